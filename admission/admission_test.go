@@ -1,0 +1,251 @@
+package admission
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestDecisionsAtOnce(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name   string
+		limits Limits
+		before []int // tokens of the requests that came before; those beyond the limits wait
+		ended  bool  // the context
+		ask    Request
+		want   error // nil: a lease
+	}{
+		{name: "no limits", ask: Request{Tokens: 1 << 60}},
+		{name: "no limits, many before", before: make([]int, 50)},
+		{name: "within concurrency", limits: Limits{MaxConcurrent: 3}, before: []int{0, 0}},
+		{name: "bucket full at the start", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 600}},
+		{name: "negative limits are none", limits: Limits{MaxConcurrent: -1, TokensPerMinute: -1}, ask: Request{Tokens: 9}},
+		{name: "negative tokens are none", limits: Limits{TokensPerMinute: 600}, before: []int{600}, ask: Request{Tokens: -5}},
+		{name: "unknown model", ask: Request{Model: "nobody"}, want: ErrUnknownModel},
+		{name: "ended context", ended: true, want: context.Canceled},
+		{name: "never fits", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 601}, want: ErrNeverFits},
+		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: ErrQueueFull},
+		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: ErrQueueFull},
+		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: ErrQueueFull},
+		{name: "more bytes than may wait", limits: Limits{MaxConcurrent: 1}, before: []int{0},
+			ask: Request{Bytes: 1<<30 + 1}, want: ErrQueueFull},
+		{name: "tokens after the deadline", limits: Limits{TokensPerMinute: 600}, before: []int{600},
+			ask: Request{Tokens: 20, Timeout: 2*time.Second - 1}, want: &RateLimited{2 * time.Second}},
+		{name: "tokens after the queue's deadline", limits: Limits{TokensPerMinute: 600, QueueTimeout: time.Second}, before: []int{600},
+			ask: Request{Tokens: 20}, want: &RateLimited{2 * time.Second}},
+		{name: "tokens after those of others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300, 100},
+			ask: Request{Tokens: 20, Timeout: 41 * time.Second}, want: &RateLimited{42 * time.Second}},
+		{name: "no tokens of its own, but behind others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300},
+			ask: Request{Timeout: 29 * time.Second}, want: &RateLimited{30 * time.Second}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := newDesk(t, tt.limits)
+				for _, tokens := range tt.before {
+					d.request(tokens)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tt.ended {
+					cancel()
+				}
+				before := d.Stats("chat")
+				got := d.ask(ctx, tt.ask)
+				if tt.want == nil {
+					d.admitted(got, 0)
+				} else {
+					d.refused(got, tt.want, 0)
+					d.stats(before) // a refused request changes nothing
+				}
+				d.Remove("chat") // ends those who wait
+			})
+		})
+	}
+}
+
+func TestConcurrencyInOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 2, QueueTimeout: time.Hour})
+		calls := make([]*call, 6)
+		for i := range calls {
+			calls[i] = d.request(0)
+		}
+		for i := range 4 {
+			d.admitted(calls[i], max(0, time.Duration(i-1))*time.Second)
+			d.admitted(calls[i+1], time.Duration(i)*time.Second)
+			d.waits(calls[i+2:]...)
+			d.stats(Stats{InFlight: 2, Queued: 4 - i, Tokens: -1})
+			time.Sleep(time.Second)
+			calls[i].release()
+			synctest.Wait()
+		}
+		d.admitted(calls[5], 4*time.Second)
+		d.stats(Stats{InFlight: 2, Tokens: -1})
+	})
+}
+
+func TestReleaseCountsOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 2})
+		first, _ := d.request(0), d.request(0)
+		first.release()
+		first.release()
+		d.stats(Stats{InFlight: 1, Tokens: -1})
+		d.admitted(d.request(0), 0)
+		last := d.request(0)
+		first.release()
+		d.waits(last)
+		time.Sleep(time.Minute)
+		d.refused(last, ErrTimeout, time.Minute)
+	})
+}
+
+func TestTokensComeInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{TokensPerMinute: 600}) // 10 a second
+		d.admitted(d.request(600), 0)
+		large, small := d.request(50), d.request(1)
+		time.Sleep(5*time.Second - 1)
+		d.waits(large, small) // the small one does not pass the large one
+		time.Sleep(1)
+		d.admitted(large, 5*time.Second)
+		d.waits(small)
+		d.stats(Stats{InFlight: 2, Queued: 1, Tokens: 0})
+		time.Sleep(time.Second)
+		d.admitted(small, 5*time.Second+100*time.Millisecond)
+		d.stats(Stats{InFlight: 3, Tokens: 9})
+		large.release()
+		d.stats(Stats{InFlight: 2, Tokens: 9}) // tokens are spent, not lent
+		time.Sleep(time.Hour)
+		d.stats(Stats{InFlight: 2, Tokens: 600}) // the bucket does not grow
+	})
+}
+
+func TestNegativeCostAddsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{TokensPerMinute: 600})
+		d.request(600)
+		d.admitted(d.request(-100), 0)
+		d.stats(Stats{InFlight: 2, Tokens: 0})
+	})
+}
+
+func TestTimeouts(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name  string
+		queue time.Duration
+		asked time.Duration
+		want  time.Duration
+	}{
+		{"default", 0, 0, time.Minute},
+		{"the queue's", 5 * time.Second, 0, 5 * time.Second},
+		{"the request's", 5 * time.Second, time.Second, time.Second},
+		{"the request's, though longer", 5 * time.Second, time.Hour, time.Hour},
+		{"negative", -1, -1, time.Minute},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := newDesk(t, Limits{MaxConcurrent: 1, QueueTimeout: tt.queue})
+				d.request(0)
+				late := d.ask(t.Context(), Request{Timeout: tt.asked, Bytes: 7})
+				d.stats(Stats{InFlight: 1, Queued: 1, QueuedBytes: 7, Tokens: -1})
+				time.Sleep(tt.want)
+				d.refused(late, ErrTimeout, tt.want)
+				d.stats(Stats{InFlight: 1, Tokens: -1})
+			})
+		})
+	}
+}
+
+// TestHeadLeaves: whoever stood behind a head that leaves goes in the same moment, if there is enough for it.
+func TestHeadLeaves(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"timeout", "abort"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := newDesk(t, Limits{TokensPerMinute: 600})
+				d.request(600)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				r := Request{Place: func() bool { return false }}
+				if how == "timeout" {
+					r.Timeout = 9 * time.Second
+				} else {
+					time.AfterFunc(9*time.Second, cancel)
+				}
+				head, next := d.ask(ctx, r), d.request(50)
+				time.Sleep(9*time.Second - 1)
+				d.waits(head, next)
+				time.Sleep(1)
+				d.refused(head, map[string]error{"timeout": ErrTimeout, "abort": context.Canceled}[how], 9*time.Second)
+				d.admitted(next, 9*time.Second)
+			})
+		})
+	}
+}
+
+func TestQueuedBytesOfAllModels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := desk{New(Config{MaxQueueBytes: 100}), t}
+		d.SetLimits("chat", Limits{MaxConcurrent: 1})
+		d.SetLimits("embed", Limits{MaxConcurrent: 1})
+		ask := func(model string, bytes int) *call {
+			return d.ask(t.Context(), Request{Model: model, Bytes: bytes})
+		}
+		d.admitted(ask("chat", 1000), 0) // does not wait, so holds nothing
+		embed := ask("embed", 0)
+		d.waits(ask("chat", 60), ask("embed", 30))
+		d.refused(ask("embed", 11), ErrQueueFull, 0)
+		d.refused(ask("chat", 11), ErrQueueFull, 0)
+		d.waits(ask("embed", 10), ask("chat", 0), ask("chat", -1))
+		d.stats(Stats{InFlight: 1, Queued: 3, QueuedBytes: 60, Tokens: -1})
+		embed.release() // the one with 30 goes
+		synctest.Wait()
+		d.waits(ask("chat", 30))
+		d.refused(ask("chat", 1), ErrQueueFull, 0)
+		time.Sleep(time.Hour) // all time out
+		if held := heldNow(d.Controller); held != 0 {
+			t.Errorf("%d bytes held, want 0", held)
+		}
+	})
+}
+
+func TestOnWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 1, MaxQueue: 1})
+		waited := 0
+		r := Request{OnWait: func() {
+			waited++
+			if d.Stats("chat").Queued != 1 { // would hang with the lock held
+				t.Error("OnWait of a request that has no place in the queue")
+			}
+		}}
+		first := d.ask(t.Context(), r)
+		d.admitted(first, 0)
+		if waited != 0 {
+			t.Error("OnWait of a request that did not wait")
+		}
+		second := d.ask(t.Context(), r)
+		d.waits(second)
+		d.refused(d.ask(t.Context(), r), ErrQueueFull, 0)
+		first.release()
+		d.admitted(second, 0)
+		if waited != 1 {
+			t.Errorf("OnWait called %d times, want 1", waited)
+		}
+	})
+}

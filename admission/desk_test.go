@@ -1,0 +1,122 @@
+package admission
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// desk is a Controller with one model, "chat", inside a synctest bubble.
+type desk struct {
+	*Controller
+	t *testing.T
+}
+
+func newDesk(t *testing.T, l Limits) desk {
+	c := New(Config{})
+	c.SetLimits("chat", l)
+	return desk{c, t}
+}
+
+// call is one Admit in a goroutine of its own.
+type call struct{ result atomic.Pointer[outcome] }
+
+// outcome is how an Admit ended.
+type outcome struct {
+	lease *Lease
+	err   error
+	// after is how long it took.
+	after time.Duration
+	ended bool
+}
+
+// get returns how the call ended; the zero outcome as long as it waits.
+func (c *call) get() outcome {
+	if o := c.result.Load(); o != nil {
+		return *o
+	}
+	return outcome{}
+}
+
+func (c *call) release() { c.get().lease.Release() }
+
+// ask starts an Admit and returns when it has ended or waits.
+func (d desk) ask(ctx context.Context, r Request) *call {
+	d.t.Helper()
+	if r.Model == "" {
+		r.Model = "chat"
+	}
+	c := &call{}
+	started := time.Now()
+	go func() {
+		lease, err := d.Admit(ctx, r)
+		c.result.Store(&outcome{lease, err, time.Since(started), true})
+	}()
+	synctest.Wait()
+	return c
+}
+
+// request is ask for when nothing but the tokens matters.
+func (d desk) request(tokens int) *call {
+	d.t.Helper()
+	return d.ask(d.t.Context(), Request{Tokens: tokens})
+}
+
+// admitted fails the test unless the call got its lease after exactly this time.
+func (d desk) admitted(c *call, after time.Duration) {
+	d.t.Helper()
+	synctest.Wait()
+	if got := c.get(); got.lease == nil || got.err != nil || got.after != after {
+		d.t.Fatalf("got %+v, want a lease after %v", got, after)
+	}
+}
+
+// refused fails the test unless the call got this error after exactly this time.
+func (d desk) refused(c *call, want error, after time.Duration) {
+	d.t.Helper()
+	synctest.Wait()
+	if got := c.get(); got.lease != nil || !sameError(got.err, want) || got.after != after {
+		d.t.Fatalf("got %+v, want %v after %v", got, want, after)
+	}
+}
+
+// waits fails the test if the call has ended.
+func (d desk) waits(calls ...*call) {
+	d.t.Helper()
+	synctest.Wait()
+	for i, c := range calls {
+		if got := c.get(); got.ended {
+			d.t.Fatalf("call %d ended: %+v, want it to wait", i, got)
+		}
+	}
+}
+
+func (d desk) stats(want Stats) {
+	d.t.Helper()
+	synctest.Wait()
+	if got := d.Stats("chat"); got != want {
+		d.t.Fatalf("Stats = %+v, want %+v", got, want)
+	}
+}
+
+func sameError(got, want error) bool {
+	a, ok := got.(*RateLimited)
+	b, both := want.(*RateLimited)
+	if ok && both {
+		return *a == *b
+	}
+	return got == want
+}
+
+// heldNow is how many bytes all queues hold.
+func heldNow(c *Controller) int64 {
+	c.held.mu.Lock()
+	defer c.held.mu.Unlock()
+	return c.held.sum
+}
