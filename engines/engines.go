@@ -1,0 +1,81 @@
+// Package engines holds the nouns of Sluice: engines, models, replicas, and the fleet they make up.
+//
+// An Engine is data: how some inference server is launched, which tasks it serves, what tells that it is ready. A Model
+// is what a client asks for by name; it names its engine and how its replicas come to be. A Replica is one running
+// server of one model. A launcher (engines/local, engines/upstream) makes replicas out of models and reports them to the
+// Fleet; everybody else reads the Fleet's immutable Snapshot and never talks to a launcher.
+package engines
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Task is what a model can be asked to do.
+type Task string
+
+// The tasks a model may have.
+const (
+	TextGeneration Task = "text-generation"
+	Embedding      Task = "embedding"
+	Rerank         Task = "rerank"
+	Transcription  Task = "transcription"
+)
+
+// Launcher names how a model's replicas come to be.
+type Launcher string
+
+// The launchers.
+const (
+	// Local replicas are processes on this host.
+	Local Launcher = "local"
+	// Upstream replicas are servers that someone else runs.
+	Upstream Launcher = "upstream"
+)
+
+// Model is what clients ask for by name.
+type Model struct {
+	Name    string
+	Aliases []string
+	// Task is empty when it is not known, as for a discovered model.
+	Task     Task
+	Launcher Launcher
+	// Discovered models were found on an upstream and are not in the file.
+	Discovered bool
+	// Desired is how many replicas there should be; 0 for upstreams, which are what they are.
+	Desired int
+}
+
+// State is where a replica is in its life.
+type State string
+
+// The states of a replica. Only a Ready one is in Envoy's endpoints and gets requests.
+const (
+	Pending  State = "pending"  // wanted, not started yet (or waiting for its back-off)
+	Starting State = "starting" // process runs, readiness probe has not passed
+	Ready    State = "ready"
+	Draining State = "draining" // gets no new requests, finishes what it has
+	Failed   State = "failed"   // ended or unhealthy; Reason says why
+	Stopped  State = "stopped"
+)
+
+// Replica is one server of one model. It is a value: a changed replica is a new value in the next Snapshot.
+type Replica struct {
+	// ID is stable over restarts: "<model>-<n>" for local replicas, host:port for upstreams.
+	ID      string
+	Model   string
+	State   State
+	Address netip.AddrPort
+	// Launcher is where the replica came from.
+	Launcher Launcher
+	// PID is the process of a local replica, 0 otherwise.
+	PID int
+	// Reason says in words why the replica is not ready, with the last log line where there is one.
+	Reason string
+	// Slots is how many requests the engine works on at once, as far as it is known; 0 means unknown.
+	Slots int
+	// Since is when the replica entered State.
+	Since time.Time
+	// Restarts counts the starts after the first.
+	Restarts int
+}

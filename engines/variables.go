@@ -1,0 +1,287 @@
+package engines
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+)
+
+// Fault is one thing that is wrong with a model's variables or with the definition of an engine's version.
+type Fault struct {
+	// Path leads to what is wrong, from the variables or the version down.
+	Path []string
+	// Reason says what is wrong and what would be right. It holds no value of type string: such a value may be a secret.
+	Reason string
+	// Known lists the names that would have been right, when the last name of Path is one that nobody knows.
+	Known []string
+}
+
+// Complete returns the variables that a replica is launched with: the schema's defaults, over them what the task implies, over
+// them the model's own.
+func (v Version) Complete(t Task, given map[string]any) map[string]any {
+	all := map[string]any{}
+	for name, property := range v.properties() {
+		if schema, ok := property.(map[string]any); ok {
+			if value, has := schema["default"]; has {
+				all[name] = value
+			}
+		}
+	}
+	maps.Copy(all, v.TaskVariables[t])
+	maps.Copy(all, given)
+	return all
+}
+
+// properties are the variables that the schema names.
+func (v Version) properties() map[string]any {
+	properties, _ := v.Schema["properties"].(map[string]any)
+	return properties
+}
+
+// CheckVariables holds a model's variables against the schema and returns every fault, in order of path. Values are as decoded
+// from YAML or JSON.
+func (v Version) CheckVariables(t Task, given map[string]any) []Fault {
+	all := v.Complete(t, given)
+	faults := checkNames(all)
+	schema, err := compile(v.Schema)
+	if err != nil {
+		return append(faults, Fault{Reason: "cannot be checked: " + err.Error()})
+	}
+	var invalid *jsonschema.ValidationError
+	switch err := schema.Validate(all); {
+	case errors.As(err, &invalid):
+		faults = append(faults, v.collect(invalid)...)
+	case err != nil:
+		faults = append(faults, Fault{Reason: err.Error()})
+	}
+	for i, fault := range faults {
+		faults[i].Reason += v.meaning(fault.Path)
+	}
+	slices.SortFunc(faults, func(a, b Fault) int {
+		return cmp.Or(slices.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
+	})
+	return faults
+}
+
+// meaning is what the schema says of the variable at the head of a path, to stand behind what is wrong with it.
+func (v Version) meaning(path []string) string {
+	if len(path) == 0 {
+		return ""
+	}
+	property, _ := v.properties()[path[0]].(map[string]any)
+	if text, ok := property["description"].(string); ok && text != "" {
+		return " (" + text + ")"
+	}
+	return ""
+}
+
+// checkNames refuses names that make no flag, which only an open schema would let through.
+func checkNames(variables map[string]any) []Fault {
+	var faults []Fault
+	for _, name := range slices.Sorted(maps.Keys(variables)) {
+		if !isVariableName(name) {
+			faults = append(faults, Fault{Path: []string{name},
+				Reason: "cannot be a variable: a name is a letter followed by letters, digits, _ and -"})
+		}
+	}
+	return faults
+}
+
+func isVariableName(name string) bool {
+	for i, c := range []byte(name) {
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		if !letter && (i == 0 || !strings.ContainsRune("0123456789_-", rune(c))) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// noLoader keeps a schema from reading files or URLs by $ref.
+type noLoader struct{}
+
+func (noLoader) Load(string) (any, error) {
+	return nil, errors.New("a $ref must point into the schema itself")
+}
+
+// compile prepares a schema of variables. nil allows everything.
+func compile(schema map[string]any) (*jsonschema.Schema, error) {
+	if schema == nil {
+		schema = map[string]any{}
+	}
+	const url = "mem:///variables"
+	c := jsonschema.NewCompiler()
+	c.UseLoader(noLoader{})
+	if err := c.AddResource(url, schema); err != nil {
+		return nil, err
+	}
+	return c.Compile(url)
+}
+
+// collect flattens a validation error into the faults of its leaves.
+func (v Version) collect(e *jsonschema.ValidationError) []Fault {
+	at := func(names ...string) []string { return slices.Concat(e.InstanceLocation, names) }
+	switch k := e.ErrorKind.(type) {
+	case *kind.AnyOf, *kind.OneOf:
+		return []Fault{{Path: at(), Reason: v.alternatives(e)}}
+	case *kind.AdditionalProperties:
+		var faults []Fault
+		for _, name := range k.Properties {
+			fault := Fault{Path: at(name), Reason: "unknown"}
+			if len(e.InstanceLocation) == 0 {
+				fault.Known = slices.Sorted(maps.Keys(v.properties()))
+			}
+			faults = append(faults, fault)
+		}
+		return faults
+	case *kind.Required:
+		var faults []Fault
+		for _, name := range k.Missing {
+			faults = append(faults, Fault{Path: at(name), Reason: "required, and missing"})
+		}
+		return faults
+	}
+	if len(e.Causes) == 0 {
+		return []Fault{{Path: at(), Reason: reason(e.ErrorKind)}}
+	}
+	var faults []Fault
+	for _, cause := range e.Causes {
+		faults = append(faults, v.collect(cause)...)
+	}
+	return faults
+}
+
+// alternatives says why none of several schemas fits.
+func (v Version) alternatives(e *jsonschema.ValidationError) string {
+	if len(e.Causes) == 0 {
+		return "fits more than one of the alternatives of its schema"
+	}
+	var reasons []string
+	for _, cause := range e.Causes {
+		for _, fault := range v.collect(cause) {
+			if !slices.Contains(reasons, fault.Reason) {
+				reasons = append(reasons, fault.Reason)
+			}
+		}
+	}
+	return strings.Join(reasons, ", or ")
+}
+
+// reason puts a fault of the schema into words.
+func reason(k jsonschema.ErrorKind) string {
+	switch k := k.(type) {
+	case *kind.Type:
+		return fmt.Sprintf("must be %s, is %s", strings.Join(k.Want, " or "), k.Got)
+	case *kind.Enum:
+		return "must be one of " + list(k.Want)
+	case *kind.Const:
+		return "must be " + list([]any{k.Want})
+	case *kind.Minimum:
+		return fmt.Sprintf("must be at least %s, is %s", number(k.Want), number(k.Got))
+	case *kind.Maximum:
+		return fmt.Sprintf("must be at most %s, is %s", number(k.Want), number(k.Got))
+	case *kind.ExclusiveMinimum:
+		return fmt.Sprintf("must be more than %s, is %s", number(k.Want), number(k.Got))
+	case *kind.ExclusiveMaximum:
+		return fmt.Sprintf("must be less than %s, is %s", number(k.Want), number(k.Got))
+	case *kind.MultipleOf:
+		return fmt.Sprintf("must be a multiple of %s, is %s", number(k.Want), number(k.Got))
+	case *kind.MinLength:
+		return fmt.Sprintf("must have at least %d characters, has %d", k.Want, k.Got)
+	case *kind.MinItems:
+		return fmt.Sprintf("must have at least %d items, has %d", k.Want, k.Got)
+	case *kind.Pattern:
+		return "must match " + k.Want
+	case *kind.FalseSchema:
+		return "not allowed"
+	}
+	if keyword := strings.Join(k.KeywordPath(), "/"); keyword != "" {
+		return "does not fit its schema (" + keyword + ")"
+	}
+	return "does not fit its schema"
+}
+
+func number(r *big.Rat) string {
+	f, _ := r.Float64()
+	return strconv.FormatFloat(f, 'g', -1, 64)
+}
+
+func list(values []any) string {
+	words := make([]string, len(values))
+	for i, value := range values {
+		words[i] = fmt.Sprint(value)
+	}
+	return strings.Join(words, ", ")
+}
+
+// Flags writes variables as command line flags, in order of name. Those named in except are left out.
+//
+// A name becomes --name with dashes for underscores. true is the flag alone; false and null are no flag at all (a flag that
+// switches something off is a variable of its own, such as no_webui). Numbers and strings follow as the next argument, the items of a
+// list joined by commas, an object as JSON. A list holds numbers and strings; a string with a comma in it cannot be told from two
+// and is an error.
+func Flags(variables map[string]any, except ...string) ([]string, error) {
+	var flags []string
+	for _, name := range slices.Sorted(maps.Keys(variables)) {
+		value := variables[name]
+		if value == nil || value == false || slices.Contains(except, name) {
+			continue
+		}
+		flags = append(flags, "--"+strings.ReplaceAll(name, "_", "-"))
+		if value == true {
+			continue
+		}
+		text, err := argument(value)
+		if err != nil {
+			return nil, fmt.Errorf("variables.%s: %w", name, err)
+		}
+		flags = append(flags, text)
+	}
+	return flags, nil
+}
+
+func argument(value any) (string, error) {
+	switch v := value.(type) {
+	case string:
+		return v, nil
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), nil
+	case int, int64, uint64:
+		return fmt.Sprint(v), nil
+	case map[string]any:
+		text, err := json.Marshal(v)
+		return string(text), err
+	case []any:
+		return joined(v)
+	}
+	return "", fmt.Errorf("a value of type %T makes no argument", value)
+}
+
+func joined(items []any) (string, error) {
+	words := make([]string, len(items))
+	for i, item := range items {
+		switch item.(type) {
+		case string, float64, int, int64, uint64:
+		default:
+			return "", errors.New("a list may hold numbers and strings only")
+		}
+		word, err := argument(item)
+		if err != nil {
+			return "", err
+		}
+		if strings.Contains(word, ",") {
+			return "", errors.New("an item of a list must not hold a comma")
+		}
+		words[i] = word
+	}
+	return strings.Join(words, ","), nil
+}
