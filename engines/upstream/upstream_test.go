@@ -1,0 +1,224 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// engine is a server whose list of models, status and path can be changed.
+type engine struct {
+	*httptest.Server
+	models atomic.Pointer[[]string]
+	status atomic.Int64
+	path   string
+}
+
+func newEngine(t *testing.T, path string, models ...string) *engine {
+	e := &engine{path: path}
+	e.models.Store(&models)
+	e.status.Store(http.StatusOK)
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != e.path {
+			http.NotFound(w, r)
+			return
+		}
+		w.WriteHeader(int(e.status.Load()))
+		type card struct {
+			ID string `json:"id"`
+		}
+		list := []card{}
+		for _, m := range *e.models.Load() {
+			list = append(list, card{m})
+		}
+		json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": list})
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engine) id() string { return strings.TrimPrefix(e.URL, "http://") }
+
+func launcher(t *testing.T, d Desired) (*Launcher, *engines.Fleet) {
+	t.Helper()
+	fleet := engines.NewFleet()
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second})
+	t.Cleanup(l.Client.CloseIdleConnections)
+	l.Set(d)
+	return l, fleet
+}
+
+// state is the fleet in short: model → replica → state.
+func state(f *engines.Fleet) map[string]map[string]engines.State {
+	got := map[string]map[string]engines.State{}
+	for name, m := range f.Snapshot().Models {
+		got[name] = map[string]engines.State{}
+		for _, r := range m.Replicas {
+			got[name][r.ID] = r.State
+		}
+	}
+	return got
+}
+
+func want(t *testing.T, f *engines.Fleet, w map[string]map[string]engines.State) {
+	t.Helper()
+	if d := cmp.Diff(w, state(f)); d != "" {
+		t.Fatalf("fleet (-want +got):\n%s", d)
+	}
+}
+
+type states = map[string]engines.State
+
+func TestModelsAppearAndGo(t *testing.T) {
+	a := newEngine(t, "/v1/models", "chat", "embed")
+	b := newEngine(t, "/models", "chat")
+	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL + "/v1"}})
+	want(t, fleet, map[string]states{}) // nothing is known before the first look
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{
+		"chat":  {a.id(): engines.Ready, b.id(): engines.Ready},
+		"embed": {a.id(): engines.Ready},
+	})
+	a.models.Store(&[]string{"embed"})
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{"chat": {b.id(): engines.Ready}, "embed": {a.id(): engines.Ready}})
+	l.Set(Desired{Discover: []string{a.URL}})
+	want(t, fleet, map[string]states{"embed": {a.id(): engines.Ready}})
+}
+
+func TestNamedModels(t *testing.T) {
+	a, b := newEngine(t, "/v1/models", "x"), newEngine(t, "/v1/models", "remote")
+	l, fleet := launcher(t, Desired{
+		Models:   []Model{{Model: engines.Model{Name: "remote", Launcher: engines.Upstream}, URLs: []string{a.URL}}},
+		Discover: []string{b.URL},
+	})
+	want(t, fleet, map[string]states{"remote": {a.id(): engines.Starting}})
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{"remote": {a.id(): engines.Ready, b.id(): engines.Ready}})
+}
+
+func TestHealth(t *testing.T) {
+	a, b := newEngine(t, "/v1/models", "chat"), newEngine(t, "/v1/models", "chat", "only-b")
+	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL}})
+	l.Once(t.Context())
+
+	a.status.Store(http.StatusServiceUnavailable)
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{
+		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
+	a.status.Store(http.StatusOK)
+	l.Once(t.Context())
+
+	l.Failed(a.id(), "answered 500")
+	want(t, fleet, map[string]states{
+		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
+	l.Once(t.Context())
+	l.Failed(b.id(), "answered 500") // the last one of only-b
+	want(t, fleet, map[string]states{
+		"chat": {a.id(): engines.Ready, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
+
+	b.Close()
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{
+		"chat": {a.id(): engines.Ready, b.id(): engines.Failed}, "only-b": {b.id(): engines.Failed}})
+	if r := fleet.Snapshot().Models["only-b"].Replicas[0]; !strings.Contains(r.Reason, "refused") {
+		t.Errorf("reason %q does not tell what happened", r.Reason)
+	}
+}
+
+func TestRunLooksAgain(t *testing.T) {
+	a := newEngine(t, "/v1/models", "chat")
+	fleet := engines.NewFleet()
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Every: 5 * time.Millisecond})
+	l.Set(Desired{Discover: []string{a.URL}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- l.Run(ctx) }()
+	await(t, fleet, func() bool { return len(state(fleet)["chat"]) == 1 })
+	a.models.Store(&[]string{"other"})
+	await(t, fleet, func() bool { return state(fleet)["other"] != nil && state(fleet)["chat"] == nil })
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func await(t *testing.T, f *engines.Fleet, ok func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		_, changed := f.Watch()
+		if ok() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("the fleet stayed at %v", state(f))
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		name, body string
+		want       []string
+		bad        bool
+	}{
+		{"openai", `{"object":"list","data":[{"id":"b"},{"id":"a"},{"id":"a"}]}`, []string{"a", "b"}, false},
+		{"bare array", `[{"id":"a"}]`, []string{"a"}, false},
+		{"models by name", `{"models":[{"name":"a"}]}`, []string{"a"}, false},
+		{"none", `{"data":[]}`, []string{}, false},
+		{"nameless", `{"data":[{"id":""},{}]}`, []string{}, false},
+		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", maxName+1) + `"}]}`, []string{}, false},
+		{"not JSON", `<html>`, nil, true},
+		{"empty", ``, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := parse(strings.NewReader(c.body))
+			if (err != nil) != c.bad || !cmp.Equal(got, c.want) {
+				t.Errorf("got %v, %v; want %v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestAListWithoutEndIsCut(t *testing.T) {
+	endless := io.MultiReader(strings.NewReader(`{"data":[`), zeros{})
+	if _, err := parse(io.LimitReader(endless, maxList)); err == nil {
+		t.Error("accepted")
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}
+
+func TestHostport(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://10.0.0.5:8000":     "10.0.0.5:8000",
+		"http://gpu-7/v1":          "gpu-7:80",
+		"http://[::1]:8000/":       "[::1]:8000",
+		"http://gpu.internal:8080": "gpu.internal:8080",
+	} {
+		if got := hostport(url); got != want {
+			t.Errorf("%s: got %s, want %s", url, got, want)
+		}
+	}
+}
