@@ -1,0 +1,71 @@
+// Package headers is the one list of the header names and cluster names through which Sluice and its Envoy understand
+// each other. The filter that decides (extproc) writes them, the routes that Envoy is given (xds) match them, the bootstrap
+// (envoy) defines the two clusters that lead back to Sluice.
+package headers
+
+import "strings"
+
+// Headers that only Sluice may set. Envoy removes them from every client's request.
+const (
+	// Cluster names the Envoy cluster of the chosen model. Inference routes match nothing without it.
+	Cluster = "x-sluice-cluster"
+	// Endpoint is the ordered list of replicas, ip:port,ip:port, that Envoy's override_host policy follows.
+	Endpoint = "x-gateway-destination-endpoint"
+	// Stream is "1" on requests that ask for a streamed response.
+	Stream = "x-sluice-stream"
+	// ClientTimeout is "1" when it is the client's own timeout that bounds the response.
+	ClientTimeout = "x-sluice-client-timeout"
+	// Tenant is who calls, for Sluice's own handlers behind ext_authz.
+	Tenant = "x-sluice-tenant"
+	// Ticket stands for a decision that was already taken.
+	Ticket = "x-sluice-ticket"
+)
+
+// Headers on responses.
+const (
+	// Source says which side answered: SourceGateway or SourceEngine.
+	Source = "x-sluice-source"
+	// Replica is the id of the replica that answered.
+	Replica = "x-sluice-replica"
+	// RequestID is Envoy's own id of a request. It is never an identity: clients cannot choose it.
+	RequestID = "x-request-id"
+)
+
+// Values of the Source header.
+const (
+	SourceGateway = "gateway"
+	SourceEngine  = "engine"
+)
+
+// Request options of clients.
+const (
+	// IdempotencyKey is the same as the body field request_id.
+	IdempotencyKey = "idempotency-key"
+	// Timeout is the same as the body field timeout_ms.
+	Timeout = "x-sluice-timeout-ms"
+)
+
+// Clusters.
+const (
+	// ControlCluster is Sluice's gRPC listener: ext_proc, ext_authz, xDS, access log.
+	ControlCluster = "sluice_control"
+	// APICluster is Sluice's HTTP listener for what it answers itself on Envoy's listener.
+	APICluster = "sluice_api"
+	// UndecidedCluster exists nowhere: a request that no decision was taken for is routed to it and so becomes a 503.
+	UndecidedCluster = "sluice_undecided"
+)
+
+// Internal lists the headers that are removed from clients' requests.
+func Internal() []string {
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket}
+}
+
+const modelPrefix = "model/"
+
+// ModelCluster is the name of a model's Envoy cluster.
+func ModelCluster(model string) string { return modelPrefix + model }
+
+// ClusterModel is the model that an Envoy cluster belongs to; false for clusters that belong to none.
+func ClusterModel(cluster string) (model string, ok bool) {
+	return strings.CutPrefix(cluster, modelPrefix)
+}
