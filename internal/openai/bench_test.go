@@ -1,0 +1,151 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// chatOf makes a chat body of about size bytes: a system prompt and turns of prose, as an SDK writes it.
+func chatOf(size int, prose string) []byte {
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	messages := []message{{"system", "You are a terse assistant. Answer in one paragraph.\nNever guess."}}
+	turn := strings.Repeat(prose, max(1, min(size, 16<<10)/4/len(prose)))
+	for used := 0; used < size; used += len(turn) {
+		role := "user"
+		if len(messages)%2 == 0 {
+			role = "assistant"
+		}
+		messages = append(messages, message{role, turn})
+	}
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(map[string]any{"model": "llama-3.1-8b", "messages": messages, "stream": true, "max_tokens": 256,
+		"temperature": 0.7, "stream_options": map[string]any{"include_usage": true}}); err != nil {
+		panic(err)
+	}
+	return []byte(b.String())
+}
+
+const (
+	prose   = "The quick brown fox said \"jump\" and the lazy dog did not; it slept on, as lazy dogs will.\n"
+	cjk     = "快速的棕色狐狸跳过了懒狗,而懒狗继续睡觉。"
+	polish  = "Zażółć gęślą jaźń, powiedział szybki brązowy lis i skoczył. "
+	plainly = "The quick brown fox jumps over the lazy dog and it sleeps on, as lazy dogs will. "
+)
+
+type body struct {
+	name string
+	data []byte
+}
+
+func bodies() []body {
+	return []body{
+		{"chat-1KB", chatOf(900, prose)},
+		{"chat-32KB", chatOf(32<<10, prose)},
+		{"chat-1MB", chatOf(1<<20, prose)},
+		{"plain-1MB", chatOf(1<<20, plainly)},
+		{"polish-1MB", chatOf(1<<20, polish)},
+		{"chinese-1MB", chatOf(1<<20, cjk)},
+		{"image-1MB", []byte(`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"what is it?"},` +
+			`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("iVBORw0KGgoAAAANSUhEUg+/", 43690) + `"}}]}]}`)},
+		{"tokens-1MB", []byte(`{"model":"m","input":[` + strings.Repeat("128000, 17, 4093, ", 58254) + `0]}`)},
+	}
+}
+
+func BenchmarkScan(b *testing.B) {
+	for _, body := range bodies() {
+		b.Run(body.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body.data)))
+			for b.Loop() {
+				if _, fault := Scan(Chat, "application/json", body.data); fault != nil {
+					b.Fatal(fault)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkScanAndKey(b *testing.B) {
+	for _, body := range bodies() {
+		b.Run(body.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body.data)))
+			for b.Loop() {
+				r, fault := Scan(Chat, "application/json", body.data)
+				if fault != nil {
+					b.Fatal(fault)
+				}
+				r.CacheKey(body.data, 2)
+			}
+		})
+	}
+}
+
+// BenchmarkUnmarshal is the same by encoding/json: what a gateway needs, and no check of duplicates.
+func BenchmarkUnmarshal(b *testing.B) {
+	for _, body := range bodies() {
+		b.Run(body.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body.data)))
+			for b.Loop() {
+				var r struct {
+					Model         string
+					Stream        bool
+					MaxTokens     int `json:"max_tokens"`
+					StreamOptions struct {
+						IncludeUsage bool `json:"include_usage"`
+					} `json:"stream_options"`
+					Messages []struct {
+						Role    string
+						Content json.RawMessage
+					}
+				}
+				if err := json.Unmarshal(body.data, &r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkValid(b *testing.B) {
+	for _, body := range bodies() {
+		b.Run(body.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body.data)))
+			for b.Loop() {
+				if !json.Valid(body.data) {
+					b.Fatal("invalid")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkScanForm(b *testing.B) {
+	for _, size := range []int{64 << 10, 8 << 20} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			audio := make([]byte, size)
+			rand.NewChaCha8([32]byte{}).Read(audio)
+			const line = "--3f6a0d9c4b7e4f0f9f6f1f5f2b1c7a8e"
+			data := []byte(line + "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n" + line + "\r\n" +
+				"Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav\r\n\r\n" +
+				string(audio) + "\r\n" + line + "--\r\n")
+			b.ReportAllocs()
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				if _, fault := Scan(Transcriptions, "multipart/form-data; boundary="+line[2:], data); fault != nil {
+					b.Fatal(fault)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,98 @@
+package openai
+
+import "strings"
+
+// Endpoint is an inference endpoint of the API.
+type Endpoint uint8
+
+// The endpoints, and the paths they are served at.
+const (
+	Chat           Endpoint = iota // /v1/chat/completions
+	Completions                    // /v1/completions
+	Responses                      // /v1/responses
+	Embeddings                     // /v1/embeddings
+	Rerank                         // /v1/rerank
+	Score                          // /v1/score
+	Transcriptions                 // /v1/audio/transcriptions
+	Translations                   // /v1/audio/translations
+)
+
+// EndpointOf finds the endpoint of a request's path. A query string is ignored; apart from it the path must be exact.
+func EndpointOf(path string) (Endpoint, bool) {
+	path, _, _ = strings.Cut(path, "?")
+	switch path {
+	case "/v1/chat/completions":
+		return Chat, true
+	case "/v1/completions":
+		return Completions, true
+	case "/v1/responses":
+		return Responses, true
+	case "/v1/embeddings":
+		return Embeddings, true
+	case "/v1/rerank":
+		return Rerank, true
+	case "/v1/score":
+		return Score, true
+	case "/v1/audio/transcriptions":
+		return Transcriptions, true
+	case "/v1/audio/translations":
+		return Translations, true
+	}
+	return 0, false
+}
+
+// String is the endpoint's short name, as in a log line or a metric's label.
+func (e Endpoint) String() string {
+	switch e {
+	case Chat:
+		return "chat"
+	case Completions:
+		return "completions"
+	case Responses:
+		return "responses"
+	case Embeddings:
+		return "embeddings"
+	case Rerank:
+		return "rerank"
+	case Score:
+		return "score"
+	case Transcriptions:
+		return "transcriptions"
+	case Translations:
+		return "translations"
+	}
+	return "unknown"
+}
+
+// form says that the endpoint takes a form, because a file comes with the request; all others take JSON.
+func (e Endpoint) form() bool { return e == Transcriptions || e == Translations }
+
+// generates says that the endpoint makes text, so that the options which bound it apply.
+func (e Endpoint) generates() bool { return e == Chat || e == Completions || e == Responses }
+
+// CheckEncoding refuses a request whose body is encoded (gzip and the like): what cannot be read cannot be routed, and a
+// small body may unpack to a huge one. An empty value and "identity" are fine. The fault has status 415.
+func CheckEncoding(contentEncoding string) *Error {
+	e := strings.Trim(contentEncoding, " \t")
+	if e == "" || strings.EqualFold(e, "identity") {
+		return nil
+	}
+	return unsupported("The request body must not be encoded: send it without Content-Encoding.")
+}
+
+// checkContentType holds the media type against the one that the endpoint takes. Parameters are allowed.
+func checkContentType(e Endpoint, contentType string) *Error {
+	want := "application/json"
+	if e.form() {
+		want = "multipart/form-data"
+	}
+	media, _, _ := strings.Cut(contentType, ";")
+	if media == want || strings.EqualFold(strings.Trim(media, " \t"), want) {
+		return nil
+	}
+	return unsupported("The Content-Type of this request must be " + want + ".")
+}
+
+func unsupported(message string) *Error {
+	return &Error{Code: CodeInvalidRequest, Status: 415, Message: message}
+}

@@ -1,0 +1,96 @@
+package openai
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestErrorStatus(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		code      Code
+		status    int
+		kind      string
+		retryable bool
+	}{
+		{CodeInvalidRequest, 400, "invalid_request_error", false},
+		{CodeInvalidAPIKey, 401, "authentication_error", false},
+		{CodeForbiddenModel, 403, "permission_error", false},
+		{CodeModelNotFound, 404, "invalid_request_error", false},
+		{CodeRequestTimeout, 408, "invalid_request_error", true},
+		{CodeRequestIDConflict, 409, "invalid_request_error", false},
+		{CodeRequestTooLarge, 413, "invalid_request_error", false},
+		{CodeRateLimited, 429, "rate_limit_error", true},
+		{CodeQueueFull, 429, "rate_limit_error", true},
+		{CodeUpstreamError, 502, "server_error", true},
+		{CodeUpstreamTruncated, 502, "server_error", true},
+		{CodeQueueTimeout, 503, "server_error", true},
+		{CodeNoReplica, 503, "server_error", true},
+		{CodeColdStartTimeout, 503, "server_error", true},
+		{CodeGatewayUnavailable, 503, "server_error", true},
+		{CodeUpstreamTimeout, 504, "server_error", true},
+		{Code("new"), 500, "server_error", false},
+	} {
+		e := Errorf(c.code, "why")
+		if e.HTTPStatus() != c.status || e.Type() != c.kind || e.Retryable() != c.retryable {
+			t.Errorf("%s: %d, %s, retryable %v; want %d, %s, %v", c.code, e.HTTPStatus(), e.Type(), e.Retryable(),
+				c.status, c.kind, c.retryable)
+		}
+		if (e.RetryAfterSeconds() != "") != c.retryable {
+			t.Errorf("%s: Retry-After %q", c.code, e.RetryAfterSeconds())
+		}
+	}
+	if e := (&Error{Code: CodeInvalidRequest, Status: 415}); e.HTTPStatus() != 415 {
+		t.Errorf("a status of its own does not win: %d", e.HTTPStatus())
+	}
+}
+
+func TestErrorRetryAfter(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]string{
+		0: "1", time.Millisecond: "1", time.Second: "1", time.Second + 1: "2", 90 * time.Second: "90", -time.Second: "1",
+	} {
+		if got := (&Error{Code: CodeRateLimited, RetryAfter: after}).RetryAfterSeconds(); got != want {
+			t.Errorf("after %v: Retry-After %q; want %q", after, got, want)
+		}
+	}
+}
+
+func TestErrorBody(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  *Error
+		want string
+	}{
+		{Errorf(CodeModelNotFound, "no %s", `"x"`),
+			`{"error":{"message":"no \"x\"","type":"invalid_request_error","code":"model_not_found","param":null}}`},
+		{&Error{Code: CodeInvalidRequest, Message: "model is missing.", Param: "model"},
+			`{"error":{"message":"model is missing.","type":"invalid_request_error","code":"invalid_request","param":"model"}}`},
+	} {
+		if diff := cmp.Diff(c.want, string(c.err.Body())); diff != "" {
+			t.Error(diff)
+		}
+	}
+	var target *Error
+	if err := error(Errorf(CodeQueueFull, "full")); !errors.As(err, &target) || err.Error() != "queue_full: full" {
+		t.Errorf("as an error: %v", err)
+	}
+}
+
+func TestModelList(t *testing.T) {
+	t.Parallel()
+	created := time.Unix(1700000000, 5)
+	for want, list := range map[string]ModelList{
+		`{"object":"list","data":[]}`: NewModelList(),
+		`{"object":"list","data":[{"id":"m","object":"model","created":1700000000,"owned_by":"sluice"}]}`: NewModelList(
+			NewModelCard("m", "sluice", created)),
+	} {
+		if got, err := json.Marshal(list); err != nil || string(got) != want {
+			t.Errorf("%s, %v; want %s", got, err, want)
+		}
+	}
+}

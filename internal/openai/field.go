@@ -1,0 +1,133 @@
+package openai
+
+// field is a field of a request that means something here.
+type field uint8
+
+const (
+	fieldOther field = iota
+	fieldModel
+	fieldStream
+	fieldStreamOptions
+	fieldIncludeUsage // of stream_options
+	fieldStreamUsage  // of forms
+	fieldMaxTokens
+	fieldMaxCompletionTokens
+	fieldMaxOutputTokens
+	fieldChoices
+	fieldMessages
+	fieldInput
+	fieldInstructions
+	fieldPrompt // of forms
+	fieldRequestID
+	fieldTimeout
+	fieldMaxDuration
+)
+
+// own says that the field is an option of Sluice's, which engines do not see.
+func (f field) own() bool { return f >= fieldRequestID }
+
+// commonField knows the fields that all endpoints have, in JSON and in forms.
+func commonField(name []byte) field {
+	switch string(name) {
+	case "model":
+		return fieldModel
+	case "stream":
+		return fieldStream
+	case "request_id":
+		return fieldRequestID
+	case "timeout_ms":
+		return fieldTimeout
+	case "max_duration_ms":
+		return fieldMaxDuration
+	}
+	return fieldOther
+}
+
+// jsonField knows the fields of a JSON body.
+func jsonField(e Endpoint, name []byte) field {
+	if f := commonField(name); f != fieldOther || !e.generates() {
+		return f
+	}
+	switch string(name) {
+	case "stream_options":
+		return fieldStreamOptions
+	case "max_tokens":
+		return fieldMaxTokens
+	case "max_completion_tokens":
+		return fieldMaxCompletionTokens
+	case "max_output_tokens":
+		return fieldMaxOutputTokens
+	case "n":
+		return fieldChoices
+	case "messages":
+		return only(fieldMessages, e == Chat)
+	case "input":
+		return only(fieldInput, e == Responses)
+	case "instructions":
+		return only(fieldInstructions, e == Responses)
+	}
+	return fieldOther
+}
+
+// partField knows the fields of a form.
+func partField(name []byte) field {
+	switch string(name) {
+	case "stream_include_usage":
+		return fieldStreamUsage
+	case "prompt":
+		return fieldPrompt
+	}
+	return commonField(name)
+}
+
+func only(f field, applies bool) field {
+	if applies {
+		return f
+	}
+	return fieldOther
+}
+
+// String is the name that errors give the field.
+func (f field) String() string {
+	switch f {
+	case fieldModel:
+		return "model"
+	case fieldStream:
+		return "stream"
+	case fieldStreamOptions:
+		return "stream_options"
+	case fieldIncludeUsage:
+		return "stream_options.include_usage"
+	case fieldStreamUsage:
+		return "stream_include_usage"
+	case fieldMaxTokens:
+		return "max_tokens"
+	case fieldMaxCompletionTokens:
+		return "max_completion_tokens"
+	case fieldMaxOutputTokens:
+		return "max_output_tokens"
+	case fieldChoices:
+		return "n"
+	case fieldMessages:
+		return "messages"
+	case fieldInput:
+		return "input"
+	case fieldInstructions:
+		return "instructions"
+	case fieldPrompt:
+		return "prompt"
+	case fieldRequestID:
+		return "request_id"
+	case fieldTimeout:
+		return "timeout_ms"
+	case fieldMaxDuration:
+		return "max_duration_ms"
+	}
+	return ""
+}
+
+// invalid is the fault of a field's value.
+func (f field) invalid(what string) *Error {
+	name := f.String()
+	return &Error{Code: CodeInvalidRequest, Param: name, Message: name + " " + what + "."}
+}

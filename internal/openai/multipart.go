@@ -1,0 +1,201 @@
+package openai
+
+import (
+	"bytes"
+	"mime"
+	"strings"
+)
+
+// Bounds of a form.
+const (
+	maxParts      = 256
+	maxPartHeader = 16 << 10 // bytes
+	maxBoundary   = 70       // RFC 2046, 5.1.1
+)
+
+// formScanner reads a form (multipart/form-data, RFC 7578). It goes from boundary to boundary and never touches what is
+// inside the file.
+//
+// It takes only what readers agree on: no preamble or epilogue, the boundary nowhere but in delimiters, header lines ended
+// by CRLF and not folded, one plain name for each part, no transfer encoding. Clients send nothing else.
+type formScanner struct {
+	body  []byte
+	dash  []byte // "--" and the boundary
+	req   Request
+	seen  uint32 // bit set of fields
+	fault *Error
+}
+
+// scanForm reads the body of an audio request.
+func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
+	boundary, fault := boundaryOf(contentType)
+	if fault != nil {
+		return Request{}, fault
+	}
+	f := formScanner{body: body, dash: []byte("--" + boundary)}
+	f.req.Endpoint, f.req.Size = e, len(body)
+	f.parts()
+	if f.fault == nil && f.req.Model == "" {
+		f.fault = fieldModel.invalid("is missing")
+	}
+	if f.fault != nil {
+		return Request{}, f.fault
+	}
+	return f.req, nil
+}
+
+// boundaryOf reads the boundary out of a Content-Type. An encoded one (boundary*=…) is refused: readers differ.
+func boundaryOf(contentType string) (string, *Error) {
+	_, params, err := mime.ParseMediaType(contentType)
+	boundary := params["boundary"]
+	if err != nil || boundary == "" || strings.Contains(strings.ToLower(contentType), "boundary*") {
+		return "", Errorf(CodeInvalidRequest, "The Content-Type must name the boundary of the form.")
+	}
+	if len(boundary) > maxBoundary || strings.HasSuffix(boundary, " ") || strings.ContainsFunc(boundary, notInBoundary) {
+		return "", Errorf(CodeInvalidRequest, "The boundary in the Content-Type is not a valid one.")
+	}
+	return boundary, nil
+}
+
+func notInBoundary(r rune) bool {
+	return (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z') && !strings.ContainsRune("'()+_,-./:=? ", r)
+}
+
+// parts reads the form part by part.
+func (f *formScanner) parts() {
+	if len(f.body) == 0 {
+		f.fail("is empty", 0)
+		return
+	}
+	if !bytes.HasPrefix(f.body, f.dash) {
+		f.fail("does not begin with its boundary", 0)
+		return
+	}
+	start := 0
+	for n := 0; f.fault == nil; n++ {
+		i := start + len(f.dash)
+		rest := f.body[i:]
+		if bytes.HasPrefix(rest, []byte("--")) {
+			if end := rest[2:]; len(end) > 0 && string(end) != "\r\n" {
+				f.fail("goes on behind its last boundary", i+2)
+			}
+			return
+		}
+		if n == maxParts {
+			f.fault = Errorf(CodeInvalidRequest, "The form has more than %d parts.", maxParts)
+			return
+		}
+		start = f.part(start, i)
+	}
+}
+
+// part reads the part whose delimiter begins at start and ends at i, and returns where the next delimiter begins.
+func (f *formScanner) part(start, i int) (next int) {
+	if !bytes.HasPrefix(f.body[i:], []byte("\r\n")) {
+		return f.fail("has a bad boundary line", i)
+	}
+	i += 2
+	window := f.body[i:min(len(f.body), i+maxPartHeader)]
+	length := bytes.Index(window, []byte("\r\n\r\n"))
+	if length < 0 {
+		return f.fail("has a part whose header does not end", i)
+	}
+	name, isFile, what := partName(window[:length])
+	if what != "" {
+		return f.fail(what, i)
+	}
+	i += length + 4
+	content := f.body[i:]
+	length = bytes.Index(content, f.dash)
+	if length < 0 {
+		return f.fail("ends without its last boundary", len(f.body))
+	}
+	if next = i + length; length < 2 || string(content[length-2:length]) != "\r\n" {
+		return f.fail("has its boundary inside of a part", next)
+	}
+	id := partField(name)
+	f.field(id, content[:length-2], isFile)
+	if id == fieldModel {
+		f.req.name = cut{i, next - 2}
+	}
+	if id.own() {
+		f.req.remove(start, next)
+	}
+	return next
+}
+
+// field reads the value of a part.
+func (f *formScanner) field(id field, value []byte, isFile bool) {
+	if id == fieldOther {
+		return
+	}
+	bit := uint32(1) << id
+	switch {
+	case f.seen&bit != 0:
+		f.fault = id.invalid("is there twice")
+		return
+	case isFile:
+		f.fault = id.invalid("must not be a file")
+		return
+	}
+	f.seen |= bit
+	switch r := &f.req; id {
+	case fieldModel:
+		r.Model = f.name(id, value, maxModel)
+	case fieldRequestID:
+		r.RequestID = f.name(id, value, maxRequestID)
+	case fieldStream:
+		r.Stream = f.boolean(id, value)
+	case fieldStreamUsage:
+		r.IncludeUsage = f.boolean(id, value)
+	case fieldTimeout:
+		r.Timeout = millis(f.integer(id, value, maxMillis))
+	case fieldMaxDuration:
+		r.MaxDuration = millis(f.integer(id, value, maxMillis))
+	case fieldPrompt:
+		r.prompt = len(value)
+	}
+}
+
+func (f *formScanner) name(id field, value []byte, limit int) string {
+	if what := checkName(value, limit); what != "" {
+		f.fault = id.invalid(what)
+		return ""
+	}
+	return string(value)
+}
+
+func (f *formScanner) boolean(id field, value []byte) bool {
+	switch string(value) {
+	case "true", "True", "1":
+		return true
+	case "false", "False", "0":
+		return false
+	}
+	f.fault = id.invalid("must be true or false")
+	return false
+}
+
+func (f *formScanner) integer(id field, value []byte, limit int64) int64 {
+	for _, c := range value {
+		if c < '0' || c > '9' {
+			value = nil
+			break
+		}
+	}
+	if len(value) == 0 {
+		f.fault = id.invalid("must be an integer of 0 or more")
+		return 0
+	}
+	n, ok := decimal(value, limit)
+	if !ok {
+		f.fault = id.invalid("is too large")
+	}
+	return n
+}
+
+// fail records a fault of the form itself.
+func (f *formScanner) fail(what string, i int) int {
+	f.fault = Errorf(CodeInvalidRequest, "The form %s, at byte %d.", what, i)
+	return 0
+}

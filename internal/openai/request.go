@@ -1,0 +1,162 @@
+package openai
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+	"unicode/utf8"
+)
+
+// Request is what routing needs to know of a request. It does not hold the body: only copies of the short texts below,
+// and 12 bytes for each message that a cache key may take in. It may be copied.
+type Request struct {
+	Endpoint Endpoint
+	// Model is the model asked for; never empty, at most 256 bytes, without control characters.
+	Model string
+	// Stream asks for the answer as server-sent events.
+	Stream bool
+	// IncludeUsage says that the client wants the event with the token usage at the end of a stream
+	// (stream_options.include_usage; stream_include_usage for audio).
+	IncludeUsage bool
+	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens, max_completion_tokens and
+	// max_output_tokens. 0: no bound given.
+	MaxTokens int
+	// Choices is how many answers are generated (n). 0: not given, which means 1.
+	Choices int
+	// RequestID is the client's own name for the request (request_id): at most 256 bytes without control characters.
+	// Empty: none.
+	RequestID string
+	// Timeout bounds the whole request (timeout_ms), at most 24 h. 0: none.
+	Timeout time.Duration
+	// MaxDuration bounds the stream (max_duration_ms), at most 24 h. 0: none.
+	MaxDuration time.Duration
+	// Size of the body in bytes.
+	Size int
+
+	name   cut    // where the model's name stands: a JSON string with its quotes, or the content of a form's part
+	prompt int    // see PromptBytes
+	turns  []turn // what a cache key may be made of, in the body's order
+	cuts   [3]cut // what Strip removes, in the body's order: one for each option of ours
+	ncuts  int
+}
+
+// cut is a range of the body.
+type cut struct{ start, end int }
+
+// Bounds of what is read.
+const (
+	maxSize      = 1 << 30 // offsets are kept in 32 bits
+	maxDepth     = 256     // nested arrays and objects
+	maxFields    = 256     // at the top level of a JSON body: each is compared with all before it
+	maxModel     = 256     // bytes
+	maxRequestID = 256     // bytes
+	maxCount     = 1<<31 - 1
+	maxMillis    = int64(24 * time.Hour / time.Millisecond)
+)
+
+// Scan reads the body of a request to e in one pass. The whole body is validated, also what is not of interest here, so
+// that the engine cannot understand it differently. The body is not kept and not changed; [Request.CacheKey] and
+// [Request.Strip] want it again.
+//
+// The fault is CodeInvalidRequest with status 400, or 415 for a Content-Type that the endpoint does not take, or
+// CodeRequestTooLarge for a body over 1 GiB.
+func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
+	if fault := checkContentType(e, contentType); fault != nil {
+		return Request{}, fault
+	}
+	if len(body) > maxSize {
+		return Request{}, Errorf(CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.",
+			len(body), maxSize)
+	}
+	if e.form() {
+		return scanForm(e, contentType, body)
+	}
+	return scanJSON(e, body)
+}
+
+// PromptBytes is how many bytes of the body may be text for the model: the base of an estimate of its tokens. Parts of
+// messages that are not text (images, audio, files) do not count, nor does the file of an audio request.
+func (r *Request) PromptBytes() int { return r.prompt }
+
+// Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from the body that was
+// scanned. The body itself is not changed. Everything else stays byte for byte, but for the comma and the white space that
+// parted the option from its neighbour. Without such options it returns the very body, and false.
+func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
+	r.mustBe(body)
+	if r.ncuts == 0 {
+		return body, false
+	}
+	size := len(body)
+	for _, c := range r.cuts[:r.ncuts] {
+		size -= c.end - c.start
+	}
+	stripped = make([]byte, 0, size)
+	from := 0
+	for _, c := range r.cuts[:r.ncuts] {
+		stripped = append(stripped, body[from:c.start]...)
+		from = c.end
+	}
+	return append(stripped, body[from:]...), true
+}
+
+// Rewrite is Strip, and puts the name of another model in the place of the one that was asked for, because the engine knows the
+// model by its name and not by an alias. A model that is the one asked for changes nothing.
+func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed bool) {
+	if model == r.Model {
+		return r.Strip(body)
+	}
+	r.mustBe(body)
+	name := []byte(model)
+	if !r.Endpoint.form() {
+		name, _ = json.Marshal(model) // a string always marshals
+	}
+	rewritten = make([]byte, 0, len(body)+len(name))
+	from := 0
+	edits := slices.Clone(r.cuts[:r.ncuts])
+	edits = append(edits, r.name)
+	slices.SortFunc(edits, func(a, b cut) int { return a.start - b.start })
+	for _, e := range edits {
+		rewritten = append(rewritten, body[from:e.start]...)
+		if e == r.name {
+			rewritten = append(rewritten, name...)
+		}
+		from = e.end
+	}
+	return append(rewritten, body[from:]...), true
+}
+
+// mustBe stops a caller who passes another body than the one that was scanned: the spans would point to anything.
+func (r *Request) mustBe(body []byte) {
+	if len(body) != r.Size {
+		panic("openai: this is not the body that was scanned")
+	}
+}
+
+// remove notes a range for Strip. Options appear once, so there is always room.
+func (r *Request) remove(start, end int) {
+	if r.ncuts < len(r.cuts) {
+		r.cuts[r.ncuts] = cut{start, end}
+		r.ncuts++
+	}
+}
+
+// checkName says what is wrong with a name that a client gave; empty: nothing.
+func checkName(name []byte, limit int) string {
+	if len(name) == 0 {
+		return "must not be empty"
+	}
+	if len(name) > limit {
+		return "is too long"
+	}
+	if !utf8.Valid(name) {
+		return "must be UTF-8"
+	}
+	for _, c := range name {
+		if c < 0x20 || c == 0x7f {
+			return "must not hold control characters"
+		}
+	}
+	return ""
+}
+
+func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

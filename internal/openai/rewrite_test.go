@@ -1,0 +1,47 @@
+package openai
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestRewrite(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, body, model, want string }{
+		{"alone", `{"model":"alias"}`, "m", `{"model":"m"}`},
+		{"spaces stay", "{ \"model\" :\t\"alias\" , \"n\": 1 }", "longer/name", "{ \"model\" :\t\"longer/name\" , \"n\": 1 }"},
+		{"escaped", `{"mod\u0065l":"ali\u0061s","n":1}`, "m", `{"mod\u0065l":"m","n":1}`},
+		{"to be escaped", `{"model":"alias"}`, `a"b`, `{"model":"a\"b"}`},
+		{"options before", `{"request_id":"a","timeout_ms":5,"model":"alias"}`, "m", `{"model":"m"}`},
+		{"options behind", `{"model":"alias","request_id":"a"}`, "m", `{"model":"m"}`},
+		{"options around", `{"request_id":"a","model":"alias","n":1,"timeout_ms":5}`, "m", `{"model":"m","n":1}`},
+		{"only the field", `{"messages":[{"model":"alias"}],"model":"alias"}`, "m", `{"messages":[{"model":"alias"}],"model":"m"}`},
+		{"the same name", `{"model":"alias"}`, "alias", `{"model":"alias"}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := mustScan(t, Chat, c.body)
+			got, changed := r.Rewrite([]byte(c.body), c.model)
+			if string(got) != c.want || changed != (c.want != c.body) {
+				t.Errorf("%q, %v; want %q", got, changed, c.want)
+			}
+		})
+	}
+}
+
+func TestRewriteForm(t *testing.T) {
+	t.Parallel()
+	part := func(name, value string) string {
+		return "--b\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
+	}
+	body := part("request_id", "a") + part("file", "alias") + part("model", "alias") + part("timeout_ms", "5") + "--b--\r\n"
+	want := part("file", "alias") + part("model", "whisper") + "--b--\r\n"
+	r, fault := Scan(Transcriptions, "multipart/form-data; boundary=b", []byte(body))
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	got, changed := r.Rewrite([]byte(body), "whisper")
+	if !changed || string(got) != want {
+		t.Errorf("%s\nwant %s", strings.ReplaceAll(string(got), "\r\n", "|"), strings.ReplaceAll(want, "\r\n", "|"))
+	}
+}
