@@ -1,0 +1,155 @@
+// Package authz says who is calling: it turns an API key into a tenant.
+//
+// There is one policy, the Authenticator, and two ways to it. Inference requests are checked inside the ext_proc exchange
+// that they need anyway (package extproc), in its header message, before a body is read. Every other route carries Envoy's
+// ext_authz filter, which asks the Server of this package; it fails closed, and serves anyone else's Envoy as well.
+//
+// A key is 256 random bits. The file holds its SHA-256 only. SHA-256 of a random key needs no salt and no stretching: there is
+// nothing to guess. The lookup is by the digest of what was presented, so its timing tells nothing about a stored key.
+package authz
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Anyone is the tenant of every caller when no keys are asked for.
+const Anyone = "anyone"
+
+// Tenant is someone who may call. It is immutable.
+type Tenant struct {
+	Name string
+	// Models that the tenant may use, by name; "*" is all.
+	Models []string
+}
+
+// Allows says whether the tenant may use the model of this name.
+func (t *Tenant) Allows(model string) bool {
+	return slices.Contains(t.Models, "*") || slices.Contains(t.Models, model)
+}
+
+// Config is the policy.
+type Config struct {
+	// Open lets everybody in as the tenant Anyone. For listeners on loopback only; the caller sees to that.
+	Open    bool
+	Tenants []TenantConfig
+}
+
+// TenantConfig is a tenant and the hashes of its keys.
+type TenantConfig struct {
+	Tenant
+	// Keys are "sha256:" and 64 hex digits each. Several keys overlap while one replaces the other.
+	Keys []string
+}
+
+type digest [sha256.Size]byte
+
+// policy is immutable; a change replaces it.
+type policy struct {
+	open    *Tenant
+	tenants map[digest]*Tenant
+	names   map[string]*Tenant
+}
+
+// Authenticator holds the policy in force. Its methods may be called concurrently. The zero value lets nobody in.
+type Authenticator struct {
+	policy atomic.Pointer[policy]
+}
+
+// Set replaces the policy. A faulty one leaves the policy in force as it is.
+func (a *Authenticator) Set(c Config) error {
+	p := &policy{tenants: map[digest]*Tenant{}, names: map[string]*Tenant{}}
+	if c.Open {
+		p.open = &Tenant{Name: Anyone, Models: []string{"*"}}
+		p.names[Anyone] = p.open
+	}
+	for _, tenant := range c.Tenants {
+		t := tenant.Tenant
+		p.names[t.Name] = &t
+		for _, key := range tenant.Keys {
+			d, err := parseHash(key)
+			if err != nil {
+				return fmt.Errorf("tenant %s: %w", t.Name, err)
+			}
+			if other, taken := p.tenants[d]; taken {
+				return fmt.Errorf("tenant %s: one of its keys also belongs to tenant %s", t.Name, other.Name)
+			}
+			p.tenants[d] = &t
+		}
+	}
+	a.policy.Store(p)
+	return nil
+}
+
+// Tenant finds a tenant by name, for a request that was authenticated before.
+func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
+	p := a.policy.Load()
+	if p == nil {
+		return nil, false
+	}
+	t, ok := p.names[name]
+	return t, ok
+}
+
+// Credentials are what a request presents, as the values of its headers.
+type Credentials struct {
+	// Authorization is the header of that name: "Bearer <key>".
+	Authorization string
+	// APIKey is the header x-api-key (or api-key); looked at when there is no Authorization.
+	APIKey string
+}
+
+// Authenticate finds the tenant of the caller. The error is of code invalid_api_key and never holds the key.
+func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
+	p := a.policy.Load()
+	if p == nil {
+		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "No API keys are configured.")
+	}
+	if p.open != nil {
+		return p.open, nil
+	}
+	key, fault := c.key()
+	if fault != nil {
+		return nil, fault
+	}
+	// The map is looked up by a digest of the whole key, which nobody can steer towards a stored one byte by byte, so
+	// that a constant-time comparison would protect nothing more.
+	if t, ok := p.tenants[sha256.Sum256([]byte(key))]; ok {
+		return t, nil
+	}
+	return nil, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
+}
+
+func (c Credentials) key() (string, *openai.Error) {
+	if c.Authorization == "" {
+		if c.APIKey != "" {
+			return c.APIKey, nil
+		}
+		return "", openai.Errorf(openai.CodeInvalidAPIKey,
+			"You didn't provide an API key. Send it in the header Authorization: Bearer <key>.")
+	}
+	scheme, key, _ := strings.Cut(c.Authorization, " ")
+	key = strings.TrimSpace(key)
+	if !strings.EqualFold(scheme, "Bearer") || key == "" {
+		return "", openai.Errorf(openai.CodeInvalidAPIKey, "The Authorization header must be of the form Bearer <key>.")
+	}
+	return key, nil
+}
+
+func parseHash(s string) (digest, error) {
+	var d digest
+	text, ok := strings.CutPrefix(s, "sha256:")
+	if !ok || hex.DecodedLen(len(text)) != len(d) {
+		return d, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
+	}
+	if _, err := hex.Decode(d[:], []byte(text)); err != nil {
+		return d, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
+	}
+	return d, nil
+}

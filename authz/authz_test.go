@@ -1,0 +1,155 @@
+package authz_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+func policy(t *testing.T, c authz.Config) *authz.Authenticator {
+	t.Helper()
+	var a authz.Authenticator
+	if err := a.Set(c); err != nil {
+		t.Fatal(err)
+	}
+	return &a
+}
+
+func tenant(name string, keys ...string) authz.TenantConfig {
+	c := authz.TenantConfig{Tenant: authz.Tenant{Name: name, Models: []string{"*"}}}
+	for _, k := range keys {
+		c.Keys = append(c.Keys, authz.HashKey(k))
+	}
+	return c
+}
+
+func TestAuthenticate(t *testing.T) {
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "old", "new"), tenant("beta", "b")}})
+	for _, c := range []struct {
+		name string
+		authz.Credentials
+		tenant string
+	}{
+		{"bearer", authz.Credentials{Authorization: "Bearer new"}, "acme"},
+		{"keys overlap", authz.Credentials{Authorization: "Bearer old"}, "acme"},
+		{"scheme in any case", authz.Credentials{Authorization: "bearer b"}, "beta"},
+		{"x-api-key", authz.Credentials{APIKey: "b"}, "beta"},
+		{"authorization wins", authz.Credentials{Authorization: "Bearer b", APIKey: "new"}, "beta"},
+		{"nothing", authz.Credentials{}, ""},
+		{"wrong key", authz.Credentials{Authorization: "Bearer c"}, ""},
+		{"other scheme", authz.Credentials{Authorization: "Basic b"}, ""},
+		{"no key", authz.Credentials{Authorization: "Bearer "}, ""},
+		{"the hash is no key", authz.Credentials{Authorization: "Bearer " + authz.HashKey("b")}, ""},
+		{"a wrong bearer is not saved by a good x-api-key", authz.Credentials{Authorization: "Bearer c", APIKey: "b"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, fault := a.Authenticate(c.Credentials)
+			if c.tenant == "" {
+				if fault == nil || fault.Code != openai.CodeInvalidAPIKey || fault.HTTPStatus() != 401 {
+					t.Fatalf("got %v, %v; want invalid_api_key", got, fault)
+				}
+				return
+			}
+			if fault != nil || got.Name != c.tenant {
+				t.Fatalf("got %v, %v; want tenant %s", got, fault, c.tenant)
+			}
+		})
+	}
+}
+
+func TestErrorsNeverHoldTheKey(t *testing.T) {
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}})
+	for _, c := range []authz.Credentials{{Authorization: "Bearer hush-hush"}, {Authorization: "hush-hush"}, {APIKey: "hush-hush"}} {
+		if _, fault := a.Authenticate(c); strings.Contains(string(fault.Body()), "hush") {
+			t.Errorf("the error shows the key: %s", fault.Body())
+		}
+	}
+}
+
+func TestNobodyIsLetInByDefault(t *testing.T) {
+	for name, a := range map[string]*authz.Authenticator{"zero": {}, "no tenants": policy(t, authz.Config{})} {
+		if _, fault := a.Authenticate(authz.Credentials{Authorization: "Bearer x"}); fault == nil {
+			t.Errorf("%s: let in", name)
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	got, fault := policy(t, authz.Config{Open: true}).Authenticate(authz.Credentials{})
+	if fault != nil || got.Name != authz.Anyone || !got.Allows("x") {
+		t.Fatalf("got %v, %v", got, fault)
+	}
+}
+
+func TestAllows(t *testing.T) {
+	some := authz.Tenant{Models: []string{"a", "b"}}
+	if !some.Allows("a") || some.Allows("c") || some.Allows("*") {
+		t.Error("a tenant with a list may use just what is on it")
+	}
+}
+
+func TestAFaultyPolicyChangesNothing(t *testing.T) {
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}})
+	for name, c := range map[string]authz.Config{
+		"not a hash":  {Tenants: []authz.TenantConfig{{Keys: []string{"k"}}}},
+		"short hash":  {Tenants: []authz.TenantConfig{{Keys: []string{"sha256:00"}}}},
+		"shared key":  {Tenants: []authz.TenantConfig{tenant("x", "s"), tenant("y", "s")}},
+		"not hex":     {Tenants: []authz.TenantConfig{{Keys: []string{"sha256:" + strings.Repeat("z", 64)}}}},
+		"other digit": {Tenants: []authz.TenantConfig{{Keys: []string{"md5:" + strings.Repeat("0", 64)}}}},
+	} {
+		if a.Set(c) == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, fault := a.Authenticate(authz.Credentials{APIKey: "k"}); fault != nil {
+		t.Error("the policy in force was lost")
+	}
+}
+
+func TestKeys(t *testing.T) {
+	seen := map[string]bool{}
+	for range 100 {
+		k := authz.NewKey()
+		if seen[k.Secret] || !authz.WellFormed(k.Secret) || k.Hash != authz.HashKey(k.Secret) || !strings.Contains(k.Secret, k.ID) {
+			t.Fatalf("bad key, id %s", k.ID)
+		}
+		seen[k.Secret] = true
+		cut := k.Secret[:len(k.Secret)-1]
+		mistyped := []byte(k.Secret)
+		mistyped[20] ^= 3
+		for _, wrong := range []string{"", "sk-sluice-", cut, string(mistyped)} {
+			if authz.WellFormed(wrong) {
+				t.Fatalf("%q passes for a key", wrong)
+			}
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	s := authz.Server{Authenticator: policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}})}
+	check := func(h map[string]string) *auth.CheckResponse {
+		r, err := s.Check(context.Background(), &auth.CheckRequest{Attributes: &auth.AttributeContext{
+			Request: &auth.AttributeContext_Request{Http: &auth.AttributeContext_HttpRequest{Headers: h}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	ok := check(map[string]string{"authorization": "Bearer k"}).GetOkResponse()
+	if h := ok.GetHeaders(); len(h) != 1 || h[0].GetHeader().GetValue() != "acme" {
+		t.Errorf("headers upstream: %v", h)
+	}
+	if fmt.Sprint(ok.GetHeadersToRemove()) != "[authorization x-api-key api-key]" {
+		t.Errorf("the credentials go on to the upstream: %v", ok.GetHeadersToRemove())
+	}
+	no := check(nil).GetDeniedResponse()
+	if no.GetStatus().GetCode() != 401 || !strings.Contains(no.GetBody(), `"code":"invalid_api_key"`) {
+		t.Errorf("refused with %v", no)
+	}
+}
