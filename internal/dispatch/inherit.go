@@ -1,0 +1,104 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// inheritance is the requests that still run from before a restart: Envoy kept them going, nobody here knows more of them than
+// where they are. Each holds a slot on its replica and a lease of its model, so that no limit is exceeded meanwhile. The zero
+// value is ready to use.
+type inheritance struct {
+	mu sync.Mutex
+	// held by replica; guarded by mu
+	held map[place][]inherited
+}
+
+// place is a replica as Envoy names it.
+type place struct{ model, address string }
+
+// inherited is one such request.
+type inherited struct {
+	lease   *admission.Lease
+	counter *counter
+	replica string
+}
+
+// Inherit counts n requests of before a restart that still run at this address, a replica of the model. An address that is
+// nobody's any more is ignored: its requests weigh on no replica that could be picked.
+func (d *Dispatcher) Inherit(model, address string, n int) {
+	id, ok := d.replicaAt(model, address)
+	if !ok {
+		return
+	}
+	d.mu.Lock()
+	c := d.counterLocked(id)
+	d.mu.Unlock()
+	d.past.mu.Lock()
+	defer d.past.mu.Unlock()
+	if d.past.held == nil {
+		d.past.held = map[place][]inherited{}
+	}
+	at := place{model, address}
+	for range n {
+		lease, err := d.admission.Resume(model)
+		if err != nil {
+			return
+		}
+		c.load.Add(1)
+		d.past.held[at] = append(d.past.held[at], inherited{lease, c, id})
+	}
+}
+
+// Settle frees all but left of the inherited requests at this address: the others have ended.
+func (d *Dispatcher) Settle(model, address string, left int) {
+	d.settle(place{model, address}, func(int) int { return left })
+}
+
+// SettleOne frees one of the inherited requests at this address, if there is one: it has ended.
+func (d *Dispatcher) SettleOne(model, address string) {
+	d.settle(place{model, address}, func(now int) int { return now - 1 })
+}
+
+func (d *Dispatcher) settle(at place, left func(now int) int) {
+	d.past.mu.Lock()
+	held := d.past.held[at]
+	keep := max(left(len(held)), 0)
+	if keep >= len(held) {
+		d.past.mu.Unlock()
+		return
+	}
+	ended := held[keep:]
+	d.past.held[at] = held[:keep]
+	d.past.mu.Unlock()
+	for _, r := range ended {
+		r.counter.load.Add(-1)
+		r.lease.Release()
+		d.freed(r.replica, at.model)
+	}
+}
+
+// Inherited is the number of inherited requests that still run.
+func (d *Dispatcher) Inherited() int {
+	d.past.mu.Lock()
+	defer d.past.mu.Unlock()
+	n := 0
+	for _, held := range d.past.held {
+		n += len(held)
+	}
+	return n
+}
+
+func (d *Dispatcher) replicaAt(model, address string) (id string, ok bool) {
+	m, ok := d.fleet.Snapshot().Models[model]
+	if !ok {
+		return "", false
+	}
+	for _, r := range m.Replicas {
+		if r.Address.String() == address {
+			return r.ID, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,111 @@
+package dispatch
+
+import (
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// View is what an operator sees of a model's traffic.
+type View struct {
+	admission.Stats
+	Policy Policy
+	// Loads of the replicas by id.
+	Loads map[string]int
+}
+
+// View returns the traffic of a model; false when there is no such model.
+func (d *Dispatcher) View(model string) (View, bool) {
+	t, ok := d.world.Load().targets[model]
+	if !ok {
+		return View{}, false
+	}
+	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}}
+	for _, r := range t.replicas {
+		v.Loads[r.id] = int(r.load.Load())
+	}
+	return v, true
+}
+
+// Load is the number of requests on a replica, 0 for an unknown one.
+func (d *Dispatcher) Load(replica string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.counters[replica]; c != nil {
+		return int(c.load.Load())
+	}
+	return 0
+}
+
+// ReplicaView is what an operator sees of a replica's traffic.
+type ReplicaView struct {
+	// Load is the number of requests on it, Limit the most it is given at once (0: no limit).
+	Load, Limit int
+	// Served counts the requests it was given.
+	Served uint64
+}
+
+// Replica returns the traffic of one replica of a model; zero for one that may not be picked now and has no request left.
+func (d *Dispatcher) Replica(model, id string) ReplicaView {
+	if t, ok := d.world.Load().targets[model]; ok {
+		for _, r := range t.replicas {
+			if r.id == id {
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Served: r.served.Load()}
+			}
+		}
+	}
+	return ReplicaView{Load: d.Load(id)}
+}
+
+// Routing explains a pick.
+type Routing struct {
+	// Key is the position of the key on the ring.
+	Key uint64
+	// Picked is the replica that a request with this key would get now; empty when none has a free slot.
+	Picked string
+	// Order is every replica in ring order from the key.
+	Order []Candidate
+}
+
+// Candidate is a replica as a pick sees it.
+type Candidate struct {
+	ID   string
+	Load int
+	// Free is false for a replica at its limit.
+	Free bool
+}
+
+// Explain tells what a pick with this key would do now; false when there is no such model. It changes nothing.
+func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
+	w := d.world.Load()
+	m, ok := w.snapshot.Resolve(model)
+	if !ok {
+		return Routing{}, false
+	}
+	t := w.targets[m.Name]
+	loads := t.loads(nil)
+	r := Routing{Key: key}
+	if i := t.peek(key, loads); i >= 0 {
+		r.Picked = t.replicas[i].id
+	}
+	for _, i := range t.ring.Order(key) {
+		r.Order = append(r.Order, Candidate{ID: t.replicas[i].id, Load: int(t.replicas[i].load.Load()), Free: loads[i] >= 0})
+	}
+	return r, true
+}
+
+// peek is pick without moving the cursor of round robin.
+func (t *target) peek(key uint64, loads []int) int {
+	if t.policy.Strategy != RoundRobin {
+		return t.pick(key, loads)
+	}
+	n := uint64(len(loads))
+	for step := range n {
+		if i := int((t.cursor.Load() + step) % n); loads[i] >= 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// Models lists the fleet's models as the dispatcher sees them.
+func (d *Dispatcher) Models() *engines.Snapshot { return d.world.Load().snapshot }
