@@ -1,0 +1,69 @@
+package extproc
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// BenchmarkExchange is one request over gRPC on a unix socket, both ends counted.
+func BenchmarkExchange(b *testing.B) {
+	s, _ := newServer(b, nil)
+	l, err := net.Listen("unix", filepath.Join(b.TempDir(), "s"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	server := grpc.NewServer()
+	s.Register(server)
+	go server.Serve(l)
+	defer server.Stop()
+	conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	messages := exchangeMessages()
+	client := pb.NewExternalProcessorClient(conn)
+	b.ReportAllocs()
+	for b.Loop() {
+		stream, err := client.Process(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, m := range messages {
+			if err := stream.Send(m); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := stream.Recv(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := stream.CloseSend(); err != nil {
+			b.Fatal(err)
+		}
+		stream.Recv() // io.EOF
+	}
+}
+
+func exchangeMessages() []*pb.ProcessingRequest {
+	h := &core.HeaderMap{}
+	for _, p := range [][2]string{
+		{":authority", "127.0.0.1:8080"}, {":path", "/v1/chat/completions"}, {":method", "POST"}, {":scheme", "http"},
+		{"user-agent", "OpenAI/Python 3.52.0"}, {"content-length", "140"}, {"content-type", "application/json"}, {"accept", "application/json"},
+		{"authorization", "Bearer key"}, {"x-stainless-lang", "python"}, {"x-stainless-os", "Linux"}, {"x-stainless-arch", "x64"},
+		{"x-stainless-runtime", "CPython"}, {"x-request-id", "2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f11"}, {"x-forwarded-for", "127.0.0.1"},
+	} {
+		h.Headers = append(h.Headers, &core.HeaderValue{Key: p[0], RawValue: []byte(p[1])})
+	}
+	body := []byte(`{"model":"m","stream":true,"max_tokens":64,"messages":[{"role":"system","content":"You help."},{"role":"user","content":"Hello"}]}`)
+	return []*pb.ProcessingRequest{
+		{Request: &pb.ProcessingRequest_RequestHeaders{RequestHeaders: &pb.HttpHeaders{Headers: h}}},
+		{Request: &pb.ProcessingRequest_RequestBody{RequestBody: &pb.HttpBody{Body: body, EndOfStream: true}}},
+		{Request: &pb.ProcessingRequest_ResponseTrailers{ResponseTrailers: &pb.HttpTrailers{}}},
+	}
+}

@@ -1,0 +1,233 @@
+// Package extproc speaks Envoy's external processing protocol: it hears of every inference request, says whether and where it
+// goes, and holds its slot until the response has ended.
+//
+// One exchange per request, four messages at most. The request's headers bring the key: a caller without a good one is
+// answered before a body is read. The body brings the model: it is read in one pass, admitted (which may take a while, so
+// Envoy's message timeout is stretched first), and answered with the cluster and the ordered list of replicas. Response bodies
+// never come here. The exchange stays open until the response has ended; its end is what frees the slot, and it also tells
+// within milliseconds that a client has left.
+package extproc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Config is what a Server works with.
+type Config struct {
+	Authenticator *authz.Authenticator
+	Dispatcher    *dispatch.Dispatcher
+	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB. Envoy holds the
+	// same bound for requests that do not declare their length.
+	MaxBody int64
+	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter. 0 means 1 hour.
+	Hold time.Duration
+	// Journal is told what becomes of the requests. nil: nobody is.
+	Journal Journal
+	Log     *zap.Logger
+}
+
+// Journal hears of requests. Its methods must be quick.
+type Journal interface {
+	// Begin is called when a request's body has been understood.
+	Begin(Begun) Entry
+}
+
+// Begun is what is known of a request before it is dispatched.
+type Begun struct {
+	RequestID, Tenant, Model string
+	Stream                   bool
+	Bytes                    int
+}
+
+// Entry follows one request in the journal.
+type Entry interface {
+	// Decided: the request leaves for this replica of this model (its name, not the alias) after having waited so long.
+	Decided(model, replica string, waited time.Duration)
+	// Ended: the exchange is over. fault is nil unless Sluice itself answered.
+	Ended(fault *openai.Error)
+}
+
+const (
+	defaultMaxBody = 32 << 20
+	defaultHold    = time.Hour
+)
+
+// Server implements envoy.service.ext_proc.v3.ExternalProcessor.
+type Server struct {
+	extproc.UnimplementedExternalProcessorServer
+	Config
+	live live
+}
+
+// New returns a Server.
+func New(c Config) *Server {
+	if c.MaxBody == 0 {
+		c.MaxBody = defaultMaxBody
+	}
+	if c.Hold == 0 {
+		c.Hold = defaultHold
+	}
+	if c.Journal == nil {
+		c.Journal = silence{}
+	}
+	return &Server{Config: c}
+}
+
+// Register adds the server to a gRPC server.
+func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
+
+// Process is one request.
+func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+	x := exchange{server: s, stream: stream}
+	defer x.end()
+	for {
+		in, err := stream.Recv()
+		if err != nil {
+			return ended(err)
+		}
+		out := x.answer(in)
+		if out == nil {
+			return nil
+		}
+		if err := stream.Send(out); err != nil {
+			return ended(err)
+		}
+	}
+}
+
+// ended tells the ordinary ends of an exchange from faults.
+func ended(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
+		return nil
+	}
+	return err
+}
+
+// exchange is the state of one request.
+type exchange struct {
+	server *Server
+	stream extproc.ExternalProcessor_ProcessServer
+
+	request request
+	tenant  *authz.Tenant
+	ticket  *dispatch.Ticket
+	entry   Entry
+	fault   *openai.Error
+}
+
+// answer handles one message; nil ends the exchange.
+func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResponse {
+	switch m := in.Request.(type) {
+	case *extproc.ProcessingRequest_RequestHeaders:
+		return x.headers(m.RequestHeaders)
+	case *extproc.ProcessingRequest_RequestBody:
+		return x.body(m.RequestBody.GetBody())
+	case *extproc.ProcessingRequest_ResponseTrailers:
+		x.end() // the response is over: free the slot before Envoy has even read our answer
+		return continueTrailers
+	}
+	x.server.Log.Error("Envoy sent a message that it was not configured to send; is it using Sluice's own listener?",
+		zap.String("type", messageName(in)))
+	return nil
+}
+
+func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
+	x.request.read(h.GetHeaders())
+	tenant, fault := x.server.Authenticator.Authenticate(x.request.credentials)
+	if fault != nil {
+		return x.refuse(fault)
+	}
+	x.tenant = tenant
+	if fault := x.request.check(x.server.MaxBody); fault != nil {
+		return x.refuse(fault)
+	}
+	if h.GetEndOfStream() {
+		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
+	}
+	return continueHeaders
+}
+
+func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
+	if x.tenant == nil || x.ticket != nil {
+		return nil // no headers came first, or two bodies did: not our Envoy
+	}
+	r := &x.request
+	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
+	if fault == nil {
+		fault = r.mergeOptions(&scan)
+	}
+	if fault != nil {
+		return x.refuse(fault)
+	}
+	x.entry = x.server.Journal.Begin(Begun{
+		RequestID: r.id, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
+	})
+	began := time.Now()
+	if x.ticket, fault = x.dispatch(&scan, body); fault != nil {
+		return x.refuse(fault)
+	}
+	waited := time.Since(began)
+	x.entry.Decided(x.ticket.Model, x.ticket.Replica(), waited)
+	x.server.live.add(r.id, x.ticket)
+	return decided(x.ticket, &scan, body, waited)
+}
+
+func (x *exchange) dispatch(scan *openai.Request, body []byte) (*dispatch.Ticket, *openai.Error) {
+	return x.server.Dispatcher.Dispatch(x.stream.Context(), &dispatch.Request{
+		Model:       scan.Model,
+		Tenant:      x.tenant.Name,
+		Allowed:     x.tenant.Allows,
+		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
+		ID:          scan.RequestID,
+		PromptBytes: scan.PromptBytes(),
+		MaxTokens:   scan.MaxTokens,
+		Bytes:       len(body),
+		Timeout:     scan.Timeout,
+		OnWait:      x.stretch,
+	})
+}
+
+// stretch makes Envoy wait for us as long as the request may be held; without it a held request would fail after the message
+// timeout, which is short so that a hung Sluice is noticed.
+func (x *exchange) stretch() {
+	// A failed send means that the exchange is over; its context tells the dispatcher so.
+	_ = x.stream.Send(stretched(x.server.Hold))
+}
+
+// refuse answers the client in Envoy's stead.
+func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
+	x.fault = e
+	return immediate(e)
+}
+
+// end frees what the request holds. It may be called twice.
+func (x *exchange) end() {
+	if x.ticket != nil {
+		x.server.live.remove(x.request.id, x.ticket)
+		x.ticket.Release()
+	}
+	if x.entry != nil {
+		x.entry.Ended(x.fault)
+		x.entry = nil
+	}
+}
+
+// silence is the journal of a server that has none.
+type silence struct{}
+
+func (silence) Begin(Begun) Entry                     { return silence{} }
+func (silence) Decided(string, string, time.Duration) {}
+func (silence) Ended(*openai.Error)                   {}
