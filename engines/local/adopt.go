@@ -1,0 +1,87 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"go.uber.org/zap"
+)
+
+// Adopt takes over the live replicas of an earlier run and reports them, after one probe of each, so that the fleet's first
+// snapshot has them as they are. Replicas that models does not want are reported as draining and leave once Run is called.
+// It implies Set, and is called before Run.
+func (l *Launcher) Adopt(models []Model) {
+	l.Set(models)
+	byName := map[string]Model{}
+	for _, m := range models {
+		byName[m.Name] = m
+	}
+	var probing sync.WaitGroup
+	var adopted []*runner
+	for _, record := range l.config.Dir.Records() {
+		if record.Purpose != purpose {
+			continue
+		}
+		r, err := l.adopt(record)
+		if err != nil {
+			l.config.Log.Error("a recorded replica cannot be adopted", zap.String("process", record.Name), zap.Error(err))
+			continue
+		}
+		if m, ok := byName[r.replica.Model]; ok {
+			r.model.Store(&m)
+			r.replica.Slots = m.slots()
+			probing.Go(r.probeAdopted)
+		}
+		adopted = append(adopted, r)
+	}
+	probing.Wait()
+	for _, r := range adopted {
+		l.table.add(r, r.process.Record().Meta[metaFingerprint])
+	}
+	wanted := l.desired()
+	l.table.reconcile(wanted, nil)
+	l.table.publish(wanted)
+}
+
+// adopt makes a runner of a record. A process that is a replica by its record, but whose record says too little, is ended.
+func (l *Launcher) adopt(record process.Record) (*runner, error) {
+	p, ok := l.config.Dir.Adopt(record.Name)
+	if !ok {
+		return nil, errors.New("it has just ended")
+	}
+	meta := record.Meta
+	model := meta[metaModel]
+	index, err := strconv.Atoi(meta[metaIndex])
+	address, errAddress := netip.ParseAddrPort(meta[metaAddress])
+	if err = errors.Join(err, errAddress); err == nil && record.Name != purpose+"/"+replicaID(model, index) {
+		err = fmt.Errorf("it is the record of %s", replicaID(model, index))
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Stop(context.Background(), l.config.StopGrace))
+	}
+	r := l.newRunner(Model{Model: engines.Model{Name: model}}, index)
+	r.process, r.served = p, meta[metaReady] == "true"
+	restarts, _ := strconv.Atoi(meta[metaRestarts])
+	r.starts = restarts + 1
+	r.replica.PID, r.replica.Address, r.replica.Restarts = p.PID(), address, restarts
+	l.ports.keep(address.Port())
+	return r, nil
+}
+
+// probeAdopted finds out whether the engine is ready. One that was ready before and does not answer in time is taken for busy.
+func (r *runner) probeAdopted() {
+	m := r.model.Load()
+	got, text := r.launcher.prober.ask(context.Background(), r.replica.Address, m.Version.Ready.Path)
+	if got == well || got == busy && r.served {
+		r.replica.State, r.readySince, r.served = engines.Ready, time.Now(), true
+		return
+	}
+	r.replica.State, r.replica.Reason = engines.Starting, text
+}

@@ -1,0 +1,300 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"go.uber.org/goleak"
+)
+
+// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv("LOCAL_TEST_ENGINE") == "" {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	playEngine(os.Args[1], os.Args[2])
+}
+
+// playEngine is an engine that does what files in a folder tell it to; a file "x-<pid>" means only this process.
+//
+//	exit     prints two lines and ends at once
+//	collide  says that its port is in use and ends at once
+//	mute     never listens
+//	loading  answers 503
+//	broken   answers 500
+//	hang     does not answer
+//	deaf     stops listening, but lives on
+func playEngine(port, folder string) {
+	told := func(what string) bool {
+		_, all := os.Stat(filepath.Join(folder, what))
+		_, one := os.Stat(filepath.Join(folder, fmt.Sprintf("%s-%d", what, os.Getpid())))
+		return all == nil || one == nil
+	}
+	switch {
+	case told("exit"):
+		fmt.Println("loading the model")
+		fmt.Fprintln(os.Stderr, "boom: no such model")
+		os.Exit(7)
+	case told("collide"):
+		fmt.Println("OSError: [Errno 98] Address already in use")
+		os.Exit(1)
+	case told("mute"):
+		select {}
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	go func() {
+		for !told("deaf") {
+			time.Sleep(5 * time.Millisecond)
+		}
+		listener.Close()
+	}()
+	_ = http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case told("loading"):
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case told("broken"):
+			w.WriteHeader(http.StatusInternalServerError)
+		case told("hang"):
+			<-r.Context().Done()
+		}
+	}))
+	select {}
+}
+
+// world is a launcher's surroundings.
+type world struct {
+	t      *testing.T
+	path   string // the state directory
+	dir    *process.Dir
+	fleet  *engines.Fleet
+	folder string // tells the engines what to do
+
+	mu sync.Mutex
+	// inFlight by replica id; guarded by mu
+	inFlight map[string]int
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, path: t.TempDir(), folder: t.TempDir(), inFlight: map[string]int{}}
+	w.open()
+	t.Cleanup(func() {
+		if err := w.dir.EndAll(context.Background(), 0); err != nil {
+			t.Error(err)
+		}
+		if err := w.dir.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *world) open() {
+	w.t.Helper()
+	dir, err := process.Open(w.path, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := dir.Claim(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.dir, w.fleet = dir, engines.NewFleet()
+}
+
+// crash forgets everything but the state directory, as a kill -9 does.
+func (w *world) crash(stop func()) {
+	w.t.Helper()
+	stop()
+	if err := w.dir.Release(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.open()
+}
+
+func (w *world) config() Config {
+	return Config{
+		Dir: w.dir, Fleet: w.fleet, InFlight: w.load,
+		BackOff:     BackOff{First: 20 * time.Millisecond, Most: 400 * time.Millisecond, Reset: time.Hour},
+		DrainSettle: 10 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond,
+	}
+}
+
+func (w *world) load(id string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inFlight[id]
+}
+
+func (w *world) setLoad(id string, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inFlight[id] = n
+}
+
+// tell tells the engines what to do from now on.
+func (w *world) tell(what string) {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(w.folder, what), nil, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) untell(what string) {
+	w.t.Helper()
+	if err := os.Remove(filepath.Join(w.folder, what)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// model is one of the fake engine, with probes that do not wait long.
+func (w *world) model(name string, replicas int) Model {
+	return Model{
+		Model: engines.Model{Name: name, Desired: replicas, Task: engines.TextGeneration, Launcher: engines.Local},
+		Version: engines.Version{
+			Command: []string{"{{.Sluice}}", "{{.Port}}", "{{.Model}}"},
+			Ready:   engines.Probe{Path: "/health", Every: 10 * time.Millisecond},
+			Health:  engines.Probe{Path: "/health", Every: 20 * time.Millisecond},
+			Slots:   engines.Slots{Default: 4},
+		},
+		Launch:       engines.Launch{Name: name, Model: w.folder, Sluice: os.Args[0]},
+		Env:          map[string]string{"LOCAL_TEST_ENGINE": "yes", "GORACE": "atexit_sleep_ms=0"},
+		StartTimeout: patience,
+	}
+}
+
+// run runs a launcher until the returned function is called, which leaves its processes as they are.
+func run(t *testing.T, l *Launcher) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run = %v", err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// replicas is what the fleet says of a model.
+func (w *world) replicas(model string) []engines.Replica {
+	m, ok := w.fleet.Snapshot().Models[model]
+	if !ok {
+		return nil
+	}
+	return m.Replicas
+}
+
+func (w *world) replica(id string) engines.Replica {
+	for _, m := range w.fleet.Snapshot().Models {
+		for _, r := range m.Replicas {
+			if r.ID == id {
+				return r
+			}
+		}
+	}
+	return engines.Replica{}
+}
+
+// states is "id state" of every replica of a model, in order of id.
+func (w *world) states(model string) string {
+	var all []string
+	for _, r := range w.replicas(model) {
+		all = append(all, r.ID+" "+string(r.State))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (w *world) eventually(what string, condition func() bool) {
+	w.t.Helper()
+	deadline := time.After(patience)
+	for {
+		_, changed := w.fleet.Watch()
+		if condition() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-time.After(5 * time.Millisecond):
+		case <-deadline:
+			w.t.Fatalf("it did not come true: %s; the fleet: %+v", what, w.all())
+		}
+	}
+}
+
+func (w *world) all() (all []engines.Replica) {
+	for _, m := range w.fleet.Snapshot().Models {
+		all = append(all, m.Replicas...)
+	}
+	return all
+}
+
+func (w *world) awaitReady(model string, n int) []engines.Replica {
+	w.t.Helper()
+	w.eventually(fmt.Sprintf("%d replicas of %s are ready", n, model), func() bool {
+		all := w.replicas(model)
+		return len(all) == n && !slices.ContainsFunc(all, func(r engines.Replica) bool { return r.State != engines.Ready })
+	})
+	return w.replicas(model)
+}
+
+// history records every snapshot of one model as a string, until the test's end.
+func (w *world) history(model string) (read func() []string) {
+	var mu sync.Mutex
+	var lines []string
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			_, changed := w.fleet.Watch()
+			line := w.states(model)
+			mu.Lock()
+			if len(lines) == 0 || lines[len(lines)-1] != line {
+				lines = append(lines, line)
+			}
+			mu.Unlock()
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	w.t.Cleanup(func() { cancel(); <-ended })
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := w.states(model); len(lines) == 0 || lines[len(lines)-1] != now {
+			lines = append(lines, now)
+		}
+		return slices.Clone(lines)
+	}
+}
+
+func processRuns(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(data), ") Z ")
+}

@@ -1,0 +1,178 @@
+package local
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"go.uber.org/zap"
+)
+
+// table is what exists: one slot for every replica that is wanted or has not left yet. One goroutine at a time owns it.
+type table struct {
+	fleet *engines.Fleet
+	log   *zap.Logger
+	slots map[string]*slot // by replica id
+}
+
+// slot is the place of one replica, from its creation until it has left.
+type slot struct {
+	runner *runner
+	// fingerprint tells what the replica was started as.
+	fingerprint string
+	// replica is what the fleet is told.
+	replica engines.Replica
+	// begun: the runner's goroutine runs.
+	begun bool
+	// leaving: the replica gets no more requests and ends; told: its runner knows.
+	leaving, told bool
+}
+
+// wish is a model that is wanted.
+type wish struct {
+	Model
+	fingerprint string
+}
+
+// event is what a runner tells of its replica. A replica that says Stopped has left.
+type event struct {
+	runner  *runner
+	replica engines.Replica
+}
+
+func newTable(fleet *engines.Fleet, log *zap.Logger) *table {
+	return &table{fleet: fleet, log: log, slots: map[string]*slot{}}
+}
+
+// add makes a slot for a runner that has not begun.
+func (t *table) add(r *runner, fingerprint string) *slot {
+	s := &slot{runner: r, fingerprint: fingerprint, replica: r.replica}
+	s.replica.Since = time.Now()
+	t.slots[r.replica.ID] = s
+	return s
+}
+
+// apply takes in what a runner tells.
+func (t *table) apply(e event) {
+	s, ok := t.slots[e.replica.ID]
+	if !ok || s.runner != e.runner {
+		return
+	}
+	if e.replica.State == engines.Stopped {
+		delete(t.slots, e.replica.ID)
+		t.log.Info("replica has left", zap.String("replica", e.replica.ID))
+		return
+	}
+	if s.leaving {
+		return // it was under way before the runner knew
+	}
+	next := e.replica
+	next.Since = s.replica.Since
+	if next.State != s.replica.State {
+		next.Since = time.Now()
+		t.logChange(next)
+	}
+	s.replica = next
+}
+
+func (t *table) logChange(r engines.Replica) {
+	fields := []zap.Field{zap.String("replica", r.ID), zap.String("state", string(r.State)), zap.Int("pid", r.PID)}
+	if r.State == engines.Failed {
+		t.log.Warn("replica failed", append(fields, zap.String("reason", r.Reason), zap.Int("restarts", r.Restarts))...)
+		return
+	}
+	t.log.Info("replica", fields...)
+}
+
+// reconcile compares the table with what is wanted. It creates slots by create, unless that is nil, and marks those that leave.
+func (t *table) reconcile(wanted []wish, create func(m Model, index int) *runner) {
+	stay := map[*slot]bool{}
+	for _, m := range wanted {
+		slots := make([]*slot, max(m.Desired, 0))
+		for i := range slots {
+			s, ok := t.slots[replicaID(m.Name, i)]
+			if !ok && create != nil {
+				s = t.add(create(m.Model, i), m.fingerprint)
+			}
+			if s != nil {
+				s.runner.model.Store(&m.Model)
+				slots[i], stay[s] = s, true
+			}
+		}
+		t.replaceOutdated(slots, m.fingerprint)
+	}
+	for _, s := range t.slots {
+		if !stay[s] {
+			t.leave(s, "no longer wanted")
+		}
+	}
+}
+
+// replaceOutdated lets replicas of an earlier command leave; the next reconcile puts new ones in their places. One that serves
+// leaves only while all others of its model serve too. So a command that does not work costs one replica, not all.
+func (t *table) replaceOutdated(slots []*slot, fingerprint string) {
+	serving := 0
+	for _, s := range slots {
+		if s != nil && !s.leaving && s.replica.State == engines.Ready {
+			serving++
+		}
+	}
+	for _, s := range slots {
+		if s == nil || s.leaving || s.fingerprint == fingerprint {
+			continue
+		}
+		if s.replica.State != engines.Ready || serving == len(slots) {
+			t.leave(s, "replaced: its command has changed")
+			serving = 0
+		}
+	}
+}
+
+func (t *table) leave(s *slot, why string) {
+	if s.leaving {
+		return
+	}
+	s.leaving = true
+	s.replica.State, s.replica.Reason, s.replica.Since = engines.Draining, why, time.Now()
+	t.logChange(s.replica)
+}
+
+// carryOut begins the runners that are new and tells those that leave.
+func (t *table) carryOut(begin func(*runner)) {
+	for _, s := range t.slots {
+		if s.leaving && !s.told {
+			s.told = true
+			s.runner.tellLeave()
+		}
+		if !s.begun {
+			s.begun = true
+			begin(s.runner)
+		}
+	}
+}
+
+// allLeave marks every replica and returns their runners.
+func (t *table) allLeave() []*runner {
+	var runners []*runner
+	for _, s := range t.slots {
+		t.leave(s, "the gateway stops")
+		runners = append(runners, s.runner)
+	}
+	return runners
+}
+
+// publish reports to the fleet.
+func (t *table) publish(wanted []wish) {
+	part := engines.Part{}
+	for _, m := range wanted {
+		part.Models = append(part.Models, m.Model.Model)
+	}
+	for _, s := range t.slots {
+		part.Replicas = append(part.Replicas, s.replica)
+	}
+	slices.SortFunc(part.Replicas, func(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) })
+	t.fleet.Set(source, part)
+}
+
+func (t *table) clear() { clear(t.slots) }
