@@ -1,0 +1,190 @@
+package envoy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// adminTimeout bounds one exchange with the admin interface. Envoy answers from its main thread, which is slow only while
+	// it takes a large update.
+	adminTimeout = 5 * time.Second
+	// maxAdminAnswer is far above /clusters of thousands of replicas.
+	maxAdminAnswer = 256 << 20
+	adminListener  = "admin"
+)
+
+// What ServerState may say, besides the states of a start.
+const (
+	stateLive     = "LIVE"
+	stateDraining = "DRAINING"
+)
+
+// Admin talks to Envoy's admin interface. Its methods may be called at any time; when nobody listens they fail at once.
+type Admin struct {
+	// Socket is the path of the unix socket.
+	Socket string
+}
+
+// Get fetches a path with its query, such as /clusters?format=json. Any status but 2xx is an error.
+func (a Admin) Get(ctx context.Context, path string) ([]byte, error) {
+	return a.call(ctx, http.MethodGet, path)
+}
+
+// Post is Get for what changes something, such as /healthcheck/fail.
+func (a Admin) Post(ctx context.Context, path string) ([]byte, error) {
+	return a.call(ctx, http.MethodPost, path)
+}
+
+// Ready tells whether Envoy has its configuration, accepts requests, and is not draining.
+func (a Admin) Ready(ctx context.Context) bool {
+	_, err := a.Get(ctx, "/ready")
+	return err == nil
+}
+
+// ServerState is what Envoy says of itself: LIVE, DRAINING, PRE_INITIALIZING or INITIALIZING.
+func (a Admin) ServerState(ctx context.Context) (string, error) {
+	var answer struct {
+		State string `json:"state"`
+	}
+	err := a.getJSON(ctx, "/server_info", &answer)
+	return answer.State, err
+}
+
+// ActiveRequests counts, by cluster and by host, the requests that Envoy has under way there. A host is ip:port or the path
+// of a unix socket. All hosts that Envoy knows are there, with 0 as well.
+func (a Admin) ActiveRequests(ctx context.Context) (map[string]map[string]int, error) {
+	var answer clusters
+	if err := a.getJSON(ctx, "/clusters?format=json", &answer); err != nil {
+		return nil, err
+	}
+	return answer.active(), nil
+}
+
+// InFlight counts the clients' requests that Envoy has taken and not answered to the end, those included that Sluice still holds.
+func (a Admin) InFlight(ctx context.Context) (int, error) {
+	stats, err := a.Stats(ctx, `^http\..*\.downstream_rq_active$`)
+	if err != nil {
+		return 0, err
+	}
+	total := 0
+	for name, value := range stats {
+		if name != "http."+adminListener+".downstream_rq_active" {
+			total += int(value)
+		}
+	}
+	return total, nil
+}
+
+// Stats returns the counters and gauges whose names match the regular expression (RE2).
+func (a Admin) Stats(ctx context.Context, filter string) (map[string]uint64, error) {
+	var answer struct {
+		Stats []struct {
+			Name  string          `json:"name"`
+			Value json.RawMessage `json:"value"`
+		} `json:"stats"`
+	}
+	if err := a.getJSON(ctx, "/stats?format=json&filter="+url.QueryEscape(filter), &answer); err != nil {
+		return nil, err
+	}
+	stats := make(map[string]uint64, len(answer.Stats))
+	for _, s := range answer.Stats {
+		// Histograms have no name, text readouts no number: neither is asked for here.
+		if n, err := strconv.ParseUint(string(s.Value), 10, 64); err == nil && s.Name != "" {
+			stats[s.Name] = n
+		}
+	}
+	return stats, nil
+}
+
+func (a Admin) getJSON(ctx context.Context, path string, into any) error {
+	body, err := a.Get(ctx, path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("envoy admin %s: %w", path, err)
+	}
+	return nil
+}
+
+func (a Admin) call(ctx context.Context, method, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://envoy"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	// A connection for each call: calls are rare, and none is kept to an Envoy that may be gone.
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", a.Socket)
+		},
+	}}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("envoy admin: %w", err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxAdminAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("envoy admin %s: %w", path, err)
+	}
+	if res.StatusCode/100 != 2 {
+		return nil, fmt.Errorf("envoy admin %s: %s: %.200s", path, res.Status, strings.TrimSpace(string(body)))
+	}
+	return body, nil
+}
+
+// clusters is the part of /clusters?format=json that we read (envoy.admin.v3.Clusters).
+type clusters struct {
+	Statuses []struct {
+		Name  string `json:"name"`
+		Hosts []struct {
+			Address struct {
+				Socket struct {
+					Address string `json:"address"`
+					Port    int    `json:"port_value"`
+				} `json:"socket_address"`
+				Pipe struct {
+					Path string `json:"path"`
+				} `json:"pipe"`
+			} `json:"address"`
+			Stats []struct {
+				Name  string `json:"name"`
+				Value string `json:"value"`
+			} `json:"stats"`
+		} `json:"host_statuses"`
+	} `json:"cluster_statuses"`
+}
+
+func (c clusters) active() map[string]map[string]int {
+	all := make(map[string]map[string]int, len(c.Statuses))
+	for _, cluster := range c.Statuses {
+		hosts := make(map[string]int, len(cluster.Hosts))
+		for _, host := range cluster.Hosts {
+			address := host.Address.Pipe.Path
+			if address == "" {
+				address = net.JoinHostPort(host.Address.Socket.Address, strconv.Itoa(host.Address.Socket.Port))
+			}
+			hosts[address] = 0
+			for _, s := range host.Stats {
+				if n, err := strconv.Atoi(s.Value); err == nil && s.Name == "rq_active" {
+					hosts[address] = n
+				}
+			}
+		}
+		all[cluster.Name] = hosts
+	}
+	return all
+}
