@@ -1,0 +1,218 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// served is a Server with its wire, for tests that play Envoy.
+type served struct {
+	*Server
+	dial *grpc.ClientConn
+
+	mu sync.Mutex
+	// acks are the calls of OnAck, "model=id,id"; guarded by mu
+	acks []string
+}
+
+func newServed(t testing.TB) *served {
+	t.Helper()
+	s := &served{}
+	s.Server = NewServer(ServerConfig{OnAck: func(model string, ids []string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.acks = append(s.acks, model+"="+strings.Join(ids, ","))
+	}})
+	wire := bufconn.Listen(1 << 20)
+	g := grpc.NewServer()
+	s.Register(g)
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(wire) }()
+	var err error
+	s.dial, err = grpc.NewClient("passthrough:envoy", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return wire.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.dial.Close()
+		g.Stop()
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// told returns the calls of OnAck since the last time, sorted.
+func (s *served) told() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	acks := s.acks
+	s.acks = nil
+	slices.Sort(acks)
+	return acks
+}
+
+// client plays Envoy on one stream.
+type client struct {
+	t      testing.TB
+	wire   discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+	got    chan *discovery.DeltaDiscoveryResponse
+	hangUp context.CancelFunc
+	named  bool
+}
+
+func (s *served) connect(t testing.TB) *client {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	wire, err := discovery.NewAggregatedDiscoveryServiceClient(s.dial).DeltaAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{t: t, wire: wire, got: make(chan *discovery.DeltaDiscoveryResponse, 100), hangUp: cancel}
+	go func() {
+		defer close(c.got)
+		for {
+			response, err := wire.Recv()
+			if err != nil {
+				return
+			}
+			c.got <- response
+		}
+	}()
+	return c
+}
+
+// send sends a request. The first one says who this is.
+func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
+	c.t.Helper()
+	if !c.named {
+		c.named = true
+		request.Node = &core.Node{Id: "node", UserAgentVersionType: &core.Node_UserAgentBuildVersion{
+			UserAgentBuildVersion: &core.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}},
+		}}
+	}
+	if err := c.wire.Send(request); err != nil && !errors.Is(err, io.EOF) {
+		c.t.Fatal(err)
+	}
+}
+
+// ask subscribes, with what this Envoy has from before.
+func (c *client) ask(k kind, has map[string]string, names ...string) {
+	c.t.Helper()
+	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesSubscribe: names, InitialResourceVersions: has})
+}
+
+func (c *client) forget(k kind, names ...string) {
+	c.t.Helper()
+	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesUnsubscribe: names})
+}
+
+// ack acknowledges a response; with a message it refuses it.
+func (c *client) ack(r *discovery.DeltaDiscoveryResponse, refusal ...string) {
+	c.t.Helper()
+	request := &discovery.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce}
+	if len(refusal) > 0 {
+		request.ErrorDetail = &status.Status{Code: 13, Message: refusal[0]}
+	}
+	c.send(request)
+}
+
+// expect receives the next response and checks its kind and what it holds, "name" or "-name" for a removed one.
+func (c *client) expect(k kind, want ...string) *discovery.DeltaDiscoveryResponse {
+	c.t.Helper()
+	select {
+	case r, ok := <-c.got:
+		if !ok {
+			c.t.Fatal("the stream ended")
+		}
+		got := namesIn(r)
+		slices.Sort(want)
+		if r.TypeUrl != k.typeURL() || !slices.Equal(got, want) {
+			c.t.Fatalf("got %s %q, want %s %q", r.TypeUrl, got, k, want)
+		}
+		return r
+	case <-time.After(patience):
+		c.t.Fatalf("no response, want %s %q", k, want)
+		return nil
+	}
+}
+
+// quiet checks that the server has nothing to say: it answers a question that it always answers, and nothing comes before.
+func (c *client) quiet() {
+	c.t.Helper()
+	c.ask(routes, nil, resourceName)
+	c.ack(c.expect(routes, resourceName))
+}
+
+// adopt is a whole connection of an Envoy: it asks like one and acknowledges everything. It returns what it has at the end.
+func (s *served) adopt(t testing.TB, models ...string) *client {
+	t.Helper()
+	c := s.connect(t)
+	var want []string
+	for _, m := range models {
+		want = append(want, "model/"+m)
+	}
+	c.ask(clusters, nil)
+	r := c.expect(clusters, want...)
+	if len(want) > 0 {
+		c.ask(assignments, nil, want...)
+		c.ack(c.expect(assignments, want...))
+	}
+	c.ack(r)
+	c.ask(listeners, nil)
+	c.ack(c.expect(listeners, resourceName))
+	c.quiet()
+	return c
+}
+
+func namesIn(r *discovery.DeltaDiscoveryResponse) []string {
+	var got []string
+	for _, res := range r.Resources {
+		got = append(got, res.Name)
+	}
+	for _, name := range r.RemovedResources {
+		got = append(got, "-"+name)
+	}
+	slices.Sort(got)
+	return got
+}
+
+// fleetOf makes resources for models with the ids of their ready replicas. Every id has its own port.
+func fleetOf(t testing.TB, models map[string][]string) *Resources {
+	t.Helper()
+	s := &engines.Snapshot{Models: map[string]*engines.ModelSnapshot{}}
+	for name, ids := range models {
+		m := &engines.ModelSnapshot{Model: engines.Model{Name: name}}
+		for _, id := range ids {
+			port := 1 + crc32.ChecksumIEEE([]byte(id))%60_000
+			m.Replicas = append(m.Replicas, replica(id, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)}))
+		}
+		s.Models[name] = m
+	}
+	r, err := Build(Config{Listen: "127.0.0.1:0"}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

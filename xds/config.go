@@ -1,0 +1,95 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// Config is what the resources depend on beside the fleet. Its zero value, with Listen set, is usable.
+type Config struct {
+	// Listen is where Envoy accepts clients, host:port. The host is an IP address or "localhost"; empty means all IPv4 addresses.
+	// Port 0 lets the kernel choose.
+	Listen string
+	// MaxBody is the largest request body in bytes. 0 means 32 MiB.
+	MaxBody int64
+	// MaxDuration is the longest time from the complete request to the end of its response. 0 means 30 minutes.
+	MaxDuration time.Duration
+	// HoldTimeout is the longest time that ext_proc may hold a request. 0 means one hour.
+	HoldTimeout time.Duration
+	// HideReplica leaves the header that names the replica out of responses.
+	HideReplica bool
+}
+
+// Defaults of Config.
+const (
+	DefaultMaxBody     = 32 << 20
+	DefaultMaxDuration = 30 * time.Minute
+	DefaultHoldTimeout = time.Hour
+)
+
+func (c Config) withDefaults() Config {
+	if c.MaxBody == 0 {
+		c.MaxBody = DefaultMaxBody
+	}
+	if c.MaxDuration == 0 {
+		c.MaxDuration = DefaultMaxDuration
+	}
+	if c.HoldTimeout == 0 {
+		c.HoldTimeout = DefaultHoldTimeout
+	}
+	return c
+}
+
+func (c Config) check() error {
+	_, err := c.listenAddress()
+	if c.MaxBody < 0 || c.MaxBody > math.MaxUint32 {
+		// Envoy's buffers count in 32 bits.
+		err = errors.Join(err, fmt.Errorf("max body %d is not between 0 and 4 GiB", c.MaxBody))
+	}
+	if c.MaxDuration < 0 {
+		err = errors.Join(err, fmt.Errorf("max duration %v is negative", c.MaxDuration))
+	}
+	if c.HoldTimeout < 0 {
+		err = errors.Join(err, fmt.Errorf("hold timeout %v is negative", c.HoldTimeout))
+	}
+	return err
+}
+
+// listenAddress is Listen as Envoy wants it: it does not resolve names for a listener.
+func (c Config) listenAddress() (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("listen: %w", err)
+	}
+	switch host {
+	case "":
+		host = "0.0.0.0"
+	case "localhost":
+		host = "127.0.0.1"
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("listen: %q is not an IP address", host)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("listen: %q is not a port", port)
+	}
+	return netip.AddrPortFrom(addr, uint16(n)), nil
+}
+
+// bytesText writes a size for people: the largest unit that divides it.
+func bytesText(n int64) string {
+	switch {
+	case n%(1<<20) == 0:
+		return strconv.FormatInt(n>>20, 10) + " MiB"
+	case n%(1<<10) == 0:
+		return strconv.FormatInt(n>>10, 10) + " KiB"
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
+}

@@ -1,0 +1,358 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	accesslog "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	httpstatus "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// gateway is all that stands around an Envoy in a test: the server under test, and stand-ins for the parts of Sluice that Envoy
+// asks. What they answer, the request says in its x-test-* headers.
+type gateway struct {
+	*envoyProcess
+	server *Server
+	config Config
+	addr   string
+	log    logReceiver
+	alter  func(*Resources)
+	// stop ends what Envoy finds behind its control cluster, as a crash of Sluice does.
+	stop func()
+
+	mu sync.Mutex
+	// fleet is what the server was told last; guarded by mu
+	fleet map[string]*engines.ModelSnapshot
+	// current is built from fleet; guarded by mu
+	current *Resources
+	// acks are the replicas that OnAck told, by model; guarded by mu
+	acks map[string][]string
+	// waiting are closed when OnAck tells these replicas; guarded by mu
+	waiting map[string]chan struct{}
+}
+
+// newGateway starts an Envoy that Sluice configures. alter may change what Build gave; nil changes nothing.
+func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
+	t.Helper()
+	g := &gateway{
+		config: c, alter: alter,
+		fleet: map[string]*engines.ModelSnapshot{}, acks: map[string][]string{}, waiting: map[string]chan struct{}{},
+	}
+	g.server = NewServer(ServerConfig{OnAck: g.onAck})
+	g.update(t)
+	dir := shortDir(t)
+	g.stop = serveControl(t, dir, g.server, &g.log)
+	serveAPI(t, dir)
+	g.envoyProcess = startEnvoy(t, dir)
+	g.addr = g.address(t)
+	return g
+}
+
+// serveControl runs what Envoy finds behind its control cluster, until the test ends or stop is called.
+func serveControl(t testing.TB, dir string, s *Server, log *logReceiver) (stop func()) {
+	t.Helper()
+	control := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
+	s.Register(control)
+	extproc.RegisterExternalProcessorServer(control, processorStandIn{})
+	auth.RegisterAuthorizationServer(control, authzStandIn{})
+	als.RegisterAccessLogServiceServer(control, log)
+	l := listenUnix(t, dir, "control.sock")
+	done := make(chan error, 1)
+	go func() { done <- control.Serve(l) }()
+	stop = sync.OnceFunc(func() {
+		control.Stop()
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func serveAPI(t testing.TB, dir string) {
+	t.Helper()
+	api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s tenant=%s", r.Method, r.URL.Path, r.Header.Get(headers.Tenant))
+	})}
+	l := listenUnix(t, dir, "api.sock")
+	go api.Serve(l) //nolint:errcheck // ends with Close
+	t.Cleanup(func() { api.Close() })
+}
+
+// set tells the server what replicas a model has; none at all removes the model.
+func (g *gateway) set(t testing.TB, model string, replicas ...engines.Replica) {
+	t.Helper()
+	g.mu.Lock()
+	g.fleet[model] = &engines.ModelSnapshot{Model: engines.Model{Name: model}, Replicas: replicas}
+	g.mu.Unlock()
+	g.update(t)
+}
+
+func (g *gateway) update(t testing.TB) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	next, err := g.current.Rebuild(g.config, &engines.Snapshot{Models: g.fleet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.alter != nil {
+		g.alter(next)
+	}
+	g.current = next
+	g.server.Set(next)
+}
+
+// settle is set, and then waiting for Envoy's word that it knows.
+func (g *gateway) settle(t testing.TB, model string, replicas ...engines.Replica) {
+	t.Helper()
+	ids := make([]string, len(replicas))
+	for i, r := range replicas {
+		ids[i] = r.ID
+	}
+	done := g.acked(model, ids)
+	g.set(t, model, replicas...)
+	g.await(t, done, fmt.Sprintf("Envoy knows %v of %s", ids, model))
+}
+
+func (g *gateway) await(t testing.TB, done <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("waited in vain until %s; status %+v", what, g.server.Status())
+	}
+}
+
+// acked is closed when OnAck has told exactly these replicas of the model.
+func (g *gateway) acked(model string, ids []string) <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	done := make(chan struct{})
+	if known, ok := g.acks[model]; ok && slices.Equal(known, ids) {
+		close(done)
+	} else {
+		g.waiting[model+"="+strings.Join(ids, ",")] = done
+	}
+	return done
+}
+
+func (g *gateway) onAck(model string, ids []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.acks[model] = ids
+	key := model + "=" + strings.Join(ids, ",")
+	if done, ok := g.waiting[key]; ok {
+		close(done)
+		delete(g.waiting, key)
+	}
+}
+
+// processorStandIn decides as the request's x-test headers say. x-test-cluster and x-test-list route it; without them it stays
+// undecided. x-test-answer is a status to answer with.
+type processorStandIn struct {
+	extproc.UnimplementedExternalProcessorServer
+}
+
+func (processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+	asked := map[string]string{}
+	for {
+		in, err := stream.Recv()
+		if errors.Is(err, io.EOF) || grpcstatus.Code(err) == codes.Canceled {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var out *extproc.ProcessingResponse
+		switch m := in.Request.(type) {
+		case *extproc.ProcessingRequest_RequestHeaders:
+			for _, h := range m.RequestHeaders.Headers.Headers {
+				asked[h.Key] = string(h.RawValue)
+			}
+			if forged := internalAmong(asked); forged != "" {
+				return grpcstatus.Error(codes.Internal, "a client's "+forged+" came through")
+			}
+			if asked["x-test-hang"] != "" {
+				<-stream.Context().Done()
+				return nil
+			}
+			out = onHeaders(asked, m.RequestHeaders.EndOfStream)
+		case *extproc.ProcessingRequest_RequestBody:
+			out = &extproc.ProcessingResponse{
+				Response:        &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: decision(asked)}},
+				DynamicMetadata: saying(asked),
+			}
+		case *extproc.ProcessingRequest_ResponseTrailers:
+			out = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{
+				ResponseTrailers: &extproc.TrailersResponse{},
+			}}
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// internalAmong finds a header that only Sluice may set, in any spelling that some server takes for the same.
+func internalAmong(asked map[string]string) string {
+	for name := range asked {
+		if slices.Contains(headers.Internal(), strings.ReplaceAll(name, "_", "-")) {
+			return name
+		}
+	}
+	return ""
+}
+
+func onHeaders(asked map[string]string, whole bool) *extproc.ProcessingResponse {
+	if answer := asked["x-test-answer"]; answer != "" {
+		code, _ := strconv.Atoi(answer) // 0 becomes 200
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+			ImmediateResponse: &extproc.ImmediateResponse{
+				Status: &httpstatus.HttpStatus{Code: httpstatus.StatusCode(code)}, //nolint:gosec // a status
+				Body:   []byte("sluice says " + answer), Details: asked["x-test-details"],
+				Headers: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{
+					{Header: &core.HeaderValue{Key: "content-type", RawValue: []byte("application/json")}},
+				}},
+			},
+		}}
+	}
+	response := &extproc.CommonResponse{}
+	if whole {
+		response = decision(asked)
+	}
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
+		RequestHeaders: &extproc.HeadersResponse{Response: response},
+	}}
+}
+
+func decision(asked map[string]string) *extproc.CommonResponse {
+	mutation := &extproc.HeaderMutation{}
+	for from, to := range map[string]string{
+		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
+		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path",
+		"x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
+	} {
+		if v := asked[from]; v != "" {
+			mutation.SetHeaders = append(mutation.SetHeaders, &core.HeaderValueOption{
+				Header:       &core.HeaderValue{Key: to, RawValue: []byte(v)},
+				AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+			})
+		}
+	}
+	return &extproc.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}
+}
+
+func saying(asked map[string]string) *structpb.Struct {
+	if asked["x-test-tenant"] == "" {
+		return nil
+	}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{metadataNamespace: structpb.NewStructValue(&structpb.Struct{
+		Fields: map[string]*structpb.Value{"tenant": structpb.NewStringValue(asked["x-test-tenant"])},
+	})}}
+}
+
+// authzStandIn lets through who brings a key, and fails when it is asked to.
+type authzStandIn struct {
+	auth.UnimplementedAuthorizationServer
+}
+
+func (authzStandIn) Check(_ context.Context, in *auth.CheckRequest) (*auth.CheckResponse, error) {
+	h := in.GetAttributes().GetRequest().GetHttp().GetHeaders()
+	if h["x-test-fail"] != "" {
+		return nil, grpcstatus.Error(codes.Unavailable, "asked to fail")
+	}
+	if h["authorization"] == "" {
+		return &auth.CheckResponse{
+			Status: &status.Status{Code: int32(codes.Unauthenticated)},
+			HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
+				Status: &httpstatus.HttpStatus{Code: 401}, Body: "sluice says 401",
+			}},
+		}, nil
+	}
+	return &auth.CheckResponse{
+		Status: &status.Status{},
+		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{Headers: []*core.HeaderValueOption{
+			{Header: &core.HeaderValue{Key: headers.Tenant, Value: "acme"}},
+		}}},
+	}, nil
+}
+
+// logReceiver keeps the access log.
+type logReceiver struct {
+	als.UnimplementedAccessLogServiceServer
+
+	mu sync.Mutex
+	// entries by log name; guarded by mu
+	entries map[string][]*accesslog.HTTPAccessLogEntry
+}
+
+func (l *logReceiver) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogsServer) error {
+	name := ""
+	for {
+		in, err := stream.Recv()
+		if err != nil {
+			return nil //nolint:nilerr // Envoy has gone
+		}
+		if in.Identifier != nil {
+			name = in.Identifier.LogName
+		}
+		l.mu.Lock()
+		if l.entries == nil {
+			l.entries = map[string][]*accesslog.HTTPAccessLogEntry{}
+		}
+		l.entries[name] = append(l.entries[name], in.GetHttpLogs().GetLogEntry()...)
+		l.mu.Unlock()
+	}
+}
+
+// of returns the entries of one request.
+func (l *logReceiver) of(name, requestID string) []*accesslog.HTTPAccessLogEntry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var found []*accesslog.HTTPAccessLogEntry
+	for _, e := range l.entries[name] {
+		if e.GetRequest().GetRequestId() == requestID {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// wait returns the request's entry in the log of finished requests.
+func (l *logReceiver) wait(t testing.TB, requestID string) *accesslog.HTTPAccessLogEntry {
+	t.Helper()
+	var found []*accesslog.HTTPAccessLogEntry
+	eventually(t, "the request is in the log", func() bool {
+		found = l.of(RequestLog, requestID)
+		return len(found) > 0
+	})
+	return found[0]
+}
+
+// replica is a ready replica at the address of a listener.
+func replica(id string, address net.Addr) engines.Replica {
+	return engines.Replica{ID: id, State: engines.Ready, Address: address.(*net.TCPAddr).AddrPort()}
+}

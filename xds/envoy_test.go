@@ -1,0 +1,225 @@
+package xds
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// envoyBinary is the Envoy that the tests run: $SLUICE_ENVOY, else the pinned one.
+func envoyBinary(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("SLUICE_ENVOY")
+	if path == "" {
+		root, err := os.Getwd()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+				break
+			}
+			if root == filepath.Dir(root) {
+				t.Fatal("no go.mod above the test")
+			}
+			root = filepath.Dir(root)
+		}
+		path = filepath.Join(root, ".tools", "envoy")
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal("run make envoy: the tests need the pinned Envoy: ", err)
+	}
+	return path
+}
+
+// envoyProcess is a running Envoy.
+type envoyProcess struct {
+	dir   string
+	admin *http.Client
+}
+
+// startEnvoy runs an Envoy against the control and API sockets in dir and ends it with the test.
+func startEnvoy(t testing.TB, dir string) *envoyProcess {
+	t.Helper()
+	config := filepath.Join(dir, "bootstrap.json")
+	if err := os.WriteFile(config, bootstrap(t, dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "envoy.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(envoyBinary(t), "-c", config, "--disable-hot-restart", "--concurrency", "1", "--log-level", logLevel())
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics leaves no Envoy
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait() // it was killed
+		log.Close()
+		if t.Failed() {
+			t.Logf("Envoy said:\n%s", tail(filepath.Join(dir, "envoy.log")))
+		}
+	})
+	admin := filepath.Join(dir, "admin.sock")
+	return &envoyProcess{dir: dir, admin: &http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", admin)
+		}},
+	}}
+}
+
+func logLevel() string {
+	if l := os.Getenv("SLUICE_TEST_ENVOY_LOG"); l != "" {
+		return l
+	}
+	return "warn"
+}
+
+func tail(file string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-8000):])
+}
+
+// get reads a page of Envoy's admin.
+func (e *envoyProcess) get(path string) (string, error) {
+	r, err := e.admin.Get("http://envoy" + path)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	return string(b), err
+}
+
+// address waits for the listener and returns where it listens.
+func (e *envoyProcess) address(t testing.TB) string {
+	t.Helper()
+	var address string
+	eventually(t, "Envoy listens", func() bool {
+		page, err := e.get("/listeners")
+		if err != nil || !strings.HasPrefix(page, resourceName+"::") {
+			return false
+		}
+		address = strings.TrimSpace(strings.TrimPrefix(page, resourceName+"::"))
+		return true
+	})
+	return address
+}
+
+// stat reads one of Envoy's counters.
+func (e *envoyProcess) stat(t testing.TB, name string) string {
+	t.Helper()
+	page, err := e.get("/stats?filter=^" + name + "$")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(page), name+":"))
+}
+
+// eventually waits for a condition that other goroutines or processes bring about.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatal("waited in vain until ", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// patience is how long a test waits for what must happen; a busy machine is slow.
+const patience = 30 * time.Second
+
+type dict = map[string]any
+
+// bootstrap is the least an Envoy needs to find Sluice.
+func bootstrap(t testing.TB, dir string) []byte {
+	t.Helper()
+	b, err := json.Marshal(bootstrapDict(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func bootstrapDict(dir string) dict {
+	ads := dict{"resource_api_version": "V3", "ads": dict{}}
+	return dict{
+		"node":  dict{"id": "test", "cluster": "test"},
+		"admin": dict{"address": pipe(dir, "admin.sock")},
+		"dynamic_resources": dict{
+			"lds_config": ads, "cds_config": ads,
+			"ads_config": dict{
+				"api_type": "DELTA_GRPC", "transport_api_version": "V3",
+				"grpc_services": []dict{{"envoy_grpc": dict{
+					"cluster_name": "sluice_control",
+					"retry_policy": dict{"retry_back_off": dict{"base_interval": "0.05s", "max_interval": "0.2s"}},
+				}}},
+			},
+		},
+		"static_resources": dict{"clusters": []dict{
+			staticCluster("sluice_control", pipe(dir, "control.sock"), "explicit_http_config", dict{"http2_protocol_options": dict{}}),
+			staticCluster("sluice_api", pipe(dir, "api.sock"), "explicit_http_config", dict{"http_protocol_options": dict{}}),
+		}},
+	}
+}
+
+func pipe(dir, name string) dict {
+	return dict{"pipe": dict{"path": filepath.Join(dir, name)}}
+}
+
+func staticCluster(name string, address dict, protocol string, options dict) dict {
+	return dict{
+		"name": name, "type": "STATIC", "connect_timeout": "1s",
+		"load_assignment": dict{"cluster_name": name, "endpoints": []dict{{
+			"lb_endpoints": []dict{{"endpoint": dict{"address": address}}},
+		}}},
+		"typed_extension_protocol_options": dict{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": dict{
+			"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions", protocol: options,
+		}},
+	}
+}
+
+// shortDir is a directory whose sockets fit into a socket address.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "xds")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func listenUnix(t testing.TB, dir, name string) net.Listener {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(fmt.Errorf("listening on %s: %w", name, err))
+	}
+	return l
+}

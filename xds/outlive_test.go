@@ -1,0 +1,193 @@
+package xds
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	router "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// impatient shortens the timeouts that nobody could wait for.
+func impatient(t testing.TB, r *Resources) {
+	t.Helper()
+	l := proto.Clone(r.Listener.Message).(*listener.Listener)
+	typed := l.FilterChains[0].Filters[0].GetTypedConfig()
+	var m hcm.HttpConnectionManager
+	if err := typed.UnmarshalTo(&m); err != nil {
+		t.Fatal(err)
+	}
+	m.RequestHeadersTimeout = durationpb.New(100 * time.Millisecond)
+	m.RequestTimeout = durationpb.New(200 * time.Millisecond)
+	l.FilterChains[0].Filters[0].ConfigType = &listener.Filter_TypedConfig{TypedConfig: mustPack(&m)}
+	routes := proto.Clone(r.Routes.Message).(*route.RouteConfiguration)
+	for _, route := range routes.VirtualHosts[0].Routes {
+		if route.Name == EngineRoute {
+			route.GetRoute().IdleTimeout = durationpb.New(300 * time.Millisecond)
+		}
+	}
+	var err error
+	if r.Listener, err = newResource(resourceName, l); err != nil {
+		t.Fatal(err)
+	}
+	if r.Routes, err = newResource(resourceName, routes); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// spoil makes a cluster that passes every check of ours and that Envoy refuses all the same.
+func spoil(t testing.TB, m *Model) {
+	t.Helper()
+	c := proto.Clone(m.Cluster.Message).(*cluster.Cluster)
+	c.LoadBalancingPolicy = lbPolicy("no policy", &router.Router{})
+	bad, err := newResource(c.Name, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Cluster = bad
+}
+
+// TestEnvoyOutlivesTheServer runs one Envoy through refusals, impatience, and the death of its server.
+func TestEnvoyOutlivesTheServer(t *testing.T) {
+	t.Parallel()
+	spoilt := ""
+	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, func(r *Resources) {
+		impatient(t, r)
+		if m := r.Models[spoilt]; m != nil {
+			spoil(t, m)
+		}
+	})
+	a := newEngine(t, "a")
+	g.settle(t, "good", replica("good-0", a))
+	slowReplies(t, g)
+
+	spoilt = "bad"
+	g.set(t, "bad", replica("bad-0", a))
+	eventually(t, "the bad cluster is refused", func() bool { return len(g.server.Status().Refused) == 1 })
+	status := g.server.Status()
+	if bad := status.Refused[0]; bad.Resource != "model/bad" || bad.Type != "cluster" || !strings.Contains(bad.Message, "model/bad") ||
+		status.Nacks != 1 || !status.Configured || status.EnvoyVersion == "0.0.0" {
+		t.Errorf("status %+v", status)
+	}
+	g.settle(t, "later", replica("later-0", a))
+	g.chat(t, "later", a.String()).saw(t)
+	spoilt = ""
+	mended := g.acked("bad", []string{"bad-0"})
+	g.mu.Lock()
+	g.current = nil // forget the spoilt cluster
+	g.mu.Unlock()
+	g.update(t)
+	g.await(t, mended, "the mended cluster is taken")
+	g.chat(t, "bad", a.String()).saw(t)
+
+	serverDies(t, g)
+}
+
+// slowReplies sees what Envoy answers when it has lost patience.
+func slowReplies(t *testing.T, g *gateway) {
+	silent := silentEngine(t)
+	g.settle(t, "silent", replica("silent-0", silent))
+	for _, test := range []struct {
+		name   string
+		got    answer
+		status int
+		code   string
+	}{
+		{"slow headers", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\n"), 408, "request_timeout"},
+		{"slow body", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nslow"), 408, "request_timeout"},
+		{"idle", g.chat(t, "silent", silent.String()), 504, "upstream_timeout"},
+	} {
+		if test.got.StatusCode != test.status || test.got.code(t) != test.code {
+			t.Errorf("%s: %d %s", test.name, test.got.StatusCode, test.got.body)
+		}
+		checkHeaders(t, test.got.Header, map[string]string{headers.Source: "gateway", "retry-after": "1"})
+	}
+}
+
+// serverDies: while nobody serves Envoy, streams go on and requests get a 503; the next server takes Envoy over as it is.
+func serverDies(t *testing.T, g *gateway) {
+	next := make(chan struct{})
+	engine := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // a test
+		for i := range 3 {
+			fmt.Fprintf(w, "data: %d\n", i)
+			w.(http.Flusher).Flush()
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	g.settle(t, "running", replica("running-0", engine))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+g.addr+chatPath, bytes.NewReader([]byte("{}")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("x-test-cluster", "model/running")
+	request.Header.Set("x-test-stream", "1")
+	stream, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Body.Close()
+	lines := bufio.NewScanner(stream.Body)
+	expectLine := func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("read %q (%v), want %q", lines.Text(), lines.Err(), want)
+		}
+	}
+	expectLine("data: 0")
+
+	g.stop()
+	for name, got := range map[string]answer{
+		"chat":   g.chat(t, "good", "192.0.2.1:1"),
+		"models": g.do(t, "GET", "/v1/models", nil, "Authorization", "x"),
+	} {
+		if got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
+			t.Errorf("%s without a server: %d %s", name, got.StatusCode, got.body)
+		}
+	}
+	next <- struct{}{}
+	expectLine("data: 1")
+
+	changes := func() string {
+		return g.stat(t, "cluster_manager.cluster_(added|modified|removed)") + g.stat(t, "listener_manager.listener_(added|modified|removed)")
+	}
+	before := changes()
+	g.mu.Lock()
+	g.acks = map[string][]string{}
+	g.server = NewServer(ServerConfig{OnAck: g.onAck})
+	g.server.Set(g.current)
+	g.mu.Unlock()
+	known := g.acked("running", []string{"running-0"})
+	serveControl(t, g.dir, g.server, &g.log)
+	g.await(t, known, "the new server knows what Envoy has")
+	eventually(t, "Envoy counts as configured", func() bool { return g.server.Status().Configured })
+	if after := changes(); after != before {
+		t.Errorf("the new server changed Envoy: %s, before %s", after, before)
+	}
+	next <- struct{}{}
+	expectLine("data: 2")
+	close(next)
+	if lines.Scan() || lines.Err() != nil {
+		t.Errorf("the stream ended with %q, %v", lines.Text(), lines.Err())
+	}
+	a := newEngine(t, "a")
+	g.settle(t, "good", replica("good-1", a))
+	g.chat(t, "good", a.String()).saw(t)
+}

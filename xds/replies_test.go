@@ -1,0 +1,69 @@
+package xds
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// ownReplies sees what Envoy answers by itself, and that it leaves Sluice's answers alone.
+func ownReplies(t *testing.T, g *gateway) {
+	dead, silent, dropping := deadAddress(t), silentEngine(t), droppingEngine(t, 10)
+	g.settle(t, "r-empty")
+	g.settle(t, "r-dead", replica("r-dead-0", dead))
+	g.settle(t, "r-silent", replica("r-silent-0", silent))
+	g.settle(t, "r-dropping", replica("r-dropping-0", dropping))
+	decided := func(model string, more ...string) []string {
+		return append([]string{"x-test-cluster", "model/" + model, "x-test-list", "192.0.2.1:1"}, more...)
+	}
+	post := func(pairs ...string) answer { return g.do(t, http.MethodPost, chatPath, []byte("{}"), pairs...) }
+	for _, test := range []struct {
+		name   string
+		got    answer
+		status int
+		code   string
+	}{
+		{"undecided", post(), 503, "gateway_unavailable"},
+		{"unknown cluster", post(decided("r-nowhere")...), 503, "gateway_unavailable"},
+		{"processor fails", post("x-sluice-x", "1", "x-test-hang", "1"), 503, "gateway_unavailable"},
+		{"processor's answer is nonsense", post("x-test-answer", "500", "x-test-details", "foreign"), 503, "gateway_unavailable"},
+		{"authorization fails", g.do(t, "GET", "/v1/models", nil, "x-test-fail", "1"), 503, "gateway_unavailable"},
+		{"no replica", post(decided("r-empty")...), 503, "no_replica"},
+		{"refused", post(decided("r-dead")...), 502, "upstream_error"},
+		{"dropped", post(decided("r-dropping")...), 502, "upstream_error"},
+		{"timeout", post(decided("r-silent", "x-test-timeout", "50")...), 504, "upstream_timeout"},
+		{"client's timeout", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1")...), 408, "request_timeout"},
+		{"client's timeout, streamed", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1", "x-test-stream", "1")...), 408, "request_timeout"},
+		{"try timeout", post(decided("r-silent", "x-test-try-timeout", "50", "x-test-retries", "0")...), 504, "upstream_timeout"},
+		{"no host", g.raw(t, "GET / HTTP/1.1\r\n\r\n"), 400, "invalid_request"},
+		{"HTTP/1.0", g.raw(t, "GET / HTTP/1.0\r\n\r\n"), 426, "invalid_request"},
+		{"not HTTP", g.raw(t, "HELO\r\n\r\n"), 400, "invalid_request"},
+		{"bad path", g.raw(t, "GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n"), 400, "invalid_request"},
+		{"CONNECT", g.raw(t, "CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n"), 403, "invalid_request"},
+		{"upgrade", g.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), 403, "invalid_request"},
+		{"transfer encoding", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: x\r\n\r\n"), 400, "invalid_request"},
+		{"smuggling", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n"), 400, "invalid_request"},
+		{"headers too large", g.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nx: "+strings.Repeat("x", 70_000)+"\r\n\r\n"), 431, "invalid_request"},
+	} {
+		if test.got.StatusCode != test.status || test.got.code(t) != test.code {
+			t.Errorf("%s: %d %s", test.name, test.got.StatusCode, test.got.body)
+		}
+		want := map[string]string{headers.Source: "gateway", "retry-after": ""}
+		if test.status == 408 || test.status == 502 || test.status == 503 || test.status == 504 {
+			want["retry-after"] = "1"
+		}
+		checkHeaders(t, test.got.Header, want)
+	}
+	// Sluice's own answers keep status, body and type, with and without details.
+	for _, said := range []string{"401", "404", "413", "429", "502", "503", "504"} {
+		for _, details := range []string{"", "sluice_something"} {
+			got := post("x-test-answer", said, "x-test-details", details)
+			if got.Status[:3] != said || string(got.body) != "sluice says "+said {
+				t.Errorf("Sluice's %s (%s) became %d %s", said, details, got.StatusCode, got.body)
+			}
+			checkHeaders(t, got.Header, map[string]string{headers.Source: "gateway", "retry-after": "", "content-type": "application/json"})
+		}
+	}
+}

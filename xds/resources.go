@@ -1,0 +1,269 @@
+package xds
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// resourceName is the name of the one listener and of the one route table.
+const resourceName = "sluice"
+
+// metadataNamespace holds what Sluice itself puts into Envoy's metadata: the replica's id on an endpoint, the body limit on a
+// route, and what ext_proc says about a request.
+const metadataNamespace = "sluice"
+
+// Resource is one piece of Envoy's configuration. It must not be changed.
+type Resource struct {
+	// Name is unique among the resources of one type.
+	Name string
+	// Version is a hash of the content.
+	Version string
+	// Message is the content.
+	Message proto.Message
+
+	packed *anypb.Any
+	// replicas are the ids in it, if these are endpoints.
+	replicas []string
+}
+
+// Model is what Envoy is told about one model.
+type Model struct {
+	Cluster   *Resource
+	Endpoints *Resource
+	// Replicas are the ids of the replicas in Endpoints, in the same order.
+	Replicas []string
+
+	// ready and faults are what the model was built from.
+	ready  []endpoint
+	faults []Fault
+}
+
+// endpoint is all that Envoy needs of a replica.
+type endpoint struct {
+	id      string
+	address netip.AddrPort
+}
+
+// Resources is everything Envoy is told. It is immutable.
+type Resources struct {
+	Listener *Resource
+	Routes   *Resource
+	// Models by name. A model that cannot be expressed is missing here and listed in Faults.
+	Models map[string]*Model
+	// Faults are the models and replicas that had to be left out, so that one bad item does not hold up the others.
+	Faults []Fault
+
+	config Config
+	// byCluster is Models by the name of the cluster, which is that of its endpoints too.
+	byCluster map[string]*Model
+}
+
+// Fault says why a model, or one replica of it, is not in the resources.
+type Fault struct {
+	Model string
+	// Replica is empty when the whole model is left out.
+	Replica string
+	Err     error
+}
+
+// Error implements error.
+func (f Fault) Error() string {
+	if f.Replica != "" {
+		return fmt.Sprintf("model %q, replica %q: %v", f.Model, f.Replica, f.Err)
+	}
+	return fmt.Sprintf("model %q: %v", f.Model, f.Err)
+}
+
+// Unwrap returns the cause.
+func (f Fault) Unwrap() error { return f.Err }
+
+// Build makes the resources for a fleet. An error means that the Config is wrong; whatever is wrong with a single model is in Faults.
+func Build(c Config, s *engines.Snapshot) (*Resources, error) {
+	return (*Resources)(nil).Rebuild(c, s)
+}
+
+// Rebuild gives exactly what Build gives, but shares with r all that is the same in both, so that its cost is that of the
+// models that changed. A nil r shares nothing.
+func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
+	next := &Resources{config: c, Models: make(map[string]*Model, len(s.Models)), byCluster: make(map[string]*Model, len(s.Models))}
+	if r != nil && r.config == c {
+		next.Listener, next.Routes = r.Listener, r.Routes
+	} else if err := next.buildStatic(); err != nil {
+		return nil, err
+	}
+	for name, snapshot := range s.Models {
+		var old *Model
+		if r != nil {
+			old = r.Models[name]
+		}
+		m := old
+		if !old.describes(snapshot) {
+			var err error
+			if m, err = buildModel(snapshot, old); err != nil {
+				next.Faults = append(next.Faults, Fault{Model: name, Err: err})
+				continue
+			}
+		}
+		next.Models[name], next.byCluster[m.Cluster.Name] = m, m
+		next.Faults = append(next.Faults, m.faults...)
+	}
+	slices.SortFunc(next.Faults, func(a, b Fault) int {
+		return cmp.Or(strings.Compare(a.Model, b.Model), strings.Compare(a.Replica, b.Replica))
+	})
+	return next, nil
+}
+
+// buildStatic makes what does not depend on the fleet.
+func (r *Resources) buildStatic() error {
+	c := r.config.withDefaults()
+	if err := c.check(); err != nil {
+		return fmt.Errorf("xds: %w", err)
+	}
+	var err error
+	if r.Listener, err = newResource(resourceName, listenerFor(c)); err != nil {
+		return fmt.Errorf("xds: listener: %w", err)
+	}
+	if r.Routes, err = newResource(resourceName, routesFor(c)); err != nil {
+		return fmt.Errorf("xds: routes: %w", err)
+	}
+	return nil
+}
+
+func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
+	if err := checkModelName(s.Name); err != nil {
+		return nil, err
+	}
+	ready, faults := endpoints(s)
+	m := &Model{ready: ready, faults: faults, Replicas: make([]string, len(ready))}
+	for i, e := range ready {
+		m.Replicas[i] = e.id
+	}
+	name := headers.ModelCluster(s.Name)
+	var err error
+	if old != nil {
+		m.Cluster = old.Cluster
+	} else if m.Cluster, err = newResource(name, clusterFor(name)); err != nil {
+		return nil, err
+	}
+	if m.Endpoints, err = newResource(name, assignmentFor(name, ready)); err != nil {
+		return nil, err
+	}
+	m.Endpoints.replicas = m.Replicas
+	return m, nil
+}
+
+// describes says whether the model's replicas are still those that m was built from. It is asked for every model at every change of the
+// fleet, so it allocates nothing.
+func (m *Model) describes(s *engines.ModelSnapshot) bool {
+	if m == nil || len(m.faults) > 0 {
+		return false
+	}
+	n := 0
+	for i := range s.Replicas {
+		r := &s.Replicas[i]
+		if r.State != engines.Ready {
+			continue
+		}
+		if n == len(m.ready) || m.ready[n].id != r.ID || m.ready[n].address != unmapped(r.Address) {
+			return false
+		}
+		n++
+	}
+	return n == len(m.ready)
+}
+
+// unmapped is an IPv4 address as such, even where it came as IPv6: override_host compares texts.
+func unmapped(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// checkModelName refuses what cannot travel in a header: the cluster's name is taken from one.
+func checkModelName(name string) error {
+	if name == "" {
+		return errors.New("the name is empty")
+	}
+	for _, r := range name {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return errors.New("the name has a character that no header can carry")
+		}
+	}
+	if strings.TrimSpace(name) != name {
+		return errors.New("the name begins or ends with a space")
+	}
+	return nil
+}
+
+// endpoints lists the model's ready replicas that Envoy can reach.
+func endpoints(m *engines.ModelSnapshot) (ready []endpoint, faults []Fault) {
+	taken := make(map[netip.AddrPort]string, len(m.Replicas))
+	for _, r := range m.Ready() {
+		address := unmapped(r.Address)
+		var err error
+		switch other, double := taken[address]; {
+		case !address.IsValid() || address.Port() == 0 || address.Addr().IsUnspecified():
+			err = fmt.Errorf("%q is no address to connect to", address)
+		case address.Addr().Zone() != "":
+			err = fmt.Errorf("%q has a zone, which Envoy does not support", address)
+		case double:
+			err = fmt.Errorf("%s already is the address of replica %q", address, other)
+		}
+		if err != nil {
+			faults = append(faults, Fault{Model: m.Name, Replica: r.ID, Err: err})
+			continue
+		}
+		taken[address] = r.ID
+		ready = append(ready, endpoint{id: r.ID, address: address})
+	}
+	return ready, faults
+}
+
+// newResource checks a message against the constraints of its definition, as Envoy will, and packs it.
+func newResource(name string, m validated) (*Resource, error) {
+	if err := m.ValidateAll(); err != nil {
+		return nil, err
+	}
+	packed, err := pack(m)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(packed.Value)
+	return &Resource{Name: name, Version: hex.EncodeToString(sum[:8]), Message: m, packed: packed}, nil
+}
+
+// validated is a generated message with the checks of its definition.
+type validated interface {
+	proto.Message
+	ValidateAll() error
+}
+
+func pack(m proto.Message) (*anypb.Any, error) {
+	packed := new(anypb.Any)
+	err := anypb.MarshalFrom(packed, m, proto.MarshalOptions{Deterministic: true})
+	return packed, err
+}
+
+// mustPack packs a message that holds no text from outside. Only text that is not UTF-8 can fail to be packed.
+func mustPack(m proto.Message) *anypb.Any {
+	packed, err := pack(m)
+	if err != nil {
+		panic(fmt.Sprintf("xds: packing %T: %v", m, err))
+	}
+	return packed
+}
+
+func extension(name string, m proto.Message) *core.TypedExtensionConfig {
+	return &core.TypedExtensionConfig{Name: name, TypedConfig: mustPack(m)}
+}

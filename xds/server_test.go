@@ -1,0 +1,282 @@
+package xds
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+type models = map[string][]string
+
+func expectTold(t testing.TB, s *served, want ...string) {
+	t.Helper()
+	var got []string
+	eventually(t, fmt.Sprintf("OnAck has told %q", want), func() bool {
+		got = append(got, s.told()...)
+		return len(got) >= len(want)
+	})
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Fatalf("OnAck told %q, want %q", got, want)
+	}
+}
+
+// versions is what an Envoy that has all of r says when it reconnects.
+func (r *Resources) versions(k kind) map[string]string {
+	v := map[string]string{}
+	for name := range r.all(k) {
+		v[name] = r.find(k, name).Version
+	}
+	return v
+}
+
+// withCluster is r with a changed cluster of a model.
+func withCluster(t testing.TB, r *Resources, model string) *Resources {
+	t.Helper()
+	c := proto.Clone(r.Models[model].Cluster.Message).(*cluster.Cluster)
+	c.ConnectTimeout = durationpb.New(c.ConnectTimeout.AsDuration() * 2)
+	changed, err := newResource(c.Name, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Models[model].Cluster = changed
+	return r
+}
+
+func TestNothingIsSaidBeforeSet(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	c := s.connect(t)
+	// This Envoy was left running by an earlier process: an empty answer would take its listener away.
+	world := fleetOf(t, models{"chat": {"chat-0"}})
+	c.ask(clusters, world.versions(clusters))
+	c.ask(listeners, world.versions(listeners))
+	if s.Status().Connected {
+		t.Error("the stream was served before there was anything to serve")
+	}
+	s.Set(world)
+	c.expect(clusters)
+	c.expect(listeners)
+}
+
+func TestScalingSendsOnlyEndpoints(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}, "b": {"b-0"}}))
+	c := s.adopt(t, "a", "b")
+	expectTold(t, s, "a=a-0", "b=b-0")
+	s.Set(fleetOf(t, models{"a": {"a-0"}, "b": {"b-0", "b-1"}}))
+	r := c.expect(assignments, "model/b")
+	if told := s.told(); told != nil {
+		t.Errorf("OnAck told %q before the acknowledgement", told)
+	}
+	c.ack(r)
+	expectTold(t, s, "b=b-0,b-1")
+	s.Set(fleetOf(t, models{"a": nil, "b": {"b-0", "b-1"}}))
+	c.ack(c.expect(assignments, "model/a"))
+	expectTold(t, s, "a=")
+	s.Set(fleetOf(t, models{"a": nil, "b": {"b-0", "b-1"}}))
+	c.quiet()
+}
+
+func TestAckNeedsClusterAndEndpoints(t *testing.T) {
+	t.Parallel()
+	for _, clusterFirst := range []bool{true, false} {
+		s := newServed(t)
+		s.Set(fleetOf(t, models{}))
+		c := s.adopt(t)
+		s.Set(fleetOf(t, models{"chat": {"chat-0"}}))
+		cds := c.expect(clusters, "model/chat")
+		c.ask(assignments, nil, "model/chat")
+		eds := c.expect(assignments, "model/chat")
+		first, second := eds, cds
+		if clusterFirst {
+			first, second = cds, eds
+		}
+		c.ack(first)
+		c.quiet()
+		if told := s.told(); told != nil {
+			t.Errorf("OnAck told %q with half of it", told)
+		}
+		c.ack(second)
+		expectTold(t, s, "chat=chat-0")
+	}
+}
+
+func TestChangedClusterBringsItsEndpoints(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}, "b": {"b-0"}}))
+	c := s.adopt(t, "a", "b")
+	expectTold(t, s, "a=a-0", "b=b-0")
+	s.Set(withCluster(t, fleetOf(t, models{"a": {"a-0"}, "b": {"b-0"}}), "a"))
+	c.ack(c.expect(clusters, "model/a"))
+	c.ack(c.expect(assignments, "model/a"))
+	c.quiet()
+	if told := s.told(); told != nil {
+		t.Errorf("no replica came or went, but OnAck told %q", told)
+	}
+}
+
+func TestModelGoesAndComesBack(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}}))
+	c := s.adopt(t, "a")
+	expectTold(t, s, "a=a-0")
+	s.Set(fleetOf(t, models{}))
+	// Envoy drops endpoints by itself: they are not removed, only the cluster is.
+	c.ack(c.expect(clusters, "-model/a"))
+	c.forget(assignments, "model/a")
+	expectTold(t, s, "a=")
+	s.Set(fleetOf(t, models{"a": {"a-0"}}))
+	r := c.expect(clusters, "model/a")
+	c.ask(assignments, nil, "model/a")
+	c.ack(c.expect(assignments, "model/a"))
+	c.ack(r)
+	expectTold(t, s, "a=a-0")
+}
+
+func TestRefusedResourceIsQuarantined(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{}))
+	c := s.adopt(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}, "bad": {"bad-0"}, "c": {"c-0"}}))
+	c.ack(c.expect(clusters, "model/a", "model/bad", "model/c"), "no good")
+	// Each comes again alone.
+	a, bad, cc := c.expect(clusters, "model/a"), c.expect(clusters, "model/bad"), c.expect(clusters, "model/c")
+	c.ack(bad, "bad is no good")
+	c.ask(assignments, nil, "model/a", "model/c")
+	c.ack(c.expect(assignments, "model/a", "model/c"))
+	c.ack(a)
+	c.ack(cc)
+	expectTold(t, s, "a=a-0", "c=c-0")
+	status := s.Status()
+	if status.Nacks != 2 || len(status.Refused) != 1 || status.Refused[0].Resource != "model/bad" || status.Refused[0].Type != "cluster" ||
+		status.LastNack == nil || status.LastNack.Message != "bad is no good" || status.LastNack.Time.IsZero() {
+		t.Errorf("status %+v", status)
+	}
+	// The others go on, and the bad one is not sent again as it is.
+	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}, "bad": {"bad-0"}, "c": {"c-0"}}))
+	c.ack(c.expect(assignments, "model/a"))
+	expectTold(t, s, "a=a-0,a-1")
+	// It gets its chance when it has changed.
+	s.Set(withCluster(t, fleetOf(t, models{"a": {"a-0", "a-1"}, "bad": {"bad-0"}, "c": {"c-0"}}), "bad"))
+	r := c.expect(clusters, "model/bad")
+	c.ask(assignments, nil, "model/bad")
+	c.ack(c.expect(assignments, "model/bad"))
+	c.ack(r)
+	expectTold(t, s, "bad=bad-0")
+	if status := s.Status(); len(status.Refused) != 0 {
+		t.Errorf("still refused: %+v", status.Refused)
+	}
+}
+
+func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}}))
+	c := s.adopt(t, "a")
+	expectTold(t, s, "a=a-0")
+	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
+	c.ack(c.expect(assignments, "model/a"), "no good")
+	c.quiet()
+	if told := s.told(); told != nil {
+		t.Errorf("OnAck told %q of what was refused", told)
+	}
+	s.Set(fleetOf(t, models{"a": {"a-1"}}))
+	c.ack(c.expect(assignments, "model/a"))
+	expectTold(t, s, "a=a-1")
+}
+
+// TestReconnect: an Envoy that comes back is sent only what it does not have, and what it has is known at once.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	old := fleetOf(t, models{"same": {"same-0"}, "scaled": {"scaled-0"}, "gone": {"gone-0"}, "changed": {"changed-0"}})
+	world := withCluster(t, fleetOf(t, models{"same": {"same-0"}, "scaled": {"scaled-0", "scaled-1"}, "changed": {"changed-0"}}), "changed")
+	s := newServed(t) // a restarted gateway
+	s.Set(world)
+	c := s.connect(t)
+	c.ask(clusters, old.versions(clusters))
+	cds := c.expect(clusters, "-model/gone", "model/changed")
+	c.ask(assignments, old.versions(assignments), "model/changed", "model/gone", "model/same", "model/scaled")
+	eds := c.expect(assignments, "model/changed", "model/scaled")
+	// The endpoints of "changed" are the same, but its cluster is made anew and needs them.
+	expectTold(t, s, "changed=changed-0", "same=same-0")
+	c.ack(eds)
+	c.ack(cds)
+	expectTold(t, s, "scaled=scaled-0,scaled-1")
+	c.ask(listeners, old.versions(listeners))
+	c.expect(listeners)
+	c.ask(routes, old.versions(routes), resourceName)
+	eventually(t, "Envoy counts as configured", func() bool { return s.Status().Configured })
+	if status := s.Status(); status.NodeID != "node" || status.EnvoyVersion != "1.40.2" || !status.Connected || status.Pushes == 0 {
+		t.Errorf("status %+v", status)
+	}
+}
+
+// TestSameGatewayReconnect: the stream breaks while replicas come; what Envoy has stays known.
+func TestSameGatewayReconnect(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	before := fleetOf(t, models{"a": {"a-0"}})
+	s.Set(before)
+	c := s.adopt(t, "a")
+	expectTold(t, s, "a=a-0")
+	c.hangUp()
+	eventually(t, "the stream has ended", func() bool { return !s.Status().Connected })
+	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
+	c = s.connect(t)
+	c.ask(clusters, before.versions(clusters))
+	c.ack(c.expect(clusters))
+	c.ask(assignments, before.versions(assignments), "model/a")
+	r := c.expect(assignments, "model/a")
+	if told := s.told(); told != nil {
+		t.Errorf("OnAck told %q although Envoy still has a-0", told)
+	}
+	c.ack(r)
+	expectTold(t, s, "a=a-0,a-1")
+}
+
+// TestFreshEnvoy: another Envoy has nothing, so nothing is known until it has taken it.
+func TestFreshEnvoy(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}}))
+	first := s.adopt(t, "a")
+	expectTold(t, s, "a=a-0")
+	second := s.connect(t)
+	second.ask(clusters, nil)
+	r := second.expect(clusters, "model/a")
+	expectTold(t, s, "a=")
+	// What the older stream's Envoy says no longer counts.
+	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
+	first.ack(first.expect(assignments, "model/a"))
+	first.quiet()
+	if told := s.told(); told != nil {
+		t.Errorf("OnAck told %q by an Envoy that was replaced", told)
+	}
+	second.ask(assignments, nil, "model/a")
+	second.ack(second.expect(assignments, "model/a"))
+	second.ack(r)
+	expectTold(t, s, "a=a-0,a-1")
+}
+
+func TestUnknownTypeAndNonce(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{"a": {"a-0"}}))
+	c := s.adopt(t, "a")
+	c.ack(&discovery.DeltaDiscoveryResponse{TypeUrl: clusters.typeURL(), Nonce: "999"}, "a refusal of nothing")
+	c.ack(&discovery.DeltaDiscoveryResponse{TypeUrl: "type.googleapis.com/envoy.nonsense", Nonce: "1"})
+	c.quiet()
+	if n := s.Status().Nacks; n != 0 {
+		t.Errorf("%d refusals", n)
+	}
+}
