@@ -1,0 +1,105 @@
+package config
+
+import (
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Catalogue lists the engines that models may name: the built-in ones, and over them the file's own.
+func (c *Config) Catalogue() []engines.Engine {
+	catalogue := engines.Builtin()
+	for _, e := range c.Engines {
+		i := slices.IndexFunc(catalogue, func(known engines.Engine) bool { return known.Name == e.Name })
+		if i < 0 {
+			i = len(catalogue)
+			catalogue = append(catalogue, engines.Engine{Name: e.Name})
+		}
+		for _, v := range e.Versions {
+			catalogue[i].Versions = withVersion(catalogue[i].Versions, v.definition())
+		}
+	}
+	return catalogue
+}
+
+// withVersion puts a version in the place of the one of the same name, or last.
+func withVersion(versions []engines.Version, v engines.Version) []engines.Version {
+	i := slices.IndexFunc(versions, func(known engines.Version) bool { return known.Version == v.Version })
+	if i < 0 {
+		return append(versions, v)
+	}
+	versions[i] = v
+	return versions
+}
+
+// definition is the version as the catalogue has it.
+func (v EngineVersion) definition() engines.Version {
+	return engines.Version{
+		Version:       v.Version,
+		Tasks:         v.Tasks,
+		Schema:        v.Schema,
+		TaskVariables: v.TaskVariables,
+		Command:       v.Command,
+		Image:         v.Image,
+		Ready:         engines.Probe(v.Ready),
+		Health:        engines.Probe(v.Health),
+		Slots:         engines.Slots(v.Slots),
+	}
+}
+
+// Launch is the engine version that a local model runs on, and what its replicas are started with, except for Host, Port and Sluice,
+// which the launcher knows. It is zero for a model that is not local.
+func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
+	if m.Launcher != engines.Local {
+		return engines.Version{}, engines.Launch{}
+	}
+	version, _ := engines.Find(c.Catalogue(), m.Engine, m.Version)
+	return version, c.launch(m)
+}
+
+func (c *Config) launch(m Model) engines.Launch {
+	l := engines.Launch{Name: m.Name, Task: m.Task, Variables: m.Variables}
+	if m.Source == nil {
+		return l
+	}
+	registry, _ := c.registry(m.Source.Registry)
+	l.Registry, l.Model = string(registry.Kind), m.Source.Name
+	if registry.Kind == Directory {
+		l.Model = filepath.Join(registry.Path, m.Source.Name)
+	}
+	return l
+}
+
+// registry finds a registry of the file, or the one that is always there.
+func (c *Config) registry(name string) (Registry, bool) {
+	for _, r := range c.Registries {
+		if r.Name == name {
+			return r, true
+		}
+	}
+	if name == string(HuggingFace) {
+		return Registry{Name: name, Kind: HuggingFace}, true
+	}
+	return Registry{}, false
+}
+
+func (c *Config) registryNames() []string {
+	names := []string{string(HuggingFace)}
+	for _, r := range c.Registries {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// DiscoveredModel holds what applies to a model that was discovered on an upstream and is not in the file: the defaults.
+func DiscoveredModel() Model {
+	var m Model
+	d := newDecoder("")
+	d.structure(nil, reflect.ValueOf(&m).Elem(), nil)
+	m.Launcher = engines.Upstream
+	m.Replicas = Replicas{}
+	(&checker{decoder: d}).routing(nil, &m.Routing)
+	return m
+}

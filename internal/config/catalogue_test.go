@@ -1,0 +1,120 @@
+package config
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+func TestCatalogue(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, `
+engines:
+  - name: sim
+    versions:
+      - {version: "1", tasks: [rerank], command: [mine]}
+      - {version: "2", tasks: [rerank], command: [newer], ready: {path: /up, every: 1s}, health: {path: /ok}, slots: {default: 3}, image: i}
+  - {name: own, versions: [{version: a, tasks: [embedding], command: [own]}]}
+models:
+  - {name: m, engine: sim}
+`)
+	var got []string
+	for _, e := range c.Catalogue() {
+		for _, v := range e.Versions {
+			got = append(got, e.Name+" "+v.Version+" "+v.Command[0])
+		}
+	}
+	want := []string{"sim 1 mine", "sim 2 newer", "llama-cpp 0.5 llama-server", "own a own"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	v, ok := engines.Find(c.Catalogue(), "sim", c.Models[0].Version)
+	if !ok || v.Version != "2" {
+		t.Fatalf("a model without a version got %q, want the last", v.Version)
+	}
+	if diff := cmp.Diff(engines.Version{Version: "2", Tasks: []engines.Task{engines.Rerank}, Command: []string{"newer"}, Image: "i",
+		Ready: engines.Probe{Path: "/up", Every: time.Second}, Health: engines.Probe{Path: "/ok", Every: 10 * time.Second},
+		Slots: engines.Slots{Default: 3}}, v); diff != "" {
+		t.Error(diff)
+	}
+	if c.Models[0].Task != engines.Rerank {
+		t.Errorf("the only task of the engine was not taken: %q", c.Models[0].Task)
+	}
+}
+
+func TestLaunch(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, `
+registries: [{name: r, kind: directory, path: models}]
+models:
+  - {name: here, engine: llama-cpp, task: embedding, source: {registry: r, name: a.gguf}, variables: {parallel: 2}}
+  - {name: hub, engine: llama-cpp, task: rerank, source: {name: org/model}}
+  - {name: sim, engine: sim, task: embedding}
+  - {name: remote, launcher: upstream, upstreams: [http://h:1]}
+`)
+	folder, err := filepath.Abs("testdata/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []engines.Launch{
+		{Name: "here", Model: folder + "/a.gguf", Registry: "directory", Task: engines.Embedding, Variables: map[string]any{"parallel": 2}},
+		{Name: "hub", Model: "org/model", Registry: "huggingface", Task: engines.Rerank},
+		{Name: "sim", Task: engines.Embedding},
+		{},
+	}
+	versions := []string{"0.5", "0.5", "1", ""}
+	for i, m := range c.Models {
+		version, launch := c.Launch(m)
+		if diff := cmp.Diff(want[i], launch); diff != "" || version.Version != versions[i] {
+			t.Errorf("%s %s: %s", m.Name, version.Version, diff)
+		}
+	}
+}
+
+func TestDiscoveredModel(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, "models: [{name: a, launcher: upstream, upstreams: [http://h:1]}]")
+	want := c.Models[0]
+	want.Name, want.Upstreams = "", nil
+	if diff := cmp.Diff(want, DiscoveredModel()); diff != "" {
+		t.Errorf("a discovered model is not as one that is named and has nothing set: %s", diff)
+	}
+}
+
+func TestNeedsRestart(t *testing.T) {
+	t.Parallel()
+	old := Default()
+	for file, want := range map[string][]string{
+		"":                                 nil,
+		"listen: 127.0.0.1:1":              {"listen"},
+		"admin: 127.0.0.1:1":               {"admin"},
+		"state_dir: /s":                    {"state_dir"},
+		"max_body: 1MiB\norphan_grace: 2s": {"max_body", "orphan_grace"},
+		"max_queue_bytes: 1MiB":            {"max_queue_bytes"},
+		"drain_timeout: 1s":                nil,
+		"replica_header: false":            nil,
+		"upstreams: [http://h]":            nil,
+		"models: [{name: a, engine: sim, task: rerank}]": nil,
+	} {
+		if diff := cmp.Diff(want, old.NeedsRestart(parsed(t, file))); diff != "" {
+			t.Errorf("%s: %s", file, diff)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]int{
+		"": 2,
+		"upstreams: [http://h]\ntenants: [{name: a}]":                                          0,
+		"upstreams: [http://h]\ntenants: [{name: a}]\nlisten: 127.0.0.1:1\nauth: {mode: none}": 1,
+	} {
+		if got := parsed(t, file).Warnings(); len(got) != want {
+			t.Errorf("%s: %q", file, got)
+		}
+	}
+}

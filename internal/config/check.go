@@ -1,0 +1,215 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// checker looks at what no single field can tell, and resolves what fields refer to. A field that has a fault already is left
+// alone.
+type checker struct {
+	*decoder
+	config    *Config
+	catalogue []engines.Engine
+}
+
+func check(d *decoder, c *Config) {
+	k := &checker{decoder: d, config: c}
+	k.listeners()
+	k.stateDir()
+	k.engines()
+	k.registries()
+	k.models()
+	k.tenants()
+	k.upstreams(path{"upstreams"}, c.Upstreams)
+}
+
+// resolve makes a path of the file absolute. ~/ is the user's home; other paths count from the file's folder.
+func (k *checker) resolve(name string) string {
+	if rest, ok := strings.CutPrefix(name, "~/"); ok {
+		if home, err := os.UserHomeDir(); err == nil {
+			return filepath.Join(home, rest)
+		}
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(k.file), name)
+	}
+	if absolute, err := filepath.Abs(name); err == nil {
+		return absolute
+	}
+	return name
+}
+
+func (k *checker) stateDir() {
+	if k.config.StateDir == "" {
+		k.config.StateDir = defaultStateDir()
+		return
+	}
+	k.config.StateDir = k.resolve(k.config.StateDir)
+}
+
+func defaultStateDir() string {
+	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
+		return filepath.Join(state, "sluice")
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		return filepath.Join(home, ".local", "state", "sluice")
+	}
+	return "/var/lib/sluice"
+}
+
+// listeners checks the two addresses, and that nobody but this host gets in without a key.
+func (k *checker) listeners() {
+	listen, ok := k.address(path{"listen"}, &k.config.Listen)
+	admin, ok2 := k.address(path{"admin"}, &k.config.Admin)
+	if !ok || !ok2 {
+		return
+	}
+	if listen.Port() == admin.Port() && (listen.Addr() == admin.Addr() || listen.Addr().IsUnspecified() || admin.Addr().IsUnspecified()) {
+		k.fault(path{"admin"}, "%s is taken by listen (%s): choose another port", admin, listen)
+	}
+	if k.config.Auth.Mode != AuthNone {
+		return
+	}
+	for name, address := range map[string]netip.AddrPort{"listen": listen, "admin": admin} {
+		if !address.Addr().IsLoopback() {
+			k.fault(path{"auth", "mode"}, "none lets everybody in, so every listener must be on loopback, and %s is %s: set %s: 127.0.0.1:%d, or mode: keys",
+				name, address, name, address.Port())
+		}
+	}
+}
+
+// address reads host:port and writes it back with an IP address for a host.
+func (k *checker) address(at path, text *string) (netip.AddrPort, bool) {
+	if !k.sound(at) {
+		return netip.AddrPort{}, false
+	}
+	host, port, found := cutLast(*text, ":")
+	switch {
+	case host == "localhost":
+		host = "127.0.0.1"
+	case host == "" && found:
+		host = "0.0.0.0"
+	}
+	address, err := netip.ParseAddrPort(host + ":" + port)
+	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
+		k.fault(at, "must be host:port with an IP address for a host, such as 127.0.0.1:8080")
+		return netip.AddrPort{}, false
+	}
+	*text = address.String()
+	return address, true
+}
+
+func cutLast(text, separator string) (before, after string, found bool) {
+	i := strings.LastIndex(text, separator)
+	if i < 0 {
+		return text, "", false
+	}
+	return text[:i], text[i+len(separator):], true
+}
+
+// unique reports every name that is there twice. names come with their paths, in the order of the file.
+func (k *checker) unique(names []named) {
+	first := map[string]path{}
+	for _, n := range names {
+		if n.name == "" || !k.sound(n.at) {
+			continue
+		}
+		if other, taken := first[n.name]; taken {
+			k.fault(n.at, "%s is taken by %s on line %d", shown(n.name), k.display(other), k.line(other))
+			continue
+		}
+		first[n.name] = n.at
+	}
+}
+
+// repeated reports items that are there twice, without showing them.
+func (k *checker) repeated(items []named, what string) {
+	first := map[string]path{}
+	for _, n := range items {
+		if other, taken := first[n.name]; taken {
+			k.fault(n.at, "the same %s is on line %d, at %s", what, k.line(other), k.display(other))
+			continue
+		}
+		first[n.name] = n.at
+	}
+}
+
+// named is a text from the file that must be there only once.
+type named struct {
+	name string
+	at   path
+}
+
+// tenants checks names, keys, and that the models exist that a tenant may use.
+func (k *checker) tenants() {
+	var names, keys []named
+	models := k.modelNames()
+	for i, tenant := range k.config.Tenants {
+		at := path{"tenants"}.item(i)
+		names = append(names, named{tenant.Name, at.field("name")})
+		k.name(at.field("name"), tenant.Name)
+		for j, key := range tenant.Keys {
+			where := at.field("keys").item(j)
+			if tenant.Keys[j] = strings.ToLower(key); k.keyHash(where, tenant.Keys[j]) {
+				keys = append(keys, named{tenant.Keys[j], where})
+			}
+		}
+		for j, model := range tenant.Models {
+			k.tenantModel(at.field("models").item(j), model, models)
+		}
+	}
+	k.unique(names)
+	k.repeated(keys, "key")
+}
+
+// keyHash checks the form of a key's hash. What stands there may be a key itself, so no message repeats it.
+func (k *checker) keyHash(at path, hash string) bool {
+	if !k.sound(at) {
+		return false
+	}
+	digits, ok := strings.CutPrefix(hash, "sha256:")
+	if !ok || len(digits) != 64 || strings.Trim(digits, "0123456789abcdef") != "" {
+		k.fault(at, "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself")
+		return false
+	}
+	return true
+}
+
+// tenantModel checks that the model exists. Where models are discovered nobody can know.
+func (k *checker) tenantModel(at path, model string, known []string) {
+	discovered := len(k.config.Upstreams) > 0
+	if !k.sound(at) || model == "*" || discovered || slices.Contains(known, model) {
+		return
+	}
+	k.fault(at, "there is no model %s; %s", shown(model), suggestion(model, append(known, `"*"`)))
+}
+
+// modelNames are the names and aliases of all models.
+func (k *checker) modelNames() []string {
+	var names []string
+	for _, m := range k.config.Models {
+		names = append(names, m.Name)
+		names = append(names, m.Aliases...)
+	}
+	return names
+}
+
+// name checks the name of a model, tenant, engine or registry: it appears in URLs, file names and metrics.
+func (k *checker) name(at path, name string) {
+	if !k.sound(at) || name == "" && !k.given(at) {
+		return
+	}
+	const longest = 200
+	first := strings.Trim(name[:min(1, len(name))], plainCharacters[:62])
+	steps := strings.Split(name, "/")
+	if name == "" || len(name) > longest || first != "" || strings.Trim(name, plainCharacters) != "" ||
+		slices.Contains(steps, "") || slices.Contains(steps, ".") || slices.Contains(steps, "..") {
+		k.fault(at, "must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most %d in all", longest)
+	}
+}

@@ -1,0 +1,174 @@
+package config
+
+import (
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// engines checks the file's own engines and sets the catalogue that models pick from.
+func (k *checker) engines() {
+	var names []named
+	for i, engine := range k.config.Engines {
+		at := path{"engines"}.item(i)
+		names = append(names, named{engine.Name, at.field("name")})
+		k.name(at.field("name"), engine.Name)
+		if len(engine.Versions) == 0 && k.given(at.field("versions")) && k.sound(at.field("versions")) {
+			k.fault(at.field("versions"), "must have at least one version")
+		}
+		k.versions(at.field("versions"), engine.Versions)
+	}
+	k.unique(names)
+	k.catalogue = k.config.Catalogue()
+}
+
+func (k *checker) versions(at path, versions []EngineVersion) {
+	var names []named
+	for i, version := range versions {
+		where := at.item(i)
+		names = append(names, named{version.Version, where.field("version")})
+		if len(version.Tasks) == 0 && k.given(where.field("tasks")) && k.sound(where.field("tasks")) {
+			k.fault(where.field("tasks"), "must name at least one task")
+		}
+		for _, fault := range version.definition().Check() {
+			if field := where.below(nil, fault.Path); k.sound(where.field(fault.Path[0])) && k.sound(field) {
+				k.fault(field, "%s", fault.Reason)
+			}
+		}
+		for task := range version.TaskVariables {
+			if !slices.Contains(version.Tasks, task) {
+				k.fault(where.field("task_variables").field(string(task)), "is none of the version's tasks")
+			}
+		}
+	}
+	k.unique(names)
+}
+
+// registries checks where models come from.
+func (k *checker) registries() {
+	var names []named
+	for i := range k.config.Registries {
+		registry, at := &k.config.Registries[i], path{"registries"}.item(i)
+		names = append(names, named{registry.Name, at.field("name")})
+		k.name(at.field("name"), registry.Name)
+		where := at.field("path")
+		switch {
+		case !k.sound(where):
+		case registry.Kind == HuggingFace && registry.Path != "":
+			k.fault(where, "has no effect on a registry of kind huggingface")
+		case registry.Kind == Directory && registry.Path == "":
+			k.fault(where, "required for a registry of kind directory")
+		case registry.Kind == Directory:
+			registry.Path = k.resolve(registry.Path)
+			if stat, err := os.Stat(registry.Path); err != nil {
+				k.fault(where, "cannot be used: %s", reasonOf(err))
+			} else if !stat.IsDir() {
+				k.fault(where, "must be a directory")
+			}
+		}
+	}
+	k.unique(names)
+}
+
+// source checks that the model is there, as far as it can be known.
+func (k *checker) source(at path, s Source) {
+	registry, ok := k.config.registry(s.Registry)
+	if !ok {
+		k.fault(at.field("registry"), "there is no registry %s; %s", shown(s.Registry), suggestion(s.Registry, k.config.registryNames()))
+		return
+	}
+	where := at.field("name")
+	if s.Name == "" || !k.sound(where) {
+		return
+	}
+	if registry.Kind == HuggingFace {
+		if strings.ContainsAny(s.Name, " \t\r\n\\") || strings.HasPrefix(s.Name, "/") || strings.HasPrefix(s.Name, "-") {
+			k.fault(where, "must be an id such as org/name")
+		}
+		return
+	}
+	if !filepath.IsLocal(s.Name) {
+		k.fault(where, "must be a path below the registry's directory, without ..")
+		return
+	}
+	if _, err := os.Stat(filepath.Join(registry.Path, s.Name)); err != nil && k.soundRegistry(s.Registry) {
+		k.fault(where, "is not in the registry's directory: %s", reasonOf(err))
+	}
+}
+
+// soundRegistry tells whether the path of a registry has no fault of its own.
+func (k *checker) soundRegistry(name string) bool {
+	for i, r := range k.config.Registries {
+		if r.Name == name {
+			return k.sound(path{"registries"}.item(i).field("path"))
+		}
+	}
+	return true
+}
+
+// upstreams checks base URLs of servers and writes them back as http://host:port.
+func (k *checker) upstreams(at path, urls []string) {
+	var servers []named
+	for i, text := range urls {
+		where := at.item(i)
+		if base, ok := k.upstream(where, text); ok {
+			urls[i] = base
+			servers = append(servers, named{base, where})
+		}
+	}
+	k.repeated(servers, "server")
+}
+
+// upstream checks one URL. It may hold a password, so no message repeats it.
+func (k *checker) upstream(at path, text string) (string, bool) {
+	if !k.sound(at) {
+		return "", false
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || !validHost(u) || u.RawQuery != "" || u.Fragment != "" {
+		k.fault(at, "must be a URL such as http://10.0.0.5:8000")
+		return "", false
+	}
+	found := len(k.faults)
+	if u.Scheme == "https" {
+		k.notYet(at, "https", "https")
+	}
+	if u.User != nil {
+		k.notYet(at, "credentials", "a user or password")
+	}
+	if !slices.Contains([]string{"", "/", "/v1", "/v1/"}, u.Path) {
+		k.notYet(at, "path", "a path other than /v1")
+	}
+	port := u.Port()
+	if port == "" {
+		port = "80"
+	}
+	return "http://" + strings.ToLower(strings.TrimSuffix(u.Host, ":"+u.Port())) + ":" + port, found == len(k.faults)
+}
+
+// notYet adds a fault if the table of what comes later has this value of the field.
+func (k *checker) notYet(at path, value, shown string) {
+	if what, ok := k.later[at.pattern()+"="+value]; ok {
+		k.fault(at, "%s is %s", shown, notYet(what))
+	}
+}
+
+// validHost tells whether a URL names an IP address or a host, and a port if any.
+func validHost(u *url.URL) bool {
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return false
+		}
+	} else if strings.HasSuffix(u.Host, ":") {
+		return false
+	}
+	host := u.Hostname()
+	if address, err := netip.ParseAddr(host); err == nil {
+		return address.Zone() == ""
+	}
+	return host != "" && strings.Trim(host, plainCharacters[:64]+".") == ""
+}

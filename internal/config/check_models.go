@@ -1,0 +1,223 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// models checks every model and fills in what depends on other fields.
+func (k *checker) models() {
+	var names []named
+	for i := range k.config.Models {
+		m, at := &k.config.Models[i], path{"models"}.item(i)
+		names = append(names, named{m.Name, at.field("name")})
+		k.name(at.field("name"), m.Name)
+		for j, alias := range m.Aliases {
+			where := at.field("aliases").item(j)
+			names = append(names, named{alias, where})
+			k.name(where, alias)
+		}
+		k.routing(at.field("routing"), &m.Routing)
+		switch m.Launcher {
+		case engines.Local:
+			k.local(at, m)
+		case engines.Upstream:
+			k.remote(at, m)
+		}
+	}
+	k.unique(names)
+}
+
+// remote checks a model whose servers someone else runs.
+func (k *checker) remote(at path, m *Model) {
+	for _, field := range []string{"engine", "version", "source", "replicas", "variables", "env"} {
+		k.noEffect(at.field(field), "launcher: upstream")
+	}
+	where := at.field("upstreams")
+	if len(m.Upstreams) == 0 && k.sound(where) {
+		k.fault(where, "required with launcher: upstream: the base URLs of the model's servers, such as [http://10.0.0.5:8000]")
+	}
+	k.upstreams(where, m.Upstreams)
+	m.Replicas = Replicas{}
+}
+
+// noEffect adds a fault if a field is given that does nothing.
+func (k *checker) noEffect(at path, with string) {
+	if k.given(at) && k.sound(at) {
+		k.fault(at, "has no effect with %s", with)
+	}
+}
+
+// local checks a model that is launched on this host.
+func (k *checker) local(at path, m *Model) {
+	k.noEffect(at.field("upstreams"), "launcher: local; did you mean launcher: upstream?")
+	k.replicas(at.field("replicas"), &m.Replicas)
+	k.env(at.field("env"), m.Env)
+	version, ok := k.version(at, m)
+	if !ok {
+		return
+	}
+	k.task(at.field("task"), m, version)
+	faults := len(k.faults)
+	k.modelSource(at.field("source"), m, version)
+	k.variables(at.field("variables"), m, version)
+	if faults < len(k.faults) || !k.sound(at.field("source")) {
+		return
+	}
+	launch := k.config.launch(*m)
+	launch.Host, launch.Port, launch.Sluice = "127.0.0.1", 65535, "sluice"
+	if _, err := version.Render(launch); err != nil {
+		k.fault(at.field("variables"), "make no command of engine %s: %v", title(m), err)
+	}
+}
+
+// title names the engine and version of a model.
+func title(m *Model) string { return m.Engine + " " + m.Version }
+
+// version finds the engine's version and writes its name into the model. A version whose own definition is at fault is not
+// looked at again.
+func (k *checker) version(at path, m *Model) (engines.Version, bool) {
+	where := at.field("engine")
+	var known []string
+	for _, e := range k.catalogue {
+		known = append(known, e.Name)
+	}
+	i := slices.Index(known, m.Engine)
+	switch {
+	case !k.sound(where):
+		return engines.Version{}, false
+	case m.Engine == "":
+		k.fault(where, "required with launcher: local; known are %s", strings.Join(known, ", "))
+		return engines.Version{}, false
+	case i < 0:
+		k.fault(where, "there is no engine %s; %s", shown(m.Engine), suggestion(m.Engine, known))
+		return engines.Version{}, false
+	}
+	version, ok := engines.Find(k.catalogue, m.Engine, m.Version)
+	if !ok {
+		var versions []string
+		for _, v := range k.catalogue[i].Versions {
+			versions = append(versions, v.Version)
+		}
+		k.fault(at.field("version"), "engine %s has no version %s; %s", m.Engine, shown(m.Version), suggestion(m.Version, versions))
+		return version, false
+	}
+	m.Version = version.Version
+	return version, len(version.Check()) == 0
+}
+
+func (k *checker) task(at path, m *Model, version engines.Version) {
+	if !k.sound(at) || len(version.Tasks) == 0 {
+		return
+	}
+	tasks := make([]string, len(version.Tasks))
+	for i, t := range version.Tasks {
+		tasks[i] = string(t)
+	}
+	switch {
+	case m.Task == "":
+		m.Task = version.Tasks[0]
+	case !version.Serves(m.Task):
+		k.fault(at, "engine %s does not serve %s; it serves %s", title(m), m.Task, strings.Join(tasks, ", "))
+	}
+}
+
+func (k *checker) modelSource(at path, m *Model, version engines.Version) {
+	used, needed := version.Source()
+	switch {
+	case m.Source == nil && needed:
+		k.fault(at, "required: the command of engine %s names {{.Model}}", title(m))
+	case m.Source != nil && !used:
+		k.noEffect(at, "engine "+title(m)+", whose command does not name {{.Model}}")
+	case m.Source != nil:
+		k.source(at, *m.Source)
+	}
+}
+
+// variables holds a model's variables against the engine's schema, each fault on the line of the variable.
+func (k *checker) variables(at path, m *Model, version engines.Version) {
+	if !k.sound(at) {
+		return
+	}
+	for _, fault := range version.CheckVariables(m.Task, m.Variables) {
+		where := at.below(m.Variables, fault.Path)
+		if len(fault.Known) > 0 {
+			k.fault(where, "engine %s has no such variable; %s", title(m), suggestion(fault.Path[len(fault.Path)-1], fault.Known))
+			continue
+		}
+		k.fault(where, "%s", fault.Reason)
+	}
+}
+
+// below is the path from at down a value that was read from there.
+func (p path) below(value any, names []string) path {
+	for _, name := range names {
+		switch v := value.(type) {
+		case []any:
+			i, _ := strconv.Atoi(name)
+			p, value = p.item(i), nil
+			if i < len(v) {
+				value = v[i]
+			}
+		case map[string]any:
+			p, value = p.field(name), v[name]
+		default:
+			p = p.field(name)
+		}
+	}
+	return p
+}
+
+func (k *checker) replicas(at path, r *Replicas) {
+	least, most := at.field("min"), at.field("max")
+	if !k.sound(least) || !k.sound(most) {
+		return
+	}
+	if r.Min == 0 {
+		k.notYet(least, "0", "0")
+	}
+	if !k.given(most) {
+		r.Max = r.Min
+	}
+	if r.Max < r.Min {
+		k.fault(most, "must be at least min, which is %d", r.Min)
+	} else if r.Max > max(1, r.Min) {
+		k.notYet(most, "more", "more than min")
+	}
+}
+
+// env checks names only; values may be secrets.
+func (k *checker) env(at path, env map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			k.fault(at.field(name), "cannot be the name of an environment variable")
+		} else if strings.Contains(env[name], "\x00") {
+			k.fault(at.field(name), "must not hold a NUL character")
+		}
+	}
+}
+
+// prefixFloor is the load_floor of strategy prefix when none is given: about the batch size up to which latency is flat.
+const prefixFloor = 8
+
+func (k *checker) routing(at path, r *Routing) {
+	floor := at.field("load_floor")
+	switch r.Strategy {
+	case CHWBL:
+		if r.LoadFloor != 0 {
+			k.fault(floor, "must be 0 with strategy: chwbl; strategy: prefix is the same with a floor")
+		}
+	case Prefix:
+		if !k.given(floor) {
+			r.LoadFloor = prefixFloor
+		}
+	case RoundRobin, LeastConnections:
+		for _, field := range []string{"virtual_nodes_per_replica", "load_factor", "load_floor", "max_user_messages_for_cache"} {
+			k.noEffect(at.field(field), "strategy: "+string(r.Strategy))
+		}
+	}
+}

@@ -1,0 +1,177 @@
+// Package config is the file that Sluice is run by: what may stand in it, what a field that is absent means, and what is wrong
+// with it.
+//
+// A file is read in one go: Load returns a Config that is complete, with every default filled in and every reference resolved, or
+// all Faults of the file at once, each with its line. A Config is plain data and is not changed after that; a Watcher replaces it by a
+// new one when the file changes.
+//
+// The data is in this file. The tags of a field say all that is said of one field alone, and both the reader and the JSON Schema
+// for editors (examples/sluice.schema.json) are made from them:
+//
+//	yaml      its name in the file
+//	default   its value when absent, written as in the file; without the tag it is the zero value
+//	required  the field must be there
+//	least     the smallest value it may have, written as in the file
+//	oneof     the only values it may have
+//	restart   a change takes effect only when Sluice is started again
+package config
+
+import (
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+//go:generate go test -run TestSchemaIsCurrent -update .
+
+// Config is a whole file.
+type Config struct {
+	// Listen is the host:port on which clients are served, by Envoy. The host is an IP address, localhost, or nothing for all
+	// addresses. Default 0.0.0.0:8080.
+	Listen string `yaml:"listen" default:"0.0.0.0:8080" restart:"true"`
+	// Admin is the host:port of the operator's page and API, /metrics, /healthz and /readyz. Default 127.0.0.1:9090.
+	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true"`
+	// MaxBody is the largest request body that is accepted. Default 32MiB.
+	MaxBody Size `yaml:"max_body" default:"32MiB" least:"1KiB" restart:"true"`
+	// MaxQueueBytes bounds the bodies of all waiting requests together; beyond it a request gets queue_full. Default 1GiB.
+	MaxQueueBytes Size `yaml:"max_queue_bytes" default:"1GiB" least:"1KiB" restart:"true"`
+	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.
+	DrainTimeout time.Duration `yaml:"drain_timeout" default:"30s" least:"0s"`
+	// StateDir holds what outlives a crash: records of the processes that were started, their logs, sockets. A path that is not
+	// absolute counts from the file's folder, ~/ is the user's home. Default $XDG_STATE_HOME/sluice, else ~/.local/state/sluice, and
+	// /var/lib/sluice for a user without a home.
+	StateDir string `yaml:"state_dir" restart:"true"`
+	// OrphanGrace is how long Envoy and the replicas live on when Sluice died and nobody took them over. Default 60s.
+	OrphanGrace time.Duration `yaml:"orphan_grace" default:"60s" least:"1s" restart:"true"`
+	// ReplicaHeader puts x-sluice-replica, the id of the replica that served, on every response of an engine. Default true.
+	ReplicaHeader bool `yaml:"replica_header" default:"true"`
+	// Auth says who may call.
+	Auth Auth `yaml:"auth"`
+	// Tenants are the callers. With auth.mode keys and no tenant nobody is let in.
+	Tenants []Tenant `yaml:"tenants"`
+	// Engines are added to the built-in ones. A version of the same engine and name takes the place of the built-in version.
+	Engines []Engine `yaml:"engines"`
+	// Registries are where models come from. The registry huggingface is always there.
+	Registries []Registry `yaml:"registries"`
+	// Models are what clients may ask for.
+	Models []Model `yaml:"models"`
+	// Upstreams are servers whose models are asked for and appear by themselves, such as http://10.0.0.7:8000.
+	Upstreams []string `yaml:"upstreams"`
+
+	// File is the path of the file that was read; empty when the configuration did not come from one.
+	File string `yaml:"-"`
+	// Hash is the SHA-256 of the file's content, in hex.
+	Hash string `yaml:"-"`
+}
+
+// AuthMode says how callers prove who they are.
+type AuthMode string
+
+// The modes of Auth.
+const (
+	// AuthKeys lets in who shows the key of a tenant.
+	AuthKeys AuthMode = "keys"
+	// AuthNone lets everybody in; only when all listeners are on loopback.
+	AuthNone AuthMode = "none"
+)
+
+// Auth says who may call.
+type Auth struct {
+	// Mode is keys (callers need the key of a tenant) or none (everybody may call; refused unless every listener is on loopback).
+	// Default keys.
+	Mode AuthMode `yaml:"mode" default:"keys" oneof:"keys,none"`
+}
+
+// Tenant is one caller, with its keys.
+type Tenant struct {
+	// Name of the tenant, unique.
+	Name string `yaml:"name" required:"true"`
+	// Keys are hashes of the tenant's keys: sha256: and 64 hex digits, as `sluice keys new` prints them. Several are good at once.
+	Keys []string `yaml:"keys"`
+	// Models that the tenant may use, by name or alias; "*" is every model. Default ["*"].
+	Models []string `yaml:"models" default:"[\"*\"]"`
+}
+
+// Engine is an inference server program, by versions.
+type Engine struct {
+	// Name is what models say in engine.
+	Name string `yaml:"name" required:"true"`
+	// Versions, oldest first. A model that names none gets the last.
+	Versions []EngineVersion `yaml:"versions" required:"true"`
+}
+
+// EngineVersion is one version of an engine: what it can do and how one replica of it is started.
+type EngineVersion struct {
+	// Version is what models say in version.
+	Version string `yaml:"version" required:"true"`
+	// Tasks that it can serve.
+	Tasks []engines.Task `yaml:"tasks" required:"true" oneof:"text-generation,embedding,rerank,transcription"`
+	// Schema is the JSON Schema of the variables, whose defaults are filled in. Without it any variable is allowed.
+	Schema map[string]any `yaml:"schema"`
+	// TaskVariables are variables that serving a task implies; a model's own win.
+	TaskVariables map[engines.Task]map[string]any `yaml:"task_variables"`
+	// Command is the program and its arguments, each a Go template that may use .Name .Model .Registry .Task .Host .Port .Sluice
+	// and .Variables.x. The argument {{.Flags}} becomes all variables as --flags.
+	Command []string `yaml:"command" required:"true"`
+	// Image is the container image that holds the program; a local launch does not need it.
+	Image string `yaml:"image"`
+	// Ready tells when a starting replica may serve: the first 2xx answer.
+	Ready ReadyProbe `yaml:"ready"`
+	// Health tells whether a ready replica still serves.
+	Health HealthProbe `yaml:"health"`
+	// Slots says how many requests a replica works on at once.
+	Slots Slots `yaml:"slots"`
+}
+
+// ReadyProbe is the HTTP GET that tells when a replica may serve.
+type ReadyProbe struct {
+	// Path on the replica's own port. Default /health.
+	Path string `yaml:"path" default:"/health"`
+	// Every is the pause between two probes. Default 500ms.
+	Every time.Duration `yaml:"every" default:"500ms" least:"10ms"`
+}
+
+// HealthProbe is the HTTP GET that tells whether a ready replica still serves.
+type HealthProbe struct {
+	// Path on the replica's own port. Default /health.
+	Path string `yaml:"path" default:"/health"`
+	// Every is the pause between two probes. Default 10s.
+	Every time.Duration `yaml:"every" default:"10s" least:"10ms"`
+}
+
+// Slots says how many requests a replica works on at once.
+type Slots struct {
+	// Variable is the name of the variable that sets it. Default: none does.
+	Variable string `yaml:"variable"`
+	// Default holds when that variable is not given. Default 0: unknown, and treated as 1.
+	Default int `yaml:"default" least:"0"`
+}
+
+// RegistryKind says what the names of a registry's models are.
+type RegistryKind string
+
+// The kinds of registries.
+const (
+	// HuggingFace models are ids that the engine resolves itself.
+	HuggingFace RegistryKind = "huggingface"
+	// Directory models are paths below the registry's own.
+	Directory RegistryKind = "directory"
+)
+
+// Registry is where models come from.
+type Registry struct {
+	// Name is what models say in source.registry.
+	Name string `yaml:"name" required:"true"`
+	// Kind is huggingface (names are ids, handed to the engine as they are) or directory (names are paths below path).
+	Kind RegistryKind `yaml:"kind" required:"true" oneof:"huggingface,directory"`
+	// Path of a directory registry. One that is not absolute counts from the file's folder.
+	Path string `yaml:"path"`
+}
+
+// Source says where a model comes from.
+type Source struct {
+	// Registry is the name of one of the registries. Default huggingface.
+	Registry string `yaml:"registry" default:"huggingface"`
+	// Name of the model in the registry: an id, or a path below the registry's directory that must exist.
+	Name string `yaml:"name" required:"true"`
+}

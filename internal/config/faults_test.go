@@ -1,0 +1,38 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// One file with everything wrong: every fault is named in one go, on its line.
+func TestEveryFaultAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := Load("testdata/wrong.yaml")
+	if err == nil {
+		t.Fatal("no fault")
+	}
+	golden(t, "testdata/wrong.golden", []byte(err.Error()+"\n"))
+	if strings.Contains(err.Error(), "secret") {
+		t.Error("a fault shows a secret")
+	}
+}
+
+// faultsOf are the faults of a file as lines of text.
+func faultsOf(t *testing.T, file string) []string {
+	t.Helper()
+	_, err := Parse("testdata/f", []byte(file))
+	if err == nil {
+		return nil
+	}
+	var faults Faults
+	if !errors.As(err, &faults) {
+		t.Fatalf("the error is %T", err)
+	}
+	var lines []string
+	for _, f := range faults {
+		lines = append(lines, strings.TrimPrefix(f.Error(), "testdata/f:"))
+	}
+	return lines
+}

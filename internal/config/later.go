@@ -1,0 +1,46 @@
+package config
+
+// later lists what the design of the file has and this version does not do yet. A field here is one that no struct has; an entry with
+// = is a value that a known field may not have yet. Each names what is missing. To support something, delete its row and add
+// its field or value.
+func later() map[string]string {
+	return map[string]string{
+		"redis":       "shared admission state",
+		"control":     "a control listener on TCP with mTLS",
+		"envoy_admin": "an admin listener of Envoy's own on TCP",
+		"nodes":       "further hosts",
+		"pools":       "pools of models",
+
+		"tenants[].weight":   "weighted fair admission",
+		"tenants[].priority": "priorities",
+		"tenants[].limits":   "limits of tenants",
+
+		"engines[].versions[].kubernetes": "replicas on Kubernetes",
+
+		"models[].launcher=kubernetes":     "replicas on Kubernetes",
+		"models[].launcher=none":           "models that are only admitted",
+		"models[].cluster":                 "replicas elsewhere than on this host",
+		"models[].placement":               "placement on GPUs and nodes",
+		"models[].resources":               "placement by CPU, memory and GPU",
+		"models[].cooldown":                "scale to zero",
+		"models[].unhealthy_on":            "a choice of what makes a replica unhealthy",
+		"models[].replicas.min=0":          "scale to zero",
+		"models[].replicas.max=more":       "scaling",
+		"models[].admission.weight":        "pools of models",
+		"models[].stream.mode=managed":     "managed streams",
+		"models[].stream.heartbeat":        "managed streams",
+		"models[].stream.resume":           "managed streams",
+		"models[].stream.ttft_timeout":     "managed streams",
+		"models[].stream.stall_timeout":    "managed streams",
+		"models[].stream.inject_usage":     "usage of its own",
+		"models[].upstreams[]=https":       "TLS to upstreams",
+		"models[].upstreams[]=path":        "upstreams below a path",
+		"models[].upstreams[]=credentials": "credentials for upstreams",
+		"upstreams[]=https":                "TLS to upstreams",
+		"upstreams[]=path":                 "upstreams below a path",
+		"upstreams[]=credentials":          "credentials for upstreams",
+	}
+}
+
+// notYet is the message for something that comes later.
+func notYet(what string) string { return "not supported by this version yet (" + what + ")" }

@@ -1,0 +1,59 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What comes later is refused in so many words, every row of the table.
+func TestLater(t *testing.T) {
+	t.Parallel()
+	model := "models: [{name: a, engine: sim, task: embedding, "
+	remote := "models: [{name: a, launcher: upstream, upstreams: [%]}]"
+	files := map[string]string{
+		"redis":                            "redis: redis://127.0.0.1",
+		"control":                          "control: 127.0.0.1:7000",
+		"envoy_admin":                      "envoy_admin: 127.0.0.1:7000",
+		"nodes":                            "nodes: []",
+		"pools":                            "pools: [{name: auto}]",
+		"tenants[].weight":                 "tenants: [{name: a, weight: 3}]",
+		"tenants[].priority":               "tenants: [{name: a, priority: batch}]",
+		"tenants[].limits":                 "tenants: [{name: a, limits: {requests_per_minute: 1}}]",
+		"engines[].versions[].kubernetes":  "engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run], kubernetes: x}]}]",
+		"models[].launcher=kubernetes":     "models: [{name: a, launcher: kubernetes}]",
+		"models[].launcher=none":           "models: [{name: a, launcher: none}]",
+		"models[].cluster":                 model + "cluster: ''}]",
+		"models[].placement":               model + "placement: spread}]",
+		"models[].resources":               model + "resources: {cpu: 4}}]",
+		"models[].cooldown":                model + "cooldown: 5m}]",
+		"models[].unhealthy_on":            model + "unhealthy_on: [5xx]}]",
+		"models[].replicas.min=0":          model + "replicas: {min: 0, max: 1}}]",
+		"models[].replicas.max=more":       model + "replicas: {min: 1, max: 2}}]",
+		"models[].admission.weight":        model + "admission: {weight: 3}}]",
+		"models[].stream.mode=managed":     model + "stream: {mode: managed}}]",
+		"models[].stream.heartbeat":        model + "stream: {heartbeat: 15s}}]",
+		"models[].stream.resume":           model + "stream: {resume: 5s}}]",
+		"models[].stream.ttft_timeout":     model + "stream: {ttft_timeout: 0s}}]",
+		"models[].stream.stall_timeout":    model + "stream: {stall_timeout: 0s}}]",
+		"models[].stream.inject_usage":     model + "stream: {inject_usage: false}}]",
+		"models[].upstreams[]=https":       strings.Replace(remote, "%", "https://h", 1),
+		"models[].upstreams[]=path":        strings.Replace(remote, "%", "http://h/api", 1),
+		"models[].upstreams[]=credentials": strings.Replace(remote, "%", "http://user:secret@h", 1),
+		"upstreams[]=https":                "upstreams: [https://h]",
+		"upstreams[]=path":                 "upstreams: [http://h/v2]",
+		"upstreams[]=credentials":          "upstreams: [http://user:secret@h]",
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(later())), slices.Sorted(maps.Keys(files))); diff != "" {
+		t.Fatalf("rows of the table and files that provoke them: %s", diff)
+	}
+	for row, file := range files {
+		faults := faultsOf(t, file)
+		if len(faults) != 1 || !strings.HasSuffix(faults[0], "not supported by this version yet ("+later()[row]+")") || strings.Contains(faults[0], "secret") {
+			t.Errorf("%s: %q", row, faults)
+		}
+	}
+}

@@ -1,0 +1,219 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// parsed is a good file.
+func parsed(t *testing.T, file string) *Config {
+	t.Helper()
+	c, err := Parse("testdata/f", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// The defaults are the ones that the documents promise.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, "models: [{name: a, engine: sim, task: embedding}]\ntenants: [{name: t}]\n"+
+		"engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run]}]}]")
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state := os.Getenv("XDG_STATE_HOME"); state == "" && c.StateDir != filepath.Join(home, ".local/state/sluice") {
+		t.Errorf("state_dir: %s", c.StateDir)
+	}
+	c.StateDir, c.Hash = "", ""
+	want := &Config{
+		Listen:        "0.0.0.0:8080",
+		Admin:         "127.0.0.1:9090",
+		MaxBody:       32 << 20,
+		MaxQueueBytes: 1 << 30,
+		DrainTimeout:  30 * time.Second,
+		OrphanGrace:   time.Minute,
+		ReplicaHeader: true,
+		Auth:          Auth{Mode: AuthKeys},
+		Tenants:       []Tenant{{Name: "t", Models: []string{"*"}}},
+		Engines: []Engine{{Name: "e", Versions: []EngineVersion{{Version: "1", Tasks: []engines.Task{engines.Rerank}, Command: []string{"run"},
+			Ready:  ReadyProbe{Path: "/health", Every: 500 * time.Millisecond},
+			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
+		Models: []Model{{
+			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local,
+			Replicas:         Replicas{Min: 1, Max: 1},
+			ColdStartTimeout: 10 * time.Minute,
+			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8,
+				MaxUserMessagesForCache: 2},
+			Admission: Admission{MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
+			Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute},
+		}},
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Every field that the file may have arrives where it belongs.
+func TestEveryField(t *testing.T) {
+	t.Parallel()
+	c, err := Load("testdata/full.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Hash = ""
+	schema := map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{
+		"dtype": map[string]any{"enum": []any{"auto", "half"}, "default": "auto"}}}
+	want := &Config{
+		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second,
+		StateDir: filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Auth: Auth{Mode: AuthNone},
+		Tenants: []Tenant{{Name: "acme", Keys: []string{zeros, ones}, Models: []string{"chat", "fast"}}},
+		Engines: []Engine{{Name: "own", Versions: []EngineVersion{{
+			Version: "0.10", Tasks: []engines.Task{engines.TextGeneration, engines.Embedding}, Schema: schema,
+			TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"runner": "pooling"}},
+			Command:       []string{"own", "{{.Model}}", "--port", "{{.Port}}", "{{.Flags}}"}, Image: "own/own:0.10",
+			Ready:  ReadyProbe{Path: "/ready", Every: time.Second},
+			Health: HealthProbe{Path: "/live", Every: 2 * time.Second}, Slots: Slots{Default: 16}}}}},
+		Registries: []Registry{{Name: "hub", Kind: HuggingFace}, {Name: "local", Kind: Directory, Path: filepath.Join(here, "models")}},
+		Models: []Model{
+			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
+				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Replicas: Replicas{Min: 2, Max: 2},
+				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, ColdStartTimeout: time.Minute,
+				Routing:   Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
+				Admission: Admission{MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxQueue: 10, QueueTimeout: time.Second},
+				Stream:    Stream{Mode: StreamNative, MaxDuration: time.Hour}},
+			{Name: "fast", Launcher: engines.Upstream, Upstreams: []string{"http://10.0.0.5:8000", "http://gpu-1:80"}, ColdStartTimeout: 10 * time.Minute,
+				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, MaxUserMessagesForCache: 2},
+				Admission: Admission{MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+		},
+		Upstreams: []string{"http://[::1]:8000"},
+		File:      "testdata/full.yaml",
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLoadWithoutAFile(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]string{
+		"testdata/none.yaml": "testdata/none.yaml: cannot be read: no such file or directory",
+		"testdata":           "testdata: cannot be read: is a directory",
+	} {
+		c, err := Load(file)
+		var faults Faults
+		if c != nil || !errors.As(err, &faults) || err.Error() != want {
+			t.Errorf("%v, %v", c, err)
+		}
+	}
+	large := filepath.Join(t.TempDir(), "large.yaml")
+	if err := os.WriteFile(large, make([]byte, maxFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(large); err == nil || !strings.HasSuffix(err.Error(), "it is larger than 8MiB") {
+		t.Error(err)
+	}
+}
+
+// Aliases can make a small file as large as they like; reading it must end all the same, and soon.
+func TestAliasesAreBounded(t *testing.T) {
+	t.Parallel()
+	var file strings.Builder
+	file.WriteString("engines:\n- name: e\n  versions:\n  - {version: 1, tasks: [rerank], command: [run], schema: {a0: &a0 [x, x, x, x, x, x, x, x, x, x]")
+	for i := range 9 {
+		a := string(rune('0' + i))
+		file.WriteString(", a" + string(rune('1'+i)) + ": &a" + string(rune('1'+i)) + " [" + strings.Repeat("*a"+a+", ", 9) + "*a" + a + "]")
+	}
+	file.WriteString("}}\n")
+	faults := faultsOf(t, file.String())
+	if len(faults) != 1 || !strings.HasSuffix(faults[0], "the file is too large or too deep") {
+		t.Errorf("%.300q", faults)
+	}
+}
+
+func TestDefaultIsComplete(t *testing.T) {
+	t.Parallel()
+	c := Default()
+	if c.Listen != "0.0.0.0:8080" || c.File != "" || len(c.Models) != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestForUpstreams(t *testing.T) {
+	t.Parallel()
+	c, err := ForUpstreams([]string{"http://h:1/v1", "http://10.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Listen != "127.0.0.1:8080" || c.Auth.Mode != AuthNone || c.File != "" || len(c.Warnings()) > 0 {
+		t.Errorf("%+v, warnings %q", c, c.Warnings())
+	}
+	if diff := cmp.Diff([]string{"http://h:1", "http://10.0.0.1:80"}, c.Upstreams); diff != "" {
+		t.Error(diff)
+	}
+	if c, err := ForUpstreams([]string{"http://h:1", "h:2"}); c != nil || err == nil ||
+		err.Error() != "--upstream: [1]: must be a URL such as http://10.0.0.5:8000" {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
+func TestExamplesLoad(t *testing.T) {
+	t.Parallel()
+	for _, file := range examples(t) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied := filepath.Join(t.TempDir(), "sluice.yaml")
+		models := filepath.Join(filepath.Dir(copied), "models")
+		if err := os.Mkdir(models, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for path, data := range map[string][]byte{copied: data, models + "/chat.gguf": nil, models + "/embed.gguf": nil} {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := Load(copied)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if warnings := c.Warnings(); len(warnings) > 0 {
+			t.Errorf("%s: %q", file, warnings)
+		}
+	}
+}
+
+// The quick start is what the documents say it is.
+func TestQuickstart(t *testing.T) {
+	t.Parallel()
+	c, err := Load("../../examples/quickstart/sluice.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Auth.Mode != AuthNone || c.Listen != "127.0.0.1:8080" || c.Admin != "127.0.0.1:9090" || len(c.Models) != 2 {
+		t.Fatalf("%+v", c)
+	}
+	chat, embed := c.Models[0], c.Models[1]
+	if chat.Name != "chat" || chat.Engine != "sim" || chat.Replicas.Min != 3 || chat.Task != engines.TextGeneration {
+		t.Errorf("%+v", chat)
+	}
+	if embed.Name != "embed" || embed.Engine != "sim" || embed.Task != engines.Embedding {
+		t.Errorf("%+v", embed)
+	}
+}

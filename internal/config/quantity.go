@@ -1,0 +1,65 @@
+package config
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB,
+// GB, TB (powers of 1000).
+type Size int64
+
+type unit struct {
+	suffix string
+	factor int64
+}
+
+// sizeUnits, longest suffixes first so that MiB is not taken for B.
+func sizeUnits() []unit {
+	return []unit{
+		{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+		{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"B", 1},
+	}
+}
+
+// ParseSize reads a Size as it is written in the file.
+func ParseSize(text string) (Size, error) {
+	digits, factor := text, int64(1)
+	for _, u := range sizeUnits() {
+		if rest, ok := strings.CutSuffix(text, u.suffix); ok {
+			digits, factor = rest, u.factor
+			break
+		}
+	}
+	digits = strings.TrimSuffix(digits, " ")
+	if whole, err := strconv.ParseInt(digits, 10, 64); err == nil && whole >= 0 && whole <= math.MaxInt64/factor {
+		return Size(whole * factor), nil
+	}
+	number, err := strconv.ParseFloat(digits, 64)
+	if err != nil || factor == 1 || strings.Trim(digits, "0123456789.") != "" || number*float64(factor) >= math.MaxInt64 {
+		return 0, errors.New("must be a size such as 512KiB, 32MiB or 1GiB")
+	}
+	return Size(number * float64(factor)), nil
+}
+
+// String writes the size with the largest binary unit that leaves a whole number.
+func (s Size) String() string {
+	for _, u := range sizeUnits()[:4] {
+		if s != 0 && int64(s)%u.factor == 0 {
+			return strconv.FormatInt(int64(s)/u.factor, 10) + u.suffix
+		}
+	}
+	return strconv.FormatInt(int64(s), 10) + "B"
+}
+
+// parseDuration reads a duration as it is written in the file. A bare number is refused, as nobody can tell its unit, except 0.
+func parseDuration(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, errors.New("must be a duration such as 500ms, 30s, 5m or 1h30m")
+	}
+	return d, nil
+}

@@ -1,0 +1,248 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+const schemaFile = "../../examples/sluice.schema.json"
+
+// The schema for editors is made of the structs: their fields and tags, and the comments on them.
+func TestSchemaIsCurrent(t *testing.T) {
+	t.Parallel()
+	golden(t, schemaFile, schema(t))
+}
+
+// golden compares with a file, or writes it with -update.
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
+		t.Errorf("%s is not what the code makes; go test ./internal/config -update writes it anew: %s", file, diff)
+	}
+}
+
+func TestExamplesFitTheSchema(t *testing.T) {
+	t.Parallel()
+	check := compiled(t)
+	for _, file := range examples(t) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := check.Validate(decoded(t, data)); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		if !strings.HasPrefix(string(data), "# yaml-language-server: $schema=../sluice.schema.json\n") {
+			t.Errorf("%s does not name its schema in the first line", file)
+		}
+	}
+}
+
+func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
+	t.Parallel()
+	check := compiled(t)
+	for _, file := range []string{
+		"lisen: 127.0.0.1:8080",
+		"auth: {mode: nobody}",
+		"max_body: 3 parsecs",
+		"drain_timeout: 30",
+		"models: [{task: embedding}]",
+		"models: [{name: a, replicas: {min: -1}}]",
+		"models: [{name: a, admission: {max_per_replica: none}}]",
+		"models: [{name: a, routing: {load_factor: 0.5}}]",
+		"models: [{name: a, aliases: b}]",
+	} {
+		if err := check.Validate(decoded(t, []byte(file))); err == nil {
+			t.Errorf("the schema lets pass: %s", file)
+		}
+		if _, err := Parse("f", []byte(file)); err == nil {
+			t.Errorf("the reader lets pass: %s", file)
+		}
+	}
+}
+
+func compiled(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("mem:///file", document); err != nil {
+		t.Fatal(err)
+	}
+	return c.MustCompile("mem:///file")
+}
+
+func decoded(t *testing.T, data []byte) any {
+	t.Helper()
+	var value any
+	if err := yaml.Unmarshal(data, &value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func examples(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../examples/*/sluice.yaml")
+	if err != nil || len(files) < 4 {
+		t.Fatalf("examples: %v, %v", files, err)
+	}
+	return files
+}
+
+// schema makes the JSON Schema of the file. Draft 7, which editors know best.
+func schema(t *testing.T) []byte {
+	t.Helper()
+	w := schemaWriter{comments: comments(t, "config.go", "model.go")}
+	top := w.structure(reflect.TypeFor[Config]())
+	top["$schema"] = "http://json-schema.org/draft-07/schema#"
+	top["title"] = "The configuration file of Sluice"
+	text, err := json.MarshalIndent(top, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(text, '\n')
+}
+
+type object = map[string]any
+
+type schemaWriter struct {
+	// comments of fields, by Type.Field
+	comments map[string]string
+}
+
+func (w schemaWriter) structure(t reflect.Type) object {
+	properties, required := object{}, []string{}
+	for i := range t.NumField() {
+		field := t.Field(i)
+		name := field.Tag.Get("yaml")
+		if name == "-" {
+			continue
+		}
+		property := w.value(field.Type, field.Tag)
+		comment := w.comments[t.Name()+"."+field.Name]
+		if rest, ok := strings.CutPrefix(comment, field.Name+" "); ok {
+			comment = name + " " + rest
+		}
+		property["description"] = comment
+		if text, ok := field.Tag.Lookup("default"); ok {
+			var value any
+			if err := yaml.Unmarshal([]byte(text), &value); err != nil {
+				panic(err)
+			}
+			property["default"] = value
+		}
+		if field.Tag.Get("required") != "" {
+			required = append(required, name)
+		}
+		properties[name] = property
+	}
+	s := object{"type": "object", "additionalProperties": false, "properties": properties}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		return object{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}
+	case reflect.TypeFor[Size]():
+		return object{"anyOf": []any{object{"type": "integer", "minimum": 0},
+			object{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)? ?([KMGT]iB|[kMGT]?B)$`}}}
+	case reflect.TypeFor[PerReplica]():
+		return object{"anyOf": []any{object{"const": "auto"}, object{"type": "integer", "minimum": 1}}}
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return w.value(t.Elem(), tag)
+	case reflect.Struct:
+		return w.structure(t)
+	case reflect.Slice:
+		return object{"type": "array", "items": w.value(t.Elem(), tag)}
+	case reflect.Map:
+		return object{"type": "object", "additionalProperties": w.value(t.Elem(), "")}
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Int:
+		return withLeast(object{"type": "integer"}, tag)
+	case reflect.Float64:
+		return withLeast(object{"type": "number"}, tag)
+	case reflect.Interface:
+		return object{}
+	}
+	if list := tag.Get("oneof"); list != "" {
+		return object{"enum": strings.Split(list, ",")}
+	}
+	if name := tag.Get("yaml"); name == "version" || name == "" {
+		return object{"type": []string{"string", "number", "boolean"}} // text as it is written: version: 0.10
+	}
+	return object{"type": "string"}
+}
+
+func withLeast(s object, tag reflect.StructTag) object {
+	if least, err := strconv.ParseFloat(tag.Get("least"), 64); err == nil {
+		s["minimum"] = least
+	}
+	return s
+}
+
+// comments reads the comments of struct fields out of Go files.
+func comments(t *testing.T, files ...string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				fieldComments(spec, found)
+			}
+			return true
+		})
+	}
+	return found
+}
+
+func fieldComments(spec *ast.TypeSpec, found map[string]string) {
+	s, ok := spec.Type.(*ast.StructType)
+	if !ok {
+		return
+	}
+	for _, field := range s.Fields.List {
+		for _, name := range field.Names {
+			found[spec.Name.Name+"."+name.Name] = strings.Join(strings.Fields(field.Doc.Text()), " ")
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+func TestParseSize(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Size{
+		"0": 0, "1": 1, "10B": 10, "1kB": 1000, "1KiB": 1024, "32MiB": 32 << 20, "1.5GiB": 3 << 29, "2 TB": 2e12, "1TiB": 1 << 40,
+		"9223372036854775807": math.MaxInt64, "0.5kB": 500,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "B", "-1", "-1KiB", "1.5", "1kb", "1 K", "1e3B", "0x1KiB", "infB", "nan", "8388608TiB", "9223372036854775808", "1..5KiB", "1  KiB"} {
+		if got, err := ParseSize(text); err == nil {
+			t.Errorf("%q: %d, want an error", text, got)
+		}
+	}
+}
+
+func TestSizeString(t *testing.T) {
+	t.Parallel()
+	for size, want := range map[Size]string{0: "0B", 1: "1B", 1000: "1000B", 1024: "1KiB", 1536: "1536B", 32 << 20: "32MiB", 1 << 30: "1GiB", 1 << 40: "1TiB"} {
+		if got := size.String(); got != want {
+			t.Errorf("%d: %s, want %s", int64(size), got, want)
+		}
+		if back, err := ParseSize(want); err != nil || back != size {
+			t.Errorf("%s reads as %d, %v", want, back, err)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	t.Parallel()
+	known := []string{"listen", "models", "tenants", "max_body", "min"}
+	for name, want := range map[string]string{
+		"lisen": "listen", "model": "models", "tenats": "tenants", "maxbody": "max_body", "Models": "models", "mni": "", "max": "", "xyz": "", "": "",
+		strings.Repeat("models", 1000): "",
+	} {
+		if got := nearest(name, known); got != want {
+			t.Errorf("%.20q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestDistance(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"flaw", "lawn", 2}} {
+		if got := distance(tt.a, tt.b); got != tt.want {
+			t.Errorf("%q to %q: %d, want %d", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
+
+func TestShown(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"a-b.c_1": "a-b.c_1", "": `""`, "a b": `"a b"`, "a\n": `"a\n"`, "\xff": `"\xff"`, strings.Repeat("a", 100): `"` + strings.Repeat("a", 60) + `…"`,
+	} {
+		if got := shown(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
+}
+
+// The tasks that the file may name are all that there are.
+func TestTasksAreTheTasks(t *testing.T) {
+	t.Parallel()
+	for _, task := range append(engines.Tasks(), "painting") {
+		faults := faultsOf(t, "models: [{name: a, launcher: upstream, upstreams: [http://h], task: "+string(task)+"}]")
+		if known := slices.Contains(engines.Tasks(), task); known != (len(faults) == 0) {
+			t.Errorf("%s: %q", task, faults)
+		}
+	}
+}

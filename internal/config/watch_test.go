@@ -1,0 +1,271 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	oneModel  = "models: [{name: a, engine: sim, task: embedding}]\n"
+	twoModels = "models: [{name: a, engine: sim, task: embedding}, {name: b, engine: sim, task: embedding}]\n"
+	wrong     = "models: [{name: a}]\n"
+)
+
+// watched is a Watcher that runs in a synctest bubble, on a file that a test writes.
+type watched struct {
+	*Watcher
+	t    *testing.T
+	file string
+
+	mu      sync.Mutex // for all below
+	applied []int      // models of each configuration that was put in force
+	faults  []string
+	refuse  error // what Apply returns
+}
+
+func watch(t *testing.T, content string) *watched {
+	t.Helper()
+	w := &watched{t: t, file: filepath.Join(t.TempDir(), "sluice.yaml")}
+	w.write(content)
+	current, err := Load(w.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Watcher = NewWatcher(WatcherConfig{
+		Current: current,
+		Apply: func(next *Config) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.refuse == nil {
+				w.applied = append(w.applied, len(next.Models))
+			}
+			return w.refuse
+		},
+		OnFault: func(err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.faults = append(w.faults, strings.TrimPrefix(err.Error(), w.file+":"))
+		},
+	})
+	return w
+}
+
+// run runs the Watcher in the background of the test's bubble.
+func (w *watched) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	w.t.Cleanup(func() { cancel(); synctest.Wait() })
+	go func() {
+		if err := w.Run(ctx); err != nil {
+			w.t.Error(err)
+		}
+	}()
+}
+
+func (w *watched) write(content string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.file, []byte(content), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// refuseWith makes Apply return an error from now on, or not.
+func (w *watched) refuseWith(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refuse = err
+}
+
+// looks lets the Watcher look so many times.
+func (w *watched) looks(n int) {
+	time.Sleep(time.Duration(n) * time.Second)
+	synctest.Wait()
+}
+
+// expect compares what has been applied and refused so far, and what is in force.
+func (w *watched) expect(when string, applied []int, faults []string) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if diff := cmp.Diff(applied, w.applied); diff != "" {
+		w.t.Errorf("%s: applied: %s", when, diff)
+	}
+	if diff := cmp.Diff(faults, w.faults); diff != "" {
+		w.t.Errorf("%s: refused: %s", when, diff)
+	}
+	if n := len(applied); n > 0 && len(w.Current().Models) != applied[n-1] {
+		w.t.Errorf("%s: %d models in force", when, len(w.Current().Models))
+	}
+}
+
+const wrongFault = "1: models[a].engine: required with launcher: local; known are sim, llama-cpp"
+
+func TestWatcherTakesAGoodFile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		start := w.Status()
+		w.looks(3)
+		w.expect("nothing changed", nil, nil)
+		w.write(twoModels)
+		w.looks(1)
+		w.expect("seen once", nil, nil)
+		w.looks(1)
+		w.expect("seen twice", []int{2}, nil)
+		w.looks(3)
+		w.expect("later", []int{2}, nil)
+		status := w.Status()
+		if status.Path != w.file || status.Hash == start.Hash || status.Hash != w.Current().Hash || status.LoadedAt.Sub(start.LoadedAt) != 5*time.Second {
+			t.Errorf("%+v", status)
+		}
+		w.write(oneModel)
+		w.looks(2)
+		w.expect("back again", []int{2, 1}, nil)
+	})
+}
+
+func TestWatcherKeepsWhatIsInForce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		w.write(wrong)
+		w.looks(5)
+		w.expect("a bad file is refused once", nil, []string{wrongFault})
+		status := w.Status()
+		if len(status.Faults) != 1 || status.Faults[0].Line != 1 || status.Hash != w.Current().Hash || len(w.Current().Models) != 1 {
+			t.Errorf("%+v", status)
+		}
+		if want := []string{w.file + ":" + wrongFault}; cmp.Diff(want, status.Problems()) != "" {
+			t.Errorf("problems: %q", status.Problems())
+		}
+		w.write(oneModel)
+		w.looks(2)
+		w.expect("the file in force again", nil, []string{wrongFault})
+		if status := w.Status(); len(status.Faults) > 0 {
+			t.Errorf("faults of a file that is no more: %v", status.Faults)
+		}
+		if err := os.Remove(w.file); err != nil {
+			t.Fatal(err)
+		}
+		w.looks(2)
+		w.expect("no file", nil, []string{wrongFault, " cannot be read: no such file or directory"})
+		w.write(twoModels)
+		w.looks(2)
+		w.expect("a file again", []int{2}, []string{wrongFault, " cannot be read: no such file or directory"})
+	})
+}
+
+// A file that grows while it is written is not taken before it has come to rest, even if each part is good by itself.
+func TestWatcherWaitsForTheWriter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, twoModels)
+		w.run()
+		for i := range 5 {
+			w.write(strings.Repeat("# more\n", i))
+			w.looks(1)
+		}
+		w.write(oneModel)
+		w.looks(1)
+		w.expect("while it is written", nil, nil)
+		w.looks(1)
+		w.expect("at rest", []int{1}, nil)
+	})
+}
+
+func TestWatcherReload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		if err := w.Reload(); err != nil {
+			t.Error(err)
+		}
+		w.expect("nothing changed", nil, nil)
+		w.write(twoModels)
+		if err := w.Reload(); err != nil {
+			t.Error(err)
+		}
+		w.expect("at once", []int{2}, nil)
+		w.write(wrong)
+		var faults Faults
+		if err := w.Reload(); !errors.As(err, &faults) || len(faults) != 1 {
+			t.Errorf("reload of a bad file: %v", err)
+		}
+		w.looks(3)
+		w.expect("once each", []int{2}, []string{wrongFault})
+	})
+}
+
+// What cannot be put in force is refused like a bad file, and is tried again when asked for.
+func TestWatcherApplyFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		w.refuseWith(errors.New("no room"))
+		w.write(twoModels)
+		w.looks(4)
+		w.expect("refused", nil, []string{" no room"})
+		if len(w.Current().Models) != 1 || len(w.Status().Faults) != 1 {
+			t.Errorf("in force: %d models, %v", len(w.Current().Models), w.Status().Faults)
+		}
+		w.refuseWith(nil)
+		if err := w.Reload(); err != nil {
+			t.Error(err)
+		}
+		w.expect("asked again", []int{2}, []string{" no room"})
+	})
+}
+
+func TestWatcherNamesWhatNeedsARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.write(oneModel + "admin: 127.0.0.1:9999\n")
+		if err := w.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		w.write(twoModels + "admin: 127.0.0.1:9999\n")
+		if err := w.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{w.file + ": admin: the new value takes effect when Sluice is started again"}
+		if diff := cmp.Diff(want, w.Status().Problems()); diff != "" {
+			t.Error(diff)
+		}
+		w.write(twoModels)
+		if err := w.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		if problems := w.Status().Problems(); len(problems) > 0 {
+			t.Errorf("back to what it was started with: %q", problems)
+		}
+	})
+}
+
+func TestWatcherWithoutAFile(t *testing.T) {
+	t.Parallel()
+	w := NewWatcher(WatcherConfig{Current: Default()})
+	if err := w.Reload(); err == nil {
+		t.Error("there is nothing to reload")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := w.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if status := w.Status(); status.Path != "" || len(status.Faults) > 0 {
+		t.Errorf("%+v", status)
+	}
+}
