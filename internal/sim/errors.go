@@ -1,0 +1,43 @@
+package sim
+
+import (
+	"fmt"
+	"net/http"
+)
+
+// apiError is an error in vLLM's shape. The zero kind is its answer to a wrong key, which has a shape of its own.
+type apiError struct {
+	status  int
+	kind    string
+	message string
+	param   string
+}
+
+func (e *apiError) Error() string { return e.message }
+
+func badRequest(param, format string, args ...any) *apiError {
+	return &apiError{status: http.StatusBadRequest, kind: "BadRequestError", message: fmt.Sprintf(format, args...), param: param}
+}
+
+// body renders the error.
+func (e *apiError) body() []byte {
+	if e.kind == "" {
+		return marshal(map[string]string{"error": e.message})
+	}
+	var param *string
+	if e.param != "" {
+		param = &e.param
+	}
+	return marshal(map[string]any{"error": map[string]any{
+		"message": e.message, "type": e.kind, "param": param, "code": e.status,
+	}})
+}
+
+func (e *apiError) write(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	if e.status == http.StatusServiceUnavailable || e.status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
+	w.WriteHeader(e.status)
+	_, _ = w.Write(e.body())
+}

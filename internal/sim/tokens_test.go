@@ -1,0 +1,131 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTokenize(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		text string
+		want []string
+	}{
+		{"", []string{}},
+		{"Hello world", []string{"Hello", " world"}},
+		{"two  spaces", []string{"two", " ", " spaces"}},
+		{"extraordinary", []string{"extraord", "inary"}},
+		{"end.\n\n<|user|>\n", []string{"end", ".", "\n\n", "<|", "user", "|>", "\n"}},
+		{"ééééé", []string{"éééé", "é"}},
+		{"a日本語", []string{"a日本", "語"}},
+		{"......", []string{"....", ".."}},
+		{"tail ", []string{"tail", " "}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, tokenize(tt.text)); diff != "" {
+			t.Errorf("%q: -want +got\n%s", tt.text, diff)
+		}
+	}
+}
+
+func FuzzTokenize(f *testing.F) {
+	f.Add("Hello from the sea.", "  And\tthen? ünïcode 日本語")
+	f.Add("\xff\xfe\xfd\x80\x80\x80\x80\x80\x80\x80\x80\x80", "\x00")
+	f.Add(strings.Repeat("ab ", 40), strings.Repeat("\n", 20)+"x")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		tokens := tokenize(a + b)
+		if strings.Join(tokens, "") != a+b {
+			t.Fatalf("tokens of %q do not add up: %q", a+b, tokens)
+		}
+		for _, token := range tokens {
+			if token == "" || utf8.ValidString(a+b) && !utf8.ValidString(token) {
+				t.Fatalf("%q has the token %q", a+b, token)
+			}
+		}
+		whole := textPrompt(a + b)
+		if whole.tokens != len(tokens) || len(whole.blocks) != len(tokens)/blockSize {
+			t.Fatalf("%q: %d tokens, %d blocks, want %d tokens", a+b, whole.tokens, len(whole.blocks), len(tokens))
+		}
+		// A text that is cut between two tokens and put together again has the blocks of the whole.
+		for cut := range tokens {
+			head := textPrompt(strings.Join(tokens[:cut], ""))
+			if got := head.with(strings.Join(tokens[cut:], "")); !slices.Equal(got, whole.blocks) {
+				t.Fatalf("%q cut after %d tokens: blocks %x, want %x", a+b, cut, got, whole.blocks)
+			}
+		}
+	})
+}
+
+func TestBlocksDependOnAllBefore(t *testing.T) {
+	t.Parallel()
+	same := strings.Repeat(" word", blockSize)
+	a, b := textPrompt(strings.Repeat(" one", blockSize)+same), textPrompt(strings.Repeat(" two", blockSize)+same)
+	if a.blocks[1] == b.blocks[1] {
+		t.Error("equal blocks behind different ones have equal hashes")
+	}
+	ids := make([]int64, 2*blockSize)
+	p := idPrompt(ids)
+	ids[0] = 1
+	if q := idPrompt(ids); p.tokens != 32 || p.blocks[0] == q.blocks[0] || p.blocks[1] == q.blocks[1] {
+		t.Error("a changed token id changes no hash")
+	}
+}
+
+// blocksOf makes a prompt of so many blocks of its own.
+func blocksOf(word string, blocks int) prompt {
+	return textPrompt(strings.Repeat(" "+word, blocks*blockSize))
+}
+
+func TestCacheMatch(t *testing.T) {
+	t.Parallel()
+	c := newPrefixCache(100 * blockSize)
+	p := blocksOf("sea", 3)
+	if got := c.match(p); got != 0 {
+		t.Errorf("empty cache: %d tokens", got)
+	}
+	c.put(p.blocks)
+	if got, want := c.match(p), 2*blockSize; got != want {
+		t.Errorf("the same prompt again: %d tokens cached, want %d: its last token must be computed", got, want)
+	}
+	if got, want := c.match(blocksOf("sea", 4)), 3*blockSize; got != want {
+		t.Errorf("a longer prompt: %d tokens cached, want %d", got, want)
+	}
+	if got := c.match(blocksOf("hill", 3)); got != 0 {
+		t.Errorf("another prompt: %d tokens cached", got)
+	}
+	if got := c.match(prompt{}); got != 0 {
+		t.Errorf("no prompt: %d tokens cached", got)
+	}
+}
+
+func TestCacheEviction(t *testing.T) {
+	t.Parallel()
+	c := newPrefixCache(4 * blockSize)
+	old, young := blocksOf("old", 2), blocksOf("young", 2)
+	c.put(old.blocks)
+	c.put(young.blocks)
+	c.match(blocksOf("old", 3)) // used again, so now "young" is the older
+	c.put(blocksOf("new", 1).blocks)
+	if got, want := c.match(blocksOf("old", 3)), 2*blockSize; got != want {
+		t.Errorf("what was used last: %d tokens left, want %d", got, want)
+	}
+	if got, want := c.match(blocksOf("young", 3)), blockSize; got != want {
+		t.Errorf("what was used longest ago: %d tokens left, want %d: its end leaves first", got, want)
+	}
+	if got, want := c.tokens(), 4*blockSize; got != want {
+		t.Errorf("%d tokens cached, want %d", got, want)
+	}
+	c.put(blocksOf("huge", 50).blocks)
+	if got, want := c.match(blocksOf("huge", 50)), 4*blockSize; got != want || c.tokens() != want {
+		t.Errorf("a prompt larger than the cache: %d of %d tokens, want %d", got, c.tokens(), want)
+	}
+	none := newPrefixCache(-1)
+	none.put(old.blocks)
+	if got := none.match(old); got != 0 {
+		t.Errorf("no cache: %d tokens", got)
+	}
+}
