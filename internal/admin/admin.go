@@ -1,0 +1,188 @@
+// Package admin is what an operator looks at: one page and a JSON API on a listener of its own, with the metrics and the two
+// health endpoints beside them.
+//
+// It decides nothing and keeps nothing. Every answer is read from the running parts through the funcs of Config at the moment
+// of the request. The page is plain HTML, CSS and JavaScript in this binary; it reads the same API as everybody else.
+//
+// There is no login: the listener is on loopback unless the operator says otherwise. What a hostile web page in the operator's
+// browser could do is warded off here (see guard).
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+// Config says where the answers come from. Fleet and Status are needed; an endpoint whose func is nil does not exist. All
+// funcs are called concurrently and must be quick.
+type Config struct {
+	// Listen is the host:port the handler is served on. On a loopback address only requests that name a loopback host
+	// are answered.
+	Listen string
+	// Fleet is the fleet as it is now.
+	Fleet func() *engines.Snapshot
+	// Status is how Sluice itself and its Envoy are.
+	Status func() Status
+	// NotReady says in words why requests cannot be served; empty means ready. nil: always ready.
+	NotReady func() []string
+	// ModelLoad is what a model is doing and may do; nil: nothing is known.
+	ModelLoad func(model string) ModelLoad
+	// ReplicaLoad is what a replica is doing; nil: nothing is known.
+	ReplicaLoad func(engines.Replica) ReplicaLoad
+	// Requests are the running and the last finished requests, at most limit of each, and how many run
+	// (telemetry.Requests.List).
+	Requests func(limit int) ([]telemetry.Request, int)
+	// Tenants are the callers.
+	Tenants func() []Tenant
+	// Pick says where a request with this cache key would go. The model exists.
+	Pick func(model, key string) (Pick, *openai.Error)
+	// Reload reads the configuration file again; the error lists its faults.
+	Reload func(context.Context) error
+	// Metrics serves /metrics.
+	Metrics http.Handler
+	// Log hears of failed reloads; nil: nobody does.
+	Log *zap.Logger
+}
+
+// New returns the handler of the admin listener.
+func New(c Config) http.Handler {
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	h := &handler{Config: c, guard: newGuard(c.Listen)}
+	h.routes = h.table()
+	return h
+}
+
+type handler struct {
+	Config
+	guard  *guard
+	routes map[string]route
+}
+
+// route is one path: the method it takes (GET stands for HEAD too) and what it does.
+type route struct {
+	method string
+	serve  http.HandlerFunc
+}
+
+func (h *handler) table() map[string]route {
+	routes := map[string]route{
+		"/healthz":         {http.MethodGet, h.healthz},
+		"/readyz":          {http.MethodGet, h.readyz},
+		"/api/v1/status":   {http.MethodGet, h.status},
+		"/api/v1/models":   {http.MethodGet, h.models},
+		"/api/v1/replicas": {http.MethodGet, h.replicas},
+	}
+	for path, file := range pageFiles() {
+		routes[path] = route{http.MethodGet, file.ServeHTTP}
+	}
+	if h.Requests != nil {
+		routes["/api/v1/requests"] = route{http.MethodGet, h.requests}
+	}
+	if h.Tenants != nil {
+		routes["/api/v1/tenants"] = route{http.MethodGet, h.tenants}
+	}
+	if h.Reload != nil {
+		routes["/api/v1/reload"] = route{http.MethodPost, h.reload}
+	}
+	if h.Metrics != nil {
+		routes["/metrics"] = route{http.MethodGet, h.Metrics.ServeHTTP}
+	}
+	return routes
+}
+
+// ServeHTTP implements http.Handler.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	protect(w.Header())
+	if fault := h.guard.check(r); fault != nil {
+		writeError(w, fault)
+		return
+	}
+	route, ok := h.find(r.URL.EscapedPath())
+	if !ok {
+		writeError(w, notFound("Unknown admin URL."))
+		return
+	}
+	if r.Method != route.method && (r.Method != http.MethodHead || route.method != http.MethodGet) {
+		w.Header().Set("Allow", allowed(route.method))
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
+			Message: "This URL takes " + allowed(route.method) + "."})
+		return
+	}
+	route.serve(w, r)
+}
+
+func allowed(method string) string {
+	if method == http.MethodGet {
+		return "GET, HEAD"
+	}
+	return method
+}
+
+// find works on the escaped path because a model's name may hold slashes, and some names would not survive the cleaning that
+// http.ServeMux does.
+func (h *handler) find(path string) (route, bool) {
+	rest, ok := strings.CutPrefix(path, "/api/v1/models/")
+	if !ok {
+		r, ok := h.routes[path]
+		return r, ok
+	}
+	if name, ok := strings.CutSuffix(rest, "/limits"); ok {
+		return h.ofModel(name, h.limits), true
+	}
+	if name, ok := strings.CutSuffix(rest, "/pick"); ok && h.Pick != nil {
+		return h.ofModel(name, h.pick), true
+	}
+	return route{}, false
+}
+
+// ofModel makes a route out of an endpoint of one model, named by the raw part of a path; aliases are resolved.
+func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) route {
+	return route{http.MethodGet, func(w http.ResponseWriter, r *http.Request) {
+		name, err := url.PathUnescape(raw)
+		if err != nil {
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL is not well escaped."))
+			return
+		}
+		m, ok := h.Fleet().Resolve(name)
+		if !ok {
+			writeError(w, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", name))
+			return
+		}
+		serve(w, r, m)
+	}}
+}
+
+func notFound(message string) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: message}
+}
+
+func writeError(w http.ResponseWriter, e *openai.Error) {
+	if s := e.RetryAfterSeconds(); s != "" {
+		w.Header().Set("Retry-After", s)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.HTTPStatus())
+	// A failed write means that the client has left.
+	_, _ = w.Write(e.Body())
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil { // a value of ours that cannot be rendered
+		panic(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
+}

@@ -1,0 +1,260 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+var noon = time.Date(2030, 5, 4, 12, 0, 0, 0, time.UTC)
+
+// fleet has a local model in every kind of trouble, a discovered one whose name would break a careless router or page, and one
+// without replicas.
+func fleet() *engines.Snapshot {
+	f := engines.NewFleet()
+	f.Set("test", engines.Part{
+		Models: []engines.Model{
+			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Launcher: engines.Local, Desired: 3},
+			{Name: "org/a<b>/limits", Launcher: engines.Upstream, Discovered: true},
+			{Name: "empty", Launcher: engines.Local},
+		},
+		Replicas: []engines.Replica{
+			{ID: "chat-0", Model: "chat", State: engines.Ready, Address: netip.MustParseAddrPort("127.0.0.1:41000"),
+				Launcher: engines.Local, PID: 77, Since: noon, Restarts: 1},
+			{ID: "chat-1", Model: "chat", State: engines.Failed, Launcher: engines.Local, Reason: "exited with status 1\nout of memory"},
+			{ID: "10.0.0.5:8000", Model: "org/a<b>/limits", State: engines.Ready, Address: netip.MustParseAddrPort("10.0.0.5:8000"),
+				Launcher: engines.Upstream},
+		},
+	})
+	return f.Snapshot()
+}
+
+func config() Config {
+	world := fleet()
+	return Config{
+		Listen: "127.0.0.1:9090",
+		Fleet:  func() *engines.Snapshot { return world },
+		Status: func() Status {
+			nack := Nack{Type: "cluster", Resource: "model/chat", Message: "bad", Time: noon}
+			return Status{
+				Version: "1.2.3", Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
+				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
+				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
+				Config: ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}},
+			}
+		},
+		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
+		ModelLoad: func(model string) ModelLoad {
+			if model != "chat" {
+				return ModelLoad{}
+			}
+			return ModelLoad{InFlight: 4, Queued: 2, QueuedBytes: 99,
+				Limits: Limits{MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 8, MaxQueue: 1000, QueueTimeout: time.Minute}}
+		},
+		ReplicaLoad: func(r engines.Replica) ReplicaLoad {
+			if r.ID != "chat-0" {
+				return ReplicaLoad{}
+			}
+			return ReplicaLoad{InFlight: 4, Served: 100, Max: 8}
+		},
+		Requests: func(limit int) ([]telemetry.Request, int) {
+			rows := []telemetry.Request{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
+				Upstream: "127.0.0.1:41000", State: telemetry.Done, Status: 200, Source: "engine", Stream: true, Attempts: 1, BytesIn: 10,
+				BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
+			return rows[:min(limit, len(rows))], 3
+		},
+		Tenants: func() []Tenant { return []Tenant{{Name: "acme", InFlight: 1, Keys: 2}} },
+		Pick: func(model, key string) (Pick, *openai.Error) {
+			if key == "bad" {
+				return Pick{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", model)
+			}
+			return Pick{Position: 1<<63 + 1, First: "chat-1", Picked: "chat-0",
+				Order: []PickReplica{{ID: "chat-1"}, {ID: "chat-0", Load: 4, Candidate: true}}}, nil
+		},
+		Reload:  func(context.Context) error { return nil },
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "sluice_queued 0\n") }),
+	}
+}
+
+func get(h http.Handler, path string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest("GET", path, nil)
+	r.Host = "localhost:9090"
+	h.ServeHTTP(w, r)
+	return w
+}
+
+const chatLimits = `{"max_concurrent_requests":64,"max_tokens_per_minute":600000,"max_per_replica":8,"max_queue":1000,"queue_timeout":"1m"}`
+
+const noLimits = `{"max_concurrent_requests":0,"max_tokens_per_minute":0,"max_per_replica":0,"max_queue":0,"queue_timeout":"0s"}`
+
+func TestAPI(t *testing.T) {
+	t.Parallel()
+	h := New(config())
+	for _, c := range []struct {
+		path   string
+		status int
+		want   string
+	}{
+		{"/healthz", 200, `{"status":"ok"}`},
+		{"/readyz", 503, `{"ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"]}`},
+		{"/api/v1/models", 200, `{"models":[
+			{"name":"chat","aliases":["default"],"task":"text-generation","launcher":"local","discovered":false,"state":"degraded","desired":3,
+			 "replicas":2,"ready":1,"in_flight":4,"queued":2,"queued_bytes":99,"limits":` + chatLimits + `},
+			{"name":"empty","aliases":[],"task":"","launcher":"local","discovered":false,"state":"idle","desired":0,
+			 "replicas":0,"ready":0,"in_flight":0,"queued":0,"queued_bytes":0,"limits":` + noLimits + `},
+			{"name":"org/a<b>/limits","aliases":[],"task":"","launcher":"upstream","discovered":true,"state":"ready","desired":0,
+			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"limits":` + noLimits + `}]}`},
+		{"/api/v1/replicas", 200, `{"replicas":[
+			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"served":100,"launcher":"local",
+			 "pid":77,"reason":"","since":"2030-05-04T12:00:00Z","restarts":1},
+			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"served":0,"launcher":"local",
+			 "reason":"exited with status 1\nout of memory","since":null,"restarts":0},
+			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"served":0,
+			 "launcher":"upstream","reason":"","since":null,"restarts":0}]}`},
+		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
+			{"request_id":"r-1","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
+			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine","flags":"","details":"","stream":true,
+			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,
+			 "started":"2030-05-04T12:00:00Z"}]}`},
+		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2}]}`},
+		{"/api/v1/models/chat/limits", 200, chatLimits},
+		{"/api/v1/models/default/limits", 200, chatLimits},
+		{"/api/v1/models/org/a%3Cb%3E/limits/limits", 200, noLimits},
+		{"/api/v1/models/org%2Fa%3Cb%3E%2Flimits/limits", 200, noLimits},
+		{"/api/v1/models/chat/pick?key=hello", 200, `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0",
+			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
+		{"/api/v1/models/chat/pick?key=", 200, `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0",
+			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
+		{"/api/v1/models/chat/pick", 400, `{"error":{"message":"Name a cache key: ?key=…","type":"invalid_request_error","code":"invalid_request","param":"key"}}`},
+		{"/api/v1/models/chat/pick?key=bad", 503, "{\"error\":{\"message\":\"The model `chat` has no replica.\",\"type\":\"server_error\",\"code\":\"no_replica\",\"param\":null}}"},
+		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},
+		{"/api/v1/models/chat", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"/nothing", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"/api/v1/requests?limit=x", 400, `{"error":{"message":"limit must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
+		{"/api/v1/requests?limit=1001", 400, `{"error":{"message":"limit must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
+	} {
+		w := get(h, c.path)
+		if w.Code != c.status {
+			t.Errorf("%s: status %d, want %d", c.path, w.Code, c.status)
+		}
+		if diff := cmp.Diff(parse(t, c.want), parse(t, w.Body.String())); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", c.path, diff)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	got := parse(t, get(New(config()), "/api/v1/status").Body.String()).(map[string]any)
+	if up := got["uptime_s"].(float64); up < 59 || up > 120 {
+		t.Errorf("up for %v s, want about 60", up)
+	}
+	delete(got, "uptime_s")
+	delete(got, "started")
+	want := parse(t, `{"version":"1.2.3","listen":"127.0.0.1:8080","ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"],
+		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":""},
+		"xds":{"connected":true,"nacks":1,"refused":[],
+		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
+		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"]}}`)
+	if diff := cmp.Diff(want, any(got)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestReady(t *testing.T) {
+	t.Parallel()
+	c := config()
+	c.NotReady = nil
+	w := get(New(c), "/readyz")
+	if got := strings.TrimSpace(w.Body.String()); w.Code != 200 || got != `{"ready":true,"reasons":[]}` {
+		t.Errorf("%d %s", w.Code, got)
+	}
+}
+
+// TestAbsent: what the gateway does not have is not there, rather than empty.
+func TestAbsent(t *testing.T) {
+	t.Parallel()
+	world := fleet()
+	h := New(Config{Fleet: func() *engines.Snapshot { return world }, Status: func() Status { return Status{} }})
+	for path, want := range map[string]int{
+		"/api/v1/requests": 404, "/api/v1/tenants": 404, "/api/v1/models/chat/pick?key=x": 404, "/metrics": 404, "/api/v1/reload": 404,
+		"/api/v1/models": 200, "/api/v1/replicas": 200, "/api/v1/status": 200, "/api/v1/models/chat/limits": 200, "/": 200,
+	} {
+		if w := get(h, path); w.Code != want {
+			t.Errorf("%s: status %d, want %d", path, w.Code, want)
+		}
+	}
+}
+
+func TestModelState(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		desired int
+		states  []engines.State
+		want    string
+	}{
+		{0, nil, "idle"},
+		{2, nil, "starting"},
+		{2, []engines.State{engines.Pending, engines.Failed}, "starting"},
+		{2, []engines.State{engines.Failed, engines.Failed}, "failed"},
+		{2, []engines.State{engines.Ready, engines.Starting}, "degraded"},
+		{1, []engines.State{engines.Ready, engines.Draining}, "ready"},
+		{0, []engines.State{engines.Ready, engines.Failed}, "degraded"},
+		{0, []engines.State{engines.Draining, engines.Stopped}, "draining"},
+		{0, []engines.State{engines.Stopped}, "idle"},
+	} {
+		m := &engines.ModelSnapshot{Model: engines.Model{Desired: c.desired}}
+		for _, s := range c.states {
+			m.Replicas = append(m.Replicas, engines.Replica{State: s})
+		}
+		if got := modelState(m); got != c.want {
+			t.Errorf("%d wanted, there are %v: %s, want %s", c.desired, c.states, got, c.want)
+		}
+	}
+}
+
+func TestReload(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+		want   string
+	}{
+		{nil, 200, `{"reloaded":true}`},
+		{errors.New("sluice.yaml:3: no"), 422, `{"error":{"message":"sluice.yaml:3: no","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+	} {
+		cfg := config()
+		cfg.Reload = func(context.Context) error { return c.err }
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("POST", "/api/v1/reload", strings.NewReader("{}"))
+		r.Host = "localhost"
+		r.Header.Set("Content-Type", "application/json; charset=utf-8")
+		New(cfg).ServeHTTP(w, r)
+		if got := strings.TrimSpace(w.Body.String()); w.Code != c.status || got != c.want {
+			t.Errorf("%v: %d %s", c.err, w.Code, got)
+		}
+	}
+}
+
+func parse(t *testing.T, s string) any {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%v: %s", err, s)
+	}
+	return v
+}

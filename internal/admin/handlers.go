@@ -1,0 +1,179 @@
+package admin
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// healthz says that the process lives, and no more.
+func (h *handler) healthz(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
+	reasons := h.reasons()
+	status := http.StatusOK
+	if len(reasons) > 0 {
+		status = http.StatusServiceUnavailable
+	}
+	writeJSON(w, status, struct {
+		Ready   bool     `json:"ready"`
+		Reasons []string `json:"reasons"`
+	}{len(reasons) == 0, reasons})
+}
+
+func (h *handler) reasons() []string {
+	if h.NotReady == nil {
+		return []string{}
+	}
+	reasons := slices.Clone(orEmpty(h.NotReady()))
+	slices.Sort(reasons) // a reason keeps its place from one look to the next
+	return reasons
+}
+
+func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
+	type configView struct {
+		Path     string     `json:"path"`
+		LoadedAt *time.Time `json:"loaded_at"`
+		Faults   []string   `json:"faults"`
+	}
+	s, reasons := h.Status(), h.reasons()
+	s.XDS.Refused = orEmpty(s.XDS.Refused)
+	writeJSON(w, http.StatusOK, struct {
+		Version string      `json:"version"`
+		Listen  string      `json:"listen"`
+		Started *time.Time  `json:"started"`
+		UptimeS float64     `json:"uptime_s"`
+		Ready   bool        `json:"ready"`
+		Reasons []string    `json:"reasons"`
+		Envoy   EnvoyStatus `json:"envoy"`
+		XDS     XDSStatus   `json:"xds"`
+		Config  configView  `json:"config"`
+	}{
+		Version: s.Version,
+		Listen:  s.Listen,
+		Started: orNull(s.Started),
+		UptimeS: math.Round(time.Since(s.Started).Seconds()),
+		Ready:   len(reasons) == 0,
+		Reasons: reasons,
+		Envoy:   s.Envoy,
+		XDS:     s.XDS,
+		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults)},
+	})
+}
+
+func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
+	views := []modelView{}
+	for _, m := range sorted(h.Fleet()) {
+		views = append(views, viewModel(m, h.modelLoad(m.Name)))
+	}
+	writeJSON(w, http.StatusOK, map[string][]modelView{"models": views})
+}
+
+func (h *handler) replicas(w http.ResponseWriter, _ *http.Request) {
+	views := []replicaView{}
+	for _, m := range sorted(h.Fleet()) {
+		for _, r := range m.Replicas {
+			load := ReplicaLoad{}
+			if h.ReplicaLoad != nil {
+				load = h.ReplicaLoad(r)
+			}
+			views = append(views, viewReplica(r, load))
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string][]replicaView{"replicas": views})
+}
+
+// sorted lists the models by name.
+func sorted(s *engines.Snapshot) []*engines.ModelSnapshot {
+	models := make([]*engines.ModelSnapshot, 0, len(s.Models))
+	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
+		models = append(models, s.Models[name])
+	}
+	return models
+}
+
+func (h *handler) modelLoad(model string) ModelLoad {
+	if h.ModelLoad == nil {
+		return ModelLoad{}
+	}
+	return h.ModelLoad(model)
+}
+
+const (
+	defaultRequests = 100
+	maxRequests     = 1000
+)
+
+func (h *handler) requests(w http.ResponseWriter, r *http.Request) {
+	limit := defaultRequests
+	if s := r.URL.Query().Get("limit"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 || n > maxRequests {
+			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "limit",
+				Message: fmt.Sprintf("limit must be a number from 1 to %d.", maxRequests)})
+			return
+		}
+		limit = n
+	}
+	rows, running := h.Requests(limit)
+	views := make([]requestView, 0, len(rows))
+	for _, q := range rows {
+		views = append(views, viewRequest(q))
+	}
+	writeJSON(w, http.StatusOK, struct {
+		Running  int           `json:"running"`
+		Requests []requestView `json:"requests"`
+	}{running, views})
+}
+
+func (h *handler) tenants(w http.ResponseWriter, _ *http.Request) {
+	tenants := orEmpty(slices.Clone(h.Tenants()))
+	for i := range tenants {
+		tenants[i].Models = orEmpty(tenants[i].Models)
+	}
+	writeJSON(w, http.StatusOK, map[string][]Tenant{"tenants": tenants})
+}
+
+func (h *handler) limits(w http.ResponseWriter, _ *http.Request, m *engines.ModelSnapshot) {
+	writeJSON(w, http.StatusOK, viewLimits(h.modelLoad(m.Name).Limits))
+}
+
+func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
+	query := r.URL.Query()
+	if !query.Has("key") {
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "key", Message: "Name a cache key: ?key=…"})
+		return
+	}
+	pick, fault := h.Pick(m.Name, query.Get("key"))
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	writeJSON(w, http.StatusOK, struct {
+		Model    string        `json:"model"`
+		Position string        `json:"position"` // hexadecimal: JSON numbers lose bits of a uint64
+		First    string        `json:"first"`
+		Picked   string        `json:"picked"`
+		Order    []PickReplica `json:"order"`
+	}{m.Name, fmt.Sprintf("%016x", pick.Position), pick.First, pick.Picked, orEmpty(pick.Order)})
+}
+
+func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+	if err := h.Reload(r.Context()); err != nil {
+		h.Log.Warn("reload asked for on the admin listener failed", zap.Error(err))
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]bool{"reloaded": true})
+}

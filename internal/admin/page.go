@@ -1,0 +1,33 @@
+package admin
+
+import (
+	"embed"
+	"net/http"
+)
+
+//go:embed page
+var page embed.FS
+
+// pageFiles are the page's files by URL path.
+func pageFiles() map[string]http.Handler {
+	files := map[string]http.Handler{}
+	for path, f := range map[string]struct{ name, mediaType string }{
+		"/":            {"index.html", "text/html; charset=utf-8"},
+		"/app.js":      {"app.js", "text/javascript; charset=utf-8"},
+		"/view.js":     {"view.js", "text/javascript; charset=utf-8"},
+		"/tables.js":   {"tables.js", "text/javascript; charset=utf-8"},
+		"/style.css":   {"style.css", "text/css; charset=utf-8"},
+		"/favicon.svg": {"favicon.svg", "image/svg+xml"},
+	} {
+		body, err := page.ReadFile("page/" + f.name)
+		if err != nil { // the file is not in this binary: a build fault
+			panic(err)
+		}
+		files[path] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", f.mediaType)
+			// A failed write means that the client has left.
+			_, _ = w.Write(body)
+		})
+	}
+	return files
+}

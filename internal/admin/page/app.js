@@ -1,0 +1,224 @@
+// The page's loop: reads the API once a second and shows what it says.
+
+import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
+import { models, replicas, requests } from './tables.js';
+
+const $ = (id) => document.getElementById(id);
+const every = 1000; // ms between two looks
+const patience = 5000; // ms until a look counts as failed
+const kept = 120; // samples in the curve
+const shownRequests = 100;
+
+let last = null; // what the API said last
+let lostSince = null; // when it stopped answering
+let paused = false;
+const curve = [];
+
+async function get(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(patience), headers: { accept: 'application/json' } });
+  if (!answer.ok) throw new Error(await fault(answer));
+  return [await answer.json(), Date.parse(answer.headers.get('date')) || Date.now()];
+}
+
+async function fault(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `${answer.status} ${answer.statusText}`;
+  }
+}
+
+async function look() {
+  const [[status, now], [m], [r], [q]] = await Promise.all([
+    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/replicas'), get(`/api/v1/requests?limit=${shownRequests}`),
+  ]);
+  return { status, now, models: m.models, replicas: r.replicas, requests: q.requests, running: q.running };
+}
+
+// The cards
+
+function cards(w) {
+  const s = w.status;
+  text($('version'), s.version);
+  text($('uptime'), `up ${span(s.uptime_s)}`);
+  chip($('readiness'), s.ready ? 'ready' : 'not ready', s.ready ? 'ok' : 'bad');
+
+  text($('listen'), s.listen ? `Clients call http://${s.listen}/v1` : '');
+  const inFlight = sum(w.models, 'in_flight');
+  text($('in-flight'), number(inFlight));
+  text($('queued'), number(sum(w.models, 'queued')));
+  draw(inFlight);
+
+  const e = s.envoy;
+  chip($('envoy-state'), e.state || 'unknown', tone(e.state));
+  text($('envoy-version'), e.version || '–');
+  text($('envoy-pid'), e.pid ? `pid ${e.pid}${e.adopted ? ', adopted' : ''}` : '–');
+  text($('envoy-restarts'), number(e.restarts));
+
+  const x = s.xds;
+  const refused = x.refused.length;
+  chip($('xds-state'), !x.connected ? 'not connected' : refused > 0 ? `${refused} refused` : 'connected',
+    !x.connected ? 'bad' : refused > 0 ? 'warn' : 'ok');
+  text($('xds-nacks'), number(x.nacks));
+  text($('xds-last'), x.last_nack ? `${ago(x.last_nack.time, w.now)} ago` : 'never');
+
+  const c = s.config;
+  const faults = c.faults.length;
+  chip($('config-state'), faults === 0 ? 'in force' : faults === 1 ? '1 fault' : `${faults} faults`, faults === 0 ? 'ok' : 'bad');
+  text($('config-path'), c.path || 'none');
+  text($('config-loaded'), c.loaded_at ? `${ago(c.loaded_at, w.now)} ago` : '–');
+  attr($('config-loaded'), 'title', c.loaded_at && new Date(c.loaded_at).toLocaleString());
+  $('reload').hidden = !c.path;
+}
+
+function sum(rows, field) {
+  return rows.reduce((n, row) => n + row[field], 0);
+}
+
+/** Draws the requests in flight of the last looks. */
+function draw(value) {
+  curve.push(value);
+  if (curve.length > kept) curve.shift();
+  const top = Math.max(4, ...curve);
+  const step = kept / Math.max(curve.length - 1, 29); // the first half minute fills the width
+  const x = (i) => (kept - (curve.length - 1 - i) * step).toFixed(1);
+  const points = curve.map((v, i) => `${x(i)},${(31 - (29 * v) / top).toFixed(1)}`);
+  const [area, line] = $('spark').children;
+  attr(line, 'd', `M${points.join('L')}`);
+  attr(area, 'd', `M${x(0)},32L${points.join('L')}L${kept},32Z`);
+}
+
+// What needs attention
+
+function troubles(w) {
+  const s = w.status;
+  const all = s.reasons.map((why) => ({ what: 'Not ready', why }));
+  if (tone(s.envoy.state) === 'bad') all.push({ what: 'Envoy is down', why: s.envoy.reason });
+  for (const n of s.xds.refused) {
+    all.push({ what: `Envoy refused ${n.type} ${n.resource} at ${clock(n.time)} and goes on with what it had`, why: n.message });
+  }
+  if (s.config.faults.length > 0) {
+    all.push({ what: 'The configuration file has faults; the one before it stays in force', why: s.config.faults.join('\n') });
+  }
+  for (const r of w.replicas) {
+    if (r.state === 'failed') all.push({ what: `Replica ${r.id} of ${r.model} failed`, why: r.reason });
+  }
+  return all;
+}
+
+function attention(w) {
+  const all = troubles(w);
+  $('attention').hidden = all.length === 0;
+  text($('attention-count'), all.length);
+  list($('attention-list'), all, (t) => `${t.what}\n${t.why}`,
+    (t) => el('li', {}, el('span', { class: 'what', text: t.what }), el('span', { class: 'why', text: t.why || 'no reason is known' })),
+    () => {});
+  text($('announce'), all.length === 0 ? '' : `${all.length} things need attention: ${all.map((t) => t.what).join('; ')}`);
+  document.title = all.length === 0 ? 'Sluice' : `(${all.length}) Sluice`;
+}
+
+// Where a key goes
+
+async function lookUp(event) {
+  event.preventDefault();
+  const model = $('ring-model').value;
+  const result = $('ring-result');
+  try {
+    const [pick] = await get(`/api/v1/models/${encodeURIComponent(model)}/pick?key=${encodeURIComponent($('ring-key').value)}`);
+    result.replaceChildren(...ring(pick));
+  } catch (e) {
+    result.replaceChildren(el('p', { text: e.message }));
+  }
+}
+
+function ring(pick) {
+  const most = Math.max(0, ...pick.order.map((r) => r.load));
+  const order = pick.order.map((r) => {
+    const notes = [r.id === pick.first && 'owns the key', r.id === pick.picked && 'would be taken now', !r.candidate && 'no candidate now'];
+    const load = makeLoad();
+    setLoad(load, r.load, 0, most);
+    const item = el('li', {}, el('span', { class: 'name', text: r.id }), load,
+      el('span', { class: 'sub', text: notes.filter(Boolean).join(' · ') || '\u00a0' }));
+    attr(item, 'data-picked', r.id === pick.picked ? '' : null);
+    attr(item, 'data-out', r.candidate ? null : '');
+    return item;
+  });
+  return [
+    el('p', { class: 'muted' }, 'Position ', el('span', { class: 'mono', text: pick.position }), ', then around the ring:'),
+    el('ol', { class: 'ring' }, ...order),
+  ];
+}
+
+function ringModels(all) {
+  list($('ring-model'), all, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }), () => {});
+}
+
+// The loop
+
+function show(w) {
+  cards(w);
+  attention(w);
+  models(w.models);
+  replicas(w.replicas, w.now);
+  requests(w.requests, w.running);
+  ringModels(w.models);
+  text($('updated'), `updated ${new Date().toLocaleTimeString('en-GB')}`);
+}
+
+function connection(error) {
+  if (error) lostSince ??= new Date();
+  else lostSince = null;
+  const banner = $('offline');
+  banner.hidden = !lostSince;
+  if (lostSince) {
+    text(banner, `Sluice has not answered since ${lostSince.toLocaleTimeString('en-GB')}${last ? '; this is the last known state' : ''}. (${error.message})`);
+    chip($('readiness'), 'unreachable', 'bad');
+    document.title = '(!) Sluice';
+  }
+  $('main').classList.toggle('stale', lostSince !== null);
+}
+
+async function tick() {
+  if (!paused && !document.hidden) {
+    try {
+      last = await look();
+      connection(null);
+      if (!paused) show(last);
+    } catch (e) {
+      connection(e);
+    }
+  }
+  setTimeout(tick, every);
+}
+
+async function reload() {
+  const button = $('reload');
+  const result = $('reload-result');
+  button.disabled = true;
+  try {
+    const answer = await fetch('/api/v1/reload', { method: 'POST', headers: { 'content-type': 'application/json' }, body: '{}' });
+    text(result, answer.ok ? 'Loaded.' : 'Refused: the file has faults.');
+  } catch {
+    text(result, 'Sluice did not answer.');
+  }
+  button.disabled = false;
+  setTimeout(() => text(result, ''), 8000);
+}
+
+function pause() {
+  paused = !paused;
+  attr($('pause'), 'aria-pressed', paused);
+  text($('pause'), paused ? 'Paused' : 'Pause');
+}
+
+function filtered() {
+  if (!last) return;
+  replicas(last.replicas, last.now);
+  requests(last.requests, last.running);
+}
+
+$('pause').addEventListener('click', pause);
+$('reload').addEventListener('click', reload);
+$('ring-form').addEventListener('submit', lookUp);
+for (const id of ['replicas-filter', 'requests-filter', 'requests-kind']) $(id).addEventListener('input', filtered);
+tick();

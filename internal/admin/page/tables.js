@@ -1,0 +1,210 @@
+// The three tables: models, replicas, requests.
+
+import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, duration, ago, clock, bytes } from './view.js';
+
+const $ = (id) => document.getElementById(id);
+
+/** A row whose cells are reached by name: row.cells_.name. Columns are [name, classes]; the first is the row's header. */
+function makeRow(columns) {
+  const row = el('tr');
+  row.parts = {};
+  columns.forEach(([name, classes], i) => {
+    const cell = i === 0 ? el('th', { scope: 'row' }) : el('td');
+    if (classes) cell.className = classes;
+    row.parts[name] = cell;
+    row.append(cell);
+  });
+  return row;
+}
+
+/** Puts a main line and a smaller second line into a cell. */
+function twoLines(cell, main, sub) {
+  if (!cell.lines) {
+    cell.lines = [el('span', { class: 'name' }), el('span', { class: 'sub' })];
+    cell.append(...cell.lines);
+  }
+  text(cell.lines[0], main);
+  text(cell.lines[1], sub);
+  cell.lines[1].hidden = !sub;
+}
+
+/** One line that may be cut; the whole of it is the tooltip. */
+function clipped(cell, s, whole = s) {
+  text(cell, s || '–');
+  attr(cell, 'title', whole || null);
+}
+
+function figure(cell, n) {
+  text(cell, number(n));
+  cell.classList.toggle('zero', n === 0);
+}
+
+/** Gives a cell its chip once. */
+function chipOf(cell) {
+  if (!cell.chip) {
+    cell.chip = el('span', { class: 'chip' });
+    cell.append(cell.chip);
+  }
+  return cell.chip;
+}
+
+// Models
+
+export function models(all) {
+  text($('models-count'), all.length);
+  $('models-empty').hidden = all.length > 0;
+  list($('models'), all, (m) => m.name, makeModel, updateModel);
+}
+
+function makeModel(m) {
+  const row = makeRow([['name'], ['state'], ['ready', 'num p2'], ['inFlight', 'num'], ['queued', 'num'], ['limits', 'p2']]);
+  row.dataset.model = m.name;
+  return row;
+}
+
+function updateModel(row, m) {
+  const p = row.parts;
+  twoLines(p.name, m.name, about(m));
+  chip(chipOf(p.state), m.state, tone(m.state));
+  text(p.ready, m.desired > 0 ? `${m.ready} / ${m.desired}` : m.ready);
+  figure(p.inFlight, m.in_flight);
+  figure(p.queued, m.queued);
+  text(p.limits, limits(m.limits));
+  p.limits.classList.toggle('zero', p.limits.textContent === 'none');
+}
+
+function about(m) {
+  const parts = [m.task, m.launcher];
+  if (m.discovered) parts.push('discovered');
+  if (m.aliases.length > 0) parts.push(`also ${m.aliases.join(', ')}`);
+  return parts.filter(Boolean).join(' · ');
+}
+
+function limits(l) {
+  const parts = [];
+  if (l.max_concurrent_requests) parts.push(`${number(l.max_concurrent_requests)} at once`);
+  if (l.max_per_replica) parts.push(`${number(l.max_per_replica)} per replica`);
+  if (l.max_tokens_per_minute) parts.push(`${number(l.max_tokens_per_minute)} tokens/min`);
+  if (l.max_queue) parts.push(`queue ${number(l.max_queue)} for ${l.queue_timeout}`);
+  return parts.join(' · ') || 'none';
+}
+
+// Replicas, under a heading for each model
+
+export function replicas(all, now) {
+  const ready = all.filter((r) => r.state === 'ready').length;
+  text($('replicas-count'), all.length === 0 ? '' : `${ready} of ${all.length} ready`);
+  const shown = all.filter(matches($('replicas-filter').value, (r) => [r.id, r.model, r.state, r.address]));
+  $('replicas-empty').hidden = shown.length > 0;
+  text($('replicas-empty'), all.length > 0 ? 'No replica matches the filter.' : 'No replicas.');
+
+  const most = new Map();
+  for (const r of all) most.set(r.model, Math.max(most.get(r.model) ?? 0, r.in_flight));
+  const rows = [];
+  let model = null;
+  for (const r of shown) {
+    if (r.model !== model) rows.push({ heading: (model = r.model) });
+    rows.push(r);
+  }
+  list($('replicas'), rows, (r) => r.heading !== undefined ? `model ${r.heading}` : `replica ${r.model} ${r.id}`, makeReplica,
+    (row, r) => r.heading === undefined && updateReplica(row, r, most.get(r.model), now));
+}
+
+function makeReplica(r) {
+  if (r.heading !== undefined) {
+    // Three columns are never hidden; a wider span would add columns on narrow screens.
+    return el('tr', { class: 'group' }, el('th', { scope: 'rowgroup', colspan: '3', text: r.heading }));
+  }
+  const row = makeRow([['id'], ['state'], ['load'], ['served', 'num p2'], ['restarts', 'num p2'], ['address', 'p3 clip'],
+    ['runs', 'p3 clip'], ['since', 'num p2']]);
+  row.dataset.replica = r.id;
+  row.load = makeLoad();
+  row.parts.load.append(row.load);
+  return row;
+}
+
+function updateReplica(row, r, most, now) {
+  const p = row.parts;
+  row.dataset.state = r.state;
+  twoLines(p.id, r.id, r.reason && lastLine(r.reason));
+  chip(chipOf(p.state), r.state, tone(r.state));
+  setLoad(row.load, r.in_flight, r.max, most);
+  figure(p.served, r.served);
+  figure(p.restarts, r.restarts);
+  clipped(p.address, r.address);
+  clipped(p.runs, r.pid ? `${r.launcher}, pid ${r.pid}` : r.launcher);
+  text(p.since, ago(r.since, now));
+}
+
+function lastLine(s) {
+  return s.trimEnd().split('\n').at(-1);
+}
+
+// Requests
+
+export function requests(all, running) {
+  const kind = $('requests-kind').value;
+  const shown = all.filter((q) => kind === 'all' || (kind === 'running') === (q.state !== 'done') && (kind === 'running' || failed(q)))
+    .filter(matches($('requests-filter').value, (q) => [q.request_id, q.model, q.tenant, q.replica, q.code, q.path]));
+  text($('requests-count'), running === 1 ? '1 is running' : `${number(running)} are running`);
+  $('requests-empty').hidden = shown.length > 0;
+  text($('requests-empty'), all.length > 0 ? 'No request matches the filter.' : 'No requests yet.');
+  list($('requests'), shown, (q) => q.request_id || q.started, makeRequest, updateRequest);
+}
+
+function failed(q) {
+  return q.status === 0 || q.status >= 400 || q.flags !== '';
+}
+
+function makeRequest(q) {
+  const row = makeRow([['time'], ['model', 'clip'], ['status', 'clip'], ['replica', 'p2 clip'], ['tenant', 'p3 clip'], ['call', 'p3 clip'],
+    ['waited', 'num p3'], ['firstByte', 'num p2'], ['duration', 'num'], ['bytes', 'num p3']]);
+  row.dataset.request = q.request_id;
+  row.parts.time.title = `request ${q.request_id}`;
+  return row;
+}
+
+function updateRequest(row, q) {
+  const p = row.parts;
+  row.dataset.state = q.state;
+  text(p.time, clock(q.started));
+  clipped(p.model, q.model);
+  status(p.status, q);
+  clipped(p.replica, q.replica || q.upstream);
+  clipped(p.tenant, q.tenant);
+  clipped(p.call, q.path.replace(/^\/v1\//, ''), `${q.method} ${q.path}`.trim());
+  text(p.waited, q.queued_ms >= 1 ? duration(q.queued_ms) : '–');
+  text(p.firstByte, duration(q.first_byte_ms));
+  text(p.duration, duration(q.duration_ms));
+  text(p.bytes, `${bytes(q.bytes_in)} / ${bytes(q.bytes_out)}`);
+}
+
+function status(cell, q) {
+  if (!cell.note) cell.append((cell.chip = el('span', { class: 'chip' })), (cell.note = el('span', { class: 'note' })));
+  const [words, t] = outcome(q);
+  chip(cell.chip, words, t);
+  const refused = q.state === 'done' && q.source === 'gateway' && q.status >= 400;
+  const notes = [q.code || (refused && q.details.split('{')[0].replaceAll('_', ' ')), q.flags, q.attempts > 1 && `${q.attempts} attempts`];
+  text(cell.note, notes.filter(Boolean).join(' · '));
+  cell.note.hidden = cell.note.textContent === '';
+  attr(cell, 'title', q.details || null);
+}
+
+function outcome(q) {
+  if (q.state === 'queued') return ['queued', 'warn'];
+  if (q.state === 'streaming') return [q.stream ? 'streaming' : 'running', 'busy'];
+  if (/\b(DC|DR)\b/.test(q.flags)) return [q.status ? `${q.status}, client left` : 'client left', 'warn'];
+  if (q.status === 0) return ['ended', 'idle'];
+  if (q.status >= 500) return [q.status, 'bad'];
+  if (q.status >= 400) return [q.status, 'warn'];
+  return q.flags ? [`${q.status}, cut`, 'bad'] : [q.status, 'ok'];
+}
+
+/** A test for rows that hold every word of the filter. */
+function matches(filter, fields) {
+  const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  return (row) => {
+    const s = fields(row).join(' ').toLowerCase();
+    return words.every((w) => s.includes(w));
+  };
+}

@@ -1,0 +1,47 @@
+package telemetry
+
+import (
+	"errors"
+	"io"
+
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc"
+)
+
+// AccessLog receives Envoy's gRPC access log (envoy.service.accesslog.v3.AccessLogService). The zero value discards it.
+//
+// Envoy opens one stream per worker and log and reopens it by itself; records written meanwhile are lost, so whoever counts on
+// an end must have a second way to learn of it.
+type AccessLog struct {
+	alsv3.UnimplementedAccessLogServiceServer
+
+	// OnEntry hears of every HTTP record, several streams at once, in order within a stream only. It holds up its stream
+	// and must be quick. nil: nobody hears.
+	OnEntry func(Entry)
+}
+
+// Register adds the service to a gRPC server.
+func (a *AccessLog) Register(r grpc.ServiceRegistrar) { alsv3.RegisterAccessLogServiceServer(r, a) }
+
+// StreamAccessLogs implements the service. It ends when Envoy or the connection does.
+func (a *AccessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessLogsServer) error {
+	log := ""
+	for {
+		in, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&alsv3.StreamAccessLogsResponse{})
+		}
+		if err != nil {
+			return err
+		}
+		if id := in.GetIdentifier(); id != nil { // the first message of a stream only
+			log = id.GetLogName()
+		}
+		if a.OnEntry == nil {
+			continue
+		}
+		for _, record := range in.GetHttpLogs().GetLogEntry() {
+			a.OnEntry(newEntry(log, record))
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package telemetry
+
+import (
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// The logs that Envoy is told to write, by name.
+const (
+	// LogRequests has a record for every request at its end, and periodic ones while it runs.
+	LogRequests = "sluice_requests"
+	// LogAttempts has records of upstream attempts that failed and of those that followed a failed one. A request that
+	// succeeds at once has none.
+	LogAttempts = "sluice_attempts"
+)
+
+// Entry is one record of Envoy's access log in plain types. What Envoy did not send is zero. It is a value, to be kept as long
+// as one likes.
+type Entry struct {
+	// Log is LogRequests or LogAttempts.
+	Log string
+	// Interim marks a record of what is not over yet. In LogRequests it is a periodic one, with the figures so far and
+	// no Duration. In LogAttempts it says that a replica has taken over a request from one that failed: see Moved.
+	Interim bool
+
+	// RequestID is Envoy's x-request-id; empty for requests that were too broken to have one.
+	RequestID string
+	// Method and Path as the client sent them; the path without its query, and at most 200 bytes of it.
+	Method, Path string
+	// Protocol is HTTP/1.0, HTTP/1.1, HTTP/2 or HTTP/3, the client's side.
+	Protocol string
+	// Route is the name of Envoy's route; empty when none was looked up.
+	Route string
+
+	// Status is the HTTP status sent to the client; 0 when the client left before there was one. In LogAttempts it is 0 when
+	// the attempt failed before its response headers.
+	Status int
+	// Details are Envoy's response code details, such as via_upstream; a machine's words, not a client's.
+	Details string
+	// Flags are Envoy's response flags in short form, separated by commas: "UF,URX"; empty when nothing was out of the
+	// ordinary. Ask with HasFlag.
+	Flags string
+
+	// Upstream is the ip:port that served, after retries; empty when none was reached.
+	Upstream string
+	// Cluster is the Envoy cluster of Upstream.
+	Cluster string
+	// Model is the model whose cluster it was; empty for clusters that belong to no model.
+	Model string
+	// Replica is the id of the replica that served, or that was tried last.
+	Replica string
+	// Attempts is how often the request was tried upstream; 0 when it never was, and always in LogAttempts.
+	Attempts int
+	// Streamed is true when the client had asked for a streamed response.
+	Streamed bool
+	// Notes are what ext_proc attached to the request as dynamic metadata in the namespace "sluice"; nil when nothing.
+	Notes map[string]string
+
+	// BytesIn and BytesOut are the bytes of the request's and the response's body. In LogAttempts they mean nothing.
+	BytesIn, BytesOut int64
+	// Start is when Envoy received the first byte of the request, or when the attempt began.
+	Start time.Time
+	// Duration is from Start to the end.
+	Duration time.Duration
+	// FirstByte is from Start to the first byte of the upstream's response body; 0 when there was none. An engine may send
+	// headers long before it has a token, so header times would not do.
+	FirstByte time.Duration
+	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte received from it; 0 when
+	// the response did not end.
+	UpstreamDuration time.Duration
+}
+
+// Moved says that a replica has taken over the request from one that failed: Replica and Upstream are the new ones.
+func (e *Entry) Moved() bool { return e.Log == LogAttempts && e.Interim }
+
+// FailedAttempt says why an attempt failed before the response began, so that Envoy could try another replica: ReasonConnect or
+// ReasonReset. It is empty for every other record.
+func (e *Entry) FailedAttempt() string {
+	switch {
+	case e.Log != LogAttempts || e.Interim || e.Status != 0:
+		return ""
+	case e.HasFlag("UF"):
+		return ReasonConnect
+	case anyFlag(e.Flags, "UC", "UR", "UPE"):
+		return ReasonReset
+	}
+	return ""
+}
+
+// HasFlag says whether the response flag, in short form, is among the entry's Flags.
+func (e *Entry) HasFlag(short string) bool { return hasFlag(e.Flags, short) }
+
+func hasFlag(flags, short string) bool {
+	for f := range strings.SplitSeq(flags, ",") {
+		if f == short {
+			return true
+		}
+	}
+	return false
+}
+
+// What Envoy's access log carries for us beside its own fields.
+const (
+	// tagReplica is the id of the replica, from the endpoint's metadata.
+	tagReplica = "sluice_replica"
+	// tagFirstByte is the time from the first byte of the request to the first byte of the response body, in microseconds:
+	// %COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%.
+	tagFirstByte = "sluice_first_byte_us"
+	// notesNamespace is the dynamic metadata that ext_proc sets.
+	notesNamespace = "sluice"
+	// streamRoute is the route of requests for a streamed response.
+	streamRoute = "stream"
+)
+
+func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
+	common, request, response := in.GetCommonProperties(), in.GetRequest(), in.GetResponse()
+	e := Entry{
+		Log:       log,
+		Interim:   interim(common.GetAccessLogType()),
+		RequestID: request.GetRequestId(),
+		Method:    method(request.GetRequestMethod()),
+		Path:      cleanPath(request.GetPath()),
+		Protocol:  protocol(in.GetProtocolVersion()),
+		Route:     common.GetRouteName(),
+		Status:    int(response.GetResponseCode().GetValue()),
+		Details:   response.GetResponseCodeDetails(),
+		Flags:     flags(common.GetResponseFlags()),
+		Upstream:  address(common.GetUpstreamRemoteAddress()),
+		Cluster:   common.GetUpstreamCluster(),
+		Replica:   tag(common, tagReplica),
+		Attempts:  int(common.GetUpstreamRequestAttemptCount()),
+		Streamed:  common.GetRouteName() == streamRoute,
+		Notes:     notes(common.GetMetadata().GetFilterMetadata()[notesNamespace]),
+		BytesIn:   int64(request.GetRequestBodyBytes()),
+		BytesOut:  int64(response.GetResponseBodyBytes()),
+		Duration:  common.GetDuration().AsDuration(),
+	}
+	if model, ok := strings.CutPrefix(e.Cluster, headers.ModelCluster("")); ok {
+		e.Model = model
+	}
+	if start := common.GetStartTime(); start != nil {
+		e.Start = start.AsTime()
+	}
+	if us, err := strconv.ParseInt(tag(common, tagFirstByte), 10, 64); err == nil && us > 0 {
+		e.FirstByte = time.Duration(us) * time.Microsecond
+	}
+	if end := common.GetTimeToLastUpstreamRxByte(); end != nil {
+		e.UpstreamDuration = max(0, end.AsDuration()-common.GetTimeToFirstUpstreamTxByte().AsDuration())
+	}
+	return e
+}
+
+// tag reads a custom tag. Envoy writes a dash for what it does not know.
+func tag(c *datav3.AccessLogCommon, name string) string {
+	if v := c.GetCustomTags()[name]; v != "-" {
+		return v
+	}
+	return ""
+}
+
+// notes are the plain values of a metadata struct.
+func notes(s *structpb.Struct) map[string]string {
+	if len(s.GetFields()) == 0 {
+		return nil
+	}
+	m := make(map[string]string, len(s.GetFields()))
+	for name, value := range s.GetFields() {
+		switch v := value.GetKind().(type) {
+		case *structpb.Value_StringValue:
+			m[name] = v.StringValue
+		case *structpb.Value_NumberValue:
+			m[name] = strconv.FormatFloat(v.NumberValue, 'f', -1, 64)
+		case *structpb.Value_BoolValue:
+			m[name] = strconv.FormatBool(v.BoolValue)
+		}
+	}
+	return m
+}
+
+func interim(t datav3.AccessLogType) bool {
+	switch t {
+	case datav3.AccessLogType_DownstreamStart, datav3.AccessLogType_DownstreamPeriodic,
+		datav3.AccessLogType_UpstreamPoolReady, datav3.AccessLogType_UpstreamPeriodic:
+		return true
+	}
+	return false
+}
+
+func method(m corev3.RequestMethod) string {
+	if m == corev3.RequestMethod_METHOD_UNSPECIFIED {
+		return ""
+	}
+	return corev3.RequestMethod_name[int32(m)]
+}
+
+const maxPath = 200
+
+// cleanPath takes off what may be secret (a key in a query) and what may be huge.
+func cleanPath(path string) string {
+	if i := strings.IndexAny(path, "?#"); i >= 0 {
+		path = path[:i]
+	}
+	if len(path) > maxPath {
+		path = path[:maxPath]
+	}
+	return strings.ToValidUTF8(path, "?")
+}
+
+func protocol(v datav3.HTTPAccessLogEntry_HTTPVersion) string {
+	switch v {
+	case datav3.HTTPAccessLogEntry_HTTP10:
+		return "HTTP/1.0"
+	case datav3.HTTPAccessLogEntry_HTTP11:
+		return "HTTP/1.1"
+	case datav3.HTTPAccessLogEntry_HTTP2:
+		return "HTTP/2"
+	case datav3.HTTPAccessLogEntry_HTTP3:
+		return "HTTP/3"
+	}
+	return ""
+}
+
+// address renders an address like netip.AddrPort does; empty for anything but ip and port.
+func address(a *corev3.Address) string {
+	s := a.GetSocketAddress()
+	if s.GetAddress() == "" {
+		return ""
+	}
+	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
+}

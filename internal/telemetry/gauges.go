@@ -1,0 +1,107 @@
+package telemetry
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// gaugeCollector reads the gauges at a scrape. Nothing is counted up and down, so nothing can drift.
+type gaugeCollector struct {
+	metrics                                  *Metrics
+	inFlight, queued, replicas, nacks, build *prometheus.Desc
+}
+
+func newGaugeCollector(m *Metrics) *gaugeCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &gaugeCollector{
+		metrics:  m,
+		inFlight: desc("sluice_in_flight", "Requests that are at replicas now.", "model"),
+		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now.", "model"),
+		replicas: desc("sluice_replicas", "Replicas by state.", "model", "state"),
+		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy refused."),
+		build:    desc("sluice_build_info", "Always 1; the versions are in the labels.", "version", "envoy"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
+	var g Gauges
+	if c.metrics.gauges != nil {
+		g = c.metrics.gauges()
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(c.build, 1, c.metrics.version, g.Envoy)
+	out <- prometheus.MustNewConstMetric(c.nacks, prometheus.CounterValue, float64(g.XDSNacks))
+	for name, m := range c.byLabel(g.Models) {
+		gauge(c.inFlight, float64(m.InFlight), name)
+		gauge(c.queued, float64(m.Queued), name)
+		for state, n := range m.Replicas {
+			gauge(c.replicas, float64(n), name, state)
+		}
+	}
+}
+
+// byLabel sums the models that share a label because they are beyond the cap.
+func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
+	sums := make(map[string]ModelGauges, len(models))
+	for _, m := range models {
+		label := c.metrics.models.admit(m.Name)
+		sum, ok := sums[label]
+		if !ok {
+			sum.Replicas = map[string]int{}
+		}
+		sum.InFlight += m.InFlight
+		sum.Queued += m.Queued
+		for state, n := range m.Replicas {
+			sum.Replicas[state] += n
+		}
+		sums[label] = sum
+	}
+	return sums
+}
+
+// labelSet bounds the values of a label: first come, first admitted.
+type labelSet struct {
+	max int
+
+	mu sync.RWMutex
+	// admitted values; guarded by mu
+	admitted map[string]struct{}
+}
+
+// admit returns the value itself or Other. Prometheus panics on a label that is not UTF-8.
+func (s *labelSet) admit(value string) string {
+	value = strings.ToValidUTF8(value, "?")
+	s.mu.RLock()
+	_, ok := s.admitted[value]
+	s.mu.RUnlock()
+	if ok {
+		return value
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.admitted[value]; ok {
+		return value
+	}
+	if len(s.admitted) >= s.max {
+		return Other
+	}
+	if s.admitted == nil {
+		s.admitted = make(map[string]struct{})
+	}
+	s.admitted[value] = struct{}{}
+	return value
+}

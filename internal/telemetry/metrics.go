@@ -1,0 +1,235 @@
+package telemetry
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// MetricsConfig says what Metrics reads. The zero value counts requests and shows no gauges.
+type MetricsConfig struct {
+	// Version of Sluice, for sluice_build_info.
+	Version string
+	// Gauges is read at every scrape. It must be quick and safe for concurrent use. nil: no gauges.
+	Gauges func() Gauges
+	// KnownModel says whether a name is that of a model that exists; all others are counted as "other", because clients
+	// choose them. It is called once or twice for every request. nil: every name is known.
+	KnownModel func(name string) bool
+	// MaxModels and MaxUpstreams bound the values of the labels model and upstream over the life of the process; what is
+	// beyond is "other". 0: 500 and 1000.
+	MaxModels, MaxUpstreams int
+}
+
+// Gauges is the state of the gateway at one moment.
+type Gauges struct {
+	// Envoy is the version of the Envoy that is connected, empty while there is none.
+	Envoy string
+	// XDSNacks counts the configurations that Envoy has refused since Sluice started.
+	XDSNacks uint64
+	Models   []ModelGauges
+}
+
+// ModelGauges is the state of one model.
+type ModelGauges struct {
+	Name string
+	// InFlight counts the requests that are at replicas, Queued those that wait.
+	InFlight, Queued int
+	// Replicas counts the replicas by state.
+	Replicas map[string]int
+}
+
+// Metrics are Sluice's Prometheus metrics, on a registry of their own. Make them with NewMetrics. The methods are safe for
+// concurrent use and do nothing on a nil *Metrics.
+type Metrics struct {
+	known     func(string) bool
+	models    labelSet
+	upstreams labelSet
+	gauges    func() Gauges
+	version   string
+	registry  *prometheus.Registry
+
+	requests    *prometheus.CounterVec
+	duration    *prometheus.HistogramVec
+	firstByte   *prometheus.HistogramVec
+	upstream    *prometheus.HistogramVec
+	wait        *prometheus.HistogramVec
+	retries     *prometheus.CounterVec
+	disconnects *prometheus.CounterVec
+	reloads     *prometheus.CounterVec
+}
+
+// Other is the label value that stands for everything beyond a cap.
+const Other = "other"
+
+// phasePrefill is the phase a request waits for: Sluice schedules requests, the engine its decode steps.
+const phasePrefill = "prefill"
+
+const (
+	defaultMaxModels    = 500
+	defaultMaxUpstreams = 1000
+)
+
+// NewMetrics returns Metrics that count from zero.
+func NewMetrics(c MetricsConfig) *Metrics {
+	if c.MaxModels <= 0 {
+		c.MaxModels = defaultMaxModels
+	}
+	if c.MaxUpstreams <= 0 {
+		c.MaxUpstreams = defaultMaxUpstreams
+	}
+	m := &Metrics{
+		known:     c.KnownModel,
+		gauges:    c.Gauges,
+		version:   c.Version,
+		registry:  prometheus.NewRegistry(),
+		models:    labelSet{max: c.MaxModels},
+		upstreams: labelSet{max: c.MaxUpstreams},
+	}
+	m.makeVectors()
+	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.retries, m.disconnects, m.reloads,
+		newGaugeCollector(m), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.startAtZero()
+	return m
+}
+
+func (m *Metrics) makeVectors() {
+	m.requests = counter("sluice_requests_total",
+		"Finished requests by HTTP status (499: the client left before an answer) and by the side that answered, gateway or engine.",
+		"model", "code", "source")
+	m.duration = histogram("sluice_request_duration_seconds",
+		"From Envoy's receipt of a request to the end of its response.", longBuckets(), "model")
+	m.firstByte = histogram("sluice_first_byte_seconds",
+		"From Envoy's receipt of a request to the first byte of an engine's response body. For a streamed response this is the first event, "+
+			"which need not carry a token.", shortBuckets(), "model")
+	m.upstream = histogram("sluice_upstream_request_duration_seconds",
+		"What a replica took for a response that it finished: from the first byte sent to it to the last byte received from it.", longBuckets(), "model", "upstream")
+	m.wait = histogram("scheduler_wait_time_seconds",
+		"How long requests were held before they were sent to a replica.", shortBuckets(), "phase")
+	m.retries = counter("stream_retries_total",
+		"Attempts that Envoy repeated on another replica, by what had failed: connect or reset.", "reason")
+	m.disconnects = counter("stream_disconnects_total",
+		"Streamed responses that ended before their end, by who ended them: client, engine or timeout.", "cause")
+	m.reloads = counter("sluice_config_reloads_total",
+		"Reloads of the configuration file by result, success or failure.", "result")
+}
+
+// startAtZero makes the series exist before the first event, so that rates and alerts see it.
+func (m *Metrics) startAtZero() {
+	for _, cause := range []string{causeClient, causeEngine, causeTimeout} {
+		m.disconnects.WithLabelValues(cause)
+	}
+	for _, reason := range []string{ReasonConnect, ReasonReset} {
+		m.retries.WithLabelValues(reason)
+	}
+	for _, ok := range []bool{true, false} {
+		m.reloads.WithLabelValues(result(ok))
+	}
+	m.wait.WithLabelValues(phasePrefill)
+}
+
+// Handler serves the metrics in Prometheus' text format.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// Waited counts the time a request was held before it was sent to a replica.
+func (m *Metrics) Waited(d time.Duration) {
+	if m != nil {
+		m.wait.WithLabelValues(phasePrefill).Observe(d.Seconds())
+	}
+}
+
+// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect or ReasonReset.
+func (m *Metrics) Retried(reason string) {
+	if m != nil {
+		m.retries.WithLabelValues(reason).Inc()
+	}
+}
+
+// ConfigReloaded counts a reload of the file; ok is false when the new file was refused.
+func (m *Metrics) ConfigReloaded(ok bool) {
+	if m != nil {
+		m.reloads.WithLabelValues(result(ok)).Inc()
+	}
+}
+
+func result(ok bool) string {
+	if ok {
+		return "success"
+	}
+	return "failure"
+}
+
+// Finished counts a request whose final record has been joined (see Requests.Join).
+func (m *Metrics) Finished(q Request) {
+	if m == nil {
+		return
+	}
+	model := m.model(q.Model)
+	m.requests.WithLabelValues(model, statusLabel(q.Status), q.Source).Inc()
+	m.duration.WithLabelValues(model).Observe(q.Duration.Seconds())
+	if q.Source == headers.SourceEngine {
+		if q.FirstByte > 0 {
+			m.firstByte.WithLabelValues(model).Observe(q.FirstByte.Seconds())
+		}
+		if upstream := upstreamOf(q); upstream != "" && q.UpstreamDuration > 0 {
+			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
+		}
+	}
+	if cause := disconnectCause(q); cause != "" {
+		m.disconnects.WithLabelValues(cause).Inc()
+	}
+}
+
+// model is the label of a model; empty for requests that name none.
+func (m *Metrics) model(name string) string {
+	if name == "" {
+		return ""
+	}
+	if m.known != nil && !m.known(name) {
+		return Other
+	}
+	return m.models.admit(name)
+}
+
+func upstreamOf(q Request) string {
+	if q.Replica != "" {
+		return q.Replica
+	}
+	return q.Upstream
+}
+
+// statusLabel is the status as a label. 499, which nginx made known, stands for no status at all.
+func statusLabel(status int) string {
+	switch {
+	case status == 0:
+		return "499"
+	case status < 100 || status > 599:
+		return Other
+	}
+	return strconv.Itoa(status)
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+// shortBuckets suit waits and first bytes: 1 ms to 5 min.
+func shortBuckets() []float64 {
+	return []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.8, 1, 2.5, 5, 10, 30, 60, 300}
+}
+
+// longBuckets suit whole responses: 5 ms to 30 min.
+func longBuckets() []float64 {
+	return []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}
+}

@@ -1,0 +1,206 @@
+package telemetry
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// scrape returns the sample lines that begin with one of the prefixes.
+func scrape(t *testing.T, m *Metrics, prefixes ...string) []string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	var lines []string
+	for line := range strings.Lines(w.Body.String()) {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) }) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
+
+func TestMetricsOfFinished(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	ok := Request{Model: "chat", Replica: "chat-0", Status: 200, Source: "engine", Stream: true,
+		Duration: 2 * time.Second, FirstByte: 40 * time.Millisecond, UpstreamDuration: time.Second}
+	cut := ok
+	cut.Flags, cut.UpstreamDuration = "UPE", 0
+	left := Request{Model: "chat", Stream: true, Flags: "DC", Source: "gateway", Duration: time.Second}
+	refused := Request{Model: "chat", Status: 429, Source: "gateway"}
+	unauthorized := Request{Status: 401, Source: "gateway"}
+	for _, q := range []Request{ok, ok, cut, left, refused, unauthorized} {
+		m.Finished(q)
+	}
+	got := scrape(t, m, "sluice_requests_total", "sluice_request_duration_seconds_sum", "sluice_request_duration_seconds_count",
+		"sluice_first_byte_seconds_count", "sluice_upstream_request_duration_seconds_sum", "sluice_upstream_request_duration_seconds_count",
+		"stream_disconnects_total")
+	want := []string{
+		`sluice_first_byte_seconds_count{model="chat"} 3`,
+		`sluice_request_duration_seconds_sum{model=""} 0`,
+		`sluice_request_duration_seconds_count{model=""} 1`,
+		`sluice_request_duration_seconds_sum{model="chat"} 7`,
+		`sluice_request_duration_seconds_count{model="chat"} 5`,
+		`sluice_requests_total{code="200",model="chat",source="engine"} 3`,
+		`sluice_requests_total{code="401",model="",source="gateway"} 1`,
+		`sluice_requests_total{code="429",model="chat",source="gateway"} 1`,
+		`sluice_requests_total{code="499",model="chat",source="gateway"} 1`,
+		`sluice_upstream_request_duration_seconds_sum{model="chat",upstream="chat-0"} 2`,
+		`sluice_upstream_request_duration_seconds_count{model="chat",upstream="chat-0"} 2`,
+		`stream_disconnects_total{cause="client"} 1`,
+		`stream_disconnects_total{cause="engine"} 1`,
+		`stream_disconnects_total{cause="timeout"} 0`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestMetricsOfEvents(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{Version: "1.2.3", Gauges: func() Gauges {
+		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Models: []ModelGauges{
+			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
+		}}
+	}})
+	m.Waited(20 * time.Millisecond)
+	m.Retried(ReasonConnect)
+	m.ConfigReloaded(true)
+	m.ConfigReloaded(false)
+	m.ConfigReloaded(false)
+	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
+		"sluice_xds_nacks_total", "sluice_in_flight", "sluice_queued", "sluice_replicas")
+	want := []string{
+		`scheduler_wait_time_seconds_count{phase="prefill"} 1`,
+		`sluice_build_info{envoy="1.40.0",version="1.2.3"} 1`,
+		`sluice_config_reloads_total{result="failure"} 2`,
+		`sluice_config_reloads_total{result="success"} 1`,
+		`sluice_in_flight{model="chat"} 4`,
+		`sluice_queued{model="chat"} 2`,
+		`sluice_replicas{model="chat",state="failed"} 1`,
+		`sluice_replicas{model="chat",state="ready"} 2`,
+		`sluice_xds_nacks_total 3`,
+		`stream_retries_total{reason="connect"} 1`,
+		`stream_retries_total{reason="reset"} 0`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if len(scrape(t, m, "go_goroutines", "process_start_time_seconds")) != 2 {
+		t.Error("the process's own metrics are missing")
+	}
+}
+
+// TestCardinality: however many names there are, in requests or in the fleet, the labels stay few and the sums stay right.
+func TestCardinality(t *testing.T) {
+	t.Parallel()
+	var gauges Gauges
+	for i := range 100 {
+		gauges.Models = append(gauges.Models, ModelGauges{Name: fmt.Sprint("model-", i), InFlight: 1, Replicas: map[string]int{"ready": 2}})
+	}
+	m := NewMetrics(MetricsConfig{
+		MaxModels: 10, MaxUpstreams: 5,
+		KnownModel: func(name string) bool { return strings.HasPrefix(name, "model-") },
+		Gauges:     func() Gauges { return gauges },
+	})
+	var all sync.WaitGroup
+	for w := range 4 {
+		all.Go(func() {
+			for i := range 100 {
+				q := Request{Model: fmt.Sprint("model-", i), Replica: fmt.Sprint("r-", i), Status: 200, Source: "engine", UpstreamDuration: 1}
+				m.Finished(q)
+				m.Finished(Request{Model: fmt.Sprint("made-up-", w, i), Status: 404, Source: "gateway"})
+				m.Finished(Request{Model: "model-\xff", Status: 12345, Source: "gateway"})
+			}
+		})
+	}
+	all.Wait()
+
+	total := map[string]float64{}
+	models, upstreams := map[string]bool{}, map[string]bool{}
+	for _, line := range scrape(t, m, "sluice_requests_total", "sluice_in_flight", "sluice_replicas", "sluice_upstream_request_duration_seconds_count") {
+		var value float64
+		name, rest, _ := strings.Cut(line, "{")
+		labels, v, _ := strings.Cut(rest, "} ")
+		if _, err := fmt.Sscan(v, &value); err != nil {
+			t.Fatal(err)
+		}
+		total[name] += value
+		for label := range strings.SplitSeq(labels, ",") {
+			if s, ok := strings.CutPrefix(label, "model="); ok {
+				models[s] = true
+				if strings.Contains(s, "made-up") {
+					t.Errorf("a name that a client made up became a label: %s", s)
+				}
+			}
+			if s, ok := strings.CutPrefix(label, "upstream="); ok {
+				upstreams[s] = true
+			}
+		}
+	}
+	want := map[string]float64{"sluice_requests_total": 1200, "sluice_in_flight": 100, "sluice_replicas": 200,
+		"sluice_upstream_request_duration_seconds_count": 400}
+	if diff := cmp.Diff(want, total); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if len(models) != 11 || !models[`"other"`] || len(upstreams) != 6 {
+		t.Errorf("%d models %v, %d upstreams %v; want 10 and 5, and other", len(models), models, len(upstreams), upstreams)
+	}
+}
+
+func TestDisconnectCause(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		q    Request
+		want string
+	}{
+		{Request{Stream: true, Status: 200, Source: "engine"}, ""},
+		{Request{Stream: true, Flags: "DC"}, "client"},
+		{Request{Stream: true, Flags: "DR", Source: "engine"}, "client"},
+		{Request{Stream: true, Flags: "UT", Source: "engine"}, "timeout"},
+		{Request{Stream: true, Flags: "UPE", Source: "engine"}, "engine"},
+		{Request{Stream: true, Flags: "UC", Source: "engine"}, "engine"},
+		{Request{Stream: true, Flags: "UC,URX", Status: 503, Source: "gateway"}, ""}, // an error answer, no stream
+		{Request{Flags: "DC"}, ""},
+	} {
+		if got := disconnectCause(c.q); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.q, got, c.want)
+		}
+	}
+}
+
+// TestRecordCounts follows one retried request from Envoy's records to the counters.
+func TestRecordCounts(t *testing.T) {
+	t.Parallel()
+	r, m := NewRequests(0), NewMetrics(MetricsConfig{})
+	record := Record(r, m)
+	live := r.Begin(Begun{ID: "a", Model: "chat"})
+	live.Decided("chat", "chat-0", 0)
+	record(Entry{Log: LogAttempts, RequestID: "a", Flags: "UF"})
+	record(Entry{Log: LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1"})
+	e := final("a")
+	e.Interim = true
+	record(e)
+	e.Interim = false
+	record(e)
+	live.End(0, "")
+	got := scrape(t, m, "stream_retries_total", "sluice_requests_total")
+	want := []string{
+		`sluice_requests_total{code="200",model="chat",source="engine"} 1`,
+		`stream_retries_total{reason="connect"} 1`,
+		`stream_retries_total{reason="reset"} 0`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
