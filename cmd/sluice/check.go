@@ -1,0 +1,35 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+func newCheckCommand() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use:   "check -c FILE",
+		Short: "Print every fault of a configuration file with its line",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := config.Load(file)
+			var faults config.Faults
+			if errors.As(err, &faults) {
+				fmt.Fprintln(cmd.OutOrStdout(), faults)
+				return fmt.Errorf("%s: faults: %d", file, len(faults))
+			}
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", file)
+			return err
+		},
+	}
+	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
+	_ = c.MarkFlagRequired("config")
+	return c
+}

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/engines/upstream"
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/extproc"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/xds"
+)
+
+// gateway is all parts of a running Sluice. They are made by newGateway, which starts nothing, and run by run.
+type gateway struct {
+	log      *zap.Logger
+	started  time.Time
+	self     string // path of this program
+	settings settings
+	watcher  *config.Watcher
+
+	dir        *process.Dir
+	fleet      *engines.Fleet
+	auth       *authz.Authenticator
+	admission  *admission.Controller
+	dispatcher *dispatch.Dispatcher
+	local      *local.Launcher
+	upstream   *upstream.Launcher
+	xds        *xds.Server
+	decisions  *extproc.Server
+	envoy      *envoy.Envoy // nil when someone else runs it
+	requests   *telemetry.Requests
+	metrics    *telemetry.Metrics
+
+	pushing sync.Mutex
+	// config is the one in force, world what Envoy was last told; guarded by pushing
+	config *config.Config
+	world  *xds.Resources
+}
+
+// run runs the gateway until ctx ends, then drains it; or until it is told to hand over.
+func run(ctx context.Context, flags *globals, s settings) error {
+	log, err := flags.logger()
+	if err != nil {
+		return err
+	}
+	defer log.Sync() //nolint:errcheck // stderr may not be syncable
+	if err := process.RaiseFileLimit(); err != nil {
+		log.Warn("the limit of open files stays low", zap.Error(err))
+	}
+	dir, err := process.Open(s.config.StateDir, log)
+	if err != nil {
+		return err
+	}
+	if err := dir.Claim(ctx); err != nil {
+		return err
+	}
+	defer dir.Release() //nolint:errcheck // the process ends anyway
+	g, err := newGateway(log, dir, s)
+	if err != nil {
+		return err
+	}
+	handOver, err := g.run(ctx)
+	if handOver && err == nil {
+		return g.replaceSelf()
+	}
+	return err
+}
+
+func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := s.config
+	g := &gateway{log: log, started: time.Now(), self: self, settings: s, config: c, dir: dir,
+		fleet: engines.NewFleet(), auth: new(authz.Authenticator),
+		admission: admission.New(admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes)}),
+		requests:  telemetry.NewRequests(0),
+	}
+	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Default: policy(config.DiscoveredModel()), Models: policies(c)})
+	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout})
+	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})
+	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
+	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, MaxBody: int64(c.MaxBody),
+		Journal: journal{g.requests, g.metrics}, Log: log})
+	if s.envoy != "" {
+		g.envoy = envoy.New(envoy.Config{Binary: s.envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})
+	}
+	g.watcher = config.NewWatcher(config.WatcherConfig{Current: c, Apply: g.reload, OnFault: func(err error) {
+		g.metrics.ConfigReloaded(false)
+		log.Error("the new configuration is not taken; the one in force stays", zap.Error(err))
+	}})
+	return g, nil
+}
+
+// apply puts a configuration in force.
+func (g *gateway) apply(c *config.Config) error {
+	if err := g.auth.Set(authConfig(c)); err != nil {
+		return err
+	}
+	g.dispatcher.SetPolicies(policy(config.DiscoveredModel()), policies(c))
+	g.local.Set(localModels(c, g.self))
+	g.upstream.Set(upstreams(c))
+	for _, warning := range c.Warnings() {
+		g.log.Warn(warning)
+	}
+	g.pushing.Lock()
+	g.config = c
+	g.pushing.Unlock()
+	return g.push()
+}
+
+// reload puts a new configuration in force.
+func (g *gateway) reload(c *config.Config) error {
+	err := g.apply(c)
+	if err == nil {
+		g.metrics.ConfigReloaded(true)
+		g.log.Info("configuration reloaded", zap.Strings("waiting_for_the_next_start", g.settings.config.NeedsRestart(c)))
+	}
+	return err
+}
+
+// run brings the parts up in the order in which they need each other: what exists is adopted first, so that the first answer
+// Envoy gets is the whole world; then the listeners; then everything that keeps the world true.
+func (g *gateway) run(ctx context.Context) (handOver bool, err error) {
+	c := g.settings.config
+	if err := g.checkListen(ctx, c.Listen); err != nil {
+		return false, err
+	}
+	g.local.Adopt(localModels(c, g.self))
+	if err := g.apply(c); err != nil {
+		return false, err
+	}
+	g.lookUpstream(ctx)
+	if err := g.push(); err != nil {
+		return false, err
+	}
+	g.inherit(ctx)
+	sockets, err := g.listen()
+	if err != nil {
+		return false, err
+	}
+	// The parts outlive ctx: they are needed to drain.
+	parts, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, parts := errgroup.WithContext(parts)
+	sockets.serve(parts, group)
+	group.Go(func() error { return g.dispatcher.Run(parts) })
+	group.Go(func() error { return g.local.Run(parts) })
+	group.Go(func() error { return g.upstream.Run(parts) })
+	group.Go(func() error { return g.follow(parts) })
+	group.Go(func() error { return g.settle(parts) })
+	group.Go(func() error { return g.watcher.Run(parts) })
+	group.Go(func() error {
+		return g.dir.KeepGuard(parts, guardCommand(g.self, g.dir.Path(), c.OrphanGrace))
+	})
+	if g.envoy != nil {
+		group.Go(func() error { return g.envoy.Run(parts) })
+	}
+	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
+
+	handOver = g.await(ctx, parts)
+	if !handOver {
+		g.drain(c.DrainTimeout)
+	}
+	end()
+	return handOver, group.Wait()
+}
+
+// lookUpstream gives the upstreams a moment to say which models they have before Envoy is told the world.
+func (g *gateway) lookUpstream(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	g.upstream.Once(ctx)
+}
+
+// checkListen tells early that the clients' address is taken by somebody else. Envoy of before a crash may have it.
+func (g *gateway) checkListen(ctx context.Context, address string) error {
+	if g.envoy == nil {
+		return nil
+	}
+	for _, r := range g.dir.Records() {
+		if r.Name == envoy.RecordName {
+			return nil
+		}
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	return l.Close()
+}
+
+// follow tells Envoy of every change of the fleet.
+func (g *gateway) follow(ctx context.Context) error {
+	for {
+		_, changed := g.fleet.Watch()
+		if err := g.push(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// push tells Envoy the world as it is now. What cannot be changed without a restart is as it was at the start.
+func (g *gateway) push() error {
+	g.pushing.Lock()
+	defer g.pushing.Unlock()
+	first := g.settings.config
+	world, err := g.world.Rebuild(xds.Config{
+		Listen: first.Listen, MaxBody: int64(first.MaxBody),
+		MaxDuration: longest(g.config), HideReplica: !g.config.ReplicaHeader,
+	}, g.fleet.Snapshot())
+	if err != nil {
+		return err
+	}
+	for _, fault := range world.Faults {
+		g.log.Error("left out of Envoy's configuration", zap.Error(fault))
+	}
+	g.world = world
+	g.xds.Set(world)
+	return nil
+}
+
+// longest is the largest duration that any model allows: the route's own bound.
+func longest(c *config.Config) time.Duration {
+	d := xds.DefaultMaxDuration
+	for _, m := range c.Models {
+		d = max(d, m.Stream.MaxDuration)
+	}
+	return d
+}
+
+// drain ends everything that Sluice started: Envoy first, when its responses have ended or the time is up, then the replicas.
+func (g *gateway) drain(timeout time.Duration) {
+	g.log.Info("draining", zap.Duration("at_most", timeout))
+	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
+	defer cancel()
+	if g.envoy != nil {
+		if err := g.envoy.Stop(ctx, timeout); err != nil {
+			g.log.Error("Envoy did not end cleanly", zap.Error(err))
+		}
+	}
+	if err := g.local.Stop(ctx); err != nil {
+		g.log.Error("a replica did not end cleanly", zap.Error(err))
+	}
+}
+
+// knownModel says whether the name is a model's, for labels that clients must not be able to multiply.
+func (g *gateway) knownModel(name string) bool {
+	_, ok := g.fleet.Snapshot().Models[name]
+	return ok
+}

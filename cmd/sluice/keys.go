@@ -1,0 +1,37 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/authz"
+)
+
+func newKeysCommand() *cobra.Command {
+	keys := &cobra.Command{Use: "keys", Short: "Make API keys"}
+	var tenant string
+	create := &cobra.Command{
+		Use:   "new --tenant NAME",
+		Short: "Print a new API key once, and the hash to put in the file",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if tenant == "" {
+				return errors.New("keys new: --tenant must name the tenant")
+			}
+			k := authz.NewKey()
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), `key (shown only now): %s
+
+tenants:
+  - name: %s
+    keys: ["%s"]  # id %s
+    models: ["*"]
+`, k.Secret, tenant, k.Hash, k.ID)
+			return err
+		},
+	}
+	create.Flags().StringVar(&tenant, "tenant", "", "the tenant's name")
+	keys.AddCommand(create)
+	return keys
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+// sockets are Sluice's own listeners: control and api for Envoy, admin for the operator.
+type sockets struct {
+	control, api, admin net.Listener
+	grpc                *grpc.Server
+	apiServer           *http.Server
+	adminServer         *http.Server
+}
+
+func (g *gateway) listen() (*sockets, error) {
+	var s sockets
+	var err error
+	if s.admin, err = net.Listen("tcp", g.settings.config.Admin); err != nil {
+		return nil, fmt.Errorf("admin: %w", err)
+	}
+	if s.control, err = listenUnix(bootstrap(g.dir).ControlSocket); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if s.api, err = listenUnix(bootstrap(g.dir).APISocket); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	s.grpc = g.controlServer()
+	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started}),
+		ReadHeaderTimeout: time.Minute}
+	s.adminServer = &http.Server{Handler: admin.New(g.operator()), ReadHeaderTimeout: 10 * time.Second}
+	return &s, nil
+}
+
+// listenUnix takes the place of a socket that an earlier life left. The state directory is claimed, so nobody else listens there.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return net.Listen("unix", path)
+}
+
+// Buffers of the control connection. Bodies come over it whole.
+const (
+	messageOverhead = 1 << 20 // headers and framing around the largest body
+	window          = 1 << 20
+)
+
+// controlServer speaks everything that Envoy asks of Sluice.
+func (g *gateway) controlServer() *grpc.Server {
+	s := grpc.NewServer(
+		grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody)+messageOverhead),
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
+		grpc.SharedWriteBuffer(true),
+	)
+	g.xds.Register(s)
+	g.decisions.Register(s)
+	(&authz.Server{Authenticator: g.auth}).Register(s)
+	(&telemetry.AccessLog{OnEntry: observer{
+		record: telemetry.Record(g.requests, g.metrics), decisions: g.decisions, upstreams: g.upstream,
+		settle: g.dispatcher.SettleOne, since: g.started,
+	}.observe}).Register(s)
+	return s
+}
+
+func (g *gateway) allowed(tenant, model string) bool {
+	t, ok := g.auth.Tenant(tenant)
+	return ok && t.Allows(model)
+}
+
+// serve serves until ctx ends.
+func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error { return s.grpc.Serve(s.control) })
+	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
+	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
+	group.Go(func() error {
+		<-ctx.Done()
+		s.grpc.Stop()
+		return errors.Join(s.apiServer.Close(), s.adminServer.Close())
+	})
+}
+
+func serveHTTP(s *http.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (s *sockets) close() error {
+	var all []error
+	for _, l := range []net.Listener{s.control, s.api, s.admin} {
+		if l != nil {
+			all = append(all, l.Close())
+		}
+	}
+	return errors.Join(all...)
+}

@@ -1,0 +1,50 @@
+// Command sluice is an LLM inference gateway around Envoy: see README.md.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	if err := newCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "sluice:", err)
+		os.Exit(1)
+	}
+}
+
+// globals are the flags of every command.
+type globals struct {
+	logLevel, logFormat string
+}
+
+func (g *globals) logger() (*zap.Logger, error) { return telemetry.NewLogger(g.logLevel, g.logFormat) }
+
+func newCommand() *cobra.Command {
+	var g globals
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "An LLM inference gateway around Envoy",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&g.logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
+	root.AddCommand(
+		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newKeysCommand(),
+		newRestartCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
+	)
+	return root
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/ringhash"
+)
+
+// operator is what the admin listener shows, read from the parts at the moment of the question.
+func (g *gateway) operator() admin.Config {
+	return admin.Config{
+		Listen:      g.settings.config.Admin,
+		Fleet:       g.fleet.Snapshot,
+		Status:      g.status,
+		NotReady:    g.notReady,
+		ModelLoad:   g.modelLoad,
+		ReplicaLoad: g.replicaLoad,
+		Requests:    g.requests.List,
+		Tenants:     g.tenants,
+		Pick:        g.pick,
+		Reload:      func(context.Context) error { return g.watcher.Reload() },
+		Metrics:     g.metrics.Handler(),
+		Log:         g.log,
+	}
+}
+
+func (g *gateway) status() admin.Status {
+	x, file := g.xds.Status(), g.watcher.Status()
+	s := admin.Status{
+		Version: version(),
+		Started: g.started,
+		Listen:  g.settings.config.Listen,
+		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
+		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
+		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Problems()},
+	}
+	if n := x.LastNack; n != nil {
+		s.XDS.LastNack = &admin.Nack{Type: n.Type, Resource: n.Resource, Message: n.Message, Time: n.Time}
+	}
+	if g.envoy != nil {
+		e := g.envoy.Status()
+		s.Envoy = admin.EnvoyStatus{State: string(e.State), PID: e.PID, Version: e.Version, Adopted: e.Adopted,
+			Restarts: e.Restarts, Reason: e.Reason}
+	}
+	return s
+}
+
+// notReady lists what is missing before clients can be served: an Envoy that has its configuration and accepts, and for every
+// model the replicas that the file asks for.
+func (g *gateway) notReady() []string {
+	var missing []string
+	if g.envoy != nil {
+		if s := g.envoy.Status(); s.State != envoy.StateLive {
+			missing = append(missing, fmt.Sprintf("Envoy is %s: %s", s.State, s.Reason))
+		}
+	}
+	if x := g.xds.Status(); !x.Configured {
+		missing = append(missing, "Envoy has not accepted its listener")
+	}
+	for name, m := range g.fleet.Snapshot().Models {
+		usable := 0
+		if v, ok := g.dispatcher.View(name); ok {
+			usable = len(v.Loads)
+		}
+		if usable < m.Desired {
+			missing = append(missing, fmt.Sprintf("model %s has %d of %d replicas", name, usable, m.Desired))
+		}
+	}
+	return missing
+}
+
+func (g *gateway) modelLoad(model string) admin.ModelLoad {
+	v, ok := g.dispatcher.View(model)
+	if !ok {
+		return admin.ModelLoad{}
+	}
+	return admin.ModelLoad{
+		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
+		Limits: admin.Limits{
+			MaxConcurrentRequests: v.Policy.Limits.MaxConcurrent,
+			MaxTokensPerMinute:    v.Policy.Limits.TokensPerMinute,
+			MaxPerReplica:         v.Policy.MaxPerReplica,
+			MaxQueue:              v.Policy.Limits.MaxQueue,
+			QueueTimeout:          v.Policy.Limits.QueueTimeout,
+		},
+	}
+}
+
+func (g *gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
+	l := g.dispatcher.Replica(r.Model, r.ID)
+	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit}
+}
+
+func (g *gateway) tenants() []admin.Tenant {
+	running := map[string]int{}
+	rows, _ := g.requests.List(0)
+	for _, r := range rows {
+		if r.State != telemetry.Done {
+			running[r.Tenant]++
+		}
+	}
+	var list []admin.Tenant
+	for _, t := range g.watcher.Current().Tenants {
+		list = append(list, admin.Tenant{Name: t.Name, Models: t.Models, InFlight: running[t.Name], Keys: len(t.Keys)})
+	}
+	return list
+}
+
+func (g *gateway) pick(model, key string) (admin.Pick, *openai.Error) {
+	r, ok := g.dispatcher.Explain(model, ringhash.Key([]byte(key)))
+	if !ok {
+		return admin.Pick{}, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", model)
+	}
+	p := admin.Pick{Position: r.Key, Picked: r.Picked}
+	for i, c := range r.Order {
+		if i == 0 {
+			p.First = c.ID
+		}
+		p.Order = append(p.Order, admin.PickReplica{ID: c.ID, Load: c.Load, Candidate: c.Free})
+	}
+	return p, nil
+}
+
+// gauges is read at every scrape.
+func (g *gateway) gauges() telemetry.Gauges {
+	x := g.xds.Status()
+	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks}
+	for name, m := range g.fleet.Snapshot().Models {
+		v, _ := g.dispatcher.View(name)
+		states := map[string]int{}
+		for _, r := range m.Replicas {
+			states[string(r.State)]++
+		}
+		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states})
+	}
+	return all
+}

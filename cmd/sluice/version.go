@@ -1,0 +1,32 @@
+package main
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// testedEnvoy is the version of Envoy that the tests run with.
+const testedEnvoy = "1.40.0"
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version, and the version of Envoy it was tested with",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s\ntested with Envoy %s\n", version(), testedEnvoy)
+			return err
+		},
+	}
+}
+
+// version is the module's version as the Go tool knows it: a tag, or a pseudo-version of the commit.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(unknown)"
+	}
+	return info.Main.Version
+}
