@@ -1,0 +1,54 @@
+# What a machine needs: Linux, Go, python3 with pip (Envoy comes as a Python package), curl. The tests also want node and npm, a C++
+# compiler with cmake, and Chromium; what is missing is installed where apt-get may, and named where not.
+
+# RACE= runs the tests without the race detector, which needs a C compiler.
+RACE ?= -race
+# Tests through real Envoys and whole gateways measure time, so they run without the race detector.
+E2E = $(shell go list ./... | grep /internal/e2e)
+UNIT = $(shell go list ./... | grep -v /internal/e2e)
+# FUZZTIME is for each fuzz target.
+FUZZTIME ?= 20s
+BENCHTIME ?= 1s
+
+export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
+
+.PHONY: build run test vet lint bench fuzz envoy tools clean
+
+build:
+	go build -o bin/sluice ./cmd/sluice
+
+# run starts the quick start and streams a first chat; with ONCE=1 it ends after that.
+run: envoy build
+	@scripts/run.sh
+
+# test is everything, with a real Envoy, a real llama.cpp, the official clients and a real browser.
+test: tools vet
+	go test $(RACE) -vet=off -timeout 10m $(UNIT)
+	go test -vet=off -count=1 -timeout 20m $(E2E)
+
+vet:
+	go vet ./...
+
+lint:
+	@scripts/lint.sh
+
+# bench measures the parts, then the whole chain beside a plain Envoy in the same run.
+bench: envoy build
+	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
+	go run ./internal/bench
+
+# fuzz gives every fuzz target its time.
+fuzz:
+	scripts/fuzz.sh $(FUZZTIME)
+
+envoy:
+	@scripts/envoy.sh
+
+tools: envoy
+	@scripts/clients.sh
+	@scripts/llama-server.sh
+
+# clean leaves .tools, which took long to fill.
+clean:
+	rm -rf bin .out
+	go clean -testcache

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs golangci-lint, built once at a version of its own: it is no part of the program's module. Arguments: what to lint.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+version=2.15.0
+one_at_a_time golangci-lint
+
+if [ ! -x ".tools/golangci-lint-$version" ]; then
+  workspace
+  echo "building golangci-lint $version once: some minutes"
+  GOBIN=$PWD/$work twice go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version"
+  keep "$work/golangci-lint" "golangci-lint-$version"
+  rm -rf "$work"
+fi
+exec 9>&-
+exec ".tools/golangci-lint-$version" run "${@:-./...}"

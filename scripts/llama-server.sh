@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds llama.cpp's own server out of the llama-cpp-python source package and puts it at .tools/llama-server.
+# Tests only: it takes some minutes once, then it is kept by version.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+version=0.3.36
+one_at_a_time llama-server
+log=.tools/llama-server.log
+
+# What a test of ours does not use (GPU, TLS, OpenMP, the web page, fast kernels) is left out: it is most of the build.
+options=(
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS=-O1 -DBUILD_SHARED_LIBS=OFF
+  -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF
+  -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+)
+
+build() {
+  twice python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$work" \
+    "llama-cpp-python==$version" &&
+    tar -C "$work" -xzf "$work/llama_cpp_python-$version.tar.gz" &&
+    cmake -S "$work/llama_cpp_python-$version/vendor/llama.cpp" -B "$work/build" "${options[@]}" &&
+    nice cmake --build "$work/build" --target llama-server --parallel "$(nproc)"
+}
+
+if [ ! -x ".tools/llama-server-$version" ]; then
+  python_needed
+  debian cmake cmake
+  debian c++ g++
+  debian make make
+  workspace
+  echo "building llama-server $version once: about five minutes on two cores (log: $log)"
+  build >"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "llama-server does not build: see $log"; }
+  keep "$work/build/bin/llama-server" "llama-server-$version"
+fi
+link llama-server "llama-server-$version"

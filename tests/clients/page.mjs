@@ -1,0 +1,128 @@
+// Opens the operator's page in Chromium and looks whether it shows what runs, live.
+//
+//     ADMIN_URL=http://127.0.0.1:9090 EXPECT_MODEL=chat EXPECT_REPLICA=chat-0 node page.mjs
+//
+// Somebody must be sending requests meanwhile, or set API_URL (http://127.0.0.1:8080/v1) and, if keys are needed, API_KEY: then
+// the script sends them itself, to EXPECT_MODEL. EXPECT_MODEL and EXPECT_REPLICA may be lists with commas. Prints "ok page"; a
+// fault is one line and exit 1. More settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default
+// 15000), SCREENSHOT (a .png to write at the end), NODE_MODULES (where playwright-core is; default: .tools/node/node_modules of
+// this repository).
+import { createRequire } from 'node:module';
+import { fileURLToPath } from 'node:url';
+
+const { ADMIN_URL, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, SCREENSHOT, CHROMIUM = '/usr/bin/chromium' } = process.env;
+const timeout = Number(process.env.TIMEOUT ?? 15_000);
+const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
+const { chromium } = createRequire(packages + '/')('playwright-core');
+
+const faults = []; // what the browser complained of
+
+function expect(holds, what) {
+  if (!holds) throw new Error(what);
+}
+
+function list(names) {
+  return (names ?? '').split(',').filter(Boolean);
+}
+
+// row is the selector of a table row, by the name it carries; names are foreign text.
+function row(kind, name) {
+  return `tr[data-${kind}=${JSON.stringify(name)}]`;
+}
+
+async function open(browser) {
+  const page = await browser.newPage();
+  page.on('console', (m) => ['error', 'warning'].includes(m.type()) && faults.push(`console: ${m.text()}`));
+  page.on('pageerror', (e) => faults.push(`uncaught: ${e.message}`));
+  // The page itself gives up a look that takes too long, and tries again.
+  page.on('requestfailed', (r) => /ERR_ABORTED/.test(r.failure()?.errorText) || faults.push(`request failed: ${r.url()} ${r.failure()?.errorText}`));
+  page.on('request', (r) => new URL(r.url()).origin === new URL(ADMIN_URL).origin || faults.push(`foreign request: ${r.url()}`));
+  await page.exposeFunction('violated', (what) => faults.push(`content security policy: ${what}`));
+  await page.addInitScript(() => {
+    document.addEventListener('securitypolicyviolation', (e) => window.violated(`${e.violatedDirective} ${e.blockedURI}`));
+    window.loadedAt = performance.timeOrigin; // changes with a reload
+  });
+  const answer = await page.goto(ADMIN_URL, { timeout });
+  expect(answer.status() === 200, `the page answered ${answer.status()}`);
+  expect(answer.headers()['content-security-policy'], 'the page has no content security policy');
+  return page;
+}
+
+// shows waits for a row and gives its text, which must hold every word.
+async function shows(page, selector, ...words) {
+  const found = page.locator(selector).first();
+  await found.waitFor({ timeout }).catch(() => { throw new Error(`the page never showed ${selector}`); });
+  for (const word of words) await found.getByText(word).first().waitFor({ timeout });
+}
+
+async function send() {
+  const answer = await fetch(`${API_URL}/chat/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json', ...(API_KEY && { authorization: `Bearer ${API_KEY}` }) },
+    body: JSON.stringify({ model: list(EXPECT_MODEL)[0], max_tokens: 4, messages: [{ role: 'user', content: 'Hello' }] }),
+  });
+  const body = await answer.text();
+  expect(answer.ok, `the API answered ${answer.status}: ${body}`);
+}
+
+function shownRequests(page) {
+  return page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request));
+}
+
+// checkLive: a request that was not there appears by itself, and is seen to finish.
+async function checkLive(page) {
+  const origin = await page.evaluate(() => window.loadedAt);
+  await page.waitForFunction(() => document.getElementById('updated').textContent !== '', null, { timeout });
+  const before = await shownRequests(page);
+  if (API_URL) await send();
+  const done = (ids) => [...document.querySelectorAll('tr[data-request][data-state=done]')].some((r) => !ids.includes(r.dataset.request));
+  await page.waitForFunction(done, before, { timeout }).catch(() => { throw new Error('no new request appeared on the page'); });
+  expect(await page.evaluate(() => window.loadedAt) === origin, 'the page was loaded again');
+}
+
+// checkPick: the ring's answer names every replica expected.
+async function checkPick(page) {
+  const [model] = list(EXPECT_MODEL);
+  if (!model) return;
+  await page.locator('#ring-model').selectOption(model);
+  await page.locator('#ring-key').fill('You are a helpful assistant.');
+  await page.locator('#ring-form button').click();
+  await page.locator('#ring-result:not(:empty)').waitFor({ timeout });
+  const answer = await page.locator('#ring-result').innerText();
+  for (const id of list(EXPECT_REPLICA)) expect(answer.includes(id), `the order of a key does not name ${id}: ${answer}`);
+}
+
+// checkNarrow: on a telephone the page is not wider than the screen.
+async function checkNarrow(page) {
+  await page.setViewportSize({ width: 390, height: 844 });
+  const width = await page.evaluate(() => document.documentElement.scrollWidth);
+  expect(width <= 390, `the page is ${width} pixels wide on a screen of 390`);
+}
+
+async function check(browser) {
+  const page = await open(browser);
+  for (const name of list(EXPECT_MODEL)) await shows(page, row('model', name), name);
+  for (const id of list(EXPECT_REPLICA)) await shows(page, row('replica', id), id, 'ready');
+  await checkLive(page);
+  await checkPick(page);
+  if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
+  await checkNarrow(page);
+  expect(faults.length === 0, faults.join('\n'));
+}
+
+let browser;
+try {
+  expect(ADMIN_URL, 'ADMIN_URL is not set');
+  browser = await chromium.launch({
+    executablePath: CHROMIUM,
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+      '--disable-component-update', '--disable-sync'],
+  });
+  await check(browser);
+  console.log('ok page');
+} catch (e) {
+  console.error(`page: ${[e.message, ...faults].join('\n')}`);
+  process.exitCode = 1;
+} finally {
+  await browser?.close();
+}
