@@ -47,9 +47,9 @@ type Journal interface {
 
 // Begun is what is known of a request before it is dispatched.
 type Begun struct {
-	RequestID, Tenant, Model string
-	Stream                   bool
-	Bytes                    int
+	RequestID, Path, Tenant, Model string
+	Stream                         bool
+	Bytes                          int
 }
 
 // Entry follows one request in the journal.
@@ -173,7 +173,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 		return x.refuse(fault)
 	}
 	x.entry = x.server.Journal.Begin(Begun{
-		RequestID: r.id, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
+		RequestID: r.id, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
 	})
 	began := time.Now()
 	if x.ticket, fault = x.dispatch(&scan, body); fault != nil {

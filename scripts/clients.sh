@@ -19,7 +19,7 @@ if [ ! -e ".tools/$python" ]; then
   python_needed
   echo "installing the Python clients"
   python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
-  twice "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
+  twice "$work/venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "${requirements[@]/#/--requirement=}"
   keep "$work/venv" "$python"
 fi
 link venv "$python"

@@ -18,7 +18,7 @@ type journal struct {
 
 func (j journal) Begin(b extproc.Begun) extproc.Entry {
 	return entry{j, j.requests.Begin(telemetry.Begun{
-		ID: b.RequestID, Tenant: b.Tenant, Model: b.Model, Stream: b.Stream, Bytes: b.Bytes})}
+		ID: b.RequestID, Method: "POST", Path: b.Path, Tenant: b.Tenant, Model: b.Model, Stream: b.Stream, Bytes: b.Bytes})}
 }
 
 type entry struct {

@@ -40,8 +40,12 @@ func (g *gateway) status() admin.Status {
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Problems()},
 	}
-	if n := x.LastNack; n != nil {
-		s.XDS.LastNack = &admin.Nack{Type: n.Type, Resource: n.Resource, Message: n.Message, Time: n.Time}
+	if x.LastNack != nil {
+		last := admin.Nack(*x.LastNack)
+		s.XDS.LastNack = &last
+	}
+	for _, n := range x.Refused {
+		s.XDS.Refused = append(s.XDS.Refused, admin.Nack(n))
 	}
 	if g.envoy != nil {
 		e := g.envoy.Status()

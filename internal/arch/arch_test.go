@@ -38,6 +38,7 @@ var allowed = map[string]string{
 	"envoy":              "internal/headers internal/process",
 	"extproc":            "authz internal/dispatch internal/headers internal/openai",
 	"cmd/sluice":         "*",
+	"examples":           "",
 	"internal/arch":      "",
 	"internal/e2e":       "*",
 	"internal/bench":     "*",

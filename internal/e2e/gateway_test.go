@@ -168,7 +168,7 @@ func (g *gateway) kill() {
 
 // stop ends everything and fails the test when anything is left.
 func (g *gateway) stop() {
-	if g.t.Failed() {
+	if g.t.Failed() || os.Getenv("SLUICE_E2E_DUMP") != "" {
 		g.dump()
 	}
 	g.cmd.Process.Signal(syscall.SIGCONT)
