@@ -65,17 +65,16 @@ func (o observer) observe(e telemetry.Entry) {
 	}
 }
 
-// blame says what the replica did wrong; empty when nothing. What the client did (it left) is not the replica's doing.
+// blame says what the replica did wrong; empty when nothing. What the client did (it left) is not the replica's doing. The log of
+// attempts tells of broken connections, at once and of each replica that was tried; that of requests tells of answers.
 func blame(e telemetry.Entry) string {
 	switch {
-	case e.HasFlag("DC") || e.HasFlag("DR"):
-		return ""
-	case e.HasFlag("UF"):
-		return "refused a connection"
-	case e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE"):
-		return "broke a response off"
-	case e.Status >= 500 && e.Details == "via_upstream":
+	case e.Log == telemetry.LogRequests && e.Status >= 500 && e.Details == "via_upstream":
 		return "answered " + strconv.Itoa(e.Status)
+	case e.Log == telemetry.LogAttempts && e.HasFlag("UF"):
+		return "refused a connection"
+	case e.Log == telemetry.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
+		return "broke a response off"
 	}
 	return ""
 }

@@ -211,7 +211,9 @@ func TestAdoptionOfDifferentStates(t *testing.T) {
 	w.tell("hang-" + strconv.Itoa(before[0].PID)) // busy
 	w.tell("loading-" + strconv.Itoa(before[1].PID))
 	w.tell("broken-" + strconv.Itoa(before[2].PID))
-	l = New(w.config())
+	c := w.config()
+	c.ProbeTimeout = 300 * time.Millisecond
+	l = New(c)
 	l.Adopt([]Model{m})
 	if got, want := w.states("chat"), "chat-0 ready, chat-1 ready, chat-2 starting"; got != want {
 		t.Errorf("adopted: %s, want %s", got, want)

@@ -86,7 +86,7 @@ func TestEarlyExitIsExplained(t *testing.T) {
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
-	w.eventually("it fails", func() bool { return w.replica("chat-0").State == engines.Failed })
+	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start in 1h0m0s") })
 	want := "exit status 7; its log ends: loading the model | boom: no such model; next start in 1h0m0s"
 	if got := w.replica("chat-0"); got.Reason != want || got.PID != 0 || got.Address.IsValid() {
 		t.Errorf("replica = %+v, want the reason %q", got, want)
@@ -109,7 +109,7 @@ func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it fails", func() bool { return w.replica(r.ID).State == engines.Failed })
+	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica(r.ID).Reason, "next start in 1h0m0s") })
 	want := "signal: killed; its log is " + records[0].LogFile + "; next start in 1h0m0s"
 	if got := w.replica(r.ID).Reason; got != want {
 		t.Errorf("Reason = %q, want %q", got, want)
@@ -189,6 +189,7 @@ func TestNeverReady(t *testing.T) {
 			w.tell(what)
 			c := w.config()
 			c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
+			c.ProbeTimeout = 100 * time.Millisecond
 			l := New(c)
 			m := w.model("chat", 1)
 			m.StartTimeout = 600 * time.Millisecond

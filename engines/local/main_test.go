@@ -133,7 +133,7 @@ func (w *world) config() Config {
 	return Config{
 		Dir: w.dir, Fleet: w.fleet, InFlight: w.load,
 		BackOff:     BackOff{First: 20 * time.Millisecond, Most: 400 * time.Millisecond, Reset: time.Hour},
-		DrainSettle: 10 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond,
+		DrainSettle: 10 * time.Millisecond,
 	}
 }
 

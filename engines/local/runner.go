@@ -120,6 +120,9 @@ func (r *runner) live(staying context.Context) string {
 			return fault
 		}
 	}
+	if staying.Err() == nil {
+		r.report(staying, engines.Failed, "its process has ended") // at once; how it ended takes some milliseconds to find out
+	}
 	return r.exitReason()
 }
 
@@ -224,6 +227,7 @@ func (r *runner) exitReason() string {
 func (r *runner) fail(ctx context.Context, reason string) time.Duration {
 	pause := r.pause(reason)
 	r.report(ctx, engines.Failed, fmt.Sprintf("%s; next start in %v", reason, pause))
+	r.launcher.config.Log.Warn("replica failed", zap.String("replica", r.id), zap.String("reason", reason), zap.Duration("next_start", pause))
 	if err := r.end(ctx); err != nil {
 		r.launcher.config.Log.Error("failed replica cannot be ended", zap.String("replica", r.id), zap.Error(err))
 	}

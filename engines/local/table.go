@@ -76,13 +76,11 @@ func (t *table) apply(e event) {
 	s.replica = next
 }
 
+// logChange leaves a failure to the runner, which knows its reason a little later than it tells that there is one.
 func (t *table) logChange(r engines.Replica) {
-	fields := []zap.Field{zap.String("replica", r.ID), zap.String("state", string(r.State)), zap.Int("pid", r.PID)}
-	if r.State == engines.Failed {
-		t.log.Warn("replica failed", append(fields, zap.String("reason", r.Reason), zap.Int("restarts", r.Restarts))...)
-		return
+	if r.State != engines.Failed {
+		t.log.Info("replica", zap.String("replica", r.ID), zap.String("state", string(r.State)), zap.Int("pid", r.PID))
 	}
-	t.log.Info("replica", fields...)
 }
 
 // reconcile compares the table with what is wanted. It creates slots by create, unless that is nil, and marks those that leave.

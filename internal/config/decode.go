@@ -9,10 +9,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds on a file, so that a small one cannot be blown up by aliases.
+// Bounds on a file, so that a small one cannot be blown up by aliases: on how deep it is, and on the bytes that the decoder keeps to
+// know where each value stands.
 const (
-	maxDepth = 100
-	maxNodes = 200_000
+	maxDepth    = 100
+	maxKept     = 32 << 20
+	keptPerNode = 64
 )
 
 // decoder reads YAML nodes into the structs of this package and collects every fault on the way. It fills in defaults.
@@ -26,7 +28,8 @@ type decoder struct {
 	names map[string]string
 	// faulty holds the paths that have a fault already.
 	faulty map[string]bool
-	nodes  int
+	// kept is how many bytes lines takes, about.
+	kept int
 	// unreadable tells that not all of the file could be read, so that nothing can be said of the whole.
 	unreadable bool
 }
@@ -84,18 +87,25 @@ func (d *decoder) display(at path) string {
 	})
 }
 
-// follow resolves aliases, counts nodes and keeps the depth bounded. It returns nil, after a fault, when the file is too much.
-func (d *decoder) follow(n *yaml.Node, at path) *yaml.Node {
-	for n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	d.nodes++
-	if d.nodes == maxNodes || (len(at) == maxDepth && d.nodes < maxNodes) {
+// note keeps where a value stands, within the bounds on a file.
+func (d *decoder) note(at path, line int) {
+	key := at.key()
+	d.kept += len(key) + keptPerNode
+	if d.kept <= maxKept && len(at) <= maxDepth {
+		d.lines[key] = line
+	} else if !d.unreadable {
 		d.fault(at, "the file is too large or too deep")
-		d.nodes, d.unreadable = maxNodes, true
+		d.unreadable = true
 	}
-	if d.nodes >= maxNodes {
+}
+
+// follow resolves an alias. It returns nil when the file has turned out to be too much.
+func (d *decoder) follow(n *yaml.Node) *yaml.Node {
+	if d.unreadable {
 		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
 	}
 	return n
 }
@@ -173,7 +183,7 @@ func (d *decoder) entries(n *yaml.Node, at path) map[string]*yaml.Node {
 		if value.ShortTag() == "!!null" {
 			continue
 		}
-		d.lines[at.field(name).key()] = key.Line
+		d.note(at.field(name), key.Line)
 		entries[name] = value
 	}
 	return entries
@@ -225,7 +235,7 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value, at path, r rules) {
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
 		where := at.item(i)
-		d.lines[where.key()] = item.Line
+		d.note(where, item.Line)
 		if name := nameOf(item); name != "" {
 			d.names[where.key()] = name
 		}

@@ -73,8 +73,8 @@ func parse(name string, data []byte) (*Config, Faults) {
 	d, c := newDecoder(name), &Config{Hash: hashOf(data)}
 	root := d.document(data)
 	if root != nil {
-		d.lines[path{}.key()] = root.Line
-		root = d.follow(root, nil)
+		d.note(nil, root.Line)
+		root = d.follow(root)
 	}
 	d.structure(root, reflect.ValueOf(c).Elem(), nil)
 	if !d.unreadable {

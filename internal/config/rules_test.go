@@ -31,7 +31,7 @@ func ruleCases() []ruleCase {
 		{"key of a list", "[a]: b", []string{"1: the name of a field must be text, is a list"}},
 		{"alias", sims + ", cold_start_timeout: &t 5m, admission: {queue_timeout: *t}}]", nil},
 		{"alias to itself", "engines: [{name: a, versions: [{version: 1, tasks: [embedding], command: [a], schema: &s {a: *s}}]}]",
-			[]string{"1: engines[a].versions[1].schema" + strings.Repeat(".a", 95) + ": the file is too large or too deep"}},
+			[]string{"1: engines[a].versions[1].schema" + strings.Repeat(".a", 96) + ": the file is too large or too deep"}},
 		{"unknown field", "auth: {mood: keys}", []string{"1: auth.mood: unknown field; known are mode"}},
 		{"odd name", `auth: {"a b": 1}`, []string{`1: auth."a b": unknown field; known are mode`}},
 		{"given twice", "admin: 127.0.0.1:1\nadmin: 127.0.0.1:2", []string{"2: admin: given twice, first on line 1"}},

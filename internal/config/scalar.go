@@ -14,7 +14,7 @@ import (
 
 // value reads a node into whatever v is. After a fault v keeps its zero value.
 func (d *decoder) value(n *yaml.Node, v reflect.Value, at path, r rules) {
-	if n = d.follow(n, at); n == nil {
+	if n = d.follow(n); n == nil {
 		return
 	}
 	switch v.Kind() {
@@ -168,7 +168,7 @@ func perReplica(n *yaml.Node, v reflect.Value) string {
 
 // any reads a value whose shape is free, as JSON would have it.
 func (d *decoder) any(n *yaml.Node, at path) (any, bool) {
-	if n = d.follow(n, at); n == nil {
+	if n = d.follow(n); n == nil {
 		return nil, false
 	}
 	switch n.Kind {
@@ -177,7 +177,7 @@ func (d *decoder) any(n *yaml.Node, at path) (any, bool) {
 	case yaml.SequenceNode:
 		list := make([]any, 0, len(n.Content))
 		for i, item := range n.Content {
-			d.lines[at.item(i).key()] = item.Line
+			d.note(at.item(i), item.Line)
 			value, _ := d.any(item, at.item(i))
 			list = append(list, value)
 		}

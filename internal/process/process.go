@@ -91,10 +91,11 @@ type Process struct {
 	stopping atomic.Bool
 
 	done chan struct{}
-	// status is written before done is closed.
-	status string
-	// unwatched is closed after done, or instead of it when the directory is released.
+	// unwatched is closed some milliseconds after done, when what was left of the group is ended and the record is gone, or instead of
+	// it when the directory is released.
 	unwatched chan struct{}
+	// status is written before unwatched is closed.
+	status string
 }
 
 // PID is the process id, which is also the id of its session and of its process group.
@@ -112,7 +113,7 @@ func (p *Process) Record() Record {
 // SetMeta adds to the record's Meta, or changes it, for whoever adopts the process. It needs the claim, and a process that has not ended.
 func (p *Process) SetMeta(key, value string) error { return p.dir.setMeta(p, key, value) }
 
-// Done is closed when the process has ended, adopted or not. It stays open when the directory is released before that.
+// Done is closed at once when the process has ended, adopted or not. It stays open when the directory is released before that.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // ExitStatus says how the process ended, such as "exit status 1" or "signal: killed"; it is empty before Done. It is known
@@ -120,6 +121,7 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 func (p *Process) ExitStatus() string {
 	select {
 	case <-p.done:
+		<-p.unwatched
 		return p.status
 	default:
 		return ""
@@ -160,13 +162,13 @@ func (p *Process) watch() {
 	if !p.exit.wait() {
 		return
 	}
+	close(p.done)
 	if !p.stopping.Load() {
 		// A server without its main process is of no use, but may hold its port or its GPU's memory.
 		p.family.signal(p.family.members(), unix.SIGKILL)
 	}
 	p.status = p.reap()
 	p.dir.forget(p)
-	close(p.done)
 }
 
 // reap lets the process go if it is our child. Only now: until then its number could not be given to anyone else.
