@@ -27,6 +27,7 @@ func TestRender(t *testing.T) {
 			[]string{"run", "--dtype", "half", "--max-num-seqs", "8", "--verbose"}},
 		{"a named variable is not repeated", []string{"run", "--type={{.Variables.dtype}}", "{{.Flags}}"},
 			[]string{"run", "--type=half", "--max-num-seqs", "8", "--verbose"}},
+		{"a dot that is the variables", []string{"run", `{{with .Variables}}{{.dtype}}{{end}}`}, []string{"run", "half"}},
 		{"another dot", []string{"run", `{{range $i, $v := .Variables}}{{if eq $i "dtype"}}{{.}}{{end}}{{end}}`}, []string{"run", "half"}},
 		{"a variable named below", []string{"run", `{{if .Variables.verbose}}-v{{end}}`, `{{with .Name}}{{$.Variables.dtype}}{{end}}`, "{{.Flags}}"},
 			[]string{"run", "-v", "half", "--max-num-seqs", "8"}},

@@ -343,6 +343,10 @@ func TestConfigFaults(t *testing.T) {
 		if got, err := (Config{Listen: listen}).listenAddress(); err != nil || got.String() != want {
 			t.Errorf("%s is %s, %v", listen, got, err)
 		}
+		socket := listenerFor(Config{Listen: listen}).GetAddress().GetSocketAddress()
+		if socket.GetIpv4Compat() != (want == "[::]:0") {
+			t.Errorf("%s: IPv4 too is %t", listen, socket.GetIpv4Compat())
+		}
 	}
 	for size, want := range map[int64]string{32 << 20: "32 MiB", 3 << 9: "1536 bytes", 2 << 10: "2 KiB"} {
 		if got := bytesText(size); got != want {

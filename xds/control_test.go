@@ -195,6 +195,9 @@ func (processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer) 
 			if forged := internalAmong(asked); forged != "" {
 				return grpcstatus.Error(codes.Internal, "a client's "+forged+" came through")
 			}
+			if asked["x-test-fail"] != "" {
+				return grpcstatus.Error(codes.Unavailable, "asked to fail")
+			}
 			if asked["x-test-hang"] != "" {
 				<-stream.Context().Done()
 				return nil

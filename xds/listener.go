@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"net/netip"
 	"time"
 
 	mutation "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
@@ -43,9 +44,12 @@ func listenerFor(c Config) *listener.Listener {
 	if err != nil { // checked before
 		panic(err)
 	}
+	socket := socketAddress(address.Addr().String(), address.Port())
+	// [::] means every address, as it does elsewhere.
+	socket.GetSocketAddress().Ipv4Compat = address.Addr() == netip.IPv6Unspecified()
 	return &listener.Listener{
 		Name:                          resourceName,
-		Address:                       socketAddress(address.Addr().String(), address.Port()),
+		Address:                       socket,
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		TcpKeepalive:                  keepalive(),
 		FilterChains: []*listener.FilterChain{{Filters: []*listener.Filter{{

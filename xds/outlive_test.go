@@ -21,18 +21,43 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
+// alterListener changes the connection manager.
+func alterListener(t testing.TB, r *Resources, change func(*hcm.HttpConnectionManager)) {
+	t.Helper()
+	l := proto.Clone(r.Listener.Message).(*listener.Listener)
+	var m hcm.HttpConnectionManager
+	if err := l.FilterChains[0].Filters[0].GetTypedConfig().UnmarshalTo(&m); err != nil {
+		t.Fatal(err)
+	}
+	change(&m)
+	l.FilterChains[0].Filters[0].ConfigType = &listener.Filter_TypedConfig{TypedConfig: mustPack(&m)}
+	var err error
+	if r.Listener, err = newResource(resourceName, l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// alterFilter reads a filter into its config, which the change may then change.
+func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config validated, change func()) {
+	t.Helper()
+	for i, f := range m.HttpFilters {
+		if f.Name == name {
+			if err := f.GetTypedConfig().UnmarshalTo(config); err != nil {
+				t.Fatal(err)
+			}
+			change()
+			m.HttpFilters[i] = filter(name, config)
+		}
+	}
+}
+
 // impatient shortens the timeouts that nobody could wait for.
 func impatient(t testing.TB, r *Resources) {
 	t.Helper()
-	l := proto.Clone(r.Listener.Message).(*listener.Listener)
-	typed := l.FilterChains[0].Filters[0].GetTypedConfig()
-	var m hcm.HttpConnectionManager
-	if err := typed.UnmarshalTo(&m); err != nil {
-		t.Fatal(err)
-	}
-	m.RequestHeadersTimeout = durationpb.New(100 * time.Millisecond)
-	m.RequestTimeout = durationpb.New(200 * time.Millisecond)
-	l.FilterChains[0].Filters[0].ConfigType = &listener.Filter_TypedConfig{TypedConfig: mustPack(&m)}
+	alterListener(t, r, func(m *hcm.HttpConnectionManager) {
+		m.RequestHeadersTimeout = durationpb.New(100 * time.Millisecond)
+		m.RequestTimeout = durationpb.New(3 * time.Second)
+	})
 	routes := proto.Clone(r.Routes.Message).(*route.RouteConfiguration)
 	for _, route := range routes.VirtualHosts[0].Routes {
 		if route.Name == EngineRoute {
@@ -40,9 +65,6 @@ func impatient(t testing.TB, r *Resources) {
 		}
 	}
 	var err error
-	if r.Listener, err = newResource(resourceName, l); err != nil {
-		t.Fatal(err)
-	}
 	if r.Routes, err = newResource(resourceName, routes); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +94,7 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	})
 	a := newEngine(t, "a")
 	g.settle(t, "good", replica("good-0", a))
-	slowReplies(t, g)
+	t.Run("slow", func(t *testing.T) { slowReplies(t, g) })
 
 	spoilt = "bad"
 	g.set(t, "bad", replica("bad-0", a))
@@ -100,20 +122,32 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 func slowReplies(t *testing.T, g *gateway) {
 	silent := silentEngine(t)
 	g.settle(t, "silent", replica("silent-0", silent))
-	for _, test := range []struct {
-		name   string
-		got    answer
+	for name, test := range map[string]struct {
+		ask    func(t *testing.T) answer
 		status int
 		code   string
 	}{
-		{"slow headers", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\n"), 408, "request_timeout"},
-		{"slow body", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nslow"), 408, "request_timeout"},
-		{"idle", g.chat(t, "silent", silent.String()), 504, "upstream_timeout"},
+		"headers": {func(t *testing.T) answer {
+			return g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\n")
+		}, 408, "request_timeout"},
+		"body": {func(t *testing.T) answer {
+			return g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nslow")
+		}, 408, "request_timeout"},
+		"processor": {func(t *testing.T) answer {
+			return g.do(t, http.MethodPost, chatPath, nil, "x-test-hang", "1")
+		}, 503, "gateway_unavailable"},
+		"idle": {func(t *testing.T) answer {
+			return g.chat(t, "silent", silent.String())
+		}, 504, "upstream_timeout"},
 	} {
-		if test.got.StatusCode != test.status || test.got.code(t) != test.code {
-			t.Errorf("%s: %d %s", test.name, test.got.StatusCode, test.got.body)
-		}
-		checkHeaders(t, test.got.Header, map[string]string{headers.Source: "gateway", "retry-after": "1"})
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := test.ask(t)
+			if got.StatusCode != test.status || got.code(t) != test.code {
+				t.Errorf("%d %s", got.StatusCode, got.body)
+			}
+			checkHeaders(t, got.Header, map[string]string{headers.Source: "gateway", "retry-after": "1"})
+		})
 	}
 }
 

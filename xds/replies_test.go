@@ -27,7 +27,7 @@ func ownReplies(t *testing.T, g *gateway) {
 	}{
 		{"undecided", post(), 503, "gateway_unavailable"},
 		{"unknown cluster", post(decided("r-nowhere")...), 503, "gateway_unavailable"},
-		{"processor fails", post("x-sluice-x", "1", "x-test-hang", "1"), 503, "gateway_unavailable"},
+		{"processor fails", post("x-test-fail", "1"), 503, "gateway_unavailable"},
 		{"processor's answer is nonsense", post("x-test-answer", "500", "x-test-details", "foreign"), 503, "gateway_unavailable"},
 		{"authorization fails", g.do(t, "GET", "/v1/models", nil, "x-test-fail", "1"), 503, "gateway_unavailable"},
 		{"no replica", post(decided("r-empty")...), 503, "no_replica"},

@@ -126,8 +126,8 @@ func TestBackOffGrows(t *testing.T) {
 	var pauses []string
 	w.eventually("the longest pause", func() bool {
 		r := w.replica("chat-0")
-		_, pause, _ := strings.Cut(r.Reason, "next start in ")
-		if r.State == engines.Failed && (len(pauses) == 0 || pauses[len(pauses)-1] != pause) {
+		_, pause, known := strings.Cut(r.Reason, "next start in ")
+		if known && (len(pauses) == 0 || pauses[len(pauses)-1] != pause) {
 			pauses = append(pauses, pause)
 		}
 		return pause == "400ms"

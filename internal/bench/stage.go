@@ -40,7 +40,7 @@ func build(o options) (*stage, error) {
 		}
 		addresses = append(addresses, fmt.Sprint("127.0.0.1:", port))
 		if _, err := s.start(fmt.Sprint("sim-", i), o.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim",
-			"--prefill-rate", "0", "--token-interval", "0s", "--max-num-seqs", "4096"); err != nil {
+			"--prefill-rate", "0", "--token-interval", "5ms", "--batch-slowdown", "0", "--max-num-seqs", "4096"); err != nil {
 			return s, err
 		}
 	}

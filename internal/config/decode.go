@@ -13,7 +13,7 @@ import (
 // know where each value stands.
 const (
 	maxDepth    = 100
-	maxKept     = 32 << 20
+	maxKept     = 16 << 20
 	keptPerNode = 64
 )
 
@@ -89,14 +89,16 @@ func (d *decoder) display(at path) string {
 
 // note keeps where a value stands, within the bounds on a file.
 func (d *decoder) note(at path, line int) {
+	if d.unreadable {
+		return
+	}
 	key := at.key()
-	d.kept += len(key) + keptPerNode
-	if d.kept <= maxKept && len(at) <= maxDepth {
-		d.lines[key] = line
-	} else if !d.unreadable {
+	if d.kept += len(key) + keptPerNode; d.kept > maxKept || len(at) > maxDepth {
 		d.fault(at, "the file is too large or too deep")
 		d.unreadable = true
+		return
 	}
+	d.lines[key] = line
 }
 
 // follow resolves an alias. It returns nil when the file has turned out to be too much.

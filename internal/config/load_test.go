@@ -132,16 +132,20 @@ func TestLoadWithoutAFile(t *testing.T) {
 // Aliases can make a small file as large as they like; reading it must end all the same, and soon.
 func TestAliasesAreBounded(t *testing.T) {
 	t.Parallel()
-	var file strings.Builder
-	file.WriteString("engines:\n- name: e\n  versions:\n  - {version: 1, tasks: [rerank], command: [run], schema: {a0: &a0 [x, x, x, x, x, x, x, x, x, x]")
-	for i := range 9 {
-		a := string(rune('0' + i))
-		file.WriteString(", a" + string(rune('1'+i)) + ": &a" + string(rune('1'+i)) + " [" + strings.Repeat("*a"+a+", ", 9) + "*a" + a + "]")
+	const head = "engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run], schema: {a: &a "
+	lists := "[x, x, x, x, x, x, x, x, x, x]"
+	for _, name := range []string{"b", "c", "d", "e", "f", "g", "h", "i"} {
+		last := string(name[0] - 1)
+		lists += ", " + name + ": &" + name + " [" + strings.Repeat("*"+last+", ", 9) + "*" + last + "]"
 	}
-	file.WriteString("}}\n")
-	faults := faultsOf(t, file.String())
-	if len(faults) != 1 || !strings.HasSuffix(faults[0], "the file is too large or too deep") {
-		t.Errorf("%.300q", faults)
+	for what, schema := range map[string]string{
+		"lists of lists": lists,
+		"a long name":    "{? " + strings.Repeat("n", 1<<20) + " : 1}, b: [" + strings.Repeat("*a, ", 10_000) + "*a]",
+	} {
+		faults := faultsOf(t, head+schema+"}}]}]\n")
+		if len(faults) != 1 || !strings.HasSuffix(faults[0], "the file is too large or too deep") {
+			t.Errorf("%s: %.300q", what, faults)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -346,6 +347,26 @@ func TestE2E_E3_FirstRequestsNeverSee503(t *testing.T) {
 		}
 		burst.Wait()
 	}
+	// The same for a cluster whose only replica went away and comes back.
+	if err := syscall.Kill(-g.replicas()["new-0-0"].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "gone", func() error {
+		if r := g.replicas()["new-0-0"]; r.State == "ready" {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+	var burst sync.WaitGroup
+	for n := range 100 {
+		burst.Go(func() {
+			a, err := g.tryPost(context.Background(), "/v1/chat/completions", chat("new-0", false, 2, fmt.Sprint(n)))
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("refilled: %v %v", err, a)
+			}
+		})
+	}
+	burst.Wait()
 }
 
 func TestE2E_N9_RoutesFollowTheModelsThatExist(t *testing.T) {

@@ -281,3 +281,61 @@ func (g *gateway) envoyStats(filter string) string {
 	}
 	return strings.Join(hits, "\n")
 }
+
+func TestE2E_E3_CleanStopDrains(t *testing.T) {
+	t.Parallel()
+	g := start(t, slowSims)
+	running := g.openStreams(10, 150)
+	g.signal(syscall.SIGTERM)
+	running.wait()
+	<-g.exited
+	if code := g.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestE2E_E3_EnvoyKilledComesBack(t *testing.T) {
+	t.Parallel()
+	g := start(t, slowSims)
+	before := g.pids()
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	if _, err := g.open(ctx, "/v1/chat/completions", chat("chat", true, 10000, "cut")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(before["envoy"], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another Envoy serves", func() error {
+		a, err := g.tryPost(context.Background(), "/v1/chat/completions", chat("chat", false, 2, "x"))
+		if err != nil {
+			return err
+		}
+		if a.StatusCode != 200 {
+			return errors.New(a.String())
+		}
+		return nil
+	})
+	g.awaitIdle("chat") // what the dead Envoy carried holds no slot
+	after := g.pids()
+	if after["envoy"] == before["envoy"] || after["chat-0"] != before["chat-0"] {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+func TestE2E_E3_LimitsHoldOverARestart(t *testing.T) {
+	t.Parallel()
+	g := start(t, slowSims+"    admission: {max_concurrent_requests: 12, queue_timeout: 100ms}\n")
+	running := g.openStreams(12, 250)
+	g.kill()
+	g.launch()
+	g.awaitReady()
+	if m := g.model("chat"); m.InFlight != 12 {
+		t.Errorf("in flight after the restart: %d", m.InFlight)
+	}
+	if a := g.post("/v1/chat/completions", chat("chat", false, 2, "one too many")); a.code() != "queue_timeout" {
+		t.Errorf("the limit of 12 did not outlive the restart: %s", a)
+	}
+	running.wait()
+	g.awaitIdle("chat")
+}

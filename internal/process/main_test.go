@@ -88,7 +88,7 @@ func check(err error) {
 
 // guardCommand goes through env(1), because a guard gets the environment of who starts it.
 func guardCommand(dir string, grace time.Duration) []string {
-	return []string{"/usr/bin/env", roleKey + "=guard", os.Args[0], dir, grace.String()}
+	return []string{"/usr/bin/env", roleKey + "=guard", "GORACE=atexit_sleep_ms=0", os.Args[0], dir, grace.String()}
 }
 
 // startGateway runs the plan in a process of its own and returns when it is done.

@@ -33,6 +33,7 @@ func TestResponseEvents(t *testing.T) {
 		}
 		var got []string
 		var said strings.Builder
+		items, id := -1.0, any(nil) // the open output item
 		for i, e := range events {
 			v := decode(t, e)
 			if dig(v, "sequence_number") != float64(i) {
@@ -41,6 +42,16 @@ func TestResponseEvents(t *testing.T) {
 			name := dig(v, "type").(string)
 			if len(got) == 0 || got[len(got)-1] != name {
 				got = append(got, name)
+			}
+			if name == "response.output_item.added" {
+				items++
+				id = dig(v, "item", "id")
+			}
+			if index := dig(v, "output_index"); index != nil && index != items {
+				t.Errorf("%s: %s for item %v, open is %v", tt.name, name, index, items)
+			}
+			if of := dig(v, "item_id"); of != nil && of != id {
+				t.Errorf("%s: %s for item %v, open is %v", tt.name, name, of, id)
 			}
 			if delta, ok := dig(v, "delta").(string); ok && dig(v, "content_index") != nil {
 				said.WriteString(delta)

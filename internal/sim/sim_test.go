@@ -20,10 +20,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type server struct {
 	*httptest.Server
 	engine *Engine
-	t      *testing.T
+	t      testing.TB
 }
 
-func serve(t *testing.T, c Config) *server {
+func serve(t testing.TB, c Config) *server {
 	t.Helper()
 	e := New(c)
 	s := &server{Server: httptest.NewServer(e), engine: e, t: t}
@@ -111,7 +111,7 @@ func readEvents(body io.Reader) ([]string, error) {
 	}
 }
 
-func decode(t *testing.T, text string) map[string]any {
+func decode(t testing.TB, text string) map[string]any {
 	t.Helper()
 	var v map[string]any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
