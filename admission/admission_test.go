@@ -114,7 +114,7 @@ func TestTokensComeInTime(t *testing.T) {
 		large, small := d.request(50), d.request(1)
 		time.Sleep(5*time.Second - 1)
 		d.waits(large, small) // the small one does not pass the large one
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		d.admitted(large, 5*time.Second)
 		d.waits(small)
 		d.stats(Stats{InFlight: 2, Queued: 1, Tokens: 0})
@@ -188,7 +188,7 @@ func TestHeadLeaves(t *testing.T) {
 				head, next := d.ask(ctx, r), d.request(50)
 				time.Sleep(9*time.Second - 1)
 				d.waits(head, next)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				d.refused(head, map[string]error{"timeout": ErrTimeout, "abort": context.Canceled}[how], 9*time.Second)
 				d.admitted(next, 9*time.Second)
 			})

@@ -51,11 +51,11 @@ type State string
 
 // The states of a replica. Only a Ready one is in Envoy's endpoints and gets requests.
 const (
-	Pending  State = "pending"  // wanted, not started yet (or waiting for its back-off)
+	Pending  State = "pending"  // wanted, not started yet
 	Starting State = "starting" // process runs, readiness probe has not passed
 	Ready    State = "ready"
 	Draining State = "draining" // gets no new requests, finishes what it has
-	Failed   State = "failed"   // ended or unhealthy; Reason says why
+	Failed   State = "failed"   // ended or unhealthy, perhaps waiting for its next start; Reason says why
 	Stopped  State = "stopped"
 )
 

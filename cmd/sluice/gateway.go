@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -156,6 +157,10 @@ func (g *gateway) run(ctx context.Context) (handOver bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	guard := guardCommand(g.self, g.dir.Path(), c.OrphanGrace)
+	if err := g.dir.StartGuard(guard); err != nil { // before anything that would need it
+		return false, errors.Join(err, sockets.close())
+	}
 	// The parts outlive ctx: they are needed to drain.
 	parts, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -167,9 +172,7 @@ func (g *gateway) run(ctx context.Context) (handOver bool, err error) {
 	group.Go(func() error { return g.follow(parts) })
 	group.Go(func() error { return g.settle(parts) })
 	group.Go(func() error { return g.watcher.Run(parts) })
-	group.Go(func() error {
-		return g.dir.KeepGuard(parts, guardCommand(g.self, g.dir.Path(), c.OrphanGrace))
-	})
+	group.Go(func() error { return g.dir.KeepGuard(parts, guard) })
 	if g.envoy != nil {
 		group.Go(func() error { return g.envoy.Run(parts) })
 	}
@@ -263,6 +266,9 @@ func (g *gateway) drain(timeout time.Duration) {
 	}
 	if err := g.local.Stop(ctx); err != nil {
 		g.log.Error("a replica did not end cleanly", zap.Error(err))
+	}
+	if err := g.dir.EndAll(ctx, 5*time.Second); err != nil {
+		g.log.Error("something is left", zap.Error(err))
 	}
 }
 

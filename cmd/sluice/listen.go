@@ -64,7 +64,6 @@ func (g *gateway) controlServer() *grpc.Server {
 	s := grpc.NewServer(
 		grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody)+messageOverhead),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
-		grpc.SharedWriteBuffer(true),
 	)
 	g.xds.Register(s)
 	g.decisions.Register(s)

@@ -78,7 +78,7 @@ func newBootstrapCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = cmd.OutOrStdout().Write(append(b, '\n'))
+			_, err = cmd.OutOrStdout().Write(b)
 			return err
 		},
 	}

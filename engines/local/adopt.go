@@ -9,9 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
-	"go.uber.org/zap"
 )
 
 // Adopt takes over the live replicas of an earlier run and reports them, after one probe of each, so that the fleet's first

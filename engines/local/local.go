@@ -13,9 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
-	"go.uber.org/zap"
 )
 
 // source is the launcher's name in the fleet.

@@ -13,9 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
-	"go.uber.org/goleak"
 )
 
 // patience is how long a test waits for something that happens soon, on a machine that is busy with other things.

@@ -10,9 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
-	"go.uber.org/zap"
 )
 
 // What a record keeps for the next run of the gateway.
@@ -242,7 +243,12 @@ func (r *runner) lostPort(reason string) bool {
 
 func saysInUse(reason string) bool {
 	reason = strings.ToLower(reason)
-	return strings.Contains(reason, "address already in use") || strings.Contains(reason, "address in use") || strings.Contains(reason, "eaddrinuse")
+	for _, words := range []string{"address already in use", "address in use", "eaddrinuse"} {
+		if strings.Contains(reason, words) {
+			return true
+		}
+	}
+	return false
 }
 
 // pause is how long to wait before the next start.

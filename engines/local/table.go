@@ -5,8 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-gateway/sluice/engines"
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // table is what exists: one slot for every replica that is wanted or has not left yet. One goroutine at a time owns it.

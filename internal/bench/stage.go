@@ -58,10 +58,10 @@ func build(o options) (*stage, error) {
 
 func (s *stage) close() {
 	for _, p := range s.processes {
-		p.Process.Signal(syscall.SIGTERM)
+		_ = p.Process.Signal(syscall.SIGTERM) // one that has ended already needs none
 	}
 	for _, p := range s.processes {
-		p.Wait()
+		_ = p.Wait() // says that it ended by a signal
 	}
 	os.RemoveAll(s.dir)
 }

@@ -95,7 +95,7 @@ func TestNeedsRestart(t *testing.T) {
 		"state_dir: /s":                    {"state_dir"},
 		"max_body: 1MiB\norphan_grace: 2s": {"max_body", "orphan_grace"},
 		"max_queue_bytes: 1MiB":            {"max_queue_bytes"},
-		"drain_timeout: 1s":                nil,
+		"drain_timeout: 1s":                {"drain_timeout"},
 		"replica_header: false":            nil,
 		"upstreams: [http://h]":            nil,
 		"models: [{name: a, engine: sim, task: rerank}]": nil,

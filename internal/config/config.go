@@ -36,7 +36,7 @@ type Config struct {
 	// MaxQueueBytes bounds the bodies of all waiting requests together; beyond it a request gets queue_full. Default 1GiB.
 	MaxQueueBytes Size `yaml:"max_queue_bytes" default:"1GiB" least:"1KiB" restart:"true"`
 	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.
-	DrainTimeout time.Duration `yaml:"drain_timeout" default:"30s" least:"0s"`
+	DrainTimeout time.Duration `yaml:"drain_timeout" default:"30s" least:"0s" restart:"true"`
 	// StateDir holds what outlives a crash: records of the processes that were started, their logs, sockets. A path that is not
 	// absolute counts from the file's folder, ~/ is the user's home. Default $XDG_STATE_HOME/sluice, else ~/.local/state/sluice, and
 	// /var/lib/sluice for a user without a home.

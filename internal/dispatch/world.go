@@ -133,7 +133,7 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 		}
 		ids = append(ids, r.ID)
 		t.replicas = append(t.replicas, replica{
-			id: r.ID, address: r.Address.String(), limit: limit(policy, m.Model, r), counter: d.counterLocked(r.ID),
+			id: r.ID, address: r.Address.String(), limit: limit(policy, r), counter: d.counterLocked(r.ID),
 		})
 	}
 	t.hope = t.hope || m.Desired > 0
@@ -146,7 +146,7 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 }
 
 // limit is how many requests one replica takes at once.
-func limit(p Policy, m engines.Model, r engines.Replica) int {
+func limit(p Policy, r engines.Replica) int {
 	switch {
 	case p.MaxPerReplica > 0:
 		return p.MaxPerReplica

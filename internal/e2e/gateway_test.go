@@ -150,8 +150,6 @@ func (g *gateway) launch() {
 	}(g.cmd, g.exited)
 }
 
-func (g *gateway) pid() int { return g.cmd.Process.Pid }
-
 func (g *gateway) signal(s syscall.Signal) {
 	g.t.Helper()
 	if err := g.cmd.Process.Signal(s); err != nil {

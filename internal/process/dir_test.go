@@ -78,6 +78,7 @@ func TestStartOfARunningNameFails(t *testing.T) {
 	if err := p.Stop(t.Context(), 0); err != nil || !running(again.PID()) {
 		t.Errorf("Stop of the ended process = %v; its successor runs: %v", err, running(again.PID()))
 	}
+	d.forget(p) // as when its end is noticed only now
 	if got := d.Records(); len(got) != 1 || got[0].PID != again.PID() {
 		t.Errorf("Records = %v, want the second start", got)
 	}

@@ -34,9 +34,9 @@ type guardChild struct {
 
 func guardPath(dir string) string { return filepath.Join(dir, "guard.lock") }
 
-// StartGuard sees to it that the directory has a guard; it needs the claim. A guard that is there already stays. Command is a command line that
-// calls RunGuard for this directory; it runs in a session of its own and logs to guard.log in the directory. StartGuard
-// returns when the guard is at work, or with its last words.
+// StartGuard sees to it that the directory has a guard; it needs the claim. A guard that is there already stays. Command is a
+// command line that calls RunGuard for this directory; it runs in a session of its own and logs to guard.log in the
+// directory. StartGuard returns when the guard is at work, or with its last words.
 func (d *Dir) StartGuard(command []string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

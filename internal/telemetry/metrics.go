@@ -108,7 +108,8 @@ func (m *Metrics) makeVectors() {
 		"From Envoy's receipt of a request to the first byte of an engine's response body. For a streamed response this is the first event, "+
 			"which need not carry a token.", shortBuckets(), "model")
 	m.upstream = histogram("sluice_upstream_request_duration_seconds",
-		"What a replica took for a response that it finished: from the first byte sent to it to the last byte received from it.", longBuckets(), "model", "upstream")
+		"What a replica took for a response that it finished: from the first byte sent to it to the last byte received from it.",
+		longBuckets(), "model", "upstream")
 	m.wait = histogram("scheduler_wait_time_seconds",
 		"How long requests were held before they were sent to a replica.", shortBuckets(), "phase")
 	m.retries = counter("stream_retries_total",
