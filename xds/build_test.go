@@ -271,7 +271,15 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapsh
 		}
 		changed[i].State = engines.Draining
 		next.Models[name] = model(name, changed...)
-	case n < 5: // a change that Envoy has no part in
+	case n == 3 && len(m.Replicas) > 0: // one that comes back elsewhere
+		changed := slices.Clone(m.Replicas)
+		r := &changed[random.IntN(len(changed))]
+		r.Address = netip.AddrPortFrom(r.Address.Addr(), r.Address.Port()+1)
+		if r.State == engines.Ready {
+			want.put(assignments, "model/"+name)
+		}
+		next.Models[name] = model(name, changed...)
+	case n < 6: // a change that Envoy has no part in
 		changed := slices.Clone(m.Replicas)
 		for i := range changed {
 			changed[i].Slots, changed[i].Restarts = random.IntN(9), random.IntN(9)

@@ -39,6 +39,8 @@ type gateway struct {
 	addr   string
 	log    logReceiver
 	alter  func(*Resources)
+	// client sends the requests of the test.
+	client *http.Client
 	// stop ends what Envoy finds behind its control cluster, as a crash of Sluice does.
 	stop func()
 
@@ -57,10 +59,11 @@ type gateway struct {
 func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
 	g := &gateway{
-		config: c, alter: alter,
+		config: c, alter: alter, client: &http.Client{Transport: &http.Transport{}},
 		fleet: map[string]*engines.ModelSnapshot{}, acks: map[string][]string{}, waiting: map[string]chan struct{}{},
 	}
 	g.server = NewServer(ServerConfig{OnAck: g.onAck})
+	t.Cleanup(g.client.CloseIdleConnections)
 	g.update(t)
 	dir := shortDir(t)
 	g.stop = serveControl(t, dir, g.server, &g.log)

@@ -118,7 +118,7 @@ func (g *gateway) do(t testing.TB, method, path string, body []byte, pairs ...st
 	for i := 0; i < len(pairs); i += 2 {
 		request.Header.Set(pairs[i], pairs[i+1])
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := g.client.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}

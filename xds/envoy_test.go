@@ -76,12 +76,14 @@ func startEnvoy(t testing.TB, dir string) *envoyProcess {
 		}
 	})
 	admin := filepath.Join(dir, "admin.sock")
-	return &envoyProcess{dir: dir, admin: &http.Client{
+	e := &envoyProcess{dir: dir, admin: &http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", admin)
 		}},
 	}}
+	t.Cleanup(e.admin.CloseIdleConnections)
+	return e
 }
 
 func logLevel() string {

@@ -85,15 +85,19 @@ func spoil(t testing.TB, m *Model) {
 // TestEnvoyOutlivesTheServer runs one Envoy through refusals, impatience, and the death of its server.
 func TestEnvoyOutlivesTheServer(t *testing.T) {
 	t.Parallel()
-	spoilt := ""
+	spoilt, changed, original := "", "", ""
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, func(r *Resources) {
 		impatient(t, r)
 		if m := r.Models[spoilt]; m != nil {
 			spoil(t, m)
 		}
+		if m := r.Models[changed]; m != nil && m.Cluster.Version == original {
+			withCluster(t, r, changed)
+		}
 	})
 	a := newEngine(t, "a")
 	g.settle(t, "good", replica("good-0", a))
+	original = g.current.Models["good"].Cluster.Version
 	t.Run("slow", func(t *testing.T) { slowReplies(t, g) })
 
 	spoilt = "bad"
@@ -106,6 +110,16 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	}
 	g.settle(t, "later", replica("later-0", a))
 	g.chat(t, "later", a.String()).saw(t)
+
+	// A cluster that changes is warmed. It has its endpoints again at once, or Envoy would acknowledge no other cluster meanwhile.
+	changed = "good"
+	g.set(t, "good", replica("good-0", a))
+	g.settle(t, "after", replica("after-0", a))
+	if n := g.stat(t, "cluster_manager.warming_clusters"); n != "0" {
+		t.Errorf("%s clusters are warming", n)
+	}
+	g.chat(t, "good", a.String()).saw(t)
+
 	spoilt = ""
 	mended := g.acked("bad", []string{"bad-0"})
 	g.mu.Lock()
@@ -173,7 +187,7 @@ func serverDies(t *testing.T, g *gateway) {
 	}
 	request.Header.Set("x-test-cluster", "model/running")
 	request.Header.Set("x-test-stream", "1")
-	stream, err := http.DefaultClient.Do(request)
+	stream, err := g.client.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +197,14 @@ func serverDies(t *testing.T, g *gateway) {
 		t.Helper()
 		if !lines.Scan() || lines.Text() != want {
 			t.Fatalf("read %q (%v), want %q", lines.Text(), lines.Err(), want)
+		}
+	}
+	goOn := func() {
+		t.Helper()
+		select {
+		case next <- struct{}{}:
+		case <-time.After(patience):
+			t.Fatal("the engine was cut off")
 		}
 	}
 	expectLine("data: 0")
@@ -196,13 +218,16 @@ func serverDies(t *testing.T, g *gateway) {
 			t.Errorf("%s without a server: %d %s", name, got.StatusCode, got.body)
 		}
 	}
-	next <- struct{}{}
+	goOn()
 	expectLine("data: 1")
 
 	changes := func() string {
 		return g.stat(t, "cluster_manager.cluster_(added|modified|removed)") + g.stat(t, "listener_manager.listener_(added|modified|removed)")
 	}
 	before := changes()
+	if !strings.Contains(before, "cluster_added") || !strings.Contains(before, "listener_added") {
+		t.Fatalf("no counters in %q", before)
+	}
 	g.mu.Lock()
 	g.acks = map[string][]string{}
 	g.server = NewServer(ServerConfig{OnAck: g.onAck})
@@ -215,7 +240,7 @@ func serverDies(t *testing.T, g *gateway) {
 	if after := changes(); after != before {
 		t.Errorf("the new server changed Envoy: %s, before %s", after, before)
 	}
-	next <- struct{}{}
+	goOn()
 	expectLine("data: 2")
 	close(next)
 	if lines.Scan() || lines.Err() != nil {

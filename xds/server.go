@@ -26,7 +26,7 @@ type ServerConfig struct {
 // It is written for one Envoy, and for two things that a general server leaves to its user. It knows which replicas Envoy has
 // really taken, from Envoy's acknowledgements and from what a reconnecting Envoy says it has. And it sends the endpoints again
 // with a cluster that changed, since Envoy warms such a cluster and would otherwise wait for them. The work for a change is that for
-// the resources that changed, however many there are.
+// the resources that changed and a glance at every model (BenchmarkScale).
 //
 // A response that Envoy refuses is sent again piece by piece, so that one bad resource is found and left as it was, and everything
 // else goes on.

@@ -38,13 +38,15 @@ func (r *Resources) versions(k kind) map[string]string {
 // withCluster is r with a changed cluster of a model.
 func withCluster(t testing.TB, r *Resources, model string) *Resources {
 	t.Helper()
-	c := proto.Clone(r.Models[model].Cluster.Message).(*cluster.Cluster)
+	own := *r.Models[model] // an earlier r may share it
+	c := proto.Clone(own.Cluster.Message).(*cluster.Cluster)
 	c.ConnectTimeout = durationpb.New(c.ConnectTimeout.AsDuration() * 2)
 	changed, err := newResource(c.Name, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Models[model].Cluster = changed
+	own.Cluster = changed
+	r.Models[model], r.byCluster[c.Name] = &own, &own
 	return r
 }
 
@@ -88,9 +90,10 @@ func TestAckNeedsClusterAndEndpoints(t *testing.T) {
 	t.Parallel()
 	for _, clusterFirst := range []bool{true, false} {
 		s := newServed(t)
-		s.Set(fleetOf(t, models{}))
-		c := s.adopt(t)
-		s.Set(fleetOf(t, models{"chat": {"chat-0"}}))
+		s.Set(fleetOf(t, models{"other": {"other-0"}}))
+		c := s.adopt(t, "other")
+		expectTold(t, s, "other=other-0")
+		s.Set(fleetOf(t, models{"other": {"other-0"}, "chat": {"chat-0"}}))
 		cds := c.expect(clusters, "model/chat")
 		c.ask(assignments, nil, "model/chat")
 		eds := c.expect(assignments, "model/chat")
@@ -178,6 +181,22 @@ func TestRefusedResourceIsQuarantined(t *testing.T) {
 	}
 }
 
+func TestRefusedModelGoes(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(fleetOf(t, models{}))
+	c := s.adopt(t)
+	s.Set(fleetOf(t, models{"bad": {"bad-0"}}))
+	c.ack(c.expect(clusters, "model/bad"), "no good")
+	eventually(t, "the refusal is seen", func() bool { return len(s.Status().Refused) == 1 })
+	s.Set(fleetOf(t, models{}))
+	c.ack(c.expect(clusters, "-model/bad"))
+	eventually(t, "the refusal is forgotten with the model", func() bool { return len(s.Status().Refused) == 0 })
+	if s.Status().LastNack == nil {
+		t.Error("the last refusal is forgotten too")
+	}
+}
+
 func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
@@ -190,6 +209,9 @@ func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
 	if told := s.told(); told != nil {
 		t.Errorf("OnAck told %q of what was refused", told)
 	}
+	// Who asks again is answered again, or its cluster would wait for ever.
+	c.ask(assignments, nil, "model/a")
+	c.ack(c.expect(assignments, "model/a"), "")
 	s.Set(fleetOf(t, models{"a": {"a-1"}}))
 	c.ack(c.expect(assignments, "model/a"))
 	expectTold(t, s, "a=a-1")

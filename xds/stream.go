@@ -9,6 +9,7 @@ import (
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"go.uber.org/zap"
+	"google.golang.org/genproto/googleapis/rpc/status"
 )
 
 // stream is one Envoy's stream. All but dirty belongs to the goroutine in run.
@@ -88,7 +89,7 @@ func (st *stream) handle(request *discovery.DeltaDiscoveryRequest) {
 		return
 	}
 	if nonce := request.GetResponseNonce(); nonce != "" {
-		st.answered(k, nonce, request.GetErrorDetail().GetMessage())
+		st.answered(k, nonce, request.GetErrorDetail())
 	}
 	for _, name := range sub.change(request) {
 		st.noteTaken(k, name)
@@ -140,7 +141,12 @@ func (st *stream) flush() error {
 		for name := range dirty[k] {
 			sub.check[name] = struct{}{}
 		}
-		for _, r := range sub.outstanding(k, world) {
+		refused := len(sub.refused)
+		responses := sub.outstanding(k, world)
+		if len(sub.refused) != refused {
+			st.reportRefused()
+		}
+		for _, r := range responses {
 			if err := st.send(k, sub, r); err != nil {
 				return err
 			}
@@ -175,16 +181,16 @@ func (st *stream) warm(cluster string) {
 	sub.check[cluster] = struct{}{}
 }
 
-// answered takes Envoy's answer to a response. An empty refusal is an acknowledgement.
-func (st *stream) answered(k kind, nonce, refusal string) {
+// answered takes Envoy's answer to a response. No refusal is an acknowledgement.
+func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
 	sub := st.subscriptions[k]
 	r, ok := sub.pending[nonce]
 	if !ok {
 		return
 	}
 	delete(sub.pending, nonce)
-	if refusal != "" {
-		st.refused(k, r, refusal)
+	if refusal != nil {
+		st.refused(k, r, refusal.GetMessage())
 		return
 	}
 	forgiven := false

@@ -27,8 +27,8 @@ type subscription struct {
 	sent map[string]string
 	// taken are the resources that Envoy has acknowledged, or said that it has. One of an unknown version has no message.
 	taken map[string]*Resource
-	// refused are the resources that Envoy does not take in the form that they have.
-	refused map[string]refusal
+	// refused are the resources that Envoy does not take in the form that they were sent last.
+	refused map[string]Nack
 	// pending are the responses that Envoy has not answered, by nonce.
 	pending map[string]response
 }
@@ -38,16 +38,11 @@ type response struct {
 	removed   []string
 }
 
-type refusal struct {
-	version string
-	nack    Nack
-}
-
 // newSubscription reads the first request of a kind. One without names asks for everything.
 func newSubscription(first *discovery.DeltaDiscoveryRequest) *subscription {
 	sub := &subscription{
 		wanted: map[string]struct{}{}, check: map[string]struct{}{}, sent: map[string]string{},
-		taken: map[string]*Resource{}, refused: map[string]refusal{}, pending: map[string]response{},
+		taken: map[string]*Resource{}, refused: map[string]Nack{}, pending: map[string]response{},
 	}
 	sub.change(first)
 	sub.wildcard = sub.wildcard || len(first.GetResourceNamesSubscribe()) == 0
@@ -95,7 +90,7 @@ func (sub *subscription) outstanding(k kind, world *Resources) []response {
 			delete(sub.refused, name)
 			continue
 		}
-		if sub.sent[name] != r.Version && sub.refused[name].version != r.Version {
+		if sub.sent[name] != r.Version {
 			next.resources = append(next.resources, r)
 			sub.sent[name] = r.Version
 		}
@@ -111,7 +106,8 @@ func (sub *subscription) outstanding(k kind, world *Resources) []response {
 }
 
 // refused takes Envoy's refusal of a response. Envoy refuses a response as a whole and does not say in a form to rely on which of its
-// resources it minds, so each is sent again alone. A resource that is refused alone is left as Envoy has it until it changes.
+// resources it minds, so each is sent again alone. A resource that is refused alone counts as sent: Envoy keeps what it has until the
+// resource changes.
 func (st *stream) refused(k kind, r response, message string) {
 	sub := st.subscriptions[k]
 	st.server.report(st, func(s *Status) { s.Nacks++ })
@@ -131,7 +127,7 @@ func (st *stream) refused(k kind, r response, message string) {
 	nack := Nack{Type: k.String(), Message: message, Time: time.Now()}
 	for _, res := range r.resources {
 		nack.Resource = res.Name
-		sub.refused[res.Name] = refusal{version: res.Version, nack: nack}
+		sub.refused[res.Name] = nack
 	}
 	for _, name := range r.removed {
 		nack.Resource = name
@@ -148,7 +144,7 @@ func (st *stream) reportRefused() {
 	for k := range kinds {
 		if sub := st.subscriptions[k]; sub != nil {
 			for _, name := range slices.Sorted(maps.Keys(sub.refused)) {
-				all = append(all, sub.refused[name].nack)
+				all = append(all, sub.refused[name])
 			}
 		}
 	}

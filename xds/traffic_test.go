@@ -29,6 +29,7 @@ func TestTraffic(t *testing.T) {
 	})
 	for name, test := range map[string]func(*testing.T, *gateway){
 		"engine":         engineAnswers,
+		"names":          oddNames,
 		"stream":         streamHeaders,
 		"http2":          overHTTP2,
 		"big body":       bigBody,
@@ -105,6 +106,25 @@ func streamHeaders(t *testing.T, g *gateway) {
 		"cache-control": "no-cache, no-transform", "x-accel-buffering": "no",
 		headers.Source: "engine", headers.Replica: "stream-0",
 	})
+}
+
+// oddNames: whatever may stand in a model's name reaches its cluster.
+func oddNames(t *testing.T, g *gateway) {
+	a := newEngine(t, "a")
+	for _, name := range []string{"meta-llama/Llama-3.1:8b", "with space", "ümläut-模型", "%REQ(x)%", `quo"te\\`, "a,b"} {
+		g.settle(t, name, replica("r-0", a))
+		if got := g.chat(t, name, a.String()); got.StatusCode != 200 {
+			t.Errorf("%q: %d %s", name, got.StatusCode, got.body)
+		}
+	}
+	ids := []string{"127.0.0.1:8080", `id "with" %everything% ü`}
+	b := newEngine(t, "b")
+	g.settle(t, "ids", replica(ids[0], a), replica(ids[1], b))
+	for i, engine := range []net.Addr{a, b} {
+		if got := g.chat(t, "ids", engine.String()); got.Header.Get(headers.Replica) != ids[i] {
+			t.Errorf("replica %q, want %q", got.Header.Get(headers.Replica), ids[i])
+		}
+	}
 }
 
 func overHTTP2(t *testing.T, g *gateway) {

@@ -23,7 +23,7 @@ type load struct {
 }
 
 func (l load) body(worker, n int) string {
-	return fmt.Sprintf(`{"model":"sim","stream":%t,"max_tokens":%d,"messages":[{"role":"user","content":"request %d of client %d"}]}`,
+	return fmt.Sprintf(`{"model":"sim","stream":%t,"max_tokens":%d,"ignore_eos":true,"messages":[{"role":"user","content":"request %d of client %d"}]}`,
 		l.stream, l.tokens, n, worker)
 }
 

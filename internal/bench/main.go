@@ -43,7 +43,7 @@ func bench(ctx context.Context, o options) error {
 	fmt.Printf("%d rounds of %v each, medians\n\n", o.rounds, o.seconds)
 	for _, load := range []load{
 		{name: "small requests, one after the other on 16 connections", per: "request", workers: 16, tokens: 1},
-		{name: "streams of 200 tokens at 5 ms each, 32 at a time", per: "chunk", workers: 32, tokens: 200, stream: true},
+		{name: "streams of 400 tokens, one each 5 ms, 32 at a time", per: "chunk", workers: 32, tokens: 400, stream: true},
 	} {
 		if err := stage.compare(ctx, o, load); err != nil {
 			return err
