@@ -237,12 +237,25 @@ func (g *gateway) push() error {
 	if err != nil {
 		return err
 	}
-	for _, fault := range world.Faults {
-		g.log.Error("left out of Envoy's configuration", zap.Error(fault))
-	}
+	g.logFaults(world)
 	g.world = world
 	g.xds.Set(world)
 	return nil
+}
+
+// logFaults tells what Envoy is not told of, once.
+func (g *gateway) logFaults(world *xds.Resources) {
+	known := map[string]bool{}
+	if g.world != nil {
+		for _, fault := range g.world.Faults {
+			known[fault.Error()] = true
+		}
+	}
+	for _, fault := range world.Faults {
+		if !known[fault.Error()] {
+			g.log.Error("left out of Envoy's configuration", zap.Error(fault))
+		}
+	}
 }
 
 // longest is the largest duration that any model allows: the route's own bound.
