@@ -50,6 +50,9 @@ func denied(e *openai.Error) *auth.CheckResponse {
 		option("content-type", "application/json"),
 		option(headers.Source, headers.SourceGateway),
 	}
+	if e.HTTPStatus() == 401 {
+		hs = append(hs, option("www-authenticate", "Bearer"))
+	}
 	if s := e.RetryAfterSeconds(); s != "" {
 		hs = append(hs, option("retry-after", s))
 	}

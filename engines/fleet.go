@@ -56,7 +56,7 @@ type Fleet struct {
 }
 
 // Part is what one source says of the fleet. The first source (by name) that brings a model defines it; replicas of the same
-// model from several sources add up.
+// model from several sources add up. A discovered model cannot take a name that is another model's alias.
 type Part struct {
 	Models   []Model
 	Replicas []Replica
@@ -98,9 +98,17 @@ func (f *Fleet) Set(source string, part Part) {
 func merge(sources map[string]Part) *Snapshot {
 	s := &Snapshot{Models: map[string]*ModelSnapshot{}, Names: map[string]string{}}
 	names := slices.Sorted(maps.Keys(sources))
+	named := map[string]bool{} // by the file, as aliases
+	for _, part := range sources {
+		for _, m := range part.Models {
+			for _, alias := range m.Aliases {
+				named[alias] = true
+			}
+		}
+	}
 	for _, source := range names {
 		for _, m := range sources[source].Models {
-			if _, taken := s.Models[m.Name]; !taken {
+			if _, taken := s.Models[m.Name]; !taken && !(m.Discovered && named[m.Name]) {
 				s.Models[m.Name] = &ModelSnapshot{Model: m}
 			}
 		}

@@ -16,7 +16,8 @@ func TestFleetMergesItsSources(t *testing.T) {
 		Replicas: []engines.Replica{{ID: "chat-10", Model: "chat"}, {ID: "chat-2", Model: "chat", State: engines.Ready}},
 	})
 	f.Set("upstream", engines.Part{
-		Models:   []engines.Model{{Name: "chat", Launcher: engines.Upstream}, {Name: "embed", Launcher: engines.Upstream}},
+		Models: []engines.Model{{Name: "chat", Launcher: engines.Upstream}, {Name: "embed", Launcher: engines.Upstream},
+			{Name: "default", Launcher: engines.Upstream, Discovered: true}},
 		Replicas: []engines.Replica{{ID: "10.0.0.5:80", Model: "chat"}, {ID: "10.0.0.5:80", Model: "embed"}, {ID: "x", Model: "gone"}},
 	})
 	s := f.Snapshot()

@@ -32,7 +32,7 @@ type Config struct {
 	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB. Envoy holds the
 	// same bound for requests that do not declare their length.
 	MaxBody int64
-	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter. 0 means 1 hour.
+	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter. 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration
 	// Journal is told what becomes of the requests. nil: nobody is.
 	Journal Journal
@@ -62,14 +62,16 @@ type Entry interface {
 
 const (
 	defaultMaxBody = 32 << 20
-	defaultHold    = time.Hour
+	// defaultHold is the longest that Envoy allows, and beyond the longest wait that a file may ask for.
+	defaultHold = time.Hour
 )
 
 // Server implements envoy.service.ext_proc.v3.ExternalProcessor.
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 	Config
-	live live
+	live  live
+	notes notes
 }
 
 // New returns a Server.
@@ -150,10 +152,10 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	x.tenant = tenant
 	if fault := x.request.check(x.server.MaxBody); fault != nil {
 		return x.refuse(fault)
 	}
+	x.tenant = tenant
 	if h.GetEndOfStream() {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}
@@ -182,7 +184,9 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	waited := time.Since(began)
 	x.entry.Decided(x.ticket.Model, x.ticket.Replica(), waited)
 	x.server.live.add(r.id, x.ticket)
-	return decided(x.ticket, &scan, body, waited)
+	answer := decided(x.ticket, &scan, body, waited)
+	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name)
+	return answer
 }
 
 func (x *exchange) dispatch(scan *openai.Request, body []byte) (*dispatch.Ticket, *openai.Error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -82,8 +83,13 @@ func (e *envoy) say(m *pb.ProcessingRequest) *pb.ProcessingResponse {
 func (e *envoy) headers(pairs ...string) *pb.ProcessingResponse {
 	e.t.Helper()
 	h := &core.HeaderMap{}
-	all := append([]string{":method: POST", ":path: /v1/chat/completions", "content-type: application/json", "x-request-id: e-1"}, pairs...)
-	for _, p := range all {
+	for _, p := range []string{":method: POST", ":path: /v1/chat/completions", "content-type: application/json", "x-request-id: e-1"} {
+		name := p[:strings.LastIndex(p, ": ")+1]
+		if !slices.ContainsFunc(pairs, func(own string) bool { return strings.HasPrefix(own, name) }) {
+			pairs = append(pairs, p)
+		}
+	}
+	for _, p := range pairs {
 		i := strings.LastIndex(p, ": ")
 		h.Headers = append(h.Headers, &core.HeaderValue{Key: p[:i], RawValue: []byte(p[i+2:])})
 	}
@@ -143,6 +149,8 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 		{"wrong method", []string{key, ":method: PUT"}, 405, openai.CodeInvalidRequest},
 		{"compressed", []string{key, "content-encoding: gzip"}, 415, openai.CodeInvalidRequest},
 		{"too large", []string{key, "content-length: 1001"}, 413, openai.CodeRequestTooLarge},
+		{"two keys, one good", []string{key, "authorization: Bearer key"}, 400, openai.CodeInvalidRequest},
+		{"two request ids", []string{key, "idempotency-key: a", "idempotency-key: b"}, 400, openai.CodeInvalidRequest},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := open(t, s).headers(c.headers...).GetImmediateResponse()

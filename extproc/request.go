@@ -22,6 +22,8 @@ type request struct {
 	contentLength    string
 	requestID        string // the client's own
 	timeout          string
+	// repeated names a header that came more than once; who reads which of the two is anybody's guess
+	repeated string
 }
 
 func (r *request) read(h *core.HeaderMap) {
@@ -30,37 +32,47 @@ func (r *request) read(h *core.HeaderMap) {
 		if raw := header.GetRawValue(); len(raw) > 0 {
 			value = string(raw)
 		}
-		switch header.GetKey() {
-		case ":method":
-			r.method = value
-		case ":path":
-			r.path = value
-		case headers.RequestID:
-			r.id = value
-		case "authorization":
-			r.credentials.Authorization = value
-		case "x-api-key":
-			r.credentials.APIKey = value
-		case "api-key":
-			if r.credentials.APIKey == "" {
-				r.credentials.APIKey = value
+		if field := r.field(header.GetKey()); field != nil {
+			if *field != "" {
+				r.repeated = header.GetKey()
 			}
-		case "content-type":
-			r.contentType = value
-		case "content-encoding":
-			r.contentEncoding = value
-		case "content-length":
-			r.contentLength = value
-		case headers.IdempotencyKey:
-			r.requestID = value
-		case headers.Timeout:
-			r.timeout = value
+			*field = value
 		}
 	}
 }
 
+// field is where a header's value is kept; nil for a header that means nothing here.
+func (r *request) field(name string) *string {
+	switch name {
+	case ":method":
+		return &r.method
+	case ":path":
+		return &r.path
+	case headers.RequestID:
+		return &r.id
+	case "authorization":
+		return &r.credentials.Authorization
+	case "x-api-key", "api-key":
+		return &r.credentials.APIKey
+	case "content-type":
+		return &r.contentType
+	case "content-encoding":
+		return &r.contentEncoding
+	case "content-length":
+		return &r.contentLength
+	case headers.IdempotencyKey:
+		return &r.requestID
+	case headers.Timeout:
+		return &r.timeout
+	}
+	return nil
+}
+
 // check finds what is wrong with a request before its body is read.
 func (r *request) check(maxBody int64) *openai.Error {
+	if r.repeated != "" {
+		return invalid(r.repeated, "must not be sent twice")
+	}
 	endpoint, ok := openai.EndpointOf(r.path)
 	if !ok {
 		path, _, _ := strings.Cut(r.path, "?")

@@ -19,7 +19,7 @@ type Config struct {
 	MaxBody int64
 	// MaxDuration is the longest time from the complete request to the end of its response. 0 means 30 minutes.
 	MaxDuration time.Duration
-	// HoldTimeout is the longest time that ext_proc may hold a request. 0 means one hour.
+	// HoldTimeout is the longest time that ext_proc may hold a request. 0 means one hour, the longest that Envoy allows.
 	HoldTimeout time.Duration
 	// HideReplica leaves the header that names the replica out of responses.
 	HideReplica bool

@@ -117,7 +117,7 @@ func engineRoute(c Config) *route.Route {
 		}},
 		// The client's key is for Sluice. Sluice's own headers go when the replica has been picked, see engineProtocol.
 		RequestHeadersToRemove: []string{
-			"authorization", "x-api-key", "api-key", "proxy-authorization", headers.IdempotencyKey,
+			"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey,
 		},
 		ResponseHeadersToAdd:   []*core.HeaderValueOption{set(headers.Source, headers.SourceEngine)},
 		TypedPerFilterConfig:   without(extAuthzName),

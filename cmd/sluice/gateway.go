@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -75,11 +77,7 @@ func run(ctx context.Context, flags *globals, s settings) error {
 	if err != nil {
 		return err
 	}
-	handOver, err := g.run(ctx)
-	if handOver && err == nil {
-		return g.replaceSelf()
-	}
-	return err
+	return g.run(ctx)
 }
 
 func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error) {
@@ -139,27 +137,30 @@ func (g *gateway) reload(c *config.Config) error {
 
 // run brings the parts up in the order in which they need each other: what exists is adopted first, so that the first answer
 // Envoy gets is the whole world; then the listeners; then everything that keeps the world true.
-func (g *gateway) run(ctx context.Context) (handOver bool, err error) {
+func (g *gateway) run(ctx context.Context) error {
+	// From here on to the end: a reload or a hand-over that comes too early or too late must not kill.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP, handOverSignal)
 	c := g.settings.config
 	if err := g.checkListen(ctx, c.Listen); err != nil {
-		return false, err
+		return err
 	}
 	g.local.Adopt(localModels(c, g.self))
 	if err := g.apply(c); err != nil {
-		return false, err
+		return err
 	}
 	g.lookUpstream(ctx)
 	if err := g.push(); err != nil {
-		return false, err
+		return err
 	}
 	g.inherit(ctx)
 	sockets, err := g.listen()
 	if err != nil {
-		return false, err
+		return err
 	}
 	guard := guardCommand(g.self, g.dir.Path(), c.OrphanGrace)
 	if err := g.dir.StartGuard(guard); err != nil { // before anything that would need it
-		return false, errors.Join(err, sockets.close())
+		return errors.Join(err, sockets.close())
 	}
 	// The parts outlive ctx: they are needed to drain.
 	parts, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -178,12 +179,21 @@ func (g *gateway) run(ctx context.Context) (handOver bool, err error) {
 	}
 	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
 
-	handOver = g.await(ctx, parts)
-	if !handOver {
-		g.drain(c.DrainTimeout)
+	if !g.await(ctx, parts, signals) {
+		err := g.drain(c.DrainTimeout)
+		end()
+		return errors.Join(err, group.Wait())
 	}
 	end()
-	return handOver, group.Wait()
+	err = group.Wait()
+	if err != nil {
+		g.log.Error("a part ended with a fault", zap.Error(err))
+	}
+	if ctx.Err() == nil {
+		err = errors.Join(err, g.replaceSelf())
+	}
+	// It is not to be, or could not be: leave nothing behind.
+	return errors.Join(err, g.drain(c.DrainTimeout))
 }
 
 // lookUpstream gives the upstreams a moment to say which models they have before Envoy is told the world.
@@ -215,7 +225,7 @@ func (g *gateway) follow(ctx context.Context) error {
 	for {
 		_, changed := g.fleet.Watch()
 		if err := g.push(); err != nil {
-			return err
+			g.log.Error("Envoy was not told of a change", zap.Error(err))
 		}
 		select {
 		case <-ctx.Done():
@@ -268,21 +278,16 @@ func longest(c *config.Config) time.Duration {
 }
 
 // drain ends everything that Sluice started: Envoy first, when its responses have ended or the time is up, then the replicas.
-func (g *gateway) drain(timeout time.Duration) {
+func (g *gateway) drain(timeout time.Duration) error {
 	g.log.Info("draining", zap.Duration("at_most", timeout))
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
+	var faults []error
 	if g.envoy != nil {
-		if err := g.envoy.Stop(ctx, timeout); err != nil {
-			g.log.Error("Envoy did not end cleanly", zap.Error(err))
-		}
+		faults = append(faults, g.envoy.Stop(ctx, timeout))
 	}
-	if err := g.local.Stop(ctx); err != nil {
-		g.log.Error("a replica did not end cleanly", zap.Error(err))
-	}
-	if err := g.dir.EndAll(ctx, 5*time.Second); err != nil {
-		g.log.Error("something is left", zap.Error(err))
-	}
+	faults = append(faults, g.local.Stop(ctx), g.dir.EndAll(ctx, 5*time.Second))
+	return errors.Join(faults...)
 }
 
 // knownModel says whether the name is a model's, for labels that clients must not be able to multiply.

@@ -24,19 +24,22 @@ func (g *gateway) inherit(ctx context.Context) {
 }
 
 // settle frees what the access log did not tell of: entries are lost while nobody listens to them. Envoy's own count is an upper
-// bound of what is left.
+// bound of what is left. It is the count of a second ago that is taken, so that the entries of what has ended before it have come:
+// the end of one request must not count twice.
 func (g *gateway) settle(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	var before map[place]int
 	for g.dispatcher.Inherited() > 0 {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			for at, n := range g.active(ctx) {
-				g.dispatcher.Settle(at.model, at.address, n)
-			}
 		}
+		if before != nil {
+			g.dispatcher.Settle(func(model, address string) int { return before[place{model, address}] })
+		}
+		before = g.active(ctx)
 	}
 	return nil
 }

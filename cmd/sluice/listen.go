@@ -82,7 +82,12 @@ func (g *gateway) allowed(tenant, model string) bool {
 
 // serve serves until ctx ends.
 func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return s.grpc.Serve(s.control) })
+	group.Go(func() error {
+		if err := s.grpc.Serve(s.control); !errors.Is(err, grpc.ErrServerStopped) {
+			return err
+		}
+		return nil
+	})
 	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
 	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
 	group.Go(func() error {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 	"time"
 
@@ -22,14 +21,11 @@ import (
 // handOverSignal makes a gateway leave its Envoy and replicas running and start itself anew from the binary that is there now.
 const handOverSignal = syscall.SIGUSR2
 
-// stateDirVariable carries a temporary state directory over a hand-over.
+// stateDirVariable carries the temporary state directory of a run without a file over a hand-over.
 const stateDirVariable = "SLUICE_STATE_DIR"
 
 // await blocks until the gateway is to end, and says whether it is to hand over. SIGHUP reads the file again.
-func (g *gateway) await(ctx, parts context.Context) (handOver bool) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP, handOverSignal)
-	defer signal.Stop(signals)
+func (g *gateway) await(ctx, parts context.Context, signals <-chan os.Signal) (handOver bool) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,6 +38,7 @@ func (g *gateway) await(ctx, parts context.Context) (handOver bool) {
 				g.log.Info("handing over")
 				return true
 			}
+			g.log.Info("reading the configuration again")
 			if err := g.watcher.Reload(); err != nil {
 				g.log.Error("the configuration was not taken over", zap.Error(err))
 			}
@@ -49,19 +46,18 @@ func (g *gateway) await(ctx, parts context.Context) (handOver bool) {
 	}
 }
 
-// replaceSelf starts this program anew in this very process: same pid, new binary if there is one.
+// replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that
+// fails. The claim of the state directory goes with the old program's files, in the moment of the exec.
 func (g *gateway) replaceSelf() error {
-	if err := g.dir.Release(); err != nil {
-		return err
-	}
 	path, err := exec.LookPath(os.Args[0])
 	if err != nil {
 		return fmt.Errorf("hand over: %w", err)
 	}
-	if err := os.Setenv(stateDirVariable, g.dir.Path()); err != nil {
-		return err
+	environment := os.Environ()
+	if g.settings.temporary {
+		environment = append(environment, stateDirVariable+"="+g.dir.Path())
 	}
-	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, os.Environ()))
+	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, environment))
 }
 
 func newRestartCommand() *cobra.Command {

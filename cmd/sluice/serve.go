@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -92,8 +93,9 @@ type settings struct {
 	config *config.Config
 	// envoy is the binary to run; empty when someone else runs Envoy.
 	envoy string
-	// cleanUp removes what was made for this run alone.
-	cleanUp func()
+	// temporary says that the state directory was made for this run alone; cleanUp removes it.
+	temporary bool
+	cleanUp   func()
 }
 
 // upSettings reads the file, or stands in for one. Without a file the state directory is a temporary one.
@@ -109,16 +111,25 @@ func upSettings(file string, upstreams []string) (settings, error) {
 	if err != nil {
 		return settings{}, err
 	}
-	if dir := os.Getenv(stateDirVariable); dir != "" { // handed over by the process that this one replaces
-		c.StateDir = dir
-		return settings{config: c, cleanUp: func() { os.RemoveAll(filepath.Dir(dir)) }}, nil
-	}
-	dir, err := os.MkdirTemp("", "sluice-")
-	if err != nil {
+	if c.StateDir, err = temporaryStateDir(); err != nil {
 		return settings{}, err
 	}
-	c.StateDir = filepath.Join(dir, "state")
-	return settings{config: c, cleanUp: func() { os.RemoveAll(dir) }}, nil
+	return settings{config: c, temporary: true, cleanUp: func() { os.RemoveAll(filepath.Dir(c.StateDir)) }}, nil
+}
+
+// temporaryStateDir makes one, or takes that of the process which this one replaces by a hand-over.
+func temporaryStateDir() (string, error) {
+	const name, state = "sluice-", "state"
+	handed := os.Getenv(stateDirVariable)
+	if err := os.Unsetenv(stateDirVariable); err != nil { // it is not for our children
+		return "", err
+	}
+	parent := filepath.Dir(handed)
+	if filepath.Base(handed) == state && filepath.Dir(parent) == filepath.Clean(os.TempDir()) && strings.HasPrefix(filepath.Base(parent), name) {
+		return handed, nil
+	}
+	dir, err := os.MkdirTemp("", name)
+	return filepath.Join(dir, state), err
 }
 
 // bootstrap names the sockets of a state directory.

@@ -13,13 +13,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // sight is the outcome of one look at a server.
 type sight struct {
+	began   time.Time
 	address netip.AddrPort
 	models  []string
 	err     error
+	// busy: the server took the connection, or may have, and did not answer in time
+	busy bool
 }
 
 // Bounds on what a server may make us read and keep.
@@ -33,16 +37,17 @@ const (
 func (l *Launcher) look(ctx context.Context, base string) sight {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
-	address, err := resolve(ctx, base)
-	if err != nil {
-		return sight{err: err}
+	s := sight{began: time.Now()}
+	if s.address, s.err = resolve(ctx, base); s.err != nil {
+		s.busy = true // the name server is in trouble, not this one
+		return s
 	}
-	s := sight{address: address}
 	s.models, s.err = l.list(ctx, root(base)+"/v1/models")
 	var status *notFound
 	if errors.As(s.err, &status) {
 		s.models, s.err = l.list(ctx, root(base)+"/models")
 	}
+	s.busy = errors.Is(s.err, errLate)
 	return s
 }
 
@@ -106,12 +111,14 @@ func parse(r io.Reader) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
+var errLate = errors.New("its list of models did not come in time")
+
 // reason is an error without the URL in front, which the replica's id already says.
 func reason(err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		if wrapped.Timeout() {
-			return errors.New("its list of models did not come in time")
+			return errLate
 		}
 		return wrapped.Err
 	}

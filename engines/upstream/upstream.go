@@ -73,6 +73,8 @@ type server struct {
 	since time.Time
 	// looked is whether a look has ended yet
 	looked bool
+	// failed is when a request last failed there
+	failed time.Time
 }
 
 // New returns a Launcher that watches nothing yet.
@@ -144,7 +146,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 // Once looks at every server once, for a start that wants to know its models before it serves.
 func (l *Launcher) Once(ctx context.Context) { l.round(ctx) }
 
-// round looks at all servers at the same time; a slow one delays only itself.
+// round looks at all servers at the same time; the next round waits for the slowest, at most for Timeout.
 func (l *Launcher) round(ctx context.Context) {
 	l.mu.Lock()
 	urls := slices.Collect(maps.Keys(l.servers))
@@ -169,16 +171,21 @@ func (l *Launcher) saw(url string, seen sight) {
 	if s == nil {
 		return // no longer wanted
 	}
-	s.looked = true
 	if seen.address.IsValid() {
 		s.address = seen.address
 	}
-	if seen.err == nil {
+	switch {
+	case seen.err == nil && seen.began.Before(s.failed):
+		return // it saw the server as it was before a request failed there
+	case seen.err == nil:
 		s.models = seen.models
 		l.setFaultLocked(s, "")
-	} else {
+	case seen.busy && s.looked && s.fault == "" && l.lastLocked(s):
+		return // too busy to answer is no reason to be left with nothing
+	default:
 		l.setFaultLocked(s, seen.err.Error())
 	}
+	s.looked = true
 	l.publishLocked()
 }
 
@@ -189,6 +196,7 @@ func (l *Launcher) Failed(replica, what string) {
 	defer l.mu.Unlock()
 	for _, s := range l.servers {
 		if s.id == replica && s.fault == "" && !l.lastLocked(s) {
+			s.failed = time.Now()
 			l.setFaultLocked(s, what)
 			l.publishLocked()
 			return

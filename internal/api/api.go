@@ -48,8 +48,17 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c Config) get(w http.ResponseWriter, r *http.Request) {
+	if r.PathValue("id") == "" { // a slash too many
+		c.list(w, r)
+		return
+	}
 	m, ok := c.Fleet.Snapshot().Resolve(r.PathValue("id"))
-	if !ok || !c.Allowed(r.Header.Get(headers.Tenant), m.Name) {
+	if ok && !c.Allowed(r.Header.Get(headers.Tenant), m.Name) {
+		fail(w, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
+			Message: "This API key may not use the model `" + m.Name + "`."})
+		return
+	}
+	if !ok {
 		fail(w, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
 			Message: "The model `" + strings.ToValidUTF8(r.PathValue("id"), "?") + "` does not exist."})
 		return

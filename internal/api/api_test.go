@@ -32,7 +32,8 @@ func TestAPI(t *testing.T) {
 		{"GET", "/v1/models", "", 200, `{"object":"list","data":[]}`},
 		{"GET", "/v1/models/org/big", "all", 200, big},
 		{"GET", "/v1/models/tiny", "all", 200, small},
-		{"GET", "/v1/models/org/big", "some", 404, "model_not_found"},
+		{"GET", "/v1/models/org/big", "some", 403, "forbidden_model"},
+		{"GET", "/v1/models/", "some", 200, `{"object":"list","data":[` + small + `]}`},
 		{"GET", "/v1/models/none", "all", 404, "model_not_found"},
 		{"DELETE", "/v1/models/small", "all", 405, "invalid_request"},
 	} {

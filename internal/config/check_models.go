@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -22,6 +23,8 @@ func (k *checker) models() {
 			k.name(where, alias)
 		}
 		k.routing(at.field("routing"), &m.Routing)
+		k.wait(at.field("cold_start_timeout"), m.ColdStartTimeout)
+		k.wait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
 		switch m.Launcher {
 		case engines.Local:
 			k.local(at, m)
@@ -30,6 +33,17 @@ func (k *checker) models() {
 		}
 	}
 	k.unique(names)
+}
+
+// longestWait is how long a request may be held at most: Envoy gives up on an answer after an hour, and then nobody could tell the client
+// why.
+const longestWait = 55 * time.Minute
+
+// wait checks how long requests may wait.
+func (k *checker) wait(at path, d time.Duration) {
+	if d > longestWait && k.sound(at) {
+		k.fault(at, "must be at most %v, is %v: Envoy holds no request for longer than an hour", longestWait, d)
+	}
 }
 
 // remote checks a model whose servers someone else runs.

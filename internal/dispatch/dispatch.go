@@ -50,7 +50,7 @@ type Policy struct {
 	MaxPerReplica int
 	// ColdStart bounds the wait for a model none of whose replicas is ready yet; 0 means 10 minutes.
 	ColdStart time.Duration
-	// MaxDuration bounds a response from Envoy's receipt of the request to its end; 0 leaves it to the route.
+	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 leaves it to the route.
 	MaxDuration time.Duration
 	// Limits of the model.
 	Limits admission.Limits
@@ -132,6 +132,9 @@ func (d *Dispatcher) SetRoutable(model string, replicas []string) {
 	}
 	d.mu.Lock()
 	d.routable[model] = known
+	if len(known) == 0 {
+		delete(d.routable, model)
+	}
 	d.mu.Unlock()
 	d.rebuild()
 }

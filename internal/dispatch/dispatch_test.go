@@ -299,6 +299,47 @@ func TestASharedUpstreamHasOneLoad(t *testing.T) {
 	})
 }
 
+func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		shared := engines.Replica{ID: "up:80", Launcher: engines.Upstream}
+		s.put("x", shared)
+		s.put("y", shared)
+		first := s.must(t, request("x", "k"))
+		got := make(chan *Ticket)
+		go func() {
+			ticket, _ := s.Dispatch(context.Background(), request("y", "k"))
+			got <- ticket
+		}()
+		synctest.Wait()
+		s.fleet.Set("test-x", engines.Part{}) // the server no longer lists x
+		s.rebuild()
+		began := time.Now()
+		first.Release()
+		(<-got).Release()
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("y waited %v for a slot that was free", waited)
+		}
+	})
+}
+
+func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
+	s := newStage(Policy{})
+	s.fleet.Set("test", engines.Part{
+		Models: []engines.Model{{Name: "m"}},
+		Replicas: []engines.Replica{{ID: "a", Model: "m", State: engines.Ready, Launcher: engines.Upstream,
+			Address: netip.MustParseAddrPort("127.0.0.1:9000")}},
+	})
+	s.Inherit("m", "127.0.0.1:9000", 3)
+	if n := s.Inherited(); n != 3 {
+		t.Errorf("inherited %d of 3", n)
+	}
+	s.Settle(func(string, string) int { return 0 })
+	if v, _ := s.View("m"); v.InFlight != 0 {
+		t.Errorf("in flight: %d", v.InFlight)
+	}
+}
+
 func TestTheSlotFollowsARetry(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b")...)
@@ -355,8 +396,8 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.Settle("m", "127.0.0.1:9000", 1)
-		s.Settle("m", "127.0.0.1:9000", 2) // they do not come back
+		s.Settle(func(string, string) int { return 1 })
+		s.Settle(func(string, string) int { return 2 }) // they do not come back
 		s.must(t, request("m", "k"))
 		s.must(t, request("m", "k"))
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {

@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -28,6 +30,7 @@ type inherited struct {
 // Inherit counts n requests of before a restart that still run at this address, a replica of the model. An address that is
 // nobody's any more is ignored: its requests weigh on no replica that could be picked.
 func (d *Dispatcher) Inherit(model, address string, n int) {
+	d.rebuild() // Run may not have followed the fleet yet
 	id, ok := d.replicaAt(model, address)
 	if !ok {
 		return
@@ -51,9 +54,14 @@ func (d *Dispatcher) Inherit(model, address string, n int) {
 	}
 }
 
-// Settle frees all but left of the inherited requests at this address: the others have ended.
-func (d *Dispatcher) Settle(model, address string, left int) {
-	d.settle(place{model, address}, func(int) int { return left })
+// Settle asks for every address how many of its inherited requests may be left at most, and frees the others: they have ended.
+func (d *Dispatcher) Settle(most func(model, address string) int) {
+	d.past.mu.Lock()
+	places := slices.Collect(maps.Keys(d.past.held))
+	d.past.mu.Unlock()
+	for _, at := range places {
+		d.settle(at, func(int) int { return most(at.model, at.address) })
+	}
 }
 
 // SettleOne frees one of the inherited requests at this address, if there is one: it has ended.
@@ -71,6 +79,9 @@ func (d *Dispatcher) settle(at place, left func(now int) int) {
 	}
 	ended := held[keep:]
 	d.past.held[at] = held[:keep]
+	if keep == 0 {
+		delete(d.past.held, at)
+	}
 	d.past.mu.Unlock()
 	for _, r := range ended {
 		r.counter.load.Add(-1)

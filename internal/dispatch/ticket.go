@@ -116,7 +116,7 @@ func (t *Ticket) Release() {
 
 // freed wakes the other models that use the replica.
 func (d *Dispatcher) freed(replica, except string) {
-	for _, model := range d.world.Load().sharers[replica] {
+	for _, model := range d.world.Load().users[replica] {
 		if model != except {
 			d.admission.Kick(model)
 		}

@@ -14,8 +14,8 @@ import (
 type world struct {
 	snapshot *engines.Snapshot
 	targets  map[string]*target
-	// sharers lists the models of every replica that serves more than one.
-	sharers map[string][]string
+	// users lists the models that every replica may be picked for.
+	users map[string][]string
 }
 
 // target is a model with the replicas that may be picked.
@@ -83,20 +83,14 @@ func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.world.Load()
-	w := &world{snapshot: d.fleet.Snapshot(), targets: map[string]*target{}, sharers: map[string][]string{}}
-	models := map[string][]string{}
+	w := &world{snapshot: d.fleet.Snapshot(), targets: map[string]*target{}, users: map[string][]string{}}
 	for name, m := range w.snapshot.Models {
 		t := d.targetLocked(m, old.targets[name])
 		w.targets[name] = t
 		for _, r := range t.replicas {
-			models[r.id] = append(models[r.id], name)
+			w.users[r.id] = append(w.users[r.id], name)
 		}
 		d.admission.SetLimits(name, t.policy.Limits)
-	}
-	for id, names := range models {
-		if len(names) > 1 {
-			w.sharers[id] = names
-		}
 	}
 	d.world.Store(w)
 	for name := range old.targets {
@@ -108,7 +102,7 @@ func (d *Dispatcher) rebuild() {
 	for name := range w.targets {
 		d.admission.Kick(name)
 	}
-	d.forgetLocked(models)
+	d.forgetLocked(w.users)
 }
 
 func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target {
@@ -169,9 +163,9 @@ func (d *Dispatcher) counterLocked(id string) *counter {
 
 // forgetLocked drops the counters of replicas that are gone and idle. One that is gone and not idle keeps its counter: it may
 // come back under the same id while its old streams still run.
-func (d *Dispatcher) forgetLocked(models map[string][]string) {
+func (d *Dispatcher) forgetLocked(users map[string][]string) {
 	for id, c := range d.counters {
-		if _, named := models[id]; !named && c.load.Load() == 0 && !d.namedLocked(id) {
+		if _, used := users[id]; !used && c.load.Load() == 0 && !d.namedLocked(id) {
 			delete(d.counters, id)
 		}
 	}

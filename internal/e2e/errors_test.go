@@ -37,6 +37,7 @@ func TestE2E_P2_ErrorsAreOpenAIs(t *testing.T) {
 		{"unknown path", "/v1/nothing", good, "", 404, "invalid_request"},
 		{"no model", "/v1/chat/completions", `{"messages":[]}`, "", 400, "invalid_request"},
 		{"model twice", "/v1/chat/completions", `{"model":"chat","mod\u0065l":"other"}`, "", 400, "invalid_request"},
+		{"model in another case", "/v1/chat/completions", `{"model":"chat","Model":"other"}`, "", 400, "invalid_request"},
 		{"model is a number", "/v1/chat/completions", `{"model":7}`, "", 400, "invalid_request"},
 		{"not JSON", "/v1/chat/completions", `{"model":"chat"`, "", 400, "invalid_request"},
 		{"bad UTF-8", "/v1/chat/completions", "{\"model\":\"chat\",\"x\":\"\xff\"}", "", 400, "invalid_request"},

@@ -333,6 +333,11 @@ func TestE2E_E3_LimitsHoldOverARestart(t *testing.T) {
 	if m := g.model("chat"); m.InFlight != 12 {
 		t.Errorf("in flight after the restart: %d", m.InFlight)
 	}
+	defer func() {
+		if rows := g.adminText("/api/v1/requests?limit=20"); strings.Count(rows, `"tenant":"anyone"`) < 12 {
+			t.Errorf("whose were the streams of before the restart? %s", rows)
+		}
+	}()
 	if a := g.post("/v1/chat/completions", chat("chat", false, 2, "one too many")); a.code() != "queue_timeout" {
 		t.Errorf("the limit of 12 did not outlive the restart: %s", a)
 	}

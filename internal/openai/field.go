@@ -1,5 +1,10 @@
 package openai
 
+import (
+	"bytes"
+	"unicode/utf8"
+)
+
 // field is a field of a request that means something here.
 type field uint8
 
@@ -78,6 +83,20 @@ func partField(name []byte) field {
 		return fieldPrompt
 	}
 	return commonField(name)
+}
+
+// disguised finds the field of ours that a name stands for in the eyes of a reader that ignores case, as many engines' JSON decoders
+// do, while it is not spelled like that field. Such a name could have the engine obey what was never checked here.
+func disguised(name []byte) (known string, found bool) {
+	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
+		return "", false // lower case: spelled as it is read
+	}
+	for f := fieldOther + 1; f <= fieldMaxDuration; f++ {
+		if known := f.String(); bytes.EqualFold(name, []byte(known)) {
+			return known, true
+		}
+	}
+	return "", false
 }
 
 func only(f field, applies bool) field {

@@ -60,6 +60,11 @@ func (s *scanner) fields(i int) int {
 // isNew refuses a name that was there before: the gateway might read one of the two and the engine the other. Names are
 // compared as they read without escapes. Too many names are refused as well, because each is compared with all others.
 func (s *scanner) isNew(seen [][]byte, name []byte, start int) bool {
+	if known, found := disguised(name); found {
+		s.fault = &Error{Code: CodeInvalidRequest, Param: known,
+			Message: "A field of the request body is spelled like " + known + " but for its case; engines may take it for that."}
+		return false
+	}
 	for _, other := range seen {
 		if bytes.Equal(other, name) {
 			s.fault = Errorf(CodeInvalidRequest, "The request body has the same field twice, the second time at byte %d.", start)

@@ -120,7 +120,7 @@ func naiveScan(e Endpoint, body []byte) (r Request, ok bool) {
 	r = Request{Endpoint: e, Size: len(body)}
 	seen := map[string]bool{}
 	for _, m := range list {
-		if seen[m.name] || !r.naiveField(m) {
+		if seen[m.name] || naiveDisguise(m.name) || !r.naiveField(m) {
 			return r, false
 		}
 		seen[m.name] = true
@@ -256,4 +256,16 @@ func naiveStrip(body []byte) (rest []member, changed bool) {
 		}
 	}
 	return rest, changed
+}
+
+// naiveDisguise says whether a reader that ignores case would take the name for another one that means something.
+func naiveDisguise(name string) bool {
+	for _, known := range []string{"model", "stream", "stream_options", "stream_options.include_usage", "stream_include_usage", "max_tokens",
+		"max_completion_tokens", "max_output_tokens", "n", "messages", "input", "instructions", "prompt", "request_id", "timeout_ms",
+		"max_duration_ms"} {
+		if name != known && strings.EqualFold(name, known) {
+			return true
+		}
+	}
+	return false
 }

@@ -51,7 +51,7 @@ func TestStripNothing(t *testing.T) {
 		`{"model":"m"}`,
 		"\n{\t\"model\" : \"m\", \"x\":[1 , 2]\r\n} ",
 		`{"model":"m","metadata":{"request_id":"a","timeout_ms":1}}`,
-		`{"model":"m","Request_ID":"a","max_duration":1}`,
+		`{"model":"m","requestid":"a","max_duration":1}`,
 	} {
 		body := []byte(text)
 		r := mustScan(t, Chat, text)
