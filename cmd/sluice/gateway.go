@@ -167,15 +167,8 @@ func (g *gateway) run(ctx context.Context) error {
 	defer end()
 	group, parts := errgroup.WithContext(parts)
 	sockets.serve(parts, group)
-	group.Go(func() error { return g.dispatcher.Run(parts) })
-	group.Go(func() error { return g.local.Run(parts) })
-	group.Go(func() error { return g.upstream.Run(parts) })
-	group.Go(func() error { return g.follow(parts) })
-	group.Go(func() error { return g.settle(parts) })
-	group.Go(func() error { return g.watcher.Run(parts) })
-	group.Go(func() error { return g.dir.KeepGuard(parts, guard) })
-	if g.envoy != nil {
-		group.Go(func() error { return g.envoy.Run(parts) })
+	for _, part := range g.parts(guard) {
+		group.Go(func() error { return part(parts) })
 	}
 	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
 
@@ -194,6 +187,18 @@ func (g *gateway) run(ctx context.Context) error {
 	}
 	// It is not to be, or could not be: leave nothing behind.
 	return errors.Join(err, g.drain(c.DrainTimeout))
+}
+
+// parts are what keeps the world true, each until its context ends.
+func (g *gateway) parts(guard []string) []func(context.Context) error {
+	parts := []func(context.Context) error{
+		g.dispatcher.Run, g.local.Run, g.upstream.Run, g.follow, g.settle, g.watcher.Run,
+		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
+	}
+	if g.envoy != nil {
+		parts = append(parts, g.envoy.Run)
+	}
+	return parts
 }
 
 // lookUpstream gives the upstreams a moment to say which models they have before Envoy is told the world.

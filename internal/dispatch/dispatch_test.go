@@ -68,6 +68,17 @@ func (s stage) must(t *testing.T, r *Request) *Ticket {
 	return ticket
 }
 
+// queue sends a request that has to wait; the ticket comes when it is let go. It is for use in a synctest bubble.
+func (s stage) queue(model string) <-chan *Ticket {
+	got := make(chan *Ticket)
+	go func() {
+		ticket, _ := s.Dispatch(context.Background(), request(model, "k"))
+		got <- ticket
+	}()
+	synctest.Wait()
+	return got
+}
+
 func TestConversationsStay(t *testing.T) {
 	s := newStage(Policy{LoadFloor: 8})
 	s.put("m", replicas("a", "b", "c", "d")...)
@@ -282,12 +293,7 @@ func TestASharedUpstreamHasOneLoad(t *testing.T) {
 		s.put("x", shared)
 		s.put("y", shared)
 		first := s.must(t, request("x", "k"))
-		got := make(chan *Ticket)
-		go func() {
-			ticket, _ := s.Dispatch(context.Background(), request("y", "k"))
-			got <- ticket
-		}()
-		synctest.Wait()
+		got := s.queue("y")
 		if v, _ := s.View("y"); v.Queued != 1 {
 			t.Fatal("two requests at once on a server that takes one")
 		}
@@ -306,12 +312,7 @@ func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
 		s.put("x", shared)
 		s.put("y", shared)
 		first := s.must(t, request("x", "k"))
-		got := make(chan *Ticket)
-		go func() {
-			ticket, _ := s.Dispatch(context.Background(), request("y", "k"))
-			got <- ticket
-		}()
-		synctest.Wait()
+		got := s.queue("y")
 		s.fleet.Set("test-x", engines.Part{}) // the server no longer lists x
 		s.rebuild()
 		began := time.Now()
@@ -367,12 +368,7 @@ func TestARetryThatLeavesLetsTheNextIn(t *testing.T) {
 		s.put("m", replicas("a", "b")...)
 		first, second := s.must(t, request("m", "k")), s.must(t, request("m", "k"))
 		defer second.Release()
-		got := make(chan *Ticket)
-		go func() {
-			ticket, _ := s.Dispatch(context.Background(), request("m", "k"))
-			got <- ticket
-		}()
-		synctest.Wait()
+		got := s.queue("m")
 		from := first.Replica()
 		first.Moved(second.target.replicas[second.at].address) // onto the other, past its limit: Envoy has decided so
 		ticket := <-got

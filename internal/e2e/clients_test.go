@@ -33,16 +33,11 @@ func (g *gateway) envoyAdmin(path string) string {
 		sockets = []string{direct}
 	}
 	unix := &http.Client{Transport: &http.Transport{DialContext: dialUnix(sockets[0]), DisableKeepAlives: true}}
-	r, err := unix.Get("http://envoy" + path)
+	req, err := http.NewRequest(http.MethodGet, "http://envoy"+path, nil)
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return string(b)
+	return string(g.do(unix, req).body)
 }
 
 // script runs a client script with the settings as environment and shows what it printed.

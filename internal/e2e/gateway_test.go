@@ -450,7 +450,23 @@ func (g *gateway) fetch(path string, headers ...string) *answer {
 		name, value, _ := strings.Cut(h, ": ")
 		req.Header.Set(name, value)
 	}
-	r, err := client.Do(req)
+	return g.do(client, req)
+}
+
+// adminText is a GET on the admin listener.
+func (g *gateway) adminText(path string) string {
+	g.t.Helper()
+	req, err := http.NewRequest(http.MethodGet, g.Admin+path, nil)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return string(g.do(client, req).body)
+}
+
+// do makes a request that must be answered, whatever the status.
+func (g *gateway) do(c *http.Client, req *http.Request) *answer {
+	g.t.Helper()
+	r, err := c.Do(req)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -460,20 +476,6 @@ func (g *gateway) fetch(path string, headers ...string) *answer {
 		g.t.Fatal(err)
 	}
 	return &answer{r, b}
-}
-
-func (g *gateway) adminText(path string) string {
-	g.t.Helper()
-	r, err := http.Get(g.Admin + path)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return string(b)
 }
 
 // dialUnix makes every connection of a client one to the socket.

@@ -97,7 +97,20 @@ func (g *gateway) pids() map[string]int {
 	return pids
 }
 
-// awaitUnavailable waits until new requests are refused as they must be while Sluice is away.
+// mustHaveAdopted checks that the processes are those of before, and that they serve.
+func (g *gateway) mustHaveAdopted(before map[string]int) {
+	g.t.Helper()
+	for name, pid := range g.pids() {
+		if pid == 0 || before[name] != pid {
+			g.t.Errorf("%s had pid %d and has %d now", name, before[name], pid)
+		}
+	}
+	if a := g.post("/v1/chat/completions", chat("chat", false, 2, "new")); a.StatusCode != 200 {
+		g.t.Errorf("after the restart: %s", a)
+	}
+}
+
+// mustBeUnavailable checks that new requests are refused as they must be while Sluice is away.
 func (g *gateway) mustBeUnavailable() {
 	g.t.Helper()
 	for _, path := range []string{"/v1/chat/completions", "/v1/models"} {
@@ -128,14 +141,7 @@ func TestE2E_E3_KillDuringNativeStreamsAndAdoption(t *testing.T) {
 	g.mustBeUnavailable()
 	g.launch()
 	g.awaitReady()
-	for name, pid := range g.pids() {
-		if pid == 0 || before[name] != pid {
-			t.Errorf("%s had pid %d and has %d now", name, before[name], pid)
-		}
-	}
-	if a := g.post("/v1/chat/completions", chat("chat", false, 2, "new")); a.StatusCode != 200 {
-		t.Errorf("after the restart: %s", a)
-	}
+	g.mustHaveAdopted(before)
 	running.wait()
 }
 
@@ -148,14 +154,7 @@ func TestE2E_E3_HandOverRestart(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	g.awaitReady()
-	for name, pid := range g.pids() {
-		if pid == 0 || before[name] != pid {
-			t.Errorf("%s had pid %d and has %d now", name, before[name], pid)
-		}
-	}
-	if a := g.post("/v1/chat/completions", chat("chat", false, 2, "new")); a.StatusCode != 200 {
-		t.Errorf("after the restart: %s", a)
-	}
+	g.mustHaveAdopted(before)
 	running.wait()
 }
 
