@@ -158,7 +158,7 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 				t.Fatalf("got %v", a)
 			}
 			h := set(a.GetHeaders())
-			if h["content-type"] != "application/json" || h[headers.Source] != headers.SourceGateway || a.GetDetails() != DetailsPrefix+string(c.code) {
+			if h["content-type"] != "application/json" || h[headers.Source] != headers.SourceGateway || a.GetDetails() != headers.DetailsPrefix+string(c.code) {
 				t.Errorf("headers %v, details %s", h, a.GetDetails())
 			}
 		})

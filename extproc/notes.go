@@ -4,6 +4,8 @@ import (
 	"sync"
 
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // notes are what Envoy is to keep with a request as dynamic metadata, for its access log: a gateway that was restarted learns from it
@@ -12,18 +14,12 @@ type notes struct {
 	byTenant sync.Map // tenant → *structpb.Struct
 }
 
-// noteNamespace and noteTenant are where the reader of the access log (internal/telemetry) looks.
-const (
-	noteNamespace = "sluice"
-	noteTenant    = "tenant"
-)
-
 func (n *notes) of(tenant string) *structpb.Struct {
 	if made, ok := n.byTenant.Load(tenant); ok {
 		return made.(*structpb.Struct)
 	}
-	note := &structpb.Struct{Fields: map[string]*structpb.Value{noteTenant: structpb.NewStringValue(tenant)}}
-	all := &structpb.Struct{Fields: map[string]*structpb.Value{noteNamespace: structpb.NewStructValue(note)}}
+	note := &structpb.Struct{Fields: map[string]*structpb.Value{headers.NoteTenant: structpb.NewStringValue(tenant)}}
+	all := &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(note)}}
 	made, _ := n.byTenant.LoadOrStore(tenant, all)
 	return made.(*structpb.Struct)
 }

@@ -85,13 +85,9 @@ func immediate(e *openai.Error) *extproc.ProcessingResponse {
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.HTTPStatus())},
 			Headers: &extproc.HeaderMutation{SetHeaders: set},
 			Body:    e.Body(),
-			Details: DetailsPrefix + string(e.Code),
+			Details: headers.DetailsPrefix + string(e.Code),
 		}}}
 }
-
-// DetailsPrefix begins the response code details, as access logs show them, of every answer that Sluice itself gave; the
-// error's code follows.
-const DetailsPrefix = "sluice_"
 
 func header(key, value string) *core.HeaderValueOption {
 	return &core.HeaderValueOption{

@@ -10,19 +10,8 @@ import (
 	tag "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
-)
 
-// What the access log's receiver sees.
-const (
-	// RequestLog is the log of finished requests, and now and then of those that still run.
-	RequestLog = "sluice_requests"
-	// AttemptLog is the log of attempts at replicas that failed, and of the attempts after a failed one. Its entries are sent at once.
-	AttemptLog = "sluice_attempts"
-	// TagReplica names the replica that served, in both logs.
-	TagReplica = "sluice_replica"
-	// TagFirstByte is the time from the request's first byte to the first byte of the response's body in microseconds, "-" when
-	// there was none.
-	TagFirstByte = "sluice_first_byte_us"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 const (
@@ -33,13 +22,13 @@ const (
 )
 
 func requestLog() []*accesslog.AccessLog {
-	common := logTo(RequestLog)
+	common := logTo(headers.LogRequests)
 	common.BufferFlushInterval = durationpb.New(logInterval)
 	return []*accesslog.AccessLog{grpcLog(common, nil)}
 }
 
 func attemptLog() []*accesslog.AccessLog {
-	common := logTo(AttemptLog)
+	common := logTo(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
 	return []*accesslog.AccessLog{grpcLog(common, noteworthy())}
 }
@@ -66,8 +55,8 @@ func logTo(name string) *grpclog.CommonGrpcAccessLogConfig {
 		GrpcService:         control(0),
 		TransportApiVersion: core.ApiVersion_V3,
 		CustomTags: []*tag.CustomTag{
-			formatted(TagReplica, "%UPSTREAM_METADATA("+metadataNamespace+":replica)%"),
-			formatted(TagFirstByte, "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"),
+			formatted(headers.TagReplica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"),
+			formatted(headers.TagFirstByte, "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"),
 		},
 	}
 }

@@ -127,7 +127,7 @@ func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 }
 
 func ownMetadata(fields map[string]*structpb.Value) *core.Metadata {
-	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{metadataNamespace: {Fields: fields}}}
+	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {Fields: fields}}}
 }
 
 func socketAddress(host string, port uint16) *core.Address {

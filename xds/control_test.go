@@ -275,7 +275,7 @@ func saying(asked map[string]string) *structpb.Struct {
 	if asked["x-test-tenant"] == "" {
 		return nil
 	}
-	return &structpb.Struct{Fields: map[string]*structpb.Value{metadataNamespace: structpb.NewStructValue(&structpb.Struct{
+	return &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(&structpb.Struct{
 		Fields: map[string]*structpb.Value{"tenant": structpb.NewStringValue(asked["x-test-tenant"])},
 	})}}
 }
@@ -352,7 +352,7 @@ func (l *logReceiver) wait(t testing.TB, requestID string) *accesslog.HTTPAccess
 	t.Helper()
 	var found []*accesslog.HTTPAccessLogEntry
 	eventually(t, "the request is in the log", func() bool {
-		found = l.of(RequestLog, requestID)
+		found = l.of(headers.LogRequests, requestID)
 		return len(found) > 0
 	})
 	return found[0]

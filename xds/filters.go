@@ -66,7 +66,7 @@ func processor(c Config) *extproc.ExternalProcessor {
 		},
 		// What ext_proc says about a request is in the access log, which tells it again to a gateway that has restarted.
 		MetadataOptions: &extproc.MetadataOptions{
-			ReceivingNamespaces: &extproc.MetadataOptions_MetadataNamespaces{Untyped: []string{metadataNamespace}},
+			ReceivingNamespaces: &extproc.MetadataOptions_MetadataNamespaces{Untyped: []string{headers.Metadata}},
 		},
 	}
 }

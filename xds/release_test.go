@@ -39,23 +39,23 @@ func loggedRequest(t *testing.T, g *gateway) {
 	got := g.chat(t, "log", a.String(), "x-test-tenant", "acme", "x-test-stream", "1")
 	e := g.log.wait(t, got.Header.Get(headers.RequestID))
 	c := e.GetCommonProperties()
-	if c.GetCustomTags()[TagReplica] != "log-0" || c.GetUpstreamCluster() != "model/log" || c.GetRouteName() != StreamRoute ||
+	if c.GetCustomTags()[headers.TagReplica] != "log-0" || c.GetUpstreamCluster() != "model/log" || c.GetRouteName() != StreamRoute ||
 		c.GetUpstreamRequestAttemptCount() != 1 || c.GetUpstreamRemoteAddress().GetSocketAddress().GetAddress() != "127.0.0.1" ||
 		c.GetAccessLogType() != accesslog.AccessLogType_DownstreamEnd || c.GetResponseFlags() != nil {
 		t.Errorf("served by %v", c)
 	}
-	first, err := strconv.Atoi(c.GetCustomTags()[TagFirstByte])
+	first, err := strconv.Atoi(c.GetCustomTags()[headers.TagFirstByte])
 	if took := c.GetDuration().AsDuration(); err != nil || first <= 0 || time.Duration(first)*time.Microsecond > took {
-		t.Errorf("first byte after %q of %v", c.GetCustomTags()[TagFirstByte], took)
+		t.Errorf("first byte after %q of %v", c.GetCustomTags()[headers.TagFirstByte], took)
 	}
-	if got := c.GetMetadata().GetFilterMetadata()[metadataNamespace].GetFields()["tenant"].GetStringValue(); got != "acme" {
+	if got := c.GetMetadata().GetFilterMetadata()[headers.Metadata].GetFields()["tenant"].GetStringValue(); got != "acme" {
 		t.Errorf("ext_proc's word is lost: %q", got)
 	}
 	if r := e.GetResponse(); r.GetResponseCode().GetValue() != 200 || r.GetResponseCodeDetails() != "via_upstream" ||
 		r.GetResponseBodyBytes() != uint64(len(got.body)) {
 		t.Errorf("response %v", r)
 	}
-	if n := len(g.log.of(AttemptLog, got.Header.Get(headers.RequestID))); n != 0 {
+	if n := len(g.log.of(headers.LogAttempts, got.Header.Get(headers.RequestID))); n != 0 {
 		t.Errorf("a request without a retry has %d entries in the log of attempts", n)
 	}
 }
@@ -69,7 +69,7 @@ func loggedAttempts(t *testing.T, g *gateway) {
 	id := got.Header.Get(headers.RequestID)
 	var entries []*accesslog.HTTPAccessLogEntry
 	eventually(t, "the attempts are in the log", func() bool {
-		entries = g.log.of(AttemptLog, id)
+		entries = g.log.of(headers.LogAttempts, id)
 		return len(entries) >= 5
 	})
 	want := []string{
@@ -81,7 +81,7 @@ func loggedAttempts(t *testing.T, g *gateway) {
 	}
 	for i, e := range entries {
 		c := e.GetCommonProperties()
-		got := fmt.Sprintf("%s %s %v", c.GetCustomTags()[TagReplica], c.GetAccessLogType(), c.GetResponseFlags())
+		got := fmt.Sprintf("%s %s %v", c.GetCustomTags()[headers.TagReplica], c.GetAccessLogType(), c.GetResponseFlags())
 		if i >= len(want) || got != want[i] {
 			t.Errorf("entry %d: %s", i, got)
 		}

@@ -24,9 +24,6 @@ type reply struct {
 	retry bool
 }
 
-// DetailsPrefix must begin the details that ext_proc gives with an answer of its own, if it gives any. Envoy's access log shows them.
-const DetailsPrefix = "sluice_"
-
 // retryAfter is what clients are told to wait, in seconds.
 const retryAfter = "1"
 
@@ -35,13 +32,13 @@ const (
 	details = "response.code_details"
 	ownAPI  = `xds.cluster_name == "` + headers.APICluster + `"`
 	// clientsOwn is true on the routes for requests whose client set the timeout.
-	clientsOwn = `xds.route_metadata.filter_metadata["` + metadataNamespace + `"]["` + clientTimeoutKey + `"] == true`
+	clientsOwn = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
 
 // ours matches the answers that Sluice itself sent through ext_proc and ext_authz. It comes first and changes nothing: those answers
 // are right as they are, which is why nothing below may look at a status alone before it.
 func ours() string {
-	return fmt.Sprintf("%s || %s || %s", is(""), begins(DetailsPrefix), is("ext_authz_denied"))
+	return fmt.Sprintf("%s || %s || %s", is(""), begins(headers.DetailsPrefix), is("ext_authz_denied"))
 }
 
 // replies lists what Envoy may answer by itself. A test sees each of them on the real Envoy.
@@ -52,7 +49,7 @@ func replies() []reply {
 		unavailable(ownAPI+" && "+noAnswer(), "the gateway does not answer at the moment"),
 		{
 			when: is("request_payload_too_large"), status: 413, code: "request_too_large", kind: "invalid_request_error",
-			message: "the request body is larger than the limit of %METADATA(ROUTE:" + metadataNamespace + ":" + limitKey + ")%",
+			message: "the request body is larger than the limit of %METADATA(ROUTE:" + headers.Metadata + ":" + limitKey + ")%",
 		},
 		{
 			when: is("no_healthy_upstream"), status: 503, code: "no_replica", kind: "server_error", retry: true,

@@ -21,10 +21,6 @@ import (
 // resourceName is the name of the one listener and of the one route table.
 const resourceName = "sluice"
 
-// metadataNamespace holds what Sluice itself puts into Envoy's metadata: the replica's id on an endpoint, the body limit on a
-// route, and what ext_proc says about a request.
-const metadataNamespace = "sluice"
-
 // Resource is one piece of Envoy's configuration. It must not be changed.
 type Resource struct {
 	// Name is unique among the resources of one type.

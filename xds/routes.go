@@ -21,7 +21,7 @@ import (
 // The names of the routes, as they stand in the access log.
 const (
 	// StreamRoute leads to an engine whose answer is a stream.
-	StreamRoute = "stream"
+	StreamRoute = headers.StreamRoute
 	// EngineRoute leads to an engine.
 	EngineRoute = "engine"
 	// ModelsRoute and HealthRoute lead to Sluice's own HTTP listener.
@@ -90,7 +90,7 @@ func engineRoutes(c Config) []*route.Route {
 			r := engineRoute(c)
 			if clientTimeout {
 				r.Match.Headers = append(r.Match.Headers, headerIs(headers.ClientTimeout, exactly("1")))
-				r.Metadata.FilterMetadata[metadataNamespace].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
+				r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
 			}
 			if stream {
 				forStreams(r)
@@ -128,7 +128,7 @@ func engineRoute(c Config) *route.Route {
 		r.ResponseHeadersToRemove = []string{headers.Replica}
 	} else {
 		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
-			set(headers.Replica, "%UPSTREAM_METADATA("+metadataNamespace+":replica)%"))
+			set(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
 	}
 	return r
 }

@@ -92,7 +92,7 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 		requests:  telemetry.NewRequests(0),
 	}
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Default: policy(config.DiscoveredModel()), Models: policies(c)})
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission}) // apply sets the policies
 	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout})
 	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})

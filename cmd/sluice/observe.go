@@ -6,6 +6,8 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/extproc"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -47,7 +49,7 @@ type observer struct {
 	decisions *extproc.Server
 	upstreams *upstream.Launcher
 	// settle is told of the end of requests that began before since
-	settle func(model, address string)
+	settle func(dispatch.Place)
 	since  time.Time
 }
 
@@ -57,8 +59,8 @@ func (o observer) observe(e telemetry.Entry) {
 		o.decisions.Moved(e.RequestID, e.Upstream)
 		return
 	}
-	if !e.Interim && e.Log == telemetry.LogRequests && e.Model != "" && e.Start.Before(o.since) {
-		o.settle(e.Model, e.Upstream)
+	if !e.Interim && e.Log == headers.LogRequests && e.Model != "" && e.Start.Before(o.since) {
+		o.settle(dispatch.Place{Model: e.Model, Address: e.Upstream})
 	}
 	if fault := blame(e); fault != "" && e.Replica != "" {
 		o.upstreams.Failed(e.Replica, fault)
@@ -69,11 +71,11 @@ func (o observer) observe(e telemetry.Entry) {
 // attempts tells of broken connections, at once and of each replica that was tried; that of requests tells of answers.
 func blame(e telemetry.Entry) string {
 	switch {
-	case e.Log == telemetry.LogRequests && e.Status >= 500 && e.Details == "via_upstream":
+	case e.Log == headers.LogRequests && e.Status >= 500 && e.Details == "via_upstream":
 		return "answered " + strconv.Itoa(e.Status)
-	case e.Log == telemetry.LogAttempts && e.HasFlag("UF"):
+	case e.Log == headers.LogAttempts && e.HasFlag("UF"):
 		return "refused a connection"
-	case e.Log == telemetry.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
+	case e.Log == headers.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
 		return "broke a response off"
 	}
 	return ""

@@ -38,7 +38,7 @@ func New(c Config) http.Handler {
 
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	models := c.Fleet.Snapshot().Models
-	list := openai.ModelList{Object: "list", Data: []openai.ModelCard{}}
+	list := openai.NewModelList()
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		if c.Allowed(r.Header.Get(headers.Tenant), name) {
 			list.Data = append(list.Data, c.card(name))
@@ -67,7 +67,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c Config) card(name string) openai.ModelCard {
-	return openai.ModelCard{ID: name, Object: "model", Created: c.Created.Unix(), OwnedBy: "sluice"}
+	return openai.NewModelCard(name, "sluice", c.Created)
 }
 
 func fail(w http.ResponseWriter, e *openai.Error) { writeBytes(w, e.HTTPStatus(), e.Body()) }

@@ -331,11 +331,11 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 		Replicas: []engines.Replica{{ID: "a", Model: "m", State: engines.Ready, Launcher: engines.Upstream,
 			Address: netip.MustParseAddrPort("127.0.0.1:9000")}},
 	})
-	s.Inherit("m", "127.0.0.1:9000", 3)
+	s.Inherit(map[Place]int{{"m", "127.0.0.1:9000"}: 3})
 	if n := s.Inherited(); n != 3 {
 		t.Errorf("inherited %d of 3", n)
 	}
-	s.Settle(func(string, string) int { return 0 })
+	s.Settle(nil)
 	if v, _ := s.View("m"); v.InFlight != 0 {
 		t.Errorf("in flight: %d", v.InFlight)
 	}
@@ -384,23 +384,23 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{MaxConcurrent: 3, QueueTimeout: time.Second}})
 		s.put("m", replicas("a", "b")...)
-		s.Inherit("m", "127.0.0.1:9000", 3)
-		s.Inherit("m", "10.0.0.1:1", 5) // nobody's
+		at := Place{"m", "127.0.0.1:9000"}
+		s.Inherit(map[Place]int{at: 3, {"m", "10.0.0.1:1"}: 5}) // the latter is nobody's
 		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.Inherited() != 3 {
 			t.Errorf("%+v", v)
 		}
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.Settle(func(string, string) int { return 1 })
-		s.Settle(func(string, string) int { return 2 }) // they do not come back
+		s.Settle(map[Place]int{at: 1})
+		s.Settle(map[Place]int{at: 2}) // they do not come back
 		s.must(t, request("m", "k"))
 		s.must(t, request("m", "k"))
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.SettleOne("m", "127.0.0.1:9000")
-		s.SettleOne("m", "127.0.0.1:9000")
+		s.SettleOne(at)
+		s.SettleOne(at)
 		if v, _ := s.View("m"); v.InFlight != 2 || v.Loads["a"]+v.Loads["b"] != 2 {
 			t.Errorf("%+v", v)
 		}

@@ -14,11 +14,11 @@ import (
 type inheritance struct {
 	mu sync.Mutex
 	// held by replica; guarded by mu
-	held map[place][]inherited
+	held map[Place][]inherited
 }
 
-// place is a replica as Envoy names it.
-type place struct{ model, address string }
+// Place is a replica as Envoy names it: a model, and an address (ip:port).
+type Place struct{ Model, Address string }
 
 // inherited is one such request.
 type inherited struct {
@@ -27,25 +27,28 @@ type inherited struct {
 	replica string
 }
 
-// Inherit counts n requests of before a restart that still run at this address, a replica of the model. An address that is
-// nobody's any more is ignored: its requests weigh on no replica that could be picked.
-func (d *Dispatcher) Inherit(model, address string, n int) {
+// Inherit counts the requests of before a restart that still run, by where they are. A place that is nobody's any more is ignored:
+// its requests weigh on no replica that could be picked.
+func (d *Dispatcher) Inherit(running map[Place]int) {
 	d.rebuild() // Run may not have followed the fleet yet
-	id, ok := d.replicaAt(model, address)
-	if !ok {
-		return
+	for at, n := range running {
+		if id, ok := d.replicaAt(at); ok && n > 0 {
+			d.inherit(at, id, n)
+		}
 	}
+}
+
+func (d *Dispatcher) inherit(at Place, id string, n int) {
 	d.mu.Lock()
 	c := d.counterLocked(id)
 	d.mu.Unlock()
 	d.past.mu.Lock()
 	defer d.past.mu.Unlock()
 	if d.past.held == nil {
-		d.past.held = map[place][]inherited{}
+		d.past.held = map[Place][]inherited{}
 	}
-	at := place{model, address}
 	for range n {
-		lease, err := d.admission.Resume(model)
+		lease, err := d.admission.Resume(at.Model)
 		if err != nil {
 			return
 		}
@@ -54,22 +57,23 @@ func (d *Dispatcher) Inherit(model, address string, n int) {
 	}
 }
 
-// Settle asks for every address how many of its inherited requests may be left at most, and frees the others: they have ended.
-func (d *Dispatcher) Settle(most func(model, address string) int) {
+// Settle is told how many of the inherited requests may be left at most at each place (none where it says nothing), and frees the
+// others: they have ended.
+func (d *Dispatcher) Settle(most map[Place]int) {
 	d.past.mu.Lock()
 	places := slices.Collect(maps.Keys(d.past.held))
 	d.past.mu.Unlock()
 	for _, at := range places {
-		d.settle(at, func(int) int { return most(at.model, at.address) })
+		d.settle(at, func(int) int { return most[at] })
 	}
 }
 
-// SettleOne frees one of the inherited requests at this address, if there is one: it has ended.
-func (d *Dispatcher) SettleOne(model, address string) {
-	d.settle(place{model, address}, func(now int) int { return now - 1 })
+// SettleOne frees one of the inherited requests at this place, if there is one: it has ended.
+func (d *Dispatcher) SettleOne(at Place) {
+	d.settle(at, func(now int) int { return now - 1 })
 }
 
-func (d *Dispatcher) settle(at place, left func(now int) int) {
+func (d *Dispatcher) settle(at Place, left func(now int) int) {
 	d.past.mu.Lock()
 	held := d.past.held[at]
 	keep := max(left(len(held)), 0)
@@ -86,7 +90,7 @@ func (d *Dispatcher) settle(at place, left func(now int) int) {
 	for _, r := range ended {
 		r.counter.load.Add(-1)
 		r.lease.Release()
-		d.freed(r.replica, at.model)
+		d.freed(r.replica, at.Model)
 	}
 }
 
@@ -101,13 +105,13 @@ func (d *Dispatcher) Inherited() int {
 	return n
 }
 
-func (d *Dispatcher) replicaAt(model, address string) (id string, ok bool) {
-	m, ok := d.fleet.Snapshot().Models[model]
+func (d *Dispatcher) replicaAt(at Place) (id string, ok bool) {
+	m, ok := d.fleet.Snapshot().Models[at.Model]
 	if !ok {
 		return "", false
 	}
 	for _, r := range m.Replicas {
-		if r.Address.String() == address {
+		if r.Address.String() == at.Address {
 			return r.ID, true
 		}
 	}

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"github.com/sluice-gateway/sluice/admission"
-	"github.com/sluice-gateway/sluice/engines"
 )
 
 // View is what an operator sees of a model's traffic.
@@ -106,6 +105,3 @@ func (t *target) peek(key uint64, loads []int) int {
 	}
 	return -1
 }
-
-// Models lists the fleet's models as the dispatcher sees them.
-func (d *Dispatcher) Models() *engines.Snapshot { return d.world.Load().snapshot }

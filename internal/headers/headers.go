@@ -1,5 +1,5 @@
-// Package headers is the one list of the header names and cluster names through which Sluice and its Envoy understand
-// each other. The filter that decides (extproc) writes them, the routes that Envoy is given (xds) match them, the bootstrap
+// Package headers is the one list of the names through which Sluice and its Envoy understand each other: headers, clusters, and
+// what the access log tells. The filter that decides (extproc) writes them, the routes that Envoy is given (xds) match them, the bootstrap
 // (envoy) defines the two clusters that lead back to Sluice.
 package headers
 

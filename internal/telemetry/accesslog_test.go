@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 var began = time.Date(2030, 5, 4, 3, 2, 1, 0, time.UTC)
@@ -80,7 +82,7 @@ func TestAccessLogOverGRPC(t *testing.T) {
 	}
 
 	whole := Entry{
-		Log: LogRequests, RequestID: "id-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/2", Route: "stream",
+		Log: headers.LogRequests, RequestID: "id-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/2", Route: "stream",
 		Status: 200, Details: "via_upstream", Upstream: "127.0.0.1:41001", Cluster: "model/org/chat", Model: "org/chat", Replica: "chat-1",
 		Attempts: 2, Streamed: true, Notes: map[string]string{"tenant": "acme", "cost": "1200", "held": "true"},
 		BytesIn: 512, BytesOut: 9000, Start: began, Duration: 2 * time.Second,
@@ -88,7 +90,7 @@ func TestAccessLogOverGRPC(t *testing.T) {
 	}
 	soFar := whole
 	soFar.Interim, soFar.Duration, soFar.Notes = true, 0, nil
-	want := []Entry{whole, {Log: LogRequests, Status: 400, Flags: "DPE"}, soFar}
+	want := []Entry{whole, {Log: headers.LogRequests, Status: 400, Flags: "DPE"}, soFar}
 	for i := range want {
 		if diff := cmp.Diff(want[i], <-entries); diff != "" {
 			t.Errorf("entry %d (-want +got)\n%s", i, diff)
@@ -133,14 +135,14 @@ func TestAttemptRecords(t *testing.T) {
 		{"taken over", record(ready, nil, nil), "", true},
 		{"end of the one that took over", record(end, nil, wrapperspb.UInt32(200)), "", false},
 	} {
-		e := newEntry(LogAttempts, c.in)
+		e := newEntry(headers.LogAttempts, c.in)
 		if got := e.FailedAttempt(); got != c.failed {
 			t.Errorf("%s: failed by %q, want %q", c.name, got, c.failed)
 		}
 		if got := e.Moved(); got != c.moved {
 			t.Errorf("%s: moved %v, want %v", c.name, got, c.moved)
 		}
-		e.Log = LogRequests
+		e.Log = headers.LogRequests
 		if e.Moved() || e.FailedAttempt() != "" {
 			t.Errorf("%s: a record of %s was taken for an attempt's", c.name, e.Log)
 		}

@@ -13,15 +13,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// The logs that Envoy is told to write, by name.
-const (
-	// LogRequests has a record for every request at its end, and periodic ones while it runs.
-	LogRequests = "sluice_requests"
-	// LogAttempts has records of upstream attempts that failed and of those that followed a failed one. A request that
-	// succeeds at once has none.
-	LogAttempts = "sluice_attempts"
-)
-
 // Entry is one record of Envoy's access log in plain types. What Envoy did not send is zero. It is a value, to be kept as long
 // as one likes.
 type Entry struct {
@@ -79,13 +70,13 @@ type Entry struct {
 }
 
 // Moved says that a replica has taken over the request from one that failed: Replica and Upstream are the new ones.
-func (e *Entry) Moved() bool { return e.Log == LogAttempts && e.Interim }
+func (e *Entry) Moved() bool { return e.Log == headers.LogAttempts && e.Interim }
 
 // FailedAttempt says why an attempt failed before the response began, so that Envoy could try another replica: ReasonConnect or
 // ReasonReset. It is empty for every other record.
 func (e *Entry) FailedAttempt() string {
 	switch {
-	case e.Log != LogAttempts || e.Interim || e.Status != 0:
+	case e.Log != headers.LogAttempts || e.Interim || e.Status != 0:
 		return ""
 	case e.HasFlag("UF"):
 		return ReasonConnect
@@ -107,19 +98,6 @@ func hasFlag(flags, short string) bool {
 	return false
 }
 
-// What Envoy's access log carries for us beside its own fields.
-const (
-	// tagReplica is the id of the replica, from the endpoint's metadata.
-	tagReplica = "sluice_replica"
-	// tagFirstByte is the time from the first byte of the request to the first byte of the response body, in microseconds:
-	// %COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%.
-	tagFirstByte = "sluice_first_byte_us"
-	// notesNamespace is the dynamic metadata that ext_proc sets.
-	notesNamespace = "sluice"
-	// streamRoute is the route of requests for a streamed response.
-	streamRoute = "stream"
-)
-
 func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 	common, request, response := in.GetCommonProperties(), in.GetRequest(), in.GetResponse()
 	e := Entry{
@@ -135,10 +113,10 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		Flags:     flags(common.GetResponseFlags()),
 		Upstream:  address(common.GetUpstreamRemoteAddress()),
 		Cluster:   common.GetUpstreamCluster(),
-		Replica:   tag(common, tagReplica),
+		Replica:   tag(common, headers.TagReplica),
 		Attempts:  int(common.GetUpstreamRequestAttemptCount()),
-		Streamed:  common.GetRouteName() == streamRoute,
-		Notes:     notes(common.GetMetadata().GetFilterMetadata()[notesNamespace]),
+		Streamed:  common.GetRouteName() == headers.StreamRoute,
+		Notes:     notes(common.GetMetadata().GetFilterMetadata()[headers.Metadata]),
 		BytesIn:   int64(request.GetRequestBodyBytes()),
 		BytesOut:  int64(response.GetResponseBodyBytes()),
 		Duration:  common.GetDuration().AsDuration(),
@@ -149,7 +127,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 	if start := common.GetStartTime(); start != nil {
 		e.Start = start.AsTime()
 	}
-	if us, err := strconv.ParseInt(tag(common, tagFirstByte), 10, 64); err == nil && us > 0 {
+	if us, err := strconv.ParseInt(tag(common, headers.TagFirstByte), 10, 64); err == nil && us > 0 {
 		e.FirstByte = time.Duration(us) * time.Microsecond
 	}
 	if end := common.GetTimeToLastUpstreamRxByte(); end != nil {

@@ -7,13 +7,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// detailsPrefix begins the response code details of every answer that Sluice gave through ext_proc; the error's code follows.
-const detailsPrefix = "sluice_"
-
 // Record returns a func for AccessLog.OnEntry that joins every record with its request and counts what it tells.
 func Record(r *Requests, m *Metrics) func(Entry) {
 	return func(e Entry) {
-		if e.Log == LogAttempts {
+		if e.Log == headers.LogAttempts {
 			if reason := r.Tried(e); reason != "" {
 				m.Retried(reason)
 			}
@@ -133,7 +130,7 @@ func (q *Request) apply(e Entry) {
 	}
 	q.Upstream, q.Attempts = e.Upstream, max(q.Attempts, e.Attempts)
 	q.Stream = q.Stream || e.Streamed
-	if tenant := e.Notes["tenant"]; tenant != "" {
+	if tenant := e.Notes[headers.NoteTenant]; tenant != "" {
 		q.Tenant = tenant
 	}
 	q.BytesIn, q.BytesOut = max(q.BytesIn, e.BytesIn), e.BytesOut
@@ -151,7 +148,7 @@ func (q *Request) finish(e Entry) {
 	if answeredByEngine(e) {
 		q.Source = headers.SourceEngine
 	}
-	if code, ok := strings.CutPrefix(e.Details, detailsPrefix); ok && q.Code == "" {
+	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
 		q.Code = code
 	}
 }

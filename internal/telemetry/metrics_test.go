@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // scrape returns the sample lines that begin with one of the prefixes.
@@ -186,8 +188,8 @@ func TestRecordCounts(t *testing.T) {
 	record := Record(r, m)
 	live := r.Begin(Begun{ID: "a", Model: "chat"})
 	live.Decided("chat", "chat-0", 0)
-	record(Entry{Log: LogAttempts, RequestID: "a", Flags: "UF"})
-	record(Entry{Log: LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1"})
+	record(Entry{Log: headers.LogAttempts, RequestID: "a", Flags: "UF"})
+	record(Entry{Log: headers.LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1"})
 	e := final("a")
 	e.Interim = true
 	record(e)

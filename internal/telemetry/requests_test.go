@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // final is Envoy's record of a request that a replica served.
 func final(id string) Entry {
 	return Entry{
-		Log: LogRequests, RequestID: id, Method: "POST", Path: "/v1/chat/completions", Status: 200, Details: "via_upstream",
+		Log: headers.LogRequests, RequestID: id, Method: "POST", Path: "/v1/chat/completions", Status: 200, Details: "via_upstream",
 		Upstream: "127.0.0.1:41000", Cluster: "model/chat", Model: "chat", Replica: "chat-0", Attempts: 1, Streamed: true,
 		BytesIn: 100, BytesOut: 2000, Start: time.Now().Add(-3 * time.Second), Duration: 3 * time.Second,
 		FirstByte: 200 * time.Millisecond, UpstreamDuration: 2 * time.Second,
@@ -62,7 +64,7 @@ func TestRequestLife(t *testing.T) {
 // TestJoinOrder: the record may come before or after End and Begin's knowledge is in the row either way.
 func TestJoinOrder(t *testing.T) {
 	t.Parallel()
-	refused := Entry{Log: LogRequests, RequestID: "a", Status: 429, Details: "sluice_queue_full", Start: time.Now(), Duration: time.Second}
+	refused := Entry{Log: headers.LogRequests, RequestID: "a", Status: 429, Details: "sluice_queue_full", Start: time.Now(), Duration: time.Second}
 	for name, steps := range map[string][]func(*Requests, *Live){
 		"record last": {func(_ *Requests, l *Live) { l.End(429, "queue_full") }, func(r *Requests, _ *Live) { r.Join(refused) }},
 		"end last":    {func(r *Requests, _ *Live) { r.Join(refused) }, func(_ *Requests, l *Live) { l.End(429, "queue_full") }},
@@ -176,18 +178,18 @@ func TestStreamsOfBefore(t *testing.T) {
 func TestTried(t *testing.T) {
 	t.Parallel()
 	failed := func(flag string) Entry {
-		return Entry{Log: LogAttempts, RequestID: "a", Flags: flag, Replica: "chat-0"}
+		return Entry{Log: headers.LogAttempts, RequestID: "a", Flags: flag, Replica: "chat-0"}
 	}
-	moved := Entry{Log: LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1", Upstream: "127.0.0.1:41001"}
-	end := Entry{Log: LogAttempts, RequestID: "a", Status: 200, Replica: "chat-1"}
+	moved := Entry{Log: headers.LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1", Upstream: "127.0.0.1:41001"}
+	end := Entry{Log: headers.LogAttempts, RequestID: "a", Status: 200, Replica: "chat-1"}
 	for name, c := range map[string]struct {
 		entries []Entry
 		want    []string
 	}{
 		"refused, dropped, served":    {[]Entry{failed("UF"), moved, failed("UC"), moved, end}, []string{"", "connect", "", "reset", ""}},
 		"refused, refused, exhausted": {[]Entry{failed("UF"), failed("UF,URX")}, []string{"", "connect"}},
-		"cut after its headers":       {[]Entry{{Log: LogAttempts, RequestID: "a", Status: 200, Flags: "UC"}}, []string{""}},
-		"of another request":          {[]Entry{{Log: LogAttempts, RequestID: "b", Flags: "UF"}, moved}, []string{"", ""}},
+		"cut after its headers":       {[]Entry{{Log: headers.LogAttempts, RequestID: "a", Status: 200, Flags: "UC"}}, []string{""}},
+		"of another request":          {[]Entry{{Log: headers.LogAttempts, RequestID: "b", Flags: "UF"}, moved}, []string{"", ""}},
 	} {
 		r := NewRequests(1)
 		r.Begin(Begun{ID: "a"}).Decided("chat", "chat-0", 0)
@@ -296,7 +298,7 @@ func TestNobodyListens(t *testing.T) {
 	m.ConfigReloaded(true)
 	record := Record(r, m)
 	record(final("a"))
-	record(Entry{Log: LogAttempts})
+	record(Entry{Log: headers.LogAttempts})
 	if rows, running := r.List(1); rows != nil || running != 0 {
 		t.Error("a nil Requests has rows")
 	}
