@@ -26,19 +26,19 @@ func TestDecisionsAtOnce(t *testing.T) {
 		{name: "unknown model", ask: Request{Model: "nobody"}, want: ErrUnknownModel},
 		{name: "ended context", ended: true, want: context.Canceled},
 		{name: "never fits", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 601}, want: ErrNeverFits},
-		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: ErrQueueFull},
-		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: ErrQueueFull},
-		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: ErrQueueFull},
+		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: full},
+		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: full},
+		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: full},
 		{name: "more bytes than may wait", limits: Limits{MaxConcurrent: 1}, before: []int{0},
-			ask: Request{Bytes: 1<<30 + 1}, want: ErrQueueFull},
+			ask: Request{Bytes: 1<<30 + 1}, want: full},
 		{name: "tokens after the deadline", limits: Limits{TokensPerMinute: 600}, before: []int{600},
-			ask: Request{Tokens: 20, Timeout: 2*time.Second - 1}, want: &RateLimited{2 * time.Second}},
+			ask: Request{Tokens: 20, Timeout: 2*time.Second - 1}, want: late(2 * time.Second)},
 		{name: "tokens after the queue's deadline", limits: Limits{TokensPerMinute: 600, QueueTimeout: time.Second}, before: []int{600},
-			ask: Request{Tokens: 20}, want: &RateLimited{2 * time.Second}},
+			ask: Request{Tokens: 20}, want: late(2 * time.Second)},
 		{name: "tokens after those of others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300, 100},
-			ask: Request{Tokens: 20, Timeout: 41 * time.Second}, want: &RateLimited{42 * time.Second}},
+			ask: Request{Tokens: 20, Timeout: 41 * time.Second}, want: late(42 * time.Second)},
 		{name: "no tokens of its own, but behind others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300},
-			ask: Request{Timeout: 29 * time.Second}, want: &RateLimited{30 * time.Second}},
+			ask: Request{Timeout: 29 * time.Second}, want: late(30 * time.Second)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -158,10 +158,10 @@ func TestTimeouts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := newDesk(t, Limits{MaxConcurrent: 1, QueueTimeout: tt.queue})
 				d.request(0)
-				late := d.ask(t.Context(), Request{Timeout: tt.asked, Bytes: 7})
+				tardy := d.ask(t.Context(), Request{Timeout: tt.asked, Bytes: 7})
 				d.stats(Stats{InFlight: 1, Queued: 1, QueuedBytes: 7, Tokens: -1})
 				time.Sleep(tt.want)
-				d.refused(late, ErrTimeout, tt.want)
+				d.refused(tardy, ErrTimeout, tt.want)
 				d.stats(Stats{InFlight: 1, Tokens: -1})
 			})
 		})
@@ -179,7 +179,7 @@ func TestHeadLeaves(t *testing.T) {
 				d.request(600)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				r := Request{Place: func() bool { return false }}
+				r := Request{Place: func(string) (Slot, bool) { return Slot{}, false }}
 				if how == "timeout" {
 					r.Timeout = 9 * time.Second
 				} else {
@@ -208,14 +208,14 @@ func TestQueuedBytesOfAllModels(t *testing.T) {
 		d.admitted(ask("chat", 1000), 0) // does not wait, so holds nothing
 		embed := ask("embed", 0)
 		d.waits(ask("chat", 60), ask("embed", 30))
-		d.refused(ask("embed", 11), ErrQueueFull, 0)
-		d.refused(ask("chat", 11), ErrQueueFull, 0)
+		d.refused(ask("embed", 11), full, 0)
+		d.refused(ask("chat", 11), full, 0)
 		d.waits(ask("embed", 10), ask("chat", 0), ask("chat", -1))
 		d.stats(Stats{InFlight: 1, Queued: 3, QueuedBytes: 60, Tokens: -1})
 		embed.release() // the one with 30 goes
 		synctest.Wait()
 		d.waits(ask("chat", 30))
-		d.refused(ask("chat", 1), ErrQueueFull, 0)
+		d.refused(ask("chat", 1), full, 0)
 		time.Sleep(time.Hour) // all time out
 		if held := heldNow(d.Controller); held != 0 {
 			t.Errorf("%d bytes held, want 0", held)
@@ -241,7 +241,7 @@ func TestOnWait(t *testing.T) {
 		}
 		second := d.ask(t.Context(), r)
 		d.waits(second)
-		d.refused(d.ask(t.Context(), r), ErrQueueFull, 0)
+		d.refused(d.ask(t.Context(), r), full, 0)
 		first.release()
 		d.admitted(second, 0)
 		if waited != 1 {

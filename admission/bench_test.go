@@ -2,7 +2,11 @@ package admission
 
 import (
 	"context"
+	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
@@ -93,5 +97,92 @@ func BenchmarkLeaving(b *testing.B) {
 	for b.Loop() {
 		leaving, leave := context.WithCancel(ctx)
 		_, _ = c.Admit(leaving, Request{Model: "chat", OnWait: leave})
+	}
+}
+
+// BenchmarkThousands has 10,000 requests of 1,000 tenants wait for 512 models. One decision is a Release, which lets the next in, or the
+// Admit of one that joins the queue instead. It reports the 99th percentile of how long a decision keeps its caller.
+func BenchmarkThousands(b *testing.B) {
+	const models, tenants, waiting = 512, 1000, 10_000
+	c := New(Config{})
+	limits := map[string]TenantLimits{}
+	for i := range tenants {
+		limits[name("tenant", i)] = TenantLimits{Weight: 1 + i%4, MaxConcurrent: 1 << 20, TokensPerMinute: 1 << 34, RequestsPerMinute: 1 << 34}
+	}
+	c.SetTenants(limits)
+	for i := range models {
+		c.SetLimits(name("model", i), Limits{MaxConcurrent: 2, TokensPerMinute: 1 << 34, QueueTimeout: time.Hour})
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	random := rand.New(rand.NewPCG(1, 1))
+	leases := make(chan *Lease, 2*waiting)
+	var wg sync.WaitGroup
+	ask := func() time.Duration {
+		r := Request{Model: name("model", random.IntN(models)), Tenant: name("tenant", random.IntN(tenants)), Tokens: 1 + random.IntN(4000), Bytes: 1000}
+		a := newArrival(r)
+		start := time.Now()
+		lease, w, err := c.enter(&a)
+		took := time.Since(start)
+		switch {
+		case err != nil:
+			b.Fatal(err)
+		case lease != nil:
+			leases <- lease
+		default:
+			wg.Go(func() {
+				if lease, err := c.wait(ctx, w); err == nil {
+					leases <- lease
+				}
+			})
+		}
+		return took
+	}
+	for range waiting + 2*models {
+		ask()
+	}
+	b.ReportAllocs()
+	took := make([]time.Duration, 0, 1<<20)
+	for b.Loop() {
+		lease := <-leases
+		start := time.Now()
+		lease.Release()
+		took = append(took, time.Since(start), ask())
+	}
+	b.ReportMetric(2*float64(b.N)/b.Elapsed().Seconds(), "decisions/s")
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
+	cancel()
+	wg.Wait()
+}
+
+func name(kind string, i int) string { return kind + strconv.Itoa(i) }
+
+// BenchmarkPool is a decision about a pool, with room everywhere and with room nowhere.
+func BenchmarkPool(b *testing.B) {
+	for _, models := range []int{8, 512} {
+		for _, busy := range []bool{false, true} {
+			b.Run("models="+strconv.Itoa(models)+"/busy="+strconv.FormatBool(busy), func(b *testing.B) {
+				c := New(Config{})
+				names := make([]string, models)
+				for i := range names {
+					names[i] = name("model", i)
+					c.SetLimits(names[i], Limits{MaxConcurrent: 1, TokensPerMinute: 1 << 30})
+				}
+				c.SetPools(map[string][]string{"auto": names})
+				for range models {
+					if busy {
+						_, _, _ = c.Schedule(b.Context(), TaskRequest{Pool: "auto", Tokens: 100, Lease: time.Hour})
+					}
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					task, wait, err := c.Schedule(b.Context(), TaskRequest{Pool: "auto", Tokens: 100})
+					if err != nil || (wait > 0) != busy {
+						b.Fatal(wait, err)
+					}
+					_ = c.Complete(b.Context(), "", task.ID, -1)
+				}
+			})
+		}
 	}
 }

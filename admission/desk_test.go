@@ -49,7 +49,7 @@ func (c *call) release() { c.get().lease.Release() }
 // ask starts an Admit and returns when it has ended or waits.
 func (d desk) ask(ctx context.Context, r Request) *call {
 	d.t.Helper()
-	if r.Model == "" {
+	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
 	}
 	c := &call{}
@@ -100,23 +100,34 @@ func (d desk) waits(calls ...*call) {
 func (d desk) stats(want Stats) {
 	d.t.Helper()
 	synctest.Wait()
+	want.Share = want.InFlight
 	if got := d.Stats("chat"); got != want {
 		d.t.Fatalf("Stats = %+v, want %+v", got, want)
 	}
 }
 
+// full is a refusal for want of a place in the queue.
+var full = &Refused{Reason: QueueFull}
+
+// late is a refusal for want of the model's tokens.
+func late(after time.Duration) error { return &Refused{Reason: ModelTokens, RetryAfter: after} }
+
 func sameError(got, want error) bool {
-	a, ok := got.(*RateLimited)
-	b, both := want.(*RateLimited)
+	a, ok := got.(*Refused)
+	b, both := want.(*Refused)
 	if ok && both {
-		return *a == *b
+		// The advice has jitter on top: never less, and at most a quarter or 50 ms more. 0 in want: any that is learned.
+		most := b.RetryAfter + max(b.RetryAfter/4, 50*time.Millisecond)
+		inTime := a.RetryAfter > b.RetryAfter && a.RetryAfter <= most
+		learned := b.RetryAfter == 0 && a.RetryAfter > time.Second && a.RetryAfter <= 75*time.Second
+		return a.Reason == b.Reason && (inTime || learned)
 	}
 	return got == want
 }
 
 // heldNow is how many bytes all queues hold.
 func heldNow(c *Controller) int64 {
-	c.held.mu.Lock()
-	defer c.held.mu.Unlock()
-	return c.held.sum
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held
 }

@@ -17,7 +17,10 @@ func Example() {
 	fmt.Println("first:", err)
 
 	_, err = control.Admit(ctx, admission.Request{Model: "chat", Tokens: 500})
-	fmt.Println("second:", err)
+	var refused *admission.Refused
+	if errors.As(err, &refused) {
+		fmt.Println("second:", refused.Reason)
+	}
 
 	lease.Release()
 	_, err = control.Admit(ctx, admission.Request{Model: "chat", Tokens: 5000})
@@ -27,7 +30,7 @@ func Example() {
 	fmt.Println("too large for ever:", errors.Is(err, admission.ErrNeverFits))
 	// Output:
 	// first: <nil>
-	// second: admission: queue full
+	// second: queue full
 	// third: <nil>
 	// too large for ever: true
 }

@@ -1,240 +1,281 @@
 package admission
 
-import (
-	"context"
-	"sync"
-	"time"
-)
+import "time"
 
-// gate is one model's way in: its capacity and the queue before it. Whatever changes one of them ends with advanceLocked, so
-// that outside the lock the head of the queue is always one that cannot go.
+// gate is one model's way in: what it has given, and the queue before it. Whatever changes one of them ends with Controller.pump, so
+// that outside the lock the next in order is always one that cannot go.
 type gate struct {
-	held *heldBytes
-
-	mu       sync.Mutex
-	capacity capacity
-	queue    queue
-	// refill fires when the head's tokens are there. nil until a head waits for tokens for the first time.
-	refill *time.Timer
+	model  string
+	book   book
+	queue  queue
 	closed bool
+	// members are its places in pools, whose queues it serves beside its own.
+	members []*member
+	// In each band the gate's own queue and those of its pools take turns by tokens (start-time fair queueing): the source with the
+	// smallest tag is next.
+	tags, virtual [bands]int64
+	// turn counts admissions, up to seven, since an aged waiter of a lower band was let in; aged is when each band last was.
+	turn  int
+	aged  [bands]uint64
+	count uint64
+	pace  pace
+	// timer fires when the tokens of the next in order are there, or when it is time to ask again.
+	timer *time.Timer
+	ask   inquiry
 }
 
-// open sets the limits, and lets requests in if the gate was closed.
-func (g *gate) open(l Limits) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := time.Now()
-	g.closed = false
-	if l != g.capacity.limits {
-		g.capacity.set(l, now)
-		g.refuseHopelessLocked(now)
-	}
-	g.advanceLocked(now)
+// takes reports whether the model may ever serve the request.
+func (g *gate) takes(a *arrival) bool {
+	return !g.closed && (a.Allowed == nil || a.Pool == "" || a.Allowed(g.model)) && (a.Admitted || g.book.fits(a.Tokens))
 }
 
-// refuseHopelessLocked ends the waiting of those whose tokens can no longer come in time.
-func (g *gate) refuseHopelessLocked(now time.Time) {
-	ahead := int64(0)
-	for w := range g.queue.all() {
-		if err := g.hopelessLocked(w.Tokens, ahead, w.deadline.Sub(now), now); err != nil {
-			g.refuseLocked(w, err)
+// source is where the next waiter of a band comes from: a pool's queue, or the gate's own for nil.
+func (g *gate) headOf(b int) (*waiter, *member) {
+	best := g.queue.bands[b].head()
+	var from *member
+	for _, m := range g.members {
+		q := &m.pool.queue.bands[b]
+		if q.length == 0 {
 			continue
 		}
-		ahead += int64(w.Tokens)
+		w := q.headFor(g)
+		if w == nil {
+			continue
+		}
+		if best == nil || g.before(w, m, best, from) {
+			best, from = w, m
+		}
 	}
+	return best, from
 }
 
-// hopelessLocked says why a request that may wait for this long, behind others with this many tokens, would wait in vain.
-func (g *gate) hopelessLocked(tokens int, ahead int64, left time.Duration, now time.Time) error {
-	if !g.capacity.fits(tokens) {
-		return ErrNeverFits
+func (g *gate) tag(m *member, b int) int64 {
+	if m == nil {
+		return max(g.tags[b], g.virtual[b])
 	}
-	if wait := g.capacity.bucket.wait(ahead+int64(tokens), now); wait > max(left, 0) {
-		return &RateLimited{RetryAfter: wait}
-	}
-	return nil
+	return max(m.tags[b], g.virtual[b])
 }
 
-// close ends all waiting and lets nobody in.
-func (g *gate) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-	for w := range g.queue.all() {
-		g.refuseLocked(w, ErrRemoved)
+func (g *gate) before(w *waiter, m *member, other *waiter, from *member) bool {
+	a, b := g.tag(m, w.band), g.tag(from, w.band)
+	return a < b || a == b && w.came.Before(other.came)
+}
+
+// next is who goes next, and from where; nil when nobody can be helped by this model.
+func (g *gate) next(c *Controller, now time.Time) (*waiter, *member) {
+	if !g.crowded() {
+		return nil, nil
 	}
-	g.advanceLocked(time.Now())
+	for b := bands - 1; b >= 0; b-- {
+		w, m := g.headOf(b)
+		if w == nil {
+			continue
+		}
+		if aged, from := g.agedBelow(b, now.Add(-c.ageing)); aged != nil {
+			return aged, from
+		}
+		return w, m
+	}
+	return nil, nil
+}
+
+// crowded reports whether anybody waits that the gate might serve.
+func (g *gate) crowded() bool {
+	if g.queue.length > 0 {
+		return true
+	}
+	for _, m := range g.members {
+		if m.pool.queue.length > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// turns is how many admissions there are for each that an aged waiter gets before a higher band.
+const turns = 8
+
+// agedBelow is who goes now although a band above has somebody: every eighth time one of a band whose oldest has waited since a
+// certain time. If there are two such bands they take turns.
+func (g *gate) agedBelow(top int, since time.Time) (*waiter, *member) {
+	if g.turn < turns-1 {
+		return nil, nil
+	}
+	var best *waiter
+	var from *member
+	for b := top - 1; b >= 0; b-- {
+		if best != nil && g.aged[b] >= g.aged[best.band] || !g.oldestBefore(b, since) {
+			continue
+		}
+		if w, m := g.headOf(b); w != nil {
+			best, from = w, m
+		}
+	}
+	return best, from
+}
+
+func (g *gate) oldestBefore(b int, since time.Time) bool {
+	if w := g.queue.bands[b].all.first; w != nil && !w.came.After(since) {
+		return true
+	}
+	for _, m := range g.members {
+		if w := m.pool.queue.bands[b].all.first; w != nil && !w.came.After(since) {
+			return true
+		}
+	}
+	return false
+}
+
+// clear reports whether one that comes now would be next: nobody of its band or a higher one, and nobody aged, can be
+// helped by this model.
+func (g *gate) clear(c *Controller, a *arrival, now time.Time) bool {
+	if !g.crowded() {
+		return true
+	}
+	if f := g.queue.bands[a.band].flows[a.Tenant]; f != nil {
+		return false
+	}
+	for b := bands - 1; b >= a.band; b-- {
+		if w, _ := g.headOf(b); w != nil {
+			return false
+		}
+	}
+	w, _ := g.agedBelow(a.band, now.Add(-c.ageing))
+	return w == nil
+}
+
+// served tells the order that w goes.
+func (g *gate) served(w *waiter, from *member) {
+	start := g.tag(from, w.band)
+	g.virtual[w.band] = start
+	if from == nil {
+		g.tags[w.band] = start + w.cost
+	} else {
+		from.tags[w.band] = start + w.cost
+	}
+	g.count++
+	for b := w.band + 1; b < bands; b++ {
+		if h, _ := g.headOf(b); h != nil {
+			g.turn, g.aged[w.band] = 0, g.count
+			return
+		}
+	}
+	g.turn = min(g.turn+1, turns-1)
+}
+
+// room reports whether the model's own limits let the request go now.
+func (g *gate) room(a *arrival, now time.Time) bool {
+	return a.Admitted || g.book.free() && g.book.bucket.wait(int64(a.Tokens), now) == 0
+}
+
+// passes reports whether the request can go now; if so it has its slot on a replica, and must go.
+func (g *gate) passes(a *arrival, now time.Time) bool {
+	if g.closed || !g.room(a, now) {
+		return false
+	}
+	if a.Place == nil {
+		return true
+	}
+	_, ok := a.Place(g.model)
+	return ok
+}
+
+// arm sets the timer; 0 stops it.
+func (g *gate) arm(c *Controller, wait time.Duration) {
+	switch {
+	case wait > 0 && g.timer == nil:
+		g.timer = time.AfterFunc(wait, func() {
+			c.mu.Lock()
+			defer c.unlock()
+			c.pump(g, time.Now())
+		})
+	case wait > 0:
+		g.timer.Reset(wait)
+	case g.timer != nil:
+		g.timer.Stop()
+	}
 }
 
 // idle reports whether a new gate would be just like this one.
-func (g *gate) idle() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.capacity.bucket.refill(time.Now())
-	return g.capacity.inFlight == 0 && g.capacity.bucket.level == g.capacity.bucket.size()
+func (g *gate) idle(now time.Time) bool {
+	g.book.bucket.refill(now)
+	return g.book.leases == 0 && g.book.bucket.level == g.book.bucket.size() && !g.ask.out
 }
 
-// enter admits the request, refuses it, or puts it in the queue: one of the three results is not nil.
-func (g *gate) enter(r Request) (*Lease, *waiter, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// pump lets in whoever can go, in order.
+func (c *Controller) pump(g *gate, now time.Time) {
 	if g.closed {
-		return nil, nil, ErrRemoved
-	}
-	if !g.capacity.fits(r.Tokens) {
-		return nil, nil, ErrNeverFits
-	}
-	now := time.Now()
-	if g.queue.head() == nil && g.passesLocked(&r, now) {
-		return g.leaseLocked(r.Tokens), nil, nil
-	}
-	w, err := g.enqueueLocked(r, now)
-	return nil, w, err
-}
-
-func (g *gate) enqueueLocked(r Request, now time.Time) (*waiter, error) {
-	limits := g.capacity.limits
-	if g.queue.length >= limits.maxQueue() {
-		return nil, ErrQueueFull
-	}
-	timeout := limits.timeout(r.Timeout)
-	if err := g.hopelessLocked(r.Tokens, g.queue.ahead(), timeout, now); err != nil {
-		return nil, err
-	}
-	if !g.held.take(int64(r.Bytes)) {
-		return nil, ErrQueueFull
-	}
-	w := &waiter{Request: r, deadline: now.Add(timeout), decided: make(chan struct{})}
-	g.queue.push(w)
-	g.armLocked(now)
-	return w, nil
-}
-
-// passesLocked reports whether the request can go now; if so it has its slot on a replica, and must go.
-func (g *gate) passesLocked(r *Request, now time.Time) bool {
-	return g.capacity.free() && g.capacity.bucket.wait(int64(r.Tokens), now) == 0 && (r.Place == nil || r.Place())
-}
-
-func (g *gate) leaseLocked(tokens int) *Lease {
-	g.capacity.take(tokens)
-	return &Lease{gate: g, tokens: tokens}
-}
-
-// advanceLocked admits from the head of the queue until one cannot go.
-func (g *gate) advanceLocked(now time.Time) {
-	for w := g.queue.head(); w != nil && g.passesLocked(&w.Request, now); w = g.queue.head() {
-		g.removeLocked(w)
-		w.lease = g.leaseLocked(w.Tokens)
-		close(w.decided)
-	}
-	g.armLocked(now)
-}
-
-// armLocked sets the timer if tokens, and nothing else that is known here, keep the head waiting. Everything else that it may
-// wait for announces itself.
-func (g *gate) armLocked(now time.Time) {
-	var wait time.Duration
-	if head := g.queue.head(); head != nil && g.capacity.free() {
-		wait = g.capacity.bucket.wait(int64(head.Tokens), now)
-	}
-	switch {
-	case wait > 0 && g.refill == nil:
-		g.refill = time.AfterFunc(wait, g.kick)
-	case wait > 0:
-		g.refill.Reset(wait)
-	case g.refill != nil:
-		g.refill.Stop()
-	}
-}
-
-func (g *gate) kick() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.advanceLocked(time.Now())
-}
-
-// removeLocked takes a waiter out of the queue, with its bytes.
-func (g *gate) removeLocked(w *waiter) {
-	g.queue.remove(w)
-	g.held.give(int64(w.Bytes))
-}
-
-func (g *gate) refuseLocked(w *waiter, err error) {
-	g.removeLocked(w)
-	w.err = err
-	close(w.decided)
-}
-
-// wait blocks until w is decided, out of time, or its context ends.
-func (g *gate) wait(ctx context.Context, w *waiter) (*Lease, error) {
-	if w.OnWait != nil {
-		w.OnWait()
-	}
-	timer := time.NewTimer(time.Until(w.deadline))
-	defer timer.Stop()
-	select {
-	case <-w.decided:
-	case <-timer.C:
-		g.leave(w, ErrTimeout)
-	case <-ctx.Done():
-		g.leave(w, ctx.Err())
-	}
-	// Whoever lost the race against an admission has a lease now. It is welcome after a timeout; a caller whose context has
-	// ended could do nothing with it.
-	if err := ctx.Err(); err != nil && w.lease != nil {
-		g.undo(w)
-		return nil, err
-	}
-	return w.lease, w.err
-}
-
-// leave takes w out of the queue, unless it was decided before.
-func (g *gate) leave(w *waiter, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !w.queued {
+		g.arm(c, 0)
 		return
 	}
-	g.refuseLocked(w, err)
-	g.advanceLocked(time.Now())
-}
-
-// undo takes back the admission of a waiter, as if it had never been.
-func (g *gate) undo(w *waiter) {
-	if w.Place != nil && w.Unplace != nil {
-		w.Unplace()
-	}
-	g.end(w.lease, false)
-}
-
-// end ends a lease. The tokens of one that was not used go back into the bucket.
-func (g *gate) end(l *Lease, used bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if l.released {
+	if c.shared != nil {
+		c.inquire(g, now)
 		return
 	}
-	l.released = true
-	g.capacity.inFlight--
-	if !used {
-		g.capacity.bucket.refund(l.tokens)
+	for {
+		w, from := g.next(c, now)
+		if w == nil {
+			g.arm(c, 0)
+			return
+		}
+		if !g.passes(&w.arrival, now) {
+			g.arm(c, g.known(&w.arrival, now))
+			return
+		}
+		c.release(w, true)
+		g.served(w, from)
+		w.placed = w.Place != nil
+		w.decide(c.lease(g, w.tenant, &w.arrival, now), nil)
 	}
-	g.advanceLocked(time.Now())
 }
 
-func (g *gate) limits() Limits {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.capacity.limits
+// known is when the request can go if tokens, and nothing else that is known here, keep it waiting. Everything else announces itself.
+func (g *gate) known(a *arrival, now time.Time) time.Duration {
+	if a.Admitted || !g.book.free() {
+		return 0
+	}
+	return g.book.bucket.wait(int64(a.Tokens), now)
 }
 
-func (g *gate) stats() Stats {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return Stats{
-		InFlight:    g.capacity.inFlight,
-		Queued:      g.queue.length,
-		QueuedBytes: g.queue.bytes,
-		Tokens:      g.capacity.bucket.tokens(time.Now()),
+// release takes w out of its queue, with all that it held by waiting.
+func (c *Controller) release(w *waiter, served bool) {
+	w.queue.remove(w, served)
+	c.hold(w, -1)
+}
+
+// hold counts what w holds while it is neither running nor refused, or no longer.
+func (c *Controller) hold(w *waiter, n int) {
+	w.tenant.hold(w, n)
+	c.held += int64(n * w.Bytes)
+}
+
+// refuse ends the waiting of one that is in a queue.
+func (c *Controller) refuse(w *waiter, err error) {
+	c.release(w, false)
+	w.decide(nil, err)
+}
+
+// pumpQueue lets in from one queue: of a gate, or of a pool through all its gates.
+func (c *Controller) pumpQueue(q *queue, now time.Time) {
+	if q.gate != nil {
+		c.pump(q.gate, now)
+		return
+	}
+	for _, m := range q.pool.members {
+		c.pump(m.gate, now)
+	}
+}
+
+// welcome gives the tenant's parked flows another chance, in the order in which they were parked.
+func (c *Controller) welcome(t *tenant, now time.Time) {
+	for n := t.parked.length; n > 0 && t.parked.cur != nil; n-- {
+		f := t.parked.cur
+		if t.full(f.waiting.first) {
+			return
+		}
+		q := f.waiting.first.queue
+		t.unpark(f)
+		f.band.enroll(f)
+		c.pumpQueue(q, now)
 	}
 }

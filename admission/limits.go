@@ -1,14 +1,13 @@
 package admission
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 const (
 	defaultMaxQueue      = 1000
 	defaultQueueTimeout  = 60 * time.Second
 	defaultMaxQueueBytes = 1 << 30
+	defaultAgeing        = 30 * time.Second
+	maxWeight            = 1 << 20
 )
 
 // Limits bound what one model is given and who may wait for it. The zero value has no limits but the queue's.
@@ -16,13 +15,20 @@ type Limits struct {
 	// MaxConcurrent is how many leases there may be at once. 0 or less means no limit.
 	MaxConcurrent int
 	// TokensPerMinute is the size of the model's token bucket, which is full at first and fills evenly at this many tokens a
-	// minute. 0 or less means no limit; more than about 7.6e10 is taken as that.
+	// minute. 0 or less means no limit; more than about 3.8e10 is taken as that.
 	TokensPerMinute int
-	// MaxQueue is how many requests may wait. 0 means 1000; below 0, nobody waits: who cannot go at once gets ErrQueueFull.
+	// MaxQueue is how many requests may wait. 0 means 1000; below 0, nobody waits: who cannot go at once is Refused with QueueFull.
 	MaxQueue int
 	// QueueTimeout is how long a request may wait that says nothing else (Request.Timeout). 0 or less means one minute.
 	QueueTimeout time.Duration
+	// Weight is the model's share of the tokens of its pools while it has room. 0 or less means 1.
+	Weight int
 }
+
+// weight is Weight with its default and a bound that keeps weight times tokens countable.
+func (l Limits) weight() int64 { return weight(l.Weight) }
+
+func weight(w int) int64 { return int64(min(max(w, 1), maxWeight)) }
 
 // maxQueue is MaxQueue with its default.
 func (l Limits) maxQueue() int {
@@ -43,33 +49,6 @@ func (l Limits) timeout(asked time.Duration) time.Duration {
 	return defaultQueueTimeout
 }
 
-// capacity is what one model has to give. It knows no queue; its owner locks it.
-type capacity struct {
-	limits   Limits
-	inFlight int
-	bucket   bucket
-}
-
-func (c *capacity) set(l Limits, now time.Time) {
-	c.limits = l
-	c.bucket.resize(l.TokensPerMinute, now)
-}
-
-// fits reports whether the bucket can ever hold so many tokens.
-func (c *capacity) fits(tokens int) bool {
-	return c.bucket.perMinute == 0 || int64(tokens) <= c.bucket.perMinute
-}
-
-// free reports whether there may be one more lease.
-func (c *capacity) free() bool {
-	return c.limits.MaxConcurrent <= 0 || c.inFlight < c.limits.MaxConcurrent
-}
-
-func (c *capacity) take(tokens int) {
-	c.inFlight++
-	c.bucket.take(tokens)
-}
-
 // bucket is a token bucket in whole numbers, so that what it gives in any time is exact. A token is 60 million units; a bucket
 // of n tokens a minute gains n units each microsecond.
 type bucket struct {
@@ -83,8 +62,8 @@ type bucket struct {
 
 const (
 	unitsPerToken = 60_000_000
-	// maxTokens keeps twice a full bucket within an int64.
-	maxTokens = (1<<63 - 1) / unitsPerToken / 2
+	// maxTokens keeps a full bucket, a debt of one and what corrects them within an int64.
+	maxTokens = (1<<63 - 1) / unitsPerToken / 4
 	// longestWait, in minutes, is what longer waits are taken for.
 	longestWait = 1 << 20
 )
@@ -151,6 +130,15 @@ func (b *bucket) refund(tokens int) {
 	b.level = min(b.size(), b.level+min(int64(tokens), b.perMinute)*unitsPerToken)
 }
 
+// correct adds tokens, or takes some away if there are fewer than none. A debt is at most one full bucket.
+func (b *bucket) correct(tokens int64) {
+	tokens = min(max(tokens, -2*b.perMinute), 2*b.perMinute)
+	b.level = min(max(b.level+tokens*unitsPerToken, -b.size()), b.size())
+}
+
+// fits reports whether a bucket of so many tokens a minute can ever hold these.
+func fits(tokens, perMinute int) bool { return perMinute <= 0 || tokens <= min(perMinute, maxTokens) }
+
 // tokens is what the bucket holds; -1 without a limit.
 func (b *bucket) tokens(now time.Time) float64 {
 	if b.perMinute == 0 {
@@ -160,27 +148,9 @@ func (b *bucket) tokens(now time.Time) float64 {
 	return float64(b.level) / float64(unitsPerToken)
 }
 
-// heldBytes counts the bytes of all waiting requests of all models. Its lock is taken last, inside a model's.
-type heldBytes struct {
-	most int64
-
-	mu  sync.Mutex
-	sum int64 // guarded by mu
-}
-
-// take adds n, unless that would be too much.
-func (h *heldBytes) take(n int64) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if n > h.most-h.sum {
-		return false
+// spend takes tokens that may not be there, down to a debt of one full bucket. That is so only for what others have granted.
+func (b *bucket) spend(tokens int64) {
+	if b.perMinute > 0 {
+		b.level = max(b.level-tokens*unitsPerToken, -b.size())
 	}
-	h.sum += n
-	return true
-}
-
-func (h *heldBytes) give(n int64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.sum -= n
 }

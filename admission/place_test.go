@@ -19,13 +19,13 @@ func newReplicas(free int64) *replicas {
 
 func (s *replicas) request() Request {
 	return Request{
-		Place: func() bool {
+		Place: func(string) (Slot, bool) {
 			s.asked.Add(1)
 			if s.free.Load() == 0 {
-				return false
+				return Slot{}, false
 			}
 			s.free.Add(-1)
-			return true
+			return Slot{}, true
 		},
 		Unplace: func() { s.free.Add(1); s.returned.Add(1) },
 	}
@@ -152,7 +152,7 @@ func TestPlacePanics(t *testing.T) {
 		d := newDesk(t, Limits{MaxConcurrent: 1})
 		func() {
 			defer func() { _ = recover() }()
-			_, _ = d.Admit(t.Context(), Request{Model: "chat", Place: func() bool { panic("no") }})
+			_, _ = d.Admit(t.Context(), Request{Model: "chat", Place: func(string) (Slot, bool) { panic("no") }})
 		}()
 		d.admitted(d.request(0), 0)
 	})

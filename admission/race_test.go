@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,7 +46,7 @@ func TestExactlyTheBudget(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	if got, want := c.Stats("chat"), (Stats{budget, callers - budget, 100 * (callers - budget), -1}); got != want {
+	if got, want := c.Stats("chat"), (Stats{budget, callers - budget, 100 * (callers - budget), -1, budget}); got != want {
 		t.Errorf("Stats = %+v, want %+v", got, want)
 	}
 	close(gate)
@@ -63,19 +64,27 @@ type crowd struct {
 	most   [2]atomic.Int64
 	inside [2]atomic.Int64
 	slots  [2]atomic.Int64
-	ended  atomic.Int64
+	// tenants counts what each tenant has running; crowdTenant is the most.
+	tenants [crowdTenants]atomic.Int64
+	ended   atomic.Int64
+	// reasons counts refusals.
+	reasons [Stale + 1]atomic.Int64
 }
 
-const crowdSlots = 60
+const (
+	crowdSlots   = 60
+	crowdTenants = 5
+	crowdTenant  = 40
+)
 
 var crowdModels = [2]string{"chat", "embed"}
 
 // place counts a request in when it is placed, so under the model's lock.
-func (c *crowd) place(m int) bool {
+func (c *crowd) place(m int) (Slot, bool) {
 	for {
 		free := c.slots[m].Load()
 		if free == 0 {
-			return false
+			return Slot{}, false
 		}
 		if c.slots[m].CompareAndSwap(free, free-1) {
 			break
@@ -84,7 +93,7 @@ func (c *crowd) place(m int) bool {
 	if n := c.inside[m].Add(1); n > c.most[m].Load() {
 		c.t.Errorf("%d inside, at most %d may be", n, c.most[m].Load())
 	}
-	return true
+	return Slot{}, true
 }
 
 func (c *crowd) leave(m int) {
@@ -97,29 +106,66 @@ func (c *crowd) leave(m int) {
 // call is one caller's visit.
 func (c *crowd) call(random *rand.Rand) {
 	defer c.ended.Add(1)
-	m := random.IntN(2)
+	m, tenant := random.IntN(2), random.IntN(crowdTenants)
 	ctx, cancel := context.WithTimeout(c.t.Context(), pause(random, 3*time.Second))
 	defer cancel()
-	lease, err := c.Admit(ctx, Request{
-		Model:   crowdModels[m],
-		Tokens:  random.IntN(300),
-		Bytes:   random.IntN(5000),
-		Timeout: pause(random, 3*time.Second),
-		Place:   func() bool { return c.place(m) },
-		Unplace: func() { c.leave(m) },
-		OnWait:  func() { time.Sleep(pause(random, time.Millisecond)) },
-	})
-	var limited *RateLimited
+	r := Request{
+		Model:    crowdModels[m],
+		Tenant:   name("tenant", tenant),
+		Priority: Priority(random.IntN(3) - 1),
+		Tokens:   random.IntN(300),
+		Bytes:    random.IntN(5000),
+		Timeout:  pause(random, 3*time.Second),
+		Prefill:  random.IntN(2) == 0,
+		Place:    func(model string) (Slot, bool) { m = slices.Index(crowdModels[:], model); return c.place(m) },
+		Unplace:  func() { c.leave(m) },
+		OnWait:   func() { time.Sleep(pause(random, time.Millisecond)) },
+	}
+	if random.IntN(3) == 0 {
+		r.Model, r.Pool = "", "auto"
+		if random.IntN(3) == 0 {
+			only := crowdModels[random.IntN(2)]
+			r.Allowed = func(model string) bool { return model == only }
+		}
+	}
+	lease, err := c.Admit(ctx, r)
+	var refused *Refused
 	switch {
 	case err == nil:
+		if n := c.tenants[tenant].Add(1); n > crowdTenant {
+			c.t.Errorf("%d of a tenant at once", n)
+		}
 		time.Sleep(pause(random, 200*time.Millisecond))
+		lease.FirstToken()
+		lease.Settle(random.IntN(400))
+		c.tenants[tenant].Add(-1)
 		c.leave(m)
 		lease.Release()
 		lease.Release()
-	case errors.As(err, &limited) && limited.RetryAfter > 0:
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrTimeout), errors.Is(err, ErrNeverFits):
+	case errors.As(err, &refused) && refused.RetryAfter > 0:
+		c.reasons[refused.Reason].Add(1)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrTimeout), errors.Is(err, ErrNeverFits):
 	default:
 		c.t.Errorf("unexpected: %v", err)
+	}
+}
+
+// poll is one call for a task, which is ended, renewed or left to its lease.
+func (c *crowd) poll(random *rand.Rand) {
+	defer c.ended.Add(1)
+	r := TaskRequest{Model: "task", Tenant: name("tenant", random.IntN(crowdTenants)), Tokens: random.IntN(50), Lease: pause(random, time.Second)}
+	if random.IntN(2) == 0 {
+		r.MaxWait = pause(random, time.Second)
+	}
+	task, wait, err := c.Schedule(c.t.Context(), r)
+	switch {
+	case err != nil || wait < 0 || (wait == 0) == (task.ID == ""):
+		c.t.Errorf("%+v, %v, %v", task, wait, err)
+	case wait == 0 && random.IntN(3) > 0:
+		time.Sleep(pause(random, 700*time.Millisecond))
+		if err := c.Complete(c.t.Context(), r.Tenant, task.ID, random.IntN(80)); err != nil && time.Now().Before(task.Expires) {
+			c.t.Error(err)
+		}
 	}
 }
 
@@ -128,7 +174,7 @@ func (c *crowd) tune(random *rand.Rand, m int) {
 	before, now := c.most[m].Load(), int64(1+random.IntN(crowdSlots+20))
 	c.most[m].Store(max(before, now))
 	c.SetLimits(crowdModels[m], Limits{
-		MaxConcurrent: int(now), TokensPerMinute: []int{0, 200, 60_000}[random.IntN(3)], MaxQueue: 1 + random.IntN(900),
+		Weight: random.IntN(4), MaxConcurrent: int(now), TokensPerMinute: []int{0, 200, 60_000}[random.IntN(3)], MaxQueue: 1 + random.IntN(900),
 	})
 	c.most[m].Store(now)
 }
@@ -143,7 +189,14 @@ func TestCrowd(t *testing.T) {
 	t.Parallel()
 	const callers = 3000
 	synctest.Test(t, func(t *testing.T) {
-		c := &crowd{Controller: New(Config{MaxQueueBytes: 1 << 20}), t: t}
+		c := &crowd{Controller: New(Config{MaxQueueBytes: 1 << 20, Ageing: 100 * time.Millisecond}), t: t}
+		c.SetLimits("task", Limits{MaxConcurrent: 5, TokensPerMinute: 5000})
+		c.SetPools(map[string][]string{"auto": crowdModels[:]})
+		limits := map[string]TenantLimits{}
+		for i := range crowdTenants {
+			limits[name("tenant", i)] = TenantLimits{Weight: i, MaxConcurrent: crowdTenant, MaxPrefill: 8, RequestsPerMinute: 1000 * i, MaxQueueBytes: 1 << 18}
+		}
+		c.SetTenants(limits)
 		random := rand.New(rand.NewPCG(2, 2))
 		for m := range crowdModels {
 			c.slots[m].Store(crowdSlots)
@@ -156,9 +209,31 @@ func TestCrowd(t *testing.T) {
 				c.tune(random, random.IntN(2))
 				c.Kick(crowdModels[random.IntN(2)])
 			}
-			wg.Go(func() { c.call(rand.New(rand.NewPCG(i, 3))) })
+			own := rand.New(rand.NewPCG(i, 3))
+			wg.Go(func() {
+				if own.IntN(10) == 0 {
+					c.poll(own)
+				} else {
+					c.call(own)
+				}
+			})
 		}
 		wg.Wait()
+		time.Sleep(time.Second) // tasks expire
+		for _, r := range []Reason{TenantStreams, QueueFull, Evicted, ModelTokens} {
+			if c.reasons[r].Load() == 0 {
+				t.Errorf("nobody was refused because: %v", r)
+			}
+		}
+		for i := range crowdTenants {
+			got := c.Tenant(name("tenant", i))
+			if got.Quota = (Quota{}); got != (TenantStats{}) {
+				t.Errorf("tenant %d: left over: %+v", i, got)
+			}
+		}
+		if got := c.Stats("task"); got.InFlight != 0 || len(c.tasks.byID)+len(c.tasks.expiring) != 0 {
+			t.Errorf("tasks left over: %+v", got)
+		}
 		if c.ended.Load() != callers {
 			t.Errorf("%d of %d calls ended", c.ended.Load(), callers)
 		}
@@ -191,7 +266,7 @@ func TestAbortRacesWithAdmission(t *testing.T) {
 		wg.Go(func() {
 			lease, err := c.Admit(ctx, Request{
 				Model:   "chat",
-				Place:   func() bool { placed.Add(1); return true },
+				Place:   func(string) (Slot, bool) { placed.Add(1); return Slot{}, true },
 				Unplace: func() { unplaced.Add(1) },
 				OnWait: func() {
 					rivals := []func(){abort, holder.Release}

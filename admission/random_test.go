@@ -102,7 +102,7 @@ func (w *world) arrive() {
 	a.deadline = w.ref.now + timeout
 	w.note("arrives %+v", *a)
 	ctx, cancel := context.WithCancel(w.t.Context())
-	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, Place: func() bool { return w.place(a) }, Unplace: func() { w.t.Error("Unplace, though nothing happens at once here") }}
+	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, Place: func(string) (Slot, bool) { return Slot{}, w.place(a) }, Unplace: func() { w.t.Error("Unplace, though nothing happens at once here") }}
 	w.asked, w.cancel = append(w.asked, a), append(w.cancel, cancel)
 	w.calls = append(w.calls, w.ask(ctx, r))
 	w.ref.ask(a)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// reference is what the package promises, written a second time and as plainly as possible: slices, exact fractions, one
+// reference is what the package promises to one tenant, written a second time and as plainly as possible: slices, exact fractions, one
 // event after the other. Its clock is its own; advance lets happen what happens by itself until then.
 type reference struct {
 	limits   Limits
@@ -89,7 +89,7 @@ func (r *reference) hopeless(a *asked, before []*asked) error {
 		sum += b.tokens
 	}
 	if wait := r.tokenWait(sum); wait > a.deadline-r.now {
-		return &RateLimited{RetryAfter: wait}
+		return late(wait)
 	}
 	return nil
 }
@@ -109,12 +109,10 @@ func (r *reference) ask(a *asked) {
 		r.end(a, ErrNeverFits)
 	case len(r.waiting) == 0 && r.goes(a):
 		r.admit(a)
-	case len(r.waiting) >= r.limits.MaxQueue:
-		r.end(a, ErrQueueFull)
 	case hopeless != nil:
 		r.end(a, hopeless)
-	case r.queuedBytes()+a.bytes > r.maxBytes:
-		r.end(a, ErrQueueFull)
+	case len(r.waiting) >= r.limits.MaxQueue, r.queuedBytes()+a.bytes > r.maxBytes:
+		r.end(a, full)
 	default:
 		r.waiting = append(r.waiting, a)
 	}
@@ -198,7 +196,7 @@ func (r *reference) stats() Stats {
 	if r.limits.TokensPerMinute == 0 {
 		tokens = -1
 	}
-	return Stats{InFlight: len(r.inFlight), Queued: len(r.waiting), QueuedBytes: int64(r.queuedBytes()), Tokens: tokens}
+	return Stats{InFlight: len(r.inFlight), Queued: len(r.waiting), QueuedBytes: int64(r.queuedBytes()), Tokens: tokens, Share: len(r.inFlight)}
 }
 
 // alike compares up to the rounding of a float.

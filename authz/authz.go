@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -25,13 +26,56 @@ const Anyone = "anyone"
 // Tenant is someone who may call. It is immutable.
 type Tenant struct {
 	Name string
-	// Models that the tenant may use, by name; "*" is all.
+	// Models that the tenant may use, by name; "*" is all. A pool is one of these names too.
 	Models []string
+	// Priority of the tenant's requests, or of those with this key: interactive, default or batch. Empty is default.
+	Priority string
 }
 
 // Allows says whether the tenant may use the model of this name.
 func (t *Tenant) Allows(model string) bool {
 	return slices.Contains(t.Models, "*") || slices.Contains(t.Models, model)
+}
+
+// Priorities from the highest to the lowest.
+const (
+	Interactive = "interactive"
+	Default     = "default"
+	Batch       = "batch"
+)
+
+// rank orders the priorities; false for a word that is none. The empty one is default.
+func rank(priority string) (int, bool) {
+	switch priority {
+	case Interactive:
+		return 2, true
+	case Default, "":
+		return 1, true
+	case Batch:
+		return 0, true
+	}
+	return 0, false
+}
+
+// PriorityOf is the priority of a request that asks for one in the header x-sluice-priority: it can only lower the tenant's own. An
+// empty wish is none. The error is of code invalid_request.
+func (t *Tenant) PriorityOf(asked string) (string, *openai.Error) {
+	own := t.Priority
+	if own == "" {
+		own = Default
+	}
+	if asked == "" {
+		return own, nil
+	}
+	wish, ok := rank(asked)
+	if !ok {
+		return "", &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.Priority,
+			Message: headers.Priority + " must be interactive, default or batch."}
+	}
+	if most, _ := rank(own); wish > most {
+		return own, nil
+	}
+	return asked, nil
 }
 
 // Config is the policy.
@@ -41,7 +85,8 @@ type Config struct {
 	Tenants []TenantConfig
 }
 
-// TenantConfig is a tenant and the hashes of its keys.
+// TenantConfig is a tenant and the hashes of its keys. A tenant some of whose keys have a priority of their own is there several times,
+// the tenant's own priority first.
 type TenantConfig struct {
 	Tenant
 	// Keys are "sha256:" and 64 hex digits each. Several keys overlap while one replaces the other.
@@ -71,7 +116,9 @@ func (a *Authenticator) Set(c Config) error {
 	}
 	for _, tenant := range c.Tenants {
 		t := tenant.Tenant
-		p.names[t.Name] = &t
+		if p.names[t.Name] == nil {
+			p.names[t.Name] = &t
+		}
 		for _, key := range tenant.Keys {
 			d, err := parseHash(key)
 			if err != nil {

@@ -142,7 +142,7 @@ func TestCheck(t *testing.T) {
 		return r
 	}
 	ok := check(map[string]string{"authorization": "Bearer k"}).GetOkResponse()
-	if h := ok.GetHeaders(); len(h) != 1 || h[0].GetHeader().GetValue() != "acme" {
+	if h := ok.GetHeaders(); len(h) != 2 || h[0].GetHeader().GetValue() != "acme" || h[1].GetHeader().GetValue() != "default" {
 		t.Errorf("headers upstream: %v", h)
 	}
 	if fmt.Sprint(ok.GetHeadersToRemove()) != "[authorization x-api-key api-key]" {
@@ -151,5 +151,52 @@ func TestCheck(t *testing.T) {
 	no := check(nil).GetDeniedResponse()
 	if no.GetStatus().GetCode() != 401 || !strings.Contains(no.GetBody(), `"code":"invalid_api_key"`) {
 		t.Errorf("refused with %v", no)
+	}
+}
+
+func TestPriorityCanOnlyBeLowered(t *testing.T) {
+	for _, c := range []struct{ own, asked, want string }{
+		{"", "", "default"}, {"", "interactive", "default"}, {"", "batch", "batch"},
+		{"interactive", "", "interactive"}, {"interactive", "default", "default"}, {"interactive", "interactive", "interactive"},
+		{"batch", "interactive", "batch"}, {"batch", "", "batch"},
+		{"default", "Batch", ""}, {"default", "batch,batch", ""},
+	} {
+		got, fault := (&authz.Tenant{Priority: c.own}).PriorityOf(c.asked)
+		if got != c.want || (fault == nil) != (c.want != "") {
+			t.Errorf("%q asks for %q: %q, %v; want %q", c.own, c.asked, got, fault, c.want)
+		}
+	}
+}
+
+func TestAKeyMayHaveAPriorityOfItsOwn(t *testing.T) {
+	people, night := tenant("acme", "day"), tenant("acme", "night")
+	people.Priority, night.Priority = authz.Interactive, authz.Batch
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{people, night}})
+	for key, want := range map[string]string{"day": authz.Interactive, "night": authz.Batch} {
+		if got, fault := a.Authenticate(authz.Credentials{APIKey: key}); fault != nil || got.Name != "acme" || got.Priority != want {
+			t.Errorf("%s: %+v, %v", key, got, fault)
+		}
+	}
+	if got, _ := a.Tenant("acme"); got.Priority != authz.Interactive {
+		t.Errorf("by name: %+v", got)
+	}
+	s := &authz.Server{Authenticator: a}
+	for _, c := range []struct {
+		key, asked, want string
+	}{{"day", "", "interactive"}, {"day", "default", "default"}, {"night", "interactive", "batch"}} {
+		answer, err := s.Check(context.Background(), &auth.CheckRequest{Attributes: &auth.AttributeContext{Request: &auth.AttributeContext_Request{
+			Http: &auth.AttributeContext_HttpRequest{Headers: map[string]string{"x-api-key": c.key, "x-sluice-priority": c.asked}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, h := range answer.GetOkResponse().GetHeaders() {
+			if h.GetHeader().GetKey() == "x-sluice-priority" {
+				got = h.GetHeader().GetValue()
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s asks for %q: %q", c.key, c.asked, got)
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Server answers Envoy's ext_authz filter over gRPC. An allowed request goes on with the tenant's name in the header
-// x-sluice-tenant and without its credentials; a refused one gets the error in OpenAI's shape.
+// x-sluice-tenant, its priority in x-sluice-priority, and without its credentials; a refused one gets the error in OpenAI's shape.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator
@@ -36,10 +36,14 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	if fault != nil {
 		return denied(fault), nil
 	}
+	priority, fault := tenant.PriorityOf(h[headers.Priority])
+	if fault != nil {
+		return denied(fault), nil
+	}
 	return &auth.CheckResponse{
 		Status: &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{
-			Headers:         []*core.HeaderValueOption{option(headers.Tenant, tenant.Name)},
+			Headers:         []*core.HeaderValueOption{option(headers.Tenant, tenant.Name), option(headers.Priority, priority)},
 			HeadersToRemove: []string{"authorization", "x-api-key", "api-key"},
 		}},
 	}, nil

@@ -31,6 +31,8 @@ const (
 	Local Launcher = "local"
 	// Upstream replicas are servers that someone else runs.
 	Upstream Launcher = "upstream"
+	// None is for a model without replicas, which is only admitted: its work is done elsewhere.
+	None Launcher = "none"
 )
 
 // Model is what clients ask for by name.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -91,8 +92,11 @@ func New(c Config) *Server {
 // Register adds the server to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
 
-// Process is one request.
+// Process is one request, or the first token of one.
 func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+	if observing(stream.Context()) {
+		return s.observe(stream)
+	}
 	x := exchange{server: s, stream: stream}
 	defer x.end()
 	for {
@@ -123,11 +127,12 @@ type exchange struct {
 	server *Server
 	stream extproc.ExternalProcessor_ProcessServer
 
-	request request
-	tenant  *authz.Tenant
-	ticket  *dispatch.Ticket
-	entry   Entry
-	fault   *openai.Error
+	request  request
+	tenant   *authz.Tenant
+	priority admission.Priority
+	ticket   *dispatch.Ticket
+	entry    Entry
+	fault    *openai.Error
 }
 
 // answer handles one message; nil ends the exchange.
@@ -153,6 +158,9 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 		return x.refuse(fault)
 	}
 	if fault := x.request.check(x.server.MaxBody); fault != nil {
+		return x.refuse(fault)
+	}
+	if x.priority, fault = priorityOf(tenant, x.request.priority); fault != nil {
 		return x.refuse(fault)
 	}
 	x.tenant = tenant
@@ -185,7 +193,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	x.entry.Decided(x.ticket.Model, x.ticket.Replica(), waited)
 	x.server.live.add(r.id, x.ticket)
 	answer := decided(x.ticket, &scan, body, waited)
-	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name)
+	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, x.ticket)
 	return answer
 }
 
@@ -193,15 +201,27 @@ func (x *exchange) dispatch(scan *openai.Request, body []byte) (*dispatch.Ticket
 	return x.server.Dispatcher.Dispatch(x.stream.Context(), &dispatch.Request{
 		Model:       scan.Model,
 		Tenant:      x.tenant.Name,
+		Priority:    x.priority,
 		Allowed:     x.tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
 		ID:          scan.RequestID,
+		Task:        x.request.task,
 		PromptBytes: scan.PromptBytes(),
 		MaxTokens:   scan.MaxTokens,
+		Choices:     scan.Choices,
+		NoOutput:    scan.Endpoint.NoOutput(),
 		Bytes:       len(body),
 		Timeout:     scan.Timeout,
 		OnWait:      x.stretch,
 	})
+}
+
+func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai.Error) {
+	name, fault := tenant.PriorityOf(asked)
+	if fault != nil {
+		return 0, fault
+	}
+	return dispatch.PriorityOf(name), nil
 }
 
 // stretch makes Envoy wait for us as long as the request may be held; without it a held request would fail after the message
@@ -219,14 +239,15 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 
 // end frees what the request holds. It may be called twice.
 func (x *exchange) end() {
+	if x.entry == nil {
+		return
+	}
 	if x.ticket != nil {
-		x.server.live.remove(x.request.id, x.ticket)
+		x.server.live.end(x.request.id, x.ticket)
 		x.ticket.Release()
 	}
-	if x.entry != nil {
-		x.entry.Ended(x.fault)
-		x.entry = nil
-	}
+	x.entry.Ended(x.fault)
+	x.entry = nil
 }
 
 // silence is the journal of a server that has none.

@@ -22,6 +22,8 @@ type request struct {
 	contentLength    string
 	requestID        string // the client's own
 	timeout          string
+	priority         string
+	task             string
 	// repeated names a header that came more than once; who reads which of the two is anybody's guess
 	repeated string
 }
@@ -64,6 +66,10 @@ func (r *request) field(name string) *string {
 		return &r.requestID
 	case headers.Timeout:
 		return &r.timeout
+	case headers.Priority:
+		return &r.priority
+	case headers.TaskID:
+		return &r.task
 	}
 	return nil
 }
@@ -86,6 +92,9 @@ func (r *request) check(maxBody int64) *openai.Error {
 	if r.method != "POST" {
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405,
 			Message: "This URL takes POST requests only."}
+	}
+	if len(r.task) > maxRequestID {
+		return invalid(headers.TaskID, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")
 	}
 	if fault := openai.CheckEncoding(r.contentEncoding); fault != nil {
 		return fault

@@ -30,11 +30,17 @@ func stretched(d time.Duration) *extproc.ProcessingResponse {
 // decided lets the request go: the cluster and the replicas in headers that a route is waiting for, the body as it is unless
 // it held options of ours or an alias. waited is how much of the request's time has gone by.
 func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, waited time.Duration) *extproc.ProcessingResponse {
-	set := make([]*core.HeaderValueOption, 0, 7)
+	set := make([]*core.HeaderValueOption, 0, 9)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
+	}
+	if t.Watched() {
+		set = append(set, header(headers.Observe, "1"))
+	}
+	if t.Measured() {
+		set = append(set, header(headers.Usage, "1"))
 	}
 	set = appendTimeout(set, t.MaxDuration, scan, waited)
 	common := &extproc.CommonResponse{ClearRouteCache: true}
@@ -73,6 +79,9 @@ func immediate(e *openai.Error) *extproc.ProcessingResponse {
 	set = append(set, header("content-type", "application/json"), header(headers.Source, headers.SourceGateway))
 	if s := e.RetryAfterSeconds(); s != "" {
 		set = append(set, header("retry-after", s))
+	}
+	for name, value := range e.Header {
+		set = append(set, header(name, value))
 	}
 	switch e.HTTPStatus() {
 	case 401:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts the clients that the tests use under .tools: a Python environment at .tools/venv, Node packages at .tools/node, and sees
-# to a Chromium. Which versions: the requirements.txt of tests/clients and tests/models, and tests/clients/package-lock.json.
+# to a Chromium and a redis-server. Which versions: the requirements.txt of tests/clients and tests/models, and tests/clients/package-lock.json.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 one_at_a_time clients
@@ -36,3 +36,10 @@ fi
 link node "$node"
 
 debian /usr/bin/chromium chromium
+
+if ! command -v redis-server >/dev/null; then
+  debian redis-server redis-server
+  # The package starts a server as a service, where there are services. The tests start their own.
+  service redis-server stop >/dev/null 2>&1 || true
+  update-rc.d redis-server disable >/dev/null 2>&1 || true
+fi

@@ -134,7 +134,8 @@ func TestEveryMessageIsValid(t *testing.T) {
 	check(r.Models["chat"].Endpoints.Message)
 	for _, name := range []string{
 		"HttpConnectionManager", "ExternalProcessor", "ExtAuthz", "Router", "HttpGrpcAccessLogConfig", "ExpressionFilter",
-		"OverrideHost", "RingHash", "HttpProtocolOptions", "HeaderMutation", "FilterConfig",
+		"OverrideHost", "RingHash", "HttpProtocolOptions", "HeaderMutation", "FilterConfig", "Composite", "ExecuteFilterAction", "AiProtocolManager",
+		"BodySizeLimit",
 	} {
 		if !seen[name] {
 			t.Errorf("no %s was checked", name)
@@ -360,5 +361,14 @@ func TestConfigFaults(t *testing.T) {
 		if got := bytesText(size); got != want {
 			t.Errorf("%d is %q", size, got)
 		}
+	}
+}
+
+func TestAModelThatIsOnlyAdmittedIsNotEnvoysConcern(t *testing.T) {
+	r, err := Build(Config{Listen: "127.0.0.1:1"}, fleet(
+		&engines.ModelSnapshot{Model: engines.Model{Name: "here", Launcher: engines.Local}},
+		&engines.ModelSnapshot{Model: engines.Model{Name: "elsewhere", Launcher: engines.None}}))
+	if err != nil || r.Models["here"] == nil || r.Models["elsewhere"] != nil {
+		t.Errorf("%v, %v", r.Models, err)
 	}
 }

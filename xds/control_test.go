@@ -23,6 +23,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -38,7 +39,9 @@ type gateway struct {
 	config Config
 	addr   string
 	log    logReceiver
-	alter  func(*Resources)
+	// observed is what the observer told.
+	observed observations
+	alter    func(*Resources)
 	// client sends the requests of the test.
 	client *http.Client
 	// stop ends what Envoy finds behind its control cluster, as a crash of Sluice does.
@@ -66,7 +69,7 @@ func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.update(t)
 	dir := shortDir(t)
-	g.stop = serveControl(t, dir, g.server, &g.log)
+	g.stop = serveControl(t, dir, g)
 	serveAPI(t, dir)
 	g.envoyProcess = startEnvoy(t, dir)
 	g.addr = g.address(t)
@@ -74,13 +77,13 @@ func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 }
 
 // serveControl runs what Envoy finds behind its control cluster, until the test ends or stop is called.
-func serveControl(t testing.TB, dir string, s *Server, log *logReceiver) (stop func()) {
+func serveControl(t testing.TB, dir string, g *gateway) (stop func()) {
 	t.Helper()
 	control := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
-	s.Register(control)
-	extproc.RegisterExternalProcessorServer(control, processorStandIn{})
+	g.server.Register(control)
+	extproc.RegisterExternalProcessorServer(control, processorStandIn{observed: &g.observed})
 	auth.RegisterAuthorizationServer(control, authzStandIn{})
-	als.RegisterAccessLogServiceServer(control, log)
+	als.RegisterAccessLogServiceServer(control, &g.log)
 	l := listenUnix(t, dir, "control.sock")
 	done := make(chan error, 1)
 	go func() { done <- control.Serve(l) }()
@@ -97,6 +100,15 @@ func serveControl(t testing.TB, dir string, s *Server, log *logReceiver) (stop f
 func serveAPI(t testing.TB, dir string) {
 	t.Helper()
 	api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		if r.Header.Get("x-test-drop") != "" {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("x-test-priority", strings.Join(r.Header.Values(headers.Priority), " + "))
+		w.Header().Set("x-test-read", strconv.Itoa(len(b)))
 		fmt.Fprintf(w, "%s %s tenant=%s", r.Method, r.URL.Path, r.Header.Get(headers.Tenant))
 	})}
 	l := listenUnix(t, dir, "api.sock")
@@ -177,9 +189,13 @@ func (g *gateway) onAck(model string, ids []string) {
 // undecided. x-test-answer is a status to answer with.
 type processorStandIn struct {
 	extproc.UnimplementedExternalProcessorServer
+	observed *observations
 }
 
-func (processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+func (p processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer) error {
+	if role := metadata.ValueFromIncomingContext(stream.Context(), headers.Role); slices.Equal(role, []string{headers.RoleObserver}) {
+		return p.observed.take(stream)
+	}
 	asked := map[string]string{}
 	for {
 		in, err := stream.Recv()
@@ -259,7 +275,7 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	for from, to := range map[string]string{
 		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
 		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path",
-		"x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
+		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
 	} {
 		if v := asked[from]; v != "" {
 			mutation.SetHeaders = append(mutation.SetHeaders, &core.HeaderValueOption{
@@ -271,13 +287,21 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	return &extproc.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}
 }
 
+// saying is what x-test-tenant and x-test-note-* headers ask to be noted.
 func saying(asked map[string]string) *structpb.Struct {
-	if asked["x-test-tenant"] == "" {
+	fields := map[string]*structpb.Value{}
+	if tenant := asked["x-test-tenant"]; tenant != "" {
+		fields[headers.NoteTenant] = structpb.NewStringValue(tenant)
+	}
+	for name, value := range asked {
+		if note, ok := strings.CutPrefix(name, "x-test-note-"); ok {
+			fields[note] = structpb.NewStringValue(value)
+		}
+	}
+	if len(fields) == 0 {
 		return nil
 	}
-	return &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(&structpb.Struct{
-		Fields: map[string]*structpb.Value{"tenant": structpb.NewStringValue(asked["x-test-tenant"])},
-	})}}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
 }
 
 // authzStandIn lets through who brings a key, and fails when it is asked to.
@@ -301,9 +325,15 @@ func (authzStandIn) Check(_ context.Context, in *auth.CheckRequest) (*auth.Check
 	return &auth.CheckResponse{
 		Status: &status.Status{},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{Headers: []*core.HeaderValueOption{
-			{Header: &core.HeaderValue{Key: headers.Tenant, Value: "acme"}},
+			overwrite(headers.Tenant, "acme"), overwrite(headers.Priority, "batch"),
 		}}},
 	}, nil
+}
+
+func overwrite(name, value string) *core.HeaderValueOption {
+	return &core.HeaderValueOption{
+		Header: &core.HeaderValue{Key: name, Value: value}, AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
 }
 
 // logReceiver keeps the access log.

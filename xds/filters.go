@@ -5,6 +5,7 @@ import (
 
 	mutation "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	bodylimit "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
 	extauthz "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	router "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
@@ -19,18 +20,25 @@ import (
 // The names under which the routes switch filters off.
 const (
 	extProcName  = "envoy.filters.http.ext_proc"
+	onDemandName = "envoy.filters.http.composite"
 	extAuthzName = "envoy.filters.http.ext_authz"
+	// taskLimitName bounds the bodies of tasks. Bodies for engines are bounded by their routes, since ext_proc has them buffered.
+	taskLimitName = "envoy.filters.http.body_size_limit"
 )
 
 // controlTimeout is how long Sluice may take to answer ext_proc or ext_authz. It is what a client waits for its 503 when Sluice
 // hangs; ext_proc asks for more before it holds a request.
 const controlTimeout = 2 * time.Second
 
-// httpFilters is the chain. ext_proc comes first: by the time ext_authz looks at the route, ext_proc has had its say.
+// httpFilters is the chain. ext_proc comes first: by the time a later filter looks at the request or its route, ext_proc has had its say.
+// But Envoy makes the chain when the request arrives, which is on the undecided route: a filter that is switched off there does not come
+// back with another route.
 func httpFilters(c Config) []*hcm.HttpFilter {
 	return []*hcm.HttpFilter{
 		filter(extProcName, processor(c)),
+		filter(onDemandName, onDemand()),
 		filter(extAuthzName, authorizer()),
+		filter(taskLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(taskBody)}),
 		filter("envoy.filters.http.router", &router.Router{
 			SuppressEnvoyHeaders: true,
 			UpstreamLog:          attemptLog(),

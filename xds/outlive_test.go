@@ -234,7 +234,7 @@ func serverDies(t *testing.T, g *gateway) {
 	g.server.Set(g.current)
 	g.mu.Unlock()
 	known := g.acked("running", []string{"running-0"})
-	serveControl(t, g.dir, g.server, &g.log)
+	serveControl(t, g.dir, g)
 	g.await(t, known, "the new server knows what Envoy has")
 	eventually(t, "Envoy counts as configured", func() bool { return g.server.Status().Configured })
 	if after := changes(); after != before {

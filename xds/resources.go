@@ -101,6 +101,9 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 		return nil, err
 	}
 	for name, snapshot := range s.Models {
+		if snapshot.Launcher == engines.None {
+			continue // nobody asks Envoy for it
+		}
 		var old *Model
 		if r != nil {
 			old = r.Models[name]

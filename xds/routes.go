@@ -27,6 +27,9 @@ const (
 	// ModelsRoute and HealthRoute lead to Sluice's own HTTP listener.
 	ModelsRoute = "models"
 	HealthRoute = "health"
+	// ScheduleRoute and TasksRoute lead there too: tasks that are admitted here and done elsewhere.
+	ScheduleRoute = "schedule"
+	TasksRoute    = "tasks"
 	// ConnectRoute refuses CONNECT, which has no path for the other routes to match.
 	ConnectRoute = "connect"
 	// UndecidedRoute leads nowhere. Every inference request begins on it and leaves it when ext_proc has decided.
@@ -55,6 +58,10 @@ const (
 	otherHosts = 5
 	// apiTimeout bounds what Sluice answers itself.
 	apiTimeout = 10 * time.Second
+	// scheduleTimeout bounds the wait for a place, which Sluice ends before.
+	scheduleTimeout = 6 * time.Minute
+	// taskBody is the largest body that the routes of tasks take, in bytes.
+	taskBody = 64 << 10
 )
 
 // What routes tell the answers that Envoy gives by itself, in their metadata.
@@ -71,7 +78,7 @@ func routesFor(c Config) *route.RouteConfiguration {
 		VirtualHosts: []*route.VirtualHost{{
 			Name:    resourceName,
 			Domains: []string{"*"},
-			Routes:  append(engineRoutes(c), apiRoute(ModelsRoute), apiRoute(HealthRoute), connectRoute(), undecidedRoute(c)),
+			Routes:  slices.Concat(engineRoutes(c), ownRoutes(), []*route.Route{connectRoute(), undecidedRoute(c)}),
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
@@ -120,9 +127,12 @@ func engineRoute(c Config) *route.Route {
 			"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey,
 		},
 		ResponseHeadersToAdd:   []*core.HeaderValueOption{set(headers.Source, headers.SourceEngine)},
-		TypedPerFilterConfig:   without(extAuthzName),
-		Metadata:               limitInWords(c),
+		TypedPerFilterConfig:   without(extAuthzName, taskLimitName),
+		Metadata:               limitInWords(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
+	}
+	for _, name := range headers.RateLimits() {
+		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, set(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
 	}
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = []string{headers.Replica}
@@ -133,8 +143,8 @@ func engineRoute(c Config) *route.Route {
 	return r
 }
 
-func limitInWords(c Config) *core.Metadata {
-	return ownMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(c.MaxBody))})
+func limitInWords(limit int64) *core.Metadata {
+	return ownMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(limit))})
 }
 
 // forStreams makes sure that nothing on the way holds a stream back.
@@ -162,17 +172,25 @@ func retryPolicy() *route.RetryPolicy {
 	}
 }
 
-// apiRoute leads to Sluice's own HTTP listener.
-func apiRoute(name string) *route.Route {
-	match := &route.RouteMatch{
-		PathSpecifier: &route.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: "/v1/models"},
-		Headers:       []*route.HeaderMatcher{headerIs(":method", pattern("GET|HEAD"))},
+// ownRoutes lead to Sluice's own HTTP listener.
+func ownRoutes() []*route.Route {
+	reading := headerIs(":method", pattern("GET|HEAD"))
+	return []*route.Route{
+		apiRoute(ModelsRoute, &route.RouteMatch{
+			PathSpecifier: &route.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: "/v1/models"},
+			Headers:       []*route.HeaderMatcher{reading},
+		}, extProcName),
+		apiRoute(HealthRoute, &route.RouteMatch{
+			PathSpecifier: &route.RouteMatch_Path{Path: "/health"},
+			Headers:       []*route.HeaderMatcher{reading},
+		}, extProcName, extAuthzName),
+		taskRoute(ScheduleRoute, "/schedule", scheduleTimeout),
+		taskRoute(TasksRoute, "/complete", apiTimeout),
+		taskRoute(TasksRoute, "/renew", apiTimeout),
 	}
-	off := []string{extProcName}
-	if name == HealthRoute {
-		match.PathSpecifier = &route.RouteMatch_Path{Path: "/health"}
-		off = append(off, extAuthzName)
-	}
+}
+
+func apiRoute(name string, match *route.RouteMatch, off ...string) *route.Route {
 	return &route.Route{
 		Name:  name,
 		Match: match,
@@ -181,8 +199,17 @@ func apiRoute(name string) *route.Route {
 			Timeout:          durationpb.New(apiTimeout),
 		}},
 		ResponseHeadersToAdd: []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
-		TypedPerFilterConfig: without(off...),
+		TypedPerFilterConfig: without(append(off, onDemandName, taskLimitName)...),
 	}
+}
+
+// taskRoute takes every method, so that Sluice can say which ones there are.
+func taskRoute(name, path string, timeout time.Duration) *route.Route {
+	r := apiRoute(name, &route.RouteMatch{PathSpecifier: &route.RouteMatch_Path{Path: path}}, extProcName)
+	r.GetRoute().Timeout = durationpb.New(timeout)
+	delete(r.TypedPerFilterConfig, taskLimitName)
+	r.Metadata = limitInWords(taskBody)
+	return r
 }
 
 // undecidedRoute takes everything else. ext_proc answers what it does not know, and moves what it has decided to an engine's route;
@@ -197,8 +224,8 @@ func undecidedRoute(c Config) *route.Route {
 		}},
 		ResponseHeadersToAdd: []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
 		// Nothing passes here, so nobody need be asked.
-		TypedPerFilterConfig:   without(extAuthzName),
-		Metadata:               limitInWords(c),
+		TypedPerFilterConfig:   without(extAuthzName, taskLimitName),
+		Metadata:               limitInWords(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
 }
@@ -209,7 +236,7 @@ func connectRoute() *route.Route {
 		Name:                 ConnectRoute,
 		Match:                &route.RouteMatch{PathSpecifier: &route.RouteMatch_ConnectMatcher_{ConnectMatcher: &route.RouteMatch_ConnectMatcher{}}},
 		Action:               &route.Route_DirectResponse{DirectResponse: &route.DirectResponseAction{Status: 405}},
-		TypedPerFilterConfig: without(extProcName, extAuthzName),
+		TypedPerFilterConfig: without(extProcName, onDemandName, extAuthzName, taskLimitName),
 	}
 }
 

@@ -45,6 +45,8 @@ func TestTraffic(t *testing.T) {
 		"release":        releasedOnAck,
 		"log":            loggedRequest,
 		"attempts":       loggedAttempts,
+		"tasks":          taskRoutes,
+		"quota":          quotaHeaders,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -59,8 +61,9 @@ func engineAnswers(t *testing.T, g *gateway) {
 	for _, path := range InferencePaths() {
 		body := []byte("{ \"model\": \"plain\",\t\"x\":\"ü\"}\n")
 		got := g.do(t, http.MethodPost, path+"?a=b", body, "x-test-cluster", "model/plain", "x-test-list", a.String(),
+			"x-test-observe", "1", "x-test-usage", "1",
 			"Authorization", "Bearer secret", "X-Api-Key", "secret", "Api-Key", "secret", "Proxy-Authorization", "secret",
-			"Idempotency-Key", "1", "X-Sluice-Timeout-Ms", "5", "X-Sluice-Priority", "batch", "Accept-Encoding", "br")
+			"Idempotency-Key", "1", "X-Sluice-Timeout-Ms", "5", "X-Sluice-Priority", "batch", "X-Sluice-Task-Id", "t", "Accept-Encoding", "br")
 		saw := got.saw(t)
 		if saw.Digest != digest(body) {
 			t.Errorf("%s: the body was changed", path)
@@ -181,7 +184,7 @@ func forgedHeaders(t *testing.T, g *gateway) {
 		"twice":             forge + forge,
 		"in connection":     forge + "Connection: x-sluice-cluster, x-gateway-destination-endpoint\r\n",
 		"only in conn":      "Connection: x-sluice-cluster, x-gateway-destination-endpoint, close\r\n",
-		"with all the rest": forge + "X-Sluice-Stream: 1\r\nX-Sluice-Tenant: root\r\nX-Sluice-Ticket: 1\r\nX-Gateway-Destination-Endpoint-Subset: " + a.String() + "\r\n",
+		"with all the rest": forge + "X-Sluice-Stream: 1\r\nX-Sluice-Tenant: root\r\nX-Sluice-Ticket: 1\r\nX-Sluice-Observe: 1\r\nX-Sluice-Usage: 1\r\nX-Gateway-Destination-Endpoint-Subset: " + a.String() + "\r\n",
 	} {
 		got := g.raw(t, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\n"+lines+"Content-Length: 2\r\n\r\n{}")
 		if got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {

@@ -18,10 +18,27 @@ import (
 func authConfig(c *config.Config) authz.Config {
 	a := authz.Config{Open: c.Auth.Mode == config.AuthNone}
 	for _, t := range c.Tenants {
-		a.Tenants = append(a.Tenants, authz.TenantConfig{
-			Tenant: authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models)}, Keys: t.Keys})
+		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority)}
+		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keys(t, t.Priority)})
+		for _, lower := range []config.Priority{config.DefaultPriority, config.Batch} {
+			if own := keys(t, lower); lower != t.Priority && len(own) > 0 {
+				tenant.Priority = string(lower)
+				a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: own})
+			}
+		}
 	}
 	return a
+}
+
+// keys are the hashes of the tenant's keys that have this priority: the tenant's own, or a lower one.
+func keys(t config.Tenant, priority config.Priority) []string {
+	var hashes []string
+	for _, k := range t.Keys {
+		if k.Priority == priority {
+			hashes = append(hashes, k.Hash)
+		}
+	}
+	return hashes
 }
 
 // modelNames replaces aliases by the names of their models.
@@ -37,25 +54,19 @@ func modelNames(c *config.Config, names []string) []string {
 	return resolved
 }
 
-func policies(c *config.Config) map[string]dispatch.Policy {
-	all := make(map[string]dispatch.Policy, len(c.Models))
-	for _, m := range c.Models {
-		all[m.Name] = policy(m)
-	}
-	return all
-}
-
 func policy(m config.Model) dispatch.Policy {
 	return dispatch.Policy{
-		Strategy:      dispatch.Strategy(m.Routing.Strategy),
-		VirtualNodes:  m.Routing.VirtualNodesPerReplica,
-		LoadFactor:    m.Routing.LoadFactor,
-		LoadFloor:     m.Routing.LoadFloor,
-		UserMessages:  m.Routing.MaxUserMessagesForCache,
-		MaxPerReplica: int(m.Admission.MaxPerReplica),
-		ColdStart:     m.ColdStartTimeout,
-		MaxDuration:   m.Stream.MaxDuration,
+		Strategy:             dispatch.Strategy(m.Routing.Strategy),
+		VirtualNodes:         m.Routing.VirtualNodesPerReplica,
+		LoadFactor:           m.Routing.LoadFactor,
+		LoadFloor:            m.Routing.LoadFloor,
+		UserMessages:         m.Routing.MaxUserMessagesForCache,
+		MaxPerReplica:        int(m.Admission.MaxPerReplica),
+		MaxPrefillPerReplica: m.Admission.MaxPrefillPerReplica,
+		ColdStart:            m.ColdStartTimeout,
+		MaxDuration:          m.Stream.MaxDuration,
 		Limits: admission.Limits{
+			Weight:          m.Admission.Weight,
 			MaxConcurrent:   m.Admission.MaxConcurrentRequests,
 			TokensPerMinute: m.Admission.MaxTokensPerMinute,
 			MaxQueue:        m.Admission.MaxQueue,
@@ -91,6 +102,17 @@ func upstreams(c *config.Config) upstream.Desired {
 		}
 	}
 	return d
+}
+
+// admitted are the models that are only admitted here and called elsewhere.
+func admitted(c *config.Config) engines.Part {
+	var part engines.Part
+	for _, m := range c.Models {
+		if m.Launcher == engines.None {
+			part.Models = append(part.Models, describe(m))
+		}
+	}
+	return part
 }
 
 func describe(m config.Model) engines.Model {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
@@ -23,6 +25,7 @@ import (
 	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/xds"
@@ -40,6 +43,8 @@ type gateway struct {
 	fleet      *engines.Fleet
 	auth       *authz.Authenticator
 	admission  *admission.Controller
+	shared     *redis.Store // nil without Redis
+	limits     *limits.Book
 	dispatcher *dispatch.Dispatcher
 	local      *local.Launcher
 	upstream   *upstream.Launcher
@@ -87,12 +92,13 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	}
 	c := s.config
 	g := &gateway{log: log, started: time.Now(), self: self, settings: s, config: c, dir: dir,
-		fleet: engines.NewFleet(), auth: new(authz.Authenticator),
-		admission: admission.New(admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes)}),
-		requests:  telemetry.NewRequests(0),
+		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: telemetry.NewRequests(0),
+	}
+	if err := g.makeAdmission(); err != nil {
+		return nil, err
 	}
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission}) // apply sets the policies
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Shared: g.shared != nil}) // apply sets the rules
 	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout})
 	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
@@ -113,7 +119,8 @@ func (g *gateway) apply(c *config.Config) error {
 	if err := g.auth.Set(authConfig(c)); err != nil {
 		return err
 	}
-	g.dispatcher.SetPolicies(policy(config.DiscoveredModel()), policies(c))
+	g.fleet.Set("none", admitted(c))
+	g.setLimits(c)
 	g.local.Set(localModels(c, g.self))
 	g.upstream.Set(upstreams(c))
 	for _, warning := range c.Warnings() {
@@ -146,6 +153,9 @@ func (g *gateway) run(ctx context.Context) error {
 		return err
 	}
 	g.local.Adopt(localModels(c, g.self))
+	if err := g.admission.Recover(); err != nil {
+		return err
+	}
 	if err := g.apply(c); err != nil {
 		return err
 	}
@@ -198,6 +208,9 @@ func (g *gateway) parts(guard []string) []func(context.Context) error {
 	if g.envoy != nil {
 		parts = append(parts, g.envoy.Run)
 	}
+	if g.shared != nil {
+		parts = append(parts, g.shared.Run)
+	}
 	return parts
 }
 
@@ -225,10 +238,15 @@ func (g *gateway) checkListen(ctx context.Context, address string) error {
 	return l.Close()
 }
 
-// follow tells Envoy of every change of the fleet.
+// follow tells Envoy of every change of the fleet. Models that were discovered get limits that can be changed.
 func (g *gateway) follow(ctx context.Context) error {
+	known := g.discovered()
 	for {
 		_, changed := g.fleet.Watch()
+		if now := g.discovered(); !slices.Equal(known, now) {
+			known = now
+			g.setLimits(g.current())
+		}
 		if err := g.push(); err != nil {
 			g.log.Error("Envoy was not told of a change", zap.Error(err))
 		}
@@ -293,6 +311,18 @@ func (g *gateway) drain(timeout time.Duration) error {
 	}
 	faults = append(faults, g.local.Stop(ctx), g.dir.EndAll(ctx, 5*time.Second))
 	return errors.Join(faults...)
+}
+
+// discovered lists the models that the file does not name.
+func (g *gateway) discovered() []string {
+	var names []string
+	for name, m := range g.fleet.Snapshot().Models {
+		if m.Discovered {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // knownModel says whether the name is a model's, for labels that clients must not be able to multiply.

@@ -39,7 +39,8 @@ func (g *gateway) listen() (*sockets, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	s.grpc = g.controlServer()
-	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started}),
+	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started,
+		Pools: g.pools, Tasks: tasks{g.dispatcher, g.auth}}),
 		ReadHeaderTimeout: time.Minute}
 	s.adminServer = &http.Server{Handler: admin.New(g.operator()), ReadHeaderTimeout: 10 * time.Second}
 	return &s, nil
@@ -70,7 +71,7 @@ func (g *gateway) controlServer() *grpc.Server {
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
 		record: telemetry.Record(g.requests, g.metrics), decisions: g.decisions, upstreams: g.upstream,
-		settle: g.dispatcher.SettleOne, since: g.started,
+		past: g.dispatcher, since: g.started,
 	}.observe}).Register(s)
 	return s
 }

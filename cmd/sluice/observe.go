@@ -48,9 +48,9 @@ type observer struct {
 	record    func(telemetry.Entry)
 	decisions *extproc.Server
 	upstreams *upstream.Launcher
-	// settle is told of the end of requests that began before since
-	settle func(dispatch.Place)
-	since  time.Time
+	// past is told of requests that began before since
+	past  *dispatch.Dispatcher
+	since time.Time
 }
 
 func (o observer) observe(e telemetry.Entry) {
@@ -59,12 +59,34 @@ func (o observer) observe(e telemetry.Entry) {
 		o.decisions.Moved(e.RequestID, e.Upstream)
 		return
 	}
-	if !e.Interim && e.Log == headers.LogRequests && e.Model != "" && e.Start.Before(o.since) {
-		o.settle(dispatch.Place{Model: e.Model, Address: e.Upstream})
+	if e.Log == headers.LogRequests && e.Model != "" {
+		o.account(e)
 	}
 	if fault := blame(e); fault != "" && e.Replica != "" {
 		o.upstreams.Failed(e.Replica, fault)
 	}
+}
+
+// account settles what a request has cost. One of before a restart is counted until it ends, against its tenant too as soon as an entry has
+// told whose it is.
+func (o observer) account(e telemetry.Entry) {
+	switch old := e.Start.Before(o.since); {
+	case old && e.Interim:
+		o.past.Recognize(running(e))
+	case old:
+		o.past.SettleOne(running(e))
+	case !e.Interim:
+		o.decisions.Settled(e.RequestID, dispatch.Response{
+			Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400,
+			Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Known: e.Usage.Known,
+		})
+	}
+}
+
+func running(e telemetry.Entry) dispatch.Running {
+	tokens, _ := strconv.Atoi(e.Notes[headers.NoteTokens]) // 0 where nothing was noted
+	return dispatch.Running{Place: dispatch.Place{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
+		Tenant: e.Notes[headers.NoteTenant], Lease: e.Notes[headers.NoteLease], Tokens: tokens}
 }
 
 // blame says what the replica did wrong; empty when nothing. What the client did (it left) is not the replica's doing. The log of

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/ringhash"
@@ -23,6 +25,9 @@ func (g *gateway) operator() admin.Config {
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
 		Tenants:     g.tenants,
+		Pools:       g.poolViews,
+		Limits:      g.limitsOf,
+		PatchLimits: g.patchLimits,
 		Pick:        g.pick,
 		Reload:      func(context.Context) error { return g.watcher.Reload() },
 		Metrics:     g.metrics.Handler(),
@@ -38,6 +43,7 @@ func (g *gateway) status() admin.Status {
 		Listen:  g.settings.config.Listen,
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
+		Shared:  g.sharedStatus(),
 		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Problems()},
 	}
 	if x.LastNack != nil {
@@ -87,6 +93,7 @@ func (g *gateway) modelLoad(model string) admin.ModelLoad {
 	return admin.ModelLoad{
 		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
 		Limits: admin.Limits{
+			Weight:                v.Policy.Limits.Weight,
 			MaxConcurrentRequests: v.Policy.Limits.MaxConcurrent,
 			MaxTokensPerMinute:    v.Policy.Limits.TokensPerMinute,
 			MaxPerReplica:         v.Policy.MaxPerReplica,
@@ -102,18 +109,58 @@ func (g *gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 }
 
 func (g *gateway) tenants() []admin.Tenant {
-	running := map[string]int{}
-	rows, _ := g.requests.List(0)
-	for _, r := range rows {
-		if r.State != telemetry.Done {
-			running[r.Tenant]++
-		}
-	}
 	var list []admin.Tenant
 	for _, t := range g.watcher.Current().Tenants {
-		list = append(list, admin.Tenant{Name: t.Name, Models: t.Models, InFlight: running[t.Name], Keys: len(t.Keys)})
+		list = append(list, g.tenant(t))
+	}
+	if _, open := g.auth.Tenant(authz.Anyone); open {
+		list = append(list, g.tenant(config.Tenant{Name: authz.Anyone, Models: []string{"*"}, Priority: config.DefaultPriority, Weight: 1}))
 	}
 	return list
+}
+
+func (g *gateway) tenant(t config.Tenant) admin.Tenant {
+	l, now := g.tenantLimits(t), g.admission.Tenant(t.Name)
+	return admin.Tenant{
+		Name: t.Name, Models: t.Models, Keys: len(t.Keys), Priority: string(t.Priority),
+		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued,
+		Limits: admin.TenantLimits{
+			Weight: l.Weight, RequestsPerMinute: l.RequestsPerMinute, TokensPerMinute: l.TokensPerMinute,
+			MaxConcurrentStreams: l.MaxConcurrent, MaxPrefill: l.MaxPrefill, MaxQueueBytes: l.MaxQueueBytes,
+		},
+	}
+}
+
+// limitsOf is what holds for a model or a tenant, by the Book's key.
+func (g *gateway) limitsOf(key string) (values, file map[string]int64, patched []string, ok bool) {
+	e, ok := g.limits.Get(key)
+	return e.Values, e.File, e.Patched, ok
+}
+
+func (g *gateway) poolViews() []admin.Pool {
+	var list []admin.Pool
+	for _, p := range g.current().Pools {
+		list = append(list, admin.Pool{Name: p.Name, Models: p.Models, Queued: g.admission.PoolStats(p.Name).Queued})
+	}
+	return list
+}
+
+// pools are the names under which several models can be asked for.
+func (g *gateway) pools() []string {
+	var names []string
+	for _, p := range g.current().Pools {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// sharedStatus is how the state is that gateways share.
+func (g *gateway) sharedStatus() admin.SharedStatus {
+	if g.shared == nil {
+		return admin.SharedStatus{}
+	}
+	s := g.shared.Status()
+	return admin.SharedStatus{Configured: true, Up: s.Up, Mode: s.Mode, Gateways: s.Gateways, Since: s.Since, LastError: s.LastError}
 }
 
 func (g *gateway) pick(model, key string) (admin.Pick, *openai.Error) {
@@ -142,6 +189,14 @@ func (g *gateway) gauges() telemetry.Gauges {
 			states[string(r.State)]++
 		}
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states})
+	}
+	for _, t := range g.current().Tenants {
+		now := g.admission.Tenant(t.Name)
+		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: t.Name, Running: now.Running, Queued: now.Queued})
+	}
+	if g.shared != nil {
+		s := g.shared.Status()
+		all.Shared = &telemetry.SharedGauges{Up: s.Up, Gateways: s.Gateways, Errors: uint64(s.Errors)}
 	}
 	return all
 }

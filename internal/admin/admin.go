@@ -11,8 +11,10 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -43,6 +45,15 @@ type Config struct {
 	Requests func(limit int) ([]telemetry.Request, int)
 	// Tenants are the callers.
 	Tenants func() []Tenant
+	// Pools are the groups of models that a caller may ask for by one name.
+	Pools func() []Pool
+	// Limits says what can be changed at run time of "model/NAME" or "tenant/NAME": the values in force, those of the file (empty
+	// if the file does not name it) and the names of those that were changed. False: nothing is known under that key. nil: all limits
+	// are the file's.
+	Limits func(key string) (values, file map[string]int64, patched []string, ok bool)
+	// PatchLimits changes limits under a key of Limits, all that are named or none; nil takes the file's value again. It says which
+	// field is at fault in Error.Param. When it returns, Limits gives the new values. nil: limits cannot be changed.
+	PatchLimits func(ctx context.Context, key string, changes map[string]*int64) *openai.Error
 	// Pick says where a request with this cache key would go. The model exists.
 	Pick func(model, key string) (Pick, *openai.Error)
 	// Reload reads the configuration file again; the error lists its faults.
@@ -69,34 +80,43 @@ type handler struct {
 	routes map[string]route
 }
 
-// route is one path: the method it takes (GET stands for HEAD too) and what it does.
-type route struct {
-	method string
-	serve  http.HandlerFunc
+// route is one path: what it does by method. GET stands for HEAD too.
+type route map[string]http.HandlerFunc
+
+func (r route) allowed() string {
+	methods := slices.Collect(maps.Keys(r))
+	if r[http.MethodGet] != nil {
+		methods = append(methods, http.MethodHead)
+	}
+	slices.Sort(methods)
+	return strings.Join(methods, ", ")
 }
 
 func (h *handler) table() map[string]route {
 	routes := map[string]route{
-		"/healthz":         {http.MethodGet, h.healthz},
-		"/readyz":          {http.MethodGet, h.readyz},
-		"/api/v1/status":   {http.MethodGet, h.status},
-		"/api/v1/models":   {http.MethodGet, h.models},
-		"/api/v1/replicas": {http.MethodGet, h.replicas},
+		"/healthz":         {http.MethodGet: h.healthz},
+		"/readyz":          {http.MethodGet: h.readyz},
+		"/api/v1/status":   {http.MethodGet: h.status},
+		"/api/v1/models":   {http.MethodGet: h.models},
+		"/api/v1/replicas": {http.MethodGet: h.replicas},
 	}
 	for path, file := range pageFiles() {
-		routes[path] = route{http.MethodGet, file.ServeHTTP}
+		routes[path] = route{http.MethodGet: file.ServeHTTP}
 	}
 	if h.Requests != nil {
-		routes["/api/v1/requests"] = route{http.MethodGet, h.requests}
+		routes["/api/v1/requests"] = route{http.MethodGet: h.requests}
 	}
 	if h.Tenants != nil {
-		routes["/api/v1/tenants"] = route{http.MethodGet, h.tenants}
+		routes["/api/v1/tenants"] = route{http.MethodGet: h.tenants}
+	}
+	if h.Pools != nil {
+		routes["/api/v1/pools"] = route{http.MethodGet: h.pools}
 	}
 	if h.Reload != nil {
-		routes["/api/v1/reload"] = route{http.MethodPost, h.reload}
+		routes["/api/v1/reload"] = route{http.MethodPost: h.reload}
 	}
 	if h.Metrics != nil {
-		routes["/metrics"] = route{http.MethodGet, h.Metrics.ServeHTTP}
+		routes["/metrics"] = route{http.MethodGet: h.Metrics.ServeHTTP}
 	}
 	return routes
 }
@@ -113,42 +133,52 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, notFound("Unknown admin URL."))
 		return
 	}
-	if r.Method != route.method && (r.Method != http.MethodHead || route.method != http.MethodGet) {
-		w.Header().Set("Allow", allowed(route.method))
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	serve, ok := route[method]
+	if !ok {
+		w.Header().Set("Allow", route.allowed())
 		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
-			Message: "This URL takes " + allowed(route.method) + "."})
+			Message: "This URL takes " + route.allowed() + "."})
 		return
 	}
-	route.serve(w, r)
+	serve(w, r)
 }
 
-func allowed(method string) string {
-	if method == http.MethodGet {
-		return "GET, HEAD"
-	}
-	return method
-}
-
-// find works on the escaped path because a model's name may hold slashes, and some names would not survive the cleaning that
-// http.ServeMux does.
+// find works on the escaped path because the name of a model or a tenant may hold slashes, and some names would not survive the
+// cleaning that http.ServeMux does.
 func (h *handler) find(path string) (route, bool) {
-	rest, ok := strings.CutPrefix(path, "/api/v1/models/")
-	if !ok {
-		r, ok := h.routes[path]
-		return r, ok
+	if rest, ok := strings.CutPrefix(path, "/api/v1/models/"); ok {
+		return h.findModel(rest)
 	}
+	if rest, ok := strings.CutPrefix(path, "/api/v1/tenants/"); ok {
+		name, ok := strings.CutSuffix(rest, "/limits")
+		if !ok || h.Tenants == nil && h.Limits == nil {
+			return nil, false
+		}
+		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc { return h.ofTenant(name, serve) }), true
+	}
+	r, ok := h.routes[path]
+	return r, ok
+}
+
+func (h *handler) findModel(rest string) (route, bool) {
 	if name, ok := strings.CutSuffix(rest, "/limits"); ok {
-		return h.ofModel(name, h.limits), true
+		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc {
+			return h.ofModel(name, func(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) { serve(w, r, h.modelSubject(m)) })
+		}), true
 	}
 	if name, ok := strings.CutSuffix(rest, "/pick"); ok && h.Pick != nil {
-		return h.ofModel(name, h.pick), true
+		return route{http.MethodGet: h.ofModel(name, h.pick)}, true
 	}
-	return route{}, false
+	return nil, false
 }
 
-// ofModel makes a route out of an endpoint of one model, named by the raw part of a path; aliases are resolved.
-func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) route {
-	return route{http.MethodGet, func(w http.ResponseWriter, r *http.Request) {
+// ofModel serves an endpoint of one model, named by the raw part of a path; aliases are resolved.
+func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
 		name, err := url.PathUnescape(raw)
 		if err != nil {
 			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL is not well escaped."))
@@ -160,7 +190,7 @@ func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Requ
 			return
 		}
 		serve(w, r, m)
-	}}
+	}
 }
 
 func notFound(message string) *openai.Error {

@@ -54,6 +54,7 @@ func config() Config {
 				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
 				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
 				Config: ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}},
+				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
 			}
 		},
 		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
@@ -62,7 +63,7 @@ func config() Config {
 				return ModelLoad{}
 			}
 			return ModelLoad{InFlight: 4, Queued: 2, QueuedBytes: 99,
-				Limits: Limits{MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 8, MaxQueue: 1000, QueueTimeout: time.Minute}}
+				Limits: Limits{Weight: 2, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 8, MaxQueue: 1000, QueueTimeout: time.Minute}}
 		},
 		ReplicaLoad: func(r engines.Replica) ReplicaLoad {
 			if r.ID != "chat-0" {
@@ -76,7 +77,13 @@ func config() Config {
 				BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
 			return rows[:min(limit, len(rows))], 3
 		},
-		Tenants: func() []Tenant { return []Tenant{{Name: "acme", InFlight: 1, Keys: 2}} },
+		Tenants: func() []Tenant {
+			return []Tenant{{Name: "acme", InFlight: 1, Keys: 2, Priority: "interactive", Running: 3, Prefill: 1, Queued: 2,
+				Limits: TenantLimits{Weight: 3, RequestsPerMinute: 600, TokensPerMinute: 5, MaxConcurrentStreams: 6, MaxPrefill: 8, MaxQueueBytes: 1 << 40}}}
+		},
+		Pools: func() []Pool {
+			return []Pool{{Name: "auto", Models: []string{"chat", "empty"}, Queued: 2}, {Name: "none"}}
+		},
 		Pick: func(model, key string) (Pick, *openai.Error) {
 			if key == "bad" {
 				return Pick{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", model)
@@ -97,9 +104,14 @@ func get(h http.Handler, path string) *httptest.ResponseRecorder {
 	return w
 }
 
-const chatLimits = `{"max_concurrent_requests":64,"max_tokens_per_minute":600000,"max_per_replica":8,"max_queue":1000,"queue_timeout":"1m"}`
+const chatLimits = `{"weight":2,"max_concurrent_requests":64,"max_tokens_per_minute":600000,"max_per_replica":8,"max_queue":1000,
+	"queue_timeout":"1m","patched":[],"file":{}}`
 
-const noLimits = `{"max_concurrent_requests":0,"max_tokens_per_minute":0,"max_per_replica":0,"max_queue":0,"queue_timeout":"0s"}`
+const noLimits = `{"weight":0,"max_concurrent_requests":0,"max_tokens_per_minute":0,"max_per_replica":0,"max_queue":0,
+	"queue_timeout":"0s","patched":[],"file":{}}`
+
+const acmeLimits = `{"weight":3,"requests_per_minute":600,"tokens_per_minute":5,"max_concurrent_streams":6,"max_prefill":8,
+	"max_queue_bytes":1099511627776,"patched":[],"file":{}}`
 
 func TestAPI(t *testing.T) {
 	t.Parallel()
@@ -113,11 +125,11 @@ func TestAPI(t *testing.T) {
 		{"/readyz", 503, `{"ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"]}`},
 		{"/api/v1/models", 200, `{"models":[
 			{"name":"chat","aliases":["default"],"task":"text-generation","launcher":"local","discovered":false,"state":"degraded","desired":3,
-			 "replicas":2,"ready":1,"in_flight":4,"queued":2,"queued_bytes":99,"limits":` + chatLimits + `},
+			 "replicas":2,"ready":1,"in_flight":4,"queued":2,"queued_bytes":99,"weight":2,"limits":` + chatLimits + `},
 			{"name":"empty","aliases":[],"task":"","launcher":"local","discovered":false,"state":"idle","desired":0,
-			 "replicas":0,"ready":0,"in_flight":0,"queued":0,"queued_bytes":0,"limits":` + noLimits + `},
+			 "replicas":0,"ready":0,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `},
 			{"name":"org/a<b>/limits","aliases":[],"task":"","launcher":"upstream","discovered":true,"state":"ready","desired":0,
-			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"limits":` + noLimits + `}]}`},
+			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `}]}`},
 		{"/api/v1/replicas", 200, `{"replicas":[
 			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"served":100,"launcher":"local",
 			 "pid":77,"reason":"","since":"2030-05-04T12:00:00Z","restarts":1},
@@ -130,7 +142,12 @@ func TestAPI(t *testing.T) {
 			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine","flags":"","details":"","stream":true,
 			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,
 			 "started":"2030-05-04T12:00:00Z"}]}`},
-		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2}]}`},
+		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2,"priority":"interactive","running":3,
+			"prefill":1,"queued":2,"weight":3,"limits":` + acmeLimits + `}]}`},
+		{"/api/v1/tenants/acme/limits", 200, acmeLimits},
+		{"/api/v1/tenants/nope/limits", 404, "{\"error\":{\"message\":\"The tenant `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"invalid_request\",\"param\":null}}"},
+		{"/api/v1/tenants/acme", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"/api/v1/pools", 200, `{"pools":[{"name":"auto","models":["chat","empty"],"queued":2},{"name":"none","models":[],"queued":0}]}`},
 		{"/api/v1/models/chat/limits", 200, chatLimits},
 		{"/api/v1/models/default/limits", 200, chatLimits},
 		{"/api/v1/models/org/a%3Cb%3E/limits/limits", 200, noLimits},
@@ -169,7 +186,8 @@ func TestStatus(t *testing.T) {
 		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":""},
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
-		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"]}}`)
+		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"]},
+		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"}}`)
 	if diff := cmp.Diff(want, any(got)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -192,6 +210,7 @@ func TestAbsent(t *testing.T) {
 	h := New(Config{Fleet: func() *engines.Snapshot { return world }, Status: func() Status { return Status{} }})
 	for path, want := range map[string]int{
 		"/api/v1/requests": 404, "/api/v1/tenants": 404, "/api/v1/models/chat/pick?key=x": 404, "/metrics": 404, "/api/v1/reload": 404,
+		"/api/v1/pools": 404, "/api/v1/tenants/acme/limits": 404,
 		"/api/v1/models": 200, "/api/v1/replicas": 200, "/api/v1/status": 200, "/api/v1/models/chat/limits": 200, "/": 200,
 	} {
 		if w := get(h, path); w.Code != want {

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // TestHosts: on loopback, a name that somebody else's name server points at us gets nothing, not even the health.
@@ -51,7 +53,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestMethods: what changes state takes POST of JSON from this very page or from no page; nothing else takes anything but GET.
+// TestMethods: what changes state takes POST or PATCH of JSON from this very page or from no page; nothing else takes anything
+// but GET.
 func TestMethods(t *testing.T) {
 	t.Parallel()
 	json := "application/json"
@@ -70,7 +73,17 @@ func TestMethods(t *testing.T) {
 		{"a form", "POST", "/api/v1/reload", "text/plain", [2]string{}, 415},
 		{"no type", "POST", "/api/v1/reload", "", [2]string{}, 415},
 		{"a link", "GET", "/api/v1/reload", "", [2]string{}, 405},
-		{"limits", "PATCH", "/api/v1/models/chat/limits", json, [2]string{}, 405},
+		{"a tenant's limits by hand", "PATCH", "/api/v1/tenants/acme/limits", json, [2]string{}, 200},
+		{"limits by hand", "PATCH", "/api/v1/models/chat/limits", json, [2]string{}, 200},
+		{"limits, the page", "PATCH", "/api/v1/models/chat/limits", json, [2]string{"Sec-Fetch-Site", "same-origin"}, 200},
+		{"limits, another site", "PATCH", "/api/v1/models/chat/limits", json, [2]string{"Sec-Fetch-Site", "cross-site"}, 403},
+		{"limits, another port", "PATCH", "/api/v1/tenants/acme/limits", json, [2]string{"Sec-Fetch-Site", "same-site"}, 403},
+		{"limits, another origin", "PATCH", "/api/v1/tenants/acme/limits", json, [2]string{"Origin", "http://localhost:3000"}, 403},
+		{"limits, no origin at all", "PATCH", "/api/v1/models/chat/limits", json, [2]string{"Origin", "null"}, 403},
+		{"limits, as a form would", "PATCH", "/api/v1/models/chat/limits", "text/plain", [2]string{}, 415},
+		{"limits, no type", "PATCH", "/api/v1/models/chat/limits", "", [2]string{}, 415},
+		{"limits, the wrong method", "POST", "/api/v1/models/chat/limits", json, [2]string{}, 405},
+		{"tenants", "PATCH", "/api/v1/tenants", json, [2]string{}, 405},
 		{"models", "POST", "/api/v1/models", json, [2]string{}, 405},
 		{"delete", "DELETE", "/api/v1/models/chat/limits", json, [2]string{}, 405},
 		{"head", "HEAD", "/api/v1/models", "", [2]string{}, 200},
@@ -79,8 +92,9 @@ func TestMethods(t *testing.T) {
 		cfg := config()
 		calls := 0
 		cfg.Reload = func(context.Context) error { calls++; return nil }
+		cfg.PatchLimits = func(context.Context, string, map[string]*int64) *openai.Error { calls++; return nil }
 		w := httptest.NewRecorder()
-		r := httptest.NewRequest(c.method, c.path, strings.NewReader("{}"))
+		r := httptest.NewRequest(c.method, c.path, strings.NewReader(`{"weight":1}`))
 		r.Host = "localhost:9090"
 		r.Header.Set("Content-Type", c.media)
 		if c.header[0] != "" {
@@ -90,8 +104,8 @@ func TestMethods(t *testing.T) {
 		if w.Code != c.status {
 			t.Errorf("%s: status %d, want %d", c.name, w.Code, c.status)
 		}
-		if reloaded := calls > 0; reloaded != (c.path == "/api/v1/reload" && c.status == 200) {
-			t.Errorf("%s: reloaded %v", c.name, reloaded)
+		if changed := calls > 0; changed != (c.method != "HEAD" && c.status == 200) {
+			t.Errorf("%s: changed something: %v", c.name, changed)
 		}
 		if c.status == 405 && w.Header().Get("Allow") == "" {
 			t.Errorf("%s: no Allow", c.name)

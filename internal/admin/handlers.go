@@ -42,6 +42,10 @@ func (h *handler) reasons() []string {
 }
 
 func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
+	type sharedView struct {
+		SharedStatus
+		Since *time.Time `json:"since"`
+	}
 	type configView struct {
 		Path     string     `json:"path"`
 		LoadedAt *time.Time `json:"loaded_at"`
@@ -59,6 +63,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Envoy   EnvoyStatus `json:"envoy"`
 		XDS     XDSStatus   `json:"xds"`
 		Config  configView  `json:"config"`
+		Shared  sharedView  `json:"shared"`
 	}{
 		Version: s.Version,
 		Listen:  s.Listen,
@@ -69,13 +74,14 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Envoy:   s.Envoy,
 		XDS:     s.XDS,
 		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults)},
+		Shared:  sharedView{s.Shared, orNull(s.Shared.Since)},
 	})
 }
 
 func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
 	views := []modelView{}
 	for _, m := range sorted(h.Fleet()) {
-		views = append(views, viewModel(m, h.modelLoad(m.Name)))
+		views = append(views, h.viewModel(m))
 	}
 	writeJSON(w, http.StatusOK, map[string][]modelView{"models": views})
 }
@@ -138,15 +144,19 @@ func (h *handler) requests(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) tenants(w http.ResponseWriter, _ *http.Request) {
-	tenants := orEmpty(slices.Clone(h.Tenants()))
-	for i := range tenants {
-		tenants[i].Models = orEmpty(tenants[i].Models)
+	views := []tenantView{}
+	for _, t := range h.Tenants() {
+		views = append(views, h.viewTenant(t))
 	}
-	writeJSON(w, http.StatusOK, map[string][]Tenant{"tenants": tenants})
+	writeJSON(w, http.StatusOK, map[string][]tenantView{"tenants": views})
 }
 
-func (h *handler) limits(w http.ResponseWriter, _ *http.Request, m *engines.ModelSnapshot) {
-	writeJSON(w, http.StatusOK, viewLimits(h.modelLoad(m.Name).Limits))
+func (h *handler) pools(w http.ResponseWriter, _ *http.Request) {
+	pools := orEmpty(slices.Clone(h.Pools()))
+	for i := range pools {
+		pools[i].Models = orEmpty(pools[i].Models)
+	}
+	writeJSON(w, http.StatusOK, map[string][]Pool{"pools": pools})
 }
 
 func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {

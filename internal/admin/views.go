@@ -21,6 +21,8 @@ type ModelLoad struct {
 
 // Limits of a model, under the names they have in the file. 0 means no limit; for MaxPerReplica, that it is the engine's own.
 type Limits struct {
+	// Weight is the model's share in its pools.
+	Weight                int           `json:"weight"`
 	MaxConcurrentRequests int           `json:"max_concurrent_requests"`
 	MaxTokensPerMinute    int           `json:"max_tokens_per_minute"`
 	MaxPerReplica         int           `json:"max_per_replica"`
@@ -47,6 +49,33 @@ type Tenant struct {
 	InFlight int `json:"in_flight"`
 	// Keys is the number of its keys.
 	Keys int `json:"keys"`
+	// Priority is interactive, default or batch.
+	Priority string `json:"priority"`
+	// Running counts its requests at replicas, Prefill those of them that have no token yet, Queued those that wait.
+	Running int `json:"running"`
+	Prefill int `json:"prefill"`
+	Queued  int `json:"queued"`
+	// Limits that hold.
+	Limits TenantLimits `json:"-"`
+}
+
+// TenantLimits are a tenant's limits over all models, under the names they have in the file. 0 means no limit.
+type TenantLimits struct {
+	// Weight is the tenant's share beside others of its priority.
+	Weight               int   `json:"weight"`
+	RequestsPerMinute    int   `json:"requests_per_minute"`
+	TokensPerMinute      int   `json:"tokens_per_minute"`
+	MaxConcurrentStreams int   `json:"max_concurrent_streams"`
+	MaxPrefill           int   `json:"max_prefill"`
+	MaxQueueBytes        int64 `json:"max_queue_bytes"`
+}
+
+// Pool is a group of models that a caller may ask for by one name.
+type Pool struct {
+	Name   string   `json:"name"`
+	Models []string `json:"models"`
+	// Queued counts the requests that wait for any of them.
+	Queued int `json:"queued"`
 }
 
 // Pick is where a request with a certain cache key would go.
@@ -80,6 +109,7 @@ type Status struct {
 	Envoy  EnvoyStatus
 	XDS    XDSStatus
 	Config ConfigStatus
+	Shared SharedStatus
 }
 
 // EnvoyStatus is how Envoy is. State is external for an Envoy that someone else runs.
@@ -121,6 +151,22 @@ type ConfigStatus struct {
 	Faults []string
 }
 
+// SharedStatus is how the state is that several gateways share.
+type SharedStatus struct {
+	// Configured is false for a gateway that shares with nobody; then nothing else matters.
+	Configured bool `json:"configured"`
+	// Up says whether it answers.
+	Up bool `json:"up"`
+	// Mode is shared, or alone while this gateway goes by its last known share of the limits.
+	Mode string `json:"mode"`
+	// Gateways that are known to live, this one included.
+	Gateways int `json:"gateways"`
+	// Since is when it went up or down.
+	Since time.Time `json:"-"`
+	// LastError says why it did not answer; it may be mended since.
+	LastError string `json:"last_error"`
+}
+
 type modelView struct {
 	Name        string     `json:"name"`
 	Aliases     []string   `json:"aliases"`
@@ -134,16 +180,20 @@ type modelView struct {
 	InFlight    int        `json:"in_flight"`
 	Queued      int        `json:"queued"`
 	QueuedBytes int64      `json:"queued_bytes"`
+	Weight      int        `json:"weight"`
 	Limits      limitsView `json:"limits"`
 }
 
-type limitsView struct {
-	Limits
-	QueueTimeout string `json:"queue_timeout"`
+type tenantView struct {
+	Tenant
+	Weight int              `json:"weight"`
+	Limits tenantLimitsView `json:"limits"`
 }
 
-func viewLimits(l Limits) limitsView {
-	return limitsView{l, shortDuration(l.QueueTimeout)}
+func (h *handler) viewTenant(t Tenant) tenantView {
+	t.Models = orEmpty(t.Models)
+	limits := h.viewTenantLimits(t)
+	return tenantView{t, limits.Weight, limits}
 }
 
 // shortDuration is a duration as the file would say it: 1m, not 1m0s.
@@ -158,7 +208,9 @@ func shortDuration(d time.Duration) string {
 	return s
 }
 
-func viewModel(m *engines.ModelSnapshot, load ModelLoad) modelView {
+func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
+	load := h.modelLoad(m.Name)
+	limits := h.viewLimits(m.Name, load.Limits)
 	return modelView{
 		Name:        m.Name,
 		Aliases:     orEmpty(m.Aliases),
@@ -172,7 +224,8 @@ func viewModel(m *engines.ModelSnapshot, load ModelLoad) modelView {
 		InFlight:    load.InFlight,
 		Queued:      load.Queued,
 		QueuedBytes: load.QueuedBytes,
-		Limits:      viewLimits(load.Limits),
+		Weight:      limits.Weight,
+		Limits:      limits,
 	}
 }
 

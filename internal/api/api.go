@@ -1,5 +1,6 @@
-// Package api is what Sluice itself answers on Envoy's listener: the list of models and the health check. Envoy routes these
-// paths to Sluice's HTTP socket; who calls was settled by ext_authz before and comes in a header that clients cannot set.
+// Package api is what Sluice itself answers on Envoy's listener: the list of models, the batch API (/schedule, /renew, /complete) and
+// the health check. Envoy routes these paths to Sluice's HTTP socket; who calls was settled by ext_authz before and comes in a header
+// that clients cannot set.
 package api
 
 import (
@@ -18,10 +19,14 @@ import (
 // Config is what the handler works with.
 type Config struct {
 	Fleet *engines.Fleet
-	// Allowed says whether the tenant of this name may use the model of this name.
+	// Allowed says whether the tenant of this name may use the model or ask for the pool of this name.
 	Allowed func(tenant, model string) bool
+	// Pools are the names of the pools; nil: there are none.
+	Pools func() []string
 	// Created is shown as the models' time of creation.
 	Created time.Time
+	// Tasks is what the batch API works on; nil: there is no batch API.
+	Tasks Tasks
 }
 
 // New returns the handler.
@@ -30,16 +35,22 @@ func New(c Config) http.Handler {
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { write(w, 200, map[string]string{"status": "ok"}) })
 	mux.HandleFunc("GET /v1/models", c.list)
 	mux.HandleFunc("GET /v1/models/{id...}", c.get) // a model's name may hold slashes
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."})
-	})
+	if c.Tasks != nil {
+		c.routes(mux)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r)) })
 	return mux
 }
 
+func methodNotAllowed(r *http.Request) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
+}
+
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
-	models := c.Fleet.Snapshot().Models
+	names := slices.Concat(slices.Collect(maps.Keys(c.Fleet.Snapshot().Models)), c.pools())
+	slices.Sort(names)
 	list := openai.NewModelList()
-	for _, name := range slices.Sorted(maps.Keys(models)) {
+	for _, name := range slices.Compact(names) { // a discovered model may have the name of a pool
 		if c.Allowed(r.Header.Get(headers.Tenant), name) {
 			list.Data = append(list.Data, c.card(name))
 		}
@@ -52,10 +63,10 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		c.list(w, r)
 		return
 	}
-	m, ok := c.Fleet.Snapshot().Resolve(r.PathValue("id"))
-	if ok && !c.Allowed(r.Header.Get(headers.Tenant), m.Name) {
+	name, ok := c.resolve(r.PathValue("id"))
+	if ok && !c.Allowed(r.Header.Get(headers.Tenant), name) {
 		fail(w, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-			Message: "This API key may not use the model `" + m.Name + "`."})
+			Message: "This API key may not use the model `" + name + "`."})
 		return
 	}
 	if !ok {
@@ -63,14 +74,40 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 			Message: "The model `" + strings.ToValidUTF8(r.PathValue("id"), "?") + "` does not exist."})
 		return
 	}
-	write(w, 200, c.card(m.Name))
+	write(w, 200, c.card(name))
+}
+
+// resolve finds the name of the model or the pool that a client means. A pool is shown like a model, because it can be asked like one.
+func (c Config) resolve(asked string) (name string, ok bool) {
+	if slices.Contains(c.pools(), asked) {
+		return asked, true
+	}
+	if m, ok := c.Fleet.Snapshot().Resolve(asked); ok {
+		return m.Name, true
+	}
+	return "", false
+}
+
+func (c Config) pools() []string {
+	if c.Pools == nil {
+		return nil
+	}
+	return c.Pools()
 }
 
 func (c Config) card(name string) openai.ModelCard {
 	return openai.NewModelCard(name, "sluice", c.Created)
 }
 
-func fail(w http.ResponseWriter, e *openai.Error) { writeBytes(w, e.HTTPStatus(), e.Body()) }
+func fail(w http.ResponseWriter, e *openai.Error) {
+	for key, value := range e.Header {
+		w.Header().Set(key, value)
+	}
+	if s := e.RetryAfterSeconds(); s != "" {
+		w.Header().Set("retry-after", s)
+	}
+	writeBytes(w, e.HTTPStatus(), e.Body())
+}
 
 func write(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)

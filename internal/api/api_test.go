@@ -13,21 +13,27 @@ import (
 
 func TestAPI(t *testing.T) {
 	fleet := engines.NewFleet()
-	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "org/big"}, {Name: "small", Aliases: []string{"tiny"}}}})
+	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "org/big"}, {Name: "small", Aliases: []string{"tiny"}},
+		{Name: "elsewhere", Launcher: engines.None}}})
 	h := api.New(api.Config{
 		Fleet:   fleet,
 		Allowed: func(tenant, model string) bool { return tenant == "all" || tenant == "some" && model == "small" },
+		Pools:   func() []string { return []string{"auto", "small"} },
 		Created: time.Unix(1700000000, 0),
 	})
 	const small = `{"id":"small","object":"model","created":1700000000,"owned_by":"sluice"}`
 	const big = `{"id":"org/big","object":"model","created":1700000000,"owned_by":"sluice"}`
+	const elsewhere = `{"id":"elsewhere","object":"model","created":1700000000,"owned_by":"sluice"}`
+	const auto = `{"id":"auto","object":"model","created":1700000000,"owned_by":"sluice"}`
 	for _, c := range []struct {
 		method, path, tenant string
 		status               int
 		body                 string
 	}{
 		{"GET", "/health", "", 200, `{"status":"ok"}`},
-		{"GET", "/v1/models", "all", 200, `{"object":"list","data":[` + big + `,` + small + `]}`},
+		{"GET", "/v1/models", "all", 200, `{"object":"list","data":[` + auto + `,` + elsewhere + `,` + big + `,` + small + `]}`},
+		{"GET", "/v1/models/auto", "all", 200, auto},
+		{"GET", "/v1/models/auto", "some", 403, "forbidden_model"},
 		{"GET", "/v1/models", "some", 200, `{"object":"list","data":[` + small + `]}`},
 		{"GET", "/v1/models", "", 200, `{"object":"list","data":[]}`},
 		{"GET", "/v1/models/org/big", "all", 200, big},

@@ -55,6 +55,7 @@ models:
   - {name: hub, engine: llama-cpp, task: rerank, source: {name: org/model}}
   - {name: sim, engine: sim, task: embedding}
   - {name: remote, launcher: upstream, upstreams: [http://h:1]}
+  - {name: nowhere, launcher: none}
 `)
 	folder, err := filepath.Abs("testdata/models")
 	if err != nil {
@@ -65,8 +66,9 @@ models:
 		{Name: "hub", Model: "org/model", Registry: "huggingface", Task: engines.Rerank},
 		{Name: "sim", Task: engines.Embedding},
 		{},
+		{},
 	}
-	versions := []string{"0.5", "0.5", "1", ""}
+	versions := []string{"0.5", "0.5", "1", "", ""}
 	for i, m := range c.Models {
 		version, launch := c.Launch(m)
 		if diff := cmp.Diff(want[i], launch); diff != "" || version.Version != versions[i] {
@@ -96,6 +98,9 @@ func TestNeedsRestart(t *testing.T) {
 		"max_body: 1MiB\norphan_grace: 2s": {"max_body", "orphan_grace"},
 		"max_queue_bytes: 1MiB":            {"max_queue_bytes"},
 		"drain_timeout: 1s":                {"drain_timeout"},
+		"redis: redis://h":                 {"redis"},
+		"task_lease: 1m":                   nil,
+		"tenants: [{name: a, weight: 2}]":  nil,
 		"replica_header: false":            nil,
 		"upstreams: [http://h]":            nil,
 		"models: [{name: a, engine: sim, task: rerank}]": nil,

@@ -24,7 +24,8 @@ func check(d *decoder, c *Config) {
 	k.stateDir()
 	k.engines()
 	k.registries()
-	k.models()
+	k.unique(append(k.models(), k.pools()...))
+	k.redis(path{"redis"}, c.Redis)
 	k.tenants()
 	k.upstreams(path{"upstreams"}, c.Upstreams)
 }
@@ -146,61 +147,7 @@ type named struct {
 	at   path
 }
 
-// tenants checks names, keys, and that the models exist that a tenant may use.
-func (k *checker) tenants() {
-	var names, keys []named
-	models := k.modelNames()
-	for i, tenant := range k.config.Tenants {
-		at := path{"tenants"}.item(i)
-		names = append(names, named{tenant.Name, at.field("name")})
-		k.name(at.field("name"), tenant.Name)
-		for j, key := range tenant.Keys {
-			where := at.field("keys").item(j)
-			if tenant.Keys[j] = strings.ToLower(key); k.keyHash(where, tenant.Keys[j]) {
-				keys = append(keys, named{tenant.Keys[j], where})
-			}
-		}
-		for j, model := range tenant.Models {
-			k.tenantModel(at.field("models").item(j), model, models)
-		}
-	}
-	k.unique(names)
-	k.repeated(keys, "key")
-}
-
-// keyHash checks the form of a key's hash. What stands there may be a key itself, so no message repeats it.
-func (k *checker) keyHash(at path, hash string) bool {
-	if !k.sound(at) {
-		return false
-	}
-	digits, ok := strings.CutPrefix(hash, "sha256:")
-	if !ok || len(digits) != 64 || strings.Trim(digits, "0123456789abcdef") != "" {
-		k.fault(at, "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself")
-		return false
-	}
-	return true
-}
-
-// tenantModel checks that the model exists. Where models are discovered nobody can know.
-func (k *checker) tenantModel(at path, model string, known []string) {
-	discovered := len(k.config.Upstreams) > 0
-	if !k.sound(at) || model == "*" || discovered || slices.Contains(known, model) {
-		return
-	}
-	k.fault(at, "there is no model %s; %s", shown(model), suggestion(model, append(known, `"*"`)))
-}
-
-// modelNames are the names and aliases of all models.
-func (k *checker) modelNames() []string {
-	var names []string
-	for _, m := range k.config.Models {
-		names = append(names, m.Name)
-		names = append(names, m.Aliases...)
-	}
-	return names
-}
-
-// name checks the name of a model, tenant, engine or registry: it appears in URLs, file names and metrics.
+// name checks the name of a model, pool, tenant, engine or registry: it appears in URLs, file names and metrics.
 func (k *checker) name(at path, name string) {
 	if !k.sound(at) || name == "" && !k.given(at) {
 		return

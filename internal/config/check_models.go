@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// models checks every model and fills in what depends on other fields.
-func (k *checker) models() {
+// models checks every model and fills in what depends on other fields. It returns all names and aliases.
+func (k *checker) models() []named {
 	var names []named
 	for i := range k.config.Models {
 		m, at := &k.config.Models[i], path{"models"}.item(i)
@@ -30,9 +30,11 @@ func (k *checker) models() {
 			k.local(at, m)
 		case engines.Upstream:
 			k.remote(at, m)
+		case engines.None:
+			k.admitted(at, m)
 		}
 	}
-	k.unique(names)
+	return names
 }
 
 // longestWait is how long a request may be held at most: Envoy gives up on an answer after an hour, and then nobody could tell the client
@@ -56,6 +58,18 @@ func (k *checker) remote(at path, m *Model) {
 		k.fault(where, "required with launcher: upstream: the base URLs of the model's servers, such as [http://10.0.0.5:8000]")
 	}
 	k.upstreams(where, m.Upstreams)
+	m.Replicas = Replicas{}
+}
+
+// admitted checks a model that tasks are only admitted for.
+func (k *checker) admitted(at path, m *Model) {
+	for _, field := range []string{"engine", "version", "source", "replicas", "variables", "env", "upstreams", "cold_start_timeout", "routing",
+		"stream"} {
+		k.noEffect(at.field(field), "launcher: none")
+	}
+	for _, field := range []string{"max_per_replica", "max_prefill_per_replica"} {
+		k.noEffect(at.field("admission").field(field), "launcher: none")
+	}
 	m.Replicas = Replicas{}
 }
 

@@ -12,6 +12,7 @@
 //	default   its value when absent, written as in the file; without the tag it is the zero value
 //	required  the field must be there
 //	least     the smallest value it may have, written as in the file
+//	most      the largest whole number it may have
 //	oneof     the only values it may have
 //	restart   a change takes effect only when Sluice is started again
 package config
@@ -45,6 +46,12 @@ type Config struct {
 	OrphanGrace time.Duration `yaml:"orphan_grace" default:"60s" least:"1s" restart:"true"`
 	// ReplicaHeader puts x-sluice-replica, the id of the replica that served, on every response of an engine. Default true.
 	ReplicaHeader bool `yaml:"replica_header" default:"true"`
+	// Redis is where several gateways share their limits, leases and tasks: redis://user:password@host:6379/0, or rediss:// for TLS.
+	// Several hosts, as in redis://a:6379,b:6379,c:6379, are a cluster, which has no database number. Default: none; this gateway
+	// shares with nobody.
+	Redis string `yaml:"redis" restart:"true"`
+	// TaskLease is how long a task from /schedule holds its place without a call of /renew or /complete. Default 15m.
+	TaskLease time.Duration `yaml:"task_lease" default:"15m" least:"1s"`
 	// Auth says who may call.
 	Auth Auth `yaml:"auth"`
 	// Tenants are the callers. With auth.mode keys and no tenant nobody is let in.
@@ -57,6 +64,8 @@ type Config struct {
 	Models []Model `yaml:"models"`
 	// Upstreams are servers whose models are asked for and appear by themselves, such as http://10.0.0.7:8000.
 	Upstreams []string `yaml:"upstreams"`
+	// Pools are names for several models, any of which will do. The first one is what /schedule takes when it is asked for none.
+	Pools []Pool `yaml:"pools"`
 
 	// File is the path of the file that was read; empty when the configuration did not come from one.
 	File string `yaml:"-"`
@@ -86,10 +95,61 @@ type Auth struct {
 type Tenant struct {
 	// Name of the tenant, unique.
 	Name string `yaml:"name" required:"true"`
-	// Keys are hashes of the tenant's keys: sha256: and 64 hex digits, as `sluice keys new` prints them. Several are good at once.
-	Keys []string `yaml:"keys"`
-	// Models that the tenant may use, by name or alias; "*" is every model. Default ["*"].
+	// Keys of the tenant, several of which are good at once. Each is a hash as `sluice keys new` prints it, or {hash, priority}.
+	Keys []Key `yaml:"keys"`
+	// Models that the tenant may use, by name or alias; "*" is every model and every pool. The name of a pool only lets the tenant ask
+	// for the pool: it gets those of the pool's models that it may use. Default ["*"].
 	Models []string `yaml:"models" default:"[\"*\"]"`
+	// Weight is the tenant's share of a full model beside other tenants of its priority. Default 1.
+	Weight int `yaml:"weight" default:"1" least:"1" most:"1000000"`
+	// Priority of the tenant's requests while they wait: interactive goes before default, and default before batch. Default default.
+	Priority Priority `yaml:"priority" default:"default" oneof:"interactive,default,batch"`
+	// Limits of the tenant over all models.
+	Limits TenantLimits `yaml:"limits"`
+}
+
+// Key is one key of a tenant. In the file it is a mapping, or its hash alone.
+type Key struct {
+	// Hash of the key: sha256: and 64 hex digits, as `sluice keys new` prints it.
+	Hash string `yaml:"hash" required:"true"`
+	// Priority of requests with this key: the tenant's or a lower one. Default: the tenant's.
+	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`
+}
+
+// Priority says which requests go before others while they wait.
+type Priority string
+
+// The priorities, highest first.
+const (
+	// Interactive goes before all others.
+	Interactive Priority = "interactive"
+	// DefaultPriority is what nothing is said about.
+	DefaultPriority Priority = "default"
+	// Batch can wait.
+	Batch Priority = "batch"
+)
+
+// TenantLimits bound what one tenant takes over all models. 0 is no limit.
+type TenantLimits struct {
+	// RequestsPerMinute that are let in; one more gets 429. Default 0: no limit.
+	RequestsPerMinute int `yaml:"requests_per_minute" least:"0" most:"1000000000000"`
+	// TokensPerMinute of prompts and answers together; a request for more gets 429. Default 0: no limit.
+	TokensPerMinute int `yaml:"tokens_per_minute" least:"0" most:"1000000000000"`
+	// MaxConcurrentStreams bounds the requests that run or wait; one more gets 429. Default 0: no limit.
+	MaxConcurrentStreams int `yaml:"max_concurrent_streams" least:"0" most:"1000000000"`
+	// MaxPrefill bounds the requests that are at a replica and have no token yet; more of them wait. Default 0: no limit.
+	MaxPrefill int `yaml:"max_prefill" least:"0" most:"1000000000"`
+	// MaxQueueBytes bounds the bodies of the tenant's waiting requests; beyond it a request gets 429. Default 0: no limit but that of
+	// all.
+	MaxQueueBytes Size `yaml:"max_queue_bytes"`
+}
+
+// Pool is a name for several models, any of which will do.
+type Pool struct {
+	// Name that clients ask for; unique among the names and aliases of all models and pools.
+	Name string `yaml:"name" required:"true"`
+	// Models of the pool, by name or alias.
+	Models []string `yaml:"models" required:"true"`
 }
 
 // Engine is an inference server program, by versions.

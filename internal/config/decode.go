@@ -40,8 +40,8 @@ func newDecoder(file string) *decoder {
 
 // rules are what the tags of a field say of its value.
 type rules struct {
-	least string
-	oneof []string
+	least, most string
+	oneof       []string
 }
 
 // fault adds a fault at a path, on the line of the path or of what it is in.
@@ -139,7 +139,7 @@ func (d *decoder) field(n *yaml.Node, v reflect.Value, at path, tag reflect.Stru
 	if n == nil {
 		n = defaultNode(tag)
 	}
-	r := rules{least: tag.Get("least")}
+	r := rules{least: tag.Get("least"), most: tag.Get("most")}
 	if list := tag.Get("oneof"); list != "" {
 		r.oneof = strings.Split(list, ",")
 	}
@@ -238,7 +238,7 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value, at path, r rules) {
 	for i, item := range n.Content {
 		where := at.item(i)
 		d.note(where, item.Line)
-		if name := nameOf(item); name != "" {
+		if name := nameOf(item); name != "" && v.Type().Elem() != reflect.TypeFor[Key]() {
 			d.names[where.key()] = name
 		}
 		d.value(item, v.Index(i), where, r)

@@ -52,6 +52,18 @@ func FuzzParse(f *testing.F) {
 // wholesome checks what everybody relies on in a Config.
 func wholesome(t *testing.T, c *Config) {
 	t.Helper()
+	for _, tenant := range c.Tenants {
+		for _, key := range tenant.Keys {
+			if len(key.Hash) != 71 || key.Priority == "" || tenant.Priority == Batch && key.Priority != Batch || tenant.Weight < 1 {
+				t.Errorf("%+v", tenant)
+			}
+		}
+	}
+	for _, pool := range c.Pools {
+		if len(pool.Models) == 0 || slices.Contains(pool.Models, pool.Name) {
+			t.Errorf("%+v", pool)
+		}
+	}
 	for _, m := range c.Models {
 		version, launch := c.Launch(m)
 		launch.Host, launch.Port, launch.Sluice = "127.0.0.1", 1, "sluice"

@@ -5,20 +5,13 @@ package config
 // its field or value.
 func later() map[string]string {
 	return map[string]string{
-		"redis":       "shared admission state",
 		"control":     "a control listener on TCP with mTLS",
 		"envoy_admin": "an admin listener of Envoy's own on TCP",
 		"nodes":       "further hosts",
-		"pools":       "pools of models",
-
-		"tenants[].weight":   "weighted fair admission",
-		"tenants[].priority": "priorities",
-		"tenants[].limits":   "limits of tenants",
 
 		"engines[].versions[].kubernetes": "replicas on Kubernetes",
 
 		"models[].launcher=kubernetes":     "replicas on Kubernetes",
-		"models[].launcher=none":           "models that are only admitted",
 		"models[].cluster":                 "replicas elsewhere than on this host",
 		"models[].placement":               "placement on GPUs and nodes",
 		"models[].resources":               "placement by CPU, memory and GPU",
@@ -26,7 +19,6 @@ func later() map[string]string {
 		"models[].unhealthy_on":            "a choice of what makes a replica unhealthy",
 		"models[].replicas.min=0":          "scale to zero",
 		"models[].replicas.max=more":       "scaling",
-		"models[].admission.weight":        "pools of models",
 		"models[].stream.mode=managed":     "managed streams",
 		"models[].stream.heartbeat":        "managed streams",
 		"models[].stream.resume":           "managed streams",

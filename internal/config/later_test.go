@@ -15,17 +15,11 @@ func TestLater(t *testing.T) {
 	model := "models: [{name: a, engine: sim, task: embedding, "
 	remote := "models: [{name: a, launcher: upstream, upstreams: [%]}]"
 	files := map[string]string{
-		"redis":                            "redis: redis://127.0.0.1",
 		"control":                          "control: 127.0.0.1:7000",
 		"envoy_admin":                      "envoy_admin: 127.0.0.1:7000",
 		"nodes":                            "nodes: []",
-		"pools":                            "pools: [{name: auto}]",
-		"tenants[].weight":                 "tenants: [{name: a, weight: 3}]",
-		"tenants[].priority":               "tenants: [{name: a, priority: batch}]",
-		"tenants[].limits":                 "tenants: [{name: a, limits: {requests_per_minute: 1}}]",
 		"engines[].versions[].kubernetes":  "engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run], kubernetes: x}]}]",
 		"models[].launcher=kubernetes":     "models: [{name: a, launcher: kubernetes}]",
-		"models[].launcher=none":           "models: [{name: a, launcher: none}]",
 		"models[].cluster":                 model + "cluster: ''}]",
 		"models[].placement":               model + "placement: spread}]",
 		"models[].resources":               model + "resources: {cpu: 4}}]",
@@ -33,7 +27,6 @@ func TestLater(t *testing.T) {
 		"models[].unhealthy_on":            model + "unhealthy_on: [5xx]}]",
 		"models[].replicas.min=0":          model + "replicas: {min: 0, max: 1}}]",
 		"models[].replicas.max=more":       model + "replicas: {min: 1, max: 2}}]",
-		"models[].admission.weight":        model + "admission: {weight: 3}}]",
 		"models[].stream.mode=managed":     model + "stream: {mode: managed}}]",
 		"models[].stream.heartbeat":        model + "stream: {heartbeat: 15s}}]",
 		"models[].stream.resume":           model + "stream: {resume: 5s}}]",

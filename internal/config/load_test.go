@@ -26,7 +26,7 @@ func parsed(t *testing.T, file string) *Config {
 // The defaults are the ones that the documents promise.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c := parsed(t, "models: [{name: a, engine: sim, task: embedding}]\ntenants: [{name: t}]\n"+
+	c := parsed(t, "models: [{name: a, engine: sim, task: embedding}]\ntenants: [{name: t, keys: ["+zeros+"]}]\n"+
 		"engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run]}]}]")
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -44,8 +44,10 @@ func TestDefaults(t *testing.T) {
 		DrainTimeout:  30 * time.Second,
 		OrphanGrace:   time.Minute,
 		ReplicaHeader: true,
+		TaskLease:     15 * time.Minute,
 		Auth:          Auth{Mode: AuthKeys},
-		Tenants:       []Tenant{{Name: "t", Models: []string{"*"}}},
+		Tenants: []Tenant{{Name: "t", Keys: []Key{{Hash: zeros, Priority: DefaultPriority}}, Models: []string{"*"}, Weight: 1,
+			Priority: DefaultPriority}},
 		Engines: []Engine{{Name: "e", Versions: []EngineVersion{{Version: "1", Tasks: []engines.Task{engines.Rerank}, Command: []string{"run"},
 			Ready:  ReadyProbe{Path: "/health", Every: 500 * time.Millisecond},
 			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
@@ -55,7 +57,7 @@ func TestDefaults(t *testing.T) {
 			ColdStartTimeout: 10 * time.Minute,
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8,
 				MaxUserMessagesForCache: 2},
-			Admission: Admission{MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
+			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
 			Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute},
 		}},
 	}
@@ -80,8 +82,11 @@ func TestEveryField(t *testing.T) {
 		"dtype": map[string]any{"enum": []any{"auto", "half"}, "default": "auto"}}}
 	want := &Config{
 		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second,
-		StateDir: filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Auth: Auth{Mode: AuthNone},
-		Tenants: []Tenant{{Name: "acme", Keys: []string{zeros, ones}, Models: []string{"chat", "fast"}}},
+		StateDir: filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
+		TaskLease: time.Minute, Auth: Auth{Mode: AuthNone},
+		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},
+			Models: []string{"chat", "any"}, Weight: 3, Priority: Interactive, Limits: TenantLimits{RequestsPerMinute: 600,
+				TokensPerMinute: 200000, MaxConcurrentStreams: 50, MaxPrefill: 8, MaxQueueBytes: 16 << 20}}},
 		Engines: []Engine{{Name: "own", Versions: []EngineVersion{{
 			Version: "0.10", Tasks: []engines.Task{engines.TextGeneration, engines.Embedding}, Schema: schema,
 			TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"runner": "pooling"}},
@@ -93,14 +98,20 @@ func TestEveryField(t *testing.T) {
 			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Replicas: Replicas{Min: 2, Max: 2},
 				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, ColdStartTimeout: time.Minute,
-				Routing:   Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
-				Admission: Admission{MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxQueue: 10, QueueTimeout: time.Second},
-				Stream:    Stream{Mode: StreamNative, MaxDuration: time.Hour}},
+				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
+				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
+					MaxQueue: 10, QueueTimeout: time.Second},
+				Stream: Stream{Mode: StreamNative, MaxDuration: time.Hour}},
 			{Name: "fast", Launcher: engines.Upstream, Upstreams: []string{"http://10.0.0.5:8000", "http://gpu-1:80"}, ColdStartTimeout: 10 * time.Minute,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, MaxUserMessagesForCache: 2},
-				Admission: Admission{MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+			{Name: "elsewhere", Launcher: engines.None, ColdStartTimeout: 10 * time.Minute,
+				Routing:   Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, MaxUserMessagesForCache: 2},
+				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
+				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
 		},
 		Upstreams: []string{"http://[::1]:8000"},
+		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
 		File:      "testdata/full.yaml",
 	}
 	if diff := cmp.Diff(want, c); diff != "" {

@@ -8,7 +8,7 @@ import (
 
 // Model is what clients ask for by name.
 type Model struct {
-	// Name that clients ask for; unique among the names and aliases of all models.
+	// Name that clients ask for; unique among the names and aliases of all models and pools.
 	Name string `yaml:"name" required:"true"`
 	// Aliases are further names of the same model.
 	Aliases []string `yaml:"aliases"`
@@ -20,12 +20,12 @@ type Model struct {
 	Version string `yaml:"version"`
 	// Source of a local model. Needed when the engine's command cannot do without {{.Model}}.
 	Source *Source `yaml:"source"`
-	// Launcher says how replicas come to be: local (processes on this host) or upstream (servers that someone else runs). Default
-	// local.
-	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,upstream"`
+	// Launcher says how replicas come to be: local (processes on this host), upstream (servers that someone else runs) or none (there
+	// are none: tasks for the model are admitted by /schedule and done elsewhere). Default local.
+	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,upstream,none"`
 	// Upstreams are the base URLs of an upstream model's servers: http://host:port, with or without /v1.
 	Upstreams []string `yaml:"upstreams"`
-	// Replicas of a local model. Zero for an upstream one, which has as many as it has servers.
+	// Replicas of a local model. Zero for an upstream one, which has as many as it has servers, and for one with launcher none.
 	Replicas Replicas `yaml:"replicas"`
 	// Variables of the engine, held against its schema.
 	Variables map[string]any `yaml:"variables"`
@@ -84,13 +84,17 @@ type PerReplica int
 
 // Admission says when a request may go on.
 type Admission struct {
+	// Weight is the model's share of its pools' requests beside the other models of a pool. Default 1.
+	Weight int `yaml:"weight" default:"1" least:"1" most:"1000000"`
 	// MaxConcurrentRequests bounds the model's running requests over all replicas. Default 0: no limit.
-	MaxConcurrentRequests int `yaml:"max_concurrent_requests" least:"0"`
+	MaxConcurrentRequests int `yaml:"max_concurrent_requests" least:"0" most:"1000000000"`
 	// MaxTokensPerMinute bounds the model's tokens. Default 0: no limit.
-	MaxTokensPerMinute int `yaml:"max_tokens_per_minute" least:"0"`
+	MaxTokensPerMinute int `yaml:"max_tokens_per_minute" least:"0" most:"1000000000000"`
 	// MaxPerReplica bounds the running requests of one replica: a number, or auto for what the engine works on at once (1 for an
 	// upstream). Default auto, which is 0.
 	MaxPerReplica PerReplica `yaml:"max_per_replica" default:"auto"`
+	// MaxPrefillPerReplica bounds the requests of one replica that have no token yet; more of them wait. Default 0: no limit.
+	MaxPrefillPerReplica int `yaml:"max_prefill_per_replica" least:"0"`
 	// MaxQueue is how many requests may wait; one more gets queue_full. Default 1000.
 	MaxQueue int `yaml:"max_queue" default:"1000" least:"1"`
 	// QueueTimeout is how long a request may wait; then it gets queue_timeout. Default 60s.

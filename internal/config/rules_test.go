@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,7 @@ const (
 )
 
 func ruleCases() []ruleCase {
-	return []ruleCase{
+	cases := []ruleCase{
 		{"empty", "", nil},
 		{"only comments", "# nothing\n---\n", nil},
 		{"null", "models:\ntenants: ~\n", nil},
@@ -131,6 +132,7 @@ func ruleCases() []ruleCase {
 		{"an id that is a flag", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: --verbose}}]",
 			[]string{"1: models[a].source.name: must be an id such as org/name"}},
 	}
+	return slices.Concat(cases, redisCases(), tenantCases(), poolCases())
 }
 
 func repeat(line string, n int) []string {

@@ -22,6 +22,10 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at path, r rules) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.value(n, v.Elem(), at, r)
 	case reflect.Struct:
+		if key, ok := v.Addr().Interface().(*Key); ok {
+			d.key(n, key, at)
+			return
+		}
 		d.structure(n, v, at)
 	case reflect.Slice:
 		d.list(n, v, at, r)
@@ -33,6 +37,25 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at path, r rules) {
 		}
 	default:
 		d.scalar(n, v, at, r)
+	}
+}
+
+// key reads a Key: a mapping, or its hash alone. A key itself may stand there by mistake, even as the name of a field, so no message
+// repeats a name.
+func (d *decoder) key(n *yaml.Node, key *Key, at path) {
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if name := n.Content[i].Value; name != "hash" && name != "priority" {
+				d.faultOn(n.Content[i].Line, at, "has an unknown field; known are hash, priority")
+				return
+			}
+		}
+		d.structure(n, reflect.ValueOf(key).Elem(), at)
+	case yaml.ScalarNode:
+		d.scalar(n, reflect.ValueOf(&key.Hash).Elem(), at, rules{})
+	default:
+		d.fault(at, "must be a hash or {hash, priority}, is %s", describe(n))
 	}
 }
 
@@ -117,6 +140,9 @@ func integer(n *yaml.Node, v reflect.Value, r rules) string {
 	}
 	if least, err := strconv.Atoi(r.least); err == nil && number < least {
 		return "must be at least " + r.least + ", is " + strconv.Itoa(number)
+	}
+	if most, err := strconv.Atoi(r.most); err == nil && number > most {
+		return "must be at most " + r.most + ", is " + strconv.Itoa(number)
 	}
 	v.SetInt(int64(number))
 	return ""

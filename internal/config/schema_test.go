@@ -50,7 +50,7 @@ func golden(t *testing.T, file string, got []byte) {
 func TestExamplesFitTheSchema(t *testing.T) {
 	t.Parallel()
 	check := compiled(t)
-	for _, file := range examples(t) {
+	for _, file := range append(examples(t), "testdata/full.yaml") {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -58,7 +58,7 @@ func TestExamplesFitTheSchema(t *testing.T) {
 		if err := check.Validate(decoded(t, data)); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
-		if !strings.HasPrefix(string(data), "# yaml-language-server: $schema=../sluice.schema.json\n") {
+		if file != "testdata/full.yaml" && !strings.HasPrefix(string(data), "# yaml-language-server: $schema=../sluice.schema.json\n") {
 			t.Errorf("%s does not name its schema in the first line", file)
 		}
 	}
@@ -77,6 +77,16 @@ func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
 		"models: [{name: a, admission: {max_per_replica: none}}]",
 		"models: [{name: a, routing: {load_factor: 0.5}}]",
 		"models: [{name: a, aliases: b}]",
+		"models: [{name: a, launcher: nobody}]",
+		"models: [{name: a, admission: {weight: 0}}]",
+		"tenants: [{name: a, keys: [[]]}]",
+		"tenants: [{name: a, keys: [{priority: batch}]}]",
+		"tenants: [{name: a, keys: [{hash: 'sha256:', priority: urgent}]}]",
+		"tenants: [{name: a, weight: 0}]",
+		"tenants: [{name: a, priority: high}]",
+		"tenants: [{name: a, limits: {tokens_per_minute: -1}}]",
+		"pools: [{name: a}]",
+		"pools: [{name: a, models: b}]",
 	} {
 		if err := check.Validate(decoded(t, []byte(file))); err == nil {
 			t.Errorf("the schema lets pass: %s", file)
@@ -112,7 +122,7 @@ func decoded(t *testing.T, data []byte) any {
 func examples(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../examples/*/sluice.yaml")
-	if err != nil || len(files) < 4 {
+	if err != nil || len(files) < 5 {
 		t.Fatalf("examples: %v, %v", files, err)
 	}
 	return files
@@ -174,6 +184,8 @@ func (w schemaWriter) structure(t reflect.Type) object {
 
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
+	case reflect.TypeFor[Key]():
+		return object{"anyOf": []any{object{"type": "string"}, w.structure(t)}}
 	case reflect.TypeFor[time.Duration]():
 		return object{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}
 	case reflect.TypeFor[Size]():
@@ -212,6 +224,9 @@ func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 func withLeast(s object, tag reflect.StructTag) object {
 	if least, err := strconv.ParseFloat(tag.Get("least"), 64); err == nil {
 		s["minimum"] = least
+	}
+	if most, err := strconv.ParseFloat(tag.Get("most"), 64); err == nil {
+		s["maximum"] = most
 	}
 	return s
 }

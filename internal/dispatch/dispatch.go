@@ -9,13 +9,13 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -48,6 +48,8 @@ type Policy struct {
 	UserMessages int
 	// MaxPerReplica bounds the requests on one replica; 0 means what the engine says, and 1 for an upstream that says nothing.
 	MaxPerReplica int
+	// MaxPrefillPerReplica bounds the requests on one replica that have no token yet; 0 means no bound.
+	MaxPrefillPerReplica int
 	// ColdStart bounds the wait for a model none of whose replicas is ready yet; 0 means 10 minutes.
 	ColdStart time.Duration
 	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 leaves it to the route.
@@ -64,26 +66,44 @@ type Config struct {
 	Default Policy
 	// Models holds the policies of configured models, by name.
 	Models map[string]Policy
+	// Shared says that Admission shares its state with other gateways, so that leases outlive this process.
+	Shared bool
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
 type Dispatcher struct {
 	fleet     *engines.Fleet
 	admission *admission.Controller
+	shared    bool
 	world     atomic.Pointer[world]
 	names     identities
 	past      inheritance
 
 	mu sync.Mutex
-	// fallback and policies are the policies in force; guarded by mu
-	fallback Policy
-	policies map[string]Policy
+	// rules are the policies in force; guarded by mu
+	rules Rules
 	// routable holds, per model, the replicas that Envoy has acknowledged, with the address it knows; guarded by mu
 	routable map[string]map[string]bool
 	// counters by replica id, kept while any world names the replica or a ticket holds it; guarded by mu
 	counters map[string]*counter
-	// cursors of round robin by model; guarded by mu
+	// cursors of round robin, and what responses have taught, by model; guarded by mu
 	cursors map[string]*atomic.Uint64
+	lessons map[string]*lessons
+}
+
+// Rules say how requests are treated, beside what the fleet is.
+type Rules struct {
+	// Default is the policy of discovered models, Models holds those of configured ones by name.
+	Default Policy
+	Models  map[string]Policy
+	// Pools holds the models of each pool by its name. FirstPool is the one that tasks are taken from when they name none; empty means all
+	// models.
+	Pools     map[string][]string
+	FirstPool string
+	// Tenants holds the limits of those that have any.
+	Tenants map[string]admission.TenantLimits
+	// TaskLease is how long a task lasts without a word; 0 means 15 minutes.
+	TaskLease time.Duration
 }
 
 // New returns a Dispatcher that knows the fleet as it is now and no replica as routable.
@@ -91,11 +111,12 @@ func New(c Config) *Dispatcher {
 	d := &Dispatcher{
 		fleet:     c.Fleet,
 		admission: c.Admission,
-		fallback:  c.Default,
-		policies:  c.Models,
+		shared:    c.Shared,
+		rules:     Rules{Default: c.Default, Models: c.Models},
 		routable:  map[string]map[string]bool{},
 		counters:  map[string]*counter{},
 		cursors:   map[string]*atomic.Uint64{},
+		lessons:   map[string]*lessons{},
 	}
 	d.world.Store(&world{snapshot: &engines.Snapshot{}})
 	d.rebuild()
@@ -115,11 +136,12 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 }
 
-// SetPolicies replaces the policies, effective on the next request and on those that wait.
-func (d *Dispatcher) SetPolicies(fallback Policy, models map[string]Policy) {
+// SetRules replaces the rules, effective on the next request and on those that wait.
+func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
-	d.fallback, d.policies = fallback, models
+	d.rules = r
 	d.mu.Unlock()
+	d.admission.SetTenants(r.Tenants)
 	d.rebuild()
 }
 
@@ -141,18 +163,23 @@ func (d *Dispatcher) SetRoutable(model string, replicas []string) {
 
 // Request is what dispatch needs to know of a request.
 type Request struct {
-	// Model as the client named it.
+	// Model or pool, as the client named it.
 	Model string
-	// Tenant is who calls.
-	Tenant string
+	// Tenant is who calls, Priority how urgent it is.
+	Tenant   string
+	Priority admission.Priority
 	// Allowed says whether the tenant may use the model of this name; nil allows all.
 	Allowed func(model string) bool
 	// Key is the cache key over so many user messages (package ringhash: XXH64).
 	Key func(userMessages int) uint64
 	// ID is the client's own request id; empty when it gave none.
 	ID string
-	// PromptBytes and MaxTokens estimate the cost. MaxTokens 0 means the client set no bound.
-	PromptBytes, MaxTokens int
+	// Task is the id of the task that the request belongs to, which was admitted before; empty: none.
+	Task string
+	// PromptBytes, MaxTokens and Choices estimate the cost. MaxTokens 0 means the client set no bound, Choices 0 means one answer.
+	// NoOutput says that the answer is no text.
+	PromptBytes, MaxTokens, Choices int
+	NoOutput                        bool
 	// Bytes are held by somebody while the request waits.
 	Bytes int
 	// Timeout is the client's own; 0 means none.
@@ -162,122 +189,70 @@ type Request struct {
 }
 
 // Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when ctx ends. The caller must
-// Release the ticket when the response has ended, however it ended.
+// Release the ticket when the response has ended, however it ended, and Settle it when more is known of the response.
 func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai.Error) {
-	target, fault := d.resolve(r)
+	w := d.world.Load()
+	c, fault := w.resolve(r)
 	if fault != nil {
 		return nil, fault
+	}
+	if r.Task != "" {
+		if c, fault = d.byTask(ctx, w, c, r); fault != nil {
+			return nil, fault
+		}
 	}
 	release, ok := d.names.take(r.Tenant, r.ID)
 	if !ok {
 		return nil, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "A request with this request_id is still running."}
 	}
-	t := &Ticket{Model: target.Name, MaxDuration: target.policy.MaxDuration, dispatcher: d, unname: release}
-	lease, err := d.admission.Admit(ctx, d.admissionRequest(target, r, t))
+	t := &Ticket{dispatcher: d, unname: release}
+	if r.Task != "" {
+		if t.unname, ok = d.inTask(r, release); !ok {
+			return nil, &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
+				Message: "Another request of this task is still running."}
+		}
+	}
+	lease, err := d.admission.Admit(ctx, d.admissionRequest(c, r, t))
 	if err != nil {
-		release()
-		return nil, d.explain(ctx, target.Name, r, err)
+		t.unname()
+		return nil, d.explain(ctx, c, r, err)
 	}
-	t.lease = lease
-	return t, nil
-}
-
-func (d *Dispatcher) resolve(r *Request) (*target, *openai.Error) {
-	w := d.world.Load()
-	m, ok := w.snapshot.Resolve(r.Model)
-	if !ok {
-		return nil, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
-			Message: "The model `" + clip(r.Model) + "` does not exist."}
-	}
-	if r.Allowed != nil && !r.Allowed(m.Name) {
-		return nil, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-			Message: "This API key may not use the model `" + m.Name + "`."}
-	}
-	t := w.targets[m.Name]
-	if len(t.replicas) == 0 && !t.hope {
-		return nil, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", m.Name)
-	}
+	t.granted(lease)
 	return t, nil
 }
 
 // admissionRequest makes the request for a slot. The pick happens in it: it always looks at the newest world, because the
 // request may have waited through several.
-func (d *Dispatcher) admissionRequest(t *target, r *Request, ticket *Ticket) admission.Request {
-	key := r.Key(t.policy.UserMessages)
+func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
+	first := c.members[0]
+	ticket.question = first.lessons.estimate(r)
+	ticket.watch = c.watched(d.tenant(r.Tenant))
+	keys := c.keys(r.Key)
 	return admission.Request{
-		Model:   t.Name,
-		Tenant:  r.Tenant,
-		Tokens:  estimate(r),
-		Bytes:   r.Bytes,
-		Timeout: t.patience(r.Timeout),
-		OnWait:  r.OnWait,
-		Place: func() bool {
-			now, ok := d.world.Load().targets[t.Name]
-			return ok && now.place(key, ticket)
+		Model:    c.model(),
+		Pool:     c.pool,
+		Allowed:  c.has,
+		Tenant:   r.Tenant,
+		Priority: r.Priority,
+		Tokens:   ticket.question.guess.total(),
+		Bytes:    r.Bytes,
+		Timeout:  c.patience(r.Timeout),
+		Prefill:  ticket.watch,
+		Admitted: r.Task != "",
+		OnWait:   r.OnWait,
+		Place: func(model string) (admission.Slot, bool) {
+			now, ok := d.world.Load().targets[model]
+			if !ok {
+				return admission.Slot{}, false
+			}
+			return now.place(keys.of(now.policy.UserMessages), ticket)
 		},
 		Unplace: ticket.unplace,
 	}
 }
 
-// Tokens per request are estimated from these until a model has taught better ones.
-const (
-	bytesPerToken  = 4
-	expectedOutput = 256
-)
-
-func estimate(r *Request) int {
-	output := r.MaxTokens
-	if output == 0 {
-		output = expectedOutput
-	}
-	return r.PromptBytes/bytesPerToken + output
-}
-
-// explain turns what admission said into what the client reads.
-func (d *Dispatcher) explain(ctx context.Context, model string, r *Request, err error) *openai.Error {
-	var limited *admission.RateLimited
-	switch {
-	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client left."}
-	case errors.As(err, &limited):
-		return &openai.Error{Code: openai.CodeRateLimited, RetryAfter: limited.RetryAfter,
-			Message: "The model `" + model + "` has no tokens left in this minute."}
-	case errors.Is(err, admission.ErrNeverFits):
-		return &openai.Error{Code: openai.CodeInvalidRequest,
-			Message: "The request needs more tokens than the model `" + model + "` is given in a minute."}
-	case errors.Is(err, admission.ErrQueueFull):
-		return openai.Errorf(openai.CodeQueueFull, "The queue of the model `%s` is full.", model)
-	case errors.Is(err, admission.ErrTimeout):
-		return d.explainTimeout(model, r)
-	}
-	return openai.Errorf(openai.CodeNoReplica, "The model `%s` is no longer served.", model)
-}
-
-func (d *Dispatcher) explainTimeout(model string, r *Request) *openai.Error {
-	t, ok := d.world.Load().targets[model]
-	switch {
-	case r.Timeout > 0 && (!ok || r.Timeout <= t.patience(0)):
-		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
-			Message: "The request's own timeout ended before it could start."}
-	case !ok || len(t.replicas) == 0 && !t.starting:
-		return openai.Errorf(openai.CodeNoReplica, "No replica of the model `%s` is ready.", model)
-	case len(t.replicas) == 0:
-		return openai.Errorf(openai.CodeColdStartTimeout, "No replica of the model `%s` became ready in time.", model)
-	}
-	return openai.Errorf(openai.CodeQueueTimeout, "All replicas of the model `%s` stayed busy for too long.", model)
-}
-
-// clip keeps a client's text short enough to be repeated to it.
-func clip(s string) string {
-	const most = 200
-	if len(s) <= most {
-		return s
-	}
-	for i := range s {
-		if i > most-4 {
-			return s[:i] + "…"
-		}
-	}
-	return s
+// tenant is the limits of a tenant.
+func (d *Dispatcher) tenant(name string) admission.TenantLimits {
+	return d.world.Load().tenants[name]
 }

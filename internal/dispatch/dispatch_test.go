@@ -399,8 +399,8 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.SettleOne(at)
-		s.SettleOne(at)
+		s.SettleOne(Running{Place: at, Request: "1"})
+		s.SettleOne(Running{Place: at, Request: "1"})
 		if v, _ := s.View("m"); v.InFlight != 2 || v.Loads["a"]+v.Loads["b"] != 2 {
 			t.Errorf("%+v", v)
 		}

@@ -11,7 +11,7 @@ import (
 
 // Ticket is a request that may go: where to, and what it holds until it is released.
 type Ticket struct {
-	// Model is the name of the model, not the alias the client used.
+	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
 	// MaxDuration of the response; 0 leaves it to the route.
 	MaxDuration time.Duration
@@ -19,14 +19,32 @@ type Ticket struct {
 	dispatcher *Dispatcher
 	lease      *admission.Lease
 	unname     func()
+	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is wanted.
+	watch, measure bool
+	question       question
+	lessons        *lessons
 
 	mu sync.Mutex
 	// target and at say which replica is held; guarded by mu
 	target *target
 	at     int
 	held   bool
+	// prefill: held, and no token yet; released; settled; guarded by mu
+	prefill, released, settled bool
 	// endpoints is the list for Envoy
 	endpoints string
+}
+
+// measureEvery is how many requests there are to one whose tokens are counted although no limit asks for it: to learn.
+const measureEvery = 16
+
+// granted fills in what is known when the request may go.
+func (t *Ticket) granted(lease *admission.Lease) {
+	t.lease = lease
+	t.Model, t.MaxDuration, t.lessons = t.target.Name, t.target.policy.MaxDuration, t.target.lessons
+	t.measure = t.target.policy.Limits.TokensPerMinute > 0 ||
+		t.dispatcher.tenant(t.question.tenant).TokensPerMinute > 0 ||
+		t.lessons.asked.Add(1)%measureEvery == 1
 }
 
 // Cluster is the name of the model's Envoy cluster.
@@ -34,6 +52,18 @@ func (t *Ticket) Cluster() string { return headers.ModelCluster(t.Model) }
 
 // Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when that one refuses.
 func (t *Ticket) Endpoints() string { return t.endpoints }
+
+// Watched says that FirstToken is to be called.
+func (t *Ticket) Watched() bool { return t.watch }
+
+// Measured says that the engine's own count of tokens is wanted in Settle.
+func (t *Ticket) Measured() bool { return t.measure }
+
+// Lease is the id of the lease, empty when no other process could know it, and Tokens what it was charged.
+func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.question.guess.total() }
+
+// Quota is what the tenant has left, as response headers; nil when it has no limits a minute.
+func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota()) }
 
 // Retries is how often Envoy may try again: once for each further replica of Endpoints, and at least once, because a single
 // replica may have closed an idle connection in the moment it was used. Beyond the list Envoy would pick replicas by itself, also
@@ -47,11 +77,11 @@ func (t *Ticket) Replica() string {
 	return t.target.replicas[t.at].id
 }
 
-// hold writes the pick into the ticket; its slot is already taken. Called under the lock of the model's queue.
+// hold writes the pick into the ticket; its slot is already taken. Called under the lock of admission.
 func (t *Ticket) hold(target *target, at int, endpoints string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.target, t.at, t.endpoints, t.held = target, at, endpoints, true
+	t.target, t.at, t.endpoints, t.held, t.prefill = target, at, endpoints, true, t.watch
 }
 
 // leave gives the slot back.
@@ -60,15 +90,42 @@ func (t *Ticket) leave() {
 	defer t.mu.Unlock()
 	if t.held {
 		t.held = false
+		t.endPrefillLocked()
 		t.target.replicas[t.at].load.Add(-1)
 	}
 }
 
-// unplace gives the slot back that the request did not come to use: its client left in the moment of admission. The queue of
-// its own model looks again by itself.
+// endPrefillLocked says whether the request was in prefill until now.
+func (t *Ticket) endPrefillLocked() bool {
+	was := t.prefill
+	if was {
+		t.prefill = false
+		t.target.replicas[t.at].prefill.Add(-1)
+	}
+	return was
+}
+
+// unplace gives the slot back that the request did not come to use: its client left in the moment of admission, or another gateway was
+// quicker. The queue of its own model looks again by itself.
 func (t *Ticket) unplace() {
 	t.leave()
-	t.dispatcher.freed(t.Replica(), t.Model)
+	t.dispatcher.freed(t.Replica(), t.target.Name)
+}
+
+// FirstToken tells that the response has begun: the request is in prefill no longer.
+func (t *Ticket) FirstToken() {
+	t.mu.Lock()
+	was := t.held && t.endPrefillLocked()
+	var replica string
+	if was {
+		replica = t.target.replicas[t.at].id
+	}
+	t.mu.Unlock()
+	if was {
+		t.lease.FirstToken()
+		t.dispatcher.admission.Kick(t.Model)
+		t.dispatcher.freed(replica, t.Model)
+	}
 }
 
 // Moved tells that another replica serves the request, as Envoy's retry may decide: the slot follows it. An address that is not
@@ -84,6 +141,10 @@ func (t *Ticket) Moved(address string) {
 		if r.address == address {
 			r.load.Add(1)
 			r.served.Add(1)
+			if t.endPrefillLocked() {
+				t.prefill = true
+				r.prefill.Add(1)
+			}
 			t.target.replicas[t.at].load.Add(-1)
 			t.at = i
 			break
@@ -100,18 +161,30 @@ func (t *Ticket) Moved(address string) {
 // Release frees everything the ticket holds. Only the first call counts.
 func (t *Ticket) Release() {
 	t.mu.Lock()
-	if t.lease == nil {
+	if t.released {
 		t.mu.Unlock()
 		return
 	}
-	lease, replica := t.lease, t.target.replicas[t.at].id
-	t.lease = nil
+	t.released = true
+	replica := t.target.replicas[t.at].id
 	t.mu.Unlock()
 
 	t.unname()
 	t.leave()
-	lease.Release() // lets the next of this model in
+	t.lease.Release() // lets the next of this model in
 	t.dispatcher.freed(replica, t.Model)
+}
+
+// Settle tells what the response was, before or after Release: what was charged as an estimate becomes what it was. Only the first
+// call counts.
+func (t *Ticket) Settle(r Response) {
+	t.mu.Lock()
+	again := t.settled
+	t.settled = true
+	t.mu.Unlock()
+	if !again {
+		t.lease.Settle(t.lessons.settle(r, t.question))
+	}
 }
 
 // freed wakes the other models that use the replica.

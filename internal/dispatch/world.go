@@ -1,11 +1,13 @@
 package dispatch
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
@@ -16,7 +18,19 @@ type world struct {
 	targets  map[string]*target
 	// users lists the models that every replica may be picked for.
 	users map[string][]string
+	// pools holds the models of every pool.
+	pools map[string][]string
+	// tenants holds the limits of those that have any.
+	tenants map[string]admission.TenantLimits
+	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they last.
+	taskPool  string
+	taskLease time.Duration
 }
+
+// everyModel is the pool of all models, where no pool is configured. It cannot be the name of one.
+const everyModel = "*"
+
+const defaultTaskLease = 15 * time.Minute
 
 // target is a model with the replicas that may be picked.
 type target struct {
@@ -25,6 +39,7 @@ type target struct {
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
 	cursor   *atomic.Uint64
+	lessons  *lessons
 	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected back).
 	hope bool
 	// starting: one is on its way for the first time.
@@ -35,27 +50,49 @@ type target struct {
 type replica struct {
 	id, address string
 	limit       int // 0: none
+	mostPrefill int // 0: no bound
 	*counter
 }
 
 // counter outlives worlds: it counts what is on a replica.
 type counter struct {
-	load   atomic.Int64
-	served atomic.Uint64
+	load atomic.Int64
+	// prefill counts those of load that are known to have no token yet.
+	prefill atomic.Int64
+	served  atomic.Uint64
 }
 
-// take counts one more request unless the limit is reached.
-func (r replica) take() bool {
+// take counts one more request unless a limit is reached. watched says that it counts as prefill until its first token.
+func (r replica) take(watched bool) bool {
+	if watched && !raise(&r.prefill, r.mostPrefill) {
+		return false
+	}
+	if !raise(&r.load, r.limit) {
+		if watched {
+			r.prefill.Add(-1)
+		}
+		return false
+	}
+	r.served.Add(1)
+	return true
+}
+
+// raise counts one more, unless the limit is reached; 0 is none.
+func raise(n *atomic.Int64, limit int) bool {
 	for {
-		now := r.load.Load()
-		if r.limit > 0 && now >= int64(r.limit) {
+		now := n.Load()
+		if limit > 0 && now >= int64(limit) {
 			return false
 		}
-		if r.load.CompareAndSwap(now, now+1) {
-			r.served.Add(1)
+		if n.CompareAndSwap(now, now+1) {
 			return true
 		}
 	}
+}
+
+// full says that the replica takes no more now.
+func (r replica) full(load int64) bool {
+	return r.limit > 0 && load >= int64(r.limit) || r.mostPrefill > 0 && r.prefill.Load() >= int64(r.mostPrefill)
 }
 
 const defaultColdStart = 10 * time.Minute
@@ -83,20 +120,19 @@ func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.world.Load()
-	w := &world{snapshot: d.fleet.Snapshot(), targets: map[string]*target{}, users: map[string][]string{}}
-	for name, m := range w.snapshot.Models {
-		t := d.targetLocked(m, old.targets[name])
-		w.targets[name] = t
-		for _, r := range t.replicas {
-			w.users[r.id] = append(w.users[r.id], name)
-		}
+	w := d.worldLocked(old)
+	for name, t := range w.targets {
 		d.admission.SetLimits(name, t.policy.Limits)
+	}
+	if pools := w.admissionPools(); !maps.EqualFunc(pools, old.admissionPools(), slices.Equal) {
+		d.admission.SetPools(pools)
 	}
 	d.world.Store(w)
 	for name := range old.targets {
 		if w.targets[name] == nil {
 			d.admission.Remove(name)
 			delete(d.cursors, name)
+			delete(d.lessons, name)
 		}
 	}
 	for name := range w.targets {
@@ -105,15 +141,42 @@ func (d *Dispatcher) rebuild() {
 	d.forgetLocked(w.users)
 }
 
+func (d *Dispatcher) worldLocked(old *world) *world {
+	w := &world{snapshot: d.fleet.Snapshot(), targets: map[string]*target{}, users: map[string][]string{},
+		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease}
+	if w.taskPool == "" {
+		w.taskPool = everyModel
+	}
+	if w.taskLease == 0 {
+		w.taskLease = defaultTaskLease
+	}
+	for name, m := range w.snapshot.Models {
+		t := d.targetLocked(m, old.targets[name])
+		w.targets[name] = t
+		for _, r := range t.replicas {
+			w.users[r.id] = append(w.users[r.id], name)
+		}
+	}
+	return w
+}
+
+// admissionPools are the pools, and the one of all models where there are none.
+func (w *world) admissionPools() map[string][]string {
+	if w.taskPool != everyModel {
+		return w.pools
+	}
+	return map[string][]string{everyModel: slices.Sorted(maps.Keys(w.targets))}
+}
+
 func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target {
-	policy, ok := d.policies[m.Name]
+	policy, ok := d.rules.Models[m.Name]
 	if !ok {
-		policy = d.fallback
+		policy = d.rules.Default
 	}
 	if d.cursors[m.Name] == nil {
-		d.cursors[m.Name] = new(atomic.Uint64)
+		d.cursors[m.Name], d.lessons[m.Name] = new(atomic.Uint64), new(lessons)
 	}
-	t := &target{Model: m.Model, policy: policy, cursor: d.cursors[m.Name]}
+	t := &target{Model: m.Model, policy: policy, cursor: d.cursors[m.Name], lessons: d.lessons[m.Name]}
 	var ids []string
 	for _, r := range m.Replicas {
 		t.hope = true
@@ -127,7 +190,8 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 		}
 		ids = append(ids, r.ID)
 		t.replicas = append(t.replicas, replica{
-			id: r.ID, address: r.Address.String(), limit: limit(policy, r), counter: d.counterLocked(r.ID),
+			id: r.ID, address: r.Address.String(), limit: limit(policy, r), mostPrefill: policy.MaxPrefillPerReplica,
+			counter: d.counterLocked(r.ID),
 		})
 	}
 	t.hope = t.hope || m.Desired > 0
@@ -186,17 +250,17 @@ func (d *Dispatcher) namedLocked(id string) bool {
 const fallbacks = 3
 
 // place picks a replica, takes a slot on it and writes both into the ticket. False: none has a free slot.
-func (t *target) place(key uint64, ticket *Ticket) bool {
+func (t *target) place(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
 	for {
 		loads := t.loads(space[:0])
 		i := t.pick(key, loads)
 		if i < 0 {
-			return false
+			return admission.Slot{}, false
 		}
-		if t.replicas[i].take() {
+		if r := t.replicas[i]; r.take(ticket.watch) {
 			ticket.hold(t, i, t.list(key, i, loads))
-			return true
+			return admission.Slot{Replica: r.id, Limit: r.limit}, true
 		}
 		// Another model that shares the replica was quicker. Look again: its load has changed.
 	}
@@ -205,11 +269,11 @@ func (t *target) place(key uint64, ticket *Ticket) bool {
 // loads reads the counters; -1 stands for a replica without a free slot.
 func (t *target) loads(into []int) []int {
 	for _, r := range t.replicas {
-		n := int(r.load.Load())
-		if r.limit > 0 && n >= r.limit {
+		n := r.load.Load()
+		if r.full(n) {
 			n = -1
 		}
-		into = append(into, n)
+		into = append(into, int(n))
 	}
 	return into
 }

@@ -196,7 +196,7 @@ func TestE2E_E4_AdminPageInChromium(t *testing.T) {
 		}
 	}()
 	script(t, []string{"node", filepath.Join(root, "tests/clients/page.mjs")}, map[string]string{
-		"ADMIN_URL": g.Admin, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2",
+		"ADMIN_URL": g.Admin, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2", "EDIT_MODEL": "chat",
 		"NODE_MODULES": filepath.Join(root, ".tools", "node", "node_modules"),
 	})
 }

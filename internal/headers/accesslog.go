@@ -22,5 +22,15 @@ const (
 // route, and what ext_proc notes about a request.
 const Metadata = "sluice"
 
-// NoteTenant is who calls, in what ext_proc notes.
-const NoteTenant = "tenant"
+// MetadataUsage is the namespace of the typed metadata in which Envoy tells what a response has cost (envoy.data.ai.v3.TokenUsage).
+const MetadataUsage = "sluice_usage"
+
+// What ext_proc notes about a request.
+const (
+	// NoteTenant is who calls.
+	NoteTenant = "tenant"
+	// NoteLease is the id of the lease that the request holds; a gateway that was restarted resumes it.
+	NoteLease = "lease"
+	// NoteTokens is how many tokens the request was estimated to cost.
+	NoteTokens = "tokens"
+)

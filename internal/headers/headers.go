@@ -19,6 +19,10 @@ const (
 	Tenant = "x-sluice-tenant"
 	// Ticket stands for a decision that was already taken.
 	Ticket = "x-sluice-ticket"
+	// Observe is "1" on requests whose first token Sluice wants to hear of at once.
+	Observe = "x-sluice-observe"
+	// Usage is "1" on requests whose tokens are to be counted from the response.
+	Usage = "x-sluice-usage"
 )
 
 // Headers on responses.
@@ -37,12 +41,42 @@ const (
 	SourceEngine  = "engine"
 )
 
+// What a tenant has left of its limits a minute, on responses of engines. ext_proc notes each under its header's name in the namespace
+// Metadata, with its answer to the request's body; Envoy puts those that are noted on the response and leaves out the others.
+const (
+	LimitRequests     = "x-ratelimit-limit-requests"
+	RemainingRequests = "x-ratelimit-remaining-requests"
+	ResetRequests     = "x-ratelimit-reset-requests"
+	LimitTokens       = "x-ratelimit-limit-tokens"
+	RemainingTokens   = "x-ratelimit-remaining-tokens"
+	ResetTokens       = "x-ratelimit-reset-tokens"
+)
+
+// RateLimits lists the headers of what a tenant has left.
+func RateLimits() []string {
+	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens}
+}
+
+// How Envoy's observer is told from the ext_proc that decides, and how it names its request.
+const (
+	// Role is gRPC metadata of an ext_proc exchange.
+	Role = "x-sluice-role"
+	// RoleObserver is its value on the exchanges of the filter that tells of a first token.
+	RoleObserver = "observer"
+	// AttributeRequestID is Envoy's attribute that the observer's message has: the value of the RequestID header.
+	AttributeRequestID = "request.id"
+)
+
 // Request options of clients.
 const (
 	// IdempotencyKey is the same as the body field request_id.
 	IdempotencyKey = "idempotency-key"
 	// Timeout is the same as the body field timeout_ms.
 	Timeout = "x-sluice-timeout-ms"
+	// Priority is how urgent the request is: interactive, default or batch. Behind ext_authz it is what the tenant's key allows.
+	Priority = "x-sluice-priority"
+	// TaskID names a task of the client's, which the request then belongs to.
+	TaskID = "x-sluice-task-id"
 )
 
 // Clusters.
@@ -57,7 +91,7 @@ const (
 
 // Internal lists the headers that are removed from clients' requests.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket}
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket, Observe, Usage}
 }
 
 const modelPrefix = "model/"

@@ -70,6 +70,9 @@ func (e Endpoint) form() bool { return e == Transcriptions || e == Translations 
 // generates says that the endpoint makes text, so that the options which bound it apply.
 func (e Endpoint) generates() bool { return e == Chat || e == Completions || e == Responses }
 
+// NoOutput says that the answer holds no generated text, so that a request costs its prompt alone.
+func (e Endpoint) NoOutput() bool { return e == Embeddings || e == Rerank || e == Score }
+
 // CheckEncoding refuses a request whose body is encoded (gzip and the like): what cannot be read cannot be routed, and a
 // small body may unpack to a huge one. An empty value and "identity" are fine. The fault has status 415.
 func CheckEncoding(contentEncoding string) *Error {

@@ -70,6 +70,8 @@ type Error struct {
 	Status int
 	// RetryAfter is when a retry makes sense. 0 on a retryable error means 1 s.
 	RetryAfter time.Duration
+	// Header has further headers for the answer, such as x-ratelimit-*; nil: none.
+	Header map[string]string
 }
 
 // Errorf makes an Error with a formatted message.

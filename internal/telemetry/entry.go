@@ -8,6 +8,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	aiv3 "github.com/envoyproxy/go-control-plane/envoy/data/ai/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -55,6 +56,9 @@ type Entry struct {
 	// Notes are what ext_proc attached to the request as dynamic metadata in the namespace "sluice"; nil when nothing.
 	Notes map[string]string
 
+	// Usage is what the response has cost; known at the end only.
+	Usage Usage
+
 	// BytesIn and BytesOut are the bytes of the request's and the response's body. In LogAttempts they mean nothing.
 	BytesIn, BytesOut int64
 	// Start is when Envoy received the first byte of the request, or when the attempt began.
@@ -67,6 +71,14 @@ type Entry struct {
 	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte received from it; 0 when
 	// the response did not end.
 	UpstreamDuration time.Duration
+}
+
+// Usage is what a response has cost, as the engine counted it.
+type Usage struct {
+	// Prompt and Completion count tokens. A response without a completion, an embedding say, has 0 of those.
+	Prompt, Completion int64
+	// Known is false, and the counts are 0, when the response did not say, was not read for it, or did not end as it should.
+	Known bool
 }
 
 // Moved says that a replica has taken over the request from one that failed: Replica and Upstream are the new ones.
@@ -124,6 +136,9 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 	if model, ok := strings.CutPrefix(e.Cluster, headers.ModelCluster("")); ok {
 		e.Model = model
 	}
+	if log == headers.LogRequests && !e.Interim {
+		e.Usage = usage(common.GetMetadata())
+	}
 	if start := common.GetStartTime(); start != nil {
 		e.Start = start.AsTime()
 	}
@@ -163,6 +178,24 @@ func notes(s *structpb.Struct) map[string]string {
 	return m
 }
 
+// usage reads what Envoy has found in the response. Counts of which it says that something was lost are not taken: they may be those of the
+// middle of a stream.
+func usage(m *corev3.Metadata) Usage {
+	var found aiv3.TokenUsage
+	packed := m.GetTypedFilterMetadata()[headers.MetadataUsage]
+	if packed == nil || packed.UnmarshalTo(&found) != nil {
+		return Usage{}
+	}
+	if found.GetExtractionStatus() != aiv3.TokenUsage_COMPLETE || found.GetInputTokens() == nil {
+		return Usage{}
+	}
+	prompt, completion := found.GetInputTokens().GetValue(), found.GetOutputTokens().GetValue()
+	if prompt > maxTokens || completion > maxTokens {
+		return Usage{}
+	}
+	return Usage{Prompt: int64(prompt), Completion: int64(completion), Known: true}
+}
+
 func interim(t datav3.AccessLogType) bool {
 	switch t {
 	case datav3.AccessLogType_DownstreamStart, datav3.AccessLogType_DownstreamPeriodic,
@@ -179,7 +212,11 @@ func method(m corev3.RequestMethod) string {
 	return corev3.RequestMethod_name[int32(m)]
 }
 
-const maxPath = 200
+const (
+	maxPath = 200
+	// maxTokens is more than any response can have; an engine that says more counts wrongly.
+	maxTokens = 1 << 40
+)
 
 // cleanPath takes off what may be secret (a key in a query) and what may be huge.
 func cleanPath(path string) string {

@@ -11,6 +11,8 @@ import (
 type gaugeCollector struct {
 	metrics                                  *Metrics
 	inFlight, queued, replicas, nacks, build *prometheus.Desc
+	running, waiting                         *prometheus.Desc // of tenants
+	up, gateways, errors                     *prometheus.Desc // of the shared state
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -24,12 +26,17 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		replicas: desc("sluice_replicas", "Replicas by state.", "model", "state"),
 		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy refused."),
 		build:    desc("sluice_build_info", "Always 1; the versions are in the labels.", "version", "envoy"),
+		running:  desc("sluice_tenant_running", "Requests and tasks of the tenant that have been admitted.", "tenant"),
+		waiting:  desc("sluice_tenant_queued", "Requests of the tenant that wait.", "tenant"),
+		up:       desc("sluice_shared_up", "1 while the state that gateways share answers, 0 while this gateway goes by its share of the limits."),
+		gateways: desc("sluice_gateways", "Gateways that share their state and are known to live."),
+		errors:   desc("sluice_shared_errors_total", "Calls that the shared state did not answer in time, or not well."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build} {
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors} {
 		out <- d
 	}
 }
@@ -52,6 +59,32 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 			gauge(c.replicas, float64(n), name, state)
 		}
 	}
+	for name, t := range c.tenantsByLabel(g.Tenants) {
+		gauge(c.running, float64(t.Running), name)
+		gauge(c.waiting, float64(t.Queued), name)
+	}
+	if s := g.Shared; s != nil {
+		up := 0.0
+		if s.Up {
+			up = 1
+		}
+		gauge(c.up, up)
+		gauge(c.gateways, float64(s.Gateways))
+		out <- prometheus.MustNewConstMetric(c.errors, prometheus.CounterValue, float64(s.Errors))
+	}
+}
+
+// tenantsByLabel sums the tenants that share a label because they are beyond the cap.
+func (c *gaugeCollector) tenantsByLabel(tenants []TenantGauges) map[string]TenantGauges {
+	sums := make(map[string]TenantGauges, len(tenants))
+	for _, t := range tenants {
+		label := c.metrics.tenants.admit(t.Name)
+		sum := sums[label]
+		sum.Running += t.Running
+		sum.Queued += t.Queued
+		sums[label] = sum
+	}
+	return sums
 }
 
 // byLabel sums the models that share a label because they are beyond the cap.

@@ -144,6 +144,7 @@ func (q *Request) apply(e Entry) {
 func (q *Request) finish(e Entry) {
 	q.State = Done
 	q.Status, q.Flags, q.Details = e.Status, e.Flags, e.Details
+	q.PromptTokens, q.CompletionTokens = e.Usage.Prompt, e.Usage.Completion
 	q.Source = headers.SourceGateway
 	if answeredByEngine(e) {
 		q.Source = headers.SourceEngine

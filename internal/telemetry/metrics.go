@@ -33,6 +33,25 @@ type Gauges struct {
 	// XDSNacks counts the configurations that Envoy has refused since Sluice started.
 	XDSNacks uint64
 	Models   []ModelGauges
+	Tenants  []TenantGauges
+	// Shared is the state that several gateways share; nil for a gateway that shares with nobody.
+	Shared *SharedGauges
+}
+
+// TenantGauges is the state of one tenant.
+type TenantGauges struct {
+	Name string
+	// Running counts its requests and tasks that have been admitted, Queued those that wait.
+	Running, Queued int
+}
+
+// SharedGauges is how the state is that several gateways share.
+type SharedGauges struct {
+	// Up says that it answers. Gateways are those that are known to live.
+	Up       bool
+	Gateways int
+	// Errors counts the calls that it did not answer in time, or not well.
+	Errors uint64
 }
 
 // ModelGauges is the state of one model.
@@ -50,6 +69,8 @@ type Metrics struct {
 	known     func(string) bool
 	models    labelSet
 	upstreams labelSet
+	tenants   labelSet
+	reasons   labelSet
 	gauges    func() Gauges
 	version   string
 	registry  *prometheus.Registry
@@ -59,6 +80,8 @@ type Metrics struct {
 	firstByte   *prometheus.HistogramVec
 	upstream    *prometheus.HistogramVec
 	wait        *prometheus.HistogramVec
+	tokens      *prometheus.CounterVec
+	rejected    *prometheus.CounterVec
 	retries     *prometheus.CounterVec
 	disconnects *prometheus.CounterVec
 	reloads     *prometheus.CounterVec
@@ -70,9 +93,17 @@ const Other = "other"
 // phasePrefill is the phase a request waits for: Sluice schedules requests, the engine its decode steps.
 const phasePrefill = "prefill"
 
+// The kinds of tokens.
+const (
+	kindPrompt     = "prompt"
+	kindCompletion = "completion"
+)
+
 const (
 	defaultMaxModels    = 500
 	defaultMaxUpstreams = 1000
+	// maxReasons is more than there are error codes.
+	maxReasons = 64
 )
 
 // NewMetrics returns Metrics that count from zero.
@@ -89,11 +120,14 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		version:   c.Version,
 		registry:  prometheus.NewRegistry(),
 		models:    labelSet{max: c.MaxModels},
+		tenants:   labelSet{max: c.MaxModels},
 		upstreams: labelSet{max: c.MaxUpstreams},
+		reasons:   labelSet{max: maxReasons},
 	}
 	m.makeVectors()
-	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.retries, m.disconnects, m.reloads,
-		newGaugeCollector(m), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries,
+		m.disconnects, m.reloads, newGaugeCollector(m), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.startAtZero()
 	return m
 }
@@ -112,6 +146,11 @@ func (m *Metrics) makeVectors() {
 		longBuckets(), "model", "upstream")
 	m.wait = histogram("scheduler_wait_time_seconds",
 		"How long requests were held before they were sent to a replica.", shortBuckets(), "phase")
+	m.tokens = counter("sluice_tokens_total",
+		"Tokens as the engines counted them, by kind, prompt or completion. Only of the responses that were read for it.",
+		"model", "kind")
+	m.rejected = counter("sluice_rejected_total",
+		"Requests that Sluice answered with an error, by the error's code: rate_limited, queue_full and so on.", "model", "reason")
 	m.retries = counter("stream_retries_total",
 		"Attempts that Envoy repeated on another replica, by what had failed: connect or reset.", "reason")
 	m.disconnects = counter("stream_disconnects_total",
@@ -183,8 +222,21 @@ func (m *Metrics) Finished(q Request) {
 			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
 		}
 	}
+	m.countTokens(model, q)
+	if q.Code != "" && q.Status >= 400 {
+		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
+	}
 	if cause := disconnectCause(q); cause != "" {
 		m.disconnects.WithLabelValues(cause).Inc()
+	}
+}
+
+func (m *Metrics) countTokens(model string, q Request) {
+	if q.PromptTokens > 0 {
+		m.tokens.WithLabelValues(model, kindPrompt).Add(float64(q.PromptTokens))
+	}
+	if q.CompletionTokens > 0 {
+		m.tokens.WithLabelValues(model, kindCompletion).Add(float64(q.CompletionTokens))
 	}
 }
 

@@ -49,7 +49,9 @@ type Request struct {
 	Attempts int
 	// BytesIn and BytesOut count the bodies.
 	BytesIn, BytesOut int64
-	Started           time.Time
+	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended, and where the count is not known.
+	PromptTokens, CompletionTokens int64
+	Started                        time.Time
 	// Waited is how long the request was held before it was sent to a replica or refused.
 	Waited time.Duration
 	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body.

@@ -4,13 +4,16 @@
 //
 // Somebody must be sending requests meanwhile, or set API_URL (http://127.0.0.1:8080/v1) and, if keys are needed, API_KEY: then
 // the script sends them itself, to EXPECT_MODEL. EXPECT_MODEL and EXPECT_REPLICA may be lists with commas. Prints "ok page"; a
-// fault is one line and exit 1. More settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default
+// fault is one line and exit 1. With EDIT_MODEL or EDIT_TENANT, names of a model and a tenant, it changes a limit of theirs on the page
+// and takes the file's again. More settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default
 // 15000), SCREENSHOT (a .png to write at the end), NODE_MODULES (where playwright-core is; default: .tools/node/node_modules of
 // this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
-const { ADMIN_URL, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, SCREENSHOT, CHROMIUM = '/usr/bin/chromium' } = process.env;
+const {
+  ADMIN_URL, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
+} = process.env;
 const timeout = Number(process.env.TIMEOUT ?? 15_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const { chromium } = createRequire(packages + '/')('playwright-core');
@@ -92,6 +95,47 @@ async function checkPick(page) {
   for (const id of list(EXPECT_REPLICA)) expect(answer.includes(id), `the order of a key does not name ${id}: ${answer}`);
 }
 
+async function limitsOf(kind, name) {
+  const answer = await fetch(`${ADMIN_URL}/api/v1/${kind}/${encodeURIComponent(name)}/limits`);
+  expect(answer.ok, `the limits of ${name}: ${answer.status}`);
+  return answer.json();
+}
+
+// checkEdit: a limit that is changed on the page holds, is marked, and can be given back to the file, by keyboard alone.
+async function checkEdit(page, kind, name, field) {
+  const before = await limitsOf(kind, name);
+  expect(before.patched.length === 0, `${name} has changed limits already: ${before.patched}`);
+  const cells = page.locator(row(kind.slice(0, -1), name));
+  const button = cells.getByRole('button', { name: `Edit the limits of ${name}` });
+  const dialog = page.getByRole('dialog');
+
+  await button.focus();
+  await page.keyboard.press('Enter');
+  await dialog.waitFor({ timeout });
+  await page.keyboard.press('Escape');
+  await dialog.waitFor({ state: 'hidden', timeout });
+  expect(await button.evaluate((b) => b === document.activeElement), 'the focus is lost after the dialog');
+
+  const value = before[field] + 7;
+  await page.keyboard.press('Enter');
+  await dialog.locator(`input[name=${field}]`).fill(String(value));
+  await page.keyboard.press('Enter');
+  await dialog.waitFor({ state: 'hidden', timeout });
+  await cells.locator('.patched').first().waitFor({ timeout }).catch(() => { throw new Error('the changed limit has no mark'); });
+  const mark = await cells.locator('.patched').first().getAttribute('title');
+  expect(/^set at run time; the file says /.test(mark), `the mark says: ${mark}`);
+  const during = await limitsOf(kind, name);
+  expect(during[field] === value && String(during.patched) === field, `after the change: ${JSON.stringify(during)}`);
+
+  await button.click();
+  await dialog.getByRole('button', { name: 'Fill in the file' }).click();
+  await dialog.getByRole('button', { name: 'Save' }).click();
+  await dialog.waitFor({ state: 'hidden', timeout });
+  await cells.locator('.patched').first().waitFor({ state: 'detached', timeout });
+  const after = await limitsOf(kind, name);
+  expect(JSON.stringify(after) === JSON.stringify(before), `back to the file's: ${JSON.stringify(after)}`);
+}
+
 // checkNarrow: on a telephone the page is not wider than the screen.
 async function checkNarrow(page) {
   await page.setViewportSize({ width: 390, height: 844 });
@@ -105,6 +149,8 @@ async function check(browser) {
   for (const id of list(EXPECT_REPLICA)) await shows(page, row('replica', id), id, 'ready');
   await checkLive(page);
   await checkPick(page);
+  if (EDIT_MODEL) await checkEdit(page, 'models', EDIT_MODEL, 'max_concurrent_requests');
+  if (EDIT_TENANT) await checkEdit(page, 'tenants', EDIT_TENANT, 'requests_per_minute');
   if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
   await checkNarrow(page);
   expect(faults.length === 0, faults.join('\n'));

@@ -1,7 +1,7 @@
 // The page's loop: reads the API once a second and shows what it says.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
-import { models, replicas, requests } from './tables.js';
+import { models, tenants, replicas, requests } from './tables.js';
 
 const $ = (id) => document.getElementById(id);
 const every = 1000; // ms between two looks
@@ -29,10 +29,11 @@ async function fault(answer) {
 }
 
 async function look() {
-  const [[status, now], [m], [r], [q]] = await Promise.all([
-    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/replicas'), get(`/api/v1/requests?limit=${shownRequests}`),
+  const [[status, now], [m], [t], [r], [q]] = await Promise.all([
+    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'),
+    get(`/api/v1/requests?limit=${shownRequests}`),
   ]);
-  return { status, now, models: m.models, replicas: r.replicas, requests: q.requests, running: q.running };
+  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, requests: q.requests, running: q.running };
 }
 
 // The cards
@@ -48,6 +49,7 @@ function cards(w) {
   text($('in-flight'), number(inFlight));
   text($('queued'), number(sum(w.models, 'queued')));
   draw(inFlight);
+  shared(s.shared, w.now);
 
   const e = s.envoy;
   chip($('envoy-state'), e.state || 'unknown', tone(e.state));
@@ -69,6 +71,17 @@ function cards(w) {
   text($('config-loaded'), c.loaded_at ? `${ago(c.loaded_at, w.now)} ago` : '–');
   attr($('config-loaded'), 'title', c.loaded_at && new Date(c.loaded_at).toLocaleString());
   $('reload').hidden = !c.path;
+}
+
+/** The state that gateways share, where one is configured. */
+function shared(s, now) {
+  $('shared').hidden = !s.configured;
+  if (!s.configured) return;
+  chip($('shared-state'), s.up ? 'shared state' : 'no shared state', s.up ? 'ok' : 'warn');
+  const gateways = s.gateways === 1 ? '1 gateway' : `${number(s.gateways)} gateways`;
+  const since = s.since ? ` for ${ago(s.since, now)}` : '';
+  text($('shared-words'), `${gateways}, ${s.mode}${since}`);
+  attr($('shared-words'), 'title', s.last_error ? `Last error: ${s.last_error}` : null);
 }
 
 function sum(rows, field) {
@@ -99,6 +112,9 @@ function troubles(w) {
   }
   if (s.config.faults.length > 0) {
     all.push({ what: 'The configuration file has faults; the one before it stays in force', why: s.config.faults.join('\n') });
+  }
+  if (s.shared.configured && !s.shared.up) {
+    all.push({ what: 'The shared state does not answer; this gateway goes by its own share of the limits', why: s.shared.last_error });
   }
   for (const r of w.replicas) {
     if (r.state === 'failed') all.push({ what: `Replica ${r.id} of ${r.model} failed`, why: r.reason });
@@ -159,6 +175,7 @@ function show(w) {
   cards(w);
   attention(w);
   models(w.models);
+  tenants(w.tenants);
   replicas(w.replicas, w.now);
   requests(w.requests, w.running);
   ringModels(w.models);
@@ -217,6 +234,16 @@ function filtered() {
   requests(last.requests, last.running);
 }
 
+/** Shows changed limits before the next look, also while the page is paused. */
+function limitsChanged({ detail: { kind, name, limits } }) {
+  if (!last) return;
+  const row = last[kind].find((r) => r.name === name);
+  if (row) Object.assign(row, { limits, weight: limits.weight });
+  models(last.models);
+  tenants(last.tenants);
+}
+
+document.addEventListener('limits', limitsChanged);
 $('pause').addEventListener('click', pause);
 $('reload').addEventListener('click', reload);
 $('ring-form').addEventListener('submit', lookUp);

@@ -1,6 +1,7 @@
-// The three tables: models, replicas, requests.
+// The tables: models, tenants, replicas, requests.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, duration, ago, clock, bytes } from './view.js';
+import { showLimits, showWeight, editButton } from './limits.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -57,8 +58,9 @@ export function models(all) {
 }
 
 function makeModel(m) {
-  const row = makeRow([['name'], ['state'], ['ready', 'num p2'], ['inFlight', 'num'], ['queued', 'num'], ['limits', 'p2']]);
+  const row = makeRow([['name'], ['state'], ['ready', 'num p2'], ['inFlight', 'num'], ['queued', 'num'], ['limits', 'p2'], ['edit', 'edit']]);
   row.dataset.model = m.name;
+  row.parts.edit.append(editButton('models', m.name, () => row.shown));
   return row;
 }
 
@@ -69,8 +71,8 @@ function updateModel(row, m) {
   text(p.ready, m.desired > 0 ? `${m.ready} / ${m.desired}` : m.ready);
   figure(p.inFlight, m.in_flight);
   figure(p.queued, m.queued);
-  text(p.limits, limits(m.limits));
-  p.limits.classList.toggle('zero', p.limits.textContent === 'none');
+  showLimits(p.limits, 'models', m.limits);
+  row.shown = m;
 }
 
 function about(m) {
@@ -80,13 +82,38 @@ function about(m) {
   return parts.filter(Boolean).join(' · ');
 }
 
-function limits(l) {
-  const parts = [];
-  if (l.max_concurrent_requests) parts.push(`${number(l.max_concurrent_requests)} at once`);
-  if (l.max_per_replica) parts.push(`${number(l.max_per_replica)} per replica`);
-  if (l.max_tokens_per_minute) parts.push(`${number(l.max_tokens_per_minute)} tokens/min`);
-  if (l.max_queue) parts.push(`queue ${number(l.max_queue)} for ${l.queue_timeout}`);
-  return parts.join(' · ') || 'none';
+// Tenants
+
+export function tenants(all) {
+  text($('tenants-count'), all.length);
+  $('tenants-empty').hidden = all.length > 0;
+  list($('tenants'), all, (t) => t.name, makeTenant, updateTenant);
+}
+
+function makeTenant(t) {
+  const row = makeRow([['name'], ['priority'], ['weight', 'num p2'], ['running', 'num'], ['prefill', 'num p3'], ['queued', 'num'],
+    ['limits', 'p2'], ['edit', 'edit']]);
+  row.dataset.tenant = t.name;
+  row.parts.edit.append(editButton('tenants', t.name, () => row.shown));
+  return row;
+}
+
+function updateTenant(row, t) {
+  const p = row.parts;
+  twoLines(p.name, t.name, reach(t));
+  text(p.priority, t.priority || 'default');
+  showWeight(p.weight, t.limits);
+  figure(p.running, t.running);
+  figure(p.prefill, t.prefill);
+  figure(p.queued, t.queued);
+  showLimits(p.limits, 'tenants', t.limits);
+  row.shown = t;
+}
+
+/** How many keys a tenant has, and what it may use. */
+function reach(t) {
+  const models = t.models.includes('*') ? 'all models' : t.models.join(', ') || 'no models';
+  return `${t.keys === 1 ? '1 key' : `${number(t.keys)} keys`} · ${models}`;
 }
 
 // Replicas, under a heading for each model

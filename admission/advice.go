@@ -1,0 +1,168 @@
+package admission
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// jitterPart of a wait is the most that is put on top, but at least jitterFloor … jitterLeast.
+	jitterPart  = 4
+	jitterFloor = 20 * time.Millisecond
+	jitterLeast = 50 * time.Millisecond
+
+	// shortestAdvice and longestAdvice bound what is learned rather than known.
+	shortestAdvice = time.Second
+	longestAdvice  = time.Minute
+
+	// slotBackoffFrom … slotBackoffTo is how long a task is told to stay away when it lacks a slot: nobody guesses durations.
+	slotBackoffFrom = 100 * time.Millisecond
+	slotBackoffTo   = 250 * time.Millisecond
+)
+
+// jittered adds to a wait, so that those who were told the same do not come back at once. It never takes away.
+func jittered(wait time.Duration) time.Duration {
+	return wait + jitterFloor + rand.N(max(wait/jitterPart, jitterLeast)-jitterFloor)
+}
+
+// slotBackoff is how long to stay away from a model without a free slot.
+func slotBackoff() time.Duration { return slotBackoffFrom + rand.N(slotBackoffTo-slotBackoffFrom+1) }
+
+// pace learns how often a model admits.
+type pace struct {
+	last  time.Time
+	every time.Duration
+}
+
+// paceMemory is about how many admissions the mean goes back.
+const paceMemory = 8
+
+func (p *pace) tick(now time.Time) {
+	if !p.last.IsZero() {
+		since := max(now.Sub(p.last), 0)
+		if p.every == 0 {
+			p.every = since
+		}
+		p.every += (since - p.every) / paceMemory
+	}
+	p.last = now
+}
+
+// advice is how long so many admissions take, within bounds. A model that has stood still for longer than usual is slower than it was.
+func (p *pace) advice(n int, now time.Time) time.Duration {
+	every := p.every
+	if !p.last.IsZero() {
+		every = max(every, now.Sub(p.last))
+	}
+	if every >= longestAdvice || n >= int(longestAdvice/max(every, 1)) {
+		return longestAdvice
+	}
+	return max(every*time.Duration(n), shortestAdvice)
+}
+
+// refused is a refusal for a reason that ends when others end. What waits in a full queue now has to go before a new request finds it
+// better; of a tenant's requests one has to end.
+func (c *Controller) refused(q *queue, t *tenant, reason Reason, now time.Time) *Refused {
+	n := 1
+	if reason == QueueFull || reason == Evicted {
+		n = max(q.length, 1)
+	}
+	wait := longestAdvice
+	if q.gate != nil {
+		wait = q.gate.pace.advice(n, now)
+	} else {
+		for _, m := range q.pool.members {
+			wait = min(wait, m.gate.pace.advice(n, now))
+		}
+	}
+	return &Refused{Reason: reason, RetryAfter: jittered(wait), Quota: c.quota(t, now)}
+}
+
+// hopeless says why a request that may wait for this long, behind so many tokens of its own tenant, would wait in vain. Those of other
+// tenants may go after it or leave, and only make the advice longer.
+func (c *Controller) hopeless(g *gate, a *arrival, ahead int64, left time.Duration) error {
+	if a.Admitted {
+		return nil
+	}
+	if !g.book.fits(a.Tokens) {
+		return ErrNeverFits
+	}
+	now := time.Now()
+	if c.shared != nil || g.book.bucket.wait(g.surely(a, ahead), now) <= max(left, 0) {
+		return nil
+	}
+	t := c.tenant(a.Tenant)
+	wait := g.book.bucket.wait(g.likely(t, a, ahead), now)
+	return &Refused{Reason: ModelTokens, RetryAfter: jittered(wait), Quota: c.quota(t, now)}
+}
+
+// surely is how many tokens go until the request has its own, at least.
+func (g *gate) surely(a *arrival, ahead int64) int64 {
+	for b := a.band + 1; b < bands; b++ {
+		ahead += g.queue.bands[b].tokens
+	}
+	return ahead + int64(a.Tokens)
+}
+
+// likely adds what fair shares let others of its band have until then.
+func (g *gate) likely(t *tenant, a *arrival, ahead int64) int64 {
+	b := &g.queue.bands[a.band]
+	others, weights := b.tokens, int64(0)
+	for f, n := b.ring.cur, 0; n < b.ring.length; f, n = f.next, n+1 {
+		weights += f.tenant.limits.weight()
+	}
+	if f := b.flows[a.Tenant]; f != nil {
+		others -= f.tokens
+		weights -= t.limits.weight()
+	}
+	// Weights and tokens are bounded so that their product may be too large for an int64.
+	mine := float64(ahead + int64(a.Tokens))
+	return g.surely(a, ahead) + int64(min(float64(others), mine*float64(max(weights, 0))/float64(t.limits.weight())))
+}
+
+// postpone is how long a request that does not wait should stay away: the smallest over the models that it may go to, of the longer
+// of its wait for tokens and its wait for a slot. It is never 0.
+func (c *Controller) postpone(q *queue, a *arrival, now time.Time) time.Duration {
+	slot := slotBackoff()
+	if q.gate != nil {
+		wait, tokens := c.stay(q.gate, a, slot, now)
+		return advised(wait, tokens)
+	}
+	best, known := slot, false
+	var bestTokens time.Duration
+	for _, m := range q.pool.members {
+		if !m.gate.takes(a) {
+			continue
+		}
+		if wait, tokens := c.stay(m.gate, a, slot, now); !known || wait < best {
+			best, bestTokens, known = wait, tokens, true
+		}
+	}
+	return advised(best, bestTokens)
+}
+
+// advised puts jitter on top of what is known exactly; the wait for a slot is random as it is.
+func advised(wait, tokens time.Duration) time.Duration {
+	if tokens > 0 {
+		return max(wait, jittered(tokens))
+	}
+	return wait
+}
+
+// stay is how long to stay away from one model, and how much of that is for tokens.
+func (c *Controller) stay(g *gate, a *arrival, slot time.Duration, now time.Time) (wait, tokens time.Duration) {
+	if c.shared != nil {
+		tokens = g.ask.tokens(now)
+	} else {
+		ahead := int64(0)
+		for b := bands - 1; b >= a.band; b-- {
+			ahead += g.queue.bands[b].tokens
+		}
+		tokens = g.book.bucket.wait(ahead+int64(a.Tokens), now)
+	}
+	// Whatever else keeps it, a slot or others that come first, ends when somebody ends.
+	if tokens == 0 || !g.book.free() || g.crowded() {
+		return max(tokens, slot), tokens
+	}
+	return tokens, tokens
+}

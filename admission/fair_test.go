@@ -1,0 +1,409 @@
+package admission
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// naive is deficit round robin as it is told in words: flows in a circle, each gets its credit when the round comes to it.
+type naive struct {
+	circle  []*naiveFlow // the first is the one at hand
+	quantum int
+}
+
+type naiveFlow struct {
+	tenant           string
+	weight, deficit  int
+	credited         bool
+	costs, admission []int
+}
+
+func (n *naive) arrive(tenant string, weight, cost, id int) {
+	for _, f := range n.circle {
+		if f.tenant == tenant {
+			f.costs, f.admission = append(f.costs, cost), append(f.admission, id)
+			return
+		}
+	}
+	n.circle = append(n.circle, &naiveFlow{tenant: tenant, weight: weight, costs: []int{cost}, admission: []int{id}})
+	if len(n.circle) == 1 {
+		n.round()
+	}
+}
+
+func (n *naive) round() {
+	most := 1
+	for _, f := range n.circle {
+		f.credited = false
+		for _, cost := range f.costs {
+			for most < cost {
+				most *= 2
+			}
+		}
+	}
+	n.quantum = most
+}
+
+// serve returns who goes next.
+func (n *naive) serve() int {
+	for {
+		f := n.circle[0]
+		if !f.credited {
+			f.credited = true
+			f.deficit += f.weight * n.quantum
+		}
+		if f.costs[0] <= f.deficit {
+			id := f.admission[0]
+			f.deficit -= f.costs[0]
+			f.costs, f.admission = f.costs[1:], f.admission[1:]
+			if len(f.costs) == 0 {
+				n.circle = n.circle[1:]
+				n.begin()
+			}
+			return id
+		}
+		n.circle = append(n.circle[1:], f)
+		n.begin()
+	}
+}
+
+func (n *naive) begin() {
+	if len(n.circle) > 0 && n.circle[0].credited {
+		n.round()
+	}
+}
+
+// drawn runs a band without its Controller: what is next is served.
+type drawn struct {
+	band    band
+	tenants map[string]*tenant
+	ids     map[*waiter]int
+}
+
+func newDrawn() *drawn { return &drawn{tenants: map[string]*tenant{}, ids: map[*waiter]int{}} }
+
+func (d *drawn) arrive(name string, weight, cost, id int) *waiter {
+	t := d.tenants[name]
+	if t == nil {
+		t = &tenant{name: name, limits: TenantLimits{Weight: weight}}
+		d.tenants[name] = t
+	}
+	w := &waiter{arrival: arrival{cost: int64(cost)}, tenant: t}
+	d.ids[w] = id
+	d.band.push(w, false)
+	return w
+}
+
+func (d *drawn) serve() *waiter {
+	w := d.band.head()
+	if again := d.band.head(); again != w {
+		panic("asking has changed the order")
+	}
+	d.band.remove(w, true)
+	return w
+}
+
+func TestBandAgainstNaive(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 4))
+		want, got := &naive{}, newDrawn()
+		waiting, id := 0, 0
+		for step := range 400 {
+			if waiting == 0 || random.IntN(20) < 9+step/200 {
+				k := random.IntN(1 + int(seed%12))
+				name, cost := fmt.Sprint(k), 1+random.IntN(1<<random.IntN(14))
+				want.arrive(name, 1+k%5, cost, id)
+				got.arrive(name, 1+k%5, cost, id)
+				waiting++
+				id++
+				continue
+			}
+			waiting--
+			if a, b := got.ids[got.serve()], want.serve(); a != b {
+				t.Fatalf("seed %d, step %d: %d goes, want %d", seed, step, a, b)
+			}
+		}
+	}
+}
+
+// TestBandIsFair holds the bound: two flows that wait all the time differ in tokens by weight by no more than three largest costs,
+// whatever others come, go and leave meanwhile.
+func TestBandIsFair(t *testing.T) {
+	t.Parallel()
+	const most = 5000
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 5))
+		d := newDrawn()
+		weights := []int{1 + random.IntN(9), 1 + random.IntN(9), 1 + random.IntN(9)}
+		served := make([]float64, len(weights))
+		backlog := func(i int) {
+			cost := 1 + random.IntN(most)
+			if random.IntN(2) == 0 {
+				cost = 1 + random.IntN(10)
+			}
+			d.arrive(fmt.Sprint("always ", i), weights[i], cost, i)
+		}
+		for i := range weights {
+			for range 3 {
+				backlog(i)
+			}
+		}
+		var guests []*waiter
+		for range 3000 {
+			switch random.IntN(4) {
+			case 0:
+				guests = append(guests, d.arrive(fmt.Sprint("guest ", random.IntN(50)), 1+random.IntN(3), 1+random.IntN(most), -1))
+			case 1:
+				if len(guests) > 0 {
+					at := random.IntN(len(guests))
+					d.band.remove(guests[at], false)
+					guests = slices.Delete(guests, at, at+1)
+				}
+			}
+			w := d.serve()
+			i := d.ids[w]
+			if i < 0 {
+				guests = slices.DeleteFunc(guests, func(g *waiter) bool { return g == w })
+				continue
+			}
+			served[i] += float64(w.cost) / float64(weights[i])
+			backlog(i)
+			if gap := slices.Max(served) - slices.Min(served); gap > 3*most {
+				t.Fatalf("seed %d: %v tokens by weight, more than %d apart", seed, served, 3*most)
+			}
+		}
+	}
+}
+
+// TestBandCostsTheSameForAnyFlows: the cursor moves a few steps for each who is served, and no more with many flows.
+func TestBandCostsTheSameForAnyFlows(t *testing.T) {
+	t.Parallel()
+	for _, flows := range []int{2, 1000} {
+		d := newDrawn()
+		for i := range flows {
+			for range 3 {
+				d.arrive(fmt.Sprint(i), 1, 1+i*7919%4000, i)
+			}
+		}
+		rounds := d.band.round
+		for range 2 * flows {
+			d.serve()
+		}
+		if n := d.band.round - rounds; n > 3 {
+			t.Errorf("%d flows: %d rounds for two requests of each", flows, n)
+		}
+	}
+}
+
+// TestDebtIsPaidSoon: a flow that got much elsewhere while costs were large is not behind for ever when they are small.
+func TestDebtIsPaidSoon(t *testing.T) {
+	t.Parallel()
+	d := newDrawn()
+	for i := range 100 {
+		large := d.arrive(fmt.Sprint(i), 1, 1<<20, i)
+		for range 50 {
+			d.arrive(fmt.Sprint(i), 1, 1, i)
+		}
+		f := large.flow
+		f.deficit = -f.most()
+		d.band.remove(large, false)
+	}
+	for range 5000 {
+		d.serve()
+	}
+	if d.band.round > 120 {
+		t.Errorf("%d rounds for 50 requests of each", d.band.round)
+	}
+}
+
+// from is a request of a tenant.
+func from(tenant string, tokens int) Request { return Request{Tenant: tenant, Tokens: tokens} }
+
+// drain releases leases one after the other and returns the names in the order in which they were admitted.
+func (d desk) drain(first *call, waiting map[string]*call) []string {
+	d.t.Helper()
+	var order []string
+	for current := first; ; {
+		current.release()
+		synctest.Wait()
+		next := ""
+		for name, c := range waiting {
+			if c.get().ended && !slices.Contains(order, name) {
+				if next != "" {
+					d.t.Fatalf("%s and %s were admitted at once", name, next)
+				}
+				next = name
+			}
+		}
+		if next == "" {
+			return order
+		}
+		order, current = append(order, next), waiting[next]
+	}
+}
+
+func TestTenantsTakeTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 1})
+		d.SetTenants(map[string]TenantLimits{"b": {Weight: 2}})
+		first := d.request(8)
+		calls := map[string]*call{}
+		for _, name := range []string{"a1", "a2", "a3", "b1", "b2", "b3", "c1"} {
+			calls[name] = d.ask(t.Context(), from(name[:1], 8))
+		}
+		want := []string{"a1", "b1", "b2", "c1", "a2", "b3", "a3"}
+		if got := d.drain(first, calls); !slices.Equal(got, want) {
+			t.Errorf("order %v, want %v", got, want)
+		}
+	})
+}
+
+func TestBandsAreStrict(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 1})
+		first := d.request(8)
+		calls := map[string]*call{}
+		for i, p := range []Priority{Batch, Default, Interactive, Batch, Interactive, Default, 7, -7} {
+			calls[fmt.Sprint(p, " ", i)] = d.ask(t.Context(), Request{Priority: p})
+		}
+		want := []string{"1 2", "1 4", "7 6", "0 1", "0 5", "-1 0", "-1 3", "-7 7"}
+		if got := d.drain(first, calls); !slices.Equal(got, want) {
+			t.Errorf("order %v, want %v", got, want)
+		}
+	})
+}
+
+// TestAgeing: as long as higher bands always have somebody, those who have waited long get every eighth admission, the two
+// lower bands in turn, and nobody gets one before.
+func TestAgeing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := desk{New(Config{Ageing: time.Minute}), t}
+		d.SetLimits("chat", Limits{MaxConcurrent: 1, QueueTimeout: time.Hour})
+		current := d.request(1)
+		low := map[string]*call{}
+		for i := range 2 {
+			low[fmt.Sprint("batch ", i)] = d.ask(t.Context(), Request{Priority: Batch})
+			low[fmt.Sprint("default ", i)] = d.ask(t.Context(), Request{})
+		}
+		var order []string
+		high := []*call{d.ask(t.Context(), Request{Priority: Interactive})}
+		next := func() {
+			high = append(high, d.ask(t.Context(), Request{Priority: Interactive}))
+			current.release()
+			synctest.Wait()
+			if high[0].get().ended {
+				current, high = high[0], high[1:]
+				order = append(order, "high")
+				return
+			}
+			for name, c := range low {
+				if c.get().ended {
+					order, current = append(order, name), c
+					delete(low, name)
+					return
+				}
+			}
+			t.Fatal("nobody was admitted")
+		}
+		time.Sleep(time.Minute - 1)
+		for range 20 {
+			next()
+		}
+		if len(low) != 4 {
+			t.Fatalf("a lower band was served before its time: %v", order)
+		}
+		time.Sleep(time.Nanosecond)
+		order = nil
+		for range 25 {
+			next()
+		}
+		want := slices.Repeat([]string{"high"}, 25)
+		want[0], want[8], want[16], want[24] = "default 0", "batch 0", "default 1", "batch 1"
+		if !slices.Equal(order, want) {
+			t.Errorf("order\n%v, want\n%v", order, want)
+		}
+		d.Remove("chat")
+	})
+}
+
+// TestLargeOneIsNotPassed: the first in order waits for its tokens; a smaller one of its band or of a lower does not go before, one of a
+// higher band does.
+func TestLargeOneIsNotPassed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{TokensPerMinute: 600})
+		d.request(595)
+		large := d.ask(t.Context(), from("large", 20))
+		same := d.ask(t.Context(), from("small", 1))
+		lower := d.ask(t.Context(), Request{Priority: Batch, Tokens: 1})
+		d.waits(large, same, lower)
+		higher := d.ask(t.Context(), Request{Priority: Interactive, Tokens: 5})
+		d.admitted(higher, 0)
+		time.Sleep(2100 * time.Millisecond)
+		d.admitted(large, 2*time.Second)
+		d.admitted(same, 2100*time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
+		d.admitted(lower, 2200*time.Millisecond)
+	})
+}
+
+// jain is Jain's index of fairness: 1 when all have the same.
+func jain(shares []float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, x := range shares {
+		sum += x
+		squares += x * x
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// TestFairUnderUnevenLoad: tenants of the same weight get the same, though one asks a hundred times as often as another.
+func TestFairUnderUnevenLoad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const tenants = 5
+		c := New(Config{})
+		c.SetLimits("chat", Limits{MaxConcurrent: 4, MaxQueue: 100, QueueTimeout: time.Hour})
+		var served [tenants]atomic.Int64
+		ctx := t.Context()
+		random := rand.New(rand.NewPCG(6, 6))
+		for tick := range 20_000 { // a millisecond each; all together can have 4 at once for 100 ms
+			for i := range tenants {
+				// The first asks every millisecond, the last every hundred.
+				if tick%[tenants]int{1, 3, 10, 50, 100}[i] != 0 {
+					continue
+				}
+				tokens := 1 + random.IntN(200)
+				go func() {
+					lease, err := c.Admit(ctx, Request{Model: "chat", Tenant: fmt.Sprint(i), Tokens: tokens})
+					if err != nil {
+						return
+					}
+					served[i].Add(int64(tokens))
+					time.Sleep(100 * time.Millisecond)
+					lease.Release()
+				}()
+			}
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		var shares []float64
+		for i := range served {
+			shares = append(shares, float64(served[i].Load()))
+		}
+		if index := jain(shares); index < 0.98 {
+			t.Errorf("served %v, index %.4f", shares, index)
+		}
+		c.Remove("chat")
+		time.Sleep(time.Second)
+	})
+}

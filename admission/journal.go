@@ -1,0 +1,183 @@
+package admission
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// journal keeps the tasks of this process over a restart: one line of JSON for each that began, ended or was renewed. A line is
+// with the kernel before the caller hears of it, so it outlives the process, though perhaps not the machine. The lock of the
+// Controller is taken inside that of the journal, never the other way round.
+type journal struct {
+	path string
+
+	mu    sync.Mutex
+	file  *os.File // guarded by mu
+	lines int      // guarded by mu
+	live  int      // tasks in the file when it was last compacted; guarded by mu
+}
+
+type op string
+
+const (
+	opAdd   op = "add"
+	opEnd   op = "end"
+	opRenew op = "renew"
+)
+
+// entry is one line.
+type entry struct {
+	Op op `json:"op"`
+	Task
+	Key string `json:",omitempty"`
+}
+
+// slack is how many lines the journal may have beyond twice its tasks before it is written anew.
+const slack = 1000
+
+// append writes one entry.
+func (j *journal) append(c *Controller, e entry) error {
+	if j.path == "" {
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.file == nil || j.lines > 2*j.live+slack {
+		if err := j.compactLocked(c); err != nil {
+			return err
+		}
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("admission: journal: %w", err)
+	}
+	if _, err := j.file.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("admission: journal: %w", err)
+	}
+	j.lines++
+	return nil
+}
+
+// compactLocked writes the tasks that live to a new file, which takes the place of the old one.
+func (j *journal) compactLocked(c *Controller) error {
+	var text bytes.Buffer
+	live := c.liveTasks()
+	for _, t := range live {
+		line, err := json.Marshal(entry{Op: opAdd, Task: t.Task, Key: t.key})
+		if err != nil {
+			return fmt.Errorf("admission: journal: %w", err)
+		}
+		text.Write(append(line, '\n'))
+	}
+	file, err := os.CreateTemp(filepath.Dir(j.path), filepath.Base(j.path)+".*") // 0600
+	if err != nil {
+		return fmt.Errorf("admission: journal: %w", err)
+	}
+	if _, err = file.Write(text.Bytes()); err == nil {
+		err = os.Rename(file.Name(), j.path)
+	}
+	if err != nil {
+		file.Close()
+		os.Remove(file.Name()) //nolint:errcheck // what matters is the error before
+		return fmt.Errorf("admission: journal: %w", err)
+	}
+	if j.file != nil {
+		j.file.Close()
+	}
+	j.file, j.lines, j.live = file, len(live), len(live)
+	return nil
+}
+
+func (c *Controller) liveTasks() []task {
+	c.mu.Lock()
+	defer c.unlock()
+	live := make([]task, 0, len(c.tasks.byID))
+	for _, t := range c.tasks.byID {
+		live = append(live, *t)
+	}
+	return live
+}
+
+// Recover reads the journal: the tasks of before a restart that have neither ended nor expired hold their leases again, also of
+// models whose limits are not set yet. Call it once, before all else. Without a journal it does nothing.
+func (c *Controller) Recover() error {
+	if c.journal.path == "" {
+		return nil
+	}
+	c.journal.mu.Lock()
+	defer c.journal.mu.Unlock()
+	text, err := os.ReadFile(c.journal.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("admission: journal: %w", err)
+	}
+	for _, e := range replay(text) {
+		c.restore(e)
+	}
+	return c.journal.compactLocked(c)
+}
+
+// replay finds the tasks that live at the end of a journal. A line that was torn by the end of the process is nothing. Lines
+// of one task may come in any order, because tasks end while others wait to be written.
+func replay(text []byte) []entry {
+	ended := map[string]bool{}
+	expires := map[string]time.Time{}
+	added := map[string]entry{}
+	var order []string
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, len(text)+1)
+	for lines.Scan() {
+		var e entry
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			continue
+		}
+		switch e.Op {
+		case opAdd:
+			if _, ok := added[e.ID]; !ok {
+				order = append(order, e.ID)
+			}
+			added[e.ID] = e
+		case opRenew:
+			expires[e.ID] = e.Expires
+		case opEnd:
+			ended[e.ID] = true
+		}
+	}
+	var live []entry
+	for _, id := range order {
+		e := added[id]
+		if at, ok := expires[id]; ok {
+			e.Expires = at
+		}
+		if !ended[id] {
+			live = append(live, e)
+		}
+	}
+	return live
+}
+
+// restore gives a task its lease again.
+func (c *Controller) restore(e entry) {
+	c.mu.Lock()
+	defer c.unlock()
+	now := time.Now()
+	if !now.Before(e.Expires) || c.tasks.byID[e.ID] != nil {
+		return
+	}
+	l := c.resume(c.anyGate(e.Model), Resumed{Tenant: e.Tenant, ID: e.ID, Tokens: int(e.Tokens)}, now)
+	l.task = true
+	l.tenant.tasks++
+	t := &task{Task: e.Task, key: e.Key, lease: l}
+	c.tasks.add(t)
+	c.watch()
+	if c.shared != nil {
+		c.shared.Keep(c.claim(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now)}, 0))
+	}
+}

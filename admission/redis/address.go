@@ -1,0 +1,91 @@
+package redis
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	client "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+const defaultPort = "6379"
+
+// errURL says nothing of the URL, which may hold a password.
+var errURL = errors.New("redis: the URL must be redis://[user:password@]host:port[,host:port…][/db] or rediss://…")
+
+// parse reads a URL. Package net/url knows only one host, so the others are taken out first.
+func parse(text string) (*client.UniversalOptions, error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return nil, errURL
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	authority, path := rest[:end], rest[end:]
+	user := ""
+	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
+		user, authority = authority[:at+1], authority[at+1:]
+	}
+	hosts := strings.Split(authority, ",")
+	o := &client.UniversalOptions{IsClusterMode: len(hosts) > 1}
+	var u *url.URL
+	for _, host := range hosts {
+		var err error
+		if u, err = url.Parse(scheme + "://" + user + host + path); err != nil || u.Hostname() == "" {
+			return nil, errURL
+		}
+		port := u.Port()
+		if port == "" {
+			port = defaultPort
+		}
+		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), port))
+	}
+	return o, options(u, o)
+}
+
+// options are all but the addresses.
+func options(u *url.URL, o *client.UniversalOptions) error {
+	switch u.Scheme {
+	case "redis":
+	case "rediss":
+		// Without a ServerName, each connection verifies the name that it was dialled by.
+		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	default:
+		return errURL
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return errURL
+	}
+	o.Username = u.User.Username()
+	o.Password, _ = u.User.Password()
+	if db := strings.Trim(u.Path, "/"); db != "" {
+		n, err := strconv.Atoi(db)
+		if err != nil || n < 0 {
+			return errURL
+		}
+		o.DB = n
+	}
+	if o.IsClusterMode && o.DB != 0 {
+		return errors.New("redis: a cluster has no database but 0")
+	}
+	return nil
+}
+
+// tune makes calls fail when their context ends and not be repeated: this package knows what may be.
+func tune(o *client.UniversalOptions, timeout time.Duration) {
+	long := patience * timeout
+	o.MaxRetries = -1
+	o.DialerRetries = 1
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = long, long, long, long
+	o.ContextTimeoutEnabled = true
+	o.DisableIdentity = true
+	o.FailingTimeoutSeconds = 1
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}

@@ -1,0 +1,90 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/limits"
+)
+
+// Load implements limits.Backend.
+func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
+	value, err := s.run(ctx, loadScript, patience*s.cfg.Timeout, []any{s.prefix})
+	if err != nil {
+		return nil, "", err
+	}
+	list, _ := value.([]any)
+	version, err := text(list, 0)
+	if err != nil {
+		return nil, "", err
+	}
+	records := limits.Records{}
+	for i := 1; i+2 < len(list); i += 3 {
+		key, err := text(list, i)
+		if err != nil {
+			return nil, "", err
+		}
+		var r limits.Record
+		if r.Values, err = values(list[i+1]); err == nil {
+			r.File, err = values(list[i+2])
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("redis: limits of %s: %w", key, err)
+		}
+		records[key] = r
+	}
+	return records, version, nil
+}
+
+func values(hash any) (limits.Values, error) {
+	list, _ := hash.([]any)
+	out := limits.Values{}
+	for i := 0; i+1 < len(list); i += 2 {
+		field, err := text(list, i)
+		if err != nil {
+			return nil, err
+		}
+		digits, err := text(list, i+1)
+		if err != nil {
+			return nil, err
+		}
+		if out[field], err = strconv.ParseInt(digits, 10, 64); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Save implements limits.Backend.
+func (s *Store) Save(ctx context.Context, changed limits.Records, version string) (bool, error) {
+	args := []any{s.prefix, version}
+	for _, key := range slices.Sorted(maps.Keys(changed)) {
+		if kind, _, ok := strings.Cut(key, "/"); !ok || kind != "model" && kind != "tenant" {
+			return false, fmt.Errorf("redis: no place for limits of %q", key)
+		}
+		r := changed[key]
+		args = append(args, key)
+		if r.Values == nil {
+			args = append(args, -1, -1)
+			continue
+		}
+		args = words(words(args, r.Values), r.File)
+	}
+	value, err := s.run(ctx, saveScript, patience*s.cfg.Timeout, args)
+	if err != nil {
+		return false, err
+	}
+	return value == int64(1), nil
+}
+
+func words(args []any, v limits.Values) []any {
+	args = append(args, 2*len(v))
+	for _, field := range slices.Sorted(maps.Keys(v)) {
+		args = append(args, field, v[field])
+	}
+	return args
+}

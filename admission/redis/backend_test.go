@@ -1,0 +1,187 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/limits"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+var _ limits.Backend = (*Store)(nil)
+var _ admission.Shared = (*Store)(nil)
+
+func backend(t testing.TB, servers ...*redistest.Server) *Store {
+	t.Helper()
+	s, err := New(Config{URL: redistest.URL(servers...), Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.redis.Close() })
+	return s
+}
+
+func TestBackend(t *testing.T) {
+	t.Parallel()
+	for name, start := range servers(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, ctx := backend(t, start(t)...), t.Context()
+			got, version, err := s.Load(ctx)
+			if err != nil || len(got) != 0 || version != "" {
+				t.Fatal(got, version, err)
+			}
+			first := limits.Records{
+				"model/a/b:{c}": {Values: limits.Values{"weight": 3, "max_tokens_per_minute": 1<<63 - 1}, File: limits.Values{"weight": 1}},
+				"model/":        {Values: limits.Values{"weight": 1}, File: limits.Values{}},
+				"tenant/acme":   {Values: limits.Values{}, File: limits.Values{"max_prefill": -7}},
+			}
+			save(t, s, first, "", true)
+			save(t, s, first, "", false)
+			got, version, err = s.Load(ctx)
+			if diff := cmp.Diff(first, got); diff != "" || err != nil || version == "" {
+				t.Fatal(diff, version, err)
+			}
+			save(t, s, limits.Records{"model/": {}, "tenant/acme": {Values: limits.Values{"x": 1}}}, version, true)
+			save(t, s, limits.Records{"model/": {}}, version, false)
+			delete(first, "model/")
+			first["tenant/acme"] = limits.Record{Values: limits.Values{"x": 1}, File: limits.Values{}}
+			got, next, err := s.Load(ctx)
+			if diff := cmp.Diff(first, got); diff != "" || err != nil || next == version {
+				t.Fatal(diff, next, err)
+			}
+			if _, err := s.Save(ctx, limits.Records{"leases/chat": {Values: limits.Values{"x": 1}}}, next); err == nil {
+				t.Error("limits of an unknown kind were saved")
+			}
+		})
+	}
+}
+
+func save(t testing.TB, s *Store, r limits.Records, version string, want bool) {
+	t.Helper()
+	if ok, err := s.Save(t.Context(), r, version); ok != want || err != nil {
+		t.Fatalf("saved: %v, %v; want %v", ok, err, want)
+	}
+}
+
+// TestConcurrentWriters: of writers that read, add one and write, none loses another's.
+func TestConcurrentWriters(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	const writers, rounds = 6, 15
+	var wg sync.WaitGroup
+	for range writers {
+		s := backend(t, server)
+		wg.Go(func() {
+			for range rounds {
+				for saved := false; !saved; {
+					records, version, err := s.Load(t.Context())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					n := records["model/m"].Values["weight"] + 1
+					saved, err = s.Save(t.Context(), limits.Records{"model/m": {Values: limits.Values{"weight": n}}}, version)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	got, _, _ := backend(t, server).Load(t.Context())
+	if n := got["model/m"].Values["weight"]; n != writers*rounds {
+		t.Errorf("%d of %d were kept", n, writers*rounds)
+	}
+}
+
+// TestChangedLimits: a claim under limits that another gateway has changed is not granted under the old ones.
+func TestChangedLimits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	other := backend(t, server)
+	save(t, other, limits.Records{"model/chat": {Values: limits.Values{"max_concurrent_requests": 1}}}, "", true)
+	var most atomic.Int64
+	var s *Store
+	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
+		records, version, err := s.Load(ctx)
+		most.Store(records["model/chat"].Values["max_concurrent_requests"])
+		return version, err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	until(t, "it is up", func() bool { return s.Status().Up })
+	ask := func(id string) admission.Reason {
+		for {
+			if v := acquire(s, limited(id, int(most.Load()))); v[0].Reason != admission.Stale {
+				return v[0].Reason
+			}
+		}
+	}
+	if r := ask("0"); r != admission.Granted {
+		t.Fatal(r)
+	}
+	for i := int64(2); i < 8; i++ {
+		_, version, _ := other.Load(t.Context())
+		if r := ask(fmt.Sprint("over", i)); r != admission.ModelConcurrency {
+			t.Fatalf("reason %d over a limit of %d", r, most.Load())
+		}
+		save(t, other, limits.Records{"model/chat": {Values: limits.Values{"max_concurrent_requests": i}}}, version, true)
+		if r := ask(fmt.Sprint(i)); r != admission.Granted {
+			t.Fatalf("reason %d at once after the limit became %d", r, i)
+		}
+	}
+}
+
+func TestURLs(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]string{
+		"redis://h":                       "[h:6379] 0  false false",
+		"redis://h:1/2":                   "[h:1] 2  false false",
+		"redis://u:p@h:1":                 "[h:1] 0 u/p false false",
+		"redis://:p%40x@h:1/":             "[h:1] 0 /p@x false false",
+		"rediss://u:p,q@h:1,i:2,[::1]:3":  "[h:1 i:2 [::1]:3] 0 u/p,q true true",
+		"redis://h:1,i":                   "[h:1 i:6379] 0  true false",
+		"redis://h,i/3":                   "",
+		"http://h":                        "",
+		"redis://":                        "",
+		"redis://h,":                      "",
+		"redis://:secret@h:port":          "",
+		"redis://:secret@h/x":             "",
+		"redis://:secret@h?password=what": "",
+		"secret":                          "",
+	} {
+		o, err := parse(url)
+		if want == "" {
+			if err == nil {
+				t.Errorf("%s was taken", url)
+			} else if strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s: the error tells: %v", url, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", url, err)
+			continue
+		}
+		who := ""
+		if o.Password != "" {
+			who = o.Username + "/" + o.Password
+		}
+		if got := fmt.Sprint(o.Addrs, " ", o.DB, " ", who, " ", o.IsClusterMode, " ", o.TLSConfig != nil); got != want {
+			t.Errorf("%s: %s, want %s", url, got, want)
+		}
+	}
+}

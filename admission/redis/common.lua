@@ -1,0 +1,238 @@
+-- Runs before each of the other scripts, in the same chunk. ARGV[1] is the prefix of all keys: "{deployment}:".
+--
+-- All times are microseconds of Redis' clock unless they say ms; they stay below 2^53, so a double holds them exactly.
+-- A bucket is whole tokens and, apart, 60-millionths of one: a bucket of n tokens a minute gains n of those each microsecond. Both
+-- stay whole and below 2^53 too, so no rounding ever adds a token.
+
+local call, floor, ceil = redis.call, math.floor, math.ceil
+local P = ARGV[1]
+local UNITS = 60000000
+
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local now_ms = floor(now / 1000)
+
+-- whole writes a number as digits: tostring would give 14 of them and an exponent.
+local function whole(x) return string.format('%.0f', x) end
+
+local cursor = 1
+local function arg() cursor = cursor + 1; return ARGV[cursor] end
+local function num() return tonumber(arg()) end
+
+-- Sets of leases: id -> expiry in ms. What has expired does not count, and is removed now and then. A set is counted after the changes of the
+-- call, so that these need not know what of it counts.
+local sets = {}
+local set_list = {}
+local function leases(key)
+  local s = sets[key]
+  if not s then
+    if now % 32 == 0 then call('ZREMRANGEBYSCORE', key, '-inf', now_ms) end
+    s = { key = key, used = call('ZCOUNT', key, '(' .. whole(now_ms), '+inf'), add = {} }
+    sets[key] = s
+    set_list[#set_list + 1] = s
+  end
+  return s
+end
+
+-- Rows are the hashes of models and tenants: each is read once and written once, in whole numbers.
+local MODEL_FIELDS = { 'tokens', 'tokens_units', 'tokens_limit', 'tokens_at', 'deficit', 'in_flight' }
+local TENANT_FIELDS = { 'tokens', 'tokens_units', 'tokens_limit', 'tokens_at', 'requests', 'requests_units', 'requests_limit', 'requests_at' }
+local rows = {}
+local row_list = {}
+local function row(key, fields)
+  local r = rows[key]
+  if not r then
+    r = { key = key, buckets = {} }
+    local values = call('HMGET', key, unpack(fields))
+    for i, field in ipairs(fields) do r[field] = tonumber(values[i] or nil) end
+    rows[key] = r
+    row_list[#row_list + 1] = r
+  end
+  return r
+end
+
+local models = {}
+local function model(name)
+  local m = models[name]
+  if not m then
+    m = row(P .. 'runtime:' .. name, MODEL_FIELDS)
+    m.name, m.lease_key, m.tenants, m.tenant_list = name, P .. 'leases:' .. name, {}, {}
+    m.in_flight = m.in_flight or 0
+    m.was = m.in_flight
+    models[name] = m
+  end
+  return m
+end
+
+local function refill(b)
+  local elapsed = now - b.at
+  if elapsed <= 0 then return end
+  b.at = now
+  local minutes = floor(elapsed / UNITS)
+  local rest = elapsed - minutes * UNITS
+  if minutes >= 3 then -- a bucket owes at most its own size
+    b.tokens, b.units = b.size, 0
+    return
+  end
+  local high = floor(b.size / UNITS)
+  local part = rest * (b.size - high * UNITS) + b.units
+  local more = floor(part / UNITS)
+  b.tokens = b.tokens + minutes * b.size + rest * high + more
+  b.units = part - more * UNITS
+  if b.tokens >= b.size then b.tokens, b.units = b.size, 0 end
+end
+
+-- resize changes the limit. A bucket that had none starts full.
+local function resize(b, limit)
+  if b.size == limit then return end
+  if b.size then
+    if b.tokens >= limit then b.tokens, b.units = limit, 0 end
+    if b.tokens < -limit then b.tokens, b.units = -limit, 0 end
+  else
+    b.tokens, b.units, b.at = limit, 0, now
+  end
+  b.size, b.dirty = limit, true
+end
+
+-- bucket finds a bucket of a row, full if there is none yet; limit is its size now, or nil for what it had (and nil if there is none).
+local function bucket(r, what, limit)
+  local b = r.buckets[what]
+  if not b then
+    b = { size = r[what .. '_limit'], tokens = r[what], units = r[what .. '_units'], at = r[what .. '_at'] }
+    if b.size then refill(b) end
+    r.buckets[what] = b
+  end
+  if limit and limit > 0 then resize(b, limit) end
+  if b.size then return b end
+end
+
+local function model_bucket(name, limit) return bucket(model(name), 'tokens', limit) end
+local function token_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'tokens', limit) end
+local function request_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'requests', limit) end
+
+-- wait is the time until so many tokens will be there, if nobody else takes any.
+local function wait(b, need)
+  local missing = need - b.tokens
+  if missing <= 0 then return 0 end
+  local minutes = floor(missing / b.size)
+  if minutes >= 1048576 then return 1048576 * UNITS end
+  return minutes * UNITS + ceil(((missing - minutes * b.size) * UNITS - b.units) / b.size)
+end
+
+-- give puts tokens back; a negative number takes them, down to a debt of the bucket's size.
+local function give(b, tokens)
+  if not b or tokens == 0 then return end
+  b.tokens, b.dirty = b.tokens + tokens, true
+  if b.tokens >= b.size then b.tokens, b.units = b.size, 0 end
+  if b.tokens < -b.size then b.tokens, b.units = -b.size, 0 end
+end
+
+local function adjust(model_name, tenant, tokens, requests)
+  give(model_bucket(model_name), tokens)
+  give(token_bucket(tenant), tokens)
+  give(request_bucket(tenant), requests)
+end
+
+-- Who waits for capacity is told when some may have become free.
+local freed = {}
+local function free(kind, name) freed[#freed + 1] = { kind, name } end
+
+-- message is kind, the length of the gateway's id, that id, and the rest.
+local function publish(kind, gateway, rest)
+  call('PUBLISH', P .. 'events', kind .. #gateway .. ':' .. gateway .. rest)
+end
+
+local function announce(gateway)
+  if #freed == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
+  local told = {}
+  local function tell(name)
+    if told[name] then return end
+    told[name] = true
+    publish('F', gateway, name)
+  end
+  for _, f in ipairs(freed) do
+    if f[1] == 'model' then
+      if call('EXISTS', P .. 'waiting:' .. f[2]) == 1 then tell(f[2]) end
+    else
+      for _, name in ipairs(call('SMEMBERS', P .. 'waiting_tenant:' .. f[2])) do tell(name) end
+    end
+  end
+end
+
+-- release ends a lease; true if it was there.
+local function release(id, model_name, tenant, replica, prefill)
+  local m = model(model_name)
+  local there = call('ZREM', m.lease_key, id)
+  m.in_flight = math.max(m.in_flight - there, 0)
+  call('ZREM', P .. 'tenant_leases:' .. tenant, id)
+  if prefill then call('ZREM', P .. 'prefill:' .. tenant, id) end
+  if replica ~= '' then call('ZREM', P .. 'replica:' .. replica, id) end
+  free('model', model_name)
+  free('tenant', tenant)
+  return there == 1
+end
+
+-- hold puts a lease in its sets; true if it is new.
+local function hold(id, c, expiry)
+  local m = model(c.model)
+  expiry = whole(expiry)
+  local added = call('ZADD', m.lease_key, expiry, id)
+  m.in_flight = m.in_flight + added
+  call('ZADD', P .. 'tenant_leases:' .. c.tenant, expiry, id)
+  if c.prefill then call('ZADD', P .. 'prefill:' .. c.tenant, expiry, id) end
+  if c.replica ~= '' then call('ZADD', P .. 'replica:' .. c.replica, expiry, id) end
+  return added == 1
+end
+
+-- record keeps what any gateway must know to end a task.
+local function record(id, c, lease_ms)
+  local key = P .. 'task:' .. id
+  call('HSET', key, 'model', c.model, 'tenant', c.tenant, 'tokens', whole(c.tokens), 'replica', c.replica, 'key', c.key)
+  call('PEXPIRE', key, whole(lease_ms))
+  if c.key ~= '' then
+    call('SET', P .. 'task_key:' .. #c.tenant .. ':' .. c.tenant .. c.key, id, 'PX', whole(lease_ms))
+  end
+end
+
+-- forget removes a task's record. A gateway that remembers the task from before must not bring it back while it could still run.
+local function forget(id)
+  local key = P .. 'task:' .. id
+  local v = call('HMGET', key, 'tenant', 'key')
+  if not v[1] then return end
+  if v[2] ~= '' then call('DEL', P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2]) end
+  call('SET', P .. 'ended:' .. id, '1', 'PX', whole(math.max(call('PTTL', key), 60000)))
+  call('DEL', key)
+end
+
+-- save writes what the call has decided.
+local function save()
+  for _, s in ipairs(set_list) do
+    for i = 1, #s.add, 1000 do
+      call('ZADD', s.key, unpack(s.add, i, math.min(i + 999, #s.add)))
+    end
+  end
+  for _, r in ipairs(row_list) do
+    local words = {}
+    local function write(field, value)
+      words[#words + 1] = field
+      words[#words + 1] = whole(value)
+    end
+    for what, b in pairs(r.buckets) do
+      if b.dirty then
+        write(what, b.tokens)
+        write(what .. '_units', b.units)
+        write(what .. '_limit', b.size)
+        write(what .. '_at', b.at)
+      end
+    end
+    if r.leases then r.in_flight = r.leases.used end
+    if r.in_flight ~= r.was then write('in_flight', r.in_flight) end
+    if r.tenant_list and #r.tenant_list > 0 then
+      write('deficit', r.deficit)
+      for _, t in ipairs(r.tenant_list) do
+        call('HINCRBY', P .. 'served:' .. r.name, t, whole(r.tenants[t]))
+      end
+    end
+    if #words > 0 then call('HSET', r.key, unpack(words)) end
+  end
+end

@@ -1,0 +1,30 @@
+-- A gateway joins. ARGV: prefix, gateway, the epoch it knew ('' for none), 1 if it has nothing to tell, ms that its word holds, 1 if it
+-- returns after an outage, when it was told to go on sharing (0: not yet).
+--
+-- An epoch is the time during which the store has lost nothing. Who finds none makes one. If that is a gateway which knew an
+-- earlier one, or holds leases, the store has been emptied: nothing is granted until the others had time to tell theirs. A gateway that knows
+-- nothing cannot tell an emptied store from a new one; the first gateway that can corrects it, a second later at most.
+
+local gateway, known, fresh, alive, returning, at = arg(), arg(), arg() == '1', num(), num() == 1, num()
+local PAUSE, YOUNG, RETURN = 2000000, 5000000, 600000
+
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready')
+local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
+if not id then
+  id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
+  call('HSET', P .. 'epoch', 'id', id, 'born', whole(born), 'ready', whole(ready))
+elseif not fresh and known ~= id and known ~= '' and ready == born and now - born < YOUNG then
+  ready = now + PAUSE
+  call('HSET', P .. 'epoch', 'ready', whole(ready))
+end
+-- Who was without the store goes on sharing at one time with all others that were, when each had time to tell what it admitted alone.
+if returning and at == 0 then
+  at = tonumber(call('GET', P .. 'return') or nil) or 0
+  if at <= now then
+    at = now + RETURN
+    call('SET', P .. 'return', whole(at), 'PX', 2000)
+  end
+end
+call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
+call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
+return { 'ok', now, id, math.max(ready - now, at - now, 0), at, call('ZCARD', P .. 'gateways'), call('GET', P .. 'limits_version') or '' }

@@ -1,0 +1,62 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// listen hears what other gateways publish, until ctx ends. What it misses while Redis is away is made good by asking again.
+func (s *Store) listen(ctx context.Context) {
+	for ctx.Err() == nil {
+		subscription := s.redis.Subscribe(ctx, s.prefix+"events")
+		for {
+			message, err := subscription.ReceiveMessage(ctx)
+			if err != nil {
+				break
+			}
+			s.heard(message.Payload)
+		}
+		_ = subscription.Close() // it is broken, or no longer needed
+		sleep(ctx, probeEvery)
+	}
+}
+
+// heard takes one message: its kind, the length of the sender's name, that name, and the rest.
+func (s *Store) heard(message string) {
+	if message == "" {
+		return
+	}
+	length, rest, _ := strings.Cut(message[1:], ":")
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 0 || n > len(rest) || rest[:n] == s.cfg.Gateway {
+		return
+	}
+	rest = rest[n:]
+	switch message[0] {
+	case 'F':
+		s.mu.Lock()
+		listener := s.listener
+		s.mu.Unlock()
+		if listener != nil {
+			listener.Freed(rest)
+		}
+	case 'E':
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.tasks, rest)
+		delete(s.untold, rest)
+	case 'N':
+		millis, id, _ := strings.Cut(rest, ":")
+		ms, err := strconv.ParseInt(millis, 10, 64)
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if h := s.tasks[id]; h != nil {
+			h.expires = time.Now().Add(time.Duration(ms) * time.Millisecond)
+		}
+	}
+}

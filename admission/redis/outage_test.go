@@ -1,0 +1,284 @@
+package redis
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// budget is what a tenant bucket has left, by the store.
+func budget(t testing.TB, s *Store, limit int) int64 {
+	t.Helper()
+	c := admission.Claim{ID: "probe" + fmt.Sprint(time.Now().UnixNano()), Model: "probe", Tenant: "acme",
+		TenantLimits: admission.TenantLimits{TokensPerMinute: limit}}
+	v := acquire(s, c)
+	wantReasons(t, v, admission.Granted)
+	s.Release(c.ID, 0, true)
+	return v[0].Quota.Tokens.Remaining
+}
+
+// TestManyCallers: 2,000 callers at once against a budget of 100 get exactly 100, through one gateway or three, on one Redis or a cluster.
+func TestManyCallers(t *testing.T) {
+	t.Parallel()
+	for name, start := range servers(t) {
+		for _, n := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, "/", n), func(t *testing.T) {
+				t.Parallel()
+				all := stores(t, n, Config{Timeout: 2 * time.Second}, start(t)...)
+				var granted, refused, other atomic.Int64
+				var wg sync.WaitGroup
+				for i := range 2000 {
+					wg.Add(1)
+					c := admission.Claim{ID: fmt.Sprint(i), Model: "chat", Tenant: "acme", Limits: admission.Limits{MaxConcurrent: 100}}
+					go all[i%n].Acquire([]admission.Claim{c}, func(v []admission.Verdict) {
+						defer wg.Done()
+						switch v[0].Reason {
+						case admission.Granted:
+							granted.Add(1)
+						case admission.ModelConcurrency:
+							refused.Add(1)
+						default:
+							other.Add(1)
+						}
+					})
+				}
+				wg.Wait()
+				if granted.Load() != 100 || refused.Load() != 1900 {
+					t.Errorf("%d granted, %d refused, %d neither", granted.Load(), refused.Load(), other.Load())
+				}
+			})
+		}
+	}
+}
+
+// TestTooLate: a script that comes to run after its time changes nothing, and nothing runs twice.
+func TestTooLate(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.redis.Close() })
+	if _, err := s.join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	form := newForm([]part{{&call{}, []admission.Claim{limited("a", 1)}}})
+	kept := change{kind: alive, claim: limited("b", 1)}
+	args := s.turnArgs(batch{[]change{kept}, 1}, form, time.Second)
+	args[2] = args[2].(int64) - 10_000_000
+	r, err := s.ask(t.Context(), turnScript, time.Second, args)
+	if err != nil || r.word != "late" {
+		t.Fatal(r, err)
+	}
+	if keys := server.Client().Keys(t.Context(), "{sluice}:leases:*").Val(); len(keys) > 0 {
+		t.Errorf("a late script wrote %v", keys)
+	}
+	// With a wrong idea of Redis' clock it is asked again with the right one.
+	s.offset -= 3_600_000_000
+	if r, err = s.sendTurn(t.Context(), batch{}, form, time.Second); err != nil || r.word != "ok" {
+		t.Error(r, err)
+	}
+	// The same batch again.
+	give := batch{[]change{{kind: settled, claim: admission.Claim{Model: "m", Tenant: "acme"}, tokens: -10}}, 2}
+	full := admission.Claim{ID: "c", Model: "m", Tenant: "acme", Limits: admission.Limits{TokensPerMinute: 60}}
+	for i, b := range []batch{{}, give, give} {
+		form := newForm([]part{{&call{}, []admission.Claim{full}}})
+		if r, err = s.sendTurn(t.Context(), b, form, time.Second); err != nil || r.word != "ok" {
+			t.Fatal(r, err)
+		}
+		levels, _ := numbers(r.rest, 2)
+		if want := []int64{60, 50, 50}[i]; levels[0] < want || levels[0] > want+5 {
+			t.Errorf("after turn %d %d tokens, want %d", i, levels[0], want)
+		}
+	}
+}
+
+// TestUnavailableAtOnce: without Redis claims are answered without asking, and what happens meanwhile counts afterwards.
+func TestUnavailableAtOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	s := all[0]
+	charged := func(id string) admission.Claim {
+		c := limited(id, 10)
+		c.Tokens, c.TenantLimits.TokensPerMinute = 100, 1000
+		return c
+	}
+	wantReasons(t, acquire(s, charged("a"), charged("b")), admission.Granted, admission.Granted)
+	server.Pause()
+	wantReasons(t, acquire(s, charged("lost"), charged("kept")), admission.Unavailable, admission.Unavailable)
+	if st := s.Status(); st.Up || st.Mode != "alone" || st.LastError == "" || st.Gateways != 2 {
+		t.Errorf("%+v", st)
+	}
+	s.Keep(charged("kept"))
+	s.Keep(charged("short"))
+	s.Release("short", 40, false) // costs 60, though the store never hears of its lease
+	s.Release("a", 70, false)
+	s.Settle("chat", "acme", 5)
+	wantReasons(t, acquire(s, charged("x")), admission.Unavailable)
+	server.Resume()
+	until(t, "it is back", func() bool { return s.Status().Up && all[1].Status().Up })
+	wantInUse(t, server, "chat", 2) // b and kept
+	// 1000 less a and b and kept and short, and what came back; more trickles in at 17 a second.
+	const want = 1000 - 300 - 60 + 70 + 5
+	if got := budget(t, all[1], 1000); got < want || got > want+150 {
+		t.Errorf("%d tokens are left, want %d and what came since", got, want)
+	}
+}
+
+// TestRestartEmpty: a Redis that has forgotten everything admits nothing beside the leases that live, and no tokens that were spent.
+func TestRestartEmpty(t *testing.T) {
+	t.Parallel()
+	for name, start := range servers(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			restartEmpty(t, start(t))
+		})
+	}
+}
+
+func restartEmpty(t *testing.T, servers []*redistest.Server) {
+	all := stores(t, 2, Config{}, servers...)
+	server := owner(t, servers)
+	claim := func(id string) admission.Claim {
+		c := limited(id, 4)
+		c.Tokens, c.TenantLimits.TokensPerMinute = 200, 1000
+		return c
+	}
+	wantReasons(t, acquire(all[0], claim("a"), claim("b")), admission.Granted, admission.Granted)
+	wantReasons(t, acquire(all[1], claim("c"), claim("d")), admission.Granted, admission.Granted)
+	server.Kill()
+	server.Restart()
+	// Asked all the time, the first of them that is granted anything must have been told of all leases.
+	done := time.Now().Add(testPatience)
+	back := func(s *Store) bool { return s.Status().Errors > 0 && s.Status().Up }
+	for i := 0; !back(all[0]) || !back(all[1]); i++ {
+		for j, s := range all {
+			if v := acquire(s, claim(fmt.Sprint(i, "-", j))); v[0].Reason == admission.Granted {
+				t.Fatal("granted beyond the limit")
+			}
+		}
+		if time.Now().After(done) {
+			t.Fatal("they do not come back")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	wantInUse(t, server, "chat", 4)
+	wantReasons(t, acquire(all[0], claim("e")), admission.ModelConcurrency)
+	// 200 were left, and at 17 a second there are not many more.
+	if got := budget(t, all[0], 1000); got > 200+200 {
+		t.Errorf("%d tokens are left, want those that were not spent before", got)
+	}
+	all[0].Release("a", 0, false)
+	until(t, "its place is free for the other gateway", func() bool {
+		return acquire(all[1], limited("e", 4))[0].Reason == admission.Granted
+	})
+}
+
+// owner is the server that has the deployment's keys.
+func owner(t *testing.T, servers []*redistest.Server) *redistest.Server {
+	t.Helper()
+	for _, s := range servers {
+		if n, err := s.Client().Exists(t.Context(), "{sluice}:epoch").Result(); err == nil && n == 1 {
+			return s
+		}
+	}
+	t.Fatal("nobody has the keys")
+	return nil
+}
+
+// TestFlushed: a database that was emptied under running gateways is found by the next turn.
+func TestFlushed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
+	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
+	until(t, "it is back", func() bool { return s.Status().Up })
+	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
+}
+
+// TestFirstStart: a gateway at an empty Redis does not wait, unless it comes with leases of a former life.
+func TestFirstStart(t *testing.T) {
+	t.Parallel()
+	for _, leases := range []int{0, 1} {
+		server := redistest.Start(t)
+		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range leases {
+			s.Keep(limited(fmt.Sprint(i), 1))
+		}
+		wait, err := s.join(t.Context())
+		if err != nil || (wait > 0) != (leases > 0) {
+			t.Errorf("with %d leases it waits %v, %v", leases, wait, err)
+		}
+		s.redis.Close()
+	}
+}
+
+// TestReturnTogether: gateways that were without Redis agree when to share again, and the first one back does not go ahead with
+// what it cannot know of the others. One that was not without it, or is new, does not wait.
+func TestReturnTogether(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	open := func(returning bool) (*Store, time.Duration) {
+		s, err := New(Config{URL: redistest.URL(server), Timeout: 100 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.redis.Close() })
+		s.returning = returning
+		wait, err := s.join(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, wait
+	}
+	first, wait := open(true)
+	if wait <= 0 || first.isShared() {
+		t.Fatalf("the first one back waits %v", wait)
+	}
+	second, wait := open(true)
+	if wait <= 0 || second.returnAt != first.returnAt {
+		t.Errorf("they return %v apart", micros(second.returnAt-first.returnAt))
+	}
+	if other, wait := open(false); wait != 0 || !other.isShared() {
+		t.Errorf("a new one waits %v", wait)
+	}
+	until(t, "it is time", func() bool {
+		wait, err := first.join(t.Context())
+		return err == nil && wait == 0
+	})
+	if !first.isShared() {
+		t.Error("it does not share")
+	}
+}
+
+// TestCallersAfterTheEnd are not left hanging.
+func TestCallersAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Unavailable)
+	stop := runStore(t, s)
+	until(t, "it is up", func() bool { return s.Status().Up })
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
+	s.Release("a", 0, false)
+	stop()
+	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
+	wantInUse(t, server, "chat", 0) // the release was told before the end
+}

@@ -1,0 +1,286 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// Run talks to Redis until ctx ends, and then disconnects. Leases that are still there go on until they expire. It is called
+// once; it returns nil.
+func (s *Store) Run(ctx context.Context) error {
+	listening := make(chan struct{})
+	listenCtx, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(listening)
+		s.listen(listenCtx)
+	}()
+	for ctx.Err() == nil {
+		if pause := s.rejoin(ctx); pause > 0 {
+			sleep(ctx, pause)
+			continue
+		}
+		err := s.serve(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.failed(err)
+		}
+		s.returning, s.returnAt = true, 0
+		if !errors.Is(err, errEpoch) {
+			sleep(ctx, probeEvery)
+		}
+	}
+	stop()
+	s.leave()
+	<-listening
+	return nil
+}
+
+// serve takes turns for as long as Redis answers. Without an error, ctx has ended or another goroutine has found that Redis does not answer.
+func (s *Store) serve(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+		case <-timer.C:
+		}
+		if !s.isShared() {
+			return nil
+		}
+		if err := s.beat(ctx); err != nil {
+			return err
+		}
+		if err := s.turn(ctx); err != nil {
+			return err
+		}
+		if s.busy() {
+			s.signal()
+		}
+		timer.Reset(time.Until(s.nextBeat))
+	}
+}
+
+func (s *Store) isShared() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shared
+}
+
+// busy reports whether another turn is due at once.
+func (s *Store) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.calls) > 0 || len(s.changes) > 0 || len(s.untold) > 0
+}
+
+// beat says that this gateway lives and hears how the others are, and sees to renewals, whenever it is time.
+func (s *Store) beat(ctx context.Context) error {
+	now := time.Now()
+	if !now.Before(s.nextRenewal) {
+		s.nextRenewal = now.Add(s.cfg.Lease / 5)
+		s.renew()
+	}
+	if now.Before(s.nextBeat) {
+		return nil
+	}
+	s.nextBeat = now.Add(beatEvery)
+	s.mu.Lock()
+	epoch := s.epoch
+	asked := s.interestLocked(now)
+	s.mu.Unlock()
+	args := []any{s.prefix, s.cfg.Gateway, epoch, aliveFor.Milliseconds()}
+	r, err := s.ask(ctx, beatScript, s.cfg.Timeout, interestArgs(args, asked))
+	if err != nil {
+		return err
+	}
+	if r.word != "ok" {
+		return wordError(r)
+	}
+	gateways, err := number(r.rest, 0)
+	wait, waitErr := number(r.rest, 1)
+	version, versionErr := text(r.rest, 2)
+	served, servedErr := numbers(r.rest, 3)
+	if err := errors.Join(err, waitErr, versionErr, servedErr); err != nil {
+		return err
+	}
+	if wait > 0 {
+		return wordError(reply{word: "wait"})
+	}
+	s.mu.Lock()
+	s.status.Gateways = max(int(gateways), 1)
+	stale := s.cfg.Refresh != nil && version != s.version
+	s.mu.Unlock()
+	s.servedElsewhere(asked, served)
+	if stale {
+		return s.refresh(ctx, 2*s.cfg.Timeout)
+	}
+	return nil
+}
+
+// rejoin brings the store and this process to the same state, after which claims are asked again. It returns how long to wait before
+// the next attempt; 0 after success.
+func (s *Store) rejoin(ctx context.Context) time.Duration {
+	wait, err := s.join(ctx)
+	if err == nil && wait == 0 {
+		return 0
+	}
+	if err != nil && ctx.Err() == nil {
+		s.failed(err)
+	}
+	if err != nil {
+		s.returnAt = 0
+	}
+	if err != nil || wait > probeEvery {
+		return probeEvery
+	}
+	return wait
+}
+
+func (s *Store) join(ctx context.Context) (time.Duration, error) {
+	s.mu.Lock()
+	known, notAfter := s.epoch, s.notAfter
+	fresh := known == "" && len(s.live) == 0 && len(s.tasks) == 0
+	s.mu.Unlock()
+	args := []any{s.prefix, s.cfg.Gateway, known, flag(fresh), aliveFor.Milliseconds(), flag(s.returning), s.returnAt}
+	r, err := s.ask(ctx, joinScript, patience*s.cfg.Timeout, args)
+	if err != nil {
+		return 0, err
+	}
+	epoch, err := text(r.rest, 0)
+	wait, waitErr := number(r.rest, 1)
+	returnAt, returnErr := number(r.rest, 2)
+	gateways, gatewaysErr := number(r.rest, 3)
+	version, versionErr := text(r.rest, 4)
+	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr); err != nil {
+		return 0, err
+	}
+	s.returnAt = returnAt
+	// What was sent before and got no answer must not run after what is sent now. A clock that was put back is not waited for.
+	if still := micros(notAfter - r.now); still >= 0 && still < 2*patience*s.cfg.Timeout {
+		return still + time.Millisecond, nil
+	}
+	s.adopt(epoch, max(int(gateways), 1))
+	if s.cfg.Refresh != nil && version != s.currentVersion() {
+		if err := s.refresh(ctx, patience*s.cfg.Timeout); err != nil {
+			return 0, err
+		}
+	}
+	return s.settleIn(ctx, micros(wait))
+}
+
+// settleIn tells the store everything and, when it is nearly time, has claims wait for the store, so that nothing is admitted any more
+// of which it does not know.
+func (s *Store) settleIn(ctx context.Context, wait time.Duration) (time.Duration, error) {
+	if soon := wait - s.cfg.Timeout; soon > 0 {
+		return soon, s.flush(ctx)
+	}
+	s.mu.Lock()
+	s.quiet = true
+	s.mu.Unlock()
+	began := time.Now()
+	if err := s.flush(ctx); err != nil {
+		return 0, err
+	}
+	sleep(ctx, wait-time.Since(began))
+	s.resume()
+	return 0, nil
+}
+
+func (s *Store) currentVersion() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
+// adopt prepares what the store is to be told: all live leases, claims without an answer undone, and for a store that has lost its state the
+// buckets and the tasks.
+func (s *Store) adopt(epoch string, gateways int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Gateways = gateways
+	if epoch != s.epoch && s.epoch != "" {
+		s.rebuildLocked()
+	}
+	s.epoch = epoch
+	for id, claim := range s.lost {
+		s.changes = append(s.changes, change{kind: ended, claim: claim, tokens: claim.Tokens, requests: 1})
+		delete(s.lost, id)
+	}
+	for id, h := range s.live {
+		s.untold[id] = h
+	}
+}
+
+// rebuildLocked is for a store that has lost its state. Levels come first, so that what is owed has something to be taken from; the last batch
+// may or may not have been counted by the old state, and is counted by the new one.
+func (s *Store) rebuildLocked() {
+	var first []change
+	now := time.Now()
+	for name, l := range s.levels {
+		if now.Sub(l.seen) < 2*refilled {
+			first = append(first, change{kind: lastLevel, bucket: name, level: l})
+		}
+	}
+	s.changes = append(append(first, s.batch.changes...), s.changes...)
+	s.batch = batch{}
+	for id, h := range s.tasks {
+		s.untold[id] = h
+	}
+}
+
+// resume has claims asked again.
+func (s *Store) resume() {
+	s.mu.Lock()
+	s.setSharedLocked(true)
+	gateways, listener := s.status.Gateways, s.listener
+	var waiting []string
+	for model := range s.ours {
+		waiting = append(waiting, model)
+	}
+	s.mu.Unlock()
+	s.cfg.Log.Info("redis answers: limits hold over all gateways", zap.Int("gateways", gateways))
+	if listener == nil {
+		return
+	}
+	for _, model := range waiting { // news of the outage was missed
+		listener.Freed(model)
+	}
+}
+
+// leave answers who still waits, tells what is left, and disconnects.
+func (s *Store) leave() {
+	s.mu.Lock()
+	calls, was := s.calls, s.shared
+	s.calls, s.quiet = nil, false
+	if was {
+		s.setSharedLocked(false)
+	}
+	s.mu.Unlock()
+	for _, c := range calls {
+		c.finish(admission.Unavailable)
+	}
+	if was {
+		ctx, cancel := context.WithTimeout(context.Background(), patience*s.cfg.Timeout)
+		defer cancel()
+		_ = s.flush(ctx) // leases that could not be told expire
+		_ = s.redis.ZRem(ctx, s.prefix+"gateways", s.cfg.Gateway).Err()
+	}
+	if err := s.redis.Close(); err != nil {
+		s.cfg.Log.Warn("redis: closing", zap.Error(err))
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

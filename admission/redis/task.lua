@@ -1,0 +1,25 @@
+-- What any gateway may do with a task. ARGV: prefix, gateway, verb, tenant, id, number: get; end, tokens that are given back; renew, ms.
+
+local gateway, verb, tenant, id, number = arg(), arg(), arg(), arg(), num()
+local ready = call('HGET', P .. 'epoch', 'ready')
+if not ready or tonumber(ready) > now then return { 'wait', now } end
+local key = P .. 'task:' .. id
+local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key')
+if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
+-- Redis' expiry of the record may be a millisecond late; the lease counts.
+local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)
+if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
+
+if verb == 'end' then
+  forget(id)
+  if release(id, v[1], tenant, v[4], false) then adjust(v[1], tenant, number, 0) end
+  announce(gateway)
+  save()
+  publish('E', gateway, id)
+elseif verb == 'renew' then
+  hold(id, { model = v[1], tenant = tenant, replica = v[4] }, now_ms + number)
+  record(id, { model = v[1], tenant = tenant, tokens = tonumber(v[3]), replica = v[4], key = v[5] }, number)
+  save()
+  publish('N', gateway, whole(number) .. ':' .. id)
+end
+return { 'ok', now, v[1], tonumber(v[3]), math.max(call('PTTL', key), 0) }

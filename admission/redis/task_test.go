@@ -1,0 +1,163 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+func task(id, key string, lease time.Duration) admission.Claim {
+	c := limited(id, 2)
+	c.Tokens, c.Limits.TokensPerMinute = 100, 1000
+	c.Task = &admission.TaskClaim{Key: key, Lease: lease}
+	return c
+}
+
+func nothing(admission.Task) int64 { return 0 }
+
+func wantError(t testing.TB, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
+// TestTasks: a task belongs to its tenant, and any gateway may find, renew and end it, once.
+func TestTasks(t *testing.T) {
+	t.Parallel()
+	for name, start := range servers(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := stores(t, 2, Config{}, start(t)...)
+			ctx := t.Context()
+			wantReasons(t, acquire(all[0], task("a", "k", time.Minute)), admission.Granted)
+			again := acquire(all[1], task("b", "k", time.Minute), task("c", "other", time.Minute), task("d", "", time.Minute))
+			wantReasons(t, again, admission.Granted, admission.Granted, admission.ModelConcurrency)
+			if found := again[0].Task; found == nil || found.ID != "a" || found.Model != "chat" || found.Tenant != "acme" || found.Tokens != 100 ||
+				time.Until(found.Expires) < 30*time.Second || time.Until(found.Expires) > 61*time.Second {
+				t.Errorf("the key found %+v", found)
+			}
+			stranger := task("e", "k", time.Minute)
+			stranger.Tenant, stranger.Model = "stranger", "other"
+			wantReasons(t, acquire(all[1], stranger), admission.Granted)
+
+			_, err := all[1].Task(ctx, "stranger", "a")
+			wantError(t, err, admission.ErrUnknownTask)
+			wantError(t, all[1].EndTask(ctx, "stranger", "a", nothing), admission.ErrUnknownTask)
+			wantError(t, all[1].RenewTask(ctx, "acme", "nobody", time.Minute), admission.ErrUnknownTask)
+			wantError(t, all[1].RenewTask(ctx, "acme", "a", time.Hour), nil)
+			got, err := all[0].Task(ctx, "acme", "a")
+			if err != nil || got.Model != "chat" || got.Tokens != 100 || time.Until(got.Expires) < 59*time.Minute {
+				t.Errorf("%+v, %v", got, err)
+			}
+			wantError(t, all[1].EndTask(ctx, "acme", "a", func(t admission.Task) int64 { return t.Tokens - 30 }), nil)
+			wantError(t, all[0].EndTask(ctx, "acme", "a", nothing), admission.ErrUnknownTask)
+			next := acquire(all[0], task("f", "k", time.Minute)) // the key is free again
+			wantReasons(t, next, admission.Granted)
+			if next[0].Task != nil || next[0].ModelInUse != 2 {
+				t.Errorf("%+v", next[0])
+			}
+		})
+	}
+}
+
+func TestTaskEndsOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{Timeout: 2 * time.Second}, server)
+	for i := range 20 {
+		id := fmt.Sprint(i)
+		wantReasons(t, acquire(all[0], task(id, "", time.Minute)), admission.Granted)
+		var ends atomic.Int64
+		var wg sync.WaitGroup
+		for j := range 8 {
+			wg.Go(func() {
+				err := all[j%2].EndTask(t.Context(), "acme", id, func(t admission.Task) int64 { return t.Tokens })
+				if err == nil {
+					ends.Add(1)
+				} else if !errors.Is(err, admission.ErrUnknownTask) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if ends.Load() != 1 {
+			t.Fatalf("task %s ended %d times", id, ends.Load())
+		}
+	}
+	wantInUse(t, server, "chat", 0)
+}
+
+func TestTaskExpires(t *testing.T) {
+	t.Parallel()
+	s := stores(t, 1, Config{Lease: time.Second}, redistest.Start(t))[0]
+	wantReasons(t, acquire(s, task("a", "k", 1200*time.Millisecond), task("b", "", time.Hour)), admission.Granted, admission.Granted)
+	wantReasons(t, acquire(s, task("c", "", time.Minute)), admission.ModelConcurrency)
+	until(t, "its lease ends by itself", func() bool {
+		return acquire(s, task("c", "", time.Minute))[0].Reason == admission.Granted
+	})
+	_, err := s.Task(t.Context(), "acme", "a")
+	wantError(t, err, admission.ErrUnknownTask)
+}
+
+// TestTasksAlone: what was admitted without Redis can be ended without it; the rest waits for it. A task that was ended elsewhere
+// does not come back with a gateway that remembers it.
+func TestTasksAlone(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	s, ctx := all[0], t.Context()
+	wantReasons(t, acquire(s, task("stored", "", time.Minute), task("gone", "", time.Minute)), admission.Granted, admission.Granted)
+	wantError(t, all[1].EndTask(ctx, "acme", "gone", nothing), nil)
+	server.Pause()
+	wantReasons(t, acquire(s, limited("x", 2)), admission.Unavailable)
+	for _, id := range []string{"ended", "renewed"} {
+		s.Keep(task(id, "key of "+id, time.Minute))
+	}
+	s.Keep(task("gone", "", time.Minute)) // as a journal of before does
+	wantError(t, s.EndTask(ctx, "acme", "stored", nothing), admission.ErrUnavailable)
+	_, err := s.Task(ctx, "acme", "nobody")
+	wantError(t, err, admission.ErrUnavailable)
+	_, err = s.Task(ctx, "stranger", "renewed")
+	wantError(t, err, admission.ErrUnavailable)
+	wantError(t, s.RenewTask(ctx, "acme", "renewed", time.Hour), nil)
+	wantError(t, s.EndTask(ctx, "acme", "ended", nothing), nil)
+	server.Resume()
+	until(t, "they are back", func() bool { return s.Status().Up && all[1].Status().Up })
+	wantInUse(t, server, "chat", 2) // stored, renewed
+	got, err := all[1].Task(ctx, "acme", "renewed")
+	if err != nil || time.Until(got.Expires) < 50*time.Minute {
+		t.Errorf("%+v, %v", got, err)
+	}
+	again := acquire(all[1], task("y", "key of renewed", time.Minute))
+	if again[0].Task == nil || again[0].Task.ID != "renewed" {
+		t.Errorf("its key is not known: %+v", again[0])
+	}
+	for _, id := range []string{"ended", "gone"} {
+		_, err = all[1].Task(ctx, "acme", id)
+		wantError(t, err, admission.ErrUnknownTask)
+	}
+	wantError(t, all[1].EndTask(ctx, "acme", "renewed", nothing), nil)
+	wantError(t, s.EndTask(ctx, "acme", "renewed", nothing), admission.ErrUnknownTask)
+}
+
+// TestReleasedTask: a task that nobody began leaves nothing behind.
+func TestReleasedTask(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	wantReasons(t, acquire(s, task("a", "k", time.Minute)), admission.Granted)
+	s.Release("a", 100, true)
+	wantInUse(t, server, "chat", 0)
+	_, err := s.Task(t.Context(), "acme", "a")
+	wantError(t, err, admission.ErrUnknownTask)
+	if v := acquire(s, task("b", "k", time.Minute)); v[0].Task != nil {
+		t.Errorf("%+v", v[0])
+	}
+}

@@ -1,0 +1,105 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// Task implements admission.Shared.
+func (s *Store) Task(ctx context.Context, tenant, id string) (admission.Task, error) {
+	if t, ok := s.localTask(tenant, id); ok {
+		return t, nil
+	}
+	return s.taskCall(ctx, "get", []any{tenant, id, 0})
+}
+
+// EndTask implements admission.Shared.
+func (s *Store) EndTask(ctx context.Context, tenant, id string, tokens func(admission.Task) int64) error {
+	if t, ok := s.localTask(tenant, id); ok {
+		back := tokens(t)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.tasks[id] == nil {
+			return admission.ErrUnknownTask
+		}
+		s.releaseLocked(id, back, false)
+		return nil
+	}
+	t, err := s.taskCall(ctx, "get", []any{tenant, id, 0})
+	if err != nil {
+		return err
+	}
+	back := min(max(tokens(t), -maxTokens), maxTokens)
+	if _, err := s.taskCall(ctx, "end", []any{tenant, id, back}); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.tasks, id)
+	delete(s.untold, id)
+	return nil
+}
+
+// RenewTask implements admission.Shared.
+func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
+	expires := time.Now().Add(lease)
+	if _, ok := s.localTask(tenant, id); !ok {
+		if _, err := s.taskCall(ctx, "renew", []any{tenant, id, max(lease.Milliseconds(), 1)}); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.tasks[id]; h != nil {
+		h.expires = expires
+		if !h.inStore {
+			s.untold[id] = h // perhaps it is on its way with the old time
+		}
+	}
+	return nil
+}
+
+// localTask finds a task that the store has not had yet.
+func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.tasks[id]
+	if h == nil || h.inStore || h.claim.Tenant != tenant || !time.Now().Before(h.expires) {
+		return admission.Task{}, false
+	}
+	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires}, true
+}
+
+// taskCall asks the store about a task of a tenant: args are the tenant, the id and a number.
+func (s *Store) taskCall(ctx context.Context, verb string, args []any) (admission.Task, error) {
+	if !s.isShared() {
+		return admission.Task{}, admission.ErrUnavailable
+	}
+	r, err := s.ask(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, verb}, args...))
+	if err != nil {
+		if ctx.Err() == nil {
+			s.failed(err)
+		}
+		return admission.Task{}, admission.ErrUnavailable
+	}
+	switch r.word {
+	case "unknown":
+		return admission.Task{}, admission.ErrUnknownTask
+	case "ok":
+	default:
+		return admission.Task{}, admission.ErrUnavailable
+	}
+	model, err := text(r.rest, 0)
+	tokens, tokensErr := number(r.rest, 1)
+	left, leftErr := number(r.rest, 2)
+	if errors.Join(err, tokensErr, leftErr) != nil {
+		return admission.Task{}, admission.ErrUnavailable
+	}
+	tenant, _ := args[0].(string)
+	id, _ := args[1].(string)
+	return admission.Task{ID: id, Model: model, Tenant: tenant, Tokens: tokens,
+		Expires: time.Now().Add(time.Duration(left) * time.Millisecond)}, nil
+}

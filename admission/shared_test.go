@@ -1,0 +1,571 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// site is one gateway's Controller inside a synctest bubble.
+type site struct {
+	*admission.Controller
+	*gateway
+	t *testing.T
+}
+
+func newSite(t *testing.T, s *store, l admission.Limits) *site {
+	t.Cleanup(func() { time.Sleep(time.Second) }) // answers that are on their way
+	g := s.gateway()
+	c := admission.New(admission.Config{Shared: g, Gateway: fmt.Sprint("gw", len(s.gateways))})
+	c.SetLimits("chat", l)
+	return &site{c, g, t}
+}
+
+// visit is one Admit.
+type visit struct {
+	mu  sync.Mutex
+	now seen // guarded by mu
+}
+
+// seen is what became of a visit until now.
+type seen struct {
+	lease   *admission.Lease
+	err     error
+	ended   bool
+	took    time.Duration
+	waited  bool
+	placed  int
+	unplace int
+}
+
+func (v *visit) get() seen {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.now
+}
+
+func (v *visit) note(change func(*seen)) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	change(&v.now)
+}
+
+// ask starts an Admit; everybody has a replica's slot.
+func (s *site) ask(ctx context.Context, r admission.Request) *visit {
+	v := &visit{}
+	if r.Model == "" && r.Pool == "" {
+		r.Model = "chat"
+	}
+	r.OnWait = func() { v.note(func(n *seen) { n.waited = true }) }
+	r.Place = func(string) (admission.Slot, bool) {
+		v.note(func(n *seen) { n.placed++ })
+		return admission.Slot{Replica: "r"}, true
+	}
+	r.Unplace = func() { v.note(func(n *seen) { n.unplace++ }) }
+	started := time.Now()
+	go func() {
+		lease, err := s.Admit(ctx, r)
+		v.note(func(n *seen) { n.lease, n.err, n.ended, n.took = lease, err, true, time.Since(started) })
+	}()
+	synctest.Wait()
+	return v
+}
+
+func (s *site) wantIn(v *visit, within time.Duration) {
+	s.t.Helper()
+	time.Sleep(within)
+	synctest.Wait()
+	if v.get().lease == nil || v.get().placed-v.get().unplace != 1 {
+		s.t.Fatalf("got %+v, want a lease with one slot", v.get())
+	}
+}
+
+func (s *site) wantWaiting(visits ...*visit) {
+	s.t.Helper()
+	time.Sleep(2 * time.Second)
+	synctest.Wait()
+	for i, v := range visits {
+		if v.get().ended || !v.get().waited {
+			s.t.Fatalf("visit %d: %+v, want it to wait", i, v.get())
+		}
+	}
+}
+
+func (s *site) wantRefused(v *visit, reason admission.Reason) {
+	s.t.Helper()
+	time.Sleep(10 * time.Millisecond)
+	synctest.Wait()
+	var refused *admission.Refused
+	if !errors.As(v.get().err, &refused) || refused.Reason != reason || refused.RetryAfter <= 0 || v.get().placed != v.get().unplace {
+		s.t.Fatalf("got %+v, want a refusal: %v", v.get(), reason)
+	}
+}
+
+func TestSharedGrantDoesNotWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1, MaxQueue: -1})
+		v := s.ask(t.Context(), admission.Request{Tokens: 5})
+		s.wantIn(v, time.Millisecond)
+		if v.get().waited || v.get().lease.ID() != "gw1-1" || s.held() != 1 {
+			t.Errorf("%+v, %s, %d leases", v.get(), v.get().lease.ID(), s.held())
+		}
+		s.wantRefused(s.ask(t.Context(), admission.Request{}), admission.QueueFull)
+		if got := s.Stats("chat"); got.InFlight != 1 || got.Queued != 0 || got.Share != 1 {
+			t.Errorf("%+v", got)
+		}
+		v.get().lease.Release()
+		if s.held() != 0 {
+			t.Errorf("%d leases left", s.held())
+		}
+	})
+}
+
+// TestSharedOrder: those who are turned away keep their place, and a question is about many at once.
+func TestSharedOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
+		current := s.ask(t.Context(), admission.Request{})
+		s.wantIn(current, time.Millisecond)
+		var waiting []*visit
+		for i := range 6 {
+			waiting = append(waiting, s.ask(t.Context(), admission.Request{Tenant: fmt.Sprint(i % 3), Tokens: 10}))
+		}
+		s.wantWaiting(waiting...)
+		high := s.ask(t.Context(), admission.Request{Priority: admission.Interactive, Tenant: "z"})
+		s.wantWaiting(high)
+		if got := s.Stats("chat").Queued; got != 7 {
+			t.Errorf("%d queued, want 7", got)
+		}
+		// Nobody asks faster than the backoff while nothing happens.
+		s.set(func() { s.asked = nil })
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := len(s.asked); n < 20 || n > 45 {
+			t.Errorf("asked %d times in 10 s", n)
+		}
+		for i, next := range append([]*visit{high}, waiting...) {
+			current.get().lease.Release()
+			s.wantIn(next, 10*time.Millisecond)
+			if i < 6 {
+				s.wantWaiting(waiting[i:]...)
+			}
+			current = next
+		}
+	})
+}
+
+func TestSharedBatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{})
+		s.set(func() { s.delay = 10 * time.Millisecond })
+		var all []*visit
+		for range 200 {
+			all = append(all, s.ask(t.Context(), admission.Request{}))
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for i, v := range all {
+			if v.get().lease == nil || v.get().waited {
+				t.Fatalf("%d: %+v", i, v.get())
+			}
+		}
+		sizes := []int{}
+		for _, claims := range s.asked {
+			sizes = append(sizes, len(claims))
+		}
+		if !slices.Equal(sizes, []int{1, 64, 64, 64, 7}) {
+			t.Errorf("questions were about %v", sizes)
+		}
+	})
+}
+
+func TestSharedTokens(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{TokensPerMinute: 600})
+		s.wantIn(s.ask(t.Context(), admission.Request{Tokens: 590}), time.Millisecond)
+		large := s.ask(t.Context(), admission.Request{Tokens: 40, Tenant: "a"})
+		small := s.ask(t.Context(), admission.Request{Tokens: 1, Tenant: "b"})
+		high := s.ask(t.Context(), admission.Request{Tokens: 1, Tenant: "c", Priority: admission.Interactive})
+		s.wantIn(high, 10*time.Millisecond)
+		s.wantWaiting(large, small)
+		s.set(func() { s.asked = nil })
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		if large.get().lease == nil || small.get().lease == nil || large.get().took > 3200*time.Millisecond || len(s.asked) > 5 {
+			t.Errorf("%+v, %+v, asked %d times", large.get(), small.get(), len(s.asked))
+		}
+	})
+}
+
+// TestSharedTenant: a tenant at its limits is refused if it comes, and waits if it is here already.
+func TestSharedTenant(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		world := newStore()
+		s, other := newSite(t, world, admission.Limits{MaxConcurrent: 3}), newSite(t, world, admission.Limits{MaxConcurrent: 3})
+		limits := map[string]admission.TenantLimits{"acme": {MaxConcurrent: 2, MaxPrefill: 1}}
+		s.SetTenants(limits)
+		other.SetTenants(limits)
+		one := other.ask(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
+		two := other.ask(t.Context(), admission.Request{Tenant: "acme"})
+		blocker := other.ask(t.Context(), admission.Request{})
+		other.wantIn(one, time.Millisecond)
+		other.wantIn(two, time.Millisecond)
+		other.wantIn(blocker, time.Millisecond)
+		s.wantRefused(s.ask(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantStreams)
+		two.get().lease.Release()
+		prefill := s.ask(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
+		s.wantWaiting(prefill)
+		stranger := s.ask(t.Context(), admission.Request{Tenant: "stranger"})
+		s.wantIn(stranger, 300*time.Millisecond) // passes
+		one.get().lease.FirstToken()
+		stranger.get().lease.Release()
+		s.wantIn(prefill, 500*time.Millisecond)
+
+		// A waiting one that finds its tenant at the limit later waits on.
+		waiting := s.ask(t.Context(), admission.Request{Tenant: "acme"})
+		s.wantRefused(waiting, admission.TenantStreams)
+		prefill.get().lease.Release()
+		time.Sleep(time.Millisecond)
+		filler := s.ask(t.Context(), admission.Request{Tenant: "filler"})
+		s.wantIn(filler, time.Millisecond)
+		waiting = s.ask(t.Context(), admission.Request{Tenant: "acme"})
+		s.wantWaiting(waiting) // the model is full
+		resumed, _ := other.Resume(admission.Resumed{Model: "chat", Tenant: "acme", ID: "x"})
+		filler.get().lease.Release()
+		blocker.get().lease.Release()
+		s.wantWaiting(waiting) // now the tenant is
+		s.wantIn(s.ask(t.Context(), admission.Request{Tenant: "filler"}), time.Millisecond)
+		resumed.Release()
+		s.wantIn(waiting, 350*time.Millisecond)
+	})
+}
+
+func TestSharedFreedElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		world := newStore()
+		a, b := newSite(t, world, admission.Limits{MaxConcurrent: 1}), newSite(t, world, admission.Limits{MaxConcurrent: 1})
+		holder := a.ask(t.Context(), admission.Request{})
+		a.wantIn(holder, time.Millisecond)
+		waiting := b.ask(t.Context(), admission.Request{})
+		b.wantWaiting(waiting)
+		if got := b.Stats("chat"); got.Share != 1 || got.InFlight != 0 {
+			t.Errorf("%+v", got)
+		}
+		before := len(b.asked)
+		holder.get().lease.Release()
+		b.wantIn(waiting, time.Millisecond)
+		if n := len(b.asked) - before; n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+// TestSharedServed: what a tenant has got elsewhere counts in its turn here.
+func TestSharedServed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
+		current := s.ask(t.Context(), admission.Request{})
+		s.wantIn(current, time.Millisecond)
+		all := map[string][]*visit{}
+		for range 6 {
+			for _, tenant := range []string{"a", "b"} {
+				all[tenant] = append(all[tenant], s.ask(t.Context(), admission.Request{Tenant: tenant, Tokens: 8}))
+			}
+		}
+		s.wantWaiting()
+		s.listener.Served("chat", "a", 24)
+		s.listener.Served("nobody", "a", 24)
+		s.listener.Served("chat", "nobody", 24)
+		order := ""
+		for range 12 {
+			current.get().lease.Release()
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			for tenant, visits := range all {
+				if len(visits) > 0 && visits[0].get().ended {
+					order += tenant
+					current, all[tenant] = visits[0], visits[1:]
+				}
+			}
+		}
+		if order != "abbbbababaaa" && order != "abbbbbabaaaa" {
+			t.Errorf("order %s: a has had three turns elsewhere", order)
+		}
+	})
+}
+
+func TestSharedStale(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for stale, most := range map[int]time.Duration{3: 4 * time.Millisecond, 4: 40 * time.Millisecond} {
+			s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 5})
+			s.set(func() { s.stale = stale })
+			v := s.ask(t.Context(), admission.Request{})
+			s.wantIn(v, most)
+			if v.get().waited != (stale > 3) || v.get().placed != stale+1 {
+				t.Errorf("%d stale: %+v", stale, v.get())
+			}
+		}
+	})
+}
+
+// TestSharedUnavailable: without the store every gateway admits its part.
+func TestSharedUnavailable(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 7, TokensPerMinute: 600, MaxQueue: 10})
+		s.SetTenants(map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 3}})
+		s.set(func() { s.down, s.live = true, 3 })
+		one, two := s.ask(t.Context(), admission.Request{Tenant: "acme", Tokens: 150}), s.ask(t.Context(), admission.Request{})
+		s.wantIn(one, 5*time.Millisecond)
+		s.wantIn(two, 5*time.Millisecond)
+		if one.get().waited || s.kept != 2 {
+			t.Errorf("%+v, %d kept", one.get(), s.kept)
+		}
+		s.wantRefused(s.ask(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantRequests)
+		third := s.ask(t.Context(), admission.Request{}) // a third of 7 is 2
+		s.wantWaiting(third)
+		one.get().lease.Release()
+		s.wantIn(third, time.Millisecond)
+		two.get().lease.Release()
+		tokens := s.ask(t.Context(), admission.Request{Tokens: 100})
+		s.wantWaiting(tokens) // a third of 600, of which 150 went
+		s.wantIn(tokens, 20*time.Second)
+		third.get().lease.Release()
+		tokens.get().lease.Release()
+
+		floor := newSite(t, newStore(), admission.Limits{MaxConcurrent: 2})
+		floor.set(func() { floor.down, floor.live = true, 5 })
+		floor.wantIn(floor.ask(t.Context(), admission.Request{}), 5*time.Millisecond)
+		floor.wantWaiting(floor.ask(t.Context(), admission.Request{}))
+		floor.Remove("chat")
+	})
+}
+
+// TestSharedUnavailableKeepsOff: others were last seen with most of the limit, so only the rest of it is there.
+func TestSharedUnavailableKeepsOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		world := newStore()
+		l := admission.Limits{MaxConcurrent: 6}
+		s, other := newSite(t, world, l), newSite(t, world, l)
+		for range 4 {
+			other.wantIn(other.ask(t.Context(), admission.Request{}), time.Millisecond)
+		}
+		own := s.ask(t.Context(), admission.Request{})
+		s.wantIn(own, time.Millisecond)
+		if got := s.Stats("chat"); got.Share != 5 {
+			t.Errorf("%+v, want a share of 5", got)
+		}
+		s.set(func() { s.down, s.live = true, 2 })
+		s.wantIn(s.ask(t.Context(), admission.Request{}), 5*time.Millisecond)
+		s.wantWaiting(s.ask(t.Context(), admission.Request{})) // half of 6 is 3, but others have 4
+		s.set(func() { s.down = false })
+		own.get().lease.Release()
+		s.Remove("chat")
+	})
+}
+
+// TestSharedLeaveWhileAsking: whoever leaves while it is asked about returns at once, and what it is granted goes back.
+func TestSharedLeaveWhileAsking(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
+		s.SetTenants(map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 1, TokensPerMinute: 600}})
+		s.set(func() { s.delay = 50 * time.Millisecond })
+		ctx, leave := context.WithCancel(t.Context())
+		v := s.ask(ctx, admission.Request{Tenant: "acme", Tokens: 600})
+		time.Sleep(10 * time.Millisecond)
+		leave()
+		synctest.Wait()
+		if v.get().err != context.Canceled || v.get().took != 10*time.Millisecond || v.get().placed != 1 || v.get().unplace != 1 {
+			t.Fatalf("%+v", v.get())
+		}
+		if got := s.Tenant("acme"); got.Queued != 0 || got.Running != 0 {
+			t.Errorf("%+v", got)
+		}
+		next := s.ask(t.Context(), admission.Request{Tenant: "acme", Tokens: 600})
+		s.wantIn(next, 200*time.Millisecond)
+		// A timeout meanwhile is forgiven if the answer is a grant, and holds if it is not.
+		late := s.ask(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
+		time.Sleep(60 * time.Millisecond)
+		synctest.Wait()
+		if !errors.Is(late.get().err, admission.ErrTimeout) || late.get().placed != late.get().unplace {
+			t.Errorf("%+v", late.get())
+		}
+		next.get().lease.Release()
+		in := s.ask(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
+		s.wantIn(in, 60*time.Millisecond)
+		in.get().lease.Release()
+		if s.held() != 0 {
+			t.Errorf("%d leases left", s.held())
+		}
+	})
+}
+
+// TestSharedLeaveWhileJudged: the context ends while the slot of one that was turned away is given back.
+func TestSharedLeaveWhileJudged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
+		s.wantIn(s.ask(t.Context(), admission.Request{}), time.Millisecond)
+		ctx, leave := context.WithCancel(t.Context())
+		slots := 0
+		_, err := s.Admit(ctx, admission.Request{
+			Model: "chat",
+			Place: func(string) (admission.Slot, bool) { slots++; return admission.Slot{}, true },
+			Unplace: func() {
+				leave()
+				time.Sleep(time.Second)
+				slots--
+			},
+		})
+		if err != context.Canceled || slots != 0 {
+			t.Errorf("%v, %d slots", err, slots)
+		}
+		if got := s.Stats("chat"); got.Queued != 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// TestSharedTasksElsewhere: a task is every gateway's.
+func TestSharedTasksElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		world := newStore()
+		l := admission.Limits{MaxConcurrent: 1}
+		a, b := newSite(t, world, l), newSite(t, world, l)
+		ctx := t.Context()
+		task, _, err := a.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k", Lease: time.Minute})
+		if err != nil || task.ID == "" {
+			t.Fatal(task, err)
+		}
+		again, _, err := b.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k"})
+		if err != nil || again.ID != task.ID {
+			t.Errorf("%+v, %v", again, err)
+		}
+		if _, err := b.Controller.Renew(ctx, "", task.ID, time.Hour); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(30 * time.Minute)
+		if err := b.Complete(ctx, "", task.ID, 0); err != nil {
+			t.Error(err)
+		}
+		if err := a.Complete(ctx, "", task.ID, 0); err != admission.ErrUnknownTask {
+			t.Error(err)
+		}
+		// Without the store: own tasks can be ended, others cannot be known.
+		a.set(func() { a.down = true })
+		b.set(func() { b.down = true })
+		own, _, err := a.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k2"})
+		if err != nil || own.ID == "" {
+			t.Fatal(own, err)
+		}
+		if err := b.Complete(ctx, "", own.ID, 0); err != admission.ErrUnavailable {
+			t.Error(err)
+		}
+		if err := a.Complete(ctx, "", own.ID, 0); err != nil {
+			t.Error(err)
+		}
+		if n := world.held(); n != 0 || a.Stats("chat").InFlight != 0 {
+			t.Errorf("%d leases left", n)
+		}
+	})
+}
+
+// TestSharedCrowd lets several gateways' callers come, go and leave at random while the store is sometimes down: while it is up no limit is
+// exceeded, everybody's call ends, and afterwards nothing is left.
+func TestSharedCrowd(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) { sharedCrowd(t, rand.New(rand.NewPCG(seed, 9)), seed%2 == 0) })
+	}
+}
+
+func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
+	const most = 5
+	world := newStore()
+	var sites []*site
+	for range 3 {
+		s := newSite(t, world, admission.Limits{MaxConcurrent: most, TokensPerMinute: 60_000, MaxQueue: 20})
+		s.SetLimits("embed", admission.Limits{MaxConcurrent: most, MaxQueue: 20})
+		s.SetPools(map[string][]string{"auto": {"chat", "embed"}})
+		s.SetTenants(map[string]admission.TenantLimits{"0": {MaxPrefill: 2, RequestsPerMinute: 500}, "1": {Weight: 3, MaxConcurrent: 6}})
+		sites = append(sites, s)
+	}
+	var inside, slots atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 600 {
+		if i%20 == 0 {
+			time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
+			s := sites[random.IntN(3)]
+			s.set(func() {
+				s.live, s.stale, s.down = 3, random.IntN(5), outages && random.IntN(3) == 0
+				s.delay = time.Duration(random.IntN(100)) * time.Millisecond
+			})
+		}
+		s, own := sites[random.IntN(3)], rand.New(rand.NewPCG(uint64(i), random.Uint64()))
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+own.IntN(3000))*time.Millisecond)
+			defer cancel()
+			r := admission.Request{
+				Model: []string{"chat", "embed"}[own.IntN(2)], Tenant: fmt.Sprint(own.IntN(4)), Tokens: own.IntN(900), Bytes: own.IntN(99),
+				Priority: admission.Priority(own.IntN(3) - 1), Prefill: own.IntN(2) == 0, Timeout: time.Duration(1+own.IntN(3000)) * time.Millisecond,
+				Place:   func(string) (admission.Slot, bool) { slots.Add(1); return admission.Slot{Replica: "r"}, true },
+				Unplace: func() { slots.Add(-1) },
+			}
+			if own.IntN(3) == 0 {
+				r.Pool = "auto"
+			}
+			lease, err := s.Admit(ctx, r)
+			if err != nil {
+				return
+			}
+			if n := inside.Add(1); n > 2*most && !outages {
+				t.Errorf("%d inside, at most %d may be", n, 2*most)
+			}
+			time.Sleep(time.Duration(own.IntN(100)) * time.Millisecond)
+			lease.FirstToken()
+			time.Sleep(time.Duration(own.IntN(100)) * time.Millisecond)
+			inside.Add(-1)
+			slots.Add(-1)
+			lease.Settle(own.IntN(900))
+			lease.Release()
+		})
+	}
+	wg.Wait()
+	time.Sleep(time.Minute)
+	for i, s := range sites {
+		for _, model := range []string{"chat", "embed"} {
+			if got := s.Stats(model); got.InFlight != 0 || got.Queued != 0 || got.QueuedBytes != 0 {
+				t.Errorf("gateway %d, %s: left over: %+v", i, model, got)
+			}
+		}
+		for tenant := range 4 {
+			got := s.Tenant(fmt.Sprint(tenant))
+			if got.Quota = (admission.Quota{}); got != (admission.TenantStats{}) {
+				t.Errorf("gateway %d, tenant %d: left over: %+v", i, tenant, got)
+			}
+		}
+	}
+	if world.held() != 0 || slots.Load() != 0 {
+		t.Errorf("%d leases and %d slots left", world.held(), slots.Load())
+	}
+}

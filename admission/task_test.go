@@ -1,0 +1,260 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestTaskHerd: callers that are told to wait for the same tokens are not told the same.
+func TestTaskHerd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTenantDesk(t, Limits{TokensPerMinute: 600, MaxConcurrent: 1}, TenantLimits{RequestsPerMinute: 1})
+		d.request(600)
+		slots, tokens := map[time.Duration]bool{}, map[time.Duration]bool{}
+		for range 200 {
+			_, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat"})
+			if err != nil || wait < 100*time.Millisecond || wait > 250*time.Millisecond {
+				t.Fatalf("%v, %v, want 100 to 250 ms for a slot", wait, err)
+			}
+			slots[wait] = true
+			_, wait, err = d.Schedule(t.Context(), TaskRequest{Model: "chat", Tokens: 100})
+			if err != nil || wait <= 10*time.Second || wait > 12500*time.Millisecond {
+				t.Fatalf("%v, %v, want 10 s and a quarter more at most", wait, err)
+			}
+			tokens[wait] = true
+		}
+		if len(slots) < 100 || len(tokens) < 100 {
+			t.Errorf("only %d and %d different waits", len(slots), len(tokens))
+		}
+		d.SetLimits("chat", Limits{})
+		if _, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Tenant: "acme"}); wait != 0 || err != nil {
+			t.Error(wait, err)
+		}
+		if _, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Tenant: "acme"}); wait < time.Minute || err != nil {
+			t.Errorf("%v, %v, want the tenant's minute", wait, err)
+		}
+		if got := d.Tenant("acme"); got.Running != 1 || got.Queued != 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// TestTaskKeysRace: calls with the same key that wait at once become one task.
+func TestTaskKeysRace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{MaxConcurrent: 1, TokensPerMinute: 600})
+		holder := d.request(0)
+		ids := make([]string, 3)
+		var wg sync.WaitGroup
+		for i := range ids {
+			wg.Go(func() {
+				task, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Key: "k", Tokens: 100, MaxWait: time.Minute})
+				if err != nil || wait != 0 {
+					t.Error(wait, err)
+				}
+				ids[i] = task.ID
+			})
+		}
+		synctest.Wait()
+		d.SetLimits("chat", Limits{MaxConcurrent: 4, TokensPerMinute: 600})
+		wg.Wait()
+		if ids[0] == "" || ids[0] != ids[1] || ids[1] != ids[2] {
+			t.Errorf("tasks %v, want one", ids)
+		}
+		d.stats(Stats{InFlight: 2, Tokens: 500})
+		holder.release()
+	})
+}
+
+func TestTasksExpireInOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{})
+		var tasks []Task
+		for i := range 20 {
+			task, _, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Lease: time.Duration(1+i*7%20) * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tasks = append(tasks, task)
+		}
+		if _, err := d.Renew(t.Context(), "", tasks[0].ID, 30*time.Second); err != nil { // the first to expire
+			t.Fatal(err)
+		}
+		for left := 20; left > 1; left-- {
+			d.stats(Stats{InFlight: left, Tokens: -1})
+			time.Sleep(time.Second)
+			if left == 20 {
+				d.stats(Stats{InFlight: left, Tokens: -1})
+				time.Sleep(time.Second)
+			}
+		}
+		d.stats(Stats{InFlight: 1, Tokens: -1})
+		time.Sleep(10 * time.Second)
+		d.stats(Stats{Tokens: -1})
+		if _, err := d.Renew(t.Context(), "", tasks[0].ID, 0); err != ErrUnknownTask {
+			t.Error(err)
+		}
+	})
+}
+
+// life is one life of a process with a journal.
+func life(t *testing.T, path string) desk {
+	t.Helper()
+	c := New(Config{Journal: path})
+	if err := c.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.journal.file.Close() })
+	return desk{c, t}
+}
+
+func (d desk) task(r TaskRequest) Task {
+	d.t.Helper()
+	r.Model = "chat"
+	task, wait, err := d.Schedule(d.t.Context(), r)
+	if err != nil || wait != 0 {
+		d.t.Fatal(task, wait, err)
+	}
+	return task
+}
+
+// TestJournal: after a kill tasks hold their leases again, but not those that had ended or expire meanwhile.
+func TestJournal(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tasks")
+	synctest.Test(t, func(t *testing.T) {
+		before := life(t, path)
+		before.SetLimits("chat", Limits{MaxConcurrent: 5})
+		keyed := before.task(TaskRequest{Tenant: "acme", Key: "k", Lease: time.Hour, Tokens: 7})
+		renewed := before.task(TaskRequest{Lease: time.Minute})
+		short := before.task(TaskRequest{Lease: time.Minute})
+		ended := before.task(TaskRequest{Lease: time.Hour})
+		if _, err := before.Renew(t.Context(), "", renewed.ID, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := before.Complete(t.Context(), "", ended.ID, -1); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		if stat, err := os.Stat(path); err != nil || stat.Mode() != 0o600 {
+			t.Errorf("%v, %v, want mode 0600", stat.Mode(), err)
+		}
+		// The process dies in the midst of a line.
+		file, _ := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+		file.WriteString(`{"op":"end","ID":"` + keyed.ID)
+		file.Close()
+
+		after := life(t, path)
+		after.SetLimits("chat", Limits{MaxConcurrent: 2})
+		after.stats(Stats{InFlight: 2, Tokens: -1})
+		if got := after.Tenant("acme").Running; got != 1 {
+			t.Errorf("%d running of the tenant, want 1", got)
+		}
+		if again := after.task(TaskRequest{Tenant: "acme", Key: "k"}); again.ID != keyed.ID || again.Tokens != 7 || !again.Expires.Equal(keyed.Expires) {
+			t.Errorf("the key finds %+v, want %+v", again, keyed)
+		}
+		if err := after.Complete(t.Context(), "acme", keyed.ID, 7); err != nil {
+			t.Error(err)
+		}
+		for _, gone := range []Task{short, ended, keyed} {
+			if _, err := after.Task(t.Context(), gone.Tenant, gone.ID); err != ErrUnknownTask {
+				t.Errorf("%s: %v", gone.ID, err)
+			}
+		}
+		time.Sleep(time.Hour)
+		after.stats(Stats{Tokens: -1})
+
+		last := life(t, path)
+		last.SetLimits("chat", Limits{})
+		last.stats(Stats{Tokens: -1})
+	})
+}
+
+func TestJournalIsCompacted(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tasks")
+	d := life(t, path)
+	d.SetLimits("chat", Limits{})
+	kept := d.task(TaskRequest{})
+	for range 2000 {
+		if err := d.Complete(t.Context(), "", d.task(TaskRequest{}).ID, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if lines := strings.Count(string(text), "\n"); err != nil || lines > 1100 || !strings.Contains(string(text), kept.ID) {
+		t.Errorf("%d lines, %v", lines, err)
+	}
+	if files, _ := filepath.Glob(path + "*"); len(files) != 1 {
+		t.Errorf("files left: %v", files)
+	}
+}
+
+func TestJournalReplay(t *testing.T) {
+	t.Parallel()
+	tests := []struct{ name, text, want string }{
+		{"nothing", "", ""},
+		{"torn", `{"op":"add","ID":"a"}` + "\n" + `{"op":"end","ID":"a"`, "a"},
+		{"no journal", "hello\x00\n\n[]\n1\n", ""},
+		{"end before add", `{"op":"end","ID":"a"}` + "\n" + `{"op":"add","ID":"a"}`, ""},
+		{"added twice", `{"op":"add","ID":"a"}` + "\n" + `{"op":"add","ID":"b"}` + "\n" + `{"op":"add","ID":"a"}` + "\n", "a b"},
+		{"renewed, never added", `{"op":"renew","ID":"a"}` + "\n", ""},
+	}
+	for _, tt := range tests {
+		var ids []string
+		for _, e := range replay([]byte(tt.text)) {
+			ids = append(ids, e.ID)
+		}
+		if got := strings.Join(ids, " "); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestJournalFails: a task that could not be written down is none, and takes nothing.
+func TestJournalFails(t *testing.T) {
+	t.Parallel()
+	d := desk{New(Config{Journal: filepath.Join(t.TempDir(), "no such folder", "tasks")}), t}
+	if err := d.Recover(); err == nil {
+		t.Error("no error without a folder")
+	}
+	d.SetLimits("chat", Limits{TokensPerMinute: 60_000_000})
+	if task, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Tokens: 60_000_000}); err == nil || task.ID != "" {
+		t.Error(task, wait, err)
+	}
+	if got := d.Stats("chat"); got.InFlight != 0 || got.Tokens != 60_000_000 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestScheduleErrors(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{TokensPerMinute: 60, MaxConcurrent: 1})
+		d.request(0)
+		want := func(r TaskRequest, want error) {
+			t.Helper()
+			if task, wait, err := d.Schedule(t.Context(), r); !errors.Is(err, want) || wait != 0 || task != (Task{}) {
+				t.Errorf("%+v, %v, %v, want %v", task, wait, err, want)
+			}
+		}
+		want(TaskRequest{Model: "nobody"}, ErrUnknownModel)
+		want(TaskRequest{Pool: "nobody"}, ErrUnknownModel)
+		want(TaskRequest{Model: "chat", Tokens: 61}, ErrNeverFits)
+		time.AfterFunc(time.Second, func() { d.Remove("chat") })
+		want(TaskRequest{Model: "chat", MaxWait: time.Minute}, ErrRemoved)
+		if id := newTaskID(); len(id) != 30 || id == newTaskID() {
+			t.Error(fmt.Sprint("id ", id))
+		}
+	})
+}

@@ -1,0 +1,320 @@
+package admission
+
+import (
+	"container/heap"
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"strings"
+	"time"
+)
+
+const defaultTaskLease = 15 * time.Minute
+
+// task is one that was admitted here.
+type task struct {
+	Task
+	key   string
+	span  time.Duration
+	lease *Lease
+	// kept: this gateway admitted it alone, so that the shared state may not know it yet.
+	kept  bool
+	index int
+}
+
+type taskKey struct{ tenant, key string }
+
+// tasks are those of this process that have neither ended nor expired.
+type tasks struct {
+	byID  map[string]*task
+	byKey map[taskKey]*task
+	// expiring is a heap, the first to expire first.
+	expiring byExpiry
+	timer    *time.Timer
+}
+
+func newTasks() tasks { return tasks{byID: map[string]*task{}, byKey: map[taskKey]*task{}} }
+
+type byExpiry []*task
+
+func (h byExpiry) Len() int           { return len(h) }
+func (h byExpiry) Less(i, j int) bool { return h[i].Expires.Before(h[j].Expires) }
+func (h byExpiry) Swap(i, j int)      { h[i], h[j] = h[j], h[i]; h[i].index, h[j].index = i, j }
+
+// Push implements heap.Interface.
+func (h *byExpiry) Push(x any) { t := x.(*task); t.index = len(*h); *h = append(*h, t) }
+
+// Pop implements heap.Interface.
+func (h *byExpiry) Pop() any {
+	last := (*h)[len(*h)-1]
+	(*h)[len(*h)-1] = nil
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+func (ts *tasks) add(t *task) {
+	ts.byID[t.ID] = t
+	if t.key != "" {
+		ts.byKey[taskKey{t.Tenant, t.key}] = t
+	}
+	heap.Push(&ts.expiring, t)
+}
+
+func (ts *tasks) remove(t *task) {
+	delete(ts.byID, t.ID)
+	if at := (taskKey{t.Tenant, t.key}); ts.byKey[at] == t {
+		delete(ts.byKey, at)
+	}
+	heap.Remove(&ts.expiring, t.index)
+}
+
+// find is the tenant's task with this id, if it lives.
+func (ts *tasks) find(tenant, id string, now time.Time) *task {
+	if t := ts.byID[id]; t != nil && t.Tenant == tenant && now.Before(t.Expires) {
+		return t
+	}
+	return nil
+}
+
+func (ts *tasks) keyed(tenant, key string, now time.Time) *task {
+	if t := ts.byKey[taskKey{tenant, key}]; key != "" && t != nil && now.Before(t.Expires) {
+		return t
+	}
+	return nil
+}
+
+// newTaskID makes an id that nobody can guess.
+func newTaskID() string {
+	var bits [16]byte
+	rand.Read(bits[:]) // never fails
+	return "tsk_" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
+}
+
+// Schedule admits a task: work that is done elsewhere, by somebody who will Complete it. It returns the task, or how long to stay
+// away before the next call, which is never 0, or an error: ErrNeverFits, ErrUnknownModel, ErrRemoved, or that of the context or
+// of the journal. Who may wait (MaxWait) is in the same order as all requests. Who may not is told at once, and does not pass those
+// who wait.
+func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return Task{}, 0, err
+	}
+	if r.Lease <= 0 {
+		r.Lease = defaultTaskLease
+	}
+	if t, ok := c.known(r.Tenant, r.Key); ok {
+		return t, 0, nil
+	}
+	a := newArrival(Request{
+		Model: r.Model, Pool: r.Pool, Allowed: r.Allowed, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
+	})
+	a.task, a.taskID, a.once = &TaskClaim{Key: r.Key, Lease: r.Lease}, newTaskID(), r.MaxWait <= 0
+	lease, w, err := c.enter(&a)
+	if w != nil {
+		lease, err = c.wait(ctx, w)
+	}
+	var refused *Refused
+	switch {
+	case errors.As(err, &refused):
+		return Task{}, max(refused.RetryAfter, time.Millisecond), nil
+	case errors.Is(err, ErrTimeout):
+		return Task{}, c.later(&a), nil
+	case err != nil:
+		return Task{}, 0, err
+	case lease == nil:
+		return *w.found, 0, nil
+	}
+	t := &task{key: r.Key, span: r.Lease, lease: lease, kept: w != nil && w.kept}
+	t.Task = Task{ID: a.taskID, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: time.Now().Add(r.Lease)}
+	return c.register(t)
+}
+
+// known finds a task by its key. Where tasks are shared, only the shared state knows.
+func (c *Controller) known(tenant, key string) (Task, bool) {
+	c.mu.Lock()
+	defer c.unlock()
+	t := c.tasks.keyed(tenant, key, time.Now())
+	if t == nil || c.shared != nil && !t.kept {
+		return Task{}, false
+	}
+	return t.Task, true
+}
+
+// later is how long one should stay away that has waited in vain.
+func (c *Controller) later(a *arrival) time.Duration {
+	c.mu.Lock()
+	defer c.unlock()
+	q, err := c.queueOf(a)
+	if err != nil {
+		return slotBackoff()
+	}
+	return c.postpone(q, a, time.Now())
+}
+
+// register makes a lease a task's. If the key has found another meanwhile, that one is the task.
+func (c *Controller) register(t *task) (Task, time.Duration, error) {
+	c.mu.Lock()
+	if other := c.tasks.keyed(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.kept) {
+		c.end(t.lease, false)
+		c.unlock()
+		return other.Task, 0, nil
+	}
+	c.tasks.add(t)
+	c.watch()
+	c.unlock()
+	if err := c.journal.append(c, entry{Op: opAdd, Task: t.Task, Key: t.key}); err != nil {
+		c.mu.Lock()
+		defer c.unlock()
+		if c.tasks.byID[t.ID] == t {
+			c.tasks.remove(t)
+			c.end(t.lease, false)
+		}
+		return Task{}, 0, err
+	}
+	return t.Task, 0, nil
+}
+
+// watch sets the timer for the task that expires first.
+func (c *Controller) watch() {
+	ts := &c.tasks
+	if len(ts.expiring) == 0 {
+		if ts.timer != nil {
+			ts.timer.Stop()
+		}
+		return
+	}
+	wait := max(time.Until(ts.expiring[0].Expires), 0)
+	if ts.timer == nil {
+		ts.timer = time.AfterFunc(wait, c.expire)
+	} else {
+		ts.timer.Reset(wait)
+	}
+}
+
+// expire ends the tasks that nobody renewed.
+func (c *Controller) expire() {
+	c.mu.Lock()
+	defer c.unlock()
+	now := time.Now()
+	for len(c.tasks.expiring) > 0 && !now.Before(c.tasks.expiring[0].Expires) {
+		t := c.tasks.expiring[0]
+		c.tasks.remove(t)
+		t.lease.silent = !t.kept // the shared state has its own clock
+		c.end(t.lease, true)
+	}
+	c.watch()
+}
+
+// Task finds a task by its id. It fails with ErrUnknownTask, also for one of another tenant, or with ErrUnavailable.
+func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) {
+	c.mu.Lock()
+	t := c.tasks.find(tenant, id, time.Now())
+	var own Task
+	alone := c.shared == nil
+	if t != nil {
+		own, alone = t.Task, alone || t.kept
+	}
+	c.unlock()
+	if alone {
+		if t == nil {
+			return Task{}, ErrUnknownTask
+		}
+		return own, nil
+	}
+	found, err := c.shared.Task(ctx, tenant, id)
+	if errors.Is(err, ErrUnavailable) && t != nil {
+		return own, nil
+	}
+	return found, err
+}
+
+// Complete ends a task, once. actual is what it has cost, which corrects the buckets like Lease.Settle; below 0 it is not known. It
+// fails with ErrUnknownTask, also the second time and for a task of another tenant, or with ErrUnavailable.
+func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int) error {
+	c.mu.Lock()
+	t := c.tasks.find(tenant, id, time.Now())
+	alone := c.shared == nil || t != nil && t.kept
+	c.unlock()
+	var err error
+	if !alone {
+		err = c.shared.EndTask(ctx, tenant, id, func(t Task) int64 {
+			if actual < 0 {
+				return 0
+			}
+			return t.Tokens - int64(min(actual, maxTokens))
+		})
+		alone = errors.Is(err, ErrUnavailable)
+	}
+	if alone {
+		if c.finish(tenant, id, actual, false) {
+			err = nil
+		} else if err == nil {
+			err = ErrUnknownTask
+		}
+	} else if err == nil || errors.Is(err, ErrUnknownTask) {
+		c.finish(tenant, id, actual, true)
+	}
+	if err == nil {
+		// Where this fails, the task is back after a restart, until its lease ends.
+		_ = c.journal.append(c, entry{Op: opEnd, Task: Task{ID: id}})
+	}
+	return err
+}
+
+// finish ends a task in the book of this process, silently if the shared state has ended it already.
+func (c *Controller) finish(tenant, id string, actual int, silent bool) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	t := c.tasks.find(tenant, id, time.Now())
+	if t == nil {
+		return false
+	}
+	c.tasks.remove(t)
+	c.watch()
+	t.lease.silent = silent
+	c.settle(t.lease, actual)
+	c.end(t.lease, true)
+	return true
+}
+
+// Renew makes a task last for so long from now on; 0 or less means 15 minutes. Errors are those of Task.
+func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
+	if lease <= 0 {
+		lease = defaultTaskLease
+	}
+	if c.shared == nil {
+		t, ok := c.extend(tenant, id, lease)
+		if !ok {
+			return Task{}, ErrUnknownTask
+		}
+		return t, c.journal.append(c, entry{Op: opRenew, Task: t})
+	}
+	err := c.shared.RenewTask(ctx, tenant, id, lease)
+	c.mu.Lock()
+	t := c.tasks.find(tenant, id, time.Now())
+	own := t != nil && (err == nil || t.kept || errors.Is(err, ErrUnavailable))
+	c.unlock()
+	if own {
+		if t, ok := c.extend(tenant, id, lease); ok {
+			return t, c.journal.append(c, entry{Op: opRenew, Task: t})
+		}
+	}
+	if err != nil {
+		return Task{}, err
+	}
+	return c.shared.Task(ctx, tenant, id)
+}
+
+func (c *Controller) extend(tenant, id string, lease time.Duration) (Task, bool) {
+	c.mu.Lock()
+	defer c.unlock()
+	now := time.Now()
+	t := c.tasks.find(tenant, id, now)
+	if t == nil {
+		return Task{}, false
+	}
+	t.Expires = now.Add(lease)
+	heap.Fix(&c.tasks.expiring, t.index)
+	c.watch()
+	return t.Task, true
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// tasks is the batch API's view of the dispatcher.
+type tasks struct {
+	dispatcher *dispatch.Dispatcher
+	auth       *authz.Authenticator
+}
+
+// Schedule implements api.Tasks. A tenant that vanished since it was let in may use nothing.
+func (t tasks) Schedule(ctx context.Context, r api.ScheduleRequest) (api.ScheduleAnswer, *openai.Error) {
+	tenant, ok := t.auth.Tenant(r.Tenant)
+	if !ok {
+		return api.ScheduleAnswer{}, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
+	}
+	task, wait, fault := t.dispatcher.Schedule(ctx, dispatch.TaskRequest{
+		Tenant: r.Tenant, Priority: dispatch.PriorityOf(r.Priority), Allowed: tenant.Allows,
+		Pool: r.Pool, Model: r.Model, Key: r.RequestID, Tokens: r.EstimatedTokens, MaxWait: r.MaxWait,
+	})
+	return api.ScheduleAnswer{Wait: wait, Model: task.Model, TaskID: task.ID}, fault
+}
+
+// Complete implements api.Tasks.
+func (t tasks) Complete(ctx context.Context, tenant, id string, tokens *int) (bool, *openai.Error) {
+	actual := -1
+	if tokens != nil {
+		actual = *tokens
+	}
+	return t.dispatcher.Complete(ctx, tenant, id, actual)
+}
+
+// Renew implements api.Tasks.
+func (t tasks) Renew(ctx context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
+	return t.dispatcher.Renew(ctx, tenant, id)
+}

@@ -1,0 +1,119 @@
+package extproc
+
+import (
+	"testing"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// notesOf are what the answer notes about the request.
+func notesOf(answer *pb.ProcessingResponse) map[string]string {
+	all := map[string]string{}
+	for name, v := range answer.GetDynamicMetadata().GetFields()[headers.Metadata].GetStructValue().GetFields() {
+		all[name] = v.GetStringValue()
+	}
+	return all
+}
+
+const ask = `{"model":"m","messages":[{"role":"user","content":"Hello"}]}`
+
+func TestALimitedTenantHearsWhatItHasLeft(t *testing.T) {
+	s, d := newServer(t, nil)
+	d.SetRules(dispatch.Rules{Tenants: map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 1, TokensPerMinute: 1000}}})
+	e := open(t, s)
+	e.headers(key)
+	notes := notesOf(e.body(ask))
+	if notes[headers.NoteTenant] != "acme" || notes[headers.LimitRequests] != "1" || notes[headers.RemainingRequests] != "0" ||
+		notes[headers.LimitTokens] != "1000" || notes[headers.ResetRequests] != "1m0s" {
+		t.Errorf("noted %v", notes)
+	}
+	e = open(t, s)
+	e.headers(key, "x-request-id: e-2")
+	refusal := e.body(ask).GetImmediateResponse()
+	got := set(refusal.GetHeaders())
+	if refusal.GetStatus().GetCode() != 429 || got["retry-after"] == "" || got[headers.RemainingRequests] != "0" || got[headers.LimitTokens] != "1000" {
+		t.Errorf("refused with %v", refusal)
+	}
+}
+
+func TestOneWithoutLimitsIsNotedWithItsTenantAlone(t *testing.T) {
+	s, _ := newServer(t, nil)
+	e := open(t, s)
+	e.headers(key)
+	if diff := cmp.Diff(map[string]string{headers.NoteTenant: "acme"}, notesOf(e.body(ask))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPriorityAndTaskAreOptionsOfClients(t *testing.T) {
+	s, d := newServer(t, nil)
+	e := open(t, s)
+	if answer := e.headers(key, headers.Priority+": urgent").GetImmediateResponse(); answer.GetStatus().GetCode() != 400 {
+		t.Errorf("a priority that is none: %v", answer)
+	}
+	e = open(t, s)
+	e.headers(key, headers.Priority+": batch", headers.TaskID+": tsk_unknown")
+	if answer := e.body(ask).GetImmediateResponse(); answer.GetStatus().GetCode() != 400 {
+		t.Errorf("a task that is none: %v", answer)
+	}
+	task, _, fault := d.Schedule(t.Context(), dispatch.TaskRequest{Tenant: "acme", Model: "m"})
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	e = open(t, s)
+	e.headers(key, headers.TaskID+": "+task.ID)
+	if answer := e.body(ask); answer.GetRequestBody() == nil {
+		t.Errorf("a good task: %v", answer)
+	}
+}
+
+// TestNewsOfAnEndedRequest: the access log tells of a request's cost a moment after its exchange has ended.
+func TestNewsOfAnEndedRequest(t *testing.T) {
+	s, d := newServer(t, nil)
+	d.SetRules(dispatch.Rules{Default: dispatch.Policy{Limits: admission.Limits{TokensPerMinute: 1000}}})
+	e := open(t, s)
+	e.headers(key)
+	if got := set(e.body(ask).GetRequestBody().GetResponse().GetHeaderMutation()); got[headers.Usage] != "1" || got[headers.Observe] != "" {
+		t.Errorf("tokens of a model with a token limit must be counted, and its first token is nobody's business: %v", got)
+	}
+	e.reset()
+	<-e.processed
+	e.processed <- nil
+	tokens := func() float64 {
+		v, _ := d.View("m")
+		return v.Tokens
+	}
+	if before := tokens(); before > 800 {
+		t.Fatalf("%v tokens are left although 256 are expected to be used", before)
+	}
+	for range 2 {
+		s.Settled("e-1", dispatch.Response{Known: true, Prompt: 5, Completion: 5})
+	}
+	if after := tokens(); after < 989 || after > 995 {
+		t.Errorf("%v tokens are left of 1000 after a request of 10", after)
+	}
+	s.Settled("nobody", dispatch.Response{})
+	s.live.mu.Lock()
+	s.live.ended[0].at = time.Now().Add(-time.Hour)
+	s.live.mu.Unlock()
+	s.live.end("e-2", nil)
+	if len(s.live.ended) != 1 {
+		t.Errorf("%d ended requests are remembered", len(s.live.ended))
+	}
+}
+
+func TestTheFirstTokenOfAWatchedRequest(t *testing.T) {
+	s, d := newServer(t, nil)
+	d.SetRules(dispatch.Rules{Default: dispatch.Policy{MaxPrefillPerReplica: 1}})
+	e := open(t, s)
+	e.headers(key)
+	if got := set(e.body(ask).GetRequestBody().GetResponse().GetHeaderMutation()); got[headers.Observe] != "1" {
+		t.Errorf("the first token must be told of: %v", got)
+	}
+}

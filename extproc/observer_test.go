@@ -1,0 +1,152 @@
+package extproc
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+func TestObserverIsTold(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		md   metadata.MD
+		want bool
+	}{
+		"none":      {nil, false},
+		"other":     {metadata.Pairs(headers.Role, "judge"), false},
+		"observer":  {metadata.Pairs(headers.Role, headers.RoleObserver), true},
+		"something": {metadata.Pairs("x", headers.RoleObserver), false},
+	} {
+		if got := observing(metadata.NewIncomingContext(t.Context(), c.md)); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if observing(context.Background()) {
+		t.Error("an exchange without metadata is the observer's")
+	}
+}
+
+// seen is what Envoy's observer sends: the first message of an exchange has attributes, the others have not.
+func seen(id, body string) *pb.ProcessingRequest {
+	m := &pb.ProcessingRequest{
+		ObservabilityMode: true,
+		Request:           &pb.ProcessingRequest_ResponseBody{ResponseBody: &pb.HttpBody{Body: []byte(body)}},
+	}
+	if id != "" {
+		m.Attributes = map[string]*structpb.Struct{"envoy.filters.http.ext_proc": {
+			Fields: map[string]*structpb.Value{headers.AttributeRequestID: structpb.NewStringValue(id)},
+		}}
+	}
+	return m
+}
+
+// observed is an exchange of the observer. Its end comes over processed.
+func observed(t *testing.T, s *Server) *envoy {
+	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
+	e.ctx, e.reset = context.WithCancel(metadata.NewIncomingContext(context.Background(), metadata.Pairs(headers.Role, headers.RoleObserver)))
+	go func() { e.processed <- s.Process(e) }()
+	t.Cleanup(e.reset)
+	return e
+}
+
+// prefillServer is a server with one model m on two replicas that take four requests each, one of them without a token.
+func prefillServer(t *testing.T) *Server {
+	t.Helper()
+	s, _ := newServer(t, nil)
+	fleet := engines.NewFleet()
+	fleet.Set("test", engines.Part{
+		Models: []engines.Model{{Name: "m"}},
+		Replicas: []engines.Replica{
+			{ID: "m-0", Model: "m", State: engines.Ready, Slots: 4, Address: netip.MustParseAddrPort("127.0.0.1:9000")},
+			{ID: "m-1", Model: "m", State: engines.Ready, Slots: 4, Address: netip.MustParseAddrPort("127.0.0.1:9001")},
+		},
+	})
+	s.Dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
+		Default: dispatch.Policy{MaxDuration: time.Minute, MaxPrefillPerReplica: 1}})
+	s.Dispatcher.SetRoutable("m", []string{"m-0", "m-1"})
+	return s
+}
+
+// asPrefillEnds is a server on whose replicas one request at a time may be without a token. Both replicas have one, and a third request waits.
+func asPrefillEnds(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
+	s = prefillServer(t)
+	for _, id := range []string{"e-1", "e-2"} {
+		e := open(t, s)
+		e.headers(key, "x-request-id: "+id)
+		if e.body(`{"model":"m","stream":true}`).GetRequestBody() == nil {
+			t.Fatal("not let through")
+		}
+		running = append(running, e)
+	}
+	waiting = open(t, s)
+	waiting.headers(key, "x-request-id: e-3")
+	if waiting.body(`{"model":"m","stream":true}`).GetOverrideMessageTimeout() == nil {
+		t.Fatal("a third request does not wait")
+	}
+	return s, running, waiting
+}
+
+func TestFirstToken(t *testing.T) {
+	s, running, waiting := asPrefillEnds(t)
+	for _, messages := range [][]*pb.ProcessingRequest{
+		{seen("nobody's", "data: 1\n\n")},
+		{seen("", "data: 1\n\n")},
+	} {
+		e := observed(t, s)
+		for _, m := range messages {
+			e.toSluice <- m
+		}
+		if err := <-e.processed; err != nil {
+			t.Error(err)
+		}
+	}
+	empty := observed(t, s)
+	empty.toSluice <- seen("e-1", "")
+	select {
+	case m := <-waiting.toEnvoy:
+		t.Fatalf("nothing has come yet, and the request that waits is told %v", m)
+	case err := <-empty.processed:
+		t.Fatalf("the exchange has ended before a byte: %v", err)
+	default:
+	}
+	empty.toSluice <- seen("", "data: 1\n\n")
+	if err := <-empty.processed; err != nil {
+		t.Error(err)
+	}
+	if a := <-waiting.toEnvoy; a.GetRequestBody() == nil {
+		t.Errorf("got %v", a)
+	}
+	late := observed(t, s) // of a request that has ended
+	running[0].reset()
+	<-running[0].processed
+	running[0].processed <- nil
+	late.toSluice <- seen("e-1", "data: 1\n\n")
+	if err := <-late.processed; err != nil {
+		t.Error(err)
+	}
+	if len(empty.toEnvoy)+len(late.toEnvoy) > 0 {
+		t.Error("the observer was answered")
+	}
+}
+
+// TestObserverCut: Envoy resets the exchange when the client leaves before there is a token.
+func TestObserverCut(t *testing.T) {
+	s, _ := newServer(t, nil)
+	for _, end := range []func(*envoy){func(e *envoy) { e.reset() }, func(e *envoy) { close(e.toSluice) }} {
+		e := observed(t, s)
+		end(e)
+		if err := <-e.processed; err != nil {
+			t.Error(err)
+		}
+	}
+}

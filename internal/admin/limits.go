@@ -1,0 +1,249 @@
+package admin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// maxPatch bounds the body of a PATCH in bytes.
+const maxPatch = 64 << 10
+
+// origin says where limits come from.
+type origin struct {
+	// Patched are the fields that were changed at run time.
+	Patched []string `json:"patched"`
+	// File is what the file says of the fields that can be changed; empty for what it does not name.
+	File map[string]int64 `json:"file"`
+}
+
+type limitsView struct {
+	Limits
+	QueueTimeout string `json:"queue_timeout"`
+	origin
+}
+
+type tenantLimitsView struct {
+	TenantLimits
+	origin
+}
+
+// known is Limits with empty values in place of what is not known.
+func (h *handler) known(key string) (map[string]int64, origin, bool) {
+	o := origin{Patched: []string{}, File: map[string]int64{}}
+	if h.Limits == nil {
+		return nil, o, false
+	}
+	values, file, patched, ok := h.Limits(key)
+	if !ok {
+		return nil, o, false
+	}
+	if file != nil {
+		o.File = file
+	}
+	o.Patched = orEmpty(slices.Clone(patched))
+	slices.Sort(o.Patched)
+	return values, o, true
+}
+
+// set replaces a limit by its value in force, if that is known: what enforces the limits may hear of a change a moment later.
+func set(field *int, values map[string]int64, name string) {
+	if v, ok := values[name]; ok {
+		*field = int(v)
+	}
+}
+
+func (h *handler) viewLimits(model string, l Limits) limitsView {
+	values, o, _ := h.known("model/" + model)
+	set(&l.Weight, values, "weight")
+	set(&l.MaxConcurrentRequests, values, "max_concurrent_requests")
+	set(&l.MaxTokensPerMinute, values, "max_tokens_per_minute")
+	return limitsView{l, shortDuration(l.QueueTimeout), o}
+}
+
+func (h *handler) viewTenantLimits(t Tenant) tenantLimitsView {
+	l := t.Limits
+	values, o, _ := h.known("tenant/" + t.Name)
+	set(&l.Weight, values, "weight")
+	set(&l.RequestsPerMinute, values, "requests_per_minute")
+	set(&l.TokensPerMinute, values, "tokens_per_minute")
+	set(&l.MaxConcurrentStreams, values, "max_concurrent_streams")
+	set(&l.MaxPrefill, values, "max_prefill")
+	return tenantLimitsView{l, o}
+}
+
+// subject is whose limits an endpoint shows and changes: a model's or a tenant's.
+type subject struct {
+	key string
+	// view is what GET answers.
+	view func() any
+	// fixed are the fields of the view that only the file can change.
+	fixed []string
+}
+
+type subjectHandler func(http.ResponseWriter, *http.Request, subject)
+
+func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
+	return subject{
+		key:   "model/" + m.Name,
+		view:  func() any { return h.viewLimits(m.Name, h.modelLoad(m.Name).Limits) },
+		fixed: []string{"max_per_replica", "max_queue", "queue_timeout"},
+	}
+}
+
+// ofTenant serves an endpoint of one tenant, named by the raw part of a path.
+func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		name, err := url.PathUnescape(raw)
+		if err != nil {
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The tenant's name in the URL is not well escaped."))
+			return
+		}
+		if !h.hasTenant(name) {
+			writeError(w, notFound(fmt.Sprintf("The tenant `%s` does not exist.", name)))
+			return
+		}
+		serve(w, r, subject{
+			key:   "tenant/" + name,
+			view:  func() any { return h.viewTenantLimits(h.tenant(name)) },
+			fixed: []string{"max_queue_bytes"},
+		})
+	}
+}
+
+// hasTenant asks the list of tenants; Limits may go on knowing one that is gone.
+func (h *handler) hasTenant(name string) bool {
+	if h.Tenants != nil {
+		return slices.ContainsFunc(h.Tenants(), func(t Tenant) bool { return t.Name == name })
+	}
+	_, _, ok := h.known("tenant/" + name)
+	return ok
+}
+
+// tenant finds a row of Tenants; there is none where there is no list, or it is gone meanwhile.
+func (h *handler) tenant(name string) Tenant {
+	if h.Tenants != nil {
+		for _, t := range h.Tenants() {
+			if t.Name == name {
+				return t
+			}
+		}
+	}
+	return Tenant{Name: name}
+}
+
+func (h *handler) limitsRoute(of func(subjectHandler) http.HandlerFunc) route {
+	r := route{http.MethodGet: of(func(w http.ResponseWriter, _ *http.Request, s subject) { writeJSON(w, http.StatusOK, s.view()) })}
+	if h.PatchLimits != nil {
+		r[http.MethodPatch] = of(h.patch)
+	}
+	return r
+}
+
+func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPatch))
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body is longer than %d bytes.", maxPatch))
+		return
+	}
+	if err != nil { // the client has left
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body did not arrive."))
+		return
+	}
+	values, _, _ := h.known(s.key)
+	changes, fault := parsePatch(body, func(field string) string {
+		if slices.Contains(s.fixed, field) {
+			return "can only be changed in the configuration file."
+		}
+		if _, ok := values[field]; !ok && values != nil {
+			return "is not a limit that can be changed here."
+		}
+		return ""
+	})
+	if fault == nil {
+		fault = h.PatchLimits(r.Context(), s.key, changes)
+	}
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	writeJSON(w, http.StatusOK, s.view())
+}
+
+// parsePatch reads one JSON object of whole numbers and nulls, in which no field comes twice. refuse says what is wrong with a field's
+// name; empty is nothing. What the fields may be is checked by PatchLimits.
+func parsePatch(body []byte, refuse func(field string) string) (map[string]*int64, *openai.Error) {
+	if !json.Valid(body) {
+		return nil, openai.Errorf(openai.CodeInvalidRequest, "The body is not valid JSON.")
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return nil, openai.Errorf(openai.CodeInvalidRequest, "The body must be a JSON object of limits.")
+	}
+	changes := map[string]*int64{}
+	for d.More() {
+		field, err := fieldName(d)
+		if err != nil {
+			return nil, openai.Errorf(openai.CodeInvalidRequest, "The body is not valid JSON.")
+		}
+		wrong := refuse(field)
+		if _, twice := changes[field]; twice {
+			wrong = "is given more than once."
+		}
+		if wrong == "" {
+			changes[field], wrong = limitValue(d)
+		}
+		if wrong != "" {
+			return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: field, Message: fmt.Sprintf("`%s` %s", field, wrong)}
+		}
+	}
+	if len(changes) == 0 {
+		return nil, openai.Errorf(openai.CodeInvalidRequest, "Name at least one limit to change.")
+	}
+	return changes, nil
+}
+
+func fieldName(d *json.Decoder) (string, error) {
+	t, err := d.Token()
+	if err != nil {
+		return "", err
+	}
+	name, _ := t.(string) // json.Valid has seen that it is one
+	return name, nil
+}
+
+// limitValue reads a field's value, or says what is wrong with it.
+func limitValue(d *json.Decoder) (*int64, string) {
+	const wrong = "must be a whole number that is not negative, or null for the value of the file."
+	t, err := d.Token()
+	if err != nil {
+		return nil, wrong
+	}
+	if t == nil {
+		return nil, ""
+	}
+	n, ok := t.(json.Number)
+	if !ok {
+		return nil, wrong
+	}
+	v, err := strconv.ParseInt(n.String(), 10, 64)
+	switch {
+	case v < 0:
+		return nil, wrong
+	case errors.Is(err, strconv.ErrRange):
+		return nil, "is too large."
+	case err != nil: // a fraction or an exponent
+		return nil, wrong
+	}
+	return &v, ""
+}

@@ -1,0 +1,63 @@
+package backlog
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// observer stands where the calls reach their models and knows nothing of who sent them, or of package admission. It holds each call
+// against the limits of its model.
+type observer struct {
+	mu     sync.Mutex
+	models map[string]*observed
+	result Result
+}
+
+type observed struct {
+	most, running int
+	// The bucket, in tokens; a rate in tokens a second.
+	size, level, rate float64
+	at                time.Time
+}
+
+func newObserver(models []Model) *observer {
+	o := &observer{models: map[string]*observed{}}
+	for _, m := range models {
+		size := float64(m.TokensPerMinute)
+		o.models[m.Name] = &observed{most: m.MaxConcurrent, size: size, level: size, rate: size / 60, at: time.Now()}
+	}
+	return o
+}
+
+// call lets the model work on the task and says whether it was solved before ctx ended.
+func (o *observer) call(ctx context.Context, model string, t Task) bool {
+	o.begin(model, t)
+	defer o.end(model)
+	return sleep(ctx, t.Takes)
+}
+
+func (o *observer) begin(model string, t Task) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.result.Calls++
+	m := o.models[model]
+	if m.running++; m.running > m.most {
+		o.result.OverConcurrency++
+	}
+	now := time.Now()
+	m.level = min(m.size, m.level+m.rate*now.Sub(m.at).Seconds())
+	m.at = now
+	// What goes over counts once and does not burden those that follow. A thousandth of a token is for the rounding of this bucket.
+	if m.level-float64(t.Tokens) < -0.001 {
+		o.result.OverTokens++
+		return
+	}
+	m.level -= float64(t.Tokens)
+}
+
+func (o *observer) end(model string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.models[model].running--
+}

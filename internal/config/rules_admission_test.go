@@ -1,0 +1,182 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func redisCases() []ruleCase {
+	const (
+		scheme   = "1: redis: must be a URL such as redis://127.0.0.1:6379/0, or rediss:// for TLS"
+		hosts    = "1: redis: must name its hosts as host or host:port, several with commas between them"
+		once     = "1: redis: must name each host once"
+		password = "1: redis: must give a password as user:password@ or :password@, with %XX for each of / ? # @ and % in it"
+		database = "1: redis: must end with the host and port, or with the number of a database such as /0"
+		cluster  = "1: redis: must have no database with several hosts, as a cluster has none"
+	)
+	urls := map[string]string{
+		"":                                  "",
+		"redis://h":                         "",
+		"redis://h/":                        "",
+		"redis://10.0.0.2:6379/15":          "",
+		"redis://[::1]:6379/0":              "",
+		"rediss://user:secret@redis.host:1": "",
+		"redis://:se%2Fcr%40et@h/1":         "",
+		"redis://:a,b:c@h:1,h:2":            "",
+		"redis://a:1,b:2,[::1]:3/":          "",
+
+		"h:6379":                        scheme,
+		"http://h:6379":                 scheme,
+		"unix:///run/secret.sock":       scheme,
+		"redis:h":                       scheme,
+		"redis://":                      hosts,
+		"redis:///0":                    hosts,
+		"redis://h:":                    hosts,
+		"redis://h:0":                   hosts,
+		"redis://h:secret":              hosts,
+		"redis://a:1,":                  hosts,
+		"redis://a:1,,b:1":              hosts,
+		"redis://a:1 b:1":               hosts,
+		"redis://user:se/cret@h":        hosts,
+		"redis://a,b:6379,A:6379":       once,
+		"redis://h:1,h:1":               once,
+		"redis://secret@h":              password,
+		"redis://user:@h":               password,
+		"redis://user:se%cret@h":        password,
+		"redis://u:secret@a,u:secret@b": password,
+		"redis://h/secret":              database,
+		"redis://h/0/1":                 database,
+		"redis://h/-1":                  database,
+		"redis://h/01":                  database,
+		"redis://h/%zz":                 database,
+		"redis://h?db=1":                database,
+		"redis://h?":                    database,
+		"redis://h/0#secret":            database,
+		"redis://a,b/0":                 cluster,
+	}
+	var cases []ruleCase
+	for _, url := range slices.Sorted(maps.Keys(urls)) {
+		c := ruleCase{name: "redis " + url, file: "redis: '" + url + "'"}
+		if want := urls[url]; want != "" {
+			c.want = []string{want}
+		}
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+func tenantCases() []ruleCase {
+	const hash = "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself"
+	raised := func(tenant, key string) []string {
+		return []string{fmt.Sprintf("1: tenants[a].keys[0].priority: must be the tenant's, which is %s, or a lower one, is %s: "+
+			"a key can only lower the priority of its tenant", tenant, key)}
+	}
+	cases := []ruleCase{
+		{"key as a mapping without priority", "tenants: [{name: a, keys: [{hash: " + ones + "}]}]", nil},
+		{"key as a mapping without hash", "tenants: [{name: a, keys: [{priority: batch}]}]", []string{"1: tenants[a].keys[0].hash: required, and missing"}},
+		{"key as an empty mapping", "tenants: [{name: a, keys: [{}]}]", []string{"1: tenants[a].keys[0].hash: required, and missing"}},
+		{"key as nothing", "tenants: [{name: a, keys: [~]}]", []string{"1: tenants[a].keys[0]: must be text, is nothing"}},
+		{"key that is empty", "tenants: [{name: a, keys: ['']}]", []string{"1: tenants[a].keys[0]: " + hash}},
+		{"key as a list", "tenants: [{name: a, keys: [[sk-secret]]}]", []string{"1: tenants[a].keys[0]: must be a hash or {hash, priority}, is a list"}},
+		{"a key itself as hash", "tenants:\n- name: a\n  keys:\n  - priority: batch\n    hash: sk-secret", []string{"5: tenants[a].keys[0].hash: " + hash}},
+		{"a key itself as a field", "tenants:\n- name: a\n  keys:\n  - hash: " + ones + "\n    sk-secret: batch",
+			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, priority"}},
+		{"a key itself as a name", "tenants: [{name: a, keys: [{name: sk-secret, hash: " + ones + "}]}]",
+			[]string{"1: tenants[a].keys[0]: has an unknown field; known are hash, priority"}},
+		{"key twice, once as a mapping", "tenants: [{name: a, keys: [" + ones + "]}, {name: b, keys: [{hash: " + ones + "}]}]",
+			[]string{"1: tenants[b].keys[0].hash: the same key is on line 1, at tenants[a].keys[0]"}},
+		{"unknown priority of a key", "tenants: [{name: a, keys: [{hash: " + ones + ", priority: low}]}]",
+			[]string{"1: tenants[a].keys[0].priority: must be one of interactive, default, batch"}},
+		{"unknown priority of a tenant", "tenants: [{name: a, priority: low, keys: [{hash: " + ones + ", priority: batch}]}]",
+			[]string{"1: tenants[a].priority: must be one of interactive, default, batch"}},
+		{"too much weight", "tenants: [{name: a, weight: 1000001}]", []string{"1: tenants[a].weight: must be at most 1000000, is 1000001"}},
+		{"no weight", "tenants: [{name: a, weight: 0}]", []string{"1: tenants[a].weight: must be at least 1, is 0"}},
+		{"limits of nothing", "tenants: [{name: a, limits: {requests_per_minute: 0, max_queue_bytes: 0}}]", nil},
+		{"size below nothing", "tenants: [{name: a, limits: {max_queue_bytes: -1}}]",
+			[]string{"1: tenants[a].limits.max_queue_bytes: must be a size such as 512KiB, 32MiB or 1GiB, is a number"}},
+	}
+	order := []string{"interactive", "default", "batch"}
+	for i, tenant := range order {
+		for j, key := range order {
+			c := ruleCase{name: key + " key of a tenant that is " + tenant,
+				file: "tenants: [{name: a, priority: " + tenant + ", keys: [{hash: " + ones + ", priority: " + key + "}]}]"}
+			if j < i {
+				c.want = raised(tenant, key)
+			}
+			cases = append(cases, c)
+		}
+	}
+	return append(cases, ruleCase{"interactive key of a tenant that says nothing",
+		"tenants: [{name: a, keys: [{hash: " + ones + ", priority: interactive}]}]", raised("default", "interactive")})
+}
+
+func poolCases() []ruleCase {
+	const none = "models: [{name: a, launcher: none"
+	cases := []ruleCase{
+		{"only admitted", none + ", aliases: [b], task: rerank, admission: {weight: 2, max_queue: 5, queue_timeout: 1s}}]", nil},
+		{"pool", sims + ", aliases: [b]}]\npools: [{name: p, models: [b]}]", nil},
+		{"pool of what is discovered", "upstreams: [http://h]\npools: [{name: p, models: [b, org/c]}]", nil},
+		{"pool of itself where models are discovered", "upstreams: [http://h]\npools: [{name: p, models: [p]}]",
+			[]string{"2: pools[p].models[0]: p is a pool; a pool has models only"}},
+		{"pool of every model", "upstreams: [http://h]\npools: [{name: p, models: ['*', '']}]", []string{
+			"2: pools[p].models[0]: must be the name or alias of a model", "2: pools[p].models[1]: must be the name or alias of a model"}},
+		{"pool of no model", sims + "}]\npools: [{name: p, models: [c]}]", []string{"2: pools[p].models[0]: there is no model c; known are a"}},
+		{"pool of nothing", "pools: [{name: p, models: []}]", []string{"1: pools[p].models: must name at least one model"}},
+		{"pool that says nothing", "pools: [{name: p}]", []string{"1: pools[p].models: required, and missing"}},
+		{"pool of a model and its alias", sims + ", aliases: [b]}]\npools:\n- name: p\n  models:\n  - a\n  - b",
+			[]string{"6: pools[p].models[1]: the same model is on line 5, at pools[p].models[0]"}},
+		{"one model in two pools", sims + "}]\npools: [{name: p, models: [a]}, {name: q, models: [a]}]", nil},
+		{"pool twice", sims + "}]\npools:\n- {name: p, models: [a]}\n- {name: p, models: [a]}",
+			[]string{"4: pools[p].name: p is taken by pools[p].name on line 3"}},
+		{"pool named as an alias", sims + ", aliases: [b]}]\npools: [{name: b, models: [a]}]",
+			[]string{"2: pools[b].name: b is taken by models[a].aliases[0] on line 1"}},
+		{"pool without a good name", sims + "}]\npools: [{name: '*', models: [a]}]",
+			[]string{"2: pools[*].name: must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most 200 in all"}},
+		{"tenant of a pool", "tenants: [{name: t, models: [p]}]\n" + sims + "}]\npools: [{name: p, models: [a]}]", nil},
+	}
+	for _, given := range []string{"engine: sim", "version: '1'", "source: {name: org/x}", "replicas: {min: 1}", "variables: {seed: 1}",
+		"env: {A: b}", "upstreams: [http://h]", "routing: {strategy: round_robin}", "stream: {mode: native}", "cold_start_timeout: 1m",
+		"admission: {max_per_replica: auto}", "admission: {max_prefill_per_replica: 0}"} {
+		field, value, _ := strings.Cut(given, ": ")
+		if field == "admission" {
+			name, _, _ := strings.Cut(strings.TrimPrefix(value, "{"), ":")
+			field += "." + name
+		}
+		cases = append(cases, ruleCase{"only admitted, with " + field, none + ", " + given + "}]",
+			[]string{"1: models[a]." + field + ": has no effect with launcher: none"}})
+	}
+	return cases
+}
+
+// No fault of any file shows a secret.
+func TestFaultsKeepSecrets(t *testing.T) {
+	t.Parallel()
+	for _, r := range ruleCases() {
+		if faults := strings.Join(faultsOf(t, r.file), "\n"); strings.Contains(faults, "secret") || strings.Contains(faults, "cret") {
+			t.Errorf("%s: %s", r.name, faults)
+		}
+	}
+}
+
+// An alias in a pool becomes the name of its model, so that nobody else needs to know of aliases there.
+func TestPoolsHaveNames(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, "models: [{name: a, aliases: [b], launcher: none}, {name: c, launcher: none, aliases: [d]}]\npools: [{name: p, models: [d, b]}]")
+	if diff := cmp.Diff([]Pool{{Name: "p", Models: []string{"c", "a"}}}, c.Pools); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A key without a priority of its own has that of its tenant.
+func TestKeysHaveAPriority(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, "tenants: [{name: a, priority: batch, keys: ["+zeros+", {hash: "+ones+"}]}]")
+	if diff := cmp.Diff([]Key{{zeros, Batch}, {ones, Batch}}, c.Tenants[0].Keys); diff != "" {
+		t.Error(diff)
+	}
+}

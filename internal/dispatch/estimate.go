@@ -1,0 +1,167 @@
+package dispatch
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Until a model has taught better ones, tokens are estimated from these. A streamed token costs its whole event.
+const (
+	bytesPerPromptToken = 4
+	bytesPerToken       = 4
+	bytesPerEvent       = 180
+	expectedOutput      = 256
+)
+
+// What is learned counts this much against what was known before: the last 100 requests or so decide.
+const memory = 0.99
+
+// weightOfGuess is how many tokens' worth the first guess counts in a ratio.
+const weightOfGuess = 1000
+
+// ratio is bytes per token, learned from pairs of both. The zero value has learned nothing.
+type ratio struct{ bytes, tokens float64 }
+
+// of is the ratio, beginning at guess.
+func (r ratio) of(guess float64) float64 {
+	return (r.bytes + guess*weightOfGuess) / (r.tokens + weightOfGuess)
+}
+
+func (r *ratio) learn(bytes, tokens int64) {
+	r.bytes = r.bytes*memory + float64(bytes)
+	r.tokens = r.tokens*memory + float64(tokens)
+}
+
+// maxTenants bounds the tenants whose outputs are remembered apart, for each model.
+const maxTenants = 1024
+
+// lessons are what the responses of one model have taught about what its requests cost. The zero value is ready to use.
+type lessons struct {
+	// asked counts requests, to look closely at some of them.
+	asked atomic.Uint64
+
+	mu sync.Mutex
+	// prompt, plain and events say how many bytes of a request's text, of a response, and of a streamed response are a token; guarded by mu
+	prompt, plain, events ratio
+	// output is the usual number of tokens of an answer, outputs that to one tenant; guarded by mu
+	output  average
+	outputs map[string]*average
+}
+
+// average forgets slowly. The zero value has seen nothing.
+type average struct{ sum, weight float64 }
+
+func (a *average) add(v float64) { a.sum, a.weight = a.sum*memory+v, a.weight*memory+1 }
+
+// of is the average, with so much weight for what to expect before.
+func (a *average) of(before float64) float64 {
+	const patience = 4
+	return (a.sum + before*patience) / (a.weight + patience)
+}
+
+// estimate is what a request will probably cost.
+type estimate struct{ prompt, output int }
+
+func (e estimate) total() int { return e.prompt + e.output }
+
+// question is what must be remembered of a request to learn from its answer.
+type question struct {
+	tenant               string
+	promptBytes, choices int
+	guess                estimate
+}
+
+// estimate guesses the tokens of a request: its text by the model's usual bytes per token, its answer by what this tenant's answers
+// usually cost, at most what the client lets it be.
+func (l *lessons) estimate(r *Request) question {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := question{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
+	q.guess.prompt = int(float64(r.PromptBytes)/l.prompt.of(bytesPerPromptToken) + 0.5)
+	if r.NoOutput {
+		return q
+	}
+	usual := l.output.of(expectedOutput)
+	if own := l.outputs[r.Tenant]; own != nil {
+		usual = own.of(usual)
+	}
+	q.guess.output = max(int(usual*float64(q.choices)+0.5), 1)
+	if most := r.MaxTokens * q.choices; most > 0 {
+		q.guess.output = min(q.guess.output, most)
+	}
+	return q
+}
+
+// Response is what is known of a response that has ended.
+type Response struct {
+	// Bytes of its body.
+	Bytes int64
+	// Stream says that it came as events.
+	Stream bool
+	// Failed says that the engine gave no answer: an error, or nothing.
+	Failed bool
+	// Prompt and Completion are the tokens that the engine counted, if Known.
+	Prompt, Completion int64
+	Known              bool
+}
+
+// settle says what a request has cost in the end, by the engine's own count or else by the bytes that came, and learns from it.
+func (l *lessons) settle(r Response, q question) int {
+	switch {
+	case r.Failed && !r.Known:
+		return 0
+	case q.guess.output == 0 && !r.Known:
+		return q.guess.prompt
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !r.Known {
+		r.Prompt, r.Completion = int64(q.guess.prompt), int64(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
+	} else {
+		l.learnLocked(r, q)
+	}
+	if r.Completion > 0 {
+		each := float64(r.Completion) / float64(q.choices)
+		l.output.add(each)
+		l.ofLocked(q.tenant).add(each)
+	}
+	return int(r.Prompt + r.Completion)
+}
+
+// bytesLocked is what one token of a response takes.
+func (l *lessons) bytesLocked(stream bool) float64 {
+	if stream {
+		return l.events.of(bytesPerEvent)
+	}
+	return l.plain.of(bytesPerToken)
+}
+
+func (l *lessons) learnLocked(r Response, q question) {
+	if r.Prompt > 0 && q.promptBytes > 0 {
+		l.prompt.learn(int64(q.promptBytes), r.Prompt)
+	}
+	if r.Completion > 0 && r.Stream {
+		l.events.learn(r.Bytes, r.Completion)
+	} else if r.Completion > 0 {
+		l.plain.learn(r.Bytes, r.Completion)
+	}
+}
+
+// ofLocked is the memory of one tenant's answers. Beyond maxTenants somebody is forgotten.
+func (l *lessons) ofLocked(tenant string) *average {
+	if own := l.outputs[tenant]; own != nil {
+		return own
+	}
+	if l.outputs == nil {
+		l.outputs = map[string]*average{}
+	}
+	for name := range l.outputs {
+		if len(l.outputs) < maxTenants {
+			break
+		}
+		delete(l.outputs, name)
+	}
+	own := new(average)
+	l.outputs[tenant] = own
+	return own
+}

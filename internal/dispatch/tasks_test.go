@@ -1,0 +1,290 @@
+package dispatch
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// pooled is a stage with the models a and b of one replica each, in the pool p.
+func pooled(t *testing.T, rules Rules) stage {
+	t.Helper()
+	s := newStage(Policy{})
+	s.put("a", engines.Replica{ID: "a-1"})
+	s.put("b", engines.Replica{ID: "b-1"})
+	rules.Pools, rules.FirstPool = map[string][]string{"p": {"a", "b"}}, "p"
+	s.SetRules(rules)
+	return s
+}
+
+func TestAPoolIsServedByItsModels(t *testing.T) {
+	s := pooled(t, Rules{Default: Policy{MaxPerReplica: 1}})
+	one, two := s.must(t, request("p", "k")), s.must(t, request("p", "k"))
+	if one.Model == two.Model || one.Model+two.Model != "ab" && one.Model+two.Model != "ba" {
+		t.Errorf("went to %s and %s, each has one slot", one.Model, two.Model)
+	}
+	if one.Cluster() != "model/"+one.Model || one.Replica() != one.Model+"-1" {
+		t.Errorf("%s is routed to %s of %s", one.Model, one.Replica(), one.Cluster())
+	}
+	one.Release()
+	if three := s.must(t, request("p", "k")); three.Model != one.Model {
+		t.Errorf("went to %s, free is %s", three.Model, one.Model)
+	}
+}
+
+func TestAPoolFallsOverToAModelWithReplicas(t *testing.T) {
+	s := pooled(t, Rules{})
+	s.put("a")
+	for range 10 {
+		if ticket := s.must(t, request("p", "k")); ticket.Model != "b" {
+			t.Fatalf("went to %s, which has no replica", ticket.Model)
+		}
+	}
+	s.put("b")
+	if _, fault := s.Dispatch(t.Context(), request("p", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
+		t.Errorf("without any replica: %v", fault)
+	}
+}
+
+func TestAPoolKeepsToWhatTheTenantMay(t *testing.T) {
+	s := pooled(t, Rules{})
+	may := func(names ...string) *Request {
+		r := request("p", "k")
+		r.Allowed = func(name string) bool {
+			for _, n := range names {
+				if n == name {
+					return true
+				}
+			}
+			return false
+		}
+		return r
+	}
+	for range 10 {
+		if ticket := s.must(t, may("p", "b")); ticket.Model != "b" {
+			t.Fatalf("went to %s, which the tenant may not use", ticket.Model)
+		}
+	}
+	for _, r := range []*Request{may("a", "b"), may("p")} {
+		if _, fault := s.Dispatch(t.Context(), r); fault == nil || fault.Code != openai.CodeForbiddenModel {
+			t.Errorf("got %v", fault)
+		}
+	}
+}
+
+func TestTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pooled(t, Rules{Default: Policy{Limits: admission.Limits{MaxConcurrent: 1}}, TaskLease: time.Minute})
+		ask := TaskRequest{Tenant: "t", Tokens: 10}
+		one, _, fault := s.Schedule(t.Context(), ask)
+		two, _, fault2 := s.Schedule(t.Context(), ask)
+		if fault != nil || fault2 != nil || one.Model == two.Model || one.Model == "" || two.Model == "" {
+			t.Fatalf("%+v %v, %+v %v", one, fault, two, fault2)
+		}
+		if _, wait, fault := s.Schedule(t.Context(), ask); wait < 100*time.Millisecond || wait > 250*time.Millisecond || fault != nil {
+			t.Errorf("all is taken: wait %v, %v", wait, fault)
+		}
+		if ok, fault := s.Complete(t.Context(), "somebody else", one.ID, -1); ok || fault != nil {
+			t.Errorf("completed another's task: %v %v", ok, fault)
+		}
+		if ok, fault := s.Complete(t.Context(), "t", one.ID, 5); !ok || fault != nil {
+			t.Errorf("complete: %v %v", ok, fault)
+		}
+		time.Sleep(50 * time.Second)
+		if lease, ok, fault := s.Renew(t.Context(), "t", two.ID); lease != time.Minute || !ok || fault != nil {
+			t.Errorf("renew: %v %v %v", lease, ok, fault)
+		}
+		time.Sleep(61 * time.Second)
+		if _, ok, _ := s.Renew(t.Context(), "t", two.ID); ok {
+			t.Error("renewed after the lease")
+		}
+		for _, bad := range []TaskRequest{{Pool: "x"}, {Model: "x"}, {Pool: "p", Model: "a"}, {Allowed: func(string) bool { return false }}} {
+			if _, _, fault := s.Schedule(t.Context(), bad); fault == nil || fault.HTTPStatus() < 400 || fault.HTTPStatus() >= 500 {
+				t.Errorf("%+v: %v", bad, fault)
+			}
+		}
+	})
+}
+
+func TestARequestOfATaskIsNotAdmittedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pooled(t, Rules{Default: Policy{Limits: admission.Limits{MaxConcurrent: 1, QueueTimeout: time.Second}}})
+		task, _, fault := s.Schedule(t.Context(), TaskRequest{Tenant: "t", Model: "a", Tokens: 10})
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		ask := func(model, tenant, id string) (*Ticket, *openai.Error) {
+			r := request(model, "k")
+			r.Tenant, r.Task = tenant, id
+			return s.Dispatch(t.Context(), r)
+		}
+		if _, fault := ask("a", "t", ""); fault == nil {
+			t.Error("a request without the task passed the limit that the task has used up")
+		}
+		ticket, fault := ask("p", "t", task.ID)
+		if fault != nil || ticket.Model != "a" {
+			t.Fatalf("%+v %v", ticket, fault)
+		}
+		if _, fault := ask("a", "t", task.ID); fault == nil || fault.HTTPStatus() != 409 {
+			t.Errorf("a second request of the task beside the first: %v", fault)
+		}
+		ticket.Release()
+		again, fault := ask("a", "t", task.ID)
+		if fault != nil {
+			t.Fatalf("a second request of the task after the first: %v", fault)
+		}
+		again.Release()
+		for _, bad := range [][3]string{{"b", "t", task.ID}, {"a", "other", task.ID}, {"a", "t", "tsk_x"}} {
+			if _, fault := ask(bad[0], bad[1], bad[2]); fault == nil || fault.HTTPStatus() != 400 {
+				t.Errorf("%v: %v", bad, fault)
+			}
+		}
+		if v, _ := s.View("a"); v.InFlight != 1 {
+			t.Errorf("%d in flight, the task alone should be", v.InFlight)
+		}
+	})
+}
+
+func TestPrefillIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPrefillPerReplica: 1})
+		s.put("m", replicas("a", "b")...)
+		one, two := s.must(t, request("m", "k")), s.must(t, request("m", "k"))
+		if one.Replica() == two.Replica() || !one.Watched() {
+			t.Fatalf("both on %s, watched: %v", one.Replica(), one.Watched())
+		}
+		third := s.queue("m")
+		select {
+		case <-third:
+			t.Fatal("a third one in prefill")
+		default:
+		}
+		one.FirstToken()
+		ticket := <-third
+		if ticket.Replica() != one.Replica() {
+			t.Errorf("on %s, the one with a token is on %s", ticket.Replica(), one.Replica())
+		}
+		ticket.FirstToken()
+		ticket.FirstToken()
+		for _, t := range []*Ticket{one, two, ticket} {
+			t.Release()
+			t.FirstToken() // too late
+		}
+		last := []*Ticket{s.must(t, request("m", "k")), s.must(t, request("m", "k"))}
+		next := s.queue("m")
+		select {
+		case <-next:
+			t.Error("prefill is counted wrong after the end")
+		default:
+		}
+		for _, t := range last {
+			t.Release()
+		}
+		(<-next).Release()
+	})
+}
+
+func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Second}})
+		s.put("m", replicas("a")...)
+		s.SetRules(Rules{Tenants: map[string]admission.TenantLimits{"acme": {MaxConcurrent: 2}}})
+		at := Place{"m", "127.0.0.1:9000"}
+		s.Inherit(map[Place]int{at: 3})
+		for range 3 { // entries come again and again
+			s.Recognize(Running{Place: at, Request: "1", Tenant: "acme", Tokens: 5})
+			s.Recognize(Running{Place: at, Request: "2", Tenant: "acme"})
+		}
+		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 {
+			t.Errorf("%+v", v)
+		}
+		mine := request("m", "k")
+		mine.Tenant = "acme"
+		if _, fault := s.Dispatch(t.Context(), mine); fault == nil || fault.Code != openai.CodeRateLimited {
+			t.Errorf("a third request of a tenant that may have two: %v", fault)
+		}
+		s.SettleOne(Running{Place: at, Request: "2", Tenant: "acme"})
+		ticket, fault := s.Dispatch(t.Context(), mine)
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		ticket.Release()
+		s.SettleOne(Running{Place: at, Request: "3", Tenant: "other"})
+		s.Settle(nil)
+		if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 || s.Inherited() != 0 {
+			t.Errorf("%+v, %d inherited", v, s.Inherited())
+		}
+	})
+}
+
+func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
+	var l lessons
+	r := &Request{Tenant: "t", PromptBytes: 4000, MaxTokens: 10_000}
+	q := l.estimate(r)
+	if q.guess != (estimate{1000, expectedOutput}) {
+		t.Errorf("at first %+v", q.guess)
+	}
+	for range 300 {
+		l.settle(Response{Bytes: 30_000, Stream: true, Known: true, Prompt: 2000, Completion: 100}, l.estimate(r))
+	}
+	near := func(got, want int) bool { return got > want*9/10 && got < want*11/10 }
+	if q = l.estimate(r); !near(q.guess.prompt, 2000) || !near(q.guess.output, 100) {
+		t.Errorf("learned %+v, the answers were of 100 tokens and the prompts of 2000", q.guess)
+	}
+	if cost := l.settle(Response{Bytes: 60_000, Stream: true}, q); !near(cost, 2000+200) {
+		t.Errorf("60,000 bytes of a stream at 300 a token cost %d", cost)
+	}
+	if cost := l.settle(Response{Failed: true}, q); cost != 0 {
+		t.Errorf("a failed request cost %d", cost)
+	}
+	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, MaxTokens: 7, Choices: 2}); q.guess.output != 14 {
+		t.Errorf("two answers of at most 7 tokens are taken for %d", q.guess.output)
+	}
+	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, NoOutput: true}); q.guess.output != 0 {
+		t.Errorf("an embedding is taken for %d tokens of output", q.guess.output)
+	}
+	for i := range 3 * maxTenants {
+		l.settle(Response{Known: true, Completion: 1}, l.estimate(&Request{Tenant: string(rune(i))}))
+	}
+	if n := len(l.outputs); n > maxTenants {
+		t.Errorf("%d tenants are remembered", n)
+	}
+}
+
+func TestSettleCorrectsTheBucketOnce(t *testing.T) {
+	s := newStage(Policy{Limits: admission.Limits{TokensPerMinute: 10_000}})
+	s.put("m", replicas("a")...)
+	r := request("m", "k")
+	r.PromptBytes, r.MaxTokens = 20_000, 1000
+	ticket := s.must(t, r)
+	if !ticket.Measured() {
+		t.Error("the tokens of a model with a limit are not counted")
+	}
+	ticket.Release()
+	for range 3 {
+		ticket.Settle(Response{Known: true, Prompt: 100, Completion: 100})
+	}
+	v, _ := s.View("m")
+	if v.Tokens < 9800 || v.Tokens > 9900 {
+		t.Errorf("%v tokens are left of 10,000 after a request that cost 200", v.Tokens)
+	}
+}
+
+func TestCancelledSchedule(t *testing.T) {
+	s := pooled(t, Rules{Default: Policy{Limits: admission.Limits{MaxConcurrent: 1}}})
+	ask := TaskRequest{Tenant: "t", Model: "a", Tokens: 10}
+	if _, _, fault := s.Schedule(t.Context(), ask); fault != nil {
+		t.Fatal(fault)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	ask.MaxWait = time.Minute
+	if _, _, fault := s.Schedule(ctx, ask); fault == nil || fault.HTTPStatus() != 499 {
+		t.Errorf("the caller has left: %v", fault)
+	}
+}

@@ -1,0 +1,271 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// slow is an engine that takes its time and counts how many requests it has at once.
+type slow struct {
+	url                    string
+	running, most, started atomic.Int64
+}
+
+func newSlow(t *testing.T, takes time.Duration) *slow {
+	s := new(slow)
+	s.url = backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if lists(w, r, "m") {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		n := s.running.Add(1)
+		defer s.running.Add(-1)
+		s.started.Add(1)
+		for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
+		}
+		select {
+		case <-time.After(takes):
+			io.WriteString(w, `{"choices":[{"text":"ok"}]}`)
+		case <-r.Context().Done():
+		}
+	})
+	return s
+}
+
+// together is the configuration of gateways that share a Redis and one model.
+func together(redis, upstream string, limit int) string {
+	return fmt.Sprintf(`
+redis: %s
+models:
+  - {name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 1000, max_concurrent_requests: %d}}
+`, redis, upstream, limit)
+}
+
+// shared waits until the gateway and its Redis are one with so many gateways.
+func (g *gateway) shared(up bool, gateways int) {
+	g.t.Helper()
+	eventually(g.t, fmt.Sprintf("shared state up: %v", up), func() error {
+		var s struct {
+			Shared struct {
+				Configured, Up bool
+				Mode           string
+				Gateways       int
+			}
+		}
+		if err := g.tryGet("/api/v1/status", &s); err != nil {
+			return err
+		}
+		if !s.Shared.Configured || s.Shared.Up != up || (s.Shared.Mode == "shared") != up || up && s.Shared.Gateways != gateways {
+			return fmt.Errorf("%+v", s.Shared)
+		}
+		return nil
+	})
+}
+
+func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
+	t.Parallel()
+	const limit, callers = 20, 600
+	up := newSlow(t, 50*time.Millisecond)
+	redis := redistest.Start(t)
+	var gateways []*gateway
+	for range 3 {
+		gateways = append(gateways, start(t, together(redistest.URL(redis), up.url, limit)))
+	}
+	for _, g := range gateways {
+		g.shared(true, 3)
+	}
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			a, err := gateways[i%3].tryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`)
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	all.Wait()
+	if most := up.most.Load(); most != limit {
+		t.Errorf("%d requests at once over three gateways, want exactly %d", most, limit)
+	}
+	for _, g := range gateways {
+		g.awaitIdle("m")
+	}
+	t.Run("a limit is changed for all", func(t *testing.T) {
+		if a := gateways[0].patch("/api/v1/models/m/limits", `{"max_concurrent_requests": 5}`); a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+		up.most.Store(0)
+		for i := range 60 {
+			all.Go(func() { gateways[i%3].tryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`) })
+		}
+		all.Wait()
+		if most := up.most.Load(); most != 5 {
+			t.Errorf("%d at once after the limit was patched to 5 at one of three gateways", most)
+		}
+	})
+	t.Run("any gateway ends a task", func(t *testing.T) {
+		task := gateways[0].admit(`{"estimated_tokens": 10, "request_id": "one"}`)
+		if again := gateways[1].schedule(`{"estimated_tokens": 10, "request_id": "one"}`); again.Task != task.Task {
+			t.Errorf("a retry at another gateway got %+v, want %+v", again, task)
+		}
+		if a := gateways[2].complete(task.Task); a.StatusCode != 200 {
+			t.Error(a)
+		}
+		if a := gateways[0].complete(task.Task); a.StatusCode != 404 {
+			t.Error(a)
+		}
+	})
+}
+
+func TestE2E_W5_ARedisThatStopsCostsNoRequest(t *testing.T) {
+	t.Parallel()
+	const limit = 10
+	up := newSlow(t, 20*time.Millisecond)
+	redis := redistest.Start(t)
+	a, b := start(t, together(redistest.URL(redis), up.url, limit)), start(t, together(redistest.URL(redis), up.url, limit))
+	gateways := []*gateway{a, b}
+	for _, g := range gateways {
+		g.shared(true, 2)
+	}
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	var failed atomic.Int64
+	for i := range 40 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if r, err := gateways[i%2].tryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`); err != nil || r.StatusCode != 200 {
+					failed.Add(1)
+					t.Errorf("%v %v", r, err)
+					return
+				}
+			}
+		})
+	}
+	goOn := func() {
+		t.Helper()
+		from := up.started.Load()
+		eventually(t, "requests go on", func() error {
+			if n := up.started.Load() - from; n < 100 && failed.Load() == 0 {
+				return fmt.Errorf("%d since", n)
+			}
+			return nil
+		})
+	}
+	for _, outage := range []struct {
+		name       string
+		begin, end func()
+	}{
+		{"stopped", redis.Pause, redis.Resume},
+		{"restarted empty", redis.Kill, redis.Restart},
+	} {
+		goOn()
+		outage.begin()
+		for _, g := range gateways {
+			g.shared(false, 0)
+		}
+		goOn()
+		outage.end()
+		for _, g := range gateways {
+			g.shared(true, 2)
+		}
+		goOn()
+		if most := up.most.Load(); most > limit {
+			t.Errorf("%s: %d at once, the limit is %d", outage.name, most, limit)
+		}
+	}
+	close(stop)
+	callers.Wait()
+	for _, g := range gateways {
+		g.awaitIdle("m")
+	}
+}
+
+func TestE2E_W6_LeasesOfStreamsOutliveTheirGateway(t *testing.T) {
+	t.Parallel()
+	up := newGate(t)
+	redis := redistest.Start(t)
+	a, b := start(t, together(redistest.URL(redis), up.url, 3)), start(t, together(redistest.URL(redis), up.url, 3))
+	a.shared(true, 2)
+	ask := func(g *gateway) {
+		r, err := g.open(context.Background(), "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+	}
+	var streams sync.WaitGroup
+	for range 2 {
+		streams.Go(func() { ask(a) })
+	}
+	running := func(n int64) {
+		t.Helper()
+		eventually(t, fmt.Sprint(n, " at the engine"), func() error {
+			if got := up.running.Load(); got != n {
+				return fmt.Errorf("%d", got)
+			}
+			return nil
+		})
+	}
+	running(2)
+	a.kill() // its streams run on, and count
+	for range 2 {
+		streams.Go(func() { ask(b) })
+	}
+	running(3)
+	b.awaitQueued("m", 1)
+	a.launch()
+	a.awaitReady()
+	eventually(t, "the gateway that is back knows its streams", func() error {
+		if m := a.model("m"); m.InFlight != 2 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	if n := up.most.Load(); n != 3 {
+		t.Errorf("%d at once, the limit is 3", n)
+	}
+	// Their end is heard of at once, long before their leases would end by themselves.
+	for range 4 {
+		up.next <- struct{}{}
+	}
+	done := make(chan struct{})
+	go func() {
+		streams.Wait()
+		close(done)
+	}()
+	eventually(t, "all streams end", func() error {
+		select {
+		case <-done:
+			return nil
+		default:
+			return errors.New("some still run or wait")
+		}
+	})
+	for _, g := range []*gateway{a, b} {
+		g.awaitIdle("m")
+	}
+	for range 3 { // all three places are free again
+		streams.Go(func() { ask(a) })
+	}
+	running(3)
+	for range 3 {
+		up.next <- struct{}{}
+	}
+	streams.Wait()
+}

@@ -1,0 +1,127 @@
+package limits
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// The fields, by the names that the file has for them. Weight is of models and tenants.
+const (
+	Weight = "weight"
+	// Of models.
+	MaxConcurrentRequests = "max_concurrent_requests"
+	MaxTokensPerMinute    = "max_tokens_per_minute"
+	// Of tenants.
+	RequestsPerMinute    = "requests_per_minute"
+	TokensPerMinute      = "tokens_per_minute"
+	MaxConcurrentStreams = "max_concurrent_streams"
+	MaxPrefill           = "max_prefill"
+)
+
+// The bounds keep sums and products of limits far inside an int64 and inside the whole numbers of a float64, which Lua has.
+const (
+	mostAMinute = 1_000_000_000_000
+	mostAtOnce  = 1_000_000_000
+	mostWeight  = 1_000_000
+)
+
+// rule says what a field may be. Its usual value is least: weight 1, and no limit for all others.
+type rule struct{ least, most int64 }
+
+func (r rule) fault(v int64) string {
+	switch {
+	case v < r.least:
+		return fmt.Sprintf("must be at least %d", r.least)
+	case v > r.most:
+		return fmt.Sprintf("must be at most %d", r.most)
+	}
+	return ""
+}
+
+// of reads a value that may be missing.
+func (r rule) of(v Values, field string) int64 {
+	if n, ok := v[field]; ok {
+		return n
+	}
+	return r.least
+}
+
+type rules map[string]rule
+
+// kinds are the fields that can be changed at run time, by kind of key.
+func kinds() map[string]rules {
+	weight, minute, atOnce := rule{1, mostWeight}, rule{0, mostAMinute}, rule{0, mostAtOnce}
+	return map[string]rules{
+		"model": {Weight: weight, MaxConcurrentRequests: atOnce, MaxTokensPerMinute: minute},
+		"tenant": {Weight: weight, RequestsPerMinute: minute, TokensPerMinute: minute,
+			MaxConcurrentStreams: atOnce, MaxPrefill: atOnce},
+	}
+}
+
+func kindOf(key string) string {
+	kind, _, _ := strings.Cut(key, "/")
+	return kind
+}
+
+// whole gives every field a value within its bounds: the file has been validated elsewhere, and perhaps less strictly. Nil stays nil.
+func (rs rules) whole(v Values) Values {
+	if v == nil {
+		return nil
+	}
+	out := Values{}
+	for field, r := range rs {
+		out[field] = min(max(r.of(v, field), r.least), r.most)
+	}
+	return out
+}
+
+// fresh is the record of something that was never patched.
+func (rs rules) fresh(file Values) Record {
+	if file == nil {
+		return Record{Values: rs.whole(Values{})}
+	}
+	return Record{Values: maps.Clone(file), File: maps.Clone(file)}
+}
+
+// mend gives the record every field, within its bounds: it may have been written by another version, or by hand. Fields that are not
+// known here stay.
+func (rs rules) mend(r *Record) {
+	for field, rule := range rs {
+		if len(r.File) > 0 {
+			r.File[field] = min(max(rule.of(r.File, field), rule.least), rule.most)
+		}
+		if v, ok := r.Values[field]; !ok || rule.fault(v) != "" {
+			r.Values[field] = rule.of(r.File, field)
+		}
+	}
+}
+
+// patched lists the fields whose value is not the file's, sorted.
+func (rs rules) patched(r Record) []string {
+	fields := []string{}
+	for field, rule := range rs {
+		if r.Values[field] != rule.of(r.File, field) {
+			fields = append(fields, field)
+		}
+	}
+	slices.Sort(fields)
+	return fields
+}
+
+// check finds the first fault of a change, in the order of the fields' names.
+func (rs rules) check(changes map[string]*int64) *Invalid {
+	for _, field := range slices.Sorted(maps.Keys(changes)) {
+		rule, ok := rs[field]
+		if !ok {
+			return &Invalid{field, "is not a limit that can be changed; those are " + strings.Join(slices.Sorted(maps.Keys(rs)), ", ")}
+		}
+		if v := changes[field]; v != nil {
+			if reason := rule.fault(*v); reason != "" {
+				return &Invalid{field, reason}
+			}
+		}
+	}
+	return nil
+}

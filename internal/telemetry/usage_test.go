@@ -1,0 +1,132 @@
+package telemetry
+
+import (
+	"math"
+	"testing"
+
+	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	aiv3 "github.com/envoyproxy/go-control-plane/envoy/data/ai/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+func tokens(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
+
+// told is a record in which Envoy tells of a response's usage.
+func told(t *testing.T, m proto.Message) *datav3.HTTPAccessLogEntry {
+	t.Helper()
+	packed, err := anypb.New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := served()
+	e.CommonProperties.Metadata.TypedFilterMetadata = map[string]*anypb.Any{headers.MetadataUsage: packed}
+	return e
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	whole := &aiv3.TokenUsage{InputTokens: tokens(7), OutputTokens: tokens(11), ExtractionStatus: aiv3.TokenUsage_COMPLETE}
+	partial := proto.Clone(whole).(*aiv3.TokenUsage)
+	partial.ExtractionStatus = aiv3.TokenUsage_PARTIAL
+	for name, c := range map[string]struct {
+		in   proto.Message
+		want Usage
+	}{
+		"whole":              {whole, Usage{7, 11, true}},
+		"no completion":      {&aiv3.TokenUsage{InputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{7, 0, true}},
+		"nothing":            {&aiv3.TokenUsage{InputTokens: tokens(0), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{0, 0, true}},
+		"a part was lost":    {partial, Usage{}},
+		"failed":             {&aiv3.TokenUsage{ExtractionStatus: aiv3.TokenUsage_FAILED}, Usage{}},
+		"only the sum":       {&aiv3.TokenUsage{ProviderTotalTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
+		"only a completion":  {&aiv3.TokenUsage{OutputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
+		"absurd":             {&aiv3.TokenUsage{InputTokens: tokens(math.MaxUint64), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
+		"something else":     {wrapperspb.String("x"), Usage{}},
+		"absurd in one only": {&aiv3.TokenUsage{InputTokens: tokens(1), OutputTokens: tokens(1 << 41), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
+	} {
+		record := told(t, c.in)
+		e := newEntry(headers.LogRequests, record)
+		if diff := cmp.Diff(c.want, e.Usage); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+		if e.Notes[headers.NoteTenant] != "acme" {
+			t.Errorf("%s: the notes became %v", name, e.Notes)
+		}
+		// What is not over has no usage, whatever the record has.
+		record.CommonProperties.AccessLogType = datav3.AccessLogType_DownstreamPeriodic
+		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (Usage{}) || soFar.Notes[headers.NoteTenant] != "acme" {
+			t.Errorf("%s: so far %+v", name, soFar)
+		}
+		record.CommonProperties.AccessLogType = datav3.AccessLogType_UpstreamEnd
+		if attempt := newEntry(headers.LogAttempts, record); attempt.Usage != (Usage{}) {
+			t.Errorf("%s: an attempt has %+v", name, attempt.Usage)
+		}
+	}
+}
+
+func TestTokensAreCountedOnce(t *testing.T) {
+	t.Parallel()
+	r, m := NewRequests(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
+	record := Record(r, m)
+	for _, id := range []string{"a", "b", "c"} {
+		r.Begin(Begun{ID: id, Model: "chat"}).Decided("chat", "chat-0", 0)
+	}
+	known := final("a")
+	known.Usage = Usage{Prompt: 7, Completion: 11, Known: true}
+	soFar := final("a")
+	soFar.Interim = true
+	attempt := known
+	attempt.Log = headers.LogAttempts
+	embedded := final("b")
+	embedded.Usage = Usage{Prompt: 5, Known: true}
+	foreign := known
+	foreign.RequestID, foreign.Model = "d", "gone"
+	for _, e := range []Entry{soFar, attempt, known, embedded, final("c"), foreign} {
+		record(e)
+	}
+	want := []string{
+		`sluice_tokens_total{kind="completion",model="chat"} 11`,
+		`sluice_tokens_total{kind="completion",model="other"} 11`,
+		`sluice_tokens_total{kind="prompt",model="chat"} 12`,
+		`sluice_tokens_total{kind="prompt",model="other"} 7`,
+	}
+	if diff := cmp.Diff(want, scrape(t, m, "sluice_tokens_total")); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	got := map[string][2]int64{}
+	rows, _ := r.List(0)
+	for _, row := range rows {
+		got[row.ID] = [2]int64{row.PromptTokens, row.CompletionTokens}
+	}
+	if diff := cmp.Diff(map[string][2]int64{"a": {7, 11}, "b": {5, 0}, "c": {}, "d": {7, 11}}, got); diff != "" {
+		t.Errorf("the list of requests (-want +got)\n%s", diff)
+	}
+}
+
+func TestRejectedByReason(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	for _, q := range []Request{
+		{Model: "chat", Status: 429, Code: "queue_full", Source: headers.SourceGateway},
+		{Model: "chat", Status: 429, Code: "queue_full", Source: headers.SourceGateway},
+		{Model: "chat", Status: 429, Code: "rate_limited", Source: headers.SourceGateway},
+		{Status: 401, Code: "invalid_api_key", Source: headers.SourceGateway},
+		{Model: "chat", Code: "queue_timeout", Source: headers.SourceGateway}, // its client had left
+		{Model: "chat", Status: 429, Source: headers.SourceEngine},
+		{Model: "chat", Status: 200, Source: headers.SourceEngine},
+	} {
+		m.Finished(q)
+	}
+	want := []string{
+		`sluice_rejected_total{model="",reason="invalid_api_key"} 1`,
+		`sluice_rejected_total{model="chat",reason="queue_full"} 2`,
+		`sluice_rejected_total{model="chat",reason="rate_limited"} 1`,
+	}
+	if diff := cmp.Diff(want, scrape(t, m, "sluice_rejected_total")); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
