@@ -273,7 +273,7 @@ func (l listener) Freed(model string) {
 	l.c.mu.Lock()
 	defer l.c.unlock()
 	if g, ok := l.c.gates[model]; ok {
-		g.ask.freed()
+		g.ask.forget() // tokens may have come back too
 		l.c.pump(g, time.Now())
 	}
 }

@@ -205,6 +205,9 @@ func (c *Controller) settle(l *Lease, actual int) {
 	} else {
 		l.correction = correction
 	}
+	if correction > 0 {
+		l.gate.ask.forget() // what was wanting may be there now
+	}
 	if correction != 0 {
 		c.pump(l.gate, now)
 	}

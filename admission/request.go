@@ -18,6 +18,9 @@ type Slot struct {
 	Replica string
 	// Limit is how many requests the replica may have at once over all gateways; 0 is no limit.
 	Limit int
+	// Full is called, without a lock and before Unplace, when other gateways have filled the replica. Place must then not offer it for a
+	// moment, and Kick must be called after it. nil: Place is called again after a while.
+	Full func()
 }
 
 // Request asks for a lease.

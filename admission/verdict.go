@@ -56,6 +56,9 @@ func (c *Controller) accept(g *gate, batch []*waiter, verdicts []Verdict) []func
 		case w.gone:
 		default:
 			w.state = judging
+			if full := w.slot.Full; full != nil && v.Reason == ReplicaFull {
+				unplaces = append(unplaces, full)
+			}
 			if w.placed && w.Unplace != nil {
 				unplaces = append(unplaces, w.Unplace)
 			}
@@ -157,6 +160,9 @@ func (c *Controller) reasons(g *gate, batch []*waiter, verdicts []Verdict, now t
 		v := &verdicts[i]
 		switch v.Reason {
 		case ModelConcurrency, ReplicaFull:
+			if v.Reason == ReplicaFull && w.slot.Full != nil {
+				break // Place knows it now, and finds another replica or none
+			}
 			if pause == 0 {
 				pause = g.ask.patience.next()
 			}

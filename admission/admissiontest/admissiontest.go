@@ -32,6 +32,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"tenant streams":   tenantStreams,
 		"tenant prefill":   tenantPrefill,
 		"settle":           settle,
+		"settle wakes":     settleWakes,
 		"order":            order,
 		"no passing":       noPassing,
 		"timeout":          timeout,
@@ -350,6 +351,16 @@ func settle(b *bench) {
 		}
 		return err == nil
 	})
+}
+
+// settleWakes: tokens that come back are there for those who wait for tokens. Without them the wait would be 50 s.
+func settleWakes(b *bench) {
+	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
+	first := b.admit(admission.Request{Tokens: 600})
+	waiting := b.queue(admission.Request{Tokens: 500, Timeout: 2 * time.Minute})
+	first.Release()
+	first.Settle(50)
+	b.get(waiting)
 }
 
 // order: bands, and tenants by weight inside them.

@@ -145,6 +145,47 @@ func TestChangedLimits(t *testing.T) {
 	}
 }
 
+// TestBooks: what an operator changes at one gateway holds at the other a heartbeat later, and outlives both.
+func TestBooks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
+	open := func() *limits.Book {
+		var book *limits.Book
+		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
+			err := book.Reload(ctx)
+			return book.Version(), err
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		book = limits.New(limits.Config{Backend: s})
+		if err := book.Sync(t.Context(), file); err != nil {
+			t.Fatal(err)
+		}
+		runStore(t, s)
+		until(t, "it is up", func() bool { return s.Status().Up })
+		return book
+	}
+	holds := func(b *limits.Book, want int64) bool {
+		e, ok := b.Get("model/chat")
+		return ok && e.Values["max_concurrent_requests"] == want
+	}
+	one, two := open(), open()
+	three := int64(3)
+	if _, err := one.Patch(t.Context(), "model/chat", map[string]*int64{"max_concurrent_requests": &three}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the other one has it", func() bool { return holds(two, 3) })
+	if !holds(open(), 3) {
+		t.Error("a new gateway does not have it")
+	}
+	got := server.Client().HGet(t.Context(), "{sluice}:model:chat", "max_concurrent_requests").Val()
+	if got != "3" {
+		t.Errorf("in Redis it is %q", got)
+	}
+}
+
 func TestURLs(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{

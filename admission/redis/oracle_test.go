@@ -199,9 +199,9 @@ func TestOracle(t *testing.T) {
 	for name, start := range servers(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seen := map[admission.Reason]int{}
+			url, seen := redistest.URL(start(t)...), map[admission.Reason]int{}
 			for seed := range uint64(3) {
-				cfg := Config{URL: redistest.URL(start(t)...), Gateway: fmt.Sprint("oracle", seed), Deployment: fmt.Sprint("d", seed),
+				cfg := Config{URL: url, Gateway: fmt.Sprint("oracle", seed), Deployment: fmt.Sprint("d", seed),
 					Lease: 300 * time.Millisecond, Timeout: time.Second}
 				s, err := New(cfg)
 				if err != nil {

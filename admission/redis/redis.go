@@ -19,6 +19,8 @@
 // has been refilled since). All gateways that were without the store share again at one agreed moment, so that none is granted what another has
 // admitted alone. A script that Redis runs too late, because it was paused, finds that its time is over and does nothing.
 //
+// Buckets are as in process, but for one thing: a limit that is taken away and set again finds its bucket as it was, not full.
+//
 // When Redis comes back empty, the first gateway to find that begins a new epoch. Nothing is granted during its first two seconds, in which all
 // gateways tell their leases and how full the buckets were when they last saw them.
 //
@@ -235,12 +237,13 @@ func (s *Store) failed(err error) {
 		s.setSharedLocked(false)
 	}
 	s.quiet = false
+	first := s.status.Errors == 0
 	s.status.Errors++
 	s.status.LastError = err.Error()
 	calls := s.calls
 	s.calls = nil
 	s.mu.Unlock()
-	if was {
+	if was || first {
 		s.cfg.Log.Warn("redis does not answer: going on with this gateway's share of the limits", zap.Error(err))
 	}
 	for _, c := range calls {

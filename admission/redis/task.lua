@@ -13,7 +13,7 @@ if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
 if verb == 'end' then
   forget(id)
   if release(id, v[1], tenant, v[4], false) then adjust(v[1], tenant, number, 0) end
-  announce(gateway)
+  announce('') -- to this gateway too: the task may have been another's
   save()
   publish('E', gateway, id)
 elseif verb == 'renew' then

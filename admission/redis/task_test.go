@@ -147,6 +147,18 @@ func TestTasksAlone(t *testing.T) {
 	wantError(t, s.EndTask(ctx, "acme", "renewed", nothing), admission.ErrUnknownTask)
 }
 
+// TestForeignTaskFrees: who ends a task of another gateway hears itself that there is room now.
+func TestForeignTaskFrees(t *testing.T) {
+	t.Parallel()
+	all := stores(t, 2, Config{}, redistest.Start(t))
+	heard := &ear{}
+	all[1].Attach(heard)
+	wantReasons(t, acquire(all[0], task("a", "", time.Minute), task("b", "", time.Minute)), admission.Granted, admission.Granted)
+	wantReasons(t, acquire(all[1], limited("c", 2)), admission.ModelConcurrency)
+	wantError(t, all[1].EndTask(t.Context(), "acme", "a", nothing), nil)
+	until(t, "it is told", func() bool { return heard.freed("chat") > 0 })
+}
+
 // TestReleasedTask: a task that nobody began leaves nothing behind.
 func TestReleasedTask(t *testing.T) {
 	t.Parallel()

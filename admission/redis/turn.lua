@@ -33,6 +33,10 @@ end
 function changes.S()
   local name, tenant, tokens = arg(), arg(), num()
   adjust(name, tenant, tokens, 0)
+  if tokens > 0 then
+    free('model', name)
+    free('tenant', tenant)
+  end
 end
 
 -- K: a lease is there. It is renewed, or put back, or new: then it is charged what it owes.

@@ -43,7 +43,6 @@ func Tasks(n int, seed uint64) []Task {
 	for i := range tasks {
 		takes := math.Pow(120, rng.Float64())       // log-uniform between 1 s and 120 s
 		prompt := 100 * math.Pow(20, rng.Float64()) // log-uniform between 100 and 2,000
-		const pace = 30                             // tokens a second of the answer
 		tasks[i] = Task{Tokens: int(prompt + pace*takes), Takes: time.Duration(takes * float64(time.Second))}
 	}
 	return tasks

@@ -60,6 +60,30 @@ type counter struct {
 	// prefill counts those of load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
+	// fullUntil is when other gateways are asked again whether they have filled it, in Unix nanoseconds; 0 is now.
+	fullUntil atomic.Int64
+}
+
+// fullFor is how long a replica that other gateways have filled is not offered.
+const fullFor = 100 * time.Millisecond
+
+// fullElsewhere takes note that other gateways have filled the replica.
+func (d *Dispatcher) fullElsewhere(r replica) {
+	now := time.Now()
+	if before := r.fullUntil.Swap(now.Add(fullFor).UnixNano()); before < now.UnixNano() {
+		d.lookAgain(r, fullFor)
+	}
+}
+
+// lookAgain wakes who waits for the replica when it may be offered again.
+func (d *Dispatcher) lookAgain(r replica, after time.Duration) {
+	time.AfterFunc(after+time.Millisecond, func() {
+		if rest := time.Until(time.Unix(0, r.fullUntil.Load())); rest > 0 {
+			d.lookAgain(r, rest)
+			return
+		}
+		d.freed(r.id, "")
+	})
 }
 
 // take counts one more request unless a limit is reached. watched says that it counts as prefill until its first token.
@@ -92,6 +116,9 @@ func raise(n *atomic.Int64, limit int) bool {
 
 // full says that the replica takes no more now.
 func (r replica) full(load int64) bool {
+	if until := r.fullUntil.Load(); until != 0 && time.Now().UnixNano() < until {
+		return true
+	}
 	return r.limit > 0 && load >= int64(r.limit) || r.mostPrefill > 0 && r.prefill.Load() >= int64(r.mostPrefill)
 }
 
@@ -260,7 +287,11 @@ func (t *target) place(key uint64, ticket *Ticket) (admission.Slot, bool) {
 		}
 		if r := t.replicas[i]; r.take(ticket.watch) {
 			ticket.hold(t, i, t.list(key, i, loads))
-			return admission.Slot{Replica: r.id, Limit: r.limit}, true
+			slot := admission.Slot{Replica: r.id, Limit: r.limit}
+			if d := ticket.dispatcher; d.shared {
+				slot.Full = func() { d.fullElsewhere(r) }
+			}
+			return slot, true
 		}
 		// Another model that shares the replica was quicker. Look again: its load has changed.
 	}

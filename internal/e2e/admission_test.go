@@ -23,7 +23,6 @@ type turnstile struct {
 
 	mu    sync.Mutex
 	order []string
-	first bool
 }
 
 func newTurnstile(t *testing.T) *turnstile {

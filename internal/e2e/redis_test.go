@@ -269,3 +269,64 @@ func TestE2E_W6_LeasesOfStreamsOutliveTheirGateway(t *testing.T) {
 	}
 	streams.Wait()
 }
+
+func TestE2E_T2_AReplicaThatIsFullForOneGatewayIsFullForAll(t *testing.T) {
+	t.Parallel()
+	one, two := newGate(t), newGate(t)
+	redis := redistest.Start(t)
+	config := fmt.Sprintf(`
+redis: %s
+models:
+  - {name: m, launcher: upstream, upstreams: [%s, %s], admission: {max_per_replica: 2}}
+`, redistest.URL(redis), one.url, two.url)
+	gateways := []*gateway{start(t, config), start(t, config)}
+	for _, g := range gateways {
+		g.shared(true, 2)
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	var streams sync.WaitGroup
+	ask := func(g *gateway) {
+		streams.Go(func() {
+			if r, err := g.open(ctx, "/v1/completions", `{"model":"m","prompt":"the same","stream":true}`); err == nil {
+				io.Copy(io.Discard, r.Body)
+				r.Body.Close()
+			}
+		})
+	}
+	// Four slots on two servers. One prompt means one server at first; the second gateway has not seen that the first has filled it.
+	for range 2 {
+		ask(gateways[0])
+	}
+	eventually(t, "one server is full", func() error {
+		if n := one.running.Load() + two.running.Load(); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	for range 2 {
+		ask(gateways[1])
+	}
+	full := func() {
+		t.Helper()
+		eventually(t, "all four slots are taken", func() error {
+			if a, b := one.running.Load(), two.running.Load(); a != 2 || b != 2 {
+				return fmt.Errorf("%d and %d", a, b)
+			}
+			return nil
+		})
+	}
+	full()
+	for _, g := range gateways {
+		ask(g)
+	}
+	one.next <- struct{}{} // the next one that waits takes the slot, wherever it waits
+	full()
+	if a, b := one.most.Load(), two.most.Load(); a != 2 || b != 2 {
+		t.Errorf("%d and %d at once, two may be", a, b)
+	}
+	leave()
+	streams.Wait()
+	for _, g := range gateways {
+		g.awaitIdle("m")
+	}
+}
