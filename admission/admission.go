@@ -126,6 +126,7 @@ func (c *Controller) SetLimits(model string, l Limits) {
 		g.book.limits = l
 		g.book.bucket.resize(c.share(l.TokensPerMinute), now)
 		g.ask.forget()
+		g.note()
 		c.relink()
 		c.refuseHopeless(g, now)
 	}
@@ -148,18 +149,13 @@ func (c *Controller) anyGate(model string) *gate {
 
 // refuseHopeless ends the waiting of those whose tokens can no longer come in time.
 func (c *Controller) refuseHopeless(g *gate, now time.Time) {
+	ahead := map[*flow]int64{} // of those who stay
 	for _, w := range g.queue.all() {
-		if w.Admitted {
+		if err := c.hopeless(g, &w.arrival, ahead[w.flow], w.deadline.Sub(now)); err != nil {
+			c.refuse(w, err)
 			continue
 		}
-		f := w.flow
-		ahead := int64(0)
-		for o := f.waiting.first; o != nil && o != w; o = o.links[byTurn].next {
-			ahead += o.due()
-		}
-		if err := c.hopeless(g, &w.arrival, ahead, w.deadline.Sub(now)); err != nil {
-			c.refuse(w, err)
-		}
+		ahead[w.flow] += w.due()
 	}
 	for _, m := range g.members {
 		for _, w := range m.pool.queue.all() {
@@ -181,8 +177,9 @@ func (c *Controller) Remove(model string) {
 	}
 	now := time.Now()
 	delete(c.gates, model)
-	g.closed = true
+	g.closed, g.lacks = true, nil
 	c.retired[model] = g
+	members := g.members
 	c.relink()
 	for _, w := range g.queue.all() {
 		if w.home != &g.queue { // it may go elsewhere
@@ -191,6 +188,9 @@ func (c *Controller) Remove(model string) {
 			continue
 		}
 		c.refuse(w, ErrRemoved)
+	}
+	for _, m := range members { // who waits there for an answer of this one
+		c.pumpQueue(&m.pool.queue, now)
 	}
 	g.arm(c, 0)
 	for name, g := range c.retired {
@@ -255,7 +255,7 @@ func (c *Controller) link(p *pool) {
 		before[m.gate.model] = m
 		m.gate.members = without(m.gate.members, m)
 	}
-	p.members, p.lightest = nil, maxWeight
+	p.members, p.lightest, p.spare = nil, maxWeight, 0
 	for _, model := range p.models {
 		g, ok := c.gates[model]
 		if !ok || p.has(g) {
@@ -266,6 +266,9 @@ func (c *Controller) link(p *pool) {
 			m = &member{pool: p, gate: g}
 		}
 		p.members = append(p.members, m)
+		if g.spare {
+			p.spare++
+		}
 		p.lightest = min(p.lightest, g.book.limits.weight())
 		g.members = append(g.members, m)
 	}

@@ -40,12 +40,16 @@ func (c *Controller) enter(a *arrival) (*Lease, *waiter, error) {
 		return nil, w, err
 	}
 	if g := c.direct(q, t, a, now); g != nil {
+		g.passed(a)
 		return c.lease(g, t, a, now), nil, nil
 	}
 	if a.once {
 		return nil, nil, c.postponed(q, t, a, now)
 	}
 	w, err := c.enqueue(q, t, a, now)
+	if w != nil && w.state == decided { // it was its turn before those who wait
+		return w.lease, nil, w.err
+	}
 	return nil, w, err
 }
 
@@ -114,7 +118,7 @@ func (c *Controller) direct(q *queue, t *tenant, a *arrival, now time.Time) *gat
 		}
 		return nil
 	}
-	if q.bands[a.band].flows[t.name] != nil {
+	if f := q.bands[a.band].flows[t.name]; f != nil && f.parked || q.pool.spare == 0 && !a.Admitted {
 		return nil
 	}
 	m := q.pool.offer(a.cost,
@@ -141,9 +145,11 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 	q.push(w)
 	c.hold(w, 1)
 	for _, g := range q.gates() {
-		if next, _ := g.next(c, now); next == w && !evicted {
-			g.arm(c, g.known(a, now))
-		} else if evicted {
+		switch next, _ := g.next(c, now); {
+		case w.state == decided:
+		case next == w && g.crowd() == 1: // it has just been tried
+			g.await(c, w, now)
+		case next == w || evicted:
 			c.pump(g, now)
 		}
 	}

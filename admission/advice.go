@@ -137,6 +137,9 @@ func (c *Controller) postpone(q *queue, a *arrival, now time.Time) time.Duration
 		if wait, tokens := c.stay(m.gate, a, slot, now); !known || wait < best {
 			best, bestTokens, known = wait, tokens, true
 		}
+		if q.pool.spare == 0 && best == slot {
+			break // where no model has room, none has a shorter wait
+		}
 	}
 	return advised(best, bestTokens)
 }
@@ -152,7 +155,7 @@ func advised(wait, tokens time.Duration) time.Duration {
 // stay is how long to stay away from one model, and how much of that is for tokens.
 func (c *Controller) stay(g *gate, a *arrival, slot time.Duration, now time.Time) (wait, tokens time.Duration) {
 	if c.shared != nil {
-		tokens = g.ask.tokens(now)
+		tokens = g.ask.tokens(a, now)
 	} else {
 		ahead := int64(0)
 		for b := bands - 1; b >= a.band; b-- {

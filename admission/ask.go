@@ -33,12 +33,19 @@ type inquiry struct {
 	// out: a question is on its way, about asked.
 	out   bool
 	asked []*waiter
+	// claims are what they asked for.
+	claims []Claim
+	// freedSince and kickedSince: something became free after the question had left, so that the answer may not know of it.
+	freedSince, kickedSince bool
 	// batch is how many the next question is about.
 	batch int
 	// Until then nobody up to this band is asked about again, for this reason.
 	until  time.Time
 	band   int
 	reason Reason
+	// need is how many tokens were lacking, if it was these. lax: who needs fewer is not held, because who needed so many has gone.
+	need int
+	lax  bool
 	// patience is the backoff for what ends at no known time.
 	patience backoff
 	// elsewhere is how many leases other gateways had when they were last seen.
@@ -46,13 +53,16 @@ type inquiry struct {
 }
 
 func (i *inquiry) holds(w *waiter, now time.Time) bool {
-	return i.reason != Granted && w.band <= i.band && now.Before(i.until)
+	return i.reason != Granted && w.band <= i.band && now.Before(i.until) && !i.spares(&w.arrival)
 }
 
-func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duration) {
-	if i.reason == Granted || band >= i.band || !now.Before(i.until) {
-		i.reason, i.band, i.until = reason, band, now.Add(wait)
+// hold reports whether it is this that holds now; of one answer the first reason does.
+func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duration) bool {
+	if i.reason == Granted || band > i.band || !now.Before(i.until) || i.lax && reason == ModelTokens {
+		i.reason, i.band, i.until, i.lax = reason, band, now.Add(wait), false
+		return true
 	}
+	return false
 }
 
 // forget lets the next question come at once.
@@ -60,6 +70,7 @@ func (i *inquiry) forget() { i.reason = Granted }
 
 // kicked is forget after a replica got a free slot.
 func (i *inquiry) kicked() {
+	i.kickedSince = i.out
 	if i.reason == ReplicaFull {
 		i.forget()
 	}
@@ -67,14 +78,33 @@ func (i *inquiry) kicked() {
 
 // freed is forget after a lease has ended.
 func (i *inquiry) freed() {
+	i.freedSince = i.out
 	if i.reason != ModelTokens {
 		i.forget()
 	}
 }
 
+// answered ends the question, and lets the next come at once if the answer may be too old.
+func (i *inquiry) answered() {
+	if i.freedSince && i.reason == ModelConcurrency || (i.freedSince || i.kickedSince) && i.reason == ReplicaFull {
+		i.forget()
+	}
+	i.out, i.asked, i.claims, i.freedSince, i.kickedSince = false, nil, nil, false, false
+}
+
+// outdated reports whether the limits that the n-th of those asked was held against are others now.
+func (i *inquiry) outdated(n int, g *gate) bool {
+	return i.claims[n].Limits != g.book.limits || i.claims[n].TenantLimits != i.asked[n].tenant.limits
+}
+
+// spares reports whether it is only those that need more tokens who are held.
+func (i *inquiry) spares(a *arrival) bool {
+	return i.reason == ModelTokens && i.lax && a.Tokens < i.need
+}
+
 // tokens is how long the model's tokens are known to take.
-func (i *inquiry) tokens(now time.Time) time.Duration {
-	if i.reason != ModelTokens {
+func (i *inquiry) tokens(a *arrival, now time.Time) time.Duration {
+	if i.reason != ModelTokens || i.spares(a) {
 		return 0
 	}
 	return max(i.until.Sub(now), 0)
@@ -136,13 +166,12 @@ func (c *Controller) bind(w *waiter, now time.Time) {
 				return false
 			}
 		}
-		return g.takes(&w.arrival) && !g.ask.holds(w, now) && p.queue.bands[w.band].flows[w.Tenant] == nil &&
+		return g.takes(&w.arrival) && !g.holds(w, now) && p.queue.bands[w.band].flows[w.Tenant] == nil &&
 			(g.ask.out || g.clear(c, &w.arrival, now))
 	}, func(*gate) bool { return true })
 	if m == nil {
 		p.queue.push(w)
 		c.pumpQueue(&p.queue, now)
-		c.greet(&p.queue, now)
 		return
 	}
 	w.tried = append(w.tried, m.gate)
@@ -162,10 +191,16 @@ func (c *Controller) inquire(g *gate, now time.Time) {
 		for _, m := range g.members {
 			c.greet(&m.pool.queue, now)
 		}
+		if g.loosen() {
+			c.pump(g, now)
+		}
+		for _, m := range g.members {
+			c.unstick(m.pool, now)
+		}
 		return
 	}
-	g.ask.out, g.ask.asked = true, batch
 	claims := make([]Claim, len(batch))
+	g.ask.out, g.ask.asked, g.ask.claims = true, batch, claims
 	for i, w := range batch {
 		claims[i] = c.claimOf(g, w)
 	}
@@ -186,7 +221,10 @@ func (c *Controller) gather(g *gate, now time.Time) ([]*waiter, time.Duration) {
 		if w == nil {
 			break
 		}
-		if !w.Admitted && g.ask.holds(w, now) {
+		if !w.Admitted && g.holds(w, now) {
+			if g.ask.reason == ModelTokens {
+				g.lacks = w
+			}
 			return batch, g.ask.until.Sub(now)
 		}
 		if w.Place != nil {
@@ -227,6 +265,9 @@ func (c *Controller) claim(l *Lease, task *TaskClaim, tokens int) Claim {
 
 // greet makes those wait who have come, and were not let in by the first answer. It does nothing while an answer may still come.
 func (c *Controller) greet(q *queue, now time.Time) {
+	if len(q.fresh) == 0 || q.pool != nil && q.pool.quiet {
+		return
+	}
 	for _, g := range q.gates() {
 		if g.ask.out {
 			return
@@ -256,8 +297,8 @@ func (c *Controller) denies(q *queue, w *waiter, now time.Time) error {
 	if t.denied != Granted && t.denied != TenantPrefill && !w.Admitted {
 		return &Refused{Reason: t.denied, RetryAfter: jittered(max(t.until.Sub(now), 0)), Quota: c.quota(t, now)}
 	}
-	if g := q.gate; g != nil && !w.once && !w.Admitted && g.ask.holds(w, now) && now.Add(g.ask.tokens(now)).After(w.deadline) {
-		return &Refused{Reason: ModelTokens, RetryAfter: jittered(g.ask.tokens(now)), Quota: c.quota(t, now)}
+	if g := q.gate; g != nil && !w.once && !w.Admitted && g.holds(w, now) && now.Add(g.ask.tokens(&w.arrival, now)).After(w.deadline) {
+		return &Refused{Reason: ModelTokens, RetryAfter: jittered(g.ask.tokens(&w.arrival, now)), Quota: c.quota(t, now)}
 	}
 	if w.once {
 		return c.postponed(q, t, &w.arrival, now)

@@ -83,6 +83,9 @@ func (t *tenant) hold(w *waiter, n int) {
 		t.waiting += n
 		t.waitingTokens += int64(n * w.Tokens)
 	}
+	if t.waiters == 0 {
+		t.denied = Granted // it was said of those who are gone
+	}
 }
 
 // idle reports whether nobody would miss the tenant.

@@ -57,18 +57,19 @@ func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bo
 // has more than the arrival's will have; otherwise two tenants would push each other out in turn.
 func (q *queue) victims(t *tenant, a *arrival, places int, bytes int64) ([]*waiter, bool) {
 	var victims []*waiter
+	helps := func(w *waiter) bool { return places > 0 && !w.fresh || bytes > 0 && w.Bytes > 0 }
 	add := func(w *waiter) bool {
 		victims = append(victims, w)
-		places--
+		if !w.fresh { // a fresh one has no place yet
+			places--
+		}
 		bytes -= int64(w.Bytes)
 		return places <= 0 && bytes <= 0
 	}
 	for b := range a.band {
 		for w := q.bands[b].all.last; w != nil; w = w.links[byArrival].prev {
-			if places > 0 || w.Bytes > 0 {
-				if add(w) {
-					return victims, true
-				}
+			if helps(w) && add(w) {
+				return victims, true
 			}
 		}
 	}
@@ -86,6 +87,9 @@ func (q *queue) victims(t *tenant, a *arrival, places int, bytes int64) ([]*wait
 	}
 	left := int64(longest.count)
 	for w := longest.waiting.last; w != nil; w = w.links[byTurn].prev {
+		if !helps(w) {
+			continue
+		}
 		if mine*longest.tenant.limits.weight() >= left*t.limits.weight() {
 			return nil, false
 		}

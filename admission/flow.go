@@ -217,11 +217,15 @@ func (b *band) join(w *waiter, front bool) {
 	w.flow.count++
 	w.flow.tokens += w.due()
 	b.count(w, 1)
-	if front {
-		b.all.insert(w, b.all.first)
-	} else {
+	if !front {
 		b.all.insert(w, nil)
+		return
 	}
+	at := b.all.first
+	for n := 0; n < mostAsked && at != nil && at.came.Before(w.came); n++ {
+		at = at.links[byArrival].next
+	}
+	b.all.insert(w, at) // those before it are older, so that the first is the oldest
 }
 
 // remove takes w out, wherever it stands. One that goes has been served: its flow pays.
@@ -411,7 +415,11 @@ func (q *queue) remove(w *waiter, served bool) {
 	q.bytes -= int64(w.Bytes)
 	if w.fresh {
 		q.news--
-		q.fresh = slices.DeleteFunc(q.fresh, func(other *waiter) bool { return other == w })
+		if q.fresh[0] == w { // mostly
+			q.fresh = q.fresh[1:]
+		} else if i := slices.Index(q.fresh, w); i > 0 {
+			q.fresh = slices.Delete(q.fresh, i, i+1)
+		}
 	}
 	q.bands[w.band].remove(w, served)
 }

@@ -11,6 +11,8 @@ type gate struct {
 	closed bool
 	// members are its places in pools, whose queues it serves beside its own.
 	members []*member
+	// spare: there may be one more lease, as its pools have noted.
+	spare bool
 	// In each band the gate's own queue and those of its pools take turns by tokens (start-time fair queueing): the source with the
 	// smallest tag is next.
 	tags, virtual [bands]int64
@@ -21,6 +23,8 @@ type gate struct {
 	pace  pace
 	// timer fires when the tokens of the next in order are there, or when it is time to ask again.
 	timer *time.Timer
+	// lacks is the next in order if it is tokens that it waits for. Where it is not, the next may have enough.
+	lacks *waiter
 	ask   inquiry
 }
 
@@ -79,18 +83,16 @@ func (g *gate) next(c *Controller, now time.Time) (*waiter, *member) {
 	return nil, nil
 }
 
-// crowded reports whether anybody waits that the gate might serve.
-func (g *gate) crowded() bool {
-	if g.queue.length > 0 {
-		return true
-	}
+// crowd is how many wait that the gate might serve.
+func (g *gate) crowd() int {
+	n := g.queue.length
 	for _, m := range g.members {
-		if m.pool.queue.length > 0 {
-			return true
-		}
+		n += m.pool.queue.length
 	}
-	return false
+	return n
 }
+
+func (g *gate) crowded() bool { return g.crowd() > 0 }
 
 // turns is how many admissions there are for each that an aged waiter gets before a higher band.
 const turns = 8
@@ -163,6 +165,29 @@ func (g *gate) served(w *waiter, from *member) {
 	g.turn = min(g.turn+1, turns-1)
 }
 
+// passed tells the order that one went that had not to wait. Who waits in a lower band, for more tokens than that, has been passed.
+func (g *gate) passed(a *arrival) {
+	if a.band > 0 && g.crowded() {
+		g.turn = min(g.turn+1, turns-1)
+	}
+}
+
+// note tells the pools whether there may be one more lease, after the leases or the limits have changed.
+func (g *gate) note() {
+	spare := g.book.free()
+	if spare == g.spare {
+		return
+	}
+	g.spare = spare
+	for _, m := range g.members {
+		if spare {
+			m.pool.spare++
+		} else {
+			m.pool.spare--
+		}
+	}
+}
+
 // room reports whether the model's own limits let the request go now.
 func (g *gate) room(a *arrival, now time.Time) bool {
 	return a.Admitted || g.book.free() && g.book.bucket.wait(int64(a.Tokens), now) == 0
@@ -215,18 +240,55 @@ func (c *Controller) pump(g *gate, now time.Time) {
 	for {
 		w, from := g.next(c, now)
 		if w == nil {
+			g.lacks = nil
 			g.arm(c, 0)
 			return
 		}
 		if !g.passes(&w.arrival, now) {
-			g.arm(c, g.known(&w.arrival, now))
+			g.await(c, w, now)
 			return
 		}
 		c.release(w, true)
 		g.served(w, from)
 		w.placed = w.Place != nil
 		w.decide(c.lease(g, w.tenant, &w.arrival, now), nil)
+		if from != nil {
+			c.unstick(from.pool, now)
+		}
 	}
+}
+
+// await waits for what the next in order lacks.
+func (g *gate) await(c *Controller, w *waiter, now time.Time) {
+	wait := g.known(&w.arrival, now)
+	if g.lacks = nil; wait > 0 {
+		g.lacks = w
+	}
+	g.arm(c, wait)
+}
+
+// loosen reports whether the gate has waited for the tokens of one that has gone, perhaps to another model of its pool, and ends that.
+func (g *gate) loosen() bool {
+	if g.lacks == nil || g.lacks.state != decided {
+		return false
+	}
+	g.lacks, g.ask.lax = nil, true
+	return true
+}
+
+// unstick lets those gates of a pool go on.
+func (c *Controller) unstick(p *pool, now time.Time) {
+	for _, m := range p.members {
+		if m.gate.loosen() {
+			c.pump(m.gate, now)
+		}
+	}
+}
+
+// holds reports whether w is not to be asked about yet.
+func (g *gate) holds(w *waiter, now time.Time) bool {
+	g.loosen()
+	return g.ask.holds(w, now)
 }
 
 // known is when the request can go if tokens, and nothing else that is known here, keep it waiting. Everything else announces itself.
@@ -261,8 +323,14 @@ func (c *Controller) pumpQueue(q *queue, now time.Time) {
 		c.pump(q.gate, now)
 		return
 	}
-	for _, m := range q.pool.members {
+	p := q.pool
+	was := p.quiet
+	p.quiet = true
+	for _, m := range p.members {
 		c.pump(m.gate, now)
+	}
+	if p.quiet = was; c.shared != nil {
+		c.greet(q, now)
 	}
 }
 
@@ -271,7 +339,8 @@ func (c *Controller) welcome(t *tenant, now time.Time) {
 	for n := t.parked.length; n > 0 && t.parked.cur != nil; n-- {
 		f := t.parked.cur
 		if t.full(f.waiting.first) {
-			return
+			t.parked.cur = f.next
+			continue
 		}
 		q := f.waiting.first.queue
 		t.unpark(f)

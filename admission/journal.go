@@ -55,11 +55,16 @@ func (j *journal) append(c *Controller, e entry) error {
 			return err
 		}
 	}
+	if e.Op == opAdd && !c.lives(e.ID) {
+		return nil // its end may have been written, and forgotten, before
+	}
 	line, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("admission: journal: %w", err)
 	}
 	if _, err := j.file.Write(append(line, '\n')); err != nil {
+		j.file.Close() // part of the line may be there, which would spoil the next
+		j.file = nil
 		return fmt.Errorf("admission: journal: %w", err)
 	}
 	j.lines++
@@ -94,6 +99,13 @@ func (j *journal) compactLocked(c *Controller) error {
 	}
 	j.file, j.lines, j.live = file, len(live), len(live)
 	return nil
+}
+
+// lives reports whether the task has not ended.
+func (c *Controller) lives(id string) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	return c.tasks.byID[id] != nil
 }
 
 func (c *Controller) liveTasks() []task {

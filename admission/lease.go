@@ -58,6 +58,7 @@ func (c *Controller) lease(g *gate, t *tenant, a *arrival, now time.Time) *Lease
 // take counts the lease.
 func (c *Controller) take(l *Lease, prefill bool) {
 	l.gate.book.leases++
+	l.gate.note()
 	l.tenant.running++
 	if l.prefill = prefill; prefill {
 		l.tenant.prefill++
@@ -134,6 +135,7 @@ func (c *Controller) end(l *Lease, used bool) {
 // forget takes the lease out of the book.
 func (c *Controller) forget(l *Lease) {
 	l.gate.book.leases--
+	l.gate.note()
 	l.tenant.running--
 	if l.prefill {
 		l.prefill = false

@@ -7,7 +7,11 @@ type pool struct {
 	name    string
 	models  []string
 	members []*member
-	queue   queue
+	// spare is how many of them may have one more lease.
+	spare int
+	queue queue
+	// quiet: its models are being asked one after the other, and before that is done nobody is told to wait.
+	quiet bool
 	// cursor is the member whose visit it is; visiting says that it has had this visit's credit.
 	cursor   int
 	visiting bool

@@ -174,7 +174,7 @@ func (c *crowd) tune(random *rand.Rand, m int) {
 	before, now := c.most[m].Load(), int64(1+random.IntN(crowdSlots+20))
 	c.most[m].Store(max(before, now))
 	c.SetLimits(crowdModels[m], Limits{
-		Weight: random.IntN(4), MaxConcurrent: int(now), TokensPerMinute: []int{0, 200, 60_000}[random.IntN(3)], MaxQueue: 1 + random.IntN(900),
+		Weight: random.IntN(4), MaxConcurrent: int(now), TokensPerMinute: []int{0, 200, 60_000}[random.IntN(3)], MaxQueue: 1 + random.IntN(550),
 	})
 	c.most[m].Store(now)
 }

@@ -120,6 +120,9 @@ const (
 	Stale
 )
 
+// ofLimits reports whether it is the limits of a model or of a tenant that stand in the way.
+func (r Reason) ofLimits() bool { return r >= ModelConcurrency && r <= TenantPrefill }
+
 // Quota is what a tenant has left.
 type Quota struct {
 	// Requests and Tokens a minute.

@@ -16,15 +16,22 @@ func (c *Controller) judge(g *gate, batch []*waiter, verdicts []Verdict) {
 	now := time.Now()
 	denied := c.reasons(g, batch, verdicts, now)
 	pools := c.putBack(denied)
-	g.ask.out, g.ask.asked = false, nil
+	g.ask.answered()
 	if granted := len(batch) - len(denied); granted == len(batch) {
 		g.ask.batch = min(2*g.ask.batch, mostAsked)
 	} else {
 		g.ask.batch = max(granted, 1)
 	}
+	for _, p := range pools {
+		p.quiet = true
+	}
 	c.pump(g, now)
 	for _, p := range pools {
+		p.quiet = false
 		c.pumpQueue(&p.queue, now)
+	}
+	for _, m := range g.members { // whose first may have gone by this model
+		c.unstick(m.pool, now)
 	}
 	c.greet(&g.queue, now)
 }
@@ -42,6 +49,8 @@ func (c *Controller) accept(g *gate, batch []*waiter, verdicts []Verdict) []func
 		v := &verdicts[i]
 		if v.Reason == Unavailable && !w.gone {
 			*v = c.alone(g, w, now)
+		} else if v.Reason.ofLimits() && g.ask.outdated(i, g) {
+			v.Reason = Stale
 		}
 		switch {
 		case v.Reason == Granted && v.Task != nil && !w.gone:
@@ -166,9 +175,13 @@ func (c *Controller) reasons(g *gate, batch []*waiter, verdicts []Verdict, now t
 			if pause == 0 {
 				pause = g.ask.patience.next()
 			}
-			g.ask.hold(v.Reason, bands-1, now, pause)
+			if g.ask.hold(v.Reason, bands-1, now, pause) {
+				g.lacks = nil
+			}
 		case ModelTokens:
-			g.ask.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond))
+			if g.ask.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond)) {
+				g.lacks, g.ask.need = w, w.Tokens
+			}
 		case Stale:
 			if w.stale++; w.stale > mostStale {
 				w.stale = 0
@@ -229,7 +242,7 @@ func (c *Controller) tenantDenied(w *waiter, v *Verdict, now time.Time) bool {
 // lost is why a waiter that was turned away does not wait on.
 func (c *Controller) lost(g *gate, w *waiter, v *Verdict, now time.Time) error {
 	switch {
-	case w.fresh && !w.once && w.home.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
+	case w == g.lacks && w.fresh && !w.once && w.home.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
 		return &Refused{Reason: ModelTokens, RetryAfter: jittered(v.Wait), Quota: v.Quota}
 	case w.leaving != nil:
 		return w.leaving

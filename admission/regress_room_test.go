@@ -1,0 +1,117 @@
+package admission
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// house is models and pools that change while requests come and go.
+type house struct {
+	*Controller
+	t      *testing.T
+	random *rand.Rand
+	pools  map[string][]string
+	wg     sync.WaitGroup
+	// checked counts the moments in which a model had room.
+	checked int
+}
+
+var houseModels = [...]string{"a", "b", "c", "d"}
+
+const houseCost = 200
+
+// change is anything that an operator may do.
+func (h *house) change() {
+	m := houseModels[h.random.IntN(len(houseModels))]
+	switch h.random.IntN(50) {
+	case 0:
+		h.Remove(m)
+	case 1, 2, 3:
+		h.SetLimits(m, Limits{MaxConcurrent: 1 + h.random.IntN(5), TokensPerMinute: []int{0, 600, 60_000}[h.random.IntN(3)],
+			MaxQueue: 1 + h.random.IntN(60), QueueTimeout: 20 * time.Second, Weight: h.random.IntN(5)})
+	case 4:
+		h.pools = map[string][]string{"p": {"a", "b", m}, "q": {m, "d"}}
+		h.SetPools(h.pools)
+	case 5:
+		h.SetTenants(map[string]TenantLimits{"t0": {MaxConcurrent: 1 + h.random.IntN(9)}, "t1": {TokensPerMinute: 3000, Weight: 3}})
+	}
+}
+
+// come is one request, for a model or a pool, that may leave before its turn.
+func (h *house) come() {
+	r := Request{Model: houseModels[h.random.IntN(len(houseModels))], Tenant: "t" + strconv.Itoa(h.random.IntN(4)),
+		Tokens: h.random.IntN(houseCost), Bytes: h.random.IntN(1000), Priority: Priority(h.random.IntN(3) - 1)}
+	if h.random.IntN(2) == 0 {
+		r.Model, r.Pool = "", []string{"p", "q"}[h.random.IntN(2)]
+	}
+	patience, length, cost := pause(h.random, 30*time.Second), pause(h.random, 2*time.Second), h.random.IntN(2*houseCost)
+	h.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if l, err := h.Admit(ctx, r); err == nil {
+			time.Sleep(length)
+			l.Settle(cost)
+			l.Release()
+		}
+	})
+	synctest.Wait()
+}
+
+// look fails the test when somebody waits for a model that has room for anybody.
+func (h *house) look() {
+	for _, m := range houseModels {
+		l, ok := h.Limits(m)
+		now := h.Stats(m)
+		if !ok || now.InFlight >= l.MaxConcurrent || l.TokensPerMinute > 0 && now.Tokens < houseCost {
+			continue
+		}
+		h.checked++
+		waiting := now.Queued
+		for p, models := range h.pools {
+			if slices.Contains(models, m) {
+				waiting += h.PoolStats(p).Queued
+			}
+		}
+		if waiting > 0 {
+			h.t.Errorf("%d wait beside %s with %+v of %+v", waiting, m, now, l)
+		}
+	}
+}
+
+// TestNobodyWaitsBesideRoom: whatever models, pools, limits and clients do, nobody waits at any moment for a model that has room, and
+// nothing is left in the end.
+func TestNobodyWaitsBesideRoom(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(8) {
+		synctest.Test(t, func(t *testing.T) {
+			h := &house{Controller: New(Config{Ageing: 200 * time.Millisecond}), t: t, random: rand.New(rand.NewPCG(seed, 5)),
+				pools: map[string][]string{"p": {"a", "b", "c"}, "q": {"c", "d"}}}
+			for _, m := range houseModels {
+				h.SetLimits(m, Limits{MaxConcurrent: 3, QueueTimeout: 20 * time.Second})
+			}
+			h.SetPools(h.pools)
+			for range 800 {
+				time.Sleep(pause(h.random, 80*time.Millisecond))
+				h.change()
+				h.come()
+				h.look()
+			}
+			h.wg.Wait()
+			for i := range 4 {
+				got := h.Tenant("t" + strconv.Itoa(i))
+				if got.Quota = (Quota{}); got != (TenantStats{}) {
+					t.Errorf("tenant %d: left over: %+v", i, got)
+				}
+			}
+			if h.checked < 50 || heldNow(h.Controller) != 0 {
+				t.Errorf("looked %d times, %d bytes left over", h.checked, heldNow(h.Controller))
+			}
+		})
+	}
+}

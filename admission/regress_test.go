@@ -1,0 +1,177 @@
+package admission
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestPoolOfOneThatWentElsewhere: the first of a pool's queue lacks tokens here and goes to another model. Who comes after it, and has
+// enough, goes here.
+func TestPoolOfOneThatWentElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := desk{New(Config{}), t}
+		d.SetLimits("a", Limits{TokensPerMinute: 600})
+		d.SetLimits("b", Limits{MaxConcurrent: 1})
+		d.SetPools(map[string][]string{"auto": {"a", "b"}})
+		d.admitted(d.ask(t.Context(), Request{Model: "a", Tokens: 300}), 0)
+		busy := d.ask(t.Context(), Request{Model: "b"})
+		large, own := d.pool(600), d.ask(t.Context(), Request{Model: "a", Tokens: 10})
+		d.admitted(own, 0) // its queue takes turns with the pool's
+		small := d.pool(10)
+		d.waits(large, small)
+		busy.release()
+		synctest.Wait()
+		d.admitted(large, 0)
+		d.admitted(small, 0)
+	})
+}
+
+// TestPoolOfOthersModels: a request may go to a model that no other of its tenant's may.
+func TestPoolOfOthersModels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newPool(t, Limits{MaxConcurrent: 1}, 1, 1)
+		only := func(model string) func(string) bool { return func(m string) bool { return m == model } }
+		d.admitted(d.ask(t.Context(), Request{Model: "m0"}), 0)
+		waiting := d.ask(t.Context(), Request{Pool: "auto", Allowed: only("m0")})
+		d.waits(waiting)
+		d.admitted(d.ask(t.Context(), Request{Pool: "auto", Allowed: only("m1")}), 0)
+		d.waits(waiting)
+		d.SetPools(nil)
+	})
+}
+
+// TestAgeingBesideThoseWhoNeverWait: small requests that find room at once take the tokens that a large one of a lower band waits
+// for, but not for ever.
+func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
+		d.request(300)
+		large := d.ask(t.Context(), Request{Tokens: 600, Priority: Batch})
+		for range 300 {
+			time.Sleep(time.Second)
+			go func() {
+				if l, err := d.Admit(t.Context(), Request{Model: "chat", Tokens: 10, Priority: Interactive}); err == nil {
+					l.Release()
+				}
+			}()
+			synctest.Wait()
+		}
+		if d.Stats("chat").Queued > 200 || large.get().lease == nil {
+			t.Errorf("still waiting after five minutes: %+v", d.Stats("chat"))
+		}
+		d.Remove("chat")
+	})
+}
+
+// TestEvictionOfNobodyInVain: for want of bytes, those who hold none stay, and for want of places those who have none.
+func TestEvictionOfNobodyInVain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := desk{New(Config{MaxQueueBytes: 100}), t}
+		d.SetLimits("chat", Limits{MaxConcurrent: 1})
+		d.request(0)
+		ask := func(tenant string, bytes int) *call { return d.ask(t.Context(), Request{Tenant: tenant, Bytes: bytes}) }
+		first, large, small := ask("a", 10), ask("a", 60), ask("a", 0)
+		d.waits(first, large, small)
+		d.waits(ask("b", 60))
+		d.refused(large, &Refused{Reason: Evicted}, 0)
+		d.waits(first, small)
+		d.Remove("chat")
+	})
+}
+
+// TestJournalAfterAFault: a line that could not be written spoils none of those after it.
+func TestJournalAfterAFault(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Journal: filepath.Join(t.TempDir(), "tasks")}
+	c := New(cfg)
+	c.SetLimits("chat", Limits{})
+	schedule := func() (Task, error) {
+		task, _, err := c.Schedule(t.Context(), TaskRequest{Model: "chat"})
+		return task, err
+	}
+	if _, err := schedule(); err != nil {
+		t.Fatal(err)
+	}
+	c.journal.file.Close()
+	if _, err := schedule(); err == nil {
+		t.Error("a task whose line was not written")
+	}
+	task, err := schedule()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := New(cfg)
+	if err := again.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Task(t.Context(), "", task.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestJournalOfOneThatEndedFirst: a task may end before its own line is written, and the journal be written anew in between.
+func TestJournalOfOneThatEndedFirst(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Journal: filepath.Join(t.TempDir(), "tasks")}
+	c := New(cfg)
+	if err := c.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	late := entry{Op: opAdd, Task: Task{ID: "tsk_1", Model: "chat", Expires: time.Now().Add(time.Hour)}}
+	if err := c.journal.append(c, late); err != nil {
+		t.Fatal(err)
+	}
+	again := New(cfg)
+	if err := again.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Task(t.Context(), "", "tsk_1"); err == nil {
+		t.Error("the task is back")
+	}
+}
+
+// TestPutBackIsNotTheOldest: one that was asked about in vain does not hide that another has waited longer.
+func TestPutBackIsNotTheOldest(t *testing.T) {
+	t.Parallel()
+	var q queue
+	waiters := make([]*waiter, 3)
+	for i := range waiters {
+		a := newArrival(Request{Tenant: name("tenant", i), Tokens: 1})
+		waiters[i] = &waiter{arrival: a, tenant: &tenant{name: a.Tenant}, came: time.Unix(int64(i), 0)}
+		q.push(waiters[i])
+	}
+	q.remove(waiters[1], true)
+	q.putBack(waiters[1], true)
+	if got := q.all(); !slices.Equal(got, waiters) {
+		t.Errorf("got %v, want them as they came", got)
+	}
+}
+
+// TestLimitsOfALongQueue: a change of limits looks at everybody once.
+func TestLimitsOfALongQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const waiting = 1000
+		d := newDesk(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
+		d.request(600)
+		calls := make([]*call, waiting)
+		for i := range calls {
+			calls[i] = d.request(10)
+		}
+		d.SetLimits("chat", Limits{TokensPerMinute: 120, QueueTimeout: time.Hour}) // 12 each minute
+		d.waits(calls[:710]...)
+		for _, c := range calls[730:] {
+			if c.get().err == nil {
+				t.Fatal("waits in vain")
+			}
+		}
+		d.Remove("chat")
+	})
+}
