@@ -56,6 +56,8 @@ type Controller struct {
 	retired map[string]*gate
 	pools   map[string]*pool
 	tenants map[string]*tenant
+	// closed: nobody waits any more.
+	closed bool
 	// held is the sum of the bytes of all who wait.
 	held     int64
 	tasks    tasks
@@ -196,6 +198,24 @@ func (c *Controller) Remove(model string) {
 	for name, g := range c.retired {
 		if g.idle(now) {
 			delete(c.retired, name)
+		}
+	}
+}
+
+// Close ends all waiting: who waits, and from now on who would have to, fails with ErrClosed. Leases stay, and who finds room is let
+// in.
+func (c *Controller) Close() {
+	c.mu.Lock()
+	defer c.unlock()
+	c.closed = true
+	for _, g := range c.gates {
+		for _, w := range g.queue.all() {
+			c.refuse(w, ErrClosed)
+		}
+	}
+	for _, p := range c.pools {
+		for _, w := range p.queue.all() {
+			c.refuse(w, ErrClosed)
 		}
 	}
 }

@@ -163,6 +163,9 @@ func newWaiter(a *arrival, q *queue, t *tenant, now time.Time) *waiter {
 
 // mayWait says why the request may not wait; if it may, there is room for it.
 func (c *Controller) mayWait(q *queue, t *tenant, a *arrival, now time.Time) error {
+	if c.closed {
+		return ErrClosed
+	}
 	bytes := t.waitingBytes
 	if !a.held {
 		bytes += int64(a.Bytes)

@@ -18,6 +18,8 @@ var (
 	ErrNeverFits = errors.New("admission: more tokens than there are in a minute")
 	// ErrTimeout means that the request has waited as long as it may.
 	ErrTimeout = errors.New("admission: waited too long")
+	// ErrClosed means that the request would have to wait, and that the Controller was closed.
+	ErrClosed = errors.New("admission: closed")
 	// ErrUnknownTask means that the tenant has no such task: it never was, has ended, or has expired.
 	ErrUnknownTask = errors.New("admission: unknown task")
 	// ErrUnavailable means that the shared state did not answer and nobody else knows.

@@ -117,7 +117,7 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	switch {
 	case errors.As(err, &refused):
 		return Task{}, max(refused.RetryAfter, time.Millisecond), nil
-	case errors.Is(err, ErrTimeout):
+	case errors.Is(err, ErrTimeout), errors.Is(err, ErrClosed):
 		return Task{}, c.later(&a), nil
 	case err != nil:
 		return Task{}, 0, err

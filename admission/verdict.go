@@ -246,6 +246,8 @@ func (c *Controller) lost(g *gate, w *waiter, v *Verdict, now time.Time) error {
 		return &Refused{Reason: ModelTokens, RetryAfter: jittered(v.Wait), Quota: v.Quota}
 	case w.leaving != nil:
 		return w.leaving
+	case c.closed:
+		return ErrClosed
 	case w.home.gate != nil && g.closed, w.home.pool != nil && len(w.home.pool.members) == 0:
 		return ErrRemoved
 	}

@@ -27,6 +27,11 @@ type Version struct {
 	TaskVariables map[Task]map[string]any
 	// Command is the program and its arguments, each one a text/template over Launch; see Render.
 	Command []string
+	// Flags says how {{.Flags}} writes the variables.
+	Flags FlagStyle
+	// Env is added to the environment of a replica, each value a text/template over Launch; see RenderEnv. A model's own
+	// environment wins over it.
+	Env map[string]string
 	// Image is the container image that holds the program. A local launch does not use it.
 	Image string
 	// Ready tells when a starting replica may serve: the first 2xx answer.
@@ -35,6 +40,21 @@ type Version struct {
 	Health Probe
 	// Slots says how many requests one replica works on at once.
 	Slots Slots
+	// Metrics says where a replica tells how busy it is.
+	Metrics Metrics
+}
+
+// Metrics names the gauges of a replica that tell how busy it is, in the text format of Prometheus. A gauge of several series counts
+// as their sum. An empty name is a gauge that the engine does not have.
+type Metrics struct {
+	// Path on the replica's own port, such as /metrics. Empty when the engine has no metrics of use.
+	Path string
+	// Running is the number of requests that are worked on.
+	Running string
+	// Waiting is the number of requests that wait inside the engine.
+	Waiting string
+	// KVUsage is the share of the cache of keys and values that is in use, from 0 to 1.
+	KVUsage string
 }
 
 // Probe is an HTTP GET that an engine answers with 2xx when all is well.
@@ -82,7 +102,7 @@ func (v Version) Serves(t Task) bool { return slices.Contains(v.Tasks, t) }
 
 // Builtin lists the engines that need no definition in the file. The result is the caller's own.
 func Builtin() []Engine {
-	return []Engine{sim(), llamaCpp()}
+	return []Engine{sim(), vllm(), sglang(), llamaCpp(), ollama(), tei(), fasterWhisper()}
 }
 
 // Find picks an engine's version out of a catalogue. An empty version is the engine's last.

@@ -111,16 +111,20 @@ func TestVersionCheck(t *testing.T) {
 		{"no command", func(v *Version) { v.Command = nil }, "command: required: the program and its arguments"},
 		{"template", func(v *Version) { v.Command = []string{"x", "{{.Port"} }, `command: command[1]:1: unclosed action`},
 		{"unknown name", func(v *Version) { v.Command = []string{"x", "{{.Prot}}"} },
-			"command: command[1]: {{.Prot}} is unknown; known are Name, Model, Registry, Task, Host, Port, Sluice, Variables, and {{.Flags}} as an argument of its own"},
+			"command: command[1]: {{.Prot}} is unknown; known are Name, Model, Registry, Task, Host, Port, GPUs, Sluice, Variables, and {{.Flags}} as an argument of its own"},
 		{"flags inside an argument", func(v *Version) { v.Command = []string{"x", "a{{.Flags}}"} },
-			"command: command[1]: {{.Flags}} is unknown; known are Name, Model, Registry, Task, Host, Port, Sluice, Variables, and {{.Flags}} as an argument of its own"},
+			"command: command[1]: {{.Flags}} is unknown; known are Name, Model, Registry, Task, Host, Port, GPUs, Sluice, Variables, and {{.Flags}} as an argument of its own"},
 		{"unknown name below", func(v *Version) {
 			v.Command = []string{"x", `{{if .Name}}{{with .Task}}{{$.Prot}}{{end}}{{else}}{{end}}`}
 		},
-			"command: command[1]: {{.Prot}} is unknown; known are Name, Model, Registry, Task, Host, Port, Sluice, Variables, and {{.Flags}} as an argument of its own"},
+			"command: command[1]: {{.Prot}} is unknown; known are Name, Model, Registry, Task, Host, Port, GPUs, Sluice, Variables, and {{.Flags}} as an argument of its own"},
 		{"probe path", func(v *Version) { v.Ready.Path = "health" }, "ready.path: must begin with /"},
 		{"probe pause", func(v *Version) { v.Health.Every = 0 }, "health.every: must be more than 0s"},
 		{"schema of a list", func(v *Version) { v.Schema["type"] = "array" }, "schema.type: must be object: variables have names"},
+		{"env", func(v *Version) { v.Env = map[string]string{"A": "{{.Prot}}"} },
+			"env.A: {{.Prot}} is unknown; known are Name, Model, Registry, Task, Host, Port, GPUs, Sluice, Variables, and {{.Flags}} as an argument of its own"},
+		{"env name", func(v *Version) { v.Env = map[string]string{"A=B": ""} }, "env.A=B: cannot be the name of an environment variable"},
+		{"metrics", func(v *Version) { v.Metrics = Metrics{Running: "x"} }, "metrics.path: must begin with /"},
 		{"slots", func(v *Version) { v.Slots.Variable = "parallel" }, "slots.variable: the schema has no variable parallel"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -3,6 +3,8 @@ package engines
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -20,8 +22,30 @@ func (v Version) Check() []Fault {
 	} else if _, err := parseCommand(v.Command); err != nil {
 		faults = append(faults, Fault{Path: []string{"command"}, Reason: err.Error()})
 	}
+	faults = append(faults, v.checkEnv()...)
 	faults = append(faults, v.Ready.check("ready")...)
-	return append(faults, v.Health.check("health")...)
+	faults = append(faults, v.Health.check("health")...)
+	return append(faults, v.Metrics.check()...)
+}
+
+func (v Version) checkEnv() []Fault {
+	var faults []Fault
+	for _, name := range slices.Sorted(maps.Keys(v.Env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			faults = append(faults, Fault{Path: []string{"env", name}, Reason: "cannot be the name of an environment variable"})
+		} else if _, err := parseTemplate("env."+name, v.Env[name]); err != nil {
+			reason := strings.TrimPrefix(err.Error(), "env."+name+": ") // the path says that already
+			faults = append(faults, Fault{Path: []string{"env", name}, Reason: reason})
+		}
+	}
+	return faults
+}
+
+func (m Metrics) check() []Fault {
+	if m.Running+m.Waiting+m.KVUsage == "" && m.Path == "" || strings.HasPrefix(m.Path, "/") {
+		return nil
+	}
+	return []Fault{{Path: []string{"metrics", "path"}, Reason: "must begin with /"}}
 }
 
 func (p Probe) check(name string) []Fault {

@@ -7,6 +7,7 @@
 package engines
 
 import (
+	"encoding/json"
 	"net/netip"
 	"time"
 )
@@ -46,6 +47,8 @@ type Model struct {
 	Discovered bool
 	// Desired is how many replicas there should be; 0 for upstreams, which are what they are.
 	Desired int
+	// Most is how many there may be: more than Desired come when requests wait for them.
+	Most int
 }
 
 // State is where a replica is in its life.
@@ -63,11 +66,15 @@ const (
 
 // Replica is one server of one model. It is a value: a changed replica is a new value in the next Snapshot.
 type Replica struct {
-	// ID is stable over restarts: "<model>-<n>" for local replicas, host:port for upstreams.
+	// ID is stable over restarts: "<model>-<n>" for local replicas, host:port for upstreams, with the path where there is one.
 	ID      string
 	Model   string
 	State   State
 	Address netip.AddrPort
+	// Host is what requests to an upstream say in their Host header; empty leaves them as they are.
+	Host string
+	// Transport is nil for a replica that is called by plain HTTP, and with nothing added.
+	Transport *Transport
 	// Launcher is where the replica came from.
 	Launcher Launcher
 	// PID is the process of a local replica, 0 otherwise.
@@ -80,4 +87,56 @@ type Replica struct {
 	Since time.Time
 	// Restarts counts the starts after the first.
 	Restarts int
+	// Resources are what a local replica takes of its host, as far as its model says.
+	Resources Resources
+	// GPUs are the UUIDs of its devices, separated by commas as CUDA_VISIBLE_DEVICES has them; empty where it was given none.
+	GPUs string
 }
+
+// Group is the name of the replica's Transport, empty for a plain one.
+func (r Replica) Group() string {
+	if r.Transport == nil {
+		return ""
+	}
+	return r.Transport.Group
+}
+
+// Transport is how servers are called for which plain HTTP is not enough. Replicas with different ones share nothing in Envoy, so that
+// the secrets of one never reach another. It is immutable, holds secrets, and prints as its group.
+type Transport struct {
+	// Group is a name for all replicas with the same content here. It tells nothing of the secrets, and has no #.
+	Group string
+	// TLS is nil where there is none.
+	TLS *TLS
+	// Prefix goes before the path of every request: a slash and more, without one at the end; or empty.
+	Prefix string
+	// Headers are set on every request, by name, whatever the client wrote; Authorization among them.
+	Headers []Header
+}
+
+// TLS is how a server proves who it is.
+type TLS struct {
+	// ServerName is the host name or IP address that its certificate must be for.
+	ServerName string
+	// CA holds the certificates, as PEM, one of which must have signed it; empty means those that the system trusts.
+	CA string
+	// Unchecked takes any certificate.
+	Unchecked bool
+}
+
+// Header is one header of a request.
+type Header struct{ Name, Value string }
+
+// String names the transport without its secrets.
+func (t *Transport) String() string {
+	if t == nil {
+		return "plain"
+	}
+	return t.Group
+}
+
+// GoString is String.
+func (t *Transport) GoString() string { return t.String() }
+
+// MarshalJSON is String as JSON, so that no dump of a replica holds a secret.
+func (t *Transport) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }

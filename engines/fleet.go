@@ -148,6 +148,6 @@ func compareIDs(a, b string) int {
 func (s *Snapshot) equal(o *Snapshot) bool {
 	return maps.Equal(s.Names, o.Names) && maps.EqualFunc(s.Models, o.Models, func(a, b *ModelSnapshot) bool {
 		return a.Name == b.Name && slices.Equal(a.Aliases, b.Aliases) && a.Task == b.Task && a.Launcher == b.Launcher &&
-			a.Discovered == b.Discovered && a.Desired == b.Desired && slices.Equal(a.Replicas, b.Replicas)
+			a.Discovered == b.Discovered && a.Desired == b.Desired && a.Most == b.Most && slices.Equal(a.Replicas, b.Replicas)
 	})
 }

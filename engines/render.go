@@ -22,6 +22,8 @@ type Launch struct {
 	// Host and Port are where the replica must listen.
 	Host string
 	Port int
+	// GPUs is how many devices the replica sees: 1 also when it shares one, 0 when its model asks for none.
+	GPUs int
 	// Sluice is the path of our own binary, for engines that live in it.
 	Sluice string
 	// Variables are the model's own. Render adds the schema's defaults and the task's variables.
@@ -30,15 +32,15 @@ type Launch struct {
 
 // launchFields are the names that a template may use, beside {{.Flags}}.
 func launchFields() []string {
-	return []string{"Name", "Model", "Registry", "Task", "Host", "Port", "Sluice", "Variables"}
+	return []string{"Name", "Model", "Registry", "Task", "Host", "Port", "GPUs", "Sluice", "Variables"}
 }
 
 // Render makes the command line of one replica: the program and its arguments, for exec, never for a shell.
 //
 // Each element of Command is a text/template over l. An element that is {{.Flags}} and nothing else becomes as many arguments
-// as the variables need: every variable that no other element names as {{.Variables.x}}, in order of name, by the rules of
-// Flags. A template that names a variable which neither the model nor a default gives is an error, and so is {{.Model}} for a
-// model without a source.
+// as the variables need: every variable that no other element and no entry of Env names as {{.Variables.x}}, in order of name, in the
+// version's FlagStyle. A template that names a variable which neither the model nor a default gives is an error, and so is
+// {{.Model}} for a model without a source.
 func (v Version) Render(l Launch) ([]string, error) {
 	if len(v.Command) == 0 {
 		return nil, errors.New("the engine version has no command")
@@ -56,7 +58,15 @@ func (v Version) Render(l Launch) ([]string, error) {
 			return nil, fmt.Errorf("the command names {{.Variables.%s}}, and nothing gives that variable a value", name)
 		}
 	}
-	return parsed.execute(l)
+	env, err := v.envVariables()
+	if err != nil {
+		return nil, err
+	}
+	flags, err := v.Flags.flags(l.Variables, slices.Concat(parsed.variables, env))
+	if err != nil {
+		return nil, err
+	}
+	return parsed.execute(l, flags)
 }
 
 // Source tells what the command makes of a model's source: whether it names {{.Model}} at all, and whether it cannot do without.
@@ -84,24 +94,44 @@ func parseCommand(arguments []string) (*command, error) {
 			c.arguments = append(c.arguments, nil)
 			continue
 		}
-		t, err := template.New(fmt.Sprintf("command[%d]", i)).Option("missingkey=error").Parse(text)
+		t, err := parseTemplate(fmt.Sprintf("command[%d]", i), text)
 		if err != nil {
-			return nil, plain(err)
+			return nil, err
 		}
 		c.arguments = append(c.arguments, t)
 		c.needsModel = c.needsModel || printsModel(t)
 		for _, field := range fieldsOf(t) {
-			if !slices.Contains(launchFields(), field[0]) {
-				return nil, fmt.Errorf("command[%d]: {{.%s}} is unknown; known are %s, and {{.Flags}} as an argument of its own",
-					i, field[0], strings.Join(launchFields(), ", "))
-			}
 			c.fields = append(c.fields, field[0])
-			if field[0] == "Variables" && len(field) > 1 {
-				c.variables = append(c.variables, field[1])
-			}
 		}
+		c.variables = append(c.variables, variablesOf(t)...)
 	}
 	return c, nil
+}
+
+// parseTemplate parses one template over Launch. The error begins with the label.
+func parseTemplate(label, text string) (*template.Template, error) {
+	t, err := template.New(label).Option("missingkey=error").Parse(text)
+	if err != nil {
+		return nil, plain(err)
+	}
+	for _, field := range fieldsOf(t) {
+		if !slices.Contains(launchFields(), field[0]) {
+			return nil, fmt.Errorf("%s: {{.%s}} is unknown; known are %s, and {{.Flags}} as an argument of its own",
+				label, field[0], strings.Join(launchFields(), ", "))
+		}
+	}
+	return t, nil
+}
+
+// variablesOf lists the variables that a template names.
+func variablesOf(t *template.Template) []string {
+	var names []string
+	for _, field := range fieldsOf(t) {
+		if field[0] == "Variables" && len(field) > 1 {
+			names = append(names, field[1])
+		}
+	}
+	return names
 }
 
 // printsModel tells whether a template writes {{.Model}} out, under no condition.
@@ -115,14 +145,10 @@ func printsModel(t *template.Template) bool {
 	})
 }
 
-func (c *command) execute(l Launch) ([]string, error) {
+func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	var line []string
 	for _, t := range c.arguments {
 		if t == nil {
-			flags, err := Flags(l.Variables, c.variables...)
-			if err != nil {
-				return nil, err
-			}
 			line = append(line, flags...)
 			continue
 		}

@@ -110,9 +110,9 @@ func TestRenderBuiltin(t *testing.T) {
 		{"llama-cpp", Launch{Model: "/models/a.gguf", Registry: "directory", Variables: map[string]any{"parallel": 2, "no_webui": true, "metrics": false}},
 			"llama-server --host 127.0.0.1 --port 9001 --model /models/a.gguf --alias m --no-webui --parallel 2"},
 		{"llama-cpp", Launch{Model: "org/repo", Registry: "huggingface", Task: Embedding, Variables: map[string]any{"pooling": "mean"}},
-			"llama-server --host 127.0.0.1 --port 9001 --hf-repo org/repo --alias m --embeddings --pooling mean"},
+			"llama-server --host 127.0.0.1 --port 9001 --hf-repo org/repo --alias m --embeddings --metrics --pooling mean"},
 		{"llama-cpp", Launch{Model: "/models/a.gguf", Task: Rerank, Variables: map[string]any{"tensor_split": []any{3, 1.5}, "lora": []any{"a", "b"}}},
-			"llama-server --host 127.0.0.1 --port 9001 --model /models/a.gguf --alias m --lora a,b --rerank --tensor-split 3,1.5"},
+			"llama-server --host 127.0.0.1 --port 9001 --model /models/a.gguf --alias m --lora a,b --metrics --rerank --tensor-split 3,1.5"},
 	} {
 		v, ok := Find(Builtin(), tt.engine, "")
 		if !ok {
@@ -152,6 +152,82 @@ func TestSource(t *testing.T) {
 		}
 		if _, err := v.Render(Launch{Name: "m", Task: Rerank}); tt.argument != "{{" && (err != nil) != tt.needed {
 			t.Errorf("%s without a source: %v", tt.argument, err)
+		}
+	}
+}
+
+func TestFlagStyles(t *testing.T) {
+	t.Parallel()
+	variables := map[string]any{"a_b": 1, "list": []any{"x,y", 2}, "off": false, "on": true, "unset": nil, "void": map[string]any{"k": "v"}}
+	for _, tt := range []struct {
+		style FlagStyle
+		want  []string
+	}{
+		{FlagStyle{Lists: ListArguments}, []string{"--a-b", "1", "--list", "x,y", "2", "--on", "--void", `{"k":"v"}`}},
+		{FlagStyle{Lists: ListArguments, Underscores: true}, []string{"--a_b", "1", "--list", "x,y", "2", "--on", "--void", `{"k":"v"}`}},
+		{FlagStyle{Lists: ListArguments, BooleanValues: true},
+			[]string{"--a-b", "1", "--list", "x,y", "2", "--off", "false", "--on", "true", "--void", `{"k":"v"}`}},
+	} {
+		v := Version{Command: []string{"run", "{{.Flags}}"}, Flags: tt.style}
+		got, err := v.Render(Launch{Variables: variables})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(append([]string{"run"}, tt.want...), got); diff != "" {
+			t.Errorf("%+v: %s", tt.style, diff)
+		}
+	}
+	for _, style := range []FlagStyle{{}, {Lists: ListCommas}} {
+		if got, err := style.flags(variables, nil); err == nil {
+			t.Errorf("%+v: an item with a comma became %q", style, got)
+		}
+	}
+	if got, err := (FlagStyle{Lists: ListArguments}).flags(map[string]any{"x": []any{true}}, nil); err == nil {
+		t.Errorf("a list of booleans became %q", got)
+	}
+}
+
+func TestRenderEnv(t *testing.T) {
+	t.Parallel()
+	v := Version{
+		Schema: map[string]any{"properties": map[string]any{"given": map[string]any{"default": 7}}},
+		Env: map[string]string{
+			"ADDRESS": "{{.Host}}:{{.Port}}", "PLAIN": "as it is", "EMPTY": "", "OFF": "{{.Variables.off}}", "LIST": "{{.Variables.list}}",
+			"OBJECT": "{{.Variables.object}}", "LARGE": "{{.Variables.large}}", "GIVEN": "{{.Variables.given}}", "ABSENT": "{{.Variables.absent}}",
+			"NULL": "{{.Variables.null}}", "BOTH": "{{.Variables.given}}{{.Variables.absent}}", "IF": "{{if .Variables.off}}yes{{else}}no{{end}}",
+		},
+		Command: []string{"run", "{{.Flags}}"},
+	}
+	launch := Launch{Host: "h", Port: 1, Variables: map[string]any{
+		"off": false, "list": []any{"a", 2}, "object": map[string]any{"k": 1}, "large": 1e6, "null": nil, "flag": 3}}
+	got, err := v.RenderEnv(launch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"ADDRESS": "h:1", "PLAIN": "as it is", "EMPTY": "", "OFF": "false", "LIST": "a,2", "OBJECT": `{"k":1}`,
+		"LARGE": "1000000", "GIVEN": "7", "IF": "no"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	command, err := v.Render(launch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"run", "--flag", "3"}, command); diff != "" {
+		t.Errorf("variables of the environment are flags too: %s", diff)
+	}
+	if len(launch.Variables) != 6 || launch.Variables["large"] != 1e6 {
+		t.Errorf("the model's own variables were changed: %v", launch.Variables)
+	}
+	for _, value := range []any{[]any{"a,b"}, []any{true}} {
+		if got, err := v.RenderEnv(Launch{Variables: map[string]any{"list": value}}); err == nil || !strings.HasPrefix(err.Error(), "variables.list: ") {
+			t.Errorf("%v became %v, error %v", value, got, err)
+		}
+	}
+	for text, want := range map[string]string{"{{.Prot}}": "env.X: {{.Prot}} is unknown", "{{": "env.X:1: unclosed action", "{{.Port.Number}}": "can't evaluate"} {
+		v := Version{Env: map[string]string{"X": text}, Command: []string{"run"}}
+		if _, err := v.RenderEnv(Launch{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q in it", text, err, want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package engines
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -221,67 +220,4 @@ func list(values []any) string {
 		words[i] = fmt.Sprint(value)
 	}
 	return strings.Join(words, ", ")
-}
-
-// Flags writes variables as command line flags, in order of name. Those named in except are left out.
-//
-// A name becomes --name with dashes for underscores. true is the flag alone; false and null are no flag at all (a flag that
-// switches something off is a variable of its own, such as no_webui). Numbers and strings follow as the next argument, the items of a
-// list joined by commas, an object as JSON. A list holds numbers and strings; a string with a comma in it cannot be told from two
-// and is an error.
-func Flags(variables map[string]any, except ...string) ([]string, error) {
-	var flags []string
-	for _, name := range slices.Sorted(maps.Keys(variables)) {
-		value := variables[name]
-		if value == nil || value == false || slices.Contains(except, name) {
-			continue
-		}
-		flags = append(flags, "--"+strings.ReplaceAll(name, "_", "-"))
-		if value == true {
-			continue
-		}
-		text, err := argument(value)
-		if err != nil {
-			return nil, fmt.Errorf("variables.%s: %w", name, err)
-		}
-		flags = append(flags, text)
-	}
-	return flags, nil
-}
-
-func argument(value any) (string, error) {
-	switch v := value.(type) {
-	case string:
-		return v, nil
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64), nil
-	case int, int64, uint64:
-		return fmt.Sprint(v), nil
-	case map[string]any:
-		text, err := json.Marshal(v)
-		return string(text), err
-	case []any:
-		return joined(v)
-	}
-	return "", fmt.Errorf("a value of type %T makes no argument", value)
-}
-
-func joined(items []any) (string, error) {
-	words := make([]string, len(items))
-	for i, item := range items {
-		switch item.(type) {
-		case string, float64, int, int64, uint64:
-		default:
-			return "", errors.New("a list may hold numbers and strings only")
-		}
-		word, err := argument(item)
-		if err != nil {
-			return "", err
-		}
-		if strings.Contains(word, ",") {
-			return "", errors.New("an item of a list must not hold a comma")
-		}
-		words[i] = word
-	}
-	return strings.Join(words, ","), nil
 }

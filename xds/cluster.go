@@ -55,7 +55,7 @@ func clusterFor(name string) *cluster.Cluster {
 		CircuitBreakers:               openBreakers(),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		UpstreamConnectionOptions:     &cluster.UpstreamConnectionOptions{TcpKeepalive: keepalive()},
-		TypedExtensionProtocolOptions: engineProtocol(),
+		TypedExtensionProtocolOptions: engineProtocol(nil, nil),
 	}
 }
 
@@ -117,7 +117,8 @@ func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 	for i, e := range ready {
 		hosts[i] = &endpointv3.LbEndpoint{
 			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
-				Address: socketAddress(e.address.Addr().String(), e.address.Port()),
+				Address:  socketAddress(e.address.Addr().String(), e.address.Port()),
+				Hostname: e.host, // what the route makes the Host header
 			}},
 			Metadata: ownMetadata(map[string]*structpb.Value{"replica": structpb.NewStringValue(e.id)}),
 		}
@@ -138,8 +139,16 @@ func socketAddress(host string, port uint16) *core.Address {
 }
 
 // engineProtocol is HTTP/1.1 to the engine. Its filter takes Sluice's own headers off after the replica was picked: on the route
-// it would be too early, since override_host reads one of them.
-func engineProtocol() map[string]*anypb.Any {
+// it would be too early, since override_host reads one of them. changes are further changes of a request, more further filters.
+func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) map[string]*anypb.Any {
+	filters := []*hcm.HttpFilter{
+		filter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
+			RequestMutations: append([]*mutation.HeaderMutation{
+				removePrefix("x-sluice-"), removePrefix(headers.Endpoint), removeHeader("x-envoy-external-address"),
+			}, changes...),
+		}}),
+	}
+	filters = append(filters, more...)
 	options := &upstreamhttp.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(upstreamIdle)},
 		UpstreamProtocolOptions: &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -147,14 +156,7 @@ func engineProtocol() map[string]*anypb.Any {
 				ProtocolConfig: &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{},
 			},
 		},
-		HttpFilters: []*hcm.HttpFilter{
-			filter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
-				RequestMutations: []*mutation.HeaderMutation{
-					removePrefix("x-sluice-"), removePrefix(headers.Endpoint), removeHeader("x-envoy-external-address"),
-				},
-			}}),
-			filter("envoy.filters.http.upstream_codec", &upstreamcodec.UpstreamCodec{}),
-		},
+		HttpFilters: append(filters, filter("envoy.filters.http.upstream_codec", &upstreamcodec.UpstreamCodec{})),
 	}
 	return map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": mustPack(options)}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,16 +42,34 @@ type Model struct {
 	Endpoints *Resource
 	// Replicas are the ids of the replicas in Endpoints, in the same order.
 	Replicas []string
+	// Groups are the replicas that are called in a way of their own, by the name of the group: each has a cluster of its own. nil for a
+	// model without such.
+	Groups map[string]*Model
 
-	// ready and faults are what the model was built from.
-	ready  []endpoint
-	faults []Fault
+	// members and faults are what the model was built from; only the model itself has them, not its groups.
+	members []endpoint
+	faults  []Fault
+	// transport is the group's.
+	transport *engines.Transport
 }
 
 // endpoint is all that Envoy needs of a replica.
 type endpoint struct {
 	id      string
 	address netip.AddrPort
+	// ready says that it is in the endpoints. Members of a group are known before that, for their cluster.
+	ready     bool
+	host      string
+	transport *engines.Transport
+}
+
+// member is the replica as Envoy is concerned with it; false when it is not.
+func member(r *engines.Replica) (endpoint, bool) {
+	e := endpoint{id: r.ID, ready: r.State == engines.Ready, transport: r.Transport}
+	if e.ready {
+		e.address, e.host = unmapped(r.Address), r.Host
+	}
+	return e, e.ready || e.transport != nil
 }
 
 // Resources is everything Envoy is told. It is immutable.
@@ -117,6 +136,9 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 			}
 		}
 		next.Models[name], next.byCluster[m.Cluster.Name] = m, m
+		for _, group := range m.Groups {
+			next.byCluster[group.Cluster.Name] = group
+		}
 		next.Faults = append(next.Faults, m.faults...)
 	}
 	slices.SortFunc(next.Faults, func(a, b Fault) int {
@@ -145,17 +167,64 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	if err := checkModelName(s.Name); err != nil {
 		return nil, err
 	}
-	ready, faults := endpoints(s)
-	m := &Model{ready: ready, faults: faults, Replicas: make([]string, len(ready))}
+	var members []endpoint
+	groups := map[string][]endpoint{}
+	for i := range s.Replicas {
+		if e, ok := member(&s.Replicas[i]); ok {
+			members = append(members, e)
+			name := s.Replicas[i].Group()
+			groups[name] = append(groups[name], e)
+		}
+	}
+	m, err := buildGroup(s.Name, groups[""], old)
+	if err != nil {
+		return nil, err
+	}
+	m.members = members
+	delete(groups, "")
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		var before *Model
+		if old != nil {
+			before = old.Groups[name]
+		}
+		group, err := buildGroup(s.Name, groups[name], before)
+		if err != nil {
+			for _, e := range groups[name] {
+				m.faults = append(m.faults, Fault{Model: s.Name, Replica: e.id, Err: err})
+			}
+			continue
+		}
+		m.faults = append(m.faults, group.faults...)
+		group.faults = nil
+		if m.Groups == nil {
+			m.Groups = map[string]*Model{}
+		}
+		m.Groups[name] = group
+	}
+	return m, nil
+}
+
+// buildGroup makes the cluster for those replicas of a model that are called the same way, and their endpoints.
+func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
+	m := &Model{}
+	if len(members) > 0 {
+		m.transport = members[0].transport
+	}
+	group := ""
+	if m.transport != nil {
+		group = m.transport.Group
+	}
+	name := headers.GroupCluster(model, group)
+	var err error
+	if old != nil && old.transport == m.transport {
+		m.Cluster = old.Cluster
+	} else if m.Cluster, err = groupCluster(name, m.transport); err != nil {
+		return nil, err
+	}
+	ready, faults := reachable(model, members)
+	m.faults, m.Replicas = faults, make([]string, len(ready))
 	for i, e := range ready {
 		m.Replicas[i] = e.id
-	}
-	name := headers.ModelCluster(s.Name)
-	var err error
-	if old != nil {
-		m.Cluster = old.Cluster
-	} else if m.Cluster, err = newResource(name, clusterFor(name)); err != nil {
-		return nil, err
 	}
 	if m.Endpoints, err = newResource(name, assignmentFor(name, ready)); err != nil {
 		return nil, err
@@ -172,16 +241,16 @@ func (m *Model) describes(s *engines.ModelSnapshot) bool {
 	}
 	n := 0
 	for i := range s.Replicas {
-		r := &s.Replicas[i]
-		if r.State != engines.Ready {
+		e, ok := member(&s.Replicas[i])
+		if !ok {
 			continue
 		}
-		if n == len(m.ready) || m.ready[n].id != r.ID || m.ready[n].address != unmapped(r.Address) {
+		if n == len(m.members) || m.members[n] != e {
 			return false
 		}
 		n++
 	}
-	return n == len(m.ready)
+	return n == len(m.members)
 }
 
 // unmapped is an IPv4 address as such, even where it came as IPv6: override_host compares texts.
@@ -205,26 +274,28 @@ func checkModelName(name string) error {
 	return nil
 }
 
-// endpoints lists the model's ready replicas that Envoy can reach.
-func endpoints(m *engines.ModelSnapshot) (ready []endpoint, faults []Fault) {
-	taken := make(map[netip.AddrPort]string, len(m.Replicas))
-	for _, r := range m.Ready() {
-		address := unmapped(r.Address)
-		var err error
-		switch other, double := taken[address]; {
-		case !address.IsValid() || address.Port() == 0 || address.Addr().IsUnspecified():
-			err = fmt.Errorf("%q is no address to connect to", address)
-		case address.Addr().Zone() != "":
-			err = fmt.Errorf("%q has a zone, which Envoy does not support", address)
-		case double:
-			err = fmt.Errorf("%s already is the address of replica %q", address, other)
-		}
-		if err != nil {
-			faults = append(faults, Fault{Model: m.Name, Replica: r.ID, Err: err})
+// reachable lists the members that are ready and that Envoy can reach.
+func reachable(model string, members []endpoint) (ready []endpoint, faults []Fault) {
+	taken := make(map[netip.AddrPort]string, len(members))
+	for _, e := range members {
+		if !e.ready {
 			continue
 		}
-		taken[address] = r.ID
-		ready = append(ready, endpoint{id: r.ID, address: address})
+		var err error
+		switch other, double := taken[e.address]; {
+		case !e.address.IsValid() || e.address.Port() == 0 || e.address.Addr().IsUnspecified():
+			err = fmt.Errorf("%q is no address to connect to", e.address)
+		case e.address.Addr().Zone() != "":
+			err = fmt.Errorf("%q has a zone, which Envoy does not support", e.address)
+		case double:
+			err = fmt.Errorf("%s already is the address of replica %q", e.address, other)
+		}
+		if err != nil {
+			faults = append(faults, Fault{Model: model, Replica: e.id, Err: err})
+			continue
+		}
+		taken[e.address] = e.id
+		ready = append(ready, e)
 	}
 	return ready, faults
 }

@@ -117,10 +117,12 @@ func engineRoute(c Config) *route.Route {
 		},
 		Action: &route.Route_Route{Route: &route.RouteAction{
 			ClusterSpecifier: &route.RouteAction_ClusterHeader{ClusterHeader: headers.Cluster},
-			Timeout:          durationpb.New(c.MaxDuration),
-			IdleTimeout:      durationpb.New(0),
-			RetryPolicy:      retryPolicy(),
-			HashPolicy:       []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
+			// Only endpoints of upstreams have a host name to put there.
+			HostRewriteSpecifier: &route.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)},
+			Timeout:              durationpb.New(c.MaxDuration),
+			IdleTimeout:          durationpb.New(0),
+			RetryPolicy:          retryPolicy(),
+			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
 		}},
 		// The client's key is for Sluice. Sluice's own headers go when the replica has been picked, see engineProtocol.
 		RequestHeadersToRemove: []string{

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -9,14 +10,16 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // ServerConfig is what a Server needs.
 type ServerConfig struct {
 	// Log gets what Envoy refuses. nil logs nothing.
 	Log *zap.Logger
-	// OnAck is called when Envoy knows a model's cluster and exactly these replicas of it, in the order of Model.Replicas; with none
-	// when Envoy has no replica of the model any more. A request that is routed to a replica before that fails. It is
+	// OnAck is called when Envoy knows the clusters of exactly these replicas of a model and has them in the endpoints, cluster by cluster in
+	// the order of Model.Replicas; with none when Envoy has no replica of the model any more. A request that is routed to a replica before that fails. It is
 	// called for changes only, never twice at once, must be quick and must not call the Server. nil is not called.
 	OnAck func(model string, replicaIDs []string)
 }
@@ -50,8 +53,8 @@ type Server struct {
 
 	// ackMu is held while OnAck runs. It is taken before mu.
 	ackMu sync.Mutex
-	// told is what OnAck was told, by model; guarded by ackMu
-	told map[string]*Resource
+	// told is what OnAck was told, by model and cluster; guarded by ackMu
+	told map[string]map[string]*Resource
 }
 
 // Status is what the operator may want to know of the connection to Envoy.
@@ -89,7 +92,7 @@ type Nack struct {
 func NewServer(c ServerConfig) *Server {
 	s := &Server{
 		log: c.Log, onAck: c.OnAck,
-		ready: make(chan struct{}), streams: map[*stream]struct{}{}, told: map[string]*Resource{},
+		ready: make(chan struct{}), streams: map[*stream]struct{}{}, told: map[string]map[string]*Resource{},
 	}
 	if s.log == nil {
 		s.log = zap.NewNop()
@@ -192,8 +195,12 @@ func (s *Server) report(st *stream, change func(*Status)) {
 	}
 }
 
-// tell calls OnAck if it is news that the stream's Envoy knows these endpoints of the model. nil: it knows none.
-func (s *Server) tell(st *stream, model string, known *Resource) {
+// tell calls OnAck if it is news that the stream's Envoy knows these endpoints of a model's cluster. nil: it knows none.
+func (s *Server) tell(st *stream, cluster string, known *Resource) {
+	model, ok := headers.ClusterModel(cluster)
+	if !ok {
+		return
+	}
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	s.mu.Lock()
@@ -202,18 +209,36 @@ func (s *Server) tell(st *stream, model string, known *Resource) {
 	if stale {
 		return
 	}
-	before := s.told[model]
+	before := s.told[model][cluster]
 	switch {
 	case known == nil && before == nil:
+		return
 	case known == nil:
-		delete(s.told, model)
-		s.onAck(model, nil)
+		delete(s.told[model], cluster)
+	case s.told[model] == nil:
+		s.told[model] = map[string]*Resource{cluster: known}
 	default:
-		s.told[model] = known
-		if before == nil || !slices.Equal(before.replicas, known.replicas) {
-			s.onAck(model, known.replicas)
-		}
+		s.told[model][cluster] = known
 	}
+	if before == nil || known == nil || !slices.Equal(before.replicas, known.replicas) {
+		s.onAck(model, s.toldReplicas(model))
+	}
+	if len(s.told[model]) == 0 {
+		delete(s.told, model)
+	}
+}
+
+// toldReplicas lists what Envoy has of a model in all its clusters; nil for nothing. ackMu is held.
+func (s *Server) toldReplicas(model string) []string {
+	all := s.told[model]
+	var replicas []string
+	for _, cluster := range slices.Sorted(maps.Keys(all)) {
+		if len(all) == 1 {
+			return all[cluster].replicas
+		}
+		replicas = append(replicas, all[cluster].replicas...)
+	}
+	return replicas
 }
 
 // recognise finds out what a resource holds that a reconnecting Envoy says it has: it is known when it is that of now, or that which
@@ -222,22 +247,23 @@ func (s *Server) recognise(now *Resource, name, version string) *Resource {
 	if now != nil && now.Version == version {
 		return now
 	}
-	if model, ok := modelOf(name); ok {
+	if model, ok := headers.ClusterModel(name); ok {
 		s.ackMu.Lock()
 		defer s.ackMu.Unlock()
-		if told := s.told[model]; told != nil && told.Version == version {
+		if told := s.told[model][name]; told != nil && told.Version == version {
 			return told
 		}
 	}
 	return &Resource{Name: name, Version: version}
 }
 
-func (s *Server) toldModels() []string {
+// toldClusters lists the clusters that OnAck was told of.
+func (s *Server) toldClusters() []string {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
-	models := make([]string, 0, len(s.told))
-	for m := range s.told {
-		models = append(models, m)
+	var names []string
+	for _, clusters := range s.told {
+		names = slices.AppendSeq(names, maps.Keys(clusters))
 	}
-	return models
+	return names
 }

@@ -121,8 +121,8 @@ func (st *stream) begin(k kind, request *discovery.DeltaDiscoveryRequest) {
 	}
 	if k == assignments || k == clusters && len(sub.taken) == 0 {
 		// Now it is clear what this Envoy has. What an earlier stream told beyond it is no longer true.
-		for _, model := range st.server.toldModels() {
-			st.server.tell(st, model, st.known(model))
+		for _, cluster := range st.server.toldClusters() {
+			st.server.tell(st, cluster, st.known(cluster))
 		}
 	}
 	for name := range sub.taken {
@@ -218,9 +218,7 @@ func (st *stream) noteTaken(k kind, name string) {
 		if st.subscriptions[assignments] == nil && st.subscriptions[clusters].taken[name] != nil {
 			return // Envoy has not said yet which endpoints it has
 		}
-		if model, ok := modelOf(name); ok {
-			st.server.tell(st, model, st.known(model))
-		}
+		st.server.tell(st, name, st.known(name))
 	case listeners, routes:
 		configured := st.has(listeners) && st.has(routes)
 		st.server.report(st, func(s *Status) { s.Configured = configured })

@@ -3,13 +3,10 @@ package xds
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"go.uber.org/zap"
-
-	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // subscription is what Envoy wants of one kind, and what it has.
@@ -151,20 +148,14 @@ func (st *stream) reportRefused() {
 	st.server.report(st, func(s *Status) { s.Refused = all })
 }
 
-// known returns the endpoints that Envoy has of a model, or nil when it does not have both its cluster and endpoints that
+// known returns the endpoints that Envoy has of a cluster, or nil when it does not have both the cluster and endpoints that
 // can be told.
-func (st *stream) known(model string) *Resource {
-	name := headers.ModelCluster(model)
-	if !st.has(clusters) || !st.has(assignments) || st.subscriptions[clusters].taken[name] == nil {
+func (st *stream) known(cluster string) *Resource {
+	if !st.has(clusters) || !st.has(assignments) || st.subscriptions[clusters].taken[cluster] == nil {
 		return nil
 	}
-	if r := st.subscriptions[assignments].taken[name]; r != nil && r.Message != nil {
+	if r := st.subscriptions[assignments].taken[cluster]; r != nil && r.Message != nil {
 		return r
 	}
 	return nil
-}
-
-// modelOf is the model whose cluster, or whose endpoints, have this name.
-func modelOf(name string) (string, bool) {
-	return strings.CutPrefix(name, headers.ModelCluster(""))
 }

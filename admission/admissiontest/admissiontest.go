@@ -33,6 +33,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"tenant prefill":   tenantPrefill,
 		"settle":           settle,
 		"settle wakes":     settleWakes,
+		"close":            closing,
 		"order":            order,
 		"no passing":       noPassing,
 		"timeout":          timeout,
@@ -361,6 +362,27 @@ func settleWakes(b *bench) {
 	first.Release()
 	first.Settle(50)
 	b.get(waiting)
+}
+
+// closing: nobody waits any more, and what runs goes on.
+func closing(b *bench) {
+	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
+	b.SetLimits("free", admission.Limits{})
+	running := b.admit(admission.Request{})
+	waiting := b.queue(admission.Request{})
+	b.Close()
+	<-waiting.done
+	if !errors.Is(waiting.err, admission.ErrClosed) {
+		b.Errorf("who waited: %v", waiting.err)
+	}
+	if _, err := b.try(admission.Request{}); !errors.Is(err, admission.ErrClosed) {
+		b.Errorf("who would have to wait: %v", err)
+	}
+	if _, wait, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "chat", MaxWait: time.Minute}); wait <= 0 || err != nil {
+		b.Errorf("a call that is willing to wait: %v, %v", wait, err)
+	}
+	b.admit(admission.Request{Model: "free"}).Release()
+	running.Release()
 }
 
 // order: bands, and tenants by weight inside them.

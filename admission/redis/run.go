@@ -203,7 +203,8 @@ func (s *Store) currentVersion() string {
 func (s *Store) adopt(epoch string, gateways int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.status.Gateways = gateways
+	// A store that was emptied has not heard of the others yet. Until claims are asked again the larger number is the safe one.
+	s.status.Gateways = max(s.status.Gateways, gateways)
 	if epoch != s.epoch && s.epoch != "" {
 		s.rebuildLocked()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
 // This file turns the file's data into each part's own.
@@ -75,7 +76,7 @@ func policy(m config.Model) dispatch.Policy {
 	}
 }
 
-func localModels(c *config.Config, self string) []local.Model {
+func localModels(c *config.Config, self string, desired func(model string) int) []local.Model {
 	var models []local.Model
 	for _, m := range c.Models {
 		if m.Launcher != engines.Local {
@@ -84,24 +85,53 @@ func localModels(c *config.Config, self string) []local.Model {
 		version, launch := c.Launch(m)
 		launch.Sluice = self
 		models = append(models, local.Model{
-			Model:        describe(m),
+			Model:        describeLocal(m, desired(m.Name)),
 			Version:      version,
 			Launch:       launch,
 			Env:          maps.Clone(m.Env),
+			Resources:    needs(m),
+			Placement:    local.Placement(m.Placement),
 			StartTimeout: m.ColdStartTimeout,
+			DrainTimeout: m.Stream.MaxDuration,
 		})
 	}
 	return models
 }
 
+// needs is what a replica takes of this host; nil when the file does not say.
+func needs(m config.Model) *engines.Resources {
+	if m.Resources == nil {
+		return nil
+	}
+	r := m.Resources.Needs()
+	return &r
+}
+
 func upstreams(c *config.Config) upstream.Desired {
-	d := upstream.Desired{Discover: c.Upstreams}
+	d := upstream.Desired{Discover: urls(c.Upstreams), Access: map[string]upstream.Access{}}
+	access(d.Access, c.Upstreams)
 	for _, m := range c.Models {
 		if m.Launcher == engines.Upstream {
-			d.Models = append(d.Models, upstream.Model{Model: describe(m), URLs: m.Upstreams})
+			d.Models = append(d.Models, upstream.Model{Model: describe(m), URLs: urls(m.Upstreams)})
+			access(d.Access, m.Upstreams)
 		}
 	}
 	return d
+}
+
+func urls(servers []config.Upstream) []string {
+	var all []string
+	for _, s := range servers {
+		all = append(all, s.URL)
+	}
+	return all
+}
+
+// access fills in how the servers are called. The file's check has seen to it that a server is called in one way only.
+func access(all map[string]upstream.Access, servers []config.Upstream) {
+	for _, s := range servers {
+		all[s.URL] = upstream.Access{Headers: s.Sent, CA: s.CA, Unchecked: s.InsecureSkipVerify}
+	}
 }
 
 // admitted are the models that are only admitted here and called elsewhere.
@@ -116,9 +146,22 @@ func admitted(c *config.Config) engines.Part {
 }
 
 func describe(m config.Model) engines.Model {
-	d := engines.Model{Name: m.Name, Aliases: m.Aliases, Task: m.Task, Launcher: m.Launcher}
-	if m.Launcher == engines.Local {
-		d.Desired = m.Replicas.Min
-	}
+	return engines.Model{Name: m.Name, Aliases: m.Aliases, Task: m.Task, Launcher: m.Launcher}
+}
+
+func describeLocal(m config.Model, desired int) engines.Model {
+	d := describe(m)
+	d.Desired, d.Most = desired, m.Replicas.Max
 	return d
+}
+
+// scales are the bounds of the models that are launched here.
+func scales(c *config.Config) map[string]scale.Model {
+	all := map[string]scale.Model{}
+	for _, m := range c.Models {
+		if m.Launcher == engines.Local {
+			all[m.Name] = scale.Model{Min: m.Replicas.Min, Max: m.Replicas.Max, Cooldown: m.Cooldown}
+		}
+	}
+	return all
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/scale"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/xds"
 )
@@ -46,6 +47,7 @@ type gateway struct {
 	shared     *redis.Store // nil without Redis
 	limits     *limits.Book
 	dispatcher *dispatch.Dispatcher
+	scaler     *scale.Scaler
 	local      *local.Launcher
 	upstream   *upstream.Launcher
 	xds        *xds.Server
@@ -53,6 +55,11 @@ type gateway struct {
 	envoy      *envoy.Envoy // nil when someone else runs it
 	requests   *telemetry.Requests
 	metrics    *telemetry.Metrics
+
+	// launching is held from the reading of what is wanted until the launcher has it, so that it never gets an older wish last.
+	launching sync.Mutex
+	// ruling is the same for the limits and the dispatcher.
+	ruling sync.Mutex
 
 	pushing sync.Mutex
 	// config is the one in force, world what Envoy was last told; guarded by pushing
@@ -98,8 +105,10 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 		return nil, err
 	}
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Shared: g.shared != nil}) // apply sets the rules
-	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout})
+	g.scaler = scale.New(scale.Config{Load: g.load, Apply: g.launch, Log: log})
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.scaler.Demand, Shared: g.shared != nil}) // apply sets the rules
+	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
+		Inventory: local.NewInventory()})
 	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
 	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, MaxBody: int64(c.MaxBody),
@@ -119,17 +128,37 @@ func (g *gateway) apply(c *config.Config) error {
 	if err := g.auth.Set(authConfig(c)); err != nil {
 		return err
 	}
+	g.pushing.Lock()
+	g.config = c
+	g.pushing.Unlock()
 	g.fleet.Set("none", admitted(c))
-	g.setLimits(c)
-	g.local.Set(localModels(c, g.self))
+	g.setLimits()
+	g.scaler.Set(scales(c))
+	g.launch()
 	g.upstream.Set(upstreams(c))
 	for _, warning := range c.Warnings() {
 		g.log.Warn(warning)
 	}
-	g.pushing.Lock()
-	g.config = c
-	g.pushing.Unlock()
 	return g.push()
+}
+
+// launch has the launcher make the file and the numbers of the scaler true.
+func (g *gateway) launch() {
+	g.launching.Lock()
+	defer g.launching.Unlock()
+	g.local.Set(localModels(g.current(), g.self, g.scaler.Desired))
+}
+
+// load is what a model has to do now. Who waits for a pool waits for each of its models.
+func (g *gateway) load(model string) scale.Load {
+	v, _ := g.dispatcher.View(model)
+	l := scale.Load{Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica}
+	for _, p := range g.current().Pools {
+		if slices.Contains(p.Models, model) {
+			l.Queued += g.admission.PoolStats(p.Name).Queued
+		}
+	}
+	return l
 }
 
 // reload puts a new configuration in force.
@@ -152,7 +181,9 @@ func (g *gateway) run(ctx context.Context) error {
 	if err := g.checkListen(ctx, c.Listen); err != nil {
 		return err
 	}
-	g.local.Adopt(localModels(c, g.self))
+	g.scaler.Adopt(g.local.Found())
+	g.scaler.Set(scales(c))
+	g.local.Adopt(localModels(c, g.self, g.scaler.Desired))
 	if err := g.admission.Recover(); err != nil {
 		return err
 	}
@@ -202,7 +233,7 @@ func (g *gateway) run(ctx context.Context) error {
 // parts are what keeps the world true, each until its context ends.
 func (g *gateway) parts(guard []string) []func(context.Context) error {
 	parts := []func(context.Context) error{
-		g.dispatcher.Run, g.local.Run, g.upstream.Run, g.follow, g.settle, g.watcher.Run,
+		g.dispatcher.Run, g.local.Run, g.upstream.Run, g.scaler.Run, g.follow, g.settle, g.watcher.Run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	if g.envoy != nil {
@@ -245,7 +276,7 @@ func (g *gateway) follow(ctx context.Context) error {
 		_, changed := g.fleet.Watch()
 		if now := g.discovered(); !slices.Equal(known, now) {
 			known = now
-			g.setLimits(g.current())
+			g.setLimits()
 		}
 		if err := g.push(); err != nil {
 			g.log.Error("Envoy was not told of a change", zap.Error(err))
@@ -303,6 +334,7 @@ func longest(c *config.Config) time.Duration {
 // drain ends everything that Sluice started: Envoy first, when its responses have ended or the time is up, then the replicas.
 func (g *gateway) drain(timeout time.Duration) error {
 	g.log.Info("draining", zap.Duration("at_most", timeout))
+	g.admission.Close() // who waits holds nothing, and is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
 	var faults []error

@@ -53,7 +53,7 @@ func (g *gateway) active(ctx context.Context) map[dispatch.Place]int {
 	for cluster, hosts := range clusters {
 		if model, ok := headers.ClusterModel(cluster); ok {
 			for address, n := range hosts {
-				counts[dispatch.Place{Model: model, Address: address}] = n
+				counts[dispatch.Place{Model: model, Address: address}] += n // a server that is called in several ways is in several clusters
 			}
 		}
 	}

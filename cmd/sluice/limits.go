@@ -150,15 +150,15 @@ func limitsFault(key string, err error) *openai.Error {
 // limitsTimeout bounds how long a change of the file or of a limit waits for the place where limits are kept.
 const limitsTimeout = 2 * time.Second
 
-// setLimits tells the Book what the file says and puts in force what comes out. Where limits are kept may be out of reach: the file's
+// setLimits tells the Book what the file in force says and puts in force what comes out. Where limits are kept may be out of reach: the file's
 // hold then, and what is known of the others.
-func (g *gateway) setLimits(c *config.Config) {
+func (g *gateway) setLimits() {
 	ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
 	defer cancel()
-	if err := g.limits.Sync(ctx, g.fileLimits(c)); err != nil {
+	if err := g.limits.Sync(ctx, g.fileLimits(g.current())); err != nil {
 		g.log.Error("limits that were changed at run time may not all be in force", zap.Error(err))
 	}
-	g.dispatcher.SetRules(g.rules(c))
+	g.enforce()
 }
 
 // refreshLimits takes over what another gateway has changed, and says which version that is.
@@ -166,8 +166,15 @@ func (g *gateway) refreshLimits(ctx context.Context) (string, error) {
 	if err := g.limits.Reload(ctx); err != nil {
 		return "", err
 	}
-	g.dispatcher.SetRules(g.rules(g.current()))
+	g.enforce()
 	return g.limits.Version(), nil
+}
+
+// enforce puts the file and the limits that hold now in force.
+func (g *gateway) enforce() {
+	g.ruling.Lock()
+	defer g.ruling.Unlock()
+	g.dispatcher.SetRules(g.rules(g.current()))
 }
 
 // patchLimits changes limits at run time, effective on the next request.
@@ -177,7 +184,7 @@ func (g *gateway) patchLimits(ctx context.Context, key string, changes map[strin
 	if _, err := g.limits.Patch(ctx, key, changes); err != nil {
 		return limitsFault(key, err)
 	}
-	g.dispatcher.SetRules(g.rules(g.current()))
+	g.enforce()
 	return nil
 }
 

@@ -24,6 +24,7 @@ func (g *gateway) operator() admin.Config {
 		ModelLoad:   g.modelLoad,
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
+		Nodes:       func() []engines.Node { return []engines.Node{g.local.Node()} },
 		Tenants:     g.tenants,
 		Pools:       g.poolViews,
 		Limits:      g.limitsOf,

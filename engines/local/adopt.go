@@ -44,7 +44,10 @@ func (l *Launcher) Adopt(models []Model) {
 	}
 	probing.Wait()
 	for _, r := range adopted {
-		l.table.add(r, r.process.Record().Meta[metaFingerprint])
+		l.table.add(r, r.process.Record().Meta[metaFingerprint]).placed = true
+		if r.readySince.IsZero() {
+			l.turns.take(r.id, r.replica.Devices())
+		}
 	}
 	wanted := l.desired()
 	l.table.reconcile(wanted, nil)
@@ -72,6 +75,7 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	restarts, _ := strconv.Atoi(meta[metaRestarts])
 	r.starts = restarts + 1
 	r.replica.PID, r.replica.Address, r.replica.Restarts = p.PID(), address, restarts
+	r.replica.GPUs, r.replica.Resources = meta[metaGPUs], resourcesOf(meta[metaResources])
 	l.ports.keep(address.Port())
 	return r, nil
 }

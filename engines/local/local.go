@@ -10,7 +10,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -32,8 +34,16 @@ type Model struct {
 	Launch engines.Launch
 	// Env is added to our own environment, and wins.
 	Env map[string]string
+	// Resources are what a replica takes of this host; one that does not fit waits. nil: the model is not placed, and its replicas see the
+	// GPUs that we see.
+	Resources *engines.Resources
+	// Placement says which of several GPUs with room a replica gets; empty means Spread.
+	Placement Placement
 	// StartTimeout is how long a replica may take from its start to its readiness; 0 means 10 min.
 	StartTimeout time.Duration
+	// DrainTimeout is how long a replica that is wanted no longer may take to finish its requests while the gateway runs on: as long as a
+	// response may take. 0 means Config.DrainTimeout.
+	DrainTimeout time.Duration
 }
 
 // BackOff is how long a replica that failed waits for its next start.
@@ -67,9 +77,13 @@ type Config struct {
 	// InFlight tells how many requests a replica has. nil means that it is not known: then nothing is waited for when a replica
 	// drains, and an engine that does not answer its probes is taken for busy.
 	InFlight func(replicaID string) int
+	// Inventory tells what this host has for replicas whose models name resources; nil: its processors and memory, and no GPUs.
+	Inventory Inventory
+	// ReadEvery is the pause between two readings of the inventory; 0 means 1 min.
+	ReadEvery time.Duration
 
 	BackOff BackOff
-	// DrainTimeout is how long a leaving replica may take to finish its requests; 0 means 30 s.
+	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops; 0 means 30 s.
 	DrainTimeout time.Duration
 	// DrainSettle is how long a leaving replica waits at least, for those who route by an older snapshot; 0 means 1 s.
 	DrainSettle time.Duration
@@ -84,6 +98,9 @@ func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
+	if c.Inventory == nil {
+		c.Inventory = processors{}
+	}
 	for _, d := range []struct {
 		value    *time.Duration
 		standard time.Duration
@@ -95,6 +112,7 @@ func (c Config) withDefaults() Config {
 		{&c.DrainSettle, time.Second},
 		{&c.StopGrace, 10 * time.Second},
 		{&c.ProbeTimeout, 5 * time.Second},
+		{&c.ReadEvery, readEvery},
 	} {
 		if *d.value == 0 {
 			*d.value = d.standard
@@ -108,7 +126,12 @@ type Launcher struct {
 	config Config
 	prober *prober
 	ports  *ports
+	turns  *turns
 	events chan event
+	// node is what the inventory said last; nil before the first reading.
+	node atomic.Pointer[engines.Node]
+	// read tells the loop that node is new.
+	read chan struct{}
 	// wake tells the loop that wanted has changed; it holds at most one token.
 	wake chan struct{}
 	// quit is closed to make the loop leave the table to Stop.
@@ -133,7 +156,9 @@ func New(c Config) *Launcher {
 		config: c,
 		prober: newProber(c.ProbeTimeout),
 		ports:  newPorts(),
+		turns:  newTurns(),
 		events: make(chan event),
+		read:   make(chan struct{}),
 		wake:   make(chan struct{}, 1),
 		quit:   make(chan struct{}),
 		table:  newTable(c.Fleet, c.Log),
@@ -158,6 +183,21 @@ func (l *Launcher) Set(models []Model) {
 	}
 }
 
+// Found tells how many replicas of each model an earlier run has left, counted up to the last one.
+func (l *Launcher) Found() map[string]int {
+	found := map[string]int{}
+	for _, record := range l.config.Dir.Records() {
+		if record.Purpose != purpose {
+			continue
+		}
+		if index, err := strconv.Atoi(record.Meta[metaIndex]); err == nil {
+			model := record.Meta[metaModel]
+			found[model] = max(found[model], index+1)
+		}
+	}
+	return found
+}
+
 func (l *Launcher) desired() []wish {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,9 +217,11 @@ func (l *Launcher) Run(ctx context.Context) error {
 	defer runners.Wait()
 	defer cancel()
 	begin := func(r *runner) { runners.Go(func() { r.run(ctx) }) }
+	runners.Go(func() { l.readInventory(ctx) })
 	for {
 		wanted := l.desired()
 		l.table.reconcile(wanted, l.newRunner)
+		l.table.place(wanted)
 		l.table.publish(wanted)
 		// Only now: what leaves must be out of the fleet before it is told to.
 		l.table.carryOut(begin)
@@ -189,6 +231,8 @@ func (l *Launcher) Run(ctx context.Context) error {
 		case <-l.quit:
 			return nil
 		case <-l.wake:
+		case <-l.read:
+			l.table.node = l.node.Load()
 		case e := <-l.events:
 			l.table.apply(e)
 		}
@@ -235,7 +279,7 @@ func (l *Launcher) Stop(ctx context.Context) error {
 	var stopping sync.WaitGroup
 	for i, r := range replicas {
 		stopping.Go(func() {
-			if err := r.leave(ctx); err != nil {
+			if err := r.leave(ctx, l.config.DrainTimeout); err != nil {
 				errs[i] = fmt.Errorf("replica %s: %w", r.id, err)
 			}
 		})

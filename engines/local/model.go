@@ -33,22 +33,46 @@ func (m Model) render(port int) ([]string, error) {
 	return m.Version.Render(l)
 }
 
-// environment is ours and the model's own.
-func (m Model) environment() []string {
-	env := os.Environ()
-	for _, name := range slices.Sorted(maps.Keys(m.Env)) {
-		env = append(env, name+"="+m.Env[name])
+// environment is ours, over it the engine's, over that the model's own, for a replica that listens on the port.
+func (m Model) environment(port int) ([]string, error) {
+	added, err := m.added(port)
+	if err != nil {
+		return nil, err
 	}
-	return env
+	env := os.Environ()
+	for _, name := range slices.Sorted(maps.Keys(added)) {
+		env = append(env, name+"="+added[name])
+	}
+	return env, nil
 }
 
-// fingerprint tells commands and environments apart, whatever the port. A command that cannot be rendered has one too.
+// added is what a replica's environment has beyond ours.
+func (m Model) added(port int) (map[string]string, error) {
+	l := m.Launch
+	l.Host, l.Port = host, port
+	env, err := m.Version.RenderEnv(l)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(env, m.Env)
+	return env, nil
+}
+
+// fingerprint tells commands, environments and resources apart, whatever the port. A command that cannot be rendered has one too.
 func (m Model) fingerprint() string {
 	command, err := m.render(1)
 	if err != nil {
 		command = []string{err.Error()}
 	}
-	data, _ := json.Marshal([]any{command, m.Env}) // strings: they always marshal
+	env, err := m.added(1)
+	if err != nil {
+		env = m.Env
+	}
+	identity := []any{command, env}
+	if m.Resources != nil {
+		identity = append(identity, *m.Resources)
+	}
+	data, _ := json.Marshal(identity) // strings and numbers: they always marshal
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }

@@ -25,6 +25,8 @@ const (
 	metaFingerprint = "fingerprint"
 	metaRestarts    = "restarts"
 	metaReady       = "ready"
+	metaResources   = "resources" // as JSON
+	metaGPUs        = "gpus"
 )
 
 const (
@@ -90,7 +92,7 @@ func (r *runner) run(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	if err := r.leave(ctx); err != nil {
+	if err := r.leave(ctx, orStandard(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout)); err != nil {
 		r.launcher.config.Log.Error("replica cannot be ended", zap.String("replica", r.id), zap.Error(err))
 	}
 	r.report(ctx, engines.Stopped, "")
@@ -100,6 +102,9 @@ func (r *runner) run(ctx context.Context) {
 // that matters when staying has ended.
 func (r *runner) live(staying context.Context) string {
 	if r.process == nil {
+		if r.awaitTurn(staying); staying.Err() != nil {
+			return ""
+		}
 		if err := r.start(); err != nil {
 			return err.Error()
 		}
@@ -140,11 +145,16 @@ func (r *runner) start() error {
 	if err != nil {
 		return err
 	}
+	env, err := m.environment(int(address.Port()))
+	if err != nil {
+		return err
+	}
 	spec := process.Spec{
-		Name: purpose + "/" + r.id, Purpose: purpose, Command: command, Env: m.environment(),
+		Name: purpose + "/" + r.id, Purpose: purpose, Command: command, Env: append(env, r.devices(m)...),
 		Meta: map[string]string{
 			metaModel: m.Name, metaIndex: strconv.Itoa(r.index), metaAddress: address.String(),
 			metaFingerprint: m.fingerprint(), metaRestarts: strconv.Itoa(r.starts),
+			metaResources: r.resources(), metaGPUs: r.replica.GPUs,
 		},
 	}
 	_ = listener.Close() // from here on somebody else may take the port: then the engine ends early, and starts anew
@@ -176,6 +186,7 @@ func (r *runner) awaitReady(alive context.Context) string {
 
 func (r *runner) becomeReady() {
 	r.readySince, r.served = time.Now(), true
+	r.launcher.turns.done(r.id)
 	if err := r.process.SetMeta(metaReady, "true"); err != nil {
 		r.launcher.config.Log.Warn("a ready replica cannot be recorded as ready", zap.String("replica", r.id), zap.Error(err))
 	}
@@ -266,19 +277,19 @@ func (r *runner) pause(reason string) time.Duration {
 	return b.after(r.failures)
 }
 
-// leave waits until the replica's requests are done, if it has ever had any, and ends the process.
-func (r *runner) leave(ctx context.Context) error {
+// leave waits until the replica's requests are done, if it has ever had any, but no longer than atMost, and ends the process.
+func (r *runner) leave(ctx context.Context, atMost time.Duration) error {
 	if r.process != nil && r.served {
-		r.drain(ctx)
+		r.drain(ctx, atMost)
 	}
 	return r.end(ctx)
 }
 
 // drain returns when the replica has no requests, at the earliest after DrainSettle: until then somebody may still send it
 // one on the strength of an older snapshot.
-func (r *runner) drain(ctx context.Context) {
+func (r *runner) drain(ctx context.Context, atMost time.Duration) {
 	c := r.launcher.config
-	ctx, cancel := context.WithTimeout(ctx, c.DrainTimeout)
+	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	alive, cancel := whileAlive(ctx, r.process)
 	defer cancel()
@@ -288,8 +299,9 @@ func (r *runner) drain(ctx context.Context) {
 	}
 }
 
-// end ends the process, if there is one, and gives its port back.
+// end ends the process, if there is one, and gives its port and its turn to start back.
 func (r *runner) end(ctx context.Context) error {
+	defer r.launcher.turns.done(r.id)
 	if r.replica.Address.IsValid() {
 		defer r.launcher.ports.release(r.replica.Address.Port())
 	}

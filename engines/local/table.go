@@ -15,6 +15,8 @@ type table struct {
 	fleet *engines.Fleet
 	log   *zap.Logger
 	slots map[string]*slot // by replica id
+	// node is what this host has; nil until it is known.
+	node *engines.Node
 }
 
 // slot is the place of one replica, from its creation until it has left.
@@ -24,6 +26,8 @@ type slot struct {
 	fingerprint string
 	// replica is what the fleet is told.
 	replica engines.Replica
+	// placed: the replica has what it needs of the host, or needs nothing.
+	placed bool
 	// begun: the runner's goroutine runs.
 	begun bool
 	// leaving: the replica gets no more requests and ends; told: its runner knows.
@@ -100,6 +104,7 @@ func (t *table) reconcile(wanted []wish, create func(m Model, index int) *runner
 			}
 		}
 		t.replaceOutdated(slots, m.fingerprint)
+		t.replaceLost(slots)
 	}
 	for _, s := range t.slots {
 		if !stay[s] {
@@ -128,6 +133,19 @@ func (t *table) replaceOutdated(slots []*slot, fingerprint string) {
 	}
 }
 
+// replaceLost lets replicas leave that have failed and could not start again, because a device of theirs is gone. One that
+// still serves in spite of it may.
+func (t *table) replaceLost(slots []*slot) {
+	for _, s := range slots {
+		if s == nil || s.replica.State != engines.Failed {
+			continue
+		}
+		if lost := t.lost(s.replica); lost != "" {
+			t.leave(s, lost)
+		}
+	}
+}
+
 func (t *table) leave(s *slot, why string) {
 	if s.leaving {
 		return
@@ -137,14 +155,14 @@ func (t *table) leave(s *slot, why string) {
 	t.logChange(s.replica)
 }
 
-// carryOut begins the runners that are new and tells those that leave.
+// carryOut begins the runners that are new and have a place, and tells those that leave.
 func (t *table) carryOut(begin func(*runner)) {
 	for _, s := range t.slots {
 		if s.leaving && !s.told {
 			s.told = true
 			s.runner.tellLeave()
 		}
-		if !s.begun {
+		if !s.begun && (s.placed || s.leaving) {
 			s.begun = true
 			begin(s.runner)
 		}
@@ -168,7 +186,7 @@ func (t *table) publish(wanted []wish) {
 		part.Models = append(part.Models, m.Model.Model)
 	}
 	for _, s := range t.slots {
-		part.Replicas = append(part.Replicas, s.replica)
+		part.Replicas = append(part.Replicas, t.told(s))
 	}
 	slices.SortFunc(part.Replicas, func(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	t.fleet.Set(source, part)

@@ -12,8 +12,9 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // sight is the outcome of one look at a server.
@@ -33,19 +34,26 @@ const (
 	maxName   = 256
 )
 
+// caller is how the server at a URL is asked.
+type caller struct {
+	*http.Client
+	base      string
+	transport *engines.Transport
+}
+
 // look resolves the server's name and asks for its models.
-func (l *Launcher) look(ctx context.Context, base string) sight {
+func (l *Launcher) look(ctx context.Context, c caller) sight {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	s := sight{began: time.Now()}
-	if s.address, s.err = resolve(ctx, base); s.err != nil {
+	if s.address, s.err = resolve(ctx, c.base); s.err != nil {
 		s.busy = true // the name server is in trouble, not this one
 		return s
 	}
-	s.models, s.err = l.list(ctx, root(base)+"/v1/models")
+	s.models, s.err = c.list(ctx, root(c.base)+"/v1/models")
 	var status *notFound
 	if errors.As(s.err, &status) {
-		s.models, s.err = l.list(ctx, root(base)+"/models")
+		s.models, s.err = c.list(ctx, root(c.base)+"/models")
 	}
 	s.busy = errors.Is(s.err, errLate)
 	return s
@@ -56,12 +64,18 @@ type notFound struct{ code int }
 
 func (e *notFound) Error() string { return statusError(e.code).Error() }
 
-func (l *Launcher) list(ctx context.Context, url string) ([]string, error) {
+func (c caller) list(ctx context.Context, url string) ([]string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := l.Client.Do(req)
+	req.Host = host(c.base)
+	if c.transport != nil {
+		for _, h := range c.transport.Headers {
+			req.Header.Set(h.Name, h.Value)
+		}
+	}
+	resp, err := c.Do(req)
 	if err != nil {
 		return nil, reason(err)
 	}
@@ -120,27 +134,9 @@ func reason(err error) error {
 		if wrapped.Timeout() {
 			return errLate
 		}
-		return wrapped.Err
+		return untrusted(wrapped.Err)
 	}
 	return err
-}
-
-// root is the URL without a trailing /v1 or slash.
-func root(base string) string {
-	return strings.TrimSuffix(strings.TrimSuffix(base, "/"), "/v1")
-}
-
-// hostport is the replica's id: the host as the file names it and the port.
-func hostport(base string) string {
-	u, err := url.Parse(base)
-	if err != nil {
-		return base
-	}
-	port := u.Port()
-	if port == "" {
-		port = "80"
-	}
-	return net.JoinHostPort(u.Hostname(), port)
 }
 
 // resolve finds the address that Envoy is to connect to: Envoy's endpoints are addresses, not names. IPv4 is preferred, the

@@ -48,6 +48,8 @@ type Desired struct {
 	Models []Model
 	// Discover lists the servers whose own models are to appear.
 	Discover []string
+	// Access is how the servers are called, by URL; most need nothing.
+	Access map[string]Access
 }
 
 // Launcher watches servers and reports them to the fleet.
@@ -64,8 +66,10 @@ type Launcher struct {
 
 // server is what is known of one upstream.
 type server struct {
-	url, id string
-	address netip.AddrPort
+	url, id   string
+	transport *engines.Transport
+	client    *http.Client
+	address   netip.AddrPort
 	// models it lists; nil before the first good look
 	models []string
 	// fault says why it gets no requests; empty when it is healthy
@@ -86,23 +90,27 @@ func New(c Config) *Launcher {
 		c.Timeout = 5 * time.Second
 	}
 	if c.Client == nil {
-		c.Client = &http.Client{
-			Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		}
+		c.Client = newClient(nil)
 	}
 	return &Launcher{Config: c, changed: make(chan struct{}, 1), servers: map[string]*server{}}
 }
 
-// Set replaces what is desired. Servers that are no longer named leave the fleet at once.
+// Set replaces what is desired. Servers that are no longer named leave the fleet at once. One that is called in another way than before is
+// looked at before it gets requests again.
 func (l *Launcher) Set(d Desired) {
 	l.mu.Lock()
 	l.desired = d
 	wanted := map[string]bool{}
+	transports := l.transportsLocked(d)
 	for _, url := range d.urls() {
 		wanted[url] = true
-		if l.servers[url] == nil {
-			l.servers[url] = &server{url: url, id: hostport(url), since: time.Now()}
+		s, t := l.servers[url], transports[url]
+		if s != nil && s.transport == t {
+			continue
+		}
+		l.servers[url] = &server{url: url, id: identity(url), transport: t, client: l.client(t), since: time.Now()}
+		if s != nil {
+			l.servers[url].models = s.models // they do not vanish meanwhile
 		}
 	}
 	maps.DeleteFunc(l.servers, func(url string, _ *server) bool { return !wanted[url] })
@@ -131,7 +139,7 @@ func (l *Launcher) wake() {
 func (l *Launcher) Run(ctx context.Context) error {
 	tick := time.NewTicker(l.Every)
 	defer tick.Stop()
-	defer l.Client.CloseIdleConnections()
+	defer l.Client.CloseIdleConnections() // the others' close by themselves
 	for {
 		l.round(ctx)
 		select {
@@ -149,14 +157,14 @@ func (l *Launcher) Once(ctx context.Context) { l.round(ctx) }
 // round looks at all servers at the same time; the next round waits for the slowest, at most for Timeout.
 func (l *Launcher) round(ctx context.Context) {
 	l.mu.Lock()
-	urls := slices.Collect(maps.Keys(l.servers))
+	servers := slices.Collect(maps.Values(l.servers))
 	l.mu.Unlock()
 	var looks sync.WaitGroup
-	for _, url := range urls {
+	for _, s := range servers {
 		looks.Go(func() {
-			seen := l.look(ctx, url)
+			seen := l.look(ctx, caller{s.client, s.url, s.transport}) // these never change
 			if ctx.Err() == nil {
-				l.saw(url, seen)
+				l.saw(s, seen)
 			}
 		})
 	}
@@ -164,12 +172,11 @@ func (l *Launcher) round(ctx context.Context) {
 }
 
 // saw takes in the outcome of a look.
-func (l *Launcher) saw(url string, seen sight) {
+func (l *Launcher) saw(s *server, seen sight) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.servers[url]
-	if s == nil {
-		return // no longer wanted
+	if l.servers[s.url] != s {
+		return // no longer wanted, or not in this way
 	}
 	if seen.address.IsValid() {
 		s.address = seen.address
@@ -271,7 +278,8 @@ func (l *Launcher) publishLocked() {
 }
 
 func (s *server) replica(model string) engines.Replica {
-	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Launcher: engines.Upstream, Since: s.since, Reason: s.fault}
+	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: host(s.url), Transport: s.transport,
+		Launcher: engines.Upstream, Since: s.since, Reason: s.fault}
 	switch {
 	case !s.looked:
 		r.State = engines.Starting
@@ -285,4 +293,9 @@ func (s *server) replica(model string) engines.Replica {
 
 var errUnresolved = errors.New("the host has no address")
 
-func statusError(code int) error { return fmt.Errorf("its list of models answered %d", code) }
+func statusError(code int) error {
+	if code == http.StatusUnauthorized || code == http.StatusForbidden {
+		return fmt.Errorf("its list of models answered %d: it wants another key than it is given", code)
+	}
+	return fmt.Errorf("its list of models answered %d", code)
+}

@@ -40,6 +40,8 @@ type Config struct {
 	ModelLoad func(model string) ModelLoad
 	// ReplicaLoad is what a replica is doing; nil: nothing is known.
 	ReplicaLoad func(engines.Replica) ReplicaLoad
+	// Nodes are the hosts that replicas are launched on, as they were last read; one that was not read yet has no name.
+	Nodes func() []engines.Node
 	// Requests are the running and the last finished requests, at most limit of each, and how many run
 	// (telemetry.Requests.List).
 	Requests func(limit int) ([]telemetry.Request, int)
@@ -105,6 +107,9 @@ func (h *handler) table() map[string]route {
 	}
 	if h.Requests != nil {
 		routes["/api/v1/requests"] = route{http.MethodGet: h.requests}
+	}
+	if h.Nodes != nil {
+		routes["/api/v1/nodes"] = route{http.MethodGet: h.nodes}
 	}
 	if h.Tenants != nil {
 		routes["/api/v1/tenants"] = route{http.MethodGet: h.tenants}

@@ -33,8 +33,9 @@ func fleet() *engines.Snapshot {
 		},
 		Replicas: []engines.Replica{
 			{ID: "chat-0", Model: "chat", State: engines.Ready, Address: netip.MustParseAddrPort("127.0.0.1:41000"),
-				Launcher: engines.Local, PID: 77, Since: noon, Restarts: 1},
-			{ID: "chat-1", Model: "chat", State: engines.Failed, Launcher: engines.Local, Reason: "exited with status 1\nout of memory"},
+				Launcher: engines.Local, PID: 77, Since: noon, Restarts: 1, GPUs: "GPU-a,GPU-b", Resources: engines.Resources{CPU: 2, Memory: 1 << 30, GPU: 2}},
+			{ID: "chat-1", Model: "chat", State: engines.Failed, Launcher: engines.Local, Reason: "exited with status 1\nout of memory",
+				GPUs: "GPU-c", Resources: engines.Resources{CPU: 0.5, GPU: 0.25}},
 			{ID: "10.0.0.5:8000", Model: "org/a<b>/limits", State: engines.Ready, Address: netip.MustParseAddrPort("10.0.0.5:8000"),
 				Launcher: engines.Upstream},
 		},
@@ -70,6 +71,11 @@ func config() Config {
 				return ReplicaLoad{}
 			}
 			return ReplicaLoad{InFlight: 4, Served: 100, Max: 8}
+		},
+		Nodes: func() []engines.Node {
+			return []engines.Node{{Name: "here", CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
+				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
+				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
 		Requests: func(limit int) ([]telemetry.Request, int) {
 			rows := []telemetry.Request{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
@@ -132,11 +138,16 @@ func TestAPI(t *testing.T) {
 			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `}]}`},
 		{"/api/v1/replicas", 200, `{"replicas":[
 			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"served":100,"launcher":"local",
-			 "pid":77,"reason":"","since":"2030-05-04T12:00:00Z","restarts":1},
+			 "pid":77,"reason":"","since":"2030-05-04T12:00:00Z","restarts":1,"gpus":["GPU-a","GPU-b"]},
 			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"served":0,"launcher":"local",
-			 "reason":"exited with status 1\nout of memory","since":null,"restarts":0},
+			 "reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"]},
 			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"served":0,
-			 "launcher":"upstream","reason":"","since":null,"restarts":0}]}`},
+			 "launcher":"upstream","reason":"","since":null,"restarts":0,"gpus":[]}]}`},
+		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
+			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
+			{"uuid":"GPU-b","name":"A100","index":1,"mig":false,"memory":{"total":0,"used":0},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
+			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
+			{"uuid":"GPU-d","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":1,"replicas":[]}]}]}`},
 		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
 			{"request_id":"r-1","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
 			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine","flags":"","details":"","stream":true,

@@ -267,6 +267,7 @@ type replicaView struct {
 	Reason   string     `json:"reason"`
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
+	GPUs     []string   `json:"gpus"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -287,6 +288,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Reason:   r.Reason,
 		Since:    orNull(r.Since),
 		Restarts: r.Restarts,
+		GPUs:     orEmpty(r.Devices()),
 	}
 }
 

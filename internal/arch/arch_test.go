@@ -25,6 +25,7 @@ var allowed = map[string]string{
 	"admission/redis":         "admission internal/limits",
 	"internal/limits":         "",
 	"internal/redistest":      "",
+	"internal/scale":          "",
 	"internal/backlog":        "admission",
 	"engines":                 "",
 	"engines/local":           "engines internal/process",

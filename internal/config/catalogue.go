@@ -42,10 +42,13 @@ func (v EngineVersion) definition() engines.Version {
 		Schema:        v.Schema,
 		TaskVariables: v.TaskVariables,
 		Command:       v.Command,
+		Flags:         engines.FlagStyle(v.Flags),
+		Env:           v.Env,
 		Image:         v.Image,
 		Ready:         engines.Probe(v.Ready),
 		Health:        engines.Probe(v.Health),
 		Slots:         engines.Slots(v.Slots),
+		Metrics:       engines.Metrics(v.Metrics),
 	}
 }
 
@@ -61,6 +64,9 @@ func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
 
 func (c *Config) launch(m Model) engines.Launch {
 	l := engines.Launch{Name: m.Name, Task: m.Task, Variables: m.Variables}
+	if m.Resources != nil {
+		l.GPUs = m.Resources.Needs().Devices()
+	}
 	if m.Source == nil {
 		return l
 	}

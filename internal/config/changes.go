@@ -1,6 +1,10 @@
 package config
 
-import "reflect"
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
 
 // NeedsRestart names the fields that differ in next and take effect only when Sluice is started again, as the file has them.
 func (c *Config) NeedsRestart(next *Config) []string {
@@ -27,5 +31,20 @@ func (c *Config) Warnings() []string {
 	if len(c.Models) == 0 && len(c.Upstreams) == 0 {
 		warnings = append(warnings, "there is no model and no upstream to find models on")
 	}
+	for _, u := range c.servers() {
+		if u.InsecureSkipVerify {
+			warnings = append(warnings, u.URL+" has insecure_skip_verify: whoever is on the way to it reads and changes everything")
+		}
+	}
 	return warnings
+}
+
+// servers lists the upstreams of all lists, each once.
+func (c *Config) servers() []Upstream {
+	all := slices.Clone(c.Upstreams)
+	for _, m := range c.Models {
+		all = append(all, m.Upstreams...)
+	}
+	slices.SortStableFunc(all, func(a, b Upstream) int { return strings.Compare(a.URL, b.URL) })
+	return slices.CompactFunc(all, func(a, b Upstream) bool { return a.URL == b.URL })
 }

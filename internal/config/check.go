@@ -16,6 +16,8 @@ type checker struct {
 	*decoder
 	config    *Config
 	catalogue []engines.Engine
+	// servers are the upstreams of all lists so far, by what they are told by.
+	servers map[string]knownServer
 }
 
 func check(d *decoder, c *Config) {

@@ -1,12 +1,9 @@
 package config
 
 import (
-	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -108,67 +105,4 @@ func (k *checker) soundRegistry(name string) bool {
 		}
 	}
 	return true
-}
-
-// upstreams checks base URLs of servers and writes them back as http://host:port.
-func (k *checker) upstreams(at path, urls []string) {
-	var servers []named
-	for i, text := range urls {
-		where := at.item(i)
-		if base, ok := k.upstream(where, text); ok {
-			urls[i] = base
-			servers = append(servers, named{base, where})
-		}
-	}
-	k.repeated(servers, "server")
-}
-
-// upstream checks one URL. It may hold a password, so no message repeats it.
-func (k *checker) upstream(at path, text string) (string, bool) {
-	if !k.sound(at) {
-		return "", false
-	}
-	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || !validHost(u) || u.RawQuery != "" || u.Fragment != "" {
-		k.fault(at, "must be a URL such as http://10.0.0.5:8000")
-		return "", false
-	}
-	found := len(k.faults)
-	if u.Scheme == "https" {
-		k.notYet(at, "https", "https")
-	}
-	if u.User != nil {
-		k.notYet(at, "credentials", "a user or password")
-	}
-	if !slices.Contains([]string{"", "/", "/v1", "/v1/"}, u.Path) {
-		k.notYet(at, "path", "a path other than /v1")
-	}
-	port := u.Port()
-	if port == "" {
-		port = "80"
-	}
-	return "http://" + strings.ToLower(strings.TrimSuffix(u.Host, ":"+u.Port())) + ":" + port, found == len(k.faults)
-}
-
-// notYet adds a fault if the table of what comes later has this value of the field.
-func (k *checker) notYet(at path, value, shown string) {
-	if what, ok := k.later[at.pattern()+"="+value]; ok {
-		k.fault(at, "%s is %s", shown, notYet(what))
-	}
-}
-
-// validHost tells whether a URL names an IP address or a host, and a port if any.
-func validHost(u *url.URL) bool {
-	if port := u.Port(); port != "" {
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return false
-		}
-	} else if strings.HasSuffix(u.Host, ":") {
-		return false
-	}
-	host := u.Hostname()
-	if address, err := netip.ParseAddr(host); err == nil {
-		return address.Zone() == ""
-	}
-	return host != "" && strings.Trim(host, plainCharacters[:64]+".") == ""
 }

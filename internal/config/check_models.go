@@ -50,7 +50,7 @@ func (k *checker) wait(at path, d time.Duration) {
 
 // remote checks a model whose servers someone else runs.
 func (k *checker) remote(at path, m *Model) {
-	for _, field := range []string{"engine", "version", "source", "replicas", "variables", "env"} {
+	for _, field := range []string{"engine", "version", "source", "replicas", "resources", "placement", "variables", "env", "cooldown"} {
 		k.noEffect(at.field(field), "launcher: upstream")
 	}
 	where := at.field("upstreams")
@@ -63,8 +63,8 @@ func (k *checker) remote(at path, m *Model) {
 
 // admitted checks a model that tasks are only admitted for.
 func (k *checker) admitted(at path, m *Model) {
-	for _, field := range []string{"engine", "version", "source", "replicas", "variables", "env", "upstreams", "cold_start_timeout", "routing",
-		"stream"} {
+	for _, field := range []string{"engine", "version", "source", "replicas", "resources", "placement", "variables", "env", "upstreams", "cooldown",
+		"cold_start_timeout", "routing", "stream"} {
 		k.noEffect(at.field(field), "launcher: none")
 	}
 	for _, field := range []string{"max_per_replica", "max_prefill_per_replica"} {
@@ -84,6 +84,7 @@ func (k *checker) noEffect(at path, with string) {
 func (k *checker) local(at path, m *Model) {
 	k.noEffect(at.field("upstreams"), "launcher: local; did you mean launcher: upstream?")
 	k.replicas(at.field("replicas"), &m.Replicas)
+	k.resources(at, m)
 	k.env(at.field("env"), m.Env)
 	version, ok := k.version(at, m)
 	if !ok {
@@ -100,6 +101,8 @@ func (k *checker) local(at path, m *Model) {
 	launch.Host, launch.Port, launch.Sluice = "127.0.0.1", 65535, "sluice"
 	if _, err := version.Render(launch); err != nil {
 		k.fault(at.field("variables"), "make no command of engine %s: %v", title(m), err)
+	} else if _, err := version.RenderEnv(launch); err != nil {
+		k.fault(at.field("variables"), "make no environment of engine %s: %v", title(m), err)
 	}
 }
 
@@ -205,16 +208,11 @@ func (k *checker) replicas(at path, r *Replicas) {
 	if !k.sound(least) || !k.sound(most) {
 		return
 	}
-	if r.Min == 0 {
-		k.notYet(least, "0", "0")
-	}
 	if !k.given(most) {
-		r.Max = r.Min
+		r.Max = max(r.Min, 1)
 	}
 	if r.Max < r.Min {
 		k.fault(most, "must be at least min, which is %d", r.Min)
-	} else if r.Max > max(1, r.Min) {
-		k.notYet(most, "more", "more than min")
 	}
 }
 

@@ -63,7 +63,7 @@ type Config struct {
 	// Models are what clients may ask for.
 	Models []Model `yaml:"models"`
 	// Upstreams are servers whose models are asked for and appear by themselves, such as http://10.0.0.7:8000.
-	Upstreams []string `yaml:"upstreams"`
+	Upstreams []Upstream `yaml:"upstreams"`
 	// Pools are names for several models, any of which will do. The first one is what /schedule takes when it is asked for none.
 	Pools []Pool `yaml:"pools"`
 
@@ -170,9 +170,15 @@ type EngineVersion struct {
 	Schema map[string]any `yaml:"schema"`
 	// TaskVariables are variables that serving a task implies; a model's own win.
 	TaskVariables map[engines.Task]map[string]any `yaml:"task_variables"`
-	// Command is the program and its arguments, each a Go template that may use .Name .Model .Registry .Task .Host .Port .Sluice
+	// Command is the program and its arguments, each a Go template that may use .Name .Model .Registry .Task .Host .Port .GPUs .Sluice
 	// and .Variables.x. The argument {{.Flags}} becomes all variables as --flags.
 	Command []string `yaml:"command" required:"true"`
+	// Flags says how {{.Flags}} writes the variables. Default: --name with dashes for underscores, the value as the next argument, the
+	// items of a list joined by commas, true as the flag alone.
+	Flags FlagStyle `yaml:"flags"`
+	// Env is added to the environment of the replicas, each value a Go template as in command. An entry that names a variable which
+	// nothing gives a value is left out. The env of a model wins.
+	Env map[string]string `yaml:"env"`
 	// Image is the container image that holds the program; a local launch does not need it.
 	Image string `yaml:"image"`
 	// Ready tells when a starting replica may serve: the first 2xx answer.
@@ -181,6 +187,30 @@ type EngineVersion struct {
 	Health HealthProbe `yaml:"health"`
 	// Slots says how many requests a replica works on at once.
 	Slots Slots `yaml:"slots"`
+	// Metrics says where a replica tells how busy it is.
+	Metrics Metrics `yaml:"metrics"`
+}
+
+// FlagStyle says how {{.Flags}} writes the variables.
+type FlagStyle struct {
+	// Underscores leaves names as they are: --n_ctx instead of --n-ctx. Default false.
+	Underscores bool `yaml:"underscores"`
+	// BooleanValues writes --cache true and --cache false instead of --cache and nothing. Default false.
+	BooleanValues bool `yaml:"boolean_values"`
+	// Lists is commas (--device a,b) or arguments (--device a b). Default commas.
+	Lists engines.ListStyle `yaml:"lists" oneof:"commas,arguments"`
+}
+
+// Metrics names the gauges of a replica that tell how busy it is, in the text format of Prometheus.
+type Metrics struct {
+	// Path on the replica's own port. Default: the gauges are not read.
+	Path string `yaml:"path"`
+	// Running is the name of the gauge of requests that are worked on.
+	Running string `yaml:"running"`
+	// Waiting is the name of the gauge of requests that wait inside the engine.
+	Waiting string `yaml:"waiting"`
+	// KVUsage is the name of the gauge of the share of the key and value cache that is in use, from 0 to 1.
+	KVUsage string `yaml:"kv_usage"`
 }
 
 // ReadyProbe is the HTTP GET that tells when a replica may serve.

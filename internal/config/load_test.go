@@ -53,8 +53,8 @@ func TestDefaults(t *testing.T) {
 			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
 		Models: []Model{{
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local,
-			Replicas:         Replicas{Min: 1, Max: 1},
-			ColdStartTimeout: 10 * time.Minute,
+			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
+			Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
@@ -92,25 +92,30 @@ func TestEveryField(t *testing.T) {
 			TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"runner": "pooling"}},
 			Command:       []string{"own", "{{.Model}}", "--port", "{{.Port}}", "{{.Flags}}"}, Image: "own/own:0.10",
 			Ready:  ReadyProbe{Path: "/ready", Every: time.Second},
-			Health: HealthProbe{Path: "/live", Every: 2 * time.Second}, Slots: Slots{Default: 16}}}}},
+			Health: HealthProbe{Path: "/live", Every: 2 * time.Second}, Slots: Slots{Default: 16},
+			Flags:   FlagStyle{Underscores: true, BooleanValues: true, Lists: engines.ListArguments},
+			Env:     map[string]string{"OWN_DTYPE": "{{.Variables.dtype}}"},
+			Metrics: Metrics{Path: "/metrics", Running: "own_running", Waiting: "own_waiting", KVUsage: "own_kv_usage"}}}}},
 		Registries: []Registry{{Name: "hub", Kind: HuggingFace}, {Name: "local", Kind: Directory, Path: filepath.Join(here, "models")}},
 		Models: []Model{
 			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Replicas: Replicas{Min: 2, Max: 2},
-				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, ColdStartTimeout: time.Minute,
+				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack,
+				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: Stream{Mode: StreamNative, MaxDuration: time.Hour}},
-			{Name: "fast", Launcher: engines.Upstream, Upstreams: []string{"http://10.0.0.5:8000", "http://gpu-1:80"}, ColdStartTimeout: 10 * time.Minute,
+			{Name: "fast", Launcher: engines.Upstream, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
+				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, Sent: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
-			{Name: "elsewhere", Launcher: engines.None, ColdStartTimeout: 10 * time.Minute,
+			{Name: "elsewhere", Launcher: engines.None, Placement: Spread, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				Routing:   Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
 		},
-		Upstreams: []string{"http://[::1]:8000"},
+		Upstreams: []Upstream{{URL: "http://[::1]:8000"}},
 		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
 		File:      "testdata/full.yaml",
 	}
@@ -177,7 +182,7 @@ func TestForUpstreams(t *testing.T) {
 	if c.Listen != "127.0.0.1:8080" || c.Auth.Mode != AuthNone || c.File != "" || len(c.Warnings()) > 0 {
 		t.Errorf("%+v, warnings %q", c, c.Warnings())
 	}
-	if diff := cmp.Diff([]string{"http://h:1", "http://10.0.0.1:80"}, c.Upstreams); diff != "" {
+	if diff := cmp.Diff([]Upstream{{URL: "http://h:1"}, {URL: "http://10.0.0.1:80"}}, c.Upstreams); diff != "" {
 		t.Error(diff)
 	}
 	if c, err := ForUpstreams([]string{"http://h:1", "h:2"}); c != nil || err == nil ||

@@ -23,15 +23,24 @@ type Model struct {
 	// Launcher says how replicas come to be: local (processes on this host), upstream (servers that someone else runs) or none (there
 	// are none: tasks for the model are admitted by /schedule and done elsewhere). Default local.
 	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,upstream,none"`
-	// Upstreams are the base URLs of an upstream model's servers: http://host:port, with or without /v1.
-	Upstreams []string `yaml:"upstreams"`
+	// Upstreams are an upstream model's servers, each by its base URL (http://host:port, with or without /v1) or as a mapping.
+	Upstreams []Upstream `yaml:"upstreams"`
 	// Replicas of a local model. Zero for an upstream one, which has as many as it has servers, and for one with launcher none.
 	Replicas Replicas `yaml:"replicas"`
+	// Resources are what each replica of a local model takes of its host. A replica that does not fit waits. With resources a replica sees
+	// the GPUs that it was given and no others. Default: none are counted, and replicas see what Sluice sees.
+	Resources *Resources `yaml:"resources"`
+	// Placement says which GPU a replica gets: spread (one that has none of this model and the least of others) or pack (one that is
+	// in use already, as far as it has room). Default spread.
+	Placement Placement `yaml:"placement" default:"spread" oneof:"spread,pack"`
 	// Variables of the engine, held against its schema.
 	Variables map[string]any `yaml:"variables"`
 	// Env is added to the environment of a local model's replicas.
 	Env map[string]string `yaml:"env"`
-	// ColdStartTimeout is how long a replica may take until it is ready. Default 10m.
+	// Cooldown is how long fewer replicas of a local model must have been enough before one is ended, and how long nobody must have
+	// asked before the last one is. Default 5m.
+	Cooldown time.Duration `yaml:"cooldown" default:"5m" least:"100ms"`
+	// ColdStartTimeout is how long a replica may take until it is ready, and how long a request waits for the first one. Default 10m.
 	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" default:"10m" least:"1s"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
@@ -43,11 +52,35 @@ type Model struct {
 
 // Replicas says how many replicas there are.
 type Replicas struct {
-	// Min is the smallest number of replicas. Default 1.
+	// Min is the smallest number of replicas; 0 is none while nobody asks. Default 1.
 	Min int `yaml:"min" default:"1" least:"0"`
-	// Max is the largest number of replicas. Default: as min.
+	// Max is the largest number of replicas: more than min come when requests wait, and go when fewer have been enough for cooldown.
+	// Default: as min, and at least 1.
 	Max int `yaml:"max" least:"1"`
 }
+
+// Resources are what one replica takes. They are what placement counts with, and no bound that a replica is held to.
+type Resources struct {
+	// CPU is a number of processors. Default 0: not counted.
+	CPU float64 `yaml:"cpu" least:"0"`
+	// Memory of the host, not of its GPUs. Default 0: not counted.
+	Memory Size `yaml:"memory"`
+	// GPU is a whole number of GPUs that nobody else gets, several of them for one replica that works on all (tensor parallel); or less
+	// than 1, a share of one GPU: replicas that share a GPU all see all of it, and their engines must be told how much of its memory is
+	// theirs. Default 0: none.
+	GPU float64 `yaml:"gpu" least:"0"`
+}
+
+// Placement says which of several GPUs with room a replica gets.
+type Placement string
+
+// The placements.
+const (
+	// Spread takes the GPU with the fewest replicas of the model, then the least used.
+	Spread Placement = "spread"
+	// Pack takes the most used one.
+	Pack Placement = "pack"
+)
 
 // Strategy says how a replica is chosen.
 type Strategy string

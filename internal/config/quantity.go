@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB,
-// GB, TB (powers of 1000).
+// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB, TiB (powers of 1024, also as Kubernetes
+// writes them: Ki, Mi, Gi, Ti) or kB, MB, GB, TB (powers of 1000).
 type Size int64
 
 type unit struct {
@@ -21,6 +21,7 @@ type unit struct {
 func sizeUnits() []unit {
 	return []unit{
 		{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+		{"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10},
 		{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"B", 1},
 	}
 }

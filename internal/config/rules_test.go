@@ -74,7 +74,7 @@ func ruleCases() []ruleCase {
 		{"alias taken", sims + ", aliases: [b, b, a]}]", []string{
 			"1: models[a].aliases[1]: b is taken by models[a].aliases[0] on line 1",
 			"1: models[a].aliases[2]: a is taken by models[a].name on line 1"}},
-		{"no engine", "models: [{name: a}]", []string{"1: models[a].engine: required with launcher: local; known are sim, llama-cpp"}},
+		{"no engine", "models: [{name: a}]", []string{"1: models[a].engine: required with launcher: local; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"}},
 		{"unknown engine", "models: [{name: a, engine: llamacpp}]", []string{"1: models[a].engine: there is no engine llamacpp; did you mean llama-cpp?"}},
 		{"unknown version", sims + ", version: '7.5'}]", []string{"1: models[a].version: engine sim has no version 7.5; known are 1"}},
 		{"the first task", "models: [{name: a, engine: sim}]", nil},
@@ -114,7 +114,7 @@ func ruleCases() []ruleCase {
 			"1: models[a].env: has no effect with launcher: upstream",
 			"1: models[a].replicas: has no effect with launcher: upstream"}},
 		{"one server twice", "upstreams: [http://H, http://h:80/v1]", []string{"1: upstreams[1]: the same server is on line 1, at upstreams[0]"}},
-		{"one server twice, once by TLS", "upstreams: [https://h, http://h]", []string{"1: upstreams[0]: https is not supported by this version yet (TLS to upstreams)"}},
+		{"one host twice, once by TLS", "upstreams: [https://h, http://h]", nil},
 		{"no host", "upstreams: ['http://', 'http://:80', 'h:80', '/v1', 'http://h:', 'http://h:0', 'http://h?a', 'http://h#a', 'http://a_b%20']", repeat("1: upstreams[%]: must be a URL such as http://10.0.0.5:8000", 9)},
 
 		{"engine twice", "engines: [{name: a, versions: []}, {name: a, versions: []}]", []string{
@@ -132,7 +132,7 @@ func ruleCases() []ruleCase {
 		{"an id that is a flag", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: --verbose}}]",
 			[]string{"1: models[a].source.name: must be an id such as org/name"}},
 	}
-	return slices.Concat(cases, redisCases(), tenantCases(), poolCases())
+	return slices.Concat(cases, redisCases(), tenantCases(), poolCases(), resourceCases())
 }
 
 func repeat(line string, n int) []string {

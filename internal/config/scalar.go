@@ -26,6 +26,10 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at path, r rules) {
 			d.key(n, key, at)
 			return
 		}
+		if upstream, ok := v.Addr().Interface().(*Upstream); ok {
+			d.server(n, upstream, at)
+			return
+		}
 		d.structure(n, v, at)
 	case reflect.Slice:
 		d.list(n, v, at, r)

@@ -78,6 +78,9 @@ func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
 		"models: [{name: a, routing: {load_factor: 0.5}}]",
 		"models: [{name: a, aliases: b}]",
 		"models: [{name: a, launcher: nobody}]",
+		"models: [{name: a, placement: alphabetical}]",
+		"models: [{name: a, resources: {gpu: -1}}]",
+		"models: [{name: a, resources: {memory: 16Gb}}]",
 		"models: [{name: a, admission: {weight: 0}}]",
 		"tenants: [{name: a, keys: [[]]}]",
 		"tenants: [{name: a, keys: [{priority: batch}]}]",
@@ -85,6 +88,9 @@ func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
 		"tenants: [{name: a, weight: 0}]",
 		"tenants: [{name: a, priority: high}]",
 		"tenants: [{name: a, limits: {tokens_per_minute: -1}}]",
+		"upstreams: [{headers: {a: b}}]",
+		"upstreams: [{url: http://h, key: b}]",
+		"upstreams: [[http://h]]",
 		"pools: [{name: a}]",
 		"pools: [{name: a, models: b}]",
 	} {
@@ -131,7 +137,7 @@ func examples(t *testing.T) []string {
 // schema makes the JSON Schema of the file. Draft 7, which editors know best.
 func schema(t *testing.T) []byte {
 	t.Helper()
-	w := schemaWriter{comments: comments(t, "config.go", "model.go")}
+	w := schemaWriter{comments: comments(t, "config.go", "model.go", "upstream.go")}
 	top := w.structure(reflect.TypeFor[Config]())
 	top["$schema"] = "http://json-schema.org/draft-07/schema#"
 	top["title"] = "The configuration file of Sluice"
@@ -184,13 +190,13 @@ func (w schemaWriter) structure(t reflect.Type) object {
 
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
-	case reflect.TypeFor[Key]():
+	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream]():
 		return object{"anyOf": []any{object{"type": "string"}, w.structure(t)}}
 	case reflect.TypeFor[time.Duration]():
 		return object{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}
 	case reflect.TypeFor[Size]():
 		return object{"anyOf": []any{object{"type": "integer", "minimum": 0},
-			object{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)? ?([KMGT]iB|[kMGT]?B)$`}}}
+			object{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)? ?([KMGT]iB?|[kMGT]?B)$`}}}
 	case reflect.TypeFor[PerReplica]():
 		return object{"anyOf": []any{object{"const": "auto"}, object{"type": "integer", "minimum": 1}}}
 	}

@@ -13,13 +13,14 @@ func TestParseSize(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Size{
 		"0": 0, "1": 1, "10B": 10, "1kB": 1000, "1KiB": 1024, "32MiB": 32 << 20, "1.5GiB": 3 << 29, "2 TB": 2e12, "1TiB": 1 << 40,
+		"16Gi": 16 << 30, "1.5Mi": 3 << 19, "2Ki": 2048, "1 Ti": 1 << 40,
 		"9223372036854775807": math.MaxInt64, "0.5kB": 500,
 	} {
 		if got, err := ParseSize(text); err != nil || got != want {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "B", "-1", "-1KiB", "1.5", "1kb", "1 K", "1e3B", "0x1KiB", "infB", "nan", "8388608TiB", "9223372036854775808", "1..5KiB", "1  KiB"} {
+	for _, text := range []string{"", "B", "-1", "-1KiB", "1.5", "1kb", "1 K", "1G", "1gi", "i", "1e3B", "0x1KiB", "infB", "nan", "8388608TiB", "9223372036854775808", "1..5KiB", "1  KiB"} {
 		if got, err := ParseSize(text); err == nil {
 			t.Errorf("%q: %d, want an error", text, got)
 		}

@@ -106,7 +106,7 @@ func (w *watched) expect(when string, applied []int, faults []string) {
 	}
 }
 
-const wrongFault = "1: models[a].engine: required with launcher: local; known are sim, llama-cpp"
+const wrongFault = "1: models[a].engine: required with launcher: local; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"
 
 func TestWatcherTakesAGoodFile(t *testing.T) {
 	t.Parallel()

@@ -55,13 +55,13 @@ func (w *world) resolvePool(r *Request, models []string) (choice, *openai.Error)
 		return choice{}, fault
 	}
 	c := choice{pool: r.Model}
-	forbidden := true
+	forbidden, served := true, false
 	for _, name := range models {
 		t, ok := w.targets[name]
 		if !ok || r.Allowed != nil && !r.Allowed(name) {
 			continue
 		}
-		forbidden = false
+		forbidden, served = false, served || t.Launcher != engines.None
 		if t.serves() {
 			c.members = append(c.members, t)
 		}
@@ -72,6 +72,9 @@ func (w *world) resolvePool(r *Request, models []string) (choice, *openai.Error)
 	case forbidden:
 		return choice{}, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
 			Message: "This API key may not use any model of the pool `" + r.Model + "`."}
+	case !served:
+		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
+			Message: "The models of the pool `" + r.Model + "` are served elsewhere: they are only admitted here, by POST /schedule."}
 	}
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
@@ -98,11 +101,6 @@ func (c choice) model() string {
 		return ""
 	}
 	return c.members[0].Name
-}
-
-// has says whether the model is one of a pool's that the request may go to.
-func (c choice) has(model string) bool {
-	return slices.ContainsFunc(c.members, func(t *target) bool { return t.Name == model })
 }
 
 // title is how the choice is called at the beginning of a message, name elsewhere.

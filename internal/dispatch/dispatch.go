@@ -66,6 +66,8 @@ type Config struct {
 	Default Policy
 	// Models holds the policies of configured models, by name.
 	Models map[string]Policy
+	// Demand is told that a request waits for the model; nil: nobody is.
+	Demand func(model string)
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this process.
 	Shared bool
 }
@@ -75,9 +77,12 @@ type Dispatcher struct {
 	fleet     *engines.Fleet
 	admission *admission.Controller
 	shared    bool
+	demand    func(model string)
 	world     atomic.Pointer[world]
 	names     identities
 	past      inheritance
+	// turn is which model of a replica is woken first where none has had it
+	turn atomic.Uint64
 
 	mu sync.Mutex
 	// rules are the policies in force; guarded by mu
@@ -112,6 +117,7 @@ func New(c Config) *Dispatcher {
 		fleet:     c.Fleet,
 		admission: c.Admission,
 		shared:    c.Shared,
+		demand:    c.Demand,
 		rules:     Rules{Default: c.Default, Models: c.Models},
 		routable:  map[string]map[string]bool{},
 		counters:  map[string]*counter{},
@@ -139,10 +145,10 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // SetRules replaces the rules, effective on the next request and on those that wait.
 func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.rules = r
-	d.mu.Unlock()
 	d.admission.SetTenants(r.Tenants)
-	d.rebuild()
+	d.rebuildLocked()
 }
 
 // SetRoutable tells which replicas of a model Envoy knows. A replica is picked only when the fleet calls it ready and Envoy
@@ -232,7 +238,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	return admission.Request{
 		Model:    c.model(),
 		Pool:     c.pool,
-		Allowed:  c.has,
+		Allowed:  func(model string) bool { return d.serves(model, r.Allowed) },
 		Tenant:   r.Tenant,
 		Priority: r.Priority,
 		Tokens:   ticket.question.guess.total(),
@@ -240,7 +246,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Timeout:  c.patience(r.Timeout),
 		Prefill:  ticket.watch,
 		Admitted: r.Task != "",
-		OnWait:   r.OnWait,
+		OnWait:   func() { d.waits(c, r) },
 		Place: func(model string) (admission.Slot, bool) {
 			now, ok := d.world.Load().targets[model]
 			if !ok {
@@ -250,6 +256,25 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		},
 		Unplace: ticket.unplace,
 	}
+}
+
+// waits tells whoever wants to know that the request is about to wait.
+func (d *Dispatcher) waits(c choice, r *Request) {
+	if d.demand != nil {
+		for _, t := range c.members {
+			d.demand(t.Name)
+		}
+	}
+	if r.OnWait != nil {
+		r.OnWait()
+	}
+}
+
+// serves says whether a request that waits for a pool may go to this model of it: by the newest world, because one may have got its
+// first replica, or lost its last, since the request came.
+func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
+	t, ok := d.world.Load().targets[model]
+	return ok && t.serves() && (allowed == nil || allowed(model))
 }
 
 // tenant is the limits of a tenant.

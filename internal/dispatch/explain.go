@@ -24,6 +24,8 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 			Message: "The request needs more tokens than " + c.name() + " or its tenant is given in a minute."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
+	case errors.Is(err, admission.ErrClosed):
+		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no room at once.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
 	}
@@ -78,7 +80,7 @@ func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
 	case r.Timeout > 0 && (len(now.members) == 0 || r.Timeout <= now.patience(0)):
 		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
 			Message: "The request's own timeout ended before it could start."}
-	case !now.any(func(t *target) bool { return len(t.replicas) > 0 || t.starting }):
+	case !now.any(func(t *target) bool { return len(t.replicas) > 0 || t.cold() }):
 		return openai.Errorf(openai.CodeNoReplica, "No replica of %s is ready.", c.name())
 	case !now.any(func(t *target) bool { return len(t.replicas) > 0 }):
 		return openai.Errorf(openai.CodeColdStartTimeout, "No replica of %s became ready in time.", c.name())

@@ -38,7 +38,28 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 	if err != nil {
 		return admission.Task{}, 0, explainTask(ctx, ask, err)
 	}
+	if task.ID != "" && !w.offers(ask, task.Model) {
+		return admission.Task{}, 0, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
+			Message: "The task of this request_id was admitted to the model `" + task.Model + "`, which this call does not ask for."}
+	}
 	return task, wait, nil
+}
+
+// offers says whether the model is one that was asked for. A task that a repeated call finds may be of another one. What a pool has lost since
+// is no mistake of the caller's, so only a model that is in another pool counts.
+func (w *world) offers(ask admission.TaskRequest, model string) bool {
+	if ask.Model != "" {
+		return ask.Model == model
+	}
+	if slices.Contains(w.admissionPools()[ask.Pool], model) {
+		return true
+	}
+	for _, models := range w.pools {
+		if slices.Contains(models, model) {
+			return false
+		}
+	}
+	return true
 }
 
 // taskRequest finds the models that a task may go to. They need no replica: who calls them does it elsewhere.

@@ -51,6 +51,17 @@ func TestAPoolFallsOverToAModelWithReplicas(t *testing.T) {
 	}
 }
 
+func TestAPoolOfModelsThatAreServedElsewhere(t *testing.T) {
+	s := newStage(Policy{})
+	s.fleet.Set("none", engines.Part{Models: []engines.Model{{Name: "a", Launcher: engines.None}}})
+	s.SetRules(Rules{Pools: map[string][]string{"p": {"a"}}})
+	for _, name := range []string{"p", "a"} {
+		if _, fault := s.Dispatch(t.Context(), request(name, "k")); fault == nil || fault.HTTPStatus() != 400 {
+			t.Errorf("%s: %v", name, fault)
+		}
+	}
+}
+
 func TestAPoolKeepsToWhatTheTenantMay(t *testing.T) {
 	s := pooled(t, Rules{})
 	may := func(names ...string) *Request {
@@ -287,4 +298,34 @@ func TestCancelledSchedule(t *testing.T) {
 	if _, _, fault := s.Schedule(ctx, ask); fault == nil || fault.HTTPStatus() != 499 {
 		t.Errorf("the caller has left: %v", fault)
 	}
+}
+
+func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := make(chan string, 10)
+		fleet := engines.NewFleet()
+		s := stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Demand: func(model string) { asked <- model },
+			Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}}), fleet}
+		model := engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, Most: 1}}}
+		s.fleet.Set("test-m", model)
+		s.rebuild()
+		waiting := s.queue("m")
+		if got := <-asked; got != "m" || len(asked) != 0 {
+			t.Errorf("asked for %s, and %d more", got, len(asked))
+		}
+		time.Sleep(time.Minute) // longer than a queue's timeout: a start takes what it takes
+		s.put("m", replicas("m-0")...)
+		(<-waiting).Release()
+
+		s.fleet.Set("test-m", model)
+		s.SetRules(Rules{Default: Policy{ColdStart: time.Second}})
+		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeColdStartTimeout {
+			t.Errorf("no replica came: %v", fault)
+		}
+		s.fleet.Set("test-m", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local}}})
+		s.rebuild()
+		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
+			t.Errorf("none may come: %v", fault)
+		}
+	})
 }

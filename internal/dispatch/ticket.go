@@ -1,12 +1,12 @@
 package dispatch
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
-	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // Ticket is a request that may go: where to, and what it holds until it is released.
@@ -47,8 +47,12 @@ func (t *Ticket) granted(lease *admission.Lease) {
 		t.lessons.asked.Add(1)%measureEvery == 1
 }
 
-// Cluster is the name of the model's Envoy cluster.
-func (t *Ticket) Cluster() string { return headers.ModelCluster(t.Model) }
+// Cluster is the name of the Envoy cluster of the picked replica, and of all others in Endpoints.
+func (t *Ticket) Cluster() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.target.replicas[t.at].cluster
+}
 
 // Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when that one refuses.
 func (t *Ticket) Endpoints() string { return t.endpoints }
@@ -123,8 +127,8 @@ func (t *Ticket) FirstToken() {
 	t.mu.Unlock()
 	if was {
 		t.lease.FirstToken()
-		t.dispatcher.admission.Kick(t.Model)
 		t.dispatcher.freed(replica, t.Model)
+		t.dispatcher.admission.Kick(t.Model)
 	}
 }
 
@@ -137,8 +141,9 @@ func (t *Ticket) Moved(address string) {
 		return
 	}
 	from := t.target.replicas[t.at].id
+	cluster := t.target.replicas[t.at].cluster // a retry never leaves it
 	for i, r := range t.target.replicas {
-		if r.address == address {
+		if r.address == address && r.cluster == cluster {
 			r.load.Add(1)
 			r.served.Add(1)
 			if t.endPrefillLocked() {
@@ -153,8 +158,8 @@ func (t *Ticket) Moved(address string) {
 	moved := t.target.replicas[t.at].id != from
 	t.mu.Unlock()
 	if moved {
-		t.dispatcher.admission.Kick(t.Model)
 		t.dispatcher.freed(from, t.Model)
+		t.dispatcher.admission.Kick(t.Model)
 	}
 }
 
@@ -171,8 +176,8 @@ func (t *Ticket) Release() {
 
 	t.unname()
 	t.leave()
-	t.lease.Release() // lets the next of this model in
 	t.dispatcher.freed(replica, t.Model)
+	t.lease.Release() // lets the next of this model in
 }
 
 // Settle tells what the response was, before or after Release: what was charged as an estimate becomes what it was. Only the first
@@ -187,10 +192,16 @@ func (t *Ticket) Settle(r Response) {
 	}
 }
 
-// freed wakes the other models that use the replica.
-func (d *Dispatcher) freed(replica, except string) {
-	for _, model := range d.world.Load().users[replica] {
-		if model != except {
+// freed wakes the other models that use the replica, which so take turns: the one after the model that has had it comes first, and that
+// one last.
+func (d *Dispatcher) freed(replica, had string) {
+	users := d.world.Load().users[replica]
+	at := slices.Index(users, had)
+	if at < 0 && len(users) > 0 {
+		at = int(d.turn.Add(1) % uint64(len(users)))
+	}
+	for n := range users {
+		if model := users[(at+1+n)%len(users)]; model != had {
 			d.admission.Kick(model)
 		}
 	}

@@ -10,6 +10,10 @@ type View struct {
 	Policy Policy
 	// Loads of the replicas by id.
 	Loads map[string]int
+	// Admitted counts the requests that were ever let go to a replica.
+	Admitted uint64
+	// PerReplica is how many requests the replicas take at once, each; 0 is no bound, or none is there.
+	PerReplica int
 }
 
 // View returns the traffic of a model; false when there is no such model.
@@ -18,9 +22,10 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	if !ok {
 		return View{}, false
 	}
-	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}}
+	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.lessons.asked.Load()}
 	for _, r := range t.replicas {
 		v.Loads[r.id] = int(r.load.Load())
+		v.PerReplica = r.limit
 	}
 	return v, true
 }

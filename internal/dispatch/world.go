@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
@@ -38,19 +39,27 @@ type target struct {
 	policy   Policy
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
-	cursor   *atomic.Uint64
-	lessons  *lessons
+	// mixed: they are in several clusters of Envoy.
+	mixed   bool
+	cursor  *atomic.Uint64
+	lessons *lessons
 	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected back).
 	hope bool
 	// starting: one is on its way for the first time.
 	starting bool
+	// elastic: one more comes when requests wait for it.
+	elastic bool
 }
+
+// cold says that the request has to wait until a replica has been started.
+func (t *target) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
 
 // replica is a candidate of one world.
 type replica struct {
 	id, address string
-	limit       int // 0: none
-	mostPrefill int // 0: no bound
+	cluster     string // in Envoy
+	limit       int    // 0: none
+	mostPrefill int    // 0: no bound
 	*counter
 }
 
@@ -130,7 +139,7 @@ func (t *target) patience(own time.Duration) time.Duration {
 	if wait == 0 {
 		wait = time.Minute
 	}
-	if len(t.replicas) == 0 && t.starting {
+	if t.cold() {
 		wait = t.policy.ColdStart
 		if wait == 0 {
 			wait = defaultColdStart
@@ -146,6 +155,10 @@ func (t *target) patience(own time.Duration) time.Duration {
 func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.rebuildLocked()
+}
+
+func (d *Dispatcher) rebuildLocked() {
 	old := d.world.Load()
 	w := d.worldLocked(old)
 	for name, t := range w.targets {
@@ -184,6 +197,9 @@ func (d *Dispatcher) worldLocked(old *world) *world {
 			w.users[r.id] = append(w.users[r.id], name)
 		}
 	}
+	for _, models := range w.users {
+		slices.Sort(models)
+	}
 	return w
 }
 
@@ -205,6 +221,7 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 	}
 	t := &target{Model: m.Model, policy: policy, cursor: d.cursors[m.Name], lessons: d.lessons[m.Name]}
 	var ids []string
+	plain := headers.ModelCluster(m.Name)
 	for _, r := range m.Replicas {
 		t.hope = true
 		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending
@@ -216,12 +233,18 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 			continue
 		}
 		ids = append(ids, r.ID)
+		cluster := plain
+		if group := r.Group(); group != "" {
+			cluster = headers.GroupCluster(m.Name, group)
+		}
+		t.mixed = t.mixed || len(t.replicas) > 0 && t.replicas[0].cluster != cluster
 		t.replicas = append(t.replicas, replica{
-			id: r.ID, address: r.Address.String(), limit: limit(policy, r), mostPrefill: policy.MaxPrefillPerReplica,
+			id: r.ID, address: r.Address.String(), cluster: cluster, limit: limit(policy, r), mostPrefill: policy.MaxPrefillPerReplica,
 			counter: d.counterLocked(r.ID),
 		})
 	}
-	t.hope = t.hope || m.Desired > 0
+	t.elastic = m.Most > len(t.replicas)
+	t.hope = t.hope || m.Desired > 0 || t.elastic
 	if old != nil && old.policy.VirtualNodes == policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {
 		t.ring = old.ring // 100 MD5 sums a replica are worth keeping
 	} else {
@@ -346,10 +369,17 @@ func (t *target) pickLeast(loads []int) int {
 }
 
 // list is the header that Envoy's override_host policy follows: the picked replica, then others with a free slot in the
-// order of the ring.
+// order of the ring, all in the cluster of the picked one. It spoils loads.
 func (t *target) list(key uint64, picked int, loads []int) string {
 	if len(t.replicas) == 1 {
 		return t.replicas[picked].address
+	}
+	if t.mixed {
+		for i := range loads {
+			if t.replicas[i].cluster != t.replicas[picked].cluster {
+				loads[i] = -1 // nothing to fall back to
+			}
+		}
 	}
 	var b strings.Builder
 	b.WriteString(t.replicas[picked].address)

@@ -33,6 +33,8 @@ const (
 	Replica = "x-sluice-replica"
 	// RequestID is Envoy's own id of a request. It is never an identity: clients cannot choose it.
 	RequestID = "x-request-id"
+	// OriginalPath is Envoy's own name for the path of a request before it was changed for an upstream.
+	OriginalPath = "x-envoy-original-path"
 )
 
 // Values of the Source header.
@@ -96,10 +98,38 @@ func Internal() []string {
 
 const modelPrefix = "model/"
 
-// ModelCluster is the name of a model's Envoy cluster.
-func ModelCluster(model string) string { return modelPrefix + model }
+// groupMark stands between a model and a group in the name of a cluster. In the name of a model it is doubled.
+const groupMark = "#"
+
+// ModelCluster is the name of a model's Envoy cluster: that of the replicas which are called plainly.
+func ModelCluster(model string) string {
+	return modelPrefix + strings.ReplaceAll(model, groupMark, groupMark+groupMark)
+}
+
+// GroupCluster is the name of the cluster of a model's replicas that are called in a way of their own, or ModelCluster for the group
+// without a name. A group's name does not begin with a groupMark.
+func GroupCluster(model, group string) string {
+	if group == "" {
+		return ModelCluster(model)
+	}
+	return ModelCluster(model) + groupMark + group
+}
 
 // ClusterModel is the model that an Envoy cluster belongs to; false for clusters that belong to none.
 func ClusterModel(cluster string) (model string, ok bool) {
-	return strings.CutPrefix(cluster, modelPrefix)
+	name, ok := strings.CutPrefix(cluster, modelPrefix)
+	if !ok || !strings.Contains(name, groupMark) {
+		return name, ok
+	}
+	var b strings.Builder
+	for {
+		before, after, _ := strings.Cut(name, groupMark)
+		b.WriteString(before)
+		rest, doubled := strings.CutPrefix(after, groupMark)
+		if !doubled {
+			return b.String(), true // what follows the mark is the group
+		}
+		b.WriteString(groupMark)
+		name = rest
+	}
 }

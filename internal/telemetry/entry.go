@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"net"
 	"strconv"
 	"strings"
@@ -117,7 +118,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		Interim:   interim(common.GetAccessLogType()),
 		RequestID: request.GetRequestId(),
 		Method:    method(request.GetRequestMethod()),
-		Path:      cleanPath(request.GetPath()),
+		Path:      cleanPath(cmp.Or(request.GetOriginalPath(), request.GetPath())), // what the client asked for
 		Protocol:  protocol(in.GetProtocolVersion()),
 		Route:     common.GetRouteName(),
 		Status:    int(response.GetResponseCode().GetValue()),
@@ -133,7 +134,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		BytesOut:  int64(response.GetResponseBodyBytes()),
 		Duration:  common.GetDuration().AsDuration(),
 	}
-	if model, ok := strings.CutPrefix(e.Cluster, headers.ModelCluster("")); ok {
+	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
 	if log == headers.LogRequests && !e.Interim {

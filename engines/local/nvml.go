@@ -1,0 +1,128 @@
+//go:build cgo && linux
+
+package local
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// NewInventory returns the inventory of this host, with its GPUs as NVIDIA's management library (NVML, libnvidia-ml.so.1) tells of them.
+// The library is looked for at each reading; a host without it has no GPUs.
+func NewInventory() Inventory { return driver{nvml.New()} }
+
+// driver reads GPUs through NVML. The library lists the devices when it is initialised, so each reading does that anew: a GPU that fell
+// off the bus is gone then, and one that came back is there.
+type driver struct{ library nvml.Interface }
+
+// Read implements Inventory. A GPU that cannot be read is left out, and the node's Reason says why.
+func (d driver) Read() (engines.Node, error) {
+	node := thisHost()
+	if ret := d.library.Init(); ret == nvml.ERROR_LIBRARY_NOT_FOUND {
+		return node, errors.New("NVIDIA's driver library, libnvidia-ml.so.1, is not there")
+	} else if ret != nvml.SUCCESS {
+		return node, fmt.Errorf("NVIDIA's driver does not answer: %s", ret.Error())
+	}
+	defer d.library.Shutdown() // what it says does not matter: the next reading tells
+	count, ret := d.library.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return node, fmt.Errorf("NVIDIA's driver does not count its GPUs: %s", ret.Error())
+	}
+	if count == 0 {
+		node.Reason = "NVIDIA's driver knows of no GPU"
+	}
+	var faults []string
+	for index := range count {
+		devices, err := d.devices(index)
+		if err != nil {
+			faults = append(faults, fmt.Sprintf("GPU %d cannot be used: %v", index, err))
+			continue
+		}
+		node.GPUs = append(node.GPUs, devices...)
+	}
+	if len(faults) > 0 {
+		node.Reason = strings.Join(faults, "; ")
+	}
+	return node, nil
+}
+
+// devices lists what replicas can be given of one GPU: itself, or its parts if it is divided.
+func (d driver) devices(index int) ([]engines.GPU, error) {
+	handle, ret := d.library.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	divided, err := d.divided(handle)
+	if err != nil {
+		return nil, err
+	}
+	if divided {
+		return parts(handle, index)
+	}
+	whole, err := device(handle, index)
+	return []engines.GPU{whole}, err
+}
+
+// divided tells whether MIG is on. Drivers before 450 do not have the function, and calling it would end the process.
+func (d driver) divided(handle nvml.Device) (bool, error) {
+	if d.library.Extensions().LookupSymbol("nvmlDeviceGetMigMode") != nil {
+		return false, nil
+	}
+	mode, _, ret := handle.GetMigMode()
+	switch ret {
+	case nvml.SUCCESS:
+		return mode == nvml.DEVICE_MIG_ENABLE, nil
+	case nvml.ERROR_NOT_SUPPORTED:
+		return false, nil
+	}
+	return false, ret
+}
+
+// parts lists the MIG devices of a GPU. Their numbers have gaps.
+func parts(handle nvml.Device, index int) ([]engines.GPU, error) {
+	most, ret := handle.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	var all []engines.GPU
+	for i := range most {
+		part, ret := handle.GetMigDeviceHandleByIndex(i)
+		if ret == nvml.ERROR_NOT_FOUND {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil, ret
+		}
+		gpu, err := device(part, index)
+		if err != nil {
+			return nil, err
+		}
+		gpu.MIG = true
+		all = append(all, gpu)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("MIG is on and it has no MIG devices")
+	}
+	return all, nil
+}
+
+// device describes a device. What it cannot do without is the UUID.
+func device(handle nvml.Device, index int) (engines.GPU, error) {
+	uuid, ret := handle.GetUUID()
+	if ret != nvml.SUCCESS {
+		return engines.GPU{}, ret
+	}
+	gpu := engines.GPU{UUID: uuid, Index: index}
+	if name, ret := handle.GetName(); ret == nvml.SUCCESS {
+		gpu.Name = name
+	}
+	if memory, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS { // GPUs without memory of their own do not say
+		gpu.MemoryTotal, gpu.MemoryUsed = int64(memory.Total), int64(memory.Used)
+	}
+	return gpu, nil
+}

@@ -1,0 +1,149 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// guarded is a server by TLS whose list is below a path and needs a key. It returns its URL and its certificate as PEM.
+func guarded(t *testing.T, key string) (url, ca string) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer "+key:
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.URL.Path != "/openai/v1/models" || !strings.HasPrefix(r.Host, "127.0.0.1:"):
+			w.WriteHeader(http.StatusTeapot)
+		default:
+			fmt.Fprint(w, `{"data":[{"id":"chat"}]}`)
+		}
+	}))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // it is refused on purpose
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.URL + "/openai", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+}
+
+func bearer(key string) map[string]string { return map[string]string{"authorization": "Bearer " + key} }
+
+func TestLooksByTLSWithAKey(t *testing.T) {
+	url, ca := guarded(t, "secret")
+	for name, c := range map[string]struct {
+		Access
+		reason string // "" means ready
+	}{
+		"as it should be":        {Access{Headers: bearer("secret"), CA: ca}, ""},
+		"any certificate":        {Access{Headers: bearer("secret"), Unchecked: true}, ""},
+		"not the system's":       {Access{Headers: bearer("secret")}, "its certificate is not trusted: "},
+		"not this authority's":   {Access{Headers: bearer("secret"), CA: "none"}, "its certificate is not trusted: "},
+		"another key":            {Access{Headers: bearer("wrong"), CA: ca}, "its list of models answered 401: it wants another key than it is given"},
+		"no key, and it says so": {Access{CA: ca}, "its list of models answered 401"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, fleet := launcher(t, Desired{
+				Models: []Model{{Model: engines.Model{Name: "m"}, URLs: []string{url}}},
+				Access: map[string]Access{url: c.Access},
+			})
+			l.Once(t.Context())
+			r := fleet.Snapshot().Models["m"].Replicas[0]
+			if (r.State == engines.Ready) != (c.reason == "") || !strings.HasPrefix(r.Reason, c.reason) || strings.Contains(r.Reason, "secret") {
+				t.Errorf("%s: %s", r.State, r.Reason)
+			}
+			if id := strings.TrimPrefix(url, "https://"); r.ID != id || r.Host+"/openai" != id || r.Group() != id || r.Transport.Prefix != "/openai" ||
+				r.Transport.TLS.ServerName != "127.0.0.1" {
+				t.Errorf("replica %s at %s by %+v", r.ID, r.Host, *r.Transport)
+			}
+			if text, err := json.Marshal(r); err != nil || strings.Contains(fmt.Sprintf("%s%v%+v%#v", text, r, r.Transport, r.Transport), "Bearer") {
+				t.Errorf("a replica shows its secrets: %s, %v", text, err)
+			}
+		})
+	}
+}
+
+// groupsOf are the groups of a model's replicas by id.
+func groupsOf(f *engines.Fleet, model string) map[string]string {
+	groups := map[string]string{}
+	for _, r := range f.Snapshot().Models[model].Replicas {
+		groups[r.ID] = r.Group()
+	}
+	return groups
+}
+
+// Servers that are called in the same way are one group, and a group keeps its name and its value as long as nothing of it changes.
+func TestGroups(t *testing.T) {
+	a, b, c := "http://a:80", "http://b:80", "http://c:80"
+	desired := func(access map[string]Access, urls ...string) Desired {
+		return Desired{Models: []Model{{Model: engines.Model{Name: "m"}, URLs: urls}}, Access: access}
+	}
+	x, y := Access{Headers: map[string]string{"x": "1"}}, Access{Headers: map[string]string{"x": "2"}}
+	l, fleet := launcher(t, desired(map[string]Access{a: x, b: x}, a, b, c))
+	check := func(want map[string]string) {
+		t.Helper()
+		if d := cmp.Diff(want, groupsOf(fleet, "m")); d != "" {
+			t.Fatal(d)
+		}
+	}
+	check(map[string]string{"a:80": "a:80", "b:80": "a:80", "c:80": ""})
+	version := fleet.Snapshot().Version
+	l.Set(desired(map[string]Access{a: x, b: x}, a, b, c))
+	if fleet.Snapshot().Version != version {
+		t.Error("the same configuration changed the fleet")
+	}
+	l.Set(desired(map[string]Access{a: x, b: x, c: x}, b, c)) // the one that the group is named after leaves
+	check(map[string]string{"b:80": "a:80", "c:80": "a:80"})
+	l.Set(desired(map[string]Access{a: y, b: x, c: y}, a, b, c)) // and comes back in another way
+	check(map[string]string{"a:80": "a:80+", "b:80": "a:80", "c:80": "a:80+"})
+	l.Set(desired(nil, a, b, c))
+	check(map[string]string{"a:80": "", "b:80": "", "c:80": ""})
+}
+
+// A server whose key changes gets no request until the new one has been tried; what it lists does not vanish meanwhile.
+func TestAChangedKeyIsTriedFirst(t *testing.T) {
+	url, ca := guarded(t, "secret")
+	id := strings.TrimPrefix(url, "https://")
+	desired := func(key string) Desired {
+		return Desired{Discover: []string{url}, Access: map[string]Access{url: {Headers: bearer(key), CA: ca}}}
+	}
+	l, fleet := launcher(t, desired("secret"))
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
+	l.mu.Lock()
+	before := l.servers[url]
+	l.mu.Unlock()
+	l.Set(desired("wrong"))
+	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
+	l.saw(before, sight{models: []string{"other"}}) // a look that began before
+	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
+	l.Once(t.Context())
+	want(t, fleet, map[string]states{"chat": {id: engines.Failed}})
+	l.Set(desired("secret"))
+	l.Once(context.Background())
+	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
+}
+
+func TestIdentity(t *testing.T) {
+	for url, want := range map[string][2]string{
+		"http://10.0.0.5:8000":            {"10.0.0.5:8000", "10.0.0.5:8000"},
+		"https://api.example.com":         {"api.example.com:443", "api.example.com"},
+		"https://api.example.com:443/v1/": {"api.example.com:443", "api.example.com"},
+		"http://h:80/openai/v1":           {"h:80/openai", "h"},
+		"https://h:80/a/b/":               {"h:80/a/b", "h:80"},
+		"https://[::1]:443":               {"[::1]:443", "[::1]"},
+	} {
+		if id, name := identity(url), host(url); id != want[0] || name != want[1] {
+			t.Errorf("%s is %s at %s, want %v", url, id, name, want)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package engines
+
+import "time"
+
+// vllm is vLLM's OpenAI server, by the releases at which its flags changed in ways that matter here. A release between two of them
+// takes the lower one's flags but for those that the comments on the variables name. Checked against the source packages of 0.8.5,
+// 0.11.0 and 0.33.0, and 0.10.0, 0.13.0, 0.17.1 and 0.24.0 for when flags came and went.
+//
+// It serves under --served-model-name only, and listens when the model is loaded; /health then asks whether its engine is alive. Without
+// max_num_seqs it works on 256 requests at once, or 1,024 on GPUs of 70 GiB and more.
+func vllm() Engine {
+	return Engine{Name: "vllm", Versions: []Version{
+		vllmVersion("0.8", "v0.8.5", "vllm:gpu_cache_usage_perc", vllm08(), map[Task]map[string]any{
+			Embedding: {"task": "embed"}, Rerank: {"task": "score"}, Transcription: {"task": "transcription"},
+		}),
+		vllmVersion("0.11", "v0.11.0", "vllm:kv_cache_usage_perc", vllm011(), vllmPooling()),
+		vllmVersion("0.33", "v0.33.0", "vllm:kv_cache_usage_perc", vllm033(), vllmPooling()),
+	}}
+}
+
+func vllmVersion(name, release, usage string, own map[string]any, tasks map[Task]map[string]any) Version {
+	return Version{
+		Version:       name,
+		Tasks:         []Task{TextGeneration, Embedding, Rerank, Transcription},
+		Schema:        variables(merged(vllmModel(), vllmWork(), vllmServing(), own)),
+		TaskVariables: tasks,
+		Command: []string{"vllm", "serve", "{{.Model}}", "--host", "{{.Host}}", "--port", "{{.Port}}",
+			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
+		Flags:   FlagStyle{Lists: ListArguments},
+		Image:   "vllm/vllm-openai:" + release,
+		Ready:   Probe{Path: "/health", Every: time.Second},
+		Health:  Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:   Slots{Variable: "max_num_seqs", Default: 256},
+		Metrics: Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting", KVUsage: usage},
+	}
+}
+
+// allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It stands before the variables: what a variable says
+// comes later on the command line and wins.
+const allGPUs = "{{or .GPUs 1}}"
+
+// vllmPooling is how --runner and --convert, which took the place of --task between 0.10.0 and 0.11.0, are told of a task. What kind of
+// pooling a model does it knows itself.
+func vllmPooling() map[Task]map[string]any {
+	return map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}}
+}
+
+// vllmModel says what is loaded, and how.
+func vllmModel() map[string]any {
+	return map[string]any{
+		"dtype":                    choice("type of weights and activations", "auto", "half", "float16", "bfloat16", "float", "float32"),
+		"quantization":             text("method by which the weights are quantized, such as awq, gptq, fp8 or bitsandbytes"),
+		"load_format":              text("format of the weights, such as auto, safetensors, gguf or runai_streamer"),
+		"config_format":            text("format of the model's configuration, such as auto, hf or mistral"),
+		"model_impl":               choice("whose implementation of the model", "auto", "vllm", "transformers"),
+		"tokenizer":                text("id or path of a tokenizer other than the model's"),
+		"tokenizer_mode":           text("kind of tokenizer, such as auto, slow or mistral"),
+		"revision":                 text("branch, tag or commit of the model"),
+		"tokenizer_revision":       text("branch, tag or commit of the tokenizer"),
+		"code_revision":            text("branch, tag or commit of the model's code"),
+		"trust_remote_code":        flag("run code that comes with the model"),
+		"download_dir":             text("directory for downloaded weights"),
+		"hf_overrides":             object("fields of the model's configuration to replace"),
+		"generation_config":        text("where defaults of sampling come from: auto (the model), vllm, or a directory"),
+		"seed":                     integer(0, "of sampling"),
+		"enforce_eager":            flag("no CUDA graphs"),
+		"compilation_config":       object("settings of torch.compile and CUDA graphs"),
+		"speculative_config":       object("speculative decoding: method, model, num_speculative_tokens"),
+		"limit_mm_per_prompt":      object("most items of each kind in one prompt, such as {image: 4}"),
+		"mm_processor_kwargs":      object("settings of the multimodal processor"),
+		"allowed_local_media_path": text("directory below which requests may name local media"),
+		"enable_lora":              flag("serve LoRA adapters"),
+		"lora_modules":             array("string", "LoRA adapters that are served from the start, each name=path"),
+		"max_loras":                integer(1, "LoRA adapters in one batch"),
+		"max_cpu_loras":            integer(1, "LoRA adapters kept in memory"),
+		"max_lora_rank":            choice("largest rank of a LoRA adapter", 8, 16, 32, 64, 128, 256, 320, 512),
+		"fully_sharded_loras":      flag("spread LoRA layers fully over the GPUs"),
+	}
+}
+
+// vllmWork says what of the machine is used, and for how many requests.
+func vllmWork() map[string]any {
+	return map[string]any{
+		"max_num_seqs":                 integer(1, "requests worked on at once"),
+		"max_model_len":                integer(1, "tokens of prompt and answer together; without it what the model was made for"),
+		"max_num_batched_tokens":       integer(1, "most tokens of one step"),
+		"max_logprobs":                 integer(-1, "most log probabilities that a request may ask for"),
+		"scheduling_policy":            choice("which waiting request is next", "fcfs", "priority"),
+		"enable_chunked_prefill":       flag("take long prompts in parts"),
+		"no_enable_chunked_prefill":    flag("take prompts whole"),
+		"long_prefill_token_threshold": integer(0, "prompts above this count as long; 0: none does"),
+		"enable_prefix_caching":        flag("reuse the cache of common beginnings of prompts; on by default"),
+		"no_enable_prefix_caching":     flag("reuse no cache"),
+		"gpu_memory_utilization":       share("share of the GPU's memory for weights, activations and cache"),
+		"num_gpu_blocks_override":      integer(1, "blocks of cache, whatever fits"),
+		"block_size":                   integer(1, "tokens of a block of cache"),
+		"cpu_offload_gb":               number0("GiB of weights kept in the machine's memory, for each GPU"),
+		"disable_sliding_window":       flag("no sliding window"),
+		"tensor_parallel_size":         integer(1, "GPUs that share each layer; all of the replica when nothing is said"),
+		"pipeline_parallel_size":       integer(1, "groups of GPUs that share the layers among them"),
+		"data_parallel_size":           integer(1, "copies of the model in one replica"),
+		"enable_expert_parallel":       flag("experts are parted among the GPUs, not cut"),
+		"distributed_executor_backend": choice("what runs the workers", "ray", "mp", "uni", "external_launcher"),
+		"disable_custom_all_reduce":    flag("use NCCL where a kernel of vLLM's own would do"),
+		"kv_transfer_config":           object("transfer of caches between replicas"),
+	}
+}
+
+// vllmServing is the server around the engine.
+func vllmServing() map[string]any {
+	return map[string]any{
+		"chat_template":                text("path of a Jinja template of chats, or the template"),
+		"chat_template_content_format": choice("how the template takes contents", "auto", "string", "openai"),
+		"response_role":                text("role of answers when the request asks for generation"),
+		"enable_auto_tool_choice":      flag("the model may choose tools; needs tool_call_parser"),
+		"tool_call_parser":             text("how calls of tools are written by this model, such as hermes or llama3_json"),
+		"tool_parser_plugin":           text("path of a parser of tool calls"),
+		"reasoning_parser":             text("how thoughts are written by this model, such as deepseek_r1 or qwen3"),
+		"return_tokens_as_token_ids":   flag("log probabilities name tokens by id"),
+		"enable_prompt_tokens_details": flag("usage tells how much of a prompt was cached"),
+		"enable_request_id_headers":    flag("answer with X-Request-Id"),
+		"uvicorn_log_level":            choice("what the HTTP server logs", "critical", "error", "warning", "info", "debug", "trace"),
+		"disable_uvicorn_access_log":   flag("the HTTP server does not log requests"),
+		"max_log_len":                  integer(0, "most characters of a prompt in the log"),
+		"disable_log_stats":            flag("log no statistics, and count none"),
+		"otlp_traces_endpoint":         text("where traces are sent"),
+	}
+}
+
+// vllm08 is what 0.8 has and later ones have not, or otherwise.
+func vllm08() map[string]any {
+	return map[string]any{
+		"task": choice("what the model does; set by the task of the model",
+			"auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription"),
+		"swap_space":              number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0"),
+		"max_seq_len_to_capture":  integer(1, "longest sequence for CUDA graphs; gone in 0.11.0"),
+		"guided_decoding_backend": text("what guides structured output; gone between 0.11.0 and 0.13.0"),
+		"kv_cache_dtype":          choice("type of the cache", "auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+		"rope_scaling":            object("scaling of RoPE; gone between 0.11.0 and 0.13.0"),
+		"override_pooler_config":  object("pooling; pooler_config since 0.11.0"),
+		"device":                  choice("kind of device; gone in 0.10.0", "auto", "cuda", "neuron", "cpu", "tpu", "xpu", "hpu"),
+		"disable_log_requests":    flag("requests are not logged; the default since 0.11.0"),
+	}
+}
+
+func vllm011() map[string]any {
+	return merged(vllmSince011(), map[string]any{
+		"swap_space":              number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0"),
+		"guided_decoding_backend": text("what guides structured output; gone between 0.11.0 and 0.13.0, then structured_outputs_config"),
+		"kv_cache_dtype":          choice("type of the cache", "auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
+		"convert":                 choice("what the model is turned into", "auto", "none", "embed", "classify", "reward"),
+		"rope_scaling":            object("scaling of RoPE; gone between 0.11.0 and 0.13.0"),
+		"cuda_graph_sizes":        array("integer", "batch sizes for CUDA graphs; gone between 0.11.0 and 0.13.0"),
+	})
+}
+
+func vllm033() map[string]any {
+	return merged(vllmSince011(), map[string]any{
+		"kv_cache_dtype":               text("type of the cache, such as auto, bfloat16, fp8 or fp8_e4m3"),
+		"convert":                      choice("what the model is turned into", "auto", "none", "embed", "classify"),
+		"attention_backend":            text("kernels of attention; since 0.13.0 at the latest"),
+		"stream_interval":              integer(1, "tokens of one piece of a stream; since 0.13.0 at the latest"),
+		"kv_offloading_size":           number0("GiB of the machine's memory for cache; since 0.13.0 at the latest"),
+		"performance_mode":             choice("what is tuned for; since 0.17.1 at the latest", "balanced", "interactivity", "throughput"),
+		"optimization_level":           between(0, 3, "0 starts fastest, 3 runs fastest; since 0.13.0 at the latest"),
+		"max_num_queued_reqs":          integer(1, "requests that may wait inside the engine; newer than 0.24.0"),
+		"cudagraph_capture_sizes":      array("integer", "batch sizes for CUDA graphs"),
+		"default_chat_template_kwargs": object("parameters of the chat template"),
+		"quantization_config":          object("settings of quantization"),
+	})
+}
+
+// vllmSince011 came between 0.8.5 and 0.11.0 and is there in 0.33.0.
+func vllmSince011() map[string]any {
+	return map[string]any{
+		"runner":                    choice("what the model does; set by the task of the model", "auto", "generate", "pooling"),
+		"pooler_config":             object("how token vectors become one vector"),
+		"structured_outputs_config": object("what guides structured output"),
+		"kv_cache_memory_bytes":     integer(1, "bytes of cache on each GPU, whatever gpu_memory_utilization says"),
+		"kv_events_config":          object("events of the cache"),
+		"mm_processor_cache_gb":     number0("GiB of processed media that are kept; 0: none"),
+		"mm_encoder_tp_mode":        choice("how encoders of media share GPUs", "weights", "data"),
+		"async_scheduling":          flag("plan the next step while one runs"),
+		"no_async_scheduling":       flag("plan one step after the other"),
+		"logprobs_mode": choice("what log probabilities are made of",
+			"raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"),
+		"enable_log_requests": flag("log requests"),
+		"enable_log_outputs":  flag("log answers too; needs enable_log_requests"),
+		"default_mm_loras":    object("LoRA adapters by kind of media"),
+		"api_server_count":    integer(1, "processes that serve HTTP"),
+	}
+}

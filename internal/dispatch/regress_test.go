@@ -1,0 +1,77 @@
+package dispatch
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// TestPoolGoesOnToAModelThatComes: requests that wait for a pool go to a model that had no replica when they came.
+func TestPoolGoesOnToAModelThatComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPerReplica: 1})
+		s.SetRules(Rules{Default: Policy{MaxPerReplica: 1}, Pools: map[string][]string{"auto": {"a", "b"}}, FirstPool: "auto"})
+		s.put("a", replicas("ra")...)
+		s.put("b")
+		busy := s.must(t, request("auto", "k"))
+		waiting := s.queue("auto")
+		s.put("b", replicas("rb")...)
+		synctest.Wait()
+		select {
+		case second := <-waiting:
+			if second == nil || second.Model != "b" {
+				t.Fatalf("got %+v", second)
+			}
+			second.Release()
+		default:
+			t.Error("it waits on beside a free replica")
+			busy.Release()
+			(<-waiting).Release()
+			return
+		}
+		busy.Release()
+	})
+}
+
+// TestModelsOfAReplicaTakeTurns: of models that share a replica, the one whose request ends does not keep the slot for its own queue.
+func TestModelsOfAReplicaTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPerReplica: 1})
+		part := engines.Part{}
+		models := []string{"a", "b", "c"}
+		for _, model := range models {
+			r := replicas("r")[0]
+			r.State, r.Model = engines.Ready, model
+			part.Models = append(part.Models, engines.Model{Name: model, Launcher: engines.Upstream, Desired: 1})
+			part.Replicas = append(part.Replicas, r)
+		}
+		s.fleet.Set("test", part)
+		for _, model := range models {
+			s.SetRoutable(model, []string{"r"})
+		}
+		running := s.must(t, request("a", "k"))
+		went := make(chan *Ticket, 9)
+		for range 3 {
+			for _, model := range models {
+				go func() {
+					ticket, _ := s.Dispatch(context.Background(), request(model, "k"))
+					went <- ticket
+				}()
+				synctest.Wait()
+			}
+		}
+		order := ""
+		for range 9 {
+			running.Release()
+			synctest.Wait()
+			running = <-went
+			order += running.Model
+		}
+		running.Release()
+		if order != "bcabcabca" {
+			t.Errorf("they went in the order %s", order)
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package scale
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// world is a model whose load the test sets; replicas follow the numbers at once.
+type world struct {
+	*Scaler
+	mu      sync.Mutex
+	load    Load
+	applied []int
+}
+
+func newWorld(t *testing.T, m Model) *world {
+	t.Helper()
+	w := new(world)
+	w.Scaler = New(Config{
+		Load: func(string) Load {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.load
+		},
+		Apply: func() {
+			n := w.Desired("m")
+			w.mu.Lock()
+			w.applied = append(w.applied, n)
+			w.mu.Unlock()
+		},
+	})
+	w.Set(map[string]Model{"m": m})
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go w.Run(ctx)
+	synctest.Wait()
+	return w
+}
+
+// set changes the load; one that waits is told of.
+func (w *world) set(l Load) {
+	w.mu.Lock()
+	w.load = l
+	w.mu.Unlock()
+	if l.Queued > 0 {
+		w.Demand("m")
+	}
+	synctest.Wait()
+}
+
+func (w *world) want(t *testing.T, n int) {
+	t.Helper()
+	synctest.Wait()
+	if got := w.Desired("m"); got != n {
+		t.Errorf("%d replicas are desired, want %d", got, n)
+	}
+}
+
+func TestFromZeroToOneAndBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
+		w.want(t, 0)
+		for range 100 {
+			w.set(Load{Queued: 100})
+		}
+		w.want(t, 1)
+		if len(w.applied) != 1 {
+			t.Errorf("100 requests changed the number %d times: %v", len(w.applied), w.applied)
+		}
+		w.set(Load{Running: 3, Admitted: 100})
+		time.Sleep(time.Hour)
+		w.want(t, 1) // something runs
+		w.set(Load{Admitted: 100})
+		time.Sleep(4 * time.Minute)
+		w.want(t, 1)
+		time.Sleep(2 * time.Minute)
+		w.want(t, 0)
+		w.set(Load{Queued: 1, Admitted: 100})
+		w.want(t, 1)
+	})
+}
+
+func TestARequestBetweenTwoLooksCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
+		w.set(Load{Queued: 1})
+		for i := range 20 { // each takes a moment, every four minutes
+			w.set(Load{Admitted: uint64(i + 1)})
+			time.Sleep(4 * time.Minute)
+			w.want(t, 1)
+		}
+		time.Sleep(3 * time.Minute)
+		w.want(t, 0)
+	})
+}
+
+func TestOutAtOnceAndInLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Model{Min: 1, Max: 4, Cooldown: time.Minute})
+		w.want(t, 1)
+		w.set(Load{Running: 10, PerReplica: 10})
+		w.want(t, 1) // full, and nobody waits
+		w.set(Load{Running: 10, Queued: 11, PerReplica: 10})
+		w.want(t, 3)
+		w.set(Load{Running: 10, Queued: 1000, PerReplica: 10})
+		w.want(t, 4)
+		// Load that comes and goes faster than the cooldown moves nothing.
+		for range 10 {
+			w.set(Load{Running: 5, PerReplica: 10})
+			time.Sleep(40 * time.Second)
+			w.set(Load{Running: 40, PerReplica: 10})
+			time.Sleep(40 * time.Second)
+			w.want(t, 4)
+		}
+		w.set(Load{Running: 15, PerReplica: 10})
+		time.Sleep(2 * time.Minute)
+		w.want(t, 2)
+		w.set(Load{PerReplica: 10})
+		time.Sleep(time.Hour)
+		w.want(t, 1)
+	})
+}
+
+func TestReplicasOfBeforeARestartStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Load: func(string) Load { return Load{} }, Apply: func() {}})
+		s.Adopt(map[string]int{"m": 3, "gone": 2})
+		s.Set(map[string]Model{"m": {Min: 0, Max: 2}, "new": {Min: 1, Max: 2}})
+		for model, want := range map[string]int{"m": 2, "gone": 0, "new": 1} {
+			if got := s.Desired(model); got != want {
+				t.Errorf("%s: %d, want %d", model, got, want)
+			}
+		}
+		s.Set(map[string]Model{"m": {Min: 1, Max: 1}})
+		if s.Desired("m") != 1 || s.Desired("new") != 0 {
+			t.Errorf("after a reload: %d and %d", s.Desired("m"), s.Desired("new"))
+		}
+		s.Demand("m")
+		s.Demand("unknown")
+	})
+}
