@@ -1,9 +1,10 @@
 package engines
 
 import (
+	"errors"
 	goflag "flag"
-
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -240,16 +242,51 @@ func TestBuiltinVariablesAreChecked(t *testing.T) {
 	}
 }
 
+// Engines that spread a model over GPUs use all that the replica has, unless a variable, which comes later, says otherwise.
+func TestBuiltinUseAllGPUs(t *testing.T) {
+	t.Parallel()
+	for _, engine := range Builtin() {
+		if engine.Name != "vllm" && engine.Name != "sglang" {
+			continue
+		}
+		for _, version := range engine.Versions {
+			for _, tt := range []struct {
+				gpus      int
+				variables map[string]any
+				want      []string
+			}{
+				{0, nil, []string{"1"}},
+				{4, nil, []string{"4"}},
+				{4, map[string]any{"tensor_parallel_size": 2}, []string{"4", "2"}},
+			} {
+				launch := launchOf(TextGeneration)
+				launch.GPUs, launch.Variables = tt.gpus, tt.variables
+				command, _ := rendered(t, version, launch)
+				var got []string
+				for i, argument := range command {
+					if argument == "--tensor-parallel-size" {
+						got = append(got, command[i+1])
+					}
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("%s %s, %d GPUs, %v: %s", engine.Name, version.Version, tt.gpus, tt.variables, diff)
+				}
+			}
+		}
+	}
+}
+
 // fakeOllama writes down what it is asked for. It serves until it is ended.
 const fakeOllama = `#!/bin/sh
 case $1 in
-list) exit 0 ;;
+list) grep -qs serve "$ASKED"; exit ;;
 create) echo "$OLLAMA_HOST $1 $2 $(cat "$4")" >>"$ASKED"; exit 0 ;;
 esac
 echo "$OLLAMA_HOST $*" >>"$ASKED"
 case "$1 $OLLAMA_HOST" in
 "serve 127.0.0.2:9001") exec sleep 60 ;;
 "pull "*) exit $PULL ;;
+"show "*) exit $SHOW ;;
 esac
 `
 
@@ -260,16 +297,18 @@ func TestOllamaScript(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		launch Launch
-		pull   string
+		pull   string // exit statuses of pull and show
+		show   string
 		want   string
 	}{
-		{"library", Launch{Name: "llama3.2:1b"}, "0", before + "127.0.0.2:9001 pull llama3.2:1b\n" + after},
-		{"library, out of reach", Launch{Name: "llama3.2:1b"}, "1",
+		{"library", Launch{Name: "llama3.2:1b"}, "0", "0", before + "127.0.0.2:9001 pull llama3.2:1b\n" + after},
+		{"library, out of reach", Launch{Name: "llama3.2:1b"}, "1", "0",
 			before + "127.0.0.2:9001 pull llama3.2:1b\n127.0.0.2:9001 show llama3.2:1b\n" + after},
-		{"hugging face", Launch{Name: "chat", Model: "org/gguf", Registry: "huggingface"}, "0",
+		{"hugging face", Launch{Name: "chat", Model: "org/gguf", Registry: "huggingface"}, "0", "1",
 			before + "127.0.0.2:9001 pull hf.co/org/gguf\n127.0.0.2:9001 cp hf.co/org/gguf chat\n" + after},
-		{"directory", Launch{Name: "chat", Model: "/models/a b.gguf", Registry: "directory"}, "0",
+		{"directory", Launch{Name: "chat", Model: "/models/a b.gguf", Registry: "directory"}, "0", "1",
 			before + "127.0.0.2:9001 create chat FROM /models/a b.gguf\n" + after},
+		{"nowhere", Launch{Name: "llama3.2:1b"}, "1", "1", before + "127.0.0.2:9001 pull llama3.2:1b\n127.0.0.2:9001 show llama3.2:1b\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -282,9 +321,10 @@ func TestOllamaScript(t *testing.T) {
 			command, env := rendered(t, version, tt.launch)
 			asked := filepath.Join(folder, "asked")
 			run := exec.CommandContext(t.Context(), command[0], command[1:]...)
-			run.Env = []string{"PATH=" + folder + ":" + os.Getenv("PATH"), "ASKED=" + asked, "PULL=" + tt.pull, "OLLAMA_HOST=" + env["OLLAMA_HOST"],
-				"TMPDIR=" + folder}
-			if output, err := run.CombinedOutput(); err != nil {
+			run.Env = []string{"PATH=" + folder + ":" + os.Getenv("PATH"), "ASKED=" + asked, "PULL=" + tt.pull, "SHOW=" + tt.show,
+				"OLLAMA_HOST=" + env["OLLAMA_HOST"], "TMPDIR=" + folder}
+			serves := strings.HasSuffix(tt.want, after)
+			if output, err := alone(t, run); (err == nil) != serves {
 				t.Fatalf("%v: %s", err, output)
 			}
 			got, err := os.ReadFile(asked)
@@ -294,11 +334,35 @@ func TestOllamaScript(t *testing.T) {
 			if diff := cmp.Diff(sorted(tt.want), sorted(string(got))); diff != "" {
 				t.Error(diff)
 			}
-			if !strings.HasSuffix(string(got), after) {
+			if serves && !strings.HasSuffix(string(got), after) {
 				t.Errorf("it serves before the model is there: %s", got)
 			}
 		})
 	}
+}
+
+// alone runs a command and waits for it and for everything it has started, which holds its output open.
+func alone(t *testing.T, run *exec.Cmd) (string, error) {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	run.Stdout, run.Stderr = writer, writer
+	result := run.Run()
+	_ = writer.Close()
+	const patience = 10 * time.Second
+	if err := reader.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	output, err := io.ReadAll(reader)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("it has left a server behind")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return string(output), result
 }
 
 // sorted puts lines in order: the server in the background writes its own when it gets to it.

@@ -2,7 +2,6 @@ package engines
 
 import (
 	"math"
-	"slices"
 	"strings"
 )
 
@@ -57,6 +56,3 @@ func (r Replica) Devices() []string {
 	}
 	return strings.Split(r.GPUs, ",")
 }
-
-// Uses tells whether the device is one of the replica's.
-func (r Replica) Uses(uuid string) bool { return slices.Contains(r.Devices(), uuid) }

@@ -1,9 +1,6 @@
 package engines
 
-import (
-	"maps"
-	"time"
-)
+import "time"
 
 // ollama is configured by its environment, checked against 0.12.11 and 0.32.15. It listens before it has any model, so that its own
 // health says little: see ollamaScript.
@@ -11,22 +8,21 @@ import (
 // It works on num_parallel requests at once, and one when nothing is said. It counts nothing that would tell how
 // busy it is.
 func ollama() Engine {
-	return Engine{Name: "ollama", Versions: []Version{
-		ollamaVersion("0.12", "0.12.11", map[string]any{
-			"multiuser_cache": flag("share the cache of prompts among users; gone in 0.30"),
-			"new_engine":      flag("use Ollama's own engine; gone in 0.30"),
-		}, map[string]string{
-			"OLLAMA_MULTIUSER_CACHE": "{{.Variables.multiuser_cache}}",
-			"OLLAMA_NEW_ENGINE":      "{{.Variables.new_engine}}",
-		}),
-		ollamaVersion("0.32", "0.32.15", map[string]any{
-			"no_cloud":    flag("no models and searches of ollama.com's; came between 0.12.11 and 0.17.1"),
-			"igpu_enable": flag("use integrated GPUs; since 0.30"),
-		}, map[string]string{
-			"OLLAMA_NO_CLOUD":    "{{.Variables.no_cloud}}",
-			"OLLAMA_IGPU_ENABLE": "{{.Variables.igpu_enable}}",
-		}, Transcription),
-	}}
+	old := ollamaVersion("0.12", "0.12.11", map[string]any{
+		"multiuser_cache": flag("share the cache of prompts among users; gone in 0.30"),
+		"new_engine":      flag("use Ollama's own engine; gone in 0.30"),
+	})
+	old.Env["OLLAMA_MULTIUSER_CACHE"] = "{{.Variables.multiuser_cache}}"
+	old.Env["OLLAMA_NEW_ENGINE"] = "{{.Variables.new_engine}}"
+
+	current := ollamaVersion("0.32", "0.32.15", map[string]any{
+		"no_cloud":    flag("no models and searches of ollama.com's; came between 0.12.11 and 0.17.1"),
+		"igpu_enable": flag("use integrated GPUs; since 0.30"),
+	})
+	current.Env["OLLAMA_NO_CLOUD"] = "{{.Variables.no_cloud}}"
+	current.Env["OLLAMA_IGPU_ENABLE"] = "{{.Variables.igpu_enable}}"
+	current.Tasks = append(current.Tasks, Transcription) // came between 0.12.11 and 0.24.0
+	return Engine{Name: "ollama", Versions: []Version{old, current}}
 }
 
 // ollamaScript fetches the model and puts it under the name that clients ask for, by a server that only the script knows, and serves
@@ -58,8 +54,22 @@ trap - EXIT
 export OLLAMA_HOST=$own
 exec ollama serve`
 
-func ollamaVersion(name, tag string, own map[string]any, ownEnv map[string]string, more ...Task) Version {
-	env := map[string]string{
+func ollamaVersion(name, tag string, own map[string]any) Version {
+	return Version{
+		Version: name,
+		Tasks:   []Task{TextGeneration, Embedding},
+		Schema:  variables(merged(ollamaVariables(), own)),
+		Command: []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
+		Env:     ollamaEnv(),
+		Image:   "ollama/ollama:" + tag,
+		Ready:   Probe{Path: "/api/version", Every: 500 * time.Millisecond},
+		Health:  Probe{Path: "/api/version", Every: 10 * time.Second},
+		Slots:   Slots{Variable: "num_parallel", Default: 1},
+	}
+}
+
+func ollamaEnv() map[string]string {
+	return map[string]string{
 		"OLLAMA_HOST":              "{{.Host}}:{{.Port}}",
 		"OLLAMA_MODELS":            "{{.Variables.models}}",
 		"OLLAMA_NUM_PARALLEL":      "{{.Variables.num_parallel}}",
@@ -75,18 +85,6 @@ func ollamaVersion(name, tag string, own map[string]any, ownEnv map[string]strin
 		"OLLAMA_LLM_LIBRARY":       "{{.Variables.llm_library}}",
 		"OLLAMA_NOPRUNE":           "{{.Variables.noprune}}",
 		"OLLAMA_DEBUG":             "{{.Variables.debug}}",
-	}
-	maps.Copy(env, ownEnv)
-	return Version{
-		Version: name,
-		Tasks:   append([]Task{TextGeneration, Embedding}, more...),
-		Schema:  variables(merged(ollamaVariables(), own)),
-		Command: []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
-		Env:     env,
-		Image:   "ollama/ollama:" + tag,
-		Ready:   Probe{Path: "/api/version", Every: 500 * time.Millisecond},
-		Health:  Probe{Path: "/api/version", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "num_parallel", Default: 1},
 	}
 }
 

@@ -9,41 +9,41 @@ import "time"
 // It serves under --served-model-name only, and listens when the model is loaded; /health then asks whether its engine is alive. Without
 // max_num_seqs it works on 256 requests at once, or 1,024 on GPUs of 70 GiB and more.
 func vllm() Engine {
+	oldest := vllmVersion("0.8", "v0.8.5", vllm08())
+	oldest.Metrics.KVUsage = "vllm:gpu_cache_usage_perc" // the other name came between 0.8.5 and 0.11.0
+	oldest.TaskVariables = map[Task]map[string]any{
+		Embedding: {"task": "embed"}, Rerank: {"task": "score"}, Transcription: {"task": "transcription"},
+	}
 	return Engine{Name: "vllm", Versions: []Version{
-		vllmVersion("0.8", "v0.8.5", "vllm:gpu_cache_usage_perc", vllm08(), map[Task]map[string]any{
-			Embedding: {"task": "embed"}, Rerank: {"task": "score"}, Transcription: {"task": "transcription"},
-		}),
-		vllmVersion("0.11", "v0.11.0", "vllm:kv_cache_usage_perc", vllm011(), vllmPooling()),
-		vllmVersion("0.33", "v0.33.0", "vllm:kv_cache_usage_perc", vllm033(), vllmPooling()),
+		oldest,
+		vllmVersion("0.11", "v0.11.0", vllm011()),
+		vllmVersion("0.33", "v0.33.0", vllm033()),
 	}}
 }
 
-func vllmVersion(name, release, usage string, own map[string]any, tasks map[Task]map[string]any) Version {
+// vllmVersion is a version with variables of its own beside the common ones. --runner and --convert, which took the place of --task between
+// 0.10.0 and 0.11.0, are told that a model makes vectors or scores; which of the two it knows itself.
+func vllmVersion(name, release string, own map[string]any) Version {
 	return Version{
 		Version:       name,
 		Tasks:         []Task{TextGeneration, Embedding, Rerank, Transcription},
 		Schema:        variables(merged(vllmModel(), vllmWork(), vllmServing(), own)),
-		TaskVariables: tasks,
+		TaskVariables: map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}},
 		Command: []string{"vllm", "serve", "{{.Model}}", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
-		Flags:   FlagStyle{Lists: ListArguments},
-		Image:   "vllm/vllm-openai:" + release,
-		Ready:   Probe{Path: "/health", Every: time.Second},
-		Health:  Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "max_num_seqs", Default: 256},
-		Metrics: Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting", KVUsage: usage},
+		Flags:  FlagStyle{Lists: ListArguments},
+		Image:  "vllm/vllm-openai:" + release,
+		Ready:  Probe{Path: "/health", Every: time.Second},
+		Health: Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:  Slots{Variable: "max_num_seqs", Default: 256},
+		Metrics: Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting",
+			KVUsage: "vllm:kv_cache_usage_perc"},
 	}
 }
 
 // allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It stands before the variables: what a variable says
 // comes later on the command line and wins.
 const allGPUs = "{{or .GPUs 1}}"
-
-// vllmPooling is how --runner and --convert, which took the place of --task between 0.10.0 and 0.11.0, are told of a task. What kind of
-// pooling a model does it knows itself.
-func vllmPooling() map[Task]map[string]any {
-	return map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}}
-}
 
 // vllmModel says what is loaded, and how.
 func vllmModel() map[string]any {
@@ -127,12 +127,16 @@ func vllmServing() map[string]any {
 	}
 }
 
+func vllmSwapSpace() map[string]any {
+	return number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0")
+}
+
 // vllm08 is what 0.8 has and later ones have not, or otherwise.
 func vllm08() map[string]any {
 	return map[string]any{
 		"task": choice("what the model does; set by the task of the model",
 			"auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription"),
-		"swap_space":              number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0"),
+		"swap_space":              vllmSwapSpace(),
 		"max_seq_len_to_capture":  integer(1, "longest sequence for CUDA graphs; gone in 0.11.0"),
 		"guided_decoding_backend": text("what guides structured output; gone between 0.11.0 and 0.13.0"),
 		"kv_cache_dtype":          choice("type of the cache", "auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
@@ -145,7 +149,7 @@ func vllm08() map[string]any {
 
 func vllm011() map[string]any {
 	return merged(vllmSince011(), map[string]any{
-		"swap_space":              number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0"),
+		"swap_space":              vllmSwapSpace(),
 		"guided_decoding_backend": text("what guides structured output; gone between 0.11.0 and 0.13.0, then structured_outputs_config"),
 		"kv_cache_dtype":          choice("type of the cache", "auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
 		"convert":                 choice("what the model is turned into", "auto", "none", "embed", "classify", "reward"),

@@ -63,6 +63,11 @@ type endpoint struct {
 	transport *engines.Transport
 }
 
+// describes says whether the replica is still what e was made from.
+func (e *endpoint) describes(r *engines.Replica, ready bool) bool {
+	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && (!ready || e.host == r.Host && e.address == unmapped(r.Address))
+}
+
 // member is the replica as Envoy is concerned with it; false when it is not.
 func member(r *engines.Replica) (endpoint, bool) {
 	e := endpoint{id: r.ID, ready: r.State == engines.Ready, transport: r.Transport}
@@ -241,11 +246,12 @@ func (m *Model) describes(s *engines.ModelSnapshot) bool {
 	}
 	n := 0
 	for i := range s.Replicas {
-		e, ok := member(&s.Replicas[i])
-		if !ok {
+		r := &s.Replicas[i]
+		ready := r.State == engines.Ready
+		if !ready && r.Transport == nil {
 			continue
 		}
-		if n == len(m.members) || m.members[n] != e {
+		if n == len(m.members) || !m.members[n].describes(r, ready) {
 			return false
 		}
 		n++

@@ -106,7 +106,8 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	}
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
 	g.scaler = scale.New(scale.Config{Load: g.load, Apply: g.launch, Log: log})
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.scaler.Demand, Shared: g.shared != nil}) // apply sets the rules
+	// apply sets the rules.
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.scaler.Demand, Shared: g.shared != nil})
 	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
 		Inventory: local.NewInventory()})
 	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})

@@ -74,16 +74,29 @@ func (g *gateway) notReady() []string {
 	if x := g.xds.Status(); !x.Configured {
 		missing = append(missing, "Envoy has not accepted its listener")
 	}
+	bounds := scales(g.current())
 	for name, m := range g.fleet.Snapshot().Models {
 		usable := 0
 		if v, ok := g.dispatcher.View(name); ok {
 			usable = len(v.Loads)
 		}
-		if usable < m.Desired {
-			missing = append(missing, fmt.Sprintf("model %s has %d of %d replicas", name, usable, m.Desired))
+		if n := needed(m, bounds[name].Min); usable < n {
+			missing = append(missing, fmt.Sprintf("model %s has %d of %d replicas", name, usable, n))
 		}
 	}
 	return missing
+}
+
+// needed is how many replicas a model must have to count as ready: all that there are to be, but for those beyond the file's least number
+// that have no place. A full host is no reason to send clients elsewhere.
+func needed(m *engines.ModelSnapshot, least int) int {
+	n := m.Desired
+	for i := range m.Replicas {
+		if m.Replicas[i].State == engines.Pending && n > least {
+			n--
+		}
+	}
+	return n
 }
 
 func (g *gateway) modelLoad(model string) admin.ModelLoad {
@@ -194,6 +207,11 @@ func (g *gateway) gauges() telemetry.Gauges {
 	for _, t := range g.current().Tenants {
 		now := g.admission.Tenant(t.Name)
 		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: t.Name, Running: now.Running, Queued: now.Queued})
+	}
+	for _, gpu := range g.local.Node().GPUs {
+		if gpu.MemoryTotal > 0 {
+			all.GPUs = append(all.GPUs, telemetry.GPUGauges{UUID: gpu.UUID, Total: gpu.MemoryTotal, Used: gpu.MemoryUsed})
+		}
 	}
 	if g.shared != nil {
 		s := g.shared.Status()

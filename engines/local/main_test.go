@@ -54,7 +54,7 @@ func playEngine(port, folder string) {
 		fmt.Println("OSError: [Errno 98] Address already in use")
 		os.Exit(1)
 	case told("mute"):
-		select {}
+		stay()
 	}
 	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
 	if err != nil {
@@ -77,7 +77,14 @@ func playEngine(port, folder string) {
 			<-r.Context().Done()
 		}
 	}))
-	select {}
+	stay()
+}
+
+// stay is not select{}, which Go ends as a deadlock in a program without cgo.
+func stay() {
+	for {
+		time.Sleep(time.Hour)
+	}
 }
 
 // world is a launcher's surroundings.

@@ -28,7 +28,7 @@ func (d driver) Read() (engines.Node, error) {
 	} else if ret != nvml.SUCCESS {
 		return node, fmt.Errorf("NVIDIA's driver does not answer: %s", ret.Error())
 	}
-	defer d.library.Shutdown() // what it says does not matter: the next reading tells
+	defer func() { _ = d.library.Shutdown() }() // the next reading tells whether all is well
 	count, ret := d.library.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return node, fmt.Errorf("NVIDIA's driver does not count its GPUs: %s", ret.Error())

@@ -142,10 +142,10 @@ func lackOf(node engines.Node, rooms []room, free int, w want) string {
 	}
 	var held []string
 	divided := false
-	for i, r := range rooms {
+	for _, r := range rooms {
 		divided = divided || r.MIG
 		if len(r.holders) > 0 {
-			held = append(held, fmt.Sprintf("%d has %s", i, holders(r.holders)))
+			held = append(held, r.label()+" has "+holders(r.holders))
 		}
 	}
 	verb := "are"
@@ -163,7 +163,10 @@ func lackOf(node engines.Node, rooms []room, free int, w want) string {
 	if len(held) > 0 {
 		text += ": " + strings.Join(held, ", ")
 	}
-	return text + because(node.Reason)
+	if node.Reason != "" {
+		text += "; " + node.Reason
+	}
+	return text
 }
 
 func because(reason string) string {
@@ -171,6 +174,14 @@ func because(reason string) string {
 		return ""
 	}
 	return " (" + reason + ")"
+}
+
+// label names a device shortly: the parts of a GPU have no numbers that anybody sees.
+func (r room) label() string {
+	if r.MIG {
+		return r.UUID
+	}
+	return "GPU " + strconv.Itoa(r.Index)
 }
 
 // holders lists who has a device, with their shares where they do not have it whole.

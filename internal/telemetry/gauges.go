@@ -13,6 +13,7 @@ type gaugeCollector struct {
 	inFlight, queued, replicas, nacks, build *prometheus.Desc
 	running, waiting                         *prometheus.Desc // of tenants
 	up, gateways, errors                     *prometheus.Desc // of the shared state
+	gpuMemory                                *prometheus.Desc
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -31,12 +32,14 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		up:       desc("sluice_shared_up", "1 while the state that gateways share answers, 0 while this gateway goes by its share of the limits."),
 		gateways: desc("sluice_gateways", "Gateways that share their state and are known to live."),
 		errors:   desc("sluice_shared_errors_total", "Calls that the shared state did not answer in time, or not well."),
+
+		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU of this host: in all (total), and used by whomever (used).", "uuid", "kind"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors} {
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory} {
 		out <- d
 	}
 }
@@ -62,6 +65,10 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	for name, t := range c.tenantsByLabel(g.Tenants) {
 		gauge(c.running, float64(t.Running), name)
 		gauge(c.waiting, float64(t.Queued), name)
+	}
+	for _, gpu := range g.GPUs {
+		gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")
+		gauge(c.gpuMemory, float64(gpu.Used), gpu.UUID, "used")
 	}
 	if s := g.Shared; s != nil {
 		up := 0.0

@@ -36,6 +36,15 @@ type Gauges struct {
 	Tenants  []TenantGauges
 	// Shared is the state that several gateways share; nil for a gateway that shares with nobody.
 	Shared *SharedGauges
+	// GPUs of this host whose memory is known.
+	GPUs []GPUGauges
+}
+
+// GPUGauges is the memory of one GPU, by whomever it is used.
+type GPUGauges struct {
+	UUID string
+	// Total and Used in bytes.
+	Total, Used int64
 }
 
 // TenantGauges is the state of one tenant.

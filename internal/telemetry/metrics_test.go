@@ -73,7 +73,8 @@ func TestMetricsOfEvents(t *testing.T) {
 	m := NewMetrics(MetricsConfig{Version: "1.2.3", Gauges: func() Gauges {
 		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Models: []ModelGauges{
 			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
-		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5}}
+		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
+			GPUs: []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
 	}})
 	m.Waited(20 * time.Millisecond)
 	m.Retried(ReasonConnect)
@@ -82,13 +83,15 @@ func TestMetricsOfEvents(t *testing.T) {
 	m.ConfigReloaded(false)
 	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
 		"sluice_xds_nacks_total", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
-		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total")
+		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes")
 	want := []string{
 		`scheduler_wait_time_seconds_count{phase="prefill"} 1`,
 		`sluice_build_info{envoy="1.40.0",version="1.2.3"} 1`,
 		`sluice_config_reloads_total{result="failure"} 2`,
 		`sluice_config_reloads_total{result="success"} 1`,
 		`sluice_gateways 2`,
+		`sluice_gpu_memory_bytes{kind="total",uuid="GPU-a"} 80`,
+		`sluice_gpu_memory_bytes{kind="used",uuid="GPU-a"} 7`,
 		`sluice_in_flight{model="chat"} 4`,
 		`sluice_queued{model="chat"} 2`,
 		`sluice_replicas{model="chat",state="failed"} 1`,

@@ -1,7 +1,7 @@
 // The page's loop: reads the API once a second and shows what it says.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
-import { models, tenants, replicas, requests } from './tables.js';
+import { models, tenants, replicas, nodes, requests } from './tables.js';
 
 const $ = (id) => document.getElementById(id);
 const every = 1000; // ms between two looks
@@ -29,11 +29,11 @@ async function fault(answer) {
 }
 
 async function look() {
-  const [[status, now], [m], [t], [r], [q]] = await Promise.all([
-    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'),
+  const [[status, now], [m], [t], [r], [n], [q]] = await Promise.all([
+    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'), get('/api/v1/nodes'),
     get(`/api/v1/requests?limit=${shownRequests}`),
   ]);
-  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, requests: q.requests, running: q.running };
+  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, requests: q.requests, running: q.running };
 }
 
 // The cards
@@ -177,6 +177,7 @@ function show(w) {
   models(w.models);
   tenants(w.tenants);
   replicas(w.replicas, w.now);
+  nodes(w.nodes);
   requests(w.requests, w.running);
   ringModels(w.models);
   text($('updated'), `updated ${new Date().toLocaleTimeString('en-GB')}`);

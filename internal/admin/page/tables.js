@@ -1,4 +1,4 @@
-// The tables: models, tenants, replicas, requests.
+// The tables: models, tenants, replicas, hosts, requests.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, duration, ago, clock, bytes } from './view.js';
 import { showLimits, showWeight, editButton } from './limits.js';
@@ -165,6 +165,44 @@ function updateReplica(row, r, most, now) {
 
 function lastLine(s) {
   return s.trimEnd().split('\n').at(-1);
+}
+
+// Hosts, with a row for each GPU; only when they have any, or replicas that count what they take
+
+export function nodes(all) {
+  const gpus = all.reduce((n, node) => n + node.gpus.length, 0);
+  $('nodes-panel').hidden = gpus === 0 && all.every((node) => node.cpus.placed === 0 && node.memory.placed === 0);
+  text($('nodes-count'), gpus === 1 ? '1 GPU' : `${number(gpus)} GPUs`);
+  const rows = [];
+  for (const node of all) {
+    rows.push({ heading: hostLine(node), node: node.name });
+    rows.push(...node.gpus);
+  }
+  list($('nodes'), rows, (g) => g.heading !== undefined ? `node ${g.node}` : g.uuid, makeGPU,
+    (row, g) => g.heading === undefined ? updateGPU(row, g) : text(row.firstChild, g.heading));
+}
+
+function hostLine(n) {
+  const parts = [`${n.name}: ${number(n.cpus.placed)} of ${number(n.cpus.total)} CPUs given`,
+    `${bytes(n.memory.placed)} of ${bytes(n.memory.total)} memory given`, n.reason];
+  return parts.filter(Boolean).join(' · ');
+}
+
+function makeGPU(g) {
+  if (g.heading !== undefined) return el('tr', { class: 'group' }, el('th', { scope: 'rowgroup', colspan: '3' }));
+  const row = makeRow([['gpu'], ['given'], ['replicas', 'clip'], ['memory', 'num p2']]);
+  row.dataset.gpu = g.uuid;
+  row.load = makeLoad();
+  row.parts.given.append(row.load);
+  return row;
+}
+
+function updateGPU(row, g) {
+  const p = row.parts;
+  twoLines(p.gpu, `${g.index} ${g.name}`, g.uuid);
+  setLoad(row.load, Math.round(1000 - 1000 * g.free) / 1000, 1, 1);
+  clipped(p.replicas, g.replicas.map((r) => (r.share < 1 ? `${r.id} (${r.share})` : r.id)).join(', '));
+  text(p.memory, g.memory.total > 0 ? `${bytes(g.memory.used)} / ${bytes(g.memory.total)}` : '–');
 }
 
 // Requests
