@@ -332,12 +332,21 @@ func longest(c *config.Config) time.Duration {
 	return d
 }
 
-// drain ends everything that Sluice started: Envoy first, when its responses have ended or the time is up, then the replicas.
+// drain ends everything that Sluice started: Envoy first, when its responses have ended or the time is up, then the replicas. A second
+// signal ends everything at once.
 func (g *gateway) drain(timeout time.Duration) error {
 	g.log.Info("draining", zap.Duration("at_most", timeout))
 	g.admission.Close() // who waits holds nothing, and is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
+	hurry, calm := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer calm()
+	defer context.AfterFunc(hurry, func() {
+		if ctx.Err() == nil {
+			g.log.Warn("told to stop again: ending what still runs")
+			_ = g.dir.EndAll(ctx, time.Second) // what could not be ended is told below
+		}
+	})()
 	var faults []error
 	if g.envoy != nil {
 		faults = append(faults, g.envoy.Stop(ctx, timeout))

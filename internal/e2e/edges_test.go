@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -105,4 +107,31 @@ func TestE2E_W6_ARequestIDOfAnotherModelIsAConflict(t *testing.T) {
 	if r.StatusCode != http.StatusConflict {
 		t.Errorf("%v, want 409", r)
 	}
+}
+
+// A second signal ends at once what the first one lets finish, and leaves nothing behind (stop looks).
+func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
+	t.Parallel()
+	g := start(t, "drain_timeout: 30m"+slowSims)
+	r, err := g.open(t.Context(), "/v1/chat/completions", chat("chat", true, 100_000, "Hello"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	g.signal(syscall.SIGTERM)
+	eventually(t, "it drains", func() error {
+		if !strings.Contains(g.logText(), "envoy drains") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	g.signal(syscall.SIGTERM)
+	eventually(t, "it has ended", func() error {
+		select {
+		case <-g.exited:
+			return nil
+		default:
+			return errors.New("still there")
+		}
+	})
 }

@@ -1,0 +1,67 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestE2E_N5_RandomKillsUnderLoad: while replicas are killed at random, a request fails only if its response had begun.
+func TestE2E_N5_RandomKillsUnderLoad(t *testing.T) {
+	t.Parallel()
+	g := start(t, strings.NewReplacer("{min: 3, max: 3}", "{min: 4, max: 4}", "token_interval: 20ms", "token_interval: 2ms").Replace(slowSims))
+	const lasts = 15 * time.Second
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	var whole, cut, begun atomic.Int64
+	for i := range 16 {
+		clients.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				begun.Add(1)
+				r, err := g.open(context.Background(), "/v1/chat/completions", chat("chat", n%2 == 0, 20, fmt.Sprint("client ", i, " asks ", n)))
+				if err != nil || r.StatusCode != 200 {
+					t.Errorf("failed before its response had begun: %v %v", r, err)
+					return
+				}
+				if _, err := io.ReadAll(r.Body); err != nil {
+					cut.Add(1)
+				} else {
+					whole.Add(1)
+				}
+				r.Body.Close()
+			}
+		})
+	}
+	kills := 0
+	for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(500*time.Millisecond + rand.N(1500*time.Millisecond)) {
+		var ready []replica
+		for _, r := range g.replicas() {
+			if r.State == "ready" {
+				ready = append(ready, r)
+			}
+		}
+		if len(ready) > 1 {
+			syscall.Kill(ready[rand.N(len(ready))].PID, syscall.SIGKILL)
+			kills++
+		}
+	}
+	close(stop)
+	clients.Wait()
+	t.Logf("%d kills, %d requests: %d whole, %d cut after they had begun", kills, begun.Load(), whole.Load(), cut.Load())
+	if kills < 5 || whole.Load() < 100 {
+		t.Error("hardly anything happened")
+	}
+	g.awaitIdle("chat")
+}
