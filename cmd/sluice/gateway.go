@@ -153,7 +153,8 @@ func (g *gateway) launch() {
 // load is what a model has to do now. Who waits for a pool waits for each of its models.
 func (g *gateway) load(model string) scale.Load {
 	v, _ := g.dispatcher.View(model)
-	l := scale.Load{Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica}
+	l := scale.Load{Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
+		Most: v.Policy.Limits.MaxConcurrent}
 	for _, p := range g.current().Pools {
 		if slices.Contains(p.Models, model) {
 			l.Queued += g.admission.PoolStats(p.Name).Queued

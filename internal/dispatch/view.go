@@ -12,17 +12,22 @@ type View struct {
 	Loads map[string]int
 	// Admitted counts the requests that were ever let go to a replica.
 	Admitted uint64
-	// PerReplica is how many requests the replicas take at once, each; 0 is no bound, or none is there.
+	// PerReplica is how many requests the replicas take at once, each, also those that are not ready yet; 0 is no bound, or nobody knows.
 	PerReplica int
 }
 
 // View returns the traffic of a model; false when there is no such model.
 func (d *Dispatcher) View(model string) (View, bool) {
-	t, ok := d.world.Load().targets[model]
+	w := d.world.Load()
+	t, ok := w.targets[model]
 	if !ok {
 		return View{}, false
 	}
 	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.lessons.asked.Load()}
+	v.PerReplica = t.policy.MaxPerReplica
+	for _, r := range w.snapshot.Models[model].Replicas {
+		v.PerReplica = limit(t.policy, r)
+	}
 	for _, r := range t.replicas {
 		v.Loads[r.id] = int(r.load.Load())
 		v.PerReplica = r.limit

@@ -4,7 +4,8 @@
 // There is one Scaler, and it alone writes the numbers; the launchers make them true. A number is a wish and not a command: asking twice for
 // a replica starts one, so a hundred requests for a model without replicas start it once.
 //
-// Out at once: when requests wait, there are to be as many replicas as those that run and wait need. In late: a replica goes when fewer
+// Out at once: when requests wait, there are to be as many replicas as those that run and wait need; of a model without any, the first one tells
+// how many that is. In late: a replica goes when fewer
 // have been enough for the whole cooldown, and the last ones when nobody has asked for that long. So load that comes and goes
 // faster than the cooldown moves nothing.
 package scale
@@ -35,6 +36,8 @@ type Load struct {
 	Admitted uint64
 	// PerReplica is how many requests one replica works on at once; 0 means unknown.
 	PerReplica int
+	// Most is how many the model's own limit lets run at once; 0 means any number.
+	Most int
 }
 
 // Config is what a Scaler works with.
@@ -54,6 +57,8 @@ const (
 	defaultLook     = 30 * time.Second
 	// shortestLook bounds how often short cooldowns make it look.
 	shortestLook = 100 * time.Millisecond
+	// againSoon is how long after a change a model is looked at anew: its replicas may now say what they work on at once.
+	againSoon = time.Second
 	// unknownPerReplica is what a replica is taken to work on at once when its engine does not say.
 	unknownPerReplica = 8
 )
@@ -61,8 +66,8 @@ const (
 // Scaler holds the numbers. Make one with New; its methods are safe for concurrent use.
 type Scaler struct {
 	config Config
-	// wake has a token when somebody waits for a model.
-	wake chan struct{}
+	// wake has a token when somebody waits for a model, reset one when the models are others.
+	wake, reset chan struct{}
 
 	mu sync.Mutex
 	// models by name; guarded by mu
@@ -75,6 +80,8 @@ type Scaler struct {
 type state struct {
 	Model
 	desired int
+	// asked: somebody waits, and it has not been looked at since.
+	asked bool
 	// admitted is Load.Admitted at the last look.
 	admitted uint64
 	// since is when fewer than desired were first seen to be enough, zero while they are not; peak is the most that was needed since.
@@ -90,7 +97,7 @@ func New(c Config) *Scaler {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	return &Scaler{config: c, wake: make(chan struct{}, 1), models: map[string]*state{}}
+	return &Scaler{config: c, wake: make(chan struct{}, 1), reset: make(chan struct{}, 1), models: map[string]*state{}}
 }
 
 // Adopt tells how many replicas of each model run already, from before a restart: they stay until they have been idle. Call it before
@@ -120,7 +127,7 @@ func (s *Scaler) Set(models map[string]Model) {
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *state) bool { _, ok := models[name]; return !ok })
 	s.found = nil
-	s.signal()
+	signal(s.reset)
 }
 
 // Desired is how many replicas the model is to have; 0 for an unknown one.
@@ -138,62 +145,87 @@ func (s *Scaler) Demand(model string) {
 	s.mu.Lock()
 	st := s.models[model]
 	scalable := st != nil && st.desired < st.Max
+	if scalable {
+		st.asked = true
+	}
 	s.mu.Unlock()
 	if scalable {
-		s.signal()
+		signal(s.wake)
 	}
 }
 
-func (s *Scaler) signal() {
+func signal(c chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
-// Run looks at all models whenever somebody waits, and now and then, until ctx ends.
+// Run looks at a model whenever somebody waits for it, and at all of them now and then, until ctx ends.
 func (s *Scaler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		all := true
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.wake:
+			all = false
+		case <-s.reset:
 		case <-timer.C:
 		}
-		changed, next := s.look(time.Now())
+		changed, next := s.look(time.Now(), all)
 		if changed {
 			s.config.Apply()
 		}
-		timer.Reset(next)
+		if all || changed {
+			timer.Reset(next)
+		}
 	}
 }
 
-// look brings all numbers up to date and says whether one has changed, and when to look again.
-func (s *Scaler) look(now time.Time) (changed bool, next time.Duration) {
+// look brings the numbers of all models, or of those that somebody asked for, up to date. It says whether one has changed, and when to look
+// at all of them again.
+func (s *Scaler) look(now time.Time, all bool) (changed bool, next time.Duration) {
 	next = s.config.Look
-	s.mu.Lock()
-	names := slices.Sorted(maps.Keys(s.models))
-	s.mu.Unlock()
-	for _, name := range names {
+	for _, name := range s.due(all) {
 		load := s.config.Load(name) // without the lock: it takes others
 		s.mu.Lock()
-		if st := s.models[name]; st != nil {
-			before := st.desired
-			st.follow(load, now)
-			if st.Min < st.Max {
-				next = min(next, max(st.Cooldown/2, shortestLook))
-			}
-			if st.desired != before {
-				changed = true
-				s.config.Log.Info("scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", st.desired),
-					zap.Int("running", load.Running), zap.Int("queued", load.Queued))
-			}
+		st := s.models[name]
+		if st == nil {
+			s.mu.Unlock()
+			continue
+		}
+		before := st.desired
+		st.follow(load, now)
+		after := st.desired
+		if st.Min < st.Max {
+			next = min(next, max(st.Cooldown/2, shortestLook))
 		}
 		s.mu.Unlock()
+		if after != before {
+			changed, next = true, min(next, againSoon)
+			s.config.Log.Info("scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", after),
+				zap.Int("running", load.Running), zap.Int("queued", load.Queued))
+		}
 	}
 	return changed, next
+}
+
+// due lists the models to look at, in the order of their names.
+func (s *Scaler) due(all bool) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name, st := range s.models {
+		if all || st.asked {
+			names = append(names, name)
+		}
+		st.asked = false
+	}
+	slices.Sort(names)
+	return names
 }
 
 // follow moves desired to what the load needs.
@@ -219,7 +251,13 @@ func (st *state) need(l Load) int {
 		per = unknownPerReplica
 	}
 	busy := l.Running + l.Queued
+	if l.Most > 0 {
+		busy = min(busy, max(l.Most, l.Running))
+	}
 	need := (busy + per - 1) / per
+	if l.PerReplica <= 0 && st.desired == 0 {
+		need = min(need, 1) // when there is one, it may say
+	}
 	if l.Queued == 0 {
 		need = min(need, max(st.desired, 1)) // nobody waits, so there are enough
 	}

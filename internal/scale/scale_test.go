@@ -142,3 +142,67 @@ func TestReplicasOfBeforeARestartStay(t *testing.T) {
 		s.Demand("unknown")
 	})
 }
+
+// A request that waits is about its own model. With hundreds of models, a look at all of them for each request is a processor's whole work.
+func TestDemandLooksAtItsModelAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		looks := map[string]int{}
+		s := New(Config{Apply: func() {}, Load: func(name string) Load {
+			mu.Lock()
+			defer mu.Unlock()
+			looks[name]++
+			return Load{Queued: 1}
+		}})
+		s.Set(map[string]Model{"a": {Max: 9}, "b": {Max: 9}})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go s.Run(ctx)
+		synctest.Wait()
+		mu.Lock()
+		a, b := looks["a"], looks["b"]
+		mu.Unlock()
+		for range 5 {
+			s.Demand("a")
+			synctest.Wait()
+		}
+		mu.Lock()
+		if looks["a"] != a+5 || looks["b"] != b {
+			t.Errorf("%d looks at a, %d at b; want 5 and none", looks["a"]-a, looks["b"]-b)
+		}
+		a, b = looks["a"], looks["b"]
+		mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if looks["a"] == a || looks["b"] == b {
+			t.Error("nobody looks now and then")
+		}
+	})
+}
+
+// What a replica works on at once may be known only when there is one: a crowd before a cold model is no reason to start all at once.
+func TestTheFirstReplicaTellsHowManyAreNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Model{Min: 0, Max: 4})
+		w.set(Load{Queued: 100})
+		w.want(t, 1)
+		w.mu.Lock()
+		w.load = Load{Queued: 100, PerReplica: 40} // it is there, though not ready, and nobody else comes
+		w.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		w.want(t, 3)
+	})
+}
+
+// Requests that their model's own limit holds back are no work for more replicas.
+func TestALimitBoundsWhatIsNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Model{Min: 1, Max: 4})
+		w.set(Load{Running: 12, Queued: 100, PerReplica: 8, Most: 12})
+		w.want(t, 2)
+		w.set(Load{Running: 12, Queued: 100, PerReplica: 8})
+		w.want(t, 4)
+	})
+}
