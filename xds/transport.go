@@ -96,8 +96,9 @@ func plainText(text string) bool {
 func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
 	up := &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{}}
 	san := &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_DNS, Matcher: exactly(t.ServerName)}
-	if _, err := netip.ParseAddr(t.ServerName); err == nil {
-		san.SanType = tlsv3.SubjectAltNameMatcher_IP_ADDRESS
+	if address, err := netip.ParseAddr(t.ServerName); err == nil {
+		// Texts are compared, and Envoy writes a certificate's addresses in their shortest form.
+		san.SanType, san.Matcher = tlsv3.SubjectAltNameMatcher_IP_ADDRESS, exactly(address.String())
 	} else {
 		up.Sni = t.ServerName // an address may not stand there
 	}

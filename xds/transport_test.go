@@ -26,6 +26,7 @@ import (
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -261,4 +262,23 @@ func otherCA(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// TestAddressInACertificate: Envoy compares texts, and writes the addresses of certificates in their shortest form.
+func TestAddressInACertificate(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{"2001:db8:0::0001": "2001:db8::1", "2001:DB8::1": "2001:db8::1", "10.0.0.1": "10.0.0.1"} {
+		socket, err := transportSocket(&engines.TLS{ServerName: name, CA: "a CA"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var up tlsv3.UpstreamTlsContext
+		if err := socket.GetTypedConfig().UnmarshalTo(&up); err != nil {
+			t.Fatal(err)
+		}
+		san := up.CommonTlsContext.GetValidationContext().MatchTypedSubjectAltNames[0]
+		if got := san.Matcher.GetExact(); got != want || san.SanType != tlsv3.SubjectAltNameMatcher_IP_ADDRESS || up.Sni != "" {
+			t.Errorf("%s: %v, want %s", name, san, want)
+		}
+	}
 }

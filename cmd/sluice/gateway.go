@@ -60,6 +60,8 @@ type gateway struct {
 	launching sync.Mutex
 	// ruling is the same for the limits and the dispatcher.
 	ruling sync.Mutex
+	// reading is the same for the file and the limits: a reload and a model that appears may come at once.
+	reading sync.Mutex
 
 	pushing sync.Mutex
 	// config is the one in force, world what Envoy was last told; guarded by pushing

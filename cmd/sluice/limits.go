@@ -155,6 +155,8 @@ const limitsTimeout = 2 * time.Second
 func (g *gateway) setLimits() {
 	ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
 	defer cancel()
+	g.reading.Lock()
+	defer g.reading.Unlock()
 	if err := g.limits.Sync(ctx, g.fileLimits(g.current())); err != nil {
 		g.log.Error("limits that were changed at run time may not all be in force", zap.Error(err))
 	}

@@ -70,7 +70,8 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Stop(context.Background(), l.config.StopGrace))
 	}
-	r := l.newRunner(Model{Model: engines.Model{Name: model}}, index)
+	drain, _ := time.ParseDuration(meta[metaDrain]) // an older record says nothing
+	r := l.newRunner(Model{Model: engines.Model{Name: model}, DrainTimeout: drain}, index)
 	r.process, r.served = p, meta[metaReady] == "true"
 	restarts, _ := strconv.Atoi(meta[metaRestarts])
 	r.starts = restarts + 1

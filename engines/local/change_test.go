@@ -319,3 +319,32 @@ func TestStopIsBounded(t *testing.T) {
 		t.Errorf("Stop = %v, left %v", err, w.dir.Records())
 	}
 }
+
+// A model that is in the file no longer when the gateway comes back has requests all the same, and they have as long as they had.
+func TestAdoptedReplicaOfNoModelHasItsTimeToDrain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := New(w.config())
+	m := w.model("chat", 1)
+	m.DrainTimeout = time.Hour
+	l.Set([]Model{m})
+	stop := run(t, l)
+	pid := w.awaitReady("chat", 1)[0].PID
+	w.setLoad("chat-0", 1)
+	w.crash(stop)
+	c := w.config()
+	c.DrainTimeout = time.Nanosecond
+	l = New(c)
+	l.Adopt(nil)
+	leaving := l.table.slots["chat-0"].runner
+	if got := leaving.model.Load().DrainTimeout; got != time.Hour {
+		t.Fatalf("it has %v, want an hour", got)
+	}
+	run(t, l)
+	w.eventually("it is told to leave", func() bool { return leaving.left.Err() != nil })
+	if !processRuns(pid) {
+		t.Error("it was ended with a request on it")
+	}
+	w.setLoad("chat-0", 0)
+	w.eventually("it has left", func() bool { return !processRuns(pid) })
+}

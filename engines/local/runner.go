@@ -27,6 +27,7 @@ const (
 	metaReady       = "ready"
 	metaResources   = "resources" // as JSON
 	metaGPUs        = "gpus"
+	metaDrain       = "drain" // DrainTimeout, for when nobody knows the model any more
 )
 
 const (
@@ -155,6 +156,7 @@ func (r *runner) start() error {
 			metaModel: m.Name, metaIndex: strconv.Itoa(r.index), metaAddress: address.String(),
 			metaFingerprint: m.fingerprint(), metaRestarts: strconv.Itoa(r.starts),
 			metaResources: r.resources(), metaGPUs: r.replica.GPUs,
+			metaDrain: m.DrainTimeout.String(),
 		},
 	}
 	_ = listener.Close() // from here on somebody else may take the port: then the engine ends early, and starts anew

@@ -322,6 +322,13 @@ func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeColdStartTimeout {
 			t.Errorf("no replica came: %v", fault)
 		}
+		model.Replicas = []engines.Replica{{ID: "m-0", Model: "m", State: engines.Failed}}
+		s.fleet.Set("test-m", model)
+		s.SetRules(Rules{Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}})
+		began := time.Now()
+		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || time.Since(began) > time.Minute {
+			t.Errorf("one that cannot start was waited for %v: %v", time.Since(began), fault)
+		}
 		s.fleet.Set("test-m", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local}}})
 		s.rebuild()
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeNoReplica {

@@ -220,11 +220,15 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 		d.cursors[m.Name], d.lessons[m.Name] = new(atomic.Uint64), new(lessons)
 	}
 	t := &target{Model: m.Model, policy: policy, cursor: d.cursors[m.Name], lessons: d.lessons[m.Name]}
+	failed := 0
 	var ids []string
 	plain := headers.ModelCluster(m.Name)
 	for _, r := range m.Replicas {
 		t.hope = true
 		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending
+		if r.State == engines.Failed {
+			failed++
+		}
 		if r.State != engines.Ready {
 			continue
 		}
@@ -243,7 +247,7 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 			counter: d.counterLocked(r.ID),
 		})
 	}
-	t.elastic = m.Most > len(t.replicas)
+	t.elastic = m.Most > len(t.replicas)+failed // one that cannot start is not worth the wait for a start
 	t.hope = t.hope || m.Desired > 0 || t.elastic
 	if old != nil && old.policy.VirtualNodes == policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {
 		t.ring = old.ring // 100 MD5 sums a replica are worth keeping
