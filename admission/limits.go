@@ -118,18 +118,6 @@ func (b *bucket) wait(tokens int64, now time.Time) time.Duration {
 	return time.Duration(minutes)*time.Minute + time.Duration(micros)*time.Microsecond + b.at.Sub(now)
 }
 
-// take removes tokens; wait must have been 0 for them.
-func (b *bucket) take(tokens int) {
-	if b.perMinute > 0 {
-		b.level -= int64(tokens) * unitsPerToken
-	}
-}
-
-// refund puts back tokens that were taken and not used.
-func (b *bucket) refund(tokens int) {
-	b.level = min(b.size(), b.level+min(int64(tokens), b.perMinute)*unitsPerToken)
-}
-
 // correct adds tokens, or takes some away if there are fewer than none. A debt is at most one full bucket.
 func (b *bucket) correct(tokens int64) {
 	tokens = min(max(tokens, -2*b.perMinute), 2*b.perMinute)

@@ -41,7 +41,7 @@ func TestBucket(t *testing.T) {
 	}
 	for _, s := range steps {
 		now := epoch.Add(s.at)
-		b.take(s.take)
+		b.spend(int64(s.take))
 		if got := b.wait(s.ask, now); got != s.want {
 			t.Errorf("%s: wait(%d) = %v, want %v", s.name, s.ask, got, s.want)
 		}
@@ -69,7 +69,7 @@ func TestBucketResize(t *testing.T) {
 	}
 	for _, s := range steps {
 		b.resize(s.resize, epoch)
-		b.take(s.take)
+		b.spend(int64(s.take))
 		if got := b.tokens(epoch); got != s.want {
 			t.Errorf("%s: %v tokens, want %v", s.name, got, s.want)
 		}
@@ -78,7 +78,7 @@ func TestBucketResize(t *testing.T) {
 	if got := b.tokens(epoch.Add(time.Hour)); got != float64(maxTokens) {
 		t.Errorf("a huge bucket holds %v, want %v", got, float64(maxTokens))
 	}
-	b.refund(math.MaxInt)
+	b.correct(math.MaxInt)
 	if got := b.tokens(epoch.Add(time.Hour)); got != float64(maxTokens) {
 		t.Errorf("a huge refund made it %v, want %v", got, float64(maxTokens))
 	}
@@ -89,7 +89,7 @@ func TestBucketResizeLater(t *testing.T) {
 	t.Parallel()
 	b := &bucket{}
 	b.resize(60, epoch)
-	b.take(60)
+	b.spend(60)
 	b.resize(600, epoch.Add(30*time.Second))
 	if got := b.tokens(epoch.Add(31 * time.Second)); got != 30+10 {
 		t.Errorf("%v tokens, want 40", got)
@@ -123,7 +123,7 @@ func TestBucketIsExact(t *testing.T) {
 			if wait := b.wait(int64(tokens), epoch.Add(at)); wait != 0 {
 				t.Fatalf("limit %d: %d tokens promised after %v, still %v to wait", perMinute, tokens, step, wait)
 			}
-			b.take(tokens)
+			b.spend(int64(tokens))
 			if level.Sub(level, big.NewRat(int64(tokens), 1)); level.Sign() < 0 {
 				t.Fatalf("limit %d: %d tokens taken that were not there", perMinute, tokens)
 			}

@@ -31,16 +31,12 @@ const (
 	ListArguments ListStyle = "arguments"
 )
 
-// Flags writes variables as command line flags in the usual style, in order of name. Those named in except are left out.
+// flags writes variables as command line flags, in order of name. Those named in except are left out. In the usual style, the empty one:
 //
 // A name becomes --name with dashes for underscores. true is the flag alone; false and null are no flag at all (a flag that
 // switches something off is a variable of its own, such as no_webui). Numbers and strings follow as the next argument, the items of a
 // list joined by commas, an object as JSON. A list holds numbers and strings; a string with a comma in it cannot be told from two
 // and is an error.
-func Flags(variables map[string]any, except ...string) ([]string, error) {
-	return FlagStyle{}.flags(variables, except)
-}
-
 func (s FlagStyle) flags(variables map[string]any, except []string) ([]string, error) {
 	var flags []string
 	for _, name := range slices.Sorted(maps.Keys(variables)) {

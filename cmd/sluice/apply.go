@@ -2,7 +2,6 @@ package main
 
 import (
 	"maps"
-	"slices"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
@@ -44,13 +43,9 @@ func keys(t config.Tenant, priority config.Priority) []string {
 
 // modelNames replaces aliases by the names of their models.
 func modelNames(c *config.Config, names []string) []string {
-	resolved := slices.Clone(names)
-	for _, m := range c.Models {
-		for i, name := range names {
-			if slices.Contains(m.Aliases, name) {
-				resolved[i] = m.Name
-			}
-		}
+	resolved := make([]string, len(names))
+	for i, name := range names {
+		resolved[i] = c.ModelName(name)
 	}
 	return resolved
 }

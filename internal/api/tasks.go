@@ -181,17 +181,9 @@ func (c Config) complete(w http.ResponseWriter, r *http.Request) *openai.Error {
 		return invalid("prompt_tokens", "is missing beside completion_tokens")
 	}
 	found, fault := c.Tasks.Complete(r.Context(), r.Header.Get(headers.Tenant), id, sum(actual, prompt, completion))
-	switch {
-	case fault != nil:
-		return fault
-	case !found:
-		taskNotFound(w)
-	default:
-		write(w, 200, struct {
-			OK bool `json:"ok"`
-		}{true})
-	}
-	return nil
+	return answerTask(w, found, fault, struct {
+		OK bool `json:"ok"`
+	}{true})
 }
 
 // sum adds the numbers that are there; nil when none is.
@@ -218,23 +210,24 @@ func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 		return invalid("task_id", "is missing")
 	}
 	lease, found, fault := c.Tasks.Renew(r.Context(), r.Header.Get(headers.Tenant), id)
+	return answerTask(w, found, fault, struct {
+		OK    bool  `json:"ok"`
+		Lease int64 `json:"lease_ms"` // rounded down: who renews in time does so before the end
+	}{true, lease.Milliseconds()})
+}
+
+// answerTask writes the answer about a task that was found. That it was not is the one error that is not shaped like OpenAI's: callers of the
+// batch API know it so.
+func answerTask(w http.ResponseWriter, found bool, fault *openai.Error, answer any) *openai.Error {
 	switch {
 	case fault != nil:
 		return fault
 	case !found:
-		taskNotFound(w)
+		write(w, 404, struct {
+			Error string `json:"error"`
+		}{"Task not found"})
 	default:
-		write(w, 200, struct {
-			OK    bool  `json:"ok"`
-			Lease int64 `json:"lease_ms"` // rounded down: who renews in time does so before the end
-		}{true, lease.Milliseconds()})
+		write(w, 200, answer)
 	}
 	return nil
-}
-
-// taskNotFound is the one error that is not shaped like OpenAI's: callers of the batch API know it so.
-func taskNotFound(w http.ResponseWriter) {
-	write(w, 404, struct {
-		Error string `json:"error"`
-	}{"Task not found"})
 }

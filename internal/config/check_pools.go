@@ -19,7 +19,7 @@ func (k *checker) pools() []named {
 			if !k.poolModel(where.item(j), model, models, pools) {
 				continue
 			}
-			pool.Models[j] = k.config.modelName(model)
+			pool.Models[j] = k.config.ModelName(model)
 			members = append(members, named{pool.Models[j], where.item(j)})
 		}
 		k.repeated(members, "model")
@@ -54,8 +54,8 @@ func (k *checker) poolNames() []string {
 	return names
 }
 
-// modelName is the name of the model that goes by this name or alias; a name of no model stays.
-func (c *Config) modelName(name string) string {
+// ModelName is the name of the model that goes by this name or alias; a name of no model stays.
+func (c *Config) ModelName(name string) string {
 	for _, m := range c.Models {
 		if m.Name == name || slices.Contains(m.Aliases, name) {
 			return m.Name

@@ -28,7 +28,7 @@ func (w *world) resolve(r *Request) (choice, *openai.Error) {
 		return choice{}, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
 			Message: "The model `" + clip(r.Model) + "` does not exist."}
 	}
-	if fault := r.mayUse(m.Name); fault != nil {
+	if fault := mayUse(r.Allowed, "model", m.Name); fault != nil {
 		return choice{}, fault
 	}
 	t := w.targets[m.Name]
@@ -42,16 +42,17 @@ func (w *world) resolve(r *Request) (choice, *openai.Error) {
 	return choice{members: []*target{t}}, nil
 }
 
-func (r *Request) mayUse(name string) *openai.Error {
-	if r.Allowed == nil || r.Allowed(name) {
+// mayUse refuses a name that is not allowed; what is the field that named it, and the word for it.
+func mayUse(allowed func(string) bool, what, name string) *openai.Error {
+	if allowed == nil || allowed(name) {
 		return nil
 	}
-	return &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-		Message: "This API key may not use the model `" + name + "`."}
+	return &openai.Error{Code: openai.CodeForbiddenModel, Param: what,
+		Message: "This API key may not use the " + what + " `" + name + "`."}
 }
 
 func (w *world) resolvePool(r *Request, models []string) (choice, *openai.Error) {
-	if fault := r.mayUse(r.Model); fault != nil {
+	if fault := mayUse(r.Allowed, "model", r.Model); fault != nil {
 		return choice{}, fault
 	}
 	c := choice{pool: r.Model}

@@ -27,9 +27,14 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 	case errors.Is(err, admission.ErrClosed):
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no room at once.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
-		return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
+		return unreachable()
 	}
 	return openai.Errorf(openai.CodeNoReplica, "%s is no longer served.", c.title())
+}
+
+// unreachable is the answer while nobody can say what is shared.
+func unreachable() *openai.Error {
+	return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
 }
 
 // explainRefusal says which limit it was, and when a retry makes sense.

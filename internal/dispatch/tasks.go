@@ -51,7 +51,7 @@ func (w *world) offers(ask admission.TaskRequest, model string) bool {
 	if ask.Model != "" {
 		return ask.Model == model
 	}
-	if slices.Contains(w.admissionPools()[ask.Pool], model) {
+	if slices.Contains(w.admissionPools[ask.Pool], model) {
 		return true
 	}
 	for _, models := range w.pools {
@@ -66,7 +66,6 @@ func (w *world) offers(ask admission.TaskRequest, model string) bool {
 func (w *world) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, MaxWait: r.MaxWait}
-	permission := &Request{Model: r.Model, Allowed: r.Allowed}
 	switch {
 	case r.Model != "" && r.Pool != "":
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
@@ -76,17 +75,17 @@ func (w *world) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error
 			return ask, &openai.Error{Code: openai.CodeModelNotFound, Param: "model", Message: "The model `" + clip(r.Model) + "` does not exist."}
 		}
 		ask.Model = m.Name
-		return ask, permission.mayUse(m.Name)
+		return ask, mayUse(r.Allowed, "model", m.Name)
 	}
 	ask.Pool = r.Pool
 	models, ok := w.pools[r.Pool]
 	if r.Pool == "" {
-		ask.Pool, models = w.taskPool, w.admissionPools()[w.taskPool]
+		ask.Pool, models = w.taskPool, w.admissionPools[w.taskPool]
 	} else if !ok {
 		return ask, &openai.Error{Code: openai.CodeModelNotFound, Param: "pool", Message: "The pool `" + clip(r.Pool) + "` does not exist."}
 	}
 	if r.Pool != "" {
-		if fault := permission.mayUsePool(r.Pool); fault != nil {
+		if fault := mayUse(r.Allowed, "pool", r.Pool); fault != nil {
 			return ask, fault
 		}
 	}
@@ -99,14 +98,6 @@ func (w *world) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error
 	return ask, nil
 }
 
-func (r *Request) mayUsePool(name string) *openai.Error {
-	if r.Allowed == nil || r.Allowed(name) {
-		return nil
-	}
-	return &openai.Error{Code: openai.CodeForbiddenModel, Param: "pool",
-		Message: "This API key may not use the pool `" + name + "`."}
-}
-
 func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *openai.Error {
 	var refused *admission.Refused
 	switch {
@@ -116,7 +107,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens",
 			Message: "No model is ever given so many tokens in a minute: the task can never be admitted."}
 	case errors.Is(err, admission.ErrUnavailable):
-		return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
+		return unreachable()
 	case errors.As(err, &refused):
 		return explainRefusal("the models", refused)
 	}
@@ -143,7 +134,7 @@ func found(err error) (bool, *openai.Error) {
 	case errors.Is(err, admission.ErrUnknownTask):
 		return false, nil
 	}
-	return false, openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
+	return false, unreachable()
 }
 
 // byTask narrows the choice to the model that the request's task was admitted to, and makes the task last longer.

@@ -19,8 +19,9 @@ type world struct {
 	targets  map[string]*target
 	// users lists the models that every replica may be picked for.
 	users map[string][]string
-	// pools holds the models of every pool.
-	pools map[string][]string
+	// pools holds the models of every pool of the file, admissionPools what admission knows: those, or the one of all models where there
+	// are none.
+	pools, admissionPools map[string][]string
 	// tenants holds the limits of those that have any.
 	tenants map[string]admission.TenantLimits
 	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they last.
@@ -164,8 +165,8 @@ func (d *Dispatcher) rebuildLocked() {
 	for name, t := range w.targets {
 		d.admission.SetLimits(name, t.policy.Limits)
 	}
-	if pools := w.admissionPools(); !maps.EqualFunc(pools, old.admissionPools(), slices.Equal) {
-		d.admission.SetPools(pools)
+	if !maps.EqualFunc(w.admissionPools, old.admissionPools, slices.Equal) {
+		d.admission.SetPools(w.admissionPools)
 	}
 	d.world.Store(w)
 	for name := range old.targets {
@@ -200,15 +201,10 @@ func (d *Dispatcher) worldLocked(old *world) *world {
 	for _, models := range w.users {
 		slices.Sort(models)
 	}
-	return w
-}
-
-// admissionPools are the pools, and the one of all models where there are none.
-func (w *world) admissionPools() map[string][]string {
-	if w.taskPool != everyModel {
-		return w.pools
+	if w.admissionPools = w.pools; w.taskPool == everyModel {
+		w.admissionPools = map[string][]string{everyModel: slices.Sorted(maps.Keys(w.targets))}
 	}
-	return map[string][]string{everyModel: slices.Sorted(maps.Keys(w.targets))}
+	return w
 }
 
 func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target {
