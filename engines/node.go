@@ -9,6 +9,8 @@ import (
 type Node struct {
 	// Name is the host's name.
 	Name string
+	// Labels are what models may ask for in `cluster`.
+	Labels []string
 	// CPUs is the number of processors that the launcher may use; 0 is unknown, and then they are not counted.
 	CPUs float64
 	// Memory is the host's memory in bytes; 0 is unknown, and then it is not counted.
@@ -17,6 +19,8 @@ type Node struct {
 	GPUs []GPU
 	// Reason says in words why there are no GPUs, or not all of them.
 	Reason string
+	// Lost tells that the host has joined before and does not answer now: nothing is placed there.
+	Lost bool
 }
 
 // GPU is a device that replicas can be given: a whole GPU, or one part of a GPU that is divided by MIG.
@@ -33,7 +37,7 @@ type GPU struct {
 	MemoryTotal, MemoryUsed int64
 }
 
-// Resources are what one replica takes of its node. Placement counts them; nothing holds a replica to them.
+// Resources are what one replica takes of its node. Placement counts them, and CPU and Memory are limits where the launcher can set such.
 type Resources struct {
 	// CPU is a number of processors.
 	CPU float64

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -14,6 +15,24 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
+
+// Found tells which replicas of each model an earlier run has left, by their numbers in ascending order.
+func (l *Launcher) Found() map[string][]int {
+	found := map[string][]int{}
+	for _, record := range l.config.Dir.Records() {
+		if record.Purpose != purpose {
+			continue
+		}
+		if index, err := strconv.Atoi(record.Meta[metaIndex]); err == nil {
+			model := record.Meta[metaModel]
+			found[model] = append(found[model], index)
+		}
+	}
+	for _, indices := range found {
+		slices.Sort(indices)
+	}
+	return found
+}
 
 // Adopt takes over the live replicas of an earlier run and reports them, after one probe of each, so that the fleet's first
 // snapshot has them as they are. Replicas that models does not want are reported as draining and leave once Run is called.
@@ -26,7 +45,11 @@ func (l *Launcher) Adopt(models []Model) {
 	}
 	var probing sync.WaitGroup
 	var adopted []*runner
+	cgroups := map[string]bool{}
 	for _, record := range l.config.Dir.Records() {
+		if record.Cgroup != "" {
+			cgroups[record.Cgroup] = true
+		}
 		if record.Purpose != purpose {
 			continue
 		}
@@ -49,6 +72,7 @@ func (l *Launcher) Adopt(models []Model) {
 			l.turns.take(r.id, r.replica.Devices())
 		}
 	}
+	l.limits.sweep(cgroups)
 	wanted := l.desired()
 	l.table.reconcile(wanted, nil)
 	l.table.publish(wanted)
@@ -72,7 +96,7 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	}
 	drain, _ := time.ParseDuration(meta[metaDrain]) // an older record says nothing
 	r := l.newRunner(Model{Model: engines.Model{Name: model}, DrainTimeout: drain}, index)
-	r.process, r.served = p, meta[metaReady] == "true"
+	r.process, r.served, r.cgroup = p, meta[metaReady] == "true", record.Cgroup
 	restarts, _ := strconv.Atoi(meta[metaRestarts])
 	r.starts = restarts + 1
 	r.replica.PID, r.replica.Address, r.replica.Restarts = p.PID(), address, restarts

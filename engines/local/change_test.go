@@ -341,7 +341,7 @@ func TestAdoptedReplicaOfNoModelHasItsTimeToDrain(t *testing.T) {
 		t.Fatalf("it has %v, want an hour", got)
 	}
 	run(t, l)
-	w.eventually("it is told to leave", func() bool { return leaving.left.Err() != nil })
+	w.eventually("it is told to leave", func() bool { return leaving.notice.current().left.Err() != nil })
 	if !processRuns(pid) {
 		t.Error("it was ended with a request on it")
 	}

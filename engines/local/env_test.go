@@ -1,6 +1,7 @@
 package local
 
 import (
+	"net/netip"
 	"os"
 	"slices"
 	"testing"
@@ -21,24 +22,25 @@ func TestEnvironment(t *testing.T) {
 		Launch: engines.Launch{Variables: map[string]any{"slots": 3}},
 		Env:    map[string]string{"LEVEL": "debug", "MORE": "1"},
 	}
-	env, err := m.environment(9001)
+	at := netip.AddrPortFrom(loopback(), 9001)
+	env, err := m.environment(at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := slices.Concat(os.Environ(), []string{"ADDRESS=" + host + ":9001", "LEVEL=debug", "MORE=1", "SLOTS=3"})
+	want := slices.Concat(os.Environ(), []string{"ADDRESS=" + loopback().String() + ":9001", "LEVEL=debug", "MORE=1", "SLOTS=3"})
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Error(diff)
 	}
 	if len(m.Env) != 2 {
 		t.Errorf("the model's own environment was changed: %v", m.Env)
 	}
-	before := m.fingerprint()
+	before := m.fingerprint(loopback())
 	m.Launch.Variables = map[string]any{"slots": 4}
-	if m.fingerprint() == before {
+	if m.fingerprint(loopback()) == before {
 		t.Error("a replica with another environment is taken for the same")
 	}
 	m.Version.Env = map[string]string{"ADDRESS": "{{.Nowhere}}"}
-	if _, err := m.environment(9001); err == nil {
+	if _, err := m.environment(at); err == nil {
 		t.Error("an environment that cannot be made was made")
 	}
 }

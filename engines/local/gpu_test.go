@@ -280,34 +280,6 @@ func TestChangedResourcesReplace(t *testing.T) {
 	}
 }
 
-// stuck is a driver that never answers.
-type stuck struct{ release chan struct{} }
-
-func (s stuck) Read() (engines.Node, error) {
-	<-s.release
-	return engines.Node{}, nil
-}
-
-func TestDriverThatHangs(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := stuck{make(chan struct{})}
-	defer close(s.release)
-	c := w.config()
-	c.Inventory = s
-	l := New(c)
-	l.Set([]Model{w.needs("chat", 1, engines.Resources{GPU: 1}), w.model("bare", 1)})
-	stop := run(t, l)
-	w.awaitReady("bare", 1)
-	if got := w.replica("chat-0"); got.State != engines.Pending || got.Reason != "waits until it is known what this host has" {
-		t.Errorf("%+v", got)
-	}
-	stop() // must not wait for the driver
-	if node := l.Node(); node.Name != "" {
-		t.Errorf("%+v", node)
-	}
-}
-
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	turns := newTurns()

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,10 +23,15 @@ import (
 // source is the launcher's name in the fleet.
 const source = "local"
 
+// rotateEvery is the pause between two looks at the logs of what runs.
+const rotateEvery = time.Minute
+
 // Model is what the launcher keeps running: Desired replicas of one engine version.
 type Model struct {
 	// Model is reported to the fleet as it is. Its Desired is how many replicas there shall be.
 	engines.Model
+	// Indices are the numbers of the replicas that there shall be on this host. nil: from 0 up to Desired.
+	Indices []int
 	// Version is how the engine is started and probed.
 	Version engines.Version
 	// Launch is what the command is rendered with. Host and Port are the launcher's to fill.
@@ -37,88 +41,17 @@ type Model struct {
 	// Resources are what a replica takes of this host; one that does not fit waits. nil: the model is not placed, and its replicas see the
 	// GPUs that we see.
 	Resources *engines.Resources
-	// Placement says which of several GPUs with room a replica gets; empty means Spread.
+	// Placement says which of several hosts and GPUs with room a replica gets; empty means Spread.
 	Placement Placement
+	// Cluster is a label that the host must have; empty: any host will do.
+	Cluster string
+	// EvictIdle lets a replica that fits nowhere take the place of replicas of models that nobody uses.
+	EvictIdle bool
 	// StartTimeout is how long a replica may take from its start to its readiness; 0 means 10 min.
 	StartTimeout time.Duration
 	// DrainTimeout is how long a replica that is wanted no longer may take to finish its requests while the gateway runs on: as long as a
 	// response may take. 0 means Config.DrainTimeout.
 	DrainTimeout time.Duration
-}
-
-// BackOff is how long a replica that failed waits for its next start.
-type BackOff struct {
-	// First is the pause after the first failure, doubled after each further one; 0 means 1 s.
-	First time.Duration
-	// Most is the longest pause; 0 means 300 s.
-	Most time.Duration
-	// Reset is how long a replica must have been ready for its earlier failures to be forgotten; 0 means 60 s.
-	Reset time.Duration
-}
-
-// after is the pause after so many failures in a row.
-func (b BackOff) after(failures int) time.Duration {
-	pause := min(b.First, b.Most)
-	for range failures - 1 {
-		if pause *= 2; pause >= b.Most {
-			return b.Most
-		}
-	}
-	return pause
-}
-
-// Config says what the launcher works with. Dir and Fleet are needed.
-type Config struct {
-	// Dir holds the processes; it must be claimed.
-	Dir   *process.Dir
-	Fleet *engines.Fleet
-	// Log may be nil: silent.
-	Log *zap.Logger
-	// InFlight tells how many requests a replica has. nil means that it is not known: then nothing is waited for when a replica
-	// drains, and an engine that does not answer its probes is taken for busy.
-	InFlight func(replicaID string) int
-	// Inventory tells what this host has for replicas whose models name resources; nil: its processors and memory, and no GPUs.
-	Inventory Inventory
-	// ReadEvery is the pause between two readings of the inventory; 0 means 1 min.
-	ReadEvery time.Duration
-
-	BackOff BackOff
-	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops; 0 means 30 s.
-	DrainTimeout time.Duration
-	// DrainSettle is how long a leaving replica waits at least, for those who route by an older snapshot; 0 means 1 s.
-	DrainSettle time.Duration
-	// StopGrace is the time between SIGTERM and SIGKILL; 0 means 10 s.
-	StopGrace time.Duration
-	// ProbeTimeout is how long a probe waits for its answer; 0 means 5 s.
-	ProbeTimeout time.Duration
-}
-
-// withDefaults fills in what zero stands for.
-func (c Config) withDefaults() Config {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
-	if c.Inventory == nil {
-		c.Inventory = processors{}
-	}
-	for _, d := range []struct {
-		value    *time.Duration
-		standard time.Duration
-	}{
-		{&c.BackOff.First, time.Second},
-		{&c.BackOff.Most, 300 * time.Second},
-		{&c.BackOff.Reset, time.Minute},
-		{&c.DrainTimeout, 30 * time.Second},
-		{&c.DrainSettle, time.Second},
-		{&c.StopGrace, 10 * time.Second},
-		{&c.ProbeTimeout, 5 * time.Second},
-		{&c.ReadEvery, readEvery},
-	} {
-		if *d.value == 0 {
-			*d.value = d.standard
-		}
-	}
-	return c
 }
 
 // Launcher keeps the wanted replicas running. Set, Run and Stop may be called from different goroutines.
@@ -128,14 +61,23 @@ type Launcher struct {
 	ports  *ports
 	turns  *turns
 	events chan event
+	// limits holds replicas to what they may take.
+	limits *cgroups
+	// doubted holds a channel by replica id, for every runner that runs: see Suspect.
+	doubted sync.Map
 	// node is what the inventory said last; nil before the first reading.
-	node atomic.Pointer[engines.Node]
+	node atomic.Pointer[reading]
 	// read tells the loop that node is new.
 	read chan struct{}
 	// wake tells the loop that wanted has changed; it holds at most one token.
 	wake chan struct{}
 	// quit is closed to make the loop leave the table to Stop.
 	quit chan struct{}
+
+	// What tests replace: how a process is ended, how long a reading of the inventory may take, and the pause between looks at the logs.
+	stop        func(p *process.Process, ctx context.Context, grace time.Duration) error
+	readTimeout time.Duration
+	rotateEvery time.Duration
 
 	mu sync.Mutex
 	// wanted is the desired state; guarded by mu
@@ -155,13 +97,18 @@ func New(c Config) *Launcher {
 	return &Launcher{
 		config: c,
 		prober: newProber(c.ProbeTimeout),
-		ports:  newPorts(),
+		ports:  newPorts(c.Address),
 		turns:  newTurns(),
 		events: make(chan event),
 		read:   make(chan struct{}),
 		wake:   make(chan struct{}, 1),
 		quit:   make(chan struct{}),
-		table:  newTable(c.Fleet, c.Log),
+		limits: newCgroups(c.Dir, c.Log),
+		table:  newTable(c),
+
+		stop:        (*process.Process).Stop,
+		readTimeout: readTimeout,
+		rotateEvery: rotateEvery,
 	}
 }
 
@@ -172,7 +119,7 @@ func (l *Launcher) Set(models []Model) {
 	wishes := make([]wish, len(models))
 	for i, m := range models {
 		m.Launcher = engines.Local
-		wishes[i] = wish{Model: m, fingerprint: m.fingerprint()}
+		wishes[i] = wish{Model: m, fingerprint: m.fingerprint(l.config.Address)}
 	}
 	l.mu.Lock()
 	l.wanted = wishes
@@ -181,21 +128,6 @@ func (l *Launcher) Set(models []Model) {
 	case l.wake <- struct{}{}:
 	default:
 	}
-}
-
-// Found tells how many replicas of each model an earlier run has left, counted up to the last one.
-func (l *Launcher) Found() map[string]int {
-	found := map[string]int{}
-	for _, record := range l.config.Dir.Records() {
-		if record.Purpose != purpose {
-			continue
-		}
-		if index, err := strconv.Atoi(record.Meta[metaIndex]); err == nil {
-			model := record.Meta[metaModel]
-			found[model] = max(found[model], index+1)
-		}
-	}
-	return found
 }
 
 func (l *Launcher) desired() []wish {
@@ -216,8 +148,9 @@ func (l *Launcher) Run(ctx context.Context) error {
 	var runners sync.WaitGroup
 	defer runners.Wait()
 	defer cancel()
-	begin := func(r *runner) { runners.Go(func() { r.run(ctx) }) }
+	begin := func(r *runner) { runners.Go(func() { l.watch(r, func() { r.run(ctx) }) }) }
 	runners.Go(func() { l.readInventory(ctx) })
+	runners.Go(func() { l.rotateLogs(ctx) })
 	for {
 		wanted := l.desired()
 		l.table.reconcile(wanted, l.newRunner)
@@ -235,6 +168,15 @@ func (l *Launcher) Run(ctx context.Context) error {
 			l.table.node = l.node.Load()
 		case e := <-l.events:
 			l.table.apply(e)
+		}
+	}
+}
+
+// rotateLogs keeps the logs of this directory's processes from growing without bound: a replica may run for months.
+func (l *Launcher) rotateLogs(ctx context.Context) {
+	for wait(ctx, l.rotateEvery); ctx.Err() == nil; wait(ctx, l.rotateEvery) {
+		if err := l.config.Dir.RotateLogs(); err != nil {
+			l.config.Log.Warn("not all logs could be rotated", zap.Error(err))
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestReplicasStart(t *testing.T) {
 	want := make([]engines.Replica, 3)
 	seen := map[int]bool{}
 	for i := range want {
-		want[i] = engines.Replica{ID: fmt.Sprintf("chat-%d", i), Model: "chat", State: engines.Ready, Launcher: engines.Local, Slots: 4}
+		want[i] = engines.Replica{ID: fmt.Sprintf("chat-%d", i), Model: "chat", State: engines.Ready, Launcher: engines.Local, Node: hostName(), Slots: 4}
 		response, err := http.Get("http://" + got[i].Address.String())
 		if err != nil {
 			t.Errorf("%s is ready and does not answer: %v", got[i].ID, err)
@@ -223,7 +223,7 @@ func TestLostPortIsNoFailure(t *testing.T) {
 
 func TestOccupied(t *testing.T) {
 	t.Parallel()
-	p := newPorts()
+	p := newPorts(loopback())
 	listener, address, err := p.hold()
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 		return
 	}
-	playEngine(os.Args[1], os.Args[2])
+	playEngine(net.JoinHostPort(os.Args[1], os.Args[2]), os.Args[3])
 }
 
 // playEngine is an engine that does what files in a folder tell it to; a file "x-<pid>" means only this process.
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 //	broken   answers 500
 //	hang     does not answer
 //	deaf     stops listening, but lives on
-func playEngine(port, folder string) {
+func playEngine(address, folder string) {
 	told := func(what string) bool {
 		_, all := os.Stat(filepath.Join(folder, what))
 		_, one := os.Stat(filepath.Join(folder, fmt.Sprintf("%s-%d", what, os.Getpid())))
@@ -56,7 +56,7 @@ func playEngine(port, folder string) {
 	case told("mute"):
 		stay()
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -177,7 +177,7 @@ func (w *world) model(name string, replicas int) Model {
 	return Model{
 		Model: engines.Model{Name: name, Desired: replicas, Task: engines.TextGeneration, Launcher: engines.Local},
 		Version: engines.Version{
-			Command: []string{"{{.Sluice}}", "{{.Port}}", "{{.Model}}"},
+			Command: []string{"{{.Sluice}}", "{{.Host}}", "{{.Port}}", "{{.Model}}"},
 			Ready:   engines.Probe{Path: "/health", Every: 10 * time.Millisecond},
 			Health:  engines.Probe{Path: "/health", Every: 20 * time.Millisecond},
 			Slots:   engines.Slots{Default: 4},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -14,8 +15,6 @@ import (
 )
 
 const (
-	// host is where local replicas listen: they are reached through Envoy only.
-	host = "127.0.0.1"
 	// standardStart is the time that a replica has to become ready when its model says nothing.
 	standardStart = 10 * time.Minute
 	// standardReady and standardHealth are the pauses between probes when the engine says nothing.
@@ -23,19 +22,37 @@ const (
 	standardHealth = 10 * time.Second
 )
 
+// loopback is where replicas listen when nothing else is said: they are reached through the Envoy of this host only.
+func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
+
 // replicaID is stable over restarts: it is the place on the hash ring.
 func replicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
-// render makes the command line of a replica that listens on the port.
-func (m Model) render(port int) ([]string, error) {
-	l := m.Launch
-	l.Host, l.Port = host, port
-	return m.Version.Render(l)
+// indices are the numbers of the replicas that there shall be here.
+func (m Model) indices() []int {
+	if m.Indices != nil {
+		return m.Indices
+	}
+	all := make([]int, max(m.Desired, 0))
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
-// environment is ours, over it the engine's, over that the model's own, for a replica that listens on the port.
-func (m Model) environment(port int) ([]string, error) {
-	added, err := m.added(port)
+// launchAt is what a replica that listens there is rendered with.
+func (m Model) launchAt(at netip.AddrPort) engines.Launch {
+	l := m.Launch
+	l.Host, l.Port = at.Addr().String(), int(at.Port())
+	return l
+}
+
+// render makes the command line of a replica that listens there.
+func (m Model) render(at netip.AddrPort) ([]string, error) { return m.Version.Render(m.launchAt(at)) }
+
+// environment is ours, over it the engine's, over that the model's own, for a replica that listens there.
+func (m Model) environment(at netip.AddrPort) ([]string, error) {
+	added, err := m.added(at)
 	if err != nil {
 		return nil, err
 	}
@@ -47,10 +64,8 @@ func (m Model) environment(port int) ([]string, error) {
 }
 
 // added is what a replica's environment has beyond ours.
-func (m Model) added(port int) (map[string]string, error) {
-	l := m.Launch
-	l.Host, l.Port = host, port
-	env, err := m.Version.RenderEnv(l)
+func (m Model) added(at netip.AddrPort) (map[string]string, error) {
+	env, err := m.Version.RenderEnv(m.launchAt(at))
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +73,23 @@ func (m Model) added(port int) (map[string]string, error) {
 	return env, nil
 }
 
-// fingerprint tells commands, environments and resources apart, whatever the port. A command that cannot be rendered has one too.
-func (m Model) fingerprint() string {
-	command, err := m.render(1)
+// fingerprint tells commands, environments, resources and addresses apart, whatever the port. A command that cannot be rendered has one too.
+func (m Model) fingerprint(address netip.Addr) string {
+	at := netip.AddrPortFrom(address, 1)
+	command, err := m.render(at)
 	if err != nil {
 		command = []string{err.Error()}
 	}
-	env, err := m.added(1)
+	env, err := m.added(at)
 	if err != nil {
 		env = m.Env
 	}
 	identity := []any{command, env}
 	if m.Resources != nil {
 		identity = append(identity, *m.Resources)
+	}
+	if address != loopback() { // an engine need not be told where it listens to listen there
+		identity = append(identity, address.String())
 	}
 	data, _ := json.Marshal(identity) // strings and numbers: they always marshal
 	sum := sha256.Sum256(data)

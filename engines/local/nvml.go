@@ -13,8 +13,8 @@ import (
 )
 
 // NewInventory returns the inventory of this host, with its GPUs as NVIDIA's management library (NVML, libnvidia-ml.so.1) tells of them.
-// The library is looked for at each reading; a host without it has no GPUs.
-func NewInventory() Inventory { return driver{nvml.New()} }
+// The library is looked for at each reading; a host without it has no GPUs. Where CUDA_VISIBLE_DEVICES is set, only the GPUs that it names count.
+func NewInventory() Inventory { return asAllowed(driver{nvml.New()}) }
 
 // driver reads GPUs through NVML. The library lists the devices when it is initialised, so each reading does that anew: a GPU that fell
 // off the bus is gone then, and one that came back is there.

@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -37,6 +36,8 @@ const (
 	strikes = 3
 	// lastMoment is how long a process that has stopped listening may take to end: how it ended says more.
 	lastMoment = 100 * time.Millisecond
+	// progressEvery is how often a starting replica looks for a new line in its log.
+	progressEvery = time.Second
 	// drainLook is how often a draining replica looks whether its requests are done.
 	drainLook = 20 * time.Millisecond
 )
@@ -49,9 +50,10 @@ type runner struct {
 	// model is the newest wish for this replica; nil for an adopted one that nobody wants. The table writes, the runner reads.
 	model atomic.Pointer[Model]
 
-	// left ends when the replica is to leave; tellLeave ends it.
-	left      context.Context
-	tellLeave context.CancelFunc
+	// notice tells whether the replica is to leave. The table writes, the runner reads.
+	notice notice
+	// doubted has at most one token: see Launcher.Suspect.
+	doubted chan struct{}
 
 	// The rest belongs to the runner's goroutine; before that to Adopt, after it to Stop.
 
@@ -61,42 +63,60 @@ type runner struct {
 	process *process.Process
 	// readySince is when the process became ready; zero while it is not.
 	readySince time.Time
+	// cgroup is the directory of the process' own cgroup; empty where it has none.
+	cgroup string
 	// served: the process has been ready, maybe in an earlier run of the gateway, so it may have requests.
 	served bool
 	// failures in a row, for the back-off.
 	failures int
 	// collisions is how often in a row the port was lost to somebody else.
 	collisions int
+	// doubtedAt is when a probe was last brought forward.
+	doubtedAt time.Time
 	// starts of processes so far, in earlier runs of the gateway too.
 	starts int
 }
 
 func (l *Launcher) newRunner(m Model, index int) *runner {
-	r := &runner{launcher: l, id: replicaID(m.Name, index), index: index, replica: m.pending(index)}
+	r := &runner{launcher: l, id: replicaID(m.Name, index), index: index, replica: m.pending(index), doubted: make(chan struct{}, 1)}
 	r.model.Store(&m)
-	r.left, r.tellLeave = context.WithCancel(context.Background())
+	r.notice.begin()
 	return r
+}
+
+// heed takes the newest wish for this replica. What the record should say of it is due at once, not at the next probe.
+func (r *runner) heed(m *Model) {
+	if before := r.model.Swap(m); before != nil && before.DrainTimeout != m.DrainTimeout {
+		r.doubt()
+	}
 }
 
 // run returns when ctx ends, and leaves the process running then, or when the replica has left.
 func (r *runner) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		term := r.notice.current()
+		r.keep(ctx, term)
+		if ctx.Err() == nil && r.depart(ctx, term) {
+			return
+		}
+	}
+}
+
+// keep keeps the replica running until it is told to leave or ctx ends.
+func (r *runner) keep(ctx context.Context, t *term) {
 	staying, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(r.left, cancel)()
-	for staying.Err() == nil && r.left.Err() == nil {
+	defer context.AfterFunc(t.left, cancel)()
+	if r.process != nil && r.process.ExitStatus() == "" {
+		r.report(staying, r.replica.State, r.replica.Reason) // adopted, or recalled: the table knows too little of it
+	}
+	for staying.Err() == nil && t.left.Err() == nil {
 		reason := r.live(staying)
 		if staying.Err() != nil {
-			break
+			return
 		}
 		wait(staying, r.fail(ctx, reason))
 	}
-	if ctx.Err() != nil {
-		return
-	}
-	if err := r.leave(ctx, orStandard(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout)); err != nil {
-		r.launcher.config.Log.Error("replica cannot be ended", zap.String("replica", r.id), zap.Error(err))
-	}
-	r.report(ctx, engines.Stopped, "")
 }
 
 // live takes one process from its start to its end, or from wherever it was adopted. It returns why the replica failed, and nothing
@@ -111,6 +131,7 @@ func (r *runner) live(staying context.Context) string {
 		}
 		r.report(staying, engines.Starting, "")
 	}
+	r.renew()
 	alive, cancel := whileAlive(staying, r.process)
 	defer cancel()
 	if r.readySince.IsZero() {
@@ -127,9 +148,10 @@ func (r *runner) live(staying context.Context) string {
 			return fault
 		}
 	}
-	if staying.Err() == nil {
-		r.report(staying, engines.Failed, "its process has ended") // at once; how it ended takes some milliseconds to find out
+	if staying.Err() != nil {
+		return ""
 	}
+	r.report(staying, engines.Failed, "its process has ended") // at once; how it ended takes some milliseconds to find out
 	return r.exitReason()
 }
 
@@ -142,11 +164,11 @@ func (r *runner) start() error {
 	}
 	defer listener.Close()
 	r.replica.Address = address
-	command, err := m.render(int(address.Port()))
+	command, err := m.render(address)
 	if err != nil {
 		return err
 	}
-	env, err := m.environment(int(address.Port()))
+	env, err := m.environment(address)
 	if err != nil {
 		return err
 	}
@@ -154,35 +176,104 @@ func (r *runner) start() error {
 		Name: purpose + "/" + r.id, Purpose: purpose, Command: command, Env: append(env, r.devices(m)...),
 		Meta: map[string]string{
 			metaModel: m.Name, metaIndex: strconv.Itoa(r.index), metaAddress: address.String(),
-			metaFingerprint: m.fingerprint(), metaRestarts: strconv.Itoa(r.starts),
+			metaFingerprint: m.fingerprint(address.Addr()), metaRestarts: strconv.Itoa(r.starts),
 			metaResources: r.resources(), metaGPUs: r.replica.GPUs,
 			metaDrain: m.DrainTimeout.String(),
 		},
 	}
 	_ = listener.Close() // from here on somebody else may take the port: then the engine ends early, and starts anew
-	started, err := r.launcher.config.Dir.Start(spec)
+	if err := r.spawn(spec); err != nil {
+		return err
+	}
+	r.replica.PID, r.replica.Restarts, r.replica.Slots = r.process.PID(), r.starts, m.slots()
+	r.starts++
+	return nil
+}
+
+// spawn starts the process in a cgroup of its own if it is to have limits, and without one where that cannot be.
+func (r *runner) spawn(s process.Spec) error {
+	c := r.launcher.config
+	s.Cgroup = r.launcher.limits.open(r.id, r.replica.Resources)
+	started, err := c.Dir.Start(s)
+	if fault := err; err != nil && s.Cgroup != "" {
+		r.launcher.limits.remove(s.Cgroup)
+		s.Cgroup = ""
+		if started, err = c.Dir.Start(s); err == nil {
+			r.launcher.limits.failed(fault)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	r.process = started
-	r.replica.PID, r.replica.Restarts, r.replica.Slots = started.PID(), r.starts, m.slots()
-	r.starts++
+	r.process, r.cgroup = started, s.Cgroup
 	return nil
+}
+
+// renew brings the record to what a reload has changed without a new process.
+func (r *runner) renew() {
+	drain := r.model.Load().DrainTimeout.String()
+	if r.process.Record().Meta[metaDrain] == drain {
+		return
+	}
+	if err := r.process.SetMeta(metaDrain, drain); err != nil && r.process.ExitStatus() == "" {
+		r.launcher.config.Log.Warn("a new drain timeout cannot be recorded", zap.String("replica", r.id), zap.Error(err))
+	}
 }
 
 // awaitReady probes until the engine is ready and then returns nothing, as when alive ends. Otherwise it returns what is wrong.
 func (r *runner) awaitReady(alive context.Context) string {
 	m := r.model.Load()
 	deadline := time.Now().Add(m.startTimeout())
+	progress := time.NewTicker(progressEvery)
+	defer progress.Stop()
 	for {
-		got, text := r.launcher.prober.ask(alive, r.replica.Address, m.Version.Ready.Path)
+		got, text := r.askReady(alive, m.Version.Ready.Path, progress.C)
 		if got == well || alive.Err() != nil {
 			return ""
 		}
 		if time.Now().After(deadline) {
 			return withLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(strikes))
 		}
-		wait(alive, m.readyEvery())
+		next := time.NewTimer(m.readyEvery())
+		for due := false; !due; {
+			select {
+			case <-alive.Done():
+				due = true
+			case <-next.C:
+				due = true
+			case <-progress.C:
+				r.showProgress(alive)
+			}
+		}
+		next.Stop()
+	}
+}
+
+// askReady probes once, and shows progress while the engine takes its time to answer.
+func (r *runner) askReady(alive context.Context, path string, progress <-chan time.Time) (got answer, text string) {
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		got, text = r.launcher.prober.ask(alive, r.replica.Address, path)
+	}()
+	for {
+		select {
+		case <-answered:
+			return got, text
+		case <-progress:
+			r.showProgress(alive)
+		}
+	}
+}
+
+// showProgress tells the last log line of a starting process, when it is a new one. There are no prompts in it: nobody could send any yet.
+// One that has served in an earlier run of the gateway may have logged some.
+func (r *runner) showProgress(alive context.Context) {
+	if r.served {
+		return
+	}
+	if lines := r.process.Tail(1); len(lines) > 0 && lines[0] != r.replica.Reason {
+		r.report(alive, engines.Starting, lines[0])
 	}
 }
 
@@ -198,12 +289,12 @@ func (r *runner) becomeReady() {
 func (r *runner) serve(alive context.Context) string {
 	bad := 0
 	for {
-		m := r.model.Load()
-		wait(alive, m.healthEvery())
+		doubted := r.awaitProbe(alive)
 		if alive.Err() != nil {
 			return ""
 		}
-		got, text := r.launcher.prober.ask(alive, r.replica.Address, m.Version.Health.Path)
+		r.renew()
+		got, text := r.launcher.prober.ask(alive, r.replica.Address, r.model.Load().Version.Health.Path)
 		switch {
 		case alive.Err() != nil:
 			return ""
@@ -214,6 +305,7 @@ func (r *runner) serve(alive context.Context) string {
 			return text
 		case got == well, got == busy && r.mayBeBusy():
 			bad = 0
+			r.clear(doubted)
 		default:
 			if bad++; bad == strikes {
 				return fmt.Sprintf("%d times in a row: %s", strikes, text)
@@ -226,97 +318,6 @@ func (r *runner) serve(alive context.Context) string {
 func (r *runner) mayBeBusy() bool {
 	inFlight := r.launcher.config.InFlight
 	return inFlight == nil || inFlight(r.id) > 0
-}
-
-// exitReason says how the process ended. Before it was ready its log tells why; what it logged while it served may hold
-// what clients have sent, so then only the place of the log is named.
-func (r *runner) exitReason() string {
-	if !r.served {
-		return r.process.ExitReason()
-	}
-	return r.process.ExitStatus() + "; its log is " + r.process.Record().LogFile
-}
-
-// fail takes the replica out at once, ends what is left of its process, and returns how long to wait before the next start.
-func (r *runner) fail(ctx context.Context, reason string) time.Duration {
-	pause := r.pause(reason)
-	r.report(ctx, engines.Failed, fmt.Sprintf("%s; next start in %v", reason, pause))
-	r.launcher.config.Log.Warn("replica failed", zap.String("replica", r.id), zap.String("reason", reason), zap.Duration("next_start", pause))
-	if err := r.end(ctx); err != nil {
-		r.launcher.config.Log.Error("failed replica cannot be ended", zap.String("replica", r.id), zap.Error(err))
-	}
-	return pause
-}
-
-// lostPort tells whether the engine ended because its port was somebody else's when it wanted it.
-func (r *runner) lostPort(reason string) bool {
-	ended := r.process != nil && r.process.ExitStatus() != ""
-	return ended && !r.served && (saysInUse(reason) || occupied(r.replica.Address))
-}
-
-func saysInUse(reason string) bool {
-	reason = strings.ToLower(reason)
-	for _, words := range []string{"address already in use", "address in use", "eaddrinuse"} {
-		if strings.Contains(reason, words) {
-			return true
-		}
-	}
-	return false
-}
-
-// pause is how long to wait before the next start.
-func (r *runner) pause(reason string) time.Duration {
-	b := r.launcher.config.BackOff
-	if !r.readySince.IsZero() && time.Since(r.readySince) >= b.Reset {
-		r.failures = 0
-	}
-	if !r.lostPort(reason) {
-		r.collisions = 0
-	} else if r.collisions++; r.collisions <= quickStarts {
-		return 0
-	}
-	r.failures++
-	return b.after(r.failures)
-}
-
-// leave waits until the replica's requests are done, if it has ever had any, but no longer than atMost, and ends the process.
-func (r *runner) leave(ctx context.Context, atMost time.Duration) error {
-	if r.process != nil && r.served {
-		r.drain(ctx, atMost)
-	}
-	return r.end(ctx)
-}
-
-// drain returns when the replica has no requests, at the earliest after DrainSettle: until then somebody may still send it
-// one on the strength of an older snapshot.
-func (r *runner) drain(ctx context.Context, atMost time.Duration) {
-	c := r.launcher.config
-	ctx, cancel := context.WithTimeout(ctx, atMost)
-	defer cancel()
-	alive, cancel := whileAlive(ctx, r.process)
-	defer cancel()
-	wait(alive, c.DrainSettle)
-	for c.InFlight != nil && alive.Err() == nil && c.InFlight(r.id) > 0 {
-		wait(alive, drainLook)
-	}
-}
-
-// end ends the process, if there is one, and gives its port and its turn to start back.
-func (r *runner) end(ctx context.Context) error {
-	defer r.launcher.turns.done(r.id)
-	if r.replica.Address.IsValid() {
-		defer r.launcher.ports.release(r.replica.Address.Port())
-	}
-	ended := r.process
-	r.process, r.readySince, r.served = nil, time.Time{}, false
-	r.replica.Address, r.replica.PID = netip.AddrPort{}, 0
-	if ended == nil {
-		return nil
-	}
-	if err := ended.Stop(ctx, r.launcher.config.StopGrace); err != nil && !errors.Is(err, process.ErrNotClaimed) {
-		return err
-	}
-	return nil
 }
 
 // report tells the loop. It gives up when ctx ends: then the loop is gone as well.

@@ -16,7 +16,9 @@ type table struct {
 	log   *zap.Logger
 	slots map[string]*slot // by replica id
 	// node is what this host has; nil until it is known.
-	node *engines.Node
+	node *reading
+	// host is the name of this host until the inventory tells it.
+	host string
 }
 
 // slot is the place of one replica, from its creation until it has left.
@@ -32,6 +34,8 @@ type slot struct {
 	begun bool
 	// leaving: the replica gets no more requests and ends; told: its runner knows.
 	leaving, told bool
+	// served: it was ready when it was to leave, and may be recalled.
+	served bool
 }
 
 // wish is a model that is wanted.
@@ -46,8 +50,8 @@ type event struct {
 	replica engines.Replica
 }
 
-func newTable(fleet *engines.Fleet, log *zap.Logger) *table {
-	return &table{fleet: fleet, log: log, slots: map[string]*slot{}}
+func newTable(c Config) *table {
+	return &table{fleet: c.Fleet, log: c.Log, slots: map[string]*slot{}, host: cmp.Or(c.Name, hostName())}
 }
 
 // add makes a slot for a runner that has not begun.
@@ -70,7 +74,10 @@ func (t *table) apply(e event) {
 		return
 	}
 	if s.leaving {
-		return // it was under way before the runner knew
+		if e.replica.State == engines.Draining { // it cannot be ended
+			s.replica.Reason = e.replica.Reason
+		}
+		return // anything else was under way before the runner knew
 	}
 	next := e.replica
 	next.Since = s.replica.Since
@@ -92,14 +99,16 @@ func (t *table) logChange(r engines.Replica) {
 func (t *table) reconcile(wanted []wish, create func(m Model, index int) *runner) {
 	stay := map[*slot]bool{}
 	for _, m := range wanted {
-		slots := make([]*slot, max(m.Desired, 0))
-		for i := range slots {
-			s, ok := t.slots[replicaID(m.Name, i)]
+		indices := m.indices()
+		slots := make([]*slot, len(indices))
+		for i, index := range indices {
+			s, ok := t.slots[replicaID(m.Name, index)]
 			if !ok && create != nil {
-				s = t.add(create(m.Model, i), m.fingerprint)
+				s = t.add(create(m.Model, index), m.fingerprint)
 			}
 			if s != nil {
-				s.runner.model.Store(&m.Model)
+				t.recall(s, m.fingerprint)
+				s.runner.heed(&m.Model)
 				slots[i], stay[s] = s, true
 			}
 		}
@@ -150,9 +159,20 @@ func (t *table) leave(s *slot, why string) {
 	if s.leaving {
 		return
 	}
-	s.leaving = true
+	s.leaving, s.served = true, s.replica.State == engines.Ready
 	s.replica.State, s.replica.Reason, s.replica.Since = engines.Draining, why, time.Now()
 	t.logChange(s.replica)
+}
+
+// recall lets a replica that leaves stay, if it is what is wanted and still serves what it has. Its runner then says what it is: until
+// then it gets no requests. A runner that has told its process to end is not to be stopped; another replica comes when it is gone.
+func (t *table) recall(s *slot, fingerprint string) {
+	if !s.leaving || !s.served || s.fingerprint != fingerprint || !s.runner.notice.recall() {
+		return
+	}
+	s.leaving, s.told = false, false
+	s.replica.Reason = "wanted again"
+	t.log.Info("replica is wanted again", zap.String("replica", s.replica.ID))
 }
 
 // carryOut begins the runners that are new and have a place, and tells those that leave.
@@ -160,7 +180,7 @@ func (t *table) carryOut(begin func(*runner)) {
 	for _, s := range t.slots {
 		if s.leaving && !s.told {
 			s.told = true
-			s.runner.tellLeave()
+			s.runner.notice.leave()
 		}
 		if !s.begun && (s.placed || s.leaving) {
 			s.begun = true
@@ -186,7 +206,7 @@ func (t *table) publish(wanted []wish) {
 		part.Models = append(part.Models, m.Model.Model)
 	}
 	for _, s := range t.slots {
-		part.Replicas = append(part.Replicas, t.told(s))
+		part.Replicas = append(part.Replicas, t.report(s))
 	}
 	slices.SortFunc(part.Replicas, func(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	t.fleet.Set(source, part)

@@ -12,7 +12,7 @@ import (
 func TestLateNewsIsIgnored(t *testing.T) {
 	t.Parallel()
 	fleet := engines.NewFleet()
-	table := newTable(fleet, zap.NewNop())
+	table := newTable(Config{Fleet: fleet, Log: zap.NewNop()})
 	l := New(Config{Fleet: fleet})
 	m := Model{Model: engines.Model{Name: "chat", Desired: 1}}
 	wanted := []wish{{Model: m}}

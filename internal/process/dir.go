@@ -119,6 +119,20 @@ func makePrivate(path string) error {
 // Path is the directory's absolute path.
 func (d *Dir) Path() string { return d.path }
 
+// ID is the directory's random id, of letters and digits. No other directory has it, whatever its path.
+func (d *Dir) ID() string { return d.id }
+
+// Owns tells whether a process is of this directory: this process, one that it has started, a descendant of these, or the guard.
+func (d *Dir) Owns(pid int) bool {
+	if pid == os.Getpid() {
+		return true
+	}
+	if id, _, ok := marker(pid); ok {
+		return id == d.id
+	}
+	return pid == d.guardPID()
+}
+
 // Socket returns the path for a unix socket of that name (at most 31 bytes, no slash). It is the same in every life of the
 // directory, and short enough for the kernel (107 bytes) even when the directory's own path is long: then the sockets are in
 // a private directory under /tmp.
@@ -164,7 +178,7 @@ func (d *Dir) makeRoomLocked(name string) error {
 
 // startLocked does it under the lock, so that a running process is always one that has a record.
 func (d *Dir) startLocked(s Spec) (*Process, error) {
-	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: s.LogFile, Token: newToken()}
+	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: s.LogFile, Cgroup: s.Cgroup, Token: newToken()}
 	if r.LogFile == "" {
 		r.LogFile = filepath.Join("logs", fileName(s.Name)+".log")
 	}
@@ -177,7 +191,7 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 	}
 	defer logFile.Close()
 	marker := strings.Join([]string{d.id, r.Token, s.Name}, "/")
-	child, err := spawn(command{args: s.Command, env: s.Env, workDir: s.WorkDir, marker: marker}, logFile)
+	child, err := spawn(command{args: s.Command, env: s.Env, workDir: s.WorkDir, marker: marker, cgroup: s.Cgroup}, logFile)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +217,7 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 
 func (d *Dir) watchLocked(p *Process) {
 	p.dir, p.done, p.unwatched = d, make(chan struct{}), make(chan struct{})
+	p.logStart.Store(p.record.LogStart)
 	p.family = newFamily([]Record{p.record})
 	if p.child == nil {
 		// When an adopted process ends, somebody else reaps it and its number no longer tells whose session it was.

@@ -131,41 +131,6 @@ func TestExitReason(t *testing.T) {
 	}
 }
 
-func TestLogRotation(t *testing.T) {
-	t.Parallel()
-	d := claimedDir(t)
-	path := filepath.Join(d.Path(), "big.log")
-	if err := os.WriteFile(path, make([]byte, largestLog+1), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := script("l", "echo line")
-	s.LogFile = "big.log"
-	wait(t, start(t, d, s))
-	if old, err := os.Stat(path + ".1"); err != nil || old.Size() != largestLog+1 {
-		t.Errorf("the old log: %v, %v", old, err)
-	}
-	if now, err := os.ReadFile(path); err != nil || string(now) != "line\n" {
-		t.Errorf("the new log = %q, %v", now, err)
-	}
-}
-
-func TestTailOfALongLog(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "log")
-	text := strings.Repeat("x", 2*tailBytes) + "\nü" + strings.Repeat("ü", tailLine) + "\nlast\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got := tail(path, 0, 10)
-	want := []string{strings.Repeat("ü", tailLine/2) + "…", "last"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("tail (-want +got):\n%s", diff)
-	}
-	if got := tail(path, int64(len(text))+1, 10); len(got) != 0 {
-		t.Errorf("tail behind the end = %q", got)
-	}
-}
-
 func TestFileLimitReachesChildren(t *testing.T) {
 	var before syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before); err != nil {

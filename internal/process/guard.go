@@ -32,6 +32,19 @@ type guardChild struct {
 	id  identity
 }
 
+// guardPID is the guard's process id; 0 when there is none, or when it has not said who it is.
+func (d *Dir) guardPID() int {
+	lock, err := openLock(guardPath(d.path))
+	if err != nil {
+		return 0
+	}
+	defer lock.close()
+	if held, err := lock.held(); !held || err != nil {
+		return 0
+	}
+	return lock.holder().PID
+}
+
 func guardPath(dir string) string { return filepath.Join(dir, "guard.lock") }
 
 // StartGuard sees to it that the directory has a guard; it needs the claim. A guard that is there already stays. Command is a

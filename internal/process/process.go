@@ -48,8 +48,10 @@ type Spec struct {
 	// WorkDir is where the process starts; empty means our own working directory.
 	WorkDir string
 	// LogFile takes stdout and stderr, appended. Empty means logs/<name>.log in the state directory; a relative path is
-	// relative to it. A file that has grown beyond 10 MiB is moved to <file>.1 at the start.
+	// relative to it. A file that has grown beyond 10 MiB is rotated at the start, and by RotateLogs.
 	LogFile string
+	// Cgroup is the directory of the cgroup (version 2) that the process is born in, and all its descendants with it. Empty means ours.
+	Cgroup string
 	// Meta is kept in the record for whoever adopts the process.
 	Meta map[string]string
 }
@@ -67,7 +69,9 @@ type Record struct {
 	BootID string `json:"boot_id"`
 	// Token is the random id of this very start; the process and all its descendants have it in their environment.
 	Token string `json:"token"`
-	// LogFile is absolute; LogStart is where in it, in bytes, this start's output begins.
+	// Cgroup is the Spec's.
+	Cgroup string `json:"cgroup,omitempty"`
+	// LogFile is absolute; LogStart is where in it, in bytes, this start's output begins. It is 0 once the file was rotated.
 	LogFile  string    `json:"log_file"`
 	LogStart int64     `json:"log_start"`
 	Started  time.Time `json:"started"`
@@ -80,8 +84,10 @@ func (r Record) identity() identity {
 // Process is a running child, started or adopted. Its methods are safe for concurrent use.
 type Process struct {
 	dir *Dir
-	// record does not change but for its Meta, which is guarded by dir.mu.
+	// record does not change but for its Meta and LogStart, which are guarded by dir.mu.
 	record Record
+	// logStart is the record's, for whoever reads the log without waiting for a start that goes on under the lock.
+	logStart atomic.Int64
 	// child is what we must reap; nil for an adopted process.
 	child *exec.Cmd
 	exit  *exitWatch
@@ -139,7 +145,7 @@ func (p *Process) ExitReason() string {
 }
 
 // Tail returns the last n lines, or fewer, that this start has logged. They are cut at 400 bytes and free of control characters.
-func (p *Process) Tail(n int) []string { return tail(p.record.LogFile, p.record.LogStart, n) }
+func (p *Process) Tail(n int) []string { return tail(p.record.LogFile, p.logStart.Load(), n) }
 
 // Stop ends the process with everything it has started: SIGTERM, then SIGKILL to what is left after grace or when ctx ends.
 // It needs the claim, and returns when nothing is left and the record is gone. The error names what even SIGKILL did not end

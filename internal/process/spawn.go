@@ -22,6 +22,8 @@ type command struct {
 	workDir string
 	// marker is the value of the marker; empty for none.
 	marker string
+	// cgroup is the directory of the cgroup to be born in; empty for ours.
+	cgroup string
 }
 
 // spawn starts a process that has nothing in common with us: not the session, not the terminal, not a descriptor.
@@ -41,6 +43,15 @@ func spawn(c command, logFile *os.File) (*exec.Cmd, error) {
 	}
 	cmd.Stdout, cmd.Stderr = logFile, logFile // the file itself: no pipe, no goroutine that copies
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if c.cgroup != "" {
+		// Born there (clone3 with CLONE_INTO_CGROUP, Linux 5.7): one that is moved later has its first moments, and maybe children, outside.
+		folder, err := os.OpenFile(c.cgroup, unix.O_DIRECTORY|unix.O_PATH, 0)
+		if err != nil {
+			return nil, fmt.Errorf("cgroup: %w", err)
+		}
+		defer folder.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(folder.Fd())
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.args[0], err)
 	}

@@ -1,0 +1,268 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+func TestReplicasListenWhereTheyAreTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.config()
+	c.Address = netip.MustParseAddr("127.0.0.2")
+	l := New(c)
+	m := w.model("chat", 1)
+	l.Set([]Model{m})
+	stop := run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	if before.Address.Addr() != c.Address {
+		t.Errorf("it listens at %s", before.Address)
+	}
+	w.crash(stop)
+	c = w.config() // at another address
+	l = New(c)
+	l.Adopt([]Model{m})
+	run(t, l)
+	w.eventually("it is replaced", func() bool {
+		r := w.replica("chat-0")
+		return r.State == engines.Ready && r.PID != before.PID && r.Address.Addr() == netip.MustParseAddr("127.0.0.1")
+	})
+}
+
+func TestFingerprintKnowsTheAddress(t *testing.T) {
+	t.Parallel()
+	m := Model{Version: engines.Version{Command: []string{"run"}}}
+	if m.fingerprint(loopback()) == m.fingerprint(netip.MustParseAddr("127.0.0.2")) {
+		t.Error("replicas at different addresses are taken for the same")
+	}
+}
+
+// tough makes ending a process fail until it is told otherwise.
+func tough(l *Launcher) (relent func(), attempts *atomic.Int32) {
+	var soft atomic.Bool
+	attempts = new(atomic.Int32)
+	l.stop = func(p *process.Process, ctx context.Context, grace time.Duration) error {
+		attempts.Add(1)
+		if !soft.Load() {
+			return errors.New("process 7 is still there after SIGKILL")
+		}
+		return p.Stop(ctx, grace)
+	}
+	return func() { soft.Store(true) }, attempts
+}
+
+// Its GPU, its port and its place belong to a process as long as it lives.
+func TestProcessThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := New(w.onRack(&rack{node: gpus(1)}))
+	relent, attempts := tough(l)
+	first, second := w.needs("a", 1, engines.Resources{GPU: 1}), w.needs("b", 1, engines.Resources{GPU: 1})
+	l.Set([]Model{first, second})
+	run(t, l)
+	before := w.awaitReady("a", 1)[0]
+	first.Desired = 0
+	l.Set([]Model{first, second})
+	const why = "it cannot be ended, which is tried again and again: process 7 is still there after SIGKILL"
+	w.eventually("it says why it is still there", func() bool {
+		r := w.replica("a-0")
+		return r.State == engines.Draining && r.Reason == why && r.PID == before.PID
+	})
+	if got := w.replica("b-0"); got.State != engines.Pending || got.Reason != "needs 1 GPU, 0 of 1 are free: GPU 0 has a-0" {
+		t.Errorf("%+v", got)
+	}
+	first.Desired = 1
+	l.Set([]Model{first, second})
+	w.eventually("it is tried again", func() bool { return attempts.Load() > 1 })
+	if got := w.states("a"); got != "a-0 draining" {
+		t.Errorf("one that was told to end was recalled: %s", got)
+	}
+	relent()
+	w.eventually("its place is free", func() bool { return !processRuns(before.PID) })
+	w.eventually("the other waits for it no longer, or its successor has it", func() bool {
+		return w.replica("a-0").State == engines.Ready || w.replica("b-0").State == engines.Ready
+	})
+}
+
+func TestFailedProcessThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := New(w.config())
+	relent, attempts := tough(l)
+	l.Set([]Model{w.model("chat", 1)})
+	run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	w.tell("broken")
+	w.eventually("it cannot be ended", func() bool {
+		return strings.HasPrefix(w.replica("chat-0").Reason, "it cannot be ended") && attempts.Load() > 1
+	})
+	if r := w.replica("chat-0"); r.State != engines.Failed || !processRuns(before.PID) {
+		t.Errorf("%+v", r)
+	}
+	w.untell("broken")
+	relent()
+	if r := w.awaitReady("chat", 1)[0]; r.PID == before.PID || processRuns(before.PID) {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRecordFollowsTheDrainTimeout(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := New(w.config())
+	m := w.model("chat", 1)
+	m.DrainTimeout, m.Version.Health.Every = time.Minute, time.Hour // not with the next probe, but at once
+	l.Set([]Model{m})
+	stop := run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	recorded := func(d time.Duration) func() bool {
+		return func() bool { return w.dir.Records()[0].Meta[metaDrain] == d.String() }
+	}
+	w.eventually("it is recorded", recorded(time.Minute))
+	m.DrainTimeout = time.Hour
+	l.Set([]Model{m})
+	w.eventually("it is recorded anew", recorded(time.Hour))
+	w.crash(stop)
+	m.DrainTimeout = 2 * time.Hour // with a file that was changed while we were away
+	l = New(w.config())
+	l.Adopt([]Model{m})
+	run(t, l)
+	w.eventually("it is recorded after the adoption", recorded(2*time.Hour))
+	if got := w.replica("chat-0"); got.PID != before.PID {
+		t.Errorf("%+v was replaced by %+v", before, got)
+	}
+}
+
+func TestSuspectIsProbedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.config()
+	found := make(chan string, 100)
+	c.Well = func(id string) { found <- id }
+	l := New(c)
+	m := w.model("chat", 2)
+	m.Version.Health.Every = time.Hour
+	l.Set([]Model{m})
+	run(t, l)
+	before := w.awaitReady("chat", 2)
+	l.Suspect("nobody")
+	for range 100 {
+		l.Suspect("chat-0") // which is well
+	}
+	if id := <-found; id != "chat-0" {
+		t.Errorf("%s was found well", id)
+	}
+	w.tell("deaf")
+	for _, r := range before {
+		w.eventually("it does not listen any more", func() bool { return !occupied(r.Address) })
+	}
+	l.Suspect("chat-1")
+	w.eventually("it has failed and is replaced", func() bool { r := w.replica("chat-1"); return r.PID != 0 && r.PID != before[1].PID })
+	w.untell("deaf")
+	w.awaitReady("chat", 2)
+	if got := w.replica("chat-0"); got != before[0] {
+		t.Errorf("nobody has asked whether this one serves: %+v", got)
+	}
+}
+
+// However many requests fail, an engine that stumbles has as long as its strikes take.
+func TestDoubtsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, boundedDoubts)
+}
+
+func boundedDoubts(t *testing.T) {
+	l := New(Config{Fleet: engines.NewFleet()})
+	r := l.newRunner(Model{Version: engines.Version{Health: engines.Probe{Every: time.Hour}}}, 0)
+	begun := time.Now()
+	r.doubt()
+	r.awaitProbe(t.Context())
+	if r.doubtedAt.Before(begun) {
+		t.Error("the doubt was not heard")
+	}
+	first := r.doubtedAt
+	for range 10 {
+		r.doubt()
+	}
+	r.awaitProbe(t.Context())
+	if pause := r.doubtedAt.Sub(first); pause < doubtPause {
+		t.Errorf("the second probe came after %v", pause)
+	}
+	if len(r.doubted) != 0 {
+		t.Error("ten doubts bring more than one probe")
+	}
+}
+
+func TestProgressOfAStart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.tell("loading")
+	l := New(w.config())
+	l.Set([]Model{w.model("chat", 1)})
+	stop := run(t, l)
+	w.eventually("it starts", func() bool { return w.replica("chat-0").State == engines.Starting })
+	say := func(text string) {
+		t.Helper()
+		file, err := os.OpenFile(w.dir.Records()[0].LogFile, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("one\nloading 1/2\n")
+	w.eventually("it shows", func() bool { r := w.replica("chat-0"); return r.State == engines.Starting && r.Reason == "loading 1/2" })
+	since := w.replica("chat-0").Since
+	w.untell("loading")
+	w.tell("hang") // a probe that waits holds up nothing
+	say("\x1b[1mloading\x1b[0m 2/2\n")
+	w.eventually("it changes", func() bool { return w.replica("chat-0").Reason == "[1mloading[0m 2/2" })
+	if r := w.replica("chat-0"); r.Since != since {
+		t.Error("a line of the log is taken for a new state")
+	}
+	w.untell("hang")
+	if r := w.awaitReady("chat", 1)[0]; r.Reason != "" {
+		t.Errorf("ready, and %q", r.Reason)
+	}
+	// After it has served there may be prompts in its log.
+	w.crash(stop)
+	w.tell("broken")
+	say("prompt: secret\n")
+	l = New(w.config())
+	l.Adopt([]Model{w.model("chat", 1)})
+	r := l.table.slots["chat-0"].runner
+	r.showProgress(t.Context())
+	if r.replica.State != engines.Starting || strings.Contains(r.replica.Reason, "secret") {
+		t.Errorf("%+v", r.replica)
+	}
+}
+
+func TestLogsAreRotatedWhileReplicasRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := New(w.config())
+	l.rotateEvery = 5 * time.Millisecond
+	l.Set([]Model{w.model("chat", 1)})
+	run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	path := w.dir.Records()[0].LogFile
+	if err := os.WriteFile(path, make([]byte, 11<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("it is empty", func() bool { info, err := os.Stat(path); return err == nil && info.Size() == 0 })
+	if info, err := os.Stat(path + ".1"); err != nil || w.replica("chat-0") != before {
+		t.Errorf("%v, %v; %+v", info, err, w.replica("chat-0"))
+	}
+}

@@ -1,0 +1,98 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// hierarchy is the root of a version 2 hierarchy in which we may make cgroups: one that is mounted, or one that we mount.
+func hierarchy(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if before, after, _ := strings.Cut(line, " - "); strings.HasPrefix(after, "cgroup2 ") {
+			return strings.Fields(before)[4]
+		}
+	}
+	path := t.TempDir()
+	if err := unix.Mount("none", path, "cgroup2", 0, ""); err != nil {
+		t.Skipf("there is no cgroup v2, and it cannot be mounted: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, 0) })
+	return path
+}
+
+func TestBornInItsCgroup(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	group, err := os.MkdirTemp(hierarchy(t), "sluice-test-")
+	if err != nil {
+		t.Skipf("no cgroup can be made: %v", err)
+	}
+	t.Cleanup(func() {
+		eventually(t, "its cgroup is empty", func() bool { return os.Remove(group) == nil })
+	})
+	file := filepath.Join(t.TempDir(), "pid")
+	s := script("born", fmt.Sprintf(`cat /proc/self/cgroup; setsid sh -c 'echo $$ >%s; exec sleep 1000' & wait`, file))
+	s.Cgroup = group
+	p := start(t, d, s)
+	t.Cleanup(func() { _ = p.Stop(t.Context(), 0) })
+	child := pidFile(t, file)
+	want := "0::" + "/" + filepath.Base(group) + "\n"
+	for _, pid := range []int{p.PID(), child} {
+		got, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil || !strings.HasSuffix(string(got), want) {
+			t.Errorf("process %d is in %q, want %q (%v)", pid, got, want, err)
+		}
+	}
+	if got := p.Tail(20); !strings.HasSuffix(got[len(got)-1], strings.TrimSpace(want)) {
+		t.Errorf("its first line was written in %q", got)
+	}
+	if got := pids(t, d.Path()); len(got) != 1 || d.Records()[0].Cgroup != group {
+		t.Errorf("records: %+v", d.Records())
+	}
+	if !d.Owns(child) || !d.Owns(os.Getpid()) || d.Owns(1) {
+		t.Errorf("whose they are: child %v, we %v, the first %v", d.Owns(child), d.Owns(os.Getpid()), d.Owns(1))
+	}
+	if err := p.Stop(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCgroupThatIsNone(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	for _, path := range []string{t.TempDir(), "/no/such/cgroup"} {
+		s := sleeper("s")
+		s.Cgroup = path
+		if p, err := d.Start(s); err == nil {
+			t.Errorf("started as %d in %s", p.PID(), path)
+		}
+	}
+	if got := d.Records(); len(got) != 0 {
+		t.Errorf("records: %v", got)
+	}
+}
+
+func TestGuardIsOurs(t *testing.T) {
+	t.Parallel()
+	path := stateDir(t)
+	gateway := startGateway(t, gatewayPlan{Dir: path, Grace: patience})
+	guard := awaitGuard(t, path)
+	d, err := Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !d.Owns(guard) || d.Owns(gateway.Process.Pid) {
+		t.Errorf("the guard is ours: %v, another gateway is: %v", d.Owns(guard), d.Owns(gateway.Process.Pid))
+	}
+	kill9(gateway)
+}

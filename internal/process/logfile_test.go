@@ -1,0 +1,169 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// lines makes about so many bytes of numbered lines of ten bytes each.
+func lines(size int) []byte {
+	var b bytes.Buffer
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, "%9d\n", i)
+	}
+	return b.Bytes()
+}
+
+func TestLogRotationAtTheStart(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	path := filepath.Join(d.Path(), "big.log")
+	if err := os.WriteFile(path, lines(largestLog+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := script("l", "echo line")
+	s.LogFile = "big.log"
+	wait(t, start(t, d, s))
+	if now, err := os.ReadFile(path); err != nil || string(now) != "line\n" {
+		t.Errorf("the new log = %q, %v", now, err)
+	}
+	if old, err := os.Stat(path + ".1"); err != nil || old.Size() > largestLog || old.Size() < largestLog-20 {
+		t.Errorf("the old log: %v, %v", old, err)
+	}
+}
+
+func TestLogRotationWhileItRuns(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	// It writes a line for every line that it is given, in a file because its stdin is /dev/null.
+	orders := filepath.Join(t.TempDir(), "orders")
+	if err := os.WriteFile(orders, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, d, Spec{Name: "l", Command: []string{"tail", "-n", "+1", "-f", orders}})
+	say := func(text string) {
+		t.Helper()
+		file, err := os.OpenFile(orders, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteString(text + "\n"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is in the log", func() bool {
+			got := p.Tail(1)
+			return len(got) == 1 && got[0] == text
+		})
+	}
+	say("first")
+	if err := d.RotateLogs(); err != nil {
+		t.Fatal(err)
+	}
+	path := p.Record().LogFile
+	if _, err := os.Stat(path + ".1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("a short log was rotated: %v", err)
+	}
+	grow := func(last string) { // as the process would, which takes longer
+		t.Helper()
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.Write(append(lines(largestLog+largestLog/2), last+"\n"...)); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.RotateLogs(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 4 {
+		grow(fmt.Sprintf("end %d", i))
+		if got := p.Tail(1); len(got) != 0 {
+			t.Fatalf("Tail after the rotation = %q", got)
+		}
+		say(fmt.Sprintf("line %d", i))
+		if now, err := os.ReadFile(path); err != nil || string(now) != fmt.Sprintf("line %d\n", i) {
+			t.Fatalf("the log = %d bytes, %v", len(now), err)
+		}
+	}
+	checkEnd(t, path+".1", "end 3")
+	checkEnd(t, path+".2", "end 2")
+	if all, _ := filepath.Glob(path + "*"); len(all) != 3 {
+		t.Errorf("files: %v", all)
+	}
+	if record, err := readRecord(d.recordPath("l")); err != nil || record.LogStart != 0 {
+		t.Errorf("the record says that the log begins at %d (%v)", record.LogStart, err)
+	}
+}
+
+// checkEnd holds a rotated log against what it should be: the end, whole lines, not too much.
+func checkEnd(t *testing.T, path, last string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := bytes.Cut(data, []byte("\n"))
+	if len(data) > largestLog || len(data) < largestLog-100 || len(first) != 9 || !bytes.HasSuffix(data, []byte("\n"+last+"\n")) {
+		t.Errorf("%s: %d bytes, begins %q, ends %q", path, len(data), first, data[len(data)-20:])
+	}
+}
+
+// A log that was rotated behind our back, or just before a crash: its record still says where it began.
+func TestTailAfterARotation(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("one\ntwo\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for from, want := range map[int64][]string{0: {"one", "two"}, 4: {"two"}, 8: nil, 9: {"one", "two"}, 1 << 40: {"one", "two"}} {
+		if diff := cmp.Diff(want, tail(path, from, 10)); diff != "" {
+			t.Errorf("from %d (-want +got):\n%s", from, diff)
+		}
+	}
+}
+
+func TestTailOfALongLog(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	text := strings.Repeat("x", 2*tailBytes) + "\nü" + strings.Repeat("ü", tailLine) + "\nlast\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := tail(path, 0, 10)
+	want := []string{strings.Repeat("ü", tailLine/2) + "…", "last"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tail (-want +got):\n%s", diff)
+	}
+}
+
+func TestRotationThatFails(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	text := lines(largestLog + 10)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(path+".1", "x"), 0o700); err != nil { // a folder with something in it is in the way
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(path+".2", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if rotated, err := rotate(path); rotated || err == nil {
+		t.Errorf("rotated: %v, %v", rotated, err)
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, text) {
+		t.Errorf("the log has %d bytes of %d, %v", len(now), len(text), err)
+	}
+}
