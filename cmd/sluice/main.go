@@ -43,7 +43,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newKeysCommand(),
-		newRestartCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
+		newRestartCommand(), newNodeCommand(&g), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
 	)
 	return root
 }

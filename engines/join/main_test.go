@@ -1,0 +1,387 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+const (
+	// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
+	patience = 30 * time.Second
+	// roleKey makes the test binary play another part, agentKey says which agent.
+	roleKey  = "JOIN_TEST_ROLE"
+	agentKey = "JOIN_TEST_AGENT"
+)
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleKey) {
+	case "":
+		goleak.VerifyTestMain(m)
+	case "engine":
+		playEngine(net.JoinHostPort(os.Args[1], os.Args[2]))
+	case "agent":
+		playAgent(os.Getenv(agentKey))
+	}
+}
+
+// playEngine is an engine that is ready at once.
+func playEngine(address string) {
+	err := http.ListenAndServe(address, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// agentPlan is an agent of its own process.
+type agentPlan struct{ Gateway, Token, Name, Address, Dir string }
+
+func (p agentPlan) config(dir *process.Dir) AgentConfig {
+	return AgentConfig{Gateway: p.Gateway, Token: p.Token, Name: p.Name, Address: netip.MustParseAddr(p.Address), Dir: dir, Self: os.Args[0],
+		Launcher: local.Config{DrainSettle: 10 * time.Millisecond, BackOff: local.BackOff{First: 20 * time.Millisecond}}}
+}
+
+// playAgent runs an agent until it is killed.
+func playAgent(text string) {
+	var plan agentPlan
+	check(json.Unmarshal([]byte(text), &plan))
+	dir, err := process.Open(plan.Dir, nil)
+	check(err)
+	check(dir.Claim(context.Background()))
+	a, err := NewAgent(plan.config(dir))
+	check(err)
+	check(a.Run(context.Background()))
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// gateway is a server with its surroundings.
+type gateway struct {
+	t      *testing.T
+	config ServerConfig
+	fleet  *engines.Fleet
+	server *Server
+	// address is host:port; it stays the same when the gateway starts again.
+	address string
+	logs    *observer.ObservedLogs
+	// stop ends it as a crash does: nobody is told.
+	stop func()
+
+	mu sync.Mutex
+	// inFlight by replica id, changes counts the calls of Changed; guarded by mu
+	inFlight map[string]int
+	changes  int
+}
+
+// newGateway starts one. Its models are "chat" and "embed".
+func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
+	t.Helper()
+	g := &gateway{t: t, address: "127.0.0.1:0", inFlight: map[string]int{}}
+	core, logs := observer.New(zap.DebugLevel)
+	g.logs = logs
+	g.config = ServerConfig{
+		Dir: t.TempDir(), InFlight: g.load, LostAfter: lostAfter, DrainSettle: 20 * time.Millisecond, Log: zap.New(core),
+		Labels: func(node string) []string { return []string{"label-of-" + node} },
+		Changed: func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.changes++
+		},
+	}
+	g.start()
+	return g
+}
+
+// start starts it, for the first time or anew with an empty fleet.
+func (g *gateway) start() {
+	g.t.Helper()
+	g.fleet = engines.NewFleet()
+	g.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}, {Name: "embed"}}})
+	g.config.Fleet = g.fleet
+	server, err := NewServer(g.config)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", g.address)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.server, g.address = server, listener.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx, listener) }()
+	var once sync.Once
+	g.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				g.t.Errorf("Serve = %v", err)
+			}
+		})
+	}
+	g.t.Cleanup(g.stop)
+}
+
+func (g *gateway) load(id string) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.inFlight[id]
+}
+
+func (g *gateway) setLoad(id string, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inFlight[id] = n
+}
+
+func (g *gateway) changed() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changes
+}
+
+func (g *gateway) token() string {
+	g.t.Helper()
+	token, err := Token(g.config.Dir)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return token
+}
+
+// host waits until a node is connected.
+func (g *gateway) host(name string) *Host {
+	g.t.Helper()
+	var found *Host
+	eventually(g.t, "node "+name+" is connected", func() bool {
+		for _, h := range g.server.Hosts() {
+			if node, ok := h.Node(); h.Name() == name && h.present() && ok && !node.Lost {
+				found = h
+			}
+		}
+		return found != nil
+	})
+	return found
+}
+
+func (g *gateway) replicas() (all []engines.Replica) {
+	for _, m := range g.fleet.Snapshot().Models {
+		all = append(all, m.Replicas...)
+	}
+	return all
+}
+
+func (g *gateway) replica(id string) engines.Replica {
+	for _, r := range g.replicas() {
+		if r.ID == id {
+			return r
+		}
+	}
+	return engines.Replica{}
+}
+
+// is waits for a replica's state.
+func (g *gateway) is(id string, state engines.State) engines.Replica {
+	g.t.Helper()
+	eventually(g.t, fmt.Sprintf("%s is %s", id, state), func() bool { return g.replica(id).State == state })
+	return g.replica(id)
+}
+
+// gone waits until the fleet has no replica of this id.
+func (g *gateway) gone(id string) {
+	g.t.Helper()
+	eventually(g.t, id+" is gone", func() bool { return g.replica(id).ID == "" })
+}
+
+// history records every snapshot as "id state" lines, until the test's end.
+func (g *gateway) history() (read func() string) {
+	var mu sync.Mutex
+	var lines strings.Builder
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	fleet := g.fleet
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			snapshot, changed := fleet.Watch()
+			mu.Lock()
+			for _, m := range snapshot.Models {
+				for _, r := range m.Replicas {
+					fmt.Fprintf(&lines, "%s %s\n", r.ID, r.State)
+				}
+			}
+			mu.Unlock()
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	g.t.Cleanup(func() { cancel(); <-ended })
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return lines.String()
+	}
+}
+
+// model is one of the test binary's engine with replicas of these numbers.
+func model(name string, indices ...int) local.Model {
+	if indices == nil {
+		indices = []int{}
+	}
+	return local.Model{
+		Model: engines.Model{Name: name, Desired: 9, Task: engines.TextGeneration, Launcher: engines.Local}, Indices: indices,
+		Version: engines.Version{
+			Command: []string{"{{.Sluice}}", "{{.Host}}", "{{.Port}}"},
+			Ready:   engines.Probe{Path: "/health", Every: 10 * time.Millisecond},
+			Health:  engines.Probe{Path: "/health", Every: 50 * time.Millisecond},
+		},
+		Launch:       engines.Launch{Name: name, Sluice: "/the/gateway's/own"},
+		Env:          map[string]string{roleKey: "engine", "GORACE": "atexit_sleep_ms=0", "HF_TOKEN": "hf_secret"},
+		StartTimeout: patience, DrainTimeout: patience,
+	}
+}
+
+// nodeDir is a state directory whose processes end with the test, whatever the test does.
+func nodeDir(t *testing.T) string {
+	t.Helper()
+	path := t.TempDir()
+	t.Cleanup(func() {
+		dir := claim(t, path)
+		if err := dir.EndAll(context.Background(), 0); err != nil {
+			t.Error(err)
+		}
+		_ = dir.Release()
+	})
+	return path
+}
+
+func claim(t *testing.T, path string) *process.Dir {
+	t.Helper()
+	dir, err := process.Open(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Claim(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// agent is an agent in this process.
+type agent struct {
+	*Agent
+	logs *observer.ObservedLogs
+	// stop leaves the replicas running, as a hand-over does. end is what Run returned.
+	stop func()
+	end  chan error
+}
+
+func (g *gateway) plan(name, address, dir string) agentPlan {
+	return agentPlan{Gateway: g.address, Token: g.token(), Name: name, Address: address, Dir: dir}
+}
+
+// run runs an agent; change may change its configuration.
+func (p agentPlan) run(t *testing.T, change func(*AgentConfig)) *agent {
+	t.Helper()
+	dir := claim(t, p.Dir)
+	core, logs := observer.New(zap.DebugLevel)
+	c := p.config(dir)
+	c.Log = zap.New(core)
+	if change != nil {
+		change(&c)
+	}
+	a, err := NewAgent(c)
+	if err != nil {
+		_ = dir.Release()
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	running := &agent{Agent: a, logs: logs, end: make(chan error, 1)}
+	ended := make(chan struct{})
+	go func() { defer close(ended); running.end <- a.Run(ctx) }()
+	var once sync.Once
+	running.stop = func() { once.Do(func() { cancel(); <-ended; _ = dir.Release() }) }
+	t.Cleanup(running.stop)
+	return running
+}
+
+// ended waits until Run has returned.
+func (a *agent) ended(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-a.end:
+		return err
+	case <-time.After(patience):
+		t.Fatal("Run does not return")
+		return nil
+	}
+}
+
+// spawn runs an agent in a process of its own.
+func (p agentPlan) spawn(t *testing.T) *exec.Cmd {
+	t.Helper()
+	text, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleKey+"=agent", agentKey+"="+string(text), "GORACE=atexit_sleep_ms=0")
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kill9(cmd) })
+	return cmd
+}
+
+func kill9(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not come true: %s", what)
+		}
+	}
+}
+
+func processRuns(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(data), ") Z ")
+}
+
+// logged tells whether a line has the text, in its message or its fields.
+func logged(logs *observer.ObservedLogs, text string) bool {
+	for _, e := range logs.All() {
+		if strings.Contains(e.Message+fmt.Sprint(e.ContextMap()), text) {
+			return true
+		}
+	}
+	return false
+}
