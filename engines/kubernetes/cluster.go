@@ -1,0 +1,385 @@
+package kubernetes
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+const (
+	// lookAtLeast is the shortest pause between two looks at all objects, lookAgain the pause while pods are drained, lookNow the longest.
+	lookAtLeast = 20 * time.Millisecond
+	lookAgain   = 200 * time.Millisecond
+	lookNow     = 5 * time.Second
+)
+
+// cluster is one namespace of one cluster: what is watched there, this gateway's lease, and, while it leads, what it writes.
+type cluster struct {
+	Config
+	install
+	place    place  // as it was named, with the namespace that is meant
+	server   string // two names of one server and namespace are one cluster
+	identity string
+	started  time.Time
+	client   kubernetes.Interface
+	// report tells the launcher that the replicas are others.
+	report func()
+	// sets counts the calls of Launcher.Set.
+	sets func() uint64
+
+	deployments *store[*appsv1.Deployment]
+	pods        *store[*corev1.Pod]
+	leases      *store[*coordinationv1.Lease]
+	peers       *peers
+	member      *membership
+	election    atomic.Pointer[election]
+	health      *health
+	// look and act have a token when something has changed.
+	look, act chan struct{}
+
+	mu sync.Mutex
+	// wanted are the models of this place; guarded by mu
+	wanted []wanted
+	// told counts the calls of Set that wanted comes from; guarded by mu
+	told uint64
+	// found is how many calls of Set came before Found was told; nil: it was not told yet; guarded by mu
+	found *uint64
+	// joined: this gateway's lease was written; guarded by mu
+	joined bool
+	// replicas as reported last; guarded by mu
+	replicas []engines.Replica
+	// drained by pod; guarded by mu
+	drained map[string]drained
+	// starving is since when a model's pod has waited for room; only act's loop uses it
+	starving map[string]time.Time
+}
+
+// wanted is a model with its Deployment; nil: none can be made, and what there is stays.
+type wanted struct {
+	Model
+	manifest *appsv1.Deployment
+}
+
+// drained is what this gateway has to say of a pod that was given up.
+type drained struct {
+	mark  string
+	since time.Time
+	done  bool
+}
+
+// newCluster returns one that does nothing yet.
+func newCluster(c Config, p place, to *rest.Config, namespace string) (*cluster, error) {
+	to = rest.CopyConfig(to)
+	to.QPS, to.Burst = 50, 100
+	to.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(to)
+	if err != nil {
+		return nil, err
+	}
+	k := &cluster{
+		Config: c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, place: place{p.context, namespace}, identity: c.Identity,
+		client: client, look: make(chan struct{}, 1), act: make(chan struct{}, 1), health: newHealth(c.Log),
+		peers: &peers{lifetime: leaseMisses * c.Renew}, drained: map[string]drained{}, starving: map[string]time.Time{},
+	}
+	k.deployments = newStore[*appsv1.Deployment](k.saw("deployments"))
+	k.pods = newStore[*corev1.Pod](k.saw("pods"))
+	k.leases = newStore[*coordinationv1.Lease](k.saw("leases"))
+	k.member = &membership{
+		client: client.CoordinationV1().Leases(namespace), identity: c.Identity, labels: k.labels(), every: c.Renew,
+		name: "sluice-" + c.Name + "-gw-" + slug(c.Identity, longestSlug) + "-" + digest(c.Identity, 6),
+		say:  k.say, told: k.renewed, wake: make(chan struct{}, 1),
+	}
+	return k, nil
+}
+
+// saw is called when the watch of a kind has brought something.
+func (c *cluster) saw(kind string) func() {
+	return func() {
+		c.health.clear("watch " + kind)
+		signal(c.look)
+	}
+}
+
+// renewed is called when the gateway's lease was written, or was not.
+func (c *cluster) renewed(err error) {
+	c.health.reach(err)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	first := !c.joined
+	c.joined = true
+	c.mu.Unlock()
+	if first {
+		signal(c.look)
+	}
+}
+
+// set says which models the place shall have. told counts the calls of Launcher.Set up to this one.
+func (c *cluster) set(models []wanted, told uint64) {
+	c.mu.Lock()
+	c.wanted, c.told = models, told
+	c.mu.Unlock()
+	signal(c.act)
+	signal(c.member.wake)
+}
+
+// run works until ctx ends, then gives up leadership and lease.
+func (c *cluster) run(ctx context.Context) {
+	c.started = time.Now()
+	ctx = klog.NewContext(ctx, klog.Logger{}) // what matters of what client-go would log is in the health
+	outlasting, leave := context.WithCancel(context.WithoutCancel(ctx))
+	var held, working sync.WaitGroup
+	held.Go(func() { c.member.run(outlasting) })
+	held.Go(func() {
+		if c.waitSynced(ctx) {
+			c.elect(outlasting)
+		}
+	})
+	kinds := map[string]func(watched){
+		"deployments": func(w watched) {
+			w.client, w.kind = c.client.AppsV1().RESTClient(), &appsv1.Deployment{}
+			follow(ctx, w, c.deployments, c.cannot("watch deployments"))
+		},
+		"pods": func(w watched) {
+			w.client, w.kind = c.client.CoreV1().RESTClient(), &corev1.Pod{}
+			follow(ctx, w, c.pods, c.cannot("watch pods"))
+		},
+		"leases": func(w watched) {
+			w.client, w.kind = c.client.CoordinationV1().RESTClient(), &coordinationv1.Lease{}
+			w.selector += "," + labelRole + "=" + roleGateway
+			follow(ctx, w, c.leases, c.cannot("watch leases"))
+		},
+	}
+	for kind, watch := range kinds {
+		working.Go(func() {
+			watch(watched{resource: kind, namespace: c.place.namespace, selector: selector(c.labels())})
+		})
+	}
+	working.Go(func() { c.keepLooking(ctx) })
+	working.Go(func() { c.keepActing(ctx) })
+	working.Wait() // nothing is written any more when others may
+	leave()
+	held.Wait()
+}
+
+func (c *cluster) cannot(what string) func(error) {
+	return func(err error) { c.health.fail(what, err) }
+}
+
+// selector writes labels as one.
+func selector(labels map[string]string) string {
+	var terms []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		terms = append(terms, name+"="+labels[name])
+	}
+	return strings.Join(terms, ",")
+}
+
+// synced tells whether everything was read once. From then on it stays what is known, also while the API is away.
+func (c *cluster) synced() bool {
+	return c.deployments.hasSynced() && c.pods.hasSynced() && c.leases.hasSynced()
+}
+
+func (c *cluster) waitSynced(ctx context.Context) bool {
+	for ctx.Err() == nil && !c.synced() {
+		pause(ctx, lookAgain)
+	}
+	return ctx.Err() == nil
+}
+
+// keepLooking reports what there is, after each change and now and then, until ctx ends.
+func (c *cluster) keepLooking(ctx context.Context) {
+	for ctx.Err() == nil {
+		next := lookNow
+		if c.synced() && c.observe() {
+			next = lookAgain
+		}
+		pause(ctx, lookAtLeast)
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+		case <-c.look:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// observe takes in what the watches have shown. It tells whether there are pods that this gateway is not done with.
+func (c *cluster) observe() (draining bool) {
+	now := time.Now()
+	waiting := c.peers.update(c.leases.list(now), c.member.name, now)
+	pods := c.pods.list(now)
+	draining, changed := c.drainOwn(pods, now)
+	if changed {
+		signal(c.member.wake)
+	}
+	c.publish(pods)
+	c.tellFound(now)
+	signal(c.act)
+	if c.Demand != nil {
+		for _, model := range waiting {
+			c.Demand(model)
+		}
+	}
+	return draining
+}
+
+// drainOwn brings up to date what this gateway has to say of the pods that were given up.
+func (c *cluster) drainOwn(pods []*corev1.Pod, now time.Time) (undone, changed bool) {
+	c.mu.Lock()
+	before := c.drained // nobody changes a map that was stored, and nobody else stores one
+	c.mu.Unlock()
+	next := map[string]drained{}
+	for _, p := range pods {
+		mark := p.Annotations[annotationDraining]
+		if mark == "" || p.DeletionTimestamp != nil {
+			continue
+		}
+		d := before[p.Name]
+		if d.mark != mark {
+			d = drained{mark: mark, since: now}
+		}
+		done := now.Sub(d.since) >= c.DrainSettle && c.inFlight(p.Name) == 0
+		changed = changed || done != d.done
+		d.done = done
+		undone = undone || !done
+		next[p.Name] = d
+	}
+	c.mu.Lock()
+	c.drained = next
+	c.mu.Unlock()
+	return undone, changed
+}
+
+func (c *cluster) inFlight(replica string) int {
+	if c.InFlight == nil {
+		return 0
+	}
+	return c.InFlight(replica)
+}
+
+// publish makes replicas of the pods. A gateway whose lease nobody has seen yet has none: pods could be taken from under it.
+func (c *cluster) publish(pods []*corev1.Pod) {
+	full := map[string]int{} // Deployments by how many of their pods serve
+	for _, p := range pods {
+		if rank(p) == serving && p.DeletionTimestamp == nil {
+			full[p.Labels[labelDeployment]]++
+		}
+	}
+	size := map[string]int{}
+	for _, d := range c.deployments.list(time.Now()) {
+		size[d.Name] = replicas(d)
+	}
+	var all []engines.Replica
+	for _, p := range pods {
+		of := p.Labels[labelDeployment]
+		if readPod(p).ended && full[of] >= size[of] {
+			continue // it was evicted or the like, and has been replaced; its remains stay in the API for long
+		}
+		all = append(all, replicaOf(p))
+	}
+	slices.SortFunc(all, func(a, b engines.Replica) int { return strings.Compare(a.ID, b.ID) })
+	c.mu.Lock()
+	same := !c.joined || slices.Equal(all, c.replicas)
+	if !same {
+		c.replicas = all
+	}
+	c.mu.Unlock()
+	if !same {
+		c.report()
+	}
+}
+
+// tellFound tells, once, how many replicas the models have.
+func (c *cluster) tellFound(now time.Time) {
+	c.mu.Lock()
+	known := c.found != nil
+	if !known {
+		before := uint64(0)
+		if c.Found != nil {
+			before = c.sets()
+		}
+		c.found = &before
+	}
+	c.mu.Unlock()
+	if known || c.Found == nil {
+		return
+	}
+	counts := map[string]int{}
+	pods := c.podsByDeployment(now)
+	for _, d := range c.deployments.list(now) {
+		counts[d.Annotations[annotationModel]] += (&change{deployment: c.read(d, pods, now)}).stay()
+	}
+	c.Config.Found(counts)
+}
+
+// say is what the gateway's lease tells.
+func (c *cluster) say() record {
+	c.mu.Lock()
+	models, replicas, drained := c.wanted, c.replicas, c.drained
+	c.mu.Unlock()
+	r := record{Models: map[string]Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
+	for _, m := range models {
+		if c.Load == nil {
+			break
+		}
+		if l := c.Load(m.Name); l != (Load{}) {
+			r.Models[m.Name] = l
+		}
+	}
+	for _, replica := range replicas {
+		if n := c.inFlight(replica.ID); n > 0 {
+			r.Pods[replica.ID] = n
+		}
+	}
+	for name, d := range drained {
+		if d.done {
+			r.Drained[name] = d.mark
+		}
+	}
+	return r
+}
+
+// reported are the replicas of this place.
+func (c *cluster) reported() []engines.Replica {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.replicas
+}
+
+// gone tells whether nothing of the model is left here, as far as that is known.
+func (c *cluster) gone(model string) bool {
+	if !c.synced() {
+		return false
+	}
+	now, hash := time.Now(), digest(model, 16)
+	return !slices.ContainsFunc(c.deployments.list(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
+		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
+}
+
+func (c *cluster) status() ClusterStatus {
+	s := ClusterStatus{
+		Context: c.place.context, Namespace: c.place.namespace, Synced: c.synced(), Leads: c.leads(),
+		Gateways: len(c.peers.live(time.Now())) + 1,
+	}
+	if e := c.election.Load(); e != nil {
+		s.Leader = e.elector.GetLeader()
+	}
+	s.Reachable, s.Problem = c.health.state()
+	return s
+}

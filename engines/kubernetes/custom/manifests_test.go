@@ -1,0 +1,94 @@
+package custom_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines/kubernetes/custom"
+)
+
+// What examples/kubernetes holds is taken by a cluster.
+func TestManifestsAreTaken(t *testing.T) {
+	t.Parallel()
+	c := installed(t)
+	ns := c.Namespace(t)
+	out := c.Kubectl(t, "apply", "-k", overlay(t, ns), "--dry-run=server")
+	for _, what := range []string{"inferencemodels.sluice.dev", "serviceaccount/sluice", "role.rbac.authorization.k8s.io/sluice", "configmap/sluice",
+		"rolebinding.rbac.authorization.k8s.io/sluice", "service/sluice", "deployment.apps/sluice", "networkpolicy.networking.k8s.io/sluice"} {
+		if !strings.Contains(out, what) {
+			t.Errorf("nothing was made of %s: %s", what, out)
+		}
+	}
+	files, err := filepath.Glob("../../../examples/kubernetes/models/*.yaml")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, file := range files {
+		c.Kubectl(t, "apply", "-n", ns, "-f", file)
+	}
+}
+
+// The Role is enough for all that a watcher does, and without it nothing is done and the operator is told why.
+func TestRole(t *testing.T) {
+	t.Parallel()
+	c := installed(t)
+	ns := c.Namespace(t)
+	c.Kubectl(t, "create", "serviceaccount", "-n", ns, "sluice")
+	c.Apply(t, ns, model("a", "{engine: sim}")+engine("e", "{versions: []}"))
+	g := run(t, c.User(t, ns, "sluice"), "", true)
+	until(t, "the API forbids it", func() bool { return strings.Contains(g.Problem(), `inferencemodels.sluice.dev is forbidden`) })
+	c.Kubectl(t, "apply", "-k", overlay(t, ns), "-l", "!app.kubernetes.io/name") // all but the gateway itself
+	until(t, "told", g.knows("e", "a"))
+	g.Report([]custom.Status{{Kind: custom.Engine, Name: "e", Generation: 1, Accepted: true},
+		{Kind: custom.Model, Name: "a", Generation: 1, Accepted: true, Phase: "Idle"}})
+	until(t, "written", func() bool { return field(t, c, ns, "a", ".status.phase") == "Idle" })
+	until(t, "the engine's too", func() bool {
+		return strings.Contains(c.Kubectl(t, "get", "engines.sluice.dev", "-n", ns), "True")
+	})
+	c.Kubectl(t, "delete", "im", "-n", ns, "--wait=false", "a")
+	until(t, "told of the deletion", func() bool { return g.one("a").Deleting })
+	g.Release([]string{"a"})
+	until(t, "gone", g.knows("e"))
+	until(t, "all is well", func() bool { return g.Problem() == "" })
+}
+
+// What cannot be right is refused when it is applied, with the name of the field.
+func TestInvalidObjectsAreRefused(t *testing.T) {
+	t.Parallel()
+	c := installed(t)
+	ns := c.Namespace(t)
+	for spec, want := range map[string]string{
+		`{}`:                                                     "spec.engine",
+		`{launcher: kubernetes}`:                                 "spec.engine",
+		`{launcher: local}`:                                      `spec.launcher: Unsupported value: "local"`,
+		`{launcher: upstream}`:                                   "spec.upstreams",
+		`{engine: sim, version: 0.10}`:                           "spec.version",
+		`{engine: sim, enginee: sim}`:                            `unknown field "spec.enginee"`,
+		`{engine: sim, replicas: {min: -1}}`:                     "spec.replicas.min",
+		`{engine: sim, replicas: {min: 3, max: 2}}`:              "spec.replicas.max",
+		`{engine: sim, replicas: {min: two}}`:                    "spec.replicas.min",
+		`{engine: sim, resources: {memory: 16Gb}}`:               "spec.resources.memory",
+		`{engine: sim, resources: {gpu: -1}}`:                    "spec.resources.gpu",
+		`{engine: sim, cooldown: 30}`:                            "spec.cooldown",
+		`{engine: sim, cooldown: 30 s}`:                          "spec.cooldown",
+		`{engine: sim, placement: alphabetical}`:                 "spec.placement",
+		`{engine: sim, task: cooking}`:                           "spec.task",
+		`{engine: sim, source: {registry: huggingface}}`:         "spec.source.name",
+		`{engine: sim, routing: {load_factor: 0.5}}`:             "spec.routing.load_factor",
+		`{engine: sim, admission: {max_per_replica: none}}`:      "spec.admission.max_per_replica",
+		`{engine: sim, unhealthy_on: [4xx]}`:                     "spec.unhealthy_on[0]",
+		`{launcher: upstream, upstreams: [{url: 'http://h:1'}]}`: "spec.upstreams[0]",
+		`{engine: sim, env: {A: 1}}`:                             "spec.env.A",
+	} {
+		if err := c.TryApply(t, ns, model("a", spec)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, which does not name %s", spec, err, want)
+		}
+	}
+	if err := c.TryApply(t, ns, engine("e", "{versions: [{version: '1', tasks: [rerank]}]}")); err == nil || !strings.Contains(err.Error(), "command") {
+		t.Errorf("an engine without a command: %v", err)
+	}
+	// All forms that the file allows.
+	c.Apply(t, ns, model("a", `{engine: sim, resources: {memory: 1024, cpu: 0.5, gpu: 1}, admission: {max_per_replica: 3}, unhealthy_on: [503, connect]}`)+
+		model("b", `{name: Org/Model, engine: sim, resources: {memory: 1.5Gi}, admission: {max_per_replica: auto}, unhealthy_on: ["503"], cooldown: 1h30m}`))
+}

@@ -1,0 +1,286 @@
+package custom
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+)
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	text = strings.Replace(text, "{", `{"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceModel", `, 1)
+	if err := o.UnmarshalJSON([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func model(t *testing.T, name string) any {
+	return object(t, fmt.Sprintf(`{"metadata": {"name": %q, "uid": "u-%s", "generation": 1, "resourceVersion": "7"},
+		"spec": {"launcher": "upstream"}}`, name, name))
+}
+
+// calls stands for the API where it is not about what the API does, but about when it is asked.
+type calls struct {
+	dynamic.ResourceInterface
+	fail func(name string) error
+
+	mu   sync.Mutex
+	made []call
+}
+
+type call struct {
+	name, data, subresource string
+	at                      time.Time
+}
+
+func (c *calls) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, sub ...string) (
+	*unstructured.Unstructured, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made = append(c.made, call{name, string(data), strings.Join(sub, ""), time.Now()})
+	if c.fail == nil {
+		return nil, nil
+	}
+	return nil, c.fail(name)
+}
+
+func (c *calls) all() []call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.made)
+}
+
+func (c *calls) names() []string {
+	var names []string
+	for _, made := range c.all() {
+		names = append(names, made.name)
+	}
+	return names
+}
+
+// writing runs a writer over some models until the test ends.
+func writing(t *testing.T, w *Watcher, c *calls, objects ...any) {
+	t.Helper()
+	if err := w.models.Replace(objects, ""); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		(&writer{Watcher: w, api: func(Kind) dynamic.ResourceInterface { return c }, tries: map[types.UID]try{}}).run(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+func always() bool { return true }
+
+// An object is written at once and then once a second at most, the last state in any case.
+func TestWritesAreSpaced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{Leads: always}), &calls{}
+		writing(t, w, c, model(t, "a"))
+		for i := range 50 {
+			w.Report([]Status{{Kind: Model, Name: "a", Generation: 1, Message: fmt.Sprint("message ", i)}})
+			time.Sleep(50 * time.Millisecond)
+		}
+		time.Sleep(3 * writePause)
+		made := c.all()
+		if n := len(made); n < 4 || n > 7 {
+			t.Errorf("%d writes in 5.5 s", n) // the stand-in does not tell of what was written, so that it is written on
+		}
+		for i := 1; i < len(made); i++ {
+			if pause := made[i].at.Sub(made[i-1].at); pause < writePause {
+				t.Errorf("written again after %v", pause)
+			}
+		}
+		if last := made[len(made)-1].data; !strings.Contains(last, "message 49") {
+			t.Errorf("the last one written is %s", last)
+		}
+	})
+}
+
+// What the API has against one object does not keep the others from being written, and is tried again.
+func TestOneRefusedObjectHidesNone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := New(Config{Leads: always})
+		c := &calls{fail: func(name string) error {
+			if name == "a" {
+				return apierrors.NewInvalid(schema.GroupKind{Kind: "InferenceModel"}, "a", nil)
+			}
+			return nil
+		}}
+		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
+		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}, {Kind: Model, Name: "gone"}})
+		time.Sleep(settle)
+		if diff := cmp.Diff([]string{"a", "b", "c"}, c.names()); diff != "" {
+			t.Error(diff)
+		}
+		time.Sleep(2 * writePause) // others are written again meanwhile, and nobody forgets the one that is not
+		if !strings.Contains(w.Problem(), `"a" is invalid`) {
+			t.Errorf("Problem says %q", w.Problem())
+		}
+		c.mu.Lock()
+		c.fail = nil
+		c.mu.Unlock()
+		time.Sleep(retryMost)
+		if n := strings.Count(strings.Join(c.names(), ""), "a"); w.Problem() != "" || n < 2 {
+			t.Errorf("tried %d times; Problem says %q", n, w.Problem())
+		}
+	})
+}
+
+// While the API is away one object is tried a second, not all of them.
+func TestAPIAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{Leads: always}), &calls{fail: func(string) error { return errors.New("connection refused") }}
+		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
+		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}})
+		time.Sleep(10 * time.Second)
+		if n := len(c.names()); n < 8 || n > 12 {
+			t.Errorf("%d tries in 10 s", n)
+		}
+		if w.Problem() != "the status of custom resources cannot be written: connection refused" {
+			t.Errorf("Problem says %q", w.Problem())
+		}
+	})
+}
+
+// Who begins to lead writes what was reported before, and who ceases to lead writes no more.
+func TestLeadership(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		leads := false
+		lead := func(l bool) { mu.Lock(); leads = l; mu.Unlock() }
+		w := New(Config{Leads: func() bool { mu.Lock(); defer mu.Unlock(); return leads }})
+		c := &calls{}
+		writing(t, w, c, model(t, "a"))
+		w.Report([]Status{{Kind: Model, Name: "a"}})
+		time.Sleep(10 * time.Second)
+		if len(c.names()) != 0 {
+			t.Fatalf("one that does not lead has written %v", c.names())
+		}
+		lead(true)
+		time.Sleep(2 * writePause)
+		if len(c.names()) == 0 {
+			t.Fatal("the new leader has written nothing")
+		}
+		lead(false)
+		time.Sleep(writePause)
+		n := len(c.names())
+		w.Report([]Status{{Kind: Model, Name: "a", Message: "new"}})
+		time.Sleep(10 * time.Second)
+		if len(c.names()) != n {
+			t.Error("one that leads no more has written")
+		}
+	})
+}
+
+// Who ceases to lead in the middle of many writes stops there.
+func TestLeadershipEndsInTheMiddle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{}
+		w := New(Config{Leads: func() bool { return len(c.names()) < 2 }})
+		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
+		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}})
+		time.Sleep(10 * time.Second)
+		if diff := cmp.Diff([]string{"a", "b"}, c.names()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// The finalizer goes on models that have pods here, and off those that were released; others' finalizers stay.
+func TestFinalizers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind     Kind
+		object   string
+		released bool
+		want     []string // nil: no change
+	}{
+		"new":                {Model, `{"metadata": {"name": "a"}, "spec": {"engine": "sim"}}`, false, []string{Finalizer}},
+		"kubernetes":         {Model, `{"metadata": {"name": "a", "finalizers": ["x/y"]}, "spec": {"launcher": "kubernetes"}}`, false, []string{"x/y", Finalizer}},
+		"no spec":            {Model, `{"metadata": {"name": "a"}}`, false, []string{Finalizer}},
+		"upstream":           {Model, `{"metadata": {"name": "a"}, "spec": {"launcher": "upstream"}}`, false, nil},
+		"engine":             {Engine, `{"metadata": {"name": "a"}, "spec": {}}`, false, nil},
+		"has it":             {Model, `{"metadata": {"name": "a", "finalizers": ["sluice.dev/drain"]}}`, false, nil},
+		"released, but kept": {Model, `{"metadata": {"name": "a", "finalizers": ["sluice.dev/drain"]}}`, true, nil},
+		"deleted, without":   {Model, `{"metadata": {"name": "a", "deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["x/y"]}}`, false, nil},
+		"deleted":            {Model, `{"metadata": {"name": "a", "deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["sluice.dev/drain"]}}`, false, nil},
+		"released": {Model, `{"metadata": {"name": "a", "deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["sluice.dev/drain", "x/y"]}}`,
+			true, []string{"x/y"}},
+	} {
+		s := store{kind: c.kind}
+		got, differ := finalizers(s.entry(object(t, c.object)), c.released)
+		if differ != (c.want != nil) || differ && !cmp.Equal(c.want, got) {
+			t.Errorf("%s: %v, %v", name, got, differ)
+		}
+	}
+}
+
+// A name that is released twice over the lives of two objects releases the one that was meant.
+func TestReleaseIsOfOneObject(t *testing.T) {
+	t.Parallel()
+	w := New(Config{})
+	deleted := object(t, `{"metadata": {"name": "a", "uid": "1", "deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["sluice.dev/drain"]}}`)
+	kept := object(t, `{"metadata": {"name": "b", "uid": "2", "finalizers": ["sluice.dev/drain"]}}`)
+	if err := w.models.Replace([]any{deleted, kept}, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.Release([]string{"a", "b", "nobody"})
+	if diff := cmp.Diff(map[types.UID]bool{"1": true}, w.released); diff != "" {
+		t.Error(diff)
+	}
+	writer := &writer{Watcher: w, tries: map[types.UID]try{"1": {}, "2": {}}}
+	writer.forget([]entry{{raw: kept}})
+	if len(w.released) != 0 || len(writer.tries) != 1 {
+		t.Errorf("still known: %v, %v", w.released, writer.tries)
+	}
+}
+
+// A spec of any shape is handed on as JSON, and none of them is lost.
+func TestSpecs(t *testing.T) {
+	t.Parallel()
+	w := New(Config{})
+	specs := map[string]string{"a": `{"n":9007199254740993,"x":0.1}`, "b": `[1]`, "c": `"text"`, "d": `{}`}
+	list := []any{object(t, `{"metadata": {"name": "none"}}`), object(t, `{"metadata": {"name": "null"}, "spec": null}`)}
+	for name, spec := range specs {
+		list = append(list, object(t, `{"metadata": {"name": "`+name+`"}, "spec": `+spec+`}`))
+	}
+	specs["none"], specs["null"] = "{}", "{}"
+	if err := w.models.Replace(list, ""); err != nil {
+		t.Fatal(err)
+	}
+	objects, complete := w.models.all()
+	if !complete || len(objects) != len(specs) {
+		t.Fatalf("%v, %v", objects, complete)
+	}
+	for _, o := range objects {
+		if string(o.Spec) != specs[o.Name] || !json.Valid(o.Spec) {
+			t.Errorf("%s: %s", o.Name, o.Spec)
+		}
+	}
+}

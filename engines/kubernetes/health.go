@@ -1,0 +1,67 @@
+package kubernetes
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+)
+
+// health is what goes wrong in a place. A change is logged, here and nowhere else.
+type health struct {
+	log *zap.Logger
+
+	mu sync.Mutex
+	// reachable: the gateway's lease was written last; guarded by mu
+	reachable bool
+	// problems by what was tried; guarded by mu
+	problems map[string]string
+}
+
+func newHealth(log *zap.Logger) *health { return &health{log: log, problems: map[string]string{}} }
+
+const renewing = "renew the gateway's lease"
+
+// reach notes how the last renewal went, which is what tells whether the API can be reached.
+func (h *health) reach(err error) {
+	if err != nil {
+		h.fail(renewing, err)
+	} else {
+		h.clear(renewing)
+	}
+	h.mu.Lock()
+	h.reachable = err == nil
+	h.mu.Unlock()
+}
+
+func (h *health) fail(what string, err error) {
+	h.mu.Lock()
+	_, known := h.problems[what]
+	h.problems[what] = err.Error()
+	h.mu.Unlock()
+	if !known {
+		h.log.Warn("Kubernetes: cannot "+what, zap.Error(err))
+	}
+}
+
+func (h *health) clear(what string) {
+	h.mu.Lock()
+	_, known := h.problems[what]
+	delete(h.problems, what)
+	h.mu.Unlock()
+	if known {
+		h.log.Info("Kubernetes: works again: " + what)
+	}
+}
+
+func (h *health) state() (reachable bool, problem string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for _, what := range slices.Sorted(maps.Keys(h.problems)) {
+		all = append(all, what+": "+h.problems[what])
+	}
+	return h.reachable, strings.Join(all, "; ")
+}

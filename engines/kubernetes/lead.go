@@ -1,0 +1,386 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// starvedAfter is how long a pod may find no room before a further old one makes way for it.
+const starvedAfter = 30 * time.Second
+
+// election is one candidacy.
+type election struct {
+	elector *leaderelection.LeaderElector
+	won     atomic.Bool
+}
+
+// elect stands for leader, again and again, until ctx ends; then the leadership is given up.
+func (c *cluster) elect(ctx context.Context) {
+	for ctx.Err() == nil {
+		e := new(election)
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Name: "sluice-" + c.name, Namespace: c.place.namespace},
+				Client:     c.client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: c.identity},
+			},
+			LeaseDuration: c.Renew * 3 / 2, RenewDeadline: c.Renew, RetryPeriod: c.Renew / 5,
+			ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(context.Context) {
+					e.won.Store(true)
+					signal(c.act)
+				},
+				OnStoppedLeading: func() {},
+			},
+		})
+		if err != nil {
+			c.health.fail("stand for leader", err) // a pause that is too short: ours to get right
+			return
+		}
+		e.elector = elector
+		c.election.Store(e)
+		elector.Run(ctx)
+		c.election.Store(nil)
+		pause(ctx, c.Renew/10)
+	}
+}
+
+// leads tells whether this gateway is the one that writes. One that was stopped for long and wakes up may still say so for a moment: then
+// its writes name versions that are past, and are refused.
+func (c *cluster) leads() bool {
+	e := c.election.Load()
+	return e != nil && e.won.Load() && e.elector.IsLeader()
+}
+
+// may tells whether the models are known well enough to write: by a Set that knew what there is.
+func (c *cluster) may() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.found != nil && c.told > *c.found
+}
+
+// keepActing makes what there is what there shall be, while this gateway leads, until ctx ends.
+func (c *cluster) keepActing(ctx context.Context) {
+	for ctx.Err() == nil {
+		next := lookNow
+		if c.leads() && c.may() {
+			soon, err := c.pass(ctx)
+			if soon {
+				next = time.Second
+			}
+			switch {
+			case err == nil:
+				c.health.clear("write")
+			case ctx.Err() == nil:
+				c.health.fail("write", err)
+				next = retryAfter
+			}
+		}
+		pause(ctx, lookAtLeast)
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+		case <-c.act:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// pass goes over all models once. soon: time alone may change something.
+func (c *cluster) pass(ctx context.Context) (soon bool, err error) {
+	now := time.Now()
+	var errs []error
+	for _, name := range c.peers.dead(now, c.started) {
+		errs = append(errs, missing(c.client.CoordinationV1().Leases(c.place.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
+	}
+	models, frozen := c.models()
+	pods := c.podsByDeployment(now)
+	objects := map[string][]*appsv1.Deployment{} // by model
+	for _, d := range c.deployments.list(now) {
+		hash := d.Labels[labelModel]
+		objects[hash] = append(objects[hash], d)
+		if _, known := models[hash]; !known && !frozen[hash] {
+			models[hash] = wanted{}
+		}
+	}
+	for _, hash := range slices.Sorted(maps.Keys(models)) {
+		t := turn{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
+		again, err := t.take(ctx, hash)
+		soon = soon || again
+		errs = append(errs, err)
+	}
+	return soon, errors.Join(errs...)
+}
+
+// models by their hashes, and those that are left as they are.
+func (c *cluster) models() (models map[string]wanted, frozen map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	models, frozen = map[string]wanted{}, map[string]bool{}
+	for _, m := range c.wanted {
+		hash := digest(m.Name, 16)
+		if m.manifest == nil {
+			frozen[hash] = true
+			continue
+		}
+		models[hash] = m
+	}
+	return models, frozen
+}
+
+func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
+	by := map[string][]*corev1.Pod{}
+	for _, p := range c.pods.list(now) {
+		name := p.Labels[labelDeployment]
+		by[name] = append(by[name], p)
+	}
+	return by
+}
+
+// read is the Deployment as planning knows it. Pods that are older than it belonged to one of the same name that is gone.
+func (c *cluster) read(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
+	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: replicas(d), deleting: d.DeletionTimestamp != nil}
+	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
+	if err != nil {
+		timeout = c.DrainTimeout
+	}
+	others := c.peers.live(now)
+	for _, object := range pods[d.Name] {
+		if object.CreationTimestamp.Time.Before(read.created) {
+			continue
+		}
+		p := readPod(object)
+		p.requests = c.inFlight(p.name)
+		for _, other := range others {
+			p.requests += other.record.Pods[p.name]
+		}
+		p.done = p.draining != "" && (c.isDone(p, others) || overdue(p, timeout, now))
+		read.pods = append(read.pods, p)
+	}
+	return read
+}
+
+func replicas(d *appsv1.Deployment) int {
+	if d.Spec.Replicas == nil {
+		return 1
+	}
+	return int(*d.Spec.Replicas)
+}
+
+// isDone tells whether all gateways have said that they are done with the pod.
+func (c *cluster) isDone(p pod, others []peer) bool {
+	c.mu.Lock()
+	own := c.drained[p.name]
+	c.mu.Unlock()
+	return own.done && own.mark == p.draining &&
+		!slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
+}
+
+func overdue(p pod, timeout time.Duration, now time.Time) bool {
+	since, err := time.Parse(time.RFC3339, p.draining)
+	return err == nil && now.Sub(since) >= timeout
+}
+
+// missing forgives that an object is not there.
+func missing(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// turn is one pass over one model.
+type turn struct {
+	*cluster
+	model   wanted // zero: it is wanted no longer
+	objects []*appsv1.Deployment
+	pods    map[string][]*corev1.Pod
+	now     time.Time
+}
+
+// take plans and carries out.
+func (t turn) take(ctx context.Context, hash string) (soon bool, err error) {
+	w := wish{}
+	if t.model.manifest != nil {
+		w = wish{current: t.model.manifest.Name, desired: t.model.Desired}
+	}
+	if since, waits := t.starving[hash]; waits {
+		w.starved = t.now.Sub(since) >= starvedAfter
+	}
+	var all []deployment
+	for _, d := range t.objects {
+		read := t.read(d, t.pods, t.now)
+		all = append(all, read)
+		soon = soon || slices.ContainsFunc(read.pods, func(p pod) bool { return p.active() && p.draining != "" })
+	}
+	slices.SortFunc(all, func(a, b deployment) int { return a.created.Compare(b.created) })
+	actions, hungry := plan(w, all)
+	if _, waits := t.starving[hash]; !hungry {
+		delete(t.starving, hash)
+	} else if !waits {
+		t.starving[hash] = t.now
+	}
+	for _, a := range actions {
+		if !t.leads() || ctx.Err() != nil {
+			return soon, nil
+		}
+		if err := t.carryOut(ctx, a); err != nil {
+			return true, fmt.Errorf("%s %s%s: %w", a.verb, a.deployment, podName(a), err)
+		}
+	}
+	return soon || hungry, t.refresh(ctx)
+}
+
+func podName(a action) string {
+	if a.pod == "" {
+		return ""
+	}
+	return ", pod " + a.pod
+}
+
+// carryOut does one thing. Every write names the version that it goes by. That it is past is no error: the watch will bring the next.
+func (t turn) carryOut(ctx context.Context, a action) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var err error
+	switch a.verb {
+	case create:
+		err = t.create(ctx, a.replicas)
+	case scale:
+		err = t.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
+	case remove:
+		err = t.remove(ctx, a.deployment)
+	case drain:
+		err = t.annotate(ctx, a, map[string]any{annotationDraining: time.Now().UTC().Format(time.RFC3339Nano)})
+	case recall:
+		err = t.annotate(ctx, a, map[string]any{annotationDraining: nil, annotationCost: nil})
+	case leave:
+		err = t.annotate(ctx, a, map[string]any{annotationCost: "-1000"})
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) && a.verb != create {
+		signal(t.act)
+		return nil
+	}
+	if err == nil {
+		t.Log.Info("Kubernetes: "+string(a.verb), zap.String("deployment", a.deployment), zap.String("pod", a.pod), zap.Int("replicas", a.replicas))
+	}
+	return err
+}
+
+func (t turn) create(ctx context.Context, count int) error {
+	d := t.model.manifest.DeepCopy()
+	d.Namespace, d.Spec.Replicas = t.place.namespace, new(int32(count))
+	made, err := t.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
+	if err == nil {
+		t.deployments.wrote(made, "", time.Now())
+	}
+	return err
+}
+
+func (t turn) object(name string) *appsv1.Deployment {
+	for _, d := range t.objects {
+		if d.Name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+func (t turn) patchDeployment(ctx context.Context, name string, patch map[string]any) error {
+	d := t.object(name)
+	data, err := patchOf(patch, d)
+	if err != nil {
+		return err
+	}
+	changed, err := t.client.AppsV1().Deployments(t.place.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+	if err == nil {
+		t.deployments.wrote(changed, d.ResourceVersion, time.Now())
+	}
+	return err
+}
+
+// patchOf is a merge patch of just this version of the object.
+func patchOf(patch map[string]any, of metav1.Object) ([]byte, error) {
+	meta, _ := patch["metadata"].(map[string]any)
+	if meta == nil {
+		meta = map[string]any{}
+	}
+	meta["resourceVersion"], meta["uid"] = of.GetResourceVersion(), of.GetUID()
+	patch["metadata"] = meta
+	return json.Marshal(patch)
+}
+
+func (t turn) remove(ctx context.Context, name string) error {
+	d := t.object(name)
+	return t.client.AppsV1().Deployments(t.place.namespace).Delete(ctx, name, metav1.DeleteOptions{
+		Preconditions:     &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion},
+		PropagationPolicy: new(metav1.DeletePropagationBackground),
+	})
+}
+
+func (t turn) annotate(ctx context.Context, a action, annotations map[string]any) error {
+	for _, p := range t.pods[a.deployment] {
+		if p.Name != a.pod {
+			continue
+		}
+		data, err := patchOf(map[string]any{"metadata": map[string]any{"annotations": annotations}}, p)
+		if err != nil {
+			return err
+		}
+		changed, err := t.client.CoreV1().Pods(t.place.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
+		if err == nil {
+			t.cluster.pods.wrote(changed, p.ResourceVersion, time.Now())
+			signal(t.look)
+		}
+		return err
+	}
+	return nil
+}
+
+// refresh makes of today's Deployment what its template does not say: how long its pods may drain, and whose it is.
+func (t turn) refresh(ctx context.Context) error {
+	if t.model.manifest == nil {
+		return nil
+	}
+	d, want := t.object(t.model.manifest.Name), t.model.manifest
+	if d == nil || d.DeletionTimestamp != nil {
+		return nil
+	}
+	meta := map[string]any{}
+	for name, value := range want.Annotations {
+		if d.Annotations[name] != value {
+			meta["annotations"] = want.Annotations
+		}
+	}
+	sameOwner := func(a, b metav1.OwnerReference) bool { return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind }
+	if !slices.EqualFunc(d.OwnerReferences, want.OwnerReferences, sameOwner) {
+		meta["ownerReferences"] = want.OwnerReferences
+	}
+	if len(meta) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := t.patchDeployment(ctx, d.Name, map[string]any{"metadata": meta})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return missing(err)
+}

@@ -1,0 +1,236 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+)
+
+const (
+	roleGateway = "gateway"
+	// leaseMisses is how many renewals in a row a gateway may miss before it is taken for dead.
+	leaseMisses = 3
+	// publishAtMost is the shortest pause between two writes of a gateway's lease.
+	publishAtMost = 200 * time.Millisecond
+	// longDead is the age of a lease, by its writer's clock, that is not even waited for when it is first seen. Clocks differ by less.
+	longDead = 5 * time.Minute
+	// retryAfter is the pause after something failed.
+	retryAfter = 2 * time.Second
+	// callTimeout bounds one call of the API.
+	callTimeout = 10 * time.Second
+)
+
+// record is what a gateway says of itself in its lease.
+type record struct {
+	// Models are its loads, by name.
+	Models map[string]Load `json:"models,omitempty"`
+	// Pods are its requests on pods, where there are any.
+	Pods map[string]int `json:"pods,omitempty"`
+	// Drained are the pods that it will send nothing to any more and has no requests on, each with the mark that it has seen: a pod that was
+	// taken back and given up again is another matter.
+	Drained map[string]string `json:"drained,omitempty"`
+}
+
+// peer is another gateway.
+type peer struct {
+	identity, renewed string
+	// changed is when its lease was last seen to be another, by our clock: others' clocks are not asked.
+	changed time.Time
+	record  record
+}
+
+// peers are the other gateways of the place.
+type peers struct {
+	lifetime time.Duration
+
+	mu sync.Mutex
+	// known by the names of their leases; guarded by mu
+	known map[string]peer
+}
+
+// update takes the leases as they are now and returns the models for which some gateway has requests waiting that had none waiting before.
+func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time) (waiting []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := map[string]peer{}
+	for _, l := range leases {
+		if l.Name == own || l.Spec.RenewTime == nil {
+			continue
+		}
+		before, seen := p.known[l.Name]
+		renewed := l.ResourceVersion
+		if seen && before.renewed == renewed {
+			known[l.Name] = before
+			continue
+		}
+		next := peer{renewed: renewed, changed: now}
+		if l.Spec.HolderIdentity != nil {
+			next.identity = *l.Spec.HolderIdentity
+		}
+		if !seen && now.Sub(l.Spec.RenewTime.Time) > longDead {
+			next.changed = time.Time{}
+		}
+		_ = json.Unmarshal([]byte(l.Annotations[annotationLoad]), &next.record) // what cannot be read says nothing
+		known[l.Name] = next
+		for model, load := range next.record.Models {
+			if load.Queued > before.record.Models[model].Queued {
+				waiting = append(waiting, model)
+			}
+		}
+	}
+	p.known = known
+	return waiting
+}
+
+// live lists the gateways whose leases were renewed lately.
+func (p *peers) live(now time.Time) []peer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var live []peer
+	for _, known := range p.known {
+		if now.Sub(known.changed) < p.lifetime {
+			live = append(live, known)
+		}
+	}
+	return live
+}
+
+// dead lists the leases that nobody has renewed for ten lifetimes.
+func (p *peers) dead(now, start time.Time) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var dead []string
+	for name, known := range p.known {
+		seen := known.changed
+		if seen.Before(start) {
+			seen = start
+		}
+		if now.Sub(seen) > 10*p.lifetime {
+			dead = append(dead, name)
+		}
+	}
+	return dead
+}
+
+// load is what the live ones have for the model.
+func (p *peers) load(model string, now time.Time) Load {
+	var sum Load
+	for _, other := range p.live(now) {
+		l := other.record.Models[model]
+		sum.Running += l.Running
+		sum.Queued += l.Queued
+		sum.Admitted += l.Admitted
+	}
+	return sum
+}
+
+// membership keeps this gateway's lease.
+type membership struct {
+	client   coordination.LeaseInterface
+	identity string
+	name     string
+	labels   map[string]string
+	every    time.Duration
+	// say makes what the lease tells.
+	say func() record
+	// told is called after every write with its result.
+	told func(error)
+	// wake has a token when the lease shall be written soon.
+	wake chan struct{}
+}
+
+// run writes the lease now and then, and whenever it is woken, until ctx ends. Then it takes the lease away.
+func (m *membership) run(ctx context.Context) {
+	var held *coordinationv1.Lease
+	for ctx.Err() == nil {
+		written, err := m.write(ctx, held)
+		pause := m.every
+		if err != nil {
+			written, pause = nil, min(retryAfter, m.every)
+		}
+		held = written
+		if ctx.Err() == nil {
+			m.told(err)
+		}
+		m.sleep(ctx, pause, err == nil)
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout/2)
+	defer cancel()
+	_ = m.client.Delete(last, m.name, metav1.DeleteOptions{}) // if it stays, the others forget it in time
+}
+
+// sleep waits for as long, or until it is woken, but not less than the shortest pause.
+func (m *membership) sleep(ctx context.Context, pause time.Duration, wakeable bool) {
+	short := time.NewTimer(publishAtMost)
+	defer short.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-short.C:
+	}
+	long := time.NewTimer(pause - publishAtMost)
+	defer long.Stop()
+	wake := m.wake
+	if !wakeable {
+		wake = nil
+	}
+	select {
+	case <-ctx.Done():
+	case <-long.C:
+	case <-wake:
+	}
+}
+
+// write renews the lease that was written last, or finds or makes it.
+func (m *membership) write(ctx context.Context, held *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if held == nil {
+		found, err := m.client.Get(ctx, m.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			fresh := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+			m.fill(fresh)
+			return m.client.Create(ctx, fresh, metav1.CreateOptions{})
+		case err != nil:
+			return nil, err
+		}
+		held = found
+	}
+	next := held.DeepCopy()
+	m.fill(next)
+	written, err := m.client.Update(ctx, next, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return m.write(ctx, nil)
+	}
+	return written, err
+}
+
+func (m *membership) fill(l *coordinationv1.Lease) {
+	data, _ := json.Marshal(m.say()) // strings and numbers: they always marshal
+	labels := maps.Clone(m.labels)
+	labels[labelRole] = roleGateway
+	overwrite(&l.Labels, labels)
+	overwrite(&l.Annotations, map[string]string{annotationLoad: string(data)})
+	now := metav1.NowMicro()
+	l.Spec.HolderIdentity = &m.identity
+	l.Spec.LeaseDurationSeconds = new(int32(max(1, (leaseMisses * m.every).Seconds())))
+	l.Spec.RenewTime = &now
+	if l.Spec.AcquireTime == nil {
+		l.Spec.AcquireTime = &now
+	}
+}
+
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,229 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/kubetest"
+)
+
+// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
+const patience = 2 * time.Minute
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "play-engine" {
+		playEngine(os.Args[2])
+		return
+	}
+	os.Exit(kubetest.Main(m,
+		// client-go keeps connections for whoever speaks to the same server next.
+		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
+		goleak.IgnoreTopFunction("golang.org/x/net/http2.(*clientStream).writeRequest"),
+		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"),
+	))
+}
+
+// playEngine is an engine that is healthy, unless CODE says otherwise: /set/503 changes it, /exit/3 ends it.
+func playEngine(address string) {
+	var code atomic.Int64
+	code.Store(http.StatusOK)
+	if said, err := strconv.ParseInt(os.Getenv("CODE"), 10, 64); err == nil {
+		code.Store(said)
+	}
+	if os.Getenv("CODE") == "exit" {
+		os.Exit(7)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) })
+	mux.HandleFunc("/set/{code}", func(_ http.ResponseWriter, r *http.Request) {
+		said, _ := strconv.ParseInt(r.PathValue("code"), 10, 64)
+		code.Store(said)
+	})
+	mux.HandleFunc("/exit/{code}", func(_ http.ResponseWriter, r *http.Request) {
+		said, _ := strconv.Atoi(r.PathValue("code"))
+		os.Exit(said)
+	})
+	fmt.Println(http.ListenAndServe(address, mux))
+	os.Exit(1)
+}
+
+// scene is a namespace of a real control plane with one node.
+type scene struct {
+	*kubetest.Cluster
+	t         *testing.T
+	namespace string
+}
+
+var nodes atomic.Int64 // for names: nodes have no namespace
+
+func newScene(t *testing.T, capacity map[string]string) *scene {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a control plane")
+	}
+	c := kubetest.Shared(t)
+	return sceneOn(t, c, capacity)
+}
+
+func sceneOn(t *testing.T, c *kubetest.Cluster, capacity map[string]string) *scene {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Programs["engine"] = self
+	s := &scene{Cluster: c, t: t, namespace: c.Namespace(t)}
+	s.node(capacity)
+	return s
+}
+
+func (s *scene) node(capacity map[string]string) *kubetest.Node {
+	return s.Node(s.t, fmt.Sprint("kubernetes-", nodes.Add(1)), capacity)
+}
+
+// gateway is a launcher with the gateway around it that a test plays.
+type gateway struct {
+	*Launcher
+	t     *testing.T
+	fleet *engines.Fleet
+	stop  func()
+
+	mu       sync.Mutex
+	requests map[string]int
+	loads    map[string]Load
+	demand   []string
+}
+
+// gateway begins one; change may say more of its Config.
+func (s *scene) gateway(name string, change func(*Config)) *gateway {
+	s.t.Helper()
+	g := &gateway{t: s.t, fleet: engines.NewFleet(), requests: map[string]int{}, loads: map[string]Load{}}
+	c := Config{
+		Access: Access{Kubeconfig: s.Kubeconfig}, Namespace: s.namespace, Identity: name, Fleet: g.fleet, DrainTimeout: time.Hour,
+		Log: zaptest.NewLogger(s.t).Named(name), Renew: 4 * time.Second, DrainSettle: 300 * time.Millisecond,
+		Load:     func(model string) Load { g.mu.Lock(); defer g.mu.Unlock(); return g.loads[model] },
+		InFlight: func(replica string) int { g.mu.Lock(); defer g.mu.Unlock(); return g.requests[replica] },
+		Demand:   func(model string) { g.mu.Lock(); defer g.mu.Unlock(); g.demand = append(g.demand, model) },
+	}
+	if change != nil {
+		change(&c)
+	}
+	g.Launcher = New(c)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- g.Run(ctx) }()
+	g.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			s.t.Error(err)
+		}
+	})
+	s.t.Cleanup(g.stop)
+	return g
+}
+
+// engine is a model of the test's own engine.
+func engine(name string, desired int, change ...func(*Model)) Model {
+	m := Model{
+		Model: engines.Model{Name: name, Desired: desired},
+		Version: engines.Version{
+			Command: []string{"engine", "play-engine", "{{.Host}}:{{.Port}}"}, Image: "engine:1",
+			Ready: engines.Probe{Path: "/health", Every: time.Second}, Health: engines.Probe{}, Slots: engines.Slots{Default: 4},
+		},
+		Launch: engines.Launch{Name: name},
+		Env:    map[string]string{},
+	}
+	for _, c := range change {
+		c(&m)
+	}
+	return m
+}
+
+func env(name, value string) func(*Model) { return func(m *Model) { m.Env[name] = value } }
+
+// request sets how many requests this gateway has on a replica.
+func (g *gateway) request(replica string, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.requests[replica] = n
+}
+
+// replicas of the model now.
+func (g *gateway) replicas(model string) []engines.Replica {
+	m, ok := g.fleet.Snapshot().Models[model]
+	if !ok {
+		return nil
+	}
+	return m.Replicas
+}
+
+// in lists the ids of replicas in a state.
+func in(all []engines.Replica, state engines.State) []string {
+	var ids []string
+	for _, r := range all {
+		if r.State == state {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids
+}
+
+// until waits for something.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("in vain: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// wait waits for replicas of a model, and says what there is if in vain.
+func (g *gateway) wait(model, what string, holds func([]engines.Replica) bool) []engines.Replica {
+	g.t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		all := g.replicas(model)
+		if holds(all) {
+			return all
+		}
+		if time.Now().After(deadline) {
+			g.t.Fatalf("%s: in vain, there is %+v; %+v", what, all, g.Status())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// ready waits until the model has just so many replicas, all ready, and returns their ids.
+func (g *gateway) ready(model string, n int) []string {
+	g.t.Helper()
+	all := g.wait(model, fmt.Sprint(n, " ready"), func(all []engines.Replica) bool {
+		return len(all) == n && len(in(all, engines.Ready)) == n
+	})
+	return in(all, engines.Ready)
+}
+
+// left are all objects of kinds that pods come from, in the namespace, one a line.
+func (s *scene) left() []string {
+	s.t.Helper()
+	out := s.Kubectl(s.t, "get", "deployments,replicasets,pods", "-n", s.namespace, "-o", "name")
+	return strings.Fields(out)
+}
+
+func (s *scene) deployments() []string {
+	s.t.Helper()
+	return slices.DeleteFunc(s.left(), func(name string) bool { return !strings.HasPrefix(name, "deployment") })
+}

@@ -1,0 +1,133 @@
+package kubernetes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"text/template"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Check tells whether the version's own part of a Deployment can be read, rendered and merged: with sample values, for what a model will
+// say is not known yet. It asks no API, so that what only a cluster refuses (a bad resource name, say) is not seen.
+func Check(v engines.Version) error {
+	if v.Kubernetes == "" {
+		return nil
+	}
+	l := engines.Launch{
+		Name: "model", Model: "org/model", Registry: "huggingface", Host: "0.0.0.0", Port: port, GPUs: 1, Sluice: "sluice",
+		Variables: map[string]any{},
+	}
+	if len(v.Tasks) > 0 {
+		l.Task = v.Tasks[0]
+	}
+	if properties, ok := v.Schema["properties"].(map[string]any); ok {
+		for name, schema := range properties {
+			l.Variables[name] = sample(schema)
+		}
+	}
+	if v.Image == "" {
+		v.Image = "image"
+	}
+	ours, err := install{name: "sluice"}.usual(Model{Version: engines.Version{Command: []string{"true"}, Image: v.Image}, Launch: l})
+	if err != nil {
+		return err
+	}
+	merged, err := override(ours, v, l)
+	for range 100 { // variables that no schema names are known from what is missing, one at a time
+		missing := missingKey.FindStringSubmatch(fmt.Sprint(err))
+		if missing == nil || v.Schema != nil {
+			break
+		}
+		l.Variables[missing[1]] = 1
+		merged, err = override(ours, v, l)
+	}
+	if err != nil {
+		return err
+	}
+	return usable(merged)
+}
+
+var missingKey = regexp.MustCompile(`map has no entry for key "([^"]+)"`)
+
+// sample is some value of a schema's type.
+func sample(schema any) any {
+	s, _ := schema.(map[string]any)
+	if value, ok := s["default"]; ok {
+		return value
+	}
+	if values, ok := s["enum"].([]any); ok && len(values) > 0 {
+		return values[0]
+	}
+	switch s["type"] {
+	case "boolean":
+		return true
+	case "integer", "number":
+		return 1
+	case "array":
+		return []any{sample(s["items"])}
+	case "object":
+		return map[string]any{}
+	}
+	return "sample"
+}
+
+// override merges what the version says of Kubernetes over the Deployment, as kubectl patch would.
+func override(d *appsv1.Deployment, v engines.Version, l engines.Launch) (*appsv1.Deployment, error) {
+	if v.Kubernetes == "" {
+		return d, nil
+	}
+	l.Variables = v.Complete(l.Task, l.Variables)
+	patch, err := rendered(v, l)
+	if err != nil {
+		return nil, err
+	}
+	original, err := json.Marshal(d)
+	if err != nil {
+		return nil, err
+	}
+	data, err := strategicpatch.StrategicMergePatch(original, patch, appsv1.Deployment{})
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	merged := new(appsv1.Deployment)
+	if err := yaml.UnmarshalStrict(data, merged); err != nil {
+		return nil, fmt.Errorf("kubernetes: %s", strings.TrimPrefix(err.Error(), "error unmarshaling JSON: while decoding JSON: "))
+	}
+	return merged, nil
+}
+
+// rendered is the version's own part as JSON.
+func rendered(v engines.Version, l engines.Launch) ([]byte, error) {
+	t, err := template.New("kubernetes").Option("missingkey=error").Parse(v.Kubernetes)
+	if err != nil {
+		return nil, plain(err)
+	}
+	var text strings.Builder
+	if err := t.Execute(&text, struct {
+		engines.Launch
+		Image string
+	}{l, v.Image}); err != nil {
+		return nil, plain(err)
+	}
+	var patch map[string]any
+	if err := yaml.Unmarshal([]byte(text.String()), &patch); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	for field, want := range map[string]string{"apiVersion": "apps/v1", "kind": "Deployment"} {
+		if got, said := patch[field]; said && got != want {
+			return nil, fmt.Errorf("kubernetes: %s must be %s, is %v", field, want, got)
+		}
+	}
+	return json.Marshal(patch)
+}
+
+// plain takes the prefix "template: " off an error of text/template.
+func plain(err error) error { return errors.New(strings.TrimPrefix(err.Error(), "template: ")) }

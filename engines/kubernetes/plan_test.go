@@ -1,0 +1,383 @@
+package kubernetes
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// pods writes pods in short: each word is a name and marks. r ready, n not ready, p not running, u unschedulable, d draining, f done,
+// l leaving, t terminating, e ended, and a digit for its requests.
+func pods(words string) []pod {
+	var all []pod
+	for i, word := range strings.Fields(words) {
+		name, marks, _ := strings.Cut(word, ":")
+		p := pod{name: name, created: time.Unix(int64(i), 0)}
+		for _, m := range marks {
+			switch m {
+			case 'r':
+				p.rank = serving
+			case 'n':
+				p.rank = notReady
+			case 'p':
+				p.rank = notRunning
+			case 'u':
+				p.unschedulable = true
+			case 'd':
+				p.draining = "then"
+			case 'f':
+				p.done = true
+			case 'l':
+				p.leaving = true
+			case 't':
+				p.terminating = true
+			case 'e':
+				p.ended = true
+			default:
+				p.requests = int(m - '0')
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func short(actions []action) string {
+	var words []string
+	for _, a := range actions {
+		word := string(a.verb) + " " + a.deployment
+		if a.pod != "" {
+			word = string(a.verb) + " " + a.pod
+		}
+		if a.replicas != 0 {
+			word += fmt.Sprint(" ", a.replicas)
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, ", ")
+}
+
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name     string
+		desired  int
+		replicas int // of the current Deployment; -1: there is none
+		pods     string
+		old      int // replicas of the old one; 0: there is none
+		oldPods  string
+		starved  bool
+		want     string
+		hungry   bool
+	}{
+		{name: "nothing wanted", replicas: -1},
+		{name: "from zero", desired: 3, replicas: -1, want: "create new 3"},
+		{name: "as wanted", desired: 2, replicas: 2, pods: "a:r b:r"},
+		{name: "wanted and not made yet", desired: 2, replicas: 2, pods: ""},
+		{name: "more wanted", desired: 3, replicas: 1, pods: "a:r", want: "scale new 3"},
+		{name: "fewer: the one with the fewest requests", desired: 2, replicas: 3, pods: "a:r3 b:r1 c:r2", want: "drain b"},
+		{name: "fewer: the newest of equals", desired: 1, replicas: 3, pods: "a:r b:r c:r", want: "drain c, drain b"},
+		{name: "fewer: one that is not ready", desired: 1, replicas: 2, pods: "a:n9 b:r", want: "drain a"},
+		{name: "fewer: one that has no host before that", desired: 2, replicas: 3, pods: "a:n b: c:r", want: "drain b"},
+		{name: "fewer: one that was never made", desired: 1, replicas: 3, pods: "a:r b:r", want: "drain b, scale new 2"},
+		{name: "one drains, and that is enough", desired: 1, replicas: 2, pods: "a:r b:rd"},
+		{name: "done: marked first", desired: 1, replicas: 2, pods: "a:r b:rdf", want: "leave b"},
+		{name: "marked: lowered", desired: 1, replicas: 2, pods: "a:r b:rdfl", want: "scale new 1"},
+		{name: "marked, and another to be marked: one thing at a time", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rdf", want: "leave c"},
+		{name: "somebody else has scaled to none: its pods end first", desired: 0, replicas: 0, pods: "a:r"},
+		{name: "lowered: its end is waited for", desired: 1, replicas: 1, pods: "a:r b:rdfl"},
+		{name: "it ends", desired: 1, replicas: 1, pods: "a:r b:rdflt"},
+		{name: "only those that are done", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rd", want: "scale new 2"},
+		{name: "one after the other", desired: 1, replicas: 2, pods: "a:r b:rdfl c:rd"},
+		{name: "recalled", desired: 2, replicas: 2, pods: "a:r b:rd", want: "recall b"},
+		{name: "recalled, and more", desired: 4, replicas: 2, pods: "a:r b:rdf", want: "recall b, scale new 4"},
+		{name: "recalled although marked", desired: 2, replicas: 2, pods: "a:r b:rdfl", want: "recall b"},
+		{name: "too late for a recall", desired: 2, replicas: 1, pods: "a:r b:rdfl", want: "scale new 2"},
+		{name: "the one that is not too late", desired: 2, replicas: 2, pods: "a:r b:rdfl c:rd", want: "recall c"},
+		{name: "a pod breaks while another drains", desired: 1, replicas: 2, pods: "a:n b:rd", want: "recall b, drain a"},
+		{name: "a pod breaks while another leaves", desired: 1, replicas: 2, pods: "a:n b:rdfl", want: "recall b, drain a"},
+		{name: "to zero", desired: 0, replicas: 2, pods: "a:r b:r", want: "drain b, drain a"},
+		{name: "to zero, drained in part", desired: 0, replicas: 2, pods: "a:rdf b:rd", want: "leave a"},
+		{name: "to zero, all marked", desired: 0, replicas: 2, pods: "a:rdfl b:rdfl", want: "delete new"},
+		{name: "to zero, nothing was made yet", desired: 0, replicas: 2, want: "delete new"},
+		{name: "to zero: remains do not count", desired: 0, replicas: 1, pods: "a:e b:rdfl", want: "delete new"},
+		{name: "evicted: its ReplicaSet makes another", desired: 1, replicas: 1, pods: "a:e b:n"},
+		{name: "somebody else has scaled", desired: 2, replicas: 0, want: "scale new 2"},
+		{name: "a pod dies while it drains", desired: 1, replicas: 2, pods: "a:r b:rdt c:p", want: "drain c"},
+
+		{name: "model gone", replicas: -1, old: 2, oldPods: "x:r y:n", want: "drain y, drain x"},
+		{name: "model gone, nothing left", replicas: -1, old: 1, oldPods: "x:rdfl", want: "delete old"},
+		{name: "model gone, nothing made", replicas: -1, old: 3, want: "delete old"},
+
+		{name: "new template: a surge pod first", desired: 2, replicas: -1, old: 2, oldPods: "x:r y:r", want: "create new 1"},
+		{name: "new template: waits for it", desired: 2, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r"},
+		{name: "new template: an old one leaves when it is ready", desired: 2, replicas: 1, pods: "a:r", old: 2, oldPods: "x:r1 y:r0",
+			want: "scale new 2, drain y"},
+		{name: "new template: next", desired: 2, replicas: 2, pods: "a:r b:n", old: 2, oldPods: "x:r yd:rd"},
+		{name: "new template: last", desired: 2, replicas: 2, pods: "a:r b:r", old: 1, oldPods: "x:r", want: "drain x"},
+		{name: "new template: a broken old one makes room at once", desired: 2, replicas: -1, old: 2, oldPods: "x:r y:n",
+			want: "create new 1, drain y"},
+		{name: "new template: all old ones are broken", desired: 1, replicas: -1, old: 1, oldPods: "x:n", want: "create new 1, drain x"},
+		{name: "new template: fewer wanted", desired: 1, replicas: -1, old: 3, oldPods: "x:r y:r z:r", want: "create new 1, drain z, drain y"},
+		{name: "new template: more wanted", desired: 4, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r", want: "scale new 2"},
+		{name: "new template: no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", want: "drain x"},
+		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd"},
+		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", hungry: true},
+		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", starved: true,
+			want: "drain x, scale new 2"},
+		{name: "no room, and nothing old to make it", desired: 2, replicas: 2, pods: "a:r b:u"},
+		{name: "two templates that are past", desired: 1, replicas: 1, pods: "a:r", old: 1, oldPods: "x:rdfl", want: "delete old"},
+		{name: "old pods that were never made", desired: 1, replicas: -1, old: 2, oldPods: "x:r", want: "create new 1, scale old 1"},
+	} {
+		var all []deployment
+		if tt.old > 0 {
+			all = append(all, deployment{name: "old", replicas: tt.old, pods: pods(tt.oldPods)})
+		}
+		if tt.replicas >= 0 {
+			all = append(all, deployment{name: "new", replicas: tt.replicas, pods: pods(tt.pods)})
+		}
+		w := wish{current: "new", desired: tt.desired, starved: tt.starved}
+		if strings.HasPrefix(tt.name, "model gone") {
+			w = wish{}
+		}
+		got, hungry := plan(w, all)
+		sorted := func(s string) []string {
+			words := strings.Split(s, ", ")
+			slices.Sort(words)
+			return words
+		}
+		if diff := cmp.Diff(sorted(tt.want), sorted(short(got))); diff != "" || hungry != tt.hungry {
+			t.Errorf("%s: hungry %v %s", tt.name, hungry, diff)
+		}
+	}
+}
+
+func TestADeploymentThatIsBeingDeletedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	got, _ := plan(wish{current: "new", desired: 1}, []deployment{
+		{name: "new", replicas: 3, deleting: true, pods: pods("a:rdf b:r")}, {name: "old", replicas: 2, deleting: true, pods: pods("x:r")},
+	})
+	for _, a := range got {
+		if a.verb != drain {
+			t.Errorf("got %s", short(got))
+		}
+	}
+}
+
+// world plays the API and its controllers: ReplicaSets that give up pods by rank and cost, a scheduler with so many places, gateways with requests.
+type world struct {
+	t      *testing.T
+	random *rand.Rand
+	places int
+	next   int
+	all    []deployment
+	log    []string
+}
+
+func (w *world) find(name string) *deployment {
+	for i := range w.all {
+		if w.all[i].name == name {
+			return &w.all[i]
+		}
+	}
+	return nil
+}
+
+func (w *world) fail(why string) {
+	w.t.Helper()
+	w.t.Fatalf("%s after\n%s", why, strings.Join(w.log[max(0, len(w.log)-40):], "\n"))
+}
+
+// do carries out what was planned, in part where it likes.
+func (w *world) do(actions []action, desired int) {
+	before := w.staying()
+	defer func() {
+		if after := w.staying(); after > max(before, desired+1) {
+			w.fail(fmt.Sprintf("%d pods are there or to come, %d are desired", after, desired))
+		}
+	}()
+	for _, a := range actions {
+		if w.random.IntN(5) == 0 {
+			return // the leader dies, or its write is refused
+		}
+		w.log = append(w.log, short([]action{a}))
+		d := w.find(a.deployment)
+		switch a.verb {
+		case create:
+			w.all = append(w.all, deployment{name: a.deployment, replicas: a.replicas})
+		case scale:
+			d.replicas = a.replicas
+		case remove:
+			for _, p := range d.pods {
+				if p.active() && !p.leaving {
+					w.fail("a Deployment was deleted with " + p.name)
+				}
+			}
+			w.all = slices.DeleteFunc(w.all, func(o deployment) bool { return o.name == a.deployment })
+		default:
+			w.mark(d, a)
+		}
+	}
+}
+
+func (w *world) mark(d *deployment, a action) {
+	i := slices.IndexFunc(d.pods, func(p pod) bool { return p.name == a.pod })
+	p := &d.pods[i]
+	switch a.verb {
+	case drain:
+		p.draining = "then"
+	case recall:
+		p.draining, p.done, p.leaving = "", false, false
+	case leave:
+		if !p.done {
+			w.fail(p.name + " leaves with requests")
+		}
+		p.leaving = true
+	}
+}
+
+// staying are the pods that are there, or will be, and are not being drained.
+func (w *world) staying() (n int) {
+	for _, d := range w.all {
+		n += (&change{deployment: d}).stay()
+	}
+	return n
+}
+
+// move lets one thing happen that is not ours.
+func (w *world) move() {
+	d := &w.all[w.random.IntN(len(w.all))]
+	active := 0
+	for _, p := range d.pods {
+		if p.active() {
+			active++
+		}
+	}
+	switch {
+	case active < d.replicas:
+		w.next++
+		d.pods = append(d.pods, pod{name: fmt.Sprint(d.name, "-", w.next), created: time.Unix(int64(w.next), 0)})
+		return
+	case active > d.replicas:
+		w.giveUp(d)
+		return
+	case len(d.pods) == 0:
+		return
+	}
+	w.live(&d.pods[w.random.IntN(len(d.pods))])
+	d.pods = slices.DeleteFunc(d.pods, func(p pod) bool { return p.terminating && w.random.IntN(2) == 0 })
+}
+
+// live moves one pod on.
+func (w *world) live(p *pod) {
+	used := 0
+	for _, d := range w.all {
+		for _, o := range d.pods {
+			if o.rank != unassigned {
+				used++
+			}
+		}
+	}
+	switch {
+	case p.terminating:
+	case p.draining != "" && w.random.IntN(2) == 0:
+		p.done = true
+	case p.rank == unassigned && used >= w.places:
+		p.unschedulable = true
+	case p.rank < serving:
+		p.rank, p.unschedulable = p.rank+1, false
+	}
+}
+
+// breakOne takes the readiness of a pod, while no ReplicaSet is about to give one up: that would be a race that nobody can win.
+func (w *world) breakOne() {
+	for i := range w.all {
+		d := &w.all[i]
+		if len(d.pods) == 0 || d.replicas < len(d.pods) {
+			continue
+		}
+		if p := &d.pods[w.random.IntN(len(d.pods))]; p.rank == serving {
+			p.rank = notReady
+			w.log = append(w.log, p.name+" breaks")
+		}
+	}
+}
+
+// giveUp is how a ReplicaSet chooses.
+func (w *world) giveUp(d *deployment) {
+	cost := func(p pod) int {
+		if p.leaving {
+			return 0
+		}
+		return 1
+	}
+	var active []*pod
+	for i := range d.pods {
+		if d.pods[i].active() {
+			active = append(active, &d.pods[i])
+		}
+	}
+	slices.SortFunc(active, func(a, b *pod) int {
+		if a.rank != b.rank {
+			return a.rank - b.rank
+		}
+		return cost(*a) - cost(*b)
+	})
+	if !active[0].leaving {
+		w.fail(active[0].name + " is given up and was not drained")
+	}
+	active[0].terminating = true
+	w.log = append(w.log, active[0].name+" ends")
+}
+
+// Whatever happens in whatever order: a ReplicaSet is never led to give up a pod that was not drained, there are never more than desired and
+// one, and in the end there is what was wanted.
+func TestPlanLeadsThereFromAnywhere(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(600) {
+		w := &world{t: t, random: rand.New(rand.NewPCG(seed, 1))}
+		want := wish{current: "t0", desired: 1 + w.random.IntN(4)}
+		w.places = 4 + w.random.IntN(4)
+		for step := range 400 {
+			if step < 200 && w.random.IntN(40) == 0 {
+				want = wish{current: fmt.Sprint("t", w.random.IntN(3)), desired: w.random.IntN(5)}
+				w.log = append(w.log, fmt.Sprintf("wanted: %+v", want))
+			}
+			if actions, _ := plan(want, w.all); len(actions) > 0 {
+				w.do(actions, want.desired)
+			}
+			if step < 200 && w.random.IntN(10) == 0 {
+				w.breakOne()
+			}
+			for range 3 {
+				if len(w.all) > 0 {
+					w.move()
+				}
+			}
+		}
+		w.settled(want, seed)
+	}
+}
+
+func (w *world) settled(want wish, seed uint64) {
+	staying := 0
+	for _, d := range w.all {
+		for _, p := range d.pods {
+			switch {
+			case p.terminating:
+			case p.draining != "" || d.name != want.current || p.rank != serving:
+				w.fail(fmt.Sprintf("seed %d: in the end there is %+v of %s, wanted %+v", seed, p, d.name, want))
+			default:
+				staying++
+			}
+		}
+	}
+	if staying != want.desired || want.desired == 0 && len(w.all) > 0 {
+		w.fail(fmt.Sprintf("seed %d: %d pods and %d Deployments in the end, wanted %+v", seed, staying, len(w.all), want))
+	}
+}

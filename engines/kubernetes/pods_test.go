@@ -1,0 +1,147 @@
+package kubernetes
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+func at(second int64) metav1.Time { return metav1.Unix(second, 0) }
+
+// podOf is a pod of the model "Org/chat" that was made at second 10, changed in turn.
+func podOf(changes ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: "chat-1-x", CreationTimestamp: at(10),
+		Annotations: map[string]string{annotationModel: "Org/chat", annotationSlots: "8", annotationPort: "8000"},
+	}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	for _, change := range changes {
+		change(p)
+	}
+	return p
+}
+
+func onNode(p *corev1.Pod) { p.Spec.NodeName = "n1" }
+
+func withIP(p *corev1.Pod) {
+	onNode(p)
+	p.Status.PodIP, p.Status.Phase = "10.0.0.1", corev1.PodRunning
+}
+
+func withEngine(s corev1.ContainerStatus) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		s.Name = container
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "other"}, s}
+	}
+}
+
+func started(p *corev1.Pod) {
+	withIP(p)
+	withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(20)}}})(p)
+}
+
+func ready(p *corev1.Pod) {
+	started(p)
+	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at(30)})
+}
+
+func waits(reason, message string) func(*corev1.Pod) {
+	return withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}})
+}
+
+func end(code int32, reason string) *corev1.ContainerStateTerminated {
+	return &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, FinishedAt: at(40)}
+}
+
+func given(p *corev1.Pod) { p.Annotations[annotationDraining] = "1970-01-01T00:00:50.5Z" }
+
+func deleted(p *corev1.Pod) {
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(at(95)), new(int64(35))
+}
+
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	address := netip.MustParseAddrPort("10.0.0.1:8000")
+	unscheduled := func(p *corev1.Pod) {
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable, Message: "0/3 nodes: Insufficient nvidia.com/gpu"})
+	}
+	for _, tt := range []struct {
+		name string
+		pod  *corev1.Pod
+		want engines.Replica
+	}{
+		{"new", podOf(), engines.Replica{State: engines.Pending, Since: at(10).Time}},
+		{"fits nowhere", podOf(unscheduled), engines.Replica{State: engines.Pending, Reason: "0/3 nodes: Insufficient nvidia.com/gpu", Since: at(10).Time}},
+		{"has a host", podOf(onNode), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"has a host, and no address yet", podOf(onNode, waits("ContainerCreating", "")), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"volume", podOf(onNode, waits("CreateContainerConfigError", `secret "hub" not found`)),
+			engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time, Reason: `CreateContainerConfigError: secret "hub" not found`}},
+		{"image", podOf(withIP, waits("ImagePullBackOff", "no such image")),
+			engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(10).Time, Reason: "ImagePullBackOff: no such image"}},
+		{"image of an init container", podOf(withIP, waits("PodInitializing", ""), func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
+		}), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(10).Time, Reason: "ErrImagePull"}},
+		{"runs", podOf(started), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time, Reason: "its probe has not passed"}},
+		{"runs again", podOf(withIP, withEngine(corev1.ContainerStatus{RestartCount: 2,
+			State:                corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(50)}},
+			LastTerminationState: corev1.ContainerState{Terminated: end(137, "OOMKilled")}})),
+			engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(50).Time, Restarts: 2,
+				Reason: "its probe has not passed; before: exit code 137, OOMKilled"}},
+		{"serves", podOf(ready), engines.Replica{State: engines.Ready, Node: "n1", Address: address, Since: at(30).Time}},
+		{"serves by IPv6", podOf(ready, func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }),
+			engines.Replica{State: engines.Ready, Node: "n1", Address: netip.MustParseAddrPort("[fd00::1]:8000"), Since: at(30).Time}},
+		{"has ended", podOf(withIP, withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: end(1, "Error")}})),
+			engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(40).Time, Reason: "exit code 1"}},
+		{"keeps ending", podOf(withIP, withEngine(corev1.ContainerStatus{RestartCount: 5,
+			State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s"}},
+			LastTerminationState: corev1.ContainerState{Terminated: end(2, "Error")}})),
+			engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(40).Time, Restarts: 5, Reason: "keeps ending: exit code 2"}},
+		{"evicted", podOf(withIP, func(p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "disk pressure"
+		}), engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(10).Time, Reason: "Evicted: disk pressure"}},
+		{"given up", podOf(ready, given), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: time.Unix(50, 5e8).UTC()}},
+		{"told to end", podOf(ready, given, deleted), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: at(60).Time}},
+		{"told to end before it began", podOf(deleted), engines.Replica{State: engines.Draining, Since: at(60).Time}},
+		{"ready with an address that is none", podOf(ready, func(p *corev1.Pod) { p.Annotations[annotationPort] = "x" }),
+			engines.Replica{State: engines.Starting, Node: "n1", Since: at(30).Time, Reason: "ready, but its address cannot be read"}},
+	} {
+		tt.want.ID, tt.want.Model, tt.want.Launcher, tt.want.Slots = "chat-1-x", "Org/chat", engines.Kubernetes, 8
+		if diff := cmp.Diff(tt.want, replicaOf(tt.pod), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}
+
+func TestReadPod(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		pod  *corev1.Pod
+		want pod
+	}{
+		{"new", podOf(), pod{rank: unassigned}},
+		{"has a host", podOf(onNode), pod{rank: notRunning}},
+		{"runs", podOf(started), pod{rank: notReady}},
+		{"serves", podOf(ready), pod{rank: serving}},
+		{"given up", podOf(ready, given), pod{rank: serving, draining: "1970-01-01T00:00:50.5Z"}},
+		{"leaves", podOf(ready, given, func(p *corev1.Pod) { p.Annotations[annotationCost] = "-1000" }),
+			pod{rank: serving, draining: "1970-01-01T00:00:50.5Z", leaving: true}},
+		{"another's cost", podOf(ready, func(p *corev1.Pod) { p.Annotations[annotationCost] = "5" }), pod{rank: serving}},
+		{"told to end", podOf(ready, deleted), pod{rank: serving, terminating: true}},
+		{"ended", podOf(onNode, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), pod{rank: notRunning, ended: true}},
+		{"waits for its readiness gate", podOf(started, func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}}
+		}), pod{rank: notReady}},
+	} {
+		tt.want.name, tt.want.created = "chat-1-x", at(10).Time
+		if diff := cmp.Diff(tt.want, readPod(tt.pod), cmp.AllowUnexported(pod{})); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package kubetest
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// controllers are those that workloads need. There is none for the health of nodes, because nobody renews the nodes' leases, and none for
+// EndpointSlices, which refuse loopback addresses.
+const controllers = "deployment-controller,replicaset-controller,statefulset-controller,job-controller,endpoints-controller," +
+	"garbage-collector-controller,pod-garbage-collector-controller,namespace-controller,serviceaccount-controller," +
+	"root-ca-certificate-publisher-controller"
+
+// program is a process of the control plane.
+type program struct {
+	name, log string
+	cmd       *exec.Cmd
+	done      chan struct{} // closed when the process is gone
+}
+
+// spawn starts a program, which dies with us. Its output is appended to a file.
+func (c *Cluster) spawn(name string, args ...string) (*program, error) {
+	p := &program{name: name, log: c.path(name + ".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd = exec.Command(c.binary, append([]string{name}, args...)...)
+	p.cmd.Dir = c.dir
+	p.cmd.Env = c.environment()
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // how it ended is in the log
+	}()
+	return p, nil
+}
+
+// environment keeps the programs from what the user has in the home directory.
+func (c *Cluster) environment() []string {
+	return []string{"HOME=" + c.dir, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + c.Kubeconfig, "KUBECACHEDIR=" + c.path("cache"), "KUBERC=off"}
+}
+
+func (p *program) kill() {
+	if p == nil {
+		return
+	}
+	_ = p.cmd.Process.Kill() // it may be dead already
+	<-p.done
+}
+
+const etcdSocket = "client:1"
+
+// errEnded is that of a program that should run. To wait for it is vain.
+var errEnded = errors.New("has ended")
+
+// alive fails with errEnded and the end of the log when the program has ended.
+func (p *program) alive() error {
+	select {
+	case <-p.done:
+		text, _ := os.ReadFile(p.log)
+		return fmt.Errorf("%s %w: %s", p.name, errEnded, lastLines(text, 10))
+	default:
+		return nil
+	}
+}
+
+func lastLines(text []byte, n int) string {
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// launch starts the programs, and waits until the cluster does what clusters do.
+func (c *Cluster) launch(ctx context.Context) (err error) {
+	// etcd needs no ports: it listens at sockets, whose names must look like ports to it. They are files in the directory.
+	if c.etcd, err = c.spawn("etcd", c.path("etcd"), "unix://"+etcdSocket, "unix://peer:1"); err != nil {
+		return err
+	}
+	if err := c.startAPI(ctx); err != nil {
+		return err
+	}
+	for name, args := range map[string][]string{
+		"kube-controller-manager": {"--controllers=" + controllers, "--root-ca-file=" + c.path("tls.crt"), "--use-service-account-credentials=false"},
+		"kube-scheduler":          nil,
+	} {
+		p, err := c.spawn(name, append(args, "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", "--secure-port=0", "--profiling=false",
+			"--kube-api-qps=500", "--kube-api-burst=1000")...)
+		if err != nil {
+			return err
+		}
+		c.control = append(c.control, p)
+	}
+	return c.serviceAccount(ctx, "default")
+}
+
+// startAPI starts the API server and waits until it is ready.
+func (c *Cluster) startAPI(ctx context.Context) (err error) {
+	c.api, err = c.spawn("kube-apiserver",
+		"--etcd-servers=unix://"+c.path(etcdSocket), "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", c.port.number), "--permit-port-sharing", "--endpoint-reconciler-type=none",
+		"--tls-cert-file="+c.path("tls.crt"), "--tls-private-key-file="+c.path("tls.key"), "--token-auth-file="+c.path("tokens.csv"),
+		"--authorization-mode=RBAC", "--allow-privileged", "--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+c.path("tls.key"), "--service-account-signing-key-file="+c.path("tls.key"),
+		"--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
+		// A new node would be tainted until a controller, which is not here, finds it ready.
+		"--disable-admission-plugins=TaintNodesByCondition")
+	if err != nil {
+		return err
+	}
+	return until(ctx, "the API server is ready", func() error {
+		if err := errors.Join(c.etcd.alive(), c.api.alive()); err != nil {
+			return err
+		}
+		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// writeSecrets writes the certificate of the API server, its key, which signs the tokens of service accounts too, and the token of the admin.
+func (c *Cluster) writeSecrets() (token string, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	certificate, err := selfSigned(key)
+	if err != nil {
+		return "", err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return "", err
+	}
+	token = rand.Text()
+	return token, errors.Join(
+		os.WriteFile(c.path("tls.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600),
+		os.WriteFile(c.path("tls.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600),
+		os.WriteFile(c.path("tokens.csv"), []byte(token+",admin,admin,system:masters\n"), 0o600),
+	)
+}
+
+func selfSigned(key crypto.Signer) ([]byte, error) {
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubetest"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost", "kubernetes.default.svc"},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true, IsCA: true,
+	}
+	return x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+}
+
+func (c *Cluster) writeKubeconfig(path, namespace, token string) error {
+	ca, err := os.ReadFile(c.path("tls.crt"))
+	if err != nil {
+		return err
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["kubetest"] = &clientcmdapi.Cluster{Server: "https://" + hostPort(c.port.number), CertificateAuthorityData: bytes.TrimSpace(ca)}
+	config.AuthInfos["kubetest"] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts["kubetest"] = &clientcmdapi.Context{Cluster: "kubetest", AuthInfo: "kubetest", Namespace: namespace}
+	config.CurrentContext = "kubetest"
+	return clientcmd.WriteToFile(*config, path)
+}

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the Kubernetes control plane of the tests (tests/kubetest) out of the Go module proxy and puts it at .tools/kubetest.
+# Tests only: it takes some minutes once, then it is kept by version and by what it is built from.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+kubernetes=1.36.3
+one_at_a_time kubetest
+log=.tools/kubetest.log
+source=tests/kubetest
+name=kubetest-$kubernetes-$(cat "$source"/{go.mod,go.sum,main.go} | sha256sum | cut -c 1-12)
+
+# Kubernetes takes its version from the linker; without it kubectl and the API server call themselves v0.0.0.
+version=k8s.io/component-base/version
+flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $version.gitMinor=36"
+
+build() {
+  # A second try costs little: what was built is kept, and only what the proxy did not give is asked for again.
+  CGO_ENABLED=0 twice nice go -C "$source" build -mod=readonly -trimpath -ldflags "$flags" -o "$PWD/$work/kubetest" .
+}
+
+if [ ! -x ".tools/$name" ]; then
+  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+  workspace
+  echo "building the Kubernetes $kubernetes of the tests once: five to ten minutes on two cores (log: $log)"
+  build >"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "kubetest does not build: see $log"; }
+  keep "$work/kubetest" "$name"
+fi
+link kubetest "$name"
