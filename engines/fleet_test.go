@@ -2,9 +2,13 @@ package engines_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -65,4 +69,65 @@ func TestFleetTellsOfChangesOnly(t *testing.T) {
 	if now := f.Snapshot(); now.Version != old.Version+1 || len(old.Models["m"].Replicas) != 1 {
 		t.Errorf("version %d after %d; the old snapshot has %d replicas", now.Version, old.Version, len(old.Models["m"].Replicas))
 	}
+}
+
+// TestFleetIsWhatItsSourcesSay: however it came about, the fleet is what one would be that was told everything at once; and a model is a new
+// value exactly if something of it is new.
+func TestFleetIsWhatItsSourcesSay(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	sources := []string{"local", "kubernetes", "upstream"}
+	parts := map[string]engines.Part{}
+	f := engines.NewFleet()
+	for step := range 600 {
+		source := sources[random.IntN(len(sources))]
+		parts[source] = mutate(random, parts[source])
+		old := f.Snapshot()
+		f.Set(source, parts[source])
+		now := f.Snapshot()
+		fresh := engines.NewFleet()
+		for name, part := range parts {
+			fresh.Set(name, part)
+		}
+		want := fresh.Snapshot()
+		if d := cmp.Diff(want, now, cmpopts.IgnoreFields(engines.Snapshot{}, "Version"), cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
+			t.Fatalf("step %d, want - got +\n%s", step, d)
+		}
+		changed := !cmp.Equal(old.Names, now.Names) || len(old.Models) != len(now.Models)
+		for name, m := range now.Models {
+			before := old.Models[name]
+			if same := before != nil && cmp.Equal(before, m, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); same != (before == m) {
+				t.Fatalf("step %d: %s is the same: %t, is the same value: %t", step, name, same, before == m)
+			}
+			changed = changed || before != m
+		}
+		if changed != (old != now) || changed != (now.Version == old.Version+1) {
+			t.Fatalf("step %d: changed: %t, version %d after %d", step, changed, now.Version, old.Version)
+		}
+	}
+}
+
+// mutate changes one thing of a part, or nothing.
+func mutate(random *rand.Rand, p engines.Part) engines.Part {
+	p = engines.Part{Models: slices.Clone(p.Models), Replicas: slices.Clone(p.Replicas)}
+	name := func() string { return fmt.Sprint("m", random.IntN(12)) }
+	switch n := random.IntN(10); {
+	case n == 0 && len(p.Models) > 0:
+		i := random.IntN(len(p.Models))
+		p.Models = slices.Delete(p.Models, i, i+1)
+	case n == 1 && len(p.Models) > 0:
+		p.Models[random.IntN(len(p.Models))].Desired = random.IntN(3)
+	case n == 2 && len(p.Models) > 0:
+		p.Models[random.IntN(len(p.Models))].Aliases = []string{name()}
+	case n == 3:
+		p.Models = append(p.Models, engines.Model{Name: name(), Discovered: random.IntN(2) == 0})
+	case n == 4 && len(p.Replicas) > 0:
+		i := random.IntN(len(p.Replicas))
+		p.Replicas = slices.Delete(p.Replicas, i, i+1)
+	case n < 7 && len(p.Replicas) > 0:
+		p.Replicas[random.IntN(len(p.Replicas))].Slots = random.IntN(3)
+	case n < 9:
+		i := random.IntN(len(p.Replicas) + 1)
+		p.Replicas = slices.Insert(p.Replicas, i, engines.Replica{ID: fmt.Sprint("r", random.Uint32()), Model: name()})
+	}
+	return p
 }

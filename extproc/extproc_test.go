@@ -124,7 +124,8 @@ func newServer(t testing.TB, journal Journal) (*Server, *dispatch.Dispatcher) {
 	})
 	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
 		Default: dispatch.Policy{MaxDuration: time.Minute}})
-	d.SetRoutable("m", []string{"m-0", "m-1"})
+	d.SetRoutable("model/m", map[string]netip.AddrPort{
+		"m-0": netip.MustParseAddrPort("127.0.0.1:9000"), "m-1": netip.MustParseAddrPort("127.0.0.1:9001")})
 	auth := new(authz.Authenticator)
 	if err := auth.Set(authz.Config{Tenants: []authz.TenantConfig{{
 		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []string{authz.HashKey("key")}}}}); err != nil {

@@ -73,7 +73,8 @@ func prefillServer(t *testing.T) *Server {
 	})
 	s.Dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
 		Default: dispatch.Policy{MaxDuration: time.Minute, MaxPrefillPerReplica: 1}})
-	s.Dispatcher.SetRoutable("m", []string{"m-0", "m-1"})
+	s.Dispatcher.SetRoutable("model/m", map[string]netip.AddrPort{
+		"m-0": netip.MustParseAddrPort("127.0.0.1:9000"), "m-1": netip.MustParseAddrPort("127.0.0.1:9001")})
 	return s
 }
 

@@ -297,7 +297,7 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapsh
 
 func sameBytes(a, b *Resources) bool {
 	same := func(a, b *Resource) bool {
-		return a.Name == b.Name && a.Version == b.Version && bytes.Equal(a.packed.Value, b.packed.Value) && slices.Equal(a.replicas, b.replicas)
+		return a.Name == b.Name && a.Version == b.Version && bytes.Equal(a.packed.Value, b.packed.Value) && maps.Equal(a.replicas, b.replicas)
 	}
 	return same(a.Listener, b.Listener) && same(a.Routes, b.Routes) && maps.EqualFunc(a.Models, b.Models, func(a, b *Model) bool {
 		return same(a.Cluster, b.Cluster) && same(a.Endpoints, b.Endpoints) && slices.Equal(a.Replicas, b.Replicas)

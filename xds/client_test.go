@@ -5,7 +5,9 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +23,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // served is a Server with its wire, for tests that play Envoy.
@@ -29,17 +32,24 @@ type served struct {
 	dial *grpc.ClientConn
 
 	mu sync.Mutex
-	// acks are the calls of OnAck, "model=id,id"; guarded by mu
+	// acks are the calls of OnAck, "model=id,id", with the group behind the model where there is one, and the address behind the id unless it
+	// is one of fleetOf; guarded by mu
 	acks []string
 }
 
 func newServed(t testing.TB) *served {
 	t.Helper()
 	s := &served{}
-	s.Server = NewServer(ServerConfig{OnAck: func(model string, ids []string) {
+	s.Server = NewServer(ServerConfig{Linger: time.Millisecond, OnAck: func(cluster string, replicas map[string]netip.AddrPort) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.acks = append(s.acks, model+"="+strings.Join(ids, ","))
+		ids := slices.Sorted(maps.Keys(replicas))
+		for i, id := range ids {
+			if at := replicas[id]; at != addressOf(id) {
+				ids[i] += "@" + at.String()
+			}
+		}
+		s.acks = append(s.acks, strings.TrimPrefix(cluster, headers.ModelCluster(""))+"="+strings.Join(ids, ","))
 	}})
 	wire := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()
@@ -198,6 +208,11 @@ func namesIn(r *discovery.DeltaDiscoveryResponse) []string {
 	return got
 }
 
+// addressOf is where fleetOf puts a replica.
+func addressOf(id string) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1+crc32.ChecksumIEEE([]byte(id))%60_000))
+}
+
 // fleetOf makes resources for models with the ids of their ready replicas. Every id has its own port.
 func fleetOf(t testing.TB, models map[string][]string) *Resources {
 	t.Helper()
@@ -205,8 +220,7 @@ func fleetOf(t testing.TB, models map[string][]string) *Resources {
 	for name, ids := range models {
 		m := &engines.ModelSnapshot{Model: engines.Model{Name: name}}
 		for _, id := range ids {
-			port := 1 + crc32.ChecksumIEEE([]byte(id))%60_000
-			m.Replicas = append(m.Replicas, replica(id, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)}))
+			m.Replicas = append(m.Replicas, engines.Replica{ID: id, State: engines.Ready, Address: addressOf(id)})
 		}
 		s.Models[name] = m
 	}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,8 +54,8 @@ type gateway struct {
 	fleet map[string]*engines.ModelSnapshot
 	// current is built from fleet; guarded by mu
 	current *Resources
-	// acks are the replicas that OnAck told, by model; guarded by mu
-	acks map[string][]string
+	// acks are the replicas that OnAck told, by cluster; guarded by mu
+	acks map[string]map[string]netip.AddrPort
 	// waiting are closed when OnAck tells these replicas; guarded by mu
 	waiting map[string]chan struct{}
 }
@@ -63,9 +65,9 @@ func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
 	g := &gateway{
 		config: c, alter: alter, client: &http.Client{Transport: &http.Transport{}},
-		fleet: map[string]*engines.ModelSnapshot{}, acks: map[string][]string{}, waiting: map[string]chan struct{}{},
+		fleet: map[string]*engines.ModelSnapshot{}, acks: map[string]map[string]netip.AddrPort{}, waiting: map[string]chan struct{}{},
 	}
-	g.server = NewServer(ServerConfig{OnAck: g.onAck})
+	g.server = NewServer(ServerConfig{OnAck: g.onAck, Linger: time.Millisecond})
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.update(t)
 	dir := shortDir(t)
@@ -129,7 +131,7 @@ func (g *gateway) update(t testing.TB) {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	next, err := g.current.Rebuild(g.config, &engines.Snapshot{Models: g.fleet})
+	next, err := g.current.Rebuild(g.config, &engines.Snapshot{Models: maps.Clone(g.fleet)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,23 +168,37 @@ func (g *gateway) acked(model string, ids []string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	done := make(chan struct{})
-	if known, ok := g.acks[model]; ok && slices.Equal(known, ids) {
+	key := model + "=" + strings.Join(slices.Sorted(slices.Values(ids)), ",")
+	if _, told := g.acks[headers.ModelCluster(model)]; told && g.knownLocked(model) == key {
 		close(done)
 	} else {
-		g.waiting[model+"="+strings.Join(ids, ",")] = done
+		g.waiting[key] = done
 	}
 	return done
 }
 
-func (g *gateway) onAck(model string, ids []string) {
+func (g *gateway) onAck(cluster string, replicas map[string]netip.AddrPort) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.acks[model] = ids
-	key := model + "=" + strings.Join(ids, ",")
+	g.acks[cluster] = replicas
+	model, _ := headers.ClusterModel(cluster)
+	key := g.knownLocked(model)
 	if done, ok := g.waiting[key]; ok {
 		close(done)
 		delete(g.waiting, key)
 	}
+}
+
+// knownLocked is what OnAck told of all clusters of a model, "model=id,id".
+func (g *gateway) knownLocked(model string) string {
+	var ids []string
+	for cluster, replicas := range g.acks {
+		if of, _ := headers.ClusterModel(cluster); of == model {
+			ids = slices.AppendSeq(ids, maps.Keys(replicas))
+		}
+	}
+	slices.Sort(ids)
+	return model + "=" + strings.Join(ids, ",")
 }
 
 // processorStandIn decides as the request's x-test headers say. x-test-cluster and x-test-list route it; without them it stays

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -229,7 +230,7 @@ func serverDies(t *testing.T, g *gateway) {
 		t.Fatalf("no counters in %q", before)
 	}
 	g.mu.Lock()
-	g.acks = map[string][]string{}
+	g.acks = map[string]map[string]netip.AddrPort{}
 	g.server = NewServer(ServerConfig{OnAck: g.onAck})
 	g.server.Set(g.current)
 	g.mu.Unlock()

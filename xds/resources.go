@@ -32,8 +32,8 @@ type Resource struct {
 	Message proto.Message
 
 	packed *anypb.Any
-	// replicas are the ids in it, if these are endpoints.
-	replicas []string
+	// replicas are those in it by id, with their addresses, if these are endpoints.
+	replicas map[string]netip.AddrPort
 }
 
 // Model is what Envoy is told about one model.
@@ -87,6 +87,8 @@ type Resources struct {
 	Faults []Fault
 
 	config Config
+	// snapshot is what they were made from.
+	snapshot *engines.Snapshot
 	// byCluster is Models by the name of the cluster, which is that of its endpoints too.
 	byCluster map[string]*Model
 }
@@ -118,38 +120,73 @@ func Build(c Config, s *engines.Snapshot) (*Resources, error) {
 // Rebuild gives exactly what Build gives, but shares with r all that is the same in both, so that its cost is that of the
 // models that changed. A nil r shares nothing.
 func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
-	next := &Resources{config: c, Models: make(map[string]*Model, len(s.Models)), byCluster: make(map[string]*Model, len(s.Models))}
-	if r != nil && r.config == c {
-		next.Listener, next.Routes = r.Listener, r.Routes
-	} else if err := next.buildStatic(); err != nil {
-		return nil, err
+	if r == nil {
+		r = &Resources{snapshot: &engines.Snapshot{}}
+	}
+	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Models: cloned(r.Models), byCluster: cloned(r.byCluster),
+		Faults: slices.Clone(r.Faults)}
+	if r.Listener == nil || r.config != c {
+		if err := next.buildStatic(); err != nil {
+			return nil, err
+		}
+	}
+	for name := range r.snapshot.Models {
+		if s.Models[name] == nil {
+			next.drop(name)
+		}
 	}
 	for name, snapshot := range s.Models {
-		if snapshot.Launcher == engines.None {
-			continue // nobody asks Envoy for it
+		if r.snapshot.Models[name] != snapshot {
+			next.renew(snapshot)
 		}
-		var old *Model
-		if r != nil {
-			old = r.Models[name]
-		}
-		m := old
-		if !old.describes(snapshot) {
-			var err error
-			if m, err = buildModel(snapshot, old); err != nil {
-				next.Faults = append(next.Faults, Fault{Model: name, Err: err})
-				continue
-			}
-		}
-		next.Models[name], next.byCluster[m.Cluster.Name] = m, m
-		for _, group := range m.Groups {
-			next.byCluster[group.Cluster.Name] = group
-		}
-		next.Faults = append(next.Faults, m.faults...)
 	}
 	slices.SortFunc(next.Faults, func(a, b Fault) int {
 		return cmp.Or(strings.Compare(a.Model, b.Model), strings.Compare(a.Replica, b.Replica))
 	})
 	return next, nil
+}
+
+func cloned(m map[string]*Model) map[string]*Model {
+	if m == nil {
+		return map[string]*Model{}
+	}
+	return maps.Clone(m)
+}
+
+// drop takes a model out.
+func (r *Resources) drop(name string) {
+	if m := r.Models[name]; m != nil {
+		delete(r.byCluster, m.Cluster.Name)
+		for _, group := range m.Groups {
+			delete(r.byCluster, group.Cluster.Name)
+		}
+		delete(r.Models, name)
+	}
+	if len(r.Faults) > 0 {
+		r.Faults = slices.DeleteFunc(r.Faults, func(f Fault) bool { return f.Model == name })
+	}
+}
+
+// renew makes a model anew, as far as Envoy is concerned with what has changed of it.
+func (r *Resources) renew(s *engines.ModelSnapshot) {
+	old := r.Models[s.Name]
+	if s.Launcher != engines.None && old.describes(s) {
+		return
+	}
+	r.drop(s.Name)
+	if s.Launcher == engines.None {
+		return // nobody asks Envoy for it
+	}
+	m, err := buildModel(s, old)
+	if err != nil {
+		r.Faults = append(r.Faults, Fault{Model: s.Name, Err: err})
+		return
+	}
+	r.Models[s.Name], r.byCluster[m.Cluster.Name] = m, m
+	for _, group := range m.Groups {
+		r.byCluster[group.Cluster.Name] = group
+	}
+	r.Faults = append(r.Faults, m.faults...)
 }
 
 // buildStatic makes what does not depend on the fleet.
@@ -228,18 +265,18 @@ func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
 	}
 	ready, faults := reachable(model, members)
 	m.faults, m.Replicas = faults, make([]string, len(ready))
+	known := make(map[string]netip.AddrPort, len(ready))
 	for i, e := range ready {
-		m.Replicas[i] = e.id
+		m.Replicas[i], known[e.id] = e.id, e.address
 	}
 	if m.Endpoints, err = newResource(name, assignmentFor(name, ready)); err != nil {
 		return nil, err
 	}
-	m.Endpoints.replicas = m.Replicas
+	m.Endpoints.replicas = known
 	return m, nil
 }
 
-// describes says whether the model's replicas are still those that m was built from. It is asked for every model at every change of the
-// fleet, so it allocates nothing.
+// describes says whether the model's replicas are still those that m was built from: much changes in a fleet that is nothing to Envoy.
 func (m *Model) describes(s *engines.ModelSnapshot) bool {
 	if m == nil || len(m.faults) > 0 {
 		return false

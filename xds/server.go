@@ -1,8 +1,10 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -18,11 +20,16 @@ import (
 type ServerConfig struct {
 	// Log gets what Envoy refuses. nil logs nothing.
 	Log *zap.Logger
-	// OnAck is called when Envoy knows the clusters of exactly these replicas of a model and has them in the endpoints, cluster by cluster in
-	// the order of Model.Replicas; with none when Envoy has no replica of the model any more. A request that is routed to a replica before that fails. It is
-	// called for changes only, never twice at once, must be quick and must not call the Server. nil is not called.
-	OnAck func(model string, replicaIDs []string)
+	// OnAck is called when Envoy knows a cluster of a model and has exactly these replicas in it, by id, at these addresses; with none when
+	// it has none, or the cluster no more. A request that is routed to a replica before that fails. It is called for changes only, never
+	// twice at once, must be quick, must not call the Server and must not change the map. nil is not called.
+	OnAck func(cluster string, replicas map[string]netip.AddrPort)
+	// Linger is how long Envoy keeps a cluster that is no longer wanted, and the last replicas of one that has none any more: a request that was
+	// routed there a moment ago still has to find them, and nobody routes any more there. 0 means 2 s.
+	Linger time.Duration
 }
+
+const defaultLinger = 2 * time.Second
 
 // Server serves Resources to Envoy by the incremental form of the aggregated discovery service.
 //
@@ -36,14 +43,17 @@ type ServerConfig struct {
 type Server struct {
 	discovery.UnimplementedAggregatedDiscoveryServiceServer
 
-	log   *zap.Logger
-	onAck func(string, []string)
+	log    *zap.Logger
+	onAck  func(string, map[string]netip.AddrPort)
+	linger time.Duration
 	// ready is closed by the first Set. An Envoy that reconnects before that waits: an answer without its listener would remove it.
 	ready chan struct{}
 
 	mu sync.Mutex
 	// world is what Envoy shall have; nil until the first Set; guarded by mu
 	world *Resources
+	// leaving are the clusters that are no longer wanted, and the endpoints that are to be none, while Envoy still has them; guarded by mu
+	leaving [kinds]map[string]*time.Timer
 	// streams are the open streams; guarded by mu
 	streams map[*stream]struct{}
 	// newest is the stream that was opened last, whose Envoy counts; it stays when it has closed; guarded by mu
@@ -53,8 +63,8 @@ type Server struct {
 
 	// ackMu is held while OnAck runs. It is taken before mu.
 	ackMu sync.Mutex
-	// told is what OnAck was told, by model and cluster; guarded by ackMu
-	told map[string]map[string]*Resource
+	// told is what OnAck was told, by cluster; guarded by ackMu
+	told map[string]*Resource
 }
 
 // Status is what the operator may want to know of the connection to Envoy.
@@ -91,14 +101,14 @@ type Nack struct {
 // NewServer returns a server that has nothing to say until Set is called.
 func NewServer(c ServerConfig) *Server {
 	s := &Server{
-		log: c.Log, onAck: c.OnAck,
-		ready: make(chan struct{}), streams: map[*stream]struct{}{}, told: map[string]map[string]*Resource{},
+		log: c.Log, onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
+		ready: make(chan struct{}), streams: map[*stream]struct{}{}, told: map[string]*Resource{},
 	}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
 	if s.onAck == nil {
-		s.onAck = func(string, []string) {}
+		s.onAck = func(string, map[string]netip.AddrPort) {}
 	}
 	return s
 }
@@ -120,12 +130,62 @@ func (s *Server) Set(r *Resources) {
 		return // no stream has read anything yet
 	}
 	changed := differences(old, r)
+	for name := range changed[clusters] {
+		s.lingerLocked(clusters, name, r.byCluster[name] == nil, changed)
+	}
+	for name := range changed[assignments] {
+		m := r.byCluster[name]
+		s.lingerLocked(assignments, name, m != nil && len(m.Replicas) == 0, changed)
+	}
+	s.spreadLocked(changed)
+}
+
+// spreadLocked has every stream look at what has changed.
+func (s *Server) spreadLocked(changed names) {
 	if changed.empty() {
 		return
 	}
 	for st := range s.streams {
 		st.dirty.add(changed)
 		st.wakeUp()
+	}
+}
+
+// lingerLocked takes a resource that leaves Envoy with nothing out of what has changed, until its time has come.
+func (s *Server) lingerLocked(k kind, name string, leaves bool, changed names) {
+	if timer := s.leaving[k][name]; timer != nil {
+		timer.Stop()
+		delete(s.leaving[k], name)
+	}
+	if !leaves {
+		return
+	}
+	delete(changed[k], name)
+	var timer *time.Timer
+	timer = time.AfterFunc(s.linger, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.leaving[k][name] == timer { // else it has come back since
+			delete(s.leaving[k], name)
+			var changed names
+			changed.put(k, name)
+			s.spreadLocked(changed)
+		}
+	})
+	if s.leaving[k] == nil {
+		s.leaving[k] = map[string]*time.Timer{}
+	}
+	s.leaving[k][name] = timer
+}
+
+// hold keeps endpoints that linger from being sent with a cluster that has changed: Envoy goes on with the cluster of before until it has them.
+func (s *Server) hold(sub *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.leaving[assignments] {
+		if r := sub.taken[name]; r != nil && len(r.replicas) > 0 {
+			delete(sub.check, name)
+		}
 	}
 }
 
@@ -197,8 +257,7 @@ func (s *Server) report(st *stream, change func(*Status)) {
 
 // tell calls OnAck if it is news that the stream's Envoy knows these endpoints of a model's cluster. nil: it knows none.
 func (s *Server) tell(st *stream, cluster string, known *Resource) {
-	model, ok := headers.ClusterModel(cluster)
-	if !ok {
+	if _, ok := headers.ClusterModel(cluster); !ok {
 		return
 	}
 	s.ackMu.Lock()
@@ -209,36 +268,18 @@ func (s *Server) tell(st *stream, cluster string, known *Resource) {
 	if stale {
 		return
 	}
-	before := s.told[model][cluster]
+	before := s.told[cluster]
 	switch {
 	case known == nil && before == nil:
-		return
 	case known == nil:
-		delete(s.told[model], cluster)
-	case s.told[model] == nil:
-		s.told[model] = map[string]*Resource{cluster: known}
+		delete(s.told, cluster)
+		s.onAck(cluster, nil)
 	default:
-		s.told[model][cluster] = known
-	}
-	if before == nil || known == nil || !slices.Equal(before.replicas, known.replicas) {
-		s.onAck(model, s.toldReplicas(model))
-	}
-	if len(s.told[model]) == 0 {
-		delete(s.told, model)
-	}
-}
-
-// toldReplicas lists what Envoy has of a model in all its clusters; nil for nothing. ackMu is held.
-func (s *Server) toldReplicas(model string) []string {
-	all := s.told[model]
-	var replicas []string
-	for _, cluster := range slices.Sorted(maps.Keys(all)) {
-		if len(all) == 1 {
-			return all[cluster].replicas
+		s.told[cluster] = known
+		if before == nil || !maps.Equal(before.replicas, known.replicas) {
+			s.onAck(cluster, known.replicas)
 		}
-		replicas = append(replicas, all[cluster].replicas...)
 	}
-	return replicas
 }
 
 // recognise finds out what a resource holds that a reconnecting Envoy says it has: it is known when it is that of now, or that which
@@ -247,12 +288,10 @@ func (s *Server) recognise(now *Resource, name, version string) *Resource {
 	if now != nil && now.Version == version {
 		return now
 	}
-	if model, ok := headers.ClusterModel(name); ok {
-		s.ackMu.Lock()
-		defer s.ackMu.Unlock()
-		if told := s.told[model][name]; told != nil && told.Version == version {
-			return told
-		}
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	if told := s.told[name]; told != nil && told.Version == version {
+		return told
 	}
 	return &Resource{Name: name, Version: version}
 }
@@ -261,9 +300,5 @@ func (s *Server) recognise(now *Resource, name, version string) *Resource {
 func (s *Server) toldClusters() []string {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
-	var names []string
-	for _, clusters := range s.told {
-		names = slices.AppendSeq(names, maps.Keys(clusters))
-	}
-	return names
+	return slices.Collect(maps.Keys(s.told))
 }

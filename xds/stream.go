@@ -141,6 +141,9 @@ func (st *stream) flush() error {
 		for name := range dirty[k] {
 			sub.check[name] = struct{}{}
 		}
+		if k == assignments {
+			st.server.hold(sub)
+		}
 		refused := len(sub.refused)
 		responses := sub.outstanding(k, world)
 		if len(sub.refused) != refused {

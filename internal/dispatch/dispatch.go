@@ -9,6 +9,7 @@ package dispatch
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,12 @@ type Policy struct {
 	ColdStart time.Duration
 	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 leaves it to the route.
 	MaxDuration time.Duration
+	// SlowStart is how long a replica that becomes pickable beside others that serve counts as having more to do than it has; 0 means not at
+	// all.
+	SlowStart time.Duration
+	// UnhealthyOn are the failures that take a replica out of rotation. 0 means, of an upstream, all; of a launched one Connect and
+	// FiveHundreds.
+	UnhealthyOn Failure
 	// Limits of the model.
 	Limits admission.Limits
 }
@@ -87,10 +94,17 @@ type Dispatcher struct {
 	mu sync.Mutex
 	// rules are the policies in force; guarded by mu
 	rules Rules
-	// routable holds, per model, the replicas that Envoy has acknowledged, with the address it knows; guarded by mu
-	routable map[string]map[string]bool
-	// counters by replica id, kept while any world names the replica or a ticket holds it; guarded by mu
+	// ruled says that they are not in the world yet, dirty lists the models of which something else is not; guarded by mu
+	ruled bool
+	dirty map[string]struct{}
+	// routable holds, per cluster of Envoy, the replicas that it has acknowledged there, with the address it knows; guarded by mu
+	routable map[string]map[string]netip.AddrPort
+	// suspensions by replica id; guarded by mu
+	suspensions map[string]*suspension
+	// counters by replica id, kept while the fleet names the replica or a ticket holds it; guarded by mu
 	counters map[string]*counter
+	// leaving are those of counters whose replica may not be picked, with the model that it was of last; guarded by mu
+	leaving map[string]string
 	// cursors of round robin, and what responses have taught, by model; guarded by mu
 	cursors map[string]*atomic.Uint64
 	lessons map[string]*lessons
@@ -114,15 +128,18 @@ type Rules struct {
 // New returns a Dispatcher that knows the fleet as it is now and no replica as routable.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{
-		fleet:     c.Fleet,
-		admission: c.Admission,
-		shared:    c.Shared,
-		demand:    c.Demand,
-		rules:     Rules{Default: c.Default, Models: c.Models},
-		routable:  map[string]map[string]bool{},
-		counters:  map[string]*counter{},
-		cursors:   map[string]*atomic.Uint64{},
-		lessons:   map[string]*lessons{},
+		fleet:       c.Fleet,
+		admission:   c.Admission,
+		shared:      c.Shared,
+		demand:      c.Demand,
+		rules:       Rules{Default: c.Default, Models: c.Models},
+		dirty:       map[string]struct{}{},
+		routable:    map[string]map[string]netip.AddrPort{},
+		suspensions: map[string]*suspension{},
+		counters:    map[string]*counter{},
+		leaving:     map[string]string{},
+		cursors:     map[string]*atomic.Uint64{},
+		lessons:     map[string]*lessons{},
 	}
 	d.world.Store(&world{snapshot: &engines.Snapshot{}})
 	d.rebuild()
@@ -146,25 +163,28 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.rules = r
+	d.rules, d.ruled = r, true
 	d.admission.SetTenants(r.Tenants)
 	d.rebuildLocked()
 }
 
-// SetRoutable tells which replicas of a model Envoy knows. A replica is picked only when the fleet calls it ready and Envoy
-// knows it: a request released sooner meets a cluster without the host and fails.
-func (d *Dispatcher) SetRoutable(model string, replicas []string) {
-	known := make(map[string]bool, len(replicas))
-	for _, id := range replicas {
-		known[id] = true
+// SetRoutable tells which replicas Envoy has in a cluster, and at which addresses; none when it has not, or has no such cluster. A replica is
+// picked only when the fleet calls it ready and Envoy knows it there, where it is now: a request released sooner meets a cluster that Envoy
+// does not know or that has not the host, and fails. The map must not be changed afterwards.
+func (d *Dispatcher) SetRoutable(cluster string, replicas map[string]netip.AddrPort) {
+	model, ok := headers.ClusterModel(cluster)
+	if !ok {
+		return
 	}
 	d.mu.Lock()
-	d.routable[model] = known
-	if len(known) == 0 {
-		delete(d.routable, model)
+	defer d.mu.Unlock()
+	if len(replicas) == 0 {
+		delete(d.routable, cluster)
+	} else {
+		d.routable[cluster] = replicas
 	}
-	d.mu.Unlock()
-	d.rebuild()
+	d.dirty[model] = struct{}{}
+	d.rebuildLocked()
 }
 
 // Request is what dispatch needs to know of a request.

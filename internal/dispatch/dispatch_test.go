@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
@@ -34,17 +36,30 @@ func newStage(policy Policy) stage {
 // put makes the model have these replicas, all ready, and Envoy know them.
 func (s stage) put(model string, replicas ...engines.Replica) {
 	m := engines.Model{Name: model, Aliases: []string{model + "-alias"}, Launcher: engines.Local, Desired: len(replicas)}
-	var ids []string
 	for i := range replicas {
 		r := &replicas[i]
 		r.Model, r.Address = model, netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 9000+i))
 		if r.State == "" {
 			r.State = engines.Ready
 		}
-		ids = append(ids, r.ID)
 	}
-	s.fleet.Set("test-"+model, engines.Part{Models: []engines.Model{m}, Replicas: replicas})
-	s.SetRoutable(model, ids)
+	s.fleet.Set("test-"+model, engines.Part{Models: []engines.Model{m}, Replicas: slices.Clone(replicas)}) // the fleet keeps it
+	s.acknowledge(model, replicas...)
+}
+
+// acknowledge makes Envoy know these replicas of the model and no others, each in its cluster.
+func (s stage) acknowledge(model string, replicas ...engines.Replica) {
+	clusters := map[string]map[string]netip.AddrPort{headers.ModelCluster(model): {}}
+	for _, r := range replicas {
+		name := headers.GroupCluster(model, r.Group())
+		if clusters[name] == nil {
+			clusters[name] = map[string]netip.AddrPort{}
+		}
+		clusters[name][r.ID] = r.Address
+	}
+	for name, known := range clusters {
+		s.SetRoutable(name, known)
+	}
 }
 
 func replicas(ids ...string) []engines.Replica {
@@ -202,8 +217,9 @@ func TestLimitsPerReplica(t *testing.T) {
 func TestOnlyWhatEnvoyKnowsIsPicked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{})
-		s.put("m", replicas("a", "b")...)
-		s.SetRoutable("m", nil)
+		all := replicas("a", "b")
+		s.put("m", all...)
+		s.acknowledge("m")
 		got := make(chan *Ticket)
 		go func() {
 			ticket, fault := s.Dispatch(context.Background(), request("m", "k"))
@@ -216,7 +232,7 @@ func TestOnlyWhatEnvoyKnowsIsPicked(t *testing.T) {
 		if v, _ := s.View("m"); v.Queued != 1 {
 			t.Fatalf("queued: %d", v.Queued)
 		}
-		s.SetRoutable("m", []string{"b"})
+		s.acknowledge("m", all[1])
 		if ticket := <-got; ticket.Replica() != "b" || ticket.Endpoints() != "127.0.0.1:9001" {
 			t.Errorf("picked %s %s", ticket.Replica(), ticket.Endpoints())
 		}

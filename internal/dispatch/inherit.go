@@ -35,7 +35,6 @@ type inherited struct {
 	// lease is nil while the shared state has the lease of before, and nobody has said which.
 	lease   *admission.Lease
 	counter *counter
-	replica string
 	// request is empty until it is known.
 	request string
 }
@@ -53,7 +52,7 @@ func (d *Dispatcher) Inherit(running map[Place]int) {
 
 func (d *Dispatcher) inherit(at Place, id string, n int) {
 	d.mu.Lock()
-	c := d.counterLocked(id)
+	c := d.counterLocked(at.Model, id)
 	d.mu.Unlock()
 	d.past.mu.Lock()
 	defer d.past.mu.Unlock()
@@ -61,7 +60,7 @@ func (d *Dispatcher) inherit(at Place, id string, n int) {
 		d.past.held = map[Place][]inherited{}
 	}
 	for range n {
-		one := inherited{counter: c, replica: id}
+		one := inherited{counter: c}
 		if !d.shared { // else the lease of before still counts
 			lease, err := d.admission.Resume(admission.Resumed{Model: at.Model})
 			if err != nil {
@@ -142,7 +141,7 @@ func (d *Dispatcher) endOne(at Place, which func([]inherited) int) bool {
 	if one.lease != nil {
 		one.lease.Release()
 	}
-	d.freed(one.replica, "")
+	d.freed(one.counter, "")
 	return true
 }
 

@@ -49,7 +49,7 @@ func TestModelsOfAReplicaTakeTurns(t *testing.T) {
 		}
 		s.fleet.Set("test", part)
 		for _, model := range models {
-			s.SetRoutable(model, []string{"r"})
+			s.acknowledge(model, part.Replicas[0])
 		}
 		running := s.must(t, request("a", "k"))
 		went := make(chan *Ticket, 9)

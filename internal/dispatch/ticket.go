@@ -113,16 +113,19 @@ func (t *Ticket) endPrefillLocked() bool {
 // quicker. The queue of its own model looks again by itself.
 func (t *Ticket) unplace() {
 	t.leave()
-	t.dispatcher.freed(t.Replica(), t.target.Name)
+	t.mu.Lock()
+	replica, model := t.target.replicas[t.at].counter, t.target.Name
+	t.mu.Unlock()
+	t.dispatcher.freed(replica, model)
 }
 
 // FirstToken tells that the response has begun: the request is in prefill no longer.
 func (t *Ticket) FirstToken() {
 	t.mu.Lock()
 	was := t.held && t.endPrefillLocked()
-	var replica string
+	var replica *counter
 	if was {
-		replica = t.target.replicas[t.at].id
+		replica = t.target.replicas[t.at].counter
 	}
 	t.mu.Unlock()
 	if was {
@@ -140,7 +143,7 @@ func (t *Ticket) Moved(address string) {
 		t.mu.Unlock()
 		return
 	}
-	from := t.target.replicas[t.at].id
+	from := t.target.replicas[t.at].counter
 	cluster := t.target.replicas[t.at].cluster // a retry never leaves it
 	for i, r := range t.target.replicas {
 		if r.address == address && r.cluster == cluster {
@@ -155,7 +158,7 @@ func (t *Ticket) Moved(address string) {
 			break
 		}
 	}
-	moved := t.target.replicas[t.at].id != from
+	moved := t.target.replicas[t.at].counter != from
 	t.mu.Unlock()
 	if moved {
 		t.dispatcher.freed(from, t.Model)
@@ -171,7 +174,7 @@ func (t *Ticket) Release() {
 		return
 	}
 	t.released = true
-	replica := t.target.replicas[t.at].id
+	replica := t.target.replicas[t.at].counter
 	t.mu.Unlock()
 
 	t.unname()
@@ -194,8 +197,8 @@ func (t *Ticket) Settle(r Response) {
 
 // freed wakes the other models that use the replica, which so take turns: the one after the model that has had it comes first, and that
 // one last.
-func (d *Dispatcher) freed(replica, had string) {
-	users := d.world.Load().users[replica]
+func (d *Dispatcher) freed(replica *counter, had string) {
+	users := replica.models()
 	at := slices.Index(users, had)
 	if at < 0 && len(users) > 0 {
 		at = int(d.turn.Add(1) % uint64(len(users)))

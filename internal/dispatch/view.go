@@ -25,8 +25,8 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	}
 	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.lessons.asked.Load()}
 	v.PerReplica = t.policy.MaxPerReplica
-	for _, r := range w.snapshot.Models[model].Replicas {
-		v.PerReplica = limit(t.policy, r)
+	for i := range t.source.Replicas {
+		v.PerReplica = limit(t.policy, &t.source.Replicas[i])
 	}
 	for _, r := range t.replicas {
 		v.Loads[r.id] = int(r.load.Load())
@@ -105,13 +105,19 @@ func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
 // peek is pick without moving the cursor of round robin.
 func (t *target) peek(key uint64, loads []int) int {
 	if t.policy.Strategy != RoundRobin {
-		return t.pick(key, loads)
+		return t.pick(key, loads, t.clock())
 	}
-	n := uint64(len(loads))
+	n, spare, now := uint64(len(loads)), -1, t.clock()
+	warming := !now.IsZero() && t.someWarm(now)
 	for step := range n {
-		if i := int((t.cursor.Load() + step) % n); loads[i] >= 0 {
+		i := int((t.cursor.Load() + step) % n)
+		switch {
+		case loads[i] < 0:
+		case warming && passes(t.warmth(i, now), func(step uint64) uint64 { return t.replicas[i].turns.Load() + step }):
+			spare = i
+		default:
 			return i
 		}
 	}
-	return -1
+	return spare
 }

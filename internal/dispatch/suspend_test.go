@@ -1,0 +1,166 @@
+package dispatch
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// expectCandidates checks who may be picked.
+func (s stage) expectCandidates(t *testing.T, when string, want ...string) {
+	t.Helper()
+	v, _ := s.View("m")
+	if got := slices.Sorted(maps.Keys(v.Loads)); !slices.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", when, got, want)
+	}
+}
+
+// launched are replicas of a launcher of ours.
+func launched(ids ...string) []engines.Replica {
+	all := replicas(ids...)
+	for i := range all {
+		all[i].Launcher, all[i].PID = engines.Local, 100+i
+	}
+	return all
+}
+
+func TestWhichFailuresCount(t *testing.T) {
+	t.Parallel()
+	every := []Failure{Connect, Reset, FiveHundreds, Unavailable}
+	for _, c := range []struct {
+		launcher engines.Launcher
+		own      Failure
+		want     Failure
+	}{
+		{engines.Local, 0, Connect | FiveHundreds},
+		{engines.Kubernetes, 0, Connect | FiveHundreds},
+		{engines.Upstream, 0, Connect | Reset | FiveHundreds | Unavailable},
+		{engines.Local, Unavailable, Unavailable},
+		{engines.Upstream, Connect | Reset, Connect | Reset},
+	} {
+		for _, kind := range append(every, 0) {
+			s := newStage(Policy{UnhealthyOn: c.own})
+			all := launched("a", "b")
+			all[0].Launcher, all[1].Launcher = c.launcher, c.launcher
+			s.put("m", all...)
+			told, want := s.Failed("a", kind, "it failed"), engines.Launcher("")
+			if kind&c.want != 0 {
+				want = c.launcher
+			}
+			if told != want {
+				t.Errorf("%s with %b, %b: %q is to look at it, want %q", c.launcher, c.own, kind, told, want)
+			}
+			out := s.Suspended()
+			if taken := want != "" && c.launcher != engines.Upstream; (out["a"] == "it failed") != taken || len(out) > 1 {
+				t.Errorf("%s with %b, %b: suspended %v", c.launcher, c.own, kind, out)
+			}
+			s.Recovered("a") // ends the timer
+		}
+	}
+	for status, want := range map[int]Failure{200: 0, 404: 0, 429: 0, 499: 0, 500: FiveHundreds, 502: FiveHundreds, 503: Unavailable, 504: FiveHundreds} {
+		if got := Answered(status); got != want {
+			t.Errorf("%d is %b", status, got)
+		}
+	}
+	if s := newStage(Policy{}); s.Failed("nobody", Connect, "") != "" {
+		t.Error("a replica that nobody has is looked at")
+	}
+}
+
+// A server that several models share follows no single one's rule.
+func TestASharedUpstreamHasTheDefaultRule(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{UnhealthyOn: Connect})
+	shared := engines.Replica{ID: "up:80", Launcher: engines.Upstream}
+	s.put("x", shared)
+	if told := s.Failed("up:80", FiveHundreds, ""); told != "" {
+		t.Errorf("alone: %q", told)
+	}
+	s.put("y", shared)
+	if told := s.Failed("up:80", FiveHundreds, ""); told != engines.Upstream {
+		t.Errorf("shared: %q", told)
+	}
+}
+
+func TestSuspensionsEndAndGrow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", launched("a", "b", "c")...)
+		for n, lasts := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, time.Minute, time.Minute} {
+			s.Failed("a", FiveHundreds, "answered 500")
+			s.Failed("a", FiveHundreds, "answered 500") // one that was on its way
+			if n > 0 {
+				s.Recovered("a")
+			}
+			time.Sleep(lasts - time.Second)
+			s.expectCandidates(t, fmt.Sprint(n, " just before the end"), "b", "c")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			s.expectCandidates(t, fmt.Sprint(n, " after the end"), "a", "b", "c")
+			time.Sleep(goodService - time.Second)
+		}
+		time.Sleep(time.Second) // a minute of good service
+		s.Failed("a", FiveHundreds, "answered 500")
+		s.expectCandidates(t, "after good service", "b", "c")
+		s.Recovered("a")
+		s.expectCandidates(t, "its launcher finds it well", "a", "b", "c")
+		if out := s.Suspended(); len(out) > 0 {
+			t.Errorf("suspended %v", out)
+		}
+	})
+}
+
+func TestTheLastIsNeverSuspended(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPerReplica: 1})
+		all := launched("a", "b")
+		s.put("m", all...)
+		s.Failed("a", Connect, "refused")
+		s.Failed("b", Connect, "refused")
+		s.expectCandidates(t, "both fail", "b")
+		// The other is merely full: the request waits rather than go to who failed.
+		busy := s.must(t, request("m", "k"))
+		waiting := s.queue("m")
+		if v, _ := s.View("m"); v.Queued != 1 || busy.Replica() != "b" {
+			t.Errorf("%+v, the first is on %s", v, busy.Replica())
+		}
+		s.Recovered("a")
+		if second := <-waiting; second.Replica() != "a" {
+			t.Errorf("it went to %s", second.Replica())
+		}
+		// When the others are gone altogether, who failed is all there is.
+		s.Failed("a", Connect, "refused")
+		all[1].State = engines.Failed
+		s.put("m", all...)
+		s.expectCandidates(t, "only a suspended one is left", "a")
+		all[1].State = engines.Ready
+		s.put("m", all...)
+		s.expectCandidates(t, "the other is back", "b")
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestANewProcessStartsAfresh: what an earlier process did is not held against one that was started in its place.
+func TestANewProcessStartsAfresh(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		all := launched("a", "b")
+		s.put("m", all...)
+		s.Failed("a", Connect, "refused")
+		all[0].PID, all[0].Restarts = 200, 1
+		s.put("m", all...)
+		s.expectCandidates(t, "another process", "a", "b")
+		time.Sleep(time.Hour) // the timer of the first has nothing to do
+		s.Failed("a", Connect, "refused")
+		s.Recovered("a")
+		s.expectCandidates(t, "its first failure", "a", "b")
+	})
+}

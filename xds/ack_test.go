@@ -1,0 +1,74 @@
+package xds
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+func worldOf(t testing.TB, replicas ...engines.Replica) *Resources {
+	t.Helper()
+	return mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet(model("m", replicas...)))
+}
+
+// TestAnotherAddressIsNews: an id says nothing of where Envoy would send a request.
+func TestAnotherAddressIsNews(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(worldOf(t, ready("m-0", "10.0.0.1:80")))
+	c := s.adopt(t, "m")
+	expectTold(t, s, "m=m-0@10.0.0.1:80")
+	s.Set(worldOf(t, ready("m-0", "10.0.0.1:81")))
+	c.ack(c.expect(assignments, "model/m"))
+	expectTold(t, s, "m=m-0@10.0.0.1:81")
+}
+
+// TestAReplicaThatMovesIsToldPerCluster: it is known where it goes to only when Envoy has that cluster, and never in two at once for good.
+func TestAReplicaThatMovesIsToldPerCluster(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(worldOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80")))
+	c := s.adopt(t, "m")
+	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
+	way := &engines.Transport{Group: "a", Headers: []engines.Header{{Name: "Authorization", Value: "Bearer k"}}}
+	s.Set(worldOf(t, by(way, ready("a", "10.0.0.1:80")), ready("b", "10.0.0.2:80")))
+	cds := c.expect(clusters, "model/m#a")
+	c.ack(c.expect(assignments, "model/m"))
+	expectTold(t, s, "m=b@10.0.0.2:80")
+	c.ask(assignments, nil, "model/m#a")
+	eds := c.expect(assignments, "model/m#a")
+	c.ack(eds)
+	c.quiet()
+	if told := s.told(); told != nil {
+		t.Errorf("OnAck told %q before Envoy had the cluster", told)
+	}
+	c.ack(cds)
+	expectTold(t, s, "m#a=a@10.0.0.1:80")
+}
+
+// TestAClusterLingers: requests that were routed there a moment ago still find it, and one that comes back meanwhile was never away.
+func TestAClusterLingers(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.linger = time.Hour
+	world := worldOf(t, ready("a", "10.0.0.1:80"))
+	s.Set(world)
+	c := s.adopt(t, "m")
+	expectTold(t, s, "m=a@10.0.0.1:80")
+	s.Set(worldOf(t)) // no replica
+	c.quiet()
+	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
+	c.quiet()
+	s.Set(worldOf(t, ready("a", "10.0.0.2:80")))
+	c.ack(c.expect(assignments, "model/m"))
+	expectTold(t, s, "m=a@10.0.0.2:80")
+	s.mu.Lock()
+	s.linger = time.Millisecond
+	s.mu.Unlock()
+	s.Set(worldOf(t))
+	c.ack(c.expect(assignments, "model/m"))
+	expectTold(t, s, "m=")
+	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
+	c.ack(c.expect(clusters, "-model/m"))
+}

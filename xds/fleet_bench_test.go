@@ -1,0 +1,70 @@
+package xds
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// perModel is how many replicas a model of the benchmarks has: 1,000 are 200 models.
+const perModel = 5
+
+// fleetPart is a launcher's part of the fleet, of so many replicas.
+func fleetPart(size int) engines.Part {
+	var p engines.Part
+	for n := range size {
+		name := fmt.Sprintf("model-%d", n/perModel)
+		if n%perModel == 0 {
+			p.Models = append(p.Models, engines.Model{Name: name, Launcher: engines.Local, Desired: perModel, Most: perModel})
+		}
+		r := ready(fmt.Sprintf("%s-%d", name, n%perModel), fmt.Sprintf("10.0.%d.%d:80", n>>8, n&255))
+		r.Model = name
+		p.Replicas = append(p.Replicas, r)
+	}
+	return p
+}
+
+// BenchmarkFleet is the way of one replica that goes or comes back through the whole chain, from its launcher's word to Envoy's, in fleets of
+// several sizes. What a launcher does to make its part is not in it.
+func BenchmarkFleet(b *testing.B) {
+	for _, size := range []int{10, 100, 1000} {
+		full := fleetPart(size)
+		less := engines.Part{Models: full.Models, Replicas: slices.Clone(full.Replicas)}
+		at := size / 2
+		less.Replicas[at].State = engines.Failed
+		b.Run(fmt.Sprintf("set/%d replicas", size), func(b *testing.B) {
+			f := engines.NewFleet()
+			f.Set("local", full)
+			for i := range b.N {
+				f.Set("local", []engines.Part{less, full}[i%2])
+			}
+		})
+		b.Run(fmt.Sprintf("whole/%d replicas", size), func(b *testing.B) { wholeChain(b, full, less, full.Replicas[at].Model) })
+	}
+}
+
+func wholeChain(b *testing.B, full, less engines.Part, model string) {
+	c := Config{Listen: "127.0.0.1:1"}
+	f := engines.NewFleet()
+	f.Set("local", full)
+	s := newServed(b)
+	world := mustBuild(b, c, f.Snapshot())
+	s.Set(world)
+	var names []string
+	for _, m := range full.Models {
+		names = append(names, m.Name)
+	}
+	envoy := s.adopt(b, names...)
+	b.ResetTimer()
+	for i := range b.N {
+		f.Set("local", []engines.Part{less, full}[i%2])
+		var err error
+		if world, err = world.Rebuild(c, f.Snapshot()); err != nil {
+			b.Fatal(err)
+		}
+		s.Set(world)
+		envoy.ack(envoy.expect(assignments, "model/"+model))
+	}
+}
