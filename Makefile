@@ -12,7 +12,7 @@ BENCHTIME ?= 1s
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test vet lint bench fuzz envoy tools clean
+.PHONY: build run test test-vllm vet lint bench fuzz envoy tools clean
 
 build:
 	go build -o bin/sluice ./cmd/sluice
@@ -25,6 +25,11 @@ run: envoy build
 test: tools vet
 	go test $(RACE) -vet=off -timeout 10m $(UNIT)
 	go test -vet=off -count=1 -timeout 20m $(E2E)
+
+# test-vllm starts a real vLLM on the CPU. It is no part of test: it fetches a gigabyte and takes minutes.
+test-vllm: tools
+	@scripts/vllm.sh
+	go test -tags vllm -run VLLM -count=1 -timeout 30m ./internal/e2e
 
 vet:
 	go vet ./...
@@ -47,6 +52,7 @@ envoy:
 tools: envoy
 	@scripts/clients.sh
 	@scripts/llama-server.sh
+	@scripts/kubetest.sh
 
 # clean leaves .tools, which took long to fill.
 clean:

@@ -34,6 +34,10 @@ type Version struct {
 	Env map[string]string
 	// Image is the container image that holds the program. A local launch does not use it.
 	Image string
+	// Kubernetes is what a Deployment of this engine has beyond, or otherwise than, the usual one: a text/template over Launch that makes
+	// YAML of a Deployment, whole or in part, which is merged over ours as a strategic merge patch. The engine's container is named
+	// "engine". Empty: nothing.
+	Kubernetes string
 	// Ready tells when a starting replica may serve: the first 2xx answer.
 	Ready Probe
 	// Health tells whether a ready replica still serves.

@@ -30,6 +30,8 @@ type Launcher string
 const (
 	// Local replicas are processes on this host.
 	Local Launcher = "local"
+	// Kubernetes replicas are pods of Deployments.
+	Kubernetes Launcher = "kubernetes"
 	// Upstream replicas are servers that someone else runs.
 	Upstream Launcher = "upstream"
 	// None is for a model without replicas, which is only admitted: its work is done elsewhere.
@@ -66,7 +68,8 @@ const (
 
 // Replica is one server of one model. It is a value: a changed replica is a new value in the next Snapshot.
 type Replica struct {
-	// ID is stable over restarts: "<model>-<n>" for local replicas, host:port for upstreams, with the path where there is one.
+	// ID is stable over restarts: "<model>-<n>" for local replicas, the name of the pod, or host:port for upstreams, with the path where
+	// there is one.
 	ID      string
 	Model   string
 	State   State
@@ -77,6 +80,8 @@ type Replica struct {
 	Transport *Transport
 	// Launcher is where the replica came from.
 	Launcher Launcher
+	// Node is the host that it is on; empty where that is not known, as for an upstream.
+	Node string
 	// PID is the process of a local replica, 0 otherwise.
 	PID int
 	// Reason says in words why the replica is not ready, with the last log line where there is one.

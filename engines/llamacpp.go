@@ -9,7 +9,7 @@ func llamaCpp() Engine {
 
 // llamaServer is llama-server, checked against 0.5.0-dev as vendored in llama-cpp-python 0.3.36. Left alone it has four slots that share
 // one context (n_parallel = -1 in its tools/server); with `parallel` given, the context is cut into that many equal parts unless
-// kv_unified is set. /health answers 503 while the model is loaded.
+// kv_unified is set. /health answers 503 while the model is loaded. A model without a head for ranking reranks too, and its scores mean nothing.
 func llamaServer() Version {
 	source := `{{if eq .Registry "huggingface"}}--hf-repo{{else}}--model{{end}}`
 	return Version{
@@ -22,11 +22,12 @@ func llamaServer() Version {
 		},
 		Command: []string{"llama-server", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			source, "{{.Model}}", "--alias", "{{.Name}}", "{{.Flags}}"},
-		Image:   "ghcr.io/ggml-org/llama.cpp:server",
-		Ready:   Probe{Path: "/health", Every: 500 * time.Millisecond},
-		Health:  Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "parallel", Default: 4},
-		Metrics: Metrics{Path: "/metrics", Running: "llamacpp:requests_processing", Waiting: "llamacpp:requests_deferred"},
+		Image:      "ghcr.io/ggml-org/llama.cpp:server",
+		Kubernetes: llamaServerPod,
+		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
+		Health:     Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:      Slots{Variable: "parallel", Default: 4},
+		Metrics:    Metrics{Path: "/metrics", Running: "llamacpp:requests_processing", Waiting: "llamacpp:requests_deferred"},
 	}
 }
 
@@ -98,12 +99,13 @@ func llamaCppPython() Version {
 		TaskVariables: map[Task]map[string]any{Embedding: {"embedding": true}},
 		Command: []string{"python3", "-m", "llama_cpp.server", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			`{{if eq .Registry "huggingface"}}--hf_model_repo_id{{else}}--model{{end}}`, "{{.Model}}", "--model_alias", "{{.Name}}", "{{.Flags}}"},
-		Flags:  FlagStyle{Underscores: true, BooleanValues: true, Lists: ListArguments},
-		Env:    map[string]string{"HOST": "{{.Host}}", "PORT": "{{.Port}}"}, // whatever they are here, they would win over the flags
-		Image:  "ghcr.io/abetlen/llama-cpp-python:latest",
-		Ready:  Probe{Path: "/v1/models", Every: 500 * time.Millisecond},
-		Health: Probe{Path: "/openapi.json", Every: 10 * time.Second},
-		Slots:  Slots{Default: 1},
+		Flags:      FlagStyle{Underscores: true, BooleanValues: true, Lists: ListArguments},
+		Env:        map[string]string{"HOST": "{{.Host}}", "PORT": "{{.Port}}"}, // whatever they are here, they would win over the flags
+		Image:      "ghcr.io/abetlen/llama-cpp-python:latest",
+		Kubernetes: keepsFromHub(hubCache),
+		Ready:      Probe{Path: "/v1/models", Every: 500 * time.Millisecond},
+		Health:     Probe{Path: "/openapi.json", Every: 10 * time.Second},
+		Slots:      Slots{Default: 1},
 	}
 }
 

@@ -56,15 +56,16 @@ exec ollama serve`
 
 func ollamaVersion(name, tag string, own map[string]any) Version {
 	return Version{
-		Version: name,
-		Tasks:   []Task{TextGeneration, Embedding},
-		Schema:  variables(merged(ollamaVariables(), own)),
-		Command: []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
-		Env:     ollamaEnv(),
-		Image:   "ollama/ollama:" + tag,
-		Ready:   Probe{Path: "/api/version", Every: 500 * time.Millisecond},
-		Health:  Probe{Path: "/api/version", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "num_parallel", Default: 1},
+		Version:    name,
+		Tasks:      []Task{TextGeneration, Embedding},
+		Schema:     variables(merged(ollamaVariables(), own)),
+		Command:    []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
+		Env:        ollamaEnv(),
+		Image:      "ollama/ollama:" + tag,
+		Kubernetes: keeps("/root/.ollama"), // what is imported from a directory goes there too
+		Ready:      Probe{Path: "/api/version", Every: 500 * time.Millisecond},
+		Health:     Probe{Path: "/api/version", Every: 10 * time.Second},
+		Slots:      Slots{Variable: "num_parallel", Default: 1},
 	}
 }
 

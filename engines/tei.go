@@ -16,29 +16,33 @@ func tei() Engine {
 	return Engine{Name: "tei", Versions: []Version{
 		teiVersion("1.7", "1.7", noServedName, truncates),
 		teiVersion("1.8", "1.8", noServedName, merged(truncates, dense)),
-		teiTruncating(teiVersion("1.9", "cuda-1.9", served, merged(truncates, dense))),
+		teiSince19(teiVersion("1.9", "cuda-1.9", served, merged(truncates, dense))),
 	}}
 }
 
-// teiTruncating hands auto_truncate over in the environment: since 1.9 it is on by default, and false must be said.
-func teiTruncating(v Version) Version {
+// teiSince19 hands auto_truncate over in the environment: since 1.9 it is on by default, and false must be said. Its image is for all GPUs.
+func teiSince19(v Version) Version {
 	v.Env = map[string]string{"AUTO_TRUNCATE": "{{.Variables.auto_truncate}}"}
+	v.Kubernetes = teiAnyGPUPod(v.Version)
 	return v
 }
+
+const teiImage = "ghcr.io/huggingface/text-embeddings-inference:"
 
 func teiVersion(name, tag string, served []string, own map[string]any) Version {
 	command := []string{"text-embeddings-router", "--model-id", "{{.Model}}", "--hostname", "{{.Host}}", "--port", "{{.Port}}",
 		"--uds-path", "/tmp/text-embeddings-inference-{{.Port}}"} // one for each replica on the host
 	return Version{
-		Version: name,
-		Tasks:   []Task{Embedding},
-		Schema:  variables(merged(teiVariables(), own)),
-		Command: append(append(command, served...), "{{.Flags}}"),
-		Image:   "ghcr.io/huggingface/text-embeddings-inference:" + tag,
-		Ready:   Probe{Path: "/health", Every: 500 * time.Millisecond},
-		Health:  Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "max_concurrent_requests", Default: 512},
-		Metrics: Metrics{Path: "/metrics", Waiting: "te_queue_size"},
+		Version:    name,
+		Tasks:      []Task{Embedding},
+		Schema:     variables(merged(teiVariables(), own)),
+		Command:    append(append(command, served...), "{{.Flags}}"),
+		Image:      teiImage + tag,
+		Kubernetes: teiPod(name),
+		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
+		Health:     Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:      Slots{Variable: "max_concurrent_requests", Default: 512},
+		Metrics:    Metrics{Path: "/metrics", Waiting: "te_queue_size"},
 	}
 }
 

@@ -8,6 +8,9 @@ import "time"
 //
 // It serves under --served-model-name only, and listens when the model is loaded; /health then asks whether its engine is alive. Without
 // max_num_seqs it works on 256 requests at once, or 1,024 on GPUs of 70 GiB and more.
+//
+// A LoRA adapter is a further name on the same server. Requests for a launched model carry that model's own name, also when it was asked for by an
+// alias, so that adapters are only reached through a server that is listed as an upstream, where each is found as a model.
 func vllm() Engine {
 	oldest := vllmVersion("0.8", "v0.8.5", vllm08())
 	oldest.Metrics.KVUsage = "vllm:gpu_cache_usage_perc" // the other name came between 0.8.5 and 0.11.0
@@ -31,11 +34,12 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		TaskVariables: map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}},
 		Command: []string{"vllm", "serve", "{{.Model}}", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
-		Flags:  FlagStyle{Lists: ListArguments},
-		Image:  "vllm/vllm-openai:" + release,
-		Ready:  Probe{Path: "/health", Every: time.Second},
-		Health: Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:  Slots{Variable: "max_num_seqs", Default: 256},
+		Flags:      FlagStyle{Lists: ListArguments},
+		Image:      "vllm/vllm-openai:" + release,
+		Kubernetes: keepsFromHub(hubCache),
+		Ready:      Probe{Path: "/health", Every: time.Second},
+		Health:     Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:      Slots{Variable: "max_num_seqs", Default: 256},
 		Metrics: Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting",
 			KVUsage: "vllm:kv_cache_usage_perc"},
 	}

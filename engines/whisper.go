@@ -73,15 +73,16 @@ func whisperVersion(name, tag string, own map[string]any, ownEnv map[string]stri
 	}
 	maps.Copy(env, ownEnv)
 	return Version{
-		Version: name,
-		Tasks:   []Task{Transcription},
-		Schema:  variables(merged(whisperVariables(), own)),
-		Command: []string{"uvicorn", "--factory", "speaches.main:create_app"},
-		Env:     env,
-		Image:   "ghcr.io/speaches-ai/speaches:" + tag,
-		Ready:   Probe{Path: "/health", Every: 500 * time.Millisecond},
-		Health:  Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:   Slots{Variable: "num_workers", Default: 1},
+		Version:    name,
+		Tasks:      []Task{Transcription},
+		Schema:     variables(merged(whisperVariables(), own)),
+		Command:    []string{"uvicorn", "--factory", "speaches.main:create_app"},
+		Env:        env,
+		Image:      "ghcr.io/speaches-ai/speaches:" + tag,
+		Kubernetes: keeps("/home/ubuntu/.cache/huggingface/hub"), // the image's user is ubuntu
+		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
+		Health:     Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:      Slots{Variable: "num_workers", Default: 1},
 	}
 }
 

@@ -2,10 +2,12 @@ package main
 
 import (
 	"maps"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
@@ -61,6 +63,8 @@ func policy(m config.Model) dispatch.Policy {
 		MaxPrefillPerReplica: m.Admission.MaxPrefillPerReplica,
 		ColdStart:            m.ColdStartTimeout,
 		MaxDuration:          m.Stream.MaxDuration,
+		SlowStart:            m.Routing.SlowStart,
+		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
 		Limits: admission.Limits{
 			Weight:          m.Admission.Weight,
 			MaxConcurrent:   m.Admission.MaxConcurrentRequests,
@@ -69,6 +73,17 @@ func policy(m config.Model) dispatch.Policy {
 			QueueTimeout:    m.Admission.QueueTimeout,
 		},
 	}
+}
+
+// unhealthyOn is the set of failures that the file lists.
+func unhealthyOn(list []config.Failure) dispatch.Failure {
+	bits := map[config.Failure]dispatch.Failure{config.FailConnect: dispatch.Connect, config.FailReset: dispatch.Reset,
+		config.Fail5xx: dispatch.FiveHundreds, config.Fail503: dispatch.Unavailable}
+	var all dispatch.Failure
+	for _, f := range list {
+		all |= bits[f]
+	}
+	return all
 }
 
 func localModels(c *config.Config, self string, desired func(model string) int) []local.Model {
@@ -80,17 +95,42 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 		version, launch := c.Launch(m)
 		launch.Sluice = self
 		models = append(models, local.Model{
-			Model:        describeLocal(m, desired(m.Name)),
+			Model:        describeLaunched(m, desired(m.Name)),
 			Version:      version,
 			Launch:       launch,
 			Env:          maps.Clone(m.Env),
 			Resources:    needs(m),
 			Placement:    local.Placement(m.Placement),
+			Cluster:      m.Cluster,
+			EvictIdle:    m.Evict == config.EvictIdle,
 			StartTimeout: m.ColdStartTimeout,
 			DrainTimeout: m.Stream.MaxDuration,
 		})
 	}
 	return models
+}
+
+// secrets are the entries of the environment that come from Secrets. The file's check has seen to their form.
+func secrets(m config.Model) map[string]kubernetes.SecretKey {
+	all := map[string]kubernetes.SecretKey{}
+	for name, text := range m.Secrets {
+		secret, key, _ := strings.Cut(text, "/")
+		all[name] = kubernetes.SecretKey{Name: secret, Key: key}
+	}
+	return all
+}
+
+// volumes hold the model, if it comes from a directory.
+func volumes(c *config.Config, m config.Model) []kubernetes.Volume {
+	if m.Source == nil {
+		return nil
+	}
+	for _, r := range c.Registries {
+		if r.Name == m.Source.Registry && r.Claim != "" {
+			return []kubernetes.Volume{{Claim: r.Claim, Path: r.Path}}
+		}
+	}
+	return nil
 }
 
 // needs is what a replica takes of this host; nil when the file does not say.
@@ -144,7 +184,7 @@ func describe(m config.Model) engines.Model {
 	return engines.Model{Name: m.Name, Aliases: m.Aliases, Task: m.Task, Launcher: m.Launcher}
 }
 
-func describeLocal(m config.Model, desired int) engines.Model {
+func describeLaunched(m config.Model, desired int) engines.Model {
 	d := describe(m)
 	d.Desired, d.Most = desired, m.Replicas.Max
 	return d
@@ -154,7 +194,7 @@ func describeLocal(m config.Model, desired int) engines.Model {
 func scales(c *config.Config) map[string]scale.Model {
 	all := map[string]scale.Model{}
 	for _, m := range c.Models {
-		if m.Launcher == engines.Local {
+		if m.Launched() {
 			all[m.Name] = scale.Model{Min: m.Replicas.Min, Max: m.Replicas.Max, Cooldown: m.Cooldown}
 		}
 	}

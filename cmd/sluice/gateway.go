@@ -19,7 +19,10 @@ import (
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/join"
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/engines/nodes"
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/extproc"
@@ -49,6 +52,10 @@ type gateway struct {
 	dispatcher *dispatch.Dispatcher
 	scaler     *scale.Scaler
 	local      *local.Launcher
+	nodes      *nodes.Controller
+	joined     *join.Server         // nil where no host can join
+	kubernetes *kubernetes.Launcher // nil where nothing is said of Kubernetes
+	objects    *objects             // nil without custom resources
 	upstream   *upstream.Launcher
 	xds        *xds.Server
 	decisions  *extproc.Server
@@ -56,6 +63,9 @@ type gateway struct {
 	requests   *telemetry.Requests
 	metrics    *telemetry.Metrics
 
+	uniting sync.Mutex
+	// file is the file in force, which is put in force together with the custom resources; guarded by uniting
+	file *config.Config
 	// launching is held from the reading of what is wanted until the launcher has it, so that it never gets an older wish last.
 	launching sync.Mutex
 	// ruling is the same for the limits and the dispatcher.
@@ -64,7 +74,7 @@ type gateway struct {
 	reading sync.Mutex
 
 	pushing sync.Mutex
-	// config is the one in force, world what Envoy was last told; guarded by pushing
+	// config is the one in force, with the custom resources; world what Envoy was last told; guarded by pushing
 	config *config.Config
 	world  *xds.Resources
 }
@@ -100,7 +110,7 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 		return nil, err
 	}
 	c := s.config
-	g := &gateway{log: log, started: time.Now(), self: self, settings: s, config: c, dir: dir,
+	g := &gateway{log: log, started: time.Now(), self: self, settings: s, file: c, config: c, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: telemetry.NewRequests(0),
 	}
 	if err := g.makeAdmission(); err != nil {
@@ -109,10 +119,10 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
 	g.scaler = scale.New(scale.Config{Load: g.load, Apply: g.launch, Log: log})
 	// apply sets the rules.
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.scaler.Demand, Shared: g.shared != nil})
-	g.local = local.New(local.Config{Dir: dir, Fleet: g.fleet, Log: log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
-		Inventory: local.NewInventory()})
-	g.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: log})
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.demand, Shared: g.shared != nil})
+	if err := g.makeLaunchers(dir, c); err != nil {
+		return nil, err
+	}
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
 	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, MaxBody: int64(c.MaxBody),
 		Journal: journal{g.requests, g.metrics}, Log: log})
@@ -145,29 +155,27 @@ func (g *gateway) apply(c *config.Config) error {
 	return g.push()
 }
 
-// launch has the launcher make the file and the numbers of the scaler true.
-func (g *gateway) launch() {
-	g.launching.Lock()
-	defer g.launching.Unlock()
-	g.local.Set(localModels(g.current(), g.self, g.scaler.Desired))
-}
-
-// load is what a model has to do now. Who waits for a pool waits for each of its models.
-func (g *gateway) load(model string) scale.Load {
-	v, _ := g.dispatcher.View(model)
-	l := scale.Load{Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
-		Most: v.Policy.Limits.MaxConcurrent}
-	for _, p := range g.current().Pools {
-		if slices.Contains(p.Models, model) {
-			l.Queued += g.admission.PoolStats(p.Name).Queued
-		}
+// unite puts a file in force together with the custom resources as they are now; nil is the file that is in force already.
+func (g *gateway) unite(file *config.Config) error {
+	g.uniting.Lock()
+	defer g.uniting.Unlock()
+	if file == nil {
+		file = g.file
 	}
-	return l
+	c, err := g.objects.with(file)
+	if err != nil {
+		return err
+	}
+	if err := g.apply(c); err != nil {
+		return err
+	}
+	g.file = file
+	return nil
 }
 
-// reload puts a new configuration in force.
+// reload puts a new file in force.
 func (g *gateway) reload(c *config.Config) error {
-	err := g.apply(c)
+	err := g.unite(c)
 	if err == nil {
 		g.metrics.ConfigReloaded(true)
 		g.log.Info("configuration reloaded", zap.Strings("waiting_for_the_next_start", g.settings.config.NeedsRestart(c)))
@@ -185,16 +193,21 @@ func (g *gateway) run(ctx context.Context) error {
 	if err := g.checkListen(ctx, c.Listen); err != nil {
 		return err
 	}
-	g.scaler.Adopt(g.local.Found())
-	g.scaler.Set(scales(c))
-	g.local.Adopt(localModels(c, g.self, g.scaler.Desired))
+	g.adoptLocal(c)
 	if err := g.admission.Recover(); err != nil {
 		return err
 	}
 	if err := g.apply(c); err != nil {
 		return err
 	}
-	g.lookUpstream(ctx)
+	// The parts outlive ctx: they are needed to drain.
+	parts, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, parts := errgroup.WithContext(parts)
+	if err := g.serveHosts(parts, group); err != nil {
+		return err
+	}
+	g.lookAround(ctx)
 	if err := g.push(); err != nil {
 		return err
 	}
@@ -207,10 +220,6 @@ func (g *gateway) run(ctx context.Context) error {
 	if err := g.dir.StartGuard(guard); err != nil { // before anything that would need it
 		return errors.Join(err, sockets.close())
 	}
-	// The parts outlive ctx: they are needed to drain.
-	parts, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	group, parts := errgroup.WithContext(parts)
 	sockets.serve(parts, group)
 	for _, part := range g.parts(guard) {
 		group.Go(func() error { return part(parts) })
@@ -237,7 +246,7 @@ func (g *gateway) run(ctx context.Context) error {
 // parts are what keeps the world true, each until its context ends.
 func (g *gateway) parts(guard []string) []func(context.Context) error {
 	parts := []func(context.Context) error{
-		g.dispatcher.Run, g.local.Run, g.upstream.Run, g.scaler.Run, g.follow, g.settle, g.watcher.Run,
+		g.dispatcher.Run, g.local.Run, g.nodes.Run, g.upstream.Run, g.scaler.Run, g.follow, g.settle, g.watcher.Run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	if g.envoy != nil {
@@ -246,14 +255,23 @@ func (g *gateway) parts(guard []string) []func(context.Context) error {
 	if g.shared != nil {
 		parts = append(parts, g.shared.Run)
 	}
+	if g.kubernetes != nil {
+		parts = append(parts, g.kubernetes.Run)
+	}
+	if g.objects != nil {
+		parts = append(parts, g.objects.watcher.Run, g.objects.run)
+	}
 	return parts
 }
 
-// lookUpstream gives the upstreams a moment to say which models they have before Envoy is told the world.
-func (g *gateway) lookUpstream(ctx context.Context) {
+// lookAround gives the upstreams and the hosts that have joined a moment to say what they have before Envoy is told the world.
+func (g *gateway) lookAround(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	g.upstream.Once(ctx)
+	var asked sync.WaitGroup
+	asked.Go(func() { g.upstream.Once(ctx) })
+	asked.Go(func() { g.awaitHosts(ctx) })
+	asked.Wait()
 }
 
 // checkListen tells early that the clients' address is taken by somebody else. Envoy of before a crash may have it.
@@ -353,6 +371,9 @@ func (g *gateway) drain(timeout time.Duration) error {
 	var faults []error
 	if g.envoy != nil {
 		faults = append(faults, g.envoy.Stop(ctx, timeout))
+	}
+	if g.joined != nil {
+		faults = append(faults, g.joined.Stop(ctx))
 	}
 	faults = append(faults, g.local.Stop(ctx), g.dir.EndAll(ctx, 5*time.Second))
 	return errors.Join(faults...)

@@ -71,7 +71,7 @@ func (g *gateway) controlServer() *grpc.Server {
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
 		record: telemetry.Record(g.requests, g.metrics), decisions: g.decisions, upstreams: g.upstream,
-		past: g.dispatcher, since: g.started,
+		replicas: g.local, dispatcher: g.dispatcher, since: g.started,
 	}.observe}).Register(s)
 	return s
 }

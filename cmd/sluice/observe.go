@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -48,9 +50,10 @@ type observer struct {
 	record    func(telemetry.Entry)
 	decisions *extproc.Server
 	upstreams *upstream.Launcher
-	// past is told of requests that began before since
-	past  *dispatch.Dispatcher
-	since time.Time
+	replicas  *local.Launcher
+	// dispatcher is told of failures, and of requests that began before since
+	dispatcher *dispatch.Dispatcher
+	since      time.Time
 }
 
 func (o observer) observe(e telemetry.Entry) {
@@ -62,8 +65,13 @@ func (o observer) observe(e telemetry.Entry) {
 	if e.Log == headers.LogRequests && e.Model != "" {
 		o.account(e)
 	}
-	if fault := blame(e); fault != "" && e.Replica != "" {
-		o.upstreams.Failed(e.Replica, fault)
+	if kind, reason := blame(e); kind != 0 && e.Replica != "" {
+		switch o.dispatcher.Failed(e.Replica, kind, reason) {
+		case engines.Upstream:
+			o.upstreams.Failed(e.Replica, reason)
+		case engines.Local:
+			o.replicas.Suspect(e.Replica)
+		}
 	}
 }
 
@@ -72,9 +80,9 @@ func (o observer) observe(e telemetry.Entry) {
 func (o observer) account(e telemetry.Entry) {
 	switch old := e.Start.Before(o.since); {
 	case old && e.Interim:
-		o.past.Recognize(running(e))
+		o.dispatcher.Recognize(running(e))
 	case old:
-		o.past.SettleOne(running(e))
+		o.dispatcher.SettleOne(running(e))
 	case !e.Interim:
 		o.decisions.Settled(e.RequestID, dispatch.Response{
 			Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400,
@@ -89,16 +97,16 @@ func running(e telemetry.Entry) dispatch.Running {
 		Tenant: e.Notes[headers.NoteTenant], Lease: e.Notes[headers.NoteLease], Tokens: tokens}
 }
 
-// blame says what the replica did wrong; empty when nothing. What the client did (it left) is not the replica's doing. The log of
+// blame says what the replica did wrong; 0 when nothing. What the client did (it left) is not the replica's doing. The log of
 // attempts tells of broken connections, at once and of each replica that was tried; that of requests tells of answers.
-func blame(e telemetry.Entry) string {
+func blame(e telemetry.Entry) (kind dispatch.Failure, reason string) {
 	switch {
-	case e.Log == headers.LogRequests && e.Status >= 500 && e.Details == "via_upstream":
-		return "answered " + strconv.Itoa(e.Status)
+	case e.Log == headers.LogRequests && !e.Interim && e.Details == "via_upstream":
+		return dispatch.Answered(e.Status), "answered " + strconv.Itoa(e.Status)
 	case e.Log == headers.LogAttempts && e.HasFlag("UF"):
-		return "refused a connection"
+		return dispatch.Connect, "refused a connection"
 	case e.Log == headers.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
-		return "broke a response off"
+		return dispatch.Reset, "broke a response off"
 	}
-	return ""
+	return 0, ""
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
@@ -24,7 +26,7 @@ func (g *gateway) operator() admin.Config {
 		ModelLoad:   g.modelLoad,
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
-		Nodes:       func() []engines.Node { return []engines.Node{g.local.Node()} },
+		Nodes:       g.hosts,
 		Tenants:     g.tenants,
 		Pools:       g.poolViews,
 		Limits:      g.limitsOf,
@@ -47,6 +49,7 @@ func (g *gateway) status() admin.Status {
 		Shared:  g.sharedStatus(),
 		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Problems()},
 	}
+	s.Problems = g.problems()
 	if x.LastNack != nil {
 		last := admin.Nack(*x.LastNack)
 		s.XDS.LastNack = &last
@@ -60,6 +63,33 @@ func (g *gateway) status() admin.Status {
 			Restarts: e.Restarts, Reason: e.Reason}
 	}
 	return s
+}
+
+// problems are what the operator should know of beside the file, Envoy and Redis.
+func (g *gateway) problems() []string {
+	var all []string
+	if g.kubernetes != nil {
+		s := g.kubernetes.Status()
+		for _, c := range s.Clusters {
+			if c.Problem != "" {
+				all = append(all, strings.TrimSpace("Kubernetes "+c.Context)+": "+c.Problem)
+			}
+		}
+		for model, why := range s.Faults {
+			all = append(all, "Model "+model+" cannot be launched on Kubernetes: "+why)
+		}
+	}
+	if g.objects != nil {
+		if why := g.objects.watcher.Problem(); why != "" {
+			all = append(all, "Custom resources: "+why)
+		}
+		all = append(all, g.objects.problems()...)
+	}
+	for model, why := range g.nodes.Pending() {
+		all = append(all, "Model "+model+" has replicas without a place: "+why)
+	}
+	slices.Sort(all)
+	return all
 }
 
 // notReady lists what is missing before clients can be served: an Envoy that has its configuration and accepts, and for every
@@ -208,9 +238,11 @@ func (g *gateway) gauges() telemetry.Gauges {
 		now := g.admission.Tenant(t.Name)
 		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: t.Name, Running: now.Running, Queued: now.Queued})
 	}
-	for _, gpu := range g.local.Node().GPUs {
-		if gpu.MemoryTotal > 0 {
-			all.GPUs = append(all.GPUs, telemetry.GPUGauges{UUID: gpu.UUID, Total: gpu.MemoryTotal, Used: gpu.MemoryUsed})
+	for _, host := range g.hosts() {
+		for _, gpu := range host.GPUs {
+			if gpu.MemoryTotal > 0 {
+				all.GPUs = append(all.GPUs, telemetry.GPUGauges{UUID: gpu.UUID, Total: gpu.MemoryTotal, Used: gpu.MemoryUsed})
+			}
 		}
 	}
 	if g.shared != nil {

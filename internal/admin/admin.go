@@ -40,7 +40,7 @@ type Config struct {
 	ModelLoad func(model string) ModelLoad
 	// ReplicaLoad is what a replica is doing; nil: nothing is known.
 	ReplicaLoad func(engines.Replica) ReplicaLoad
-	// Nodes are the hosts that replicas are launched on, as they were last read; one that was not read yet has no name.
+	// Nodes are the hosts that local replicas are launched on, as they were last read; one that was not read yet has no name.
 	Nodes func() []engines.Node
 	// Requests are the running and the last finished requests, at most limit of each, and how many run
 	// (telemetry.Requests.List).

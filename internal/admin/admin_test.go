@@ -33,8 +33,8 @@ func fleet() *engines.Snapshot {
 		},
 		Replicas: []engines.Replica{
 			{ID: "chat-0", Model: "chat", State: engines.Ready, Address: netip.MustParseAddrPort("127.0.0.1:41000"),
-				Launcher: engines.Local, PID: 77, Since: noon, Restarts: 1, GPUs: "GPU-a,GPU-b", Resources: engines.Resources{CPU: 2, Memory: 1 << 30, GPU: 2}},
-			{ID: "chat-1", Model: "chat", State: engines.Failed, Launcher: engines.Local, Reason: "exited with status 1\nout of memory",
+				Launcher: engines.Local, Node: "here", PID: 77, Since: noon, Restarts: 1, GPUs: "GPU-a,GPU-b", Resources: engines.Resources{CPU: 2, Memory: 1 << 30, GPU: 2}},
+			{ID: "chat-1", Model: "chat", State: engines.Failed, Launcher: engines.Local, Node: "here", Reason: "exited with status 1\nout of memory",
 				GPUs: "GPU-c", Resources: engines.Resources{CPU: 0.5, GPU: 0.25}},
 			{ID: "10.0.0.5:8000", Model: "org/a<b>/limits", State: engines.Ready, Address: netip.MustParseAddrPort("10.0.0.5:8000"),
 				Launcher: engines.Upstream},
@@ -52,10 +52,11 @@ func config() Config {
 			nack := Nack{Type: "cluster", Resource: "model/chat", Message: "bad", Time: noon}
 			return Status{
 				Version: "1.2.3", Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
-				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
-				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
-				Config: ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}},
-				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
+				Envoy:    EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
+				XDS:      XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
+				Config:   ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}},
+				Shared:   SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
+				Problems: []string{"Kubernetes does not answer"},
 			}
 		},
 		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
@@ -73,7 +74,7 @@ func config() Config {
 			return ReplicaLoad{InFlight: 4, Served: 100, Max: 8}
 		},
 		Nodes: func() []engines.Node {
-			return []engines.Node{{Name: "here", CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
+			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
 				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
@@ -138,12 +139,12 @@ func TestAPI(t *testing.T) {
 			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `}]}`},
 		{"/api/v1/replicas", 200, `{"replicas":[
 			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"served":100,"launcher":"local",
-			 "pid":77,"reason":"","since":"2030-05-04T12:00:00Z","restarts":1,"gpus":["GPU-a","GPU-b"]},
+			 "pid":77,"node":"here","reason":"","since":"2030-05-04T12:00:00Z","restarts":1,"gpus":["GPU-a","GPU-b"]},
 			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"served":0,"launcher":"local",
-			 "reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"]},
+			 "node":"here","reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"]},
 			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"served":0,
-			 "launcher":"upstream","reason":"","since":null,"restarts":0,"gpus":[]}]}`},
-		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
+			 "launcher":"upstream","node":"","reason":"","since":null,"restarts":0,"gpus":[]}]}`},
+		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
 			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-b","name":"A100","index":1,"mig":false,"memory":{"total":0,"used":0},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
@@ -198,7 +199,7 @@ func TestStatus(t *testing.T) {
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
 		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"]},
-		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"}}`)
+		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"},"problems":["Kubernetes does not answer"]}`)
 	if diff := cmp.Diff(want, any(got)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}

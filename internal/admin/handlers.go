@@ -64,6 +64,8 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		XDS     XDSStatus   `json:"xds"`
 		Config  configView  `json:"config"`
 		Shared  sharedView  `json:"shared"`
+
+		Problems []string `json:"problems"`
 	}{
 		Version: s.Version,
 		Listen:  s.Listen,
@@ -75,6 +77,8 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		XDS:     s.XDS,
 		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults)},
 		Shared:  sharedView{s.Shared, orNull(s.Shared.Since)},
+
+		Problems: orEmpty(s.Problems),
 	})
 }
 

@@ -10,6 +10,8 @@ import (
 // nodeView is a host: what it has, and what of that is given to replicas.
 type nodeView struct {
 	Name   string     `json:"name"`
+	Labels []string   `json:"labels"`
+	Lost   bool       `json:"lost"`
 	CPUs   amountView `json:"cpus"`
 	Memory amountView `json:"memory"` // bytes
 	GPUs   []gpuView  `json:"gpus"`
@@ -58,14 +60,18 @@ func (h *handler) nodes(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]nodeView{"nodes": views})
 }
 
-// viewNode joins a host with the local replicas, which are all on it.
+// viewNode joins a host with the replicas that are on it.
 func viewNode(n engines.Node, models []*engines.ModelSnapshot) nodeView {
-	v := nodeView{Name: n.Name, CPUs: amountView{Total: n.CPUs}, Memory: amountView{Total: float64(n.Memory)}, GPUs: []gpuView{}, Reason: n.Reason}
+	v := nodeView{Name: n.Name, Labels: orEmpty(n.Labels), Lost: n.Lost, Reason: n.Reason,
+		CPUs: amountView{Total: n.CPUs}, Memory: amountView{Total: float64(n.Memory)}, GPUs: []gpuView{}}
 	on := map[string][]tenancyView{}
 	taken := map[string]float64{}
 	for _, m := range models {
 		for i := range m.Replicas {
 			r := &m.Replicas[i]
+			if r.Node != n.Name || r.Launcher != engines.Local {
+				continue
+			}
 			v.CPUs.Placed += r.Resources.CPU
 			v.Memory.Placed += float64(r.Resources.Memory)
 			for _, uuid := range r.Devices() {

@@ -110,6 +110,8 @@ type Status struct {
 	XDS    XDSStatus
 	Config ConfigStatus
 	Shared SharedStatus
+	// Problems are further things that the operator should know, a sentence each.
+	Problems []string
 }
 
 // EnvoyStatus is how Envoy is. State is external for an Envoy that someone else runs.
@@ -264,6 +266,8 @@ type replicaView struct {
 	Served   uint64     `json:"served"`
 	Launcher string     `json:"launcher"`
 	PID      int        `json:"pid,omitempty"`
+	Pod      string     `json:"pod,omitempty"`
+	Node     string     `json:"node"`
 	Reason   string     `json:"reason"`
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
@@ -275,6 +279,10 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 	if r.Address.IsValid() {
 		address = r.Address.String()
 	}
+	pod := ""
+	if r.Launcher == engines.Kubernetes {
+		pod = r.ID
+	}
 	return replicaView{
 		ID:       r.ID,
 		Model:    r.Model,
@@ -285,6 +293,8 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Served:   load.Served,
 		Launcher: string(r.Launcher),
 		PID:      r.PID,
+		Pod:      pod,
+		Node:     r.Node,
 		Reason:   r.Reason,
 		Since:    orNull(r.Since),
 		Restarts: r.Restarts,

@@ -45,6 +45,7 @@ func (v EngineVersion) definition() engines.Version {
 		Flags:         engines.FlagStyle(v.Flags),
 		Env:           v.Env,
 		Image:         v.Image,
+		Kubernetes:    v.Kubernetes,
 		Ready:         engines.Probe(v.Ready),
 		Health:        engines.Probe(v.Health),
 		Slots:         engines.Slots(v.Slots),
@@ -52,10 +53,15 @@ func (v EngineVersion) definition() engines.Version {
 	}
 }
 
-// Launch is the engine version that a local model runs on, and what its replicas are started with, except for Host, Port and Sluice,
-// which the launcher knows. It is zero for a model that is not local.
+// Launched tells whether the model's replicas are launched by Sluice.
+func (m Model) Launched() bool {
+	return m.Launcher == engines.Local || m.Launcher == engines.Kubernetes
+}
+
+// Launch is the engine version that a launched model runs on, and what its replicas are started with, except for Host, Port and Sluice,
+// which the launcher knows. It is zero for a model that is not launched.
 func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
-	if m.Launcher != engines.Local {
+	if !m.Launched() {
 		return engines.Version{}, engines.Launch{}
 	}
 	version, _ := engines.Find(c.Catalogue(), m.Engine, m.Version)
@@ -106,6 +112,8 @@ func DiscoveredModel() Model {
 	d.structure(nil, reflect.ValueOf(&m).Elem(), nil)
 	m.Launcher = engines.Upstream
 	m.Replicas = Replicas{}
-	(&checker{decoder: d}).routing(nil, &m.Routing)
+	k := &checker{decoder: d}
+	k.routing(nil, &m.Routing)
+	k.refused(nil, &m)
 	return m
 }

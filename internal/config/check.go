@@ -26,6 +26,8 @@ func check(d *decoder, c *Config) {
 	k.stateDir()
 	k.engines()
 	k.registries()
+	k.nodes()
+	k.kubernetes()
 	k.unique(append(k.models(), k.pools()...))
 	k.redis(path{"redis"}, c.Redis)
 	k.tenants()
@@ -70,6 +72,7 @@ func defaultStateDir() string {
 func (k *checker) listeners() {
 	listen, ok := k.address(path{"listen"}, &k.config.Listen)
 	admin, ok2 := k.address(path{"admin"}, &k.config.Admin)
+	k.control(listen, admin)
 	if !ok || !ok2 {
 		return
 	}
@@ -124,7 +127,7 @@ func (k *checker) unique(names []named) {
 			continue
 		}
 		if other, taken := first[n.name]; taken {
-			k.fault(n.at, "%s is taken by %s on line %d", shown(n.name), k.display(other), k.line(other))
+			k.fault(n.at, "%s is taken by %s%s", shown(n.name), k.display(other), strings.TrimSuffix(k.onLine(other), ","))
 			continue
 		}
 		first[n.name] = n.at
@@ -136,7 +139,7 @@ func (k *checker) repeated(items []named, what string) {
 	first := map[string]path{}
 	for _, n := range items {
 		if other, taken := first[n.name]; taken {
-			k.fault(n.at, "the same %s is on line %d, at %s", what, k.line(other), k.display(other))
+			k.fault(n.at, "the same %s is%s at %s", what, k.onLine(other), k.display(other))
 			continue
 		}
 		first[n.name] = n.at

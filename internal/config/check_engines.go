@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // engines checks the file's own engines and sets the catalogue that models pick from.
@@ -57,8 +59,12 @@ func (k *checker) registries() {
 		case !k.sound(where):
 		case registry.Kind == HuggingFace && registry.Path != "":
 			k.fault(where, "has no effect on a registry of kind huggingface")
+		case registry.Kind == HuggingFace && registry.Claim != "":
+			k.fault(at.field("claim"), "has no effect on a registry of kind huggingface")
 		case registry.Kind == Directory && registry.Path == "":
 			k.fault(where, "required for a registry of kind directory")
+		case registry.Claim != "":
+			k.claim(at, registry)
 		case registry.Kind == Directory:
 			registry.Path = k.resolve(registry.Path)
 			if stat, err := os.Stat(registry.Path); err != nil {
@@ -72,7 +78,8 @@ func (k *checker) registries() {
 }
 
 // source checks that the model is there, as far as it can be known.
-func (k *checker) source(at path, s Source) {
+func (k *checker) source(at path, m *Model) {
+	s := *m.Source
 	registry, ok := k.config.registry(s.Registry)
 	if !ok {
 		k.fault(at.field("registry"), "there is no registry %s; %s", shown(s.Registry), suggestion(s.Registry, k.config.registryNames()))
@@ -90,6 +97,12 @@ func (k *checker) source(at path, s Source) {
 	}
 	if !filepath.IsLocal(s.Name) {
 		k.fault(where, "must be a path below the registry's directory, without ..")
+		return
+	}
+	if m.Launcher == engines.Kubernetes {
+		if registry.Claim == "" {
+			k.fault(at.field("registry"), "registry %s has no claim: on Kubernetes a directory is one of a PersistentVolumeClaim", shown(s.Registry))
+		}
 		return
 	}
 	if _, err := os.Stat(filepath.Join(registry.Path, s.Name)); err != nil && k.soundRegistry(s.Registry) {

@@ -23,11 +23,14 @@ func (k *checker) models() []named {
 			k.name(where, alias)
 		}
 		k.routing(at.field("routing"), &m.Routing)
+		k.refused(at, m)
 		k.wait(at.field("cold_start_timeout"), m.ColdStartTimeout)
 		k.wait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
 		switch m.Launcher {
 		case engines.Local:
 			k.local(at, m)
+		case engines.Kubernetes:
+			k.onKubernetes(at, m)
 		case engines.Upstream:
 			k.remote(at, m)
 		case engines.None:
@@ -50,7 +53,7 @@ func (k *checker) wait(at path, d time.Duration) {
 
 // remote checks a model whose servers someone else runs.
 func (k *checker) remote(at path, m *Model) {
-	for _, field := range []string{"engine", "version", "source", "replicas", "resources", "placement", "variables", "env", "cooldown"} {
+	for _, field := range launchFields {
 		k.noEffect(at.field(field), "launcher: upstream")
 	}
 	where := at.field("upstreams")
@@ -63,8 +66,7 @@ func (k *checker) remote(at path, m *Model) {
 
 // admitted checks a model that tasks are only admitted for.
 func (k *checker) admitted(at path, m *Model) {
-	for _, field := range []string{"engine", "version", "source", "replicas", "resources", "placement", "variables", "env", "upstreams", "cooldown",
-		"cold_start_timeout", "routing", "stream"} {
+	for _, field := range append(slices.Clone(launchFields), "upstreams", "cold_start_timeout", "unhealthy_on", "routing", "stream") {
 		k.noEffect(at.field(field), "launcher: none")
 	}
 	for _, field := range []string{"max_per_replica", "max_prefill_per_replica"} {
@@ -80,22 +82,26 @@ func (k *checker) noEffect(at path, with string) {
 	}
 }
 
-// local checks a model that is launched on this host.
-func (k *checker) local(at path, m *Model) {
-	k.noEffect(at.field("upstreams"), "launcher: local; did you mean launcher: upstream?")
+// launchFields are the fields of a model that say how its replicas are launched.
+var launchFields = []string{"engine", "version", "source", "cluster", "replicas", "resources", "gpu_resource", "placement", "evict", "variables",
+	"env", "secrets", "cooldown"}
+
+// launched checks what all models that are launched have in common. It returns the version that they run on.
+func (k *checker) launched(at path, m *Model) (engines.Version, bool) {
+	k.noEffect(at.field("upstreams"), "launcher: "+string(m.Launcher)+"; did you mean launcher: upstream?")
 	k.replicas(at.field("replicas"), &m.Replicas)
 	k.resources(at, m)
 	k.env(at.field("env"), m.Env)
 	version, ok := k.version(at, m)
 	if !ok {
-		return
+		return version, false
 	}
 	k.task(at.field("task"), m, version)
 	faults := len(k.faults)
 	k.modelSource(at.field("source"), m, version)
 	k.variables(at.field("variables"), m, version)
 	if faults < len(k.faults) || !k.sound(at.field("source")) {
-		return
+		return version, false
 	}
 	launch := k.config.launch(*m)
 	launch.Host, launch.Port, launch.Sluice = "127.0.0.1", 65535, "sluice"
@@ -104,6 +110,7 @@ func (k *checker) local(at path, m *Model) {
 	} else if _, err := version.RenderEnv(launch); err != nil {
 		k.fault(at.field("variables"), "make no environment of engine %s: %v", title(m), err)
 	}
+	return version, faults == len(k.faults)
 }
 
 // title names the engine and version of a model.
@@ -122,7 +129,7 @@ func (k *checker) version(at path, m *Model) (engines.Version, bool) {
 	case !k.sound(where):
 		return engines.Version{}, false
 	case m.Engine == "":
-		k.fault(where, "required with launcher: local; known are %s", strings.Join(known, ", "))
+		k.fault(where, "required with launcher: %s; known are %s", m.Launcher, strings.Join(known, ", "))
 		return engines.Version{}, false
 	case i < 0:
 		k.fault(where, "there is no engine %s; %s", shown(m.Engine), suggestion(m.Engine, known))
@@ -165,7 +172,7 @@ func (k *checker) modelSource(at path, m *Model, version engines.Version) {
 	case m.Source != nil && !used:
 		k.noEffect(at, "engine "+title(m)+", whose command does not name {{.Model}}")
 	case m.Source != nil:
-		k.source(at, *m.Source)
+		k.source(at, m)
 	}
 }
 
@@ -227,13 +234,22 @@ func (k *checker) env(at path, env map[string]string) {
 	}
 }
 
+// standardSlowStart is how long a new replica is spared when nothing is said.
+const standardSlowStart = 10 * time.Second
+
 // prefixFloor is the load_floor of strategy prefix when none is given: about the batch size up to which latency is flat.
 const prefixFloor = 8
 
 func (k *checker) routing(at path, r *Routing) {
-	floor := at.field("load_floor")
+	floor, slow := at.field("load_floor"), at.field("slow_start")
+	if !k.given(slow) && r.Strategy != CHWBL {
+		r.SlowStart = standardSlowStart
+	}
 	switch r.Strategy {
 	case CHWBL:
+		if r.SlowStart != 0 {
+			k.fault(slow, "must be 0s with strategy: chwbl, which looks at loads alone; strategy: prefix is the same with a slow start")
+		}
 		if r.LoadFloor != 0 {
 			k.fault(floor, "must be 0 with strategy: chwbl; strategy: prefix is the same with a floor")
 		}

@@ -74,7 +74,9 @@ func (k *checker) tenantModel(at path, model string, known []string) {
 }
 
 // discovers tells whether there are models that are not in the file.
-func (k *checker) discovers() bool { return len(k.config.Upstreams) > 0 }
+func (k *checker) discovers() bool {
+	return len(k.config.Upstreams) > 0 || k.config.Kubernetes != nil && k.config.Kubernetes.CustomResources
+}
 
 // modelNames are the names and aliases of all models.
 func (k *checker) modelNames() []string {

@@ -42,6 +42,9 @@ type Config struct {
 	// absolute counts from the file's folder, ~/ is the user's home. Default $XDG_STATE_HOME/sluice, else ~/.local/state/sluice, and
 	// /var/lib/sluice for a user without a home.
 	StateDir string `yaml:"state_dir" restart:"true"`
+	// Control is the host:port on which further hosts join (sluice node --join), by TLS with certificates that Sluice makes itself. The token
+	// that lets them in is printed by sluice node token. Default: none can join.
+	Control string `yaml:"control" restart:"true"`
 	// OrphanGrace is how long Envoy and the replicas live on when Sluice died and nobody took them over. Default 60s.
 	OrphanGrace time.Duration `yaml:"orphan_grace" default:"60s" least:"1s" restart:"true"`
 	// ReplicaHeader puts x-sluice-replica, the id of the replica that served, on every response of an engine. Default true.
@@ -60,6 +63,11 @@ type Config struct {
 	Engines []Engine `yaml:"engines"`
 	// Registries are where models come from. The registry huggingface is always there.
 	Registries []Registry `yaml:"registries"`
+	// Nodes says more about hosts that replicas run on: this one and those that have joined.
+	Nodes []Node `yaml:"nodes"`
+	// Kubernetes says where Deployments are made, and whether engines and models are read from custom resources too. Default: custom resources
+	// are not read, and models with launcher kubernetes go where kubectl would put them.
+	Kubernetes *Kubernetes `yaml:"kubernetes" restart:"true"`
 	// Models are what clients may ask for.
 	Models []Model `yaml:"models"`
 	// Upstreams are servers whose models are asked for and appear by themselves, such as http://10.0.0.7:8000.
@@ -71,6 +79,10 @@ type Config struct {
 	File string `yaml:"-"`
 	// Hash is the SHA-256 of the file's content, in hex.
 	Hash string `yaml:"-"`
+
+	// source is the file's content, and name what it was read under: With reads it again, together with more.
+	source []byte `yaml:"-"`
+	name   string `yaml:"-"`
 }
 
 // AuthMode says how callers prove who they are.
@@ -144,6 +156,29 @@ type TenantLimits struct {
 	MaxQueueBytes Size `yaml:"max_queue_bytes"`
 }
 
+// Node is a host that replicas run on.
+type Node struct {
+	// Name that the host joined by, or this host's own name.
+	Name string `yaml:"name" required:"true"`
+	// Labels that models may ask for in cluster.
+	Labels []string `yaml:"labels"`
+}
+
+// Kubernetes says how a cluster is used.
+type Kubernetes struct {
+	// Kubeconfig is the path of a file in kubectl's format. One that is not absolute counts from the file's folder. Default: $KUBECONFIG, else
+	// ~/.kube/config, else the service account of the pod that Sluice runs in.
+	Kubeconfig string `yaml:"kubeconfig"`
+	// Context of that file. Default: its current one.
+	Context string `yaml:"context"`
+	// Namespace of the custom resources, and of the Deployments of models that name none. Default: the context's, or the pod's own.
+	Namespace string `yaml:"namespace"`
+	// Name of this installation. All its gateways have the same; installations that share a namespace have different ones. Default sluice.
+	Name string `yaml:"name" default:"sluice"`
+	// CustomResources reads engines and models from the custom resources Engine and InferenceModel beside the file. Default true.
+	CustomResources bool `yaml:"custom_resources" default:"true"`
+}
+
 // Pool is a name for several models, any of which will do.
 type Pool struct {
 	// Name that clients ask for; unique among the names and aliases of all models and pools.
@@ -181,6 +216,9 @@ type EngineVersion struct {
 	Env map[string]string `yaml:"env"`
 	// Image is the container image that holds the program; a local launch does not need it.
 	Image string `yaml:"image"`
+	// Kubernetes is what a Deployment of this engine has beyond, or otherwise than, the usual one: a Go template as in command that makes YAML
+	// of a Deployment, whole or in part, which is merged over the usual one (a strategic merge patch). The engine's container is called engine.
+	Kubernetes string `yaml:"kubernetes"`
 	// Ready tells when a starting replica may serve: the first 2xx answer.
 	Ready ReadyProbe `yaml:"ready"`
 	// Health tells whether a ready replica still serves.
@@ -256,6 +294,9 @@ type Registry struct {
 	Kind RegistryKind `yaml:"kind" required:"true" oneof:"huggingface,directory"`
 	// Path of a directory registry. One that is not absolute counts from the file's folder.
 	Path string `yaml:"path"`
+	// Claim is the PersistentVolumeClaim that holds the directory on Kubernetes, where it is mounted at path, for reading only. With a claim
+	// path need not be on this host.
+	Claim string `yaml:"claim"`
 }
 
 // Source says where a model comes from.

@@ -30,12 +30,17 @@ type decoder struct {
 	faulty map[string]bool
 	// kept is how many bytes lines takes, about.
 	kept int
+	// guests are the items, by the keys of their paths, that are not the file's own; guest tells of each fault that is about one whose it is,
+	// by its place in faults.
+	guests map[string]int
+	guest  map[int]int
 	// unreadable tells that not all of the file could be read, so that nothing can be said of the whole.
 	unreadable bool
 }
 
 func newDecoder(file string) *decoder {
-	return &decoder{file: file, later: later(), lines: map[string]int{}, names: map[string]string{}, faulty: map[string]bool{}}
+	return &decoder{file: file, later: later(), lines: map[string]int{}, names: map[string]string{}, faulty: map[string]bool{},
+		guest: map[int]int{}}
 }
 
 // rules are what the tags of a field say of its value.
@@ -52,6 +57,11 @@ func (d *decoder) fault(at path, format string, args ...any) {
 // faultOn adds a fault at a path that stands on a line of its own.
 func (d *decoder) faultOn(line int, at path, message string) {
 	d.faulty[at.key()] = true
+	if len(at) > 1 {
+		if guest, ok := d.guests[at[:2].key()]; ok {
+			d.guest[len(d.faults)] = guest
+		}
+	}
 	d.faults = append(d.faults, Fault{File: d.file, Line: line, Path: d.display(at), Message: message})
 }
 
@@ -72,6 +82,14 @@ func (d *decoder) line(at path) int {
 		}
 	}
 	return 0
+}
+
+// onLine says which line, where there is one: what does not come from the file has none.
+func (d *decoder) onLine(at path) string {
+	if line := d.line(at); line > 0 {
+		return fmt.Sprintf(" on line %d,", line)
+	}
+	return ""
 }
 
 // display writes a path for people: list items by name where they have one.

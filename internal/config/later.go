@@ -5,15 +5,8 @@ package config
 // its field or value.
 func later() map[string]string {
 	return map[string]string{
-		"control":     "a control listener on TCP with mTLS",
 		"envoy_admin": "an admin listener of Envoy's own on TCP",
-		"nodes":       "further hosts",
 
-		"engines[].versions[].kubernetes": "replicas on Kubernetes",
-
-		"models[].launcher=kubernetes":  "replicas on Kubernetes",
-		"models[].cluster":              "replicas elsewhere than on this host",
-		"models[].unhealthy_on":         "a choice of what makes a replica unhealthy",
 		"models[].stream.mode=managed":  "managed streams",
 		"models[].stream.heartbeat":     "managed streams",
 		"models[].stream.resume":        "managed streams",

@@ -70,8 +70,14 @@ func Parse(name string, data []byte) (*Config, error) {
 }
 
 func parse(name string, data []byte) (*Config, Faults) {
-	d, c := newDecoder(name), &Config{Hash: hashOf(data)}
-	root := d.document(data)
+	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data}
+	d.read(d.document(data), c)
+	d.faults.sort()
+	return c, d.faults
+}
+
+// read reads a whole document and checks it.
+func (d *decoder) read(root *yaml.Node, c *Config) {
 	if root != nil {
 		d.note(nil, root.Line)
 		root = d.follow(root)
@@ -80,8 +86,6 @@ func parse(name string, data []byte) (*Config, Faults) {
 	if !d.unreadable {
 		check(d, c)
 	}
-	d.faults.sort()
-	return c, d.faults
 }
 
 func hashOf(data []byte) string {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -54,14 +55,15 @@ func TestDefaults(t *testing.T) {
 		Models: []Model{{
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
-			Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8,
+			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+			UnhealthyOn: []Failure{FailConnect, Fail5xx},
+			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
 			Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute},
 		}},
 	}
-	if diff := cmp.Diff(want, c); diff != "" {
+	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -82,7 +84,7 @@ func TestEveryField(t *testing.T) {
 		"dtype": map[string]any{"enum": []any{"auto", "half"}, "default": "auto"}}}
 	want := &Config{
 		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second,
-		StateDir: filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
+		StateDir: filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Control: "127.0.0.1:82", Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
 		TaskLease: time.Minute, Auth: Auth{Mode: AuthNone},
 		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},
 			Models: []string{"chat", "any"}, Weight: 3, Priority: Interactive, Limits: TenantLimits{RequestsPerMinute: 600,
@@ -91,27 +93,42 @@ func TestEveryField(t *testing.T) {
 			Version: "0.10", Tasks: []engines.Task{engines.TextGeneration, engines.Embedding}, Schema: schema,
 			TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"runner": "pooling"}},
 			Command:       []string{"own", "{{.Model}}", "--port", "{{.Port}}", "{{.Flags}}"}, Image: "own/own:0.10",
-			Ready:  ReadyProbe{Path: "/ready", Every: time.Second},
-			Health: HealthProbe{Path: "/live", Every: 2 * time.Second}, Slots: Slots{Default: 16},
+			Kubernetes: "spec: {template: {spec: {nodeSelector: {zone: a}}}}",
+			Ready:      ReadyProbe{Path: "/ready", Every: time.Second},
+			Health:     HealthProbe{Path: "/live", Every: 2 * time.Second}, Slots: Slots{Default: 16},
 			Flags:   FlagStyle{Underscores: true, BooleanValues: true, Lists: engines.ListArguments},
 			Env:     map[string]string{"OWN_DTYPE": "{{.Variables.dtype}}"},
 			Metrics: Metrics{Path: "/metrics", Running: "own_running", Waiting: "own_waiting", KVUsage: "own_kv_usage"}}}}},
-		Registries: []Registry{{Name: "hub", Kind: HuggingFace}, {Name: "local", Kind: Directory, Path: filepath.Join(here, "models")}},
+		Registries: []Registry{{Name: "hub", Kind: HuggingFace}, {Name: "local", Kind: Directory, Path: filepath.Join(here, "models")},
+			{Name: "volume", Kind: Directory, Path: "/weights", Claim: "weights"}},
+		Nodes:      []Node{{Name: "gpu-1", Labels: []string{"h100", "rack-1"}}},
+		Kubernetes: &Kubernetes{Kubeconfig: filepath.Join(here, "kube"), Context: "prod", Namespace: "llm", Name: "own"},
 		Models: []Model{
 			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
-				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Replicas: Replicas{Min: 2, Max: 2},
-				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack,
-				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
+				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
+				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
+				UnhealthyOn: []Failure{FailConnect, Fail503},
+				Variables:   map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: Stream{Mode: StreamNative, MaxDuration: time.Hour}},
 			{Name: "fast", Launcher: engines.Upstream, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
-				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, Sent: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, MaxUserMessagesForCache: 2},
-				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
-			{Name: "elsewhere", Launcher: engines.None, Placement: Spread, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-				Routing:   Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, MaxUserMessagesForCache: 2},
+				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, Sent: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503},
+				Routing:     Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
+				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
+				Launcher: engines.Kubernetes, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
+				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
+				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx},
+				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
+					MaxUserMessagesForCache: 2},
+				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},
+				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+			{Name: "elsewhere", Launcher: engines.None, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
+					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
 		},
@@ -119,7 +136,7 @@ func TestEveryField(t *testing.T) {
 		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
 		File:      "testdata/full.yaml",
 	}
-	if diff := cmp.Diff(want, c); diff != "" {
+	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -237,3 +254,6 @@ func TestQuickstart(t *testing.T) {
 		t.Errorf("%+v", embed)
 	}
 }
+
+// ignorePrivate leaves out what a Config keeps to be read again.
+var ignorePrivate = cmpopts.IgnoreUnexported(Config{})

@@ -14,34 +14,50 @@ type Model struct {
 	Aliases []string `yaml:"aliases"`
 	// Task of the model. Default: the first task that its engine serves; for an upstream it is unknown.
 	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription"`
-	// Engine that serves a local model, from the built-in ones or engines.
+	// Engine that serves a launched model, from the built-in ones or engines.
 	Engine string `yaml:"engine"`
 	// Version of the engine. Default: the last one.
 	Version string `yaml:"version"`
-	// Source of a local model. Needed when the engine's command cannot do without {{.Model}}.
+	// Source of a launched model. Needed when the engine's command cannot do without {{.Model}}.
 	Source *Source `yaml:"source"`
-	// Launcher says how replicas come to be: local (processes on this host), upstream (servers that someone else runs) or none (there
-	// are none: tasks for the model are admitted by /schedule and done elsewhere). Default local.
-	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,upstream,none"`
+	// Launcher says how replicas come to be: local (processes on this host and those that have joined), kubernetes (pods), upstream (servers
+	// that someone else runs) or none (there are none: tasks for the model are admitted by /schedule and done elsewhere). Default local; in a
+	// custom resource kubernetes.
+	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,kubernetes,upstream,none"`
+	// Cluster says where replicas are launched. Local: a label that the host must have, of those in nodes. Kubernetes: context/namespace, or
+	// one of them as context or /namespace. Default: any host; the context and namespace of the section kubernetes.
+	Cluster string `yaml:"cluster"`
 	// Upstreams are an upstream model's servers, each by its base URL (http://host:port, with or without /v1) or as a mapping.
 	Upstreams []Upstream `yaml:"upstreams"`
-	// Replicas of a local model. Zero for an upstream one, which has as many as it has servers, and for one with launcher none.
+	// Replicas of a launched model. Zero for an upstream one, which has as many as it has servers, and for one with launcher none.
 	Replicas Replicas `yaml:"replicas"`
-	// Resources are what each replica of a local model takes of its host. A replica that does not fit waits. With resources a replica sees
+	// Resources are what each replica of a launched model takes of its host. A replica that does not fit waits. With resources a replica sees
 	// the GPUs that it was given and no others. Default: none are counted, and replicas see what Sluice sees.
 	Resources *Resources `yaml:"resources"`
-	// Placement says which GPU a replica gets: spread (one that has none of this model and the least of others) or pack (one that is
+	// GPUResource is what a GPU is called on Kubernetes. A share of a GPU can only be had under the name of a resource that is shared; such a
+	// replica gets one of it. Default nvidia.com/gpu.
+	GPUResource string `yaml:"gpu_resource"`
+	// Placement says which host and GPU a replica gets: spread (one that has none of this model and the least of others) or pack (one that is
 	// in use already, as far as it has room). Default spread.
 	Placement Placement `yaml:"placement" default:"spread" oneof:"spread,pack"`
+	// Evict says what a replica of a local model that fits nowhere may do: wait (never) or take the place of replicas above the replicas.min of
+	// models that have no request at all (idle). Default never.
+	Evict Evict `yaml:"evict" default:"never" oneof:"never,idle"`
 	// Variables of the engine, held against its schema.
 	Variables map[string]any `yaml:"variables"`
-	// Env is added to the environment of a local model's replicas.
+	// Env is added to the environment of a launched model's replicas.
 	Env map[string]string `yaml:"env"`
-	// Cooldown is how long fewer replicas of a local model must have been enough before one is ended, and how long nobody must have
+	// Secrets are entries of the environment that come from Secrets of the replica's namespace on Kubernetes, each as secret/key.
+	Secrets map[string]string `yaml:"secrets"`
+	// Cooldown is how long fewer replicas of a launched model must have been enough before one is ended, and how long nobody must have
 	// asked before the last one is. Default 5m.
 	Cooldown time.Duration `yaml:"cooldown" default:"5m" least:"100ms"`
 	// ColdStartTimeout is how long a replica may take until it is ready, and how long a request waits for the first one. Default 10m.
 	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" default:"10m" least:"1s"`
+	// UnhealthyOn says what takes a replica out of rotation until it is found well again: connect (it takes no connection), reset (it breaks one
+	// off that has a request on it), 5xx (an answer from 500 to 599 but 503) and 503 (which engines say when they have enough to do). The last
+	// replica of a model always stays. Default: all of them for an upstream, [connect, 5xx] for a model that is launched.
+	UnhealthyOn []Failure `yaml:"unhealthy_on" oneof:"connect,reset,5xx,503"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
 	// Admission says when a request may go on.
@@ -59,7 +75,8 @@ type Replicas struct {
 	Max int `yaml:"max" least:"1"`
 }
 
-// Resources are what one replica takes. They are what placement counts with, and no bound that a replica is held to.
+// Resources are what one replica takes. Placement counts with them, and replicas are held to cpu and memory where that is permitted: on Linux
+// with a control group (version 2) that has been delegated to Sluice, and on Kubernetes.
 type Resources struct {
 	// CPU is a number of processors. Default 0: not counted.
 	CPU float64 `yaml:"cpu" least:"0"`
@@ -80,6 +97,32 @@ const (
 	Spread Placement = "spread"
 	// Pack takes the most used one.
 	Pack Placement = "pack"
+)
+
+// Evict says whether a replica may take the place of idle ones.
+type Evict string
+
+// The values of Evict.
+const (
+	// EvictNever waits for room.
+	EvictNever Evict = "never"
+	// EvictIdle takes the place of replicas that nobody uses.
+	EvictIdle Evict = "idle"
+)
+
+// Failure is something that makes a replica unhealthy.
+type Failure string
+
+// The failures of UnhealthyOn.
+const (
+	// FailConnect is a connection that is not taken.
+	FailConnect Failure = "connect"
+	// FailReset is a connection that is broken off with a request on it.
+	FailReset Failure = "reset"
+	// Fail5xx is an answer from 500 to 599, but for 503.
+	Fail5xx Failure = "5xx"
+	// Fail503 is 503.
+	Fail503 Failure = "503"
 )
 
 // Strategy says how a replica is chosen.
@@ -108,6 +151,9 @@ type Routing struct {
 	LoadFactor float64 `yaml:"load_factor" default:"1.25" least:"1"`
 	// LoadFloor is how many requests a replica may always have, whatever the average. Default 8 for prefix, 0 for chwbl.
 	LoadFloor int `yaml:"load_floor" least:"0"`
+	// SlowStart is how long a replica that joins others of its model gets less than its share, rising from little to all. 0 is at once. Default
+	// 10s, and 0 for chwbl.
+	SlowStart time.Duration `yaml:"slow_start" least:"0s"`
 	// MaxUserMessagesForCache is how many user messages of a chat, from the first, make its key on the ring. Default 2.
 	MaxUserMessagesForCache int `yaml:"max_user_messages_for_cache" default:"2" least:"0"`
 }

@@ -219,7 +219,14 @@ func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 		return object{}
 	}
 	if list := tag.Get("oneof"); list != "" {
-		return object{"enum": strings.Split(list, ",")}
+		var values []any
+		for _, text := range strings.Split(list, ",") {
+			values = append(values, text)
+			if number, err := strconv.Atoi(text); err == nil {
+				values = append(values, number) // which YAML makes of it without quotes
+			}
+		}
+		return object{"enum": values}
 	}
 	if name := tag.Get("yaml"); name == "version" || name == "" {
 		return object{"type": []string{"string", "number", "boolean"}} // text as it is written: version: 0.10

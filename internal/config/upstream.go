@@ -66,7 +66,7 @@ func (k *checker) upstreams(at path, list []Upstream) {
 		id := identity(u.URL)
 		servers = append(servers, named{id, where})
 		if other, known := k.servers[id]; known && !reflect.DeepEqual(other.Upstream, *u) {
-			k.fault(where, "the same server is on line %d, at %s, and is called in another way there", k.line(other.at), k.display(other.at))
+			k.fault(where, "the same server is%s at %s, and is called in another way there", k.onLine(other.at), k.display(other.at))
 		}
 	}
 	k.repeated(servers, "server")

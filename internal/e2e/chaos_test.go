@@ -17,7 +17,7 @@ import (
 func TestE2E_N5_RandomKillsUnderLoad(t *testing.T) {
 	t.Parallel()
 	g := start(t, strings.NewReplacer("{min: 3, max: 3}", "{min: 4, max: 4}", "token_interval: 20ms", "token_interval: 2ms").Replace(slowSims))
-	const lasts = 15 * time.Second
+	const lasts = 60 * time.Second
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
 	var whole, cut, begun atomic.Int64
@@ -60,7 +60,7 @@ func TestE2E_N5_RandomKillsUnderLoad(t *testing.T) {
 	close(stop)
 	clients.Wait()
 	t.Logf("%d kills, %d requests: %d whole, %d cut after they had begun", kills, begun.Load(), whole.Load(), cut.Load())
-	if kills < 5 || whole.Load() < 100 {
+	if kills < 20 || whole.Load() < 500 {
 		t.Error("hardly anything happened")
 	}
 	g.awaitIdle("chat")

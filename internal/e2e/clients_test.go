@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -109,74 +108,6 @@ models:
 	leave()
 	g.awaitIdle("busy")
 	g.awaitIdle("chat")
-}
-
-func TestE2E_N1_N2_N3_T6_RealLlamaServer(t *testing.T) {
-	t.Parallel()
-	models := t.TempDir()
-	gguf := filepath.Join(models, "tiny.gguf")
-	script := exec.Command(tool(t, "venv/bin/python"), filepath.Join(root, "tests/models/tinygguf.py"), gguf)
-	if out, err := script.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	tool(t, "llama-server") // found by PATH
-	g := start(t, `
-registries:
-  - {name: local, kind: directory, path: `+models+`}
-models:
-  - name: tiny
-    task: text-generation
-    engine: llama-cpp
-    launcher: local
-    source: {registry: local, name: tiny.gguf}
-    replicas: {min: 2, max: 2}
-    variables: {parallel: 2, ctx_size: 2048, threads: 1}
-  - name: tiny-embed
-    task: embedding
-    engine: llama-cpp
-    launcher: local
-    source: {registry: local, name: tiny.gguf}
-    variables: {ctx_size: 2048, threads: 1, pooling: mean}
-`)
-	plain := g.post("/v1/chat/completions", chat("tiny", false, 12, "hello"))
-	var reply struct {
-		Choices []struct {
-			Message struct{ Content string }
-		}
-		Usage struct {
-			CompletionTokens int `json:"completion_tokens"`
-		}
-	}
-	if err := json.Unmarshal(plain.body, &reply); err != nil || plain.StatusCode != 200 || reply.Usage.CompletionTokens == 0 {
-		t.Fatalf("%v: %s", err, plain)
-	}
-	streamed := g.post("/v1/chat/completions", chat("tiny", true, 12, "hello"))
-	if err := wholeStream(streamed.body); err != nil || streamed.Header.Get("X-Sluice-Replica") != plain.Header.Get("X-Sluice-Replica") {
-		t.Errorf("%v, at %s after %s: %s", err, streamed.Header.Get("X-Sluice-Replica"), plain.Header.Get("X-Sluice-Replica"), streamed)
-	}
-	if a := g.post("/v1/embeddings", `{"model":"tiny-embed","input":"hello"}`); a.StatusCode != 200 || !strings.Contains(string(a.body), `"embedding"`) {
-		t.Errorf("%.300s", a)
-	}
-	if a := g.post("/v1/completions", `{"model":"tiny","prompt":"once","max_tokens":4}`); a.StatusCode != 200 {
-		t.Errorf("%s", a)
-	}
-	// Four slots in all: six requests at once, and nobody waits inside the engine.
-	done := make(chan error, 6)
-	for i := range 6 {
-		go func() {
-			a, err := g.tryPost(context.Background(), "/v1/chat/completions", chat("tiny", true, 64, fmt.Sprint("text ", i)))
-			if err == nil {
-				err = wholeStream(a.body)
-			}
-			done <- err
-		}()
-	}
-	for range 6 {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	g.awaitIdle("tiny")
 }
 
 func TestE2E_E4_AdminPageInChromium(t *testing.T) {

@@ -286,9 +286,9 @@ func (g *gateway) tryGet(path string, into any) error {
 }
 
 type replica struct {
-	ID, Model, State, Address, Reason string
-	PID                               int
-	InFlight                          int `json:"in_flight"`
+	ID, Model, State, Address, Reason, Node string
+	PID                                     int
+	InFlight                                int `json:"in_flight"`
 }
 
 func (g *gateway) replicas() map[string]replica {

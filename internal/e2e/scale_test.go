@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -120,25 +122,29 @@ func TestE2E_P4_AModelThatDoesNotStartInTime(t *testing.T) {
 	}
 }
 
-// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: requests come about when the replica goes.
+// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: a thousand requests come about when the replica goes. Every one is answered, none was
+// tried at a replica that refused it or broke off, and none was answered by a replica that was on its way out when it came.
 func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	t.Parallel()
-	const models, tries = 6, 25
+	const models, tries = 25, 40
 	config := "models:"
 	for m := range models {
 		config += fmt.Sprintf(elastic, fmt.Sprint("m", m), 1, "200ms", "0s", 8)
 	}
 	g := start(t, config)
 	var callers sync.WaitGroup
+	asked := make([][]time.Time, models) // when each try began and ended, in turn
 	for m := range models {
 		callers.Go(func() {
 			for range tries {
+				time.Sleep(100*time.Millisecond + rand.N(500*time.Millisecond)) // around the cooldown, and the leaving after it
+				began := time.Now()
 				a, err := g.tryPost(context.Background(), "/v1/chat/completions", chat(fmt.Sprint("m", m), false, 2, "Hello"))
-				if err != nil || a.StatusCode != 200 {
+				if err != nil || a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != fmt.Sprintf("m%d-0", m) {
 					t.Errorf("%v %v", a, err)
 					return
 				}
-				time.Sleep(100*time.Millisecond + rand.N(400*time.Millisecond)) // around the cooldown, and the leaving after it
+				asked[m] = append(asked[m], began, time.Now())
 			}
 		})
 	}
@@ -146,9 +152,76 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	for m := range models {
 		g.awaitReplicas(fmt.Sprint("m", m), 0)
 	}
-	if strings.Count(g.logText(), `"state": "draining"`) < 2*models {
+	if retries := g.metricSum("stream_retries_total"); retries != 0 {
+		t.Errorf("%v attempts met a replica that did not serve them", retries)
+	}
+	deletions := 0
+	for m, times := range asked {
+		if len(times) == 0 {
+			continue // its first failed
+		}
+		lives := g.lives(fmt.Sprintf("m%d-0", m), times[0])
+		deletions += len(lives)
+		for i := 0; i+1 < len(times); i += 2 {
+			if !slices.ContainsFunc(lives, func(l life) bool { return l.ready.Before(times[i+1]) && times[i].Add(-clockStep).Before(l.left) }) {
+				t.Errorf("m%d: a request from %v to %v was served while no replica was ready: %v", m, times[i], times[i+1], lives)
+			}
+		}
+	}
+	t.Logf("%d tries met %d deletions", models*tries, deletions)
+	if deletions < 2*models {
 		t.Error("hardly a replica went: the test has met no deletion")
 	}
+}
+
+// life is the time in which a replica was to get requests.
+type life struct{ ready, left time.Time }
+
+// clockStep is how exactly the log tells the time.
+const clockStep = 5 * time.Millisecond
+
+// lives reads from the log when the replica was ready, each time until it began to leave. The log has only the time of the day.
+func (g *gateway) lives(replica string, since time.Time) []life {
+	g.t.Helper()
+	var lives []life
+	day := since.Format(time.DateOnly)
+	for line := range strings.Lines(g.logText()) {
+		if !strings.Contains(line, `"replica": "`+replica+`"`) {
+			continue
+		}
+		at, err := time.ParseInLocation(time.DateOnly+" 15:04:05.000", day+" "+strings.Fields(line)[0], time.Local)
+		if err != nil {
+			g.t.Fatalf("%v in %q", err, line)
+		}
+		if at.Before(since.Add(-time.Minute)) {
+			at = at.AddDate(0, 0, 1) // midnight has passed
+		}
+		switch {
+		case strings.Contains(line, `"state": "ready"`):
+			lives = append(lives, life{ready: at})
+		case strings.Contains(line, `"state": "draining"`) && len(lives) > 0:
+			lives[len(lives)-1].left = at
+		}
+	}
+	return lives
+}
+
+// metricSum adds up a metric over its labels.
+func (g *gateway) metricSum(name string) float64 {
+	g.t.Helper()
+	sum := 0.0
+	for line := range strings.Lines(g.adminText("/metrics")) {
+		if !strings.HasPrefix(line, name+"{") {
+			continue
+		}
+		fields := strings.Fields(line)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			g.t.Fatalf("%v in %q", err, line)
+		}
+		sum += v
+	}
+	return sum
 }
 
 func TestE2E_P5_ReplicasComeWithLoadAndGoWithIt(t *testing.T) {

@@ -11,6 +11,7 @@
 package scale
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -97,15 +98,76 @@ func New(c Config) *Scaler {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	return &Scaler{config: c, wake: make(chan struct{}, 1), reset: make(chan struct{}, 1), models: map[string]*state{}}
+	return &Scaler{config: c, wake: make(chan struct{}, 1), reset: make(chan struct{}, 1), models: map[string]*state{},
+		found: map[string]int{}}
 }
 
-// Adopt tells how many replicas of each model run already, from before a restart: they stay until they have been idle. Call it before
-// the first Set.
+// Adopt tells how many replicas of some models run already, from before a restart: they stay until they have been idle. For models that
+// are not known yet it holds until the next Set. Whoever calls it later than that has the number applied.
 func (s *Scaler) Adopt(found map[string]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.found = maps.Clone(found)
+	for name, n := range found {
+		if st := s.models[name]; st != nil {
+			st.desired = min(max(st.desired, n), st.Max)
+		} else {
+			s.found[name] = n
+		}
+	}
+}
+
+// Idle lists the models that nobody uses and that have more replicas than they must, the one that has been so for longest first.
+func (s *Scaler) Idle() []string {
+	var idle []string
+	for _, name := range s.spare() {
+		if load := s.config.Load(name); load.Running+load.Queued == 0 { // without the lock: it takes others
+			idle = append(idle, name)
+		}
+	}
+	return idle
+}
+
+// spare lists the models that have more replicas than they must, those first that have needed fewer for longest.
+func (s *Scaler) spare() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name, st := range s.models {
+		if st.desired > st.Min {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		x, y := s.models[a].since, s.models[b].since
+		if x.IsZero() != y.IsZero() {
+			return cmp.Or(boolean(x.IsZero())-boolean(y.IsZero()), cmp.Compare(a, b))
+		}
+		return cmp.Or(x.Compare(y), cmp.Compare(a, b))
+	})
+	return names
+}
+
+func boolean(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Evict takes one replica off a model, unless somebody uses it by now or it has no more than it must. It says whether it did; then the number
+// is to be applied.
+func (s *Scaler) Evict(model string) bool {
+	load := s.config.Load(model)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.models[model]
+	if st == nil || st.desired <= st.Min || load.Running+load.Queued > 0 {
+		return false
+	}
+	st.desired--
+	st.admitted, st.since, st.peak = load.Admitted, time.Time{}, 0
+	s.config.Log.Info("evicted", zap.String("model", model), zap.Int("to", st.desired))
+	return true
 }
 
 // Set says which models there are. One that is new begins with its least number, or with what Adopt found.
@@ -126,7 +188,7 @@ func (s *Scaler) Set(models map[string]Model) {
 		st.desired = min(max(st.desired, m.Min), m.Max)
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *state) bool { _, ok := models[name]; return !ok })
-	s.found = nil
+	clear(s.found)
 	signal(s.reset)
 }
 
@@ -262,7 +324,7 @@ func (st *state) need(l Load) int {
 		need = min(need, max(st.desired, 1)) // nobody waits, so there are enough
 	}
 	if need == 0 && l.Admitted != st.admitted {
-		need = 1 // somebody came and went
+		need = min(1, st.desired) // somebody came and went
 	}
 	return min(max(need, st.Min), st.Max)
 }

@@ -1,6 +1,8 @@
-"""tinygguf.py OUT.gguf: a llama model of random weights, half a megabyte, for tests of a real engine.
+"""tinygguf.py OUT.gguf [rerank]: a llama model of random weights, half a megabyte, for tests of a real engine.
 
-It speaks nonsense. Its tokens are single bytes, so that prompts and answers can be counted by hand.
+It speaks nonsense, in ASCII, until it has said all that it may. Its tokens are single bytes, so that prompts and answers can be counted by
+hand. With `rerank` it is a Qwen3 with a head that says yes or no, as the rerankers of that family have: without one llama.cpp's scores are
+whatever lies in memory.
 """
 import sys
 
@@ -13,6 +15,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+LABELS = ["yes", "no"]
 
 
 def byte_alphabet():
@@ -21,9 +24,10 @@ def byte_alphabet():
     return [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
 
 
-def main(path):
-    vocab = SPECIAL + byte_alphabet() + ["th"]  # llama.cpp wants one merge at least
-    w = gguf.GGUFWriter(path, "llama")
+VOCABULARY = SPECIAL + byte_alphabet() + ["th"]  # llama.cpp wants one merge at least
+
+
+def add_shape(w):
     w.add_name("tiny-random")
     w.add_context_length(CONTEXT)
     w.add_embedding_length(DIM)
@@ -33,13 +37,16 @@ def main(path):
     w.add_head_count_kv(HEADS)
     w.add_rope_dimension_count(DIM // HEADS)
     w.add_layer_norm_rms_eps(1e-5)
-    w.add_vocab_size(len(vocab))
+    w.add_vocab_size(len(VOCABULARY))
     w.add_file_type(gguf.LlamaFileType.ALL_F32)
+
+
+def add_tokenizer(w):
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(vocab)
+    w.add_token_list(VOCABULARY)
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    w.add_token_types([control] * len(SPECIAL) + [normal] * (len(vocab) - len(SPECIAL)))
+    w.add_token_types([control] * len(SPECIAL) + [normal] * (len(VOCABULARY) - len(SPECIAL)))
     w.add_token_merges(["t h"])
     w.add_pad_token_id(0)
     w.add_bos_token_id(1)
@@ -47,6 +54,13 @@ def main(path):
     w.add_add_bos_token(True)
     w.add_chat_template(TEMPLATE)
 
+
+def tensors(rerank):
+    """Yields each name with its weights.
+
+    The first dimension is the same for all that is read and no layer adds to it, so that the last matrix can forbid tokens by it: those that
+    end an answer, and halves of characters.
+    """
     random = np.random.default_rng(7)
 
     def weights(*shape):
@@ -55,18 +69,43 @@ def main(path):
     def ones(n):
         return np.ones(n, dtype=np.float32)
 
-    w.add_tensor("token_embd.weight", weights(len(vocab), DIM))
-    w.add_tensor("output_norm.weight", ones(DIM))
-    w.add_tensor("output.weight", weights(len(vocab), DIM))
+    def steady(*shape):
+        matrix = weights(*shape)
+        matrix[0, :] = 0
+        return matrix
+
+    read, said = weights(len(VOCABULARY), DIM), weights(len(VOCABULARY), DIM)
+    read[:, 0] = 0.1
+    said[[i for i, token in enumerate(VOCABULARY) if token in SPECIAL or not token.isascii()], 0] = -20
+    yield "token_embd.weight", read
+    yield "output_norm.weight", ones(DIM)
+    yield "output.weight", said
+    if rerank:
+        yield "cls.output.weight", weights(len(LABELS), DIM)
     for layer in range(LAYERS):
         block = f"blk.{layer}."
-        w.add_tensor(block + "attn_norm.weight", ones(DIM))
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            w.add_tensor(block + name + ".weight", weights(DIM, DIM))
-        w.add_tensor(block + "ffn_norm.weight", ones(DIM))
-        w.add_tensor(block + "ffn_gate.weight", weights(FFN, DIM))
-        w.add_tensor(block + "ffn_up.weight", weights(FFN, DIM))
-        w.add_tensor(block + "ffn_down.weight", weights(DIM, FFN))
+        yield block + "attn_norm.weight", ones(DIM)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            yield block + name + ".weight", weights(DIM, DIM)
+        if rerank:
+            yield block + "attn_q_norm.weight", ones(DIM // HEADS)
+            yield block + "attn_k_norm.weight", ones(DIM // HEADS)
+        yield block + "attn_output.weight", steady(DIM, DIM)
+        yield block + "ffn_norm.weight", ones(DIM)
+        yield block + "ffn_gate.weight", weights(FFN, DIM)
+        yield block + "ffn_up.weight", weights(FFN, DIM)
+        yield block + "ffn_down.weight", steady(DIM, FFN)
+
+
+def main(path, rerank=False):
+    arch = "qwen3" if rerank else "llama"
+    w = gguf.GGUFWriter(path, arch)
+    add_shape(w)
+    add_tokenizer(w)
+    if rerank:
+        w.add_array(f"{arch}.classifier.output_labels", LABELS)
+    for name, weights in tensors(rerank):
+        w.add_tensor(name, weights)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -74,4 +113,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "rerank" in sys.argv[2:])

@@ -116,6 +116,10 @@ function troubles(w) {
   if (s.shared.configured && !s.shared.up) {
     all.push({ what: 'The shared state does not answer; this gateway goes by its own share of the limits', why: s.shared.last_error });
   }
+  for (const why of s.problems) all.push({ what: 'Something is not as it should be', why });
+  for (const n of w.nodes) {
+    if (n.lost) all.push({ what: `Host ${n.name} does not answer`, why: 'its replicas are started elsewhere, where there is room' });
+  }
   for (const r of w.replicas) {
     if (r.state === 'failed') all.push({ what: `Replica ${r.id} of ${r.model} failed`, why: r.reason });
   }

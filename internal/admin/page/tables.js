@@ -159,7 +159,7 @@ function updateReplica(row, r, most, now) {
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
-  clipped(p.runs, r.pid ? `${r.launcher}, pid ${r.pid}` : r.launcher);
+  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`].filter(Boolean).join(', '));
   text(p.since, ago(r.since, now));
 }
 
@@ -171,7 +171,7 @@ function lastLine(s) {
 
 export function nodes(all) {
   const gpus = all.reduce((n, node) => n + node.gpus.length, 0);
-  $('nodes-panel').hidden = gpus === 0 && all.every((node) => node.cpus.placed === 0 && node.memory.placed === 0);
+  $('nodes-panel').hidden = all.length < 2 && gpus === 0 && all.every((node) => node.cpus.placed === 0 && node.memory.placed === 0);
   text($('nodes-count'), gpus === 1 ? '1 GPU' : `${number(gpus)} GPUs`);
   const rows = [];
   for (const node of all) {
@@ -183,7 +183,7 @@ export function nodes(all) {
 }
 
 function hostLine(n) {
-  const parts = [`${n.name}: ${number(n.cpus.placed)} of ${number(n.cpus.total)} CPUs given`,
+  const parts = [`${[n.name, ...n.labels].join(', ')}${n.lost ? ' (does not answer)' : ''}: ${number(n.cpus.placed)} of ${number(n.cpus.total)} CPUs given`,
     `${bytes(n.memory.placed)} of ${bytes(n.memory.total)} memory given`, n.reason];
   return parts.filter(Boolean).join(' · ');
 }

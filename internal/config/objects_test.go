@@ -1,0 +1,133 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+const around = `
+auth: {mode: none}
+listen: 127.0.0.1:8080
+upstreams: [{url: "http://a:1", headers: {X-Team: a}}]
+kubernetes: {}
+models:
+  - {name: own, engine: sim, task: embedding}
+pools:
+  - {name: any, models: [own, guest]}
+`
+
+func with(t *testing.T, file string, objects ...Object) (*Config, []string) {
+	t.Helper()
+	c, err := Parse("f.yaml", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, refused, err := c.With(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var faults []string
+	for _, r := range refused {
+		for _, f := range r.Faults {
+			faults = append(faults, objects[r.Object].Name+": "+f.Path+": "+f.Message)
+		}
+	}
+	return next, faults
+}
+
+func names(c *Config) string {
+	var all []string
+	for _, m := range c.Models {
+		all = append(all, m.Name)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestWithObjects(t *testing.T) {
+	t.Parallel()
+	c, faults := with(t, around,
+		Object{Name: "guest", Spec: []byte(`{"engine":"vllm","source":{"name":"a/b"},"replicas":{"min":0,"max":3},"routing":{"load_factor":1.5}}`)},
+		Object{Name: "engine-x", Engine: true, Spec: []byte(`{"name":"x","versions":[{"version":"1","tasks":["embedding"],"command":["x"],"image":"x:1"}]}`)},
+		Object{Name: "by-x", Spec: []byte(`{"name":"org/by-x","engine":"x","cooldown":"1m"}`)},
+		Object{Name: "elsewhere", Spec: []byte(`{"launcher":"upstream","upstreams":["http://b:1"]}`)})
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	if names(c) != "own guest org/by-x elsewhere" {
+		t.Error(names(c))
+	}
+	guest := c.Models[1]
+	if guest.Launcher != engines.Kubernetes || guest.Version == "" || guest.Replicas != (Replicas{0, 3}) || guest.Routing.LoadFactor != 1.5 {
+		t.Errorf("%+v", guest)
+	}
+	if v, l := c.Launch(c.Models[2]); v.Image != "x:1" || l.Name != "org/by-x" {
+		t.Errorf("%+v %+v", v, l)
+	}
+}
+
+// One that is at fault names itself and takes nothing with it but what hangs on it.
+func TestObjectsAtFault(t *testing.T) {
+	t.Parallel()
+	c, faults := with(t, around,
+		Object{Name: "good", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
+		Object{Name: "own", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
+		Object{Name: "any", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
+		Object{Name: "wrong", Spec: []byte(`{"engine":"vllm","source":{"name":"a/b"},"variables":{"max_num_seqs":0},"replicas":{"min":2,"max":1},"typo":1}`)},
+		Object{Name: "broken", Engine: true, Spec: []byte(`{"versions":[{"version":"1","tasks":["embedding"],"command":["{{.X}}"]}]}`)},
+		Object{Name: "hangs", Spec: []byte(`{"engine":"broken"}`)},
+		Object{Name: "here", Spec: []byte(`{"engine":"sim","launcher":"local"}`)},
+		Object{Name: "thief", Spec: []byte(`{"launcher":"upstream","upstreams":[{"url":"http://c:1","api_key_env":"HOME"}]}`)},
+		Object{Name: "other-way", Spec: []byte(`{"launcher":"upstream","upstreams":["http://a:1"]}`)},
+		Object{Name: "list", Spec: []byte(`[]`)},
+		Object{Name: "empty", Spec: []byte(`null`)})
+	want := []string{
+		"own: spec.name: own is taken by models[own].name on line 7",
+		"any: pools[any].name: any is taken by models[any].name",
+		"wrong: spec.replicas.max: must be at least min, which is 2",
+		"wrong: spec.typo: unknown field; ",
+		"wrong: spec.variables.max_num_seqs: must be at least 1",
+		"broken: spec.versions[1].command: ",
+		"hangs: spec.engine: there is no engine broken",
+		"here: spec: launcher must be kubernetes, upstream or none in a custom resource, is local",
+		"thief: spec: upstreams must be URLs alone in a custom resource; api_key_env is for the file",
+		"other-way: upstreams[0]: the same server is at models[other-way]",
+		"list: spec: must be an object",
+		"empty: spec.engine: required with launcher: kubernetes",
+	}
+	if len(faults) != len(want) {
+		t.Fatal(cmp.Diff(want, faults))
+	}
+	for _, w := range want {
+		found := false
+		for _, f := range faults {
+			found = found || strings.HasPrefix(f, w)
+		}
+		if !found {
+			t.Errorf("missing: %s\nof %s", w, strings.Join(faults, "\n"))
+		}
+	}
+	if names(c) != "own good" {
+		t.Error(names(c))
+	}
+}
+
+func TestWithoutObjectsNothingChanges(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{around, "auth: {mode: keys}", ""} {
+		c, err := Parse("f.yaml", []byte(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, refused, err := c.With(nil)
+		if err != nil || len(refused) > 0 {
+			t.Fatal(err, refused)
+		}
+		if diff := cmp.Diff(c, next, ignorePrivate); diff != "" {
+			t.Error(diff)
+		}
+	}
+}

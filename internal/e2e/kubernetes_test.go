@@ -1,0 +1,283 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/kubetest"
+)
+
+// kubernetes is a namespace of a real control plane, with nodes whose kubelet runs containers as processes.
+type kubernetes struct {
+	*kubetest.Cluster
+	t         *testing.T
+	namespace string
+	// kubeconfig is that of the service account of the gateway, which may do what the example's role says.
+	kubeconfig string
+}
+
+// newKubernetes starts a control plane: on a shared one, pods of one test would be put on nodes of another.
+func newKubernetes(t *testing.T) *kubernetes {
+	t.Helper()
+	k := &kubernetes{t: t, Cluster: kubetest.Start(t)}
+	k.Programs = map[string]string{"sluice": binary}
+	k.namespace = k.Namespace(t)
+	base := filepath.Join(root, "examples", "kubernetes", "base")
+	k.Kubectl(t, "apply", "-f", filepath.Join(base, "crds.yaml"))
+	k.Kubectl(t, "wait", "--for=condition=Established", "crd/inferencemodels.sluice.dev", "crd/engines.sluice.dev")
+	k.Kubectl(t, "apply", "-n", k.namespace, "-f", filepath.Join(base, "rbac.yaml"))
+	k.kubeconfig = k.User(t, k.namespace, "sluice")
+	k.node("node", "nvidia.com/gpu", "2")
+	return k
+}
+
+// node adds a node for this namespace's pods; more names and quantities may follow.
+func (k *kubernetes) node(name string, capacity ...string) *kubetest.Node {
+	k.t.Helper()
+	all := map[string]string{"cpu": "16", "memory": "64Gi"}
+	for i := 0; i+1 < len(capacity); i += 2 {
+		all[capacity[i]] = capacity[i+1]
+	}
+	return k.Node(k.t, name, all)
+}
+
+// start is a gateway that reads the namespace's custom resources.
+func (k *kubernetes) start(more string) *gateway {
+	k.t.Helper()
+	return start(k.t, fmt.Sprintf("kubernetes: {kubeconfig: %s, namespace: %s}\n%s", k.kubeconfig, k.namespace, more))
+}
+
+func (k *kubernetes) kubectl(args ...string) string {
+	k.t.Helper()
+	return strings.TrimSpace(k.Kubectl(k.t, append([]string{"-n", k.namespace}, args...)...))
+}
+
+// apply makes or changes an InferenceModel of the simulated engine; spec is more of its fields, in one line.
+func (k *kubernetes) apply(name, spec string) {
+	k.t.Helper()
+	k.Apply(k.t, k.namespace, fmt.Sprintf(`{apiVersion: sluice.dev/v1alpha1, kind: InferenceModel, metadata: {name: %s}, spec: {engine: sim, task: text-generation, %s}}`, name, spec))
+}
+
+// until waits until kubectl prints this.
+func (k *kubernetes) until(want string, args ...string) {
+	k.t.Helper()
+	eventually(k.t, "kubectl "+strings.Join(args, " "), func() error {
+		if got := k.kubectl(args...); got != want {
+			return fmt.Errorf("%q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+const quick = `variables: {prefill_rate: 0, token_interval: 0s, max_num_seqs: 8}`
+
+func TestE2E_N4_P2_P3_CustomResourceFromZeroToPodsAndBack(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 0, max: 2}, cooldown: 2s, resources: {cpu: 1, gpu: 1}, `+quick)
+	phase := []string{"get", "inferencemodel", "chat", "-o", "jsonpath={.status.phase} {.status.replicas} {.status.ready}"}
+	k.until("Idle 0 0", phase...)
+	if got := k.kubectl("get", "deployments,pods", "-o", "name"); got != "" {
+		t.Errorf("nobody has asked, and there is %s", got)
+	}
+	a := g.post("/v1/chat/completions", chat("chat", false, 5, "Hello"))
+	if a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	pod := a.Header.Get("X-Sluice-Replica")
+	if got := k.kubectl("get", "pod", pod, "-o", "jsonpath={.status.phase} {.spec.containers[0].resources.limits.nvidia\\.com/gpu}"); got != "Running 1" {
+		t.Errorf("the pod %s is %q", pod, got)
+	}
+	if r := g.replicas()[pod]; r.State != "ready" || r.Model != "chat" {
+		t.Errorf("%+v", r)
+	}
+	k.until("Idle 0 0", phase...)
+	k.until("", "get", "deployments,replicasets,pods", "-o", "name")
+}
+
+// What is changed with kubectl holds a moment later; what does not work says so, and the rest goes on.
+func TestE2E_N4_P2_KubernetesCreateScaleBreakDelete(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, `+quick)
+	k.until("Ready 1/1", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
+	k.apply("chat", `replicas: {min: 3, max: 3}, routing: {strategy: round_robin}, `+quick)
+	g.awaitReady()
+	k.until("Ready 3/3", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
+	g.awaitReady()
+	served := map[string]bool{}
+	for i := range 12 {
+		a := g.post("/v1/chat/completions", chat("chat", i%2 == 0, 2, "Hello"))
+		if a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+		served[a.Header.Get("X-Sluice-Replica")] = true
+	}
+	if len(served) != 3 {
+		t.Errorf("served by %v", served)
+	}
+
+	k.apply("typo", `replicas: {min: 1, max: 1}, variables: {max_num_seq: 8}`)
+	k.until("False", "get", "im", "typo", "-o", `jsonpath={.status.conditions[?(@.type=="Accepted")].status}`)
+	if got := k.kubectl("get", "im", "typo", "-o", "jsonpath={.status.message}"); !strings.Contains(got, "did you mean max_num_seqs?") {
+		t.Error(got)
+	}
+	if got := k.kubectl("get", "deployments", "-o", "jsonpath={.items[*].metadata.annotations.sluice\\.dev/model}"); got != "chat" {
+		t.Errorf("Deployments of %q", got)
+	}
+	if err := k.TryApply(t, k.namespace, `{apiVersion: sluice.dev/v1alpha1, kind: InferenceModel, metadata: {name: x}, spec: {engine: sim, placement: alphabetical}}`); err == nil ||
+		!strings.Contains(err.Error(), "spec.placement") {
+		t.Errorf("the API server takes a wrong placement: %v", err)
+	}
+
+	k.apply("chat", `replicas: {min: 2, max: 2}, variables: {fault: "status=503"}`) // a new template: old replicas serve until new ones do
+	k.until("Ready 2/2", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
+
+	k.kubectl("delete", "im", "chat", "--wait=false")
+	eventually(t, "the model is gone", func() error {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.code() != "model_not_found" {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	k.until("", "get", "deployments,pods", "-o", "name")
+	eventually(t, "the custom resource is gone", func() error {
+		if got := k.kubectl("get", "im", "-o", "name"); strings.Contains(got, "/chat") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+}
+
+func TestE2E_N4_S4_DeletedWhileAStreamRuns(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, variables: {token_interval: 20ms}`)
+	k.until("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	g.awaitReady()
+	r, err := g.open(context.Background(), "/v1/chat/completions", chat("chat", true, 300, "Hello")) // six seconds
+	if err != nil || r.StatusCode != 200 {
+		t.Fatal(r, err)
+	}
+	defer r.Body.Close()
+	k.kubectl("delete", "im", "chat", "--wait=false")
+	k.until("Draining", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = wholeStream(body)
+	}
+	if err != nil {
+		t.Errorf("the stream of a deleted model: %v", err)
+	}
+	k.until("", "get", "im,deployments,pods", "-o", "name")
+}
+
+func TestE2E_P4_P5_TwoGatewaysMakeOneDeployment(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	gateways := []*gateway{k.start(""), k.start("")}
+	k.apply("chat", `replicas: {min: 0, max: 1}, cooldown: 3s, `+quick)
+	k.until("Idle", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	var callers sync.WaitGroup
+	for i := range 100 {
+		callers.Go(func() {
+			a, err := gateways[i%2].tryPost(context.Background(), "/v1/chat/completions", chat("chat", i%3 == 0, 3, fmt.Sprint("question ", i)))
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	callers.Wait()
+	if got := k.kubectl("get", "pods", "-o", "name"); strings.Count(got, "pod/") != 1 {
+		t.Errorf("pods: %q", got)
+	}
+	if got := k.kubectl("get", "deployments", "-o", "jsonpath={.items[*].metadata.generation}"); got != "1" && got != "2" {
+		t.Errorf("Deployments by generation: %q", got)
+	}
+	// The gateway that does not lead wakes it too, and the death of the one that does stops nothing.
+	k.until("Idle", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	for _, g := range gateways {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 3, "Hello")); a.StatusCode != 200 {
+			t.Error(a)
+		}
+		k.until("Idle", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	}
+	gateways[0].kill()
+	if a := gateways[1].post("/v1/chat/completions", chat("chat", false, 3, "Hello")); a.StatusCode != 200 {
+		t.Error(a)
+	}
+	gateways[0].launch() // so that it can be stopped
+	gateways[0].awaitReady()
+}
+
+// An API server that is away for a while changes nothing for clients, and a change that was made meanwhile is made up for.
+func TestE2E_N4_TheAPIServerIsAway(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, `+quick)
+	k.until("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	g.awaitReady()
+	k.StopAPI(t)
+	eventually(t, "the operator is told", func() error {
+		var s struct{ Problems []string }
+		g.get("/api/v1/status", &s)
+		if len(s.Problems) == 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	for range 20 {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+	}
+	g.kill() // and even the gateway starts anew, without a word from Kubernetes
+	g.launch()
+	g.awaitAdmin()
+	k.StartAPI(t)
+	g.awaitReady()
+	eventually(t, "the model is back", func() error {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.StatusCode != 200 {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	if got := k.kubectl("get", "pods", "-o", "name"); strings.Count(got, "pod/") != 1 {
+		t.Errorf("pods: %q", got)
+	}
+	k.apply("chat", `replicas: {min: 2, max: 2}, `+quick)
+	k.until("2/2", "get", "im", "chat", "-o", "jsonpath={.status.replicasReady}")
+}
+
+func TestE2E_N5_N4_ANodeOfKubernetesIsLost(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	other := k.node("other", "nvidia.com/gpu", "2")
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 2, max: 2}, resources: {gpu: 1}, placement: spread, `+quick)
+	k.until("2/2", "get", "im", "chat", "-o", "jsonpath={.status.replicasReady}")
+	g.awaitReady()
+	on := map[string]int{}
+	for _, r := range g.replicas() {
+		on[r.Node]++
+	}
+	if len(on) != 2 {
+		t.Errorf("not spread: %v", on)
+	}
+	other.Lose(t)
+	for range 50 {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+	}
+	k.until("2/2", "get", "im", "chat", "-o", "jsonpath={.status.replicasReady}")
+}

@@ -1,0 +1,98 @@
+package scale
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// several is a Scaler of models whose loads the test sets. It looks only when told.
+func several(models map[string]Model) (s *Scaler, set func(model string, l Load)) {
+	var mu sync.Mutex
+	loads := map[string]Load{}
+	s = New(Config{Load: func(model string) Load {
+		mu.Lock()
+		defer mu.Unlock()
+		return loads[model]
+	}, Apply: func() {}})
+	s.Set(models)
+	return s, func(model string, l Load) {
+		mu.Lock()
+		defer mu.Unlock()
+		loads[model] = l
+	}
+}
+
+func TestEvictTakesOnlyWhatNobodyUses(t *testing.T) {
+	t.Parallel()
+	s, set := several(map[string]Model{"used": {Max: 1}, "waited": {Max: 1}, "kept": {Min: 1, Max: 2}, "idle": {Max: 2}})
+	s.Adopt(map[string]int{"used": 1, "waited": 1, "kept": 1, "idle": 2})
+	set("used", Load{Running: 1, Admitted: 1})
+	set("waited", Load{Queued: 1})
+	set("idle", Load{Admitted: 7})
+	if got := s.Idle(); !slices.Equal(got, []string{"idle"}) {
+		t.Errorf("idle are %v", got)
+	}
+	for _, model := range []string{"used", "waited", "kept", "unknown"} {
+		if s.Evict(model) {
+			t.Errorf("%s was evicted", model)
+		}
+	}
+	if !s.Evict("idle") || s.Desired("idle") != 1 || !s.Evict("idle") || s.Desired("idle") != 0 || s.Evict("idle") {
+		t.Errorf("%d of idle are left", s.Desired("idle"))
+	}
+	s.look(time.Now(), true)
+	if s.Desired("idle") != 0 {
+		t.Error("what it did before it was evicted brought it back")
+	}
+	set("idle", Load{Queued: 1, Admitted: 7})
+	s.Demand("idle")
+	s.look(time.Now(), false)
+	if s.Desired("idle") != 1 {
+		t.Error("a request did not bring it back")
+	}
+}
+
+func TestTheLongestIdleGoesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		models := map[string]Model{}
+		s, set := several(models)
+		for _, name := range []string{"a", "b", "c", "d"} {
+			models[name] = Model{Max: 1, Cooldown: time.Hour}
+			s.Adopt(map[string]int{name: 1})
+			set(name, Load{Running: 1})
+		}
+		s.Set(models)
+		for _, name := range []string{"c", "a", "b"} {
+			set(name, Load{})
+			s.look(time.Now(), true)
+			time.Sleep(time.Minute)
+		}
+		set("d", Load{}) // and it has not been looked at since
+		if got := s.Idle(); !slices.Equal(got, []string{"c", "a", "b", "d"}) {
+			t.Errorf("idle are %v", got)
+		}
+	})
+}
+
+// What runs already may be learnt late: an API server was away.
+func TestAdoptAfterSet(t *testing.T) {
+	t.Parallel()
+	s, _ := several(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}})
+	found := map[string]int{"m": 2, "n": 9, "later": 1}
+	s.Adopt(found)
+	found["later"] = 5
+	if s.Desired("m") != 2 || s.Desired("n") != 2 {
+		t.Errorf("%d and %d", s.Desired("m"), s.Desired("n"))
+	}
+	s.Set(map[string]Model{"m": {Max: 3}, "later": {Max: 2}})
+	if s.Desired("m") != 2 || s.Desired("later") != 1 {
+		t.Errorf("%d and %d", s.Desired("m"), s.Desired("later"))
+	}
+	s.Adopt(map[string]int{"m": 1})
+	if s.Desired("m") != 2 {
+		t.Error("adopting fewer took some away")
+	}
+}
