@@ -70,7 +70,8 @@ func (g *gateway) controlServer() *grpc.Server {
 	g.decisions.Register(s)
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
-		record: telemetry.Record(g.requests, g.metrics), decisions: g.decisions, upstreams: g.upstream,
+		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.config.LogRequests).Finished),
+		decisions: g.decisions, upstreams: g.upstream,
 		replicas: g.local, dispatcher: g.dispatcher, since: g.started,
 	}.observe}).Register(s)
 	return s

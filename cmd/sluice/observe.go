@@ -18,6 +18,8 @@ import (
 type journal struct {
 	requests *telemetry.Requests
 	metrics  *telemetry.Metrics
+	// dispatcher knows what runs on a replica
+	dispatcher *dispatch.Dispatcher
 }
 
 func (j journal) Begin(b extproc.Begun) extproc.Entry {
@@ -33,6 +35,9 @@ type entry struct {
 func (e entry) Decided(model, replica string, waited time.Duration) {
 	e.live.Decided(model, replica, waited)
 	e.metrics.Waited(waited)
+	on := e.dispatcher.Replica(model, replica)
+	prefill := max(1, on.Prefill) // this one, if nobody tells of first tokens
+	e.metrics.Dispatched(prefill, max(0, on.Load-prefill))
 }
 
 func (e entry) Ended(fault *openai.Error) {

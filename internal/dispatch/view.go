@@ -49,6 +49,8 @@ func (d *Dispatcher) Load(replica string) int {
 type ReplicaView struct {
 	// Load is the number of requests on it, Limit the most it is given at once (0: no limit).
 	Load, Limit int
+	// Prefill counts those of Load that are known to have no token yet: of requests under a cap on prefill.
+	Prefill int
 	// Served counts the requests it was given.
 	Served uint64
 }
@@ -58,7 +60,7 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.world.Load().targets[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Served: r.served.Load()}
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Prefill: int(r.prefill.Load()), Served: r.served.Load()}
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func TestAccessLogOverGRPC(t *testing.T) {
 		Status: 200, Details: "via_upstream", Upstream: "127.0.0.1:41001", Cluster: "model/org/chat", Model: "org/chat", Replica: "chat-1",
 		Attempts: 2, Streamed: true, Notes: map[string]string{"tenant": "acme", "cost": "1200", "held": "true"},
 		BytesIn: 512, BytesOut: 9000, Start: began, Duration: 2 * time.Second,
-		FirstByte: 450250 * time.Microsecond, UpstreamDuration: 1600 * time.Millisecond,
+		FirstByte: 450250 * time.Microsecond, LastByte: 1900 * time.Millisecond, UpstreamDuration: 1600 * time.Millisecond,
 	}
 	soFar := whole
 	soFar.Interim, soFar.Duration, soFar.Notes = true, 0, nil
@@ -132,6 +132,9 @@ func TestAttemptRecords(t *testing.T) {
 		{"reset", record(end, &datav3.ResponseFlags{UpstreamRemoteReset: true}, nil), ReasonReset, false},
 		{"garbled", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, nil), ReasonReset, false},
 		{"cut after its headers", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, wrapperspb.UInt32(200)), "", false},
+		{"answered an error", record(end, nil, wrapperspb.UInt32(503)), Reason5xx, false},
+		{"refused it", record(end, nil, wrapperspb.UInt32(429)), "", false},
+		{"did not begin in time", record(end, &datav3.ResponseFlags{UpstreamRequestTimeout: true}, nil), ReasonTTFTTimeout, false},
 		{"taken over", record(ready, nil, nil), "", true},
 		{"end of the one that took over", record(end, nil, wrapperspb.UInt32(200)), "", false},
 	} {

@@ -1,6 +1,10 @@
 package telemetry
 
-import "github.com/sluice-gateway/sluice/internal/headers"
+import (
+	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
 
 // Reasons of a retry: what an attempt failed by.
 const (
@@ -8,27 +12,61 @@ const (
 	ReasonConnect = "connect"
 	// ReasonReset: it dropped the request before its response had begun.
 	ReasonReset = "reset"
+	// Reason5xx: it answered with a status of 500 or more.
+	Reason5xx = "5xx"
+	// ReasonTTFTTimeout: it had not begun its response in the time that one attempt has.
+	ReasonTTFTTimeout = "ttft_timeout"
 )
 
-// Causes of a disconnect, as far as native streams can have them.
+func reasons() []string { return []string{ReasonConnect, ReasonReset, Reason5xx, ReasonTTFTTimeout} }
+
+// Causes of a disconnect: who ended a streamed response before its end.
 const (
-	causeClient  = "client"
-	causeEngine  = "engine"
-	causeTimeout = "timeout"
+	// CauseClient: it left.
+	CauseClient = "client"
+	// CauseEngine: it broke the response off.
+	CauseEngine = "engine"
+	// CauseTimeout: a limit on the response's time, the client's own or the model's.
+	CauseTimeout = "timeout"
+	// CauseSlowClient: it read more slowly than may be waited for.
+	CauseSlowClient = "slow_client"
+	// CauseCancelled: a call asked for it.
+	CauseCancelled = "cancelled"
+	// CauseModeration: a rule forbade what was to come.
+	CauseModeration = "moderation"
+	// CauseGateway: Envoy or Sluice, for reasons of their own.
+	CauseGateway = "gateway"
 )
 
-// disconnectCause says who ended a streamed response before its end; empty when nobody did, or when no stream was asked for.
+func causes() []string {
+	return []string{CauseClient, CauseEngine, CauseTimeout, CauseSlowClient, CauseCancelled, CauseModeration, CauseGateway}
+}
+
+// localDisconnect begins Envoy's details of a response whose connection to the client it has closed itself; the reason follows in brackets.
+// Those of HTTP/2, a ping without an answer and a broken protocol, are the client's doing.
+const (
+	localDisconnect = "downstream_local_disconnect"
+	clientsFault    = "(http2_"
+)
+
+// disconnectCause says who ended a streamed response before its end, as far as Envoy's record of a native one tells; empty when nobody did,
+// or when no stream was asked for.
 func disconnectCause(q Request) string {
 	if !q.Stream {
 		return ""
 	}
+	begun := q.Source == headers.SourceEngine
 	switch {
-	case anyFlag(q.Flags, "DC", "DR"):
-		return causeClient
 	case anyFlag(q.Flags, "UT", "SI", "UMSDR", "DT"):
-		return causeTimeout
-	case q.Source == headers.SourceEngine && anyFlag(q.Flags, "UC", "UR", "UPE"):
-		return causeEngine
+		return CauseTimeout
+	case strings.HasPrefix(q.Details, localDisconnect) && !strings.Contains(q.Details, clientsFault):
+		return CauseGateway
+	case anyFlag(q.Flags, "DC", "DR"), begun && hasFlag(q.Flags, "DPE"):
+		return CauseClient
+	case begun && anyFlag(q.Flags, "UC", "UR", "UPE"):
+		return CauseEngine
+	case begun && anyFlag(q.Flags, "LR", "OM"):
+		return CauseGateway
 	}
 	return ""
 }

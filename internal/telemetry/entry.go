@@ -69,6 +69,8 @@ type Entry struct {
 	// FirstByte is from Start to the first byte of the upstream's response body; 0 when there was none. An engine may send
 	// headers long before it has a token, so header times would not do.
 	FirstByte time.Duration
+	// LastByte is from Start to the last byte received from the upstream; 0 when the response did not end.
+	LastByte time.Duration
 	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte received from it; 0 when
 	// the response did not end.
 	UpstreamDuration time.Duration
@@ -78,23 +80,32 @@ type Entry struct {
 type Usage struct {
 	// Prompt and Completion count tokens. A response without a completion, an embedding say, has 0 of those.
 	Prompt, Completion int64
-	// Known is false, and the counts are 0, when the response did not say, was not read for it, or did not end as it should.
+	// Known is false, and all counts are 0, when the response did not say, was not read for it, or did not end as it should.
 	Known bool
+	// Cached counts those of Prompt that the engine had in its cache; 0 unless CachedKnown, because not every engine says.
+	Cached      int64
+	CachedKnown bool
 }
 
 // Moved says that a replica has taken over the request from one that failed: Replica and Upstream are the new ones.
 func (e *Entry) Moved() bool { return e.Log == headers.LogAttempts && e.Interim }
 
-// FailedAttempt says why an attempt failed before the response began, so that Envoy could try another replica: ReasonConnect or
-// ReasonReset. It is empty for every other record.
+// FailedAttempt says why an attempt failed before the response began, so that Envoy could try another replica: ReasonConnect
+// and so on. It is empty for every other record.
 func (e *Entry) FailedAttempt() string {
 	switch {
-	case e.Log != headers.LogAttempts || e.Interim || e.Status != 0:
+	case e.Log != headers.LogAttempts || e.Interim:
+		return ""
+	case e.Status >= 500:
+		return Reason5xx
+	case e.Status != 0:
 		return ""
 	case e.HasFlag("UF"):
 		return ReasonConnect
 	case anyFlag(e.Flags, "UC", "UR", "UPE"):
 		return ReasonReset
+	case e.HasFlag("UT"):
+		return ReasonTTFTTimeout
 	}
 	return ""
 }
@@ -147,7 +158,8 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		e.FirstByte = time.Duration(us) * time.Microsecond
 	}
 	if end := common.GetTimeToLastUpstreamRxByte(); end != nil {
-		e.UpstreamDuration = max(0, end.AsDuration()-common.GetTimeToFirstUpstreamTxByte().AsDuration())
+		e.LastByte = end.AsDuration()
+		e.UpstreamDuration = max(0, e.LastByte-common.GetTimeToFirstUpstreamTxByte().AsDuration())
 	}
 	return e
 }
@@ -194,7 +206,11 @@ func usage(m *corev3.Metadata) Usage {
 	if prompt > maxTokens || completion > maxTokens {
 		return Usage{}
 	}
-	return Usage{Prompt: int64(prompt), Completion: int64(completion), Known: true}
+	u := Usage{Prompt: int64(prompt), Completion: int64(completion), Known: true}
+	if cached := found.GetInputTokenDetails().GetCachedTokens(); cached != nil && cached.GetValue() <= prompt {
+		u.Cached, u.CachedKnown = int64(cached.GetValue()), true
+	}
+	return u
 }
 
 func interim(t datav3.AccessLogType) bool {

@@ -7,8 +7,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// Record returns a func for AccessLog.OnEntry that joins every record with its request and counts what it tells.
-func Record(r *Requests, m *Metrics) func(Entry) {
+// Record returns a func for AccessLog.OnEntry that joins every record with its request and counts what it tells. Each of also is told of
+// every request that has ended, once; it holds up what OnEntry does.
+func Record(r *Requests, m *Metrics, also ...func(Request)) func(Entry) {
 	return func(e Entry) {
 		if e.Log == headers.LogAttempts {
 			if reason := r.Tried(e); reason != "" {
@@ -16,8 +17,13 @@ func Record(r *Requests, m *Metrics) func(Entry) {
 			}
 			return
 		}
-		if q, done := r.Join(e); done {
-			m.Finished(q)
+		q, done := r.Join(e)
+		if !done {
+			return
+		}
+		m.Finished(q)
+		for _, tell := range also {
+			tell(q)
 		}
 	}
 }
@@ -87,7 +93,7 @@ func (r *Requests) settleLocked(l *Live, e Entry) {
 	if l.place == nil {
 		return
 	}
-	if l.logOnly && uninteresting(e) {
+	if l.logOnly && probe(e.Path, e.Status) {
 		r.dropLocked(l)
 		return
 	}
@@ -134,7 +140,7 @@ func (q *Request) apply(e Entry) {
 		q.Tenant = tenant
 	}
 	q.BytesIn, q.BytesOut = max(q.BytesIn, e.BytesIn), e.BytesOut
-	q.FirstByte, q.Duration, q.UpstreamDuration = e.FirstByte, e.Duration, e.UpstreamDuration
+	q.FirstByte, q.LastByte, q.Duration, q.UpstreamDuration = e.FirstByte, e.LastByte, e.Duration, e.UpstreamDuration
 	if !e.Start.IsZero() {
 		q.Started = e.Start
 	}
@@ -144,14 +150,20 @@ func (q *Request) apply(e Entry) {
 func (q *Request) finish(e Entry) {
 	q.State = Done
 	q.Status, q.Flags, q.Details = e.Status, e.Flags, e.Details
-	q.PromptTokens, q.CompletionTokens = e.Usage.Prompt, e.Usage.Completion
+	q.PromptTokens, q.CompletionTokens, q.UsageKnown = e.Usage.Prompt, e.Usage.Completion, e.Usage.Known
+	q.CachedTokens, q.CachedKnown = e.Usage.Cached, e.Usage.CachedKnown
 	q.Source = headers.SourceGateway
 	if answeredByEngine(e) {
-		q.Source = headers.SourceEngine
+		q.Source, q.Route = headers.SourceEngine, RouteNative
 	}
 	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
 		q.Code = code
 	}
+}
+
+// usage is what the response has cost.
+func (q *Request) usage() Usage {
+	return Usage{Prompt: q.PromptTokens, Completion: q.CompletionTokens, Known: q.UsageKnown, Cached: q.CachedTokens, CachedKnown: q.CachedKnown}
 }
 
 // answeredByEngine tells a replica's answer, whole or cut short, from one that Sluice or Envoy gave in its stead: those are
@@ -163,8 +175,8 @@ func answeredByEngine(e Entry) bool {
 	return e.Status < 400 || e.FirstByte > 0 || e.Details == "via_upstream"
 }
 
-// uninteresting requests would push the others out of sight: the probes of load balancers.
-func uninteresting(e Entry) bool { return e.Path == "/health" && e.Status == 200 }
+// probe says that a request was that of a load balancer, and went well. They would push the others out of sight.
+func probe(path string, status int) bool { return path == "/health" && status == 200 }
 
 // sweepLocked drops running requests that are known from the access log alone and were not heard of for long. It walks all that
 // run, so it does that once a minute at most.

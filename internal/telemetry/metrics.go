@@ -94,13 +94,17 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	disconnects *prometheus.CounterVec
 	reloads     *prometheus.CounterVec
+	streams     *streamFigures
 }
 
 // Other is the label value that stands for everything beyond a cap.
 const Other = "other"
 
-// phasePrefill is the phase a request waits for: Sluice schedules requests, the engine its decode steps.
-const phasePrefill = "prefill"
+// The phases of a request at an engine. A request waits for its prefill: Sluice schedules requests, the engine its decode steps.
+const (
+	phasePrefill = "prefill"
+	phaseDecode  = "decode"
+)
 
 // The kinds of tokens.
 const (
@@ -134,6 +138,7 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		reasons:   labelSet{max: maxReasons},
 	}
 	m.makeVectors()
+	m.streams = newStreamFigures(m.registry)
 	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries,
 		m.disconnects, m.reloads, newGaugeCollector(m), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -161,19 +166,20 @@ func (m *Metrics) makeVectors() {
 	m.rejected = counter("sluice_rejected_total",
 		"Requests that Sluice answered with an error, by the error's code: rate_limited, queue_full and so on.", "model", "reason")
 	m.retries = counter("stream_retries_total",
-		"Attempts that Envoy repeated on another replica, by what had failed: connect or reset.", "reason")
+		"Attempts that were repeated on another replica, by what had failed: connect, reset, 5xx or ttft_timeout.", "reason")
 	m.disconnects = counter("stream_disconnects_total",
-		"Streamed responses that ended before their end, by who ended them: client, engine or timeout.", "cause")
+		"Streamed responses that ended before their end, by who ended them: client, engine, timeout, slow_client, cancelled, moderation or gateway. "+
+			"Of native streams, which pass unread, client, engine, timeout and gateway can be told apart.", "cause")
 	m.reloads = counter("sluice_config_reloads_total",
 		"Reloads of the configuration file by result, success or failure.", "result")
 }
 
 // startAtZero makes the series exist before the first event, so that rates and alerts see it.
 func (m *Metrics) startAtZero() {
-	for _, cause := range []string{causeClient, causeEngine, causeTimeout} {
+	for _, cause := range causes() {
 		m.disconnects.WithLabelValues(cause)
 	}
-	for _, reason := range []string{ReasonConnect, ReasonReset} {
+	for _, reason := range reasons() {
 		m.retries.WithLabelValues(reason)
 	}
 	for _, ok := range []bool{true, false} {
@@ -194,10 +200,18 @@ func (m *Metrics) Waited(d time.Duration) {
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect or ReasonReset.
+// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect and so on.
 func (m *Metrics) Retried(reason string) {
 	if m != nil {
 		m.retries.WithLabelValues(reason).Inc()
+	}
+}
+
+// Disconnected counts a stream that ended before its end and of which Envoy's record does not tell that, by who ended it: CauseCancelled and so
+// on. Those of native streams are counted by Finished.
+func (m *Metrics) Disconnected(cause string) {
+	if m != nil {
+		m.disconnects.WithLabelValues(cause).Inc()
 	}
 }
 
@@ -232,6 +246,7 @@ func (m *Metrics) Finished(q Request) {
 		}
 	}
 	m.countTokens(model, q)
+	m.streams.observe(model, nativeStream(q))
 	if q.Code != "" && q.Status >= 400 {
 		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
 	}
@@ -284,14 +299,4 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 
 func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-}
-
-// shortBuckets suit waits and first bytes: 1 ms to 5 min.
-func shortBuckets() []float64 {
-	return []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.8, 1, 2.5, 5, 10, 30, 60, 300}
-}
-
-// longBuckets suit whole responses: 5 ms to 30 min.
-func longBuckets() []float64 {
-	return []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}
 }

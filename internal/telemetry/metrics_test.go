@@ -44,6 +44,7 @@ func TestMetricsOfFinished(t *testing.T) {
 	for _, q := range []Request{ok, ok, cut, left, refused, unauthorized} {
 		m.Finished(q)
 	}
+	m.Disconnected(CauseSlowClient)
 	got := scrape(t, m, "sluice_requests_total", "sluice_request_duration_seconds_sum", "sluice_request_duration_seconds_count",
 		"sluice_first_byte_seconds_count", "sluice_upstream_request_duration_seconds_sum", "sluice_upstream_request_duration_seconds_count",
 		"stream_disconnects_total")
@@ -59,8 +60,12 @@ func TestMetricsOfFinished(t *testing.T) {
 		`sluice_requests_total{code="499",model="chat",source="gateway"} 1`,
 		`sluice_upstream_request_duration_seconds_sum{model="chat",upstream="chat-0"} 2`,
 		`sluice_upstream_request_duration_seconds_count{model="chat",upstream="chat-0"} 2`,
+		`stream_disconnects_total{cause="cancelled"} 0`,
 		`stream_disconnects_total{cause="client"} 1`,
 		`stream_disconnects_total{cause="engine"} 1`,
+		`stream_disconnects_total{cause="gateway"} 0`,
+		`stream_disconnects_total{cause="moderation"} 0`,
+		`stream_disconnects_total{cause="slow_client"} 1`,
 		`stream_disconnects_total{cause="timeout"} 0`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -101,8 +106,10 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_tenant_queued{tenant="acme"} 1`,
 		`sluice_tenant_running{tenant="acme"} 3`,
 		`sluice_xds_nacks_total 3`,
+		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
 		`stream_retries_total{reason="reset"} 0`,
+		`stream_retries_total{reason="ttft_timeout"} 0`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -183,6 +190,13 @@ func TestDisconnectCause(t *testing.T) {
 		{Request{Stream: true, Flags: "UC", Source: "engine"}, "engine"},
 		{Request{Stream: true, Flags: "UC,URX", Status: 503, Source: "gateway"}, ""}, // an error answer, no stream
 		{Request{Flags: "DC"}, ""},
+		{Request{Stream: true, Flags: "DPE", Source: "engine"}, "client"},
+		{Request{Stream: true, Flags: "DPE", Status: 400, Source: "gateway"}, ""}, // refused before it was one
+		{Request{Stream: true, Flags: "DC", Details: "downstream_remote_disconnect", Source: "engine"}, "client"},
+		{Request{Stream: true, Flags: "DC", Details: "downstream_local_disconnect(http2_ping_timeout)", Source: "engine"}, "client"},
+		{Request{Stream: true, Flags: "DC", Details: "downstream_local_disconnect(max_connection_duration_reached)", Source: "engine"}, "gateway"},
+		{Request{Stream: true, Flags: "LR", Source: "engine"}, "gateway"},
+		{Request{Stream: true, Flags: "OM", Status: 503, Source: "gateway"}, ""},
 	} {
 		if got := disconnectCause(c.q); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.q, got, c.want)
@@ -208,8 +222,10 @@ func TestRecordCounts(t *testing.T) {
 	got := scrape(t, m, "stream_retries_total", "sluice_requests_total")
 	want := []string{
 		`sluice_requests_total{code="200",model="chat",source="engine"} 1`,
+		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
 		`stream_retries_total{reason="reset"} 0`,
+		`stream_retries_total{reason="ttft_timeout"} 0`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

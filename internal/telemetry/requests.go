@@ -39,6 +39,8 @@ type Request struct {
 	Status int
 	// Code is the error code of an answer that Sluice itself gave, such as queue_full; empty otherwise.
 	Code string
+	// Route is how an engine's response came: RouteNative or RouteManaged; empty until the request has ended, and when no engine has answered.
+	Route string
 	// Source says which side answered: headers.SourceGateway or headers.SourceEngine; empty until the request has ended.
 	Source string
 	// Flags and Details are Envoy's words for how it ended: see Entry.
@@ -51,11 +53,20 @@ type Request struct {
 	BytesIn, BytesOut int64
 	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended, and where the count is not known.
 	PromptTokens, CompletionTokens int64
-	Started                        time.Time
+	// UsageKnown says that the two were counted.
+	UsageKnown bool
+	// CachedTokens are those of PromptTokens that the engine had in its cache; 0 unless CachedKnown.
+	CachedTokens int64
+	CachedKnown  bool
+	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in native streams.
+	FinishReason string
+	Started      time.Time
 	// Waited is how long the request was held before it was sent to a replica or refused.
 	Waited time.Duration
 	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body.
 	FirstByte time.Duration
+	// LastByte is from Envoy's receipt of the request to the last byte of the engine's response; 0 unless that is whole.
+	LastByte time.Duration
 	// Duration is from Envoy's receipt of the request to its end, or until now.
 	Duration time.Duration
 	// UpstreamDuration is what the replica took: first byte sent to last byte received.

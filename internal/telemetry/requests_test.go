@@ -47,7 +47,8 @@ func TestRequestLife(t *testing.T) {
 		wantRows(t, r, 0, row)
 
 		got, done := r.Join(final("a"))
-		row.Status, row.Source, row.Details, row.Upstream, row.Attempts = 200, "engine", "via_upstream", "127.0.0.1:41000", 1
+		row.Status, row.Source, row.Route, row.Details = 200, "engine", "native", "via_upstream"
+		row.Upstream, row.Attempts = "127.0.0.1:41000", 1
 		row.BytesOut, row.FirstByte, row.UpstreamDuration = 2000, 200*time.Millisecond, 2*time.Second
 		wantRows(t, r, 0, row)
 		if diff := cmp.Diff(row, got); diff != "" || !done {
@@ -295,8 +296,12 @@ func TestNobodyListens(t *testing.T) {
 	live.End(0, "")
 	m.Waited(0)
 	m.Retried(ReasonConnect)
+	m.Disconnected(CauseClient)
+	m.Streamed(Stream{TTFT: 1})
+	m.Gap("chat", 1)
+	m.Dispatched(1, 1)
 	m.ConfigReloaded(true)
-	record := Record(r, m)
+	record := Record(r, m, NewRequestLog(nil, false).Finished)
 	record(final("a"))
 	record(Entry{Log: headers.LogAttempts})
 	if rows, running := r.List(1); rows != nil || running != 0 {

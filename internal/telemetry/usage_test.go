@@ -31,15 +31,23 @@ func told(t *testing.T, m proto.Message) *datav3.HTTPAccessLogEntry {
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	whole := &aiv3.TokenUsage{InputTokens: tokens(7), OutputTokens: tokens(11), ExtractionStatus: aiv3.TokenUsage_COMPLETE}
+	details := func(cached uint64) *aiv3.TokenUsage {
+		u := proto.Clone(whole).(*aiv3.TokenUsage)
+		u.InputTokenDetails = &aiv3.InputTokenDetails{CachedTokens: tokens(cached)}
+		return u
+	}
 	partial := proto.Clone(whole).(*aiv3.TokenUsage)
 	partial.ExtractionStatus = aiv3.TokenUsage_PARTIAL
 	for name, c := range map[string]struct {
 		in   proto.Message
 		want Usage
 	}{
-		"whole":              {whole, Usage{7, 11, true}},
-		"no completion":      {&aiv3.TokenUsage{InputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{7, 0, true}},
-		"nothing":            {&aiv3.TokenUsage{InputTokens: tokens(0), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{0, 0, true}},
+		"whole":              {whole, Usage{Prompt: 7, Completion: 11, Known: true}},
+		"no completion":      {&aiv3.TokenUsage{InputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{Prompt: 7, Completion: 0, Known: true}},
+		"some cached":        {details(5), Usage{7, 11, true, 5, true}},
+		"none cached":        {details(0), Usage{7, 11, true, 0, true}},
+		"absurdly cached":    {details(8), Usage{Prompt: 7, Completion: 11, Known: true}},
+		"nothing":            {&aiv3.TokenUsage{InputTokens: tokens(0), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{Prompt: 0, Completion: 0, Known: true}},
 		"a part was lost":    {partial, Usage{}},
 		"failed":             {&aiv3.TokenUsage{ExtractionStatus: aiv3.TokenUsage_FAILED}, Usage{}},
 		"only the sum":       {&aiv3.TokenUsage{ProviderTotalTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},

@@ -1,0 +1,55 @@
+package telemetry
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// RequestLog writes one line for every finished request, at level info under the name "request". It tells who was served by what, when and
+// how it ended, and nothing of what was asked or answered. A nil *RequestLog writes nothing.
+type RequestLog struct{ log *zap.Logger }
+
+// NewRequestLog returns a log that writes to log; nil when on is false.
+func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
+	if !on {
+		return nil
+	}
+	return &RequestLog{log.Named("request")}
+}
+
+// Finished writes the line of a request whose final record has been joined; see Record. The probes of load balancers have none.
+//
+// Times are in milliseconds, from Envoy's receipt of the request. What is not known of a request is left out: the time to the first token of
+// one that has no stream, tokens that the engine did not count or that were not read. The reason for which a native stream has finished is
+// not known either, but that field is always there.
+func (l *RequestLog) Finished(q Request) {
+	if l == nil || probe(q.Path, q.Status) {
+		return
+	}
+	line := l.log.Check(zapcore.InfoLevel, "finished")
+	if line == nil {
+		return
+	}
+	fields := make([]zap.Field, 0, 18)
+	fields = append(fields, zap.String("request_id", q.ID), zap.String("tenant", q.Tenant), zap.String("model", q.Model),
+		zap.String("replica", q.Replica), zap.String("route", q.Route), zap.Int("status", q.Status), zap.String("code", q.Code),
+		zap.Bool("stream", q.Stream), milliseconds("queued_ms", q.Waited))
+	if q.Stream && q.FirstByte > 0 {
+		fields = append(fields, milliseconds("ttft_ms", q.FirstByte))
+	}
+	fields = append(fields, milliseconds("duration_ms", q.Duration))
+	if q.UsageKnown {
+		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens), zap.Int64("tokens_out", q.CompletionTokens))
+	}
+	if q.CachedKnown {
+		fields = append(fields, zap.Int64("cached_tokens", q.CachedTokens))
+	}
+	line.Write(append(fields, zap.String("finish_reason", q.FinishReason), zap.Int("retries", max(0, q.Attempts-1)),
+		zap.Int64("bytes", q.BytesOut))...)
+}
+
+func milliseconds(name string, d time.Duration) zap.Field {
+	return zap.Float64(name, float64(d.Microseconds())/1000)
+}

@@ -1,0 +1,125 @@
+package telemetry
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// lines runs the entries through a log and returns what it has written.
+func lines(t *testing.T, level string, on bool, entries ...Entry) []map[string]any {
+	t.Helper()
+	var out bytes.Buffer
+	log, err := newLogger(level, FormatJSON, false, zapcore.AddSync(&out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRequests(0)
+	record := Record(r, nil, NewRequestLog(log, on).Finished)
+	for _, e := range entries {
+		if e.Log == headers.LogRequests && e.Model != "" && !e.Interim {
+			r.Begin(Begun{ID: e.RequestID, Tenant: "acme", Model: "alias"}).Decided("chat", "chat-0", 1500*time.Microsecond)
+		}
+		record(e)
+	}
+	var all []map[string]any
+	for line := range strings.Lines(out.String()) {
+		var one map[string]any
+		if err := json.Unmarshal([]byte(line), &one); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		delete(one, "time")
+		all = append(all, one)
+	}
+	return all
+}
+
+func TestRequestLog(t *testing.T) {
+	t.Parallel()
+	soFar := final("whole")
+	soFar.Interim, soFar.Duration = true, 0
+	whole := final("whole")
+	whole.Attempts, whole.Usage = 2, Usage{Prompt: 7, Completion: 11, Known: true, Cached: 5, CachedKnown: true}
+	embedded := final("embedded")
+	embedded.Streamed, embedded.Path, embedded.Usage = false, "/v1/embeddings", Usage{Prompt: 7, Known: true}
+	refused := Entry{Log: headers.LogRequests, RequestID: "refused", Path: "/v1/chat/completions", Status: 401, Details: "sluice_invalid_api_key",
+		Duration: 1250 * time.Microsecond, BytesOut: 90}
+	probed := Entry{Log: headers.LogRequests, RequestID: "probed", Path: "/health", Status: 200}
+	attempt := Entry{Log: headers.LogAttempts, RequestID: "whole", Status: 200}
+
+	line := func(id string, more map[string]any) map[string]any {
+		l := map[string]any{"level": "info", "logger": "request", "msg": "finished", "request_id": id, "tenant": "acme", "model": "chat",
+			"replica": "chat-0", "route": "native", "status": 200.0, "code": "", "stream": true, "queued_ms": 1.5, "ttft_ms": 200.0,
+			"duration_ms": 3000.0, "finish_reason": "", "retries": 0.0, "bytes": 2000.0}
+		for k, v := range more {
+			if l[k] = v; v == nil {
+				delete(l, k)
+			}
+		}
+		return l
+	}
+	want := []map[string]any{
+		line("whole", map[string]any{"tokens_in": 7.0, "tokens_out": 11.0, "cached_tokens": 5.0, "retries": 1.0}),
+		line("embedded", map[string]any{"stream": false, "ttft_ms": nil, "tokens_in": 7.0, "tokens_out": 0.0}),
+		line("refused", map[string]any{"tenant": "", "model": "", "replica": "", "route": "", "status": 401.0, "code": "invalid_api_key",
+			"stream": false, "queued_ms": 0.0, "ttft_ms": nil, "duration_ms": 1.25, "bytes": 90.0}),
+		line("unread", nil),
+	}
+	entries := []Entry{soFar, whole, attempt, embedded, refused, probed, final("unread")}
+	if diff := cmp.Diff(want, lines(t, "info", true, entries...)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if got := lines(t, "info", false, entries...); len(got) != 0 {
+		t.Errorf("switched off it wrote %v", got)
+	}
+	if got := lines(t, "warn", true, entries...); len(got) != 0 {
+		t.Errorf("at level warn it wrote %v", got)
+	}
+}
+
+// TestRequestLogTellsNoSecret: what a client sends reaches the line as the names that it chose only, and a path not at all.
+func TestRequestLogTellsNoSecret(t *testing.T) {
+	t.Parallel()
+	e := final("a")
+	e.Path, e.Details = "/v1/secret", "secret"
+	e.Notes = map[string]string{headers.NoteTenant: "acme", headers.NoteLease: "secret"}
+	for _, line := range lines(t, "info", true, e) {
+		for field, value := range line {
+			if s, ok := value.(string); ok && strings.Contains(s, "secret") {
+				t.Errorf("%s: %s", field, s)
+			}
+		}
+	}
+}
+
+func BenchmarkRequestLog(b *testing.B) {
+	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(io.Discard))
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := NewRequestLog(log, true)
+	q := Request{ID: "0f5b0d5e-7d1c-4b7a-9d5e-0123456789ab", Tenant: "acme", Model: "chat", Replica: "chat-0", Route: RouteNative, Status: 200,
+		Stream: true, FirstByte: time.Second, Duration: 2 * time.Second, UsageKnown: true, CachedKnown: true}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Finished(q)
+	}
+}
+
+func BenchmarkStreamFigures(b *testing.B) {
+	m := NewMetrics(MetricsConfig{})
+	q := Request{Model: "chat", Route: RouteNative, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
+		PromptTokens: 100, CompletionTokens: 101, UsageKnown: true, CachedKnown: true}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.streams.observe("chat", nativeStream(q))
+	}
+}

@@ -1,0 +1,121 @@
+package telemetry
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Ways of a stream from its engine to the client.
+const (
+	// RouteNative: Envoy passes it on, and nobody reads it.
+	RouteNative = "native"
+	// RouteManaged: it goes through Sluice, which reads every event.
+	RouteManaged = "managed"
+)
+
+// Stream is what a finished streamed response tells of how it fared. What is not known is zero and counts nowhere.
+type Stream struct {
+	// Model that answered; one that MetricsConfig.KnownModel does not know counts as Other.
+	Model string
+	// Route is RouteNative or RouteManaged.
+	Route string
+	// TTFT is from the receipt of the request to the first token.
+	TTFT time.Duration
+	// Held is the part of TTFT for which the request was held before it was sent to a replica.
+	Held time.Duration
+	// Decode is from the first token to the last.
+	Decode time.Duration
+	// Usage is what the engine has counted.
+	Usage Usage
+}
+
+// nativeStream is what Envoy's record of a request tells of a stream; zero when the request was none, or has no response of an engine. Its
+// first byte stands for its first token: engines send their headers early but their first event with it.
+func nativeStream(q Request) Stream {
+	if !q.Stream || q.Route != RouteNative || q.Status >= 300 {
+		return Stream{}
+	}
+	s := Stream{Model: q.Model, Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Usage: q.usage()}
+	if q.FirstByte > 0 {
+		s.Decode = max(0, q.LastByte-q.FirstByte)
+	}
+	return s
+}
+
+// streamFigures count how streams fare, and how the requests of a replica are batched.
+type streamFigures struct {
+	ttft, cached, rate, batch *prometheus.HistogramVec
+	gaps                      *gapGauge
+}
+
+func newStreamFigures(r prometheus.Registerer) *streamFigures {
+	f := &streamFigures{
+		ttft: histogram("stream_ttft_seconds",
+			"From the receipt of a request for a stream to its first token, waits of every kind included. Of native streams it is the first byte of "+
+				"the response's body, however early the engine has sent its headers.", shortBuckets(), "model", "route"),
+		cached: histogram("sluice_ttft_seconds",
+			"The same of the streams whose engine has told how many tokens of the prompt were in its cache: cached is true when they were half of it "+
+				"or more.", shortBuckets(), "model", "cached"),
+		rate: histogram("stream_tokens_per_second",
+			"Tokens a second of one stream, where the engine's count is known. prefill: prompt tokens, less those known to be in its cache, by the time "+
+				"from the request's leaving for a replica to the first token. decode: the other tokens by the time from the first to the last.",
+			rateBuckets(), "model", "phase"),
+		batch: histogram("scheduler_batch_size",
+			"Requests on a replica whenever another was sent there, with that one: in prefill, that is known to have no token yet, and in decode, all "+
+				"others. Prefill is known to end of the requests under a cap on prefill; of others, only the one that was just sent counts there.",
+			batchBuckets(), "phase"),
+		gaps: newGapGauge(),
+	}
+	for _, phase := range []string{phasePrefill, phaseDecode} { // the series exist before the first event
+		f.batch.WithLabelValues(phase)
+	}
+	r.MustRegister(f.ttft, f.cached, f.rate, f.batch, f.gaps)
+	return f
+}
+
+// Streamed counts a stream that somebody else than Envoy's record tells of; native ones are counted by Finished.
+func (m *Metrics) Streamed(s Stream) {
+	if m != nil {
+		m.streams.observe(m.model(s.Model), s)
+	}
+}
+
+// Gap counts the time between two tokens of a stream that somebody reads. While there are such gaps of a model, they alone are its
+// stream_inter_token_p95_seconds.
+func (m *Metrics) Gap(model string, gap time.Duration) {
+	if m != nil {
+		m.streams.gaps.measured(m.model(model), gap)
+	}
+}
+
+// Dispatched counts what runs on a replica to which a request was just sent, with that one: the requests that have no token yet, and all
+// others.
+func (m *Metrics) Dispatched(prefill, decode int) {
+	if m != nil {
+		m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
+		m.streams.batch.WithLabelValues(phaseDecode).Observe(float64(decode))
+	}
+}
+
+// observe counts a stream under the label of its model.
+func (f *streamFigures) observe(model string, s Stream) {
+	if s.TTFT <= 0 {
+		return
+	}
+	f.ttft.WithLabelValues(model, s.Route).Observe(s.TTFT.Seconds())
+	u := s.Usage // all zero where it is not known
+	if u.CachedKnown && u.Prompt > 0 {
+		f.cached.WithLabelValues(model, strconv.FormatBool(2*u.Cached >= u.Prompt)).Observe(s.TTFT.Seconds())
+	}
+	if fresh, prefill := u.Prompt-u.Cached, s.TTFT-s.Held; fresh > 0 && prefill > 0 {
+		f.rate.WithLabelValues(model, phasePrefill).Observe(float64(fresh) / prefill.Seconds())
+	}
+	if gaps := u.Completion - 1; gaps > 0 && s.Decode > 0 {
+		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
+		if s.Route == RouteNative { // of others every gap is told
+			f.gaps.estimated(model, s.Decode/time.Duration(gaps), gaps)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package telemetry
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// streamed is Envoy's record of a whole stream: 0.4 s to the first byte, of which the request was held 0.1 s, then a token each 20 ms.
+func streamed(id string, u Usage) Entry {
+	e := final(id)
+	e.FirstByte, e.LastByte, e.Duration, e.Usage = 400*time.Millisecond, 2400*time.Millisecond, 2401*time.Millisecond, u
+	return e
+}
+
+func TestStreamFigures(t *testing.T) {
+	t.Parallel()
+	r, m := NewRequests(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
+	record := Record(r, m)
+	usage := Usage{Prompt: 300, Completion: 101, Known: true}
+	cold, half, warm := usage, usage, usage
+	cold.Cached, cold.CachedKnown = 0, true
+	half.Cached, half.CachedKnown = 150, true
+	warm.Cached, warm.CachedKnown = 300, true
+	buffered := streamed("buffered", usage) // all of it in one piece
+	buffered.LastByte = buffered.FirstByte
+	cut := streamed("cut", Usage{})
+	cut.LastByte, cut.Flags = 0, "UPE"
+	whole := streamed("whole", usage)
+	whole.Streamed = false
+	refused := streamed("refused", usage)
+	refused.Status, refused.Flags = 400, ""
+	silent := streamed("silent", Usage{})
+	silent.FirstByte = 0
+	foreign := streamed("foreign", Usage{})
+	foreign.Model = "made-up"
+	for _, e := range []Entry{
+		streamed("unread", Usage{}), streamed("unsaid", usage), streamed("cold", cold), streamed("half", half), streamed("warm", warm),
+		streamed("short", Usage{Prompt: 300, Completion: 1, Known: true}), buffered, cut, whole, refused, silent, foreign,
+	} {
+		r.Begin(Begun{ID: e.RequestID, Model: "chat"}).Decided("chat", "chat-0", 100*time.Millisecond)
+		record(e)
+	}
+	want := []string{
+		`sluice_ttft_seconds_sum{cached="false",model="chat"} 0.4`,
+		`sluice_ttft_seconds_count{cached="false",model="chat"} 1`,
+		`sluice_ttft_seconds_sum{cached="true",model="chat"} 0.8`,
+		`sluice_ttft_seconds_count{cached="true",model="chat"} 2`,
+		`stream_tokens_per_second_sum{model="chat",phase="decode"} 200`, // 100 tokens in 2 s: unsaid, cold, half, warm
+		`stream_tokens_per_second_count{model="chat",phase="decode"} 4`,
+		`stream_tokens_per_second_sum{model="chat",phase="prefill"} 4500`, // 1000 a second: unsaid, cold, short, buffered; 500: half
+		`stream_tokens_per_second_count{model="chat",phase="prefill"} 5`,
+		`stream_ttft_seconds_count{model="chat",route="native"} 8`,
+		`stream_ttft_seconds_count{model="other",route="native"} 1`,
+	}
+	got := scrape(t, m, "sluice_ttft_seconds_sum", "sluice_ttft_seconds_count", "stream_tokens_per_second_sum", "stream_tokens_per_second_count",
+		"stream_ttft_seconds_count")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	wantP95(t, m, "chat", 0.020)
+}
+
+// TestStreamsReadBySluice: a stream that somebody reads tells its own figures; every one of its gaps counts, and it is estimated no more.
+func TestStreamsReadBySluice(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	m.Streamed(Stream{Model: "chat", Route: RouteManaged, TTFT: time.Second, Decode: time.Second, Usage: Usage{Prompt: 10, Completion: 11, Known: true}})
+	if got := scrape(t, m, "stream_inter_token_p95_seconds"); len(got) != 0 {
+		t.Errorf("a stream whose gaps are told was estimated: %q", got)
+	}
+	native := streamed("a", Usage{Prompt: 10, Completion: 1001, Known: true}) // gaps of 2 ms
+	Record(NewRequests(0), m)(native)
+	wantP95(t, m, "chat", 0.002)
+	m.Gap("chat", 50*time.Millisecond)
+	wantP95(t, m, "chat", 0.050)
+	want := []string{`stream_ttft_seconds_count{model="chat",route="managed"} 1`, `stream_ttft_seconds_count{model="chat",route="native"} 1`}
+	if diff := cmp.Diff(want, scrape(t, m, "stream_ttft_seconds_count")); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestBatchSize(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	m.Dispatched(1, 0)
+	m.Dispatched(2, 30)
+	want := []string{
+		`scheduler_batch_size_bucket{phase="decode",le="0"} 1`,
+		`scheduler_batch_size_bucket{phase="decode",le="32"} 2`,
+		`scheduler_batch_size_sum{phase="decode"} 30`,
+		`scheduler_batch_size_count{phase="decode"} 2`,
+		`scheduler_batch_size_bucket{phase="prefill",le="0"} 0`,
+		`scheduler_batch_size_bucket{phase="prefill",le="32"} 2`,
+		`scheduler_batch_size_sum{phase="prefill"} 3`,
+		`scheduler_batch_size_count{phase="prefill"} 2`,
+	}
+	var got []string
+	for _, line := range scrape(t, m, "scheduler_batch_size") {
+		if !strings.Contains(line, "le=") || strings.Contains(line, `le="0"`) || strings.Contains(line, `le="32"`) {
+			got = append(got, line)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// TestP95 compares with the percentile of a sorted list, in which a stream of n tokens has n−1 gaps, and sees gaps leave after a minute.
+func TestP95(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := NewMetrics(MetricsConfig{})
+		estimate := func(gap time.Duration, gaps int64) {
+			m.Streamed(Stream{Model: "chat", Route: RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
+				Usage: Usage{Prompt: 1, Completion: gaps + 1, Known: true}})
+		}
+		for i := 1; i <= 100; i++ { // the longest streams have the shortest gaps: by streams it would be 95 ms
+			estimate(time.Duration(i)*time.Millisecond, int64(101-i))
+		}
+		wantP95(t, m, "chat", 0.079) // 4797 of 5050 gaps are shorter
+		estimate(10*time.Minute, 1_000_000)
+		wantP95(t, m, "chat", 600)
+		time.Sleep(45 * time.Second)
+		estimate(time.Second, 1)
+		wantP95(t, m, "chat", 600)
+		time.Sleep(gapSlots*gapSlot - 45*time.Second)
+		wantP95(t, m, "chat", 1)
+		estimate(2*time.Second, 20) // takes the place of those that have left
+		wantP95(t, m, "chat", 2)
+		time.Sleep(gapSlots * gapSlot)
+		if got := scrape(t, m, "stream_inter_token_p95_seconds"); len(got) != 0 || len(m.streams.gaps.windows) != 0 {
+			t.Errorf("after a minute without a gap: %q, %d windows", got, len(m.streams.gaps.windows))
+		}
+		for i := range 10_000 { // however many gaps there are, and however odd
+			m.Gap("chat", time.Duration(i*i)*40*time.Microsecond-time.Second)
+		}
+		m.Gap("odd", -time.Second)
+		wantP95(t, m, "odd", 0.00001)
+		if n := len(m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].measured); n > 1000 {
+			t.Errorf("%d classes of gaps", n)
+		}
+	})
+}
+
+func wantP95(t *testing.T, m *Metrics, model string, want float64) {
+	t.Helper()
+	lines := scrape(t, m, fmt.Sprintf(`stream_inter_token_p95_seconds{model="%s"} `, model))
+	if len(lines) != 1 {
+		t.Fatalf("%d series of %s: %q", len(lines), model, lines)
+	}
+	_, value, _ := strings.Cut(lines[0], "} ")
+	var got float64
+	fmt.Sscan(value, &got)
+	if math.Abs(got-want) > 0.0101*want {
+		t.Errorf("%s: 95th percentile %v s, want %v s within 1 %%", model, got, want)
+	}
+}
