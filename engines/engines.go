@@ -42,6 +42,8 @@ const (
 type Model struct {
 	Name    string
 	Aliases []string
+	// Adapters are those of the aliases that the engine itself knows, and is to be asked for by: LoRA adapters on the model.
+	Adapters []string
 	// Task is empty when it is not known, as for a discovered model.
 	Task     Task
 	Launcher Launcher

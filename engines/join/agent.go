@@ -64,6 +64,8 @@ type Agent struct {
 	launcher *local.Launcher
 	// wake has a token when there is something to report that is not in the fleet.
 	wake chan struct{}
+	// wished has a token when there is a new wish.
+	wished chan struct{}
 	// parted is closed when the gateway has been told that the node is empty and ends.
 	parted chan struct{}
 
@@ -91,7 +93,7 @@ func NewAgent(c AgentConfig) (*Agent, error) {
 	orStandard(&c.OrphanGrace, orphanGrace)
 	orStandard(&c.DrainTimeout, drainTimeout)
 	a := &Agent{config: c, log: c.Log, store: store{filepath.Join(c.Dir.Path(), "node")}, fleet: engines.NewFleet(),
-		models: map[string]bool{}, wake: make(chan struct{}, 1), parted: make(chan struct{})}
+		models: map[string]bool{}, wake: make(chan struct{}, 1), wished: make(chan struct{}, 1), parted: make(chan struct{})}
 	a.counts = newCounts(a.fleet)
 	if err := os.MkdirAll(a.store.dir, 0o700); err != nil {
 		return nil, err
@@ -172,6 +174,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return a.launcher.Run(ctx) })
 	group.Go(func() error { return a.keepLink(ctx) })
 	group.Go(func() error { a.watchGateway(ctx); return nil })
+	group.Go(func() error { a.carryOut(ctx); return nil })
 	return group.Wait()
 }
 
@@ -207,7 +210,7 @@ func (a *Agent) ownLocked(models []local.Model) []local.Model {
 	return own
 }
 
-// obey does what the gateway wishes, and remembers it.
+// obey has done what the gateway wishes. It does not wait for that.
 func (a *Agent) obey(w wish) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,10 +223,29 @@ func (a *Agent) obeyLocked(w wish) {
 	}
 	a.wish = w
 	a.counts.limitTo(w.Stop)
-	if err := a.store.keepWish(w); err != nil {
-		a.log.Error("what the gateway wishes is not kept: after a restart the node does what it wished before", zap.Error(err))
+	poke(a.wished)
+}
+
+// carryOut remembers each wish and then does it, until ctx ends. A disk may take long to keep something: the gateway must hear of us meanwhile.
+func (a *Agent) carryOut(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.wished:
+		}
+		a.mu.Lock()
+		w := a.wish
+		a.mu.Unlock()
+		if err := a.store.keepWish(w); err != nil {
+			a.log.Error("what the gateway wishes is not kept: after a restart the node does what it wished before", zap.Error(err))
+		}
+		a.mu.Lock()
+		if !a.leaving {
+			a.launcher.Set(a.ownLocked(w.Models))
+		}
+		a.mu.Unlock()
 	}
-	a.launcher.Set(a.ownLocked(w.Models))
 }
 
 // watchGateway ends the replicas when the gateway is away for too long.
@@ -275,9 +297,12 @@ func (a *Agent) Stop(ctx context.Context) error {
 	return err
 }
 
-func (a *Agent) poke() {
+func (a *Agent) poke() { poke(a.wake) }
+
+// poke leaves a token, unless there is one.
+func poke(c chan struct{}) {
 	select {
-	case a.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

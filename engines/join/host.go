@@ -122,7 +122,7 @@ func (h *Host) newWish(edition uint64) (*wish, uint64) {
 	return &w, h.edition
 }
 
-// expect begins to wait for a node of an earlier run.
+// expect begins to wait for a node, of an earlier run, or when we could not hear it.
 func (h *Host) expect() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -242,8 +242,10 @@ func (h *Host) hear(s *session, r *report) bool {
 	}
 	h.heard = time.Now()
 	changed := false
-	if r.Inventory != nil && (h.inventory == nil || !reflect.DeepEqual(*h.inventory, *r.Inventory)) {
-		h.inventory, changed = r.Inventory, true
+	if r.Inventory != nil {
+		now := checkInventory(r.Inventory)
+		changed = h.inventory == nil || !reflect.DeepEqual(h.inventory, now)
+		h.inventory = now
 	}
 	if r.Leaving != h.leaving && (r.Leaving || r.Replicas != nil) {
 		h.leaving, changed = r.Leaving, true
@@ -333,11 +335,11 @@ func failed(r engines.Replica, why string) engines.Replica {
 	return r
 }
 
-// present: the node has said in this session which replicas it has.
-func (h *Host) present() bool {
+// settled: the node has said in this session which replicas it has, or is lost.
+func (h *Host) settled() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.session != nil && h.session.told
+	return h.lost || h.session != nil && h.session.told
 }
 
 // occupied: there are replicas, or may be, and the node can be told to end them.

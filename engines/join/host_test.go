@@ -2,6 +2,8 @@ package join
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -153,12 +155,63 @@ func TestWhatANodeMayNotSay(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
+	ours := lie(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("[::ffff:127.0.0.1]:80") })
+	if got := x.check([]engines.Replica{ours}); got[0].State != engines.Ready {
+		t.Errorf("of a node on this host: %+v", got)
+	}
+	x.distant = true
+	if got := x.check([]engines.Replica{ours}); got[0].State != engines.Failed {
+		t.Errorf("of a node on another host: %+v", got)
+	}
 	if got := x.check([]engines.Replica{good, good}); len(got) != 1 {
 		t.Errorf("twice the same: %+v", got)
 	}
 	long := lie(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", longestReason) })
 	if got := x.check([]engines.Replica{long})[0].Reason; len(got) > longestReason {
 		t.Errorf("a reason of %d bytes", len(got))
+	}
+}
+
+func TestWhatANodeHasIsBounded(t *testing.T) {
+	t.Parallel()
+	h, x, _ := hostOf(t)
+	h.hear(x, &report{Inventory: &engines.Node{Reason: strings.Repeat("ä", longestReason), GPUs: make([]engines.GPU, 2*mostGPUs)}})
+	if n, _ := h.Node(); len(n.Reason) > longestReason || len(n.GPUs) != mostGPUs {
+		t.Errorf("a reason of %d bytes, %d GPUs", len(n.Reason), len(n.GPUs))
+	}
+}
+
+// A gateway that was stopped, or had no processor, has not heard anybody: nobody is lost for that.
+func TestSilenceOfOurOwn(t *testing.T) {
+	t.Parallel()
+	h, x, fleet := hostOf(t)
+	h.hear(x, &report{Replicas: ready("chat-0")})
+	begin := time.Now().Add(-time.Hour)
+	h.mu.Lock()
+	h.heard = begin
+	h.mu.Unlock()
+	h.server.look(begin, time.Now())
+	if got := shown(fleet); got != "chat-0 ready" {
+		t.Errorf("after our own absence: %s", got)
+	}
+	now := time.Now().Add(h.server.config.LostAfter)
+	h.server.look(now.Add(-time.Second), now)
+	if got := shown(fleet); got != "chat-0 failed" {
+		t.Errorf("after its silence: %s", got)
+	}
+}
+
+// A certificate that was made while the clock was ahead is no good once it is set back.
+func TestCertificateOfTheFuture(t *testing.T) {
+	t.Parallel()
+	h, _, _ := hostOf(t)
+	now := time.Now()
+	first, err := h.server.face.certificate(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := h.server.face.certificate(now.Add(-48 * time.Hour)); err != nil || second == first {
+		t.Errorf("the certificate from %v is shown two days earlier (%v)", first.Leaf.NotBefore, err)
 	}
 }
 
@@ -214,5 +267,17 @@ func TestForgottenAfterAMonth(t *testing.T) {
 	}
 	if hosts := s.Hosts(); len(hosts) != 1 || hosts[0].Name() != "new" {
 		t.Errorf("known are %v", hosts)
+	}
+}
+
+// A full disk keeps a node that was killed from nothing: what it must know is there.
+func TestAddressThatIsNotKept(t *testing.T) {
+	t.Parallel()
+	s := store{t.TempDir()}
+	if err := os.MkdirAll(filepath.Join(s.addressPath(), "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.address("127.0.0.1:9"); err != nil || !got.IsLoopback() {
+		t.Errorf("%v, %v", got, err)
 	}
 }

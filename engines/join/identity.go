@@ -103,7 +103,8 @@ func (s store) address(gateway string) (netip.Addr, error) {
 	}
 	defer conn.Close()
 	address := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
-	return address, writeFile(s.addressPath(), []byte(address.String()))
+	_ = writeFile(s.addressPath(), []byte(address.String())) // on a full disk it is missed only once there is no network either
+	return address, nil
 }
 
 // onlyFound are the models with no more replicas than an earlier run has left. A node that starts without its gateway begins nothing.

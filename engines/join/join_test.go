@@ -193,7 +193,7 @@ func TestNameTaken(t *testing.T) {
 	g.host("n")
 	second := g.plan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
 	eventually(t, "the second one is told", func() bool { return logged(second.logs, "another node is connected as") })
-	if h := g.server.Hosts()[0]; !h.present() {
+	if h := g.server.Hosts()[0]; !h.settled() {
 		t.Error("the first one is no longer there")
 	}
 	if err := first.Stop(t.Context()); err != nil {
@@ -228,7 +228,7 @@ func TestNewerStreamWins(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := g.server.Hosts()[0]
-	eventually(t, "the agent's own stream has ended", func() bool { return !h.present() })
+	eventually(t, "the agent's own stream has ended", func() bool { return !h.settled() })
 	answers := make(chan error, 1)
 	go func() {
 		answers <- callRun(t, g, i, &report{Hello: &hello{Protocol: protocol}, Replicas: &replicas{Sequence: 1}})

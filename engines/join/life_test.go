@@ -93,7 +93,7 @@ func TestAgentKilledAndBack(t *testing.T) {
 	states := g.history()
 	changes := g.changed()
 	kill9(first)
-	eventually(t, "the stream has ended", func() bool { return !g.server.Hosts()[0].present() })
+	eventually(t, "the stream has ended", func() bool { return !g.server.Hosts()[0].settled() })
 	plan.Token = "" // it has joined
 	plan.spawn(t)
 	h := g.host("n")
@@ -295,7 +295,7 @@ func TestAgentStop(t *testing.T) {
 		t.Error("Stop has returned and the replica runs")
 	}
 	// It said goodbye: nobody waits a minute for it.
-	eventually(t, "the node is gone", func() bool { return !h.present() && len(g.replicas()) == 0 })
+	eventually(t, "the node is gone", func() bool { n, _ := h.Node(); return n.Lost && len(g.replicas()) == 0 })
 	if !logged(g.logs, "a node has left") {
 		t.Error("the gateway does not say that the node has left")
 	}

@@ -23,9 +23,10 @@ import (
 )
 
 const (
-	// A link that breaks is made again after firstPause, doubled up to mostPause, each time a random part of it.
+	// A link that breaks is made again after firstPause, doubled up to mostPause, each time a random part of it. A gateway that starts
+	// waits for lostAfter, in which there must be time for more than one attempt.
 	firstPause = 200 * time.Millisecond
-	mostPause  = 5 * time.Second
+	mostPause  = 2 * time.Second
 	// dialTimeout is for the connection, callTimeout for the answer to a call.
 	dialTimeout = 5 * time.Second
 	callTimeout = 10 * time.Second

@@ -176,7 +176,7 @@ func (g *gateway) host(name string) *Host {
 	var found *Host
 	eventually(g.t, "node "+name+" is connected", func() bool {
 		for _, h := range g.server.Hosts() {
-			if node, ok := h.Node(); h.Name() == name && h.present() && ok && !node.Lost {
+			if node, ok := h.Node(); h.Name() == name && h.settled() && ok && !node.Lost {
 				found = h
 			}
 		}

@@ -18,7 +18,7 @@ import (
 // everything is an order and a report with a value in every field that travels.
 func everything() (order, report) {
 	m := model("chat", 0, 3)
-	m.Aliases, m.Most = []string{"c"}, 9
+	m.Aliases, m.Adapters, m.Most = []string{"c"}, []string{"c"}, 9
 	m.Version = engines.Version{Version: "1", Tasks: []engines.Task{engines.Embedding},
 		Schema:        map[string]any{"properties": map[string]any{"n": map[string]any{"default": 8192}}},
 		TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"pooling": 1}},

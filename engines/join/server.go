@@ -150,14 +150,27 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 func (s *Server) watch(ctx context.Context) {
 	tick := time.NewTicker(max(s.config.LostAfter/20, time.Millisecond))
 	defer tick.Stop()
-	for {
+	for last := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			for _, h := range s.Hosts() {
-				h.look(now)
-			}
+		case <-tick.C:
+			now := time.Now()
+			s.look(last, now)
+			last = now
+		}
+	}
+}
+
+// look finds out who is lost. When we did not look for long ourselves, because we were stopped or had no processor, nobody is: who spoke
+// meanwhile was not heard, and may have broken the connection off.
+func (s *Server) look(last, now time.Time) {
+	absent := now.Sub(last) >= s.config.LostAfter/2
+	for _, h := range s.Hosts() {
+		if absent {
+			h.expect()
+		} else {
+			h.look(now)
 		}
 	}
 }
@@ -211,11 +224,11 @@ func (s *Server) await(ctx context.Context, condition func() bool) error {
 	}
 }
 
-// Await returns when every node known from before has said which replicas it has, or when ctx ends. Serve must be running.
+// Await returns when every node known from before has said which replicas it has, or is lost, or when ctx ends. Serve must be running.
 func (s *Server) Await(ctx context.Context) {
 	hosts := s.Hosts()
 	_ = s.await(ctx, func() bool {
-		return !slices.ContainsFunc(hosts, func(h *Host) bool { return !h.present() })
+		return !slices.ContainsFunc(hosts, func(h *Host) bool { return !h.settled() })
 	})
 }
 
@@ -321,6 +334,17 @@ func (s *Server) refuseToken(ctx context.Context) error {
 
 func errNoCertificate() error {
 	return status.Error(codes.Unauthenticated, "a node's certificate is needed: join first")
+}
+
+// isDistant tells whether a call comes from another host.
+func isDistant(ctx context.Context) bool {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return false
+	}
+	from, ok := p.Addr.(*net.TCPAddr)
+	to, okTo := p.LocalAddr.(*net.TCPAddr)
+	return ok && okTo && !from.IP.IsLoopback() && !from.IP.Equal(to.IP)
 }
 
 // address is where a call comes from.

@@ -24,6 +24,8 @@ const (
 	countEvery = 100 * time.Millisecond
 	// longestReason is in bytes.
 	longestReason = 4 << 10
+	// mostGPUs is of how many GPUs, or parts of GPUs, of a node we hear: the largest machines have 16, and each has 7 parts at most.
+	mostGPUs = 256
 )
 
 // Why a session ended that did not end by itself. The node is told so.
@@ -45,6 +47,8 @@ type session struct {
 	wake chan struct{}
 	// skew is what the node's clock lacks to ours.
 	skew time.Duration
+	// distant: it comes from another host, so that what is at a loopback address is not its own.
+	distant bool
 
 	// told: the node has said which replicas it has; guarded by host.mu
 	told bool
@@ -73,17 +77,17 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	}
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
-	x := &session{host: s.host(name), stream: stream, end: end, wake: make(chan struct{}, 1), skew: skewOf(first.Hello)}
+	x := &session{host: s.host(name), stream: stream, end: end, wake: make(chan struct{}, 1), skew: skewOf(first.Hello), distant: isDistant(stream.Context())}
 	if err := x.host.attach(x, key); err != nil {
 		return err
 	}
 	defer x.host.detach(x)
-	if err := s.saveNodes(); err != nil {
-		s.config.Log.Error("the list of nodes is not saved", zap.Error(err)) // a node comes back by its certificate too
-	}
 	// A stream that is blocked can only be ended by returning, so neither loop is waited for here, but in Serve.
 	s.loops.Go(func() { end(x.receive(&first)) })
 	s.loops.Go(func() { end(x.send(ctx)) })
+	if err := s.saveNodes(); err != nil { // only now: a disk may take long
+		s.config.Log.Error("the list of nodes is not saved", zap.Error(err)) // a node comes back by its certificate too
+	}
 	<-ctx.Done()
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, io.EOF) {
 		return cause
@@ -111,12 +115,7 @@ func skewOf(h *hello) time.Duration {
 	return time.Since(h.Clock).Round(time.Second)
 }
 
-func (x *session) poke() {
-	select {
-	case x.wake <- struct{}{}:
-	default:
-	}
-}
+func (x *session) poke() { poke(x.wake) }
 
 // receive takes in what the node says, beginning with its first report, until the stream ends.
 func (x *session) receive(r *report) error {
@@ -200,8 +199,9 @@ func (x *session) check(all []engines.Replica) []engines.Replica {
 		seen[r.ID] = true
 		r.Node, r.Launcher, r.Transport, r.Host = x.host.name, engines.Local, nil, ""
 		r.Since = r.Since.Add(x.skew).UTC()
-		if r.Reason = strings.ToValidUTF8(r.Reason, "\uFFFD"); len(r.Reason) > longestReason {
-			r.Reason = strings.ToValidUTF8(r.Reason[:longestReason], "")
+		r.Reason = bounded(r.Reason)
+		if x.distant && r.Address.Addr().Unmap().IsLoopback() {
+			r = failed(r, "the node reports it at "+r.Address.String()+", which is ours: it needs an --address that can be reached from here")
 		}
 		if !slices.Contains(states(), r.State) || r.State == engines.Ready && (!r.Address.IsValid() || r.Address.Addr().IsUnspecified()) {
 			r = failed(r, "the node reports it with no address, or in no state that there is")
@@ -209,6 +209,21 @@ func (x *session) check(all []engines.Replica) []engines.Replica {
 		good = append(good, r)
 	}
 	return good
+}
+
+// bounded is a text that may be shown.
+func bounded(text string) string {
+	if text = strings.ToValidUTF8(text, "\uFFFD"); len(text) > longestReason {
+		text = strings.ToValidUTF8(text[:longestReason], "")
+	}
+	return text
+}
+
+// checkInventory takes over what a node may say of itself. Who sorts out what fits where compares its GPUs with each other.
+func checkInventory(n *engines.Node) *engines.Node {
+	own := *n
+	own.Reason, own.GPUs = bounded(n.Reason), n.GPUs[:min(len(n.GPUs), mostGPUs)]
+	return &own
 }
 
 func states() []engines.State {

@@ -37,7 +37,7 @@ func (f *face) config() *tls.Config {
 func (f *face) certificate(now time.Time) (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current != nil && !old(f.current.Leaf, now) {
+	if f.current != nil && !old(f.current.Leaf, now) && !expired(f.current.Leaf, now) { // a clock that was ahead may have been set back
 		return f.current, nil
 	}
 	key, err := newKey()

@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -33,7 +34,6 @@ type cluster struct {
 	place    place  // as it was named, with the namespace that is meant
 	server   string // two names of one server and namespace are one cluster
 	identity string
-	started  time.Time
 	client   kubernetes.Interface
 	// report tells the launcher that the replicas are others.
 	report func()
@@ -55,14 +55,19 @@ type cluster struct {
 	wanted []wanted
 	// told counts the calls of Set that wanted comes from; guarded by mu
 	told uint64
+	// some: there are models that wanted does not name; guarded by mu
+	some bool
 	// found is how many calls of Set came before Found was told; nil: it was not told yet; guarded by mu
 	found *uint64
 	// joined: this gateway's lease was written; guarded by mu
 	joined bool
-	// replicas as reported last; guarded by mu
+	// replicas as reported last, and whether they ever were; guarded by mu
 	replicas []engines.Replica
+	shown    bool
 	// drained by pod; guarded by mu
 	drained map[string]drained
+	// refused says by model what the API had against the last write of this gateway; guarded by mu
+	refused map[string]string
 	// starving is since when a model's pod has waited for room; only act's loop uses it
 	starving map[string]time.Time
 }
@@ -78,6 +83,8 @@ type drained struct {
 	mark  string
 	since time.Time
 	done  bool
+	// leaving is since when the pod has been the first that its ReplicaSet gives up; zero: it is not.
+	leaving time.Time
 }
 
 // newCluster returns one that does nothing yet.
@@ -128,10 +135,10 @@ func (c *cluster) renewed(err error) {
 	}
 }
 
-// set says which models the place shall have. told counts the calls of Launcher.Set up to this one.
-func (c *cluster) set(models []wanted, told uint64) {
+// set says which models the place shall have, all or some of them. told counts the calls of Launcher.Set up to this one.
+func (c *cluster) set(models []wanted, some bool, told uint64) {
 	c.mu.Lock()
-	c.wanted, c.told = models, told
+	c.wanted, c.some, c.told = models, some, told
 	c.mu.Unlock()
 	signal(c.act)
 	signal(c.member.wake)
@@ -139,7 +146,6 @@ func (c *cluster) set(models []wanted, told uint64) {
 
 // run works until ctx ends, then gives up leadership and lease.
 func (c *cluster) run(ctx context.Context) {
-	c.started = time.Now()
 	ctx = klog.NewContext(ctx, klog.Logger{}) // what matters of what client-go would log is in the health
 	outlasting, leave := context.WithCancel(context.WithoutCancel(ctx))
 	var held, working sync.WaitGroup
@@ -257,6 +263,11 @@ func (c *cluster) drainOwn(pods []*corev1.Pod, now time.Time) (undone, changed b
 		done := now.Sub(d.since) >= c.DrainSettle && c.inFlight(p.Name) == 0
 		changed = changed || done != d.done
 		d.done = done
+		if !readPod(p).leaving {
+			d.leaving = time.Time{}
+		} else if d.leaving.IsZero() {
+			d.leaving = now
+		}
 		undone = undone || !done
 		next[p.Name] = d
 	}
@@ -295,9 +306,9 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 	}
 	slices.SortFunc(all, func(a, b engines.Replica) int { return strings.Compare(a.ID, b.ID) })
 	c.mu.Lock()
-	same := !c.joined || slices.Equal(all, c.replicas)
+	same := !c.joined || c.shown && slices.Equal(all, c.replicas)
 	if !same {
-		c.replicas = all
+		c.replicas, c.shown = all, true
 	}
 	c.mu.Unlock()
 	if !same {
@@ -355,11 +366,11 @@ func (c *cluster) say() record {
 	return r
 }
 
-// reported are the replicas of this place.
-func (c *cluster) reported() []engines.Replica {
+// reported are the replicas of this place, and whether they were ever looked at.
+func (c *cluster) reported() (all []engines.Replica, shown bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.replicas
+	return c.replicas, c.shown
 }
 
 // gone tells whether nothing of the model is left here, as far as that is known.
@@ -372,10 +383,33 @@ func (c *cluster) gone(model string) bool {
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 
+// blocked says by model why it gets no pods: the API refuses its Deployment, or its Deployment's controller cannot make any.
+func (c *cluster) blocked() map[string]string {
+	all := map[string]string{}
+	for _, d := range c.deployments.list(time.Now()) {
+		for _, is := range d.Status.Conditions {
+			if is.Type == appsv1.DeploymentReplicaFailure && is.Status == corev1.ConditionTrue {
+				all[d.Annotations[annotationModel]] = is.Message
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.Copy(all, c.refused)
+	return all
+}
+
+// owns tells whether the object with this UID has a Deployment here, or may have one.
+func (c *cluster) owns(uid string) bool {
+	return !c.synced() || slices.ContainsFunc(c.deployments.list(time.Now()), func(d *appsv1.Deployment) bool {
+		return slices.ContainsFunc(d.OwnerReferences, func(o metav1.OwnerReference) bool { return string(o.UID) == uid })
+	})
+}
+
 func (c *cluster) status() ClusterStatus {
 	s := ClusterStatus{
 		Context: c.place.context, Namespace: c.place.namespace, Synced: c.synced(), Leads: c.leads(),
-		Gateways: len(c.peers.live(time.Now())) + 1,
+		Gateways: len(c.peers.live()) + 1,
 	}
 	if e := c.election.Load(); e != nil {
 		s.Leader = e.elector.GetLeader()

@@ -84,7 +84,7 @@ func TestTwoGateways(t *testing.T) {
 		t.Errorf("%s instead of %s after a change of the leader", got[0], kept[0])
 	}
 	second.Set(nil)
-	until(t, "gone", func() bool { return second.Gone("m") })
+	until(t, "gone", func() bool { return second.Gone("m", "") })
 }
 
 // A gateway that died without a word is waited for no longer than its lease lasts.
@@ -103,7 +103,7 @@ spec: {holderIdentity: dead, leaseDurationSeconds: 12, renewTime: "%s"}
 	g.Set([]Model{engine("m", 1)})
 	g.ready("m", 1)
 	g.Set(nil)
-	until(t, "gone", func() bool { return g.Gone("m") })
+	until(t, "gone", func() bool { return g.Gone("m", "") })
 	if g.Others("m") != (Load{}) {
 		t.Errorf("the dead one has %+v to do", g.Others("m"))
 	}
@@ -130,13 +130,15 @@ func TestFoundBeforeAnythingIsWritten(t *testing.T) {
 		t.Fatal("nothing was found")
 	}
 	until(t, "leads", after.Leads)
+	after.SetSome([]Model{engine("other", 1)}) // knows this one and not whether there are others
+	after.ready("other", 1)
 	time.Sleep(2 * time.Second) // more than it takes to drain them
 	after.Set([]Model{engine("m", 2), engine("n", 1)})
 	if again := after.ready("m", 2); !slices.Equal(again, ids) {
 		t.Errorf("pods were %v and are %v", ids, again)
 	}
 	after.Set([]Model{engine("m", 2)})
-	until(t, "the other model is gone", func() bool { return after.Gone("n") })
+	until(t, "the other model is gone", func() bool { return after.Gone("n", "") })
 	if again := after.ready("m", 2); !slices.Equal(again, ids) {
 		t.Errorf("pods were %v and are %v", ids, again)
 	}
@@ -195,11 +197,11 @@ func TestClustersFailByThemselves(t *testing.T) {
 	if out := s.Kubectl(t, "get", "deployments", "-n", other, "-o", "name"); strings.Count(out, "\n") != 1 {
 		t.Errorf("in the other namespace there is %q", out)
 	}
-	if g.Gone("far") {
+	if g.Gone("far", "") {
 		t.Error("gone from where nobody can look")
 	}
 	g.Set([]Model{engine("here", 1)})
-	until(t, "gone beside", func() bool { return g.Gone("beside") })
+	until(t, "gone beside", func() bool { return g.Gone("beside", "") })
 }
 
 // With these rights and no others everything works: up, down, a new template, an owner, away.
@@ -246,7 +248,7 @@ metadata: {name: owner}
 		return len(all) == 1 && len(in(all, engines.Ready)) == 1 && all[0].ID != old[0]
 	})
 	g.Set(nil)
-	until(t, "gone", func() bool { return g.Gone("m") })
+	until(t, "gone", func() bool { return g.Gone("m", "") })
 	if status := g.Status(); status.Clusters[0].Problem != "" {
 		t.Errorf("there was a problem: %s", status.Clusters[0].Problem)
 	}

@@ -81,10 +81,13 @@ type Launcher struct {
 	mu sync.Mutex
 	// ran: Run was called; guarded by mu
 	ran bool
-	// models as Set said; guarded by mu
+	// models as Set said, and whether it did not know them all; guarded by mu
 	models []Model
+	some   bool
 	// sets counts the calls of Set; guarded by mu
 	sets uint64
+	// shown: the fleet has the pods of the home cluster; guarded by mu
+	shown bool
 	// home is the default cluster; nil before its kubeconfig was read; guarded by mu
 	home *cluster
 	// clusters that run, the home one first; guarded by mu
@@ -121,9 +124,14 @@ func New(c Config) *Launcher {
 }
 
 // Set says which models there shall be, all of them, and how many replicas of each. It never blocks.
-func (l *Launcher) Set(models []Model) {
+func (l *Launcher) Set(models []Model) { l.set(models, false) }
+
+// SetSome is Set by somebody who does not know all models yet: what there is of others stays as it is.
+func (l *Launcher) SetSome(models []Model) { l.set(models, true) }
+
+func (l *Launcher) set(models []Model, some bool) {
 	l.mu.Lock()
-	l.models = slices.Clone(models)
+	l.models, l.some = slices.Clone(models), some
 	l.sets++
 	l.mu.Unlock()
 	signal(l.wake)
@@ -169,19 +177,22 @@ func (l *Launcher) Run(ctx context.Context) error {
 // spread tells each cluster its models.
 func (l *Launcher) spread(ctx context.Context) {
 	l.mu.Lock()
-	models, sets := l.models, l.sets
+	models, some, sets := l.models, l.some, l.sets
 	l.mu.Unlock()
 	unreachable := map[string]string{}
-	l.cluster(ctx, "", unreachable) // the home cluster is followed from the start
+	home := l.cluster(ctx, "", unreachable) // it is followed from the start
 	shares, faults := map[*cluster][]wanted{}, map[string]string{}
 	manifests, where := map[string]*manifest{}, map[string]*cluster{}
 	for _, m := range models {
+		c := l.cluster(ctx, m.Cluster, unreachable)
+		if c != home {
+			m.Owner = nil // to a garbage collector an owner in another namespace does not exist
+		}
 		made := l.manifest(m)
 		manifests[m.Name] = made
 		if made.err != nil {
 			faults[m.Name] = made.err.Error()
 		}
-		c := l.cluster(ctx, m.Cluster, unreachable)
 		if c == nil {
 			faults[m.Name] = unreachable[m.Cluster]
 			continue
@@ -192,7 +203,7 @@ func (l *Launcher) spread(ctx context.Context) {
 	l.manifests = manifests
 	l.note(faults, unreachable, where)
 	for _, c := range l.running() {
-		c.set(shares[c], sets)
+		c.set(shares[c], some, sets)
 	}
 }
 
@@ -292,17 +303,30 @@ func (l *Launcher) running() []*cluster {
 // publish reports the models and all replicas.
 func (l *Launcher) publish() {
 	l.mu.Lock()
-	wanted := l.models
+	wanted, home := l.models, l.home
 	l.mu.Unlock()
+	all := false
 	part := engines.Part{}
 	for _, m := range wanted {
 		m.Launcher = engines.Kubernetes
 		part.Models = append(part.Models, m.Model)
 	}
 	for _, c := range l.running() {
-		part.Replicas = append(part.Replicas, c.reported()...)
+		replicas, shown := c.reported()
+		part.Replicas = append(part.Replicas, replicas...)
+		all = all || shown && c == home
 	}
 	l.config.Fleet.Set(source, part)
+	l.mu.Lock()
+	l.shown = all
+	l.mu.Unlock()
+}
+
+// Shown tells whether the fleet has the pods of the home namespace: its API has answered.
+func (l *Launcher) Shown() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.shown
 }
 
 // Others is what the other live gateways have to do for the model.
@@ -313,7 +337,7 @@ func (l *Launcher) Others(model string) Load {
 	if len(where) == 0 {
 		return Load{}
 	}
-	return where[0].peers.load(model, time.Now())
+	return where[0].peers.load(model)
 }
 
 // Leads tells whether this gateway writes in the home namespace. Every other namespace and cluster has a leader of its own, so that they do not fail
@@ -325,32 +349,40 @@ func (l *Launcher) Leads() bool {
 	return home != nil && home.leads()
 }
 
-// Publish tells the other gateways this one's load now, and not at the next renewal: a request waits. At most five times a second.
+// Publish tells those who lead this gateway's load now, and not at the next renewal: a request waits. At most five times a second.
 func (l *Launcher) Publish() {
 	for _, c := range l.running() {
-		signal(c.member.wake)
+		if !c.leads() {
+			signal(c.member.wake)
+		}
 	}
 }
 
-// Gone tells whether nothing is left of the model: no Deployment of ours and no pod. It is false where that is not known.
-func (l *Launcher) Gone(model string) bool {
+// Gone tells whether nothing is left of a model that the object with this UID (empty: none) described: no Deployment that the object owns, under
+// whatever name the model had, and, unless somebody else wants the model, no Deployment of ours and no pod of it. It is false where that is not known.
+func (l *Launcher) Gone(model, uid string) bool {
 	l.mu.Lock()
-	where := slices.Clone(l.where[model])
-	if len(where) == 0 && l.home != nil {
-		where = []*cluster{l.home}
-	}
+	home, where := l.home, slices.Clone(l.where[model])
+	others := slices.ContainsFunc(l.models, func(m Model) bool { return m.Name == model && m.Owner.uid() != uid })
 	l.mu.Unlock()
-	return len(where) > 0 && !slices.ContainsFunc(where, func(c *cluster) bool { return !c.gone(model) })
+	if home == nil || home.owns(uid) {
+		return false
+	}
+	if len(where) == 0 {
+		where = []*cluster{home}
+	}
+	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.gone(model) })
 }
 
 // Status is how the launcher fares.
 func (l *Launcher) Status() Status {
 	l.mu.Lock()
-	s := Status{Faults: maps.Clone(l.faults)}
+	s := Status{Faults: maps.Clone(l.faults), Blocked: map[string]string{}}
 	home := l.unreachable[""]
 	l.mu.Unlock()
 	for _, c := range l.running() {
 		s.Clusters = append(s.Clusters, c.status())
+		maps.Copy(s.Blocked, c.blocked())
 	}
 	if home != "" {
 		own := ClusterStatus{Context: l.config.Context, Namespace: l.config.Namespace, Problem: home}

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,10 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
+
+// leaveSettle is how long a pod must have been marked as the one to leave before its Deployment is lowered: the controllers that choose read
+// pods and Deployments by different watches.
+const leaveSettle = time.Second
 
 // starvedAfter is how long a pod may find no room before a further old one makes way for it.
 const starvedAfter = 30 * time.Second
@@ -61,11 +66,11 @@ func (c *cluster) elect(ctx context.Context) {
 	}
 }
 
-// leads tells whether this gateway is the one that writes. One that was stopped for long and wakes up may still say so for a moment: then
-// its writes name versions that are past, and are refused.
+// leads tells whether this gateway is the one that writes. One that was stopped for long and wakes up has not renewed its lease in time, and so
+// knows by itself that another may lead.
 func (c *cluster) leads() bool {
 	e := c.election.Load()
-	return e != nil && e.won.Load() && e.elector.IsLeader()
+	return e != nil && e.won.Load() && e.elector.IsLeader() && e.elector.Check(-c.Renew/3) == nil
 }
 
 // may tells whether the models are known well enough to write: by a Set that knew what there is.
@@ -79,7 +84,10 @@ func (c *cluster) may() bool {
 func (c *cluster) keepActing(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := lookNow
-		if c.leads() && c.may() {
+		if !c.leads() {
+			c.health.clear("write") // it is another's matter now
+			c.note(nil)
+		} else if c.may() {
 			soon, err := c.pass(ctx)
 			if soon {
 				next = time.Second
@@ -107,30 +115,42 @@ func (c *cluster) keepActing(ctx context.Context) {
 func (c *cluster) pass(ctx context.Context) (soon bool, err error) {
 	now := time.Now()
 	var errs []error
-	for _, name := range c.peers.dead(now, c.started) {
+	for _, name := range c.peers.dead() {
 		errs = append(errs, missing(c.client.CoordinationV1().Leases(c.place.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
 	}
-	models, frozen := c.models()
+	models, frozen, some := c.models()
 	pods := c.podsByDeployment(now)
 	objects := map[string][]*appsv1.Deployment{} // by model
 	for _, d := range c.deployments.list(now) {
 		hash := d.Labels[labelModel]
 		objects[hash] = append(objects[hash], d)
-		if _, known := models[hash]; !known && !frozen[hash] {
+		if _, known := models[hash]; !known && !frozen[hash] && !some {
 			models[hash] = wanted{}
 		}
 	}
+	refused := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
 		t := turn{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
 		again, err := t.take(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
+		if err != nil {
+			refused[models[hash].Name] = err.Error()
+		}
 	}
+	c.note(refused)
 	return soon, errors.Join(errs...)
 }
 
-// models by their hashes, and those that are left as they are.
-func (c *cluster) models() (models map[string]wanted, frozen map[string]bool) {
+// note keeps what the API had against the last writes.
+func (c *cluster) note(refused map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refused = refused
+}
+
+// models by their hashes, those that are left as they are, and whether there are some that are not known.
+func (c *cluster) models() (models map[string]wanted, frozen map[string]bool, some bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	models, frozen = map[string]wanted{}, map[string]bool{}
@@ -142,7 +162,7 @@ func (c *cluster) models() (models map[string]wanted, frozen map[string]bool) {
 		}
 		models[hash] = m
 	}
-	return models, frozen
+	return models, frozen, c.some
 }
 
 func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
@@ -154,16 +174,17 @@ func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
 	return by
 }
 
-// read is the Deployment as planning knows it. Pods that are older than it belonged to one of the same name that is gone.
+// read is the Deployment as planning knows it. There may be pods of one of the same name that is gone.
 func (c *cluster) read(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
-	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: replicas(d), deleting: d.DeletionTimestamp != nil}
+	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: replicas(d), made: int(d.Status.Replicas),
+		deleting: d.DeletionTimestamp != nil}
 	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
 	if err != nil {
 		timeout = c.DrainTimeout
 	}
-	others := c.peers.live(now)
+	others := c.peers.live()
 	for _, object := range pods[d.Name] {
-		if object.CreationTimestamp.Time.Before(read.created) {
+		if object.Annotations[annotationMade] != d.Spec.Template.Annotations[annotationMade] {
 			continue
 		}
 		p := readPod(object)
@@ -171,7 +192,7 @@ func (c *cluster) read(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now 
 		for _, other := range others {
 			p.requests += other.record.Pods[p.name]
 		}
-		p.done = p.draining != "" && (c.isDone(p, others) || overdue(p, timeout, now))
+		c.verdict(&p, others, timeout, now)
 		read.pods = append(read.pods, p)
 	}
 	return read
@@ -184,18 +205,18 @@ func replicas(d *appsv1.Deployment) int {
 	return int(*d.Spec.Replicas)
 }
 
-// isDone tells whether all gateways have said that they are done with the pod.
-func (c *cluster) isDone(p pod, others []peer) bool {
+// verdict tells of a pod that was given up whether it may go: all gateways have said that they are done with it, or it has had its time, by our own
+// clock from when we heard of it.
+func (c *cluster) verdict(p *pod, others []peer, timeout time.Duration, now time.Time) {
 	c.mu.Lock()
 	own := c.drained[p.name]
 	c.mu.Unlock()
-	return own.done && own.mark == p.draining &&
-		!slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
-}
-
-func overdue(p pod, timeout time.Duration, now time.Time) bool {
-	since, err := time.Parse(time.RFC3339, p.draining)
-	return err == nil && now.Sub(since) >= timeout
+	if p.draining == "" || own.mark != p.draining {
+		return
+	}
+	all := own.done && !slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
+	p.done = all || now.Sub(own.since) >= timeout
+	p.fresh = p.leaving && (own.leaving.IsZero() || now.Sub(own.leaving) < leaveSettle)
 }
 
 // missing forgives that an object is not there.
@@ -270,7 +291,7 @@ func (t turn) carryOut(ctx context.Context, a action) error {
 	case drain:
 		err = t.annotate(ctx, a, map[string]any{annotationDraining: time.Now().UTC().Format(time.RFC3339Nano)})
 	case recall:
-		err = t.annotate(ctx, a, map[string]any{annotationDraining: nil, annotationCost: nil})
+		err = t.recall(ctx, a)
 	case leave:
 		err = t.annotate(ctx, a, map[string]any{annotationCost: "-1000"})
 	}
@@ -287,6 +308,7 @@ func (t turn) carryOut(ctx context.Context, a action) error {
 func (t turn) create(ctx context.Context, count int) error {
 	d := t.model.manifest.DeepCopy()
 	d.Namespace, d.Spec.Replicas = t.place.namespace, new(int32(count))
+	overwrite(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
 	made, err := t.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
 	if err == nil {
 		t.deployments.wrote(made, "", time.Now())
@@ -352,6 +374,19 @@ func (t turn) annotate(ctx context.Context, a action, annotations map[string]any
 		return err
 	}
 	return nil
+}
+
+// recall takes a pod back. Where it was marked to leave, the Deployment is written as well, so that nobody who has not heard of it lowers the number.
+func (t turn) recall(ctx context.Context, a action) error {
+	marked := slices.ContainsFunc(t.pods[a.deployment], func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" })
+	if marked {
+		now := time.Now().UTC().Format(time.RFC3339Nano)
+		err := t.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationRecalled: now}}})
+		if err != nil {
+			return err
+		}
+	}
+	return t.annotate(ctx, a, map[string]any{annotationDraining: nil, annotationCost: nil})
 }
 
 // refresh makes of today's Deployment what its template does not say: how long its pods may drain, and whose it is.

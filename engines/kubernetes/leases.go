@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"math"
 	"sync"
 	"time"
 
@@ -46,13 +47,17 @@ type peer struct {
 	record  record
 }
 
-// peers are the other gateways of the place.
+// peers are the other gateways of the place. How long they have been silent is counted from one sight of our own lease to the next: while the
+// watch, the API or this process stands still, nobody grows old, for nobody could have been heard.
 type peers struct {
 	lifetime time.Duration
 
 	mu sync.Mutex
 	// known by the names of their leases; guarded by mu
 	known map[string]peer
+	// own is the version of our own lease that was seen last, echo when that was, heard since when it has been seen again and again; guarded by mu
+	own         string
+	echo, heard time.Time
 }
 
 // update takes the leases as they are now and returns the models for which some gateway has requests waiting that had none waiting before.
@@ -61,7 +66,11 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 	defer p.mu.Unlock()
 	known := map[string]peer{}
 	for _, l := range leases {
-		if l.Name == own || l.Spec.RenewTime == nil {
+		if l.Name == own {
+			p.hear(l.ResourceVersion, now)
+			continue
+		}
+		if l.Spec.RenewTime == nil {
 			continue
 		}
 		before, seen := p.known[l.Name]
@@ -89,13 +98,36 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 	return waiting
 }
 
+// hear notes our own lease.
+func (p *peers) hear(version string, now time.Time) {
+	if p.own == version {
+		return
+	}
+	if now.Sub(p.echo) >= p.lifetime/2 { // renewals come thrice in a lifetime
+		p.heard = now
+	}
+	p.own, p.echo = version, now
+}
+
+// silent is how long a gateway was not heard while it could have been.
+func (p *peers) silent(known peer) time.Duration {
+	if known.changed.IsZero() {
+		return math.MaxInt64 // it was dead when we came
+	}
+	last := known.changed
+	if last.Before(p.heard) {
+		last = p.heard
+	}
+	return p.echo.Sub(last)
+}
+
 // live lists the gateways whose leases were renewed lately.
-func (p *peers) live(now time.Time) []peer {
+func (p *peers) live() []peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var live []peer
 	for _, known := range p.known {
-		if now.Sub(known.changed) < p.lifetime {
+		if p.silent(known) < p.lifetime {
 			live = append(live, known)
 		}
 	}
@@ -103,16 +135,15 @@ func (p *peers) live(now time.Time) []peer {
 }
 
 // dead lists the leases that nobody has renewed for ten lifetimes.
-func (p *peers) dead(now, start time.Time) []string {
+func (p *peers) dead() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var dead []string
 	for name, known := range p.known {
-		seen := known.changed
-		if seen.Before(start) {
-			seen = start
+		if known.changed.IsZero() {
+			known.changed = p.heard
 		}
-		if now.Sub(seen) > 10*p.lifetime {
+		if p.silent(known) > 10*p.lifetime {
 			dead = append(dead, name)
 		}
 	}
@@ -120,9 +151,9 @@ func (p *peers) dead(now, start time.Time) []string {
 }
 
 // load is what the live ones have for the model.
-func (p *peers) load(model string, now time.Time) Load {
+func (p *peers) load(model string) Load {
 	var sum Load
-	for _, other := range p.live(now) {
+	for _, other := range p.live() {
 		l := other.record.Models[model]
 		sum.Running += l.Running
 		sum.Queued += l.Queued
@@ -146,7 +177,7 @@ type membership struct {
 	wake chan struct{}
 }
 
-// run writes the lease now and then, and whenever it is woken, until ctx ends. Then it takes the lease away.
+// run writes the lease now and then, and whenever it is woken, until ctx ends. Then it takes the lease away, unless requests still run.
 func (m *membership) run(ctx context.Context) {
 	var held *coordinationv1.Lease
 	for ctx.Err() == nil {
@@ -160,6 +191,9 @@ func (m *membership) run(ctx context.Context) {
 			m.told(err)
 		}
 		m.sleep(ctx, pause, err == nil)
+	}
+	if len(m.say().Pods) > 0 {
+		return // another process may go on with these requests; the others wait for it as long as the lease lasts
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout/2)
 	defer cancel()

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -30,33 +31,75 @@ func TestPeers(t *testing.T) {
 	if !slices.Contains(waiting, "m") {
 		t.Error("nobody is told that requests wait")
 	}
-	want := func(now time.Time, load Load, live int) {
+	want := func(load Load, live int) {
 		t.Helper()
-		if diff := cmp.Diff(load, p.load("m", now)); diff != "" || len(p.live(now)) != live {
-			t.Errorf("%d live, want %d: %s", len(p.live(now)), live, diff)
+		if diff := cmp.Diff(load, p.load("m")); diff != "" || len(p.live()) != live {
+			t.Errorf("%d live, want %d: %s", len(p.live()), live, diff)
 		}
 	}
-	want(start, Load{Running: 3, Queued: 3, Admitted: 9}, 3)
+	want(Load{Running: 3, Queued: 3, Admitted: 9}, 3)
 	// b renews, a does not: after 30 s by our own clock it is dead, whatever its clock says.
-	later := start.Add(20 * time.Second)
-	waiting = p.update([]*coordinationv1.Lease{
-		lease("a", "1", busy, start.Add(-4*time.Minute)), lease("b", "2", `{"models":{"m":{"running":5}}}`, later), lease("old", "1", busy, start.Add(-time.Hour)),
-	}, "self", later)
-	if len(waiting) > 0 {
+	version := 1
+	see := func(after time.Duration, b string) []string {
+		version++
+		return p.update([]*coordinationv1.Lease{
+			lease("self", fmt.Sprint(version), busy, start), lease("a", "1", busy, start.Add(-4*time.Minute)),
+			lease("b", b, `{"models":{"m":{"running":5}}}`, start), lease("old", "1", busy, start.Add(-time.Hour)),
+		}, "self", start.Add(after))
+	}
+	if waiting := slices.Concat(see(10*time.Second, "1"), see(20*time.Second, "2")); len(waiting) > 0 {
 		t.Errorf("%v is said to wait, and nothing new does", waiting)
 	}
-	want(start.Add(29*time.Second), Load{Running: 7, Queued: 3, Admitted: 9}, 2)
-	want(start.Add(31*time.Second), Load{Running: 5}, 1)
-	want(start.Add(51*time.Second), Load{}, 0)
-	if got := p.dead(start.Add(time.Minute), start); len(got) > 0 {
+	see(29*time.Second, "2")
+	want(Load{Running: 7, Queued: 3, Admitted: 9}, 2)
+	see(31*time.Second, "2")
+	want(Load{Running: 5}, 1)
+	see(42*time.Second, "2")
+	see(51*time.Second, "2")
+	want(Load{}, 0)
+	for after := time.Minute; after < 300*time.Second; after += 10 * time.Second {
+		see(after, "2")
+	}
+	if got := p.dead(); len(got) > 0 {
 		t.Errorf("%v are given up too early", got)
 	}
-	if got := p.dead(start.Add(302*time.Second), start); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"a", "old"}) {
+	see(302*time.Second, "2")
+	if got := p.dead(); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"a", "old"}) {
 		t.Errorf("dead are %v", got)
 	}
 	// One that comes back with its first word is alive.
-	p.update([]*coordinationv1.Lease{lease("old", "2", busy, start.Add(time.Hour))}, "self", start.Add(time.Hour))
-	want(start.Add(time.Hour), Load{Running: 2, Queued: 3, Admitted: 9}, 1)
+	p.update([]*coordinationv1.Lease{lease("self", "new", "", start), lease("old", "2", busy, start)}, "self", start.Add(303*time.Second))
+	want(Load{Running: 2, Queued: 3, Admitted: 9}, 1)
+}
+
+// While nobody could have been heard nobody dies: the API was away, its watch stood still, or this process did.
+func TestPeersWhileNothingIsHeard(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1_000_000, 0)
+	p := &peers{lifetime: 30 * time.Second}
+	see := func(after time.Duration, self, other string) int {
+		p.update([]*coordinationv1.Lease{lease("self", self, "", start), lease("a", other, "", start)}, "self", start.Add(after))
+		return len(p.live())
+	}
+	see(0, "1", "1")
+	see(9*time.Second, "1", "2")
+	for _, step := range []struct {
+		after       time.Duration
+		self, other string
+		live        int
+	}{
+		{10 * time.Second, "2", "2", 1},
+		{5 * time.Minute, "2", "2", 1},                // the API was away, nobody has written
+		{5*time.Minute + time.Second, "3", "2", 1},    // we are the first to be back
+		{5*time.Minute + 11*time.Second, "4", "2", 1}, // and the other one is late
+		{5*time.Minute + 21*time.Second, "5", "2", 1},
+		{5*time.Minute + 31*time.Second, "6", "2", 0}, // or dead
+		{5*time.Minute + 40*time.Second, "7", "3", 1},
+	} {
+		if got := see(step.after, step.self, step.other); got != step.live {
+			t.Errorf("after %s %d live, want %d", step.after, got, step.live)
+		}
+	}
 }
 
 // What we wrote ourselves is believed until the watch has caught up with it, and not longer.

@@ -42,11 +42,11 @@ func TestFromZeroAndBack(t *testing.T) {
 	g.Set([]Model{engine(name, 0), engine("Org/Chat- 1", 1)})
 	g.wait(name, "none left", func(all []engines.Replica) bool { return len(all) == 0 })
 	g.ready("Org/Chat- 1", 1)
-	if g.Gone("Org/Chat- 1") {
+	if g.Gone("Org/Chat- 1", "") {
 		t.Error("a model that is there is said to be gone")
 	}
 	g.Set(nil)
-	until(t, "gone", func() bool { return g.Gone(name) && g.Gone("Org/Chat- 1") })
+	until(t, "gone", func() bool { return g.Gone(name, "") && g.Gone("Org/Chat- 1", "") })
 	until(t, "nothing left", func() bool { return len(s.left()) == 0 })
 }
 
@@ -75,6 +75,8 @@ func TestReasons(t *testing.T) {
 		engine("image", 1, func(m *Model) { m.Version.Image = "missing/it:1" }),
 		engine("large", 1, func(m *Model) { m.Resources = &engines.Resources{GPU: 8} }),
 		engine("secret", 1, func(m *Model) { m.Secrets = map[string]SecretKey{"TOKEN": {Name: "none", Key: "k"}} }),
+		engine("refused", 1, func(m *Model) { m.Resources, m.GPUResource = &engines.Resources{GPU: 1}, "no such/name" }),
+		engine("blocked", 1, func(m *Model) { m.Version.Kubernetes = "spec: {template: {spec: {serviceAccountName: nobody}}}" }),
 		engine("faulty", 1, func(m *Model) { m.Version.Command = []string{"{{.Model}}"} }),
 	})
 	for model, want := range map[string]struct {
@@ -92,6 +94,10 @@ func TestReasons(t *testing.T) {
 	})
 	g.wait("secret", "no Secret", func(all []engines.Replica) bool {
 		return len(all) == 1 && strings.Contains(all[0].Reason, `"none" not found`)
+	})
+	until(t, "what the cluster does not make is told", func() bool {
+		blocked := g.Status().Blocked
+		return len(blocked) == 2 && strings.Contains(blocked["refused"], "no such/name") && strings.Contains(blocked["blocked"], `"nobody" not found`)
 	})
 	if fault := g.Status().Faults["faulty"]; !strings.Contains(fault, "has no source") {
 		t.Errorf("the fault of a model that cannot be rendered is %q", fault)
@@ -135,7 +141,7 @@ func TestDrainTimeout(t *testing.T) {
 	ids := g.ready("m", 1)
 	g.request(ids[0], 1)
 	g.Set(nil) // it must be known from the Deployment alone
-	until(t, "gone with a request that never ends", func() bool { return g.Gone("m") })
+	until(t, "gone with a request that never ends", func() bool { return g.Gone("m", "") })
 }
 
 // While a template changes, as many serve as are wanted, one more at most is there, and what is left is new.
@@ -206,7 +212,7 @@ spec:
 	a.ready("m", 1)
 	b.ready("m", 2)
 	a.Set(nil)
-	until(t, "gone at the first", func() bool { return a.Gone("m") })
+	until(t, "gone at the first", func() bool { return a.Gone("m", "") })
 	b.ready("m", 2)
 	until(t, "ours without a model is cleared away", func() bool { return !slices.Contains(s.deployments(), "deployment.apps/stray") })
 	if names := s.deployments(); len(names) != 3 {

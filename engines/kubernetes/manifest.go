@@ -42,6 +42,8 @@ const (
 	annotationDraining = "sluice.dev/draining" // of a pod: since when
 	annotationLoad     = "sluice.dev/load"     // of a gateway's lease
 	annotationCost     = "controller.kubernetes.io/pod-deletion-cost"
+	annotationMade     = "sluice.dev/made"     // of a pod template: tells a Deployment and its pods from a later one of the same name
+	annotationRecalled = "sluice.dev/recalled" // of a Deployment: when a pod was last taken back that was marked to leave
 )
 
 const (

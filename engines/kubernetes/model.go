@@ -35,7 +35,7 @@ type Model struct {
 	// DrainTimeout is how long a pod that is wanted no longer may take to finish its requests: as long as a response may take. 0 means
 	// Config.DrainTimeout.
 	DrainTimeout time.Duration
-	// Owner is the custom resource that the model came from; nil: none.
+	// Owner is the custom resource in the home namespace that the model came from; nil: none. It owns Deployments there and nowhere else.
 	Owner *Owner
 }
 
@@ -47,6 +47,14 @@ type Volume struct{ Claim, Path string }
 
 // Owner is the object with which the model's Deployments go, if nobody takes them away before.
 type Owner struct{ APIVersion, Kind, Name, UID string }
+
+// uid is empty without an owner.
+func (o *Owner) uid() string {
+	if o == nil {
+		return ""
+	}
+	return o.UID
+}
 
 // Load is what gateways have to do for a model.
 type Load struct {
@@ -84,6 +92,8 @@ type Status struct {
 	Clusters []ClusterStatus
 	// Faults says of models, by name, why no Deployment can be made of them.
 	Faults map[string]string
+	// Blocked says of models, by name, why they have fewer pods than they should: what the cluster refuses to make.
+	Blocked map[string]string
 }
 
 // ClusterStatus is how it is with one namespace of one cluster.

@@ -11,6 +11,7 @@ type deployment struct {
 	name     string
 	created  time.Time
 	replicas int
+	made     int // pods by the word of the Deployment's controller, who may know of more than we
 	deleting bool
 	pods     []pod
 }
@@ -221,7 +222,7 @@ func (c *change) dropMissing(most int) int {
 	if c.deleting {
 		return 0
 	}
-	missing := max(0, min(c.replicas+c.delta-c.active(), most))
+	missing := max(0, min(c.replicas+c.delta-max(c.active(), c.made), most))
 	c.delta -= missing
 	return missing
 }
@@ -269,14 +270,17 @@ func (c *change) finish() []action {
 	if c.deleting {
 		return nil
 	}
+	unseen := false // by the controllers
 	for i := range c.pods {
-		if o := &c.pods[i]; o.active() && o.done && o.draining != "" && !o.leaving {
+		o := &c.pods[i]
+		if o.active() && o.done && o.draining != "" && !o.leaving {
 			c.note(leave, o)
 			c.marked = true
 		}
+		unseen = unseen || o.active() && o.fresh
 	}
-	leaving := c.count(func(o pod) bool { return o.active() && o.leaving })
-	if lower := leaving - c.surplus(); lower > 0 && !c.marked && c.chosen() {
+	leaving := c.count(func(o pod) bool { return o.active() && o.leaving && o.done }) // who was done may have come back with requests
+	if lower := leaving - c.surplus(); lower > 0 && !c.marked && !unseen && c.chosen() {
 		c.delta -= lower
 	}
 	switch replicas := c.replicas + c.delta; {

@@ -12,7 +12,7 @@ import (
 )
 
 // pods writes pods in short: each word is a name and marks. r ready, n not ready, p not running, u unschedulable, d draining, f done,
-// l leaving, t terminating, e ended, and a digit for its requests.
+// l leaving, x and that is fresh, t terminating, e ended, and a digit for its requests.
 func pods(words string) []pod {
 	var all []pod
 	for i, word := range strings.Fields(words) {
@@ -34,6 +34,8 @@ func pods(words string) []pod {
 				p.done = true
 			case 'l':
 				p.leaving = true
+			case 'x':
+				p.fresh = true
 			case 't':
 				p.terminating = true
 			case 'e':
@@ -88,6 +90,7 @@ func TestPlan(t *testing.T) {
 		{name: "one drains, and that is enough", desired: 1, replicas: 2, pods: "a:r b:rd"},
 		{name: "done: marked first", desired: 1, replicas: 2, pods: "a:r b:rdf", want: "leave b"},
 		{name: "marked: lowered", desired: 1, replicas: 2, pods: "a:r b:rdfl", want: "scale new 1"},
+		{name: "marked a moment ago: whoever chooses shall see it first", desired: 1, replicas: 2, pods: "a:r b:rdflx"},
 		{name: "marked, and another to be marked: one thing at a time", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rdf", want: "leave c"},
 		{name: "somebody else has scaled to none: its pods end first", desired: 0, replicas: 0, pods: "a:r"},
 		{name: "lowered: its end is waited for", desired: 1, replicas: 1, pods: "a:r b:rdfl"},
@@ -154,6 +157,15 @@ func TestPlan(t *testing.T) {
 		if diff := cmp.Diff(sorted(tt.want), sorted(short(got))); diff != "" || hungry != tt.hungry {
 			t.Errorf("%s: hungry %v %s", tt.name, hungry, diff)
 		}
+	}
+}
+
+// A pod that our watch has not shown yet may serve already: the number is not lowered as if it did not exist.
+func TestAPodThatOnlyOthersKnowOf(t *testing.T) {
+	t.Parallel()
+	got, _ := plan(wish{current: "new", desired: 1}, []deployment{{name: "new", replicas: 2, made: 2, pods: pods("a:r")}})
+	if diff := cmp.Diff("drain a", short(got)); diff != "" {
+		t.Error(diff)
 	}
 }
 

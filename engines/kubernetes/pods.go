@@ -33,8 +33,8 @@ type pod struct {
 	draining string
 	// done: nobody has requests on it any more. It is not the pod but the gateways who know.
 	done bool
-	// leaving: it is the first that its ReplicaSet gives up.
-	leaving bool
+	// leaving: it is the first that its ReplicaSet gives up. fresh: who gives up may not have seen that yet.
+	leaving, fresh bool
 	// requests of all gateways, as far as they have said.
 	requests int
 }

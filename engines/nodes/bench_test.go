@@ -60,7 +60,7 @@ func BenchmarkPlan(b *testing.B) {
 func shownFor(p *plan) (shown []replica) {
 	for i, h := range p.hosts {
 		for _, c := range h.Claims {
-			shown = append(shown, replica{spot{c.ID, p.members[i].key}, c.Model, indexOf(c.Model, c.ID), engines.Ready, c.Resources, c.Devices[0]})
+			shown = append(shown, replica{spot{c.ID, p.members[i].key}, c.Model, indexOf(c.Model, c.ID), engines.Ready, 0, c.Resources, c.Devices[0]})
 		}
 	}
 	return shown

@@ -5,6 +5,8 @@
 // whose replica the fleet does not show yet is counted as if it was there. After a restart the seats are made of the fleet, so replicas
 // that run on go on where they are.
 //
+// A host hears only of models of which it is to have replicas, and of a change of a model when its turn comes (rollout.go).
+//
 // A plan is pure (plan.go): the same world and the same memory of the plan before make the same plan. What fits nowhere is told to the fleet
 // as pending, with the reason, and holds up nobody behind it.
 package nodes
@@ -28,6 +30,9 @@ const (
 	lookAgain = 10 * time.Second
 	// lookSoon is how often this host is asked what it has, until it says.
 	lookSoon = 100 * time.Millisecond
+	// Settle is how long after a start, at most, hosts that are known from before, and have not said yet what runs there, hold up those who
+	// need a host; and how long nobody loses one for being too many when there were such hosts. Whoever keeps the numbers learns them meanwhile.
+	Settle = 10 * time.Second
 	// restAtMost bounds the pause after a plan. The pause is four times as long as the plan took: a large fleet in which much changes at
 	// once takes a fifth of a processor.
 	restAtMost = 200 * time.Millisecond
@@ -51,7 +56,8 @@ type Config struct {
 	// What an earlier run left there must be in the fleet before Run is called, and stays.
 	Local Host
 	// Others are the hosts that have joined, by name; nil: none. One that has the name of another before it, or of this host, is told
-	// to run nothing. One that is lost, and was never seen otherwise, is told nothing until it is back.
+	// to run nothing. One that is lost, and was never seen otherwise, is told nothing until it is back. One that is there at the first plan
+	// and whose Node is not known may have replicas of an earlier run: nobody gets a host until it has spoken or is lost; see Settle.
 	Others func() []Host
 	// InFlight tells how many requests a replica has; nil: that is not known, and counts as none.
 	InFlight func(replica string) int
@@ -82,8 +88,14 @@ type Controller struct {
 	memory memory
 	// vague: this host has not said yet what it has.
 	vague bool
+	// silent are the hosts that were known from before and have not said what they have; nil before the first plan.
+	silent map[Host]bool
+	// keepUntil is until when nobody loses its host for being too many.
+	keepUntil time.Time
 	// told is what the hosts have been told, by their names.
 	told map[string]*told
+	// turns are the hosts that were the last to be told of a change, by model.
+	turns map[string]turn
 	// shown is what the fleet showed at the last plan.
 	shown []replica
 	// pending is what the fleet was last told.
@@ -104,7 +116,7 @@ func New(c Config) *Controller {
 	if c.Idle == nil {
 		c.Idle = func() []string { return nil }
 	}
-	return &Controller{config: c, wake: make(chan struct{}, 1), told: map[string]*told{}}
+	return &Controller{config: c, wake: make(chan struct{}, 1), told: map[string]*told{}, turns: map[string]turn{}}
 }
 
 // Set says which models there shall be, all of them, and how many replicas of each (Desired). Their Indices are ignored. Where hosts are

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -63,7 +62,9 @@ func (w *world) plan(before memory) *plan {
 	p.survey(before)
 	p.keep(before.seats)
 	p.adopt()
-	p.shrink()
+	if !w.keeps {
+		p.shrink()
+	}
 	p.reserve()
 	p.relieve(before.refused)
 	for i := range w.models {
@@ -364,6 +365,9 @@ func (p *plan) candidates(e *edition) []int {
 
 // choose finds the host for one more replica, or says why there is none.
 func (p *plan) choose(e *edition, candidates []int, want placement.Want) (host int, missing string) {
+	if p.waits {
+		return -1, "waits until the hosts that had joined before have said what runs there"
+	}
 	if len(candidates) > 0 {
 		if host, missing = placement.Choose(p.only(p.hosts, candidates), want); missing == "" {
 			return candidates[host], ""
@@ -378,23 +382,4 @@ func (p *plan) choose(e *edition, candidates []int, want placement.Want) (host i
 		missing += "; it is not known yet what this host has"
 	}
 	return -1, missing
-}
-
-// only lists the hosts at these places; all of them as they are.
-func (p *plan) only(hosts []placement.Host, places []int) []placement.Host {
-	if len(places) == len(hosts) {
-		return hosts
-	}
-	some := make([]placement.Host, len(places))
-	for i, at := range places {
-		some[i] = hosts[at]
-	}
-	return some
-}
-
-func (p *plan) nameOf(key string) string {
-	if i, ok := p.at[key]; ok {
-		return p.members[i].Name
-	}
-	return strings.TrimPrefix(key, "\x00")
 }

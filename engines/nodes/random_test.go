@@ -140,9 +140,9 @@ func (l *life) check() {
 
 // again plans the world as it is.
 func (l *life) again() *plan {
-	_, members := l.roll()
+	_, members := l.roll(l.now)
 	w := &world{now: l.now, models: l.Controller.models.list, editions: l.Controller.models.byName, members: members, shown: l.look(members),
-		inFlight: func(string) int { return 0 }}
+		inFlight: func(string) int { return 0 }, waits: len(l.silent) > 0, keeps: l.now.Before(l.keepUntil)}
 	return w.plan(l.memory)
 }
 

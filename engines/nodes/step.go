@@ -26,9 +26,9 @@ type models struct {
 // edition is a model with numbers that change when it does.
 type edition struct {
 	local.Model
-	// all changes with anything, spec with anything but the number of replicas.
-	all, spec uint64
-	slots     int
+	// spec changes with anything but the number of replicas.
+	spec  uint64
+	slots int
 }
 
 // told is what a host has been told last.
@@ -38,11 +38,11 @@ type told struct {
 	wish []order
 }
 
-// order is what a host has been told of a model.
+// order is what a host has been told of a model of which it has replicas: what they are, how many there shall be everywhere, and its own.
 type order struct {
-	model   string
-	edition uint64
-	indices []int
+	*edition
+	desired, most int
+	indices       []int
 }
 
 // learn takes in what is wanted. It tells whether there are other models than before, or other facts about them.
@@ -57,13 +57,13 @@ func (m *models) learn(wanted *[]local.Model) (changed bool) {
 		if last := m.byName[next.Name]; last == nil || !reflect.DeepEqual(last.Model, next.Model) {
 			changed = true
 			m.count++
-			next.all, next.spec = m.count, m.count
+			next.spec = m.count
 			next.slots = next.Version.Slots.Count(next.Version.Complete(next.Launch.Task, next.Launch.Variables))
 			if last != nil && sameSpec(last.Model, next.Model) {
 				next.spec = last.spec
 			}
 		} else {
-			next.all, next.spec, next.slots = last.all, last.spec, last.slots
+			next.spec, next.slots = last.spec, last.slots
 		}
 		byName[next.Name] = next
 	}
@@ -89,16 +89,17 @@ func (c *Controller) step(now time.Time, all bool) bool {
 	if c.models.learn(wanted) {
 		c.report(c.pending) // so that the fleet shows also what still leaves of a model that is new
 	}
-	hosts, members := c.roll()
+	hosts, members := c.roll(now)
 	shown := c.look(members)
 	if !all && slices.Equal(shown, c.shown) {
 		return false
 	}
 	c.shown = shown
-	w := &world{now: now, models: c.models.list, editions: c.models.byName, members: members, shown: shown, inFlight: c.config.InFlight}
+	w := &world{now: now, models: c.models.list, editions: c.models.byName, members: members, shown: shown, inFlight: c.config.InFlight,
+		waits: len(c.silent) > 0, keeps: now.Before(c.keepUntil)}
 	p := w.plan(c.memory)
 	var evict []string
-	if c.config.Evict != nil && p.wantsEviction() {
+	if c.config.Evict != nil && !w.waits && p.wantsEviction() {
 		evict = p.evict(c.config.Idle())
 	}
 	c.memory = p.memory
@@ -112,15 +113,15 @@ func (c *Controller) step(now time.Time, all bool) bool {
 }
 
 func (c *Controller) lookIn() time.Duration {
-	if c.vague {
+	if c.vague || len(c.silent) > 0 {
 		return lookSoon
 	}
 	return lookAgain
 }
 
 // roll lists the hosts that can be told something, and what they have.
-func (c *Controller) roll() (hosts []Host, members []member) {
-	names := map[string]bool{}
+func (c *Controller) roll(now time.Time) (hosts []Host, members []member) {
+	names, silent := map[string]bool{}, map[Host]bool{}
 	c.vague = false
 	if c.config.Local != nil {
 		node, known := c.config.Local.Node()
@@ -136,6 +137,9 @@ func (c *Controller) roll() (hosts []Host, members []member) {
 		node, known := h.Node()
 		last := c.lastTold(h)
 		if last == nil && (!known || node.Lost) {
+			if !known {
+				silent[h] = true
+			}
 			continue
 		}
 		if !known {
@@ -149,7 +153,19 @@ func (c *Controller) roll() (hosts []Host, members []member) {
 		names[node.Name] = true
 		hosts, members = append(hosts, h), append(members, m)
 	}
+	c.await(silent, now)
 	return hosts, members
+}
+
+// await notes which hosts have not said yet what an earlier run has left there: those that the first plan finds silent. A host that joins
+// later has nothing of ours.
+func (c *Controller) await(silent map[Host]bool, now time.Time) {
+	if c.silent == nil {
+		if c.silent = silent; len(silent) > 0 {
+			c.keepUntil = now.Add(Settle)
+		}
+	}
+	maps.DeleteFunc(c.silent, func(h Host, _ bool) bool { return !silent[h] || !now.Before(c.keepUntil) })
 }
 
 // lastTold is what this host has been told last; nil: nothing yet.
@@ -185,7 +201,7 @@ func (c *Controller) look(members []member) []replica {
 			if !ok && !c.vague {
 				key = "\x00" + r.Node // a host that is not there: its indices are in use
 			}
-			shown = append(shown, replica{spot{r.ID, key}, m.Name, indexOf(m.Name, r.ID), r.State, r.Resources, r.GPUs})
+			shown = append(shown, replica{spot{r.ID, key}, m.Name, indexOf(m.Name, r.ID), r.State, r.PID, r.Resources, r.GPUs})
 		}
 	}
 	return shown
@@ -237,38 +253,43 @@ func (c *Controller) tell(hosts []Host, p *plan) {
 	for i, h := range hosts {
 		key := p.members[i].key
 		heard[key] = true
-		wish := c.wishOf(there[key])
-		if last := c.told[key]; last != nil && last.host == h && slices.EqualFunc(last.wish, wish, order.equal) {
+		last := c.told[key]
+		if last == nil || last.host != h {
+			last = nil
+		}
+		wish := c.wishOf(p, key, last, there[key])
+		if last != nil && slices.EqualFunc(last.wish, wish, order.equal) {
 			last.node = p.members[i].Node
 			continue
 		}
 		c.told[key] = &told{h, p.members[i].Node, wish}
-		h.Set(c.modelsOf(wish))
+		h.Set(modelsOf(wish))
 	}
 	maps.DeleteFunc(c.told, func(key string, _ *told) bool { return !heard[key] })
+	maps.DeleteFunc(c.turns, func(model string, _ turn) bool { return c.models.byName[model] == nil })
 }
 
 func (o order) equal(other order) bool {
-	return o.model == other.model && o.edition == other.edition && slices.Equal(o.indices, other.indices)
+	return o.Name == other.Name && o.spec == other.spec && o.desired == other.desired && o.most == other.most && slices.Equal(o.indices, other.indices)
 }
 
-// wishOf sorts the indices.
-func (c *Controller) wishOf(indices map[string][]int) []order {
-	wish := make([]order, 0, len(c.models.list))
+// wishOf lists the models of which the host shall have replicas. Of others it hears nothing: what is in their environment is not for it.
+func (c *Controller) wishOf(p *plan, host string, last *told, indices map[string][]int) (wish []order) {
 	for i := range c.models.list {
 		e := c.models.byName[c.models.list[i].Name]
-		own := slices.Sorted(slices.Values(indices[e.Name]))
-		wish = append(wish, order{e.Name, e.all, own})
+		if own := indices[e.Name]; len(own) > 0 {
+			wish = append(wish, order{c.editionFor(p, e, host, last), e.Desired, e.Most, slices.Sorted(slices.Values(own))})
+		}
 	}
 	return wish
 }
 
 // modelsOf writes the wish as the host reads it.
-func (c *Controller) modelsOf(wish []order) []local.Model {
+func modelsOf(wish []order) []local.Model {
 	list := make([]local.Model, len(wish))
 	for i, o := range wish {
-		list[i] = c.models.byName[o.model].Model
-		list[i].Indices = append([]int{}, o.indices...)
+		list[i] = o.Model
+		list[i].Desired, list[i].Most, list[i].Indices = o.desired, o.most, slices.Clone(o.indices)
 	}
 	return list
 }

@@ -33,6 +33,7 @@ type replica struct {
 	// index is -1 when the id is not one of the model's.
 	index     int
 	state     engines.State
+	pid       int
 	resources engines.Resources
 	gpus      string
 }
@@ -76,6 +77,9 @@ type world struct {
 	members  []member
 	shown    []replica
 	inFlight func(replica string) int
+	// waits: hosts have not said yet what an earlier run has left there, so that nobody gets a host. keeps: nor does anybody lose one for being
+	// too many, because it is not known yet how many there were.
+	waits, keeps bool
 }
 
 // seat is the one that the replica has, or had.
@@ -100,4 +104,23 @@ func wantOf(e *edition) placement.Want {
 		w.Resources = *e.Resources
 	}
 	return w
+}
+
+// only lists the hosts at these places; all of them as they are.
+func (p *plan) only(hosts []placement.Host, places []int) []placement.Host {
+	if len(places) == len(hosts) {
+		return hosts
+	}
+	some := make([]placement.Host, len(places))
+	for i, at := range places {
+		some[i] = hosts[at]
+	}
+	return some
+}
+
+func (p *plan) nameOf(key string) string {
+	if i, ok := p.at[key]; ok {
+		return p.members[i].Name
+	}
+	return strings.TrimPrefix(key, "\x00")
 }

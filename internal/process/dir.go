@@ -30,6 +30,8 @@ type Dir struct {
 	id      string
 	sockets string
 	log     *zap.Logger
+	// rotating is held while a log is rotated. Whoever holds mu may wait for it, not the other way round.
+	rotating sync.Mutex
 
 	mu sync.Mutex
 	// claim is the lock while this Dir has it, otherwise nil; guarded by mu
@@ -185,7 +187,7 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 	if !filepath.IsAbs(r.LogFile) {
 		r.LogFile = filepath.Join(d.path, r.LogFile)
 	}
-	logFile, end, err := openLog(r.LogFile)
+	logFile, end, err := d.openLog(r.LogFile)
 	if err != nil {
 		return nil, err
 	}

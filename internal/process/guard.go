@@ -73,7 +73,7 @@ func (d *Dir) StartGuard(command []string) error {
 
 func (d *Dir) spawnGuardLocked(args []string, lock *lockFile) error {
 	logPath := filepath.Join(d.path, "guard.log")
-	logFile, end, err := openLog(logPath)
+	logFile, end, err := d.openLog(logPath)
 	if err != nil {
 		return err
 	}

@@ -25,11 +25,11 @@ const (
 )
 
 // openLog opens a log file to append to it, and tells where its end is. One that has grown too large is rotated first.
-func openLog(path string) (*os.File, int64, error) {
+func (d *Dir) openLog(path string) (*os.File, int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, 0, fmt.Errorf("make the folder of the log file: %w", err)
 	}
-	if _, err := rotate(path); err != nil {
+	if _, err := d.rotate(path); err != nil {
 		return nil, 0, err
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
@@ -47,7 +47,11 @@ func openLog(path string) (*os.File, int64, error) {
 // rotate empties a log file that has grown too large, and reports whether it did. The last 10 MiB of it become <path>.1, and what was
 // that becomes <path>.2, so that a log takes little more than 30 MiB. The file stays the same one: whoever writes to it goes on, at its
 // new end, because it is open for appending. What is written between the copy and the truncation is lost.
-func rotate(path string) (bool, error) {
+//
+// One log is rotated at a time: a process may start anew while RotateLogs is at its log.
+func (d *Dir) rotate(path string) (bool, error) {
+	d.rotating.Lock()
+	defer d.rotating.Unlock()
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Size() <= largestLog {
 		return false, nil // what is not there, or is no file, does not grow
@@ -108,7 +112,7 @@ func (d *Dir) RotateLogs() error {
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range running {
-		rotated, err := rotate(p.record.LogFile) // without the lock: this is the slow part
+		rotated, err := d.rotate(p.record.LogFile) // without the lock: this is the slow part
 		if rotated {
 			err = d.setLogStart(p)
 		}

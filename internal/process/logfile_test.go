@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -160,10 +162,37 @@ func TestRotationThatFails(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(path+".2", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if rotated, err := rotate(path); rotated || err == nil {
+	if rotated, err := new(Dir).rotate(path); rotated || err == nil {
 		t.Errorf("rotated: %v, %v", rotated, err)
 	}
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, text) {
 		t.Errorf("the log has %d bytes of %d, %v", len(now), len(text), err)
+	}
+}
+
+// A process that starts anew opens its log while RotateLogs may be at it.
+func TestRotationsAtOnce(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, lines(largestLog+10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := new(Dir)
+	var rotated atomic.Int32
+	var both sync.WaitGroup
+	for range 4 {
+		both.Go(func() {
+			did, err := d.rotate(path)
+			if err != nil {
+				t.Error(err)
+			}
+			if did {
+				rotated.Add(1)
+			}
+		})
+	}
+	both.Wait()
+	if _, err := os.Stat(path + ".2"); rotated.Load() != 1 || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("rotated %d times (%v)", rotated.Load(), err)
 	}
 }
