@@ -44,7 +44,7 @@ func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, waited time.
 	}
 	set = appendTimeout(set, t.MaxDuration, scan, waited)
 	common := &extproc.CommonResponse{ClearRouteCache: true}
-	if stripped, changed := scan.Rewrite(body, t.Model); changed {
+	if stripped, changed := scan.Rewrite(body, t.Served); changed {
 		set = append(set, header("content-length", strconv.Itoa(len(stripped))))
 		common.BodyMutation = &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: stripped}}
 	}

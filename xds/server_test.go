@@ -213,7 +213,9 @@ func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
 	c.ask(assignments, nil, "model/a")
 	c.ack(c.expect(assignments, "model/a"), "")
 	s.Set(fleetOf(t, models{"a": {"a-1"}}))
-	c.ack(c.expect(assignments, "model/a"))
+	eds := c.expect(assignments, "model/a")
+	expectTold(t, s, "a=")
+	c.ack(eds)
 	expectTold(t, s, "a=a-1")
 }
 

@@ -169,8 +169,37 @@ func (st *stream) send(k kind, sub *subscription, r response) error {
 		}
 	}
 	sub.pending[nonce] = r
+	st.unsettle(k, r)
 	st.server.report(st, func(s *Status) { s.Pushes++ })
 	return st.wire.Send(message)
+}
+
+// unsettle tells what Envoy may have no more once it reads a response: a replica that comes back meanwhile is not picked before Envoy has it again.
+func (st *stream) unsettle(k kind, r response) {
+	switch k {
+	case clusters:
+		for _, name := range r.removed {
+			st.dropped(name)
+		}
+	case assignments:
+		sub := st.subscriptions[k]
+		for _, res := range r.resources {
+			if taken := sub.taken[res.Name]; taken != nil {
+				sub.taken[res.Name] = taken.and(res)
+				st.noteTaken(k, res.Name)
+			}
+		}
+	}
+}
+
+// dropped takes note that Envoy has a cluster no more, and with it its endpoints.
+func (st *stream) dropped(cluster string) {
+	for _, k := range []kind{clusters, assignments} {
+		if sub := st.subscriptions[k]; sub != nil {
+			delete(sub.taken, cluster)
+		}
+	}
+	st.noteTaken(clusters, cluster)
 }
 
 // warm notes that Envoy makes a cluster anew and needs its endpoints after it.
@@ -198,7 +227,7 @@ func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
 	}
 	forgiven := false
 	for _, res := range r.resources {
-		sub.taken[res.Name] = res
+		sub.taken[res.Name] = sub.sure(res)
 		if _, was := sub.refused[res.Name]; was {
 			delete(sub.refused, res.Name)
 			forgiven = true
@@ -206,6 +235,10 @@ func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
 		st.noteTaken(k, res.Name)
 	}
 	for _, name := range r.removed {
+		if k == clusters {
+			st.dropped(name) // again: older endpoints may have been acknowledged meanwhile
+			continue
+		}
 		delete(sub.taken, name)
 		st.noteTaken(k, name)
 	}

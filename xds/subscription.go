@@ -2,6 +2,7 @@ package xds
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -146,6 +147,30 @@ func (st *stream) reportRefused() {
 		}
 	}
 	st.server.report(st, func(s *Status) { s.Refused = all })
+}
+
+// sure is what Envoy has of an acknowledged resource whatever it has made of those that were sent after it.
+func (sub *subscription) sure(r *Resource) *Resource {
+	for _, later := range sub.pending { // an earlier one has been answered
+		for _, other := range later.resources {
+			if other.Name == r.Name {
+				r = r.and(other)
+			}
+		}
+	}
+	return r
+}
+
+// and is r with those replicas alone that are at the same address in other.
+func (r *Resource) and(other *Resource) *Resource {
+	gone := func(id string, at netip.AddrPort) bool { return other.replicas[id] != at }
+	both := maps.Clone(r.replicas)
+	if maps.DeleteFunc(both, gone); len(both) == len(r.replicas) {
+		return r
+	}
+	part := *r
+	part.replicas = both
+	return &part
 }
 
 // known returns the endpoints that Envoy has of a cluster, or nil when it does not have both the cluster and endpoints that

@@ -181,7 +181,7 @@ func admitted(c *config.Config) engines.Part {
 }
 
 func describe(m config.Model) engines.Model {
-	return engines.Model{Name: m.Name, Aliases: m.Aliases, Task: m.Task, Launcher: m.Launcher}
+	return engines.Model{Name: m.Name, Aliases: m.OtherNames(), Adapters: m.Adapters, Task: m.Task, Launcher: m.Launcher}
 }
 
 func describeLaunched(m config.Model, desired int) engines.Model {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -16,14 +17,16 @@ func newCheckCommand() *cobra.Command {
 		Short: "Print every fault of a configuration file with its line",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := config.Load(file)
+			c, err := config.Load(file)
 			var faults config.Faults
-			if errors.As(err, &faults) {
+			if err == nil {
+				faults = c.CheckKubernetes(kubernetes.Check)
+			} else if !errors.As(err, &faults) {
+				return err
+			}
+			if len(faults) > 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), faults)
 				return fmt.Errorf("%s: faults: %d", file, len(faults))
-			}
-			if err != nil {
-				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", file)
 			return err

@@ -125,7 +125,7 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	}
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
 	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, MaxBody: int64(c.MaxBody),
-		Journal: journal{g.requests, g.metrics}, Log: log})
+		Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: log})
 	if s.envoy != "" {
 		g.envoy = envoy.New(envoy.Config{Binary: s.envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})
 	}
@@ -207,6 +207,7 @@ func (g *gateway) run(ctx context.Context) error {
 	if err := g.serveHosts(parts, group); err != nil {
 		return err
 	}
+	g.watchPods(parts, group)
 	g.lookAround(ctx)
 	if err := g.push(); err != nil {
 		return err
@@ -246,7 +247,7 @@ func (g *gateway) run(ctx context.Context) error {
 // parts are what keeps the world true, each until its context ends.
 func (g *gateway) parts(guard []string) []func(context.Context) error {
 	parts := []func(context.Context) error{
-		g.dispatcher.Run, g.local.Run, g.nodes.Run, g.upstream.Run, g.scaler.Run, g.follow, g.settle, g.watcher.Run,
+		g.dispatcher.Run, g.local.Run, g.nodes.Run, g.upstream.Run, g.scaler.Run, g.follow, g.settle, g.watcher.Run, g.awaitLateHosts,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	if g.envoy != nil {
@@ -255,22 +256,20 @@ func (g *gateway) parts(guard []string) []func(context.Context) error {
 	if g.shared != nil {
 		parts = append(parts, g.shared.Run)
 	}
-	if g.kubernetes != nil {
-		parts = append(parts, g.kubernetes.Run)
-	}
 	if g.objects != nil {
-		parts = append(parts, g.objects.watcher.Run, g.objects.run)
+		parts = append(parts, g.objects.run)
 	}
 	return parts
 }
 
-// lookAround gives the upstreams and the hosts that have joined a moment to say what they have before Envoy is told the world.
+// lookAround gives the upstreams, the hosts that have joined and Kubernetes a moment to say what they have before Envoy is told the world.
 func (g *gateway) lookAround(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var asked sync.WaitGroup
 	asked.Go(func() { g.upstream.Once(ctx) })
 	asked.Go(func() { g.awaitHosts(ctx) })
+	asked.Go(func() { g.awaitPods(ctx) })
 	asked.Wait()
 }
 
@@ -368,15 +367,17 @@ func (g *gateway) drain(timeout time.Duration) error {
 			_ = g.dir.EndAll(ctx, time.Second) // what could not be ended is told below
 		}
 	})()
-	var faults []error
+	var faults [3]error
 	if g.envoy != nil {
-		faults = append(faults, g.envoy.Stop(ctx, timeout))
+		faults[0] = g.envoy.Stop(ctx, timeout)
 	}
+	var stopping sync.WaitGroup // all hosts at once: none takes another's time
 	if g.joined != nil {
-		faults = append(faults, g.joined.Stop(ctx))
+		stopping.Go(func() { faults[1] = g.joined.Stop(ctx) })
 	}
-	faults = append(faults, g.local.Stop(ctx), g.dir.EndAll(ctx, 5*time.Second))
-	return errors.Join(faults...)
+	stopping.Go(func() { faults[2] = g.local.Stop(ctx) })
+	stopping.Wait()
+	return errors.Join(errors.Join(faults[:]...), g.dir.EndAll(ctx, 5*time.Second))
 }
 
 // discovered lists the models that the file does not name.

@@ -22,10 +22,12 @@ func (g *gateway) inherit(ctx context.Context) {
 
 // settle frees what the access log did not tell of: entries are lost while nobody listens to them. Envoy's own count is an upper
 // bound of what is left. It is the count of a second ago that is taken, so that the entries of what has ended before it have come:
-// the end of one request must not count twice.
+// the end of one request must not count twice. Envoy lists no replica that leaves; what is there ends when the log says so, when Envoy has no
+// request at all, or when no response may last any longer.
 func (g *gateway) settle(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	last := g.started.Add(longest(g.current()) + time.Minute)
 	var before map[dispatch.Place]int
 	for g.dispatcher.Inherited() > 0 {
 		select {
@@ -36,9 +38,20 @@ func (g *gateway) settle(ctx context.Context) error {
 		if before != nil {
 			g.dispatcher.Settle(before)
 		}
+		if g.nothingRuns(ctx) || time.Now().After(last) {
+			g.dispatcher.Settle(nil)
+		}
 		before = g.active(ctx)
 	}
 	return nil
+}
+
+// nothingRuns tells whether Envoy has no request of any client.
+func (g *gateway) nothingRuns(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	n, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.InFlight(ctx)
+	return err == nil && n == 0
 }
 
 // active is what Envoy says of the requests that it has at replicas; nothing when there is no Envoy.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -98,10 +99,15 @@ func (g *gateway) hosts() []engines.Node {
 func (g *gateway) launch() {
 	g.launching.Lock()
 	defer g.launching.Unlock()
+	known := g.objects.known() // first: what is in force afterwards has them
 	c := g.current()
 	g.nodes.Set(localModels(c, g.self, g.scaler.Desired))
-	if g.kubernetes != nil {
+	switch {
+	case g.kubernetes == nil:
+	case known:
 		g.kubernetes.Set(g.podModels(c))
+	default: // what runs may be a custom resource's
+		g.kubernetes.SetSome(g.podModels(c))
 	}
 }
 
@@ -120,6 +126,14 @@ func (g *gateway) adoptLocal(c *config.Config) {
 	g.local.Adopt(models)
 }
 
+// awaitLateHosts does as awaitHosts for those that take a little longer. The replicas that they have stay for that long (nodes.Settle).
+func (g *gateway) awaitLateHosts(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, nodes.Settle-time.Second)
+	defer cancel()
+	g.awaitHosts(ctx)
+	return nil
+}
+
 // awaitHosts gives the hosts that have joined before a moment to say what runs there, and has the scaler keep that.
 func (g *gateway) awaitHosts(ctx context.Context) {
 	if g.joined == nil {
@@ -129,7 +143,7 @@ func (g *gateway) awaitHosts(ctx context.Context) {
 	counts := map[string]int{}
 	for name, m := range g.fleet.Snapshot().Models {
 		for i := range m.Replicas {
-			if r := &m.Replicas[i]; r.Launcher == engines.Local && r.State != engines.Draining {
+			if r := &m.Replicas[i]; r.Launcher == engines.Local && r.Node != "" && r.State != engines.Draining {
 				counts[name]++
 			}
 		}
@@ -149,6 +163,27 @@ func (g *gateway) serveHosts(ctx context.Context, group *errgroup.Group) error {
 	}
 	group.Go(func() error { return g.joined.Serve(ctx, l) })
 	return nil
+}
+
+// watchPods begins to follow Kubernetes until ctx ends: before the requests of before a restart are counted, some of which may be at pods.
+func (g *gateway) watchPods(ctx context.Context, group *errgroup.Group) {
+	if g.kubernetes != nil {
+		group.Go(func() error { return g.kubernetes.Run(ctx) })
+	}
+	if g.objects != nil {
+		group.Go(func() error { return g.objects.watcher.Run(ctx) })
+	}
+}
+
+// awaitPods waits until the pods and the models of custom resources are known, or ctx ends.
+func (g *gateway) awaitPods(ctx context.Context) {
+	for g.kubernetes != nil && !(g.kubernetes.Shown() && g.objects.known()) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // idle are the local models that nobody uses and that have more replicas than they must.
@@ -195,7 +230,7 @@ func (g *gateway) foundPods(replicas map[string]int) {
 // demand hears that a request waits for a model.
 func (g *gateway) demand(model string) {
 	g.scaler.Demand(model)
-	if g.kubernetes != nil && !g.kubernetes.Leads() {
+	if g.kubernetes != nil {
 		g.kubernetes.Publish()
 	}
 }

@@ -1,14 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
@@ -22,21 +21,31 @@ type objects struct {
 	watcher *custom.Watcher
 
 	mu sync.Mutex
-	// all are as they were last seen; guarded by mu
-	all []custom.Object
-	// refused says by kind and name why an object is not taken; guarded by mu
-	refused map[objectKey]string
+	// seen are as they were last told; guarded by mu
+	seen []custom.Object
+	// united: they are in force, or those that there were when they were first read; guarded by mu
+	united bool
+	// judged are those of them that were last put beside the file, each with the verdict; guarded by mu
+	judged []judged
+	// owners are the custom resources of models that come from one; guarded by mu
+	owners map[string]*kubernetes.Owner
+	// failed says why they could not be put in force, which is tried again; guarded by mu
+	failed string
 	// told is closed when there is more to say, and replaced; guarded by mu
 	told chan struct{}
 }
 
-type objectKey struct {
-	kind custom.Kind
-	name string
+// judged is an object and what became of it.
+type judged struct {
+	custom.Object
+	// model that it describes; empty for an engine.
+	model string
+	// refused says why it is not taken.
+	refused string
 }
 
 func newObjects(g *gateway, access kubernetes.Access, namespace string) *objects {
-	o := &objects{gateway: g, refused: map[objectKey]string{}, told: make(chan struct{})}
+	o := &objects{gateway: g, told: make(chan struct{})}
 	o.watcher = custom.New(custom.Config{Access: access, Namespace: namespace, Leads: g.kubernetes.Leads, Changed: o.changed, Log: g.log})
 	return o
 }
@@ -44,10 +53,26 @@ func newObjects(g *gateway, access kubernetes.Access, namespace string) *objects
 // changed hears of all objects whenever one is another.
 func (o *objects) changed(all []custom.Object) {
 	o.mu.Lock()
-	o.all = all
+	o.seen = all
 	o.mu.Unlock()
+	o.unite()
+}
+
+// unite puts the objects in force, or notes why that cannot be.
+func (o *objects) unite() {
+	failed := ""
 	if err := o.gateway.unite(nil); err != nil {
-		o.gateway.log.Error("custom resources were not taken over", zap.Error(err))
+		failed = "custom resources were not taken over: " + err.Error()
+	}
+	o.mu.Lock()
+	again, first := o.failed == failed, failed == "" && !o.united
+	o.failed, o.united = failed, o.united || first
+	o.mu.Unlock()
+	if failed != "" && !again {
+		o.gateway.log.Error(failed)
+	}
+	if first {
+		o.gateway.launch() // now that all is known
 	}
 }
 
@@ -57,26 +82,43 @@ func (o *objects) with(file *config.Config) (*config.Config, error) {
 		return file, nil
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	var items []config.Object
-	var keys []objectKey
-	for _, object := range o.all {
+	seen := o.seen
+	o.mu.Unlock()
+	all, items, places := make([]judged, len(seen)), []config.Object{}, []int{}
+	for i, object := range seen {
+		all[i].Object = object
+		if object.Kind == custom.Model {
+			all[i].model = modelName(object)
+		}
 		if !object.Deleting {
 			items = append(items, config.Object{Engine: object.Kind == custom.Engine, Name: object.Name, Spec: object.Spec})
-			keys = append(keys, objectKey{object.Kind, object.Name})
+			places = append(places, i)
 		}
 	}
-	joint, refused, err := file.With(items)
+	joint, refused, err := file.With(items) // without the lock: of hundreds of objects this takes a while
 	if err != nil {
 		return nil, err
 	}
-	clear(o.refused)
 	for _, r := range refused {
-		o.refused[keys[r.Object]] = sentences(r.Faults)
+		all[places[r.Object]].refused = sentences(r.Faults)
 	}
+	o.judge(all)
+	return joint, nil
+}
+
+// judge keeps the verdicts.
+func (o *objects) judge(all []judged) {
+	owners := map[string]*kubernetes.Owner{}
+	for _, j := range all {
+		if j.model != "" && j.refused == "" && !j.Deleting {
+			owners[j.model] = &kubernetes.Owner{APIVersion: j.APIVersion, Kind: string(j.Kind), Name: j.Name, UID: j.UID}
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.judged, o.owners = all, owners
 	close(o.told)
 	o.told = make(chan struct{})
-	return joint, nil
 }
 
 // sentences puts the faults of an object into one text, without the file that it did not come from.
@@ -89,6 +131,16 @@ func sentences(faults config.Faults) string {
 	return strings.Join(all, "; ")
 }
 
+// known tells whether the configuration in force has all objects, where there may be any.
+func (o *objects) known() bool {
+	if o == nil {
+		return true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.united
+}
+
 // owner is the custom resource that a model comes from; nil for one of the file.
 func (o *objects) owner(model string) *kubernetes.Owner {
 	if o == nil {
@@ -96,12 +148,7 @@ func (o *objects) owner(model string) *kubernetes.Owner {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, object := range o.all {
-		if object.Kind == custom.Model && modelName(object) == model {
-			return &kubernetes.Owner{APIVersion: object.APIVersion, Kind: string(object.Kind), Name: object.Name, UID: object.UID}
-		}
-	}
-	return nil
+	return o.owners[model]
 }
 
 // run keeps the status of the objects true, until ctx ends.
@@ -110,7 +157,7 @@ func (o *objects) run(ctx context.Context) error {
 	for {
 		_, moved := o.gateway.fleet.Watch()
 		o.mu.Lock()
-		told := o.told
+		told, failed := o.told, o.failed != ""
 		o.mu.Unlock()
 		o.watcher.Report(o.statuses())
 		o.watcher.Release(o.gone())
@@ -120,6 +167,9 @@ func (o *objects) run(ctx context.Context) error {
 		case <-moved:
 		case <-told:
 		case <-time.After(5 * time.Second): // what is gone of a model is no event of the fleet
+			if failed {
+				o.unite()
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -143,9 +193,9 @@ func (o *objects) gone() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var names []string
-	for _, object := range o.all {
-		if object.Deleting && object.Kind == custom.Model && o.gateway.kubernetes.Gone(modelName(object)) {
-			names = append(names, object.Name)
+	for _, j := range o.judged {
+		if j.Deleting && j.Kind == custom.Model && o.gateway.kubernetes.Gone(j.model, j.UID) {
+			names = append(names, j.Name)
 		}
 	}
 	return names
@@ -156,31 +206,38 @@ func (o *objects) problems() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var all []string
-	for key, why := range o.refused {
-		all = append(all, string(key.kind)+" "+key.name+" is not taken: "+why)
+	if o.failed != "" {
+		all = append(all, o.failed)
+	}
+	for _, j := range o.judged {
+		if j.refused != "" {
+			all = append(all, string(j.Kind)+" "+j.Name+" is not taken: "+j.refused)
+		}
 	}
 	return all
 }
 
 func (o *objects) statuses() []custom.Status {
+	fleet, status := o.gateway.fleet.Snapshot(), o.gateway.kubernetes.Status()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	fleet, faults := o.gateway.fleet.Snapshot(), o.gateway.kubernetes.Status().Faults
 	var all []custom.Status
-	for _, object := range o.all {
-		s := custom.Status{Kind: object.Kind, Name: object.Name, Generation: object.Generation, Accepted: true}
-		why, refused := o.refused[objectKey{object.Kind, object.Name}]
+	for _, j := range o.judged {
+		s := custom.Status{Kind: j.Kind, Name: j.Name, Generation: j.Generation, Accepted: true}
 		switch {
-		case object.Deleting:
+		case j.Deleting:
 			s.Phase, s.Message = "Draining", "its requests end, then its replicas"
-		case refused:
-			s.Phase, s.Accepted, s.Message = "Failed", false, why
-		case object.Kind == custom.Engine:
+		case j.refused != "":
+			s.Phase, s.Accepted, s.Message = "Failed", false, j.refused
+		case j.Kind == custom.Engine:
 			s.Phase = "Ready"
-		case faults[modelName(object)] != "":
-			s.Phase, s.Accepted, s.Message = "Failed", false, faults[modelName(object)]
+		case status.Faults[j.model] != "":
+			s.Phase, s.Accepted, s.Message = "Failed", false, status.Faults[j.model]
 		default:
-			s = modelStatus(s, fleet.Models[modelName(object)])
+			s = modelStatus(s, fleet.Models[j.model])
+			if s.Ready < s.Desired {
+				s.Message = cmp.Or(s.Message, status.Blocked[j.model])
+			}
 		}
 		all = append(all, s)
 	}

@@ -78,6 +78,9 @@ func (g *gateway) problems() []string {
 		for model, why := range s.Faults {
 			all = append(all, "Model "+model+" cannot be launched on Kubernetes: "+why)
 		}
+		for model, why := range s.Blocked {
+			all = append(all, "Model "+model+" lacks pods: "+why)
+		}
 	}
 	if g.objects != nil {
 		if why := g.objects.watcher.Problem(); why != "" {
@@ -87,6 +90,9 @@ func (g *gateway) problems() []string {
 	}
 	for model, why := range g.nodes.Pending() {
 		all = append(all, "Model "+model+" has replicas without a place: "+why)
+	}
+	for id, why := range g.dispatcher.Suspended() {
+		all = append(all, "Replica "+id+" gets no requests for a while: it "+why)
 	}
 	slices.Sort(all)
 	return all

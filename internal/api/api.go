@@ -5,7 +5,6 @@ package api
 
 import (
 	"encoding/json"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -47,13 +46,21 @@ func methodNotAllowed(r *http.Request) *openai.Error {
 }
 
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
-	names := slices.Concat(slices.Collect(maps.Keys(c.Fleet.Snapshot().Models)), c.pools())
-	slices.Sort(names)
-	list := openai.NewModelList()
-	for _, name := range slices.Compact(names) { // a discovered model may have the name of a pool
-		if c.Allowed(r.Header.Get(headers.Tenant), name) {
-			list.Data = append(list.Data, c.card(name))
+	tenant, may := r.Header.Get(headers.Tenant), []string(nil)
+	for name, m := range c.Fleet.Snapshot().Models {
+		if c.Allowed(tenant, name) {
+			may = append(append(may, name), m.Adapters...)
 		}
+	}
+	for _, name := range c.pools() {
+		if c.Allowed(tenant, name) {
+			may = append(may, name)
+		}
+	}
+	slices.Sort(may)
+	list := openai.NewModelList()
+	for _, name := range slices.Compact(may) { // a discovered model may have the name of a pool
+		list.Data = append(list.Data, c.card(name))
 	}
 	write(w, 200, list)
 }
@@ -63,7 +70,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		c.list(w, r)
 		return
 	}
-	name, ok := c.resolve(r.PathValue("id"))
+	name, shown, ok := c.resolve(r.PathValue("id"))
 	if ok && !c.Allowed(r.Header.Get(headers.Tenant), name) {
 		fail(w, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
 			Message: "This API key may not use the model `" + name + "`."})
@@ -74,18 +81,23 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 			Message: "The model `" + strings.ToValidUTF8(r.PathValue("id"), "?") + "` does not exist."})
 		return
 	}
-	write(w, 200, c.card(name))
+	write(w, 200, c.card(shown))
 }
 
-// resolve finds the name of the model or the pool that a client means. A pool is shown like a model, because it can be asked like one.
-func (c Config) resolve(asked string) (name string, ok bool) {
+// resolve finds the name of the model or the pool that a client means, and what it is shown as. A pool is shown like a model, because it can be
+// asked like one, and so is an adapter.
+func (c Config) resolve(asked string) (name, shown string, ok bool) {
 	if slices.Contains(c.pools(), asked) {
-		return asked, true
+		return asked, asked, true
 	}
-	if m, ok := c.Fleet.Snapshot().Resolve(asked); ok {
-		return m.Name, true
+	m, ok := c.Fleet.Snapshot().Resolve(asked)
+	switch {
+	case !ok:
+		return "", "", false
+	case slices.Contains(m.Adapters, asked):
+		return m.Name, asked, true
 	}
-	return "", false
+	return m.Name, m.Name, true
 }
 
 func (c Config) pools() []string {

@@ -4,14 +4,27 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
 
 // Catalogue lists the engines that models may name: the built-in ones, and over them the file's own.
-func (c *Config) Catalogue() []engines.Engine {
+func (c *Config) Catalogue() []engines.Engine { return catalogue(c.Engines) }
+
+// catalogueFor is what a model picks from. The file's models get nothing of what objects say: who may write an engine could else have them run
+// any program, on this host and with their secrets, by another version of their engine.
+func (c *Config) catalogueFor(m Model) []engines.Engine {
+	isIt := func(other Model) bool { return other.Name == m.Name }
+	if slices.ContainsFunc(c.Models[len(c.Models)-c.guestModels:], isIt) {
+		return c.Catalogue()
+	}
+	return catalogue(c.Engines[:len(c.Engines)-c.guestEngines])
+}
+
+func catalogue(own []Engine) []engines.Engine {
 	catalogue := engines.Builtin()
-	for _, e := range c.Engines {
+	for _, e := range own {
 		i := slices.IndexFunc(catalogue, func(known engines.Engine) bool { return known.Name == e.Name })
 		if i < 0 {
 			i = len(catalogue)
@@ -53,6 +66,28 @@ func (v EngineVersion) definition() engines.Version {
 	}
 }
 
+// CheckKubernetes holds what the file's own engines say of Kubernetes against check, which can render it, and returns the faults that it finds.
+func (c *Config) CheckKubernetes(check func(engines.Version) error) Faults {
+	d := newDecoder(c.name)
+	d.read(d.document(c.source), new(Config)) // for the lines
+	d.faults = nil
+	for i, engine := range c.Engines {
+		for j, version := range engine.Versions {
+			if err := check(version.definition()); err != nil {
+				message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "kubernetes: "), "\n", "; ")
+				if place, ok := strings.CutPrefix(message, "kubernetes:"); ok { // as text/template names lines
+					message = "its line " + place
+				}
+				d.fault(path{"engines"}.item(i).field("versions").item(j).field("kubernetes"), "%s", message)
+			}
+		}
+	}
+	return d.faults
+}
+
+// OtherNames are the aliases and the adapters: what the model may be asked for by, beside its name.
+func (m Model) OtherNames() []string { return slices.Concat(m.Aliases, m.Adapters) }
+
 // Launched tells whether the model's replicas are launched by Sluice.
 func (m Model) Launched() bool {
 	return m.Launcher == engines.Local || m.Launcher == engines.Kubernetes
@@ -64,7 +99,7 @@ func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
 	if !m.Launched() {
 		return engines.Version{}, engines.Launch{}
 	}
-	version, _ := engines.Find(c.Catalogue(), m.Engine, m.Version)
+	version, _ := engines.Find(c.catalogueFor(m), m.Engine, m.Version)
 	return version, c.launch(m)
 }
 

@@ -14,14 +14,17 @@ import (
 // alone.
 type checker struct {
 	*decoder
-	config    *Config
-	catalogue []engines.Engine
+	config *Config
+	// catalogue is what objects' models pick from, and ownCatalogue what the file's do.
+	catalogue, ownCatalogue []engines.Engine
 	// servers are the upstreams of all lists so far, by what they are told by.
 	servers map[string]knownServer
+	// versionsChecked says of engine versions that models name whether they are sound.
+	versionsChecked map[string]bool
 }
 
 func check(d *decoder, c *Config) {
-	k := &checker{decoder: d, config: c}
+	k := &checker{decoder: d, config: c, versionsChecked: map[string]bool{}}
 	k.listeners()
 	k.stateDir()
 	k.engines()

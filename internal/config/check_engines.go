@@ -22,7 +22,7 @@ func (k *checker) engines() {
 		k.versions(at.field("versions"), engine.Versions)
 	}
 	k.unique(names)
-	k.catalogue = k.config.Catalogue()
+	k.catalogue, k.ownCatalogue = k.config.Catalogue(), catalogue(k.config.Engines[:len(k.config.Engines)-k.config.guestEngines])
 }
 
 func (k *checker) versions(at path, versions []EngineVersion) {

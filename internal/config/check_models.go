@@ -22,6 +22,11 @@ func (k *checker) models() []named {
 			names = append(names, named{alias, where})
 			k.name(where, alias)
 		}
+		for j, adapter := range m.Adapters {
+			where := at.field("adapters").item(j)
+			names = append(names, named{adapter, where})
+			k.name(where, adapter)
+		}
 		k.routing(at.field("routing"), &m.Routing)
 		k.refused(at, m)
 		k.wait(at.field("cold_start_timeout"), m.ColdStartTimeout)
@@ -120,8 +125,12 @@ func title(m *Model) string { return m.Engine + " " + m.Version }
 // looked at again.
 func (k *checker) version(at path, m *Model) (engines.Version, bool) {
 	where := at.field("engine")
+	catalogue := k.ownCatalogue
+	if _, guest := k.guests[at.key()]; guest {
+		catalogue = k.catalogue
+	}
 	var known []string
-	for _, e := range k.catalogue {
+	for _, e := range catalogue {
 		known = append(known, e.Name)
 	}
 	i := slices.Index(known, m.Engine)
@@ -135,17 +144,23 @@ func (k *checker) version(at path, m *Model) (engines.Version, bool) {
 		k.fault(where, "there is no engine %s; %s", shown(m.Engine), suggestion(m.Engine, known))
 		return engines.Version{}, false
 	}
-	version, ok := engines.Find(k.catalogue, m.Engine, m.Version)
+	version, ok := engines.Find(catalogue, m.Engine, m.Version)
 	if !ok {
 		var versions []string
-		for _, v := range k.catalogue[i].Versions {
+		for _, v := range catalogue[i].Versions {
 			versions = append(versions, v.Version)
 		}
 		k.fault(at.field("version"), "engine %s has no version %s; %s", m.Engine, shown(m.Version), suggestion(m.Version, versions))
 		return version, false
 	}
 	m.Version = version.Version
-	return version, len(version.Check()) == 0
+	key := m.Engine + " " + m.Version
+	sound, checked := k.versionsChecked[key]
+	if !checked { // it takes a millisecond, and a thousand models may have the same
+		sound = len(version.Check()) == 0
+		k.versionsChecked[key] = sound
+	}
+	return version, sound
 }
 
 func (k *checker) task(at path, m *Model, version engines.Version) {

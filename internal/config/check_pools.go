@@ -57,7 +57,7 @@ func (k *checker) poolNames() []string {
 // ModelName is the name of the model that goes by this name or alias; a name of no model stays.
 func (c *Config) ModelName(name string) string {
 	for _, m := range c.Models {
-		if m.Name == name || slices.Contains(m.Aliases, name) {
+		if m.Name == name || slices.Contains(m.OtherNames(), name) {
 			return m.Name
 		}
 	}

@@ -83,7 +83,7 @@ func (k *checker) modelNames() []string {
 	var names []string
 	for _, m := range k.config.Models {
 		names = append(names, m.Name)
-		names = append(names, m.Aliases...)
+		names = append(names, m.OtherNames()...)
 	}
 	return names
 }

@@ -49,6 +49,8 @@ type Config struct {
 	OrphanGrace time.Duration `yaml:"orphan_grace" default:"60s" least:"1s" restart:"true"`
 	// ReplicaHeader puts x-sluice-replica, the id of the replica that served, on every response of an engine. Default true.
 	ReplicaHeader bool `yaml:"replica_header" default:"true"`
+	// LogRequests writes a line to the log for every request that has ended: who, what, how long, never what was said. Default true.
+	LogRequests bool `yaml:"log_requests" default:"true" restart:"true"`
 	// Redis is where several gateways share their limits, leases and tasks: redis://user:password@host:6379/0, or rediss:// for TLS.
 	// Several hosts, as in redis://a:6379,b:6379,c:6379, are a cluster, which has no database number. Default: none; this gateway
 	// shares with nobody.
@@ -83,6 +85,8 @@ type Config struct {
 	// source is the file's content, and name what it was read under: With reads it again, together with more.
 	source []byte `yaml:"-"`
 	name   string `yaml:"-"`
+	// guestEngines and guestModels are how many of Engines and Models, the last ones, come from objects.
+	guestEngines, guestModels int `yaml:"-"`
 }
 
 // AuthMode says how callers prove who they are.

@@ -45,6 +45,7 @@ func TestDefaults(t *testing.T) {
 		DrainTimeout:  30 * time.Second,
 		OrphanGrace:   time.Minute,
 		ReplicaHeader: true,
+		LogRequests:   true,
 		TaskLease:     15 * time.Minute,
 		Auth:          Auth{Mode: AuthKeys},
 		Tenants: []Tenant{{Name: "t", Keys: []Key{{Hash: zeros, Priority: DefaultPriority}}, Models: []string{"*"}, Weight: 1,
@@ -104,7 +105,7 @@ func TestEveryField(t *testing.T) {
 		Nodes:      []Node{{Name: "gpu-1", Labels: []string{"h100", "rack-1"}}},
 		Kubernetes: &Kubernetes{Kubeconfig: filepath.Join(here, "kube"), Context: "prod", Namespace: "llm", Name: "own"},
 		Models: []Model{
-			{Name: "chat", Aliases: []string{"default"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
+			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
 				UnhealthyOn: []Failure{FailConnect, Fail503},

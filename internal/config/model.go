@@ -12,6 +12,9 @@ type Model struct {
 	Name string `yaml:"name" required:"true"`
 	// Aliases are further names of the same model.
 	Aliases []string `yaml:"aliases"`
+	// Adapters are LoRA adapters that the model's engine serves beside it, by the names that it knows them by. They can be asked for as models,
+	// on the model's replicas and within its limits. The engine must be told of them: for vllm by the variable lora_modules.
+	Adapters []string `yaml:"adapters"`
 	// Task of the model. Default: the first task that its engine serves; for an upstream it is unknown.
 	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription"`
 	// Engine that serves a launched model, from the built-in ones or engines.

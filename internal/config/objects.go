@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -65,7 +66,7 @@ type attributed struct {
 }
 
 // with parses the file together with the objects that are not refused. Where their company makes the file's own items wrong (a name is
-// taken, a server is called in another way), the objects are added one by one, and the one that did it is at fault.
+// taken, a server is called in another way), the first object with which that begins is at fault: looked for by halves, for there may be hundreds.
 func (c *Config) with(objects []Object, refused map[int]Faults) (*Config, attributed) {
 	var in []int
 	for i := range objects {
@@ -77,15 +78,12 @@ func (c *Config) with(objects []Object, refused map[int]Faults) (*Config, attrib
 	if len(faults.objects) > 0 {
 		faults.file = nil // what is said of the file may be a consequence
 	}
-	if len(faults.file) == 0 || !c.sound() {
+	if len(faults.file) == 0 || len(in) == 0 || !c.sound() {
 		return next, faults
 	}
-	for n := range in {
-		if _, one := c.join(objects, in[:n+1]); len(one.file) > 0 {
-			return nil, attributed{objects: map[int]Faults{in[n]: withoutPlace(one.file)}}
-		}
-	}
-	return next, faults
+	n := sort.Search(len(in)-1, func(n int) bool { _, some := c.join(objects, in[:n+1]); return len(some.file) > 0 })
+	_, first := c.join(objects, in[:n+1])
+	return nil, attributed{objects: map[int]Faults{in[n]: withoutPlace(first.file)}}
 }
 
 // sound tells whether the file alone still has no fault.
@@ -112,6 +110,7 @@ func (c *Config) join(objects []Object, in []int) (*Config, attributed) {
 	}
 	bad := attributed{objects: map[int]Faults{}}
 	guests := map[string]int{} // object by the key of its path
+	next := &Config{Hash: c.Hash, File: c.File, name: c.name, source: c.source}
 	for _, i := range in {
 		o := objects[i]
 		item, err := o.node()
@@ -119,18 +118,18 @@ func (c *Config) join(objects []Object, in []int) (*Config, attributed) {
 			bad.objects[i] = Faults{{Path: "spec", Message: err.Error()}}
 			continue
 		}
-		list := "models"
+		list, count := "models", &next.guestModels
 		if o.Engine {
-			list = "engines"
+			list, count = "engines", &next.guestEngines
 		}
+		*count++
 		n := appendItem(root, list, item)
 		guests[path{list}.item(n).key()] = i
 	}
 	if len(bad.objects) > 0 {
 		return nil, bad
 	}
-	next, faults := d.finish(root, &Config{Hash: c.Hash, File: c.File, name: c.name, source: c.source}, guests)
-	return next, faults
+	return d.finish(root, next, guests)
 }
 
 // finish reads the joint document.
@@ -186,6 +185,9 @@ func restrict(spec map[string]any) error {
 	case string(engines.Kubernetes), string(engines.Upstream), string(engines.None):
 	default:
 		return fmt.Errorf("launcher must be kubernetes, upstream or none in a custom resource, is %v", shown(fmt.Sprint(launcher)))
+	}
+	if cluster, elsewhere := spec["cluster"]; elsewhere && cluster != "" {
+		return errors.New("cluster is for the file: a custom resource's replicas are in its own namespace")
 	}
 	servers, _ := spec["upstreams"].([]any)
 	for _, server := range servers {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -69,6 +70,29 @@ func TestWithObjects(t *testing.T) {
 	}
 }
 
+// Who writes an engine has no program run on this host or with the secrets of the file's models, neither in the place of a version nor as the last
+// one.
+func TestAnObjectsEngineIsNotForTheFilesModels(t *testing.T) {
+	t.Parallel()
+	sim, _ := engines.Find(engines.Builtin(), "sim", "")
+	const text = `{"versions":[{"version":"%s","tasks":["embedding"],"command":["evil"],"image":"i"}]}`
+	const pods = "  - {name: pods, engine: sim, launcher: kubernetes, secrets: {TOKEN: hf/token}}\npools:"
+	for _, version := range []string{sim.Version, "999"} {
+		c, faults := with(t, strings.Replace(around, "pools:", pods, 1),
+			Object{Name: "sim", Engine: true, Spec: fmt.Appendf(nil, text, version)},
+			Object{Name: "guest", Spec: []byte(`{"engine":"sim"}`)})
+		if len(faults) > 0 {
+			t.Fatal(faults)
+		}
+		for i, m := range c.Models {
+			v, _ := c.Launch(m)
+			if evil, guest := v.Command[0] == "evil", i == 2; evil != guest || (m.Version != sim.Version) && !guest {
+				t.Errorf("%s runs %q, version %s", m.Name, v.Command, m.Version)
+			}
+		}
+	}
+}
+
 // One that is at fault names itself and takes nothing with it but what hangs on it.
 func TestObjectsAtFault(t *testing.T) {
 	t.Parallel()
@@ -82,6 +106,7 @@ func TestObjectsAtFault(t *testing.T) {
 		Object{Name: "here", Spec: []byte(`{"engine":"sim","launcher":"local"}`)},
 		Object{Name: "thief", Spec: []byte(`{"launcher":"upstream","upstreams":[{"url":"http://c:1","api_key_env":"HOME"}]}`)},
 		Object{Name: "other-way", Spec: []byte(`{"launcher":"upstream","upstreams":["http://a:1"]}`)},
+		Object{Name: "roams", Spec: []byte(`{"engine":"sim","cluster":"other/kube-system"}`)},
 		Object{Name: "list", Spec: []byte(`[]`)},
 		Object{Name: "empty", Spec: []byte(`null`)})
 	want := []string{
@@ -95,6 +120,7 @@ func TestObjectsAtFault(t *testing.T) {
 		"here: spec: launcher must be kubernetes, upstream or none in a custom resource, is local",
 		"thief: spec: upstreams must be URLs alone in a custom resource; api_key_env is for the file",
 		"other-way: upstreams[0]: the same server is at models[other-way]",
+		"roams: spec: cluster is for the file",
 		"list: spec: must be an object",
 		"empty: spec.engine: required with launcher: kubernetes",
 	}

@@ -244,7 +244,7 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 		t.unname()
 		return nil, d.explain(ctx, c, r, err)
 	}
-	t.granted(lease)
+	t.granted(lease, r.Model)
 	return t, nil
 }
 

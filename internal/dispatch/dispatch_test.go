@@ -351,6 +351,10 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 	if n := s.Inherited(); n != 3 {
 		t.Errorf("inherited %d of 3", n)
 	}
+	s.Settle(map[Place]int{{Model: "m", Address: "127.0.0.1:1"}: 0})
+	if n := s.Inherited(); n != 3 {
+		t.Errorf("%d of 3 are left, and Envoy has said nothing of their place", n)
+	}
 	s.Settle(nil)
 	if v, _ := s.View("m"); v.InFlight != 0 {
 		t.Errorf("in flight: %d", v.InFlight)

@@ -95,13 +95,16 @@ func (d *Dispatcher) Recognize(r Running) {
 	held[i].lease, held[i].request = lease, r.Request
 }
 
-// Settle is told how many of the inherited requests may be left at most at each place (none where it says nothing), and frees the
-// others: they have ended.
+// Settle is told how many of the inherited requests may be left at most at some places, and frees the others there: they have ended. Of a
+// place that is not in it nothing is known: Envoy no longer lists a replica that leaves, whose requests go on. nil: none are left anywhere.
 func (d *Dispatcher) Settle(most map[Place]int) {
 	d.past.mu.Lock()
 	places := slices.Collect(maps.Keys(d.past.held))
 	d.past.mu.Unlock()
 	for _, at := range places {
+		if _, known := most[at]; most != nil && !known {
+			continue
+		}
 		for d.endOne(at, func(held []inherited) int {
 			if len(held) <= most[at] {
 				return -1

@@ -107,7 +107,7 @@ func (d *Dispatcher) Suspended() map[string]string {
 	defer d.mu.Unlock()
 	out := map[string]string{}
 	for id, s := range d.suspensions {
-		if s.on {
+		if c := d.counters[id]; s.on && (c == nil || len(c.models()) == 0) { // else it is all that is left, and serves
 			out[id] = s.reason
 		}
 	}

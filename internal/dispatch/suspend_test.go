@@ -140,6 +140,9 @@ func TestTheLastIsNeverSuspended(t *testing.T) {
 		all[1].State = engines.Failed
 		s.put("m", all...)
 		s.expectCandidates(t, "only a suspended one is left", "a")
+		if out := s.Suspended(); len(out) > 0 {
+			t.Errorf("the operator is told that %v gets no requests", out)
+		}
 		all[1].State = engines.Ready
 		s.put("m", all...)
 		s.expectCandidates(t, "the other is back", "b")

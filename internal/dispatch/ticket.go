@@ -13,6 +13,8 @@ import (
 type Ticket struct {
 	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
+	// Served is the name that the engine is to be asked for: the model's, or that of an adapter on it that the client asked for.
+	Served string
 	// MaxDuration of the response; 0 leaves it to the route.
 	MaxDuration time.Duration
 
@@ -39,9 +41,12 @@ type Ticket struct {
 const measureEvery = 16
 
 // granted fills in what is known when the request may go.
-func (t *Ticket) granted(lease *admission.Lease) {
+func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.lessons = t.target.Name, t.target.policy.MaxDuration, t.target.lessons
+	if t.Served = t.Model; slices.Contains(t.target.Adapters, asked) {
+		t.Served = asked
+	}
 	t.measure = t.target.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.question.tenant).TokensPerMinute > 0 ||
 		t.lessons.asked.Add(1)%measureEvery == 1

@@ -112,3 +112,30 @@ func TestE2E_S1_StreamHeaders(t *testing.T) {
 		t.Error("an answer that is no stream has the headers of one")
 	}
 }
+
+// An alias is a name of ours, and the engine is asked by its own; an adapter is a name of the engine's.
+func TestE2E_N3_T5_AdaptersAreAskedForByTheirNames(t *testing.T) {
+	t.Parallel()
+	g := start(t, `models:
+  - name: base
+    aliases: [nickname]
+    adapters: [org/sql-lora]
+    launcher: upstream
+    upstreams: [`+backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if !lists(w, r, "base") {
+			io.Copy(w, r.Body)
+		}
+	})+"]\n")
+	for name, asked := range map[string]string{"base": "base", "nickname": "base", "org/sql-lora": "org/sql-lora"} {
+		a := g.post("/v1/chat/completions", chat(name, false, 1, "Hello"))
+		if want := chat(asked, false, 1, "Hello"); a.StatusCode != 200 || string(a.body) != want {
+			t.Errorf("%s: %s", name, a)
+		}
+	}
+	if list := string(g.fetch("/v1/models").body); !strings.Contains(list, `"id":"org/sql-lora"`) || strings.Contains(list, "nickname") {
+		t.Error(list)
+	}
+	if card := string(g.fetch("/v1/models/org/sql-lora").body); !strings.Contains(card, `"id":"org/sql-lora"`) {
+		t.Error(card)
+	}
+}

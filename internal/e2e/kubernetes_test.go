@@ -281,3 +281,106 @@ func TestE2E_N5_N4_ANodeOfKubernetesIsLost(t *testing.T) {
 	}
 	k.until("2/2", "get", "im", "chat", "-o", "jsonpath={.status.replicasReady}")
 }
+
+const drip = `variables: {prefill_rate: 0, token_interval: 20ms}`
+
+// stream opens a stream that lasts six seconds where the engine is slow. What it returns reads it to its end.
+func (k *kubernetes) stream(g *gateway, model string) (finish func()) {
+	k.t.Helper()
+	r, err := g.open(context.Background(), "/v1/chat/completions", chat(model, true, 300, "Hello"))
+	if err != nil || r.StatusCode != 200 {
+		k.t.Fatal(r, err)
+	}
+	return func() {
+		k.t.Helper()
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = wholeStream(body)
+		}
+		if err != nil {
+			k.t.Errorf("the stream of %s: %v", model, err)
+		}
+	}
+}
+
+// Deployments of a custom resource go with it when their streams have ended, also under a former name; those of others stay.
+func TestE2E_N4_S4_WhatACustomResourceOwns(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	elsewhere := k.Namespace(t)
+	k.Kubectl(t, "create", "rolebinding", "sluice", "-n", elsewhere, "--clusterrole=cluster-admin", "--serviceaccount="+k.namespace+":sluice")
+	g := k.start(`models: [{name: filed, launcher: kubernetes, engine: sim, task: text-generation, replicas: {min: 1, max: 1}, ` + drip + `}]`)
+	k.apply("filed", `replicas: {min: 1, max: 1}, `+drip) // the name is taken
+	k.apply("far", `cluster: /`+elsewhere+`, replicas: {min: 1, max: 1}, `+drip)
+	k.apply("old", `name: first, replicas: {min: 1, max: 1}, `+drip)
+	k.until("Ready", "get", "im", "old", "-o", "jsonpath={.status.phase}")
+	k.until("Ready", "get", "im", "far", "-o", "jsonpath={.status.phase}")
+	k.until("Failed", "get", "im", "filed", "-o", "jsonpath={.status.phase}")
+	g.awaitReady()
+	finish := []func(){k.stream(g, "filed"), k.stream(g, "first"), k.stream(g, "far")}
+	k.apply("old", `name: second, replicas: {min: 0, max: 1}, `+drip)
+	k.until("Idle", "get", "im", "old", "-o", "jsonpath={.status.phase}")
+	k.kubectl("delete", "im", "--all", "--wait=false")
+	for _, f := range finish {
+		f()
+	}
+	k.until("", "get", "im", "-o", "name")
+	k.until("", "get", "deployments", "-n", elsewhere, "-o", "name")
+	k.until("filed", "get", "deployments", "-o", `jsonpath={.items[*].metadata.annotations.sluice\.dev/model}`)
+}
+
+// A gateway that cannot read custom resources when it starts leaves their replicas alone, and says so.
+func TestE2E_N4_StartWithoutCustomResources(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, `+quick)
+	k.until("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	pod := k.kubectl("get", "pods", "-o", "name")
+	g.stop()
+	rights := filepath.Join(root, "examples", "kubernetes", "base", "rbac.yaml")
+	k.kubectl("patch", "role", "sluice", "--type=json", "-p", `[{"op": "remove", "path": "/rules/0"}, {"op": "remove", "path": "/rules/0"}]`)
+	g = k.start(`models: [{name: sign, launcher: kubernetes, engine: sim, task: text-generation, replicas: {min: 1, max: 1}, ` + quick + `}]`)
+	eventually(t, "the file's own model is made, and the operator is told", func() error {
+		var s struct{ Problems []string }
+		g.get("/api/v1/status", &s)
+		for _, r := range g.replicas() {
+			if r.Model == "sign" && r.State == "ready" && strings.Contains(strings.Join(s.Problems, "\n"), "forbidden") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v %v", g.replicas(), s)
+	})
+	k.kubectl("apply", "-f", rights)
+	eventually(t, "the model is back", func() error {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.StatusCode != 200 || "pod/"+a.Header.Get("X-Sluice-Replica") != pod {
+			return fmt.Errorf("%s by %s, not %s", a, a.Header.Get("X-Sluice-Replica"), pod)
+		}
+		return nil
+	})
+}
+
+// A restart forgets neither the models that are custom resources nor the requests that Envoy has at their pods.
+func TestE2E_N4_S4_RestartWithAStreamAtAPod(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	g := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, variables: {prefill_rate: 0, token_interval: 40ms}`)
+	k.until("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
+	g.awaitReady()
+	finish := k.stream(g, "chat") // twelve seconds
+	if out, err := g.sluice("restart", "-c", g.Config); err != nil {
+		t.Fatal(err, out)
+	}
+	for range 20 {
+		if a, err := g.tryPost(context.Background(), "/v1/chat/completions", chat("chat", false, 1, "Hello")); err == nil && a.StatusCode == 404 {
+			t.Fatalf("after the restart: %s", a)
+		}
+	}
+	if !strings.Contains(g.logText(), "requests of before the restart still run") {
+		t.Error("the stream at the pod is not counted")
+	}
+	k.kubectl("delete", "im", "chat", "--wait=false") // and now its pod leaves Envoy
+	finish()
+}

@@ -294,6 +294,40 @@ func TestE2E_N4_ReplicasOfAHostOutliveAgentAndGateway(t *testing.T) {
 	streams.Wait()
 }
 
+// A host that comes back some seconds after the gateway keeps what it has, though nobody asks for it in that moment.
+func TestE2E_N4_AHostIsLateAfterARestart(t *testing.T) {
+	t.Parallel()
+	at, line := control(t)
+	g := prepare(t, line+fmt.Sprintf(onHosts, 0, 2, "0.2", "0s", "cluster: h100"))
+	g.begin()
+	h := join(t, at, g.token(), "gpu-1")
+	g.awaitHosts("gpu-1")
+	ask := func() {
+		t.Helper()
+		if a := g.post("/v1/chat/completions", chat("chat", false, 2, "Hello")); a.StatusCode != 200 {
+			t.Error(a)
+		}
+	}
+	g.awaitReady()
+	ask()
+	before := g.awaitOn(map[string]int{"gpu-1": 1})
+	h.signal(syscall.SIGSTOP)
+	g.kill()
+	g.launch()
+	eventually(t, "the gateway goes on without the host", func() error {
+		if n := strings.Count(g.logText(), "INFO  serving"); n < 2 {
+			return fmt.Errorf("it has served %d times", n)
+		}
+		return nil
+	})
+	h.signal(syscall.SIGCONT)
+	after := g.awaitOn(map[string]int{"gpu-1": 1})
+	ask()
+	if after["chat-0"].PID != before["chat-0"].PID || strings.Contains(g.logText(), "is wanted no longer") {
+		t.Errorf("%+v is now %+v, or leaves", before, after)
+	}
+}
+
 func TestE2E_N4_ACleanStopEndsReplicasOnAllHosts(t *testing.T) {
 	t.Parallel()
 	at, line := control(t)

@@ -139,7 +139,7 @@ func TestE2E_VLLM_N1_P3_T6_TextFromZero(t *testing.T) {
 	models := vllmModels(t)
 	g := start(t, registry(models)+"models:"+
 		strings.Replace(vllmModel("tiny", "text-generation", "llama", "min: 0, max: 1",
-			", max_model_len: 4096, enable_lora: true, lora_modules: [other="+models+"/lora]"), "cooldown: 1s", "cooldown: 10s\n    aliases: [nickname]", 1))
+			", max_model_len: 4096, enable_lora: true, lora_modules: [other="+models+"/lora]"), "cooldown: 1s", "cooldown: 10s\n    aliases: [nickname]\n    adapters: [other]", 1))
 	if n := len(g.replicas()); n != 0 {
 		t.Fatalf("%d replicas, and nobody has asked", n)
 	}
@@ -205,8 +205,8 @@ func checkCancel(t *testing.T, g *gateway) {
 	g.awaitIdle("tiny")
 }
 
-// checkAdapter: the engine serves the adapter under a name of its own. An alias is not a way to it, for the engine is asked by the model's name;
-// who lists the engine as an upstream finds both.
+// checkAdapter: the engine serves the adapter under a name of its own, by which it can be asked for. Who lists the engine as an upstream finds
+// both.
 func checkAdapter(t *testing.T, g *gateway, base string) {
 	t.Helper()
 	answer := func(g *gateway, model string) (string, error) {
@@ -222,8 +222,8 @@ func checkAdapter(t *testing.T, g *gateway, base string) {
 	if said, err := answer(g, "nickname"); err != nil || said != base {
 		t.Errorf("by its alias the model says %q instead of %q: %v", said, base, err)
 	}
-	if a := g.post("/v1/chat/completions", chatOf("other", false, 12, "hello")); a.StatusCode != 404 || a.code() != "model_not_found" {
-		t.Errorf("a name that only the engine knows: %s", a)
+	if said, err := answer(g, "other"); err != nil || said == base {
+		t.Errorf("the adapter says %q, and the base %q: %v", said, base, err)
 	}
 	finder := start(t, "upstreams: ['http://"+g.replicas()["tiny-0"].Address+"']\n")
 	for model, same := range map[string]bool{"tiny": true, "other": false} {

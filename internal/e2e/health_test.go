@@ -1,0 +1,211 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// breakAt has the conversation's replica answer 500 until another one has the conversation, and returns both. The first time a probe clears the
+// replica at once, so that this may take two failures.
+func (g *gateway) breakAt(conversation string) (before, after string) {
+	g.t.Helper()
+	served := func(headers ...string) *answer {
+		return g.post("/v1/chat/completions", chat("chat", false, 1, conversation), headers...)
+	}
+	before = served().Header.Get("X-Sluice-Replica")
+	eventually(g.t, before+" is out", func() error {
+		if a := served("X-Sim-Fault: status=500"); a.StatusCode != 500 {
+			return fmt.Errorf("a request that was to fail: %s", a)
+		}
+		for range 20 { // the failure is told a moment later, and the probe's answer after it
+			a := served()
+			if a.StatusCode != 200 {
+				g.t.Fatalf("nothing was to fail: %s", a)
+			}
+			if after = a.Header.Get("X-Sluice-Replica"); after == before {
+				return fmt.Errorf("it still has the conversation")
+			}
+		}
+		return nil
+	})
+	return before, after
+}
+
+// TestE2E_N5_AReplicaThatFailsIsSpared: launched replicas whose answers are 500 get no requests for a while, but for the last. The operator sees
+// which and why; a process that takes the place of a failing one starts with a clean slate.
+func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
+	t.Parallel()
+	g := start(t, slowSims)
+	at := func() string {
+		a := g.post("/v1/chat/completions", chat("chat", false, 1, "Hello"))
+		if a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+		return a.Header.Get("X-Sluice-Replica")
+	}
+	a := g.post("/v1/chat/completions", chat("chat", false, 1, "Hello"), "X-Sim-Fault: status=503")
+	if a.StatusCode != 503 || a.Header.Get("X-Sluice-Replica") != at() {
+		t.Errorf("an engine that has enough to do lost its conversation: %s", a)
+	}
+	first, second := g.breakAt("Hello")
+	if _, third := g.breakAt("Hello"); third == first || third == second {
+		t.Errorf("%s, then %s, then %s", first, second, third)
+	}
+	last := at()
+	for range 3 {
+		if a := g.post("/v1/chat/completions", chat("chat", false, 1, "Hello"), "X-Sim-Fault: status=500"); a.Header.Get("X-Sluice-Replica") != last {
+			t.Errorf("the last one is out: %v", a.Header)
+		}
+	}
+	if now := at(); now != last {
+		t.Errorf("the last one is out: %s serves, not %s", now, last)
+	}
+	var status struct{ Problems []string }
+	g.get("/api/v1/status", &status)
+	for _, id := range []string{first, second} {
+		if all := strings.Join(status.Problems, "\n"); !strings.Contains(all, id) || !strings.Contains(all, "answered 500") {
+			t.Errorf("the operator is not told that %s gets no requests: %q", id, all)
+		}
+	}
+	syscall.Kill(g.replicas()[first].PID, syscall.SIGKILL)
+	eventually(t, "the new process has the conversation", func() error {
+		if now := at(); now != first {
+			return fmt.Errorf("%s has it", now)
+		}
+		return nil
+	})
+}
+
+// faulty is an upstream that answers every chat with a status.
+type faulty struct {
+	url            string
+	status, served atomic.Int64
+}
+
+func newFaulty(t *testing.T, models ...string) *faulty {
+	f := new(faulty)
+	f.status.Store(200)
+	f.url = backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if lists(w, r, models...) {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		f.served.Add(1)
+		w.WriteHeader(int(f.status.Load()))
+		fmt.Fprint(w, `{"choices":[]}`)
+	})
+	return f
+}
+
+func (f *faulty) id() string { return strings.TrimPrefix(f.url, "http://") }
+
+// TestE2E_T4_UnhealthyOn: what takes an upstream out is its model's own rule; a server that two models share follows neither's.
+func TestE2E_T4_UnhealthyOn(t *testing.T) {
+	t.Parallel()
+	own, other := newFaulty(t, "own"), newFaulty(t, "own")
+	shared, beside := newFaulty(t, "x", "y"), newFaulty(t, "x", "y")
+	const text = `
+  - name: %s
+    launcher: upstream
+    upstreams: [%s, %s]
+    unhealthy_on: ["503"]
+    routing: {strategy: round_robin, slow_start: 0s}
+`
+	g := start(t, "models:"+fmt.Sprintf(text, "own", own.url, other.url)+fmt.Sprintf(text, "x", shared.url, beside.url)+
+		fmt.Sprintf(text, "y", shared.url, beside.url))
+	fails := func(model string, f *faulty, status int64) (failed int) {
+		f.status.Store(status)
+		for range 10 {
+			if a := g.post("/v1/chat/completions", chat(model, false, 1, "Hello")); a.StatusCode != 200 {
+				failed++
+			}
+		}
+		return failed
+	}
+	if n := fails("own", own, 500); n != 5 {
+		t.Errorf("%d of 10 requests went to a server whose 500 is none of the rule, in turn with another", n)
+	}
+	out := func(f *faulty) {
+		t.Helper()
+		eventually(t, f.id()+" is out", func() error {
+			if r := g.replicas()[f.id()]; r.State != "failed" {
+				return fmt.Errorf("%+v", r)
+			}
+			return nil
+		})
+	}
+	if r := g.replicas()[own.id()]; r.State != "ready" {
+		t.Errorf("its 500 is none of the rule: %+v", r)
+	}
+	fails("own", own, 503)
+	out(own)
+	fails("x", shared, 500)
+	out(shared)
+	shared.status.Store(200)
+	own.status.Store(200)
+	eventually(t, "a good look brings them back", func() error {
+		if all := g.replicas(); all[own.id()].State != "ready" || all[shared.id()].State != "ready" {
+			return fmt.Errorf("%+v", all)
+		}
+		return nil
+	})
+}
+
+// TestE2E_N6_SlowStart: a replica that comes beside one that is busy is not sent everything at once; without slow start it is.
+func TestE2E_N6_SlowStart(t *testing.T) {
+	t.Parallel()
+	const slow, n = 5 * time.Second, 16
+	const text = `
+  - name: %s
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_per_replica: 64}
+    routing: {strategy: least_connections, slow_start: %s}
+`
+	names, old, young := []string{"slow", "sudden"}, []*gate{newGate(t), newGate(t)}, []*gate{newGate(t), newGate(t)}
+	g := start(t, "models:"+fmt.Sprintf(text, "slow", old[0].url, slow)+fmt.Sprintf(text, "sudden", old[1].url, "0s"))
+	send := func(model string) {
+		for i := range n {
+			r, err := g.open(t.Context(), "/v1/chat/completions", chat(model, true, 1, fmt.Sprint(i)))
+			if err != nil || r.StatusCode != 200 {
+				t.Fatal(r, err)
+			}
+			t.Cleanup(func() { r.Body.Close() })
+		}
+	}
+	for _, model := range names {
+		send(model)
+	}
+	warm := time.Now().Add(slow)
+	eventually(t, "they are warm", func() error {
+		if left := time.Until(warm); left > 0 {
+			return fmt.Errorf("in %v", left)
+		}
+		return nil
+	})
+	begun := time.Now()
+	g.configure("models:" + fmt.Sprintf(text, "slow", old[0].url+", "+young[0].url, slow) + fmt.Sprintf(text, "sudden", old[1].url+", "+young[1].url, "0s"))
+	g.signal(syscall.SIGHUP)
+	for i, model := range names {
+		eventually(t, "both serve "+model, func() error {
+			var pick struct{ Order []struct{ ID string } }
+			if g.get("/api/v1/models/"+model+"/pick?key=k", &pick); len(pick.Order) != 2 {
+				return fmt.Errorf("%+v", pick)
+			}
+			return nil
+		})
+		send(model)
+		// It counts as having what the old one has, less as time goes by.
+		got, warmth := float64(young[i].running.Load()), time.Since(begun).Seconds()/slow.Seconds()
+		t.Logf("%s: the new one has %v of the next %d requests, after %.2f of its slow start", model, got, n, warmth)
+		if model == "slow" && got > 2*n*warmth+2 || model == "sudden" && got < n-1 {
+			t.Errorf("%s: the new one has %v of the next %d requests", model, got, n)
+		}
+	}
+}
