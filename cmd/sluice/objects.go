@@ -31,6 +31,8 @@ type objects struct {
 	owners map[string]*kubernetes.Owner
 	// failed says why they could not be put in force, which is tried again; guarded by mu
 	failed string
+	// good are the specs that were last taken, by uid; guarded by mu
+	good map[string][]byte
 	// told is closed when there is more to say, and replaced; guarded by mu
 	told chan struct{}
 }
@@ -42,6 +44,8 @@ type judged struct {
 	model string
 	// refused says why it is not taken.
 	refused string
+	// held: an earlier spec of it is in force, because this one is refused.
+	held bool
 }
 
 func newObjects(g *gateway, access kubernetes.Access, namespace string) *objects {
@@ -76,47 +80,69 @@ func (o *objects) unite() {
 	}
 }
 
-// with adds the objects to the file. Those that are being deleted are no longer in it.
+// with adds the objects to the file. Those that are being deleted are no longer in it. One that is refused stays as it was last taken, as far as
+// this process knows: a slip in an edit must not end what runs.
 func (o *objects) with(file *config.Config) (*config.Config, error) {
 	if o == nil {
 		return file, nil
 	}
 	o.mu.Lock()
-	seen := o.seen
+	seen, good := o.seen, o.good
 	o.mu.Unlock()
 	all, items, places := make([]judged, len(seen)), []config.Object{}, []int{}
 	for i, object := range seen {
 		all[i].Object = object
-		if object.Kind == custom.Model {
-			all[i].model = modelName(object)
-		}
 		if !object.Deleting {
 			items = append(items, config.Object{Engine: object.Kind == custom.Engine, Name: object.Name, Spec: object.Spec})
 			places = append(places, i)
 		}
 	}
 	joint, refused, err := file.With(items) // without the lock: of hundreds of objects this takes a while
+	again := false
+	for _, r := range refused {
+		j := &all[places[r.Object]]
+		j.refused = sentences(r.Faults)
+		if before, ok := good[j.UID]; ok {
+			items[r.Object].Spec, j.held, again = before, true, true
+		}
+	}
+	if err == nil && again {
+		joint, refused, err = file.With(items)
+		for _, r := range refused {
+			j := &all[places[r.Object]]
+			j.held, j.refused = false, cmp.Or(j.refused, sentences(r.Faults))
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range refused {
-		all[places[r.Object]].refused = sentences(r.Faults)
-	}
-	o.judge(all)
+	o.judge(all, good)
 	return joint, nil
 }
 
-// judge keeps the verdicts.
-func (o *objects) judge(all []judged) {
-	owners := map[string]*kubernetes.Owner{}
-	for _, j := range all {
-		if j.model != "" && j.refused == "" && !j.Deleting {
+// judge keeps the verdicts. good are the specs that were taken before.
+func (o *objects) judge(all []judged, good map[string][]byte) {
+	owners, taken := map[string]*kubernetes.Owner{}, map[string][]byte{}
+	for i := range all {
+		j := &all[i]
+		spec := j.Spec
+		if j.held {
+			spec = good[j.UID]
+		}
+		if j.Kind == custom.Model {
+			j.model = modelName(j.Name, spec)
+		}
+		if j.Deleting || j.refused != "" && !j.held {
+			continue
+		}
+		taken[j.UID] = spec
+		if j.model != "" {
 			owners[j.model] = &kubernetes.Owner{APIVersion: j.APIVersion, Kind: string(j.Kind), Name: j.Name, UID: j.UID}
 		}
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.judged, o.owners = all, owners
+	o.judged, o.owners, o.good = all, owners, taken
 	close(o.told)
 	o.told = make(chan struct{})
 }
@@ -179,13 +205,13 @@ func (o *objects) run(ctx context.Context) error {
 	}
 }
 
-// modelName is what the object's model is called: by its spec, or as the object itself.
-func modelName(object custom.Object) string {
-	var spec struct{ Name string }
-	if err := json.Unmarshal(object.Spec, &spec); err == nil && spec.Name != "" {
-		return spec.Name
+// modelName is what an object's model is called: by its spec, or as the object itself.
+func modelName(object string, spec []byte) string {
+	var named struct{ Name string }
+	if err := json.Unmarshal(spec, &named); err == nil && named.Name != "" {
+		return named.Name
 	}
-	return object.Name
+	return object
 }
 
 // gone lists the deleted models of which nothing is left.
@@ -227,7 +253,7 @@ func (o *objects) statuses() []custom.Status {
 		switch {
 		case j.Deleting:
 			s.Phase, s.Message = "Draining", "its requests end, then its replicas"
-		case j.refused != "":
+		case j.refused != "" && !j.held:
 			s.Phase, s.Accepted, s.Message = "Failed", false, j.refused
 		case j.Kind == custom.Engine:
 			s.Phase = "Ready"
@@ -238,6 +264,9 @@ func (o *objects) statuses() []custom.Status {
 			if s.Ready < s.Desired {
 				s.Message = cmp.Or(s.Message, status.Blocked[j.model])
 			}
+		}
+		if j.held {
+			s.Accepted, s.Message = false, "the spec before this one stays in force: "+j.refused
 		}
 		all = append(all, s)
 	}

@@ -84,6 +84,7 @@ func TestAdoptAfterSet(t *testing.T) {
 	found := map[string]int{"m": 2, "n": 9, "later": 1}
 	s.Adopt(found)
 	found["later"] = 5
+	s.Set(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}}) // a reload, before all models are known
 	if s.Desired("m") != 2 || s.Desired("n") != 2 {
 		t.Errorf("%d and %d", s.Desired("m"), s.Desired("n"))
 	}

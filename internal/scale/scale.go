@@ -103,7 +103,7 @@ func New(c Config) *Scaler {
 }
 
 // Adopt tells how many replicas of some models run already, from before a restart: they stay until they have been idle. For models that
-// are not known yet it holds until the next Set. Whoever calls it later than that has the number applied.
+// are not known yet it holds until they are. Whoever calls it later than that has the number applied.
 func (s *Scaler) Adopt(found map[string]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,6 +179,7 @@ func (s *Scaler) Set(models map[string]Model) {
 		if st == nil {
 			st = &state{desired: s.found[name]}
 			s.models[name] = st
+			delete(s.found, name)
 		}
 		if m.Cooldown <= 0 {
 			m.Cooldown = defaultCooldown
@@ -188,7 +189,6 @@ func (s *Scaler) Set(models map[string]Model) {
 		st.desired = min(max(st.desired, m.Min), m.Max)
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *state) bool { _, ok := models[name]; return !ok })
-	clear(s.found)
 	signal(s.reset)
 }
 
