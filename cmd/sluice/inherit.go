@@ -15,8 +15,8 @@ import (
 // limits of their models. Each is freed when Envoy's access log tells of its end.
 func (g *gateway) inherit(ctx context.Context) {
 	g.dispatcher.Inherit(g.active(ctx))
-	if n := g.dispatcher.Inherited(); n > 0 {
-		g.log.Info("requests of before the restart still run", zap.Int("requests", n))
+	if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced > 0 {
+		g.log.Info("requests of before the restart still run", zap.Int("requests", counted), zap.Int("at_replicas_not_known_yet", unplaced))
 	}
 }
 
@@ -29,7 +29,10 @@ func (g *gateway) settle(ctx context.Context) error {
 	defer tick.Stop()
 	last := g.started.Add(longest(g.current()) + time.Minute)
 	var before map[dispatch.Place]int
-	for g.dispatcher.Inherited() > 0 {
+	for {
+		if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced == 0 {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -43,7 +46,6 @@ func (g *gateway) settle(ctx context.Context) error {
 		}
 		before = g.active(ctx)
 	}
-	return nil
 }
 
 // nothingRuns tells whether Envoy has no request of any client.

@@ -340,6 +340,34 @@ func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
 	})
 }
 
+// inherited counts those of both kinds.
+func (s *stage) inherited() int {
+	counted, unplaced := s.Inherited()
+	return counted + unplaced
+}
+
+// Who tells of a replica may be late: a pod is known when Kubernetes has been read.
+func TestInheritWhereNoReplicaIsKnownYet(t *testing.T) {
+	s := newStage(Policy{})
+	at := Place{"m", "127.0.0.1:9000"}
+	s.Inherit(map[Place]int{at: 3, {"m", "127.0.0.1:1"}: 2})
+	s.SettleOne(Running{Place: at, Request: "1"})
+	if counted, unplaced := s.Inherited(); counted != 0 || unplaced != 4 {
+		t.Fatalf("%d and %d", counted, unplaced)
+	}
+	s.put("m", replicas("a")...)
+	if v, _ := s.View("m"); v.Loads["a"] != 2 || v.InFlight != 2 {
+		t.Errorf("%+v", v)
+	}
+	s.Settle(map[Place]int{at: 1})
+	if counted, unplaced := s.Inherited(); counted != 1 || unplaced != 2 {
+		t.Errorf("%d and %d", counted, unplaced)
+	}
+	if s.Settle(nil); s.inherited() != 0 {
+		t.Error("some are left")
+	}
+}
+
 func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 	s := newStage(Policy{})
 	s.fleet.Set("test", engines.Part{
@@ -348,11 +376,11 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 			Address: netip.MustParseAddrPort("127.0.0.1:9000")}},
 	})
 	s.Inherit(map[Place]int{{"m", "127.0.0.1:9000"}: 3})
-	if n := s.Inherited(); n != 3 {
+	if n, _ := s.Inherited(); n != 3 {
 		t.Errorf("inherited %d of 3", n)
 	}
 	s.Settle(map[Place]int{{Model: "m", Address: "127.0.0.1:1"}: 0})
-	if n := s.Inherited(); n != 3 {
+	if n, _ := s.Inherited(); n != 3 {
 		t.Errorf("%d of 3 are left, and Envoy has said nothing of their place", n)
 	}
 	s.Settle(nil)
@@ -406,7 +434,7 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 		s.put("m", replicas("a", "b")...)
 		at := Place{"m", "127.0.0.1:9000"}
 		s.Inherit(map[Place]int{at: 3, {"m", "10.0.0.1:1"}: 5}) // the latter is nobody's
-		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.Inherited() != 3 {
+		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.inherited() != 8 {
 			t.Errorf("%+v", v)
 		}
 		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {

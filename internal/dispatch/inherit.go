@@ -15,6 +15,8 @@ type inheritance struct {
 	mu sync.Mutex
 	// held by replica; guarded by mu
 	held map[Place][]inherited
+	// unplaced counts the requests at places where no replica is known yet; guarded by mu
+	unplaced map[Place]int
 }
 
 // Place is a replica as Envoy names it: a model, and an address (ip:port).
@@ -39,23 +41,36 @@ type inherited struct {
 	request string
 }
 
-// Inherit counts the requests of before a restart that still run, by where they are. A place that is nobody's any more is ignored:
-// its requests weigh on no replica that could be picked.
+// Inherit counts the requests of before a restart that still run, by where they are. Those at a place that is nobody's weigh on no replica that
+// could be picked; they are counted when one is known there: whoever tells of it may be late.
 func (d *Dispatcher) Inherit(running map[Place]int) {
-	d.rebuild() // Run may not have followed the fleet yet
+	d.past.mu.Lock()
+	if d.past.unplaced == nil {
+		d.past.unplaced = map[Place]int{}
+	}
 	for at, n := range running {
-		if id, ok := d.replicaAt(at); ok && n > 0 {
-			d.inherit(at, id, n)
+		if n > 0 {
+			d.past.unplaced[at] = n
+		}
+	}
+	d.past.mu.Unlock()
+	d.rebuild()
+}
+
+// placeInheritedLocked counts the requests of before a restart at replicas that are known by now.
+func (d *Dispatcher) placeInheritedLocked() {
+	d.past.mu.Lock()
+	defer d.past.mu.Unlock()
+	for at, n := range d.past.unplaced {
+		if id, ok := d.replicaAt(at); ok {
+			delete(d.past.unplaced, at)
+			d.inheritLocked(at, d.counterLocked(at.Model, id), n)
 		}
 	}
 }
 
-func (d *Dispatcher) inherit(at Place, id string, n int) {
-	d.mu.Lock()
-	c := d.counterLocked(at.Model, id)
-	d.mu.Unlock()
-	d.past.mu.Lock()
-	defer d.past.mu.Unlock()
+// inheritLocked counts n requests at a place. Both locks are held.
+func (d *Dispatcher) inheritLocked(at Place, c *counter, n int) {
 	if d.past.held == nil {
 		d.past.held = map[Place][]inherited{}
 	}
@@ -100,6 +115,12 @@ func (d *Dispatcher) Recognize(r Running) {
 func (d *Dispatcher) Settle(most map[Place]int) {
 	d.past.mu.Lock()
 	places := slices.Collect(maps.Keys(d.past.held))
+	for at, n := range d.past.unplaced {
+		if left, known := most[at]; most == nil || known {
+			d.past.unplaced[at] = min(n, left)
+		}
+	}
+	maps.DeleteFunc(d.past.unplaced, func(_ Place, n int) bool { return n == 0 })
 	d.past.mu.Unlock()
 	for _, at := range places {
 		if _, known := most[at]; most != nil && !known {
@@ -118,6 +139,15 @@ func (d *Dispatcher) Settle(most map[Place]int) {
 
 // SettleOne frees the inherited request that has ended.
 func (d *Dispatcher) SettleOne(r Running) {
+	d.past.mu.Lock()
+	if n := d.past.unplaced[r.Place]; n > 0 {
+		if d.past.unplaced[r.Place]--; n == 1 {
+			delete(d.past.unplaced, r.Place)
+		}
+		d.past.mu.Unlock()
+		return
+	}
+	d.past.mu.Unlock()
 	d.Recognize(r)
 	d.endOne(r.Place, func(held []inherited) int {
 		return slices.IndexFunc(held, func(one inherited) bool { return one.request == r.Request })
@@ -148,15 +178,17 @@ func (d *Dispatcher) endOne(at Place, which func([]inherited) int) bool {
 	return true
 }
 
-// Inherited is the number of inherited requests that still run.
-func (d *Dispatcher) Inherited() int {
+// Inherited is the number of inherited requests that still run: those that are counted, and those at places where no replica is known.
+func (d *Dispatcher) Inherited() (counted, unplaced int) {
 	d.past.mu.Lock()
 	defer d.past.mu.Unlock()
-	n := 0
 	for _, held := range d.past.held {
-		n += len(held)
+		counted += len(held)
 	}
-	return n
+	for _, n := range d.past.unplaced {
+		unplaced += n
+	}
+	return counted, unplaced
 }
 
 func (d *Dispatcher) replicaAt(at Place) (id string, ok bool) {

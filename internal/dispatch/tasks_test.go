@@ -227,8 +227,8 @@ func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
 		ticket.Release()
 		s.SettleOne(Running{Place: at, Request: "3", Tenant: "other"})
 		s.Settle(nil)
-		if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 || s.Inherited() != 0 {
-			t.Errorf("%+v, %d inherited", v, s.Inherited())
+		if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 || s.inherited() != 0 {
+			t.Errorf("%+v, %d inherited", v, s.inherited())
 		}
 	})
 }

@@ -58,6 +58,7 @@ func (d *Dispatcher) rebuildLocked() {
 	}
 	d.poolsLocked(old, w)
 	d.world.Store(w)
+	d.placeInheritedLocked()
 	for name := range changed {
 		if w.targets[name] != nil {
 			d.admission.Kick(name)
