@@ -29,6 +29,7 @@ func (g *gateway) settle(ctx context.Context) error {
 	defer tick.Stop()
 	last := g.started.Add(longest(g.current()) + time.Minute)
 	var before map[dispatch.Place]int
+	none := false // nothing ran a second ago
 	for {
 		if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced == 0 {
 			return nil
@@ -41,10 +42,10 @@ func (g *gateway) settle(ctx context.Context) error {
 		if before != nil {
 			g.dispatcher.Settle(before)
 		}
-		if g.nothingRuns(ctx) || time.Now().After(last) {
+		if none || time.Now().After(last) {
 			g.dispatcher.Settle(nil)
 		}
-		before = g.active(ctx)
+		before, none = g.active(ctx), g.nothingRuns(ctx)
 	}
 }
 
