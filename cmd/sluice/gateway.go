@@ -359,14 +359,7 @@ func (g *gateway) drain(timeout time.Duration) error {
 	g.admission.Close() // who waits holds nothing, and is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
-	hurry, calm := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	defer calm()
-	defer context.AfterFunc(hurry, func() {
-		if ctx.Err() == nil {
-			g.log.Warn("told to stop again: ending what still runs")
-			_ = g.dir.EndAll(ctx, time.Second) // what could not be ended is told below
-		}
-	})()
+	defer hurry(ctx, g.dir, g.log)()
 	var faults [3]error
 	if g.envoy != nil {
 		faults[0] = g.envoy.Stop(ctx, timeout)

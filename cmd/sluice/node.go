@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
@@ -229,26 +228,14 @@ func (n *node) drain() error {
 	n.log.Info("draining", zap.Duration("at_most", n.flags.drainTimeout))
 	ctx, cancel := context.WithTimeout(context.Background(), n.flags.drainTimeout+30*time.Second)
 	defer cancel()
-	hurry, calm := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	defer calm()
-	defer context.AfterFunc(hurry, func() {
-		if ctx.Err() == nil {
-			n.log.Warn("told to stop again: ending what still runs")
-			_ = n.dir.EndAll(ctx, time.Second) // what could not be ended is told below
-		}
-	})()
+	defer hurry(ctx, n.dir, n.log)()
 	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
 }
 
 // replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that fails.
 func (n *node) replaceSelf() error {
-	path, err := exec.LookPath(os.Args[0])
-	if err != nil {
-		return fmt.Errorf("hand over: %w", err)
-	}
-	environment := os.Environ()
 	if n.flags.fromVariable != "" {
-		environment = append(environment, tokenVariable+"="+n.flags.fromVariable)
+		return execAnew(tokenVariable + "=" + n.flags.fromVariable)
 	}
-	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, environment))
+	return execAnew()
 }

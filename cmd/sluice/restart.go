@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"syscall"
 	"time"
 
@@ -49,15 +50,31 @@ func (g *gateway) await(ctx, parts context.Context, signals <-chan os.Signal) (h
 // replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that
 // fails. The claim of the state directory goes with the old program's files, in the moment of the exec.
 func (g *gateway) replaceSelf() error {
+	if g.settings.temporary {
+		return execAnew(stateDirVariable + "=" + g.dir.Path())
+	}
+	return execAnew()
+}
+
+// execAnew starts this program anew in this very process, with more in its environment. It returns only when that fails.
+func execAnew(more ...string) error {
 	path, err := exec.LookPath(os.Args[0])
 	if err != nil {
 		return fmt.Errorf("hand over: %w", err)
 	}
-	environment := os.Environ()
-	if g.settings.temporary {
-		environment = append(environment, stateDirVariable+"="+g.dir.Path())
-	}
-	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, environment))
+	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, append(os.Environ(), more...)))
+}
+
+// hurry ends all processes of the directory when a second signal comes before ctx ends; stop takes that back.
+func hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (stop func()) {
+	second, calm := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	never := context.AfterFunc(second, func() {
+		if ctx.Err() == nil {
+			log.Warn("told to stop again: ending what still runs")
+			_ = dir.EndAll(ctx, time.Second) // what could not be ended is told by who drains
+		}
+	})
+	return func() { never(); calm() }
 }
 
 func newRestartCommand() *cobra.Command {

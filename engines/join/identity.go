@@ -112,7 +112,7 @@ func onlyFound(models []local.Model, found map[string][]int) []local.Model {
 	kept := without(models)
 	for i, m := range models {
 		wanted := map[int]bool{}
-		for _, index := range indices(m) {
+		for _, index := range m.Numbers() {
 			wanted[index] = true
 		}
 		for _, index := range found[m.Name] {

@@ -3,7 +3,6 @@ package join
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -148,23 +147,11 @@ func numberOf(n json.Number) any {
 func named(models []local.Model) map[string]bool {
 	ids := map[string]bool{}
 	for _, m := range models {
-		for _, index := range indices(m) {
-			ids[fmt.Sprintf("%s-%d", m.Name, index)] = true
+		for _, index := range m.Numbers() {
+			ids[local.ReplicaID(m.Name, index)] = true
 		}
 	}
 	return ids
-}
-
-// indices are the numbers of the model's replicas.
-func indices(m local.Model) []int {
-	if m.Indices != nil {
-		return m.Indices
-	}
-	all := make([]int, max(m.Desired, 0))
-	for i := range all {
-		all[i] = i
-	}
-	return all
 }
 
 // without are the models with no replicas of any.

@@ -214,14 +214,7 @@ func (c *cluster) keepLooking(ctx context.Context) {
 		if c.synced() && c.observe() {
 			next = lookAgain
 		}
-		pause(ctx, lookAtLeast)
-		timer := time.NewTimer(next)
-		select {
-		case <-ctx.Done():
-		case <-c.look:
-		case <-timer.C:
-		}
-		timer.Stop()
+		awaitNext(ctx, c.look, next)
 	}
 }
 

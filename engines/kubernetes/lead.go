@@ -100,14 +100,7 @@ func (c *cluster) keepActing(ctx context.Context) {
 				next = retryAfter
 			}
 		}
-		pause(ctx, lookAtLeast)
-		timer := time.NewTimer(next)
-		select {
-		case <-ctx.Done():
-		case <-c.act:
-		case <-timer.C:
-		}
-		timer.Stop()
+		awaitNext(ctx, c.act, next)
 	}
 }
 

@@ -152,6 +152,18 @@ func follow(ctx context.Context, w watched, s cache.ReflectorStore, failed func(
 	}
 }
 
+// awaitNext waits for news, for at most so long, and at least as long as there must be between two looks; or until ctx ends.
+func awaitNext(ctx context.Context, news <-chan struct{}, atMost time.Duration) {
+	pause(ctx, lookAtLeast)
+	timer := time.NewTimer(atMost)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-news:
+	case <-timer.C:
+	}
+}
+
 // pause waits, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

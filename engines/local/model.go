@@ -25,11 +25,11 @@ const (
 // loopback is where replicas listen when nothing else is said: they are reached through the Envoy of this host only.
 func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
-// replicaID is stable over restarts: it is the place on the hash ring.
-func replicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
+// ReplicaID is stable over restarts: it is the place on the hash ring.
+func ReplicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
-// indices are the numbers of the replicas that there shall be here.
-func (m Model) indices() []int {
+// Numbers are those of the replicas that there shall be here.
+func (m Model) Numbers() []int {
 	if m.Indices != nil {
 		return m.Indices
 	}
@@ -115,6 +115,6 @@ func orStandard(d, standard time.Duration) time.Duration {
 // pending is the replica before its first start.
 func (m Model) pending(index int) engines.Replica {
 	return engines.Replica{
-		ID: replicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.slots(),
+		ID: ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.slots(),
 	}
 }

@@ -22,8 +22,8 @@ const (
 // nobody behind it.
 func (t *table) place(wanted []wish) {
 	for _, m := range wanted {
-		for _, i := range m.indices() {
-			if s, ok := t.slots[replicaID(m.Name, i)]; ok && !s.placed && !s.leaving {
+		for _, i := range m.Numbers() {
+			if s, ok := t.slots[ReplicaID(m.Name, i)]; ok && !s.placed && !s.leaving {
 				t.settle(s, m.Model)
 			}
 		}

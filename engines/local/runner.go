@@ -78,7 +78,7 @@ type runner struct {
 }
 
 func (l *Launcher) newRunner(m Model, index int) *runner {
-	r := &runner{launcher: l, id: replicaID(m.Name, index), index: index, replica: m.pending(index), doubted: make(chan struct{}, 1)}
+	r := &runner{launcher: l, id: ReplicaID(m.Name, index), index: index, replica: m.pending(index), doubted: make(chan struct{}, 1)}
 	r.model.Store(&m)
 	r.notice.begin()
 	return r

@@ -99,10 +99,10 @@ func (t *table) logChange(r engines.Replica) {
 func (t *table) reconcile(wanted []wish, create func(m Model, index int) *runner) {
 	stay := map[*slot]bool{}
 	for _, m := range wanted {
-		indices := m.indices()
+		indices := m.Numbers()
 		slots := make([]*slot, len(indices))
 		for i, index := range indices {
-			s, ok := t.slots[replicaID(m.Name, index)]
+			s, ok := t.slots[ReplicaID(m.Name, index)]
 			if !ok && create != nil {
 				s = t.add(create(m.Model, index), m.fingerprint)
 			}

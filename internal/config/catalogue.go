@@ -9,17 +9,17 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Catalogue lists the engines that models may name: the built-in ones, and over them the file's own.
-func (c *Config) Catalogue() []engines.Engine { return catalogue(c.Engines) }
+// Catalogue lists the engines that models may name: the built-in ones, and over them the file's own. It must not be changed.
+func (c *Config) Catalogue() []engines.Engine { return c.catalogue }
 
 // catalogueFor is what a model picks from. The file's models get nothing of what objects say: who may write an engine could else have them run
 // any program, on this host and with their secrets, by another version of their engine.
 func (c *Config) catalogueFor(m Model) []engines.Engine {
 	isIt := func(other Model) bool { return other.Name == m.Name }
 	if slices.ContainsFunc(c.Models[len(c.Models)-c.guestModels:], isIt) {
-		return c.Catalogue()
+		return c.catalogue
 	}
-	return catalogue(c.Engines[:len(c.Engines)-c.guestEngines])
+	return c.ownCatalogue
 }
 
 func catalogue(own []Engine) []engines.Engine {

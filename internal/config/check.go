@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/sluice-gateway/sluice/engines"
 )
 
 // checker looks at what no single field can tell, and resolves what fields refer to. A field that has a fault already is left
@@ -15,8 +13,6 @@ import (
 type checker struct {
 	*decoder
 	config *Config
-	// catalogue is what objects' models pick from, and ownCatalogue what the file's do.
-	catalogue, ownCatalogue []engines.Engine
 	// servers are the upstreams of all lists so far, by what they are told by.
 	servers map[string]knownServer
 	// versionsChecked says of engine versions that models name whether they are sound.

@@ -22,7 +22,11 @@ func (k *checker) engines() {
 		k.versions(at.field("versions"), engine.Versions)
 	}
 	k.unique(names)
-	k.catalogue, k.ownCatalogue = k.config.Catalogue(), catalogue(k.config.Engines[:len(k.config.Engines)-k.config.guestEngines])
+	c := k.config
+	c.catalogue = catalogue(c.Engines)
+	if c.ownCatalogue = c.catalogue; c.guestEngines > 0 {
+		c.ownCatalogue = catalogue(c.Engines[:len(c.Engines)-c.guestEngines])
+	}
 }
 
 func (k *checker) versions(at path, versions []EngineVersion) {

@@ -125,9 +125,9 @@ func title(m *Model) string { return m.Engine + " " + m.Version }
 // looked at again.
 func (k *checker) version(at path, m *Model) (engines.Version, bool) {
 	where := at.field("engine")
-	catalogue := k.ownCatalogue
+	catalogue := k.config.ownCatalogue
 	if _, guest := k.guests[at.key()]; guest {
-		catalogue = k.catalogue
+		catalogue = k.config.catalogue
 	}
 	var known []string
 	for _, e := range catalogue {

@@ -85,6 +85,9 @@ type Config struct {
 	// source is the file's content, and name what it was read under: With reads it again, together with more.
 	source []byte `yaml:"-"`
 	name   string `yaml:"-"`
+	// catalogue is what objects' models pick from: all engines. ownCatalogue is what the file's do, without those of objects. The check makes both,
+	// once: a launch looks them up for every model.
+	catalogue, ownCatalogue []engines.Engine `yaml:"-"`
 	// guestEngines and guestModels are how many of Engines and Models, the last ones, come from objects.
 	guestEngines, guestModels int `yaml:"-"`
 }
