@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -67,9 +68,11 @@ func TestGolden(t *testing.T) {
 	t.Parallel()
 	plain := mustBuild(t, Config{Listen: "0.0.0.0:8080"}, sample())
 	other := mustBuild(t, Config{Listen: "[::1]:80", MaxBody: 1 << 10, MaxDuration: time.Minute, HideReplica: true}, sample())
+	managed := mustBuild(t, managedConfig("/run/sluice"), sample())
 	for name, r := range map[string]*Resource{
 		"listener": plain.Listener, "routes": plain.Routes, "routes-hidden": other.Routes,
 		"cluster": plain.Models["chat"].Cluster, "endpoints": plain.Models["chat"].Endpoints,
+		"routes-managed": managed.Routes, "cluster-relay": managed.Own[headers.RelayCluster], "cluster-grpc": managed.Own[headers.GRPCCluster],
 		"endpoints-none": plain.Models["meta-llama/Llama-3.1:8b"].Endpoints,
 	} {
 		got := canonical(t, r.Message)
@@ -114,7 +117,7 @@ func canonical(t testing.TB, m proto.Message) []byte {
 // TestEveryMessageIsValid looks into the packed messages too, which the checks of the outer one do not.
 func TestEveryMessageIsValid(t *testing.T) {
 	t.Parallel()
-	r := mustBuild(t, Config{Listen: "127.0.0.1:1"}, sample())
+	r := mustBuild(t, managedConfig("/run"), sample())
 	seen := map[string]bool{}
 	var check func(m proto.Message)
 	check = func(m proto.Message) {
@@ -132,6 +135,9 @@ func TestEveryMessageIsValid(t *testing.T) {
 	check(r.Routes.Message)
 	check(r.Models["chat"].Cluster.Message)
 	check(r.Models["chat"].Endpoints.Message)
+	for _, own := range r.Own {
+		check(own.Message)
+	}
 	for _, name := range []string{
 		"HttpConnectionManager", "ExternalProcessor", "ExtAuthz", "Router", "HttpGrpcAccessLogConfig", "ExpressionFilter",
 		"OverrideHost", "RingHash", "HttpProtocolOptions", "HeaderMutation", "FilterConfig", "Composite", "ExecuteFilterAction", "AiProtocolManager",
@@ -181,7 +187,7 @@ func packedIn(t testing.TB, m protoreflect.Message) []proto.Message {
 // TestEnvoyAcceptsWhatIsBuilt asks Envoy itself, with the resources as a static configuration.
 func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	t.Parallel()
-	r := mustBuild(t, Config{Listen: "127.0.0.1:1"}, sample())
+	r := mustBuild(t, managedConfig("/run"), sample())
 	var listener, routes dict
 	for m, into := range map[*Resource]*dict{r.Listener: &listener, r.Routes: &routes} {
 		if err := json.Unmarshal(canonical(t, m.Message), into); err != nil {
@@ -198,9 +204,9 @@ func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	static := config["static_resources"].(dict)
 	static["listeners"] = []any{listener}
 	all := static["clusters"].([]dict)
-	for _, name := range slices.Sorted(maps.Keys(r.Models)) {
+	for name := range r.all(clusters) {
 		var c dict
-		if err := json.Unmarshal(canonical(t, r.Models[name].Cluster.Message), &c); err != nil {
+		if err := json.Unmarshal(canonical(t, r.find(clusters, name).Message), &c); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, c)
@@ -229,7 +235,7 @@ func TestScalingChangesOnlyEndpoints(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		c := Config{Listen: "127.0.0.1:1"}
+		c := managedConfig("/run")
 		s := fleet()
 		old := mustBuild(t, c, s)
 		for step := range 40 {
@@ -299,7 +305,7 @@ func sameBytes(a, b *Resources) bool {
 	same := func(a, b *Resource) bool {
 		return a.Name == b.Name && a.Version == b.Version && bytes.Equal(a.packed.Value, b.packed.Value) && maps.Equal(a.replicas, b.replicas)
 	}
-	return same(a.Listener, b.Listener) && same(a.Routes, b.Routes) && maps.EqualFunc(a.Models, b.Models, func(a, b *Model) bool {
+	return same(a.Listener, b.Listener) && same(a.Routes, b.Routes) && maps.EqualFunc(a.Own, b.Own, same) && maps.EqualFunc(a.Models, b.Models, func(a, b *Model) bool {
 		return same(a.Cluster, b.Cluster) && same(a.Endpoints, b.Endpoints) && slices.Equal(a.Replicas, b.Replicas)
 	})
 }
@@ -341,6 +347,7 @@ func TestConfigFaults(t *testing.T) {
 	for _, c := range []Config{
 		{}, {Listen: "8080"}, {Listen: "example.com:80"}, {Listen: "127.0.0.1:http"}, {Listen: "127.0.0.1:70000"},
 		{Listen: ":1", MaxBody: -1}, {Listen: ":1", MaxBody: 1 << 33}, {Listen: ":1", MaxDuration: -1}, {Listen: ":1", HoldTimeout: -1},
+		{Listen: ":1", RelaySocket: "relay.sock"}, {Listen: ":1", GRPCSocket: "/" + strings.Repeat("x", 107)},
 	} {
 		if r, err := Build(c, fleet()); err == nil || r != nil {
 			t.Errorf("%+v was accepted", c)

@@ -23,6 +23,11 @@ type Config struct {
 	HoldTimeout time.Duration
 	// HideReplica leaves the header that names the replica out of responses.
 	HideReplica bool
+	// RelaySocket is the unix socket of Sluice's HTTP listener for managed streams, absolute, at most 107 bytes: the relay, /v1/realtime and
+	// /v1/streams. Empty: Envoy knows of none of them. The server there must keep idle connections for more than 30 s.
+	RelaySocket string
+	// GRPCSocket is that of its gRPC listener for clients. Empty: Envoy knows of none.
+	GRPCSocket string
 }
 
 // Defaults of Config.
@@ -57,7 +62,14 @@ func (c Config) check() error {
 	if c.HoldTimeout < 0 {
 		err = errors.Join(err, fmt.Errorf("hold timeout %v is negative", c.HoldTimeout))
 	}
-	return err
+	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket))
+}
+
+func checkSocket(name, path string) error {
+	if path == "" || path[0] == '/' && len(path) <= maxSocketPath {
+		return nil
+	}
+	return fmt.Errorf("the %s socket needs an absolute path of at most %d bytes, not %q", name, maxSocketPath, path)
 }
 
 // listenAddress is Listen as Envoy wants it: it does not resolve names for a listener.

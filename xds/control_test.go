@@ -1,7 +1,6 @@
 package xds
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,6 @@ import (
 	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	httpstatus "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -63,6 +61,12 @@ type gateway struct {
 // newGateway starts an Envoy that Sluice configures. alter may change what Build gave; nil changes nothing.
 func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
+	return newGatewayIn(t, shortDir(t), c, alter)
+}
+
+// newGatewayIn is newGateway with its sockets in dir.
+func newGatewayIn(t testing.TB, dir string, c Config, alter func(*Resources)) *gateway {
+	t.Helper()
 	g := &gateway{
 		config: c, alter: alter, client: &http.Client{Transport: &http.Transport{}},
 		fleet: map[string]*engines.ModelSnapshot{}, acks: map[string]map[string]netip.AddrPort{}, waiting: map[string]chan struct{}{},
@@ -70,7 +74,6 @@ func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	g.server = NewServer(ServerConfig{OnAck: g.onAck, Linger: time.Millisecond})
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.update(t)
-	dir := shortDir(t)
 	g.stop = serveControl(t, dir, g)
 	serveAPI(t, dir)
 	g.envoyProcess = startEnvoy(t, dir)
@@ -84,7 +87,7 @@ func serveControl(t testing.TB, dir string, g *gateway) (stop func()) {
 	control := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
 	g.server.Register(control)
 	extproc.RegisterExternalProcessorServer(control, processorStandIn{observed: &g.observed})
-	auth.RegisterAuthorizationServer(control, authzStandIn{})
+	auth.RegisterAuthorizationServer(control, authzStandIn{real: authorizerOf(t)})
 	als.RegisterAccessLogServiceServer(control, &g.log)
 	l := listenUnix(t, dir, "control.sock")
 	done := make(chan error, 1)
@@ -290,7 +293,7 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	mutation := &extproc.HeaderMutation{}
 	for from, to := range map[string]string{
 		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
-		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path",
+		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-ticket": headers.Ticket,
 		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
 	} {
 		if v := asked[from]; v != "" {
@@ -318,38 +321,6 @@ func saying(asked map[string]string) *structpb.Struct {
 		return nil
 	}
 	return &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
-}
-
-// authzStandIn lets through who brings a key, and fails when it is asked to.
-type authzStandIn struct {
-	auth.UnimplementedAuthorizationServer
-}
-
-func (authzStandIn) Check(_ context.Context, in *auth.CheckRequest) (*auth.CheckResponse, error) {
-	h := in.GetAttributes().GetRequest().GetHttp().GetHeaders()
-	if h["x-test-fail"] != "" {
-		return nil, grpcstatus.Error(codes.Unavailable, "asked to fail")
-	}
-	if h["authorization"] == "" {
-		return &auth.CheckResponse{
-			Status: &status.Status{Code: int32(codes.Unauthenticated)},
-			HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
-				Status: &httpstatus.HttpStatus{Code: 401}, Body: "sluice says 401",
-			}},
-		}, nil
-	}
-	return &auth.CheckResponse{
-		Status: &status.Status{},
-		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{Headers: []*core.HeaderValueOption{
-			overwrite(headers.Tenant, "acme"), overwrite(headers.Priority, "batch"),
-		}}},
-	}, nil
-}
-
-func overwrite(name, value string) *core.HeaderValueOption {
-	return &core.HeaderValueOption{
-		Header: &core.HeaderValue{Key: name, Value: value}, AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
 }
 
 // logReceiver keeps the access log.

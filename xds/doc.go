@@ -10,5 +10,6 @@
 //	                      left leads to a cluster that exists nowhere, which is a 503.
 //	a cluster per model   override_host follows the list of replicas that ext_proc writes into a header. The cluster's bytes never
 //	                      depend on the replicas, because Envoy rebuilds and warms a cluster that changed.
+//	two clusters of ours  to the streams that Sluice carries itself, where they are asked for (Config.RelaySocket, Config.GRPCSocket).
 //	endpoints per model   the replicas that are ready. All that scaling changes is here.
 package xds

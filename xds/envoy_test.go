@@ -122,6 +122,11 @@ func (e *envoyProcess) address(t testing.TB) string {
 			return false
 		}
 		address = strings.TrimSpace(strings.TrimPrefix(page, resourceName+"::"))
+		c, err := net.Dial("tcp", address) // it is named before anybody listens
+		if err != nil {
+			return false
+		}
+		c.Close()
 		return true
 	})
 	return address

@@ -113,6 +113,8 @@ func setProtocols(m *hcm.HttpConnectionManager) {
 	}
 	m.HttpProtocolOptions = &core.Http1ProtocolOptions{}
 	m.Http2ProtocolOptions = &core.Http2ProtocolOptions{
+		// WebSockets over HTTP/2 (RFC 8441). CONNECT itself stays refused, by a route.
+		AllowConnect:                true,
 		MaxConcurrentStreams:        wrapperspb.UInt32(maxStreams),
 		MaxOutboundFrames:           wrapperspb.UInt32(maxOutboundFrames),
 		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),

@@ -22,6 +22,8 @@ type reply struct {
 	code, kind, message string
 	// retry adds Retry-After.
 	retry bool
+	// plain leaves everything but the message out of the body. Of gRPC requests Envoy makes the body the message of a status.
+	plain bool
 }
 
 // retryAfter is what clients are told to wait, in seconds.
@@ -30,7 +32,9 @@ const retryAfter = "1"
 const (
 	// details is where Envoy says why it answered, in the words of its documentation of response code details.
 	details = "response.code_details"
-	ownAPI  = `xds.cluster_name == "` + headers.APICluster + `"`
+	// toSluice is true of requests to Sluice's own HTTP listeners.
+	toSluice = `xds.cluster_name in ["` + headers.APICluster + `", "` + headers.RelayCluster + `"]`
+	overGRPC = `xds.route_name == "` + headers.GRPCRoute + `"`
 	// clientsOwn is true on the routes for requests whose client set the timeout.
 	clientsOwn = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
@@ -44,9 +48,10 @@ func ours() string {
 // replies lists what Envoy may answer by itself. A test sees each of them on the real Envoy.
 func replies() []reply {
 	return []reply{
+		forGRPC(unavailable(overGRPC+" && response.code >= 500", "the gateway does not answer at the moment")),
 		unavailable(is("cluster_not_found"), "the gateway cannot decide about requests at the moment"),
 		unavailable(is("ext_authz_error"), "the gateway cannot check keys at the moment"),
-		unavailable(ownAPI+" && "+noAnswer(), "the gateway does not answer at the moment"),
+		unavailable(toSluice+" && "+noAnswer(), "the gateway does not answer at the moment"),
 		{
 			when: is("request_payload_too_large"), status: 413, code: "request_too_large", kind: "invalid_request_error",
 			message: "the request body is larger than the limit of %METADATA(ROUTE:" + headers.Metadata + ":" + limitKey + ")%",
@@ -99,6 +104,11 @@ func unavailable(when, message string) reply {
 	return reply{when: when, status: 503, code: "gateway_unavailable", kind: "server_error", message: message, retry: true}
 }
 
+func forGRPC(r reply) reply {
+	r.plain = true
+	return r
+}
+
 // is matches details that are one of the names.
 func is(names ...string) string {
 	quoted := make([]string, len(names))
@@ -121,11 +131,9 @@ func localReplies() *hcm.LocalReplyConfig {
 
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
-		Filter: expression(r.when),
-		BodyFormatOverride: &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_JsonFormat{
-			JsonFormat: r.body(),
-		}},
-		HeadersToAdd: []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
+		Filter:             expression(r.when),
+		BodyFormatOverride: r.format(),
+		HeadersToAdd:       []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
 	}
 	if r.status != 0 {
 		m.StatusCode = wrapperspb.UInt32(r.status)
@@ -134,6 +142,14 @@ func (r reply) mapper() *hcm.ResponseMapper {
 		m.HeadersToAdd = append(m.HeadersToAdd, set("retry-after", retryAfter))
 	}
 	return m
+}
+
+func (r reply) format() *core.SubstitutionFormatString {
+	if r.plain {
+		text := &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: r.message}}
+		return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_TextFormatSource{TextFormatSource: text}}
+	}
+	return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_JsonFormat{JsonFormat: r.body()}}
 }
 
 func (r reply) body() *structpb.Struct {

@@ -81,6 +81,8 @@ func member(r *engines.Replica) (endpoint, bool) {
 type Resources struct {
 	Listener *Resource
 	Routes   *Resource
+	// Own are the clusters that lead to Sluice itself, by name.
+	Own map[string]*Resource
 	// Models by name. A model that cannot be expressed is missing here and listed in Faults.
 	Models map[string]*Model
 	// Faults are the models and replicas that had to be left out, so that one bad item does not hold up the others.
@@ -123,8 +125,8 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	if r == nil {
 		r = &Resources{snapshot: &engines.Snapshot{}}
 	}
-	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Models: cloned(r.Models), byCluster: cloned(r.byCluster),
-		Faults: slices.Clone(r.Faults)}
+	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Own: r.Own, Models: cloned(r.Models),
+		byCluster: cloned(r.byCluster), Faults: slices.Clone(r.Faults)}
 	if r.Listener == nil || r.config != c {
 		if err := next.buildStatic(); err != nil {
 			return nil, err
@@ -201,6 +203,9 @@ func (r *Resources) buildStatic() error {
 	}
 	if r.Routes, err = newResource(resourceName, routesFor(c)); err != nil {
 		return fmt.Errorf("xds: routes: %w", err)
+	}
+	if r.Own, err = ownClusters(c); err != nil {
+		return fmt.Errorf("xds: %w", err)
 	}
 	return nil
 }

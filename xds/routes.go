@@ -30,6 +30,13 @@ const (
 	// ScheduleRoute and TasksRoute lead there too: tasks that are admitted here and done elsewhere.
 	ScheduleRoute = "schedule"
 	TasksRoute    = "tasks"
+	// RelayRoute leads to Sluice's relay of managed streams, RelayStreamRoute too for answers that are a stream.
+	RelayRoute       = headers.RelayRoute
+	RelayStreamRoute = headers.RelayStreamRoute
+	// RealtimeRoute, StreamsRoute and GRPCRoute lead to Sluice's WebSocket, to streams that run or have run, and to its gRPC service.
+	RealtimeRoute = headers.RealtimeRoute
+	StreamsRoute  = headers.StreamsRoute
+	GRPCRoute     = headers.GRPCRoute
 	// ConnectRoute refuses CONNECT, which has no path for the other routes to match.
 	ConnectRoute = "connect"
 	// UndecidedRoute leads nowhere. Every inference request begins on it and leaves it when ext_proc has decided.
@@ -78,7 +85,7 @@ func routesFor(c Config) *route.RouteConfiguration {
 		VirtualHosts: []*route.VirtualHost{{
 			Name:    resourceName,
 			Domains: []string{"*"},
-			Routes:  slices.Concat(engineRoutes(c), ownRoutes(), []*route.Route{connectRoute(), undecidedRoute(c)}),
+			Routes:  slices.Concat(managedRoutes(c), engineRoutes(c), ownRoutes(), []*route.Route{connectRoute(), undecidedRoute(c)}),
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
@@ -124,18 +131,14 @@ func engineRoute(c Config) *route.Route {
 			RetryPolicy:          retryPolicy(),
 			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
 		}},
-		// The client's key is for Sluice. Sluice's own headers go when the replica has been picked, see engineProtocol.
-		RequestHeadersToRemove: []string{
-			"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey,
-		},
+		// Sluice's own headers go when the replica has been picked, see engineProtocol.
+		RequestHeadersToRemove: forSluiceAlone(),
 		ResponseHeadersToAdd:   []*core.HeaderValueOption{set(headers.Source, headers.SourceEngine)},
 		TypedPerFilterConfig:   without(extAuthzName, taskLimitName),
 		Metadata:               limitInWords(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
-	for _, name := range headers.RateLimits() {
-		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, set(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
-	}
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, quotas()...)
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = []string{headers.Replica}
 	} else {
@@ -143,6 +146,20 @@ func engineRoute(c Config) *route.Route {
 			set(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
 	}
 	return r
+}
+
+// quotas are what ext_proc has noted of a tenant's limits.
+func quotas() []*core.HeaderValueOption {
+	var all []*core.HeaderValueOption
+	for _, name := range headers.RateLimits() {
+		all = append(all, set(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
+	}
+	return all
+}
+
+// forSluiceAlone are the headers of a client that ext_proc has read and that nobody after it is to see, its key among them.
+func forSluiceAlone() []string {
+	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
 }
 
 func limitInWords(limit int64) *core.Metadata {

@@ -131,7 +131,7 @@ func (s *Server) Set(r *Resources) {
 	}
 	changed := differences(old, r)
 	for name := range changed[clusters] {
-		s.lingerLocked(clusters, name, r.byCluster[name] == nil, changed)
+		s.lingerLocked(clusters, name, r.find(clusters, name) == nil, changed)
 	}
 	for name := range changed[assignments] {
 		m := r.byCluster[name]

@@ -76,6 +76,7 @@ func (r *Resources) find(k kind, name string) *Resource {
 		if m := r.byCluster[name]; m != nil {
 			return m.Cluster
 		}
+		return r.Own[name]
 	case assignments:
 		if m := r.byCluster[name]; m != nil {
 			return m.Endpoints
@@ -94,6 +95,11 @@ func (r *Resources) all(k kind) map[string]struct{} {
 		n.put(k, r.Routes.Name)
 	default:
 		for name := range r.byCluster {
+			n.put(k, name)
+		}
+	}
+	if k == clusters {
+		for name := range r.Own {
 			n.put(k, name)
 		}
 	}
@@ -124,6 +130,14 @@ func differences(old, next *Resources) names {
 		}
 		compare(clusters, a.Cluster, b.Cluster)
 		compare(assignments, a.Endpoints, b.Endpoints)
+	}
+	for name := range old.Own {
+		compare(clusters, old.Own[name], next.Own[name])
+	}
+	for name, b := range next.Own {
+		if old.Own[name] == nil {
+			compare(clusters, nil, b)
+		}
 	}
 	for name, b := range next.byCluster {
 		if old.byCluster[name] == nil {

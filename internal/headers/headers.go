@@ -19,6 +19,8 @@ const (
 	Tenant = "x-sluice-tenant"
 	// Ticket stands for a decision that was already taken.
 	Ticket = "x-sluice-ticket"
+	// Forwarded is on requests that another gateway has passed on. They are not passed on again.
+	Forwarded = "x-sluice-forwarded"
 	// Observe is "1" on requests whose first token Sluice wants to hear of at once.
 	Observe = "x-sluice-observe"
 	// Usage is "1" on requests whose tokens are to be counted from the response.
@@ -79,6 +81,10 @@ const (
 	Priority = "x-sluice-priority"
 	// TaskID names a task of the client's, which the request then belongs to.
 	TaskID = "x-sluice-task-id"
+	// Heartbeat says which form heartbeats of a managed stream have: HeartbeatChunk, or comments.
+	Heartbeat = "x-sluice-heartbeat"
+	// HeartbeatChunk asks for chunks without content, for clients that cannot read comments.
+	HeartbeatChunk = "chunk"
 )
 
 // Clusters.
@@ -87,13 +93,17 @@ const (
 	ControlCluster = "sluice_control"
 	// APICluster is Sluice's HTTP listener for what it answers itself on Envoy's listener.
 	APICluster = "sluice_api"
+	// RelayCluster is Sluice's HTTP listener for managed streams: the relay, /v1/realtime and /v1/streams.
+	RelayCluster = "sluice_relay"
+	// GRPCCluster is Sluice's gRPC listener for clients: llm.v1.Inference.
+	GRPCCluster = "sluice_grpc"
 	// UndecidedCluster exists nowhere: a request that no decision was taken for is routed to it and so becomes a 503.
 	UndecidedCluster = "sluice_undecided"
 )
 
 // Internal lists the headers that are removed from clients' requests.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket, Observe, Usage}
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket, Forwarded, Observe, Usage}
 }
 
 const modelPrefix = "model/"

@@ -67,8 +67,11 @@ func (e Endpoint) String() string {
 // form says that the endpoint takes a form, because a file comes with the request; all others take JSON.
 func (e Endpoint) form() bool { return e == Transcriptions || e == Translations }
 
-// generates says that the endpoint makes text, so that the options which bound it apply.
-func (e Endpoint) generates() bool { return e == Chat || e == Completions || e == Responses }
+// Generates says that the endpoint makes text, so that the options which bound it apply.
+func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e == Responses }
+
+// Chunked says that its streams are chunks of choices, as those of chats.
+func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
 
 // NoOutput says that the answer holds no generated text, so that a request costs its prompt alone.
 func (e Endpoint) NoOutput() bool { return e == Embeddings || e == Rerank || e == Score }

@@ -28,6 +28,9 @@ const (
 	CodeColdStartTimeout   Code = "cold_start_timeout"
 	CodeGatewayUnavailable Code = "gateway_unavailable"
 	CodeUpstreamTimeout    Code = "upstream_timeout"
+	CodeClientTooSlow      Code = "client_too_slow"
+	CodeCancelled          Code = "cancelled"
+	CodeStreamNotFound     Code = "stream_not_found"
 )
 
 // Status is the HTTP status that belongs to the code; 500 for a code that is not of the list.
@@ -39,9 +42,9 @@ func (c Code) Status() int {
 		return 401
 	case CodeForbiddenModel:
 		return 403
-	case CodeModelNotFound:
+	case CodeModelNotFound, CodeStreamNotFound:
 		return 404
-	case CodeRequestTimeout:
+	case CodeRequestTimeout, CodeClientTooSlow:
 		return 408
 	case CodeRequestIDConflict:
 		return 409
@@ -55,6 +58,8 @@ func (c Code) Status() int {
 		return 503
 	case CodeUpstreamTimeout:
 		return 504
+	case CodeCancelled:
+		return 499
 	}
 	return 500
 }
@@ -99,6 +104,17 @@ func (e *Error) Retryable() bool {
 	return false
 }
 
+// RetryAfterMillis is RetryAfter in milliseconds: 1000 for a retryable error that does not say, 0 for one that is not retryable.
+func (e *Error) RetryAfterMillis() int64 {
+	switch {
+	case !e.Retryable():
+		return 0
+	case e.RetryAfter <= 0:
+		return 1000
+	}
+	return max(e.RetryAfter.Milliseconds(), 1)
+}
+
 // RetryAfterSeconds is the value of the Retry-After header in whole seconds, rounded up and at least 1 (RFC 9110,
 // 10.2.3); empty when the error is not retryable.
 func (e *Error) RetryAfterSeconds() string {
@@ -127,22 +143,38 @@ func TypeOf(status int) string {
 	return "invalid_request_error"
 }
 
-// Body renders the error as {"error":{"message","type","code","param"}}.
-func (e *Error) Body() []byte {
-	var param *string
+// shape is the error as clients see it.
+type shape struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Code    Code    `json:"code"`
+	Param   *string `json:"param"`
+	// Of an event in a stream, which has no status and no headers to say it.
+	Retryable  *bool `json:"retryable,omitempty"`
+	RetryAfter int64 `json:"retry_after_ms,omitempty"`
+}
+
+func (e *Error) shape() shape {
+	s := shape{Message: e.Message, Type: e.Type(), Code: e.Code}
 	if e.Param != "" {
-		param = &e.Param
+		s.Param = &e.Param
 	}
-	type inner struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Code    Code    `json:"code"`
-		Param   *string `json:"param"`
-	}
-	b, err := json.Marshal(struct {
-		Error inner `json:"error"`
-	}{inner{e.Message, e.Type(), e.Code, param}})
-	if err != nil { // strings always marshal
+	return s
+}
+
+// Body renders the error as {"error":{"message","type","code","param"}}.
+func (e *Error) Body() []byte { return render(e.shape()) }
+
+// EventData renders the error for a stream that has begun: as Body, with "retryable", and "retry_after_ms" when it is.
+func (e *Error) EventData() []byte {
+	s, retryable := e.shape(), e.Retryable()
+	s.Retryable, s.RetryAfter = &retryable, e.RetryAfterMillis()
+	return render(s)
+}
+
+func render(s shape) []byte {
+	b, err := json.Marshal(map[string]shape{"error": s})
+	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}
 	return b

@@ -50,7 +50,7 @@ func commonField(name []byte) field {
 
 // jsonField knows the fields of a JSON body.
 func jsonField(e Endpoint, name []byte) field {
-	if f := commonField(name); f != fieldOther || !e.generates() {
+	if f := commonField(name); f != fieldOther || !e.Generates() {
 		return f
 	}
 	switch string(name) {
