@@ -357,6 +357,7 @@ func (c *Controller) trim(t *tenant, now time.Time) {
 		switch {
 		case !fits(w.Tokens, t.limits.TokensPerMinute) && !w.Admitted:
 			c.refuse(w, ErrNeverFits)
+		case w.Preempted:
 		case t.limits.MaxQueueBytes > 0 && t.waitingBytes > t.limits.MaxQueueBytes && w.Bytes > 0:
 			c.refuse(w, c.refused(w.queue, t, TenantBytes, now))
 		case w.Admitted:

@@ -85,7 +85,7 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 
 // bounded says why the tenant's own limits refuse the request, with all that waits of the tenant counted as if it ran.
 func (c *Controller) bounded(q *queue, t *tenant, a *arrival, now time.Time) error {
-	if a.Admitted || t.limits == (TenantLimits{}) {
+	if a.Admitted || a.Preempted || t.limits == (TenantLimits{}) {
 		return nil
 	}
 	if !fits(a.Tokens, t.limits.TokensPerMinute) {
@@ -109,7 +109,7 @@ func (c *Controller) bounded(q *queue, t *tenant, a *arrival, now time.Time) err
 
 // direct finds the model that the request can go to without waiting; it has its slot there, and must go.
 func (c *Controller) direct(q *queue, t *tenant, a *arrival, now time.Time) *gate {
-	if a.Prefill && !a.Admitted && t.limits.MaxPrefill > 0 && t.prefill >= t.limits.MaxPrefill {
+	if t.full(a) {
 		return nil
 	}
 	if q.gate != nil {
@@ -144,12 +144,13 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 	w := newWaiter(a, q, t, now)
 	q.push(w)
 	c.hold(w, 1)
+	moved := evicted || a.Preempted // others may be next now
 	for _, g := range q.gates() {
 		switch next, _ := g.next(c, now); {
 		case w.state == decided:
-		case next == w && g.crowd() == 1: // it has just been tried
+		case next == w && g.crowd() == 1 && !a.Preempted: // it has just been tried
 			g.await(c, w, now)
-		case next == w || evicted:
+		case next == w || moved:
 			c.pump(g, now)
 		}
 	}
@@ -158,13 +159,20 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 
 func newWaiter(a *arrival, q *queue, t *tenant, now time.Time) *waiter {
 	timeout := q.timeout(a.Timeout)
-	return &waiter{arrival: *a, home: q, tenant: t, came: now, deadline: now.Add(timeout), done: make(chan struct{})}
+	w := &waiter{arrival: *a, home: q, tenant: t, came: now, deadline: now.Add(timeout), done: make(chan struct{})}
+	if a.Spot != nil {
+		a.Spot.waiter = w
+	}
+	return w
 }
 
 // mayWait says why the request may not wait; if it may, there is room for it.
 func (c *Controller) mayWait(q *queue, t *tenant, a *arrival, now time.Time) error {
 	if c.closed {
 		return ErrClosed
+	}
+	if a.Preempted {
+		return nil
 	}
 	bytes := t.waitingBytes
 	if !a.held {

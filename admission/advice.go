@@ -88,7 +88,7 @@ func (c *Controller) hopeless(g *gate, a *arrival, ahead int64, left time.Durati
 		return ErrNeverFits
 	}
 	now := time.Now()
-	if c.shared != nil || g.book.bucket.wait(g.surely(a, ahead), now) <= max(left, 0) {
+	if c.shared != nil || a.Preempted || g.book.bucket.wait(g.surely(a, ahead), now) <= max(left, 0) {
 		return nil
 	}
 	t := c.tenant(a.Tenant)

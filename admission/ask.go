@@ -133,10 +133,10 @@ func (i *inquiry) bytes() int64 {
 
 // bring puts a request where it is asked about. It waits only if the answer says so.
 func (c *Controller) bring(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
-	if t.denied != Granted && t.denied != TenantPrefill && !a.Admitted {
+	if t.denied != Granted && t.denied != TenantPrefill && !a.Admitted && !a.Preempted {
 		return nil, &Refused{Reason: t.denied, RetryAfter: jittered(max(t.until.Sub(now), 0)), Quota: c.quota(t, now)}
 	}
-	if q.news >= mostNews || c.held+int64(a.Bytes) > c.maxBytes && !c.makeRoom(q, t, a, now) {
+	if !a.Preempted && (q.news >= mostNews || c.held+int64(a.Bytes) > c.maxBytes && !c.makeRoom(q, t, a, now)) {
 		return nil, c.refused(q, t, QueueFull, now)
 	}
 	w := newWaiter(a, q, t, now)
@@ -225,10 +225,12 @@ func (c *Controller) gather(g *gate, now time.Time) ([]*waiter, time.Duration) {
 			if g.ask.reason == ModelTokens {
 				g.lacks = w
 			}
+			c.craveShared(g, w)
 			return batch, g.ask.until.Sub(now)
 		}
 		if w.Place != nil {
 			if w.slot, w.placed = w.Place(g.model); !w.placed {
+				c.makeWay(g, w, true)
 				break
 			}
 		}
@@ -238,6 +240,7 @@ func (c *Controller) gather(g *gate, now time.Time) ([]*waiter, time.Duration) {
 		w.queue.remove(w, true)
 		if w.Admitted {
 			c.hold(w, -1)
+			c.firm(w, now)
 			w.decide(c.lease(g, w.tenant, &w.arrival, now), nil)
 			continue
 		}
@@ -294,6 +297,9 @@ func (c *Controller) greet(q *queue, now time.Time) {
 // denies says why a fresh waiter may not wait.
 func (c *Controller) denies(q *queue, w *waiter, now time.Time) error {
 	t := w.tenant
+	if w.Preempted {
+		return c.mayWait(q, t, &w.arrival, now)
+	}
 	if t.denied != Granted && t.denied != TenantPrefill && !w.Admitted {
 		return &Refused{Reason: t.denied, RetryAfter: jittered(max(t.until.Sub(now), 0)), Quota: c.quota(t, now)}
 	}

@@ -41,15 +41,16 @@ type tenant struct {
 
 func (l TenantLimits) weight() int64 { return weight(l.Weight) }
 
-// full reports whether the tenant's own limits keep w from going now.
-func (t *tenant) full(w *waiter) bool {
-	if w.Admitted {
+// full reports whether the tenant's own limits keep the request from going now. That it may have one more at once was made sure when it
+// came, unless it was preempted.
+func (t *tenant) full(a *arrival) bool {
+	if a.Admitted {
 		return false
 	}
-	if t.denied != Granted && (t.denied != TenantPrefill || w.Prefill) {
+	if t.denied != Granted && (t.denied != TenantPrefill || a.Prefill) {
 		return true
 	}
-	return w.Prefill && t.limits.MaxPrefill > 0 && t.prefill >= t.limits.MaxPrefill
+	return a.Prefill && reached(t.prefill, t.limits.MaxPrefill) || a.Preempted && reached(t.running, t.limits.MaxConcurrent)
 }
 
 func (t *tenant) unpark(f *flow) {

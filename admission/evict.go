@@ -57,7 +57,7 @@ func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bo
 // has more than the arrival's will have; otherwise two tenants would push each other out in turn.
 func (q *queue) victims(t *tenant, a *arrival, places int, bytes int64) ([]*waiter, bool) {
 	var victims []*waiter
-	helps := func(w *waiter) bool { return places > 0 && !w.fresh || bytes > 0 && w.Bytes > 0 }
+	helps := func(w *waiter) bool { return !w.Preempted && (places > 0 && !w.fresh || bytes > 0 && w.Bytes > 0) }
 	add := func(w *waiter) bool {
 		victims = append(victims, w)
 		if !w.fresh { // a fresh one has no place yet

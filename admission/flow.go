@@ -190,15 +190,18 @@ func (b *band) drop(f *flow) {
 	}
 }
 
-// push adds w: at the end, or, if it has waited before, at the front of its flow.
+// push adds w: at the end, or, if it has waited before, at the front of its flow. A preempted one comes there too, and pays once more.
 func (b *band) push(w *waiter, front bool) {
 	f := b.flow(w.tenant)
 	w.flow, w.state = f, queued
 	b.join(w, front)
-	if front {
+	switch {
+	case front:
 		f.waiting.insert(w, f.waiting.first)
 		f.deficit += w.cost
-	} else {
+	case w.Preempted:
+		f.waiting.insert(w, f.waiting.first)
+	default:
 		f.waiting.insert(w, nil)
 	}
 	if !f.parked {
@@ -261,7 +264,7 @@ func (f *flow) most() int64 {
 // settle forgets what an empty flow has saved, and the flow itself. A parked one whose first has left may go on if the next can.
 func (b *band) settle(f *flow) {
 	if first := f.waiting.first; first != nil {
-		if f.parked && !f.tenant.full(first) {
+		if f.parked && !f.tenant.full(&first.arrival) {
 			f.tenant.unpark(f)
 			b.enroll(f)
 		}
@@ -313,7 +316,7 @@ func (b *band) head() *waiter {
 		if w == nil {
 			w = b.turn()
 		}
-		if w == nil || !w.tenant.full(w) {
+		if w == nil || !w.tenant.full(&w.arrival) {
 			return w
 		}
 		b.park(w)
@@ -349,7 +352,7 @@ func (b *band) headFor(g *gate) *waiter {
 		return first
 	}
 	for w := b.chosen.first; w != nil; w = w.links[byTurn].next {
-		if g.takes(&w.arrival) && !w.tenant.full(w) {
+		if g.takes(&w.arrival) && !w.tenant.full(&w.arrival) {
 			return w
 		}
 	}
@@ -357,7 +360,7 @@ func (b *band) headFor(g *gate) *waiter {
 	for range b.ring.length {
 		w := f.waiting.first
 		for n := 0; n < searched && w != nil; n++ {
-			if g.takes(&w.arrival) && !w.tenant.full(w) {
+			if g.takes(&w.arrival) && !w.tenant.full(&w.arrival) {
 				return w
 			}
 			w = w.links[byTurn].next

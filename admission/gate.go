@@ -26,6 +26,9 @@ type gate struct {
 	// lacks is the next in order if it is tokens that it waits for. Where it is not, the next may have enough.
 	lacks *waiter
 	ask   inquiry
+	// preemptibles may be preempted; victim was, and has not been released yet.
+	preemptibles [bands]preemptibles
+	victim       *Lease
 }
 
 // takes reports whether the model may ever serve the request.
@@ -251,6 +254,7 @@ func (c *Controller) pump(g *gate, now time.Time) {
 		c.release(w, true)
 		g.served(w, from)
 		w.placed = w.Place != nil
+		c.firm(w, now)
 		w.decide(c.lease(g, w.tenant, &w.arrival, now), nil)
 		if from != nil {
 			c.unstick(from.pool, now)
@@ -265,6 +269,7 @@ func (g *gate) await(c *Controller, w *waiter, now time.Time) {
 		g.lacks = w
 	}
 	g.arm(c, wait)
+	c.crave(g, w, now)
 }
 
 // loosen reports whether the gate has waited for the tokens of one that has gone, perhaps to another model of its pool, and ends that.
@@ -338,7 +343,7 @@ func (c *Controller) pumpQueue(q *queue, now time.Time) {
 func (c *Controller) welcome(t *tenant, now time.Time) {
 	for n := t.parked.length; n > 0 && t.parked.cur != nil; n-- {
 		f := t.parked.cur
-		if t.full(f.waiting.first) {
+		if t.full(&f.waiting.first.arrival) {
 			t.parked.cur = f.next
 			continue
 		}

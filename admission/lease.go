@@ -27,6 +27,9 @@ type Lease struct {
 	settled  bool
 	// correction is what Settle found before Release, for the shared state.
 	correction int64
+	// preemptible is nil when nobody may take the lease back. preempted: it was, and is yet to be released.
+	preemptible *preemptible
+	preempted   bool
 }
 
 // Model is the name of the model that the lease is of.
@@ -49,6 +52,9 @@ func (c *Controller) lease(g *gate, t *tenant, a *arrival, now time.Time) *Lease
 		t.requests.spend(1)
 		t.tokens.refill(now)
 		t.tokens.spend(int64(l.tokens))
+	}
+	if a.Preempt != nil {
+		l.yielding(a)
 	}
 	g.pace.tick(now)
 	l.quota = c.quota(t, now)
@@ -115,6 +121,13 @@ func (c *Controller) end(l *Lease, used bool) {
 		return
 	}
 	l.released = true
+	l.steady()
+	if l.preempted {
+		used = l.settled
+		if l.gate.victim == l {
+			l.gate.victim = nil
+		}
+	}
 	now := time.Now()
 	if !l.admitted {
 		c.forget(l)
@@ -161,13 +174,18 @@ func (c *Controller) freed(g *gate, t *tenant, now time.Time) {
 	}
 }
 
-// FirstToken tells that the response has begun: the request is no longer in prefill. Only the first call counts.
-func (l *Lease) FirstToken() {
+// FirstToken tells that the response has begun: the request is no longer in prefill. Only the first call counts. False: the lease was
+// preempted before.
+func (l *Lease) FirstToken() bool {
 	c := l.c
 	c.mu.Lock()
 	defer c.unlock()
+	if l.preempted {
+		return false
+	}
+	l.steady()
 	if !l.prefill {
-		return
+		return true
 	}
 	l.prefill = false
 	l.tenant.prefill--
@@ -180,9 +198,10 @@ func (l *Lease) FirstToken() {
 		}
 		c.welcome(l.tenant, time.Now())
 	}
+	return true
 }
 
-// Settle tells what the request has really cost. Its model's bucket and its tenant's get back what was estimated too much, or
+// Settle tells what the request has really cost; of a preempted one that is nothing, whatever it says. Its model's bucket and its tenant's get back what was estimated too much, or
 // lose what was too little, down to a debt of one full bucket. Only the first call counts; less than 0 is not known, and
 // changes nothing. It may come before Release or after.
 func (l *Lease) Settle(actual int) {
@@ -192,10 +211,11 @@ func (l *Lease) Settle(actual int) {
 }
 
 func (c *Controller) settle(l *Lease, actual int) {
-	if actual < 0 || l.settled || l.admitted {
+	if actual < 0 || l.settled || l.admitted || l.preempted {
 		return
 	}
 	l.settled = true
+	l.steady() // the response is known, so it has begun
 	correction := int64(l.tokens) - int64(min(actual, maxTokens))
 	now := time.Now()
 	l.gate.book.bucket.refill(now)

@@ -69,6 +69,8 @@ type crowd struct {
 	ended   atomic.Int64
 	// reasons counts refusals.
 	reasons [Stale + 1]atomic.Int64
+	// preempted counts leases that made way.
+	preempted atomic.Int64
 }
 
 const (
@@ -128,26 +130,59 @@ func (c *crowd) call(random *rand.Rand) {
 			r.Allowed = func(model string) bool { return model == only }
 		}
 	}
+	soft := random.IntN(2) == 0
+	for c.visit(ctx, random, r, visitor{tenant, &m, soft}) {
+		c.preempted.Add(1)
+		r.Preempted = true
+	}
+}
+
+// visitor is who makes a visit: of which tenant, at which model in the end, and whether it may be preempted.
+type visitor struct {
+	tenant int
+	model  *int
+	soft   bool
+}
+
+// visit is one lease, or none. It returns true when that was preempted.
+func (c *crowd) visit(ctx context.Context, random *rand.Rand, r Request, v visitor) (preempted bool) {
+	asked := make(chan struct{}, 1)
+	if v.soft {
+		r.Preempt = func() {
+			select {
+			case asked <- struct{}{}:
+			default:
+				c.t.Error("preempted twice")
+			}
+		}
+	}
 	lease, err := c.Admit(ctx, r)
 	var refused *Refused
 	switch {
 	case err == nil:
-		if n := c.tenants[tenant].Add(1); n > crowdTenant {
+		if n := c.tenants[v.tenant].Add(1); n > crowdTenant {
 			c.t.Errorf("%d of a tenant at once", n)
 		}
-		time.Sleep(pause(random, 200*time.Millisecond))
-		lease.FirstToken()
+		select {
+		case <-time.After(pause(random, 200*time.Millisecond)):
+		case <-asked:
+		}
+		preempted = !lease.FirstToken()
 		lease.Settle(random.IntN(400))
-		c.tenants[tenant].Add(-1)
-		c.leave(m)
+		c.tenants[v.tenant].Add(-1)
+		c.leave(*v.model)
 		lease.Release()
 		lease.Release()
+		return preempted
 	case errors.As(err, &refused) && refused.RetryAfter > 0:
-		c.reasons[refused.Reason].Add(1)
+		if c.reasons[refused.Reason].Add(1); r.Preempted {
+			c.t.Errorf("a preempted one was refused: %v", refused.Reason)
+		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrTimeout), errors.Is(err, ErrNeverFits):
 	default:
 		c.t.Errorf("unexpected: %v", err)
 	}
+	return false
 }
 
 // poll is one call for a task, which is ended, renewed or left to its lease.
@@ -233,6 +268,9 @@ func TestCrowd(t *testing.T) {
 		}
 		if got := c.Stats("task"); got.InFlight != 0 || len(c.tasks.byID)+len(c.tasks.expiring) != 0 {
 			t.Errorf("tasks left over: %+v", got)
+		}
+		if c.preempted.Load() == 0 {
+			t.Error("nobody was preempted")
 		}
 		if c.ended.Load() != callers {
 			t.Errorf("%d of %d calls ended", c.ended.Load(), callers)

@@ -57,6 +57,18 @@ type Request struct {
 	Unplace func()
 	// OnWait is called once, without a lock, when the request has a place in the queue and is about to wait.
 	OnWait func()
+	// Preempt, unless it is nil, says that the lease may be preempted until its first token (Lease.FirstToken): Preempt is called once, without
+	// a lock and from any goroutine, when a request of a higher band waits for its place, and must be quick. The lease stays until it is released, and
+	// everything that it took is given back then. Preempt may be called before Admit has returned.
+	Preempt func()
+	// Helps reports whether another request would find a slot if this one gave back its own. It is called, like Place, with the Controller
+	// locked. nil means yes.
+	Helps func() bool
+	// Preempted says that the request had a lease before, which was preempted. It goes before all others of its tenant and is refused
+	// only when it can never go: limits that refuse on arrival make it wait, and the queue has always room for it.
+	Preempted bool
+	// Spot can be asked for the request's position while it waits. nil: nobody asks.
+	Spot *Spot
 }
 
 // Resumed is a request that runs already, as one does whose admission was before a restart.

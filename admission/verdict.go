@@ -101,6 +101,7 @@ func (c *Controller) granted(g *gate, w *waiter, v *Verdict, now time.Time) {
 	} else {
 		t.quota = Quota{}
 	}
+	c.firm(w, now)
 	l := c.lease(g, t, &w.arrival, now)
 	l.id = w.id
 	if w.slot.Replica != "" {
@@ -213,7 +214,7 @@ func (c *Controller) tenantDenied(w *waiter, v *Verdict, now time.Time) bool {
 	t := w.tenant
 	t.quota = v.Quota
 	wait := v.Wait
-	if w.fresh && v.Reason != TenantPrefill {
+	if w.fresh && !w.Preempted && v.Reason != TenantPrefill {
 		err := c.refused(w.home, t, v.Reason, now)
 		if wait > 0 {
 			err.RetryAfter = jittered(wait)
@@ -242,7 +243,7 @@ func (c *Controller) tenantDenied(w *waiter, v *Verdict, now time.Time) bool {
 // lost is why a waiter that was turned away does not wait on.
 func (c *Controller) lost(g *gate, w *waiter, v *Verdict, now time.Time) error {
 	switch {
-	case w == g.lacks && w.fresh && !w.once && w.home.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
+	case w == g.lacks && w.fresh && !w.once && !w.Preempted && w.home.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
 		return &Refused{Reason: ModelTokens, RetryAfter: jittered(v.Wait), Quota: v.Quota}
 	case w.leaving != nil:
 		return w.leaving
@@ -261,7 +262,7 @@ func (c *Controller) putBack(denied []*waiter) []*pool {
 		if p := w.home.pool; p != nil && !slices.Contains(pools, p) {
 			pools = append(pools, p)
 		}
-		w.home.putBack(w, !w.tenant.full(w))
+		w.home.putBack(w, !w.tenant.full(&w.arrival))
 	}
 	return pools
 }

@@ -82,6 +82,8 @@ type waiter struct {
 	leaving error
 	// stale counts verdicts in a row that came too late for the limits.
 	stale int
+	// madeWay: a lease was preempted for it.
+	madeWay bool
 }
 
 // decide ends the waiting.

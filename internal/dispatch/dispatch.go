@@ -212,6 +212,19 @@ type Request struct {
 	Timeout time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
+	// Keys are the keys over all user messages of a conversation, over all but the last, and so on, at most so many of them and none without a
+	// user message. nil: it is no conversation.
+	Keys func(most int) []uint64
+	// Watch can be asked what the request waits for; nil: nobody asks.
+	Watch *Wait
+	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill: when one of a higher priority waits for its place,
+	// Preempt is called once, from any goroutine, without a lock. Its caller then ends the request at the replica, Releases the ticket and
+	// may Dispatch it again, with Preempted one higher; nothing that it has cost is charged. Preempt may be called a moment before Dispatch
+	// has returned the ticket, but never once FirstToken has said true.
+	Preempt func()
+	// Preempted is how often the request was preempted. It goes before the others of its tenant, is not refused for want of room or quota, and
+	// after the third time it is not preempted again.
+	Preempted int
 }
 
 // Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when ctx ends. The caller must
@@ -255,7 +268,8 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	ticket.question = first.lessons.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)
-	return admission.Request{
+	ticket.recall(c, r)
+	request := admission.Request{
 		Model:    c.model(),
 		Pool:     c.pool,
 		Allowed:  func(model string) bool { return d.serves(model, r.Allowed) },
@@ -274,8 +288,17 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 			}
 			return now.place(keys.of(now.policy.UserMessages), ticket)
 		},
-		Unplace: ticket.unplace,
+		Unplace:   ticket.unplace,
+		Preempted: r.Preempted > 0,
 	}
+	if r.Preempt != nil && r.Preempted < mostPreempted {
+		ticket.preemptible = true
+		request.Preempt, request.Helps = ticket.preempts(r.Preempt), ticket.helps
+	}
+	if r.Watch != nil {
+		request.Spot = r.Watch.begin(c)
+	}
+	return request
 }
 
 // waits tells whoever wants to know that the request is about to wait.

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Until a model has taught better ones, tokens are estimated from these. A streamed token costs its whole event.
@@ -35,7 +36,7 @@ func (r *ratio) learn(bytes, tokens int64) {
 // maxTenants bounds the tenants whose outputs are remembered apart, for each model.
 const maxTenants = 1024
 
-// lessons are what the responses of one model have taught about what its requests cost. The zero value is ready to use.
+// lessons are what the requests of one model have taught: what they cost, and where their conversations are. The zero value is ready to use.
 type lessons struct {
 	// asked counts requests, to look closely at some of them.
 	asked atomic.Uint64
@@ -46,6 +47,10 @@ type lessons struct {
 	// output is the usual number of tokens of an answer, outputs that to one tenant; guarded by mu
 	output  average
 	outputs map[string]*average
+	// ttft foresees the time to the first token; guarded by mu
+	ttft prediction
+	// prefixes has a lock of its own
+	prefixes prefixes
 }
 
 // average forgets slowly. The zero value has seen nothing.
@@ -77,7 +82,7 @@ func (l *lessons) estimate(r *Request) question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := question{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
-	q.guess.prompt = int(float64(r.PromptBytes)/l.prompt.of(bytesPerPromptToken) + 0.5)
+	q.guess.prompt = int(l.promptLocked(r.PromptBytes) + 0.5)
 	if r.NoOutput {
 		return q
 	}
@@ -92,6 +97,11 @@ func (l *lessons) estimate(r *Request) question {
 	return q
 }
 
+// promptLocked is how many tokens so many bytes of text are.
+func (l *lessons) promptLocked(bytes int) float64 {
+	return float64(bytes) / l.prompt.of(bytesPerPromptToken)
+}
+
 // Response is what is known of a response that has ended.
 type Response struct {
 	// Bytes of its body.
@@ -103,6 +113,10 @@ type Response struct {
 	// Prompt and Completion are the tokens that the engine counted, if Known.
 	Prompt, Completion int64
 	Known              bool
+	// Cached is how many of Prompt the engine needed not compute, as far as it told.
+	Cached int64
+	// TTFT is from when the request left for the replica to its first token; 0: not known, or there was none.
+	TTFT time.Duration
 }
 
 // settle says what a request has cost in the end, by the engine's own count or else by the bytes that came, and learns from it.
@@ -115,6 +129,7 @@ func (l *lessons) settle(r Response, q question) int {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.learnTTFTLocked(r, q)
 	if !r.Known {
 		r.Prompt, r.Completion = int64(q.guess.prompt), int64(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
 	} else {

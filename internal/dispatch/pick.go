@@ -14,9 +14,10 @@ const fallbacks = 3
 // place picks a replica, takes a slot on it and writes both into the ticket. False: none has a free slot.
 func (t *target) place(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
+	home := t.homeOf(ticket)
 	for {
 		loads := t.loads(space[:0])
-		i := t.pick(key, loads, t.clock())
+		i := t.pick(key, home, loads, t.clock())
 		if i < 0 {
 			return admission.Slot{}, false
 		}
@@ -44,9 +45,9 @@ func (t *target) loads(into []int) []int {
 	return into
 }
 
-// pick chooses among the replicas whose load is not negative; -1: there is none. now is zero while none warms up. It adds to the loads of
-// those that do.
-func (t *target) pick(key uint64, loads []int, now time.Time) int {
+// pick chooses among the replicas whose load is not negative; -1: there is none. home is the one that knows the conversation, or -1. now is
+// zero while none warms up. It adds to the loads of those that do.
+func (t *target) pick(key uint64, home int, loads []int, now time.Time) int {
 	if t.policy.Strategy == RoundRobin {
 		return t.pickRoundRobin(loads, now)
 	}
@@ -59,8 +60,17 @@ func (t *target) pick(key uint64, loads []int, now time.Time) int {
 	case CHWBL:
 		return t.ring.Pick(key, loads, ringhash.Bound{Factor: t.policy.LoadFactor})
 	default:
-		return t.ring.Pick(key, loads, ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor})
+		return t.pickPrefix(key, home, loads)
 	}
+}
+
+// pickPrefix takes the home if a request whose key belongs there would go there: so the same bound holds.
+func (t *target) pickPrefix(key uint64, home int, loads []int) int {
+	bound := ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}
+	if home >= 0 && t.ring.Pick(t.replicas[home].node, loads, bound) == home {
+		return home
+	}
+	return t.ring.Pick(key, loads, bound)
 }
 
 // pickRoundRobin takes the next that is free. One that warms up is passed over at some of its turns, and taken then if no other is free.

@@ -11,6 +11,7 @@ import (
 type replica struct {
 	id, address string
 	cluster     string // in Envoy
+	node        uint64 // see firstNode
 	limit       int    // 0: none
 	mostPrefill int    // 0: no bound
 	// since is when it became pickable: see slow start

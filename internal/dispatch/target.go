@@ -104,7 +104,7 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 func (d *Dispatcher) replicaLocked(p Policy, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), limit: limit(p, r), mostPrefill: p.MaxPrefillPerReplica,
-		since: c.begin(r.Address, now), counter: c}
+		node: firstNode(r.ID), since: c.begin(r.Address, now), counter: c}
 }
 
 // clusterOf is the Envoy cluster that the replica is in.

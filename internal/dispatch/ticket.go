@@ -23,8 +23,14 @@ type Ticket struct {
 	unname     func()
 	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is wanted.
 	watch, measure bool
-	question       question
-	lessons        *lessons
+	// preemptible: Request.Preempt may be called.
+	preemptible bool
+	// homes are the replicas that know the conversation; turn is its key up to the last user message, if turned.
+	homes    []home
+	turn     uint64
+	turned   bool
+	question question
+	lessons  *lessons
 
 	mu sync.Mutex
 	// target and at say which replica is held; guarded by mu
@@ -33,6 +39,8 @@ type Ticket struct {
 	held   bool
 	// prefill: held, and no token yet; released; settled; guarded by mu
 	prefill, released, settled bool
+	// preempted: Request.Preempt has been called, or is about to be; guarded by mu
+	preempted bool
 	// endpoints is the list for Envoy
 	endpoints string
 }
@@ -50,6 +58,7 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.measure = t.target.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.question.tenant).TokensPerMinute > 0 ||
 		t.lessons.asked.Add(1)%measureEvery == 1
+	t.remember(t.target, t.target.replicas[t.at].counter)
 }
 
 // Cluster is the name of the Envoy cluster of the picked replica, and of all others in Endpoints.
@@ -124,8 +133,12 @@ func (t *Ticket) unplace() {
 	t.dispatcher.freed(replica, model)
 }
 
-// FirstToken tells that the response has begun: the request is in prefill no longer.
-func (t *Ticket) FirstToken() {
+// FirstToken tells that the response has begun: the request is in prefill no longer. It may be called always, also when nobody watches.
+// False: it is too late, the request was preempted a moment ago (Request.Preempt), and the token must not reach the client.
+func (t *Ticket) FirstToken() bool {
+	if t.preemptible && !t.lease.FirstToken() {
+		return false
+	}
 	t.mu.Lock()
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
@@ -134,10 +147,11 @@ func (t *Ticket) FirstToken() {
 	}
 	t.mu.Unlock()
 	if was {
-		t.lease.FirstToken()
+		t.lease.FirstToken() // it only counts once
 		t.dispatcher.freed(replica, t.Model)
 		t.dispatcher.admission.Kick(t.Model)
 	}
+	return true
 }
 
 // Moved tells that another replica serves the request, as Envoy's retry may decide: the slot follows it. An address that is not
@@ -163,9 +177,10 @@ func (t *Ticket) Moved(address string) {
 			break
 		}
 	}
-	moved := t.target.replicas[t.at].counter != from
+	target, to := t.target, t.target.replicas[t.at].counter
 	t.mu.Unlock()
-	if moved {
+	if to != from {
+		t.remember(target, to)
 		t.dispatcher.freed(from, t.Model)
 		t.dispatcher.admission.Kick(t.Model)
 	}
@@ -179,11 +194,14 @@ func (t *Ticket) Release() {
 		return
 	}
 	t.released = true
-	replica := t.target.replicas[t.at].counter
+	replica, preempted := t.target.replicas[t.at].counter, t.preempted
 	t.mu.Unlock()
 
 	t.unname()
 	t.leave()
+	if preempted {
+		t.lease.Release() // whom it made way for goes before those of other models
+	}
 	t.dispatcher.freed(replica, t.Model)
 	t.lease.Release() // lets the next of this model in
 }

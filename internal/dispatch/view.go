@@ -107,7 +107,7 @@ func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
 // peek is pick without moving the cursor of round robin.
 func (t *target) peek(key uint64, loads []int) int {
 	if t.policy.Strategy != RoundRobin {
-		return t.pick(key, loads, t.clock())
+		return t.pick(key, -1, loads, t.clock())
 	}
 	n, spare, now := uint64(len(loads)), -1, t.clock()
 	warming := !now.IsZero() && t.someWarm(now)

@@ -1,0 +1,72 @@
+package admission_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// soft asks for a lease that may be preempted, and counts how often it is.
+func (s *site) soft(r admission.Request) (*visit, *atomic.Int64) {
+	n := new(atomic.Int64)
+	r.Preempt = func() { n.Add(1) }
+	v := s.ask(s.t.Context(), r)
+	s.wantIn(v, 10*time.Millisecond)
+	return v, n
+}
+
+// With a state that is shared, one of this gateway's leases makes way, and what it took is given back there too.
+func TestSharedPreemption(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 2, TokensPerMinute: 1000})
+		batch := admission.Request{Tenant: "t", Priority: admission.Batch, Tokens: 100}
+		older, first := s.soft(batch)
+		younger, second := s.soft(batch)
+		urgent := s.ask(t.Context(), admission.Request{Priority: admission.Interactive, Tokens: 10})
+		s.wantWaiting(urgent)
+		if first.Load() != 0 || second.Load() != 1 {
+			t.Fatalf("preempted %d and %d times", first.Load(), second.Load())
+		}
+		before := s.left("chat")
+		younger.get().lease.Release()
+		s.wantIn(urgent, 50*time.Millisecond)
+		if got := s.left("chat") - before; got < 90 || got > 92 { // and what the minute brings
+			t.Errorf("%v tokens came back, less the 10 of the urgent one", got)
+		}
+		if !older.get().lease.FirstToken() {
+			t.Error("a first token came too late")
+		}
+		late := s.ask(t.Context(), admission.Request{Priority: admission.Interactive})
+		s.wantWaiting(late)
+		older.get().lease.Release()
+		urgent.get().lease.Release()
+		s.wantIn(late, time.Second)
+		if late.get().lease.Release(); first.Load() != 0 {
+			t.Error("preempted after its first token")
+		}
+	})
+}
+
+// A preempted request whose tenant has meanwhile as many as it may waits where a new one is refused.
+func TestSharedPreemptedComesAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		here, elsewhere := newSite(t, store, admission.Limits{MaxQueue: -1}), newSite(t, store, admission.Limits{})
+		limits := map[string]admission.TenantLimits{"t": {MaxConcurrent: 1}}
+		here.SetTenants(limits)
+		elsewhere.SetTenants(limits)
+		running := elsewhere.ask(t.Context(), admission.Request{Tenant: "t"})
+		elsewhere.wantIn(running, 10*time.Millisecond)
+		here.wantRefused(here.ask(t.Context(), admission.Request{Tenant: "t"}), admission.TenantStreams)
+		again := here.ask(t.Context(), admission.Request{Tenant: "t", Preempted: true})
+		here.wantWaiting(again)
+		running.get().lease.Release()
+		here.wantIn(again, time.Second)
+		again.get().lease.Release()
+	})
+}

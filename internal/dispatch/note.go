@@ -1,0 +1,61 @@
+package dispatch
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// A note is the last line of an engine's log, and goes to clients. An engine may log what it was started with, so whatever looks like a secret is
+// left out: the value of a name like api_key or HF_TOKEN, a word like a key of a well-known kind, an address with a password or a query.
+
+const hidden = "…"
+
+// secretNames are words in the names of secrets, secretKinds the beginnings of keys.
+var (
+	secretNames = []string{"key", "apikey", "token", "secret", "password", "passwd", "pwd", "authorization", "credential", "credentials", "bearer"}
+	secretKinds = []string{"sk-", "hf_", "ghp_", "gho_", "github_pat_", "glpat-", "xox", "AKIA", "ASIA", "AIza", "eyJ"}
+)
+
+// plainNote is the text in one line of at most 200 bytes, without what looks like a secret.
+func plainNote(text string) string {
+	words := strings.Fields(text)
+	secret := false // the next word is one
+	for i, word := range words {
+		words[i], secret = plainWord(word, secret)
+	}
+	return clip(strings.Join(words, " "))
+}
+
+// plainWord is the word as it may be seen, and whether the next one may not.
+func plainWord(word string, secret bool) (plain string, next bool) {
+	bare := strings.Trim(word, `"'(),;[]{}`)
+	if secret || slices.ContainsFunc(secretKinds, func(kind string) bool { return strings.HasPrefix(bare, kind) }) {
+		return hidden, strings.EqualFold(bare, "bearer")
+	}
+	if strings.Contains(word, "://") {
+		if strings.ContainsAny(word, "@?") {
+			return hidden, false
+		}
+		return word, false
+	}
+	name, value := word, ""
+	if i := strings.IndexAny(word, "=:"); i >= 0 {
+		name, value = word[:i+1], strings.Trim(word[i+1:], `"'`)
+	}
+	switch {
+	case !namesSecret(name):
+		return word, false
+	case value != "":
+		return name + hidden, false
+	default: // --api-key x, password: x, Bearer x, but not a word in a sentence
+		return word, strings.HasPrefix(bare, "-") || strings.ContainsAny(word, "=:") || strings.EqualFold(bare, "bearer")
+	}
+}
+
+// namesSecret reports whether one of the words that a name is made of says that its value is a secret.
+func namesSecret(name string) bool {
+	return slices.ContainsFunc(strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) }), func(part string) bool {
+		return slices.Contains(secretNames, strings.ToLower(part))
+	})
+}

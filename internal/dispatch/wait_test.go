@@ -1,0 +1,90 @@
+package dispatch
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// watched sends a request that can be looked at.
+func (s stage) watched(ctx context.Context, priority admission.Priority) *Wait {
+	w := new(Wait)
+	r := request("m", "k")
+	r.Priority, r.Watch = priority, w
+	go func() {
+		if ticket, fault := s.Dispatch(ctx, r); fault == nil {
+			<-ctx.Done()
+			ticket.Release()
+		}
+	}()
+	synctest.Wait()
+	return w
+}
+
+func (s stage) wantPlace(t *testing.T, w *Wait, position int) {
+	t.Helper()
+	synctest.Wait()
+	if got, starting, note := w.Look(s.Dispatcher); got != position || starting || note != "" {
+		t.Errorf("position %d, starting %v, %q, want %d", got, starting, note, position)
+	}
+}
+
+func TestWhereARequestWaits(t *testing.T) {
+	inStage(t, Policy{Limits: admission.Limits{MaxConcurrent: 1}}, func(t *testing.T, s stage, ctx context.Context) {
+		s.wantPlace(t, new(Wait), 0)
+		running, end := context.WithCancel(ctx)
+		first := s.watched(running, admission.Default)
+		s.wantPlace(t, first, 0) // it runs
+		second, third := s.watched(ctx, admission.Default), s.watched(ctx, admission.Default)
+		urgent := s.watched(ctx, admission.Interactive)
+		s.wantPlace(t, urgent, 1)
+		s.wantPlace(t, second, 2)
+		s.wantPlace(t, third, 3)
+		end()
+		s.wantPlace(t, urgent, 0)
+		s.wantPlace(t, third, 2)
+	})
+}
+
+func TestWhatARequestWaitsFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		reason := "loading: 3 of 7\r\n\tshards " + strings.Repeat("é", 300)
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Reason: reason})
+		ctx, cancel := context.WithCancel(t.Context())
+		w := s.watched(ctx, admission.Default)
+		position, starting, note := w.Look(s.Dispatcher)
+		if position != 1 || !starting || !strings.HasPrefix(note, "loading: 3 of 7 shards é") || len(note) > 200 || !strings.HasSuffix(note, "é…") {
+			t.Errorf("%d, %v, %q", position, starting, note)
+		}
+		s.put("m", engines.Replica{ID: "a"})
+		s.rebuild()
+		s.wantPlace(t, w, 0)
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// An engine may log what it was started with.
+func TestNotesTellNoSecrets(t *testing.T) {
+	for text, want := range map[string]string{
+		"Loading model weights took 3.2 s":                        "Loading model weights took 3.2 s",
+		"starts: api_key='sk-abc', port=8000":                     "starts: api_key=… port=8000",
+		"HF_TOKEN=hf_abcdefgh loaded":                             "HF_TOKEN=… loaded",
+		"--api-key hunter2 --port 80":                             "--api-key … --port 80",
+		"header Authorization: Bearer abc.def next":               "header Authorization: … … next",
+		"GET https://user:pw@host/x?sig=1 failed":                 "GET … failed",
+		"token hf_AbCdEfGhIjKlMnOp for meta-llama/Llama-3.1-8B":   "token … for meta-llama/Llama-3.1-8B",
+		"https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct": "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct",
+		"256 tokens per second, max_tokens=4096":                  "256 tokens per second, max_tokens=4096",
+	} {
+		if got := plainNote(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
