@@ -81,7 +81,8 @@ func config() Config {
 		Requests: func(limit int) ([]telemetry.Request, int) {
 			rows := []telemetry.Request{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
 				Upstream: "127.0.0.1:41000", State: telemetry.Done, Status: 200, Source: "engine", Stream: true, Attempts: 1, BytesIn: 10,
-				BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
+				Route: telemetry.RouteManaged, Cause: telemetry.CauseModeration, FinishReason: "content_filter", CompletionTokens: 7,
+				Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
 			return rows[:min(limit, len(rows))], 3
 		},
 		Tenants: func() []Tenant {
@@ -151,7 +152,8 @@ func TestAPI(t *testing.T) {
 			{"uuid":"GPU-d","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":1,"replicas":[]}]}]}`},
 		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
 			{"request_id":"r-1","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
-			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine","flags":"","details":"","stream":true,
+			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine",
+			 "route":"managed","cause":"moderation","finish_reason":"content_filter","tokens_out":7,"trace_id":"0af7651916cd43dd8448eb211c80319c","flags":"","details":"","stream":true,
 			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,
 			 "started":"2030-05-04T12:00:00Z"}]}`},
 		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2,"priority":"interactive","running":3,

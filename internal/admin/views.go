@@ -303,17 +303,24 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 }
 
 type requestView struct {
-	RequestID   string     `json:"request_id"`
-	Method      string     `json:"method"`
-	Path        string     `json:"path"`
-	Tenant      string     `json:"tenant"`
-	Model       string     `json:"model"`
-	Replica     string     `json:"replica"`
-	Upstream    string     `json:"upstream"`
-	State       string     `json:"state"`
-	Status      int        `json:"status"`
-	Code        string     `json:"code"`
-	Source      string     `json:"source"`
+	RequestID string `json:"request_id"`
+	Method    string `json:"method"`
+	Path      string `json:"path"`
+	Tenant    string `json:"tenant"`
+	Model     string `json:"model"`
+	Replica   string `json:"replica"`
+	Upstream  string `json:"upstream"`
+	State     string `json:"state"`
+	Status    int    `json:"status"`
+	Code      string `json:"code"`
+	Source    string `json:"source"`
+	// Route is native or managed; Cause is who ended a stream before its end, FinishReason why its engine did.
+	Route        string `json:"route"`
+	Cause        string `json:"cause"`
+	FinishReason string `json:"finish_reason"`
+	// TokensOut is what the response has cost as far as that is known, TraceID the trace that it belongs to.
+	TokensOut   int64      `json:"tokens_out"`
+	TraceID     string     `json:"trace_id"`
 	Flags       string     `json:"flags"`
 	Details     string     `json:"details"`
 	Stream      bool       `json:"stream"`
@@ -328,27 +335,32 @@ type requestView struct {
 
 func viewRequest(q telemetry.Request) requestView {
 	return requestView{
-		RequestID:   q.ID,
-		Method:      q.Method,
-		Path:        q.Path,
-		Tenant:      q.Tenant,
-		Model:       q.Model,
-		Replica:     q.Replica,
-		Upstream:    q.Upstream,
-		State:       string(q.State),
-		Status:      q.Status,
-		Code:        q.Code,
-		Source:      q.Source,
-		Flags:       q.Flags,
-		Details:     q.Details,
-		Stream:      q.Stream,
-		QueuedMS:    milliseconds(q.Waited),
-		FirstByteMS: milliseconds(q.FirstByte),
-		DurationMS:  milliseconds(q.Duration),
-		BytesIn:     q.BytesIn,
-		BytesOut:    q.BytesOut,
-		Attempts:    q.Attempts,
-		Started:     orNull(q.Started),
+		RequestID:    q.ID,
+		Method:       q.Method,
+		Path:         q.Path,
+		Tenant:       q.Tenant,
+		Model:        q.Model,
+		Replica:      q.Replica,
+		Upstream:     q.Upstream,
+		State:        string(q.State),
+		Status:       q.Status,
+		Code:         q.Code,
+		Source:       q.Source,
+		Route:        q.Route,
+		Cause:        q.Cause,
+		FinishReason: q.FinishReason,
+		TokensOut:    q.CompletionTokens,
+		TraceID:      q.TraceID(),
+		Flags:        q.Flags,
+		Details:      q.Details,
+		Stream:       q.Stream,
+		QueuedMS:     milliseconds(q.Waited),
+		FirstByteMS:  milliseconds(q.FirstByte),
+		DurationMS:   milliseconds(q.Duration),
+		BytesIn:      q.BytesIn,
+		BytesOut:     q.BytesOut,
+		Attempts:     q.Attempts,
+		Started:      orNull(q.Started),
 	}
 }
 

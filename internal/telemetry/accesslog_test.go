@@ -112,6 +112,18 @@ func TestAccessLogDiscards(t *testing.T) {
 	}
 }
 
+// TestStreamedRoutes: a stream is one whichever way it takes.
+func TestStreamedRoutes(t *testing.T) {
+	t.Parallel()
+	for route, want := range map[string]bool{headers.StreamRoute: true, headers.RelayStreamRoute: true, headers.RelayRoute: false} {
+		record := served()
+		record.CommonProperties.RouteName = route
+		if e := newEntry(headers.LogRequests, record); e.Streamed != want {
+			t.Errorf("%s: streamed %v", route, e.Streamed)
+		}
+	}
+}
+
 func TestAttemptRecords(t *testing.T) {
 	t.Parallel()
 	record := func(kind datav3.AccessLogType, f *datav3.ResponseFlags, status *wrapperspb.UInt32Value) *datav3.HTTPAccessLogEntry {

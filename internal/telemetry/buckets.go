@@ -15,6 +15,11 @@ func longBuckets() []float64 {
 	return []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}
 }
 
+// tokenBuckets suit the time of one token: 1 ms to 2 s.
+func tokenBuckets() []float64 {
+	return []float64{0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2}
+}
+
 // rateBuckets suit tokens a second of one stream: a large model on a CPU to the prefill of a small one on a GPU. 28.57 is a token each 35 ms.
 func rateBuckets() []float64 {
 	return []float64{1, 2.5, 5, 10, 20, 28.57, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000}

@@ -16,9 +16,13 @@ const (
 	Reason5xx = "5xx"
 	// ReasonTTFTTimeout: it had not begun its response in the time that one attempt has.
 	ReasonTTFTTimeout = "ttft_timeout"
+	// ReasonPreempted: nothing has failed; it was pushed out of its prefill by a more urgent one.
+	ReasonPreempted = "preempted"
 )
 
-func reasons() []string { return []string{ReasonConnect, ReasonReset, Reason5xx, ReasonTTFTTimeout} }
+func reasons() []string {
+	return []string{ReasonConnect, ReasonReset, Reason5xx, ReasonTTFTTimeout, ReasonPreempted}
+}
 
 // Causes of a disconnect: who ended a streamed response before its end.
 const (
@@ -49,13 +53,19 @@ const (
 	clientsFault    = "(http2_"
 )
 
-// disconnectCause says who ended a streamed response before its end, as far as Envoy's record of a native one tells; empty when nobody did,
-// or when no stream was asked for.
+// disconnectCause says who ended a streamed response before its end, as the relay has told, or as far as Envoy's record tells; empty when nobody
+// did, or when no stream was asked for. What Envoy calls the upstream of a managed stream is the relay.
 func disconnectCause(q Request) string {
 	if !q.Stream {
 		return ""
 	}
-	begun := q.Source == headers.SourceEngine
+	if q.Cause != "" {
+		return q.Cause
+	}
+	begun, upstream := q.Source == headers.SourceEngine, CauseEngine
+	if q.Route == RouteManaged {
+		begun, upstream = q.Status > 0 && q.Status < 400, CauseGateway
+	}
 	switch {
 	case anyFlag(q.Flags, "UT", "SI", "UMSDR", "DT"):
 		return CauseTimeout
@@ -64,7 +74,7 @@ func disconnectCause(q Request) string {
 	case anyFlag(q.Flags, "DC", "DR"), begun && hasFlag(q.Flags, "DPE"):
 		return CauseClient
 	case begun && anyFlag(q.Flags, "UC", "UR", "UPE"):
-		return CauseEngine
+		return upstream
 	case begun && anyFlag(q.Flags, "LR", "OM"):
 		return CauseGateway
 	}

@@ -139,7 +139,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		Cluster:   common.GetUpstreamCluster(),
 		Replica:   tag(common, headers.TagReplica),
 		Attempts:  int(common.GetUpstreamRequestAttemptCount()),
-		Streamed:  common.GetRouteName() == headers.StreamRoute,
+		Streamed:  headers.StreamedRoute(common.GetRouteName()),
 		Notes:     notes(common.GetMetadata().GetFilterMetadata()[headers.Metadata]),
 		BytesIn:   int64(request.GetRequestBodyBytes()),
 		BytesOut:  int64(response.GetResponseBodyBytes()),

@@ -53,7 +53,7 @@ func newGapGauge() *gapGauge {
 	}
 }
 
-// measured counts one gap that somebody has seen.
+// measured counts one gap that the relay has seen.
 func (g *gapGauge) measured(model string, gap time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -8,8 +8,16 @@ import (
 )
 
 // Record returns a func for AccessLog.OnEntry that joins every record with its request and counts what it tells. Each of also is told of
-// every request that has ended, once; it holds up what OnEntry does.
+// every request that has ended, once; it holds up what OnEntry does, or for requests that end otherwise (see Carried, and Begun.Turn) Live's
+// Carried or End. It is called once for r, before the first request.
 func Record(r *Requests, m *Metrics, also ...func(Request)) func(Entry) {
+	finished := func(q Request) {
+		m.Finished(q)
+		for _, tell := range also {
+			tell(q)
+		}
+	}
+	r.onFinished(finished)
 	return func(e Entry) {
 		if e.Log == headers.LogAttempts {
 			if reason := r.Tried(e); reason != "" {
@@ -17,20 +25,24 @@ func Record(r *Requests, m *Metrics, also ...func(Request)) func(Entry) {
 			}
 			return
 		}
-		q, done := r.Join(e)
-		if !done {
-			return
-		}
-		m.Finished(q)
-		for _, tell := range also {
-			tell(q)
+		if q, done := r.Join(e); done {
+			finished(q)
 		}
 	}
 }
 
+func (r *Requests) onFinished(finished func(Request)) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.finished = finished
+}
+
 // Join adds a record of LogRequests to the request it belongs to. It returns the joined request and true for the record that
-// ends a request, which comes once for each; false for a periodic one. A request that was never begun (a 401, Envoy's own
-// 503) becomes a finished one out of the record alone.
+// ends a request, which comes once for each; false for a periodic one, and for the final one of a request of which the relay has not told
+// yet. A request that was never begun (a 401, Envoy's own 503) becomes a finished one out of the record alone.
 func (r *Requests) Join(e Entry) (Request, bool) {
 	if r == nil {
 		return Request{}, false
@@ -49,10 +61,23 @@ func (r *Requests) Join(e Entry) (Request, bool) {
 		l = r.adoptLocked(e, true)
 	}
 	l.logged = true
+	if byRelay(e) && !l.logOnly && l.carried == nil && !l.ended {
+		l.record = &e
+		return Request{}, false
+	}
+	return r.concludeLocked(l, e), true
+}
+
+// concludeLocked joins the record that ends a request.
+func (r *Requests) concludeLocked(l *Live, e Entry) Request {
 	l.row.apply(e)
 	l.row.finish(e)
+	if l.carried != nil {
+		l.row.carry(*l.carried)
+	}
+	l.row.Cause = disconnectCause(l.row)
 	r.settleLocked(l, e)
-	return l.row, true
+	return l.row
 }
 
 // Tried adds a record of LogAttempts. It returns why the attempt before was repeated, once for each repetition and when it is
@@ -134,6 +159,9 @@ func (q *Request) apply(e Entry) {
 	if e.Replica != "" {
 		q.Replica = e.Replica
 	}
+	if byRelay(e) { // these are the relay's own figures, not a replica's
+		e.Upstream, e.Attempts, e.FirstByte, e.UpstreamDuration = "", 0, 0, 0
+	}
 	q.Upstream, q.Attempts = e.Upstream, max(q.Attempts, e.Attempts)
 	q.Stream = q.Stream || e.Streamed
 	if tenant := e.Notes[headers.NoteTenant]; tenant != "" {
@@ -153,6 +181,9 @@ func (q *Request) finish(e Entry) {
 	q.PromptTokens, q.CompletionTokens, q.UsageKnown = e.Usage.Prompt, e.Usage.Completion, e.Usage.Known
 	q.CachedTokens, q.CachedKnown = e.Usage.Cached, e.Usage.CachedKnown
 	q.Source = headers.SourceGateway
+	if byRelay(e) {
+		q.Route = RouteManaged
+	}
 	if answeredByEngine(e) {
 		q.Source, q.Route = headers.SourceEngine, RouteNative
 	}

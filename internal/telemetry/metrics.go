@@ -166,7 +166,7 @@ func (m *Metrics) makeVectors() {
 	m.rejected = counter("sluice_rejected_total",
 		"Requests that Sluice answered with an error, by the error's code: rate_limited, queue_full and so on.", "model", "reason")
 	m.retries = counter("stream_retries_total",
-		"Attempts that were repeated on another replica, by what had failed: connect, reset, 5xx or ttft_timeout.", "reason")
+		"Attempts that were repeated on another replica, by what had failed, connect, reset, 5xx or ttft_timeout, or that were preempted.", "reason")
 	m.disconnects = counter("stream_disconnects_total",
 		"Streamed responses that ended before their end, by who ended them: client, engine, timeout, slow_client, cancelled, moderation or gateway. "+
 			"Of native streams, which pass unread, client, engine, timeout and gateway can be told apart.", "cause")
@@ -200,18 +200,11 @@ func (m *Metrics) Waited(d time.Duration) {
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect and so on.
+// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect and so on. Of native requests Record counts
+// them; those of managed ones the relay tells.
 func (m *Metrics) Retried(reason string) {
 	if m != nil {
 		m.retries.WithLabelValues(reason).Inc()
-	}
-}
-
-// Disconnected counts a stream that ended before its end and of which Envoy's record does not tell that, by who ended it: CauseCancelled and so
-// on. Those of native streams are counted by Finished.
-func (m *Metrics) Disconnected(cause string) {
-	if m != nil {
-		m.disconnects.WithLabelValues(cause).Inc()
 	}
 }
 
@@ -229,7 +222,7 @@ func result(ok bool) string {
 	return "failure"
 }
 
-// Finished counts a request whose final record has been joined (see Requests.Join).
+// Finished counts a request that has ended, and its stream if it was one (see Record, which calls it).
 func (m *Metrics) Finished(q Request) {
 	if m == nil {
 		return
@@ -246,8 +239,11 @@ func (m *Metrics) Finished(q Request) {
 		}
 	}
 	m.countTokens(model, q)
-	m.streams.observe(model, nativeStream(q))
-	if q.Code != "" && q.Status >= 400 {
+	if s := streamOf(q); s.TTFT > 0 {
+		s.Replica = m.upstreams.admit(s.Replica)
+		m.streams.observe(model, s)
+	}
+	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // 200 where a stream of heartbeats ended in an error
 		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
 	}
 	if cause := disconnectCause(q); cause != "" {
@@ -256,6 +252,9 @@ func (m *Metrics) Finished(q Request) {
 }
 
 func (m *Metrics) countTokens(model string, q Request) {
+	if !q.UsageKnown {
+		return
+	}
 	if q.PromptTokens > 0 {
 		m.tokens.WithLabelValues(model, kindPrompt).Add(float64(q.PromptTokens))
 	}

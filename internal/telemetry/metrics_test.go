@@ -41,10 +41,10 @@ func TestMetricsOfFinished(t *testing.T) {
 	left := Request{Model: "chat", Stream: true, Flags: "DC", Source: "gateway", Duration: time.Second}
 	refused := Request{Model: "chat", Status: 429, Source: "gateway"}
 	unauthorized := Request{Status: 401, Source: "gateway"}
-	for _, q := range []Request{ok, ok, cut, left, refused, unauthorized} {
+	slow := Request{Model: "chat", Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Cause: CauseSlowClient}
+	for _, q := range []Request{ok, ok, cut, left, refused, unauthorized, slow} {
 		m.Finished(q)
 	}
-	m.Disconnected(CauseSlowClient)
 	got := scrape(t, m, "sluice_requests_total", "sluice_request_duration_seconds_sum", "sluice_request_duration_seconds_count",
 		"sluice_first_byte_seconds_count", "sluice_upstream_request_duration_seconds_sum", "sluice_upstream_request_duration_seconds_count",
 		"stream_disconnects_total")
@@ -53,8 +53,8 @@ func TestMetricsOfFinished(t *testing.T) {
 		`sluice_request_duration_seconds_sum{model=""} 0`,
 		`sluice_request_duration_seconds_count{model=""} 1`,
 		`sluice_request_duration_seconds_sum{model="chat"} 7`,
-		`sluice_request_duration_seconds_count{model="chat"} 5`,
-		`sluice_requests_total{code="200",model="chat",source="engine"} 3`,
+		`sluice_request_duration_seconds_count{model="chat"} 6`,
+		`sluice_requests_total{code="200",model="chat",source="engine"} 4`,
 		`sluice_requests_total{code="401",model="",source="gateway"} 1`,
 		`sluice_requests_total{code="429",model="chat",source="gateway"} 1`,
 		`sluice_requests_total{code="499",model="chat",source="gateway"} 1`,
@@ -108,6 +108,7 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_xds_nacks_total 3`,
 		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
+		`stream_retries_total{reason="preempted"} 0`,
 		`stream_retries_total{reason="reset"} 0`,
 		`stream_retries_total{reason="ttft_timeout"} 0`,
 	}
@@ -197,6 +198,11 @@ func TestDisconnectCause(t *testing.T) {
 		{Request{Stream: true, Flags: "DC", Details: "downstream_local_disconnect(max_connection_duration_reached)", Source: "engine"}, "gateway"},
 		{Request{Stream: true, Flags: "LR", Source: "engine"}, "gateway"},
 		{Request{Stream: true, Flags: "OM", Status: 503, Source: "gateway"}, ""},
+		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Cause: "moderation", Flags: "DC"}, "moderation"}, // the relay knows
+		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Flags: "DC"}, "client"},
+		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "gateway", Flags: "UC"}, "gateway"}, // it is gone
+		{Request{Stream: true, Route: RouteManaged, Status: 503, Source: "gateway", Flags: "UC"}, ""},
+		{Request{Route: RouteManaged, Status: 200, Source: "engine", Cause: "client"}, ""},
 	} {
 		if got := disconnectCause(c.q); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.q, got, c.want)
@@ -224,6 +230,7 @@ func TestRecordCounts(t *testing.T) {
 		`sluice_requests_total{code="200",model="chat",source="engine"} 1`,
 		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
+		`stream_retries_total{reason="preempted"} 0`,
 		`stream_retries_total{reason="reset"} 0`,
 		`stream_retries_total{reason="ttft_timeout"} 0`,
 	}

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,8 +23,9 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 // Finished writes the line of a request whose final record has been joined; see Record. The probes of load balancers have none.
 //
 // Times are in milliseconds, from Envoy's receipt of the request. What is not known of a request is left out: the time to the first token of
-// one that has no stream, tokens that the engine did not count or that were not read. The reason for which a native stream has finished is
-// not known either, but that field is always there.
+// one that has no stream, tokens that the engine did not count or that were not read. Of a managed stream whose engine did not count, tokens_out
+// is there without tokens_in: it is the number of events that had something of the answer. tpot_ms is the mean time of an output token after
+// the first. The reason for which a native stream has finished is not known, but that field is always there.
 func (l *RequestLog) Finished(q Request) {
 	if l == nil || probe(q.Path, q.Status) {
 		return
@@ -32,7 +34,7 @@ func (l *RequestLog) Finished(q Request) {
 	if line == nil {
 		return
 	}
-	fields := make([]zap.Field, 0, 18)
+	fields := make([]zap.Field, 0, 20)
 	fields = append(fields, zap.String("request_id", q.ID), zap.String("tenant", q.Tenant), zap.String("model", q.Model),
 		zap.String("replica", q.Replica), zap.String("route", q.Route), zap.Int("status", q.Status), zap.String("code", q.Code),
 		zap.Bool("stream", q.Stream), milliseconds("queued_ms", q.Waited))
@@ -40,14 +42,38 @@ func (l *RequestLog) Finished(q Request) {
 		fields = append(fields, milliseconds("ttft_ms", q.FirstByte))
 	}
 	fields = append(fields, milliseconds("duration_ms", q.Duration))
+	fields = appendTokens(fields, q)
+	if q.Cause != "" {
+		fields = append(fields, zap.String("cause", q.Cause))
+	}
+	if id := q.TraceID(); id != "" {
+		fields = append(fields, zap.String("trace_id", id))
+	}
+	line.Write(append(fields, zap.String("finish_reason", q.FinishReason), zap.Int("retries", max(0, q.Attempts-1)),
+		zap.Int64("bytes", q.BytesOut))...)
+}
+
+func appendTokens(fields []zap.Field, q Request) []zap.Field {
 	if q.UsageKnown {
-		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens), zap.Int64("tokens_out", q.CompletionTokens))
+		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens))
+	}
+	if q.UsageKnown || q.CompletionTokens > 0 {
+		fields = append(fields, zap.Int64("tokens_out", q.CompletionTokens))
 	}
 	if q.CachedKnown {
 		fields = append(fields, zap.Int64("cached_tokens", q.CachedTokens))
 	}
-	line.Write(append(fields, zap.String("finish_reason", q.FinishReason), zap.Int("retries", max(0, q.Attempts-1)),
-		zap.Int64("bytes", q.BytesOut))...)
+	if each := streamOf(q).perToken(); each > 0 {
+		fields = append(fields, milliseconds("tpot_ms", each))
+	}
+	return fields
+}
+
+// TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not traced.
+func (q *Request) TraceID() string {
+	_, rest, _ := strings.Cut(q.Trace, "-") // version-trace-span-flags
+	id, _, _ := strings.Cut(rest, "-")
+	return id
 }
 
 func milliseconds(name string, d time.Duration) zap.Field {

@@ -85,6 +85,37 @@ func TestRequestLog(t *testing.T) {
 	}
 }
 
+// TestRequestLogOfManaged: the relay's figures are in the line, an engine that did not count tokens included.
+func TestRequestLogOfManaged(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(&out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRequests(0)
+	record := Record(r, nil, NewRequestLog(log, true).Finished)
+	c := whole()
+	c.Usage, c.Cause = Usage{Completion: 41}, CauseSlowClient
+	live := r.Begin(Begun{ID: "a", Tenant: "acme", Model: "alias", Stream: true})
+	live.Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
+	live.Carried(c)
+	live.End(0, "")
+	record(relayed("a"))
+	var got map[string]any
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	delete(got, "time")
+	want := map[string]any{"level": "info", "logger": "request", "msg": "finished", "request_id": "a", "tenant": "acme", "model": "chat",
+		"replica": "chat-1", "route": "managed", "status": 200.0, "code": "", "stream": true, "queued_ms": 400.0, "ttft_ms": 1000.0,
+		"duration_ms": 3000.0, "tokens_out": 41.0, "tpot_ms": 50.0, "cause": "slow_client", "trace_id": "0af7651916cd43dd8448eb211c80319c",
+		"finish_reason": "stop", "retries": 1.0, "bytes": 2000.0}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
 // TestRequestLogTellsNoSecret: what a client sends reaches the line as the names that it chose only, and a path not at all.
 func TestRequestLogTellsNoSecret(t *testing.T) {
 	t.Parallel()
@@ -116,10 +147,10 @@ func BenchmarkRequestLog(b *testing.B) {
 
 func BenchmarkStreamFigures(b *testing.B) {
 	m := NewMetrics(MetricsConfig{})
-	q := Request{Model: "chat", Route: RouteNative, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
+	q := Request{Model: "chat", Route: RouteNative, Source: headers.SourceEngine, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
 		PromptTokens: 100, CompletionTokens: 101, UsageKnown: true, CachedKnown: true}
 	b.ReportAllocs()
 	for b.Loop() {
-		m.streams.observe("chat", nativeStream(q))
+		m.streams.observe("chat", streamOf(q))
 	}
 }

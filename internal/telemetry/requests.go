@@ -37,9 +37,11 @@ type Request struct {
 	State    State
 	// Status is the HTTP status of the answer; 0 when the client left without one.
 	Status int
-	// Code is the error code of an answer that Sluice itself gave, such as queue_full; empty otherwise.
+	// Code is the error code of an answer that Sluice itself gave, such as queue_full, or of the error in which a managed stream has ended;
+	// empty otherwise.
 	Code string
-	// Route is how an engine's response came: RouteNative or RouteManaged; empty until the request has ended, and when no engine has answered.
+	// Route is RouteManaged when Sluice's relay carried the request, RouteNative when an engine's response came through Envoy alone; empty
+	// until the request has ended, and for all others.
 	Route string
 	// Source says which side answered: headers.SourceGateway or headers.SourceEngine; empty until the request has ended.
 	Source string
@@ -51,25 +53,33 @@ type Request struct {
 	Attempts int
 	// BytesIn and BytesOut count the bodies.
 	BytesIn, BytesOut int64
-	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended, and where the count is not known.
+	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended, and where the count is not known. Of a
+	// managed stream whose engine did not count, CompletionTokens is the number of its events that had something of the answer.
 	PromptTokens, CompletionTokens int64
-	// UsageKnown says that the two were counted.
+	// UsageKnown says that the engine counted the two.
 	UsageKnown bool
 	// CachedTokens are those of PromptTokens that the engine had in its cache; 0 unless CachedKnown.
 	CachedTokens int64
 	CachedKnown  bool
 	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in native streams.
 	FinishReason string
-	Started      time.Time
+	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or it was none.
+	Cause string
+	// Trace is the traceparent of the request's own span, TraceParent that which its client sent; empty where the request is not traced.
+	Trace, TraceParent string
+	Started            time.Time
 	// Waited is how long the request was held before it was sent to a replica or refused.
 	Waited time.Duration
-	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body.
+	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body, of a managed one to its first token.
 	FirstByte time.Duration
+	// Decode is from the first token to the last, of managed streams.
+	Decode time.Duration
 	// LastByte is from Envoy's receipt of the request to the last byte of the engine's response; 0 unless that is whole.
 	LastByte time.Duration
 	// Duration is from Envoy's receipt of the request to its end, or until now.
 	Duration time.Duration
-	// UpstreamDuration is what the replica took: first byte sent to last byte received.
+	// UpstreamDuration is what the replica took: first byte sent to last byte received. Of a managed response it is the time from its leaving
+	// for the replica to the end.
 	UpstreamDuration time.Duration
 }
 
@@ -84,6 +94,8 @@ type Requests struct {
 	// done is a ring of the last finished ones, next the place of the next; guarded by mu
 	done []*Live
 	next int
+	// finished is told of every request that has ended other than with the record that Join was given; nil: nobody is. Guarded by mu
+	finished func(Request)
 	// swept is when requests that nobody hears of any more were last looked for; guarded by mu
 	swept time.Time
 }
@@ -118,6 +130,9 @@ type Begun struct {
 	Stream bool
 	// Bytes of the request's body.
 	Bytes int
+	// Turn says that no record of Envoy's will come, because the request is a turn of a connection: it is finished, counted and logged with its
+	// End. ID is then one that no other turn and no request has.
+	Turn bool
 }
 
 // Begin notes a request that Sluice is to dispatch. Every Begin must be followed by one End.
@@ -125,7 +140,7 @@ func (r *Requests) Begin(b Begun) *Live {
 	if r == nil {
 		return nil
 	}
-	l := &Live{requests: r, began: time.Now()}
+	l := &Live{requests: r, began: time.Now(), turn: b.Turn}
 	l.row = Request{
 		ID: b.ID, Method: b.Method, Path: cleanPath(b.Path), Tenant: b.Tenant, Model: clip(b.Model),
 		State: Queued, Stream: b.Stream, BytesIn: int64(b.Bytes), Started: l.began,
@@ -133,7 +148,7 @@ func (r *Requests) Begin(b Begun) *Live {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.place = r.live.PushBack(l)
-	if b.ID != "" {
+	if b.ID != "" && !b.Turn {
 		r.byID[b.ID] = l
 	}
 	return l
@@ -157,6 +172,10 @@ type Live struct {
 	// logOnly: known from the access log alone. heard: when the last periodic record came.
 	logOnly bool
 	heard   time.Time
+	// carried is what the relay told, record is Envoy's final one that came before that. turn: no record will come.
+	carried *Carried
+	record  *Entry
+	turn    bool
 }
 
 // Decided notes that the request leaves for a replica of the model (its own name, not an alias) after having waited so long.
@@ -173,33 +192,69 @@ func (l *Live) Decided(model, replica string, waited time.Duration) {
 	}
 }
 
-// End notes that the request is over for Sluice. Status and code are those of the error that Sluice answered with; 0 and
-// empty when it was not Sluice that answered. Calls after the first do nothing.
-func (l *Live) End(status int, code string) {
-	if l == nil {
+// Trace notes the traceparent of the request's own span, and the one that its client sent.
+func (l *Live) Trace(own, client string) {
+	if l == nil || own == "" {
 		return
 	}
 	l.requests.mu.Lock()
 	defer l.requests.mu.Unlock()
+	l.row.Trace, l.row.TraceParent = own, client
+}
+
+// End notes that the request is over for Sluice. Status and code are those of the error that Sluice answered with; 0 and
+// empty when it was not Sluice that answered. Calls after the first do nothing.
+func (l *Live) End(status int, code string) {
+	if l != nil {
+		l.requests.tell(l.end(status, code))
+	}
+}
+
+// end returns the request and true when nothing else was awaited of it and nobody was told yet.
+func (l *Live) end(status int, code string) (Request, bool) {
+	l.requests.mu.Lock()
+	defer l.requests.mu.Unlock()
 	if l.ended {
-		return
+		return Request{}, false
 	}
 	l.ended = true
 	if code != "" {
-		l.row.Code, l.row.Source = code, headers.SourceGateway
+		l.row.Code = code
+		if l.carried == nil {
+			l.row.Source = headers.SourceGateway
+		}
 	}
-	if !l.decided {
+	if !l.decided && l.carried == nil {
 		l.row.Waited = time.Since(l.began)
 	}
 	if l.row.Status == 0 {
 		l.row.Status = status
 	}
-	if !l.logged {
+	switch {
+	case l.turn:
+		return l.turnLocked(), true
+	case l.record != nil:
+		return l.heldLocked()
+	case l.logged:
+		l.requests.forgetLocked(l)
+	default:
 		l.row.Duration = time.Since(l.began)
 		l.requests.finishLocked(l)
+	}
+	return Request{}, false
+}
+
+// tell passes on a request that has ended, if it has.
+func (r *Requests) tell(q Request, ended bool) {
+	if !ended {
 		return
 	}
-	l.requests.forgetLocked(l)
+	r.mu.Lock()
+	finished := r.finished
+	r.mu.Unlock()
+	if finished != nil {
+		finished(q)
+	}
 }
 
 // finishLocked moves a request from the running to the finished, where it takes the place of the oldest.

@@ -5,20 +5,22 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // Ways of a stream from its engine to the client.
 const (
 	// RouteNative: Envoy passes it on, and nobody reads it.
 	RouteNative = "native"
-	// RouteManaged: it goes through Sluice, which reads every event.
+	// RouteManaged: it goes through Sluice's relay, which reads every event.
 	RouteManaged = "managed"
 )
 
-// Stream is what a finished streamed response tells of how it fared. What is not known is zero and counts nowhere.
-type Stream struct {
-	// Model that answered; one that MetricsConfig.KnownModel does not know counts as Other.
-	Model string
+// stream is what a finished streamed response tells of how it fared. What is not known is zero and counts nowhere.
+type stream struct {
+	// Replica that answered, or its address.
+	Replica string
 	// Route is RouteNative or RouteManaged.
 	Route string
 	// TTFT is from the receipt of the request to the first token.
@@ -27,27 +29,41 @@ type Stream struct {
 	Held time.Duration
 	// Decode is from the first token to the last.
 	Decode time.Duration
-	// Usage is what the engine has counted.
+	// Usage is what the engine has counted; see Carried.
 	Usage Usage
 }
 
-// nativeStream is what Envoy's record of a request tells of a stream; zero when the request was none, or has no response of an engine. Its
-// first byte stands for its first token: engines send their headers early but their first event with it.
-func nativeStream(q Request) Stream {
-	if !q.Stream || q.Route != RouteNative || q.Status >= 300 {
-		return Stream{}
+// streamOf is what a request tells of its stream; zero when it was none, or has no response of an engine. The first byte of a native one stands for
+// its first token: engines send their headers early but their first event with it.
+func streamOf(q Request) stream {
+	if !q.Stream || q.Source != headers.SourceEngine {
+		return stream{}
 	}
-	s := Stream{Model: q.Model, Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Usage: q.usage()}
+	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Decode: q.Decode, Usage: q.usage()}
+	if q.Route == RouteManaged {
+		return s
+	}
+	if q.Status >= 300 {
+		return stream{}
+	}
 	if q.FirstByte > 0 {
 		s.Decode = max(0, q.LastByte-q.FirstByte)
 	}
 	return s
 }
 
+// perToken is the mean time of a token after the first; 0 where it is not known.
+func (s stream) perToken() time.Duration {
+	if gaps := s.Usage.Completion - 1; gaps > 0 && s.Decode > 0 {
+		return s.Decode / time.Duration(gaps)
+	}
+	return 0
+}
+
 // streamFigures count how streams fare, and how the requests of a replica are batched.
 type streamFigures struct {
-	ttft, cached, rate, batch *prometheus.HistogramVec
-	gaps                      *gapGauge
+	ttft, cached, rate, perToken, batch *prometheus.HistogramVec
+	gaps                                *gapGauge
 }
 
 func newStreamFigures(r prometheus.Registerer) *streamFigures {
@@ -59,9 +75,12 @@ func newStreamFigures(r prometheus.Registerer) *streamFigures {
 			"The same of the streams whose engine has told how many tokens of the prompt were in its cache: cached is true when they were half of it "+
 				"or more.", shortBuckets(), "model", "cached"),
 		rate: histogram("stream_tokens_per_second",
-			"Tokens a second of one stream, where the engine's count is known. prefill: prompt tokens, less those known to be in its cache, by the time "+
+			"Tokens a second of one stream, where the engine's count is known, or, of managed streams, by their events. prefill: prompt tokens, less those known to be in its cache, by the time "+
 				"from the request's leaving for a replica to the first token. decode: the other tokens by the time from the first to the last.",
 			rateBuckets(), "model", "phase"),
+		perToken: histogram("sluice_time_per_output_token_seconds",
+			"Mean time of a token after the first of one stream, by the replica that served it, where stream_tokens_per_second has its decode.",
+			tokenBuckets(), "model", "upstream"),
 		batch: histogram("scheduler_batch_size",
 			"Requests on a replica whenever another was sent there, with that one: in prefill, that is known to have no token yet, and in decode, all "+
 				"others. Prefill is known to end of the requests under a cap on prefill; of others, only the one that was just sent counts there.",
@@ -71,19 +90,12 @@ func newStreamFigures(r prometheus.Registerer) *streamFigures {
 	for _, phase := range []string{phasePrefill, phaseDecode} { // the series exist before the first event
 		f.batch.WithLabelValues(phase)
 	}
-	r.MustRegister(f.ttft, f.cached, f.rate, f.batch, f.gaps)
+	r.MustRegister(f.ttft, f.cached, f.rate, f.perToken, f.batch, f.gaps)
 	return f
 }
 
-// Streamed counts a stream that somebody else than Envoy's record tells of; native ones are counted by Finished.
-func (m *Metrics) Streamed(s Stream) {
-	if m != nil {
-		m.streams.observe(m.model(s.Model), s)
-	}
-}
-
-// Gap counts the time between two tokens of a stream that somebody reads. While there are such gaps of a model, they alone are its
-// stream_inter_token_p95_seconds.
+// Gap counts the time between two tokens of a managed stream. While there are such gaps of a model, they alone are its
+// stream_inter_token_p95_seconds. The relay may tell of a share of the streams only, if it chooses them by chance.
 func (m *Metrics) Gap(model string, gap time.Duration) {
 	if m != nil {
 		m.streams.gaps.measured(m.model(model), gap)
@@ -99,8 +111,8 @@ func (m *Metrics) Dispatched(prefill, decode int) {
 	}
 }
 
-// observe counts a stream under the label of its model.
-func (f *streamFigures) observe(model string, s Stream) {
+// observe counts a stream under the labels of its model and of its replica.
+func (f *streamFigures) observe(model string, s stream) {
 	if s.TTFT <= 0 {
 		return
 	}
@@ -112,10 +124,12 @@ func (f *streamFigures) observe(model string, s Stream) {
 	if fresh, prefill := u.Prompt-u.Cached, s.TTFT-s.Held; fresh > 0 && prefill > 0 {
 		f.rate.WithLabelValues(model, phasePrefill).Observe(float64(fresh) / prefill.Seconds())
 	}
-	if gaps := u.Completion - 1; gaps > 0 && s.Decode > 0 {
+	if each := s.perToken(); each > 0 {
+		gaps := u.Completion - 1
 		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
-		if s.Route == RouteNative { // of others every gap is told
-			f.gaps.estimated(model, s.Decode/time.Duration(gaps), gaps)
+		f.perToken.WithLabelValues(model, s.Replica).Observe(each.Seconds())
+		if s.Route == RouteNative { // of managed ones the relay tells single gaps
+			f.gaps.estimated(model, each, gaps)
 		}
 	}
 }

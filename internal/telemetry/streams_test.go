@@ -66,11 +66,17 @@ func TestStreamFigures(t *testing.T) {
 	wantP95(t, m, "chat", 0.020)
 }
 
-// TestStreamsReadBySluice: a stream that somebody reads tells its own figures; every one of its gaps counts, and it is estimated no more.
-func TestStreamsReadBySluice(t *testing.T) {
+// TestManagedStreamFigures: the relay tells the figures of a stream; the gaps that it tells count, and nothing is estimated any more.
+func TestManagedStreamFigures(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	m.Streamed(Stream{Model: "chat", Route: RouteManaged, TTFT: time.Second, Decode: time.Second, Usage: Usage{Prompt: 10, Completion: 11, Known: true}})
+	q := Request{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: RouteManaged, FirstByte: time.Second,
+		Waited: 500 * time.Millisecond, Decode: time.Second, LastByte: 9 * time.Second, PromptTokens: 10, CompletionTokens: 11, UsageKnown: true}
+	m.Finished(q)
+	q.UsageKnown, q.PromptTokens, q.CompletionTokens = false, 0, 51 // as many events as that
+	m.Finished(q)
+	q.Source = "gateway" // heartbeats and an error
+	m.Finished(q)
 	if got := scrape(t, m, "stream_inter_token_p95_seconds"); len(got) != 0 {
 		t.Errorf("a stream whose gaps are told was estimated: %q", got)
 	}
@@ -79,8 +85,22 @@ func TestStreamsReadBySluice(t *testing.T) {
 	wantP95(t, m, "chat", 0.002)
 	m.Gap("chat", 50*time.Millisecond)
 	wantP95(t, m, "chat", 0.050)
-	want := []string{`stream_ttft_seconds_count{model="chat",route="managed"} 1`, `stream_ttft_seconds_count{model="chat",route="native"} 1`}
-	if diff := cmp.Diff(want, scrape(t, m, "stream_ttft_seconds_count")); diff != "" {
+	want := []string{
+		`sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"} 2`, // 0.02 and, native, 0.002; 0.1
+		`sluice_time_per_output_token_seconds_count{model="chat",upstream="chat-0"} 3`,
+		`sluice_tokens_total{kind="completion",model="chat"} 1012`,
+		`sluice_tokens_total{kind="prompt",model="chat"} 20`,
+		`stream_tokens_per_second_sum{model="chat",phase="decode"} 560`, // 10, 50, 500
+		`stream_tokens_per_second_count{model="chat",phase="decode"} 3`,
+		`stream_ttft_seconds_sum{model="chat",route="managed"} 2`,
+		`stream_ttft_seconds_count{model="chat",route="managed"} 2`,
+		`stream_ttft_seconds_sum{model="chat",route="native"} 0.4`,
+		`stream_ttft_seconds_count{model="chat",route="native"} 1`,
+	}
+	got := scrape(t, m, "stream_ttft_seconds_sum", "stream_ttft_seconds_count", "sluice_tokens_total", `sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"}`,
+		"sluice_time_per_output_token_seconds_count", `stream_tokens_per_second_sum{model="chat",phase="decode"}`,
+		`stream_tokens_per_second_count{model="chat",phase="decode"}`)
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
@@ -117,7 +137,7 @@ func TestP95(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := NewMetrics(MetricsConfig{})
 		estimate := func(gap time.Duration, gaps int64) {
-			m.Streamed(Stream{Model: "chat", Route: RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
+			m.streams.observe("chat", stream{Route: RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
 				Usage: Usage{Prompt: 1, Completion: gaps + 1, Known: true}})
 		}
 		for i := 1; i <= 100; i++ { // the longest streams have the shortest gaps: by streams it would be 95 ms

@@ -249,7 +249,8 @@ function status(cell, q) {
   const [words, t] = outcome(q);
   chip(cell.chip, words, t);
   const refused = q.state === 'done' && q.source === 'gateway' && q.status >= 400;
-  const notes = [q.code || (refused && q.details.split('{')[0].replaceAll('_', ' ')), q.flags, q.attempts > 1 && `${q.attempts} attempts`];
+  const cause = q.cause && q.cause !== 'client' && `ended by ${q.cause.replaceAll('_', ' ')}`;
+  const notes = [cause, q.code || (refused && q.details.split('{')[0].replaceAll('_', ' ')), q.flags, q.attempts > 1 && `${q.attempts} attempts`];
   text(cell.note, notes.filter(Boolean).join(' · '));
   cell.note.hidden = cell.note.textContent === '';
   attr(cell, 'title', q.details || null);
@@ -258,11 +259,11 @@ function status(cell, q) {
 function outcome(q) {
   if (q.state === 'queued') return ['queued', 'warn'];
   if (q.state === 'streaming') return [q.stream ? 'streaming' : 'running', 'busy'];
-  if (/\b(DC|DR)\b/.test(q.flags)) return [q.status ? `${q.status}, client left` : 'client left', 'warn'];
+  if (q.cause === 'client' || /\b(DC|DR)\b/.test(q.flags)) return [q.status ? `${q.status}, client left` : 'client left', 'warn'];
   if (q.status === 0) return ['ended', 'idle'];
   if (q.status >= 500) return [q.status, 'bad'];
   if (q.status >= 400) return [q.status, 'warn'];
-  return q.flags ? [`${q.status}, cut`, 'bad'] : [q.status, 'ok'];
+  return q.flags || q.cause || q.code ? [`${q.status}, cut`, 'bad'] : [q.status, 'ok'];
 }
 
 /** A test for rows that hold every word of the filter. */

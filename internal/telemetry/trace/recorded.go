@@ -1,0 +1,124 @@
+package trace
+
+import (
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+// The phases of a request.
+const (
+	phaseQueue   = "queue"
+	phasePrefill = "prefill"
+	phaseDecode  = "decode"
+	// phaseGenerate stands for both of them where a response that is no stream tells nothing of its first token.
+	phaseGenerate = "generate"
+)
+
+// recorded is a request as its spans will tell of it.
+type recorded struct {
+	own, client             trace.SpanContext
+	began, ended            time.Time
+	id, path, tenant, model string
+	// decided is the model that a managed call was admitted to
+	decided         string
+	stream, managed bool
+	// status is the HTTP status; 0: not known
+	status        int
+	result        telemetry.Carried
+	phases        []phase
+	steps, chunks series
+}
+
+// phase is one of the phases, in a replica's case with what is known of that.
+type phase struct {
+	name         string
+	began, ended time.Time
+	// model, by its own name, replica and batch are empty of a queue
+	model, replica string
+	batch          int
+}
+
+// enter ends the phase that runs and begins another.
+func (r *recorded) enter(p phase) {
+	if n := len(r.phases); n >= maxPhases {
+		return
+	} else if n > 0 {
+		last := &r.phases[n-1]
+		last.ended = p.began
+		if p.name == phaseDecode {
+			p.replica, p.batch = last.replica, last.batch
+		}
+	}
+	r.phases = append(r.phases, p)
+}
+
+// native is what the joined record of a request tells.
+func native(q telemetry.Request, own, client trace.SpanContext) *recorded {
+	answered := q.Route == telemetry.RouteNative
+	r := &recorded{
+		own: own, client: client, began: q.Started, ended: q.Started.Add(q.Duration),
+		id: q.ID, path: q.Path, tenant: q.Tenant, model: q.Model, stream: q.Stream, status: q.Status,
+		result: telemetry.Carried{
+			Replica: q.Replica, Code: q.Code, Cause: q.Cause, Attempts: q.Attempts, Answered: answered, FinishReason: q.FinishReason,
+			Usage: telemetry.Usage{Prompt: q.PromptTokens, Completion: q.CompletionTokens, Known: q.UsageKnown,
+				Cached: q.CachedTokens, CachedKnown: q.CachedKnown},
+		},
+	}
+	r.enter(phase{name: phaseQueue, began: q.Started})
+	if q.Replica == "" {
+		return r
+	}
+	r.enter(phase{name: phasePrefill, began: q.Started.Add(q.Waited), replica: q.Replica})
+	if !q.Stream || q.FirstByte <= 0 || !answered {
+		return r
+	}
+	r.result.FirstToken, r.result.Held = q.FirstByte, q.Waited
+	r.enter(phase{name: phaseDecode, began: q.Started.Add(max(q.FirstByte, q.Waited))})
+	if q.LastByte > q.FirstByte {
+		r.result.Decode = q.LastByte - q.FirstByte
+		r.phases[len(r.phases)-1].ended = q.Started.Add(q.LastByte)
+	}
+	return r
+}
+
+// maxKept is how many of a series are kept; two of them are what a stream has in steps and chunks.
+const maxKept = 32
+
+// series keeps some of many moments whose number is not known before, evenly spread: those whose number the stride divides. When there are too
+// many, it doubles.
+type series struct {
+	stride, next int
+	kept         []moment
+}
+
+type moment struct {
+	n            int
+	began, ended time.Time
+}
+
+// add notes the n-th; numbers that do not grow are left out.
+func (s *series) add(n int, began, ended time.Time) {
+	if n < s.next {
+		return
+	}
+	s.next = n + 1
+	if s.stride == 0 {
+		s.stride = 1
+	}
+	for n%s.stride == 0 && len(s.kept) == maxKept {
+		s.stride *= 2
+		left := s.kept[:0]
+		for _, m := range s.kept {
+			if m.n%s.stride == 0 {
+				left = append(left, m)
+			}
+		}
+		s.kept = left
+	}
+	if n%s.stride == 0 {
+		s.kept = append(s.kept, moment{n, began, ended})
+	}
+}

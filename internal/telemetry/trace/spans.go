@@ -1,0 +1,224 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+// Attributes for which there is no convention. batchSize counts the requests on the replica with this one, seqLen tokens.
+const (
+	batchSize    = attribute.Key("batch_size")
+	seqLen       = attribute.Key("seq_len")
+	requestID    = attribute.Key("sluice.request_id")
+	tenant       = attribute.Key("sluice.tenant")
+	route        = attribute.Key("sluice.route")
+	replica      = attribute.Key("sluice.replica")
+	attempts     = attribute.Key("sluice.attempts")
+	disconnected = attribute.Key("sluice.disconnect_cause")
+	perToken     = attribute.Key("sluice.time_per_output_token")
+)
+
+// provider is the provider as the conventions call it: we do not know whose model an upstream has.
+const provider = "sluice"
+
+// send makes the spans of a request and gives them to the exporter's queue, which never blocks.
+func (t *Tracer) send(r *recorded) {
+	r.close()
+	ctx := trace.ContextWithRemoteSpanContext(withIDs(context.Background(), r.own), r.client)
+	operation := operation(r.path)
+	ctx, root := t.spans.Start(ctx, strings.TrimSpace(operation+" "+text(r.model)), trace.WithTimestamp(r.began), trace.WithSpanKind(trace.SpanKindServer))
+	root.SetAttributes(r.attributes(operation)...)
+	if failure := r.failure(); failure != "" {
+		root.SetAttributes(semconv.ErrorTypeKey.String(failure))
+		root.SetStatus(codes.Error, failure)
+	}
+	ctx = context.WithValue(ctx, settled{}, nil) // all others have ids by chance
+	for _, p := range r.phases {
+		r.sendPhase(ctx, t.spans, p)
+	}
+	root.End(trace.WithTimestamp(r.ended))
+}
+
+// sendPhase makes the span of a phase, and below decode those of its steps and chunks.
+func (r *recorded) sendPhase(ctx context.Context, spans trace.Tracer, p phase) {
+	name := p.name
+	if name == phasePrefill && !r.stream {
+		name = phaseGenerate
+	}
+	ctx, span := spans.Start(ctx, name, trace.WithTimestamp(p.began))
+	span.SetAttributes(r.phaseAttributes(p)...)
+	if p.name == phaseDecode {
+		for _, m := range r.steps.kept {
+			child(ctx, spans, "decode_step["+strconv.Itoa(m.n)+"]", m)
+		}
+		for _, m := range r.chunks.kept {
+			child(ctx, spans, "emit_chunk["+strconv.Itoa(m.n)+"]", m)
+		}
+	}
+	span.End(trace.WithTimestamp(p.ended))
+}
+
+func child(ctx context.Context, spans trace.Tracer, name string, m moment) {
+	_, span := spans.Start(ctx, name, trace.WithTimestamp(m.began))
+	span.End(trace.WithTimestamp(m.ended))
+}
+
+// close ends the last phase, and puts times right that two clocks have told.
+func (r *recorded) close() {
+	if r.ended.Before(r.began) {
+		r.ended = r.began
+	}
+	for i := range r.phases {
+		p := &r.phases[i]
+		if p.ended.IsZero() {
+			p.ended = r.ended
+		}
+		p.began = within(p.began, r.began, r.ended)
+		p.ended = within(p.ended, p.began, r.ended)
+	}
+}
+
+func within(at, from, to time.Time) time.Time {
+	switch {
+	case at.Before(from):
+		return from
+	case at.After(to):
+		return to
+	}
+	return at
+}
+
+// attributes of the request's own span.
+func (r *recorded) attributes(operation string) []attribute.KeyValue {
+	c := r.result
+	all := []attribute.KeyValue{
+		semconv.GenAIOperationNameKey.String(operation), semconv.GenAIProviderNameKey.String(provider),
+		semconv.GenAIRequestStreamKey.Bool(r.stream),
+		requestID.String(text(r.id)), route.String(r.route()), attempts.Int(c.Attempts),
+	}
+	for _, word := range []struct {
+		key   attribute.Key
+		value string
+	}{
+		{semconv.GenAIRequestModelKey, r.model}, {semconv.GenAIResponseModelKey, cmp.Or(c.Model, r.decided)}, {tenant, r.tenant}, {replica, c.Replica},
+		{disconnected, c.Cause},
+	} {
+		if word.value != "" {
+			all = append(all, word.key.String(text(word.value)))
+		}
+	}
+	if r.status > 0 {
+		all = append(all, semconv.HTTPResponseStatusCode(r.status))
+	}
+	if c.FinishReason != "" {
+		all = append(all, semconv.GenAIResponseFinishReasonsKey.StringSlice([]string{text(c.FinishReason)}))
+	}
+	if c.FirstToken > 0 {
+		all = append(all, semconv.GenAIResponseTimeToFirstChunkKey.Float64(c.FirstToken.Seconds()))
+	}
+	return append(all, usage(c)...)
+}
+
+// usage is what the request has cost, where that is known.
+func usage(c telemetry.Carried) (all []attribute.KeyValue) {
+	u := c.Usage
+	if u.Known {
+		all = append(all, semconv.GenAIUsageInputTokens(int(u.Prompt)), semconv.GenAIUsageOutputTokens(int(u.Completion)))
+	}
+	if u.CachedKnown {
+		all = append(all, semconv.GenAIUsageCacheReadInputTokens(int(u.Cached)))
+	}
+	return all
+}
+
+// phaseAttributes say on what a phase ran.
+func (r *recorded) phaseAttributes(p phase) (all []attribute.KeyValue) {
+	if p.replica != "" {
+		all = append(all, replica.String(text(p.replica)))
+	}
+	if p.batch > 0 {
+		all = append(all, batchSize.Int(p.batch))
+	}
+	c := r.result
+	switch {
+	case p.name == phaseQueue || !c.Usage.Known:
+	case p.name == phaseDecode:
+		all = append(all, seqLen.Int64(c.Usage.Prompt+c.Usage.Completion))
+		if c.Usage.Completion > 1 && c.Decode > 0 {
+			all = append(all, perToken.Float64(c.Decode.Seconds()/float64(c.Usage.Completion-1)))
+		}
+	default:
+		all = append(all, seqLen.Int64(c.Usage.Prompt))
+	}
+	return all
+}
+
+// failure is the class of what went wrong, empty when nothing did. A client that leaves, or is refused for what it sent, is no error of ours.
+func (r *recorded) failure() string {
+	switch c := r.result; c.Cause {
+	case telemetry.CauseClient, telemetry.CauseCancelled, telemetry.CauseModeration:
+		return ""
+	case "":
+		switch {
+		case r.status > 0 && r.status < 500, c.Status > 0 && c.Status < 500:
+			return ""
+		case c.Code != "":
+			return text(c.Code)
+		case r.status >= 500:
+			return strconv.Itoa(r.status)
+		}
+		return ""
+	default:
+		if c.Code != "" {
+			return text(c.Code)
+		}
+		return c.Cause
+	}
+}
+
+// route is the way the request took.
+func (r *recorded) route() string {
+	if r.managed {
+		return telemetry.RouteManaged
+	}
+	return telemetry.RouteNative
+}
+
+// operation is what a request asks for, in the conventions' words as far as they go.
+func operation(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	switch {
+	case strings.HasSuffix(path, "/embeddings"):
+		return "embeddings"
+	case strings.HasSuffix(path, "/chat/completions"):
+		return "chat"
+	case strings.HasSuffix(path, "/completions"):
+		return "text_completion"
+	case strings.HasSuffix(path, "/rerank"), strings.HasSuffix(path, "/score"):
+		return "rerank"
+	case strings.HasSuffix(path, "/transcriptions"), strings.HasSuffix(path, "/translations"):
+		return "transcription"
+	}
+	return "chat"
+}
+
+// maxText bounds a name in an attribute.
+const maxText = 200
+
+// text is a name that others chose, in the form that OTLP allows: one that is not UTF-8 would lose the whole batch.
+func text(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText]
+	}
+	return strings.ToValidUTF8(s, "?")
+}
