@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
 )
 
 // shutdownGrace is how long Run lets requests finish once its context has ended.
@@ -64,6 +66,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.Handle("POST /v1/score", e.api((*call).score))
 	mux.Handle("POST /v1/audio/transcriptions", e.api((*call).transcribe))
 	mux.Handle("POST /v1/audio/translations", e.api((*call).translate))
+	mux.Handle("POST "+llmv1.Inference_Stream_FullMethodName, e.grpc((*call).inference))
 	mux.HandleFunc("GET /health", e.health)
 	mux.Handle("GET /metrics", e.metrics.handler())
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { e.batch.forget() })
@@ -93,7 +96,10 @@ func (e *Engine) Run(ctx context.Context, ln net.Listener) error {
 			return ErrExit
 		}
 	}
-	server := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute, IdleTimeout: e.config.KeepAlive}
+	server := &http.Server{
+		Handler: e, ReadHeaderTimeout: time.Minute, IdleTimeout: e.config.KeepAlive,
+		Protocols: protocols(), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: grpcConcurrency},
+	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(ln) }()
 	select {
@@ -164,7 +170,7 @@ func (c *call) serve(handle func(*call) error) error {
 	}
 	var refused *apiError
 	if errors.As(err, &refused) {
-		refused.write(c.w)
+		c.refuse(refused)
 	}
 	return err
 }

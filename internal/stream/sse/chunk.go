@@ -32,6 +32,8 @@ type Chunk struct {
 	Token bool
 	// Error says that the engine tells of a failure.
 	Error bool
+	// Bad says, of an event that a Tracker has seen, that its data is no JSON object, or not whole.
+	Bad bool
 	// Last says that it is the event which ends a stream of the Responses API, whole or cut short by a limit.
 	Last     bool
 	HasUsage bool

@@ -67,7 +67,8 @@ func (t *Tracker) See(e *Event) *Chunk {
 		t.cut = true
 		return &t.chunk
 	}
-	t.chunk.Read(e.Data)
+	read := t.chunk.Read(e.Data)
+	t.chunk.Bad = !read && !e.IsComment()
 	t.chunk.Error = t.chunk.Error || string(e.Type) == "error" && !e.IsComment()
 	t.note(&t.chunk)
 	return &t.chunk
@@ -128,6 +129,17 @@ func (t *Tracker) Outcome() Outcome {
 		return Truncated
 	}
 	return Complete
+}
+
+// Unfinished lists the indexes of the choices that have not ended: those that were asked for, or seen.
+func (t *Tracker) Unfinished() []int {
+	var indexes []int
+	for i := range max(t.Choices, len(t.state), 1) {
+		if i >= len(t.state) || t.state[i] != finished {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
 }
 
 // Done says that the end marker was seen: what follows it means nothing.

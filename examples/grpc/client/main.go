@@ -1,0 +1,108 @@
+// The client asks a model by gRPC and prints the answer as it comes.
+//
+//	go run ./examples/grpc/client -model sim "Tell me about the sea"
+//
+// The key, where one is needed, is taken from the environment variable SLUICE_API_KEY.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+)
+
+// options are what the command line says.
+type options struct {
+	address, model string
+	secure         bool
+	timeout        time.Duration
+	said           string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.address, "address", "127.0.0.1:8080", "host:port of the gateway, or of an engine that speaks llm.v1")
+	flag.StringVar(&o.model, "model", "", "model, pool or alias")
+	flag.BoolVar(&o.secure, "tls", false, "encrypt")
+	flag.DurationVar(&o.timeout, "timeout", time.Minute, "deadline of the whole answer")
+	flag.Parse()
+	o.said = strings.Join(flag.Args(), " ")
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, o, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, explain(err))
+		os.Exit(1)
+	}
+}
+
+// run asks once. When it returns early the call is cancelled, and the engine stops.
+func run(ctx context.Context, o options, out io.Writer) error {
+	creds := insecure.NewCredentials()
+	if o.secure {
+		creds = credentials.NewTLS(nil)
+	}
+	conn, err := grpc.NewClient(o.address, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // all is said
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	if key := os.Getenv("SLUICE_API_KEY"); key != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
+	}
+	stream, err := llmv1.NewInferenceClient(conn).Stream(ctx, &llmv1.StartRequest{Model: o.model, Messages: []string{o.said}})
+	if err != nil {
+		return err
+	}
+	return show(stream, out)
+}
+
+// show prints a stream to its end.
+func show(stream grpc.ServerStreamingClient[llmv1.StreamChunk], out io.Writer) error {
+	for {
+		chunk, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		switch p := chunk.GetPayload().(type) {
+		case *llmv1.StreamChunk_Delta:
+			fmt.Fprint(out, p.Delta.GetText())
+		case *llmv1.StreamChunk_Final:
+			fmt.Fprintf(out, "\n[%s: %s, %d tokens in, %d out]\n", p.Final.GetModel(), p.Final.GetFinishReason(), p.Final.GetInputTokens(),
+				p.Final.GetOutputTokens())
+		case *llmv1.StreamChunk_Hb:
+			fmt.Fprintf(os.Stderr, "[%s for %d ms]\n", p.Hb.GetPhase(), p.Hb.GetWaitedMs())
+		}
+	}
+}
+
+// explain is an error for people: what the server says, and whether it is worth another try.
+func explain(err error) string {
+	e, _ := llmv1.ErrorOf(err)
+	switch {
+	case e == nil:
+		return err.Error()
+	case e.GetRetryable():
+		return fmt.Sprintf("%s (%d); try again in %d ms", e.GetMessage(), e.GetCode(), e.GetRetryAfterMs())
+	}
+	return fmt.Sprintf("%s (%d)", e.GetMessage(), e.GetCode())
+}

@@ -1,0 +1,188 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/queue"
+	"github.com/sluice-gateway/sluice/internal/stream/replay"
+)
+
+// Generate runs the call to its end and tells the sink of it, or joins the one that already runs under its request id. ctx ends when the
+// client has left.
+func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
+	r.generate(ctx, c, nil, listening{sink: sink, after: -1})
+}
+
+// listening is how somebody listens to a call.
+type listening struct {
+	sink Sink
+	// after is the number of the last event that is known already; -1: none.
+	after int64
+	// foreseen: the client has waited for so long that it should hear something at once.
+	foreseen bool
+}
+
+func (r *Relay) generate(ctx context.Context, c *Call, pending *Pending, how listening) {
+	g, fresh, fault := r.open(c, pending)
+	if pending != nil && !fresh {
+		pending.Abandon()
+	}
+	if fault != nil {
+		r.conclude(c, how.sink, Result{Fault: fault})
+		return
+	}
+	result := g.listen(ctx, how)
+	if !fresh {
+		result = Result{Model: result.Model, Replica: result.Replica, Fault: result.Fault, Told: result.Told, Finish: result.Finish, Cause: result.Cause}
+	}
+	if c.Entry != nil {
+		c.Entry.Carried(result)
+	}
+}
+
+// conclude ends a call that has not begun.
+func (r *Relay) conclude(c *Call, sink Sink, result Result) {
+	_ = sink.End(result) // there is nothing to stop
+	if c.Entry != nil {
+		c.Entry.Carried(result)
+	}
+}
+
+// listen tells a sink of a call until either ends, and says how the call has ended, as far as this sink is concerned.
+func (g *generation) listen(ctx context.Context, how listening) Result {
+	l, err := g.fan.Attach(how.after)
+	if err != nil {
+		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
+		if !errors.Is(err, replay.ErrGone) {
+			fault = closing()
+		}
+		_ = how.sink.End(Result{Fault: fault}) // nobody else is concerned
+		return Result{Fault: fault}
+	}
+	defer l.Detach()
+	e := ear{generation: g, listener: l, sink: how.sink}
+	if s, ok := how.sink.(beginner); ok {
+		s.begins(g)
+	}
+	return e.follow(ctx, how.foreseen)
+}
+
+// beginner is a sink that wants to know the call.
+type beginner interface{ begins(*generation) }
+
+// ear is one who listens to a call.
+type ear struct {
+	*generation
+	listener *replay.Listener
+	sink     Sink
+	buffer   []byte
+	emitted  int64
+}
+
+// follow is the loop of who listens.
+func (e *ear) follow(ctx context.Context, foreseen bool) Result {
+	first := e.policy.heartbeat() / 3
+	if foreseen {
+		first = 0
+	}
+	silence := time.NewTimer(first)
+	defer silence.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return e.left()
+		case <-e.answered:
+			result := e.ended()
+			if e.sink.Answer(e.answer) == nil {
+				_ = e.sink.End(result) // the answer is all there was
+			}
+			return result
+		case <-e.listener.Ready():
+			if result, over := e.take(); over {
+				return result
+			}
+		case <-silence.C:
+			if e.sink.Silence(e.progress()) != nil {
+				return e.left()
+			}
+		}
+		silence.Reset(e.policy.heartbeat())
+	}
+}
+
+// take hands on what waits.
+func (e *ear) take() (result Result, over bool) {
+	for {
+		raw, number, err := e.listener.Pop(e.buffer[:0])
+		e.buffer = raw
+		switch {
+		case err == nil:
+			if e.sink.Event(raw, number) != nil {
+				return e.left(), true
+			}
+			continue
+		case errors.Is(err, queue.ErrEmpty):
+			if e.sink.Flush() != nil {
+				return e.left(), true
+			}
+			e.shrink()
+			if e.tracer != nil {
+				e.tracer.Emitted(e.emitted)
+				e.emitted++
+			}
+			return Result{}, false
+		case errors.Is(err, queue.ErrTooSlow):
+			result = e.sofar()
+			result.Fault, result.Cause = slow(), causeSlow
+		default:
+			if e.answerCame() {
+				return Result{}, false
+			}
+			result = e.ended()
+		}
+		_ = e.sink.End(result) // it ends anyway
+		return result, true
+	}
+}
+
+// answerCame says that the end of the events is not the end of all: the answer is no stream.
+func (e *ear) answerCame() bool {
+	select {
+	case <-e.answered:
+		return true
+	default:
+		return false
+	}
+}
+
+// maxKeptBuffer is what a stream keeps of its buffer while nothing comes, in bytes.
+const maxKeptBuffer = 4 << 10
+
+func (e *ear) shrink() {
+	if cap(e.buffer) > maxKeptBuffer {
+		e.buffer = nil
+	}
+}
+
+// ended is how the call has ended; it waits for the last of it, which is at hand.
+func (e *ear) ended() Result {
+	<-e.done
+	return e.result
+}
+
+// left is what is to be written down of a call whose client has left: all of it where the call ends with the client, else what is known
+// so far.
+func (e *ear) left() Result {
+	e.listener.Detach()
+	result := e.sofar()
+	if e.call.Scan.RequestID == "" {
+		result = e.ended()
+	}
+	if result.Cause == "" && result.Fault == nil {
+		result.Cause = causeClient
+	}
+	return result
+}

@@ -1,0 +1,245 @@
+package stream
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/replay"
+)
+
+// generation is one call at work: it waits for its turn, has a replica answer, and gives what comes to a fan. One goroutine does that; those
+// who listen have their own.
+type generation struct {
+	relay  *Relay
+	call   *Call
+	fan    *replay.Fan
+	policy Policy
+	// asked is what dispatch is asked each time; pending is a dispatch that had begun before.
+	asked   dispatch.Request
+	pending *Pending
+
+	// ctx ends with the call; its cause says why.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// answered is closed when there is an answer that is no stream.
+	answered chan struct{}
+	answer   *Answer
+	// done is closed when all is over, and result is what has become of it.
+	done   chan struct{}
+	result Result
+
+	mu sync.Mutex
+	// phase of the call, and the wait it is in, for who asks; guarded by mu
+	phase Phase
+	watch *dispatch.Wait
+	// so far: what is known of the call while it runs; guarded by mu
+	soFar Result
+	// header is what the responses' headers say of it; guarded by mu
+	header map[string]string
+	// idle is the grace of a call that nobody listens to; guarded by mu
+	idle *time.Timer
+
+	tracer Trace
+	// room is how the ticket in hand is asked to make room; nil: it is not
+	room *preemption
+}
+
+// Why a call ended before its end. They are causes of a generation's context.
+var (
+	errClosing   = errors.New("the gateway goes")
+	errLeft      = errors.New("the client left")
+	errSlow      = errors.New("the client reads too slowly")
+	errCancelled = errors.New("the call was cancelled")
+	errTimeout   = errors.New("the client's own timeout")
+	errTooLong   = errors.New("the longest time a response may take")
+)
+
+// Causes of the end of a stream, as the metrics have them.
+const (
+	causeClient     = "client"
+	causeEngine     = "engine"
+	causeTimeout    = "timeout"
+	causeSlow       = "slow_client"
+	causeCancelled  = "cancelled"
+	causeModeration = "moderation"
+	causeGateway    = "gateway"
+)
+
+// open begins the call, or finds the one that already runs under its name.
+func (r *Relay) open(c *Call, pending *Pending) (g *generation, fresh bool, fault *openai.Error) {
+	if r.life.Err() != nil {
+		return nil, false, closing()
+	}
+	if c.Scan.RequestID == "" {
+		return r.begin(c, pending), true, nil
+	}
+	key := replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID}
+	g, fresh, err := r.sessions.Claim(key, fingerprint(c), func() *generation { return r.prepare(c, pending) })
+	switch {
+	case errors.Is(err, replay.ErrConflict):
+		return nil, false, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
+			Message: "Another request with this request_id had another body."}
+	case err != nil:
+		return nil, false, openai.Errorf(openai.CodeQueueFull, "Too many requests with a request_id are running.")
+	}
+	if fresh {
+		g.start()
+	}
+	return g, fresh, nil
+}
+
+// keepBytes bounds what is kept of a call that its client has named, in bytes: some thousand tokens, from the first while they fit, so that a
+// start which is repeated late has all of it.
+const keepBytes = 1 << 20
+
+// fingerprint tells one body from another under the same request id. Where it goes to counts too.
+func fingerprint(c *Call) [32]byte {
+	h := sha256.New()
+	h.Write([]byte(c.Path))
+	h.Write([]byte{0})
+	h.Write(c.Body)
+	return [32]byte(h.Sum(nil))
+}
+
+func (r *Relay) begin(c *Call, pending *Pending) *generation {
+	g := r.prepare(c, pending)
+	g.start()
+	return g
+}
+
+// prepare makes a generation that has not begun.
+func (r *Relay) prepare(c *Call, pending *Pending) *generation {
+	g := &generation{relay: r, call: c, pending: pending, phase: Queued,
+		answered: make(chan struct{}), done: make(chan struct{})}
+	g.ctx, g.cancel = context.WithCancelCause(r.life)
+	g.policy = r.policyOf(c)
+	limits := replay.Limits{}
+	if c.Scan.RequestID != "" {
+		limits = replay.Limits{Keep: Forever, KeepBytes: keepBytes}
+	}
+	g.fan = replay.NewFan(limits)
+	g.fan.OnIdle(g.listened)
+	g.asked = c.Asked()
+	if r.config.Tracer != nil {
+		g.tracer = r.config.Tracer.Begin(c)
+	}
+	return g
+}
+
+func (g *generation) start() { g.relay.running.Go(g.run) }
+
+// policyOf is the policy of the model that the call names; of a pool that of its first one.
+func (r *Relay) policyOf(c *Call) Policy {
+	rules := r.rules.Load()
+	f := r.config.Dispatcher.Foresee(&dispatch.Request{Model: c.Scan.Model, Tenant: c.Tenant.Name, Allowed: c.Tenant.Allows})
+	if len(f.Models) > 0 {
+		return rules.policy(f.Models[0])
+	}
+	return rules.policy(c.Scan.Model)
+}
+
+// Asked is what dispatch is asked for the call.
+func (c *Call) Asked() dispatch.Request {
+	scan := &c.Scan
+	return dispatch.Request{
+		Model:       scan.Model,
+		Tenant:      c.Tenant.Name,
+		Priority:    c.Priority,
+		Allowed:     c.Tenant.Allows,
+		Key:         func(userMessages int) uint64 { return scan.CacheKey(c.Body, userMessages) },
+		Task:        c.Task,
+		PromptBytes: scan.PromptBytes(),
+		MaxTokens:   scan.MaxTokens,
+		Choices:     scan.Choices,
+		NoOutput:    scan.Endpoint.NoOutput(),
+		Bytes:       scan.Size,
+		Timeout:     scan.Timeout,
+	}
+}
+
+// listened is told when nobody listens any more, and when somebody does again. A call that its client has named goes on for a while.
+func (g *generation) listened(idle bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.idle != nil {
+		g.idle.Stop()
+		g.idle = nil
+	}
+	if !idle {
+		return
+	}
+	if g.call.Scan.RequestID == "" || g.policy.Resume == 0 {
+		g.cancel(errLeft)
+		return
+	}
+	g.idle = time.AfterFunc(g.policy.Resume, func() { g.cancel(errLeft) })
+}
+
+// enter notes what the call waits for now.
+func (g *generation) enter(p Phase, w *dispatch.Wait) {
+	g.mu.Lock()
+	g.phase, g.watch = p, w
+	g.mu.Unlock()
+}
+
+// progress is what the call waits for.
+func (g *generation) progress() Progress {
+	g.mu.Lock()
+	p := Progress{Phase: g.phase, Waited: time.Since(g.call.Received)}
+	watch := g.watch
+	g.mu.Unlock()
+	if p.Phase == Queued && watch != nil {
+		var starting bool
+		if p.Position, starting, p.Note = watch.Look(g.relay.config.Dispatcher); starting {
+			p.Phase = Starting
+		}
+	}
+	return p
+}
+
+// note keeps what is known so far, for who leaves before the end.
+func (g *generation) note(change func(*Result)) {
+	g.mu.Lock()
+	change(&g.soFar)
+	g.mu.Unlock()
+}
+
+func (g *generation) sofar() Result {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.soFar
+}
+
+// run is the whole life of the call.
+func (g *generation) run() {
+	defer close(g.done)
+	g.result = g.work()
+	g.cancel(nil)
+	if g.tracer != nil {
+		g.tracer.End(g.result)
+	}
+	switch {
+	case g.answer != nil:
+		close(g.answered)
+		g.fan.End(nil)
+	case g.result.Fault != nil:
+		g.fan.End(g.result.Fault)
+	default:
+		g.fan.End(nil)
+	}
+	if id := g.call.Scan.RequestID; id != "" {
+		keep := max(g.policy.Resume, time.Millisecond)
+		g.relay.sessions.Expire(replay.Key{Tenant: g.call.Tenant.Name, ID: id}, g, keep)
+		time.AfterFunc(keep, func() { g.relay.released(g.call.Tenant.Name, id) })
+	}
+}
+
+// closing is what clients are told when the gateway goes.
+func closing() *openai.Error {
+	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")
+}

@@ -1,0 +1,149 @@
+package stream
+
+import (
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/replay"
+)
+
+// Handler is what Envoy reaches on the relay's socket: requests that ext_proc has sent here, and what clients ask of the streams that they
+// have named. Its callers are Envoy and nobody else.
+func (r *Relay) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/streams/", r.serveStreams)
+	mux.HandleFunc("/v1/", r.serveInference)
+	return mux
+}
+
+// serveInference carries a request that ext_proc has given a ticket.
+func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
+	offer, ok := r.accept(req.Header.Get(headers.Ticket))
+	if !ok {
+		fail(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+		return
+	}
+	c := offer.Call
+	c.Header = passed(req.Header)
+	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
+	c.Body = make([]byte, c.Scan.Size)
+	if _, err := io.ReadFull(req.Body, c.Body); err != nil {
+		if offer.Pending != nil {
+			offer.Pending.Abandon()
+		}
+		r.conclude(&c, discard{}, Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
+		return
+	}
+	r.carry(w, req, &c, offer.Pending)
+}
+
+// carry has the call answered here, or by the gateway that its request id belongs to.
+func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending *Pending) {
+	if id := c.Scan.RequestID; id != "" && r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
+		key := replay.Key{Tenant: c.Tenant.Name, ID: id}
+		if _, ours := r.sessions.Find(key); !ours {
+			owner, mine, _ := r.config.Peers.Claim(req.Context(), key.Tenant, key.ID, claimLease) // an error says that it is ours alone
+			if !mine {
+				if pending != nil {
+					pending.Abandon()
+				}
+				r.forward(w, req, c, owner)
+				return
+			}
+			r.config.Peers.Keep(key.Tenant, key.ID)
+		}
+	}
+	after, fault := afterOf(req)
+	if fault != nil {
+		r.conclude(c, r.respond(w, c), Result{Fault: fault})
+		return
+	}
+	r.generate(req.Context(), c, pending, listening{sink: r.respond(w, c), after: after, foreseen: pending != nil || c.Foreseen})
+}
+
+// afterOf is the number of the last event that the client has seen: -1 for one that has seen none.
+func afterOf(req *http.Request) (int64, *openai.Error) {
+	text, param := req.Header.Get("last-event-id"), "Last-Event-ID"
+	if query := req.URL.Query(); query.Has("after") {
+		text, param = query.Get("after"), "after"
+	}
+	if text == "" {
+		return -1, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < -1 {
+		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " must be the id of an event."}
+	}
+	return n, nil
+}
+
+// serveStreams answers /v1/streams/{id} and /v1/streams/{id}/cancel.
+func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
+	rest := strings.TrimPrefix(req.URL.EscapedPath(), "/v1/streams/")
+	escaped, cancel := strings.CutSuffix(rest, "/cancel")
+	id, err := url.PathUnescape(escaped)
+	method := http.MethodGet
+	if cancel {
+		method = http.MethodPost
+	}
+	switch {
+	case err != nil || id == "" || strings.Contains(escaped, "/"):
+		fail(w, openai.Errorf(openai.CodeInvalidRequest, "This is no request id."))
+		return
+	case req.Method != method:
+		w.Header().Set("allow", method)
+		fail(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed, Message: "This URL takes " + method + " requests only."})
+		return
+	}
+	key := replay.Key{Tenant: req.Header.Get(headers.Tenant), ID: id}
+	g, ok := r.sessions.Find(key)
+	if !ok {
+		r.elsewhere(w, req, key)
+		return
+	}
+	if cancel {
+		g.cancel(errCancelled)
+		w.Header().Set("content-type", "application/json")
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		io.WriteString(w, `{"ok":true}`) //nolint:errcheck // the client may be gone
+		return
+	}
+	r.resume(w, req, g)
+}
+
+// resume goes on with a stream.
+func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) {
+	after, fault := afterOf(req)
+	if fault != nil {
+		fail(w, fault)
+		return
+	}
+	g.listen(req.Context(), listening{sink: r.respond(w, g.call), after: after})
+}
+
+// elsewhere has the gateway answer that the request id belongs to.
+func (r *Relay) elsewhere(w http.ResponseWriter, req *http.Request, key replay.Key) {
+	if r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
+		if owner, ok, _ := r.config.Peers.Find(req.Context(), key.Tenant, key.ID); ok {
+			if fault := r.config.Peers.Forward(w, req, owner); fault != nil {
+				fail(w, fault)
+			}
+			return
+		}
+	}
+	fail(w, openai.Errorf(openai.CodeStreamNotFound, "No request with this id is running, or ended a moment ago."))
+}
+
+// discard is a sink for a call that nobody listens to.
+type discard struct{}
+
+func (discard) Answer(*Answer) error       { return nil }
+func (discard) Event([]byte, uint64) error { return nil }
+func (discard) Flush() error               { return nil }
+func (discard) Silence(Progress) error     { return nil }
+func (discard) End(Result) error           { return nil }

@@ -1,0 +1,105 @@
+package moderation
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// maxAnswer bounds what is read of a hook's answer, in bytes.
+const maxAnswer = 64 << 10
+
+// hook is a Hook with its defaults filled in.
+type hook struct {
+	url           string
+	client        *http.Client
+	timeout       time.Duration
+	failOpen      bool
+	every, window int
+	rule          int
+}
+
+func newHook(rule *Rule, index int) *hook {
+	h := &hook{url: rule.Hook.URL, timeout: rule.Hook.Timeout, failOpen: rule.Hook.FailOpen, every: rule.Hook.Every,
+		window: rule.Window, rule: index}
+	if h.timeout <= 0 {
+		h.timeout = defaultTimeout
+	}
+	if h.every <= 0 {
+		h.every = defaultEvery
+	}
+	client := http.Client{}
+	if rule.Hook.Client != nil {
+		client = *rule.Hook.Client
+	}
+	// The text goes where the configuration says and nowhere else.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	h.client = &client
+	return h
+}
+
+// question is the body of a request to a hook.
+type question struct {
+	Model  string `json:"model,omitempty"`
+	Text   string `json:"text"`
+	Choice int    `json:"choice"`
+	Final  bool   `json:"final"`
+}
+
+// ask says whether the text may not go, and why there was no answer if there was none.
+func (h *hook) ask(ctx context.Context, q question) (blocked bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, h.timeout)
+	defer cancel()
+	action, err := h.post(ctx, q)
+	if err != nil {
+		return !h.failOpen, err
+	}
+	return action == "block", nil
+}
+
+// post asks once. Its errors hold neither text nor the address.
+func (h *hook) post(ctx context.Context, q question) (action string, err error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return "", errors.New("moderation hook: the question cannot be written")
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
+	if err != nil {
+		return "", errors.New("moderation hook: the address is not valid")
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := h.client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("moderation hook: %w", bare(err))
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return "", fmt.Errorf("moderation hook: %w", bare(err))
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("moderation hook: status %d", resp.StatusCode)
+	}
+	var a struct {
+		Action string `json:"action"`
+	}
+	if json.Unmarshal(answer, &a) != nil || a.Action != "allow" && a.Action != "block" {
+		return "", errors.New("moderation hook: the answer says neither allow nor block")
+	}
+	return a.Action, nil
+}
+
+// bare is an error without the address that net/http puts into it, which may hold a secret.
+func bare(err error) error {
+	var wrapped *url.Error
+	if errors.As(err, &wrapped) {
+		return wrapped.Err
+	}
+	return err
+}

@@ -1,0 +1,167 @@
+package moderation
+
+import (
+	"regexp"
+	"regexp/syntax"
+)
+
+// machine matches a pattern as its text comes, rune by rune (Thompson 1968; https://swtch.com/~rsc/regexp/regexp2.html). The regexp package
+// begins anew with each call, which would read the whole window again for each event. It runs the program of regexp/syntax, so it matches
+// what regexp does.
+type machine struct {
+	prog   *syntax.Prog
+	whole  *regexp.Regexp // the same, for text that is all there
+	rule   int
+	window int64
+	// nothing says that it matches an empty text somewhere.
+	nothing bool
+	// begin are the ASCII runes with which a match may begin. Others always may.
+	begin [128]bool
+}
+
+// thread is a place in the program that the text since start has led to.
+type thread struct {
+	pc    uint32
+	start int64 // offset in the text, in bytes
+}
+
+// unknown stands for the rune that follows when it is not there yet.
+const unknown = -2
+
+func newMachine(rule *Rule, pattern *regexp.Regexp, index int) *machine {
+	if rule.IgnoreCase {
+		pattern = regexp.MustCompile("(?i:" + pattern.String() + ")")
+	}
+	parsed, err := syntax.Parse(pattern.String(), syntax.Perl)
+	if err != nil { // it was made by regexp.CompilePOSIX
+		parsed, err = syntax.Parse(pattern.String(), syntax.POSIX)
+	}
+	if err != nil {
+		panic("moderation: " + err.Error()) // regexp has parsed it
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		panic("moderation: " + err.Error())
+	}
+	m := &machine{prog: prog, whole: pattern, rule: index, window: int64(rule.Window)}
+	m.beginnings()
+	return m
+}
+
+// beginnings notes with what a match may begin, taking every condition for true.
+func (m *machine) beginnings() {
+	r := newRun(m)
+	r.close(uint32(m.prog.Start), 0, ^syntax.EmptyOp(0))
+	m.nothing = r.matched
+	for _, th := range r.ready {
+		for c := range rune(128) {
+			m.begin[c] = m.begin[c] || m.prog.Inst[th.pc].MatchRune(c)
+		}
+	}
+}
+
+// run is room for one step of a machine; it keeps nothing between two.
+type run struct {
+	m       *machine
+	ready   []thread // at instructions that want a rune, the youngest first
+	seen    []uint32 // by instruction: the step that was there
+	step    uint32
+	matched bool
+	start   int64 // of the youngest match
+}
+
+func newRun(m *machine) *run { return &run{m: m, seen: make([]uint32, len(m.prog.Inst)), step: 1} }
+
+// next moves threads over the rune r at the offset pos. prev is the rune before it, -1 at the beginning. It says whether a
+// match ends before r.
+func (r *run) next(threads []thread, prev, c rune, pos int64) (moved []thread, matched bool) {
+	if len(threads) == 0 && c < 128 && !r.m.nothing && !r.m.begin[c] {
+		return threads, false
+	}
+	r.expand(threads, syntax.EmptyOpContext(prev, c), pos)
+	threads = threads[:0]
+	for _, th := range r.ready {
+		inst := &r.m.prog.Inst[th.pc]
+		if matches(inst, c) {
+			threads = append(threads, thread{inst.Out, th.start})
+		}
+	}
+	return threads, r.matched
+}
+
+func matches(inst *syntax.Inst, c rune) bool {
+	switch inst.Op {
+	case syntax.InstRune1:
+		return inst.Rune[0] == c
+	case syntax.InstRuneAny:
+		return true
+	case syntax.InstRuneAnyNotNL:
+		return c != '\n'
+	}
+	return inst.MatchRune(c)
+}
+
+// ends says whether a match ends at the offset pos, behind prev. next is -1 at the end of the text, unknown before.
+func (r *run) ends(threads []thread, prev, next rune, pos int64) bool {
+	if len(threads) == 0 && !r.m.nothing {
+		return false
+	}
+	flags := syntax.EmptyOpContext(prev, next)
+	if next == unknown { // only what lies behind counts
+		flags = 0
+		if prev < 0 {
+			flags = syntax.EmptyBeginText
+		}
+		if prev < 0 || prev == '\n' {
+			flags |= syntax.EmptyBeginLine
+		}
+	}
+	r.expand(threads, flags, pos)
+	return r.matched
+}
+
+// expand follows threads, and one that begins at pos, up to instructions that want a rune. Of two at the same instruction the younger stays:
+// it is the one that the window leaves alive longer. Threads come in that order, and keep it.
+func (r *run) expand(threads []thread, flags syntax.EmptyOp, pos int64) {
+	r.step++
+	if r.step == 0 {
+		clear(r.seen)
+		r.step = 1
+	}
+	r.ready, r.matched = r.ready[:0], false
+	r.close(uint32(r.m.prog.Start), pos, flags)
+	for _, th := range threads {
+		if pos-th.start <= r.m.window {
+			r.close(th.pc, th.start, flags)
+		}
+	}
+}
+
+func (r *run) close(pc uint32, start int64, flags syntax.EmptyOp) {
+	for r.seen[pc] != r.step {
+		r.seen[pc] = r.step
+		inst := &r.m.prog.Inst[pc]
+		switch inst.Op {
+		case syntax.InstFail:
+			return
+		case syntax.InstMatch:
+			if !r.matched {
+				r.matched, r.start = true, start
+			}
+			return
+		case syntax.InstAlt, syntax.InstAltMatch:
+			r.close(inst.Out, start, flags)
+			pc = inst.Arg
+		case syntax.InstEmptyWidth:
+			if syntax.EmptyOp(inst.Arg)&^flags != 0 {
+				return
+			}
+			pc = inst.Out
+		case syntax.InstCapture, syntax.InstNop:
+			pc = inst.Out
+		default:
+			r.ready = append(r.ready, thread{pc, start})
+			return
+		}
+	}
+}

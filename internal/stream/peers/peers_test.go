@@ -1,0 +1,117 @@
+package peers
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	some := &wire{}
+	for want, cfg := range map[string]Config{
+		"must be a Redis":                         {},
+		"deployment":                              {Redis: some, Deployment: "a b"},
+		"by 64 at most":                           {Redis: some, ID: strings.Repeat("x", 65)},
+		"named by":                                {Redis: some, ID: "a/b"},
+		`"10.0.0.1" is no host:port that other`:   {Redis: some, Advertise: "10.0.0.1"},
+		`"10.0.0.1:0" is no host:port that other`: {Redis: some, Advertise: "10.0.0.1:0"},
+		`"0.0.0.0:7" is all addresses`:            {Redis: some, Advertise: "0.0.0.0:7"},
+		`":7" is all addresses`:                   {Redis: some, Listen: ":7"},
+		`"[::]:7" is all addresses`:               {Redis: some, Listen: "[::]:7"},
+		`"x" is no host:port`:                     {Redis: some, Listen: "x"},
+	} {
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v; want %s", err, want)
+		}
+	}
+	for _, cfg := range []Config{{}, {Listen: "127.0.0.1:0"}, {Listen: ":7", Advertise: "gateway-1.example:7"}, {Deployment: strings.Repeat("x", 100), ID: "a.b-c_D"}} {
+		cfg.Redis = some
+		if _, err := New(cfg); err != nil {
+			t.Error(err)
+		}
+	}
+	a, _ := New(Config{Redis: some})
+	b, _ := New(Config{Redis: some})
+	if a.ID() == b.ID() {
+		t.Error("two gateways have one name")
+	}
+}
+
+// Serve listens itself, has the record say where, and refuses to advertise what nobody can dial.
+func TestServeListens(t *testing.T) {
+	t.Parallel()
+	c := client(t, redistest.Start(t))
+	serve := func(cfg Config, l net.Listener) *Peers {
+		cfg.Redis = c
+		p, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, func(ctx context.Context) error { return p.Serve(ctx, l, http.NotFoundHandler()) })
+		eventually(t, "it serves", func() bool { return p.own() != "" })
+		return p
+	}
+	p := serve(Config{Listen: "127.0.0.1:0"}, nil)
+	if conn, err := net.Dial("tcp", p.own()); err != nil {
+		t.Error(err)
+	} else {
+		conn.Close()
+	}
+	if p := serve(Config{Listen: ":0", Advertise: "gateway-1.example:7"}, nil); p.own() != "gateway-1.example:7" {
+		t.Errorf("it advertises %q", p.own())
+	}
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err = New(Config{Redis: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Serve(t.Context(), l, nil); err == nil || !strings.Contains(err.Error(), "all addresses") {
+		t.Errorf("Serve = %v", err)
+	}
+	if err := l.Close(); err == nil {
+		t.Error("the listener was left open")
+	}
+}
+
+// Before there is an address to be reached at, a claim binds nobody else.
+func TestClaimBeforeServe(t *testing.T) {
+	t.Parallel()
+	c := client(t, redistest.Start(t))
+	p, err := New(Config{Redis: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner, mine, err := p.Claim(t.Context(), "acme", "x", 0); owner != p.ID() || !mine || err == nil {
+		t.Error(owner, mine, err)
+	}
+	if n := c.DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys", n)
+	}
+}
+
+// BenchmarkClaim is what a request with an id pays: a claim and its release.
+func BenchmarkClaim(b *testing.B) {
+	c := redis.NewClient(&redis.Options{Addr: redistest.Start(b).Addr})
+	defer c.Close()
+	p, err := New(Config{Redis: c})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.setAddress("127.0.0.1:1")
+	for b.Loop() {
+		if _, mine, err := p.Claim(b.Context(), "acme", "x", 0); !mine || err != nil {
+			b.Fatal(mine, err)
+		}
+		p.Release(b.Context(), "acme", "x")
+	}
+}

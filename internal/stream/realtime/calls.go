@@ -1,0 +1,102 @@
+package realtime
+
+import (
+	"encoding/json"
+	"strconv"
+	"sync"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// cancelledCall is what the model is told of a call that the user cancelled.
+const cancelledCall = `"The user cancelled this tool call."`
+
+// toolCalls are those of one turn: the turn adds them while the client may already answer.
+type toolCalls struct {
+	mu    sync.Mutex
+	list  []*toolCall // guarded by mu
+	bytes int         // of answers; guarded by mu
+}
+
+// toolCall is one of them. Its index, id and name do not change once it is in the list, but for a name that comes late.
+type toolCall struct {
+	index     int
+	id, name  string
+	arguments []byte
+	// answer is the content of the tool message; nil: there is none yet.
+	answer json.RawMessage
+}
+
+// of finds the call of this index, or makes it. An engine may leave the id out, or use it twice.
+func (c *toolCalls) of(index int, id, name []byte) *toolCall {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.list {
+		if call.index == index {
+			if call.name == "" {
+				call.name = string(name)
+			}
+			return call
+		}
+	}
+	call := &toolCall{index: index, id: string(id), name: string(name)}
+	if call.id == "" || c.findLocked(call.id) != nil {
+		call.id = "call_" + call.id + strconv.Itoa(index)
+	}
+	c.list = append(c.list, call)
+	return call
+}
+
+func (c *toolCalls) findLocked(id string) *toolCall {
+	for _, call := range c.list {
+		if call.id == id {
+			return call
+		}
+	}
+	return nil
+}
+
+// answer takes the client's answer, which may be so large.
+func (c *toolCalls) answer(id string, content json.RawMessage, limit int) *openai.Error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.findLocked(id)
+	switch {
+	case call == nil:
+		return invalid("tool_call_id", "There is no such tool call in the last turn.")
+	case call.answer != nil:
+		return invalid("tool_call_id", "The tool call has been answered.")
+	case c.bytes+len(content) > limit:
+		return tooLarge()
+	}
+	c.bytes += len(content)
+	call.answer = content
+	return nil
+}
+
+// state says how many calls there are, and how many of them wait for answers.
+func (c *toolCalls) state() (all, open int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.list {
+		if call.answer == nil {
+			open++
+		}
+	}
+	return len(c.list), open
+}
+
+// answers are the tool messages, in the order of the calls.
+func (c *toolCalls) answers() []json.RawMessage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var messages []json.RawMessage
+	for _, call := range c.list {
+		messages = append(messages, encode(struct {
+			Role    string          `json:"role"`
+			ID      string          `json:"tool_call_id"`
+			Content json.RawMessage `json:"content"`
+		}{"tool", call.id, call.answer}))
+	}
+	return messages
+}

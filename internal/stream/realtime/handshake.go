@@ -1,0 +1,117 @@
+package realtime
+
+import (
+	"encoding/base64"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/coder/websocket"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// subprotocol is ours. A browser that offers any, and it offers its key as one, wants one of them in the answer.
+const subprotocol = "realtime"
+
+// ServeHTTP implements http.Handler. It returns when the socket is closed and nothing of it runs any more.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s, fault := h.accept(w, r)
+	if fault != nil {
+		refuse(w, fault)
+		return
+	}
+	if s == nil {
+		return
+	}
+	defer h.leave(s)
+	why := s.run()
+	if h.Log != nil {
+		h.Log.Debug("realtime socket closed", zap.String("tenant", s.tenant), zap.String("request_id", s.id),
+			zap.Int("code", int(why.code)), zap.String("reason", why.reason), zap.Int("turns", s.turns))
+	}
+}
+
+// accept makes the request a socket. It returns neither a session nor a fault when the answer has been written.
+func (h *Handler) accept(w http.ResponseWriter, r *http.Request) (*session, *openai.Error) {
+	if fault := h.check(r); fault != nil {
+		return nil, fault
+	}
+	s := newSession(h, r)
+	full, ok := h.enter(s)
+	if !ok {
+		return nil, going()
+	}
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}, InsecureSkipVerify: true})
+	if err != nil { // the library has answered
+		s.socket.stop(closeGone)
+		h.leave(s)
+		return nil, nil
+	}
+	s.socket.attach(conn)
+	if full {
+		s.socket.stop(closeFull)
+	}
+	return s, nil
+}
+
+// check looks at the handshake (RFC 6455, section 4.2.1), so that what is wrong with it is answered as all of the API's errors are.
+func (h *Handler) check(r *http.Request) *openai.Error {
+	switch key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key"))); {
+	case r.Method != http.MethodGet:
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed, Message: "The path takes GET only.",
+			Header: map[string]string{"allow": http.MethodGet}}
+	case !hasToken(r.Header, "Upgrade", "websocket"), !hasToken(r.Header, "Connection", "upgrade"):
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUpgradeRequired, Message: "The path speaks WebSocket only.",
+			Header: map[string]string{"upgrade": "websocket", "connection": "Upgrade"}}
+	case r.Header.Get("Sec-WebSocket-Version") != "13":
+		return &openai.Error{Code: openai.CodeInvalidRequest, Message: "The WebSocket version must be 13.",
+			Header: map[string]string{"sec-websocket-version": "13"}}
+	case err != nil, len(key) != 16, len(r.Header.Values("Sec-WebSocket-Key")) != 1:
+		return openai.Errorf(openai.CodeInvalidRequest, "Sec-WebSocket-Key must be 16 bytes in base64, once.")
+	case h.CheckOrigin && !sameOrigin(r):
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusForbidden,
+			Message: "Pages of other hosts may not open sockets at a gateway without keys."}
+	}
+	if _, ok := h.Tenants(r.Header.Get(headers.Tenant)); !ok {
+		return openai.Errorf(openai.CodeInvalidAPIKey, "The key's tenant is not known any more.")
+	}
+	return nil
+}
+
+func hasToken(header http.Header, name, token string) bool {
+	for _, value := range header.Values(name) {
+		for word := range strings.SplitSeq(value, ",") {
+			if strings.EqualFold(strings.TrimSpace(word), token) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sameOrigin says whether the page is the gateway's own, or there is none: only browsers send an origin.
+func sameOrigin(r *http.Request) bool {
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return true
+	}
+	u, err := url.Parse(origin)
+	return err == nil && strings.EqualFold(u.Host, r.Host)
+}
+
+func refuse(w http.ResponseWriter, e *openai.Error) {
+	for key, value := range e.Header {
+		w.Header().Set(key, value)
+	}
+	if s := e.RetryAfterSeconds(); s != "" {
+		w.Header().Set("retry-after", s)
+	}
+	w.Header().Set("content-type", "application/json")
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	w.WriteHeader(e.HTTPStatus())
+	w.Write(e.Body())
+}

@@ -1,0 +1,203 @@
+package stream
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/sse"
+)
+
+// response is a Sink that is an HTTP response: of server-sent events, or of an answer as it came.
+type response struct {
+	w    http.ResponseWriter
+	flow *http.ResponseController
+	call *Call
+	// replica says that responses name their replica
+	replica bool
+
+	of      *generation
+	begun   bool
+	numbers bool
+	buffer  []byte
+}
+
+func (r *Relay) respond(w http.ResponseWriter, c *Call) *response {
+	return &response{w: w, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
+		numbers: c.Scan.RequestID != ""}
+}
+
+// begins implements beginner.
+func (s *response) begins(g *generation) { s.of = g }
+
+// head sends the headers of a stream. from is who speaks first.
+func (s *response) head(from string) {
+	if s.begun {
+		return
+	}
+	s.begun = true
+	h := s.w.Header()
+	h.Set("content-type", "text/event-stream")
+	h.Set("cache-control", "no-cache, no-transform")
+	h.Set("x-accel-buffering", "no")
+	s.named(from)
+	s.w.WriteHeader(http.StatusOK)
+}
+
+// named says who answers, and what the tenant has left.
+func (s *response) named(from string) {
+	h := s.w.Header()
+	h.Set(headers.Source, from)
+	if s.of == nil {
+		return
+	}
+	s.of.mu.Lock()
+	replica, more := s.of.soFar.Replica, s.of.header
+	s.of.mu.Unlock()
+	if from == headers.SourceEngine && s.replica && replica != "" {
+		h.Set(headers.Replica, replica)
+	}
+	for name, value := range more {
+		h.Set(name, value)
+	}
+}
+
+// Answer implements Sink.
+func (s *response) Answer(a *Answer) error {
+	if s.begun { // a stream was promised: what there is becomes an event
+		s.buffer = sse.AppendData(s.buffer, a.event())
+		return s.Flush()
+	}
+	s.begun = true
+	h := s.w.Header()
+	for name, values := range a.Header {
+		if lower := strings.ToLower(name); !hopByHop(lower) && lower != "server" && lower != headers.Source && lower != headers.Replica {
+			h[name] = values
+		}
+	}
+	s.named(headers.SourceEngine)
+	h.Set("content-length", strconv.Itoa(len(a.Body)))
+	s.w.WriteHeader(a.Status)
+	_, err := s.w.Write(a.Body)
+	return err
+}
+
+// event is the answer as the data of an event: the engine's own JSON, or what can be said of an answer that has none.
+func (a *Answer) event() []byte {
+	var compact bytes.Buffer
+	if json.Compact(&compact, a.Body) == nil && bytes.HasPrefix(compact.Bytes(), []byte("{")) {
+		return compact.Bytes()
+	}
+	return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d.", a.Status).EventData()
+}
+
+// Event implements Sink.
+func (s *response) Event(raw []byte, number uint64) error {
+	s.head(headers.SourceEngine)
+	if s.numbers {
+		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
+	} else {
+		s.buffer = sse.AppendRaw(s.buffer, raw)
+	}
+	if len(s.buffer) < maxUnflushed {
+		return nil
+	}
+	return s.write()
+}
+
+// maxUnflushed bounds what is gathered for one write, in bytes.
+const maxUnflushed = 32 << 10
+
+// Flush implements Sink.
+func (s *response) Flush() error {
+	if len(s.buffer) == 0 {
+		return nil
+	}
+	if err := s.write(); err != nil {
+		return err
+	}
+	if cap(s.buffer) > maxKeptBuffer {
+		s.buffer = nil
+	}
+	return s.flow.Flush()
+}
+
+func (s *response) write() error {
+	_, err := s.w.Write(s.buffer)
+	s.buffer = s.buffer[:0]
+	return err
+}
+
+// Silence implements Sink. A client that asked for no stream can hear nothing.
+func (s *response) Silence(p Progress) error {
+	if !s.call.Scan.Stream {
+		return nil
+	}
+	s.head(headers.SourceGateway)
+	if s.call.EmptyChunks || s.of != nil && s.of.policy.EmptyChunks {
+		if s.call.Scan.Endpoint.Chunked() {
+			s.buffer = sse.AppendData(s.buffer, heartbeatChunk(s.call))
+			return s.Flush()
+		}
+	}
+	s.buffer = sse.AppendComment(s.buffer, p.String())
+	return s.Flush()
+}
+
+func heartbeatChunk(c *Call) []byte {
+	k := identity{id: "heartbeat", object: "chat.completion.chunk", model: c.Scan.Model, created: time.Now().Unix()}
+	if c.Scan.Endpoint == openai.Completions {
+		k.object = "text_completion"
+	}
+	return k.empty()
+}
+
+// String is the progress as the comment of a heartbeat.
+func (p Progress) String() string {
+	var b strings.Builder
+	b.WriteString(string(p.Phase))
+	if p.Position > 0 {
+		b.WriteString(" position=" + strconv.Itoa(p.Position))
+	}
+	b.WriteString(" waited_ms=" + strconv.FormatInt(p.Waited.Milliseconds(), 10))
+	if p.Note != "" {
+		b.WriteString(" " + p.Note)
+	}
+	return b.String()
+}
+
+// End implements Sink.
+func (s *response) End(r Result) error {
+	if r.Fault != nil && !r.Told {
+		if !s.begun {
+			fail(s.w, r.Fault)
+			return nil
+		}
+		if s.call.Scan.Stream {
+			s.buffer = sse.AppendData(s.buffer, r.Fault.EventData())
+		}
+	}
+	return s.Flush()
+}
+
+// fail answers with an error.
+func fail(w http.ResponseWriter, e *openai.Error) {
+	h := w.Header()
+	for name, value := range e.Header {
+		h.Set(name, value)
+	}
+	if s := e.RetryAfterSeconds(); s != "" {
+		h.Set("retry-after", s)
+	}
+	h.Set("content-type", "application/json")
+	h.Set(headers.Source, headers.SourceGateway)
+	body := e.Body()
+	h.Set("content-length", strconv.Itoa(len(body)))
+	w.WriteHeader(e.HTTPStatus())
+	w.Write(body) //nolint:errcheck // the client may be gone; nobody is left to tell
+}
