@@ -46,6 +46,10 @@ type Version struct {
 	Slots Slots
 	// Metrics says where a replica tells how busy it is.
 	Metrics Metrics
+	// Protocol that replicas speak: "http" or empty for OpenAI's API, "grpc" for llm.v1.Inference. Probes are HTTP in any case.
+	Protocol string
+	// RerankAPI is how replicas rerank: "openai" or empty for POST /v1/rerank, "tei" for POST /rerank of text-embeddings-inference.
+	RerankAPI string
 }
 
 // Metrics names the gauges of a replica that tell how busy it is, in the text format of Prometheus. A gauge of several series counts

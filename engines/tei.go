@@ -6,8 +6,7 @@ import "time"
 // request. More than max_concurrent_requests it refuses (429). It serves the model under any name. It tells how many wait, but
 // not how many it works on.
 //
-// Embeddings are on /v1/embeddings as everywhere. Reranking is no task here: it is on /rerank, with a body of its own ({"query": …,
-// "texts": […]}), and nobody translates /v1/rerank into that yet.
+// Embeddings are on /v1/embeddings as everywhere. Reranking is on /rerank, with a body of its own, which RerankAPI says.
 func tei() Engine {
 	noServedName := []string{}
 	served := []string{"--served-model-name", "{{.Name}}"} // since 1.9
@@ -34,7 +33,8 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 		"--uds-path", "/tmp/text-embeddings-inference-{{.Port}}"} // one for each replica on the host
 	return Version{
 		Version:    name,
-		Tasks:      []Task{Embedding},
+		Tasks:      []Task{Embedding, Rerank},
+		RerankAPI:  "tei",
 		Schema:     variables(merged(teiVariables(), own)),
 		Command:    append(append(command, served...), "{{.Flags}}"),
 		Image:      teiImage + tag,

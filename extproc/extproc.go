@@ -24,12 +24,15 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream"
 )
 
 // Config is what a Server works with.
 type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
+	// Relay carries what Envoy alone cannot. nil: there is none, and every request goes to its replica at once.
+	Relay *stream.Relay
 	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB. Envoy holds the
 	// same bound for requests that do not declare their length.
 	MaxBody int64
@@ -55,8 +58,7 @@ type Begun struct {
 
 // Entry follows one request in the journal.
 type Entry interface {
-	// Decided: the request leaves for this replica of this model (its name, not the alias) after having waited so long.
-	Decided(model, replica string, waited time.Duration)
+	stream.Entry
 	// Ended: the exchange is over. fault is nil unless Sluice itself answered.
 	Ended(fault *openai.Error)
 }
@@ -93,14 +95,14 @@ func New(c Config) *Server {
 func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
 
 // Process is one request, or the first token of one.
-func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
-	if observing(stream.Context()) {
-		return s.observe(stream)
+func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
+	if observing(envoy.Context()) {
+		return s.observe(envoy)
 	}
-	x := exchange{server: s, stream: stream}
+	x := exchange{server: s, envoy: envoy}
 	defer x.end()
 	for {
-		in, err := stream.Recv()
+		in, err := envoy.Recv()
 		if err != nil {
 			return ended(err)
 		}
@@ -108,7 +110,7 @@ func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
 		if out == nil {
 			return nil
 		}
-		if err := stream.Send(out); err != nil {
+		if err := envoy.Send(out); err != nil {
 			return ended(err)
 		}
 	}
@@ -125,14 +127,18 @@ func ended(err error) error {
 // exchange is the state of one request.
 type exchange struct {
 	server *Server
-	stream extproc.ExternalProcessor_ProcessServer
+	envoy  extproc.ExternalProcessor_ProcessServer
 
 	request  request
 	tenant   *authz.Tenant
 	priority admission.Priority
-	ticket   *dispatch.Ticket
-	entry    Entry
-	fault    *openai.Error
+	// received is when the headers came, understood when the body had been read
+	received, understood time.Time
+	ticket               *dispatch.Ticket
+	// offer is the ticket under which the relay expects the request; empty: it does not
+	offer string
+	entry Entry
+	fault *openai.Error
 }
 
 // answer handles one message; nil ends the exchange.
@@ -152,6 +158,7 @@ func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 }
 
 func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
+	x.received = time.Now()
 	x.request.read(h.GetHeaders())
 	tenant, fault := x.server.Authenticator.Authenticate(x.request.credentials)
 	if fault != nil {
@@ -171,7 +178,7 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 }
 
 func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
-	if x.tenant == nil || x.ticket != nil {
+	if x.tenant == nil || x.entry != nil {
 		return nil // no headers came first, or two bodies did: not our Envoy
 	}
 	r := &x.request
@@ -185,20 +192,24 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	x.entry = x.server.Journal.Begin(Begun{
 		RequestID: r.id, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
 	})
-	began := time.Now()
-	if x.ticket, fault = x.dispatch(&scan, body); fault != nil {
-		return x.refuse(fault)
-	}
-	waited := time.Since(began)
-	x.entry.Decided(x.ticket.Model, x.ticket.Replica(), waited)
-	x.server.live.add(r.id, x.ticket)
-	answer := decided(x.ticket, &scan, body, waited)
-	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, x.ticket)
+	x.understood = time.Now()
+	return x.decide(&scan, body)
+}
+
+// native lets the request go to its replica at once, with the ticket it got.
+func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
+	x.ticket = t
+	waited := time.Since(x.understood)
+	x.entry.Decided(t.Model, t.Replica(), waited)
+	x.server.live.add(x.request.id, t)
+	answer := decided(t, scan, body, waited)
+	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, t)
 	return answer
 }
 
-func (x *exchange) dispatch(scan *openai.Request, body []byte) (*dispatch.Ticket, *openai.Error) {
-	return x.server.Dispatcher.Dispatch(x.stream.Context(), &dispatch.Request{
+// asked is what the dispatcher is asked for the request.
+func (x *exchange) asked(scan *openai.Request, body []byte) *dispatch.Request {
+	return &dispatch.Request{
 		Model:       scan.Model,
 		Tenant:      x.tenant.Name,
 		Priority:    x.priority,
@@ -212,8 +223,7 @@ func (x *exchange) dispatch(scan *openai.Request, body []byte) (*dispatch.Ticket
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Bytes:       len(body),
 		Timeout:     scan.Timeout,
-		OnWait:      x.stretch,
-	})
+	}
 }
 
 func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai.Error) {
@@ -228,7 +238,7 @@ func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai
 // timeout, which is short so that a hung Sluice is noticed.
 func (x *exchange) stretch() {
 	// A failed send means that the exchange is over; its context tells the dispatcher so.
-	_ = x.stream.Send(stretched(x.server.Hold))
+	_ = x.envoy.Send(stretched(x.server.Hold))
 }
 
 // refuse answers the client in Envoy's stead.
@@ -241,6 +251,9 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 func (x *exchange) end() {
 	if x.entry == nil {
 		return
+	}
+	if x.offer != "" {
+		x.server.Relay.Withdraw(x.offer)
 	}
 	if x.ticket != nil {
 		x.server.live.end(x.request.id, x.ticket)
@@ -255,4 +268,5 @@ type silence struct{}
 
 func (silence) Begin(Begun) Entry                     { return silence{} }
 func (silence) Decided(string, string, time.Duration) {}
+func (silence) Carried(stream.Result)                 {}
 func (silence) Ended(*openai.Error)                   {}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -31,7 +32,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/scale"
+	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/stream/llmv1"
+	"github.com/sluice-gateway/sluice/internal/stream/peers"
+	"github.com/sluice-gateway/sluice/internal/stream/realtime"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 	"github.com/sluice-gateway/sluice/xds"
 )
 
@@ -59,7 +65,14 @@ type gateway struct {
 	upstream   *upstream.Launcher
 	xds        *xds.Server
 	decisions  *extproc.Server
-	envoy      *envoy.Envoy // nil when someone else runs it
+	relay      *stream.Relay
+	workers    *llmv1.Workers
+	realtime   *realtime.Handler
+	llm        *llmv1.Server
+	tracer     *trace.Tracer // nil without tracing
+	peers      *peers.Peers  // nil where gateways do not reach each other
+	meeting    io.Closer     // their Redis
+	envoy      *envoy.Envoy  // nil when someone else runs it
 	requests   *telemetry.Requests
 	metrics    *telemetry.Metrics
 
@@ -124,7 +137,10 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 		return nil, err
 	}
 	g.xds = xds.NewServer(xds.ServerConfig{Log: log, OnAck: g.dispatcher.SetRoutable})
-	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, MaxBody: int64(c.MaxBody),
+	if err := g.makeRelay(c); err != nil {
+		return nil, err
+	}
+	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, Relay: g.relay, MaxBody: int64(c.MaxBody),
 		Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: log})
 	if s.envoy != "" {
 		g.envoy = envoy.New(envoy.Config{Binary: s.envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})
@@ -146,6 +162,7 @@ func (g *gateway) apply(c *config.Config) error {
 	g.pushing.Unlock()
 	g.fleet.Set("none", admitted(c))
 	g.setLimits()
+	g.relay.SetRules(streamRules(c))
 	g.scaler.Set(scales(c))
 	g.launch()
 	g.upstream.Set(upstreams(c))
@@ -232,6 +249,7 @@ func (g *gateway) run(ctx context.Context) error {
 		end()
 		return errors.Join(err, group.Wait())
 	}
+	g.stopStreams(handOverPatience)
 	end()
 	err = group.Wait()
 	if err != nil {
@@ -258,6 +276,12 @@ func (g *gateway) parts(guard []string) []func(context.Context) error {
 	}
 	if g.objects != nil {
 		parts = append(parts, g.objects.run)
+	}
+	if g.tracer != nil {
+		parts = append(parts, g.tracer.Run)
+	}
+	if g.peers != nil {
+		parts = append(parts, g.runPeers, g.servePeers)
 	}
 	return parts
 }
@@ -318,6 +342,7 @@ func (g *gateway) push() error {
 	world, err := g.world.Rebuild(xds.Config{
 		Listen: first.Listen, MaxBody: int64(first.MaxBody),
 		MaxDuration: longest(g.config), HideReplica: !g.config.ReplicaHeader,
+		RelaySocket: relaySocket(g.dir), GRPCSocket: grpcSocket(g.dir),
 	}, g.fleet.Snapshot())
 	if err != nil {
 		return err
@@ -364,6 +389,7 @@ func (g *gateway) drain(timeout time.Duration) error {
 	if g.envoy != nil {
 		faults[0] = g.envoy.Stop(ctx, timeout)
 	}
+	g.stopStreams(time.Second)  // what is left when the time is up
 	var stopping sync.WaitGroup // all hosts at once: none takes another's time
 	if g.joined != nil {
 		stopping.Go(func() { faults[1] = g.joined.Stop(ctx) })

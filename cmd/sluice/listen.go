@@ -18,12 +18,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
-// sockets are Sluice's own listeners: control and api for Envoy, admin for the operator.
+// sockets are Sluice's own listeners: control and api for Envoy, relay and llm for streams that Envoy brings, admin for the operator.
 type sockets struct {
-	control, api, admin net.Listener
-	grpc                *grpc.Server
-	apiServer           *http.Server
-	adminServer         *http.Server
+	control, api, relay, llm, admin net.Listener
+
+	grpc, llmServer                     *grpc.Server
+	apiServer, relayServer, adminServer *http.Server
 }
 
 func (g *gateway) listen() (*sockets, error) {
@@ -38,7 +38,16 @@ func (g *gateway) listen() (*sockets, error) {
 	if s.api, err = listenUnix(bootstrap(g.dir).APISocket); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
+	if s.relay, err = listenUnix(relaySocket(g.dir)); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if s.llm, err = listenUnix(grpcSocket(g.dir)); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	s.grpc = g.controlServer()
+	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody)))
+	g.llm.Register(s.llmServer)
+	s.relayServer = g.relayServer()
 	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started,
 		Pools: g.pools, Tasks: tasks{g.dispatcher, g.auth}}),
 		ReadHeaderTimeout: time.Minute}
@@ -77,6 +86,17 @@ func (g *gateway) controlServer() *grpc.Server {
 	return s
 }
 
+// relayIdle is how long Envoy's connections to the relay may be idle. Envoy closes them sooner.
+const relayIdle = 2 * time.Minute
+
+// relayServer answers what Envoy brings of streams. It bounds nothing in time: streams are as long as they are.
+func (g *gateway) relayServer() *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle("/v1/realtime", g.realtime)
+	mux.Handle("/", g.relay.Handler())
+	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle}
+}
+
 func (g *gateway) allowed(tenant, model string) bool {
 	t, ok := g.auth.Tenant(tenant)
 	return ok && t.Allows(model)
@@ -84,19 +104,24 @@ func (g *gateway) allowed(tenant, model string) bool {
 
 // serve serves until ctx ends.
 func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error {
-		if err := s.grpc.Serve(s.control); !errors.Is(err, grpc.ErrServerStopped) {
-			return err
-		}
-		return nil
-	})
+	group.Go(func() error { return serveGRPC(s.grpc, s.control) })
+	group.Go(func() error { return serveGRPC(s.llmServer, s.llm) })
+	group.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
 	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
 	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
 	group.Go(func() error {
 		<-ctx.Done()
 		s.grpc.Stop()
-		return errors.Join(s.apiServer.Close(), s.adminServer.Close())
+		s.llmServer.Stop()
+		return errors.Join(s.apiServer.Close(), s.relayServer.Close(), s.adminServer.Close())
 	})
+}
+
+func serveGRPC(s *grpc.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
 }
 
 func serveHTTP(s *http.Server, l net.Listener) error {
@@ -108,7 +133,7 @@ func serveHTTP(s *http.Server, l net.Listener) error {
 
 func (s *sockets) close() error {
 	var all []error
-	for _, l := range []net.Listener{s.control, s.api, s.admin} {
+	for _, l := range []net.Listener{s.control, s.api, s.relay, s.llm, s.admin} {
 		if l != nil {
 			all = append(all, l.Close())
 		}

@@ -71,12 +71,17 @@ func (o observer) observe(e telemetry.Entry) {
 		o.account(e)
 	}
 	if kind, reason := blame(e); kind != 0 && e.Replica != "" {
-		switch o.dispatcher.Failed(e.Replica, kind, reason) {
-		case engines.Upstream:
-			o.upstreams.Failed(e.Replica, reason)
-		case engines.Local:
-			o.replicas.Suspect(e.Replica)
-		}
+		o.failed(e.Replica, kind, reason)
+	}
+}
+
+// failed tells whoever can do something about it that a request failed on a replica's side.
+func (o observer) failed(replica string, kind dispatch.Failure, reason string) {
+	switch o.dispatcher.Failed(replica, kind, reason) {
+	case engines.Upstream:
+		o.upstreams.Failed(replica, reason)
+	case engines.Local:
+		o.replicas.Suspect(replica)
 	}
 }
 
@@ -91,9 +96,17 @@ func (o observer) account(e telemetry.Entry) {
 	case !e.Interim:
 		o.decisions.Settled(e.RequestID, dispatch.Response{
 			Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400,
-			Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Known: e.Usage.Known,
+			Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Cached: e.Usage.Cached, Known: e.Usage.Known, TTFT: firstToken(e),
 		})
 	}
+}
+
+// firstToken is the time from a streamed request's leaving for its replica to the first byte of the response; 0 when it is not known.
+func firstToken(e telemetry.Entry) time.Duration {
+	if !e.Streamed || e.UpstreamDuration == 0 || e.FirstByte == 0 {
+		return 0
+	}
+	return max(0, e.FirstByte-(e.LastByte-e.UpstreamDuration))
 }
 
 func running(e telemetry.Entry) dispatch.Running {

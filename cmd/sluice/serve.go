@@ -140,3 +140,7 @@ func bootstrap(dir *process.Dir) envoy.BootstrapConfig {
 		AdminSocket:   dir.Socket("envoy.sock"),
 	}
 }
+
+// relaySocket and grpcSocket are where Envoy brings managed streams. It learns them by xDS, so that an Envoy of before an upgrade does too.
+func relaySocket(dir *process.Dir) string { return dir.Socket("relay.sock") }
+func grpcSocket(dir *process.Dir) string  { return dir.Socket("grpc.sock") }

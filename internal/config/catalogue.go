@@ -63,6 +63,8 @@ func (v EngineVersion) definition() engines.Version {
 		Health:        engines.Probe(v.Health),
 		Slots:         engines.Slots(v.Slots),
 		Metrics:       engines.Metrics(v.Metrics),
+		Protocol:      string(v.Protocol),
+		RerankAPI:     string(v.RerankAPI),
 	}
 }
 
@@ -146,7 +148,7 @@ func DiscoveredModel() Model {
 	d := newDecoder("")
 	d.structure(nil, reflect.ValueOf(&m).Elem(), nil)
 	m.Launcher = engines.Upstream
-	m.Replicas = Replicas{}
+	m.Replicas, m.Protocol, m.RerankAPI = Replicas{}, ProtocolHTTP, RerankOpenAI
 	k := &checker{decoder: d}
 	k.routing(nil, &m.Routing)
 	k.refused(nil, &m)

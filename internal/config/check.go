@@ -30,6 +30,7 @@ func check(d *decoder, c *Config) {
 	k.unique(append(k.models(), k.pools()...))
 	k.redis(path{"redis"}, c.Redis)
 	k.tenants()
+	k.moderation()
 	k.upstreams(path{"upstreams"}, c.Upstreams)
 }
 
@@ -72,6 +73,7 @@ func (k *checker) listeners() {
 	listen, ok := k.address(path{"listen"}, &k.config.Listen)
 	admin, ok2 := k.address(path{"admin"}, &k.config.Admin)
 	k.control(listen, admin)
+	k.peers(listen, admin)
 	if !ok || !ok2 {
 		return
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -28,6 +29,7 @@ func (k *checker) models() []named {
 			k.name(where, adapter)
 		}
 		k.routing(at.field("routing"), &m.Routing)
+		k.stream(at.field("stream"), m)
 		k.refused(at, m)
 		k.wait(at.field("cold_start_timeout"), m.ColdStartTimeout)
 		k.wait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
@@ -41,6 +43,8 @@ func (k *checker) models() []named {
 		case engines.None:
 			k.admitted(at, m)
 		}
+		m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, ProtocolHTTP), cmp.Or(m.RerankAPI, RerankOpenAI)
+		k.managed(at, m)
 	}
 	return names
 }
@@ -102,6 +106,7 @@ func (k *checker) launched(at path, m *Model) (engines.Version, bool) {
 		return version, false
 	}
 	k.task(at.field("task"), m, version)
+	m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, Protocol(version.Protocol)), cmp.Or(m.RerankAPI, RerankAPI(version.RerankAPI))
 	faults := len(k.faults)
 	k.modelSource(at.field("source"), m, version)
 	k.variables(at.field("variables"), m, version)

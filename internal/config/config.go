@@ -55,6 +55,10 @@ type Config struct {
 	// Several hosts, as in redis://a:6379,b:6379,c:6379, are a cluster, which has no database number. Default: none; this gateway
 	// shares with nobody.
 	Redis string `yaml:"redis" restart:"true"`
+	// Peers is the host:port on which gateways that share redis reach each other, by TLS with certificates that they make themselves: a client
+	// that comes back to another gateway than the one which has its stream is passed on. Default: they do not, and request ids are each
+	// gateway's own.
+	Peers string `yaml:"peers" restart:"true"`
 	// TaskLease is how long a task from /schedule holds its place without a call of /renew or /complete. Default 15m.
 	TaskLease time.Duration `yaml:"task_lease" default:"15m" least:"1s"`
 	// Auth says who may call.
@@ -74,6 +78,10 @@ type Config struct {
 	Models []Model `yaml:"models"`
 	// Upstreams are servers whose models are asked for and appear by themselves, such as http://10.0.0.7:8000.
 	Upstreams []Upstream `yaml:"upstreams"`
+	// Moderation ends answers that say what they may not.
+	Moderation []Moderation `yaml:"moderation"`
+	// Tracing sends spans of requests to a collector. Default: no spans.
+	Tracing *Tracing `yaml:"tracing" restart:"true"`
 	// Pools are names for several models, any of which will do. The first one is what /schedule takes when it is asked for none.
 	Pools []Pool `yaml:"pools"`
 
@@ -234,7 +242,33 @@ type EngineVersion struct {
 	Slots Slots `yaml:"slots"`
 	// Metrics says where a replica tells how busy it is.
 	Metrics Metrics `yaml:"metrics"`
+	// Protocol that replicas speak: http (OpenAI's API) or grpc (llm.v1.Inference, see examples/grpc). Probes are HTTP in any case. Default http.
+	Protocol Protocol `yaml:"protocol" oneof:"http,grpc"`
+	// RerankAPI is how replicas rerank: openai (POST /v1/rerank) or tei (POST /rerank of text-embeddings-inference). Default openai.
+	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
 }
+
+// Protocol is what replicas speak.
+type Protocol string
+
+// The protocols.
+const (
+	// ProtocolHTTP is OpenAI's API.
+	ProtocolHTTP Protocol = "http"
+	// ProtocolGRPC is llm.v1.Inference.
+	ProtocolGRPC Protocol = "grpc"
+)
+
+// RerankAPI is how replicas rerank.
+type RerankAPI string
+
+// The ways of reranking.
+const (
+	// RerankOpenAI is POST /v1/rerank, as vLLM and llama-server have it.
+	RerankOpenAI RerankAPI = "openai"
+	// RerankTEI is POST /rerank of text-embeddings-inference.
+	RerankTEI RerankAPI = "tei"
+)
 
 // FlagStyle says how {{.Flags}} writes the variables.
 type FlagStyle struct {

@@ -6,13 +6,6 @@ package config
 func later() map[string]string {
 	return map[string]string{
 		"envoy_admin": "an admin listener of Envoy's own on TCP",
-
-		"models[].stream.mode=managed":  "managed streams",
-		"models[].stream.heartbeat":     "managed streams",
-		"models[].stream.resume":        "managed streams",
-		"models[].stream.ttft_timeout":  "managed streams",
-		"models[].stream.stall_timeout": "managed streams",
-		"models[].stream.inject_usage":  "usage of its own",
 	}
 }
 

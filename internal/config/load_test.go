@@ -54,14 +54,14 @@ func TestDefaults(t *testing.T) {
 			Ready:  ReadyProbe{Path: "/health", Every: 500 * time.Millisecond},
 			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
 		Models: []Model{{
-			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local,
+			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
 			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 			UnhealthyOn: []Failure{FailConnect, Fail5xx},
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
-			Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute},
+			Stream:    carried(StreamAuto, 30*time.Minute),
 		}},
 	}
 	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
@@ -106,32 +106,32 @@ func TestEveryField(t *testing.T) {
 		Kubernetes: &Kubernetes{Kubeconfig: filepath.Join(here, "kube"), Context: "prod", Namespace: "llm", Name: "own"},
 		Models: []Model{
 			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
-				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
+				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
 				UnhealthyOn: []Failure{FailConnect, Fail503},
 				Variables:   map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
-				Stream: Stream{Mode: StreamNative, MaxDuration: time.Hour}},
-			{Name: "fast", Launcher: engines.Upstream, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
+				Stream: carried(StreamNative, time.Hour)},
+			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
 				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, Sent: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503},
 				Routing:     Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
-				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: carried(StreamAuto, 30*time.Minute)},
 			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
-				Launcher: engines.Kubernetes, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
+				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
 				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx},
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},
-				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
-			{Name: "elsewhere", Launcher: engines.None, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+				Stream:    carried(StreamAuto, 30*time.Minute)},
+			{Name: "elsewhere", Launcher: engines.None, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
-				Stream:    Stream{Mode: StreamAuto, MaxDuration: 30 * time.Minute}},
+				Stream:    carried(StreamAuto, 30*time.Minute)},
 		},
 		Upstreams: []Upstream{{URL: "http://[::1]:8000"}},
 		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
@@ -258,3 +258,8 @@ func TestQuickstart(t *testing.T) {
 
 // ignorePrivate leaves out what a Config keeps to be read again.
 var ignorePrivate = cmpopts.IgnoreUnexported(Config{})
+
+// carried is how responses are carried when nothing else is said.
+func carried(mode StreamMode, most time.Duration) Stream {
+	return Stream{Mode: mode, Heartbeat: 15 * time.Second, HeartbeatAs: HeartbeatComment, MaxDuration: most, Resume: 5 * time.Second}
+}

@@ -30,6 +30,11 @@ type Model struct {
 	// Cluster says where replicas are launched. Local: a label that the host must have, of those in nodes. Kubernetes: context/namespace, or
 	// one of them as context or /namespace. Default: any host; the context and namespace of the section kubernetes.
 	Cluster string `yaml:"cluster"`
+	// Protocol that replicas speak: http (OpenAI's API) or grpc (llm.v1.Inference, see examples/grpc). Default: the engine's, http for an upstream.
+	Protocol Protocol `yaml:"protocol" oneof:"http,grpc"`
+	// RerankAPI is how replicas rerank: openai (POST /v1/rerank) or tei (POST /rerank of text-embeddings-inference). Default: the engine's, openai
+	// for an upstream.
+	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
 	// Upstreams are an upstream model's servers, each by its base URL (http://host:port, with or without /v1) or as a mapping.
 	Upstreams []Upstream `yaml:"upstreams"`
 	// Replicas of a launched model. Zero for an upstream one, which has as many as it has servers, and for one with launcher none.
@@ -192,12 +197,42 @@ const (
 	StreamAuto StreamMode = "auto"
 	// StreamNative streams go through Envoy alone.
 	StreamNative StreamMode = "native"
+	// StreamManaged streams go through Sluice.
+	StreamManaged StreamMode = "managed"
+)
+
+// HeartbeatForm is what a heartbeat looks like.
+type HeartbeatForm string
+
+// The forms of heartbeats.
+const (
+	// HeartbeatComment is a comment of server-sent events, which clients ignore.
+	HeartbeatComment HeartbeatForm = "comment"
+	// HeartbeatChunk is a chunk without content.
+	HeartbeatChunk HeartbeatForm = "chunk"
 )
 
 // Stream says how responses are carried.
 type Stream struct {
-	// Mode is auto or native (through Envoy alone, from the replica to the client). Default auto.
-	Mode StreamMode `yaml:"mode" default:"auto" oneof:"auto,native"`
+	// Mode is native (through Envoy alone, from the replica to the client), managed (through Sluice, which reads every event) or auto:
+	// native, but managed where a request asks for what Envoy cannot do, or will have to wait for longer than a third of heartbeat. Default
+	// auto.
+	Mode StreamMode `yaml:"mode" default:"auto" oneof:"auto,native,managed"`
+	// Heartbeat is the longest silence that the client of a managed stream hears. Default 15s.
+	Heartbeat time.Duration `yaml:"heartbeat" default:"15s" least:"100ms"`
+	// HeartbeatAs is comment, or chunk for clients that cannot read comments: a chunk without content. Default comment.
+	HeartbeatAs HeartbeatForm `yaml:"heartbeat_as" default:"comment" oneof:"comment,chunk"`
 	// MaxDuration is how long a response may take in all. Default 30m.
 	MaxDuration time.Duration `yaml:"max_duration" default:"30m" least:"1s"`
+	// Resume is how long a request with a request_id goes on without its client, and how long its events are kept after its end. Default 5s.
+	Resume time.Duration `yaml:"resume" default:"5s" least:"0s"`
+	// TTFTTimeout is how long a replica has for the first token of a stream; then another is tried. Default 0: as long as it takes.
+	TTFTTimeout time.Duration `yaml:"ttft_timeout" least:"0s"`
+	// StallTimeout is the longest time between two events of an engine after the first token; then the stream ends with an error. Default 0: no
+	// limit.
+	StallTimeout time.Duration `yaml:"stall_timeout" least:"0s"`
+	// InjectUsage asks the engine for the token usage of every stream, and keeps that event from clients that did not ask. Default false.
+	InjectUsage bool `yaml:"inject_usage"`
+	// Sample is the share of the streams, from 0 to 1, that mode auto makes managed only to see the times between their tokens. Default 0.
+	Sample float64 `yaml:"sample" least:"0"`
 }

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission/redis"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/stream/llmv1"
+	"github.com/sluice-gateway/sluice/internal/stream/moderation"
+	"github.com/sluice-gateway/sluice/internal/stream/peers"
+	"github.com/sluice-gateway/sluice/internal/stream/realtime"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
+)
+
+// This file makes the relay of managed streams, and what speaks to it beside Envoy's plain requests.
+
+func (g *gateway) makeRelay(c *config.Config) error {
+	tracer, err := g.makeTracer(c)
+	if err := errors.Join(err, g.makePeers(c)); err != nil {
+		return err
+	}
+	g.tracer = tracer
+	workers := new(llmv1.Workers)
+	g.workers = workers
+	relay := stream.Config{Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap, Workers: workers,
+		ReplicaHeader: func() bool { return g.current().ReplicaHeader }, Log: g.log}
+	if tracer != nil {
+		relay.Tracer = calls{tracer}
+	}
+	if g.peers != nil {
+		relay.Peers = g.peers
+	}
+	g.relay = stream.New(relay)
+	turns := turns{g.relay, journal{g.requests, g.metrics, g.dispatcher}, tracer}
+	g.realtime = &realtime.Handler{Generator: turns, Tenants: g.auth.Tenant, CheckOrigin: c.Auth.Mode == config.AuthNone, Log: g.log}
+	g.llm = &llmv1.Server{Generator: turns, Tenants: g.auth.Tenant}
+	return nil
+}
+
+func (g *gateway) makeTracer(c *config.Config) (*trace.Tracer, error) {
+	if c.Tracing == nil {
+		return nil, nil
+	}
+	return trace.New(trace.Config{Endpoint: c.Tracing.Endpoint, Sample: c.Tracing.Sample, Version: version(), Log: g.log})
+}
+
+// failed draws the consequences of a failure that the relay has seen; of others the access log tells.
+func (g *gateway) failed(replica string, kind dispatch.Failure, reason string) {
+	observer{upstreams: g.upstream, replicas: g.local, dispatcher: g.dispatcher}.failed(replica, kind, reason)
+}
+
+// streamRules are the file's words on streams.
+func streamRules(c *config.Config) *stream.Rules {
+	rules := &stream.Rules{Default: streamPolicy(config.DiscoveredModel()), Models: map[string]stream.Policy{}}
+	for _, m := range c.Models {
+		rules.Models[m.Name] = streamPolicy(m)
+	}
+	for _, m := range c.Moderation {
+		rules.Moderation = append(rules.Moderation, stream.Moderation{Models: m.Models, Tenants: m.Tenants, Rule: moderationRule(m)})
+	}
+	return rules
+}
+
+func streamPolicy(m config.Model) stream.Policy {
+	s := m.Stream
+	p := stream.Policy{
+		Mode: stream.Mode(s.Mode), Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
+		TTFTTimeout: s.TTFTTimeout, StallTimeout: s.StallTimeout, InjectUsage: s.InjectUsage, Sample: s.Sample,
+		GRPC: m.Protocol == config.ProtocolGRPC,
+	}
+	if m.RerankAPI == config.RerankTEI {
+		p.Rerank = stream.RerankTEI
+	}
+	return p
+}
+
+func moderationRule(m config.Moderation) moderation.Rule {
+	r := moderation.Rule{Name: m.Name, Literals: m.Literals, Patterns: m.Compiled, IgnoreCase: m.IgnoreCase, Window: int(m.Window)}
+	if m.Hook != nil {
+		r.Hook = &moderation.Hook{URL: m.Hook.URL, Timeout: m.Hook.Timeout, FailOpen: m.Hook.OnFailure == config.Allow, Every: int(m.Hook.Every)}
+	}
+	return r
+}
+
+// turns has the relay carry calls that did not come by ext_proc: they are in the journal too.
+type turns struct {
+	relay   *stream.Relay
+	journal journal
+	tracer  *trace.Tracer
+}
+
+// Generate implements realtime.Generator and llmv1.Generator.
+func (t turns) Generate(ctx context.Context, c *stream.Call, sink stream.Sink) {
+	live := t.journal.requests.Begin(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
+		Stream: c.Scan.Stream, Bytes: len(c.Body), Turn: c.Turn})
+	c.Entry = entry{t.journal, live}
+	t.relay.Generate(ctx, c, sink)
+	live.End(0, "")
+}
+
+// Carried implements stream.Entry.
+func (e entry) Carried(r stream.Result) { e.live.Carried(carried(r)) }
+
+// carried is a result as the figures have it.
+func carried(r stream.Result) telemetry.Carried {
+	c := telemetry.Carried{
+		Model: r.Model, Replica: r.Replica, FirstToken: r.TTFT, Held: r.Held, Decode: r.Decode, FinishReason: r.Finish, Cause: r.Cause,
+		Attempts: r.Attempts, Answered: r.Answered,
+		Usage: telemetry.Usage{Prompt: r.Usage.Prompt, Completion: r.Usage.Completion, Known: r.Usage.Known, Cached: r.Usage.Cached,
+			CachedKnown: r.Usage.Known},
+	}
+	if r.Fault != nil {
+		c.Code = string(r.Fault.Code)
+	}
+	return c
+}
+
+// calls is the relay's view of the tracer.
+type calls struct{ tracer *trace.Tracer }
+
+// Begin implements stream.Tracer.
+func (t calls) Begin(c *stream.Call) stream.Trace {
+	call := t.tracer.Start(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
+		Stream: c.Scan.Stream, Bytes: len(c.Body)}, c.Header.Get("traceparent"), c.Received)
+	if call == nil {
+		return nil
+	}
+	return spans{call}
+}
+
+// spans are one call's.
+type spans struct{ call *trace.Call }
+
+func (s spans) Admitted(model, replica string, batch int) {
+	s.call.Admitted(time.Now(), model, replica, batch)
+}
+func (s spans) Queued()             { s.call.Queue(time.Now()) }
+func (s spans) Traceparent() string { return s.call.Traceparent() }
+func (s spans) FirstToken()         { s.call.FirstToken(time.Now()) }
+func (s spans) Token(n int64)       { s.call.Step(int(n), time.Now()) }
+func (s spans) Emitted(m int64)     { s.call.Emit(int(m), time.Now()) }
+func (s spans) End(r stream.Result) { s.call.End(carried(r)) }
+
+// handOverPatience is how long clients have to take the news that the gateway is handed over.
+const handOverPatience = 2 * time.Second
+
+// stopStreams tells the clients of all calls that the gateway goes, and waits until they have been told.
+func (g *gateway) stopStreams(patience time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	g.realtime.Close(ctx)
+	g.relay.Close(ctx)
+}
+
+// makePeers finds the other gateways of the same Redis.
+func (g *gateway) makePeers(c *config.Config) error {
+	if c.Peers == "" {
+		return nil
+	}
+	client, err := redis.NewClient(c.Redis, 0)
+	if err != nil {
+		return err
+	}
+	g.meeting = client
+	g.peers, err = peers.New(peers.Config{Redis: client, Listen: c.Peers, Log: g.log})
+	return err
+}
+
+// runPeers keeps this gateway known to the others.
+func (g *gateway) runPeers(ctx context.Context) error {
+	return errors.Join(g.peers.Run(ctx), g.meeting.Close())
+}
+
+// servePeers answers what other gateways pass on.
+func (g *gateway) servePeers(ctx context.Context) error {
+	return g.peers.Serve(ctx, nil, g.relay.PeerHandler(g.auth.Tenant, int64(g.settings.config.MaxBody)))
+}

@@ -1,0 +1,85 @@
+package extproc
+
+import (
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream"
+)
+
+// decide says which way the request goes: to its replica when there is one, or to the relay, where its client hears something meanwhile.
+func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.ProcessingResponse {
+	asked := x.asked(scan, body)
+	way := stream.Way{Mode: stream.Native, Patience: stream.Forever}
+	if x.server.Relay != nil {
+		way = x.server.Relay.Way(scan, asked)
+	}
+	switch way.Mode {
+	case stream.Managed:
+		return x.hand(scan, nil, way.Foreseen)
+	case stream.Auto:
+		return x.patiently(scan, body, asked, way.Patience)
+	}
+	asked.OnWait = x.stretch
+	ticket, fault := x.server.Dispatcher.Dispatch(x.envoy.Context(), asked)
+	if fault != nil {
+		return x.refuse(fault)
+	}
+	return x.native(scan, body, ticket)
+}
+
+// patiently waits for the request's turn for so long, and then has the relay wait.
+func (x *exchange) patiently(scan *openai.Request, body []byte, asked *dispatch.Request, patience time.Duration) *extproc.ProcessingResponse {
+	waits := make(chan struct{}, 1)
+	asked.OnWait = func() { waits <- struct{}{} }
+	pending := x.server.Relay.Begin(asked)
+	select { // most have their turn at once
+	case <-pending.Done():
+		return x.turn(scan, body, pending)
+	case <-waits:
+		x.stretch()
+	}
+	enough := time.NewTimer(patience)
+	defer enough.Stop()
+	select {
+	case <-pending.Done():
+		return x.turn(scan, body, pending)
+	case <-enough.C:
+		return x.hand(scan, pending, true)
+	case <-x.envoy.Context().Done():
+		pending.Abandon()
+		return nil
+	}
+}
+
+// turn takes what has come of a wait.
+func (x *exchange) turn(scan *openai.Request, body []byte, p *stream.Pending) *extproc.ProcessingResponse {
+	ticket, fault := p.Result()
+	if fault != nil {
+		return x.refuse(fault)
+	}
+	return x.native(scan, body, ticket)
+}
+
+// hand has Envoy bring the request to the relay, with its place in the queue if it has one.
+func (x *exchange) hand(scan *openai.Request, pending *stream.Pending, foreseen bool) *extproc.ProcessingResponse {
+	x.offer = x.server.Relay.Offer(&stream.Offer{Pending: pending, Call: stream.Call{
+		RequestID: x.request.id, Tenant: x.tenant, Priority: x.priority, Path: x.request.path, Scan: *scan, Task: x.request.task,
+		Received: x.received, Foreseen: foreseen, Entry: x.entry,
+	}})
+	set := []*core.HeaderValueOption{header(headers.Ticket, x.offer)}
+	if scan.Stream {
+		set = append(set, header(headers.Stream, "1"))
+	}
+	return &extproc.ProcessingResponse{
+		DynamicMetadata: x.server.notes.ofTenant(x.tenant.Name),
+		Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{
+			ClearRouteCache: true, HeaderMutation: &extproc.HeaderMutation{SetHeaders: set},
+		}}},
+	}
+}

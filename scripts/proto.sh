@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Writes the Go code of examples/grpc/llm/v1/inference.proto to examples/grpc/llmv1, and notes the digests of both, which a test compares.
+# The compiler is protoc as grpcio-tools (PyPI) brings it, the Go plugins are tools of our module.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+version=1.85.1
+one_at_a_time proto
+
+name=proto-$version
+workspace
+if [ ! -e ".tools/$name" ]; then
+  python_needed
+  echo "installing grpcio-tools $version"
+  python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+  twice "$work/venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "grpcio-tools==$version"
+  keep "$work/venv" "$name"
+fi
+
+# plugin NAME: protoc wants programs, Go's tools are called through go.
+plugin() {
+  printf '#!/bin/sh\nexec go tool %s\n' "$1" >"$work/$1"
+  chmod +x "$work/$1"
+}
+plugin protoc-gen-go
+plugin protoc-gen-go-grpc
+
+to=examples/grpc/llmv1
+".tools/$name/bin/python" -m grpc_tools.protoc --proto_path=examples/grpc \
+  --plugin="$work/protoc-gen-go" --go_out=. --go_opt=module=github.com/sluice-gateway/sluice \
+  --plugin="$work/protoc-gen-go-grpc" --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gateway/sluice \
+  llm/v1/inference.proto
+cd "$to"
+sha256sum ../llm/v1/inference.proto ./*.pb.go >inference.sha256
