@@ -201,9 +201,9 @@ func (l *Lease) FirstToken() bool {
 	return true
 }
 
-// Settle tells what the request has really cost; of a preempted one that is nothing, whatever it says. Its model's bucket and its tenant's get back what was estimated too much, or
+// Settle tells what the request has really cost. Its model's bucket and its tenant's get back what was estimated too much, or
 // lose what was too little, down to a debt of one full bucket. Only the first call counts; less than 0 is not known, and
-// changes nothing. It may come before Release or after.
+// changes nothing. It may come before Release or after. Of a preempted lease nothing is charged, whatever it says.
 func (l *Lease) Settle(actual int) {
 	l.c.mu.Lock()
 	defer l.c.unlock()

@@ -33,6 +33,9 @@ type Config struct {
 	Dispatcher    *dispatch.Dispatcher
 	// Relay carries what Envoy alone cannot. nil: there is none, and every request goes to its replica at once.
 	Relay *stream.Relay
+	// Trace settles whether a request that goes to its replica at once is traced, by the traceparent header of its client's, and gives the one
+	// that the engine is to get. nil: none is.
+	Trace func(client string) (own string, traced bool)
 	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB. Envoy holds the
 	// same bound for requests that do not declare their length.
 	MaxBody int64
@@ -59,6 +62,8 @@ type Begun struct {
 // Entry follows one request in the journal.
 type Entry interface {
 	stream.Entry
+	// Traced: the request has a span of this traceparent, and its client sent that one.
+	Traced(own, client string)
 	// Ended: the exchange is over. fault is nil unless Sluice itself answered.
 	Ended(fault *openai.Error)
 }
@@ -202,9 +207,22 @@ func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket)
 	waited := time.Since(x.understood)
 	x.entry.Decided(t.Model, t.Replica(), waited)
 	x.server.live.add(x.request.id, t)
-	answer := decided(t, scan, body, waited)
+	answer := decided(t, scan, body, leaving{waited, x.traced()})
 	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, t)
 	return answer
+}
+
+// traced is the traceparent header that the engine is to get; empty: the client's own, if there is one.
+func (x *exchange) traced() string {
+	if x.server.Trace == nil {
+		return ""
+	}
+	own, traced := x.server.Trace(x.request.traceparent)
+	if !traced {
+		return ""
+	}
+	x.entry.Traced(own, x.request.traceparent)
+	return own
 }
 
 // asked is what the dispatcher is asked for the request.
@@ -215,6 +233,7 @@ func (x *exchange) asked(scan *openai.Request, body []byte) *dispatch.Request {
 		Priority:    x.priority,
 		Allowed:     x.tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
+		Keys:        func(most int) []uint64 { return scan.TurnKeys(body, most) },
 		ID:          scan.RequestID,
 		Task:        x.request.task,
 		PromptBytes: scan.PromptBytes(),
@@ -268,5 +287,6 @@ type silence struct{}
 
 func (silence) Begin(Begun) Entry                     { return silence{} }
 func (silence) Decided(string, string, time.Duration) {}
+func (silence) Traced(string, string)                 {}
 func (silence) Carried(stream.Result)                 {}
 func (silence) Ended(*openai.Error)                   {}

@@ -321,6 +321,7 @@ func (d *diary) Decided(model, replica string, _ time.Duration) {
 	d.write("decided %s %.2s", model, replica)
 }
 func (d *diary) Carried(stream.Result) {}
+func (d *diary) Traced(string, string) {}
 func (d *diary) Ended(fault *openai.Error) {
 	if fault != nil {
 		d.write("ended %s", fault.Code)

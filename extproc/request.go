@@ -24,6 +24,7 @@ type request struct {
 	timeout          string
 	priority         string
 	task             string
+	traceparent      string
 	// repeated names a header that came more than once; who reads which of the two is anybody's guess
 	repeated string
 }
@@ -35,7 +36,7 @@ func (r *request) read(h *core.HeaderMap) {
 			value = string(raw)
 		}
 		if field := r.field(header.GetKey()); field != nil {
-			if *field != "" {
+			if *field != "" && field != &r.traceparent {
 				r.repeated = header.GetKey()
 			}
 			*field = value
@@ -56,6 +57,8 @@ func (r *request) field(name string) *string {
 		return &r.credentials.Authorization
 	case "x-api-key", "api-key":
 		return &r.credentials.APIKey
+	case "traceparent":
+		return &r.traceparent
 	case "content-type":
 		return &r.contentType
 	case "content-encoding":

@@ -27,10 +27,16 @@ func stretched(d time.Duration) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d)}
 }
 
+// leaving is how a request leaves for its replica: how much of its time has gone by, and the traceparent of its span, if it has one.
+type leaving struct {
+	waited      time.Duration
+	traceparent string
+}
+
 // decided lets the request go: the cluster and the replicas in headers that a route is waiting for, the body as it is unless
-// it held options of ours or an alias. waited is how much of the request's time has gone by.
-func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, waited time.Duration) *extproc.ProcessingResponse {
-	set := make([]*core.HeaderValueOption, 0, 9)
+// it held options of ours or an alias.
+func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, how leaving) *extproc.ProcessingResponse {
+	set := make([]*core.HeaderValueOption, 0, 10)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
 	if scan.Stream {
@@ -42,7 +48,10 @@ func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, waited time.
 	if t.Measured() {
 		set = append(set, header(headers.Usage, "1"))
 	}
-	set = appendTimeout(set, t.MaxDuration, scan, waited)
+	if how.traceparent != "" {
+		set = append(set, header("traceparent", how.traceparent))
+	}
+	set = appendTimeout(set, t.MaxDuration, scan, how.waited)
 	common := &extproc.CommonResponse{ClearRouteCache: true}
 	if stripped, changed := scan.Rewrite(body, t.Served); changed {
 		set = append(set, header("content-length", strconv.Itoa(len(stripped))))

@@ -140,7 +140,7 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	if err := g.makeRelay(c); err != nil {
 		return nil, err
 	}
-	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, Relay: g.relay, MaxBody: int64(c.MaxBody),
+	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, Relay: g.relay, Trace: g.tracer.Inject, MaxBody: int64(c.MaxBody),
 		Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: log})
 	if s.envoy != "" {
 		g.envoy = envoy.New(envoy.Config{Binary: s.envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})

@@ -45,7 +45,7 @@ func (g *gateway) listen() (*sockets, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	s.grpc = g.controlServer()
-	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody)))
+	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody) + messageOverhead))
 	g.llm.Register(s.llmServer)
 	s.relayServer = g.relayServer()
 	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started,
@@ -79,7 +79,7 @@ func (g *gateway) controlServer() *grpc.Server {
 	g.decisions.Register(s)
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
-		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.config.LogRequests).Finished),
+		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.config.LogRequests).Finished, g.tracer.Native),
 		decisions: g.decisions, upstreams: g.upstream,
 		replicas: g.local, dispatcher: g.dispatcher, since: g.started,
 	}.observe}).Register(s)

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"net/url"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
@@ -38,7 +41,7 @@ func (g *gateway) makeRelay(c *config.Config) error {
 	g.relay = stream.New(relay)
 	turns := turns{g.relay, journal{g.requests, g.metrics, g.dispatcher}, tracer}
 	g.realtime = &realtime.Handler{Generator: turns, Tenants: g.auth.Tenant, CheckOrigin: c.Auth.Mode == config.AuthNone, Log: g.log}
-	g.llm = &llmv1.Server{Generator: turns, Tenants: g.auth.Tenant}
+	g.llm = &llmv1.Server{Generator: turns, Tenants: g.auth.Tenant, ReplicaHeader: relay.ReplicaHeader}
 	return nil
 }
 
@@ -46,7 +49,21 @@ func (g *gateway) makeTracer(c *config.Config) (*trace.Tracer, error) {
 	if c.Tracing == nil {
 		return nil, nil
 	}
-	return trace.New(trace.Config{Endpoint: c.Tracing.Endpoint, Sample: c.Tracing.Sample, Version: version(), Log: g.log})
+	return trace.New(trace.Config{Endpoint: c.Tracing.Endpoint, Sample: c.Tracing.Sample, Version: version(), Log: g.log,
+		Headers: collectorHeaders(os.Getenv("OTEL_EXPORTER_OTLP_HEADERS"))})
+}
+
+// collectorHeaders reads the variable by which OpenTelemetry's exporters are told a credential: name=value,name=value, values escaped as in
+// URLs.
+func collectorHeaders(text string) map[string]string {
+	all := map[string]string{}
+	for pair := range strings.SplitSeq(text, ",") {
+		name, value, ok := strings.Cut(pair, "=")
+		if plain, err := url.PathUnescape(strings.TrimSpace(value)); ok && err == nil {
+			all[strings.TrimSpace(name)] = plain
+		}
+	}
+	return all
 }
 
 // failed draws the consequences of a failure that the relay has seen; of others the access log tells.
@@ -103,6 +120,9 @@ func (t turns) Generate(ctx context.Context, c *stream.Call, sink stream.Sink) {
 	live.End(0, "")
 }
 
+// Traced implements extproc.Entry.
+func (e entry) Traced(own, client string) { e.live.Trace(own, client) }
+
 // Carried implements stream.Entry.
 func (e entry) Carried(r stream.Result) { e.live.Carried(carried(r)) }
 
@@ -115,7 +135,7 @@ func carried(r stream.Result) telemetry.Carried {
 			CachedKnown: r.Usage.Known},
 	}
 	if r.Fault != nil {
-		c.Code = string(r.Fault.Code)
+		c.Code, c.Status = string(r.Fault.Code), r.Fault.HTTPStatus()
 	}
 	return c
 }
@@ -129,6 +149,9 @@ func (t calls) Begin(c *stream.Call) stream.Trace {
 		Stream: c.Scan.Stream, Bytes: len(c.Body)}, c.Header.Get("traceparent"), c.Received)
 	if call == nil {
 		return nil
+	}
+	if e, ok := c.Entry.(entry); ok {
+		e.live.Trace(call.Traceparent(), c.Header.Get("traceparent"))
 	}
 	return spans{call}
 }

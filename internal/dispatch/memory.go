@@ -15,64 +15,109 @@ import (
 const (
 	// levels is how many turns back a conversation is looked for: a client that edits an earlier turn continues from there.
 	levels = 8
-	// generation is how long beginnings are collected before they become the old ones, which are kept as long again; mostRemembered bounds
-	// those of one generation. So what nobody asks for is forgotten after 5 to 10 minutes, and a model remembers at most 65,536.
-	generation     = 5 * time.Minute
-	mostRemembered = 1 << 15
+	// remembered is for how long a beginning is known that nobody asks for.
+	remembered = 10 * time.Minute
+	// A table has places in sets of ways, leastPlaces at first and mostPlaces (2 MiB) at most.
+	ways        = 4
+	leastPlaces = 256
+	mostPlaces  = 1 << 16
 )
 
-// prefixes is what a model remembers. A replica is known by its counter, so that one that is gone and comes back empty is not found. The zero
-// value is ready to use.
+// prefixes is what a model remembers: a table in which a key has its place in one set, where the one that was asked for longest ago makes way. A
+// replica is known by its counter, so that one that is gone and comes back empty is not found. The zero value is ready to use.
 type prefixes struct {
 	mu sync.Mutex
-	// young and old by key; guarded by mu
-	young, old map[uint64]*counter
-	// since is when the young ones began, latest the last look; guarded by mu
-	since, latest time.Time
+	// places, of which used are or were taken; guarded by mu
+	places []prefix
+	used   int
+	// latest is the time of the last look; guarded by mu
+	latest time.Time
 }
+
+// prefix is one beginning of a conversation. Without a replica there is none.
+type prefix struct {
+	key     uint64
+	replica *counter
+	// asked is when it was put or found last, in Unix nanoseconds
+	asked int64
+}
+
+// set is where the key has its place.
+func (p *prefixes) setLocked(key uint64) []prefix {
+	sets := uint64(len(p.places) / ways)
+	at := int(key&(sets-1)) * ways
+	return p.places[at : at+ways]
+}
+
+func (x *prefix) livesAt(now int64) bool { return x.replica != nil && now-x.asked < int64(remembered) }
 
 // find is the replica that knows the first of the keys that is known at all; nil: none is.
 func (p *prefixes) find(keys []uint64, now time.Time) *counter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = now
-	if age := now.Sub(p.since); age >= generation {
-		p.agedLocked()
-		if age >= 2*generation {
-			p.old = nil
-		}
+	if p.places == nil {
+		return nil
 	}
+	at := now.UnixNano()
 	for _, key := range keys {
-		if c := p.young[key]; c != nil {
-			return c
-		}
-		if c := p.old[key]; c != nil {
-			p.putLocked(key, c)
-			return c
+		set := p.setLocked(key)
+		for i := range set {
+			if set[i].key == key && set[i].livesAt(at) {
+				set[i].asked = at
+				return set[i].replica
+			}
 		}
 	}
 	return nil
 }
 
-// put notes that the replica was given this beginning.
+// put notes that the replica was given this beginning, at the time of the last look.
 func (p *prefixes) put(key uint64, c *counter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.putLocked(key, c)
+	if 2*p.used >= len(p.places) && len(p.places) < mostPlaces {
+		p.growLocked()
+	}
+	p.putLocked(prefix{key, c, p.latest.UnixNano()})
 }
 
-func (p *prefixes) putLocked(key uint64, c *counter) {
-	if len(p.young) >= mostRemembered {
-		p.agedLocked()
+func (p *prefixes) putLocked(x prefix) {
+	set := p.setLocked(x.key)
+	place := &set[0]
+	for i := range set {
+		if set[i].key == x.key && set[i].replica != nil {
+			place = &set[i]
+			break
+		}
+		if set[i].asked < place.asked { // also where nothing is
+			place = &set[i]
+		}
 	}
-	if p.young == nil {
-		p.young = map[uint64]*counter{}
+	if place.replica == nil {
+		p.used++
 	}
-	p.young[key] = c
+	*place = x
 }
 
-func (p *prefixes) agedLocked() {
-	p.old, p.young, p.since = p.young, nil, p.latest
+// growLocked makes room for twice as many, or none if enough of them are forgotten by now.
+func (p *prefixes) growLocked() {
+	old, now, lives := p.places, p.latest.UnixNano(), 0
+	for i := range old {
+		if old[i].livesAt(now) {
+			lives++
+		}
+	}
+	size := max(len(old), leastPlaces)
+	if 4*lives >= size {
+		size *= 2
+	}
+	p.places, p.used = make([]prefix, size), 0
+	for i := range old {
+		if old[i].livesAt(now) {
+			p.putLocked(old[i])
+		}
+	}
 }
 
 // home is the replica of a model that knows a conversation.
@@ -103,6 +148,9 @@ func (t *Ticket) recall(c choice, r *Request) {
 			continue
 		}
 		if replica := m.lessons.prefixes.find(keys, now); replica != nil {
+			if t.homes == nil {
+				t.homes = t.space[:0]
+			}
 			t.homes = append(t.homes, home{m.Name, replica})
 		}
 	}

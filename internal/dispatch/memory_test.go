@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -203,23 +204,43 @@ func TestMemoryIsBounded(t *testing.T) {
 	if find(1, 2) != a || find(3, 2) != b {
 		t.Error("the longest known beginning counts")
 	}
-	now = now.Add(generation)
+	now = now.Add(remembered - 1)
 	if find(1) != a {
 		t.Error("forgotten too soon")
 	}
-	now = now.Add(generation)
+	now = now.Add(1)
 	if find(2) != nil || find(1) != a {
 		t.Error("what was asked for stays, and nothing else")
 	}
-	now = now.Add(2 * generation)
-	if find(1) != nil {
+	if now = now.Add(remembered); find(1) != nil {
 		t.Error("an old one is still known")
 	}
-	for key := range uint64(5 * mostRemembered / 2) {
-		p.put(key, a)
+	hash := func(n uint64) uint64 { return ringhash.Key(binary.BigEndian.AppendUint64(nil, n)) }
+	for n := range uint64(3 * mostPlaces) {
+		now = now.Add(time.Microsecond)
+		find()
+		p.put(hash(n), a)
+		if n == 10_000 && (len(p.places) < 20_000 || len(p.places) > 40_000) {
+			t.Errorf("%d places for 10,000", len(p.places))
+		}
 	}
-	if n := len(p.young) + len(p.old); n > 2*mostRemembered || find(5*mostRemembered/2-1) != a || find(3*mostRemembered/2) != a || find(0) != nil {
-		t.Errorf("%d remembered", n)
+	found, old := 0, 0
+	for n := range uint64(3 * mostPlaces) {
+		if find(hash(n)) == nil {
+			continue
+		}
+		if found++; n < mostPlaces {
+			old++
+		}
+	}
+	if len(p.places) != mostPlaces || found < mostPlaces*9/10 || old > mostPlaces/20 {
+		t.Errorf("%d found, %d of them old, in %d places", found, old, len(p.places))
+	}
+	now = now.Add(remembered)
+	find()
+	p.used, p.places = mostPlaces/4, p.places[:mostPlaces/2]
+	if p.put(1, a); len(p.places) != mostPlaces/2 || find(1) != a {
+		t.Errorf("%d places after all was forgotten", len(p.places))
 	}
 }
 

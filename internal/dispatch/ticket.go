@@ -25,8 +25,9 @@ type Ticket struct {
 	watch, measure bool
 	// preemptible: Request.Preempt may be called.
 	preemptible bool
-	// homes are the replicas that know the conversation; turn is its key up to the last user message, if turned.
+	// homes are the replicas that know the conversation, mostly one, in space; turn is its key up to the last user message, if turned.
 	homes    []home
+	space    [1]home
 	turn     uint64
 	turned   bool
 	question question

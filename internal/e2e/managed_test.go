@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-gateway/sluice/authz"
 )
 
 // event is one server-sent event of a response, or a comment.
@@ -348,7 +350,7 @@ models:
 		t.Errorf("the engine's error became %q", all[len(all)-1].data)
 	}
 	// Of what fails before the first token at one replica, the other makes up for.
-	for _, fault := range []string{"reset-before-headers", "status=500", "hang", "stall=0", "cut=1", "eof=0", "error=0"} {
+	for _, fault := range []string{"hang", "stall=0", "cut=1", "eof=0", "error=0", "reset-before-headers", "status=500"} {
 		set(t, g.replicas()["m-0"].Address, fault)
 		for i := range 4 { // whichever of the two it is that comes first
 			_, all := g.stream(chats, chat("m", true, 10, fmt.Sprint("again ", fault, i)))
@@ -381,4 +383,16 @@ func set(t *testing.T, address, fault string) {
 	if r.StatusCode/100 != 2 {
 		t.Fatalf("fault %s: %s", fault, r.Status)
 	}
+}
+
+// tenantKeys makes tenants with a key each: the keys by name, and the section of the file.
+func tenantKeys(names ...string) (keys map[string]string, text string) {
+	keys = map[string]string{}
+	text = "tenants:\n"
+	for _, name := range names {
+		key := authz.NewKey()
+		keys[name] = key.Secret
+		text += fmt.Sprintf("  - {name: %s, keys: [%q]}\n", name, key.Hash)
+	}
+	return keys, text
 }

@@ -188,7 +188,6 @@ func TestGRPCFaults(t *testing.T) {
 		"eof=2":                {codes.Internal, 2}, // no trailers
 		"error=2":              {codes.Internal, 2},
 		"reset-before-headers": {codes.Internal, 0},
-		"malformed=1":          {codes.Internal, 1},
 		"slow=1ms":             {codes.OK, 3},
 		"stall=1:1ms":          {codes.OK, 3},
 		"none":                 {codes.OK, 3},
@@ -234,6 +233,22 @@ func TestGRPCCancelFreesTheSlot(t *testing.T) {
 			return e.State().Running == 0 && seen[len(seen)-1].Outcome == "client left"
 		})
 	}
+}
+
+func TestGRPCMalformed(t *testing.T) {
+	_, client := dialed(t, Config{})
+	list, err := chunks(withFault(t.Context(), "malformed=1"), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
+	if err == nil || len(list) > 2 { // which error, and what of the half message is read, depends on its length
+		t.Errorf("%d chunks, then %v", len(list), err)
+	}
+}
+
+func TestGRPCCutFreesTheSlot(t *testing.T) {
+	e, client := dialed(t, slowly)
+	if _, err := chunks(withFault(t.Context(), "cut=0"), client, &llmv1.StartRequest{Messages: []string{"hello"}}); status.Code(err) != codes.Internal {
+		t.Error(err)
+	}
+	eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 func TestGRPCDeadline(t *testing.T) {

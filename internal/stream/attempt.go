@@ -39,6 +39,8 @@ type attempts struct {
 	// began is when the call left for its first replica.
 	began  time.Time
 	result Result
+	// rerank is the request when its replicas have an API of their own for it
+	rerank *rerankRequest
 	// last is the answer of a replica that refused, to be passed on when no other answers.
 	last *Answer
 	// lastWords are the events of one that told of a fault before its first token.
@@ -220,27 +222,36 @@ func (t *tokens) whole(response *http.Response) (reason string) {
 		return reason5xx
 	}
 	if answer.Status < 300 {
-		t.understand(answer)
+		if fault := t.understand(answer); fault != nil {
+			a.result.Fault = fault
+			return ""
+		}
 	}
 	a.generation.answer, a.result.Answered = answer, true
 	return ""
 }
 
-// understand reads what a good answer tells, and holds it against the rules.
-func (t *tokens) understand(answer *Answer) {
+// understand reads what a good answer tells, translates it, and holds it against the rules.
+func (t *tokens) understand(answer *Answer) *openai.Error {
 	a := t.attempts
+	if a.rerank != nil {
+		body, ok := a.rerank.fromTEI(a.call.Scan.Model, answer.Body)
+		if !ok {
+			return openai.Errorf(openai.CodeUpstreamError, "The engine's answer is none to a request to rerank.")
+		}
+		answer.Body = body
+	}
 	chunk := new(sse.Chunk)
 	if chunk.Read(answer.Body) && chunk.HasUsage {
 		u := chunk.Usage
 		a.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}
-	if a.rules == nil {
-		return
+	if a.rules != nil && !a.call.Scan.Endpoint.NoOutput() {
+		if body, verdict := a.rules.Body(a.ctx, answer.Body); verdict.Action == moderation.Block {
+			answer.Body, a.result.Cause, a.result.Finish = body, causeModeration, finishFiltered
+		}
 	}
-	body, verdict := a.rules.Body(a.ctx, answer.Body)
-	if verdict.Action == moderation.Block {
-		answer.Body, a.result.Cause, a.result.Finish = body, causeModeration, finishFiltered
-	}
+	return nil
 }
 
 // ended is the end of a call whose context has ended, and nothing of an answer had come.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -107,6 +108,14 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	if a.policy.InjectUsage && a.call.Scan.Stream && !a.call.Scan.IncludeUsage && a.call.Scan.Endpoint.Chunked() {
 		body = askForUsage(body)
 	}
+	path, query, _ := strings.Cut(a.call.Path, "?")
+	if a.policy.Rerank == RerankTEI && a.call.Scan.Endpoint == openai.Rerank {
+		rerank, fault := readRerank(body)
+		if fault != nil {
+			return nil, fault
+		}
+		a.rerank, path, body = rerank, teiRerankPath, rerank.tei()
+	}
 	target := url.URL{Scheme: "http", Host: at.Address}
 	header := a.call.Header.Clone()
 	if header == nil {
@@ -122,7 +131,6 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 			header.Set(h.Name, h.Value)
 		}
 	}
-	path, query, _ := strings.Cut(a.call.Path, "?")
 	target.Path, target.RawQuery = prefix+path, query
 	header.Set("accept-encoding", "identity")
 	if header.Get("content-type") == "" {
@@ -132,6 +140,9 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 		if parent := a.tracer.Traceparent(); parent != "" {
 			header.Set("traceparent", parent)
 		}
+	}
+	if left := a.call.Scan.Timeout - time.Since(a.call.Received); a.policy.GRPC && a.call.Scan.Timeout > 0 {
+		header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10)) // the worker's own deadline
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), bytes.NewReader(body))
 	if err != nil {

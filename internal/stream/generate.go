@@ -31,6 +31,11 @@ func (r *Relay) generate(ctx context.Context, c *Call, pending *Pending, how lis
 		pending.Abandon()
 	}
 	if fault != nil {
+		if id := c.Scan.RequestID; id != "" {
+			if _, runs := r.sessions.Find(replay.Key{Tenant: c.Tenant.Name, ID: id}); !runs {
+				r.released(c.Tenant.Name, id)
+			}
+		}
 		r.conclude(c, how.sink, Result{Fault: fault})
 		return
 	}
@@ -93,7 +98,7 @@ func (e *ear) follow(ctx context.Context, foreseen bool) Result {
 	for {
 		select {
 		case <-ctx.Done():
-			return e.left()
+			return e.left(context.Cause(ctx))
 		case <-e.answered:
 			result := e.ended()
 			if e.sink.Answer(e.answer) == nil {
@@ -105,8 +110,8 @@ func (e *ear) follow(ctx context.Context, foreseen bool) Result {
 				return result
 			}
 		case <-silence.C:
-			if e.sink.Silence(e.progress()) != nil {
-				return e.left()
+			if err := e.sink.Silence(e.progress()); err != nil {
+				return e.left(err)
 			}
 		}
 		silence.Reset(e.policy.heartbeat())
@@ -120,13 +125,13 @@ func (e *ear) take() (result Result, over bool) {
 		e.buffer = raw
 		switch {
 		case err == nil:
-			if e.sink.Event(raw, number) != nil {
-				return e.left(), true
+			if err := e.sink.Event(raw, number); err != nil {
+				return e.left(err), true
 			}
 			continue
 		case errors.Is(err, queue.ErrEmpty):
-			if e.sink.Flush() != nil {
-				return e.left(), true
+			if err := e.sink.Flush(); err != nil {
+				return e.left(err), true
 			}
 			e.shrink()
 			if e.tracer != nil {
@@ -173,16 +178,40 @@ func (e *ear) ended() Result {
 	return e.result
 }
 
-// left is what is to be written down of a call whose client has left: all of it where the call ends with the client, else what is known
-// so far.
-func (e *ear) left() Result {
+// left is what is to be written down of a call whose client has left, and why: all of it where the call ends with the client, else what is
+// known so far. A client that says by an error that it wants the call cancelled does not leave it to a grace.
+func (e *ear) left(why error) Result {
+	var fault *openai.Error
+	cause := causeClient
+	if errors.As(why, &fault) {
+		cause = causeOfCode(fault.Code)
+	}
+	if cause == causeCancelled {
+		e.cancel(errCancelled)
+	}
 	e.listener.Detach()
 	result := e.sofar()
 	if e.call.Scan.RequestID == "" {
 		result = e.ended()
 	}
-	if result.Cause == "" && result.Fault == nil {
-		result.Cause = causeClient
+	if result.Cause == "" || result.Cause == causeClient {
+		result.Cause = cause
+	}
+	if fault != nil {
+		result.Fault = fault
 	}
 	return result
+}
+
+// causeOfCode is who ended a stream that a sink has ended with this error.
+func causeOfCode(code openai.Code) string {
+	switch code {
+	case openai.CodeCancelled:
+		return causeCancelled
+	case openai.CodeClientTooSlow:
+		return causeSlow
+	case openai.CodeGatewayUnavailable:
+		return causeGateway
+	}
+	return causeClient
 }

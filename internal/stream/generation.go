@@ -152,6 +152,7 @@ func (c *Call) Asked() dispatch.Request {
 		Priority:    c.Priority,
 		Allowed:     c.Tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(c.Body, userMessages) },
+		Keys:        func(most int) []uint64 { return scan.TurnKeys(c.Body, most) },
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),
 		MaxTokens:   scan.MaxTokens,

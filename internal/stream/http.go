@@ -44,26 +44,38 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 
 // carry has the call answered here, or by the gateway that its request id belongs to.
 func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending *Pending) {
-	if id := c.Scan.RequestID; id != "" && r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
-		key := replay.Key{Tenant: c.Tenant.Name, ID: id}
-		if _, ours := r.sessions.Find(key); !ours {
-			owner, mine, _ := r.config.Peers.Claim(req.Context(), key.Tenant, key.ID, claimLease) // an error says that it is ours alone
-			if !mine {
-				if pending != nil {
-					pending.Abandon()
-				}
-				r.forward(w, req, c, owner)
-				return
-			}
-			r.config.Peers.Keep(key.Tenant, key.ID)
-		}
-	}
 	after, fault := afterOf(req)
 	if fault != nil {
+		if pending != nil {
+			pending.Abandon()
+		}
 		r.conclude(c, r.respond(w, c), Result{Fault: fault})
 		return
 	}
+	if owner, mine := r.claim(req, c); !mine {
+		if pending != nil {
+			pending.Abandon()
+		}
+		r.forward(w, req, c, owner)
+		return
+	}
 	r.generate(req.Context(), c, pending, listening{sink: r.respond(w, c), after: after, foreseen: pending != nil || c.Foreseen})
+}
+
+// claim makes the call's request id ours, or says whose it is. A call that another gateway has passed on is answered here in any case.
+func (r *Relay) claim(req *http.Request, c *Call) (owner string, mine bool) {
+	id := c.Scan.RequestID
+	if id == "" || r.config.Peers == nil {
+		return "", true
+	}
+	if _, ours := r.sessions.Find(replay.Key{Tenant: c.Tenant.Name, ID: id}); ours {
+		return "", true
+	}
+	owner, mine, _ = r.config.Peers.Claim(req.Context(), c.Tenant.Name, id, claimLease) // an error says that it is ours alone
+	if mine {
+		r.config.Peers.Keep(c.Tenant.Name, id)
+	}
+	return owner, mine || req.Header.Get(headers.Forwarded) != ""
 }
 
 // afterOf is the number of the last event that the client has seen: -1 for one that has seen none.

@@ -189,9 +189,3 @@ func (p Policy) way(scan *openai.Request, f dispatch.Foresight) Way {
 	}
 	return Way{Mode: Auto, Patience: patience}
 }
-
-// Dialect is an API of reranking other than the usual one.
-type Dialect string
-
-// RerankTEI is that of text-embeddings-inference: POST /rerank.
-const RerankTEI Dialect = "tei"

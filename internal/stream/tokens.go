@@ -150,6 +150,19 @@ func (t *tokens) hidden(c *sse.Chunk) bool {
 	return t.policy.InjectUsage && !t.call.Scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && t.call.Scan.Endpoint.Chunked()
 }
 
+// take has the first token decide that the attempt stays, unless it was given up a moment ago.
+func (t *tokens) take() bool {
+	if !t.turn.CompareAndSwap(turnOpen, turnTaken) {
+		return false
+	}
+	if !t.ticket.FirstToken() { // another request has its place already
+		t.turn.Store(turnGiven)
+		t.cancel(errPreempted)
+		return false
+	}
+	return true
+}
+
 // sample says whether the times between the tokens of this stream are told.
 func (t *tokens) sample() bool {
 	return t.relay.sampled.Add(1)%sampleEvery == 0 || t.policy.Sample > 0
@@ -171,7 +184,7 @@ func (t *tokens) token(e *sse.Event) {
 		t.latest = now
 		return
 	}
-	if !t.turn.CompareAndSwap(turnOpen, turnTaken) {
+	if !t.take() {
 		t.stopped = errMadeWay
 		return
 	}
@@ -183,7 +196,6 @@ func (t *tokens) token(e *sse.Event) {
 	if d := t.policy.StallTimeout; d > 0 {
 		t.stall = time.AfterFunc(d, func() { t.cancel(errStalled) })
 	}
-	t.ticket.FirstToken()
 	t.result.TTFT = now.Sub(t.call.Received)
 	t.enter(Decode, nil)
 	t.note(func(r *Result) { r.TTFT = t.result.TTFT })

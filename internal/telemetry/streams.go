@@ -75,8 +75,9 @@ func newStreamFigures(r prometheus.Registerer) *streamFigures {
 			"The same of the streams whose engine has told how many tokens of the prompt were in its cache: cached is true when they were half of it "+
 				"or more.", shortBuckets(), "model", "cached"),
 		rate: histogram("stream_tokens_per_second",
-			"Tokens a second of one stream, where the engine's count is known, or, of managed streams, by their events. prefill: prompt tokens, less those known to be in its cache, by the time "+
-				"from the request's leaving for a replica to the first token. decode: the other tokens by the time from the first to the last.",
+			"Tokens a second of one stream, where the engine's count is known, or, of managed streams, by their events. prefill: prompt tokens, "+
+				"less those known to be in its cache, by the time from the request's leaving for a replica to the first token. decode: the other "+
+				"tokens by the time from the first to the last.",
 			rateBuckets(), "model", "phase"),
 		perToken: histogram("sluice_time_per_output_token_seconds",
 			"Mean time of a token after the first of one stream, by the replica that served it, where stream_tokens_per_second has its decode.",

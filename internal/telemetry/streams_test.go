@@ -97,7 +97,8 @@ func TestManagedStreamFigures(t *testing.T) {
 		`stream_ttft_seconds_sum{model="chat",route="native"} 0.4`,
 		`stream_ttft_seconds_count{model="chat",route="native"} 1`,
 	}
-	got := scrape(t, m, "stream_ttft_seconds_sum", "stream_ttft_seconds_count", "sluice_tokens_total", `sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"}`,
+	got := scrape(t, m, "stream_ttft_seconds_sum", "stream_ttft_seconds_count", "sluice_tokens_total",
+		`sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"}`,
 		"sluice_time_per_output_token_seconds_count", `stream_tokens_per_second_sum{model="chat",phase="decode"}`,
 		`stream_tokens_per_second_count{model="chat",phase="decode"}`)
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -128,6 +128,26 @@ func TestStreamsThatBreak(t *testing.T) {
 	}
 }
 
+// A status OK without a result is no end.
+func TestStreamsWithoutAResult(t *testing.T) {
+	for n := range 2 {
+		url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
+			for range n {
+				_ = out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: &pb.TokenDelta{Text: "a"}}})
+			}
+			return nil
+		})
+		r, err := post(t.Context(), workers(t), url, `{"stream":true}`)
+		if err == nil {
+			_, err = io.ReadAll(r.Body)
+			r.Body.Close()
+		}
+		if err == nil {
+			t.Errorf("no error after %d chunks", n)
+		}
+	}
+}
+
 func TestNonsenseOfWorkers(t *testing.T) {
 	for _, d := range []*pb.TokenDelta{{Choice: -1, Text: "a"}, {Choice: 1 << 30, Text: "a"}} {
 		url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {

@@ -211,7 +211,7 @@ func summary(t *testing.T, events []string) (s struct {
 		}
 		e := read(t, text)
 		for _, c := range e.Choices {
-			s.Text[c.Index] += c.Delta.Content
+			s.Text[c.Index] += c.Delta.Role + c.Delta.Content
 			s.Finish[c.Index] += c.Finish
 			for _, call := range c.Delta.ToolCalls {
 				s.Tools[call.Index] += call.ID + call.Type + call.Function.Name + call.Function.Arguments

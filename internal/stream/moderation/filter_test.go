@@ -16,7 +16,7 @@ func pattern(p string) moderation.Rule {
 	return moderation.Rule{Name: "pattern", Patterns: []*regexp.Regexp{regexp.MustCompile(p)}}
 }
 
-// events says how many of the events of a stream are sent before one is blocked, and how many after each are held.
+// What is sent of a stream before it ends, or is blocked; without a block all of it goes in the end, in its order.
 func TestLiterals(t *testing.T) {
 	for name, test := range map[string]struct {
 		rule   moderation.Rule
@@ -59,8 +59,7 @@ func TestLiterals(t *testing.T) {
 	}
 }
 
-// A thought that ends with the first letter of a literal does not hold up what is said after it to the end, and the choice that ended with
-// it holds up no other.
+// A thought that ends with the first letter of a literal does not hold up to the end what is said after it.
 func TestPatience(t *testing.T) {
 	r := newRelay(literals("secret")).see(t, chunk(0, "reasoning", "it is"))
 	for range 31 {
@@ -130,7 +129,7 @@ func TestPatterns(t *testing.T) {
 
 // What a stream keeps does not grow with it.
 func TestMemory(t *testing.T) {
-	filter := moderation.New([]moderation.Rule{literals("secret", "sss"), pattern(`s.*\d`), pattern(`s\w+`[:1] + `\s\d`)}).Stream()
+	filter := moderation.New([]moderation.Rule{literals("secret", "sss"), pattern(`s.*\d`), pattern(`s\s\d`)}).Stream()
 	event := []byte(content(strings.Repeat("ss ", 20)))
 	for range 1000 {
 		filter.See(t.Context(), event)

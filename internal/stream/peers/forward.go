@@ -30,14 +30,14 @@ type forward struct {
 
 // Forward has the owner answer the request, and passes its answer on as it comes. A client that leaves ends the request there as well. The
 // headers of r are what the owner goes by: headers.Tenant must be there, as ext_authz or whoever else knows it has set it; keys and
-// what Sluice tells its own Envoy are left out. The body is sent as it is: whoever has read it puts it back.
+// what Sluice tells its own Envoy are left out, and headers.Forwarded says who has passed it on. The body is sent as it is: whoever has read it puts it back.
 //
 // The error, nothing having been written to w, is for the client: gateway_unavailable when the owner is gone, cannot be reached or may not be
-// asked, as for a request that was passed on itself. nil means that w was answered, or that the client has left. A stream of events
+// asked, as for a request with headers.Forwarded, which was passed on itself. nil means that w was answered, or that the client has left. A stream of events
 // that breaks off between two of them ends with an error event; what breaks off otherwise ends as in httputil.ReverseProxy, by a panic with
 // http.ErrAbortHandler, so that the client sees that it is not whole.
 func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error {
-	if from, ok := From(r.Context()); ok || owner == p.cfg.ID {
+	if from := r.Header.Get(headers.Forwarded); from != "" || owner == p.cfg.ID {
 		p.cfg.Log.Warn("a request was not passed on: it would go round in a circle", zap.String("owner", owner), zap.String("from", from))
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateways do not agree on who runs this request.")
 	}
@@ -50,8 +50,9 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: quiet(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
-			if kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type")); kind == "text/event-stream" {
-				answer.Body = &events{ReadCloser: answer.Body, cut: &cut}
+			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
+				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
+				answer.Body = &body{ReadCloser: answer.Body, ctx: ctx, events: kind == "text/event-stream", cut: &cut}
 			}
 			return nil
 		},
@@ -167,10 +168,16 @@ func (p *Peers) watchOne(ctx context.Context, owner string) error {
 	return nil
 }
 
-// events is a stream of events that ends with an error event when it breaks off between two events. Within one nothing can be said any more.
-type events struct {
+// body is that of an answer. A stream of events that breaks off between two of them ends with an error event; within one, nothing can be
+// said any more.
+type body struct {
 	io.ReadCloser
-	// cut is set when it breaks off.
+	// ctx ends when the owner is given up. The answer is not whole then, even if it seems to be: closing the connection tells the owner
+	// first, which may still write the end of its answer.
+	ctx context.Context
+	// events: it is such a stream.
+	events bool
+	// cut is set when it breaks off and the client was told.
 	cut *error
 	// tail are the last bytes that were read, at most four.
 	tail []byte
@@ -178,14 +185,17 @@ type events struct {
 	last *bytes.Reader
 }
 
-func (e *events) Read(b []byte) (int, error) {
+func (e *body) Read(b []byte) (int, error) {
 	if e.last != nil {
 		return e.last.Read(b)
 	}
 	n, err := e.ReadCloser.Read(b)
 	e.tail = append(e.tail, b[max(n-4, 0):n]...)
 	e.tail = append(e.tail[:0], e.tail[max(len(e.tail)-4, 0):]...)
-	if err == nil || errors.Is(err, io.EOF) || !e.between() {
+	if gone := context.Cause(e.ctx); err == io.EOF && gone != nil { //nolint:errorlint // a Reader ends with io.EOF itself
+		err = gone
+	}
+	if err == nil || err == io.EOF || !e.events || !e.between() { //nolint:errorlint // as above: what wraps it is a fault
 		return n, err
 	}
 	*e.cut = err
@@ -195,7 +205,7 @@ func (e *events) Read(b []byte) (int, error) {
 }
 
 // between: the last event is whole.
-func (e *events) between() bool {
+func (e *body) between() bool {
 	return len(e.tail) == 0 || bytes.HasSuffix(e.tail, []byte("\n\n")) || bytes.HasSuffix(e.tail, []byte("\r\n\r\n")) || bytes.HasSuffix(e.tail, []byte("\r\r"))
 }
 

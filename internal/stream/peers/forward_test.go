@@ -98,7 +98,8 @@ func TestForwardRequest(t *testing.T) {
 	got := make(chan seen, 1)
 	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		from, _ := From(r.Context())
+		from := r.Header.Get(headers.Forwarded)
+		r.Header.Del(headers.Forwarded)
 		got <- seen{r.Method, r.RequestURI, r.Host, string(body), from, r.Header}
 		w.Header().Set("x-answer", "yes")
 		w.WriteHeader(http.StatusConflict)
@@ -133,7 +134,7 @@ func TestForwardRequest(t *testing.T) {
 	}
 }
 
-// What was passed on is not passed on again, nor is anything to itself.
+// What was passed on is not passed on again, nor is anything to itself; a gateway does not hear from another that it was not passed on.
 func TestForwardLoop(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -232,6 +233,27 @@ func TestForwardOwnerSilent(t *testing.T) {
 		t.Errorf("%q, %v", body, err)
 	}
 	within(t, "the owner hears of it", left)
+}
+
+// The end of an answer whose owner was given up is not believed.
+func TestEndOfGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, events := range []bool{true, false} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var cut error
+		b := &body{ReadCloser: io.NopCloser(strings.NewReader("data: 1\n\n")), ctx: ctx, events: events, cut: &cut}
+		if _, err := io.ReadFull(b, make([]byte, 9)); err != nil {
+			t.Fatal(err)
+		}
+		cancel(errGone)
+		rest, err := io.ReadAll(b)
+		if events && (err != nil || !strings.Contains(string(rest), "gateway_unavailable") || !errors.Is(cut, errGone)) {
+			t.Errorf("the events end with %q, %v, %v", rest, err, cut)
+		}
+		if !events && !errors.Is(err, errGone) {
+			t.Errorf("the answer ends with %q, %v", rest, err)
+		}
+	}
 }
 
 // roleKey makes the test binary play a gateway that runs a stream; its value is the URL of Redis.

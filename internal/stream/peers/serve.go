@@ -28,18 +28,10 @@ const (
 // keepAlive finds a host that is gone within 20 s.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// fromKey is the key of the context's value that names the gateway which passed a request on.
-type fromKey struct{}
-
-// From is the gateway that has passed on the request with this context; false when none has, and the client is this gateway's own.
-func From(ctx context.Context) (gateway string, ok bool) {
-	gateway, ok = ctx.Value(fromKey{}).(string)
-	return gateway, ok
-}
-
 // Serve answers what other gateways pass on, until ctx ends: then the contexts of all requests end too. l is closed then; nil means a
 // listener at Config.Listen. The handler gets requests with the headers that the other gateway had, tenant and priority among them, and may
-// trust them; those without a tenant are refused before. A client that leaves the other gateway ends the request's context.
+// trust them; those without a tenant are refused before. headers.Forwarded is the name of the other gateway, by its certificate. A client that
+// leaves the other gateway ends the request's context.
 func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		var err error
@@ -73,7 +65,9 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 	if errors.Is(err, context.DeadlineExceeded) { // somebody does not read what it is sent
 		err = server.Close()
 	}
-	_ = <-ended // that it was shut down
+	if why := <-ended; !errors.Is(why, http.ErrServerClosed) {
+		err = errors.Join(err, why)
+	}
 	return err
 }
 
@@ -91,7 +85,8 @@ func (p *Peers) trusting(h http.Handler) http.Handler {
 			refuse(w, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
 			return
 		}
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), fromKey{}, gateway)))
+		r.Header.Set(headers.Forwarded, gateway)
+		h.ServeHTTP(w, r)
 	})
 }
 

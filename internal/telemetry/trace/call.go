@@ -82,10 +82,10 @@ func (c *Call) Traceparent() string {
 	return c.traceparent
 }
 
-// Queue: the call waits again, because its attempt has failed or it made way for a more urgent one.
+// Queue notes that the call waits again, because its attempt has failed or it made way for a more urgent one.
 func (c *Call) Queue(at time.Time) { c.enter(phase{name: phaseQueue, began: at}) }
 
-// Admitted: it leaves for this replica of the model (its own name), which has so many requests with it. 0: that is not known.
+// Admitted notes that it leaves for this replica of the model (its own name), which has so many requests with it. 0: that is not known.
 func (c *Call) Admitted(at time.Time, model, replica string, batch int) {
 	c.enter(phase{name: phasePrefill, began: at, model: model, replica: replica, batch: batch})
 }
