@@ -30,7 +30,20 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	return x.native(scan, body, ticket)
+	if way.Mode == stream.Native && scan.Stream {
+		return x.native(scan, body, ticket) // as it is asked for
+	}
+	return x.leave(scan, body, ticket)
+}
+
+// leave has the request go to its replica: by Envoy, or by the relay if the request has waited for that replica to come. Envoy's workers learn of a
+// replica a turn of their event loops after its main thread has acknowledged it, and in that turn they may route all who have waited, to a
+// cluster without a host. (A request that came later has made them turn twice by the time it is let go.)
+func (x *exchange) leave(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
+	if x.server.Relay != nil && t.Age() < time.Since(x.understood) {
+		return x.hand(scan, stream.Granted(t), false)
+	}
+	return x.native(scan, body, t)
 }
 
 // patiently waits for the request's turn for so long, and then has the relay wait.
@@ -63,7 +76,7 @@ func (x *exchange) turn(scan *openai.Request, body []byte, p *stream.Pending) *e
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	return x.native(scan, body, ticket)
+	return x.leave(scan, body, ticket)
 }
 
 // hand has Envoy bring the request to the relay, with its place in the queue if it has one.

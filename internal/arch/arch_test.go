@@ -44,7 +44,8 @@ var allowed = map[string]string{
 	"internal/stream": "admission authz engines internal/dispatch internal/headers internal/openai internal/stream/jsonscan " +
 		"internal/stream/moderation internal/stream/queue internal/stream/replay internal/stream/sse",
 	"internal/stream/realtime": "authz internal/headers internal/openai internal/stream internal/stream/delta internal/stream/sse",
-	"internal/stream/llmv1":    "authz examples/grpc/llmv1 internal/headers internal/openai internal/stream internal/stream/delta internal/stream/sse",
+	"internal/stream/llmv1": "authz examples/grpc/llmv1 internal/headers internal/openai internal/stream internal/stream/delta " +
+		"internal/stream/jsonscan internal/stream/sse",
 	"internal/stream/peers":    "internal/headers internal/openai",
 	"internal/kubetest":        "",
 	"authz":                    "internal/headers internal/openai",

@@ -96,6 +96,13 @@ func (t *Ticket) Replica() string {
 	return t.target.replicas[t.at].id
 }
 
+// Age is how long the picked replica could be picked, at most since this process began.
+func (t *Ticket) Age() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Since(t.target.replicas[t.at].since)
+}
+
 // hold writes the pick into the ticket; its slot is already taken. Called under the lock of admission.
 func (t *Ticket) hold(target *target, at int, endpoints string) {
 	t.mu.Lock()

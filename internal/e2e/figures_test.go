@@ -27,6 +27,7 @@ models:
     replicas: {min: 1, max: 1}
     variables: {prefill_rate: 1000, token_interval: 15ms, batch_slowdown: 0}
     admission: {max_tokens_per_minute: 100000000}
+    stream: {mode: native}
 `
 
 // startFigured runs such a model behind a gateway that logs JSON.

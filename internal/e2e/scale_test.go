@@ -226,7 +226,7 @@ func (g *gateway) metricSum(name string) float64 {
 
 func TestE2E_P5_ReplicasComeWithLoadAndGoWithIt(t *testing.T) {
 	t.Parallel()
-	g := start(t, "models:"+fmt.Sprintf(elastic, "m", 3, "1s", "20ms", 1))
+	g := start(t, "models:"+fmt.Sprintf(elastic, "m", 3, "1s", "20ms", 1)+"    stream: {mode: native}\n") // they outlive the gateway
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	var streams sync.WaitGroup

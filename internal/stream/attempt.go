@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"mime"
@@ -45,9 +46,11 @@ type attempts struct {
 	last *Answer
 	// lastWords are the events of one that told of a fault before its first token.
 	lastWords []byte
-	// read is what has come of the response so far, in bytes
+	// read is what has come of the responses so far, in bytes
 	read   int64
 	stream bool
+	// prefill is from when the call left for the replica that answers to the first token; 0: there was none
+	prefill time.Duration
 }
 
 func (g *generation) attempts(t *dispatch.Ticket) *attempts {
@@ -88,7 +91,8 @@ func (a *attempts) run() (again bool) {
 			a.ticket.Moved(at.Address)
 		}
 		a.result.Replica = at.ID
-		a.result.Attempts++
+		a.tried++
+		a.result.Attempts = a.tried
 		a.note(func(r *Result) { r.Replica, r.Attempts = at.ID, a.result.Attempts })
 		reason := a.try(at)
 		switch {
@@ -113,7 +117,7 @@ func (a *attempts) giveUp() {
 		a.generation.answer, a.result.Answered = a.last, true
 	case a.lastWords != nil:
 		a.own(a.lastWords)
-		a.result.Told, a.result.Cause = true, causeEngine
+		a.result.Answered, a.result.Told, a.result.Cause = true, true, causeEngine
 	case a.result.Fault == nil:
 		a.result.Fault = openai.Errorf(openai.CodeUpstreamError, "No replica of the model could answer.")
 	}
@@ -132,16 +136,20 @@ func (a *attempts) try(at dispatch.Upstream) (reason string) {
 		defer t.first.Stop()
 	}
 	a.result.Fault, a.last, a.lastWords = nil, nil, nil
-	request, fault := a.requestTo(ctx, at)
+	request, body, fault := a.requestTo(ctx, at)
 	if fault != nil {
 		a.result.Fault = fault
 		return ""
 	}
+	t.body = body
 	response, err := a.relay.send(request, at, a.policy)
 	if err != nil {
 		return t.failed(err)
 	}
 	defer response.Body.Close()
+	if response.StatusCode < http.StatusOK { // it wants to speak another protocol
+		return t.failed(errors.New("no answer"))
+	}
 	if err := unpack(response); err != nil {
 		return t.failed(err)
 	}
@@ -188,6 +196,9 @@ func (t *tokens) failed(err error) (reason string) {
 	case errors.Is(cause, errFirstToken):
 		a.result.Fault = openai.Errorf(openai.CodeUpstreamTimeout, "The engine did not begin its answer in time.")
 		return reasonTTFT
+	case errors.Is(cause, errTimeout), errors.Is(cause, errTooLong):
+		t.timeOver(cause)
+		return ""
 	default:
 		a.ended(cause)
 		return ""
@@ -207,7 +218,10 @@ func (t *tokens) whole(response *http.Response) (reason string) {
 	a := t.attempts
 	var body bytes.Buffer
 	n, err := body.ReadFrom(io.LimitReader(response.Body, maxAnswer+1))
-	a.read = n
+	a.read += n
+	if err == nil && cutShort(response, body.Bytes()) {
+		err = io.ErrUnexpectedEOF
+	}
 	if err != nil {
 		return t.failed(err)
 	}
@@ -231,6 +245,15 @@ func (t *tokens) whole(response *http.Response) (reason string) {
 	return ""
 }
 
+// cutShort says that an answer whose length nobody has told is not whole: it ends with its connection, however that ends.
+func cutShort(r *http.Response, body []byte) bool {
+	if r.ContentLength >= 0 || len(r.TransferEncoding) > 0 {
+		return false
+	}
+	media, _, err := mime.ParseMediaType(r.Header.Get("content-type"))
+	return err == nil && media == "application/json" && !json.Valid(body)
+}
+
 // understand reads what a good answer tells, translates it, and holds it against the rules.
 func (t *tokens) understand(answer *Answer) *openai.Error {
 	a := t.attempts
@@ -247,7 +270,9 @@ func (t *tokens) understand(answer *Answer) *openai.Error {
 		a.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}
 	if a.rules != nil && !a.call.Scan.Endpoint.NoOutput() {
-		if body, verdict := a.rules.Body(a.ctx, answer.Body); verdict.Action == moderation.Block {
+		body, verdict := a.rules.Body(a.ctx, answer.Body)
+		t.unanswered(verdict)
+		if verdict.Action == moderation.Block {
 			answer.Body, a.result.Cause, a.result.Finish = body, causeModeration, finishFiltered
 		}
 	}
@@ -264,8 +289,6 @@ func (a *attempts) response() dispatch.Response {
 	u := a.result.Usage
 	r := dispatch.Response{Bytes: a.read, Stream: a.stream, Failed: a.read == 0 || a.generation.answer != nil && a.generation.answer.Status >= 400,
 		Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: u.Known}
-	if a.result.TTFT > 0 {
-		r.TTFT = a.result.TTFT - a.result.Held
-	}
+	r.TTFT = a.prefill
 	return r
 }

@@ -31,6 +31,9 @@ func (b *backlog) take(n int) []byte {
 	return taken
 }
 
+// all gives them without taking them.
+func (b *backlog) all() []byte { return b.bytes }
+
 // each reads events that stand one after the other, until do says no.
 func each(raw []byte, do func(*sse.Event) (more bool)) {
 	var s sse.Scanner

@@ -1,13 +1,13 @@
 package stream
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
+	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,53 +31,59 @@ const (
 type clients struct {
 	mu sync.Mutex
 	// by transport; nil is plain HTTP; guarded by mu
-	by map[*engines.Transport]*http.Transport
+	by map[*engines.Transport]*client
 }
+
+// client calls in one way.
+type client struct {
+	*http.Transport
+	used time.Time
+}
+
+// unused is after how long a client is dropped when another one is made: its way of calling has probably left the file.
+const unused = 10 * time.Minute
 
 // send sends the request to the replica.
 func (r *Relay) send(request *http.Request, at dispatch.Upstream, p Policy) (*http.Response, error) {
 	if p.GRPC && r.config.Workers != nil {
 		return r.config.Workers.RoundTrip(request)
 	}
-	client, err := r.clients.of(at.Transport)
-	if err != nil {
-		return nil, err
-	}
-	return client.RoundTrip(request)
+	return r.clients.of(at.Transport).RoundTrip(request)
 }
 
-func (c *clients) of(t *engines.Transport) (*http.Transport, error) {
+func (c *clients) of(t *engines.Transport) *http.Transport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if client := c.by[t]; client != nil {
-		return client, nil
+	known := c.by[t]
+	if known == nil {
+		c.dropLocked(unused)
+		if c.by == nil {
+			c.by = map[*engines.Transport]*client{}
+		}
+		known = &client{Transport: newClient(t)}
+		c.by[t] = known
 	}
-	client, err := newClient(t)
-	if err != nil {
-		return nil, err
-	}
-	if c.by == nil {
-		c.by = map[*engines.Transport]*http.Transport{}
-	}
-	c.by[t] = client
-	return client, nil
+	known.used = time.Now()
+	return known.Transport
 }
 
-// keep drops the clients of transports that are no longer in use.
-func (c *clients) keep(used map[*engines.Transport]bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for t, client := range c.by {
-		if t != nil && !used[t] {
-			client.CloseIdleConnections()
+// dropLocked lets go of the clients that nobody has used for so long. What they carry goes on.
+func (c *clients) dropLocked(unused time.Duration) {
+	for t, known := range c.by {
+		if time.Since(known.used) >= unused {
+			known.CloseIdleConnections()
 			delete(c.by, t)
 		}
 	}
 }
 
-func (c *clients) close() { c.keep(nil) }
+func (c *clients) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropLocked(0)
+}
 
-func newClient(t *engines.Transport) (*http.Transport, error) {
+func newClient(t *engines.Transport) *http.Transport {
 	client := &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext,
 		DisableCompression:  true,
@@ -90,7 +96,7 @@ func newClient(t *engines.Transport) (*http.Transport, error) {
 	}
 	client.Protocols.SetHTTP1(true)
 	if t == nil || t.TLS == nil {
-		return client, nil
+		return client
 	}
 	client.TLSClientConfig = &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
 		InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // the file says so of this server
@@ -99,11 +105,11 @@ func newClient(t *engines.Transport) (*http.Transport, error) {
 		pool.AppendCertsFromPEM([]byte(t.TLS.CA))
 		client.TLSClientConfig.RootCAs = pool
 	}
-	return client, nil
+	return client
 }
 
 // requestTo makes the request for a replica.
-func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.Request, *openai.Error) {
+func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.Request, *payload, *openai.Error) {
 	body, _ := a.call.Scan.Rewrite(a.call.Body, a.ticket.Served)
 	if a.policy.InjectUsage && a.call.Scan.Stream && !a.call.Scan.IncludeUsage && a.call.Scan.Endpoint.Chunked() {
 		body = askForUsage(body)
@@ -112,27 +118,48 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	if a.policy.Rerank == RerankTEI && a.call.Scan.Endpoint == openai.Rerank {
 		rerank, fault := readRerank(body)
 		if fault != nil {
-			return nil, fault
+			return nil, nil, fault
 		}
 		a.rerank, path, body = rerank, teiRerankPath, rerank.tei()
 	}
-	target := url.URL{Scheme: "http", Host: at.Address}
+	target := "http://"
+	if t := at.Transport; t != nil {
+		path = t.Prefix + path
+		if t.TLS != nil {
+			target = "https://"
+		}
+	}
+	target += at.Address + path
+	if query != "" {
+		target += "?" + query
+	}
+	sent := &payload{body: body}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target, sent.open())
+	if err != nil {
+		return nil, nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
+	}
+	request.ContentLength, request.GetBody = int64(len(body)), sent.again
+	request.Header = a.headerTo(at)
+	if at.Host != "" {
+		request.Host = at.Host
+	}
+	return request, sent, nil
+}
+
+// headerTo is what a replica is told in headers.
+func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
 	header := a.call.Header.Clone()
 	if header == nil {
 		header = http.Header{}
 	}
-	prefix := ""
 	if t := at.Transport; t != nil {
-		prefix = t.Prefix
-		if t.TLS != nil {
-			target.Scheme = "https"
-		}
 		for _, h := range t.Headers {
 			header.Set(h.Name, h.Value)
 		}
 	}
-	target.Path, target.RawQuery = prefix+path, query
 	header.Set("accept-encoding", "identity")
+	// An empty list is not sent. It has net/http try once more on another connection when one that was idle is closed in the moment it is used.
+	header["X-Idempotency-Key"] = []string{}
 	if header.Get("content-type") == "" {
 		header.Set("content-type", "application/json")
 	}
@@ -144,15 +171,41 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	if left := a.call.Scan.Timeout - time.Since(a.call.Received); a.policy.GRPC && a.call.Scan.Timeout > 0 {
 		header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10)) // the worker's own deadline
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), bytes.NewReader(body))
-	if err != nil {
-		return nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
+	return header
+}
+
+// payload is the body of a request to a replica. Requests, responses and connections hold on to theirs as long as a stream lasts, which is
+// longer than anybody needs a long prompt: so this one can be let go.
+type payload struct{ body []byte }
+
+// letGo lets go of the body, when the request will not be made again. Whoever reads it now reads on.
+func (p *payload) letGo() { p.body = nil }
+
+func (p *payload) open() io.ReadCloser { return &payloadReader{left: p.body} }
+
+// payloadReader reads a payload once, and lets go of it at its end.
+type payloadReader struct{ left []byte }
+
+// Read implements io.Reader.
+func (r *payloadReader) Read(b []byte) (int, error) {
+	n := copy(b, r.left)
+	if r.left = r.left[n:]; len(r.left) == 0 {
+		r.left = nil
 	}
-	request.Header = header
-	if at.Host != "" {
-		request.Host = at.Host
+	if n == 0 && len(b) > 0 {
+		return 0, io.EOF
 	}
-	return request, nil
+	return n, nil
+}
+
+// Close implements io.Closer. It may be called while another goroutine reads.
+func (r *payloadReader) Close() error { return nil }
+
+func (p *payload) again() (io.ReadCloser, error) {
+	if p.body == nil {
+		return nil, errors.New("the body was let go")
+	}
+	return p.open(), nil
 }
 
 // passed are those headers of a client's request that the engine gets.

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,19 +20,22 @@ func (g *generation) own(raw []byte) {
 
 // finish ends the stream as an engine would: each choice that goes on has this finish_reason, then the usage so far, and the end marker.
 func (t *tokens) finish(reason string) {
-	t.result.Finish = reason
 	kind := identityOf(t.head, t.ticket.Model)
 	switch t.call.Scan.Endpoint {
 	case openai.Responses:
+		t.result.Finish = reason
 		t.own(appendIncomplete(nil, kind, reason, t.result.Usage))
 		return
 	case openai.Completions:
 		kind.object = "text_completion"
-	default:
+	case openai.Chat:
 		kind.object = "chat.completion.chunk"
 	}
 	var out []byte
-	open := t.tracker.Unfinished()
+	open := t.unended()
+	if len(open) > 0 {
+		t.result.Finish = reason
+	}
 	for i, index := range open {
 		last := i == len(open)-1 && !t.call.Scan.IncludeUsage
 		out = sse.AppendData(out, kind.final(index, reason, t.usage(last)))
@@ -40,6 +44,23 @@ func (t *tokens) finish(reason string) {
 		out = sse.AppendData(out, kind.usage(t.usage(true)))
 	}
 	t.own(sse.AppendDone(out))
+}
+
+// unended lists the choices whose end the client has not been told: those that go on, and those whose end a rule keeps back.
+func (t *tokens) unended() []int {
+	indexes := t.tracker.Unfinished()
+	var c sse.Chunk
+	each(t.withheld.all(), func(e *sse.Event) (more bool) {
+		c.Read(e.Data)
+		for _, choice := range c.Choices {
+			if at := int(choice.Index); len(choice.Finish) > 0 && at >= 0 && !slices.Contains(indexes, at) {
+				indexes = append(indexes, at)
+			}
+		}
+		return true
+	})
+	slices.Sort(indexes)
+	return indexes
 }
 
 // identity is what all chunks of one response have in common.
@@ -51,12 +72,12 @@ type identity struct {
 // identityOf reads it from the data of one chunk. What is not there is made up.
 func identityOf(data []byte, model string) identity {
 	var read struct {
-		ID, Model string
-		Created   int64
-		Response  struct{ ID string }
+		ID, Object, Model string
+		Created           int64
+		Response          struct{ ID string }
 	}
 	_ = json.Unmarshal(data, &read) // what was cut off is made up too
-	k := identity{id: read.ID, model: read.Model, created: read.Created}
+	k := identity{id: read.ID, object: read.Object, model: read.Model, created: read.Created}
 	if k.id == "" {
 		k.id = read.Response.ID
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/replay"
 )
 
 // claimLease is how long a request id stays ours without a word; package peers says one in time.
@@ -51,9 +52,7 @@ func priorityName(c *Call) string {
 
 // PeerHandler answers what other gateways forward. tenant finds who a forwarded request is of.
 func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxBody int64) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/v1/streams/", r.serveStreams)
-	mux.HandleFunc("/v1/", func(w http.ResponseWriter, req *http.Request) {
+	return r.routes(func(w http.ResponseWriter, req *http.Request) {
 		c, fault := forwarded(req, tenant, maxBody)
 		if fault != nil {
 			fail(w, fault)
@@ -61,7 +60,6 @@ func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxB
 		}
 		r.carry(w, req, c, nil)
 	})
-	return mux
 }
 
 // forwarded is a call that another gateway has authenticated.
@@ -92,12 +90,15 @@ func forwarded(req *http.Request, tenant func(string) (*authz.Tenant, bool), max
 		Path: req.URL.RequestURI(), Header: passed(req.Header), Body: body, Scan: scan, Received: time.Now()}, nil
 }
 
-// released gives a request id back to all gateways.
-func (r *Relay) released(tenant, id string) {
+// released gives a request id back to all gateways, unless another call than this one has it now.
+func (r *Relay) released(key replay.Key, by *generation) {
 	if r.config.Peers == nil {
+		return
+	}
+	if now, again := r.sessions.Find(key); again && now != by {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	r.config.Peers.Release(ctx, tenant, id)
+	r.config.Peers.Release(ctx, key.Tenant, key.ID)
 }

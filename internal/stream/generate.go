@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -13,7 +14,8 @@ import (
 // Generate runs the call to its end and tells the sink of it, or joins the one that already runs under its request id. ctx ends when the
 // client has left.
 func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
-	r.generate(ctx, c, nil, listening{sink: sink, after: -1})
+	own := *c
+	r.generate(ctx, &own, nil, listening{sink: sink, after: -1})
 }
 
 // listening is how somebody listens to a call.
@@ -25,16 +27,16 @@ type listening struct {
 	foreseen bool
 }
 
+// generate is Generate for a call that is changed: its body goes when the generation has it.
 func (r *Relay) generate(ctx context.Context, c *Call, pending *Pending, how listening) {
-	g, fresh, fault := r.open(c, pending)
+	g, fresh, fault := r.open(c, pending, how.after)
 	if pending != nil && !fresh {
 		pending.Abandon()
 	}
+	c.Body, c.Header = nil, nil
 	if fault != nil {
-		if id := c.Scan.RequestID; id != "" {
-			if _, runs := r.sessions.Find(replay.Key{Tenant: c.Tenant.Name, ID: id}); !runs {
-				r.released(c.Tenant.Name, id)
-			}
+		if c.Scan.RequestID != "" {
+			r.released(c.key(), nil)
 		}
 		r.conclude(c, how.sink, Result{Fault: fault})
 		return
@@ -100,10 +102,11 @@ func (e *ear) follow(ctx context.Context, foreseen bool) Result {
 		case <-ctx.Done():
 			return e.left(context.Cause(ctx))
 		case <-e.answered:
-			result := e.ended()
-			if e.sink.Answer(e.answer) == nil {
-				_ = e.sink.End(result) // the answer is all there was
+			if err := e.sink.Answer(e.answer); err != nil {
+				return e.left(err)
 			}
+			result := e.ended()
+			_ = e.sink.End(result) // the answer is all there was
 			return result
 		case <-e.listener.Ready():
 			if result, over := e.take(); over {
@@ -140,8 +143,7 @@ func (e *ear) take() (result Result, over bool) {
 			}
 			return Result{}, false
 		case errors.Is(err, queue.ErrTooSlow):
-			result = e.sofar()
-			result.Fault, result.Cause = slow(), causeSlow
+			return e.givenUp(), true
 		default:
 			if e.answerCame() {
 				return Result{}, false
@@ -151,6 +153,17 @@ func (e *ear) take() (result Result, over bool) {
 		_ = e.sink.End(result) // it ends anyway
 		return result, true
 	}
+}
+
+// givenUp is the end of a client that reads too slowly, and of the call if it was the only one that could listen.
+func (e *ear) givenUp() Result {
+	result := e.sofar()
+	if e.call.Scan.RequestID == "" {
+		result = e.ended()
+	}
+	result.Fault, result.Cause = slow(), causeSlow
+	_ = e.sink.End(result) // it ends anyway
+	return result
 }
 
 // answerCame says that the end of the events is not the end of all: the answer is no stream.
@@ -183,8 +196,11 @@ func (e *ear) ended() Result {
 func (e *ear) left(why error) Result {
 	var fault *openai.Error
 	cause := causeClient
-	if errors.As(why, &fault) {
+	switch {
+	case errors.As(why, &fault):
 		cause = causeOfCode(fault.Code)
+	case errors.Is(why, os.ErrDeadlineExceeded): // it took nothing for so long
+		cause, fault = causeSlow, slow()
 	}
 	if cause == causeCancelled {
 		e.cancel(errCancelled)

@@ -15,13 +15,17 @@ import (
 // generation is one call at work: it waits for its turn, has a replica answer, and gives what comes to a fan. One goroutine does that; those
 // who listen have their own.
 type generation struct {
-	relay  *Relay
+	relay *Relay
+	// call is the generation's own copy, whose body and headers go when no replica can need them again. Only the goroutine that does the
+	// work looks at those.
 	call   *Call
 	fan    *replay.Fan
 	policy Policy
 	// asked is what dispatch is asked each time; pending is a dispatch that had begun before.
 	asked   dispatch.Request
 	pending *Pending
+	// tried is how many replicas were
+	tried int
 
 	// ctx ends with the call; its cause says why.
 	ctx    context.Context
@@ -70,16 +74,24 @@ const (
 	causeGateway    = "gateway"
 )
 
-// open begins the call, or finds the one that already runs under its name.
-func (r *Relay) open(c *Call, pending *Pending) (g *generation, fresh bool, fault *openai.Error) {
+// open begins the call, or finds the one that already runs under its name: for a client that knows the events up to after, -1: none. A call
+// is not begun for one that wants to go on with it.
+func (r *Relay) open(c *Call, pending *Pending, after int64) (g *generation, fresh bool, fault *openai.Error) {
 	if r.life.Err() != nil {
 		return nil, false, closing()
 	}
 	if c.Scan.RequestID == "" {
-		return r.begin(c, pending), true, nil
+		g = r.prepare(c, pending)
+		r.start(g)
+		return g, true, nil
 	}
-	key := replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID}
-	g, fresh, err := r.sessions.Claim(key, fingerprint(c), func() *generation { return r.prepare(c, pending) })
+	key, sum := c.key(), fingerprint(c)
+	begin := func() *generation { return r.prepare(c, pending) }
+	g, fresh, err := r.sessions.Claim(key, sum, begin)
+	if err == nil && !fresh && after < 0 && g.spent() {
+		r.sessions.Forget(key, g)
+		g, fresh, err = r.sessions.Claim(key, sum, begin)
+	}
 	switch {
 	case errors.Is(err, replay.ErrConflict):
 		return nil, false, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
@@ -87,10 +99,34 @@ func (r *Relay) open(c *Call, pending *Pending) (g *generation, fresh bool, faul
 	case err != nil:
 		return nil, false, openai.Errorf(openai.CodeQueueFull, "Too many requests with a request_id are running.")
 	}
-	if fresh {
-		g.start()
+	if fresh && after >= 0 {
+		r.sessions.Forget(key, g)
+		g.cancel(errLeft)
+		fault = notFound()
 	}
-	return g, fresh, nil
+	if fresh {
+		r.start(g)
+	}
+	return g, fresh, fault
+}
+
+// key is the name that the client has given the call.
+func (c *Call) key() replay.Key { return replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID} }
+
+// spent says that a start which is repeated is to begin anew: the call before came to nothing, or to a fault that a second try may not have.
+func (g *generation) spent() bool {
+	if errors.Is(context.Cause(g.ctx), errLeft) {
+		return true
+	}
+	select {
+	case <-g.done:
+	default:
+		return false
+	}
+	if g.answer != nil {
+		return (&openai.Error{Status: g.answer.Status}).Retryable()
+	}
+	return g.result.Fault != nil && g.result.Fault.Retryable()
 }
 
 // keepBytes bounds what is kept of a call that its client has named, in bytes: some thousand tokens, from the first while they fit, so that a
@@ -106,15 +142,10 @@ func fingerprint(c *Call) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-func (r *Relay) begin(c *Call, pending *Pending) *generation {
-	g := r.prepare(c, pending)
-	g.start()
-	return g
-}
-
 // prepare makes a generation that has not begun.
 func (r *Relay) prepare(c *Call, pending *Pending) *generation {
-	g := &generation{relay: r, call: c, pending: pending, phase: Queued,
+	own := *c
+	g := &generation{relay: r, call: &own, pending: pending, phase: Queued,
 		answered: make(chan struct{}), done: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancelCause(r.life)
 	g.policy = r.policyOf(c)
@@ -124,14 +155,17 @@ func (r *Relay) prepare(c *Call, pending *Pending) *generation {
 	}
 	g.fan = replay.NewFan(limits)
 	g.fan.OnIdle(g.listened)
-	g.asked = c.Asked()
+	g.asked = own.Asked()
 	if r.config.Tracer != nil {
 		g.tracer = r.config.Tracer.Begin(c)
 	}
 	return g
 }
 
-func (g *generation) start() { g.relay.running.Go(g.run) }
+// letGo lets go of what only a further attempt would need.
+func (g *generation) letGo() {
+	g.call.Body, g.call.Header, g.asked.Key, g.asked.Keys = nil, nil, nil, nil
+}
 
 // policyOf is the policy of the model that the call names; of a pool that of its first one.
 func (r *Relay) policyOf(c *Call) Policy {
@@ -175,10 +209,17 @@ func (g *generation) listened(idle bool) {
 		return
 	}
 	if g.call.Scan.RequestID == "" || g.policy.Resume == 0 {
-		g.cancel(errLeft)
+		g.leave()
 		return
 	}
-	g.idle = time.AfterFunc(g.policy.Resume, func() { g.cancel(errLeft) })
+	g.idle = time.AfterFunc(g.policy.Resume, g.leave)
+}
+
+// leave ends the call, unless somebody has come meanwhile.
+func (g *generation) leave() {
+	if g.fan.Listeners() == 0 {
+		g.cancel(errLeft)
+	}
 }
 
 // enter notes what the call waits for now.
@@ -218,8 +259,12 @@ func (g *generation) sofar() Result {
 
 // run is the whole life of the call.
 func (g *generation) run() {
+	if g.call.Scan.RequestID != "" {
+		defer g.expire()
+	}
 	defer close(g.done)
 	g.result = g.work()
+	g.letGo()
 	g.cancel(nil)
 	if g.tracer != nil {
 		g.tracer.End(g.result)
@@ -233,10 +278,19 @@ func (g *generation) run() {
 	default:
 		g.fan.End(nil)
 	}
-	if id := g.call.Scan.RequestID; id != "" {
-		keep := max(g.policy.Resume, time.Millisecond)
-		g.relay.sessions.Expire(replay.Key{Tenant: g.call.Tenant.Name, ID: id}, g, keep)
-		time.AfterFunc(keep, func() { g.relay.released(g.call.Tenant.Name, id) })
+}
+
+// expire keeps a call that has ended for who comes back. Nobody comes back to one that was left long enough ago, or to a gateway that goes.
+func (g *generation) expire() {
+	r, key := g.relay, g.call.key()
+	if g.policy.Resume == 0 || r.life.Err() != nil || errors.Is(context.Cause(g.ctx), errLeft) {
+		r.sessions.Forget(key, g)
+		r.released(key, g)
+		return
+	}
+	r.sessions.Expire(key, g, g.policy.Resume)
+	if r.config.Peers != nil {
+		time.AfterFunc(g.policy.Resume, func() { r.released(key, g) })
 	}
 }
 

@@ -36,6 +36,8 @@ type bench struct {
 	mu      sync.Mutex
 	results []Result
 	retries []string
+	// failures are those that a replica was blamed for
+	failures []string
 }
 
 // setup is what a bench is made of.
@@ -49,6 +51,8 @@ type setup struct {
 	slots  int
 	// handler in the place of the simulated engine
 	handler http.Handler
+	// write is the WriteTimeout
+	write time.Duration
 }
 
 func newBench(t testing.TB, s setup) *bench {
@@ -77,9 +81,13 @@ func newBench(t testing.TB, s setup) *bench {
 	b.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
 		Default: dispatch.Policy{Limits: s.limits, Strategy: dispatch.RoundRobin}})
 	b.dispatcher.SetRoutable("model/m", routable)
-	b.relay = New(Config{Dispatcher: b.dispatcher, Retried: func(reason string) {
+	b.relay = New(Config{Dispatcher: b.dispatcher, WriteTimeout: s.write, Retried: func(reason string) {
 		b.mu.Lock()
 		b.retries = append(b.retries, reason)
+		b.mu.Unlock()
+	}, Failed: func(replica string, _ dispatch.Failure, reason string) {
+		b.mu.Lock()
+		b.failures = append(b.failures, replica+" "+reason)
 		b.mu.Unlock()
 	}})
 	b.relay.SetRules(&Rules{Models: map[string]Policy{"m": s.policy}, Moderation: s.rules})
@@ -121,7 +129,7 @@ func (b *bench) last(n int) Result {
 }
 
 // offer has the relay expect a request, as ext_proc does.
-func (b *bench) offer(body, id string) string {
+func (b *bench) offer(body, id, path string) string {
 	b.t.Helper()
 	scan, fault := openai.Scan(openai.Chat, "application/json", []byte(body))
 	if fault != nil {
@@ -130,27 +138,32 @@ func (b *bench) offer(body, id string) string {
 	if id != "" {
 		scan.RequestID = id
 	}
-	return b.relay.Offer(&Offer{Call: Call{Tenant: acme, Priority: admission.Default, Path: "/v1/chat/completions", Scan: scan,
+	return b.relay.Offer(&Offer{Call: Call{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
 		Received: time.Now(), Entry: b}})
 }
 
 // open sends a request that the relay expects.
 func (b *bench) open(body string, more ...string) *http.Response {
 	b.t.Helper()
-	id := ""
+	id, query := "", ""
 	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	for _, h := range more {
 		name, value, _ := strings.Cut(h, ": ")
-		if name == "id" {
+		switch name {
+		case "id":
 			id = value
+			continue
+		case "query":
+			query = "?" + value
+			request.URL.RawQuery = value
 			continue
 		}
 		request.Header.Set(name, value)
 	}
-	request.Header.Set(headers.Ticket, b.offer(body, id))
+	request.Header.Set(headers.Ticket, b.offer(body, id, "/v1/chat/completions"+query))
 	request.Header.Set("content-type", "application/json")
 	response, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
@@ -198,4 +211,16 @@ func ends(text string) string {
 		return "error"
 	}
 	return "cut"
+}
+
+// crowd runs work n times and the others once, all at the same time.
+func crowd(n int, work func(n int), others ...func()) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { work(i) })
+	}
+	for _, other := range others {
+		all.Go(other)
+	}
+	all.Wait()
 }

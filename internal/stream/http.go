@@ -1,11 +1,13 @@
 package stream
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -15,11 +17,25 @@ import (
 // Handler is what Envoy reaches on the relay's socket: requests that ext_proc has sent here, and what clients ask of the streams that they
 // have named. Its callers are Envoy and nobody else.
 func (r *Relay) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/v1/streams/", r.serveStreams)
-	mux.HandleFunc("/v1/", r.serveInference)
-	return mux
+	return r.routes(r.serveInference)
 }
+
+// routes leads to what a path means. A ServeMux would tidy paths up, and with them the ids in them.
+func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case strings.HasPrefix(req.URL.Path, streamsPath):
+			r.serveStreams(w, req)
+		case strings.HasPrefix(req.URL.Path, "/v1/"):
+			inference(w, req)
+		default:
+			fail(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
+		}
+	})
+}
+
+// streamsPath is where streams are that clients have named.
+const streamsPath = "/v1/streams/"
 
 // serveInference carries a request that ext_proc has given a ticket.
 func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
@@ -31,20 +47,40 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	c := offer.Call
 	c.Header = passed(req.Header)
 	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
-	c.Body = make([]byte, c.Scan.Size)
-	if _, err := io.ReadFull(req.Body, c.Body); err != nil {
+	if c.Body, ok = bodyOf(w, req, c.Scan.Size); !ok {
 		if offer.Pending != nil {
 			offer.Pending.Abandon()
 		}
-		r.conclude(&c, discard{}, Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
+		r.conclude(&c, r.respond(w, &c), Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
 		return
 	}
 	r.carry(w, req, &c, offer.Pending)
 }
 
+// bodyWithin is how long a body may take that Envoy has whole.
+const bodyWithin = time.Minute
+
+// bodyOf reads a body of this size to its end: without that nobody would notice that the client leaves.
+func bodyOf(w http.ResponseWriter, req *http.Request, size int) (body []byte, ok bool) {
+	flow := http.NewResponseController(w)
+	_ = flow.SetReadDeadline(time.Now().Add(bodyWithin)) // where there is none, there is none
+	body = make([]byte, size)
+	if _, err := io.ReadFull(req.Body, body); err != nil {
+		return nil, false
+	}
+	n, err := io.CopyN(io.Discard, req.Body, 1)
+	_ = flow.SetReadDeadline(time.Time{})
+	return body, n == 0 && errors.Is(err, io.EOF)
+}
+
 // carry has the call answered here, or by the gateway that its request id belongs to.
 func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending *Pending) {
-	after, fault := afterOf(req)
+	after := int64(-1)
+	var fault *openai.Error
+	if c.Scan.RequestID != "" { // the events of others have no numbers
+		after, fault = afterOf(req)
+		c.Path = withoutAfter(c.Path)
+	}
 	if fault != nil {
 		if pending != nil {
 			pending.Abandon()
@@ -59,7 +95,7 @@ func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending
 		r.forward(w, req, c, owner)
 		return
 	}
-	r.generate(req.Context(), c, pending, listening{sink: r.respond(w, c), after: after, foreseen: pending != nil || c.Foreseen})
+	r.generate(req.Context(), c, pending, listening{sink: r.respond(w, c), after: after, foreseen: c.Foreseen})
 }
 
 // claim makes the call's request id ours, or says whose it is. A call that another gateway has passed on is answered here in any case.
@@ -68,7 +104,7 @@ func (r *Relay) claim(req *http.Request, c *Call) (owner string, mine bool) {
 	if id == "" || r.config.Peers == nil {
 		return "", true
 	}
-	if _, ours := r.sessions.Find(replay.Key{Tenant: c.Tenant.Name, ID: id}); ours {
+	if _, ours := r.sessions.Find(c.key()); ours {
 		return "", true
 	}
 	owner, mine, _ = r.config.Peers.Claim(req.Context(), c.Tenant.Name, id, claimLease) // an error says that it is ours alone
@@ -76,6 +112,21 @@ func (r *Relay) claim(req *http.Request, c *Call) (owner string, mine bool) {
 		r.config.Peers.Keep(c.Tenant.Name, id)
 	}
 	return owner, mine || req.Header.Get(headers.Forwarded) != ""
+}
+
+// withoutAfter is a path without the parameter that is for the relay: a start that is repeated is the same request with it.
+func withoutAfter(path string) string {
+	path, query, _ := strings.Cut(path, "?")
+	var rest []string
+	for parameter := range strings.SplitSeq(query, "&") {
+		if name, _, _ := strings.Cut(parameter, "="); name != "after" && parameter != "" {
+			rest = append(rest, parameter)
+		}
+	}
+	if len(rest) == 0 {
+		return path
+	}
+	return path + "?" + strings.Join(rest, "&")
 }
 
 // afterOf is the number of the last event that the client has seen: -1 for one that has seen none.
@@ -96,7 +147,7 @@ func afterOf(req *http.Request) (int64, *openai.Error) {
 
 // serveStreams answers /v1/streams/{id} and /v1/streams/{id}/cancel.
 func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
-	rest := strings.TrimPrefix(req.URL.EscapedPath(), "/v1/streams/")
+	rest := strings.TrimPrefix(req.URL.EscapedPath(), streamsPath)
 	escaped, cancel := strings.CutSuffix(rest, "/cancel")
 	id, err := url.PathUnescape(escaped)
 	method := http.MethodGet
@@ -148,14 +199,9 @@ func (r *Relay) elsewhere(w http.ResponseWriter, req *http.Request, key replay.K
 			return
 		}
 	}
-	fail(w, openai.Errorf(openai.CodeStreamNotFound, "No request with this id is running, or ended a moment ago."))
+	fail(w, notFound())
 }
 
-// discard is a sink for a call that nobody listens to.
-type discard struct{}
-
-func (discard) Answer(*Answer) error       { return nil }
-func (discard) Event([]byte, uint64) error { return nil }
-func (discard) Flush() error               { return nil }
-func (discard) Silence(Progress) error     { return nil }
-func (discard) End(Result) error           { return nil }
+func notFound() *openai.Error {
+	return openai.Errorf(openai.CodeStreamNotFound, "No request with this id is running, or ended a moment ago.")
+}

@@ -74,6 +74,13 @@ func (r *Relay) Begin(asked *dispatch.Request) *Pending {
 	return p
 }
 
+// Granted is a dispatch that has ended well.
+func Granted(t *dispatch.Ticket) *Pending {
+	p := &Pending{cancel: func() {}, done: make(chan struct{}), watch: new(dispatch.Wait), ticket: t}
+	close(p.done)
+	return p
+}
+
 // Done is closed when the request may go, or never will.
 func (p *Pending) Done() <-chan struct{} { return p.done }
 
@@ -85,6 +92,7 @@ func (p *Pending) Abandon() {
 	p.cancel()
 	<-p.done // Dispatch returns at once when its context has ended
 	if p.ticket != nil {
+		p.ticket.Settle(dispatch.Response{Failed: true}) // it has cost nothing
 		p.ticket.Release()
 	}
 }

@@ -29,7 +29,9 @@ type Config struct {
 	Tracer Tracer
 	// ReplicaHeader puts the id of the replica on responses.
 	ReplicaHeader func() bool
-	Log           *zap.Logger
+	// WriteTimeout is how long a client may take for one write, of some 32 KiB at most, before it counts as gone; 0: a minute.
+	WriteTimeout time.Duration
+	Log          *zap.Logger
 }
 
 // Relay carries managed streams. Make one with New; it serves until Close.
@@ -44,8 +46,10 @@ type Relay struct {
 	// life ends with the relay, and every call with it
 	life context.Context
 	end  context.CancelCauseFunc
-	// running are the generations
+	// running are the generations; closed says that no more are added to them
 	running sync.WaitGroup
+	mu      sync.Mutex
+	closed  bool // guarded by mu
 	sampled atomic.Uint64
 }
 
@@ -63,6 +67,9 @@ func New(c Config) *Relay {
 	if c.Failed == nil {
 		c.Failed = func(string, dispatch.Failure, string) {}
 	}
+	if c.WriteTimeout == 0 {
+		c.WriteTimeout = time.Minute
+	}
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }
 	}
@@ -75,6 +82,9 @@ func New(c Config) *Relay {
 // Close ends every call: its client is told that the gateway goes. It returns when all have been told, or when ctx ends.
 func (r *Relay) Close(ctx context.Context) {
 	r.end(errClosing)
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
 		r.running.Wait()
@@ -85,4 +95,16 @@ func (r *Relay) Close(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	r.clients.close()
+}
+
+// start runs a generation. After Close it is over before it has begun, and its clients are told so.
+func (r *Relay) start(g *generation) {
+	r.mu.Lock()
+	if !r.closed {
+		r.running.Go(g.run)
+		r.mu.Unlock()
+		return
+	}
+	r.mu.Unlock()
+	g.run()
 }

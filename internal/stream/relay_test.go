@@ -30,7 +30,7 @@ func TestStreamPassesThrough(t *testing.T) {
 // A ticket is good once.
 func TestTicketIsGoodOnce(t *testing.T) {
 	b := newBench(t, setup{})
-	ticket := b.offer(hello, "")
+	ticket := b.offer(hello, "", "/v1/chat/completions")
 	for i, want := range []int{200, 503} {
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(hello))
 		request.Header.Set("x-sluice-ticket", ticket)
@@ -44,7 +44,7 @@ func TestTicketIsGoodOnce(t *testing.T) {
 			t.Errorf("%d. time: %d", i+1, r.StatusCode)
 		}
 	}
-	withdrawn := b.offer(hello, "")
+	withdrawn := b.offer(hello, "", "/v1/chat/completions")
 	b.relay.Withdraw(withdrawn)
 	if _, ok := b.relay.accept(withdrawn); ok {
 		t.Error("a ticket that was withdrawn is good")

@@ -25,7 +25,9 @@ func (g *generation) work() Result {
 		}
 		a := g.attempts(ticket)
 		again := a.run()
-		ticket.Settle(a.response())
+		if !again {
+			ticket.Settle(a.response()) // of a call that makes room nothing is charged, and nothing learned
+		}
 		ticket.Release()
 		if !again {
 			return a.result
@@ -76,7 +78,7 @@ func (g *generation) dispatch() (*dispatch.Ticket, *openai.Error) {
 		asked.Timeout = max(asked.Timeout-time.Since(g.call.Received), time.Millisecond)
 	}
 	var room preemption
-	if asked.Preempted < mostPreempted {
+	if asked.Preempted < mostPreempted && g.call.Scan.Stream { // of an answer that is no stream nobody sees the first token
 		asked.Preempt = room.call
 	}
 	ticket, fault := g.relay.config.Dispatcher.Dispatch(g.ctx, &asked)

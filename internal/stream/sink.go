@@ -3,10 +3,12 @@ package stream
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -21,15 +23,21 @@ type response struct {
 	// replica says that responses name their replica
 	replica bool
 
-	of      *generation
-	begun   bool
-	numbers bool
+	// within is how long a write may take
+	within time.Duration
+
+	of *generation
+	// begun: the headers have gone; stream: they have promised events
+	begun, stream bool
+	numbers       bool
+	// buffer is what is not written yet; written says that something is not flushed.
 	buffer  []byte
+	written bool
 }
 
 func (r *Relay) respond(w http.ResponseWriter, c *Call) *response {
 	return &response{w: w, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
-		numbers: c.Scan.RequestID != ""}
+		within: r.config.WriteTimeout, numbers: c.Scan.RequestID != ""}
 }
 
 // begins implements beginner.
@@ -40,7 +48,7 @@ func (s *response) head(from string) {
 	if s.begun {
 		return
 	}
-	s.begun = true
+	s.begun, s.stream = true, true
 	h := s.w.Header()
 	h.Set("content-type", "text/event-stream")
 	h.Set("cache-control", "no-cache, no-transform")
@@ -81,20 +89,42 @@ func (s *response) Answer(a *Answer) error {
 		}
 	}
 	s.named(headers.SourceEngine)
-	h.Set("content-length", strconv.Itoa(len(a.Body)))
+	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
+		h.Set("content-length", strconv.Itoa(len(a.Body)))
+	}
 	s.w.WriteHeader(a.Status)
-	_, err := s.w.Write(a.Body)
-	return err
+	for rest := a.Body; len(rest) > 0; {
+		n := min(len(rest), maxUnflushed)
+		if err := s.put(rest[:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
 }
 
-// event is the answer as the data of an event: the engine's own JSON, or what can be said of an answer that has none.
+// event is the answer as the data of an event that a client takes for an error: the engine's own if it has one, else what can be said of the
+// answer. A good answer is one too: whoever was promised chunks cannot make anything of it.
 func (a *Answer) event() []byte {
+	var told struct{ Error json.RawMessage }
 	var compact bytes.Buffer
-	if json.Compact(&compact, a.Body) == nil && bytes.HasPrefix(compact.Bytes(), []byte("{")) {
+	if a.Status >= http.StatusBadRequest && json.Unmarshal(a.Body, &told) == nil && bytes.HasPrefix(told.Error, []byte("{")) &&
+		json.Compact(&compact, a.Body) == nil {
 		return compact.Bytes()
 	}
-	return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d.", a.Status).EventData()
+	if a.Status < http.StatusBadRequest {
+		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status).EventData()
+	}
+	e := openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d.", a.Status)
+	if words := bytes.TrimSpace(a.Body); len(words) > 0 && len(words) <= maxWords && utf8.Valid(words) {
+		e.Message = fmt.Sprintf("The engine answered with status %d: %s", a.Status, words)
+	}
+	e.Status = a.Status // which says whether another try may help
+	return e.EventData()
 }
+
+// maxWords bounds what is passed on of an answer that is no error as the API has them, in bytes.
+const maxWords = 2 << 10
 
 // Event implements Sink.
 func (s *response) Event(raw []byte, number uint64) error {
@@ -115,12 +145,15 @@ const maxUnflushed = 32 << 10
 
 // Flush implements Sink.
 func (s *response) Flush() error {
-	if len(s.buffer) == 0 {
+	if len(s.buffer) > 0 {
+		if err := s.write(); err != nil {
+			return err
+		}
+	}
+	if !s.written {
 		return nil
 	}
-	if err := s.write(); err != nil {
-		return err
-	}
+	s.written = false
 	if cap(s.buffer) > maxKeptBuffer {
 		s.buffer = nil
 	}
@@ -128,8 +161,16 @@ func (s *response) Flush() error {
 }
 
 func (s *response) write() error {
-	_, err := s.w.Write(s.buffer)
-	s.buffer = s.buffer[:0]
+	err := s.put(s.buffer)
+	s.buffer, s.written = s.buffer[:0], true
+	return err
+}
+
+// put writes, within the time that a client may take for it: one that neither reads nor leaves would hold this goroutine, and the
+// connection, for good.
+func (s *response) put(b []byte) error {
+	_ = s.flow.SetWriteDeadline(time.Now().Add(s.within)) // where there is none, there is none
+	_, err := s.w.Write(b)
 	return err
 }
 
@@ -173,14 +214,14 @@ func (p Progress) String() string {
 
 // End implements Sink.
 func (s *response) End(r Result) error {
-	if r.Fault != nil && !r.Told {
-		if !s.begun {
-			fail(s.w, r.Fault)
-			return nil
-		}
-		if s.call.Scan.Stream {
-			s.buffer = sse.AppendData(s.buffer, r.Fault.EventData())
-		}
+	switch {
+	case r.Fault != nil && !s.begun:
+		fail(s.w, r.Fault)
+		return nil
+	case r.Fault != nil && !r.Told && s.stream:
+		s.buffer = sse.AppendData(s.buffer, r.Fault.EventData())
+	case !s.begun: // the client has all of it already
+		s.head(headers.SourceEngine)
 	}
 	return s.Flush()
 }

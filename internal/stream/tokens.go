@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
-	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/stream/moderation"
 	"github.com/sluice-gateway/sluice/internal/stream/queue"
 	"github.com/sluice-gateway/sluice/internal/stream/sse"
@@ -40,21 +40,33 @@ type tokens struct {
 	sent   time.Time
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	// body is what the replica was sent.
+	body *payload
 	// first is the time for the first token; nil: there is no limit
-	first, stall *time.Timer
+	first *time.Timer
+	// stall is the time for the next event, which runs only while the engine is waited for; nil: there is no limit. heard is when the last one
+	// was done with, and news says that there were some since.
+	stall *time.Timer
+	heard time.Time
+	news  bool
+	// linger is the time for the end of the response after the end marker; nil: that has not come
+	linger *time.Timer
 
 	filter  *moderation.Filter // nil: there are no rules
 	scanner sse.Scanner
 	tracker sse.Tracker
-	// held are events of before the first token, withheld those that a rule has to see more of
+	// held are events of before the first token, withheld those that a rule has to see more of, or has blocked
 	held     []byte
 	withheld backlog
-	// begun: a token has come, and there is no way back to another replica
-	begun         bool
+	// begun: a token has come, and there is no way back to another replica; marked: the end marker was sent
+	begun, marked bool
+	// cut: it broke off within an event
+	cut           bool
 	start, latest time.Time
 	sampled       bool
 	head          []byte // the data of the first token's event: what Sluice's own events copy from
 	stopped       error  // why no more is wanted
+	ending        bool   // the engine is through, or is not listened to any more
 	// turn decides between the first token and who wants the attempt to make way for another
 	turn atomic.Int32
 }
@@ -64,6 +76,15 @@ const (
 	turnOpen int32 = iota
 	turnTaken
 	turnGiven
+)
+
+// Why no more is wanted of a stream, beside the ends of a call.
+var (
+	errFiltered  = errors.New("a rule ends the stream")
+	errMalformed = errors.New("an event that is no JSON")
+	errMadeWay   = errors.New("the attempt has made way for another")
+	errTold      = errors.New("the engine has told of a fault")
+	errEnough    = errors.New("the engine does not end its response")
 )
 
 // giveWay ends the attempt, unless its first token was quicker.
@@ -78,12 +99,16 @@ func (t *tokens) read(body io.Reader) (reason string) {
 	t.tracker.Choices = t.call.Scan.Choices
 	if t.rules != nil {
 		t.filter = t.rules.Stream()
+		t.filter.Model = t.ticket.Model
 	}
 	t.sampled = t.sample()
 	buffer := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buffer)
+	defer t.rest()
 	for t.stopped == nil {
+		t.await()
 		n, err := body.Read(buffer[:])
+		t.rest()
 		t.attempts.read += int64(n)
 		t.scanner.Feed(buffer[:n])
 		t.events()
@@ -94,6 +119,34 @@ func (t *tokens) read(body io.Reader) (reason string) {
 		}
 	}
 	return t.over(nil)
+}
+
+// lingering is how long an engine has after the end marker to end its response, so that its connection can be used again.
+const lingering = 500 * time.Millisecond
+
+// await starts the clocks of the engine, for as long as nothing but its next bytes is waited for.
+func (t *tokens) await() {
+	if d := t.policy.StallTimeout; d > 0 && !t.start.IsZero() {
+		if t.news {
+			t.heard, t.news = time.Now(), false
+		}
+		left := d - time.Since(t.heard)
+		if t.stall == nil {
+			t.stall = time.AfterFunc(left, func() { t.cancel(errStalled) })
+		} else {
+			t.stall.Reset(left)
+		}
+	}
+	if t.linger == nil && t.tracker.Done() {
+		t.linger = time.AfterFunc(lingering, func() { t.cancel(errEnough) })
+	}
+}
+
+// rest stops them. The end marker's runs on.
+func (t *tokens) rest() {
+	if t.stall != nil {
+		t.stall.Stop()
+	}
 }
 
 // events takes what the scanner has.
@@ -108,11 +161,14 @@ func (t *tokens) events() {
 
 // event takes one event.
 func (t *tokens) event(e *sse.Event) {
-	if e.Cut || t.tracker.Done() {
+	switch {
+	case t.tracker.Done() && (t.marked || !e.IsDone()):
+		return // what follows the end means nothing
+	case e.Cut:
 		t.tracker.See(e)
+		t.cut = true
 		return // a client by the book would ignore it
-	}
-	if e.IsComment() {
+	case e.IsComment():
 		if t.begun && t.withheld.len() == 0 {
 			t.push(e)
 		}
@@ -123,35 +179,39 @@ func (t *tokens) event(e *sse.Event) {
 		t.stopped = errMalformed
 		return
 	}
-	if t.stall != nil {
-		t.stall.Reset(t.policy.StallTimeout)
-	}
-	if chunk.Token {
+	t.news = true
+	if chunk.Token || !t.call.Scan.Endpoint.Generates() { // of other endpoints' events any is something of the answer
 		t.token(e)
 	}
 	if t.stopped != nil || t.hidden(chunk) {
 		return
 	}
-	if !t.begun && !t.endsEarly(chunk, e) && len(t.held)+len(e.Raw) <= maxHeld {
+	over := e.IsDone() || chunk.Last || finishes(chunk)
+	if !t.begun && !over && len(t.held)+len(e.Raw) <= maxHeld {
 		t.held = sse.AppendRaw(t.held, e.Raw)
-		return
+	} else if t.begin(); t.stopped == nil {
+		t.judge(e, over && (e.IsDone() || chunk.Last || len(t.tracker.Unfinished()) == 0))
 	}
-	t.begin()
-	t.judge(e)
+	if chunk.Error && t.stopped == nil {
+		t.stopped = errTold // nothing that follows matters, not even an end marker
+	}
 }
 
-// endsEarly says that a stream says something final before it had a token.
-func (t *tokens) endsEarly(chunk *sse.Chunk, e *sse.Event) bool {
-	return e.IsDone() || chunk.Last || t.tracker.Finish() != ""
+// finishes says that a choice ends with the chunk.
+func finishes(chunk *sse.Chunk) bool {
+	return slices.ContainsFunc(chunk.Choices, func(c sse.Choice) bool { return len(c.Finish) > 0 })
 }
 
 // hidden says that the event is the one with the usage, which the client did not ask for.
 func (t *tokens) hidden(c *sse.Chunk) bool {
-	return t.policy.InjectUsage && !t.call.Scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && t.call.Scan.Endpoint.Chunked()
+	return t.policy.InjectUsage && !t.call.Scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && !c.Error && t.call.Scan.Endpoint.Chunked()
 }
 
 // take has the first token decide that the attempt stays, unless it was given up a moment ago.
 func (t *tokens) take() bool {
+	if t.turn.Load() == turnTaken {
+		return true
+	}
 	if !t.turn.CompareAndSwap(turnOpen, turnTaken) {
 		return false
 	}
@@ -160,6 +220,11 @@ func (t *tokens) take() bool {
 		t.cancel(errPreempted)
 		return false
 	}
+	if t.first != nil {
+		t.first.Stop()
+	}
+	t.letGo()
+	t.body.letGo()
 	return true
 }
 
@@ -190,13 +255,7 @@ func (t *tokens) token(e *sse.Event) {
 	}
 	t.start, t.latest = now, now
 	t.head = append([]byte(nil), e.Data[:min(len(e.Data), maxHead)]...)
-	if t.first != nil {
-		t.first.Stop()
-	}
-	if d := t.policy.StallTimeout; d > 0 {
-		t.stall = time.AfterFunc(d, func() { t.cancel(errStalled) })
-	}
-	t.result.TTFT = now.Sub(t.call.Received)
+	t.result.TTFT, t.prefill = now.Sub(t.call.Received), now.Sub(t.sent)
 	t.enter(Decode, nil)
 	t.note(func(r *Result) { r.TTFT = t.result.TTFT })
 	if t.tracer != nil {
@@ -205,39 +264,45 @@ func (t *tokens) token(e *sse.Event) {
 	t.begin()
 }
 
-// begin sends what was held before the first token.
+// begin sends what was held before the first token. It may find that it is too late for that.
 func (t *tokens) begin() {
 	if t.begun {
+		return
+	}
+	if !t.take() {
+		t.stopped = errMadeWay
 		return
 	}
 	t.begun = true
 	held := t.held
 	t.held = nil
-	t.again(held)
-}
-
-// again takes events that were held.
-func (t *tokens) again(held []byte) {
 	each(held, func(e *sse.Event) bool {
-		t.judge(e)
+		t.judge(e, false)
 		return t.stopped == nil
 	})
 }
 
-// judge has the rules look at an event before it goes on.
-func (t *tokens) judge(e *sse.Event) {
+// judge has the rules look at an event before it goes on; last says that the answer is over with it, so that they have seen all of it
+// before its client is told so.
+func (t *tokens) judge(e *sse.Event, last bool) {
 	if t.filter == nil {
 		t.push(e)
 		return
 	}
 	verdict := t.filter.See(t.ctx, e.Data)
-	if verdict.Err != nil {
-		t.relay.config.Log.Warn("the service that judges text gave no answer", zap.String("rule", verdict.Rule), zap.Error(verdict.Err))
+	t.unanswered(verdict)
+	if last && verdict.Action != moderation.Block {
+		verdict = t.filter.End(t.ctx)
+		t.unanswered(verdict)
 	}
-	switch verdict.Action {
-	case moderation.Block:
+	switch {
+	case verdict.Action == moderation.Block && verdict.Err != nil && t.ctx.Err() != nil:
+		t.stopped = context.Cause(t.ctx) // it was not the rule that said so: nothing may go that was not judged, and nothing else is said
+		t.withheld, t.filter = backlog{}, nil
+	case verdict.Action == moderation.Block:
+		t.withheld.add(e.Raw)
 		t.stopped = errFiltered
-	case moderation.Hold:
+	case verdict.Action == moderation.Hold:
 		t.withheld.add(e.Raw)
 		t.release(verdict.Keep)
 	default:
@@ -246,11 +311,12 @@ func (t *tokens) judge(e *sse.Event) {
 	}
 }
 
-var (
-	errFiltered  = errors.New("a rule ends the stream")
-	errMalformed = errors.New("an event that is no JSON")
-	errMadeWay   = errors.New("the attempt has made way for another")
-)
+// unanswered writes down that a rule's service has not answered.
+func (t *tokens) unanswered(v moderation.Verdict) {
+	if v.Err != nil && t.ctx.Err() == nil {
+		t.relay.config.Log.Warn("the service that judges text gave no answer", zap.String("rule", v.Rule), zap.Error(v.Err))
+	}
+}
 
 // release sends what a rule had to see more of, but for so many of the last events.
 func (t *tokens) release(keep int) {
@@ -267,7 +333,11 @@ func (t *tokens) pushed(e *sse.Event) (more bool) {
 
 // push gives an event to who listens.
 func (t *tokens) push(e *sse.Event) {
-	t.result.Answered = true
+	if !t.result.Answered {
+		t.result.Answered = true
+		t.note(func(r *Result) { r.Answered = true })
+	}
+	t.marked = t.marked || e.IsDone()
 	if err := t.fan.Push(e); err != nil {
 		t.stopped = errLeft
 		if errors.Is(err, queue.ErrTooSlow) {
@@ -275,98 +345,9 @@ func (t *tokens) push(e *sse.Event) {
 		}
 		return
 	}
-	if t.call.Patient {
+	if t.call.Patient && !t.ending {
 		if err := t.fan.Await(t.ctx, queue.DefaultSoft); err != nil {
 			t.stopped = err
 		}
-	}
-}
-
-// over is the end of the stream; err is how reading it ended, nil when no more was wanted.
-func (t *tokens) over(err error) (reason string) {
-	if t.stall != nil {
-		t.stall.Stop()
-	}
-	t.count()
-	if err != nil && t.stopped == nil && t.filter != nil && t.begun && t.filter.End(t.ctx).Action == moderation.Block {
-		t.stopped = errFiltered
-	}
-	if cause := context.Cause(t.ctx); t.stopped == nil && cause != nil && !t.tracker.Done() {
-		t.stopped = cause
-	}
-	switch {
-	case t.turn.Load() == turnGiven, errors.Is(t.stopped, errMalformed) && !t.begun:
-		return t.failed(err)
-	case t.stopped != nil:
-		t.stop()
-		return ""
-	}
-	switch t.tracker.Outcome() {
-	case sse.Complete:
-		t.begin()
-		t.release(0)
-		if !t.tracker.Done() {
-			t.own(sse.AppendDone(nil))
-		}
-		return ""
-	case sse.Failed:
-		return t.failure()
-	}
-	if !t.begun {
-		return t.failed(err)
-	}
-	t.release(0)
-	t.relay.config.Failed(t.at.ID, dispatch.Reset, "broke a response off")
-	t.result.Fault, t.result.Cause = openai.Errorf(openai.CodeUpstreamTruncated, "The engine's answer ended before it was whole."), causeEngine
-	return ""
-}
-
-// failure is the end of a stream in which the engine told of a fault.
-func (t *tokens) failure() (reason string) {
-	t.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")
-	if !t.begun {
-		t.lastWords = t.held // should no other replica do better
-		return reason5xx
-	}
-	t.release(0)
-	t.result.Told, t.result.Cause = true, causeEngine
-	return ""
-}
-
-// stop ends a stream of which no more is wanted, with an event of Sluice's own where there is one.
-func (t *tokens) stop() {
-	t.cancel(t.stopped)
-	switch {
-	case errors.Is(t.stopped, errFiltered):
-		t.result.Cause = causeModeration
-		t.finish(finishFiltered)
-	case errors.Is(t.stopped, errTimeout), errors.Is(t.stopped, errTooLong):
-		t.result.Cause = causeTimeout
-		t.begin()
-		t.release(0)
-		t.finish(finishLength)
-	case errors.Is(t.stopped, errStalled):
-		t.release(0)
-		t.result.Fault, t.result.Cause = openai.Errorf(openai.CodeUpstreamTimeout, "The engine stopped in the middle of its answer."), causeTimeout
-	case errors.Is(t.stopped, errMalformed):
-		t.release(0)
-		t.result.Fault, t.result.Cause = openai.Errorf(openai.CodeUpstreamError, "The engine sent an event that cannot be read."), causeEngine
-	case errors.Is(t.stopped, sse.ErrTooLarge):
-		t.result.Fault, t.result.Cause = openai.Errorf(openai.CodeUpstreamError, "The engine sent an event that is too large."), causeEngine
-	default:
-		t.result.Fault, t.result.Cause = faultOf(t.stopped), causeOf(t.stopped)
-	}
-}
-
-// count writes down what the stream has cost.
-func (t *tokens) count() {
-	u, known := t.tracker.Usage()
-	t.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: known}
-	if !known {
-		t.result.Usage.Completion = t.tracker.Tokens()
-	}
-	t.result.Finish = t.tracker.Finish()
-	if !t.start.IsZero() {
-		t.result.Decode = t.latest.Sub(t.start)
 	}
 }

@@ -1,0 +1,38 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// What is wrong with the sections that streams are told by is said with its place.
+func TestStreamRules(t *testing.T) {
+	t.Parallel()
+	const model = "models: [{name: a, engine: sim, task: text-generation, "
+	const rule = "models: [{name: a, engine: sim, task: text-generation}]\nmoderation: [{name: r, "
+	for file, want := range map[string]string{
+		model + "stream: {mode: native, heartbeat: 15s}}]":      "models[a].stream.heartbeat: has no effect with mode: native",
+		model + "stream: {mode: native, inject_usage: true}}]":  "models[a].stream.inject_usage: has no effect with mode: native",
+		model + "stream: {sample: 1.5}}]":                       "models[a].stream.sample: must be between 0 and 1, is 1.5",
+		model + "stream: {heartbeat: 1ms}}]":                    "models[a].stream.heartbeat: must be at least 100ms",
+		model + "stream: {mode: other}}]":                       "models[a].stream.mode: must be",
+		model + "protocol: grpc, stream: {mode: native}}]":      "models[a].stream.mode: cannot be native with protocol: grpc",
+		model + "protocol: smtp}]":                              "models[a].protocol: must be",
+		rule + "patterns: ['(']}]":                              "moderation[r].patterns[0]: is no regular expression",
+		rule + "models: [b], literals: [x]}]":                   "moderation[r].models[0]:",
+		rule + "tenants: [b], literals: [x]}]":                  "moderation[r].tenants[0]: there is no tenant b",
+		rule + "window: 1KiB}]":                                 "moderation[r]: forbids nothing",
+		rule + "hook: {url: 'ftp://h'}}]":                       "moderation[r].hook.url: must be a URL",
+		rule + "hook: {url: 'http://h', on_failure: perhaps}}]": "moderation[r].hook.on_failure: must be",
+		"tracing: {endpoint: nowhere}":                          "tracing.endpoint: must be a URL",
+		"tracing: {endpoint: 'http://h', sample: 2}":            "tracing.sample: must be between 0 and 1",
+		"tracing: {}":           "tracing.endpoint: required",
+		"peers: 127.0.0.1:9444": "peers: has no effect without redis",
+		"redis: redis://127.0.0.1:6379\npeers: 0.0.0.0:9444":                       "peers: must name the address",
+		"redis: redis://127.0.0.1:6379\nlisten: 127.0.0.1:80\npeers: 127.0.0.1:80": "peers: 127.0.0.1:80 is taken by another listener",
+	} {
+		if faults := faultsOf(t, file); len(faults) != 1 || !strings.Contains(faults[0], want) {
+			t.Errorf("%s\n%q, want %q", file, faults, want)
+		}
+	}
+}
