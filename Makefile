@@ -12,7 +12,7 @@ BENCHTIME ?= 1s
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test test-vllm vet lint bench fuzz envoy tools clean
+.PHONY: build run test test-vllm vet lint bench soak fuzz envoy tools clean
 
 build:
 	go build -o bin/sluice ./cmd/sluice
@@ -41,6 +41,12 @@ lint:
 bench: envoy build
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
 	go run ./internal/bench
+
+# soak is the tests with random faults and cuts, many times over. SEED in what fails repeats it.
+RUNS ?= 10000
+soak: tools
+	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/stream
+	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./internal/e2e
 
 # fuzz gives every fuzz target its time.
 fuzz:

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -118,6 +120,9 @@ func TestE2E_S7_ResumeIsByteIdentical(t *testing.T) {
 	t.Parallel()
 	g := start(t, strings.Replace(resumable, "5ms", "2ms", 1))
 	cuts := 100
+	if n, err := strconv.Atoi(os.Getenv("SLUICE_STREAM_RUNS")); err == nil {
+		cuts = n / 10
+	}
 	var cutting sync.WaitGroup
 	for w := range 4 {
 		cutting.Go(func() {
@@ -139,7 +144,7 @@ func TestE2E_S7_ResumeIsByteIdentical(t *testing.T) {
 	}
 	cutting.Wait()
 	g.awaitIdle("m")
-	if n := g.generations("m-0"); n != cuts {
+	if n := g.generations("m-0"); n != min(cuts, 256) { // more it does not remember
 		t.Errorf("%d generations for %d streams", n, cuts)
 	}
 	if a := g.fetch("/v1/streams/nobody"); a.StatusCode != 404 || a.code() != "stream_not_found" {
