@@ -7,12 +7,15 @@ import "time"
 //	TTFT ≈ base + perToken × tokens × (usual share of a prompt that is not cached)
 //
 // Base and perToken are the least squares over what responses told, each answer counting 0.99 of the next, and neither is negative: where the
-// best line falls, or begins below 0, the best of those that do not is taken. A time far above what the line says counts as 4 times that
+// best line falls, or begins below 0, the best of those that do not is taken. Prompts that were all about as long tell no line; then the
+// time is taken to grow with the length. A time far above what the line says counts as 4 times that
 // and a second, so that one that hung does not change much, and a model that has become slow is known for it after a few.
 
 const (
 	// knownFrom is how many times must have been told before anything is foreseen, boundedFrom before one is taken for an outlier.
 	knownFrom, boundedFrom = 3, 8
+	// alike are lengths whose variance is less than this share of the square of their mean: 20 % to either side.
+	alike = 0.04
 	// longestTTFT bounds what is learned and what is foreseen.
 	longestTTFT = 10 * time.Minute
 )
@@ -59,8 +62,11 @@ func (p *prediction) computed(prompt float64) float64 {
 func (p *prediction) line(tokens float64) float64 {
 	meanX, meanY := p.x/p.n, p.y/p.n
 	spread := p.xx/p.n - meanX*meanX
-	if spread <= 1e-9*max(meanX*meanX, 1) { // all were alike
+	switch {
+	case meanX < 1: // nothing was to be computed
 		return meanY
+	case spread < alike*meanX*meanX:
+		return meanY / meanX * tokens
 	}
 	perToken := max((p.xy/p.n-meanX*meanY)/spread, 0)
 	base := meanY - perToken*meanX

@@ -396,3 +396,43 @@ func tenantKeys(names ...string) (keys map[string]string, text string) {
 	}
 	return keys, text
 }
+
+// A model that has been seen to take long over long prompts has those managed, and short ones not.
+func TestE2E_S2_AutoForeseesSilence(t *testing.T) {
+	t.Parallel()
+	g := start(t, `
+models:
+  - name: m
+    engine: sim
+    launcher: local
+    variables: {prefill_rate: 500, token_interval: 1ms}
+    stream: {heartbeat: 600ms}
+`)
+	n := 0
+	prompt := func(words int) string { // one that no cache knows
+		n++
+		return fmt.Sprint(n, strings.Repeat(fmt.Sprint(" word", n), words))
+	}
+	eventually(t, "a long prompt is managed", func() error {
+		r, all := g.stream(chats, chat("m", true, 5, prompt(400)))
+		if len(comments(all)) == 0 || r.Header.Get("X-Sluice-Source") != "gateway" {
+			return fmt.Errorf("%d comments", len(comments(all)))
+		}
+		return nil
+	})
+	if n < 2 {
+		t.Error("the first one was foreseen, by whom?")
+	}
+	r, all := g.stream(chats, chat("m", true, 5, prompt(3)))
+	if len(comments(all)) > 0 || r.Header.Get("X-Sluice-Source") != "engine" {
+		t.Errorf("a short prompt is managed: %v", all)
+	}
+	g.awaitIdle("m")
+	eventually(t, "the routes are known", func() error {
+		text := g.logText()
+		if !strings.Contains(text, `"route": "native"`) || !strings.Contains(text, `"route": "managed"`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+}
