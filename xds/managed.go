@@ -10,6 +10,7 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	upstreamhttp "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -153,10 +154,14 @@ func realtimeRoute() *route.Route {
 	return r
 }
 
+// streamPath is what comes below /v1/streams/. Go's HTTP server would answer itself, and not as the API does, where a percent sign has no two
+// digits.
+const streamPath = "/v1/streams/([^%]|%[0-9A-Fa-f]{2})*"
+
 // streamsRoute takes every method, so that Sluice can say which ones there are. The id of a stream may be any text, with slashes as %2F.
 func streamsRoute() *route.Route {
 	r := streamRoute(StreamsRoute, headers.RelayCluster, &route.RouteMatch{
-		PathSpecifier: &route.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: "/v1/streams"},
+		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: streamPath}},
 	})
 	r.Metadata = limitInWords(taskBody)
 	return r

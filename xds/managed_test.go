@@ -193,7 +193,7 @@ func forgedTicket(t *testing.T, m *managed) {
 
 func runningStreams(t *testing.T, m *managed) {
 	for _, test := range []struct{ method, path string }{
-		{"GET", "/v1/streams/a"}, {"GET", "/v1/streams/a%2Fb%20c"}, {"POST", "/v1/streams/a/cancel"}, {"DELETE", "/v1/streams/a"}, {"GET", "/v1/streams"},
+		{"GET", "/v1/streams/a"}, {"GET", "/v1/streams/a%2Fb%20c"}, {"POST", "/v1/streams/a/cancel"}, {"DELETE", "/v1/streams/a"}, {"GET", "/v1/streams/"},
 	} {
 		got := m.do(t, test.method, test.path+"?after=1", []byte("{}"), "Authorization", "k", headers.Tenant, "root", headers.Ticket, "x")
 		if want := test.method + " " + test.path + " tenant=acme read=2"; got.StatusCode != 200 || string(got.body) != want {
@@ -210,8 +210,10 @@ func runningStreams(t *testing.T, m *managed) {
 	if got := m.do(t, "GET", "/v1/streams/a", nil, "Authorization", "k", "x-test-drop", "1"); got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 		t.Errorf("when the relay drops it: %d %s", got.StatusCode, got.body)
 	}
-	if got := m.do(t, "GET", "/v1/streamsandmore", nil, "x-test-answer", "404"); string(got.body) != "sluice says 404" {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+	for _, path := range []string{"/v1/streamsandmore", "/v1/streams", "/v1/streams/%zz", "/v1/streams/a%2"} { // the last ones are no URLs
+		if got := m.raw(t, "GET "+path+" HTTP/1.1\r\nhost: x\r\nx-test-answer: 404\r\n\r\n"); string(got.body) != "sluice says 404" {
+			t.Errorf("%s: %d %s", path, got.StatusCode, got.body)
+		}
 	}
 }
 

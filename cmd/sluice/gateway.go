@@ -250,6 +250,7 @@ func (g *gateway) run(ctx context.Context) error {
 		return errors.Join(err, group.Wait())
 	}
 	g.stopStreams(handOverPatience)
+	sockets.lastWords(handOverPatience)
 	end()
 	err = group.Wait()
 	if err != nil {

@@ -91,10 +91,15 @@ const relayIdle = 2 * time.Minute
 
 // relayServer answers what Envoy brings of streams. It bounds nothing in time: streams are as long as they are.
 func (g *gateway) relayServer() *http.Server {
-	mux := http.NewServeMux()
-	mux.Handle("/v1/realtime", g.realtime)
-	mux.Handle("/", g.relay.Handler())
-	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle}
+	relay := g.relay.Handler()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // a ServeMux would tidy request ids in paths
+		if r.URL.Path == "/v1/realtime" {
+			g.realtime.ServeHTTP(w, r)
+			return
+		}
+		relay.ServeHTTP(w, r)
+	})
+	return &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle}
 }
 
 func (g *gateway) allowed(tenant, model string) bool {
@@ -122,6 +127,13 @@ func serveGRPC(s *grpc.Server, l net.Listener) error {
 		return err
 	}
 	return nil
+}
+
+// lastWords lets what clients were told reach Envoy.
+func (s *sockets) lastWords(patience time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_ = s.relayServer.Shutdown(ctx) // what is not through by then is cut
 }
 
 func serveHTTP(s *http.Server, l net.Listener) error {

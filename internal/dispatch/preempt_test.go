@@ -253,8 +253,7 @@ func (s stage) served(t *testing.T, random *rand.Rand, p admission.Priority, n i
 func TestAgeingAgainstPreemption(t *testing.T) {
 	inStage(t, Policy{Limits: admission.Limits{MaxConcurrent: 1, QueueTimeout: time.Hour}}, func(t *testing.T, s stage, ctx context.Context) {
 		var last context.CancelFunc
-		var next func()
-		next = func() { // two urgent ones are always there
+		next := func() { // two urgent ones are always there
 			urgent, leave := context.WithCancel(ctx)
 			s.send(urgent, admission.Interactive)
 			synctest.Wait()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -134,7 +132,7 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 		target += "?" + query
 	}
 	sent := &payload{body: body}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target, sent.open())
+	request, err := http.NewRequestWithContext(sent.follow(ctx), http.MethodPost, target, sent.open())
 	if err != nil {
 		return nil, nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
 	}
@@ -145,6 +143,9 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	}
 	return request, sent, nil
 }
+
+// idempotent is the header by which net/http knows that a request may be made again.
+const idempotent = "X-Idempotency-Key"
 
 // headerTo is what a replica is told in headers.
 func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
@@ -159,7 +160,9 @@ func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
 	}
 	header.Set("accept-encoding", "identity")
 	// An empty list is not sent. It has net/http try once more on another connection when one that was idle is closed in the moment it is used.
-	header["X-Idempotency-Key"] = []string{}
+	if _, theirs := header[idempotent]; !theirs {
+		header[idempotent] = []string{}
+	}
 	if header.Get("content-type") == "" {
 		header.Set("content-type", "application/json")
 	}
@@ -172,40 +175,6 @@ func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
 		header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10)) // the worker's own deadline
 	}
 	return header
-}
-
-// payload is the body of a request to a replica. Requests, responses and connections hold on to theirs as long as a stream lasts, which is
-// longer than anybody needs a long prompt: so this one can be let go.
-type payload struct{ body []byte }
-
-// letGo lets go of the body, when the request will not be made again. Whoever reads it now reads on.
-func (p *payload) letGo() { p.body = nil }
-
-func (p *payload) open() io.ReadCloser { return &payloadReader{left: p.body} }
-
-// payloadReader reads a payload once, and lets go of it at its end.
-type payloadReader struct{ left []byte }
-
-// Read implements io.Reader.
-func (r *payloadReader) Read(b []byte) (int, error) {
-	n := copy(b, r.left)
-	if r.left = r.left[n:]; len(r.left) == 0 {
-		r.left = nil
-	}
-	if n == 0 && len(b) > 0 {
-		return 0, io.EOF
-	}
-	return n, nil
-}
-
-// Close implements io.Closer. It may be called while another goroutine reads.
-func (r *payloadReader) Close() error { return nil }
-
-func (p *payload) again() (io.ReadCloser, error) {
-	if p.body == nil {
-		return nil, errors.New("the body was let go")
-	}
-	return p.open(), nil
 }
 
 // passed are those headers of a client's request that the engine gets.

@@ -42,6 +42,9 @@ func (r *Relay) generate(ctx context.Context, c *Call, pending *Pending, how lis
 		return
 	}
 	result := g.listen(ctx, how)
+	if fresh && g.tracer != nil && c.Scan.RequestID == "" {
+		g.tracer.End(result)
+	}
 	if !fresh {
 		result = Result{Model: result.Model, Replica: result.Replica, Fault: result.Fault, Told: result.Told, Finish: result.Finish, Cause: result.Cause}
 	}
@@ -60,6 +63,7 @@ func (r *Relay) conclude(c *Call, sink Sink, result Result) {
 
 // listen tells a sink of a call until either ends, and says how the call has ended, as far as this sink is concerned.
 func (g *generation) listen(ctx context.Context, how listening) Result {
+	defer g.relay.listens()()
 	l, err := g.fan.Attach(how.after)
 	if err != nil {
 		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
@@ -86,7 +90,9 @@ type ear struct {
 	listener *replay.Listener
 	sink     Sink
 	buffer   []byte
-	emitted  int64
+	// emitted counts the writes to the client; unflushed says that there is something for another
+	emitted   int64
+	unflushed bool
 }
 
 // follow is the loop of who listens.
@@ -131,16 +137,14 @@ func (e *ear) take() (result Result, over bool) {
 			if err := e.sink.Event(raw, number); err != nil {
 				return e.left(err), true
 			}
+			e.unflushed = true
 			continue
 		case errors.Is(err, queue.ErrEmpty):
 			if err := e.sink.Flush(); err != nil {
 				return e.left(err), true
 			}
 			e.shrink()
-			if e.tracer != nil {
-				e.tracer.Emitted(e.emitted)
-				e.emitted++
-			}
+			e.flushed()
 			return Result{}, false
 		case errors.Is(err, queue.ErrTooSlow):
 			return e.givenUp(), true
@@ -151,8 +155,18 @@ func (e *ear) take() (result Result, over bool) {
 			result = e.ended()
 		}
 		_ = e.sink.End(result) // it ends anyway
+		e.flushed()
 		return result, true
 	}
+}
+
+// flushed says that what was handed on has been written.
+func (e *ear) flushed() {
+	if e.unflushed && e.tracer != nil {
+		e.tracer.Emitted(e.emitted)
+		e.emitted++
+	}
+	e.unflushed = false
 }
 
 // givenUp is the end of a client that reads too slowly, and of the call if it was the only one that could listen.

@@ -266,8 +266,8 @@ func (g *generation) run() {
 	g.result = g.work()
 	g.letGo()
 	g.cancel(nil)
-	if g.tracer != nil {
-		g.tracer.End(g.result)
+	if g.tracer != nil && g.call.Scan.RequestID != "" {
+		g.tracer.End(g.result) // that of another call ends with its client
 	}
 	switch {
 	case g.answer != nil:

@@ -30,6 +30,7 @@ type bench struct {
 	t          testing.TB
 	relay      *Relay
 	dispatcher *dispatch.Dispatcher
+	admission  *admission.Controller
 	engines    []*httptest.Server
 	front      *httptest.Server
 
@@ -78,7 +79,8 @@ func newBench(t testing.TB, s setup) *bench {
 		routable[id] = address
 	}
 	fleet.Set("test", part)
-	b.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
+	b.admission = admission.New(admission.Config{})
+	b.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: b.admission,
 		Default: dispatch.Policy{Limits: s.limits, Strategy: dispatch.RoundRobin}})
 	b.dispatcher.SetRoutable("model/m", routable)
 	b.relay = New(Config{Dispatcher: b.dispatcher, WriteTimeout: s.write, Retried: func(reason string) {

@@ -64,7 +64,8 @@ func TestRepeatedStartGoesOn(t *testing.T) {
 	var calls atomic.Int64
 	b := newBench(t, setup{handler: counted(&calls, script(role, say("a"), say("b"), finish("", "stop"), done)), policy: Policy{Resume: time.Minute}})
 	_, all := b.read(hello, "id: r")
-	rest := all[strings.Index(all, "id: 2\n"):]
+	_, rest, _ := strings.Cut(all, "id: 1\n")
+	_, rest, _ = strings.Cut(rest, "\n\n")
 	for _, how := range [][]string{{"last-event-id: 1"}, {"query: after=1"}} {
 		if status, text := b.read(hello, append(how, "id: r")...); status != 200 || text != rest {
 			t.Errorf("%v: %d %s, not %s", how, status, text, rest)
@@ -179,5 +180,36 @@ func TestNamesInACrowd(t *testing.T) {
 	b.idle()
 	if n := b.relay.sessions.Len(); n > 0 {
 		t.Errorf("%d names are still known", n)
+	}
+}
+
+// The grace of a call ends it only if nobody listens then; and what begins after Close is over at once.
+func TestGraceAndClose(t *testing.T) {
+	b := newBench(t, setup{handler: http.NotFoundHandler()})
+	c := b.call(hello)
+	c.Scan.RequestID = "r"
+	g := b.relay.prepare(c, nil)
+	l, err := g.fan.Attach(-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.leave()
+	if g.ctx.Err() != nil {
+		t.Error("a call that somebody listens to was ended")
+	}
+	l.Detach()
+	if g.ctx.Err() == nil || !g.spent() {
+		t.Error("a call that nobody listens to goes on")
+	}
+	b.relay.Close(t.Context())
+	g = b.relay.prepare(b.call(hello), nil)
+	b.relay.start(g)
+	select {
+	case <-g.done:
+		if g.result.Fault == nil || g.result.Fault.HTTPStatus() != 503 {
+			t.Errorf("%+v", g.result)
+		}
+	default:
+		t.Error("a call runs after Close has returned")
 	}
 }

@@ -41,7 +41,8 @@ func (t *tokens) over(err error) (reason string) {
 // outcome is how the stream ended by what was in it. Of endpoints whose events say nothing of their end, the transport's word is taken.
 func (t *tokens) outcome(err error) sse.Outcome {
 	outcome := t.tracker.Outcome()
-	if outcome == sse.Truncated && !t.call.Scan.Endpoint.Generates() && t.begun && err == io.EOF && !t.cut { //nolint:errorlint // a body ends with io.EOF itself
+	whole := err == io.EOF && !t.cut //nolint:errorlint // a body ends with io.EOF itself
+	if outcome == sse.Truncated && !t.call.Scan.Endpoint.Generates() && t.begun && whole {
 		return sse.Complete
 	}
 	return outcome

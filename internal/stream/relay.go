@@ -46,7 +46,7 @@ type Relay struct {
 	// life ends with the relay, and every call with it
 	life context.Context
 	end  context.CancelCauseFunc
-	// running are the generations; closed says that no more are added to them
+	// running are the generations, and those who listen; closed says that no more are added to them
 	running sync.WaitGroup
 	mu      sync.Mutex
 	closed  bool // guarded by mu
@@ -95,6 +95,17 @@ func (r *Relay) Close(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	r.clients.close()
+}
+
+// listens has Close wait until over is called: somebody is yet to be told how a call ends.
+func (r *Relay) listens() (over func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return func() {}
+	}
+	r.running.Add(1)
+	return r.running.Done
 }
 
 // start runs a generation. After Close it is over before it has begun, and its clients are told so.

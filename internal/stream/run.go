@@ -21,7 +21,7 @@ func (g *generation) work() Result {
 	for {
 		ticket, fault := g.dispatch()
 		if fault != nil {
-			return Result{Fault: g.refused(fault)}
+			return Result{Fault: g.refused(fault), Attempts: g.tried}
 		}
 		a := g.attempts(ticket)
 		again := a.run()

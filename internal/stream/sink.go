@@ -89,9 +89,7 @@ func (s *response) Answer(a *Answer) error {
 		}
 	}
 	s.named(headers.SourceEngine)
-	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
-		h.Set("content-length", strconv.Itoa(len(a.Body)))
-	}
+	h.Set("content-length", strconv.Itoa(len(a.Body)))
 	s.w.WriteHeader(a.Status)
 	for rest := a.Body; len(rest) > 0; {
 		n := min(len(rest), maxUnflushed)
