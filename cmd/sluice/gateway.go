@@ -387,10 +387,11 @@ func (g *gateway) drain(timeout time.Duration) error {
 	defer cancel()
 	defer hurry(ctx, g.dir, g.log)()
 	var faults [3]error
+	stopStreams := g.drainStreams(timeout)
 	if g.envoy != nil {
 		faults[0] = g.envoy.Stop(ctx, timeout)
 	}
-	g.stopStreams(time.Second)  // what is left when the time is up
+	stopStreams()
 	var stopping sync.WaitGroup // all hosts at once: none takes another's time
 	if g.joined != nil {
 		stopping.Go(func() { faults[1] = g.joined.Stop(ctx) })

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
@@ -178,6 +179,27 @@ func (g *gateway) stopStreams(patience time.Duration) {
 	defer cancel()
 	g.realtime.Close(ctx)
 	g.relay.Close(ctx)
+}
+
+// lastWords is how long before the end of a drain clients are told of it, as long as there is an Envoy to tell them by.
+const lastWords = time.Second
+
+// drainStreams closes WebSockets as their turns end, since Envoy counts an idle one as a request that runs, and tells who is left a moment before the
+// time is up. The func that it returns does so at once, and waits until all have been told.
+func (g *gateway) drainStreams(timeout time.Duration) (stop func()) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout-min(lastWords, timeout/4))
+	var telling sync.WaitGroup
+	telling.Go(func() { g.realtime.Close(ctx) })
+	telling.Go(func() {
+		<-ctx.Done()
+		told, cancel := context.WithTimeout(context.Background(), lastWords)
+		defer cancel()
+		g.relay.Close(told)
+	})
+	return func() {
+		cancel()
+		telling.Wait()
+	}
 }
 
 // makePeers finds the other gateways of the same Redis.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
@@ -430,4 +431,45 @@ models:
 	})
 	busy.Body.Close()
 	g.awaitIdle("m")
+}
+
+// A gateway that stops lets streams end; who is left when the time is up is told, as long as there is an Envoy to tell them by.
+func TestE2E_S8_S9_DrainTellsWhoIsLeft(t *testing.T) {
+	t.Parallel()
+	g := start(t, `
+drain_timeout: 4s
+models:
+  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}, stream: {mode: managed}}
+`)
+	open := func(tokens int) *http.Response {
+		r, err := g.open(context.Background(), chats, chat("m", true, tokens, fmt.Sprint("drain ", tokens)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.ReadFull(r.Body, make([]byte, 300))
+		return r
+	}
+	short, long, idle := open(60), open(100000), g.realtime("")
+	defer short.Body.Close()
+	defer long.Body.Close()
+	closed := make(chan websocket.StatusCode, 1)
+	go func() {
+		_, _, err := idle.Read(context.Background())
+		closed <- websocket.CloseStatus(err)
+	}()
+	g.signal(syscall.SIGTERM)
+	whole, err := events(short.Body)
+	if err != nil || whole[len(whole)-1].data != "[DONE]" {
+		t.Errorf("a stream with time enough: %v %v", err, whole[max(0, len(whole)-1):])
+	}
+	told, err := events(long.Body)
+	if err != nil || told[len(told)-1].chunk(t).Error == nil || told[len(told)-1].chunk(t).Error.Code != "gateway_unavailable" {
+		t.Errorf("a stream without: %v %v", err, told[max(0, len(told)-1):])
+	}
+	if code := <-closed; code != websocket.StatusGoingAway {
+		t.Errorf("an idle WebSocket: %v", code)
+	}
+	<-g.exited
+	g.launch() // for the clean-up
+	g.awaitReady()
 }

@@ -245,9 +245,9 @@ func (t *tokens) whole(response *http.Response) (reason string) {
 	return ""
 }
 
-// cutShort says that an answer whose length nobody has told is not whole: it ends with its connection, however that ends.
+// cutShort says that a good answer is not whole, however its connection has ended: what says that it is JSON is none.
 func cutShort(r *http.Response, body []byte) bool {
-	if r.ContentLength >= 0 || len(r.TransferEncoding) > 0 {
+	if r.StatusCode != http.StatusOK {
 		return false
 	}
 	media, _, err := mime.ParseMediaType(r.Header.Get("content-type"))

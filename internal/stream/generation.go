@@ -147,6 +147,9 @@ func (r *Relay) prepare(c *Call, pending *Pending) *generation {
 	own := *c
 	g := &generation{relay: r, call: &own, pending: pending, phase: Queued,
 		answered: make(chan struct{}), done: make(chan struct{})}
+	if pending != nil {
+		g.watch = pending.watch
+	}
 	g.ctx, g.cancel = context.WithCancelCause(r.life)
 	g.policy = r.policyOf(c)
 	limits := replay.Limits{}
