@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Puts the clients that the tests use under .tools: a Python environment at .tools/venv, Node packages at .tools/node, and sees
-# to a Chromium and a redis-server. Which versions: the requirements.txt of tests/clients and tests/models, and tests/clients/package-lock.json.
+# Puts the clients that the tests use under .tools: a Python environment at .tools/venv, Node packages at .tools/node, grpcurl, and sees
+# to a Chromium, curl, a redis-server, and the proxies nginx and HAProxy. Which versions: the requirements.txt of tests/clients and tests/models,
+# tests/clients/package-lock.json, and below.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 one_at_a_time clients
@@ -35,11 +36,27 @@ if [ ! -e ".tools/$node" ]; then
 fi
 link node "$node"
 
-debian /usr/bin/chromium chromium
-
-if ! command -v redis-server >/dev/null; then
-  debian redis-server redis-server
-  # The package starts a server as a service, where there are services. The tests start their own.
-  service redis-server stop >/dev/null 2>&1 || true
-  update-rc.d redis-server disable >/dev/null 2>&1 || true
+grpcurl=1.9.4
+if [ ! -x ".tools/grpcurl-$grpcurl" ]; then
+  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+  echo "building grpcurl $grpcurl once: a minute or two on two cores"
+  # Outside of our module, so that what grpcurl needs stays out of it.
+  GOBIN="$PWD/$work" GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "-s -w" "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"
+  keep "$work/grpcurl" "grpcurl-$grpcurl"
 fi
+link grpcurl "grpcurl-$grpcurl"
+
+debian /usr/bin/chromium chromium
+debian curl curl
+
+# served COMMAND PACKAGE: a package that starts a server as a service, where there are services. The tests start their own.
+served() {
+  # Not every account has /usr/sbin in its path.
+  PATH=$PATH:/usr/sbin command -v "$1" >/dev/null && return
+  debian "$1" "$2"
+  service "$1" stop >/dev/null 2>&1 || true
+  update-rc.d "$1" disable >/dev/null 2>&1 || true
+}
+served redis-server redis-server
+served nginx nginx-light
+served haproxy haproxy

@@ -18,8 +18,10 @@ import (
 
 // stage is three engines and the two chains in front of them.
 type stage struct {
+	options
 	dir           string
 	processes     []*exec.Cmd
+	addresses     []string // of the engines
 	plain, sluice *chain
 }
 
@@ -27,32 +29,32 @@ const engines = 3
 
 // build starts everything. The stage must be closed even when it fails.
 func build(o options) (*stage, error) {
-	s := &stage{}
+	s := &stage{options: o}
 	var err error
 	if s.dir, err = os.MkdirTemp("", "sluice-bench-"); err != nil {
 		return s, err
 	}
-	var addresses []string
+	// The engines keep no time of their own: requests say by sim's header how slowly they are to be answered.
 	for i := range engines {
 		port, err := freePort()
 		if err != nil {
 			return s, err
 		}
-		addresses = append(addresses, fmt.Sprint("127.0.0.1:", port))
-		if _, err := s.start(fmt.Sprint("sim-", i), o.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim",
-			"--prefill-rate", "0", "--token-interval", "5ms", "--batch-slowdown", "0", "--max-num-seqs", "4096"); err != nil {
+		s.addresses = append(s.addresses, fmt.Sprint("127.0.0.1:", port))
+		if _, err := s.start(fmt.Sprint("sim-", i), nil, o.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim,native,managed",
+			"--prefill-rate", "0", "--token-interval", "0", "--batch-slowdown", "0", "--max-num-seqs", "20000", "--keep-requests", "0"); err != nil {
 			return s, err
 		}
 	}
-	for _, a := range addresses {
+	for _, a := range s.addresses {
 		if err := await("http://" + a + "/health"); err != nil {
 			return s, err
 		}
 	}
-	if s.plain, err = s.startPlain(o, addresses); err != nil {
+	if s.plain, err = s.startPlain(); err != nil {
 		return s, err
 	}
-	s.sluice, err = s.startSluice(o, addresses)
+	s.sluice, err = s.startSluice("main", nil, s.addresses)
 	return s, err
 }
 
@@ -66,7 +68,8 @@ func (s *stage) close() {
 	os.RemoveAll(s.dir)
 }
 
-func (s *stage) start(name string, command ...string) (int, error) {
+// start starts a process; its environment is ours and env.
+func (s *stage) start(name string, env []string, command ...string) (int, error) {
 	log, err := os.Create(filepath.Join(s.dir, name+".log"))
 	if err != nil {
 		return 0, err
@@ -74,6 +77,7 @@ func (s *stage) start(name string, command ...string) (int, error) {
 	defer log.Close()
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), env...)
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -82,13 +86,13 @@ func (s *stage) start(name string, command ...string) (int, error) {
 }
 
 // startPlain runs an Envoy that knows the engines from its file and has no filter but the router.
-func (s *stage) startPlain(o options, addresses []string) (*chain, error) {
+func (s *stage) startPlain() (*chain, error) {
 	port, err := freePort()
 	if err != nil {
 		return nil, err
 	}
 	var endpoints []string
-	for _, a := range addresses {
+	for _, a := range s.addresses {
 		_, p, _ := net.SplitHostPort(a)
 		endpoints = append(endpoints,
 			fmt.Sprintf(`{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %s}}}}`, p))
@@ -97,7 +101,7 @@ func (s *stage) startPlain(o options, addresses []string) (*chain, error) {
 	if err := os.WriteFile(file, []byte(fmt.Sprintf(plainEnvoy, port, strings.Join(endpoints, ", "))), 0o600); err != nil {
 		return nil, err
 	}
-	pid, err := s.start("plain", o.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error")
+	pid, err := s.start("plain", nil, s.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error")
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +133,8 @@ static_resources:
     load_assignment: {cluster_name: engines, endpoints: [{lb_endpoints: [%s]}]}
 `
 
-// startSluice runs Sluice with its own Envoy in front of the same engines, everything on: keys, admission, routing, access log.
-func (s *stage) startSluice(o options, addresses []string) (*chain, error) {
+// startSluice runs Sluice with its own Envoy in front of engines, everything on: keys, admission, routing, access log.
+func (s *stage) startSluice(name string, env, addresses []string) (*chain, error) {
 	port, err := freePort()
 	if err != nil {
 		return nil, err
@@ -139,12 +143,13 @@ func (s *stage) startSluice(o options, addresses []string) (*chain, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(s.dir, "sluice.yaml")
-	text := fmt.Sprintf(sluiceFile, port, adminPort, s.dir, authz.HashKey(benchKey), strings.Join(addresses, ", http://"))
+	file := filepath.Join(s.dir, name+".yaml")
+	upstreams := "http://" + strings.Join(addresses, ", http://")
+	text := fmt.Sprintf(sluiceFile, port, adminPort, filepath.Join(s.dir, name), authz.HashKey(benchKey), upstreams, upstreams, upstreams)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	pid, err := s.start("sluice", o.sluice, "up", "-c", file, "--envoy", o.envoy)
+	pid, err := s.start("sluice-"+name, env, s.options.sluice, "up", "-c", file, "--envoy", s.envoy)
 	if err != nil {
 		return nil, err
 	}
@@ -162,6 +167,7 @@ func (s *stage) startSluice(o options, addresses []string) (*chain, error) {
 		return nil, err
 	}
 	c := newChain(port, status.Envoy.PID, pid)
+	c.admin = admin
 	c.client.Transport = withKey{c.client.Transport}
 	return c, nil
 }
@@ -176,6 +182,8 @@ func (w withKey) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.RoundTripper.RoundTrip(r)
 }
 
+// sluiceFile has the engines three times: "sim" has a limit of tokens, so that Envoy reads the usage of all its streams; of "native" it reads
+// that of one in sixteen.
 const sluiceFile = `
 listen: 127.0.0.1:%d
 admin: 127.0.0.1:%d
@@ -185,13 +193,24 @@ tenants:
 models:
   - name: sim
     launcher: upstream
-    upstreams: [http://%s]
-    admission: {max_concurrent_requests: 100000, max_tokens_per_minute: 2000000000, max_per_replica: 4096}
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_tokens_per_minute: 2000000000, max_per_replica: 20000}
+    stream: {mode: native}
+  - name: native
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_per_replica: 20000}
+    stream: {mode: native}
+  - name: managed
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_per_replica: 20000}
+    stream: {mode: managed}
 `
 
 func newChain(port, envoy, gateway int) *chain {
 	return &chain{url: fmt.Sprint("http://127.0.0.1:", port), envoy: envoy, gateway: gateway, client: &http.Client{
-		Transport: &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}}}
+		Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true}}}
 }
 
 func freePort() (int, error) {

@@ -22,7 +22,7 @@ const (
 	connectTimeout = 2 * time.Second
 	engineIdle     = 4 * time.Second
 	// clientBuffer is for reading from an engine and writing to it, in bytes; there are two for each running stream.
-	clientBuffer = 4 << 10
+	clientBuffer = 2 << 10
 )
 
 // clients call replicas: one client for each way of calling. The zero value is ready to use.

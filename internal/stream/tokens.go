@@ -24,14 +24,18 @@ const (
 )
 
 const (
-	// readSize is what is read of an engine at once, in bytes.
-	readSize = 8 << 10
+	// readSize is what is read of an engine at once, in bytes: a few events. One that sends more gets readMore.
+	readSize = 2 << 10
+	readMore = 8 << 10
 	// maxHeld bounds what is kept of a stream before its first token, in bytes.
 	maxHeld = 64 << 10
 )
 
-// buffers are for reading; a stream that waits holds one.
-var buffers = sync.Pool{New: func() any { return new([readSize]byte) }}
+// Buffers for reading. A stream that waits holds one, so most are small.
+var (
+	buffers      = sync.Pool{New: func() any { return new([readSize]byte) }}
+	largeBuffers = sync.Pool{New: func() any { return new([readMore]byte) }}
+)
 
 // tokens is the stream of one replica. It is for one goroutine.
 type tokens struct {
@@ -102,16 +106,22 @@ func (t *tokens) read(body io.Reader) (reason string) {
 		t.filter.Model = t.ticket.Model
 	}
 	t.sampled = t.sample()
-	buffer := buffers.Get().(*[readSize]byte)
-	defer buffers.Put(buffer)
+	small := buffers.Get().(*[readSize]byte)
+	defer buffers.Put(small)
 	defer t.rest()
+	buffer := small[:]
 	for t.stopped == nil {
 		t.await()
-		n, err := body.Read(buffer[:])
+		n, err := body.Read(buffer)
 		t.rest()
 		t.attempts.read += int64(n)
 		t.scanner.Feed(buffer[:n])
 		t.events()
+		if n == len(buffer) && n == readSize { // there is more to come at once
+			large := largeBuffers.Get().(*[readMore]byte)
+			defer largeBuffers.Put(large) // not in a loop: it comes here once
+			buffer = large[:]
+		}
 		if err != nil {
 			t.scanner.End()
 			t.events()

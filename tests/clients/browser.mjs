@@ -1,0 +1,131 @@
+// Reads streams of Sluice in Chromium, as a page would: fetch() with a ReadableStream, and a WebSocket.
+//
+//     GATEWAY_URL=http://127.0.0.1:8080 MODEL=m API_KEY=sk-… PAGE=file:///…/chat.html node browser.mjs
+//
+// MODEL must be a simulated engine with 100 ms between tokens and heartbeats far below a second. The page that asks is one of the gateway's own
+// host, since the gateway lets no other page read its answers; PAGE is one of another origin that holds a conversation over a WebSocket
+// (examples/realtime/chat.html). Prints "ok <check>" for every check; the first that fails ends it with a line that says why. More settings:
+// CHROMIUM (default /usr/bin/chromium), NODE_MODULES (where playwright-core is; default: .tools/node/node_modules of this repository).
+import { createRequire } from 'node:module';
+import { fileURLToPath } from 'node:url';
+
+const { GATEWAY_URL, MODEL, API_KEY, PAGE, CHROMIUM = '/usr/bin/chromium' } = process.env;
+const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
+const { chromium } = createRequire(packages + '/')('playwright-core');
+const timeout = 30_000;
+
+function expect(holds, what) {
+  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
+}
+
+// oneByOne: pieces must have come with pauses in between, as the engine makes them, and not in one burst.
+function oneByOne(times) {
+  const pauses = times.filter((at, i) => i > 0 && at - times[i - 1] > 20).length;
+  expect(pauses >= 5 && times.at(-1) - times[0] > 300, `${pauses} pauses between ${times.length} pieces: ${times.map(Math.round)}`);
+}
+
+// fetched runs in the page: the text of a streamed response, and when its pieces came.
+async function fetched({ headers, body }) {
+  const response = await fetch('/v1/chat/completions', {
+    method: 'POST', headers: { 'content-type': 'application/json', ...headers }, body: JSON.stringify(body),
+  });
+  const times = [];
+  let text = '';
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return { status: response.status, type: response.headers.get('content-type'), text, times };
+    times.push(performance.now());
+    text += value;
+  }
+}
+
+// conversed runs in the page: the messages of one turn on a WebSocket, and when they came.
+function conversed({ protocols, start }) {
+  return new Promise((resolve) => {
+    const socket = new WebSocket(`${location.origin.replace('http', 'ws')}/v1/realtime`, protocols);
+    const all = { messages: [], times: [] };
+    socket.onopen = () => { all.protocol = socket.protocol; socket.send(JSON.stringify(start)); };
+    socket.onclose = (e) => resolve({ ...all, code: e.code });
+    socket.onmessage = (e) => {
+      const message = JSON.parse(e.data);
+      all.messages.push(message);
+      if (message.type === 'token') all.times.push(performance.now());
+      if (['final', 'error'].includes(message.type)) socket.close(1000);
+    };
+  });
+}
+
+const messages = [{ role: 'user', content: 'hello' }];
+
+async function checkFetch(page) {
+  const headers = { authorization: `Bearer ${API_KEY}` };
+  const body = { model: MODEL, messages, stream: true, max_tokens: 15, ignore_eos: true };
+  const whole = await page.evaluate(fetched, { headers, body });
+  expect(whole.status === 200 && whole.type === 'text/event-stream' && whole.text.endsWith('data: [DONE]\n\n'), whole);
+  oneByOne(whole.times);
+  const stalled = await page.evaluate(fetched, { headers: { ...headers, 'x-sim-fault': 'stall=3:1s' }, body });
+  expect(/^: decode/m.test(stalled.text), 'no heartbeat');
+  const said = ({ text }) => text.split('\n').filter((line) => line.startsWith('data: {'))
+    .map((line) => JSON.parse(line.slice(6)).choices[0]?.delta.content ?? '').join('');
+  expect(said(whole) && said(whole) === said(stalled), `${said(whole)} and ${said(stalled)}`);
+  const cut = await page.evaluate(fetched, { headers: { ...headers, 'x-sim-fault': 'cut=4' }, body });
+  expect(cut.text.includes('"upstream_truncated"') && !cut.text.includes('[DONE]'), cut.text);
+}
+
+async function checkSocket(page) {
+  const start = { type: 'start', request_id: 'browser', model: MODEL, messages, params: { max_tokens: 15, ignore_eos: true } };
+  const turn = await page.evaluate(conversed, { protocols: ['realtime', `openai-insecure-api-key.${API_KEY}`], start });
+  expect(turn.protocol === 'realtime' && turn.code === 1000, turn);
+  const final = turn.messages.at(-1);
+  expect(final.type === 'final' && final.finish_reason === 'length' && final.usage.completion_tokens === 15, final);
+  oneByOne(turn.times);
+  const stranger = await page.evaluate(conversed, { protocols: ['realtime', 'openai-insecure-api-key.wrong'], start });
+  expect(stranger.messages.length === 0 && stranger.code === 1006, stranger);
+}
+
+// checkPage: the example, opened from a file, holds a conversation of two turns and stops one.
+async function checkPage(browser) {
+  const page = await browser.newPage();
+  const talk = page.locator('#talk');
+  const shows = (words) => talk.getByText(words).first().waitFor({ timeout });
+  await page.goto(PAGE, { timeout });
+  await page.locator('#url').fill(`${GATEWAY_URL.replace('http', 'ws')}/v1/realtime`);
+  await page.locator('#model').fill(MODEL);
+  await page.locator('#key').fill(API_KEY);
+  await page.getByRole('button', { name: 'Open' }).click();
+  await shows('open');
+  for (const text of ['hello', 'and now']) {
+    await page.locator('#text').fill(text);
+    await page.getByRole('button', { name: 'Send' }).click();
+    await talk.getByText(text).first().waitFor({ timeout });
+    await page.waitForFunction(() => /\S/.test(document.querySelector('#talk').lastChild.textContent), null, { timeout });
+    await page.getByRole('button', { name: 'Stop' }).click();
+    await page.waitForFunction((n) => document.querySelector('#talk').innerText.split(/, \d+ tokens/).length > n,
+      text === 'hello' ? 1 : 2, { timeout });
+  }
+}
+
+let browser;
+try {
+  browser = await chromium.launch({
+    executablePath: CHROMIUM,
+    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+      '--disable-component-update', '--disable-sync'],
+  });
+  const page = await browser.newPage();
+  await page.goto(`${GATEWAY_URL}/health`, { timeout });
+  await checkFetch(page);
+  console.log('ok fetch');
+  await checkSocket(page);
+  console.log('ok WebSocket');
+  if (PAGE) {
+    await checkPage(browser);
+    console.log('ok page');
+  }
+} catch (e) {
+  console.error(`browser: ${e.message}`);
+  process.exitCode = 1;
+} finally {
+  await browser?.close();
+}
