@@ -173,6 +173,33 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	return nil, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
 }
 
+// Digest names the key that was presented, without telling it; empty when none was.
+func (c Credentials) Digest() string {
+	key, fault := c.key()
+	if fault != nil {
+		return ""
+	}
+	d := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(d[:])
+}
+
+// Valid says whether the key of this digest still is one of the tenant's.
+func (a *Authenticator) Valid(tenant, key string) bool {
+	p := a.policy.Load()
+	if p == nil || p.open != nil {
+		return p != nil
+	}
+	var d digest
+	if hex.DecodedLen(len(key)) != len(d) {
+		return false
+	}
+	if _, err := hex.Decode(d[:], []byte(key)); err != nil {
+		return false
+	}
+	t, ok := p.tenants[d]
+	return ok && t.Name == tenant
+}
+
 func (c Credentials) key() (string, *openai.Error) {
 	if c.Authorization == "" {
 		if c.APIKey != "" {

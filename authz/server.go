@@ -17,7 +17,7 @@ import (
 )
 
 // Server answers Envoy's ext_authz filter over gRPC. An allowed request goes on with the tenant's name in the header
-// x-sluice-tenant, its priority in x-sluice-priority, and without its credentials; a refused one gets the error in OpenAI's shape, and a
+// x-sluice-tenant, its priority in x-sluice-priority, the digest of its key in x-sluice-key, and without its credentials; a refused one gets the error in OpenAI's shape, and a
 // refused gRPC request a status with its message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
@@ -50,7 +50,7 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	if fault != nil {
 		return denied(fault, h), nil
 	}
-	passed.Headers = append(passed.Headers, option(headers.Tenant, tenant.Name), option(headers.Priority, priority))
+	passed.Headers = append(passed.Headers, option(headers.Tenant, tenant.Name), option(headers.Priority, priority), option(headers.Key, c.Digest()))
 	return &auth.CheckResponse{
 		Status:       &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: passed},

@@ -41,9 +41,19 @@ func (g *gateway) makeRelay(c *config.Config) error {
 	}
 	g.relay = stream.New(relay)
 	turns := turns{g.relay, journal{g.requests, g.metrics, g.dispatcher}, tracer}
-	g.realtime = &realtime.Handler{Generator: turns, Tenants: g.auth.Tenant, CheckOrigin: c.Auth.Mode == config.AuthNone, Log: g.log}
+	g.realtime = &realtime.Handler{Generator: turns, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
+		Heartbeat: shortestHeartbeat(c), Log: g.log}
 	g.llm = &llmv1.Server{Generator: turns, Tenants: g.auth.Tenant, ReplicaHeader: relay.ReplicaHeader}
 	return nil
+}
+
+// shortestHeartbeat is the one of all models that a WebSocket, which may have turns of any, goes by.
+func shortestHeartbeat(c *config.Config) time.Duration {
+	d := config.DiscoveredModel().Stream.Heartbeat
+	for _, m := range c.Models {
+		d = min(d, m.Stream.Heartbeat)
+	}
+	return d
 }
 
 func (g *gateway) makeTracer(c *config.Config) (*trace.Tracer, error) {

@@ -80,14 +80,15 @@ func spoken(all []message) (text string) {
 func TestE2E_S9_Realtime(t *testing.T) {
 	t.Parallel()
 	keys, text := tenantKeys("acme")
-	g := start(t, "\nauth: {mode: keys}\n"+text+`
+	const model = `
 models:
   - name: m
     engine: sim
     launcher: local
     variables: {prefill_rate: 0, token_interval: 5ms}
     stream: {heartbeat: 300ms}
-`)
+`
+	g := start(t, "\nauth: {mode: keys}\n"+text+model)
 	if _, r, err := websocket.Dial(t.Context(), g.URL+"/v1/realtime", nil); err == nil || r == nil || r.StatusCode != 401 {
 		t.Errorf("without a key: %v", err)
 	}
@@ -166,6 +167,31 @@ models:
 	hear(t, ws, "token")
 	ws.CloseNow()
 	g.awaitIdle("m")
+	// A key that is taken back is good for the turn that runs, and no other.
+	ws = g.realtime(keys["acme"])
+	say(t, ws, message{"type": "start", "request_id": "h", "model": "m", "messages": user("hello"), "params": message{"max_tokens": 5}})
+	hear(t, ws, "final")
+	_, others := tenantKeys("acme")
+	g.configure("\nauth: {mode: keys}\n" + others + model)
+	eventually(t, "the key is no longer good", func() error {
+		if a := g.fetch("/v1/models", "Authorization: Bearer "+keys["acme"]); a.StatusCode != 401 {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	say(t, ws, message{"type": "start", "request_id": "i", "model": "m", "messages": user("hello")})
+	for {
+		var m message
+		if err := wsjson.Read(t.Context(), ws, &m); err != nil {
+			if websocket.CloseStatus(err) != websocket.StatusPolicyViolation {
+				t.Errorf("%v", err)
+			}
+			break
+		}
+		if m["type"] == "token" {
+			t.Fatal("a turn with a key that was taken back")
+		}
+	}
 	if metrics := g.adminText("/metrics"); !strings.Contains(metrics, `stream_ttft_seconds_count{model="m",route="managed"}`) {
 		t.Error("turns are not in the metrics")
 	}

@@ -17,6 +17,8 @@ const (
 	ClientTimeout = "x-sluice-client-timeout"
 	// Tenant is who calls, for Sluice's own handlers behind ext_authz.
 	Tenant = "x-sluice-tenant"
+	// Key is the digest of the key that the caller has shown, for handlers whose connections may outlive it.
+	Key = "x-sluice-key"
 	// Ticket stands for a decision that was already taken.
 	Ticket = "x-sluice-ticket"
 	// Forwarded is on requests that another gateway has passed on. They are not passed on again.
@@ -103,7 +105,7 @@ const (
 
 // Internal lists the headers that are removed from clients' requests.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Ticket, Forwarded, Observe, Usage}
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Ticket, Forwarded, Observe, Usage}
 }
 
 const modelPrefix = "model/"

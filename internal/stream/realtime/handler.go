@@ -25,6 +25,9 @@ type Handler struct {
 	Generator Generator
 	// Tenants finds a tenant by its name. It is asked before every turn, so that a tenant that is removed is refused.
 	Tenants func(name string) (*authz.Tenant, bool)
+	// Valid says whether a tenant's key is still good, by its digest. It is asked before every turn too. nil: keys are good for as long as their
+	// tenant is there.
+	Valid func(tenant, key string) bool
 	// Heartbeat is how long a socket may be silent before it is pinged, and a turn held up before its client is told. 0: 15 s.
 	Heartbeat time.Duration
 	Limits    Limits

@@ -22,6 +22,7 @@ type session struct {
 	limits    Limits
 	heartbeat time.Duration
 	tenant    string
+	key       string // its digest
 	priority  string
 	// id is Envoy's of the handshake.
 	id string
@@ -52,7 +53,7 @@ type session struct {
 func newSession(h *Handler, r *http.Request) *session {
 	s := &session{
 		handler: h, limits: h.Limits.withDefaults(), heartbeat: orElse(h.Heartbeat, 15*time.Second),
-		tenant: r.Header.Get(headers.Tenant), priority: r.Header.Get(headers.Priority), id: r.Header.Get(headers.RequestID),
+		tenant: r.Header.Get(headers.Tenant), key: r.Header.Get(headers.Key), priority: r.Header.Get(headers.Priority), id: r.Header.Get(headers.RequestID),
 		trace: http.Header{}, draining: make(chan struct{}), ended: make(chan *turn, 1),
 	}
 	for _, name := range []string{"Traceparent", "Tracestate"} {
@@ -187,9 +188,9 @@ func (s *session) call(talk conversation, requestID string) (*stream.Call, *open
 	default:
 	}
 	tenant, ok := s.handler.Tenants(s.tenant)
-	if !ok {
+	if valid := s.handler.Valid; !ok || valid != nil && !valid(s.tenant, s.key) {
 		s.socket.stop(closeTenant)
-		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key's tenant is not known any more.")
+		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
 	call, fault := stream.NewCall(stream.CallParams{Tenant: tenant, Priority: s.priority, Path: chatPath, Body: talk.body(requestID),
 		Header: s.trace, RequestID: s.nextID(), Received: time.Now()})

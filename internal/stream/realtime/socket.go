@@ -39,7 +39,7 @@ var (
 	closeGoing    = &closing{code: websocket.StatusGoingAway, reason: "the gateway is stopping", fault: openai.CodeGatewayUnavailable}
 	closeBinary   = &closing{code: websocket.StatusUnsupportedData, reason: "messages are text"}
 	closeTooSlow  = &closing{code: websocket.StatusPolicyViolation, reason: "the client does not read", fault: openai.CodeClientTooSlow}
-	closeTenant   = &closing{code: websocket.StatusPolicyViolation, reason: "the key's tenant is not known any more"}
+	closeTenant   = &closing{code: websocket.StatusPolicyViolation, reason: "the key, or its tenant, is not known any more"}
 	closeTooBig   = &closing{code: websocket.StatusMessageTooBig, reason: "the message is too large"}
 	closeInternal = &closing{code: websocket.StatusInternalError, reason: "a fault of the gateway"}
 	closeFull     = &closing{code: websocket.StatusTryAgainLater, reason: "too many sockets are open"}
