@@ -191,7 +191,7 @@ func (e *ear) answerCame() bool {
 }
 
 // maxKeptBuffer is what a stream keeps of its buffer while nothing comes, in bytes.
-const maxKeptBuffer = 4 << 10
+const maxKeptBuffer = 1 << 10
 
 func (e *ear) shrink() {
 	if cap(e.buffer) > maxKeptBuffer {
