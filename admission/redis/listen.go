@@ -11,6 +11,8 @@ import (
 func (s *Store) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		subscription := s.redis.Subscribe(ctx, s.prefix+"events")
+		// A read that waits does not look at its context.
+		ended := context.AfterFunc(ctx, func() { _ = subscription.Close() })
 		for {
 			message, err := subscription.ReceiveMessage(ctx)
 			if err != nil {
@@ -18,6 +20,7 @@ func (s *Store) listen(ctx context.Context) {
 			}
 			s.heard(message.Payload)
 		}
+		ended()
 		_ = subscription.Close() // it is broken, or no longer needed
 		sleep(ctx, probeEvery)
 	}
