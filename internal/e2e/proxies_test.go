@@ -85,9 +85,8 @@ func debianProgram(t *testing.T, name string) string {
 	return ""
 }
 
-// nginx is what a location with a proxy_pass and little else makes of it: responses are held back until a buffer is full, unless they say that
-// they must not be. To speak HTTP/1.1, and to pass on what opens a WebSocket, it has to be told: Envoy refuses HTTP/1.0, in which the
-// end of a stream and a cut are the same.
+// nginx is what a location with a proxy_pass and little else makes of it, buffering as it does by default. To speak HTTP/1.1, and to pass on
+// what opens a WebSocket, it has to be told: Envoy refuses HTTP/1.0, in which the end of a stream and a cut are the same.
 func (g *gateway) nginx() *gateway {
 	g.t.Helper()
 	return g.proxy(`

@@ -21,9 +21,7 @@ func askForUsage(body []byte) []byte {
 			r.Skip()
 			continue
 		}
-		start, kind := r.Kind(), 0
-		_ = kind
-		if start != '{' {
+		if r.Kind() != '{' {
 			return body // null, or the engine's to refuse
 		}
 		at := r.Pos()
