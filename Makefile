@@ -1,5 +1,5 @@
 # What a machine needs: Linux, Go, python3 with pip (Envoy comes as a Python package), curl. The tests also want node and npm, a C++
-# compiler with cmake, and Chromium; what is missing is installed where apt-get may, and named where not.
+# compiler with cmake, Chromium, Redis, nginx and HAProxy; what is missing is installed where apt-get may, and named where not.
 
 # RACE= runs the tests without the race detector, which needs a C compiler.
 RACE ?= -race

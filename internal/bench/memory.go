@@ -51,7 +51,7 @@ func (s *stage) idle(ctx context.Context) error {
 		return err
 	}
 	n := min(s.waiting, (int(limit.Max)-400)/2) // a stream has two connections at the gateway
-	before, err := c.inUse()
+	heap, stacks, err := c.inUse()
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (s *stage) idle(ctx context.Context) error {
 	if err := (lane{chain: c, model: "managed"}).wait(ctx, n, &streams); err != nil {
 		return err
 	}
-	after, err := c.inUse()
+	moreHeap, moreStacks, err := c.inUse()
 	if err != nil {
 		return err
 	}
@@ -70,8 +70,8 @@ func (s *stage) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d idle managed streams: %.1f kB of Go heap and stacks each; the gateway has %.0f MB resident\n\n", n,
-		(after-before)/float64(n)/1000, rss/1e6)
+	fmt.Printf("%d idle managed streams: %.1f kB of heap and %.1f of stacks each; the gateway has %.0f MB resident\n\n", n,
+		(moreHeap-heap)/float64(n)/1000, (moreStacks-stacks)/float64(n)/1000, rss/1e6)
 	return nil
 }
 
@@ -107,28 +107,30 @@ func (c lane) wait(ctx context.Context, n int, streams *sync.WaitGroup) error {
 	return nil
 }
 
-// inUse is the gateway's heap and stacks in use, in bytes. Of the heap some is garbage that nobody has looked for yet: about as much as lives.
-func (c *chain) inUse() (float64, error) {
+// inUse is the gateway's heap and stacks in use, in bytes.
+func (c *chain) inUse() (heap, stacks float64, err error) {
 	resp, err := http.Get(c.admin + "/metrics")
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	sum := 0.0
-	for _, name := range []string{"go_memstats_heap_inuse_bytes", "go_memstats_stack_inuse_bytes"} {
-		_, rest, ok := strings.Cut(string(text), "\n"+name+" ")
-		value, _, _ := strings.Cut(rest, "\n")
-		v, err := strconv.ParseFloat(value, 64)
-		if !ok || err != nil {
-			return 0, errors.New("no " + name + " among the metrics")
-		}
-		sum += v
+	heap, heapErr := metric(string(text), "go_memstats_heap_inuse_bytes")
+	stacks, stackErr := metric(string(text), "go_memstats_stack_inuse_bytes")
+	return heap, stacks, errors.Join(heapErr, stackErr)
+}
+
+func metric(text, name string) (float64, error) {
+	_, rest, _ := strings.Cut(text, "\n"+name+" ")
+	value, _, _ := strings.Cut(rest, "\n")
+	v, err := strconv.ParseFloat(value, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
-	return sum, nil
+	return v, nil
 }
 
 // memoryOf reads a line of /proc/PID/status, in bytes: VmRSS is what is resident, VmHWM the most that was.

