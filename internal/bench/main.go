@@ -29,7 +29,7 @@ type options struct {
 func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 3, "how often each chain is measured")
-	flag.DurationVar(&o.seconds, "time", 2*time.Second, "how long one measurement takes")
+	flag.DurationVar(&o.seconds, "time", time.Second, "how long one measurement takes")
 	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "the program")
 	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "the Envoy binary")
 	flag.IntVar(&o.waiting, "idle", 10_000, "idle streams at once, where the limit of open files allows it")
