@@ -189,15 +189,9 @@ func (a *Authenticator) Valid(tenant, key string) bool {
 	if p == nil || p.open != nil {
 		return p != nil
 	}
-	var d digest
-	if hex.DecodedLen(len(key)) != len(d) {
-		return false
-	}
-	if _, err := hex.Decode(d[:], []byte(key)); err != nil {
-		return false
-	}
+	d, err := parseHash(hashPrefix + key)
 	t, ok := p.tenants[d]
-	return ok && t.Name == tenant
+	return err == nil && ok && t.Name == tenant
 }
 
 func (c Credentials) key() (string, *openai.Error) {
@@ -216,9 +210,12 @@ func (c Credentials) key() (string, *openai.Error) {
 	return key, nil
 }
 
+// hashPrefix says which hash of a key it is.
+const hashPrefix = "sha256:"
+
 func parseHash(s string) (digest, error) {
 	var d digest
-	text, ok := strings.CutPrefix(s, "sha256:")
+	text, ok := strings.CutPrefix(s, hashPrefix)
 	if !ok || hex.DecodedLen(len(text)) != len(d) {
 		return d, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
 	}

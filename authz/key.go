@@ -40,7 +40,7 @@ func NewKey() Key {
 // serve as a key, not only those of NewKey.
 func HashKey(secret string) string {
 	d := sha256.Sum256([]byte(secret))
-	return "sha256:" + hex.EncodeToString(d[:])
+	return hashPrefix + hex.EncodeToString(d[:])
 }
 
 // WellFormed says whether the text is a whole key as NewKey makes them.

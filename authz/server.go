@@ -17,9 +17,8 @@ import (
 )
 
 // Server answers Envoy's ext_authz filter over gRPC. An allowed request goes on with the tenant's name in the header
-// x-sluice-tenant, its priority in x-sluice-priority, the digest of its key in x-sluice-key, and
-// without its credentials; a refused one gets the error in OpenAI's shape, and a
-// refused gRPC request a status with its message.
+// x-sluice-tenant, its priority in x-sluice-priority, the digest of its key in x-sluice-key, and without its credentials; a refused
+// one gets the error in OpenAI's shape, and a refused gRPC request a status with its message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator

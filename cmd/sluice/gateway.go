@@ -66,7 +66,6 @@ type gateway struct {
 	xds        *xds.Server
 	decisions  *extproc.Server
 	relay      *stream.Relay
-	workers    *llmv1.Workers
 	realtime   *realtime.Handler
 	llm        *llmv1.Server
 	tracer     *trace.Tracer // nil without tracing

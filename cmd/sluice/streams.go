@@ -29,9 +29,7 @@ func (g *gateway) makeRelay(c *config.Config) error {
 		return err
 	}
 	g.tracer = tracer
-	workers := new(llmv1.Workers)
-	g.workers = workers
-	relay := stream.Config{Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap, Workers: workers,
+	relay := stream.Config{Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap, Workers: new(llmv1.Workers),
 		ReplicaHeader: func() bool { return g.current().ReplicaHeader }, Log: g.log}
 	if tracer != nil {
 		relay.Tracer = calls{tracer}

@@ -202,15 +202,7 @@ func notFound(message string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: message}
 }
 
-func writeError(w http.ResponseWriter, e *openai.Error) {
-	if s := e.RetryAfterSeconds(); s != "" {
-		w.Header().Set("Retry-After", s)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(e.HTTPStatus())
-	// A failed write means that the client has left.
-	_, _ = w.Write(e.Body())
-}
+func writeError(w http.ResponseWriter, e *openai.Error) { e.Answer(w) }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)

@@ -112,13 +112,8 @@ func (c Config) card(name string) openai.ModelCard {
 }
 
 func fail(w http.ResponseWriter, e *openai.Error) {
-	for key, value := range e.Header {
-		w.Header().Set(key, value)
-	}
-	if s := e.RetryAfterSeconds(); s != "" {
-		w.Header().Set("retry-after", s)
-	}
-	writeBytes(w, e.HTTPStatus(), e.Body())
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	e.Answer(w)
 }
 
 func write(w http.ResponseWriter, status int, v any) {

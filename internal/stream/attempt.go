@@ -85,8 +85,7 @@ func (a *attempts) run() (again bool) {
 	}
 	a.rules = a.relay.rules.Load().moderated(a.ticket.Model, a.call.Tenant.Name)
 	list := a.ticket.Upstreams()
-	for i := range list {
-		at := list[i]
+	for i, at := range list {
 		if i > 0 {
 			a.ticket.Moved(at.Address)
 		}
@@ -287,8 +286,6 @@ func (a *attempts) ended(cause error) {
 // response is what settles the ticket.
 func (a *attempts) response() dispatch.Response {
 	u := a.result.Usage
-	r := dispatch.Response{Bytes: a.read, Stream: a.stream, Failed: a.read == 0 || a.generation.answer != nil && a.generation.answer.Status >= 400,
-		Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: u.Known}
-	r.TTFT = a.prefill
-	return r
+	return dispatch.Response{Bytes: a.read, Stream: a.stream, Failed: a.read == 0 || a.generation.answer != nil && a.generation.answer.Status >= 400,
+		Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: u.Known, TTFT: a.prefill}
 }

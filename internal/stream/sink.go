@@ -226,17 +226,6 @@ func (s *response) End(r Result) error {
 
 // fail answers with an error.
 func fail(w http.ResponseWriter, e *openai.Error) {
-	h := w.Header()
-	for name, value := range e.Header {
-		h.Set(name, value)
-	}
-	if s := e.RetryAfterSeconds(); s != "" {
-		h.Set("retry-after", s)
-	}
-	h.Set("content-type", "application/json")
-	h.Set(headers.Source, headers.SourceGateway)
-	body := e.Body()
-	h.Set("content-length", strconv.Itoa(len(body)))
-	w.WriteHeader(e.HTTPStatus())
-	w.Write(body) //nolint:errcheck // the client may be gone; nobody is left to tell
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	e.Answer(w)
 }

@@ -91,11 +91,6 @@ func (p *Peers) trusting(h http.Handler) http.Handler {
 }
 
 func refuse(w http.ResponseWriter, e *openai.Error) {
-	if s := e.RetryAfterSeconds(); s != "" {
-		w.Header().Set("retry-after", s)
-	}
-	w.Header().Set("content-type", "application/json")
 	w.Header().Set(headers.Source, headers.SourceGateway)
-	w.WriteHeader(e.HTTPStatus())
-	w.Write(e.Body()) // the other gateway may be gone
+	e.Answer(w)
 }

@@ -104,14 +104,6 @@ func sameOrigin(r *http.Request) bool {
 }
 
 func refuse(w http.ResponseWriter, e *openai.Error) {
-	for key, value := range e.Header {
-		w.Header().Set(key, value)
-	}
-	if s := e.RetryAfterSeconds(); s != "" {
-		w.Header().Set("retry-after", s)
-	}
-	w.Header().Set("content-type", "application/json")
 	w.Header().Set(headers.Source, headers.SourceGateway)
-	w.WriteHeader(e.HTTPStatus())
-	w.Write(e.Body())
+	e.Answer(w)
 }
