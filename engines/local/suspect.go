@@ -3,6 +3,8 @@ package local
 import (
 	"context"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // doubtPause is the least pause between two probes that were brought forward: requests may fail by the thousand, and an engine that
@@ -36,7 +38,11 @@ func poke(c chan struct{}) {
 
 // clear tells whoever wants to know that a replica that was doubted is well.
 func (r *runner) clear(doubted bool) {
-	if doubted && r.launcher.config.Well != nil {
+	if !doubted {
+		return
+	}
+	r.launcher.config.Log.Info("replica is well, a request that failed notwithstanding", zap.String("replica", r.id))
+	if r.launcher.config.Well != nil {
 		r.launcher.config.Well(r.id)
 	}
 }

@@ -11,26 +11,42 @@ import (
 	"time"
 )
 
-// breakAt has the conversation's replica answer 500 until another one has the conversation, and returns both. The first time a probe clears the
-// replica at once, so that this may take two failures.
+// breakAt has the conversation's replica answer 500 until another one has the conversation for tens of seconds, and returns both. That takes two
+// failures: after the first the replica is asked for its health, and believed.
 func (g *gateway) breakAt(conversation string) (before, after string) {
 	g.t.Helper()
 	served := func(headers ...string) *answer {
 		return g.post("/v1/chat/completions", chat("chat", false, 1, conversation), headers...)
 	}
 	before = served().Header.Get("X-Sluice-Replica")
-	eventually(g.t, before+" is out", func() error {
-		if a := served("X-Sim-Fault: status=500"); a.StatusCode != 500 {
-			return fmt.Errorf("a request that was to fail: %s", a)
+	fail := func() {
+		if a := served("X-Sim-Fault: status=500"); a.StatusCode != 500 || a.Header.Get("X-Sluice-Replica") != before {
+			g.t.Fatalf("a request that was to fail at %s: %s %v", before, a, a.Header)
 		}
-		for range 20 { // the failure is told a moment later, and the probe's answer after it
-			a := served()
-			if a.StatusCode != 200 {
-				g.t.Fatalf("nothing was to fail: %s", a)
+	}
+	fail()
+	eventually(g.t, before+" is believed to be well", func() error {
+		for line := range strings.Lines(g.logText()) {
+			if strings.Contains(line, "replica is well") && strings.Contains(line, `"`+before+`"`) {
+				return nil
 			}
-			if after = a.Header.Get("X-Sluice-Replica"); after == before {
-				return fmt.Errorf("it still has the conversation")
-			}
+		}
+		return fmt.Errorf("it was not asked, or not heard")
+	})
+	eventually(g.t, before+" has the conversation again", func() error {
+		if now := served().Header.Get("X-Sluice-Replica"); now != before {
+			return fmt.Errorf("%s has it", now)
+		}
+		return nil
+	})
+	fail()
+	eventually(g.t, before+" is out", func() error {
+		a := served()
+		if a.StatusCode != 200 {
+			g.t.Fatalf("nothing was to fail: %s", a)
+		}
+		if after = a.Header.Get("X-Sluice-Replica"); after == before {
+			return fmt.Errorf("it still has the conversation")
 		}
 		return nil
 	})
