@@ -81,10 +81,13 @@ func (x *exchange) turn(scan *openai.Request, body []byte, p *stream.Pending) *e
 
 // hand has Envoy bring the request to the relay, with its place in the queue if it has one.
 func (x *exchange) hand(scan *openai.Request, pending *stream.Pending, foreseen bool) *extproc.ProcessingResponse {
-	x.offer = x.server.Relay.Offer(&stream.Offer{Pending: pending, Call: stream.Call{
+	entry := x.entry // not the exchange, which ends before
+	offer := &stream.Offer{Pending: pending, Over: func() { entry.Ended(nil) }, Call: stream.Call{
 		RequestID: x.request.id, Tenant: x.tenant, Priority: x.priority, Path: x.request.path, Scan: *scan, Task: x.request.task,
-		Received: x.received, Foreseen: foreseen, Entry: x.entry,
-	}})
+		Received: x.received, Foreseen: foreseen, Entry: entry,
+	}}
+	x.offer = x.server.Relay.Offer(offer)
+	x.accepted = offer.Accepted()
 	set := []*core.HeaderValueOption{header(headers.Ticket, x.offer)}
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
@@ -94,5 +97,22 @@ func (x *exchange) hand(scan *openai.Request, pending *stream.Pending, foreseen 
 		Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{
 			ClearRouteCache: true, HeaderMutation: &extproc.HeaderMutation{SetHeaders: set},
 		}}},
+	}
+}
+
+// bring waits until Envoy has brought the request to the relay; until then nobody else hears of a client that leaves. Then nothing is left to say,
+// and Envoy takes the end of the exchange for the processor's word that it wants no more messages. (ext_proc.cc, onGrpcClose: what has
+// been said holds, what Envoy waits for at that moment goes on as it is.)
+func (x *exchange) bring() error {
+	left := make(chan error, 1)
+	go func() { // Recv returns at the latest when Process has
+		_, err := x.envoy.Recv()
+		left <- err
+	}()
+	select {
+	case <-x.accepted:
+		return nil
+	case err := <-left: // a message would be of a response that is not the relay's, of which nothing has to be said either
+		return ended(err)
 	}
 }

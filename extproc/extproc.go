@@ -5,7 +5,8 @@
 // answered before a body is read. The body brings the model: it is read in one pass, admitted (which may take a while, so
 // Envoy's message timeout is stretched first), and answered with the cluster and the ordered list of replicas. Response bodies
 // never come here. The exchange stays open until the response has ended; its end is what frees the slot, and it also tells
-// within milliseconds that a client has left.
+// within milliseconds that a client has left. Of a request that goes to the relay it ends when the relay has it: the relay holds the slot and
+// sees the client leave, and a stream may last for hours.
 package extproc
 
 import (
@@ -64,7 +65,7 @@ type Entry interface {
 	stream.Entry
 	// Traced: the request has a span of this traceparent, and its client sent that one.
 	Traced(own, client string)
-	// Ended: the exchange is over. fault is nil unless Sluice itself answered.
+	// Ended: the exchange is over, or, if the relay has the request, the relay is done with it. fault is nil unless the exchange answered.
 	Ended(fault *openai.Error)
 }
 
@@ -118,6 +119,9 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 		if err := envoy.Send(out); err != nil {
 			return ended(err)
 		}
+		if x.accepted != nil {
+			return x.bring()
+		}
 	}
 }
 
@@ -140,10 +144,11 @@ type exchange struct {
 	// received is when the headers came, understood when the body had been read
 	received, understood time.Time
 	ticket               *dispatch.Ticket
-	// offer is the ticket under which the relay expects the request; empty: it does not
-	offer string
-	entry Entry
-	fault *openai.Error
+	// offer is the ticket under which the relay expects the request, empty: it does not. accepted is closed when the relay has it.
+	offer    string
+	accepted <-chan struct{}
+	entry    Entry
+	fault    *openai.Error
 }
 
 // answer handles one message; nil ends the exchange.
@@ -266,13 +271,14 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 	return immediate(e)
 }
 
-// end frees what the request holds. It may be called twice.
+// end frees what the request holds, unless the relay has it. It may be called twice.
 func (x *exchange) end() {
 	if x.entry == nil {
 		return
 	}
-	if x.offer != "" {
-		x.server.Relay.Withdraw(x.offer)
+	if x.offer != "" && !x.server.Relay.Withdraw(x.offer) {
+		x.entry = nil // the relay says when it is over
+		return
 	}
 	if x.ticket != nil {
 		x.server.live.end(x.request.id, x.ticket)

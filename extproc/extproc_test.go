@@ -67,7 +67,11 @@ func (e *envoy) Send(m *pb.ProcessingResponse) error {
 func open(t *testing.T, s *Server) *envoy {
 	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
 	e.ctx, e.reset = context.WithCancel(context.Background())
-	go func() { e.processed <- s.Process(e) }()
+	go func() {
+		err := s.Process(e)
+		e.reset() // as gRPC does
+		e.processed <- err
+	}()
 	t.Cleanup(func() {
 		e.reset()
 		<-e.processed
@@ -320,7 +324,7 @@ func (d *diary) Begin(b Begun) Entry {
 func (d *diary) Decided(model, replica string, _ time.Duration) {
 	d.write("decided %s %.2s", model, replica)
 }
-func (d *diary) Carried(stream.Result) {}
+func (d *diary) Carried(stream.Result) { d.write("carried") }
 func (d *diary) Traced(string, string) {}
 func (d *diary) Ended(fault *openai.Error) {
 	if fault != nil {

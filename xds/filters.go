@@ -48,7 +48,8 @@ func httpFilters(c Config) []*hcm.HttpFilter {
 }
 
 // processor is ext_proc. It sees the request's headers and body, then nothing until the response's trailers: their message keeps the
-// exchange open to the true end of the response and carries no byte of it.
+// exchange open to the true end of the response and carries no byte of it. Of a request that goes to the relay Sluice ends the exchange before, by
+// which Envoy knows that nothing of the response is wanted.
 //
 // It fails open, so that the death of Sluice cuts no running stream. A request that it did not decide has no header to be
 // routed by and ends as a 503.

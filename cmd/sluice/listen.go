@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/stream/h1server"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
@@ -22,8 +23,9 @@ import (
 type sockets struct {
 	control, api, relay, llm, admin net.Listener
 
-	grpc, llmServer                     *grpc.Server
-	apiServer, relayServer, adminServer *http.Server
+	grpc, llmServer        *grpc.Server
+	relayServer            *h1server.Server
+	apiServer, adminServer *http.Server
 }
 
 func (g *gateway) listen() (*sockets, error) {
@@ -89,18 +91,25 @@ func (g *gateway) controlServer() *grpc.Server {
 // relayIdle is how long Envoy's connections to the relay may be idle. Envoy closes them sooner.
 const relayIdle = 2 * time.Minute
 
-// relayServer answers what Envoy brings of streams. It bounds nothing in time: streams are as long as they are.
-func (g *gateway) relayServer() *http.Server {
+// relayServer answers what Envoy brings of streams: WebSockets, and all others by the lean server. It bounds nothing in time: streams are as long as
+// they are.
+func (g *gateway) relayServer() *h1server.Server {
+	realtime := func(r *http.Request) bool { return r.URL.Path == realtimePath } // a ServeMux would tidy request ids in paths
 	relay := g.relay.Handler()
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // a ServeMux would tidy request ids in paths
-		if r.URL.Path == "/v1/realtime" {
+	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if realtime(r) {
 			g.realtime.ServeHTTP(w, r)
 			return
 		}
 		relay.ServeHTTP(w, r)
 	})
-	return &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle}
+	return &h1server.Server{
+		Handler: relay, Lean: func(r *http.Request) bool { return !realtime(r) },
+		Other: &http.Server{Handler: all, ReadHeaderTimeout: time.Minute}, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
+	}
 }
+
+const realtimePath = "/v1/realtime"
 
 func (g *gateway) allowed(tenant, model string) bool {
 	t, ok := g.auth.Tenant(tenant)
@@ -136,7 +145,7 @@ func (s *sockets) lastWords(patience time.Duration) {
 	_ = s.relayServer.Shutdown(ctx) // what is not through by then is cut
 }
 
-func serveHTTP(s *http.Server, l net.Listener) error {
+func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

@@ -39,10 +39,13 @@ var allowed = map[string]string{
 	"internal/stream/sse":        "internal/stream/jsonscan",
 	"internal/stream/queue":      "internal/stream/jsonscan internal/stream/sse",
 	"internal/stream/replay":     "internal/stream/queue internal/stream/sse",
+	"internal/stream/nowait":     "",
+	"internal/stream/h1client":   "internal/stream/nowait",
+	"internal/stream/h1server":   "internal/stream/nowait",
 	"internal/stream/delta":      "internal/stream/jsonscan",
 	"internal/stream/moderation": "internal/stream/delta internal/stream/jsonscan",
-	"internal/stream": "admission authz engines internal/dispatch internal/headers internal/openai internal/stream/jsonscan " +
-		"internal/stream/moderation internal/stream/queue internal/stream/replay internal/stream/sse",
+	"internal/stream": "admission authz engines internal/dispatch internal/headers internal/openai internal/stream/h1client " +
+		"internal/stream/h1server internal/stream/jsonscan internal/stream/moderation internal/stream/queue internal/stream/replay internal/stream/sse",
 	"internal/stream/realtime": "authz internal/headers internal/openai internal/stream internal/stream/delta internal/stream/sse",
 	"internal/stream/llmv1": "authz examples/grpc/llmv1 internal/headers internal/openai internal/stream internal/stream/delta " +
 		"internal/stream/jsonscan internal/stream/sse",

@@ -20,6 +20,7 @@ import (
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
@@ -277,6 +278,82 @@ models:
 	r.Body.Close()
 	a.launch()
 	a.awaitReady()
+}
+
+// What has a name is found from a WebSocket or a gRPC call at another gateway too, and cancelled from there.
+func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	one := start(t, `
+models:
+  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 10ms}}
+`)
+	engine := one.replicas()["m-0"].Address
+	var gateways []*gateway
+	for range 2 {
+		gateways = append(gateways, start(t, fmt.Sprintf(`
+redis: %s
+peers: 127.0.0.1:%d
+models:
+  - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
+`, redistest.URL(redis), freePort(t), engine)))
+	}
+	for _, g := range gateways {
+		g.shared(true, 2)
+	}
+	turn := func(id string, tokens int) message {
+		return message{"type": "start", "request_id": id, "model": "m", "messages": []message{{"role": "user", "content": id}},
+			"params": message{"max_tokens": tokens, "ignore_eos": true}}
+	}
+	sockets := []*websocket.Conn{gateways[0].realtime(""), gateways[1].realtime("")}
+	begin := func(id string, tokens int) (begun [2][]message) {
+		for i, ws := range sockets {
+			say(t, ws, turn(id, tokens))
+			begun[i] = hear(t, ws, "token")
+		}
+		return begun
+	}
+	begun := begin("w", 150)
+	var finals [2]message
+	var texts [2]string
+	for i, ws := range sockets {
+		all := slices.Concat(begun[i], hear(t, ws, "final"))
+		finals[i], texts[i] = all[len(all)-1], spoken(all)
+	}
+	if texts[0] == "" || texts[0] != texts[1] || fmt.Sprint(finals[0]) != fmt.Sprint(finals[1]) {
+		t.Errorf("two sockets heard %q %v and %q %v", texts[0], finals[0], texts[1], finals[1])
+	}
+	if n := one.generations("m-0"); n != 1 {
+		t.Errorf("%d generations of one turn", n)
+	}
+	begin("long", 100_000)
+	say(t, sockets[1], message{"type": "cancel"})
+	for _, ws := range sockets {
+		if all := hear(t, ws, "final"); all[len(all)-1]["finish_reason"] != "cancelled" {
+			t.Errorf("%v", all[len(all)-1])
+		}
+	}
+	eventually(t, "the engine is free", func() error { return running(engine) })
+
+	var calls sync.WaitGroup
+	var heard [2]string
+	for i, g := range gateways {
+		client := g.dial()
+		calls.Go(func() {
+			text, final, err := generate(t.Context(), client, &llmv1.StartRequest{Model: "m", RequestId: "g", Messages: []string{"tell me"}, MaxTokens: 50})
+			if err != nil || final == nil {
+				t.Errorf("gateway %d: %v %v", i, final, err)
+			}
+			heard[i] = text
+		})
+	}
+	calls.Wait()
+	if heard[0] == "" || heard[0] != heard[1] {
+		t.Errorf("two calls heard %q and %q", heard[0], heard[1])
+	}
+	if n := one.generations("m-0"); n != 3 {
+		t.Errorf("%d generations in all, want 3", n)
+	}
 }
 
 // A model of text-embeddings-inference reranks by the same API as all others.

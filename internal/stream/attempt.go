@@ -135,12 +135,11 @@ func (a *attempts) try(at dispatch.Upstream) (reason string) {
 		defer t.first.Stop()
 	}
 	a.result.Fault, a.last, a.lastWords = nil, nil, nil
-	request, body, fault := a.requestTo(ctx, at)
+	request, fault := a.requestTo(ctx, at)
 	if fault != nil {
 		a.result.Fault = fault
 		return ""
 	}
-	t.body = body
 	response, err := a.relay.send(request, at, a.policy)
 	if err != nil {
 		return t.failed(err)

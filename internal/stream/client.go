@@ -1,10 +1,10 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -15,14 +15,13 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/h1client"
 )
 
 const (
 	// connectTimeout and engineIdle are those of Envoy's clusters: see package xds.
 	connectTimeout = 2 * time.Second
 	engineIdle     = 4 * time.Second
-	// clientBuffer is for reading from an engine and writing to it, in bytes; there are two for each running stream.
-	clientBuffer = 2 << 10
 )
 
 // clients call replicas: one client for each way of calling. The zero value is ready to use.
@@ -34,7 +33,7 @@ type clients struct {
 
 // client calls in one way.
 type client struct {
-	*http.Transport
+	*h1client.Transport
 	used time.Time
 }
 
@@ -43,13 +42,16 @@ const unused = 10 * time.Minute
 
 // send sends the request to the replica.
 func (r *Relay) send(request *http.Request, at dispatch.Upstream, p Policy) (*http.Response, error) {
+	client := RoundTripper(r.clients.of(at.Transport))
 	if p.GRPC && r.config.Workers != nil {
-		return r.config.Workers.RoundTrip(request)
+		client = r.config.Workers
 	}
-	return r.clients.of(at.Transport).RoundTrip(request)
+	response, err := client.RoundTrip(request)
+	request.Body, request.GetBody = nil, nil // whoever keeps the request shall not keep a long prompt with it
+	return response, err
 }
 
-func (c *clients) of(t *engines.Transport) *http.Transport {
+func (c *clients) of(t *engines.Transport) *h1client.Transport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := c.by[t]
@@ -81,33 +83,23 @@ func (c *clients) close() {
 	c.dropLocked(0)
 }
 
-func newClient(t *engines.Transport) *http.Transport {
-	client := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext,
-		DisableCompression:  true,
-		IdleConnTimeout:     engineIdle,
-		MaxIdleConnsPerHost: 256,
-		ReadBufferSize:      clientBuffer,
-		WriteBufferSize:     clientBuffer,
-		TLSHandshakeTimeout: 2 * connectTimeout,
-		Protocols:           new(http.Protocols),
-	}
-	client.Protocols.SetHTTP1(true)
+func newClient(t *engines.Transport) *h1client.Transport {
+	client := &h1client.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: engineIdle}
 	if t == nil || t.TLS == nil {
 		return client
 	}
-	client.TLSClientConfig = &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
+	client.TLS = &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
 		InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // the file says so of this server
 	if t.TLS.CA != "" {
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM([]byte(t.TLS.CA))
-		client.TLSClientConfig.RootCAs = pool
+		client.TLS.RootCAs = pool
 	}
 	return client
 }
 
 // requestTo makes the request for a replica.
-func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.Request, *payload, *openai.Error) {
+func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.Request, *openai.Error) {
 	body, _ := a.call.Scan.Rewrite(a.call.Body, a.ticket.Served)
 	if a.policy.InjectUsage && a.call.Scan.Stream && !a.call.Scan.IncludeUsage && a.call.Scan.Endpoint.Chunked() {
 		body = askForUsage(body)
@@ -116,7 +108,7 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	if a.policy.Rerank == RerankTEI && a.call.Scan.Endpoint == openai.Rerank {
 		rerank, fault := readRerank(body)
 		if fault != nil {
-			return nil, nil, fault
+			return nil, fault
 		}
 		a.rerank, path, body = rerank, teiRerankPath, rerank.tei()
 	}
@@ -131,21 +123,16 @@ func (a *attempts) requestTo(ctx context.Context, at dispatch.Upstream) (*http.R
 	if query != "" {
 		target += "?" + query
 	}
-	sent := &payload{body: body}
-	request, err := http.NewRequestWithContext(sent.follow(ctx), http.MethodPost, target, sent.open())
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(body))
 	if err != nil {
-		return nil, nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
+		return nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
 	}
-	request.ContentLength, request.GetBody = int64(len(body)), sent.again
 	request.Header = a.headerTo(at)
 	if at.Host != "" {
 		request.Host = at.Host
 	}
-	return request, sent, nil
+	return request, nil
 }
-
-// idempotent is the header by which net/http knows that a request may be made again.
-const idempotent = "X-Idempotency-Key"
 
 // headerTo is what a replica is told in headers.
 func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
@@ -159,10 +146,6 @@ func (a *attempts) headerTo(at dispatch.Upstream) http.Header {
 		}
 	}
 	header.Set("accept-encoding", "identity")
-	// An empty list is not sent. It has net/http try once more on another connection when one that was idle is closed in the moment it is used.
-	if _, theirs := header[idempotent]; !theirs {
-		header[idempotent] = []string{}
-	}
 	if header.Get("content-type") == "" {
 		header.Set("content-type", "application/json")
 	}

@@ -23,7 +23,7 @@ func TestClientOfAChunkedBodyLeaves(t *testing.T) {
 	b := newBench(t, setup{handler: hangs(role, say("a"))})
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.front.URL+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.url+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
 	request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
@@ -43,7 +43,7 @@ func TestBodyThatIsNotWhole(t *testing.T) {
 	var calls atomic.Int64
 	b := newBench(t, setup{handler: counted(&calls, script(done))})
 	for _, body := range []string{hello[1:], hello + " "} {
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(body))
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
 		request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
 		r, err := http.DefaultTransport.RoundTrip(request)
 		if err != nil {
@@ -264,7 +264,7 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		}
 		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))
 		ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Entry: b, Foreseen: true}})
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(hello))
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
 		request.Header.Set(headers.Ticket, ticket)
 		if r, err = http.DefaultTransport.RoundTrip(request); err != nil {
 			t.Fatal(err)

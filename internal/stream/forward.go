@@ -20,7 +20,19 @@ const claimLease = time.Minute
 
 // forward has another gateway carry the call. The body was read already.
 func (r *Relay) forward(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
-	there := req.Clone(req.Context())
+	there := asForwarded(req.Clone(req.Context()), c)
+	result := Result{}
+	if fault := r.config.Peers.Forward(w, there, owner); fault != nil {
+		result.Fault = fault
+		fail(w, fault)
+	}
+	if c.Entry != nil {
+		c.Entry.Carried(result)
+	}
+}
+
+// asForwarded makes a request one that another gateway takes for the call.
+func asForwarded(there *http.Request, c *Call) *http.Request {
 	there.Body, there.ContentLength = io.NopCloser(bytes.NewReader(c.Body)), int64(len(c.Body))
 	there.Header.Set(headers.Tenant, c.Tenant.Name)
 	there.Header.Set(headers.Priority, priorityName(c))
@@ -31,14 +43,7 @@ func (r *Relay) forward(w http.ResponseWriter, req *http.Request, c *Call, owner
 		there.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
 	}
 	there.Header.Del(headers.Ticket)
-	result := Result{}
-	if fault := r.config.Peers.Forward(w, there, owner); fault != nil {
-		result.Fault = fault
-		fail(w, fault)
-	}
-	if c.Entry != nil {
-		c.Entry.Carried(result)
-	}
+	return there
 }
 
 func priorityName(c *Call) string {

@@ -37,6 +37,7 @@ type generation struct {
 	done   chan struct{}
 	result Result
 
+	// mu may be taken under the locks of the fan and its listeners, and not the other way round.
 	mu sync.Mutex
 	// phase of the call, and the wait it is in, for who asks; guarded by mu
 	phase Phase
@@ -202,20 +203,20 @@ func (c *Call) Asked() dispatch.Request {
 
 // listened is told when nobody listens any more, and when somebody does again. A call that its client has named goes on for a while.
 func (g *generation) listened(idle bool) {
+	forgiving := g.call.Scan.RequestID != "" && g.policy.Resume > 0
+	if idle && !forgiving {
+		g.leave()
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.idle != nil {
 		g.idle.Stop()
 		g.idle = nil
 	}
-	if !idle {
-		return
+	if idle {
+		g.idle = time.AfterFunc(g.policy.Resume, g.leave)
 	}
-	if g.call.Scan.RequestID == "" || g.policy.Resume == 0 {
-		g.leave()
-		return
-	}
-	g.idle = time.AfterFunc(g.policy.Resume, g.leave)
 }
 
 // leave ends the call, unless somebody has come meanwhile.

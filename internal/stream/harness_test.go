@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -21,6 +22,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/sim"
+	"github.com/sluice-gateway/sluice/internal/stream/h1server"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,7 +34,9 @@ type bench struct {
 	dispatcher *dispatch.Dispatcher
 	admission  *admission.Controller
 	engines    []*httptest.Server
-	front      *httptest.Server
+	server     *h1server.Server
+	// url is the server's
+	url string
 
 	mu      sync.Mutex
 	results []Result
@@ -93,15 +97,28 @@ func newBench(t testing.TB, s setup) *bench {
 		b.mu.Unlock()
 	}})
 	b.relay.SetRules(&Rules{Models: map[string]Policy{"m": s.policy}, Moderation: s.rules})
-	b.front = httptest.NewServer(b.relay.Handler())
+	b.serve()
 	t.Cleanup(func() {
 		b.relay.Close(t.Context())
-		b.front.Close()
+		if err := b.server.Close(); err != nil {
+			t.Error(err)
+		}
 		for _, e := range b.engines {
 			e.Close()
 		}
 	})
 	return b
+}
+
+// serve serves the relay as cmd/sluice does.
+func (b *bench) serve() {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.url = "http://" + l.Addr().String()
+	b.server = &h1server.Server{Handler: b.relay.Handler(), Other: &http.Server{Handler: b.relay.Handler(), ReadHeaderTimeout: time.Minute}}
+	go b.server.Serve(l) //nolint:errcheck // it ends when it is closed
 }
 
 // tenant of all calls.
@@ -148,7 +165,7 @@ func (b *bench) offer(body, id, path string) string {
 func (b *bench) open(body string, more ...string) *http.Response {
 	b.t.Helper()
 	id, query := "", ""
-	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -44,6 +45,7 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 		fail(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
 		return
 	}
+	defer offer.Over() // also when what another gateway answers is cut, which is a panic
 	c := offer.Call
 	c.Header = passed(req.Header)
 	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
@@ -88,7 +90,7 @@ func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending
 		r.conclude(c, r.respond(w, c), Result{Fault: fault})
 		return
 	}
-	if owner, mine := r.claim(req, c); !mine {
+	if owner, mine := r.claim(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
 		if pending != nil {
 			pending.Abandon()
 		}
@@ -98,8 +100,8 @@ func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending
 	r.generate(req.Context(), c, pending, listening{sink: r.respond(w, c), after: after, foreseen: c.Foreseen})
 }
 
-// claim makes the call's request id ours, or says whose it is. A call that another gateway has passed on is answered here in any case.
-func (r *Relay) claim(req *http.Request, c *Call) (owner string, mine bool) {
+// claim makes the call's request id ours, or says whose it is.
+func (r *Relay) claim(ctx context.Context, c *Call) (owner string, mine bool) {
 	id := c.Scan.RequestID
 	if id == "" || r.config.Peers == nil {
 		return "", true
@@ -107,11 +109,11 @@ func (r *Relay) claim(req *http.Request, c *Call) (owner string, mine bool) {
 	if _, ours := r.sessions.Find(c.key()); ours {
 		return "", true
 	}
-	owner, mine, _ = r.config.Peers.Claim(req.Context(), c.Tenant.Name, id, claimLease) // an error says that it is ours alone
+	owner, mine, _ = r.config.Peers.Claim(ctx, c.Tenant.Name, id, claimLease) // an error says that it is ours alone
 	if mine {
 		r.config.Peers.Keep(c.Tenant.Name, id)
 	}
-	return owner, mine || req.Header.Get(headers.Forwarded) != ""
+	return owner, mine
 }
 
 // withoutAfter is a path without the parameter that is for the relay: a start that is repeated is the same request with it.

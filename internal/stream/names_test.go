@@ -13,7 +13,7 @@ import (
 // get asks for a stream by its name, as acme.
 func (b *bench) get(method, path string) (status int, header http.Header, text string) {
 	b.t.Helper()
-	request, err := http.NewRequestWithContext(b.t.Context(), method, b.front.URL+path, nil)
+	request, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -17,7 +17,16 @@ type Offer struct {
 	Call Call
 	// Pending is its wait for a replica, which has begun. nil: it has not.
 	Pending *Pending
+	// Over is called when the relay is done with a request that Envoy has brought, after its Entry's Carried; never for one that was withdrawn.
+	// nil: nobody is told.
+	Over func()
+
+	// accepted is closed when Envoy has brought the request
+	accepted chan struct{}
 }
+
+// Accepted is closed when Envoy has brought the request, which is the relay's alone from then on. It is nil before Relay.Offer.
+func (o *Offer) Accepted() <-chan struct{} { return o.accepted }
 
 // offers are the requests that Envoy is about to bring, by their tickets. The zero value is ready to use.
 type offers struct {
@@ -29,17 +38,25 @@ func (r *Relay) Offer(o *Offer) (ticket string) {
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
 	ticket = hex.EncodeToString(random[:])
+	o.accepted = make(chan struct{})
+	if o.Over == nil {
+		o.Over = func() {}
+	}
 	r.offers.open.Store(ticket, o)
 	return ticket
 }
 
-// Withdraw takes a ticket back that nobody may come with any more, and with it the place in the queue. It does nothing when it was used.
-func (r *Relay) Withdraw(ticket string) {
-	if o, ok := r.offers.open.LoadAndDelete(ticket); ok {
-		if p := o.(*Offer).Pending; p != nil {
-			p.Abandon()
-		}
+// Withdraw takes a ticket back that nobody may come with any more, and with it the place in the queue. It does nothing, and says false, when it
+// was used.
+func (r *Relay) Withdraw(ticket string) (withdrawn bool) {
+	o, ok := r.offers.open.LoadAndDelete(ticket)
+	if !ok {
+		return false
 	}
+	if p := o.(*Offer).Pending; p != nil {
+		p.Abandon()
+	}
+	return true
 }
 
 func (r *Relay) accept(ticket string) (*Offer, bool) {
@@ -47,7 +64,9 @@ func (r *Relay) accept(ticket string) (*Offer, bool) {
 	if !ok {
 		return nil, false
 	}
-	return o.(*Offer), true
+	offer := o.(*Offer)
+	close(offer.accepted)
+	return offer, true
 }
 
 // Pending is a dispatch that has begun, which whoever began it may hand on.

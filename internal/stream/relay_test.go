@@ -32,7 +32,7 @@ func TestTicketIsGoodOnce(t *testing.T) {
 	b := newBench(t, setup{})
 	ticket := b.offer(hello, "", "/v1/chat/completions")
 	for i, want := range []int{200, 503} {
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.front.URL+"/v1/chat/completions", strings.NewReader(hello))
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
 		request.Header.Set("x-sluice-ticket", ticket)
 		r, err := http.DefaultTransport.RoundTrip(request)
 		if err != nil {

@@ -3,6 +3,7 @@ package stream
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -12,12 +13,15 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/stream/h1server"
 	"github.com/sluice-gateway/sluice/internal/stream/sse"
 )
 
 // response is a Sink that is an HTTP response: of server-sent events, or of an answer as it came.
 type response struct {
-	w    http.ResponseWriter
+	w http.ResponseWriter
+	// try is w if it can write without waiting; nil: it cannot
+	try  tryWriter
 	flow *http.ResponseController
 	call *Call
 	// replica says that responses name their replica
@@ -35,8 +39,14 @@ type response struct {
 	written bool
 }
 
+// tryWriter is what h1server's responses have beside the others.
+type tryWriter interface {
+	TryWrite(b []byte) (whole bool, err error)
+}
+
 func (r *Relay) respond(w http.ResponseWriter, c *Call) *response {
-	return &response{w: w, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
+	try, _ := w.(tryWriter)
+	return &response{w: w, try: try, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
 		within: r.config.WriteTimeout, numbers: c.Scan.RequestID != ""}
 }
 
@@ -126,16 +136,49 @@ const maxWords = 2 << 10
 
 // Event implements Sink.
 func (s *response) Event(raw []byte, number uint64) error {
-	s.head(headers.SourceEngine)
-	if s.numbers {
-		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
-	} else {
-		s.buffer = sse.AppendRaw(s.buffer, raw)
-	}
+	s.Gather(raw, number)
 	if len(s.buffer) < maxUnflushed {
 		return nil
 	}
 	return s.write()
+}
+
+// Prompt implements prompt.
+func (s *response) Prompt() bool { return s.try != nil }
+
+// Gather implements prompt.
+func (s *response) Gather(raw []byte, number uint64) {
+	s.head(headers.SourceEngine)
+	if s.numbers {
+		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
+		return
+	}
+	s.buffer = sse.AppendRaw(s.buffer, raw)
+}
+
+// TryFlush implements prompt.
+func (s *response) TryFlush() (whole bool, err error) {
+	if len(s.buffer) == 0 {
+		return true, nil
+	}
+	whole, err = s.try.TryWrite(s.buffer)
+	switch {
+	case errors.Is(err, h1server.ErrFull): // none of it was taken
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	s.written = s.written || !whole
+	s.sent()
+	return whole, nil
+}
+
+// sent empties the buffer.
+func (s *response) sent() {
+	s.buffer = s.buffer[:0]
+	if cap(s.buffer) > maxKeptBuffer {
+		s.buffer = nil
+	}
 }
 
 // maxUnflushed bounds what is gathered for one write, in bytes.
@@ -151,10 +194,9 @@ func (s *response) Flush() error {
 	if !s.written {
 		return nil
 	}
+	s.sent()
+	s.limit()
 	s.written = false
-	if cap(s.buffer) > maxKeptBuffer {
-		s.buffer = nil
-	}
 	return s.flow.Flush()
 }
 
@@ -167,9 +209,13 @@ func (s *response) write() error {
 // put writes, within the time that a client may take for it: one that neither reads nor leaves would hold this goroutine, and the
 // connection, for good.
 func (s *response) put(b []byte) error {
-	_ = s.flow.SetWriteDeadline(time.Now().Add(s.within)) // where there is none, there is none
+	s.limit()
 	_, err := s.w.Write(b)
 	return err
+}
+
+func (s *response) limit() {
+	_ = s.flow.SetWriteDeadline(time.Now().Add(s.within)) // where there is none, there is none
 }
 
 // Silence implements Sink. A client that asked for no stream can hear nothing.

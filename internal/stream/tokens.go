@@ -44,8 +44,6 @@ type tokens struct {
 	sent   time.Time
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// body is what the replica was sent.
-	body *payload
 	// first is the time for the first token; nil: there is no limit
 	first *time.Timer
 	// stall is the time for the next event, which runs only while the engine is waited for; nil: there is no limit. heard is when the last one
@@ -117,6 +115,7 @@ func (t *tokens) read(body io.Reader) (reason string) {
 		t.attempts.read += int64(n)
 		t.scanner.Feed(buffer[:n])
 		t.events()
+		t.fan.Flush()
 		if n == len(buffer) && n == readSize { // there is more to come at once
 			large := largeBuffers.Get().(*[readMore]byte)
 			defer largeBuffers.Put(large) // not in a loop: it comes here once
@@ -234,7 +233,6 @@ func (t *tokens) take() bool {
 		t.first.Stop()
 	}
 	t.letGo()
-	t.body.letGo()
 	return true
 }
 
@@ -299,6 +297,7 @@ func (t *tokens) judge(e *sse.Event, last bool) {
 		t.push(e)
 		return
 	}
+	t.fan.Flush() // a service may take its time
 	verdict := t.filter.See(t.ctx, e.Data)
 	t.unanswered(verdict)
 	if last && verdict.Action != moderation.Block {
@@ -356,6 +355,7 @@ func (t *tokens) push(e *sse.Event) {
 		return
 	}
 	if t.call.Patient && !t.ending {
+		t.fan.Flush()
 		if err := t.fan.Await(t.ctx, queue.DefaultSoft); err != nil {
 			t.stopped = err
 		}

@@ -121,6 +121,17 @@ func (q *Queue) Push(e *sse.Event) error {
 	return nil
 }
 
+// Skip counts an event that goes past the queue, if nothing waits in it, and tells its number.
+func (q *Queue) Skip() (number uint64, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.n > 0 || q.err != nil {
+		return 0, false
+	}
+	q.next++
+	return q.next - 1, true
+}
+
 // Pop takes the oldest event and appends it to dst. Its error is ErrEmpty when there is none yet, and after the last one
 // what the queue was ended with: io.EOF, or why it failed.
 func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {

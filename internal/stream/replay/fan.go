@@ -47,7 +47,7 @@ type Limits struct {
 	KeepBytes int
 }
 
-// Fan hands the events of one generation to all who listen. Push, Await and End are for one goroutine, the producer's; the other
+// Fan hands the events of one generation to all who listen. Push, Flush, Await and End are for one goroutine, the producer's; the other
 // methods are for any.
 type Fan struct {
 	limits queue.Limits
@@ -87,7 +87,7 @@ func NewFan(l Limits) *Fan {
 // last is so. Whoever acts on it later should look at Listeners again. It must be set before the fan is used.
 func (f *Fan) OnIdle(fn func(idle bool)) { f.onIdle = fn }
 
-// Push copies an event to the log and to all listeners. A listener that is too slow is given up: it gets queue.ErrTooSlow, and the others
+// Push copies an event to the log and gives it to all listeners. A listener that is too slow is given up: it gets queue.ErrTooSlow, and the others
 // nothing of it. A fan that keeps its events lets comments fall, so that its numbers are those of events that mean something.
 //
 // The error is ErrNobody when nothing is kept and the listener has gone, and after Drop or End what those said; io.EOF for a proper end.
@@ -115,6 +115,9 @@ func (f *Fan) pushLocked(e *sse.Event) error {
 	f.next++
 	slow := 0
 	for _, l := range f.listeners {
+		if l.short(e) {
+			continue
+		}
 		if err := l.queue.Push(e); err != nil {
 			l.cut.Store(&cut{err: err, lost: true})
 			slow++

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"errors"
+	"sync"
 	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/internal/stream/queue"
@@ -14,7 +15,14 @@ type Listener struct {
 	ready chan struct{}
 	cut   atomic.Pointer[cut]
 
+	// turn is held by who speaks to the client, where there is a short way. It is taken under the fan's lock by TryLock alone.
+	turn   sync.Mutex
+	direct Direct // nil: there is no short way, or not any more; guarded by turn
+	taken  bool   // something was taken since the last Flush; guarded by turn
+	behind bool   // the client has not taken all of it; guarded by turn
+
 	// What is kept of before this listener came. It is not in the queue, so that nobody is given up for it.
+	// Where there is a short way turn guards it, and base.
 	replay []entry
 	at     uint64 // number of replay[0]
 	base   uint64 // number of the first event in the queue
@@ -75,8 +83,12 @@ func (l *Listener) again(dst []byte) ([]byte, uint64, error) {
 	return dst, number, nil
 }
 
-// Detach says that the listener has left. What waits for it is lost. It may be called by any goroutine, and again.
-func (l *Listener) Detach() { l.fan.detach(l) }
+// Detach says that the listener has left. What waits for it is lost. It may be called by any goroutine that has not locked the listener, and
+// again. When it returns nothing more is handed over.
+func (l *Listener) Detach() {
+	l.Shorten(nil)
+	l.fan.detach(l)
+}
 
 func (l *Listener) wake() {
 	select {

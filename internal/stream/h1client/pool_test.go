@@ -1,0 +1,315 @@
+package h1client
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+const fine = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+func TestLastInFirstOut(t *testing.T) {
+	var mu sync.Mutex
+	var ports []string
+	release := make(chan struct{})
+	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for body := take(in); body != ""; body = take(in) {
+			mu.Lock()
+			ports = append(ports, c.RemoteAddr().String())
+			mu.Unlock()
+			if body == ">wait" {
+				<-release
+			}
+			io.WriteString(c, fine)
+		}
+	})
+	c := transport(t)
+	var all sync.WaitGroup
+	all.Go(func() { ask(c, post(t, e.url, "wait")) })
+	until(t, "one is under way", func() bool { return e.taken.Load() == 1 })
+	ask(c, post(t, e.url, "second"))
+	close(release)
+	all.Wait()
+	for range 3 {
+		ask(c, post(t, e.url, "again"))
+	}
+	if len(ports) != 5 || ports[2] != ports[0] || ports[4] != ports[0] || ports[0] == ports[1] {
+		t.Error(ports)
+	}
+}
+
+func TestAsManyWaitAsMay(t *testing.T) {
+	for most, want := range map[int]int{-1: 0, 2: 2, 0: 5} {
+		release := make(chan struct{})
+		e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+			for take(in) != "" {
+				<-release
+				io.WriteString(c, fine)
+			}
+		})
+		c := transport(t)
+		c.MaxIdlePerHost = most
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() { ask(c, post(t, e.url, "")) })
+		}
+		until(t, "all are under way", func() bool { return e.taken.Load() == 5 })
+		close(release)
+		all.Wait()
+		if n := c.pool.waiting(); n != want {
+			t.Errorf("at most %d: %d wait", most, n)
+		}
+		until(t, "the others are closed", func() bool { return e.open.Load() == int64(want) })
+		c.CloseIdleConnections()
+		until(t, "all are closed", func() bool { return e.open.Load() == 0 })
+	}
+}
+
+func TestIdleConnectionsExpire(t *testing.T) {
+	e := says(t, fine, false)
+	c := transport(t)
+	c.IdleTimeout = 30 * time.Millisecond
+	for range 3 {
+		for end := time.Now().Add(2 * c.IdleTimeout); time.Now().Before(end); { // the timer comes too early
+			if _, _, err := ask(c, post(t, e.url, "")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		until(t, "it has expired", func() bool { return e.open.Load() == 0 })
+	}
+	until(t, "the timer has ended", func() bool {
+		c.pool.mu.Lock()
+		defer c.pool.mu.Unlock()
+		return c.pool.timer == nil && len(c.pool.idle) == 0
+	})
+}
+
+// TestExpiredIsNotTaken is for a timer that comes late.
+func TestExpiredIsNotTaken(t *testing.T) {
+	e := says(t, fine, false)
+	c := transport(t)
+	c.IdleTimeout = time.Hour
+	ask(c, post(t, e.url, ""))
+	for _, waiting := range c.pool.idle {
+		waiting[0].since = time.Now().Add(-time.Hour)
+	}
+	ask(c, post(t, e.url, ""))
+	if n := e.taken.Load(); n != 2 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+// TestClosedWithoutAWord is an engine that closes each connection after its answer, at any moment. No request fails of it.
+func TestClosedWithoutAWord(t *testing.T) {
+	for _, body := range []string{"", "{}", strings.Repeat("a", 20<<10)} {
+		e := says(t, fine, true)
+		c := transport(t)
+		for i := range 1000 {
+			if _, answer, err := ask(c, post(t, e.url, body)); err != nil || answer != "ok" {
+				t.Fatalf("%d: %q, %v", i, answer, err)
+			}
+		}
+	}
+}
+
+// TestStrayBytesEndAConnection has an engine say more after its answer.
+func TestStrayBytesEndAConnection(t *testing.T) {
+	more, said := make(chan struct{}), make(chan struct{})
+	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+		take(in)
+		io.WriteString(c, fine)
+		if _, ok := <-more; ok {
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
+			said <- struct{}{}
+			take(in)
+		}
+	})
+	c := transport(t)
+	ask(c, post(t, e.url, ""))
+	more <- struct{}{}
+	<-said
+	close(more)
+	if _, body, err := ask(c, post(t, e.url, "")); err != nil || body != "ok" || e.taken.Load() != 2 {
+		t.Errorf("%q, %v, %d connections", body, err, e.taken.Load())
+	}
+}
+
+// TestOnceMore is for requests whose connection is closed in the moment in which it is used.
+func TestOnceMore(t *testing.T) {
+	for _, test := range []struct {
+		name, second string
+		body         string
+		forget, ok   bool
+		requests     int64
+	}{
+		{name: "no body", ok: true, requests: 3},
+		{name: "a body", body: "{}", ok: true, requests: 3},
+		{name: "a large body", body: strings.Repeat("a", 1<<20), ok: true, requests: 3},
+		{name: "a body that is gone", body: "{}", forget: true, requests: 2},
+		{name: "a byte was answered", body: "{}", second: "H", requests: 2},
+		{name: "hints were answered", body: "{}", second: "HTTP/1.1 103 Early Hints\r\n\r\n", requests: 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var requests atomic.Int64
+			e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+				for body := take(in); body != ""; body = take(in) {
+					if body != ">"+test.body {
+						t.Errorf("%d bytes came", len(body))
+					}
+					if requests.Add(1) == 2 {
+						io.WriteString(c, test.second)
+						return
+					}
+					io.WriteString(c, fine)
+				}
+			})
+			c := transport(t)
+			until(t, "a connection waits", func() bool {
+				requests.Store(0)
+				ask(c, post(t, e.url, test.body))
+				return c.pool.waiting() == 1 // after a large body it may be too early for it
+			})
+			r := post(t, e.url, test.body)
+			if test.forget {
+				r.GetBody = nil
+			}
+			if _, _, err := ask(c, r); (err == nil) != test.ok || requests.Load() != test.requests {
+				t.Errorf("%v after %d requests", err, requests.Load())
+			}
+		})
+	}
+}
+
+// TestNeverTwiceMore has an engine that answers the first request of all, and none after it.
+func TestNeverTwiceMore(t *testing.T) {
+	var requests atomic.Int64
+	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for take(in) != "" && requests.Add(1) == 1 {
+			io.WriteString(c, fine)
+		}
+	})
+	c := transport(t)
+	ask(c, post(t, e.url, "{}"))
+	if _, _, err := ask(c, post(t, e.url, "{}")); !errors.Is(err, io.EOF) || requests.Load() != 3 {
+		t.Errorf("%v after %d requests", err, requests.Load())
+	}
+}
+
+func TestErrorsOfConnecting(t *testing.T) {
+	gone := says(t, "", true)
+	gone.Close()
+	mute := serve(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
+	known := httptest.NewTLSServer(http.NotFoundHandler())
+	defer known.Close()
+	known.Config.ErrorLog = nil
+	for name, url := range map[string]string{
+		"refused":   gone.url,
+		"untrusted": known.URL,
+		"handshake": strings.Replace(mute.url, "http", "https", 1),
+	} {
+		c := &Transport{TLSHandshakeTimeout: 50 * time.Millisecond}
+		_, err := c.RoundTrip(post(t, url, "{}"))
+		var op *net.OpError
+		if !errors.As(err, &op) || op.Op != "dial" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "handshake" && !op.Timeout() {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestManyAtOnce has 8 goroutines ask net/http's server, plain and by TLS, for answers of all sizes, some of which they do not read to the end.
+func TestManyAtOnce(t *testing.T) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("x-length", fmt.Sprint(len(body)))
+		for len(body) > 0 {
+			n := min(len(body), 700)
+			w.Write(body[:n])
+			w.(http.Flusher).Flush()
+			body = body[n:]
+		}
+	})
+	plain := httptest.NewServer(handler)
+	defer plain.Close()
+	secure := httptest.NewTLSServer(handler)
+	defer secure.Close()
+	c := transport(t)
+	c.TLS = secure.Client().Transport.(*http.Transport).TLSClientConfig
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			for i := range 60 {
+				url := plain.URL
+				if i%2 == 0 {
+					url = secure.URL
+				}
+				body := strings.Repeat(string(rune('a'+g)), []int{0, 1, 700, 5000, 40 << 10, 200 << 10}[i/2%6])
+				if i%5 == 4 {
+					leave(t, c, post(t, url, body))
+					continue
+				}
+				if r, got, err := ask(c, post(t, url, body)); err != nil || got != body || r.Header.Get("x-length") != fmt.Sprint(len(body)) {
+					t.Errorf("%d bytes: %d, %v", len(body), len(got), err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// leave reads a byte of the answer and leaves.
+func leave(t *testing.T, c *Transport, r *http.Request) {
+	response, err := c.RoundTrip(r)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	response.Body.Read(make([]byte, 1))
+	response.Body.Close()
+}
+
+// TestTLSConnectionsAreUsedAgain, and those that the engine has closed are not.
+func TestTLSConnectionsAreUsedAgain(t *testing.T) {
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		var taken atomic.Int64
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) }))
+		server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				taken.Add(1)
+			}
+		}
+		server.TLS = &tls.Config{MaxVersion: version}
+		server.StartTLS()
+		c := transport(t)
+		c.TLS = server.Client().Transport.(*http.Transport).TLSClientConfig
+		for range 5 {
+			if _, _, err := ask(c, post(t, server.URL, "{}")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := taken.Load(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+		server.CloseClientConnections()
+		if _, _, err := ask(c, post(t, server.URL, "{}")); err != nil {
+			t.Error(err)
+		}
+		if n := taken.Load(); n != 2 {
+			t.Errorf("%d connections", n)
+		}
+		c.CloseIdleConnections()
+		server.Close()
+	}
+}

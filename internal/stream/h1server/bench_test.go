@@ -1,0 +1,173 @@
+package h1server
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// theirs serves the handler as net/http does.
+func theirs(b *testing.B, handler http.HandlerFunc) (path string) {
+	path = filepath.Join(b.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	server := &http.Server{Handler: handler}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	b.Cleanup(func() { server.Close(); within(b, served) })
+	return path
+}
+
+// both runs a benchmark on both servers.
+func both(b *testing.B, handler http.HandlerFunc, run func(b *testing.B, path string)) {
+	b.Run("h1server", func(b *testing.B) { run(b, serve(b, handler, nil).path) })
+	b.Run("net/http", func(b *testing.B) { run(b, theirs(b, handler)) })
+}
+
+// BenchmarkEvent is an event of 200 bytes, from the handler to a peer that reads whatever comes.
+func BenchmarkEvent(b *testing.B) {
+	event := []byte("data: " + strings.Repeat("x", 192) + "\n\n")
+	events := make(chan int)
+	stream := func(w http.ResponseWriter, write func() error) {
+		w.WriteHeader(200)
+		w.(http.Flusher).Flush()
+		n := <-events
+		for range n {
+			if err := write(); err != nil {
+				b.Error(err)
+				break
+			}
+		}
+		events <- n
+	}
+	b.Run("TryWrite", func(b *testing.B) {
+		benchmarkEvents(b, events, serve(b, func(w http.ResponseWriter, r *http.Request) {
+			stream(w, func() error {
+				for {
+					if _, err := w.(*Writer).TryWrite(event); err != ErrFull {
+						return err
+					}
+					w.(*Writer).Flush()
+				}
+			})
+		}, nil).path)
+	})
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		flow := http.NewResponseController(w)
+		stream(w, func() error {
+			w.Write(event)
+			return flow.Flush()
+		})
+	}
+	b.Run("Write", func(b *testing.B) { benchmarkEvents(b, events, serve(b, handler, nil).path) })
+	b.Run("net/http", func(b *testing.B) { benchmarkEvents(b, events, theirs(b, handler)) })
+}
+
+func benchmarkEvents(b *testing.B, events chan int, path string) {
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, get)
+	buffer := make([]byte, 256<<10)
+	if _, err := c.Read(buffer); err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		for {
+			if _, err := c.Read(buffer); err != nil {
+				return
+			}
+		}
+	}()
+	b.ReportAllocs()
+	b.ResetTimer()
+	events <- b.N
+	<-events
+	b.StopTimer()
+}
+
+// BenchmarkRequest is a small request with a small answer, on a connection that is kept.
+func BenchmarkRequest(b *testing.B) {
+	both(b, echo, func(b *testing.B, path string) {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		buffer := make([]byte, 4<<10)
+		b.ReportAllocs()
+		for b.Loop() {
+			io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\na: b\r\nc: d\r\n\r\nabc")
+			if _, err := c.Read(buffer); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkIdleStream is what a stream holds that has begun and waits. The peer's own end is in it for both: a connection without a goroutine.
+func BenchmarkIdleStream(b *testing.B) {
+	const streams = 1000
+	both(b, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		io.WriteString(w, "data: begun\n\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}, func(b *testing.B, path string) {
+		for b.Loop() {
+			before := held()
+			conns := make([]net.Conn, streams)
+			for i := range conns {
+				conns[i] = begin(b, path, i)
+			}
+			after := held()
+			b.ReportMetric(float64(after.HeapInuse-before.HeapInuse)/streams, "heap-B/stream")
+			b.ReportMetric((float64(after.StackInuse)-float64(before.StackInuse))/streams, "stack-B/stream")
+			for _, c := range conns {
+				c.Close()
+			}
+			eventually(b, "the handlers end", func() bool { return runtime.NumGoroutine() < 100 })
+		}
+	})
+}
+
+// begin begins a stream, with a request of the size that Envoy's have.
+func begin(b *testing.B, path string, i int) net.Conn {
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var head strings.Builder
+	for n := range 15 {
+		fmt.Fprintf(&head, "x-header-%d: the value of a header %d\r\n", n, i)
+	}
+	fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n%scontent-length: 1000\r\n\r\n%s", head.String(), strings.Repeat("x", 1000))
+	in := bufio.NewReaderSize(c, 512)
+	for line := ""; line != "data: begun\n"; {
+		if line, err = in.ReadString('\n'); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return c
+}
+
+// held is what is in use when garbage is gone and stacks have shrunk, which takes several collections.
+func held() (m runtime.MemStats) {
+	for range 5 {
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	runtime.ReadMemStats(&m)
+	return m
+}
