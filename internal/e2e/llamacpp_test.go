@@ -306,6 +306,7 @@ models:
     source: {registry: local, name: tiny.gguf}
     replicas: {min: 2, max: 2}
     variables: {parallel: 2, ctx_size: 2048, threads: 1}
+    routing: {slow_start: 0s}
 `)
 	if err := askStream(g); err != nil {
 		t.Error(err)

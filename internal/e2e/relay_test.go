@@ -224,7 +224,7 @@ models:
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := make([]byte, 400)
+	head := make([]byte, 1500) // more than the events up to the one that is resumed after
 	io.ReadFull(r.Body, head)
 	joined, err := b.open(context.Background(), chats, body) // a start that is repeated elsewhere
 	if err != nil {

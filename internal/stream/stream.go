@@ -4,8 +4,9 @@
 // events for a client that comes back, merge tokens for a client that reads slowly, and stop what a rule forbids.
 //
 // A Call is one generation, whichever protocol asked for it; a Sink is who hears of it: an HTTP response here, a WebSocket in
-// internal/stream/realtime, a gRPC stream in internal/stream/llmv1. Between the two stands a queue (internal/stream/replay), so that
-// neither waits for the other longer than a queue is long.
+// internal/stream/realtime, a gRPC stream in internal/stream/llmv1. Between the two stands a fan (internal/stream/replay): who has read an
+// event writes it to a client that takes it at once, and puts it into a queue for one that does not, so that neither waits for the other longer
+// than a queue is long.
 package stream
 
 import (
