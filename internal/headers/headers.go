@@ -21,6 +21,8 @@ const (
 	Key = "x-sluice-key"
 	// Ticket stands for a decision that was already taken.
 	Ticket = "x-sluice-ticket"
+	// Patient says, of a request that another gateway has passed on, that its client may take nothing for as long as it likes: stream.Call.Patient.
+	Patient = "x-sluice-patient"
 	// Forwarded is on requests that another gateway has passed on. They are not passed on again.
 	Forwarded = "x-sluice-forwarded"
 	// Observe is "1" on requests whose first token Sluice wants to hear of at once.
@@ -105,7 +107,8 @@ const (
 
 // Internal lists the headers that are removed from clients' requests.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Ticket, Forwarded, Observe, Usage}
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Ticket, Forwarded, Patient,
+		Observe, Usage}
 }
 
 const modelPrefix = "model/"

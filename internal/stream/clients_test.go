@@ -278,3 +278,25 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		}
 	}
 }
+
+// A stream may go on for longer than one write may take, after a heartbeat too, and ends properly.
+func TestLongerThanAWrite(t *testing.T) {
+	const heartbeat, write = 150 * time.Millisecond, 300 * time.Millisecond
+	b := newBench(t, setup{write: write, policy: Policy{Heartbeat: heartbeat}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("content-type", "text/event-stream")
+		flow := http.NewResponseController(w)
+		time.Sleep(heartbeat) // the prefill
+		for begun := time.Now(); time.Since(begun) < 2*write; time.Sleep(20 * time.Millisecond) {
+			io.WriteString(w, say("word "))
+			flow.Flush()
+		}
+		io.WriteString(w, finish("", "stop")+done)
+	})})
+	r := b.open(hello)
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil || ends(string(text)) != "whole" || !strings.HasPrefix(string(text), ":") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+}

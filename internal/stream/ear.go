@@ -112,6 +112,13 @@ func (e *ear) whole() (Result, error) {
 func (e *ear) silent() (next time.Duration, err error) {
 	e.listener.Lock()
 	defer e.listener.Unlock()
+	if e.unflushed { // by the producer, who finds the listener locked now
+		if err := e.sink.Flush(); err != nil {
+			return 0, err
+		}
+		e.flushed()
+		e.wrote = time.Now()
+	}
 	interval := e.policy.heartbeat()
 	if left := interval - time.Since(e.wrote); left > 0 {
 		return left, nil

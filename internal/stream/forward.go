@@ -42,6 +42,9 @@ func asForwarded(there *http.Request, c *Call) *http.Request {
 	if c.Scan.Timeout > 0 {
 		there.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
 	}
+	if c.Patient {
+		there.Header.Set(headers.Patient, "1")
+	}
 	there.Header.Del(headers.Ticket)
 	return there
 }
@@ -92,7 +95,8 @@ func forwarded(req *http.Request, tenant func(string) (*authz.Tenant, bool), max
 		scan.Timeout = time.Duration(ms) * time.Millisecond
 	}
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
-		Path: req.URL.RequestURI(), Header: passed(req.Header), Body: body, Scan: scan, Received: time.Now()}, nil
+		Path: req.URL.RequestURI(), Header: passed(req.Header), Body: body, Scan: scan, Received: time.Now(),
+		Patient: req.Header.Get(headers.Patient) != ""}, nil
 }
 
 // released gives a request id back to all gateways, unless another call than this one has it now.

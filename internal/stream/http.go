@@ -147,8 +147,12 @@ func afterOf(req *http.Request) (int64, *openai.Error) {
 	return n, nil
 }
 
+// maxIgnored bounds what is read of a body that means nothing, in bytes.
+const maxIgnored = 64 << 10
+
 // serveStreams answers /v1/streams/{id} and /v1/streams/{id}/cancel.
 func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
+	_, _ = io.CopyN(io.Discard, req.Body, maxIgnored) // nobody notices that a client leaves before its body is read
 	rest := strings.TrimPrefix(req.URL.EscapedPath(), streamsPath)
 	escaped, cancel := strings.CutSuffix(rest, "/cancel")
 	id, err := url.PathUnescape(escaped)

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,10 @@ import (
 
 // abroad has the gateway that runs the call tell the sink of it, by HTTP. If the client wants the call cancelled, it is cancelled there.
 func (r *Relay) abroad(ctx context.Context, c *Call, owner string, sink Sink) {
+	defer r.listens()()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.life, func() { cancel(closing()) })()
 	there, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Path, http.NoBody)
 	if err != nil { // the path is one of ours
 		panic(err)
@@ -26,7 +31,8 @@ func (r *Relay) abroad(ctx context.Context, c *Call, owner string, sink Sink) {
 	}
 	there.Header.Set("content-type", "application/json")
 	ear := &remote{sink: sink, tracker: sse.Tracker{Choices: c.Scan.Choices}}
-	result := Result{Fault: r.config.Peers.Forward(ear, asForwarded(there, c), owner)}
+	fault := r.config.Peers.Forward(ear, asForwarded(there, c), owner)
+	result := Result{Fault: fault, Model: c.Scan.Model, Replica: ear.Header().Get(headers.Replica)}
 	var told *openai.Error
 	switch why := errors.Join(ear.lost, context.Cause(ctx)); {
 	case errors.As(why, &told):
@@ -37,7 +43,11 @@ func (r *Relay) abroad(ctx context.Context, c *Call, owner string, sink Sink) {
 		ear.over(&result)
 	}
 	if result.Cause == causeCancelled {
-		r.cancelAbroad(c, owner)
+		over := r.listens()
+		go func() {
+			defer over()
+			r.cancelAbroad(c, owner)
+		}()
 	}
 	_ = sink.End(result) // nothing is left to stop
 	if c.Entry != nil {
@@ -119,8 +129,11 @@ func (r *remote) Flush() {
 }
 
 func (r *remote) event(e *sse.Event) error {
-	if e.IsComment() {
+	switch {
+	case e.IsComment():
 		return r.sink.Silence(progressOf(e.Raw))
+	case bytes.HasPrefix(e.Data, []byte(heartbeatPrefix)):
+		return r.sink.Silence(Progress{Phase: r.phase()})
 	}
 	if chunk := r.tracker.See(e); chunk.Error {
 		r.told = faultIn(e.Data)
@@ -129,8 +142,23 @@ func (r *remote) event(e *sse.Event) error {
 	return r.sink.Event(e.Raw, r.number-1)
 }
 
+// phase is what a heartbeat without words means.
+func (r *remote) phase() Phase {
+	if r.tracker.Tokens() == 0 {
+		return Prefill
+	}
+	return Decode
+}
+
 // over says how the response has ended.
 func (r *remote) over(result *Result) {
+	if r.status >= http.StatusBadRequest && r.Header().Get(headers.Source) == headers.SourceGateway {
+		result.Fault = faultIn(r.body)
+		if s, err := strconv.Atoi(r.Header().Get("retry-after")); err == nil && result.Fault.RetryAfter == 0 {
+			result.Fault.RetryAfter = time.Duration(s) * time.Second
+		}
+		return
+	}
 	result.Answered = true
 	if !r.stream {
 		_ = r.sink.Answer(&Answer{Status: r.status, Header: r.header, Body: r.body}) // nothing is left to stop

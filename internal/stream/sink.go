@@ -45,10 +45,18 @@ type tryWriter interface {
 }
 
 func (r *Relay) respond(w http.ResponseWriter, c *Call) *response {
-	try, _ := w.(tryWriter)
-	return &response{w: w, try: try, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
+	s := &response{w: w, flow: http.NewResponseController(w), call: c, replica: r.config.ReplicaHeader(),
 		within: r.config.WriteTimeout, numbers: c.Scan.RequestID != ""}
+	s.try, _ = w.(tryWriter)
+	if c.Patient {
+		s.within = max(s.within, patience)
+	}
+	return s
 }
+
+// patience is how long the client of another gateway may take for one write if it may hold the engine up. That gateway ends a turn whose client takes
+// nothing for too long.
+const patience = 10 * time.Minute
 
 // begins implements beginner.
 func (s *response) begins(g *generation) { s.of = g }
@@ -234,6 +242,9 @@ func (s *response) Silence(p Progress) error {
 	return s.Flush()
 }
 
+// heartbeatPrefix is how the data of a heartbeat begins that is a chunk.
+const heartbeatPrefix = `{"id":"heartbeat",`
+
 func heartbeatChunk(c *Call) []byte {
 	k := identity{id: "heartbeat", object: "chat.completion.chunk", model: c.Scan.Model, created: time.Now().Unix()}
 	if c.Scan.Endpoint == openai.Completions {
@@ -258,6 +269,7 @@ func (p Progress) String() string {
 
 // End implements Sink.
 func (s *response) End(r Result) error {
+	s.limit() // for the end of the body, too, which the server writes; the last limit may have been long ago
 	switch {
 	case r.Fault != nil && !s.begun:
 		fail(s.w, r.Fault)

@@ -151,6 +151,9 @@ func (c *conn) readHead(method string) (*http.Response, error) {
 
 // quiet tells whether nothing waits to be read: neither an end nor bytes that nobody has asked for.
 func (c *conn) quiet() bool {
+	if c.stream != c.tcp && !c.nothingDecrypted() {
+		return false
+	}
 	var quiet bool
 	err := c.raw.Read(func(fd uintptr) bool {
 		var b [1]byte
@@ -161,6 +164,14 @@ func (c *conn) quiet() bool {
 	return err == nil && quiet
 }
 
+// nothingDecrypted tells whether TLS holds nothing that came with what was read, and that nobody has asked for.
+func (c *conn) nothingDecrypted() bool {
+	_ = c.tcp.SetReadDeadline(time.Unix(1, 0))
+	defer c.tcp.SetReadDeadline(time.Time{})
+	n, err := c.stream.Read(make([]byte, 1))
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
 // rest gives the buffer back. Only who reads may call it.
 func (c *conn) rest() {
 	c.in.Reset(nil)
@@ -168,8 +179,14 @@ func (c *conn) rest() {
 	c.in = nil
 }
 
-// close closes a connection that waits, with a word to the engine if it is TLS.
-func (c *conn) close() { c.stream.Close() }
+// close closes a connection that waits, with a word to the engine if it is TLS, which may take five seconds.
+func (c *conn) close() {
+	if c.stream == c.tcp {
+		c.tcp.Close()
+		return
+	}
+	go c.stream.Close()
+}
 
 // breakOff closes the connection whatever anybody does with it, and without waiting.
 func (c *conn) breakOff() { c.tcp.Close() }

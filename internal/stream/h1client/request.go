@@ -158,6 +158,7 @@ func (e *exchange) sendLarge(head *bytes.Buffer, body io.ReadCloser, wrote func(
 	switch {
 	case err == nil:
 		e.sent.Store(true)
+	case errors.Is(err, net.ErrClosed): // we closed it, and who did knows why
 	case dead(err):
 		e.sendErr.Store(&err) // who reads finds the end, or an answer before it
 	default:

@@ -25,6 +25,9 @@ const (
 	DefaultMaxHeaderBytes      = 1 << 20
 )
 
+// staleWithin is how soon a connection that was closed before the request breaks. An engine that takes longer may have worked on it.
+const staleWithin = time.Second
+
 // keepAlive is between two probes of TCP for whether the engine's machine is still there.
 const keepAlive = 30 * time.Second
 
@@ -56,7 +59,8 @@ type Transport struct {
 //
 // When the request's context ends, RoundTrip and reads of the body fail at once with context.Cause, as those of net/http do. An error of connecting, the
 // TLS handshake included, is a *net.OpError whose Op is "dial". A request that finds its connection closed by an engine that had nothing to do is
-// made once more if it has no body or has GetBody, whatever its method: the engine has not answered a byte.
+// made once more if it has no body or has GetBody, whatever its method: the engine has not answered a byte, and has closed the connection within a second,
+// so that it is not this request that has ended it.
 func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	ctx := request.Context()
 	to, err := targetOf(request)
@@ -68,8 +72,9 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if c := t.pool.take(to, t.idleTimeout()); c != nil {
+		began := time.Now()
 		response, err := t.exchange(request, c)
-		if err == nil || c.heard || !dead(err) || ctx.Err() != nil {
+		if err == nil || c.heard || !dead(err) || ctx.Err() != nil || time.Since(began) > staleWithin {
 			return response, err
 		}
 		once, ok := again(request)

@@ -158,6 +158,7 @@ func (c *conn) read() (req *http.Request, ours bool) {
 func (c *conn) handOver() {
 	rest := c.reader.from.head
 	c.reader.from.head = nil
+	_ = c.arm(time.Time{}) // net/http knows nothing of the last response's deadline
 	c.server.handed.give(&replayed{Conn: c.rwc, closeWrite: c.rwc.CloseWrite, rest: rest})
 }
 

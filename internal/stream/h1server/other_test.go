@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 )
@@ -150,4 +151,22 @@ func TestWebSocket(t *testing.T) {
 	if err := conn.Close(websocket.StatusNormalClosure, ""); err != nil {
 		t.Error(err)
 	}
+}
+
+// What is handed over has no deadline of the answer before it.
+func TestHandedOverWithoutTheLastDeadline(t *testing.T) {
+	w := serve(t, func(rw http.ResponseWriter, _ *http.Request) {
+		if _, ours := rw.(*Writer); ours {
+			http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		}
+		io.WriteString(rw, "x")
+	}, func(s *Server) {
+		s.Lean = func(r *http.Request) bool { return !strings.HasPrefix(r.URL.Path, "/other") }
+	})
+	p := w.dial(t)
+	p.say(get)
+	p.expect(200, "x")
+	time.Sleep(100 * time.Millisecond) // until it has passed
+	p.say("GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
+	p.expect(200, "x")
 }

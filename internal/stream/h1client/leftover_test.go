@@ -1,0 +1,76 @@
+package h1client
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLeftOverUnderTLS: what an engine says beyond its answer, in the same record, must not answer the next request.
+func TestLeftOverUnderTLS(t *testing.T) {
+	plain := httptest.NewUnstartedServer(nil)
+	plain.StartTLS()
+	certificates, roots := plain.TLS.Certificates, plain.Client().Transport.(*http.Transport).TLSClientConfig
+	plain.Close()
+	e := serve(t, func(c *net.TCPConn, _ *bufio.Reader) {
+		secure := tls.Server(c, &tls.Config{Certificates: certificates, MinVersion: tls.VersionTLS12})
+		in := bufio.NewReader(secure)
+		for asked := take(in); asked != ""; asked = take(in) {
+			answer := "right"
+			if size, err := strconv.Atoi(asked[1:]); err == nil {
+				answer = strings.Repeat("a", size) + "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
+				fmt.Fprintf(secure, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, answer)
+				continue
+			}
+			fmt.Fprintf(secure, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
+		}
+	})
+	url := strings.Replace(e.url, "http:", "https:", 1)
+	for size := 1000; size < 16000; size += 1000 {
+		by := &Transport{TLS: roots}
+		r, err := by.RoundTrip(post(t, url, strconv.Itoa(size)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var whole bytes.Buffer
+		if _, err := whole.ReadFrom(r.Body); err != nil || whole.Len() != size {
+			t.Fatalf("%d bytes of %d: %v", whole.Len(), size, err)
+		}
+		r.Body.Close()
+		if _, body, err := ask(by, post(t, url, "second")); err != nil || body != "right" {
+			t.Errorf("after %d bytes the second request was answered %q, %v", size, body, err)
+		}
+		by.CloseIdleConnections()
+	}
+}
+
+// TestWorkIsNotDoneTwice: an engine that has taken a while before it closed the connection may have done what it was asked.
+func TestWorkIsNotDoneTwice(t *testing.T) {
+	worked := make(chan struct{}, 8)
+	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for n := 0; take(in) != ""; n++ {
+			if n > 0 {
+				worked <- struct{}{}
+				time.Sleep(staleWithin + 100*time.Millisecond) // the work
+				return
+			}
+			io.WriteString(c, fine)
+		}
+	})
+	c := transport(t)
+	if _, _, err := ask(c, post(t, e.url, "a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, post(t, e.url, "b")); err == nil || len(worked) != 1 {
+		t.Errorf("%d engines worked on it, %v", len(worked), err)
+	}
+}
