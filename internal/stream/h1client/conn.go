@@ -166,10 +166,11 @@ func (c *conn) quiet() bool {
 
 // nothingDecrypted tells whether TLS holds nothing that came with what was read, and that nobody has asked for.
 func (c *conn) nothingDecrypted() bool {
-	_ = c.tcp.SetReadDeadline(time.Unix(1, 0))
-	defer c.tcp.SetReadDeadline(time.Time{})
+	if c.tcp.SetReadDeadline(time.Unix(1, 0)) != nil {
+		return false
+	}
 	n, err := c.stream.Read(make([]byte, 1))
-	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.tcp.SetReadDeadline(time.Time{}) == nil
 }
 
 // rest gives the buffer back. Only who reads may call it.
