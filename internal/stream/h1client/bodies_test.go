@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -127,27 +126,6 @@ func TestAnswerBehindABrokenPipe(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestWroteRequest is told once for each time that a request was written, well or not.
-func TestWroteRequest(t *testing.T) {
-	e := says(t, fine, false)
-	for _, size := range []int{0, 10, 30 << 10, 1 << 20} {
-		var good, bad atomic.Int64
-		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(w httptrace.WroteRequestInfo) {
-			if w.Err == nil {
-				good.Add(1)
-			} else {
-				bad.Add(1)
-			}
-		}})
-		c := transport(t)
-		ask(c, postIn(ctx, t, e.url, strings.Repeat("a", size)))
-		r := postIn(ctx, t, e.url, strings.Repeat("a", size))
-		r.Body, r.ContentLength = io.NopCloser(strings.NewReader("")), int64(size+1)
-		ask(c, r)
-		until(t, "both are told", func() bool { return good.Load() == 1 && bad.Load() == 1 })
 	}
 }
 

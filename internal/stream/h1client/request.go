@@ -2,13 +2,11 @@ package h1client
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
 	"strconv"
 	"strings"
@@ -128,13 +126,12 @@ func withoutZone(host string) string {
 func (e *exchange) send(request *http.Request) error {
 	buffer := writers.Get().(*bytes.Buffer)
 	writeHead(buffer, request)
-	wrote := wroteRequest(e.ctx)
 	body, length := request.Body, request.ContentLength
 	if body == nil {
 		body = http.NoBody
 	}
 	if length > promptBody {
-		go e.sendLarge(buffer, body, wrote, length)
+		go e.sendLarge(buffer, body, length)
 		return nil
 	}
 	var err error
@@ -146,12 +143,11 @@ func (e *exchange) send(request *http.Request) error {
 	body.Close()
 	recycle(buffer)
 	e.sent.Store(err == nil)
-	wrote(err)
 	return err
 }
 
 // sendLarge writes a request whose answer may come before its body was read, by a goroutine of its own. It ends with the connection.
-func (e *exchange) sendLarge(head *bytes.Buffer, body io.ReadCloser, wrote func(error), length int64) {
+func (e *exchange) sendLarge(head *bytes.Buffer, body io.ReadCloser, length int64) {
 	err := e.conn.sendBody(head, body, length)
 	body.Close()
 	recycle(head)
@@ -165,7 +161,6 @@ func (e *exchange) sendLarge(head *bytes.Buffer, body io.ReadCloser, wrote func(
 		e.sendErr.Store(&err)
 		e.conn.breakOff()
 	}
-	wrote(err)
 }
 
 // sendSmall sends head and body in one write.
@@ -224,15 +219,6 @@ func (s *sender) Write(p []byte) (int, error) {
 		return 0, s.err
 	}
 	return len(p), nil
-}
-
-// wroteRequest tells who traces the request how its writing has ended.
-func wroteRequest(ctx context.Context) func(error) {
-	trace := httptrace.ContextClientTrace(ctx)
-	if trace == nil || trace.WroteRequest == nil {
-		return func(error) {}
-	}
-	return func(err error) { trace.WroteRequest(httptrace.WroteRequestInfo{Err: err}) }
 }
 
 func recycle(buffer *bytes.Buffer) {

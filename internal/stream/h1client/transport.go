@@ -55,7 +55,7 @@ type Transport struct {
 // then soon after the response's body was closed.
 //
 // The response's Request and TLS are nil. Its body must be read to io.EOF or closed, and is read by one goroutine; any may close it. Trailers of more than
-// 1 KiB are an error, and so is the line before a chunk. The body of a 101 is empty. Of httptrace only WroteRequest is called, and the hooks of net.
+// 1 KiB are an error, and so is the line before a chunk. The body of a 101 is empty. Of httptrace's hooks only those of net are called.
 //
 // When the request's context ends, RoundTrip and reads of the body fail at once with context.Cause, as those of net/http do. An error of connecting, the
 // TLS handshake included, is a *net.OpError whose Op is "dial". A request that finds its connection closed by an engine that had nothing to do is
