@@ -199,26 +199,33 @@ models:
 	}
 }
 
-// A client that comes back to another gateway gets its stream from the one that has it.
-func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
-	t.Parallel()
+// twoGateways share a Redis and the engine of a third gateway, its replica m-0.
+func twoGateways(t *testing.T) (third *gateway, two [2]*gateway) {
+	t.Helper()
 	redis := redistest.Start(t)
-	one := start(t, `
+	third = start(t, `
 models:
   - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 10ms}}
 `)
-	engine := one.replicas()["m-0"].Address
-	config := func() string {
-		return fmt.Sprintf(`
+	for i := range two {
+		two[i] = start(t, fmt.Sprintf(`
 redis: %s
 peers: 127.0.0.1:%d
 models:
   - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
-`, redistest.URL(redis), freePort(t), engine)
+`, redistest.URL(redis), freePort(t), third.replicas()["m-0"].Address))
 	}
-	a, b := start(t, config()), start(t, config())
-	a.shared(true, 2)
-	b.shared(true, 2)
+	for _, g := range two {
+		g.shared(true, 2)
+	}
+	return third, two
+}
+
+// A client that comes back to another gateway gets its stream from the one that has it.
+func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
+	t.Parallel()
+	one, gateways := twoGateways(t)
+	engine, a, b := one.replicas()["m-0"].Address, gateways[0], gateways[1]
 	body := with(chat("m", true, 150, "across"), `"request_id":"x"`)
 	r, err := a.open(context.Background(), chats, body)
 	if err != nil {
@@ -283,24 +290,8 @@ models:
 // What has a name is found from a WebSocket or a gRPC call at another gateway too, and cancelled from there.
 func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
 	t.Parallel()
-	redis := redistest.Start(t)
-	one := start(t, `
-models:
-  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 10ms}}
-`)
+	one, gateways := twoGateways(t)
 	engine := one.replicas()["m-0"].Address
-	var gateways []*gateway
-	for range 2 {
-		gateways = append(gateways, start(t, fmt.Sprintf(`
-redis: %s
-peers: 127.0.0.1:%d
-models:
-  - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
-`, redistest.URL(redis), freePort(t), engine)))
-	}
-	for _, g := range gateways {
-		g.shared(true, 2)
-	}
 	turn := func(id string, tokens int) message {
 		return message{"type": "start", "request_id": id, "model": "m", "messages": []message{{"role": "user", "content": id}},
 			"params": message{"max_tokens": tokens, "ignore_eos": true}}
