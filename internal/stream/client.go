@@ -42,9 +42,9 @@ const unused = 10 * time.Minute
 
 // send sends the request to the replica.
 func (r *Relay) send(request *http.Request, at dispatch.Upstream, p Policy) (*http.Response, error) {
-	client := RoundTripper(r.clients.of(at.Transport))
-	if p.GRPC && r.config.Workers != nil {
-		client = r.config.Workers
+	client := r.config.Workers
+	if !p.GRPC || client == nil {
+		client = r.clients.of(at.Transport)
 	}
 	response, err := client.RoundTrip(request)
 	request.Body, request.GetBody = nil, nil // whoever keeps the request shall not keep a long prompt with it
