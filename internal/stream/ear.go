@@ -30,11 +30,11 @@ type ear struct {
 	// prompt is the sink if events may go the short way; nil: they may not
 	prompt prompt
 	buffer []byte
-	// wrote is when something was sent last by the short way, and lost why that has failed; guarded by the listener's lock
-	wrote time.Time
-	lost  error
-	// emitted counts the writes to the client; unflushed says that there is something for another. Guarded by the listener's lock.
+	// What follows is guarded by the listener's lock. lost is why the short way has failed.
+	lost error
+	// emitted counts the writes of events to the client, wrote is when the last one was; unflushed says that there is something for another.
 	emitted   int64
+	wrote     time.Time
 	unflushed bool
 }
 
@@ -51,7 +51,6 @@ func (e *ear) Flush() (whole bool) {
 		e.lost = err
 		return false
 	}
-	e.wrote = time.Now()
 	if whole {
 		e.flushed()
 	}
@@ -117,7 +116,6 @@ func (e *ear) silent() (next time.Duration, err error) {
 			return 0, err
 		}
 		e.flushed()
-		e.wrote = time.Now()
 	}
 	interval := e.policy.heartbeat()
 	if left := interval - time.Since(e.wrote); left > 0 {
@@ -167,11 +165,14 @@ func (e *ear) take() (result Result, over bool, err error) {
 
 // flushed says that what was handed on has been written.
 func (e *ear) flushed() {
-	if e.unflushed && e.tracer != nil {
+	if !e.unflushed {
+		return
+	}
+	e.unflushed, e.wrote = false, time.Now()
+	if e.tracer != nil {
 		e.tracer.Emitted(e.emitted)
 		e.emitted++
 	}
-	e.unflushed = false
 }
 
 // givenUp is the end of a client that reads too slowly, and of the call if it was the only one that could listen.

@@ -153,13 +153,17 @@ func (t *tokens) failure() (reason string) {
 
 // count writes down what the stream has cost.
 func (t *tokens) count() {
-	u, known := t.tracker.Usage()
-	t.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: known}
-	if !known {
-		t.result.Usage.Completion = t.tracker.Tokens()
-	}
-	t.result.Finish = t.tracker.Finish()
+	t.result.Usage, t.result.Finish = usageIn(&t.tracker), t.tracker.Finish()
 	if !t.start.IsZero() {
 		t.result.Decode = t.latest.Sub(t.start)
 	}
+}
+
+// usageIn is what a stream has cost, by what was in it.
+func usageIn(t *sse.Tracker) Usage {
+	u, known := t.Usage()
+	if !known {
+		u.Completion = t.Tokens()
+	}
+	return Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: known}
 }

@@ -164,12 +164,7 @@ func (r *remote) over(result *Result) {
 		_ = r.sink.Answer(&Answer{Status: r.status, Header: r.header, Body: r.body}) // nothing is left to stop
 		return
 	}
-	u, known := r.tracker.Usage()
-	result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: known}
-	if !known {
-		result.Usage.Completion = r.tracker.Tokens()
-	}
-	result.Finish = r.tracker.Finish()
+	result.Usage, result.Finish = usageIn(&r.tracker), r.tracker.Finish()
 	switch {
 	case r.told != nil:
 		result.Fault, result.Told = r.told, true
