@@ -16,7 +16,7 @@ python=venv-$(digest "${requirements[@]}")
 node=node-$(digest tests/clients/package.json tests/clients/package-lock.json)
 workspace
 
-if [ ! -e ".tools/$python" ]; then
+if [ ! -e "$store/$python" ]; then
   python_needed
   echo "installing the Python clients"
   python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
@@ -25,7 +25,7 @@ if [ ! -e ".tools/$python" ]; then
 fi
 link venv "$python"
 
-if [ ! -e ".tools/$node" ]; then
+if [ ! -e "$store/$node" ]; then
   debian node nodejs
   debian npm npm
   echo "installing the Node clients"
@@ -37,11 +37,11 @@ fi
 link node "$node"
 
 grpcurl=1.9.4
-if [ ! -x ".tools/grpcurl-$grpcurl" ]; then
+if [ ! -x "$store/grpcurl-$grpcurl" ]; then
   command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
   echo "building grpcurl $grpcurl once: a minute or two on two cores"
   # Outside of our module, so that what grpcurl needs stays out of it.
-  GOBIN="$PWD/$work" GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "-s -w" "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"
+  GOBIN="$work" GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "-s -w" "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"
   keep "$work/grpcurl" "grpcurl-$grpcurl"
 fi
 link grpcurl "grpcurl-$grpcurl"

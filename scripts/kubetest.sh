@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 kubernetes=1.36.3
 one_at_a_time kubetest
-log=.tools/kubetest.log
+log=$store/kubetest.log
 source=tests/kubetest
 name=kubetest-$kubernetes-$(cat "$source"/{go.mod,go.sum,main.go} | sha256sum | cut -c 1-12)
 
@@ -15,10 +15,10 @@ flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $vers
 
 build() {
   # A second try costs little: what was built is kept, and only what the proxy did not give is asked for again.
-  CGO_ENABLED=0 twice nice go -C "$source" build -mod=readonly -trimpath -ldflags "$flags" -o "$PWD/$work/kubetest" .
+  CGO_ENABLED=0 twice nice go -C "$source" build -mod=readonly -trimpath -ldflags "$flags" -o "$work/kubetest" .
 }
 
-if [ ! -x ".tools/$name" ]; then
+if [ ! -x "$store/$name" ]; then
   command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
   workspace
   echo "building the Kubernetes $kubernetes of the tests once: five to ten minutes on two cores (log: $log)"

@@ -1,8 +1,12 @@
-# Shared by the other scripts, which source it. It goes to the root of the repository; everything fetched or built is kept
-# there under .tools, by version, and put in place by a rename, so that scripts may run at the same time or be cut short.
+# The other scripts source this file. It changes to the root of the repository.
+#
+# Everything that a script downloads or builds is kept by version in one directory of the user ($store), which all clones of the
+# repository share: only a new machine builds. `.tools` of a clone holds links into that directory. A rename puts each thing in
+# place, so scripts may run at the same time, and an interrupted script leaves nothing half done.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-mkdir -p .tools
+store=${SLUICE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/tools}
+mkdir -p .tools "$store"
 
 fail() {
   echo "$*" >&2
@@ -32,26 +36,26 @@ debian() {
   DEBIAN_FRONTEND=noninteractive twice apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# one_at_a_time NAME: waits until no other script of that name runs. The kernel ends the wait when the other one dies.
+# one_at_a_time NAME: waits until no other script holds the lock NAME. The kernel releases the lock of a script that dies.
 one_at_a_time() {
-  exec 9>".tools/.$1.lock"
+  exec 9>"$store/.$1.lock"
   flock 9
 }
 
-# workspace: an empty directory in $work, on the same file system as .tools, that is removed at the end.
+# workspace: creates an empty directory, $work, on the file system of $store. It is removed when the script ends.
 workspace() {
-  work=$(mktemp -d .tools/.work.XXXXXX)
+  work=$(mktemp -d "$store/.work.XXXXXX")
   trap 'rm -rf "$work"' EXIT
 }
 
-# keep BUILT NAME: moves a file or directory to .tools/NAME. Who came first wins; both have built the same.
+# keep BUILT NAME: moves a file or directory to $store/NAME. If NAME exists already, BUILT is dropped: both are the same version.
 keep() {
-  mv -T --no-clobber "$1" ".tools/$2" 2>/dev/null || [ -e ".tools/$2" ] || fail "cannot keep .tools/$2"
+  mv -T --no-clobber "$1" "$store/$2" 2>/dev/null || [ -e "$store/$2" ] || fail "cannot write $store/$2"
 }
 
-# link NAME TARGET: makes .tools/NAME a link to .tools/TARGET, in one step.
+# link NAME KEPT: makes .tools/NAME a symbolic link to $store/KEPT, in one step.
 link() {
-  [ "$(readlink ".tools/$1" || true)" = "$2" ] && return
-  ln -s "$2" ".tools/.link.$$.$1"
+  [ "$(readlink ".tools/$1" || true)" = "$store/$2" ] && return
+  ln -s "$store/$2" ".tools/.link.$$.$1"
   mv -T ".tools/.link.$$.$1" ".tools/$1"
 }

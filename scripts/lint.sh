@@ -5,12 +5,12 @@ set -euo pipefail
 version=2.15.0
 one_at_a_time golangci-lint
 
-if [ ! -x ".tools/golangci-lint-$version" ]; then
+if [ ! -x "$store/golangci-lint-$version" ]; then
   workspace
   echo "building golangci-lint $version once: some minutes"
-  GOBIN=$PWD/$work twice go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version"
+  GOBIN=$work twice go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version"
   keep "$work/golangci-lint" "golangci-lint-$version"
   rm -rf "$work"
 fi
 exec 9>&-
-exec ".tools/golangci-lint-$version" run "${@:-./...}"
+exec "$store/golangci-lint-$version" run "${@:-./...}"

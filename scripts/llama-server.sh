@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=0.3.36
 one_at_a_time llama-server
-log=.tools/llama-server.log
+log=$store/llama-server.log
 
 # What a test of ours does not use (GPU, TLS, OpenMP, the web page, fast kernels) is left out: it is most of the build.
 options=(
@@ -15,6 +15,8 @@ options=(
   -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 )
 
+name=llama-server-$version-$(printf '%s ' "${options[@]}" | sha256sum | cut -c 1-12)
+
 build() {
   twice python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$work" \
     "llama-cpp-python==$version" &&
@@ -23,7 +25,7 @@ build() {
     nice cmake --build "$work/build" --target llama-server --parallel "$(nproc)"
 }
 
-if [ ! -x ".tools/llama-server-$version" ]; then
+if [ ! -x "$store/$name" ]; then
   python_needed
   debian cmake cmake
   debian c++ g++
@@ -31,6 +33,6 @@ if [ ! -x ".tools/llama-server-$version" ]; then
   workspace
   echo "building llama-server $version once: about five minutes on two cores (log: $log)"
   build >"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "llama-server does not build: see $log"; }
-  keep "$work/build/bin/llama-server" "llama-server-$version"
+  keep "$work/build/bin/llama-server" "$name"
 fi
-link llama-server "llama-server-$version"
+link llama-server "$name"

@@ -8,7 +8,7 @@ one_at_a_time proto
 
 name=proto-$version
 workspace
-if [ ! -e ".tools/$name" ]; then
+if [ ! -e "$store/$name" ]; then
   python_needed
   echo "installing grpcio-tools $version"
   python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
@@ -25,7 +25,7 @@ plugin protoc-gen-go
 plugin protoc-gen-go-grpc
 
 to=examples/grpc/llmv1
-".tools/$name/bin/python" -m grpc_tools.protoc --proto_path=examples/grpc \
+"$store/$name/bin/python" -m grpc_tools.protoc --proto_path=examples/grpc \
   --plugin="$work/protoc-gen-go" --go_out=. --go_opt=module=github.com/sluice-gateway/sluice \
   --plugin="$work/protoc-gen-go-grpc" --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gateway/sluice \
   llm/v1/inference.proto

@@ -25,7 +25,7 @@ named() {
   printf 'Metadata-Version: 2.4\nName: vllm\nVersion: %s+cpu\n' "$version" >"$1/vllm-$version+cpu.dist-info/METADATA"
 }
 
-if [ ! -e ".tools/$name" ]; then
+if [ ! -e "$store/$name" ]; then
   python_needed
   debian gcc gcc libc6-dev
   debian readelf binutils
