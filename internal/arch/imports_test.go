@@ -1,23 +1,15 @@
-// Package arch holds the shape of the tree: which package may import which, and that each says what it is.
+// Package arch holds the tests of the repository's form: which package may import which, what
+// comments look like, and what does not belong into git. `go test` runs it; no package imports it.
 package arch_test
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
-	"go/parser"
-	"go/token"
-	"io"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 )
 
-const module = "github.com/sluice-gateway/sluice"
-
-// allowed lists what of ours each package imports. A package that is not here may not exist.
+// allowed lists which packages of the module each package may import; "*" means all. A package
+// without a row fails the test.
 var allowed = map[string]string{
 	"ringhash":                   "",
 	"admission":                  "",
@@ -75,7 +67,8 @@ var allowed = map[string]string{
 	"internal/bench":           "*",
 }
 
-// confined lists who may import a technology.
+// confined lists which packages may import a technology. The key is the beginning of an import
+// path.
 var confined = map[string]string{
 	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/telemetry",
 	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom internal/kubetest",
@@ -86,62 +79,52 @@ var confined = map[string]string{
 	"go.opentelemetry.io/":                   "internal/telemetry/trace internal/e2e",
 }
 
-type pkg struct {
-	ImportPath, Dir  string
-	Imports, GoFiles []string
-}
-
-func packages(t *testing.T) []pkg {
-	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []pkg
-	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p pkg
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			return all
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
+// exampleImporters are the production packages that still import a package below examples. The list
+// may only shrink.
+var exampleImporters = map[string]bool{
+	"cmd/sluice":            true,
+	"internal/sim":          true,
+	"internal/stream/llmv1": true,
 }
 
 func TestImports(t *testing.T) {
-	for _, p := range packages(t) {
-		name := strings.TrimPrefix(p.ImportPath, module+"/")
-		row, ok := allowed[name]
+	for _, p := range listPackages(t) {
+		row, ok := allowed[p.path()]
 		if !ok {
-			t.Errorf("%s has no row: say what it may import", name)
+			t.Errorf("package %s has no row in allowed: add one that says what it may import", p.path())
 			continue
 		}
 		for _, path := range p.Imports {
-			if ours, ok := strings.CutPrefix(path, module+"/"); ok && row != "*" && !slices.Contains(strings.Fields(row), ours) {
-				t.Errorf("%s imports %s, which its row does not allow", name, ours)
-			}
-			for tech, who := range confined {
-				if strings.HasPrefix(path, tech) && !slices.Contains(strings.Fields(who), name) {
-					t.Errorf("%s imports %s, which only %s may", name, path, who)
-				}
-			}
+			checkImport(t, p.path(), row, path)
 		}
 	}
 }
 
-func TestEveryPackageSaysWhatItIs(t *testing.T) {
-	for _, p := range packages(t) {
-		said := false
-		for _, file := range p.GoFiles {
-			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.ParseComments|parser.PackageClauseOnly)
-			if err != nil {
-				t.Fatal(err)
-			}
-			said = said || f.Doc != nil && len(f.Doc.Text()) > 40
-		}
-		if len(p.GoFiles) > 0 && !said {
-			t.Errorf("%s has no package comment", p.ImportPath)
+// checkImport fails the test if package name, whose row of allowed is given, may not import path.
+func checkImport(t *testing.T, name, row, path string) {
+	ours, ok := strings.CutPrefix(path, module+"/")
+	if ok && row != "*" && !slices.Contains(strings.Fields(row), ours) {
+		t.Errorf("package %s imports %s, which its row in allowed does not name", name, ours)
+	}
+	for technology, importers := range confined {
+		if strings.HasPrefix(path, technology) && !slices.Contains(strings.Fields(importers), name) {
+			t.Errorf("package %s imports %s, which only %s may import", name, path, importers)
 		}
 	}
+}
+
+func TestNoProductionPackageImportsExamples(t *testing.T) {
+	isExample := func(path string) bool { return path == "examples" || strings.HasPrefix(path, "examples/") }
+	faults := map[string][]string{}
+	for _, p := range listPackages(t) {
+		if isExample(p.path()) {
+			continue
+		}
+		for _, path := range p.Imports {
+			if ours, ok := strings.CutPrefix(path, module+"/"); ok && isExample(ours) {
+				faults[p.path()] = append(faults[p.path()], "package "+p.path()+" imports "+ours+", which is only an example")
+			}
+		}
+	}
+	checkAllowList(t, exampleImporters, faults)
 }

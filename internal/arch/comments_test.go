@@ -1,0 +1,274 @@
+package arch_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// maxCommentColumns is the greatest width of a line that holds only a comment. A tab counts as
+// tabColumns.
+const (
+	maxCommentColumns = 100
+	tabColumns        = 4
+)
+
+// briefComments are the packages whose comment is not yet what TestPackageComments wants. The list
+// may only shrink.
+var briefComments = map[string]bool{
+	"admission":                  true,
+	"admission/admissiontest":    true,
+	"authz":                      true,
+	"cmd/sluice":                 true,
+	"engines":                    true,
+	"engines/join":               true,
+	"engines/kubernetes":         true,
+	"engines/kubernetes/custom":  true,
+	"engines/local":              true,
+	"engines/nodes":              true,
+	"engines/placement":          true,
+	"engines/upstream":           true,
+	"examples":                   true,
+	"examples/airflow":           true,
+	"examples/grpc/client":       true,
+	"examples/grpc/llmv1":        true,
+	"extproc":                    true,
+	"internal/admin":             true,
+	"internal/api":               true,
+	"internal/backlog":           true,
+	"internal/bench":             true,
+	"internal/config":            true,
+	"internal/dispatch":          true,
+	"internal/e2e":               true,
+	"internal/headers":           true,
+	"internal/kubetest":          true,
+	"internal/openai":            true,
+	"internal/process":           true,
+	"internal/redistest":         true,
+	"internal/scale":             true,
+	"internal/sim":               true,
+	"internal/stream":            true,
+	"internal/stream/h1client":   true,
+	"internal/stream/jsonscan":   true,
+	"internal/stream/moderation": true,
+	"internal/stream/queue":      true,
+	"internal/stream/replay":     true,
+	"internal/stream/sse":        true,
+	"internal/telemetry/trace":   true,
+	"xds":                        true,
+}
+
+// wideComments are the packages that still have comments wider than maxCommentColumns. The list may
+// only shrink.
+var wideComments = map[string]bool{
+	"admission":                  true,
+	"admission/admissiontest":    true,
+	"admission/redis":            true,
+	"authz":                      true,
+	"cmd/sluice":                 true,
+	"engines":                    true,
+	"engines/join":               true,
+	"engines/kubernetes":         true,
+	"engines/kubernetes/custom":  true,
+	"engines/local":              true,
+	"engines/nodes":              true,
+	"engines/placement":          true,
+	"engines/upstream":           true,
+	"envoy":                      true,
+	"examples":                   true,
+	"examples/airflow":           true,
+	"examples/grpc/llmv1":        true,
+	"extproc":                    true,
+	"internal/admin":             true,
+	"internal/api":               true,
+	"internal/backlog":           true,
+	"internal/bench":             true,
+	"internal/config":            true,
+	"internal/dispatch":          true,
+	"internal/e2e":               true,
+	"internal/headers":           true,
+	"internal/kubetest":          true,
+	"internal/limits":            true,
+	"internal/openai":            true,
+	"internal/process":           true,
+	"internal/redistest":         true,
+	"internal/scale":             true,
+	"internal/sim":               true,
+	"internal/stream":            true,
+	"internal/stream/delta":      true,
+	"internal/stream/h1client":   true,
+	"internal/stream/h1server":   true,
+	"internal/stream/jsonscan":   true,
+	"internal/stream/llmv1":      true,
+	"internal/stream/moderation": true,
+	"internal/stream/nowait":     true,
+	"internal/stream/peers":      true,
+	"internal/stream/queue":      true,
+	"internal/stream/realtime":   true,
+	"internal/stream/replay":     true,
+	"internal/stream/sse":        true,
+	"internal/telemetry":         true,
+	"internal/telemetry/trace":   true,
+	"ringhash":                   true,
+	"xds":                        true,
+}
+
+// A package comment begins with "Package x" or "Command x" and says what the package is. Its second
+// sentence says who uses the package.
+func TestPackageComments(t *testing.T) {
+	faults := map[string][]string{}
+	for _, p := range listPackages(t) {
+		if fault := packageCommentFault(packageComment(t, p), p); fault != "" {
+			faults[p.path()] = append(faults[p.path()], fault)
+		}
+	}
+	checkAllowList(t, briefComments, faults)
+}
+
+// packageComment is the text of the longest package comment of p. Packages that have only tests say
+// what they are in a test file.
+func packageComment(t *testing.T, p goPackage) string {
+	files := p.GoFiles
+	if len(files) == 0 {
+		files = append(p.TestGoFiles, p.XTestGoFiles...)
+	}
+	var longest string
+	for _, name := range files {
+		f := parseFile(t, token.NewFileSet(), p, name)
+		if text := f.Doc.Text(); len(text) > len(longest) {
+			longest = text
+		}
+	}
+	return longest
+}
+
+var (
+	sentenceEnd = regexp.MustCompile(`[.:!?]["')\]]*(\s|$)`)
+	// useWord is a verb that tells who uses a package.
+	useWord = regexp.MustCompile(`\b(uses?|used|imports?|imported|runs?|calls?|called|starts?|started)\b`)
+)
+
+// packageCommentFault says what is wrong with the comment of p, and "" if nothing is.
+func packageCommentFault(comment string, p goPackage) string {
+	begin := "Package " + p.Name + " "
+	switch {
+	case p.Name == "main":
+		begin = "Command " + filepath.Base(p.Dir) + " "
+	case len(p.GoFiles) == 0:
+		comment = strings.Replace(comment, "Package "+p.Name+"_test ", begin, 1)
+	}
+	switch {
+	case comment == "":
+		return fmt.Sprintf("package %s has no package comment", p.path())
+	case !strings.HasPrefix(comment, begin):
+		first, _, _ := strings.Cut(comment, "\n")
+		return fmt.Sprintf("the comment of package %s begins with %q: begin it with %q", p.path(), first, begin)
+	}
+	ends := sentenceEnd.FindAllStringIndex(comment, 2)
+	if len(ends) < 2 || !useWord.MatchString(comment[ends[0][1]:ends[1][1]]) {
+		return fmt.Sprintf("the comment of package %s does not say in its second sentence who uses or runs the package", p.path())
+	}
+	return ""
+}
+
+func TestCommentWidth(t *testing.T) {
+	faults := map[string][]string{}
+	for _, p := range listPackages(t) {
+		for _, name := range p.allFiles() {
+			faults[p.path()] = append(faults[p.path()], wideCommentLines(t, p, name)...)
+		}
+	}
+	checkAllowList(t, wideComments, faults)
+}
+
+// wideCommentLines describes the lines of a file that hold only a comment and are too wide.
+// Generated files, directives and lines that are one URL have none.
+func wideCommentLines(t *testing.T, p goPackage, name string) (faults []string) {
+	fset := token.NewFileSet()
+	f := parseFile(t, fset, p, name)
+	if ast.IsGenerated(f) {
+		return nil
+	}
+	source, err := os.ReadFile(filepath.Join(p.Dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(source), "\n")
+	for _, group := range f.Comments {
+		for _, comment := range group.List {
+			first, last := fset.Position(comment.Pos()), fset.Position(comment.End())
+			for n := first.Line; n <= last.Line; n++ {
+				line := lines[n-1]
+				trailing := n == first.Line && strings.TrimSpace(line[:first.Column-1]) != ""
+				if !trailing && !mayBeWide(line) && columns(line) > maxCommentColumns {
+					faults = append(faults, fmt.Sprintf("%s/%s:%d: the comment is %d columns wide, more than %d",
+						p.path(), name, n, columns(line), maxCommentColumns))
+				}
+			}
+		}
+	}
+	return faults
+}
+
+// mayBeWide reports whether a comment line cannot be wrapped: a directive of a tool, or one word
+// that is a URL.
+func mayBeWide(line string) bool {
+	text := strings.TrimSpace(line)
+	if strings.HasPrefix(text, "//go:") || strings.HasPrefix(text, "//nolint") {
+		return true
+	}
+	words := strings.Fields(strings.TrimLeft(text, "/*"))
+	return len(words) == 1 && strings.Contains(words[0], "://")
+}
+
+func columns(line string) int {
+	tabs := strings.Count(line, "\t")
+	return utf8.RuneCountInString(line) + tabs*(tabColumns-1)
+}
+
+func TestPackageCommentFault(t *testing.T) {
+	library := goPackage{ImportPath: module + "/ringhash", Name: "ringhash", Dir: "/src/ringhash"}
+	command := goPackage{ImportPath: module + "/cmd/sluice", Name: "main", Dir: "/src/cmd/sluice"}
+	for _, test := range []struct {
+		of      goPackage
+		comment string
+		ok      bool
+	}{
+		{library, "Package ringhash is a ring. Dispatch uses it.\n", true},
+		{library, "Package ringhash is a ring.\n\nDispatch uses it.\n", true},
+		{library, "Package ringhash is a ring.\n", false},
+		{library, "Package ringhash is a ring. Rings are round.\n", false},
+		{library, "Package ring is a ring. Dispatch uses it.\n", false},
+		{library, "", false},
+		{command, "Command sluice is a gateway. Operators run it.\n", true},
+		{command, "Package main is a gateway. Operators run it.\n", false},
+	} {
+		if fault := packageCommentFault(test.comment, test.of); (fault == "") != test.ok {
+			t.Errorf("comment %q of package %s: fault %q", test.comment, test.of.path(), fault)
+		}
+	}
+}
+
+func TestCommentLinesThatMayBeWide(t *testing.T) {
+	for line, may := range map[string]bool{
+		"\t// https://example.com/a/long/path":      true,
+		"\t// see https://example.com/a/long/path":  false,
+		"//go:generate go tool something":           true,
+		"// generate":                               false,
+		"//nolint:errcheck // nothing can be done":  true,
+		"// A sentence. https://example.com/a/path": false,
+	} {
+		if mayBeWide(line) != may {
+			t.Errorf("mayBeWide(%q) = %v", line, !may)
+		}
+	}
+	if n := columns("\t// ä"); n != 8 {
+		t.Errorf("a tab and four characters are %d columns wide, want 8", n)
+	}
+}
