@@ -4,8 +4,8 @@
 # RACE= runs the tests without the race detector, which needs a C compiler.
 RACE ?= -race
 # Tests through real Envoys and whole gateways measure time, so they run without the race detector.
-E2E = $(shell go list ./... | grep /internal/e2e)
-UNIT = $(shell go list ./... | grep -v /internal/e2e)
+E2E = $(shell go list ./... | grep /tests/e2e)
+UNIT = $(shell go list ./... | grep -v /tests/e2e)
 # FUZZTIME is for each fuzz target.
 FUZZTIME ?= 20s
 BENCHTIME ?= 1s
@@ -29,7 +29,7 @@ test: tools vet
 # test-vllm starts a real vLLM on the CPU. It is no part of test: it fetches a gigabyte and takes minutes.
 test-vllm: tools
 	@scripts/vllm.sh
-	go test -tags vllm -run VLLM -count=1 -timeout 30m ./internal/e2e
+	go test -tags vllm -run VLLM -count=1 -timeout 30m ./tests/e2e
 
 vet:
 	go vet ./...
@@ -45,8 +45,8 @@ bench: envoy build
 # soak is the tests with random faults and cuts, many times over. SEED in what fails repeats it.
 RUNS ?= 10000
 soak: tools
-	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/stream
-	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./internal/e2e
+	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/relay
+	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e
 
 # fuzz gives every fuzz target its time.
 fuzz:

@@ -9,20 +9,20 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 // decide says which way the request goes: to its replica when there is one, or to the relay, where its client hears something meanwhile.
 func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.ProcessingResponse {
 	asked := x.asked(scan, body)
-	way := stream.Way{Mode: stream.Native, Patience: stream.Forever}
+	way := relay.Way{Mode: relay.Native, Patience: relay.Forever}
 	if x.server.Relay != nil {
 		way = x.server.Relay.Way(scan, asked)
 	}
 	switch way.Mode {
-	case stream.Managed:
+	case relay.Managed:
 		return x.hand(scan, nil, way.Foreseen)
-	case stream.Auto:
+	case relay.Auto:
 		return x.patiently(scan, body, asked, way.Patience)
 	}
 	asked.OnWait = x.stretch
@@ -30,7 +30,7 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	if way.Mode == stream.Native && scan.Stream {
+	if way.Mode == relay.Native && scan.Stream {
 		return x.native(scan, body, ticket) // as it is asked for
 	}
 	return x.leave(scan, body, ticket)
@@ -41,7 +41,7 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 // cluster without a host. (A request that came later has made them turn twice by the time it is let go.)
 func (x *exchange) leave(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
 	if x.server.Relay != nil && t.Age() < time.Since(x.understood) {
-		return x.hand(scan, stream.Granted(t), false)
+		return x.hand(scan, relay.Granted(t), false)
 	}
 	return x.native(scan, body, t)
 }
@@ -71,7 +71,7 @@ func (x *exchange) patiently(scan *openai.Request, body []byte, asked *dispatch.
 }
 
 // turn takes what has come of a wait.
-func (x *exchange) turn(scan *openai.Request, body []byte, p *stream.Pending) *extproc.ProcessingResponse {
+func (x *exchange) turn(scan *openai.Request, body []byte, p *relay.Pending) *extproc.ProcessingResponse {
 	ticket, fault := p.Result()
 	if fault != nil {
 		return x.refuse(fault)
@@ -80,9 +80,9 @@ func (x *exchange) turn(scan *openai.Request, body []byte, p *stream.Pending) *e
 }
 
 // hand has Envoy bring the request to the relay, with its place in the queue if it has one.
-func (x *exchange) hand(scan *openai.Request, pending *stream.Pending, foreseen bool) *extproc.ProcessingResponse {
+func (x *exchange) hand(scan *openai.Request, pending *relay.Pending, foreseen bool) *extproc.ProcessingResponse {
 	entry := x.entry // not the exchange, which ends before
-	offer := &stream.Offer{Pending: pending, Over: func() { entry.Ended(nil) }, Call: stream.Call{
+	offer := &relay.Offer{Pending: pending, Over: func() { entry.Ended(nil) }, Call: relay.Call{
 		RequestID: x.request.id, Tenant: x.tenant, Priority: x.priority, Path: x.request.path, Scan: *scan, Task: x.request.task,
 		Received: x.received, Foreseen: foreseen, Entry: entry,
 	}}

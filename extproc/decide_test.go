@@ -7,14 +7,14 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 // newRelayed is newServer with a relay and this policy of streams for the model m.
-func newRelayed(t *testing.T, p stream.Policy) (*Server, *dispatch.Dispatcher) {
+func newRelayed(t *testing.T, p relay.Policy) (*Server, *dispatch.Dispatcher) {
 	s, d := newServer(t, nil)
-	s.Relay = stream.New(stream.Config{Dispatcher: d})
-	s.Relay.SetRules(&stream.Rules{Models: map[string]stream.Policy{"m": p}})
+	s.Relay = relay.New(relay.Config{Dispatcher: d})
+	s.Relay.SetRules(&relay.Rules{Models: map[string]relay.Policy{"m": p}})
 	t.Cleanup(func() { s.Relay.Close(t.Context()) })
 	return s, d
 }
@@ -22,21 +22,21 @@ func newRelayed(t *testing.T, p stream.Policy) (*Server, *dispatch.Dispatcher) {
 // Which way a request goes.
 func TestWay(t *testing.T) {
 	for name, c := range map[string]struct {
-		policy  stream.Policy
+		policy  relay.Policy
 		body    string
 		managed bool
 	}{
-		"plain":           {stream.Policy{}, `{"model":"m","messages":[]}`, false},
-		"stream":          {stream.Policy{}, `{"model":"m","stream":true,"messages":[]}`, false},
-		"managed":         {stream.Policy{Mode: stream.Managed}, `{"model":"m","stream":true,"messages":[]}`, true},
-		"not streamed":    {stream.Policy{Mode: stream.Managed}, `{"model":"m","messages":[]}`, false},
-		"named":           {stream.Policy{}, `{"model":"m","request_id":"a","messages":[]}`, true},
-		"timeout":         {stream.Policy{}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, true},
-		"native timeout":  {stream.Policy{Mode: stream.Native}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, false},
-		"timeout of all":  {stream.Policy{}, `{"model":"m","timeout_ms":1000,"messages":[]}`, false},
-		"first token":     {stream.Policy{TTFTTimeout: time.Second}, `{"model":"m","stream":true,"messages":[]}`, true},
-		"grpc":            {stream.Policy{GRPC: true}, `{"model":"m","messages":[]}`, true},
-		"every is sample": {stream.Policy{Sample: 1}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"plain":           {relay.Policy{}, `{"model":"m","messages":[]}`, false},
+		"stream":          {relay.Policy{}, `{"model":"m","stream":true,"messages":[]}`, false},
+		"managed":         {relay.Policy{Mode: relay.Managed}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"not streamed":    {relay.Policy{Mode: relay.Managed}, `{"model":"m","messages":[]}`, false},
+		"named":           {relay.Policy{}, `{"model":"m","request_id":"a","messages":[]}`, true},
+		"timeout":         {relay.Policy{}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, true},
+		"native timeout":  {relay.Policy{Mode: relay.Native}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, false},
+		"timeout of all":  {relay.Policy{}, `{"model":"m","timeout_ms":1000,"messages":[]}`, false},
+		"first token":     {relay.Policy{TTFTTimeout: time.Second}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"grpc":            {relay.Policy{GRPC: true}, `{"model":"m","messages":[]}`, true},
+		"every is sample": {relay.Policy{Sample: 1}, `{"model":"m","stream":true,"messages":[]}`, true},
 	} {
 		s, _ := newRelayed(t, c.policy)
 		e := open(t, s)
@@ -50,7 +50,7 @@ func TestWay(t *testing.T) {
 
 // A request that has waited for its replica to come does not depend on Envoy's workers knowing it; the next one may.
 func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
-	s, d := newRelayed(t, stream.Policy{})
+	s, d := newRelayed(t, relay.Policy{})
 	known := map[string]netip.AddrPort{"m-0": netip.MustParseAddrPort("127.0.0.1:9000")}
 	d.SetRoutable("model/m", nil)
 	e := open(t, s)

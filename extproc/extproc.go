@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 // Config is what a Server works with.
@@ -33,7 +33,7 @@ type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
 	// Relay carries what Envoy alone cannot. nil: there is none, and every request goes to its replica at once.
-	Relay *stream.Relay
+	Relay *relay.Relay
 	// Trace settles whether a request that goes to its replica at once is traced, by the traceparent header of its client's, and gives the one
 	// that the engine is to get. nil: none is.
 	Trace func(client string) (own string, traced bool)
@@ -62,7 +62,7 @@ type Begun struct {
 
 // Entry follows one request in the journal.
 type Entry interface {
-	stream.Entry
+	relay.Entry
 	// Traced: the request has a span of this traceparent, and its client sent that one.
 	Traced(own, client string)
 	// Ended: the exchange is over, or, if the relay has the request, the relay is done with it. fault is nil unless the exchange answered.
@@ -294,5 +294,5 @@ type silence struct{}
 func (silence) Begin(Begun) Entry                     { return silence{} }
 func (silence) Decided(string, string, time.Duration) {}
 func (silence) Traced(string, string)                 {}
-func (silence) Carried(stream.Result)                 {}
+func (silence) Carried(relay.Result)                  {}
 func (silence) Ended(*openai.Error)                   {}

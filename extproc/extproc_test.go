@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -324,7 +324,7 @@ func (d *diary) Begin(b Begun) Entry {
 func (d *diary) Decided(model, replica string, _ time.Duration) {
 	d.write("decided %s %.2s", model, replica)
 }
-func (d *diary) Carried(stream.Result) { d.write("carried") }
+func (d *diary) Carried(relay.Result)  { d.write("carried") }
 func (d *diary) Traced(string, string) {}
 func (d *diary) Ended(fault *openai.Error) {
 	if fault != nil {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/stream"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 const managedBody = `{"model":"m","stream":true,"messages":[]}`
@@ -35,7 +35,7 @@ type relayed struct {
 }
 
 func newFull(t *testing.T) *relayed {
-	s, d := newRelayed(t, stream.Policy{Mode: stream.Managed})
+	s, d := newRelayed(t, relay.Policy{Mode: relay.Managed})
 	for range 2 {
 		e := open(t, s)
 		e.headers(key)

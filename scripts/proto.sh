@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the Go code of examples/grpc/llm/v1/inference.proto to examples/grpc/llmv1, and notes the digests of both, which a test compares.
+# Writes the Go code of api/llm/v1/inference.proto to api/llm/v1, and notes the digests of both, which a test compares.
 # The compiler is protoc as grpcio-tools (PyPI) brings it, the Go plugins are tools of our module.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -24,10 +24,10 @@ plugin() {
 plugin protoc-gen-go
 plugin protoc-gen-go-grpc
 
-to=examples/grpc/llmv1
-"$store/$name/bin/python" -m grpc_tools.protoc --proto_path=examples/grpc \
+to=api/llm/v1
+"$store/$name/bin/python" -m grpc_tools.protoc --proto_path=api \
   --plugin="$work/protoc-gen-go" --go_out=. --go_opt=module=github.com/sluice-gateway/sluice \
   --plugin="$work/protoc-gen-go-grpc" --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gateway/sluice \
   llm/v1/inference.proto
 cd "$to"
-sha256sum ../llm/v1/inference.proto ./*.pb.go >inference.sha256
+sha256sum ./inference.proto ./*.pb.go >inference.sha256

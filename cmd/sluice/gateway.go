@@ -31,11 +31,11 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/relay/grpcapi"
+	"github.com/sluice-gateway/sluice/internal/relay/peers"
+	"github.com/sluice-gateway/sluice/internal/relay/realtime"
 	"github.com/sluice-gateway/sluice/internal/scale"
-	"github.com/sluice-gateway/sluice/internal/stream"
-	"github.com/sluice-gateway/sluice/internal/stream/llmv1"
-	"github.com/sluice-gateway/sluice/internal/stream/peers"
-	"github.com/sluice-gateway/sluice/internal/stream/realtime"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 	"github.com/sluice-gateway/sluice/xds"
@@ -65,9 +65,9 @@ type gateway struct {
 	upstream   *upstream.Launcher
 	xds        *xds.Server
 	decisions  *extproc.Server
-	relay      *stream.Relay
+	relay      *relay.Relay
 	realtime   *realtime.Handler
-	llm        *llmv1.Server
+	llm        *grpcapi.Server
 	tracer     *trace.Tracer // nil without tracing
 	peers      *peers.Peers  // nil where gateways do not reach each other
 	meeting    io.Closer     // their Redis

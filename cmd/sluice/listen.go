@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
-	"github.com/sluice-gateway/sluice/internal/stream/h1server"
+	"github.com/sluice-gateway/sluice/internal/http1/server"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 

@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
-	"github.com/sluice-gateway/sluice/internal/stream"
-	"github.com/sluice-gateway/sluice/internal/stream/llmv1"
-	"github.com/sluice-gateway/sluice/internal/stream/moderation"
-	"github.com/sluice-gateway/sluice/internal/stream/peers"
-	"github.com/sluice-gateway/sluice/internal/stream/realtime"
+	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/relay/grpcapi"
+	"github.com/sluice-gateway/sluice/internal/relay/moderation"
+	"github.com/sluice-gateway/sluice/internal/relay/peers"
+	"github.com/sluice-gateway/sluice/internal/relay/realtime"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 )
@@ -29,19 +29,19 @@ func (g *gateway) makeRelay(c *config.Config) error {
 		return err
 	}
 	g.tracer = tracer
-	relay := stream.Config{Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap, Workers: new(llmv1.Workers),
+	parts := relay.Config{Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap, Workers: new(grpcapi.Workers),
 		ReplicaHeader: func() bool { return g.current().ReplicaHeader }, Log: g.log}
 	if tracer != nil {
-		relay.Tracer = calls{tracer}
+		parts.Tracer = calls{tracer}
 	}
 	if g.peers != nil {
-		relay.Peers = g.peers
+		parts.Peers = g.peers
 	}
-	g.relay = stream.New(relay)
+	g.relay = relay.New(parts)
 	turns := turns{g.relay, journal{g.requests, g.metrics, g.dispatcher}, tracer}
 	g.realtime = &realtime.Handler{Generator: turns, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
 		Heartbeat: shortestHeartbeat(c), Log: g.log}
-	g.llm = &llmv1.Server{Generator: turns, Tenants: g.auth.Tenant, ReplicaHeader: relay.ReplicaHeader}
+	g.llm = &grpcapi.Server{Generator: turns, Tenants: g.auth.Tenant, ReplicaHeader: parts.ReplicaHeader}
 	return nil
 }
 
@@ -81,26 +81,26 @@ func (g *gateway) failed(replica string, kind dispatch.Failure, reason string) {
 }
 
 // streamRules are the file's words on streams.
-func streamRules(c *config.Config) *stream.Rules {
-	rules := &stream.Rules{Default: streamPolicy(config.DiscoveredModel()), Models: map[string]stream.Policy{}}
+func streamRules(c *config.Config) *relay.Rules {
+	rules := &relay.Rules{Default: streamPolicy(config.DiscoveredModel()), Models: map[string]relay.Policy{}}
 	for _, m := range c.Models {
 		rules.Models[m.Name] = streamPolicy(m)
 	}
 	for _, m := range c.Moderation {
-		rules.Moderation = append(rules.Moderation, stream.Moderation{Models: m.Models, Tenants: m.Tenants, Rule: moderationRule(m)})
+		rules.Moderation = append(rules.Moderation, relay.Moderation{Models: m.Models, Tenants: m.Tenants, Rule: moderationRule(m)})
 	}
 	return rules
 }
 
-func streamPolicy(m config.Model) stream.Policy {
+func streamPolicy(m config.Model) relay.Policy {
 	s := m.Stream
-	p := stream.Policy{
-		Mode: stream.Mode(s.Mode), Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
+	p := relay.Policy{
+		Mode: relay.Mode(s.Mode), Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
 		TTFTTimeout: s.TTFTTimeout, StallTimeout: s.StallTimeout, InjectUsage: s.InjectUsage, Sample: s.Sample,
 		GRPC: m.Protocol == config.ProtocolGRPC,
 	}
 	if m.RerankAPI == config.RerankTEI {
-		p.Rerank = stream.RerankTEI
+		p.Rerank = relay.RerankTEI
 	}
 	return p
 }
@@ -115,13 +115,13 @@ func moderationRule(m config.Moderation) moderation.Rule {
 
 // turns has the relay carry calls that did not come by ext_proc: they are in the journal too.
 type turns struct {
-	relay   *stream.Relay
+	relay   *relay.Relay
 	journal journal
 	tracer  *trace.Tracer
 }
 
 // Generate implements realtime.Generator and llmv1.Generator.
-func (t turns) Generate(ctx context.Context, c *stream.Call, sink stream.Sink) {
+func (t turns) Generate(ctx context.Context, c *relay.Call, sink relay.Sink) {
 	live := t.journal.requests.Begin(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
 		Stream: c.Scan.Stream, Bytes: len(c.Body), Turn: c.Turn})
 	c.Entry = entry{t.journal, live}
@@ -133,10 +133,10 @@ func (t turns) Generate(ctx context.Context, c *stream.Call, sink stream.Sink) {
 func (e entry) Traced(own, client string) { e.live.Trace(own, client) }
 
 // Carried implements stream.Entry.
-func (e entry) Carried(r stream.Result) { e.live.Carried(carried(r)) }
+func (e entry) Carried(r relay.Result) { e.live.Carried(carried(r)) }
 
 // carried is a result as the figures have it.
-func carried(r stream.Result) telemetry.Carried {
+func carried(r relay.Result) telemetry.Carried {
 	c := telemetry.Carried{
 		Model: r.Model, Replica: r.Replica, FirstToken: r.TTFT, Held: r.Held, Decode: r.Decode, FinishReason: r.Finish, Cause: r.Cause,
 		Attempts: r.Attempts, Answered: r.Answered,
@@ -153,7 +153,7 @@ func carried(r stream.Result) telemetry.Carried {
 type calls struct{ tracer *trace.Tracer }
 
 // Begin implements stream.Tracer.
-func (t calls) Begin(c *stream.Call) stream.Trace {
+func (t calls) Begin(c *relay.Call) relay.Trace {
 	call := t.tracer.Start(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
 		Stream: c.Scan.Stream, Bytes: len(c.Body)}, c.Header.Get("traceparent"), c.Received)
 	if call == nil {
@@ -176,7 +176,7 @@ func (s spans) Traceparent() string { return s.call.Traceparent() }
 func (s spans) FirstToken()         { s.call.FirstToken(time.Now()) }
 func (s spans) Token(n int64)       { s.call.Step(int(n), time.Now()) }
 func (s spans) Emitted(m int64)     { s.call.Emit(int(m), time.Now()) }
-func (s spans) End(r stream.Result) { s.call.End(carried(r)) }
+func (s spans) End(r relay.Result)  { s.call.End(carried(r)) }
 
 // handOverPatience is how long clients have to take the news that the gateway is handed over.
 const handOverPatience = 2 * time.Second

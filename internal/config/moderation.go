@@ -31,7 +31,7 @@ type Moderation struct {
 	Compiled []*regexp.Regexp `yaml:"-"`
 }
 
-// ModerationHook is a service that judges text: see package internal/stream/moderation for what it is asked and how it answers.
+// ModerationHook is a service that judges text: see package internal/relay/moderation for what it is asked and how it answers.
 type ModerationHook struct {
 	// URL that is posted to.
 	URL string `yaml:"url" required:"true"`

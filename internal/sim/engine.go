@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
 // shutdownGrace is how long Run lets requests finish once its context has ended.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
 // gRPC over HTTP/2 is little for one method whose answer is a stream: a length before each message and a status in the trailers. It is

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
 // errTimeUp is why a call ends whose timeout_ms has passed.

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
 // options are what the command line says.

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/sluice-gateway/sluice/examples/grpc/llmv1"
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
 // parrot says what it hears, to those who have the key.

@@ -1,0 +1,192 @@
+package delta_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/openai/delta"
+)
+
+// said is a delta in a form that can be compared.
+type said struct {
+	Choice   int
+	Kind     delta.Kind
+	Text     string
+	Tool     int
+	ID, Name string
+}
+
+func read(r *delta.Reader, data string) (out []said, finished []int, ok bool) {
+	deltas, ok := r.Read([]byte(data))
+	for _, d := range deltas {
+		out = append(out, said{d.Choice, d.Kind, string(d.Text), d.Tool, string(d.ID), string(d.Name)})
+	}
+	return out, append(finished, r.Finished()...), ok
+}
+
+// chat is a chunk with one choice.
+func chat(choice string) string {
+	return `{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[` + choice + `],"usage":null}`
+}
+
+var samples = map[string]struct {
+	data     string
+	want     []said
+	finished []int
+}{
+	"openai, first": {chat(`{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}`), nil, nil},
+	"openai": {chat(`{"index":0,"delta":{"content":"H\u00e9 \ud83d\ude00\n"},"logprobs":null,"finish_reason":null}`),
+		[]said{{Text: "Hé 😀\n"}}, nil},
+	"openai, last": {chat(`{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}`), nil, []int{0}},
+	"openai, tool": {chat(`{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":[{"index":1,"id":"call_1","type":"function",` +
+		`"function":{"name":"f","arguments":""}}],"refusal":null},"logprobs":null,"finish_reason":null}`),
+		[]said{{Kind: delta.ToolCall, Tool: 1, ID: "call_1", Name: "f"}}, nil},
+	"openai, arguments": {chat(`{"index":0,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"{\"a\":\""}}]},"finish_reason":null}`),
+		[]said{{Kind: delta.ToolCall, Tool: 1, Text: `{"a":"`}}, nil},
+	"openai, old function": {chat(`{"index":0,"delta":{"function_call":{"name":"f","arguments":"{"}},"finish_reason":null}`),
+		[]said{{Kind: delta.ToolCall, Name: "f", Text: "{"}}, nil},
+	"openai, custom tool": {chat(`{"index":0,"delta":{"tool_calls":[{"index":0,"id":"x","type":"custom","custom":{"name":"f","input":"in"}}]}}`),
+		[]said{{Kind: delta.ToolCall, ID: "x", Name: "f", Text: "in"}}, nil},
+	"vllm, reasoning": {chat(`{"index":0,"delta":{"reasoning_content":"hm","content":null},"logprobs":null,"finish_reason":null,"token_ids":null}`),
+		[]said{{Kind: delta.Reasoning, Text: "hm"}}, nil},
+	"vllm, reasoning of today": {chat(`{"index":0,"delta":{"reasoning":"hm"},"logprobs":null,"finish_reason":"length","stop_reason":null}`),
+		[]said{{Kind: delta.Reasoning, Text: "hm"}}, []int{0}},
+	"llama.cpp, index last": {chat(`{"finish_reason":null,"delta":{"content":" one"},"index":3}`), []said{{Choice: 3, Text: " one"}}, nil},
+	"refusal":               {chat(`{"index":1,"delta":{"role":"assistant","refusal":"No"},"finish_reason":null}`), []said{{Choice: 1, Kind: delta.Refusal, Text: "No"}}, nil},
+	"parts": {chat(`{"index":0,"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"x"}]}}`),
+		[]said{{Kind: delta.Reasoning, Text: "hm"}, {Text: "x"}}, nil},
+	"two choices": {chat(`{"index":1,"delta":{"content":"b"},"finish_reason":null},{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}`),
+		[]said{{Choice: 1, Text: "b"}, {Text: "a"}}, []int{0}},
+	"no index":         {chat(`{"delta":{"content":"a"}},{"delta":{"content":"b"}}`), []said{{Text: "a"}, {Choice: 1, Text: "b"}}, nil},
+	"odd index":        {chat(`{"index":"x","delta":{"content":"a"}}`), []said{{Choice: -1, Text: "a"}}, nil},
+	"completion":       {`{"object":"text_completion","choices":[{"text":" x","index":2,"logprobs":null,"finish_reason":null}]}`, []said{{Choice: 2, Text: " x"}}, nil},
+	"lone halves":      {chat(`{"index":0,"delta":{"content":"\ud83d \ude00\ud83d\u0041\ud83d"}}`), []said{{Text: "\ufffd \ufffd\ufffdA\ufffd"}}, nil},
+	"half a character": {chat("{\"index\":0,\"delta\":{\"content\":\"\xc3\"}}"), []said{{Text: "\xc3"}}, nil},
+	"escaped name":     {chat(`{"index":0,"delta":{"con\u0074ent":"x"}}`), []said{{Text: "x"}}, nil},
+	"usage":            {`{"choices":[],"usage":{"prompt_tokens":1}}`, nil, nil},
+	"odd":              {`{"choices":[1,{"delta":1},{"delta":{"content":1,"tool_calls":[1,{"function":2}]}}],"type":7,"delta":{}}`, nil, nil},
+	"responses, text": {`{"type":"response.output_text.delta","item_id":"msg","output_index":1,"content_index":0,"delta":"In","sequence_number":4,"logprobs":[]}`,
+		[]said{{Text: "In"}}, nil},
+	"responses, type last": {`{"delta":"In","type":"response.output_text.delta"}`, []said{{Text: "In"}}, nil},
+	"responses, reasoning": {`{"type":"response.reasoning_text.delta","delta":"hm"}`, []said{{Kind: delta.Reasoning, Text: "hm"}}, nil},
+	"responses, summary":   {`{"type":"response.reasoning_summary_text.delta","delta":"hm"}`, []said{{Kind: delta.Reasoning, Text: "hm"}}, nil},
+	"responses, refusal":   {`{"type":"response.refusal.delta","delta":"No"}`, []said{{Kind: delta.Refusal, Text: "No"}}, nil},
+	"responses, tool": {`{"type":"response.output_item.added","output_index":2,"item":{"type":"function_call","id":"fc","call_id":"call_1","name":"f","arguments":""}}`,
+		[]said{{Kind: delta.ToolCall, Tool: 2, ID: "call_1", Name: "f"}}, nil},
+	"responses, arguments": {`{"type":"response.function_call_arguments.delta","item_id":"fc","output_index":2,"delta":"{\"a\""}`,
+		[]said{{Kind: delta.ToolCall, Tool: 2, Text: `{"a"`}}, nil},
+	"responses, message":    {`{"type":"response.output_item.added","output_index":0,"item":{"type":"message","id":"msg","content":[]}}`, nil, nil},
+	"responses, whole text": {`{"type":"response.output_text.done","text":"In all"}`, nil, nil},
+	"responses, end":        {`{"type":"response.completed","response":{"status":"completed"}}`, nil, []int{0}},
+	"empty":                 {`{}`, nil, nil},
+}
+
+func TestRead(t *testing.T) {
+	var r delta.Reader
+	for name, test := range samples {
+		got, finished, ok := read(&r, test.data)
+		if !ok {
+			t.Errorf("%s: not understood", name)
+		}
+		if d := cmp.Diff(test.want, got); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+		if d := cmp.Diff(test.finished, finished); d != "" {
+			t.Errorf("%s, finished: %s", name, d)
+		}
+	}
+}
+
+func TestNoObject(t *testing.T) {
+	var r delta.Reader
+	for _, data := range []string{"", "[DONE]", "null", `"x"`, `{"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}]`, chat(`{"delta":{"content":"x"}}`) + "x"} {
+		if got, finished, ok := read(&r, data); ok || got != nil || finished != nil {
+			t.Errorf("%q says %v, %v, %v", data, got, finished, ok)
+		}
+	}
+}
+
+func TestHalves(t *testing.T) {
+	var r delta.Reader
+	for text, want := range map[string][2]rune{
+		`\ud83d`: {0, 0xd83d}, `\uDE00`: {0xde00, 0}, `\ude00\ud83d`: {0xde00, 0xd83d}, `\ud83d\ude00`: {}, `a\ude00`: {}, `\ud83da`: {}, `\\\\ud83d`: {},
+		`\ud83d\ud83d`: {0, 0xd83d}, `\ufffd`: {}, `\ud83d\n`: {}, `x`: {},
+	} {
+		for _, data := range []string{chat(`{"delta":{"content":"` + text + `"}}`), chat(`{"delta":{"function_call":{"arguments":"` + text + `"}}}`),
+			`{"type":"response.output_text.delta","delta":"` + text + `"}`} {
+			deltas, _ := r.Read([]byte(data))
+			if len(deltas) != 1 || deltas[0].Low != want[0] || deltas[0].High != want[1] {
+				t.Errorf("%s: %+v", data, deltas)
+			}
+		}
+	}
+}
+
+// Texts with escapes share a buffer: one does not write into another.
+func TestManyEscapes(t *testing.T) {
+	var choices []string
+	var want []said
+	for i := range 200 {
+		choices = append(choices, `{"delta":{"content":"\n`+strings.Repeat("x", i)+`\t"}}`)
+		want = append(want, said{Choice: i, Text: "\n" + strings.Repeat("x", i) + "\t"})
+	}
+	got, _, _ := read(&delta.Reader{}, chat(strings.Join(choices, ",")))
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+const chunk200 = `{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"llama-3-8b",` +
+	`"choices":[{"index":0,"delta":{"content":" token\n"},"logprobs":null,"finish_reason":null}]}`
+
+func TestNoAllocations(t *testing.T) {
+	var r delta.Reader
+	data := []byte(chunk200)
+	if allocs := testing.AllocsPerRun(100, func() { r.Read(data) }); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	var r delta.Reader
+	data := []byte(chunk200)
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if deltas, _ := r.Read(data); len(deltas) != 1 {
+			b.Fatal(deltas)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	for _, s := range samples {
+		f.Add([]byte(s.data))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if strings.Count(string(data), "[")+strings.Count(string(data), "{") >= 256 {
+			return
+		}
+		var r delta.Reader
+		got, finished, ok := read(&r, string(data))
+		if object := json.Valid(data) && strings.HasPrefix(strings.TrimLeft(string(data), " \t\r\n"), "{"); ok != object {
+			t.Fatalf("ok: %v, encoding/json: %v", ok, object)
+		}
+		if !ok {
+			return
+		}
+		want, wantFinished := oracle(data)
+		for i := range got { // encoding/json replaces what is no UTF-8
+			got[i].Text, got[i].ID, got[i].Name = string([]rune(got[i].Text)), string([]rune(got[i].ID)), string([]rune(got[i].Name))
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("said: %s", d)
+		}
+		if d := cmp.Diff(wantFinished, finished); d != "" {
+			t.Errorf("finished: %s", d)
+		}
+	})
+}

@@ -1,0 +1,302 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"weak"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// A client whose body came in chunks of no told length is noticed when it leaves, too.
+func TestClientOfAChunkedBodyLeaves(t *testing.T) {
+	b := newBench(t, setup{handler: hangs(role, say("a"))})
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.url+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
+	request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
+	r, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.ReadFull(r.Body, make([]byte, 10))
+	leave()
+	r.Body.Close()
+	if r := b.last(1); r.Cause != causeClient {
+		t.Errorf("%+v", r)
+	}
+	b.idle()
+}
+
+// A body that is not what ext_proc has seen is refused, and the engine does not get it.
+func TestBodyThatIsNotWhole(t *testing.T) {
+	var calls atomic.Int64
+	b := newBench(t, setup{handler: counted(&calls, script(done))})
+	for _, body := range []string{hello[1:], hello + " "} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
+		request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
+		r, err := http.DefaultTransport.RoundTrip(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(r.Body)
+		r.Body.Close()
+		if r.StatusCode != 400 || !strings.Contains(string(text), "invalid_request") || calls.Load() != 0 {
+			t.Errorf("%d bytes: %d %s", len(body), r.StatusCode, text)
+		}
+	}
+}
+
+// floods is an engine that writes until the relay has had enough.
+func floods() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for write(w, role); r.Context().Err() == nil; {
+			if _, err := io.WriteString(w, say(strings.Repeat("x", 8000))); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// A client that neither reads nor leaves costs neither the engine nor its connection for long.
+func TestClientThatNeverReads(t *testing.T) {
+	for _, id := range []string{"", "r"} {
+		b := newBench(t, setup{handler: floods(), write: 100 * time.Millisecond, policy: Policy{Resume: 10 * time.Millisecond}})
+		more := []string{}
+		if id != "" {
+			more = append(more, "id: "+id)
+		}
+		r := b.open(hello, more...)
+		if got := b.last(1); got.Cause != causeSlow || got.Fault == nil || got.Fault.Code != openai.CodeClientTooSlow {
+			t.Errorf("%q: %+v", id, got)
+		}
+		b.idle()
+		r.Body.Close()
+	}
+}
+
+// The whole of a large answer is not one write: a client that takes its time over it, and reads on, gets it.
+func TestLargeAnswerForASlowReader(t *testing.T) {
+	large := `{"text":"` + strings.Repeat("x", 8<<20) + `"}`
+	b := newBench(t, setup{write: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("content-type", "application/json")
+		io.WriteString(w, large)
+	})})
+	r := b.open(strings.Replace(hello, `"stream":true,`, "", 1))
+	defer r.Body.Close()
+	got := 0
+	for buffer := make([]byte, 256<<10); ; time.Sleep(15 * time.Millisecond) { // half a second in all
+		n, err := io.ReadFull(r.Body, buffer)
+		if got += n; err != nil {
+			break
+		}
+	}
+	if got != len(large) {
+		t.Errorf("%d of %d bytes", got, len(large))
+	}
+}
+
+// taker is a sink that looks at each event.
+type taker struct {
+	event func(raw []byte)
+	ended chan Result
+}
+
+func (s taker) Answer(*Answer) error             { return nil }
+func (s taker) Event(raw []byte, _ uint64) error { s.event(raw); return nil }
+func (s taker) Flush() error                     { return nil }
+func (s taker) Silence(Progress) error           { return nil }
+func (s taker) End(r Result) error               { s.ended <- r; return nil }
+
+// call is one for Generate.
+func (b *bench) call(body string) *Call {
+	b.t.Helper()
+	c, fault := NewCall(CallParams{Tenant: acme, Path: "/v1/chat/completions", Body: []byte(body), Received: time.Now()})
+	if fault != nil {
+		b.t.Fatal(fault)
+	}
+	return c
+}
+
+// A client that says how much it wants may take its time: the engine is not blamed for having been held up.
+func TestPatienceIsNoStall(t *testing.T) {
+	const stall = 100 * time.Millisecond
+	pieces := []string{role}
+	for range 600 {
+		pieces = append(pieces, say("x"))
+	}
+	b := newBench(t, setup{handler: script(append(pieces, finish("", "stop"), done)...), policy: Policy{StallTimeout: stall}})
+	c := b.call(hello)
+	c.Patient = true
+	var once sync.Once
+	sink := taker{ended: make(chan Result, 1), event: func([]byte) {
+		once.Do(func() { time.Sleep(3 * stall) }) // it is that time which matters
+	}}
+	b.relay.Generate(t.Context(), c, sink)
+	if r := <-sink.ended; r.Fault != nil || r.Finish != "stop" {
+		t.Errorf("%+v, %v", r, r.Fault)
+	}
+}
+
+// A long prompt is kept only until the first token: nobody else can be asked after that.
+func TestPromptIsLetGo(t *testing.T) {
+	b := newBench(t, setup{handler: hangs(role, say("a"))})
+	began, over := make(chan struct{}, 1), make(chan struct{})
+	sink := taker{ended: make(chan Result, 1), event: func(raw []byte) {
+		if strings.Contains(string(raw), `"a"`) {
+			began <- struct{}{}
+		}
+	}}
+	ctx, leave := context.WithCancel(t.Context())
+	body := func() weak.Pointer[byte] {
+		c := b.call(strings.Replace(hello, `"hello"`, `"`+strings.Repeat("hello ", 50_000)+`"`, 1))
+		go func(c *Call) {
+			b.relay.Generate(ctx, c, sink)
+			close(over)
+		}(c)
+		return weak.Make(&c.Body[0])
+	}()
+	select {
+	case <-began:
+	case r := <-sink.ended:
+		t.Fatalf("%+v: %v", r, r.Fault)
+	}
+	for end := time.Now().Add(20 * time.Second); body.Value() != nil; runtime.GC() {
+		if time.Now().After(end) {
+			t.Fatal("the prompt of a stream that runs is still held")
+		}
+	}
+	leave()
+	<-over
+	b.idle()
+}
+
+// closer is a server that answers one request on each connection, and closes it when the next one comes.
+func closer(t *testing.T) http.Handler {
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		again := seen[r.RemoteAddr]
+		seen[r.RemoteAddr] = true
+		mu.Unlock()
+		if again {
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			conn.Close()
+			return
+		}
+		w.Header().Set("content-length", fmt.Sprint(len(role+say("a")+finish("", "stop")+done)))
+		write(w, role, say("a"), finish("", "stop"), done)
+	})
+}
+
+// An idle connection that is closed in the moment it is used costs neither the request nor the replica's reputation.
+func TestIdleConnectionThatCloses(t *testing.T) {
+	b := newBench(t, setup{handler: closer(t)})
+	for range 10 {
+		if status, text := b.read(hello); status != 200 || ends(text) != "whole" {
+			t.Fatalf("%d %s", status, text)
+		}
+		b.idle()
+	}
+	if len(b.failures) > 0 {
+		t.Errorf("%v", b.failures)
+	}
+}
+
+// A server that ends answers with their connection cannot pass half of one for all of it.
+func TestAnswerWithoutLengthIsCut(t *testing.T) {
+	b := newBench(t, setup{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n"+`{"choices":[{"index":0,"mess`)
+		conn.(*net.TCPConn).CloseWrite()
+	})})
+	status, text := b.read(strings.Replace(hello, `"stream":true,`, "", 1))
+	if status != 502 || !strings.Contains(text, "upstream_error") || len(b.failures) == 0 {
+		t.Errorf("%d %s, %v", status, text, b.failures)
+	}
+}
+
+// What an engine says to a request for a stream without one: passed as it is while that can be, else an error that clients see as one.
+func TestAnswerInPlaceOfAStream(t *testing.T) {
+	for _, c := range []struct {
+		status     int
+		body, want string
+	}{
+		{400, `{"error":{"message":"too long","code":400}}`, `data: {"error":{"message":"too long","code":400}}`},
+		{422, `{"detail":"no"}`, `The engine answered with status 422: {\"detail\":\"no\"}","type":"invalid_request_error","code":"upstream_error","param":null,"retryable":false}}`},
+		{503, `busy`, `"retryable":true,"retry_after_ms":1000}}`},
+		{200, `{"choices":[]}`, `The engine answered with status 200 and no stream.`},
+		{204, ``, `The engine answered with status 204 and no stream.`},
+	} {
+		heard := make(chan struct{}, 1)
+		heard <- struct{}{}
+		b := newBench(t, setup{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			<-heard
+			w.Header().Set("content-type", "application/json")
+			w.WriteHeader(c.status)
+			io.WriteString(w, c.body)
+		})})
+		r := b.open(hello)
+		text, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || r.StatusCode != c.status || string(text) != c.body {
+			t.Errorf("%d: %v %d %v %s", c.status, err, r.StatusCode, r.Header, text)
+		}
+		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))
+		ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Entry: b, Foreseen: true}})
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
+		request.Header.Set(headers.Ticket, ticket)
+		if r, err = http.DefaultTransport.RoundTrip(request); err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Read(make([]byte, 1))
+		heard <- struct{}{}
+		text, err = io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || !strings.Contains(string(text), c.want) || ends(string(text)) != "error" {
+			t.Errorf("%d after a heartbeat: %v %s", c.status, err, text)
+		}
+	}
+}
+
+// A stream may go on for longer than one write may take, after a heartbeat too, and ends properly.
+func TestLongerThanAWrite(t *testing.T) {
+	const heartbeat, write = 150 * time.Millisecond, 300 * time.Millisecond
+	b := newBench(t, setup{write: write, policy: Policy{Heartbeat: heartbeat}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("content-type", "text/event-stream")
+		flow := http.NewResponseController(w)
+		time.Sleep(heartbeat) // the prefill
+		for begun := time.Now(); time.Since(begun) < 2*write; time.Sleep(20 * time.Millisecond) {
+			io.WriteString(w, say("word "))
+			flow.Flush()
+		}
+		io.WriteString(w, finish("", "stop")+done)
+	})})
+	r := b.open(hello)
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil || ends(string(text)) != "whole" || !strings.HasPrefix(string(text), ":") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+}

@@ -1,0 +1,126 @@
+package grpcapi_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	pb "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay"
+)
+
+func TestRefusedRequests(t *testing.T) {
+	c := client(t, func(context.Context, *relay.Call, relay.Sink) { t.Error("was generated") })
+	for name, x := range map[string]struct {
+		ctx   context.Context
+		start *pb.StartRequest
+		want  codes.Code
+	}{
+		"no tenant":        {t.Context(), hello, codes.Unauthenticated},
+		"no model":         {as(t.Context()), &pb.StartRequest{Messages: []string{"a"}}, codes.InvalidArgument},
+		"no messages":      {as(t.Context()), &pb.StartRequest{Model: "m"}, codes.InvalidArgument},
+		"two ways":         {as(t.Context()), &pb.StartRequest{Messages: []string{"a"}, Request: []byte(`{"model":"m"}`)}, codes.InvalidArgument},
+		"twice":            {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"model":"m","messages":[]}`)}, codes.InvalidArgument},
+		"twice, disguised": {as(t.Context()), &pb.StartRequest{Request: []byte(`{"model":"m","str\u0065am":false}`)}, codes.InvalidArgument},
+		"no object":        {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`[]`)}, codes.InvalidArgument},
+		"no JSON":          {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1`)}, codes.InvalidArgument},
+		"more than JSON":   {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1}}`)}, codes.InvalidArgument},
+		"negative tokens":  {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, MaxTokens: -1}, codes.InvalidArgument},
+		"negative time":    {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, TimeoutMs: -1}, codes.InvalidArgument},
+		"unknown priority": {as(t.Context(), "x-sluice-priority", "urgent"), hello, codes.InvalidArgument},
+		"request id too long": {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, RequestId: strings.Repeat("r", 300)},
+			codes.InvalidArgument},
+	} {
+		list, _, err := listen(x.ctx, c, x.start)
+		e, told := pb.ErrorOf(err)
+		if status.Code(err) != x.want || len(list) > 0 || !told || e.GetName() == "" || e.GetRetryable() {
+			t.Errorf("%s: %v, then %v, details %v", name, list, err, e)
+		}
+	}
+}
+
+func TestFaults(t *testing.T) {
+	for code, want := range map[openai.Code]codes.Code{
+		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeInvalidAPIKey: codes.Unauthenticated,
+		openai.CodeForbiddenModel: codes.PermissionDenied, openai.CodeModelNotFound: codes.NotFound,
+		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,
+		openai.CodeRequestIDConflict: codes.AlreadyExists, openai.CodeRequestTooLarge: codes.ResourceExhausted,
+		openai.CodeRateLimited: codes.ResourceExhausted, openai.CodeQueueFull: codes.ResourceExhausted,
+		openai.CodeUpstreamError: codes.Unavailable, openai.CodeUpstreamTruncated: codes.Unavailable,
+		openai.CodeQueueTimeout: codes.Unavailable, openai.CodeNoReplica: codes.Unavailable,
+		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
+		openai.CodeUpstreamTimeout: codes.DeadlineExceeded, openai.CodeCancelled: codes.Canceled,
+	} {
+		fault := &openai.Error{Code: code, Message: "why", RetryAfter: 3 * time.Second, Header: map[string]string{"x-ratelimit-limit-requests": "5"}}
+		for _, events := range [][][]byte{nil, {chunk(`{"index":0,"delta":{"content":"a"}}`)}} {
+			c := client(t, tell(relay.Result{Fault: fault}, events...))
+			list, trailer, err := listen(as(t.Context()), c, hello)
+			want2 := &pb.Error{Code: int32(code.Status()), Message: "why", Type: fault.Type(), Name: string(code), Retryable: fault.Retryable(),
+				RetryAfterMs: fault.RetryAfterMillis()}
+			e, _ := pb.ErrorOf(err)
+			if diff := cmp.Diff(want2, e, protocmp.Transform()); diff != "" || status.Code(err) != want {
+				t.Errorf("%s: %v: %s", code, err, diff)
+			}
+			// The status alone before anything was sent, a chunk as well later.
+			if len(events) == 0 && len(list) != 0 || len(events) == 1 && (len(list) != 2 || !proto.Equal(list[1].GetError(), want2)) {
+				t.Errorf("%s after %d events: %v", code, len(events), list)
+			}
+			if len(trailer.Get("x-ratelimit-limit-requests")) != 1 {
+				t.Errorf("%s: trailers %v", code, trailer)
+			}
+		}
+	}
+}
+
+func TestEngineAnswers(t *testing.T) {
+	answer := func(code int, body string) generator {
+		return func(_ context.Context, _ *relay.Call, to relay.Sink) {
+			a := &relay.Answer{Status: code, Header: http.Header{"Retry-After": {"2"}}, Body: []byte(body)}
+			if err := to.Answer(a); err == nil {
+				_ = to.End(relay.Result{Replica: "m-0", Finish: "stop", Usage: relay.Usage{Completion: 3, Known: true}})
+			}
+		}
+	}
+	for body, want := range map[string]*pb.Error{
+		`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`: {
+			Message: "too long", Type: "BadRequestError", Param: "messages"},
+		`{"error":{"message":"m","code":"context_length_exceeded"}}`: {Message: "m", Type: "invalid_request_error", Name: "context_length_exceeded"},
+		`{"error":"Unauthorized"}`:                                   {Message: "Unauthorized", Type: "invalid_request_error"},
+		`{"object":"error","message":"old","type":"t"}`:              {Message: "old", Type: "t"},
+		`{"detail":"Not Found"}`:                                     {Message: "Not Found", Type: "invalid_request_error"},
+		`{"detail":[{"msg":"x"}]}`:                                   {Message: `[{"msg":"x"}]`, Type: "invalid_request_error"},
+		`<html>`:                                                     {Message: "The engine answered with status 422.", Type: "invalid_request_error"},
+	} {
+		list, trailer, err := listen(as(t.Context()), client(t, answer(422, body)), hello)
+		e, _ := pb.ErrorOf(err)
+		want.Code = 422
+		if diff := cmp.Diff(want, e, protocmp.Transform()); diff != "" || status.Code(err) != codes.InvalidArgument || len(list) > 0 {
+			t.Errorf("%s: %v\n%s", body, err, diff)
+		}
+		if trailer.Get("x-sluice-source")[0] != "engine" || len(trailer.Get("x-sluice-replica")) != 1 {
+			t.Errorf("trailers %v", trailer)
+		}
+	}
+	_, _, err := listen(as(t.Context()), client(t, answer(503, "")), hello)
+	if e, _ := pb.ErrorOf(err); !e.GetRetryable() || e.GetRetryAfterMs() != 2000 || status.Code(err) != codes.Unavailable {
+		t.Errorf("%v, details %v", err, e)
+	}
+	list, _, err := listen(as(t.Context()), client(t, answer(200, `{"choices":[{"index":0,"finish_reason":"stop","message":{"content":"hi","refusal":null,
+		"reasoning_content":"hm","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}}]}`)), hello)
+	if err != nil || len(list) != 4 || list[0].GetDelta().GetText() != "hm" || list[1].GetDelta().GetText() != "hi" ||
+		list[2].GetDelta().GetToolCall().GetArguments() != "{}" || list[3].GetFinal().GetOutputTokens() != 3 {
+		t.Errorf("%v, then %v", list, err)
+	}
+	if _, _, err = listen(as(t.Context()), client(t, answer(200, "?")), hello); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,263 @@
+package queue
+
+import (
+	"slices"
+	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+)
+
+// span is where a value stands in an event's bytes. The zero span is no value: that place is never one.
+type span struct{ from, to int }
+
+func (s span) there() bool { return s.to > 0 }
+
+// container is an object or a list that things may be added to: where its bracket closes, and how many members it has.
+type container struct {
+	end     int
+	members int
+}
+
+// Members that are the same in all chunks of a stream.
+const (
+	topID = iota
+	topObject
+	topCreated
+	topModel
+	topFingerprint
+	topTier
+	topCount
+)
+
+// Members of a delta (and the text of a completion) that are strings, and grow.
+const (
+	fieldContent = iota
+	fieldReasoningContent
+	fieldReasoning
+	fieldRefusal
+	fieldText
+	fieldCount
+)
+
+var fieldNames = [fieldCount]string{"content", "reasoning_content", "reasoning", "refusal", "text"}
+
+// Members of logprobs, lists with an entry for each token: two of a chat, four of a completion.
+const listCount = 6
+
+var listNames = [listCount]string{"content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text_offset"}
+
+// shape is where everything stands in a chunk that may be merged. Reading one is strict: each member must be known, there
+// once, and such that joining it with another loses nothing.
+type shape struct {
+	raw     []byte
+	top     [topCount]span
+	usage   span
+	object  container
+	list    container // the choices
+	choices []choice
+	calls   []call // of all choices
+
+	r jsonscan.Reader
+}
+
+type choice struct {
+	span
+	container
+	index    int64
+	hasIndex bool
+	chat     bool // it has a delta
+	delta    container
+	role     span
+	fields   [fieldCount]span
+	calls    span
+	callList container
+	logprobs span
+	logs     container
+	lists    [listCount]span
+	listed   [listCount]container
+	kinds    uint // bits of what it carries some of
+}
+
+// call is a fragment of a tool call.
+type call struct {
+	span
+	choice   int // in shape.choices
+	index    int64
+	hasIndex bool
+	head     bool // it names the call: nothing of that may be joined
+	typ      span
+	function container
+	args     span
+}
+
+// kindCalls is the bit of tool calls in choice.kinds; those below are of the fields.
+const kindCalls = 1 << fieldCount
+
+// lead is what stands before the data of a plain event.
+const lead = len("data:")
+
+// read says whether the event, a plain one, has the shape of a chunk that may be merged.
+func (s *shape) read(raw []byte) bool {
+	*s = shape{raw: raw, choices: s.choices[:0], calls: s.calls[:0]}
+	s.r.Reset(raw[lead:])
+	return s.r.Kind() == '{' && s.members() && s.r.Valid() && len(s.choices) > 0 && s.known() && utf8.Valid(raw)
+}
+
+// known says whether the chunk says that it is one.
+func (s *shape) known() bool {
+	switch string(s.bytes(s.top[topObject])) {
+	case `"chat.completion.chunk"`, `"text_completion"`:
+		return true
+	}
+	return false
+}
+
+func (s *shape) bytes(v span) []byte { return s.raw[v.from:v.to] }
+
+// isNull says whether the value is a null.
+func (s *shape) isNull(v span) bool { return s.raw[v.from] == 'n' }
+
+func (s *shape) pos() int { return lead + s.r.Pos() }
+
+// value reads a value that may be there once.
+func (s *shape) value(to *span) bool {
+	if to.there() {
+		return false
+	}
+	s.r.Kind()
+	to.from = s.pos()
+	s.r.Skip()
+	to.to = s.pos()
+	return to.to > to.from
+}
+
+// text reads a string or a null that may be there once.
+func (s *shape) text(to *span) bool {
+	k := s.r.Kind()
+	return (k == '"' || k == 'n') && s.value(to)
+}
+
+// null reads a member that must be null.
+func (s *shape) null() bool { return s.r.Null() }
+
+// each reads the members of an object, and notes where it ends.
+func (s *shape) each(c *container, member func(name []byte) bool) bool {
+	for more := s.r.Open('{'); more; more = s.r.More('{') {
+		if !member(s.r.Name()) {
+			return false
+		}
+		c.members++
+	}
+	c.end = s.pos() - 1
+	return true
+}
+
+func (s *shape) members() bool {
+	var obfuscation span
+	return s.each(&s.object, func(name []byte) bool {
+		switch string(name) {
+		case "id":
+			return s.value(&s.top[topID])
+		case "object":
+			return s.value(&s.top[topObject])
+		case "created":
+			return s.value(&s.top[topCreated])
+		case "model":
+			return s.value(&s.top[topModel])
+		case "system_fingerprint":
+			return s.value(&s.top[topFingerprint])
+		case "service_tier":
+			return s.value(&s.top[topTier])
+		case "obfuscation": // padding, which says nothing
+			return s.value(&obfuscation)
+		case "usage":
+			k := s.r.Kind()
+			return (k == '{' || k == 'n') && s.value(&s.usage)
+		case "choices":
+			return s.list.end == 0 && s.readChoices()
+		case "error", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params":
+			return s.null()
+		}
+		return false
+	})
+}
+
+func (s *shape) readChoices() bool {
+	for more := s.r.Open('['); more; more = s.r.More('[') {
+		if s.r.Kind() != '{' {
+			return false
+		}
+		c := choice{span: span{from: s.pos()}}
+		if !s.choice(&c) || !c.hasIndex || s.find(c.index) >= 0 {
+			return false
+		}
+		c.to = s.pos()
+		s.choices = append(s.choices, c)
+		s.list.members++
+	}
+	s.list.end = s.pos() - 1
+	return true
+}
+
+// find is the place of the choice with that index; -1 when there is none.
+func (s *shape) find(index int64) int {
+	return slices.IndexFunc(s.choices, func(c choice) bool { return c.index == index })
+}
+
+func (s *shape) choice(c *choice) bool {
+	ok := s.each(&c.container, func(name []byte) bool {
+		switch string(name) {
+		case "index":
+			again := c.hasIndex
+			c.index, c.hasIndex = s.r.Int()
+			return !again
+		case "delta":
+			if c.chat || s.r.Kind() != '{' {
+				return false
+			}
+			c.chat = true
+			return s.readDelta(c)
+		case "text":
+			return s.text(&c.fields[fieldText])
+		case "logprobs":
+			return !c.logprobs.there() && s.readLogprobs(c)
+		case "finish_reason", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs":
+			return s.null()
+		}
+		return false
+	})
+	c.carries(s)
+	return ok && c.chat != c.fields[fieldText].there()
+}
+
+// carries notes what the choice has some of.
+func (c *choice) carries(s *shape) {
+	for i, v := range c.fields {
+		if v.there() && !s.isNull(v) && v.to-v.from > len(`""`) {
+			c.kinds |= 1 << i
+		}
+	}
+	if c.callList.members > 0 {
+		c.kinds |= kindCalls
+	}
+}
+
+// indexOf is slices.Index without making a string of the name.
+func indexOf(names []string, name []byte) int {
+	return slices.IndexFunc(names, func(n string) bool { return n == string(name) })
+}
+
+func (s *shape) readDelta(c *choice) bool {
+	return s.each(&c.delta, func(name []byte) bool {
+		switch string(name) {
+		case "role":
+			return s.text(&c.role)
+		case "tool_calls":
+			return !c.calls.there() && s.readCalls(c)
+		case "function_call", "audio":
+			return s.null()
+		}
+		i := indexOf(fieldNames[:fieldText], name)
+		return i >= 0 && s.text(&c.fields[i])
+	})
+}

@@ -1,0 +1,92 @@
+package realtime
+
+import (
+	"encoding/json"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/relay"
+)
+
+// maxEngineMessage bounds what is passed on of an engine's words about an error, in bytes.
+const maxEngineMessage = 4 << 10
+
+// Answer implements stream.Sink: the engine has refused, or it answered without streaming.
+func (t *turn) Answer(a *relay.Answer) error {
+	if a.Status >= 300 {
+		t.fault = faultOf(a)
+		return nil
+	}
+	var whole struct {
+		Choices []struct {
+			Index   int    `json:"index"`
+			Finish  string `json:"finish_reason"`
+			Message struct {
+				Content   string `json:"content"`
+				Reasoning string `json:"reasoning_content"`
+				Refusal   string `json:"refusal"`
+				Calls     []struct {
+					ID       string `json:"id"`
+					Function struct {
+						Name      string `json:"name"`
+						Arguments string `json:"arguments"`
+					} `json:"function"`
+				} `json:"tool_calls"`
+			} `json:"message"`
+		} `json:"choices"`
+	}
+	if json.Unmarshal(a.Body, &whole) != nil || len(whole.Choices) == 0 {
+		t.fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion.")
+		return nil
+	}
+	c := whole.Choices[0]
+	t.finish = c.Finish
+	deltas := []delta.Delta{
+		{Kind: delta.Reasoning, Text: []byte(c.Message.Reasoning)},
+		{Kind: delta.Text, Text: []byte(c.Message.Content)},
+		{Kind: delta.Refusal, Text: []byte(c.Message.Refusal)},
+	}
+	for i, call := range c.Message.Calls {
+		deltas = append(deltas, delta.Delta{Kind: delta.ToolCall, Tool: i, ID: []byte(call.ID), Name: []byte(call.Function.Name),
+			Text: []byte(call.Function.Arguments)})
+	}
+	for i := range deltas {
+		if err := t.deliver(&deltas[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// faultOf is an engine's refusal. Its words are for the client, as they are where the answer passes as it is.
+func faultOf(a *relay.Answer) *openai.Error {
+	type words struct {
+		Message string          `json:"message"`
+		Code    json.RawMessage `json:"code"`
+		Param   any             `json:"param"`
+	}
+	var body struct {
+		words
+		Error words `json:"error"`
+	}
+	fault := &openai.Error{Code: openai.CodeUpstreamError, Status: a.Status, Message: "The engine refused the request."}
+	if a.Status < 500 {
+		fault.Code = openai.CodeInvalidRequest
+	}
+	json.Unmarshal(a.Body, &body) //nolint:errcheck // what cannot be read stays empty
+	said := body.Error
+	if said.Message == "" { // vLLM's older form
+		said = body.words
+	}
+	if said.Message != "" {
+		fault.Message = said.Message[:min(len(said.Message), maxEngineMessage)]
+	}
+	var code string
+	if json.Unmarshal(said.Code, &code) == nil && code != "" && !badName(code) {
+		fault.Code = openai.Code(code)
+	}
+	if param, ok := said.Param.(string); ok && !badName(param) {
+		fault.Param = param
+	}
+	return fault
+}

@@ -1,0 +1,118 @@
+package relay
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Dialect is an API of reranking other than POST /v1/rerank.
+type Dialect string
+
+// RerankTEI is that of text-embeddings-inference: POST /rerank with {"query","texts"}, answered with a list of indexes and scores.
+const RerankTEI Dialect = "tei"
+
+const teiRerankPath = "/rerank"
+
+// rerankRequest is a request to /v1/rerank, in what its dialects have in common.
+type rerankRequest struct {
+	Query           string            `json:"query"`
+	Documents       []json.RawMessage `json:"documents"`
+	TopN            *int              `json:"top_n"`
+	ReturnDocuments *bool             `json:"return_documents"`
+	Truncate        *bool             `json:"truncate"`
+	Direction       string            `json:"truncation_direction"`
+	RawScores       bool              `json:"raw_scores"`
+
+	texts []string
+}
+
+type teiRequest struct {
+	Query     string   `json:"query"`
+	Texts     []string `json:"texts"`
+	Truncate  *bool    `json:"truncate,omitempty"`
+	Direction string   `json:"truncation_direction,omitempty"`
+	RawScores bool     `json:"raw_scores,omitempty"`
+}
+
+type teiScore struct {
+	Index int     `json:"index"`
+	Score float64 `json:"score"`
+}
+
+type rerankResult struct {
+	Index    int             `json:"index"`
+	Score    float64         `json:"relevance_score"`
+	Document *rerankDocument `json:"document,omitempty"`
+}
+
+type rerankDocument struct {
+	Text string `json:"text"`
+}
+
+// readRerank reads a request to /v1/rerank.
+func readRerank(body []byte) (*rerankRequest, *openai.Error) {
+	r := new(rerankRequest)
+	if json.Unmarshal(body, r) != nil {
+		return nil, openai.Errorf(openai.CodeInvalidRequest, "The body is no request to rerank: it needs a query and a list of documents.")
+	}
+	if r.Query == "" {
+		return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "query", Message: "query is missing."}
+	}
+	if len(r.Documents) == 0 {
+		return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "documents", Message: "documents is missing or empty."}
+	}
+	for _, raw := range r.Documents {
+		var text string
+		var document rerankDocument
+		if json.Unmarshal(raw, &text) != nil {
+			if json.Unmarshal(raw, &document) != nil || document.Text == "" {
+				return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "documents",
+					Message: "documents must be texts, or objects with a text."}
+			}
+			text = document.Text
+		}
+		r.texts = append(r.texts, text)
+	}
+	return r, nil
+}
+
+// tei is the request in the dialect of text-embeddings-inference.
+func (r *rerankRequest) tei() []byte {
+	b, err := json.Marshal(teiRequest{Query: r.Query, Texts: r.texts, Truncate: r.Truncate, Direction: r.Direction, RawScores: r.RawScores})
+	if err != nil { // texts and numbers always marshal
+		panic(err)
+	}
+	return b
+}
+
+// fromTEI is an answer of text-embeddings-inference as one to /v1/rerank, the best first; false when it is none.
+func (r *rerankRequest) fromTEI(model string, answer []byte) ([]byte, bool) {
+	var scores []teiScore
+	if json.Unmarshal(answer, &scores) != nil {
+		return nil, false
+	}
+	slices.SortStableFunc(scores, func(a, b teiScore) int { return cmp.Compare(b.Score, a.Score) })
+	if n := r.TopN; n != nil && *n >= 0 && *n < len(scores) {
+		scores = scores[:*n]
+	}
+	results := make([]rerankResult, 0, len(scores))
+	for _, s := range scores {
+		if s.Index < 0 || s.Index >= len(r.texts) {
+			return nil, false
+		}
+		result := rerankResult{Index: s.Index, Score: s.Score}
+		if r.ReturnDocuments == nil || *r.ReturnDocuments {
+			result.Document = &rerankDocument{r.texts[s.Index]}
+		}
+		results = append(results, result)
+	}
+	b, err := json.Marshal(struct {
+		Model   string         `json:"model"`
+		Object  string         `json:"object"`
+		Results []rerankResult `json:"results"`
+	}{model, "list", results})
+	return b, err == nil
+}

@@ -1,0 +1,45 @@
+package relay
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+)
+
+// askForUsage adds stream_options.include_usage to a request's body. Options that the client has set stay, and a body that says something about
+// the usage itself stays as it is.
+func askForUsage(body []byte) []byte {
+	var r jsonscan.Reader
+	r.Reset(body)
+	if !r.Open('{') {
+		return body
+	}
+	first := r.Pos()
+	for more := true; more; more = r.More('{') {
+		if string(r.Name()) != "stream_options" {
+			r.Skip()
+			continue
+		}
+		if r.Kind() != '{' {
+			return body // null, or the engine's to refuse
+		}
+		at := r.Pos()
+		r.Skip()
+		options := body[at:r.Pos()]
+		if bytes.Contains(options, []byte(`include_usage`)) {
+			return body
+		}
+		comma := []byte{','}
+		if empty(options) {
+			comma = nil
+		}
+		return slices.Concat(body[:at+1], []byte(`"include_usage":true`), comma, body[at+1:])
+	}
+	if !r.Valid() {
+		return body
+	}
+	return slices.Concat(body[:first], []byte(`"stream_options":{"include_usage":true},`), body[first:])
+}
+
+func empty(object []byte) bool { return len(bytes.Trim(object, "{} \t\r\n")) == 0 }
