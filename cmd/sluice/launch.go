@@ -76,7 +76,7 @@ func (g *gateway) labels(node string) []string {
 func (g *gateway) others() []nodes.Host {
 	var hosts []nodes.Host
 	if g.joined != nil {
-		for _, h := range g.joined.Hosts() {
+		for _, h := range g.joined.Nodes() {
 			hosts = append(hosts, h)
 		}
 	}

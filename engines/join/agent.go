@@ -22,93 +22,111 @@ import (
 
 const (
 	orphanGrace = 5 * time.Minute
-	// farewell is how long Stop waits for the gateway to have heard the last.
-	farewell = 2 * time.Second
+	// farewellTimeout is how long Agent.Stop waits until the gateway has read the last report.
+	farewellTimeout = 2 * time.Second
 )
 
-// AgentConfig says what a node works with. Gateway, Name, Dir and Self are needed.
+// AgentConfig is the configuration of an Agent. Gateway, Name, Dir and Self are required.
 type AgentConfig struct {
-	// Gateway is the host:port where the gateway lets nodes in.
+	// Gateway is the host:port of the gateway's listener for nodes.
 	Gateway string
-	// Token is needed until the node has joined. A token of another gateway makes it join that one.
+	// Token is required until the node has joined. If it is a token of another gateway, the node
+	// joins that gateway.
 	Token string
-	// Name is what the node is called: 1 to 63 letters, digits, -, _ and dots.
+	// Name is the node's name: 1 to 63 letters, digits, "-", "_" and dots.
 	Name string
-	// Address is where replicas listen, which Envoy must reach. Zero: the local address from which the gateway is reached.
+	// Address is the IP address on which replicas listen. Envoy must be able to reach it. The zero
+	// Addr means the local address from which the node reaches the gateway.
 	Address netip.Addr
-	// Dir holds the replicas' processes and, in its folder "node", what the node must know after a restart. It must be claimed.
+	// Dir holds the records of the replicas' processes. Its folder "node" holds the files of
+	// agentStore. The caller must have claimed Dir.
 	Dir *process.Dir
-	// Inventory tells what this host has; nil: its processors and memory, and no GPUs.
+	// Inventory reads the resources of this machine. Nil means CPUs and memory, and no GPUs.
 	Inventory local.Inventory
-	// Self is the path of our own binary, for engines that live in it.
+	// Self is the path of the sluice binary. Some engines run in it.
 	Self string
-	// OrphanGrace is how long replicas are kept while the gateway is away; 0 means 5 min.
+	// OrphanGrace is how long the agent keeps replicas while the gateway is unreachable. 0 means 5
+	// minutes.
 	OrphanGrace time.Duration
-	// DrainTimeout is how long replicas may take to finish their requests when the node stops or is an orphan; 0 means 30 s.
+	// DrainTimeout is how long replicas may take to finish their requests when the node stops or
+	// when it is an orphan. 0 means 30 seconds.
 	DrainTimeout time.Duration
-	// Launcher may say more about how replicas are run: probes, pauses. What has a field here is taken from here.
+	// Launcher holds further options of the launcher, such as probes and back-off. Fields that
+	// AgentConfig has too are overwritten by those of AgentConfig.
 	Launcher local.Config
-	// Log may be nil: silent.
+	// Log receives the agent's log. Nil means no log.
 	Log *zap.Logger
 }
 
-// Agent runs replicas on its host for a gateway elsewhere. Run and Stop may be called from different goroutines.
+// Agent runs replicas on its machine for a gateway on another machine. Run and Stop may be called
+// from different goroutines.
 type Agent struct {
-	config   AgentConfig
-	log      *zap.Logger
-	store    store
-	token    *token // nil when none was given
+	config AgentConfig
+	log    *zap.Logger
+	store  agentStore
+	// token is nil if AgentConfig.Token is empty.
+	token    *token
 	key      *ecdsa.PrivateKey
 	fleet    *engines.Fleet
-	counts   *counts
+	counts   *requestCounts
 	launcher *local.Launcher
-	// wake has a token when there is something to report that is not in the fleet.
-	wake chan struct{}
-	// wished has a token when there is a new wish.
-	wished chan struct{}
-	// parted is closed when the gateway has been told that the node is empty and ends.
-	parted chan struct{}
+	// wakeup asks sendReports to send a report although the fleet has not changed. Its capacity is
+	// 1.
+	wakeup chan struct{}
+	// assigned tells applyAssignments that assignment has changed. Its capacity is 1.
+	assigned chan struct{}
+	// farewellDone is closed when the gateway has read that the node is stopping and has no
+	// replicas.
+	farewellDone chan struct{}
 
 	mu sync.Mutex
-	// identity is nil until the node has joined; guarded by mu
+	// identity is nil until the node has joined. Guarded by mu.
 	identity *identity
-	// models ever wished for, so that the fleet shows their replicas to the last; guarded by mu
+	// models holds the name of every model that the gateway has ever assigned. The fleet needs them
+	// to show a replica until the end. Guarded by mu.
 	models map[string]bool
-	// wish is the last one; guarded by mu
-	wish wish
-	// contact is when the gateway gave its last sign of life; connected: there is a stream; orphan: it was away too long; guarded by mu
-	contact           time.Time
+	// assignment is the latest one that the gateway sent, or the saved one. Guarded by mu.
+	assignment assignment
+	// lastContact is when the agent last received a message of the gateway. connected is true while
+	// there is a stream. orphan is true after the gateway was unreachable for OrphanGrace. Guarded
+	// by mu.
+	lastContact       time.Time
 	connected, orphan bool
-	// leaving: Stop was called; empty: it has ended the replicas; said: all that was sent to the gateway; guarded by mu
-	leaving, empty, said bool
-	// joined: the node has been one of this gateway's before, so that it goes on whatever the gateway says; guarded by mu
+	// stopping is true once Stop was called. drained is true once Stop has stopped all replicas.
+	// drainReported is true once the agent has sent its last report. Guarded by mu.
+	stopping, drained, drainReported bool
+	// joined is true once the node has joined this gateway, in this run or in an earlier one. A
+	// node that has joined never gives up. Guarded by mu.
 	joined bool
 }
 
-// NewAgent reads what an earlier run has left. It starts nothing.
+// NewAgent returns an Agent with the identity that an earlier run saved in AgentConfig.Dir.
+// NewAgent starts nothing. It fails if a required field is missing or malformed.
 func NewAgent(c AgentConfig) (*Agent, error) {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	orStandard(&c.OrphanGrace, orphanGrace)
-	orStandard(&c.DrainTimeout, drainTimeout)
-	a := &Agent{config: c, log: c.Log, store: store{filepath.Join(c.Dir.Path(), "node")}, fleet: engines.NewFleet(),
-		models: map[string]bool{}, wake: make(chan struct{}, 1), wished: make(chan struct{}, 1), parted: make(chan struct{})}
-	a.counts = newCounts(a.fleet)
+	setDefault(&c.OrphanGrace, orphanGrace)
+	setDefault(&c.DrainTimeout, drainTimeout)
+	a := &Agent{config: c, log: c.Log, store: agentStore{filepath.Join(c.Dir.Path(), "node")},
+		fleet: engines.NewFleet(), models: map[string]bool{},
+		wakeup: make(chan struct{}, 1), assigned: make(chan struct{}, 1), farewellDone: make(chan struct{})}
+	a.counts = newRequestCounts(a.fleet)
 	if err := os.MkdirAll(a.store.dir, 0o700); err != nil {
 		return nil, err
 	}
 	if _, _, err := net.SplitHostPort(c.Gateway); err != nil {
-		return nil, fmt.Errorf("the gateway's address: %w", err)
+		return nil, fmt.Errorf("the gateway's address %q is not host:port: %w", c.Gateway, err)
 	}
-	if err := a.introduce(); err != nil {
+	if err := a.loadIdentity(); err != nil {
 		return nil, err
 	}
 	if c.Address.IsUnspecified() {
-		return nil, fmt.Errorf("replicas cannot listen on %s: Envoy must know where they are", c.Address)
+		return nil, fmt.Errorf("replicas cannot listen on %s, because Envoy could not reach them: "+
+			"give an address of this machine", c.Address)
 	}
 	if !c.Address.IsValid() {
-		address, err := a.store.address(c.Gateway)
+		address, err := a.store.localAddress(c.Gateway)
 		if err != nil {
 			return nil, err
 		}
@@ -118,8 +136,9 @@ func NewAgent(c AgentConfig) (*Agent, error) {
 	return a, nil
 }
 
-// introduce finds out who the node is.
-func (a *Agent) introduce() error {
+// loadIdentity reads the saved identity. If it belongs to another name or another gateway, the
+// agent needs a token to join again.
+func (a *Agent) loadIdentity() error {
 	if err := checkName(a.config.Name); err != nil {
 		return err
 	}
@@ -134,12 +153,13 @@ func (a *Agent) introduce() error {
 	if err != nil {
 		return err
 	}
-	if known != nil && known.fits(a.config.Name, a.token) {
+	if known != nil && known.matches(a.config.Name, a.token) {
 		a.identity, a.key, a.joined = known, known.key, true
 		return nil
 	}
 	if a.token == nil {
-		return fmt.Errorf("node %s has not joined: it needs a token, which the gateway prints by `sluice node token`", a.config.Name)
+		return fmt.Errorf("node %s has not joined and has no token: `sluice node token` prints one at the gateway",
+			a.config.Name)
 	}
 	a.key, err = newKey()
 	return err
@@ -147,55 +167,50 @@ func (a *Agent) introduce() error {
 
 func (a *Agent) launcherConfig() local.Config {
 	c := a.config.Launcher
-	c.Dir, c.Fleet, c.Log, c.InFlight = a.config.Dir, a.fleet, a.log, a.counts.of
+	c.Dir, c.Fleet, c.Log, c.InFlight = a.config.Dir, a.fleet, a.log, a.counts.inFlight
 	c.Inventory, c.DrainTimeout = a.config.Inventory, a.config.DrainTimeout
 	c.Address, c.Name = a.config.Address, a.config.Name
 	return c
 }
 
-// Address is where replicas listen.
+// Address returns the IP address on which the replicas listen.
 func (a *Agent) Address() netip.Addr { return a.config.Address }
 
-// Replicas are those of this node as they are now.
-func (a *Agent) Replicas() []engines.Replica {
-	var all []engines.Replica
-	for _, m := range a.fleet.Snapshot().Models {
-		all = append(all, m.Replicas...)
-	}
-	return all
-}
-
-// Run adopts what an earlier run has left and then does what the gateway says, until ctx ends: then it returns nil and leaves the replicas
-// running for the next Run. A gateway that does not answer is tried again for ever; only a token that it refuses, of a node that
-// has never joined, is an error. Run is called once.
+// Run adopts the replicas that an earlier run left running and then runs what the gateway assigns. When
+// ctx ends, Run returns nil and leaves the replicas running for the next Run.
+//
+// Run retries for ever if the gateway does not answer. It fails only if the gateway rejects the token of a
+// node that has never joined. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	a.adopt()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.launcher.Run(ctx) })
-	group.Go(func() error { return a.keepLink(ctx) })
+	group.Go(func() error { return a.keepConnected(ctx) })
 	group.Go(func() error { a.watchGateway(ctx); return nil })
-	group.Go(func() error { a.carryOut(ctx); return nil })
+	group.Go(func() error { a.applyAssignments(ctx); return nil })
 	return group.Wait()
 }
 
-// adopt takes over the replicas that are there, as the last wish has them.
+// adopt takes over the running replicas that the saved assignment still contains. The launcher
+// stops the others.
 func (a *Agent) adopt() {
-	w, err := a.store.wish()
+	w, err := a.store.assignment()
 	if err != nil {
-		a.log.Error("what the gateway wished for last is not known, so the replicas leave", zap.Error(err))
+		a.log.Error("saved assignment unreadable, stopping the replicas", zap.Error(err))
 	}
 	found := a.launcher.Found()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.wish, a.contact = w, time.Now()
+	a.assignment, a.lastContact = w, time.Now()
 	for model := range found {
 		a.models[model] = true
 	}
-	a.launcher.Adopt(a.ownLocked(onlyFound(w.Models, found)))
+	a.launcher.Adopt(a.registerLocked(onlyRunning(w.Models, found)))
 }
 
-// ownLocked makes the gateway's models this node's, and has the fleet know them.
-func (a *Agent) ownLocked(models []local.Model) []local.Model {
+// registerLocked adds the models to the agent's own fleet and returns them with the path of this
+// machine's sluice binary. a.mu must be held.
+func (a *Agent) registerLocked(models []local.Model) []local.Model {
 	own := make([]local.Model, len(models))
 	for i, m := range models {
 		m.Launch.Sluice = a.config.Self
@@ -210,45 +225,47 @@ func (a *Agent) ownLocked(models []local.Model) []local.Model {
 	return own
 }
 
-// obey has done what the gateway wishes. It does not wait for that.
-func (a *Agent) obey(w wish) {
+// assign stores the assignment and wakes applyAssignments. It does not wait until the assignment is
+// applied.
+func (a *Agent) assign(w assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.obeyLocked(w)
+	a.assignLocked(w)
 }
 
-func (a *Agent) obeyLocked(w wish) {
-	if a.leaving {
+func (a *Agent) assignLocked(w assignment) {
+	if a.stopping {
 		return
 	}
-	a.wish = w
-	a.counts.limitTo(w.Stop)
-	poke(a.wished)
+	a.assignment = w
+	a.counts.setDeadline(w.Stop)
+	signal(a.assigned)
 }
 
-// carryOut remembers each wish and then does it, until ctx ends. A disk may take long to keep something: the gateway must hear of us meanwhile.
-func (a *Agent) carryOut(ctx context.Context) {
+// applyAssignments saves each new assignment and then applies it, until ctx ends. Saving may block
+// on a slow disk, so it must not happen in the goroutine that receives the gateway's messages.
+func (a *Agent) applyAssignments(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.wished:
+		case <-a.assigned:
 		}
 		a.mu.Lock()
-		w := a.wish
+		w := a.assignment
 		a.mu.Unlock()
-		if err := a.store.keepWish(w); err != nil {
-			a.log.Error("what the gateway wishes is not kept: after a restart the node does what it wished before", zap.Error(err))
+		if err := a.store.saveAssignment(w); err != nil {
+			a.log.Error("assignment not saved: after a restart the node applies the one before", zap.Error(err))
 		}
 		a.mu.Lock()
-		if !a.leaving {
-			a.launcher.Set(a.ownLocked(w.Models))
+		if !a.stopping {
+			a.launcher.Set(a.registerLocked(w.Models))
 		}
 		a.mu.Unlock()
 	}
 }
 
-// watchGateway ends the replicas when the gateway is away for too long.
+// watchGateway calls drainIfOrphaned periodically until ctx ends.
 func (a *Agent) watchGateway(ctx context.Context) {
 	tick := time.NewTicker(min(a.config.OrphanGrace/10, time.Second))
 	defer tick.Stop()
@@ -257,55 +274,56 @@ func (a *Agent) watchGateway(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			a.abandon()
+			a.drainIfOrphaned()
 		}
 	}
 }
 
-func (a *Agent) abandon() {
+func (a *Agent) drainIfOrphaned() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	away := time.Since(a.contact)
-	if a.connected || a.orphan || a.leaving || away < a.config.OrphanGrace {
+	away := time.Since(a.lastContact)
+	if a.connected || a.orphan || a.stopping || away < a.config.OrphanGrace {
 		return
 	}
 	a.orphan = true
-	a.log.Warn("the gateway is away: ending the replicas", zap.Duration("away", away.Round(time.Second)))
-	a.obeyLocked(wish{Models: without(a.wish.Models), Stop: a.config.DrainTimeout})
+	a.log.Warn("gateway unreachable, stopping the replicas", zap.Duration("away", away.Round(time.Second)))
+	a.assignLocked(assignment{Models: withoutReplicas(a.assignment.Models), Stop: a.config.DrainTimeout})
 }
 
-// Stop ends the replicas, after their requests or after DrainTimeout, and tells the gateway so, which sees them drain. It needs Run to be
-// running for that. The errors name what could not be ended.
+// Stop drains the replicas: each finishes its requests or is stopped after DrainTimeout. Stop then
+// reports to the gateway that the node has no replicas. Run must be running, so that the gateway
+// learns of the draining replicas. The error names the processes that could not be stopped.
 func (a *Agent) Stop(ctx context.Context) error {
 	a.mu.Lock()
-	a.leaving = true
+	a.stopping = true
 	a.mu.Unlock()
-	a.poke()
+	a.wakeSender()
 	err := a.launcher.Stop(ctx)
 	a.mu.Lock()
-	a.empty = err == nil
+	a.drained = err == nil
 	connected := a.connected
 	a.mu.Unlock()
-	a.poke()
+	a.wakeSender()
 	if connected && err == nil {
 		select {
-		case <-a.parted:
+		case <-a.farewellDone:
 		case <-ctx.Done():
-		case <-time.After(farewell):
+		case <-time.After(farewellTimeout):
 		}
 	}
 	return err
 }
 
-func (a *Agent) poke() { poke(a.wake) }
+func (a *Agent) wakeSender() { signal(a.wakeup) }
 
-// poke leaves a token, unless there is one.
-func poke(c chan struct{}) {
+// signal adds a token to c unless c is full. c has a capacity of 1.
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// errNoToken: a node that cannot go on as what it was has no token to begin anew.
-var errNoToken = errors.New("the node must join again, and has no token")
+// errNoToken means that the node must join (again) but was given no token.
+var errNoToken = errors.New("the node must join the gateway again and has no token")

@@ -17,33 +17,36 @@ import (
 )
 
 const (
-	// gatewayURI is in the gateway's certificate: a node's own, though signed by the same authority, cannot pass for it.
+	// gatewayURI is the URI in the gateway's certificate. A node's certificate has another URI, so
+	// a node cannot pass for the gateway although the same authority signed both.
 	gatewayURI = "sluice:gateway"
-	// nodeURI, with the name after it, is in a node's.
+	// nodeURI, followed by the node's name, is the URI in a node's certificate.
 	nodeURI = "sluice:node/"
 
-	authorityLasts   = 20 * 365 * 24 * time.Hour
-	certificateLasts = 365 * 24 * time.Hour
-	// clockSlack is how far a clock may be behind the gateway's.
+	authorityLifetime   = 20 * 365 * 24 * time.Hour
+	certificateLifetime = 365 * 24 * time.Hour
+	// clockSlack is how far the clock of a node may be behind the gateway's clock.
 	clockSlack = time.Hour
 )
 
-// authority signs the certificates of one gateway's state directory.
+// authority is the certificate authority of one gateway. It signs the certificates of the gateway
+// and its nodes.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 }
 
-// openAuthority reads the authority, or makes one where there is none.
+// openAuthority reads the authority from dir, or creates one if there is none.
 func openAuthority(dir string) (*authority, error) {
 	path := filepath.Join(dir, "ca.pem")
-	data, err := readOrMake(path, makeAuthority)
+	data, err := readOrCreate(path, makeAuthority)
 	if err != nil {
 		return nil, err
 	}
 	certificates, key, err := parsePEM(data)
 	if err != nil || len(certificates) != 1 {
-		return nil, errors.Join(fmt.Errorf("%s is damaged; without it the nodes must join anew", path), err)
+		return nil, errors.Join(
+			fmt.Errorf("%s is damaged: restore it, or remove it and let all nodes join again", path), err)
 	}
 	return &authority{certificate: certificates[0], key: key}, nil
 }
@@ -56,7 +59,7 @@ func makeAuthority() ([]byte, error) {
 	template := &x509.Certificate{
 		Subject:  pkix.Name{CommonName: "sluice nodes"},
 		KeyUsage: x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
-		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(authorityLasts),
+		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(authorityLifetime),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -65,7 +68,8 @@ func makeAuthority() ([]byte, error) {
 	return formatPEM(key, der)
 }
 
-// sign makes a certificate for the key.
+// sign returns a certificate (DER) for a public key. uri is the identity in it, usage the extended
+// key usage.
 func (a *authority) sign(uri string, usage x509.ExtKeyUsage, key any) ([]byte, error) {
 	identity, err := url.Parse(uri)
 	if err != nil {
@@ -74,7 +78,7 @@ func (a *authority) sign(uri string, usage x509.ExtKeyUsage, key any) ([]byte, e
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: strings.TrimPrefix(uri, nodeURI)}, URIs: []*url.URL{identity},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{usage}, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(certificateLasts),
+		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(certificateLifetime),
 	}
 	return x509.CreateCertificate(rand.Reader, template, a.certificate, key, a.key)
 }
@@ -83,20 +87,21 @@ func (a *authority) signNode(name string, key *ecdsa.PublicKey) ([]byte, error) 
 	return a.sign(nodeURI+name, x509.ExtKeyUsageClientAuth, key)
 }
 
-// pool has only this authority.
-func pool(authority *x509.Certificate) *x509.CertPool {
+// certPool returns a pool that contains only this authority.
+func certPool(authority *x509.Certificate) *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(authority)
 	return p
 }
 
-// hasURI tells whether the certificate is for this identity and no other.
+// hasURI reports whether uri is the only identity in the certificate.
 func hasURI(c *x509.Certificate, uri string) bool {
 	return len(c.URIs) == 1 && c.URIs[0].String() == uri
 }
 
-// nodeOf is the node that a certificate is for; the chain was verified before.
-func nodeOf(c *x509.Certificate) (string, bool) {
+// nodeNameOf returns the name of the node that the certificate was issued to. The caller must have
+// verified the chain.
+func nodeNameOf(c *x509.Certificate) (string, bool) {
 	if len(c.URIs) != 1 {
 		return "", false
 	}
@@ -104,31 +109,34 @@ func nodeOf(c *x509.Certificate) (string, bool) {
 	return name, ok && checkName(name) == nil
 }
 
-// checkName refuses what would not fit a host's name, and so nothing else that a name is put into.
+// checkName returns an error unless name is a valid name of a node. Valid names need no escaping in
+// a URI, a file name or a header.
 func checkName(name string) error {
-	allowed := func(r rune) bool {
+	isAllowed := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r)
 	}
-	if name == "" || len(name) > 63 || strings.Trim(name, ".") == "" || strings.ContainsFunc(name, func(r rune) bool { return !allowed(r) }) {
-		return fmt.Errorf("%.80q cannot be a node's name: 1 to 63 letters, digits and any of - _ . in it", name)
+	isForbidden := func(r rune) bool { return !isAllowed(r) }
+	if name == "" || len(name) > 63 || strings.Trim(name, ".") == "" || strings.ContainsFunc(name, isForbidden) {
+		return fmt.Errorf("the node's name %.80q is invalid: use 1 to 63 letters, digits, '-', '_' or '.'", name)
 	}
 	return nil
 }
 
-// expired tells whether a certificate does not hold now.
-func expired(c *x509.Certificate, now time.Time) bool {
+// isInvalidAt reports whether the certificate is expired or not yet valid.
+func isInvalidAt(c *x509.Certificate, now time.Time) bool {
 	return now.After(c.NotAfter) || now.Before(c.NotBefore)
 }
 
-// old tells whether less than a third of a certificate's time is left.
-func old(c *x509.Certificate, now time.Time) bool {
+// needsRenewal reports whether less than a third of the certificate's lifetime is left.
+func needsRenewal(c *x509.Certificate, now time.Time) bool {
 	return c.NotAfter.Sub(now) < c.NotAfter.Sub(c.NotBefore)/3
 }
 
 func newKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
-// parseRequest reads a signing request: which name asks, with which key. The signature proves that it has the key.
-func parseRequest(der []byte) (name string, key *ecdsa.PublicKey, err error) {
+// parseSigningRequest returns the name and the key of a certificate signing request. It verifies
+// the signature, which proves that the sender has the private key.
+func parseSigningRequest(der []byte) (name string, key *ecdsa.PublicKey, err error) {
 	request, err := x509.ParseCertificateRequest(der)
 	if err != nil {
 		return "", nil, err
@@ -138,20 +146,22 @@ func parseRequest(der []byte) (name string, key *ecdsa.PublicKey, err error) {
 	}
 	key, ok := request.PublicKey.(*ecdsa.PublicKey)
 	if !ok || key.Curve != elliptic.P256() {
-		return "", nil, errors.New("the key of a node must be an ECDSA key on P-256")
+		return "", nil, errors.New("the node's key is not an ECDSA key on the curve P-256")
 	}
 	return request.Subject.CommonName, key, checkName(request.Subject.CommonName)
 }
 
-func makeRequest(name string, key *ecdsa.PrivateKey) ([]byte, error) {
+func makeSigningRequest(name string, key *ecdsa.PrivateKey) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, key)
 }
 
-// formatPEM writes certificates and their key into one file, so that they are never of two minds.
+// formatPEM encodes certificates and their key as one file, so that they are always replaced
+// together.
 func formatPEM(key *ecdsa.PrivateKey, certificates ...[]byte) ([]byte, error) {
 	var file bytes.Buffer
 	for _, der := range certificates {
-		_ = pem.Encode(&file, &pem.Block{Type: "CERTIFICATE", Bytes: der}) // a Buffer takes everything
+		// Writing to a Buffer never fails.
+		_ = pem.Encode(&file, &pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -161,7 +171,7 @@ func formatPEM(key *ecdsa.PrivateKey, certificates ...[]byte) ([]byte, error) {
 	return file.Bytes(), nil
 }
 
-// parsePEM reads what formatPEM wrote. The key fits the first certificate.
+// parsePEM decodes what formatPEM encoded. It fails if the key does not fit the first certificate.
 func parsePEM(data []byte) (certificates []*x509.Certificate, key *ecdsa.PrivateKey, err error) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		switch block.Type {
@@ -180,7 +190,7 @@ func parsePEM(data []byte) (certificates []*x509.Certificate, key *ecdsa.Private
 		}
 	}
 	if key == nil || len(certificates) == 0 || !key.PublicKey.Equal(certificates[0].PublicKey) {
-		return nil, nil, errors.New("no certificate with its key")
+		return nil, nil, errors.New("the file lacks a certificate with its private key")
 	}
 	return certificates, key, nil
 }

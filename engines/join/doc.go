@@ -1,36 +1,44 @@
-// Package join lets further hosts run replicas for a gateway: the Server in the gateway and the Agent in `sluice node`.
+// Package join lets further machines, called nodes, run replicas for a gateway. The gateway runs a
+// Server, whose nodes engines/nodes uses, and the command `sluice node` runs an Agent on each node.
 //
-// A node connects to the gateway, never the other way round. It joins once, with a token: that has the hash of the gateway's authority,
-// by which the node knows the gateway, and a secret, by which the gateway knows the node. What it gets is a certificate for its name. From then
-// on both sides prove who they are by mTLS, and one gRPC stream carries everything, level-triggered: the node tells its inventory and
-// its replicas as a whole, the gateway tells which replicas there shall be, as a whole, and how many requests they have.
+// A node always connects to the gateway, never the other way round. A node joins once, with a token.
+// The token contains a hash of the gateway's authority, by which the node recognises the gateway, and
+// a secret, by which the gateway accepts the node. The gateway signs a certificate for the node's
+// name. From then on both sides authenticate by mTLS, and one gRPC stream carries all messages. Every
+// message replaces the state before it: the node reports its whole inventory and all its replicas,
+// and the gateway sends the whole assignment and the requests of all replicas.
 //
-// A node's replicas are processes of a local.Launcher in the agent and belong to the agent's state directory: they outlive the agent and the
-// gateway. Either side may go away and come back:
+// The agent's local.Launcher runs the replicas as processes. They belong to the agent's state
+// directory and keep running while the agent or the gateway restarts:
 //
-//   - A node that is silent for LostAfter is lost. Its replicas are Failed in the fleet, so that others take over. What it still has
-//     when it comes back is ended, unless it is wanted again; the fleet does not hear of it.
-//   - A node that comes back earlier, as after a restart of the agent, has changed nothing.
-//   - A gateway that is away for longer than the agent's OrphanGrace has no replicas there any more.
+//   - A node that is silent for LostAfter is lost. The fleet shows its replicas as failed, so other
+//     nodes replace them. When the node comes back, it stops the replicas that are no longer assigned
+//     to it. The fleet does not show these.
+//   - A node that comes back within LostAfter, for example after a restart of the agent, has changed
+//     nothing.
+//   - If the gateway is unreachable for the agent's OrphanGrace, the agent stops all replicas.
 //
-// A replica leaves only when the gateway has seen that it leaves and has said that it has no requests, or its time is over.
+// A replica that drains stops when the gateway has seen that it drains and has reported that it has
+// no requests left, or when its drain timeout is over.
 package join
 
 import "time"
 
 const (
+	// lostAfter and drainTimeout are the defaults of LostAfter and DrainTimeout.
 	lostAfter    = 5 * time.Second
 	drainTimeout = 30 * time.Second
-	// keepAlive is the pause between the pings that find a dead connection below the stream.
-	keepAlive        = 10 * time.Second
-	keepAliveTimeout = 5 * time.Second
+	// keepAliveInterval is the time between the HTTP/2 pings that detect a dead connection.
+	keepAliveInterval = 10 * time.Second
+	keepAliveTimeout  = 5 * time.Second
 )
 
-// beat is the pause between signs of life: some may be late.
-func beat(lostAfter time.Duration) time.Duration { return lostAfter / 5 }
+// heartbeatInterval is how often each side sends a message. Some heartbeats may be late without the
+// sender being lost.
+func heartbeatInterval(lostAfter time.Duration) time.Duration { return lostAfter / 5 }
 
-// orStandard fills in what zero stands for.
-func orStandard(d *time.Duration, standard time.Duration) {
+// setDefault sets d to standard if d is zero or negative.
+func setDefault(d *time.Duration, standard time.Duration) {
 	if *d <= 0 {
 		*d = standard
 	}

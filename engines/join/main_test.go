@@ -24,9 +24,11 @@ import (
 )
 
 const (
-	// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
-	patience = 30 * time.Second
-	// roleKey makes the test binary play another part, agentKey says which agent.
+	// waitLimit is how long a test waits for something that normally happens soon. It is long
+	// because the machine may be busy.
+	waitLimit = 30 * time.Second
+	// roleKey makes the test binary run as an engine or an agent. agentKey holds the agent's
+	// configuration.
 	roleKey  = "JOIN_TEST_ROLE"
 	agentKey = "JOIN_TEST_AGENT"
 )
@@ -36,20 +38,20 @@ func TestMain(m *testing.M) {
 	case "":
 		goleak.VerifyTestMain(m)
 	case "engine":
-		playEngine(net.JoinHostPort(os.Args[1], os.Args[2]))
+		runTestEngine(net.JoinHostPort(os.Args[1], os.Args[2]))
 	case "agent":
-		playAgent(os.Getenv(agentKey))
+		runTestAgent(os.Getenv(agentKey))
 	}
 }
 
-// playEngine is an engine that is ready at once.
-func playEngine(address string) {
+// runTestEngine serves HTTP at the address. It is ready at once.
+func runTestEngine(address string) {
 	err := http.ListenAndServe(address, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }
 
-// agentPlan is an agent of its own process.
+// agentPlan is the configuration of an agent, in a form that can be passed to another process.
 type agentPlan struct{ Gateway, Token, Name, Address, Dir string }
 
 func (p agentPlan) config(dir *process.Dir) AgentConfig {
@@ -57,51 +59,51 @@ func (p agentPlan) config(dir *process.Dir) AgentConfig {
 		Launcher: local.Config{DrainSettle: 10 * time.Millisecond, BackOff: local.BackOff{First: 20 * time.Millisecond}}}
 }
 
-// playAgent runs an agent until it is killed.
-func playAgent(text string) {
+// runTestAgent runs an agent until the process is killed.
+func runTestAgent(text string) {
 	var plan agentPlan
-	check(json.Unmarshal([]byte(text), &plan))
+	exitOnError(json.Unmarshal([]byte(text), &plan))
 	dir, err := process.Open(plan.Dir, nil)
-	check(err)
-	check(dir.Claim(context.Background()))
+	exitOnError(err)
+	exitOnError(dir.Claim(context.Background()))
 	a, err := NewAgent(plan.config(dir))
-	check(err)
-	check(a.Run(context.Background()))
+	exitOnError(err)
+	exitOnError(a.Run(context.Background()))
 }
 
-func check(err error) {
+func exitOnError(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// gateway is a server with its surroundings.
+// gateway is a Server with its fleet, log and folder.
 type gateway struct {
 	t      *testing.T
 	config ServerConfig
 	fleet  *engines.Fleet
 	server *Server
-	// address is host:port; it stays the same when the gateway starts again.
+	// address is the host:port of the listener. It stays the same when the gateway starts again.
 	address string
 	logs    *observer.ObservedLogs
-	// stop ends it as a crash does: nobody is told.
+	// stop ends the server without telling its nodes, as a crash would.
 	stop func()
 
 	mu sync.Mutex
-	// inFlight by replica id, changes counts the calls of Changed; guarded by mu
+	// inFlight holds requests by replica id. changes counts the calls of Changed. Guarded by mu.
 	inFlight map[string]int
 	changes  int
 }
 
-// newGateway starts one. Its models are "chat" and "embed".
+// newGateway returns a running gateway with the models "chat" and "embed".
 func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
 	t.Helper()
 	g := &gateway{t: t, address: "127.0.0.1:0", inFlight: map[string]int{}}
 	core, logs := observer.New(zap.DebugLevel)
 	g.logs = logs
 	g.config = ServerConfig{
-		Dir: t.TempDir(), InFlight: g.load, LostAfter: lostAfter, DrainSettle: 20 * time.Millisecond, Log: zap.New(core),
+		Dir: t.TempDir(), InFlight: g.requests, LostAfter: lostAfter, DrainSettle: 20 * time.Millisecond, Log: zap.New(core),
 		Labels: func(node string) []string { return []string{"label-of-" + node} },
 		Changed: func() {
 			g.mu.Lock()
@@ -113,7 +115,7 @@ func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
 	return g
 }
 
-// start starts it, for the first time or anew with an empty fleet.
+// start starts the server with an empty fleet, for the first time or again.
 func (g *gateway) start() {
 	g.t.Helper()
 	g.fleet = engines.NewFleet()
@@ -143,19 +145,19 @@ func (g *gateway) start() {
 	g.t.Cleanup(g.stop)
 }
 
-func (g *gateway) load(id string) int {
+func (g *gateway) requests(id string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.inFlight[id]
 }
 
-func (g *gateway) setLoad(id string, n int) {
+func (g *gateway) setRequests(id string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.inFlight[id] = n
 }
 
-func (g *gateway) changed() int {
+func (g *gateway) changeCount() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.changes
@@ -170,14 +172,14 @@ func (g *gateway) token() string {
 	return token
 }
 
-// host waits until a node is connected.
-func (g *gateway) host(name string) *Host {
+// waitConnected waits until the node is connected and has reported.
+func (g *gateway) waitConnected(name string) *Node {
 	g.t.Helper()
-	var found *Host
+	var found *Node
 	eventually(g.t, "node "+name+" is connected", func() bool {
-		for _, h := range g.server.Hosts() {
-			if node, ok := h.Node(); h.Name() == name && h.settled() && ok && !node.Lost {
-				found = h
+		for _, n := range g.server.Nodes() {
+			if node, ok := n.Node(); n.Name() == name && n.hasReported() && ok && !node.Lost {
+				found = n
 			}
 		}
 		return found != nil
@@ -201,20 +203,20 @@ func (g *gateway) replica(id string) engines.Replica {
 	return engines.Replica{}
 }
 
-// is waits for a replica's state.
-func (g *gateway) is(id string, state engines.State) engines.Replica {
+// waitState waits until the replica has the state.
+func (g *gateway) waitState(id string, state engines.State) engines.Replica {
 	g.t.Helper()
 	eventually(g.t, fmt.Sprintf("%s is %s", id, state), func() bool { return g.replica(id).State == state })
 	return g.replica(id)
 }
 
-// gone waits until the fleet has no replica of this id.
-func (g *gateway) gone(id string) {
+// waitGone waits until the fleet has no replica of this id.
+func (g *gateway) waitGone(id string) {
 	g.t.Helper()
 	eventually(g.t, id+" is gone", func() bool { return g.replica(id).ID == "" })
 }
 
-// history records every snapshot as "id state" lines, until the test's end.
+// history records every snapshot as lines "id state" until the test ends.
 func (g *gateway) history() (read func() string) {
 	var mu sync.Mutex
 	var lines strings.Builder
@@ -246,7 +248,7 @@ func (g *gateway) history() (read func() string) {
 	}
 }
 
-// model is one of the test binary's engine with replicas of these numbers.
+// model returns a model of the test binary's engine with replicas of these indices.
 func model(name string, indices ...int) local.Model {
 	if indices == nil {
 		indices = []int{}
@@ -260,16 +262,16 @@ func model(name string, indices ...int) local.Model {
 		},
 		Launch:       engines.Launch{Name: name, Sluice: "/the/gateway's/own"},
 		Env:          map[string]string{roleKey: "engine", "GORACE": "atexit_sleep_ms=0", "HF_TOKEN": "hf_secret"},
-		StartTimeout: patience, DrainTimeout: patience,
+		StartTimeout: waitLimit, DrainTimeout: waitLimit,
 	}
 }
 
-// nodeDir is a state directory whose processes end with the test, whatever the test does.
+// nodeDir returns a state directory. Its processes are stopped when the test ends.
 func nodeDir(t *testing.T) string {
 	t.Helper()
 	path := t.TempDir()
 	t.Cleanup(func() {
-		dir := claim(t, path)
+		dir := claimDir(t, path)
 		if err := dir.EndAll(context.Background(), 0); err != nil {
 			t.Error(err)
 		}
@@ -278,7 +280,7 @@ func nodeDir(t *testing.T) string {
 	return path
 }
 
-func claim(t *testing.T, path string) *process.Dir {
+func claimDir(t *testing.T, path string) *process.Dir {
 	t.Helper()
 	dir, err := process.Open(path, nil)
 	if err != nil {
@@ -290,23 +292,23 @@ func claim(t *testing.T, path string) *process.Dir {
 	return dir
 }
 
-// agent is an agent in this process.
+// agent is an Agent that runs in this process.
 type agent struct {
 	*Agent
 	logs *observer.ObservedLogs
-	// stop leaves the replicas running, as a hand-over does. end is what Run returned.
+	// stop ends Run and leaves the replicas running. end receives the result of Run.
 	stop func()
 	end  chan error
 }
 
-func (g *gateway) plan(name, address, dir string) agentPlan {
+func (g *gateway) agentPlan(name, address, dir string) agentPlan {
 	return agentPlan{Gateway: g.address, Token: g.token(), Name: name, Address: address, Dir: dir}
 }
 
-// run runs an agent; change may change its configuration.
+// run starts an agent. change may modify its configuration.
 func (p agentPlan) run(t *testing.T, change func(*AgentConfig)) *agent {
 	t.Helper()
-	dir := claim(t, p.Dir)
+	dir := claimDir(t, p.Dir)
 	core, logs := observer.New(zap.DebugLevel)
 	c := p.config(dir)
 	c.Log = zap.New(core)
@@ -328,19 +330,28 @@ func (p agentPlan) run(t *testing.T, change func(*AgentConfig)) *agent {
 	return running
 }
 
-// ended waits until Run has returned.
-func (a *agent) ended(t *testing.T) error {
+// replicaCount returns how many replicas the agent's own fleet has.
+func (a *agent) replicaCount() int {
+	count := 0
+	for _, m := range a.fleet.Snapshot().Models {
+		count += len(m.Replicas)
+	}
+	return count
+}
+
+// waitEnd waits until Run has returned.
+func (a *agent) waitEnd(t *testing.T) error {
 	t.Helper()
 	select {
 	case err := <-a.end:
 		return err
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("Run does not return")
 		return nil
 	}
 }
 
-// spawn runs an agent in a process of its own.
+// spawn starts an agent in a process of its own.
 func (p agentPlan) spawn(t *testing.T) *exec.Cmd {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -353,31 +364,31 @@ func (p agentPlan) spawn(t *testing.T) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { kill9(cmd) })
+	t.Cleanup(func() { kill(cmd) })
 	return cmd
 }
 
-func kill9(cmd *exec.Cmd) {
+func kill(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 }
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it did not come true: %s", what)
+			t.Fatalf("it did not happen in time: %s", what)
 		}
 	}
 }
 
-func processRuns(pid int) bool {
+func isProcessRunning(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(data), ") Z ")
 }
 
-// logged tells whether a line has the text, in its message or its fields.
-func logged(logs *observer.ObservedLogs, text string) bool {
+// hasLogged reports whether an entry has the text in its message or its fields.
+func hasLogged(logs *observer.ObservedLogs, text string) bool {
 	for _, e := range logs.All() {
 		if strings.Contains(e.Message+fmt.Sprint(e.ContextMap()), text) {
 			return true

@@ -24,34 +24,40 @@ import (
 )
 
 const (
-	// wrongTokenPause is what each wrong token costs, one after another: it also bounds how fast they fill the log.
+	// wrongTokenPause is how long a wrong token is delayed. Wrong tokens are delayed one after
+	// another, which limits guessing and the size of the log.
 	wrongTokenPause = time.Second
-	// wrongTokens is how many may wait for their answer at once; more are turned away.
-	wrongTokens = 16
-	// streamsPerConnection: a node has one, and one call beside it.
+	// maxWrongTokens limits how many wrong tokens are delayed at the same time. The server rejects
+	// further ones at once.
+	maxWrongTokens = 16
+	// streamsPerConnection limits concurrent calls. A node needs one stream and one unary call.
 	streamsPerConnection = 8
 )
 
-// ServerConfig says what the gateway's side works with. Dir and Fleet are needed.
+// ServerConfig is the configuration of a Server. Dir and Fleet are required.
 type ServerConfig struct {
-	// Dir is where the authority, the token and the list of known nodes are kept. It is made where there is none.
+	// Dir is the folder of the authority, the token and the records of nodes. It is created if it
+	// is missing.
 	Dir string
-	// Fleet gets each node's replicas under the source "node/<name>".
+	// Fleet gets the replicas of each node under the source "node/<name>".
 	Fleet *engines.Fleet
-	// InFlight tells how many requests a replica has; nil: nobody knows, and none are waited for.
+	// InFlight returns how many requests a replica has. Nil means that replicas never wait for
+	// requests.
 	InFlight func(replicaID string) int
-	// LostAfter is the silence after which a node counts as lost; 0 means 5 s. A node says something five times in that time.
+	// LostAfter is the silence after which a node is lost. 0 means 5 s. A node sends five
+	// heartbeats in this time.
 	LostAfter time.Duration
-	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops; 0 means 30 s.
+	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops. 0
+	// means 30 s.
 	DrainTimeout time.Duration
-	// DrainSettle is how long those who pick replicas may take to follow the fleet; 0 means 1 s.
+	// DrainSettle is how long the users of the fleet may take to apply a change. 0 means 1 s.
 	DrainSettle time.Duration
-	// Changed is called when a node has joined, is lost, has come back, or has something else to give than before. It must not block. nil: nobody
-	// asks.
+	// Changed is called when a node connects, is lost, or reports another inventory. It must not
+	// block. Nil means nobody is told.
 	Changed func()
-	// Labels are what the file says of a node; nil: none.
+	// Labels returns the labels of a node from the configuration file. Nil means no labels.
 	Labels func(node string) []string
-	// Log may be nil: silent.
+	// Log receives the server's log. Nil means no log.
 	Log *zap.Logger
 }
 
@@ -68,86 +74,89 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	if c.InFlight == nil {
 		c.InFlight = func(string) int { return 0 }
 	}
-	orStandard(&c.LostAfter, lostAfter)
-	orStandard(&c.DrainTimeout, drainTimeout)
-	orStandard(&c.DrainSettle, time.Second)
+	setDefault(&c.LostAfter, lostAfter)
+	setDefault(&c.DrainTimeout, drainTimeout)
+	setDefault(&c.DrainSettle, time.Second)
 	return c
 }
 
-// Server is the gateway's side. Its methods may be called from different goroutines.
+// Server accepts nodes that join a gateway. Its methods may be called from different goroutines.
 type Server struct {
-	config    ServerConfig
-	authority *authority
-	face      *face
-	// wrong has a place for each wrong token that waits for its answer; pausing is held by the one whose second runs.
-	wrong, pausing chan struct{}
+	config            ServerConfig
+	authority         *authority
+	serverCertificate *serverCertificate
+	// rejectSlots holds a token for each wrong join token that is being delayed. rejectLock is held
+	// by the one whose delay is running.
+	rejectSlots, rejectLock chan struct{}
 
 	mu sync.Mutex
-	// hosts by name; guarded by mu
-	hosts map[string]*Host
-	// changed is closed when a host has changed, and replaced; guarded by mu
+	// nodes holds the nodes by name. Guarded by mu.
+	nodes map[string]*Node
+	// changed is closed and replaced when a node has changed. Guarded by mu.
 	changed chan struct{}
-	// ended: Serve has returned, and no host can be told anything; guarded by mu
-	ended bool
+	// stopped is true once Serve has returned, so that no node can be reached. Guarded by mu.
+	stopped bool
 
-	// saving is held while the list of nodes is written.
-	saving sync.Mutex
-	// loops are the streams' own, which end soon after their streams.
-	loops sync.WaitGroup
+	// saveMu is held while the records of nodes are written.
+	saveMu sync.Mutex
+	// streamLoops counts the goroutines of streams, which may outlive their RPC for a moment.
+	streamLoops sync.WaitGroup
 }
 
-// NewServer reads what is kept in Dir, and makes what is missing. It starts nothing.
+// NewServer reads the files in ServerConfig.Dir and creates the missing ones. It starts nothing.
 func NewServer(c ServerConfig) (*Server, error) {
 	c = c.withDefaults()
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("nodes: %w", err)
+		return nil, fmt.Errorf("folder of nodes: %w", err)
 	}
 	ca, err := openAuthority(c.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("nodes: %w", err)
+		return nil, fmt.Errorf("authority of nodes: %w", err)
 	}
-	s := &Server{config: c, authority: ca, face: &face{authority: ca}, hosts: map[string]*Host{}, changed: make(chan struct{}),
-		wrong: make(chan struct{}, wrongTokens), pausing: make(chan struct{}, 1)}
+	s := &Server{config: c, authority: ca, serverCertificate: &serverCertificate{authority: ca},
+		nodes: map[string]*Node{}, changed: make(chan struct{}),
+		rejectSlots: make(chan struct{}, maxWrongTokens), rejectLock: make(chan struct{}, 1)}
 	if err := s.readNodes(); err != nil {
-		return nil, fmt.Errorf("nodes: %w", err)
+		return nil, fmt.Errorf("records of nodes: %w", err)
 	}
 	return s, nil
 }
 
-// Serve lets nodes in until ctx ends, and then returns nil. What the fleet knows of them stays. It closes the listener, and is called once.
+// Serve accepts nodes until ctx ends, and then returns nil. The nodes' replicas stay in the fleet.
+// Serve closes the listener and may be called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(s.face.config())), grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
-		grpc.MaxRecvMsgSize(largestReport), grpc.MaxSendMsgSize(largestOrder),
+		grpc.Creds(credentials.NewTLS(s.serverCertificate.tlsConfig())), grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
+		grpc.MaxRecvMsgSize(maxReportBytes), grpc.MaxSendMsgSize(maxOrderBytes),
 		grpc.MaxConcurrentStreams(streamsPerConnection), grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(10*time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepAlive, Timeout: keepAliveTimeout, MaxConnectionIdle: time.Minute}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepAlive / 2}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepAliveInterval, Timeout: keepAliveTimeout, MaxConnectionIdle: time.Minute}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepAliveInterval / 2}),
 	)
-	server.RegisterService(description(), s)
+	server.RegisterService(serviceDesc(), s)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for _, h := range s.Hosts() {
-		h.expect()
+	for _, n := range s.Nodes() {
+		n.restartSilence()
 	}
 	var beside sync.WaitGroup
-	beside.Go(func() { s.watch(ctx) })
+	beside.Go(func() { s.watchSilence(ctx) })
 	beside.Go(func() { <-ctx.Done(); server.Stop() })
 	err := server.Serve(l)
 	cancel()
 	beside.Wait()
-	s.loops.Wait()
+	s.streamLoops.Wait()
 	s.mu.Lock()
-	s.ended = true
+	s.stopped = true
 	s.mu.Unlock()
-	s.tell()
+	s.notify()
 	if errors.Is(err, grpc.ErrServerStopped) {
 		err = nil
 	}
 	return err
 }
 
-// watch finds the nodes that have fallen silent.
-func (s *Server) watch(ctx context.Context) {
+// watchSilence calls checkSilence periodically until ctx ends.
+func (s *Server) watchSilence(ctx context.Context) {
 	tick := time.NewTicker(max(s.config.LostAfter/20, time.Millisecond))
 	defer tick.Stop()
 	for last := time.Now(); ; {
@@ -156,59 +165,61 @@ func (s *Server) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			now := time.Now()
-			s.look(last, now)
+			s.checkSilence(last, now)
 			last = now
 		}
 	}
 }
 
-// look finds out who is lost. When we did not look for long ourselves, because we were stopped or had no processor, nobody is: who spoke
-// meanwhile was not heard, and may have broken the connection off.
-func (s *Server) look(last, now time.Time) {
+// checkSilence marks silent nodes as lost. If this process itself was paused for long, no node is
+// marked: reports may have arrived meanwhile that the process could not read.
+func (s *Server) checkSilence(last, now time.Time) {
 	absent := now.Sub(last) >= s.config.LostAfter/2
-	for _, h := range s.Hosts() {
+	for _, n := range s.Nodes() {
 		if absent {
-			h.expect()
+			n.restartSilence()
 		} else {
-			h.look(now)
+			n.checkSilence(now)
 		}
 	}
 }
 
-// Hosts are the nodes that have ever joined, in earlier runs too, by name. A node has the same Host as long as the Server lives.
-func (s *Server) Hosts() []*Host {
+// Nodes returns all nodes that have joined, also in earlier runs, sorted by name. A node keeps its
+// *Node as long as the Server lives.
+func (s *Server) Nodes() []*Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hosts := make([]*Host, 0, len(s.hosts))
-	for _, h := range s.hosts {
-		hosts = append(hosts, h)
+	nodes := make([]*Node, 0, len(s.nodes))
+	for _, n := range s.nodes {
+		nodes = append(nodes, n)
 	}
-	slices.SortFunc(hosts, func(a, b *Host) int { return strings.Compare(a.name, b.name) })
-	return hosts
+	slices.SortFunc(nodes, func(a, b *Node) int { return strings.Compare(a.name, b.name) })
+	return nodes
 }
 
-// host finds a node, or makes it known.
-func (s *Server) host(name string) *Host {
+// nodeByName returns the node of this name, and adds it if it is missing.
+func (s *Server) nodeByName(name string) *Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h, ok := s.hosts[name]
+	n, ok := s.nodes[name]
 	if !ok {
-		h = newHost(s, name)
-		s.hosts[name] = h
+		n = newNode(s, name)
+		s.nodes[name] = n
 	}
-	return h
+	return n
 }
 
-// tell wakes those who wait for hosts.
-func (s *Server) tell() {
+// notify wakes the goroutines in waitFor.
+func (s *Server) notify() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// await returns when the condition holds, which is looked at again whenever a host changes, or when ctx ends.
-func (s *Server) await(ctx context.Context, condition func() bool) error {
+// waitFor returns nil once condition is true, or the error of ctx. It evaluates condition at each
+// change of a node.
+func (s *Server) waitFor(ctx context.Context, condition func() bool) error {
 	for {
 		s.mu.Lock()
 		changed := s.changed
@@ -224,78 +235,81 @@ func (s *Server) await(ctx context.Context, condition func() bool) error {
 	}
 }
 
-// Await returns when every node known from before has said which replicas it has, or is lost, or when ctx ends. Serve must be running.
+// Await returns when every node of an earlier run has reported its replicas or is lost, or when ctx
+// ends. Serve must be running.
 func (s *Server) Await(ctx context.Context) {
-	hosts := s.Hosts()
-	_ = s.await(ctx, func() bool {
-		return !slices.ContainsFunc(hosts, func(h *Host) bool { return !h.settled() })
+	nodes := s.Nodes()
+	_ = s.waitFor(ctx, func() bool {
+		return !slices.ContainsFunc(nodes, func(n *Node) bool { return !n.hasReported() })
 	})
 }
 
-// Stop has every connected node end its replicas, whatever Set says from then on, and returns when they are gone. The error names the
-// nodes that still have some when ctx ends, or once Serve has ended: then they have no gateway, and end their replicas by themselves later.
+// Stop makes every connected node drain its replicas, and returns when no replicas are left. From
+// then on Node.Set has no effect. The error names the nodes that still have replicas when ctx ends
+// or when Serve has returned. Such nodes stop their replicas after their OrphanGrace.
 func (s *Server) Stop(ctx context.Context) error {
-	hosts := s.Hosts()
-	for _, h := range hosts {
-		h.stop(s.config.DrainTimeout)
+	nodes := s.Nodes()
+	for _, n := range nodes {
+		n.stop(s.config.DrainTimeout)
 	}
-	_ = s.await(ctx, func() bool { return len(occupied(hosts)) == 0 || s.hasEnded() })
-	left := occupied(hosts)
+	_ = s.waitFor(ctx, func() bool { return len(namesWithReplicas(nodes)) == 0 || s.hasStopped() })
+	left := namesWithReplicas(nodes)
 	if len(left) == 0 {
 		return nil
 	}
-	return fmt.Errorf("nodes that still have replicas: %s", strings.Join(left, ", "))
+	return fmt.Errorf("nodes still have replicas: %s", strings.Join(left, ", "))
 }
 
-func (s *Server) hasEnded() bool {
+func (s *Server) hasStopped() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ended
+	return s.stopped
 }
 
-// occupied names the connected nodes that have replicas.
-func occupied(hosts []*Host) []string {
+// namesWithReplicas returns the names of the nodes that may have replicas.
+func namesWithReplicas(nodes []*Node) []string {
 	var names []string
-	for _, h := range hosts {
-		if h.occupied() {
-			names = append(names, h.name)
+	for _, n := range nodes {
+		if n.mayHaveReplicas() {
+			names = append(names, n.name)
 		}
 	}
 	return names
 }
 
-// join implements nodes.
+// join implements the RPC Join.
 func (s *Server) join(ctx context.Context, r *joinRequest) (*certificates, error) {
-	if !rightSecret(s.config.Dir, r.Secret) {
-		return nil, s.refuseToken(ctx)
+	if !isSecretValid(s.config.Dir, r.Secret) {
+		return nil, s.rejectToken(ctx)
 	}
-	name, key, err := parseRequest(r.Request)
+	name, key, err := parseSigningRequest(r.Request)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := s.host(name).take(key); err != nil {
+	if err := s.nodeByName(name).claimName(key); err != nil {
 		return nil, err
 	}
 	if err := s.saveNodes(); err != nil {
-		s.config.Log.Error("the list of nodes is not saved", zap.Error(err))
+		s.config.Log.Error("records of nodes not saved", zap.Error(err))
 	}
-	s.config.Log.Info("a node has joined", zap.String("node", name), zap.String("from", address(ctx)))
+	s.config.Log.Info("node joined", zap.String("node", name), zap.String("from", peerAddress(ctx)))
 	return s.certify(name, key)
 }
 
-// renew implements nodes.
+// renew implements the RPC Renew.
 func (s *Server) renew(ctx context.Context, r *renewRequest) (*certificates, error) {
 	caller, held, ok := caller(ctx)
-	name, key, err := parseRequest(r.Request)
+	name, key, err := parseSigningRequest(r.Request)
 	switch {
 	case !ok:
 		return nil, errNoCertificate()
 	case err != nil:
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	case name != caller || !key.Equal(held):
-		return nil, status.Error(codes.PermissionDenied, "a node can renew its own certificate only, with the same key")
+		return nil, status.Error(codes.PermissionDenied,
+			"the request is for another name or key: a node can renew only its own certificate")
 	}
-	if err := s.host(name).holds(key); err != nil {
+	if err := s.nodeByName(name).checkKey(key); err != nil {
 		return nil, err
 	}
 	return s.certify(name, key)
@@ -304,40 +318,42 @@ func (s *Server) renew(ctx context.Context, r *renewRequest) (*certificates, err
 func (s *Server) certify(name string, key *ecdsa.PublicKey) (*certificates, error) {
 	der, err := s.authority.signNode(name, key)
 	if err != nil {
-		s.config.Log.Error("no certificate for a node", zap.String("node", name), zap.Error(err))
-		return nil, status.Error(codes.Internal, "the gateway could not make a certificate; its log says why")
+		s.config.Log.Error("certificate not signed", zap.String("node", name), zap.Error(err))
+		return nil, status.Error(codes.Internal, "the gateway could not sign a certificate: see its log")
 	}
 	return &certificates{Node: der, Authority: s.authority.certificate.Raw}, nil
 }
 
-// refuseToken takes its time. Who has the right token does not wait behind those who guess.
-func (s *Server) refuseToken(ctx context.Context) error {
+// rejectToken returns the error for a wrong token after a delay. Nodes with the right token never
+// wait behind wrong ones.
+func (s *Server) rejectToken(ctx context.Context) error {
 	select {
-	case s.wrong <- struct{}{}:
-		defer func() { <-s.wrong }()
+	case s.rejectSlots <- struct{}{}:
+		defer func() { <-s.rejectSlots }()
 	default:
-		return status.Error(codes.ResourceExhausted, "too many wrong tokens at once")
+		return status.Error(codes.ResourceExhausted, "too many wrong tokens at once: try again later")
 	}
 	select {
-	case s.pausing <- struct{}{}:
-		defer func() { <-s.pausing }()
+	case s.rejectLock <- struct{}{}:
+		defer func() { <-s.rejectLock }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	s.config.Log.Warn("somebody wants to join with a wrong token", zap.String("from", address(ctx)))
+	s.config.Log.Warn("join token rejected", zap.String("from", peerAddress(ctx)))
 	select {
 	case <-time.After(wrongTokenPause):
 	case <-ctx.Done():
 	}
-	return status.Error(codes.Unauthenticated, "the token is wrong: the gateway prints the right one by `sluice node token`")
+	return status.Error(codes.Unauthenticated,
+		"the token is wrong: `sluice node token` prints the right one at the gateway")
 }
 
 func errNoCertificate() error {
-	return status.Error(codes.Unauthenticated, "a node's certificate is needed: join first")
+	return status.Error(codes.Unauthenticated, "the call needs a node's certificate: join first")
 }
 
-// isDistant tells whether a call comes from another host.
-func isDistant(ctx context.Context) bool {
+// isRemote reports whether a call comes from another machine.
+func isRemote(ctx context.Context) bool {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
 		return false
@@ -347,8 +363,8 @@ func isDistant(ctx context.Context) bool {
 	return ok && okTo && !from.IP.IsLoopback() && !from.IP.Equal(to.IP)
 }
 
-// address is where a call comes from.
-func address(ctx context.Context) string {
+// peerAddress returns the IP address and port that a call comes from.
+func peerAddress(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
 		return p.Addr.String()
 	}

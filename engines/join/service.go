@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// The service and its methods, as they are called on the wire.
+// The names of the gRPC service and its methods.
 const (
 	serviceName = "sluice.node.v1.Nodes"
 	joinMethod  = "/" + serviceName + "/Join"
@@ -15,44 +15,45 @@ const (
 	runMethod   = "/" + serviceName + "/Run"
 )
 
-// nodes is what the gateway serves.
-type nodes interface {
+// nodeService is the interface of the gRPC service. Server implements it.
+type nodeService interface {
 	join(context.Context, *joinRequest) (*certificates, error)
 	renew(context.Context, *renewRequest) (*certificates, error)
 	run(grpc.ServerStream) error
 }
 
-// description is the service. There is no generated code: both sides are in this package.
-func description() *grpc.ServiceDesc {
+// serviceDesc describes the gRPC service. There is no generated code, because this package holds
+// both sides.
+func serviceDesc() *grpc.ServiceDesc {
 	return &grpc.ServiceDesc{
 		ServiceName: serviceName,
-		HandlerType: (*nodes)(nil),
+		HandlerType: (*nodeService)(nil),
 		Methods: []grpc.MethodDesc{
-			{MethodName: "Join", Handler: unary(nodes.join)},
-			{MethodName: "Renew", Handler: unary(nodes.renew)},
+			{MethodName: "Join", Handler: unary(nodeService.join)},
+			{MethodName: "Renew", Handler: unary(nodeService.renew)},
 		},
-		Streams: []grpc.StreamDesc{*runStream()},
+		Streams: []grpc.StreamDesc{*runStreamDesc()},
 	}
 }
 
-func runStream() *grpc.StreamDesc {
+func runStreamDesc() *grpc.StreamDesc {
 	return &grpc.StreamDesc{StreamName: "Run", ServerStreams: true, ClientStreams: true,
-		Handler: func(server any, stream grpc.ServerStream) error { return server.(nodes).run(stream) },
+		Handler: func(server any, stream grpc.ServerStream) error { return server.(nodeService).run(stream) },
 	}
 }
 
-// unary makes a handler of a method. The server has no interceptors.
-func unary[Request any](call func(nodes, context.Context, *Request) (*certificates, error)) grpc.MethodHandler {
+// unary returns the gRPC handler of a method. It ignores interceptors, because the server has none.
+func unary[Request any](call func(nodeService, context.Context, *Request) (*certificates, error)) grpc.MethodHandler {
 	return func(server any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		request := new(Request)
 		if err := decode(request); err != nil {
 			return nil, err
 		}
-		return call(server.(nodes), ctx, request)
+		return call(server.(nodeService), ctx, request)
 	}
 }
 
-// codec carries messages as JSON.
+// codec encodes gRPC messages as JSON.
 type codec struct{}
 
 // Marshal implements encoding.Codec.

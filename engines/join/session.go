@@ -20,49 +20,54 @@ import (
 )
 
 const (
-	// countEvery is how often it is looked whether the numbers of requests have changed.
-	countEvery = 100 * time.Millisecond
-	// longestReason is in bytes.
-	longestReason = 4 << 10
-	// mostGPUs is of how many GPUs, or parts of GPUs, of a node we hear: the largest machines have 16, and each has 7 parts at most.
-	mostGPUs = 256
+	// countInterval is how often the gateway checks whether the counts of requests have changed.
+	countInterval = 100 * time.Millisecond
+	// maxReasonBytes limits the reasons in a node's reports.
+	maxReasonBytes = 4 << 10
+	// maxGPUs limits the GPUs, or MIG devices, of a node. The largest machines have 16 GPUs with at
+	// most 7 MIG devices each.
+	maxGPUs = 256
 )
 
-// Why a session ended that did not end by itself. The node is told so.
+// The reasons for which the gateway ends a session. The node receives them.
 var (
 	errReplaced = status.Error(codes.Aborted, "the node has a newer connection")
 	errSilent   = status.Error(codes.DeadlineExceeded, "the node was silent for too long")
 )
 
-// noAddress is nobody's.
+// noAddress is the address of a replica that cannot be reached.
 var noAddress netip.AddrPort
 
 // session is one stream of a node, on the gateway's side.
 type session struct {
-	host   *Host
+	node   *Node
 	stream grpc.ServerStream
-	// end ends the session; the first reason counts.
+	// end ends the session. The first reason wins.
 	end context.CancelCauseFunc
-	// wake has a token when there is something to say at once.
-	wake chan struct{}
-	// skew is what the node's clock lacks to ours.
-	skew time.Duration
-	// distant: it comes from another host, so that what is at a loopback address is not its own.
-	distant bool
+	// wakeup asks send to send an order at once. Its capacity is 1.
+	wakeup chan struct{}
+	// clockSkew is added to the node's timestamps to get the gateway's time.
+	clockSkew time.Duration
+	// isRemote is true if the node runs on another machine than the gateway. A loopback address in
+	// its reports would then mean the gateway's machine.
+	isRemote bool
 
-	// told: the node has said which replicas it has; guarded by host.mu
-	told bool
-	// pictures that those who pick replicas may not have followed yet, oldest first; guarded by host.mu
-	pictures []picture
+	// hasReported is true once the node has reported its replicas in this session. Guarded by
+	// node.mu.
+	hasReported bool
+	// snapshots lists the snapshots that users of the fleet may not have applied yet, oldest first.
+	// Guarded by node.mu.
+	snapshots []publishedSnapshot
 }
 
-// picture is when the fleet was told of a node's picture.
-type picture struct {
+// publishedSnapshot is the number of a node's snapshot and when the gateway published it to the
+// fleet.
+type publishedSnapshot struct {
 	sequence uint64
 	at       time.Time
 }
 
-// run implements nodes: it is a node's stream, from its hello on.
+// run implements the RPC Run, which is the stream of a node.
 func (s *Server) run(stream grpc.ServerStream) error {
 	name, key, ok := caller(stream.Context())
 	if !ok {
@@ -77,16 +82,19 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	}
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
-	x := &session{host: s.host(name), stream: stream, end: end, wake: make(chan struct{}, 1), skew: skewOf(first.Hello), distant: isDistant(stream.Context())}
-	if err := x.host.attach(x, key); err != nil {
+	ses := &session{node: s.nodeByName(name), stream: stream, end: end, wakeup: make(chan struct{}, 1),
+		clockSkew: clockSkewOf(first.Hello), isRemote: isRemote(stream.Context())}
+	if err := ses.node.openSession(ses, key); err != nil {
 		return err
 	}
-	defer x.host.detach(x)
-	// A stream that is blocked can only be ended by returning, so neither loop is waited for here, but in Serve.
-	s.loops.Go(func() { end(x.receive(&first)) })
-	s.loops.Go(func() { end(x.send(ctx)) })
-	if err := s.saveNodes(); err != nil { // only now: a disk may take long
-		s.config.Log.Error("the list of nodes is not saved", zap.Error(err)) // a node comes back by its certificate too
+	defer ses.node.closeSession(ses)
+	// A blocked stream ends only when this function returns. Serve waits for both goroutines.
+
+	s.streamLoops.Go(func() { end(ses.receive(&first)) })
+	s.streamLoops.Go(func() { end(ses.send(ctx)) })
+	// The records are saved after the goroutines have started, because a slow disk may block.
+	if err := s.saveNodes(); err != nil {
+		s.config.Log.Error("records of nodes not saved", zap.Error(err))
 	}
 	<-ctx.Done()
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, io.EOF) {
@@ -95,101 +103,109 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	return nil
 }
 
-// checkHello refuses another version of the protocol.
+// checkHello returns an error if the node speaks another version of the protocol.
 func checkHello(h *hello) error {
 	if h == nil {
-		return status.Error(codes.InvalidArgument, "a stream begins with a hello")
+		return status.Error(codes.InvalidArgument, "the first report of a stream must contain a hello")
 	}
 	if h.Protocol != protocol {
-		return status.Errorf(codes.FailedPrecondition, "the gateway speaks version %d of the nodes' protocol and the node version %d: "+
-			"they need the same release of sluice", protocol, h.Protocol)
+		return status.Errorf(codes.FailedPrecondition,
+			"the gateway speaks version %d of the node protocol and the node version %d: "+
+				"they need the same release of sluice", protocol, h.Protocol)
 	}
 	return nil
 }
 
-// skewOf is in whole seconds, so that the way of the message does not count.
-func skewOf(h *hello) time.Duration {
+// clockSkewOf returns how far the node's clock is behind, in whole seconds. The time that the
+// message took is thereby ignored.
+func clockSkewOf(h *hello) time.Duration {
 	if h.Clock.IsZero() {
 		return 0
 	}
 	return time.Since(h.Clock).Round(time.Second)
 }
 
-func (x *session) poke() { poke(x.wake) }
+func (ses *session) wakeSender() { signal(ses.wakeup) }
 
-// receive takes in what the node says, beginning with its first report, until the stream ends.
-func (x *session) receive(r *report) error {
+// receive applies reports until the stream ends. r is the first one.
+func (ses *session) receive(r *report) error {
 	for {
-		if !x.host.hear(x, r) {
-			return nil // whoever took it away has ended the session
+		if !ses.node.applyReport(ses, r) {
+			return nil // The function that replaced the session has ended the stream.
 		}
 		r = new(report)
-		if err := x.stream.RecvMsg(r); err != nil {
+		if err := ses.stream.RecvMsg(r); err != nil {
 			return err
 		}
 	}
 }
 
-// send tells the node what it must know, until ctx ends.
-func (x *session) send(ctx context.Context) error {
-	c := x.host.server.config
-	if err := x.stream.SendMsg(&order{LostAfter: c.LostAfter}); err != nil {
+// send sends orders until ctx ends: a new assignment, new counts, or a heartbeat.
+func (ses *session) send(ctx context.Context) error {
+	c := ses.node.server.config
+	if err := ses.stream.SendMsg(&order{LostAfter: c.LostAfter}); err != nil {
 		return err
 	}
-	tick := time.NewTicker(min(countEvery, beat(c.LostAfter)))
+	tick := time.NewTicker(min(countInterval, heartbeatInterval(c.LostAfter)))
 	defer tick.Stop()
-	var edition uint64
+	var revision uint64
 	var counted inFlight
 	last := time.Now()
 	for {
 		var o order
-		o.Wish, edition = x.host.newWish(edition)
-		if now := x.count(); now.Seen != counted.Seen || !maps.Equal(now.Requests, counted.Requests) {
+		o.Assignment, revision = ses.node.nextAssignment(revision)
+		if now := ses.countRequests(); now.Seen != counted.Seen || !maps.Equal(now.Requests, counted.Requests) {
 			counted = now
 			o.InFlight = &now
 		}
-		if o.Wish != nil || o.InFlight != nil || time.Since(last) >= beat(c.LostAfter) {
+		if o.Assignment != nil || o.InFlight != nil || time.Since(last) >= heartbeatInterval(c.LostAfter) {
 			last = time.Now()
-			if err := x.stream.SendMsg(&o); err != nil {
+			if err := ses.stream.SendMsg(&o); err != nil {
 				return err
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-x.wake:
+		case <-ses.wakeup:
 		case <-tick.C:
 		}
 	}
 }
 
-// count is how many requests the node's replicas have. What is seen is found out first: the counts must be younger.
-func (x *session) count() inFlight {
-	now := inFlight{Seen: x.seen(time.Now()), Requests: map[string]int{}}
-	for _, id := range x.host.ids() {
-		if n := x.host.server.config.InFlight(id); n > 0 {
+// countRequests returns how many requests the node's replicas have. It determines Seen first,
+// because the counts must be newer than Seen.
+func (ses *session) countRequests() inFlight {
+	now := inFlight{Seen: ses.settledSequence(time.Now()), Requests: map[string]int{}}
+	for _, id := range ses.node.replicaIDs() {
+		if n := ses.node.server.config.InFlight(id); n > 0 {
 			now.Requests[id] = n
 		}
 	}
 	return now
 }
 
-// seen is the newest picture that everybody has had time to follow.
-func (x *session) seen(now time.Time) uint64 {
-	x.host.mu.Lock()
-	defer x.host.mu.Unlock()
-	settled := now.Add(-x.host.server.config.DrainSettle)
-	for len(x.pictures) > 1 && !x.pictures[1].at.After(settled) {
-		x.pictures = x.pictures[1:]
+// settledSequence returns the newest snapshot that was published at least DrainSettle ago, or 0.
+func (ses *session) settledSequence(now time.Time) uint64 {
+	ses.node.mu.Lock()
+	defer ses.node.mu.Unlock()
+	settled := now.Add(-ses.node.server.config.DrainSettle)
+	for len(ses.snapshots) > 1 && !ses.snapshots[1].at.After(settled) {
+		ses.snapshots = ses.snapshots[1:]
 	}
-	if len(x.pictures) == 0 || x.pictures[0].at.After(settled) {
+	if len(ses.snapshots) == 0 || ses.snapshots[0].at.After(settled) {
 		return 0
 	}
-	return x.pictures[0].sequence
+	return ses.snapshots[0].sequence
 }
 
-// check takes over what a node may say of its replicas, and nothing else.
-func (x *session) check(all []engines.Replica) []engines.Replica {
+// acceptReplicas returns the reported replicas that the gateway accepts, with the fields that a
+// node must not set overwritten.
+//
+// A replica is dropped if its id does not belong to its model. A replica becomes failed if it
+// reports an unknown state, no usable address, or a loopback address from another machine. Any
+// other address is accepted: the gateway does not check that it belongs to the node.
+func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 	seen := map[string]bool{}
 	var good []engines.Replica
 	for _, r := range all {
@@ -197,40 +213,43 @@ func (x *session) check(all []engines.Replica) []engines.Replica {
 			continue
 		}
 		seen[r.ID] = true
-		r.Node, r.Launcher, r.Transport, r.Host = x.host.name, engines.Local, nil, ""
-		r.Since = r.Since.Add(x.skew).UTC()
-		r.Reason = bounded(r.Reason)
-		if x.distant && r.Address.Addr().Unmap().IsLoopback() {
-			r = failed(r, "the node reports it at "+r.Address.String()+", which is ours: it needs an --address that can be reached from here")
+		r.Node, r.Launcher, r.Transport, r.Host = ses.node.name, engines.Local, nil, ""
+		r.Since = r.Since.Add(ses.clockSkew).UTC()
+		r.Reason = boundText(r.Reason)
+		if ses.isRemote && r.Address.Addr().Unmap().IsLoopback() {
+			r = asFailed(r, "the node reports it at "+r.Address.String()+", an address of the gateway's own machine: "+
+				"start the node with an --address that the gateway can reach")
 		}
-		if !slices.Contains(states(), r.State) || r.State == engines.Ready && (!r.Address.IsValid() || r.Address.Addr().IsUnspecified()) {
-			r = failed(r, "the node reports it with no address, or in no state that there is")
+		if !slices.Contains(knownStates(), r.State) || r.State == engines.Ready && (!r.Address.IsValid() || r.Address.Addr().IsUnspecified()) {
+			r = asFailed(r, "the node reports it without a usable address or in an unknown state")
 		}
 		good = append(good, r)
 	}
 	return good
 }
 
-// bounded is a text that may be shown.
-func bounded(text string) string {
-	if text = strings.ToValidUTF8(text, "\uFFFD"); len(text) > longestReason {
-		text = strings.ToValidUTF8(text[:longestReason], "")
+// boundText returns valid UTF-8 of at most maxReasonBytes bytes.
+func boundText(text string) string {
+	if text = strings.ToValidUTF8(text, "\uFFFD"); len(text) > maxReasonBytes {
+		text = strings.ToValidUTF8(text[:maxReasonBytes], "")
 	}
 	return text
 }
 
-// checkInventory takes over what a node may say of itself. Who sorts out what fits where compares its GPUs with each other.
-func checkInventory(n *engines.Node) *engines.Node {
+// boundInventory returns a copy of n with bounded texts and lists. The planner's time grows with
+// the number of GPUs.
+func boundInventory(n *engines.Node) *engines.Node {
 	own := *n
-	own.Reason, own.GPUs = bounded(n.Reason), n.GPUs[:min(len(n.GPUs), mostGPUs)]
+	own.Reason, own.GPUs = boundText(n.Reason), n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	return &own
 }
 
-func states() []engines.State {
+func knownStates() []engines.State {
 	return []engines.State{engines.Pending, engines.Starting, engines.Ready, engines.Draining, engines.Failed, engines.Stopped}
 }
 
-// isReplicaOf: a node must not bring replicas of one model in the name of another.
+// isReplicaOf reports whether id is the model's name, a dash and an index. Replicas of one model
+// must not be reported under another model.
 func isReplicaOf(id, model string) bool {
 	index, ok := strings.CutPrefix(id, model+"-")
 	n, err := strconv.Atoi(index)

@@ -15,29 +15,32 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// face is the gateway's own certificate, made anew when it gets old. Its key is never stored.
-type face struct {
+// serverCertificate is the gateway's certificate for nodes. It is replaced before it expires. Its
+// key is never stored.
+type serverCertificate struct {
 	authority *authority
 
 	mu sync.Mutex
-	// current is nil before the first use; guarded by mu
+	// current is nil before the first connection. Guarded by mu.
 	current *tls.Certificate
 }
 
-// config is the server's side. A node that joins has no certificate yet; join is all that it may call.
-func (f *face) config() *tls.Config {
+// tlsConfig returns the TLS configuration of the gateway's listener. Client certificates are
+// optional, because a node that joins has none. The RPCs check the certificate.
+func (f *serverCertificate) tlsConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS13,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.certificate(time.Now()) },
-		ClientAuth:     tls.VerifyClientCertIfGiven, ClientCAs: pool(f.authority.certificate),
-		SessionTicketsDisabled: true, // each connection proves anew who it is
+		ClientAuth:     tls.VerifyClientCertIfGiven, ClientCAs: certPool(f.authority.certificate),
+		SessionTicketsDisabled: true, // Each connection must verify its certificate anew.
 	}
 }
 
-func (f *face) certificate(now time.Time) (*tls.Certificate, error) {
+func (f *serverCertificate) certificate(now time.Time) (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current != nil && !old(f.current.Leaf, now) && !expired(f.current.Leaf, now) { // a clock that was ahead may have been set back
+	// The second check finds a certificate from the future, after a wrong clock was set back.
+	if f.current != nil && !needsRenewal(f.current.Leaf, now) && !isInvalidAt(f.current.Leaf, now) {
 		return f.current, nil
 	}
 	key, err := newKey()
@@ -52,12 +55,13 @@ func (f *face) certificate(now time.Time) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The authority comes with it: who joins knows its hash only.
+	// The chain includes the authority, because a node that joins knows only the authority's hash.
 	f.current = &tls.Certificate{Certificate: [][]byte{der, f.authority.certificate.Raw}, PrivateKey: key, Leaf: leaf}
 	return f.current, nil
 }
 
-// caller is who calls, by its certificate, which was verified when the connection came up.
+// caller returns the name and key in the client certificate of a call. The TLS handshake has
+// verified it.
 func caller(ctx context.Context) (name string, key *ecdsa.PublicKey, ok bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
@@ -68,50 +72,55 @@ func caller(ctx context.Context) (name string, key *ecdsa.PublicKey, ok bool) {
 		return "", nil, false
 	}
 	leaf := info.State.VerifiedChains[0][0]
-	name, named := nodeOf(leaf)
+	name, named := nodeNameOf(leaf)
 	key, isECDSA := leaf.PublicKey.(*ecdsa.PublicKey)
 	return name, key, named && isECDSA
 }
 
-// errStranger: whoever answers at the gateway's address is not our gateway.
-var errStranger = errors.New("who answers there is not the gateway that this node belongs to")
+// errWrongGateway means that the server at the gateway's address has a certificate of another
+// authority.
+var errWrongGateway = errors.New("the server at this address is not the gateway that this node belongs to")
 
-// firstContact accepts the gateway whose authority the token names.
-func firstContact(t token) *tls.Config {
+// tokenTLS returns a TLS configuration that accepts the gateway whose authority has the hash in the
+// token.
+func tokenTLS(t token) *tls.Config {
 	return clientTLS(func(certificates []*x509.Certificate) (*x509.Certificate, error) {
 		for _, c := range certificates {
 			if sha256.Sum256(c.Raw) == t.authority {
 				return c, nil
 			}
 		}
-		return nil, fmt.Errorf("%w: the token is another gateway's", errStranger)
+		return nil, fmt.Errorf("%w: the token is another gateway's", errWrongGateway)
 	})
 }
 
-// known accepts the gateway that the node has joined, and shows the node's certificate.
-func known(i *identity) *tls.Config {
+// identityTLS returns a TLS configuration that accepts the gateway that the node has joined, and
+// presents the node's certificate.
+func identityTLS(i *identity) *tls.Config {
 	c := clientTLS(func([]*x509.Certificate) (*x509.Certificate, error) { return i.authority, nil })
 	c.Certificates = []tls.Certificate{{Certificate: [][]byte{i.certificate.Raw}, PrivateKey: i.key, Leaf: i.certificate}}
 	return c
 }
 
-// clientTLS checks the chain by the authority that pick finds, and the identity in it, but no host name: gateways move.
+// clientTLS returns a TLS configuration that verifies the server by an authority, which pick
+// selects from the server's chain, and by the URI of a gateway. It does not check the host name,
+// because a gateway may move.
 func clientTLS(pick func([]*x509.Certificate) (*x509.Certificate, error)) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // VerifyConnection does it, by our own rule
+		InsecureSkipVerify: true, // VerifyConnection verifies the server instead.
 		VerifyConnection: func(state tls.ConnectionState) error {
 			authority, err := pick(state.PeerCertificates)
 			if err != nil {
 				return err
 			}
 			leaf := state.PeerCertificates[0]
-			options := x509.VerifyOptions{Roots: pool(authority), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+			options := x509.VerifyOptions{Roots: certPool(authority), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 			if _, err := leaf.Verify(options); err != nil {
-				return fmt.Errorf("%w: %w", errStranger, err)
+				return fmt.Errorf("%w: %w", errWrongGateway, err)
 			}
 			if !hasURI(leaf, gatewayURI) {
-				return fmt.Errorf("%w: its certificate is a node's", errStranger)
+				return fmt.Errorf("%w: its certificate is not a gateway's", errWrongGateway)
 			}
 			return nil
 		},

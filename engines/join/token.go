@@ -13,12 +13,16 @@ import (
 	"strings"
 )
 
-// secretBytes is the length of a token's secret.
+// secretBytes is the length of a token's secret in bytes.
 const secretBytes = 32
 
-// Token is what a node needs to join for the first time: the hash of the gateway's authority, so that the node knows the gateway, and a
-// secret, so that the gateway knows the node. The folder is the server's (ServerConfig.Dir); what is missing there is made. The secret
-// stays the same until the file "token" is removed: then this makes another one, which counts at once; nodes that have joined need none.
+// Token returns the token that a node needs to join. dir is ServerConfig.Dir; Token creates what is
+// missing there.
+//
+// The token consists of a hash and a secret. By the hash of the gateway's authority the node
+// recognises the gateway. By the secret the gateway accepts the node. The secret stays valid until
+// the file "token" is removed. The next call then creates another secret, which is valid at once.
+// Nodes that have joined need no token.
 func Token(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("token: %w", err)
@@ -27,7 +31,7 @@ func Token(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("token: %w", err)
 	}
-	secret, err := readOrMake(tokenPath(dir), makeSecret)
+	secret, err := readOrCreate(tokenPath(dir), makeSecret)
 	if err != nil {
 		return "", fmt.Errorf("token: %w", err)
 	}
@@ -39,34 +43,33 @@ func tokenPath(dir string) string { return filepath.Join(dir, "token") }
 
 func makeSecret() ([]byte, error) {
 	secret := make([]byte, secretBytes)
-	_, _ = rand.Read(secret) // it never fails (crypto/rand)
+	_, _ = rand.Read(secret) // crypto/rand never fails.
 	return []byte(base64.RawURLEncoding.EncodeToString(secret) + "\n"), nil
 }
 
-// token is a parsed token. It prints as nothing.
+// token is a parsed join token.
 type token struct {
 	authority [sha256.Size]byte
 	secret    string
 }
 
-// String keeps the secret out of every log.
-func (token) String() string { return "[token]" }
-
+// parseToken parses what Token returned. Its error never contains the text, which may be a secret.
 func parseToken(text string) (token, error) {
 	var t token
 	hash, secret, _ := strings.Cut(strings.TrimSpace(text), ".")
 	decoded, err := base64.RawURLEncoding.DecodeString(hash)
 	raw, errSecret := base64.RawURLEncoding.DecodeString(secret)
 	if err != nil || errSecret != nil || len(decoded) != sha256.Size || len(raw) != secretBytes {
-		return t, errors.New("this is no token: the gateway prints one by `sluice node token`")
+		return t, errors.New("the join token is malformed: `sluice node token` prints a valid one at the gateway")
 	}
 	copy(t.authority[:], decoded)
 	t.secret = secret
 	return t, nil
 }
 
-// rightSecret compares in constant time, with what is in the file now. Where there is none, none is right.
-func rightSecret(dir, secret string) bool {
+// isSecretValid compares the secret with the file "token" in constant time. If the file is missing
+// or empty, every secret is wrong.
+func isSecretValid(dir, secret string) bool {
 	stored, err := os.ReadFile(tokenPath(dir))
 	want := strings.TrimSpace(string(stored))
 	if err != nil || want == "" {
@@ -76,8 +79,9 @@ func rightSecret(dir, secret string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// readOrMake reads a file, or makes it where there is none. Of two that make it at once the second one takes the first one's.
-func readOrMake(path string, content func() ([]byte, error)) ([]byte, error) {
+// readOrCreate reads a file and creates it with content if it is missing. If two processes create
+// it at the same time, both get the content of the first.
+func readOrCreate(path string, content func() ([]byte, error)) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return data, err
@@ -90,14 +94,14 @@ func readOrMake(path string, content func() ([]byte, error)) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.Remove(temporary) //nolint:errcheck // what is left is a file that nobody reads
+	defer os.Remove(temporary) // A file that could not be removed is ignored.
 	if err := os.Link(temporary, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return os.ReadFile(path)
 }
 
-// writeFile replaces a file in one step. Nobody else may read it.
+// writeFile replaces a file atomically. Its mode is 0600.
 func writeFile(path string, data []byte) error {
 	temporary, err := writeTemporary(path, data)
 	if err != nil {
@@ -106,7 +110,8 @@ func writeFile(path string, data []byte) error {
 	return os.Rename(temporary, path)
 }
 
-// writeTemporary writes a file beside path, mode 0600, that is on the disk when it returns.
+// writeTemporary writes a file with mode 0600 in the folder of path and syncs it to disk. It
+// returns the file's name.
 func writeTemporary(path string, data []byte) (string, error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"net/netip"
 	"os"
@@ -15,8 +16,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 )
 
-// everything is an order and a report with a value in every field that travels.
-func everything() (order, report) {
+// fullMessages returns an order and a report that have a value in every field.
+func fullMessages() (order, report) {
 	m := model("chat", 0, 3)
 	m.Aliases, m.Adapters, m.Most = []string{"c"}, []string{"c"}, 9
 	m.Version = engines.Version{Version: "1", Tasks: []engines.Task{engines.Embedding},
@@ -28,23 +29,24 @@ func everything() (order, report) {
 	m.Launch.Variables = map[string]any{"whole": 8192, "part": 0.9, "huge": uint64(1) << 63, "list": []any{1, "two"}, "on": true, "text": "1e3"}
 	m.Resources = &engines.Resources{CPU: 1.5, Memory: 1 << 34, GPU: 0.5}
 	m.Placement, m.Cluster, m.EvictIdle = local.Pack, "fast", true
-	o := order{LostAfter: time.Second, Wish: &wish{Models: []local.Model{m}, Stop: time.Minute},
+	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute},
 		InFlight: &inFlight{Seen: 7, Requests: map[string]int{"chat-0": 2}}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	r := report{Hello: &hello{Protocol: protocol, Clock: at}, Leaving: true,
+	r := report{Hello: &hello{Protocol: protocol, Clock: at}, Stopping: true,
 		Inventory: &engines.Node{Name: "n", CPUs: 8, Memory: 1 << 35, Reason: "why",
 			GPUs: []engines.GPU{{UUID: "GPU-1", Name: "H100", Index: 1, MIG: true, MemoryTotal: 3, MemoryUsed: 2}}},
-		Replicas: &replicas{Sequence: 7, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,
+		Replicas: &replicaSnapshot{Sequence: 7, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,
 			Address: netip.MustParseAddrPort("10.0.0.2:80"), PID: 5, Reason: "r", Slots: 4, Since: at, Restarts: 2, GPUs: "GPU-1",
 			Resources: engines.Resources{GPU: 1}}}}}
 	return o, r
 }
 
-// TestWireForm holds what travels to a file: gateways and nodes of different releases talk to each other. When this fails, either keep the
-// form readable for the other side, or raise protocol.
+// TestWireForm compares the JSON of messages with a file, because gateways and nodes of different
+// releases exchange them. If the test fails, keep the JSON readable for the other side or raise
+// protocol.
 func TestWireForm(t *testing.T) {
 	t.Parallel()
-	o, r := everything()
+	o, r := fullMessages()
 	data, err := json.MarshalIndent([]any{o, r}, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +68,7 @@ func TestWireForm(t *testing.T) {
 
 func TestMessagesArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
-	o, r := everything()
+	o, r := fullMessages()
 	for _, message := range []any{&o, &r} {
 		data, err := codec{}.Marshal(message)
 		if err != nil {
@@ -82,7 +84,7 @@ func TestMessagesArriveAsTheyWere(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestCheckName(t *testing.T) {
 	t.Parallel()
 	for name, good := range map[string]bool{"gpu-2": true, "a.example.com": true, "A_1": true, "": false, ".": false, "..": false, "a/b": false,
 		"a b": false, "ä": false, strings.Repeat("a", 63): true, strings.Repeat("a", 64): false, "a\n": false, "a%41": false} {
@@ -92,15 +94,15 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
+func TestParseToken(t *testing.T) {
 	t.Parallel()
 	text, err := Token(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	parsed, err := parseToken(" " + text + "\n")
-	if err != nil || parsed.String() != "[token]" {
-		t.Errorf("parseToken = %v, %v", parsed, err)
+	if err != nil || text != base64.RawURLEncoding.EncodeToString(parsed.authority[:])+"."+parsed.secret {
+		t.Errorf("parseToken returned another token, or the error %v", err)
 	}
 	for _, wrong := range []string{"", ".", "x.y", text + "A", "A" + text, strings.Replace(text, ".", "", 1), strings.Split(text, ".")[0] + "."} {
 		if _, err := parseToken(wrong); err == nil {
@@ -111,9 +113,10 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// FuzzMessages: what comes over the wire or is read from a file is a message or an error, and what is decoded can be sent on.
+// FuzzMessages checks that foreign bytes are a message or an error, and that a decoded message can
+// be encoded again.
 func FuzzMessages(f *testing.F) {
-	o, r := everything()
+	o, r := fullMessages()
 	for _, message := range []any{o, r, joinRequest{Secret: "s", renewRequest: renewRequest{[]byte{1}}}} {
 		data, err := json.Marshal(message)
 		if err != nil {
@@ -126,24 +129,24 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var o order
 		if err := (codec{}).Unmarshal(data, &o); err == nil {
-			if o.Wish != nil {
-				named(without(o.Wish.Models))
+			if o.Assignment != nil {
+				assignedIDs(withoutReplicas(o.Assignment.Models))
 			}
 			if _, err := (codec{}).Marshal(o); err != nil {
-				t.Errorf("an order that cannot be sent on: %v", err)
+				t.Errorf("a decoded order cannot be encoded: %v", err)
 			}
 		}
 		var r report
 		if err := (codec{}).Unmarshal(data, &r); err == nil && r.Replicas != nil {
-			for _, good := range (&session{host: &Host{name: "n"}}).check(r.Replicas.Replicas) {
+			for _, good := range (&session{node: &Node{name: "n"}}).acceptReplicas(r.Replicas.Replicas) {
 				if !isReplicaOf(good.ID, good.Model) {
-					t.Errorf("%+v is let through", good)
+					t.Errorf("%+v was accepted", good)
 				}
 			}
 		}
 		var j joinRequest
 		if err := (codec{}).Unmarshal(data, &j); err == nil {
-			_, _, _ = parseRequest(j.Request)
+			_, _, _ = parseSigningRequest(j.Request)
 		}
 		_, _, _ = parsePEM(data)
 		_, _ = parseToken(string(data))

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// fleetWith has one replica in this state, or none.
-func fleetWith(f *engines.Fleet, state engines.State) {
+// setFleetState puts one replica in this state into the fleet, or no replica if state is empty.
+func setFleetState(f *engines.Fleet, state engines.State) {
 	p := engines.Part{Models: []engines.Model{{Name: "a-b"}}}
 	if state != "" {
 		p.Replicas = []engines.Replica{{ID: "a-b-0", Model: "a-b", State: state}}
@@ -17,9 +17,9 @@ func fleetWith(f *engines.Fleet, state engines.State) {
 	f.Set("test", p)
 }
 
-func (c *counts) expect(t *testing.T, want int, when string) {
+func (c *requestCounts) expect(t *testing.T, want int, when string) {
 	t.Helper()
-	if got := c.of("a-b-0"); got != want {
+	if got := c.inFlight("a-b-0"); got != want {
 		t.Errorf("%s: %d requests, want %d", when, got, want)
 	}
 }
@@ -27,38 +27,38 @@ func (c *counts) expect(t *testing.T, want int, when string) {
 func TestCountsAreBusyUntilTheGatewayHasSpoken(t *testing.T) {
 	t.Parallel()
 	f := engines.NewFleet()
-	c := newCounts(f)
-	fleetWith(f, engines.Ready)
+	c := newRequestCounts(f)
+	setFleetState(f, engines.Ready)
 	c.expect(t, 1, "nobody has spoken")
-	c.begin()
-	c.set(inFlight{Seen: c.picture().Sequence})
+	c.reset()
+	c.set(inFlight{Seen: c.snapshot().Sequence})
 	c.expect(t, 0, "ready, and the gateway has spoken")
 	c.set(inFlight{Seen: 1, Requests: map[string]int{"a-b-0": 3}})
 	c.expect(t, 3, "ready, with requests")
 	c.set(inFlight{Seen: 1})
-	fleetWith(f, engines.Draining)
+	setFleetState(f, engines.Draining)
 	c.expect(t, 1, "leaving, and nobody was told")
-	p := c.picture()
+	p := c.snapshot()
 	c.expect(t, 1, "leaving, told, and not seen")
 	c.set(inFlight{Seen: p.Sequence - 1})
 	c.expect(t, 1, "an older picture was seen")
-	c.picture() // another replica's news
+	c.snapshot() // A snapshot because of another replica.
 	c.set(inFlight{Seen: p.Sequence, Requests: map[string]int{"a-b-0": 2}})
 	c.expect(t, 2, "seen, with requests")
 	c.set(inFlight{Seen: p.Sequence})
 	c.expect(t, 0, "seen")
-	c.begin()
+	c.reset()
 	c.expect(t, 1, "a new stream")
-	c.picture()
+	c.snapshot()
 	c.set(inFlight{Seen: p.Sequence})
 	c.expect(t, 1, "a new stream, and the gateway has seen an older one's picture")
-	// It was recalled, and leaves anew.
-	fleetWith(f, engines.Ready)
-	c.picture()
-	fleetWith(f, engines.Draining)
+	// The replica was assigned again and then drains again.
+	setFleetState(f, engines.Ready)
+	c.snapshot()
+	setFleetState(f, engines.Draining)
 	c.set(inFlight{Seen: 5})
 	c.expect(t, 1, "leaving anew")
-	fleetWith(f, "")
+	setFleetState(f, "")
 	c.expect(t, 1, "not in the fleet")
 }
 
@@ -66,14 +66,14 @@ func TestCountsHaveALimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := engines.NewFleet()
-		fleetWith(f, engines.Draining)
-		c := newCounts(f)
-		c.limitTo(time.Minute)
+		setFleetState(f, engines.Draining)
+		c := newRequestCounts(f)
+		c.setDeadline(time.Minute)
 		time.Sleep(time.Minute)
 		c.expect(t, 1, "the time is not over")
 		time.Sleep(time.Nanosecond)
 		c.expect(t, 0, "the time is over")
-		c.limitTo(0)
+		c.setDeadline(0)
 		c.expect(t, 1, "there is no limit any more")
 	})
 }

@@ -1,0 +1,387 @@
+package join
+
+import (
+	"crypto/ecdsa"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
+)
+
+// Node is a machine that has joined, as the gateway knows it. Its methods may be called from
+// different goroutines.
+type Node struct {
+	server *Server
+	name   string
+
+	// mu guards all fields below. The fleet is updated with mu held, so updates reach the fleet in
+	// order.
+	mu sync.Mutex
+	// key is the hash of the node's public key. It is empty while unknown. lastSeen is when the
+	// node last connected or disconnected.
+	key      string
+	lastSeen time.Time
+	// session is the node's current stream, or nil.
+	session *session
+	// lastHeard is when the last report came, or when restartSilence was last called.
+	lastHeard time.Time
+	// lost is true since lostAt. nodeStopping is true if the node reported that it is stopping.
+	lost, nodeStopping bool
+	lostAt             time.Time
+	// inventory is what the node reported about its machine. It is nil until the node has reported
+	// in this run of the gateway.
+	inventory *engines.Node
+	// reported is the content of the last snapshot.
+	reported []engines.Replica
+	// isNewMachine is true if the node joined in this run and has not reported its replicas yet.
+	// Such a node cannot run replicas of this gateway. hasReportedOnce is true if the node has
+	// reported its replicas in this run.
+	isNewMachine, hasReportedOnce bool
+	// assignment is valid if isAssigned is true. assignedIDs are the replica ids in it. revision
+	// grows with each change.
+	assignment  assignment
+	isAssigned  bool
+	assignedIDs map[string]bool
+	revision    uint64
+	// gatewayStopping is true once stop was called. The assignment is then final.
+	gatewayStopping bool
+	// unassignedSince holds, for each reported replica that is not assigned, since when it is not.
+	unassignedSince map[string]time.Time
+	// hidden holds the ids of replicas that the fleet must not see, because other nodes may have
+	// replaced them while this node was lost.
+	hidden map[string]bool
+}
+
+func newNode(s *Server, name string) *Node {
+	return &Node{server: s, name: name, unassignedSince: map[string]time.Time{}, hidden: map[string]bool{}}
+}
+
+// Name returns the name under which the node joined.
+func (n *Node) Name() string { return n.name }
+
+// Node returns the node's resources and whether the node is lost. The second result is false while
+// the gateway knows neither. A node that is stopping counts as lost.
+func (n *Node) Node() (engines.Node, bool) {
+	labels := n.server.config.Labels(n.name)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	lost := n.lost || n.nodeStopping
+	if n.inventory == nil && !lost {
+		return engines.Node{}, false
+	}
+	var node engines.Node
+	if n.inventory != nil {
+		node = *n.inventory
+	}
+	node.Name, node.Labels, node.Lost = n.name, labels, lost
+	return node, true
+}
+
+// Replicas returns the replicas that the node reports to the fleet. A replica is included even
+// while the fleet does not know the replica's model.
+func (n *Node) Replicas() []engines.Replica {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.visibleReplicasLocked()
+}
+
+// Set assigns replicas to the node. The Indices of each model select them. Set does not block. A
+// node that is disconnected gets the assignment when it reconnects.
+func (n *Node) Set(models []local.Model) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gatewayStopping {
+		return
+	}
+	n.assignLocked(assignment{Models: slices.Clone(models)})
+}
+
+// stop tells the node to drain all replicas. drain replaces the drain timeouts of the models.
+func (n *Node) stop(drain time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gatewayStopping = true
+	n.assignLocked(assignment{Models: withoutReplicas(n.assignment.Models), Stop: drain})
+}
+
+func (n *Node) assignLocked(w assignment) {
+	n.assignment, n.isAssigned, n.assignedIDs = w, true, assignedIDs(w.Models)
+	n.revision++
+	n.publishLocked()
+	if n.session != nil {
+		n.session.wakeSender()
+	}
+}
+
+// nextAssignment returns the assignment and its revision, or nil if the caller has that revision.
+func (n *Node) nextAssignment(revision uint64) (*assignment, uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.isAssigned || n.revision == revision {
+		return nil, revision
+	}
+	w := n.assignment
+	return &w, n.revision
+}
+
+// restartSilence makes the silence of the node count from now on. The server calls it when it
+// starts and after it could not receive reports itself.
+func (n *Node) restartSilence() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lastHeard = time.Now()
+}
+
+// record returns what the gateway stores about the node.
+func (n *Node) record() nodeRecord {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return nodeRecord{Name: n.name, Key: n.key, LastSeen: n.lastSeen}
+}
+
+// claimName binds the node's name to a key. It fails if a node with another key is connected or was
+// heard within LostAfter.
+func (n *Node) claimName(key *ecdsa.PublicKey) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	hash := keyHash(key)
+	now := time.Now()
+	alive := n.session != nil || now.Sub(n.lastHeard) < n.server.config.LostAfter
+	if n.key != "" && n.key != hash && alive {
+		return status.Errorf(codes.AlreadyExists,
+			"another node is connected as %q: start this node with another --name", n.name)
+	}
+	if n.key != hash {
+		n.isNewMachine = true
+	}
+	n.key, n.lastSeen, n.lastHeard = hash, now, now
+	return nil
+}
+
+// checkKey returns an error if the name is bound to another key. If the name is not bound, because
+// its record was forgotten, checkKey binds the name to this key: the authority has certified the
+// key for the name.
+func (n *Node) checkKey(key *ecdsa.PublicKey) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.checkKeyLocked(key)
+}
+
+func (n *Node) checkKeyLocked(key *ecdsa.PublicKey) error {
+	hash := keyHash(key)
+	if n.key == "" {
+		n.key, n.isNewMachine = hash, true
+	}
+	if n.key != hash {
+		return status.Errorf(codes.PermissionDenied,
+			"another machine has joined as %q since: join again with a token", n.name)
+	}
+	return nil
+}
+
+// openSession makes s the node's session. A previous session is an old connection of the same node
+// and is ended.
+func (n *Node) openSession(s *session, key *ecdsa.PublicKey) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.checkKeyLocked(key); err != nil {
+		return err
+	}
+	if n.session != nil {
+		n.session.end(errReplaced)
+	}
+	n.session, n.lastHeard, n.lastSeen = s, time.Now(), time.Now()
+	return nil
+}
+
+// closeSession removes s from the node. The node becomes lost at once if it reported that it is
+// stopping, else after LostAfter.
+func (n *Node) closeSession(s *session) {
+	n.mu.Lock()
+	gone := n.session == s
+	if gone {
+		n.session, n.lastSeen = nil, time.Now()
+	}
+	lost := gone && n.nodeStopping && n.markLostLocked(time.Now())
+	n.mu.Unlock()
+	n.notify(lost)
+}
+
+// checkSilence marks the node as lost if the gateway has not heard from it for LostAfter.
+func (n *Node) checkSilence(now time.Time) {
+	n.mu.Lock()
+	lost := now.Sub(n.lastHeard) >= n.server.config.LostAfter && n.markLostLocked(now)
+	n.mu.Unlock()
+	if lost {
+		n.notify(true)
+	}
+}
+
+func (n *Node) markLostLocked(now time.Time) bool {
+	if n.lost {
+		return false
+	}
+	n.lost, n.lostAt = true, now
+	if n.session != nil {
+		n.session.end(errSilent)
+		n.session = nil
+	}
+	if log := n.server.config.Log; n.nodeStopping {
+		log.Info("node left", zap.String("node", n.name))
+	} else {
+		log.Warn("node lost", zap.String("node", n.name), zap.Int("replicas", len(n.reported)))
+	}
+	n.publishLocked()
+	return true
+}
+
+// notify tells ServerConfig.Changed of a change and wakes the goroutines in Server.waitFor. n.mu
+// must not be held.
+func (n *Node) notify(changed bool) {
+	if changed {
+		n.server.config.Changed()
+	}
+	n.server.notify()
+}
+
+// applyReport applies a report. It returns false if s is no longer the node's session.
+func (n *Node) applyReport(s *session, r *report) bool {
+	n.mu.Lock()
+	if n.session != s {
+		n.mu.Unlock()
+		return false
+	}
+	n.lastHeard = time.Now()
+	changed := false
+	if r.Inventory != nil {
+		now := boundInventory(r.Inventory)
+		changed = n.inventory == nil || !reflect.DeepEqual(n.inventory, now)
+		n.inventory = now
+	}
+	if r.Stopping != n.nodeStopping && (r.Stopping || r.Replicas != nil) {
+		n.nodeStopping, changed = r.Stopping, true
+	}
+	if r.Replicas != nil {
+		changed = n.applyReplicasLocked(s, r.Replicas) || changed
+	}
+	n.mu.Unlock()
+	if changed || r.Replicas != nil {
+		n.notify(changed)
+	}
+	return true
+}
+
+// applyReplicasLocked applies a snapshot. It returns true if the node was lost or if the session
+// had not reported replicas before.
+func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
+	n.reported = s.acceptReplicas(p.Replicas)
+	present := map[string]bool{}
+	// If the node was lost, or has not reported in this run, other nodes may run its replicas by
+	// now. A new machine may run replicas of another gateway.
+
+	doubtful := n.isNewMachine || n.isAssigned && (n.lost || !n.hasReportedOnce)
+	for _, r := range n.reported {
+		present[r.ID] = true
+		if doubtful && !n.assignedIDs[r.ID] {
+			n.hidden[r.ID] = true
+		}
+	}
+	for id := range n.hidden {
+		if !present[id] {
+			delete(n.hidden, id)
+		}
+	}
+	back = n.lost || !s.hasReported
+	if !s.hasReported {
+		n.server.config.Log.Info("node connected", zap.String("node", n.name),
+			zap.Int("replicas", len(n.reported)), zap.Bool("was_lost", n.lost))
+	}
+	n.lost, n.isNewMachine, n.hasReportedOnce, s.hasReported = false, false, true, true
+	n.publishLocked()
+	s.snapshots = append(s.snapshots, publishedSnapshot{p.Sequence, time.Now()})
+	return back
+}
+
+// publishLocked updates unassignedSince and hidden and reports the node's replicas to the fleet.
+func (n *Node) publishLocked() {
+	now := time.Now()
+	present := map[string]bool{}
+	for _, r := range n.reported {
+		if n.isAssigned && !n.assignedIDs[r.ID] {
+			present[r.ID] = true
+			if _, ok := n.unassignedSince[r.ID]; !ok {
+				n.unassignedSince[r.ID] = now
+			}
+		} else if n.isAssigned {
+			delete(n.hidden, r.ID)
+		}
+	}
+	for id := range n.unassignedSince {
+		if !present[id] {
+			delete(n.unassignedSince, id)
+		}
+	}
+	n.server.config.Fleet.Set("node/"+n.name, engines.Part{Replicas: n.visibleReplicasLocked()})
+}
+
+// visibleReplicasLocked returns the replicas to show in the fleet, with the states that the gateway
+// derives: failed if the node is lost, draining if the replica is not assigned.
+func (n *Node) visibleReplicasLocked() []engines.Replica {
+	var shown []engines.Replica
+	for _, r := range n.reported {
+		since, unnamed := n.unassignedSince[r.ID]
+		switch {
+		case n.hidden[r.ID], n.lost && unnamed:
+			continue
+		case n.lost:
+			r = asFailed(r, fmt.Sprintf("node %s does not answer", n.name))
+			r.Since = n.lostAt.UTC()
+		case unnamed && r.State != engines.Draining:
+			r.State, r.Reason, r.Since = engines.Draining, "no longer wanted", since.UTC()
+		}
+		shown = append(shown, r)
+	}
+	return shown
+}
+
+// asFailed returns r in state failed, without process and address, so that no request is sent to
+// it.
+func asFailed(r engines.Replica, why string) engines.Replica {
+	r.State, r.Reason = engines.Failed, why
+	r.PID, r.Address = 0, noAddress
+	return r
+}
+
+// hasReported reports whether the node has reported its replicas in its current session or is lost.
+func (n *Node) hasReported() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost || n.session != nil && n.session.hasReported
+}
+
+// mayHaveReplicas reports whether the node is connected or expected back, and has or may have
+// replicas.
+func (n *Node) mayHaveReplicas() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.lost && (len(n.reported) > 0 || n.session != nil && !n.session.hasReported)
+}
+
+// replicaIDs returns the ids of the reported replicas.
+func (n *Node) replicaIDs() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := make([]string, len(n.reported))
+	for i, r := range n.reported {
+		ids[i] = r.ID
+	}
+	return ids
+}

@@ -1,0 +1,286 @@
+package join
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
+)
+
+// newTestNode returns a node of a server that does not run, an open session of the node, and the
+// server's fleet. Nothing reads what the session sends.
+func newTestNode(t *testing.T) (*Node, *session, *engines.Fleet) {
+	t.Helper()
+	fleet := engines.NewFleet()
+	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}}})
+	s, err := NewServer(ServerConfig{Dir: t.TempDir(), Fleet: fleet, DrainSettle: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := s.nodeByName("n")
+	return n, openTestSession(t, n), fleet
+}
+
+func openTestSession(t *testing.T, n *Node) *session {
+	t.Helper()
+	key, err := newKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.mu.Lock()
+	n.key = keyHash(&key.PublicKey)
+	n.mu.Unlock()
+	ses := &session{node: n, end: func(error) {}, wakeup: make(chan struct{}, 1)}
+	if err := n.openSession(ses, &key.PublicKey); err != nil {
+		t.Fatal(err)
+	}
+	return ses
+}
+
+func readyReplicas(ids ...string) *replicaSnapshot {
+	p := &replicaSnapshot{Sequence: 1}
+	for i, id := range ids {
+		p.Replicas = append(p.Replicas, engines.Replica{ID: id, Model: "chat", State: engines.Ready, PID: 7,
+			Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), uint16(1000+i))})
+	}
+	return p
+}
+
+// fleetStates returns the replicas of model chat in the fleet as "id state, id state".
+func fleetStates(f *engines.Fleet) string {
+	var all []string
+	for _, r := range f.Snapshot().Models["chat"].Replicas {
+		all = append(all, r.ID+" "+string(r.State))
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestVisibleReplicas(t *testing.T) {
+	t.Parallel()
+	one := func(indices ...int) []local.Model { return []local.Model{model("chat", indices...)} }
+	lose := func(n *Node, _ *session) { n.checkSilence(time.Now().Add(time.Hour)) }
+	back := func(ids ...string) func(*Node, *session) {
+		return func(n *Node, _ *session) {
+			n.applyReport(openTestSession(t, n), &report{Replicas: readyReplicas(ids...)})
+		}
+	}
+	set := func(indices ...int) func(*Node, *session) {
+		return func(n *Node, _ *session) { n.Set(one(indices...)) }
+	}
+	tell := func(ids ...string) func(*Node, *session) {
+		return func(n *Node, ses *session) { n.applyReport(ses, &report{Replicas: readyReplicas(ids...)}) }
+	}
+	type steps []func(*Node, *session)
+	for name, c := range map[string]struct {
+		steps steps
+		want  string
+	}{
+		"nobody has said what shall be there":     {steps{tell("chat-0")}, "chat-0 ready"},
+		"wanted":                                  {steps{set(0), tell("chat-0")}, "chat-0 ready"},
+		"nil is all up to Desired":                {steps{func(n *Node, _ *session) { m := model("chat"); m.Indices = nil; n.Set([]local.Model{m}) }, tell("chat-8")}, "chat-8 ready"},
+		"others took over before it was heard of": {steps{set(1), tell("chat-0", "chat-1")}, "chat-1 ready"},
+		"wanted no longer":                        {steps{tell("chat-0", "chat-1"), set(1)}, "chat-0 draining, chat-1 ready"},
+		"wanted again":                            {steps{tell("chat-0"), set(), set(0)}, "chat-0 ready"},
+		"gone":                                    {steps{tell("chat-0"), set(), tell()}, ""},
+		"lost":                                    {steps{tell("chat-0"), set(0), lose}, "chat-0 failed"},
+		"lost while it drains":                    {steps{tell("chat-0"), set(), lose}, ""},
+		"lost and given up":                       {steps{tell("chat-0"), set(0), lose, set()}, ""},
+		"lost before anything was set":            {steps{tell("chat-0"), lose}, "chat-0 failed"},
+		"back, and still wanted":                  {steps{tell("chat-0"), set(0), lose, back("chat-0")}, "chat-0 ready"},
+		"back, and replaced":                      {steps{tell("chat-0", "chat-1"), set(0, 1), lose, set(1), back("chat-0", "chat-1")}, "chat-1 ready"},
+		"back, replaced, and wanted again": {
+			steps{tell("chat-0"), set(0), lose, set(), back("chat-0"), set(0)}, "chat-0 ready"},
+		"back in time": {steps{tell("chat-0"), set(0), back("chat-0")}, "chat-0 ready"},
+		"connected, but has said nothing yet": {
+			steps{tell("chat-0"), set(0), func(n *Node, _ *session) { openTestSession(t, n) }}, "chat-0 ready"},
+		"connected after a loss, but has said nothing yet": {
+			steps{tell("chat-0"), set(0), lose, func(n *Node, _ *session) { openTestSession(t, n) }}, "chat-0 failed"},
+		"an old stream": {steps{tell("chat-0"), set(0, 1), func(n *Node, _ *session) { openTestSession(t, n) }, tell("chat-1")}, "chat-0 ready"},
+	} {
+		n, ses, fleet := newTestNode(t)
+		for _, step := range c.steps {
+			step(n, ses)
+		}
+		if got := fleetStates(fleet); got != c.want {
+			t.Errorf("%s: the fleet has %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAcceptReplicas(t *testing.T) {
+	t.Parallel()
+	_, ses, _ := newTestNode(t)
+	ses.clockSkew = time.Hour
+	since := time.Now()
+	good := readyReplicas("chat-0").Replicas[0]
+	good.Since = since
+	lie := func(change func(*engines.Replica)) engines.Replica {
+		r := good
+		change(&r)
+		return r
+	}
+	want := good
+	want.Node, want.Launcher, want.Since = "n", engines.Local, since.Add(time.Hour).UTC()
+	for name, r := range map[string]engines.Replica{
+		"another node":       lie(func(r *engines.Replica) { r.Node = "m" }),
+		"another launcher":   lie(func(r *engines.Replica) { r.Launcher = engines.Upstream }),
+		"a transport":        lie(func(r *engines.Replica) { r.Transport = &engines.Transport{Group: "g"} }),
+		"a header of a host": lie(func(r *engines.Replica) { r.Host = "example.com" }),
+	} {
+		if diff := cmp.Diff([]engines.Replica{want}, ses.acceptReplicas([]engines.Replica{r}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Errorf("%s: the gateway took the value over: %s", name, diff)
+		}
+	}
+	for name, r := range map[string]engines.Replica{
+		"another model": lie(func(r *engines.Replica) { r.Model = "embed" }),
+		"no model":      lie(func(r *engines.Replica) { r.Model, r.ID = "", "-0" }),
+		"no number":     lie(func(r *engines.Replica) { r.ID = "chat-x" }),
+		"below zero":    lie(func(r *engines.Replica) { r.ID = "chat--1" }),
+		"not its form":  lie(func(r *engines.Replica) { r.ID = "chat-01" }),
+	} {
+		if got := ses.acceptReplicas([]engines.Replica{r}); len(got) != 0 {
+			t.Errorf("%s: the replica was accepted: %+v", name, got)
+		}
+	}
+	for name, r := range map[string]engines.Replica{
+		"ready without address": lie(func(r *engines.Replica) { r.Address = netip.AddrPort{} }),
+		"ready everywhere":      lie(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("0.0.0.0:80") }),
+		"no such state":         lie(func(r *engines.Replica) { r.State = "splendid" }),
+	} {
+		if got := ses.acceptReplicas([]engines.Replica{r}); len(got) != 1 || got[0].State != engines.Failed {
+			t.Errorf("%s: the replica did not become failed: %+v", name, got)
+		}
+	}
+	ours := lie(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("[::ffff:127.0.0.1]:80") })
+	if got := ses.acceptReplicas([]engines.Replica{ours}); got[0].State != engines.Ready {
+		t.Errorf("a loopback address of a node on this machine: %+v", got)
+	}
+	ses.isRemote = true
+	if got := ses.acceptReplicas([]engines.Replica{ours}); got[0].State != engines.Failed {
+		t.Errorf("a loopback address of a node on another machine was accepted: %+v", got)
+	}
+	if got := ses.acceptReplicas([]engines.Replica{good, good}); len(got) != 1 {
+		t.Errorf("a replica reported twice was accepted twice: %+v", got)
+	}
+	long := lie(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
+	if got := ses.acceptReplicas([]engines.Replica{long})[0].Reason; len(got) > maxReasonBytes {
+		t.Errorf("a reason has %d bytes, more than the limit", len(got))
+	}
+}
+
+func TestInventoryIsBounded(t *testing.T) {
+	t.Parallel()
+	n, ses, _ := newTestNode(t)
+	n.applyReport(ses, &report{Inventory: &engines.Node{Reason: strings.Repeat("ä", maxReasonBytes), GPUs: make([]engines.GPU, 2*maxGPUs)}})
+	if n, _ := n.Node(); len(n.Reason) > maxReasonBytes || len(n.GPUs) != maxGPUs {
+		t.Errorf("a node has a reason of %d bytes and %d GPUs, more than the limits", len(n.Reason), len(n.GPUs))
+	}
+}
+
+// A gateway process that was paused has not received any reports. It must not mark nodes as lost.
+func TestPausedGatewayMarksNoNodeLost(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t)
+	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0")})
+	begin := time.Now().Add(-time.Hour)
+	n.mu.Lock()
+	n.lastHeard = begin
+	n.mu.Unlock()
+	n.server.checkSilence(begin, time.Now())
+	if got := fleetStates(fleet); got != "chat-0 ready" {
+		t.Errorf("after the gateway was paused the fleet has %q", got)
+	}
+	now := time.Now().Add(n.server.config.LostAfter)
+	n.server.checkSilence(now.Add(-time.Second), now)
+	if got := fleetStates(fleet); got != "chat-0 failed" {
+		t.Errorf("after the node was silent the fleet has %q", got)
+	}
+}
+
+// A certificate that was signed while the clock was ahead must be replaced once the clock is right.
+func TestCertificateOfTheFuture(t *testing.T) {
+	t.Parallel()
+	n, _, _ := newTestNode(t)
+	now := time.Now()
+	first, err := n.server.serverCertificate.certificate(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := n.server.serverCertificate.certificate(now.Add(-48 * time.Hour)); err != nil || second == first {
+		t.Errorf("a certificate valid from %v is used two days earlier (%v)", first.Leaf.NotBefore, err)
+	}
+}
+
+// The settled snapshot is the newest one that was published at least DrainSettle ago.
+func TestSettledSequence(t *testing.T) {
+	t.Parallel()
+	_, ses, _ := newTestNode(t) // DrainSettle is one minute.
+	now := time.Now()
+	at := func(minutes float64) time.Time { return now.Add(time.Duration(minutes * float64(time.Minute))) }
+	ses.snapshots = []publishedSnapshot{{1, at(0)}, {2, at(0.1)}, {3, at(2)}, {4, at(5)}}
+	for _, c := range []struct {
+		at   float64
+		want uint64
+	}{{0.5, 0}, {1.05, 1}, {1.5, 2}, {2.9, 2}, {3, 3}, {5.9, 3}, {6, 4}, {100, 4}} {
+		if got := ses.settledSequence(at(c.at)); got != c.want {
+			t.Errorf("after %v minutes snapshot %d is settled, want %d", c.at, got, c.want)
+		}
+	}
+	if len(ses.snapshots) != 1 {
+		t.Errorf("%d snapshots are kept, want 1", len(ses.snapshots))
+	}
+}
+
+func TestDamagedFiles(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"ca.pem", "nodes.json"} {
+		dir := t.TempDir()
+		if err := writeFile(dir+"/"+name, []byte("{")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewServer(ServerConfig{Dir: dir, Fleet: engines.NewFleet()}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("the error for a damaged %s does not name the file: %v", name, err)
+		}
+	}
+}
+
+func TestForgottenAfterAMonth(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := NewServer(ServerConfig{Dir: dir, Fleet: engines.NewFleet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, seen := range map[string]time.Time{"old": time.Now().Add(-forgetAfter - time.Hour), "new": time.Now()} {
+		n := s.nodeByName(name)
+		n.key, n.lastSeen = "k", seen
+	}
+	if err := s.saveNodes(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = NewServer(ServerConfig{Dir: dir, Fleet: engines.NewFleet()}); err != nil {
+		t.Fatal(err)
+	}
+	if nodes := s.Nodes(); len(nodes) != 1 || nodes[0].Name() != "new" {
+		t.Errorf("the server knows the nodes %v, want only the new one", nodes)
+	}
+}
+
+// An agent must start although the address cannot be saved, as on a full disk.
+func TestAddressThatCannotBeSaved(t *testing.T) {
+	t.Parallel()
+	s := agentStore{t.TempDir()}
+	if err := os.MkdirAll(filepath.Join(s.addressPath(), "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.localAddress("127.0.0.1:9"); err != nil || !got.IsLoopback() {
+		t.Errorf("localAddress = %v, %v", got, err)
+	}
+}
