@@ -30,8 +30,3 @@ func newGuardCommand(g *globals) *cobra.Command {
 	c.Flags().DurationVar(&grace, "grace", time.Minute, "how long to wait for somebody to claim it")
 	return c
 }
-
-// guardCommand starts the guard of a state directory.
-func guardCommand(self, dir string, grace time.Duration) []string {
-	return []string{self, "guard", "--state-dir", dir, "--grace", grace.String()}
-}

@@ -6,19 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/sluice-gateway/sluice/engines/join"
-	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/internal/config"
-	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 // tokenVariable may hold the token. It is taken out of our environment, which engines inherit.
@@ -74,7 +68,7 @@ func newNodeTokenCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			token, err := join.Token(joinDir(c.StateDir))
+			token, err := gateway.JoinToken(c)
 			if err != nil {
 				return err
 			}
@@ -130,16 +124,7 @@ func nodeStateDir() string {
 	return filepath.Join("/var/lib", name)
 }
 
-// node is a running `sluice node`.
-type node struct {
-	log   *zap.Logger
-	flags *nodeFlags
-	dir   *process.Dir
-	agent *join.Agent
-	self  string // path of this program
-}
-
-// runNode runs replicas until ctx ends, and then drains them; or until it is told to hand over.
+// runNode runs the node's agent with what the flags say.
 func runNode(ctx context.Context, g *globals, flags *nodeFlags) error {
 	if err := flags.fill(); err != nil {
 		return err
@@ -149,93 +134,17 @@ func runNode(ctx context.Context, g *globals, flags *nodeFlags) error {
 		return err
 	}
 	defer log.Sync() //nolint:errcheck // stderr may not be syncable
-	if err := process.RaiseFileLimit(); err != nil {
-		log.Warn("the limit of open files stays low", zap.Error(err))
+	o := gateway.NodeOptions{
+		Gateway: flags.join, Token: flags.token, Name: flags.name, StateDir: flags.stateDir,
+		OrphanGrace: flags.orphanGrace, DrainTimeout: flags.drainTimeout, Log: log,
 	}
-	dir, err := process.Open(flags.stateDir, log)
-	if err != nil {
-		return err
-	}
-	if err := dir.Claim(ctx); err != nil {
-		return err
-	}
-	defer dir.Release() //nolint:errcheck // the process ends anyway
-	n, err := newNode(log, dir, flags)
-	if err != nil {
-		return err
-	}
-	return n.run(ctx)
-}
-
-func newNode(log *zap.Logger, dir *process.Dir, flags *nodeFlags) (*node, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	var address netip.Addr
 	if flags.address != "" {
-		if address, err = netip.ParseAddr(flags.address); err != nil {
-			return nil, fmt.Errorf("--address: %w", err)
+		if o.Address, err = netip.ParseAddr(flags.address); err != nil {
+			return fmt.Errorf("--address: %w", err)
 		}
 	}
-	agent, err := join.NewAgent(join.AgentConfig{
-		Gateway: flags.join, Token: flags.token, Name: flags.name, Address: address, Dir: dir, Inventory: local.NewInventory(), Self: self,
-		OrphanGrace: flags.orphanGrace, DrainTimeout: flags.drainTimeout, Log: log,
-	})
-	if err != nil {
-		return nil, err
+	if flags.fromVariable != "" {
+		o.HandOverEnv = []string{tokenVariable + "=" + flags.fromVariable}
 	}
-	return &node{log: log, flags: flags, dir: dir, agent: agent, self: self}, nil
-}
-
-func (n *node) run(ctx context.Context) error {
-	handOver := make(chan os.Signal, 1)
-	signal.Notify(handOver, handOverSignal)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // there is no file to read again; engines must not inherit that it is ignored
-	guard := guardCommand(n.self, n.dir.Path(), n.flags.orphanGrace)
-	if err := n.dir.StartGuard(guard); err != nil { // before anything that would need it
-		return err
-	}
-	// The parts outlive ctx: they are needed to drain.
-	parts, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	group, parts := errgroup.WithContext(parts)
-	group.Go(func() error { return n.agent.Run(parts) })
-	group.Go(func() error { return n.dir.KeepGuard(parts, guard) })
-	n.log.Info("node", zap.String("name", n.flags.name), zap.String("gateway", n.flags.join), zap.Stringer("address", n.agent.Address()))
-
-	select {
-	case <-ctx.Done():
-		err := n.drain()
-		end()
-		return errors.Join(err, group.Wait())
-	case <-parts.Done():
-		return errors.Join(group.Wait(), n.drain())
-	case <-handOver:
-	}
-	n.log.Info("handing over")
-	end()
-	err := group.Wait()
-	if err == nil && ctx.Err() == nil {
-		err = n.replaceSelf()
-	}
-	// It is not to be, or could not be: leave nothing behind.
-	return errors.Join(err, n.drain())
-}
-
-// drain ends the replicas, when their requests have ended or the time is up. A second signal ends everything at once.
-func (n *node) drain() error {
-	n.log.Info("draining", zap.Duration("at_most", n.flags.drainTimeout))
-	ctx, cancel := context.WithTimeout(context.Background(), n.flags.drainTimeout+30*time.Second)
-	defer cancel()
-	defer hurry(ctx, n.dir, n.log)()
-	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
-}
-
-// replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that fails.
-func (n *node) replaceSelf() error {
-	if n.flags.fromVariable != "" {
-		return execAnew(tokenVariable + "=" + n.flags.fromVariable)
-	}
-	return execAnew()
+	return gateway.RunNode(ctx, o)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/examples"
 	"github.com/sluice-gateway/sluice/internal/config"
-	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 func newUpCommand(g *globals) *cobra.Command {
@@ -23,15 +24,15 @@ func newUpCommand(g *globals) *cobra.Command {
 Without a file it runs the quick start's simulated models; with --upstream only these servers, whose models are discovered.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			settings, err := upSettings(file, upstreams)
+			o, cleanUp, err := upOptions(file, upstreams)
 			if err != nil {
 				return err
 			}
-			defer settings.cleanUp()
-			if settings.envoy, err = envoy.Find(binary); err != nil {
+			defer cleanUp()
+			if o.Envoy, err = envoy.Find(binary); err != nil {
 				return err
 			}
-			return run(cmd.Context(), g, settings)
+			return run(cmd.Context(), g, o)
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
@@ -52,7 +53,7 @@ func newServeCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), g, settings{config: c, cleanUp: func() {}})
+			return run(cmd.Context(), g, gateway.Options{Config: c})
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
@@ -71,11 +72,7 @@ func newBootstrapCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			dir, err := process.Open(c.StateDir, nil)
-			if err != nil {
-				return err
-			}
-			b, err := envoy.Bootstrap(bootstrap(dir))
+			b, err := gateway.Bootstrap(c)
 			if err != nil {
 				return err
 			}
@@ -98,30 +95,43 @@ type settings struct {
 	cleanUp   func()
 }
 
-// upSettings reads the file, or stands in for one. Without a file the state directory is a temporary one.
-func upSettings(file string, upstreams []string) (settings, error) {
+// run runs a gateway with the logger that the flags ask for.
+func run(ctx context.Context, g *globals, o gateway.Options) error {
+	log, err := g.logger()
+	if err != nil {
+		return err
+	}
+	defer log.Sync() //nolint:errcheck // stderr may not be syncable
+	o.Log, o.Version = log, version()
+	return gateway.Run(ctx, o)
+}
+
+// upOptions reads the file. Without a file it makes a configuration for the quick start, or for the
+// upstreams if there are any, with a temporary state directory that cleanUp removes.
+func upOptions(file string, upstreams []string) (o gateway.Options, cleanUp func(), err error) {
 	if file != "" {
 		c, err := config.Load(file)
-		return settings{config: c, cleanUp: func() {}}, err
+		return gateway.Options{Config: c}, func() {}, err
 	}
 	c, err := config.ForUpstreams(upstreams)
 	if len(upstreams) == 0 {
 		c, err = config.Parse("quick start", examples.Quickstart)
 	}
 	if err != nil {
-		return settings{}, err
+		return o, nil, err
 	}
 	if c.StateDir, err = temporaryStateDir(); err != nil {
-		return settings{}, err
+		return o, nil, err
 	}
-	return settings{config: c, temporary: true, cleanUp: func() { os.RemoveAll(filepath.Dir(c.StateDir)) }}, nil
+	cleanUp = func() { os.RemoveAll(filepath.Dir(c.StateDir)) }
+	return gateway.Options{Config: c, Temporary: true}, cleanUp, nil
 }
 
 // temporaryStateDir makes one, or takes that of the process which this one replaces by a hand-over.
 func temporaryStateDir() (string, error) {
 	const name, state = "sluice-", "state"
-	handed := os.Getenv(stateDirVariable)
-	if err := os.Unsetenv(stateDirVariable); err != nil { // it is not for our children
+	handed := os.Getenv(gateway.StateDirVariable)
+	if err := os.Unsetenv(gateway.StateDirVariable); err != nil { // it is not for our children
 		return "", err
 	}
 	parent := filepath.Dir(handed)
@@ -131,16 +141,3 @@ func temporaryStateDir() (string, error) {
 	dir, err := os.MkdirTemp("", name)
 	return filepath.Join(dir, state), err
 }
-
-// bootstrap names the sockets of a state directory.
-func bootstrap(dir *process.Dir) envoy.BootstrapConfig {
-	return envoy.BootstrapConfig{
-		ControlSocket: dir.Socket("control.sock"),
-		APISocket:     dir.Socket("api.sock"),
-		AdminSocket:   dir.Socket("envoy.sock"),
-	}
-}
-
-// relaySocket and grpcSocket are where Envoy brings managed streams. It learns them by xDS, so that an Envoy of before an upgrade does too.
-func relaySocket(dir *process.Dir) string { return dir.Socket("relay.sock") }
-func grpcSocket(dir *process.Dir) string  { return dir.Socket("grpc.sock") }

@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // operator is what the admin listener shows, read from the parts at the moment of the question.
 func (g *gateway) operator() admin.Config {
 	return admin.Config{
-		Listen:      g.settings.config.Admin,
+		Listen:      g.settings.Config.Admin,
 		Fleet:       g.fleet.Snapshot,
 		Status:      g.status,
 		NotReady:    g.notReady,
@@ -41,9 +41,9 @@ func (g *gateway) operator() admin.Config {
 func (g *gateway) status() admin.Status {
 	x, file := g.xds.Status(), g.watcher.Status()
 	s := admin.Status{
-		Version: version(),
+		Version: g.settings.Version,
 		Started: g.started,
-		Listen:  g.settings.config.Listen,
+		Listen:  g.settings.Config.Listen,
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.sharedStatus(),

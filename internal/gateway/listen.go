@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"context"
@@ -31,7 +31,7 @@ type sockets struct {
 func (g *gateway) listen() (*sockets, error) {
 	var s sockets
 	var err error
-	if s.admin, err = net.Listen("tcp", g.settings.config.Admin); err != nil {
+	if s.admin, err = net.Listen("tcp", g.settings.Config.Admin); err != nil {
 		return nil, fmt.Errorf("admin: %w", err)
 	}
 	if s.control, err = listenUnix(bootstrap(g.dir).ControlSocket); err != nil {
@@ -47,7 +47,7 @@ func (g *gateway) listen() (*sockets, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	s.grpc = g.controlServer()
-	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody) + messageOverhead))
+	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.Config.MaxBody) + messageOverhead))
 	g.llm.Register(s.llmServer)
 	s.relayServer = g.relayServer()
 	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started,
@@ -74,14 +74,14 @@ const (
 // controlServer speaks everything that Envoy asks of Sluice.
 func (g *gateway) controlServer() *grpc.Server {
 	s := grpc.NewServer(
-		grpc.MaxRecvMsgSize(int(g.settings.config.MaxBody)+messageOverhead),
+		grpc.MaxRecvMsgSize(int(g.settings.Config.MaxBody)+messageOverhead),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
 	)
 	g.xds.Register(s)
 	g.decisions.Register(s)
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
-		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.config.LogRequests).Finished, g.tracer.Native),
+		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.Config.LogRequests).Finished, g.tracer.Native),
 		decisions: g.decisions, upstreams: g.upstream,
 		replicas: g.local, dispatcher: g.dispatcher, since: g.started,
 	}.observe}).Register(s)

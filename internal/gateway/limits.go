@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"context"
@@ -25,7 +25,7 @@ import (
 // makeAdmission makes what decides when requests go on, and what keeps limits: in Redis where the file names one, else in the state
 // directory.
 func (g *gateway) makeAdmission() error {
-	c := g.settings.config
+	c := g.settings.Config
 	life := make([]byte, 8)
 	rand.Read(life) // it never fails
 	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(life),

@@ -1,4 +1,6 @@
-package main
+// Package gateway composes the parts of one Sluice process: it makes them from a configuration, runs them, puts changed
+// configurations in force, drains, hands over and adopts what an earlier process left. The command sluice runs it.
+package gateway
 
 import (
 	"context"
@@ -46,7 +48,7 @@ type gateway struct {
 	log      *zap.Logger
 	started  time.Time
 	self     string // path of this program
-	settings settings
+	settings Options
 	watcher  *config.Watcher
 
 	dir        *process.Dir
@@ -91,17 +93,26 @@ type gateway struct {
 	world  *xds.Resources
 }
 
-// run runs the gateway until ctx ends, then drains it; or until it is told to hand over.
-func run(ctx context.Context, flags *globals, s settings) error {
-	log, err := flags.logger()
-	if err != nil {
-		return err
-	}
-	defer log.Sync() //nolint:errcheck // stderr may not be syncable
+// Options is what one run of a gateway is given.
+type Options struct {
+	// Config is the configuration to start with. A file that it was read from is watched for changes.
+	Config *config.Config
+	// Envoy is the path of the Envoy binary to run. It is empty when somebody else runs Envoy.
+	Envoy string
+	// Temporary says that the state directory was made for this run alone.
+	Temporary bool
+	// Version of this program, for the admin API and the metrics.
+	Version string
+	Log     *zap.Logger
+}
+
+// Run runs a gateway until ctx ends and then drains it, or until the process is told to hand over.
+func Run(ctx context.Context, s Options) error {
+	log := s.Log
 	if err := process.RaiseFileLimit(); err != nil {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
-	dir, err := process.Open(s.config.StateDir, log)
+	dir, err := process.Open(s.Config.StateDir, log)
 	if err != nil {
 		return err
 	}
@@ -116,19 +127,19 @@ func run(ctx context.Context, flags *globals, s settings) error {
 	return g.run(ctx)
 }
 
-func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error) {
+func newGateway(log *zap.Logger, dir *process.Dir, s Options) (*gateway, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := s.config
+	c := s.Config
 	g := &gateway{log: log, started: time.Now(), self: self, settings: s, file: c, config: c, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: telemetry.NewRequests(0),
 	}
 	if err := g.makeAdmission(); err != nil {
 		return nil, err
 	}
-	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: version(), Gauges: g.gauges, KnownModel: g.knownModel})
+	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: s.Version, Gauges: g.gauges, KnownModel: g.knownModel})
 	g.scaler = scale.New(scale.Config{Load: g.load, Apply: g.launch, Log: log})
 	// apply sets the rules.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Demand: g.demand, Shared: g.shared != nil})
@@ -141,8 +152,8 @@ func newGateway(log *zap.Logger, dir *process.Dir, s settings) (*gateway, error)
 	}
 	g.decisions = extproc.New(extproc.Config{Authenticator: g.auth, Dispatcher: g.dispatcher, Relay: g.relay, Trace: g.tracer.Inject, MaxBody: int64(c.MaxBody),
 		Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: log})
-	if s.envoy != "" {
-		g.envoy = envoy.New(envoy.Config{Binary: s.envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})
+	if s.Envoy != "" {
+		g.envoy = envoy.New(envoy.Config{Binary: s.Envoy, Dir: dir, Bootstrap: bootstrap(dir), Log: log})
 	}
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: c, Apply: g.reload, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)
@@ -194,7 +205,7 @@ func (g *gateway) reload(c *config.Config) error {
 	err := g.unite(c)
 	if err == nil {
 		g.metrics.ConfigReloaded(true)
-		g.log.Info("configuration reloaded", zap.Strings("waiting_for_the_next_start", g.settings.config.NeedsRestart(c)))
+		g.log.Info("configuration reloaded", zap.Strings("waiting_for_the_next_start", g.settings.Config.NeedsRestart(c)))
 	}
 	return err
 }
@@ -205,7 +216,7 @@ func (g *gateway) run(ctx context.Context) error {
 	// From here on to the end: a reload or a hand-over that comes too early or too late must not kill.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP, handOverSignal)
-	c := g.settings.config
+	c := g.settings.Config
 	if err := g.checkListen(ctx, c.Listen); err != nil {
 		return err
 	}
@@ -338,7 +349,7 @@ func (g *gateway) follow(ctx context.Context) error {
 func (g *gateway) push() error {
 	g.pushing.Lock()
 	defer g.pushing.Unlock()
-	first := g.settings.config
+	first := g.settings.Config
 	world, err := g.world.Rebuild(xds.Config{
 		Listen: first.Listen, MaxBody: int64(first.MaxBody),
 		MaxDuration: longest(g.config), HideReplica: !g.config.ReplicaHeader,

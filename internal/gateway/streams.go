@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"context"
@@ -58,7 +58,7 @@ func (g *gateway) makeTracer(c *config.Config) (*trace.Tracer, error) {
 	if c.Tracing == nil {
 		return nil, nil
 	}
-	return trace.New(trace.Config{Endpoint: c.Tracing.Endpoint, Sample: c.Tracing.Sample, Version: version(), Log: g.log,
+	return trace.New(trace.Config{Endpoint: c.Tracing.Endpoint, Sample: c.Tracing.Sample, Version: g.settings.Version, Log: g.log,
 		Headers: collectorHeaders(os.Getenv("OTEL_EXPORTER_OTLP_HEADERS"))})
 }
 
@@ -231,5 +231,5 @@ func (g *gateway) runPeers(ctx context.Context) error {
 
 // servePeers answers what other gateways pass on.
 func (g *gateway) servePeers(ctx context.Context) error {
-	return g.peers.Serve(ctx, nil, g.relay.PeerHandler(g.auth.Tenant, int64(g.settings.config.MaxBody)))
+	return g.peers.Serve(ctx, nil, g.relay.PeerHandler(g.auth.Tenant, int64(g.settings.Config.MaxBody)))
 }

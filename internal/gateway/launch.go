@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"context"
@@ -48,6 +48,9 @@ func (g *gateway) makeLaunchers(dir *process.Dir, c *config.Config) error {
 
 // joinDir is where the state directory keeps what it knows of hosts that join.
 func joinDir(state string) string { return filepath.Join(state, "join") }
+
+// JoinToken returns the token by which nodes join the gateway of this configuration.
+func JoinToken(c *config.Config) (string, error) { return join.Token(joinDir(c.StateDir)) }
 
 // thisHost is this host as one of those that replicas are placed on.
 type thisHost struct {
@@ -157,7 +160,7 @@ func (g *gateway) serveHosts(ctx context.Context, group *errgroup.Group) error {
 	if g.joined == nil {
 		return nil
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", g.settings.config.Control)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", g.settings.Config.Control)
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
