@@ -22,54 +22,54 @@ import (
 
 const (
 	// lookAtLeast is the shortest pause between two looks at all objects, lookAgain the pause while pods are drained, lookNow the longest.
-	lookAtLeast = 20 * time.Millisecond
-	lookAgain   = 200 * time.Millisecond
-	lookNow     = 5 * time.Second
+	minLoopDelay      = 20 * time.Millisecond
+	drainPollInterval = 200 * time.Millisecond
+	resyncInterval    = 5 * time.Second
 )
 
 // cluster is one namespace of one cluster: what is watched there, this gateway's lease, and, while it leads, what it writes.
 type cluster struct {
 	Config
 	install
-	place    place  // as it was named, with the namespace that is meant
-	server   string // two names of one server and namespace are one cluster
+	location location // as it was named, with the namespace that is meant
+	server   string   // two names of one server and namespace are one cluster
 	identity string
 	client   kubernetes.Interface
 	// report tells the launcher that the replicas are others.
-	report func()
+	onReplicas func()
 	// sets counts the calls of Launcher.Set.
-	sets func() uint64
+	setCount func() uint64
 
-	deployments *store[*appsv1.Deployment]
-	pods        *store[*corev1.Pod]
-	leases      *store[*coordinationv1.Lease]
+	deployments *watchStore[*appsv1.Deployment]
+	pods        *watchStore[*corev1.Pod]
+	leases      *watchStore[*coordinationv1.Lease]
 	peers       *peers
-	member      *membership
+	ownLease    *gatewayLease
 	election    atomic.Pointer[election]
 	health      *health
 	// look and act have a token when something has changed.
-	look, act chan struct{}
+	observeSignal, reconcileSignal chan struct{}
 
 	mu sync.Mutex
 	// wanted are the models of this place; guarded by mu
 	wanted []wanted
 	// told counts the calls of Set that wanted comes from; guarded by mu
-	told uint64
+	wantedSet uint64
 	// some: there are models that wanted does not name; guarded by mu
-	some bool
+	partial bool
 	// found is how many calls of Set came before Found was told; nil: it was not told yet; guarded by mu
-	found *uint64
+	setsBeforeFound *uint64
 	// joined: this gateway's lease was written; guarded by mu
-	joined bool
+	leaseWritten bool
 	// replicas as reported last, and whether they ever were; guarded by mu
-	replicas []engines.Replica
-	shown    bool
+	replicas    []engines.Replica
+	hasObserved bool
 	// drained by pod; guarded by mu
-	drained map[string]drained
+	drains map[string]podDrain
 	// refused says by model what the API had against the last write of this gateway; guarded by mu
-	refused map[string]string
+	writeErrors map[string]string
 	// starving is since when a model's pod has waited for room; only act's loop uses it
-	starving map[string]time.Time
+	needsRoomSince map[string]time.Time
 }
 
 // wanted is a model with its Deployment; nil: none can be made, and what there is stays.
@@ -79,16 +79,16 @@ type wanted struct {
 }
 
 // drained is what this gateway has to say of a pod that was given up.
-type drained struct {
-	mark  string
-	since time.Time
-	done  bool
+type podDrain struct {
+	annotation string
+	since      time.Time
+	done       bool
 	// leaving is since when the pod has been the first that its ReplicaSet gives up; zero: it is not.
-	leaving time.Time
+	markedSince time.Time
 }
 
 // newCluster returns one that does nothing yet.
-func newCluster(c Config, p place, to *rest.Config, namespace string) (*cluster, error) {
+func newCluster(c Config, p location, to *rest.Config, namespace string) (*cluster, error) {
 	to = rest.CopyConfig(to)
 	to.QPS, to.Burst = 50, 100
 	to.WarningHandler = rest.NoWarnings{}
@@ -97,51 +97,51 @@ func newCluster(c Config, p place, to *rest.Config, namespace string) (*cluster,
 		return nil, err
 	}
 	k := &cluster{
-		Config: c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, place: place{p.context, namespace}, identity: c.Identity,
-		client: client, look: make(chan struct{}, 1), act: make(chan struct{}, 1), health: newHealth(c.Log),
-		peers: &peers{lifetime: leaseMisses * c.Renew}, drained: map[string]drained{}, starving: map[string]time.Time{},
+		Config: c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
+		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
+		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 	}
-	k.deployments = newStore[*appsv1.Deployment](k.saw("deployments"))
-	k.pods = newStore[*corev1.Pod](k.saw("pods"))
-	k.leases = newStore[*coordinationv1.Lease](k.saw("leases"))
-	k.member = &membership{
-		client: client.CoordinationV1().Leases(namespace), identity: c.Identity, labels: k.labels(), every: c.Renew,
-		name: "sluice-" + c.Name + "-gw-" + slug(c.Identity, longestSlug) + "-" + digest(c.Identity, 6),
-		say:  k.say, told: k.renewed, wake: make(chan struct{}, 1),
+	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
+	k.pods = newWatchStore[*corev1.Pod](k.onWatchEvent("pods"))
+	k.leases = newWatchStore[*coordinationv1.Lease](k.onWatchEvent("leases"))
+	k.ownLease = &gatewayLease{
+		client: client.CoordinationV1().Leases(namespace), identity: c.Identity, labels: k.labels(), interval: c.Renew,
+		name:    "sluice-" + c.Name + "-gw-" + slug(c.Identity, maxSlugLength) + "-" + hashPrefix(c.Identity, 6),
+		content: k.leaseRecord, onWritten: k.onLeaseWritten, writeSignal: make(chan struct{}, 1),
 	}
 	return k, nil
 }
 
 // saw is called when the watch of a kind has brought something.
-func (c *cluster) saw(kind string) func() {
+func (c *cluster) onWatchEvent(kind string) func() {
 	return func() {
 		c.health.clear("watch " + kind)
-		signal(c.look)
+		signal(c.observeSignal)
 	}
 }
 
 // renewed is called when the gateway's lease was written, or was not.
-func (c *cluster) renewed(err error) {
-	c.health.reach(err)
+func (c *cluster) onLeaseWritten(err error) {
+	c.health.setReachable(err)
 	if err != nil {
 		return
 	}
 	c.mu.Lock()
-	first := !c.joined
-	c.joined = true
+	first := !c.leaseWritten
+	c.leaseWritten = true
 	c.mu.Unlock()
 	if first {
-		signal(c.look)
+		signal(c.observeSignal)
 	}
 }
 
 // set says which models the place shall have, all or some of them. told counts the calls of Launcher.Set up to this one.
 func (c *cluster) set(models []wanted, some bool, told uint64) {
 	c.mu.Lock()
-	c.wanted, c.some, c.told = models, some, told
+	c.wanted, c.partial, c.wantedSet = models, some, told
 	c.mu.Unlock()
-	signal(c.act)
-	signal(c.member.wake)
+	signal(c.reconcileSignal)
+	signal(c.ownLease.writeSignal)
 }
 
 // run works until ctx ends, then gives up leadership and lease.
@@ -149,40 +149,40 @@ func (c *cluster) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.Logger{}) // what matters of what client-go would log is in the health
 	outlasting, leave := context.WithCancel(context.WithoutCancel(ctx))
 	var held, working sync.WaitGroup
-	held.Go(func() { c.member.run(outlasting) })
+	held.Go(func() { c.ownLease.run(outlasting) })
 	held.Go(func() {
 		if c.waitSynced(ctx) {
 			c.elect(outlasting)
 		}
 	})
-	kinds := map[string]func(watched){
-		"deployments": func(w watched) {
+	kinds := map[string]func(watchTarget){
+		"deployments": func(w watchTarget) {
 			w.client, w.kind = c.client.AppsV1().RESTClient(), &appsv1.Deployment{}
-			follow(ctx, w, c.deployments, c.cannot("watch deployments"))
+			watchObjects(ctx, w, c.deployments, c.failure("watch deployments"))
 		},
-		"pods": func(w watched) {
+		"pods": func(w watchTarget) {
 			w.client, w.kind = c.client.CoreV1().RESTClient(), &corev1.Pod{}
-			follow(ctx, w, c.pods, c.cannot("watch pods"))
+			watchObjects(ctx, w, c.pods, c.failure("watch pods"))
 		},
-		"leases": func(w watched) {
+		"leases": func(w watchTarget) {
 			w.client, w.kind = c.client.CoordinationV1().RESTClient(), &coordinationv1.Lease{}
 			w.selector += "," + labelRole + "=" + roleGateway
-			follow(ctx, w, c.leases, c.cannot("watch leases"))
+			watchObjects(ctx, w, c.leases, c.failure("watch leases"))
 		},
 	}
 	for kind, watch := range kinds {
 		working.Go(func() {
-			watch(watched{resource: kind, namespace: c.place.namespace, selector: selector(c.labels())})
+			watch(watchTarget{resource: kind, namespace: c.location.namespace, selector: selector(c.labels())})
 		})
 	}
-	working.Go(func() { c.keepLooking(ctx) })
-	working.Go(func() { c.keepActing(ctx) })
+	working.Go(func() { c.observeLoop(ctx) })
+	working.Go(func() { c.reconcileLoop(ctx) })
 	working.Wait() // nothing is written any more when others may
 	leave()
 	held.Wait()
 }
 
-func (c *cluster) cannot(what string) func(error) {
+func (c *cluster) failure(what string) func(error) {
 	return func(err error) { c.health.fail(what, err) }
 }
 
@@ -202,70 +202,70 @@ func (c *cluster) synced() bool {
 
 func (c *cluster) waitSynced(ctx context.Context) bool {
 	for ctx.Err() == nil && !c.synced() {
-		pause(ctx, lookAgain)
+		pause(ctx, drainPollInterval)
 	}
 	return ctx.Err() == nil
 }
 
 // keepLooking reports what there is, after each change and now and then, until ctx ends.
-func (c *cluster) keepLooking(ctx context.Context) {
+func (c *cluster) observeLoop(ctx context.Context) {
 	for ctx.Err() == nil {
-		next := lookNow
+		next := resyncInterval
 		if c.synced() && c.observe() {
-			next = lookAgain
+			next = drainPollInterval
 		}
-		awaitNext(ctx, c.look, next)
+		waitForSignal(ctx, c.observeSignal, next)
 	}
 }
 
 // observe takes in what the watches have shown. It tells whether there are pods that this gateway is not done with.
 func (c *cluster) observe() (draining bool) {
 	now := time.Now()
-	waiting := c.peers.update(c.leases.list(now), c.member.name, now)
+	waiting := c.peers.update(c.leases.list(now), c.ownLease.name, now)
 	pods := c.pods.list(now)
-	draining, changed := c.drainOwn(pods, now)
+	draining, changed := c.updateDrains(pods, now)
 	if changed {
-		signal(c.member.wake)
+		signal(c.ownLease.writeSignal)
 	}
 	c.publish(pods)
-	c.tellFound(now)
-	signal(c.act)
-	if c.Demand != nil {
+	c.reportFound(now)
+	signal(c.reconcileSignal)
+	if c.OnDemand != nil {
 		for _, model := range waiting {
-			c.Demand(model)
+			c.OnDemand(model)
 		}
 	}
 	return draining
 }
 
 // drainOwn brings up to date what this gateway has to say of the pods that were given up.
-func (c *cluster) drainOwn(pods []*corev1.Pod, now time.Time) (undone, changed bool) {
+func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (undone, changed bool) {
 	c.mu.Lock()
-	before := c.drained // nobody changes a map that was stored, and nobody else stores one
+	before := c.drains // nobody changes a map that was stored, and nobody else stores one
 	c.mu.Unlock()
-	next := map[string]drained{}
+	next := map[string]podDrain{}
 	for _, p := range pods {
 		mark := p.Annotations[annotationDraining]
 		if mark == "" || p.DeletionTimestamp != nil {
 			continue
 		}
 		d := before[p.Name]
-		if d.mark != mark {
-			d = drained{mark: mark, since: now}
+		if d.annotation != mark {
+			d = podDrain{annotation: mark, since: now}
 		}
 		done := now.Sub(d.since) >= c.DrainSettle && c.inFlight(p.Name) == 0
 		changed = changed || done != d.done
 		d.done = done
-		if !readPod(p).leaving {
-			d.leaving = time.Time{}
-		} else if d.leaving.IsZero() {
-			d.leaving = now
+		if !readPod(p).marked {
+			d.markedSince = time.Time{}
+		} else if d.markedSince.IsZero() {
+			d.markedSince = now
 		}
 		undone = undone || !done
 		next[p.Name] = d
 	}
 	c.mu.Lock()
-	c.drained = next
+	c.drains = next
 	c.mu.Unlock()
 	return undone, changed
 }
@@ -287,57 +287,57 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 	}
 	size := map[string]int{}
 	for _, d := range c.deployments.list(time.Now()) {
-		size[d.Name] = replicas(d)
+		size[d.Name] = specReplicas(d)
 	}
 	var all []engines.Replica
 	for _, p := range pods {
 		of := p.Labels[labelDeployment]
-		if readPod(p).ended && full[of] >= size[of] {
+		if readPod(p).finished && full[of] >= size[of] {
 			continue // it was evicted or the like, and has been replaced; its remains stay in the API for long
 		}
 		all = append(all, replicaOf(p))
 	}
 	slices.SortFunc(all, func(a, b engines.Replica) int { return strings.Compare(a.ID, b.ID) })
 	c.mu.Lock()
-	same := !c.joined || c.shown && slices.Equal(all, c.replicas)
+	same := !c.leaseWritten || c.hasObserved && slices.Equal(all, c.replicas)
 	if !same {
-		c.replicas, c.shown = all, true
+		c.replicas, c.hasObserved = all, true
 	}
 	c.mu.Unlock()
 	if !same {
-		c.report()
+		c.onReplicas()
 	}
 }
 
 // tellFound tells, once, how many replicas the models have.
-func (c *cluster) tellFound(now time.Time) {
+func (c *cluster) reportFound(now time.Time) {
 	c.mu.Lock()
-	known := c.found != nil
+	known := c.setsBeforeFound != nil
 	if !known {
 		before := uint64(0)
-		if c.Found != nil {
-			before = c.sets()
+		if c.OnFound != nil {
+			before = c.setCount()
 		}
-		c.found = &before
+		c.setsBeforeFound = &before
 	}
 	c.mu.Unlock()
-	if known || c.Found == nil {
+	if known || c.OnFound == nil {
 		return
 	}
 	counts := map[string]int{}
 	pods := c.podsByDeployment(now)
 	for _, d := range c.deployments.list(now) {
-		counts[d.Annotations[annotationModel]] += (&change{deployment: c.read(d, pods, now)}).stay()
+		counts[d.Annotations[annotationModel]] += (&deploymentPlan{deployment: c.describe(d, pods, now)}).stayingCount()
 	}
-	c.Config.Found(counts)
+	c.Config.OnFound(counts)
 }
 
 // say is what the gateway's lease tells.
-func (c *cluster) say() record {
+func (c *cluster) leaseRecord() leaseRecord {
 	c.mu.Lock()
-	models, replicas, drained := c.wanted, c.replicas, c.drained
+	models, replicas, drained := c.wanted, c.replicas, c.drains
 	c.mu.Unlock()
-	r := record{Models: map[string]Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
+	r := leaseRecord{Models: map[string]Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
 	for _, m := range models {
 		if c.Load == nil {
 			break
@@ -353,31 +353,31 @@ func (c *cluster) say() record {
 	}
 	for name, d := range drained {
 		if d.done {
-			r.Drained[name] = d.mark
+			r.Drained[name] = d.annotation
 		}
 	}
 	return r
 }
 
 // reported are the replicas of this place, and whether they were ever looked at.
-func (c *cluster) reported() (all []engines.Replica, shown bool) {
+func (c *cluster) snapshot() (all []engines.Replica, shown bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.replicas, c.shown
+	return c.replicas, c.hasObserved
 }
 
 // gone tells whether nothing of the model is left here, as far as that is known.
-func (c *cluster) gone(model string) bool {
+func (c *cluster) isGone(model string) bool {
 	if !c.synced() {
 		return false
 	}
-	now, hash := time.Now(), digest(model, 16)
+	now, hash := time.Now(), hashPrefix(model, 16)
 	return !slices.ContainsFunc(c.deployments.list(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 
 // blocked says by model why it gets no pods: the API refuses its Deployment, or its Deployment's controller cannot make any.
-func (c *cluster) blocked() map[string]string {
+func (c *cluster) blockedModels() map[string]string {
 	all := map[string]string{}
 	for _, d := range c.deployments.list(time.Now()) {
 		for _, is := range d.Status.Conditions {
@@ -388,12 +388,12 @@ func (c *cluster) blocked() map[string]string {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.Copy(all, c.refused)
+	maps.Copy(all, c.writeErrors)
 	return all
 }
 
 // owns tells whether the object with this UID has a Deployment here, or may have one.
-func (c *cluster) owns(uid string) bool {
+func (c *cluster) mayOwn(uid string) bool {
 	return !c.synced() || slices.ContainsFunc(c.deployments.list(time.Now()), func(d *appsv1.Deployment) bool {
 		return slices.ContainsFunc(d.OwnerReferences, func(o metav1.OwnerReference) bool { return string(o.UID) == uid })
 	})
@@ -401,12 +401,12 @@ func (c *cluster) owns(uid string) bool {
 
 func (c *cluster) status() ClusterStatus {
 	s := ClusterStatus{
-		Context: c.place.context, Namespace: c.place.namespace, Synced: c.synced(), Leads: c.leads(),
+		Context: c.location.context, Namespace: c.location.namespace, Synced: c.synced(), IsLeader: c.isLeader(),
 		Gateways: len(c.peers.live()) + 1,
 	}
 	if e := c.election.Load(); e != nil {
 		s.Leader = e.elector.GetLeader()
 	}
-	s.Reachable, s.Problem = c.health.state()
+	s.Reachable, s.Errors = c.health.state()
 	return s
 }

@@ -13,83 +13,83 @@ import (
 )
 
 // leader waits until one of the gateways leads, and returns it and the others.
-func leader(t *testing.T, all ...*gateway) (*gateway, []*gateway) {
+func waitLeader(t *testing.T, all ...*gateway) (*gateway, []*gateway) {
 	t.Helper()
 	var first *gateway
-	until(t, "a leader", func() bool {
-		i := slices.IndexFunc(all, func(g *gateway) bool { return g.Leads() })
+	waitUntil(t, "a leader", func() bool {
+		i := slices.IndexFunc(all, func(g *gateway) bool { return g.IsLeader() })
 		if i >= 0 {
 			first = all[i]
 		}
 		return i >= 0
 	})
 	rest := slices.DeleteFunc(slices.Clone(all), func(g *gateway) bool { return g == first })
-	if slices.ContainsFunc(rest, func(g *gateway) bool { return g.Leads() }) {
+	if slices.ContainsFunc(rest, func(g *gateway) bool { return g.IsLeader() }) {
 		t.Error("two lead")
 	}
 	return first, rest
 }
 
 func TestTwoGateways(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	a, b := s.gateway("a", nil), s.gateway("b", nil)
 	both := func(desired int) {
 		a.Set([]Model{engine("m", desired)})
 		b.Set([]Model{engine("m", desired)})
 	}
 	both(2)
-	ids := a.ready("m", 2)
-	if other := b.ready("m", 2); !slices.Equal(ids, other) {
+	ids := a.waitReady("m", 2)
+	if other := b.waitReady("m", 2); !slices.Equal(ids, other) {
 		t.Errorf("they see %v and %v", ids, other)
 	}
-	first, rest := leader(t, a, b)
+	first, rest := waitLeader(t, a, b)
 	second := rest[0]
 
 	// The leader learns at once what waits at the other one.
 	second.mu.Lock()
 	second.loads["m"] = Load{Running: 3, Queued: 2, Admitted: 7}
 	second.mu.Unlock()
-	second.Publish()
-	until(t, "the other's load", func() bool { return first.Others("m") == Load{Running: 3, Queued: 2, Admitted: 7} })
-	until(t, "demand", func() bool {
+	second.PublishLoad()
+	waitUntil(t, "the other's load", func() bool { return first.OthersLoad("m") == Load{Running: 3, Queued: 2, Admitted: 7} })
+	waitUntil(t, "demand", func() bool {
 		first.mu.Lock()
 		defer first.mu.Unlock()
 		return slices.Contains(first.demand, "m")
 	})
-	if second.Others("m") != (Load{}) {
-		t.Errorf("the leader has nothing to do, and is said to have %+v", second.Others("m"))
+	if second.OthersLoad("m") != (Load{}) {
+		t.Errorf("the leader has nothing to do, and is said to have %+v", second.OthersLoad("m"))
 	}
 
 	// A pod goes when the other one is done with it as well.
-	second.request(ids[0], 1)
-	first.request(ids[1], 1)
+	second.setRequests(ids[0], 1)
+	first.setRequests(ids[1], 1)
 	both(1)
-	second.wait("m", "drains", func(all []engines.Replica) bool { return len(in(all, engines.Draining)) == 1 })
-	given := in(second.replicas("m"), engines.Draining)[0]
+	second.waitReplicas("m", "drains", func(all []engines.Replica) bool { return len(idsIn(all, engines.Draining)) == 1 })
+	given := idsIn(second.replicas("m"), engines.Draining)[0]
 	time.Sleep(2 * time.Second) // more than it takes when nothing is in the way
 	if len(first.replicas("m")) != 2 {
 		t.Fatalf("a pod went with a request on it: %+v", first.replicas("m"))
 	}
-	first.request(given, 0)
-	second.request(given, 0)
-	kept := first.ready("m", 1)
+	first.setRequests(given, 0)
+	second.setRequests(given, 0)
+	kept := first.waitReady("m", 1)
 	if kept[0] == given {
 		t.Error("the wrong one went")
 	}
 
 	// The other one takes over what is there.
 	first.stop()
-	until(t, "the other leads", second.Leads)
-	if got := second.ready("m", 1); got[0] != kept[0] {
+	waitUntil(t, "the other leads", second.IsLeader)
+	if got := second.waitReady("m", 1); got[0] != kept[0] {
 		t.Errorf("%s instead of %s after a change of the leader", got[0], kept[0])
 	}
 	second.Set(nil)
-	until(t, "gone", func() bool { return second.Gone("m", "") })
+	waitUntil(t, "gone", func() bool { return second.IsGone("m", "") })
 }
 
 // A gateway that died without a word is waited for no longer than its lease lasts.
 func TestADeadGatewayHoldsNothingUp(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	g := s.gateway("g", nil)
 	s.Apply(t, s.namespace, fmt.Sprintf(`
 apiVersion: coordination.k8s.io/v1
@@ -101,45 +101,45 @@ metadata:
 spec: {holderIdentity: dead, leaseDurationSeconds: 12, renewTime: "%s"}
 `, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")))
 	g.Set([]Model{engine("m", 1)})
-	g.ready("m", 1)
+	g.waitReady("m", 1)
 	g.Set(nil)
-	until(t, "gone", func() bool { return g.Gone("m", "") })
-	if g.Others("m") != (Load{}) {
-		t.Errorf("the dead one has %+v to do", g.Others("m"))
+	waitUntil(t, "gone", func() bool { return g.IsGone("m", "") })
+	if g.OthersLoad("m") != (Load{}) {
+		t.Errorf("the dead one has %+v to do", g.OthersLoad("m"))
 	}
 }
 
 // A gateway that starts writes nothing before it was told what to want by somebody who knew what there is.
 func TestFoundBeforeAnythingIsWritten(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	before := s.gateway("before", nil)
 	before.Set([]Model{engine("m", 2), engine("n", 1)})
-	ids := before.ready("m", 2)
-	before.ready("n", 1)
+	ids := before.waitReady("m", 2)
+	before.waitReady("n", 1)
 	before.stop()
 
 	told := make(chan map[string]int, 2)
-	after := s.gateway("after", func(c *Config) { c.Found = func(replicas map[string]int) { told <- maps.Clone(replicas) } })
+	after := s.gateway("after", func(c *Config) { c.OnFound = func(replicas map[string]int) { told <- maps.Clone(replicas) } })
 	after.Set([]Model{engine("m", 0), engine("n", 0)}) // knows nothing yet
 	select {
 	case found := <-told:
 		if found["m"] != 2 || found["n"] != 1 {
 			t.Errorf("found %v", found)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("nothing was found")
 	}
-	until(t, "leads", after.Leads)
-	after.SetSome([]Model{engine("other", 1)}) // knows this one and not whether there are others
-	after.ready("other", 1)
+	waitUntil(t, "leads", after.IsLeader)
+	after.SetPartial([]Model{engine("other", 1)}) // knows this one and not whether there are others
+	after.waitReady("other", 1)
 	time.Sleep(2 * time.Second) // more than it takes to drain them
 	after.Set([]Model{engine("m", 2), engine("n", 1)})
-	if again := after.ready("m", 2); !slices.Equal(again, ids) {
+	if again := after.waitReady("m", 2); !slices.Equal(again, ids) {
 		t.Errorf("pods were %v and are %v", ids, again)
 	}
 	after.Set([]Model{engine("m", 2)})
-	until(t, "the other model is gone", func() bool { return after.Gone("n", "") })
-	if again := after.ready("m", 2); !slices.Equal(again, ids) {
+	waitUntil(t, "the other model is gone", func() bool { return after.IsGone("n", "") })
+	if again := after.waitReady("m", 2); !slices.Equal(again, ids) {
 		t.Errorf("pods were %v and are %v", ids, again)
 	}
 	select {
@@ -154,39 +154,39 @@ func TestAPIAway(t *testing.T) {
 		t.Skip("starts a control plane")
 	}
 	c := kubetest.Start(t)
-	s := sceneOn(t, c, nil)
+	s := namespaceOn(t, c, nil)
 	g := s.gateway("g", nil)
 	g.Set([]Model{engine("m", 1)})
-	ids := g.ready("m", 1)
+	ids := g.waitReady("m", 1)
 	c.StopAPI(t)
-	until(t, "it is noticed", func() bool { s := g.Status().Clusters; return !s[0].Reachable && s[0].Problem != "" && !s[0].Leads })
-	if got := g.ready("m", 1); !slices.Equal(got, ids) {
+	waitUntil(t, "it is noticed", func() bool { s := g.Status().Clusters; return !s[0].Reachable && s[0].Errors != "" && !s[0].IsLeader })
+	if got := g.waitReady("m", 1); !slices.Equal(got, ids) {
 		t.Errorf("without the API %v are left of %v", got, ids)
 	}
 	late := s.gateway("late", nil) // starts while the API is away
 	late.Set([]Model{engine("m", 2)})
-	until(t, "the model is known", func() bool { return late.fleet.Snapshot().Models["m"] != nil })
+	waitUntil(t, "the model is known", func() bool { return late.fleet.Snapshot().Models["m"] != nil })
 	g.Set([]Model{engine("m", 2)})
 	c.StartAPI(t)
-	more := g.ready("m", 2)
+	more := g.waitReady("m", 2)
 	if !slices.Contains(more, ids[0]) {
 		t.Errorf("%s was there before the API went, then %v", ids[0], more)
 	}
-	late.ready("m", 2)
-	until(t, "all is well", func() bool { s := g.Status().Clusters; return s[0].Reachable && s[0].Problem == "" })
+	late.waitReady("m", 2)
+	waitUntil(t, "all is well", func() bool { s := g.Status().Clusters; return s[0].Reachable && s[0].Errors == "" })
 }
 
 // A cluster that cannot be reached is no matter to the others.
 func TestClustersFailByThemselves(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	s.Kubectl(t, "config", "set-cluster", "nowhere", "--server=http://127.0.0.1:1", "--kubeconfig", s.Kubeconfig)
 	s.Kubectl(t, "config", "set-context", "far", "--cluster=nowhere", "--kubeconfig", s.Kubeconfig)
 	other := s.Cluster.Namespace(t)
 	g := s.gateway("g", nil)
 	in := func(cluster string) func(*Model) { return func(m *Model) { m.Cluster = cluster } }
 	g.Set([]Model{engine("far", 1, in("far")), engine("unknown", 1, in("unknown/x")), engine("here", 1), engine("beside", 1, in("/"+other))})
-	g.ready("here", 1)
-	g.ready("beside", 1)
+	g.waitReady("here", 1)
+	g.waitReady("beside", 1)
 	status := g.Status()
 	if !strings.Contains(status.Faults["unknown"], "unknown") || len(g.replicas("far")) != 0 {
 		t.Errorf("status is %+v", status)
@@ -197,16 +197,16 @@ func TestClustersFailByThemselves(t *testing.T) {
 	if out := s.Kubectl(t, "get", "deployments", "-n", other, "-o", "name"); strings.Count(out, "\n") != 1 {
 		t.Errorf("in the other namespace there is %q", out)
 	}
-	if g.Gone("far", "") {
+	if g.IsGone("far", "") {
 		t.Error("gone from where nobody can look")
 	}
 	g.Set([]Model{engine("here", 1)})
-	until(t, "gone beside", func() bool { return g.Gone("beside", "") })
+	waitUntil(t, "gone beside", func() bool { return g.IsGone("beside", "") })
 }
 
 // With these rights and no others everything works: up, down, a new template, an owner, away.
 func TestRights(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	s.Apply(t, s.namespace, `
 apiVersion: v1
 kind: ServiceAccount
@@ -233,24 +233,24 @@ metadata: {name: owner}
 	path := s.User(t, s.namespace, "gateway")
 	g := s.gateway("g", func(c *Config) { c.Kubeconfig, c.Namespace = path, "" })
 	g.Set([]Model{engine("m", 2)})
-	g.ready("m", 2)
+	g.waitReady("m", 2)
 	g.Set([]Model{engine("m", 1)})
-	g.ready("m", 1)
+	g.waitReady("m", 1)
 	uid := s.Kubectl(t, "get", "configmap", "owner", "-n", s.namespace, "-o", "jsonpath={.metadata.uid}")
 	owned := func(m *Model) { m.Owner = &Owner{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: uid} }
 	g.Set([]Model{engine("m", 1, owned)})
-	until(t, "an owner", func() bool {
+	waitUntil(t, "an owner", func() bool {
 		return s.Kubectl(t, "get", "deployments", "-n", s.namespace, "-o", "jsonpath={.items[*].metadata.ownerReferences[0].uid}") == uid
 	})
-	old := g.ready("m", 1)
+	old := g.waitReady("m", 1)
 	g.Set([]Model{engine("m", 1, env("A", "b"))})
-	g.wait("m", "new", func(all []engines.Replica) bool {
-		return len(all) == 1 && len(in(all, engines.Ready)) == 1 && all[0].ID != old[0]
+	g.waitReplicas("m", "new", func(all []engines.Replica) bool {
+		return len(all) == 1 && len(idsIn(all, engines.Ready)) == 1 && all[0].ID != old[0]
 	})
 	g.Set(nil)
-	until(t, "gone", func() bool { return g.Gone("m", "") })
-	if status := g.Status(); status.Clusters[0].Problem != "" {
-		t.Errorf("there was a problem: %s", status.Clusters[0].Problem)
+	waitUntil(t, "gone", func() bool { return g.IsGone("m", "") })
+	if status := g.Status(); status.Clusters[0].Errors != "" {
+		t.Errorf("there was a problem: %s", status.Clusters[0].Errors)
 	}
 	g.stop()
 	if out := s.Kubectl(t, "get", "leases", "-n", s.namespace, "-o", "jsonpath={.items[*].spec.holderIdentity}"); strings.TrimSpace(out) != "" {

@@ -17,19 +17,19 @@ type health struct {
 	// reachable: the gateway's lease was written last; guarded by mu
 	reachable bool
 	// problems by what was tried; guarded by mu
-	problems map[string]string
+	errors map[string]string
 }
 
-func newHealth(log *zap.Logger) *health { return &health{log: log, problems: map[string]string{}} }
+func newHealth(log *zap.Logger) *health { return &health{log: log, errors: map[string]string{}} }
 
-const renewing = "renew the gateway's lease"
+const renewLease = "renew the gateway's lease"
 
 // reach notes how the last renewal went, which is what tells whether the API can be reached.
-func (h *health) reach(err error) {
+func (h *health) setReachable(err error) {
 	if err != nil {
-		h.fail(renewing, err)
+		h.fail(renewLease, err)
 	} else {
-		h.clear(renewing)
+		h.clear(renewLease)
 	}
 	h.mu.Lock()
 	h.reachable = err == nil
@@ -38,8 +38,8 @@ func (h *health) reach(err error) {
 
 func (h *health) fail(what string, err error) {
 	h.mu.Lock()
-	_, known := h.problems[what]
-	h.problems[what] = err.Error()
+	_, known := h.errors[what]
+	h.errors[what] = err.Error()
 	h.mu.Unlock()
 	if !known {
 		h.log.Warn("Kubernetes: cannot "+what, zap.Error(err))
@@ -48,8 +48,8 @@ func (h *health) fail(what string, err error) {
 
 func (h *health) clear(what string) {
 	h.mu.Lock()
-	_, known := h.problems[what]
-	delete(h.problems, what)
+	_, known := h.errors[what]
+	delete(h.errors, what)
 	h.mu.Unlock()
 	if known {
 		h.log.Info("Kubernetes: works again: " + what)
@@ -60,8 +60,8 @@ func (h *health) state() (reachable bool, problem string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var all []string
-	for _, what := range slices.Sorted(maps.Keys(h.problems)) {
-		all = append(all, what+": "+h.problems[what])
+	for _, what := range slices.Sorted(maps.Keys(h.errors)) {
+		all = append(all, what+": "+h.errors[what])
 	}
 	return h.reachable, strings.Join(all, "; ")
 }

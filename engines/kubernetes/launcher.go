@@ -18,10 +18,10 @@ import (
 )
 
 // source is the launcher's name in the fleet.
-const source = "kubernetes"
+const fleetSource = "kubernetes"
 
 // resolveAgain is the pause before a kubeconfig that could not be used is read again.
-const resolveAgain = 10 * time.Second
+const kubeconfigRetry = 10 * time.Second
 
 // Config says what the launcher works with. Fleet is needed.
 type Config struct {
@@ -41,9 +41,9 @@ type Config struct {
 	// Found is called once for each cluster, when its API was first reached: with how many replicas each model has there, of those that are
 	// not being drained. Until Set is called after that, nothing is written there, so that a new leader does not take away what runs. nil: any
 	// Set will do.
-	Found func(replicas map[string]int)
+	OnFound func(replicas map[string]int)
 	// Demand is called when another gateway has told that requests wait there for the model, or more of them. nil: nobody cares.
-	Demand func(model string)
+	OnDemand func(model string)
 	// DrainSettle is how long a pod that was given up is kept at least, for those who route by an older snapshot; 0 means 1 s.
 	DrainSettle time.Duration
 	// DrainTimeout of models that name none; 0 means 30 min.
@@ -66,9 +66,9 @@ func (c Config) withDefaults() Config {
 		host, _ := os.Hostname() // the random part tells gateways apart
 		c.Identity = host + "-" + rand.Text()[:8]
 	}
-	c.DrainSettle = orStandard(c.DrainSettle, time.Second)
-	c.DrainTimeout = orStandard(c.DrainTimeout, 30*time.Minute)
-	c.Renew = max(orStandard(c.Renew, 10*time.Second), time.Second)
+	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
+	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
+	c.Renew = max(orDefault(c.Renew, 10*time.Second), time.Second)
 	return c
 }
 
@@ -76,39 +76,39 @@ func (c Config) withDefaults() Config {
 type Launcher struct {
 	config Config
 	// wake has a token when the models, changed one when the replicas are others.
-	wake, changed chan struct{}
+	modelsChanged, replicasChanged chan struct{}
 
 	mu sync.Mutex
 	// ran: Run was called; guarded by mu
-	ran bool
+	started bool
 	// models as Set said, and whether it did not know them all; guarded by mu
-	models []Model
-	some   bool
+	models  []Model
+	partial bool
 	// sets counts the calls of Set; guarded by mu
-	sets uint64
+	setCount uint64
 	// shown: the fleet has the pods of the home cluster; guarded by mu
-	shown bool
+	hasPublished bool
 	// home is the default cluster; nil before its kubeconfig was read; guarded by mu
 	home *cluster
 	// clusters that run, the home one first; guarded by mu
 	clusters []*cluster
 	// where each model is and was; guarded by mu
-	where map[string][]*cluster
+	clustersOf map[string][]*cluster
 	// faults of models, by name; guarded by mu
 	faults map[string]string
 	// unreachable says why a kubeconfig cannot be used, by Model.Cluster; guarded by mu
 	unreachable map[string]string
 
 	// Only Run's loop uses these.
-	places    map[string]*cluster  // by Model.Cluster
-	manifests map[string]*manifest // by model
-	begin     func(run func())     // a goroutine that Run waits for
-	install   install
+	clusterByName map[string]*cluster       // by Model.Cluster
+	manifests     map[string]*renderedModel // by model
+	spawn         func(run func())          // a goroutine that Run waits for
+	install       install
 }
 
 // manifest is what was last made of a model.
-type manifest struct {
-	of Model
+type renderedModel struct {
+	source Model
 	wanted
 	err error
 }
@@ -117,9 +117,9 @@ type manifest struct {
 func New(c Config) *Launcher {
 	c = c.withDefaults()
 	return &Launcher{
-		config: c, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), install: install{name: c.Name, drainTimeout: c.DrainTimeout},
-		where: map[string][]*cluster{}, faults: map[string]string{}, unreachable: map[string]string{},
-		places: map[string]*cluster{}, manifests: map[string]*manifest{},
+		config: c, modelsChanged: make(chan struct{}, 1), replicasChanged: make(chan struct{}, 1), install: install{name: c.Name, drainTimeout: c.DrainTimeout},
+		clustersOf: map[string][]*cluster{}, faults: map[string]string{}, unreachable: map[string]string{},
+		clusterByName: map[string]*cluster{}, manifests: map[string]*renderedModel{},
 	}
 }
 
@@ -127,14 +127,14 @@ func New(c Config) *Launcher {
 func (l *Launcher) Set(models []Model) { l.set(models, false) }
 
 // SetSome is Set by somebody who does not know all models yet: what there is of others stays as it is.
-func (l *Launcher) SetSome(models []Model) { l.set(models, true) }
+func (l *Launcher) SetPartial(models []Model) { l.set(models, true) }
 
 func (l *Launcher) set(models []Model, some bool) {
 	l.mu.Lock()
-	l.models, l.some = slices.Clone(models), some
-	l.sets++
+	l.models, l.partial = slices.Clone(models), some
+	l.setCount++
 	l.mu.Unlock()
-	signal(l.wake)
+	signal(l.modelsChanged)
 }
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?$`)
@@ -146,8 +146,8 @@ func (l *Launcher) Run(ctx context.Context) error {
 		return fmt.Errorf("kubernetes: %q cannot be the name of an installation: at most 30 of a-z, 0-9 and -", l.config.Name)
 	}
 	l.mu.Lock()
-	ran := l.ran
-	l.ran = true
+	ran := l.started
+	l.started = true
 	l.mu.Unlock()
 	if ran {
 		return errors.New("the Kubernetes launcher was run before")
@@ -158,37 +158,37 @@ func (l *Launcher) Run(ctx context.Context) error {
 	defer cancel()
 	again := time.NewTimer(0)
 	defer again.Stop()
-	l.begin = running.Go
+	l.spawn = running.Go
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-l.wake:
-			l.spread(ctx)
+		case <-l.modelsChanged:
+			l.distribute(ctx)
 		case <-again.C:
-			l.spread(ctx)
-			again.Reset(resolveAgain)
-		case <-l.changed:
+			l.distribute(ctx)
+			again.Reset(kubeconfigRetry)
+		case <-l.replicasChanged:
 		}
 		l.publish()
 	}
 }
 
 // spread tells each cluster its models.
-func (l *Launcher) spread(ctx context.Context) {
+func (l *Launcher) distribute(ctx context.Context) {
 	l.mu.Lock()
-	models, some, sets := l.models, l.some, l.sets
+	models, some, sets := l.models, l.partial, l.setCount
 	l.mu.Unlock()
 	unreachable := map[string]string{}
-	home := l.cluster(ctx, "", unreachable) // it is followed from the start
+	home := l.clusterFor(ctx, "", unreachable) // it is followed from the start
 	shares, faults := map[*cluster][]wanted{}, map[string]string{}
-	manifests, where := map[string]*manifest{}, map[string]*cluster{}
+	manifests, where := map[string]*renderedModel{}, map[string]*cluster{}
 	for _, m := range models {
-		c := l.cluster(ctx, m.Cluster, unreachable)
+		c := l.clusterFor(ctx, m.Cluster, unreachable)
 		if c != home {
 			m.Owner = nil // to a garbage collector an owner in another namespace does not exist
 		}
-		made := l.manifest(m)
+		made := l.manifestOf(m)
 		manifests[m.Name] = made
 		if made.err != nil {
 			faults[m.Name] = made.err.Error()
@@ -201,14 +201,14 @@ func (l *Launcher) spread(ctx context.Context) {
 		where[m.Name] = c
 	}
 	l.manifests = manifests
-	l.note(faults, unreachable, where)
-	for _, c := range l.running() {
+	l.recordOutcome(faults, unreachable, where)
+	for _, c := range l.allClusters() {
 		c.set(shares[c], some, sets)
 	}
 }
 
 // note keeps what the callers of other methods ask for.
-func (l *Launcher) note(faults, unreachable map[string]string, where map[string]*cluster) {
+func (l *Launcher) recordOutcome(faults, unreachable map[string]string, where map[string]*cluster) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for name, reason := range faults {
@@ -218,17 +218,17 @@ func (l *Launcher) note(faults, unreachable map[string]string, where map[string]
 	}
 	l.faults, l.unreachable = faults, unreachable
 	for model, c := range where {
-		rest := slices.DeleteFunc(slices.Clone(l.where[model]), func(o *cluster) bool { return o == c })
-		l.where[model] = append([]*cluster{c}, rest...)
+		rest := slices.DeleteFunc(slices.Clone(l.clustersOf[model]), func(o *cluster) bool { return o == c })
+		l.clustersOf[model] = append([]*cluster{c}, rest...)
 	}
 }
 
 // manifest makes the model's Deployment, or takes the one that was made before.
-func (l *Launcher) manifest(m Model) *manifest {
+func (l *Launcher) manifestOf(m Model) *renderedModel {
 	made := l.manifests[m.Name]
-	if made == nil || !made.of.sameManifest(m) {
+	if made == nil || !made.source.hasSameManifest(m) {
 		d, err := l.install.manifest(m)
-		made = &manifest{of: m, wanted: wanted{manifest: d}, err: err}
+		made = &renderedModel{source: m, wanted: wanted{manifest: d}, err: err}
 	}
 	now := *made
 	now.Model = m
@@ -236,24 +236,24 @@ func (l *Launcher) manifest(m Model) *manifest {
 }
 
 // cluster finds the one that a model names, and begins to follow it when it is new. nil: unreachable says why it cannot be.
-func (l *Launcher) cluster(ctx context.Context, named string, unreachable map[string]string) *cluster {
-	if c := l.places[named]; c != nil {
+func (l *Launcher) clusterFor(ctx context.Context, named string, unreachable map[string]string) *cluster {
+	if c := l.clusterByName[named]; c != nil {
 		return c
 	}
 	if unreachable[named] != "" {
 		return nil
 	}
-	c, err := l.connect(named)
+	c, err := l.newCluster(named)
 	if err != nil {
 		unreachable[named] = err.Error()
 		return nil
 	}
-	for _, other := range l.running() {
-		if other.server == c.server && other.place.namespace == c.place.namespace {
+	for _, other := range l.allClusters() {
+		if other.server == c.server && other.location.namespace == c.location.namespace {
 			c = other // by another name
 		}
 	}
-	l.places[named] = c
+	l.clusterByName[named] = c
 	l.mu.Lock()
 	fresh := !slices.Contains(l.clusters, c)
 	if fresh {
@@ -264,15 +264,15 @@ func (l *Launcher) cluster(ctx context.Context, named string, unreachable map[st
 	}
 	l.mu.Unlock()
 	if fresh {
-		l.begin(func() { c.run(ctx) })
+		l.spawn(func() { c.run(ctx) })
 	}
 	return c
 }
 
 // connect reads the kubeconfig.
-func (l *Launcher) connect(named string) (*cluster, error) {
-	home := place{l.config.Context, l.config.Namespace}
-	p := placeOf(named, home)
+func (l *Launcher) newCluster(named string) (*cluster, error) {
+	home := location{l.config.Context, l.config.Namespace}
+	p := locationOf(named, home)
 	to, namespace, err := Access{Kubeconfig: l.config.Kubeconfig, Context: p.context}.Connect()
 	if err != nil {
 		return nil, err
@@ -285,16 +285,16 @@ func (l *Launcher) connect(named string) (*cluster, error) {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
 	c.server = to.Host + to.APIPath
-	c.report = func() { signal(l.changed) }
-	c.sets = func() uint64 {
+	c.onReplicas = func() { signal(l.replicasChanged) }
+	c.setCount = func() uint64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.sets
+		return l.setCount
 	}
 	return c, nil
 }
 
-func (l *Launcher) running() []*cluster {
+func (l *Launcher) allClusters() []*cluster {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.clusters)
@@ -311,28 +311,28 @@ func (l *Launcher) publish() {
 		m.Launcher = engines.Kubernetes
 		part.Models = append(part.Models, m.Model)
 	}
-	for _, c := range l.running() {
-		replicas, shown := c.reported()
+	for _, c := range l.allClusters() {
+		replicas, shown := c.snapshot()
 		part.Replicas = append(part.Replicas, replicas...)
 		all = all || shown && c == home
 	}
-	l.config.Fleet.Set(source, part)
+	l.config.Fleet.Set(fleetSource, part)
 	l.mu.Lock()
-	l.shown = all
+	l.hasPublished = all
 	l.mu.Unlock()
 }
 
 // Shown tells whether the fleet has the pods of the home namespace: its API has answered.
-func (l *Launcher) Shown() bool {
+func (l *Launcher) HasPublished() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.shown
+	return l.hasPublished
 }
 
 // Others is what the other live gateways have to do for the model.
-func (l *Launcher) Others(model string) Load {
+func (l *Launcher) OthersLoad(model string) Load {
 	l.mu.Lock()
-	where := l.where[model]
+	where := l.clustersOf[model]
 	l.mu.Unlock()
 	if len(where) == 0 {
 		return Load{}
@@ -342,36 +342,36 @@ func (l *Launcher) Others(model string) Load {
 
 // Leads tells whether this gateway writes in the home namespace. Every other namespace and cluster has a leader of its own, so that they do not fail
 // together; so each gateway must know how many replicas a model shall have, whoever leads here.
-func (l *Launcher) Leads() bool {
+func (l *Launcher) IsLeader() bool {
 	l.mu.Lock()
 	home := l.home
 	l.mu.Unlock()
-	return home != nil && home.leads()
+	return home != nil && home.isLeader()
 }
 
 // Publish tells those who lead this gateway's load now, and not at the next renewal: a request waits. At most five times a second.
-func (l *Launcher) Publish() {
-	for _, c := range l.running() {
-		if !c.leads() {
-			signal(c.member.wake)
+func (l *Launcher) PublishLoad() {
+	for _, c := range l.allClusters() {
+		if !c.isLeader() {
+			signal(c.ownLease.writeSignal)
 		}
 	}
 }
 
 // Gone tells whether nothing is left of a model that the object with this UID (empty: none) described: no Deployment that the object owns, under
 // whatever name the model had, and, unless somebody else wants the model, no Deployment of ours and no pod of it. It is false where that is not known.
-func (l *Launcher) Gone(model, uid string) bool {
+func (l *Launcher) IsGone(model, uid string) bool {
 	l.mu.Lock()
-	home, where := l.home, slices.Clone(l.where[model])
+	home, where := l.home, slices.Clone(l.clustersOf[model])
 	others := slices.ContainsFunc(l.models, func(m Model) bool { return m.Name == model && m.Owner.uid() != uid })
 	l.mu.Unlock()
-	if home == nil || home.owns(uid) {
+	if home == nil || home.mayOwn(uid) {
 		return false
 	}
 	if len(where) == 0 {
 		where = []*cluster{home}
 	}
-	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.gone(model) })
+	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.isGone(model) })
 }
 
 // Status is how the launcher fares.
@@ -380,12 +380,12 @@ func (l *Launcher) Status() Status {
 	s := Status{Faults: maps.Clone(l.faults), Blocked: map[string]string{}}
 	home := l.unreachable[""]
 	l.mu.Unlock()
-	for _, c := range l.running() {
+	for _, c := range l.allClusters() {
 		s.Clusters = append(s.Clusters, c.status())
-		maps.Copy(s.Blocked, c.blocked())
+		maps.Copy(s.Blocked, c.blockedModels())
 	}
 	if home != "" {
-		own := ClusterStatus{Context: l.config.Context, Namespace: l.config.Namespace, Problem: home}
+		own := ClusterStatus{Context: l.config.Context, Namespace: l.config.Namespace, Errors: home}
 		s.Clusters = slices.Insert(s.Clusters, 0, own)
 	}
 	return s

@@ -23,15 +23,15 @@ import (
 
 // leaveSettle is how long a pod must have been marked as the one to leave before its Deployment is lowered: the controllers that choose read
 // pods and Deployments by different watches.
-const leaveSettle = time.Second
+const markSettle = time.Second
 
 // starvedAfter is how long a pod may find no room before a further old one makes way for it.
-const starvedAfter = 30 * time.Second
+const makeRoomAfter = 30 * time.Second
 
 // election is one candidacy.
 type election struct {
 	elector *leaderelection.LeaderElector
-	won     atomic.Bool
+	isWon   atomic.Bool
 }
 
 // elect stands for leader, again and again, until ctx ends; then the leadership is given up.
@@ -40,7 +40,7 @@ func (c *cluster) elect(ctx context.Context) {
 		e := new(election)
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Name: "sluice-" + c.name, Namespace: c.place.namespace},
+				LeaseMeta:  metav1.ObjectMeta{Name: "sluice-" + c.name, Namespace: c.location.namespace},
 				Client:     c.client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: c.identity},
 			},
@@ -48,8 +48,8 @@ func (c *cluster) elect(ctx context.Context) {
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(context.Context) {
-					e.won.Store(true)
-					signal(c.act)
+					e.isWon.Store(true)
+					signal(c.reconcileSignal)
 				},
 				OnStoppedLeading: func() {},
 			},
@@ -68,27 +68,27 @@ func (c *cluster) elect(ctx context.Context) {
 
 // leads tells whether this gateway is the one that writes. One that was stopped for long and wakes up has not renewed its lease in time, and so
 // knows by itself that another may lead.
-func (c *cluster) leads() bool {
+func (c *cluster) isLeader() bool {
 	e := c.election.Load()
-	return e != nil && e.won.Load() && e.elector.IsLeader() && e.elector.Check(-c.Renew/3) == nil
+	return e != nil && e.isWon.Load() && e.elector.IsLeader() && e.elector.Check(-c.Renew/3) == nil
 }
 
 // may tells whether the models are known well enough to write: by a Set that knew what there is.
-func (c *cluster) may() bool {
+func (c *cluster) mayWrite() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.found != nil && c.told > *c.found
+	return c.setsBeforeFound != nil && c.wantedSet > *c.setsBeforeFound
 }
 
 // keepActing makes what there is what there shall be, while this gateway leads, until ctx ends.
-func (c *cluster) keepActing(ctx context.Context) {
+func (c *cluster) reconcileLoop(ctx context.Context) {
 	for ctx.Err() == nil {
-		next := lookNow
-		if !c.leads() {
+		next := resyncInterval
+		if !c.isLeader() {
 			c.health.clear("write") // it is another's matter now
-			c.note(nil)
-		} else if c.may() {
-			soon, err := c.pass(ctx)
+			c.setWriteErrors(nil)
+		} else if c.mayWrite() {
+			soon, err := c.reconcile(ctx)
 			if soon {
 				next = time.Second
 			}
@@ -97,21 +97,21 @@ func (c *cluster) keepActing(ctx context.Context) {
 				c.health.clear("write")
 			case ctx.Err() == nil:
 				c.health.fail("write", err)
-				next = retryAfter
+				next = retryDelay
 			}
 		}
-		awaitNext(ctx, c.act, next)
+		waitForSignal(ctx, c.reconcileSignal, next)
 	}
 }
 
 // pass goes over all models once. soon: time alone may change something.
-func (c *cluster) pass(ctx context.Context) (soon bool, err error) {
+func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	now := time.Now()
 	var errs []error
-	for _, name := range c.peers.dead() {
-		errs = append(errs, missing(c.client.CoordinationV1().Leases(c.place.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
+	for _, name := range c.peers.expired() {
+		errs = append(errs, ignoreNotFound(c.client.CoordinationV1().Leases(c.location.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
 	}
-	models, frozen, some := c.models()
+	models, frozen, some := c.modelsByHash()
 	pods := c.podsByDeployment(now)
 	objects := map[string][]*appsv1.Deployment{} // by model
 	for _, d := range c.deployments.list(now) {
@@ -123,39 +123,39 @@ func (c *cluster) pass(ctx context.Context) (soon bool, err error) {
 	}
 	refused := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
-		t := turn{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
-		again, err := t.take(ctx, hash)
+		t := modelReconciler{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
+		again, err := t.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
 		if err != nil {
 			refused[models[hash].Name] = err.Error()
 		}
 	}
-	c.note(refused)
+	c.setWriteErrors(refused)
 	return soon, errors.Join(errs...)
 }
 
 // note keeps what the API had against the last writes.
-func (c *cluster) note(refused map[string]string) {
+func (c *cluster) setWriteErrors(refused map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refused = refused
+	c.writeErrors = refused
 }
 
 // models by their hashes, those that are left as they are, and whether there are some that are not known.
-func (c *cluster) models() (models map[string]wanted, frozen map[string]bool, some bool) {
+func (c *cluster) modelsByHash() (modelsByHash map[string]wanted, frozen map[string]bool, some bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	models, frozen = map[string]wanted{}, map[string]bool{}
+	modelsByHash, frozen = map[string]wanted{}, map[string]bool{}
 	for _, m := range c.wanted {
-		hash := digest(m.Name, 16)
+		hash := hashPrefix(m.Name, 16)
 		if m.manifest == nil {
 			frozen[hash] = true
 			continue
 		}
-		models[hash] = m
+		modelsByHash[hash] = m
 	}
-	return models, frozen, c.some
+	return modelsByHash, frozen, c.partial
 }
 
 func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
@@ -168,8 +168,8 @@ func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
 }
 
 // read is the Deployment as planning knows it. There may be pods of one of the same name that is gone.
-func (c *cluster) read(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
-	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: replicas(d), made: int(d.Status.Replicas),
+func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
+	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
 		deleting: d.DeletionTimestamp != nil}
 	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
 	if err != nil {
@@ -185,13 +185,13 @@ func (c *cluster) read(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now 
 		for _, other := range others {
 			p.requests += other.record.Pods[p.name]
 		}
-		c.verdict(&p, others, timeout, now)
+		c.setDrainResult(&p, others, timeout, now)
 		read.pods = append(read.pods, p)
 	}
 	return read
 }
 
-func replicas(d *appsv1.Deployment) int {
+func specReplicas(d *appsv1.Deployment) int {
 	if d.Spec.Replicas == nil {
 		return 1
 	}
@@ -200,20 +200,20 @@ func replicas(d *appsv1.Deployment) int {
 
 // verdict tells of a pod that was given up whether it may go: all gateways have said that they are done with it, or it has had its time, by our own
 // clock from when we heard of it.
-func (c *cluster) verdict(p *pod, others []peer, timeout time.Duration, now time.Time) {
+func (c *cluster) setDrainResult(p *pod, others []peer, timeout time.Duration, now time.Time) {
 	c.mu.Lock()
-	own := c.drained[p.name]
+	own := c.drains[p.name]
 	c.mu.Unlock()
-	if p.draining == "" || own.mark != p.draining {
+	if p.draining == "" || own.annotation != p.draining {
 		return
 	}
 	all := own.done && !slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
-	p.done = all || now.Sub(own.since) >= timeout
-	p.fresh = p.leaving && (own.leaving.IsZero() || now.Sub(own.leaving) < leaveSettle)
+	p.drained = all || now.Sub(own.since) >= timeout
+	p.markUnsettled = p.marked && (own.markedSince.IsZero() || now.Sub(own.markedSince) < markSettle)
 }
 
 // missing forgives that an object is not there.
-func missing(err error) error {
+func ignoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -221,7 +221,7 @@ func missing(err error) error {
 }
 
 // turn is one pass over one model.
-type turn struct {
+type modelReconciler struct {
 	*cluster
 	model   wanted // zero: it is wanted no longer
 	objects []*appsv1.Deployment
@@ -230,39 +230,39 @@ type turn struct {
 }
 
 // take plans and carries out.
-func (t turn) take(ctx context.Context, hash string) (soon bool, err error) {
-	w := wish{}
+func (t modelReconciler) reconcile(ctx context.Context, hash string) (soon bool, err error) {
+	w := target{}
 	if t.model.manifest != nil {
-		w = wish{current: t.model.manifest.Name, desired: t.model.Desired}
+		w = target{current: t.model.manifest.Name, desired: t.model.Desired}
 	}
-	if since, waits := t.starving[hash]; waits {
-		w.starved = t.now.Sub(since) >= starvedAfter
+	if since, waits := t.needsRoomSince[hash]; waits {
+		w.makeRoom = t.now.Sub(since) >= makeRoomAfter
 	}
 	var all []deployment
 	for _, d := range t.objects {
-		read := t.read(d, t.pods, t.now)
+		read := t.describe(d, t.pods, t.now)
 		all = append(all, read)
 		soon = soon || slices.ContainsFunc(read.pods, func(p pod) bool { return p.active() && p.draining != "" })
 	}
 	slices.SortFunc(all, func(a, b deployment) int { return a.created.Compare(b.created) })
 	actions, hungry := plan(w, all)
-	if _, waits := t.starving[hash]; !hungry {
-		delete(t.starving, hash)
+	if _, waits := t.needsRoomSince[hash]; !hungry {
+		delete(t.needsRoomSince, hash)
 	} else if !waits {
-		t.starving[hash] = t.now
+		t.needsRoomSince[hash] = t.now
 	}
 	for _, a := range actions {
-		if !t.leads() || ctx.Err() != nil {
+		if !t.isLeader() || ctx.Err() != nil {
 			return soon, nil
 		}
-		if err := t.carryOut(ctx, a); err != nil {
-			return true, fmt.Errorf("%s %s%s: %w", a.verb, a.deployment, podName(a), err)
+		if err := t.execute(ctx, a); err != nil {
+			return true, fmt.Errorf("%s %s%s: %w", a.kind, a.deployment, podSuffix(a), err)
 		}
 	}
-	return soon || hungry, t.refresh(ctx)
+	return soon || hungry, t.updateMetadata(ctx)
 }
 
-func podName(a action) string {
+func podSuffix(a action) string {
 	if a.pod == "" {
 		return ""
 	}
@@ -270,46 +270,46 @@ func podName(a action) string {
 }
 
 // carryOut does one thing. Every write names the version that it goes by. That it is past is no error: the watch will bring the next.
-func (t turn) carryOut(ctx context.Context, a action) error {
+func (t modelReconciler) execute(ctx context.Context, a action) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var err error
-	switch a.verb {
-	case create:
+	switch a.kind {
+	case actionCreate:
 		err = t.create(ctx, a.replicas)
-	case scale:
+	case actionScale:
 		err = t.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
-	case remove:
+	case actionDelete:
 		err = t.remove(ctx, a.deployment)
-	case drain:
+	case actionDrain:
 		err = t.annotate(ctx, a, map[string]any{annotationDraining: time.Now().UTC().Format(time.RFC3339Nano)})
-	case recall:
-		err = t.recall(ctx, a)
-	case leave:
+	case actionUndrain:
+		err = t.undrain(ctx, a)
+	case actionMark:
 		err = t.annotate(ctx, a, map[string]any{annotationCost: "-1000"})
 	}
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) && a.verb != create {
-		signal(t.act)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) && a.kind != actionCreate {
+		signal(t.reconcileSignal)
 		return nil
 	}
 	if err == nil {
-		t.Log.Info("Kubernetes: "+string(a.verb), zap.String("deployment", a.deployment), zap.String("pod", a.pod), zap.Int("replicas", a.replicas))
+		t.Log.Info("Kubernetes: "+string(a.kind), zap.String("deployment", a.deployment), zap.String("pod", a.pod), zap.Int("replicas", a.replicas))
 	}
 	return err
 }
 
-func (t turn) create(ctx context.Context, count int) error {
+func (t modelReconciler) create(ctx context.Context, count int) error {
 	d := t.model.manifest.DeepCopy()
-	d.Namespace, d.Spec.Replicas = t.place.namespace, new(int32(count))
-	overwrite(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
+	d.Namespace, d.Spec.Replicas = t.location.namespace, new(int32(count))
+	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
 	made, err := t.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
 	if err == nil {
-		t.deployments.wrote(made, "", time.Now())
+		t.deployments.recordWrite(made, "", time.Now())
 	}
 	return err
 }
 
-func (t turn) object(name string) *appsv1.Deployment {
+func (t modelReconciler) object(name string) *appsv1.Deployment {
 	for _, d := range t.objects {
 		if d.Name == name {
 			return d
@@ -318,21 +318,21 @@ func (t turn) object(name string) *appsv1.Deployment {
 	return nil
 }
 
-func (t turn) patchDeployment(ctx context.Context, name string, patch map[string]any) error {
+func (t modelReconciler) patchDeployment(ctx context.Context, name string, patch map[string]any) error {
 	d := t.object(name)
-	data, err := patchOf(patch, d)
+	data, err := versionedPatch(patch, d)
 	if err != nil {
 		return err
 	}
-	changed, err := t.client.AppsV1().Deployments(t.place.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+	changed, err := t.client.AppsV1().Deployments(t.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
 	if err == nil {
-		t.deployments.wrote(changed, d.ResourceVersion, time.Now())
+		t.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
 	}
 	return err
 }
 
 // patchOf is a merge patch of just this version of the object.
-func patchOf(patch map[string]any, of metav1.Object) ([]byte, error) {
+func versionedPatch(patch map[string]any, of metav1.Object) ([]byte, error) {
 	meta, _ := patch["metadata"].(map[string]any)
 	if meta == nil {
 		meta = map[string]any{}
@@ -342,27 +342,27 @@ func patchOf(patch map[string]any, of metav1.Object) ([]byte, error) {
 	return json.Marshal(patch)
 }
 
-func (t turn) remove(ctx context.Context, name string) error {
+func (t modelReconciler) remove(ctx context.Context, name string) error {
 	d := t.object(name)
-	return t.client.AppsV1().Deployments(t.place.namespace).Delete(ctx, name, metav1.DeleteOptions{
+	return t.client.AppsV1().Deployments(t.location.namespace).Delete(ctx, name, metav1.DeleteOptions{
 		Preconditions:     &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion},
 		PropagationPolicy: new(metav1.DeletePropagationBackground),
 	})
 }
 
-func (t turn) annotate(ctx context.Context, a action, annotations map[string]any) error {
+func (t modelReconciler) annotate(ctx context.Context, a action, annotations map[string]any) error {
 	for _, p := range t.pods[a.deployment] {
 		if p.Name != a.pod {
 			continue
 		}
-		data, err := patchOf(map[string]any{"metadata": map[string]any{"annotations": annotations}}, p)
+		data, err := versionedPatch(map[string]any{"metadata": map[string]any{"annotations": annotations}}, p)
 		if err != nil {
 			return err
 		}
-		changed, err := t.client.CoreV1().Pods(t.place.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
+		changed, err := t.client.CoreV1().Pods(t.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
 		if err == nil {
-			t.cluster.pods.wrote(changed, p.ResourceVersion, time.Now())
-			signal(t.look)
+			t.cluster.pods.recordWrite(changed, p.ResourceVersion, time.Now())
+			signal(t.observeSignal)
 		}
 		return err
 	}
@@ -370,7 +370,7 @@ func (t turn) annotate(ctx context.Context, a action, annotations map[string]any
 }
 
 // recall takes a pod back. Where it was marked to leave, the Deployment is written as well, so that nobody who has not heard of it lowers the number.
-func (t turn) recall(ctx context.Context, a action) error {
+func (t modelReconciler) undrain(ctx context.Context, a action) error {
 	marked := slices.ContainsFunc(t.pods[a.deployment], func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" })
 	if marked {
 		now := time.Now().UTC().Format(time.RFC3339Nano)
@@ -383,7 +383,7 @@ func (t turn) recall(ctx context.Context, a action) error {
 }
 
 // refresh makes of today's Deployment what its template does not say: how long its pods may drain, and whose it is.
-func (t turn) refresh(ctx context.Context) error {
+func (t modelReconciler) updateMetadata(ctx context.Context) error {
 	if t.model.manifest == nil {
 		return nil
 	}
@@ -410,5 +410,5 @@ func (t turn) refresh(ctx context.Context) error {
 	if apierrors.IsConflict(err) {
 		return nil
 	}
-	return missing(err)
+	return ignoreNotFound(err)
 }

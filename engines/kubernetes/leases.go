@@ -17,19 +17,19 @@ import (
 const (
 	roleGateway = "gateway"
 	// leaseMisses is how many renewals in a row a gateway may miss before it is taken for dead.
-	leaseMisses = 3
+	missedRenewals = 3
 	// publishAtMost is the shortest pause between two writes of a gateway's lease.
-	publishAtMost = 200 * time.Millisecond
+	minPublishInterval = 200 * time.Millisecond
 	// longDead is the age of a lease, by its writer's clock, that is not even waited for when it is first seen. Clocks differ by less.
-	longDead = 5 * time.Minute
+	expiredAtStart = 5 * time.Minute
 	// retryAfter is the pause after something failed.
-	retryAfter = 2 * time.Second
+	retryDelay = 2 * time.Second
 	// callTimeout bounds one call of the API.
 	callTimeout = 10 * time.Second
 )
 
 // record is what a gateway says of itself in its lease.
-type record struct {
+type leaseRecord struct {
 	// Models are its loads, by name.
 	Models map[string]Load `json:"models,omitempty"`
 	// Pods are its requests on pods, where there are any.
@@ -41,10 +41,10 @@ type record struct {
 
 // peer is another gateway.
 type peer struct {
-	identity, renewed string
+	identity, version string
 	// changed is when its lease was last seen to be another, by our clock: others' clocks are not asked.
-	changed time.Time
-	record  record
+	lastChanged time.Time
+	record      leaseRecord
 }
 
 // peers are the other gateways of the place. How long they have been silent is counted from one sight of our own lease to the next: while the
@@ -56,8 +56,8 @@ type peers struct {
 	// known by the names of their leases; guarded by mu
 	known map[string]peer
 	// own is the version of our own lease that was seen last, echo when that was, heard since when it has been seen again and again; guarded by mu
-	own         string
-	echo, heard time.Time
+	ownVersion          string
+	ownSeen, heardSince time.Time
 }
 
 // update takes the leases as they are now and returns the models for which some gateway has requests waiting that had none waiting before.
@@ -67,7 +67,7 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 	known := map[string]peer{}
 	for _, l := range leases {
 		if l.Name == own {
-			p.hear(l.ResourceVersion, now)
+			p.observeOwn(l.ResourceVersion, now)
 			continue
 		}
 		if l.Spec.RenewTime == nil {
@@ -75,16 +75,16 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 		}
 		before, seen := p.known[l.Name]
 		renewed := l.ResourceVersion
-		if seen && before.renewed == renewed {
+		if seen && before.version == renewed {
 			known[l.Name] = before
 			continue
 		}
-		next := peer{renewed: renewed, changed: now}
+		next := peer{version: renewed, lastChanged: now}
 		if l.Spec.HolderIdentity != nil {
 			next.identity = *l.Spec.HolderIdentity
 		}
-		if !seen && now.Sub(l.Spec.RenewTime.Time) > longDead {
-			next.changed = time.Time{}
+		if !seen && now.Sub(l.Spec.RenewTime.Time) > expiredAtStart {
+			next.lastChanged = time.Time{}
 		}
 		_ = json.Unmarshal([]byte(l.Annotations[annotationLoad]), &next.record) // what cannot be read says nothing
 		known[l.Name] = next
@@ -99,26 +99,26 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 }
 
 // hear notes our own lease.
-func (p *peers) hear(version string, now time.Time) {
-	if p.own == version {
+func (p *peers) observeOwn(version string, now time.Time) {
+	if p.ownVersion == version {
 		return
 	}
-	if now.Sub(p.echo) >= p.lifetime/2 { // renewals come thrice in a lifetime
-		p.heard = now
+	if now.Sub(p.ownSeen) >= p.lifetime/2 { // renewals come thrice in a lifetime
+		p.heardSince = now
 	}
-	p.own, p.echo = version, now
+	p.ownVersion, p.ownSeen = version, now
 }
 
 // silent is how long a gateway was not heard while it could have been.
-func (p *peers) silent(known peer) time.Duration {
-	if known.changed.IsZero() {
+func (p *peers) silence(known peer) time.Duration {
+	if known.lastChanged.IsZero() {
 		return math.MaxInt64 // it was dead when we came
 	}
-	last := known.changed
-	if last.Before(p.heard) {
-		last = p.heard
+	last := known.lastChanged
+	if last.Before(p.heardSince) {
+		last = p.heardSince
 	}
-	return p.echo.Sub(last)
+	return p.ownSeen.Sub(last)
 }
 
 // live lists the gateways whose leases were renewed lately.
@@ -127,7 +127,7 @@ func (p *peers) live() []peer {
 	defer p.mu.Unlock()
 	var live []peer
 	for _, known := range p.known {
-		if p.silent(known) < p.lifetime {
+		if p.silence(known) < p.lifetime {
 			live = append(live, known)
 		}
 	}
@@ -135,15 +135,15 @@ func (p *peers) live() []peer {
 }
 
 // dead lists the leases that nobody has renewed for ten lifetimes.
-func (p *peers) dead() []string {
+func (p *peers) expired() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var dead []string
 	for name, known := range p.known {
-		if known.changed.IsZero() {
-			known.changed = p.heard
+		if known.lastChanged.IsZero() {
+			known.lastChanged = p.heardSince
 		}
-		if p.silent(known) > 10*p.lifetime {
+		if p.silence(known) > 10*p.lifetime {
 			dead = append(dead, name)
 		}
 	}
@@ -163,36 +163,36 @@ func (p *peers) load(model string) Load {
 }
 
 // membership keeps this gateway's lease.
-type membership struct {
+type gatewayLease struct {
 	client   coordination.LeaseInterface
 	identity string
 	name     string
 	labels   map[string]string
-	every    time.Duration
+	interval time.Duration
 	// say makes what the lease tells.
-	say func() record
+	content func() leaseRecord
 	// told is called after every write with its result.
-	told func(error)
+	onWritten func(error)
 	// wake has a token when the lease shall be written soon.
-	wake chan struct{}
+	writeSignal chan struct{}
 }
 
 // run writes the lease now and then, and whenever it is woken, until ctx ends. Then it takes the lease away, unless requests still run.
-func (m *membership) run(ctx context.Context) {
+func (m *gatewayLease) run(ctx context.Context) {
 	var held *coordinationv1.Lease
 	for ctx.Err() == nil {
 		written, err := m.write(ctx, held)
-		pause := m.every
+		pause := m.interval
 		if err != nil {
-			written, pause = nil, min(retryAfter, m.every)
+			written, pause = nil, min(retryDelay, m.interval)
 		}
 		held = written
 		if ctx.Err() == nil {
-			m.told(err)
+			m.onWritten(err)
 		}
-		m.sleep(ctx, pause, err == nil)
+		m.waitNext(ctx, pause, err == nil)
 	}
-	if len(m.say().Pods) > 0 {
+	if len(m.content().Pods) > 0 {
 		return // another process may go on with these requests; the others wait for it as long as the lease lasts
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout/2)
@@ -201,17 +201,17 @@ func (m *membership) run(ctx context.Context) {
 }
 
 // sleep waits for as long, or until it is woken, but not less than the shortest pause.
-func (m *membership) sleep(ctx context.Context, pause time.Duration, wakeable bool) {
-	short := time.NewTimer(publishAtMost)
+func (m *gatewayLease) waitNext(ctx context.Context, pause time.Duration, wakeable bool) {
+	short := time.NewTimer(minPublishInterval)
 	defer short.Stop()
 	select {
 	case <-ctx.Done():
 		return
 	case <-short.C:
 	}
-	long := time.NewTimer(pause - publishAtMost)
+	long := time.NewTimer(pause - minPublishInterval)
 	defer long.Stop()
-	wake := m.wake
+	wake := m.writeSignal
 	if !wakeable {
 		wake = nil
 	}
@@ -223,7 +223,7 @@ func (m *membership) sleep(ctx context.Context, pause time.Duration, wakeable bo
 }
 
 // write renews the lease that was written last, or finds or makes it.
-func (m *membership) write(ctx context.Context, held *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+func (m *gatewayLease) write(ctx context.Context, held *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if held == nil {
@@ -247,15 +247,15 @@ func (m *membership) write(ctx context.Context, held *coordinationv1.Lease) (*co
 	return written, err
 }
 
-func (m *membership) fill(l *coordinationv1.Lease) {
-	data, _ := json.Marshal(m.say()) // strings and numbers: they always marshal
+func (m *gatewayLease) fill(l *coordinationv1.Lease) {
+	data, _ := json.Marshal(m.content()) // strings and numbers: they always marshal
 	labels := maps.Clone(m.labels)
 	labels[labelRole] = roleGateway
-	overwrite(&l.Labels, labels)
-	overwrite(&l.Annotations, map[string]string{annotationLoad: string(data)})
+	mergeInto(&l.Labels, labels)
+	mergeInto(&l.Annotations, map[string]string{annotationLoad: string(data)})
 	now := metav1.NowMicro()
 	l.Spec.HolderIdentity = &m.identity
-	l.Spec.LeaseDurationSeconds = new(int32(max(1, (leaseMisses * m.every).Seconds())))
+	l.Spec.LeaseDurationSeconds = new(int32(max(1, (missedRenewals * m.interval).Seconds())))
 	l.Spec.RenewTime = &now
 	if l.Spec.AcquireTime == nil {
 		l.Spec.AcquireTime = &now

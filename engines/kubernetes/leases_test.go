@@ -60,11 +60,11 @@ func TestPeers(t *testing.T) {
 	for after := time.Minute; after < 300*time.Second; after += 10 * time.Second {
 		see(after, "2")
 	}
-	if got := p.dead(); len(got) > 0 {
+	if got := p.expired(); len(got) > 0 {
 		t.Errorf("%v are given up too early", got)
 	}
 	see(302*time.Second, "2")
-	if got := p.dead(); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"a", "old"}) {
+	if got := p.expired(); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"a", "old"}) {
 		t.Errorf("dead are %v", got)
 	}
 	// One that comes back with its first word is alive.
@@ -106,7 +106,7 @@ func TestPeersWhileNothingIsHeard(t *testing.T) {
 func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
-	s := newStore[*coordinationv1.Lease](func() {})
+	s := newWatchStore[*coordinationv1.Lease](func() {})
 	versions := func() map[string]string {
 		all := map[string]string{}
 		for _, l := range s.list(now) {
@@ -126,19 +126,19 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	if err := s.Replace([]any{lease("a", "1", "", now)}, "1"); err != nil || !s.hasSynced() {
 		t.Fatal(err)
 	}
-	s.wrote(lease("a", "2", "", now), "1", now)
-	s.wrote(lease("b", "3", "", now), "", now)
+	s.recordWrite(lease("a", "2", "", now), "1", now)
+	s.recordWrite(lease("b", "3", "", now), "", now)
 	want("the watch is behind", map[string]string{"a": "2", "b": "3"})
 	s.Update(lease("a", "5", "", now))
 	s.Add(lease("b", "3", "", now))
 	want("the watch is ahead", map[string]string{"a": "5", "b": "3"})
-	s.wrote(lease("a", "4", "", now), "2", now) // its answer took long
+	s.recordWrite(lease("a", "4", "", now), "2", now) // its answer took long
 	want("a late answer", map[string]string{"a": "5", "b": "3"})
 	s.Delete(lease("b", "6", "", now))
 	want("deleted", map[string]string{"a": "5"})
-	s.wrote(lease("c", "7", "", now), "", now)
+	s.recordWrite(lease("c", "7", "", now), "", now)
 	want("made", map[string]string{"a": "5", "c": "7"})
-	now = now.Add(forgetWritten + time.Second)
+	now = now.Add(ownWriteLifetime + time.Second)
 	want("made, and deleted before the watch saw it", map[string]string{"a": "5"})
 	if err := s.Replace([]any{lease("d", "9", "", now)}, "9"); err != nil {
 		t.Fatal(err)

@@ -21,11 +21,11 @@ import (
 )
 
 // patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
-const patience = 2 * time.Minute
+const waitLimit = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "play-engine" {
-		playEngine(os.Args[2])
+		runTestEngine(os.Args[2])
 		return
 	}
 	os.Exit(kubetest.Main(m,
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // playEngine is an engine that is healthy, unless CODE says otherwise: /set/503 changes it, /exit/3 ends it.
-func playEngine(address string) {
+func runTestEngine(address string) {
 	var code atomic.Int64
 	code.Store(http.StatusOK)
 	if said, err := strconv.ParseInt(os.Getenv("CODE"), 10, 64); err == nil {
@@ -61,7 +61,7 @@ func playEngine(address string) {
 }
 
 // scene is a namespace of a real control plane with one node.
-type scene struct {
+type testNamespace struct {
 	*kubetest.Cluster
 	t         *testing.T
 	namespace string
@@ -69,28 +69,28 @@ type scene struct {
 
 var nodes atomic.Int64 // for names: nodes have no namespace
 
-func newScene(t *testing.T, capacity map[string]string) *scene {
+func newTestNamespace(t *testing.T, capacity map[string]string) *testNamespace {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a control plane")
 	}
 	c := kubetest.Shared(t)
-	return sceneOn(t, c, capacity)
+	return namespaceOn(t, c, capacity)
 }
 
-func sceneOn(t *testing.T, c *kubetest.Cluster, capacity map[string]string) *scene {
+func namespaceOn(t *testing.T, c *kubetest.Cluster, capacity map[string]string) *testNamespace {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Programs["engine"] = self
-	s := &scene{Cluster: c, t: t, namespace: c.Namespace(t)}
+	s := &testNamespace{Cluster: c, t: t, namespace: c.Namespace(t)}
 	s.node(capacity)
 	return s
 }
 
-func (s *scene) node(capacity map[string]string) *kubetest.Node {
+func (s *testNamespace) node(capacity map[string]string) *kubetest.Node {
 	return s.Node(s.t, fmt.Sprint("kubernetes-", nodes.Add(1)), capacity)
 }
 
@@ -108,7 +108,7 @@ type gateway struct {
 }
 
 // gateway begins one; change may say more of its Config.
-func (s *scene) gateway(name string, change func(*Config)) *gateway {
+func (s *testNamespace) gateway(name string, change func(*Config)) *gateway {
 	s.t.Helper()
 	g := &gateway{t: s.t, fleet: engines.NewFleet(), requests: map[string]int{}, loads: map[string]Load{}}
 	c := Config{
@@ -116,7 +116,7 @@ func (s *scene) gateway(name string, change func(*Config)) *gateway {
 		Log: zaptest.NewLogger(s.t).Named(name), Renew: 4 * time.Second, DrainSettle: 300 * time.Millisecond,
 		Load:     func(model string) Load { g.mu.Lock(); defer g.mu.Unlock(); return g.loads[model] },
 		InFlight: func(replica string) int { g.mu.Lock(); defer g.mu.Unlock(); return g.requests[replica] },
-		Demand:   func(model string) { g.mu.Lock(); defer g.mu.Unlock(); g.demand = append(g.demand, model) },
+		OnDemand: func(model string) { g.mu.Lock(); defer g.mu.Unlock(); g.demand = append(g.demand, model) },
 	}
 	if change != nil {
 		change(&c)
@@ -155,7 +155,7 @@ func engine(name string, desired int, change ...func(*Model)) Model {
 func env(name, value string) func(*Model) { return func(m *Model) { m.Env[name] = value } }
 
 // request sets how many requests this gateway has on a replica.
-func (g *gateway) request(replica string, n int) {
+func (g *gateway) setRequests(replica string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.requests[replica] = n
@@ -171,7 +171,7 @@ func (g *gateway) replicas(model string) []engines.Replica {
 }
 
 // in lists the ids of replicas in a state.
-func in(all []engines.Replica, state engines.State) []string {
+func idsIn(all []engines.Replica, state engines.State) []string {
 	var ids []string
 	for _, r := range all {
 		if r.State == state {
@@ -182,9 +182,9 @@ func in(all []engines.Replica, state engines.State) []string {
 }
 
 // until waits for something.
-func until(t *testing.T, what string, holds func() bool) {
+func waitUntil(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); {
+	for deadline := time.Now().Add(waitLimit); !holds(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("in vain: %s", what)
 		}
@@ -193,9 +193,9 @@ func until(t *testing.T, what string, holds func() bool) {
 }
 
 // wait waits for replicas of a model, and says what there is if in vain.
-func (g *gateway) wait(model, what string, holds func([]engines.Replica) bool) []engines.Replica {
+func (g *gateway) waitReplicas(model, what string, holds func([]engines.Replica) bool) []engines.Replica {
 	g.t.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(waitLimit); ; {
 		all := g.replicas(model)
 		if holds(all) {
 			return all
@@ -208,22 +208,22 @@ func (g *gateway) wait(model, what string, holds func([]engines.Replica) bool) [
 }
 
 // ready waits until the model has just so many replicas, all ready, and returns their ids.
-func (g *gateway) ready(model string, n int) []string {
+func (g *gateway) waitReady(model string, n int) []string {
 	g.t.Helper()
-	all := g.wait(model, fmt.Sprint(n, " ready"), func(all []engines.Replica) bool {
-		return len(all) == n && len(in(all, engines.Ready)) == n
+	all := g.waitReplicas(model, fmt.Sprint(n, " ready"), func(all []engines.Replica) bool {
+		return len(all) == n && len(idsIn(all, engines.Ready)) == n
 	})
-	return in(all, engines.Ready)
+	return idsIn(all, engines.Ready)
 }
 
 // left are all objects of kinds that pods come from, in the namespace, one a line.
-func (s *scene) left() []string {
+func (s *testNamespace) objects() []string {
 	s.t.Helper()
 	out := s.Kubectl(s.t, "get", "deployments,replicasets,pods", "-n", s.namespace, "-o", "name")
 	return strings.Fields(out)
 }
 
-func (s *scene) deployments() []string {
+func (s *testNamespace) deployments() []string {
 	s.t.Helper()
-	return slices.DeleteFunc(s.left(), func(name string) bool { return !strings.HasPrefix(name, "deployment") })
+	return slices.DeleteFunc(s.objects(), func(name string) bool { return !strings.HasPrefix(name, "deployment") })
 }

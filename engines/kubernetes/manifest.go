@@ -48,23 +48,23 @@ const (
 
 const (
 	// container is the engine's name in the pod.
-	container = "engine"
+	engineContainer = "engine"
 	// port is where the engine listens. Every pod has an address of its own.
-	port = 8000
+	enginePort = 8000
 	// standardGPU is what GPUs are asked for as.
-	standardGPU = "nvidia.com/gpu"
+	defaultGPUResource = "nvidia.com/gpu"
 	// leaveEndpoints is how long a pod that was told to end goes on serving: services that are not ours may still send to it.
-	leaveEndpoints = 5
+	preStopSeconds = 5
 	// stopGrace is what the engine has after that, in seconds.
-	stopGrace = 30
+	stopGraceSeconds = 30
 	// probeTimeout in seconds is generous: an engine in the middle of a large prefill answers late.
-	probeTimeout = 10
+	probeTimeoutSeconds = 10
 	// standardStart is Model.StartTimeout's default.
-	standardStart = 10 * time.Minute
+	defaultStartTimeout = 10 * time.Minute
 	// longestLabel is what Kubernetes takes.
-	longestLabel = 63
+	maxLabelLength = 63
 	// longestSlug keeps names readable.
-	longestSlug = 40
+	maxSlugLength = 40
 )
 
 // install is what all objects of one installation have in common.
@@ -81,7 +81,7 @@ func (in install) labels() map[string]string {
 // manifest makes the Deployment of a model, without a namespace and for no replicas. Its name tells its pod template: another template is
 // another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {
-	ours, err := in.usual(m)
+	ours, err := in.baseDeployment(m)
 	if err != nil {
 		return nil, err
 	}
@@ -89,17 +89,17 @@ func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := usable(merged); err != nil {
+	if err := checkContainer(merged); err != nil {
 		return nil, err
 	}
-	in.claim(merged, m)
+	in.setOwnFields(merged, m)
 	return merged, nil
 }
 
 // launch is what the templates of the model's version are rendered with.
 func (m Model) launch() engines.Launch {
 	l := m.Launch
-	l.Host, l.Port, l.Sluice = "0.0.0.0", port, "sluice"
+	l.Host, l.Port, l.Sluice = "0.0.0.0", enginePort, "sluice"
 	if m.Resources != nil {
 		l.GPUs = m.Resources.Devices()
 	}
@@ -107,19 +107,19 @@ func (m Model) launch() engines.Launch {
 }
 
 // claim makes the Deployment ours, whatever the engine's own template says: names, labels, selector, number.
-func (in install) claim(d *appsv1.Deployment, m Model) {
+func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	labels := in.labels()
-	labels[labelModel] = digest(m.Name, 16)
+	labels[labelModel] = hashPrefix(m.Name, 16)
 	slots := strconv.Itoa(m.slots())
-	annotations := map[string]string{annotationModel: m.Name, annotationSlots: slots, annotationPort: strconv.Itoa(port)}
-	overwrite(&d.Spec.Template.Labels, labels)
-	overwrite(&d.Spec.Template.Annotations, annotations)
+	annotations := map[string]string{annotationModel: m.Name, annotationSlots: slots, annotationPort: strconv.Itoa(enginePort)}
+	mergeInto(&d.Spec.Template.Labels, labels)
+	mergeInto(&d.Spec.Template.Annotations, annotations)
 	delete(d.Spec.Template.Labels, labelDeployment)
 	d.Name = in.deploymentName(m.Name, d.Spec.Template)
 	d.Namespace, d.GenerateName = "", ""
-	annotations[annotationDrain] = orStandard(m.DrainTimeout, in.drainTimeout).String()
-	overwrite(&d.Labels, labels)
-	overwrite(&d.Annotations, annotations)
+	annotations[annotationDrain] = orDefault(m.DrainTimeout, in.drainTimeout).String()
+	mergeInto(&d.Labels, labels)
+	mergeInto(&d.Annotations, annotations)
 	d.OwnerReferences = nil
 	if o := m.Owner; o != nil {
 		d.OwnerReferences = []metav1.OwnerReference{{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: types.UID(o.UID)}}
@@ -135,8 +135,8 @@ func (in install) claim(d *appsv1.Deployment, m Model) {
 // deploymentName is readable, and differs for models and for templates that differ.
 func (in install) deploymentName(model string, template corev1.PodTemplateSpec) string {
 	data, _ := json.Marshal(template) // plain data: it always marshals
-	tail := "-" + digest(model, 6) + "-" + digest(string(data), 8)
-	room := min(longestSlug, longestLabel-len(in.name)-1-len(tail))
+	tail := "-" + hashPrefix(model, 6) + "-" + hashPrefix(string(data), 8)
+	room := min(maxSlugLength, maxLabelLength-len(in.name)-1-len(tail))
 	return in.name + "-" + slug(model, room) + tail
 }
 
@@ -162,12 +162,12 @@ func slug(name string, most int) string {
 }
 
 // digest is the beginning of a hash, in so many hexadecimal digits.
-func digest(text string, digits int) string {
+func hashPrefix(text string, digits int) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-func overwrite(to *map[string]string, from map[string]string) {
+func mergeInto(to *map[string]string, from map[string]string) {
 	if *to == nil {
 		*to = map[string]string{}
 	}
@@ -175,9 +175,9 @@ func overwrite(to *map[string]string, from map[string]string) {
 }
 
 // usable tells what an engine's own template has spoilt.
-func usable(d *appsv1.Deployment) error {
+func checkContainer(d *appsv1.Deployment) error {
 	for _, c := range d.Spec.Template.Spec.Containers {
-		if c.Name != container {
+		if c.Name != engineContainer {
 			continue
 		}
 		if c.Image == "" {
@@ -185,24 +185,24 @@ func usable(d *appsv1.Deployment) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("the Deployment has no container %q", container)
+	return fmt.Errorf("the Deployment has no container %q", engineContainer)
 }
 
 // usual is the Deployment before the engine's own template is merged over it.
-func (in install) usual(m Model) (*appsv1.Deployment, error) {
+func (in install) baseDeployment(m Model) (*appsv1.Deployment, error) {
 	engine, err := m.container()
 	if err != nil {
 		return nil, err
 	}
 	pod := corev1.PodSpec{
 		Containers:                    []corev1.Container{engine},
-		TerminationGracePeriodSeconds: new(int64(leaveEndpoints + stopGrace)),
+		TerminationGracePeriodSeconds: new(int64(preStopSeconds + stopGraceSeconds)),
 		AutomountServiceAccountToken:  new(false),
 		// Or a Service that is called like an engine would set the variables by which that engine is configured.
 		EnableServiceLinks: new(false),
 	}
-	m.mount(&pod)
-	in.place(m, &pod)
+	m.addVolumes(&pod)
+	in.setScheduling(m, &pod)
 	return &appsv1.Deployment{
 		TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
 		Spec: appsv1.DeploymentSpec{
@@ -219,25 +219,25 @@ func (m Model) container() (corev1.Container, error) {
 		return corev1.Container{}, err
 	}
 	for i, argument := range command {
-		command[i] = literal(argument)
+		command[i] = escapeDollars(argument)
 	}
 	env, err := m.environment()
 	if err != nil {
 		return corev1.Container{}, err
 	}
 	c := corev1.Container{
-		Name: container, Image: m.Version.Image, Command: command, Env: env,
-		Ports:     []corev1.ContainerPort{{Name: "http", ContainerPort: port}},
+		Name: engineContainer, Image: m.Version.Image, Command: command, Env: env,
+		Ports:     []corev1.ContainerPort{{Name: "http", ContainerPort: enginePort}},
 		Resources: m.requirements(),
-		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: leaveEndpoints}}},
+		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: preStopSeconds}}},
 	}
 	if c.ReadinessProbe = probe(m.Version.Ready, time.Second); c.ReadinessProbe != nil {
 		c.StartupProbe = c.ReadinessProbe.DeepCopy()
-		start := orStandard(m.StartTimeout, standardStart).Seconds()
+		start := orDefault(m.StartTimeout, defaultStartTimeout).Seconds()
 		c.StartupProbe.FailureThreshold = int32(max(1, math.Ceil(start/float64(c.StartupProbe.PeriodSeconds))))
 	}
 	if c.LivenessProbe = probe(m.Version.Health, 10*time.Second); c.LivenessProbe != nil {
-		c.LivenessProbe.TimeoutSeconds = 2 * probeTimeout
+		c.LivenessProbe.TimeoutSeconds = 2 * probeTimeoutSeconds
 	}
 	return c, nil
 }
@@ -249,10 +249,10 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 		return nil, err
 	}
 	for name, value := range values {
-		values[name] = literal(value)
+		values[name] = escapeDollars(value)
 	}
 	for name, value := range m.Env {
-		values[name] = strings.ReplaceAll(literal(value), "$$(POD_IP)", "$(POD_IP)")
+		values[name] = strings.ReplaceAll(escapeDollars(value), "$$(POD_IP)", "$(POD_IP)")
 	}
 	env := []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -270,7 +270,7 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 }
 
 // literal keeps Kubernetes from expanding $(NAME) where a local replica would see just that.
-func literal(text string) string { return strings.ReplaceAll(text, "$", "$$") }
+func escapeDollars(text string) string { return strings.ReplaceAll(text, "$", "$$") }
 
 // slots is how many requests a replica works on at once; 0 is unknown.
 func (m Model) slots() int {
@@ -282,11 +282,11 @@ func probe(p engines.Probe, standard time.Duration) *corev1.Probe {
 	if p.Path == "" {
 		return nil
 	}
-	every := math.Ceil(orStandard(p.Every, standard).Seconds())
+	every := math.Ceil(orDefault(p.Every, standard).Seconds())
 	return &corev1.Probe{
-		ProbeHandler:     corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: p.Path, Port: intstr.FromInt32(port)}},
+		ProbeHandler:     corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: p.Path, Port: intstr.FromInt32(enginePort)}},
 		PeriodSeconds:    int32(max(1, every)),
-		TimeoutSeconds:   probeTimeout,
+		TimeoutSeconds:   probeTimeoutSeconds,
 		FailureThreshold: 3,
 	}
 }
@@ -307,7 +307,7 @@ func (m Model) requirements() corev1.ResourceRequirements {
 	if r.GPU > 0 {
 		name := m.GPUResource
 		if name == "" {
-			name = standardGPU
+			name = defaultGPUResource
 		}
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(int64(r.Devices()), resource.DecimalSI) // requests are the same by rule
 	}
@@ -315,7 +315,7 @@ func (m Model) requirements() corev1.ResourceRequirements {
 }
 
 // mount gives the pod its claims, and shared memory where GPUs talk through it: the usual 64 MiB are too little for them.
-func (m Model) mount(pod *corev1.PodSpec) {
+func (m Model) addVolumes(pod *corev1.PodSpec) {
 	engine := &pod.Containers[0]
 	if m.Resources != nil && m.Resources.Devices() > 1 {
 		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{
@@ -333,9 +333,9 @@ func (m Model) mount(pod *corev1.PodSpec) {
 }
 
 // place says where the scheduler should rather put the pod.
-func (in install) place(m Model, pod *corev1.PodSpec) {
+func (in install) setScheduling(m Model, pod *corev1.PodSpec) {
 	model := in.labels()
-	model[labelModel] = digest(m.Name, 16)
+	model[labelModel] = hashPrefix(m.Name, 16)
 	own := &metav1.LabelSelector{MatchLabels: model}
 	if m.Placement != "pack" {
 		pod.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
@@ -355,7 +355,7 @@ func (in install) place(m Model, pod *corev1.PodSpec) {
 	}}
 }
 
-func orStandard(d, standard time.Duration) time.Duration {
+func orDefault(d, standard time.Duration) time.Duration {
 	if d <= 0 {
 		return standard
 	}

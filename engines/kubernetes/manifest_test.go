@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write golden files anew")
 var ours = install{name: "sluice", drainTimeout: 30 * time.Minute}
 
 // simple is a model of the simulated engine.
-func simple(name string) Model {
+func simpleModel(name string) Model {
 	version, _ := engines.Find(engines.Builtin(), "sim", "1")
 	version.Image = "registry.example/sluice:1"
 	return Model{
@@ -31,7 +31,7 @@ func simple(name string) Model {
 }
 
 // large is a model that says everything a model may say.
-func large() Model {
+func fullModel() Model {
 	version, _ := engines.Find(engines.Builtin(), "vllm", "0.11")
 	version.Env = map[string]string{"HF_HOME": "/cache", "LOGGING": "level $(x)"}
 	version.Kubernetes = `
@@ -71,7 +71,7 @@ spec:
 func TestManifests(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
-	for _, m := range []Model{simple("chat"), large()} {
+	for _, m := range []Model{simpleModel("chat"), fullModel()} {
 		d, err := ours.manifest(m)
 		if err != nil {
 			t.Fatal(err)
@@ -141,13 +141,13 @@ func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, model := range []string{"a/b", "a-b", "a b", "A/B", "a.b", "ü", "日本", "-", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
-		n := name(simple(model))
+		n := name(simpleModel(model))
 		if other, taken := seen[n]; taken {
 			t.Errorf("%q and %q are both %s", model, other, n)
 		}
 		seen[n] = model
 	}
-	base := simple("chat")
+	base := simpleModel("chat")
 	same := func(change func(*Model)) bool {
 		m := base
 		change(&m)
@@ -184,7 +184,7 @@ func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
 
 func TestGPUResourceAndShare(t *testing.T) {
 	t.Parallel()
-	m := simple("chat")
+	m := simpleModel("chat")
 	m.Resources, m.GPUResource = &engines.Resources{GPU: 1}, "nvidia.com/mig-1g.10gb"
 	d, err := ours.manifest(m)
 	if err != nil {
@@ -240,7 +240,7 @@ func TestCheck(t *testing.T) {
 
 func TestAnEngineWithoutAnImageHasNoManifest(t *testing.T) {
 	t.Parallel()
-	m := simple("chat")
+	m := simpleModel("chat")
 	m.Version.Image = ""
 	if _, err := ours.manifest(m); err == nil || !strings.Contains(err.Error(), "no image") {
 		t.Errorf("got %v", err)
@@ -253,11 +253,11 @@ func TestAnEngineWithoutAnImageHasNoManifest(t *testing.T) {
 
 func TestPlaceOf(t *testing.T) {
 	t.Parallel()
-	home := place{"ctx", "ns"}
-	for named, want := range map[string]place{
+	home := location{"ctx", "ns"}
+	for named, want := range map[string]location{
 		"": home, "ctx": home, "/other": {"ctx", "other"}, "far": {"far", ""}, "far/x": {"far", "x"}, "ctx/x": {"ctx", "x"},
 	} {
-		if got := placeOf(named, home); got != want {
+		if got := locationOf(named, home); got != want {
 			t.Errorf("%q: %v, want %v", named, got, want)
 		}
 	}

@@ -66,16 +66,16 @@ type Load struct {
 }
 
 // sameManifest tells whether two models differ in nothing that their Deployments show, number apart.
-func (m Model) sameManifest(o Model) bool {
+func (m Model) hasSameManifest(o Model) bool {
 	m.Model, o.Model = engines.Model{Name: m.Name}, engines.Model{Name: o.Name}
 	return reflect.DeepEqual(m, o)
 }
 
 // place is a namespace of a cluster: what is watched, led and written as one.
-type place struct{ context, namespace string }
+type location struct{ context, namespace string }
 
 // placeOf reads Model.Cluster; what it leaves out is as in home.
-func placeOf(cluster string, home place) place {
+func locationOf(cluster string, home location) location {
 	context, namespace, _ := strings.Cut(cluster, "/")
 	if context == "" || context == home.context {
 		context = home.context
@@ -83,7 +83,7 @@ func placeOf(cluster string, home place) place {
 			namespace = home.namespace
 		}
 	}
-	return place{context: context, namespace: namespace}
+	return location{context: context, namespace: namespace}
 }
 
 // Status is how the launcher fares, for the operator.
@@ -107,9 +107,9 @@ type ClusterStatus struct {
 	// Leader is the identity of the gateway that writes; empty: not known.
 	Leader string
 	// Leads tells that it is this gateway.
-	Leads bool
+	IsLeader bool
 	// Gateways are those that are known to live, this one included.
 	Gateways int
 	// Problem is the last thing that went wrong and has not gone right since; empty: nothing.
-	Problem string
+	Errors string
 }

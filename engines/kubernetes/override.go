@@ -22,7 +22,7 @@ func Check(v engines.Version) error {
 		return nil
 	}
 	l := engines.Launch{
-		Name: "model", Model: "org/model", Registry: "huggingface", Host: "0.0.0.0", Port: port, GPUs: 1, Sluice: "sluice",
+		Name: "model", Model: "org/model", Registry: "huggingface", Host: "0.0.0.0", Port: enginePort, GPUs: 1, Sluice: "sluice",
 		Variables: map[string]any{},
 	}
 	if len(v.Tasks) > 0 {
@@ -36,7 +36,7 @@ func Check(v engines.Version) error {
 	if v.Image == "" {
 		v.Image = "image"
 	}
-	ours, err := install{name: "sluice"}.usual(Model{Version: engines.Version{Command: []string{"true"}, Image: v.Image}, Launch: l})
+	ours, err := install{name: "sluice"}.baseDeployment(Model{Version: engines.Version{Command: []string{"true"}, Image: v.Image}, Launch: l})
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func Check(v engines.Version) error {
 	if err != nil {
 		return err
 	}
-	return usable(merged)
+	return checkContainer(merged)
 }
 
 var missingKey = regexp.MustCompile(`map has no entry for key "([^"]+)"`)

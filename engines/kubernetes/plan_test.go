@@ -31,15 +31,15 @@ func pods(words string) []pod {
 			case 'd':
 				p.draining = "then"
 			case 'f':
-				p.done = true
+				p.drained = true
 			case 'l':
-				p.leaving = true
+				p.marked = true
 			case 'x':
-				p.fresh = true
+				p.markUnsettled = true
 			case 't':
 				p.terminating = true
 			case 'e':
-				p.ended = true
+				p.finished = true
 			default:
 				p.requests = int(m - '0')
 			}
@@ -49,12 +49,12 @@ func pods(words string) []pod {
 	return all
 }
 
-func short(actions []action) string {
+func formatActions(actions []action) string {
 	var words []string
 	for _, a := range actions {
-		word := string(a.verb) + " " + a.deployment
+		word := string(a.kind) + " " + a.deployment
 		if a.pod != "" {
-			word = string(a.verb) + " " + a.pod
+			word = string(a.kind) + " " + a.pod
 		}
 		if a.replicas != 0 {
 			word += fmt.Sprint(" ", a.replicas)
@@ -88,24 +88,24 @@ func TestPlan(t *testing.T) {
 		{name: "fewer: one that has no host before that", desired: 2, replicas: 3, pods: "a:n b: c:r", want: "drain b"},
 		{name: "fewer: one that was never made", desired: 1, replicas: 3, pods: "a:r b:r", want: "drain b, scale new 2"},
 		{name: "one drains, and that is enough", desired: 1, replicas: 2, pods: "a:r b:rd"},
-		{name: "done: marked first", desired: 1, replicas: 2, pods: "a:r b:rdf", want: "leave b"},
+		{name: "done: marked first", desired: 1, replicas: 2, pods: "a:r b:rdf", want: "mark b"},
 		{name: "marked: lowered", desired: 1, replicas: 2, pods: "a:r b:rdfl", want: "scale new 1"},
 		{name: "marked a moment ago: whoever chooses shall see it first", desired: 1, replicas: 2, pods: "a:r b:rdflx"},
-		{name: "marked, and another to be marked: one thing at a time", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rdf", want: "leave c"},
+		{name: "marked, and another to be marked: one thing at a time", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rdf", want: "mark c"},
 		{name: "somebody else has scaled to none: its pods end first", desired: 0, replicas: 0, pods: "a:r"},
 		{name: "lowered: its end is waited for", desired: 1, replicas: 1, pods: "a:r b:rdfl"},
 		{name: "it ends", desired: 1, replicas: 1, pods: "a:r b:rdflt"},
 		{name: "only those that are done", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rd", want: "scale new 2"},
 		{name: "one after the other", desired: 1, replicas: 2, pods: "a:r b:rdfl c:rd"},
-		{name: "recalled", desired: 2, replicas: 2, pods: "a:r b:rd", want: "recall b"},
-		{name: "recalled, and more", desired: 4, replicas: 2, pods: "a:r b:rdf", want: "recall b, scale new 4"},
-		{name: "recalled although marked", desired: 2, replicas: 2, pods: "a:r b:rdfl", want: "recall b"},
+		{name: "recalled", desired: 2, replicas: 2, pods: "a:r b:rd", want: "undrain b"},
+		{name: "recalled, and more", desired: 4, replicas: 2, pods: "a:r b:rdf", want: "undrain b, scale new 4"},
+		{name: "recalled although marked", desired: 2, replicas: 2, pods: "a:r b:rdfl", want: "undrain b"},
 		{name: "too late for a recall", desired: 2, replicas: 1, pods: "a:r b:rdfl", want: "scale new 2"},
-		{name: "the one that is not too late", desired: 2, replicas: 2, pods: "a:r b:rdfl c:rd", want: "recall c"},
-		{name: "a pod breaks while another drains", desired: 1, replicas: 2, pods: "a:n b:rd", want: "recall b, drain a"},
-		{name: "a pod breaks while another leaves", desired: 1, replicas: 2, pods: "a:n b:rdfl", want: "recall b, drain a"},
+		{name: "the one that is not too late", desired: 2, replicas: 2, pods: "a:r b:rdfl c:rd", want: "undrain c"},
+		{name: "a pod breaks while another drains", desired: 1, replicas: 2, pods: "a:n b:rd", want: "undrain b, drain a"},
+		{name: "a pod breaks while another leaves", desired: 1, replicas: 2, pods: "a:n b:rdfl", want: "undrain b, drain a"},
 		{name: "to zero", desired: 0, replicas: 2, pods: "a:r b:r", want: "drain b, drain a"},
-		{name: "to zero, drained in part", desired: 0, replicas: 2, pods: "a:rdf b:rd", want: "leave a"},
+		{name: "to zero, drained in part", desired: 0, replicas: 2, pods: "a:rdf b:rd", want: "mark a"},
 		{name: "to zero, all marked", desired: 0, replicas: 2, pods: "a:rdfl b:rdfl", want: "delete new"},
 		{name: "to zero, nothing was made yet", desired: 0, replicas: 2, want: "delete new"},
 		{name: "to zero: remains do not count", desired: 0, replicas: 1, pods: "a:e b:rdfl", want: "delete new"},
@@ -144,9 +144,9 @@ func TestPlan(t *testing.T) {
 		if tt.replicas >= 0 {
 			all = append(all, deployment{name: "new", replicas: tt.replicas, pods: pods(tt.pods)})
 		}
-		w := wish{current: "new", desired: tt.desired, starved: tt.starved}
+		w := target{current: "new", desired: tt.desired, makeRoom: tt.starved}
 		if strings.HasPrefix(tt.name, "model gone") {
-			w = wish{}
+			w = target{}
 		}
 		got, hungry := plan(w, all)
 		sorted := func(s string) []string {
@@ -154,7 +154,7 @@ func TestPlan(t *testing.T) {
 			slices.Sort(words)
 			return words
 		}
-		if diff := cmp.Diff(sorted(tt.want), sorted(short(got))); diff != "" || hungry != tt.hungry {
+		if diff := cmp.Diff(sorted(tt.want), sorted(formatActions(got))); diff != "" || hungry != tt.hungry {
 			t.Errorf("%s: hungry %v %s", tt.name, hungry, diff)
 		}
 	}
@@ -163,35 +163,35 @@ func TestPlan(t *testing.T) {
 // A pod that our watch has not shown yet may serve already: the number is not lowered as if it did not exist.
 func TestAPodThatOnlyOthersKnowOf(t *testing.T) {
 	t.Parallel()
-	got, _ := plan(wish{current: "new", desired: 1}, []deployment{{name: "new", replicas: 2, made: 2, pods: pods("a:r")}})
-	if diff := cmp.Diff("drain a", short(got)); diff != "" {
+	got, _ := plan(target{current: "new", desired: 1}, []deployment{{name: "new", replicas: 2, statusReplicas: 2, pods: pods("a:r")}})
+	if diff := cmp.Diff("drain a", formatActions(got)); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestADeploymentThatIsBeingDeletedIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	got, _ := plan(wish{current: "new", desired: 1}, []deployment{
+	got, _ := plan(target{current: "new", desired: 1}, []deployment{
 		{name: "new", replicas: 3, deleting: true, pods: pods("a:rdf b:r")}, {name: "old", replicas: 2, deleting: true, pods: pods("x:r")},
 	})
 	for _, a := range got {
-		if a.verb != drain {
-			t.Errorf("got %s", short(got))
+		if a.kind != actionDrain {
+			t.Errorf("got %s", formatActions(got))
 		}
 	}
 }
 
 // world plays the API and its controllers: ReplicaSets that give up pods by rank and cost, a scheduler with so many places, gateways with requests.
-type world struct {
-	t      *testing.T
-	random *rand.Rand
-	places int
-	next   int
-	all    []deployment
-	log    []string
+type simulation struct {
+	t        *testing.T
+	random   *rand.Rand
+	capacity int
+	next     int
+	all      []deployment
+	log      []string
 }
 
-func (w *world) find(name string) *deployment {
+func (w *simulation) find(name string) *deployment {
 	for i := range w.all {
 		if w.all[i].name == name {
 			return &w.all[i]
@@ -200,16 +200,16 @@ func (w *world) find(name string) *deployment {
 	return nil
 }
 
-func (w *world) fail(why string) {
+func (w *simulation) fail(why string) {
 	w.t.Helper()
 	w.t.Fatalf("%s after\n%s", why, strings.Join(w.log[max(0, len(w.log)-40):], "\n"))
 }
 
 // do carries out what was planned, in part where it likes.
-func (w *world) do(actions []action, desired int) {
-	before := w.staying()
+func (w *simulation) execute(actions []action, desired int) {
+	before := w.stayingPods()
 	defer func() {
-		if after := w.staying(); after > max(before, desired+1) {
+		if after := w.stayingPods(); after > max(before, desired+1) {
 			w.fail(fmt.Sprintf("%d pods are there or to come, %d are desired", after, desired))
 		}
 	}()
@@ -217,52 +217,52 @@ func (w *world) do(actions []action, desired int) {
 		if w.random.IntN(5) == 0 {
 			return // the leader dies, or its write is refused
 		}
-		w.log = append(w.log, short([]action{a}))
+		w.log = append(w.log, formatActions([]action{a}))
 		d := w.find(a.deployment)
-		switch a.verb {
-		case create:
+		switch a.kind {
+		case actionCreate:
 			w.all = append(w.all, deployment{name: a.deployment, replicas: a.replicas})
-		case scale:
+		case actionScale:
 			d.replicas = a.replicas
-		case remove:
+		case actionDelete:
 			for _, p := range d.pods {
-				if p.active() && !p.leaving {
+				if p.active() && !p.marked {
 					w.fail("a Deployment was deleted with " + p.name)
 				}
 			}
 			w.all = slices.DeleteFunc(w.all, func(o deployment) bool { return o.name == a.deployment })
 		default:
-			w.mark(d, a)
+			w.applyToPod(d, a)
 		}
 	}
 }
 
-func (w *world) mark(d *deployment, a action) {
+func (w *simulation) applyToPod(d *deployment, a action) {
 	i := slices.IndexFunc(d.pods, func(p pod) bool { return p.name == a.pod })
 	p := &d.pods[i]
-	switch a.verb {
-	case drain:
+	switch a.kind {
+	case actionDrain:
 		p.draining = "then"
-	case recall:
-		p.draining, p.done, p.leaving = "", false, false
-	case leave:
-		if !p.done {
+	case actionUndrain:
+		p.draining, p.drained, p.marked = "", false, false
+	case actionMark:
+		if !p.drained {
 			w.fail(p.name + " leaves with requests")
 		}
-		p.leaving = true
+		p.marked = true
 	}
 }
 
 // staying are the pods that are there, or will be, and are not being drained.
-func (w *world) staying() (n int) {
+func (w *simulation) stayingPods() (n int) {
 	for _, d := range w.all {
-		n += (&change{deployment: d}).stay()
+		n += (&deploymentPlan{deployment: d}).stayingCount()
 	}
 	return n
 }
 
 // move lets one thing happen that is not ours.
-func (w *world) move() {
+func (w *simulation) step() {
 	d := &w.all[w.random.IntN(len(w.all))]
 	active := 0
 	for _, p := range d.pods {
@@ -276,21 +276,21 @@ func (w *world) move() {
 		d.pods = append(d.pods, pod{name: fmt.Sprint(d.name, "-", w.next), created: time.Unix(int64(w.next), 0)})
 		return
 	case active > d.replicas:
-		w.giveUp(d)
+		w.deletePod(d)
 		return
 	case len(d.pods) == 0:
 		return
 	}
-	w.live(&d.pods[w.random.IntN(len(d.pods))])
+	w.advancePod(&d.pods[w.random.IntN(len(d.pods))])
 	d.pods = slices.DeleteFunc(d.pods, func(p pod) bool { return p.terminating && w.random.IntN(2) == 0 })
 }
 
 // live moves one pod on.
-func (w *world) live(p *pod) {
+func (w *simulation) advancePod(p *pod) {
 	used := 0
 	for _, d := range w.all {
 		for _, o := range d.pods {
-			if o.rank != unassigned {
+			if o.rank != unscheduled {
 				used++
 			}
 		}
@@ -298,8 +298,8 @@ func (w *world) live(p *pod) {
 	switch {
 	case p.terminating:
 	case p.draining != "" && w.random.IntN(2) == 0:
-		p.done = true
-	case p.rank == unassigned && used >= w.places:
+		p.drained = true
+	case p.rank == unscheduled && used >= w.capacity:
 		p.unschedulable = true
 	case p.rank < serving:
 		p.rank, p.unschedulable = p.rank+1, false
@@ -307,7 +307,7 @@ func (w *world) live(p *pod) {
 }
 
 // breakOne takes the readiness of a pod, while no ReplicaSet is about to give one up: that would be a race that nobody can win.
-func (w *world) breakOne() {
+func (w *simulation) breakPods() {
 	for i := range w.all {
 		d := &w.all[i]
 		if len(d.pods) == 0 || d.replicas < len(d.pods) {
@@ -321,9 +321,9 @@ func (w *world) breakOne() {
 }
 
 // giveUp is how a ReplicaSet chooses.
-func (w *world) giveUp(d *deployment) {
+func (w *simulation) deletePod(d *deployment) {
 	cost := func(p pod) int {
-		if p.leaving {
+		if p.marked {
 			return 0
 		}
 		return 1
@@ -340,7 +340,7 @@ func (w *world) giveUp(d *deployment) {
 		}
 		return cost(*a) - cost(*b)
 	})
-	if !active[0].leaving {
+	if !active[0].marked {
 		w.fail(active[0].name + " is given up and was not drained")
 	}
 	active[0].terminating = true
@@ -352,31 +352,31 @@ func (w *world) giveUp(d *deployment) {
 func TestPlanLeadsThereFromAnywhere(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(600) {
-		w := &world{t: t, random: rand.New(rand.NewPCG(seed, 1))}
-		want := wish{current: "t0", desired: 1 + w.random.IntN(4)}
-		w.places = 4 + w.random.IntN(4)
+		w := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1))}
+		want := target{current: "t0", desired: 1 + w.random.IntN(4)}
+		w.capacity = 4 + w.random.IntN(4)
 		for step := range 400 {
 			if step < 200 && w.random.IntN(40) == 0 {
-				want = wish{current: fmt.Sprint("t", w.random.IntN(3)), desired: w.random.IntN(5)}
+				want = target{current: fmt.Sprint("t", w.random.IntN(3)), desired: w.random.IntN(5)}
 				w.log = append(w.log, fmt.Sprintf("wanted: %+v", want))
 			}
 			if actions, _ := plan(want, w.all); len(actions) > 0 {
-				w.do(actions, want.desired)
+				w.execute(actions, want.desired)
 			}
 			if step < 200 && w.random.IntN(10) == 0 {
-				w.breakOne()
+				w.breakPods()
 			}
 			for range 3 {
 				if len(w.all) > 0 {
-					w.move()
+					w.step()
 				}
 			}
 		}
-		w.settled(want, seed)
+		w.checkFinalState(want, seed)
 	}
 }
 
-func (w *world) settled(want wish, seed uint64) {
+func (w *simulation) checkFinalState(want target, seed uint64) {
 	staying := 0
 	for _, d := range w.all {
 		for _, p := range d.pods {

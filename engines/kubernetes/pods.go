@@ -14,7 +14,7 @@ import (
 // Ranks of pods, in the order in which a ReplicaSet gives its pods up. Only among pods of one rank does the deletion cost count, so a pod can
 // be given up on purpose only where no other of its Deployment has a lower rank.
 const (
-	unassigned = iota
+	unscheduled = iota
 	notRunning
 	notReady
 	serving
@@ -28,49 +28,49 @@ type pod struct {
 	// unschedulable: the scheduler has said that it fits nowhere.
 	unschedulable bool
 	// terminating: it has been told to end. ended: it will never run again, and its ReplicaSet has forgotten it.
-	terminating, ended bool
+	terminating, finished bool
 	// draining is when the leader gave it up, as its annotation says; empty: it is wanted.
 	draining string
 	// done: nobody has requests on it any more. It is not the pod but the gateways who know.
-	done bool
+	drained bool
 	// leaving: it is the first that its ReplicaSet gives up. fresh: who gives up may not have seen that yet.
-	leaving, fresh bool
+	marked, markUnsettled bool
 	// requests of all gateways, as far as they have said.
 	requests int
 }
 
 // active tells whether the pod is one of those that its ReplicaSet counts.
-func (p pod) active() bool { return !p.terminating && !p.ended }
+func (p pod) active() bool { return !p.terminating && !p.finished }
 
 // stays tells whether the pod is one of those that the model shall have.
 func (p pod) stays() bool { return p.active() && p.draining == "" }
 
 func readPod(p *corev1.Pod) pod {
-	scheduled := condition(p, corev1.PodScheduled)
+	scheduled := podCondition(p, corev1.PodScheduled)
 	read := pod{
 		name: p.Name, created: p.CreationTimestamp.Time, rank: rank(p),
 		unschedulable: scheduled != nil && scheduled.Status == corev1.ConditionFalse && scheduled.Reason == corev1.PodReasonUnschedulable,
 		terminating:   p.DeletionTimestamp != nil,
-		ended:         p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded,
+		finished:      p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded,
 		draining:      p.Annotations[annotationDraining],
 	}
-	read.leaving = read.draining != "" && p.Annotations[annotationCost] != ""
+	read.marked = read.draining != "" && p.Annotations[annotationCost] != ""
 	return read
 }
 
 func rank(p *corev1.Pod) int {
 	switch {
 	case p.Spec.NodeName == "":
-		return unassigned
+		return unscheduled
 	case p.Status.Phase != corev1.PodRunning:
 		return notRunning
-	case !isTrue(condition(p, corev1.PodReady)):
+	case !isTrue(podCondition(p, corev1.PodReady)):
 		return notReady
 	}
 	return serving
 }
 
-func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+func podCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
 	for i := range p.Status.Conditions {
 		if p.Status.Conditions[i].Type == kind {
 			return &p.Status.Conditions[i]
@@ -86,9 +86,9 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 	slots, _ := strconv.Atoi(p.Annotations[annotationSlots]) // absent is unknown
 	r := engines.Replica{
 		ID: p.Name, Model: p.Annotations[annotationModel], Launcher: engines.Kubernetes, Node: p.Spec.NodeName,
-		Address: address(p), Slots: slots,
+		Address: podAddress(p), Slots: slots,
 	}
-	engine := status(p.Status.ContainerStatuses, container)
+	engine := containerStatus(p.Status.ContainerStatuses, engineContainer)
 	if engine != nil {
 		r.Restarts = int(engine.RestartCount)
 	}
@@ -100,7 +100,7 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 }
 
 // address is where the engine listens; the zero value when the pod has none yet.
-func address(p *corev1.Pod) netip.AddrPort {
+func podAddress(p *corev1.Pod) netip.AddrPort {
 	ip, err := netip.ParseAddr(p.Status.PodIP)
 	number, bad := strconv.ParseUint(p.Annotations[annotationPort], 10, 16)
 	if err != nil || bad != nil {
@@ -109,7 +109,7 @@ func address(p *corev1.Pod) netip.AddrPort {
 	return netip.AddrPortFrom(ip, uint16(number))
 }
 
-func status(all []corev1.ContainerStatus, name string) *corev1.ContainerStatus {
+func containerStatus(all []corev1.ContainerStatus, name string) *corev1.ContainerStatus {
 	for i := range all {
 		if all[i].Name == name {
 			return &all[i]
@@ -132,47 +132,47 @@ func stateOf(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State
 		at, _ := time.Parse(time.RFC3339, p.Annotations[annotationDraining])
 		return engines.Draining, "", at
 	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
-		return engines.Failed, ended(p, engine), finished(engine, created)
+		return engines.Failed, exitReason(p, engine), finishTime(engine, created)
 	case p.Spec.NodeName == "":
-		return engines.Pending, scheduling(p), created
+		return engines.Pending, schedulingReason(p), created
 	}
-	if blocked := waiting(p.Status.InitContainerStatuses); blocked != "" {
-		return beforeIP(p), blocked, created
+	if blocked := waitingReason(p.Status.InitContainerStatuses); blocked != "" {
+		return initState(p), blocked, created
 	}
 	if engine == nil || p.Status.PodIP == "" {
-		return engines.Pending, waiting(p.Status.ContainerStatuses), created
+		return engines.Pending, waitingReason(p.Status.ContainerStatuses), created
 	}
-	return running(p, engine)
+	return runningState(p, engine)
 }
 
 // running is the state of a pod with an address.
-func running(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State, reason string, since time.Time) {
+func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State, reason string, since time.Time) {
 	created := p.CreationTimestamp.Time
-	ready := condition(p, corev1.PodReady)
+	ready := podCondition(p, corev1.PodReady)
 	switch s := engine.State; {
 	case s.Terminated != nil:
-		return engines.Failed, ended(p, engine), finished(engine, created)
+		return engines.Failed, exitReason(p, engine), finishTime(engine, created)
 	case s.Waiting != nil && s.Waiting.Reason == "CrashLoopBackOff":
-		return engines.Failed, "keeps ending: " + ended(p, engine), finished(engine, created)
+		return engines.Failed, "keeps ending: " + exitReason(p, engine), finishTime(engine, created)
 	case s.Waiting != nil:
-		return engines.Starting, waiting(p.Status.ContainerStatuses), created
+		return engines.Starting, waitingReason(p.Status.ContainerStatuses), created
 	case isTrue(ready):
 		return engines.Ready, "", ready.LastTransitionTime.Time
 	case s.Running != nil:
 		since = s.Running.StartedAt.Time
 		reason = "its probe has not passed"
-		if blocked := waiting(p.Status.ContainerStatuses); blocked != "" {
+		if blocked := waitingReason(p.Status.ContainerStatuses); blocked != "" {
 			reason = blocked // another container of the engine's own template
 		}
 		if engine.LastTerminationState.Terminated != nil {
-			reason += "; before: " + ended(p, engine)
+			reason += "; before: " + exitReason(p, engine)
 		}
 		return engines.Starting, reason, since
 	}
 	return engines.Starting, "", created
 }
 
-func beforeIP(p *corev1.Pod) engines.State {
+func initState(p *corev1.Pod) engines.State {
 	if p.Status.PodIP == "" {
 		return engines.Pending
 	}
@@ -180,15 +180,15 @@ func beforeIP(p *corev1.Pod) engines.State {
 }
 
 // scheduling is what the scheduler has said of a pod without a node.
-func scheduling(p *corev1.Pod) string {
-	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
+func schedulingReason(p *corev1.Pod) string {
+	if c := podCondition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
 		return c.Message
 	}
 	return ""
 }
 
 // waiting is why a container waits, such as an image that cannot be pulled; empty: none does, or for nothing that is wrong.
-func waiting(all []corev1.ContainerStatus) string {
+func waitingReason(all []corev1.ContainerStatus) string {
 	for _, c := range all {
 		w := c.State.Waiting
 		if w == nil || w.Reason == "" || w.Reason == "PodInitializing" || w.Reason == "ContainerCreating" {
@@ -203,8 +203,8 @@ func waiting(all []corev1.ContainerStatus) string {
 }
 
 // ended is how the engine ended last, or the pod as a whole.
-func ended(p *corev1.Pod, engine *corev1.ContainerStatus) string {
-	if t := terminated(engine); t != nil {
+func exitReason(p *corev1.Pod, engine *corev1.ContainerStatus) string {
+	if t := lastTermination(engine); t != nil {
 		reason := fmt.Sprintf("exit code %d", t.ExitCode)
 		if t.Reason != "" && t.Reason != "Error" && t.Reason != "Completed" {
 			reason += ", " + t.Reason
@@ -221,7 +221,7 @@ func ended(p *corev1.Pod, engine *corev1.ContainerStatus) string {
 }
 
 // terminated is the last end of the engine; nil: it has never ended.
-func terminated(engine *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
+func lastTermination(engine *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	if engine == nil {
 		return nil
 	}
@@ -231,8 +231,8 @@ func terminated(engine *corev1.ContainerStatus) *corev1.ContainerStateTerminated
 	return engine.LastTerminationState.Terminated
 }
 
-func finished(engine *corev1.ContainerStatus, otherwise time.Time) time.Time {
-	if t := terminated(engine); t != nil {
+func finishTime(engine *corev1.ContainerStatus, otherwise time.Time) time.Time {
+	if t := lastTermination(engine); t != nil {
 		return t.FinishedAt.Time
 	}
 	return otherwise

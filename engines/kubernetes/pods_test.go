@@ -15,7 +15,7 @@ import (
 func at(second int64) metav1.Time { return metav1.Unix(second, 0) }
 
 // podOf is a pod of the model "Org/chat" that was made at second 10, changed in turn.
-func podOf(changes ...func(*corev1.Pod)) *corev1.Pod {
+func newPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Name: "chat-1-x", CreationTimestamp: at(10),
 		Annotations: map[string]string{annotationModel: "Org/chat", annotationSlots: "8", annotationPort: "8000"},
@@ -35,7 +35,7 @@ func withIP(p *corev1.Pod) {
 
 func withEngine(s corev1.ContainerStatus) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		s.Name = container
+		s.Name = engineContainer
 		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "other"}, s}
 	}
 }
@@ -50,17 +50,17 @@ func ready(p *corev1.Pod) {
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at(30)})
 }
 
-func waits(reason, message string) func(*corev1.Pod) {
+func waitingEngine(reason, message string) func(*corev1.Pod) {
 	return withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}})
 }
 
-func end(code int32, reason string) *corev1.ContainerStateTerminated {
+func termination(code int32, reason string) *corev1.ContainerStateTerminated {
 	return &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, FinishedAt: at(40)}
 }
 
-func given(p *corev1.Pod) { p.Annotations[annotationDraining] = "1970-01-01T00:00:50.5Z" }
+func drainingPod(p *corev1.Pod) { p.Annotations[annotationDraining] = "1970-01-01T00:00:50.5Z" }
 
-func deleted(p *corev1.Pod) {
+func deletedPod(p *corev1.Pod) {
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(at(95)), new(int64(35))
 }
 
@@ -76,39 +76,39 @@ func TestReplicas(t *testing.T) {
 		pod  *corev1.Pod
 		want engines.Replica
 	}{
-		{"new", podOf(), engines.Replica{State: engines.Pending, Since: at(10).Time}},
-		{"fits nowhere", podOf(unscheduled), engines.Replica{State: engines.Pending, Reason: "0/3 nodes: Insufficient nvidia.com/gpu", Since: at(10).Time}},
-		{"has a host", podOf(onNode), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
-		{"has a host, and no address yet", podOf(onNode, waits("ContainerCreating", "")), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
-		{"volume", podOf(onNode, waits("CreateContainerConfigError", `secret "hub" not found`)),
+		{"new", newPod(), engines.Replica{State: engines.Pending, Since: at(10).Time}},
+		{"fits nowhere", newPod(unscheduled), engines.Replica{State: engines.Pending, Reason: "0/3 nodes: Insufficient nvidia.com/gpu", Since: at(10).Time}},
+		{"has a host", newPod(onNode), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"has a host, and no address yet", newPod(onNode, waitingEngine("ContainerCreating", "")), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"volume", newPod(onNode, waitingEngine("CreateContainerConfigError", `secret "hub" not found`)),
 			engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time, Reason: `CreateContainerConfigError: secret "hub" not found`}},
-		{"image", podOf(withIP, waits("ImagePullBackOff", "no such image")),
+		{"image", newPod(withIP, waitingEngine("ImagePullBackOff", "no such image")),
 			engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(10).Time, Reason: "ImagePullBackOff: no such image"}},
-		{"image of an init container", podOf(withIP, waits("PodInitializing", ""), func(p *corev1.Pod) {
+		{"image of an init container", newPod(withIP, waitingEngine("PodInitializing", ""), func(p *corev1.Pod) {
 			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
 		}), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(10).Time, Reason: "ErrImagePull"}},
-		{"runs", podOf(started), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time, Reason: "its probe has not passed"}},
-		{"runs again", podOf(withIP, withEngine(corev1.ContainerStatus{RestartCount: 2,
+		{"runs", newPod(started), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time, Reason: "its probe has not passed"}},
+		{"runs again", newPod(withIP, withEngine(corev1.ContainerStatus{RestartCount: 2,
 			State:                corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(50)}},
-			LastTerminationState: corev1.ContainerState{Terminated: end(137, "OOMKilled")}})),
+			LastTerminationState: corev1.ContainerState{Terminated: termination(137, "OOMKilled")}})),
 			engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(50).Time, Restarts: 2,
 				Reason: "its probe has not passed; before: exit code 137, OOMKilled"}},
-		{"serves", podOf(ready), engines.Replica{State: engines.Ready, Node: "n1", Address: address, Since: at(30).Time}},
-		{"serves by IPv6", podOf(ready, func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }),
+		{"serves", newPod(ready), engines.Replica{State: engines.Ready, Node: "n1", Address: address, Since: at(30).Time}},
+		{"serves by IPv6", newPod(ready, func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }),
 			engines.Replica{State: engines.Ready, Node: "n1", Address: netip.MustParseAddrPort("[fd00::1]:8000"), Since: at(30).Time}},
-		{"has ended", podOf(withIP, withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: end(1, "Error")}})),
+		{"has ended", newPod(withIP, withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: termination(1, "Error")}})),
 			engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(40).Time, Reason: "exit code 1"}},
-		{"keeps ending", podOf(withIP, withEngine(corev1.ContainerStatus{RestartCount: 5,
+		{"keeps ending", newPod(withIP, withEngine(corev1.ContainerStatus{RestartCount: 5,
 			State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s"}},
-			LastTerminationState: corev1.ContainerState{Terminated: end(2, "Error")}})),
+			LastTerminationState: corev1.ContainerState{Terminated: termination(2, "Error")}})),
 			engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(40).Time, Restarts: 5, Reason: "keeps ending: exit code 2"}},
-		{"evicted", podOf(withIP, func(p *corev1.Pod) {
+		{"evicted", newPod(withIP, func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "disk pressure"
 		}), engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(10).Time, Reason: "Evicted: disk pressure"}},
-		{"given up", podOf(ready, given), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: time.Unix(50, 5e8).UTC()}},
-		{"told to end", podOf(ready, given, deleted), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: at(60).Time}},
-		{"told to end before it began", podOf(deleted), engines.Replica{State: engines.Draining, Since: at(60).Time}},
-		{"ready with an address that is none", podOf(ready, func(p *corev1.Pod) { p.Annotations[annotationPort] = "x" }),
+		{"given up", newPod(ready, drainingPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: time.Unix(50, 5e8).UTC()}},
+		{"told to end", newPod(ready, drainingPod, deletedPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: at(60).Time}},
+		{"told to end before it began", newPod(deletedPod), engines.Replica{State: engines.Draining, Since: at(60).Time}},
+		{"ready with an address that is none", newPod(ready, func(p *corev1.Pod) { p.Annotations[annotationPort] = "x" }),
 			engines.Replica{State: engines.Starting, Node: "n1", Since: at(30).Time, Reason: "ready, but its address cannot be read"}},
 	} {
 		tt.want.ID, tt.want.Model, tt.want.Launcher, tt.want.Slots = "chat-1-x", "Org/chat", engines.Kubernetes, 8
@@ -125,17 +125,17 @@ func TestReadPod(t *testing.T) {
 		pod  *corev1.Pod
 		want pod
 	}{
-		{"new", podOf(), pod{rank: unassigned}},
-		{"has a host", podOf(onNode), pod{rank: notRunning}},
-		{"runs", podOf(started), pod{rank: notReady}},
-		{"serves", podOf(ready), pod{rank: serving}},
-		{"given up", podOf(ready, given), pod{rank: serving, draining: "1970-01-01T00:00:50.5Z"}},
-		{"leaves", podOf(ready, given, func(p *corev1.Pod) { p.Annotations[annotationCost] = "-1000" }),
-			pod{rank: serving, draining: "1970-01-01T00:00:50.5Z", leaving: true}},
-		{"another's cost", podOf(ready, func(p *corev1.Pod) { p.Annotations[annotationCost] = "5" }), pod{rank: serving}},
-		{"told to end", podOf(ready, deleted), pod{rank: serving, terminating: true}},
-		{"ended", podOf(onNode, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), pod{rank: notRunning, ended: true}},
-		{"waits for its readiness gate", podOf(started, func(p *corev1.Pod) {
+		{"new", newPod(), pod{rank: unscheduled}},
+		{"has a host", newPod(onNode), pod{rank: notRunning}},
+		{"runs", newPod(started), pod{rank: notReady}},
+		{"serves", newPod(ready), pod{rank: serving}},
+		{"given up", newPod(ready, drainingPod), pod{rank: serving, draining: "1970-01-01T00:00:50.5Z"}},
+		{"leaves", newPod(ready, drainingPod, func(p *corev1.Pod) { p.Annotations[annotationCost] = "-1000" }),
+			pod{rank: serving, draining: "1970-01-01T00:00:50.5Z", marked: true}},
+		{"another's cost", newPod(ready, func(p *corev1.Pod) { p.Annotations[annotationCost] = "5" }), pod{rank: serving}},
+		{"told to end", newPod(ready, deletedPod), pod{rank: serving, terminating: true}},
+		{"ended", newPod(onNode, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), pod{rank: notRunning, finished: true}},
+		{"waits for its readiness gate", newPod(started, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}}
 		}), pod{rank: notReady}},
 	} {

@@ -16,16 +16,16 @@ import (
 )
 
 // callers send requests through a gateway, as long as ctx lasts: to any replica that it takes for ready, for up to five seconds each.
-func (g *gateway) callers(ctx context.Context, calls *sync.WaitGroup, sent *atomic.Int64) {
+func (g *gateway) sendRequests(ctx context.Context, calls *sync.WaitGroup, sent *atomic.Int64) {
 	for range 3 {
 		calls.Go(func() {
 			for ctx.Err() == nil {
-				if ready := in(g.replicas("m"), engines.Ready); len(ready) > 0 {
+				if ready := idsIn(g.replicas("m"), engines.Ready); len(ready) > 0 {
 					pod := ready[rand.IntN(len(ready))]
-					g.add(pod, 1)
+					g.addRequests(pod, 1)
 					sent.Add(1)
 					pause(ctx, time.Duration(rand.IntN(5000))*time.Millisecond) // longer than it takes to give up a pod
-					g.add(pod, -1)
+					g.addRequests(pod, -1)
 				}
 				pause(ctx, time.Millisecond)
 			}
@@ -33,7 +33,7 @@ func (g *gateway) callers(ctx context.Context, calls *sync.WaitGroup, sent *atom
 	}
 }
 
-func (g *gateway) add(pod string, n int) {
+func (g *gateway) addRequests(pod string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.requests[pod] += n
@@ -41,7 +41,7 @@ func (g *gateway) add(pod string, n int) {
 
 // The promise: whatever is wanted, and however often that changes, no pod is told to end while a live gateway has requests on it.
 func TestNoPodGoesWithRequests(t *testing.T) {
-	s := newScene(t, nil)
+	s := newTestNamespace(t, nil)
 	gateways := []*gateway{s.gateway("a", nil), s.gateway("b", nil), s.gateway("c", nil)}
 	to, _, err := Access{Kubeconfig: s.Kubeconfig}.Connect()
 	if err != nil {
@@ -65,7 +65,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 			}
 			ended[pod.GetName()] = true
 			for i, g := range gateways {
-				if n := g.on(pod.GetName()); n > 0 {
+				if n := g.requestsOn(pod.GetName()); n > 0 {
 					t.Errorf("%s ends with %d requests of gateway %d", pod.GetName(), n, i)
 				}
 			}
@@ -74,7 +74,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var sent atomic.Int64
 	for _, g := range gateways {
-		g.callers(ctx, &calls, &sent)
+		g.sendRequests(ctx, &calls, &sent)
 	}
 	want := func(desired, template int) {
 		for _, g := range gateways {
@@ -88,7 +88,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 	stop()
 	calls.Wait()
 	want(1, 2)
-	gateways[0].ready("m", 1)
+	gateways[0].waitReady("m", 1)
 	watch.Stop()
 	watching.Wait()
 	t.Log(sent.Load(), "requests,", len(ended), "pods ended")
@@ -97,7 +97,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 	}
 }
 
-func (g *gateway) on(pod string) int {
+func (g *gateway) requestsOn(pod string) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.requests[pod]

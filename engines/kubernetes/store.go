@@ -13,10 +13,10 @@ import (
 )
 
 // forgetWritten is how long a write of our own is believed before a watch has shown it.
-const forgetWritten = 10 * time.Second
+const ownWriteLifetime = 10 * time.Second
 
 // store is what a watch has shown of one kind of object: the whole of it, replaced by each list. Nobody changes the objects in it.
-type store[T metav1.Object] struct {
+type watchStore[T metav1.Object] struct {
 	// changed is called without the lock.
 	changed func()
 
@@ -26,36 +26,36 @@ type store[T metav1.Object] struct {
 	// synced: the first list was read; guarded by mu
 	synced bool
 	// written are results of our own writes that the watch has not shown yet, by name; guarded by mu
-	written map[string]written[T]
+	ownWrites map[string]ownWrite[T]
 }
 
 // written is an object as our write left it. over is the version that the write replaced: as long as the watch shows that one, it is behind.
-type written[T metav1.Object] struct {
-	object T
-	over   string
-	at     time.Time
+type ownWrite[T metav1.Object] struct {
+	object   T
+	replaced string
+	at       time.Time
 }
 
-func newStore[T metav1.Object](changed func()) *store[T] {
-	return &store[T]{changed: changed, items: map[string]T{}, written: map[string]written[T]{}}
+func newWatchStore[T metav1.Object](changed func()) *watchStore[T] {
+	return &watchStore[T]{changed: changed, items: map[string]T{}, ownWrites: map[string]ownWrite[T]{}}
 }
 
 // list returns the objects, our own last writes among them.
-func (s *store[T]) list(now time.Time) []T {
+func (s *watchStore[T]) list(now time.Time) []T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make([]T, 0, len(s.items))
 	for name, item := range s.items {
-		if w, ours := s.written[name]; ours && w.over == item.GetResourceVersion() {
+		if w, ours := s.ownWrites[name]; ours && w.replaced == item.GetResourceVersion() {
 			item = w.object
 		}
 		all = append(all, item)
 	}
-	for name, w := range s.written {
+	for name, w := range s.ownWrites {
 		switch item, there := s.items[name]; {
-		case now.Sub(w.at) > forgetWritten, there && w.over != item.GetResourceVersion():
-			delete(s.written, name)
-		case !there && w.over == "":
+		case now.Sub(w.at) > ownWriteLifetime, there && w.replaced != item.GetResourceVersion():
+			delete(s.ownWrites, name)
+		case !there && w.replaced == "":
 			all = append(all, w.object)
 		}
 	}
@@ -63,16 +63,16 @@ func (s *store[T]) list(now time.Time) []T {
 }
 
 // wrote notes the result of a write over a version, "" for one that made the object.
-func (s *store[T]) wrote(object T, over string, now time.Time) {
+func (s *watchStore[T]) recordWrite(object T, over string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if item, there := s.items[object.GetName()]; there && item.GetResourceVersion() != over {
 		return // the watch was quicker
 	}
-	s.written[object.GetName()] = written[T]{object: object, over: over, at: now}
+	s.ownWrites[object.GetName()] = ownWrite[T]{object: object, replaced: over, at: now}
 }
 
-func (s *store[T]) hasSynced() bool {
+func (s *watchStore[T]) hasSynced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.synced
@@ -80,19 +80,19 @@ func (s *store[T]) hasSynced() bool {
 
 // Add, Update, Delete, Replace and Resync are for the reflector.
 
-func (s *store[T]) Add(obj any) error { return s.Update(obj) }
+func (s *watchStore[T]) Add(obj any) error { return s.Update(obj) }
 
 // Update puts in an object.
-func (s *store[T]) Update(obj any) error {
-	return s.take(obj, func(item T) { s.items[item.GetName()] = item })
+func (s *watchStore[T]) Update(obj any) error {
+	return s.apply(obj, func(item T) { s.items[item.GetName()] = item })
 }
 
 // Delete takes out an object.
-func (s *store[T]) Delete(obj any) error {
-	return s.take(obj, func(item T) { delete(s.items, item.GetName()) })
+func (s *watchStore[T]) Delete(obj any) error {
+	return s.apply(obj, func(item T) { delete(s.items, item.GetName()) })
 }
 
-func (s *store[T]) take(obj any, how func(T)) error {
+func (s *watchStore[T]) apply(obj any, how func(T)) error {
 	item, ok := obj.(T)
 	if !ok {
 		return errors.New("an object of another kind")
@@ -106,7 +106,7 @@ func (s *store[T]) take(obj any, how func(T)) error {
 }
 
 // Replace puts in all objects that there are.
-func (s *store[T]) Replace(list []any, _ string) error {
+func (s *watchStore[T]) Replace(list []any, _ string) error {
 	items := make(map[string]T, len(list))
 	for _, obj := range list {
 		item, ok := obj.(T)
@@ -124,10 +124,10 @@ func (s *store[T]) Replace(list []any, _ string) error {
 }
 
 // Resync has nothing to do.
-func (s *store[T]) Resync() error { return nil }
+func (s *watchStore[T]) Resync() error { return nil }
 
 // watched is where objects of a kind are.
-type watched struct {
+type watchTarget struct {
 	client    rest.Interface
 	resource  string
 	namespace string
@@ -137,7 +137,7 @@ type watched struct {
 }
 
 // follow keeps the store as the API is, until ctx ends; an API that is away leaves it as it is. failed hears what goes wrong.
-func follow(ctx context.Context, w watched, s cache.ReflectorStore, failed func(error)) {
+func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, failed func(error)) {
 	source := cache.NewFilteredListWatchFromClient(w.client, w.resource, w.namespace, func(o *metav1.ListOptions) { o.LabelSelector = w.selector })
 	reflector := cache.NewReflectorWithOptions(source, w.kind, s, cache.ReflectorOptions{
 		Name: w.resource,
@@ -148,13 +148,13 @@ func follow(ctx context.Context, w watched, s cache.ReflectorStore, failed func(
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
-		pause(ctx, retryAfter/2)
+		pause(ctx, retryDelay/2)
 	}
 }
 
 // awaitNext waits for news, for at most so long, and at least as long as there must be between two looks; or until ctx ends.
-func awaitNext(ctx context.Context, news <-chan struct{}, atMost time.Duration) {
-	pause(ctx, lookAtLeast)
+func waitForSignal(ctx context.Context, news <-chan struct{}, atMost time.Duration) {
+	pause(ctx, minLoopDelay)
 	timer := time.NewTimer(atMost)
 	defer timer.Stop()
 	select {

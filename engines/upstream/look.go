@@ -18,44 +18,44 @@ import (
 )
 
 // sight is the outcome of one look at a server.
-type sight struct {
-	began   time.Time
-	address netip.AddrPort
-	models  []string
-	err     error
+type checkResult struct {
+	startedAt time.Time
+	address   netip.AddrPort
+	models    []string
+	err       error
 	// busy: the server took the connection, or may have, and did not answer in time
-	busy bool
+	inconclusive bool
 }
 
 // Bounds on what a server may make us read and keep.
 const (
-	maxList   = 4 << 20
-	maxModels = 1000
-	maxName   = 256
+	maxListBytes = 4 << 20
+	maxModels    = 1000
+	maxNameBytes = 256
 )
 
 // caller is how the server at a URL is asked.
-type caller struct {
+type modelClient struct {
 	*http.Client
 	base      string
 	transport *engines.Transport
 }
 
 // look resolves the server's name and asks for its models.
-func (l *Launcher) look(ctx context.Context, c caller) sight {
+func (l *Launcher) check(ctx context.Context, c modelClient) checkResult {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
-	s := sight{began: time.Now()}
+	s := checkResult{startedAt: time.Now()}
 	if s.address, s.err = resolve(ctx, c.base); s.err != nil {
-		s.busy = true // the name server is in trouble, not this one
+		s.inconclusive = true // the name server is in trouble, not this one
 		return s
 	}
-	s.models, s.err = c.list(ctx, root(c.base)+"/v1/models")
+	s.models, s.err = c.fetchModels(ctx, baseURL(c.base)+"/v1/models")
 	var status *notFound
 	if errors.As(s.err, &status) {
-		s.models, s.err = c.list(ctx, root(c.base)+"/models")
+		s.models, s.err = c.fetchModels(ctx, baseURL(c.base)+"/models")
 	}
-	s.busy = errors.Is(s.err, errLate)
+	s.inconclusive = errors.Is(s.err, errTimeout)
 	return s
 }
 
@@ -64,12 +64,12 @@ type notFound struct{ code int }
 
 func (e *notFound) Error() string { return statusError(e.code).Error() }
 
-func (c caller) list(ctx context.Context, url string) ([]string, error) {
+func (c modelClient) fetchModels(ctx context.Context, url string) ([]string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	req.Host = host(c.base)
+	req.Host = hostHeader(c.base)
 	if c.transport != nil {
 		for _, h := range c.transport.Headers {
 			req.Header.Set(h.Name, h.Value)
@@ -77,7 +77,7 @@ func (c caller) list(ctx context.Context, url string) ([]string, error) {
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, reason(err)
+		return nil, withoutURL(err)
 	}
 	defer resp.Body.Close()
 	switch {
@@ -86,18 +86,18 @@ func (c caller) list(ctx context.Context, url string) ([]string, error) {
 	case resp.StatusCode != http.StatusOK:
 		return nil, statusError(resp.StatusCode)
 	}
-	return parse(io.LimitReader(resp.Body, maxList))
+	return parseModels(io.LimitReader(resp.Body, maxListBytes))
 }
 
 // parse reads {"data":[{"id":…}]}, OpenAI's shape, or a bare array of such models, as some servers answer.
-func parse(r io.Reader) ([]string, error) {
+func parseModels(r io.Reader) ([]string, error) {
 	type model struct {
 		ID   string `json:"id"`
 		Name string `json:"name"`
 	}
 	body, err := io.ReadAll(r)
 	if err != nil {
-		return nil, reason(err)
+		return nil, withoutURL(err)
 	}
 	var listed struct {
 		Data   []model `json:"data"`
@@ -117,7 +117,7 @@ func parse(r io.Reader) ([]string, error) {
 		if name == "" {
 			name = m.Name
 		}
-		if name != "" && len(name) <= maxName && len(names) < maxModels {
+		if name != "" && len(name) <= maxNameBytes && len(names) < maxModels {
 			names = append(names, name)
 		}
 	}
@@ -125,16 +125,16 @@ func parse(r io.Reader) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-var errLate = errors.New("its list of models did not come in time")
+var errTimeout = errors.New("its list of models did not come in time")
 
 // reason is an error without the URL in front, which the replica's id already says.
-func reason(err error) error {
+func withoutURL(err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		if wrapped.Timeout() {
-			return errLate
+			return errTimeout
 		}
-		return untrusted(wrapped.Err)
+		return certificateError(wrapped.Err)
 	}
 	return err
 }
@@ -142,7 +142,7 @@ func reason(err error) error {
 // resolve finds the address that Envoy is to connect to: Envoy's endpoints are addresses, not names. IPv4 is preferred, the
 // lowest address first, so that the answer is stable while the name's addresses are.
 func resolve(ctx context.Context, base string) (netip.AddrPort, error) {
-	host, portText, err := net.SplitHostPort(hostport(base))
+	host, portText, err := net.SplitHostPort(hostPort(base))
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
@@ -155,7 +155,7 @@ func resolve(ctx context.Context, base string) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	if len(addresses) == 0 {
-		return netip.AddrPort{}, errUnresolved
+		return netip.AddrPort{}, errNoAddress
 	}
 	for i := range addresses {
 		addresses[i] = addresses[i].Unmap()

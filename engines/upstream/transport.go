@@ -22,18 +22,18 @@ type Access struct {
 	// CA holds the certificates, as PEM, one of which must have signed that of an https server; empty means those that the system trusts.
 	CA string
 	// Unchecked takes any certificate.
-	Unchecked bool
+	InsecureSkipVerify bool
 }
 
 // transport is how the server at the URL is called, without a group; nil for plain HTTP.
 func (a Access) transport(base string) *engines.Transport {
-	u, err := url.Parse(root(base))
+	u, err := url.Parse(baseURL(base))
 	if err != nil {
 		return nil // the look says so
 	}
 	t := &engines.Transport{Prefix: u.EscapedPath()}
 	if u.Scheme == "https" {
-		t.TLS = &engines.TLS{ServerName: u.Hostname(), CA: a.CA, Unchecked: a.Unchecked}
+		t.TLS = &engines.TLS{ServerName: u.Hostname(), CA: a.CA, Unchecked: a.InsecureSkipVerify}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Headers)) {
 		t.Headers = append(t.Headers, engines.Header{Name: name, Value: a.Headers[name]})
@@ -45,7 +45,7 @@ func (a Access) transport(base string) *engines.Transport {
 }
 
 // same says whether two transports differ in nothing but their group.
-func same(a, b *engines.Transport) bool {
+func isSameTransport(a, b *engines.Transport) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
@@ -59,7 +59,7 @@ func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
 	groups := map[string]*engines.Transport{}
 	for _, url := range d.urls() {
 		t := d.Access[url].transport(url)
-		if s := l.servers[url]; t != nil && s != nil && same(t, s.transport) {
+		if s := l.servers[url]; t != nil && s != nil && isSameTransport(t, s.transport) {
 			all[url], groups[s.transport.Group] = s.transport, s.transport
 		} else if t != nil {
 			changed[url] = t
@@ -68,14 +68,14 @@ func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
 	for _, url := range slices.Sorted(maps.Keys(changed)) {
 		t := changed[url]
 		for _, known := range groups {
-			if same(t, known) {
+			if isSameTransport(t, known) {
 				all[url] = known
 			}
 		}
 		if all[url] != nil {
 			continue
 		}
-		for t.Group = identity(url); groups[t.Group] != nil; {
+		for t.Group = replicaID(url); groups[t.Group] != nil; {
 			t.Group += "+"
 		}
 		all[url], groups[t.Group] = t, t
@@ -84,7 +84,7 @@ func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
 }
 
 // client is what looks at a server are made with.
-func (l *Launcher) client(t *engines.Transport) *http.Client {
+func (l *Launcher) clientFor(t *engines.Transport) *http.Client {
 	if t == nil || t.TLS == nil {
 		return l.Client
 	}
@@ -106,7 +106,7 @@ func newClient(config *tls.Config) *http.Client {
 }
 
 // untrusted puts the reason why a certificate was refused into words.
-func untrusted(err error) error {
+func certificateError(err error) error {
 	var refused *tls.CertificateVerificationError
 	if !errors.As(err, &refused) {
 		return err
@@ -115,21 +115,21 @@ func untrusted(err error) error {
 }
 
 // root is the URL without a trailing /v1 or slash.
-func root(base string) string {
+func baseURL(base string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(base, "/"), "/v1"), "/")
 }
 
 // identity is the replica's id: the host as the file names it, the port, and the path if there is one.
-func identity(base string) string {
-	u, err := url.Parse(root(base))
+func replicaID(base string) string {
+	u, err := url.Parse(baseURL(base))
 	if err != nil {
 		return base
 	}
-	return hostport(base) + u.EscapedPath()
+	return hostPort(base) + u.EscapedPath()
 }
 
 // hostport is the host as the file names it and the port.
-func hostport(base string) string {
+func hostPort(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
 		return base
@@ -146,7 +146,7 @@ func hostport(base string) string {
 }
 
 // host is what requests to the server say in their Host header: without the port where that is the scheme's own.
-func host(base string) string {
+func hostHeader(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
 		return ""

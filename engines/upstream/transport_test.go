@@ -45,7 +45,7 @@ func TestLooksByTLSWithAKey(t *testing.T) {
 		reason string // "" means ready
 	}{
 		"as it should be":        {Access{Headers: bearer("secret"), CA: ca}, ""},
-		"any certificate":        {Access{Headers: bearer("secret"), Unchecked: true}, ""},
+		"any certificate":        {Access{Headers: bearer("secret"), InsecureSkipVerify: true}, ""},
 		"not the system's":       {Access{Headers: bearer("secret")}, "its certificate is not trusted: "},
 		"not this authority's":   {Access{Headers: bearer("secret"), CA: "none"}, "its certificate is not trusted: "},
 		"another key":            {Access{Headers: bearer("wrong"), CA: ca}, "its list of models answered 401: it wants another key than it is given"},
@@ -56,7 +56,7 @@ func TestLooksByTLSWithAKey(t *testing.T) {
 				Models: []Model{{Model: engines.Model{Name: "m"}, URLs: []string{url}}},
 				Access: map[string]Access{url: c.Access},
 			})
-			l.Once(t.Context())
+			l.CheckOnce(t.Context())
 			r := fleet.Snapshot().Models["m"].Replicas[0]
 			if (r.State == engines.Ready) != (c.reason == "") || !strings.HasPrefix(r.Reason, c.reason) || strings.Contains(r.Reason, "secret") {
 				t.Errorf("%s: %s", r.State, r.Reason)
@@ -117,19 +117,19 @@ func TestAChangedKeyIsTriedFirst(t *testing.T) {
 		return Desired{Discover: []string{url}, Access: map[string]Access{url: {Headers: bearer(key), CA: ca}}}
 	}
 	l, fleet := launcher(t, desired("secret"))
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
 	l.mu.Lock()
 	before := l.servers[url]
 	l.mu.Unlock()
 	l.Set(desired("wrong"))
 	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
-	l.saw(before, sight{models: []string{"other"}}) // a look that began before
+	l.applyResult(before, checkResult{models: []string{"other"}}) // a look that began before
 	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{"chat": {id: engines.Failed}})
 	l.Set(desired("secret"))
-	l.Once(context.Background())
+	l.CheckOnce(context.Background())
 	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
 }
 
@@ -142,7 +142,7 @@ func TestIdentity(t *testing.T) {
 		"https://h:80/a/b/":               {"h:80/a/b", "h:80"},
 		"https://[::1]:443":               {"[::1]:443", "[::1]"},
 	} {
-		if id, name := identity(url), host(url); id != want[0] || name != want[1] {
+		if id, name := replicaID(url), hostHeader(url); id != want[0] || name != want[1] {
 			t.Errorf("%s is %s at %s, want %v", url, id, name, want)
 		}
 	}

@@ -29,7 +29,7 @@ type Config struct {
 	Fleet *engines.Fleet
 	Log   *zap.Logger
 	// Every is the time between two looks at a server; 0 means 10 s.
-	Every time.Duration
+	Interval time.Duration
 	// Timeout of one look; 0 means 5 s.
 	Timeout time.Duration
 	// Client makes the looks; nil means one of our own that follows no redirects.
@@ -56,7 +56,7 @@ type Desired struct {
 type Launcher struct {
 	Config
 	// changed asks Run for a round outside the rhythm
-	changed chan struct{}
+	checkSignal chan struct{}
 
 	mu sync.Mutex
 	// desired and servers (by URL) are guarded by mu
@@ -76,15 +76,15 @@ type server struct {
 	fault string
 	since time.Time
 	// looked is whether a look has ended yet
-	looked bool
+	checked bool
 	// failed is when a request last failed there
-	failed time.Time
+	failedAt time.Time
 }
 
 // New returns a Launcher that watches nothing yet.
 func New(c Config) *Launcher {
-	if c.Every == 0 {
-		c.Every = 10 * time.Second
+	if c.Interval == 0 {
+		c.Interval = 10 * time.Second
 	}
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
@@ -92,7 +92,7 @@ func New(c Config) *Launcher {
 	if c.Client == nil {
 		c.Client = newClient(nil)
 	}
-	return &Launcher{Config: c, changed: make(chan struct{}, 1), servers: map[string]*server{}}
+	return &Launcher{Config: c, checkSignal: make(chan struct{}, 1), servers: map[string]*server{}}
 }
 
 // Set replaces what is desired. Servers that are no longer named leave the fleet at once. One that is called in another way than before is
@@ -108,7 +108,7 @@ func (l *Launcher) Set(d Desired) {
 		if s != nil && s.transport == t {
 			continue
 		}
-		l.servers[url] = &server{url: url, id: identity(url), transport: t, client: l.client(t), since: time.Now()}
+		l.servers[url] = &server{url: url, id: replicaID(url), transport: t, client: l.clientFor(t), since: time.Now()}
 		if s != nil {
 			l.servers[url].models = s.models // they do not vanish meanwhile
 		}
@@ -116,7 +116,7 @@ func (l *Launcher) Set(d Desired) {
 	maps.DeleteFunc(l.servers, func(url string, _ *server) bool { return !wanted[url] })
 	l.publishLocked()
 	l.mu.Unlock()
-	l.wake()
+	l.requestCheck()
 }
 
 func (d Desired) urls() []string {
@@ -128,43 +128,43 @@ func (d Desired) urls() []string {
 	return slices.Compact(urls)
 }
 
-func (l *Launcher) wake() {
+func (l *Launcher) requestCheck() {
 	select {
-	case l.changed <- struct{}{}:
+	case l.checkSignal <- struct{}{}:
 	default:
 	}
 }
 
 // Run looks at the servers until ctx ends.
 func (l *Launcher) Run(ctx context.Context) error {
-	tick := time.NewTicker(l.Every)
+	tick := time.NewTicker(l.Interval)
 	defer tick.Stop()
 	defer l.Client.CloseIdleConnections() // the others' close by themselves
 	for {
-		l.round(ctx)
+		l.checkAll(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-l.changed:
+		case <-l.checkSignal:
 		}
 	}
 }
 
 // Once looks at every server once, for a start that wants to know its models before it serves.
-func (l *Launcher) Once(ctx context.Context) { l.round(ctx) }
+func (l *Launcher) CheckOnce(ctx context.Context) { l.checkAll(ctx) }
 
 // round looks at all servers at the same time; the next round waits for the slowest, at most for Timeout.
-func (l *Launcher) round(ctx context.Context) {
+func (l *Launcher) checkAll(ctx context.Context) {
 	l.mu.Lock()
 	servers := slices.Collect(maps.Values(l.servers))
 	l.mu.Unlock()
 	var looks sync.WaitGroup
 	for _, s := range servers {
 		looks.Go(func() {
-			seen := l.look(ctx, caller{s.client, s.url, s.transport}) // these never change
+			seen := l.check(ctx, modelClient{s.client, s.url, s.transport}) // these never change
 			if ctx.Err() == nil {
-				l.saw(s, seen)
+				l.applyResult(s, seen)
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func (l *Launcher) round(ctx context.Context) {
 }
 
 // saw takes in the outcome of a look.
-func (l *Launcher) saw(s *server, seen sight) {
+func (l *Launcher) applyResult(s *server, seen checkResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.servers[s.url] != s {
@@ -182,28 +182,28 @@ func (l *Launcher) saw(s *server, seen sight) {
 		s.address = seen.address
 	}
 	switch {
-	case seen.err == nil && seen.began.Before(s.failed):
+	case seen.err == nil && seen.startedAt.Before(s.failedAt):
 		return // it saw the server as it was before a request failed there
 	case seen.err == nil:
 		s.models = seen.models
 		l.setFaultLocked(s, "")
-	case seen.busy && s.looked && s.fault == "" && l.lastLocked(s):
+	case seen.inconclusive && s.checked && s.fault == "" && l.isLastLocked(s):
 		return // too busy to answer is no reason to be left with nothing
 	default:
 		l.setFaultLocked(s, seen.err.Error())
 	}
-	s.looked = true
+	s.checked = true
 	l.publishLocked()
 }
 
 // Failed tells that a request to the replica failed on its side: a response of 500 and above, or no connection. The server gets
 // no more requests until the next good look, unless it is the last healthy one of a model of its own: then it is kept.
-func (l *Launcher) Failed(replica, what string) {
+func (l *Launcher) RecordFailure(replica, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.servers {
-		if s.id == replica && s.fault == "" && !l.lastLocked(s) {
-			s.failed = time.Now()
+		if s.id == replica && s.fault == "" && !l.isLastLocked(s) {
+			s.failedAt = time.Now()
 			l.setFaultLocked(s, what)
 			l.publishLocked()
 			return
@@ -212,11 +212,11 @@ func (l *Launcher) Failed(replica, what string) {
 }
 
 // lastLocked says whether some model would be left without a healthy server.
-func (l *Launcher) lastLocked(s *server) bool {
+func (l *Launcher) isLastLocked(s *server) bool {
 	for _, model := range l.servedLocked(s) {
 		others := 0
 		for _, o := range l.servers {
-			if o != s && o.fault == "" && o.looked && slices.Contains(l.servedLocked(o), model) {
+			if o != s && o.fault == "" && o.checked && slices.Contains(l.servedLocked(o), model) {
 				others++
 			}
 		}
@@ -278,10 +278,10 @@ func (l *Launcher) publishLocked() {
 }
 
 func (s *server) replica(model string) engines.Replica {
-	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: host(s.url), Transport: s.transport,
+	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
 		Launcher: engines.Upstream, Since: s.since, Reason: s.fault}
 	switch {
-	case !s.looked:
+	case !s.checked:
 		r.State = engines.Starting
 	case s.fault == "":
 		r.State = engines.Ready
@@ -291,7 +291,7 @@ func (s *server) replica(model string) engines.Replica {
 	return r
 }
 
-var errUnresolved = errors.New("the host has no address")
+var errNoAddress = errors.New("the host has no address")
 
 func statusError(code int) error {
 	if code == http.StatusUnauthorized || code == http.StatusForbidden {

@@ -85,13 +85,13 @@ func TestModelsAppearAndGo(t *testing.T) {
 	b := newEngine(t, "/models", "chat")
 	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL + "/v1"}})
 	want(t, fleet, map[string]states{}) // nothing is known before the first look
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{
 		"chat":  {a.id(): engines.Ready, b.id(): engines.Ready},
 		"embed": {a.id(): engines.Ready},
 	})
 	a.models.Store(&[]string{"embed"})
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{"chat": {b.id(): engines.Ready}, "embed": {a.id(): engines.Ready}})
 	l.Set(Desired{Discover: []string{a.URL}})
 	want(t, fleet, map[string]states{"embed": {a.id(): engines.Ready}})
@@ -104,32 +104,32 @@ func TestNamedModels(t *testing.T) {
 		Discover: []string{b.URL},
 	})
 	want(t, fleet, map[string]states{"remote": {a.id(): engines.Starting}})
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{"remote": {a.id(): engines.Ready, b.id(): engines.Ready}})
 }
 
 func TestHealth(t *testing.T) {
 	a, b := newEngine(t, "/v1/models", "chat"), newEngine(t, "/v1/models", "chat", "only-b")
 	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL}})
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 
 	a.status.Store(http.StatusServiceUnavailable)
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 	a.status.Store(http.StatusOK)
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 
-	l.Failed(a.id(), "answered 500")
+	l.RecordFailure(a.id(), "answered 500")
 	want(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
-	l.Once(t.Context())
-	l.Failed(b.id(), "answered 500") // the last one of only-b
+	l.CheckOnce(t.Context())
+	l.RecordFailure(b.id(), "answered 500") // the last one of only-b
 	want(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Ready, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 
 	b.Close()
-	l.Once(t.Context())
+	l.CheckOnce(t.Context())
 	want(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Ready, b.id(): engines.Failed}, "only-b": {b.id(): engines.Failed}})
 	if r := fleet.Snapshot().Models["only-b"].Replicas[0]; !strings.Contains(r.Reason, "refused") {
@@ -140,7 +140,7 @@ func TestHealth(t *testing.T) {
 func TestRunLooksAgain(t *testing.T) {
 	a := newEngine(t, "/v1/models", "chat")
 	fleet := engines.NewFleet()
-	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Every: 5 * time.Millisecond})
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Interval: 5 * time.Millisecond})
 	l.Set(Desired{Discover: []string{a.URL}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -181,12 +181,12 @@ func TestParse(t *testing.T) {
 		{"models by name", `{"models":[{"name":"a"}]}`, []string{"a"}, false},
 		{"none", `{"data":[]}`, []string{}, false},
 		{"nameless", `{"data":[{"id":""},{}]}`, []string{}, false},
-		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", maxName+1) + `"}]}`, []string{}, false},
+		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", maxNameBytes+1) + `"}]}`, []string{}, false},
 		{"not JSON", `<html>`, nil, true},
 		{"empty", ``, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := parse(strings.NewReader(c.body))
+			got, err := parseModels(strings.NewReader(c.body))
 			if (err != nil) != c.bad || !cmp.Equal(got, c.want) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
 			}
@@ -196,7 +196,7 @@ func TestParse(t *testing.T) {
 
 func TestAListWithoutEndIsCut(t *testing.T) {
 	endless := io.MultiReader(strings.NewReader(`{"data":[`), zeros{})
-	if _, err := parse(io.LimitReader(endless, maxList)); err == nil {
+	if _, err := parseModels(io.LimitReader(endless, maxListBytes)); err == nil {
 		t.Error("accepted")
 	}
 }
@@ -217,7 +217,7 @@ func TestHostport(t *testing.T) {
 		"http://[::1]:8000/":       "[::1]:8000",
 		"http://gpu.internal:8080": "gpu.internal:8080",
 	} {
-		if got := hostport(url); got != want {
+		if got := hostPort(url); got != want {
 			t.Errorf("%s: got %s, want %s", url, got, want)
 		}
 	}

@@ -302,7 +302,7 @@ func (g *gateway) lookAround(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var asked sync.WaitGroup
-	asked.Go(func() { g.upstream.Once(ctx) })
+	asked.Go(func() { g.upstream.CheckOnce(ctx) })
 	asked.Go(func() { g.awaitHosts(ctx) })
 	asked.Go(func() { g.awaitPods(ctx) })
 	asked.Wait()

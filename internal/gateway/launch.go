@@ -110,7 +110,7 @@ func (g *gateway) launch() {
 	case known:
 		g.kubernetes.Set(g.podModels(c))
 	default: // what runs may be a custom resource's
-		g.kubernetes.SetSome(g.podModels(c))
+		g.kubernetes.SetPartial(g.podModels(c))
 	}
 }
 
@@ -180,7 +180,7 @@ func (g *gateway) watchPods(ctx context.Context, group *errgroup.Group) {
 
 // awaitPods waits until the pods and the models of custom resources are known, or ctx ends.
 func (g *gateway) awaitPods(ctx context.Context) {
-	for g.kubernetes != nil && !(g.kubernetes.Shown() && g.objects.known()) {
+	for g.kubernetes != nil && !(g.kubernetes.HasPublished() && g.objects.known()) {
 		select {
 		case <-ctx.Done():
 			return
@@ -191,7 +191,7 @@ func (g *gateway) awaitPods(ctx context.Context) {
 
 // idle are the local models that nobody uses and that have more replicas than they must.
 func (g *gateway) idle() []string {
-	return slices.DeleteFunc(g.scaler.Idle(), func(model string) bool {
+	return slices.DeleteFunc(g.scaler.IdleModels(), func(model string) bool {
 		m := g.fleet.Snapshot().Models[model]
 		return m == nil || m.Launcher != engines.Local
 	})
@@ -212,7 +212,7 @@ func (g *gateway) evict(models []string) {
 func (g *gateway) makeKubernetes(c config.Kubernetes) {
 	access := kubernetes.Access{Kubeconfig: c.Kubeconfig, Context: c.Context}
 	g.kubernetes = kubernetes.New(kubernetes.Config{Access: access, Namespace: c.Namespace, Name: c.Name, Fleet: g.fleet,
-		Identity: os.Getenv("POD_NAME"), Load: g.ownLoad, InFlight: g.dispatcher.Load, Found: g.foundPods, Demand: g.scaler.Demand, Log: g.log})
+		Identity: os.Getenv("POD_NAME"), Load: g.ownLoad, InFlight: g.dispatcher.Load, OnFound: g.foundPods, OnDemand: g.scaler.ReportDemand, Log: g.log})
 	if c.CustomResources {
 		g.objects = newObjects(g, access, c.Namespace)
 	}
@@ -232,9 +232,9 @@ func (g *gateway) foundPods(replicas map[string]int) {
 
 // demand hears that a request waits for a model.
 func (g *gateway) demand(model string) {
-	g.scaler.Demand(model)
+	g.scaler.ReportDemand(model)
 	if g.kubernetes != nil {
-		g.kubernetes.Publish()
+		g.kubernetes.PublishLoad()
 	}
 }
 
@@ -242,7 +242,7 @@ func (g *gateway) demand(model string) {
 func (g *gateway) load(model string) scale.Load {
 	l := g.loadHere(model)
 	if g.kubernetes != nil {
-		others := g.kubernetes.Others(model)
+		others := g.kubernetes.OthersLoad(model)
 		l.Running, l.Queued, l.Admitted = l.Running+others.Running, l.Queued+others.Queued, l.Admitted+others.Admitted
 	}
 	return l
@@ -252,7 +252,7 @@ func (g *gateway) load(model string) scale.Load {
 func (g *gateway) loadHere(model string) scale.Load {
 	v, _ := g.dispatcher.View(model)
 	l := scale.Load{Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
-		Most: v.Policy.Limits.MaxConcurrent}
+		MaxRunning: v.Policy.Limits.MaxConcurrent}
 	for _, p := range g.current().Pools {
 		if slices.Contains(p.Models, model) {
 			l.Queued += g.admission.PoolStats(p.Name).Queued

@@ -50,7 +50,7 @@ type judged struct {
 
 func newObjects(g *gateway, access kubernetes.Access, namespace string) *objects {
 	o := &objects{gateway: g, told: make(chan struct{})}
-	o.watcher = custom.New(custom.Config{Access: access, Namespace: namespace, Leads: g.kubernetes.Leads, Changed: o.changed, Log: g.log})
+	o.watcher = custom.New(custom.Config{Access: access, Namespace: namespace, IsLeader: g.kubernetes.IsLeader, OnChange: o.changed, Log: g.log})
 	return o
 }
 
@@ -186,7 +186,7 @@ func (o *objects) run(ctx context.Context) error {
 		told, failed := o.told, o.failed != ""
 		o.mu.Unlock()
 		o.watcher.Report(o.statuses())
-		o.watcher.Release(o.gone())
+		o.watcher.ReleaseFinalizers(o.gone())
 		select {
 		case <-ctx.Done():
 			return nil
@@ -220,7 +220,7 @@ func (o *objects) gone() []string {
 	defer o.mu.Unlock()
 	var names []string
 	for _, j := range o.judged {
-		if j.Deleting && j.Kind == custom.Model && o.gateway.kubernetes.Gone(j.model, j.UID) {
+		if j.Deleting && j.Kind == custom.Model && o.gateway.kubernetes.IsGone(j.model, j.UID) {
 			names = append(names, j.Name)
 		}
 	}

@@ -79,7 +79,7 @@ func (o observer) observe(e telemetry.Entry) {
 func (o observer) failed(replica string, kind dispatch.Failure, reason string) {
 	switch o.dispatcher.Failed(replica, kind, reason) {
 	case engines.Upstream:
-		o.upstreams.Failed(replica, reason)
+		o.upstreams.RecordFailure(replica, reason)
 	case engines.Local:
 		o.replicas.Suspect(replica)
 	}

@@ -71,8 +71,8 @@ func (g *gateway) problems() []string {
 	if g.kubernetes != nil {
 		s := g.kubernetes.Status()
 		for _, c := range s.Clusters {
-			if c.Problem != "" {
-				all = append(all, strings.TrimSpace("Kubernetes "+c.Context)+": "+c.Problem)
+			if c.Errors != "" {
+				all = append(all, strings.TrimSpace("Kubernetes "+c.Context)+": "+c.Errors)
 			}
 		}
 		for model, why := range s.Faults {
@@ -83,7 +83,7 @@ func (g *gateway) problems() []string {
 		}
 	}
 	if g.objects != nil {
-		if why := g.objects.watcher.Problem(); why != "" {
+		if why := g.objects.watcher.Errors(); why != "" {
 			all = append(all, "Custom resources: "+why)
 		}
 		all = append(all, g.objects.problems()...)

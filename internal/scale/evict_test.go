@@ -32,7 +32,7 @@ func TestEvictTakesOnlyWhatNobodyUses(t *testing.T) {
 	set("used", Load{Running: 1, Admitted: 1})
 	set("waited", Load{Queued: 1})
 	set("idle", Load{Admitted: 7})
-	if got := s.Idle(); !slices.Equal(got, []string{"idle"}) {
+	if got := s.IdleModels(); !slices.Equal(got, []string{"idle"}) {
 		t.Errorf("idle are %v", got)
 	}
 	for _, model := range []string{"used", "waited", "kept", "unknown"} {
@@ -43,13 +43,13 @@ func TestEvictTakesOnlyWhatNobodyUses(t *testing.T) {
 	if !s.Evict("idle") || s.Desired("idle") != 1 || !s.Evict("idle") || s.Desired("idle") != 0 || s.Evict("idle") {
 		t.Errorf("%d of idle are left", s.Desired("idle"))
 	}
-	s.look(time.Now(), true)
+	s.update(time.Now(), true)
 	if s.Desired("idle") != 0 {
 		t.Error("what it did before it was evicted brought it back")
 	}
 	set("idle", Load{Queued: 1, Admitted: 7})
-	s.Demand("idle")
-	s.look(time.Now(), false)
+	s.ReportDemand("idle")
+	s.update(time.Now(), false)
 	if s.Desired("idle") != 1 {
 		t.Error("a request did not bring it back")
 	}
@@ -67,11 +67,11 @@ func TestTheLongestIdleGoesFirst(t *testing.T) {
 		s.Set(models)
 		for _, name := range []string{"c", "a", "b"} {
 			set(name, Load{})
-			s.look(time.Now(), true)
+			s.update(time.Now(), true)
 			time.Sleep(time.Minute)
 		}
 		set("d", Load{}) // and it has not been looked at since
-		if got := s.Idle(); !slices.Equal(got, []string{"c", "a", "b", "d"}) {
+		if got := s.IdleModels(); !slices.Equal(got, []string{"c", "a", "b", "d"}) {
 			t.Errorf("idle are %v", got)
 		}
 	})

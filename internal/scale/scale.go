@@ -38,7 +38,7 @@ type Load struct {
 	// PerReplica is how many requests one replica works on at once; 0 means unknown.
 	PerReplica int
 	// Most is how many the model's own limit lets run at once; 0 means any number.
-	Most int
+	MaxRunning int
 }
 
 // Config is what a Scaler works with.
@@ -48,18 +48,18 @@ type Config struct {
 	// Apply is called without a lock when a number has changed; it asks Desired.
 	Apply func()
 	// Look is how often idleness is looked for; 0 means 30 s. A model with a shorter cooldown is looked at twice in that.
-	Look time.Duration
+	Interval time.Duration
 	// Log hears of changes; nil: nobody does.
 	Log *zap.Logger
 }
 
 const (
 	defaultCooldown = 5 * time.Minute
-	defaultLook     = 30 * time.Second
+	defaultInterval = 30 * time.Second
 	// shortestLook bounds how often short cooldowns make it look.
-	shortestLook = 100 * time.Millisecond
+	minInterval = 100 * time.Millisecond
 	// againSoon is how long after a change a model is looked at anew: its replicas may now say what they work on at once.
-	againSoon = time.Second
+	recheckDelay = time.Second
 	// unknownPerReplica is what a replica is taken to work on at once when its engine does not say.
 	unknownPerReplica = 8
 )
@@ -68,37 +68,37 @@ const (
 type Scaler struct {
 	config Config
 	// wake has a token when somebody waits for a model, reset one when the models are others.
-	wake, reset chan struct{}
+	demandSignal, modelsSignal chan struct{}
 
 	mu sync.Mutex
 	// models by name; guarded by mu
-	models map[string]*state
+	models map[string]*modelState
 	// found is how many replicas there were of before a restart; guarded by mu
 	found map[string]int
 }
 
 // state is one model's.
-type state struct {
+type modelState struct {
 	Model
 	desired int
 	// asked: somebody waits, and it has not been looked at since.
-	asked bool
+	hasDemand bool
 	// admitted is Load.Admitted at the last look.
 	admitted uint64
 	// since is when fewer than desired were first seen to be enough, zero while they are not; peak is the most that was needed since.
-	since time.Time
-	peak  int
+	belowSince time.Time
+	peak       int
 }
 
 // New returns a Scaler of no models.
 func New(c Config) *Scaler {
-	if c.Look <= 0 {
-		c.Look = defaultLook
+	if c.Interval <= 0 {
+		c.Interval = defaultInterval
 	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	return &Scaler{config: c, wake: make(chan struct{}, 1), reset: make(chan struct{}, 1), models: map[string]*state{},
+	return &Scaler{config: c, demandSignal: make(chan struct{}, 1), modelsSignal: make(chan struct{}, 1), models: map[string]*modelState{},
 		found: map[string]int{}}
 }
 
@@ -117,9 +117,9 @@ func (s *Scaler) Adopt(found map[string]int) {
 }
 
 // Idle lists the models that nobody uses and that have more replicas than they must, the one that has been so for longest first.
-func (s *Scaler) Idle() []string {
+func (s *Scaler) IdleModels() []string {
 	var idle []string
-	for _, name := range s.spare() {
+	for _, name := range s.modelsAboveMin() {
 		if load := s.config.Load(name); load.Running+load.Queued == 0 { // without the lock: it takes others
 			idle = append(idle, name)
 		}
@@ -128,7 +128,7 @@ func (s *Scaler) Idle() []string {
 }
 
 // spare lists the models that have more replicas than they must, those first that have needed fewer for longest.
-func (s *Scaler) spare() []string {
+func (s *Scaler) modelsAboveMin() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
@@ -138,16 +138,16 @@ func (s *Scaler) spare() []string {
 		}
 	}
 	slices.SortFunc(names, func(a, b string) int {
-		x, y := s.models[a].since, s.models[b].since
+		x, y := s.models[a].belowSince, s.models[b].belowSince
 		if x.IsZero() != y.IsZero() {
-			return cmp.Or(boolean(x.IsZero())-boolean(y.IsZero()), cmp.Compare(a, b))
+			return cmp.Or(boolToInt(x.IsZero())-boolToInt(y.IsZero()), cmp.Compare(a, b))
 		}
 		return cmp.Or(x.Compare(y), cmp.Compare(a, b))
 	})
 	return names
 }
 
-func boolean(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
@@ -165,7 +165,7 @@ func (s *Scaler) Evict(model string) bool {
 		return false
 	}
 	st.desired--
-	st.admitted, st.since, st.peak = load.Admitted, time.Time{}, 0
+	st.admitted, st.belowSince, st.peak = load.Admitted, time.Time{}, 0
 	s.config.Log.Info("evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
@@ -177,7 +177,7 @@ func (s *Scaler) Set(models map[string]Model) {
 	for name, m := range models {
 		st := s.models[name]
 		if st == nil {
-			st = &state{desired: s.found[name]}
+			st = &modelState{desired: s.found[name]}
 			s.models[name] = st
 			delete(s.found, name)
 		}
@@ -188,8 +188,8 @@ func (s *Scaler) Set(models map[string]Model) {
 		st.Model = m
 		st.desired = min(max(st.desired, m.Min), m.Max)
 	}
-	maps.DeleteFunc(s.models, func(name string, _ *state) bool { _, ok := models[name]; return !ok })
-	signal(s.reset)
+	maps.DeleteFunc(s.models, func(name string, _ *modelState) bool { _, ok := models[name]; return !ok })
+	signal(s.modelsSignal)
 }
 
 // Desired is how many replicas the model is to have; 0 for an unknown one.
@@ -203,16 +203,16 @@ func (s *Scaler) Desired(model string) int {
 }
 
 // Demand tells that a request waits for the model. It is quick.
-func (s *Scaler) Demand(model string) {
+func (s *Scaler) ReportDemand(model string) {
 	s.mu.Lock()
 	st := s.models[model]
 	scalable := st != nil && st.desired < st.Max
 	if scalable {
-		st.asked = true
+		st.hasDemand = true
 	}
 	s.mu.Unlock()
 	if scalable {
-		signal(s.wake)
+		signal(s.demandSignal)
 	}
 }
 
@@ -232,12 +232,12 @@ func (s *Scaler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.wake:
+		case <-s.demandSignal:
 			all = false
-		case <-s.reset:
+		case <-s.modelsSignal:
 		case <-timer.C:
 		}
-		changed, next := s.look(time.Now(), all)
+		changed, next := s.update(time.Now(), all)
 		if changed {
 			s.config.Apply()
 		}
@@ -249,9 +249,9 @@ func (s *Scaler) Run(ctx context.Context) error {
 
 // look brings the numbers of all models, or of those that somebody asked for, up to date. It says whether one has changed, and when to look
 // at all of them again.
-func (s *Scaler) look(now time.Time, all bool) (changed bool, next time.Duration) {
-	next = s.config.Look
-	for _, name := range s.due(all) {
+func (s *Scaler) update(now time.Time, all bool) (changed bool, next time.Duration) {
+	next = s.config.Interval
+	for _, name := range s.takeDue(all) {
 		load := s.config.Load(name) // without the lock: it takes others
 		s.mu.Lock()
 		st := s.models[name]
@@ -260,14 +260,14 @@ func (s *Scaler) look(now time.Time, all bool) (changed bool, next time.Duration
 			continue
 		}
 		before := st.desired
-		st.follow(load, now)
+		st.apply(load, now)
 		after := st.desired
 		if st.Min < st.Max {
-			next = min(next, max(st.Cooldown/2, shortestLook))
+			next = min(next, max(st.Cooldown/2, minInterval))
 		}
 		s.mu.Unlock()
 		if after != before {
-			changed, next = true, min(next, againSoon)
+			changed, next = true, min(next, recheckDelay)
 			s.config.Log.Info("scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", after),
 				zap.Int("running", load.Running), zap.Int("queued", load.Queued))
 		}
@@ -276,45 +276,45 @@ func (s *Scaler) look(now time.Time, all bool) (changed bool, next time.Duration
 }
 
 // due lists the models to look at, in the order of their names.
-func (s *Scaler) due(all bool) []string {
+func (s *Scaler) takeDue(all bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for name, st := range s.models {
-		if all || st.asked {
+		if all || st.hasDemand {
 			names = append(names, name)
 		}
-		st.asked = false
+		st.hasDemand = false
 	}
 	slices.Sort(names)
 	return names
 }
 
 // follow moves desired to what the load needs.
-func (st *state) follow(l Load, now time.Time) {
-	need := st.need(l)
+func (st *modelState) apply(l Load, now time.Time) {
+	need := st.needed(l)
 	st.admitted = l.Admitted
 	if need >= st.desired {
-		st.desired, st.since, st.peak = need, time.Time{}, 0
+		st.desired, st.belowSince, st.peak = need, time.Time{}, 0
 		return
 	}
-	if st.peak = max(st.peak, need); st.since.IsZero() {
-		st.since = now
+	if st.peak = max(st.peak, need); st.belowSince.IsZero() {
+		st.belowSince = now
 	}
-	if now.Sub(st.since) >= st.Cooldown {
-		st.desired, st.since, st.peak = st.peak, time.Time{}, 0
+	if now.Sub(st.belowSince) >= st.Cooldown {
+		st.desired, st.belowSince, st.peak = st.peak, time.Time{}, 0
 	}
 }
 
 // need is how many replicas the load needs now.
-func (st *state) need(l Load) int {
+func (st *modelState) needed(l Load) int {
 	per := l.PerReplica
 	if per <= 0 {
 		per = unknownPerReplica
 	}
 	busy := l.Running + l.Queued
-	if l.Most > 0 {
-		busy = min(busy, max(l.Most, l.Running))
+	if l.MaxRunning > 0 {
+		busy = min(busy, max(l.MaxRunning, l.Running))
 	}
 	need := (busy + per - 1) / per
 	if l.PerReplica <= 0 && st.desired == 0 {

@@ -46,7 +46,7 @@ func (w *world) set(l Load) {
 	w.load = l
 	w.mu.Unlock()
 	if l.Queued > 0 {
-		w.Demand("m")
+		w.ReportDemand("m")
 	}
 	synctest.Wait()
 }
@@ -138,8 +138,8 @@ func TestReplicasOfBeforeARestartStay(t *testing.T) {
 		if s.Desired("m") != 1 || s.Desired("new") != 0 {
 			t.Errorf("after a reload: %d and %d", s.Desired("m"), s.Desired("new"))
 		}
-		s.Demand("m")
-		s.Demand("unknown")
+		s.ReportDemand("m")
+		s.ReportDemand("unknown")
 	})
 }
 
@@ -163,7 +163,7 @@ func TestDemandLooksAtItsModelAlone(t *testing.T) {
 		a, b := looks["a"], looks["b"]
 		mu.Unlock()
 		for range 5 {
-			s.Demand("a")
+			s.ReportDemand("a")
 			synctest.Wait()
 		}
 		mu.Lock()
@@ -200,7 +200,7 @@ func TestTheFirstReplicaTellsHowManyAreNeeded(t *testing.T) {
 func TestALimitBoundsWhatIsNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, Model{Min: 1, Max: 4})
-		w.set(Load{Running: 12, Queued: 100, PerReplica: 8, Most: 12})
+		w.set(Load{Running: 12, Queued: 100, PerReplica: 8, MaxRunning: 12})
 		w.want(t, 2)
 		w.set(Load{Running: 12, Queued: 100, PerReplica: 8})
 		w.want(t, 4)

@@ -88,21 +88,21 @@ type Config struct {
 	// Namespace of the objects. Empty: the one that the access means.
 	Namespace string
 	// Leads tells whether this gateway is the one that writes; it is asked before every write. nil: it never is.
-	Leads func() bool
+	IsLeader func() bool
 	// Changed gets all objects, sorted by kind and name: when they have been read for the first time, and whenever a spec, a generation
 	// or a deletion differs. It is never called twice at once; the next call waits for its return. It keeps the list.
-	Changed func([]Object)
+	OnChange func([]Object)
 	// Log gets problems as they come and go. nil: nobody does.
 	Log *zap.Logger
 }
 
 // Pauses. The API answers watches at once; these bound how often a burst is looked at, and what an outage costs.
 const (
-	settle     = 100 * time.Millisecond // from a change until it is looked at, so that a burst is one change
-	writePause = time.Second            // between two writes of one object
-	retryFirst = time.Second            // until the first new try after an API call failed
-	retryMost  = 5 * time.Second        // between tries in a long outage
-	callLimit  = 10 * time.Second       // for one write
+	settleDelay      = 100 * time.Millisecond // from a change until it is looked at, so that a burst is one change
+	minWriteInterval = time.Second            // between two writes of one object
+	minRetryDelay    = time.Second            // until the first new try after an API call failed
+	maxRetryDelay    = 5 * time.Second        // between tries in a long outage
+	callTimeout      = 10 * time.Second       // for one write
 	// Writes a second, and how many may come at once. An installation with more models takes a little longer.
 	writeRate, writeBurst = 50, 100
 )
@@ -113,7 +113,7 @@ type Watcher struct {
 	// engines and models are what the API told last.
 	engines, models *store
 	// news and work each hold one signal: something was read, something may have to be written.
-	news, work chan struct{}
+	changed, writeSignal chan struct{}
 
 	mu sync.Mutex
 	// statuses is what Report was given last.
@@ -121,7 +121,7 @@ type Watcher struct {
 	// released are deleted models of which nothing is left, by UID: a later model of the same name is another one.
 	released map[types.UID]bool
 	// problems by what they are about; without an entry all is well.
-	problems map[string]string
+	errors map[string]string
 }
 
 // New makes a Watcher, which does nothing before Run.
@@ -129,8 +129,8 @@ func New(config Config) *Watcher {
 	if config.Log == nil {
 		config.Log = zap.NewNop()
 	}
-	w := &Watcher{config: config, news: make(chan struct{}, 1), work: make(chan struct{}, 1), released: map[types.UID]bool{}, problems: map[string]string{}}
-	w.engines, w.models = &store{kind: Engine, changed: w.read}, &store{kind: Model, changed: w.read}
+	w := &Watcher{config: config, changed: make(chan struct{}, 1), writeSignal: make(chan struct{}, 1), released: map[types.UID]bool{}, errors: map[string]string{}}
+	w.engines, w.models = &store{kind: Engine, onChange: w.onStoreChange}, &store{kind: Model, onChange: w.onStoreChange}
 	return w
 }
 
@@ -145,35 +145,38 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer closeIdle()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range []*store{w.engines, w.models} {
-		group.Go(func() error { w.follow(ctx, api, s); return nil })
+		group.Go(func() error { w.watchKind(ctx, api, s); return nil })
 	}
-	group.Go(func() error { w.tell(ctx); return nil })
-	group.Go(func() error { (&writer{Watcher: w, api: api, tries: map[types.UID]try{}}).run(ctx); return nil })
+	group.Go(func() error { w.notifyLoop(ctx); return nil })
+	group.Go(func() error {
+		(&writer{Watcher: w, api: api, attempts: map[types.UID]writeAttempt{}}).run(ctx)
+		return nil
+	})
 	return group.Wait()
 }
 
 // api is the objects of one namespace.
-type api func(Kind) dynamic.ResourceInterface
+type objectClient func(Kind) dynamic.ResourceInterface
 
 // connect waits until the access can be read: a kubeconfig may come later than we do. It returns nil when ctx has ended.
-func (w *Watcher) connect(ctx context.Context) (api, func()) {
+func (w *Watcher) connect(ctx context.Context) (objectClient, func()) {
 	for {
-		api, closeIdle, err := w.open()
+		api, closeIdle, err := w.newClient()
 		if err == nil {
-			w.problem("access", "")
+			w.setError("access", "")
 			return api, closeIdle
 		}
-		w.problem("access", err.Error())
+		w.setError("access", err.Error())
 		select {
 		case <-ctx.Done():
 			return nil, nil
-		case <-time.After(retryMost):
+		case <-time.After(maxRetryDelay):
 		}
 	}
 }
 
 // open makes a client. It asks nobody.
-func (w *Watcher) open() (api, func(), error) {
+func (w *Watcher) newClient() (objectClient, func(), error) {
 	config, namespace, err := w.config.Connect()
 	if err != nil {
 		return nil, nil, err
@@ -196,24 +199,24 @@ func (w *Watcher) open() (api, func(), error) {
 }
 
 // Problem says what is wrong now, in one line for people; empty when all is well.
-func (w *Watcher) Problem() string {
+func (w *Watcher) Errors() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var lines []string
-	for _, about := range slices.Sorted(maps.Keys(w.problems)) {
-		lines = append(lines, w.problems[about])
+	for _, about := range slices.Sorted(maps.Keys(w.errors)) {
+		lines = append(lines, w.errors[about])
 	}
 	return strings.Join(slices.Compact(lines), "; ")
 }
 
 // problem sets what is wrong about one thing, or with an empty text that nothing is.
-func (w *Watcher) problem(about, text string) {
+func (w *Watcher) setError(about, text string) {
 	w.mu.Lock()
-	before := w.problems[about]
+	before := w.errors[about]
 	if text == "" {
-		delete(w.problems, about)
+		delete(w.errors, about)
 	} else {
-		w.problems[about] = text
+		w.errors[about] = text
 	}
 	w.mu.Unlock()
 	switch text {
@@ -237,12 +240,12 @@ func (w *Watcher) Report(statuses []Status) {
 	w.mu.Lock()
 	w.statuses = all
 	w.mu.Unlock()
-	signal(w.work)
+	signal(w.writeSignal)
 }
 
 // Release names InferenceModels that are being deleted and of which nothing is left, those of which there never was anything included. The leader
 // takes the finalizer off them. A name that is not being deleted has no effect. It never blocks.
-func (w *Watcher) Release(gone []string) {
+func (w *Watcher) ReleaseFinalizers(gone []string) {
 	for _, name := range gone {
 		entry, ok := w.models.get(name)
 		if !ok || !entry.Deleting {
@@ -252,13 +255,13 @@ func (w *Watcher) Release(gone []string) {
 		w.released[entry.raw.GetUID()] = true
 		w.mu.Unlock()
 	}
-	signal(w.work)
+	signal(w.writeSignal)
 }
 
 // read is called when something was read.
-func (w *Watcher) read() {
-	signal(w.news)
-	signal(w.work)
+func (w *Watcher) onStoreChange() {
+	signal(w.changed)
+	signal(w.writeSignal)
 }
 
 // signal leaves a signal unless one is there.
@@ -270,22 +273,22 @@ func signal(c chan struct{}) {
 }
 
 // tell hands the objects on whenever they differ.
-func (w *Watcher) tell(ctx context.Context) {
+func (w *Watcher) notifyLoop(ctx context.Context) {
 	var last []Object
-	for told := false; pause(ctx, w.news); {
+	for told := false; waitForSignal(ctx, w.changed); {
 		engines, ok := w.engines.all()
 		models, ok2 := w.models.all()
 		now := slices.Concat(engines, models)
-		if !ok || !ok2 || told && slices.EqualFunc(last, now, same) {
+		if !ok || !ok2 || told && slices.EqualFunc(last, now, isSameObject) {
 			continue
 		}
 		told, last = true, now
-		w.config.Changed(slices.Clone(now))
+		w.config.OnChange(slices.Clone(now))
 	}
 }
 
 // pause waits for a signal and then for what comes with it. It returns false when ctx has ended.
-func pause(ctx context.Context, c <-chan struct{}) bool {
+func waitForSignal(ctx context.Context, c <-chan struct{}) bool {
 	select {
 	case <-ctx.Done():
 		return false
@@ -294,7 +297,7 @@ func pause(ctx context.Context, c <-chan struct{}) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(settle):
+	case <-time.After(settleDelay):
 		return true
 	}
 }

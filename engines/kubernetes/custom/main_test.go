@@ -91,8 +91,8 @@ func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 	g := &gateway{leads: leads}
 	g.Watcher = custom.New(custom.Config{
 		Access: kubernetes.Access{Kubeconfig: kubeconfig}, Namespace: namespace,
-		Leads: func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.leads },
-		Changed: func(list []custom.Object) {
+		IsLeader: func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.leads },
+		OnChange: func(list []custom.Object) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.lists = append(g.lists, list)

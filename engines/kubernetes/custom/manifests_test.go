@@ -37,7 +37,7 @@ func TestRole(t *testing.T) {
 	c.Kubectl(t, "create", "serviceaccount", "-n", ns, "sluice")
 	c.Apply(t, ns, model("a", "{engine: sim}")+engine("e", "{versions: []}"))
 	g := run(t, c.User(t, ns, "sluice"), "", true)
-	until(t, "the API forbids it", func() bool { return strings.Contains(g.Problem(), `inferencemodels.sluice.dev is forbidden`) })
+	until(t, "the API forbids it", func() bool { return strings.Contains(g.Errors(), `inferencemodels.sluice.dev is forbidden`) })
 	c.Kubectl(t, "apply", "-k", overlay(t, ns), "-l", "!app.kubernetes.io/name") // all but the gateway itself
 	until(t, "told", g.knows("e", "a"))
 	g.Report([]custom.Status{{Kind: custom.Engine, Name: "e", Generation: 1, Accepted: true},
@@ -48,9 +48,9 @@ func TestRole(t *testing.T) {
 	})
 	c.Kubectl(t, "delete", "im", "-n", ns, "--wait=false", "a")
 	until(t, "told of the deletion", func() bool { return g.one("a").Deleting })
-	g.Release([]string{"a"})
+	g.ReleaseFinalizers([]string{"a"})
 	until(t, "gone", g.knows("e"))
-	until(t, "all is well", func() bool { return g.Problem() == "" })
+	until(t, "all is well", func() bool { return g.Errors() == "" })
 }
 
 // What cannot be right is refused when it is applied, with the name of the field.

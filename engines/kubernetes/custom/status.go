@@ -10,23 +10,23 @@ import (
 
 // Types of conditions that we write. Others are left alone.
 const (
-	accepted = "Accepted"
-	ready    = "Ready"
+	conditionAccepted = "Accepted"
+	conditionReady    = "Ready"
 )
 
 // longestMessage is in bytes; the end of a list of thousand faults helps nobody.
-const longestMessage = 4096
+const maxMessageBytes = 4096
 
 // difference is what a merge patch must set in the status of an object so that it says what s says: nil when it does. A null takes a field away.
-func (s Status) difference(status map[string]any, now time.Time) map[string]any {
+func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 	before, _ := status["conditions"].([]any)
 	fields := map[string]any{
 		"observedGeneration": s.Generation,
-		"message":            text(s.Message),
+		"message":            optionalText(s.Message),
 		"conditions":         s.conditions(before, now),
 	}
 	if s.Kind == Model {
-		fields["phase"] = text(s.Phase)
+		fields["phase"] = optionalText(s.Phase)
 		fields["replicas"], fields["ready"], fields["desired"] = int64(s.Replicas), int64(s.Ready), int64(s.Desired)
 		fields["replicasReady"] = strconv.Itoa(s.Ready) + "/" + strconv.Itoa(s.Desired)
 	}
@@ -39,22 +39,22 @@ func (s Status) difference(status map[string]any, now time.Time) map[string]any 
 }
 
 // text is a text of a status; an empty one is left out.
-func text(s string) any {
+func optionalText(s string) any {
 	if s == "" {
 		return nil
 	}
-	return cut(s)
+	return truncate(s)
 }
 
 // conditions are those that were there before, with ours brought up to date.
 func (s Status) conditions(before []any, now time.Time) []any {
-	verdict := condition{kind: accepted, holds: s.Accepted, reason: "Valid"}
+	verdict := condition{kind: conditionAccepted, holds: s.Accepted, reason: "Valid"}
 	if !s.Accepted {
 		verdict.reason, verdict.message = "Invalid", s.Message
 	}
 	ours := []condition{verdict}
 	if s.Kind == Model {
-		c := condition{kind: ready, holds: s.Phase == ready, reason: s.Phase}
+		c := condition{kind: conditionReady, holds: s.Phase == conditionReady, reason: s.Phase}
 		if c.reason == "" {
 			c.reason = "Unknown"
 		}
@@ -65,7 +65,7 @@ func (s Status) conditions(before []any, now time.Time) []any {
 	}
 	after := append([]any{}, before...)
 	for _, c := range ours {
-		after = c.put(after, s.Generation, now)
+		after = c.setIn(after, s.Generation, now)
 	}
 	return after
 }
@@ -78,9 +78,9 @@ type condition struct {
 }
 
 // put sets a condition in a list. The time is that at which it last began or ceased to hold.
-func (c condition) put(list []any, generation int64, now time.Time) []any {
+func (c condition) setIn(list []any, generation int64, now time.Time) []any {
 	value := map[string]any{
-		"type": c.kind, "status": "False", "reason": c.reason, "message": cut(c.message), "observedGeneration": generation,
+		"type": c.kind, "status": "False", "reason": c.reason, "message": truncate(c.message), "observedGeneration": generation,
 		"lastTransitionTime": now.UTC().Format(time.RFC3339),
 	}
 	if c.holds {
@@ -99,12 +99,12 @@ func (c condition) put(list []any, generation int64, now time.Time) []any {
 }
 
 // cut bounds a text, between two characters.
-func cut(s string) string {
+func truncate(s string) string {
 	s = strings.ToValidUTF8(s, "�")
-	if len(s) <= longestMessage {
+	if len(s) <= maxMessageBytes {
 		return s
 	}
-	end := longestMessage - len("…")
+	end := maxMessageBytes - len("…")
 	for !utf8.RuneStart(s[end]) {
 		end--
 	}

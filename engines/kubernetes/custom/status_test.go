@@ -32,7 +32,7 @@ func current() Status {
 
 func TestNothingIsWrittenTwice(t *testing.T) {
 	t.Parallel()
-	if fields := current().difference(statusOf(t, written), time.Now()); fields != nil {
+	if fields := current().patchFor(statusOf(t, written), time.Now()); fields != nil {
 		t.Errorf("writes %v", fields)
 	}
 }
@@ -51,7 +51,7 @@ func TestEveryDifferenceIsWritten(t *testing.T) {
 	} {
 		s := current()
 		change(&s)
-		if s.difference(statusOf(t, written), time.Now()) == nil {
+		if s.patchFor(statusOf(t, written), time.Now()) == nil {
 			t.Errorf("a change of %s is not written", name)
 		}
 	}
@@ -63,7 +63,7 @@ func TestConditions(t *testing.T) {
 	now := time.Date(2025, 5, 5, 5, 5, 5, 5, time.FixedZone("", 7200))
 	s := current()
 	s.Generation, s.Phase, s.Ready, s.Message = 4, "Starting", 0, "pulling"
-	fields := s.difference(statusOf(t, written), now)
+	fields := s.patchFor(statusOf(t, written), now)
 	want := statusOf(t, `{"observedGeneration": 4, "message": "pulling", "phase": "Starting", "replicas": 2, "ready": 0, "desired": 2, "replicasReady": "0/2",
 		"conditions": [
 			{"type": "Foreign", "status": "Unknown", "reason": "Who", "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"},
@@ -78,7 +78,7 @@ func TestConditions(t *testing.T) {
 func TestRefusedModel(t *testing.T) {
 	t.Parallel()
 	s := Status{Kind: Model, Generation: 1, Message: "spec.engine: there is no engine x"}
-	fields := s.difference(nil, time.Unix(0, 0))
+	fields := s.patchFor(nil, time.Unix(0, 0))
 	if fields["phase"] != nil || fields["message"] != s.Message || fields["replicasReady"] != "0/0" {
 		t.Errorf("writes %v", fields)
 	}
@@ -96,7 +96,7 @@ func TestRefusedModel(t *testing.T) {
 
 func TestEngineHasNoReplicas(t *testing.T) {
 	t.Parallel()
-	fields := Status{Kind: Engine, Generation: 1, Accepted: true, Phase: "Ready"}.difference(nil, time.Now())
+	fields := Status{Kind: Engine, Generation: 1, Accepted: true, Phase: "Ready"}.patchFor(nil, time.Now())
 	if len(fields) != 3 || len(fields["conditions"].([]any)) != 1 {
 		t.Errorf("writes %v", fields)
 	}
@@ -104,13 +104,13 @@ func TestEngineHasNoReplicas(t *testing.T) {
 
 func TestLongMessagesAreCut(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{strings.Repeat("ö", longestMessage), "a" + strings.Repeat("ö", longestMessage), "bad \xff bytes"} {
-		got := cut(text)
-		if len(got) > longestMessage || !json.Valid([]byte(`"`+got+`"`)) || got != strings.ToValidUTF8(got, "?") {
+	for _, text := range []string{strings.Repeat("ö", maxMessageBytes), "a" + strings.Repeat("ö", maxMessageBytes), "bad \xff bytes"} {
+		got := truncate(text)
+		if len(got) > maxMessageBytes || !json.Valid([]byte(`"`+got+`"`)) || got != strings.ToValidUTF8(got, "?") {
 			t.Errorf("%d bytes become %d", len(text), len(got))
 		}
 	}
-	if s := strings.Repeat("x", longestMessage); cut(s) != s {
+	if s := strings.Repeat("x", maxMessageBytes); truncate(s) != s {
 		t.Error("a message that fits is cut")
 	}
 }

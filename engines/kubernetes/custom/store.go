@@ -25,13 +25,13 @@ import (
 type store struct {
 	kind Kind
 	// changed is called after every change, without the lock.
-	changed func()
+	onChange func()
 
 	mu sync.Mutex
 	// entries by name; what they point to is not changed any more.
 	entries map[string]entry
 	// complete tells that there was a whole list once.
-	complete bool
+	synced bool
 }
 
 // entry is an object, and all of it as the API has it.
@@ -41,11 +41,11 @@ type entry struct {
 }
 
 // follow keeps a store up to date until ctx ends. It notes whether the API answers; a watch that the API ends in order is begun anew without a word.
-func (w *Watcher) follow(ctx context.Context, api api, s *store) {
+func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	objects := api(s.kind)
 	note := func(err error) {
 		if ctx.Err() == nil {
-			w.problem(string(s.kind), reading(s.kind, err))
+			w.setError(string(s.kind), readError(s.kind, err))
 		}
 	}
 	calls := &cache.ListWatch{
@@ -63,12 +63,12 @@ func (w *Watcher) follow(ctx context.Context, api api, s *store) {
 	cache.NewReflectorWithOptions(calls, &unstructured.Unstructured{}, s, cache.ReflectorOptions{
 		Name:            "custom",
 		TypeDescription: string(s.kind),
-		Backoff:         &wait.Backoff{Duration: retryFirst, Factor: 2, Jitter: 0.2, Steps: 10, Cap: retryMost},
+		Backoff:         &wait.Backoff{Duration: minRetryDelay, Factor: 2, Jitter: 0.2, Steps: 10, Cap: maxRetryDelay},
 	}).RunWithContext(ctx)
 }
 
 // reading is the problem when objects cannot be read.
-func reading(kind Kind, err error) string {
+func readError(kind Kind, err error) string {
 	switch {
 	case err == nil:
 		return ""
@@ -77,11 +77,11 @@ func reading(kind Kind, err error) string {
 	case apierrors.IsForbidden(err):
 		return err.Error()
 	}
-	return "the cluster's API cannot be read: " + plain(err).Error()
+	return "the cluster's API cannot be read: " + withoutURL(err).Error()
 }
 
 // plain takes the URL off an error, which is another one for each try.
-func plain(err error) error {
+func withoutURL(err error) error {
 	var call *url.Error
 	if errors.As(err, &call) {
 		return call.Err
@@ -95,14 +95,14 @@ func (s *store) Add(object any) error {
 	if !ok {
 		return fmt.Errorf("custom: a %T instead of an object", object)
 	}
-	read := s.entry(raw)
+	read := s.parse(raw)
 	s.mu.Lock()
 	if s.entries == nil {
 		s.entries = map[string]entry{}
 	}
 	s.entries[read.Name] = read
 	s.mu.Unlock()
-	s.changed()
+	s.onChange()
 	return nil
 }
 
@@ -118,7 +118,7 @@ func (s *store) Delete(object any) error {
 	s.mu.Lock()
 	delete(s.entries, raw.GetName())
 	s.mu.Unlock()
-	s.changed()
+	s.onChange()
 	return nil
 }
 
@@ -130,13 +130,13 @@ func (s *store) Replace(list []any, _ string) error {
 		if !ok {
 			return fmt.Errorf("custom: a %T instead of an object", object)
 		}
-		read := s.entry(raw)
+		read := s.parse(raw)
 		entries[read.Name] = read
 	}
 	s.mu.Lock()
-	s.entries, s.complete = entries, true
+	s.entries, s.synced = entries, true
 	s.mu.Unlock()
-	s.changed()
+	s.onChange()
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (s *store) Replace(list []any, _ string) error {
 func (s *store) Resync() error { return nil }
 
 // entry reads an object. Nothing can be wrong with one that hides others: a spec that makes no sense is for others to refuse.
-func (s *store) entry(raw *unstructured.Unstructured) entry {
+func (s *store) parse(raw *unstructured.Unstructured) entry {
 	raw.SetManagedFields(nil) // more than half of the object, and nobody reads it
 	spec := []byte("{}")
 	if value, ok := raw.Object["spec"]; ok && value != nil {
@@ -181,7 +181,7 @@ func (s *store) list() []entry {
 // all returns all objects by name, and whether that is really all.
 func (s *store) all() ([]Object, bool) {
 	s.mu.Lock()
-	complete := s.complete
+	complete := s.synced
 	s.mu.Unlock()
 	var objects []Object
 	for _, e := range s.list() {
@@ -191,7 +191,7 @@ func (s *store) all() ([]Object, bool) {
 }
 
 // same tells whether two objects differ in nothing that Changed is called for.
-func same(a, b Object) bool {
+func isSameObject(a, b Object) bool {
 	spec := bytes.Equal(a.Spec, b.Spec)
 	a.Spec, b.Spec = nil, nil
 	return spec && a.Kind == b.Kind && a.Name == b.Name && a.UID == b.UID && a.Generation == b.Generation && a.Deleting == b.Deleting

@@ -68,8 +68,8 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	second.lead(true)
 	until(t, "the second wrote", func() bool { return field(t, c, ns, "a", ".status.message") == "by the second" })
 	for _, g := range []*gateway{first, second} {
-		if g.Problem() != "" {
-			t.Errorf("Problem says %q", g.Problem())
+		if g.Errors() != "" {
+			t.Errorf("Problem says %q", g.Errors())
 		}
 	}
 }
@@ -116,7 +116,7 @@ func TestFinalizer(t *testing.T) {
 	until(t, "told", g.knows("a", "u"))
 	g.lead(true)
 	until(t, "held", func() bool { return strings.Contains(field(t, c, ns, "a", ".metadata.finalizers"), custom.Finalizer) })
-	g.Release([]string{"a"})
+	g.ReleaseFinalizers([]string{"a"})
 	c.Kubectl(t, "delete", "im", "-n", ns, "--wait=false", "a", "u")
 	until(t, "told that it is to go, and that the other is gone", func() bool { return g.one("a").Deleting && g.knows("a")() })
 	// The release of before the deletion counted for nothing: a status is written after it would have been obeyed.
@@ -125,7 +125,7 @@ func TestFinalizer(t *testing.T) {
 	if got := field(t, c, ns, "a", ".metadata.finalizers"); !strings.Contains(got, custom.Finalizer) {
 		t.Errorf("not held any more: %s", got)
 	}
-	g.Release([]string{"a"})
+	g.ReleaseFinalizers([]string{"a"})
 	until(t, "released", func() bool { return field(t, c, ns, "a", ".metadata.finalizers") == `["example.com/other"]` })
 	c.Kubectl(t, "patch", "im", "-n", ns, "a", "--type=merge", "-p", `{"metadata": {"finalizers": null}}`)
 	until(t, "gone", g.knows())
@@ -136,23 +136,23 @@ func TestAPIComesAndGoes(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Start(t)
 	g := run(t, c.Kubeconfig, "default", true)
-	until(t, "the resources are missed", func() bool { return strings.Contains(g.Problem(), "CustomResourceDefinition is not installed") })
+	until(t, "the resources are missed", func() bool { return strings.Contains(g.Errors(), "CustomResourceDefinition is not installed") })
 	if n, _ := g.told(); n != 0 {
 		t.Error("told something while nothing could be read")
 	}
 	install(t, c)
 	until(t, "told of nothing", g.knows())
-	until(t, "all is well", func() bool { return g.Problem() == "" })
+	until(t, "all is well", func() bool { return g.Errors() == "" })
 	c.Apply(t, "default", model("a", "{engine: sim}")+model("b", "{engine: sim}"))
 	until(t, "told", g.knows("a", "b"))
 	until(t, "held", func() bool {
 		return strings.Contains(field(t, c, "default", "b", ".metadata.finalizers"), custom.Finalizer)
 	})
 	c.StopAPI(t)
-	until(t, "the API is missed", func() bool { return strings.Contains(g.Problem(), "the cluster's API cannot be read") })
+	until(t, "the API is missed", func() bool { return strings.Contains(g.Errors(), "the cluster's API cannot be read") })
 	before, _ := g.told()
 	g.Report([]custom.Status{{Kind: custom.Model, Name: "b", Generation: 1, Phase: "Ready", Replicas: 1, Ready: 1, Desired: 1, Accepted: true}})
-	until(t, "the write has failed", func() bool { return strings.Contains(g.Problem(), "cannot be written") })
+	until(t, "the write has failed", func() bool { return strings.Contains(g.Errors(), "cannot be written") })
 	if after, _ := g.told(); after != before || !g.knows("a", "b")() {
 		t.Error("the outage was told as a change")
 	}
@@ -160,7 +160,7 @@ func TestAPIComesAndGoes(t *testing.T) {
 	until(t, "written after the outage", func() bool { return field(t, c, "default", "b", ".status.phase") == "Ready" })
 	c.Apply(t, "default", model("c", "{launcher: none}"))
 	until(t, "told after the outage", g.knows("a", "b", "c"))
-	until(t, "all is well again", func() bool { return g.Problem() == "" })
+	until(t, "all is well again", func() bool { return g.Errors() == "" })
 }
 
 // Five hundred objects, those of them included that make no sense, are told and written.

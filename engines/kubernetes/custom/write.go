@@ -18,46 +18,46 @@ import (
 // writer writes while this gateway leads. It belongs to one goroutine.
 type writer struct {
 	*Watcher
-	api api
+	api objectClient
 	// tries are the last ones, by object.
-	tries map[types.UID]try
+	attempts map[types.UID]writeAttempt
 }
 
 // try is what became of a write.
-type try struct {
+type writeAttempt struct {
 	next time.Time // when the object may be written again
 	err  error     // what the API has against the object
 }
 
 // run makes what is written true until ctx ends: after each report and each change, and when this gateway begins to lead.
 func (w *writer) run(ctx context.Context) {
-	ticker := time.NewTicker(writePause)
+	ticker := time.NewTicker(minWriteInterval)
 	defer ticker.Stop()
 	for left, led := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.work:
+		case <-w.writeSignal:
 			left = true
 		case <-ticker.C:
 		}
-		leads := w.leads()
+		leads := w.isLeader()
 		if leads && (left || !led) {
-			left = w.round(ctx)
+			left = w.writeAll(ctx)
 		}
 		led = leads
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settle):
+		case <-time.After(settleDelay):
 		}
 	}
 }
 
-func (w *writer) leads() bool { return w.config.Leads != nil && w.config.Leads() }
+func (w *writer) isLeader() bool { return w.config.IsLeader != nil && w.config.IsLeader() }
 
 // round looks at all objects. It returns whether something is left to do: an object was written a moment ago, or a write failed.
-func (w *writer) round(ctx context.Context) bool {
+func (w *writer) writeAll(ctx context.Context) bool {
 	w.mu.Lock()
 	statuses, released := w.statuses, maps.Clone(w.released)
 	w.mu.Unlock()
@@ -66,31 +66,31 @@ func (w *writer) round(ctx context.Context) bool {
 	models := w.models.list()
 	w.forget(models)
 	for _, e := range slices.Concat(w.engines.list(), models) {
-		patches := patches(e, statuses, released[e.raw.GetUID()])
+		patches := pendingPatches(e, statuses, released[e.raw.GetUID()])
 		if len(patches) == 0 {
 			continue
 		}
-		last := w.tries[e.raw.GetUID()]
+		last := w.attempts[e.raw.GetUID()]
 		if time.Now().Before(last.next) {
 			left, failure = true, cmp.Or(failure, last.err)
 			continue
 		}
-		err := w.write(ctx, e, patches)
+		err := w.writeObject(ctx, e, patches)
 		if ctx.Err() != nil || errors.Is(err, errNotLeader) {
 			return true
 		}
 		if err != nil {
 			left, failure = true, cmp.Or(failure, err)
 		}
-		if err != nil && !ofObject(err) {
+		if err != nil && !isObjectError(err) {
 			failure = err
 			break // the others would fare no better
 		}
 	}
 	if failure == nil {
-		w.problem("writing", "")
+		w.setError("writing", "")
 	} else {
-		w.problem("writing", "the status of custom resources cannot be written: "+plain(failure).Error())
+		w.setError("writing", "the status of custom resources cannot be written: "+withoutURL(failure).Error())
 	}
 	return left
 }
@@ -102,7 +102,7 @@ func (w *writer) forget(models []entry) {
 		there[e.raw.GetUID()] = true
 	}
 	gone := func(uid types.UID) bool { return !there[uid] }
-	maps.DeleteFunc(w.tries, func(uid types.UID, _ try) bool { return gone(uid) })
+	maps.DeleteFunc(w.attempts, func(uid types.UID, _ writeAttempt) bool { return gone(uid) })
 	w.mu.Lock()
 	maps.DeleteFunc(w.released, func(uid types.UID, _ bool) bool { return gone(uid) })
 	w.mu.Unlock()
@@ -112,24 +112,24 @@ func (w *writer) forget(models []entry) {
 var errNotLeader = errors.New("custom: not the leader any more")
 
 // write sends the patches of one object.
-func (w *writer) write(ctx context.Context, e entry, patches []patch) error {
+func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) error {
 	for _, p := range patches {
-		if !w.leads() {
+		if !w.isLeader() {
 			return errNotLeader
 		}
-		call, cancel := context.WithTimeout(ctx, callLimit)
+		call, cancel := context.WithTimeout(ctx, callTimeout)
 		_, err := w.api(e.Kind).Patch(call, e.Name, types.MergePatchType, p.data, metav1.PatchOptions{FieldManager: "sluice"}, p.subresources...)
 		cancel()
-		pause := writePause
+		pause := minWriteInterval
 		switch {
 		case err == nil:
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			err = nil // it is gone, or another version of it is on its way to us
 		default:
-			pause = retryMost
+			pause = maxRetryDelay
 		}
-		if err == nil || ofObject(err) {
-			w.tries[e.raw.GetUID()] = try{next: time.Now().Add(pause), err: err}
+		if err == nil || isObjectError(err) {
+			w.attempts[e.raw.GetUID()] = writeAttempt{next: time.Now().Add(pause), err: err}
 		}
 		if err != nil {
 			return err
@@ -139,7 +139,7 @@ func (w *writer) write(ctx context.Context, e entry, patches []patch) error {
 }
 
 // ofObject tells whether an error is the API's verdict on one object, after which others may still be written.
-func ofObject(err error) bool {
+func isObjectError(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
@@ -150,11 +150,11 @@ type patch struct {
 }
 
 // patches are what must be written of one object.
-func patches(e entry, statuses map[Kind]map[string]Status, released bool) []patch {
+func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool) []patch {
 	var all []patch
-	if finalizers, differ := finalizers(e, released); differ {
+	if finalizers, differ := wantedFinalizers(e, released); differ {
 		// With the version that was read: a finalizer that somebody else set meanwhile is not lost.
-		data := marshal(map[string]any{"metadata": map[string]any{"finalizers": finalizers, "resourceVersion": e.raw.GetResourceVersion()}})
+		data := mustMarshal(map[string]any{"metadata": map[string]any{"finalizers": finalizers, "resourceVersion": e.raw.GetResourceVersion()}})
 		all = append(all, patch{data: data})
 	}
 	s, ok := statuses[e.Kind][e.Name]
@@ -162,14 +162,14 @@ func patches(e entry, statuses map[Kind]map[string]Status, released bool) []patc
 		return all
 	}
 	status, _, _ := unstructured.NestedMap(e.raw.Object, "status") //nolint:errcheck // a status that is no object is as good as none
-	if fields := s.difference(status, time.Now()); fields != nil {
-		all = append(all, patch{data: marshal(map[string]any{"status": fields}), subresources: []string{"status"}})
+	if fields := s.patchFor(status, time.Now()); fields != nil {
+		all = append(all, patch{data: mustMarshal(map[string]any{"status": fields}), subresources: []string{"status"}})
 	}
 	return all
 }
 
 // finalizers are those that an object must have, and whether it has others: a model whose pods are ours must not go before them.
-func finalizers(e entry, released bool) ([]string, bool) {
+func wantedFinalizers(e entry, released bool) ([]string, bool) {
 	have := e.raw.GetFinalizers()
 	there := slices.Contains(have, Finalizer)
 	launcher, _, _ := unstructured.NestedString(e.raw.Object, "spec", "launcher") //nolint:errcheck // one that is no text is refused by others
@@ -184,7 +184,7 @@ func finalizers(e entry, released bool) ([]string, bool) {
 }
 
 // marshal writes JSON of what was JSON before.
-func marshal(value map[string]any) []byte {
+func mustMarshal(value map[string]any) []byte {
 	data, err := json.Marshal(value)
 	if err != nil {
 		panic("custom: " + err.Error())

@@ -85,7 +85,7 @@ func writing(t *testing.T, w *Watcher, c *calls, objects ...any) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		(&writer{Watcher: w, api: func(Kind) dynamic.ResourceInterface { return c }, tries: map[types.UID]try{}}).run(ctx)
+		(&writer{Watcher: w, api: func(Kind) dynamic.ResourceInterface { return c }, attempts: map[types.UID]writeAttempt{}}).run(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 }
@@ -96,19 +96,19 @@ func always() bool { return true }
 func TestWritesAreSpaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w, c := New(Config{Leads: always}), &calls{}
+		w, c := New(Config{IsLeader: always}), &calls{}
 		writing(t, w, c, model(t, "a"))
 		for i := range 50 {
 			w.Report([]Status{{Kind: Model, Name: "a", Generation: 1, Message: fmt.Sprint("message ", i)}})
 			time.Sleep(50 * time.Millisecond)
 		}
-		time.Sleep(3 * writePause)
+		time.Sleep(3 * minWriteInterval)
 		made := c.all()
 		if n := len(made); n < 4 || n > 7 {
 			t.Errorf("%d writes in 5.5 s", n) // the stand-in does not tell of what was written, so that it is written on
 		}
 		for i := 1; i < len(made); i++ {
-			if pause := made[i].at.Sub(made[i-1].at); pause < writePause {
+			if pause := made[i].at.Sub(made[i-1].at); pause < minWriteInterval {
 				t.Errorf("written again after %v", pause)
 			}
 		}
@@ -122,7 +122,7 @@ func TestWritesAreSpaced(t *testing.T) {
 func TestOneRefusedObjectHidesNone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := New(Config{Leads: always})
+		w := New(Config{IsLeader: always})
 		c := &calls{fail: func(name string) error {
 			if name == "a" {
 				return apierrors.NewInvalid(schema.GroupKind{Kind: "InferenceModel"}, "a", nil)
@@ -131,20 +131,20 @@ func TestOneRefusedObjectHidesNone(t *testing.T) {
 		}}
 		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
 		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}, {Kind: Model, Name: "gone"}})
-		time.Sleep(settle)
+		time.Sleep(settleDelay)
 		if diff := cmp.Diff([]string{"a", "b", "c"}, c.names()); diff != "" {
 			t.Error(diff)
 		}
-		time.Sleep(2 * writePause) // others are written again meanwhile, and nobody forgets the one that is not
-		if !strings.Contains(w.Problem(), `"a" is invalid`) {
-			t.Errorf("Problem says %q", w.Problem())
+		time.Sleep(2 * minWriteInterval) // others are written again meanwhile, and nobody forgets the one that is not
+		if !strings.Contains(w.Errors(), `"a" is invalid`) {
+			t.Errorf("Problem says %q", w.Errors())
 		}
 		c.mu.Lock()
 		c.fail = nil
 		c.mu.Unlock()
-		time.Sleep(retryMost)
-		if n := strings.Count(strings.Join(c.names(), ""), "a"); w.Problem() != "" || n < 2 {
-			t.Errorf("tried %d times; Problem says %q", n, w.Problem())
+		time.Sleep(maxRetryDelay)
+		if n := strings.Count(strings.Join(c.names(), ""), "a"); w.Errors() != "" || n < 2 {
+			t.Errorf("tried %d times; Problem says %q", n, w.Errors())
 		}
 	})
 }
@@ -153,15 +153,15 @@ func TestOneRefusedObjectHidesNone(t *testing.T) {
 func TestAPIAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w, c := New(Config{Leads: always}), &calls{fail: func(string) error { return errors.New("connection refused") }}
+		w, c := New(Config{IsLeader: always}), &calls{fail: func(string) error { return errors.New("connection refused") }}
 		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
 		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}})
 		time.Sleep(10 * time.Second)
 		if n := len(c.names()); n < 8 || n > 12 {
 			t.Errorf("%d tries in 10 s", n)
 		}
-		if w.Problem() != "the status of custom resources cannot be written: connection refused" {
-			t.Errorf("Problem says %q", w.Problem())
+		if w.Errors() != "the status of custom resources cannot be written: connection refused" {
+			t.Errorf("Problem says %q", w.Errors())
 		}
 	})
 }
@@ -173,7 +173,7 @@ func TestLeadership(t *testing.T) {
 		var mu sync.Mutex
 		leads := false
 		lead := func(l bool) { mu.Lock(); leads = l; mu.Unlock() }
-		w := New(Config{Leads: func() bool { mu.Lock(); defer mu.Unlock(); return leads }})
+		w := New(Config{IsLeader: func() bool { mu.Lock(); defer mu.Unlock(); return leads }})
 		c := &calls{}
 		writing(t, w, c, model(t, "a"))
 		w.Report([]Status{{Kind: Model, Name: "a"}})
@@ -182,12 +182,12 @@ func TestLeadership(t *testing.T) {
 			t.Fatalf("one that does not lead has written %v", c.names())
 		}
 		lead(true)
-		time.Sleep(2 * writePause)
+		time.Sleep(2 * minWriteInterval)
 		if len(c.names()) == 0 {
 			t.Fatal("the new leader has written nothing")
 		}
 		lead(false)
-		time.Sleep(writePause)
+		time.Sleep(minWriteInterval)
 		n := len(c.names())
 		w.Report([]Status{{Kind: Model, Name: "a", Message: "new"}})
 		time.Sleep(10 * time.Second)
@@ -202,7 +202,7 @@ func TestLeadershipEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := &calls{}
-		w := New(Config{Leads: func() bool { return len(c.names()) < 2 }})
+		w := New(Config{IsLeader: func() bool { return len(c.names()) < 2 }})
 		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
 		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}})
 		time.Sleep(10 * time.Second)
@@ -234,7 +234,7 @@ func TestFinalizers(t *testing.T) {
 			true, []string{"x/y"}},
 	} {
 		s := store{kind: c.kind}
-		got, differ := finalizers(s.entry(object(t, c.object)), c.released)
+		got, differ := wantedFinalizers(s.parse(object(t, c.object)), c.released)
 		if differ != (c.want != nil) || differ && !cmp.Equal(c.want, got) {
 			t.Errorf("%s: %v, %v", name, got, differ)
 		}
@@ -250,14 +250,14 @@ func TestReleaseIsOfOneObject(t *testing.T) {
 	if err := w.models.Replace([]any{deleted, kept}, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.Release([]string{"a", "b", "nobody"})
+	w.ReleaseFinalizers([]string{"a", "b", "nobody"})
 	if diff := cmp.Diff(map[types.UID]bool{"1": true}, w.released); diff != "" {
 		t.Error(diff)
 	}
-	writer := &writer{Watcher: w, tries: map[types.UID]try{"1": {}, "2": {}}}
+	writer := &writer{Watcher: w, attempts: map[types.UID]writeAttempt{"1": {}, "2": {}}}
 	writer.forget([]entry{{raw: kept}})
-	if len(w.released) != 0 || len(writer.tries) != 1 {
-		t.Errorf("still known: %v, %v", w.released, writer.tries)
+	if len(w.released) != 0 || len(writer.attempts) != 1 {
+		t.Errorf("still known: %v, %v", w.released, writer.attempts)
 	}
 }
 
