@@ -25,7 +25,7 @@ type prompt interface {
 // ear is one who listens to a call. It speaks to its sink with the listener locked.
 type ear struct {
 	*generation
-	listener *replay.Listener
+	listener *replay.Subscriber
 	sink     Sink
 	// prompt is the sink if events may go the short way; nil: they may not
 	prompt prompt
@@ -38,14 +38,14 @@ type ear struct {
 	unflushed bool
 }
 
-// Take implements replay.Direct.
-func (e *ear) Take(raw []byte, number uint64) {
+// Append implements replay.InlineWriter.
+func (e *ear) Append(raw []byte, number uint64) {
 	e.prompt.Gather(raw, number)
 	e.unflushed = true
 }
 
-// Flush implements replay.Direct.
-func (e *ear) Flush() (whole bool) {
+// TryFlush implements replay.InlineWriter.
+func (e *ear) TryFlush() (whole bool) {
 	whole, err := e.prompt.TryFlush()
 	if err != nil {
 		e.lost = err
@@ -61,7 +61,7 @@ func (e *ear) Flush() (whole bool) {
 func (e *ear) follow(ctx context.Context, foreseen bool) Result {
 	if p, ok := e.sink.(prompt); ok && p.Prompt() {
 		e.prompt = p
-		e.listener.Shorten(e)
+		e.listener.SetInlineWriter(e)
 	}
 	first := e.policy.heartbeat() / 3
 	if foreseen {
@@ -147,7 +147,7 @@ func (e *ear) take() (result Result, over bool, err error) {
 			}
 			e.shrink()
 			e.flushed()
-			e.listener.CaughtUp()
+			e.listener.ResumeInline()
 			return Result{}, false, nil
 		case errors.Is(err, queue.ErrTooSlow):
 			return e.givenUp(), true, nil
@@ -225,7 +225,7 @@ func (e *ear) left(why error) Result {
 	if cause == causeCancelled {
 		e.cancel(errCancelled)
 	}
-	e.listener.Detach()
+	e.listener.Unsubscribe()
 	result := e.sofar()
 	if e.call.Scan.RequestID == "" {
 		result = e.ended()

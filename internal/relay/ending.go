@@ -15,7 +15,7 @@ const maxHead = 4 << 10
 
 // own gives events of Sluice's own to who listens.
 func (g *generation) own(raw []byte) {
-	each(raw, func(e *sse.Event) bool { return g.fan.Push(e) == nil }) // else nobody is there
+	each(raw, func(e *sse.Event) bool { return g.broadcast.Publish(e) == nil }) // else nobody is there
 }
 
 // finish ends the stream as an engine would: each choice that goes on has this finish_reason, then the usage so far, and the end marker.

@@ -104,7 +104,7 @@ func (r *Relay) released(key replay.Key, by *generation) {
 	if r.config.Peers == nil {
 		return
 	}
-	if now, again := r.sessions.Find(key); again && now != by {
+	if now, again := r.named.Find(key); again && now != by {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -2,10 +2,8 @@ package relay
 
 import (
 	"context"
-	"errors"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
 // Generate runs the call to its end and tells the sink of it, or joins the one that already runs under its request id, here or at another
@@ -65,16 +63,13 @@ func (r *Relay) conclude(c *Call, sink Sink, result Result) {
 // listen tells a sink of a call until either ends, and says how the call has ended, as far as this sink is concerned.
 func (g *generation) listen(ctx context.Context, how listening) Result {
 	defer g.relay.listens()()
-	l, err := g.fan.Attach(how.after)
+	l, err := g.broadcast.Subscribe(how.after)
 	if err != nil {
 		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
-		if !errors.Is(err, replay.ErrGone) {
-			fault = closing()
-		}
 		_ = how.sink.End(Result{Fault: fault}) // nobody else is concerned
 		return Result{Fault: fault}
 	}
-	defer l.Detach()
+	defer l.Unsubscribe()
 	e := ear{generation: g, listener: l, sink: how.sink}
 	if s, ok := how.sink.(beginner); ok {
 		s.begins(g)

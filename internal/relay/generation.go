@@ -18,9 +18,9 @@ type generation struct {
 	relay *Relay
 	// call is the generation's own copy, whose body and headers go when no replica can need them again. Only the goroutine that does the
 	// work looks at those.
-	call   *Call
-	fan    *replay.Fan
-	policy Policy
+	call      *Call
+	broadcast *replay.Broadcast
+	policy    Policy
 	// asked is what dispatch is asked each time; pending is a dispatch that had begun before.
 	asked   dispatch.Request
 	pending *Pending
@@ -88,10 +88,10 @@ func (r *Relay) open(c *Call, pending *Pending, after int64) (g *generation, fre
 	}
 	key, sum := c.key(), fingerprint(c)
 	begin := func() *generation { return r.prepare(c, pending) }
-	g, fresh, err := r.sessions.Claim(key, sum, begin)
+	g, fresh, err := r.named.Claim(key, sum, begin)
 	if err == nil && !fresh && after < 0 && g.spent() {
-		r.sessions.Forget(key, g)
-		g, fresh, err = r.sessions.Claim(key, sum, begin)
+		r.named.Forget(key, g)
+		g, fresh, err = r.named.Claim(key, sum, begin)
 	}
 	switch {
 	case errors.Is(err, replay.ErrConflict):
@@ -101,7 +101,7 @@ func (r *Relay) open(c *Call, pending *Pending, after int64) (g *generation, fre
 		return nil, false, openai.Errorf(openai.CodeQueueFull, "Too many requests with a request_id are running.")
 	}
 	if fresh && after >= 0 {
-		r.sessions.Forget(key, g)
+		r.named.Forget(key, g)
 		g.cancel(errLeft)
 		fault = notFound()
 	}
@@ -130,9 +130,9 @@ func (g *generation) spent() bool {
 	return g.result.Fault != nil && g.result.Fault.Retryable()
 }
 
-// keepBytes bounds what is kept of a call that its client has named, in bytes: some thousand tokens, from the first while they fit, so that a
+// logBytes bounds what is kept of a call that its client has named, in bytes: some thousand tokens, from the first while they fit, so that a
 // start which is repeated late has all of it.
-const keepBytes = 1 << 20
+const logBytes = 1 << 20
 
 // fingerprint tells one body from another under the same request id. Where it goes to counts too.
 func fingerprint(c *Call) [32]byte {
@@ -155,10 +155,10 @@ func (r *Relay) prepare(c *Call, pending *Pending) *generation {
 	g.policy = r.policyOf(c)
 	limits := replay.Limits{}
 	if c.Scan.RequestID != "" {
-		limits = replay.Limits{Keep: Forever, KeepBytes: keepBytes}
+		limits = replay.Limits{LogBytes: logBytes}
 	}
-	g.fan = replay.NewFan(limits)
-	g.fan.OnIdle(g.listened)
+	g.broadcast = replay.NewBroadcast(limits)
+	g.broadcast.OnIdle(g.listened)
 	g.asked = own.Asked()
 	if r.config.Tracer != nil {
 		g.tracer = r.config.Tracer.Begin(c)
@@ -221,7 +221,7 @@ func (g *generation) listened(idle bool) {
 
 // leave ends the call, unless somebody has come meanwhile.
 func (g *generation) leave() {
-	if g.fan.Listeners() == 0 {
+	if g.broadcast.Subscribers() == 0 {
 		g.cancel(errLeft)
 	}
 }
@@ -276,11 +276,11 @@ func (g *generation) run() {
 	switch {
 	case g.answer != nil:
 		close(g.answered)
-		g.fan.End(nil)
+		g.broadcast.Close(nil)
 	case g.result.Fault != nil:
-		g.fan.End(g.result.Fault)
+		g.broadcast.Close(g.result.Fault)
 	default:
-		g.fan.End(nil)
+		g.broadcast.Close(nil)
 	}
 }
 
@@ -288,11 +288,11 @@ func (g *generation) run() {
 func (g *generation) expire() {
 	r, key := g.relay, g.call.key()
 	if g.policy.Resume == 0 || r.life.Err() != nil || errors.Is(context.Cause(g.ctx), errLeft) {
-		r.sessions.Forget(key, g)
+		r.named.Forget(key, g)
 		r.released(key, g)
 		return
 	}
-	r.sessions.Expire(key, g, g.policy.Resume)
+	r.named.Expire(key, g, g.policy.Resume)
 	if r.config.Peers != nil {
 		time.AfterFunc(g.policy.Resume, func() { r.released(key, g) })
 	}

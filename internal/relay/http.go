@@ -106,7 +106,7 @@ func (r *Relay) claim(ctx context.Context, c *Call) (owner string, mine bool) {
 	if id == "" || r.config.Peers == nil {
 		return "", true
 	}
-	if _, ours := r.sessions.Find(c.key()); ours {
+	if _, ours := r.named.Find(c.key()); ours {
 		return "", true
 	}
 	owner, mine, _ = r.config.Peers.Claim(ctx, c.Tenant.Name, id, claimLease) // an error says that it is ours alone
@@ -170,7 +170,7 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	key := replay.Key{Tenant: req.Header.Get(headers.Tenant), ID: id}
-	g, ok := r.sessions.Find(key)
+	g, ok := r.named.Find(key)
 	if !ok {
 		r.elsewhere(w, req, key)
 		return

@@ -130,9 +130,9 @@ func TestLeftCallIsForgotten(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	b.last(2)
-	for end := time.Now().Add(20 * time.Second); b.relay.sessions.Len() > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); b.relay.named.Len() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d names are still known", b.relay.sessions.Len())
+			t.Fatalf("%d names are still known", b.relay.named.Len())
 		}
 	}
 }
@@ -178,7 +178,7 @@ func TestNamesInACrowd(t *testing.T) {
 		}
 	}, func() { <-stop; b.relay.Close(t.Context()) })
 	b.idle()
-	if n := b.relay.sessions.Len(); n > 0 {
+	if n := b.relay.named.Len(); n > 0 {
 		t.Errorf("%d names are still known", n)
 	}
 }
@@ -189,7 +189,7 @@ func TestGraceAndClose(t *testing.T) {
 	c := b.call(hello)
 	c.Scan.RequestID = "r"
 	g := b.relay.prepare(c, nil)
-	l, err := g.fan.Attach(-1)
+	l, err := g.broadcast.Subscribe(-1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestGraceAndClose(t *testing.T) {
 	if g.ctx.Err() != nil {
 		t.Error("a call that somebody listens to was ended")
 	}
-	l.Detach()
+	l.Unsubscribe()
 	if g.ctx.Err() == nil || !g.spent() {
 		t.Error("a call that nobody listens to goes on")
 	}

@@ -69,7 +69,7 @@ func (t *tokens) conclude() (passes bool) {
 	if t.filter == nil {
 		return true
 	}
-	t.fan.Flush() // a service may take its time
+	t.broadcast.Flush() // a service may take its time
 	verdict := t.filter.End(context.WithoutCancel(t.ctx))
 	t.unanswered(verdict)
 	if verdict.Action == moderation.Block {

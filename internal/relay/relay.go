@@ -41,7 +41,7 @@ type Relay struct {
 	offers  offers
 	clients clients
 	// sessions are the calls that their clients have named, by tenant and name
-	sessions *replay.Sessions[*generation]
+	named *replay.Registry[*generation]
 
 	// life ends with the relay, and every call with it
 	life context.Context
@@ -73,7 +73,7 @@ func New(c Config) *Relay {
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }
 	}
-	r := &Relay{config: c, sessions: replay.NewSessions[*generation](replay.SessionsConfig{})}
+	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
 	r.rules.Store(&Rules{})
 	r.life, r.end = context.WithCancelCause(context.Background())
 	return r

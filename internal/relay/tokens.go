@@ -115,7 +115,7 @@ func (t *tokens) read(body io.Reader) (reason string) {
 		t.attempts.read += int64(n)
 		t.scanner.Feed(buffer[:n])
 		t.events()
-		t.fan.Flush()
+		t.broadcast.Flush()
 		if n == len(buffer) && n == readSize { // there is more to come at once
 			large := largeBuffers.Get().(*[readMore]byte)
 			defer largeBuffers.Put(large) // not in a loop: it comes here once
@@ -297,7 +297,7 @@ func (t *tokens) judge(e *sse.Event, last bool) {
 		t.push(e)
 		return
 	}
-	t.fan.Flush() // a service may take its time
+	t.broadcast.Flush() // a service may take its time
 	verdict := t.filter.See(t.ctx, e.Data)
 	t.unanswered(verdict)
 	if last && verdict.Action != moderation.Block {
@@ -347,7 +347,7 @@ func (t *tokens) push(e *sse.Event) {
 		t.note(func(r *Result) { r.Answered = true })
 	}
 	t.marked = t.marked || e.IsDone()
-	if err := t.fan.Push(e); err != nil {
+	if err := t.broadcast.Publish(e); err != nil {
 		t.stopped = errLeft
 		if errors.Is(err, queue.ErrTooSlow) {
 			t.stopped = errSlow
@@ -355,8 +355,8 @@ func (t *tokens) push(e *sse.Event) {
 		return
 	}
 	if t.call.Patient && !t.ending {
-		t.fan.Flush()
-		if err := t.fan.Await(t.ctx, queue.DefaultSoft); err != nil {
+		t.broadcast.Flush()
+		if err := t.broadcast.AwaitRoom(t.ctx, queue.DefaultMergeAfter); err != nil {
 			t.stopped = err
 		}
 	}

@@ -229,7 +229,7 @@ func checkSame(t *testing.T, stream, got string) {
 
 // through pushes a stream while a consumer, at times, pops some of it.
 func through(t *testing.T, r *rand.Rand, stream string) (got string, merged int) {
-	q := queue.New(queue.Limits{Soft: 1 + r.IntN(20), Hard: 1000})
+	q := queue.New(queue.Limits{MergeAfter: 1 + r.IntN(20), MaxEvents: 1000})
 	var out []byte
 	next := uint64(0)
 	pop := func() error {
@@ -252,7 +252,7 @@ func through(t *testing.T, r *rand.Rand, stream string) (got string, merged int)
 			pop()
 		}
 	}
-	q.End(nil)
+	q.Close(nil)
 	for {
 		if err := pop(); errors.Is(err, io.EOF) {
 			return string(out), merged
@@ -288,7 +288,8 @@ func FuzzSameAnswer(f *testing.F) {
 	})
 }
 
-// FuzzMerge gives two chunks of any bytes: when they are merged, a decoder sees of both what it saw of each.
+// FuzzMerge gives two chunks of any bytes: when they are merged, a decoder sees of both what it saw
+// of each.
 func FuzzMerge(f *testing.F) {
 	r := script{Rand: rand.New(rand.NewPCG(1, 1)), choices: 2}
 	for range 50 {
@@ -299,7 +300,7 @@ func FuzzMerge(f *testing.F) {
 		if list := events(stream); len(list) != 2 {
 			return
 		}
-		q := queue.New(queue.Limits{Soft: 1, Hard: 2})
+		q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 2})
 		push(t, q, stream)
 		if got, items := popAll(t, q); len(items) == 2 {
 			if got != stream {

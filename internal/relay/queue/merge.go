@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// maxMerged is the size at which a merged chunk is large enough, in bytes. Merging reads both chunks, so this bounds what
-// an event costs; and a client should not get more than a page at once.
+// maxMerged is the size at which a merged chunk is large enough, in bytes. Merging reads both
+// chunks, so this bounds what an event costs; and a client should not get more than a page at once.
 const maxMerged = 8 << 10
 
-// merger merges two chunks by a few insertions into the first, whose bytes stay as they are otherwise.
+// merger merges two chunks by a few insertions into the first, whose bytes stay as they are
+// otherwise.
 type merger struct {
 	into, from shape
 	edits      []edit
@@ -24,7 +25,8 @@ type edit struct {
 	text   []byte
 }
 
-// merge merges the second event into the first, which gives m.out. It says whether it could: nothing may be lost.
+// merge merges the second event into the first, which gives m.out. It says whether it could:
+// nothing may be lost.
 func (m *merger) merge(into, from []byte) bool {
 	if len(into)+len(from) > maxMerged || !bytes.HasPrefix(into, []byte("data:")) {
 		return false
@@ -105,8 +107,9 @@ func (m *merger) join(to *container, name string, old, more span) bool {
 	return true
 }
 
-// splitsPair says whether the two strings, as they stand in JSON, each hold half of a surrogate pair. Apart they are two
-// broken characters and joined a whole one, and most readers would not have seen that.
+// splitsPair says whether the two strings, as they stand in JSON, each hold half of a surrogate
+// pair. Apart they are two broken characters and joined a whole one, and most readers would not
+// have seen that.
 func splitsPair(before, after []byte) bool {
 	if len(before) < 6 || len(after) < 6 {
 		return false
@@ -115,7 +118,8 @@ func splitsPair(before, after []byte) bool {
 	return isSurrogate(before, "89ab") && isSurrogate(after, "cdef")
 }
 
-// isSurrogate says whether b begins with the escape of a surrogate whose second digit is one of the given.
+// isSurrogate says whether b begins with the escape of a surrogate whose second digit is one of the
+// given.
 func isSurrogate(b []byte, digits string) bool {
 	return b[0] == '\\' && b[1] == 'u' && b[2]|0x20 == 'd' && strings.IndexByte(digits, b[3]|0x20) >= 0
 }
@@ -129,7 +133,8 @@ func (m *merger) choice(i int) bool {
 		return true
 	}
 	c := &m.into.choices[place]
-	// One that goes over from reasoning to text, or to calls, stays apart: within a chunk there is no before and after.
+	// One that goes over from reasoning to text, or to calls, stays apart: within a chunk there is
+	// no before and after.
 	if c.chat != more.chat || c.kinds != 0 && more.kinds != 0 && c.kinds != more.kinds {
 		return false
 	}

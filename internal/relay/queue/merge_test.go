@@ -56,7 +56,7 @@ func TestMerge(t *testing.T) {
 			delta(`"tool_calls":[{"index":0,"function":{"arguments":"} "}},{"index":1,"id":"y","function":{"name":"g","arguments":""}}]`),
 		},
 	} {
-		q := queue.New(queue.Limits{Soft: 1, Hard: 2})
+		q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 2})
 		push(t, q, test.a+test.b)
 		got, _ := popAll(t, q)
 		if d := cmp.Diff(test.want, got); d != "" {
@@ -106,7 +106,7 @@ func TestNotMerged(t *testing.T) {
 		},
 		"another object": {strings.Replace(a, "chat.completion.chunk", "x", 1), strings.Replace(a, "chat.completion.chunk", "x", 1)},
 	} {
-		q := queue.New(queue.Limits{Soft: 1, Hard: 2})
+		q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 2})
 		push(t, q, pair[0]+pair[1])
 		got, items := popAll(t, q)
 		if d := cmp.Diff(pair[0]+pair[1], got); d != "" || len(items) != 2 {

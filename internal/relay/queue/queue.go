@@ -1,14 +1,18 @@
-// Package queue stands between an engine and a client that may be slower. It holds events, and what a client gets is what
-// the engine sent, in that order.
+// Package queue holds the events of a stream between an engine and a client that may be slower. The
+// package internal/relay/replay uses one queue for each subscriber.
 //
-// A client that falls behind gets fewer and larger events: past [Limits.Soft] a chunk of a chat or a completion is merged
-// into the one that waits last, when nothing is lost by that. What a client puts together of each choice is the same, and
-// no event passes another. In merged chunks text is joined, fragments of a tool call are joined, lists of logprobs are
-// joined, the newest usage stands. A chunk may then speak of several choices, as OpenAI's API allows where several were
-// asked for. Everything else is never touched: the first and last chunk of a choice, the end marker, comments, events of
-// other APIs, and chunks with anything in them that is not known here.
+// A client that falls behind receives fewer and larger events. When [Limits].MergeAfter events
+// wait, a further chunk of a chat or of a completion is merged into the last event that waits, if
+// nothing is lost by that. What a client assembles of each choice stays the same, and no event
+// overtakes another. In a merged chunk text is joined, fragments of a tool call are joined, lists
+// of logprobs are joined, and the newest usage replaces the older one. A merged chunk may hold
+// several choices, as OpenAI's API allows when a request asks for several.
 //
-// A client that falls too far behind is given up ([ErrTooSlow]), so that one client's slowness is bounded in memory.
+// All other events are never changed: the first and the last chunk of a choice, the end marker,
+// comments, events of other APIs, and chunks with a member that this package does not know.
+//
+// A client that falls too far behind is cut off with [ErrTooSlow], so that a slow client uses a
+// bounded amount of memory.
 package queue
 
 import (
@@ -22,107 +26,117 @@ import (
 
 // Defaults of [Limits].
 const (
-	DefaultSoft  = 256
-	DefaultHard  = 1024
-	DefaultBytes = 4 << 20
+	DefaultMergeAfter = 256
+	DefaultMaxEvents  = 1024
+	DefaultMaxBytes   = 4 << 20
 )
 
 var (
-	// ErrTooSlow ends a queue that is full: the client does not read as fast as the engine writes, even merged.
+	// ErrTooSlow ends a queue that is full: the client reads more slowly than the engine writes,
+	// even though events were merged.
 	ErrTooSlow = errors.New("client_too_slow: the client reads more slowly than the engine writes")
-	// ErrEmpty is what Pop answers when there is nothing yet.
+	// ErrEmpty is the error of Pop when no event waits and more may come.
 	ErrEmpty = errors.New("queue: empty")
 )
 
 // Limits bound a queue.
 type Limits struct {
-	// Soft is how many events wait before they are merged. 0: DefaultSoft.
-	Soft int
-	// Hard is how many events may wait. 0: DefaultHard.
-	Hard int
-	// Bytes is how much memory the queue may hold before one more event is refused; so it may be passed by one event. An
-	// event that finds the queue empty is always taken. 0: DefaultBytes.
-	Bytes int
+	// MergeAfter is the number of waiting events from which on chunks are merged.
+	// 0: DefaultMergeAfter.
+	MergeAfter int
+	// MaxEvents is the greatest number of events that may wait. 0: DefaultMaxEvents.
+	MaxEvents int
+	// MaxBytes is the memory, in bytes, from which on the queue refuses further events. One event
+	// may exceed it, and an empty queue accepts an event of any size. 0: DefaultMaxBytes.
+	MaxBytes int
 }
 
-// Queue is a bounded queue of events with one producer and one consumer. It copies what is pushed. The lock is held for the
-// copy of an event, or for a merge, a few microseconds.
+// Queue is a bounded queue of events with one producer and one consumer. It copies the events that
+// are pushed. The lock is held while one event is copied or merged, which takes a few microseconds.
 type Queue struct {
 	limits Limits
 	ready  chan struct{}
 
+	// mu guards the fields below.
 	mu    sync.Mutex
-	slots []slot // ring; its length is a power of two, or 0
-	head  int
-	n     int
-	held  int // bytes, see Bytes
+	slots []slot // a ring; its length is a power of two, or 0
+	head  int    // the index of the oldest event in slots
+	n     int    // the number of events that wait
+	held  int    // bytes of memory, see Bytes
 	free  [][]byte
-	next  uint64 // number of the next event to come
-	merge *merger
-	err   error // io.EOF after a proper end
+	next  uint64  // the number of the next event
+	merge *merger // nil until events are merged
+	err   error   // why the queue was closed; io.EOF after a complete stream, nil while it is open
 }
 
+// slot holds one event that waits.
 type slot struct {
 	raw  []byte
 	item Item
 }
 
-// Item says what a popped event is made of.
+// Item describes a popped event.
 type Item struct {
-	// Last is the number of the event, from 0 in the order they were pushed; of a merged one that of its last part. A
-	// client that has seen it has seen all before it.
+	// Last is the number of the event, counted from 0 in the order of Push. For a merged event it
+	// is the number of the last part: a client that has the event has all events before it.
 	Last uint64
-	// Merged is how many events it is made of: 1, or more.
+	// Merged is the number of pushed events that the event is made of, at least 1.
 	Merged int
 }
 
-// Buffers that are kept for the next events, while the client keeps up: at most so many, and no larger ones.
+// An open queue keeps up to freeBuffers buffers of popped events for the next ones, each of at most
+// freeBytes bytes.
 const (
 	freeBuffers = 4
-	freeSize    = 4 << 10
+	freeBytes   = 4 << 10
 )
 
-// New makes an empty queue.
+// keptSlots is the greatest length of the ring that an empty queue keeps.
+const keptSlots = 64
+
+// New returns an empty queue.
 func New(l Limits) *Queue {
-	if l.Soft == 0 {
-		l.Soft = DefaultSoft
+	if l.MergeAfter == 0 {
+		l.MergeAfter = DefaultMergeAfter
 	}
-	if l.Hard == 0 {
-		l.Hard = DefaultHard
+	if l.MaxEvents == 0 {
+		l.MaxEvents = DefaultMaxEvents
 	}
-	if l.Bytes == 0 {
-		l.Bytes = DefaultBytes
+	if l.MaxBytes == 0 {
+		l.MaxBytes = DefaultMaxBytes
 	}
 	return &Queue{limits: l, ready: make(chan struct{}, 1)}
 }
 
-// Push adds an event. Its error is ErrTooSlow when the queue was full, which ends it, or what it was ended with before.
+// Push adds a copy of an event. The error is ErrTooSlow when the queue is full; the queue is then
+// dropped. After Close or Drop it is their error.
 func (q *Queue) Push(e *sse.Event) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
 		return q.err
 	}
-	if q.n > 0 && q.held > q.limits.Bytes {
-		q.drop(ErrTooSlow)
+	if q.n > 0 && q.held > q.limits.MaxBytes {
+		q.dropLocked(ErrTooSlow)
 		return ErrTooSlow
 	}
-	if q.n >= q.limits.Soft && q.coalesce(e) {
+	if q.n >= q.limits.MergeAfter && q.mergeLocked(e) {
 		return nil
 	}
-	if q.n >= q.limits.Hard {
-		q.drop(ErrTooSlow)
+	if q.n >= q.limits.MaxEvents {
+		q.dropLocked(ErrTooSlow)
 		return ErrTooSlow
 	}
-	q.add(e.Raw)
+	q.addLocked(e.Raw)
 	if q.n == 1 {
-		q.wake()
+		q.Wake()
 	}
 	return nil
 }
 
-// Skip counts an event that goes past the queue, if nothing waits in it, and tells its number.
-func (q *Queue) Skip() (number uint64, ok bool) {
+// Bypass numbers an event that its producer delivers in another way, and returns its number. ok is
+// false, without an effect, when events wait or the queue was closed.
+func (q *Queue) Bypass() (number uint64, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.n > 0 || q.err != nil {
@@ -132,8 +146,8 @@ func (q *Queue) Skip() (number uint64, ok bool) {
 	return q.next - 1, true
 }
 
-// Pop takes the oldest event and appends it to dst. Its error is ErrEmpty when there is none yet, and after the last one
-// what the queue was ended with: io.EOF, or why it failed.
+// Pop removes the oldest event and appends it to dst. The error is ErrEmpty when no event waits.
+// After the last event it is the error of Close or Drop.
 func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,21 +160,31 @@ func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {
 	s := &q.slots[q.head]
 	dst = append(dst, s.raw...)
 	item := s.item
-	q.recycle(s.raw)
+	q.recycleLocked(s.raw)
 	*s = slot{}
 	q.head = (q.head + 1) & (len(q.slots) - 1)
 	q.n--
 	if q.n == 0 {
-		q.calm()
+		q.shrinkLocked()
 	}
 	return dst, item, nil
 }
 
-// Ready receives when there may be something to pop after there was nothing. It is for the consumer alone.
+// Ready receives when an empty queue has got an event, after Close, Drop and Wake. Only the
+// consumer may receive from it.
 func (q *Queue) Ready() <-chan struct{} { return q.ready }
 
-// End says that nothing more comes; err is why, nil for a proper end. What waits can still be popped.
-func (q *Queue) End(err error) {
+// Wake makes Ready receive although no event was pushed.
+func (q *Queue) Wake() {
+	select {
+	case q.ready <- struct{}{}:
+	default: // Ready has not been received from yet
+	}
+}
+
+// Close says that no more events come. err is why; nil means that the stream is complete, and
+// stands for io.EOF. Events that wait can still be popped. A second Close has no effect.
+func (q *Queue) Close(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
@@ -169,53 +193,47 @@ func (q *Queue) End(err error) {
 	if q.err = err; err == nil {
 		q.err = io.EOF
 	}
-	q.wake()
+	q.Wake()
 }
 
-// Drop ends the queue at once and frees its memory: what waits is lost. The client has left, or the stream was cancelled.
-// Both sides get err from then on, or what the queue was ended with before.
+// Drop closes the queue and frees its memory. The events that wait are lost. Push and Pop return
+// err from then on, or the error of an earlier Close.
 func (q *Queue) Drop(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.drop(err)
+	q.dropLocked(err)
 }
 
-// Len is how many events wait.
+// Len returns the number of events that wait.
 func (q *Queue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.n
 }
 
-// Bytes is how much memory the queue holds for events: those that wait, and buffers for the next ones.
+// Bytes returns the memory that the queue holds, in bytes: events that wait and free buffers.
 func (q *Queue) Bytes() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.held
 }
 
-func (q *Queue) wake() {
-	select {
-	case q.ready <- struct{}{}:
-	default:
-	}
-}
-
-func (q *Queue) drop(err error) {
+func (q *Queue) dropLocked(err error) {
 	if q.err == nil {
 		q.err = err
 	}
 	q.slots, q.free, q.merge = nil, nil, nil
 	q.head, q.n, q.held = 0, 0, 0
-	q.wake()
+	q.Wake()
 }
 
-// coalesce merges an event into the last one, if it can be.
-func (q *Queue) coalesce(e *sse.Event) bool {
+// mergeLocked merges an event into the last event that waits. It returns false, without an effect,
+// when the two cannot be merged.
+func (q *Queue) mergeLocked(e *sse.Event) bool {
 	if q.n == 0 || !e.IsPlain() {
 		return false
 	}
-	tail := q.tail()
+	tail := q.tailLocked()
 	if q.merge == nil {
 		q.merge = new(merger)
 	}
@@ -230,7 +248,8 @@ func (q *Queue) coalesce(e *sse.Event) bool {
 	return ok
 }
 
-// replace puts other bytes into the slot, and leaves some room: more is likely to be merged.
+// replace copies other bytes into the slot. A new buffer has spare room, because further events are
+// likely to be merged into the same slot.
 func (s *slot) replace(raw []byte) {
 	if cap(s.raw) < len(raw) {
 		s.raw = make([]byte, 0, len(raw)+len(raw)/2)
@@ -238,19 +257,21 @@ func (s *slot) replace(raw []byte) {
 	s.raw = append(s.raw[:0], raw...)
 }
 
-func (q *Queue) tail() *slot { return &q.slots[(q.head+q.n-1)&(len(q.slots)-1)] }
+// tailLocked returns the last event that waits. There must be one.
+func (q *Queue) tailLocked() *slot { return &q.slots[(q.head+q.n-1)&(len(q.slots)-1)] }
 
-func (q *Queue) add(raw []byte) {
+func (q *Queue) addLocked(raw []byte) {
 	if q.n == len(q.slots) {
-		q.grow()
+		q.growLocked()
 	}
-	buf := q.buffer(len(raw))
+	buf := q.bufferLocked(len(raw))
 	q.n++
-	*q.tail() = slot{raw: append(buf, raw...), item: Item{Last: q.next, Merged: 1}}
+	*q.tailLocked() = slot{raw: append(buf, raw...), item: Item{Last: q.next, Merged: 1}}
 	q.next++
 }
 
-func (q *Queue) grow() {
+// growLocked doubles the ring.
+func (q *Queue) growLocked() {
 	larger := make([]slot, max(2*len(q.slots), 8))
 	for i := range q.n {
 		larger[i] = q.slots[(q.head+i)&(len(q.slots)-1)]
@@ -259,8 +280,8 @@ func (q *Queue) grow() {
 	q.slots, q.head = larger, 0
 }
 
-// buffer gives an empty buffer for size bytes.
-func (q *Queue) buffer(size int) []byte {
+// bufferLocked returns an empty buffer with a capacity of at least size bytes.
+func (q *Queue) bufferLocked(size int) []byte {
 	if k := len(q.free); k > 0 {
 		buf := q.free[k-1]
 		q.free = q.free[:k-1]
@@ -274,21 +295,22 @@ func (q *Queue) buffer(size int) []byte {
 	return buf
 }
 
-func (q *Queue) recycle(buf []byte) {
-	if len(q.free) < freeBuffers && cap(buf) <= freeSize {
+// recycleLocked keeps the buffer of a popped event for a later one, or drops it.
+func (q *Queue) recycleLocked(buf []byte) {
+	if len(q.free) < freeBuffers && cap(buf) <= freeBytes {
 		q.free = append(q.free, buf[:0])
 		return
 	}
 	q.held -= cap(buf)
 }
 
-// calm lets go of what only a queue under pressure needs.
-func (q *Queue) calm() {
+// shrinkLocked frees the memory that only a long queue needs.
+func (q *Queue) shrinkLocked() {
 	if q.merge != nil {
 		q.held -= cap(q.merge.out)
 		q.merge = nil
 	}
-	if len(q.slots) > 64 {
+	if len(q.slots) > keptSlots {
 		q.held -= len(q.slots) * int(unsafe.Sizeof(slot{}))
 		q.slots, q.head = nil, 0
 	}

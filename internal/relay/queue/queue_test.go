@@ -78,7 +78,7 @@ func TestOrderBelowSoft(t *testing.T) {
 }
 
 func TestPastSoft(t *testing.T) {
-	q := queue.New(queue.Limits{Soft: 2, Hard: 8})
+	q := queue.New(queue.Limits{MergeAfter: 2, MaxEvents: 8})
 	finish := strings.Replace(text(0, ""), `"finish_reason":null`, `"finish_reason":"stop"`, 1)
 	push(t, q, text(0, "a")+text(0, "b")+text(0, "c")+text(0, "d")+": beat\n\n"+text(0, "e")+text(0, "f")+finish+done)
 	got, items := popAll(t, q)
@@ -93,7 +93,7 @@ func TestPastSoft(t *testing.T) {
 
 // What comes first is there at once, at any pressure that a queue can be under.
 func TestFirstTokenAtOnce(t *testing.T) {
-	q := queue.New(queue.Limits{Soft: 1, Hard: 2})
+	q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 2})
 	push(t, q, text(0, "a"))
 	select {
 	case <-q.Ready():
@@ -106,7 +106,7 @@ func TestFirstTokenAtOnce(t *testing.T) {
 }
 
 func TestTooSlow(t *testing.T) {
-	q := queue.New(queue.Limits{Soft: 2, Hard: 4})
+	q := queue.New(queue.Limits{MergeAfter: 2, MaxEvents: 4})
 	push(t, q, strings.Repeat(": x\n\n", 4))
 	if err := q.Push(events(": x\n\n")[0]); !errors.Is(err, queue.ErrTooSlow) {
 		t.Errorf("past hard: %v", err)
@@ -122,7 +122,7 @@ func TestTooSlow(t *testing.T) {
 // Memory is bounded by bytes as well, though one event of any size goes through.
 func TestBytes(t *testing.T) {
 	large := "data: " + strings.Repeat("x", 100_000) + "\n\n"
-	q := queue.New(queue.Limits{Bytes: 250_000})
+	q := queue.New(queue.Limits{MaxBytes: 250_000})
 	for range 10 {
 		push(t, q, large)
 		if q.Bytes() < len(large) {
@@ -144,7 +144,7 @@ func TestBytes(t *testing.T) {
 
 // Whatever has passed through, an empty queue holds a few small buffers, and counts them right.
 func TestBytesOfEmpty(t *testing.T) {
-	q := queue.New(queue.Limits{Soft: 10})
+	q := queue.New(queue.Limits{MergeAfter: 10})
 	for i := range 2000 {
 		push(t, q, text(0, strings.Repeat("x", i*7919%3000)))
 		if i%50 == 49 {
@@ -157,7 +157,8 @@ func TestBytesOfEmpty(t *testing.T) {
 	}
 }
 
-// A client that does not read at all: the queue stays as small as its limits, however long the stream.
+// A client that does not read at all: the queue stays as small as its limits, however long the
+// stream.
 func TestBounded(t *testing.T) {
 	q := queue.New(queue.Limits{})
 	chunk := events(text(0, strings.Repeat("x", 400)))[0]
@@ -169,14 +170,14 @@ func TestBounded(t *testing.T) {
 			t.Fatal("never full")
 		}
 	}
-	if pushed < 5*queue.DefaultHard || most > queue.DefaultBytes*2 {
+	if pushed < 5*queue.DefaultMaxEvents || most > queue.DefaultMaxBytes*2 {
 		t.Errorf("full after %d events, at most %d bytes", pushed, most)
 	}
 	t.Logf("%d events, %d bytes", pushed, most)
 }
 
 func TestNeverTooLarge(t *testing.T) {
-	q := queue.New(queue.Limits{Soft: 1, Hard: 1000})
+	q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 1000})
 	for range 1000 {
 		push(t, q, text(0, strings.Repeat("x", 40)))
 	}
@@ -196,8 +197,8 @@ func TestEnd(t *testing.T) {
 	for _, why := range []error{nil, broken} {
 		q := queue.New(queue.Limits{})
 		push(t, q, done)
-		q.End(why)
-		q.End(errors.New("later"))
+		q.Close(why)
+		q.Close(errors.New("later"))
 		want := why
 		if why == nil {
 			want = io.EOF
@@ -223,7 +224,7 @@ func TestEnd(t *testing.T) {
 // A producer and a slow consumer, in virtual time: nothing is lost and nobody sleeps for ever.
 func TestProducerAndConsumer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := queue.New(queue.Limits{Soft: 4, Hard: 16})
+		q := queue.New(queue.Limits{MergeAfter: 4, MaxEvents: 16})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		go func() {
@@ -234,7 +235,7 @@ func TestProducerAndConsumer(t *testing.T) {
 				}
 			}
 			push(t, q, done)
-			q.End(nil)
+			q.Close(nil)
 		}()
 		var out []byte
 		for popped := 0; ; popped++ {
@@ -299,12 +300,12 @@ func BenchmarkPushPop(b *testing.B) {
 
 // BenchmarkCoalesce is the cost of an event for a client that does not read.
 func BenchmarkCoalesce(b *testing.B) {
-	q := queue.New(queue.Limits{Soft: 1, Hard: 256})
+	q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 256})
 	e := events(text(0, "token"))[0]
 	b.ReportAllocs()
 	for b.Loop() {
 		if q.Push(e) != nil {
-			q = queue.New(queue.Limits{Soft: 1, Hard: 256})
+			q = queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 256})
 		}
 	}
 }

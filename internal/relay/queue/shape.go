@@ -7,12 +7,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// span is where a value stands in an event's bytes. The zero span is no value: that place is never one.
+// span is where a value stands in an event's bytes. The zero span is no value: that place is never
+// one.
 type span struct{ from, to int }
 
 func (s span) there() bool { return s.to > 0 }
 
-// container is an object or a list that things may be added to: where its bracket closes, and how many members it has.
+// container is an object or a list that things may be added to: where its bracket closes, and how
+// many members it has.
 type container struct {
 	end     int
 	members int
@@ -46,8 +48,8 @@ const listCount = 6
 
 var listNames = [listCount]string{"content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text_offset"}
 
-// shape is where everything stands in a chunk that may be merged. Reading one is strict: each member must be known, there
-// once, and such that joining it with another loses nothing.
+// shape is where everything stands in a chunk that may be merged. Reading one is strict: each
+// member must be known, there once, and such that joining it with another loses nothing.
 type shape struct {
 	raw     []byte
 	top     [topCount]span

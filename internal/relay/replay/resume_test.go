@@ -16,18 +16,18 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
-// client leaves and comes back as it likes, and writes down what it gets.
+// client unsubscribes and subscribes again at random, and records the events that it receives.
 type client struct {
-	l    *replay.Listener
-	last int64
-	got  strings.Builder
+	subscriber *replay.Subscriber // nil: the client is away
+	last       int64              // the number of its last event; -1: none
+	got        strings.Builder
 }
 
 func newClient() *client { return &client{last: -1} }
 
-// pop takes an event; each must be the next one, unless some were merged.
+// pop receives one event. It must be the next one; when merging, numbers may be skipped.
 func (c *client) pop(merging bool) error {
-	raw, number, err := c.l.Pop(nil)
+	raw, number, err := c.subscriber.Pop(nil)
 	if err != nil {
 		return err
 	}
@@ -39,20 +39,20 @@ func (c *client) pop(merging bool) error {
 	return nil
 }
 
-func (c *client) leave() {
-	if c.l != nil {
-		c.l.Detach()
-		c.l = nil
+func (c *client) unsubscribe() {
+	if c.subscriber != nil {
+		c.subscriber.Unsubscribe()
+		c.subscriber = nil
 	}
 }
 
-// step does something at random.
-func (c *client) step(t *testing.T, r *rand.Rand, f *replay.Fan, merging bool) {
+// step subscribes, unsubscribes or pops a few events, at random.
+func (c *client) step(t *testing.T, r *rand.Rand, b *replay.Broadcast, merging bool) {
 	switch k := r.IntN(8); {
 	case k == 0:
-		c.leave()
-	case c.l == nil:
-		c.l = attach(t, f, c.last)
+		c.unsubscribe()
+	case c.subscriber == nil:
+		c.subscriber = subscribe(t, b, c.last)
 	default:
 		for range r.IntN(5) {
 			if err := c.pop(merging); errors.Is(err, queue.ErrEmpty) {
@@ -64,10 +64,10 @@ func (c *client) step(t *testing.T, r *rand.Rand, f *replay.Fan, merging bool) {
 	}
 }
 
-// finish reads to the end.
-func (c *client) finish(t *testing.T, f *replay.Fan, merging bool) string {
-	if c.l == nil {
-		c.l = attach(t, f, c.last)
+// finish reads the stream to its end.
+func (c *client) finish(t *testing.T, b *replay.Broadcast, merging bool) string {
+	if c.subscriber == nil {
+		c.subscriber = subscribe(t, b, c.last)
 	}
 	for {
 		err := c.pop(merging)
@@ -80,48 +80,49 @@ func (c *client) finish(t *testing.T, f *replay.Fan, merging bool) string {
 	}
 }
 
-// script is a random stream, and what a kept fan makes of it.
-func script(r *rand.Rand) (stream, heard string) {
-	var all, some strings.Builder
+// randomStream returns a random stream, and what a broadcast with a replay log delivers of it.
+func randomStream(r *rand.Rand) (stream, delivered string) {
+	var all, kept strings.Builder
 	for range r.IntN(40) {
 		event := [...]string{
-			beat, token(fmt.Sprint(r.IntN(1000))), token("é\\n"),
+			heartbeat, token(fmt.Sprint(r.IntN(1000))), token("é\\n"),
 			"id: 7\r\ndata: a\r\ndata: b\r\n\r\n",
 			"data: " + strings.Repeat("z", r.IntN(1500)) + "\n\n",
 		}[r.IntN(5)]
 		all.WriteString(event)
-		if event != beat {
-			some.WriteString(event)
+		if event != heartbeat {
+			kept.WriteString(event)
 		}
 	}
-	return all.String() + done, some.String() + done
+	return all.String() + done, kept.String() + done
 }
 
-// Clients that are cut off anywhere, and come back at any time, have the whole stream in the end, byte for byte.
+// Clients that leave anywhere and come back at any time have the whole stream in the end, byte for
+// byte.
 func TestResume(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		stream, heard := script(r)
-		f := replay.NewFan(kept)
+		stream, delivered := randomStream(r)
+		b := replay.NewBroadcast(withLog)
 		clients := []*client{newClient(), newClient(), newClient()}[:1+r.IntN(3)]
 		for _, e := range events(stream) {
 			for _, c := range clients {
-				c.step(t, r, f, false)
+				c.step(t, r, b, false)
 			}
-			if err := f.Push(e); err != nil {
+			if err := b.Publish(e); err != nil {
 				t.Fatal(err)
 			}
 		}
-		f.End(nil)
+		b.Close(nil)
 		for i, c := range clients {
-			if got := c.finish(t, f, false); got != heard {
-				t.Fatalf("seed %d, client %d: got %q, want %q", seed, i, got, heard)
+			if got := c.finish(t, b, false); got != delivered {
+				t.Fatalf("seed %d, client %d: got %q, want %q", seed, i, got, delivered)
 			}
 		}
 	}
 }
 
-// content is what a client puts together.
+// content returns the text that a client assembles from a stream.
 func content(t *testing.T, stream string) string {
 	var b strings.Builder
 	for _, e := range events(stream) {
@@ -144,25 +145,26 @@ func content(t *testing.T, stream string) string {
 	return b.String()
 }
 
-// Slow ones, whose events are merged, leave and come back, too: nothing is missing and nothing twice.
+// Slow clients, whose events are merged, leave and come back too. Nothing is missing and nothing
+// comes twice.
 func TestResumeMerged(t *testing.T) {
 	merged := false
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		f := replay.NewFan(replay.Limits{Keep: time.Hour, Queue: queue.Limits{Soft: 1 + r.IntN(3)}})
+		b := replay.NewBroadcast(replay.Limits{LogBytes: logBytes, Queue: queue.Limits{MergeAfter: 1 + r.IntN(3)}})
 		stream := ""
 		c := newClient()
 		for i := range 5 + r.IntN(40) {
 			event := token(fmt.Sprint(i, " "))
 			stream += event
-			push(t, f, event)
+			push(t, b, event)
 			if r.IntN(3) == 0 {
-				c.step(t, r, f, true)
+				c.step(t, r, b, true)
 			}
 		}
-		push(t, f, done)
-		f.End(nil)
-		got := c.finish(t, f, true)
+		push(t, b, done)
+		b.Close(nil)
+		got := c.finish(t, b, true)
 		merged = merged || len(events(got)) < len(events(stream))
 		if a, b := content(t, stream+done), content(t, got); a != b {
 			t.Fatalf("seed %d: %q became %q", seed, a, b)
@@ -173,60 +175,60 @@ func TestResumeMerged(t *testing.T) {
 	}
 }
 
-// The same with everybody at the same time: nobody misses anything, and nobody sleeps for ever.
+// The same with concurrent clients: no event is missing, and no client sleeps for ever.
 func TestConcurrentResume(t *testing.T) {
 	const total = 3000
 	whole := numbered(total)
 	synctest.Test(t, func(t *testing.T) {
-		f := replay.NewFan(replay.Limits{Keep: time.Hour, Queue: queue.Limits{Hard: total, Soft: total}})
+		b := replay.NewBroadcast(replay.Limits{LogBytes: logBytes, Queue: queue.Limits{MaxEvents: total, MergeAfter: total}})
 		idle := 0
-		f.OnIdle(func(bool) { idle++ }) // one at a time: the race detector sees it
+		b.OnIdle(func(bool) { idle++ }) // calls must not overlap: the race detector would report it
 		var all sync.WaitGroup
 		for seed := range uint64(6) {
 			all.Go(func() {
-				if got, err := comeAndGo(f, rand.New(rand.NewPCG(seed, 4))); got != whole || !errors.Is(err, io.EOF) {
+				if got, err := comeAndGo(b, rand.New(rand.NewPCG(seed, 4))); got != whole || !errors.Is(err, io.EOF) {
 					t.Errorf("client %d: %d bytes of %d, %v", seed, len(got), len(whole), err)
 				}
 			})
 		}
 		all.Go(func() {
 			for i, e := range events(whole) {
-				if err := f.Push(e); err != nil {
+				if err := b.Publish(e); err != nil {
 					t.Error(err)
 				}
 				if i%500 == 499 {
-					time.Sleep(time.Second) // everybody has caught up and waits
+					time.Sleep(time.Second) // every client has caught up and waits
 				}
 			}
-			f.End(nil)
+			b.Close(nil)
 		})
 		all.Wait()
-		if f.Listeners() != 0 {
-			t.Errorf("%d listen", f.Listeners())
+		if b.Subscribers() != 0 {
+			t.Errorf("%d subscribers, want 0", b.Subscribers())
 		}
 	})
 }
 
-// comeAndGo hears a stream in pieces.
-func comeAndGo(f *replay.Fan, r *rand.Rand) (string, error) {
+// comeAndGo receives a stream in pieces.
+func comeAndGo(b *replay.Broadcast, r *rand.Rand) (string, error) {
 	c := newClient()
-	defer c.leave()
+	defer c.unsubscribe()
 	for {
-		if c.l == nil {
-			l, err := f.Attach(c.last)
+		if c.subscriber == nil {
+			s, err := b.Subscribe(c.last)
 			if err != nil {
 				return c.got.String(), err
 			}
-			c.l = l
+			c.subscriber = s
 		}
 		err := c.pop(false)
 		switch {
 		case errors.Is(err, queue.ErrEmpty):
-			<-c.l.Ready()
+			<-c.subscriber.Ready()
 		case err != nil:
 			return c.got.String(), err
 		case r.IntN(50) == 0:
-			c.leave()
+			c.unsubscribe()
 		}
 	}
 }

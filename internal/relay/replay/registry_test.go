@@ -14,16 +14,16 @@ import (
 
 type generation struct{ name string }
 
-type sessions = replay.Sessions[*generation]
+type registry = replay.Registry[*generation]
 
-func newSessions(most int) *sessions {
-	return replay.NewSessions[*generation](replay.SessionsConfig{Max: most})
+func newRegistry(limit int) *registry {
+	return replay.NewRegistry[*generation](replay.RegistryConfig{Max: limit})
 }
 
 func key(id string) replay.Key { return replay.Key{Tenant: "t", ID: id} }
 
-// claim takes an id that must be free.
-func claim(t *testing.T, s *sessions, id string) *generation {
+// claim claims an id that must be free.
+func claim(t *testing.T, s *registry, id string) *generation {
 	t.Helper()
 	g, fresh, err := s.Claim(key(id), [32]byte{}, func() *generation { return &generation{name: id} })
 	if err != nil || !fresh || g.name != id {
@@ -32,11 +32,11 @@ func claim(t *testing.T, s *sessions, id string) *generation {
 	return g
 }
 
-// wantKnown are the ids of those that are there.
-func wantKnown(t *testing.T, s *sessions, ids ...string) {
+// wantKnown fails the test unless the registry holds exactly these ids.
+func wantKnown(t *testing.T, s *registry, ids ...string) {
 	t.Helper()
 	if s.Len() != len(ids) {
-		t.Errorf("%d are known, want %q", s.Len(), ids)
+		t.Errorf("%d generations are known, want %q", s.Len(), ids)
 	}
 	for _, id := range ids {
 		if g, ok := s.Find(key(id)); !ok || g.name != id {
@@ -46,9 +46,9 @@ func wantKnown(t *testing.T, s *sessions, ids ...string) {
 }
 
 func TestClaim(t *testing.T) {
-	s := newSessions(0)
+	s := newRegistry(0)
 	g := claim(t, s, "a")
-	none := func() *generation { t.Error("made again"); return nil }
+	none := func() *generation { t.Error("created again"); return nil }
 	if again, fresh, err := s.Claim(key("a"), [32]byte{}, none); again != g || fresh || err != nil {
 		t.Errorf("again: %v, %v, %v", again, fresh, err)
 	}
@@ -63,18 +63,18 @@ func TestClaim(t *testing.T) {
 	}
 	s.Forget(key("a"), &generation{})
 	if s.Len() != 2 {
-		t.Error("another one was forgotten")
+		t.Error("Forget has forgotten another generation")
 	}
 	s.Forget(key("a"), g)
 	s.Forget(key("a"), g)
 	if _, ok := s.Find(key("a")); ok || s.Len() != 1 {
-		t.Error("not forgotten")
+		t.Error("Forget has not forgotten the generation")
 	}
 	claim(t, s, "a")
 }
 
 func TestClaimTogether(t *testing.T) {
-	s := newSessions(0)
+	s := newRegistry(0)
 	for round := range 50 {
 		var made atomic.Int32
 		var fresh atomic.Int32
@@ -100,18 +100,18 @@ func TestClaimTogether(t *testing.T) {
 
 func TestExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions(0)
+		s := newRegistry(0)
 		a, b, c := claim(t, s, "a"), claim(t, s, "b"), claim(t, s, "c")
 		s.Expire(key("a"), a, 5*time.Second)
 		s.Expire(key("b"), b, 5*time.Second)
-		s.Expire(key("c"), a, 5*time.Second) // not its own
+		s.Expire(key("c"), a, 5*time.Second) // a belongs to another key
 		s.Expire(key("d"), a, 5*time.Second)
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
 		wantKnown(t, s, "a", "b", "c")
 		s.Expire(key("b"), b, 5*time.Second) // again
 		s.Forget(key("a"), a)
-		newer := claim(t, s, "a") // a new one must outlive the old one's time
+		newer := claim(t, s, "a") // the timer of the first a must not forget the second
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		wantKnown(t, s, "a", "b", "c")
@@ -121,7 +121,7 @@ func TestExpire(t *testing.T) {
 		s.Expire(key("c"), c, 0)
 		synctest.Wait()
 		wantKnown(t, s, "a")
-		s.Expire(key("a"), newer, time.Minute) // its timer outlives the bubble's work
+		s.Expire(key("a"), newer, time.Minute) // Forget must stop the timer
 		s.Forget(key("a"), newer)
 		wantKnown(t, s)
 	})
@@ -129,10 +129,10 @@ func TestExpire(t *testing.T) {
 
 func TestMax(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions(3)
+		s := newRegistry(3)
 		a, b := claim(t, s, "a"), claim(t, s, "b")
 		claim(t, s, "c")
-		none := func() *generation { t.Error("made"); return nil }
+		none := func() *generation { t.Error("created"); return nil }
 		if _, _, err := s.Claim(key("d"), [32]byte{}, none); !errors.Is(err, replay.ErrFull) {
 			t.Errorf("past the bound: %v", err)
 		}
@@ -148,16 +148,17 @@ func TestMax(t *testing.T) {
 		if _, _, err := s.Claim(key("f"), [32]byte{}, none); !errors.Is(err, replay.ErrFull) {
 			t.Errorf("past the bound: %v", err)
 		}
-		time.Sleep(2 * time.Hour) // what had ended for those that had to go
+		time.Sleep(2 * time.Hour) // the timers of generations that were forgotten early
 		synctest.Wait()
 		wantKnown(t, s, "c", "d", "e")
 	})
 }
 
-// A session that has its time prolonged at the moment at which it ran out lives on, or is gone: not first the one, then the other.
+// A generation whose time is prolonged at the moment at which it runs out either stays or is gone.
+// It is never found first and forgotten then.
 func TestExpireRaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSessions(0)
+		s := newRegistry(0)
 		prolonged := 0
 		for range 200 {
 			a := claim(t, s, "a")
