@@ -35,17 +35,17 @@ type Config struct {
 	// Gateway begins the ids of leases and must be unique over all gateways and all time. "" means random.
 	Gateway string
 	// Journal is the file that keeps tasks over a restart. "" means none.
-	Journal string
+	TaskJournal string
 }
 
 // Controller admits requests. It is safe for concurrent use and runs nothing of its own: requests wait in their callers'
 // goroutines. A model has one timer, which runs only while its first waiting request waits for a known time.
 type Controller struct {
-	shared   Shared
-	gateway  string
-	ageing   time.Duration
-	maxBytes int64
-	journal  journal
+	shared        Shared
+	gateway       string
+	ageing        time.Duration
+	maxQueueBytes int64
+	taskJournal   taskJournal
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
@@ -59,25 +59,25 @@ type Controller struct {
 	// closed: nobody waits any more.
 	closed bool
 	// held is the sum of the bytes of all who wait.
-	held     int64
-	tasks    tasks
-	leases   uint64
-	replicas map[string]int
+	waitingBytes  int64
+	tasks         tasks
+	lastLeaseID   uint64
+	replicaLeases map[string]int
 	// gateways is how many share the limits; at least 1.
 	gateways int
 	// after is what is to be done as soon as the lock is given up.
-	after []func()
+	afterUnlock []func()
 }
 
 // New returns a Controller without models. It starts nothing.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		shared: cfg.Shared, gateway: cfg.Gateway, ageing: cfg.Ageing, maxBytes: cfg.MaxQueueBytes, gateways: 1,
+		shared: cfg.Shared, gateway: cfg.Gateway, ageing: cfg.Ageing, maxQueueBytes: cfg.MaxQueueBytes, gateways: 1,
 		gates: map[string]*gate{}, retired: map[string]*gate{}, pools: map[string]*pool{}, tenants: map[string]*tenant{},
-		replicas: map[string]int{}, tasks: newTasks(), journal: journal{path: cfg.Journal},
+		replicaLeases: map[string]int{}, tasks: newTasks(), taskJournal: taskJournal{path: cfg.TaskJournal},
 	}
-	if c.maxBytes <= 0 {
-		c.maxBytes = defaultMaxQueueBytes
+	if c.maxQueueBytes <= 0 {
+		c.maxQueueBytes = defaultMaxQueueBytes
 	}
 	if c.ageing <= 0 {
 		c.ageing = defaultAgeing
@@ -86,15 +86,15 @@ func New(cfg Config) *Controller {
 		c.gateway = rand.Text()
 	}
 	if c.shared != nil {
-		c.shared.Attach(listener{c})
+		c.shared.Subscribe(sharedSubscriber{c})
 	}
 	return c
 }
 
 // unlock gives up the lock and does what had to wait for that.
-func (c *Controller) unlock() {
-	after := c.after
-	c.after = nil
+func (c *Controller) unlockAndRun() {
+	after := c.afterUnlock
+	c.afterUnlock = nil
 	c.mu.Unlock()
 	for _, do := range after {
 		do()
@@ -102,7 +102,7 @@ func (c *Controller) unlock() {
 }
 
 // share is this process's part of a limit: all of it, unless others share it.
-func (c *Controller) share(limit int) int {
+func (c *Controller) shareOf(limit int) int {
 	if limit <= 0 || c.gateways <= 1 {
 		return limit
 	}
@@ -115,28 +115,28 @@ func (c *Controller) share(limit int) int {
 // bucket keeps its tokens, up to its new size. Setting the limits that hold already is cheap and refuses nobody.
 func (c *Controller) SetLimits(model string, l Limits) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	now := time.Now()
 	g, known := c.gates[model]
 	if !known {
-		g = c.anyGate(model)
+		g = c.findOrCreateGate(model)
 		delete(c.retired, model)
 		g.closed = false
 		c.gates[model] = g
 	}
-	if l != g.book.limits || !known {
-		g.book.limits = l
-		g.book.bucket.resize(c.share(l.TokensPerMinute), now)
-		g.ask.forget()
-		g.note()
-		c.relink()
-		c.refuseHopeless(g, now)
+	if l != g.usage.limits || !known {
+		g.usage.limits = l
+		g.usage.bucket.resize(c.shareOf(l.TokensPerMinute), now)
+		g.inquiry.clearHold()
+		g.reportFreeLease()
+		c.relinkPools()
+		c.refuseHopelessWaiters(g, now)
 	}
-	c.pump(g, now)
+	c.admitWaiters(g, now)
 }
 
 // anyGate finds the model's gate, or makes one that is closed.
-func (c *Controller) anyGate(model string) *gate {
+func (c *Controller) findOrCreateGate(model string) *gate {
 	if g, ok := c.gates[model]; ok {
 		return g
 	}
@@ -150,18 +150,18 @@ func (c *Controller) anyGate(model string) *gate {
 }
 
 // refuseHopeless ends the waiting of those whose tokens can no longer come in time.
-func (c *Controller) refuseHopeless(g *gate, now time.Time) {
+func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 	ahead := map[*flow]int64{} // of those who stay
-	for _, w := range g.queue.all() {
-		if err := c.hopeless(g, &w.arrival, ahead[w.flow], w.deadline.Sub(now)); err != nil {
+	for _, w := range g.queue.allWaiters() {
+		if err := c.checkTokenWait(g, &w.arrival, ahead[w.flow], w.deadline.Sub(now)); err != nil {
 			c.refuse(w, err)
 			continue
 		}
-		ahead[w.flow] += w.due()
+		ahead[w.flow] += w.charge()
 	}
-	for _, m := range g.members {
-		for _, w := range m.pool.queue.all() {
-			if !w.Admitted && !m.pool.fits(w.Tokens) {
+	for _, m := range g.memberships {
+		for _, w := range m.pool.queue.allWaiters() {
+			if !w.SlotOnly && !m.pool.fits(w.Tokens) {
 				c.refuse(w, ErrNeverFits)
 			}
 		}
@@ -172,31 +172,31 @@ func (c *Controller) refuseHopeless(g *gate, now time.Time) {
 // released, and count again if the model comes back before they are.
 func (c *Controller) Remove(model string) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	g, ok := c.gates[model]
 	if !ok {
 		return
 	}
 	now := time.Now()
 	delete(c.gates, model)
-	g.closed, g.lacks = true, nil
+	g.closed, g.blockedOnTokens = true, nil
 	c.retired[model] = g
-	members := g.members
-	c.relink()
-	for _, w := range g.queue.all() {
-		if w.home != &g.queue { // it may go elsewhere
-			g.queue.remove(w, false)
-			c.bind(w, now)
+	members := g.memberships
+	c.relinkPools()
+	for _, w := range g.queue.allWaiters() {
+		if w.homeQueue != &g.queue { // it may go elsewhere
+			g.queue.dequeue(w, false)
+			c.enqueueAtMember(w, now)
 			continue
 		}
 		c.refuse(w, ErrRemoved)
 	}
 	for _, m := range members { // who waits there for an answer of this one
-		c.pumpQueue(&m.pool.queue, now)
+		c.admitFromQueue(&m.pool.queue, now)
 	}
-	g.arm(c, 0)
+	g.setTimer(c, 0)
 	for name, g := range c.retired {
-		if g.idle(now) {
+		if g.isIdle(now) {
 			delete(c.retired, name)
 		}
 	}
@@ -206,15 +206,15 @@ func (c *Controller) Remove(model string) {
 // in.
 func (c *Controller) Close() {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	c.closed = true
 	for _, g := range c.gates {
-		for _, w := range g.queue.all() {
+		for _, w := range g.queue.allWaiters() {
 			c.refuse(w, ErrClosed)
 		}
 	}
 	for _, p := range c.pools {
-		for _, w := range p.queue.all() {
+		for _, w := range p.queue.allWaiters() {
 			c.refuse(w, ErrClosed)
 		}
 	}
@@ -223,24 +223,24 @@ func (c *Controller) Close() {
 // Limits returns the model's limits as they were set, and whether the model is known.
 func (c *Controller) Limits(model string) (Limits, bool) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	g, ok := c.gates[model]
 	if !ok {
 		return Limits{}, false
 	}
-	return g.book.limits, true
+	return g.usage.limits, true
 }
 
 // SetPools says which models each pool has, and replaces all that were. Requests that wait for a pool that is no more, or that has no
 // known model left, fail with ErrRemoved.
 func (c *Controller) SetPools(pools map[string][]string) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	for name, p := range c.pools {
 		if _, ok := pools[name]; !ok {
 			delete(c.pools, name)
 			p.models = nil
-			c.link(p)
+			c.linkPool(p)
 		}
 	}
 	for name, models := range pools {
@@ -252,54 +252,54 @@ func (c *Controller) SetPools(pools map[string][]string) {
 		}
 		p.models = append([]string(nil), models...)
 	}
-	c.relink()
+	c.relinkPools()
 	now := time.Now()
 	for _, p := range c.pools {
-		c.pumpQueue(&p.queue, now)
+		c.admitFromQueue(&p.queue, now)
 	}
 }
 
 // relink finds the gates of all pools anew, after models or pools came or went or weights changed.
-func (c *Controller) relink() {
+func (c *Controller) relinkPools() {
 	for _, g := range c.gates {
-		g.members = nil
+		g.memberships = nil
 	}
 	for _, p := range c.pools {
-		c.link(p)
+		c.linkPool(p)
 	}
 }
 
-func (c *Controller) link(p *pool) {
-	before := map[string]*member{}
-	for _, m := range p.members {
-		before[m.gate.model] = m
-		m.gate.members = without(m.gate.members, m)
+func (c *Controller) linkPool(p *pool) {
+	kept := map[string]*membership{}
+	for _, m := range p.memberships {
+		kept[m.gate.model] = m
+		m.gate.memberships = withoutMembership(m.gate.memberships, m)
 	}
-	p.members, p.lightest, p.spare = nil, maxWeight, 0
+	p.memberships, p.minWeight, p.gatesWithFreeLease = nil, maxWeight, 0
 	for _, model := range p.models {
 		g, ok := c.gates[model]
-		if !ok || p.has(g) {
+		if !ok || p.hasMember(g) {
 			continue
 		}
-		m := before[model]
+		m := kept[model]
 		if m == nil || m.gate != g {
-			m = &member{pool: p, gate: g}
+			m = &membership{pool: p, gate: g}
 		}
-		p.members = append(p.members, m)
-		if g.spare {
-			p.spare++
+		p.memberships = append(p.memberships, m)
+		if g.hasFreeLease {
+			p.gatesWithFreeLease++
 		}
-		p.lightest = min(p.lightest, g.book.limits.weight())
-		g.members = append(g.members, m)
+		p.minWeight = min(p.minWeight, g.usage.limits.weight())
+		g.memberships = append(g.memberships, m)
 	}
-	if len(p.members) == 0 {
-		for _, w := range p.queue.all() {
+	if len(p.memberships) == 0 {
+		for _, w := range p.queue.allWaiters() {
 			c.refuse(w, ErrRemoved)
 		}
 	}
 }
 
-func without(members []*member, m *member) []*member {
+func withoutMembership(members []*membership, m *membership) []*membership {
 	kept := members[:0]
 	for _, other := range members {
 		if other != m {
@@ -313,7 +313,7 @@ func without(members []*member, m *member) []*member {
 // they hold at once, and for those who wait too: what waits beyond them is refused, the youngest first.
 func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	now := time.Now()
 	for name := range limits {
 		c.tenant(name)
@@ -323,18 +323,18 @@ func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 		if l == t.limits {
 			continue
 		}
-		t.set(l, c.share, now)
-		t.denied = Granted
-		c.trim(t, now)
-		c.welcome(t, now)
+		t.setLimits(l, c.shareOf, now)
+		t.deniedReason = Granted
+		c.refuseOverLimits(t, now)
+		c.unparkFlows(t, now)
 	}
 	for name, t := range c.tenants {
-		if t.idle(now) {
+		if t.isIdle(now) {
 			delete(c.tenants, name)
 		}
 	}
 	for _, g := range c.gates {
-		c.pump(g, now)
+		c.admitWaiters(g, now)
 	}
 }
 
@@ -349,23 +349,23 @@ func (c *Controller) tenant(name string) *tenant {
 }
 
 // trim refuses what waits of the tenant beyond its limits.
-func (c *Controller) trim(t *tenant, now time.Time) {
+func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	if t.waiters == 0 {
 		return
 	}
 	for _, w := range c.waitersOf(t) {
 		switch {
-		case !fits(w.Tokens, t.limits.TokensPerMinute) && !w.Admitted:
+		case !fits(w.Tokens, t.limits.TokensPerMinute) && !w.SlotOnly:
 			c.refuse(w, ErrNeverFits)
 		case w.Preempted:
 		case t.limits.MaxQueueBytes > 0 && t.waitingBytes > t.limits.MaxQueueBytes && w.Bytes > 0:
-			c.refuse(w, c.refused(w.queue, t, TenantBytes, now))
-		case w.Admitted:
+			c.refuse(w, c.refusal(w.queue, t, TenantBytes, now))
+		case w.SlotOnly:
 		case t.limits.MaxConcurrent > 0 && t.running+t.waiting > t.limits.MaxConcurrent:
-			c.refuse(w, c.refused(w.queue, t, TenantStreams, now))
+			c.refuse(w, c.refusal(w.queue, t, TenantStreams, now))
 		case c.shared == nil:
-			if reason, wait := t.overdrawn(now); reason != Granted {
-				c.refuse(w, &Refused{Reason: reason, RetryAfter: jittered(wait), Quota: c.quota(t, now)})
+			if reason, wait := t.overdraft(now); reason != Granted {
+				c.refuse(w, &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)})
 			}
 		}
 	}
@@ -380,7 +380,7 @@ func (c *Controller) waitersOf(t *tenant) []*waiter {
 			if f == nil {
 				continue
 			}
-			for w := q.bands[b].all.first; w != nil; w = w.links[byArrival].next {
+			for w := q.bands[b].arrivals.first; w != nil; w = w.links[arrivalOrder].next {
 				if w.flow == f {
 					found = append(found, w)
 				}
@@ -398,36 +398,36 @@ func (c *Controller) waitersOf(t *tenant) []*waiter {
 }
 
 // Kick lets the model's waiting requests try again. Call it when a replica's slot became free or a replica appeared.
-func (c *Controller) Kick(model string) {
+func (c *Controller) RetryWaiters(model string) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	if g, ok := c.gates[model]; ok {
-		g.ask.kicked()
-		c.pump(g, time.Now())
+		g.inquiry.onSlotFreed()
+		c.admitWaiters(g, time.Now())
 	}
 }
 
 // Stats returns the model's state; of an unknown model there is nothing, and no token limit.
 func (c *Controller) Stats(model string) Stats {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	g, ok := c.gates[model]
 	if !ok {
 		return Stats{Tokens: -1}
 	}
 	return Stats{
-		InFlight:    g.book.leases,
-		Queued:      g.queue.length + g.ask.waiting(),
-		QueuedBytes: g.queue.bytes + g.ask.bytes(),
-		Tokens:      g.book.bucket.tokens(time.Now()),
-		Share:       g.book.leases + g.ask.elsewhere,
+		InFlight:    g.usage.leases,
+		Queued:      g.queue.length + g.inquiry.waitingCount(),
+		QueuedBytes: g.queue.bytes + g.inquiry.waitingBytes(),
+		Tokens:      g.usage.bucket.tokens(time.Now()),
+		Share:       g.usage.leases + g.inquiry.remoteLeases,
 	}
 }
 
 // Tenant returns the tenant's state.
 func (c *Controller) Tenant(name string) TenantStats {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	t, ok := c.tenants[name]
 	if !ok {
 		return TenantStats{}
@@ -442,8 +442,8 @@ func (c *Controller) quota(t *tenant, now time.Time) Quota {
 	if t.limits.RequestsPerMinute <= 0 && t.limits.TokensPerMinute <= 0 {
 		return Quota{}
 	}
-	if t.quota != (Quota{}) {
-		return t.quota
+	if t.sharedQuota != (Quota{}) {
+		return t.sharedQuota
 	}
-	return t.left(now)
+	return t.localQuota(now)
 }

@@ -26,27 +26,27 @@ func TestDecisionsAtOnce(t *testing.T) {
 		{name: "unknown model", ask: Request{Model: "nobody"}, want: ErrUnknownModel},
 		{name: "ended context", ended: true, want: context.Canceled},
 		{name: "never fits", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 601}, want: ErrNeverFits},
-		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: full},
-		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: full},
-		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: full},
+		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: errQueueFull},
+		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: errQueueFull},
+		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: errQueueFull},
 		{name: "more bytes than may wait", limits: Limits{MaxConcurrent: 1}, before: []int{0},
-			ask: Request{Bytes: 1<<30 + 1}, want: full},
+			ask: Request{Bytes: 1<<30 + 1}, want: errQueueFull},
 		{name: "tokens after the deadline", limits: Limits{TokensPerMinute: 600}, before: []int{600},
-			ask: Request{Tokens: 20, Timeout: 2*time.Second - 1}, want: late(2 * time.Second)},
+			ask: Request{Tokens: 20, Timeout: 2*time.Second - 1}, want: errTokensTooLate(2 * time.Second)},
 		{name: "tokens after the queue's deadline", limits: Limits{TokensPerMinute: 600, QueueTimeout: time.Second}, before: []int{600},
-			ask: Request{Tokens: 20}, want: late(2 * time.Second)},
+			ask: Request{Tokens: 20}, want: errTokensTooLate(2 * time.Second)},
 		{name: "tokens after those of others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300, 100},
-			ask: Request{Tokens: 20, Timeout: 41 * time.Second}, want: late(42 * time.Second)},
+			ask: Request{Tokens: 20, Timeout: 41 * time.Second}, want: errTokensTooLate(42 * time.Second)},
 		{name: "no tokens of its own, but behind others", limits: Limits{TokensPerMinute: 600}, before: []int{600, 300},
-			ask: Request{Timeout: 29 * time.Second}, want: late(30 * time.Second)},
+			ask: Request{Timeout: 29 * time.Second}, want: errTokensTooLate(30 * time.Second)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := newDesk(t, tt.limits)
+				d := newTestController(t, tt.limits)
 				for _, tokens := range tt.before {
-					d.request(tokens)
+					d.startTokens(tokens)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -54,12 +54,12 @@ func TestDecisionsAtOnce(t *testing.T) {
 					cancel()
 				}
 				before := d.Stats("chat")
-				got := d.ask(ctx, tt.ask)
+				got := d.start(ctx, tt.ask)
 				if tt.want == nil {
-					d.admitted(got, 0)
+					d.wantAdmitted(got, 0)
 				} else {
-					d.refused(got, tt.want, 0)
-					d.stats(before) // a refused request changes nothing
+					d.wantRefused(got, tt.want, 0)
+					d.wantStats(before) // a refused request changes nothing
 				}
 				d.Remove("chat") // ends those who wait
 			})
@@ -70,71 +70,71 @@ func TestDecisionsAtOnce(t *testing.T) {
 func TestConcurrencyInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 2, QueueTimeout: time.Hour})
-		calls := make([]*call, 6)
+		d := newTestController(t, Limits{MaxConcurrent: 2, QueueTimeout: time.Hour})
+		calls := make([]*admitCall, 6)
 		for i := range calls {
-			calls[i] = d.request(0)
+			calls[i] = d.startTokens(0)
 		}
 		for i := range 4 {
-			d.admitted(calls[i], max(0, time.Duration(i-1))*time.Second)
-			d.admitted(calls[i+1], time.Duration(i)*time.Second)
-			d.waits(calls[i+2:]...)
-			d.stats(Stats{InFlight: 2, Queued: 4 - i, Tokens: -1})
+			d.wantAdmitted(calls[i], max(0, time.Duration(i-1))*time.Second)
+			d.wantAdmitted(calls[i+1], time.Duration(i)*time.Second)
+			d.wantWaiting(calls[i+2:]...)
+			d.wantStats(Stats{InFlight: 2, Queued: 4 - i, Tokens: -1})
 			time.Sleep(time.Second)
 			calls[i].release()
 			synctest.Wait()
 		}
-		d.admitted(calls[5], 4*time.Second)
-		d.stats(Stats{InFlight: 2, Tokens: -1})
+		d.wantAdmitted(calls[5], 4*time.Second)
+		d.wantStats(Stats{InFlight: 2, Tokens: -1})
 	})
 }
 
 func TestReleaseCountsOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 2})
-		first, _ := d.request(0), d.request(0)
+		d := newTestController(t, Limits{MaxConcurrent: 2})
+		first, _ := d.startTokens(0), d.startTokens(0)
 		first.release()
 		first.release()
-		d.stats(Stats{InFlight: 1, Tokens: -1})
-		d.admitted(d.request(0), 0)
-		last := d.request(0)
+		d.wantStats(Stats{InFlight: 1, Tokens: -1})
+		d.wantAdmitted(d.startTokens(0), 0)
+		last := d.startTokens(0)
 		first.release()
-		d.waits(last)
+		d.wantWaiting(last)
 		time.Sleep(time.Minute)
-		d.refused(last, ErrTimeout, time.Minute)
+		d.wantRefused(last, ErrTimeout, time.Minute)
 	})
 }
 
 func TestTokensComeInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{TokensPerMinute: 600}) // 10 a second
-		d.admitted(d.request(600), 0)
-		large, small := d.request(50), d.request(1)
+		d := newTestController(t, Limits{TokensPerMinute: 600}) // 10 a second
+		d.wantAdmitted(d.startTokens(600), 0)
+		large, small := d.startTokens(50), d.startTokens(1)
 		time.Sleep(5*time.Second - 1)
-		d.waits(large, small) // the small one does not pass the large one
+		d.wantWaiting(large, small) // the small one does not pass the large one
 		time.Sleep(time.Nanosecond)
-		d.admitted(large, 5*time.Second)
-		d.waits(small)
-		d.stats(Stats{InFlight: 2, Queued: 1, Tokens: 0})
+		d.wantAdmitted(large, 5*time.Second)
+		d.wantWaiting(small)
+		d.wantStats(Stats{InFlight: 2, Queued: 1, Tokens: 0})
 		time.Sleep(time.Second)
-		d.admitted(small, 5*time.Second+100*time.Millisecond)
-		d.stats(Stats{InFlight: 3, Tokens: 9})
+		d.wantAdmitted(small, 5*time.Second+100*time.Millisecond)
+		d.wantStats(Stats{InFlight: 3, Tokens: 9})
 		large.release()
-		d.stats(Stats{InFlight: 2, Tokens: 9}) // tokens are spent, not lent
+		d.wantStats(Stats{InFlight: 2, Tokens: 9}) // tokens are spent, not lent
 		time.Sleep(time.Hour)
-		d.stats(Stats{InFlight: 2, Tokens: 600}) // the bucket does not grow
+		d.wantStats(Stats{InFlight: 2, Tokens: 600}) // the bucket does not grow
 	})
 }
 
 func TestNegativeCostAddsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{TokensPerMinute: 600})
-		d.request(600)
-		d.admitted(d.request(-100), 0)
-		d.stats(Stats{InFlight: 2, Tokens: 0})
+		d := newTestController(t, Limits{TokensPerMinute: 600})
+		d.startTokens(600)
+		d.wantAdmitted(d.startTokens(-100), 0)
+		d.wantStats(Stats{InFlight: 2, Tokens: 0})
 	})
 }
 
@@ -156,13 +156,13 @@ func TestTimeouts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := newDesk(t, Limits{MaxConcurrent: 1, QueueTimeout: tt.queue})
-				d.request(0)
-				tardy := d.ask(t.Context(), Request{Timeout: tt.asked, Bytes: 7})
-				d.stats(Stats{InFlight: 1, Queued: 1, QueuedBytes: 7, Tokens: -1})
+				d := newTestController(t, Limits{MaxConcurrent: 1, QueueTimeout: tt.queue})
+				d.startTokens(0)
+				tardy := d.start(t.Context(), Request{Timeout: tt.asked, Bytes: 7})
+				d.wantStats(Stats{InFlight: 1, Queued: 1, QueuedBytes: 7, Tokens: -1})
 				time.Sleep(tt.want)
-				d.refused(tardy, ErrTimeout, tt.want)
-				d.stats(Stats{InFlight: 1, Tokens: -1})
+				d.wantRefused(tardy, ErrTimeout, tt.want)
+				d.wantStats(Stats{InFlight: 1, Tokens: -1})
 			})
 		})
 	}
@@ -175,22 +175,22 @@ func TestHeadLeaves(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := newDesk(t, Limits{TokensPerMinute: 600})
-				d.request(600)
+				d := newTestController(t, Limits{TokensPerMinute: 600})
+				d.startTokens(600)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				r := Request{Place: func(string) (Slot, bool) { return Slot{}, false }}
+				r := Request{ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }}
 				if how == "timeout" {
 					r.Timeout = 9 * time.Second
 				} else {
 					time.AfterFunc(9*time.Second, cancel)
 				}
-				head, next := d.ask(ctx, r), d.request(50)
+				head, next := d.start(ctx, r), d.startTokens(50)
 				time.Sleep(9*time.Second - 1)
-				d.waits(head, next)
+				d.wantWaiting(head, next)
 				time.Sleep(time.Nanosecond)
-				d.refused(head, map[string]error{"timeout": ErrTimeout, "abort": context.Canceled}[how], 9*time.Second)
-				d.admitted(next, 9*time.Second)
+				d.wantRefused(head, map[string]error{"timeout": ErrTimeout, "abort": context.Canceled}[how], 9*time.Second)
+				d.wantAdmitted(next, 9*time.Second)
 			})
 		})
 	}
@@ -199,25 +199,25 @@ func TestHeadLeaves(t *testing.T) {
 func TestQueuedBytesOfAllModels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := desk{New(Config{MaxQueueBytes: 100}), t}
+		d := testController{New(Config{MaxQueueBytes: 100}), t}
 		d.SetLimits("chat", Limits{MaxConcurrent: 1})
 		d.SetLimits("embed", Limits{MaxConcurrent: 1})
-		ask := func(model string, bytes int) *call {
-			return d.ask(t.Context(), Request{Model: model, Bytes: bytes})
+		ask := func(model string, bytes int) *admitCall {
+			return d.start(t.Context(), Request{Model: model, Bytes: bytes})
 		}
-		d.admitted(ask("chat", 1000), 0) // does not wait, so holds nothing
+		d.wantAdmitted(ask("chat", 1000), 0) // does not wait, so holds nothing
 		embed := ask("embed", 0)
-		d.waits(ask("chat", 60), ask("embed", 30))
-		d.refused(ask("embed", 11), full, 0)
-		d.refused(ask("chat", 11), full, 0)
-		d.waits(ask("embed", 10), ask("chat", 0), ask("chat", -1))
-		d.stats(Stats{InFlight: 1, Queued: 3, QueuedBytes: 60, Tokens: -1})
+		d.wantWaiting(ask("chat", 60), ask("embed", 30))
+		d.wantRefused(ask("embed", 11), errQueueFull, 0)
+		d.wantRefused(ask("chat", 11), errQueueFull, 0)
+		d.wantWaiting(ask("embed", 10), ask("chat", 0), ask("chat", -1))
+		d.wantStats(Stats{InFlight: 1, Queued: 3, QueuedBytes: 60, Tokens: -1})
 		embed.release() // the one with 30 goes
 		synctest.Wait()
-		d.waits(ask("chat", 30))
-		d.refused(ask("chat", 1), full, 0)
+		d.wantWaiting(ask("chat", 30))
+		d.wantRefused(ask("chat", 1), errQueueFull, 0)
 		time.Sleep(time.Hour) // all time out
-		if held := heldNow(d.Controller); held != 0 {
+		if held := waitingBytesOf(d.Controller); held != 0 {
 			t.Errorf("%d bytes held, want 0", held)
 		}
 	})
@@ -226,7 +226,7 @@ func TestQueuedBytesOfAllModels(t *testing.T) {
 func TestOnWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 1, MaxQueue: 1})
+		d := newTestController(t, Limits{MaxConcurrent: 1, MaxQueue: 1})
 		waited := 0
 		r := Request{OnWait: func() {
 			waited++
@@ -234,16 +234,16 @@ func TestOnWait(t *testing.T) {
 				t.Error("OnWait of a request that has no place in the queue")
 			}
 		}}
-		first := d.ask(t.Context(), r)
-		d.admitted(first, 0)
+		first := d.start(t.Context(), r)
+		d.wantAdmitted(first, 0)
 		if waited != 0 {
 			t.Error("OnWait of a request that did not wait")
 		}
-		second := d.ask(t.Context(), r)
-		d.waits(second)
-		d.refused(d.ask(t.Context(), r), full, 0)
+		second := d.start(t.Context(), r)
+		d.wantWaiting(second)
+		d.wantRefused(d.start(t.Context(), r), errQueueFull, 0)
 		first.release()
-		d.admitted(second, 0)
+		d.wantAdmitted(second, 0)
 		if waited != 1 {
 			t.Errorf("OnWait called %d times, want 1", waited)
 		}

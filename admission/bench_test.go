@@ -121,7 +121,7 @@ func BenchmarkThousands(b *testing.B) {
 		r := Request{Model: name("model", random.IntN(models)), Tenant: name("tenant", random.IntN(tenants)), Tokens: 1 + random.IntN(4000), Bytes: 1000}
 		a := newArrival(r)
 		start := time.Now()
-		lease, w, err := c.enter(&a)
+		lease, w, err := c.admitOrEnqueue(&a)
 		took := time.Since(start)
 		switch {
 		case err != nil:
@@ -130,7 +130,7 @@ func BenchmarkThousands(b *testing.B) {
 			leases <- lease
 		default:
 			wg.Go(func() {
-				if lease, err := c.wait(ctx, w); err == nil {
+				if lease, err := c.await(ctx, w); err == nil {
 					leases <- lease
 				}
 			})

@@ -15,6 +15,6 @@ func TestContract(t *testing.T) {
 func TestContractOfSharedState(t *testing.T) {
 	t.Parallel()
 	admissiontest.Run(t, func(*testing.T) *admission.Controller {
-		return admission.New(admission.Config{Shared: newStore().gateway()})
+		return admission.New(admission.Config{Shared: newFakeStore().newShared()})
 	})
 }

@@ -13,19 +13,19 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // desk is a Controller with one model, "chat", inside a synctest bubble.
-type desk struct {
+type testController struct {
 	*Controller
 	t *testing.T
 }
 
-func newDesk(t *testing.T, l Limits) desk {
+func newTestController(t *testing.T, l Limits) testController {
 	c := New(Config{})
 	c.SetLimits("chat", l)
-	return desk{c, t}
+	return testController{c, t}
 }
 
 // call is one Admit in a goroutine of its own.
-type call struct{ result atomic.Pointer[outcome] }
+type admitCall struct{ result atomic.Pointer[outcome] }
 
 // outcome is how an Admit ended.
 type outcome struct {
@@ -37,22 +37,22 @@ type outcome struct {
 }
 
 // get returns how the call ended; the zero outcome as long as it waits.
-func (c *call) get() outcome {
+func (c *admitCall) state() outcome {
 	if o := c.result.Load(); o != nil {
 		return *o
 	}
 	return outcome{}
 }
 
-func (c *call) release() { c.get().lease.Release() }
+func (c *admitCall) release() { c.state().lease.Release() }
 
 // ask starts an Admit and returns when it has ended or waits.
-func (d desk) ask(ctx context.Context, r Request) *call {
+func (d testController) start(ctx context.Context, r Request) *admitCall {
 	d.t.Helper()
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
 	}
-	c := &call{}
+	c := &admitCall{}
 	started := time.Now()
 	go func() {
 		lease, err := d.Admit(ctx, r)
@@ -63,41 +63,41 @@ func (d desk) ask(ctx context.Context, r Request) *call {
 }
 
 // request is ask for when nothing but the tokens matters.
-func (d desk) request(tokens int) *call {
+func (d testController) startTokens(tokens int) *admitCall {
 	d.t.Helper()
-	return d.ask(d.t.Context(), Request{Tokens: tokens})
+	return d.start(d.t.Context(), Request{Tokens: tokens})
 }
 
 // admitted fails the test unless the call got its lease after exactly this time.
-func (d desk) admitted(c *call, after time.Duration) {
+func (d testController) wantAdmitted(c *admitCall, after time.Duration) {
 	d.t.Helper()
 	synctest.Wait()
-	if got := c.get(); got.lease == nil || got.err != nil || got.after != after {
+	if got := c.state(); got.lease == nil || got.err != nil || got.after != after {
 		d.t.Fatalf("got %+v, want a lease after %v", got, after)
 	}
 }
 
 // refused fails the test unless the call got this error after exactly this time.
-func (d desk) refused(c *call, want error, after time.Duration) {
+func (d testController) wantRefused(c *admitCall, want error, after time.Duration) {
 	d.t.Helper()
 	synctest.Wait()
-	if got := c.get(); got.lease != nil || !sameError(got.err, want) || got.after != after {
+	if got := c.state(); got.lease != nil || !sameError(got.err, want) || got.after != after {
 		d.t.Fatalf("got %+v, want %v after %v", got, want, after)
 	}
 }
 
 // waits fails the test if the call has ended.
-func (d desk) waits(calls ...*call) {
+func (d testController) wantWaiting(calls ...*admitCall) {
 	d.t.Helper()
 	synctest.Wait()
 	for i, c := range calls {
-		if got := c.get(); got.ended {
+		if got := c.state(); got.ended {
 			d.t.Fatalf("call %d ended: %+v, want it to wait", i, got)
 		}
 	}
 }
 
-func (d desk) stats(want Stats) {
+func (d testController) wantStats(want Stats) {
 	d.t.Helper()
 	synctest.Wait()
 	want.Share = want.InFlight
@@ -107,10 +107,12 @@ func (d desk) stats(want Stats) {
 }
 
 // full is a refusal for want of a place in the queue.
-var full = &Refused{Reason: QueueFull}
+var errQueueFull = &Refused{Reason: QueueFull}
 
 // late is a refusal for want of the model's tokens.
-func late(after time.Duration) error { return &Refused{Reason: ModelTokens, RetryAfter: after} }
+func errTokensTooLate(after time.Duration) error {
+	return &Refused{Reason: ModelTokens, RetryAfter: after}
+}
 
 func sameError(got, want error) bool {
 	a, ok := got.(*Refused)
@@ -126,8 +128,8 @@ func sameError(got, want error) bool {
 }
 
 // heldNow is how many bytes all queues hold.
-func heldNow(c *Controller) int64 {
+func waitingBytesOf(c *Controller) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held
+	return c.waitingBytes
 }

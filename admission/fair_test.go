@@ -11,32 +11,32 @@ import (
 )
 
 // naive is deficit round robin as it is told in words: flows in a circle, each gets its credit when the round comes to it.
-type naive struct {
-	circle  []*naiveFlow // the first is the one at hand
+type referenceDRR struct {
+	circle  []*referenceFlow // the first is the one at hand
 	quantum int
 }
 
-type naiveFlow struct {
+type referenceFlow struct {
 	tenant           string
 	weight, deficit  int
 	credited         bool
 	costs, admission []int
 }
 
-func (n *naive) arrive(tenant string, weight, cost, id int) {
+func (n *referenceDRR) arrive(tenant string, weight, cost, id int) {
 	for _, f := range n.circle {
 		if f.tenant == tenant {
 			f.costs, f.admission = append(f.costs, cost), append(f.admission, id)
 			return
 		}
 	}
-	n.circle = append(n.circle, &naiveFlow{tenant: tenant, weight: weight, costs: []int{cost}, admission: []int{id}})
+	n.circle = append(n.circle, &referenceFlow{tenant: tenant, weight: weight, costs: []int{cost}, admission: []int{id}})
 	if len(n.circle) == 1 {
 		n.round()
 	}
 }
 
-func (n *naive) round() {
+func (n *referenceDRR) round() {
 	most := 1
 	for _, f := range n.circle {
 		f.credited = false
@@ -50,7 +50,7 @@ func (n *naive) round() {
 }
 
 // serve returns who goes next.
-func (n *naive) serve() int {
+func (n *referenceDRR) serve() int {
 	for {
 		f := n.circle[0]
 		if !f.credited {
@@ -63,31 +63,33 @@ func (n *naive) serve() int {
 			f.costs, f.admission = f.costs[1:], f.admission[1:]
 			if len(f.costs) == 0 {
 				n.circle = n.circle[1:]
-				n.begin()
+				n.startRound()
 			}
 			return id
 		}
 		n.circle = append(n.circle[1:], f)
-		n.begin()
+		n.startRound()
 	}
 }
 
-func (n *naive) begin() {
+func (n *referenceDRR) startRound() {
 	if len(n.circle) > 0 && n.circle[0].credited {
 		n.round()
 	}
 }
 
 // drawn runs a band without its Controller: what is next is served.
-type drawn struct {
+type simulatedBand struct {
 	band    band
 	tenants map[string]*tenant
 	ids     map[*waiter]int
 }
 
-func newDrawn() *drawn { return &drawn{tenants: map[string]*tenant{}, ids: map[*waiter]int{}} }
+func newSimulatedBand() *simulatedBand {
+	return &simulatedBand{tenants: map[string]*tenant{}, ids: map[*waiter]int{}}
+}
 
-func (d *drawn) arrive(name string, weight, cost, id int) *waiter {
+func (d *simulatedBand) arrive(name string, weight, cost, id int) *waiter {
 	t := d.tenants[name]
 	if t == nil {
 		t = &tenant{name: name, limits: TenantLimits{Weight: weight}}
@@ -95,16 +97,16 @@ func (d *drawn) arrive(name string, weight, cost, id int) *waiter {
 	}
 	w := &waiter{arrival: arrival{cost: int64(cost)}, tenant: t}
 	d.ids[w] = id
-	d.band.push(w, false)
+	d.band.enqueue(w, false)
 	return w
 }
 
-func (d *drawn) serve() *waiter {
+func (d *simulatedBand) serve() *waiter {
 	w := d.band.head()
 	if again := d.band.head(); again != w {
 		panic("asking has changed the order")
 	}
-	d.band.remove(w, true)
+	d.band.dequeue(w, true)
 	return w
 }
 
@@ -112,7 +114,7 @@ func TestBandAgainstNaive(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 4))
-		want, got := &naive{}, newDrawn()
+		want, got := &referenceDRR{}, newSimulatedBand()
 		waiting, id := 0, 0
 		for step := range 400 {
 			if waiting == 0 || random.IntN(20) < 9+step/200 {
@@ -139,7 +141,7 @@ func TestBandIsFair(t *testing.T) {
 	const most = 5000
 	for seed := range uint64(60) {
 		random := rand.New(rand.NewPCG(seed, 5))
-		d := newDrawn()
+		d := newSimulatedBand()
 		weights := []int{1 + random.IntN(9), 1 + random.IntN(9), 1 + random.IntN(9)}
 		served := make([]float64, len(weights))
 		backlog := func(i int) {
@@ -162,7 +164,7 @@ func TestBandIsFair(t *testing.T) {
 			case 1:
 				if len(guests) > 0 {
 					at := random.IntN(len(guests))
-					d.band.remove(guests[at], false)
+					d.band.dequeue(guests[at], false)
 					guests = slices.Delete(guests, at, at+1)
 				}
 			}
@@ -185,7 +187,7 @@ func TestBandIsFair(t *testing.T) {
 func TestBandCostsTheSameForAnyFlows(t *testing.T) {
 	t.Parallel()
 	for _, flows := range []int{2, 1000} {
-		d := newDrawn()
+		d := newSimulatedBand()
 		for i := range flows {
 			for range 3 {
 				d.arrive(fmt.Sprint(i), 1, 1+i*7919%4000, i)
@@ -204,15 +206,15 @@ func TestBandCostsTheSameForAnyFlows(t *testing.T) {
 // TestDebtIsPaidSoon: a flow that got much elsewhere while costs were large is not behind for ever when they are small.
 func TestDebtIsPaidSoon(t *testing.T) {
 	t.Parallel()
-	d := newDrawn()
+	d := newSimulatedBand()
 	for i := range 100 {
 		large := d.arrive(fmt.Sprint(i), 1, 1<<20, i)
 		for range 50 {
 			d.arrive(fmt.Sprint(i), 1, 1, i)
 		}
 		f := large.flow
-		f.deficit = -f.most()
-		d.band.remove(large, false)
+		f.deficit = -f.maxDeficit()
+		d.band.dequeue(large, false)
 	}
 	for range 5000 {
 		d.serve()
@@ -223,10 +225,10 @@ func TestDebtIsPaidSoon(t *testing.T) {
 }
 
 // from is a request of a tenant.
-func from(tenant string, tokens int) Request { return Request{Tenant: tenant, Tokens: tokens} }
+func requestOf(tenant string, tokens int) Request { return Request{Tenant: tenant, Tokens: tokens} }
 
 // drain releases leases one after the other and returns the names in the order in which they were admitted.
-func (d desk) drain(first *call, waiting map[string]*call) []string {
+func (d testController) drainInOrder(first *admitCall, waiting map[string]*admitCall) []string {
 	d.t.Helper()
 	var order []string
 	for current := first; ; {
@@ -234,7 +236,7 @@ func (d desk) drain(first *call, waiting map[string]*call) []string {
 		synctest.Wait()
 		next := ""
 		for name, c := range waiting {
-			if c.get().ended && !slices.Contains(order, name) {
+			if c.state().ended && !slices.Contains(order, name) {
 				if next != "" {
 					d.t.Fatalf("%s and %s were admitted at once", name, next)
 				}
@@ -251,15 +253,15 @@ func (d desk) drain(first *call, waiting map[string]*call) []string {
 func TestTenantsTakeTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 1})
+		d := newTestController(t, Limits{MaxConcurrent: 1})
 		d.SetTenants(map[string]TenantLimits{"b": {Weight: 2}})
-		first := d.request(8)
-		calls := map[string]*call{}
+		first := d.startTokens(8)
+		calls := map[string]*admitCall{}
 		for _, name := range []string{"a1", "a2", "a3", "b1", "b2", "b3", "c1"} {
-			calls[name] = d.ask(t.Context(), from(name[:1], 8))
+			calls[name] = d.start(t.Context(), requestOf(name[:1], 8))
 		}
 		want := []string{"a1", "b1", "b2", "c1", "a2", "b3", "a3"}
-		if got := d.drain(first, calls); !slices.Equal(got, want) {
+		if got := d.drainInOrder(first, calls); !slices.Equal(got, want) {
 			t.Errorf("order %v, want %v", got, want)
 		}
 	})
@@ -268,14 +270,14 @@ func TestTenantsTakeTurns(t *testing.T) {
 func TestBandsAreStrict(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 1})
-		first := d.request(8)
-		calls := map[string]*call{}
+		d := newTestController(t, Limits{MaxConcurrent: 1})
+		first := d.startTokens(8)
+		calls := map[string]*admitCall{}
 		for i, p := range []Priority{Batch, Default, Interactive, Batch, Interactive, Default, 7, -7} {
-			calls[fmt.Sprint(p, " ", i)] = d.ask(t.Context(), Request{Priority: p})
+			calls[fmt.Sprint(p, " ", i)] = d.start(t.Context(), Request{Priority: p})
 		}
 		want := []string{"1 2", "1 4", "7 6", "0 1", "0 5", "-1 0", "-1 3", "-7 7"}
-		if got := d.drain(first, calls); !slices.Equal(got, want) {
+		if got := d.drainInOrder(first, calls); !slices.Equal(got, want) {
 			t.Errorf("order %v, want %v", got, want)
 		}
 	})
@@ -286,27 +288,27 @@ func TestBandsAreStrict(t *testing.T) {
 func TestAgeing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := desk{New(Config{Ageing: time.Minute}), t}
+		d := testController{New(Config{Ageing: time.Minute}), t}
 		d.SetLimits("chat", Limits{MaxConcurrent: 1, QueueTimeout: time.Hour})
-		current := d.request(1)
-		low := map[string]*call{}
+		current := d.startTokens(1)
+		low := map[string]*admitCall{}
 		for i := range 2 {
-			low[fmt.Sprint("batch ", i)] = d.ask(t.Context(), Request{Priority: Batch})
-			low[fmt.Sprint("default ", i)] = d.ask(t.Context(), Request{})
+			low[fmt.Sprint("batch ", i)] = d.start(t.Context(), Request{Priority: Batch})
+			low[fmt.Sprint("default ", i)] = d.start(t.Context(), Request{})
 		}
 		var order []string
-		high := []*call{d.ask(t.Context(), Request{Priority: Interactive})}
+		high := []*admitCall{d.start(t.Context(), Request{Priority: Interactive})}
 		next := func() {
-			high = append(high, d.ask(t.Context(), Request{Priority: Interactive}))
+			high = append(high, d.start(t.Context(), Request{Priority: Interactive}))
 			current.release()
 			synctest.Wait()
-			if high[0].get().ended {
+			if high[0].state().ended {
 				current, high = high[0], high[1:]
 				order = append(order, "high")
 				return
 			}
 			for name, c := range low {
-				if c.get().ended {
+				if c.state().ended {
 					order, current = append(order, name), c
 					delete(low, name)
 					return
@@ -340,19 +342,19 @@ func TestAgeing(t *testing.T) {
 func TestLargeOneIsNotPassed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{TokensPerMinute: 600})
-		d.request(595)
-		large := d.ask(t.Context(), from("large", 20))
-		same := d.ask(t.Context(), from("small", 1))
-		lower := d.ask(t.Context(), Request{Priority: Batch, Tokens: 1})
-		d.waits(large, same, lower)
-		higher := d.ask(t.Context(), Request{Priority: Interactive, Tokens: 5})
-		d.admitted(higher, 0)
+		d := newTestController(t, Limits{TokensPerMinute: 600})
+		d.startTokens(595)
+		large := d.start(t.Context(), requestOf("large", 20))
+		same := d.start(t.Context(), requestOf("small", 1))
+		lower := d.start(t.Context(), Request{Priority: Batch, Tokens: 1})
+		d.wantWaiting(large, same, lower)
+		higher := d.start(t.Context(), Request{Priority: Interactive, Tokens: 5})
+		d.wantAdmitted(higher, 0)
 		time.Sleep(2100 * time.Millisecond)
-		d.admitted(large, 2*time.Second)
-		d.admitted(same, 2100*time.Millisecond)
+		d.wantAdmitted(large, 2*time.Second)
+		d.wantAdmitted(same, 2100*time.Millisecond)
 		time.Sleep(100 * time.Millisecond)
-		d.admitted(lower, 2200*time.Millisecond)
+		d.wantAdmitted(lower, 2200*time.Millisecond)
 	})
 }
 

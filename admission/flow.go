@@ -11,91 +11,91 @@ const bands = 3
 func (p Priority) band() int { return min(max(int(p)-int(Batch), 0), bands-1) }
 
 // list is a doubly linked list of waiters. A waiter has a place for two of them: one by turn, one by arrival.
-type list struct {
+type waiterList struct {
 	first, last *waiter
-	by          int
+	order       int
 }
 
 const (
-	byTurn = iota
-	byArrival
+	flowOrder = iota
+	arrivalOrder
 )
 
 type link struct{ next, prev *waiter }
 
 // insert puts w before another; nil is the end.
-func (l *list) insert(w, before *waiter) {
+func (l *waiterList) insert(w, before *waiter) {
 	prev := l.last
 	if before != nil {
-		prev = before.links[l.by].prev
-		before.links[l.by].prev = w
+		prev = before.links[l.order].prev
+		before.links[l.order].prev = w
 	} else {
 		l.last = w
 	}
 	if prev != nil {
-		prev.links[l.by].next = w
+		prev.links[l.order].next = w
 	} else {
 		l.first = w
 	}
-	w.links[l.by] = link{next: before, prev: prev}
+	w.links[l.order] = link{next: before, prev: prev}
 }
 
-func (l *list) remove(w *waiter) {
-	at := w.links[l.by]
+func (l *waiterList) remove(w *waiter) {
+	at := w.links[l.order]
 	if at.prev != nil {
-		at.prev.links[l.by].next = at.next
+		at.prev.links[l.order].next = at.next
 	} else {
 		l.first = at.next
 	}
 	if at.next != nil {
-		at.next.links[l.by].prev = at.prev
+		at.next.links[l.order].prev = at.prev
 	} else {
 		l.last = at.prev
 	}
-	w.links[l.by] = link{}
+	w.links[l.order] = link{}
 }
 
 // flow is what waits of one tenant in one band of one queue, in the order in which it came.
 type flow struct {
 	tenant  *tenant
 	band    *band
-	waiting list
+	waiters waiterList
 	// count is how many wait, the chosen ones included.
 	count int
 	// tokens are what they will take.
 	tokens  int64
 	deficit int64
 	// round is the last one that gave credit.
-	round  uint64
-	parked bool
+	creditedRound uint64
+	parked        bool
 	// The neighbours in the band's ring, or among the tenant's parked flows.
 	next, prev *flow
 }
 
 // ring is a circle of flows; cur is the one at hand, and the end is before it.
 type ring struct {
-	cur    *flow
+	cursor *flow
 	length int
 }
 
 func (r *ring) add(f *flow) {
 	r.length++
-	if r.cur == nil {
-		f.next, f.prev, r.cur = f, f, f
+	if r.cursor == nil {
+		f.next, f.prev, r.cursor = f, f, f
 		return
 	}
-	f.next, f.prev = r.cur, r.cur.prev
+	f.next, f.prev = r.cursor, r.cursor.prev
 	f.prev.next, f.next.prev = f, f
 }
 
 func (r *ring) remove(f *flow) {
 	r.length--
 	if r.length == 0 {
-		r.cur = nil
+		r.cursor = nil
 	} else {
 		f.prev.next, f.next.prev = f.next, f.prev
-		if r.cur == f {
-			r.cur = f.next
+		if r.cursor == f {
+			r.cursor = f.next
 		}
 	}
 	f.next, f.prev = nil, nil
@@ -115,40 +115,40 @@ type band struct {
 	// quantum of this round.
 	quantum int64
 	// chosen have had their turn already, and were then turned away by what gateways share; they are next, and are paid for.
-	chosen list
+	returned waiterList
 	// all who wait, by arrival.
-	all    list
-	length int
-	tokens int64
+	arrivals waiterList
+	length   int
+	tokens   int64
 	// sizes counts those who wait by the length of their cost in bits; present has a bit for each that is not 0.
-	sizes   [64]int
-	present uint64
+	costBits    [64]int
+	costBitsSet uint64
 }
 
-func (b *band) largest() int64 {
-	return 1 << min(bits.Len64(b.present), 62) >> 1
+func (b *band) largestCost() int64 {
+	return 1 << min(bits.Len64(b.costBitsSet), 62) >> 1
 }
 
 // count adds a waiter to the sums, or takes it away.
-func (b *band) count(w *waiter, n int) {
+func (b *band) countWaiter(w *waiter, n int) {
 	size := bits.Len64(uint64(w.cost - 1))
 	b.length += n
-	b.tokens += int64(n) * w.due()
-	b.sizes[size] += n
-	if b.sizes[size] > 0 {
-		b.present |= 1 << size
+	b.tokens += int64(n) * w.charge()
+	b.costBits[size] += n
+	if b.costBits[size] > 0 {
+		b.costBitsSet |= 1 << size
 	} else {
-		b.present &^= 1 << size
+		b.costBitsSet &^= 1 << size
 	}
 }
 
 // flow finds the tenant's flow, or makes it.
-func (b *band) flow(t *tenant) *flow {
+func (b *band) flowOf(t *tenant) *flow {
 	f := b.flows[t.name]
 	if f == nil {
-		f = &flow{tenant: t, band: b, waiting: list{by: byTurn}}
+		f = &flow{tenant: t, band: b, waiters: waiterList{order: flowOrder}}
 		if b.flows == nil {
-			b.flows, b.all.by, b.chosen.by = map[string]*flow{}, byArrival, byTurn
+			b.flows, b.arrivals.order, b.returned.order = map[string]*flow{}, arrivalOrder, flowOrder
 		}
 		b.flows[t.name] = f
 	}
@@ -156,117 +156,117 @@ func (b *band) flow(t *tenant) *flow {
 }
 
 // enroll gives the flow a place at the end of the ring, if it has something that waits.
-func (b *band) enroll(f *flow) {
-	if f.next != nil || f.waiting.first == nil {
+func (b *band) addToRing(f *flow) {
+	if f.next != nil || f.waiters.first == nil {
 		return
 	}
 	if b.ring.length == 0 {
 		b.round++
-		b.quantum = b.largest()
+		b.quantum = b.largestCost()
 	}
-	f.round = b.round - 1
+	f.creditedRound = b.round - 1
 	b.ring.add(f)
 }
 
 // advance moves the cursor off a flow.
 func (b *band) advance() {
-	b.ring.cur = b.ring.cur.next
-	b.begin()
+	b.ring.cursor = b.ring.cursor.next
+	b.startRoundIfDone()
 }
 
 // begin starts a round when the cursor is where this one has been.
-func (b *band) begin() {
-	if b.ring.cur != nil && b.ring.cur.round == b.round {
+func (b *band) startRoundIfDone() {
+	if b.ring.cursor != nil && b.ring.cursor.creditedRound == b.round {
 		b.round++
-		b.quantum = b.largest()
+		b.quantum = b.largestCost()
 	}
 }
 
-func (b *band) drop(f *flow) {
-	at := b.ring.cur == f
+func (b *band) removeFromRing(f *flow) {
+	at := b.ring.cursor == f
 	b.ring.remove(f)
 	if at {
-		b.begin()
+		b.startRoundIfDone()
 	}
 }
 
 // push adds w: at the end, or, if it has waited before, at the front of its flow. A preempted one comes there too, and pays once more.
-func (b *band) push(w *waiter, front bool) {
-	f := b.flow(w.tenant)
-	w.flow, w.state = f, queued
-	b.join(w, front)
+func (b *band) enqueue(w *waiter, front bool) {
+	f := b.flowOf(w.tenant)
+	w.flow, w.state = f, stateQueued
+	b.insert(w, front)
 	switch {
 	case front:
-		f.waiting.insert(w, f.waiting.first)
+		f.waiters.insert(w, f.waiters.first)
 		f.deficit += w.cost
 	case w.Preempted:
-		f.waiting.insert(w, f.waiting.first)
+		f.waiters.insert(w, f.waiters.first)
 	default:
-		f.waiting.insert(w, nil)
+		f.waiters.insert(w, nil)
 	}
 	if !f.parked {
-		b.enroll(f)
+		b.addToRing(f)
 	}
 }
 
 // pushChosen gives w, which had its turn, the first place before all flows.
-func (b *band) pushChosen(w *waiter) {
-	w.flow, w.state = b.flow(w.tenant), chosen
-	b.join(w, true)
-	b.chosen.insert(w, b.chosen.first)
+func (b *band) enqueueReturned(w *waiter) {
+	w.flow, w.state = b.flowOf(w.tenant), stateReturned
+	b.insert(w, true)
+	b.returned.insert(w, b.returned.first)
 }
 
-func (b *band) join(w *waiter, front bool) {
+func (b *band) insert(w *waiter, front bool) {
 	w.flow.count++
-	w.flow.tokens += w.due()
-	b.count(w, 1)
+	w.flow.tokens += w.charge()
+	b.countWaiter(w, 1)
 	if !front {
-		b.all.insert(w, nil)
+		b.arrivals.insert(w, nil)
 		return
 	}
-	at := b.all.first
-	for n := 0; n < mostAsked && at != nil && at.came.Before(w.came); n++ {
-		at = at.links[byArrival].next
+	at := b.arrivals.first
+	for n := 0; n < maxInquiry && at != nil && at.arrived.Before(w.arrived); n++ {
+		at = at.links[arrivalOrder].next
 	}
-	b.all.insert(w, at) // those before it are older, so that the first is the oldest
+	b.arrivals.insert(w, at) // those before it are older, so that the first is the oldest
 }
 
 // remove takes w out, wherever it stands. One that goes has been served: its flow pays.
-func (b *band) remove(w *waiter, served bool) {
+func (b *band) dequeue(w *waiter, served bool) {
 	f := w.flow
 	f.count--
-	f.tokens -= w.due()
-	b.count(w, -1)
-	b.all.remove(w)
-	if w.state == chosen {
-		b.chosen.remove(w)
-		if !served && f.waiting.first != nil {
+	f.tokens -= w.charge()
+	b.countWaiter(w, -1)
+	b.arrivals.remove(w)
+	if w.state == stateReturned {
+		b.returned.remove(w)
+		if !served && f.waiters.first != nil {
 			f.deficit += w.cost
 		}
 	} else {
-		f.waiting.remove(w)
+		f.waiters.remove(w)
 		if served {
 			f.deficit -= w.cost
 		}
 	}
-	w.state = idle
-	f.deficit = min(max(f.deficit, -f.most()), f.most())
-	b.settle(f)
+	w.state = stateIdle
+	f.deficit = min(max(f.deficit, -f.maxDeficit()), f.maxDeficit())
+	b.forgetIfEmpty(f)
 }
 
 // debts is how many visits' credit bounds a flow's deficit either way.
-const debts = 4
+const maxDebtVisits = 4
 
-func (f *flow) most() int64 {
-	return debts * f.tenant.limits.weight() * max(f.band.quantum, f.band.largest(), 1)
+func (f *flow) maxDeficit() int64 {
+	return maxDebtVisits * f.tenant.limits.weight() * max(f.band.quantum, f.band.largestCost(), 1)
 }
 
 // settle forgets what an empty flow has saved, and the flow itself. A parked one whose first has left may go on if the next can.
-func (b *band) settle(f *flow) {
-	if first := f.waiting.first; first != nil {
-		if f.parked && !f.tenant.full(&first.arrival) {
+func (b *band) forgetIfEmpty(f *flow) {
+	if first := f.waiters.first; first != nil {
+		if f.parked && !f.tenant.isAtLimit(&first.arrival) {
 			f.tenant.unpark(f)
-			b.enroll(f)
+			b.addToRing(f)
 		}
 		return
 	}
@@ -274,7 +274,7 @@ func (b *band) settle(f *flow) {
 	if f.parked {
 		f.tenant.unpark(f)
 	} else if f.next != nil {
-		b.drop(f)
+		b.removeFromRing(f)
 	}
 	if f.count == 0 {
 		delete(b.flows, f.tenant.name)
@@ -284,25 +284,25 @@ func (b *band) settle(f *flow) {
 // park takes w's flow out of the ring until its tenant has room again, so that it holds nobody up.
 func (b *band) park(w *waiter) {
 	f := w.flow
-	b.unchoose(f)
+	b.requeueReturned(f)
 	if f.parked {
 		return
 	}
 	if f.next != nil {
-		b.drop(f)
+		b.removeFromRing(f)
 	}
 	f.parked = true
 	f.tenant.parked.add(f)
 }
 
 // unchoose puts the chosen of a flow back to its front.
-func (b *band) unchoose(f *flow) {
-	for w := b.chosen.last; w != nil; {
-		prev := w.links[byTurn].prev
+func (b *band) requeueReturned(f *flow) {
+	for w := b.returned.last; w != nil; {
+		prev := w.links[flowOrder].prev
 		if w.flow == f {
-			b.chosen.remove(w)
-			w.state = queued
-			f.waiting.insert(w, f.waiting.first)
+			b.returned.remove(w)
+			w.state = stateQueued
+			f.waiters.insert(w, f.waiters.first)
 			f.deficit += w.cost
 		}
 		w = prev
@@ -312,11 +312,11 @@ func (b *band) unchoose(f *flow) {
 // head is who goes next, nil when nobody can: the ring's turn, unless somebody has had it already.
 func (b *band) head() *waiter {
 	for b.length > 0 {
-		w := b.chosen.first
+		w := b.returned.first
 		if w == nil {
-			w = b.turn()
+			w = b.headOfRing()
 		}
-		if w == nil || !w.tenant.full(&w.arrival) {
+		if w == nil || !w.tenant.isAtLimit(&w.arrival) {
 			return w
 		}
 		b.park(w)
@@ -325,16 +325,16 @@ func (b *band) head() *waiter {
 }
 
 // turn is the first of the flow whose turn it is.
-func (b *band) turn() *waiter {
-	for b.ring.cur != nil {
-		f := b.ring.cur
-		if f.round != b.round {
-			f.round = b.round
+func (b *band) headOfRing() *waiter {
+	for b.ring.cursor != nil {
+		f := b.ring.cursor
+		if f.creditedRound != b.round {
+			f.creditedRound = b.round
 			credit := f.tenant.limits.weight() * b.quantum
 			// A debt of a time with larger costs must not take many rounds to pay.
-			f.deficit = max(f.deficit, -debts*credit) + credit
+			f.deficit = max(f.deficit, -maxDebtVisits*credit) + credit
 		}
-		if w := f.waiting.first; w.cost <= f.deficit {
+		if w := f.waiters.first; w.cost <= f.deficit {
 			return w
 		}
 		b.advance()
@@ -343,27 +343,27 @@ func (b *band) turn() *waiter {
 }
 
 // searched is how deep a flow is searched for one that a model may serve.
-const searched = 16
+const maxSearched = 16
 
 // headFor is the first in order that the gate may serve. Those that it may not serve are not in its way.
 func (b *band) headFor(g *gate) *waiter {
 	first := b.head()
-	if first == nil || g.takes(&first.arrival) {
+	if first == nil || g.canServe(&first.arrival) {
 		return first
 	}
-	for w := b.chosen.first; w != nil; w = w.links[byTurn].next {
-		if g.takes(&w.arrival) && !w.tenant.full(&w.arrival) {
+	for w := b.returned.first; w != nil; w = w.links[flowOrder].next {
+		if g.canServe(&w.arrival) && !w.tenant.isAtLimit(&w.arrival) {
 			return w
 		}
 	}
-	f := b.ring.cur
+	f := b.ring.cursor
 	for range b.ring.length {
-		w := f.waiting.first
-		for n := 0; n < searched && w != nil; n++ {
-			if g.takes(&w.arrival) && !w.tenant.full(&w.arrival) {
+		w := f.waiters.first
+		for n := 0; n < maxSearched && w != nil; n++ {
+			if g.canServe(&w.arrival) && !w.tenant.isAtLimit(&w.arrival) {
 				return w
 			}
-			w = w.links[byTurn].next
+			w = w.links[flowOrder].next
 		}
 		f = f.next
 	}
@@ -379,59 +379,59 @@ type queue struct {
 	length int
 	bytes  int64
 	// fresh have had no verdict yet, so they do not count against the queue's limit.
-	fresh []*waiter
-	news  int
+	newcomers     []*waiter
+	newcomerCount int
 }
 
-func (q *queue) push(w *waiter) {
-	q.join(w)
-	q.bands[w.band].push(w, false)
+func (q *queue) enqueue(w *waiter) {
+	q.add(w)
+	q.bands[w.band].enqueue(w, false)
 }
 
-func (q *queue) join(w *waiter) {
+func (q *queue) add(w *waiter) {
 	w.queue = q
 	q.length++
 	q.bytes += int64(w.Bytes)
-	if w.fresh {
-		q.news++
-		q.fresh = append(q.fresh, w)
+	if w.newcomer {
+		q.newcomerCount++
+		q.newcomers = append(q.newcomers, w)
 	}
 }
 
 // putBack is push for one that was taken out to be asked about. chosen: it stays before all others of its band; otherwise
 // its tenant has no room, and its flow is parked.
-func (q *queue) putBack(w *waiter, chosen bool) {
-	q.join(w)
+func (q *queue) requeue(w *waiter, keepHead bool) {
+	q.add(w)
 	b := &q.bands[w.band]
-	if chosen {
-		b.pushChosen(w)
+	if keepHead {
+		b.enqueueReturned(w)
 		return
 	}
-	b.unchoose(b.flow(w.tenant))
-	b.push(w, true)
+	b.requeueReturned(b.flowOf(w.tenant))
+	b.enqueue(w, true)
 	b.park(w)
 }
 
 // remove takes w out; see band.remove.
-func (q *queue) remove(w *waiter, served bool) {
+func (q *queue) dequeue(w *waiter, served bool) {
 	q.length--
 	q.bytes -= int64(w.Bytes)
-	if w.fresh {
-		q.news--
-		if q.fresh[0] == w { // mostly
-			q.fresh = q.fresh[1:]
-		} else if i := slices.Index(q.fresh, w); i > 0 {
-			q.fresh = slices.Delete(q.fresh, i, i+1)
+	if w.newcomer {
+		q.newcomerCount--
+		if q.newcomers[0] == w { // mostly
+			q.newcomers = q.newcomers[1:]
+		} else if i := slices.Index(q.newcomers, w); i > 0 {
+			q.newcomers = slices.Delete(q.newcomers, i, i+1)
 		}
 	}
-	q.bands[w.band].remove(w, served)
+	q.bands[w.band].dequeue(w, served)
 }
 
 // all lists everybody, the oldest of the highest band first.
-func (q *queue) all() []*waiter {
+func (q *queue) allWaiters() []*waiter {
 	waiting := make([]*waiter, 0, q.length)
 	for b := bands - 1; b >= 0; b-- {
-		for w := q.bands[b].all.first; w != nil; w = w.links[byArrival].next {
+		for w := q.bands[b].arrivals.first; w != nil; w = w.links[arrivalOrder].next {
 			waiting = append(waiting, w)
 		}
 	}

@@ -18,17 +18,17 @@ type Lease struct {
 
 	replica string
 	// admitted leases hold nothing but a slot.
-	admitted bool
+	slotOnly bool
 	// silent leases are no longer known to the shared state.
-	silent   bool
-	prefill  bool
-	task     bool
-	released bool
-	settled  bool
+	unknownToShared bool
+	prefill         bool
+	task            bool
+	released        bool
+	corrected       bool
 	// correction is what Settle found before Release, for the shared state.
 	correction int64
 	// preemptible is nil when nobody may take the lease back. preempted: it was, and is yet to be released.
-	preemptible *preemptible
+	preemptible *preemptionCandidate
 	preempted   bool
 }
 
@@ -42,29 +42,29 @@ func (l *Lease) ID() string { return l.id }
 func (l *Lease) Quota() Quota { return l.quota }
 
 // lease takes what the request needs; nobody asks whether there is room.
-func (c *Controller) lease(g *gate, t *tenant, a *arrival, now time.Time) *Lease {
-	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, admitted: a.Admitted, id: a.taskID, task: a.task != nil}
-	if !a.Admitted {
-		c.take(l, a.Prefill)
-		g.book.bucket.refill(now)
-		g.book.bucket.spend(int64(l.tokens))
+func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time) *Lease {
+	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, slotOnly: a.SlotOnly, id: a.taskID, task: a.task != nil}
+	if !a.SlotOnly {
+		c.countLease(l, a.Prefill)
+		g.usage.bucket.refill(now)
+		g.usage.bucket.charge(int64(l.tokens))
 		t.requests.refill(now)
-		t.requests.spend(1)
+		t.requests.charge(1)
 		t.tokens.refill(now)
-		t.tokens.spend(int64(l.tokens))
+		t.tokens.charge(int64(l.tokens))
 	}
-	if a.Preempt != nil {
-		l.yielding(a)
+	if a.OnPreempt != nil {
+		l.makePreemptible(a)
 	}
-	g.pace.tick(now)
+	g.pace.observe(now)
 	l.quota = c.quota(t, now)
 	return l
 }
 
 // take counts the lease.
-func (c *Controller) take(l *Lease, prefill bool) {
-	l.gate.book.leases++
-	l.gate.note()
+func (c *Controller) countLease(l *Lease, prefill bool) {
+	l.gate.usage.leases++
+	l.gate.reportFreeLease()
 	l.tenant.running++
 	if l.prefill = prefill; prefill {
 		l.tenant.prefill++
@@ -76,79 +76,79 @@ func (c *Controller) take(l *Lease, prefill bool) {
 
 // Resume returns a lease for a request that runs already. It asks for nothing and cannot be refused for want of room; until
 // leases have ended, a model or a tenant may so be over its limits. It takes no tokens. The error is ErrUnknownModel.
-func (c *Controller) Resume(r Resumed) (*Lease, error) {
+func (c *Controller) RecoverRequest(r RecoveredRequest) (*Lease, error) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	g, ok := c.gates[r.Model]
 	if !ok {
 		return nil, ErrUnknownModel
 	}
-	l := c.resume(g, r, time.Now())
+	l := c.recoverLease(g, r, time.Now())
 	if c.shared != nil && l.id == "" {
-		l.id = c.newID()
+		l.id = c.newLeaseID()
 	}
 	if c.shared != nil {
-		c.shared.Keep(c.claim(l, nil, 0))
+		c.shared.ReportLease(c.claimForLease(l, nil, 0))
 	}
 	return l, nil
 }
 
-func (c *Controller) resume(g *gate, r Resumed, now time.Time) *Lease {
+func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *Lease {
 	t := c.tenant(r.Tenant)
 	l := &Lease{c: c, gate: g, tenant: t, id: r.ID, tokens: min(max(r.Tokens, 0), maxTokens)}
-	c.take(l, false)
+	c.countLease(l, false)
 	l.quota = c.quota(t, now)
 	return l
 }
 
 // newID makes the id of a lease.
-func (c *Controller) newID() string {
-	c.leases++
-	return c.gateway + "-" + strconv.FormatUint(c.leases, 36)
+func (c *Controller) newLeaseID() string {
+	c.lastLeaseID++
+	return c.gateway + "-" + strconv.FormatUint(c.lastLeaseID, 36)
 }
 
 // Release gives back everything but the tokens, which are spent, and lets the next requests in. Only the first call counts. Give the
 // replica's slot back before, so that the next request finds it.
 func (l *Lease) Release() {
 	l.c.mu.Lock()
-	defer l.c.unlock()
-	l.c.end(l, true)
+	defer l.c.unlockAndRun()
+	l.c.endLease(l, true)
 }
 
 // end ends a lease. One that was not used gives back all that it took.
-func (c *Controller) end(l *Lease, used bool) {
+func (c *Controller) endLease(l *Lease, used bool) {
 	if l.released {
 		return
 	}
 	l.released = true
-	l.steady()
+	l.endPreemptible()
 	if l.preempted {
-		used = l.settled
-		if l.gate.victim == l {
-			l.gate.victim = nil
+		used = l.corrected
+		if l.gate.preempted == l {
+			l.gate.preempted = nil
 		}
 	}
 	now := time.Now()
-	if !l.admitted {
-		c.forget(l)
+	if !l.slotOnly {
+		c.uncountLease(l)
 		correction := l.correction
 		if !used {
-			l.gate.book.bucket.correct(int64(l.tokens))
+			l.gate.usage.bucket.correct(int64(l.tokens))
 			l.tenant.tokens.correct(int64(l.tokens))
 			l.tenant.requests.correct(1)
-			correction, l.settled = int64(l.tokens), true
+			correction, l.corrected = int64(l.tokens), true
 		}
-		if c.shared != nil && !l.silent {
-			c.after = append(c.after, func() { c.shared.Release(l.id, correction, !used) })
+		if c.shared != nil && !l.unknownToShared {
+			c.afterUnlock = append(c.afterUnlock, func() { c.shared.Release(l.id, correction, !used) })
 		}
 	}
-	c.freed(l.gate, l.tenant, now)
+	c.admitAfterRelease(l.gate, l.tenant, now)
 }
 
 // forget takes the lease out of the book.
-func (c *Controller) forget(l *Lease) {
-	l.gate.book.leases--
-	l.gate.note()
+func (c *Controller) uncountLease(l *Lease) {
+	l.gate.usage.leases--
+	l.gate.reportFreeLease()
 	l.tenant.running--
 	if l.prefill {
 		l.prefill = false
@@ -158,19 +158,19 @@ func (c *Controller) forget(l *Lease) {
 		l.tenant.tasks--
 	}
 	if l.replica != "" {
-		if c.replicas[l.replica]--; c.replicas[l.replica] <= 0 {
-			delete(c.replicas, l.replica)
+		if c.replicaLeases[l.replica]--; c.replicaLeases[l.replica] <= 0 {
+			delete(c.replicaLeases, l.replica)
 		}
 	}
 }
 
 // freed lets in who may go after a lease of this model and tenant has ended.
-func (c *Controller) freed(g *gate, t *tenant, now time.Time) {
-	g.ask.freed()
-	c.pump(g, now)
+func (c *Controller) admitAfterRelease(g *gate, t *tenant, now time.Time) {
+	g.inquiry.onLeaseReleased()
+	c.admitWaiters(g, now)
 	if t.parked.length > 0 {
-		t.denied = Granted
-		c.welcome(t, now)
+		t.deniedReason = Granted
+		c.unparkFlows(t, now)
 	}
 }
 
@@ -179,24 +179,24 @@ func (c *Controller) freed(g *gate, t *tenant, now time.Time) {
 func (l *Lease) FirstToken() bool {
 	c := l.c
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	if l.preempted {
 		return false
 	}
-	l.steady()
+	l.endPreemptible()
 	if !l.prefill {
 		return true
 	}
 	l.prefill = false
 	l.tenant.prefill--
 	if c.shared != nil {
-		c.after = append(c.after, func() { c.shared.FirstToken(l.id) })
+		c.afterUnlock = append(c.afterUnlock, func() { c.shared.FirstToken(l.id) })
 	}
 	if l.tenant.parked.length > 0 {
-		if l.tenant.denied == TenantPrefill {
-			l.tenant.denied = Granted
+		if l.tenant.deniedReason == TenantPrefill {
+			l.tenant.deniedReason = Granted
 		}
-		c.welcome(l.tenant, time.Now())
+		c.unparkFlows(l.tenant, time.Now())
 	}
 	return true
 }
@@ -204,33 +204,33 @@ func (l *Lease) FirstToken() bool {
 // Settle tells what the request has really cost. Its model's bucket and its tenant's get back what was estimated too much, or
 // lose what was too little, down to a debt of one full bucket. Only the first call counts; less than 0 is not known, and
 // changes nothing. It may come before Release or after. Of a preempted lease nothing is charged, whatever it says.
-func (l *Lease) Settle(actual int) {
+func (l *Lease) Correct(actual int) {
 	l.c.mu.Lock()
-	defer l.c.unlock()
-	l.c.settle(l, actual)
+	defer l.c.unlockAndRun()
+	l.c.correctLease(l, actual)
 }
 
-func (c *Controller) settle(l *Lease, actual int) {
-	if actual < 0 || l.settled || l.admitted || l.preempted {
+func (c *Controller) correctLease(l *Lease, actual int) {
+	if actual < 0 || l.corrected || l.slotOnly || l.preempted {
 		return
 	}
-	l.settled = true
-	l.steady() // the response is known, so it has begun
+	l.corrected = true
+	l.endPreemptible() // the response is known, so it has begun
 	correction := int64(l.tokens) - int64(min(actual, maxTokens))
 	now := time.Now()
-	l.gate.book.bucket.refill(now)
-	l.gate.book.bucket.correct(correction)
+	l.gate.usage.bucket.refill(now)
+	l.gate.usage.bucket.correct(correction)
 	l.tenant.tokens.refill(now)
 	l.tenant.tokens.correct(correction)
 	if c.shared != nil && l.released {
-		c.after = append(c.after, func() { c.shared.Settle(l.gate.model, l.tenant.name, correction) })
+		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Correct(l.gate.model, l.tenant.name, correction) })
 	} else {
 		l.correction = correction
 	}
 	if correction > 0 {
-		l.gate.ask.forget() // what was wanting may be there now
+		l.gate.inquiry.clearHold() // what was wanting may be there now
 	}
 	if correction != 0 {
-		c.pump(l.gate, now)
+		c.admitWaiters(l.gate, now)
 	}
 }

@@ -57,7 +57,7 @@ type bucket struct {
 	// level is in units.
 	level int64
 	// at is the time that level is of.
-	at time.Time
+	updatedAt time.Time
 }
 
 const (
@@ -65,7 +65,7 @@ const (
 	// maxTokens keeps a full bucket, a debt of one and what corrects them within an int64.
 	maxTokens = (1<<63 - 1) / unitsPerToken / 4
 	// longestWait, in minutes, is what longer waits are taken for.
-	longestWait = 1 << 20
+	maxWaitMinutes = 1 << 20
 )
 
 func (b *bucket) size() int64 { return b.perMinute * unitsPerToken }
@@ -77,21 +77,21 @@ func (b *bucket) resize(perMinute int, now time.Time) {
 	b.perMinute = int64(min(max(perMinute, 0), maxTokens))
 	b.level = min(b.level, b.size())
 	if unlimited {
-		b.level, b.at = b.size(), now
+		b.level, b.updatedAt = b.size(), now
 	}
 }
 
 // refill brings level up to now. A clock that stands or goes back adds nothing and takes nothing away.
 func (b *bucket) refill(now time.Time) {
-	elapsed := now.Sub(b.at)
+	elapsed := now.Sub(b.updatedAt)
 	if elapsed >= time.Minute {
-		b.level, b.at = b.size(), now
+		b.level, b.updatedAt = b.size(), now
 		return
 	}
 	// The part of a microsecond that is left over counts the next time, because at moves on by whole ones.
 	if whole := elapsed.Microseconds(); whole > 0 {
 		b.level = min(b.size(), b.level+whole*b.perMinute)
-		b.at = b.at.Add(time.Duration(whole) * time.Microsecond)
+		b.updatedAt = b.updatedAt.Add(time.Duration(whole) * time.Microsecond)
 	}
 }
 
@@ -107,15 +107,15 @@ func (b *bucket) wait(tokens int64, now time.Time) time.Duration {
 		return 0
 	}
 	minutes, rest := missing/b.perMinute, missing%b.perMinute
-	if minutes >= longestWait {
-		return longestWait * time.Minute
+	if minutes >= maxWaitMinutes {
+		return maxWaitMinutes * time.Minute
 	}
 	units := rest*unitsPerToken - b.level%unitsPerToken
 	micros := units / b.perMinute
 	if units%b.perMinute > 0 {
 		micros++
 	}
-	return time.Duration(minutes)*time.Minute + time.Duration(micros)*time.Microsecond + b.at.Sub(now)
+	return time.Duration(minutes)*time.Minute + time.Duration(micros)*time.Microsecond + b.updatedAt.Sub(now)
 }
 
 // correct adds tokens, or takes some away if there are fewer than none. A debt is at most one full bucket.
@@ -137,7 +137,7 @@ func (b *bucket) tokens(now time.Time) float64 {
 }
 
 // spend takes tokens that may not be there, down to a debt of one full bucket. That is so only for what others have granted.
-func (b *bucket) spend(tokens int64) {
+func (b *bucket) charge(tokens int64) {
 	if b.perMinute > 0 {
 		b.level = max(b.level-tokens*unitsPerToken, -b.size())
 	}

@@ -37,11 +37,11 @@ func TestBucket(t *testing.T) {
 		{"whole again", time.Second + 100*time.Millisecond, 0, 1, 0},
 		{"nothing asked", time.Second, 1, 0, 0},
 		{"never above its size", 5 * time.Hour, 0, 601, 100 * time.Millisecond},
-		{"waits too long to count", 5 * time.Hour, 0, math.MaxInt64, longestWait * time.Minute},
+		{"waits too long to count", 5 * time.Hour, 0, math.MaxInt64, maxWaitMinutes * time.Minute},
 	}
 	for _, s := range steps {
 		now := epoch.Add(s.at)
-		b.spend(int64(s.take))
+		b.charge(int64(s.take))
 		if got := b.wait(s.ask, now); got != s.want {
 			t.Errorf("%s: wait(%d) = %v, want %v", s.name, s.ask, got, s.want)
 		}
@@ -69,7 +69,7 @@ func TestBucketResize(t *testing.T) {
 	}
 	for _, s := range steps {
 		b.resize(s.resize, epoch)
-		b.spend(int64(s.take))
+		b.charge(int64(s.take))
 		if got := b.tokens(epoch); got != s.want {
 			t.Errorf("%s: %v tokens, want %v", s.name, got, s.want)
 		}
@@ -89,7 +89,7 @@ func TestBucketResizeLater(t *testing.T) {
 	t.Parallel()
 	b := &bucket{}
 	b.resize(60, epoch)
-	b.spend(60)
+	b.charge(60)
 	b.resize(600, epoch.Add(30*time.Second))
 	if got := b.tokens(epoch.Add(31 * time.Second)); got != 30+10 {
 		t.Errorf("%v tokens, want 40", got)
@@ -123,7 +123,7 @@ func TestBucketIsExact(t *testing.T) {
 			if wait := b.wait(int64(tokens), epoch.Add(at)); wait != 0 {
 				t.Fatalf("limit %d: %d tokens promised after %v, still %v to wait", perMinute, tokens, step, wait)
 			}
-			b.spend(int64(tokens))
+			b.charge(int64(tokens))
 			if level.Sub(level, big.NewRat(int64(tokens), 1)); level.Sign() < 0 {
 				t.Fatalf("limit %d: %d tokens taken that were not there", perMinute, tokens)
 			}
@@ -134,18 +134,18 @@ func TestBucketIsExact(t *testing.T) {
 func TestRaisedLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 1, TokensPerMinute: 60})
-		d.request(60)
-		a, b, c := d.request(0), d.request(30), d.request(1)
+		d := newTestController(t, Limits{MaxConcurrent: 1, TokensPerMinute: 60})
+		d.startTokens(60)
+		a, b, c := d.startTokens(0), d.startTokens(30), d.startTokens(1)
 		d.SetLimits("chat", Limits{MaxConcurrent: 9, TokensPerMinute: 60})
-		d.admitted(a, 0)
-		d.waits(b, c)
+		d.wantAdmitted(a, 0)
+		d.wantWaiting(b, c)
 		d.SetLimits("chat", Limits{MaxConcurrent: 9, TokensPerMinute: 600})
 		time.Sleep(3 * time.Second)
-		d.admitted(b, 3*time.Second)
-		d.waits(c)
+		d.wantAdmitted(b, 3*time.Second)
+		d.wantWaiting(c)
 		d.SetLimits("chat", Limits{MaxConcurrent: 9})
-		d.admitted(c, 3*time.Second)
+		d.wantAdmitted(c, 3*time.Second)
 		if got, ok := d.Limits("chat"); !ok || got != (Limits{MaxConcurrent: 9}) {
 			t.Errorf("Limits = %+v, %v", got, ok)
 		}
@@ -155,27 +155,27 @@ func TestRaisedLimits(t *testing.T) {
 func TestLoweredLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 2, TokensPerMinute: 600})
-		one, two := d.request(300), d.request(300)
-		never := d.request(100)
-		soon := d.ask(t.Context(), Request{Tokens: 10, Timeout: 20 * time.Second})
-		tardy := d.ask(t.Context(), Request{Tokens: 10, Timeout: 19 * time.Second})
-		last := d.request(5)
-		d.waits(never, soon, tardy, last)
+		d := newTestController(t, Limits{MaxConcurrent: 2, TokensPerMinute: 600})
+		one, two := d.startTokens(300), d.startTokens(300)
+		never := d.startTokens(100)
+		soon := d.start(t.Context(), Request{Tokens: 10, Timeout: 20 * time.Second})
+		tardy := d.start(t.Context(), Request{Tokens: 10, Timeout: 19 * time.Second})
+		last := d.startTokens(5)
+		d.wantWaiting(never, soon, tardy, last)
 		d.SetLimits("chat", Limits{MaxConcurrent: 1, TokensPerMinute: 60, MaxQueue: 1})
-		d.refused(never, ErrNeverFits, 0)
+		d.wantRefused(never, ErrNeverFits, 0)
 		// Behind soon, whose tokens come after 10 s; those of never are no longer in the way.
-		d.waits(soon, last)
-		d.refused(tardy, late(20*time.Second), 0)
-		d.stats(Stats{InFlight: 2, Queued: 2, Tokens: 0})
+		d.wantWaiting(soon, last)
+		d.wantRefused(tardy, errTokensTooLate(20*time.Second), 0)
+		d.wantStats(Stats{InFlight: 2, Queued: 2, Tokens: 0})
 		time.Sleep(11 * time.Second)
 		one.release()
-		d.waits(soon) // one is in flight, which is the limit now
+		d.wantWaiting(soon) // one is in flight, which is the limit now
 		two.release()
-		d.admitted(soon, 11*time.Second)
-		d.waits(last)
+		d.wantAdmitted(soon, 11*time.Second)
+		d.wantWaiting(last)
 		d.SetLimits("chat", Limits{MaxConcurrent: 3})
-		d.admitted(last, 11*time.Second)
+		d.wantAdmitted(last, 11*time.Second)
 	})
 }
 
@@ -185,15 +185,15 @@ func TestSameLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limits := Limits{TokensPerMinute: 60}
-		d := newDesk(t, limits)
+		d := newTestController(t, limits)
 		ctx, leave := context.WithCancel(t.Context())
-		head := d.ask(ctx, Request{Tokens: 60, Place: func(string) (Slot, bool) { return Slot{}, false }})
-		next := d.ask(t.Context(), Request{Tokens: 30, Timeout: 40 * time.Second})
+		head := d.start(ctx, Request{Tokens: 60, ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }})
+		next := d.start(t.Context(), Request{Tokens: 30, Timeout: 40 * time.Second})
 		time.Sleep(20 * time.Second)
 		d.SetLimits("chat", limits)
-		d.waits(head, next)
+		d.wantWaiting(head, next)
 		leave()
-		d.admitted(next, 20*time.Second)
+		d.wantAdmitted(next, 20*time.Second)
 	})
 }
 
@@ -201,28 +201,28 @@ func TestRemove(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limits := Limits{MaxConcurrent: 1, TokensPerMinute: 600}
-		d := newDesk(t, limits)
+		d := newTestController(t, limits)
 		d.Remove("nobody")
-		held := d.request(600)
-		waiting := d.ask(t.Context(), Request{Tokens: 10, Bytes: 5})
+		held := d.startTokens(600)
+		waiting := d.start(t.Context(), Request{Tokens: 10, Bytes: 5})
 		d.Remove("chat")
-		d.refused(waiting, ErrRemoved, 0)
-		d.refused(d.request(0), ErrUnknownModel, 0)
-		d.stats(Stats{Tokens: -1})
+		d.wantRefused(waiting, ErrRemoved, 0)
+		d.wantRefused(d.startTokens(0), ErrUnknownModel, 0)
+		d.wantStats(Stats{Tokens: -1})
 		if _, ok := d.Limits("chat"); ok {
 			t.Error("a removed model has limits")
 		}
-		if n := heldNow(d.Controller); n != 0 {
+		if n := waitingBytesOf(d.Controller); n != 0 {
 			t.Errorf("%d bytes held, want 0", n)
 		}
 
 		// It comes back with what it left with: one lease, an empty bucket.
 		d.SetLimits("chat", limits)
-		d.stats(Stats{InFlight: 1, Tokens: 0})
-		again := d.request(0)
-		d.waits(again)
+		d.wantStats(Stats{InFlight: 1, Tokens: 0})
+		again := d.startTokens(0)
+		d.wantWaiting(again)
 		held.release()
-		d.admitted(again, 0)
+		d.wantAdmitted(again, 0)
 
 		// Once there is nothing to remember it is forgotten.
 		d.Remove("chat")

@@ -4,101 +4,101 @@ package admission
 // room: a member earns weight × quantum when the cursor comes to it and it could serve, and never by being asked. One that could not
 // keeps what it has.
 type pool struct {
-	name    string
-	models  []string
-	members []*member
+	name        string
+	models      []string
+	memberships []*membership
 	// spare is how many of them may have one more lease.
-	spare int
-	queue queue
+	gatesWithFreeLease int
+	queue              queue
 	// quiet: its models are being asked one after the other, and before that is done nobody is told to wait.
-	quiet bool
+	deferNewcomers bool
 	// cursor is the member whose visit it is; visiting says that it has had this visit's credit.
 	cursor   int
-	visiting bool
+	credited bool
 	// quantum of this round; largest is the largest cost lately, which the next round's will be.
-	quantum, largest int64
+	quantum, largestCost int64
 	// lightest is the least weight of the members, which earns one quantum a visit.
-	lightest int64
+	minWeight int64
 }
 
 // member is a model's place in a pool.
-type member struct {
-	pool    *pool
-	gate    *gate
-	deficit int64
-	tags    [bands]int64
+type membership struct {
+	pool       *pool
+	gate       *gate
+	deficit    int64
+	finishTags [bands]int64
 }
 
 // quantumLoss is what part of the largest cost is forgotten with each request, so that one large request does not make all later
 // rounds coarse.
-const quantumLoss = 64
+const costDecay = 64
 
 // offer goes round the members, in their fair order, until one takes a request of this cost, and returns that one. able says whether a
 // member has room; take makes it serve, and may fail. Each is asked at most once. If nobody takes it, nothing has changed but
 // what able ones have earned.
-func (p *pool) offer(cost int64, able, take func(*gate) bool) *member {
-	p.largest = max(p.largest-(p.largest+quantumLoss-1)/quantumLoss, cost)
-	cursor, visiting, quantum := p.cursor, p.visiting, p.quantum
-	known := make([]answer, len(p.members))
-	for unable := 0; unable < len(p.members); p.leave() {
-		if p.cursor >= len(p.members) {
-			p.cursor, p.visiting = 0, false
+func (p *pool) pick(cost int64, canServe, reserve func(*gate) bool) *membership {
+	p.largestCost = max(p.largestCost-(p.largestCost+costDecay-1)/costDecay, cost)
+	cursor, credited, quantum := p.cursor, p.credited, p.quantum
+	answers := make([]memberAnswer, len(p.memberships))
+	for unableCount := 0; unableCount < len(p.memberships); p.nextMember() {
+		if p.cursor >= len(p.memberships) {
+			p.cursor, p.credited = 0, false
 		}
-		if p.quantum == 0 || p.cursor == 0 && !p.visiting {
-			p.quantum = p.largest
+		if p.quantum == 0 || p.cursor == 0 && !p.credited {
+			p.quantum = p.largestCost
 		}
-		m, is := p.members[p.cursor], &known[p.cursor]
-		if *is == unasked {
-			*is = answered(able(m.gate))
-			unable += int(*is & 1)
+		m, answer := p.memberships[p.cursor], &answers[p.cursor]
+		if *answer == unasked {
+			*answer = answerOf(canServe(m.gate))
+			unableCount += int(*answer & 1)
 		}
 		credit := p.credit(m)
 		switch {
-		case *is == no:
+		case *answer == no:
 		case m.deficit+credit < cost:
 			m.deficit += credit
-		case take(m.gate):
+		case reserve(m.gate):
 			m.deficit += credit - cost
-			p.visiting = true
+			p.credited = true
 			return m
 		default:
-			*is = no
-			unable++
+			*answer = no
+			unableCount++
 		}
 	}
-	p.cursor, p.visiting, p.quantum = cursor, visiting, quantum
+	p.cursor, p.credited, p.quantum = cursor, credited, quantum
 	return nil
 }
 
-type answer uint8
+type memberAnswer uint8
 
 const (
-	unasked answer = iota
+	unasked memberAnswer = iota
 	no
 	yes
 )
 
-func answered(ok bool) answer {
+func answerOf(ok bool) memberAnswer {
 	if ok {
 		return yes
 	}
 	return no
 }
 
-func (p *pool) leave() { p.cursor, p.visiting = p.cursor+1, false }
+func (p *pool) nextMember() { p.cursor, p.credited = p.cursor+1, false }
 
 // credit is what a visit of m would add now.
-func (p *pool) credit(m *member) int64 {
-	if p.visiting {
+func (p *pool) credit(m *membership) int64 {
+	if p.credited {
 		return 0
 	}
-	full := p.quantum * m.gate.book.limits.weight() / p.lightest
+	full := p.quantum * m.gate.usage.limits.weight() / p.minWeight
 	// A member that was kept from serving in the midst of its visits does not save up more than two of them.
 	return max(min(full, 2*full-m.deficit), 0)
 }
 
-func (p *pool) has(g *gate) bool {
-	for _, m := range p.members {
+func (p *pool) hasMember(g *gate) bool {
+	for _, m := range p.memberships {
 		if m.gate == g {
 			return true
 		}
@@ -108,8 +108,8 @@ func (p *pool) has(g *gate) bool {
 
 // fits reports whether any member's bucket can ever hold so many tokens.
 func (p *pool) fits(tokens int) bool {
-	for _, m := range p.members {
-		if m.gate.book.fits(tokens) {
+	for _, m := range p.memberships {
+		if m.gate.usage.fits(tokens) {
 			return true
 		}
 	}
@@ -119,7 +119,7 @@ func (p *pool) fits(tokens int) bool {
 // PoolStats returns what waits for any model of the pool.
 func (c *Controller) PoolStats(name string) Stats {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	p, ok := c.pools[name]
 	if !ok {
 		return Stats{Tokens: -1}

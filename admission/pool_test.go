@@ -12,8 +12,8 @@ import (
 )
 
 // newPool is a desk with a pool "auto" of models m0, m1, … with these weights.
-func newPool(t *testing.T, l Limits, weights ...int) desk {
-	d := desk{New(Config{}), t}
+func newPoolController(t *testing.T, l Limits, weights ...int) testController {
+	d := testController{New(Config{}), t}
 	var models []string
 	for i, w := range weights {
 		l.Weight = w
@@ -24,9 +24,9 @@ func newPool(t *testing.T, l Limits, weights ...int) desk {
 	return d
 }
 
-func (d desk) pool(tokens int) *call {
+func (d testController) startInPool(tokens int) *admitCall {
 	d.t.Helper()
-	return d.ask(d.t.Context(), Request{Pool: "auto", Tokens: tokens})
+	return d.start(d.t.Context(), Request{Pool: "auto", Tokens: tokens})
 }
 
 // shares are parts of 1.
@@ -52,14 +52,14 @@ func wantShares(t *testing.T, got []int, want ...float64) {
 }
 
 // naivePool is weighted deficit round robin over models as it is told in words. quantum is of the round.
-type naivePool struct {
+type referencePool struct {
 	weights, deficits []int
 	at                int
 	visited           bool
 	quantum, largest  int
 }
 
-func (n *naivePool) choose(cost int, room func(int) bool) int {
+func (n *referencePool) choose(cost int, room func(int) bool) int {
 	n.largest = max(n.largest-(n.largest+63)/64, cost)
 	at, visited := n.at, n.visited
 	if !slices.ContainsFunc([]int{0, 1, 2, 3}, room) {
@@ -90,23 +90,25 @@ func TestPoolAgainstNaive(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		n := &naivePool{deficits: make([]int, 4)}
-		p := &pool{lightest: maxWeight}
+		n := &referencePool{deficits: make([]int, 4)}
+		p := &pool{minWeight: maxWeight}
 		for range 4 {
 			w := 1 + random.IntN(6)
 			n.weights = append(n.weights, w)
 			g := &gate{}
-			g.book.limits.Weight = w
-			p.members = append(p.members, &member{gate: g})
-			p.lightest = min(p.lightest, int64(w))
+			g.usage.limits.Weight = w
+			p.memberships = append(p.memberships, &membership{gate: g})
+			p.minWeight = min(p.minWeight, int64(w))
 		}
 		for step := range 500 {
 			cost := 1 + random.IntN(1<<random.IntN(12))
 			rooms := random.IntN(16) | random.IntN(16)
 			want := n.choose(cost, func(i int) bool { return rooms>>i&1 == 1 })
-			index := func(g *gate) int { return slices.IndexFunc(p.members, func(m *member) bool { return m.gate == g }) }
+			index := func(g *gate) int {
+				return slices.IndexFunc(p.memberships, func(m *membership) bool { return m.gate == g })
+			}
 			got := -1
-			if m := p.offer(int64(cost), func(g *gate) bool { return rooms>>index(g)&1 == 1 }, func(*gate) bool { return true }); m != nil {
+			if m := p.pick(int64(cost), func(g *gate) bool { return rooms>>index(g)&1 == 1 }, func(*gate) bool { return true }); m != nil {
 				got = index(m.gate)
 			}
 			if got != want {
@@ -126,7 +128,7 @@ func TestPoolShares(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := newPool(t, Limits{MaxConcurrent: 1000}, 5, 3, 2)
+				d := newPoolController(t, Limits{MaxConcurrent: 1000}, 5, 3, 2)
 				random := rand.New(rand.NewPCG(8, 8))
 				got := make([]int, 3)
 				for range 4000 {
@@ -149,7 +151,7 @@ func TestPoolShares(t *testing.T) {
 func TestPoolPollers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newPool(t, Limits{MaxConcurrent: 2}, 5, 3, 2)
+		d := newPoolController(t, Limits{MaxConcurrent: 2}, 5, 3, 2)
 		got := make([]int, 3)
 		tokens := [2]int{}
 		for tick := range 6_000 {
@@ -183,14 +185,14 @@ func TestPoolPollers(t *testing.T) {
 // TestPoolFaults: the five faults of weighted deficit round robin as the textbook has it.
 func TestPoolFaults(t *testing.T) {
 	t.Parallel()
-	hold := func(d desk, model string) *Lease {
+	hold := func(d testController, model string) *Lease {
 		l, err := d.Admit(d.t.Context(), Request{Model: model})
 		if err != nil {
 			d.t.Fatal(err)
 		}
 		return l
 	}
-	count := func(d desk, n int) []int {
+	count := func(d testController, n int) []int {
 		got := make([]int, 3)
 		for range n {
 			l, err := d.Admit(d.t.Context(), Request{Pool: "auto", Tokens: 100})
@@ -205,14 +207,14 @@ func TestPoolFaults(t *testing.T) {
 	t.Run("calls mint nothing", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			d := newPool(t, Limits{MaxConcurrent: 1, MaxQueue: -1}, 5, 3, 2)
+			d := newPoolController(t, Limits{MaxConcurrent: 1, MaxQueue: -1}, 5, 3, 2)
 			got := make([]int, 3)
 			for range 2000 {
 				for i, n := range count(d, 1) {
 					got[i] += n
 				}
 				held := []*Lease{hold(d, "m0"), hold(d, "m1"), hold(d, "m2")}
-				d.refused(d.pool(100), full, 0)
+				d.wantRefused(d.startInPool(100), errQueueFull, 0)
 				for _, l := range held {
 					l.Release()
 				}
@@ -223,14 +225,14 @@ func TestPoolFaults(t *testing.T) {
 	t.Run("idle deficits stay bounded", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			d := newPool(t, Limits{MaxConcurrent: 1}, 1, 1, 1)
+			d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1, 1)
 			l := hold(d, "m2") // has no room for long
 			count(d, 5000)
 			l.Release()
 			if got := count(d, 30); got[2] > 1300 {
 				t.Errorf("after a long time without room it got %v", got)
 			}
-			for _, m := range d.pools["auto"].members {
+			for _, m := range d.pools["auto"].memberships {
 				if m.deficit < 0 || m.deficit > 200 {
 					t.Errorf("%s has a deficit of %d", m.gate.model, m.deficit)
 				}
@@ -240,19 +242,19 @@ func TestPoolFaults(t *testing.T) {
 	t.Run("the first does not win", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			wantShares(t, count(newPool(t, Limits{}, 5, 3, 2), 1000), 0.5, 0.3, 0.2)
-			wantShares(t, count(newPool(t, Limits{}, 2, 3, 5), 1000), 0.2, 0.3, 0.5)
+			wantShares(t, count(newPoolController(t, Limits{}, 5, 3, 2), 1000), 0.5, 0.3, 0.2)
+			wantShares(t, count(newPoolController(t, Limits{}, 2, 3, 5), 1000), 0.2, 0.3, 0.5)
 		})
 	})
 	t.Run("many models cost no more", func(t *testing.T) {
 		t.Parallel()
-		p := &pool{lightest: 1}
+		p := &pool{minWeight: 1}
 		for range 512 {
-			p.members = append(p.members, &member{gate: &gate{}})
+			p.memberships = append(p.memberships, &membership{gate: &gate{}})
 		}
 		asked := 0
 		for range 5120 {
-			p.offer(100, func(*gate) bool { asked++; return true }, func(*gate) bool { return true })
+			p.pick(100, func(*gate) bool { asked++; return true }, func(*gate) bool { return true })
 		}
 		if asked > 3*5120 {
 			t.Errorf("%d looks for 5,120 decisions", asked)
@@ -261,13 +263,13 @@ func TestPoolFaults(t *testing.T) {
 	t.Run("what never fits is told so", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			d := newPool(t, Limits{TokensPerMinute: 60}, 1, 1)
-			d.refused(d.pool(61), ErrNeverFits, 0)
+			d := newPoolController(t, Limits{TokensPerMinute: 60}, 1, 1)
+			d.wantRefused(d.startInPool(61), ErrNeverFits, 0)
 			d.SetLimits("m1", Limits{TokensPerMinute: 100})
-			c := d.pool(61) // the larger bucket has what the smaller had
+			c := d.startInPool(61) // the larger bucket has what the smaller had
 			time.Sleep(time.Second)
-			d.admitted(c, 600*time.Millisecond)
-			if got := c.get().lease.Model(); got != "m1" {
+			d.wantAdmitted(c, 600*time.Millisecond)
+			if got := c.state().lease.Model(); got != "m1" {
 				t.Errorf("went to %s, which never has so many tokens", got)
 			}
 		})
@@ -278,21 +280,21 @@ func TestPoolFaults(t *testing.T) {
 func TestPoolQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newPool(t, Limits{MaxConcurrent: 1}, 1, 1)
-		held := []*call{d.pool(1), d.pool(1)}
-		if a, b := held[0].get().lease.Model(), held[1].get().lease.Model(); a == b {
+		d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1)
+		held := []*admitCall{d.startInPool(1), d.startInPool(1)}
+		if a, b := held[0].state().lease.Model(), held[1].state().lease.Model(); a == b {
 			t.Fatalf("both went to %s", a)
 		}
-		own := []*call{}
+		own := []*admitCall{}
 		for range 4 {
-			own = append(own, d.ask(t.Context(), Request{Model: "m0", Tokens: 10}))
+			own = append(own, d.start(t.Context(), Request{Model: "m0", Tokens: 10}))
 		}
-		pooled := []*call{d.pool(20), d.pool(10), d.pool(10)}
-		d.waits(append(own, pooled...)...)
-		only1 := d.ask(t.Context(), Request{Pool: "auto", Allowed: func(m string) bool { return m == "m1" }})
-		at := func(model string) *call {
+		pooled := []*admitCall{d.startInPool(20), d.startInPool(10), d.startInPool(10)}
+		d.wantWaiting(append(own, pooled...)...)
+		only1 := d.start(t.Context(), Request{Pool: "auto", Allowed: func(m string) bool { return m == "m1" }})
+		at := func(model string) *admitCall {
 			for _, c := range append(append(held, own...), append(pooled, only1)...) {
-				if l := c.get().lease; l != nil && l.Model() == model && !l.released {
+				if l := c.state().lease; l != nil && l.Model() == model && !l.released {
 					return c
 				}
 			}
@@ -300,7 +302,7 @@ func TestPoolQueue(t *testing.T) {
 			return nil
 		}
 		// m0 takes turns by tokens: 10 of its own, 20 of the pool, 10 and 10 of its own …
-		for _, want := range []*call{own[0], pooled[0], own[1], own[2], pooled[1]} {
+		for _, want := range []*admitCall{own[0], pooled[0], own[1], own[2], pooled[1]} {
 			at("m0").release()
 			synctest.Wait()
 			if at("m0") != want {
@@ -308,42 +310,42 @@ func TestPoolQueue(t *testing.T) {
 			}
 		}
 		at("m1").release()
-		d.admitted(pooled[2], 0)
+		d.wantAdmitted(pooled[2], 0)
 		at("m0").release()
-		d.admitted(own[3], 0)
+		d.wantAdmitted(own[3], 0)
 		at("m0").release() // the last of the pool may not go there
-		d.waits(only1)
+		d.wantWaiting(only1)
 		at("m1").release()
-		d.admitted(only1, 0)
+		d.wantAdmitted(only1, 0)
 	})
 }
 
 func TestPoolsChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newPool(t, Limits{MaxConcurrent: 1}, 1, 1)
-		d.refused(d.ask(t.Context(), Request{Pool: "nobody"}), ErrUnknownModel, 0)
-		d.pool(1)
-		d.pool(1)
-		waiting := d.pool(1)
+		d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1)
+		d.wantRefused(d.start(t.Context(), Request{Pool: "nobody"}), ErrUnknownModel, 0)
+		d.startInPool(1)
+		d.startInPool(1)
+		waiting := d.startInPool(1)
 		d.Remove("m0")
-		d.waits(waiting)
+		d.wantWaiting(waiting)
 		d.SetLimits("m2", Limits{})
-		d.waits(waiting)
+		d.wantWaiting(waiting)
 		d.SetPools(map[string][]string{"auto": {"m1", "m2", "unknown", "m2"}})
-		d.admitted(waiting, 0)
+		d.wantAdmitted(waiting, 0)
 		d.SetPools(map[string][]string{"auto": {"m1"}})
-		second := d.pool(1)
-		d.waits(second)
+		second := d.startInPool(1)
+		d.wantWaiting(second)
 		d.Remove("m1")
-		d.refused(second, ErrRemoved, 0)
-		d.refused(d.pool(1), ErrUnknownModel, 0)
+		d.wantRefused(second, ErrRemoved, 0)
+		d.wantRefused(d.startInPool(1), ErrUnknownModel, 0)
 		d.SetLimits("m1", Limits{MaxConcurrent: 1})
-		third := d.pool(1)
-		d.waits(third)
+		third := d.startInPool(1)
+		d.wantWaiting(third)
 		d.SetPools(nil)
-		d.refused(third, ErrRemoved, 0)
-		d.refused(d.pool(1), ErrUnknownModel, 0)
+		d.wantRefused(third, ErrRemoved, 0)
+		d.wantRefused(d.startInPool(1), ErrUnknownModel, 0)
 	})
 }
 
@@ -351,20 +353,20 @@ func TestPoolsChange(t *testing.T) {
 func TestPoolWaitsForReplicas(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newPool(t, Limits{}, 1, 1)
+		d := newPoolController(t, Limits{}, 1, 1)
 		ready := ""
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
 		r := Request{Pool: "auto", Allowed: func(m string) bool { return m == ready }}
-		one, two := d.ask(ctx, r), d.ask(t.Context(), r)
-		d.waits(one, two)
+		one, two := d.start(ctx, r), d.start(t.Context(), r)
+		d.wantWaiting(one, two)
 		leave()
-		d.refused(one, context.Canceled, 0)
+		d.wantRefused(one, context.Canceled, 0)
 		time.Sleep(time.Second)
 		ready = "m1"
-		d.Kick("m0")
-		d.waits(two)
-		d.Kick("m1")
-		d.admitted(two, time.Second)
+		d.RetryWaiters("m0")
+		d.wantWaiting(two)
+		d.RetryWaiters("m1")
+		d.wantAdmitted(two, time.Second)
 	})
 }

@@ -10,16 +10,16 @@ import (
 )
 
 // soft asks for a lease that may be preempted, and counts how often it is.
-func (s *site) soft(r admission.Request) (*visit, *atomic.Int64) {
+func (s *testGateway) startPreemptible(r admission.Request) (*admitCall, *atomic.Int64) {
 	n := new(atomic.Int64)
-	r.Preempt = func() { n.Add(1) }
-	v := s.ask(s.t.Context(), r)
-	s.wantIn(v, 10*time.Millisecond)
+	r.OnPreempt = func() { n.Add(1) }
+	v := s.start(s.t.Context(), r)
+	s.wantAdmitted(v, 10*time.Millisecond)
 	return v, n
 }
 
 // left is what is in the model's bucket.
-func (s *site) left() float64 {
+func (s *testGateway) modelTokensLeft() float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bucketLocked("model chat", 1000).left
@@ -29,30 +29,30 @@ func (s *site) left() float64 {
 func TestSharedPreemption(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 2, TokensPerMinute: 1000})
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 2, TokensPerMinute: 1000})
 		batch := admission.Request{Tenant: "t", Priority: admission.Batch, Tokens: 100}
-		older, first := s.soft(batch)
-		younger, second := s.soft(batch)
-		urgent := s.ask(t.Context(), admission.Request{Priority: admission.Interactive, Tokens: 10})
+		older, first := s.startPreemptible(batch)
+		younger, second := s.startPreemptible(batch)
+		urgent := s.start(t.Context(), admission.Request{Priority: admission.Interactive, Tokens: 10})
 		s.wantWaiting(urgent)
 		if first.Load() != 0 || second.Load() != 1 {
 			t.Fatalf("preempted %d and %d times", first.Load(), second.Load())
 		}
-		before := s.left()
-		younger.get().lease.Release()
-		s.wantIn(urgent, 50*time.Millisecond)
-		if got := s.left() - before; got < 90 || got > 92 { // and what the minute brings
+		before := s.modelTokensLeft()
+		younger.state().lease.Release()
+		s.wantAdmitted(urgent, 50*time.Millisecond)
+		if got := s.modelTokensLeft() - before; got < 90 || got > 92 { // and what the minute brings
 			t.Errorf("%v tokens came back, less the 10 of the urgent one", got)
 		}
-		if !older.get().lease.FirstToken() {
+		if !older.state().lease.FirstToken() {
 			t.Error("a first token came too late")
 		}
-		late := s.ask(t.Context(), admission.Request{Priority: admission.Interactive})
+		late := s.start(t.Context(), admission.Request{Priority: admission.Interactive})
 		s.wantWaiting(late)
-		older.get().lease.Release()
-		urgent.get().lease.Release()
-		s.wantIn(late, time.Second)
-		if late.get().lease.Release(); first.Load() != 0 {
+		older.state().lease.Release()
+		urgent.state().lease.Release()
+		s.wantAdmitted(late, time.Second)
+		if late.state().lease.Release(); first.Load() != 0 {
 			t.Error("preempted after its first token")
 		}
 	})
@@ -62,18 +62,18 @@ func TestSharedPreemption(t *testing.T) {
 func TestSharedPreemptedComesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		store := newStore()
-		here, elsewhere := newSite(t, store, admission.Limits{MaxQueue: -1}), newSite(t, store, admission.Limits{})
+		store := newFakeStore()
+		here, elsewhere := newTestGateway(t, store, admission.Limits{MaxQueue: -1}), newTestGateway(t, store, admission.Limits{})
 		limits := map[string]admission.TenantLimits{"t": {MaxConcurrent: 1}}
 		here.SetTenants(limits)
 		elsewhere.SetTenants(limits)
-		running := elsewhere.ask(t.Context(), admission.Request{Tenant: "t"})
-		elsewhere.wantIn(running, 10*time.Millisecond)
-		here.wantRefused(here.ask(t.Context(), admission.Request{Tenant: "t"}), admission.TenantStreams)
-		again := here.ask(t.Context(), admission.Request{Tenant: "t", Preempted: true})
+		running := elsewhere.start(t.Context(), admission.Request{Tenant: "t"})
+		elsewhere.wantAdmitted(running, 10*time.Millisecond)
+		here.wantRefused(here.start(t.Context(), admission.Request{Tenant: "t"}), admission.TenantStreams)
+		again := here.start(t.Context(), admission.Request{Tenant: "t", Preempted: true})
 		here.wantWaiting(again)
-		running.get().lease.Release()
-		here.wantIn(again, time.Second)
-		again.get().lease.Release()
+		running.state().lease.Release()
+		here.wantAdmitted(again, time.Second)
+		again.state().lease.Release()
 	})
 }

@@ -9,19 +9,19 @@ import (
 )
 
 // hall is a desk whose leases may be preempted, and knows which were, in order.
-type hall struct {
-	desk
+type preemptionTest struct {
+	testController
 	preempted []string
 }
 
 // soft asks for a lease of this name that may be preempted.
-func (h *hall) soft(name string, r Request) *call {
+func (h *preemptionTest) startPreemptible(name string, r Request) *admitCall {
 	h.t.Helper()
-	r.Preempt = func() { h.preempted = append(h.preempted, name) }
-	return h.ask(h.t.Context(), r)
+	r.OnPreempt = func() { h.preempted = append(h.preempted, name) }
+	return h.start(h.t.Context(), r)
 }
 
-func (h *hall) want(names ...string) {
+func (h *preemptionTest) wantPreempted(names ...string) {
 	h.t.Helper()
 	synctest.Wait()
 	if !slices.Equal(h.preempted, names) {
@@ -30,15 +30,15 @@ func (h *hall) want(names ...string) {
 }
 
 // urgent is an interactive request of another tenant.
-func (h *hall) urgent(tokens int) *call {
+func (h *preemptionTest) startInteractive(tokens int) *admitCall {
 	h.t.Helper()
-	return h.ask(h.t.Context(), Request{Tenant: "urgent", Priority: Interactive, Tokens: tokens})
+	return h.start(h.t.Context(), Request{Tenant: "urgent", Priority: Interactive, Tokens: tokens})
 }
 
-func inHall(t *testing.T, l Limits, test func(*hall)) {
+func runPreemptionTest(t *testing.T, l Limits, test func(*preemptionTest)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := &hall{desk: newDesk(t, l)}
+		h := &preemptionTest{testController: newTestController(t, l)}
 		test(h)
 		h.Close()
 		synctest.Wait()
@@ -47,135 +47,138 @@ func inHall(t *testing.T, l Limits, test func(*hall)) {
 
 // The youngest of the lowest band makes way, one at a time, and once for each that waits.
 func TestPreemptsTheYoungestOfTheLowestBand(t *testing.T) {
-	inHall(t, Limits{MaxConcurrent: 5}, func(h *hall) {
-		calls := map[string]*call{}
+	runPreemptionTest(t, Limits{MaxConcurrent: 5}, func(h *preemptionTest) {
+		calls := map[string]*admitCall{}
 		for _, name := range []string{"old", "young"} {
-			calls[name] = h.soft(name, Request{Priority: Batch})
+			calls[name] = h.startPreemptible(name, Request{Priority: Batch})
 		}
-		hard := h.ask(h.t.Context(), Request{Priority: Batch})
-		calls["default"] = h.soft("default", Request{})
-		calls["high"] = h.soft("high", Request{Priority: Interactive})
-		h.admitted(hard, 0)
-		h.waits(h.ask(h.t.Context(), Request{Priority: Batch, Tenant: "equal"}))
-		h.want()
-		first := h.urgent(0)
-		h.want("young")
-		second, third, fourth := h.urgent(0), h.urgent(0), h.urgent(0)
-		h.Kick("chat")
-		h.want("young") // it has not gone yet
-		if calls["young"].get().lease.FirstToken() {
+		hard := h.start(h.t.Context(), Request{Priority: Batch})
+		calls["default"] = h.startPreemptible("default", Request{})
+		calls["high"] = h.startPreemptible("high", Request{Priority: Interactive})
+		h.wantAdmitted(hard, 0)
+		h.wantWaiting(h.start(h.t.Context(), Request{Priority: Batch, Tenant: "equal"}))
+		h.wantPreempted()
+		first := h.startInteractive(0)
+		h.wantPreempted("young")
+		second, third, fourth := h.startInteractive(0), h.startInteractive(0), h.startInteractive(0)
+		h.RetryWaiters("chat")
+		h.wantPreempted("young") // it has not gone yet
+		if calls["young"].state().lease.FirstToken() {
 			t.Error("a first token of a preempted lease")
 		}
 		calls["young"].release()
-		h.admitted(first, 0)
-		h.want("young", "old")
+		h.wantAdmitted(first, 0)
+		h.wantPreempted("young", "old")
 		calls["old"].release()
-		h.admitted(second, 0)
-		h.want("young", "old", "default")
+		h.wantAdmitted(second, 0)
+		h.wantPreempted("young", "old", "default")
 		calls["default"].release()
-		h.admitted(third, 0)
-		h.waits(fourth) // nobody of a lower band is left that may be preempted
-		h.want("young", "old", "default")
-		h.stats(Stats{InFlight: 5, Queued: 2, Tokens: -1}) // the last, and the equal one
+		h.wantAdmitted(third, 0)
+		h.wantWaiting(fourth) // nobody of a lower band is left that may be preempted
+		h.wantPreempted("young", "old", "default")
+		h.wantStats(Stats{InFlight: 5, Queued: 2, Tokens: -1}) // the last, and the equal one
 	})
 }
 
 // One that waits causes one preemption, even if another takes what it got by it.
 func TestPreemptsOnceForEach(t *testing.T) {
-	inHall(t, Limits{}, func(h *hall) {
-		s := newReplicas(2)
-		soft := []*call{h.soft("a", Request{Priority: Batch}), h.soft("b", Request{Priority: Batch})}
+	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
+		s := newSlotCounter(2)
+		soft := []*admitCall{h.startPreemptible("a", Request{Priority: Batch}), h.startPreemptible("b", Request{Priority: Batch})}
 		s.free.Store(0)
 		r := s.request()
 		r.Priority = Interactive
-		waits := h.ask(h.t.Context(), r)
-		h.want("b")
+		waits := h.start(h.t.Context(), r)
+		h.wantPreempted("b")
 		soft[1].release() // and somebody else takes its slot
-		h.waits(waits)
-		h.want("b")
+		h.wantWaiting(waits)
+		h.wantPreempted("b")
 		s.free.Store(1)
-		h.Kick("chat")
-		h.admitted(waits, 0)
+		h.RetryWaiters("chat")
+		h.wantAdmitted(waits, 0)
 	})
 }
 
 // When the one leaves for whom somebody makes way, the next has that, and one whose end would not help is passed over.
 func TestPreemptsForWhoeverIsNext(t *testing.T) {
-	inHall(t, Limits{MaxConcurrent: 3}, func(h *hall) {
-		h.soft("a", Request{Priority: Batch})
-		b := h.soft("b", Request{Priority: Batch})
-		h.soft("c", Request{Priority: Batch, Helps: func() bool { return false }})
+	runPreemptionTest(t, Limits{MaxConcurrent: 3}, func(h *preemptionTest) {
+		h.startPreemptible("a", Request{Priority: Batch})
+		b := h.startPreemptible("b", Request{Priority: Batch})
+		h.startPreemptible("c", Request{Priority: Batch, WouldFreeSlot: func() bool { return false }})
 		ctx, leave := context.WithCancel(h.t.Context())
-		r := newReplicas(2).request()
+		r := newSlotCounter(2).request()
 		r.Priority = Interactive
-		h.ask(ctx, r)
-		h.want("b")
-		next := h.ask(h.t.Context(), r)
+		h.start(ctx, r)
+		h.wantPreempted("b")
+		next := h.start(h.t.Context(), r)
 		leave()
-		h.waits(next)
-		h.want("b")
+		h.wantWaiting(next)
+		h.wantPreempted("b")
 		b.release()
-		h.admitted(next, 0)
-		h.want("b")
+		h.wantAdmitted(next, 0)
+		h.wantPreempted("b")
 	})
 }
 
 // Nobody is preempted where it would not help, or must not be.
 func TestPreemptsNobody(t *testing.T) {
 	batch := Request{Priority: Batch, Tokens: 10}
-	for name, test := range map[string]func(*hall){
-		"in decode": func(h *hall) {
-			if c := h.soft("a", batch); !c.get().lease.FirstToken() {
+	for name, test := range map[string]func(*preemptionTest){
+		"in decode": func(h *preemptionTest) {
+			if c := h.startPreemptible("a", batch); !c.state().lease.FirstToken() {
 				h.t.Error("a first token was refused")
 			}
 		},
-		"settled":  func(h *hall) { h.soft("a", batch).get().lease.Settle(5) },
-		"released": func(h *hall) { h.soft("a", batch).release(); h.admitted(h.request(10), 0) },
-		"native":   func(h *hall) { h.ask(h.t.Context(), batch) },
-		"a task's, which has no place in the limits": func(h *hall) {
-			h.soft("a", Request{Priority: Batch, Admitted: true})
-			h.request(10)
+		"settled": func(h *preemptionTest) { h.startPreemptible("a", batch).state().lease.Correct(5) },
+		"released": func(h *preemptionTest) {
+			h.startPreemptible("a", batch).release()
+			h.wantAdmitted(h.startTokens(10), 0)
 		},
-		"no slot would be free": func(h *hall) {
+		"native": func(h *preemptionTest) { h.start(h.t.Context(), batch) },
+		"a task's, which has no place in the limits": func(h *preemptionTest) {
+			h.startPreemptible("a", Request{Priority: Batch, SlotOnly: true})
+			h.startTokens(10)
+		},
+		"no slot would be free": func(h *preemptionTest) {
 			r := batch
-			r.Helps = func() bool { return false }
-			h.soft("a", r)
+			r.WouldFreeSlot = func() bool { return false }
+			h.startPreemptible("a", r)
 		},
-		"only of its own band": func(h *hall) {
+		"only of its own band": func(h *preemptionTest) {
 			h.SetLimits("chat", Limits{MaxConcurrent: 2, TokensPerMinute: 100})
 			r := batch
-			r.Helps = func() bool { return false }
-			h.soft("a", r)
-			h.soft("b", Request{Priority: Interactive})
+			r.WouldFreeSlot = func() bool { return false }
+			h.startPreemptible("a", r)
+			h.startPreemptible("b", Request{Priority: Interactive})
 		},
-		"above the limit": func(h *hall) {
+		"above the limit": func(h *preemptionTest) {
 			h.SetLimits("chat", Limits{MaxConcurrent: 3, TokensPerMinute: 100})
 			for range 3 {
-				h.soft("a", batch)
+				h.startPreemptible("a", batch)
 			}
 			h.SetLimits("chat", Limits{MaxConcurrent: 2, TokensPerMinute: 100})
 		},
-		"one that had waited long": func(h *hall) {
-			current := h.request(0)
-			aged := h.soft("a", batch)
+		"one that had waited long": func(h *preemptionTest) {
+			current := h.startTokens(0)
+			aged := h.startPreemptible("a", batch)
 			time.Sleep(h.ageing)
 			current.release()
-			h.admitted(aged, h.ageing)
+			h.wantAdmitted(aged, h.ageing)
 		},
-		"tokens are wanting": func(h *hall) { h.soft("a", Request{Priority: Batch, Tokens: 50}) },
+		"tokens are wanting": func(h *preemptionTest) { h.startPreemptible("a", Request{Priority: Batch, Tokens: 50}) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inHall(t, Limits{MaxConcurrent: 1, TokensPerMinute: 100, QueueTimeout: time.Hour}, func(h *hall) {
+			runPreemptionTest(t, Limits{MaxConcurrent: 1, TokensPerMinute: 100, QueueTimeout: time.Hour}, func(h *preemptionTest) {
 				test(h)
 				tokens := 10
 				if name == "tokens are wanting" {
 					tokens = 60
 				}
-				r := newReplicas(1).request()
+				r := newSlotCounter(1).request()
 				r.Tenant, r.Priority, r.Tokens = "urgent", Interactive, tokens
-				waits := h.ask(h.t.Context(), r)
-				h.waits(waits)
-				h.want()
+				waits := h.start(h.t.Context(), r)
+				h.wantWaiting(waits)
+				h.wantPreempted()
 			})
 		})
 	}
@@ -183,90 +186,90 @@ func TestPreemptsNobody(t *testing.T) {
 
 // A tenant at a cap of its own pushes nobody out.
 func TestPreemptsNobodyForATenantsCap(t *testing.T) {
-	inHall(t, Limits{}, func(h *hall) {
+	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"urgent": {MaxPrefill: 1}})
-		h.soft("a", Request{Priority: Batch})
+		h.startPreemptible("a", Request{Priority: Batch})
 		r := Request{Tenant: "urgent", Priority: Interactive, Prefill: true}
-		h.ask(h.t.Context(), r)
-		h.waits(h.ask(h.t.Context(), r))
-		h.want()
+		h.start(h.t.Context(), r)
+		h.wantWaiting(h.start(h.t.Context(), r))
+		h.wantPreempted()
 	})
 }
 
 // What a preempted lease took is given back, whatever is said of its cost. When it comes again it goes before the others of its tenant,
 // and is not refused although its quotas are used up.
 func TestPreemptedComesAgain(t *testing.T) {
-	inHall(t, Limits{MaxConcurrent: 1, TokensPerMinute: 1000}, func(h *hall) {
+	runPreemptionTest(t, Limits{MaxConcurrent: 1, TokensPerMinute: 1000}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {RequestsPerMinute: 2, TokensPerMinute: 150, MaxConcurrent: 2}})
 		r := Request{Tenant: "t", Priority: Batch, Tokens: 100}
-		first := h.soft("first", r)
-		behind := h.ask(h.t.Context(), Request{Tenant: "t", Priority: Batch, Tokens: 50}) // the quotas are used up
-		urgent := h.urgent(1)
-		h.want("first")
-		first.get().lease.Settle(70)
+		first := h.startPreemptible("first", r)
+		behind := h.start(h.t.Context(), Request{Tenant: "t", Priority: Batch, Tokens: 50}) // the quotas are used up
+		urgent := h.startInteractive(1)
+		h.wantPreempted("first")
+		first.state().lease.Correct(70)
 		first.release()
-		h.admitted(urgent, 0)
-		h.stats(Stats{InFlight: 1, Queued: 1, Tokens: 999})
+		h.wantAdmitted(urgent, 0)
+		h.wantStats(Stats{InFlight: 1, Queued: 1, Tokens: 999})
 		if q := h.Tenant("t").Quota; q.Requests.Remaining != 1 || q.Tokens.Remaining != 100 {
 			t.Fatalf("quota %+v after the preemption", q)
 		}
-		h.waits(h.ask(h.t.Context(), r)) // and somebody takes them
+		h.wantWaiting(h.start(h.t.Context(), r)) // and somebody takes them
 		r.Preempted = true
-		again := h.soft("again", r)
-		h.waits(again)
+		again := h.startPreemptible("again", r)
+		h.wantWaiting(again)
 		urgent.release()
-		h.admitted(again, 0)
-		again.get().lease.Settle(70) // not preempted this time
+		h.wantAdmitted(again, 0)
+		again.state().lease.Correct(70) // not preempted this time
 		again.release()
-		h.stats(Stats{Tokens: 999 - 70 - 50, InFlight: 1, Queued: 1})
-		h.admitted(behind, 0)
+		h.wantStats(Stats{Tokens: 999 - 70 - 50, InFlight: 1, Queued: 1})
+		h.wantAdmitted(behind, 0)
 	})
 }
 
 // A preempted request has room in a full queue, and is not evicted from it.
 func TestPreemptedHasRoom(t *testing.T) {
-	inHall(t, Limits{MaxConcurrent: 1, MaxQueue: 1}, func(h *hall) {
-		first := h.soft("first", Request{Priority: Batch})
-		urgent := h.urgent(0)
+	runPreemptionTest(t, Limits{MaxConcurrent: 1, MaxQueue: 1}, func(h *preemptionTest) {
+		first := h.startPreemptible("first", Request{Priority: Batch})
+		urgent := h.startInteractive(0)
 		first.release()
-		h.admitted(urgent, 0)
-		h.waits(h.ask(h.t.Context(), Request{Priority: Batch}))
-		h.refused(h.ask(h.t.Context(), Request{Priority: Batch, Tenant: "a"}), full, 0)
-		again := h.soft("again", Request{Priority: Batch, Preempted: true})
-		h.waits(again)
-		h.refused(h.ask(h.t.Context(), Request{Tenant: "b"}), full, 0) // to evict the one new request is not enough
-		h.stats(Stats{InFlight: 1, Queued: 2, Tokens: -1})
+		h.wantAdmitted(urgent, 0)
+		h.wantWaiting(h.start(h.t.Context(), Request{Priority: Batch}))
+		h.wantRefused(h.start(h.t.Context(), Request{Priority: Batch, Tenant: "a"}), errQueueFull, 0)
+		again := h.startPreemptible("again", Request{Priority: Batch, Preempted: true})
+		h.wantWaiting(again)
+		h.wantRefused(h.start(h.t.Context(), Request{Tenant: "b"}), errQueueFull, 0) // to evict the one new request is not enough
+		h.wantStats(Stats{InFlight: 1, Queued: 2, Tokens: -1})
 		urgent.release()
-		h.admitted(again, 0)
+		h.wantAdmitted(again, 0)
 	})
 }
 
 // A quota that is lowered ends the waiting of new requests, and not of a preempted one.
 func TestPreemptedKeepsWaiting(t *testing.T) {
-	inHall(t, Limits{MaxConcurrent: 1}, func(h *hall) {
+	runPreemptionTest(t, Limits{MaxConcurrent: 1}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {TokensPerMinute: 150}})
-		urgent := h.urgent(0)
-		again := h.soft("again", Request{Tenant: "t", Tokens: 100, Preempted: true})
-		fresh := h.ask(h.t.Context(), Request{Tenant: "t", Tokens: 50})
-		h.waits(again, fresh)
+		urgent := h.startInteractive(0)
+		again := h.startPreemptible("again", Request{Tenant: "t", Tokens: 100, Preempted: true})
+		fresh := h.start(h.t.Context(), Request{Tenant: "t", Tokens: 50})
+		h.wantWaiting(again, fresh)
 		h.SetTenants(map[string]TenantLimits{"t": {TokensPerMinute: 100}})
-		h.waits(again)
-		h.refused(fresh, &Refused{Reason: TenantTokens, RetryAfter: 30 * time.Second}, 0)
+		h.wantWaiting(again)
+		h.wantRefused(fresh, &Refused{Reason: TenantTokens, RetryAfter: 30 * time.Second}, 0)
 		h.SetTenants(map[string]TenantLimits{"t": {TokensPerMinute: 100, RequestsPerMinute: 1, MaxConcurrent: 1}})
 		urgent.release()
-		h.admitted(again, 0)
+		h.wantAdmitted(again, 0)
 	})
 }
 
 // A preempted request waits for its tenant's own cap on requests at once, where a new one would be refused.
 func TestPreemptedStaysWithinItsTenant(t *testing.T) {
-	inHall(t, Limits{}, func(h *hall) {
+	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {MaxConcurrent: 1}})
-		running := h.ask(h.t.Context(), Request{Tenant: "t"})
-		again := h.ask(h.t.Context(), Request{Tenant: "t", Preempted: true})
-		h.waits(again)
+		running := h.start(h.t.Context(), Request{Tenant: "t"})
+		again := h.start(h.t.Context(), Request{Tenant: "t", Preempted: true})
+		h.wantWaiting(again)
 		time.Sleep(time.Second)
 		running.release()
-		h.admitted(again, time.Second)
+		h.wantAdmitted(again, time.Second)
 	})
 }

@@ -57,7 +57,7 @@ func TestExactlyTheBudget(t *testing.T) {
 }
 
 // crowd is a few models with slots, and many callers that come, go, give up and hold on as they like.
-type crowd struct {
+type stressTest struct {
 	*Controller
 	t *testing.T
 	// most are the concurrency limits of the moment: the larger one while a change is on its way.
@@ -65,7 +65,7 @@ type crowd struct {
 	inside [2]atomic.Int64
 	slots  [2]atomic.Int64
 	// tenants counts what each tenant has running; crowdTenant is the most.
-	tenants [crowdTenants]atomic.Int64
+	tenants [stressTenants]atomic.Int64
 	ended   atomic.Int64
 	// reasons counts refusals.
 	reasons [Stale + 1]atomic.Int64
@@ -74,15 +74,15 @@ type crowd struct {
 }
 
 const (
-	crowdSlots   = 60
-	crowdTenants = 5
-	crowdTenant  = 40
+	stressSlots   = 60
+	stressTenants = 5
+	maxPerTenant  = 40
 )
 
-var crowdModels = [2]string{"chat", "embed"}
+var stressModels = [2]string{"chat", "embed"}
 
 // place counts a request in when it is placed, so under the model's lock.
-func (c *crowd) place(m int) (Slot, bool) {
+func (c *stressTest) reserve(m int) (Slot, bool) {
 	for {
 		free := c.slots[m].Load()
 		if free == 0 {
@@ -98,57 +98,57 @@ func (c *crowd) place(m int) (Slot, bool) {
 	return Slot{}, true
 }
 
-func (c *crowd) leave(m int) {
+func (c *stressTest) releaseSlot(m int) {
 	c.inside[m].Add(-1)
-	if c.slots[m].Add(1) > crowdSlots {
+	if c.slots[m].Add(1) > stressSlots {
 		c.t.Error("a slot was given back twice")
 	}
 }
 
 // call is one caller's visit.
-func (c *crowd) call(random *rand.Rand) {
+func (c *stressTest) runRequest(random *rand.Rand) {
 	defer c.ended.Add(1)
-	m, tenant := random.IntN(2), random.IntN(crowdTenants)
+	m, tenant := random.IntN(2), random.IntN(stressTenants)
 	ctx, cancel := context.WithTimeout(c.t.Context(), pause(random, 3*time.Second))
 	defer cancel()
 	r := Request{
-		Model:    crowdModels[m],
-		Tenant:   name("tenant", tenant),
-		Priority: Priority(random.IntN(3) - 1),
-		Tokens:   random.IntN(300),
-		Bytes:    random.IntN(5000),
-		Timeout:  pause(random, 3*time.Second),
-		Prefill:  random.IntN(2) == 0,
-		Place:    func(model string) (Slot, bool) { m = slices.Index(crowdModels[:], model); return c.place(m) },
-		Unplace:  func() { c.leave(m) },
-		OnWait:   func() { time.Sleep(pause(random, time.Millisecond)) },
+		Model:       stressModels[m],
+		Tenant:      name("tenant", tenant),
+		Priority:    Priority(random.IntN(3) - 1),
+		Tokens:      random.IntN(300),
+		Bytes:       random.IntN(5000),
+		Timeout:     pause(random, 3*time.Second),
+		Prefill:     random.IntN(2) == 0,
+		ReserveSlot: func(model string) (Slot, bool) { m = slices.Index(stressModels[:], model); return c.reserve(m) },
+		ReleaseSlot: func() { c.releaseSlot(m) },
+		OnWait:      func() { time.Sleep(pause(random, time.Millisecond)) },
 	}
 	if random.IntN(3) == 0 {
 		r.Model, r.Pool = "", "auto"
 		if random.IntN(3) == 0 {
-			only := crowdModels[random.IntN(2)]
+			only := stressModels[random.IntN(2)]
 			r.Allowed = func(model string) bool { return model == only }
 		}
 	}
-	soft := random.IntN(2) == 0
-	for c.visit(ctx, random, r, visitor{tenant, &m, soft}) {
+	preemptible := random.IntN(2) == 0
+	for c.admitOnce(ctx, random, r, stressCaller{tenant, &m, preemptible}) {
 		c.preempted.Add(1)
 		r.Preempted = true
 	}
 }
 
 // visitor is who makes a visit: of which tenant, at which model in the end, and whether it may be preempted.
-type visitor struct {
-	tenant int
-	model  *int
-	soft   bool
+type stressCaller struct {
+	tenant      int
+	model       *int
+	preemptible bool
 }
 
 // visit is one lease, or none. It returns true when that was preempted.
-func (c *crowd) visit(ctx context.Context, random *rand.Rand, r Request, v visitor) (preempted bool) {
+func (c *stressTest) admitOnce(ctx context.Context, random *rand.Rand, r Request, v stressCaller) (preempted bool) {
 	asked := make(chan struct{}, 1)
-	if v.soft {
-		r.Preempt = func() {
+	if v.preemptible {
+		r.OnPreempt = func() {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -160,7 +160,7 @@ func (c *crowd) visit(ctx context.Context, random *rand.Rand, r Request, v visit
 	var refused *Refused
 	switch {
 	case err == nil:
-		if n := c.tenants[v.tenant].Add(1); n > crowdTenant {
+		if n := c.tenants[v.tenant].Add(1); n > maxPerTenant {
 			c.t.Errorf("%d of a tenant at once", n)
 		}
 		select {
@@ -168,9 +168,9 @@ func (c *crowd) visit(ctx context.Context, random *rand.Rand, r Request, v visit
 		case <-asked:
 		}
 		preempted = !lease.FirstToken()
-		lease.Settle(random.IntN(400))
+		lease.Correct(random.IntN(400))
 		c.tenants[v.tenant].Add(-1)
-		c.leave(*v.model)
+		c.releaseSlot(*v.model)
 		lease.Release()
 		lease.Release()
 		return preempted
@@ -186,9 +186,9 @@ func (c *crowd) visit(ctx context.Context, random *rand.Rand, r Request, v visit
 }
 
 // poll is one call for a task, which is ended, renewed or left to its lease.
-func (c *crowd) poll(random *rand.Rand) {
+func (c *stressTest) runTask(random *rand.Rand) {
 	defer c.ended.Add(1)
-	r := TaskRequest{Model: "task", Tenant: name("tenant", random.IntN(crowdTenants)), Tokens: random.IntN(50), Lease: pause(random, time.Second)}
+	r := TaskRequest{Model: "task", Tenant: name("tenant", random.IntN(stressTenants)), Tokens: random.IntN(50), Lease: pause(random, time.Second)}
 	if random.IntN(2) == 0 {
 		r.MaxWait = pause(random, time.Second)
 	}
@@ -205,10 +205,10 @@ func (c *crowd) poll(random *rand.Rand) {
 }
 
 // tune changes a model's limits.
-func (c *crowd) tune(random *rand.Rand, m int) {
-	before, now := c.most[m].Load(), int64(1+random.IntN(crowdSlots+20))
+func (c *stressTest) changeLimits(random *rand.Rand, m int) {
+	before, now := c.most[m].Load(), int64(1+random.IntN(stressSlots+20))
 	c.most[m].Store(max(before, now))
-	c.SetLimits(crowdModels[m], Limits{
+	c.SetLimits(stressModels[m], Limits{
 		Weight: random.IntN(4), MaxConcurrent: int(now), TokensPerMinute: []int{0, 200, 60_000}[random.IntN(3)], MaxQueue: 1 + random.IntN(550),
 	})
 	c.most[m].Store(now)
@@ -224,32 +224,32 @@ func TestCrowd(t *testing.T) {
 	t.Parallel()
 	const callers = 3000
 	synctest.Test(t, func(t *testing.T) {
-		c := &crowd{Controller: New(Config{MaxQueueBytes: 1 << 20, Ageing: 100 * time.Millisecond}), t: t}
+		c := &stressTest{Controller: New(Config{MaxQueueBytes: 1 << 20, Ageing: 100 * time.Millisecond}), t: t}
 		c.SetLimits("task", Limits{MaxConcurrent: 5, TokensPerMinute: 5000})
-		c.SetPools(map[string][]string{"auto": crowdModels[:]})
+		c.SetPools(map[string][]string{"auto": stressModels[:]})
 		limits := map[string]TenantLimits{}
-		for i := range crowdTenants {
-			limits[name("tenant", i)] = TenantLimits{Weight: i, MaxConcurrent: crowdTenant, MaxPrefill: 8, RequestsPerMinute: 1000 * i, MaxQueueBytes: 1 << 18}
+		for i := range stressTenants {
+			limits[name("tenant", i)] = TenantLimits{Weight: i, MaxConcurrent: maxPerTenant, MaxPrefill: 8, RequestsPerMinute: 1000 * i, MaxQueueBytes: 1 << 18}
 		}
 		c.SetTenants(limits)
 		random := rand.New(rand.NewPCG(2, 2))
-		for m := range crowdModels {
-			c.slots[m].Store(crowdSlots)
-			c.tune(random, m)
+		for m := range stressModels {
+			c.slots[m].Store(stressSlots)
+			c.changeLimits(random, m)
 		}
 		var wg sync.WaitGroup
 		for i := range uint64(callers) {
 			if i%50 == 0 {
 				time.Sleep(pause(random, 100*time.Millisecond))
-				c.tune(random, random.IntN(2))
-				c.Kick(crowdModels[random.IntN(2)])
+				c.changeLimits(random, random.IntN(2))
+				c.RetryWaiters(stressModels[random.IntN(2)])
 			}
 			own := rand.New(rand.NewPCG(i, 3))
 			wg.Go(func() {
 				if own.IntN(10) == 0 {
-					c.poll(own)
+					c.runTask(own)
 				} else {
-					c.call(own)
+					c.runRequest(own)
 				}
 			})
 		}
@@ -260,7 +260,7 @@ func TestCrowd(t *testing.T) {
 				t.Errorf("nobody was refused because: %v", r)
 			}
 		}
-		for i := range crowdTenants {
+		for i := range stressTenants {
 			got := c.Tenant(name("tenant", i))
 			if got.Quota = (Quota{}); got != (TenantStats{}) {
 				t.Errorf("tenant %d: left over: %+v", i, got)
@@ -275,13 +275,13 @@ func TestCrowd(t *testing.T) {
 		if c.ended.Load() != callers {
 			t.Errorf("%d of %d calls ended", c.ended.Load(), callers)
 		}
-		for m, model := range crowdModels {
+		for m, model := range stressModels {
 			got := c.Stats(model)
-			if got.InFlight != 0 || got.Queued != 0 || got.QueuedBytes != 0 || c.slots[m].Load() != crowdSlots {
-				t.Errorf("%s: left over: %+v, %d of %d slots free", model, got, c.slots[m].Load(), crowdSlots)
+			if got.InFlight != 0 || got.Queued != 0 || got.QueuedBytes != 0 || c.slots[m].Load() != stressSlots {
+				t.Errorf("%s: left over: %+v, %d of %d slots free", model, got, c.slots[m].Load(), stressSlots)
 			}
 		}
-		if held := heldNow(c.Controller); held != 0 {
+		if held := waitingBytesOf(c.Controller); held != 0 {
 			t.Errorf("%d bytes held in the end", held)
 		}
 	})
@@ -303,9 +303,9 @@ func TestAbortRacesWithAdmission(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			lease, err := c.Admit(ctx, Request{
-				Model:   "chat",
-				Place:   func(string) (Slot, bool) { placed.Add(1); return Slot{}, true },
-				Unplace: func() { unplaced.Add(1) },
+				Model:       "chat",
+				ReserveSlot: func(string) (Slot, bool) { placed.Add(1); return Slot{}, true },
+				ReleaseSlot: func() { unplaced.Add(1) },
 				OnWait: func() {
 					rivals := []func(){abort, holder.Release}
 					wg.Go(rivals[round%2])

@@ -12,12 +12,12 @@ import (
 )
 
 // world runs a Controller and the reference side by side, one step after the other.
-type world struct {
-	desk
+type randomRun struct {
+	testController
 	random *rand.Rand
 	ref    *reference
-	calls  []*call
-	asked  []*asked
+	calls  []*admitCall
+	asked  []*expectedCall
 	cancel []context.CancelFunc
 	log    []string
 
@@ -26,17 +26,17 @@ type world struct {
 	order []int // ids, as they were admitted; guarded by mu
 }
 
-func newWorld(t *testing.T, seed uint64) *world {
-	w := &world{random: rand.New(rand.NewPCG(seed, 1))}
+func newRandomRun(t *testing.T, seed uint64) *randomRun {
+	w := &randomRun{random: rand.New(rand.NewPCG(seed, 1))}
 	l := w.limits()
 	w.slots = w.random.IntN(8)
 	w.ref = newReference(l, w.slots, 2000)
-	w.desk = desk{New(Config{MaxQueueBytes: 2000}), t}
+	w.testController = testController{New(Config{MaxQueueBytes: 2000}), t}
 	w.SetLimits("chat", l)
 	return w
 }
 
-func (w *world) limits() Limits {
+func (w *randomRun) limits() Limits {
 	return Limits{
 		MaxConcurrent:   w.random.IntN(7), // 0: none
 		TokensPerMinute: []int{0, 77, 600, 6000, 1_000_000}[w.random.IntN(5)],
@@ -52,7 +52,7 @@ func TestAgainstReference(t *testing.T) {
 	const runs, steps = 150, 150
 	for seed := range uint64(runs) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, seed)
+			w := newRandomRun(t, seed)
 			for range steps {
 				w.step()
 				w.compare()
@@ -62,7 +62,7 @@ func TestAgainstReference(t *testing.T) {
 	}
 }
 
-func (w *world) step() {
+func (w *randomRun) step() {
 	switch n := w.random.IntN(100); {
 	case n < 45:
 		w.arrive()
@@ -73,42 +73,42 @@ func (w *world) step() {
 	case n < 76:
 		w.addSlot()
 		w.ref.slots++
-		w.Kick("chat")
-		w.ref.settle()
-		w.note("one slot more")
+		w.RetryWaiters("chat")
+		w.ref.admitNext()
+		w.logf("one slot more")
 	case n < 80:
 		l := w.limits()
-		w.note("limits %+v", l)
+		w.logf("limits %+v", l)
 		w.SetLimits("chat", l)
 		if l != w.ref.limits {
 			w.ref.limit(l)
 		}
 	case n < 81:
-		w.note("removed and back")
+		w.logf("removed and back")
 		w.Remove("chat")
 		w.ref.remove()
 		w.SetLimits("chat", w.ref.limits)
-		w.ref.settle()
+		w.ref.admitNext()
 	default:
 		w.sleep(time.Duration(w.random.Int64N(int64(time.Second<<w.random.IntN(5)))) / 1000 * 1000)
 	}
 	synctest.Wait()
 }
 
-func (w *world) arrive() {
-	a := &asked{id: len(w.asked), slot: w.random.IntN(3) > 0, came: w.ref.now, bytes: w.random.IntN(400)}
+func (w *randomRun) arrive() {
+	a := &expectedCall{id: len(w.asked), slot: w.random.IntN(3) > 0, came: w.ref.now, bytes: w.random.IntN(400)}
 	a.tokens = w.random.IntN(1 + w.ref.limits.TokensPerMinute/(1+w.random.IntN(9))*11/10)
 	timeout := time.Duration(1+w.random.IntN(30_000_000)) * time.Microsecond
 	a.deadline = w.ref.now + timeout
-	w.note("arrives %+v", *a)
+	w.logf("arrives %+v", *a)
 	ctx, cancel := context.WithCancel(w.t.Context())
-	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, Place: func(string) (Slot, bool) { return Slot{}, w.place(a) }, Unplace: func() { w.t.Error("Unplace, though nothing happens at once here") }}
+	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, ReserveSlot: func(string) (Slot, bool) { return Slot{}, w.place(a) }, ReleaseSlot: func() { w.t.Error("Unplace, though nothing happens at once here") }}
 	w.asked, w.cancel = append(w.asked, a), append(w.cancel, cancel)
-	w.calls = append(w.calls, w.ask(ctx, r))
+	w.calls = append(w.calls, w.start(ctx, r))
 	w.ref.ask(a)
 }
 
-func (w *world) place(a *asked) bool {
+func (w *randomRun) place(a *expectedCall) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if a.slot && w.slots == 0 {
@@ -121,30 +121,30 @@ func (w *world) place(a *asked) bool {
 	return true
 }
 
-func (w *world) addSlot() {
+func (w *randomRun) addSlot() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.slots++
 }
 
-func (w *world) abort() {
+func (w *randomRun) abort() {
 	if len(w.ref.waiting) == 0 {
 		return
 	}
 	a := w.ref.waiting[w.random.IntN(len(w.ref.waiting))]
-	w.note("aborts %d", a.id)
+	w.logf("aborts %d", a.id)
 	w.cancel[a.id]()
-	w.ref.leave(a, context.Canceled)
+	w.ref.cancel(a, context.Canceled)
 }
 
-func (w *world) release() {
+func (w *randomRun) release() {
 	if len(w.ref.inFlight) > 0 {
 		w.end(w.ref.inFlight[w.random.IntN(len(w.ref.inFlight))])
 	}
 }
 
-func (w *world) end(a *asked) {
-	w.note("releases %d", a.id)
+func (w *randomRun) end(a *expectedCall) {
+	w.logf("releases %d", a.id)
 	if a.slot {
 		w.addSlot()
 	}
@@ -153,41 +153,41 @@ func (w *world) end(a *asked) {
 	synctest.Wait()
 }
 
-func (w *world) sleep(d time.Duration) {
-	w.note("%v pass", d)
+func (w *randomRun) sleep(d time.Duration) {
+	w.logf("%v pass", d)
 	time.Sleep(d)
 	synctest.Wait()
 	w.ref.advance(w.ref.now + d)
 }
 
-func (w *world) note(format string, args ...any) {
+func (w *randomRun) logf(format string, args ...any) {
 	w.log = append(w.log, fmt.Sprintf("%v: ", w.ref.now)+fmt.Sprintf(format, args...))
 }
 
-func (w *world) compare() {
+func (w *randomRun) compare() {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, a := range w.asked {
-		if got := w.calls[i].get(); !sameOutcome(got, a) {
+		if got := w.calls[i].state(); !sameOutcome(got, a) {
 			w.fail("request %d: got %+v, want %+v", i, got, *a)
 		}
 	}
 	if !slices.Equal(w.order, w.ref.admitted) {
 		w.fail("admitted in order %v, want %v", w.order, w.ref.admitted)
 	}
-	if got, want := w.Stats("chat"), w.ref.stats(); !alike(got, want) {
+	if got, want := w.Stats("chat"), w.ref.stats(); !sameStats(got, want) {
 		w.fail("stats %+v, want %+v", got, want)
 	}
 	if w.slots != w.ref.slots {
 		w.fail("%d slots free, want %d", w.slots, w.ref.slots)
 	}
-	if got, want := heldNow(w.Controller), int64(w.ref.queuedBytes()); got != want {
+	if got, want := waitingBytesOf(w.Controller), int64(w.ref.queuedBytes()); got != want {
 		w.fail("%d bytes held, want %d", got, want)
 	}
 }
 
-func (w *world) fail(format string, args ...any) {
+func (w *randomRun) fail(format string, args ...any) {
 	w.t.Helper()
 	for _, line := range w.log[max(0, len(w.log)-25):] {
 		w.t.Log(line)
@@ -196,7 +196,7 @@ func (w *world) fail(format string, args ...any) {
 }
 
 // finish releases everything; then nothing may be left.
-func (w *world) finish() {
+func (w *randomRun) finish() {
 	for len(w.ref.inFlight)+len(w.ref.waiting) > 0 {
 		for len(w.ref.inFlight) > 0 {
 			w.end(w.ref.inFlight[0])

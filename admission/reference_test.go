@@ -15,13 +15,13 @@ type reference struct {
 	tokens   *big.Rat      // in the bucket at now
 	slots    int           // free on the replicas
 	maxBytes int
-	inFlight []*asked
-	waiting  []*asked
+	inFlight []*expectedCall
+	waiting  []*expectedCall
 	admitted []int // ids in order
 }
 
 // asked is one request and what became of it.
-type asked struct {
+type expectedCall struct {
 	id             int
 	tokens, bytes  int
 	slot           bool // needs one
@@ -37,7 +37,7 @@ func newReference(l Limits, slots, maxBytes int) *reference {
 	return r
 }
 
-func (r *reference) end(a *asked, err error) {
+func (r *reference) end(a *expectedCall, err error) {
 	a.ended, a.err, a.at = true, err, r.now
 }
 
@@ -53,12 +53,12 @@ func (r *reference) tokenWait(tokens int) time.Duration {
 }
 
 // goes says whether a request could be admitted now.
-func (r *reference) goes(a *asked) bool {
+func (r *reference) goes(a *expectedCall) bool {
 	return (r.limits.MaxConcurrent == 0 || len(r.inFlight) < r.limits.MaxConcurrent) &&
 		r.tokenWait(a.tokens) == 0 && (!a.slot || r.slots > 0)
 }
 
-func (r *reference) admit(a *asked) {
+func (r *reference) admit(a *expectedCall) {
 	r.inFlight = append(r.inFlight, a)
 	r.admitted = append(r.admitted, a.id)
 	if r.limits.TokensPerMinute > 0 {
@@ -71,7 +71,7 @@ func (r *reference) admit(a *asked) {
 }
 
 // settle admits from the front of the queue while it can.
-func (r *reference) settle() {
+func (r *reference) admitNext() {
 	for len(r.waiting) > 0 && r.goes(r.waiting[0]) {
 		a := r.waiting[0]
 		r.waiting = r.waiting[1:]
@@ -80,7 +80,7 @@ func (r *reference) settle() {
 }
 
 // hopeless is the error of a request whose tokens, behind those of others, come too late.
-func (r *reference) hopeless(a *asked, before []*asked) error {
+func (r *reference) checkTokenWait(a *expectedCall, before []*expectedCall) error {
 	if r.limits.TokensPerMinute > 0 && a.tokens > r.limits.TokensPerMinute {
 		return ErrNeverFits
 	}
@@ -89,7 +89,7 @@ func (r *reference) hopeless(a *asked, before []*asked) error {
 		sum += b.tokens
 	}
 	if wait := r.tokenWait(sum); wait > a.deadline-r.now {
-		return late(wait)
+		return errTokensTooLate(wait)
 	}
 	return nil
 }
@@ -102,9 +102,9 @@ func (r *reference) queuedBytes() int {
 	return sum
 }
 
-func (r *reference) ask(a *asked) {
+func (r *reference) ask(a *expectedCall) {
 	never := r.limits.TokensPerMinute > 0 && a.tokens > r.limits.TokensPerMinute
-	switch hopeless := r.hopeless(a, r.waiting); {
+	switch hopeless := r.checkTokenWait(a, r.waiting); {
 	case never:
 		r.end(a, ErrNeverFits)
 	case len(r.waiting) == 0 && r.goes(a):
@@ -112,24 +112,24 @@ func (r *reference) ask(a *asked) {
 	case hopeless != nil:
 		r.end(a, hopeless)
 	case len(r.waiting) >= r.limits.MaxQueue, r.queuedBytes()+a.bytes > r.maxBytes:
-		r.end(a, full)
+		r.end(a, errQueueFull)
 	default:
 		r.waiting = append(r.waiting, a)
 	}
 }
 
-func (r *reference) leave(a *asked, err error) {
-	r.waiting = slices.DeleteFunc(r.waiting, func(b *asked) bool { return a == b })
+func (r *reference) cancel(a *expectedCall, err error) {
+	r.waiting = slices.DeleteFunc(r.waiting, func(b *expectedCall) bool { return a == b })
 	r.end(a, err)
-	r.settle()
+	r.admitNext()
 }
 
-func (r *reference) release(a *asked) {
-	r.inFlight = slices.DeleteFunc(r.inFlight, func(b *asked) bool { return a == b })
+func (r *reference) release(a *expectedCall) {
+	r.inFlight = slices.DeleteFunc(r.inFlight, func(b *expectedCall) bool { return a == b })
 	if a.slot {
 		r.slots++
 	}
-	r.settle()
+	r.admitNext()
 }
 
 // limit changes the limits, which are another than before.
@@ -139,16 +139,16 @@ func (r *reference) limit(l Limits) {
 		r.tokens.Set(size)
 	}
 	r.limits = l
-	var stay []*asked
+	var stay []*expectedCall
 	for _, a := range r.waiting {
-		if err := r.hopeless(a, stay); err != nil {
+		if err := r.checkTokenWait(a, stay); err != nil {
 			r.end(a, err)
 		} else {
 			stay = append(stay, a)
 		}
 	}
 	r.waiting = stay
-	r.settle()
+	r.admitNext()
 }
 
 // remove ends all waiting.
@@ -162,7 +162,7 @@ func (r *reference) remove() {
 // advance lets time pass, from one thing that happens by itself to the next: a deadline, or the tokens of the first in the queue.
 func (r *reference) advance(until time.Duration) {
 	for {
-		next, late := until, (*asked)(nil)
+		next, late := until, (*expectedCall)(nil)
 		for _, a := range r.waiting {
 			if a.deadline <= next {
 				next, late = a.deadline, a
@@ -180,10 +180,10 @@ func (r *reference) advance(until time.Duration) {
 		}
 		r.now = next
 		if late != nil {
-			r.leave(late, ErrTimeout)
+			r.cancel(late, ErrTimeout)
 			continue
 		}
-		r.settle()
+		r.admitNext()
 		if r.now == until {
 			return
 		}
@@ -200,14 +200,14 @@ func (r *reference) stats() Stats {
 }
 
 // alike compares up to the rounding of a float.
-func alike(a, b Stats) bool {
+func sameStats(a, b Stats) bool {
 	far := math.Abs(a.Tokens-b.Tokens) > 1e-6
 	a.Tokens, b.Tokens = 0, 0
 	return a == b && !far
 }
 
 // sameOutcome compares what the two say about a request.
-func sameOutcome(got outcome, want *asked) bool {
+func sameOutcome(got outcome, want *expectedCall) bool {
 	if !got.ended || !want.ended {
 		return got.ended == want.ended
 	}

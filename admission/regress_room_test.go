@@ -12,7 +12,7 @@ import (
 )
 
 // house is models and pools that change while requests come and go.
-type house struct {
+type changingPools struct {
 	*Controller
 	t      *testing.T
 	random *rand.Rand
@@ -22,13 +22,13 @@ type house struct {
 	checked int
 }
 
-var houseModels = [...]string{"a", "b", "c", "d"}
+var changingModels = [...]string{"a", "b", "c", "d"}
 
-const houseCost = 200
+const maxChangingCost = 200
 
 // change is anything that an operator may do.
-func (h *house) change() {
-	m := houseModels[h.random.IntN(len(houseModels))]
+func (h *changingPools) change() {
+	m := changingModels[h.random.IntN(len(changingModels))]
 	switch h.random.IntN(50) {
 	case 0:
 		h.Remove(m)
@@ -44,19 +44,19 @@ func (h *house) change() {
 }
 
 // come is one request, for a model or a pool, that may leave before its turn.
-func (h *house) come() {
-	r := Request{Model: houseModels[h.random.IntN(len(houseModels))], Tenant: "t" + strconv.Itoa(h.random.IntN(4)),
-		Tokens: h.random.IntN(houseCost), Bytes: h.random.IntN(1000), Priority: Priority(h.random.IntN(3) - 1)}
+func (h *changingPools) startRequest() {
+	r := Request{Model: changingModels[h.random.IntN(len(changingModels))], Tenant: "t" + strconv.Itoa(h.random.IntN(4)),
+		Tokens: h.random.IntN(maxChangingCost), Bytes: h.random.IntN(1000), Priority: Priority(h.random.IntN(3) - 1)}
 	if h.random.IntN(2) == 0 {
 		r.Model, r.Pool = "", []string{"p", "q"}[h.random.IntN(2)]
 	}
-	patience, length, cost := pause(h.random, 30*time.Second), pause(h.random, 2*time.Second), h.random.IntN(2*houseCost)
+	patience, length, cost := pause(h.random, 30*time.Second), pause(h.random, 2*time.Second), h.random.IntN(2*maxChangingCost)
 	h.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if l, err := h.Admit(ctx, r); err == nil {
 			time.Sleep(length)
-			l.Settle(cost)
+			l.Correct(cost)
 			l.Release()
 		}
 	})
@@ -64,11 +64,11 @@ func (h *house) come() {
 }
 
 // look fails the test when somebody waits for a model that has room for anybody.
-func (h *house) look() {
-	for _, m := range houseModels {
+func (h *changingPools) checkNoIdleRoom() {
+	for _, m := range changingModels {
 		l, ok := h.Limits(m)
 		now := h.Stats(m)
-		if !ok || now.InFlight >= l.MaxConcurrent || l.TokensPerMinute > 0 && now.Tokens < houseCost {
+		if !ok || now.InFlight >= l.MaxConcurrent || l.TokensPerMinute > 0 && now.Tokens < maxChangingCost {
 			continue
 		}
 		h.checked++
@@ -90,17 +90,17 @@ func TestNobodyWaitsBesideRoom(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
 		synctest.Test(t, func(t *testing.T) {
-			h := &house{Controller: New(Config{Ageing: 200 * time.Millisecond}), t: t, random: rand.New(rand.NewPCG(seed, 5)),
+			h := &changingPools{Controller: New(Config{Ageing: 200 * time.Millisecond}), t: t, random: rand.New(rand.NewPCG(seed, 5)),
 				pools: map[string][]string{"p": {"a", "b", "c"}, "q": {"c", "d"}}}
-			for _, m := range houseModels {
+			for _, m := range changingModels {
 				h.SetLimits(m, Limits{MaxConcurrent: 3, QueueTimeout: 20 * time.Second})
 			}
 			h.SetPools(h.pools)
 			for range 800 {
 				time.Sleep(pause(h.random, 80*time.Millisecond))
 				h.change()
-				h.come()
-				h.look()
+				h.startRequest()
+				h.checkNoIdleRoom()
 			}
 			h.wg.Wait()
 			for i := range 4 {
@@ -109,8 +109,8 @@ func TestNobodyWaitsBesideRoom(t *testing.T) {
 					t.Errorf("tenant %d: left over: %+v", i, got)
 				}
 			}
-			if h.checked < 50 || heldNow(h.Controller) != 0 {
-				t.Errorf("looked %d times, %d bytes left over", h.checked, heldNow(h.Controller))
+			if h.checked < 50 || waitingBytesOf(h.Controller) != 0 {
+				t.Errorf("looked %d times, %d bytes left over", h.checked, waitingBytesOf(h.Controller))
 			}
 		})
 	}

@@ -13,20 +13,20 @@ import (
 func TestPoolOfOneThatWentElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := desk{New(Config{}), t}
+		d := testController{New(Config{}), t}
 		d.SetLimits("a", Limits{TokensPerMinute: 600})
 		d.SetLimits("b", Limits{MaxConcurrent: 1})
 		d.SetPools(map[string][]string{"auto": {"a", "b"}})
-		d.admitted(d.ask(t.Context(), Request{Model: "a", Tokens: 300}), 0)
-		busy := d.ask(t.Context(), Request{Model: "b"})
-		large, own := d.pool(600), d.ask(t.Context(), Request{Model: "a", Tokens: 10})
-		d.admitted(own, 0) // its queue takes turns with the pool's
-		small := d.pool(10)
-		d.waits(large, small)
+		d.wantAdmitted(d.start(t.Context(), Request{Model: "a", Tokens: 300}), 0)
+		busy := d.start(t.Context(), Request{Model: "b"})
+		large, own := d.startInPool(600), d.start(t.Context(), Request{Model: "a", Tokens: 10})
+		d.wantAdmitted(own, 0) // its queue takes turns with the pool's
+		small := d.startInPool(10)
+		d.wantWaiting(large, small)
 		busy.release()
 		synctest.Wait()
-		d.admitted(large, 0)
-		d.admitted(small, 0)
+		d.wantAdmitted(large, 0)
+		d.wantAdmitted(small, 0)
 	})
 }
 
@@ -34,13 +34,13 @@ func TestPoolOfOneThatWentElsewhere(t *testing.T) {
 func TestPoolOfOthersModels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newPool(t, Limits{MaxConcurrent: 1}, 1, 1)
+		d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1)
 		only := func(model string) func(string) bool { return func(m string) bool { return m == model } }
-		d.admitted(d.ask(t.Context(), Request{Model: "m0"}), 0)
-		waiting := d.ask(t.Context(), Request{Pool: "auto", Allowed: only("m0")})
-		d.waits(waiting)
-		d.admitted(d.ask(t.Context(), Request{Pool: "auto", Allowed: only("m1")}), 0)
-		d.waits(waiting)
+		d.wantAdmitted(d.start(t.Context(), Request{Model: "m0"}), 0)
+		waiting := d.start(t.Context(), Request{Pool: "auto", Allowed: only("m0")})
+		d.wantWaiting(waiting)
+		d.wantAdmitted(d.start(t.Context(), Request{Pool: "auto", Allowed: only("m1")}), 0)
+		d.wantWaiting(waiting)
 		d.SetPools(nil)
 	})
 }
@@ -50,9 +50,9 @@ func TestPoolOfOthersModels(t *testing.T) {
 func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
-		d.request(300)
-		large := d.ask(t.Context(), Request{Tokens: 600, Priority: Batch})
+		d := newTestController(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
+		d.startTokens(300)
+		large := d.start(t.Context(), Request{Tokens: 600, Priority: Batch})
 		for range 300 {
 			time.Sleep(time.Second)
 			go func() {
@@ -62,7 +62,7 @@ func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		if d.Stats("chat").Queued > 200 || large.get().lease == nil {
+		if d.Stats("chat").Queued > 200 || large.state().lease == nil {
 			t.Errorf("still waiting after five minutes: %+v", d.Stats("chat"))
 		}
 		d.Remove("chat")
@@ -73,15 +73,17 @@ func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
 func TestEvictionOfNobodyInVain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := desk{New(Config{MaxQueueBytes: 100}), t}
+		d := testController{New(Config{MaxQueueBytes: 100}), t}
 		d.SetLimits("chat", Limits{MaxConcurrent: 1})
-		d.request(0)
-		ask := func(tenant string, bytes int) *call { return d.ask(t.Context(), Request{Tenant: tenant, Bytes: bytes}) }
+		d.startTokens(0)
+		ask := func(tenant string, bytes int) *admitCall {
+			return d.start(t.Context(), Request{Tenant: tenant, Bytes: bytes})
+		}
 		first, large, small := ask("a", 10), ask("a", 60), ask("a", 0)
-		d.waits(first, large, small)
-		d.waits(ask("b", 60))
-		d.refused(large, &Refused{Reason: Evicted}, 0)
-		d.waits(first, small)
+		d.wantWaiting(first, large, small)
+		d.wantWaiting(ask("b", 60))
+		d.wantRefused(large, &Refused{Reason: Evicted}, 0)
+		d.wantWaiting(first, small)
 		d.Remove("chat")
 	})
 }
@@ -89,7 +91,7 @@ func TestEvictionOfNobodyInVain(t *testing.T) {
 // TestJournalAfterAFault: a line that could not be written spoils none of those after it.
 func TestJournalAfterAFault(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Journal: filepath.Join(t.TempDir(), "tasks")}
+	cfg := Config{TaskJournal: filepath.Join(t.TempDir(), "tasks")}
 	c := New(cfg)
 	c.SetLimits("chat", Limits{})
 	schedule := func() (Task, error) {
@@ -99,7 +101,7 @@ func TestJournalAfterAFault(t *testing.T) {
 	if _, err := schedule(); err != nil {
 		t.Fatal(err)
 	}
-	c.journal.file.Close()
+	c.taskJournal.file.Close()
 	if _, err := schedule(); err == nil {
 		t.Error("a task whose line was not written")
 	}
@@ -108,7 +110,7 @@ func TestJournalAfterAFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := New(cfg)
-	if err := again.Recover(); err != nil {
+	if err := again.RecoverTasks(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := again.Task(t.Context(), "", task.ID); err != nil {
@@ -119,17 +121,17 @@ func TestJournalAfterAFault(t *testing.T) {
 // TestJournalOfOneThatEndedFirst: a task may end before its own line is written, and the journal be written anew in between.
 func TestJournalOfOneThatEndedFirst(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Journal: filepath.Join(t.TempDir(), "tasks")}
+	cfg := Config{TaskJournal: filepath.Join(t.TempDir(), "tasks")}
 	c := New(cfg)
-	if err := c.Recover(); err != nil {
+	if err := c.RecoverTasks(); err != nil {
 		t.Fatal(err)
 	}
-	late := entry{Op: opAdd, Task: Task{ID: "tsk_1", Model: "chat", Expires: time.Now().Add(time.Hour)}}
-	if err := c.journal.append(c, late); err != nil {
+	late := journalEntry{Op: opAdd, Task: Task{ID: "tsk_1", Model: "chat", Expires: time.Now().Add(time.Hour)}}
+	if err := c.taskJournal.append(c, late); err != nil {
 		t.Fatal(err)
 	}
 	again := New(cfg)
-	if err := again.Recover(); err != nil {
+	if err := again.RecoverTasks(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := again.Task(t.Context(), "", "tsk_1"); err == nil {
@@ -144,12 +146,12 @@ func TestPutBackIsNotTheOldest(t *testing.T) {
 	waiters := make([]*waiter, 3)
 	for i := range waiters {
 		a := newArrival(Request{Tenant: name("tenant", i), Tokens: 1})
-		waiters[i] = &waiter{arrival: a, tenant: &tenant{name: a.Tenant}, came: time.Unix(int64(i), 0)}
-		q.push(waiters[i])
+		waiters[i] = &waiter{arrival: a, tenant: &tenant{name: a.Tenant}, arrived: time.Unix(int64(i), 0)}
+		q.enqueue(waiters[i])
 	}
-	q.remove(waiters[1], true)
-	q.putBack(waiters[1], true)
-	if got := q.all(); !slices.Equal(got, waiters) {
+	q.dequeue(waiters[1], true)
+	q.requeue(waiters[1], true)
+	if got := q.allWaiters(); !slices.Equal(got, waiters) {
 		t.Errorf("got %v, want them as they came", got)
 	}
 }
@@ -159,16 +161,16 @@ func TestLimitsOfALongQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const waiting = 1000
-		d := newDesk(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
-		d.request(600)
-		calls := make([]*call, waiting)
+		d := newTestController(t, Limits{TokensPerMinute: 600, QueueTimeout: time.Hour})
+		d.startTokens(600)
+		calls := make([]*admitCall, waiting)
 		for i := range calls {
-			calls[i] = d.request(10)
+			calls[i] = d.startTokens(10)
 		}
 		d.SetLimits("chat", Limits{TokensPerMinute: 120, QueueTimeout: time.Hour}) // 12 each minute
-		d.waits(calls[:710]...)
+		d.wantWaiting(calls[:710]...)
 		for _, c := range calls[730:] {
-			if c.get().err == nil {
+			if c.state().err == nil {
 				t.Fatal("waits in vain")
 			}
 		}

@@ -20,7 +20,7 @@ type Slot struct {
 	Limit int
 	// Full is called, without a lock and before Unplace, when other gateways have filled the replica. Place must then not offer it for a
 	// moment, and Kick must be called after it. nil: Place is called again after a while.
-	Full func()
+	OnFull func()
 }
 
 // Request asks for a lease.
@@ -47,32 +47,32 @@ type Request struct {
 	Prefill bool
 	// Admitted says that a task has taken the request's tokens and its place in the limits already. It takes nothing but a slot,
 	// and waits for that in the same order as all others.
-	Admitted bool
+	SlotOnly bool
 	// Place takes a slot on a replica of the model and says whether it found one. It is called when everything else is there, with
 	// the Controller locked: it must be quick and must not call it. After a false it is called again when something changed: a
 	// lease was released, another request left, or Kick. nil means that no slot is needed.
-	Place func(model string) (Slot, bool)
+	ReserveSlot func(model string) (Slot, bool)
 	// Unplace gives back the slot that Place took, if the request could not use it. It is called without a lock, and before Place
 	// is called again or Admit returns.
-	Unplace func()
+	ReleaseSlot func()
 	// OnWait is called once, without a lock, when the request has a place in the queue and is about to wait.
 	OnWait func()
 	// Preempt, unless it is nil, says that the lease may be preempted until its first token (Lease.FirstToken): Preempt is called once, without
 	// a lock and from any goroutine, when a request of a higher band waits for its place, and must be quick. The lease stays until it is released, and
 	// everything that it took is given back then. Preempt may be called before Admit has returned.
-	Preempt func()
+	OnPreempt func()
 	// Helps reports whether another request would find a slot if this one gave back its own. It is called, like Place, with the Controller
 	// locked. nil means yes.
-	Helps func() bool
+	WouldFreeSlot func() bool
 	// Preempted says that the request had a lease before, which was preempted. It goes before all others of its tenant and is refused
 	// only when it can never go: limits that refuse on arrival make it wait, and the queue has always room for it.
 	Preempted bool
 	// Spot can be asked for the request's position while it waits. nil: nobody asks.
-	Spot *Spot
+	WaitHandle *WaitHandle
 }
 
 // Resumed is a request that runs already, as one does whose admission was before a restart.
-type Resumed struct {
+type RecoveredRequest struct {
 	Model, Tenant string
 	// ID of its lease, if it had one.
 	ID string

@@ -18,14 +18,14 @@ type Shared interface {
 	// granted and takes nothing more.
 	Acquire(claims []Claim, done func([]Verdict))
 	// Keep tells of a lease that was taken without asking: the store did not answer, or the request is of before a restart.
-	Keep(Claim)
+	ReportLease(Claim)
 	// Release ends a lease and gives so many of its tokens back to the buckets of its model and its tenant. A negative number
 	// takes more. A lease of a request that was never begun also gives back the request.
 	Release(id string, tokens int64, unused bool)
 	// FirstToken tells that the request has had its first token and is no longer in prefill.
 	FirstToken(id string)
 	// Settle corrects the buckets of a model and a tenant after a lease has ended: a positive number is given back.
-	Settle(model, tenant string, tokens int64)
+	Correct(model, tenant string, tokens int64)
 	// Gateways is how many gateways live, this one included; at least 1. While the store does not answer, it is what was last known.
 	Gateways() int
 	// Task finds a task of any gateway by its id. It fails with ErrUnknownTask, or with ErrUnavailable.
@@ -35,15 +35,15 @@ type Shared interface {
 	// RenewTask makes the task last for so long from now on. Errors are those of Task.
 	RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error
 	// Attach names who is told of what happens elsewhere. It is called once, before anything else.
-	Attach(Listener)
+	Subscribe(Subscriber)
 }
 
 // Listener hears from a Shared. Its methods are called without a lock of the Shared and must be quick.
-type Listener interface {
+type Subscriber interface {
 	// Freed tells that capacity of the model may have become free elsewhere.
-	Freed(model string)
+	CapacityFreed(model string)
 	// Served tells that so many tokens of the model went to the tenant through other gateways since the last word.
-	Served(model, tenant string, tokens int64)
+	TokensServed(model, tenant string, tokens int64)
 }
 
 // Claim is what one request takes: everything, or nothing.

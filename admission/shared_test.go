@@ -16,28 +16,28 @@ import (
 )
 
 // site is one gateway's Controller inside a synctest bubble.
-type site struct {
+type testGateway struct {
 	*admission.Controller
-	*gateway
+	*fakeShared
 	t *testing.T
 }
 
-func newSite(t *testing.T, s *store, l admission.Limits) *site {
+func newTestGateway(t *testing.T, s *fakeStore, l admission.Limits) *testGateway {
 	t.Cleanup(func() { time.Sleep(time.Second) }) // answers that are on their way
-	g := s.gateway()
+	g := s.newShared()
 	c := admission.New(admission.Config{Shared: g, Gateway: fmt.Sprint("gw", len(s.gateways))})
 	c.SetLimits("chat", l)
-	return &site{c, g, t}
+	return &testGateway{c, g, t}
 }
 
 // visit is one Admit.
-type visit struct {
+type admitCall struct {
 	mu  sync.Mutex
-	now seen // guarded by mu
+	now callState // guarded by mu
 }
 
 // seen is what became of a visit until now.
-type seen struct {
+type callState struct {
 	lease   *admission.Lease
 	err     error
 	ended   bool
@@ -47,85 +47,85 @@ type seen struct {
 	unplace int
 }
 
-func (v *visit) get() seen {
+func (v *admitCall) state() callState {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.now
 }
 
-func (v *visit) note(change func(*seen)) {
+func (v *admitCall) update(change func(*callState)) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	change(&v.now)
 }
 
 // ask starts an Admit; everybody has a replica's slot.
-func (s *site) ask(ctx context.Context, r admission.Request) *visit {
-	v := &visit{}
+func (s *testGateway) start(ctx context.Context, r admission.Request) *admitCall {
+	v := &admitCall{}
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
 	}
-	r.OnWait = func() { v.note(func(n *seen) { n.waited = true }) }
-	r.Place = func(string) (admission.Slot, bool) {
-		v.note(func(n *seen) { n.placed++ })
+	r.OnWait = func() { v.update(func(n *callState) { n.waited = true }) }
+	r.ReserveSlot = func(string) (admission.Slot, bool) {
+		v.update(func(n *callState) { n.placed++ })
 		return admission.Slot{Replica: "r"}, true
 	}
-	r.Unplace = func() { v.note(func(n *seen) { n.unplace++ }) }
+	r.ReleaseSlot = func() { v.update(func(n *callState) { n.unplace++ }) }
 	started := time.Now()
 	go func() {
 		lease, err := s.Admit(ctx, r)
-		v.note(func(n *seen) { n.lease, n.err, n.ended, n.took = lease, err, true, time.Since(started) })
+		v.update(func(n *callState) { n.lease, n.err, n.ended, n.took = lease, err, true, time.Since(started) })
 	}()
 	synctest.Wait()
 	return v
 }
 
-func (s *site) wantIn(v *visit, within time.Duration) {
+func (s *testGateway) wantAdmitted(v *admitCall, within time.Duration) {
 	s.t.Helper()
 	time.Sleep(within)
 	synctest.Wait()
-	if v.get().lease == nil || v.get().placed-v.get().unplace != 1 {
-		s.t.Fatalf("got %+v, want a lease with one slot", v.get())
+	if v.state().lease == nil || v.state().placed-v.state().unplace != 1 {
+		s.t.Fatalf("got %+v, want a lease with one slot", v.state())
 	}
 }
 
-func (s *site) wantWaiting(visits ...*visit) {
+func (s *testGateway) wantWaiting(visits ...*admitCall) {
 	s.t.Helper()
 	time.Sleep(2 * time.Second)
 	synctest.Wait()
 	for i, v := range visits {
-		if v.get().ended || !v.get().waited {
-			s.t.Fatalf("visit %d: %+v, want it to wait", i, v.get())
+		if v.state().ended || !v.state().waited {
+			s.t.Fatalf("visit %d: %+v, want it to wait", i, v.state())
 		}
 	}
 }
 
-func (s *site) wantRefused(v *visit, reason admission.Reason) {
+func (s *testGateway) wantRefused(v *admitCall, reason admission.Reason) {
 	s.t.Helper()
 	time.Sleep(10 * time.Millisecond)
 	synctest.Wait()
 	var refused *admission.Refused
-	if !errors.As(v.get().err, &refused) || refused.Reason != reason || refused.RetryAfter <= 0 || v.get().placed != v.get().unplace {
-		s.t.Fatalf("got %+v, want a refusal: %v", v.get(), reason)
+	if !errors.As(v.state().err, &refused) || refused.Reason != reason || refused.RetryAfter <= 0 || v.state().placed != v.state().unplace {
+		s.t.Fatalf("got %+v, want a refusal: %v", v.state(), reason)
 	}
 }
 
 func TestSharedGrantDoesNotWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1, MaxQueue: -1})
-		v := s.ask(t.Context(), admission.Request{Tokens: 5})
-		s.wantIn(v, time.Millisecond)
-		if v.get().waited || v.get().lease.ID() != "gw1-1" || s.held() != 1 {
-			t.Errorf("%+v, %s, %d leases", v.get(), v.get().lease.ID(), s.held())
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1, MaxQueue: -1})
+		v := s.start(t.Context(), admission.Request{Tokens: 5})
+		s.wantAdmitted(v, time.Millisecond)
+		if v.state().waited || v.state().lease.ID() != "gw1-1" || s.leaseCount() != 1 {
+			t.Errorf("%+v, %s, %d leases", v.state(), v.state().lease.ID(), s.leaseCount())
 		}
-		s.wantRefused(s.ask(t.Context(), admission.Request{}), admission.QueueFull)
+		s.wantRefused(s.start(t.Context(), admission.Request{}), admission.QueueFull)
 		if got := s.Stats("chat"); got.InFlight != 1 || got.Queued != 0 || got.Share != 1 {
 			t.Errorf("%+v", got)
 		}
-		v.get().lease.Release()
-		if s.held() != 0 {
-			t.Errorf("%d leases left", s.held())
+		v.state().lease.Release()
+		if s.leaseCount() != 0 {
+			t.Errorf("%d leases left", s.leaseCount())
 		}
 	})
 }
@@ -134,29 +134,29 @@ func TestSharedGrantDoesNotWait(t *testing.T) {
 func TestSharedOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
-		current := s.ask(t.Context(), admission.Request{})
-		s.wantIn(current, time.Millisecond)
-		var waiting []*visit
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1})
+		current := s.start(t.Context(), admission.Request{})
+		s.wantAdmitted(current, time.Millisecond)
+		var waiting []*admitCall
 		for i := range 6 {
-			waiting = append(waiting, s.ask(t.Context(), admission.Request{Tenant: fmt.Sprint(i % 3), Tokens: 10}))
+			waiting = append(waiting, s.start(t.Context(), admission.Request{Tenant: fmt.Sprint(i % 3), Tokens: 10}))
 		}
 		s.wantWaiting(waiting...)
-		high := s.ask(t.Context(), admission.Request{Priority: admission.Interactive, Tenant: "z"})
+		high := s.start(t.Context(), admission.Request{Priority: admission.Interactive, Tenant: "z"})
 		s.wantWaiting(high)
 		if got := s.Stats("chat").Queued; got != 7 {
 			t.Errorf("%d queued, want 7", got)
 		}
 		// Nobody asks faster than the backoff while nothing happens.
-		s.set(func() { s.asked = nil })
+		s.change(func() { s.asked = nil })
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if n := len(s.asked); n < 20 || n > 45 {
 			t.Errorf("asked %d times in 10 s", n)
 		}
-		for i, next := range append([]*visit{high}, waiting...) {
-			current.get().lease.Release()
-			s.wantIn(next, 10*time.Millisecond)
+		for i, next := range append([]*admitCall{high}, waiting...) {
+			current.state().lease.Release()
+			s.wantAdmitted(next, 10*time.Millisecond)
 			if i < 6 {
 				s.wantWaiting(waiting[i:]...)
 			}
@@ -168,17 +168,17 @@ func TestSharedOrder(t *testing.T) {
 func TestSharedBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{})
-		s.set(func() { s.delay = 10 * time.Millisecond })
-		var all []*visit
+		s := newTestGateway(t, newFakeStore(), admission.Limits{})
+		s.change(func() { s.delay = 10 * time.Millisecond })
+		var all []*admitCall
 		for range 200 {
-			all = append(all, s.ask(t.Context(), admission.Request{}))
+			all = append(all, s.start(t.Context(), admission.Request{}))
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		for i, v := range all {
-			if v.get().lease == nil || v.get().waited {
-				t.Fatalf("%d: %+v", i, v.get())
+			if v.state().lease == nil || v.state().waited {
+				t.Fatalf("%d: %+v", i, v.state())
 			}
 		}
 		sizes := []int{}
@@ -194,18 +194,18 @@ func TestSharedBatch(t *testing.T) {
 func TestSharedTokens(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{TokensPerMinute: 600})
-		s.wantIn(s.ask(t.Context(), admission.Request{Tokens: 590}), time.Millisecond)
-		large := s.ask(t.Context(), admission.Request{Tokens: 40, Tenant: "a"})
-		small := s.ask(t.Context(), admission.Request{Tokens: 1, Tenant: "b"})
-		high := s.ask(t.Context(), admission.Request{Tokens: 1, Tenant: "c", Priority: admission.Interactive})
-		s.wantIn(high, 10*time.Millisecond)
+		s := newTestGateway(t, newFakeStore(), admission.Limits{TokensPerMinute: 600})
+		s.wantAdmitted(s.start(t.Context(), admission.Request{Tokens: 590}), time.Millisecond)
+		large := s.start(t.Context(), admission.Request{Tokens: 40, Tenant: "a"})
+		small := s.start(t.Context(), admission.Request{Tokens: 1, Tenant: "b"})
+		high := s.start(t.Context(), admission.Request{Tokens: 1, Tenant: "c", Priority: admission.Interactive})
+		s.wantAdmitted(high, 10*time.Millisecond)
 		s.wantWaiting(large, small)
-		s.set(func() { s.asked = nil })
+		s.change(func() { s.asked = nil })
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
-		if large.get().lease == nil || small.get().lease == nil || large.get().took > 3200*time.Millisecond || len(s.asked) > 5 {
-			t.Errorf("%+v, %+v, asked %d times", large.get(), small.get(), len(s.asked))
+		if large.state().lease == nil || small.state().lease == nil || large.state().took > 3200*time.Millisecond || len(s.asked) > 5 {
+			t.Errorf("%+v, %+v, asked %d times", large.state(), small.state(), len(s.asked))
 		}
 	})
 }
@@ -214,61 +214,61 @@ func TestSharedTokens(t *testing.T) {
 func TestSharedTenant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		world := newStore()
-		s, other := newSite(t, world, admission.Limits{MaxConcurrent: 3}), newSite(t, world, admission.Limits{MaxConcurrent: 3})
+		world := newFakeStore()
+		s, other := newTestGateway(t, world, admission.Limits{MaxConcurrent: 3}), newTestGateway(t, world, admission.Limits{MaxConcurrent: 3})
 		limits := map[string]admission.TenantLimits{"acme": {MaxConcurrent: 2, MaxPrefill: 1}}
 		s.SetTenants(limits)
 		other.SetTenants(limits)
-		one := other.ask(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
-		two := other.ask(t.Context(), admission.Request{Tenant: "acme"})
-		blocker := other.ask(t.Context(), admission.Request{})
-		other.wantIn(one, time.Millisecond)
-		other.wantIn(two, time.Millisecond)
-		other.wantIn(blocker, time.Millisecond)
-		s.wantRefused(s.ask(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantStreams)
-		two.get().lease.Release()
-		prefill := s.ask(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
+		one := other.start(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
+		two := other.start(t.Context(), admission.Request{Tenant: "acme"})
+		blocker := other.start(t.Context(), admission.Request{})
+		other.wantAdmitted(one, time.Millisecond)
+		other.wantAdmitted(two, time.Millisecond)
+		other.wantAdmitted(blocker, time.Millisecond)
+		s.wantRefused(s.start(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantStreams)
+		two.state().lease.Release()
+		prefill := s.start(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
 		s.wantWaiting(prefill)
-		stranger := s.ask(t.Context(), admission.Request{Tenant: "stranger"})
-		s.wantIn(stranger, 300*time.Millisecond) // passes
-		one.get().lease.FirstToken()
-		stranger.get().lease.Release()
-		s.wantIn(prefill, 500*time.Millisecond)
+		stranger := s.start(t.Context(), admission.Request{Tenant: "stranger"})
+		s.wantAdmitted(stranger, 300*time.Millisecond) // passes
+		one.state().lease.FirstToken()
+		stranger.state().lease.Release()
+		s.wantAdmitted(prefill, 500*time.Millisecond)
 
 		// A waiting one that finds its tenant at the limit later waits on.
-		waiting := s.ask(t.Context(), admission.Request{Tenant: "acme"})
+		waiting := s.start(t.Context(), admission.Request{Tenant: "acme"})
 		s.wantRefused(waiting, admission.TenantStreams)
-		prefill.get().lease.Release()
+		prefill.state().lease.Release()
 		time.Sleep(time.Millisecond)
-		filler := s.ask(t.Context(), admission.Request{Tenant: "filler"})
-		s.wantIn(filler, time.Millisecond)
-		waiting = s.ask(t.Context(), admission.Request{Tenant: "acme"})
+		filler := s.start(t.Context(), admission.Request{Tenant: "filler"})
+		s.wantAdmitted(filler, time.Millisecond)
+		waiting = s.start(t.Context(), admission.Request{Tenant: "acme"})
 		s.wantWaiting(waiting) // the model is full
-		resumed, _ := other.Resume(admission.Resumed{Model: "chat", Tenant: "acme", ID: "x"})
-		filler.get().lease.Release()
-		blocker.get().lease.Release()
+		resumed, _ := other.RecoverRequest(admission.RecoveredRequest{Model: "chat", Tenant: "acme", ID: "x"})
+		filler.state().lease.Release()
+		blocker.state().lease.Release()
 		s.wantWaiting(waiting) // now the tenant is
-		s.wantIn(s.ask(t.Context(), admission.Request{Tenant: "filler"}), time.Millisecond)
+		s.wantAdmitted(s.start(t.Context(), admission.Request{Tenant: "filler"}), time.Millisecond)
 		resumed.Release()
-		s.wantIn(waiting, 350*time.Millisecond)
+		s.wantAdmitted(waiting, 350*time.Millisecond)
 	})
 }
 
 func TestSharedFreedElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		world := newStore()
-		a, b := newSite(t, world, admission.Limits{MaxConcurrent: 1}), newSite(t, world, admission.Limits{MaxConcurrent: 1})
-		holder := a.ask(t.Context(), admission.Request{})
-		a.wantIn(holder, time.Millisecond)
-		waiting := b.ask(t.Context(), admission.Request{})
+		world := newFakeStore()
+		a, b := newTestGateway(t, world, admission.Limits{MaxConcurrent: 1}), newTestGateway(t, world, admission.Limits{MaxConcurrent: 1})
+		holder := a.start(t.Context(), admission.Request{})
+		a.wantAdmitted(holder, time.Millisecond)
+		waiting := b.start(t.Context(), admission.Request{})
 		b.wantWaiting(waiting)
 		if got := b.Stats("chat"); got.Share != 1 || got.InFlight != 0 {
 			t.Errorf("%+v", got)
 		}
 		before := len(b.asked)
-		holder.get().lease.Release()
-		b.wantIn(waiting, time.Millisecond)
+		holder.state().lease.Release()
+		b.wantAdmitted(waiting, time.Millisecond)
 		if n := len(b.asked) - before; n != 1 {
 			t.Errorf("asked %d times", n)
 		}
@@ -279,26 +279,26 @@ func TestSharedFreedElsewhere(t *testing.T) {
 func TestSharedServed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
-		current := s.ask(t.Context(), admission.Request{})
-		s.wantIn(current, time.Millisecond)
-		all := map[string][]*visit{}
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1})
+		current := s.start(t.Context(), admission.Request{})
+		s.wantAdmitted(current, time.Millisecond)
+		all := map[string][]*admitCall{}
 		for range 6 {
 			for _, tenant := range []string{"a", "b"} {
-				all[tenant] = append(all[tenant], s.ask(t.Context(), admission.Request{Tenant: tenant, Tokens: 8}))
+				all[tenant] = append(all[tenant], s.start(t.Context(), admission.Request{Tenant: tenant, Tokens: 8}))
 			}
 		}
 		s.wantWaiting()
-		s.listener.Served("chat", "a", 24)
-		s.listener.Served("nobody", "a", 24)
-		s.listener.Served("chat", "nobody", 24)
+		s.subscriber.TokensServed("chat", "a", 24)
+		s.subscriber.TokensServed("nobody", "a", 24)
+		s.subscriber.TokensServed("chat", "nobody", 24)
 		order := ""
 		for range 12 {
-			current.get().lease.Release()
+			current.state().lease.Release()
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
 			for tenant, visits := range all {
-				if len(visits) > 0 && visits[0].get().ended {
+				if len(visits) > 0 && visits[0].state().ended {
 					order += tenant
 					current, all[tenant] = visits[0], visits[1:]
 				}
@@ -314,12 +314,12 @@ func TestSharedStale(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for stale, most := range map[int]time.Duration{3: 4 * time.Millisecond, 4: 40 * time.Millisecond} {
-			s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 5})
-			s.set(func() { s.stale = stale })
-			v := s.ask(t.Context(), admission.Request{})
-			s.wantIn(v, most)
-			if v.get().waited != (stale > 3) || v.get().placed != stale+1 {
-				t.Errorf("%d stale: %+v", stale, v.get())
+			s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 5})
+			s.change(func() { s.stale = stale })
+			v := s.start(t.Context(), admission.Request{})
+			s.wantAdmitted(v, most)
+			if v.state().waited != (stale > 3) || v.state().placed != stale+1 {
+				t.Errorf("%d stale: %+v", stale, v.state())
 			}
 		}
 	})
@@ -329,31 +329,31 @@ func TestSharedStale(t *testing.T) {
 func TestSharedUnavailable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 7, TokensPerMinute: 600, MaxQueue: 10})
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 7, TokensPerMinute: 600, MaxQueue: 10})
 		s.SetTenants(map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 3}})
-		s.set(func() { s.down, s.live = true, 3 })
-		one, two := s.ask(t.Context(), admission.Request{Tenant: "acme", Tokens: 150}), s.ask(t.Context(), admission.Request{})
-		s.wantIn(one, 5*time.Millisecond)
-		s.wantIn(two, 5*time.Millisecond)
-		if one.get().waited || s.kept != 2 {
-			t.Errorf("%+v, %d kept", one.get(), s.kept)
+		s.change(func() { s.down, s.live = true, 3 })
+		one, two := s.start(t.Context(), admission.Request{Tenant: "acme", Tokens: 150}), s.start(t.Context(), admission.Request{})
+		s.wantAdmitted(one, 5*time.Millisecond)
+		s.wantAdmitted(two, 5*time.Millisecond)
+		if one.state().waited || s.reported != 2 {
+			t.Errorf("%+v, %d kept", one.state(), s.reported)
 		}
-		s.wantRefused(s.ask(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantRequests)
-		third := s.ask(t.Context(), admission.Request{}) // a third of 7 is 2
+		s.wantRefused(s.start(t.Context(), admission.Request{Tenant: "acme"}), admission.TenantRequests)
+		third := s.start(t.Context(), admission.Request{}) // a third of 7 is 2
 		s.wantWaiting(third)
-		one.get().lease.Release()
-		s.wantIn(third, time.Millisecond)
-		two.get().lease.Release()
-		tokens := s.ask(t.Context(), admission.Request{Tokens: 100})
+		one.state().lease.Release()
+		s.wantAdmitted(third, time.Millisecond)
+		two.state().lease.Release()
+		tokens := s.start(t.Context(), admission.Request{Tokens: 100})
 		s.wantWaiting(tokens) // a third of 600, of which 150 went
-		s.wantIn(tokens, 20*time.Second)
-		third.get().lease.Release()
-		tokens.get().lease.Release()
+		s.wantAdmitted(tokens, 20*time.Second)
+		third.state().lease.Release()
+		tokens.state().lease.Release()
 
-		floor := newSite(t, newStore(), admission.Limits{MaxConcurrent: 2})
-		floor.set(func() { floor.down, floor.live = true, 5 })
-		floor.wantIn(floor.ask(t.Context(), admission.Request{}), 5*time.Millisecond)
-		floor.wantWaiting(floor.ask(t.Context(), admission.Request{}))
+		floor := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 2})
+		floor.change(func() { floor.down, floor.live = true, 5 })
+		floor.wantAdmitted(floor.start(t.Context(), admission.Request{}), 5*time.Millisecond)
+		floor.wantWaiting(floor.start(t.Context(), admission.Request{}))
 		floor.Remove("chat")
 	})
 }
@@ -362,22 +362,22 @@ func TestSharedUnavailable(t *testing.T) {
 func TestSharedUnavailableKeepsOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		world := newStore()
+		world := newFakeStore()
 		l := admission.Limits{MaxConcurrent: 6}
-		s, other := newSite(t, world, l), newSite(t, world, l)
+		s, other := newTestGateway(t, world, l), newTestGateway(t, world, l)
 		for range 4 {
-			other.wantIn(other.ask(t.Context(), admission.Request{}), time.Millisecond)
+			other.wantAdmitted(other.start(t.Context(), admission.Request{}), time.Millisecond)
 		}
-		own := s.ask(t.Context(), admission.Request{})
-		s.wantIn(own, time.Millisecond)
+		own := s.start(t.Context(), admission.Request{})
+		s.wantAdmitted(own, time.Millisecond)
 		if got := s.Stats("chat"); got.Share != 5 {
 			t.Errorf("%+v, want a share of 5", got)
 		}
-		s.set(func() { s.down, s.live = true, 2 })
-		s.wantIn(s.ask(t.Context(), admission.Request{}), 5*time.Millisecond)
-		s.wantWaiting(s.ask(t.Context(), admission.Request{})) // half of 6 is 3, but others have 4
-		s.set(func() { s.down = false })
-		own.get().lease.Release()
+		s.change(func() { s.down, s.live = true, 2 })
+		s.wantAdmitted(s.start(t.Context(), admission.Request{}), 5*time.Millisecond)
+		s.wantWaiting(s.start(t.Context(), admission.Request{})) // half of 6 is 3, but others have 4
+		s.change(func() { s.down = false })
+		own.state().lease.Release()
 		s.Remove("chat")
 	})
 }
@@ -386,35 +386,35 @@ func TestSharedUnavailableKeepsOff(t *testing.T) {
 func TestSharedLeaveWhileAsking(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
 		s.SetTenants(map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 1, TokensPerMinute: 600}})
-		s.set(func() { s.delay = 50 * time.Millisecond })
+		s.change(func() { s.delay = 50 * time.Millisecond })
 		ctx, leave := context.WithCancel(t.Context())
-		v := s.ask(ctx, admission.Request{Tenant: "acme", Tokens: 600})
+		v := s.start(ctx, admission.Request{Tenant: "acme", Tokens: 600})
 		time.Sleep(10 * time.Millisecond)
 		leave()
 		synctest.Wait()
-		if v.get().err != context.Canceled || v.get().took != 10*time.Millisecond || v.get().placed != 1 || v.get().unplace != 1 {
-			t.Fatalf("%+v", v.get())
+		if v.state().err != context.Canceled || v.state().took != 10*time.Millisecond || v.state().placed != 1 || v.state().unplace != 1 {
+			t.Fatalf("%+v", v.state())
 		}
 		if got := s.Tenant("acme"); got.Queued != 0 || got.Running != 0 {
 			t.Errorf("%+v", got)
 		}
-		next := s.ask(t.Context(), admission.Request{Tenant: "acme", Tokens: 600})
-		s.wantIn(next, 200*time.Millisecond)
+		next := s.start(t.Context(), admission.Request{Tenant: "acme", Tokens: 600})
+		s.wantAdmitted(next, 200*time.Millisecond)
 		// A timeout meanwhile is forgiven if the answer is a grant, and holds if it is not.
-		late := s.ask(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
+		late := s.start(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
 		time.Sleep(60 * time.Millisecond)
 		synctest.Wait()
-		if !errors.Is(late.get().err, admission.ErrTimeout) || late.get().placed != late.get().unplace {
-			t.Errorf("%+v", late.get())
+		if !errors.Is(late.state().err, admission.ErrTimeout) || late.state().placed != late.state().unplace {
+			t.Errorf("%+v", late.state())
 		}
-		next.get().lease.Release()
-		in := s.ask(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
-		s.wantIn(in, 60*time.Millisecond)
-		in.get().lease.Release()
-		if s.held() != 0 {
-			t.Errorf("%d leases left", s.held())
+		next.state().lease.Release()
+		in := s.start(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
+		s.wantAdmitted(in, 60*time.Millisecond)
+		in.state().lease.Release()
+		if s.leaseCount() != 0 {
+			t.Errorf("%d leases left", s.leaseCount())
 		}
 	})
 }
@@ -423,14 +423,14 @@ func TestSharedLeaveWhileAsking(t *testing.T) {
 func TestSharedLeaveWhileJudged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, newStore(), admission.Limits{MaxConcurrent: 1})
-		s.wantIn(s.ask(t.Context(), admission.Request{}), time.Millisecond)
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1})
+		s.wantAdmitted(s.start(t.Context(), admission.Request{}), time.Millisecond)
 		ctx, leave := context.WithCancel(t.Context())
 		slots := 0
 		_, err := s.Admit(ctx, admission.Request{
-			Model: "chat",
-			Place: func(string) (admission.Slot, bool) { slots++; return admission.Slot{}, true },
-			Unplace: func() {
+			Model:       "chat",
+			ReserveSlot: func(string) (admission.Slot, bool) { slots++; return admission.Slot{}, true },
+			ReleaseSlot: func() {
 				leave()
 				time.Sleep(time.Second)
 				slots--
@@ -449,9 +449,9 @@ func TestSharedLeaveWhileJudged(t *testing.T) {
 func TestSharedTasksElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		world := newStore()
+		world := newFakeStore()
 		l := admission.Limits{MaxConcurrent: 1}
-		a, b := newSite(t, world, l), newSite(t, world, l)
+		a, b := newTestGateway(t, world, l), newTestGateway(t, world, l)
 		ctx := t.Context()
 		task, _, err := a.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k", Lease: time.Minute})
 		if err != nil || task.ID == "" {
@@ -472,8 +472,8 @@ func TestSharedTasksElsewhere(t *testing.T) {
 			t.Error(err)
 		}
 		// Without the store: own tasks can be ended, others cannot be known.
-		a.set(func() { a.down = true })
-		b.set(func() { b.down = true })
+		a.change(func() { a.down = true })
+		b.change(func() { b.down = true })
 		own, _, err := a.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k2"})
 		if err != nil || own.ID == "" {
 			t.Fatal(own, err)
@@ -484,7 +484,7 @@ func TestSharedTasksElsewhere(t *testing.T) {
 		if err := a.Complete(ctx, "", own.ID, 0); err != nil {
 			t.Error(err)
 		}
-		if n := world.held(); n != 0 || a.Stats("chat").InFlight != 0 {
+		if n := world.leaseCount(); n != 0 || a.Stats("chat").InFlight != 0 {
 			t.Errorf("%d leases left", n)
 		}
 	})
@@ -495,16 +495,16 @@ func TestSharedTasksElsewhere(t *testing.T) {
 func TestSharedCrowd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
-		synctest.Test(t, func(t *testing.T) { sharedCrowd(t, rand.New(rand.NewPCG(seed, 9)), seed%2 == 0) })
+		synctest.Test(t, func(t *testing.T) { runSharedStress(t, rand.New(rand.NewPCG(seed, 9)), seed%2 == 0) })
 	}
 }
 
-func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
+func runSharedStress(t *testing.T, random *rand.Rand, outages bool) {
 	const most = 5
-	world := newStore()
-	var sites []*site
+	world := newFakeStore()
+	var sites []*testGateway
 	for range 3 {
-		s := newSite(t, world, admission.Limits{MaxConcurrent: most, TokensPerMinute: 60_000, MaxQueue: 20})
+		s := newTestGateway(t, world, admission.Limits{MaxConcurrent: most, TokensPerMinute: 60_000, MaxQueue: 20})
 		s.SetLimits("embed", admission.Limits{MaxConcurrent: most, MaxQueue: 20})
 		s.SetPools(map[string][]string{"auto": {"chat", "embed"}})
 		s.SetTenants(map[string]admission.TenantLimits{"0": {MaxPrefill: 2, RequestsPerMinute: 500}, "1": {Weight: 3, MaxConcurrent: 6}})
@@ -516,7 +516,7 @@ func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
 		if i%20 == 0 {
 			time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 			s := sites[random.IntN(3)]
-			s.set(func() {
+			s.change(func() {
 				s.live, s.stale, s.down = 3, random.IntN(5), outages && random.IntN(3) == 0
 				s.delay = time.Duration(random.IntN(100)) * time.Millisecond
 			})
@@ -528,8 +528,8 @@ func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
 			r := admission.Request{
 				Model: []string{"chat", "embed"}[own.IntN(2)], Tenant: fmt.Sprint(own.IntN(4)), Tokens: own.IntN(900), Bytes: own.IntN(99),
 				Priority: admission.Priority(own.IntN(3) - 1), Prefill: own.IntN(2) == 0, Timeout: time.Duration(1+own.IntN(3000)) * time.Millisecond,
-				Place:   func(string) (admission.Slot, bool) { slots.Add(1); return admission.Slot{Replica: "r"}, true },
-				Unplace: func() { slots.Add(-1) },
+				ReserveSlot: func(string) (admission.Slot, bool) { slots.Add(1); return admission.Slot{Replica: "r"}, true },
+				ReleaseSlot: func() { slots.Add(-1) },
 			}
 			if own.IntN(3) == 0 {
 				r.Pool = "auto"
@@ -546,7 +546,7 @@ func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
 			time.Sleep(time.Duration(own.IntN(100)) * time.Millisecond)
 			inside.Add(-1)
 			slots.Add(-1)
-			lease.Settle(own.IntN(900))
+			lease.Correct(own.IntN(900))
 			lease.Release()
 		})
 	}
@@ -565,7 +565,7 @@ func sharedCrowd(t *testing.T, random *rand.Rand, outages bool) {
 			}
 		}
 	}
-	if world.held() != 0 || slots.Load() != 0 {
-		t.Errorf("%d leases and %d slots left", world.held(), slots.Load())
+	if world.leaseCount() != 0 || slots.Load() != 0 {
+		t.Errorf("%d leases and %d slots left", world.leaseCount(), slots.Load())
 	}
 }

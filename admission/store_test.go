@@ -10,30 +10,30 @@ import (
 )
 
 // store is what gateways share, kept plainly in memory.
-type store struct {
+type fakeStore struct {
 	mu       sync.Mutex
 	leases   map[string]admission.Claim
 	expires  map[string]time.Time
 	prefill  map[string]bool
-	buckets  map[string]*level
-	gateways []*gateway
-	kept     int
+	buckets  map[string]*fakeBucket
+	gateways []*fakeShared
+	reported int
 }
 
 // level is a bucket in fractions of a token.
-type level struct {
+type fakeBucket struct {
 	size, left float64
 	at         time.Time
 }
 
-func newStore() *store {
-	return &store{leases: map[string]admission.Claim{}, expires: map[string]time.Time{}, prefill: map[string]bool{}, buckets: map[string]*level{}}
+func newFakeStore() *fakeStore {
+	return &fakeStore{leases: map[string]admission.Claim{}, expires: map[string]time.Time{}, prefill: map[string]bool{}, buckets: map[string]*fakeBucket{}}
 }
 
 // gateway is one gateway's way to the store.
-type gateway struct {
-	*store
-	listener admission.Listener
+type fakeShared struct {
+	*fakeStore
+	subscriber admission.Subscriber
 
 	// Guarded by store.mu.
 
@@ -43,20 +43,20 @@ type gateway struct {
 	stale int
 	asked [][]admission.Claim
 	// meanwhile runs while a question is on its way.
-	meanwhile func()
-	live      int
+	beforeAnswer func()
+	live         int
 }
 
-func (s *store) gateway() *gateway {
-	g := &gateway{store: s, delay: time.Millisecond}
+func (s *fakeStore) newShared() *fakeShared {
+	g := &fakeShared{fakeStore: s, delay: time.Millisecond}
 	s.gateways = append(s.gateways, g)
 	return g
 }
 
-func (s *store) bucketLocked(name string, perMinute int) *level {
+func (s *fakeStore) bucketLocked(name string, perMinute int) *fakeBucket {
 	b := s.buckets[name]
 	if b == nil || b.size != float64(perMinute) {
-		b = &level{size: float64(perMinute), left: float64(perMinute), at: time.Now()}
+		b = &fakeBucket{size: float64(perMinute), left: float64(perMinute), at: time.Now()}
 		s.buckets[name] = b
 	}
 	now := time.Now()
@@ -66,20 +66,20 @@ func (s *store) bucketLocked(name string, perMinute int) *level {
 }
 
 // lacks is how long n take to come.
-func (b *level) lacks(n float64) time.Duration {
+func (b *fakeBucket) wait(n float64) time.Duration {
 	if b.size <= 0 || b.left >= n-1e-6 {
 		return 0
 	}
 	return time.Duration((n-b.left)/b.size*float64(time.Minute)) + 1
 }
 
-func (b *level) take(n float64) {
+func (b *fakeBucket) charge(n float64) {
 	if b.size > 0 {
 		b.left = math.Max(math.Min(b.left-n, b.size), -b.size)
 	}
 }
 
-func (s *store) countLocked(of func(admission.Claim) bool) int {
+func (s *fakeStore) countLocked(of func(admission.Claim) bool) int {
 	n := 0
 	for id, c := range s.leases {
 		if at, ok := s.expires[id]; ok && !time.Now().Before(at) {
@@ -96,7 +96,7 @@ func (s *store) countLocked(of func(admission.Claim) bool) int {
 func reached(n, limit int) bool { return limit > 0 && n >= limit }
 
 // decideLocked is one verdict; a claim that is granted is taken.
-func (s *store) decideLocked(c admission.Claim) admission.Verdict {
+func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
 	ofModel := func(o admission.Claim) bool { return o.Model == c.Model }
 	ofTenant := func(o admission.Claim) bool { return o.Tenant == c.Tenant }
 	model, replica := s.countLocked(ofModel), s.countLocked(func(o admission.Claim) bool { return o.Replica == c.Replica })
@@ -113,10 +113,10 @@ func (s *store) decideLocked(c admission.Claim) admission.Verdict {
 	requests := s.bucketLocked("requests "+c.Tenant, c.TenantLimits.RequestsPerMinute)
 	v := admission.Verdict{ModelInUse: model, ReplicaInUse: replica}
 	switch {
-	case requests.lacks(1) > 0:
-		v.Reason, v.Wait = admission.TenantRequests, requests.lacks(1)
-	case own.lacks(float64(c.Tokens)) > 0:
-		v.Reason, v.Wait = admission.TenantTokens, own.lacks(float64(c.Tokens))
+	case requests.wait(1) > 0:
+		v.Reason, v.Wait = admission.TenantRequests, requests.wait(1)
+	case own.wait(float64(c.Tokens)) > 0:
+		v.Reason, v.Wait = admission.TenantTokens, own.wait(float64(c.Tokens))
 	case reached(s.countLocked(ofTenant), c.TenantLimits.MaxConcurrent):
 		v.Reason = admission.TenantStreams
 	case c.Prefill && reached(s.countLocked(func(o admission.Claim) bool { return ofTenant(o) && s.prefill[o.ID] }), c.TenantLimits.MaxPrefill):
@@ -125,27 +125,27 @@ func (s *store) decideLocked(c admission.Claim) admission.Verdict {
 		v.Reason = admission.ModelConcurrency
 	case c.Replica != "" && reached(replica, c.ReplicaLimit):
 		v.Reason = admission.ReplicaFull
-	case tokens.lacks(float64(c.Tokens)) > 0:
-		v.Reason, v.Wait = admission.ModelTokens, tokens.lacks(float64(c.Tokens))
+	case tokens.wait(float64(c.Tokens)) > 0:
+		v.Reason, v.Wait = admission.ModelTokens, tokens.wait(float64(c.Tokens))
 	default:
-		s.takeLocked(c)
-		tokens.take(float64(c.Tokens))
-		own.take(float64(c.Tokens))
-		requests.take(1)
+		s.addLeaseLocked(c)
+		tokens.charge(float64(c.Tokens))
+		own.charge(float64(c.Tokens))
+		requests.charge(1)
 		v.ModelInUse++
 	}
 	v.Quota = admission.Quota{Requests: requests.allowance(), Tokens: own.allowance()}
 	return v
 }
 
-func (b *level) allowance() admission.Allowance {
+func (b *fakeBucket) allowance() admission.Allowance {
 	if b.size <= 0 {
 		return admission.Allowance{}
 	}
-	return admission.Allowance{Limit: int64(b.size), Remaining: int64(math.Max(b.left, 0)), Reset: b.lacks(b.size)}
+	return admission.Allowance{Limit: int64(b.size), Remaining: int64(math.Max(b.left, 0)), Reset: b.wait(b.size)}
 }
 
-func (s *store) takeLocked(c admission.Claim) {
+func (s *fakeStore) addLeaseLocked(c admission.Claim) {
 	s.leases[c.ID] = c
 	s.prefill[c.ID] = c.Prefill
 	if c.Task != nil {
@@ -153,17 +153,17 @@ func (s *store) takeLocked(c admission.Claim) {
 	}
 }
 
-func (s *store) taskLocked(id string) admission.Task {
+func (s *fakeStore) taskLocked(id string) admission.Task {
 	c := s.leases[id]
 	return admission.Task{ID: id, Model: c.Model, Tenant: c.Tenant, Tokens: c.Tokens, Expires: s.expires[id]}
 }
 
 // Acquire implements admission.Shared.
-func (g *gateway) Acquire(claims []admission.Claim, done func([]admission.Verdict)) {
+func (g *fakeShared) Acquire(claims []admission.Claim, done func([]admission.Verdict)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.asked = append(g.asked, claims)
-	meanwhile := g.meanwhile
+	beforeAnswer := g.beforeAnswer
 	verdicts := make([]admission.Verdict, len(claims))
 	var stopped *admission.Verdict
 	for i, c := range claims {
@@ -184,8 +184,8 @@ func (g *gateway) Acquire(claims []admission.Claim, done func([]admission.Verdic
 	}
 	delay := g.delay
 	go func() {
-		if meanwhile != nil {
-			meanwhile()
+		if beforeAnswer != nil {
+			beforeAnswer()
 		}
 		time.Sleep(delay)
 		done(verdicts)
@@ -193,66 +193,66 @@ func (g *gateway) Acquire(claims []admission.Claim, done func([]admission.Verdic
 }
 
 // Keep implements admission.Shared.
-func (g *gateway) Keep(c admission.Claim) {
+func (g *fakeShared) ReportLease(c admission.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.kept++
-	g.takeLocked(c)
+	g.reported++
+	g.addLeaseLocked(c)
 }
 
 // Release implements admission.Shared.
-func (g *gateway) Release(id string, tokens int64, unused bool) {
+func (g *fakeShared) Release(id string, tokens int64, unused bool) {
 	g.mu.Lock()
 	c, ok := g.leases[id]
 	if ok {
 		delete(g.leases, id)
 		delete(g.expires, id)
 		delete(g.prefill, id)
-		g.settleLocked(c.Model, c.Tenant, tokens)
+		g.correctLocked(c.Model, c.Tenant, tokens)
 		if b := g.buckets["requests "+c.Tenant]; unused && b != nil {
-			b.take(-1)
+			b.charge(-1)
 		}
 	}
 	g.mu.Unlock()
 	for _, other := range g.gateways {
-		if ok && other != g && other.listener != nil {
-			other.listener.Freed(c.Model)
-			other.listener.Served(c.Model, c.Tenant, c.Tokens)
+		if ok && other != g && other.subscriber != nil {
+			other.subscriber.CapacityFreed(c.Model)
+			other.subscriber.TokensServed(c.Model, c.Tenant, c.Tokens)
 		}
 	}
 }
 
-func (g *gateway) settleLocked(model, tenant string, tokens int64) {
+func (g *fakeShared) correctLocked(model, tenant string, tokens int64) {
 	for _, name := range []string{"model " + model, "tenant " + tenant} {
 		if b := g.buckets[name]; b != nil {
-			b.take(-float64(tokens))
+			b.charge(-float64(tokens))
 		}
 	}
 }
 
 // FirstToken implements admission.Shared.
-func (g *gateway) FirstToken(id string) {
+func (g *fakeShared) FirstToken(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.prefill, id)
 }
 
 // Settle implements admission.Shared.
-func (g *gateway) Settle(model, tenant string, tokens int64) {
+func (g *fakeShared) Correct(model, tenant string, tokens int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.settleLocked(model, tenant, tokens)
+	g.correctLocked(model, tenant, tokens)
 }
 
 // Gateways implements admission.Shared.
-func (g *gateway) Gateways() int {
+func (g *fakeShared) Gateways() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return max(g.live, 1)
 }
 
 // Task implements admission.Shared.
-func (g *gateway) Task(_ context.Context, tenant, id string) (admission.Task, error) {
+func (g *fakeShared) Task(_ context.Context, tenant, id string) (admission.Task, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.down {
@@ -266,7 +266,7 @@ func (g *gateway) Task(_ context.Context, tenant, id string) (admission.Task, er
 }
 
 // EndTask implements admission.Shared.
-func (g *gateway) EndTask(ctx context.Context, tenant, id string, tokens func(admission.Task) int64) error {
+func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, tokens func(admission.Task) int64) error {
 	t, err := g.Task(ctx, tenant, id)
 	if err != nil {
 		return err
@@ -275,7 +275,7 @@ func (g *gateway) EndTask(ctx context.Context, tenant, id string, tokens func(ad
 	_, ok := g.leases[id]
 	if ok {
 		delete(g.leases, id)
-		g.settleLocked(t.Model, t.Tenant, tokens(t))
+		g.correctLocked(t.Model, t.Tenant, tokens(t))
 	}
 	g.mu.Unlock()
 	if !ok {
@@ -285,7 +285,7 @@ func (g *gateway) EndTask(ctx context.Context, tenant, id string, tokens func(ad
 }
 
 // RenewTask implements admission.Shared.
-func (g *gateway) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
+func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
 	if _, err := g.Task(ctx, tenant, id); err != nil {
 		return err
 	}
@@ -296,16 +296,16 @@ func (g *gateway) RenewTask(ctx context.Context, tenant, id string, lease time.D
 }
 
 // Attach implements admission.Shared.
-func (g *gateway) Attach(l admission.Listener) { g.listener = l }
+func (g *fakeShared) Subscribe(l admission.Subscriber) { g.subscriber = l }
 
 // live is how many leases the store has.
-func (s *store) held() int {
+func (s *fakeStore) leaseCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.countLocked(func(admission.Claim) bool { return true })
 }
 
-func (g *gateway) set(change func()) {
+func (g *fakeShared) change(change func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	change()

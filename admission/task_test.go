@@ -16,8 +16,8 @@ import (
 func TestTaskHerd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{TokensPerMinute: 600, MaxConcurrent: 1}, TenantLimits{RequestsPerMinute: 1})
-		d.request(600)
+		d := newTenantController(t, Limits{TokensPerMinute: 600, MaxConcurrent: 1}, TenantLimits{RequestsPerMinute: 1})
+		d.startTokens(600)
 		slots, tokens := map[time.Duration]bool{}, map[time.Duration]bool{}
 		for range 200 {
 			_, wait, err := d.Schedule(t.Context(), TaskRequest{Model: "chat"})
@@ -51,8 +51,8 @@ func TestTaskHerd(t *testing.T) {
 func TestTaskKeysRace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{MaxConcurrent: 1, TokensPerMinute: 600})
-		holder := d.request(0)
+		d := newTestController(t, Limits{MaxConcurrent: 1, TokensPerMinute: 600})
+		holder := d.startTokens(0)
 		ids := make([]string, 3)
 		var wg sync.WaitGroup
 		for i := range ids {
@@ -70,7 +70,7 @@ func TestTaskKeysRace(t *testing.T) {
 		if ids[0] == "" || ids[0] != ids[1] || ids[1] != ids[2] {
 			t.Errorf("tasks %v, want one", ids)
 		}
-		d.stats(Stats{InFlight: 2, Tokens: 500})
+		d.wantStats(Stats{InFlight: 2, Tokens: 500})
 		holder.release()
 	})
 }
@@ -78,7 +78,7 @@ func TestTaskKeysRace(t *testing.T) {
 func TestTasksExpireInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{})
+		d := newTestController(t, Limits{})
 		var tasks []Task
 		for i := range 20 {
 			task, _, err := d.Schedule(t.Context(), TaskRequest{Model: "chat", Lease: time.Duration(1+i*7%20) * time.Second})
@@ -91,16 +91,16 @@ func TestTasksExpireInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		for left := 20; left > 1; left-- {
-			d.stats(Stats{InFlight: left, Tokens: -1})
+			d.wantStats(Stats{InFlight: left, Tokens: -1})
 			time.Sleep(time.Second)
 			if left == 20 {
-				d.stats(Stats{InFlight: left, Tokens: -1})
+				d.wantStats(Stats{InFlight: left, Tokens: -1})
 				time.Sleep(time.Second)
 			}
 		}
-		d.stats(Stats{InFlight: 1, Tokens: -1})
+		d.wantStats(Stats{InFlight: 1, Tokens: -1})
 		time.Sleep(10 * time.Second)
-		d.stats(Stats{Tokens: -1})
+		d.wantStats(Stats{Tokens: -1})
 		if _, err := d.Renew(t.Context(), "", tasks[0].ID, 0); err != ErrUnknownTask {
 			t.Error(err)
 		}
@@ -108,17 +108,17 @@ func TestTasksExpireInOrder(t *testing.T) {
 }
 
 // life is one life of a process with a journal.
-func life(t *testing.T, path string) desk {
+func newJournalController(t *testing.T, path string) testController {
 	t.Helper()
-	c := New(Config{Journal: path})
-	if err := c.Recover(); err != nil {
+	c := New(Config{TaskJournal: path})
+	if err := c.RecoverTasks(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.journal.file.Close() })
-	return desk{c, t}
+	t.Cleanup(func() { c.taskJournal.file.Close() })
+	return testController{c, t}
 }
 
-func (d desk) task(r TaskRequest) Task {
+func (d testController) scheduleTask(r TaskRequest) Task {
 	d.t.Helper()
 	r.Model = "chat"
 	task, wait, err := d.Schedule(d.t.Context(), r)
@@ -133,12 +133,12 @@ func TestJournal(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tasks")
 	synctest.Test(t, func(t *testing.T) {
-		before := life(t, path)
+		before := newJournalController(t, path)
 		before.SetLimits("chat", Limits{MaxConcurrent: 5})
-		keyed := before.task(TaskRequest{Tenant: "acme", Key: "k", Lease: time.Hour, Tokens: 7})
-		renewed := before.task(TaskRequest{Lease: time.Minute})
-		short := before.task(TaskRequest{Lease: time.Minute})
-		ended := before.task(TaskRequest{Lease: time.Hour})
+		keyed := before.scheduleTask(TaskRequest{Tenant: "acme", Key: "k", Lease: time.Hour, Tokens: 7})
+		renewed := before.scheduleTask(TaskRequest{Lease: time.Minute})
+		short := before.scheduleTask(TaskRequest{Lease: time.Minute})
+		ended := before.scheduleTask(TaskRequest{Lease: time.Hour})
 		if _, err := before.Renew(t.Context(), "", renewed.ID, time.Hour); err != nil {
 			t.Fatal(err)
 		}
@@ -154,13 +154,13 @@ func TestJournal(t *testing.T) {
 		file.WriteString(`{"op":"end","ID":"` + keyed.ID)
 		file.Close()
 
-		after := life(t, path)
+		after := newJournalController(t, path)
 		after.SetLimits("chat", Limits{MaxConcurrent: 2})
-		after.stats(Stats{InFlight: 2, Tokens: -1})
+		after.wantStats(Stats{InFlight: 2, Tokens: -1})
 		if got := after.Tenant("acme").Running; got != 1 {
 			t.Errorf("%d running of the tenant, want 1", got)
 		}
-		if again := after.task(TaskRequest{Tenant: "acme", Key: "k"}); again.ID != keyed.ID || again.Tokens != 7 || !again.Expires.Equal(keyed.Expires) {
+		if again := after.scheduleTask(TaskRequest{Tenant: "acme", Key: "k"}); again.ID != keyed.ID || again.Tokens != 7 || !again.Expires.Equal(keyed.Expires) {
 			t.Errorf("the key finds %+v, want %+v", again, keyed)
 		}
 		if err := after.Complete(t.Context(), "acme", keyed.ID, 7); err != nil {
@@ -172,22 +172,22 @@ func TestJournal(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Hour)
-		after.stats(Stats{Tokens: -1})
+		after.wantStats(Stats{Tokens: -1})
 
-		last := life(t, path)
+		last := newJournalController(t, path)
 		last.SetLimits("chat", Limits{})
-		last.stats(Stats{Tokens: -1})
+		last.wantStats(Stats{Tokens: -1})
 	})
 }
 
 func TestJournalIsCompacted(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tasks")
-	d := life(t, path)
+	d := newJournalController(t, path)
 	d.SetLimits("chat", Limits{})
-	kept := d.task(TaskRequest{})
+	kept := d.scheduleTask(TaskRequest{})
 	for range 2000 {
-		if err := d.Complete(t.Context(), "", d.task(TaskRequest{}).ID, -1); err != nil {
+		if err := d.Complete(t.Context(), "", d.scheduleTask(TaskRequest{}).ID, -1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -212,7 +212,7 @@ func TestJournalReplay(t *testing.T) {
 	}
 	for _, tt := range tests {
 		var ids []string
-		for _, e := range replay([]byte(tt.text)) {
+		for _, e := range readJournal([]byte(tt.text)) {
 			ids = append(ids, e.ID)
 		}
 		if got := strings.Join(ids, " "); got != tt.want {
@@ -224,8 +224,8 @@ func TestJournalReplay(t *testing.T) {
 // TestJournalFails: a task that could not be written down is none, and takes nothing.
 func TestJournalFails(t *testing.T) {
 	t.Parallel()
-	d := desk{New(Config{Journal: filepath.Join(t.TempDir(), "no such folder", "tasks")}), t}
-	if err := d.Recover(); err == nil {
+	d := testController{New(Config{TaskJournal: filepath.Join(t.TempDir(), "no such folder", "tasks")}), t}
+	if err := d.RecoverTasks(); err == nil {
 		t.Error("no error without a folder")
 	}
 	d.SetLimits("chat", Limits{TokensPerMinute: 60_000_000})
@@ -240,8 +240,8 @@ func TestJournalFails(t *testing.T) {
 func TestScheduleErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t, Limits{TokensPerMinute: 60, MaxConcurrent: 1})
-		d.request(0)
+		d := newTestController(t, Limits{TokensPerMinute: 60, MaxConcurrent: 1})
+		d.startTokens(0)
 		want := func(r TaskRequest, want error) {
 			t.Helper()
 			if task, wait, err := d.Schedule(t.Context(), r); !errors.Is(err, want) || wait != 0 || task != (Task{}) {

@@ -19,8 +19,8 @@ type task struct {
 	span  time.Duration
 	lease *Lease
 	// kept: this gateway admitted it alone, so that the shared state may not know it yet.
-	kept  bool
-	index int
+	grantedAlone bool
+	index        int
 }
 
 type taskKey struct{ tenant, key string }
@@ -77,7 +77,7 @@ func (ts *tasks) find(tenant, id string, now time.Time) *task {
 	return nil
 }
 
-func (ts *tasks) keyed(tenant, key string, now time.Time) *task {
+func (ts *tasks) findByKey(tenant, key string, now time.Time) *task {
 	if t := ts.byKey[taskKey{tenant, key}]; key != "" && t != nil && now.Before(t.Expires) {
 		return t
 	}
@@ -102,72 +102,72 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	if r.Lease <= 0 {
 		r.Lease = defaultTaskLease
 	}
-	if t, ok := c.known(r.Tenant, r.Key); ok {
+	if t, ok := c.findTaskByKey(r.Tenant, r.Key); ok {
 		return t, 0, nil
 	}
 	a := newArrival(Request{
 		Model: r.Model, Pool: r.Pool, Allowed: r.Allowed, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
 	})
-	a.task, a.taskID, a.once = &TaskClaim{Key: r.Key, Lease: r.Lease}, newTaskID(), r.MaxWait <= 0
-	lease, w, err := c.enter(&a)
+	a.task, a.taskID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease}, newTaskID(), r.MaxWait <= 0
+	lease, w, err := c.admitOrEnqueue(&a)
 	if w != nil {
-		lease, err = c.wait(ctx, w)
+		lease, err = c.await(ctx, w)
 	}
 	var refused *Refused
 	switch {
 	case errors.As(err, &refused):
 		return Task{}, max(refused.RetryAfter, time.Millisecond), nil
 	case errors.Is(err, ErrTimeout), errors.Is(err, ErrClosed):
-		return Task{}, c.later(&a), nil
+		return Task{}, c.retryAfterTimeout(&a), nil
 	case err != nil:
 		return Task{}, 0, err
 	case lease == nil:
-		return *w.found, 0, nil
+		return *w.foundTask, 0, nil
 	}
-	t := &task{key: r.Key, span: r.Lease, lease: lease, kept: w != nil && w.kept}
+	t := &task{key: r.Key, span: r.Lease, lease: lease, grantedAlone: w != nil && w.grantedAlone}
 	t.Task = Task{ID: a.taskID, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: time.Now().Add(r.Lease)}
-	return c.register(t)
+	return c.registerTask(t)
 }
 
 // known finds a task by its key. Where tasks are shared, only the shared state knows.
-func (c *Controller) known(tenant, key string) (Task, bool) {
+func (c *Controller) findTaskByKey(tenant, key string) (Task, bool) {
 	c.mu.Lock()
-	defer c.unlock()
-	t := c.tasks.keyed(tenant, key, time.Now())
-	if t == nil || c.shared != nil && !t.kept {
+	defer c.unlockAndRun()
+	t := c.tasks.findByKey(tenant, key, time.Now())
+	if t == nil || c.shared != nil && !t.grantedAlone {
 		return Task{}, false
 	}
 	return t.Task, true
 }
 
 // later is how long one should stay away that has waited in vain.
-func (c *Controller) later(a *arrival) time.Duration {
+func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	q, err := c.queueOf(a)
 	if err != nil {
 		return slotBackoff()
 	}
-	return c.postpone(q, a, time.Now())
+	return c.postponement(q, a, time.Now())
 }
 
 // register makes a lease a task's. If the key has found another meanwhile, that one is the task.
-func (c *Controller) register(t *task) (Task, time.Duration, error) {
+func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	c.mu.Lock()
-	if other := c.tasks.keyed(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.kept) {
-		c.end(t.lease, false)
-		c.unlock()
+	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.grantedAlone) {
+		c.endLease(t.lease, false)
+		c.unlockAndRun()
 		return other.Task, 0, nil
 	}
 	c.tasks.add(t)
-	c.watch()
-	c.unlock()
-	if err := c.journal.append(c, entry{Op: opAdd, Task: t.Task, Key: t.key}); err != nil {
+	c.setExpiryTimer()
+	c.unlockAndRun()
+	if err := c.taskJournal.append(c, journalEntry{Op: opAdd, Task: t.Task, Key: t.key}); err != nil {
 		c.mu.Lock()
-		defer c.unlock()
+		defer c.unlockAndRun()
 		if c.tasks.byID[t.ID] == t {
 			c.tasks.remove(t)
-			c.end(t.lease, false)
+			c.endLease(t.lease, false)
 		}
 		return Task{}, 0, err
 	}
@@ -175,7 +175,7 @@ func (c *Controller) register(t *task) (Task, time.Duration, error) {
 }
 
 // watch sets the timer for the task that expires first.
-func (c *Controller) watch() {
+func (c *Controller) setExpiryTimer() {
 	ts := &c.tasks
 	if len(ts.expiring) == 0 {
 		if ts.timer != nil {
@@ -185,24 +185,24 @@ func (c *Controller) watch() {
 	}
 	wait := max(time.Until(ts.expiring[0].Expires), 0)
 	if ts.timer == nil {
-		ts.timer = time.AfterFunc(wait, c.expire)
+		ts.timer = time.AfterFunc(wait, c.expireTasks)
 	} else {
 		ts.timer.Reset(wait)
 	}
 }
 
 // expire ends the tasks that nobody renewed.
-func (c *Controller) expire() {
+func (c *Controller) expireTasks() {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	now := time.Now()
 	for len(c.tasks.expiring) > 0 && !now.Before(c.tasks.expiring[0].Expires) {
 		t := c.tasks.expiring[0]
 		c.tasks.remove(t)
-		t.lease.silent = !t.kept // the shared state has its own clock
-		c.end(t.lease, true)
+		t.lease.unknownToShared = !t.grantedAlone // the shared state has its own clock
+		c.endLease(t.lease, true)
 	}
-	c.watch()
+	c.setExpiryTimer()
 }
 
 // Task finds a task by its id. It fails with ErrUnknownTask, also for one of another tenant, or with ErrUnavailable.
@@ -212,9 +212,9 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 	var own Task
 	alone := c.shared == nil
 	if t != nil {
-		own, alone = t.Task, alone || t.kept
+		own, alone = t.Task, alone || t.grantedAlone
 	}
-	c.unlock()
+	c.unlockAndRun()
 	if alone {
 		if t == nil {
 			return Task{}, ErrUnknownTask
@@ -233,8 +233,8 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int) error {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
-	alone := c.shared == nil || t != nil && t.kept
-	c.unlock()
+	alone := c.shared == nil || t != nil && t.grantedAlone
+	c.unlockAndRun()
 	var err error
 	if !alone {
 		err = c.shared.EndTask(ctx, tenant, id, func(t Task) int64 {
@@ -246,34 +246,34 @@ func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int
 		alone = errors.Is(err, ErrUnavailable)
 	}
 	if alone {
-		if c.finish(tenant, id, actual, false) {
+		if c.endLocalTask(tenant, id, actual, false) {
 			err = nil
 		} else if err == nil {
 			err = ErrUnknownTask
 		}
 	} else if err == nil || errors.Is(err, ErrUnknownTask) {
-		c.finish(tenant, id, actual, true)
+		c.endLocalTask(tenant, id, actual, true)
 	}
 	if err == nil {
 		// Where this fails, the task is back after a restart, until its lease ends.
-		_ = c.journal.append(c, entry{Op: opEnd, Task: Task{ID: id}})
+		_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
 	}
 	return err
 }
 
 // finish ends a task in the book of this process, silently if the shared state has ended it already.
-func (c *Controller) finish(tenant, id string, actual int, silent bool) bool {
+func (c *Controller) endLocalTask(tenant, id string, actual int, silent bool) bool {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	t := c.tasks.find(tenant, id, time.Now())
 	if t == nil {
 		return false
 	}
 	c.tasks.remove(t)
-	c.watch()
-	t.lease.silent = silent
-	c.settle(t.lease, actual)
-	c.end(t.lease, true)
+	c.setExpiryTimer()
+	t.lease.unknownToShared = silent
+	c.correctLease(t.lease, actual)
+	c.endLease(t.lease, true)
 	return true
 }
 
@@ -283,20 +283,20 @@ func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Du
 		lease = defaultTaskLease
 	}
 	if c.shared == nil {
-		t, ok := c.extend(tenant, id, lease)
+		t, ok := c.renewLocalTask(tenant, id, lease)
 		if !ok {
 			return Task{}, ErrUnknownTask
 		}
-		return t, c.journal.append(c, entry{Op: opRenew, Task: t})
+		return t, c.taskJournal.append(c, journalEntry{Op: opRenew, Task: t})
 	}
 	err := c.shared.RenewTask(ctx, tenant, id, lease)
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
-	own := t != nil && (err == nil || t.kept || errors.Is(err, ErrUnavailable))
-	c.unlock()
+	own := t != nil && (err == nil || t.grantedAlone || errors.Is(err, ErrUnavailable))
+	c.unlockAndRun()
 	if own {
-		if t, ok := c.extend(tenant, id, lease); ok {
-			return t, c.journal.append(c, entry{Op: opRenew, Task: t})
+		if t, ok := c.renewLocalTask(tenant, id, lease); ok {
+			return t, c.taskJournal.append(c, journalEntry{Op: opRenew, Task: t})
 		}
 	}
 	if err != nil {
@@ -305,9 +305,9 @@ func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Du
 	return c.shared.Task(ctx, tenant, id)
 }
 
-func (c *Controller) extend(tenant, id string, lease time.Duration) (Task, bool) {
+func (c *Controller) renewLocalTask(tenant, id string, lease time.Duration) (Task, bool) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	now := time.Now()
 	t := c.tasks.find(tenant, id, now)
 	if t == nil {
@@ -315,6 +315,6 @@ func (c *Controller) extend(tenant, id string, lease time.Duration) (Task, bool)
 	}
 	t.Expires = now.Add(lease)
 	heap.Fix(&c.tasks.expiring, t.index)
-	c.watch()
+	c.setExpiryTimer()
 	return t.Task, true
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // newTenantDesk is a desk at which tenant "acme" has limits.
-func newTenantDesk(t *testing.T, l Limits, acme TenantLimits) desk {
-	d := newDesk(t, l)
+func newTenantController(t *testing.T, l Limits, acme TenantLimits) testController {
+	d := newTestController(t, l)
 	d.SetTenants(map[string]TenantLimits{"acme": acme})
 	return d
 }
@@ -39,32 +39,32 @@ func TestTenantLimitsAtOnce(t *testing.T) {
 		{"bytes", TenantLimits{MaxQueueBytes: 9}, []Request{{Bytes: 99}, {}, {Bytes: 5}}, Request{Bytes: 5}, &Refused{Reason: TenantBytes}},
 		{"what runs holds no bytes", TenantLimits{MaxQueueBytes: 9}, []Request{{Bytes: 99}}, Request{Bytes: 99}, nil},
 		{"admitted by a task", TenantLimits{RequestsPerMinute: 1, TokensPerMinute: 1, MaxConcurrent: 1, MaxPrefill: 1},
-			[]Request{{Tokens: 1, Prefill: true}}, Request{Tokens: 9, Prefill: true, Admitted: true}, nil},
+			[]Request{{Tokens: 1, Prefill: true}}, Request{Tokens: 9, Prefill: true, SlotOnly: true}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := newTenantDesk(t, Limits{MaxConcurrent: 2}, tt.limits)
+				d := newTenantController(t, Limits{MaxConcurrent: 2}, tt.limits)
 				for _, r := range tt.before {
 					r.Tenant = "acme"
-					d.ask(t.Context(), r)
+					d.start(t.Context(), r)
 				}
 				tt.ask.Tenant = "acme"
 				before, stats := d.Tenant("acme"), d.Stats("chat")
-				got := d.ask(t.Context(), tt.ask)
+				got := d.start(t.Context(), tt.ask)
 				if tt.want == nil {
-					d.admitted(got, 0)
+					d.wantAdmitted(got, 0)
 				} else {
-					d.refused(got, tt.want, 0)
-					d.stats(stats)
+					d.wantRefused(got, tt.want, 0)
+					d.wantStats(stats)
 					if after := d.Tenant("acme"); after != before {
 						t.Errorf("a refused request has changed %+v to %+v", before, after)
 					}
 				}
-				other := d.ask(t.Context(), Request{Tenant: "other", Tokens: 1 << 30})
+				other := d.start(t.Context(), Request{Tenant: "other", Tokens: 1 << 30})
 				if len(tt.before) < 2 && tt.want != nil {
-					d.admitted(other, 0)
+					d.wantAdmitted(other, 0)
 				}
 				d.Remove("chat")
 			})
@@ -76,29 +76,29 @@ func TestTenantLimitsAtOnce(t *testing.T) {
 func TestReservedBudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{MaxConcurrent: 1}, TenantLimits{RequestsPerMinute: 3, TokensPerMinute: 600})
+		d := newTenantController(t, Limits{MaxConcurrent: 1}, TenantLimits{RequestsPerMinute: 3, TokensPerMinute: 600})
 		d.SetLimits("embed", Limits{})
-		holder := d.ask(t.Context(), Request{})
+		holder := d.start(t.Context(), Request{})
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		waiting := d.ask(ctx, from("acme", 500))
-		d.waits(waiting)
-		d.refused(d.ask(t.Context(), Request{Model: "embed", Tenant: "acme", Tokens: 101}), &Refused{Reason: TenantTokens, RetryAfter: 100 * time.Millisecond}, 0)
-		d.admitted(d.ask(t.Context(), Request{Model: "embed", Tenant: "acme", Tokens: 100}), 0)
+		waiting := d.start(ctx, requestOf("acme", 500))
+		d.wantWaiting(waiting)
+		d.wantRefused(d.start(t.Context(), Request{Model: "embed", Tenant: "acme", Tokens: 101}), &Refused{Reason: TenantTokens, RetryAfter: 100 * time.Millisecond}, 0)
+		d.wantAdmitted(d.start(t.Context(), Request{Model: "embed", Tenant: "acme", Tokens: 100}), 0)
 		want := Quota{Requests: Allowance{3, 1, 40 * time.Second}, Tokens: Allowance{600, 0, time.Minute}}
 		if got := d.Tenant("acme"); got != (TenantStats{Running: 1, Queued: 1, Quota: want}) {
 			t.Errorf("%+v, want quota %+v", got, want)
 		}
 		leave()
-		d.refused(waiting, context.Canceled, 0)
+		d.wantRefused(waiting, context.Canceled, 0)
 		want = Quota{Requests: Allowance{3, 2, 20 * time.Second}, Tokens: Allowance{600, 500, 10 * time.Second}}
 		if got := d.Tenant("acme").Quota; got != want {
 			t.Errorf("quota %+v, want %+v", got, want)
 		}
-		last := d.ask(t.Context(), from("acme", 500))
+		last := d.start(t.Context(), requestOf("acme", 500))
 		holder.release()
-		d.admitted(last, 0)
-		if got := last.get().lease.Quota().Tokens; got != (Allowance{600, 0, time.Minute}) {
+		d.wantAdmitted(last, 0)
+		if got := last.state().lease.Quota().Tokens; got != (Allowance{600, 0, time.Minute}) {
 			t.Errorf("quota of the lease %+v", got)
 		}
 	})
@@ -108,34 +108,34 @@ func TestReservedBudget(t *testing.T) {
 func TestPrefillHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{}, TenantLimits{MaxPrefill: 2})
+		d := newTenantController(t, Limits{}, TenantLimits{MaxPrefill: 2})
 		d.SetLimits("embed", Limits{})
 		r := Request{Tenant: "acme", Prefill: true}
-		one, two := d.ask(t.Context(), r), d.ask(t.Context(), r)
-		d.admitted(two, 0)
-		three := d.ask(t.Context(), r)
+		one, two := d.start(t.Context(), r), d.start(t.Context(), r)
+		d.wantAdmitted(two, 0)
+		three := d.start(t.Context(), r)
 		r.Model = "embed"
-		four, r4 := d.ask(t.Context(), r), r
+		four, r4 := d.start(t.Context(), r), r
 		r4.Prefill = false
-		five := d.ask(t.Context(), r4) // behind its own tenant's
-		d.waits(three, four, five)
-		d.admitted(d.ask(t.Context(), Request{Tenant: "other", Prefill: true}), 0)
-		d.admitted(d.ask(t.Context(), Request{Tenant: "other", Model: "embed"}), 0)
+		five := d.start(t.Context(), r4) // behind its own tenant's
+		d.wantWaiting(three, four, five)
+		d.wantAdmitted(d.start(t.Context(), Request{Tenant: "other", Prefill: true}), 0)
+		d.wantAdmitted(d.start(t.Context(), Request{Tenant: "other", Model: "embed"}), 0)
 		if got := d.Tenant("acme"); got != (TenantStats{Running: 2, Prefill: 2, Queued: 3}) {
 			t.Errorf("%+v", got)
 		}
-		one.get().lease.FirstToken()
-		one.get().lease.FirstToken()
-		d.admitted(three, 0)
-		d.waits(four, five)
+		one.state().lease.FirstToken()
+		one.state().lease.FirstToken()
+		d.wantAdmitted(three, 0)
+		d.wantWaiting(four, five)
 		one.release() // is in prefill no longer
-		d.waits(four, five)
+		d.wantWaiting(four, five)
 		time.Sleep(time.Second)
 		two.release()
-		d.admitted(four, time.Second)
-		d.admitted(five, time.Second)
-		three.get().lease.FirstToken()
-		four.get().lease.FirstToken()
+		d.wantAdmitted(four, time.Second)
+		d.wantAdmitted(five, time.Second)
+		three.state().lease.FirstToken()
+		four.state().lease.FirstToken()
 		if got := d.Tenant("acme"); got != (TenantStats{Running: 3}) {
 			t.Errorf("%+v", got)
 		}
@@ -145,22 +145,22 @@ func TestPrefillHoldsNobodyUp(t *testing.T) {
 func TestParkedLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{}, TenantLimits{MaxPrefill: 1})
+		d := newTenantController(t, Limits{}, TenantLimits{MaxPrefill: 1})
 		r := Request{Tenant: "acme", Prefill: true, Timeout: 3 * time.Second, Bytes: 7}
-		holder := d.ask(t.Context(), r)
+		holder := d.start(t.Context(), r)
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		a, b := d.ask(ctx, r), d.ask(t.Context(), r)
+		a, b := d.start(ctx, r), d.start(t.Context(), r)
 		leave()
-		d.refused(a, context.Canceled, 0)
+		d.wantRefused(a, context.Canceled, 0)
 		time.Sleep(3 * time.Second)
-		d.refused(b, ErrTimeout, 3*time.Second)
-		c := d.ask(t.Context(), r)
-		d.waits(c)
+		d.wantRefused(b, ErrTimeout, 3*time.Second)
+		c := d.start(t.Context(), r)
+		d.wantWaiting(c)
 		holder.release()
-		d.admitted(c, 0)
+		d.wantAdmitted(c, 0)
 		c.release()
-		if got := d.Tenant("acme"); got != (TenantStats{}) || heldNow(d.Controller) != 0 {
+		if got := d.Tenant("acme"); got != (TenantStats{}) || waitingBytesOf(d.Controller) != 0 {
 			t.Errorf("left over: %+v", got)
 		}
 	})
@@ -170,16 +170,16 @@ func TestParkedLeave(t *testing.T) {
 func TestParkedHeadLeaves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{}, TenantLimits{MaxPrefill: 1})
-		d.ask(t.Context(), Request{Tenant: "acme", Prefill: true})
+		d := newTenantController(t, Limits{}, TenantLimits{MaxPrefill: 1})
+		d.start(t.Context(), Request{Tenant: "acme", Prefill: true})
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		head := d.ask(ctx, Request{Tenant: "acme", Prefill: true})
-		next, last := d.ask(t.Context(), from("acme", 0)), d.ask(t.Context(), Request{Tenant: "acme", Prefill: true})
-		d.waits(head, next, last)
+		head := d.start(ctx, Request{Tenant: "acme", Prefill: true})
+		next, last := d.start(t.Context(), requestOf("acme", 0)), d.start(t.Context(), Request{Tenant: "acme", Prefill: true})
+		d.wantWaiting(head, next, last)
 		leave()
-		d.admitted(next, 0)
-		d.waits(last)
+		d.wantAdmitted(next, 0)
+		d.wantWaiting(last)
 		d.Remove("chat")
 	})
 }
@@ -188,11 +188,11 @@ func TestParkedHeadLeaves(t *testing.T) {
 func TestTenantLimitsChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{MaxConcurrent: 1}, TenantLimits{MaxPrefill: 1})
-		holder := d.ask(t.Context(), Request{})
-		var calls []*call
+		d := newTenantController(t, Limits{MaxConcurrent: 1}, TenantLimits{MaxPrefill: 1})
+		holder := d.start(t.Context(), Request{})
+		var calls []*admitCall
 		for i := range 5 {
-			calls = append(calls, d.ask(t.Context(), Request{Tenant: "acme", Tokens: 100 + i, Bytes: 10, Prefill: true}))
+			calls = append(calls, d.start(t.Context(), Request{Tenant: "acme", Tokens: 100 + i, Bytes: 10, Prefill: true}))
 			time.Sleep(time.Millisecond)
 		}
 		set := func(l TenantLimits) {
@@ -200,37 +200,37 @@ func TestTenantLimitsChange(t *testing.T) {
 			synctest.Wait()
 		}
 		set(TenantLimits{TokensPerMinute: 103})
-		d.refused(calls[4], ErrNeverFits, time.Millisecond)
+		d.wantRefused(calls[4], ErrNeverFits, time.Millisecond)
 		for i := 3; i > 0; i-- { // the bucket has enough for the first
-			if got := calls[i].get().err; got.(*Refused).Reason != TenantTokens {
+			if got := calls[i].state().err; got.(*Refused).Reason != TenantTokens {
 				t.Errorf("%d: %v", i, got)
 			}
 		}
-		d.waits(calls[0])
+		d.wantWaiting(calls[0])
 		set(TenantLimits{MaxPrefill: 1})
-		more := d.ask(t.Context(), Request{Tenant: "acme", Prefill: true})
+		more := d.start(t.Context(), Request{Tenant: "acme", Prefill: true})
 		set(TenantLimits{MaxPrefill: 1, MaxConcurrent: 1})
-		if got := more.get().err; got.(*Refused).Reason != TenantStreams {
+		if got := more.state().err; got.(*Refused).Reason != TenantStreams {
 			t.Errorf("%v", got)
 		}
 		holder.release()
 		synctest.Wait()
-		if calls[0].get().lease == nil {
+		if calls[0].state().lease == nil {
 			t.Fatal("not admitted")
 		}
 		d.SetLimits("chat", Limits{})
 		set(TenantLimits{MaxPrefill: 1})
-		parked := d.ask(t.Context(), Request{Tenant: "acme", Prefill: true})
-		d.waits(parked)
+		parked := d.start(t.Context(), Request{Tenant: "acme", Prefill: true})
+		d.wantWaiting(parked)
 		d.SetTenants(nil)
-		d.admitted(parked, 0)
+		d.wantAdmitted(parked, 0)
 	})
 }
 
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{TokensPerMinute: 600}, TenantLimits{TokensPerMinute: 60_000})
+		d := newTenantController(t, Limits{TokensPerMinute: 600}, TenantLimits{TokensPerMinute: 60_000})
 		left := func(model float64, tenant int64) {
 			t.Helper()
 			got := d.Tenant("acme").Quota.Tokens.Remaining
@@ -238,32 +238,32 @@ func TestSettle(t *testing.T) {
 				t.Errorf("%v tokens of the model and %v of the tenant, want %v and %v", tokens, got, model, tenant)
 			}
 		}
-		lease := d.ask(t.Context(), from("acme", 600)).get().lease
+		lease := d.start(t.Context(), requestOf("acme", 600)).state().lease
 		left(0, 59_400)
-		lease.Settle(-1)
+		lease.Correct(-1)
 		left(0, 59_400)
-		lease.Settle(400)
-		lease.Settle(0)
+		lease.Correct(400)
+		lease.Correct(0)
 		left(200, 59_600)
 		lease.Release()
-		lease.Settle(0)
+		lease.Correct(0)
 		left(200, 59_600)
-		debtor := d.ask(t.Context(), from("acme", 100)).get().lease
+		debtor := d.start(t.Context(), requestOf("acme", 100)).state().lease
 		debtor.Release()
-		debtor.Settle(5000) // a debt of one full bucket at most
+		debtor.Correct(5000) // a debt of one full bucket at most
 		left(-600, 54_600)
-		waiting := d.ask(t.Context(), Request{Tenant: "other", Tokens: 10, Timeout: time.Hour})
+		waiting := d.start(t.Context(), Request{Tenant: "other", Tokens: 10, Timeout: time.Hour})
 		time.Sleep(61*time.Second - 1)
-		d.waits(waiting)
+		d.wantWaiting(waiting)
 		time.Sleep(time.Nanosecond)
-		d.admitted(waiting, 61*time.Second)
+		d.wantAdmitted(waiting, 61*time.Second)
 		// What is given back lets in at once, and fills no bucket beyond its size.
-		rich := d.ask(t.Context(), Request{Tenant: "acme", Admitted: true}).get().lease
-		rich.Settle(0)
-		again, _ := d.Resume(Resumed{Model: "chat", Tenant: "acme", Tokens: 100_000, ID: "x"})
-		next := d.ask(t.Context(), from("other", 600))
-		again.Settle(0)
-		d.admitted(next, 0)
+		rich := d.start(t.Context(), Request{Tenant: "acme", SlotOnly: true}).state().lease
+		rich.Correct(0)
+		again, _ := d.RecoverRequest(RecoveredRequest{Model: "chat", Tenant: "acme", Tokens: 100_000, ID: "x"})
+		next := d.start(t.Context(), requestOf("other", 600))
+		again.Correct(0)
+		d.wantAdmitted(next, 0)
 		left(0, 60_000)
 	})
 }
@@ -271,28 +271,28 @@ func TestSettle(t *testing.T) {
 func TestResume(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := newTenantDesk(t, Limits{MaxConcurrent: 1, TokensPerMinute: 60}, TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 5})
-		if _, err := d.Resume(Resumed{Model: "nobody"}); err != ErrUnknownModel {
+		d := newTenantController(t, Limits{MaxConcurrent: 1, TokensPerMinute: 60}, TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 5})
+		if _, err := d.RecoverRequest(RecoveredRequest{Model: "nobody"}); err != ErrUnknownModel {
 			t.Error(err)
 		}
 		var leases []*Lease
 		for range 3 {
-			l, err := d.Resume(Resumed{Model: "chat", Tenant: "acme", ID: "abc", Tokens: 50})
+			l, err := d.RecoverRequest(RecoveredRequest{Model: "chat", Tenant: "acme", ID: "abc", Tokens: 50})
 			if err != nil || l.ID() != "abc" || l.Model() != "chat" {
 				t.Fatalf("%+v, %v", l, err)
 			}
 			leases = append(leases, l)
 		}
-		d.stats(Stats{InFlight: 3, Tokens: 60})
+		d.wantStats(Stats{InFlight: 3, Tokens: 60})
 		if got := d.Tenant("acme"); got.Running != 3 || got.Quota.Requests.Remaining != 5 {
 			t.Errorf("%+v", got)
 		}
-		d.refused(d.ask(t.Context(), from("acme", 0)), &Refused{Reason: TenantStreams}, 0)
-		next := d.request(0)
+		d.wantRefused(d.start(t.Context(), requestOf("acme", 0)), &Refused{Reason: TenantStreams}, 0)
+		next := d.startTokens(0)
 		leases[0].Release()
 		leases[1].Release()
-		d.waits(next)
+		d.wantWaiting(next)
 		leases[2].Release()
-		d.admitted(next, 0)
+		d.wantAdmitted(next, 0)
 	})
 }

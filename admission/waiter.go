@@ -12,9 +12,9 @@ type arrival struct {
 	task   *TaskClaim
 	taskID string
 	// once: it does not wait, but is told how long to stay away.
-	once bool
+	noWait bool
 	// held: what it holds by waiting is counted already.
-	held bool
+	counted bool
 }
 
 func newArrival(r Request) arrival {
@@ -24,24 +24,24 @@ func newArrival(r Request) arrival {
 }
 
 // due is what it will take from the buckets.
-func (a *arrival) due() int64 {
-	if a.Admitted {
+func (a *arrival) charge() int64 {
+	if a.SlotOnly {
 		return 0
 	}
 	return int64(a.Tokens)
 }
 
-type state uint8
+type waiterState uint8
 
 // Where a waiter is. Queued and chosen ones are in a queue; one that is asked about or judged is with its gate, waiting for the verdict
 // of the shared state or for what that entails.
 const (
-	idle state = iota
-	queued
-	chosen
-	asking
-	judging
-	decided
+	stateIdle waiterState = iota
+	stateQueued
+	stateReturned
+	stateAsked
+	stateDenied
+	stateDecided
 )
 
 // waiter is a request that was not decided at once. After done is closed, lease, found or err says how it ended; before, all
@@ -49,45 +49,45 @@ const (
 type waiter struct {
 	arrival
 	tenant   *tenant
-	came     time.Time
+	arrived  time.Time
 	deadline time.Time
 
-	state state
+	state waiterState
 	// home is the queue that it waits in; until its first verdict, one that asks for a pool may be in a model's instead.
-	home  *queue
-	queue *queue
-	flow  *flow
-	links [2]link
-	done  chan struct{}
+	homeQueue *queue
+	queue     *queue
+	flow      *flow
+	links     [2]link
+	done      chan struct{}
 
-	lease *Lease
-	found *Task
-	err   error
+	lease     *Lease
+	foundTask *Task
+	err       error
 
 	// What follows is for waiters that are asked about.
 
 	// fresh: no verdict has made it wait yet. waits is closed when one does.
-	fresh bool
-	waits chan struct{}
+	newcomer bool
+	mustWait chan struct{}
 	// tried are the models of its pool that it was bound to in vain.
-	tried []*gate
-	id    string
-	slot  Slot
+	triedGates []*gate
+	id         string
+	slot       Slot
 	// kept: it was admitted by this gateway alone.
-	kept bool
+	grantedAlone bool
 	// placed: Place gave it a slot that nobody has given back.
-	placed bool
+	hasSlot bool
 	// gone: the caller has left, and whatever is granted goes back. leaving: it leaves with this error unless it is granted now.
-	gone    bool
-	leaving error
+	cancelled bool
+	cancelErr error
 	// stale counts verdicts in a row that came too late for the limits.
-	stale int
+	staleVerdicts int
 	// madeWay: a lease was preempted for it.
-	madeWay bool
+	causedPreemption bool
 }
 
 // decide ends the waiting.
 func (w *waiter) decide(l *Lease, err error) {
-	w.lease, w.err, w.state = l, err, decided
+	w.lease, w.err, w.state = l, err, stateDecided
 	close(w.done)
 }

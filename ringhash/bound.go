@@ -26,34 +26,34 @@ type Bound struct {
 //
 // It allocates nothing and takes time linear in Len.
 func (r *Ring) Pick(key uint64, loads []int, b Bound) int {
-	total, candidates, least := 0, 0, math.MaxInt
+	total, candidates, minLoad := 0, 0, math.MaxInt
 	for _, load := range loads[:len(r.ids)] {
 		if load < 0 {
 			continue
 		}
 		candidates++
 		total += load
-		least = min(least, load)
+		minLoad = min(minLoad, load)
 	}
 	if candidates == 0 {
 		return -1
 	}
-	most := b.most(total, candidates) - 1
-	if least > most {
+	maxLoad := b.maxLoad(total, candidates) - 1
+	if minLoad > maxLoad {
 		// Everybody is over the bound, so it decides nothing: the first candidate wins.
-		most = math.MaxInt
+		maxLoad = math.MaxInt
 	}
 	// Somebody passes, so this ends. A replica met again is refused again, which is cheaper than remembering it.
-	for i := r.start(key); ; i = r.next(i) {
+	for i := r.firstNode(key); ; i = r.nextNode(i) {
 		owner := int(r.owners[i])
-		if load := loads[owner]; load >= 0 && load <= most {
+		if load := loads[owner]; load >= 0 && load <= maxLoad {
 			return owner
 		}
 	}
 }
 
 // most is the largest load a replica may have with the new request added.
-func (b Bound) most(total, candidates int) int {
+func (b Bound) maxLoad(total, candidates int) int {
 	factor := b.Factor
 	if !(factor > 0) { // also for NaN
 		factor = DefaultFactor
@@ -61,9 +61,9 @@ func (b Bound) most(total, candidates int) int {
 	// The multiplication comes first: with a factor like 1.25 it is exact, so the quotient is too where it is whole. The slack
 	// lets a factor that binary cannot hold (1.15) mean what was written: 100 × 1.15 / 5 is 23, not 22.999….
 	const slack = 1e-9
-	most := factor*float64(total+1)/float64(candidates) + slack
-	if most >= math.MaxInt {
+	maximum := factor*float64(total+1)/float64(candidates) + slack
+	if maximum >= math.MaxInt {
 		return math.MaxInt
 	}
-	return max(int(most), b.Floor, 0)
+	return max(int(maximum), b.Floor, 0)
 }

@@ -16,7 +16,7 @@ func TestPick(t *testing.T) {
 	t.Parallel()
 	// One node each, so from key 0 on the ring is a, b, c, d.
 	at := map[string][]uint64{"a": {10}, "b": {20}, "c": {30}, "d": {40}}
-	r := spots(at, "a", "b", "c", "d")
+	r := ringAt(at, "a", "b", "c", "d")
 	tests := []struct {
 		name  string
 		key   uint64
@@ -73,13 +73,13 @@ func TestPickOnEmptyRing(t *testing.T) {
 // TestDecimalFactor: 1.15 is not a binary number, but 100 × 1.15 / 5 is 23 to whoever wrote it.
 func TestDecimalFactor(t *testing.T) {
 	t.Parallel()
-	if got := (Bound{Factor: 1.15}).most(99, 5); got != 23 {
+	if got := (Bound{Factor: 1.15}).maxLoad(99, 5); got != 23 {
 		t.Errorf("most = %d, want 23", got)
 	}
 }
 
 // requirement is N7 read out loud, with nothing taken from the code under test: hash with fmt, no search, exact fractions.
-type requirement struct {
+type referenceRing struct {
 	ids    []string
 	nodes  int
 	factor float64
@@ -87,7 +87,7 @@ type requirement struct {
 }
 
 // order lists the replicas as the ring meets them: all nodes sorted, first those at or after the key, then the others.
-func (q requirement) order(key uint64) []int {
+func (q referenceRing) order(key uint64) []int {
 	type node struct {
 		at    [8]byte
 		owner int
@@ -114,7 +114,7 @@ func (q requirement) order(key uint64) []int {
 	return order
 }
 
-func (q requirement) pick(key uint64, loads []int) int {
+func (q referenceRing) pick(key uint64, loads []int) int {
 	var candidates []int
 	total := int64(0)
 	for _, i := range q.order(key) {
@@ -145,7 +145,7 @@ func TestPickAgainstTheRequirement(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	factors := []float64{1, 1.1, 1.15, 1.25, 1.5, 2, 3.3}
 	for range 120 {
-		q := requirement{
+		q := referenceRing{
 			ids:    names(fmt.Sprint("m", random.IntN(1000)), 1+random.IntN(12)),
 			nodes:  1 + random.IntN(20),
 			factor: factors[random.IntN(len(factors))],

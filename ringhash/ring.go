@@ -120,7 +120,7 @@ func (r *Ring) AppendOrder(dst []int, key uint64, loads []int, limit int) []int 
 	if len(r.ids) > 64*stackWords {
 		visited = make([]uint64, (len(r.ids)+63)/64)
 	}
-	for i := r.start(key); left > 0; i = r.next(i) {
+	for i := r.firstNode(key); left > 0; i = r.nextNode(i) {
 		owner := int(r.owners[i])
 		word, bit := owner/64, uint64(1)<<(owner%64)
 		if visited[word]&bit != 0 || loads != nil && loads[owner] < 0 {
@@ -148,7 +148,7 @@ func (r *Ring) candidates(loads []int) int {
 }
 
 // start is the node that a key belongs to. The ring must not be empty of nodes if the result is used.
-func (r *Ring) start(key uint64) int {
+func (r *Ring) firstNode(key uint64) int {
 	i, _ := slices.BinarySearch(r.positions, key)
 	if i == len(r.positions) {
 		return 0
@@ -157,7 +157,7 @@ func (r *Ring) start(key uint64) int {
 }
 
 // next is the node after node i.
-func (r *Ring) next(i int) int {
+func (r *Ring) nextNode(i int) int {
 	if i++; i < len(r.owners) {
 		return i
 	}

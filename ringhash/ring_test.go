@@ -76,7 +76,7 @@ func TestOrderVectors(t *testing.T) {
 }
 
 // spots is a ring whose nodes sit where the test says.
-func spots(at map[string][]uint64, ids ...string) *Ring {
+func ringAt(at map[string][]uint64, ids ...string) *Ring {
 	return build(ids, len(at[ids[0]]), func(id string, index int) uint64 { return at[id][index] })
 }
 
@@ -89,13 +89,13 @@ func TestOrderOnSmallRings(t *testing.T) {
 		key  uint64
 		want []int
 	}{
-		{"before the first node", spots(at, "a", "b", "c"), 0, []int{0, 1, 2}},
-		{"on a node", spots(at, "a", "b", "c"), 20, []int{1, 2, 0}},
-		{"between nodes", spots(at, "a", "b", "c"), 21, []int{2, 0, 1}},
-		{"after the last node", spots(at, "a", "b", "c"), 61, []int{0, 1, 2}},
-		{"largest key", spots(at, "a", "b", "c"), 1<<64 - 1, []int{0, 1, 2}},
-		{"other order of ids", spots(at, "c", "a", "b"), 21, []int{0, 1, 2}},
-		{"one replica", spots(at, "b"), 45, []int{0}},
+		{"before the first node", ringAt(at, "a", "b", "c"), 0, []int{0, 1, 2}},
+		{"on a node", ringAt(at, "a", "b", "c"), 20, []int{1, 2, 0}},
+		{"between nodes", ringAt(at, "a", "b", "c"), 21, []int{2, 0, 1}},
+		{"after the last node", ringAt(at, "a", "b", "c"), 61, []int{0, 1, 2}},
+		{"largest key", ringAt(at, "a", "b", "c"), 1<<64 - 1, []int{0, 1, 2}},
+		{"other order of ids", ringAt(at, "c", "a", "b"), 21, []int{0, 1, 2}},
+		{"one replica", ringAt(at, "b"), 45, []int{0}},
 		{"no replica", New(nil, 0), 7, []int{}},
 	}
 	for _, tt := range tests {
@@ -113,7 +113,7 @@ func TestCollision(t *testing.T) {
 	t.Parallel()
 	at := map[string][]uint64{"a": {10}, "b": {10}, "c": {5}}
 	for _, ids := range [][]string{{"a", "b", "c"}, {"b", "a", "c"}, {"c", "b", "a"}} {
-		r := spots(at, ids...)
+		r := ringAt(at, ids...)
 		var got []string
 		for _, i := range r.Order(6) {
 			got = append(got, ids[i])

@@ -19,7 +19,7 @@ const patience = 10 * time.Second
 
 // Run runs all tests. open returns a Controller that nobody has used; it ends with its test.
 func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
-	for name, test := range map[string]func(*bench){
+	for name, test := range map[string]func(*suite){
 		"concurrency":      concurrency,
 		"exact budget":     exactBudget,
 		"tokens":           tokens,
@@ -31,8 +31,8 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"tenant tokens":    tenantTokens,
 		"tenant streams":   tenantStreams,
 		"tenant prefill":   tenantPrefill,
-		"settle":           settle,
-		"settle wakes":     settleWakes,
+		"settle":           correction,
+		"settle wakes":     correctionAdmitsWaiters,
 		"close":            closing,
 		"order":            order,
 		"no passing":       noPassing,
@@ -41,34 +41,34 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"eviction":         eviction,
 		"pool shares":      poolShares,
 		"pool queue":       poolQueue,
-		"resume":           resume,
+		"resume":           recoveredRequest,
 		"task":             task,
 		"task key":         taskKey,
 		"task renewal":     taskRenewal,
 		"task waits":       taskWaits,
-		"task settles":     taskSettles,
+		"task settles":     taskCorrection,
 		"task and request": taskAndRequest,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(&bench{Controller: open(t), T: t})
+			test(&suite{Controller: open(t), T: t})
 		})
 	}
 }
 
 // bench is a Controller and its test.
-type bench struct {
+type suite struct {
 	*admission.Controller
 	*testing.T
 }
 
 // ctx is the test's: it ends with the test.
-func (b *bench) ctx() context.Context { return b.T.Context() }
+func (b *suite) ctx() context.Context { return b.T.Context() }
 
 // admit expects a lease at once.
-func (b *bench) admit(r admission.Request) *admission.Lease {
+func (b *suite) admit(r admission.Request) *admission.Lease {
 	b.Helper()
-	lease, err := b.try(r)
+	lease, err := b.tryAdmit(r)
 	if err != nil {
 		b.Fatalf("not admitted: %v", err)
 	}
@@ -76,7 +76,7 @@ func (b *bench) admit(r admission.Request) *admission.Lease {
 }
 
 // try waits a few seconds at most.
-func (b *bench) try(r admission.Request) (*admission.Lease, error) {
+func (b *suite) tryAdmit(r admission.Request) (*admission.Lease, error) {
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
 	}
@@ -87,9 +87,9 @@ func (b *bench) try(r admission.Request) (*admission.Lease, error) {
 }
 
 // refuse expects a refusal at once, and returns after how long to retry.
-func (b *bench) refuse(r admission.Request, reason admission.Reason) time.Duration {
+func (b *suite) wantRefused(r admission.Request, reason admission.Reason) time.Duration {
 	b.Helper()
-	lease, err := b.try(r)
+	lease, err := b.tryAdmit(r)
 	var refused *admission.Refused
 	if !errors.As(err, &refused) || refused.Reason != reason || refused.RetryAfter <= 0 {
 		b.Fatalf("got %v, %v, want a refusal: %v", lease, err, reason)
@@ -98,21 +98,21 @@ func (b *bench) refuse(r admission.Request, reason admission.Reason) time.Durati
 }
 
 // pending is an Admit that has not ended.
-type pending struct {
+type pendingAdmit struct {
 	done  chan struct{}
 	lease *admission.Lease
 	err   error
 }
 
 // queue starts an Admit and returns when it waits in a queue.
-func (b *bench) queue(r admission.Request) *pending {
+func (b *suite) startAdmit(r admission.Request) *pendingAdmit {
 	b.Helper()
-	p := &pending{done: make(chan struct{})}
+	p := &pendingAdmit{done: make(chan struct{})}
 	waits := make(chan struct{})
 	r.OnWait = func() { close(waits) }
 	go func() {
 		defer close(p.done)
-		p.lease, p.err = b.try(r)
+		p.lease, p.err = b.tryAdmit(r)
 	}()
 	select {
 	case <-waits:
@@ -125,7 +125,7 @@ func (b *bench) queue(r admission.Request) *pending {
 }
 
 // get expects that the call ends with a lease.
-func (b *bench) get(p *pending) *admission.Lease {
+func (b *suite) wantAdmitted(p *pendingAdmit) *admission.Lease {
 	b.Helper()
 	select {
 	case <-p.done:
@@ -138,7 +138,7 @@ func (b *bench) get(p *pending) *admission.Lease {
 	return p.lease
 }
 
-func (b *bench) waits(all ...*pending) {
+func (b *suite) wantWaiting(all ...*pendingAdmit) {
 	b.Helper()
 	for i, p := range all {
 		select {
@@ -149,7 +149,7 @@ func (b *bench) waits(all ...*pending) {
 	}
 }
 
-func (b *bench) until(what string, ok func() bool) {
+func (b *suite) eventually(what string, ok func() bool) {
 	b.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -158,28 +158,28 @@ func (b *bench) until(what string, ok func() bool) {
 	}
 }
 
-func (b *bench) tenant(l admission.TenantLimits) {
+func (b *suite) setTenantLimits(l admission.TenantLimits) {
 	b.SetTenants(map[string]admission.TenantLimits{"acme": l})
 }
 
-func concurrency(b *bench) {
+func concurrency(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2})
 	one, two := b.admit(admission.Request{}), b.admit(admission.Request{})
-	three := b.queue(admission.Request{})
-	four := b.queue(admission.Request{})
-	b.waits(three, four)
+	three := b.startAdmit(admission.Request{})
+	four := b.startAdmit(admission.Request{})
+	b.wantWaiting(three, four)
 	one.Release()
 	one.Release()
-	last := b.get(three)
-	b.waits(four)
+	last := b.wantAdmitted(three)
+	b.wantWaiting(four)
 	two.Release()
-	b.get(four).Release()
+	b.wantAdmitted(four).Release()
 	last.Release()
-	b.until("everything is free", func() bool { return b.Stats("chat").InFlight == 0 })
+	b.eventually("everything is free", func() bool { return b.Stats("chat").InFlight == 0 })
 	b.admit(admission.Request{}).Release()
 }
 
-func exactBudget(b *bench) {
+func exactBudget(b *suite) {
 	const callers, budget = 400, 20
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: budget, MaxQueue: callers})
 	var inside, most atomic.Int64
@@ -188,7 +188,7 @@ func exactBudget(b *bench) {
 	var wg sync.WaitGroup
 	for range callers {
 		wg.Go(func() {
-			lease, err := b.try(admission.Request{Timeout: time.Minute})
+			lease, err := b.tryAdmit(admission.Request{Timeout: time.Minute})
 			if err != nil {
 				b.Error(err)
 				return
@@ -214,47 +214,47 @@ func exactBudget(b *bench) {
 	}
 }
 
-func tokens(b *bench) {
+func tokens(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000}) // 100 a second
 	b.admit(admission.Request{Tokens: 6000}).Release()
 	start := time.Now()
-	large, small := b.queue(admission.Request{Tokens: 50}), b.queue(admission.Request{Tokens: 1})
-	b.get(large)
-	b.get(small)
+	large, small := b.startAdmit(admission.Request{Tokens: 50}), b.startAdmit(admission.Request{Tokens: 1})
+	b.wantAdmitted(large)
+	b.wantAdmitted(small)
 	if took := time.Since(start); took < 450*time.Millisecond {
 		b.Errorf("51 tokens came after %v, want 510 ms", took)
 	}
 }
 
-func tooLate(b *bench) {
+func tooLate(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	b.admit(admission.Request{Tokens: 600}).Release()
 	for range 2 {
-		after := b.refuse(admission.Request{Tokens: 100, Timeout: 5 * time.Second}, admission.ModelTokens)
+		after := b.wantRefused(admission.Request{Tokens: 100, Timeout: 5 * time.Second}, admission.ModelTokens)
 		if after < 9*time.Second || after > 13*time.Second {
 			b.Errorf("retry after %v, want 10 s with jitter on top", after)
 		}
 	}
 }
 
-func neverFits(b *bench) {
+func neverFits(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 60})
 	b.SetLimits("large", admission.Limits{})
-	b.tenant(admission.TenantLimits{TokensPerMinute: 90})
+	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 90})
 	for _, r := range []admission.Request{{Model: "chat", Tokens: 61}, {Model: "large", Tenant: "acme", Tokens: 91}} {
-		if lease, err := b.try(r); !errors.Is(err, admission.ErrNeverFits) {
+		if lease, err := b.tryAdmit(r); !errors.Is(err, admission.ErrNeverFits) {
 			b.Errorf("got %v, %v, want ErrNeverFits", lease, err)
 		}
 	}
-	if lease, err := b.try(admission.Request{Model: "nobody"}); !errors.Is(err, admission.ErrUnknownModel) {
+	if lease, err := b.tryAdmit(admission.Request{Model: "nobody"}); !errors.Is(err, admission.ErrUnknownModel) {
 		b.Errorf("got %v, %v, want ErrUnknownModel", lease, err)
 	}
 }
 
 // unused: who leaves while it waits takes nothing with it.
-func unused(b *bench) {
+func unused(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
-	b.tenant(admission.TenantLimits{RequestsPerMinute: 2, TokensPerMinute: 600})
+	b.setTenantLimits(admission.TenantLimits{RequestsPerMinute: 2, TokensPerMinute: 600})
 	holder := b.admit(admission.Request{})
 	for range 5 {
 		ctx, leave := context.WithCancel(b.ctx())
@@ -267,14 +267,14 @@ func unused(b *bench) {
 	b.admit(admission.Request{Tenant: "acme", Tokens: 590}).Release()
 }
 
-func changedLimits(b *bench) {
+func changedLimits(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.admit(admission.Request{})
-	waiting := b.queue(admission.Request{})
-	b.waits(waiting)
+	waiting := b.startAdmit(admission.Request{})
+	b.wantWaiting(waiting)
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2})
-	b.get(waiting)
-	other := b.queue(admission.Request{})
+	b.wantAdmitted(waiting)
+	other := b.startAdmit(admission.Request{})
 	b.Remove("chat")
 	<-other.done
 	if !errors.Is(other.err, admission.ErrRemoved) {
@@ -282,68 +282,68 @@ func changedLimits(b *bench) {
 	}
 }
 
-func tenantRequests(b *bench) {
+func tenantRequests(b *suite) {
 	b.SetLimits("chat", admission.Limits{})
-	b.tenant(admission.TenantLimits{RequestsPerMinute: 3})
+	b.setTenantLimits(admission.TenantLimits{RequestsPerMinute: 3})
 	for i := range 3 {
 		lease := b.admit(admission.Request{Tenant: "acme"})
 		if got := lease.Quota().Requests; got.Limit != 3 || got.Remaining != int64(2-i) || got.Reset <= 0 {
 			b.Errorf("quota %+v after %d requests", got, i+1)
 		}
 	}
-	after := b.refuse(admission.Request{Tenant: "acme"}, admission.TenantRequests)
+	after := b.wantRefused(admission.Request{Tenant: "acme"}, admission.TenantRequests)
 	if after < 19*time.Second || after > 26*time.Second {
 		b.Errorf("retry after %v, want 20 s with jitter on top", after)
 	}
 	b.admit(admission.Request{Tenant: "other"})
 }
 
-func tenantTokens(b *bench) {
+func tenantTokens(b *suite) {
 	b.SetLimits("chat", admission.Limits{})
-	b.tenant(admission.TenantLimits{TokensPerMinute: 600})
+	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 600})
 	b.admit(admission.Request{Tenant: "acme", Tokens: 600}).Release()
-	after := b.refuse(admission.Request{Tenant: "acme", Tokens: 100}, admission.TenantTokens)
+	after := b.wantRefused(admission.Request{Tenant: "acme", Tokens: 100}, admission.TenantTokens)
 	if after < 9*time.Second || after > 13*time.Second {
 		b.Errorf("retry after %v, want 10 s with jitter on top", after)
 	}
 }
 
-func tenantStreams(b *bench) {
+func tenantStreams(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
-	b.tenant(admission.TenantLimits{MaxConcurrent: 2})
+	b.setTenantLimits(admission.TenantLimits{MaxConcurrent: 2})
 	running := b.admit(admission.Request{Tenant: "acme"})
-	waiting := b.queue(admission.Request{Tenant: "acme"})
-	_ = b.refuse(admission.Request{Tenant: "acme"}, admission.TenantStreams)
+	waiting := b.startAdmit(admission.Request{Tenant: "acme"})
+	_ = b.wantRefused(admission.Request{Tenant: "acme"}, admission.TenantStreams)
 	running.Release()
-	b.get(waiting).Release()
+	b.wantAdmitted(waiting).Release()
 	b.admit(admission.Request{Tenant: "acme"}).Release()
 }
 
-func tenantPrefill(b *bench) {
+func tenantPrefill(b *suite) {
 	b.SetLimits("chat", admission.Limits{})
-	b.tenant(admission.TenantLimits{MaxPrefill: 1})
+	b.setTenantLimits(admission.TenantLimits{MaxPrefill: 1})
 	r := admission.Request{Tenant: "acme", Prefill: true}
 	one := b.admit(r)
-	two := b.queue(r)
+	two := b.startAdmit(r)
 	b.admit(admission.Request{Tenant: "other", Prefill: true})
 	b.admit(admission.Request{Tenant: "third"})
-	b.waits(two)
+	b.wantWaiting(two)
 	one.FirstToken()
-	b.get(two).Release()
+	b.wantAdmitted(two).Release()
 	b.admit(r)
 }
 
-func settle(b *bench) {
+func correction(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
-	b.tenant(admission.TenantLimits{TokensPerMinute: 700})
+	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 700})
 	first := b.admit(admission.Request{Tenant: "acme", Tokens: 600})
-	first.Settle(100)
-	first.Settle(0)
+	first.Correct(100)
+	first.Correct(0)
 	first.Release()
 	second := b.admit(admission.Request{Tenant: "acme", Tokens: 450})
 	second.Release()
-	second.Settle(100)
-	b.until("the second is settled", func() bool {
+	second.Correct(100)
+	b.eventually("the second is settled", func() bool {
 		ctx, cancel := context.WithTimeout(b.ctx(), 300*time.Millisecond)
 		defer cancel()
 		lease, err := b.Admit(ctx, admission.Request{Model: "chat", Tenant: "acme", Tokens: 380})
@@ -355,27 +355,27 @@ func settle(b *bench) {
 }
 
 // settleWakes: tokens that come back are there for those who wait for tokens. Without them the wait would be 50 s.
-func settleWakes(b *bench) {
+func correctionAdmitsWaiters(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	first := b.admit(admission.Request{Tokens: 600})
-	waiting := b.queue(admission.Request{Tokens: 500, Timeout: 2 * time.Minute})
+	waiting := b.startAdmit(admission.Request{Tokens: 500, Timeout: 2 * time.Minute})
 	first.Release()
-	first.Settle(50)
-	b.get(waiting)
+	first.Correct(50)
+	b.wantAdmitted(waiting)
 }
 
 // closing: nobody waits any more, and what runs goes on.
-func closing(b *bench) {
+func closing(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.SetLimits("free", admission.Limits{})
 	running := b.admit(admission.Request{})
-	waiting := b.queue(admission.Request{})
+	waiting := b.startAdmit(admission.Request{})
 	b.Close()
 	<-waiting.done
 	if !errors.Is(waiting.err, admission.ErrClosed) {
 		b.Errorf("who waited: %v", waiting.err)
 	}
-	if _, err := b.try(admission.Request{}); !errors.Is(err, admission.ErrClosed) {
+	if _, err := b.tryAdmit(admission.Request{}); !errors.Is(err, admission.ErrClosed) {
 		b.Errorf("who would have to wait: %v", err)
 	}
 	if _, wait, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "chat", MaxWait: time.Minute}); wait <= 0 || err != nil {
@@ -386,11 +386,11 @@ func closing(b *bench) {
 }
 
 // order: bands, and tenants by weight inside them.
-func order(b *bench) {
+func order(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.SetTenants(map[string]admission.TenantLimits{"b": {Weight: 2}})
 	current := b.admit(admission.Request{})
-	waiting := map[string]*pending{}
+	waiting := map[string]*pendingAdmit{}
 	for _, name := range []string{"z-batch", "a1", "a2", "b1", "b2", "b3", "y-interactive"} {
 		r := admission.Request{Tenant: name[:1], Tokens: 8}
 		switch name {
@@ -399,16 +399,16 @@ func order(b *bench) {
 		case "y-interactive":
 			r.Priority = admission.Interactive
 		}
-		waiting[name] = b.queue(r)
+		waiting[name] = b.startAdmit(r)
 	}
 	var got []string
 	for len(waiting) > 0 {
 		current.Release()
-		b.until("the next is admitted", func() bool {
+		b.eventually("the next is admitted", func() bool {
 			for name, p := range waiting {
 				select {
 				case <-p.done:
-					got, current = append(got, name), b.get(p)
+					got, current = append(got, name), b.wantAdmitted(p)
 					delete(waiting, name)
 					return true
 				default:
@@ -424,51 +424,51 @@ func order(b *bench) {
 }
 
 // noPassing: a small request does not pass a large one that waits for its tokens; one of a higher band does.
-func noPassing(b *bench) {
+func noPassing(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	b.admit(admission.Request{Tokens: 590})
-	large := b.queue(admission.Request{Tenant: "large", Tokens: 20})
-	small := b.queue(admission.Request{Tenant: "small", Tokens: 1})
+	large := b.startAdmit(admission.Request{Tenant: "large", Tokens: 20})
+	small := b.startAdmit(admission.Request{Tenant: "small", Tokens: 1})
 	b.admit(admission.Request{Tenant: "high", Priority: admission.Interactive, Tokens: 2})
-	b.waits(large, small)
-	b.get(large)
-	b.get(small)
+	b.wantWaiting(large, small)
+	b.wantAdmitted(large)
+	b.wantAdmitted(small)
 }
 
-func timeout(b *bench) {
+func timeout(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	holder := b.admit(admission.Request{})
-	if lease, err := b.try(admission.Request{Timeout: 50 * time.Millisecond}); !errors.Is(err, admission.ErrTimeout) {
+	if lease, err := b.tryAdmit(admission.Request{Timeout: 50 * time.Millisecond}); !errors.Is(err, admission.ErrTimeout) {
 		b.Errorf("got %v, %v, want ErrTimeout", lease, err)
 	}
 	holder.Release()
 	b.admit(admission.Request{})
 }
 
-func queueFull(b *bench) {
+func queueFull(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, MaxQueue: 1})
 	b.SetLimits("strict", admission.Limits{MaxConcurrent: 1, MaxQueue: -1})
 	b.admit(admission.Request{})
-	b.queue(admission.Request{})
-	_ = b.refuse(admission.Request{}, admission.QueueFull)
+	b.startAdmit(admission.Request{})
+	_ = b.wantRefused(admission.Request{}, admission.QueueFull)
 	b.admit(admission.Request{Model: "strict"})
-	_ = b.refuse(admission.Request{Model: "strict"}, admission.QueueFull)
+	_ = b.wantRefused(admission.Request{Model: "strict"}, admission.QueueFull)
 }
 
-func eviction(b *bench) {
+func eviction(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, MaxQueue: 1})
 	b.admit(admission.Request{})
-	low := b.queue(admission.Request{Priority: admission.Batch})
-	high := b.queue(admission.Request{Priority: admission.Interactive})
+	low := b.startAdmit(admission.Request{Priority: admission.Batch})
+	high := b.startAdmit(admission.Request{Priority: admission.Interactive})
 	<-low.done
 	var refused *admission.Refused
 	if !errors.As(low.err, &refused) || refused.Reason != admission.Evicted {
 		b.Errorf("got %v, want a refusal: evicted", low.err)
 	}
-	b.waits(high)
+	b.wantWaiting(high)
 }
 
-func poolShares(b *bench) {
+func poolShares(b *suite) {
 	got := map[string]int{}
 	for model, weight := range map[string]int{"a": 5, "b": 3, "c": 2} {
 		b.SetLimits(model, admission.Limits{Weight: weight, MaxConcurrent: 100})
@@ -486,7 +486,7 @@ func poolShares(b *bench) {
 	}
 }
 
-func poolQueue(b *bench) {
+func poolQueue(b *suite) {
 	for _, model := range []string{"a", "b"} {
 		b.SetLimits(model, admission.Limits{MaxConcurrent: 1})
 	}
@@ -495,30 +495,30 @@ func poolQueue(b *bench) {
 	if one.Model() == two.Model() {
 		b.Fatalf("both went to %s", one.Model())
 	}
-	waiting := b.queue(admission.Request{Pool: "auto"})
-	b.waits(waiting)
+	waiting := b.startAdmit(admission.Request{Pool: "auto"})
+	b.wantWaiting(waiting)
 	two.Release()
-	if got := b.get(waiting).Model(); got != two.Model() {
+	if got := b.wantAdmitted(waiting).Model(); got != two.Model() {
 		b.Errorf("went to %s, but %s had room", got, two.Model())
 	}
 }
 
-func resume(b *bench) {
+func recoveredRequest(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2, TokensPerMinute: 60})
-	lease, err := b.Resume(admission.Resumed{Model: "chat", ID: "before-1", Tokens: 60})
+	lease, err := b.RecoverRequest(admission.RecoveredRequest{Model: "chat", ID: "before-1", Tokens: 60})
 	if err != nil || lease.ID() != "before-1" {
 		b.Fatalf("got %v, %v", lease, err)
 	}
-	b.until("the resumed lease counts", func() bool { return b.Stats("chat").InFlight == 1 })
+	b.eventually("the resumed lease counts", func() bool { return b.Stats("chat").InFlight == 1 })
 	b.admit(admission.Request{Tokens: 50}) // resumed requests take no tokens
-	waiting := b.queue(admission.Request{})
-	b.waits(waiting)
+	waiting := b.startAdmit(admission.Request{})
+	b.wantWaiting(waiting)
 	lease.Release()
-	b.get(waiting)
+	b.wantAdmitted(waiting)
 }
 
 // schedule expects a task.
-func (b *bench) schedule(r admission.TaskRequest) admission.Task {
+func (b *suite) schedule(r admission.TaskRequest) admission.Task {
 	b.Helper()
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
@@ -531,7 +531,7 @@ func (b *bench) schedule(r admission.TaskRequest) admission.Task {
 }
 
 // postponed expects a wait.
-func (b *bench) postponed(r admission.TaskRequest) time.Duration {
+func (b *suite) postponed(r admission.TaskRequest) time.Duration {
 	b.Helper()
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
@@ -543,7 +543,7 @@ func (b *bench) postponed(r admission.TaskRequest) time.Duration {
 	return wait
 }
 
-func (b *bench) unknown(what string, err error) {
+func (b *suite) wantUnknownTask(what string, err error) {
 	b.Helper()
 	if !errors.Is(err, admission.ErrUnknownTask) {
 		b.Errorf("%s: got %v, want ErrUnknownTask", what, err)

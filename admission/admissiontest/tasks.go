@@ -12,7 +12,7 @@ import (
 var taskID = regexp.MustCompile(`^tsk_[a-z2-7]{26}$`)
 
 // task: one is admitted, seen by its tenant only, and completed once.
-func task(b *bench) {
+func task(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 7})
 	if !taskID.MatchString(got.ID) || got.Model != "chat" || got.Tenant != "acme" || got.Tokens != 7 {
@@ -25,11 +25,11 @@ func task(b *bench) {
 		b.Errorf("found %+v, %v", found, err)
 	}
 	_, err := b.Task(b.ctx(), "other", got.ID)
-	b.unknown("another tenant's", err)
-	b.unknown("completed by another tenant", b.Complete(b.ctx(), "other", got.ID, 1))
-	b.unknown("no such task", b.Complete(b.ctx(), "acme", "tsk_", 1))
+	b.wantUnknownTask("another tenant's", err)
+	b.wantUnknownTask("completed by another tenant", b.Complete(b.ctx(), "other", got.ID, 1))
+	b.wantUnknownTask("no such task", b.Complete(b.ctx(), "acme", "tsk_", 1))
 	_, err = b.Renew(b.ctx(), "other", got.ID, time.Hour)
-	b.unknown("renewed by another tenant", err)
+	b.wantUnknownTask("renewed by another tenant", err)
 	if wait := b.postponed(admission.TaskRequest{Tenant: "acme"}); wait < 100*time.Millisecond || wait > 250*time.Millisecond {
 		b.Errorf("told to wait %v for a slot, want 100 to 250 ms", wait)
 	}
@@ -51,13 +51,13 @@ func task(b *bench) {
 		b.Errorf("completed %d times", n)
 	}
 	_, err = b.Task(b.ctx(), "acme", got.ID)
-	b.unknown("completed", err)
+	b.wantUnknownTask("completed", err)
 	b.schedule(admission.TaskRequest{Tenant: "acme"})
 	b.postponed(admission.TaskRequest{Tenant: "acme"})
 }
 
 // taskKey: a repeated call finds the task of the first, and takes nothing more.
-func taskKey(b *bench) {
+func taskKey(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 3})
 	r := admission.TaskRequest{Tenant: "acme", Key: "k"}
 	first := b.schedule(r)
@@ -87,7 +87,7 @@ func taskKey(b *bench) {
 }
 
 // taskRenewal: a task lasts as long as its lease, which a renewal begins anew.
-func taskRenewal(b *bench) {
+func taskRenewal(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2})
 	short := b.schedule(admission.TaskRequest{Lease: 300 * time.Millisecond})
 	long := b.schedule(admission.TaskRequest{Lease: 300 * time.Millisecond})
@@ -96,15 +96,15 @@ func taskRenewal(b *bench) {
 		b.Fatalf("got %+v, %v", renewed, err)
 	}
 	b.postponed(admission.TaskRequest{})
-	b.until("the short one expires", func() bool {
+	b.eventually("the short one expires", func() bool {
 		_, err := b.Task(b.ctx(), "", short.ID)
 		return errors.Is(err, admission.ErrUnknownTask)
 	})
 	if left := time.Until(short.Expires); left > 100*time.Millisecond {
 		b.Errorf("ended %v before its lease", left)
 	}
-	b.unknown("completed after it expired", b.Complete(b.ctx(), "", short.ID, 0))
-	b.until("its place is free", func() bool {
+	b.wantUnknownTask("completed after it expired", b.Complete(b.ctx(), "", short.ID, 0))
+	b.eventually("its place is free", func() bool {
 		_, wait, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "chat"})
 		return wait == 0 && err == nil
 	})
@@ -114,7 +114,7 @@ func taskRenewal(b *bench) {
 }
 
 // taskWaits: what a task is told, and that one that may wait does so in the queue.
-func taskWaits(b *bench) {
+func taskWaits(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
 	b.SetLimits("quick", admission.Limits{TokensPerMinute: 6000})
 	b.SetPools(map[string][]string{"auto": {"chat", "quick"}})
@@ -142,40 +142,40 @@ func taskWaits(b *bench) {
 	if wait := b.postponed(admission.TaskRequest{Model: "slow", MaxWait: 30 * time.Millisecond}); wait > 250*time.Millisecond {
 		b.Errorf("told to wait %v", wait)
 	}
-	waiting := b.queue(admission.Request{Model: "slow"})
+	waiting := b.startAdmit(admission.Request{Model: "slow"})
 	time.AfterFunc(50*time.Millisecond, func() {
 		if err := b.Complete(b.ctx(), "", holder.ID, -1); err != nil {
 			b.Error(err)
 		}
 	})
 	b.postponed(admission.TaskRequest{Model: "slow"})
-	lease := b.get(waiting) // a task that does not wait has not passed it
+	lease := b.wantAdmitted(waiting) // a task that does not wait has not passed it
 	time.AfterFunc(50*time.Millisecond, lease.Release)
 	b.schedule(admission.TaskRequest{Model: "slow", MaxWait: patience})
 }
 
 // taskSettles: what a task has really cost corrects the buckets.
-func taskSettles(b *bench) {
+func taskCorrection(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
-	b.tenant(admission.TenantLimits{TokensPerMinute: 600})
+	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 600})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 600})
 	b.postponed(admission.TaskRequest{Tenant: "acme", Tokens: 300})
 	if err := b.Complete(b.ctx(), "acme", got.ID, 100); err != nil {
 		b.Fatal(err)
 	}
-	b.until("the rest is back", func() bool {
+	b.eventually("the rest is back", func() bool {
 		_, wait, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "chat", Tenant: "acme", Tokens: 500})
 		return wait == 0 && err == nil
 	})
 }
 
 // taskAndRequest: the request of a task takes nothing but a slot on a replica.
-func taskAndRequest(b *bench) {
+func taskAndRequest(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 60})
-	b.tenant(admission.TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 1})
+	b.setTenantLimits(admission.TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 1})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 60})
 	placed := 0
-	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, Admitted: true, Place: func(model string) (admission.Slot, bool) {
+	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, SlotOnly: true, ReserveSlot: func(model string) (admission.Slot, bool) {
 		placed++
 		return admission.Slot{Replica: model + "-0", Limit: 1}, true
 	}})
@@ -185,7 +185,7 @@ func taskAndRequest(b *bench) {
 	if n := b.Stats("chat").InFlight; n != 1 {
 		b.Errorf("%d leases of the model, want the task's", n)
 	}
-	lease.Settle(0)
+	lease.Correct(0)
 	lease.Release()
 	b.postponed(admission.TaskRequest{Tenant: "acme"})
 	if err := b.Complete(b.ctx(), "acme", got.ID, -1); err != nil {

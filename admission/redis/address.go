@@ -19,7 +19,7 @@ const defaultPort = "6379"
 var errURL = errors.New("redis: the URL must be redis://[user:password@]host:port[,host:port…][/db] or rediss://…")
 
 // parse reads a URL. Package net/url knows only one host, so the others are taken out first.
-func parse(text string) (*client.UniversalOptions, error) {
+func parseURL(text string) (*client.UniversalOptions, error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
 		return nil, errURL
@@ -47,11 +47,11 @@ func parse(text string) (*client.UniversalOptions, error) {
 		}
 		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), port))
 	}
-	return o, options(u, o)
+	return o, setOptions(u, o)
 }
 
 // options are all but the addresses.
-func options(u *url.URL, o *client.UniversalOptions) error {
+func setOptions(u *url.URL, o *client.UniversalOptions) error {
 	switch u.Scheme {
 	case "redis":
 	case "rediss":
@@ -79,8 +79,8 @@ func options(u *url.URL, o *client.UniversalOptions) error {
 }
 
 // tune makes calls fail when their context ends and not be repeated: this package knows what may be.
-func tune(o *client.UniversalOptions, timeout time.Duration) {
-	long := patience * timeout
+func setTimeouts(o *client.UniversalOptions, timeout time.Duration) {
+	long := backgroundTimeouts * timeout
 	o.MaxRetries = -1
 	o.DialerRetries = 1
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = long, long, long, long

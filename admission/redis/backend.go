@@ -13,24 +13,24 @@ import (
 
 // Load implements limits.Backend.
 func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
-	value, err := s.run(ctx, loadScript, patience*s.cfg.Timeout, []any{s.prefix})
+	value, err := s.run(ctx, loadScript, backgroundTimeouts*s.cfg.Timeout, []any{s.prefix})
 	if err != nil {
 		return nil, "", err
 	}
 	list, _ := value.([]any)
-	version, err := text(list, 0)
+	version, err := stringAt(list, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	records := limits.Records{}
 	for i := 1; i+2 < len(list); i += 3 {
-		key, err := text(list, i)
+		key, err := stringAt(list, i)
 		if err != nil {
 			return nil, "", err
 		}
 		var r limits.Record
-		if r.Values, err = values(list[i+1]); err == nil {
-			r.File, err = values(list[i+2])
+		if r.Values, err = parseValues(list[i+1]); err == nil {
+			r.File, err = parseValues(list[i+2])
 		}
 		if err != nil {
 			return nil, "", fmt.Errorf("redis: limits of %s: %w", key, err)
@@ -40,15 +40,15 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 	return records, version, nil
 }
 
-func values(hash any) (limits.Values, error) {
+func parseValues(hash any) (limits.Values, error) {
 	list, _ := hash.([]any)
 	out := limits.Values{}
 	for i := 0; i+1 < len(list); i += 2 {
-		field, err := text(list, i)
+		field, err := stringAt(list, i)
 		if err != nil {
 			return nil, err
 		}
-		digits, err := text(list, i+1)
+		digits, err := stringAt(list, i+1)
 		if err != nil {
 			return nil, err
 		}
@@ -72,16 +72,16 @@ func (s *Store) Save(ctx context.Context, changed limits.Records, version string
 			args = append(args, -1, -1)
 			continue
 		}
-		args = words(words(args, r.Values), r.File)
+		args = appendValues(appendValues(args, r.Values), r.File)
 	}
-	value, err := s.run(ctx, saveScript, patience*s.cfg.Timeout, args)
+	value, err := s.run(ctx, saveScript, backgroundTimeouts*s.cfg.Timeout, args)
 	if err != nil {
 		return false, err
 	}
 	return value == int64(1), nil
 }
 
-func words(args []any, v limits.Values) []any {
+func appendValues(args []any, v limits.Values) []any {
 	args = append(args, 2*len(v))
 	for _, field := range slices.Sorted(maps.Keys(v)) {
 		args = append(args, field, v[field])

@@ -19,7 +19,7 @@ import (
 var _ limits.Backend = (*Store)(nil)
 var _ admission.Shared = (*Store)(nil)
 
-func backend(t testing.TB, servers ...*redistest.Server) *Store {
+func newBackend(t testing.TB, servers ...*redistest.Server) *Store {
 	t.Helper()
 	s, err := New(Config{URL: redistest.URL(servers...), Timeout: time.Second})
 	if err != nil {
@@ -34,7 +34,7 @@ func TestBackend(t *testing.T) {
 	for name, start := range servers(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, ctx := backend(t, start(t)...), t.Context()
+			s, ctx := newBackend(t, start(t)...), t.Context()
 			got, version, err := s.Load(ctx)
 			if err != nil || len(got) != 0 || version != "" {
 				t.Fatal(got, version, err)
@@ -79,7 +79,7 @@ func TestConcurrentWriters(t *testing.T) {
 	const writers, rounds = 6, 15
 	var wg sync.WaitGroup
 	for range writers {
-		s := backend(t, server)
+		s := newBackend(t, server)
 		wg.Go(func() {
 			for range rounds {
 				for saved := false; !saved; {
@@ -99,7 +99,7 @@ func TestConcurrentWriters(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got, _, _ := backend(t, server).Load(t.Context())
+	got, _, _ := newBackend(t, server).Load(t.Context())
 	if n := got["model/m"].Values["weight"]; n != writers*rounds {
 		t.Errorf("%d of %d were kept", n, writers*rounds)
 	}
@@ -109,7 +109,7 @@ func TestConcurrentWriters(t *testing.T) {
 func TestChangedLimits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	other := backend(t, server)
+	other := newBackend(t, server)
 	save(t, other, limits.Records{"model/chat": {Values: limits.Values{"max_concurrent_requests": 1}}}, "", true)
 	var most atomic.Int64
 	var s *Store
@@ -122,7 +122,7 @@ func TestChangedLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	runStore(t, s)
-	until(t, "it is up", func() bool { return s.Status().Up })
+	eventually(t, "it is up", func() bool { return s.Status().Up })
 	ask := func(id string) admission.Reason {
 		for {
 			if v := acquire(s, limited(id, int(most.Load()))); v[0].Reason != admission.Stale {
@@ -150,8 +150,8 @@ func TestBooks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
-	open := func() *limits.Book {
-		var book *limits.Book
+	open := func() *limits.Overrides {
+		var book *limits.Overrides
 		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
 			err := book.Reload(ctx)
 			return book.Version(), err
@@ -164,10 +164,10 @@ func TestBooks(t *testing.T) {
 			t.Fatal(err)
 		}
 		runStore(t, s)
-		until(t, "it is up", func() bool { return s.Status().Up })
+		eventually(t, "it is up", func() bool { return s.Status().Up })
 		return book
 	}
-	holds := func(b *limits.Book, want int64) bool {
+	holds := func(b *limits.Overrides, want int64) bool {
 		e, ok := b.Get("model/chat")
 		return ok && e.Values["max_concurrent_requests"] == want
 	}
@@ -176,7 +176,7 @@ func TestBooks(t *testing.T) {
 	if _, err := one.Patch(t.Context(), "model/chat", map[string]*int64{"max_concurrent_requests": &three}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the other one has it", func() bool { return holds(two, 3) })
+	eventually(t, "the other one has it", func() bool { return holds(two, 3) })
 	if !holds(open(), 3) {
 		t.Error("a new gateway does not have it")
 	}
@@ -204,7 +204,7 @@ func TestURLs(t *testing.T) {
 		"redis://:secret@h?password=what": "",
 		"secret":                          "",
 	} {
-		o, err := parse(url)
+		o, err := parseURL(url)
 		if want == "" {
 			if err == nil {
 				t.Errorf("%s was taken", url)

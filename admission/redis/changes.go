@@ -7,65 +7,65 @@ import (
 )
 
 // refilled is how long a bucket takes to be full again. What was taken longer ago than that is not owed any more.
-const refilled = time.Minute
+const refillTime = time.Minute
 
 // held is a lease that this process has.
-type held struct {
+type heldLease struct {
 	claim admission.Claim
 	// kept is when it was taken without asking, as long as it has not been told; else zero.
-	kept time.Time
+	grantedAloneAt time.Time
 	// expires is when the lease of a task ends.
 	expires time.Time
 	// inStore: the store has had it, so that other gateways may have ended it.
 	inStore bool
 }
 
-type kind byte
+type changeKind byte
 
 const (
-	ended      kind = 'R'
-	firstToken kind = 'F'
-	settled    kind = 'S'
-	alive      kind = 'K'
-	lastLevel  kind = 'L'
+	leaseEnded       changeKind = 'R'
+	firstToken       changeKind = 'F'
+	bucketsCorrected changeKind = 'S'
+	leaseAlive       changeKind = 'K'
+	bucketLevel      changeKind = 'L'
 )
 
 // change is one thing that the store is to be told.
 type change struct {
-	kind  kind
+	kind  changeKind
 	claim admission.Claim
 	// tokens and requests that are given back.
 	tokens, requests int64
 	// kept is when a lease was taken that the store was never told of.
-	kept    time.Time
-	expires time.Time
-	bucket  bucketName
-	level   level
+	grantedAloneAt time.Time
+	expires        time.Time
+	bucket         bucketName
+	level          level
 }
 
 // owed is what of a lease taken without asking still counts. One without tokens is of before a restart: its request was counted
 // then.
 func (c change) owed(now time.Time) (tokens, requests int64) {
-	if c.kept.IsZero() || now.Sub(c.kept) >= refilled || c.claim.Tokens <= 0 {
+	if c.grantedAloneAt.IsZero() || now.Sub(c.grantedAloneAt) >= refillTime || c.claim.Tokens <= 0 {
 		return 0, 0
 	}
 	return c.claim.Tokens, 1
 }
 
 // Keep implements admission.Shared.
-func (s *Store) Keep(c admission.Claim) {
+func (s *Store) ReportLease(c admission.Claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.lost, c.ID)
-	h := &held{claim: c, kept: time.Now()}
+	delete(s.unanswered, c.ID)
+	h := &heldLease{claim: c, grantedAloneAt: time.Now()}
 	if c.Task != nil {
-		h.expires = h.kept.Add(c.Task.Lease)
+		h.expires = h.grantedAloneAt.Add(c.Task.Lease)
 		s.tasks[c.ID] = h
 	} else {
 		s.live[c.ID] = h
 	}
-	s.untold[c.ID] = h
-	s.signal()
+	s.unreported[c.ID] = h
+	s.wakeRun()
 }
 
 // Release implements admission.Shared.
@@ -85,12 +85,12 @@ func (s *Store) releaseLocked(id string, tokens int64, unused bool) {
 	}
 	delete(s.live, id)
 	delete(s.tasks, id)
-	delete(s.untold, id)
-	c := change{kind: ended, claim: h.claim, tokens: tokens, kept: h.kept}
+	delete(s.unreported, id)
+	c := change{kind: leaseEnded, claim: h.claim, tokens: tokens, grantedAloneAt: h.grantedAloneAt}
 	if unused {
 		c.requests = 1
 	}
-	s.changeLocked(c)
+	s.addChangeLocked(c)
 }
 
 // FirstToken implements admission.Shared.
@@ -102,25 +102,25 @@ func (s *Store) FirstToken(id string) {
 		return
 	}
 	h.claim.Prefill = false
-	s.changeLocked(change{kind: firstToken, claim: h.claim})
+	s.addChangeLocked(change{kind: firstToken, claim: h.claim})
 }
 
 // Settle implements admission.Shared.
-func (s *Store) Settle(model, tenant string, tokens int64) {
+func (s *Store) Correct(model, tenant string, tokens int64) {
 	if tokens == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changeLocked(change{kind: settled, claim: admission.Claim{Model: model, Tenant: tenant}, tokens: tokens})
+	s.addChangeLocked(change{kind: bucketsCorrected, claim: admission.Claim{Model: model, Tenant: tenant}, tokens: tokens})
 }
 
-func (s *Store) changeLocked(c change) {
+func (s *Store) addChangeLocked(c change) {
 	if len(s.changes) >= queueLimit {
 		s.changes = s.changes[1:]
 	}
 	s.changes = append(s.changes, c)
-	s.signal()
+	s.wakeRun()
 }
 
 // batch is what was told last. It keeps its number until the answer is there, so that it counts once however often it is sent.
@@ -130,7 +130,7 @@ type batch struct {
 }
 
 // takeChanges makes the batch of the next turn, unless the last one has had no answer.
-func (s *Store) takeChanges() batch {
+func (s *Store) nextBatch() batch {
 	if s.batch.seq > 0 {
 		return s.batch
 	}
@@ -142,28 +142,28 @@ func (s *Store) takeChanges() batch {
 	if len(s.changes) == 0 {
 		s.changes = nil
 	}
-	for id, h := range s.untold {
+	for id, h := range s.unreported {
 		if len(b.changes) >= batchLimit {
 			break
 		}
-		delete(s.untold, id)
-		b.changes = append(b.changes, change{kind: alive, claim: h.claim, kept: h.kept, expires: h.expires})
-		h.kept = time.Time{} // from here on it is charged
+		delete(s.unreported, id)
+		b.changes = append(b.changes, change{kind: leaseAlive, claim: h.claim, grantedAloneAt: h.grantedAloneAt, expires: h.expires})
+		h.grantedAloneAt = time.Time{} // from here on it is charged
 	}
 	if len(b.changes) > 0 {
-		s.seq++
-		b.seq = s.seq
+		s.batchSeq++
+		b.seq = s.batchSeq
 		s.batch = b
 	}
 	return b
 }
 
 // told is called when the batch has had its answer.
-func (s *Store) told() {
+func (s *Store) confirmBatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.batch.changes {
-		if h := s.tasks[c.claim.ID]; c.kind == alive && h != nil {
+		if h := s.tasks[c.claim.ID]; c.kind == leaseAlive && h != nil {
 			h.inStore = true
 		}
 	}
@@ -171,18 +171,18 @@ func (s *Store) told() {
 }
 
 // pending reports whether there is something to tell.
-func (s *Store) pending() bool {
+func (s *Store) hasChanges() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.untold) > 0
+	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
 // renew has every lease told again, and forgets what is of no use any more.
-func (s *Store) renew() {
+func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, h := range s.live {
-		s.untold[id] = h
+		s.unreported[id] = h
 	}
 	now := time.Now()
 	for id, h := range s.tasks {
@@ -191,7 +191,7 @@ func (s *Store) renew() {
 		}
 	}
 	for name, l := range s.levels {
-		if now.Sub(l.seen) >= 2*refilled {
+		if now.Sub(l.seen) >= 2*refillTime {
 			delete(s.levels, name)
 		}
 	}

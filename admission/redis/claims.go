@@ -23,14 +23,14 @@ type call struct {
 func (s *Store) Acquire(claims []admission.Claim, done func([]admission.Verdict)) {
 	c := &call{claims: claims, done: done, at: time.Now()}
 	s.mu.Lock()
-	ask := (s.shared || s.quiet) && len(claims) > 0
+	ask := (s.shared || s.resuming) && len(claims) > 0
 	if ask {
 		c.version = s.version
 		s.calls = append(s.calls, c)
 	}
 	s.mu.Unlock()
 	if ask {
-		s.signal()
+		s.wakeRun()
 	} else {
 		go c.finish(admission.Unavailable)
 	}
@@ -45,7 +45,7 @@ func (c *call) finish(r admission.Reason) {
 }
 
 // skip answers claims that need no asking because of a verdict before them.
-func (c *call) skip() {
+func (c *call) skipBlocked() {
 	for len(c.verdicts) < len(c.claims) {
 		v, ok := c.blocked[c.claims[len(c.verdicts)].Model]
 		if !ok {
@@ -56,7 +56,7 @@ func (c *call) skip() {
 }
 
 // add is the next verdict.
-func (c *call) add(v admission.Verdict) {
+func (c *call) addVerdict(v admission.Verdict) {
 	model := c.claims[len(c.verdicts)].Model
 	c.verdicts = append(c.verdicts, v)
 	if v.Reason == admission.ModelConcurrency || v.Reason == admission.ModelTokens {
@@ -68,14 +68,14 @@ func (c *call) add(v admission.Verdict) {
 }
 
 // part is a run of claims of one call that are asked in one turn.
-type part struct {
+type callPart struct {
 	call   *call
 	claims []admission.Claim
 }
 
 // takeClaims chooses the claims of the next turn. Calls that waited too long are unavailable, those of other limits stale; the
 // caller tells them.
-func (s *Store) takeClaims() (parts []part, late, stale []*call) {
+func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	room := batchLimit
@@ -90,7 +90,7 @@ func (s *Store) takeClaims() (parts []part, late, stale []*call) {
 		default:
 			rest := c.claims[len(c.verdicts):]
 			n := min(len(rest), room)
-			parts = append(parts, part{c, rest[:n]})
+			parts = append(parts, callPart{c, rest[:n]})
 			room -= n
 			if n < len(rest) {
 				return parts, late, stale // it stays the first
@@ -103,8 +103,8 @@ func (s *Store) takeClaims() (parts []part, late, stale []*call) {
 }
 
 // answer tells a call whose part has verdicts, if that was its last one; otherwise what is left is asked in the next turn.
-func (s *Store) answer(c *call) {
-	c.skip()
+func (s *Store) finishIfComplete(c *call) {
+	c.skipBlocked()
 	if len(c.verdicts) < len(c.claims) {
 		return
 	}
@@ -117,7 +117,7 @@ func (s *Store) answer(c *call) {
 }
 
 // abandon answers the calls of a turn whose claims got no verdict. The claims that were sent may have been granted.
-func (s *Store) abandon(parts []part, reason admission.Reason, sent bool) {
+func (s *Store) failParts(parts []callPart, reason admission.Reason, sent bool) {
 	s.mu.Lock()
 	for _, p := range parts {
 		if len(s.calls) > 0 && s.calls[0] == p.call {
@@ -128,7 +128,7 @@ func (s *Store) abandon(parts []part, reason admission.Reason, sent bool) {
 		}
 		for _, claim := range p.claims {
 			if s.live[claim.ID] == nil && s.tasks[claim.ID] == nil {
-				s.lost[claim.ID] = claim
+				s.unanswered[claim.ID] = claim
 			}
 		}
 	}

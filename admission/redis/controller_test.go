@@ -50,7 +50,7 @@ func TestLikeInProcess(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			p := &pair{Rand: rand.New(rand.NewPCG(seed, 3)), t: t, seen: map[string]int{},
+			p := &controllerPair{Rand: rand.New(rand.NewPCG(seed, 3)), t: t, seen: map[string]int{},
 				alone: admission.New(admission.Config{}), shared: controllers(t, 1, fmt.Sprint("like", seed), server)[0]}
 			for i := range 400 {
 				if i%80 == 0 {
@@ -69,7 +69,7 @@ func TestLikeInProcess(t *testing.T) {
 }
 
 // pair is the same Controller twice.
-type pair struct {
+type controllerPair struct {
 	*rand.Rand
 	t             *testing.T
 	alone, shared *admission.Controller
@@ -78,9 +78,9 @@ type pair struct {
 	seen          map[string]int
 }
 
-func (p *pair) both(f func(c *admission.Controller)) { f(p.alone); f(p.shared) }
+func (p *controllerPair) both(f func(c *admission.Controller)) { f(p.alone); f(p.shared) }
 
-func (p *pair) limits() {
+func (p *controllerPair) limits() {
 	for i := range 3 {
 		// The sizes of buckets stay: in process a change holds at once, in the store from the next claim on.
 		l := admission.Limits{MaxConcurrent: p.IntN(12), TokensPerMinute: i * 500, MaxQueue: -1}
@@ -94,20 +94,20 @@ func (p *pair) limits() {
 }
 
 // outcome is what a request became, without the jitter and the clock.
-type outcome struct {
+type pairOutcome struct {
 	what  string
 	quota admission.Quota
 }
 
-func (p *pair) ask(c *admission.Controller, r admission.Request) (*admission.Lease, outcome) {
+func (p *controllerPair) ask(c *admission.Controller, r admission.Request) (*admission.Lease, pairOutcome) {
 	lease, err := c.Admit(p.t.Context(), r)
 	var refused *admission.Refused
-	var o outcome
+	var o pairOutcome
 	switch {
 	case err == nil:
-		o = outcome{"lease", lease.Quota()}
+		o = pairOutcome{"lease", lease.Quota()}
 	case errors.As(err, &refused):
-		o = outcome{refused.Reason.String(), refused.Quota}
+		o = pairOutcome{refused.Reason.String(), refused.Quota}
 	default:
 		o.what = err.Error()
 	}
@@ -116,7 +116,7 @@ func (p *pair) ask(c *admission.Controller, r admission.Request) (*admission.Lea
 	return lease, o
 }
 
-func (p *pair) step(i int) {
+func (p *controllerPair) step(i int) {
 	p.t.Helper()
 	switch {
 	case p.IntN(3) > 0 || len(p.leases) == 0:
@@ -136,16 +136,16 @@ func (p *pair) step(i int) {
 	case p.IntN(3) == 0 && len(p.ended) > 0:
 		actual := 10 + p.IntN(20) // never less: a gateway does not ask again for tokens before their time
 		last := p.ended[len(p.ended)-1]
-		last[0].Settle(actual)
-		last[1].Settle(actual)
+		last[0].Correct(actual)
+		last[1].Correct(actual)
 	default:
 		n := p.IntN(len(p.leases))
 		both := p.leases[n]
 		p.leases = append(p.leases[:n], p.leases[n+1:]...)
 		if p.IntN(2) == 0 {
 			actual := 10 + p.IntN(20) // never less: a gateway does not ask again for tokens before their time
-			both[0].Settle(actual)
-			both[1].Settle(actual)
+			both[0].Correct(actual)
+			both[1].Correct(actual)
 		}
 		both[0].Release()
 		both[1].Release()
@@ -159,7 +159,7 @@ func near(a, b admission.Allowance) bool {
 }
 
 // raise makes most at least n.
-func raise(most *atomic.Int64, n int64) {
+func raiseMax(most *atomic.Int64, n int64) {
 	for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 	}
 }
@@ -181,7 +181,7 @@ func TestThreeGateways(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			raise(&most, inside.Add(1))
+			raiseMax(&most, inside.Add(1))
 			time.Sleep(time.Millisecond)
 			inside.Add(-1)
 			served.Add(1)
@@ -220,7 +220,7 @@ func TestSharesOverGateways(t *testing.T) {
 			})
 		}
 	}
-	until(t, "they are served", func() bool { return served[0].Load()+served[1].Load() > 20_000 })
+	eventually(t, "they are served", func() bool { return served[0].Load()+served[1].Load() > 20_000 })
 	stop()
 	wg.Wait()
 	a, b := served[0].Load(), served[1].Load()
@@ -249,8 +249,8 @@ func TestPause(t *testing.T) {
 					if err != nil {
 						return
 					}
-					raise(&slowest, int64(time.Since(began)))
-					raise(&most, inside.Add(1))
+					raiseMax(&slowest, int64(time.Since(began)))
+					raiseMax(&most, inside.Add(1))
 					time.Sleep(time.Duration(1+rand.IntN(10)) * time.Millisecond)
 					inside.Add(-1)
 					served.Add(1)
@@ -262,18 +262,18 @@ func TestPause(t *testing.T) {
 	serve := func(n int64) {
 		t.Helper()
 		before := served.Load()
-		until(t, "they are served", func() bool { return served.Load() > before+n })
+		eventually(t, "they are served", func() bool { return served.Load() > before+n })
 	}
 	serve(200)
 	t.Logf("before: at most %d inside, slowest %v", most.Load(), time.Duration(slowest.Swap(0)))
 	most.Store(0)
 	server.Pause()
-	until(t, "both are alone", func() bool { return !both[0].Status().Up && !both[1].Status().Up })
+	eventually(t, "both are alone", func() bool { return !both[0].Status().Up && !both[1].Status().Up })
 	serve(200)
 	time.Sleep(2 * time.Second) // that is the pause
 	t.Logf("paused: at most %d inside, slowest %v", most.Load(), time.Duration(slowest.Swap(0)))
 	server.Resume()
-	until(t, "both are back", func() bool { return both[0].Status().Up && both[1].Status().Up })
+	eventually(t, "both are back", func() bool { return both[0].Status().Up && both[1].Status().Up })
 	most.Store(0)
 	serve(500)
 	stop()

@@ -93,7 +93,7 @@ func (o *oracle) change(c change) {
 	}
 	owed, requests := c.owed(time.Now())
 	switch c.kind {
-	case ended:
+	case leaseEnded:
 		delete(o.leases, id)
 		if there {
 			all(c.tokens, c.requests)
@@ -106,9 +106,9 @@ func (o *oracle) change(c change) {
 			l.claim.Prefill = false
 			o.leases[id] = l
 		}
-	case settled:
+	case bucketsCorrected:
 		all(c.tokens, 0)
-	case alive:
+	case leaseAlive:
 		o.leases[id] = oracleLease{claim, o.now/1000 + o.lease}
 		if !there {
 			all(-owed, -requests)
@@ -211,10 +211,10 @@ func TestOracle(t *testing.T) {
 				if wait, err := s.join(t.Context()); err != nil || wait != 0 {
 					t.Fatal(wait, err)
 				}
-				d := &dice{Rand: rand.New(rand.NewPCG(seed, 7)), seen: seen, oracle: &oracle{lease: 300,
+				d := &randomTurns{Rand: rand.New(rand.NewPCG(seed, 7)), seen: seen, oracle: &oracle{lease: 300,
 					leases: map[string]oracleLease{}, buckets: map[bucketName]*oracleBucket{}}}
 				for i := range 300 {
-					d.turn(t, s, i)
+					d.sync(t, s, i)
 				}
 			}
 			t.Log(seen)
@@ -239,7 +239,7 @@ func servers(t *testing.T) map[string]func(testing.TB) []*redistest.Server {
 }
 
 // dice makes random turns and compares what becomes of them.
-type dice struct {
+type randomTurns struct {
 	*rand.Rand
 	oracle *oracle
 	limits map[string]admission.Limits
@@ -249,9 +249,9 @@ type dice struct {
 	seen   map[admission.Reason]int
 }
 
-func pick[T any](d *dice, from ...T) T { return from[d.IntN(len(from))] }
+func pick[T any](d *randomTurns, from ...T) T { return from[d.IntN(len(from))] }
 
-func (d *dice) reroll() {
+func (d *randomTurns) changeLimits() {
 	d.limits, d.tenant = map[string]admission.Limits{}, map[string]admission.TenantLimits{}
 	for i := range 3 {
 		name := fmt.Sprint("n", i)
@@ -261,7 +261,7 @@ func (d *dice) reroll() {
 	}
 }
 
-func (d *dice) claim() admission.Claim {
+func (d *randomTurns) claim() admission.Claim {
 	if len(d.known) > 0 && d.IntN(10) == 0 {
 		return pick(d, d.known...)
 	}
@@ -275,31 +275,31 @@ func (d *dice) claim() admission.Claim {
 	return c
 }
 
-func (d *dice) change() change {
-	c := change{kind: pick(d, ended, ended, ended, ended, firstToken, settled, alive), claim: d.claim()}
+func (d *randomTurns) change() change {
+	c := change{kind: pick(d, leaseEnded, leaseEnded, leaseEnded, leaseEnded, firstToken, bucketsCorrected, leaseAlive), claim: d.claim()}
 	if len(d.known) > 0 && d.IntN(4) > 0 {
 		c.claim = pick(d, d.known...)
 	}
 	switch c.kind {
-	case ended:
+	case leaseEnded:
 		c.tokens, c.requests = d.Int64N(400)-200, d.Int64N(2)
 		if d.IntN(3) == 0 {
-			c.kept = time.Now()
+			c.grantedAloneAt = time.Now()
 		}
-	case settled:
+	case bucketsCorrected:
 		c.tokens = d.Int64N(20_000) - 8_000
-	case alive:
+	case leaseAlive:
 		if d.IntN(2) == 0 {
-			c.kept = time.Now()
+			c.grantedAloneAt = time.Now()
 		}
 	}
 	return c
 }
 
-func (d *dice) turn(t *testing.T, s *Store, i int) {
+func (d *randomTurns) sync(t *testing.T, s *Store, i int) {
 	t.Helper()
 	if i%50 == 0 {
-		d.reroll()
+		d.changeLimits()
 	}
 	if d.IntN(4) == 0 {
 		time.Sleep(time.Duration(d.IntN(20)) * time.Millisecond) // of Redis' clock there is only the real one
@@ -309,26 +309,26 @@ func (d *dice) turn(t *testing.T, s *Store, i int) {
 		b.changes = append(b.changes, d.change())
 	}
 	if len(b.changes) > 0 {
-		s.seq++
-		b.seq = s.seq
+		s.batchSeq++
+		b.seq = s.batchSeq
 	}
-	var parts []part
+	var parts []callPart
 	for range d.IntN(4) {
-		p := part{call: &call{}}
+		p := callPart{call: &call{}}
 		for range 1 + d.IntN(5) {
 			p.claims = append(p.claims, d.claim())
 		}
 		parts = append(parts, p)
 	}
-	form := newForm(parts)
-	r, err := s.sendTurn(t.Context(), b, form, time.Second)
-	if err != nil || r.word != "ok" {
+	form := newClaimTable(parts)
+	r, err := s.sendSync(t.Context(), b, form, time.Second)
+	if err != nil || r.status != "ok" {
 		t.Fatal(r, err)
 	}
 	d.compare(t, i, r, b, parts)
 }
 
-func (d *dice) compare(t *testing.T, i int, r reply, b batch, parts []part) {
+func (d *randomTurns) compare(t *testing.T, i int, r reply, b batch, parts []callPart) {
 	t.Helper()
 	o := d.oracle
 	o.now = r.now
@@ -336,7 +336,7 @@ func (d *dice) compare(t *testing.T, i int, r reply, b batch, parts []part) {
 		o.change(c)
 		d.remember(c.claim)
 	}
-	answers, err := numbers(r.rest, 0)
+	answers, err := intsAt(r.rest, 0)
 	if err != nil && len(parts) > 0 {
 		t.Fatal(err)
 	}
@@ -355,7 +355,7 @@ func (d *dice) compare(t *testing.T, i int, r reply, b batch, parts []part) {
 }
 
 // remember keeps some recent claims to come back to.
-func (d *dice) remember(c admission.Claim) {
+func (d *randomTurns) remember(c admission.Claim) {
 	if d.known = append(d.known, c); len(d.known) > 30 {
 		d.known = slices.Delete(d.known, 0, 1)
 	}

@@ -68,12 +68,12 @@ func TestTooLate(t *testing.T) {
 	if _, err := s.join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	form := newForm([]part{{&call{}, []admission.Claim{limited("a", 1)}}})
-	kept := change{kind: alive, claim: limited("b", 1)}
-	args := s.turnArgs(batch{[]change{kept}, 1}, form, time.Second)
+	form := newClaimTable([]callPart{{&call{}, []admission.Claim{limited("a", 1)}}})
+	kept := change{kind: leaseAlive, claim: limited("b", 1)}
+	args := s.syncArgs(batch{[]change{kept}, 1}, form, time.Second)
 	args[2] = args[2].(int64) - 10_000_000
-	r, err := s.ask(t.Context(), turnScript, time.Second, args)
-	if err != nil || r.word != "late" {
+	r, err := s.runTimed(t.Context(), syncScript, time.Second, args)
+	if err != nil || r.status != "late" {
 		t.Fatal(r, err)
 	}
 	if keys := server.Client().Keys(t.Context(), "{sluice}:leases:*").Val(); len(keys) > 0 {
@@ -81,18 +81,18 @@ func TestTooLate(t *testing.T) {
 	}
 	// With a wrong idea of Redis' clock it is asked again with the right one.
 	s.offset -= 3_600_000_000
-	if r, err = s.sendTurn(t.Context(), batch{}, form, time.Second); err != nil || r.word != "ok" {
+	if r, err = s.sendSync(t.Context(), batch{}, form, time.Second); err != nil || r.status != "ok" {
 		t.Error(r, err)
 	}
 	// The same batch again.
-	give := batch{[]change{{kind: settled, claim: admission.Claim{Model: "m", Tenant: "acme"}, tokens: -10}}, 2}
+	give := batch{[]change{{kind: bucketsCorrected, claim: admission.Claim{Model: "m", Tenant: "acme"}, tokens: -10}}, 2}
 	full := admission.Claim{ID: "c", Model: "m", Tenant: "acme", Limits: admission.Limits{TokensPerMinute: 60}}
 	for i, b := range []batch{{}, give, give} {
-		form := newForm([]part{{&call{}, []admission.Claim{full}}})
-		if r, err = s.sendTurn(t.Context(), b, form, time.Second); err != nil || r.word != "ok" {
+		form := newClaimTable([]callPart{{&call{}, []admission.Claim{full}}})
+		if r, err = s.sendSync(t.Context(), b, form, time.Second); err != nil || r.status != "ok" {
 			t.Fatal(r, err)
 		}
-		levels, _ := numbers(r.rest, 2)
+		levels, _ := intsAt(r.rest, 2)
 		if want := []int64{60, 50, 50}[i]; levels[0] < want || levels[0] > want+5 {
 			t.Errorf("after turn %d %d tokens, want %d", i, levels[0], want)
 		}
@@ -116,14 +116,14 @@ func TestUnavailableAtOnce(t *testing.T) {
 	if st := s.Status(); st.Up || st.Mode != "alone" || st.LastError == "" || st.Gateways != 2 {
 		t.Errorf("%+v", st)
 	}
-	s.Keep(charged("kept"))
-	s.Keep(charged("short"))
+	s.ReportLease(charged("kept"))
+	s.ReportLease(charged("short"))
 	s.Release("short", 40, false) // costs 60, though the store never hears of its lease
 	s.Release("a", 70, false)
-	s.Settle("chat", "acme", 5)
+	s.Correct("chat", "acme", 5)
 	wantReasons(t, acquire(s, charged("x")), admission.Unavailable)
 	server.Resume()
-	until(t, "it is back", func() bool { return s.Status().Up && all[1].Status().Up })
+	eventually(t, "it is back", func() bool { return s.Status().Up && all[1].Status().Up })
 	wantInUse(t, server, "chat", 2) // b and kept
 	// 1000 less a and b and kept and short, and what came back; more trickles in at 17 a second.
 	const want = 1000 - 300 - 60 + 70 + 5
@@ -145,7 +145,7 @@ func TestRestartEmpty(t *testing.T) {
 
 func restartEmpty(t *testing.T, servers []*redistest.Server) {
 	all := stores(t, 2, Config{}, servers...)
-	server := owner(t, servers)
+	server := slotOwner(t, servers)
 	claim := func(id string) admission.Claim {
 		c := limited(id, 4)
 		c.Tokens, c.TenantLimits.TokensPerMinute = 200, 1000
@@ -176,13 +176,13 @@ func restartEmpty(t *testing.T, servers []*redistest.Server) {
 		t.Errorf("%d tokens are left, want those that were not spent before", got)
 	}
 	all[0].Release("a", 0, false)
-	until(t, "its place is free for the other gateway", func() bool {
+	eventually(t, "its place is free for the other gateway", func() bool {
 		return acquire(all[1], limited("e", 4))[0].Reason == admission.Granted
 	})
 }
 
 // owner is the server that has the deployment's keys.
-func owner(t *testing.T, servers []*redistest.Server) *redistest.Server {
+func slotOwner(t *testing.T, servers []*redistest.Server) *redistest.Server {
 	t.Helper()
 	for _, s := range servers {
 		if n, err := s.Client().Exists(t.Context(), "{sluice}:epoch").Result(); err == nil && n == 1 {
@@ -203,7 +203,7 @@ func TestFlushed(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
-	until(t, "it is back", func() bool { return s.Status().Up })
+	eventually(t, "it is back", func() bool { return s.Status().Up })
 	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
 }
 
@@ -217,7 +217,7 @@ func TestFirstStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range leases {
-			s.Keep(limited(fmt.Sprint(i), 1))
+			s.ReportLease(limited(fmt.Sprint(i), 1))
 		}
 		wait, err := s.join(t.Context())
 		if err != nil || (wait > 0) != (leases > 0) {
@@ -238,7 +238,7 @@ func TestReturnTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { s.redis.Close() })
-		s.returning = returning
+		s.wasShared = returning
 		wait, err := s.join(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -250,13 +250,13 @@ func TestReturnTogether(t *testing.T) {
 		t.Fatalf("the first one back waits %v", wait)
 	}
 	second, wait := open(true)
-	if wait <= 0 || second.returnAt != first.returnAt {
-		t.Errorf("they return %v apart", micros(second.returnAt-first.returnAt))
+	if wait <= 0 || second.resumeAt != first.resumeAt {
+		t.Errorf("they return %v apart", micros(second.resumeAt-first.resumeAt))
 	}
 	if other, wait := open(false); wait != 0 || !other.isShared() {
 		t.Errorf("a new one waits %v", wait)
 	}
-	until(t, "it is time", func() bool {
+	eventually(t, "it is time", func() bool {
 		wait, err := first.join(t.Context())
 		return err == nil && wait == 0
 	})
@@ -275,7 +275,7 @@ func TestCallersAfterTheEnd(t *testing.T) {
 	}
 	wantReasons(t, acquire(s, limited("a", 1)), admission.Unavailable)
 	stop := runStore(t, s)
-	until(t, "it is up", func() bool { return s.Status().Up })
+	eventually(t, "it is up", func() bool { return s.Status().Up })
 	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
 	s.Release("a", 0, false)
 	stop()

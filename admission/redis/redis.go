@@ -90,12 +90,12 @@ const (
 	defaultLease      = 75 * time.Second
 	defaultTimeout    = 50 * time.Millisecond
 	// patience is the timeout of what no caller waits for, in timeouts of callers: connecting may take several round trips.
-	patience = 20
+	backgroundTimeouts = 20
 	// probeEvery is the pause between attempts while Redis does not answer.
 	probeEvery = 250 * time.Millisecond
 	// beatEvery is how often a gateway says that it lives, and aliveFor how long its word holds.
-	beatEvery = time.Second
-	aliveFor  = 3 * time.Second
+	heartbeatEvery = time.Second
+	aliveFor       = 3 * time.Second
 	// batchLimit bounds the changes, and the claims, of one turn.
 	batchLimit = 256
 	// queueLimit bounds the changes that wait for Redis. The oldest are dropped: their leases expire by themselves.
@@ -115,11 +115,11 @@ type Store struct {
 	mu sync.Mutex
 	// All below is guarded by mu.
 
-	listener admission.Listener
-	shared   bool
+	subscriber admission.Subscriber
+	shared     bool
 	// quiet: not shared yet, but about to be; claims wait.
-	quiet  bool
-	status Status
+	resuming bool
+	status   Status
 	// version of the limits that this process uses.
 	version string
 	// epoch that is known; "" before the first.
@@ -133,25 +133,25 @@ type Store struct {
 	// changes wait to be told, in order.
 	changes []change
 	// live are the leases of this process but for tasks, tasks those that it knows of.
-	live, tasks map[string]*held
+	live, tasks map[string]*heldLease
 	// untold are the leases of both that are to be told.
-	untold map[string]*held
+	unreported map[string]*heldLease
 	// lost are claims that were asked and not answered.
-	lost map[string]admission.Claim
+	unanswered map[string]admission.Claim
 	// levels are the buckets as last seen.
 	levels map[bucketName]level
 	// ours is what was granted here, by model and tenant, for as long as both have claims.
-	ours map[string]map[string]*servedTokens
+	served map[string]map[string]*servedTokens
 
 	// Below belongs to Run alone.
 
-	batch batch
-	seq   int64
+	batch    batch
+	batchSeq int64
 	// returning: the store was shared before. returnAt is when to share again, by Redis' clock; 0 as long as that is not agreed.
-	returning bool
-	returnAt  int64
+	wasShared bool
+	resumeAt  int64
 	// nextBeat and nextRenewal are due.
-	nextBeat, nextRenewal time.Time
+	nextHeartbeat, nextRenewal time.Time
 }
 
 var deployments = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
@@ -176,34 +176,34 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	options, err := parse(cfg.URL)
+	options, err := parseURL(cfg.URL)
 	if err != nil {
 		return nil, err
 	}
-	tune(options, cfg.Timeout)
+	setTimeouts(options, cfg.Timeout)
 	// What the library would print to stderr comes back as an error too.
 	client.SetLogger(&logging.VoidLogger{})
 	return &Store{
-		cfg:     cfg,
-		prefix:  "{" + cfg.Deployment + "}:",
-		redis:   client.NewUniversalClient(options),
-		started: time.Now(),
-		wake:    make(chan struct{}, 1),
-		status:  Status{Mode: "alone", Since: time.Now(), Gateways: 1},
-		live:    map[string]*held{},
-		tasks:   map[string]*held{},
-		untold:  map[string]*held{},
-		lost:    map[string]admission.Claim{},
-		levels:  map[bucketName]level{},
-		ours:    map[string]map[string]*servedTokens{},
+		cfg:        cfg,
+		prefix:     "{" + cfg.Deployment + "}:",
+		redis:      client.NewUniversalClient(options),
+		started:    time.Now(),
+		wake:       make(chan struct{}, 1),
+		status:     Status{Mode: "alone", Since: time.Now(), Gateways: 1},
+		live:       map[string]*heldLease{},
+		tasks:      map[string]*heldLease{},
+		unreported: map[string]*heldLease{},
+		unanswered: map[string]admission.Claim{},
+		levels:     map[bucketName]level{},
+		served:     map[string]map[string]*servedTokens{},
 	}, nil
 }
 
 // Attach implements admission.Shared.
-func (s *Store) Attach(l admission.Listener) {
+func (s *Store) Subscribe(l admission.Subscriber) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listener = l
+	s.subscriber = l
 }
 
 // Gateways implements admission.Shared.
@@ -222,7 +222,7 @@ func (s *Store) Status() Status {
 
 // setSharedLocked changes the mode.
 func (s *Store) setSharedLocked(shared bool) {
-	s.shared, s.quiet = shared, false
+	s.shared, s.resuming = shared, false
 	s.status.Up, s.status.Mode, s.status.Since = shared, "alone", time.Now()
 	if shared {
 		s.status.Mode = "shared"
@@ -230,13 +230,13 @@ func (s *Store) setSharedLocked(shared bool) {
 }
 
 // failed notes an error of Redis and makes the store unavailable.
-func (s *Store) failed(err error) {
+func (s *Store) markUnavailable(err error) {
 	s.mu.Lock()
 	was := s.shared
 	if was {
 		s.setSharedLocked(false)
 	}
-	s.quiet = false
+	s.resuming = false
 	first := s.status.Errors == 0
 	s.status.Errors++
 	s.status.LastError = err.Error()
@@ -249,11 +249,11 @@ func (s *Store) failed(err error) {
 	for _, c := range calls {
 		c.finish(admission.Unavailable)
 	}
-	s.signal()
+	s.wakeRun()
 }
 
 // signal makes Run look.
-func (s *Store) signal() {
+func (s *Store) wakeRun() {
 	select {
 	case s.wake <- struct{}{}:
 	default:

@@ -17,7 +17,7 @@ func (s *Store) Run(ctx context.Context) error {
 	listenCtx, stop := context.WithCancel(ctx)
 	go func() {
 		defer close(listening)
-		s.listen(listenCtx)
+		s.receiveEvents(listenCtx)
 	}()
 	for ctx.Err() == nil {
 		if pause := s.rejoin(ctx); pause > 0 {
@@ -26,15 +26,15 @@ func (s *Store) Run(ctx context.Context) error {
 		}
 		err := s.serve(ctx)
 		if err != nil && ctx.Err() == nil {
-			s.failed(err)
+			s.markUnavailable(err)
 		}
-		s.returning, s.returnAt = true, 0
+		s.wasShared, s.resumeAt = true, 0
 		if !errors.Is(err, errEpoch) {
 			sleep(ctx, probeEvery)
 		}
 	}
 	stop()
-	s.leave()
+	s.disconnect()
 	<-listening
 	return nil
 }
@@ -53,16 +53,16 @@ func (s *Store) serve(ctx context.Context) error {
 		if !s.isShared() {
 			return nil
 		}
-		if err := s.beat(ctx); err != nil {
+		if err := s.sendHeartbeat(ctx); err != nil {
 			return err
 		}
-		if err := s.turn(ctx); err != nil {
+		if err := s.sync(ctx); err != nil {
 			return err
 		}
-		if s.busy() {
-			s.signal()
+		if s.hasWork() {
+			s.wakeRun()
 		}
-		timer.Reset(time.Until(s.nextBeat))
+		timer.Reset(time.Until(s.nextHeartbeat))
 	}
 }
 
@@ -73,50 +73,50 @@ func (s *Store) isShared() bool {
 }
 
 // busy reports whether another turn is due at once.
-func (s *Store) busy() bool {
+func (s *Store) hasWork() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.calls) > 0 || len(s.changes) > 0 || len(s.untold) > 0
+	return len(s.calls) > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
 // beat says that this gateway lives and hears how the others are, and sees to renewals, whenever it is time.
-func (s *Store) beat(ctx context.Context) error {
+func (s *Store) sendHeartbeat(ctx context.Context) error {
 	now := time.Now()
 	if !now.Before(s.nextRenewal) {
 		s.nextRenewal = now.Add(s.cfg.Lease / 5)
-		s.renew()
+		s.renewLeases()
 	}
-	if now.Before(s.nextBeat) {
+	if now.Before(s.nextHeartbeat) {
 		return nil
 	}
-	s.nextBeat = now.Add(beatEvery)
+	s.nextHeartbeat = now.Add(heartbeatEvery)
 	s.mu.Lock()
 	epoch := s.epoch
-	asked := s.interestLocked(now)
+	asked := s.servedQueriesLocked(now)
 	s.mu.Unlock()
 	args := []any{s.prefix, s.cfg.Gateway, epoch, aliveFor.Milliseconds()}
-	r, err := s.ask(ctx, beatScript, s.cfg.Timeout, interestArgs(args, asked))
+	r, err := s.runTimed(ctx, heartbeatScript, s.cfg.Timeout, appendServedQueries(args, asked))
 	if err != nil {
 		return err
 	}
-	if r.word != "ok" {
-		return wordError(r)
+	if r.status != "ok" {
+		return statusError(r)
 	}
-	gateways, err := number(r.rest, 0)
-	wait, waitErr := number(r.rest, 1)
-	version, versionErr := text(r.rest, 2)
-	served, servedErr := numbers(r.rest, 3)
+	gateways, err := intAt(r.rest, 0)
+	wait, waitErr := intAt(r.rest, 1)
+	version, versionErr := stringAt(r.rest, 2)
+	served, servedErr := intsAt(r.rest, 3)
 	if err := errors.Join(err, waitErr, versionErr, servedErr); err != nil {
 		return err
 	}
 	if wait > 0 {
-		return wordError(reply{word: "wait"})
+		return statusError(reply{status: "wait"})
 	}
 	s.mu.Lock()
 	s.status.Gateways = max(int(gateways), 1)
 	stale := s.cfg.Refresh != nil && version != s.version
 	s.mu.Unlock()
-	s.servedElsewhere(asked, served)
+	s.reportServed(asked, served)
 	if stale {
 		return s.refresh(ctx, 2*s.cfg.Timeout)
 	}
@@ -131,10 +131,10 @@ func (s *Store) rejoin(ctx context.Context) time.Duration {
 		return 0
 	}
 	if err != nil && ctx.Err() == nil {
-		s.failed(err)
+		s.markUnavailable(err)
 	}
 	if err != nil {
-		s.returnAt = 0
+		s.resumeAt = 0
 	}
 	if err != nil || wait > probeEvery {
 		return probeEvery
@@ -147,48 +147,48 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	known, notAfter := s.epoch, s.notAfter
 	fresh := known == "" && len(s.live) == 0 && len(s.tasks) == 0
 	s.mu.Unlock()
-	args := []any{s.prefix, s.cfg.Gateway, known, flag(fresh), aliveFor.Milliseconds(), flag(s.returning), s.returnAt}
-	r, err := s.ask(ctx, joinScript, patience*s.cfg.Timeout, args)
+	args := []any{s.prefix, s.cfg.Gateway, known, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt}
+	r, err := s.runTimed(ctx, joinScript, backgroundTimeouts*s.cfg.Timeout, args)
 	if err != nil {
 		return 0, err
 	}
-	epoch, err := text(r.rest, 0)
-	wait, waitErr := number(r.rest, 1)
-	returnAt, returnErr := number(r.rest, 2)
-	gateways, gatewaysErr := number(r.rest, 3)
-	version, versionErr := text(r.rest, 4)
+	epoch, err := stringAt(r.rest, 0)
+	wait, waitErr := intAt(r.rest, 1)
+	returnAt, returnErr := intAt(r.rest, 2)
+	gateways, gatewaysErr := intAt(r.rest, 3)
+	version, versionErr := stringAt(r.rest, 4)
 	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr); err != nil {
 		return 0, err
 	}
-	s.returnAt = returnAt
+	s.resumeAt = returnAt
 	// What was sent before and got no answer must not run after what is sent now. A clock that was put back is not waited for.
-	if still := micros(notAfter - r.now); still >= 0 && still < 2*patience*s.cfg.Timeout {
+	if still := micros(notAfter - r.now); still >= 0 && still < 2*backgroundTimeouts*s.cfg.Timeout {
 		return still + time.Millisecond, nil
 	}
-	s.adopt(epoch, max(int(gateways), 1))
+	s.prepareReports(epoch, max(int(gateways), 1))
 	if s.cfg.Refresh != nil && version != s.currentVersion() {
-		if err := s.refresh(ctx, patience*s.cfg.Timeout); err != nil {
+		if err := s.refresh(ctx, backgroundTimeouts*s.cfg.Timeout); err != nil {
 			return 0, err
 		}
 	}
-	return s.settleIn(ctx, micros(wait))
+	return s.reportAndResume(ctx, micros(wait))
 }
 
 // settleIn tells the store everything and, when it is nearly time, has claims wait for the store, so that nothing is admitted any more
 // of which it does not know.
-func (s *Store) settleIn(ctx context.Context, wait time.Duration) (time.Duration, error) {
+func (s *Store) reportAndResume(ctx context.Context, wait time.Duration) (time.Duration, error) {
 	if soon := wait - s.cfg.Timeout; soon > 0 {
 		return soon, s.flush(ctx)
 	}
 	s.mu.Lock()
-	s.quiet = true
+	s.resuming = true
 	s.mu.Unlock()
 	began := time.Now()
 	if err := s.flush(ctx); err != nil {
 		return 0, err
 	}
 	sleep(ctx, wait-time.Since(began))
-	s.resume()
+	s.startSharing()
 	return 0, nil
 }
 
@@ -200,65 +200,65 @@ func (s *Store) currentVersion() string {
 
 // adopt prepares what the store is to be told: all live leases, claims without an answer undone, and for a store that has lost its state the
 // buckets and the tasks.
-func (s *Store) adopt(epoch string, gateways int) {
+func (s *Store) prepareReports(epoch string, gateways int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// A store that was emptied has not heard of the others yet. Until claims are asked again the larger number is the safe one.
 	s.status.Gateways = max(s.status.Gateways, gateways)
 	if epoch != s.epoch && s.epoch != "" {
-		s.rebuildLocked()
+		s.restoreLevelsLocked()
 	}
 	s.epoch = epoch
-	for id, claim := range s.lost {
-		s.changes = append(s.changes, change{kind: ended, claim: claim, tokens: claim.Tokens, requests: 1})
-		delete(s.lost, id)
+	for id, claim := range s.unanswered {
+		s.changes = append(s.changes, change{kind: leaseEnded, claim: claim, tokens: claim.Tokens, requests: 1})
+		delete(s.unanswered, id)
 	}
 	for id, h := range s.live {
-		s.untold[id] = h
+		s.unreported[id] = h
 	}
 }
 
 // rebuildLocked is for a store that has lost its state. Levels come first, so that what is owed has something to be taken from; the last batch
 // may or may not have been counted by the old state, and is counted by the new one.
-func (s *Store) rebuildLocked() {
+func (s *Store) restoreLevelsLocked() {
 	var first []change
 	now := time.Now()
 	for name, l := range s.levels {
-		if now.Sub(l.seen) < 2*refilled {
-			first = append(first, change{kind: lastLevel, bucket: name, level: l})
+		if now.Sub(l.seen) < 2*refillTime {
+			first = append(first, change{kind: bucketLevel, bucket: name, level: l})
 		}
 	}
 	s.changes = append(append(first, s.batch.changes...), s.changes...)
 	s.batch = batch{}
 	for id, h := range s.tasks {
-		s.untold[id] = h
+		s.unreported[id] = h
 	}
 }
 
 // resume has claims asked again.
-func (s *Store) resume() {
+func (s *Store) startSharing() {
 	s.mu.Lock()
 	s.setSharedLocked(true)
-	gateways, listener := s.status.Gateways, s.listener
+	gateways, subscriber := s.status.Gateways, s.subscriber
 	var waiting []string
-	for model := range s.ours {
+	for model := range s.served {
 		waiting = append(waiting, model)
 	}
 	s.mu.Unlock()
 	s.cfg.Log.Info("redis answers: limits hold over all gateways", zap.Int("gateways", gateways))
-	if listener == nil {
+	if subscriber == nil {
 		return
 	}
 	for _, model := range waiting { // news of the outage was missed
-		listener.Freed(model)
+		subscriber.CapacityFreed(model)
 	}
 }
 
 // leave answers who still waits, tells what is left, and disconnects.
-func (s *Store) leave() {
+func (s *Store) disconnect() {
 	s.mu.Lock()
 	calls, was := s.calls, s.shared
-	s.calls, s.quiet = nil, false
+	s.calls, s.resuming = nil, false
 	if was {
 		s.setSharedLocked(false)
 	}
@@ -267,7 +267,7 @@ func (s *Store) leave() {
 		c.finish(admission.Unavailable)
 	}
 	if was {
-		ctx, cancel := context.WithTimeout(context.Background(), patience*s.cfg.Timeout)
+		ctx, cancel := context.WithTimeout(context.Background(), backgroundTimeouts*s.cfg.Timeout)
 		defer cancel()
 		_ = s.flush(ctx) // leases that could not be told expire
 		_ = s.redis.ZRem(ctx, s.prefix+"gateways", s.cfg.Gateway).Err()

@@ -13,12 +13,12 @@ import (
 var (
 	//go:embed common.lua
 	commonLua string
-	//go:embed turn.lua
-	turnLua string
+	//go:embed sync.lua
+	syncLua string
 	//go:embed join.lua
 	joinLua string
-	//go:embed beat.lua
-	beatLua string
+	//go:embed heartbeat.lua
+	heartbeatLua string
 	//go:embed task.lua
 	taskLua string
 	//go:embed load.lua
@@ -26,21 +26,21 @@ var (
 	//go:embed save.lua
 	saveLua string
 
-	turnScript = client.NewScript(commonLua + turnLua)
-	joinScript = client.NewScript(commonLua + joinLua)
-	beatScript = client.NewScript(commonLua + beatLua)
-	taskScript = client.NewScript(commonLua + taskLua)
-	loadScript = client.NewScript(commonLua + loadLua)
-	saveScript = client.NewScript(commonLua + saveLua)
+	syncScript      = client.NewScript(commonLua + syncLua)
+	joinScript      = client.NewScript(commonLua + joinLua)
+	heartbeatScript = client.NewScript(commonLua + heartbeatLua)
+	taskScript      = client.NewScript(commonLua + taskLua)
+	loadScript      = client.NewScript(commonLua + loadLua)
+	saveScript      = client.NewScript(commonLua + saveLua)
 )
 
 var errReply = errors.New("redis: a reply that no script of this version gives")
 
 // reply is what a script answered: a word, Redis' time, and what the word is about.
 type reply struct {
-	word string
-	now  int64
-	rest []any
+	status string
+	now    int64
+	rest   []any
 }
 
 // run calls a script within the timeout, however long the client takes to notice. It returns what the script returned.
@@ -65,7 +65,7 @@ func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Dur
 }
 
 // ask is run for the scripts that answer with a word and Redis' time, from which it learns what time it is there.
-func (s *Store) ask(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (reply, error) {
+func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (reply, error) {
 	sent := time.Since(s.started)
 	value, err := s.run(ctx, script, timeout, args)
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *Store) ask(ctx context.Context, script *client.Script, timeout time.Dur
 	}
 	r := reply{rest: list[2:]}
 	var known bool
-	if r.word, known = list[0].(string); !known {
+	if r.status, known = list[0].(string); !known {
 		return reply{}, errReply
 	}
 	if r.now, known = list[1].(int64); !known {
@@ -99,7 +99,7 @@ func (s *Store) deadline(timeout time.Duration) int64 {
 }
 
 // number is the integer at i of a reply, text the string there.
-func number(list []any, i int) (int64, error) {
+func intAt(list []any, i int) (int64, error) {
 	if i >= len(list) {
 		return 0, errReply
 	}
@@ -110,7 +110,7 @@ func number(list []any, i int) (int64, error) {
 	return n, nil
 }
 
-func text(list []any, i int) (string, error) {
+func stringAt(list []any, i int) (string, error) {
 	if i >= len(list) {
 		return "", errReply
 	}
@@ -122,7 +122,7 @@ func text(list []any, i int) (string, error) {
 }
 
 // numbers is the list of integers at i of a reply.
-func numbers(list []any, i int) ([]int64, error) {
+func intsAt(list []any, i int) ([]int64, error) {
 	if i >= len(list) {
 		return nil, errReply
 	}
@@ -133,7 +133,7 @@ func numbers(list []any, i int) ([]int64, error) {
 	out := make([]int64, len(inner))
 	for j := range inner {
 		var err error
-		if out[j], err = number(inner, j); err != nil {
+		if out[j], err = intAt(inner, j); err != nil {
 			return nil, err
 		}
 	}

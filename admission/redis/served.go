@@ -9,14 +9,14 @@ import (
 const (
 	// interestFor is how long after its last claim a tenant's service elsewhere is asked for, and interestLimit for how many pairs of
 	// model and tenant at once.
-	interestFor   = 10 * time.Second
-	interestLimit = 512
+	queryFor   = 10 * time.Second
+	queryLimit = 512
 )
 
 // servedTokens is what a tenant had of a model.
 type servedTokens struct {
 	// here is what this process granted since total was first read.
-	here int64
+	local int64
 	// total is what all gateways granted, as last read; below 0 before that.
 	total int64
 	// claimed is when the tenant last asked here.
@@ -24,11 +24,11 @@ type servedTokens struct {
 }
 
 // activeLocked notes a claim, and what it was granted.
-func (s *Store) activeLocked(c admission.Claim, granted bool) {
-	tenants := s.ours[c.Model]
+func (s *Store) recordClaimLocked(c admission.Claim, granted bool) {
+	tenants := s.served[c.Model]
 	if tenants == nil {
 		tenants = map[string]*servedTokens{}
-		s.ours[c.Model] = tenants
+		s.served[c.Model] = tenants
 	}
 	t := tenants[c.Tenant]
 	if t == nil {
@@ -37,36 +37,36 @@ func (s *Store) activeLocked(c admission.Claim, granted bool) {
 	}
 	t.claimed = time.Now()
 	if granted {
-		t.here += max(c.Tokens, 0)
+		t.local += max(c.Tokens, 0)
 	}
 }
 
 // interest is one model whose tenants ask here.
-type interest struct {
+type servedQuery struct {
 	model   string
 	tenants []string
 	// here is what each was granted here before the question.
-	here []int64
+	local []int64
 }
 
 // interestLocked chooses what to ask the store for, and forgets who has not asked for long.
-func (s *Store) interestLocked(now time.Time) []interest {
-	var out []interest
-	room := interestLimit
-	for model, tenants := range s.ours {
-		i := interest{model: model}
+func (s *Store) servedQueriesLocked(now time.Time) []servedQuery {
+	var out []servedQuery
+	room := queryLimit
+	for model, tenants := range s.served {
+		i := servedQuery{model: model}
 		for tenant, t := range tenants {
 			switch {
-			case now.Sub(t.claimed) >= interestFor:
+			case now.Sub(t.claimed) >= queryFor:
 				delete(tenants, tenant)
 			case room > 0 && s.status.Gateways > 1:
 				room--
 				i.tenants = append(i.tenants, tenant)
-				i.here = append(i.here, t.here)
+				i.local = append(i.local, t.local)
 			}
 		}
 		if len(tenants) == 0 {
-			delete(s.ours, model)
+			delete(s.served, model)
 		}
 		if len(i.tenants) > 0 {
 			out = append(out, i)
@@ -75,7 +75,7 @@ func (s *Store) interestLocked(now time.Time) []interest {
 	return out
 }
 
-func interestArgs(args []any, asked []interest) []any {
+func appendServedQueries(args []any, asked []servedQuery) []any {
 	args = append(args, len(asked))
 	for _, i := range asked {
 		args = append(args, i.model, len(i.tenants))
@@ -87,7 +87,7 @@ func interestArgs(args []any, asked []interest) []any {
 }
 
 // servedElsewhere tells the listener what others served.
-func (s *Store) servedElsewhere(asked []interest, totals []int64) {
+func (s *Store) reportServed(asked []servedQuery, totals []int64) {
 	type news struct {
 		model, tenant string
 		tokens        int64
@@ -96,25 +96,25 @@ func (s *Store) servedElsewhere(asked []interest, totals []int64) {
 	s.mu.Lock()
 	for _, i := range asked {
 		for j, tenant := range i.tenants {
-			t := s.ours[i.model][tenant]
+			t := s.served[i.model][tenant]
 			if len(totals) == 0 || t == nil {
 				break
 			}
 			total := totals[0]
 			totals = totals[1:]
-			if elsewhere := total - t.total - i.here[j]; t.total >= 0 && elsewhere > 0 {
+			if elsewhere := total - t.total - i.local[j]; t.total >= 0 && elsewhere > 0 {
 				all = append(all, news{i.model, tenant, elsewhere})
 			}
 			t.total = total
-			t.here -= i.here[j]
+			t.local -= i.local[j]
 		}
 	}
-	listener := s.listener
+	subscriber := s.subscriber
 	s.mu.Unlock()
-	if listener == nil {
+	if subscriber == nil {
 		return
 	}
 	for _, n := range all {
-		listener.Served(n.model, n.tenant, n.tokens)
+		subscriber.TokensServed(n.model, n.tenant, n.tokens)
 	}
 }

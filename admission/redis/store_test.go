@@ -36,7 +36,7 @@ func stores(t testing.TB, n int, cfg Config, servers ...*redistest.Server) []*St
 		all = append(all, s)
 	}
 	for _, s := range all {
-		until(t, "all stores know each other", func() bool { return s.Status().Up && s.Gateways() == n })
+		eventually(t, "all stores know each other", func() bool { return s.Status().Up && s.Gateways() == n })
 	}
 	return all
 }
@@ -56,7 +56,7 @@ func runStore(t testing.TB, s *Store) (stop func()) {
 	return stop
 }
 
-func until(t testing.TB, what string, holds func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(testPatience); !holds(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -97,7 +97,7 @@ func wantInUse(t testing.TB, server *redistest.Server, model string, want int64)
 			t.Logf("%d leases of %s", got, model)
 		}
 	}()
-	until(t, fmt.Sprintf("%d leases of %s", want, model), func() bool {
+	eventually(t, fmt.Sprintf("%d leases of %s", want, model), func() bool {
 		got, _ = c.ZCard(t.Context(), "{sluice}:leases:"+model).Result()
 		return got == want
 	})
@@ -180,12 +180,12 @@ func TestExpiryAndRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := runStore(t, dying)
-	until(t, "it is up", func() bool { return dying.Status().Up })
+	eventually(t, "it is up", func() bool { return dying.Status().Up })
 	wantReasons(t, acquire(all[0], limited("stays", 2)), admission.Granted)
 	wantReasons(t, acquire(dying, limited("expires", 2)), admission.Granted)
 	stop()
 	wantReasons(t, acquire(all[0], limited("c", 2)), admission.ModelConcurrency)
-	until(t, "the lease of the process that is gone expires", func() bool {
+	eventually(t, "the lease of the process that is gone expires", func() bool {
 		return acquire(all[0], limited("c", 2))[0].Reason == admission.Granted
 	})
 	c := server.Client()
@@ -202,12 +202,12 @@ func TestExpiryAndRenewal(t *testing.T) {
 func TestFreed(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
-	heard := &ear{}
-	all[1].Attach(heard)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
 	wantReasons(t, acquire(all[0], limited("a", 1)), admission.Granted)
 	wantReasons(t, acquire(all[1], limited("b", 1)), admission.ModelConcurrency)
 	all[0].Release("a", 0, false)
-	until(t, "it is told", func() bool { return heard.freed("chat") > 0 })
+	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 	wantReasons(t, acquire(all[1], limited("b", 1)), admission.Granted)
 }
 
@@ -215,15 +215,15 @@ func TestFreed(t *testing.T) {
 func TestFirstToken(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
-	heard := &ear{}
-	all[1].Attach(heard)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
 	claim := func(id string) admission.Claim {
 		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Prefill: true, TenantLimits: admission.TenantLimits{MaxPrefill: 1}}
 	}
 	wantReasons(t, acquire(all[0], claim("a")), admission.Granted)
 	wantReasons(t, acquire(all[1], claim("b")), admission.TenantPrefill)
 	all[0].FirstToken("a")
-	until(t, "it is told", func() bool { return heard.freed("chat") > 0 })
+	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 	wantReasons(t, acquire(all[1], claim("b")), admission.Granted)
 	if got := acquire(all[1], claim("c")); got[0].ModelInUse != 2 {
 		t.Errorf("%+v, want both still running", got)
@@ -234,8 +234,8 @@ func TestFirstToken(t *testing.T) {
 func TestServed(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
-	heard := &ear{}
-	all[1].Attach(heard)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
 	claim := func(id, tenant string, tokens int64) admission.Claim {
 		return admission.Claim{ID: id, Model: "chat", Tenant: tenant, Tokens: tokens}
 	}
@@ -245,30 +245,30 @@ func TestServed(t *testing.T) {
 		wantReasons(t, acquire(s, claim(fmt.Sprint(id), tenant, tokens)), admission.Granted)
 	}
 	ask(all[1], "acme", 5)
-	until(t, "it has looked once", func() bool {
+	eventually(t, "it has looked once", func() bool {
 		all[1].mu.Lock()
 		defer all[1].mu.Unlock()
-		return all[1].ours["chat"]["acme"].total == 5
+		return all[1].served["chat"]["acme"].total == 5
 	})
 	ask(all[0], "acme", 7)
 	ask(all[0], "other", 100) // nobody of this tenant is at the other gateway
 	ask(all[1], "acme", 11)
-	until(t, "it is told", func() bool { return heard.served("chat/acme") == 7 })
+	eventually(t, "it is told", func() bool { return heard.served("chat/acme") == 7 })
 	ask(all[0], "acme", 13)
-	until(t, "it is told", func() bool { return heard.served("chat/acme") == 20 })
+	eventually(t, "it is told", func() bool { return heard.served("chat/acme") == 20 })
 	if n := heard.served("chat/other"); n != 0 {
 		t.Errorf("%d tokens of a tenant that is not here", n)
 	}
 }
 
 // ear is a Listener.
-type ear struct {
+type recordingSubscriber struct {
 	mu     sync.Mutex
 	models map[string]int
 	tokens map[string]int64
 }
 
-func (e *ear) Freed(model string) {
+func (e *recordingSubscriber) CapacityFreed(model string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.models == nil {
@@ -277,7 +277,7 @@ func (e *ear) Freed(model string) {
 	e.models[model]++
 }
 
-func (e *ear) Served(model, tenant string, tokens int64) {
+func (e *recordingSubscriber) TokensServed(model, tenant string, tokens int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.tokens == nil {
@@ -286,13 +286,13 @@ func (e *ear) Served(model, tenant string, tokens int64) {
 	e.tokens[model+"/"+tenant] += tokens
 }
 
-func (e *ear) freed(model string) int {
+func (e *recordingSubscriber) freed(model string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.models[model]
 }
 
-func (e *ear) served(key string) int64 {
+func (e *recordingSubscriber) served(key string) int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.tokens[key]

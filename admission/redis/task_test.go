@@ -19,7 +19,7 @@ func task(id, key string, lease time.Duration) admission.Claim {
 	return c
 }
 
-func nothing(admission.Task) int64 { return 0 }
+func noCorrection(admission.Task) int64 { return 0 }
 
 func wantError(t testing.TB, got, want error) {
 	t.Helper()
@@ -49,7 +49,7 @@ func TestTasks(t *testing.T) {
 
 			_, err := all[1].Task(ctx, "stranger", "a")
 			wantError(t, err, admission.ErrUnknownTask)
-			wantError(t, all[1].EndTask(ctx, "stranger", "a", nothing), admission.ErrUnknownTask)
+			wantError(t, all[1].EndTask(ctx, "stranger", "a", noCorrection), admission.ErrUnknownTask)
 			wantError(t, all[1].RenewTask(ctx, "acme", "nobody", time.Minute), admission.ErrUnknownTask)
 			wantError(t, all[1].RenewTask(ctx, "acme", "a", time.Hour), nil)
 			got, err := all[0].Task(ctx, "acme", "a")
@@ -57,7 +57,7 @@ func TestTasks(t *testing.T) {
 				t.Errorf("%+v, %v", got, err)
 			}
 			wantError(t, all[1].EndTask(ctx, "acme", "a", func(t admission.Task) int64 { return t.Tokens - 30 }), nil)
-			wantError(t, all[0].EndTask(ctx, "acme", "a", nothing), admission.ErrUnknownTask)
+			wantError(t, all[0].EndTask(ctx, "acme", "a", noCorrection), admission.ErrUnknownTask)
 			next := acquire(all[0], task("f", "k", time.Minute)) // the key is free again
 			wantReasons(t, next, admission.Granted)
 			if next[0].Task != nil || next[0].ModelInUse != 2 {
@@ -99,7 +99,7 @@ func TestTaskExpires(t *testing.T) {
 	s := stores(t, 1, Config{Lease: time.Second}, redistest.Start(t))[0]
 	wantReasons(t, acquire(s, task("a", "k", 1200*time.Millisecond), task("b", "", time.Hour)), admission.Granted, admission.Granted)
 	wantReasons(t, acquire(s, task("c", "", time.Minute)), admission.ModelConcurrency)
-	until(t, "its lease ends by itself", func() bool {
+	eventually(t, "its lease ends by itself", func() bool {
 		return acquire(s, task("c", "", time.Minute))[0].Reason == admission.Granted
 	})
 	_, err := s.Task(t.Context(), "acme", "a")
@@ -114,22 +114,22 @@ func TestTasksAlone(t *testing.T) {
 	all := stores(t, 2, Config{}, server)
 	s, ctx := all[0], t.Context()
 	wantReasons(t, acquire(s, task("stored", "", time.Minute), task("gone", "", time.Minute)), admission.Granted, admission.Granted)
-	wantError(t, all[1].EndTask(ctx, "acme", "gone", nothing), nil)
+	wantError(t, all[1].EndTask(ctx, "acme", "gone", noCorrection), nil)
 	server.Pause()
 	wantReasons(t, acquire(s, limited("x", 2)), admission.Unavailable)
 	for _, id := range []string{"ended", "renewed"} {
-		s.Keep(task(id, "key of "+id, time.Minute))
+		s.ReportLease(task(id, "key of "+id, time.Minute))
 	}
-	s.Keep(task("gone", "", time.Minute)) // as a journal of before does
-	wantError(t, s.EndTask(ctx, "acme", "stored", nothing), admission.ErrUnavailable)
+	s.ReportLease(task("gone", "", time.Minute)) // as a journal of before does
+	wantError(t, s.EndTask(ctx, "acme", "stored", noCorrection), admission.ErrUnavailable)
 	_, err := s.Task(ctx, "acme", "nobody")
 	wantError(t, err, admission.ErrUnavailable)
 	_, err = s.Task(ctx, "stranger", "renewed")
 	wantError(t, err, admission.ErrUnavailable)
 	wantError(t, s.RenewTask(ctx, "acme", "renewed", time.Hour), nil)
-	wantError(t, s.EndTask(ctx, "acme", "ended", nothing), nil)
+	wantError(t, s.EndTask(ctx, "acme", "ended", noCorrection), nil)
 	server.Resume()
-	until(t, "they are back", func() bool { return s.Status().Up && all[1].Status().Up })
+	eventually(t, "they are back", func() bool { return s.Status().Up && all[1].Status().Up })
 	wantInUse(t, server, "chat", 2) // stored, renewed
 	got, err := all[1].Task(ctx, "acme", "renewed")
 	if err != nil || time.Until(got.Expires) < 50*time.Minute {
@@ -143,20 +143,20 @@ func TestTasksAlone(t *testing.T) {
 		_, err = all[1].Task(ctx, "acme", id)
 		wantError(t, err, admission.ErrUnknownTask)
 	}
-	wantError(t, all[1].EndTask(ctx, "acme", "renewed", nothing), nil)
-	wantError(t, s.EndTask(ctx, "acme", "renewed", nothing), admission.ErrUnknownTask)
+	wantError(t, all[1].EndTask(ctx, "acme", "renewed", noCorrection), nil)
+	wantError(t, s.EndTask(ctx, "acme", "renewed", noCorrection), admission.ErrUnknownTask)
 }
 
 // TestForeignTaskFrees: who ends a task of another gateway hears itself that there is room now.
 func TestForeignTaskFrees(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
-	heard := &ear{}
-	all[1].Attach(heard)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
 	wantReasons(t, acquire(all[0], task("a", "", time.Minute), task("b", "", time.Minute)), admission.Granted, admission.Granted)
 	wantReasons(t, acquire(all[1], limited("c", 2)), admission.ModelConcurrency)
-	wantError(t, all[1].EndTask(t.Context(), "acme", "a", nothing), nil)
-	until(t, "it is told", func() bool { return heard.freed("chat") > 0 })
+	wantError(t, all[1].EndTask(t.Context(), "acme", "a", noCorrection), nil)
+	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 }
 
 // TestReleasedTask: a task that nobody began leaves nothing behind.

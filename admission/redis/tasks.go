@@ -13,7 +13,7 @@ func (s *Store) Task(ctx context.Context, tenant, id string) (admission.Task, er
 	if t, ok := s.localTask(tenant, id); ok {
 		return t, nil
 	}
-	return s.taskCall(ctx, "get", []any{tenant, id, 0})
+	return s.runTaskScript(ctx, "get", []any{tenant, id, 0})
 }
 
 // EndTask implements admission.Shared.
@@ -28,18 +28,18 @@ func (s *Store) EndTask(ctx context.Context, tenant, id string, tokens func(admi
 		s.releaseLocked(id, back, false)
 		return nil
 	}
-	t, err := s.taskCall(ctx, "get", []any{tenant, id, 0})
+	t, err := s.runTaskScript(ctx, "get", []any{tenant, id, 0})
 	if err != nil {
 		return err
 	}
 	back := min(max(tokens(t), -maxTokens), maxTokens)
-	if _, err := s.taskCall(ctx, "end", []any{tenant, id, back}); err != nil {
+	if _, err := s.runTaskScript(ctx, "end", []any{tenant, id, back}); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.tasks, id)
-	delete(s.untold, id)
+	delete(s.unreported, id)
 	return nil
 }
 
@@ -47,7 +47,7 @@ func (s *Store) EndTask(ctx context.Context, tenant, id string, tokens func(admi
 func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
 	expires := time.Now().Add(lease)
 	if _, ok := s.localTask(tenant, id); !ok {
-		if _, err := s.taskCall(ctx, "renew", []any{tenant, id, max(lease.Milliseconds(), 1)}); err != nil {
+		if _, err := s.runTaskScript(ctx, "renew", []any{tenant, id, max(lease.Milliseconds(), 1)}); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Dur
 	if h := s.tasks[id]; h != nil {
 		h.expires = expires
 		if !h.inStore {
-			s.untold[id] = h // perhaps it is on its way with the old time
+			s.unreported[id] = h // perhaps it is on its way with the old time
 		}
 	}
 	return nil
@@ -74,27 +74,27 @@ func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 }
 
 // taskCall asks the store about a task of a tenant: args are the tenant, the id and a number.
-func (s *Store) taskCall(ctx context.Context, verb string, args []any) (admission.Task, error) {
+func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (admission.Task, error) {
 	if !s.isShared() {
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	r, err := s.ask(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, verb}, args...))
+	r, err := s.runTimed(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, verb}, args...))
 	if err != nil {
 		if ctx.Err() == nil {
-			s.failed(err)
+			s.markUnavailable(err)
 		}
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	switch r.word {
+	switch r.status {
 	case "unknown":
 		return admission.Task{}, admission.ErrUnknownTask
 	case "ok":
 	default:
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	model, err := text(r.rest, 0)
-	tokens, tokensErr := number(r.rest, 1)
-	left, leftErr := number(r.rest, 2)
+	model, err := stringAt(r.rest, 0)
+	tokens, tokensErr := intAt(r.rest, 1)
+	left, leftErr := intAt(r.rest, 2)
 	if errors.Join(err, tokensErr, leftErr) != nil {
 		return admission.Task{}, admission.ErrUnavailable
 	}

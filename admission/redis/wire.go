@@ -21,7 +21,7 @@ type askedTenant struct {
 }
 
 // form collects the claims of a turn.
-type form struct {
+type claimTable struct {
 	models  []askedModel
 	tenants []askedTenant
 	modelAt map[askedModel]int
@@ -30,10 +30,10 @@ type form struct {
 	count   int
 }
 
-func bound(n int) int64 { return min(max(int64(n), 0), maxTokens) }
+func clampLimit(n int) int64 { return min(max(int64(n), 0), maxTokens) }
 
-func (f *form) model(c admission.Claim) int {
-	m := askedModel{c.Model, bound(c.Limits.MaxConcurrent), bound(c.Limits.TokensPerMinute)}
+func (f *claimTable) model(c admission.Claim) int {
+	m := askedModel{c.Model, clampLimit(c.Limits.MaxConcurrent), clampLimit(c.Limits.TokensPerMinute)}
 	i, ok := f.modelAt[m]
 	if !ok {
 		f.models = append(f.models, m)
@@ -43,9 +43,9 @@ func (f *form) model(c admission.Claim) int {
 	return i
 }
 
-func (f *form) tenantOf(c admission.Claim) int {
+func (f *claimTable) tenantOf(c admission.Claim) int {
 	l := c.TenantLimits
-	t := askedTenant{c.Tenant, bound(l.RequestsPerMinute), bound(l.TokensPerMinute), bound(l.MaxConcurrent), bound(l.MaxPrefill)}
+	t := askedTenant{c.Tenant, clampLimit(l.RequestsPerMinute), clampLimit(l.TokensPerMinute), clampLimit(l.MaxConcurrent), clampLimit(l.MaxPrefill)}
 	i, ok := f.tenant[t]
 	if !ok {
 		f.tenants = append(f.tenants, t)
@@ -55,19 +55,19 @@ func (f *form) tenantOf(c admission.Claim) int {
 	return i
 }
 
-func (f *form) add(c admission.Claim, first bool) {
+func (f *claimTable) add(c admission.Claim, first bool) {
 	var taskMillis int64
 	key := ""
 	if c.Task != nil {
 		taskMillis, key = max(c.Task.Lease.Milliseconds(), 1), c.Task.Key
 	}
-	f.claims = append(f.claims, c.ID, f.model(c), f.tenantOf(c), c.Replica, bound(c.ReplicaLimit), min(max(c.Tokens, 0), maxTokens),
-		flag(c.Prefill), flag(first), taskMillis, key)
+	f.claims = append(f.claims, c.ID, f.model(c), f.tenantOf(c), c.Replica, clampLimit(c.ReplicaLimit), min(max(c.Tokens, 0), maxTokens),
+		boolArg(c.Prefill), boolArg(first), taskMillis, key)
 	f.count++
 }
 
-func newForm(parts []part) *form {
-	f := &form{modelAt: map[askedModel]int{}, tenant: map[askedTenant]int{}}
+func newClaimTable(parts []callPart) *claimTable {
+	f := &claimTable{modelAt: map[askedModel]int{}, tenant: map[askedTenant]int{}}
 	for _, p := range parts {
 		for i, c := range p.claims {
 			f.add(c, i == 0)
@@ -77,7 +77,7 @@ func newForm(parts []part) *form {
 }
 
 // args is the part of a script's arguments that the claims are.
-func (f *form) args(args []any) []any {
+func (f *claimTable) args(args []any) []any {
 	args = append(args, len(f.models))
 	for _, m := range f.models {
 		args = append(args, m.name, m.max, m.tokens)
@@ -89,7 +89,7 @@ func (f *form) args(args []any) []any {
 	return append(append(args, f.count), f.claims...)
 }
 
-func flag(b bool) int {
+func boolArg(b bool) int {
 	if b {
 		return 1
 	}
@@ -104,14 +104,14 @@ func (c change) args(args []any, now time.Time) []any {
 	owed = min(max(owed, 0), maxTokens)
 	args = append(args, string(c.kind))
 	switch c.kind {
-	case ended:
-		return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, flag(claim.Prefill), back, c.requests, owed,
-			requests, flag(claim.Task != nil))
+	case leaseEnded:
+		return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), back, c.requests, owed,
+			requests, boolArg(claim.Task != nil))
 	case firstToken:
 		return append(args, claim.ID, claim.Tenant)
-	case settled:
+	case bucketsCorrected:
 		return append(args, claim.Model, claim.Tenant, back)
-	case lastLevel:
+	case bucketLevel:
 		return append(args, string(c.bucket.kind), c.bucket.name, c.level.size, c.level.at(now))
 	}
 	var taskMillis int64
@@ -122,7 +122,7 @@ func (c change) args(args []any, now time.Time) []any {
 			taskMillis = -1 // it has expired untold: it only costs
 		}
 	}
-	return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, flag(claim.Prefill), min(max(claim.Tokens, 0), maxTokens),
+	return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), min(max(claim.Tokens, 0), maxTokens),
 		owed, requests, taskMillis, key)
 }
 
@@ -141,7 +141,7 @@ type level struct {
 // at is how full the bucket is now, if nobody else has taken any.
 func (l level) at(now time.Time) int64 {
 	elapsed := now.Sub(l.seen)
-	if elapsed >= 2*refilled {
+	if elapsed >= 2*refillTime {
 		return l.size
 	}
 	return min(l.size, l.tokens+int64(float64(l.size)*elapsed.Minutes()))

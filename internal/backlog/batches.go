@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	workers     = 20
-	batch       = 10
-	workerLimit = 30 * time.Minute
+	workers       = 20
+	batchSize     = 10
+	workerTimeout = 30 * time.Minute
 )
 
 // Batches solves the tasks in batches without a look at the limits.
 func Batches(models []Model, tasks []Task) Result {
 	o := newObserver(models)
-	return inBatches(tasks, &turns{models: models, call: o.call}, o)
+	return inBatches(tasks, &modelsBackend{models: models, call: o.call}, o)
 }
 
 // Obey solves the tasks in batches, but each call waits at its model until the limits have room.
@@ -26,16 +26,16 @@ func Obey(models []Model, tasks []Task) Result {
 	for _, m := range models {
 		gates[m.Name] = newGate(m)
 	}
-	return inBatches(tasks, &turns{models: models, call: func(ctx context.Context, model string, t Task) bool {
-		if !gates[model].enter(ctx, t.Tokens) {
+	return inBatches(tasks, &modelsBackend{models: models, call: func(ctx context.Context, model string, t Task) bool {
+		if !gates[model].acquire(ctx, t.Tokens) {
 			return false
 		}
-		defer gates[model].leave()
+		defer gates[model].release()
 		return o.call(ctx, model, t)
 	}}, o)
 }
 
-func inBatches(tasks []Task, backend *turns, o *observer) Result {
+func inBatches(tasks []Task, backend *modelsBackend, o *observer) Result {
 	start := time.Now()
 	for left := tasks; len(left) > 0; {
 		left = round(left, backend)
@@ -45,16 +45,16 @@ func inBatches(tasks []Task, backend *turns, o *observer) Result {
 }
 
 // round is one run of the workers. It returns the tasks that are left.
-func round(tasks []Task, backend *turns) (left []Task) {
-	ctx, cancel := context.WithTimeout(context.Background(), workerLimit)
+func round(tasks []Task, backend *modelsBackend) (left []Task) {
+	ctx, cancel := context.WithTimeout(context.Background(), workerTimeout)
 	defer cancel()
 	lefts := make([][]Task, workers)
 	var wg sync.WaitGroup
 	for i := range workers {
 		part := tasks[len(tasks)*i/workers : len(tasks)*(i+1)/workers]
 		wg.Go(func() {
-			for len(part) > 0 && backend.batch(ctx, part[:min(batch, len(part))]) {
-				part = part[min(batch, len(part)):]
+			for len(part) > 0 && backend.batch(ctx, part[:min(batchSize, len(part))]) {
+				part = part[min(batchSize, len(part)):]
 			}
 			lefts[i] = part
 		})
@@ -67,14 +67,14 @@ func round(tasks []Task, backend *turns) (left []Task) {
 }
 
 // turns is the Models Backend.
-type turns struct {
+type modelsBackend struct {
 	models []Model
 	next   atomic.Int64
 	call   func(ctx context.Context, model string, t Task) bool
 }
 
 // batch solves the tasks and returns when the slowest is done. It says whether all were done before ctx ended.
-func (b *turns) batch(ctx context.Context, tasks []Task) bool {
+func (b *modelsBackend) batch(ctx context.Context, tasks []Task) bool {
 	var wg sync.WaitGroup
 	var lost atomic.Bool
 	for _, t := range tasks {
@@ -91,7 +91,7 @@ func (b *turns) batch(ctx context.Context, tasks []Task) bool {
 
 // gate makes calls wait until their model has room for them, the first one first.
 type gate struct {
-	turn, slots chan struct{}
+	order, slots chan struct{}
 	// The bucket belongs to who holds the turn.
 	size, level, rate float64
 	at                time.Time
@@ -99,16 +99,16 @@ type gate struct {
 
 func newGate(m Model) *gate {
 	size := float64(m.TokensPerMinute)
-	return &gate{turn: make(chan struct{}, 1), slots: make(chan struct{}, m.MaxConcurrent), size: size, level: size, rate: size / 60, at: time.Now()}
+	return &gate{order: make(chan struct{}, 1), slots: make(chan struct{}, m.MaxConcurrent), size: size, level: size, rate: size / 60, at: time.Now()}
 }
 
 // enter returns when the call may begin, or false when ctx has ended before.
-func (g *gate) enter(ctx context.Context, tokens int) bool {
-	if !take(ctx, g.turn) {
+func (g *gate) acquire(ctx context.Context, tokens int) bool {
+	if !acquire(ctx, g.order) {
 		return false
 	}
-	defer func() { <-g.turn }()
-	if !take(ctx, g.slots) {
+	defer func() { <-g.order }()
+	if !acquire(ctx, g.slots) {
 		return false
 	}
 	g.refill()
@@ -129,11 +129,11 @@ func (g *gate) refill() {
 	g.at = now
 }
 
-func (g *gate) leave() { <-g.slots }
+func (g *gate) release() { <-g.slots }
 
-func take(ctx context.Context, places chan struct{}) bool {
+func acquire(ctx context.Context, slots chan struct{}) bool {
 	select {
-	case places <- struct{}{}:
+	case slots <- struct{}{}:
 		return true
 	case <-ctx.Done():
 		return false

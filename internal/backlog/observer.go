@@ -15,7 +15,7 @@ type observer struct {
 }
 
 type observed struct {
-	most, running int
+	maxRunning, running int
 	// The bucket, in tokens; a rate in tokens a second.
 	size, level, rate float64
 	at                time.Time
@@ -25,24 +25,24 @@ func newObserver(models []Model) *observer {
 	o := &observer{models: map[string]*observed{}}
 	for _, m := range models {
 		size := float64(m.TokensPerMinute)
-		o.models[m.Name] = &observed{most: m.MaxConcurrent, size: size, level: size, rate: size / 60, at: time.Now()}
+		o.models[m.Name] = &observed{maxRunning: m.MaxConcurrent, size: size, level: size, rate: size / 60, at: time.Now()}
 	}
 	return o
 }
 
 // call lets the model work on the task and says whether it was solved before ctx ended.
 func (o *observer) call(ctx context.Context, model string, t Task) bool {
-	o.begin(model, t)
-	defer o.end(model)
+	o.callStarted(model, t)
+	defer o.callFinished(model)
 	return sleep(ctx, t.Takes)
 }
 
-func (o *observer) begin(model string, t Task) {
+func (o *observer) callStarted(model string, t Task) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.result.Calls++
 	m := o.models[model]
-	if m.running++; m.running > m.most {
+	if m.running++; m.running > m.maxRunning {
 		o.result.OverConcurrency++
 	}
 	now := time.Now()
@@ -56,7 +56,7 @@ func (o *observer) begin(model string, t Task) {
 	m.level -= float64(t.Tokens)
 }
 
-func (o *observer) end(model string) {
+func (o *observer) callFinished(model string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.models[model].running--

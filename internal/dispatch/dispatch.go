@@ -279,24 +279,24 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Bytes:    r.Bytes,
 		Timeout:  c.patience(r.Timeout),
 		Prefill:  ticket.watch,
-		Admitted: r.Task != "",
+		SlotOnly: r.Task != "",
 		OnWait:   func() { d.waits(c, r) },
-		Place: func(model string) (admission.Slot, bool) {
+		ReserveSlot: func(model string) (admission.Slot, bool) {
 			now, ok := d.world.Load().targets[model]
 			if !ok {
 				return admission.Slot{}, false
 			}
 			return now.place(keys.of(now.policy.UserMessages), ticket)
 		},
-		Unplace:   ticket.unplace,
-		Preempted: r.Preempted > 0,
+		ReleaseSlot: ticket.unplace,
+		Preempted:   r.Preempted > 0,
 	}
 	if r.Preempt != nil && r.Preempted < mostPreempted {
 		ticket.preemptible = true
-		request.Preempt, request.Helps = ticket.preempts(r.Preempt), ticket.helps
+		request.OnPreempt, request.WouldFreeSlot = ticket.preempts(r.Preempt), ticket.helps
 	}
 	if r.Watch != nil {
-		request.Spot = r.Watch.begin(c)
+		request.WaitHandle = r.Watch.begin(c)
 	}
 	return request
 }

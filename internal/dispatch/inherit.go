@@ -77,7 +77,7 @@ func (d *Dispatcher) inheritLocked(at Place, c *counter, n int) {
 	for range n {
 		one := inherited{counter: c}
 		if !d.shared { // else the lease of before still counts
-			lease, err := d.admission.Resume(admission.Resumed{Model: at.Model})
+			lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 			if err != nil {
 				return
 			}
@@ -100,7 +100,7 @@ func (d *Dispatcher) Recognize(r Running) {
 	if i < 0 {
 		return
 	}
-	lease, err := d.admission.Resume(admission.Resumed{Model: r.Model, Tenant: r.Tenant, ID: r.Lease, Tokens: r.Tokens})
+	lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, ID: r.Lease, Tokens: r.Tokens})
 	if err != nil {
 		return
 	}

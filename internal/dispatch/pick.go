@@ -25,7 +25,7 @@ func (t *target) place(key uint64, ticket *Ticket) (admission.Slot, bool) {
 			ticket.hold(t, i, t.list(key, i, loads))
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}
 			if d := ticket.dispatcher; d.shared {
-				slot.Full = func() { d.fullElsewhere(r) }
+				slot.OnFull = func() { d.fullElsewhere(r) }
 			}
 			return slot, true
 		}

@@ -157,7 +157,7 @@ func (t *Ticket) FirstToken() bool {
 	if was {
 		t.lease.FirstToken() // it only counts once
 		t.dispatcher.freed(replica, t.Model)
-		t.dispatcher.admission.Kick(t.Model)
+		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
 	return true
 }
@@ -190,7 +190,7 @@ func (t *Ticket) Moved(address string) {
 	if to != from {
 		t.remember(target, to)
 		t.dispatcher.freed(from, t.Model)
-		t.dispatcher.admission.Kick(t.Model)
+		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
 }
 
@@ -222,7 +222,7 @@ func (t *Ticket) Settle(r Response) {
 	t.settled = true
 	t.mu.Unlock()
 	if !again {
-		t.lease.Settle(t.lessons.settle(r, t.question))
+		t.lease.Correct(t.lessons.settle(r, t.question))
 	}
 }
 
@@ -236,7 +236,7 @@ func (d *Dispatcher) freed(replica *counter, had string) {
 	}
 	for n := range users {
 		if model := users[(at+1+n)%len(users)]; model != had {
-			d.admission.Kick(model)
+			d.admission.RetryWaiters(model)
 		}
 	}
 }

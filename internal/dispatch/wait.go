@@ -14,7 +14,7 @@ type Wait struct {
 	// choice is what the request may go to; empty before it waits. Guarded by mu.
 	choice choice
 	// spot is admission's own
-	spot admission.Spot
+	spot admission.WaitHandle
 }
 
 // Look says what the request waits for: its position in the queue from 1 (0: it does not wait, or nobody knows), whether a replica is
@@ -31,7 +31,7 @@ func (w *Wait) Look(d *Dispatcher) (position int, starting bool, note string) {
 }
 
 // begin is called when the request is about to ask for its place.
-func (w *Wait) begin(c choice) *admission.Spot {
+func (w *Wait) begin(c choice) *admission.WaitHandle {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.choice = c

@@ -61,7 +61,7 @@ func (d *Dispatcher) rebuildLocked() {
 	d.placeInheritedLocked()
 	for name := range changed {
 		if w.targets[name] != nil {
-			d.admission.Kick(name)
+			d.admission.RetryWaiters(name)
 			continue
 		}
 		d.admission.Remove(name)

@@ -56,7 +56,7 @@ type gateway struct {
 	auth       *authz.Authenticator
 	admission  *admission.Controller
 	shared     *redis.Store // nil without Redis
-	limits     *limits.Book
+	limits     *limits.Overrides
 	dispatcher *dispatch.Dispatcher
 	scaler     *scale.Scaler
 	local      *local.Launcher
@@ -221,7 +221,7 @@ func (g *gateway) run(ctx context.Context) error {
 		return err
 	}
 	g.adoptLocal(c)
-	if err := g.admission.Recover(); err != nil {
+	if err := g.admission.RecoverTasks(); err != nil {
 		return err
 	}
 	if err := g.apply(c); err != nil {

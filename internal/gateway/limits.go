@@ -29,7 +29,7 @@ func (g *gateway) makeAdmission() error {
 	life := make([]byte, 8)
 	rand.Read(life) // it never fails
 	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(life),
-		Journal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
+		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
 	kept := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
 	if c.Redis != "" {
 		store, err := redis.New(redis.Config{URL: c.Redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,

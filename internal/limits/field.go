@@ -22,37 +22,37 @@ const (
 
 // The bounds keep sums and products of limits far inside an int64 and inside the whole numbers of a float64, which Lua has.
 const (
-	mostAMinute = 1_000_000_000_000
-	mostAtOnce  = 1_000_000_000
-	mostWeight  = 1_000_000
+	maxPerMinute = 1_000_000_000_000
+	maxAtOnce    = 1_000_000_000
+	maxWeight    = 1_000_000
 )
 
 // rule says what a field may be. Its usual value is least: weight 1, and no limit for all others.
-type rule struct{ least, most int64 }
+type rule struct{ min, max int64 }
 
-func (r rule) fault(v int64) string {
+func (r rule) check(v int64) string {
 	switch {
-	case v < r.least:
-		return fmt.Sprintf("must be at least %d", r.least)
-	case v > r.most:
-		return fmt.Sprintf("must be at most %d", r.most)
+	case v < r.min:
+		return fmt.Sprintf("must be at least %d", r.min)
+	case v > r.max:
+		return fmt.Sprintf("must be at most %d", r.max)
 	}
 	return ""
 }
 
 // of reads a value that may be missing.
-func (r rule) of(v Values, field string) int64 {
+func (r rule) valueIn(v Values, field string) int64 {
 	if n, ok := v[field]; ok {
 		return n
 	}
-	return r.least
+	return r.min
 }
 
 type rules map[string]rule
 
 // kinds are the fields that can be changed at run time, by kind of key.
 func kinds() map[string]rules {
-	weight, minute, atOnce := rule{1, mostWeight}, rule{0, mostAMinute}, rule{0, mostAtOnce}
+	weight, minute, atOnce := rule{1, maxWeight}, rule{0, maxPerMinute}, rule{0, maxAtOnce}
 	return map[string]rules{
 		"model": {Weight: weight, MaxConcurrentRequests: atOnce, MaxTokensPerMinute: minute},
 		"tenant": {Weight: weight, RequestsPerMinute: minute, TokensPerMinute: minute,
@@ -66,34 +66,34 @@ func kindOf(key string) string {
 }
 
 // whole gives every field a value within its bounds: the file has been validated elsewhere, and perhaps less strictly. Nil stays nil.
-func (rs rules) whole(v Values) Values {
+func (rs rules) complete(v Values) Values {
 	if v == nil {
 		return nil
 	}
 	out := Values{}
 	for field, r := range rs {
-		out[field] = min(max(r.of(v, field), r.least), r.most)
+		out[field] = min(max(r.valueIn(v, field), r.min), r.max)
 	}
 	return out
 }
 
 // fresh is the record of something that was never patched.
-func (rs rules) fresh(file Values) Record {
+func (rs rules) newRecord(file Values) Record {
 	if file == nil {
-		return Record{Values: rs.whole(Values{})}
+		return Record{Values: rs.complete(Values{})}
 	}
 	return Record{Values: maps.Clone(file), File: maps.Clone(file)}
 }
 
 // mend gives the record every field, within its bounds: it may have been written by another version, or by hand. Fields that are not
 // known here stay.
-func (rs rules) mend(r *Record) {
+func (rs rules) repair(r *Record) {
 	for field, rule := range rs {
 		if len(r.File) > 0 {
-			r.File[field] = min(max(rule.of(r.File, field), rule.least), rule.most)
+			r.File[field] = min(max(rule.valueIn(r.File, field), rule.min), rule.max)
 		}
-		if v, ok := r.Values[field]; !ok || rule.fault(v) != "" {
-			r.Values[field] = rule.of(r.File, field)
+		if v, ok := r.Values[field]; !ok || rule.check(v) != "" {
+			r.Values[field] = rule.valueIn(r.File, field)
 		}
 	}
 }
@@ -102,7 +102,7 @@ func (rs rules) mend(r *Record) {
 func (rs rules) patched(r Record) []string {
 	fields := []string{}
 	for field, rule := range rs {
-		if r.Values[field] != rule.of(r.File, field) {
+		if r.Values[field] != rule.valueIn(r.File, field) {
 			fields = append(fields, field)
 		}
 	}
@@ -118,7 +118,7 @@ func (rs rules) check(changes map[string]*int64) *Invalid {
 			return &Invalid{field, "is not a limit that can be changed; those are " + strings.Join(slices.Sorted(maps.Keys(rs)), ", ")}
 		}
 		if v := changes[field]; v != nil {
-			if reason := rule.fault(*v); reason != "" {
+			if reason := rule.check(*v); reason != "" {
 				return &Invalid{field, reason}
 			}
 		}

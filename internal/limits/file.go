@@ -18,24 +18,24 @@ import (
 )
 
 // lockPatience is how long a look for the lock of the file sleeps; a change holds it for the time of one small write.
-const lockPatience = 5 * time.Millisecond
+const lockRetry = 5 * time.Millisecond
 
 // File keeps records in a JSON file, which is replaced in one step: after a crash there is the old one or the new one. Several
 // processes may use the same one. A file that cannot be read is an error and stays; one that is not what Save writes is an error
 // too, once: it is put aside under its name with .bad, and the next Load finds none.
-func File(path string) Backend { return &file{path} }
+func File(path string) Backend { return &fileBackend{path} }
 
-type file struct{ path string }
+type fileBackend struct{ path string }
 
 // content is what is in the file.
 type content struct {
 	Limits Records `json:"limits"`
 }
 
-func (f *file) Load(ctx context.Context) (Records, string, error) {
+func (f *fileBackend) Load(ctx context.Context) (Records, string, error) {
 	records, version, err := f.read()
 	if errors.Is(err, errFaulty) {
-		return nil, "", f.putAside(ctx)
+		return nil, "", f.moveAside(ctx)
 	}
 	return records, version, err
 }
@@ -43,7 +43,7 @@ func (f *file) Load(ctx context.Context) (Records, string, error) {
 var errFaulty = errors.New("faulty")
 
 // read needs no lock: a file is replaced in one step.
-func (f *file) read() (Records, string, error) {
+func (f *fileBackend) read() (Records, string, error) {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Records{}, "", nil
@@ -65,7 +65,7 @@ func (f *file) read() (Records, string, error) {
 }
 
 // putAside renames a faulty file and says so; somebody else may have done it meanwhile.
-func (f *file) putAside(ctx context.Context) error {
+func (f *fileBackend) moveAside(ctx context.Context) error {
 	unlock, err := f.lock(ctx)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (f *file) putAside(ctx context.Context) error {
 	return fmt.Errorf("%w; it is kept as %s", fault, aside)
 }
 
-func (f *file) Save(ctx context.Context, changed Records, version string) (bool, error) {
+func (f *fileBackend) Save(ctx context.Context, changed Records, version string) (bool, error) {
 	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
 		return false, err
 	}
@@ -101,7 +101,7 @@ func (f *file) Save(ctx context.Context, changed Records, version string) (bool,
 	if err != nil || now != version {
 		return false, err
 	}
-	records.put(changed)
+	records.apply(changed)
 	data, err := json.MarshalIndent(content{records}, "", "  ")
 	if err != nil {
 		return false, err
@@ -113,7 +113,7 @@ func (f *file) Save(ctx context.Context, changed Records, version string) (bool,
 }
 
 // replace needs the lock.
-func (f *file) replace(data []byte) error {
+func (f *fileBackend) replace(data []byte) error {
 	temporary := f.path + ".tmp"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
 		return err
@@ -141,7 +141,7 @@ func (f *file) replace(data []byte) error {
 }
 
 // lock keeps other processes, and other Files of this one, from changing the file.
-func (f *file) lock(ctx context.Context) (func(), error) {
+func (f *fileBackend) lock(ctx context.Context) (func(), error) {
 	l, err := os.OpenFile(f.path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (f *file) lock(ctx context.Context) (func(), error) {
 			return nil, &fs.PathError{Op: "lock", Path: l.Name(), Err: err}
 		}
 		select {
-		case <-time.After(lockPatience):
+		case <-time.After(lockRetry):
 		case <-ctx.Done():
 			l.Close()
 			return nil, fmt.Errorf("lock %s: %w", l.Name(), ctx.Err())

@@ -73,7 +73,7 @@ func TestFaultyFile(t *testing.T) {
 				t.Errorf("%s: %s has %q, %v", text, name, got, err)
 			}
 		}
-		if e := patch(t, b, "model/a", one("max_concurrent_requests", number(4))); !cmp.Equal(e.Values, model(3, 4, 0)) {
+		if e := patch(t, b, "model/a", changeOf("max_concurrent_requests", int64Ptr(4))); !cmp.Equal(e.Values, model(3, 4, 0)) {
 			t.Errorf("%s: %+v", text, e)
 		}
 		b = New(Config{Backend: File(path)})

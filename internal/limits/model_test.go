@@ -12,7 +12,7 @@ import (
 )
 
 // naive is the rule in its simplest words: what was patched, and what the file said last. It keeps all over restarts.
-type naive struct {
+type referenceOverrides struct {
 	patched map[string]map[string]int64
 	// file has a row for every key that was ever named or is there without being named; named says which is which.
 	file  map[string]map[string]int64
@@ -20,7 +20,7 @@ type naive struct {
 	there map[string]bool
 }
 
-func usual(field string) int64 {
+func defaultValue(field string) int64 {
 	if field == "weight" {
 		return 1
 	}
@@ -29,20 +29,20 @@ func usual(field string) int64 {
 
 func fields(key string) []string { return slices.Sorted(maps.Keys(kinds()[kindOf(key)])) }
 
-func (n *naive) sync(file map[string]Values) {
+func (n *referenceOverrides) sync(file map[string]Values) {
 	n.there = map[string]bool{}
 	for key, values := range file {
 		n.there[key] = true
 		if n.file[key] == nil {
 			n.file[key], n.patched[key] = map[string]int64{}, map[string]int64{}
 			for _, f := range fields(key) {
-				n.file[key][f] = usual(f)
+				n.file[key][f] = defaultValue(f)
 			}
 		}
 		for _, f := range fields(key) {
 			now, ok := values[f]
 			if !ok {
-				now = usual(f)
+				now = defaultValue(f)
 			}
 			if now != n.file[key][f] {
 				delete(n.patched[key], f)
@@ -60,7 +60,7 @@ func (n *naive) sync(file map[string]Values) {
 	}
 }
 
-func (n *naive) entry(key string) Entry {
+func (n *referenceOverrides) entry(key string) Entry {
 	e := Entry{Values: Values{}, Patched: []string{}}
 	if n.named[key] {
 		e.File = Values{}
@@ -97,7 +97,7 @@ func randomFile(r *rand.Rand) map[string]Values {
 		}
 		for _, f := range fields(key) {
 			if r.IntN(2) == 0 {
-				file[key][f] = usual(f) + r.Int64N(2)
+				file[key][f] = defaultValue(f) + r.Int64N(2)
 			}
 		}
 	}
@@ -109,7 +109,7 @@ func randomChange(r *rand.Rand, key string) map[string]*int64 {
 	for _, f := range fields(key) {
 		switch r.IntN(4) {
 		case 0:
-			change[f] = number(usual(f) + r.Int64N(3))
+			change[f] = int64Ptr(defaultValue(f) + r.Int64N(3))
 		case 1:
 			change[f] = nil
 		}
@@ -122,12 +122,12 @@ func TestAgainstTheRule(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		var backend Backend = &memory{}
+		var backend Backend = &memoryBackend{}
 		steps := 200
 		if seed%10 == 0 {
 			backend, steps = File(filepath.Join(t.TempDir(), "state", "limits.json")), 60
 		}
-		rule := &naive{patched: map[string]map[string]int64{}, file: map[string]map[string]int64{}, named: map[string]bool{}}
+		rule := &referenceOverrides{patched: map[string]map[string]int64{}, file: map[string]map[string]int64{}, named: map[string]bool{}}
 		b := New(Config{Backend: backend})
 		restarts, patches := 0, 0
 		for step := range steps {
@@ -176,8 +176,8 @@ func TestBooksConverge(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		backend := &memory{}
-		books := []*Book{New(Config{Backend: backend}), New(Config{Backend: backend})}
+		backend := &memoryBackend{}
+		books := []*Overrides{New(Config{Backend: backend}), New(Config{Backend: backend})}
 		for range 60 {
 			i := r.IntN(len(books))
 			switch key := keys[r.IntN(len(keys))]; r.IntN(5) {
@@ -197,13 +197,13 @@ func TestBooksConverge(t *testing.T) {
 		for _, b := range books {
 			sync1(t, b, file)
 		}
-		patch(t, books[1], "model/always", one("weight", number(77)))
+		patch(t, books[1], "model/always", changeOf("weight", int64Ptr(77)))
 		for _, b := range books {
 			if err := b.Reload(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if diff := cmp.Diff(books[0].now.Load().entries, books[1].now.Load().entries); diff != "" {
+		if diff := cmp.Diff(books[0].current.Load().entries, books[1].current.Load().entries); diff != "" {
 			t.Fatalf("seed %d: %s", seed, diff)
 		}
 		if books[0].Version() != books[1].Version() || entry(t, books[0], "model/always").Values["weight"] != 77 {

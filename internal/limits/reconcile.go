@@ -7,26 +7,26 @@ import "maps"
 //
 // What counts is a change of this process's file, not a difference from the record: gateways whose files differ for a while, as in a
 // rolling update, would otherwise take turns for ever. Only the first look after a start compares with the record.
-func (b *Book) reconcile(records Records) []string {
-	var given []string
+func (b *Overrides) reconcile(records Records) []string {
+	var replaced []string
 	for key, file := range b.file {
 		rs := b.kinds[kindOf(key)]
-		was, known := b.settled[key]
+		was, known := b.reconciled[key]
 		r, kept := records[key]
 		if !kept {
-			b.put(records, key, rs.fresh(file))
+			b.putOrDelete(records, key, rs.newRecord(file))
 			continue
 		}
-		rs.mend(&r)
+		rs.repair(&r)
 		patched := rs.patched(r)
 		for field, rule := range rs {
-			said := rule.of(file, field)
-			if said == rule.of(r.File, field) || known && said == rule.of(was, field) {
+			said := rule.valueIn(file, field)
+			if said == rule.valueIn(r.File, field) || known && said == rule.valueIn(was, field) {
 				continue
 			}
 			r.Values[field] = said
 			if r.File == nil {
-				r.File = rs.whole(Values{})
+				r.File = rs.complete(Values{})
 			}
 			r.File[field] = said
 		}
@@ -37,14 +37,14 @@ func (b *Book) reconcile(records Records) []string {
 				r.File = maps.Clone(file)
 			}
 		}
-		given = append(given, gone(key, patched, rs.patched(r))...)
-		b.put(records, key, r)
+		replaced = append(replaced, replacedPatches(key, patched, rs.patched(r))...)
+		b.putOrDelete(records, key, r)
 	}
-	b.forget(records)
-	return given
+	b.deleteRemoved(records)
+	return replaced
 }
 
-func gone(key string, before, after []string) []string {
+func replacedPatches(key string, before, after []string) []string {
 	var fields []string
 	still := map[string]bool{}
 	for _, field := range after {
@@ -59,7 +59,7 @@ func gone(key string, before, after []string) []string {
 }
 
 // forget drops the records of what the file named and names no more.
-func (b *Book) forget(records Records) {
+func (b *Overrides) deleteRemoved(records Records) {
 	told := map[string]bool{}
 	for key := range b.file {
 		told[kindOf(key)] = true
@@ -68,14 +68,14 @@ func (b *Book) forget(records Records) {
 		if _, ok := b.file[key]; ok || !told[kindOf(key)] || len(r.File) == 0 {
 			continue
 		}
-		if _, known := b.settled[key]; known || b.settled == nil {
+		if _, known := b.reconciled[key]; known || b.reconciled == nil {
 			delete(records, key)
 		}
 	}
 }
 
 // put keeps a record unless it says nothing: the file does not name it, and nothing is patched.
-func (b *Book) put(records Records, key string, r Record) {
+func (b *Overrides) putOrDelete(records Records, key string, r Record) {
 	if len(r.File) == 0 && len(b.kinds[kindOf(key)].patched(r)) == 0 {
 		delete(records, key)
 		return

@@ -11,19 +11,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func number(n int64) *int64 { return &n }
+func int64Ptr(n int64) *int64 { return &n }
 
 // one is a change of one field; nil is the file's value again.
-func one(field string, v *int64) map[string]*int64 { return map[string]*int64{field: v} }
+func changeOf(field string, v *int64) map[string]*int64 { return map[string]*int64{field: v} }
 
-func sync1(t *testing.T, b *Book, file map[string]Values) {
+func sync1(t *testing.T, b *Overrides, file map[string]Values) {
 	t.Helper()
 	if err := b.Sync(t.Context(), file); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func patch(t *testing.T, b *Book, key string, changes map[string]*int64) Entry {
+func patch(t *testing.T, b *Overrides, key string, changes map[string]*int64) Entry {
 	t.Helper()
 	e, err := b.Patch(t.Context(), key, changes)
 	if err != nil {
@@ -32,7 +32,7 @@ func patch(t *testing.T, b *Book, key string, changes map[string]*int64) Entry {
 	return e
 }
 
-func entry(t *testing.T, b *Book, key string) Entry {
+func entry(t *testing.T, b *Overrides, key string) Entry {
 	t.Helper()
 	e, ok := b.Get(key)
 	if !ok {
@@ -52,7 +52,7 @@ func TestPatchWinsUntilTheFileChanges(t *testing.T) {
 	if diff := cmp.Diff(Entry{model(1, 64, 0), model(1, 64, 0), []string{}}, entry(t, b, "model/a/b")); diff != "" {
 		t.Error(diff)
 	}
-	got := patch(t, b, "model/a/b", map[string]*int64{"weight": number(3), "max_concurrent_requests": number(2)})
+	got := patch(t, b, "model/a/b", map[string]*int64{"weight": int64Ptr(3), "max_concurrent_requests": int64Ptr(2)})
 	want := Entry{model(3, 2, 0), model(1, 64, 0), []string{"max_concurrent_requests", "weight"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -67,7 +67,7 @@ func TestPatchWinsUntilTheFileChanges(t *testing.T) {
 	if diff := cmp.Diff(want, entry(t, b, "model/a/b")); diff != "" {
 		t.Errorf("the field changed in the file: %s", diff)
 	}
-	if diff := cmp.Diff(Entry{model(1, 32, 0), model(1, 32, 0), []string{}}, patch(t, b, "model/a/b", one("weight", nil))); diff != "" {
+	if diff := cmp.Diff(Entry{model(1, 32, 0), model(1, 32, 0), []string{}}, patch(t, b, "model/a/b", changeOf("weight", nil))); diff != "" {
 		t.Errorf("back to the file's: %s", diff)
 	}
 }
@@ -82,17 +82,17 @@ func TestInvalidPatches(t *testing.T) {
 		value      *int64
 		want       string
 	}{
-		{"model/chat", "weight", number(0), "must be at least 1"},
-		{"model/chat", "weight", number(1_000_001), "must be at most 1000000"},
-		{"model/chat", "max_concurrent_requests", number(-1), "must be at least 0"},
-		{"model/chat", "max_tokens_per_minute", number(1_000_000_000_001), "must be at most 1000000000000"},
-		{"tenant/acme", "max_prefill", number(1_000_000_001), "must be at most 1000000000"},
-		{"tenant/acme", "max_concurrent_requests", number(1), "is not a limit that can be changed; those are " +
+		{"model/chat", "weight", int64Ptr(0), "must be at least 1"},
+		{"model/chat", "weight", int64Ptr(1_000_001), "must be at most 1000000"},
+		{"model/chat", "max_concurrent_requests", int64Ptr(-1), "must be at least 0"},
+		{"model/chat", "max_tokens_per_minute", int64Ptr(1_000_000_000_001), "must be at most 1000000000000"},
+		{"tenant/acme", "max_prefill", int64Ptr(1_000_000_001), "must be at most 1000000000"},
+		{"tenant/acme", "max_concurrent_requests", int64Ptr(1), "is not a limit that can be changed; those are " +
 			"max_concurrent_streams, max_prefill, requests_per_minute, tokens_per_minute, weight"},
 		{"model/chat", "max_queue", nil, "is not a limit that can be changed; those are max_concurrent_requests, max_tokens_per_minute, weight"},
 	} {
 		// The good half of a change that has a bad half is not made either.
-		changes := map[string]*int64{"weight": number(5)}
+		changes := map[string]*int64{"weight": int64Ptr(5)}
 		changes[c.field] = c.value
 		_, err := b.Patch(t.Context(), c.key, changes)
 		var fault *Invalid
@@ -101,7 +101,7 @@ func TestInvalidPatches(t *testing.T) {
 		}
 	}
 	for _, key := range []string{"model/nope", "tenant/", "tenant", "", "pool/auto"} {
-		if _, err := b.Patch(t.Context(), key, one("weight", number(5))); !errors.Is(err, ErrUnknown) {
+		if _, err := b.Patch(t.Context(), key, changeOf("weight", int64Ptr(5))); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%q: %v", key, err)
 		}
 	}
@@ -131,22 +131,22 @@ func TestSyncOfWhatIsNoLimit(t *testing.T) {
 // named and names no more loses them.
 func TestNotInTheFile(t *testing.T) {
 	t.Parallel()
-	backend := &memory{}
+	backend := &memoryBackend{}
 	b := New(Config{Backend: backend})
 	sync1(t, b, map[string]Values{"model/found": nil, "model/named": {}, "model/other": {}})
 	if len(backend.records) != 2 {
 		t.Errorf("a model that nobody spoke of is kept: %v", backend.records)
 	}
-	if e := patch(t, b, "model/found", one("max_concurrent_requests", number(7))); e.File != nil || !cmp.Equal(e.Values, model(1, 7, 0)) {
+	if e := patch(t, b, "model/found", changeOf("max_concurrent_requests", int64Ptr(7))); e.File != nil || !cmp.Equal(e.Values, model(1, 7, 0)) {
 		t.Errorf("%+v", e)
 	}
-	patch(t, b, "model/named", one("max_concurrent_requests", number(8)))
+	patch(t, b, "model/named", changeOf("max_concurrent_requests", int64Ptr(8)))
 	sync1(t, b, map[string]Values{"model/other": {}})
 	for _, key := range []string{"model/found", "model/named"} {
 		if e, ok := b.Get(key); ok {
 			t.Errorf("%s is still there: %+v", key, e)
 		}
-		if _, err := b.Patch(t.Context(), key, one("weight", number(2))); !errors.Is(err, ErrUnknown) {
+		if _, err := b.Patch(t.Context(), key, changeOf("weight", int64Ptr(2))); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
@@ -159,7 +159,7 @@ func TestNotInTheFile(t *testing.T) {
 	if e := entry(t, b, "model/named"); len(e.Patched) > 0 {
 		t.Errorf("the patch of a model that the file had dropped: %+v", e)
 	}
-	patch(t, b, "model/found", one("max_concurrent_requests", nil))
+	patch(t, b, "model/found", changeOf("max_concurrent_requests", nil))
 	if _, ok := backend.records["model/found"]; ok {
 		t.Error("the record of a model without a patch is kept")
 	}
@@ -170,7 +170,7 @@ func TestKinds(t *testing.T) {
 	t.Parallel()
 	b := New(Config{})
 	sync1(t, b, map[string]Values{"model/chat": {}, "tenant/acme": {}})
-	patch(t, b, "tenant/acme", one("weight", number(4)))
+	patch(t, b, "tenant/acme", changeOf("weight", int64Ptr(4)))
 	sync1(t, b, map[string]Values{"model/chat": {"weight": 2}})
 	if e := entry(t, b, "tenant/acme"); e.Values["weight"] != 4 {
 		t.Errorf("%+v", e)
@@ -178,21 +178,21 @@ func TestKinds(t *testing.T) {
 }
 
 // flaky is a backend that fails or loses races on demand.
-type flaky struct {
-	memory
+type flakyBackend struct {
+	memoryBackend
 	err   error
 	races int
 	saves int
 }
 
-func (f *flaky) Load(ctx context.Context) (Records, string, error) {
+func (f *flakyBackend) Load(ctx context.Context) (Records, string, error) {
 	if f.err != nil {
 		return nil, "", f.err
 	}
-	return f.memory.Load(ctx)
+	return f.memoryBackend.Load(ctx)
 }
 
-func (f *flaky) Save(ctx context.Context, changed Records, version string) (bool, error) {
+func (f *flakyBackend) Save(ctx context.Context, changed Records, version string) (bool, error) {
 	f.saves++
 	if f.races > 0 {
 		f.races--
@@ -201,13 +201,13 @@ func (f *flaky) Save(ctx context.Context, changed Records, version string) (bool
 	if f.err != nil {
 		return false, f.err
 	}
-	return f.memory.Save(ctx, changed, version)
+	return f.memoryBackend.Save(ctx, changed, version)
 }
 
 func TestBackendFails(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
-	backend := &flaky{err: down}
+	backend := &flakyBackend{err: down}
 	b := New(Config{Backend: backend})
 	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2}}); !errors.Is(err, down) {
 		t.Fatal(err)
@@ -215,14 +215,14 @@ func TestBackendFails(t *testing.T) {
 	if diff := cmp.Diff(Entry{model(2, 0, 0), model(2, 0, 0), []string{}}, entry(t, b, "model/chat")); diff != "" {
 		t.Errorf("the file does not hold: %s", diff)
 	}
-	if _, err := b.Patch(t.Context(), "model/chat", one("weight", number(5))); !errors.Is(err, down) {
+	if _, err := b.Patch(t.Context(), "model/chat", changeOf("weight", int64Ptr(5))); !errors.Is(err, down) {
 		t.Error(err)
 	}
 	if e := entry(t, b, "model/chat"); e.Values["weight"] != 2 {
 		t.Errorf("a change that was not kept holds: %+v", e)
 	}
 	backend.err = nil
-	patch(t, b, "model/chat", one("weight", number(5)))
+	patch(t, b, "model/chat", changeOf("weight", int64Ptr(5)))
 	backend.err = down
 	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2, "max_concurrent_requests": 9}}); !errors.Is(err, down) {
 		t.Fatal(err)
@@ -249,10 +249,10 @@ func TestBackendFails(t *testing.T) {
 // TestBackendLosesAll: a Redis without a disk comes back empty.
 func TestBackendLosesAll(t *testing.T) {
 	t.Parallel()
-	backend := &memory{}
+	backend := &memoryBackend{}
 	b := New(Config{Backend: backend})
 	sync1(t, b, map[string]Values{"model/chat": {}, "tenant/acme": {}})
-	patch(t, b, "model/chat", one("weight", number(5)))
+	patch(t, b, "model/chat", changeOf("weight", int64Ptr(5)))
 	backend.records, backend.saves = nil, 0
 	if err := b.Reload(t.Context()); err != nil {
 		t.Fatal(err)
@@ -264,21 +264,21 @@ func TestBackendLosesAll(t *testing.T) {
 
 func TestLostRaces(t *testing.T) {
 	t.Parallel()
-	backend := &flaky{}
+	backend := &flakyBackend{}
 	b := New(Config{Backend: backend})
 	sync1(t, b, map[string]Values{"model/chat": {}})
 	backend.races = 3
-	patch(t, b, "model/chat", one("weight", number(5)))
+	patch(t, b, "model/chat", changeOf("weight", int64Ptr(5)))
 	if backend.records["model/chat"].Values["weight"] != 5 {
 		t.Error("the change was not kept")
 	}
 	backend.races, backend.saves = 1000, 0
-	if _, err := b.Patch(t.Context(), "model/chat", one("weight", number(6))); err == nil || backend.saves != tries {
-		t.Errorf("%v after %d tries, want an error after %d", err, backend.saves, tries)
+	if _, err := b.Patch(t.Context(), "model/chat", changeOf("weight", int64Ptr(6))); err == nil || backend.saves != maxTries {
+		t.Errorf("%v after %d tries, want an error after %d", err, backend.saves, maxTries)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.Patch(ended, "model/chat", one("weight", number(6))); !errors.Is(err, context.Canceled) {
+	if _, err := b.Patch(ended, "model/chat", changeOf("weight", int64Ptr(6))); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if e := entry(t, b, "model/chat"); e.Values["weight"] != 5 {
@@ -289,7 +289,7 @@ func TestLostRaces(t *testing.T) {
 // TestForeignRecords: what another version or a hand has written is mended where it is known and left where it is not.
 func TestForeignRecords(t *testing.T) {
 	t.Parallel()
-	backend := &memory{}
+	backend := &memoryBackend{}
 	backend.Save(t.Context(), Records{
 		"model/chat": {Values{"weight": 0, "max_concurrent_requests": -5, "new": 3}, Values{"weight": 2, "max_tokens_per_minute": -1}},
 		"pool/auto":  {Values{"x": 1}, Values{"x": 1}},
@@ -307,7 +307,7 @@ func TestForeignRecords(t *testing.T) {
 // TestDifferentFiles: in a rolling update, gateways with the old file and with the new one do not take turns: the newest change holds.
 func TestDifferentFiles(t *testing.T) {
 	t.Parallel()
-	backend := &memory{}
+	backend := &memoryBackend{}
 	older, newer := New(Config{Backend: backend}), New(Config{Backend: backend})
 	before := map[string]Values{"tenant/acme": {"weight": 1}, "tenant/leaves": {}}
 	sync1(t, older, before)
@@ -317,7 +317,7 @@ func TestDifferentFiles(t *testing.T) {
 	if err := newer.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range []*Book{older, newer} {
+	for _, b := range []*Overrides{older, newer} {
 		if e := entry(t, b, "tenant/acme"); e.Values["weight"] != 3 || len(e.Patched) > 0 {
 			t.Errorf("%+v", e)
 		}
@@ -334,13 +334,13 @@ func TestDifferentFiles(t *testing.T) {
 // TestConcurrentPatches: nothing is lost when several gateways change limits at once.
 func TestConcurrentPatches(t *testing.T) {
 	t.Parallel()
-	backend := &memory{}
+	backend := &memoryBackend{}
 	const books, each = 3, 25
 	file := map[string]Values{}
 	for i := range books * each {
 		file[fmt.Sprint("model/", i)] = Values{}
 	}
-	var all []*Book
+	var all []*Overrides
 	for range books {
 		b := New(Config{Backend: backend})
 		sync1(t, b, file)
@@ -350,7 +350,7 @@ func TestConcurrentPatches(t *testing.T) {
 	for i := range books * each {
 		running.Go(func() {
 			b, key := all[i%books], fmt.Sprint("model/", i)
-			if _, err := b.Patch(t.Context(), key, one("weight", number(int64(i+2)))); err != nil {
+			if _, err := b.Patch(t.Context(), key, changeOf("weight", int64Ptr(int64(i+2)))); err != nil {
 				t.Error(err)
 			}
 			b.Get(key)

@@ -13,53 +13,53 @@ import (
 var errEpoch = errors.New("redis: the store has lost its state")
 
 // headerArgs is how many arguments of a turn come before the changes.
-const headerArgs = 8
+const syncHeaderArgs = 8
 
 // turn takes what there is to Redis, once. An error means that the store is unavailable; everybody has been answered.
-func (s *Store) turn(ctx context.Context) error {
-	parts, late, stale := s.takeClaims()
+func (s *Store) sync(ctx context.Context) error {
+	parts, late, stale := s.nextClaims()
 	for _, c := range late {
 		c.finish(admission.Unavailable)
 	}
 	for _, c := range stale {
 		c.finish(admission.Stale)
 	}
-	b := s.takeChanges()
+	b := s.nextBatch()
 	if len(parts) == 0 && b.seq == 0 {
 		return nil
 	}
-	form := newForm(parts)
-	r, err := s.sendTurn(ctx, b, form, s.cfg.Timeout)
+	form := newClaimTable(parts)
+	r, err := s.sendSync(ctx, b, form, s.cfg.Timeout)
 	if err != nil {
-		s.abandon(parts, admission.Unavailable, true)
+		s.failParts(parts, admission.Unavailable, true)
 		return err
 	}
-	if r.word == "late" || r.word == "epoch" {
-		s.abandon(parts, admission.Unavailable, false)
-		return wordError(r)
+	if r.status == "late" || r.status == "epoch" {
+		s.failParts(parts, admission.Unavailable, false)
+		return statusError(r)
 	}
-	s.told()
-	switch r.word {
+	s.confirmBatch()
+	switch r.status {
 	case "ok":
-		return s.verdicts(parts, form, r)
+		return s.applyVerdicts(parts, form, r)
 	case "stale":
 		err = s.refresh(ctx, 2*s.cfg.Timeout)
 		reason := admission.Stale
 		if err != nil {
 			reason = admission.Unavailable
 		}
-		s.abandon(parts, reason, false)
+		s.failParts(parts, reason, false)
 		return err
 	}
-	s.abandon(parts, admission.Unavailable, false)
-	return wordError(r)
+	s.failParts(parts, admission.Unavailable, false)
+	return statusError(r)
 }
 
 // sendTurn makes one round trip, or two when Redis' clock was not what it seemed.
-func (s *Store) sendTurn(ctx context.Context, b batch, f *form, timeout time.Duration) (reply, error) {
-	r, err := s.ask(ctx, turnScript, timeout, s.turnArgs(b, f, timeout))
-	if err == nil && r.word == "late" {
-		r, err = s.ask(ctx, turnScript, timeout, s.turnArgs(b, f, timeout))
+func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout time.Duration) (reply, error) {
+	r, err := s.runTimed(ctx, syncScript, timeout, s.syncArgs(b, f, timeout))
+	if err == nil && r.status == "late" {
+		r, err = s.runTimed(ctx, syncScript, timeout, s.syncArgs(b, f, timeout))
 	}
 	if err == nil {
 		s.mu.Lock()
@@ -69,7 +69,7 @@ func (s *Store) sendTurn(ctx context.Context, b batch, f *form, timeout time.Dur
 	return r, err
 }
 
-func (s *Store) turnArgs(b batch, f *form, timeout time.Duration) []any {
+func (s *Store) syncArgs(b batch, f *claimTable, timeout time.Duration) []any {
 	notAfter := s.deadline(timeout)
 	s.mu.Lock()
 	epoch, version := s.epoch, s.version
@@ -77,45 +77,45 @@ func (s *Store) turnArgs(b batch, f *form, timeout time.Duration) []any {
 	if s.cfg.Refresh == nil {
 		version = "*"
 	}
-	args := make([]any, 0, headerArgs+10*(len(b.changes)+f.count)+16)
+	args := make([]any, 0, syncHeaderArgs+10*(len(b.changes)+f.count)+16)
 	args = append(args, s.prefix, epoch, notAfter, s.cfg.Gateway, b.seq, version, s.cfg.Lease.Milliseconds(), 0)
 	now := time.Now()
 	for _, c := range b.changes {
 		args = c.args(args, now)
 	}
-	args[headerArgs-1] = len(args) + 1
+	args[syncHeaderArgs-1] = len(args) + 1
 	return f.args(args)
 }
 
 // flush tells changes until none is left. Nobody waits for it.
 func (s *Store) flush(ctx context.Context) error {
-	for s.pending() {
-		r, err := s.sendTurn(ctx, s.takeChanges(), newForm(nil), patience*s.cfg.Timeout)
+	for s.hasChanges() {
+		r, err := s.sendSync(ctx, s.nextBatch(), newClaimTable(nil), backgroundTimeouts*s.cfg.Timeout)
 		if err != nil {
 			return err
 		}
-		if r.word != "ok" {
-			return wordError(r)
+		if r.status != "ok" {
+			return statusError(r)
 		}
-		s.told()
+		s.confirmBatch()
 	}
 	return nil
 }
 
 // verdicts reads the answers to the claims and passes them on.
-func (s *Store) verdicts(parts []part, f *form, r reply) error {
+func (s *Store) applyVerdicts(parts []callPart, f *claimTable, r reply) error {
 	if f.count == 0 {
 		return nil
 	}
-	answers, err := numbers(r.rest, 0)
+	answers, err := intsAt(r.rest, 0)
 	tasks, taskErr := foundTasks(r.rest)
-	levels, levelErr := numbers(r.rest, 2)
+	levels, levelErr := intsAt(r.rest, 2)
 	if err = errors.Join(err, taskErr, levelErr); err != nil || len(answers) != verdictSize*f.count ||
 		len(levels) != len(f.models)+2*len(f.tenants) {
-		s.abandon(parts, admission.Unavailable, true)
+		s.failParts(parts, admission.Unavailable, true)
 		return errors.Join(errReply, err)
 	}
-	s.seen(f, levels)
+	s.recordLevels(f, levels)
 	index := 0
 	for _, p := range parts {
 		for _, claim := range p.claims {
@@ -124,11 +124,11 @@ func (s *Store) verdicts(parts []part, f *form, r reply) error {
 				t.Tenant = claim.Tenant
 				v.Task = &t
 			}
-			p.call.add(v)
+			p.call.addVerdict(v)
 			index++
 		}
-		s.note(p)
-		s.answer(p.call)
+		s.recordGrants(p)
+		s.finishIfComplete(p.call)
 	}
 	return nil
 }
@@ -140,8 +140,8 @@ func verdict(c admission.Claim, n []int64) admission.Verdict {
 	return admission.Verdict{
 		Reason: admission.Reason(n[0]), Wait: micros(n[1]), ModelInUse: int(n[2]), ReplicaInUse: int(n[3]),
 		Quota: admission.Quota{
-			Requests: allowance(bound(c.TenantLimits.RequestsPerMinute), n[4], n[5]),
-			Tokens:   allowance(bound(c.TenantLimits.TokensPerMinute), n[6], n[7]),
+			Requests: allowance(clampLimit(c.TenantLimits.RequestsPerMinute), n[4], n[5]),
+			Tokens:   allowance(clampLimit(c.TenantLimits.TokensPerMinute), n[6], n[7]),
 		},
 	}
 }
@@ -162,11 +162,11 @@ func foundTasks(rest []any) (map[int]admission.Task, error) {
 	tasks := map[int]admission.Task{}
 	for _, entry := range list {
 		e, _ := entry.([]any)
-		index, err := number(e, 0)
-		id, idErr := text(e, 1)
-		model, modelErr := text(e, 2)
-		tokens, tokensErr := number(e, 3)
-		left, leftErr := number(e, 4)
+		index, err := intAt(e, 0)
+		id, idErr := stringAt(e, 1)
+		model, modelErr := stringAt(e, 2)
+		tokens, tokensErr := intAt(e, 3)
+		left, leftErr := intAt(e, 4)
 		if err = errors.Join(err, idErr, modelErr, tokensErr, leftErr); err != nil {
 			return nil, err
 		}
@@ -176,17 +176,17 @@ func foundTasks(rest []any) (map[int]admission.Task, error) {
 }
 
 // note remembers the leases that a part of a call was granted.
-func (s *Store) note(p part) {
+func (s *Store) recordGrants(p callPart) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	verdicts := p.call.verdicts[len(p.call.verdicts)-len(p.claims):]
 	for i, claim := range p.claims {
-		s.activeLocked(claim, verdicts[i].Reason == admission.Granted)
+		s.recordClaimLocked(claim, verdicts[i].Reason == admission.Granted)
 		if verdicts[i].Reason != admission.Granted || verdicts[i].Task != nil {
 			continue
 		}
-		delete(s.lost, claim.ID)
-		h := &held{claim: claim, inStore: true}
+		delete(s.unanswered, claim.ID)
+		h := &heldLease{claim: claim, inStore: true}
 		if claim.Task == nil {
 			s.live[claim.ID] = h
 		} else {
@@ -197,7 +197,7 @@ func (s *Store) note(p part) {
 }
 
 // seen remembers how full the buckets are.
-func (s *Store) seen(f *form, levels []int64) {
+func (s *Store) recordLevels(f *claimTable, levels []int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -233,8 +233,8 @@ func (s *Store) refresh(ctx context.Context, timeout time.Duration) error {
 }
 
 // wordError says why a script did nothing.
-func wordError(r reply) error {
-	switch r.word {
+func statusError(r reply) error {
+	switch r.status {
 	case "epoch":
 		return errEpoch
 	case "wait":

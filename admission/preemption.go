@@ -8,20 +8,20 @@ import "time"
 // it had waited long (Config.Ageing) is never asked: otherwise ageing would be in vain.
 
 // preemptible is what is known of such a lease. Guarded by Controller.mu.
-type preemptible struct {
+type preemptionCandidate struct {
 	lease *Lease
 	band  int
 	// preempt and helps are those of the request.
-	preempt func()
-	helps   func() bool
+	onPreempt     func()
+	wouldFreeSlot func() bool
 	// The neighbours in the gate's list of the band.
-	older, younger *preemptible
+	older, younger *preemptionCandidate
 }
 
 // preemptibles are those of one band of one gate; last is the youngest.
-type preemptibles struct{ last *preemptible }
+type preemptibleLeases struct{ last *preemptionCandidate }
 
-func (l *preemptibles) add(p *preemptible) {
+func (l *preemptibleLeases) add(p *preemptionCandidate) {
 	p.older = l.last
 	if l.last != nil {
 		l.last.younger = p
@@ -29,7 +29,7 @@ func (l *preemptibles) add(p *preemptible) {
 	l.last = p
 }
 
-func (l *preemptibles) remove(p *preemptible) {
+func (l *preemptibleLeases) remove(p *preemptionCandidate) {
 	if p.older != nil {
 		p.older.younger = p.younger
 	}
@@ -42,42 +42,42 @@ func (l *preemptibles) remove(p *preemptible) {
 }
 
 // yielding notes that the lease may be preempted.
-func (l *Lease) yielding(a *arrival) {
-	l.preemptible = &preemptible{lease: l, band: a.band, preempt: a.Preempt, helps: a.Helps}
-	l.gate.preemptibles[a.band].add(l.preemptible)
+func (l *Lease) makePreemptible(a *arrival) {
+	l.preemptible = &preemptionCandidate{lease: l, band: a.band, onPreempt: a.OnPreempt, wouldFreeSlot: a.WouldFreeSlot}
+	l.gate.preemptible[a.band].add(l.preemptible)
 }
 
 // steady ends that.
-func (l *Lease) steady() {
+func (l *Lease) endPreemptible() {
 	if p := l.preemptible; p != nil {
 		l.preemptible = nil
-		l.gate.preemptibles[p.band].remove(p)
+		l.gate.preemptible[p.band].remove(p)
 	}
 }
 
 // firm makes the lease to come of one that has waited for so long that it goes before its turn one that is never preempted.
-func (c *Controller) firm(w *waiter, now time.Time) {
-	if now.Sub(w.came) >= c.ageing {
-		w.Preempt = nil
+func (c *Controller) exemptAged(w *waiter, now time.Time) {
+	if now.Sub(w.arrived) >= c.ageing {
+		w.OnPreempt = nil
 	}
 }
 
 // candidates bounds how many leases of a band are asked whether their end would help.
-const candidates = 64
+const maxCandidates = 64
 
 // makeWay has a lease preempted for w, the next in order of the gate, which lacks a place. slotOnly says that it lacks nothing but a slot on
 // a replica, so that the lease of a task's request will do too.
-func (c *Controller) makeWay(g *gate, w *waiter, slotOnly bool) {
-	if !g.mayYield(w) {
+func (c *Controller) preemptFor(g *gate, w *waiter, slotOnly bool) {
+	if !g.mayPreemptFor(w) {
 		return
 	}
 	for b := range w.band {
-		p := g.preemptibles[b].last
-		for n := 0; n < candidates && p != nil; n++ {
-			if (slotOnly || !p.lease.admitted) && (w.Place == nil || p.helps == nil || p.helps()) {
-				w.madeWay, g.victim, p.lease.preempted = true, p.lease, true
-				p.lease.steady()
-				c.after = append(c.after, p.preempt)
+		p := g.preemptible[b].last
+		for n := 0; n < maxCandidates && p != nil; n++ {
+			if (slotOnly || !p.lease.slotOnly) && (w.ReserveSlot == nil || p.wouldFreeSlot == nil || p.wouldFreeSlot()) {
+				w.causedPreemption, g.preempted, p.lease.preempted = true, p.lease, true
+				p.lease.endPreemptible()
+				c.afterUnlock = append(c.afterUnlock, p.onPreempt)
 				return
 			}
 			p = p.older
@@ -86,12 +86,12 @@ func (c *Controller) makeWay(g *gate, w *waiter, slotOnly bool) {
 }
 
 // mayYield reports whether there is anybody to ask, and this waiter may have somebody asked.
-func (g *gate) mayYield(w *waiter) bool {
-	if w.madeWay || g.victim != nil || w.state == decided {
+func (g *gate) mayPreemptFor(w *waiter) bool {
+	if w.causedPreemption || g.preempted != nil || w.state == stateDecided {
 		return false
 	}
 	for b := range w.band {
-		if g.preemptibles[b].last != nil {
+		if g.preemptible[b].last != nil {
 			return true
 		}
 	}
@@ -99,23 +99,23 @@ func (g *gate) mayYield(w *waiter) bool {
 }
 
 // crave is makeWay for one that cannot go by the book of this process, if it is a place that it lacks and one less lease would do.
-func (c *Controller) crave(g *gate, w *waiter, now time.Time) {
+func (c *Controller) preemptIfBlocked(g *gate, w *waiter, now time.Time) {
 	switch {
-	case !g.mayYield(w):
-	case g.closed || !w.Admitted && g.book.bucket.wait(int64(w.Tokens), now) > 0:
-	case w.Admitted || g.book.free():
-		c.makeWay(g, w, true)
-	case g.book.leases == g.book.limits.MaxConcurrent:
-		c.makeWay(g, w, false)
+	case !g.mayPreemptFor(w):
+	case g.closed || !w.SlotOnly && g.usage.bucket.wait(int64(w.Tokens), now) > 0:
+	case w.SlotOnly || g.usage.hasFreeLease():
+		c.preemptFor(g, w, true)
+	case g.usage.leases == g.usage.limits.MaxConcurrent:
+		c.preemptFor(g, w, false)
 	}
 }
 
 // craveShared is crave for one that is held because of what gateways share.
-func (c *Controller) craveShared(g *gate, w *waiter) {
-	switch g.ask.reason {
+func (c *Controller) preemptIfHeld(g *gate, w *waiter) {
+	switch g.inquiry.heldReason {
 	case ReplicaFull:
-		c.makeWay(g, w, true)
+		c.preemptFor(g, w, true)
 	case ModelConcurrency:
-		c.makeWay(g, w, false)
+		c.preemptFor(g, w, false)
 	}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // listen hears what other gateways publish, until ctx ends. What it misses while Redis is away is made good by asking again.
-func (s *Store) listen(ctx context.Context) {
+func (s *Store) receiveEvents(ctx context.Context) {
 	for ctx.Err() == nil {
 		subscription := s.redis.Subscribe(ctx, s.prefix+"events")
 		// A read that waits does not look at its context.
@@ -18,7 +18,7 @@ func (s *Store) listen(ctx context.Context) {
 			if err != nil {
 				break
 			}
-			s.heard(message.Payload)
+			s.handleEvent(message.Payload)
 		}
 		ended()
 		_ = subscription.Close() // it is broken, or no longer needed
@@ -27,7 +27,7 @@ func (s *Store) listen(ctx context.Context) {
 }
 
 // heard takes one message: its kind, the length of the sender's name, that name, and the rest.
-func (s *Store) heard(message string) {
+func (s *Store) handleEvent(message string) {
 	if message == "" {
 		return
 	}
@@ -40,16 +40,16 @@ func (s *Store) heard(message string) {
 	switch message[0] {
 	case 'F':
 		s.mu.Lock()
-		listener := s.listener
+		subscriber := s.subscriber
 		s.mu.Unlock()
-		if listener != nil {
-			listener.Freed(rest)
+		if subscriber != nil {
+			subscriber.CapacityFreed(rest)
 		}
 	case 'E':
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.tasks, rest)
-		delete(s.untold, rest)
+		delete(s.unreported, rest)
 	case 'N':
 		millis, id, _ := strings.Cut(rest, ":")
 		ms, err := strconv.ParseInt(millis, 10, 64)

@@ -2,30 +2,30 @@ package admission
 
 // Spot is where a request waits, for whoever wants to look while it does: put it into Request.Spot. It is good for one Admit at a time. The
 // zero value is ready to use.
-type Spot struct {
+type WaitHandle struct {
 	// waiter is nil before it waits; guarded by Controller.mu
 	waiter *waiter
 }
 
 // walked bounds how many waiting requests are looked at for one position.
-const walked = 1000
+const maxWalked = 1000
 
 // Position tells how many requests go before this one in its queue, counted from 1, if nobody else comes; 0 when it does not wait. The
 // order between tenants is taken as if they were served side by side by their weights, which is what deficit round robin comes close
 // to. What waits behind a limit of its own tenant does not count. Where more than 1,000 would have to be looked at, it is the last of its band.
-func (c *Controller) Position(s *Spot) int {
+func (c *Controller) Position(s *WaitHandle) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := s.waiter
 	switch {
-	case w == nil || w.state == decided || w.state == idle:
+	case w == nil || w.state == stateDecided || w.state == stateIdle:
 		return 0
-	case w.state == asking || w.state == judging:
+	case w.state == stateAsked || w.state == stateDenied:
 		return 1
 	}
 	before := 0
 	if g := w.queue.gate; g != nil {
-		before = len(g.ask.asked)
+		before = len(g.inquiry.waiters)
 	}
 	for b := w.band + 1; b < bands; b++ {
 		before += w.queue.bands[b].length
@@ -35,8 +35,8 @@ func (c *Controller) Position(s *Spot) int {
 
 // position is w's within the band, from 1.
 func (b *band) position(w *waiter) int {
-	n, left := 1, walked
-	for x := b.chosen.first; x != nil; x = x.links[byTurn].next {
+	n, left := 1, maxWalked
+	for x := b.returned.first; x != nil; x = x.links[flowOrder].next {
 		if x == w {
 			return n
 		}
@@ -44,7 +44,7 @@ func (b *band) position(w *waiter) int {
 		left--
 	}
 	mine := int64(0) // tokens of its tenant until it has gone
-	for x := w.flow.waiting.first; x != nil && left > 0; x = x.links[byTurn].next {
+	for x := w.flow.waiters.first; x != nil && left > 0; x = x.links[flowOrder].next {
 		mine += x.cost
 		if x == w {
 			break
@@ -52,10 +52,10 @@ func (b *band) position(w *waiter) int {
 		n++
 		left--
 	}
-	f := b.ring.cur
+	f := b.ring.cursor
 	for i := 0; i < b.ring.length && left > 0; i++ {
 		if f != w.flow {
-			ahead, looked := f.before(w, mine, left)
+			ahead, looked := f.countAhead(w, mine, left)
 			n, left = n+ahead, left-looked
 		}
 		f = f.next
@@ -67,14 +67,14 @@ func (b *band) position(w *waiter) int {
 }
 
 // before counts those of the flow that go before w, when w's tenant has had so many tokens by then, and those looked at.
-func (f *flow) before(w *waiter, mine int64, most int) (ahead, looked int) {
+func (f *flow) countAhead(w *waiter, mine int64, most int) (ahead, looked int) {
 	share := float64(mine) / float64(w.flow.tenant.limits.weight())
 	had := int64(0)
-	for x := f.waiting.first; x != nil && looked < most; x = x.links[byTurn].next {
+	for x := f.waiters.first; x != nil && looked < most; x = x.links[flowOrder].next {
 		looked++
 		had += x.cost
 		theirs := float64(had) / float64(f.tenant.limits.weight())
-		if theirs > share || theirs == share && w.came.Before(x.came) {
+		if theirs > share || theirs == share && w.arrived.Before(x.arrived) {
 			break
 		}
 		ahead++

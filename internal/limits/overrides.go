@@ -15,7 +15,7 @@ import (
 )
 
 // tries bounds how often one change is begun anew because somebody else was faster.
-const tries = 16
+const maxTries = 16
 
 var errContended = errors.New("the limits are being changed by too many at once")
 
@@ -28,48 +28,48 @@ type Config struct {
 }
 
 // Book holds the limits in force. It is safe for concurrent use.
-type Book struct {
+type Overrides struct {
 	backend Backend
 	log     *zap.Logger
 	kinds   map[string]rules
-	now     atomic.Pointer[page]
+	current atomic.Pointer[snapshot]
 
 	// turn holds one token: whoever has it may use what follows.
-	turn chan struct{}
+	updating chan struct{}
 	// file is what the file says, with nil for what it does not name; settled is the file that the backend has heard of, nil for none.
-	file, settled map[string]Values
+	file, reconciled map[string]Values
 	// records are the backend's, as far as is known.
 	records Records
 }
 
 // page is what Get reads. It is never changed.
-type page struct {
+type snapshot struct {
 	entries map[string]Entry
 	version string
 }
 
 // New returns a Book that knows nothing until its first Sync.
-func New(c Config) *Book {
+func New(c Config) *Overrides {
 	if c.Backend == nil {
-		c.Backend = &memory{}
+		c.Backend = &memoryBackend{}
 	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	b := &Book{backend: c.Backend, log: c.Log, kinds: kinds(), turn: make(chan struct{}, 1)}
-	b.now.Store(&page{})
-	b.turn <- struct{}{}
+	b := &Overrides{backend: c.Backend, log: c.Log, kinds: kinds(), updating: make(chan struct{}, 1)}
+	b.current.Store(&snapshot{})
+	b.updating <- struct{}{}
 	return b
 }
 
 // Get says what holds for the key; false when the last Sync did not name it. It takes no lock.
-func (b *Book) Get(key string) (Entry, bool) {
-	e, ok := b.now.Load().entries[key]
+func (b *Overrides) Get(key string) (Entry, bool) {
+	e, ok := b.current.Load().entries[key]
 	return e, ok
 }
 
 // Version is another after every change of what was kept, by whomever, that this Book has seen. It is the backend's.
-func (b *Book) Version() string { return b.now.Load().version }
+func (b *Overrides) Version() string { return b.current.Load().version }
 
 // Sync tells what the file says now, by key, with all models and tenants of each kind that it tells of; what was told of other
 // kinds stays. A field whose value in the file has changed takes that value, whatever was patched. What the file does not name any
@@ -80,7 +80,7 @@ func (b *Book) Version() string { return b.now.Load().version }
 //
 // When the backend fails, the file and the patches that are known hold, the error is returned, and the next Sync, Patch or Reload
 // tries again. Sync waits for a change that is under way even when ctx has ended: the file is heard in any case.
-func (b *Book) Sync(ctx context.Context, file map[string]Values) error {
+func (b *Overrides) Sync(ctx context.Context, file map[string]Values) error {
 	said := map[string]Values{}
 	for key, values := range file {
 		rs, ok := b.kinds[kindOf(key)]
@@ -92,22 +92,22 @@ func (b *Book) Sync(ctx context.Context, file map[string]Values) error {
 				return &Invalid{field, "is no limit of " + key}
 			}
 		}
-		said[key] = rs.whole(values)
+		said[key] = rs.complete(values)
 	}
-	<-b.turn
-	defer b.end()
-	b.hear(said)
+	<-b.updating
+	defer b.unlock()
+	b.mergeFile(said)
 	if err := b.update(ctx, nil); err != nil {
 		known := b.records.clone()
 		b.reconcile(known)
-		b.accept(known, b.Version())
+		b.publish(known, b.Version())
 		return fmt.Errorf("limits: cannot keep what was changed at run time: %w", err)
 	}
 	return nil
 }
 
 // hear replaces what is known of the kinds that are told of.
-func (b *Book) hear(said map[string]Values) {
+func (b *Overrides) mergeFile(said map[string]Values) {
 	told := map[string]bool{}
 	for key := range said {
 		told[kindOf(key)] = true
@@ -122,12 +122,12 @@ func (b *Book) hear(said map[string]Values) {
 
 // Patch changes fields of one model or tenant; nil takes the file's value again. All changes are made, or none. It fails with
 // ErrUnknown, with *Invalid, or with the backend's error; after that the change may have been kept or not.
-func (b *Book) Patch(ctx context.Context, key string, changes map[string]*int64) (Entry, error) {
+func (b *Overrides) Patch(ctx context.Context, key string, changes map[string]*int64) (Entry, error) {
 	rs := b.kinds[kindOf(key)]
-	if err := b.begin(ctx); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return Entry{}, err
 	}
-	defer b.end()
+	defer b.unlock()
 	file, ok := b.file[key]
 	if !ok || rs == nil {
 		return Entry{}, ErrUnknown
@@ -138,17 +138,17 @@ func (b *Book) Patch(ctx context.Context, key string, changes map[string]*int64)
 	err := b.update(ctx, func(records Records) {
 		r, ok := records[key]
 		if !ok {
-			r = rs.fresh(file)
+			r = rs.newRecord(file)
 		}
-		rs.mend(&r)
+		rs.repair(&r)
 		for field, v := range changes {
 			if v == nil {
-				r.Values[field] = rs[field].of(r.File, field)
+				r.Values[field] = rs[field].valueIn(r.File, field)
 			} else {
 				r.Values[field] = *v
 			}
 		}
-		b.put(records, key, r)
+		b.putOrDelete(records, key, r)
 	})
 	if err != nil {
 		return Entry{}, fmt.Errorf("limits: cannot keep the change: %w", err)
@@ -159,32 +159,32 @@ func (b *Book) Patch(ctx context.Context, key string, changes map[string]*int64)
 }
 
 // Reload reads what others have changed. A backend that has lost everything is told again what is known here.
-func (b *Book) Reload(ctx context.Context) error {
-	if err := b.begin(ctx); err != nil {
+func (b *Overrides) Reload(ctx context.Context) error {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	defer b.end()
+	defer b.unlock()
 	if err := b.update(ctx, nil); err != nil {
 		return fmt.Errorf("limits: cannot read what was changed at run time: %w", err)
 	}
 	return nil
 }
 
-func (b *Book) begin(ctx context.Context) error {
+func (b *Overrides) lock(ctx context.Context) error {
 	select {
-	case <-b.turn:
+	case <-b.updating:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (b *Book) end() { b.turn <- struct{}{} }
+func (b *Overrides) unlock() { b.updating <- struct{}{} }
 
 // update brings the backend to what the file says, as far as it has not heard of it, and makes the change, if there is one. It begins
 // anew while others are faster.
-func (b *Book) update(ctx context.Context, change func(Records)) error {
-	for try := range tries {
+func (b *Overrides) update(ctx context.Context, change func(Records)) error {
+	for try := range maxTries {
 		kept, version, err := b.load(ctx)
 		if err != nil {
 			return err
@@ -193,7 +193,7 @@ func (b *Book) update(ctx context.Context, change func(Records)) error {
 		if version == "" && len(b.records) > 0 {
 			next = b.records.clone() // the backend has lost everything
 		}
-		given := b.reconcile(next)
+		replaced := b.reconcile(next)
 		if change != nil {
 			change(next)
 		}
@@ -212,11 +212,11 @@ func (b *Book) update(ctx context.Context, change func(Records)) error {
 			continue
 		}
 		if len(changed) > 0 {
-			next, version = b.again(ctx, next, version)
+			next, version = b.reloadVersion(ctx, next, version)
 		}
-		b.settled = b.file
-		b.accept(next, version)
-		for _, what := range given {
+		b.reconciled = b.file
+		b.publish(next, version)
+		for _, what := range replaced {
 			b.log.Info("the file's new value replaces what was set at run time", zap.String("limit", what))
 		}
 		return nil
@@ -234,7 +234,7 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-func (b *Book) load(ctx context.Context) (Records, string, error) {
+func (b *Overrides) load(ctx context.Context) (Records, string, error) {
 	records, version, err := b.backend.Load(ctx)
 	maps.DeleteFunc(records, func(_ string, r Record) bool { return r.Values == nil })
 	return records, version, err
@@ -242,7 +242,7 @@ func (b *Book) load(ctx context.Context) (Records, string, error) {
 
 // again reads what was just saved, for the sake of its version. Nothing is lost when that fails: the version is then one that the
 // backend never gives, and the next Reload mends it.
-func (b *Book) again(ctx context.Context, saved Records, version string) (Records, string) {
+func (b *Overrides) reloadVersion(ctx context.Context, saved Records, version string) (Records, string) {
 	if records, v, err := b.load(ctx); err == nil && v != "" {
 		return records, v
 	}
@@ -250,17 +250,17 @@ func (b *Book) again(ctx context.Context, saved Records, version string) (Record
 }
 
 // accept makes the records those in force.
-func (b *Book) accept(records Records, version string) {
+func (b *Overrides) publish(records Records, version string) {
 	b.records = records
 	entries := make(map[string]Entry, len(b.file))
 	for key, file := range b.file {
 		rs := b.kinds[kindOf(key)]
 		r, ok := records[key]
 		if !ok {
-			r = rs.fresh(file)
+			r = rs.newRecord(file)
 		}
 		r = r.clone()
-		rs.mend(&r)
+		rs.repair(&r)
 		e := Entry{Values: Values{}, Patched: rs.patched(r)}
 		if len(r.File) > 0 {
 			e.File = Values{}
@@ -273,7 +273,7 @@ func (b *Book) accept(records Records, version string) {
 		}
 		entries[key] = e
 	}
-	b.now.Store(&page{entries, version})
+	b.current.Store(&snapshot{entries, version})
 }
 
 func (r Records) clone() Records {
@@ -301,39 +301,39 @@ func difference(from, to Records) Records {
 }
 
 // memory is the backend of a Book that has none.
-type memory struct {
+type memoryBackend struct {
 	mu      sync.Mutex
 	records Records
 	saves   int
 }
 
-func (m *memory) Load(context.Context) (Records, string, error) {
+func (m *memoryBackend) Load(context.Context) (Records, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.records.clone(), m.versionLocked(), nil
 }
 
-func (m *memory) versionLocked() string {
+func (m *memoryBackend) versionLocked() string {
 	if m.saves == 0 {
 		return ""
 	}
 	return strconv.Itoa(m.saves)
 }
 
-func (m *memory) Save(_ context.Context, changed Records, version string) (bool, error) {
+func (m *memoryBackend) Save(_ context.Context, changed Records, version string) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if version != m.versionLocked() {
 		return false, nil
 	}
 	m.records = m.records.clone()
-	m.records.put(changed)
+	m.records.apply(changed)
 	m.saves++
 	return true, nil
 }
 
 // put makes the changes of a Save.
-func (r Records) put(changed Records) {
+func (r Records) apply(changed Records) {
 	for key, record := range changed {
 		if record.Values == nil {
 			delete(r, key)

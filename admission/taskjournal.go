@@ -16,46 +16,46 @@ import (
 // journal keeps the tasks of this process over a restart: one line of JSON for each that began, ended or was renewed. A line is
 // with the kernel before the caller hears of it, so it outlives the process, though perhaps not the machine. The lock of the
 // Controller is taken inside that of the journal, never the other way round.
-type journal struct {
+type taskJournal struct {
 	path string
 
-	mu    sync.Mutex
-	file  *os.File // guarded by mu
-	lines int      // guarded by mu
-	live  int      // tasks in the file when it was last compacted; guarded by mu
+	mu                sync.Mutex
+	file              *os.File // guarded by mu
+	lines             int      // guarded by mu
+	tasksAtCompaction int      // tasks in the file when it was last compacted; guarded by mu
 }
 
-type op string
+type journalOp string
 
 const (
-	opAdd   op = "add"
-	opEnd   op = "end"
-	opRenew op = "renew"
+	opAdd   journalOp = "add"
+	opEnd   journalOp = "end"
+	opRenew journalOp = "renew"
 )
 
 // entry is one line.
-type entry struct {
-	Op op `json:"op"`
+type journalEntry struct {
+	Op journalOp `json:"op"`
 	Task
 	Key string `json:",omitempty"`
 }
 
 // slack is how many lines the journal may have beyond twice its tasks before it is written anew.
-const slack = 1000
+const maxExtraLines = 1000
 
 // append writes one entry.
-func (j *journal) append(c *Controller, e entry) error {
+func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	if j.path == "" {
 		return nil
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.file == nil || j.lines > 2*j.live+slack {
+	if j.file == nil || j.lines > 2*j.tasksAtCompaction+maxExtraLines {
 		if err := j.compactLocked(c); err != nil {
 			return err
 		}
 	}
-	if e.Op == opAdd && !c.lives(e.ID) {
+	if e.Op == opAdd && !c.taskExists(e.ID) {
 		return nil // its end may have been written, and forgotten, before
 	}
 	line, err := json.Marshal(e)
@@ -72,11 +72,11 @@ func (j *journal) append(c *Controller, e entry) error {
 }
 
 // compactLocked writes the tasks that live to a new file, which takes the place of the old one.
-func (j *journal) compactLocked(c *Controller) error {
+func (j *taskJournal) compactLocked(c *Controller) error {
 	var text bytes.Buffer
-	live := c.liveTasks()
+	live := c.allTasks()
 	for _, t := range live {
-		line, err := json.Marshal(entry{Op: opAdd, Task: t.Task, Key: t.key})
+		line, err := json.Marshal(journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
 		if err != nil {
 			return fmt.Errorf("admission: journal: %w", err)
 		}
@@ -97,20 +97,20 @@ func (j *journal) compactLocked(c *Controller) error {
 	if j.file != nil {
 		j.file.Close()
 	}
-	j.file, j.lines, j.live = file, len(live), len(live)
+	j.file, j.lines, j.tasksAtCompaction = file, len(live), len(live)
 	return nil
 }
 
 // lives reports whether the task has not ended.
-func (c *Controller) lives(id string) bool {
+func (c *Controller) taskExists(id string) bool {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	return c.tasks.byID[id] != nil
 }
 
-func (c *Controller) liveTasks() []task {
+func (c *Controller) allTasks() []task {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	live := make([]task, 0, len(c.tasks.byID))
 	for _, t := range c.tasks.byID {
 		live = append(live, *t)
@@ -120,33 +120,33 @@ func (c *Controller) liveTasks() []task {
 
 // Recover reads the journal: the tasks of before a restart that have neither ended nor expired hold their leases again, also of
 // models whose limits are not set yet. Call it once, before all else. Without a journal it does nothing.
-func (c *Controller) Recover() error {
-	if c.journal.path == "" {
+func (c *Controller) RecoverTasks() error {
+	if c.taskJournal.path == "" {
 		return nil
 	}
-	c.journal.mu.Lock()
-	defer c.journal.mu.Unlock()
-	text, err := os.ReadFile(c.journal.path)
+	c.taskJournal.mu.Lock()
+	defer c.taskJournal.mu.Unlock()
+	text, err := os.ReadFile(c.taskJournal.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("admission: journal: %w", err)
 	}
-	for _, e := range replay(text) {
-		c.restore(e)
+	for _, e := range readJournal(text) {
+		c.restoreTask(e)
 	}
-	return c.journal.compactLocked(c)
+	return c.taskJournal.compactLocked(c)
 }
 
 // replay finds the tasks that live at the end of a journal. A line that was torn by the end of the process is nothing. Lines
 // of one task may come in any order, because tasks end while others wait to be written.
-func replay(text []byte) []entry {
+func readJournal(text []byte) []journalEntry {
 	ended := map[string]bool{}
 	expires := map[string]time.Time{}
-	added := map[string]entry{}
+	added := map[string]journalEntry{}
 	var order []string
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, len(text)+1)
 	for lines.Scan() {
-		var e entry
+		var e journalEntry
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
 			continue
 		}
@@ -162,7 +162,7 @@ func replay(text []byte) []entry {
 			ended[e.ID] = true
 		}
 	}
-	var live []entry
+	var live []journalEntry
 	for _, id := range order {
 		e := added[id]
 		if at, ok := expires[id]; ok {
@@ -176,20 +176,20 @@ func replay(text []byte) []entry {
 }
 
 // restore gives a task its lease again.
-func (c *Controller) restore(e entry) {
+func (c *Controller) restoreTask(e journalEntry) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.unlockAndRun()
 	now := time.Now()
 	if !now.Before(e.Expires) || c.tasks.byID[e.ID] != nil {
 		return
 	}
-	l := c.resume(c.anyGate(e.Model), Resumed{Tenant: e.Tenant, ID: e.ID, Tokens: int(e.Tokens)}, now)
+	l := c.recoverLease(c.findOrCreateGate(e.Model), RecoveredRequest{Tenant: e.Tenant, ID: e.ID, Tokens: int(e.Tokens)}, now)
 	l.task = true
 	l.tenant.tasks++
 	t := &task{Task: e.Task, key: e.Key, lease: l}
 	c.tasks.add(t)
-	c.watch()
+	c.setExpiryTimer()
 	if c.shared != nil {
-		c.shared.Keep(c.claim(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now)}, 0))
+		c.shared.ReportLease(c.claimForLease(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now)}, 0))
 	}
 }

@@ -8,11 +8,11 @@ import (
 // maxWaiting is how many may wait in the queue: a model's MaxQueue; of a pool, the largest of its models'.
 func (q *queue) maxWaiting() int {
 	if q.gate != nil {
-		return q.gate.book.limits.maxQueue()
+		return q.gate.usage.limits.maxQueue()
 	}
 	most := -1
-	for _, m := range q.pool.members {
-		most = max(most, m.gate.book.limits.maxQueue())
+	for _, m := range q.pool.memberships {
+		most = max(most, m.gate.usage.limits.maxQueue())
 	}
 	return most
 }
@@ -20,11 +20,11 @@ func (q *queue) maxWaiting() int {
 // timeout is how long one that asks for this may wait.
 func (q *queue) timeout(asked time.Duration) time.Duration {
 	if q.gate != nil {
-		return q.gate.book.limits.timeout(asked)
+		return q.gate.usage.limits.timeout(asked)
 	}
 	var longest time.Duration
-	for _, m := range q.pool.members {
-		longest = max(longest, m.gate.book.limits.timeout(asked))
+	for _, m := range q.pool.memberships {
+		longest = max(longest, m.gate.usage.limits.timeout(asked))
 	}
 	return longest
 }
@@ -32,22 +32,22 @@ func (q *queue) timeout(asked time.Duration) time.Duration {
 // makeRoom lets one more wait, which may be in the queue already without being counted, by evicting others if need be, and reports
 // whether it may. Without room nobody is evicted.
 func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bool {
-	places, bytes := q.length-q.news+1-q.maxWaiting(), c.held-c.maxBytes
-	if !a.held {
+	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes-c.maxQueueBytes
+	if !a.counted {
 		bytes += int64(a.Bytes)
 	}
-	if places <= 0 && bytes <= 0 {
+	if slots <= 0 && bytes <= 0 {
 		return true
 	}
-	if q.maxWaiting() <= 0 || int64(a.Bytes) > c.maxBytes {
+	if q.maxWaiting() <= 0 || int64(a.Bytes) > c.maxQueueBytes {
 		return false
 	}
-	victims, enough := q.victims(t, a, places, bytes)
+	candidates, enough := q.evictionCandidates(t, a, slots, bytes)
 	if !enough {
 		return false
 	}
-	for _, w := range victims {
-		c.refuse(w, c.refused(q, w.tenant, Evicted, now))
+	for _, w := range candidates {
+		c.refuse(w, c.refusal(q, w.tenant, Evicted, now))
 	}
 	return true
 }
@@ -55,56 +55,56 @@ func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bo
 // victims are who makes way for a, so that there are so many more places and bytes, and whether that is enough: the youngest of the
 // lowest band below, and then, in its own band, the youngest of the tenant with the most waiting for its weight, as long as that
 // has more than the arrival's will have; otherwise two tenants would push each other out in turn.
-func (q *queue) victims(t *tenant, a *arrival, places int, bytes int64) ([]*waiter, bool) {
-	var victims []*waiter
-	helps := func(w *waiter) bool { return !w.Preempted && (places > 0 && !w.fresh || bytes > 0 && w.Bytes > 0) }
+func (q *queue) evictionCandidates(t *tenant, a *arrival, slots int, bytes int64) ([]*waiter, bool) {
+	var candidates []*waiter
+	useful := func(w *waiter) bool { return !w.Preempted && (slots > 0 && !w.newcomer || bytes > 0 && w.Bytes > 0) }
 	add := func(w *waiter) bool {
-		victims = append(victims, w)
-		if !w.fresh { // a fresh one has no place yet
-			places--
+		candidates = append(candidates, w)
+		if !w.newcomer { // a fresh one has no place yet
+			slots--
 		}
 		bytes -= int64(w.Bytes)
-		return places <= 0 && bytes <= 0
+		return slots <= 0 && bytes <= 0
 	}
 	for b := range a.band {
-		for w := q.bands[b].all.last; w != nil; w = w.links[byArrival].prev {
-			if helps(w) && add(w) {
-				return victims, true
+		for w := q.bands[b].arrivals.last; w != nil; w = w.links[arrivalOrder].prev {
+			if useful(w) && add(w) {
+				return candidates, true
 			}
 		}
 	}
 	b := &q.bands[a.band]
-	longest := b.longest()
+	longest := b.longestFlow()
 	if longest == nil || longest.tenant == t {
 		return nil, false
 	}
 	mine := int64(1)
-	if a.held {
+	if a.counted {
 		mine = 0 // it is in its flow
 	}
 	if f := b.flows[t.name]; f != nil {
 		mine += int64(f.count)
 	}
 	left := int64(longest.count)
-	for w := longest.waiting.last; w != nil; w = w.links[byTurn].prev {
-		if !helps(w) {
+	for w := longest.waiters.last; w != nil; w = w.links[flowOrder].prev {
+		if !useful(w) {
 			continue
 		}
 		if mine*longest.tenant.limits.weight() >= left*t.limits.weight() {
 			return nil, false
 		}
 		if left--; add(w) {
-			return victims, true
+			return candidates, true
 		}
 	}
 	return nil, false
 }
 
 // longest is the flow with the most waiting for its weight; of several, the one that somebody joined last.
-func (b *band) longest() *flow {
+func (b *band) longestFlow() *flow {
 	var longest *flow
 	for _, f := range b.flows {
-		if f.waiting.last == nil {
+		if f.waiters.last == nil {
 			continue
 		}
 		if longest == nil {
@@ -112,7 +112,7 @@ func (b *band) longest() *flow {
 			continue
 		}
 		mine, most := int64(f.count)*longest.tenant.limits.weight(), int64(longest.count)*f.tenant.limits.weight()
-		if mine > most || mine == most && f.waiting.last.came.After(longest.waiting.last.came) {
+		if mine > most || mine == most && f.waiters.last.arrived.After(longest.waiters.last.arrived) {
 			longest = f
 		}
 	}
@@ -120,5 +120,5 @@ func (b *band) longest() *flow {
 }
 
 func youngestFirst(waiters []*waiter) {
-	slices.SortStableFunc(waiters, func(a, b *waiter) int { return b.came.Compare(a.came) })
+	slices.SortStableFunc(waiters, func(a, b *waiter) int { return b.arrived.Compare(a.arrived) })
 }

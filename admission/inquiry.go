@@ -1,0 +1,341 @@
+package admission
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// mostAsked is how many waiters one question is about, at most.
+	maxInquiry = 64
+	// mostStale is how often in a row a waiter is asked about again at once because limits had changed.
+	maxStaleVerdicts = 3
+	// mostNews is how many may be about to be asked about beyond those that may wait.
+	maxNewcomers = 4096
+	// onceTimeout bounds what never answers; a verdict comes within some 100 ms.
+	noWaitTimeout = 10 * time.Second
+
+	minRetryWait = 25 * time.Millisecond
+	maxRetryWait = 250 * time.Millisecond
+)
+
+// backoff is the time until the next try, longer each time.
+type backoff struct{ tries uint }
+
+func (b *backoff) next() time.Duration {
+	wait := min(minRetryWait<<min(b.tries, 8), maxRetryWait)
+	b.tries++
+	return wait + rand.N(wait/4)
+}
+
+// inquiry is what a gate asks the shared state: one question at a time, about the next waiters in order.
+type inquiry struct {
+	// out: a question is on its way, about asked.
+	inFlight bool
+	waiters  []*waiter
+	// claims are what they asked for.
+	claims []Claim
+	// freedSince and kickedSince: something became free after the question had left, so that the answer may not know of it.
+	freedInFlight, slotFreedInFlight bool
+	// batch is how many the next question is about.
+	batchSize int
+	// Until then nobody up to this band is asked about again, for this reason.
+	heldUntil  time.Time
+	heldBand   int
+	heldReason Reason
+	// need is how many tokens were lacking, if it was these. lax: who needs fewer is not held, because who needed so many has gone.
+	lackingTokens      int
+	fewerTokensMayPass bool
+	// patience is the backoff for what ends at no known time.
+	backoff backoff
+	// elsewhere is how many leases other gateways had when they were last seen.
+	remoteLeases int
+}
+
+func (i *inquiry) isHeld(w *waiter, now time.Time) bool {
+	return i.heldReason != Granted && w.band <= i.heldBand && now.Before(i.heldUntil) && !i.mayPass(&w.arrival)
+}
+
+// hold reports whether it is this that holds now; of one answer the first reason does.
+func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duration) bool {
+	if i.heldReason == Granted || band > i.heldBand || !now.Before(i.heldUntil) || i.fewerTokensMayPass && reason == ModelTokens {
+		i.heldReason, i.heldBand, i.heldUntil, i.fewerTokensMayPass = reason, band, now.Add(wait), false
+		return true
+	}
+	return false
+}
+
+// forget lets the next question come at once.
+func (i *inquiry) clearHold() { i.heldReason = Granted }
+
+// kicked is forget after a replica got a free slot.
+func (i *inquiry) onSlotFreed() {
+	i.slotFreedInFlight = i.inFlight
+	if i.heldReason == ReplicaFull {
+		i.clearHold()
+	}
+}
+
+// freed is forget after a lease has ended.
+func (i *inquiry) onLeaseReleased() {
+	i.freedInFlight = i.inFlight
+	if i.heldReason != ModelTokens {
+		i.clearHold()
+	}
+}
+
+// answered ends the question, and lets the next come at once if the answer may be too old.
+func (i *inquiry) finish() {
+	if i.freedInFlight && i.heldReason == ModelConcurrency || (i.freedInFlight || i.slotFreedInFlight) && i.heldReason == ReplicaFull {
+		i.clearHold()
+	}
+	i.inFlight, i.waiters, i.claims, i.freedInFlight, i.slotFreedInFlight = false, nil, nil, false, false
+}
+
+// outdated reports whether the limits that the n-th of those asked was held against are others now.
+func (i *inquiry) outdated(n int, g *gate) bool {
+	return i.claims[n].Limits != g.usage.limits || i.claims[n].TenantLimits != i.waiters[n].tenant.limits
+}
+
+// spares reports whether it is only those that need more tokens who are held.
+func (i *inquiry) mayPass(a *arrival) bool {
+	return i.heldReason == ModelTokens && i.fewerTokensMayPass && a.Tokens < i.lackingTokens
+}
+
+// tokens is how long the model's tokens are known to take.
+func (i *inquiry) tokenWait(a *arrival, now time.Time) time.Duration {
+	if i.heldReason != ModelTokens || i.mayPass(a) {
+		return 0
+	}
+	return max(i.heldUntil.Sub(now), 0)
+}
+
+// waiting and bytes count those asked about that had to wait before.
+func (i *inquiry) waitingCount() int {
+	n := 0
+	for _, w := range i.waiters {
+		if !w.newcomer && !w.cancelled {
+			n++
+		}
+	}
+	return n
+}
+
+func (i *inquiry) waitingBytes() int64 {
+	n := int64(0)
+	for _, w := range i.waiters {
+		if !w.newcomer && !w.cancelled {
+			n += int64(w.Bytes)
+		}
+	}
+	return n
+}
+
+// bring puts a request where it is asked about. It waits only if the answer says so.
+func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
+	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && !a.SlotOnly && !a.Preempted {
+		return nil, &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
+	}
+	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.waitingBytes+int64(a.Bytes) > c.maxQueueBytes && !c.makeRoom(q, t, a, now)) {
+		return nil, c.refusal(q, t, QueueFull, now)
+	}
+	w := newWaiter(a, q, t, now)
+	if a.noWait {
+		w.deadline = now.Add(noWaitTimeout)
+	}
+	w.counted, w.newcomer, w.mustWait = true, true, make(chan struct{})
+	c.countWaiter(w, 1)
+	if w.id = a.taskID; w.id == "" && !a.SlotOnly {
+		w.id = c.newLeaseID()
+	}
+	if q.gate != nil {
+		q.enqueue(w)
+		c.admitWaiters(q.gate, now)
+	} else {
+		c.enqueueAtMember(w, now)
+	}
+	return w, nil
+}
+
+// bind sends a fresh request for a pool to the model whose turn it is, or, if none can be asked now, to the pool's queue.
+func (c *Controller) enqueueAtMember(w *waiter, now time.Time) {
+	p := w.homeQueue.pool
+	m := p.pick(w.cost, func(g *gate) bool {
+		for _, tried := range w.triedGates {
+			if g == tried {
+				return false
+			}
+		}
+		return g.canServe(&w.arrival) && !g.isHeld(w, now) && p.queue.bands[w.band].flows[w.Tenant] == nil &&
+			(g.inquiry.inFlight || g.wouldBeHead(c, &w.arrival, now))
+	}, func(*gate) bool { return true })
+	if m == nil {
+		p.queue.enqueue(w)
+		c.admitFromQueue(&p.queue, now)
+		return
+	}
+	w.triedGates = append(w.triedGates, m.gate)
+	m.gate.queue.enqueue(w)
+	c.admitWaiters(m.gate, now)
+}
+
+// inquire asks about the next waiters of a gate, unless an answer is still to come.
+func (c *Controller) sendInquiry(g *gate, now time.Time) {
+	if g.inquiry.inFlight {
+		return
+	}
+	batch, wait := c.collectBatch(g, now)
+	g.setTimer(c, wait)
+	if len(batch) == 0 {
+		c.settleNewcomers(&g.queue, now)
+		for _, m := range g.memberships {
+			c.settleNewcomers(&m.pool.queue, now)
+		}
+		if g.clearBlockedOnTokens() {
+			c.admitWaiters(g, now)
+		}
+		for _, m := range g.memberships {
+			c.admitUnblocked(m.pool, now)
+		}
+		return
+	}
+	claims := make([]Claim, len(batch))
+	g.inquiry.inFlight, g.inquiry.waiters, g.inquiry.claims = true, batch, claims
+	for i, w := range batch {
+		claims[i] = c.claimForWaiter(g, w)
+	}
+	c.afterUnlock = append(c.afterUnlock, func() {
+		c.shared.Acquire(claims, func(verdicts []Verdict) { c.applyVerdicts(g, batch, verdicts) })
+	})
+}
+
+// gather takes out those whom the next question is about, each with a slot on a replica. If somebody must not be asked about yet, the
+// second result is for how long.
+func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Duration) {
+	if g.inquiry.batchSize == 0 {
+		g.inquiry.batchSize = maxInquiry
+	}
+	var batch []*waiter
+	for len(batch) < g.inquiry.batchSize {
+		w, from := g.head(c, now)
+		if w == nil {
+			break
+		}
+		if !w.SlotOnly && g.isHeld(w, now) {
+			if g.inquiry.heldReason == ModelTokens {
+				g.blockedOnTokens = w
+			}
+			c.preemptIfHeld(g, w)
+			return batch, g.inquiry.heldUntil.Sub(now)
+		}
+		if w.ReserveSlot != nil {
+			if w.slot, w.hasSlot = w.ReserveSlot(g.model); !w.hasSlot {
+				c.preemptFor(g, w, true)
+				break
+			}
+		}
+		if w.state != stateReturned {
+			g.recordAdmission(w, from)
+		}
+		w.queue.dequeue(w, true)
+		if w.SlotOnly {
+			c.countWaiter(w, -1)
+			c.exemptAged(w, now)
+			w.decide(c.acquireLease(g, w.tenant, &w.arrival, now), nil)
+			continue
+		}
+		w.state = stateAsked
+		batch = append(batch, w)
+	}
+	return batch, 0
+}
+
+// claimOf is what the waiter asks of the model.
+func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
+	return Claim{
+		ID: w.id, Model: g.model, Tenant: w.Tenant, Limits: g.usage.limits, TenantLimits: w.tenant.limits, Tokens: int64(w.Tokens),
+		Prefill: w.Prefill, Replica: w.slot.Replica, ReplicaLimit: w.slot.Limit, Task: w.task,
+	}
+}
+
+// claim is what a lease has that nobody was asked about.
+func (c *Controller) claimForLease(l *Lease, task *TaskClaim, tokens int) Claim {
+	return Claim{
+		ID: l.id, Model: l.gate.model, Tenant: l.tenant.name, Limits: l.gate.usage.limits, TenantLimits: l.tenant.limits,
+		Tokens: int64(tokens), Prefill: l.prefill, Replica: l.replica, Task: task,
+	}
+}
+
+// greet makes those wait who have come, and were not let in by the first answer. It does nothing while an answer may still come.
+func (c *Controller) settleNewcomers(q *queue, now time.Time) {
+	if len(q.newcomers) == 0 || q.pool != nil && q.pool.deferNewcomers {
+		return
+	}
+	for _, g := range q.gates() {
+		if g.inquiry.inFlight {
+			return
+		}
+	}
+	for len(q.newcomers) > 0 {
+		w := q.newcomers[0]
+		if w.homeQueue != q {
+			q.dequeue(w, false)
+			c.enqueueAtMember(w, now)
+			continue
+		}
+		if err := c.checkNewcomer(q, w, now); err != nil {
+			c.refuse(w, err)
+			continue
+		}
+		q.newcomers = q.newcomers[1:]
+		q.newcomerCount--
+		w.newcomer = false
+		close(w.mustWait)
+	}
+}
+
+// denies says why a fresh waiter may not wait.
+func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
+	t := w.tenant
+	if w.Preempted {
+		return c.checkQueueRoom(q, t, &w.arrival, now)
+	}
+	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && !w.SlotOnly {
+		return &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
+	}
+	if g := q.gate; g != nil && !w.noWait && !w.SlotOnly && g.isHeld(w, now) && now.Add(g.inquiry.tokenWait(&w.arrival, now)).After(w.deadline) {
+		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(g.inquiry.tokenWait(&w.arrival, now)), Quota: c.quota(t, now)}
+	}
+	if w.noWait {
+		return c.postponedError(q, t, &w.arrival, now)
+	}
+	return c.checkQueueRoom(q, t, &w.arrival, now)
+}
+
+// listener hears from the other gateways.
+type sharedSubscriber struct{ c *Controller }
+
+// Freed implements Listener.
+func (l sharedSubscriber) CapacityFreed(model string) {
+	l.c.mu.Lock()
+	defer l.c.unlockAndRun()
+	if g, ok := l.c.gates[model]; ok {
+		g.inquiry.clearHold() // tokens may have come back too
+		l.c.admitWaiters(g, time.Now())
+	}
+}
+
+// Served implements Listener: what a tenant got elsewhere is charged to its flows here.
+func (l sharedSubscriber) TokensServed(model, tenant string, tokens int64) {
+	l.c.mu.Lock()
+	defer l.c.unlockAndRun()
+	g, ok := l.c.gates[model]
+	if !ok || tokens <= 0 {
+		return
+	}
+	for b := range g.queue.bands {
+		if f := g.queue.bands[b].flows[tenant]; f != nil {
+			f.deficit = max(f.deficit-min(tokens, f.maxDeficit()), -f.maxDeficit())
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package admission
+
+import (
+	"slices"
+	"time"
+)
+
+// judge does what the answer to a question says: first all that can be done under one lock, then, after the slots of those who were
+// turned away have been given back, the rest.
+func (c *Controller) applyVerdicts(g *gate, batch []*waiter, verdicts []Verdict) {
+	for _, unplace := range c.admitGranted(g, batch, verdicts) {
+		unplace()
+	}
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	now := time.Now()
+	denied := c.recordDenials(g, batch, verdicts, now)
+	pools := c.requeueDenied(denied)
+	g.inquiry.finish()
+	if granted := len(batch) - len(denied); granted == len(batch) {
+		g.inquiry.batchSize = min(2*g.inquiry.batchSize, maxInquiry)
+	} else {
+		g.inquiry.batchSize = max(granted, 1)
+	}
+	for _, p := range pools {
+		p.deferNewcomers = true
+	}
+	c.admitWaiters(g, now)
+	for _, p := range pools {
+		p.deferNewcomers = false
+		c.admitFromQueue(&p.queue, now)
+	}
+	for _, m := range g.memberships { // whose first may have gone by this model
+		c.admitUnblocked(m.pool, now)
+	}
+	c.settleNewcomers(&g.queue, now)
+}
+
+// accept lets those in who were granted, and returns how the others give back their slots. verdicts that the shared state could not
+// give become this gateway's own.
+func (c *Controller) admitGranted(g *gate, batch []*waiter, verdicts []Verdict) []func() {
+	gateways := max(c.shared.Gateways(), 1)
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	now := time.Now()
+	c.setGateways(gateways, now)
+	var unplaces []func()
+	for i, w := range batch {
+		v := &verdicts[i]
+		if v.Reason == Unavailable && !w.cancelled {
+			*v = c.decideAlone(g, w, now)
+		} else if v.Reason.ofLimits() && g.inquiry.outdated(i, g) {
+			v.Reason = Stale
+		}
+		switch {
+		case v.Reason == Granted && v.Task != nil && !w.cancelled:
+			c.countWaiter(w, -1)
+			w.foundTask = v.Task
+			w.decide(nil, nil)
+		case v.Reason == Granted && v.Task == nil && w.cancelled:
+			id, tokens := w.id, int64(w.Tokens)
+			c.afterUnlock = append(c.afterUnlock, func() { c.shared.Release(id, tokens, true) })
+		case v.Reason == Granted && !w.cancelled:
+			c.admitWaiter(g, w, v, now)
+		case w.cancelled:
+		default:
+			w.state = stateDenied
+			if full := w.slot.OnFull; full != nil && v.Reason == ReplicaFull {
+				unplaces = append(unplaces, full)
+			}
+			if w.hasSlot && w.ReleaseSlot != nil {
+				unplaces = append(unplaces, w.ReleaseSlot)
+			}
+			w.hasSlot = false
+		}
+	}
+	return unplaces
+}
+
+// divide takes note of how many gateways share the limits.
+func (c *Controller) setGateways(gateways int, now time.Time) {
+	if gateways == c.gateways {
+		return
+	}
+	c.gateways = gateways
+	for _, g := range c.gates {
+		g.usage.bucket.resize(c.shareOf(g.usage.limits.TokensPerMinute), now)
+	}
+	for _, t := range c.tenants {
+		t.setLimits(t.limits, c.shareOf, now)
+	}
+}
+
+// granted lets a waiter in. This process's own book takes note whatever its limits say.
+func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) {
+	c.countWaiter(w, -1)
+	t := w.tenant
+	if !w.grantedAlone {
+		t.sharedQuota = v.Quota
+		g.inquiry.backoff, t.backoff = backoff{}, backoff{}
+	} else {
+		t.sharedQuota = Quota{}
+	}
+	c.exemptAged(w, now)
+	l := c.acquireLease(g, t, &w.arrival, now)
+	l.id = w.id
+	if w.slot.Replica != "" {
+		l.replica = w.slot.Replica
+		c.replicaLeases[l.replica]++
+	}
+	if w.grantedAlone {
+		claim := c.claimForLease(l, w.task, w.Tokens)
+		claim.ReplicaLimit = w.slot.Limit
+		c.shared.ReportLease(claim)
+	} else if v.ModelInUse > 0 {
+		g.inquiry.remoteLeases = max(v.ModelInUse-g.usage.leases, 0)
+	}
+	w.decide(l, nil)
+}
+
+// alone is this gateway's own verdict while the shared state does not answer: its part of every limit, and of the model's no more than
+// others were last seen to leave.
+func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
+	t := w.tenant
+	t.sharedQuota = Quota{}
+	reason, wait := c.localVerdict(g, w, now)
+	w.grantedAlone = reason == Granted
+	return Verdict{Reason: reason, Wait: wait, Quota: t.localQuota(now)}
+}
+
+func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, time.Duration) {
+	t := w.tenant
+	if wait := t.requests.wait(1, now); wait > 0 {
+		return TenantRequests, wait
+	}
+	if wait := t.tokens.wait(int64(w.Tokens), now); wait > 0 {
+		return TenantTokens, wait
+	}
+	limits := g.usage.limits
+	concurrent := c.shareOf(limits.MaxConcurrent)
+	if concurrent > 0 {
+		concurrent = max(min(concurrent, limits.MaxConcurrent-g.inquiry.remoteLeases), 1)
+	}
+	switch {
+	case reached(t.running, c.shareOf(t.limits.MaxConcurrent)):
+		return TenantStreams, 0
+	case w.Prefill && reached(t.prefill, c.shareOf(t.limits.MaxPrefill)):
+		return TenantPrefill, 0
+	case reached(g.usage.leases, concurrent):
+		return ModelConcurrency, 0
+	case w.slot.Replica != "" && reached(c.replicaLeases[w.slot.Replica], c.shareOf(w.slot.Limit)):
+		return ReplicaFull, 0
+	}
+	if wait := g.usage.bucket.wait(int64(w.Tokens), now); wait > 0 {
+		return ModelTokens, wait
+	}
+	return Granted, 0
+}
+
+func reached(n, limit int) bool { return limit > 0 && n >= limit }
+
+// reasons notes why waiters were turned away, ends those that cannot wait for it, and returns the others.
+func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict, now time.Time) []*waiter {
+	var denied []*waiter
+	var pause time.Duration // one step of the backoff for each answer
+	for i, w := range batch {
+		if w.state != stateDenied {
+			continue
+		}
+		v := &verdicts[i]
+		switch v.Reason {
+		case ModelConcurrency, ReplicaFull:
+			if v.Reason == ReplicaFull && w.slot.OnFull != nil {
+				break // Place knows it now, and finds another replica or none
+			}
+			if pause == 0 {
+				pause = g.inquiry.backoff.next()
+			}
+			if g.inquiry.hold(v.Reason, bands-1, now, pause) {
+				g.blockedOnTokens = nil
+			}
+		case ModelTokens:
+			if g.inquiry.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond)) {
+				g.blockedOnTokens, g.inquiry.lackingTokens = w, w.Tokens
+			}
+		case Stale:
+			if w.staleVerdicts++; w.staleVerdicts > maxStaleVerdicts {
+				w.staleVerdicts = 0
+				g.inquiry.hold(v.Reason, bands-1, now, minRetryWait)
+			}
+		default:
+			if c.recordTenantDenial(w, v, now) {
+				continue
+			}
+		}
+		if v.Reason != Stale {
+			w.staleVerdicts = 0
+		}
+		if v.ModelInUse > 0 {
+			g.inquiry.remoteLeases = max(v.ModelInUse-g.usage.leases, 0)
+		}
+		if err := c.endOfWait(g, w, v, now); err != nil {
+			c.countWaiter(w, -1)
+			w.decide(nil, err)
+			continue
+		}
+		denied = append(denied, w)
+	}
+	return denied
+}
+
+// tenantDenied notes that the tenant has no room. A request that has not waited before is refused, except for want of prefill.
+func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bool {
+	t := w.tenant
+	t.sharedQuota = v.Quota
+	wait := v.Wait
+	if w.newcomer && !w.Preempted && v.Reason != TenantPrefill {
+		err := c.refusal(w.homeQueue, t, v.Reason, now)
+		if wait > 0 {
+			err.RetryAfter = addJitter(wait)
+		}
+		c.countWaiter(w, -1)
+		w.decide(nil, err)
+		return true
+	}
+	if wait <= 0 {
+		wait = t.backoff.next()
+	}
+	t.deniedReason, t.deniedUntil = v.Reason, now.Add(wait)
+	if t.deniedTimer == nil {
+		t.deniedTimer = time.AfterFunc(wait, func() {
+			c.mu.Lock()
+			defer c.unlockAndRun()
+			t.deniedReason = Granted
+			c.unparkFlows(t, time.Now())
+		})
+	} else {
+		t.deniedTimer.Reset(wait)
+	}
+	return false
+}
+
+// lost is why a waiter that was turned away does not wait on.
+func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) error {
+	switch {
+	case w == g.blockedOnTokens && w.newcomer && !w.noWait && !w.Preempted && w.homeQueue.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
+		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(v.Wait), Quota: v.Quota}
+	case w.cancelErr != nil:
+		return w.cancelErr
+	case c.closed:
+		return ErrClosed
+	case w.homeQueue.gate != nil && g.closed, w.homeQueue.pool != nil && len(w.homeQueue.pool.memberships) == 0:
+		return ErrRemoved
+	}
+	return nil
+}
+
+// putBack returns those who were turned away to the front of their queues, in their order, and which pools are among these.
+func (c *Controller) requeueDenied(denied []*waiter) []*pool {
+	var pools []*pool
+	for _, w := range slices.Backward(denied) {
+		if p := w.homeQueue.pool; p != nil && !slices.Contains(pools, p) {
+			pools = append(pools, p)
+		}
+		w.homeQueue.requeue(w, !w.tenant.isAtLimit(&w.arrival))
+	}
+	return pools
+}
