@@ -1,11 +1,14 @@
-// Package authz says who is calling: it turns an API key into a tenant.
+// Package authz authenticates callers: it maps an API key to a tenant. Package extproc uses it for
+// inference requests, and Envoy's ext_authz filter uses its Server for all other routes.
 //
-// There is one policy, the Authenticator, and two ways to it. Inference requests are checked inside the ext_proc exchange
-// that they need anyway (package extproc), in its header message, before a body is read. Every other route carries Envoy's
-// ext_authz filter, which asks the Server of this package; it fails closed, and serves anyone else's Envoy as well.
+// The policy is held by one Authenticator. Inference requests are checked inside the ext_proc
+// exchange that they need anyway: extproc checks the key in the message with the headers, before
+// Envoy reads a body. The ext_authz filter fails closed. Server speaks plain ext_authz, so an Envoy
+// that Sluice does not run may call it too.
 //
-// A key is 256 random bits. The file holds its SHA-256 only. SHA-256 of a random key needs no salt and no stretching: there is
-// nothing to guess. The lookup is by the digest of what was presented, so its timing tells nothing about a stored key.
+// A key made by NewKey has 256 random bits. The configuration file holds only the SHA-256 of a key.
+// A random key needs no salt and no key stretching, because nobody can guess it. The Authenticator
+// looks a key up by its digest, so the time of the lookup says nothing about a stored key.
 package authz
 
 import (
@@ -20,31 +23,33 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Anyone is the tenant of every caller when no keys are asked for.
+// Anyone is the name of the tenant of every caller when Config.Open is set.
 const Anyone = "anyone"
 
-// Tenant is someone who may call. It is immutable.
+// Tenant is a customer of the gateway. A Tenant is immutable.
 type Tenant struct {
 	Name string
-	// Models that the tenant may use, by name; "*" is all. A pool is one of these names too.
+	// Models are the names of the models and pools that the tenant may use. "*" stands for all.
 	Models []string
-	// Priority of the tenant's requests, or of those with this key: interactive, default or batch. Empty is default.
+	// Priority is the priority of requests with this key: Interactive, Default or Batch. Empty
+	// means Default.
 	Priority string
 }
 
-// Allows says whether the tenant may use the model of this name.
+// Allows reports whether the tenant may use the model or pool of this name.
 func (t *Tenant) Allows(model string) bool {
 	return slices.Contains(t.Models, "*") || slices.Contains(t.Models, model)
 }
 
-// Priorities from the highest to the lowest.
+// The priorities of requests, from the highest to the lowest.
 const (
 	Interactive = "interactive"
 	Default     = "default"
 	Batch       = "batch"
 )
 
-// rank orders the priorities; false for a word that is none. The empty one is default.
+// rank returns the position of a priority, where a higher number is a higher priority. It returns
+// false for an unknown word. The empty word is Default.
 func rank(priority string) (int, bool) {
 	switch priority {
 	case Interactive:
@@ -57,8 +62,9 @@ func rank(priority string) (int, bool) {
 	return 0, false
 }
 
-// PriorityOf is the priority of a request that asks for one in the header x-sluice-priority: it can only lower the tenant's own. An
-// empty wish is none. The error is of code invalid_request.
+// PriorityOf returns the priority of a request whose header x-sluice-priority asks for a priority.
+// A request can lower the priority of its key and cannot raise it. An empty asked means that the
+// client sent no such header. The error has the code invalid_request.
 func (t *Tenant) PriorityOf(asked string) (string, *openai.Error) {
 	own := t.Priority
 	if own == "" {
@@ -67,92 +73,101 @@ func (t *Tenant) PriorityOf(asked string) (string, *openai.Error) {
 	if asked == "" {
 		return own, nil
 	}
-	wish, ok := rank(asked)
+	wanted, ok := rank(asked)
 	if !ok {
 		return "", &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.Priority,
 			Message: headers.Priority + " must be interactive, default or batch."}
 	}
-	if most, _ := rank(own); wish > most {
+	if limit, _ := rank(own); wanted > limit {
 		return own, nil
 	}
 	return asked, nil
 }
 
-// Config is the policy.
+// Config is the policy for Authenticator.Set.
 type Config struct {
-	// Open lets everybody in as the tenant Anyone. For listeners on loopback only; the caller sees to that.
+	// Open authenticates every caller as the tenant Anyone. It is meant for listeners on loopback,
+	// which the caller of Set must check.
 	Open    bool
 	Tenants []TenantConfig
 }
 
-// TenantConfig is a tenant and the hashes of its keys. A tenant some of whose keys have a priority of their own is there several times,
-// the tenant's own priority first.
+// TenantConfig is a tenant and the hashes of its keys. A tenant with keys of different priorities
+// has several entries of the same name. The first entry has the tenant's own priority.
 type TenantConfig struct {
 	Tenant
-	// Keys are "sha256:" and 64 hex digits each. Several keys overlap while one replaces the other.
+	// Keys are hashes of keys as HashKey returns them: "sha256:" and 64 hex digits. Any of them
+	// authenticates the tenant, so an old and a new key can overlap.
 	Keys []string
 }
 
+// digest is the SHA-256 of a key.
 type digest [sha256.Size]byte
 
-// policy is immutable; a change replaces it.
+// policy is a Config prepared for lookups. It is immutable; Authenticator.Set replaces it.
 type policy struct {
-	open    *Tenant
-	tenants map[digest]*Tenant
-	names   map[string]*Tenant
+	// open is the tenant of every caller, or nil if callers need a key.
+	open *Tenant
+	// byKey has an entry for each key, byName the first entry of each tenant.
+	byKey  map[digest]*Tenant
+	byName map[string]*Tenant
 }
 
-// Authenticator holds the policy in force. Its methods may be called concurrently. The zero value lets nobody in.
+// Authenticator holds the current policy. Its methods are safe for concurrent use. The zero value
+// refuses every caller.
 type Authenticator struct {
 	policy atomic.Pointer[policy]
 }
 
-// Set replaces the policy. A faulty one leaves the policy in force as it is.
+// Set replaces the policy. If the new policy is invalid, Set returns an error and keeps the current
+// one.
 func (a *Authenticator) Set(c Config) error {
-	p := &policy{tenants: map[digest]*Tenant{}, names: map[string]*Tenant{}}
+	p := &policy{byKey: map[digest]*Tenant{}, byName: map[string]*Tenant{}}
 	if c.Open {
 		p.open = &Tenant{Name: Anyone, Models: []string{"*"}}
-		p.names[Anyone] = p.open
+		p.byName[Anyone] = p.open
 	}
 	for _, tenant := range c.Tenants {
 		t := tenant.Tenant
-		if p.names[t.Name] == nil {
-			p.names[t.Name] = &t
+		if p.byName[t.Name] == nil {
+			p.byName[t.Name] = &t
 		}
 		for _, key := range tenant.Keys {
 			d, err := parseHash(key)
 			if err != nil {
 				return fmt.Errorf("tenant %s: %w", t.Name, err)
 			}
-			if other, taken := p.tenants[d]; taken {
+			if other, exists := p.byKey[d]; exists {
 				return fmt.Errorf("tenant %s: one of its keys also belongs to tenant %s", t.Name, other.Name)
 			}
-			p.tenants[d] = &t
+			p.byKey[d] = &t
 		}
 	}
 	a.policy.Store(p)
 	return nil
 }
 
-// Tenant finds a tenant by name, for a request that was authenticated before.
+// Tenant finds a tenant by name. It serves requests that were authenticated before.
 func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
 	p := a.policy.Load()
 	if p == nil {
 		return nil, false
 	}
-	t, ok := p.names[name]
+	t, ok := p.byName[name]
 	return t, ok
 }
 
-// Credentials are what a request presents, as the values of its headers.
+// Credentials are the values of a request's headers that may hold an API key.
 type Credentials struct {
-	// Authorization is the header of that name: "Bearer <key>".
+	// Authorization is the value of the header of that name: "Bearer <key>".
 	Authorization string
-	// APIKey is the header x-api-key (or api-key); looked at when there is no Authorization.
+	// APIKey is the value of the header x-api-key or api-key. It counts only when Authorization is
+	// empty.
 	APIKey string
 }
 
-// Authenticate finds the tenant of the caller. The error is of code invalid_api_key and never holds the key.
+// Authenticate finds the tenant of a caller. The error has the code invalid_api_key and never
+// contains the key.
 func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	p := a.policy.Load()
 	if p == nil {
@@ -165,15 +180,16 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	if fault != nil {
 		return nil, fault
 	}
-	// The map is looked up by a digest of the whole key, which nobody can steer towards a stored one byte by byte, so
-	// that a constant-time comparison would protect nothing more.
-	if t, ok := p.tenants[sha256.Sum256([]byte(key))]; ok {
+	// The map is indexed by a digest of the whole key. A caller cannot approach a stored digest
+	// byte by byte, so a constant-time comparison would protect nothing more.
+	if t, ok := p.byKey[sha256.Sum256([]byte(key))]; ok {
 		return t, nil
 	}
 	return nil, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
 }
 
-// Digest names the key that was presented, without telling it; empty when none was.
+// Digest returns the SHA-256 of the presented key in hex digits. It identifies the key without
+// revealing it. Digest is empty if the credentials hold no key.
 func (c Credentials) Digest() string {
 	key, fault := c.key()
 	if fault != nil {
@@ -183,17 +199,20 @@ func (c Credentials) Digest() string {
 	return hex.EncodeToString(d[:])
 }
 
-// Valid says whether the key of this digest still is one of the tenant's.
+// Valid reports whether the key with this digest (see Credentials.Digest) still belongs to the
+// tenant. Long connections call it to notice a key that was revoked. In an open policy every key is
+// valid.
 func (a *Authenticator) Valid(tenant, key string) bool {
 	p := a.policy.Load()
 	if p == nil || p.open != nil {
 		return p != nil
 	}
 	d, err := parseHash(hashPrefix + key)
-	t, ok := p.tenants[d]
+	t, ok := p.byKey[d]
 	return err == nil && ok && t.Name == tenant
 }
 
+// key returns the API key of the request. The error has the code invalid_api_key.
 func (c Credentials) key() (string, *openai.Error) {
 	if c.Authorization == "" {
 		if c.APIKey != "" {
@@ -210,17 +229,17 @@ func (c Credentials) key() (string, *openai.Error) {
 	return key, nil
 }
 
-// hashPrefix says which hash of a key it is.
+// hashPrefix names the hash function in a stored key.
 const hashPrefix = "sha256:"
 
+// parseHash decodes a stored key, see HashKey.
 func parseHash(s string) (digest, error) {
 	var d digest
 	text, ok := strings.CutPrefix(s, hashPrefix)
-	if !ok || hex.DecodedLen(len(text)) != len(d) {
-		return d, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
+	if ok && hex.DecodedLen(len(text)) == len(d) {
+		if _, err := hex.Decode(d[:], []byte(text)); err == nil {
+			return d, nil
+		}
 	}
-	if _, err := hex.Decode(d[:], []byte(text)); err != nil {
-		return d, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
-	}
-	return d, nil
+	return digest{}, fmt.Errorf("a key hash must be sha256: and %d hex digits", hex.EncodedLen(len(d)))
 }

@@ -7,52 +7,45 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/crc32"
-	"strings"
 )
 
-// keyPrefix lets secret scanners and people recognise a key of ours.
+// keyPrefix begins every key that NewKey makes. Secret scanners and people recognise a key by it.
 const keyPrefix = "sk-sluice-"
 
-// Key is a freshly made API key.
+// Key is a new API key.
 type Key struct {
-	// Secret is what the client sends; it is shown once and stored nowhere.
+	// Secret is the text that a client sends. It is shown once and stored nowhere.
 	Secret string
-	// ID is the public part of the secret, to talk about a key without showing it.
+	// ID is a part of the secret that is not confidential. It names the key in conversations and
+	// lists.
 	ID string
-	// Hash is what the file holds.
+	// Hash is the form of the key in the configuration file, see HashKey.
 	Hash string
 }
 
+// keyText is base32 without padding in lower case.
 var keyText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// NewKey makes a key: prefix, 40-bit id, 256-bit secret, CRC-32 of all before it, so that a mistyped or cut key can be told
-// from a revoked one (see WellFormed).
+// NewKey makes a key. Its text is keyPrefix, an id of 40 bits, a secret of 256 bits and a CRC-32 of
+// everything before it. By the checksum, a mistyped or truncated key can be told from a revoked one.
 func NewKey() Key {
 	random := make([]byte, 5+32)
-	rand.Read(random) // never fails: crypto/rand ends the program rather than return weak bytes
+	// rand.Read never fails: crypto/rand ends the program rather than return weak bytes.
+	rand.Read(random)
 	id := keyText.EncodeToString(random[:5])
 	text := keyPrefix + id + "-" + keyText.EncodeToString(random[5:])
 	text += checksum(text)
 	return Key{Secret: text, ID: id, Hash: HashKey(text)}
 }
 
-// HashKey is the form in which the file holds a key: "sha256:" and the hex digits of SHA-256 of the key's text. Any text may
-// serve as a key, not only those of NewKey.
+// HashKey returns the form of a key in the configuration file: "sha256:" and the hex digits of the
+// SHA-256 of the key's text. Any text can be a key, not only the output of NewKey.
 func HashKey(secret string) string {
 	d := sha256.Sum256([]byte(secret))
 	return hashPrefix + hex.EncodeToString(d[:])
 }
 
-// WellFormed says whether the text is a whole key as NewKey makes them.
-func WellFormed(secret string) bool {
-	const sum = 7 // base32 of four bytes
-	if !strings.HasPrefix(secret, keyPrefix) || len(secret) <= len(keyPrefix)+sum {
-		return false
-	}
-	text, tail := secret[:len(secret)-sum], secret[len(secret)-sum:]
-	return checksum(text) == tail
-}
-
+// checksum returns the CRC-32 of text in the alphabet of keys: seven characters.
 func checksum(text string) string {
 	return keyText.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(text))))
 }

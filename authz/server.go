@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -16,9 +17,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Server answers Envoy's ext_authz filter over gRPC. An allowed request goes on with the tenant's name in the header
-// x-sluice-tenant, its priority in x-sluice-priority, the digest of its key in x-sluice-key, and without its credentials; a refused
-// one gets the error in OpenAI's shape, and a refused gRPC request a status with its message.
+// Server implements Envoy's ext_authz over gRPC.
+//
+// An allowed request continues without its credentials and with three headers: x-sluice-tenant (the
+// tenant's name), x-sluice-priority (its priority) and x-sluice-key (the digest of its key). A
+// refused HTTP request gets the error in OpenAI's form. A refused gRPC request gets a status and
+// the error's message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator
@@ -31,16 +35,11 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { auth.RegisterAuthorizationS
 func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckResponse, error) {
 	r := req.GetAttributes().GetRequest().GetHttp()
 	h := r.GetHeaders()
-	c := Credentials{Authorization: h["authorization"], APIKey: h["x-api-key"]}
-	if c.APIKey == "" {
-		c.APIKey = h["api-key"]
-	}
+	c := Credentials{Authorization: h["authorization"], APIKey: cmp.Or(h["x-api-key"], h["api-key"])}
 	passed := &auth.OkHttpResponse{HeadersToRemove: []string{"authorization", "x-api-key", "api-key"}}
 	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == realtimePath {
 		key := passProtocols(passed, h[protocolHeader])
-		if c.APIKey == "" {
-			c.APIKey = key
-		}
+		c.APIKey = cmp.Or(c.APIKey, key)
 	}
 	tenant, fault := s.Authenticator.Authenticate(c)
 	if fault != nil {
@@ -50,21 +49,24 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	if fault != nil {
 		return denied(fault, h), nil
 	}
-	passed.Headers = append(passed.Headers, option(headers.Tenant, tenant.Name), option(headers.Priority, priority), option(headers.Key, c.Digest()))
+	passed.Headers = append(passed.Headers, setHeader(headers.Tenant, tenant.Name), setHeader(headers.Priority, priority), setHeader(headers.Key, c.Digest()))
 	return &auth.CheckResponse{
 		Status:       &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: passed},
 	}, nil
 }
 
-// Of a WebSocket a browser can set no header but the list of subprotocols. So the key may be one of them, as it may with OpenAI.
+// A browser can set no header of a WebSocket except the list of subprotocols. Therefore a client of
+// /v1/realtime may send its key as a subprotocol, as OpenAI's clients do.
 const (
 	realtimePath   = "/v1/realtime"
 	protocolHeader = "sec-websocket-protocol"
 	protocolKey    = "openai-insecure-api-key."
 )
 
-// passProtocols takes the keys out of the subprotocols that a client offers, whether one of them is needed or not, and returns the first.
+// passProtocols removes the keys from the subprotocols that a client offers and returns the first
+// key. It removes them even if the caller authenticates the client by another header. passed
+// becomes the answer that sets the remaining subprotocols.
 func passProtocols(passed *auth.OkHttpResponse, offered string) (key string) {
 	if !strings.Contains(offered, protocolKey) {
 		return ""
@@ -83,30 +85,31 @@ func passProtocols(passed *auth.OkHttpResponse, offered string) (key string) {
 		passed.HeadersToRemove = append(passed.HeadersToRemove, protocolHeader)
 		return key
 	}
-	passed.Headers = append(passed.Headers, option(protocolHeader, strings.Join(others, ", ")))
+	passed.Headers = append(passed.Headers, setHeader(protocolHeader, strings.Join(others, ", ")))
 	return key
 }
 
-// denied is the refusal of a request with these headers.
+// denied returns the refusal of a request that has these headers.
 func denied(e *openai.Error, request map[string]string) *auth.CheckResponse {
 	if strings.HasPrefix(request["content-type"], "application/grpc") {
-		return refusal(e, e.Message, option(headers.Source, headers.SourceGateway),
-			option("grpc-status", strconv.Itoa(int(grpcCode(e)))))
+		return refusal(e, e.Message, setHeader(headers.Source, headers.SourceGateway),
+			setHeader("grpc-status", strconv.Itoa(int(grpcCode(e)))))
 	}
-	hs := []*core.HeaderValueOption{
-		option("content-type", "application/json"),
-		option(headers.Source, headers.SourceGateway),
+	set := []*core.HeaderValueOption{
+		setHeader("content-type", "application/json"),
+		setHeader(headers.Source, headers.SourceGateway),
 	}
 	if e.HTTPStatus() == 401 {
-		hs = append(hs, option("www-authenticate", "Bearer"))
+		set = append(set, setHeader("www-authenticate", "Bearer"))
 	}
 	if s := e.RetryAfterSeconds(); s != "" {
-		hs = append(hs, option("retry-after", s))
+		set = append(set, setHeader("retry-after", s))
 	}
-	return refusal(e, string(e.Body()), hs...)
+	return refusal(e, string(e.Body()), set...)
 }
 
-// grpcCode is the status of an error for a gRPC client. Envoy would make one of the HTTP status, and UNIMPLEMENTED or INTERNAL of some.
+// grpcCode returns the gRPC status of an error. Without it Envoy would derive a status from the
+// HTTP status, which is UNIMPLEMENTED or INTERNAL for some errors.
 func grpcCode(e *openai.Error) codes.Code {
 	switch e.HTTPStatus() {
 	case 400:
@@ -119,18 +122,20 @@ func grpcCode(e *openai.Error) codes.Code {
 	return codes.Unavailable
 }
 
-func refusal(e *openai.Error, body string, hs ...*core.HeaderValueOption) *auth.CheckResponse {
+// refusal returns the answer that makes Envoy refuse a request with the status of e.
+func refusal(e *openai.Error, body string, set ...*core.HeaderValueOption) *auth.CheckResponse {
 	return &auth.CheckResponse{
 		Status: &status.Status{Code: int32(codes.PermissionDenied), Message: strconv.Itoa(e.HTTPStatus())},
 		HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.HTTPStatus())},
-			Headers: hs,
+			Headers: set,
 			Body:    body,
 		}},
 	}
 }
 
-func option(key, value string) *core.HeaderValueOption {
+// setHeader replaces a header, whoever set the header before.
+func setHeader(key, value string) *core.HeaderValueOption {
 	return &core.HeaderValueOption{
 		Header:       &core.HeaderValue{Key: key, Value: value},
 		AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 )
 
-// outcome is what becomes of a request: who it is, what the upstream gets of the subprotocols, or how it is refused.
+// outcome is the result of a check: the tenant, the subprotocols that the upstream gets, or the
+// refusal.
 type outcome struct {
 	Tenant, Protocols, GRPC, Body string
 	Refused                       int32
@@ -41,12 +42,14 @@ func outcomeOf(t *testing.T, path string, h map[string]string) outcome {
 		}
 	}
 	if o.Refused != 0 {
-		o.Protocols = "" // they go nowhere
+		// A refused request has no upstream.
+		o.Protocols = ""
 	}
 	return o
 }
 
-// TestABrowsersKey: the key of a WebSocket may be a subprotocol, which goes no further, whether it was needed or not.
+// The key of a WebSocket may be a subprotocol. The upstream never sees the key, even if the request
+// had another.
 func TestABrowsersKey(t *testing.T) {
 	const key, path = "openai-insecure-api-key.", "/v1/realtime"
 	for name, c := range map[string]struct {
@@ -77,7 +80,7 @@ func TestABrowsersKey(t *testing.T) {
 	}
 }
 
-// TestARefusedGRPCRequestGetsAStatus, with the message for people alone.
+// A refused gRPC request gets a gRPC status. It differs from the HTTP refusal in form alone.
 func TestARefusedGRPCRequestGetsAStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		h    map[string]string
