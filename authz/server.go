@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // Server implements Envoy's ext_authz over gRPC.
@@ -37,7 +38,7 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	h := r.GetHeaders()
 	c := Credentials{Authorization: h["authorization"], APIKey: cmp.Or(h["x-api-key"], h["api-key"])}
 	passed := &auth.OkHttpResponse{HeadersToRemove: []string{"authorization", "x-api-key", "api-key"}}
-	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == realtimePath {
+	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == routes.RealtimePath {
 		key := passProtocols(passed, h[protocolHeader])
 		c.APIKey = cmp.Or(c.APIKey, key)
 	}
@@ -59,7 +60,6 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 // A browser can set no header of a WebSocket except the list of subprotocols. Therefore a client of
 // /v1/realtime may send its key as a subprotocol, as OpenAI's clients do.
 const (
-	realtimePath   = "/v1/realtime"
 	protocolHeader = "sec-websocket-protocol"
 	protocolKey    = "openai-insecure-api-key."
 )

@@ -20,7 +20,7 @@ func TestAnotherAddressIsNews(t *testing.T) {
 	c := s.adopt(t, "m")
 	expectTold(t, s, "m=m-0@10.0.0.1:80")
 	s.Set(worldOf(t, ready("m-0", "10.0.0.1:81")))
-	eds := c.expect(assignments, "model/m")
+	eds := c.expect(endpointKind, "model/m")
 	expectTold(t, s, "m=") // Envoy may have taken it already, or not yet
 	c.ack(eds)
 	expectTold(t, s, "m=m-0@10.0.0.1:81")
@@ -35,10 +35,10 @@ func TestWhatMayBeGoneIsNotKnown(t *testing.T) {
 	c := s.adopt(t, "m")
 	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 	s.Set(worldOf(t, ready("a", "10.0.0.1:80")))
-	without := c.expect(assignments, "model/m")
+	without := c.expect(endpointKind, "model/m")
 	expectTold(t, s, "m=a@10.0.0.1:80")
 	s.Set(both)
-	again := c.expect(assignments, "model/m")
+	again := c.expect(endpointKind, "model/m")
 	c.ack(without)
 	c.quiet()
 	if told := s.told(); told != nil {
@@ -49,11 +49,11 @@ func TestWhatMayBeGoneIsNotKnown(t *testing.T) {
 
 	s.linger = time.Millisecond
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
-	gone := c.expect(clusters, "-model/m")
+	gone := c.expect(clusterKind, "-model/m")
 	expectTold(t, s, "m=")
 	s.Set(both)
-	cds := c.expect(clusters, "model/m")
-	eds := c.expect(assignments, "model/m")
+	cds := c.expect(clusterKind, "model/m")
+	eds := c.expect(endpointKind, "model/m")
 	c.ack(gone)
 	c.ack(cds) // Envoy warms it
 	c.quiet()
@@ -73,11 +73,11 @@ func TestAReplicaThatMovesIsToldPerCluster(t *testing.T) {
 	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 	way := &engines.Transport{Group: "a", Headers: []engines.Header{{Name: "Authorization", Value: "Bearer k"}}}
 	s.Set(worldOf(t, by(way, ready("a", "10.0.0.1:80")), ready("b", "10.0.0.2:80")))
-	cds := c.expect(clusters, "model/m#a")
-	c.ack(c.expect(assignments, "model/m"))
+	cds := c.expect(clusterKind, "model/m#a")
+	c.ack(c.expect(endpointKind, "model/m"))
 	expectTold(t, s, "m=b@10.0.0.2:80")
-	c.ask(assignments, nil, "model/m#a")
-	eds := c.expect(assignments, "model/m#a")
+	c.ask(endpointKind, nil, "model/m#a")
+	eds := c.expect(endpointKind, "model/m#a")
 	c.ack(eds)
 	c.quiet()
 	if told := s.told(); told != nil {
@@ -101,7 +101,7 @@ func TestAClusterLingers(t *testing.T) {
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
 	c.quiet()
 	s.Set(worldOf(t, ready("a", "10.0.0.2:80")))
-	eds := c.expect(assignments, "model/m")
+	eds := c.expect(endpointKind, "model/m")
 	expectTold(t, s, "m=")
 	c.ack(eds)
 	expectTold(t, s, "m=a@10.0.0.2:80")
@@ -109,8 +109,8 @@ func TestAClusterLingers(t *testing.T) {
 	s.linger = time.Millisecond
 	s.mu.Unlock()
 	s.Set(worldOf(t))
-	c.ack(c.expect(assignments, "model/m"))
+	c.ack(c.expect(endpointKind, "model/m"))
 	expectTold(t, s, "m=")
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
-	c.ack(c.expect(clusters, "-model/m"))
+	c.ack(c.expect(clusterKind, "-model/m"))
 }

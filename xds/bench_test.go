@@ -41,7 +41,7 @@ func BenchmarkScale(b *testing.B) {
 					b.Fatal(err)
 				}
 				s.Set(world)
-				envoy.ack(envoy.expect(assignments, "model/model-0"))
+				envoy.ack(envoy.expect(endpointKind, "model/model-0"))
 			}
 		})
 	}

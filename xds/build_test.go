@@ -188,15 +188,15 @@ func packedIn(t testing.TB, m protoreflect.Message) []proto.Message {
 func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), sample())
-	var listener, routes dict
-	for m, into := range map[*Resource]*dict{r.Listener: &listener, r.Routes: &routes} {
+	var listener, routeTable dict
+	for m, into := range map[*Resource]*dict{r.Listener: &listener, r.Routes: &routeTable} {
 		if err := json.Unmarshal(canonical(t, m.Message), into); err != nil {
 			t.Fatal(err)
 		}
 	}
 	manager := listener["filter_chains"].([]any)[0].(dict)["filters"].([]any)[0].(dict)["typed_config"].(dict)
 	delete(manager, "rds")
-	manager["route_config"] = routes
+	manager["route_config"] = routeTable
 	dir := shortDir(t)
 	config := bootstrapDict(dir)
 	delete(config["dynamic_resources"].(dict), "lds_config")
@@ -204,9 +204,9 @@ func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	static := config["static_resources"].(dict)
 	static["listeners"] = []any{listener}
 	all := static["clusters"].([]dict)
-	for name := range r.all(clusters) {
+	for name := range r.all(clusterKind) {
 		var c dict
-		if err := json.Unmarshal(canonical(t, r.find(clusters, name).Message), &c); err != nil {
+		if err := json.Unmarshal(canonical(t, r.find(clusterKind, name).Message), &c); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, c)
@@ -264,17 +264,17 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapsh
 	switch n := random.IntN(10); {
 	case m == nil:
 		next.Models[name] = model(name)
-		want.put(clusters, "model/"+name)
-		want.put(assignments, "model/"+name)
+		want.put(clusterKind, "model/"+name)
+		want.put(endpointKind, "model/"+name)
 	case n == 0:
 		delete(next.Models, name)
-		want.put(clusters, "model/"+name)
-		want.put(assignments, "model/"+name)
+		want.put(clusterKind, "model/"+name)
+		want.put(endpointKind, "model/"+name)
 	case n < 3 && len(m.Replicas) > 0: // one that is not ready any more
 		changed := slices.Clone(m.Replicas)
 		i := random.IntN(len(changed))
 		if changed[i].State == engines.Ready {
-			want.put(assignments, "model/"+name)
+			want.put(endpointKind, "model/"+name)
 		}
 		changed[i].State = engines.Draining
 		next.Models[name] = model(name, changed...)
@@ -283,7 +283,7 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapsh
 		r := &changed[random.IntN(len(changed))]
 		r.Address = netip.AddrPortFrom(r.Address.Addr(), r.Address.Port()+1)
 		if r.State == engines.Ready {
-			want.put(assignments, "model/"+name)
+			want.put(endpointKind, "model/"+name)
 		}
 		next.Models[name] = model(name, changed...)
 	case n < 6: // a change that Envoy has no part in
@@ -296,7 +296,7 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapsh
 		id := fmt.Sprintf("%s-%d", name, random.Uint32())
 		added := append(slices.Clone(m.Replicas), ready(id, fmt.Sprintf("10.0.%d.%d:%d", random.IntN(256), random.IntN(256), 1+random.IntN(60_000))))
 		next.Models[name] = model(name, added...)
-		want.put(assignments, "model/"+name)
+		want.put(endpointKind, "model/"+name)
 	}
 	return next
 }

@@ -128,12 +128,12 @@ func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
 }
 
 // ask subscribes, with what this Envoy has from before.
-func (c *client) ask(k kind, has map[string]string, names ...string) {
+func (c *client) ask(k resourceKind, has map[string]string, names ...string) {
 	c.t.Helper()
 	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesSubscribe: names, InitialResourceVersions: has})
 }
 
-func (c *client) forget(k kind, names ...string) {
+func (c *client) forget(k resourceKind, names ...string) {
 	c.t.Helper()
 	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesUnsubscribe: names})
 }
@@ -149,7 +149,7 @@ func (c *client) ack(r *discovery.DeltaDiscoveryResponse, refusal ...string) {
 }
 
 // expect receives the next response and checks its kind and what it holds, "name" or "-name" for a removed one.
-func (c *client) expect(k kind, want ...string) *discovery.DeltaDiscoveryResponse {
+func (c *client) expect(k resourceKind, want ...string) *discovery.DeltaDiscoveryResponse {
 	c.t.Helper()
 	select {
 	case r, ok := <-c.got:
@@ -171,8 +171,8 @@ func (c *client) expect(k kind, want ...string) *discovery.DeltaDiscoveryRespons
 // quiet checks that the server has nothing to say: it answers a question that it always answers, and nothing comes before.
 func (c *client) quiet() {
 	c.t.Helper()
-	c.ask(routes, nil, resourceName)
-	c.ack(c.expect(routes, resourceName))
+	c.ask(routeKind, nil, resourceName)
+	c.ack(c.expect(routeKind, resourceName))
 }
 
 // adopt is a whole connection of an Envoy: it asks like one and acknowledges everything. It returns what it has at the end.
@@ -183,15 +183,15 @@ func (s *served) adopt(t testing.TB, models ...string) *client {
 	for _, m := range models {
 		want = append(want, "model/"+m)
 	}
-	c.ask(clusters, nil)
-	r := c.expect(clusters, want...)
+	c.ask(clusterKind, nil)
+	r := c.expect(clusterKind, want...)
 	if len(want) > 0 {
-		c.ask(assignments, nil, want...)
-		c.ack(c.expect(assignments, want...))
+		c.ask(endpointKind, nil, want...)
+		c.ack(c.expect(endpointKind, want...))
 	}
 	c.ack(r)
-	c.ask(listeners, nil)
-	c.ack(c.expect(listeners, resourceName))
+	c.ask(listenerKind, nil)
+	c.ack(c.expect(listenerKind, resourceName))
 	c.quiet()
 	return c
 }

@@ -120,14 +120,14 @@ func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 				Address:  socketAddress(e.address.Addr().String(), e.address.Port()),
 				Hostname: e.host, // what the route makes the Host header
 			}},
-			Metadata: ownMetadata(map[string]*structpb.Value{"replica": structpb.NewStringValue(e.id)}),
+			Metadata: sluiceMetadata(map[string]*structpb.Value{"replica": structpb.NewStringValue(e.id)}),
 		}
 	}
 	assignment.Endpoints = []*endpointv3.LocalityLbEndpoints{{LbEndpoints: hosts}}
 	return assignment
 }
 
-func ownMetadata(fields map[string]*structpb.Value) *core.Metadata {
+func sluiceMetadata(fields map[string]*structpb.Value) *core.Metadata {
 	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {Fields: fields}}}
 }
 

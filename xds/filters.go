@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // The names under which the routes switch filters off.
@@ -22,8 +23,8 @@ const (
 	extProcName  = "envoy.filters.http.ext_proc"
 	onDemandName = "envoy.filters.http.composite"
 	extAuthzName = "envoy.filters.http.ext_authz"
-	// taskLimitName bounds the bodies of tasks. Bodies for engines are bounded by their routes, since ext_proc has them buffered.
-	taskLimitName = "envoy.filters.http.body_size_limit"
+	// bodyLimitName bounds the bodies of tasks. Bodies for engines are bounded by their routes, since ext_proc has them buffered.
+	bodyLimitName = "envoy.filters.http.body_size_limit"
 )
 
 // controlTimeout is how long Sluice may take to answer ext_proc or ext_authz. It is what a client waits for its 503 when Sluice
@@ -38,7 +39,7 @@ func httpFilters(c Config) []*hcm.HttpFilter {
 		filter(extProcName, processor(c)),
 		filter(onDemandName, onDemand()),
 		filter(extAuthzName, authorizer()),
-		filter(taskLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(taskBody)}),
+		filter(bodyLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(routes.MaxSmallBody)}),
 		filter("envoy.filters.http.router", &router.Router{
 			SuppressEnvoyHeaders: true,
 			UpstreamLog:          attemptLog(),

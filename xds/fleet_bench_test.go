@@ -65,6 +65,6 @@ func wholeChain(b *testing.B, full, less engines.Part, model string) {
 			b.Fatal(err)
 		}
 		s.Set(world)
-		envoy.ack(envoy.expect(assignments, "model/"+model))
+		envoy.ack(envoy.expect(endpointKind, "model/"+model))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 const inferenceMethod = "/llm.v1.Inference/Stream"
@@ -112,7 +113,7 @@ func grpcMessages(t *testing.T, m *managed) {
 	if s := grpcstatus.Convert(err); s.Code() != codes.NotFound || s.Message() != "all said" {
 		t.Errorf("ended with %v", err)
 	}
-	if e := m.log.wait(t, header.Get(headers.RequestID)[0]); e.GetCommonProperties().GetRouteName() != GRPCRoute {
+	if e := m.log.wait(t, header.Get(headers.RequestID)[0]); e.GetCommonProperties().GetRouteName() != routes.GRPC {
 		t.Errorf("route %q", e.GetCommonProperties().GetRouteName())
 	}
 }

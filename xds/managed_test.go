@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 func managedConfig(dir string) Config {
@@ -138,7 +139,7 @@ func (m *managed) relay(t *testing.T, ticket string, body []byte, pairs ...strin
 
 // relayed: the ticket arrives, the client's key does not, and the relay's word on who answered stands.
 func relayed(t *testing.T, m *managed) {
-	for stream, name := range map[string]string{"": RelayRoute, "1": RelayStreamRoute} {
+	for stream, name := range map[string]string{"": routes.Relay, "1": routes.RelayStream} {
 		got := m.relay(t, "t"+stream, []byte("{}"), "x-test-stream", stream, "Authorization", "Bearer k", "X-Api-Key", "k", "Api-Key", "k",
 			"Proxy-Authorization", "k", "Accept-Encoding", "br", "x-test-note-"+headers.RemainingTokens, "7")
 		saw := got.saw(t)

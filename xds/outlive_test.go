@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // alterListener changes the connection manager.
@@ -59,14 +60,14 @@ func impatient(t testing.TB, r *Resources) {
 		m.RequestHeadersTimeout = durationpb.New(100 * time.Millisecond)
 		m.RequestTimeout = durationpb.New(3 * time.Second)
 	})
-	routes := proto.Clone(r.Routes.Message).(*route.RouteConfiguration)
-	for _, route := range routes.VirtualHosts[0].Routes {
-		if route.Name == EngineRoute {
+	table := proto.Clone(r.Routes.Message).(*route.RouteConfiguration)
+	for _, route := range table.VirtualHosts[0].Routes {
+		if route.Name == routes.Engine {
 			route.GetRoute().IdleTimeout = durationpb.New(300 * time.Millisecond)
 		}
 	}
 	var err error
-	if r.Routes, err = newResource(resourceName, routes); err != nil {
+	if r.Routes, err = newResource(resourceName, table); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -26,8 +26,8 @@ func TestOwnClusters(t *testing.T) {
 	expectTold(t, s, "m=m-0@10.0.0.1:80")
 
 	s.Set(mustBuild(t, with, world)) // the Envoy of an older Sluice
-	cds := c.expect(clusters, headers.GRPCCluster, headers.RelayCluster)
-	rds := c.expect(routes, resourceName)
+	cds := c.expect(clusterKind, headers.GRPCCluster, headers.RelayCluster)
+	rds := c.expect(routeKind, resourceName)
 	c.ack(cds)
 	c.ack(rds)
 	c.quiet()
@@ -35,15 +35,15 @@ func TestOwnClusters(t *testing.T) {
 	later := with
 	later.RelaySocket = "/run/another.sock"
 	s.Set(mustBuild(t, later, world))
-	c.ack(c.expect(clusters, headers.RelayCluster))
+	c.ack(c.expect(clusterKind, headers.RelayCluster))
 	c.quiet()
 
 	s.setLinger(time.Hour)
 	s.Set(mustBuild(t, plain, world))
-	c.ack(c.expect(routes, resourceName))
+	c.ack(c.expect(routeKind, resourceName))
 	c.quiet() // requests that were routed there a moment ago still find them
 	s.Set(mustBuild(t, later, world))
-	c.ack(c.expect(routes, resourceName))
+	c.ack(c.expect(routeKind, resourceName))
 	c.quiet()
 	s.setLinger(time.Millisecond)
 	s.Set(mustBuild(t, plain, world))
@@ -70,10 +70,10 @@ func TestOwnClustersOfAReconnectingEnvoy(t *testing.T) {
 	s := newServed(t)
 	s.Set(world)
 	c := s.connect(t)
-	c.ask(clusters, map[string]string{headers.RelayCluster: world.Own[headers.RelayCluster].Version, headers.GRPCCluster: "older"})
-	c.ack(c.expect(clusters, headers.GRPCCluster))
-	c.ask(listeners, nil)
-	c.ack(c.expect(listeners, resourceName))
+	c.ask(clusterKind, map[string]string{headers.RelayCluster: world.Own[headers.RelayCluster].Version, headers.GRPCCluster: "older"})
+	c.ack(c.expect(clusterKind, headers.GRPCCluster))
+	c.ask(listenerKind, nil)
+	c.ack(c.expect(listenerKind, resourceName))
 	c.quiet()
 	if told := s.told(); told != nil {
 		t.Errorf("told %q", told)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // realtime: messages of both sides arrive as they are said, however large.
@@ -42,7 +43,7 @@ func realtime(t *testing.T, m *managed) {
 	if err := c.Close(websocket.StatusNormalClosure, ""); err != nil {
 		t.Error(err)
 	}
-	if e := m.log.wait(t, response.Header.Get(headers.RequestID)); e.GetCommonProperties().GetRouteName() != RealtimeRoute {
+	if e := m.log.wait(t, response.Header.Get(headers.RequestID)); e.GetCommonProperties().GetRouteName() != routes.Realtime {
 		t.Errorf("route %q", e.GetCommonProperties().GetRouteName())
 	}
 }

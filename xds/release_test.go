@@ -9,6 +9,7 @@ import (
 	accesslog "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // releasedOnAck sends a request in the moment OnAck says that Envoy knows the replica: none may fail.
@@ -39,7 +40,7 @@ func loggedRequest(t *testing.T, g *gateway) {
 	got := g.chat(t, "log", a.String(), "x-test-tenant", "acme", "x-test-stream", "1")
 	e := g.log.wait(t, got.Header.Get(headers.RequestID))
 	c := e.GetCommonProperties()
-	if c.GetCustomTags()[headers.TagReplica] != "log-0" || c.GetUpstreamCluster() != "model/log" || c.GetRouteName() != StreamRoute ||
+	if c.GetCustomTags()[headers.TagReplica] != "log-0" || c.GetUpstreamCluster() != "model/log" || c.GetRouteName() != routes.Stream ||
 		c.GetUpstreamRequestAttemptCount() != 1 || c.GetUpstreamRemoteAddress().GetSocketAddress().GetAddress() != "127.0.0.1" ||
 		c.GetAccessLogType() != accesslog.AccessLogType_DownstreamEnd || c.GetResponseFlags() != nil {
 		t.Errorf("served by %v", c)

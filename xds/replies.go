@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // reply is one of the answers that Envoy gives by itself, in the form that clients know errors in.
@@ -34,7 +35,7 @@ const (
 	details = "response.code_details"
 	// toSluice is true of requests to Sluice's own HTTP listeners.
 	toSluice = `xds.cluster_name in ["` + headers.APICluster + `", "` + headers.RelayCluster + `"]`
-	overGRPC = `xds.route_name == "` + headers.GRPCRoute + `"`
+	overGRPC = `xds.route_name == "` + routes.GRPC + `"`
 	// clientsOwn is true on the routes for requests whose client set the timeout.
 	clientsOwn = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
@@ -133,13 +134,13 @@ func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
 		Filter:             expression(r.when),
 		BodyFormatOverride: r.format(),
-		HeadersToAdd:       []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
+		HeadersToAdd:       []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
 	}
 	if r.status != 0 {
 		m.StatusCode = wrapperspb.UInt32(r.status)
 	}
 	if r.retry {
-		m.HeadersToAdd = append(m.HeadersToAdd, set("retry-after", retryAfter))
+		m.HeadersToAdd = append(m.HeadersToAdd, setHeader("retry-after", retryAfter))
 	}
 	return m
 }

@@ -201,7 +201,7 @@ func (r *Resources) buildStatic() error {
 	if r.Listener, err = newResource(resourceName, listenerFor(c)); err != nil {
 		return fmt.Errorf("xds: listener: %w", err)
 	}
-	if r.Routes, err = newResource(resourceName, routesFor(c)); err != nil {
+	if r.Routes, err = newResource(resourceName, routeConfiguration(c)); err != nil {
 		return fmt.Errorf("xds: routes: %w", err)
 	}
 	if r.Own, err = ownClusters(c); err != nil {

@@ -1,14 +1,11 @@
 package xds
 
 import (
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	hosts "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -16,251 +13,180 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// The names of the routes, as they stand in the access log.
-const (
-	// StreamRoute leads to an engine whose answer is a stream.
-	StreamRoute = headers.StreamRoute
-	// EngineRoute leads to an engine.
-	EngineRoute = "engine"
-	// ModelsRoute and HealthRoute lead to Sluice's own HTTP listener.
-	ModelsRoute = "models"
-	HealthRoute = "health"
-	// ScheduleRoute and TasksRoute lead there too: tasks that are admitted here and done elsewhere.
-	ScheduleRoute = "schedule"
-	TasksRoute    = "tasks"
-	// RelayRoute leads to Sluice's relay of managed streams, RelayStreamRoute too for answers that are a stream.
-	RelayRoute       = headers.RelayRoute
-	RelayStreamRoute = headers.RelayStreamRoute
-	// RealtimeRoute, StreamsRoute and GRPCRoute lead to Sluice's WebSocket, to streams that run or have run, and to its gRPC service.
-	RealtimeRoute = headers.RealtimeRoute
-	StreamsRoute  = headers.StreamsRoute
-	GRPCRoute     = headers.GRPCRoute
-	// ConnectRoute refuses CONNECT, which has no path for the other routes to match.
-	ConnectRoute = "connect"
-	// UndecidedRoute leads nowhere. Every inference request begins on it and leaves it when ext_proc has decided.
-	UndecidedRoute = "undecided"
-)
+// webSocketKey is the value of sec-websocket-key for WebSockets over HTTP/2, which have no such key
+// (RFC 8441, section 5.1). The handler behind Envoy speaks HTTP/1.1 and requires one. It may be any
+// 16 bytes, since nobody reads the answer to it.
+const webSocketKey = "c2x1aWNlLW92ZXItaHR0cA=="
 
-// InferencePaths are the paths that engines answer, all with POST.
-func InferencePaths() []string {
-	return []string{
-		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/score",
-		"/v1/audio/transcriptions", "/v1/audio/translations",
-	}
-}
+// escapedPath matches the rest of a path whose percent signs are followed by two hex digits. Go's
+// HTTP server would refuse any other path itself, and not in the form of Sluice's errors.
+const escapedPath = "([^%]|%[0-9A-Fa-f]{2})*"
 
+// The metadata of routes that the replies of Envoy itself read, see replies.
 const (
-	// retryOn: reset, and not only reset-before-request, because an engine that closes a connection in the moment it is used again has
-	// taken the request's first bytes. Envoy retries only until response headers have come.
-	retryOn = "connect-failure,refused-stream,reset"
-	// retries is how often a request is tried again, unless ext_proc says otherwise in x-envoy-max-retries. Every try takes the next
-	// replica of the list.
-	retries = 3
-	// retryBackOff is short: the next try goes to another replica.
-	retryBackOff    = 5 * time.Millisecond
-	retryBackOffMax = 50 * time.Millisecond
-	// otherHosts is how often the fallback picks again when it hits a replica that was tried before.
-	otherHosts = 5
-	// apiTimeout bounds what Sluice answers itself.
-	apiTimeout = 10 * time.Second
-	// scheduleTimeout bounds the wait for a place, which Sluice ends before.
-	scheduleTimeout = 6 * time.Minute
-	// taskBody is the largest body that the routes of tasks take, in bytes.
-	taskBody = 64 << 10
-)
-
-// What routes tell the answers that Envoy gives by itself, in their metadata.
-const (
-	// limitKey is the body limit in words.
+	// limitKey is the limit of the body as text.
 	limitKey = "max_body"
-	// clientTimeoutKey says that a timeout is the client's own.
+	// clientTimeoutKey is true if the timeout of the route is one that the client set.
 	clientTimeoutKey = "client_timeout"
 )
 
-func routesFor(c Config) *route.RouteConfiguration {
+// routeConfiguration builds the one route configuration (RDS). Envoy takes the first route that
+// matches: requests with a handoff to the relay come before those with a cluster, and the route for
+// everything else comes last.
+func routeConfiguration(c Config) *route.RouteConfiguration {
+	var all []*route.Route
+	if c.RelaySocket != "" {
+		all = slices.Concat(relayRoutes(c), tableRoutes(routes.RelayHandlers))
+	}
+	if c.GRPCSocket != "" {
+		all = append(all, tableRoutes(routes.GRPCService)...)
+	}
+	all = slices.Concat(all, engineRoutes(c), tableRoutes(routes.API), []*route.Route{connectRoute(), undecidedRoute(c)})
 	return &route.RouteConfiguration{
 		Name: resourceName,
 		VirtualHosts: []*route.VirtualHost{{
 			Name:    resourceName,
 			Domains: []string{"*"},
-			Routes:  slices.Concat(managedRoutes(c), engineRoutes(c), ownRoutes(), []*route.Route{connectRoute(), undecidedRoute(c)}),
+			Routes:  all,
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
 		ResponseHeadersToRemove: []string{"server"},
-		// Clusters come and go with models, and UndecidedCluster never comes.
+		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),
 	}
 }
 
-// engineRoutes lead to the cluster that ext_proc chose. They differ for streams, and for requests whose client set the timeout: the headers
-// that say so are gone by the time a timeout is answered, but the route is known.
-func engineRoutes(c Config) []*route.Route {
-	var routes []*route.Route
-	for _, clientTimeout := range []bool{true, false} {
-		for _, stream := range []bool{true, false} {
-			r := engineRoute(c)
-			if clientTimeout {
-				r.Match.Headers = append(r.Match.Headers, headerIs(headers.ClientTimeout, exactly("1")))
-				r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
-			}
-			if stream {
-				forStreams(r)
-			}
-			routes = append(routes, r)
-		}
-	}
-	return routes
-}
-
-func engineRoute(c Config) *route.Route {
-	r := &route.Route{
-		Name: EngineRoute,
-		Match: &route.RouteMatch{
-			PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: inferencePath()},
-			Headers:       []*route.HeaderMatcher{headerIs(":method", exactly("POST")), headerPresent(headers.Cluster)},
-		},
-		Action: &route.Route_Route{Route: &route.RouteAction{
-			ClusterSpecifier: &route.RouteAction_ClusterHeader{ClusterHeader: headers.Cluster},
-			// Only endpoints of upstreams have a host name to put there.
-			HostRewriteSpecifier: &route.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)},
-			Timeout:              durationpb.New(c.MaxDuration),
-			IdleTimeout:          durationpb.New(0),
-			RetryPolicy:          retryPolicy(),
-			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
-		}},
-		// Sluice's own headers go when the replica has been picked, see engineProtocol.
-		RequestHeadersToRemove: forSluiceAlone(),
-		ResponseHeadersToAdd:   []*core.HeaderValueOption{set(headers.Source, headers.SourceEngine)},
-		TypedPerFilterConfig:   without(extAuthzName, taskLimitName),
-		Metadata:               limitInWords(c.MaxBody),
-		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
-	}
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, quotas()...)
-	if c.HideReplica {
-		r.ResponseHeadersToRemove = []string{headers.Replica}
-	} else {
-		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
-			set(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
-	}
-	return r
-}
-
-// quotas are what ext_proc has noted of a tenant's limits.
-func quotas() []*core.HeaderValueOption {
-	var all []*core.HeaderValueOption
-	for _, name := range headers.RateLimits() {
-		all = append(all, set(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
+// tableRoutes builds the routes of what Sluice answers itself through one backend.
+func tableRoutes(b routes.Backend) []*route.Route {
+	var all []*route.Route
+	for _, row := range routes.Of(b) {
+		all = append(all, tableRoute(row))
 	}
 	return all
 }
 
-// forSluiceAlone are the headers of a client that ext_proc has read and that nobody after it is to see, its key among them.
-func forSluiceAlone() []string {
-	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
-}
-
-func limitInWords(limit int64) *core.Metadata {
-	return ownMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(limit))})
-}
-
-// forStreams makes sure that nothing on the way holds a stream back.
-func forStreams(r *route.Route) {
-	r.Name = StreamRoute
-	r.Match.Headers = append(r.Match.Headers, headerIs(headers.Stream, exactly("1")))
-	r.RequestHeadersToAdd = []*core.HeaderValueOption{set("accept-encoding", "identity")}
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
-		set("cache-control", "no-cache, no-transform"), set("x-accel-buffering", "no"))
-}
-
-// retryPolicy walks the list of replicas.
-func retryPolicy() *route.RetryPolicy {
-	return &route.RetryPolicy{
-		RetryOn:    retryOn,
-		NumRetries: wrapperspb.UInt32(retries),
-		RetryBackOff: &route.RetryPolicy_RetryBackOff{
-			BaseInterval: durationpb.New(retryBackOff), MaxInterval: durationpb.New(retryBackOffMax),
-		},
-		RetryHostPredicate: []*route.RetryPolicy_RetryHostPredicate{{
-			Name:       "envoy.retry_host_predicates.previous_hosts",
-			ConfigType: &route.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: mustPack(&hosts.PreviousHostsPredicate{})},
-		}},
-		HostSelectionRetryMaxAttempts: otherHosts,
+// tableRoute builds the route of one row of the table. ext_proc has no part in such a route.
+func tableRoute(row routes.Route) *route.Route {
+	r := &route.Route{
+		Name:                 row.Name,
+		Match:                tableMatch(row),
+		Action:               tableAction(row),
+		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceHeader(row.Backend)},
 	}
-}
-
-// ownRoutes lead to Sluice's own HTTP listener.
-func ownRoutes() []*route.Route {
-	reading := headerIs(":method", pattern("GET|HEAD"))
-	return []*route.Route{
-		apiRoute(ModelsRoute, &route.RouteMatch{
-			PathSpecifier: &route.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: "/v1/models"},
-			Headers:       []*route.HeaderMatcher{reading},
-		}, extProcName),
-		apiRoute(HealthRoute, &route.RouteMatch{
-			PathSpecifier: &route.RouteMatch_Path{Path: "/health"},
-			Headers:       []*route.HeaderMatcher{reading},
-		}, extProcName, extAuthzName),
-		taskRoute(ScheduleRoute, "/schedule", scheduleTimeout),
-		taskRoute(TasksRoute, "/complete", apiTimeout),
-		taskRoute(TasksRoute, "/renew", apiTimeout),
+	off := []string{extProcName, onDemandName}
+	if row.Auth == routes.NoAuth {
+		off = append(off, extAuthzName)
 	}
-}
-
-func apiRoute(name string, match *route.RouteMatch, off ...string) *route.Route {
-	return &route.Route{
-		Name:  name,
-		Match: match,
-		Action: &route.Route_Route{Route: &route.RouteAction{
-			ClusterSpecifier: &route.RouteAction_Cluster{Cluster: headers.APICluster},
-			Timeout:          durationpb.New(apiTimeout),
-		}},
-		ResponseHeadersToAdd: []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
-		TypedPerFilterConfig: without(append(off, onDemandName, taskLimitName)...),
+	if row.SmallBody {
+		r.Metadata = bodyLimitMetadata(routes.MaxSmallBody)
+	} else {
+		// The frames of a WebSocket and the messages of a gRPC call are one endless body to this
+		// filter. The handlers bound each frame and message.
+		off = append(off, bodyLimitName)
 	}
-}
-
-// taskRoute takes every method, so that Sluice can say which ones there are.
-func taskRoute(name, path string, timeout time.Duration) *route.Route {
-	r := apiRoute(name, &route.RouteMatch{PathSpecifier: &route.RouteMatch_Path{Path: path}}, extProcName)
-	r.GetRoute().Timeout = durationpb.New(timeout)
-	delete(r.TypedPerFilterConfig, taskLimitName)
-	r.Metadata = limitInWords(taskBody)
+	r.TypedPerFilterConfig = disabled(off...)
+	if row.Protocol == routes.WebSocket {
+		acceptWebSocket(r)
+	}
 	return r
 }
 
-// undecidedRoute takes everything else. ext_proc answers what it does not know, and moves what it has decided to an engine's route;
-// what is still here after it becomes a 503. It must be a route to a cluster and not a direct response, which would ignore the
-// body limit: bodies over 1 MiB would be refused before ext_proc saw them.
+func tableMatch(row routes.Route) *route.RouteMatch {
+	m := new(route.RouteMatch)
+	switch row.Match {
+	case routes.Exact:
+		m.PathSpecifier = &route.RouteMatch_Path{Path: row.Path}
+	case routes.Subtree:
+		m.PathSpecifier = &route.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: row.Path}
+	case routes.Below:
+		m.PathSpecifier = &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: row.Path + escapedPath}}
+	}
+	if row.Methods != nil {
+		m.Headers = []*route.HeaderMatcher{methodIsOneOf(row.Methods)}
+	}
+	if row.Protocol == routes.OverGRPC {
+		m.Grpc = &route.RouteMatch_GrpcRouteMatchOptions{}
+	}
+	return m
+}
+
+// tableAction leads to the cluster of the row's backend. A row without a timeout leaves all limits
+// of time to the backend; a gRPC client's deadline is one of them.
+func tableAction(row routes.Route) *route.Route_Route {
+	action := unlimited(row.Backend.Cluster())
+	if row.Timeout > 0 {
+		action.Route.Timeout = durationpb.New(row.Timeout)
+		action.Route.IdleTimeout = nil
+	}
+	return action
+}
+
+// sourceHeader marks a response as the gateway's own. The relay and the gRPC service also pass on
+// the answers of engines and mark those themselves, so their mark is kept.
+func sourceHeader(b routes.Backend) *core.HeaderValueOption {
+	source := setHeader(headers.Source, headers.SourceGateway)
+	if b != routes.API {
+		source.AppendAction = core.HeaderValueOption_ADD_IF_ABSENT
+	}
+	return source
+}
+
+// acceptWebSocket makes a route take WebSockets as well as plain requests, which the handler refuses
+// with an error that names the protocol.
+func acceptWebSocket(r *route.Route) {
+	r.GetRoute().UpgradeConfigs = []*route.RouteAction_UpgradeConfig{{UpgradeType: "websocket"}}
+	key := setHeader("sec-websocket-key", webSocketKey)
+	key.AppendAction = core.HeaderValueOption_ADD_IF_ABSENT
+	r.RequestHeadersToAdd = []*core.HeaderValueOption{key}
+}
+
+// undecidedRoute matches every other request. ext_proc answers the requests that it does not know,
+// and moves those that it has decided to another route. A request that is still on this route after
+// ext_proc becomes a 503, because the cluster does not exist.
+//
+// The route must lead to a cluster. A direct response ignores the body limit, so Envoy would refuse
+// bodies of more than 1 MiB before ext_proc gets them.
 func undecidedRoute(c Config) *route.Route {
 	return &route.Route{
-		Name:  UndecidedRoute,
+		Name:  routes.Undecided,
 		Match: &route.RouteMatch{PathSpecifier: &route.RouteMatch_Prefix{Prefix: "/"}},
 		Action: &route.Route_Route{Route: &route.RouteAction{
 			ClusterSpecifier: &route.RouteAction_Cluster{Cluster: headers.UndecidedCluster},
 		}},
-		ResponseHeadersToAdd: []*core.HeaderValueOption{set(headers.Source, headers.SourceGateway)},
-		// Nothing passes here, so nobody need be asked.
-		TypedPerFilterConfig:   without(extAuthzName, taskLimitName),
-		Metadata:               limitInWords(c.MaxBody),
+		ResponseHeadersToAdd: []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
+		// No request gets through this route, so ext_authz need not be asked.
+		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
+		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
 }
 
-// connectRoute refuses CONNECT at once. Its "body" never ends, so ext_proc would wait for it.
+// connectRoute refuses CONNECT at once. The "body" of a CONNECT never ends, so ext_proc would wait
+// for its end.
 func connectRoute() *route.Route {
 	return &route.Route{
-		Name:                 ConnectRoute,
+		Name:                 routes.Connect,
 		Match:                &route.RouteMatch{PathSpecifier: &route.RouteMatch_ConnectMatcher_{ConnectMatcher: &route.RouteMatch_ConnectMatcher{}}},
 		Action:               &route.Route_DirectResponse{DirectResponse: &route.DirectResponseAction{Status: 405}},
-		TypedPerFilterConfig: without(extProcName, onDemandName, extAuthzName, taskLimitName),
+		TypedPerFilterConfig: disabled(extProcName, onDemandName, extAuthzName, bodyLimitName),
 	}
 }
 
-// without switches filters off for a route: they are not even created.
-func without(filters ...string) map[string]*anypb.Any {
+// unlimited leads to a cluster without any limit of time.
+func unlimited(cluster string) *route.Route_Route {
+	return &route.Route_Route{Route: &route.RouteAction{
+		ClusterSpecifier: &route.RouteAction_Cluster{Cluster: cluster},
+		Timeout:          durationpb.New(time.Duration(0)),
+		IdleTimeout:      durationpb.New(time.Duration(0)),
+	}}
+}
+
+// disabled switches filters off for a route. Envoy does not even create a filter that is off.
+func disabled(filters ...string) map[string]*anypb.Any {
 	off := make(map[string]*anypb.Any, len(filters))
 	for _, name := range filters {
 		off[name] = mustPack(&route.FilterConfig{Disabled: true})
@@ -268,40 +194,7 @@ func without(filters ...string) map[string]*anypb.Any {
 	return off
 }
 
-func inferencePath() *matcher.RegexMatcher {
-	paths := slices.Clone(InferencePaths())
-	for i, p := range paths {
-		paths[i] = regexp.QuoteMeta(strings.TrimPrefix(p, "/v1/"))
-	}
-	return &matcher.RegexMatcher{Regex: "/v1/(" + strings.Join(paths, "|") + ")"}
-}
-
-func headerIs(name string, m *matcher.StringMatcher) *route.HeaderMatcher {
-	return &route.HeaderMatcher{Name: name, HeaderMatchSpecifier: &route.HeaderMatcher_StringMatch{StringMatch: m}}
-}
-
-func headerPresent(name string) *route.HeaderMatcher {
-	return &route.HeaderMatcher{Name: name, HeaderMatchSpecifier: &route.HeaderMatcher_PresentMatch{PresentMatch: true}}
-}
-
-func exactly(text string) *matcher.StringMatcher {
-	return &matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_Exact{Exact: text}}
-}
-
-func pattern(regex string) *matcher.StringMatcher {
-	return &matcher.StringMatcher{MatchPattern: &matcher.StringMatcher_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: regex}}}
-}
-
-func hashOf(header string) *route.RouteAction_HashPolicy {
-	return &route.RouteAction_HashPolicy{PolicySpecifier: &route.RouteAction_HashPolicy_Header_{
-		Header: &route.RouteAction_HashPolicy_Header{HeaderName: header},
-	}}
-}
-
-// set replaces a header, whoever wrote it before.
-func set(name, value string) *core.HeaderValueOption {
-	return &core.HeaderValueOption{
-		Header:       &core.HeaderValue{Key: name, Value: value},
-		AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
+// bodyLimitMetadata tells the body limit of a route to the error that Envoy sends for larger bodies.
+func bodyLimitMetadata(limit int64) *core.Metadata {
+	return sluiceMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(limit))})
 }

@@ -53,7 +53,7 @@ type Server struct {
 	// world is what Envoy shall have; nil until the first Set; guarded by mu
 	world *Resources
 	// leaving are the clusters that are no longer wanted, and the endpoints that are to be none, while Envoy still has them; guarded by mu
-	leaving [kinds]map[string]*time.Timer
+	leaving [kindCount]map[string]*time.Timer
 	// streams are the open streams; guarded by mu
 	streams map[*stream]struct{}
 	// newest is the stream that was opened last, whose Envoy counts; it stays when it has closed; guarded by mu
@@ -130,12 +130,12 @@ func (s *Server) Set(r *Resources) {
 		return // no stream has read anything yet
 	}
 	changed := differences(old, r)
-	for name := range changed[clusters] {
-		s.lingerLocked(clusters, name, r.find(clusters, name) == nil, changed)
+	for name := range changed[clusterKind] {
+		s.lingerLocked(clusterKind, name, r.find(clusterKind, name) == nil, changed)
 	}
-	for name := range changed[assignments] {
+	for name := range changed[endpointKind] {
 		m := r.byCluster[name]
-		s.lingerLocked(assignments, name, m != nil && len(m.Replicas) == 0, changed)
+		s.lingerLocked(endpointKind, name, m != nil && len(m.Replicas) == 0, changed)
 	}
 	s.spreadLocked(changed)
 }
@@ -152,7 +152,7 @@ func (s *Server) spreadLocked(changed names) {
 }
 
 // lingerLocked takes a resource that leaves Envoy with nothing out of what has changed, until its time has come.
-func (s *Server) lingerLocked(k kind, name string, leaves bool, changed names) {
+func (s *Server) lingerLocked(k resourceKind, name string, leaves bool, changed names) {
 	if timer := s.leaving[k][name]; timer != nil {
 		timer.Stop()
 		delete(s.leaving[k], name)
@@ -182,7 +182,7 @@ func (s *Server) lingerLocked(k kind, name string, leaves bool, changed names) {
 func (s *Server) hold(sub *subscription) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name := range s.leaving[assignments] {
+	for name := range s.leaving[endpointKind] {
 		if r := sub.taken[name]; r != nil && len(r.replicas) > 0 {
 			delete(sub.check, name)
 		}

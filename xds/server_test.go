@@ -27,7 +27,7 @@ func expectTold(t testing.TB, s *served, want ...string) {
 }
 
 // versions is what an Envoy that has all of r says when it reconnects.
-func (r *Resources) versions(k kind) map[string]string {
+func (r *Resources) versions(k resourceKind) map[string]string {
 	v := map[string]string{}
 	for name := range r.all(k) {
 		v[name] = r.find(k, name).Version
@@ -56,14 +56,14 @@ func TestNothingIsSaidBeforeSet(t *testing.T) {
 	c := s.connect(t)
 	// This Envoy was left running by an earlier process: an empty answer would take its listener away.
 	world := fleetOf(t, models{"chat": {"chat-0"}})
-	c.ask(clusters, world.versions(clusters))
-	c.ask(listeners, world.versions(listeners))
+	c.ask(clusterKind, world.versions(clusterKind))
+	c.ask(listenerKind, world.versions(listenerKind))
 	if s.Status().Connected {
 		t.Error("the stream was served before there was anything to serve")
 	}
 	s.Set(world)
-	c.expect(clusters)
-	c.expect(listeners)
+	c.expect(clusterKind)
+	c.expect(listenerKind)
 }
 
 func TestScalingSendsOnlyEndpoints(t *testing.T) {
@@ -73,14 +73,14 @@ func TestScalingSendsOnlyEndpoints(t *testing.T) {
 	c := s.adopt(t, "a", "b")
 	expectTold(t, s, "a=a-0", "b=b-0")
 	s.Set(fleetOf(t, models{"a": {"a-0"}, "b": {"b-0", "b-1"}}))
-	r := c.expect(assignments, "model/b")
+	r := c.expect(endpointKind, "model/b")
 	if told := s.told(); told != nil {
 		t.Errorf("OnAck told %q before the acknowledgement", told)
 	}
 	c.ack(r)
 	expectTold(t, s, "b=b-0,b-1")
 	s.Set(fleetOf(t, models{"a": nil, "b": {"b-0", "b-1"}}))
-	c.ack(c.expect(assignments, "model/a"))
+	c.ack(c.expect(endpointKind, "model/a"))
 	expectTold(t, s, "a=")
 	s.Set(fleetOf(t, models{"a": nil, "b": {"b-0", "b-1"}}))
 	c.quiet()
@@ -94,9 +94,9 @@ func TestAckNeedsClusterAndEndpoints(t *testing.T) {
 		c := s.adopt(t, "other")
 		expectTold(t, s, "other=other-0")
 		s.Set(fleetOf(t, models{"other": {"other-0"}, "chat": {"chat-0"}}))
-		cds := c.expect(clusters, "model/chat")
-		c.ask(assignments, nil, "model/chat")
-		eds := c.expect(assignments, "model/chat")
+		cds := c.expect(clusterKind, "model/chat")
+		c.ask(endpointKind, nil, "model/chat")
+		eds := c.expect(endpointKind, "model/chat")
 		first, second := eds, cds
 		if clusterFirst {
 			first, second = cds, eds
@@ -118,8 +118,8 @@ func TestChangedClusterBringsItsEndpoints(t *testing.T) {
 	c := s.adopt(t, "a", "b")
 	expectTold(t, s, "a=a-0", "b=b-0")
 	s.Set(withCluster(t, fleetOf(t, models{"a": {"a-0"}, "b": {"b-0"}}), "a"))
-	c.ack(c.expect(clusters, "model/a"))
-	c.ack(c.expect(assignments, "model/a"))
+	c.ack(c.expect(clusterKind, "model/a"))
+	c.ack(c.expect(endpointKind, "model/a"))
 	c.quiet()
 	if told := s.told(); told != nil {
 		t.Errorf("no replica came or went, but OnAck told %q", told)
@@ -134,13 +134,13 @@ func TestModelGoesAndComesBack(t *testing.T) {
 	expectTold(t, s, "a=a-0")
 	s.Set(fleetOf(t, models{}))
 	// Envoy drops endpoints by itself: they are not removed, only the cluster is.
-	c.ack(c.expect(clusters, "-model/a"))
-	c.forget(assignments, "model/a")
+	c.ack(c.expect(clusterKind, "-model/a"))
+	c.forget(endpointKind, "model/a")
 	expectTold(t, s, "a=")
 	s.Set(fleetOf(t, models{"a": {"a-0"}}))
-	r := c.expect(clusters, "model/a")
-	c.ask(assignments, nil, "model/a")
-	c.ack(c.expect(assignments, "model/a"))
+	r := c.expect(clusterKind, "model/a")
+	c.ask(endpointKind, nil, "model/a")
+	c.ack(c.expect(endpointKind, "model/a"))
 	c.ack(r)
 	expectTold(t, s, "a=a-0")
 }
@@ -151,12 +151,12 @@ func TestRefusedResourceIsQuarantined(t *testing.T) {
 	s.Set(fleetOf(t, models{}))
 	c := s.adopt(t)
 	s.Set(fleetOf(t, models{"a": {"a-0"}, "bad": {"bad-0"}, "c": {"c-0"}}))
-	c.ack(c.expect(clusters, "model/a", "model/bad", "model/c"), "no good")
+	c.ack(c.expect(clusterKind, "model/a", "model/bad", "model/c"), "no good")
 	// Each comes again alone.
-	a, bad, cc := c.expect(clusters, "model/a"), c.expect(clusters, "model/bad"), c.expect(clusters, "model/c")
+	a, bad, cc := c.expect(clusterKind, "model/a"), c.expect(clusterKind, "model/bad"), c.expect(clusterKind, "model/c")
 	c.ack(bad, "bad is no good")
-	c.ask(assignments, nil, "model/a", "model/c")
-	c.ack(c.expect(assignments, "model/a", "model/c"))
+	c.ask(endpointKind, nil, "model/a", "model/c")
+	c.ack(c.expect(endpointKind, "model/a", "model/c"))
 	c.ack(a)
 	c.ack(cc)
 	expectTold(t, s, "a=a-0", "c=c-0")
@@ -167,13 +167,13 @@ func TestRefusedResourceIsQuarantined(t *testing.T) {
 	}
 	// The others go on, and the bad one is not sent again as it is.
 	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}, "bad": {"bad-0"}, "c": {"c-0"}}))
-	c.ack(c.expect(assignments, "model/a"))
+	c.ack(c.expect(endpointKind, "model/a"))
 	expectTold(t, s, "a=a-0,a-1")
 	// It gets its chance when it has changed.
 	s.Set(withCluster(t, fleetOf(t, models{"a": {"a-0", "a-1"}, "bad": {"bad-0"}, "c": {"c-0"}}), "bad"))
-	r := c.expect(clusters, "model/bad")
-	c.ask(assignments, nil, "model/bad")
-	c.ack(c.expect(assignments, "model/bad"))
+	r := c.expect(clusterKind, "model/bad")
+	c.ask(endpointKind, nil, "model/bad")
+	c.ack(c.expect(endpointKind, "model/bad"))
 	c.ack(r)
 	expectTold(t, s, "bad=bad-0")
 	if status := s.Status(); len(status.Refused) != 0 {
@@ -187,10 +187,10 @@ func TestRefusedModelGoes(t *testing.T) {
 	s.Set(fleetOf(t, models{}))
 	c := s.adopt(t)
 	s.Set(fleetOf(t, models{"bad": {"bad-0"}}))
-	c.ack(c.expect(clusters, "model/bad"), "no good")
+	c.ack(c.expect(clusterKind, "model/bad"), "no good")
 	eventually(t, "the refusal is seen", func() bool { return len(s.Status().Refused) == 1 })
 	s.Set(fleetOf(t, models{}))
-	c.ack(c.expect(clusters, "-model/bad"))
+	c.ack(c.expect(clusterKind, "-model/bad"))
 	eventually(t, "the refusal is forgotten with the model", func() bool { return len(s.Status().Refused) == 0 })
 	if s.Status().LastNack == nil {
 		t.Error("the last refusal is forgotten too")
@@ -204,16 +204,16 @@ func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
 	c := s.adopt(t, "a")
 	expectTold(t, s, "a=a-0")
 	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
-	c.ack(c.expect(assignments, "model/a"), "no good")
+	c.ack(c.expect(endpointKind, "model/a"), "no good")
 	c.quiet()
 	if told := s.told(); told != nil {
 		t.Errorf("OnAck told %q of what was refused", told)
 	}
 	// Who asks again is answered again, or its cluster would wait for ever.
-	c.ask(assignments, nil, "model/a")
-	c.ack(c.expect(assignments, "model/a"), "")
+	c.ask(endpointKind, nil, "model/a")
+	c.ack(c.expect(endpointKind, "model/a"), "")
 	s.Set(fleetOf(t, models{"a": {"a-1"}}))
-	eds := c.expect(assignments, "model/a")
+	eds := c.expect(endpointKind, "model/a")
 	expectTold(t, s, "a=")
 	c.ack(eds)
 	expectTold(t, s, "a=a-1")
@@ -227,18 +227,18 @@ func TestReconnect(t *testing.T) {
 	s := newServed(t) // a restarted gateway
 	s.Set(world)
 	c := s.connect(t)
-	c.ask(clusters, old.versions(clusters))
-	cds := c.expect(clusters, "-model/gone", "model/changed")
-	c.ask(assignments, old.versions(assignments), "model/changed", "model/gone", "model/same", "model/scaled")
-	eds := c.expect(assignments, "model/changed", "model/scaled")
+	c.ask(clusterKind, old.versions(clusterKind))
+	cds := c.expect(clusterKind, "-model/gone", "model/changed")
+	c.ask(endpointKind, old.versions(endpointKind), "model/changed", "model/gone", "model/same", "model/scaled")
+	eds := c.expect(endpointKind, "model/changed", "model/scaled")
 	// The endpoints of "changed" are the same, but its cluster is made anew and needs them.
 	expectTold(t, s, "changed=changed-0", "same=same-0")
 	c.ack(eds)
 	c.ack(cds)
 	expectTold(t, s, "scaled=scaled-0,scaled-1")
-	c.ask(listeners, old.versions(listeners))
-	c.expect(listeners)
-	c.ask(routes, old.versions(routes), resourceName)
+	c.ask(listenerKind, old.versions(listenerKind))
+	c.expect(listenerKind)
+	c.ask(routeKind, old.versions(routeKind), resourceName)
 	eventually(t, "Envoy counts as configured", func() bool { return s.Status().Configured })
 	if status := s.Status(); status.NodeID != "node" || status.EnvoyVersion != "1.40.2" || !status.Connected || status.Pushes == 0 {
 		t.Errorf("status %+v", status)
@@ -257,10 +257,10 @@ func TestSameGatewayReconnect(t *testing.T) {
 	eventually(t, "the stream has ended", func() bool { return !s.Status().Connected })
 	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
 	c = s.connect(t)
-	c.ask(clusters, before.versions(clusters))
-	c.ack(c.expect(clusters))
-	c.ask(assignments, before.versions(assignments), "model/a")
-	r := c.expect(assignments, "model/a")
+	c.ask(clusterKind, before.versions(clusterKind))
+	c.ack(c.expect(clusterKind))
+	c.ask(endpointKind, before.versions(endpointKind), "model/a")
+	r := c.expect(endpointKind, "model/a")
 	if told := s.told(); told != nil {
 		t.Errorf("OnAck told %q although Envoy still has a-0", told)
 	}
@@ -276,18 +276,18 @@ func TestFreshEnvoy(t *testing.T) {
 	first := s.adopt(t, "a")
 	expectTold(t, s, "a=a-0")
 	second := s.connect(t)
-	second.ask(clusters, nil)
-	r := second.expect(clusters, "model/a")
+	second.ask(clusterKind, nil)
+	r := second.expect(clusterKind, "model/a")
 	expectTold(t, s, "a=")
 	// What the older stream's Envoy says no longer counts.
 	s.Set(fleetOf(t, models{"a": {"a-0", "a-1"}}))
-	first.ack(first.expect(assignments, "model/a"))
+	first.ack(first.expect(endpointKind, "model/a"))
 	first.quiet()
 	if told := s.told(); told != nil {
 		t.Errorf("OnAck told %q by an Envoy that was replaced", told)
 	}
-	second.ask(assignments, nil, "model/a")
-	second.ack(second.expect(assignments, "model/a"))
+	second.ask(endpointKind, nil, "model/a")
+	second.ack(second.expect(endpointKind, "model/a"))
 	second.ack(r)
 	expectTold(t, s, "a=a-0,a-1")
 }
@@ -297,7 +297,7 @@ func TestUnknownTypeAndNonce(t *testing.T) {
 	s := newServed(t)
 	s.Set(fleetOf(t, models{"a": {"a-0"}}))
 	c := s.adopt(t, "a")
-	c.ack(&discovery.DeltaDiscoveryResponse{TypeUrl: clusters.typeURL(), Nonce: "999"}, "a refusal of nothing")
+	c.ack(&discovery.DeltaDiscoveryResponse{TypeUrl: clusterKind.typeURL(), Nonce: "999"}, "a refusal of nothing")
 	c.ack(&discovery.DeltaDiscoveryResponse{TypeUrl: "type.googleapis.com/envoy.nonsense", Nonce: "1"})
 	c.quiet()
 	if n := s.Status().Nacks; n != 0 {

@@ -21,7 +21,7 @@ type stream struct {
 	// dirty is what changed in the world and was not looked at yet; guarded by Server.mu
 	dirty names
 
-	subscriptions [kinds]*subscription
+	subscriptions [kindCount]*subscription
 	// warming are the clusters that were sent before Envoy asked for any endpoints. It makes them anew, so it needs their
 	// endpoints, even those that it has from an earlier stream.
 	warming map[string]struct{}
@@ -102,7 +102,7 @@ func versionOf(node *core.Node) string {
 }
 
 // begin takes the first request of a kind, in which a reconnecting Envoy says what it already has.
-func (st *stream) begin(k kind, request *discovery.DeltaDiscoveryRequest) {
+func (st *stream) begin(k resourceKind, request *discovery.DeltaDiscoveryRequest) {
 	world := st.server.current()
 	sub := newSubscription(request)
 	st.subscriptions[k] = sub
@@ -112,14 +112,14 @@ func (st *stream) begin(k kind, request *discovery.DeltaDiscoveryRequest) {
 	for name, version := range request.GetInitialResourceVersions() {
 		sub.check[name] = struct{}{}
 		sub.taken[name] = st.server.recognise(world.find(k, name), name, version)
-		if _, anew := st.warming[name]; k != assignments || !anew {
+		if _, anew := st.warming[name]; k != endpointKind || !anew {
 			sub.sent[name] = version
 		}
 	}
-	if k == assignments {
+	if k == endpointKind {
 		clear(st.warming)
 	}
-	if k == assignments || k == clusters && len(sub.taken) == 0 {
+	if k == endpointKind || k == clusterKind && len(sub.taken) == 0 {
 		// Now it is clear what this Envoy has. What an earlier stream told beyond it is no longer true.
 		for _, cluster := range st.server.toldClusters() {
 			st.server.tell(st, cluster, st.known(cluster))
@@ -133,7 +133,7 @@ func (st *stream) begin(k kind, request *discovery.DeltaDiscoveryRequest) {
 // flush sends what Envoy wants and does not have, kind by kind.
 func (st *stream) flush() error {
 	world, dirty := st.server.take(st)
-	for k := range kinds {
+	for k := range kindCount {
 		sub := st.subscriptions[k]
 		if sub == nil {
 			continue
@@ -141,7 +141,7 @@ func (st *stream) flush() error {
 		for name := range dirty[k] {
 			sub.check[name] = struct{}{}
 		}
-		if k == assignments {
+		if k == endpointKind {
 			st.server.hold(sub)
 		}
 		refused := len(sub.refused)
@@ -158,13 +158,13 @@ func (st *stream) flush() error {
 	return nil
 }
 
-func (st *stream) send(k kind, sub *subscription, r response) error {
+func (st *stream) send(k resourceKind, sub *subscription, r response) error {
 	st.nonce++
 	nonce := strconv.FormatUint(st.nonce, 10)
 	message := &discovery.DeltaDiscoveryResponse{TypeUrl: k.typeURL(), Nonce: nonce, RemovedResources: r.removed}
 	for _, res := range r.resources {
 		message.Resources = append(message.Resources, &discovery.Resource{Name: res.Name, Version: res.Version, Resource: res.packed})
-		if k == clusters {
+		if k == clusterKind {
 			st.warm(res.Name)
 		}
 	}
@@ -175,13 +175,13 @@ func (st *stream) send(k kind, sub *subscription, r response) error {
 }
 
 // unsettle tells what Envoy may have no more once it reads a response: a replica that comes back meanwhile is not picked before Envoy has it again.
-func (st *stream) unsettle(k kind, r response) {
+func (st *stream) unsettle(k resourceKind, r response) {
 	switch k {
-	case clusters:
+	case clusterKind:
 		for _, name := range r.removed {
 			st.dropped(name)
 		}
-	case assignments:
+	case endpointKind:
 		sub := st.subscriptions[k]
 		for _, res := range r.resources {
 			if taken := sub.taken[res.Name]; taken != nil {
@@ -194,17 +194,17 @@ func (st *stream) unsettle(k kind, r response) {
 
 // dropped takes note that Envoy has a cluster no more, and with it its endpoints.
 func (st *stream) dropped(cluster string) {
-	for _, k := range []kind{clusters, assignments} {
+	for _, k := range []resourceKind{clusterKind, endpointKind} {
 		if sub := st.subscriptions[k]; sub != nil {
 			delete(sub.taken, cluster)
 		}
 	}
-	st.noteTaken(clusters, cluster)
+	st.noteTaken(clusterKind, cluster)
 }
 
 // warm notes that Envoy makes a cluster anew and needs its endpoints after it.
 func (st *stream) warm(cluster string) {
-	sub := st.subscriptions[assignments]
+	sub := st.subscriptions[endpointKind]
 	if sub == nil {
 		st.warming[cluster] = struct{}{}
 		return
@@ -214,7 +214,7 @@ func (st *stream) warm(cluster string) {
 }
 
 // answered takes Envoy's answer to a response. No refusal is an acknowledgement.
-func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
+func (st *stream) answered(k resourceKind, nonce string, refusal *status.Status) {
 	sub := st.subscriptions[k]
 	r, ok := sub.pending[nonce]
 	if !ok {
@@ -235,7 +235,7 @@ func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
 		st.noteTaken(k, res.Name)
 	}
 	for _, name := range r.removed {
-		if k == clusters {
+		if k == clusterKind {
 			st.dropped(name) // again: older endpoints may have been acknowledged meanwhile
 			continue
 		}
@@ -248,19 +248,19 @@ func (st *stream) answered(k kind, nonce string, refusal *status.Status) {
 }
 
 // noteTaken passes on that what Envoy has of a resource has changed.
-func (st *stream) noteTaken(k kind, name string) {
+func (st *stream) noteTaken(k resourceKind, name string) {
 	switch k {
-	case clusters, assignments:
-		if st.subscriptions[assignments] == nil && st.subscriptions[clusters].taken[name] != nil {
+	case clusterKind, endpointKind:
+		if st.subscriptions[endpointKind] == nil && st.subscriptions[clusterKind].taken[name] != nil {
 			return // Envoy has not said yet which endpoints it has
 		}
 		st.server.tell(st, name, st.known(name))
-	case listeners, routes:
-		configured := st.has(listeners) && st.has(routes)
+	case listenerKind, routeKind:
+		configured := st.has(listenerKind) && st.has(routeKind)
 		st.server.report(st, func(s *Status) { s.Configured = configured })
 	}
 }
 
-func (st *stream) has(k kind) bool {
+func (st *stream) has(k resourceKind) bool {
 	return st.subscriptions[k] != nil && len(st.subscriptions[k].taken) > 0
 }

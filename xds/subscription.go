@@ -72,7 +72,7 @@ func (sub *subscription) change(request *discovery.DeltaDiscoveryRequest) []stri
 }
 
 // outstanding lists the responses that Envoy needs, and takes them for sent.
-func (sub *subscription) outstanding(k kind, world *Resources) []response {
+func (sub *subscription) outstanding(k resourceKind, world *Resources) []response {
 	var next response
 	for _, name := range slices.Sorted(maps.Keys(sub.check)) {
 		if _, wanted := sub.wanted[name]; !wanted && !sub.wildcard {
@@ -80,7 +80,7 @@ func (sub *subscription) outstanding(k kind, world *Resources) []response {
 		}
 		r := world.find(k, name)
 		if r == nil {
-			if _, had := sub.sent[name]; had && k != assignments {
+			if _, had := sub.sent[name]; had && k != endpointKind {
 				// Envoy drops endpoints by itself when their cluster goes.
 				next.removed = append(next.removed, name)
 			}
@@ -106,7 +106,7 @@ func (sub *subscription) outstanding(k kind, world *Resources) []response {
 // refused takes Envoy's refusal of a response. Envoy refuses a response as a whole and does not say in a form to rely on which of its
 // resources it minds, so each is sent again alone. A resource that is refused alone counts as sent: Envoy keeps what it has until the
 // resource changes.
-func (st *stream) refused(k kind, r response, message string) {
+func (st *stream) refused(k resourceKind, r response, message string) {
 	sub := st.subscriptions[k]
 	st.server.report(st, func(s *Status) { s.Nacks++ })
 	if len(r.resources)+len(r.removed) > 1 {
@@ -139,7 +139,7 @@ func (st *stream) refused(k kind, r response, message string) {
 // reportRefused shows the operator what Envoy does not take.
 func (st *stream) reportRefused() {
 	var all []Nack
-	for k := range kinds {
+	for k := range kindCount {
 		if sub := st.subscriptions[k]; sub != nil {
 			for _, name := range slices.Sorted(maps.Keys(sub.refused)) {
 				all = append(all, sub.refused[name])
@@ -176,10 +176,10 @@ func (r *Resource) and(other *Resource) *Resource {
 // known returns the endpoints that Envoy has of a cluster, or nil when it does not have both the cluster and endpoints that
 // can be told.
 func (st *stream) known(cluster string) *Resource {
-	if !st.has(clusters) || !st.has(assignments) || st.subscriptions[clusters].taken[cluster] == nil {
+	if !st.has(clusterKind) || !st.has(endpointKind) || st.subscriptions[clusterKind].taken[cluster] == nil {
 		return nil
 	}
-	if r := st.subscriptions[assignments].taken[cluster]; r != nil && r.Message != nil {
+	if r := st.subscriptions[endpointKind].taken[cluster]; r != nil && r.Message != nil {
 		return r
 	}
 	return nil

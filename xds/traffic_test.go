@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // TestTraffic sends real requests through a real Envoy that the Server configures.
@@ -58,7 +59,8 @@ func TestTraffic(t *testing.T) {
 func engineAnswers(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	g.settle(t, "plain", replica("plain-0", a))
-	for _, path := range InferencePaths() {
+	for _, row := range routes.Of(routes.Replica) {
+		path := row.Path
 		body := []byte("{ \"model\": \"plain\",\t\"x\":\"ü\"}\n")
 		got := g.do(t, http.MethodPost, path+"?a=b", body, "x-test-cluster", "model/plain", "x-test-list", a.String(),
 			"x-test-observe", "1", "x-test-usage", "1",

@@ -82,7 +82,7 @@ func luaText(text string) string {
 }
 
 func put(name, value string) *mutation.HeaderMutation {
-	return &mutation.HeaderMutation{Action: &mutation.HeaderMutation_Append{Append: set(name, value)}}
+	return &mutation.HeaderMutation{Action: &mutation.HeaderMutation_Append{Append: setHeader(name, value)}}
 }
 
 // literal is a text that Envoy is to take as it is, and not for a format.

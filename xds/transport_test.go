@@ -78,7 +78,7 @@ func TestGroups(t *testing.T) {
 	if alone.Models["chat"].Cluster.Version != r.Models["chat"].Cluster.Version {
 		t.Error("the plain cluster depends on the others")
 	}
-	for _, k := range []kind{clusters, assignments} {
+	for _, k := range []resourceKind{clusterKind, endpointKind} {
 		if len(r.all(k)) != len(want) || r.find(k, "model/chat#key:80") == nil {
 			t.Errorf("Envoy would not be told of every %v", k)
 		}
@@ -102,7 +102,7 @@ func TestGroupsChange(t *testing.T) {
 		}
 		var got []string
 		changed := differences(old, next)
-		for k := range kinds {
+		for k := range kindCount {
 			for name := range changed[k] {
 				got = append(got, k.String()+" "+name)
 			}

@@ -6,27 +6,27 @@ import (
 
 // kind is a type of resource. The order is that in which changes are sent: a cluster before its endpoints, both before what may
 // lead to them.
-type kind int
+type resourceKind int
 
 const (
-	clusters kind = iota
-	assignments
-	listeners
-	routes
-	kinds
+	clusterKind resourceKind = iota
+	endpointKind
+	listenerKind
+	routeKind
+	kindCount
 )
 
 // String names the kind for the operator.
-func (k kind) String() string {
-	return [kinds]string{"cluster", "endpoints", "listener", "routes"}[k]
+func (k resourceKind) String() string {
+	return [kindCount]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
-func (k kind) typeURL() string {
-	return [kinds]string{resource.ClusterType, resource.EndpointType, resource.ListenerType, resource.RouteType}[k]
+func (k resourceKind) typeURL() string {
+	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ListenerType, resource.RouteType}[k]
 }
 
-func kindOf(typeURL string) (kind, bool) {
-	for k := range kinds {
+func kindOf(typeURL string) (resourceKind, bool) {
+	for k := range kindCount {
 		if k.typeURL() == typeURL {
 			return k, true
 		}
@@ -35,9 +35,9 @@ func kindOf(typeURL string) (kind, bool) {
 }
 
 // names are names of resources by kind. The zero value is empty.
-type names [kinds]map[string]struct{}
+type names [kindCount]map[string]struct{}
 
-func (n *names) put(k kind, name string) {
+func (n *names) put(k resourceKind, name string) {
 	if n[k] == nil {
 		n[k] = map[string]struct{}{}
 	}
@@ -45,7 +45,7 @@ func (n *names) put(k kind, name string) {
 }
 
 func (n *names) add(more names) {
-	for k := range kinds {
+	for k := range kindCount {
 		for name := range more[k] {
 			n.put(k, name)
 		}
@@ -53,7 +53,7 @@ func (n *names) add(more names) {
 }
 
 func (n *names) empty() bool {
-	for k := range kinds {
+	for k := range kindCount {
 		if len(n[k]) > 0 {
 			return false
 		}
@@ -62,22 +62,22 @@ func (n *names) empty() bool {
 }
 
 // find returns the resource of that name, or nil.
-func (r *Resources) find(k kind, name string) *Resource {
+func (r *Resources) find(k resourceKind, name string) *Resource {
 	switch k {
-	case listeners:
+	case listenerKind:
 		if name == r.Listener.Name {
 			return r.Listener
 		}
-	case routes:
+	case routeKind:
 		if name == r.Routes.Name {
 			return r.Routes
 		}
-	case clusters:
+	case clusterKind:
 		if m := r.byCluster[name]; m != nil {
 			return m.Cluster
 		}
 		return r.Own[name]
-	case assignments:
+	case endpointKind:
 		if m := r.byCluster[name]; m != nil {
 			return m.Endpoints
 		}
@@ -86,19 +86,19 @@ func (r *Resources) find(k kind, name string) *Resource {
 }
 
 // all lists the names of a kind.
-func (r *Resources) all(k kind) map[string]struct{} {
+func (r *Resources) all(k resourceKind) map[string]struct{} {
 	var n names
 	switch k {
-	case listeners:
+	case listenerKind:
 		n.put(k, r.Listener.Name)
-	case routes:
+	case routeKind:
 		n.put(k, r.Routes.Name)
 	default:
 		for name := range r.byCluster {
 			n.put(k, name)
 		}
 	}
-	if k == clusters {
+	if k == clusterKind {
 		for name := range r.Own {
 			n.put(k, name)
 		}
@@ -109,7 +109,7 @@ func (r *Resources) all(k kind) map[string]struct{} {
 // differences lists what is new, changed or gone in next. Resources that both share are told by their pointer.
 func differences(old, next *Resources) names {
 	var n names
-	compare := func(k kind, a, b *Resource) {
+	compare := func(k resourceKind, a, b *Resource) {
 		switch {
 		case a == b:
 		case a == nil:
@@ -118,8 +118,8 @@ func differences(old, next *Resources) names {
 			n.put(k, a.Name)
 		}
 	}
-	compare(listeners, old.Listener, next.Listener)
-	compare(routes, old.Routes, next.Routes)
+	compare(listenerKind, old.Listener, next.Listener)
+	compare(routeKind, old.Routes, next.Routes)
 	for name, a := range old.byCluster {
 		b := next.byCluster[name]
 		if a == b {
@@ -128,21 +128,21 @@ func differences(old, next *Resources) names {
 		if b == nil {
 			b = &Model{}
 		}
-		compare(clusters, a.Cluster, b.Cluster)
-		compare(assignments, a.Endpoints, b.Endpoints)
+		compare(clusterKind, a.Cluster, b.Cluster)
+		compare(endpointKind, a.Endpoints, b.Endpoints)
 	}
 	for name := range old.Own {
-		compare(clusters, old.Own[name], next.Own[name])
+		compare(clusterKind, old.Own[name], next.Own[name])
 	}
 	for name, b := range next.Own {
 		if old.Own[name] == nil {
-			compare(clusters, nil, b)
+			compare(clusterKind, nil, b)
 		}
 	}
 	for name, b := range next.byCluster {
 		if old.byCluster[name] == nil {
-			compare(clusters, nil, b.Cluster)
-			compare(assignments, nil, b.Endpoints)
+			compare(clusterKind, nil, b.Cluster)
+			compare(endpointKind, nil, b.Endpoints)
 		}
 	}
 	return n

@@ -12,22 +12,9 @@ const (
 	// TagFirstByte is the time from the first byte of the request to the first byte of the response's body in microseconds,
 	// "-" when there was none.
 	TagFirstByte = "sluice_first_byte_us"
-	// StreamRoute is the name of the route of requests for a streamed response.
-	StreamRoute = "stream"
-	// RelayRoute is the name of the route of requests that ext_proc has given a Ticket, and RelayStreamRoute of those among them that ask for a
-	// streamed response.
-	RelayRoute       = "relay"
-	RelayStreamRoute = "relay_stream"
-	// RealtimeRoute, GRPCRoute and StreamsRoute are the names of the routes to what serves other protocols, and to streams that run.
-	RealtimeRoute = "realtime"
-	GRPCRoute     = "grpc"
-	StreamsRoute  = "streams"
 	// DetailsPrefix begins the response code details of every answer that ext_proc gave; the error's code follows.
 	DetailsPrefix = "sluice_"
 )
-
-// StreamedRoute reports whether the requests of the route of this name ask for a streamed response.
-func StreamedRoute(name string) bool { return name == StreamRoute || name == RelayStreamRoute }
 
 // Metadata is the namespace of all that Sluice puts into Envoy's metadata: the replica's id on an endpoint, the body limit on a
 // route, and what ext_proc notes about a request.

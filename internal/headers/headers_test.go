@@ -25,13 +25,3 @@ func TestClusterModel(t *testing.T) {
 		t.Errorf("Sluice's own cluster is of model %q", model)
 	}
 }
-
-// Streams are told by their route, whichever way they take.
-func TestStreamedRoute(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]bool{StreamRoute: true, RelayStreamRoute: true, RelayRoute: false, StreamsRoute: false, "": false} {
-		if got := StreamedRoute(name); got != want {
-			t.Errorf("route %q: streamed %t, want %t", name, got, want)
-		}
-	}
-}

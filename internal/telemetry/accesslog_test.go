@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 var began = time.Date(2030, 5, 4, 3, 2, 1, 0, time.UTC)
@@ -115,7 +116,7 @@ func TestAccessLogDiscards(t *testing.T) {
 // TestStreamedRoutes: a stream is one whichever way it takes.
 func TestStreamedRoutes(t *testing.T) {
 	t.Parallel()
-	for route, want := range map[string]bool{headers.StreamRoute: true, headers.RelayStreamRoute: true, headers.RelayRoute: false} {
+	for route, want := range map[string]bool{routes.Stream: true, routes.RelayStream: true, routes.Relay: false} {
 		record := served()
 		record.CommonProperties.RouteName = route
 		if e := newEntry(headers.LogRequests, record); e.Streamed != want {

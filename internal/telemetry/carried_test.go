@@ -12,12 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // relayed is Envoy's record of a stream that the relay carried: it knows no replica, and its first byte is a heartbeat's.
 func relayed(id string) Entry {
 	e := final(id)
-	e.Cluster, e.Model, e.Replica, e.Upstream, e.Route = headers.RelayCluster, "", "", "", headers.RelayStreamRoute
+	e.Cluster, e.Model, e.Replica, e.Upstream, e.Route = headers.RelayCluster, "", "", "", routes.RelayStream
 	e.FirstByte, e.LastByte, e.UpstreamDuration, e.Duration = 50*time.Millisecond, 3*time.Second, 2900*time.Millisecond, 3*time.Second
 	return e
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // Entry is one record of Envoy's access log in plain types. What Envoy did not send is zero. It is a value, to be kept as long
@@ -139,7 +140,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) Entry {
 		Cluster:   common.GetUpstreamCluster(),
 		Replica:   tag(common, headers.TagReplica),
 		Attempts:  int(common.GetUpstreamRequestAttemptCount()),
-		Streamed:  headers.StreamedRoute(common.GetRouteName()),
+		Streamed:  routes.IsStreamed(common.GetRouteName()),
 		Notes:     notes(common.GetMetadata().GetFilterMetadata()[headers.Metadata]),
 		BytesIn:   int64(request.GetRequestBodyBytes()),
 		BytesOut:  int64(response.GetResponseBodyBytes()),

@@ -1,0 +1,205 @@
+package routes_test
+
+import (
+	"flag"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	envoyroute "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
+	"github.com/sluice-gateway/sluice/xds"
+)
+
+var update = flag.Bool("update", false, "write docs/routes.md")
+
+func TestTableIsConsistent(t *testing.T) {
+	seen := map[string]bool{}
+	for _, row := range routes.Table() {
+		if row.Name == "" || row.Path == "" || row.Protocol == "" || row.Backend == "" || row.Auth == "" || row.Purpose == "" {
+			t.Errorf("the row of %q lacks a column: %+v", row.Path, row)
+		}
+		if seen[row.Path] {
+			t.Errorf("%s has two rows", row.Path)
+		}
+		seen[row.Path] = true
+		if (row.Backend.Cluster() == "") != (row.Backend == routes.Replica) {
+			t.Errorf("%s: backend %q has the cluster %q", row.Path, row.Backend, row.Backend.Cluster())
+		}
+		if (row.Auth == routes.ByExtProc) != (row.Backend == routes.Replica) {
+			t.Errorf("%s: ext_proc authenticates the callers of replicas and no others", row.Path)
+		}
+	}
+}
+
+// envoyRoutes are the routes that Envoy gets when everything is switched on.
+func envoyRoutes(t *testing.T) []*envoyroute.Route {
+	t.Helper()
+	r, err := xds.Build(xds.Config{Listen: "127.0.0.1:80", RelaySocket: "/relay", GRPCSocket: "/grpc"}, &engines.Snapshot{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Routes.Message.(*envoyroute.RouteConfiguration).VirtualHosts[0].Routes
+}
+
+// accepts reports whether the path of a request is one that the route matches.
+func accepts(r *envoyroute.Route, path string) bool {
+	switch p := r.Match.PathSpecifier.(type) {
+	case *envoyroute.RouteMatch_Path:
+		return p.Path == path
+	case *envoyroute.RouteMatch_PathSeparatedPrefix:
+		return path == p.PathSeparatedPrefix || strings.HasPrefix(path, p.PathSeparatedPrefix+"/")
+	case *envoyroute.RouteMatch_SafeRegex:
+		return regexp.MustCompile("^(" + p.SafeRegex.Regex + ")$").MatchString(path)
+	}
+	return false
+}
+
+func TestEnvoyHasEveryRoute(t *testing.T) {
+	all := envoyRoutes(t)
+	served := map[string]bool{}
+	for _, row := range routes.Table() {
+		i := slices.IndexFunc(all, func(r *envoyroute.Route) bool { return r.Name == row.Name && accepts(r, row.Path) })
+		if i < 0 {
+			t.Errorf("package xds builds no route %q that matches %s", row.Name, row.Path)
+			continue
+		}
+		served[row.Name] = true
+		if cluster := all[i].GetRoute().GetCluster(); cluster != row.Backend.Cluster() {
+			t.Errorf("%s leads to the cluster %q, want %q", row.Path, cluster, row.Backend.Cluster())
+		}
+	}
+	// The routes that no path of a client can choose.
+	for _, name := range []string{routes.Stream, routes.Relay, routes.RelayStream, routes.Connect, routes.Undecided} {
+		served[name] = true
+	}
+	for _, r := range all {
+		if !served[r.Name] {
+			t.Errorf("Envoy's route %q has no row in the table", r.Name)
+		}
+	}
+}
+
+func TestEveryInferencePathIsAnEndpoint(t *testing.T) {
+	found := map[openai.Endpoint]bool{}
+	for _, row := range routes.Of(routes.Replica) {
+		e, ok := openai.EndpointOf(row.Path)
+		if !ok {
+			t.Errorf("package openai knows no endpoint for %s", row.Path)
+		}
+		found[e] = true
+	}
+	for e := openai.Endpoint(0); e.String() != "unknown"; e++ {
+		if !found[e] {
+			t.Errorf("the endpoint %s of package openai has no row in the table", e)
+		}
+	}
+}
+
+// noTasks is a batch API that the test never gets to.
+type noTasks struct{ api.Tasks }
+
+func TestAPIServesItsRoutes(t *testing.T) {
+	h := api.New(api.Config{
+		Fleet: engines.NewFleet(), Allowed: func(string, string) bool { return true }, Created: time.Unix(1, 0), Tasks: noTasks{},
+	})
+	for _, row := range routes.Of(routes.API) {
+		method, want := "GET", 200
+		if row.Methods == nil { // the handler itself names the methods that it takes
+			method, want = "DELETE", 405
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, row.Path, nil))
+		if w.Code != want || want == 405 && w.Header().Get("allow") == "" {
+			t.Errorf("package api answers %s %s with %d, want %d", method, row.Path, w.Code, want)
+		}
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("GET", "/unknown", nil))
+	if w.Code != 405 || w.Header().Get("allow") != "" {
+		t.Errorf("package api answers an unknown path with %d and allow %q", w.Code, w.Header().Get("allow"))
+	}
+}
+
+func TestRoutesAreDocumented(t *testing.T) {
+	const path = "../../docs/routes.md"
+	want := document()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("run the test with -update: %v", err)
+	}
+	if d := cmp.Diff(want, string(got)); d != "" {
+		t.Errorf("docs/routes.md is out of date; run the test with -update (-want +got):\n%s", d)
+	}
+}
+
+// document is the text of docs/routes.md.
+func document() string {
+	var b strings.Builder
+	b.WriteString(`# Routes
+
+What Envoy serves to clients. This page is generated from ` + "`internal/routes`" + ` by
+` + "`go test ./internal/routes -update`" + `.
+
+A path that ends with ` + "`…`" + ` stands for everything below it. A request to any other path gets 404. Where
+all methods are routed, Sluice refuses those that it does not know. "File" means that the limit is in
+the configuration file.
+
+| path | purpose | methods | protocol | authentication | answered by | body limit | time limit |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+`)
+	for _, row := range routes.Table() {
+		methods := "all"
+		if row.Methods != nil {
+			methods = strings.Join(row.Methods, ", ")
+		}
+		body, timeout := "none", "none"
+		if row.SmallBody {
+			body = fmt.Sprintf("%d KiB", routes.MaxSmallBody>>10)
+		}
+		if row.Timeout > 0 {
+			timeout = fmt.Sprintf("%g s", row.Timeout.Seconds())
+		}
+		if row.Backend == routes.Replica {
+			body, timeout = "file", "file"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s | %s |\n",
+			shownPath(row), row.Purpose, methods, row.Protocol, row.Auth, row.Backend, body, timeout)
+	}
+	return b.String()
+}
+
+func shownPath(row routes.Route) string {
+	switch row.Match {
+	case routes.Subtree:
+		return row.Path + "`, `" + row.Path + "/…"
+	case routes.Below:
+		return row.Path + "…"
+	}
+	return row.Path
+}
+
+func TestIsStreamed(t *testing.T) {
+	for name, want := range map[string]bool{
+		routes.Stream: true, routes.RelayStream: true, routes.Relay: false, routes.Streams: false, "": false,
+	} {
+		if got := routes.IsStreamed(name); got != want {
+			t.Errorf("IsStreamed(%q) = %t, want %t", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package xds
+
+import (
+	"regexp"
+	"strings"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	previoushosts "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
+)
+
+const (
+	// retryOn lists the failures after which Envoy tries the next replica, as long as no response
+	// headers have come. It has reset and not only reset-before-request, because an engine that
+	// closes a connection at the moment of its reuse has read the request's first bytes.
+	retryOn = "connect-failure,refused-stream,reset"
+	// retries is the number of retries, unless ext_proc sets another in x-envoy-max-retries. Each
+	// retry goes to the next replica of the list.
+	retries = 3
+	// retryBackOff and retryBackOffMax are short because a retry goes to another replica.
+	retryBackOff    = 5 * time.Millisecond
+	retryBackOffMax = 50 * time.Millisecond
+	// hostSelectionRetries is how often the fallback policy picks again when it hits a replica that
+	// has been tried before.
+	hostSelectionRetries = 5
+)
+
+// engineRoutes builds the routes to the cluster that ext_proc chose. Streams have routes of their
+// own, and so have requests whose client set the timeout. When Envoy reports a timeout, the headers
+// that distinguish these requests are gone, but the route is known.
+func engineRoutes(c Config) []*route.Route {
+	var all []*route.Route
+	for _, clientTimeout := range []bool{true, false} {
+		for _, stream := range []bool{true, false} {
+			r := engineRoute(c)
+			if clientTimeout {
+				r.Match.Headers = append(r.Match.Headers, headerIs(headers.ClientTimeout, exactly("1")))
+				r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
+			}
+			if stream {
+				makeStreamRoute(r)
+			}
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// engineRoute builds the route of requests that have no streamed response and no timeout of the
+// client.
+func engineRoute(c Config) *route.Route {
+	r := &route.Route{
+		Name:  routes.Engine,
+		Match: inferenceMatch(headerPresent(headers.Cluster)),
+		Action: &route.Route_Route{Route: &route.RouteAction{
+			ClusterSpecifier: &route.RouteAction_ClusterHeader{ClusterHeader: headers.Cluster},
+			// Only the endpoints of upstreams have a host name, which then replaces the client's.
+			HostRewriteSpecifier: &route.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)},
+			Timeout:              durationpb.New(c.MaxDuration),
+			IdleTimeout:          durationpb.New(0),
+			RetryPolicy:          retryPolicy(),
+			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
+		}},
+		// Sluice's own headers are removed after the pick, see engineProtocol.
+		RequestHeadersToRemove: gatewayOnlyHeaders(),
+		ResponseHeadersToAdd:   []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceEngine)},
+		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
+		Metadata:               bodyLimitMetadata(c.MaxBody),
+		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
+	}
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
+	if c.HideReplica {
+		r.ResponseHeadersToRemove = []string{headers.Replica}
+	} else {
+		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
+			setHeader(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
+	}
+	return r
+}
+
+// makeStreamRoute restricts a route to streams and makes sure that no proxy on the way buffers or
+// compresses the stream.
+func makeStreamRoute(r *route.Route) {
+	r.Name = routes.Stream
+	r.Match.Headers = append(r.Match.Headers, headerIs(headers.Stream, exactly("1")))
+	r.RequestHeadersToAdd = []*core.HeaderValueOption{setHeader("accept-encoding", "identity")}
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
+		setHeader("cache-control", "no-cache, no-transform"), setHeader("x-accel-buffering", "no"))
+}
+
+// relayRoutes builds the routes to the relay of managed streams.
+func relayRoutes(c Config) []*route.Route {
+	stream := relayRoute(routes.RelayStream, c)
+	stream.Match.Headers = append(stream.Match.Headers, headerIs(headers.Stream, exactly("1")))
+	return []*route.Route{stream, relayRoute(routes.Relay, c)}
+}
+
+// relayRoute builds a route of requests that ext_proc has handed to the relay. It has no retries,
+// not even for a connection that could not be made: a handoff can be claimed once. The relay itself
+// writes the headers that say who has answered.
+func relayRoute(name string, c Config) *route.Route {
+	return &route.Route{
+		Name:                   name,
+		Match:                  inferenceMatch(headerPresent(headers.Ticket)),
+		Action:                 unlimited(headers.RelayCluster),
+		RequestHeadersToRemove: gatewayOnlyHeaders(),
+		ResponseHeadersToAdd:   rateLimitHeaders(),
+		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
+		Metadata:               bodyLimitMetadata(c.MaxBody),
+		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
+	}
+}
+
+// inferenceMatch matches requests to the paths that replicas answer, if they have the decided header.
+func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
+	const prefix = "/v1/"
+	var methods, paths []string
+	for _, row := range routes.Of(routes.Replica) {
+		methods = row.Methods
+		paths = append(paths, regexp.QuoteMeta(strings.TrimPrefix(row.Path, prefix)))
+	}
+	return &route.RouteMatch{
+		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{
+			Regex: prefix + "(" + strings.Join(paths, "|") + ")",
+		}},
+		Headers: []*route.HeaderMatcher{methodIsOneOf(methods), decided},
+	}
+}
+
+// rateLimitHeaders are response headers whose values ext_proc has put into the dynamic metadata of
+// the request. Envoy leaves out the headers that have no value there.
+func rateLimitHeaders() []*core.HeaderValueOption {
+	var all []*core.HeaderValueOption
+	for _, name := range headers.RateLimits() {
+		all = append(all, setHeader(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
+	}
+	return all
+}
+
+// gatewayOnlyHeaders are the headers of a client that only ext_proc may read, its API key among them.
+func gatewayOnlyHeaders() []string {
+	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
+}
+
+// retryPolicy makes Envoy follow the list of replicas that ext_proc has written.
+func retryPolicy() *route.RetryPolicy {
+	return &route.RetryPolicy{
+		RetryOn:    retryOn,
+		NumRetries: wrapperspb.UInt32(retries),
+		RetryBackOff: &route.RetryPolicy_RetryBackOff{
+			BaseInterval: durationpb.New(retryBackOff), MaxInterval: durationpb.New(retryBackOffMax),
+		},
+		RetryHostPredicate: []*route.RetryPolicy_RetryHostPredicate{{
+			Name: "envoy.retry_host_predicates.previous_hosts",
+			ConfigType: &route.RetryPolicy_RetryHostPredicate_TypedConfig{
+				TypedConfig: mustPack(&previoushosts.PreviousHostsPredicate{}),
+			},
+		}},
+		HostSelectionRetryMaxAttempts: hostSelectionRetries,
+	}
+}
