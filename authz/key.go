@@ -27,7 +27,8 @@ type Key struct {
 var keyText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 // NewKey makes a key. Its text is keyPrefix, an id of 40 bits, a secret of 256 bits and a CRC-32 of
-// everything before it. By the checksum, a mistyped or truncated key can be told from a revoked one.
+// everything before it. By the checksum, a mistyped or truncated key can be told from a revoked
+// one.
 func NewKey() Key {
 	random := make([]byte, 5+32)
 	// rand.Read never fails: crypto/rand ends the program rather than return weak bytes.

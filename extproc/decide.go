@@ -88,7 +88,7 @@ func (x *exchange) hand(scan *openai.Request, pending *relay.Pending, foreseen b
 	}}
 	x.offer = x.server.Relay.Offer(offer)
 	x.accepted = offer.Accepted()
-	set := []*core.HeaderValueOption{header(headers.Ticket, x.offer)}
+	set := []*core.HeaderValueOption{header(headers.Handoff, x.offer)}
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}

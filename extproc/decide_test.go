@@ -42,7 +42,7 @@ func TestWay(t *testing.T) {
 		e := open(t, s)
 		e.headers(key)
 		got := set(e.body(c.body).GetRequestBody().GetResponse().GetHeaderMutation())
-		if _, managed := got[headers.Ticket]; managed != c.managed || (got[headers.Cluster] == "") != c.managed {
+		if _, managed := got[headers.Handoff]; managed != c.managed || (got[headers.Cluster] == "") != c.managed {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -59,7 +59,7 @@ func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
 		t.Fatalf("it was not held: %v", first)
 	}
 	d.SetRoutable("model/m", known)
-	if got := set((<-e.toEnvoy).GetRequestBody().GetResponse().GetHeaderMutation()); got[headers.Ticket] == "" {
+	if got := set((<-e.toEnvoy).GetRequestBody().GetResponse().GetHeaderMutation()); got[headers.Handoff] == "" {
 		t.Errorf("it goes by Envoy: %v", got)
 	}
 	e.reset()

@@ -54,7 +54,7 @@ func (r *relayed) hand() (e *envoy, ticket string) {
 	r.t.Helper()
 	e = open(r.t, r.Server)
 	e.headers(key)
-	ticket = set(e.body(managedBody).GetRequestBody().GetResponse().GetHeaderMutation())[headers.Ticket]
+	ticket = set(e.body(managedBody).GetRequestBody().GetResponse().GetHeaderMutation())[headers.Handoff]
 	if ticket == "" {
 		r.t.Fatal("it does not go to the relay")
 	}
@@ -68,7 +68,7 @@ func (r *relayed) bring(ctx context.Context, ticket string) int {
 		r.t.Error(err)
 		return 0
 	}
-	req.Header.Set(headers.Ticket, ticket)
+	req.Header.Set(headers.Handoff, ticket)
 	answer, err := r.socket.Client().Do(req)
 	if err != nil {
 		return 0
@@ -243,5 +243,5 @@ func exchangeTo(t testing.TB, client pb.ExternalProcessorClient) (exchange pb.Ex
 			t.Fatal(err)
 		}
 	}
-	return exchange, set(answer.GetRequestBody().GetResponse().GetHeaderMutation())[headers.Ticket]
+	return exchange, set(answer.GetRequestBody().GetResponse().GetHeaderMutation())[headers.Handoff]
 }

@@ -29,7 +29,7 @@ func TestALimitedTenantHearsWhatItHasLeft(t *testing.T) {
 	e := open(t, s)
 	e.headers(key)
 	notes := notesOf(e.body(ask))
-	if notes[headers.NoteTenant] != "acme" || notes[headers.LimitRequests] != "1" || notes[headers.RemainingRequests] != "0" ||
+	if notes[headers.MetadataTenant] != "acme" || notes[headers.LimitRequests] != "1" || notes[headers.RemainingRequests] != "0" ||
 		notes[headers.LimitTokens] != "1000" || notes[headers.ResetRequests] != "1m0s" {
 		t.Errorf("noted %v", notes)
 	}
@@ -46,7 +46,7 @@ func TestOneWithoutLimitsIsNotedWithItsTenantAlone(t *testing.T) {
 	s, _ := newServer(t, nil)
 	e := open(t, s)
 	e.headers(key)
-	if diff := cmp.Diff(map[string]string{headers.NoteTenant: "acme"}, notesOf(e.body(ask))); diff != "" {
+	if diff := cmp.Diff(map[string]string{headers.MetadataTenant: "acme"}, notesOf(e.body(ask))); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -24,10 +24,10 @@ func (n *notes) of(tenant string, t *dispatch.Ticket) *structpb.Struct {
 		return n.ofTenant(tenant)
 	}
 	fields := make(map[string]*structpb.Value, 3+len(quota))
-	fields[headers.NoteTenant] = structpb.NewStringValue(tenant)
+	fields[headers.MetadataTenant] = structpb.NewStringValue(tenant)
 	if lease != "" {
-		fields[headers.NoteLease] = structpb.NewStringValue(lease)
-		fields[headers.NoteTokens] = structpb.NewStringValue(strconv.Itoa(tokens))
+		fields[headers.MetadataLease] = structpb.NewStringValue(lease)
+		fields[headers.MetadataTokens] = structpb.NewStringValue(strconv.Itoa(tokens))
 	}
 	for name, value := range quota {
 		fields[name] = structpb.NewStringValue(value)
@@ -39,7 +39,7 @@ func (n *notes) ofTenant(tenant string) *structpb.Struct {
 	if made, ok := n.byTenant.Load(tenant); ok {
 		return made.(*structpb.Struct)
 	}
-	all := inNamespace(map[string]*structpb.Value{headers.NoteTenant: structpb.NewStringValue(tenant)})
+	all := inNamespace(map[string]*structpb.Value{headers.MetadataTenant: structpb.NewStringValue(tenant)})
 	made, _ := n.byTenant.LoadOrStore(tenant, all)
 	return made.(*structpb.Struct)
 }

@@ -293,7 +293,7 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	mutation := &extproc.HeaderMutation{}
 	for from, to := range map[string]string{
 		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
-		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-ticket": headers.Ticket,
+		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-ticket": headers.Handoff,
 		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
 	} {
 		if v := asked[from]; v != "" {
@@ -310,7 +310,7 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 func saying(asked map[string]string) *structpb.Struct {
 	fields := map[string]*structpb.Value{}
 	if tenant := asked["x-test-tenant"]; tenant != "" {
-		fields[headers.NoteTenant] = structpb.NewStringValue(tenant)
+		fields[headers.MetadataTenant] = structpb.NewStringValue(tenant)
 	}
 	for name, value := range asked {
 		if note, ok := strings.CutPrefix(name, "x-test-note-"); ok {

@@ -109,7 +109,7 @@ func relayRoutes(c Config) []*route.Route {
 func relayRoute(name string, c Config) *route.Route {
 	return &route.Route{
 		Name:                   name,
-		Match:                  inferenceMatch(headerPresent(headers.Ticket)),
+		Match:                  inferenceMatch(headerPresent(headers.Handoff)),
 		Action:                 unlimited(headers.RelayCluster),
 		RequestHeadersToRemove: gatewayOnlyHeaders(),
 		ResponseHeadersToAdd:   rateLimitHeaders(),

@@ -80,7 +80,7 @@ func (m *managed) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (m *managed) count(r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.arrived[r.Header.Get(headers.Ticket)]++
+	m.arrived[r.Header.Get(headers.Handoff)]++
 }
 
 func (m *managed) came(ticket string) int {
@@ -144,7 +144,7 @@ func relayed(t *testing.T, m *managed) {
 			"Proxy-Authorization", "k", "Accept-Encoding", "br", "x-test-note-"+headers.RemainingTokens, "7")
 		saw := got.saw(t)
 		checkHeaders(t, saw.Header, map[string]string{
-			headers.Ticket: "t" + stream, "authorization": "", "x-api-key": "", "api-key": "", "proxy-authorization": "", "accept-encoding": "br",
+			headers.Handoff: "t" + stream, "authorization": "", "x-api-key": "", "api-key": "", "proxy-authorization": "", "accept-encoding": "br",
 		})
 		checkHeaders(t, got.Header, map[string]string{headers.Source: "engine", headers.Replica: "r-0", "cache-control": "",
 			headers.RemainingTokens: "7", headers.LimitTokens: ""})
@@ -177,7 +177,7 @@ func relayedOnce(t *testing.T, m *managed) {
 func forgedTicket(t *testing.T, m *managed) {
 	a := newEngine(t, "a")
 	m.settle(t, "forged", replica("forged-0", a))
-	for _, name := range []string{headers.Ticket, strings.ToUpper(headers.Ticket), "x_sluice_ticket", "x-sluice_ticket"} {
+	for _, name := range []string{headers.Handoff, strings.ToUpper(headers.Handoff), "x_sluice_ticket", "x-sluice_ticket"} {
 		head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n" + name + ": forged\r\nContent-Length: 2\r\n"
 		if got := m.raw(t, head+"\r\n{}"); got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 			t.Errorf("%s: %d %s", name, got.StatusCode, got.body)
@@ -196,7 +196,7 @@ func runningStreams(t *testing.T, m *managed) {
 	for _, test := range []struct{ method, path string }{
 		{"GET", "/v1/streams/a"}, {"GET", "/v1/streams/a%2Fb%20c"}, {"POST", "/v1/streams/a/cancel"}, {"DELETE", "/v1/streams/a"}, {"GET", "/v1/streams/"},
 	} {
-		got := m.do(t, test.method, test.path+"?after=1", []byte("{}"), "Authorization", "k", headers.Tenant, "root", headers.Ticket, "x")
+		got := m.do(t, test.method, test.path+"?after=1", []byte("{}"), "Authorization", "k", headers.Tenant, "root", headers.Handoff, "x")
 		if want := test.method + " " + test.path + " tenant=acme read=2"; got.StatusCode != 200 || string(got.body) != want {
 			t.Errorf("%d %s, want %s", got.StatusCode, got.body, want)
 		}

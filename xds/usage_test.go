@@ -245,7 +245,7 @@ func checkUsage(t *testing.T, g *gateway, a answer, want string) {
 	if got != want {
 		t.Errorf("usage %q, want %q: %v", got, want, &u)
 	}
-	if m.GetFilterMetadata()[headers.Metadata].GetFields()[headers.NoteTenant].GetStringValue() != "acme" {
+	if m.GetFilterMetadata()[headers.Metadata].GetFields()[headers.MetadataTenant].GetStringValue() != "acme" {
 		t.Errorf("the notes became %v", m)
 	}
 }

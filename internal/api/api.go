@@ -1,6 +1,7 @@
-// Package api is what Sluice itself answers on Envoy's listener: the list of models, the batch API (/schedule, /renew, /complete) and
-// the health check. Envoy routes these paths to Sluice's HTTP socket; who calls was settled by ext_authz before and comes in a header
-// that clients cannot set.
+// Package api answers what Sluice itself serves on Envoy's listener: the list of models, the batch
+// API (/schedule, /renew, /complete) and the health check. The gateway uses its handler on the HTTP
+// socket to which Envoy routes these paths. Envoy's ext_authz has authenticated the caller before,
+// and sets the tenant in a header that clients cannot set.
 package api
 
 import (
@@ -13,67 +14,78 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// Config is what the handler works with.
+// Config is what the handler needs.
 type Config struct {
+	// Fleet has the models to list.
 	Fleet *engines.Fleet
-	// Allowed says whether the tenant of this name may use the model or ask for the pool of this name.
+	// Allowed reports whether the tenant of this name may use the model or pool of this name.
 	Allowed func(tenant, model string) bool
-	// Pools are the names of the pools; nil: there are none.
+	// Pools returns the names of the pools. nil means that there are no pools.
 	Pools func() []string
-	// Created is shown as the models' time of creation.
+	// Created is the time of creation that all models show.
 	Created time.Time
-	// Tasks is what the batch API works on; nil: there is no batch API.
+	// Tasks is what the batch API works on. nil means that there is no batch API.
 	Tasks Tasks
 }
 
-// New returns the handler.
+// New returns the handler. It answers every other path with 405.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { write(w, 200, map[string]string{"status": "ok"}) })
-	mux.HandleFunc("GET /v1/models", c.list)
-	mux.HandleFunc("GET /v1/models/{id...}", c.get) // a model's name may hold slashes
+	mux.HandleFunc("GET "+routes.HealthPath, func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, 200, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET "+routes.ModelsPath, c.list)
+	// The name of a model may contain slashes.
+	mux.HandleFunc("GET "+routes.ModelsPath+"/{id...}", c.get)
 	if c.Tasks != nil {
-		c.routes(mux)
+		c.handleTasks(mux)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r)) })
 	return mux
 }
 
+// methodNotAllowed returns the error of a request that no handler takes.
 func methodNotAllowed(r *http.Request) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
 }
 
+// list answers with the models and pools that the tenant may use.
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
-	tenant, may := r.Header.Get(headers.Tenant), []string(nil)
+	tenant := r.Header.Get(headers.Tenant)
+	var names []string
 	for name, m := range c.Fleet.Snapshot().Models {
 		if c.Allowed(tenant, name) {
-			may = append(append(may, name), m.Adapters...)
+			names = append(append(names, name), m.Adapters...)
 		}
 	}
 	for _, name := range c.pools() {
 		if c.Allowed(tenant, name) {
-			may = append(may, name)
+			names = append(names, name)
 		}
 	}
-	slices.Sort(may)
+	slices.Sort(names)
 	list := openai.NewModelList()
-	for _, name := range slices.Compact(may) { // a discovered model may have the name of a pool
+	// A discovered model may have the name of a pool.
+	for _, name := range slices.Compact(names) {
 		list.Data = append(list.Data, c.card(name))
 	}
-	write(w, 200, list)
+	writeJSON(w, 200, list)
 }
 
+// get answers with one model or pool.
 func (c Config) get(w http.ResponseWriter, r *http.Request) {
-	if r.PathValue("id") == "" { // a slash too many
+	// The path is /v1/models/.
+	if r.PathValue("id") == "" {
 		c.list(w, r)
 		return
 	}
 	name, shown, ok := c.resolve(r.PathValue("id"))
 	if ok && !c.Allowed(r.Header.Get(headers.Tenant), name) {
 		fail(w, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-			Message: "This API key may not use the model `" + name + "`."})
+			Message: "This API key names not use the model `" + name + "`."})
 		return
 	}
 	if !ok {
@@ -81,21 +93,22 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 			Message: "The model `" + strings.ToValidUTF8(r.PathValue("id"), "?") + "` does not exist."})
 		return
 	}
-	write(w, 200, c.card(shown))
+	writeJSON(w, 200, c.card(shown))
 }
 
-// resolve finds the name of the model or the pool that a client means, and what it is shown as. A pool is shown like a model, because it can be
-// asked like one, and so is an adapter.
-func (c Config) resolve(asked string) (name, shown string, ok bool) {
-	if slices.Contains(c.pools(), asked) {
-		return asked, asked, true
+// resolve finds the model or pool that a client names. name is the name to authorize, and shown is
+// the id in the answer. Pools and adapters are shown like models, because clients can name them
+// like models.
+func (c Config) resolve(id string) (name, shown string, ok bool) {
+	if slices.Contains(c.pools(), id) {
+		return id, id, true
 	}
-	m, ok := c.Fleet.Snapshot().Resolve(asked)
+	m, ok := c.Fleet.Snapshot().Resolve(id)
 	switch {
 	case !ok:
 		return "", "", false
-	case slices.Contains(m.Adapters, asked):
-		return m.Name, asked, true
+	case slices.Contains(m.Adapters, id):
+		return m.Name, id, true
 	}
 	return m.Name, m.Name, true
 }
@@ -111,12 +124,14 @@ func (c Config) card(name string) openai.ModelCard {
 	return openai.NewModelCard(name, "sluice", c.Created)
 }
 
+// fail writes an error.
 func fail(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }
 
-func write(w http.ResponseWriter, status int, v any) {
+// writeJSON writes an answer as JSON.
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		status, b = 500, (&openai.Error{Message: "The answer could not be written."}).Body()
@@ -128,5 +143,6 @@ func writeBytes(w http.ResponseWriter, status int, b []byte) {
 	w.Header().Set("content-type", "application/json")
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	w.WriteHeader(status)
-	w.Write(b) // the client may be gone; nobody is left to tell
+	// A write fails only if the client is gone.
+	w.Write(b)
 }

@@ -13,17 +13,19 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// maxBody is more than any call of the batch API needs, in bytes.
-const maxBody = 64 << 10
+// maxBody is the largest request body in bytes, as Envoy enforces it on these routes.
+const maxBody = routes.MaxSmallBody
 
-// member reads the value of one field of a body and says what is wrong with it; "" is nothing.
-type member func(value json.RawMessage) (wrong string)
+// fieldParser parses the value of one field of a body. It returns what is wrong with the value, or
+// "".
+type fieldParser func(value json.RawMessage) (wrong string)
 
-// readObject reads the request's body, which must be one JSON object with known fields only: a field with a slip in its name would
-// otherwise silently do nothing. A null is the same as no field. Any content type will do, because curl -d says it sends a form.
-func readObject(w http.ResponseWriter, r *http.Request, known map[string]member) *openai.Error {
+// readObject reads the request's body, which must be one JSON object. It refuses unknown fields,
+// because a misspelt name would otherwise leave its option without effect.
+func readObject(w http.ResponseWriter, r *http.Request, known map[string]fieldParser) *openai.Error {
 	if fault := openai.CheckEncoding(r.Header.Get("content-encoding")); fault != nil {
 		return fault
 	}
@@ -33,21 +35,24 @@ func readObject(w http.ResponseWriter, r *http.Request, known map[string]member)
 	}
 	if err != nil {
 		return openai.Errorf(openai.CodeInvalidRequest, "The request body could not be read.")
+		// parseObject parses the body, which must be one JSON object with known fields only. A null
+		// leaves its field unset.
 	}
 	return parseObject(body, known)
 }
 
-func parseObject(body []byte, known map[string]member) *openai.Error {
+func parseObject(body []byte, known map[string]fieldParser) *openai.Error {
 	if fault := checkObject(body); fault != nil {
 		return fault
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
-	if _, err := d.Token(); err != nil { // the brace
+	// the opening brace
+	if _, err := d.Token(); err != nil {
 		return notJSON()
 	}
 	seen := map[string]bool{}
 	for d.More() {
-		name, value, err := nextMember(d)
+		name, value, err := nextField(d)
 		if err != nil {
 			return notJSON()
 		}
@@ -69,7 +74,7 @@ func parseObject(body []byte, known map[string]member) *openai.Error {
 	return nil
 }
 
-// checkObject says whether the body is a JSON object at all.
+// checkObject returns an error if the body is not one JSON object.
 func checkObject(body []byte) *openai.Error {
 	text := bytes.Trim(body, " \t\r\n")
 	switch {
@@ -85,11 +90,13 @@ func checkObject(body []byte) *openai.Error {
 	return nil
 }
 
+// notJSON returns the error of a body that is not JSON.
 func notJSON() *openai.Error {
 	return openai.Errorf(openai.CodeInvalidRequest, "The request body is not valid JSON.")
 }
 
-func nextMember(d *json.Decoder) (name string, value json.RawMessage, err error) {
+// nextField reads the name and the value of the next field of an object.
+func nextField(d *json.Decoder) (name string, value json.RawMessage, err error) {
 	token, err := d.Token()
 	if err != nil {
 		return "", nil, err
@@ -98,22 +105,25 @@ func nextMember(d *json.Decoder) (name string, value json.RawMessage, err error)
 	return name, value, d.Decode(&value)
 }
 
-func invalid(param, what string) *openai.Error {
+// invalid returns the error of a field or header whose value is wrong. Its message is the name and
+// what is wrong.
+
+func invalid(param, wrong string) *openai.Error {
 	shown := param
 	if len(shown) > 100 {
 		shown = strings.ToValidUTF8(shown[:100], "") + "…"
 	}
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: shown, Message: shown + " " + what + "."}
+	return &openai.Error{Code: openai.CodeInvalidRequest, Param: shown, Message: shown + " " + wrong + "."}
 }
 
-// name reads a string that names something.
-func name(to *string) member {
+// name parses a string that is a name or an id.
+func name(to *string) fieldParser {
 	return func(value json.RawMessage) string {
 		var s string
 		if json.Unmarshal(value, &s) != nil {
 			return "must be a string"
 		}
-		if wrong := nameable(s); wrong != "" {
+		if wrong := nameFault(s); wrong != "" {
 			return wrong
 		}
 		*to = s
@@ -121,33 +131,35 @@ func name(to *string) member {
 	}
 }
 
-// nameable says what keeps the string from naming something; "" is nothing.
-func nameable(s string) string {
-	const most = 256
+// nameFault returns what makes a string unusable as a name, or "".
+func nameFault(s string) string {
+	const maxBytes = 256
 	switch {
 	case s == "":
 		return "must not be empty"
-	case len(s) > most:
-		return fmt.Sprintf("must not be longer than %d bytes", most)
+	case len(s) > maxBytes:
+		return fmt.Sprintf("must not be longer than %d bytes", maxBytes)
 	case strings.ContainsFunc(s, unicode.IsControl):
 		return "must not have control characters"
 	case strings.ContainsRune(s, utf8.RuneError):
-		// The decoder puts it in place of half a surrogate pair, so two names could become one. A header may be any bytes.
+		// The JSON decoder replaces half of a surrogate pair by this rune, so two different names
+		// could become one. A header may hold any bytes.
 		return "must be valid Unicode"
 	}
 	return ""
 }
 
-// count reads a whole number from 0 to most. 1800.0 is one too: that is how callers whose numbers are all floats write it.
-func count(to **int64, most int64) member {
+// count parses a whole number from 0 to limit. It accepts 1800.0, because callers whose numbers are
+// all floats send that.
+func count(to **int64, limit int64) fieldParser {
 	return func(value json.RawMessage) string {
 		text := string(value)
 		if whole, fraction, ok := strings.Cut(text, "."); ok && strings.Trim(fraction, "0") == "" {
 			text = whole
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < 0 || n > most {
-			return fmt.Sprintf("must be a whole number from 0 to %d", most)
+		if err != nil || n < 0 || n > limit {
+			return fmt.Sprintf("must be a whole number from 0 to %d", limit)
 		}
 		*to = &n
 		return ""

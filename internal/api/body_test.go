@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzBody holds the reader of bodies against encoding/json alone: what it takes is a JSON object whose values are the ones that it read, each
-// field once.
+// FuzzBody compares the reader of bodies with encoding/json. Every body that the reader accepts is
+// a JSON object whose fields have the values that it read, each field once.
 func FuzzBody(f *testing.F) {
 	for _, body := range []string{
 		`{"name":"n","count":5}`, ` {"count":5.00 , "name":null}`, `{"name":"\u0061\ud83d\ude00"}`, `{"count":-0}`, `{"count":1e2}`, `{}`,
@@ -19,7 +19,7 @@ func FuzzBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var text string
 		var number *int64
-		fault := parseObject(body, map[string]member{"name": name(&text), "count": count(&number, 1000)})
+		fault := parseObject(body, map[string]fieldParser{"name": name(&text), "count": count(&number, 1000)})
 		if fault != nil {
 			if fault.HTTPStatus() != 400 || fault.Message == "" || !json.Valid(fault.Body()) {
 				t.Fatalf("%q: %+v", body, fault)

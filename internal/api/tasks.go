@@ -7,54 +7,62 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// Tasks admits work that callers do elsewhere, on a backend of their own, and report as done (POST /schedule, /renew, /complete). All
-// methods are safe for concurrent use. Tasks belong to their tenant: those of others are not found.
+// Tasks admits work that callers run elsewhere, on a backend of their own, and report as done (POST
+// /schedule, /renew, /complete). All methods are safe for concurrent use. A task belongs to its
+// tenant; the methods do not find the tasks of other tenants.
 type Tasks interface {
-	// Schedule admits the work, or says when to ask again. It may wait as long as the request allows, and no longer than ctx.
+	// Schedule admits the work, or says when to ask again. It waits at most as long as the request
+	// allows and until ctx ends.
 	Schedule(ctx context.Context, r ScheduleRequest) (ScheduleAnswer, *openai.Error)
-	// Complete ends the task of this id. tokens is what it cost in the end; nil: as was estimated. A task that has ended is not found.
+	// Complete ends the task with this id. tokens is the real cost; nil means that the estimate was
+	// right. A task that has ended is not found.
 	Complete(ctx context.Context, tenant, id string, tokens *int) (found bool, fault *openai.Error)
-	// Renew makes the task's lease begin anew and says how long it lasts.
+	// Renew starts the lease of the task anew and returns how long the lease lasts.
 	Renew(ctx context.Context, tenant, id string) (lease time.Duration, found bool, fault *openai.Error)
 }
 
 // ScheduleRequest asks for the admission of one task.
 type ScheduleRequest struct {
-	// Tenant is who calls.
+	// Tenant is the name of the caller's tenant.
 	Tenant string
-	// Priority is interactive, default or batch; "" is the tenant's own.
+	// Priority is interactive, default or batch. Empty means the tenant's own priority.
 	Priority string
-	// EstimatedTokens is what the task will cost, prompt and answer together.
+	// EstimatedTokens is the expected cost of the task, prompt and output together.
 	EstimatedTokens int
-	// RequestID is the caller's own name for the work: a second call with it finds the task of the first. "": none.
+	// RequestID is the caller's own id of the work. A second call with the same id gets the task of
+	// the first call. Empty means none.
 	RequestID string
-	// Pool or Model to choose from; at most one of them is set. With neither it is the first pool, or all models if there is no pool.
+	// Pool and Model name what to choose from. At most one of them is set. If neither is set, the
+	// first pool is meant, or all models if there is no pool.
 	Pool, Model string
-	// MaxWait is how long the answer may take when there is no room at once. 0: no time.
+	// MaxWait is how long the answer may take if the task cannot be admitted at once. 0 means that
+	// the answer comes at once.
 	MaxWait time.Duration
 }
 
-// ScheduleAnswer is either a wait or a task.
+// ScheduleAnswer is either a task or, if TaskID is empty, a time to wait.
 type ScheduleAnswer struct {
-	// Wait is the time after which to ask again.
+	// Wait is the time after which the caller should ask again.
 	Wait time.Duration
-	// Model to call, and the handle for completion.
+	// Model is the model to call. TaskID is the id for Renew and Complete.
 	Model, TaskID string
 }
 
 const (
 	// maxTokens is the largest number of tokens that a call may name.
 	maxTokens = 1 << 31
-	// maxWait is the longest that /schedule holds a call, in milliseconds: shorter than any proxy's patience should be.
-	maxWait = 300_000
+	// maxWaitMS is the longest time in milliseconds that /schedule may hold a call. It is shorter
+	// than the usual timeouts of proxies.
+	maxWaitMS = 300_000
 )
 
-// routes adds the calls of the batch API.
-func (c Config) routes(mux *http.ServeMux) {
+// handleTasks adds the handlers of the batch API.
+func (c Config) handleTasks(mux *http.ServeMux) {
 	for path, serve := range map[string]func(http.ResponseWriter, *http.Request) *openai.Error{
-		"/schedule": c.schedule, "/complete": c.complete, "/renew": c.renew,
+		routes.SchedulePath: c.schedule, routes.CompletePath: c.complete, routes.RenewPath: c.renew,
 	} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			fault := notPost(r)
@@ -68,6 +76,7 @@ func (c Config) routes(mux *http.ServeMux) {
 	}
 }
 
+// notPost returns the error of a request that is not a POST, else nil.
 func notPost(r *http.Request) *openai.Error {
 	if r.Method == http.MethodPost {
 		return nil
@@ -78,37 +87,38 @@ func notPost(r *http.Request) *openai.Error {
 }
 
 func (c Config) schedule(w http.ResponseWriter, r *http.Request) *openai.Error {
-	ask, fault := readSchedule(w, r)
+	request, fault := readSchedule(w, r)
 	if fault != nil {
 		return fault
 	}
-	answer, fault := c.Tasks.Schedule(r.Context(), ask)
+	answer, fault := c.Tasks.Schedule(r.Context(), request)
 	if fault != nil {
 		return fault
 	}
-	if answer.TaskID != "" && ask.RequestID == "" && r.Context().Err() != nil {
-		// The caller has left and cannot ask for this task again, so nobody would ever end it. (One with a request id is kept for
-		// the next call, or until its lease ends.)
-		none := 0
-		if _, fault := c.Tasks.Complete(context.WithoutCancel(r.Context()), ask.Tenant, answer.TaskID, &none); fault != nil {
+	if answer.TaskID != "" && request.RequestID == "" && r.Context().Err() != nil {
+		// The caller is gone and cannot ask for this task again, so nobody would complete the task.
+		// A task with a request id is kept: the next call gets it, or its lease expires.
+		noTokens := 0
+		if _, fault := c.Tasks.Complete(context.WithoutCancel(r.Context()), request.Tenant, answer.TaskID, &noTokens); fault != nil {
 			return fault
 		}
 		answer = ScheduleAnswer{}
 	}
 	if answer.TaskID == "" {
-		write(w, 200, struct {
+		writeJSON(w, 200, struct {
 			Wait int64 `json:"wait_for_ms"`
 		}{max(ceilMillis(answer.Wait), 1)})
 		return nil
 	}
-	write(w, 200, struct {
+	writeJSON(w, 200, struct {
 		Model string `json:"model_backend_id"`
 		Task  string `json:"task_id"`
 	}{answer.Model, answer.TaskID})
 	return nil
 }
 
-// ceilMillis rounds up, so that who waits so long does not come too early.
+// ceilMillis returns d in milliseconds, rounded up, so that a caller who waits that long does not
+// come too early.
 func ceilMillis(d time.Duration) int64 {
 	ms := d.Milliseconds()
 	if d%time.Millisecond > 0 {
@@ -117,36 +127,38 @@ func ceilMillis(d time.Duration) int64 {
 	return ms
 }
 
+// readSchedule parses a call of /schedule.
 func readSchedule(w http.ResponseWriter, r *http.Request) (ScheduleRequest, *openai.Error) {
-	ask := ScheduleRequest{Tenant: r.Header.Get(headers.Tenant), Priority: r.Header.Get(headers.Priority)}
+	request := ScheduleRequest{Tenant: r.Header.Get(headers.Tenant), Priority: r.Header.Get(headers.Priority)}
 	var tokens, wait *int64
-	fault := readObject(w, r, map[string]member{
+	fault := readObject(w, r, map[string]fieldParser{
 		"estimated_tokens": count(&tokens, maxTokens),
-		"request_id":       name(&ask.RequestID),
-		"pool":             name(&ask.Pool),
-		"model":            name(&ask.Model),
-		"max_wait_ms":      count(&wait, maxWait),
+		"request_id":       name(&request.RequestID),
+		"pool":             name(&request.Pool),
+		"model":            name(&request.Model),
+		"max_wait_ms":      count(&wait, maxWaitMS),
 	})
 	if fault == nil {
-		fault = oneRequestID(r, &ask.RequestID)
+		fault = addRequestID(r, &request.RequestID)
 	}
 	switch {
 	case fault != nil:
-		return ask, fault
+		return request, fault
 	case tokens == nil:
-		return ask, invalid("estimated_tokens", "is missing")
-	case ask.Pool != "" && ask.Model != "":
-		return ask, invalid("model", "and pool exclude each other: give one of them, or none")
+		return request, invalid("estimated_tokens", "is missing")
+	case request.Pool != "" && request.Model != "":
+		return request, invalid("model", "and pool exclude each other: give one of them, or none")
 	}
-	ask.EstimatedTokens = int(*tokens)
+	request.EstimatedTokens = int(*tokens)
 	if wait != nil {
-		ask.MaxWait = time.Duration(*wait) * time.Millisecond
+		request.MaxWait = time.Duration(*wait) * time.Millisecond
 	}
-	return ask, nil
+	return request, nil
 }
 
-// oneRequestID takes the request id from the header that means the same. Two that differ are a mistake.
-func oneRequestID(r *http.Request, id *string) *openai.Error {
+// addRequestID sets id from the header Idempotency-Key, which means the same as the field
+// request_id. Two different values are an error.
+func addRequestID(r *http.Request, id *string) *openai.Error {
 	values := r.Header.Values(headers.IdempotencyKey)
 	if len(values) == 0 {
 		return nil
@@ -154,7 +166,7 @@ func oneRequestID(r *http.Request, id *string) *openai.Error {
 	if len(values) > 1 || *id != "" && *id != values[0] {
 		return invalid(headers.IdempotencyKey, "differs from request_id, or is there twice")
 	}
-	if wrong := nameable(values[0]); wrong != "" {
+	if wrong := nameFault(values[0]); wrong != "" {
 		return invalid(headers.IdempotencyKey, wrong)
 	}
 	*id = values[0]
@@ -164,7 +176,7 @@ func oneRequestID(r *http.Request, id *string) *openai.Error {
 func (c Config) complete(w http.ResponseWriter, r *http.Request) *openai.Error {
 	var id string
 	var actual, prompt, completion *int64
-	fault := readObject(w, r, map[string]member{
+	fault := readObject(w, r, map[string]fieldParser{
 		"task_id":           name(&id),
 		"actual_tokens":     count(&actual, maxTokens),
 		"prompt_tokens":     count(&prompt, maxTokens),
@@ -186,7 +198,7 @@ func (c Config) complete(w http.ResponseWriter, r *http.Request) *openai.Error {
 	}{true})
 }
 
-// sum adds the numbers that are there; nil when none is.
+// sum adds the numbers that are set. It returns nil if none is set.
 func sum(numbers ...*int64) *int {
 	var total *int
 	for _, n := range numbers {
@@ -203,7 +215,7 @@ func sum(numbers ...*int64) *int {
 
 func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 	var id string
-	if fault := readObject(w, r, map[string]member{"task_id": name(&id)}); fault != nil {
+	if fault := readObject(w, r, map[string]fieldParser{"task_id": name(&id)}); fault != nil {
 		return fault
 	}
 	if id == "" {
@@ -212,22 +224,22 @@ func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 	lease, found, fault := c.Tasks.Renew(r.Context(), r.Header.Get(headers.Tenant), id)
 	return answerTask(w, found, fault, struct {
 		OK    bool  `json:"ok"`
-		Lease int64 `json:"lease_ms"` // rounded down: who renews in time does so before the end
+		Lease int64 `json:"lease_ms"` // Lease is rounded down, so that a caller who renews in time does so before the lease expires.
 	}{true, lease.Milliseconds()})
 }
 
-// answerTask writes the answer about a task that was found. That it was not is the one error that is not shaped like OpenAI's: callers of the
-// batch API know it so.
+// answerTask writes the answer about a task. "Not found" is the one error that does not have
+// OpenAI's form: it is part of the protocol of existing callers of the batch API.
 func answerTask(w http.ResponseWriter, found bool, fault *openai.Error, answer any) *openai.Error {
 	switch {
 	case fault != nil:
 		return fault
 	case !found:
-		write(w, 404, struct {
+		writeJSON(w, 404, struct {
 			Error string `json:"error"`
 		}{"Task not found"})
 	default:
-		write(w, 200, answer)
+		writeJSON(w, 200, answer)
 	}
 	return nil
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// desk is a Tasks whose answers the test sets; it notes what it was asked.
-type desk struct {
-	said     []string
+// fakeTasks is a Tasks whose answers the test sets. It records the requests.
+type fakeTasks struct {
+	calls     []string
 	schedule func(ctx context.Context) (api.ScheduleAnswer, *openai.Error)
 	lease    time.Duration
 	found    bool
 	fault    *openai.Error
 }
 
-func (d *desk) Schedule(ctx context.Context, r api.ScheduleRequest) (api.ScheduleAnswer, *openai.Error) {
-	d.said = append(d.said, fmt.Sprintf("schedule %s/%s %d id=%s pool=%s model=%s wait=%v", r.Tenant, r.Priority, r.EstimatedTokens,
+func (d *fakeTasks) Schedule(ctx context.Context, r api.ScheduleRequest) (api.ScheduleAnswer, *openai.Error) {
+	d.calls = append(d.calls, fmt.Sprintf("schedule %s/%s %d id=%s pool=%s model=%s wait=%v", r.Tenant, r.Priority, r.EstimatedTokens,
 		r.RequestID, r.Pool, r.Model, r.MaxWait))
 	if d.schedule == nil {
 		return api.ScheduleAnswer{Model: "gpt-4o-mini", TaskID: "tsk_1"}, d.fault
@@ -36,32 +36,33 @@ func (d *desk) Schedule(ctx context.Context, r api.ScheduleRequest) (api.Schedul
 	return d.schedule(ctx)
 }
 
-func (d *desk) Complete(ctx context.Context, tenant, id string, tokens *int) (bool, *openai.Error) {
-	said := fmt.Sprintf("complete %s/%s", tenant, id)
+func (d *fakeTasks) Complete(ctx context.Context, tenant, id string, tokens *int) (bool, *openai.Error) {
+	calls := fmt.Sprintf("complete %s/%s", tenant, id)
 	if tokens != nil {
-		said += fmt.Sprintf(" %d", *tokens)
+		calls += fmt.Sprintf(" %d", *tokens)
 	}
 	if ctx.Err() != nil {
-		said += " too late"
+		calls += " too late"
 	}
-	d.said = append(d.said, said)
+	d.calls = append(d.calls, calls)
 	return d.found, d.fault
 }
 
-func (d *desk) Renew(_ context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
-	d.said = append(d.said, fmt.Sprintf("renew %s/%s", tenant, id))
+func (d *fakeTasks) Renew(_ context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
+	d.calls = append(d.calls, fmt.Sprintf("renew %s/%s", tenant, id))
 	return d.lease, d.found, d.fault
 }
 
 func post(path, body string) *http.Request {
 	r := httptest.NewRequest("POST", path, strings.NewReader(body))
-	r.Header.Set("content-type", "application/x-www-form-urlencoded") // as curl -d says
+	// the Content-Type that `curl -d` sends
+	r.Header.Set("content-type", "application/x-www-form-urlencoded")
 	r.Header.Set(headers.Tenant, "acme")
 	r.Header.Set(headers.Priority, "batch")
 	return r
 }
 
-func serve(d *desk, r *http.Request) *httptest.ResponseRecorder {
+func serve(d *fakeTasks, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	api.New(api.Config{Tasks: d}).ServeHTTP(w, r)
 	return w
@@ -76,37 +77,37 @@ func TestTasksShapes(t *testing.T) {
 	const asked = "schedule acme/batch 1800 id= pool= model= wait=0s"
 	for _, c := range []struct {
 		name, path, body string
-		desk             desk
+		fakeTasks             fakeTasks
 		status           int
-		want, said       string
+		want, calls       string
 	}{
-		{"a task", "/schedule", `{"estimated_tokens": 1800}`, desk{}, 200, task, asked},
-		{"a float", "/schedule", ` {"estimated_tokens":1800.000}` + "\n", desk{}, 200, task, asked},
-		{"nulls", "/schedule", `{"estimated_tokens":1800,"request_id":null,"pool":null,"model":null,"max_wait_ms":null}`, desk{}, 200, task, asked},
-		{"no tokens", "/schedule", `{"estimated_tokens":-0}`, desk{}, 200, task, "schedule acme/batch 0 id= pool= model= wait=0s"},
-		{"all of a pool", "/schedule", `{"estimated_tokens":2147483648,"request_id":"r-1","pool":"p","max_wait_ms":300000}`, desk{}, 200, task,
+		{"a task", "/schedule", `{"estimated_tokens": 1800}`, fakeTasks{}, 200, task, asked},
+		{"a float", "/schedule", ` {"estimated_tokens":1800.000}` + "\n", fakeTasks{}, 200, task, asked},
+		{"nulls", "/schedule", `{"estimated_tokens":1800,"request_id":null,"pool":null,"model":null,"max_wait_ms":null}`, fakeTasks{}, 200, task, asked},
+		{"no tokens", "/schedule", `{"estimated_tokens":-0}`, fakeTasks{}, 200, task, "schedule acme/batch 0 id= pool= model= wait=0s"},
+		{"all of a pool", "/schedule", `{"estimated_tokens":2147483648,"request_id":"r-1","pool":"p","max_wait_ms":300000}`, fakeTasks{}, 200, task,
 			"schedule acme/batch 2147483648 id=r-1 pool=p model= wait=5m0s"},
-		{"a model", "/schedule", `{"model":"org/big","estimated_tokens":1,"max_wait_ms":1.0}`, desk{}, 200, task,
+		{"a model", "/schedule", `{"model":"org/big","estimated_tokens":1,"max_wait_ms":1.0}`, fakeTasks{}, 200, task,
 			"schedule acme/batch 1 id= pool= model=org/big wait=1ms"},
-		{"a wait", "/schedule", `{"estimated_tokens":1800}`, desk{schedule: wait(250 * time.Millisecond)}, 200, `{"wait_for_ms":250}`, asked},
-		{"rounded up", "/schedule", `{"estimated_tokens":1800}`, desk{schedule: wait(250*time.Millisecond + 1)}, 200, `{"wait_for_ms":251}`, asked},
-		{"never 0", "/schedule", `{"estimated_tokens":1800}`, desk{schedule: wait(0)}, 200, `{"wait_for_ms":1}`, asked},
-		{"a long wait", "/schedule", `{"estimated_tokens":1800}`, desk{schedule: wait(1<<63 - 1)}, 200, `{"wait_for_ms":9223372036855}`, asked},
-		{"done", "/complete", `{"task_id":"tsk_1"}`, desk{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1"},
-		{"done, counted", "/complete", `{"task_id":"tsk_1","actual_tokens":0}`, desk{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1 0"},
-		{"done, usage", "/complete", `{"task_id":"tsk_1","prompt_tokens":7,"completion_tokens":5}`, desk{found: true}, 200, `{"ok":true}`,
+		{"a wait", "/schedule", `{"estimated_tokens":1800}`, fakeTasks{schedule: wait(250 * time.Millisecond)}, 200, `{"wait_for_ms":250}`, asked},
+		{"rounded up", "/schedule", `{"estimated_tokens":1800}`, fakeTasks{schedule: wait(250*time.Millisecond + 1)}, 200, `{"wait_for_ms":251}`, asked},
+		{"never 0", "/schedule", `{"estimated_tokens":1800}`, fakeTasks{schedule: wait(0)}, 200, `{"wait_for_ms":1}`, asked},
+		{"a long wait", "/schedule", `{"estimated_tokens":1800}`, fakeTasks{schedule: wait(1<<63 - 1)}, 200, `{"wait_for_ms":9223372036855}`, asked},
+		{"done", "/complete", `{"task_id":"tsk_1"}`, fakeTasks{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1"},
+		{"done, counted", "/complete", `{"task_id":"tsk_1","actual_tokens":0}`, fakeTasks{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1 0"},
+		{"done, usage", "/complete", `{"task_id":"tsk_1","prompt_tokens":7,"completion_tokens":5}`, fakeTasks{found: true}, 200, `{"ok":true}`,
 			"complete acme/tsk_1 12"},
-		{"done, prompt alone", "/complete", `{"task_id":"tsk_1","prompt_tokens":7}`, desk{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1 7"},
-		{"done before", "/complete", `{"task_id":"tsk_1"}`, desk{}, 404, `{"error":"Task not found"}`, "complete acme/tsk_1"},
-		{"renewed", "/renew", `{"task_id":"tsk_1"}`, desk{found: true, lease: 15*time.Minute - 1}, 200, `{"ok":true,"lease_ms":899999}`, "renew acme/tsk_1"},
-		{"gone", "/renew", `{"task_id":"tsk_1"}`, desk{}, 404, `{"error":"Task not found"}`, "renew acme/tsk_1"},
+		{"done, prompt alone", "/complete", `{"task_id":"tsk_1","prompt_tokens":7}`, fakeTasks{found: true}, 200, `{"ok":true}`, "complete acme/tsk_1 7"},
+		{"done before", "/complete", `{"task_id":"tsk_1"}`, fakeTasks{}, 404, `{"error":"Task not found"}`, "complete acme/tsk_1"},
+		{"renewed", "/renew", `{"task_id":"tsk_1"}`, fakeTasks{found: true, lease: 15*time.Minute - 1}, 200, `{"ok":true,"lease_ms":899999}`, "renew acme/tsk_1"},
+		{"gone", "/renew", `{"task_id":"tsk_1"}`, fakeTasks{}, 404, `{"error":"Task not found"}`, "renew acme/tsk_1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := serve(&c.desk, post(c.path, c.body))
+			w := serve(&c.fakeTasks, post(c.path, c.body))
 			if w.Code != c.status || w.Body.String() != c.want {
 				t.Errorf("got %d %s", w.Code, w.Body)
 			}
-			if diff := cmp.Diff([]string{c.said}, c.desk.said); diff != "" {
+			if diff := cmp.Diff([]string{c.calls}, c.fakeTasks.calls); diff != "" {
 				t.Error(diff)
 			}
 			if w.Header().Get(headers.Source) != headers.SourceGateway || w.Header().Get("content-type") != "application/json" {
@@ -167,14 +168,14 @@ func TestTasksFaults(t *testing.T) {
 		{"/renew", `{"task_id":"t","lease_ms":5}`, "lease_ms", "is not a field"},
 	} {
 		t.Run(c.path+" "+c.message, func(t *testing.T) {
-			var d desk
+			var d fakeTasks
 			w := serve(&d, post(c.path, c.body))
 			checkFault(t, w, 400, "invalid_request", c.param)
 			if !strings.Contains(w.Body.String(), c.message) {
 				t.Errorf("%s: got %s", c.body, w.Body)
 			}
-			if len(d.said) > 0 {
-				t.Errorf("got through: %v", d.said)
+			if len(d.calls) > 0 {
+				t.Errorf("got through: %v", d.calls)
 			}
 		})
 	}
@@ -194,9 +195,9 @@ func checkFault(t *testing.T, w *httptest.ResponseRecorder, status int, code, pa
 
 func TestTasksRefusedRequests(t *testing.T) {
 	const ok = `{"estimated_tokens":5}`
-	var d desk
+	var d fakeTasks
 	checkFault(t, serve(&d, post("/schedule", ok+strings.Repeat(" ", 64<<10))), 413, "request_too_large", "")
-	if w := serve(&desk{}, post("/schedule", ok+strings.Repeat(" ", 64<<10-len(ok)))); w.Code != 200 {
+	if w := serve(&fakeTasks{}, post("/schedule", ok+strings.Repeat(" ", 64<<10-len(ok)))); w.Code != 200 {
 		t.Errorf("the largest body: %d %s", w.Code, w.Body)
 	}
 	encoded := post("/complete", ok)
@@ -209,8 +210,8 @@ func TestTasksRefusedRequests(t *testing.T) {
 			t.Errorf("headers %v", w.Header())
 		}
 	}
-	if len(d.said) > 0 {
-		t.Errorf("got through: %v", d.said)
+	if len(d.calls) > 0 {
+		t.Errorf("got through: %v", d.calls)
 	}
 }
 
@@ -224,7 +225,8 @@ func TestIdempotencyKey(t *testing.T) {
 	for _, c := range []struct {
 		body  string
 		keys  []string
-		param string // at fault
+		// the field that the error names
+		param string
 	}{
 		{`{"estimated_tokens":5}`, []string{"k"}, ""},
 		{`{"estimated_tokens":5,"request_id":"k"}`, []string{"k"}, ""},
@@ -237,33 +239,33 @@ func TestIdempotencyKey(t *testing.T) {
 		for _, key := range c.keys {
 			r.Header.Add(headers.IdempotencyKey, key)
 		}
-		var d desk
+		var d fakeTasks
 		w := serve(&d, r)
 		if c.param != "" {
 			checkFault(t, w, 400, "invalid_request", c.param)
 			continue
 		}
-		if diff := cmp.Diff([]string{"schedule acme/batch 5 id=k pool= model= wait=0s"}, d.said); diff != "" {
+		if diff := cmp.Diff([]string{"schedule acme/batch 5 id=k pool= model= wait=0s"}, d.calls); diff != "" {
 			t.Error(diff)
 		}
 	}
 }
 
-// TestTasksFail: what the scheduler refuses is told in OpenAI's shape, with when to come back.
+// An error of the scheduler is answered in OpenAI's form, with Retry-After.
 func TestTasksFail(t *testing.T) {
 	for path, body := range map[string]string{"/schedule": `{"estimated_tokens":5}`, "/complete": `{"task_id":"t"}`, "/renew": `{"task_id":"t"}`} {
-		w := serve(&desk{fault: &openai.Error{Code: openai.CodeRateLimited, RetryAfter: 1500 * time.Millisecond,
+		w := serve(&fakeTasks{fault: &openai.Error{Code: openai.CodeRateLimited, RetryAfter: 1500 * time.Millisecond,
 			Header: map[string]string{"x-ratelimit-limit-tokens": "9"}}}, post(path, body))
 		checkFault(t, w, 429, "rate_limited", "")
 		if w.Header().Get("retry-after") != "2" || w.Header().Get("x-ratelimit-limit-tokens") != "9" {
 			t.Errorf("%s: headers %v", path, w.Header())
 		}
-		w = serve(&desk{fault: openai.Errorf(openai.CodeGatewayUnavailable, "The shared state does not answer.")}, post(path, body))
+		w = serve(&fakeTasks{fault: openai.Errorf(openai.CodeGatewayUnavailable, "The shared state does not answer.")}, post(path, body))
 		checkFault(t, w, 503, "gateway_unavailable", "")
 		if w.Header().Get("retry-after") != "1" {
 			t.Errorf("%s: headers %v", path, w.Header())
 		}
-		w = serve(&desk{fault: &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens"}}, post(path, body))
+		w = serve(&fakeTasks{fault: &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens"}}, post(path, body))
 		checkFault(t, w, 400, "invalid_request", "estimated_tokens")
 		if w.Header().Get("retry-after") != "" {
 			t.Errorf("%s: headers %v", path, w.Header())
@@ -271,18 +273,18 @@ func TestTasksFail(t *testing.T) {
 	}
 }
 
-// TestCallerLeaves: the scheduler sees that a caller left during a long poll. What it grants all the same is ended, unless the caller can ask for
-// it again.
+// A caller that disconnects during a long poll ends the context of Schedule. A task that is
+// admitted nevertheless is completed, unless the caller can ask for the task again.
 func TestCallerLeaves(t *testing.T) {
 	for _, c := range []struct {
 		body string
-		said []string
+		calls []string
 	}{
 		{`{"estimated_tokens":5,"max_wait_ms":300000}`, []string{"schedule / 5 id= pool= model= wait=5m0s", "complete /late 0"}},
 		{`{"estimated_tokens":5,"max_wait_ms":300000,"request_id":"r"}`, []string{"schedule / 5 id=r pool= model= wait=5m0s"}},
 	} {
 		entered, left := make(chan struct{}), make(chan struct{})
-		d := &desk{schedule: func(ctx context.Context) (api.ScheduleAnswer, *openai.Error) {
+		d := &fakeTasks{schedule: func(ctx context.Context) (api.ScheduleAnswer, *openai.Error) {
 			close(entered)
 			<-ctx.Done()
 			return api.ScheduleAnswer{Model: "m", TaskID: "late"}, nil
@@ -303,7 +305,7 @@ func TestCallerLeaves(t *testing.T) {
 		conn.Close()
 		<-left
 		s.Close()
-		if diff := cmp.Diff(c.said, d.said); diff != "" {
+		if diff := cmp.Diff(c.calls, d.calls); diff != "" {
 			t.Error(diff)
 		}
 	}

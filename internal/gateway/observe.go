@@ -110,9 +110,9 @@ func firstToken(e telemetry.Entry) time.Duration {
 }
 
 func running(e telemetry.Entry) dispatch.Running {
-	tokens, _ := strconv.Atoi(e.Notes[headers.NoteTokens]) // 0 where nothing was noted
+	tokens, _ := strconv.Atoi(e.Notes[headers.MetadataTokens]) // 0 where nothing was noted
 	return dispatch.Running{Place: dispatch.Place{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
-		Tenant: e.Notes[headers.NoteTenant], Lease: e.Notes[headers.NoteLease], Tokens: tokens}
+		Tenant: e.Notes[headers.MetadataTenant], Lease: e.Notes[headers.MetadataLease], Tokens: tokens}
 }
 
 // blame says what the replica did wrong; 0 when nothing. What the client did (it left) is not the replica's doing. The log of

@@ -1,34 +1,41 @@
 package headers
 
-// Envoy's access log: xds says what is written, internal/telemetry reads it.
+// The names in Envoy's access log. Package xds configures what Envoy writes, and package
+// internal/telemetry reads it.
 const (
-	// LogRequests has a record for every request at its end, and periodic ones while it runs.
+	// LogRequests is the log with a record of every request at its end. It also has records of
+	// requests that still run, written at intervals.
 	LogRequests = "sluice_requests"
-	// LogAttempts has records of upstream attempts that failed and of those that followed a failed one, sent at once. A request
-	// that succeeds at its first try has none.
+	// LogAttempts is the log of attempts that failed and of attempts that followed a failed one.
+	// Envoy sends each record at once. A request whose first attempt succeeds has no record.
 	LogAttempts = "sluice_attempts"
-	// TagReplica is the id of the replica, from the endpoint's metadata, in both logs.
+	// TagReplica is the tag with the id of the replica, which comes from the endpoint's metadata.
+	// Both logs have it.
 	TagReplica = "sluice_replica"
-	// TagFirstByte is the time from the first byte of the request to the first byte of the response's body in microseconds,
-	// "-" when there was none.
+	// TagFirstByte is the tag with the time from the first byte of the request to the first byte of
+	// the response's body, in microseconds. It is "-" if the response has no body.
 	TagFirstByte = "sluice_first_byte_us"
-	// DetailsPrefix begins the response code details of every answer that ext_proc gave; the error's code follows.
+	// DetailsPrefix begins the response code details of every answer that ext_proc gave. The code
+	// of the error follows.
 	DetailsPrefix = "sluice_"
 )
 
-// Metadata is the namespace of all that Sluice puts into Envoy's metadata: the replica's id on an endpoint, the body limit on a
-// route, and what ext_proc notes about a request.
+// Metadata is the namespace of everything that Sluice puts into Envoy's metadata: the id of the
+// replica on an endpoint, the body limit on a route, and the dynamic metadata that ext_proc sets on
+// a request.
 const Metadata = "sluice"
 
-// MetadataUsage is the namespace of the typed metadata in which Envoy tells what a response has cost (envoy.data.ai.v3.TokenUsage).
+// MetadataUsage is the namespace of the typed metadata in which Envoy reports the token usage of a
+// response (envoy.data.ai.v3.TokenUsage).
 const MetadataUsage = "sluice_usage"
 
-// What ext_proc notes about a request.
+// The dynamic metadata that ext_proc sets on a request.
 const (
-	// NoteTenant is who calls.
-	NoteTenant = "tenant"
-	// NoteLease is the id of the lease that the request holds; a gateway that was restarted resumes it.
-	NoteLease = "lease"
-	// NoteTokens is how many tokens the request was estimated to cost.
-	NoteTokens = "tokens"
+	// MetadataTenant is the name of the tenant.
+	MetadataTenant = "tenant"
+	// MetadataLease is the id of the lease of the request. A gateway that was restarted resumes the
+	// lease.
+	MetadataLease = "lease"
+	// MetadataTokens is the number of tokens that the request was estimated to cost.
+	MetadataTokens = "tokens"
 )

@@ -1,56 +1,65 @@
-// Package headers is the one list of the names through which Sluice and its Envoy understand each other: headers, clusters, and
-// what the access log tells. The filter that decides (extproc) writes them, the routes that Envoy is given (xds) match them, the bootstrap
-// (envoy) defines the two clusters that lead back to Sluice.
+// Package headers is the one list of the names that Sluice and its Envoy share: headers, clusters,
+// metadata and the access log. Package extproc uses it to set headers, xds to match them in routes,
+// envoy to define clusters, and telemetry to read the access log.
 package headers
 
 import "strings"
 
-// Headers that only Sluice may set. Envoy removes them from every client's request.
+// The headers that only Sluice may set. Envoy removes them from every request of a client.
 const (
-	// Cluster names the Envoy cluster of the chosen model. Inference routes match nothing without it.
+	// Cluster is the name of the Envoy cluster of the chosen model. No route to a replica matches a
+	// request without it.
 	Cluster = "x-sluice-cluster"
-	// Endpoint is the ordered list of replicas, ip:port,ip:port, that Envoy's override_host policy follows.
+	// Endpoint is the ordered list of replicas, "ip:port,ip:port", that Envoy's override_host
+	// policy follows.
 	Endpoint = "x-gateway-destination-endpoint"
 	// Stream is "1" on requests that ask for a streamed response.
 	Stream = "x-sluice-stream"
-	// ClientTimeout is "1" when it is the client's own timeout that bounds the response.
+	// ClientTimeout is "1" on requests whose response is bounded by a timeout that the client set.
 	ClientTimeout = "x-sluice-client-timeout"
-	// Tenant is who calls, for Sluice's own handlers behind ext_authz.
+	// Tenant is the name of the tenant, for Sluice's own handlers behind ext_authz.
 	Tenant = "x-sluice-tenant"
-	// Key is the digest of the key that the caller has shown, for handlers whose connections may outlive it.
+	// Key is the digest of the caller's API key. Handlers of long connections use it to notice a
+	// key that was revoked.
 	Key = "x-sluice-key"
-	// Ticket stands for a decision that was already taken.
-	Ticket = "x-sluice-ticket"
-	// Patient says, of a request that another gateway has passed on, that its client may take nothing for as long as it likes: stream.Call.Patient.
+	// Handoff is the token of a request that ext_proc has handed to the relay. The relay claims the
+	// request with it, once.
+	Handoff = "x-sluice-ticket"
+	// Patient is on requests that another gateway has forwarded. It means that the client may read
+	// nothing for any length of time, see relay.Call.Patient.
 	Patient = "x-sluice-patient"
-	// Forwarded is on requests that another gateway has passed on. They are not passed on again.
+	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
+	// again.
 	Forwarded = "x-sluice-forwarded"
-	// Observe is "1" on requests whose first token Sluice wants to hear of at once.
+	// Observe is "1" on requests whose first token Envoy reports to Sluice at once.
 	Observe = "x-sluice-observe"
-	// Usage is "1" on requests whose tokens are to be counted from the response.
+	// Usage is "1" on requests whose token usage Envoy reads from the response.
 	Usage = "x-sluice-usage"
 )
 
-// Headers on responses.
+// Headers of responses.
 const (
 	// Source says which side answered: SourceGateway or SourceEngine.
 	Source = "x-sluice-source"
 	// Replica is the id of the replica that answered.
 	Replica = "x-sluice-replica"
-	// RequestID is Envoy's own id of a request. It is never an identity: clients cannot choose it.
+	// RequestID is Envoy's own id of a request. Sluice never takes it for the client's id of a
+	// request, since clients cannot choose it.
 	RequestID = "x-request-id"
-	// OriginalPath is Envoy's own name for the path of a request before it was changed for an upstream.
+	// OriginalPath is Envoy's own header with the path of a request before Envoy changed the path
+	// for an upstream.
 	OriginalPath = "x-envoy-original-path"
 )
 
-// Values of the Source header.
+// The values of the header Source.
 const (
 	SourceGateway = "gateway"
 	SourceEngine  = "engine"
 )
 
-// What a tenant has left of its limits a minute, on responses of engines. ext_proc notes each under its header's name in the namespace
-// Metadata, with its answer to the request's body; Envoy puts those that are noted on the response and leaves out the others.
+// What remains of a tenant's limits per minute, on responses of engines. ext_proc sets each value
+// in the dynamic metadata of the request, under the name of the header in the namespace Metadata.
+// Envoy puts the headers that have a value on the response and leaves out the others.
 const (
 	LimitRequests     = "x-ratelimit-limit-requests"
 	RemainingRequests = "x-ratelimit-remaining-requests"
@@ -60,69 +69,80 @@ const (
 	ResetTokens       = "x-ratelimit-reset-tokens"
 )
 
-// RateLimits lists the headers of what a tenant has left.
+// RateLimits lists the headers that tell what remains of a tenant's limits.
 func RateLimits() []string {
 	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens}
 }
 
-// How Envoy's observer is told from the ext_proc that decides, and how it names its request.
+// The names by which Sluice recognises the ext_proc exchanges of the filter that observes first
+// tokens.
 const (
-	// Role is gRPC metadata of an ext_proc exchange.
+	// Role is the gRPC metadata key of an ext_proc exchange that names the filter's role.
 	Role = "x-sluice-role"
-	// RoleObserver is its value on the exchanges of the filter that tells of a first token.
+	// RoleObserver is the value of Role for the filter that observes first tokens. The filter that
+	// decides sends no Role.
 	RoleObserver = "observer"
-	// AttributeRequestID is Envoy's attribute that the observer's message has: the value of the RequestID header.
+	// AttributeRequestID is the Envoy attribute in the observer's message whose value is that of
+	// the header RequestID.
 	AttributeRequestID = "request.id"
 )
 
-// Request options of clients.
+// The headers by which clients set options of a request.
 const (
-	// IdempotencyKey is the same as the body field request_id.
+	// IdempotencyKey means the same as the field request_id of the body.
 	IdempotencyKey = "idempotency-key"
-	// Timeout is the same as the body field timeout_ms.
+	// Timeout means the same as the field timeout_ms of the body.
 	Timeout = "x-sluice-timeout-ms"
-	// Priority is how urgent the request is: interactive, default or batch. Behind ext_authz it is what the tenant's key allows.
+	// Priority is the priority that the client asks for: interactive, default or batch. Behind
+	// ext_authz it is the priority that the key allows.
 	Priority = "x-sluice-priority"
-	// TaskID names a task of the client's, which the request then belongs to.
+	// TaskID is the id of a task of the batch API that the request belongs to.
 	TaskID = "x-sluice-task-id"
-	// Heartbeat says which form heartbeats of a managed stream have: HeartbeatChunk, or comments.
+	// Heartbeat is the form of the heartbeats of a managed stream: HeartbeatChunk, or anything else
+	// for comments.
 	Heartbeat = "x-sluice-heartbeat"
 	// HeartbeatChunk asks for chunks without content, for clients that cannot read comments.
 	HeartbeatChunk = "chunk"
 )
 
-// Clusters.
+// The Envoy clusters that lead to Sluice itself, and one that leads nowhere.
 const (
-	// ControlCluster is Sluice's gRPC listener: ext_proc, ext_authz, xDS, access log.
+	// ControlCluster is Sluice's gRPC listener for Envoy: ext_proc, ext_authz, xDS and the access
+	// log.
 	ControlCluster = "sluice_control"
-	// APICluster is Sluice's HTTP listener for what it answers itself on Envoy's listener.
+	// APICluster is Sluice's HTTP listener for the routes that package internal/api answers.
 	APICluster = "sluice_api"
-	// RelayCluster is Sluice's HTTP listener for managed streams: the relay, /v1/realtime and /v1/streams.
+	// RelayCluster is Sluice's HTTP listener for managed streams: the relay, /v1/realtime and
+	// /v1/streams.
 	RelayCluster = "sluice_relay"
 	// GRPCCluster is Sluice's gRPC listener for clients: llm.v1.Inference.
 	GRPCCluster = "sluice_grpc"
-	// UndecidedCluster exists nowhere: a request that no decision was taken for is routed to it and so becomes a 503.
+	// UndecidedCluster does not exist in Envoy. A request that ext_proc has not decided is routed
+	// to it and becomes a 503.
 	UndecidedCluster = "sluice_undecided"
 )
 
-// Internal lists the headers that are removed from clients' requests.
+// Internal lists the headers that Envoy removes from the requests of clients.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Ticket, Forwarded, Patient,
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Handoff, Forwarded, Patient,
 		Observe, Usage}
 }
 
 const modelPrefix = "model/"
 
-// groupMark stands between a model and a group in the name of a cluster. In the name of a model it is doubled.
+// groupMark separates the model from the group in the name of a cluster. In the name of a model the
+// mark is doubled.
 const groupMark = "#"
 
-// ModelCluster is the name of a model's Envoy cluster: that of the replicas which are called plainly.
+// ModelCluster returns the name of the Envoy cluster of a model's replicas that have no transport
+// settings of their own.
 func ModelCluster(model string) string {
 	return modelPrefix + strings.ReplaceAll(model, groupMark, groupMark+groupMark)
 }
 
-// GroupCluster is the name of the cluster of a model's replicas that are called in a way of their own, or ModelCluster for the group
-// without a name. A group's name does not begin with a groupMark.
+// GroupCluster returns the name of the cluster of a group: replicas of a model that share transport
+// settings of their own. The group "" is ModelCluster. The name of a group does not begin with
+// groupMark.
 func GroupCluster(model, group string) string {
 	if group == "" {
 		return ModelCluster(model)
@@ -130,7 +150,8 @@ func GroupCluster(model, group string) string {
 	return ModelCluster(model) + groupMark + group
 }
 
-// ClusterModel is the model that an Envoy cluster belongs to; false for clusters that belong to none.
+// ClusterModel returns the model that an Envoy cluster belongs to. It returns false for clusters
+// that belong to no model.
 func ClusterModel(cluster string) (model string, ok bool) {
 	name, ok := strings.CutPrefix(cluster, modelPrefix)
 	if !ok || !strings.Contains(name, groupMark) {
@@ -142,7 +163,8 @@ func ClusterModel(cluster string) (model string, ok bool) {
 		b.WriteString(before)
 		rest, doubled := strings.CutPrefix(after, groupMark)
 		if !doubled {
-			return b.String(), true // what follows the mark is the group
+			// What follows a single mark is the group.
+			return b.String(), true
 		}
 		b.WriteString(groupMark)
 		name = rest

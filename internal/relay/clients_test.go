@@ -24,7 +24,7 @@ func TestClientOfAChunkedBodyLeaves(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.url+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
-	request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
+	request.Header.Set(headers.Handoff, b.offer(hello, "", "/v1/chat/completions"))
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestBodyThatIsNotWhole(t *testing.T) {
 	b := newBench(t, setup{handler: counted(&calls, script(done))})
 	for _, body := range []string{hello[1:], hello + " "} {
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
-		request.Header.Set(headers.Ticket, b.offer(hello, "", "/v1/chat/completions"))
+		request.Header.Set(headers.Handoff, b.offer(hello, "", "/v1/chat/completions"))
 		r, err := http.DefaultTransport.RoundTrip(request)
 		if err != nil {
 			t.Fatal(err)
@@ -265,7 +265,7 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))
 		ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Entry: b, Foreseen: true}})
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
-		request.Header.Set(headers.Ticket, ticket)
+		request.Header.Set(headers.Handoff, ticket)
 		if r, err = http.DefaultTransport.RoundTrip(request); err != nil {
 			t.Fatal(err)
 		}

@@ -226,7 +226,7 @@ func TestStreamOfTranscription(t *testing.T) {
 	ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/audio/transcriptions", Received: time.Now(), Entry: b,
 		Scan: openai.Request{Endpoint: openai.Transcriptions, Model: "m", Stream: true, Size: len(hello)}}})
 	request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/audio/transcriptions", strings.NewReader(hello))
-	request.Header.Set(headers.Ticket, ticket)
+	request.Header.Set(headers.Handoff, ticket)
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ func asForwarded(there *http.Request, c *Call) *http.Request {
 	if c.Patient {
 		there.Header.Set(headers.Patient, "1")
 	}
-	there.Header.Del(headers.Ticket)
+	there.Header.Del(headers.Handoff)
 	return there
 }
 

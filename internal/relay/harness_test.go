@@ -182,7 +182,7 @@ func (b *bench) open(body string, more ...string) *http.Response {
 		}
 		request.Header.Set(name, value)
 	}
-	request.Header.Set(headers.Ticket, b.offer(body, id, "/v1/chat/completions"+query))
+	request.Header.Set(headers.Handoff, b.offer(body, id, "/v1/chat/completions"+query))
 	request.Header.Set("content-type", "application/json")
 	response, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {

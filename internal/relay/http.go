@@ -40,7 +40,7 @@ const streamsPath = "/v1/streams/"
 
 // serveInference carries a request that ext_proc has given a ticket.
 func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
-	offer, ok := r.accept(req.Header.Get(headers.Ticket))
+	offer, ok := r.accept(req.Header.Get(headers.Handoff))
 	if !ok {
 		fail(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
 		return

@@ -164,7 +164,7 @@ func (q *Request) apply(e Entry) {
 	}
 	q.Upstream, q.Attempts = e.Upstream, max(q.Attempts, e.Attempts)
 	q.Stream = q.Stream || e.Streamed
-	if tenant := e.Notes[headers.NoteTenant]; tenant != "" {
+	if tenant := e.Notes[headers.MetadataTenant]; tenant != "" {
 		q.Tenant = tenant
 	}
 	q.BytesIn, q.BytesOut = max(q.BytesIn, e.BytesIn), e.BytesOut

@@ -121,7 +121,7 @@ func TestRequestLogTellsNoSecret(t *testing.T) {
 	t.Parallel()
 	e := final("a")
 	e.Path, e.Details = "/v1/secret", "secret"
-	e.Notes = map[string]string{headers.NoteTenant: "acme", headers.NoteLease: "secret"}
+	e.Notes = map[string]string{headers.MetadataTenant: "acme", headers.MetadataLease: "secret"}
 	for _, line := range lines(t, "info", true, e) {
 		for field, value := range line {
 			if s, ok := value.(string); ok && strings.Contains(s, "secret") {

@@ -61,12 +61,12 @@ func TestUsage(t *testing.T) {
 		if diff := cmp.Diff(c.want, e.Usage); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
-		if e.Notes[headers.NoteTenant] != "acme" {
+		if e.Notes[headers.MetadataTenant] != "acme" {
 			t.Errorf("%s: the notes became %v", name, e.Notes)
 		}
 		// What is not over has no usage, whatever the record has.
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_DownstreamPeriodic
-		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (Usage{}) || soFar.Notes[headers.NoteTenant] != "acme" {
+		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (Usage{}) || soFar.Notes[headers.MetadataTenant] != "acme" {
 			t.Errorf("%s: so far %+v", name, soFar)
 		}
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_UpstreamEnd

@@ -112,7 +112,7 @@ func TestForwardRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{"x-owner": a.ID(), headers.Tenant: "acme", headers.Priority: "batch", headers.RequestID: "r-1",
-		"last-event-id": "7", "authorization": "Bearer key", "x-api-key": "key", "api-key": "key", headers.Ticket: "ticket", headers.Cluster: "model/x",
+		"last-event-id": "7", "authorization": "Bearer key", "x-api-key": "key", "api-key": "key", headers.Handoff: "ticket", headers.Cluster: "model/x",
 		"user-agent": "test", "accept-encoding": "identity"} {
 		r.Header.Set(name, value)
 	}
