@@ -141,7 +141,7 @@ func packageComment(t *testing.T, p goPackage) string {
 }
 
 var (
-	sentenceEnd = regexp.MustCompile(`[.:!?]["')\]]*(\s|$)`)
+	sentenceEnd = regexp.MustCompile(`[.!?]["')\]]*(\s|$)`)
 	// useWord is a verb that tells who uses a package.
 	useWord = regexp.MustCompile(`\b(uses?|used|imports?|imported|runs?|calls?|called|starts?|started)\b`)
 )
