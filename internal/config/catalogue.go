@@ -9,19 +9,22 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Catalogue lists the engines that models may name: the built-in ones, and over them the file's own. It must not be changed.
+// Catalogue returns the engines that models may name: the built-in ones, overridden and extended by
+// those of the file and of objects. The caller must not change it.
 func (c *Config) Catalogue() []engines.Engine { return c.catalogue }
 
-// catalogueFor is what a model picks from. The file's models get nothing of what objects say: who may write an engine could else have them run
-// any program, on this host and with their secrets, by another version of their engine.
+// catalogueFor returns the engines that a model chooses from. Models of the file do not see the
+// engines of objects. Otherwise, whoever may write an Engine object could make the models of the
+// file run any program, on this node and with their secrets.
 func (c *Config) catalogueFor(m Model) []engines.Engine {
-	isIt := func(other Model) bool { return other.Name == m.Name }
-	if slices.ContainsFunc(c.Models[len(c.Models)-c.guestModels:], isIt) {
+	sameName := func(other Model) bool { return other.Name == m.Name }
+	if slices.ContainsFunc(c.Models[len(c.Models)-c.objectModels:], sameName) {
 		return c.catalogue
 	}
 	return c.ownCatalogue
 }
 
+// catalogue returns the built-in engines, overridden and extended by own.
 func catalogue(own []Engine) []engines.Engine {
 	catalogue := engines.Builtin()
 	for _, e := range own {
@@ -37,7 +40,7 @@ func catalogue(own []Engine) []engines.Engine {
 	return catalogue
 }
 
-// withVersion puts a version in the place of the one of the same name, or last.
+// withVersion replaces the version of the same name by v, or appends v.
 func withVersion(versions []engines.Version, v engines.Version) []engines.Version {
 	i := slices.IndexFunc(versions, func(known engines.Version) bool { return known.Version == v.Version })
 	if i < 0 {
@@ -47,7 +50,7 @@ func withVersion(versions []engines.Version, v engines.Version) []engines.Versio
 	return versions
 }
 
-// definition is the version as the catalogue has it.
+// definition returns the version in the form of the catalogue.
 func (v EngineVersion) definition() engines.Version {
 	return engines.Version{
 		Version:       v.Version,
@@ -68,35 +71,45 @@ func (v EngineVersion) definition() engines.Version {
 	}
 }
 
-// CheckKubernetes holds what the file's own engines say of Kubernetes against check, which can render it, and returns the faults that it finds.
+// CheckKubernetes calls check for every engine version of the file and returns the faults of field
+// kubernetes that check finds. check renders that field; it lives in the launcher for Kubernetes.
 func (c *Config) CheckKubernetes(check func(engines.Version) error) Faults {
 	d := newDecoder(c.name)
-	d.read(d.document(c.source), new(Config)) // for the lines
+	d.read(d.parseDocument(c.source), new(Config)) // records the lines
 	d.faults = nil
 	for i, engine := range c.Engines {
 		for j, version := range engine.Versions {
 			if err := check(version.definition()); err != nil {
-				message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "kubernetes: "), "\n", "; ")
-				if place, ok := strings.CutPrefix(message, "kubernetes:"); ok { // as text/template names lines
-					message = "its line " + place
-				}
-				d.fault(path{"engines"}.item(i).field("versions").item(j).field("kubernetes"), "%s", message)
+				d.faultf(path{"engines"}.item(i).field("versions").item(j).field("kubernetes"), "%s", templateFault(err))
 			}
 		}
 	}
 	return d.faults
 }
 
-// OtherNames are the aliases and the adapters: what the model may be asked for by, beside its name.
+// templateFault returns an error of rendering the field kubernetes as the message of a fault.
+// text/template begins its errors with kubernetes:LINE, where LINE counts from the first line of
+// the template.
+func templateFault(err error) string {
+	message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "kubernetes: "), "\n", "; ")
+	if rest, ok := strings.CutPrefix(message, "kubernetes:"); ok {
+		return "in the template, line " + rest
+	}
+	return message
+}
+
+// OtherNames returns the aliases and adapters of the model: the names, beside Name, that clients
+// may request it by.
 func (m Model) OtherNames() []string { return slices.Concat(m.Aliases, m.Adapters) }
 
-// Launched tells whether the model's replicas are launched by Sluice.
+// Launched tells whether Sluice launches the replicas of the model.
 func (m Model) Launched() bool {
 	return m.Launcher == engines.Local || m.Launcher == engines.Kubernetes
 }
 
-// Launch is the engine version that a launched model runs on, and what its replicas are started with, except for Host, Port and Sluice,
-// which the launcher knows. It is zero for a model that is not launched.
+// Launch returns the engine version of a launched model, and what its replicas are started with.
+// The fields Host, Port and Sluice are left to the launcher. Both results are zero for a model that
+// is not launched.
 func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
 	if !m.Launched() {
 		return engines.Version{}, engines.Launch{}
@@ -105,6 +118,7 @@ func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
 	return version, c.launch(m)
 }
 
+// launch returns what the replicas of a launched model are started with.
 func (c *Config) launch(m Model) engines.Launch {
 	l := engines.Launch{Name: m.Name, Task: m.Task, Variables: m.Variables}
 	if m.Resources != nil {
@@ -121,7 +135,7 @@ func (c *Config) launch(m Model) engines.Launch {
 	return l
 }
 
-// registry finds a registry of the file, or the one that is always there.
+// registry returns the registry of that name: one of the file, or huggingface, which always exists.
 func (c *Config) registry(name string) (Registry, bool) {
 	for _, r := range c.Registries {
 		if r.Name == name {
@@ -134,6 +148,7 @@ func (c *Config) registry(name string) (Registry, bool) {
 	return Registry{}, false
 }
 
+// registryNames returns the names of all registries.
 func (c *Config) registryNames() []string {
 	names := []string{string(HuggingFace)}
 	for _, r := range c.Registries {
@@ -142,15 +157,16 @@ func (c *Config) registryNames() []string {
 	return names
 }
 
-// DiscoveredModel holds what applies to a model that was discovered on an upstream and is not in the file: the defaults.
+// DiscoveredModel returns the settings of a model that was discovered on an upstream and is not in
+// the file: the defaults.
 func DiscoveredModel() Model {
 	var m Model
 	d := newDecoder("")
-	d.structure(nil, reflect.ValueOf(&m).Elem(), nil)
+	d.decodeStruct(nil, reflect.ValueOf(&m).Elem(), nil)
 	m.Launcher = engines.Upstream
 	m.Replicas, m.Protocol, m.RerankAPI = Replicas{}, ProtocolHTTP, RerankOpenAI
 	k := &checker{decoder: d}
-	k.routing(nil, &m.Routing)
-	k.refused(nil, &m)
+	k.checkRouting(nil, &m.Routing)
+	k.checkUnhealthyOn(nil, &m)
 	return m
 }

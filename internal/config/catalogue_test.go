@@ -91,7 +91,7 @@ func TestDiscoveredModel(t *testing.T) {
 
 func TestNeedsRestart(t *testing.T) {
 	t.Parallel()
-	old := Default()
+	old := parsed(t, "")
 	for file, want := range map[string][]string{
 		"":                                 nil,
 		"listen: 127.0.0.1:1":              {"listen"},

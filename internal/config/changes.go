@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// NeedsRestart names the fields that differ in next and take effect only when Sluice is started again, as the file has them.
+// NeedsRestart returns the fields that differ in next and take effect only when Sluice is
+// restarted, by their names in the file.
 func (c *Config) NeedsRestart(next *Config) []string {
 	var names []string
 	old, changed := reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()
@@ -19,27 +20,27 @@ func (c *Config) NeedsRestart(next *Config) []string {
 	return names
 }
 
-// Warnings are things in a good file that are most likely not meant, a sentence each.
+// Warnings returns what is probably a mistake in a valid file, one sentence each.
 func (c *Config) Warnings() []string {
 	var warnings []string
 	switch {
 	case c.Auth.Mode == AuthNone && len(c.Tenants) > 0:
-		warnings = append(warnings, "auth.mode is none: everybody on this host may call, and the tenants and their keys are not looked at")
+		warnings = append(warnings, "auth.mode is none: everybody on this machine may call, and the tenants and their keys are ignored")
 	case c.Auth.Mode == AuthKeys && len(c.Tenants) == 0:
-		warnings = append(warnings, "auth.mode is keys and there is no tenant: nobody may call; `sluice keys new --tenant NAME` makes a key")
+		warnings = append(warnings, "auth.mode is keys and there is no tenant, so nobody may call: make a key with `sluice keys new --tenant NAME`")
 	}
 	if len(c.Models) == 0 && len(c.Upstreams) == 0 {
-		warnings = append(warnings, "there is no model and no upstream to find models on")
+		warnings = append(warnings, "there is no model, and no upstream to discover models on: add models or upstreams")
 	}
 	for _, u := range c.servers() {
 		if u.InsecureSkipVerify {
-			warnings = append(warnings, u.URL+" has insecure_skip_verify: whoever is on the way to it reads and changes everything")
+			warnings = append(warnings, u.URL+" has insecure_skip_verify: anyone on the network path can read and change everything; set ca_file instead")
 		}
 	}
 	return warnings
 }
 
-// servers lists the upstreams of all lists, each once.
+// servers returns the upstreams of the file and of its models, each once, sorted by URL.
 func (c *Config) servers() []Upstream {
 	all := slices.Clone(c.Upstreams)
 	for _, m := range c.Models {

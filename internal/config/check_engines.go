@@ -9,116 +9,123 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// engines checks the file's own engines and sets the catalogue that models pick from.
-func (k *checker) engines() {
+// checkEngines checks the engines of the file and builds the catalogues that models choose from.
+func (k *checker) checkEngines() {
 	var names []named
 	for i, engine := range k.config.Engines {
 		at := path{"engines"}.item(i)
 		names = append(names, named{engine.Name, at.field("name")})
-		k.name(at.field("name"), engine.Name)
-		if len(engine.Versions) == 0 && k.given(at.field("versions")) && k.sound(at.field("versions")) {
-			k.fault(at.field("versions"), "must have at least one version")
+		k.checkName(at.field("name"), engine.Name)
+		if len(engine.Versions) == 0 && k.isSet(at.field("versions")) && k.valid(at.field("versions")) {
+			k.faultf(at.field("versions"), "must have at least one version, is empty")
 		}
-		k.versions(at.field("versions"), engine.Versions)
+		k.checkVersions(at.field("versions"), engine.Versions)
 	}
-	k.unique(names)
+	k.checkUnique(names)
 	c := k.config
 	c.catalogue = catalogue(c.Engines)
-	if c.ownCatalogue = c.catalogue; c.guestEngines > 0 {
-		c.ownCatalogue = catalogue(c.Engines[:len(c.Engines)-c.guestEngines])
+	if c.ownCatalogue = c.catalogue; c.objectEngines > 0 {
+		c.ownCatalogue = catalogue(c.Engines[:len(c.Engines)-c.objectEngines])
 	}
 }
 
-func (k *checker) versions(at path, versions []EngineVersion) {
+// checkVersions checks the versions of one engine.
+func (k *checker) checkVersions(at path, versions []EngineVersion) {
 	var names []named
 	for i, version := range versions {
 		where := at.item(i)
 		names = append(names, named{version.Version, where.field("version")})
-		if len(version.Tasks) == 0 && k.given(where.field("tasks")) && k.sound(where.field("tasks")) {
-			k.fault(where.field("tasks"), "must name at least one task")
+		if len(version.Tasks) == 0 && k.isSet(where.field("tasks")) && k.valid(where.field("tasks")) {
+			k.faultf(where.field("tasks"), "must name at least one task, is empty")
 		}
 		for _, fault := range version.definition().Check() {
-			if field := where.below(nil, fault.Path); k.sound(where.field(fault.Path[0])) && k.sound(field) {
-				k.fault(field, "%s", fault.Reason)
+			if field := where.below(nil, fault.Path); k.valid(where.field(fault.Path[0])) && k.valid(field) {
+				k.faultf(field, "%s", fault.Reason)
 			}
 		}
 		for task := range version.TaskVariables {
 			if !slices.Contains(version.Tasks, task) {
-				k.fault(where.field("task_variables").field(string(task)), "is none of the version's tasks")
+				k.faultf(where.field("task_variables").field(string(task)), "is not a task of the version: add it to tasks, or remove it here")
 			}
 		}
 	}
-	k.unique(names)
+	k.checkUnique(names)
 }
 
-// registries checks where models come from.
-func (k *checker) registries() {
+// checkRegistries checks the registries and makes the paths of directories absolute.
+func (k *checker) checkRegistries() {
 	var names []named
 	for i := range k.config.Registries {
 		registry, at := &k.config.Registries[i], path{"registries"}.item(i)
 		names = append(names, named{registry.Name, at.field("name")})
-		k.name(at.field("name"), registry.Name)
+		k.checkName(at.field("name"), registry.Name)
 		where := at.field("path")
 		switch {
-		case !k.sound(where):
+		case !k.valid(where):
 		case registry.Kind == HuggingFace && registry.Path != "":
-			k.fault(where, "has no effect on a registry of kind huggingface")
+			k.rejectSet(where, "kind: huggingface")
 		case registry.Kind == HuggingFace && registry.Claim != "":
-			k.fault(at.field("claim"), "has no effect on a registry of kind huggingface")
+			k.rejectSet(at.field("claim"), "kind: huggingface")
 		case registry.Kind == Directory && registry.Path == "":
-			k.fault(where, "required for a registry of kind directory")
+			k.faultf(where, "required with kind: directory, and missing")
 		case registry.Claim != "":
-			k.claim(at, registry)
+			k.checkClaim(at, registry)
 		case registry.Kind == Directory:
-			registry.Path = k.resolve(registry.Path)
-			if stat, err := os.Stat(registry.Path); err != nil {
-				k.fault(where, "cannot be used: %s", reasonOf(err))
-			} else if !stat.IsDir() {
-				k.fault(where, "must be a directory")
-			}
+			registry.Path = k.absolutePath(registry.Path)
+			k.checkDirectory(where, registry.Path)
 		}
 	}
-	k.unique(names)
+	k.checkUnique(names)
 }
 
-// source checks that the model is there, as far as it can be known.
-func (k *checker) source(at path, m *Model) {
+// checkDirectory checks that a directory exists on this node.
+func (k *checker) checkDirectory(at path, name string) {
+	if stat, err := os.Stat(name); err != nil {
+		k.faultf(at, "cannot be used: %s", reasonOf(err))
+	} else if !stat.IsDir() {
+		k.faultf(at, "must be a directory, is another kind of file")
+	}
+}
+
+// checkSource checks that the registry exists, and that the model exists in it as far as Sluice can
+// know.
+func (k *checker) checkSource(at path, m *Model) {
 	s := *m.Source
 	registry, ok := k.config.registry(s.Registry)
 	if !ok {
-		k.fault(at.field("registry"), "there is no registry %s; %s", shown(s.Registry), suggestion(s.Registry, k.config.registryNames()))
+		k.faultf(at.field("registry"), "there is no registry %s; %s", quoted(s.Registry), suggest(s.Registry, k.config.registryNames()))
 		return
 	}
 	where := at.field("name")
-	if s.Name == "" || !k.sound(where) {
+	if s.Name == "" || !k.valid(where) {
 		return
 	}
 	if registry.Kind == HuggingFace {
 		if strings.ContainsAny(s.Name, " \t\r\n\\") || strings.HasPrefix(s.Name, "/") || strings.HasPrefix(s.Name, "-") {
-			k.fault(where, "must be an id such as org/name")
+			k.faultf(where, "must be an id such as org/name, is %s", quoted(s.Name))
 		}
 		return
 	}
 	if !filepath.IsLocal(s.Name) {
-		k.fault(where, "must be a path below the registry's directory, without ..")
+		k.faultf(where, "must be a path below the registry's directory, without .., is %s", quoted(s.Name))
 		return
 	}
 	if m.Launcher == engines.Kubernetes {
 		if registry.Claim == "" {
-			k.fault(at.field("registry"), "registry %s has no claim: on Kubernetes a directory is one of a PersistentVolumeClaim", shown(s.Registry))
+			k.faultf(at.field("registry"), "registry %s has no claim: set claim to the PersistentVolumeClaim that holds its directory on Kubernetes", quoted(s.Registry))
 		}
 		return
 	}
-	if _, err := os.Stat(filepath.Join(registry.Path, s.Name)); err != nil && k.soundRegistry(s.Registry) {
-		k.fault(where, "is not in the registry's directory: %s", reasonOf(err))
+	if _, err := os.Stat(filepath.Join(registry.Path, s.Name)); err != nil && k.registryPathValid(s.Registry) {
+		k.faultf(where, "does not exist in the registry's directory: %s", reasonOf(err))
 	}
 }
 
-// soundRegistry tells whether the path of a registry has no fault of its own.
-func (k *checker) soundRegistry(name string) bool {
+// registryPathValid tells whether the path of a registry has no fault of its own.
+func (k *checker) registryPathValid(name string) bool {
 	for i, r := range k.config.Registries {
 		if r.Name == name {
-			return k.sound(path{"registries"}.item(i).field("path"))
+			return k.valid(path{"registries"}.item(i).field("path"))
 		}
 	}
 	return true

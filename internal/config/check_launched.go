@@ -1,30 +1,30 @@
 package config
 
 import (
+	"cmp"
 	"maps"
-	"net/netip"
-	"path/filepath"
-	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// local checks a model that is launched on this host, or on one that has joined.
-func (k *checker) local(at path, m *Model) {
+// checkLocalModel checks a model with launcher local: its replicas run on this node, or on one that
+// joined.
+func (k *checker) checkLocalModel(at path, m *Model) {
 	for _, field := range []string{"gpu_resource", "secrets"} {
-		k.noEffect(at.field(field), "launcher: local")
+		k.rejectSet(at.field(field), "launcher: local")
 	}
-	where, labels := at.field("cluster"), k.labels()
-	if m.Cluster != "" && k.sound(where) && !slices.Contains(labels, m.Cluster) {
-		k.fault(where, "is a label of no node in nodes; %s", suggestion(m.Cluster, labels))
+	where, labels := at.field("cluster"), k.nodeLabels()
+	if m.Cluster != "" && k.valid(where) && !slices.Contains(labels, m.Cluster) {
+		k.faultf(where, "no node in nodes has the label %s; %s", quoted(m.Cluster), suggest(m.Cluster, labels))
 	}
-	k.launched(at, m)
+	k.checkLaunchedModel(at, m)
 }
 
-// labels are those of all nodes.
-func (k *checker) labels() []string {
+// nodeLabels returns the labels of all nodes, sorted, each once.
+func (k *checker) nodeLabels() []string {
 	var all []string
 	for _, n := range k.config.Nodes {
 		all = append(all, n.Labels...)
@@ -33,111 +33,184 @@ func (k *checker) labels() []string {
 	return slices.Compact(all)
 }
 
-// nodes checks what is said of hosts.
-func (k *checker) nodes() {
+// checkNodes checks the names and labels of nodes.
+func (k *checker) checkNodes() {
 	var names []named
 	for i, n := range k.config.Nodes {
 		at := path{"nodes"}.item(i)
 		names = append(names, named{n.Name, at.field("name")})
-		k.name(at.field("name"), n.Name)
+		k.checkName(at.field("name"), n.Name)
 		for j, label := range n.Labels {
-			k.name(at.field("labels").item(j), label)
+			k.checkName(at.field("labels").item(j), label)
 		}
 	}
-	k.unique(names)
+	k.checkUnique(names)
 }
 
-// control checks where hosts join.
-func (k *checker) control(others ...netip.AddrPort) {
-	at := path{"control"}
-	if k.config.Control == "" {
+// checkLaunchedModel checks what launcher local and launcher kubernetes have in common. It returns
+// the engine version of the model, and whether the model has no fault.
+func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) {
+	if where := at.field("upstreams"); k.isSet(where) && k.valid(where) {
+		k.faultf(where, "has no effect with launcher: %s; remove it, or set launcher: upstream", m.Launcher)
+	}
+	k.checkReplicas(at.field("replicas"), &m.Replicas)
+	k.checkResources(at, m)
+	k.checkEnv(at.field("env"), m.Env)
+	version, ok := k.resolveVersion(at, m)
+	if !ok {
+		return version, false
+	}
+	k.checkTask(at.field("task"), m, version)
+	m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, Protocol(version.Protocol)), cmp.Or(m.RerankAPI, RerankAPI(version.RerankAPI))
+	before := len(k.faults)
+	k.checkModelSource(at.field("source"), m, version)
+	k.checkVariables(at.field("variables"), m, version)
+	if before < len(k.faults) || !k.valid(at.field("source")) {
+		return version, false
+	}
+	launch := k.config.launch(*m)
+	launch.Host, launch.Port, launch.Sluice = "127.0.0.1", 65535, "sluice"
+	if _, err := version.Render(launch); err != nil {
+		k.faultf(at.field("variables"), "give no command for engine %s: %v", engineTitle(m), err)
+	} else if _, err := version.RenderEnv(launch); err != nil {
+		k.faultf(at.field("variables"), "give no environment for engine %s: %v", engineTitle(m), err)
+	}
+	return version, before == len(k.faults)
+}
+
+// engineTitle returns the engine and version of a model for messages.
+func engineTitle(m *Model) string { return m.Engine + " " + m.Version }
+
+// resolveVersion finds the model's engine version and writes its name into the model. The second
+// result is false when there is no such version or when the version itself has a fault, which is
+// reported where it is defined.
+func (k *checker) resolveVersion(at path, m *Model) (engines.Version, bool) {
+	where := at.field("engine")
+	catalogue := k.config.ownCatalogue
+	if _, isObject := k.objects[at.key()]; isObject {
+		catalogue = k.config.catalogue
+	}
+	var known []string
+	for _, e := range catalogue {
+		known = append(known, e.Name)
+	}
+	i := slices.Index(known, m.Engine)
+	switch {
+	case !k.valid(where):
+		return engines.Version{}, false
+	case m.Engine == "":
+		k.faultf(where, "required with launcher: %s, and missing; known are %s", m.Launcher, strings.Join(known, ", "))
+		return engines.Version{}, false
+	case i < 0:
+		k.faultf(where, "there is no engine %s; %s", quoted(m.Engine), suggest(m.Engine, known))
+		return engines.Version{}, false
+	}
+	version, ok := engines.Find(catalogue, m.Engine, m.Version)
+	if !ok {
+		var versions []string
+		for _, v := range catalogue[i].Versions {
+			versions = append(versions, v.Version)
+		}
+		k.faultf(at.field("version"), "engine %s has no version %s; %s", m.Engine, quoted(m.Version), suggest(m.Version, versions))
+		return version, false
+	}
+	m.Version = version.Version
+	key := m.Engine + " " + m.Version
+	valid, checked := k.versionValid[key]
+	if !checked {
+		valid = len(version.Check()) == 0
+		k.versionValid[key] = valid
+	}
+	return version, valid
+}
+
+// checkTask checks that the engine serves the task, or sets the default task.
+func (k *checker) checkTask(at path, m *Model, version engines.Version) {
+	if !k.valid(at) || len(version.Tasks) == 0 {
 		return
 	}
-	control, ok := k.address(at, &k.config.Control)
-	for _, other := range others {
-		if ok && other.IsValid() && control.Port() == other.Port() &&
-			(control.Addr() == other.Addr() || control.Addr().IsUnspecified() || other.Addr().IsUnspecified()) {
-			k.fault(at, "%s is taken by %s: choose another port", control, other)
-			return
+	tasks := make([]string, len(version.Tasks))
+	for i, t := range version.Tasks {
+		tasks[i] = string(t)
+	}
+	switch {
+	case m.Task == "":
+		m.Task = version.Tasks[0]
+	case !version.Serves(m.Task):
+		k.faultf(at, "engine %s does not serve %s; it serves %s", engineTitle(m), m.Task, strings.Join(tasks, ", "))
+	}
+}
+
+// checkModelSource checks that the model has a source if, and only if, the engine uses one.
+func (k *checker) checkModelSource(at path, m *Model, version engines.Version) {
+	used, needed := version.Source()
+	switch {
+	case m.Source == nil && needed:
+		k.faultf(at, "required, and missing: the command of engine %s uses {{.Model}}", engineTitle(m))
+	case m.Source != nil && !used:
+		k.rejectSet(at, "engine "+engineTitle(m)+", whose command does not use {{.Model}}")
+	case m.Source != nil:
+		k.checkSource(at, m)
+	}
+}
+
+// checkVariables checks a model's variables by the schema of its engine. Each fault is on the line
+// of the variable.
+func (k *checker) checkVariables(at path, m *Model, version engines.Version) {
+	if !k.valid(at) {
+		return
+	}
+	for _, fault := range version.CheckVariables(m.Task, m.Variables) {
+		where := at.below(m.Variables, fault.Path)
+		if len(fault.Known) > 0 {
+			k.faultf(where, "engine %s has no such variable; %s", engineTitle(m), suggest(fault.Path[len(fault.Path)-1], fault.Known))
+			continue
+		}
+		k.faultf(where, "%s", fault.Reason)
+	}
+}
+
+// below returns the path that leads from p down into value along names. value was read at p; its
+// shape tells which names are indexes of lists.
+func (p path) below(value any, names []string) path {
+	for _, name := range names {
+		switch v := value.(type) {
+		case []any:
+			i, _ := strconv.Atoi(name)
+			p, value = p.item(i), nil
+			if i < len(v) {
+				value = v[i]
+			}
+		case map[string]any:
+			p, value = p.field(name), v[name]
+		default:
+			p = p.field(name)
 		}
 	}
+	return p
 }
 
-// label is what Kubernetes takes for the names of most things (RFC 1123).
-var label = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-
-// kubernetes checks the section of that name.
-func (k *checker) kubernetes() {
-	section, at := k.config.Kubernetes, path{"kubernetes"}
-	if section == nil {
+// checkReplicas sets the default of max and checks that max is at least min.
+func (k *checker) checkReplicas(at path, r *Replicas) {
+	minimum, maximum := at.field("min"), at.field("max")
+	if !k.valid(minimum) || !k.valid(maximum) {
 		return
 	}
-	if section.Kubeconfig != "" {
-		section.Kubeconfig = k.resolve(section.Kubeconfig)
+	if !k.isSet(maximum) {
+		r.Max = max(r.Min, 1)
 	}
-	const longest = 20 // it goes before the names of models in those of Deployments
-	if !label.MatchString(section.Name) || len(section.Name) > longest {
-		k.fault(at.field("name"), "must be lower case letters, digits and -, at most %d", longest)
-	}
-	k.namespace(at.field("namespace"), section.Namespace)
-}
-
-func (k *checker) namespace(at path, name string) {
-	if name != "" && k.sound(at) && !label.MatchString(name) {
-		k.fault(at, "must be the name of a namespace: lower case letters, digits and -, at most 63")
+	if r.Max < r.Min {
+		k.faultf(maximum, "must be at least min, which is %d, is %d", r.Min, r.Max)
 	}
 }
 
-// onKubernetes checks a model that is launched on Kubernetes.
-func (k *checker) onKubernetes(at path, m *Model) {
-	if k.config.Kubernetes == nil {
-		k.fault(at.field("launcher"), "kubernetes needs the section kubernetes at the top of the file; kubernetes: {} takes what kubectl would take")
-	}
-	k.noEffect(at.field("evict"), "launcher: kubernetes, which has priority classes for that")
-	if _, namespace, ok := strings.Cut(m.Cluster, "/"); ok {
-		k.namespace(at.field("cluster"), namespace)
-	}
-	if gpu := at.field("resources").field("gpu"); m.Resources != nil && m.Resources.GPU > 0 && m.Resources.GPU < 1 && m.GPUResource == "" && k.sound(gpu) {
-		k.fault(gpu, "Kubernetes gives whole GPUs only; name the resource that stands for a shared one in gpu_resource, such as nvidia.com/gpu.shared")
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.Secrets)) {
-		where := at.field("secrets").field(name)
-		secret, key, ok := strings.Cut(m.Secrets[name], "/")
-		switch {
-		case !ok || secret == "" || key == "" || strings.Contains(key, "/"):
-			k.fault(where, "must be the name of a Secret and of its key, as in hf/token")
-		case m.Env[name] != "":
-			k.fault(where, "is in env too")
-		}
-	}
-	k.env(at.field("secrets"), m.Secrets)
-	if version, ok := k.launched(at, m); ok && version.Image == "" {
-		k.fault(at.field("engine"), "engine %s names no image, so it cannot be launched on Kubernetes", title(m))
-	}
-}
-
-// claim checks a directory that is on a volume of Kubernetes.
-func (k *checker) claim(at path, r *Registry) {
-	if !filepath.IsAbs(r.Path) && k.sound(at.field("path")) {
-		k.fault(at.field("path"), "must be absolute with a claim: it is where the volume is mounted")
-	}
-	if k.sound(at.field("claim")) && !label.MatchString(r.Claim) {
-		k.fault(at.field("claim"), "must be the name of a PersistentVolumeClaim")
-	}
-}
-
-// refused checks what makes a replica unhealthy.
-func (k *checker) refused(at path, m *Model) {
-	where := at.field("unhealthy_on")
-	if m.Launcher == engines.None || !k.sound(where) {
-		return
-	}
-	if k.given(where) && len(m.UnhealthyOn) == 0 {
-		k.fault(where, "must name at least one of connect, reset, 5xx, 503")
-	}
-	if !k.given(where) {
-		if m.UnhealthyOn = []Failure{FailConnect, Fail5xx}; m.Launcher == engines.Upstream {
-			m.UnhealthyOn = []Failure{FailConnect, FailReset, Fail5xx, Fail503}
+// checkEnv checks the names of an environment. No message shows a value, which may be a secret.
+func (k *checker) checkEnv(at path, env map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			k.faultf(at.field(name), "cannot be the name of an environment variable: it must not be empty and must not contain = or NUL")
+		} else if strings.Contains(env[name], "\x00") {
+			k.faultf(at.field(name), "must not hold a NUL character")
 		}
 	}
 }

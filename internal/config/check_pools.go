@@ -2,50 +2,53 @@ package config
 
 import "slices"
 
-// pools checks that a pool's models exist, and replaces aliases by the names of their models. It returns the names of the pools.
-func (k *checker) pools() []named {
+// checkPools checks that a pool's models exist, and replaces aliases by the names of their models.
+// It returns the names of the pools.
+func (k *checker) checkPools() []named {
 	var names []named
 	models, pools := k.modelNames(), k.poolNames()
 	for i := range k.config.Pools {
 		pool, at := &k.config.Pools[i], path{"pools"}.item(i)
 		names = append(names, named{pool.Name, at.field("name")})
-		k.name(at.field("name"), pool.Name)
+		k.checkName(at.field("name"), pool.Name)
 		where := at.field("models")
-		if len(pool.Models) == 0 && k.given(where) && k.sound(where) {
-			k.fault(where, "must name at least one model")
+		if len(pool.Models) == 0 && k.isSet(where) && k.valid(where) {
+			k.faultf(where, "must name at least one model, is empty")
 		}
 		var members []named
 		for j, model := range pool.Models {
-			if !k.poolModel(where.item(j), model, models, pools) {
+			if !k.checkPoolModel(where.item(j), model, models, pools) {
 				continue
 			}
 			pool.Models[j] = k.config.ModelName(model)
 			members = append(members, named{pool.Models[j], where.item(j)})
 		}
-		k.repeated(members, "model")
+		k.checkRepeated(members, "model")
 	}
 	return names
 }
 
-// poolModel checks that the model exists, as far as it can be known.
-func (k *checker) poolModel(at path, model string, models, pools []string) bool {
+// checkPoolModel checks that the model exists, as far as Sluice can know. It returns false for a
+// model with a fault.
+func (k *checker) checkPoolModel(at path, model string, models, pools []string) bool {
 	switch {
-	case !k.sound(at):
+	case !k.valid(at):
 		return false
 	case slices.Contains(models, model):
 		return true
 	case model == "" || model == "*":
-		k.fault(at, "must be the name or alias of a model")
+		k.faultf(at, "must be the name or alias of a model, is %s", quoted(model))
 	case slices.Contains(pools, model):
-		k.fault(at, "%s is a pool; a pool has models only", shown(model))
-	case k.discovers():
+		k.faultf(at, "must be the name or alias of a model, and %s is a pool", quoted(model))
+	case k.discoversModels():
 		return true
 	default:
-		k.fault(at, "there is no model %s; %s", shown(model), suggestion(model, models))
+		k.faultf(at, "there is no model %s; %s", quoted(model), suggest(model, models))
 	}
 	return false
 }
 
+// poolNames returns the names of all pools.
 func (k *checker) poolNames() []string {
 	var names []string
 	for _, p := range k.config.Pools {
@@ -54,7 +57,8 @@ func (k *checker) poolNames() []string {
 	return names
 }
 
-// ModelName is the name of the model that goes by this name or alias; a name of no model stays.
+// ModelName returns the name of the model that has this name, alias or adapter. It returns name
+// unchanged if no model in the file has it.
 func (c *Config) ModelName(name string) string {
 	for _, m := range c.Models {
 		if m.Name == name || slices.Contains(m.OtherNames(), name) {

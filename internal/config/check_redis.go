@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// redis checks the URL of Redis. It may hold a password, so no message repeats any of it. As no URL has several hosts, each is looked at
-// in a URL of its own.
-func (k *checker) redis(at path, text string) {
-	if text == "" || !k.sound(at) {
+// checkRedis checks the URL of Redis. It may contain a password, so no message repeats any part of
+// it. A URL cannot have several hosts, so each host is checked in a URL of its own.
+func (k *checker) checkRedis(at path, text string) {
+	if text == "" || !k.valid(at) {
 		return
 	}
 	scheme, rest, found := strings.Cut(text, "://")
 	if !found || scheme != "redis" && scheme != "rediss" {
-		k.fault(at, "must be a URL such as redis://127.0.0.1:6379/0, or rediss:// for TLS")
+		k.faultf(at, "must be a URL such as redis://127.0.0.1:6379/0, or rediss:// for TLS")
 		return
 	}
 	end := strings.IndexAny(rest, "/?#")
@@ -25,31 +25,31 @@ func (k *checker) redis(at path, text string) {
 	if !given {
 		user, hosts = "", user
 	}
-	if given && !validUser(user) {
-		k.fault(at, "must give a password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it")
+	if given && !validUserInfo(user) {
+		k.faultf(at, "must give the password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it")
 	}
 	servers := strings.Split(hosts, ",")
-	if !k.redisHosts(at, scheme, servers) {
+	if !k.checkRedisHosts(at, scheme, servers) {
 		return
 	}
 	u, err := url.Parse(scheme + "://" + servers[0] + rest[end:])
 	switch {
 	case err != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
-		k.fault(at, "must end with the host and port, or with the number of a database such as /0")
+		k.faultf(at, "must end with the host and port, or with the number of a database such as /0")
 	case len(servers) > 1 && u.Path != "" && u.Path != "/":
-		k.fault(at, "must have no database with several hosts, as a cluster has none")
+		k.faultf(at, "must have no database number with several hosts, because a Redis Cluster has none")
 	case !validDatabase(u.Path):
-		k.fault(at, "must end with the host and port, or with the number of a database such as /0")
+		k.faultf(at, "must end with the host and port, or with the number of a database such as /0")
 	}
 }
 
-// redisHosts checks that each host is one, and there once.
-func (k *checker) redisHosts(at path, scheme string, hosts []string) bool {
+// checkRedisHosts checks that each host is valid and occurs once.
+func (k *checker) checkRedisHosts(at path, scheme string, hosts []string) bool {
 	seen := map[string]bool{}
 	for _, host := range hosts {
 		u, err := url.Parse(scheme + "://" + host)
 		if err != nil || !validHost(u) {
-			k.fault(at, "must name its hosts as host or host:port, several with commas between them")
+			k.faultf(at, "must name its hosts as host or host:port, with commas between several")
 			return false
 		}
 		port := u.Port()
@@ -58,7 +58,7 @@ func (k *checker) redisHosts(at path, scheme string, hosts []string) bool {
 		}
 		server := strings.ToLower(u.Hostname()) + " " + port
 		if seen[server] {
-			k.fault(at, "must name each host once")
+			k.faultf(at, "must name each host once")
 			return false
 		}
 		seen[server] = true
@@ -66,9 +66,10 @@ func (k *checker) redisHosts(at path, scheme string, hosts []string) bool {
 	return true
 }
 
-// validUser tells whether text is user:password of a URL. A user without a password is most likely a password in the wrong place, and a
-// second @ a password that is not written as it must be, or one for each host.
-func validUser(text string) bool {
+// validUserInfo tells whether text is user:password of a URL. A user without a password is most
+// likely a password in the wrong place. A second @ is most likely a password that is not
+// percent-encoded, or a password for each host.
+func validUserInfo(text string) bool {
 	u, err := url.Parse("redis://" + text + "@h")
 	if err != nil || strings.Contains(text, "@") {
 		return false
@@ -77,7 +78,7 @@ func validUser(text string) bool {
 	return given && password != ""
 }
 
-// validDatabase tells whether the path of a URL is that of a database, or none.
+// validDatabase tells whether the path of a URL is empty or the number of a database.
 func validDatabase(name string) bool {
 	number := strings.TrimPrefix(name, "/")
 	if number == "" {

@@ -6,36 +6,38 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// mostGPUs is more than any host has.
-const mostGPUs = 64
+// maxGPUs is the largest number of GPUs of a replica. It is more than any node has.
+const maxGPUs = 64
 
-// visibleDevices is set by placement.
-const visibleDevices = "CUDA_VISIBLE_DEVICES"
+// cudaVisibleDevices is the environment variable by which a launcher tells a replica its GPUs.
+const cudaVisibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// resources checks what a replica takes. Whether this host has it is no fault of the file: it may come.
-func (k *checker) resources(at path, m *Model) {
+// checkResources checks the resources of a replica. It does not check that a node has them, because
+// a node may join later.
+func (k *checker) checkResources(at path, m *Model) {
 	if m.Resources == nil {
 		return
 	}
 	gpu, where := m.Resources.GPU, at.field("resources").field("gpu")
 	switch {
-	case !k.sound(where):
+	case !k.valid(where):
 	case gpu > 1 && gpu != math.Trunc(gpu):
-		k.fault(where, "must be a whole number of GPUs, or less than 1 for a share of one, is %v", gpu)
-	case gpu > mostGPUs:
-		k.fault(where, "must be at most %d, is %v", mostGPUs, gpu)
-	case gpu > 0 && gpu < smallestShare:
-		k.fault(where, "must be at least %v of a GPU, is %v", smallestShare, gpu)
+		k.faultf(where, "must be a whole number of GPUs, or less than 1 for a share of one GPU, is %v", gpu)
+	case gpu > maxGPUs:
+		k.faultf(where, "must be at most %d, is %v", maxGPUs, gpu)
+	case gpu > 0 && gpu < minGPUShare:
+		k.faultf(where, "must be at least %v of a GPU, is %v", minGPUShare, gpu)
 	}
-	if _, ok := m.Env[visibleDevices]; ok {
-		k.fault(at.field("env").field(visibleDevices), "has no effect with resources, which say what GPUs a replica gets")
+	if _, ok := m.Env[cudaVisibleDevices]; ok {
+		k.faultf(at.field("env").field(cudaVisibleDevices), "has no effect with resources, which assign the GPUs of a replica; remove it")
 	}
 }
 
-// smallestShare keeps sums of shares exact enough to be told from 1.
-const smallestShare = 0.001
+// minGPUShare is the smallest share of a GPU. Sums of smaller shares could not be told from 1
+// exactly.
+const minGPUShare = 0.001
 
-// Needs is the same as the launcher has it.
+// Needs returns the resources in the form that launchers use.
 func (r Resources) Needs() engines.Resources {
 	return engines.Resources{CPU: r.CPU, Memory: int64(r.Memory), GPU: r.GPU}
 }

@@ -20,10 +20,11 @@ import (
 
 const (
 	crdFile  = "../../examples/kubernetes/base/crds.yaml"
-	crdTitle = "# Made of the structs in internal/config by: go test ./internal/config -run TestCRDsAreCurrent -update\n"
+	crdTitle = "# Generated from the structs in internal/config by: go test ./internal/config -run TestCRDsAreCurrent -update\n"
 )
 
-// The custom resources have the fields of the file, and are made of the same structs.
+// TestCRDsAreCurrent checks that the committed custom resource definitions are those generated from
+// the structs of the file.
 func TestCRDsAreCurrent(t *testing.T) {
 	t.Parallel()
 	text := bytes.NewBufferString(crdTitle)
@@ -37,8 +38,9 @@ func TestCRDsAreCurrent(t *testing.T) {
 	golden(t, crdFile, text.Bytes())
 }
 
-// The objects in examples/kubernetes/models are what the cluster takes and what the gateway takes.
-func TestKubernetesExamplesAreTaken(t *testing.T) {
+// TestKubernetesExamplesAreAccepted checks the objects in examples/kubernetes/models against the
+// schemas of the cluster and with the gateway.
+func TestKubernetesExamplesAreAccepted(t *testing.T) {
 	t.Parallel()
 	checks := map[string]*jsonschema.Schema{"Engine": crdCheck(t, engineCRD(t)), "InferenceModel": crdCheck(t, modelCRD(t))}
 	files, err := filepath.Glob("../../examples/kubernetes/models/*.yaml")
@@ -57,7 +59,7 @@ func TestKubernetesExamplesAreTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	with, refused, err := c.With(objects)
+	with, refused, err := c.WithObjects(objects)
 	if err != nil || len(refused) > 0 {
 		t.Fatalf("refused: %v, %v", refused, err)
 	}
@@ -71,7 +73,7 @@ func TestKubernetesExamplesAreTaken(t *testing.T) {
 	}
 }
 
-// customResources reads a file of custom resources and holds them against their schemas.
+// customResources reads a file of custom resources and checks them by their schemas.
 func customResources(t *testing.T, file string, checks map[string]*jsonschema.Schema) []Object {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -104,7 +106,8 @@ func customResources(t *testing.T, file string, checks map[string]*jsonschema.Sc
 	return objects
 }
 
-// crdCheck compiles the schema of a custom resource. It takes unknown fields, as the schemas of clusters do.
+// crdCheck compiles the schema of a custom resource. It takes unknown fields, as the schemas of
+// clusters do.
 func crdCheck(t *testing.T, crd object) *jsonschema.Schema {
 	t.Helper()
 	text, err := json.Marshal(crd)
@@ -132,7 +135,8 @@ func crdCheck(t *testing.T, crd object) *jsonschema.Schema {
 	return c.MustCompile("mem:///crd")
 }
 
-// Every struct of the file is turned into a schema that clusters accept: each part of it has one type, or says that it has none.
+// Every struct of the file is turned into a schema that clusters accept: each part of it has one
+// type, or says that it has none.
 func TestCRDsAreStructural(t *testing.T) {
 	t.Parallel()
 	for _, crd := range []object{engineCRD(t), modelCRD(t)} {
@@ -142,6 +146,7 @@ func TestCRDsAreStructural(t *testing.T) {
 	}
 }
 
+// unstructural returns what makes the schema s at a path not structural.
 func unstructural(s object, at string) []string {
 	var faults []string
 	_, typed := s["type"].(string)
@@ -158,18 +163,20 @@ func unstructural(s object, at string) []string {
 		faults = append(faults, unstructural(property.(object), at+"."+name)...)
 	}
 	for _, word := range []string{"items", "additionalProperties"} {
-		if below, ok := s[word].(object); ok {
-			faults = append(faults, unstructural(below, at+"."+word)...)
+		if part, ok := s[word].(object); ok {
+			faults = append(faults, unstructural(part, at+"."+word)...)
 		}
 	}
 	return faults
 }
 
+// crdSchema returns the schema inside a custom resource definition.
 func crdSchema(crd object) object {
 	version := crd["spec"].(object)["versions"].([]any)[0].(object)
 	return version["schema"].(object)["openAPIV3Schema"].(object)
 }
 
+// modelCRD generates the definition of InferenceModel.
 func modelCRD(t *testing.T) object {
 	spec := specOf(t, reflect.TypeFor[Model]())
 	properties := spec["properties"].(object)
@@ -177,8 +184,8 @@ func modelCRD(t *testing.T) object {
 	launcher["enum"] = slices.DeleteFunc(launcher["enum"].([]any), func(v any) bool { return v == string(engines.Local) })
 	upstreams := properties["upstreams"].(object)
 	upstreams["items"] = object{"type": "string"}
-	upstreams["description"] = "upstreams are an upstream model's servers, each by its base URL (http://host:port, with or without /v1). Servers that need " +
-		"headers, keys or certificates are for the file."
+	upstreams["description"] = "upstreams are the servers of a model with launcher upstream, each by its base URL (http://host:port, with or without /v1). " +
+		"Servers that need headers, keys or certificates are only allowed in the file."
 	spec["x-kubernetes-validations"] = []any{
 		rule("!(!has(self.launcher) || self.launcher == 'kubernetes') || has(self.engine) && self.engine != ''", ".engine",
 			"required with launcher kubernetes, which is the default"),
@@ -187,40 +194,37 @@ func modelCRD(t *testing.T) object {
 	}
 	replicas := properties["replicas"].(object)
 	replicas["x-kubernetes-validations"] = []any{
-		rule("!has(self.max) || self.max >= (has(self.min) ? self.min : 1)", ".max", "must be at least min, which is 1 when it is not given"),
+		rule("!has(self.max) || self.max >= (has(self.min) ? self.min : 1)", ".max", "must be at least min, which is 1 by default"),
 	}
 	status := statusSchema()
 	maps.Copy(status["properties"].(object), object{
 		"phase": object{"type": "string", "enum": []any{"Pending", "Starting", "Ready", "Draining", "Failed", "Idle"},
-			"description": "Ready when a replica serves, Idle when there is none because nobody asks."},
-		"replicas":      count("Replicas that there are."),
-		"ready":         count("Replicas that serve."),
-		"desired":       count("Replicas that there should be."),
+			"description": "Ready: a replica serves. Idle: no replica runs because nobody requests the model."},
+		"replicas":      count("Number of replicas."),
+		"ready":         count("Number of replicas that serve."),
+		"desired":       count("Number of replicas that the scaling wants."),
 		"replicasReady": object{"type": "string", "description": "ready/desired"},
 	})
 	columns := []any{
 		column("Engine", ".spec.engine", 0), column("Version", ".spec.version", 0), column("Phase", ".status.phase", 0),
 		column("Ready", ".status.replicasReady", 0), age(), column("Message", ".status.message", 1),
 	}
-	return crd("InferenceModel", []any{"im"}, resourceSchema("A model that clients ask for: an item of models.", spec, status), columns)
+	return crd("InferenceModel", []any{"im"}, resourceSchema("A model that clients request: an item of models.", spec, status), columns)
 }
 
+// engineCRD generates the definition of Engine.
 func engineCRD(t *testing.T) object {
 	columns := []any{
 		column("Accepted", `.status.conditions[?(@.type=="Accepted")].status`, 0), age(), column("Message", ".status.message", 1),
 	}
-	spec := resourceSchema("An inference server program that InferenceModels may name: an item of engines.", specOf(t, reflect.TypeFor[Engine]()), statusSchema())
+	spec := resourceSchema("A kind of inference server that InferenceModels may name: an item of engines.", specOf(t, reflect.TypeFor[Engine]()), statusSchema())
 	return crd("Engine", nil, spec, columns)
 }
 
-// specOf is the schema of a spec, which may leave the name to metadata.
+// specOf returns the schema of a spec. Its field name is optional, because metadata has a name too.
 func specOf(t *testing.T, s reflect.Type) object {
 	t.Helper()
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(schemaWriter{comments: comments(t, files...)}.structure(s))
+	text, err := json.Marshal(schemaWriter{comments: comments(t)}.structure(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,8 +244,8 @@ func specOf(t *testing.T, s reflect.Type) object {
 	return spec
 }
 
-// structural is a JSON Schema of ours as clusters want it (structural schemas: Kubernetes documentation, CustomResourceDefinitions). Defaults are left to
-// the gateway.
+// structural converts a JSON Schema to a structural schema, the form that clusters require
+// (Kubernetes documentation, CustomResourceDefinitions). It drops defaults, which the gateway sets.
 func structural(s object) object {
 	out := object{}
 	for _, word := range []string{"description", "type", "pattern", "enum", "minimum", "maximum", "required"} {
@@ -264,12 +268,12 @@ func structural(s object) object {
 			}
 		}
 	}
-	below(out, s)
+	addParts(out, s)
 	return out
 }
 
-// below adds what a schema says of the parts of a value.
-func below(out, s object) {
+// addParts adds the schemas of the parts of s to out.
+func addParts(out, s object) {
 	if properties, ok := s["properties"].(object); ok {
 		all := object{}
 		for name, property := range properties {
@@ -290,12 +294,12 @@ func below(out, s object) {
 	}
 }
 
-// merge makes one schema of alternatives: a number or a text, or else anything.
+// merge merges alternatives into out: a number or a text, or else anything.
 func merge(out object, alternatives []any) {
 	for _, alternative := range alternatives {
 		s := alternative.(object)
 		if s["type"] == "object" {
-			return // below says that it is anything
+			return // addParts declares it as anything
 		}
 		for _, word := range []string{"minimum", "maximum", "pattern"} {
 			if value, ok := s[word]; ok {
@@ -310,7 +314,7 @@ func merge(out object, alternatives []any) {
 	out["anyOf"] = []any{object{"type": "integer"}, object{"type": "string"}}
 }
 
-// number keeps whole numbers whole.
+// number converts a json.Number to an integer if it is whole, else to a float.
 func number(value any) any {
 	n, ok := value.(json.Number)
 	if !ok {
@@ -329,6 +333,7 @@ func number(value any) any {
 	return f
 }
 
+// resourceSchema returns the schema of a whole custom resource.
 func resourceSchema(what string, spec, status object) object {
 	return object{"type": "object", "description": what, "required": []any{"spec"}, "properties": object{
 		"apiVersion": object{"type": "string"}, "kind": object{"type": "string"}, "metadata": object{"type": "object"},
@@ -336,6 +341,7 @@ func resourceSchema(what string, spec, status object) object {
 	}}
 }
 
+// statusSchema returns the schema of a status.
 func statusSchema() object {
 	text := func(limit int) object { return object{"type": "string", "maxLength": limit} }
 	condition := object{
@@ -347,14 +353,15 @@ func statusSchema() object {
 			"observedGeneration": object{"type": "integer", "format": "int64", "minimum": 0},
 		},
 	}
-	return object{"type": "object", "description": "What is true of the object; the gateways write it.", "properties": object{
-		"observedGeneration": object{"type": "integer", "format": "int64", "description": "Generation of the spec that the status is about."},
-		"message":            object{"type": "string", "description": "Why the spec is not taken, or what the replicas wait for."},
+	return object{"type": "object", "description": "The state of the object, written by the gateways.", "properties": object{
+		"observedGeneration": object{"type": "integer", "format": "int64", "description": "Generation of the spec that the status describes."},
+		"message":            object{"type": "string", "description": "Why the spec is rejected, or what the replicas wait for."},
 		"conditions": object{"type": "array", "items": condition, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"},
-			"description": "Accepted: the spec is sound and in force. Ready: a replica serves."},
+			"description": "Accepted: the spec has no fault and is in force. Ready: a replica serves."},
 	}}
 }
 
+// crd returns a custom resource definition.
 func crd(kind string, short []any, schema object, columns []any) object {
 	plural := strings.ToLower(kind) + "s"
 	names := object{"kind": kind, "listKind": kind + "List", "plural": plural, "singular": strings.ToLower(kind), "categories": []any{"sluice"}}
@@ -370,16 +377,20 @@ func crd(kind string, short []any, schema object, columns []any) object {
 	}
 }
 
+// rule returns a validation rule in CEL.
 func rule(cel, field, message string) object {
 	return object{"rule": cel, "fieldPath": field, "message": message}
 }
 
+// count returns the schema of a number of replicas.
 func count(what string) object { return object{"type": "integer", "minimum": 0, "description": what} }
 
+// column returns a column that kubectl get prints.
 func column(name, path string, priority int) object {
 	return object{"name": name, "type": "string", "jsonPath": path, "priority": priority}
 }
 
+// age returns the column of the object's age.
 func age() object {
 	return object{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
 }

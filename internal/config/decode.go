@@ -9,72 +9,76 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds on a file, so that a small one cannot be blown up by aliases: on how deep it is, and on the bytes that the decoder keeps to
-// know where each value stands.
+// Limits on a file, so that aliases cannot make a small file arbitrarily large: its depth, and the
+// memory, in bytes, that the decoder uses to remember the lines of values.
 const (
-	maxDepth    = 100
-	maxKept     = 16 << 20
-	keptPerNode = 64
+	maxDepth       = 100
+	maxTracked     = 16 << 20
+	trackedPerNode = 64
 )
 
-// decoder reads YAML nodes into the structs of this package and collects every fault on the way. It fills in defaults.
+// decoder decodes YAML nodes into the structs of this package. It fills in defaults and collects
+// every fault.
 type decoder struct {
-	file   string
-	faults Faults
-	later  map[string]string
-	// lines holds, by path, where a value stands; a path that is not in it was not given.
+	file        string
+	faults      Faults
+	unsupported map[string]string
+	// lines holds the line of each value, by path.key. A path that is not in lines is not set in
+	// the file.
 	lines map[string]int
-	// names holds, by path of a list item, the name that the item goes by in messages.
-	names map[string]string
-	// faulty holds the paths that have a fault already.
+	// itemNames holds, by path.key of a list item, the name that messages use for the item.
+	itemNames map[string]string
+	// faulty holds the keys of the paths that have a fault.
 	faulty map[string]bool
-	// kept is how many bytes lines takes, about.
-	kept int
-	// guests are the items, by the keys of their paths, that are not the file's own; guest tells of each fault that is about one whose it is,
-	// by its place in faults.
-	guests map[string]int
-	guest  map[int]int
-	// unreadable tells that not all of the file could be read, so that nothing can be said of the whole.
-	unreadable bool
+	// trackedBytes is about how many bytes lines uses.
+	trackedBytes int
+	// objects holds the items that come from objects: the index of the object by path.key of its
+	// item. faultObject holds, by index in faults, the object that a fault concerns. A fault of the
+	// file itself is not in faultObject.
+	objects     map[string]int
+	faultObject map[int]int
+	// incomplete tells that the file could not be decoded as a whole, so that checks of the whole
+	// would report nonsense.
+	incomplete bool
 }
 
 func newDecoder(file string) *decoder {
-	return &decoder{file: file, later: later(), lines: map[string]int{}, names: map[string]string{}, faulty: map[string]bool{},
-		guest: map[int]int{}}
+	return &decoder{file: file, unsupported: unsupported(), lines: map[string]int{}, itemNames: map[string]string{}, faulty: map[string]bool{},
+		faultObject: map[int]int{}}
 }
 
-// rules are what the tags of a field say of its value.
+// rules are the restrictions that the tags of a field put on its value.
 type rules struct {
-	least, most string
-	oneof       []string
+	min, max string
+	oneof    []string
 }
 
-// fault adds a fault at a path, on the line of the path or of what it is in.
-func (d *decoder) fault(at path, format string, args ...any) {
-	d.faultOn(d.line(at), at, fmt.Sprintf(format, args...))
+// faultf adds a fault at a path. Its line is that of the path, or of the nearest value around it.
+func (d *decoder) faultf(at path, format string, args ...any) {
+	d.faultOnLine(d.line(at), at, fmt.Sprintf(format, args...))
 }
 
-// faultOn adds a fault at a path that stands on a line of its own.
-func (d *decoder) faultOn(line int, at path, message string) {
+// faultOnLine adds a fault at a path, with a line of its own.
+func (d *decoder) faultOnLine(line int, at path, message string) {
 	d.faulty[at.key()] = true
 	if len(at) > 1 {
-		if guest, ok := d.guests[at[:2].key()]; ok {
-			d.guest[len(d.faults)] = guest
+		if object, ok := d.objects[at[:2].key()]; ok {
+			d.faultObject[len(d.faults)] = object
 		}
 	}
 	d.faults = append(d.faults, Fault{File: d.file, Line: line, Path: d.display(at), Message: message})
 }
 
-// sound tells whether nothing has been found wrong at the path, so that looking closer makes sense.
-func (d *decoder) sound(at path) bool { return !d.faulty[at.key()] }
+// valid tells whether the path has no fault so far, so that further checks of it make sense.
+func (d *decoder) valid(at path) bool { return !d.faulty[at.key()] }
 
-// given tells whether the file has a value at the path.
-func (d *decoder) given(at path) bool {
+// isSet tells whether the file has a value at the path.
+func (d *decoder) isSet(at path) bool {
 	_, ok := d.lines[at.key()]
 	return ok
 }
 
-// line is where the path stands in the file, or else the nearest thing around it.
+// line returns the line of the path, or of the nearest value around it; 0 if there is none.
 func (d *decoder) line(at path) int {
 	for n := len(at); n >= 0; n-- {
 		if line, ok := d.lines[at[:n].key()]; ok {
@@ -84,7 +88,7 @@ func (d *decoder) line(at path) int {
 	return 0
 }
 
-// onLine says which line, where there is one: what does not come from the file has none.
+// onLine returns " on line N,", or "" for a value that does not come from the file.
 func (d *decoder) onLine(at path) string {
 	if line := d.line(at); line > 0 {
 		return fmt.Sprintf(" on line %d,", line)
@@ -92,36 +96,37 @@ func (d *decoder) onLine(at path) string {
 	return ""
 }
 
-// display writes a path for people: list items by name where they have one.
+// display writes a path for a message. Items of a list appear by name where they have one.
 func (d *decoder) display(at path) string {
 	return at.join(func(i int) string {
-		if name, ok := d.names[at[:i+1].key()]; ok {
+		if name, ok := d.itemNames[at[:i+1].key()]; ok {
 			return "[" + name + "]"
 		}
 		if isItem(at[i]) {
 			return at[i]
 		}
-		return shown(at[i])
+		return quoted(at[i])
 	})
 }
 
-// note keeps where a value stands, within the bounds on a file.
-func (d *decoder) note(at path, line int) {
-	if d.unreadable {
+// recordLine remembers the line of a value, within the limits on a file.
+func (d *decoder) recordLine(at path, line int) {
+	if d.incomplete {
 		return
 	}
 	key := at.key()
-	if d.kept += len(key) + keptPerNode; d.kept > maxKept || len(at) > maxDepth {
-		d.fault(at, "the file is too large or too deep")
-		d.unreadable = true
+	if d.trackedBytes += len(key) + trackedPerNode; d.trackedBytes > maxTracked || len(at) > maxDepth {
+		d.faultf(at, "the file is too large or too deep when its aliases are resolved: use fewer aliases")
+		d.incomplete = true
 		return
 	}
 	d.lines[key] = line
 }
 
-// follow resolves an alias. It returns nil when the file has turned out to be too much.
-func (d *decoder) follow(n *yaml.Node) *yaml.Node {
-	if d.unreadable {
+// resolveAlias returns the node that an alias stands for, or n. It returns nil once the file
+// exceeds the limits.
+func (d *decoder) resolveAlias(n *yaml.Node) *yaml.Node {
+	if d.incomplete {
 		return nil
 	}
 	if n.Kind == yaml.AliasNode {
@@ -130,12 +135,13 @@ func (d *decoder) follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// structure reads a mapping into a struct. A nil node stands for an absent one: all defaults.
-func (d *decoder) structure(n *yaml.Node, v reflect.Value, at path) {
+// decodeStruct reads a mapping into a struct. A nil node is an absent mapping: all fields get their
+// defaults.
+func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, at path) {
 	entries := map[string]*yaml.Node{}
 	if n != nil {
-		entries = d.entries(n, at)
-		d.unknown(n, entries, v.Type(), at)
+		entries = d.mappingEntries(n, at)
+		d.reportUnknown(n, entries, v.Type(), at)
 	}
 	mapping := n != nil && n.Kind == yaml.MappingNode
 	for i := range v.NumField() {
@@ -146,29 +152,45 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, at path) {
 		}
 		entry := entries[name]
 		if entry == nil && mapping && field.Tag.Get("required") != "" {
-			d.fault(at.field(name), "required, and missing")
+			d.faultf(at.field(name), "required, and missing")
 		}
-		d.field(entry, v.Field(i), at.field(name), field.Tag)
+		d.decodeField(entry, v.Field(i), at.field(name), field.Tag)
 	}
 }
 
-// field reads the value of a field, or sets its default when it is absent.
-func (d *decoder) field(n *yaml.Node, v reflect.Value, at path, tag reflect.StructTag) {
+// decodeField reads the value of a field, or sets the default of a field that is absent.
+func (d *decoder) decodeField(n *yaml.Node, v reflect.Value, at path, tag reflect.StructTag) {
 	if n == nil {
 		n = defaultNode(tag)
 	}
-	r := rules{least: tag.Get("least"), most: tag.Get("most")}
-	if list := tag.Get("oneof"); list != "" {
-		r.oneof = strings.Split(list, ",")
-	}
+	r := rules{min: tag.Get("min"), max: tag.Get("max"), oneof: allowedValues(v.Type(), tag)}
 	if n != nil {
-		d.value(n, v, at, r)
+		d.decodeValue(n, v, at, r)
 	} else if v.Kind() == reflect.Struct {
-		d.structure(nil, v, at)
+		d.decodeStruct(nil, v, at)
 	}
 }
 
-// defaultNode is the default of a field as the file would have it.
+// enumerated is a type whose values are listed by a table instead of the tag oneof.
+type enumerated interface {
+	// allowedValues returns the values that the file may contain.
+	allowedValues() []string
+}
+
+// allowedValues returns the only values that a field of type t may have; nil if every value is
+// allowed.
+func allowedValues(t reflect.Type, tag reflect.StructTag) []string {
+	if e, ok := reflect.Zero(t).Interface().(enumerated); ok {
+		return e.allowedValues()
+	}
+	if list := tag.Get("oneof"); list != "" {
+		return strings.Split(list, ",")
+	}
+	return nil
+}
+
+// defaultNode returns the default of a field as a YAML node, or nil if the tag has no default. It
+// panics on a default that is not YAML.
 func defaultNode(tag reflect.StructTag) *yaml.Node {
 	text, ok := tag.Lookup("default")
 	if !ok {
@@ -181,51 +203,52 @@ func defaultNode(tag reflect.StructTag) *yaml.Node {
 	return document.Content[0]
 }
 
-// entries are the fields of a mapping by name. Fields that are null are as good as absent.
-func (d *decoder) entries(n *yaml.Node, at path) map[string]*yaml.Node {
+// mappingEntries returns the values of a mapping by key. A field whose value is null counts as
+// absent.
+func (d *decoder) mappingEntries(n *yaml.Node, at path) map[string]*yaml.Node {
 	entries := map[string]*yaml.Node{}
 	if n.Kind != yaml.MappingNode {
-		d.fault(at, "must be a mapping, is %s", describe(n))
+		d.faultf(at, "must be a mapping, is %s", describe(n))
 		return entries
 	}
 	first := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
-		name, ok := d.name(key, at)
+		name, ok := d.keyText(key, at)
 		if !ok {
 			continue
 		}
 		if line, twice := first[name]; twice {
-			d.faultOn(key.Line, at.field(name), fmt.Sprintf("given twice, first on line %d", line))
+			d.faultOnLine(key.Line, at.field(name), fmt.Sprintf("given twice, first on line %d: remove one of them", line))
 			continue
 		}
 		first[name] = key.Line
 		if value.ShortTag() == "!!null" {
 			continue
 		}
-		d.note(at.field(name), key.Line)
+		d.recordLine(at.field(name), key.Line)
 		entries[name] = value
 	}
 	return entries
 }
 
-// name reads the key of a mapping.
-func (d *decoder) name(key *yaml.Node, at path) (string, bool) {
+// keyText reads a key of a mapping, which must be text.
+func (d *decoder) keyText(key *yaml.Node, at path) (string, bool) {
 	message := ""
 	switch {
 	case key.ShortTag() == "!!merge":
-		message = "merge keys (<<) are not read: write the fields out"
+		message = "merge keys (<<) are not supported: write the fields out"
 	case key.Kind != yaml.ScalarNode:
 		message = "the name of a field must be text, is " + describe(key)
 	default:
 		return key.Value, true
 	}
-	d.faultOn(key.Line, at, message)
+	d.faultOnLine(key.Line, at, message)
 	return "", false
 }
 
-// unknown reports the entries that the struct has no field for.
-func (d *decoder) unknown(n *yaml.Node, entries map[string]*yaml.Node, t reflect.Type, at path) {
+// reportUnknown reports the entries that the struct t has no field for.
+func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t reflect.Type, at path) {
 	var known []string
 	for i := range t.NumField() {
 		if name := t.Field(i).Tag.Get("yaml"); name != "-" {
@@ -238,36 +261,37 @@ func (d *decoder) unknown(n *yaml.Node, entries map[string]*yaml.Node, t reflect
 			continue
 		}
 		field := at.field(name)
-		if what, ok := d.later[field.pattern()]; ok {
-			d.fault(field, "%s", notYet(what))
+		if what, ok := d.unsupported[field.pattern()]; ok {
+			d.faultf(field, "%s", notSupported(what))
 			continue
 		}
-		d.fault(field, "unknown field; %s", suggestion(name, known))
+		d.faultf(field, "unknown field; %s", suggest(name, known))
 	}
 }
 
-// list reads a sequence into a slice.
-func (d *decoder) list(n *yaml.Node, v reflect.Value, at path, r rules) {
+// decodeList reads a sequence into a slice.
+func (d *decoder) decodeList(n *yaml.Node, v reflect.Value, at path, r rules) {
 	if n.Kind != yaml.SequenceNode {
-		d.fault(at, "must be a list, is %s", describe(n))
+		d.faultf(at, "must be a list, is %s", describe(n))
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
 		where := at.item(i)
-		d.note(where, item.Line)
+		d.recordLine(where, item.Line)
 		if name := nameOf(item); name != "" && v.Type().Elem() != reflect.TypeFor[Key]() {
-			d.names[where.key()] = name
+			d.itemNames[where.key()] = name
 		}
-		d.value(item, v.Index(i), where, r)
+		d.decodeValue(item, v.Index(i), where, r)
 	}
 }
 
-// nameOf is the name that a list item goes by in messages, if it has one that is fit to show.
+// nameOf returns the name of a list item for messages: its field name or version, if it is fit to
+// show.
 func nameOf(n *yaml.Node) string {
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i].Value, n.Content[i+1]
-		if (key == "name" || key == "version") && value.Kind == yaml.ScalarNode && shown(value.Value) == value.Value {
+		if (key == "name" || key == "version") && value.Kind == yaml.ScalarNode && quoted(value.Value) == value.Value {
 			return value.Value
 		}
 	}

@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// Fault is one thing that is wrong with a file.
+// Fault is one error in a configuration file.
 type Fault struct {
 	// File is the name that the file was read under.
 	File string `json:"file"`
-	// Line in the file, from 1; 0 when the fault has no place in it.
+	// Line is the line in the file, from 1. It is 0 when the fault has no place in the file.
 	Line int `json:"line,omitempty"`
-	// Path of the field, such as models[chat].replicas.max. Items of a list go by their name where they have one. Empty when the
-	// fault is about the file as a whole.
+	// Path is the path of the field, such as models[chat].replicas.max. Items of a list appear by
+	// their name where they have one. It is empty when the fault concerns the whole file.
 	Path string `json:"path,omitempty"`
-	// Message says what is wrong and what would be right. It never holds a key, a value of env, or the user part of a URL.
+	// Message says what is wrong and what to do. It never contains a key, a value of env, or the
+	// user part of a URL.
 	Message string `json:"message"`
 }
 
-// Error is the fault as one line: file:line: path: message.
+// Error returns the fault as one line: file:line: path: message.
 func (f Fault) Error() string {
 	line := f.File
 	if f.Line > 0 {
@@ -32,10 +33,10 @@ func (f Fault) Error() string {
 	return line + ": " + f.Message
 }
 
-// Faults are all faults of a file, by line. As an error they are one fault a line.
+// Faults are all faults of a file, sorted by line. As an error they are one line per fault.
 type Faults []Fault
 
-// Error is one fault a line.
+// Error returns one line per fault.
 func (fs Faults) Error() string {
 	lines := make([]string, len(fs))
 	for i, f := range fs {
@@ -44,6 +45,7 @@ func (fs Faults) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// sort sorts the faults by line, then by path, then by message.
 func (fs Faults) sort() {
 	slices.SortStableFunc(fs, func(a, b Fault) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Message, b.Message))

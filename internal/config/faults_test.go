@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// One file with everything wrong: every fault is named in one go, on its line.
+// TestEveryFaultAtOnce loads one file with every kind of fault. Load reports all of them at once,
+// each on its line.
 func TestEveryFaultAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := Load("testdata/wrong.yaml")
@@ -19,7 +20,7 @@ func TestEveryFaultAtOnce(t *testing.T) {
 	}
 }
 
-// faultsOf are the faults of a file as lines of text.
+// faultsOf returns the faults of a file as lines of text.
 func faultsOf(t *testing.T, file string) []string {
 	t.Helper()
 	_, err := Parse("testdata/f", []byte(file))

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzParse reads anything: it ends, it never panics, and it answers either with a whole configuration or with faults that have a
-// place and are in order.
+// FuzzParse parses arbitrary bytes. Parse always ends and never panics. It returns either a
+// complete configuration, or faults that have a line and are sorted.
 func FuzzParse(f *testing.F) {
 	files, err := filepath.Glob("../../examples/*/sluice.yaml")
 	if err != nil {
@@ -29,7 +29,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse("f", data)
 		if err == nil {
-			wholesome(t, c)
+			checkComplete(t, c)
 			return
 		}
 		var faults Faults
@@ -49,8 +49,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// wholesome checks what everybody relies on in a Config.
-func wholesome(t *testing.T, c *Config) {
+// checkComplete checks the properties of a Config that other packages rely on.
+func checkComplete(t *testing.T, c *Config) {
 	t.Helper()
 	for _, tenant := range c.Tenants {
 		for _, key := range tenant.Keys {

@@ -1,13 +1,16 @@
 package config
 
-// later lists what the design of the file has and this version does not do yet. A field here is one that no struct has; an entry with
-// = is a value that a known field may not have yet. Each names what is missing. To support something, delete its row and add
-// its field or value.
-func later() map[string]string {
+// unsupported lists, by path pattern, the fields of the file format that this version refuses
+// because nothing implements them yet. A row with = is a value of a known field that is refused.
+// The text of a row names what is missing. To support a row, delete it and add the field to its
+// struct or the value to its tag.
+func unsupported() map[string]string {
 	return map[string]string{
 		"envoy_admin": "an admin listener of Envoy's own on TCP",
 	}
 }
 
-// notYet is the message for something that comes later.
-func notYet(what string) string { return "not supported by this version yet (" + what + ")" }
+// notSupported returns the message of the fault about an unsupported field or value.
+func notSupported(what string) string {
+	return "not supported by this version (" + what + "): remove it"
+}

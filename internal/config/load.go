@@ -16,14 +16,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFile is the largest file that is read.
+// maxFile is the size of the largest file that is read, in bytes.
 const maxFile = 8 << 20
 
-// Load reads the file at path. The error is Faults.
+// Load reads the file at path. Its error is Faults.
 func Load(path string) (*Config, error) {
 	data, err := read(path)
 	if err != nil {
-		return nil, unreadable(path, err)
+		return nil, unreadableFile(path, err)
 	}
 	c, faults := parse(path, data)
 	if len(faults) > 0 {
@@ -33,16 +33,18 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
-func unreadable(path string, err error) Faults {
+// unreadableFile returns the fault of a file that cannot be read.
+func unreadableFile(path string, err error) Faults {
 	return Faults{{File: path, Message: "cannot be read: " + reasonOf(err)}}
 }
 
+// read returns the content of the file at path, up to maxFile.
 func read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("it is larger than %v", Size(maxFile))
@@ -50,7 +52,7 @@ func read(path string) ([]byte, error) {
 	return data, err
 }
 
-// reasonOf is an error of the file system without the path, which its reader knows.
+// reasonOf returns an error of the file system without its path, which the fault already names.
 func reasonOf(err error) string {
 	var pathError *os.PathError
 	if errors.As(err, &pathError) {
@@ -59,8 +61,9 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// Parse reads a configuration that does not come from a file. name is what it goes by in faults; paths in it that are not absolute
-// count from the folder of that name. The error is Faults, all of them. Directories that it names are looked up in the file system.
+// Parse reads a configuration that does not come from a file. name stands for the file in faults.
+// Relative paths in data count from the folder of name. The error is Faults: all faults at once.
+// Parse looks at the directories and files that data names.
 func Parse(name string, data []byte) (*Config, error) {
 	c, faults := parse(name, data)
 	if len(faults) > 0 {
@@ -69,45 +72,47 @@ func Parse(name string, data []byte) (*Config, error) {
 	return c, nil
 }
 
+// parse is Parse with its error as Faults.
 func parse(name string, data []byte) (*Config, Faults) {
 	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data}
-	d.read(d.document(data), c)
+	d.read(d.parseDocument(data), c)
 	d.faults.sort()
 	return c, d.faults
 }
 
-// read reads a whole document and checks it.
+// read decodes a whole document into c and checks c.
 func (d *decoder) read(root *yaml.Node, c *Config) {
 	if root != nil {
-		d.note(nil, root.Line)
-		root = d.follow(root)
+		d.recordLine(nil, root.Line)
+		root = d.resolveAlias(root)
 	}
-	d.structure(root, reflect.ValueOf(c).Elem(), nil)
-	if !d.unreadable {
+	d.decodeStruct(root, reflect.ValueOf(c).Elem(), nil)
+	if !d.incomplete {
 		check(d, c)
 	}
 }
 
+// hashOf returns the SHA-256 of data, in hex.
 func hashOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
 
-// document parses the YAML. It returns nil for an empty document, and after a fault of syntax.
-func (d *decoder) document(data []byte) *yaml.Node {
+// parseDocument parses the YAML. It returns nil for an empty document and after a syntax error.
+func (d *decoder) parseDocument(data []byte) *yaml.Node {
 	var document, second yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	switch err := decoder.Decode(&document); {
 	case errors.Is(err, io.EOF):
 		return nil
 	case err != nil:
-		d.syntax(err)
+		d.reportSyntax(err)
 		return nil
 	}
 	if err := decoder.Decode(&second); err == nil {
-		d.faultOn(second.Line, nil, "a second document begins here; a file holds one")
+		d.faultOnLine(second.Line, nil, "a second document begins here, and a file may hold only one: remove it")
 	} else if !errors.Is(err, io.EOF) {
-		d.syntax(err)
+		d.reportSyntax(err)
 	}
 	if root := document.Content[0]; root.ShortTag() != "!!null" {
 		return root
@@ -115,28 +120,20 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return nil
 }
 
-// syntax adds a fault for an error of the YAML parser, which names the line in its text.
-func (d *decoder) syntax(err error) {
-	d.unreadable = true
+// reportSyntax adds a fault for an error of the YAML parser, which writes the line into its text.
+func (d *decoder) reportSyntax(err error) {
+	d.incomplete = true
 	message, line := strings.TrimPrefix(err.Error(), "yaml: "), 0
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(message); m != nil {
 		line, _ = strconv.Atoi(m[1])
 		message = message[len(m[0]):]
 	}
-	d.faultOn(line, nil, "not YAML: "+message)
+	d.faultOnLine(line, nil, "not valid YAML: "+message)
 }
 
-// Default is the configuration of an empty file: nobody is let in, and there are no models.
-func Default() *Config {
-	c, err := Parse("", nil)
-	if err != nil {
-		panic("config: the defaults are at fault: " + err.Error())
-	}
-	return c
-}
-
-// ForUpstreams is the configuration for a gateway in front of servers that run already, whose models are discovered: no keys, and
-// on loopback only (127.0.0.1:8080). The error is Faults about the URLs.
+// ForUpstreams returns the configuration of a gateway in front of running servers, whose models are
+// discovered. It needs no keys and listens on loopback only (127.0.0.1:8080). The error is Faults
+// about the URLs.
 func ForUpstreams(urls []string) (*Config, error) {
 	const name = "--upstream"
 	data, err := yaml.Marshal(map[string]any{

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// parsed is a good file.
+// parsed returns the configuration of a file without faults.
 func parsed(t *testing.T, file string) *Config {
 	t.Helper()
 	c, err := Parse("testdata/f", []byte(file))
@@ -24,7 +24,7 @@ func parsed(t *testing.T, file string) *Config {
 	return c
 }
 
-// The defaults are the ones that the documents promise.
+// TestDefaults checks the defaults of a file with one model, one tenant and one engine.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c := parsed(t, "models: [{name: a, engine: sim, task: embedding}]\ntenants: [{name: t, keys: ["+zeros+"]}]\n"+
@@ -61,7 +61,7 @@ func TestDefaults(t *testing.T) {
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
-			Stream:    carried(StreamAuto, 30*time.Minute),
+			Stream:    streamWith(StreamAuto, 30*time.Minute),
 		}},
 	}
 	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
@@ -69,7 +69,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Every field that the file may have arrives where it belongs.
+// TestEveryField checks a file that sets every field.
 func TestEveryField(t *testing.T) {
 	t.Parallel()
 	c, err := Load("testdata/full.yaml")
@@ -113,12 +113,12 @@ func TestEveryField(t *testing.T) {
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
-				Stream: carried(StreamNative, time.Hour)},
+				Stream: streamWith(StreamNative, time.Hour)},
 			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
-				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, Sent: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503},
 				Routing:     Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
-				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: carried(StreamAuto, 30*time.Minute)},
+				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
 			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
 				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
@@ -126,12 +126,12 @@ func TestEveryField(t *testing.T) {
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},
-				Stream:    carried(StreamAuto, 30*time.Minute)},
+				Stream:    streamWith(StreamAuto, 30*time.Minute)},
 			{Name: "elsewhere", Launcher: engines.None, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
-				Stream:    carried(StreamAuto, 30*time.Minute)},
+				Stream:    streamWith(StreamAuto, 30*time.Minute)},
 		},
 		Upstreams: []Upstream{{URL: "http://[::1]:8000"}},
 		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
@@ -163,7 +163,8 @@ func TestLoadWithoutAFile(t *testing.T) {
 	}
 }
 
-// Aliases can make a small file as large as they like; reading it must end all the same, and soon.
+// TestAliasesAreBounded checks that a small file with many aliases is refused, before it uses much
+// time and memory.
 func TestAliasesAreBounded(t *testing.T) {
 	t.Parallel()
 	const head = "engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run], schema: {a: &a "
@@ -177,15 +178,15 @@ func TestAliasesAreBounded(t *testing.T) {
 		"a long name":    "{? " + strings.Repeat("n", 1<<20) + " : 1}, b: [" + strings.Repeat("*a, ", 10_000) + "*a]",
 	} {
 		faults := faultsOf(t, head+schema+"}}]}]\n")
-		if len(faults) != 1 || !strings.HasSuffix(faults[0], "the file is too large or too deep") {
+		if len(faults) != 1 || !strings.HasSuffix(faults[0], "the file is too large or too deep when its aliases are resolved: use fewer aliases") {
 			t.Errorf("%s: %.300q", what, faults)
 		}
 	}
 }
 
-func TestDefaultIsComplete(t *testing.T) {
+func TestEmptyFileIsComplete(t *testing.T) {
 	t.Parallel()
-	c := Default()
+	c := parsed(t, "")
 	if c.Listen != "0.0.0.0:8080" || c.File != "" || len(c.Models) != 0 {
 		t.Errorf("%+v", c)
 	}
@@ -237,7 +238,7 @@ func TestExamplesLoad(t *testing.T) {
 	}
 }
 
-// The quick start is what the documents say it is.
+// TestQuickstart checks what the documents say about the file of the quick start.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	c, err := Load("../../examples/quickstart/sluice.yaml")
@@ -256,10 +257,10 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// ignorePrivate leaves out what a Config keeps to be read again.
+// ignorePrivate excludes the unexported fields of Config from comparisons.
 var ignorePrivate = cmpopts.IgnoreUnexported(Config{})
 
-// carried is how responses are carried when nothing else is said.
-func carried(mode StreamMode, most time.Duration) Stream {
-	return Stream{Mode: mode, Heartbeat: 15 * time.Second, HeartbeatAs: HeartbeatComment, MaxDuration: most, Resume: 5 * time.Second}
+// streamWith returns the defaults of Stream with another mode and max_duration.
+func streamWith(mode StreamMode, maxDuration time.Duration) Stream {
+	return Stream{Mode: mode, Heartbeat: 15 * time.Second, HeartbeatAs: HeartbeatComment, MaxDuration: maxDuration, Resume: 5 * time.Second}
 }

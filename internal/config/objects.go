@@ -15,43 +15,49 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Object is an engine or a model that does not come from the file: the specification of a custom resource.
+// Object is an engine or a model that does not come from the file: the spec of a custom resource.
 type Object struct {
-	// Engine tells that it is an engine; otherwise it is a model.
+	// Engine tells that the object is an engine; otherwise it is a model.
 	Engine bool
-	// Name of the object, which is that of the engine or the model where its spec has no name.
+	// Name is the name of the object. It is the name of the engine or model if the spec has none.
 	Name string
-	// Spec is JSON, with the fields that the file has for such an item.
+	// Spec is the spec as JSON, with the fields of an item of engines or models in the file.
 	Spec []byte
 }
 
-// Refusal is an object that is not taken, and why: what is wrong with its spec.
+// Refusal is an object that was rejected, with the faults of its spec.
 type Refusal struct {
-	Object int // its place in the list
+	// Object is the index of the object in the list.
+	Object int
+	// Faults are the faults of the object, without file and line.
 	Faults Faults
 }
 
-// With is the configuration of the same file with objects added, checked as if they stood in the file behind its own items. An object
-// that is at fault is left out; it never takes anything else with it, but for models whose engine it was. The error is about the file, when the
-// world around it has changed: a directory is gone.
+// WithObjects returns the configuration of the same file with objects added. Objects are checked as
+// if they stood in the file behind its own items. An object with a fault is left out and returned
+// as a Refusal. It affects nothing else, except models that name an engine which was left out. The
+// error is about the file itself, if something outside changed since it was loaded, such as a
+// directory that was deleted.
 //
-// Whoever may write objects is trusted less than who writes the file: an object's model runs on Kubernetes or on servers that are called
-// without secrets, never on this host.
-func (c *Config) With(objects []Object) (*Config, []Refusal, error) {
+// Whoever may write objects is trusted less than whoever writes the file. The model of an object
+// therefore runs on Kubernetes, or on upstreams that are called without secrets, never on this
+// node.
+func (c *Config) WithObjects(objects []Object) (*Config, []Refusal, error) {
 	refused := map[int]Faults{}
 	for {
-		next, faults := c.with(objects, refused)
+		next, faults := c.parseWith(objects, refused)
 		if len(faults.file) > 0 {
 			return nil, nil, faults.file
 		}
 		if len(faults.objects) == 0 {
-			return next, refusals(refused), nil
+			return next, sortedRefusals(refused), nil
 		}
 		maps.Copy(refused, faults.objects)
 	}
 }
 
-func refusals(refused map[int]Faults) []Refusal {
+// sortedRefusals returns the rejected objects in the order of the list.
+func sortedRefusals(refused map[int]Faults) []Refusal {
 	var all []Refusal
 	for _, i := range slices.Sorted(maps.Keys(refused)) {
 		all = append(all, Refusal{Object: i, Faults: refused[i]})
@@ -59,41 +65,44 @@ func refusals(refused map[int]Faults) []Refusal {
 	return all
 }
 
-// attributed are faults, by whose they are.
-type attributed struct {
+// faultsBySource are faults, separated into those of the file and those of each object, by its
+// index.
+type faultsBySource struct {
 	file    Faults
 	objects map[int]Faults
 }
 
-// with parses the file together with the objects that are not refused. Where their company makes the file's own items wrong (a name is
-// taken, a server is called in another way), the first object with which that begins is at fault: looked for by halves, for there may be hundreds.
-func (c *Config) with(objects []Object, refused map[int]Faults) (*Config, attributed) {
-	var in []int
+// parseWith parses the file together with the objects that are not in refused. The objects may
+// cause a fault of an item of the file: they use its name, or call its server with other settings.
+// Then the first object that causes such a fault is reported. A binary search finds it, for there
+// may be hundreds of objects.
+func (c *Config) parseWith(objects []Object, refused map[int]Faults) (*Config, faultsBySource) {
+	var included []int
 	for i := range objects {
-		if _, out := refused[i]; !out {
-			in = append(in, i)
+		if _, rejected := refused[i]; !rejected {
+			included = append(included, i)
 		}
 	}
-	next, faults := c.join(objects, in)
+	next, faults := c.join(objects, included)
 	if len(faults.objects) > 0 {
-		faults.file = nil // what is said of the file may be a consequence
+		faults.file = nil // they may be consequences of the faults of objects
 	}
-	if len(faults.file) == 0 || len(in) == 0 || !c.sound() {
+	if len(faults.file) == 0 || len(included) == 0 || !c.valid() {
 		return next, faults
 	}
-	n := sort.Search(len(in)-1, func(n int) bool { _, some := c.join(objects, in[:n+1]); return len(some.file) > 0 })
-	_, first := c.join(objects, in[:n+1])
-	return nil, attributed{objects: map[int]Faults{in[n]: withoutPlace(first.file)}}
+	n := sort.Search(len(included)-1, func(n int) bool { _, found := c.join(objects, included[:n+1]); return len(found.file) > 0 })
+	_, first := c.join(objects, included[:n+1])
+	return nil, faultsBySource{objects: map[int]Faults{included[n]: withoutLines(first.file)}}
 }
 
-// sound tells whether the file alone still has no fault.
-func (c *Config) sound() bool {
+// valid tells whether the file alone still has no fault.
+func (c *Config) valid() bool {
 	_, faults := parse(c.name, c.source)
 	return len(faults) == 0
 }
 
-// withoutPlace takes the lines away: they are those of the file.
-func withoutPlace(faults Faults) Faults {
+// withoutLines removes file and line, which belong to the file and not to the object.
+func withoutLines(faults Faults) Faults {
 	var all Faults
 	for _, f := range faults {
 		all = append(all, Fault{Path: f.Path, Message: f.Message})
@@ -101,45 +110,45 @@ func withoutPlace(faults Faults) Faults {
 	return all
 }
 
-// join parses the file with these objects at the ends of its lists.
-func (c *Config) join(objects []Object, in []int) (*Config, attributed) {
+// join parses the file with some objects, given by their indexes, at the ends of its lists.
+func (c *Config) join(objects []Object, included []int) (*Config, faultsBySource) {
 	d := newDecoder(c.name)
-	root := d.document(c.source)
+	root := d.parseDocument(c.source)
 	if root == nil {
 		root = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 	}
-	bad := attributed{objects: map[int]Faults{}}
-	guests := map[string]int{} // object by the key of its path
+	bad := faultsBySource{objects: map[int]Faults{}}
+	itemObjects := map[string]int{} // index of the object, by path.key of its item
 	next := &Config{Hash: c.Hash, File: c.File, name: c.name, source: c.source}
-	for _, i := range in {
+	for _, i := range included {
 		o := objects[i]
 		item, err := o.node()
 		if err != nil {
 			bad.objects[i] = Faults{{Path: "spec", Message: err.Error()}}
 			continue
 		}
-		list, count := "models", &next.guestModels
+		list, count := "models", &next.objectModels
 		if o.Engine {
-			list, count = "engines", &next.guestEngines
+			list, count = "engines", &next.objectEngines
 		}
 		*count++
 		n := appendItem(root, list, item)
-		guests[path{list}.item(n).key()] = i
+		itemObjects[path{list}.item(n).key()] = i
 	}
 	if len(bad.objects) > 0 {
 		return nil, bad
 	}
-	return d.finish(root, next, guests)
+	return d.readJoined(root, next, itemObjects)
 }
 
-// finish reads the joint document.
-func (d *decoder) finish(root *yaml.Node, c *Config, guests map[string]int) (*Config, attributed) {
-	found := attributed{objects: map[int]Faults{}}
-	d.guests = guests
+// readJoined reads the joined document and separates its faults by source.
+func (d *decoder) readJoined(root *yaml.Node, c *Config, itemObjects map[string]int) (*Config, faultsBySource) {
+	found := faultsBySource{objects: map[int]Faults{}}
+	d.objects = itemObjects
 	d.read(root, c)
 	for i, f := range d.faults {
-		if guest, ok := d.guest[i]; ok {
-			found.objects[guest] = append(found.objects[guest], Fault{Path: afterItem(f.Path), Message: f.Message})
+		if object, ok := d.faultObject[i]; ok {
+			found.objects[object] = append(found.objects[object], Fault{Path: specPath(f.Path), Message: f.Message})
 			continue
 		}
 		found.file = append(found.file, f)
@@ -147,21 +156,21 @@ func (d *decoder) finish(root *yaml.Node, c *Config, guests map[string]int) (*Co
 	return c, found
 }
 
-// afterItem writes models[chat].replicas.max as spec.replicas.max.
-func afterItem(path string) string {
+// specPath rewrites models[chat].replicas.max as spec.replicas.max.
+func specPath(path string) string {
 	if i := strings.IndexByte(path, ']'); i >= 0 {
 		return "spec" + path[i+1:]
 	}
 	return "spec"
 }
 
-// node is the object as an item of the file.
+// node returns the object as a list item of the file.
 func (o Object) node() (*yaml.Node, error) {
 	decoder := json.NewDecoder(bytes.NewReader(o.Spec))
 	decoder.UseNumber()
 	var spec map[string]any
 	if err := decoder.Decode(&spec); err != nil {
-		return nil, errors.New("must be an object")
+		return nil, errors.New("must be a JSON object")
 	}
 	if spec == nil {
 		spec = map[string]any{}
@@ -170,51 +179,52 @@ func (o Object) node() (*yaml.Node, error) {
 		spec["name"] = o.Name
 	}
 	if !o.Engine {
-		if err := restrict(spec); err != nil {
+		if err := restrictModel(spec); err != nil {
 			return nil, err
 		}
 	}
-	return nodeOf(spec), nil
+	return yamlNode(spec), nil
 }
 
-// restrict keeps an object's model off this host and away from its secrets, and says where it runs when it does not say itself.
-func restrict(spec map[string]any) error {
+// restrictModel returns an error if the model of an object would run on this node or use its
+// secrets. It sets launcher kubernetes if the spec names no launcher.
+func restrictModel(spec map[string]any) error {
 	switch launcher := spec["launcher"]; launcher {
 	case nil:
 		spec["launcher"] = string(engines.Kubernetes)
 	case string(engines.Kubernetes), string(engines.Upstream), string(engines.None):
 	default:
-		return fmt.Errorf("launcher must be kubernetes, upstream or none in a custom resource, is %v", shown(fmt.Sprint(launcher)))
+		return fmt.Errorf("launcher must be kubernetes, upstream or none in a custom resource, is %v", quoted(fmt.Sprint(launcher)))
 	}
 	if cluster, elsewhere := spec["cluster"]; elsewhere && cluster != "" {
-		return errors.New("cluster is for the file: a custom resource's replicas are in its own namespace")
+		return errors.New("cluster is not allowed in a custom resource, whose replicas run in its own namespace: remove it")
 	}
 	servers, _ := spec["upstreams"].([]any)
 	for _, server := range servers {
 		fields, _ := server.(map[string]any)
 		for name := range fields {
 			if name != "url" {
-				return fmt.Errorf("upstreams must be URLs alone in a custom resource; %s is for the file", shown(name))
+				return fmt.Errorf("upstreams must be URLs alone in a custom resource, and %s is only allowed in the file: remove it", quoted(name))
 			}
 		}
 	}
 	return nil
 }
 
-// nodeOf is a value of JSON as YAML.
-func nodeOf(value any) *yaml.Node {
+// yamlNode returns a JSON value as a YAML node.
+func yamlNode(value any) *yaml.Node {
 	scalar := func(tag, text string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text} }
 	switch v := value.(type) {
 	case map[string]any:
 		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			n.Content = append(n.Content, scalar("!!str", key), nodeOf(v[key]))
+			n.Content = append(n.Content, scalar("!!str", key), yamlNode(v[key]))
 		}
 		return n
 	case []any:
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for _, item := range v {
-			n.Content = append(n.Content, nodeOf(item))
+			n.Content = append(n.Content, yamlNode(item))
 		}
 		return n
 	case json.Number:
@@ -230,7 +240,7 @@ func nodeOf(value any) *yaml.Node {
 	return scalar("!!str", fmt.Sprint(value))
 }
 
-// appendItem puts an item at the end of a list at the top of the file, and returns its index.
+// appendItem appends an item to a list at the top of the file and returns the index of the item.
 func appendItem(root *yaml.Node, list string, item *yaml.Node) int {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		if root.Content[i].Value != list {
@@ -240,10 +250,11 @@ func appendItem(root *yaml.Node, list string, item *yaml.Node) int {
 		if value.Kind == yaml.AliasNode {
 			value = value.Alias
 		}
-		if value.Kind != yaml.SequenceNode { // null: nothing in it
+		if value.Kind != yaml.SequenceNode { // a null, which counts as absent
 			value = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		}
-		// A list of its own: an alias elsewhere in the file may mean the same one.
+		// The joined list is a new node, because an alias elsewhere in the file may mean the old
+		// one.
 		joint := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: value.Line, Content: append(slices.Clip(value.Content), item)}
 		root.Content[i+1] = joint
 		return len(joint.Content) - 1

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-const around = `
+// fileOfObjects is the file that the objects of these tests are added to.
+const fileOfObjects = `
 auth: {mode: none}
 listen: 127.0.0.1:8080
 upstreams: [{url: "http://a:1", headers: {X-Team: a}}]
@@ -21,13 +22,15 @@ pools:
   - {name: any, models: [own, guest]}
 `
 
-func with(t *testing.T, file string, objects ...Object) (*Config, []string) {
+// withObjects returns the configuration of file with objects, and the faults of the rejected
+// objects as lines of text.
+func withObjects(t *testing.T, file string, objects ...Object) (*Config, []string) {
 	t.Helper()
 	c, err := Parse("f.yaml", []byte(file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	next, refused, err := c.With(objects)
+	next, refused, err := c.WithObjects(objects)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +43,8 @@ func with(t *testing.T, file string, objects ...Object) (*Config, []string) {
 	return next, faults
 }
 
-func names(c *Config) string {
+// modelNamesOf returns the names of the models, separated by spaces.
+func modelNamesOf(c *Config) string {
 	var all []string
 	for _, m := range c.Models {
 		all = append(all, m.Name)
@@ -50,7 +54,7 @@ func names(c *Config) string {
 
 func TestWithObjects(t *testing.T) {
 	t.Parallel()
-	c, faults := with(t, around,
+	c, faults := withObjects(t, fileOfObjects,
 		Object{Name: "guest", Spec: []byte(`{"engine":"vllm","source":{"name":"a/b"},"replicas":{"min":0,"max":3},"routing":{"load_factor":1.5}}`)},
 		Object{Name: "engine-x", Engine: true, Spec: []byte(`{"name":"x","versions":[{"version":"1","tasks":["embedding"],"command":["x"],"image":"x:1"}]}`)},
 		Object{Name: "by-x", Spec: []byte(`{"name":"org/by-x","engine":"x","cooldown":"1m"}`)},
@@ -58,8 +62,8 @@ func TestWithObjects(t *testing.T) {
 	if len(faults) > 0 {
 		t.Fatal(faults)
 	}
-	if names(c) != "own guest org/by-x elsewhere" {
-		t.Error(names(c))
+	if modelNamesOf(c) != "own guest org/by-x elsewhere" {
+		t.Error(modelNamesOf(c))
 	}
 	guest := c.Models[1]
 	if guest.Launcher != engines.Kubernetes || guest.Version == "" || guest.Replicas != (Replicas{0, 3}) || guest.Routing.LoadFactor != 1.5 {
@@ -70,15 +74,17 @@ func TestWithObjects(t *testing.T) {
 	}
 }
 
-// Who writes an engine has no program run on this host or with the secrets of the file's models, neither in the place of a version nor as the last
-// one.
+// TestAnObjectsEngineIsNotForTheFilesModels checks that an Engine object cannot make models of the
+// file run its command, neither by replacing a version nor by adding a last one. Otherwise whoever
+// may write an Engine object could run any program on this node and with the secrets of the file's
+// models.
 func TestAnObjectsEngineIsNotForTheFilesModels(t *testing.T) {
 	t.Parallel()
 	sim, _ := engines.Find(engines.Builtin(), "sim", "")
 	const text = `{"versions":[{"version":"%s","tasks":["embedding"],"command":["evil"],"image":"i"}]}`
 	const pods = "  - {name: pods, engine: sim, launcher: kubernetes, secrets: {TOKEN: hf/token}}\npools:"
 	for _, version := range []string{sim.Version, "999"} {
-		c, faults := with(t, strings.Replace(around, "pools:", pods, 1),
+		c, faults := withObjects(t, strings.Replace(fileOfObjects, "pools:", pods, 1),
 			Object{Name: "sim", Engine: true, Spec: fmt.Appendf(nil, text, version)},
 			Object{Name: "guest", Spec: []byte(`{"engine":"sim"}`)})
 		if len(faults) > 0 {
@@ -93,10 +99,11 @@ func TestAnObjectsEngineIsNotForTheFilesModels(t *testing.T) {
 	}
 }
 
-// One that is at fault names itself and takes nothing with it but what hangs on it.
+// TestObjectsAtFault checks that an object with a fault is rejected alone. Only the models that
+// name a rejected engine are rejected with it.
 func TestObjectsAtFault(t *testing.T) {
 	t.Parallel()
-	c, faults := with(t, around,
+	c, faults := withObjects(t, fileOfObjects,
 		Object{Name: "good", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
 		Object{Name: "own", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
 		Object{Name: "any", Spec: []byte(`{"engine":"sim","task":"embedding"}`)},
@@ -110,18 +117,18 @@ func TestObjectsAtFault(t *testing.T) {
 		Object{Name: "list", Spec: []byte(`[]`)},
 		Object{Name: "empty", Spec: []byte(`null`)})
 	want := []string{
-		"own: spec.name: own is taken by models[own].name on line 7",
-		"any: pools[any].name: any is taken by models[any].name",
+		"own: spec.name: own is already used by models[own].name on line 7: choose another name",
+		"any: pools[any].name: any is already used by models[any].name: choose another name",
 		"wrong: spec.replicas.max: must be at least min, which is 2",
 		"wrong: spec.typo: unknown field; ",
 		"wrong: spec.variables.max_num_seqs: must be at least 1",
 		"broken: spec.versions[1].command: ",
 		"hangs: spec.engine: there is no engine broken",
 		"here: spec: launcher must be kubernetes, upstream or none in a custom resource, is local",
-		"thief: spec: upstreams must be URLs alone in a custom resource; api_key_env is for the file",
+		"thief: spec: upstreams must be URLs alone in a custom resource, and api_key_env is only allowed in the file: remove it",
 		"other-way: upstreams[0]: the same server is at models[other-way]",
-		"roams: spec: cluster is for the file",
-		"list: spec: must be an object",
+		"roams: spec: cluster is not allowed in a custom resource",
+		"list: spec: must be a JSON object",
 		"empty: spec.engine: required with launcher: kubernetes",
 	}
 	if len(faults) != len(want) {
@@ -136,19 +143,19 @@ func TestObjectsAtFault(t *testing.T) {
 			t.Errorf("missing: %s\nof %s", w, strings.Join(faults, "\n"))
 		}
 	}
-	if names(c) != "own good" {
-		t.Error(names(c))
+	if modelNamesOf(c) != "own good" {
+		t.Error(modelNamesOf(c))
 	}
 }
 
 func TestWithoutObjectsNothingChanges(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{around, "auth: {mode: keys}", ""} {
+	for _, file := range []string{fileOfObjects, "auth: {mode: keys}", ""} {
 		c, err := Parse("f.yaml", []byte(file))
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, refused, err := c.With(nil)
+		next, refused, err := c.WithObjects(nil)
 		if err != nil || len(refused) > 0 {
 			t.Fatal(err, refused)
 		}

@@ -6,17 +6,19 @@ import (
 	"strings"
 )
 
-// path leads from the top of the file to a value: names of fields, and "[0]" for the items of a list.
+// path is the place of a value in the file: names of fields, and "[0]" for the items of a list. The
+// empty path is the whole file.
 type path []string
 
 func (p path) field(name string) path { return append(slices.Clip(p), name) }
 
 func (p path) item(i int) path { return append(slices.Clip(p), "["+strconv.Itoa(i)+"]") }
 
-// key is the path as a key of a map.
+// key returns the path as a key of a map.
 func (p path) key() string { return strings.Join(p, "\x00") }
 
-// pattern is the path without the numbers of its items, as in the table of what comes later: models[].replicas.min.
+// pattern returns the path without the indexes of items, as models[].replicas.min. The table of
+// unsupported fields uses this form.
 func (p path) pattern() string {
 	return p.join(func(i int) string {
 		if isItem(p[i]) {
@@ -26,7 +28,7 @@ func (p path) pattern() string {
 	})
 }
 
-// join writes the path with dots between names; each element as word says.
+// join writes the path with dots between names. word returns the text of element i.
 func (p path) join(word func(i int) string) string {
 	var text strings.Builder
 	for i, element := range p {
@@ -42,8 +44,9 @@ func isItem(element string) bool {
 	return strings.HasPrefix(element, "[") && strings.HasSuffix(element, "]")
 }
 
-// shown is a name from the file as it may stand in a message: quoted unless it is plain, and cut when it is long.
-func shown(name string) string {
+// quoted returns a name from the file for a message: in quotes unless it is plain, and cut when it
+// is longer than 60 bytes.
+func quoted(name string) string {
 	const longest = 60
 	if len(name) > longest {
 		name = name[:longest] + "…"
@@ -54,36 +57,42 @@ func shown(name string) string {
 	return strconv.Quote(name)
 }
 
-const plainCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:*@+"
+const lettersAndDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-// nearest is the known name that a wrong one was most likely meant to be, or "".
-func nearest(name string, known []string) string {
-	best, least := "", 1+max(1, len(name)/3)
+// plainCharacters are the characters of names. A text of these alone is shown in messages without
+// quotes.
+const plainCharacters = lettersAndDigits + "_-./:*@+"
+
+// closest returns the known name with the smallest edit distance from name, or "" if none is close.
+func closest(name string, known []string) string {
+	best, smallest := "", 1+max(1, len(name)/3)
 	for _, candidate := range known {
-		if d := distance(name, candidate); d < least && d < len(name) {
-			best, least = candidate, d
+		if d := editDistance(name, candidate); d < smallest && d < len(name) {
+			best, smallest = candidate, d
 		}
 	}
 	return best
 }
 
-// suggestion is what a message says of an unknown name: the nearest known one, or all when there are not too many.
-func suggestion(name string, known []string) string {
-	if near := nearest(name, known); near != "" {
+// suggest returns the second half of a message about an unknown name: the closest known name, else
+// the known names, at most 20.
+func suggest(name string, known []string) string {
+	if near := closest(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
-	const most = 20
+	const maxShown = 20
 	if len(known) == 0 {
-		return "there is none"
+		return "none is defined"
 	}
-	if len(known) > most {
-		return "known are " + strings.Join(known[:most], ", ") + ", …"
+	if len(known) > maxShown {
+		return "known are " + strings.Join(known[:maxShown], ", ") + ", …"
 	}
 	return "known are " + strings.Join(known, ", ")
 }
 
-// distance is how many letters must be added, dropped or changed to make b of a (Levenshtein). A very long a is far from all.
-func distance(a, b string) int {
+// editDistance returns the Levenshtein distance from a to b: the number of letters to add, drop or
+// change. For an a that is much longer than b it returns len(a), which no caller accepts as close.
+func editDistance(a, b string) int {
 	if len(a) > 2*len(b)+2 {
 		return len(a)
 	}

@@ -8,16 +8,18 @@ import (
 	"time"
 )
 
-// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB, TiB (powers of 1024, also as Kubernetes
-// writes them: Ki, Mi, Gi, Ti) or kB, MB, GB, TB (powers of 1000).
+// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB,
+// TiB (powers of 1024, also as Kubernetes writes them: Ki, Mi, Gi, Ti) or kB, MB, GB, TB (powers of
+// 1000).
 type Size int64
 
+// unit is a unit of sizes: factor is its number of bytes.
 type unit struct {
 	suffix string
 	factor int64
 }
 
-// sizeUnits, longest suffixes first so that MiB is not taken for B.
+// sizeUnits returns the units, longest suffixes first, so that MiB is not read as B.
 func sizeUnits() []unit {
 	return []unit{
 		{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
@@ -26,7 +28,7 @@ func sizeUnits() []unit {
 	}
 }
 
-// ParseSize reads a Size as it is written in the file.
+// ParseSize parses a Size as the file has it.
 func ParseSize(text string) (Size, error) {
 	digits, factor := text, int64(1)
 	for _, u := range sizeUnits() {
@@ -46,7 +48,7 @@ func ParseSize(text string) (Size, error) {
 	return Size(number * float64(factor)), nil
 }
 
-// String writes the size with the largest binary unit that leaves a whole number.
+// String returns the size with the largest binary unit that gives a whole number.
 func (s Size) String() string {
 	for _, u := range sizeUnits()[:4] {
 		if s != 0 && int64(s)%u.factor == 0 {
@@ -56,7 +58,8 @@ func (s Size) String() string {
 	return strconv.FormatInt(int64(s), 10) + "B"
 }
 
-// parseDuration reads a duration as it is written in the file. A bare number is refused, as nobody can tell its unit, except 0.
+// parseDuration parses a duration as the file has it. A number without a unit is an error, except
+// 0.
 func parseDuration(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil {

@@ -10,14 +10,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// redisCases are the cases about the URL of Redis.
 func redisCases() []ruleCase {
 	const (
 		scheme   = "1: redis: must be a URL such as redis://127.0.0.1:6379/0, or rediss:// for TLS"
-		hosts    = "1: redis: must name its hosts as host or host:port, several with commas between them"
+		hosts    = "1: redis: must name its hosts as host or host:port, with commas between several"
 		once     = "1: redis: must name each host once"
-		password = "1: redis: must give a password as user:password@ or :password@, with %XX for each of / ? # @ and % in it"
+		password = "1: redis: must give the password as user:password@ or :password@, with %XX for each of / ? # @ and % in it"
 		database = "1: redis: must end with the host and port, or with the number of a database such as /0"
-		cluster  = "1: redis: must have no database with several hosts, as a cluster has none"
+		cluster  = "1: redis: must have no database number with several hosts, because a Redis Cluster has none"
 	)
 	urls := map[string]string{
 		"":                                  "",
@@ -70,11 +71,12 @@ func redisCases() []ruleCase {
 	return cases
 }
 
+// tenantCases are the cases about tenants, their keys and limits.
 func tenantCases() []ruleCase {
 	const hash = "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself"
 	raised := func(tenant, key string) []string {
-		return []string{fmt.Sprintf("1: tenants[a].keys[0].priority: must be the tenant's, which is %s, or a lower one, is %s: "+
-			"a key can only lower the priority of its tenant", tenant, key)}
+		return []string{fmt.Sprintf("1: tenants[a].keys[0].priority: must be %s, which is the priority of the tenant, or lower, is %s: "+
+			"a key cannot raise the priority of its tenant", tenant, key)}
 	}
 	cases := []ruleCase{
 		{"key as a mapping without priority", "tenants: [{name: a, keys: [{hash: " + ones + "}]}]", nil},
@@ -89,11 +91,11 @@ func tenantCases() []ruleCase {
 		{"a key itself as a name", "tenants: [{name: a, keys: [{name: sk-secret, hash: " + ones + "}]}]",
 			[]string{"1: tenants[a].keys[0]: has an unknown field; known are hash, priority"}},
 		{"key twice, once as a mapping", "tenants: [{name: a, keys: [" + ones + "]}, {name: b, keys: [{hash: " + ones + "}]}]",
-			[]string{"1: tenants[b].keys[0].hash: the same key is on line 1, at tenants[a].keys[0]"}},
+			[]string{"1: tenants[b].keys[0].hash: the same key is on line 1, at tenants[a].keys[0]: remove one of them"}},
 		{"unknown priority of a key", "tenants: [{name: a, keys: [{hash: " + ones + ", priority: low}]}]",
-			[]string{"1: tenants[a].keys[0].priority: must be one of interactive, default, batch"}},
+			[]string{"1: tenants[a].keys[0].priority: must be one of interactive, default, batch, is low"}},
 		{"unknown priority of a tenant", "tenants: [{name: a, priority: low, keys: [{hash: " + ones + ", priority: batch}]}]",
-			[]string{"1: tenants[a].priority: must be one of interactive, default, batch"}},
+			[]string{"1: tenants[a].priority: must be one of interactive, default, batch, is low"}},
 		{"too much weight", "tenants: [{name: a, weight: 1000001}]", []string{"1: tenants[a].weight: must be at most 1000000, is 1000001"}},
 		{"no weight", "tenants: [{name: a, weight: 0}]", []string{"1: tenants[a].weight: must be at least 1, is 0"}},
 		{"limits of nothing", "tenants: [{name: a, limits: {requests_per_minute: 0, max_queue_bytes: 0}}]", nil},
@@ -115,6 +117,7 @@ func tenantCases() []ruleCase {
 		"tenants: [{name: a, keys: [{hash: " + ones + ", priority: interactive}]}]", raised("default", "interactive")})
 }
 
+// poolCases are the cases about pools and models with launcher none.
 func poolCases() []ruleCase {
 	const none = "models: [{name: a, launcher: none"
 	cases := []ruleCase{
@@ -122,21 +125,21 @@ func poolCases() []ruleCase {
 		{"pool", sims + ", aliases: [b]}]\npools: [{name: p, models: [b]}]", nil},
 		{"pool of what is discovered", "upstreams: [http://h]\npools: [{name: p, models: [b, org/c]}]", nil},
 		{"pool of itself where models are discovered", "upstreams: [http://h]\npools: [{name: p, models: [p]}]",
-			[]string{"2: pools[p].models[0]: p is a pool; a pool has models only"}},
+			[]string{"2: pools[p].models[0]: must be the name or alias of a model, and p is a pool"}},
 		{"pool of every model", "upstreams: [http://h]\npools: [{name: p, models: ['*', '']}]", []string{
-			"2: pools[p].models[0]: must be the name or alias of a model", "2: pools[p].models[1]: must be the name or alias of a model"}},
+			"2: pools[p].models[0]: must be the name or alias of a model, is *", "2: pools[p].models[1]: must be the name or alias of a model, is \"\""}},
 		{"pool of no model", sims + "}]\npools: [{name: p, models: [c]}]", []string{"2: pools[p].models[0]: there is no model c; known are a"}},
-		{"pool of nothing", "pools: [{name: p, models: []}]", []string{"1: pools[p].models: must name at least one model"}},
+		{"pool of nothing", "pools: [{name: p, models: []}]", []string{"1: pools[p].models: must name at least one model, is empty"}},
 		{"pool that says nothing", "pools: [{name: p}]", []string{"1: pools[p].models: required, and missing"}},
 		{"pool of a model and its alias", sims + ", aliases: [b]}]\npools:\n- name: p\n  models:\n  - a\n  - b",
-			[]string{"6: pools[p].models[1]: the same model is on line 5, at pools[p].models[0]"}},
+			[]string{"6: pools[p].models[1]: the same model is on line 5, at pools[p].models[0]: remove one of them"}},
 		{"one model in two pools", sims + "}]\npools: [{name: p, models: [a]}, {name: q, models: [a]}]", nil},
 		{"pool twice", sims + "}]\npools:\n- {name: p, models: [a]}\n- {name: p, models: [a]}",
-			[]string{"4: pools[p].name: p is taken by pools[p].name on line 3"}},
+			[]string{"4: pools[p].name: p is already used by pools[p].name on line 3: choose another name"}},
 		{"pool named as an alias", sims + ", aliases: [b]}]\npools: [{name: b, models: [a]}]",
-			[]string{"2: pools[b].name: b is taken by models[a].aliases[0] on line 1"}},
+			[]string{"2: pools[b].name: b is already used by models[a].aliases[0] on line 1: choose another name"}},
 		{"pool without a good name", sims + "}]\npools: [{name: '*', models: [a]}]",
-			[]string{"2: pools[*].name: must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most 200 in all"}},
+			[]string{"2: pools[*].name: must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most 200 characters, is *"}},
 		{"tenant of a pool", "tenants: [{name: t, models: [p]}]\n" + sims + "}]\npools: [{name: p, models: [a]}]", nil},
 	}
 	for _, given := range []string{"engine: sim", "version: '1'", "source: {name: org/x}", "replicas: {min: 1}", "variables: {seed: 1}",
@@ -148,12 +151,12 @@ func poolCases() []ruleCase {
 			field += "." + name
 		}
 		cases = append(cases, ruleCase{"only admitted, with " + field, none + ", " + given + "}]",
-			[]string{"1: models[a]." + field + ": has no effect with launcher: none"}})
+			[]string{"1: models[a]." + field + ": has no effect with launcher: none; remove it"}})
 	}
 	return cases
 }
 
-// No fault of any file shows a secret.
+// TestFaultsKeepSecrets checks that no fault shows a secret.
 func TestFaultsKeepSecrets(t *testing.T) {
 	t.Parallel()
 	for _, r := range ruleCases() {
@@ -163,7 +166,7 @@ func TestFaultsKeepSecrets(t *testing.T) {
 	}
 }
 
-// An alias in a pool becomes the name of its model, so that nobody else needs to know of aliases there.
+// TestPoolsHaveNames checks that an alias in a pool is replaced by the name of its model.
 func TestPoolsHaveNames(t *testing.T) {
 	t.Parallel()
 	c := parsed(t, "models: [{name: a, aliases: [b], launcher: none}, {name: c, launcher: none, aliases: [d]}]\npools: [{name: p, models: [d, b]}]")
@@ -172,7 +175,7 @@ func TestPoolsHaveNames(t *testing.T) {
 	}
 }
 
-// A key without a priority of its own has that of its tenant.
+// TestKeysHaveAPriority checks that a key without a priority gets the priority of its tenant.
 func TestKeysHaveAPriority(t *testing.T) {
 	t.Parallel()
 	c := parsed(t, "tenants: [{name: a, priority: batch, keys: ["+zeros+", {hash: "+ones+"}]}]")

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What is wrong with the sections that streams are told by is said with its place.
+// TestStreamRules checks faults of stream, moderation, tracing and peers.
 func TestStreamRules(t *testing.T) {
 	t.Parallel()
 	const model = "models: [{name: a, engine: sim, task: text-generation, "
@@ -16,9 +16,9 @@ func TestStreamRules(t *testing.T) {
 		model + "stream: {sample: 1.5}}]":                       "models[a].stream.sample: must be between 0 and 1, is 1.5",
 		model + "stream: {heartbeat: 1ms}}]":                    "models[a].stream.heartbeat: must be at least 100ms",
 		model + "stream: {mode: other}}]":                       "models[a].stream.mode: must be",
-		model + "protocol: grpc, stream: {mode: native}}]":      "models[a].stream.mode: cannot be native with protocol: grpc",
+		model + "protocol: grpc, stream: {mode: native}}]":      "models[a].stream.mode: must be managed or auto with protocol: grpc, is native",
 		model + "protocol: smtp}]":                              "models[a].protocol: must be",
-		rule + "patterns: ['(']}]":                              "moderation[r].patterns[0]: is no regular expression",
+		rule + "patterns: ['(']}]":                              "moderation[r].patterns[0]: must be a regular expression (RE2): ",
 		rule + "models: [b], literals: [x]}]":                   "moderation[r].models[0]:",
 		rule + "tenants: [b], literals: [x]}]":                  "moderation[r].tenants[0]: there is no tenant b",
 		rule + "window: 1KiB}]":                                 "moderation[r]: forbids nothing",
@@ -28,8 +28,8 @@ func TestStreamRules(t *testing.T) {
 		"tracing: {endpoint: 'http://h', sample: 2}":            "tracing.sample: must be between 0 and 1",
 		"tracing: {}":           "tracing.endpoint: required",
 		"peers: 127.0.0.1:9444": "peers: has no effect without redis",
-		"redis: redis://127.0.0.1:6379\npeers: 0.0.0.0:9444":                       "peers: must name the address",
-		"redis: redis://127.0.0.1:6379\nlisten: 127.0.0.1:80\npeers: 127.0.0.1:80": "peers: 127.0.0.1:80 is taken by another listener",
+		"redis: redis://127.0.0.1:6379\npeers: 0.0.0.0:9444":                       "peers: must be the address that the other gateways reach this one by, is 0.0.0.0:9444",
+		"redis: redis://127.0.0.1:6379\nlisten: 127.0.0.1:80\npeers: 127.0.0.1:80": "peers: 127.0.0.1:80 is also the address of another listener",
 	} {
 		if faults := faultsOf(t, file); len(faults) != 1 || !strings.Contains(faults[0], want) {
 			t.Errorf("%s\n%q, want %q", file, faults, want)

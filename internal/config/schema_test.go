@@ -20,17 +20,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "write golden files")
 
 const schemaFile = "../../examples/sluice.schema.json"
 
-// The schema for editors is made of the structs: their fields and tags, and the comments on them.
+// TestSchemaIsCurrent checks that the committed JSON Schema is the one generated from the structs:
+// their fields, tags and doc comments.
 func TestSchemaIsCurrent(t *testing.T) {
 	t.Parallel()
 	golden(t, schemaFile, schema(t))
 }
 
-// golden compares with a file, or writes it with -update.
+// golden compares got with a golden file. With -update it writes the file first.
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
 	if *update {
@@ -43,7 +44,7 @@ func golden(t *testing.T, file string, got []byte) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
-		t.Errorf("%s is not what the code makes; go test ./internal/config -update writes it anew: %s", file, diff)
+		t.Errorf("%s differs from the generated text; to write it: go test ./internal/config -update\n%s", file, diff)
 	}
 }
 
@@ -64,7 +65,8 @@ func TestExamplesFitTheSchema(t *testing.T) {
 	}
 }
 
-func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
+// TestSchemaRefusesWhatParseRefuses checks files that the schema and Parse must both refuse.
+func TestSchemaRefusesWhatParseRefuses(t *testing.T) {
 	t.Parallel()
 	check := compiled(t)
 	for _, file := range []string{
@@ -95,14 +97,15 @@ func TestSchemaRefusesWhatTheReaderRefuses(t *testing.T) {
 		"pools: [{name: a, models: b}]",
 	} {
 		if err := check.Validate(decoded(t, []byte(file))); err == nil {
-			t.Errorf("the schema lets pass: %s", file)
+			t.Errorf("the schema accepts: %s", file)
 		}
 		if _, err := Parse("f", []byte(file)); err == nil {
-			t.Errorf("the reader lets pass: %s", file)
+			t.Errorf("Parse accepts: %s", file)
 		}
 	}
 }
 
+// compiled compiles the schema of the file.
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema(t)))
@@ -116,6 +119,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return c.MustCompile("mem:///file")
 }
 
+// decoded returns YAML as plain Go values.
 func decoded(t *testing.T, data []byte) any {
 	t.Helper()
 	var value any
@@ -125,6 +129,7 @@ func decoded(t *testing.T, data []byte) any {
 	return value
 }
 
+// examples returns the paths of the example files.
 func examples(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../examples/*/sluice.yaml")
@@ -134,10 +139,10 @@ func examples(t *testing.T) []string {
 	return files
 }
 
-// schema makes the JSON Schema of the file. Draft 7, which editors know best.
+// schema generates the JSON Schema of the file. It uses draft 7, which editors support best.
 func schema(t *testing.T) []byte {
 	t.Helper()
-	w := schemaWriter{comments: comments(t, "config.go", "model.go", "upstream.go")}
+	w := schemaWriter{comments: comments(t)}
 	top := w.structure(reflect.TypeFor[Config]())
 	top["$schema"] = "http://json-schema.org/draft-07/schema#"
 	top["title"] = "The configuration file of Sluice"
@@ -148,13 +153,16 @@ func schema(t *testing.T) []byte {
 	return append(text, '\n')
 }
 
+// object is a JSON object.
 type object = map[string]any
 
+// schemaWriter converts Go types to JSON Schema.
 type schemaWriter struct {
-	// comments of fields, by Type.Field
+	// comments are the doc comments of fields, by Type.Field.
 	comments map[string]string
 }
 
+// structure returns the schema of a struct of the file.
 func (w schemaWriter) structure(t reflect.Type) object {
 	properties, required := object{}, []string{}
 	for i := range t.NumField() {
@@ -188,6 +196,7 @@ func (w schemaWriter) structure(t reflect.Type) object {
 	return s
 }
 
+// value returns the schema of a field of type t.
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
 	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream]():
@@ -212,18 +221,18 @@ func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	case reflect.Bool:
 		return object{"type": "boolean"}
 	case reflect.Int:
-		return withLeast(object{"type": "integer"}, tag)
+		return withLimits(object{"type": "integer"}, tag)
 	case reflect.Float64:
-		return withLeast(object{"type": "number"}, tag)
+		return withLimits(object{"type": "number"}, tag)
 	case reflect.Interface:
 		return object{}
 	}
-	if list := tag.Get("oneof"); list != "" {
+	if allowed := allowedValues(t, tag); allowed != nil {
 		var values []any
-		for _, text := range strings.Split(list, ",") {
+		for _, text := range allowed {
 			values = append(values, text)
 			if number, err := strconv.Atoi(text); err == nil {
-				values = append(values, number) // which YAML makes of it without quotes
+				values = append(values, number) // YAML reads the text without quotes as a number
 			}
 		}
 		return object{"enum": values}
@@ -234,19 +243,25 @@ func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	return object{"type": "string"}
 }
 
-func withLeast(s object, tag reflect.StructTag) object {
-	if least, err := strconv.ParseFloat(tag.Get("least"), 64); err == nil {
-		s["minimum"] = least
+// withLimits adds the tags min and max to a schema.
+func withLimits(s object, tag reflect.StructTag) object {
+	if minimum, err := strconv.ParseFloat(tag.Get("min"), 64); err == nil {
+		s["minimum"] = minimum
 	}
-	if most, err := strconv.ParseFloat(tag.Get("most"), 64); err == nil {
-		s["maximum"] = most
+	if maximum, err := strconv.ParseFloat(tag.Get("max"), 64); err == nil {
+		s["maximum"] = maximum
 	}
 	return s
 }
 
-// comments reads the comments of struct fields out of Go files.
-func comments(t *testing.T, files ...string) map[string]string {
+// comments returns the doc comments of struct fields in the Go files of this package, by
+// Type.Field.
+func comments(t *testing.T) map[string]string {
 	t.Helper()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
 	found := map[string]string{}
 	for _, file := range files {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
@@ -263,6 +278,7 @@ func comments(t *testing.T, files ...string) map[string]string {
 	return found
 }
 
+// fieldComments adds the doc comments of the fields of a struct to found.
 func fieldComments(spec *ast.TypeSpec, found map[string]string) {
 	s, ok := spec.Type.(*ast.StructType)
 	if !ok {

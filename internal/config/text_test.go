@@ -46,7 +46,7 @@ func TestNearest(t *testing.T) {
 		"lisen": "listen", "model": "models", "tenats": "tenants", "maxbody": "max_body", "Models": "models", "mni": "", "max": "", "xyz": "", "": "",
 		strings.Repeat("models", 1000): "",
 	} {
-		if got := nearest(name, known); got != want {
+		if got := closest(name, known); got != want {
 			t.Errorf("%.20q: %q, want %q", name, got, want)
 		}
 	}
@@ -58,7 +58,7 @@ func TestDistance(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"flaw", "lawn", 2}} {
-		if got := distance(tt.a, tt.b); got != tt.want {
+		if got := editDistance(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q to %q: %d, want %d", tt.a, tt.b, got, tt.want)
 		}
 	}
@@ -69,13 +69,13 @@ func TestShown(t *testing.T) {
 	for name, want := range map[string]string{
 		"a-b.c_1": "a-b.c_1", "": `""`, "a b": `"a b"`, "a\n": `"a\n"`, "\xff": `"\xff"`, strings.Repeat("a", 100): `"` + strings.Repeat("a", 60) + `…"`,
 	} {
-		if got := shown(name); got != want {
+		if got := quoted(name); got != want {
 			t.Errorf("%q: %s, want %s", name, got, want)
 		}
 	}
 }
 
-// The tasks that the file may name are all that there are.
+// TestTasksAreTheTasks checks that the file accepts exactly the tasks of package engines.
 func TestTasksAreTheTasks(t *testing.T) {
 	t.Parallel()
 	for _, task := range append(engines.Tasks(), "painting") {

@@ -37,10 +37,10 @@ upstreams: [{url: http://h/v1}, https://h/openai2]
 	want := []Upstream{
 		{URL: "http://h:80"},
 		{URL: "https://h:443/openai", APIKeyEnv: "SLUICE_TEST_KEY", CAFile: file, CA: ca,
-			Headers: map[string]string{"X-Org": "${SLUICE_TEST_ORG}-${SLUICE_TEST_ORG}", "X-Literal": "$5 {off} 100%"},
-			Sent:    map[string]string{"authorization": "Bearer sk-1", "x-org": "org-org", "x-literal": "$5 {off} 100%"}},
+			Headers:        map[string]string{"X-Org": "${SLUICE_TEST_ORG}-${SLUICE_TEST_ORG}", "X-Literal": "$5 {off} 100%"},
+			RequestHeaders: map[string]string{"authorization": "Bearer sk-1", "x-org": "org-org", "x-literal": "$5 {off} 100%"}},
 		{URL: "https://[::1]:8443", InsecureSkipVerify: true, Headers: map[string]string{"Api-Key": "${SLUICE_TEST_KEY}"},
-			Sent: map[string]string{"api-key": "sk-1"}},
+			RequestHeaders: map[string]string{"api-key": "sk-1"}},
 	}
 	if d := cmp.Diff(want, c.Models[0].Upstreams); d != "" {
 		t.Error(d)
@@ -53,7 +53,7 @@ upstreams: [{url: http://h/v1}, https://h/openai2]
 	}
 }
 
-// Whatever is wrong is told with its line, and never with a secret.
+// TestUpstreamFaults checks faults of upstreams: each has its line, and none shows a secret.
 func TestUpstreamFaults(t *testing.T) {
 	t.Setenv("SLUICE_TEST_KEY", "sk-secret")
 	t.Setenv("SLUICE_TEST_BROKEN", "sk-secret\nx: y")
@@ -76,37 +76,37 @@ func TestUpstreamFaults(t *testing.T) {
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{
-			"3: upstreams[0].api_key_env: names an environment variable that is not set",
-			"5: upstreams[0].headers.x: names an environment variable that is not set"}},
+			"3: upstreams[0].api_key_env: names an environment variable that is not set or empty: set it before Sluice starts",
+			"5: upstreams[0].headers.x: names an environment variable that is not set or empty: set it before Sluice starts"}},
 		{"an empty name", "upstreams: [{url: http://h, api_key_env: ''}]", []string{
 			"1: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"values that no header has", "upstreams: [{url: http://h, api_key_env: SLUICE_TEST_BROKEN, headers: {x: ' secret', y: '${SLUICE_TEST_BROKEN}', z: '${secret'}}]", []string{
-			"1: upstreams[0].api_key_env: has a value that no header can have: a line break, a space at an end, or the like",
-			"1: upstreams[0].headers.x: has a value that no header can have: a line break, a space at an end, or the like",
-			"1: upstreams[0].headers.y: has a value that no header can have: a line break, a space at an end, or the like",
-			"1: upstreams[0].headers.z: has ${ without }"}},
+			"1: upstreams[0].api_key_env: has a value with a line break or another control character, so it cannot be a header",
+			"1: upstreams[0].headers.x: has a value with a space at its beginning or end, so it cannot be a header",
+			"1: upstreams[0].headers.y: has a value with a line break or another control character, so it cannot be a header",
+			"1: upstreams[0].headers.z: has ${ without }: write the name of an environment variable as ${NAME}"}},
 		{"headers that are not the file's", "upstreams: [{url: http://h, api_key_env: SLUICE_TEST_KEY, headers: {Host: a, Authorization: secret, X-Sluice-Tenant: b, 'a b': c, X: d, x: e}}]", []string{
-			"1: upstreams[0].headers.\"a b\": cannot be the name of a header",
-			"1: upstreams[0].headers.Authorization: is what api_key_env sets: leave one of them out",
-			"1: upstreams[0].headers.Host: is set by Envoy or Sluice",
-			"1: upstreams[0].headers.X-Sluice-Tenant: is set by Envoy or Sluice",
-			"1: upstreams[0].headers.x: is there twice: upper and lower case are the same"}},
+			"1: upstreams[0].headers.\"a b\": cannot be the name of a header: use letters, digits and -",
+			"1: upstreams[0].headers.Authorization: is also set by api_key_env: remove one of them",
+			"1: upstreams[0].headers.Host: is set by Envoy or Sluice: remove it",
+			"1: upstreams[0].headers.X-Sluice-Tenant: is set by Envoy or Sluice: remove it",
+			"1: upstreams[0].headers.x: is given twice, as names of headers ignore case: remove one of them"}},
 		{"TLS without TLS", "upstreams: [{url: http://h, ca_file: " + empty + ", insecure_skip_verify: true}]", []string{
-			"1: upstreams[0].ca_file: has no effect with an http:// URL",
-			"1: upstreams[0].insecure_skip_verify: has no effect with an http:// URL"}},
+			"1: upstreams[0].ca_file: has no effect with an http:// URL; remove it",
+			"1: upstreams[0].insecure_skip_verify: has no effect with an http:// URL; remove it"}},
 		{"certificates for nothing", "upstreams: [{url: https://h, ca_file: " + empty + ", insecure_skip_verify: true}]", []string{
-			"1: upstreams[0].ca_file: has no effect with insecure_skip_verify: true"}},
+			"1: upstreams[0].ca_file: has no effect with insecure_skip_verify: true; remove it"}},
 		{"no certificates", "upstreams: [{url: https://h, ca_file: none.pem}, {url: https://i, ca_file: " + empty + "}, {url: https://j, ca_file: /dev/zero}]", []string{
 			"1: upstreams[0].ca_file: cannot be used: no such file or directory",
-			"1: upstreams[1].ca_file: cannot be used: it holds no certificate as PEM",
-			"1: upstreams[2].ca_file: cannot be used: it is no file, or a very large one"}},
+			"1: upstreams[1].ca_file: cannot be used: it holds no certificate in PEM format",
+			"1: upstreams[2].ca_file: cannot be used: it is not a regular file"}},
 		{"paths", "upstreams: ['http://h/a//b', 'http://h/a/../b', 'http://h/%2e', 'http://h/a%20b', 'http://h/a?']", append(
-			repeat("1: upstreams[%]: must have a plain path, of letters, digits and _ - . / : @ + ~ alone", 4),
+			repeat("1: upstreams[%]: must have a path of letters, digits and _ - . / : @ + ~ only, without empty steps, . and ..", 4),
 			"1: upstreams[4]: must be a URL such as http://10.0.0.5:8000")},
 		{"one server twice", "upstreams: [https://h/a, https://h:443/a/v1, http://h:443/a, https://h/b]", []string{
-			"1: upstreams[1]: the same server is on line 1, at upstreams[0]", "1: upstreams[2]: the same server is on line 1, at upstreams[0]"}},
+			"1: upstreams[1]: the same server is on line 1, at upstreams[0]: remove one of them", "1: upstreams[2]: the same server is on line 1, at upstreams[0]: remove one of them"}},
 		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, headers: {x: secret}}]}", []string{
-			"3: models[b].upstreams[1]: the same server is on line 2, at models[a].upstreams[0], and is called in another way there"}},
+			"3: models[b].upstreams[1]: the same server is on line 2, at models[a].upstreams[0], with other settings: give it the same ones here"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := faultsOf(t, c.file)
@@ -114,7 +114,7 @@ func TestUpstreamFaults(t *testing.T) {
 				t.Error(d)
 			}
 			if text := strings.Join(got, "\n"); strings.Contains(text, "secret") {
-				t.Errorf("a secret is told: %s", text)
+				t.Errorf("a fault shows a secret: %s", text)
 			}
 		})
 	}

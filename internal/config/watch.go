@@ -6,80 +6,88 @@ import (
 	"time"
 )
 
-// WatcherConfig is what a Watcher works on.
+// WatcherConfig holds what a Watcher needs.
 type WatcherConfig struct {
-	// Current is the configuration in force; its File is what is watched. One that did not come from a file stays in force.
+	// Current is the configuration in force. The Watcher watches its File. A configuration without
+	// a File stays in force for ever.
 	Current *Config
-	// Every is the pause between two looks at the file. 0: 1s.
+	// Every is the pause between two reads of the file. 0 means 1s.
 	Every time.Duration
-	// Apply puts a new configuration in force, never twice at once. When it fails, what was in force stays in force and the error
-	// is shown as a fault. It must not call Reload.
+	// Apply puts a new configuration in force. It is never called concurrently. When it fails, the
+	// old configuration stays in force and Status shows the error as a fault. Apply must not call
+	// Reload. nil: every new configuration is accepted.
 	Apply func(next *Config) error
-	// OnFault is called with the Faults of the file, once for each content that is refused. nil: only Status shows them.
+	// OnFault is called with the Faults of the file, once for each content that is rejected. nil:
+	// only Status shows the faults.
 	OnFault func(error)
 }
 
-// Watcher keeps the configuration in force up to date with its file. A file that is at fault changes nothing: what was in force
-// stays in force, and Status has the faults.
+// Watcher replaces the configuration in force when its file changes. A file with a fault changes
+// nothing: the old configuration stays in force, and Status has the faults.
 //
-// The file is looked at by content, so that it does not matter how it is replaced (an editor, a rename, a mounted ConfigMap), and
-// a new content is taken only when two looks in a row have found it: a file that is just being written is left alone.
+// The Watcher compares contents, so it does not matter how the file is replaced (an editor, a
+// rename, a mounted ConfigMap). A new content is loaded only when two reads in a row have returned
+// it. So a file that is still being written is not loaded.
 type Watcher struct {
 	config WatcherConfig
-	start  *Config
+	// initial is the configuration that Sluice was started with.
+	initial *Config
 
-	// reading is held while the file is looked at and the callbacks run
-	reading sync.Mutex
-	// seen is the hash of the content at the last look; guarded by reading
-	seen string
-	// judged is the hash of the content that was last taken or refused; guarded by reading
-	judged string
+	// reloadMu is held while the file is read and while the callbacks run. It is locked before mu.
+	// It guards lastRead and lastDecided.
+	reloadMu sync.Mutex
+	// lastRead is the contentID of the last read.
+	lastRead string
+	// lastDecided is the contentID that was last put in force or rejected.
+	lastDecided string
 
+	// mu guards the fields below.
 	mu sync.Mutex
-	// current is the configuration in force; guarded by mu
+	// current is the configuration in force.
 	current *Config
-	// status is what Status returns; guarded by mu
+	// status is the result of Status.
 	status Status
 }
 
-// Status is what the operator sees of the file.
+// Status is the state of the file for the operator.
 type Status struct {
-	// Path of the file.
+	// Path is the path of the file.
 	Path string `json:"path"`
 	// Hash is the SHA-256 of the content in force, in hex.
 	Hash string `json:"hash"`
-	// LoadedAt is when it came into force.
+	// LoadedAt is the time at which the content in force was loaded.
 	LoadedAt time.Time `json:"loaded_at"`
-	// Faults of the content that the file has now, if that is not the one in force.
+	// Faults are the faults of the file's content, if that content was rejected.
 	Faults Faults `json:"faults,omitempty"`
-	// NeedsRestart names the fields of the configuration in force whose new values wait for the next start.
+	// NeedsRestart names the fields in force whose new values take effect only when Sluice is
+	// restarted.
 	NeedsRestart []string `json:"needs_restart,omitempty"`
 }
 
-// Problems puts what the operator should know of the file into sentences: its faults, and what waits for the next start.
-func (s Status) Problems() []string {
-	var problems []string
+// Messages returns one sentence for each fault, and one for each field that needs a restart.
+func (s Status) Messages() []string {
+	var messages []string
 	for _, fault := range s.Faults {
-		problems = append(problems, fault.Error())
+		messages = append(messages, fault.Error())
 	}
 	for _, field := range s.NeedsRestart {
-		problems = append(problems, s.Path+": "+field+": the new value takes effect when Sluice is started again")
+		messages = append(messages, s.Path+": "+field+": the new value takes effect when Sluice is restarted")
 	}
-	return problems
+	return messages
 }
 
-// NewWatcher returns a Watcher that has not looked at the file yet.
+// NewWatcher returns a Watcher that has not read the file yet.
 func NewWatcher(c WatcherConfig) *Watcher {
 	if c.Every == 0 {
 		c.Every = time.Second
 	}
 	return &Watcher{
-		config: c, start: c.Current, current: c.Current, seen: c.Current.Hash, judged: c.Current.Hash,
+		config: c, initial: c.Current, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
 		status: Status{Path: c.Current.File, Hash: c.Current.Hash, LoadedAt: time.Now()},
 	}
 }
 
-// Run looks at the file every so often until ctx ends.
+// Run reads the file periodically until ctx is done. It returns nil.
 func (w *Watcher) Run(ctx context.Context) error {
 	if w.config.Current.File == "" {
 		<-ctx.Done()
@@ -92,68 +100,71 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			w.look()
+			w.poll()
 		}
 	}
 }
 
-// look takes the file when its content is new and has stayed the same since the last look.
-func (w *Watcher) look() {
-	w.reading.Lock()
-	defer w.reading.Unlock()
+// poll reads the file, and loads its content if it is new and the same as at the last read.
+func (w *Watcher) poll() {
+	w.reloadMu.Lock()
+	defer w.reloadMu.Unlock()
 	data, err := read(w.config.Current.File)
-	hash := fingerprint(data, err)
-	settled := hash == w.seen
-	w.seen = hash
-	if settled && hash != w.judged {
-		_ = w.judge(data, err)
+	id := contentID(data, err)
+	settled := id == w.lastRead
+	w.lastRead = id
+	if settled && id != w.lastDecided {
+		_ = w.decideLocked(data, err) // the faults are in Status
 	}
 }
 
-// Reload looks at the file now, as for SIGHUP, and takes what it finds at once. The error is Faults.
+// Reload reads the file now, as for SIGHUP, and loads its content at once. The error is Faults.
 func (w *Watcher) Reload() error {
 	if w.config.Current.File == "" {
-		return Faults{{Message: "the configuration did not come from a file, so there is nothing to read again"}}
+		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: restart Sluice with --config"}}
 	}
-	w.reading.Lock()
-	defer w.reading.Unlock()
+	w.reloadMu.Lock()
+	defer w.reloadMu.Unlock()
 	data, err := read(w.config.Current.File)
-	w.seen = fingerprint(data, err)
-	return w.judge(data, err)
+	w.lastRead = contentID(data, err)
+	return w.decideLocked(data, err)
 }
 
-// fingerprint tells contents apart, and reasons why there is none.
-func fingerprint(data []byte, err error) string {
+// contentID identifies a content by its hash, or the reason why there is none.
+func contentID(data []byte, err error) string {
 	if err != nil {
 		return "cannot be read: " + reasonOf(err)
 	}
 	return hashOf(data)
 }
 
-// judge takes a content or refuses it. w.reading is held.
-func (w *Watcher) judge(data []byte, unread error) error {
-	w.judged = w.seen
-	if faults := w.try(data, unread); len(faults) > 0 {
-		w.mu.Lock()
-		w.status.Faults = faults
-		w.mu.Unlock()
-		if w.config.OnFault != nil {
-			w.config.OnFault(faults)
-		}
-		return faults
+// decideLocked puts the last read content in force, or rejects it and reports its faults.
+// w.reloadMu is held.
+func (w *Watcher) decideLocked(data []byte, readErr error) error {
+	w.lastDecided = w.lastRead
+	faults := w.loadLocked(data, readErr)
+	if len(faults) == 0 {
+		return nil
 	}
-	return nil
+	w.mu.Lock()
+	w.status.Faults = faults
+	w.mu.Unlock()
+	if w.config.OnFault != nil {
+		w.config.OnFault(faults)
+	}
+	return faults
 }
 
-// try reads a content and puts it in force. The same content as the one in force only takes the faults back.
-func (w *Watcher) try(data []byte, unread error) Faults {
+// loadLocked parses a content and puts it in force. If it is the content in force, loadLocked only
+// clears the faults. w.reloadMu is held.
+func (w *Watcher) loadLocked(data []byte, readErr error) Faults {
 	file := w.config.Current.File
-	if unread != nil {
-		return unreadable(file, unread)
+	if readErr != nil {
+		return unreadableFile(file, readErr)
 	}
-	next, err := parse(file, data)
-	if err != nil {
-		return err
+	next, faults := parse(file, data)
+	if len(faults) > 0 {
+		return faults
 	}
 	next.File = file
 	if next.Hash != w.Current().Hash && w.config.Apply != nil {
@@ -161,11 +172,12 @@ func (w *Watcher) try(data []byte, unread error) Faults {
 			return Faults{{File: file, Message: err.Error()}}
 		}
 	}
-	w.take(next)
+	w.setCurrent(next)
 	return nil
 }
 
-func (w *Watcher) take(next *Config) {
+// setCurrent makes next the configuration in force and clears the faults.
+func (w *Watcher) setCurrent(next *Config) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.status.Faults = nil
@@ -174,17 +186,17 @@ func (w *Watcher) take(next *Config) {
 	}
 	w.current = next
 	w.status.Hash, w.status.LoadedAt = next.Hash, time.Now()
-	w.status.NeedsRestart = w.start.NeedsRestart(next)
+	w.status.NeedsRestart = w.initial.NeedsRestart(next)
 }
 
-// Current is the configuration in force.
+// Current returns the configuration in force.
 func (w *Watcher) Current() *Config {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.current
 }
 
-// Status is what there is to see of the file now.
+// Status returns the state of the file. The caller must not change it.
 func (w *Watcher) Status() Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -20,18 +20,19 @@ const (
 	wrong     = "models: [{name: a}]\n"
 )
 
-// watched is a Watcher that runs in a synctest bubble, on a file that a test writes.
+// watched is a Watcher in a synctest bubble, on a file that the test writes.
 type watched struct {
 	*Watcher
 	t    *testing.T
 	file string
 
-	mu      sync.Mutex // for all below
+	mu      sync.Mutex // guards the fields below
 	applied []int      // models of each configuration that was put in force
 	faults  []string
 	refuse  error // what Apply returns
 }
 
+// watch returns a Watcher on a file with this content.
 func watch(t *testing.T, content string) *watched {
 	t.Helper()
 	w := &watched{t: t, file: filepath.Join(t.TempDir(), "sluice.yaml")}
@@ -77,20 +78,21 @@ func (w *watched) write(content string) {
 	}
 }
 
-// refuseWith makes Apply return an error from now on, or not.
+// refuseWith makes Apply return err from now on; nil makes it succeed.
 func (w *watched) refuseWith(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.refuse = err
 }
 
-// looks lets the Watcher look so many times.
-func (w *watched) looks(n int) {
+// polls lets the Watcher poll n times.
+func (w *watched) polls(n int) {
 	time.Sleep(time.Duration(n) * time.Second)
 	synctest.Wait()
 }
 
-// expect compares what has been applied and refused so far, and what is in force.
+// expect compares the configurations applied and the faults reported so far, and checks the
+// configuration in force.
 func (w *watched) expect(when string, applied []int, faults []string) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -106,66 +108,67 @@ func (w *watched) expect(when string, applied []int, faults []string) {
 	}
 }
 
-const wrongFault = "1: models[a].engine: required with launcher: local; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"
+const wrongFault = "1: models[a].engine: required with launcher: local, and missing; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"
 
-func TestWatcherTakesAGoodFile(t *testing.T) {
+func TestWatcherLoadsAValidFile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, oneModel)
 		w.run()
 		start := w.Status()
-		w.looks(3)
+		w.polls(3)
 		w.expect("nothing changed", nil, nil)
 		w.write(twoModels)
-		w.looks(1)
+		w.polls(1)
 		w.expect("seen once", nil, nil)
-		w.looks(1)
+		w.polls(1)
 		w.expect("seen twice", []int{2}, nil)
-		w.looks(3)
+		w.polls(3)
 		w.expect("later", []int{2}, nil)
 		status := w.Status()
 		if status.Path != w.file || status.Hash == start.Hash || status.Hash != w.Current().Hash || status.LoadedAt.Sub(start.LoadedAt) != 5*time.Second {
 			t.Errorf("%+v", status)
 		}
 		w.write(oneModel)
-		w.looks(2)
+		w.polls(2)
 		w.expect("back again", []int{2, 1}, nil)
 	})
 }
 
-func TestWatcherKeepsWhatIsInForce(t *testing.T) {
+func TestWatcherKeepsTheConfigurationInForce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, oneModel)
 		w.run()
 		w.write(wrong)
-		w.looks(5)
+		w.polls(5)
 		w.expect("a bad file is refused once", nil, []string{wrongFault})
 		status := w.Status()
 		if len(status.Faults) != 1 || status.Faults[0].Line != 1 || status.Hash != w.Current().Hash || len(w.Current().Models) != 1 {
 			t.Errorf("%+v", status)
 		}
-		if want := []string{w.file + ":" + wrongFault}; cmp.Diff(want, status.Problems()) != "" {
-			t.Errorf("problems: %q", status.Problems())
+		if want := []string{w.file + ":" + wrongFault}; cmp.Diff(want, status.Messages()) != "" {
+			t.Errorf("messages: %q", status.Messages())
 		}
 		w.write(oneModel)
-		w.looks(2)
+		w.polls(2)
 		w.expect("the file in force again", nil, []string{wrongFault})
 		if status := w.Status(); len(status.Faults) > 0 {
-			t.Errorf("faults of a file that is no more: %v", status.Faults)
+			t.Errorf("faults of an old content remain: %v", status.Faults)
 		}
 		if err := os.Remove(w.file); err != nil {
 			t.Fatal(err)
 		}
-		w.looks(2)
+		w.polls(2)
 		w.expect("no file", nil, []string{wrongFault, " cannot be read: no such file or directory"})
 		w.write(twoModels)
-		w.looks(2)
+		w.polls(2)
 		w.expect("a file again", []int{2}, []string{wrongFault, " cannot be read: no such file or directory"})
 	})
 }
 
-// A file that grows while it is written is not taken before it has come to rest, even if each part is good by itself.
+// TestWatcherWaitsForTheWriter checks that a file that is still growing is not loaded, even if each
+// part of it is valid.
 func TestWatcherWaitsForTheWriter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -173,12 +176,12 @@ func TestWatcherWaitsForTheWriter(t *testing.T) {
 		w.run()
 		for i := range 5 {
 			w.write(strings.Repeat("# more\n", i))
-			w.looks(1)
+			w.polls(1)
 		}
 		w.write(oneModel)
-		w.looks(1)
+		w.polls(1)
 		w.expect("while it is written", nil, nil)
-		w.looks(1)
+		w.polls(1)
 		w.expect("at rest", []int{1}, nil)
 	})
 }
@@ -202,12 +205,13 @@ func TestWatcherReload(t *testing.T) {
 		if err := w.Reload(); !errors.As(err, &faults) || len(faults) != 1 {
 			t.Errorf("reload of a bad file: %v", err)
 		}
-		w.looks(3)
+		w.polls(3)
 		w.expect("once each", []int{2}, []string{wrongFault})
 	})
 }
 
-// What cannot be put in force is refused like a bad file, and is tried again when asked for.
+// TestWatcherApplyFails checks that a configuration that Apply rejects is reported like a file with
+// faults, and tried again on Reload.
 func TestWatcherApplyFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -215,7 +219,7 @@ func TestWatcherApplyFails(t *testing.T) {
 		w.run()
 		w.refuseWith(errors.New("no room"))
 		w.write(twoModels)
-		w.looks(4)
+		w.polls(4)
 		w.expect("refused", nil, []string{" no room"})
 		if len(w.Current().Models) != 1 || len(w.Status().Faults) != 1 {
 			t.Errorf("in force: %d models, %v", len(w.Current().Models), w.Status().Faults)
@@ -240,25 +244,25 @@ func TestWatcherNamesWhatNeedsARestart(t *testing.T) {
 		if err := w.Reload(); err != nil {
 			t.Fatal(err)
 		}
-		want := []string{w.file + ": admin: the new value takes effect when Sluice is started again"}
-		if diff := cmp.Diff(want, w.Status().Problems()); diff != "" {
+		want := []string{w.file + ": admin: the new value takes effect when Sluice is restarted"}
+		if diff := cmp.Diff(want, w.Status().Messages()); diff != "" {
 			t.Error(diff)
 		}
 		w.write(twoModels)
 		if err := w.Reload(); err != nil {
 			t.Fatal(err)
 		}
-		if problems := w.Status().Problems(); len(problems) > 0 {
-			t.Errorf("back to what it was started with: %q", problems)
+		if messages := w.Status().Messages(); len(messages) > 0 {
+			t.Errorf("back to the values of the start: %q", messages)
 		}
 	})
 }
 
 func TestWatcherWithoutAFile(t *testing.T) {
 	t.Parallel()
-	w := NewWatcher(WatcherConfig{Current: Default()})
+	w := NewWatcher(WatcherConfig{Current: parsed(t, "")})
 	if err := w.Reload(); err == nil {
-		t.Error("there is nothing to reload")
+		t.Error("Reload succeeded without a file")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -165,7 +165,7 @@ func urls(servers []config.Upstream) []string {
 // access fills in how the servers are called. The file's check has seen to it that a server is called in one way only.
 func access(all map[string]upstream.Access, servers []config.Upstream) {
 	for _, s := range servers {
-		all[s.URL] = upstream.Access{Headers: s.Sent, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
+		all[s.URL] = upstream.Access{Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
 	}
 }
 

@@ -97,7 +97,7 @@ func (o *objects) with(file *config.Config) (*config.Config, error) {
 			places = append(places, i)
 		}
 	}
-	joint, refused, err := file.With(items) // without the lock: of hundreds of objects this takes a while
+	joint, refused, err := file.WithObjects(items) // without the lock: of hundreds of objects this takes a while
 	again := false
 	for _, r := range refused {
 		j := &all[places[r.Object]]
@@ -107,7 +107,7 @@ func (o *objects) with(file *config.Config) (*config.Config, error) {
 		}
 	}
 	if err == nil && again {
-		joint, refused, err = file.With(items)
+		joint, refused, err = file.WithObjects(items)
 		for _, r := range refused {
 			j := &all[places[r.Object]]
 			j.held, j.refused = false, cmp.Or(j.refused, sentences(r.Faults))

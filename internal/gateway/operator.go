@@ -47,7 +47,7 @@ func (g *gateway) status() admin.Status {
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.sharedStatus(),
-		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Problems()},
+		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Messages()},
 	}
 	s.Problems = g.problems()
 	if x.LastNack != nil {

@@ -1,0 +1,107 @@
+package config
+
+import (
+	"net/netip"
+	"strings"
+)
+
+// checkListeners checks the addresses that Sluice and Envoy listen on. With auth.mode none they
+// must all be on loopback.
+func (k *checker) checkListeners() {
+	listen, ok := k.checkAddress(path{"listen"}, &k.config.Listen)
+	admin, ok2 := k.checkAddress(path{"admin"}, &k.config.Admin)
+	k.checkControl(listen, admin)
+	k.checkPeers(listen, admin)
+	if !ok || !ok2 {
+		return
+	}
+	if overlap(listen, admin) {
+		k.faultf(path{"admin"}, "%s is also the address of listen (%s): choose another port", admin, listen)
+	}
+	if k.config.Auth.Mode != AuthNone {
+		return
+	}
+	for name, address := range map[string]netip.AddrPort{"listen": listen, "admin": admin} {
+		if !address.Addr().IsLoopback() {
+			k.faultf(path{"auth", "mode"}, "none admits everybody, so every listener must be on loopback, and %s is %s: set %s: 127.0.0.1:%d, or mode: keys",
+				name, address, name, address.Port())
+		}
+	}
+}
+
+// overlap tells whether two listeners cannot exist together: they have the same port, and the same
+// address or one of them has all addresses.
+func overlap(a, b netip.AddrPort) bool {
+	return a.Port() == b.Port() && (a.Addr() == b.Addr() || a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
+}
+
+// checkControl checks the address that nodes join on. others are the other listeners; an invalid
+// one is ignored.
+func (k *checker) checkControl(others ...netip.AddrPort) {
+	at := path{"control"}
+	if k.config.Control == "" {
+		return
+	}
+	if control, ok := k.checkAddress(at, &k.config.Control); ok {
+		k.checkOverlap(at, control, others)
+	}
+}
+
+// checkPeers checks the address that other gateways reach this one by. others are the other
+// listeners; an invalid one is ignored.
+func (k *checker) checkPeers(others ...netip.AddrPort) {
+	at := path{"peers"}
+	if k.config.Peers == "" {
+		return
+	}
+	address, ok := k.checkAddress(at, &k.config.Peers)
+	switch {
+	case !ok || !k.checkOverlap(at, address, others):
+	case k.config.Redis == "" && k.valid(path{"redis"}):
+		k.faultf(at, "has no effect without redis, by which gateways find each other: set redis, or remove peers")
+	case address.Addr().IsUnspecified():
+		k.faultf(at, "must be the address that the other gateways reach this one by, is %s, which is all addresses", address)
+	}
+}
+
+// checkOverlap reports a listener that overlaps with one of others, and returns whether there is
+// none.
+func (k *checker) checkOverlap(at path, address netip.AddrPort, others []netip.AddrPort) bool {
+	for _, other := range others {
+		if other.IsValid() && overlap(address, other) {
+			k.faultf(at, "%s is also the address of another listener (%s): choose another port", address, other)
+			return false
+		}
+	}
+	return true
+}
+
+// checkAddress parses host:port and rewrites it with an IP address as host.
+func (k *checker) checkAddress(at path, text *string) (netip.AddrPort, bool) {
+	if !k.valid(at) {
+		return netip.AddrPort{}, false
+	}
+	host, port, found := cutLast(*text, ":")
+	switch {
+	case host == "localhost":
+		host = "127.0.0.1"
+	case host == "" && found:
+		host = "0.0.0.0"
+	}
+	address, err := netip.ParseAddrPort(host + ":" + port)
+	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
+		k.faultf(at, "must be host:port with an IP address as host, such as 127.0.0.1:8080, is %s", quoted(*text))
+		return netip.AddrPort{}, false
+	}
+	*text = address.String()
+	return address, true
+}
+
+// cutLast cuts text around the last separator. Without a separator before is the whole text.
+func cutLast(text, separator string) (before, after string, found bool) {
+	i := strings.LastIndex(text, separator)
+	if i < 0 {
+		return text, "", false
+	}
+	return text[:i], text[i+len(separator):], true
+}

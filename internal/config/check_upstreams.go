@@ -1,0 +1,174 @@
+package config
+
+import (
+	"maps"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// knownUpstream is an upstream that a list of the file has, and its path.
+type knownUpstream struct {
+	Upstream
+	at path
+}
+
+// checkUpstreams checks a list of servers and fills in what the file only refers to: secrets and
+// certificates.
+func (k *checker) checkUpstreams(at path, list []Upstream) {
+	var servers []named
+	for i := range list {
+		u, where := &list[i], at.item(i)
+		if !k.checkUpstream(where, u) {
+			continue
+		}
+		id := serverID(u.URL)
+		servers = append(servers, named{id, where})
+		if other, known := k.knownUpstreams[id]; known && !reflect.DeepEqual(other.Upstream, *u) {
+			k.faultf(where, "the same server is%s at %s, with other settings: give it the same ones here", k.onLine(other.at), k.display(other.at))
+		}
+	}
+	k.checkRepeated(servers, "server")
+	if k.knownUpstreams == nil {
+		k.knownUpstreams = map[string]knownUpstream{}
+	}
+	for i := range list {
+		if id := serverID(list[i].URL); k.valid(at.item(i)) {
+			k.knownUpstreams[id] = knownUpstream{list[i], at.item(i)}
+		}
+	}
+}
+
+// checkUpstream checks one server. Its URL may contain a password, so no message repeats the URL.
+func (k *checker) checkUpstream(at path, u *Upstream) bool {
+	where := at
+	if k.isSet(at.field("url")) {
+		where = at.field("url")
+	}
+	if !k.valid(at) || !k.valid(at.field("url")) {
+		return false
+	}
+	before := len(k.faults)
+	parsed, ok := k.normalizeURL(where, u)
+	if !ok {
+		return false
+	}
+	if parsed.Scheme == "http" {
+		k.rejectSet(at.field("ca_file"), "an http:// URL")
+		k.rejectSet(at.field("insecure_skip_verify"), "an http:// URL")
+	} else if u.InsecureSkipVerify {
+		k.rejectSet(at.field("ca_file"), "insecure_skip_verify: true")
+	}
+	k.loadCA(at.field("ca_file"), u)
+	k.resolveHeaders(at, u)
+	return before == len(k.faults)
+}
+
+// normalizeURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.
+func (k *checker) normalizeURL(at path, u *Upstream) (*url.URL, bool) {
+	parsed, err := url.Parse(u.URL)
+	if err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || !validHost(parsed) || parsed.RawQuery != "" || parsed.ForceQuery ||
+		parsed.Fragment != "" {
+		k.faultf(at, "must be a URL such as http://10.0.0.5:8000")
+		return nil, false
+	}
+	if parsed.User != nil {
+		k.faultf(at, "must not hold a user or password: name the environment variable that holds the key in api_key_env")
+		return nil, false
+	}
+	prefix := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(parsed.EscapedPath(), "/"), "/v1"), "/")
+	if !plainPath(prefix) {
+		k.faultf(at, "must have a path of letters, digits and _ - . / : @ + ~ only, without empty steps, . and ..")
+		return nil, false
+	}
+	port := parsed.Port()
+	switch {
+	case port != "":
+	case parsed.Scheme == "https":
+		port = "443"
+	default:
+		port = "80"
+	}
+	u.URL = parsed.Scheme + "://" + strings.ToLower(strings.TrimSuffix(parsed.Host, ":"+parsed.Port())) + ":" + port + prefix
+	return parsed, true
+}
+
+// plainPath tells whether prefix is empty or a path that needs no escaping and no resolving.
+func plainPath(prefix string) bool {
+	if prefix == "" {
+		return true
+	}
+	steps := strings.Split(strings.TrimPrefix(prefix, "/"), "/")
+	special := func(step string) bool { return step == "" || step == "." || step == ".." }
+	return strings.Trim(prefix, plainCharacters+"~") == "" && !slices.ContainsFunc(steps, special)
+}
+
+// serverID identifies a server: host, port and path of its URL. The scheme is left out, as one port
+// cannot serve both.
+func serverID(base string) string {
+	_, rest, _ := strings.Cut(base, "://")
+	return rest
+}
+
+// loadCA reads the file of certificates into u.CA.
+func (k *checker) loadCA(at path, u *Upstream) {
+	if u.CAFile == "" || !k.valid(at) {
+		return
+	}
+	u.CAFile = k.absolutePath(u.CAFile)
+	text, err := readCertificates(u.CAFile)
+	if err != nil {
+		k.faultf(at, "cannot be used: %s", reasonOf(err))
+		return
+	}
+	u.CA = text
+}
+
+// resolveHeaders sets u.RequestHeaders. No message repeats a value or the name of a variable,
+// because a key may have been written there by mistake.
+func (k *checker) resolveHeaders(at path, u *Upstream) {
+	headers := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(u.Headers)) {
+		where, key := at.field("headers").field(name), strings.ToLower(name)
+		_, repeated := headers[key]
+		if fault := headerFault(key, repeated, u.APIKeyEnv != ""); fault != "" {
+			k.faultf(where, "%s", fault)
+		} else if value, fault := expandEnvironment(u.Headers[name]); fault != "" {
+			k.faultf(where, "%s", fault)
+		} else {
+			headers[key] = value
+		}
+	}
+	if where := at.field("api_key_env"); k.isSet(where) && k.valid(where) {
+		key, fault := environmentVariable(u.APIKeyEnv)
+		if fault == "" {
+			fault = valueFault(key)
+		}
+		if fault != "" {
+			k.faultf(where, "%s", fault)
+		}
+		headers["authorization"] = "Bearer " + key
+	}
+	if len(headers) > 0 {
+		u.RequestHeaders = headers
+	}
+}
+
+// validHost tells whether a URL has an IP address or a host name, and a valid port if it has any.
+func validHost(u *url.URL) bool {
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return false
+		}
+	} else if strings.HasSuffix(u.Host, ":") {
+		return false
+	}
+	host := u.Hostname()
+	if address, err := netip.ParseAddr(host); err == nil {
+		return address.Zone() == ""
+	}
+	return host != "" && strings.Trim(host, lettersAndDigits+"_-.") == ""
+}

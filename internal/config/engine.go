@@ -1,0 +1,165 @@
+package config
+
+import (
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Engine is a kind of inference server, with its versions.
+type Engine struct {
+	// Name is the name that models give in engine.
+	Name string `yaml:"name" required:"true"`
+	// Versions are the versions of the engine, oldest first. A model that names none gets the last.
+	Versions []EngineVersion `yaml:"versions" required:"true"`
+}
+
+// EngineVersion is one version of an engine: its tasks, and how a replica is started and observed.
+type EngineVersion struct {
+	// Version is the name that models give in version.
+	Version string `yaml:"version" required:"true"`
+	// Tasks are the tasks that the version can serve.
+	Tasks []engines.Task `yaml:"tasks" required:"true" oneof:"text-generation,embedding,rerank,transcription"`
+	// Schema is the JSON Schema of the variables. The defaults in it are filled in. Default: any
+	// variable is allowed.
+	Schema map[string]any `yaml:"schema"`
+	// TaskVariables are variables that follow from the task of a model. The variables of the model
+	// override them.
+	TaskVariables map[engines.Task]map[string]any `yaml:"task_variables"`
+	// Command is the program and its arguments. Each is a Go template that may use .Name .Model
+	// .Registry .Task .Host .Port .GPUs .Sluice and .Variables.x. The argument {{.Flags}} is
+	// replaced by all variables as --flags.
+	Command []string `yaml:"command" required:"true"`
+	// Flags says how {{.Flags}} writes the variables. Default: --name with dashes for underscores,
+	// the value as the next argument, the items of a list joined by commas, true as the flag alone.
+	Flags FlagStyle `yaml:"flags"`
+	// Env is added to the environment of the replicas. Each value is a Go template as in command.
+	// An entry that uses a variable without a value is left out. The env of a model overrides it.
+	Env map[string]string `yaml:"env"`
+	// Image is the container image of the program. The launcher local does not use it.
+	Image string `yaml:"image"`
+	// Kubernetes is a partial Deployment that is merged over the one that Sluice makes (a strategic
+	// merge patch). It is a Go template as in command that renders YAML. The container of the
+	// engine is called engine.
+	Kubernetes string `yaml:"kubernetes"`
+	// Ready is the probe that tells when a starting replica may serve: with the first 2xx answer.
+	Ready ReadyProbe `yaml:"ready"`
+	// Health is the probe that tells whether a ready replica can still serve.
+	Health HealthProbe `yaml:"health"`
+	// Slots says how many requests a replica works on at the same time.
+	Slots Slots `yaml:"slots"`
+	// Metrics says where a replica reports its load.
+	Metrics Metrics `yaml:"metrics"`
+	// Protocol is the protocol of the replicas: http (OpenAI's API) or grpc (llm.v1.Inference, see
+	// examples/grpc). Probes always use HTTP. Default http.
+	Protocol Protocol `yaml:"protocol" oneof:"http,grpc"`
+	// RerankAPI is the rerank API of the replicas: openai (POST /v1/rerank) or tei (POST /rerank of
+	// text-embeddings-inference). Default openai.
+	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
+}
+
+// Protocol is the protocol that replicas speak.
+type Protocol string
+
+// The protocols.
+const (
+	// ProtocolHTTP is OpenAI's API.
+	ProtocolHTTP Protocol = "http"
+	// ProtocolGRPC is llm.v1.Inference.
+	ProtocolGRPC Protocol = "grpc"
+)
+
+// RerankAPI is the API by which replicas rerank.
+type RerankAPI string
+
+// The rerank APIs.
+const (
+	// RerankOpenAI is POST /v1/rerank, as vLLM and llama-server implement it.
+	RerankOpenAI RerankAPI = "openai"
+	// RerankTEI is POST /rerank of text-embeddings-inference.
+	RerankTEI RerankAPI = "tei"
+)
+
+// FlagStyle says how {{.Flags}} writes the variables.
+type FlagStyle struct {
+	// Underscores keeps underscores in names: --n_ctx instead of --n-ctx. Default false.
+	Underscores bool `yaml:"underscores"`
+	// BooleanValues writes --cache true and --cache false, instead of --cache and nothing. Default
+	// false.
+	BooleanValues bool `yaml:"boolean_values"`
+	// Lists is commas (--device a,b) or arguments (--device a b). Default commas.
+	Lists engines.ListStyle `yaml:"lists" oneof:"commas,arguments"`
+}
+
+// Metrics names the gauges of a replica that report its load, in the text format of Prometheus.
+type Metrics struct {
+	// Path is the HTTP path of the metrics on the replica's port. Default: empty, the gauges are
+	// not read.
+	Path string `yaml:"path"`
+	// Running is the name of the gauge of running requests.
+	Running string `yaml:"running"`
+	// Waiting is the name of the gauge of requests that wait inside the engine.
+	Waiting string `yaml:"waiting"`
+	// KVUsage is the name of the gauge of the used share of the key-value cache, from 0 to 1.
+	KVUsage string `yaml:"kv_usage"`
+}
+
+// ReadyProbe is the HTTP GET that tells when a starting replica may serve.
+type ReadyProbe struct {
+	// Path is the HTTP path on the replica's port. Default /health.
+	Path string `yaml:"path" default:"/health"`
+	// Every is the pause between two probes. Default 500ms.
+	Every time.Duration `yaml:"every" default:"500ms" min:"10ms"`
+}
+
+// HealthProbe is the HTTP GET that tells whether a ready replica can still serve.
+type HealthProbe struct {
+	// Path is the HTTP path on the replica's port. Default /health.
+	Path string `yaml:"path" default:"/health"`
+	// Every is the pause between two probes. Default 10s.
+	Every time.Duration `yaml:"every" default:"10s" min:"10ms"`
+}
+
+// Slots says how many requests a replica works on at the same time.
+type Slots struct {
+	// Variable is the name of the variable that sets the number. Default: empty, no variable sets
+	// it.
+	Variable string `yaml:"variable"`
+	// Default is the number of requests when the variable is not set. Default 0: unknown, and
+	// treated as 1.
+	Default int `yaml:"default" min:"0"`
+}
+
+// RegistryKind says what the names of a registry's models are.
+type RegistryKind string
+
+// The kinds of registries.
+const (
+	// HuggingFace is a registry whose model names are ids that the engine resolves itself.
+	HuggingFace RegistryKind = "huggingface"
+	// Directory is a registry whose model names are paths below its own path.
+	Directory RegistryKind = "directory"
+)
+
+// Registry is a place that models are loaded from.
+type Registry struct {
+	// Name is the name that models give in source.registry.
+	Name string `yaml:"name" required:"true"`
+	// Kind is huggingface (model names are ids, passed to the engine unchanged) or directory (model
+	// names are paths below path).
+	Kind RegistryKind `yaml:"kind" required:"true" oneof:"huggingface,directory"`
+	// Path is the path of a directory registry. A relative path counts from the folder of the file.
+	Path string `yaml:"path"`
+	// Claim is the PersistentVolumeClaim that holds the directory on Kubernetes. It is mounted
+	// read-only at path. With a claim, path need not exist on this node.
+	Claim string `yaml:"claim"`
+}
+
+// Source says where a model comes from.
+type Source struct {
+	// Registry is the name of a registry. Default huggingface.
+	Registry string `yaml:"registry" default:"huggingface"`
+	// Name is the name of the model in the registry: an id, or a path below the registry's
+	// directory that must exist.
+	Name string `yaml:"name" required:"true"`
+}

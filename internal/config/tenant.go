@@ -1,0 +1,63 @@
+package config
+
+// Tenant is one caller, with its keys and limits.
+type Tenant struct {
+	// Name is the name of the tenant. It is unique.
+	Name string `yaml:"name" required:"true"`
+	// Keys are the keys of the tenant, all valid at the same time. Each is a hash as sluice keys
+	// new prints it, or a mapping {hash, priority}.
+	Keys []Key `yaml:"keys"`
+	// Models are the models that the tenant may use, by name or alias; "*" is every model and every
+	// pool. The name of a pool permits the tenant to request the pool. Such a request is served by
+	// those models of the pool that the tenant may use. Default ["*"].
+	Models []string `yaml:"models" default:"[\"*\"]"`
+	// Weight is the tenant's share of a saturated model, relative to other tenants of its priority.
+	// Default 1.
+	Weight int `yaml:"weight" default:"1" min:"1" max:"1000000"`
+	// Priority is the priority of the tenant's waiting requests: interactive before default,
+	// default before batch. Default default.
+	Priority Priority `yaml:"priority" default:"default" oneof:"interactive,default,batch"`
+	// Limits are the limits of the tenant over all models.
+	Limits TenantLimits `yaml:"limits"`
+}
+
+// Key is one key of a tenant. In the file it is a mapping, or the hash alone.
+type Key struct {
+	// Hash is the hash of the key: sha256: and 64 hex digits, as sluice keys new prints it.
+	Hash string `yaml:"hash" required:"true"`
+	// Priority is the priority of requests with this key: the tenant's or a lower one. Default: the
+	// tenant's.
+	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`
+}
+
+// Priority says which waiting requests are admitted before others.
+type Priority string
+
+// The priorities, highest first.
+const (
+	// Interactive is the highest priority.
+	Interactive Priority = "interactive"
+	// DefaultPriority is the priority of a tenant that names none.
+	DefaultPriority Priority = "default"
+	// Batch is the lowest priority, for requests that can wait.
+	Batch Priority = "batch"
+)
+
+// TenantLimits are the limits of one tenant over all models. 0 is no limit.
+type TenantLimits struct {
+	// RequestsPerMinute is the largest number of requests per minute. A request above it gets 429.
+	// Default 0: no limit.
+	RequestsPerMinute int `yaml:"requests_per_minute" min:"0" max:"1000000000000"`
+	// TokensPerMinute is the largest number of tokens per minute, of prompts and answers together.
+	// A request above it gets 429. Default 0: no limit.
+	TokensPerMinute int `yaml:"tokens_per_minute" min:"0" max:"1000000000000"`
+	// MaxConcurrentStreams is the largest number of requests that run or wait. A request above it
+	// gets 429. Default 0: no limit.
+	MaxConcurrentStreams int `yaml:"max_concurrent_streams" min:"0" max:"1000000000"`
+	// MaxPrefill is the largest number of requests that a replica works on without having sent a
+	// token. A request above it waits. Default 0: no limit.
+	MaxPrefill int `yaml:"max_prefill" min:"0" max:"1000000000"`
+	// MaxQueueBytes is the largest sum of the bodies of the tenant's waiting requests. A request
+	// above it gets 429. Default 0: only the limit of all tenants together applies.
+	MaxQueueBytes Size `yaml:"max_queue_bytes"`
+}
