@@ -1,6 +1,5 @@
 // Package config reads the configuration file of Sluice: its data, its defaults, its faults with
-// their lines, and its reload. x; it hands the
-// data on to the packages that need it.
+// their lines, and its reload. Package internal/gateway and the commands use it.
 //
 // Load returns either a complete Config, with every default filled in and every reference resolved,
 // or all Faults of the file at once. A Config is plain data and is not changed after Load. A
