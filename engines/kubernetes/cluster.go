@@ -21,23 +21,27 @@ import (
 )
 
 const (
-	// lookAtLeast is the shortest pause between two looks at all objects, lookAgain the pause while pods are drained, lookNow the longest.
+	// minLoopDelay is the shortest time between two runs of a loop. drainPollInterval is the time
+	// between runs while pods drain, resyncInterval the longest time.
 	minLoopDelay      = 20 * time.Millisecond
 	drainPollInterval = 200 * time.Millisecond
 	resyncInterval    = 5 * time.Second
 )
 
-// cluster is one namespace of one cluster: what is watched there, this gateway's lease, and, while it leads, what it writes.
+// cluster is one namespace of a Kubernetes cluster: the watched objects, this gateway's lease and,
+// while the gateway leads, the writes.
 type cluster struct {
 	Config
 	install
-	location location // as it was named, with the namespace that is meant
-	server   string   // two names of one server and namespace are one cluster
+	// location is as Model.Cluster names it, with the namespace resolved.
+	location location
+	// server is the URL of the API. Two clusters with the same server and namespace are the same.
+	server   string
 	identity string
 	client   kubernetes.Interface
-	// report tells the launcher that the replicas are others.
+	// onReplicas tells the launcher that the replicas have changed.
 	onReplicas func()
-	// sets counts the calls of Launcher.Set.
+	// setCount returns the number of calls of Launcher.Set.
 	setCount func() uint64
 
 	deployments *watchStore[*appsv1.Deployment]
@@ -47,47 +51,51 @@ type cluster struct {
 	ownLease    *gatewayLease
 	election    atomic.Pointer[election]
 	health      *health
-	// look and act have a token when something has changed.
+	// observeSignal and reconcileSignal wake the loops. Their capacity is 1.
 	observeSignal, reconcileSignal chan struct{}
 
 	mu sync.Mutex
-	// wanted are the models of this place; guarded by mu
+	// wanted holds the models of this namespace. Guarded by mu.
 	wanted []wanted
-	// told counts the calls of Set that wanted comes from; guarded by mu
+	// wantedSet is setCount at the time when wanted was set. Guarded by mu.
 	wantedSet uint64
-	// some: there are models that wanted does not name; guarded by mu
+	// partial is true if there may be models that wanted lacks. Guarded by mu.
 	partial bool
-	// found is how many calls of Set came before Found was told; nil: it was not told yet; guarded by mu
+	// setsBeforeFound is setCount when Config.OnFound was called, or nil before. Guarded by mu.
 	setsBeforeFound *uint64
-	// joined: this gateway's lease was written; guarded by mu
+	// leaseWritten is true once this gateway's lease was written. Guarded by mu.
 	leaseWritten bool
-	// replicas as reported last, and whether they ever were; guarded by mu
+	// replicas were reported last. hasObserved is true once they were. Guarded by mu.
 	replicas    []engines.Replica
 	hasObserved bool
-	// drained by pod; guarded by mu
+	// drains holds the progress of draining pods by pod name. A stored map is never modified.
+	// Guarded by mu.
 	drains map[string]podDrain
-	// refused says by model what the API had against the last write of this gateway; guarded by mu
+	// writeErrors holds, by model, the error of this gateway's last write. Guarded by mu.
 	writeErrors map[string]string
-	// starving is since when a model's pod has waited for room; only act's loop uses it
+	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
+	// uses it.
 	needsRoomSince map[string]time.Time
 }
 
-// wanted is a model with its Deployment; nil: none can be made, and what there is stays.
+// wanted is a model with its Deployment. If manifest is nil, the model is faulty and its existing
+// objects stay untouched.
 type wanted struct {
 	Model
 	manifest *appsv1.Deployment
 }
 
-// drained is what this gateway has to say of a pod that was given up.
+// podDrain is how far this gateway is done with a draining pod.
 type podDrain struct {
 	annotation string
 	since      time.Time
 	done       bool
-	// leaving is since when the pod has been the first that its ReplicaSet gives up; zero: it is not.
+	// markedSince is when this gateway saw the mark that makes the pod the next to be deleted. The
+	// zero time means no mark.
 	markedSince time.Time
 }
 
-// newCluster returns one that does nothing yet.
+// newCluster returns a cluster. It makes no calls.
 func newCluster(c Config, p location, to *rest.Config, namespace string) (*cluster, error) {
 	to = rest.CopyConfig(to)
 	to.QPS, to.Burst = 50, 100
@@ -112,7 +120,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	return k, nil
 }
 
-// saw is called when the watch of a kind has brought something.
+// onWatchEvent returns the function that the watch of a kind calls after each event.
 func (c *cluster) onWatchEvent(kind string) func() {
 	return func() {
 		c.health.clear("watch " + kind)
@@ -120,7 +128,7 @@ func (c *cluster) onWatchEvent(kind string) func() {
 	}
 }
 
-// renewed is called when the gateway's lease was written, or was not.
+// onLeaseWritten is called after each write of this gateway's lease with the result of the write.
 func (c *cluster) onLeaseWritten(err error) {
 	c.health.setReachable(err)
 	if err != nil {
@@ -135,7 +143,8 @@ func (c *cluster) onLeaseWritten(err error) {
 	}
 }
 
-// set says which models the place shall have, all or some of them. told counts the calls of Launcher.Set up to this one.
+// set sets the models of the namespace. partial says that there may be others. setCount is the
+// number of calls of Launcher.Set so far.
 func (c *cluster) set(models []wanted, some bool, told uint64) {
 	c.mu.Lock()
 	c.wanted, c.partial, c.wantedSet = models, some, told
@@ -144,9 +153,10 @@ func (c *cluster) set(models []wanted, some bool, told uint64) {
 	signal(c.ownLease.writeSignal)
 }
 
-// run works until ctx ends, then gives up leadership and lease.
+// run runs the loops until ctx ends, and then gives up leadership and lease.
 func (c *cluster) run(ctx context.Context) {
-	ctx = klog.NewContext(ctx, klog.Logger{}) // what matters of what client-go would log is in the health
+	// health logs the errors that matter, so client-go does not log.
+	ctx = klog.NewContext(ctx, klog.Logger{})
 	outlasting, leave := context.WithCancel(context.WithoutCancel(ctx))
 	var held, working sync.WaitGroup
 	held.Go(func() { c.ownLease.run(outlasting) })
@@ -177,7 +187,7 @@ func (c *cluster) run(ctx context.Context) {
 	}
 	working.Go(func() { c.observeLoop(ctx) })
 	working.Go(func() { c.reconcileLoop(ctx) })
-	working.Wait() // nothing is written any more when others may
+	working.Wait() // From here on this gateway writes nothing, so another may lead.
 	leave()
 	held.Wait()
 }
@@ -186,7 +196,7 @@ func (c *cluster) failure(what string) func(error) {
 	return func(err error) { c.health.fail(what, err) }
 }
 
-// selector writes labels as one.
+// selector returns a label selector that requires all the labels.
 func selector(labels map[string]string) string {
 	var terms []string
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
@@ -195,7 +205,7 @@ func selector(labels map[string]string) string {
 	return strings.Join(terms, ",")
 }
 
-// synced tells whether everything was read once. From then on it stays what is known, also while the API is away.
+// synced reports whether all kinds were listed once. It stays true while the API is unreachable.
 func (c *cluster) synced() bool {
 	return c.deployments.hasSynced() && c.pods.hasSynced() && c.leases.hasSynced()
 }
@@ -207,7 +217,7 @@ func (c *cluster) waitSynced(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// keepLooking reports what there is, after each change and now and then, until ctx ends.
+// observeLoop calls observe after each change, and at least every resyncInterval, until ctx ends.
 func (c *cluster) observeLoop(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := resyncInterval
@@ -218,7 +228,8 @@ func (c *cluster) observeLoop(ctx context.Context) {
 	}
 }
 
-// observe takes in what the watches have shown. It tells whether there are pods that this gateway is not done with.
+// observe evaluates the watched objects and publishes the replicas. It returns true if this gateway
+// still has requests on draining pods.
 func (c *cluster) observe() (draining bool) {
 	now := time.Now()
 	waiting := c.peers.update(c.leases.list(now), c.ownLease.name, now)
@@ -238,10 +249,11 @@ func (c *cluster) observe() (draining bool) {
 	return draining
 }
 
-// drainOwn brings up to date what this gateway has to say of the pods that were given up.
-func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (undone, changed bool) {
+// updateDrains updates drains from the pods. pending is true if this gateway is not done with a
+// pod. changed is true if the gateway's lease must be written.
+func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, changed bool) {
 	c.mu.Lock()
-	before := c.drains // nobody changes a map that was stored, and nobody else stores one
+	before := c.drains
 	c.mu.Unlock()
 	next := map[string]podDrain{}
 	for _, p := range pods {
@@ -261,13 +273,13 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (undone, chang
 		} else if d.markedSince.IsZero() {
 			d.markedSince = now
 		}
-		undone = undone || !done
+		pending = pending || !done
 		next[p.Name] = d
 	}
 	c.mu.Lock()
 	c.drains = next
 	c.mu.Unlock()
-	return undone, changed
+	return pending, changed
 }
 
 func (c *cluster) inFlight(replica string) int {
@@ -277,9 +289,10 @@ func (c *cluster) inFlight(replica string) int {
 	return c.InFlight(replica)
 }
 
-// publish makes replicas of the pods. A gateway whose lease nobody has seen yet has none: pods could be taken from under it.
+// publish reports the pods as replicas. It reports none before this gateway's lease was written,
+// because a leader that does not know this gateway may remove a pod that has its requests.
 func (c *cluster) publish(pods []*corev1.Pod) {
-	full := map[string]int{} // Deployments by how many of their pods serve
+	full := map[string]int{} // the number of serving pods by Deployment
 	for _, p := range pods {
 		if rank(p) == serving && p.DeletionTimestamp == nil {
 			full[p.Labels[labelDeployment]]++
@@ -293,7 +306,9 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 	for _, p := range pods {
 		of := p.Labels[labelDeployment]
 		if readPod(p).finished && full[of] >= size[of] {
-			continue // it was evicted or the like, and has been replaced; its remains stay in the API for long
+			// The pod was evicted or the like and has been replaced. Its object may stay in the API
+			// for long.
+			continue
 		}
 		all = append(all, replicaOf(p))
 	}
@@ -309,7 +324,7 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 	}
 }
 
-// tellFound tells, once, how many replicas the models have.
+// reportFound calls Config.OnFound once with the number of replicas of each model.
 func (c *cluster) reportFound(now time.Time) {
 	c.mu.Lock()
 	known := c.setsBeforeFound != nil
@@ -332,7 +347,7 @@ func (c *cluster) reportFound(now time.Time) {
 	c.Config.OnFound(counts)
 }
 
-// say is what the gateway's lease tells.
+// leaseRecord returns the record that this gateway publishes in its lease.
 func (c *cluster) leaseRecord() leaseRecord {
 	c.mu.Lock()
 	models, replicas, drained := c.wanted, c.replicas, c.drains
@@ -359,14 +374,15 @@ func (c *cluster) leaseRecord() leaseRecord {
 	return r
 }
 
-// reported are the replicas of this place, and whether they were ever looked at.
+// snapshot returns the replicas of the namespace and whether they are known.
 func (c *cluster) snapshot() (all []engines.Replica, shown bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.replicas, c.hasObserved
 }
 
-// gone tells whether nothing of the model is left here, as far as that is known.
+// isGone reports whether the namespace has no Deployment and no pod of the model. It is false
+// before synced.
 func (c *cluster) isGone(model string) bool {
 	if !c.synced() {
 		return false
@@ -376,7 +392,8 @@ func (c *cluster) isGone(model string) bool {
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 
-// blocked says by model why it gets no pods: the API refuses its Deployment, or its Deployment's controller cannot make any.
+// blockedModels returns, by model, why the cluster creates no pods: the API rejects the Deployment,
+// or the Deployment's controller reports a failure.
 func (c *cluster) blockedModels() map[string]string {
 	all := map[string]string{}
 	for _, d := range c.deployments.list(time.Now()) {
@@ -392,7 +409,7 @@ func (c *cluster) blockedModels() map[string]string {
 	return all
 }
 
-// owns tells whether the object with this UID has a Deployment here, or may have one.
+// mayOwn reports whether the object with this UID owns a Deployment here. It is true before synced.
 func (c *cluster) mayOwn(uid string) bool {
 	return !c.synced() || slices.ContainsFunc(c.deployments.list(time.Now()), func(d *appsv1.Deployment) bool {
 		return slices.ContainsFunc(d.OwnerReferences, func(o metav1.OwnerReference) bool { return string(o.UID) == uid })

@@ -1,12 +1,23 @@
-// Package kubernetes is the launcher whose replicas are pods of Deployments.
+// Package kubernetes launches replicas as pods of Deployments. The gateway runs its Launcher if the
+// configuration file has a section "kubernetes".
 //
-// In every namespace that a model names each gateway watches Deployments, pods and leases that bear the installation's labels, and reports the
-// pods as replicas. One of the gateways, elected by a lease, also writes: it compares what is wanted with what is there (plan.go, pure) and does
-// what brings the one nearer to the other. Nothing is kept but what the API keeps, so that any gateway can go on where another ended.
+// In every namespace that a model names, each gateway watches the Deployments, pods and leases that
+// carry the installation's labels. Each gateway reports the pods as replicas. One gateway is
+// elected leader by a lease and also writes: it plans the difference between the wanted and the
+// existing objects (plan.go, pure) and applies the plan. The API server holds all state, so any
+// gateway can become the leader.
 //
-// A pod goes in steps, each of which any leader can see: it is annotated as draining; every gateway takes it out of rotation and says in a lease of
-// its own when it has no requests there any more; it is given the lowest deletion cost; the Deployment is lowered by one. Until the last step it can be
-// taken back. A pod template never changes: another template is another Deployment, which grows while the old one shrinks.
+// The leader removes a pod in steps that survive a change of the leader:
 //
-// An API server that is away changes nothing: what was known last stays in rotation.
+//   - The leader annotates the pod as draining.
+//   - Every gateway stops sending requests to the pod. When it has no requests left there, it says
+//     so in its own lease.
+//   - The leader marks the pod: it gives the pod the lowest deletion cost, so that the ReplicaSet
+//     deletes this pod first.
+//   - The leader lowers the replicas of the Deployment by one.
+//
+// Until the last step the leader can undo the removal. A Deployment's pod template never changes:
+// another template is another Deployment, which grows while the old one shrinks.
+//
+// While the API server is unreachable, the gateways keep the replicas that they know.
 package kubernetes

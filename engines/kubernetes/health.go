@@ -9,14 +9,14 @@ import (
 	"go.uber.org/zap"
 )
 
-// health is what goes wrong in a place. A change is logged, here and nowhere else.
+// health holds the current errors of a cluster and logs when an error appears or disappears.
 type health struct {
 	log *zap.Logger
 
 	mu sync.Mutex
-	// reachable: the gateway's lease was written last; guarded by mu
+	// reachable is true if the last write of the gateway's lease succeeded. Guarded by mu.
 	reachable bool
-	// problems by what was tried; guarded by mu
+	// errors holds error texts by the operation that failed. Guarded by mu.
 	errors map[string]string
 }
 
@@ -24,7 +24,8 @@ func newHealth(log *zap.Logger) *health { return &health{log: log, errors: map[s
 
 const renewLease = "renew the gateway's lease"
 
-// reach notes how the last renewal went, which is what tells whether the API can be reached.
+// setReachable records the result of writing the gateway's lease, which shows whether the API is
+// reachable.
 func (h *health) setReachable(err error) {
 	if err != nil {
 		h.fail(renewLease, err)
@@ -42,7 +43,7 @@ func (h *health) fail(what string, err error) {
 	h.errors[what] = err.Error()
 	h.mu.Unlock()
 	if !known {
-		h.log.Warn("Kubernetes: cannot "+what, zap.Error(err))
+		h.log.Warn("Kubernetes operation failed", zap.String("operation", what), zap.Error(err))
 	}
 }
 
@@ -52,7 +53,7 @@ func (h *health) clear(what string) {
 	delete(h.errors, what)
 	h.mu.Unlock()
 	if known {
-		h.log.Info("Kubernetes: works again: " + what)
+		h.log.Info("Kubernetes operation recovered", zap.String("operation", what))
 	}
 }
 

@@ -17,41 +17,48 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// source is the launcher's name in the fleet.
+// fleetSource is the source under which the launcher reports to the fleet.
 const fleetSource = "kubernetes"
 
-// resolveAgain is the pause before a kubeconfig that could not be used is read again.
+// kubeconfigRetry is the pause before an unusable kubeconfig is read again.
 const kubeconfigRetry = 10 * time.Second
 
-// Config says what the launcher works with. Fleet is needed.
+// Config is the configuration of a Launcher. Fleet is required.
 type Config struct {
-	// Access is how the home cluster is reached; models may name other contexts of the same file.
+	// Access is the access to the home cluster. Models may name other contexts of the same file.
 	Access
-	// Namespace of models that name none; empty: the access's own.
+	// Namespace is the namespace of models that name none. Empty means the default of Access.
 	Namespace string
-	// Name of this installation: it tells its objects from those of others in the same namespace. At most 30 of a-z, 0-9 and -; empty: sluice.
+	// Name is the name of this installation. It distinguishes the installation's objects from
+	// others in the same namespace. At most 30 characters a-z, 0-9 and "-". Empty means "sluice".
 	Name string
-	// Identity of this gateway among those of the installation; empty: the host's name and a random part.
+	// Identity is this gateway's name among the gateways of the installation. Empty means the
+	// machine's name and a random part.
 	Identity string
-	Fleet    *engines.Fleet
-	// Load is what this gateway has to do for a model. nil: nothing.
+	// Fleet gets the models and replicas under the source "kubernetes".
+	Fleet *engines.Fleet
+	// Load returns how much work this gateway has for a model. Nil means none.
 	Load func(model string) Load
-	// InFlight tells how many requests this gateway has on a replica. It must be quick. nil: none.
+	// InFlight returns how many requests this gateway has on a replica. It must be fast. Nil means
+	// none.
 	InFlight func(replica string) int
-	// Found is called once for each cluster, when its API was first reached: with how many replicas each model has there, of those that are
-	// not being drained. Until Set is called after that, nothing is written there, so that a new leader does not take away what runs. nil: any
-	// Set will do.
+	// OnFound is called once for each cluster, after its API was first reached. It gets the number
+	// of replicas of each model that exist and do not drain. The launcher writes nothing to the
+	// cluster until Set is called after that, so a new leader does not remove running pods. Nil
+	// means that every Set suffices.
 	OnFound func(replicas map[string]int)
-	// Demand is called when another gateway has told that requests wait there for the model, or more of them. nil: nobody cares.
+	// OnDemand is called when another gateway reports waiting requests for a model. Nil means
+	// nobody is told.
 	OnDemand func(model string)
-	// DrainSettle is how long a pod that was given up is kept at least, for those who route by an older snapshot; 0 means 1 s.
+	// DrainSettle is the minimum time for which a draining pod is kept, because users of the fleet
+	// may still have an older snapshot. 0 means 1 s.
 	DrainSettle time.Duration
-	// DrainTimeout of models that name none; 0 means 30 min.
+	// DrainTimeout is the drain timeout of models that have none. 0 means 30 minutes.
 	DrainTimeout time.Duration
-	// Renew is how often a gateway tells that it lives; after three times as long without a word it is dead. A leader that cannot be heard is
-	// replaced after one and a half times as long. 0 means 10 s; less than 1 s means 1 s.
+	// Renew is the interval at which a gateway renews its lease. A gateway that misses three
+	// renewals is dead. A leader is replaced after 1.5 intervals. 0 means 10 s; the minimum is 1 s.
 	Renew time.Duration
-	// Log may be nil: silent.
+	// Log receives the launcher's log. Nil means no log.
 	Log *zap.Logger
 }
 
@@ -63,7 +70,7 @@ func (c Config) withDefaults() Config {
 		c.Name = "sluice"
 	}
 	if c.Identity == "" {
-		host, _ := os.Hostname() // the random part tells gateways apart
+		host, _ := os.Hostname() // An error is ignored: the random part makes the identity unique.
 		c.Identity = host + "-" + rand.Text()[:8]
 	}
 	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
@@ -72,48 +79,53 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Launcher makes Deployments of models and replicas of their pods. Its methods may be called from any goroutine.
+// Launcher runs models as Deployments and reports their pods as replicas. Its methods may be called
+// from any goroutine.
 type Launcher struct {
 	config Config
-	// wake has a token when the models, changed one when the replicas are others.
+	// modelsChanged and replicasChanged wake Run. Their capacity is 1.
 	modelsChanged, replicasChanged chan struct{}
 
 	mu sync.Mutex
-	// ran: Run was called; guarded by mu
+	// started is true once Run was called. Guarded by mu.
 	started bool
-	// models as Set said, and whether it did not know them all; guarded by mu
+	// models is the argument of the last Set. partial is true for SetPartial. Guarded by mu.
 	models  []Model
 	partial bool
-	// sets counts the calls of Set; guarded by mu
+	// setCount counts the calls of Set and SetPartial. Guarded by mu.
 	setCount uint64
-	// shown: the fleet has the pods of the home cluster; guarded by mu
+	// hasPublished is true once the fleet has the pods of the home cluster. Guarded by mu.
 	hasPublished bool
-	// home is the default cluster; nil before its kubeconfig was read; guarded by mu
+	// home is the default cluster. It is nil until its kubeconfig could be read. Guarded by mu.
 	home *cluster
-	// clusters that run, the home one first; guarded by mu
+	// clusters lists the running clusters. Guarded by mu.
 	clusters []*cluster
-	// where each model is and was; guarded by mu
+	// clustersOf holds, by model, the clusters that have or had the model, the current one first.
+	// Guarded by mu.
 	clustersOf map[string][]*cluster
-	// faults of models, by name; guarded by mu
+	// faults holds, by model, why the model cannot be run. Guarded by mu.
 	faults map[string]string
-	// unreachable says why a kubeconfig cannot be used, by Model.Cluster; guarded by mu
+	// unreachable holds, by Model.Cluster, why the kubeconfig cannot be used. Guarded by mu.
 	unreachable map[string]string
 
-	// Only Run's loop uses these.
-	clusterByName map[string]*cluster       // by Model.Cluster
-	manifests     map[string]*renderedModel // by model
-	spawn         func(run func())          // a goroutine that Run waits for
+	// The fields below belong to the goroutine of Run.
+	//
+	// clusterByName holds clusters by Model.Cluster, manifests holds rendered models by model name.
+	// spawn starts a goroutine that Run waits for.
+	clusterByName map[string]*cluster
+	manifests     map[string]*renderedModel
+	spawn         func(run func())
 	install       install
 }
 
-// manifest is what was last made of a model.
+// renderedModel is a model with its Deployment, or with the error of rendering it.
 type renderedModel struct {
 	source Model
 	wanted
 	err error
 }
 
-// New returns a launcher that does nothing yet.
+// New returns a Launcher. It starts nothing.
 func New(c Config) *Launcher {
 	c = c.withDefaults()
 	return &Launcher{
@@ -123,10 +135,11 @@ func New(c Config) *Launcher {
 	}
 }
 
-// Set says which models there shall be, all of them, and how many replicas of each. It never blocks.
+// Set sets all models and their numbers of replicas. It does not block.
 func (l *Launcher) Set(models []Model) { l.set(models, false) }
 
-// SetSome is Set by somebody who does not know all models yet: what there is of others stays as it is.
+// SetPartial is like Set, for a caller that does not know all models yet. The objects of other
+// models stay as they are.
 func (l *Launcher) SetPartial(models []Model) { l.set(models, true) }
 
 func (l *Launcher) set(models []Model, some bool) {
@@ -139,18 +152,19 @@ func (l *Launcher) set(models []Model, some bool) {
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?$`)
 
-// Run works until ctx ends, and then returns nil. The Deployments stay: they belong to the cluster. An API that does not answer is no error:
-// what was known last stays in the fleet. It is called once, and fails at once where Config.Name cannot be one.
+// Run runs the launcher until ctx ends, and then returns nil. The Deployments stay. An unreachable
+// API is not an error: the fleet keeps what was known last. Run may be called once. It fails if
+// Config.Name is invalid.
 func (l *Launcher) Run(ctx context.Context) error {
 	if !nameRule.MatchString(l.config.Name) {
-		return fmt.Errorf("kubernetes: %q cannot be the name of an installation: at most 30 of a-z, 0-9 and -", l.config.Name)
+		return fmt.Errorf("the installation's name %q is invalid: use at most 30 characters a-z, 0-9 and '-'", l.config.Name)
 	}
 	l.mu.Lock()
 	ran := l.started
 	l.started = true
 	l.mu.Unlock()
 	if ran {
-		return errors.New("the Kubernetes launcher was run before")
+		return errors.New("the Kubernetes launcher has been started already")
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -174,19 +188,21 @@ func (l *Launcher) Run(ctx context.Context) error {
 	}
 }
 
-// spread tells each cluster its models.
+// distribute tells each cluster its models.
 func (l *Launcher) distribute(ctx context.Context) {
 	l.mu.Lock()
 	models, some, sets := l.models, l.partial, l.setCount
 	l.mu.Unlock()
 	unreachable := map[string]string{}
-	home := l.clusterFor(ctx, "", unreachable) // it is followed from the start
+	// The home cluster is watched from the start, even without models.
+	home := l.clusterFor(ctx, "", unreachable)
 	shares, faults := map[*cluster][]wanted{}, map[string]string{}
 	manifests, where := map[string]*renderedModel{}, map[string]*cluster{}
 	for _, m := range models {
 		c := l.clusterFor(ctx, m.Cluster, unreachable)
 		if c != home {
-			m.Owner = nil // to a garbage collector an owner in another namespace does not exist
+			// The garbage collector ignores owners in other namespaces.
+			m.Owner = nil
 		}
 		made := l.manifestOf(m)
 		manifests[m.Name] = made
@@ -207,13 +223,13 @@ func (l *Launcher) distribute(ctx context.Context) {
 	}
 }
 
-// note keeps what the callers of other methods ask for.
+// recordOutcome stores the result of distribute for the exported methods.
 func (l *Launcher) recordOutcome(faults, unreachable map[string]string, where map[string]*cluster) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for name, reason := range faults {
 		if l.faults[name] != reason {
-			l.config.Log.Error("Kubernetes: no Deployment can be made", zap.String("model", name), zap.String("reason", reason))
+			l.config.Log.Error("model cannot be deployed", zap.String("model", name), zap.String("reason", reason))
 		}
 	}
 	l.faults, l.unreachable = faults, unreachable
@@ -223,7 +239,8 @@ func (l *Launcher) recordOutcome(faults, unreachable map[string]string, where ma
 	}
 }
 
-// manifest makes the model's Deployment, or takes the one that was made before.
+// manifestOf renders the model's Deployment, or returns the one that was rendered before if nothing
+// relevant has changed.
 func (l *Launcher) manifestOf(m Model) *renderedModel {
 	made := l.manifests[m.Name]
 	if made == nil || !made.source.hasSameManifest(m) {
@@ -235,7 +252,8 @@ func (l *Launcher) manifestOf(m Model) *renderedModel {
 	return &now
 }
 
-// cluster finds the one that a model names, and begins to follow it when it is new. nil: unreachable says why it cannot be.
+// clusterFor returns the cluster that Model.Cluster names, and starts it if it is new. It returns
+// nil and sets unreachable[named] if the kubeconfig cannot be used.
 func (l *Launcher) clusterFor(ctx context.Context, named string, unreachable map[string]string) *cluster {
 	if c := l.clusterByName[named]; c != nil {
 		return c
@@ -250,7 +268,7 @@ func (l *Launcher) clusterFor(ctx context.Context, named string, unreachable map
 	}
 	for _, other := range l.allClusters() {
 		if other.server == c.server && other.location.namespace == c.location.namespace {
-			c = other // by another name
+			c = other // The same namespace under another name.
 		}
 	}
 	l.clusterByName[named] = c
@@ -269,7 +287,7 @@ func (l *Launcher) clusterFor(ctx context.Context, named string, unreachable map
 	return c
 }
 
-// connect reads the kubeconfig.
+// newCluster reads the kubeconfig and returns a cluster that is not running yet.
 func (l *Launcher) newCluster(named string) (*cluster, error) {
 	home := location{l.config.Context, l.config.Namespace}
 	p := locationOf(named, home)
@@ -282,7 +300,7 @@ func (l *Launcher) newCluster(named string) (*cluster, error) {
 	}
 	c, err := newCluster(l.config, p, to, namespace)
 	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w", err)
+		return nil, fmt.Errorf("client of the cluster: %w", err)
 	}
 	c.server = to.Host + to.APIPath
 	c.onReplicas = func() { signal(l.replicasChanged) }
@@ -300,7 +318,7 @@ func (l *Launcher) allClusters() []*cluster {
 	return slices.Clone(l.clusters)
 }
 
-// publish reports the models and all replicas.
+// publish reports the models and all replicas to the fleet.
 func (l *Launcher) publish() {
 	l.mu.Lock()
 	wanted, home := l.models, l.home
@@ -322,14 +340,15 @@ func (l *Launcher) publish() {
 	l.mu.Unlock()
 }
 
-// Shown tells whether the fleet has the pods of the home namespace: its API has answered.
+// HasPublished reports whether the fleet has the pods of the home namespace. It is false until the
+// API has answered.
 func (l *Launcher) HasPublished() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.hasPublished
 }
 
-// Others is what the other live gateways have to do for the model.
+// OthersLoad returns the load that the other live gateways report for the model.
 func (l *Launcher) OthersLoad(model string) Load {
 	l.mu.Lock()
 	where := l.clustersOf[model]
@@ -340,8 +359,9 @@ func (l *Launcher) OthersLoad(model string) Load {
 	return where[0].peers.load(model)
 }
 
-// Leads tells whether this gateway writes in the home namespace. Every other namespace and cluster has a leader of its own, so that they do not fail
-// together; so each gateway must know how many replicas a model shall have, whoever leads here.
+// IsLeader reports whether this gateway is the leader in the home namespace. Every namespace of
+// every cluster elects its own leader, so failures stay separate. Each gateway must therefore know
+// the wanted replicas of all models.
 func (l *Launcher) IsLeader() bool {
 	l.mu.Lock()
 	home := l.home
@@ -349,7 +369,8 @@ func (l *Launcher) IsLeader() bool {
 	return home != nil && home.isLeader()
 }
 
-// Publish tells those who lead this gateway's load now, and not at the next renewal: a request waits. At most five times a second.
+// PublishLoad writes this gateway's load to the leaders soon, because a request waits. It writes at
+// most five times per second.
 func (l *Launcher) PublishLoad() {
 	for _, c := range l.allClusters() {
 		if !c.isLeader() {
@@ -358,8 +379,10 @@ func (l *Launcher) PublishLoad() {
 	}
 }
 
-// Gone tells whether nothing is left of a model that the object with this UID (empty: none) described: no Deployment that the object owns, under
-// whatever name the model had, and, unless somebody else wants the model, no Deployment of ours and no pod of it. It is false where that is not known.
+// IsGone reports whether nothing is left of a model that was described by the object with this UID.
+// It requires that the object owns no Deployment, under any name of the model. Unless another
+// object describes the same model, it also requires that the model has no Deployment and no pod. It
+// is false while this is unknown. An empty uid means no object.
 func (l *Launcher) IsGone(model, uid string) bool {
 	l.mu.Lock()
 	home, where := l.home, slices.Clone(l.clustersOf[model])
@@ -374,7 +397,7 @@ func (l *Launcher) IsGone(model, uid string) bool {
 	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.isGone(model) })
 }
 
-// Status is how the launcher fares.
+// Status returns the launcher's state for the operator.
 func (l *Launcher) Status() Status {
 	l.mu.Lock()
 	s := Status{Faults: maps.Clone(l.faults), Blocked: map[string]string{}}

@@ -16,51 +16,59 @@ import (
 
 const (
 	roleGateway = "gateway"
-	// leaseMisses is how many renewals in a row a gateway may miss before it is taken for dead.
+	// missedRenewals is how many renewals in a row a gateway may miss before it counts as dead.
 	missedRenewals = 3
-	// publishAtMost is the shortest pause between two writes of a gateway's lease.
+	// minPublishInterval is the shortest time between two writes of a gateway's lease.
 	minPublishInterval = 200 * time.Millisecond
-	// longDead is the age of a lease, by its writer's clock, that is not even waited for when it is first seen. Clocks differ by less.
+	// expiredAtStart is the age of a lease, by the clock of its writer, at which it counts as dead
+	// when it is first seen. The clocks of machines differ by less.
 	expiredAtStart = 5 * time.Minute
-	// retryAfter is the pause after something failed.
+	// retryDelay is the pause after a failure.
 	retryDelay = 2 * time.Second
 	// callTimeout bounds one call of the API.
 	callTimeout = 10 * time.Second
 )
 
-// record is what a gateway says of itself in its lease.
+// leaseRecord is what a gateway publishes in its lease.
 type leaseRecord struct {
-	// Models are its loads, by name.
+	// Models holds the gateway's load by model.
 	Models map[string]Load `json:"models,omitempty"`
-	// Pods are its requests on pods, where there are any.
+	// Pods holds the gateway's requests by pod. Pods without requests are missing.
 	Pods map[string]int `json:"pods,omitempty"`
-	// Drained are the pods that it will send nothing to any more and has no requests on, each with the mark that it has seen: a pod that was
-	// taken back and given up again is another matter.
+	// Drained lists the draining pods that the gateway is done with: it has no requests there and
+	// will send none. The value is the draining annotation that it has seen, so that a pod that was
+	// undrained and drained again is not confused.
 	Drained map[string]string `json:"drained,omitempty"`
 }
 
-// peer is another gateway.
+// peer is another gateway of the installation.
 type peer struct {
-	identity, version string
-	// changed is when its lease was last seen to be another, by our clock: others' clocks are not asked.
+	identity string
+	// version is the resource version of its lease.
+	version string
+	// lastChanged is when version changed, by this gateway's clock. The clocks of other gateways
+	// are not used.
 	lastChanged time.Time
 	record      leaseRecord
 }
 
-// peers are the other gateways of the place. How long they have been silent is counted from one sight of our own lease to the next: while the
-// watch, the API or this process stands still, nobody grows old, for nobody could have been heard.
+// peers are the other gateways of the namespace. Their silence counts only while this gateway's own
+// lease is seen to be renewed. While the watch, the API server or this process stands still, no
+// gateway becomes dead.
 type peers struct {
 	lifetime time.Duration
 
 	mu sync.Mutex
-	// known by the names of their leases; guarded by mu
+	// known holds the gateways by the name of their lease. Guarded by mu.
 	known map[string]peer
-	// own is the version of our own lease that was seen last, echo when that was, heard since when it has been seen again and again; guarded by mu
+	// ownVersion is the version of this gateway's own lease. ownSeen is when it last changed.
+	// heardSince is since when it has changed regularly. Guarded by mu.
 	ownVersion          string
 	ownSeen, heardSince time.Time
 }
 
-// update takes the leases as they are now and returns the models for which some gateway has requests waiting that had none waiting before.
+// update applies the current leases. own is the name of this gateway's lease. It returns the models
+// for which a gateway reports more waiting requests than before.
 func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time) (waiting []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +94,8 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 		if !seen && now.Sub(l.Spec.RenewTime.Time) > expiredAtStart {
 			next.lastChanged = time.Time{}
 		}
-		_ = json.Unmarshal([]byte(l.Annotations[annotationLoad]), &next.record) // what cannot be read says nothing
+		// An unreadable record is empty.
+		_ = json.Unmarshal([]byte(l.Annotations[annotationLoad]), &next.record)
 		known[l.Name] = next
 		for model, load := range next.record.Models {
 			if load.Queued > before.record.Models[model].Queued {
@@ -98,21 +107,22 @@ func (p *peers) update(leases []*coordinationv1.Lease, own string, now time.Time
 	return waiting
 }
 
-// hear notes our own lease.
+// observeOwn applies the current version of this gateway's own lease. p.mu must be held.
 func (p *peers) observeOwn(version string, now time.Time) {
 	if p.ownVersion == version {
 		return
 	}
-	if now.Sub(p.ownSeen) >= p.lifetime/2 { // renewals come thrice in a lifetime
+	if now.Sub(p.ownSeen) >= p.lifetime/2 { // The lease is renewed three times per lifetime.
 		p.heardSince = now
 	}
 	p.ownVersion, p.ownSeen = version, now
 }
 
-// silent is how long a gateway was not heard while it could have been.
+// silence returns how long a gateway has not been heard although it could have been. p.mu must be
+// held.
 func (p *peers) silence(known peer) time.Duration {
 	if known.lastChanged.IsZero() {
-		return math.MaxInt64 // it was dead when we came
+		return math.MaxInt64 // It was dead when this gateway started.
 	}
 	last := known.lastChanged
 	if last.Before(p.heardSince) {
@@ -121,7 +131,7 @@ func (p *peers) silence(known peer) time.Duration {
 	return p.ownSeen.Sub(last)
 }
 
-// live lists the gateways whose leases were renewed lately.
+// live returns the gateways that have renewed their leases within lifetime.
 func (p *peers) live() []peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +144,7 @@ func (p *peers) live() []peer {
 	return live
 }
 
-// dead lists the leases that nobody has renewed for ten lifetimes.
+// expired returns the names of leases that were not renewed for ten lifetimes.
 func (p *peers) expired() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +160,7 @@ func (p *peers) expired() []string {
 	return dead
 }
 
-// load is what the live ones have for the model.
+// load returns the sum of the loads of the live gateways for the model.
 func (p *peers) load(model string) Load {
 	var sum Load
 	for _, other := range p.live() {
@@ -162,22 +172,23 @@ func (p *peers) load(model string) Load {
 	return sum
 }
 
-// membership keeps this gateway's lease.
+// gatewayLease maintains this gateway's own lease.
 type gatewayLease struct {
 	client   coordination.LeaseInterface
 	identity string
 	name     string
 	labels   map[string]string
 	interval time.Duration
-	// say makes what the lease tells.
+	// content returns the record to write.
 	content func() leaseRecord
-	// told is called after every write with its result.
+	// onWritten is called after each write with its result.
 	onWritten func(error)
-	// wake has a token when the lease shall be written soon.
+	// writeSignal asks for a write soon. Its capacity is 1.
 	writeSignal chan struct{}
 }
 
-// run writes the lease now and then, and whenever it is woken, until ctx ends. Then it takes the lease away, unless requests still run.
+// run writes the lease every interval and after each writeSignal, until ctx ends. It then deletes
+// the lease, unless requests are still running.
 func (m *gatewayLease) run(ctx context.Context) {
 	var held *coordinationv1.Lease
 	for ctx.Err() == nil {
@@ -193,14 +204,17 @@ func (m *gatewayLease) run(ctx context.Context) {
 		m.waitNext(ctx, pause, err == nil)
 	}
 	if len(m.content().Pods) > 0 {
-		return // another process may go on with these requests; the others wait for it as long as the lease lasts
+		// A successor of this process may continue these requests. Other gateways respect them
+		// until the lease expires.
+		return
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout/2)
 	defer cancel()
-	_ = m.client.Delete(last, m.name, metav1.DeleteOptions{}) // if it stays, the others forget it in time
+	_ = m.client.Delete(last, m.name, metav1.DeleteOptions{}) // If the lease stays, it expires.
 }
 
-// sleep waits for as long, or until it is woken, but not less than the shortest pause.
+// waitNext waits until the next write is due: after pause or at a signal, but at least
+// minPublishInterval.
 func (m *gatewayLease) waitNext(ctx context.Context, pause time.Duration, wakeable bool) {
 	short := time.NewTimer(minPublishInterval)
 	defer short.Stop()
@@ -222,7 +236,7 @@ func (m *gatewayLease) waitNext(ctx context.Context, pause time.Duration, wakeab
 	}
 }
 
-// write renews the lease that was written last, or finds or makes it.
+// write renews the held lease. If held is nil, it looks up the lease or creates it.
 func (m *gatewayLease) write(ctx context.Context, held *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -248,7 +262,8 @@ func (m *gatewayLease) write(ctx context.Context, held *coordinationv1.Lease) (*
 }
 
 func (m *gatewayLease) fill(l *coordinationv1.Lease) {
-	data, _ := json.Marshal(m.content()) // strings and numbers: they always marshal
+	// The record has only strings and numbers, so Marshal cannot fail.
+	data, _ := json.Marshal(m.content())
 	labels := maps.Clone(m.labels)
 	labels[labelRole] = roleGateway
 	mergeInto(&l.Labels, labels)

@@ -23,63 +23,69 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Labels of everything that is ours. Nothing without the first two is ever touched.
+// Labels of the installation's objects. The launcher never touches an object that lacks the first
+// two.
 const (
-	labelManagedBy  = "app.kubernetes.io/managed-by"
-	managedBy       = "sluice"
-	labelInstall    = "sluice.dev/install"
-	labelModel      = "sluice.dev/model-hash" // names of models may hold what labels may not
-	labelDeployment = "sluice.dev/deployment" // of a pod: its Deployment's name, which is also the selector
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	managedBy      = "sluice"
+	labelInstall   = "sluice.dev/install"
+	// The names of models may contain characters that labels may not.
+	labelModel = "sluice.dev/model-hash"
+	// On a pod: the name of its Deployment. It is also the selector.
+	labelDeployment = "sluice.dev/deployment"
 	labelRole       = "sluice.dev/role"
 )
 
-// Annotations.
+// Annotations of the installation's objects.
 const (
 	annotationModel    = "sluice.dev/model"
 	annotationSlots    = "sluice.dev/slots"
 	annotationPort     = "sluice.dev/port"
 	annotationDrain    = "sluice.dev/drain-timeout"
-	annotationDraining = "sluice.dev/draining" // of a pod: since when
-	annotationLoad     = "sluice.dev/load"     // of a gateway's lease
+	annotationDraining = "sluice.dev/draining" // on a pod: since when
+	annotationLoad     = "sluice.dev/load"     // on a gateway's lease
 	annotationCost     = "controller.kubernetes.io/pod-deletion-cost"
-	annotationMade     = "sluice.dev/made"     // of a pod template: tells a Deployment and its pods from a later one of the same name
-	annotationRecalled = "sluice.dev/recalled" // of a Deployment: when a pod was last taken back that was marked to leave
+	// On a pod template: it distinguishes a Deployment from a later one of the same name.
+	annotationMade = "sluice.dev/made"
+	// On a Deployment: when a marked pod was last undrained.
+	annotationRecalled = "sluice.dev/recalled"
 )
 
 const (
-	// container is the engine's name in the pod.
+	// engineContainer is the name of the engine's container.
 	engineContainer = "engine"
-	// port is where the engine listens. Every pod has an address of its own.
+	// enginePort is the port of the engine. Every pod has its own address.
 	enginePort = 8000
-	// standardGPU is what GPUs are asked for as.
+	// defaultGPUResource is the resource name of GPUs.
 	defaultGPUResource = "nvidia.com/gpu"
-	// leaveEndpoints is how long a pod that was told to end goes on serving: services that are not ours may still send to it.
+	// preStopSeconds is how long a deleted pod continues to serve, in seconds. Services of other
+	// parties may still send requests to it.
 	preStopSeconds = 5
-	// stopGrace is what the engine has after that, in seconds.
+	// stopGraceSeconds is how long the engine then has to stop, in seconds.
 	stopGraceSeconds = 30
-	// probeTimeout in seconds is generous: an engine in the middle of a large prefill answers late.
+	// probeTimeoutSeconds is long, because an engine answers late during a large prefill.
 	probeTimeoutSeconds = 10
-	// standardStart is Model.StartTimeout's default.
+	// defaultStartTimeout is the default of Model.StartTimeout.
 	defaultStartTimeout = 10 * time.Minute
-	// longestLabel is what Kubernetes takes.
+	// maxLabelLength is the limit of Kubernetes.
 	maxLabelLength = 63
-	// longestSlug keeps names readable.
+	// maxSlugLength keeps names readable.
 	maxSlugLength = 40
 )
 
-// install is what all objects of one installation have in common.
+// install holds what all objects of an installation have in common.
 type install struct {
 	name         string
 	drainTimeout time.Duration
 }
 
-// labels are those of every object of the installation.
+// labels returns the labels of every object of the installation.
 func (in install) labels() map[string]string {
 	return map[string]string{labelManagedBy: managedBy, labelInstall: in.name}
 }
 
-// manifest makes the Deployment of a model, without a namespace and for no replicas. Its name tells its pod template: another template is
-// another Deployment.
+// manifest renders the Deployment of a model without a namespace and with 0 replicas. The
+// Deployment's name depends on its pod template, so another template is another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 	ours, err := in.baseDeployment(m)
 	if err != nil {
@@ -96,7 +102,7 @@ func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 	return merged, nil
 }
 
-// launch is what the templates of the model's version are rendered with.
+// launch returns the values for the templates of the engine version.
 func (m Model) launch() engines.Launch {
 	l := m.Launch
 	l.Host, l.Port, l.Sluice = "0.0.0.0", enginePort, "sluice"
@@ -106,7 +112,8 @@ func (m Model) launch() engines.Launch {
 	return l
 }
 
-// claim makes the Deployment ours, whatever the engine's own template says: names, labels, selector, number.
+// setOwnFields sets the names, labels, selector and replicas, whatever the engine version's own
+// template contains.
 func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	labels := in.labels()
 	labels[labelModel] = hashPrefix(m.Name, 16)
@@ -132,15 +139,15 @@ func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	d.Spec.Paused = false
 }
 
-// deploymentName is readable, and differs for models and for templates that differ.
+// deploymentName returns a readable name that differs between models and between pod templates.
 func (in install) deploymentName(model string, template corev1.PodTemplateSpec) string {
-	data, _ := json.Marshal(template) // plain data: it always marshals
+	data, _ := json.Marshal(template) // Marshal cannot fail on plain data.
 	tail := "-" + hashPrefix(model, 6) + "-" + hashPrefix(string(data), 8)
 	room := min(maxSlugLength, maxLabelLength-len(in.name)-1-len(tail))
 	return in.name + "-" + slug(model, room) + tail
 }
 
-// slug is what of a name a DNS label can hold: at most so many of a-z, 0-9 and -.
+// slug returns name reduced to what a DNS label allows: at most `most` characters a-z, 0-9 and "-".
 func slug(name string, most int) string {
 	safe := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -161,7 +168,7 @@ func slug(name string, most int) string {
 	return safe
 }
 
-// digest is the beginning of a hash, in so many hexadecimal digits.
+// hashPrefix returns the first hexadecimal digits of the SHA-256 of text.
 func hashPrefix(text string, digits int) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:digits]
@@ -174,7 +181,8 @@ func mergeInto(to *map[string]string, from map[string]string) {
 	maps.Copy(*to, from)
 }
 
-// usable tells what an engine's own template has spoilt.
+// checkContainer returns an error if the engine version's own template has removed the engine's
+// container or image.
 func checkContainer(d *appsv1.Deployment) error {
 	for _, c := range d.Spec.Template.Spec.Containers {
 		if c.Name != engineContainer {
@@ -188,7 +196,7 @@ func checkContainer(d *appsv1.Deployment) error {
 	return fmt.Errorf("the Deployment has no container %q", engineContainer)
 }
 
-// usual is the Deployment before the engine's own template is merged over it.
+// baseDeployment returns the Deployment before the engine version's own template is merged into it.
 func (in install) baseDeployment(m Model) (*appsv1.Deployment, error) {
 	engine, err := m.container()
 	if err != nil {
@@ -198,7 +206,9 @@ func (in install) baseDeployment(m Model) (*appsv1.Deployment, error) {
 		Containers:                    []corev1.Container{engine},
 		TerminationGracePeriodSeconds: new(int64(preStopSeconds + stopGraceSeconds)),
 		AutomountServiceAccountToken:  new(false),
-		// Or a Service that is called like an engine would set the variables by which that engine is configured.
+		// With service links, a Service that is named like an engine would set that engine's
+		// environment variables.
+
 		EnableServiceLinks: new(false),
 	}
 	m.addVolumes(&pod)
@@ -212,7 +222,7 @@ func (in install) baseDeployment(m Model) (*appsv1.Deployment, error) {
 	}, nil
 }
 
-// container is the engine's.
+// container returns the engine's container.
 func (m Model) container() (corev1.Container, error) {
 	command, err := m.Version.Render(m.launch())
 	if err != nil {
@@ -242,7 +252,8 @@ func (m Model) container() (corev1.Container, error) {
 	return c, nil
 }
 
-// environment of the engine. The pod's address comes first: values may only name what stands before them.
+// environment returns the engine's environment. POD_IP comes first, because a value may refer only
+// to earlier variables.
 func (m Model) environment() ([]corev1.EnvVar, error) {
 	values, err := m.Version.RenderEnv(m.launch())
 	if err != nil {
@@ -269,15 +280,16 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 	return env, nil
 }
 
-// literal keeps Kubernetes from expanding $(NAME) where a local replica would see just that.
+// escapeDollars keeps Kubernetes from expanding $(NAME), which a process on a node would see
+// literally.
 func escapeDollars(text string) string { return strings.ReplaceAll(text, "$", "$$") }
 
-// slots is how many requests a replica works on at once; 0 is unknown.
+// slots returns how many requests a replica handles at once. 0 means unknown.
 func (m Model) slots() int {
 	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
 }
 
-// probe is nil where the engine has no path for it.
+// probe returns nil if the engine has no path for the probe.
 func probe(p engines.Probe, standard time.Duration) *corev1.Probe {
 	if p.Path == "" {
 		return nil
@@ -309,12 +321,14 @@ func (m Model) requirements() corev1.ResourceRequirements {
 		if name == "" {
 			name = defaultGPUResource
 		}
-		limits[corev1.ResourceName(name)] = *resource.NewQuantity(int64(r.Devices()), resource.DecimalSI) // requests are the same by rule
+		// Kubernetes sets the request to the limit.
+		limits[corev1.ResourceName(name)] = *resource.NewQuantity(int64(r.Devices()), resource.DecimalSI)
 	}
 	return corev1.ResourceRequirements{Requests: requests, Limits: limits}
 }
 
-// mount gives the pod its claims, and shared memory where GPUs talk through it: the usual 64 MiB are too little for them.
+// addVolumes adds the model's claims. For several GPUs it also adds shared memory, because the
+// default of 64 MiB is too small for communication between GPUs.
 func (m Model) addVolumes(pod *corev1.PodSpec) {
 	engine := &pod.Containers[0]
 	if m.Resources != nil && m.Resources.Devices() > 1 {
@@ -332,7 +346,7 @@ func (m Model) addVolumes(pod *corev1.PodSpec) {
 	}
 }
 
-// place says where the scheduler should rather put the pod.
+// setScheduling sets the scheduler's preferences for nodes by Model.Placement.
 func (in install) setScheduling(m Model, pod *corev1.PodSpec) {
 	model := in.labels()
 	model[labelModel] = hashPrefix(m.Name, 16)

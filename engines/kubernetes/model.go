@@ -8,34 +8,42 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Model is what the launcher keeps running: Desired pods of one engine version.
+// Model is a model to run: Desired pods of one engine version.
 type Model struct {
-	// Model is reported to the fleet as it is. Its Desired is how many replicas there shall be.
+	// Model is reported to the fleet unchanged. Its Desired is the number of replicas.
 	engines.Model
-	// Version is how the engine is started and probed, and in which image.
+	// Version tells how to start and probe the engine, and its image.
 	Version engines.Version
-	// Launch is what the command is rendered with. Host, Port, GPUs and Sluice are the launcher's to fill.
+	// Launch holds the values for the command template. The launcher sets Host, Port, GPUs and
+	// Sluice.
 	Launch engines.Launch
-	// Env is added to the engine's environment, and wins. $(POD_IP) in a value stands for the pod's address; any other $ is itself.
+	// Env is added to the engine's environment and takes precedence. $(POD_IP) in a value is
+	// replaced by the pod's address. Any other $ is literal.
 	Env map[string]string
-	// Secrets are environment variables whose values Secrets of the namespace hold; they win over Env.
+	// Secrets are environment variables with values from Secrets of the namespace. They take
+	// precedence over Env.
 	Secrets map[string]SecretKey
-	// Resources of one replica: processors and memory are requested, memory and GPUs are limits as well. nil: nothing is asked for.
+	// Resources are the resources of one replica. CPU and memory become requests, memory and GPUs
+	// become limits. Nil requests nothing.
 	Resources *engines.Resources
-	// GPUResource is the resource of which Resources.GPU is a whole number; empty: nvidia.com/gpu.
+	// GPUResource is the resource name for whole GPUs. Empty means "nvidia.com/gpu".
 	GPUResource string
-	// Placement says how replicas lie on hosts: "spread", which empty means, or "pack". Neither is a condition.
+	// Placement is "spread" or "pack". Empty means "spread". The scheduler treats it as a
+	// preference.
 	Placement string
-	// Cluster says where the pods are: "", "context", "context/namespace" or "/namespace". What is not said is the launcher's own.
+	// Cluster is "", "context", "context/namespace" or "/namespace". Missing parts are those of the
+	// launcher.
 	Cluster string
-	// Volumes are claims that the engine may read.
+	// Volumes are claims that are mounted for reading.
 	Volumes []Volume
-	// StartTimeout is how long the engine may take from its start to its readiness before it is started anew; 0 means 10 min.
+	// StartTimeout is how long the engine may take to become ready before it is restarted. 0 means
+	// 10 minutes.
 	StartTimeout time.Duration
-	// DrainTimeout is how long a pod that is wanted no longer may take to finish its requests: as long as a response may take. 0 means
+	// DrainTimeout is how long a draining pod may take to finish its requests. 0 means
 	// Config.DrainTimeout.
 	DrainTimeout time.Duration
-	// Owner is the custom resource in the home namespace that the model came from; nil: none. It owns Deployments there and nowhere else.
+	// Owner is the custom resource in the home namespace that describes the model, or nil. It owns
+	// the model's Deployments in the home namespace only.
 	Owner *Owner
 }
 
@@ -45,10 +53,11 @@ type SecretKey struct{ Name, Key string }
 // Volume is a PersistentVolumeClaim of the namespace, mounted for reading at Path.
 type Volume struct{ Claim, Path string }
 
-// Owner is the object with which the model's Deployments go, if nobody takes them away before.
+// Owner identifies an object. When it is deleted, the garbage collector deletes the Deployments it
+// owns.
 type Owner struct{ APIVersion, Kind, Name, UID string }
 
-// uid is empty without an owner.
+// uid returns the UID, or "" without an owner.
 func (o *Owner) uid() string {
 	if o == nil {
 		return ""
@@ -56,25 +65,26 @@ func (o *Owner) uid() string {
 	return o.UID
 }
 
-// Load is what gateways have to do for a model.
+// Load is the work that gateways have for a model.
 type Load struct {
-	// Running requests are at replicas, Queued ones wait.
+	// Running is the number of requests at replicas. Queued is the number of waiting requests.
 	Running int `json:"running,omitempty"`
 	Queued  int `json:"queued,omitempty"`
-	// Admitted counts all that ever ran.
+	// Admitted counts all requests that were ever admitted.
 	Admitted uint64 `json:"admitted,omitempty"`
 }
 
-// sameManifest tells whether two models differ in nothing that their Deployments show, number apart.
+// hasSameManifest reports whether two models have the same Deployment apart from the number of
+// replicas.
 func (m Model) hasSameManifest(o Model) bool {
 	m.Model, o.Model = engines.Model{Name: m.Name}, engines.Model{Name: o.Name}
 	return reflect.DeepEqual(m, o)
 }
 
-// place is a namespace of a cluster: what is watched, led and written as one.
+// location is a namespace of a cluster, identified by a context of the kubeconfig.
 type location struct{ context, namespace string }
 
-// placeOf reads Model.Cluster; what it leaves out is as in home.
+// locationOf parses Model.Cluster. Missing parts are taken from home.
 func locationOf(cluster string, home location) location {
 	context, namespace, _ := strings.Cut(cluster, "/")
 	if context == "" || context == home.context {
@@ -86,30 +96,30 @@ func locationOf(cluster string, home location) location {
 	return location{context: context, namespace: namespace}
 }
 
-// Status is how the launcher fares, for the operator.
+// Status is the state of the launcher for the operator.
 type Status struct {
-	// Clusters that the launcher has to do with, the home one first.
+	// Clusters lists the clusters in use, the home cluster first.
 	Clusters []ClusterStatus
-	// Faults says of models, by name, why no Deployment can be made of them.
+	// Faults tells, by model, why no Deployment can be rendered for the model.
 	Faults map[string]string
-	// Blocked says of models, by name, why they have fewer pods than they should: what the cluster refuses to make.
+	// Blocked tells, by model, why the cluster does not create all pods.
 	Blocked map[string]string
 }
 
-// ClusterStatus is how it is with one namespace of one cluster.
+// ClusterStatus is the state of one namespace of one cluster.
 type ClusterStatus struct {
-	// Context and Namespace as far as they were named; empty is the default one.
+	// Context and Namespace are empty for the defaults.
 	Context, Namespace string
-	// Reachable tells that the API answers now.
+	// Reachable is true if the last call of the API succeeded.
 	Reachable bool
-	// Synced tells that all of its objects were read once.
+	// Synced is true once all objects were read.
 	Synced bool
-	// Leader is the identity of the gateway that writes; empty: not known.
+	// Leader is the identity of the leading gateway, or "" if unknown.
 	Leader string
-	// Leads tells that it is this gateway.
+	// IsLeader is true if this gateway is the leader.
 	IsLeader bool
-	// Gateways are those that are known to live, this one included.
+	// Gateways is the number of live gateways, including this one.
 	Gateways int
-	// Problem is the last thing that went wrong and has not gone right since; empty: nothing.
+	// Errors are the current errors, separated by "; ". Empty means none.
 	Errors string
 }

@@ -6,35 +6,42 @@ import (
 	"time"
 )
 
-// deployment is what planning knows of a Deployment of the model.
+// deployment is a Deployment of the model with its pods, as plan needs it.
 type deployment struct {
-	name           string
-	created        time.Time
-	replicas       int
-	statusReplicas int // pods by the word of the Deployment's controller, who may know of more than we
+	name     string
+	created  time.Time
+	replicas int
+	// statusReplicas is the number of pods that the Deployment's controller reports. The controller
+	// may know pods that this gateway's watch has not shown yet.
+	statusReplicas int
 	deleting       bool
 	pods           []pod
 }
 
-// wish is what a model shall have.
+// target is what a model shall have.
 type target struct {
-	// current is the name of the Deployment for today's template; empty when the model is wanted no longer.
+	// current is the name of the Deployment for the current pod template. It is empty if the model
+	// is no longer wanted.
 	current string
 	desired int
-	// starved: for a while a pod has not been scheduled though as few pods as wanted are there, so that another one must make room.
+	// makeRoom is true if a new pod has been unschedulable for makeRoomAfter although there are not
+	// too many pods. An old pod must then make room.
 	makeRoom bool
 }
 
-// verb is what is done.
+// actionKind is the kind of a write.
 type actionKind string
 
+// Kinds of actions. actionCreate creates the current Deployment and actionScale changes its
+// replicas. actionDrain tells all gateways that the pod is no longer wanted, and actionUndrain
+// reverts that. actionMark makes the pod the first that its ReplicaSet deletes.
 const (
-	actionCreate  actionKind = "create" // the current Deployment, with so many replicas
+	actionCreate  actionKind = "create"
 	actionScale   actionKind = "scale"
 	actionDelete  actionKind = "delete"
-	actionDrain   actionKind = "drain"   // tell all gateways that the pod is wanted no longer
-	actionUndrain actionKind = "undrain" // it is wanted after all
-	actionMark    actionKind = "mark"    // make it the first that its ReplicaSet gives up
+	actionDrain   actionKind = "drain"
+	actionUndrain actionKind = "undrain"
+	actionMark    actionKind = "mark"
 )
 
 // action is one write to the API.
@@ -45,13 +52,15 @@ type action struct {
 	replicas   int
 }
 
-// plan says what brings a model's Deployments nearer to the wish. It is level-triggered: the same function is asked again after every change,
-// and what it says depends on nothing but what is there. hungry tells that it would help if wish.starved were true.
+// plan returns the next actions that bring a model's Deployments closer to the target. It depends
+// on its arguments only and is called again after every change. needsRoom is true if
+// target.makeRoom would change the plan.
 //
-// A Deployment's pods are drained one by one before its number is lowered by as many, so that the ones that its ReplicaSet gives up have no
-// requests. Of a template that has changed there are two Deployments for a while, and altogether not more pods than desired, but for one where the
-// desired number serve: old ones leave as new ones get ready.
-func plan(w target, all []deployment) (actions []action, hungry bool) {
+// The pods of a Deployment are drained before its replicas are lowered by the same number, so the
+// ReplicaSet deletes pods that have no requests. After a change of the pod template there are two
+// Deployments for a while. Together they have at most the desired number of pods, or one more while
+// that number serves. Old pods are drained as new pods become ready.
+func plan(w target, all []deployment) (actions []action, needsRoom bool) {
 	p := planner{target: w}
 	for _, d := range all {
 		work := &deploymentPlan{deployment: d}
@@ -64,7 +73,9 @@ func plan(w target, all []deployment) (actions []action, hungry bool) {
 	}
 	keep := p.drainOld()
 	p.resizeCurrent(keep)
-	for _, c := range p.old { // first what makes room: the rest of a plan may never be carried out
+	// Actions that make room come first, because the gateway may stop before it has executed the
+	// whole plan.
+	for _, c := range p.old {
 		actions = append(actions, c.finalActions()...)
 	}
 	if p.current != nil {
@@ -73,15 +84,17 @@ func plan(w target, all []deployment) (actions []action, hungry bool) {
 	return append(actions, p.actions...), p.needsRoom
 }
 
+// planner holds the state of one call of plan.
 type planner struct {
 	target
-	current   *deploymentPlan // nil: it does not exist yet
-	old       []*deploymentPlan
-	actions   []action // creations
+	current *deploymentPlan // Nil if it does not exist yet.
+	old     []*deploymentPlan
+	// actions holds the creation of the current Deployment.
+	actions   []action
 	needsRoom bool
 }
 
-// retire drains the pods of olds that may go, and returns how many are kept for now.
+// drainOld drains pods of the old Deployments and returns how many serving ones are kept for now.
 func (p *planner) drainOld() (keep int) {
 	var ready, broken []*pod
 	owner := map[*pod]*deploymentPlan{}
@@ -110,7 +123,8 @@ func (p *planner) drainOld() (keep int) {
 	return keep
 }
 
-// room is 1 where an old pod must go before the new one can be scheduled. One at a time: what has been given up may already be enough.
+// roomToMake returns 1 if an old pod must be drained so that a new one can be scheduled, else 0. It
+// returns 0 while a pod is being removed, because that one may free enough.
 func (p *planner) roomToMake(old, going int) int {
 	if p.current == nil || going > 0 || old == 0 || !p.current.unschedulable() {
 		return 0
@@ -122,7 +136,7 @@ func (p *planner) roomToMake(old, going int) int {
 	return 0
 }
 
-// ready is how many pods of today's template serve and stay.
+// readyCurrent returns the number of pods of the current Deployment that serve and do not drain.
 func (p *planner) readyCurrent() int {
 	if p.current == nil {
 		return 0
@@ -130,7 +144,8 @@ func (p *planner) readyCurrent() int {
 	return p.current.count(func(o pod) bool { return o.stays() && o.rank == serving })
 }
 
-// follow makes today's Deployment as large as it may be beside so many old pods.
+// resizeCurrent grows or shrinks the current Deployment. keep is the number of old pods that are
+// kept.
 func (p *planner) resizeCurrent(keep int) {
 	target := p.desired - keep
 	if keep > 0 && p.readyCurrent()+keep >= p.desired {
@@ -150,10 +165,10 @@ func (p *planner) resizeCurrent(keep int) {
 	}
 }
 
-// change is a Deployment and what is to be done to it. Its pods are changed as actions are noted.
+// deploymentPlan is a Deployment and the actions for it. Its pods are updated as actions are added.
 type deploymentPlan struct {
 	deployment
-	delta     int // of replicas
+	delta     int // delta is the planned change of replicas.
 	hasMarked bool
 	actions   []action
 }
@@ -171,13 +186,15 @@ func (c *deploymentPlan) add(v actionKind, o *pod) {
 	c.actions = append(c.actions, action{kind: v, deployment: c.name, pod: o.name})
 }
 
-// active are the pods that the ReplicaSet counts.
+// active returns the number of pods that the ReplicaSet counts.
 func (c *deploymentPlan) active() int { return c.count(pod.active) }
 
-// surplus are active pods that the ReplicaSet has been told to give up.
+// surplus returns the number of active pods that the ReplicaSet will delete without further
+// actions.
 func (c *deploymentPlan) surplus() int { return max(0, c.active()-c.replicas) }
 
-// stay is how many pods there are, or will be without doing anything, that are not being drained.
+// stayingCount returns the number of pods that exist or will be created without further actions and
+// do not drain.
 func (c *deploymentPlan) stayingCount() int {
 	draining := c.count(func(o pod) bool { return o.active() && o.draining != "" })
 	return max(0, c.replicas+c.delta-max(0, draining-c.surplus()))
@@ -187,7 +204,7 @@ func (c *deploymentPlan) unschedulable() bool {
 	return c.count(func(o pod) bool { return o.stays() && o.unschedulable }) > 0
 }
 
-// grow takes back pods that are being drained, then asks for further ones.
+// grow undrains pods, and then adds new ones, until there are lack more.
 func (c *deploymentPlan) grow(lack int) {
 	var back []*pod
 	for i := range c.pods {
@@ -203,21 +220,22 @@ func (c *deploymentPlan) grow(lack int) {
 	c.delta += lack
 }
 
-// recallable tells whether the pod can still be kept: its ReplicaSet has not been told to give it up.
+// canUndrain reports whether the pod drains and the ReplicaSet has not been told to delete it.
 func (c *deploymentPlan) canUndrain(o pod) bool {
 	return o.active() && o.draining != "" && (!o.marked || c.surplus() == 0)
 }
 
-// shrink gives up what does not exist yet, then pods.
+// shrink removes excess pods: first those that do not exist yet, then existing ones by draining.
 func (c *deploymentPlan) shrink(excess int) {
 	excess -= c.dropUncreated(excess)
-	victims := c.stayingPods()
-	for _, o := range victims[:min(excess, len(victims))] {
+	staying := c.stayingPods()
+	for _, o := range staying[:min(excess, len(staying))] {
 		c.drain(o)
 	}
 }
 
-// dropMissing lowers the number by at most so many pods that have not been made yet.
+// dropUncreated lowers the replicas by at most `most` pods that have not been created yet. It
+// returns by how many.
 func (c *deploymentPlan) dropUncreated(most int) int {
 	if c.deleting {
 		return 0
@@ -227,7 +245,7 @@ func (c *deploymentPlan) dropUncreated(most int) int {
 	return missing
 }
 
-// staying lists the pods that stay, those to be given up first at the front.
+// stayingPods returns the pods that do not drain, in the order in which to drain them.
 func (c *deploymentPlan) stayingPods() []*pod {
 	var list []*pod
 	for i := range c.pods {
@@ -239,7 +257,8 @@ func (c *deploymentPlan) stayingPods() []*pod {
 	return list
 }
 
-// swap drains a pod that broke in place of a better one that is being drained: its ReplicaSet would give up the broken one anyway.
+// swapBroken drains a broken pod and undrains a better one in its place. The ReplicaSet would
+// delete the broken one first anyway.
 func (c *deploymentPlan) swapBroken() {
 	staying := c.stayingPods()
 	if len(staying) == 0 {
@@ -264,13 +283,15 @@ func (c *deploymentPlan) undrain(o *pod) {
 	o.draining, o.drained, o.marked = "", false, false
 }
 
-// finish lowers the number by the pods that are drained, and lists all actions. Pods are first marked as the ones to go and given up in a later
-// turn, when the mark has been seen.
+// finalActions marks the drained pods, scales the Deployment down by those that were marked before,
+// and returns all actions. A marked pod is deleted in a later plan, when the controllers have seen
+// the mark.
 func (c *deploymentPlan) finalActions() []action {
 	if c.deleting {
 		return nil
 	}
-	unseen := false // by the controllers
+	// The controllers may not have seen a mark yet.
+	unseen := false
 	for i := range c.pods {
 		o := &c.pods[i]
 		if o.active() && o.drained && o.draining != "" && !o.marked {
@@ -279,12 +300,13 @@ func (c *deploymentPlan) finalActions() []action {
 		}
 		unseen = unseen || o.active() && o.markUnsettled
 	}
-	leaving := c.count(func(o pod) bool { return o.active() && o.marked && o.drained }) // who was done may have come back with requests
-	if lower := leaving - c.surplus(); lower > 0 && !c.hasMarked && !unseen && c.markedGoFirst() {
+	// A drained pod may have got requests again.
+	markedCount := c.count(func(o pod) bool { return o.active() && o.marked && o.drained })
+	if lower := markedCount - c.surplus(); lower > 0 && !c.hasMarked && !unseen && c.markedGoFirst() {
 		c.delta -= lower
 	}
 	switch replicas := c.replicas + c.delta; {
-	case replicas <= 0 && leaving == c.active() && !c.hasMarked:
+	case replicas <= 0 && markedCount == c.active() && !c.hasMarked:
 		return append(c.actions, action{kind: actionDelete, deployment: c.name})
 	case replicas > 0 && c.delta != 0:
 		return append(c.actions, action{kind: actionScale, deployment: c.name, replicas: replicas})
@@ -292,7 +314,7 @@ func (c *deploymentPlan) finalActions() []action {
 	return c.actions
 }
 
-// chosen tells whether the ReplicaSet would give up the leaving pods before all others.
+// markedGoFirst reports whether the ReplicaSet would delete the marked pods before all others.
 func (c *deploymentPlan) markedGoFirst() bool {
 	lowest, highest := serving, unscheduled
 	for _, o := range c.pods {
@@ -307,7 +329,9 @@ func (c *deploymentPlan) markedGoFirst() bool {
 	return highest <= lowest
 }
 
-// compareVictims orders pods by how well they can be missed: not ready, then with the fewest requests, then the newest.
+// compareDeletionOrder orders pods by how soon to drain them: first those that are not ready, then
+// those with the fewest requests, then the newest.
 func compareDeletionOrder(a, b *pod) int {
-	return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.requests, b.requests), b.created.Compare(a.created), cmp.Compare(a.name, b.name))
+	return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.requests, b.requests),
+		b.created.Compare(a.created), cmp.Compare(a.name, b.name))
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Ranks of pods, in the order in which a ReplicaSet gives its pods up. Only among pods of one rank does the deletion cost count, so a pod can
-// be given up on purpose only where no other of its Deployment has a lower rank.
+// Ranks of pods, in the order in which a ReplicaSet deletes its pods. The deletion cost counts only
+// among pods of the same rank. The launcher can therefore choose the pod to delete only if no other
+// pod of the Deployment has a lower rank.
 const (
 	unscheduled = iota
 	notRunning
@@ -20,29 +21,32 @@ const (
 	serving
 )
 
-// pod is what planning knows of a pod.
+// pod is a pod as plan needs it.
 type pod struct {
 	name    string
 	created time.Time
 	rank    int
-	// unschedulable: the scheduler has said that it fits nowhere.
+	// unschedulable is true if the scheduler has found no node for the pod.
 	unschedulable bool
-	// terminating: it has been told to end. ended: it will never run again, and its ReplicaSet has forgotten it.
+	// terminating is true if the pod was deleted. finished is true if all its containers have ended
+	// for good, so that the ReplicaSet no longer counts it.
 	terminating, finished bool
-	// draining is when the leader gave it up, as its annotation says; empty: it is wanted.
+	// draining is the draining annotation. It is empty if the pod is wanted.
 	draining string
-	// done: nobody has requests on it any more. It is not the pod but the gateways who know.
+	// drained is true if the pod drains and no gateway has requests on it. Only the gateways know
+	// that.
 	drained bool
-	// leaving: it is the first that its ReplicaSet gives up. fresh: who gives up may not have seen that yet.
+	// marked is true if the ReplicaSet would delete the pod first. markUnsettled is true while the
+	// controllers may not have seen the mark.
 	marked, markUnsettled bool
-	// requests of all gateways, as far as they have said.
+	// requests is the sum of the requests that the gateways report.
 	requests int
 }
 
-// active tells whether the pod is one of those that its ReplicaSet counts.
+// active reports whether the ReplicaSet counts the pod.
 func (p pod) active() bool { return !p.terminating && !p.finished }
 
-// stays tells whether the pod is one of those that the model shall have.
+// stays reports whether the pod is active and wanted.
 func (p pod) stays() bool { return p.active() && p.draining == "" }
 
 func readPod(p *corev1.Pod) pod {
@@ -81,9 +85,10 @@ func podCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondit
 
 func isTrue(c *corev1.PodCondition) bool { return c != nil && c.Status == corev1.ConditionTrue }
 
-// replicaOf is the pod as the fleet knows it. Everything comes from the pod itself, which outlives its Deployment.
+// replicaOf returns the pod as a replica of the fleet. All fields come from the pod, because the
+// pod may outlive its Deployment.
 func replicaOf(p *corev1.Pod) engines.Replica {
-	slots, _ := strconv.Atoi(p.Annotations[annotationSlots]) // absent is unknown
+	slots, _ := strconv.Atoi(p.Annotations[annotationSlots]) // A missing annotation means unknown.
 	r := engines.Replica{
 		ID: p.Name, Model: p.Annotations[annotationModel], Launcher: engines.Kubernetes, Node: p.Spec.NodeName,
 		Address: podAddress(p), Slots: slots,
@@ -99,7 +104,7 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 	return r
 }
 
-// address is where the engine listens; the zero value when the pod has none yet.
+// podAddress returns the engine's address. It is the zero value while the pod has none.
 func podAddress(p *corev1.Pod) netip.AddrPort {
 	ip, err := netip.ParseAddr(p.Status.PodIP)
 	number, bad := strconv.ParseUint(p.Annotations[annotationPort], 10, 16)
@@ -118,7 +123,8 @@ func containerStatus(all []corev1.ContainerStatus, name string) *corev1.Containe
 	return nil
 }
 
-// stateOf says where the pod is in its life, why it is not ready, and since when. engine is nil before its node has taken the pod.
+// stateOf returns the replica's state, the reason why it is not ready, and since when. engine is
+// nil until the pod's node reports it.
 func stateOf(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State, reason string, since time.Time) {
 	created := p.CreationTimestamp.Time
 	switch {
@@ -145,7 +151,7 @@ func stateOf(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State
 	return runningState(p, engine)
 }
 
-// running is the state of a pod with an address.
+// runningState returns the state of a pod that has an address.
 func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State, reason string, since time.Time) {
 	created := p.CreationTimestamp.Time
 	ready := podCondition(p, corev1.PodReady)
@@ -162,7 +168,7 @@ func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.
 		since = s.Running.StartedAt.Time
 		reason = "its probe has not passed"
 		if blocked := waitingReason(p.Status.ContainerStatuses); blocked != "" {
-			reason = blocked // another container of the engine's own template
+			reason = blocked // The engine version's own template has further containers.
 		}
 		if engine.LastTerminationState.Terminated != nil {
 			reason += "; before: " + exitReason(p, engine)
@@ -179,7 +185,7 @@ func initState(p *corev1.Pod) engines.State {
 	return engines.Starting
 }
 
-// scheduling is what the scheduler has said of a pod without a node.
+// schedulingReason returns the scheduler's message about a pod without a node.
 func schedulingReason(p *corev1.Pod) string {
 	if c := podCondition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
 		return c.Message
@@ -187,7 +193,8 @@ func schedulingReason(p *corev1.Pod) string {
 	return ""
 }
 
-// waiting is why a container waits, such as an image that cannot be pulled; empty: none does, or for nothing that is wrong.
+// waitingReason returns why a container waits, for example for an image that cannot be pulled. It
+// is empty if no container waits or if the waiting is normal.
 func waitingReason(all []corev1.ContainerStatus) string {
 	for _, c := range all {
 		w := c.State.Waiting
@@ -202,7 +209,7 @@ func waitingReason(all []corev1.ContainerStatus) string {
 	return ""
 }
 
-// ended is how the engine ended last, or the pod as a whole.
+// exitReason returns how the engine, or else the pod, ended last.
 func exitReason(p *corev1.Pod, engine *corev1.ContainerStatus) string {
 	if t := lastTermination(engine); t != nil {
 		reason := fmt.Sprintf("exit code %d", t.ExitCode)
@@ -220,7 +227,7 @@ func exitReason(p *corev1.Pod, engine *corev1.ContainerStatus) string {
 	return p.Status.Reason
 }
 
-// terminated is the last end of the engine; nil: it has never ended.
+// lastTermination returns the last termination of the engine, or nil if it has never ended.
 func lastTermination(engine *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	if engine == nil {
 		return nil

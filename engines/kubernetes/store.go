@@ -2,7 +2,7 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -12,24 +12,28 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// forgetWritten is how long a write of our own is believed before a watch has shown it.
+// ownWriteLifetime is how long a result of the gateway's own write is used while the watch has not
+// shown it.
 const ownWriteLifetime = 10 * time.Second
 
-// store is what a watch has shown of one kind of object: the whole of it, replaced by each list. Nobody changes the objects in it.
+// watchStore holds the objects of one kind as the watch has shown them. Each list replaces its
+// content. The objects must not be modified.
 type watchStore[T metav1.Object] struct {
-	// changed is called without the lock.
+	// changed is called after each change, without the lock.
 	changed func()
 
 	mu sync.Mutex
-	// items by name; guarded by mu
+	// items holds the objects by name. Guarded by mu.
 	items map[string]T
-	// synced: the first list was read; guarded by mu
+	// synced is true once a list was read. Guarded by mu.
 	synced bool
-	// written are results of our own writes that the watch has not shown yet, by name; guarded by mu
+	// ownWrites holds, by name, the results of the gateway's own writes that the watch has not
+	// shown yet. Guarded by mu.
 	ownWrites map[string]ownWrite[T]
 }
 
-// written is an object as our write left it. over is the version that the write replaced: as long as the watch shows that one, it is behind.
+// ownWrite is the result of a write of this gateway. replaced is the resource version that the
+// write replaced. While the watch shows that version, the watch is behind.
 type ownWrite[T metav1.Object] struct {
 	object   T
 	replaced string
@@ -40,7 +44,8 @@ func newWatchStore[T metav1.Object](changed func()) *watchStore[T] {
 	return &watchStore[T]{changed: changed, items: map[string]T{}, ownWrites: map[string]ownWrite[T]{}}
 }
 
-// list returns the objects, our own last writes among them.
+// list returns the objects, with the results of the gateway's own writes in place of older
+// versions.
 func (s *watchStore[T]) list(now time.Time) []T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,12 +67,13 @@ func (s *watchStore[T]) list(now time.Time) []T {
 	return all
 }
 
-// wrote notes the result of a write over a version, "" for one that made the object.
+// recordWrite stores the result of a write. replaced is the version that it replaced, or "" if it
+// created the object.
 func (s *watchStore[T]) recordWrite(object T, over string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if item, there := s.items[object.GetName()]; there && item.GetResourceVersion() != over {
-		return // the watch was quicker
+		return // The watch was faster.
 	}
 	s.ownWrites[object.GetName()] = ownWrite[T]{object: object, replaced: over, at: now}
 }
@@ -78,16 +84,17 @@ func (s *watchStore[T]) hasSynced() bool {
 	return s.synced
 }
 
-// Add, Update, Delete, Replace and Resync are for the reflector.
+// Add, Update, Delete, Replace and Resync implement cache.ReflectorStore.
 
+// Add stores a new object.
 func (s *watchStore[T]) Add(obj any) error { return s.Update(obj) }
 
-// Update puts in an object.
+// Update stores a new version of an object.
 func (s *watchStore[T]) Update(obj any) error {
 	return s.apply(obj, func(item T) { s.items[item.GetName()] = item })
 }
 
-// Delete takes out an object.
+// Delete removes an object.
 func (s *watchStore[T]) Delete(obj any) error {
 	return s.apply(obj, func(item T) { delete(s.items, item.GetName()) })
 }
@@ -95,7 +102,7 @@ func (s *watchStore[T]) Delete(obj any) error {
 func (s *watchStore[T]) apply(obj any, how func(T)) error {
 	item, ok := obj.(T)
 	if !ok {
-		return errors.New("an object of another kind")
+		return fmt.Errorf("the watch delivered a %T, which is another kind", obj)
 	}
 	item.SetManagedFields(nil)
 	s.mu.Lock()
@@ -105,13 +112,13 @@ func (s *watchStore[T]) apply(obj any, how func(T)) error {
 	return nil
 }
 
-// Replace puts in all objects that there are.
+// Replace replaces all objects.
 func (s *watchStore[T]) Replace(list []any, _ string) error {
 	items := make(map[string]T, len(list))
 	for _, obj := range list {
 		item, ok := obj.(T)
 		if !ok {
-			return errors.New("an object of another kind")
+			return fmt.Errorf("the watch delivered a %T, which is another kind", obj)
 		}
 		item.SetManagedFields(nil)
 		items[item.GetName()] = item
@@ -123,25 +130,27 @@ func (s *watchStore[T]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do.
+// Resync does nothing.
 func (s *watchStore[T]) Resync() error { return nil }
 
-// watched is where objects of a kind are.
+// watchTarget tells which objects to watch.
 type watchTarget struct {
 	client    rest.Interface
 	resource  string
 	namespace string
 	selector  string
-	// kind is an object of the kind.
+	// kind is an empty object of the kind.
 	kind any
 }
 
-// follow keeps the store as the API is, until ctx ends; an API that is away leaves it as it is. failed hears what goes wrong.
+// watchObjects keeps the store up to date until ctx ends. While the API is unreachable the store
+// keeps its content. failed is called with each error.
 func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, failed func(error)) {
 	source := cache.NewFilteredListWatchFromClient(w.client, w.resource, w.namespace, func(o *metav1.ListOptions) { o.LabelSelector = w.selector })
 	reflector := cache.NewReflectorWithOptions(source, w.kind, s, cache.ReflectorOptions{
 		Name: w.resource,
-		// Others have thousands of watchers on an API server that comes back. We are a few.
+		// The default back-off suits thousands of clients that reconnect to one API server. An
+		// installation has only a few gateways.
 		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 5, Jitter: 0.5},
 	})
 	for ctx.Err() == nil {
@@ -152,19 +161,20 @@ func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, fa
 	}
 }
 
-// awaitNext waits for news, for at most so long, and at least as long as there must be between two looks; or until ctx ends.
-func waitForSignal(ctx context.Context, news <-chan struct{}, atMost time.Duration) {
+// waitForSignal waits for a signal, at most for atMost and at least for minLoopDelay, or until ctx
+// ends.
+func waitForSignal(ctx context.Context, signal <-chan struct{}, atMost time.Duration) {
 	pause(ctx, minLoopDelay)
 	timer := time.NewTimer(atMost)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-news:
+	case <-signal:
 	case <-timer.C:
 	}
 }
 
-// pause waits, or until ctx ends.
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,0 +1,175 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// markSettle is how long a pod must have been marked before its Deployment is scaled down.
+// Kubernetes' controllers read pods and Deployments by separate watches, so they must have time to
+// see the mark.
+const markSettle = time.Second
+
+// makeRoomAfter is how long a new pod may stay unschedulable before another old pod is drained to
+// make room.
+const makeRoomAfter = 30 * time.Second
+
+// mayWrite reports whether wanted comes from a call of Launcher.Set that was made after
+// Config.OnFound.
+func (c *cluster) mayWrite() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.setsBeforeFound != nil && c.wantedSet > *c.setsBeforeFound
+}
+
+// reconcileLoop reconciles while this gateway is the leader, until ctx ends.
+func (c *cluster) reconcileLoop(ctx context.Context) {
+	for ctx.Err() == nil {
+		next := resyncInterval
+		if !c.isLeader() {
+			c.health.clear("write") // The errors now concern another gateway.
+			c.setWriteErrors(nil)
+		} else if c.mayWrite() {
+			soon, err := c.reconcile(ctx)
+			if soon {
+				next = time.Second
+			}
+			switch {
+			case err == nil:
+				c.health.clear("write")
+			case ctx.Err() == nil:
+				c.health.fail("write", err)
+				next = retryDelay
+			}
+		}
+		waitForSignal(ctx, c.reconcileSignal, next)
+	}
+}
+
+// reconcile compares all models with the existing objects and writes the differences. soon is true
+// if it must run again soon although nothing changes.
+func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
+	now := time.Now()
+	var errs []error
+	for _, name := range c.peers.expired() {
+		errs = append(errs, ignoreNotFound(c.client.CoordinationV1().Leases(c.location.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
+	}
+	models, frozen, some := c.modelsByHash()
+	pods := c.podsByDeployment(now)
+	objects := map[string][]*appsv1.Deployment{} // by model hash
+	for _, d := range c.deployments.list(now) {
+		hash := d.Labels[labelModel]
+		objects[hash] = append(objects[hash], d)
+		if _, known := models[hash]; !known && !frozen[hash] && !some {
+			models[hash] = wanted{}
+		}
+	}
+	refused := map[string]string{}
+	for _, hash := range slices.Sorted(maps.Keys(models)) {
+		r := modelReconciler{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
+		again, err := r.reconcile(ctx, hash)
+		soon = soon || again
+		errs = append(errs, err)
+		if err != nil {
+			refused[models[hash].Name] = err.Error()
+		}
+	}
+	c.setWriteErrors(refused)
+	return soon, errors.Join(errs...)
+}
+
+// setWriteErrors replaces the errors of this gateway's last writes.
+func (c *cluster) setWriteErrors(refused map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writeErrors = refused
+}
+
+// modelsByHash returns the wanted models by hash, the hashes of models that must stay untouched,
+// and whether there may be models that are not wanted.
+func (c *cluster) modelsByHash() (models map[string]wanted, frozen map[string]bool, partial bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	models, frozen = map[string]wanted{}, map[string]bool{}
+	for _, m := range c.wanted {
+		hash := hashPrefix(m.Name, 16)
+		if m.manifest == nil {
+			frozen[hash] = true
+			continue
+		}
+		models[hash] = m
+	}
+	return models, frozen, c.partial
+}
+
+func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
+	by := map[string][]*corev1.Pod{}
+	for _, p := range c.pods.list(now) {
+		name := p.Labels[labelDeployment]
+		by[name] = append(by[name], p)
+	}
+	return by
+}
+
+// describe returns a Deployment with its pods, as plan needs them. It skips pods of an earlier
+// Deployment of the same name.
+func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
+	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
+		deleting: d.DeletionTimestamp != nil}
+	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
+	if err != nil {
+		timeout = c.DrainTimeout
+	}
+	others := c.peers.live()
+	for _, object := range pods[d.Name] {
+		if object.Annotations[annotationMade] != d.Spec.Template.Annotations[annotationMade] {
+			continue
+		}
+		p := readPod(object)
+		p.requests = c.inFlight(p.name)
+		for _, other := range others {
+			p.requests += other.record.Pods[p.name]
+		}
+		c.setDrainResult(&p, others, timeout, now)
+		read.pods = append(read.pods, p)
+	}
+	return read
+}
+
+func specReplicas(d *appsv1.Deployment) int {
+	if d.Spec.Replicas == nil {
+		return 1
+	}
+	return int(*d.Spec.Replicas)
+}
+
+// setDrainResult sets drained and markUnsettled of a draining pod. A pod is drained if all gateways
+// are done with it, or if its drain timeout is over. The timeout runs by this gateway's clock from
+// the time at which it saw the annotation.
+func (c *cluster) setDrainResult(p *pod, others []peer, timeout time.Duration, now time.Time) {
+	c.mu.Lock()
+	own := c.drains[p.name]
+	c.mu.Unlock()
+	if p.draining == "" || own.annotation != p.draining {
+		return
+	}
+	all := own.done && !slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
+	p.drained = all || now.Sub(own.since) >= timeout
+	p.markUnsettled = p.marked && (own.markedSince.IsZero() || now.Sub(own.markedSince) < markSettle)
+}
+
+// ignoreNotFound returns nil if the object does not exist.
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
