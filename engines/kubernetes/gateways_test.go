@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/kubetest"
 )
 
-// leader waits until one of the gateways leads, and returns it and the others.
+// waitLeader waits until a gateway is the leader. It returns the leader and the others.
 func waitLeader(t *testing.T, all ...*gateway) (*gateway, []*gateway) {
 	t.Helper()
 	var first *gateway
@@ -25,7 +25,7 @@ func waitLeader(t *testing.T, all ...*gateway) (*gateway, []*gateway) {
 	})
 	rest := slices.DeleteFunc(slices.Clone(all), func(g *gateway) bool { return g == first })
 	if slices.ContainsFunc(rest, func(g *gateway) bool { return g.IsLeader() }) {
-		t.Error("two lead")
+		t.Error("two gateways are leaders")
 	}
 	return first, rest
 }
@@ -40,12 +40,12 @@ func TestTwoGateways(t *testing.T) {
 	both(2)
 	ids := a.waitReady("m", 2)
 	if other := b.waitReady("m", 2); !slices.Equal(ids, other) {
-		t.Errorf("they see %v and %v", ids, other)
+		t.Errorf("the gateways show different pods: %v and %v", ids, other)
 	}
 	first, rest := waitLeader(t, a, b)
 	second := rest[0]
 
-	// The leader learns at once what waits at the other one.
+	// The leader learns at once that requests wait at the other gateway.
 	second.mu.Lock()
 	second.loads["m"] = Load{Running: 3, Queued: 2, Admitted: 7}
 	second.mu.Unlock()
@@ -57,38 +57,38 @@ func TestTwoGateways(t *testing.T) {
 		return slices.Contains(first.demand, "m")
 	})
 	if second.OthersLoad("m") != (Load{}) {
-		t.Errorf("the leader has nothing to do, and is said to have %+v", second.OthersLoad("m"))
+		t.Errorf("the other gateway shows load %+v for the idle leader", second.OthersLoad("m"))
 	}
 
-	// A pod goes when the other one is done with it as well.
+	// A pod is deleted only when both gateways are done with it.
 	second.setRequests(ids[0], 1)
 	first.setRequests(ids[1], 1)
 	both(1)
 	second.waitReplicas("m", "drains", func(all []engines.Replica) bool { return len(idsIn(all, engines.Draining)) == 1 })
 	given := idsIn(second.replicas("m"), engines.Draining)[0]
-	time.Sleep(2 * time.Second) // more than it takes when nothing is in the way
+	time.Sleep(2 * time.Second) // Without the requests the pod would be deleted by then.
 	if len(first.replicas("m")) != 2 {
-		t.Fatalf("a pod went with a request on it: %+v", first.replicas("m"))
+		t.Fatalf("a pod with a request was deleted: %+v", first.replicas("m"))
 	}
 	first.setRequests(given, 0)
 	second.setRequests(given, 0)
 	kept := first.waitReady("m", 1)
 	if kept[0] == given {
-		t.Error("the wrong one went")
+		t.Error("the pod that was drained is still there, the other was deleted")
 	}
 
-	// The other one takes over what is there.
+	// The other gateway takes over the existing pods.
 	first.stop()
 	waitUntil(t, "the other leads", second.IsLeader)
 	if got := second.waitReady("m", 1); got[0] != kept[0] {
-		t.Errorf("%s instead of %s after a change of the leader", got[0], kept[0])
+		t.Errorf("%s instead of %s after the leader has changed", got[0], kept[0])
 	}
 	second.Set(nil)
 	waitUntil(t, "gone", func() bool { return second.IsGone("m", "") })
 }
 
-// A gateway that died without a word is waited for no longer than its lease lasts.
-func TestADeadGatewayHoldsNothingUp(t *testing.T) {
+// A gateway that died delays nothing after its lease has expired.
+func TestDeadGatewayDelaysNothing(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	g := s.gateway("g", nil)
 	s.Apply(t, s.namespace, fmt.Sprintf(`
@@ -105,11 +105,11 @@ spec: {holderIdentity: dead, leaseDurationSeconds: 12, renewTime: "%s"}
 	g.Set(nil)
 	waitUntil(t, "gone", func() bool { return g.IsGone("m", "") })
 	if g.OthersLoad("m") != (Load{}) {
-		t.Errorf("the dead one has %+v to do", g.OthersLoad("m"))
+		t.Errorf("the dead gateway counts with load %+v", g.OthersLoad("m"))
 	}
 }
 
-// A gateway that starts writes nothing before it was told what to want by somebody who knew what there is.
+// A gateway that starts writes nothing until Set is called after OnFound.
 func TestFoundBeforeAnythingIsWritten(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	before := s.gateway("before", nil)
@@ -120,19 +120,19 @@ func TestFoundBeforeAnythingIsWritten(t *testing.T) {
 
 	told := make(chan map[string]int, 2)
 	after := s.gateway("after", func(c *Config) { c.OnFound = func(replicas map[string]int) { told <- maps.Clone(replicas) } })
-	after.Set([]Model{engine("m", 0), engine("n", 0)}) // knows nothing yet
+	after.Set([]Model{engine("m", 0), engine("n", 0)}) // This call comes before OnFound.
 	select {
 	case found := <-told:
 		if found["m"] != 2 || found["n"] != 1 {
-			t.Errorf("found %v", found)
+			t.Errorf("OnFound got %v", found)
 		}
 	case <-time.After(waitLimit):
-		t.Fatal("nothing was found")
+		t.Fatal("OnFound was not called")
 	}
 	waitUntil(t, "leads", after.IsLeader)
-	after.SetPartial([]Model{engine("other", 1)}) // knows this one and not whether there are others
+	after.SetPartial([]Model{engine("other", 1)}) // There may be other models.
 	after.waitReady("other", 1)
-	time.Sleep(2 * time.Second) // more than it takes to drain them
+	time.Sleep(2 * time.Second) // Without the protection the pods would be drained by then.
 	after.Set([]Model{engine("m", 2), engine("n", 1)})
 	if again := after.waitReady("m", 2); !slices.Equal(again, ids) {
 		t.Errorf("pods were %v and are %v", ids, again)
@@ -144,7 +144,7 @@ func TestFoundBeforeAnythingIsWritten(t *testing.T) {
 	}
 	select {
 	case <-told:
-		t.Error("told twice")
+		t.Error("OnFound was called twice")
 	default:
 	}
 }
@@ -161,23 +161,23 @@ func TestAPIAway(t *testing.T) {
 	c.StopAPI(t)
 	waitUntil(t, "it is noticed", func() bool { s := g.Status().Clusters; return !s[0].Reachable && s[0].Errors != "" && !s[0].IsLeader })
 	if got := g.waitReady("m", 1); !slices.Equal(got, ids) {
-		t.Errorf("without the API %v are left of %v", got, ids)
+		t.Errorf("%v of %v are left while the API is stopped", got, ids)
 	}
-	late := s.gateway("late", nil) // starts while the API is away
+	late := s.gateway("late", nil) // It starts while the API is stopped.
 	late.Set([]Model{engine("m", 2)})
 	waitUntil(t, "the model is known", func() bool { return late.fleet.Snapshot().Models["m"] != nil })
 	g.Set([]Model{engine("m", 2)})
 	c.StartAPI(t)
 	more := g.waitReady("m", 2)
 	if !slices.Contains(more, ids[0]) {
-		t.Errorf("%s was there before the API went, then %v", ids[0], more)
+		t.Errorf("%s existed before the API was stopped, then there are %v", ids[0], more)
 	}
 	late.waitReady("m", 2)
 	waitUntil(t, "all is well", func() bool { s := g.Status().Clusters; return s[0].Reachable && s[0].Errors == "" })
 }
 
-// A cluster that cannot be reached is no matter to the others.
-func TestClustersFailByThemselves(t *testing.T) {
+// An unreachable cluster must not affect other clusters.
+func TestClustersFailSeparately(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	s.Kubectl(t, "config", "set-cluster", "nowhere", "--server=http://127.0.0.1:1", "--kubeconfig", s.Kubeconfig)
 	s.Kubectl(t, "config", "set-context", "far", "--cluster=nowhere", "--kubeconfig", s.Kubeconfig)
@@ -195,16 +195,17 @@ func TestClustersFailByThemselves(t *testing.T) {
 		t.Errorf("clusters are %+v", status.Clusters)
 	}
 	if out := s.Kubectl(t, "get", "deployments", "-n", other, "-o", "name"); strings.Count(out, "\n") != 1 {
-		t.Errorf("in the other namespace there is %q", out)
+		t.Errorf("the other namespace has %q", out)
 	}
 	if g.IsGone("far", "") {
-		t.Error("gone from where nobody can look")
+		t.Error("a model in an unreachable cluster is reported as gone")
 	}
 	g.Set([]Model{engine("here", 1)})
 	waitUntil(t, "gone beside", func() bool { return g.IsGone("beside", "") })
 }
 
-// With these rights and no others everything works: up, down, a new template, an owner, away.
+// These rights suffice for everything: scaling up and down, another pod template, an owner,
+// deletion.
 func TestRights(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	s.Apply(t, s.namespace, `
@@ -250,10 +251,10 @@ metadata: {name: owner}
 	g.Set(nil)
 	waitUntil(t, "gone", func() bool { return g.IsGone("m", "") })
 	if status := g.Status(); status.Clusters[0].Errors != "" {
-		t.Errorf("there was a problem: %s", status.Clusters[0].Errors)
+		t.Errorf("the cluster reports errors: %s", status.Clusters[0].Errors)
 	}
 	g.stop()
 	if out := s.Kubectl(t, "get", "leases", "-n", s.namespace, "-o", "jsonpath={.items[*].spec.holderIdentity}"); strings.TrimSpace(out) != "" {
-		t.Errorf("leases are held by %q after the end", out)
+		t.Errorf("leases are held by %q after the gateway has stopped", out)
 	}
 }

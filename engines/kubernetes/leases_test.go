@@ -25,20 +25,22 @@ func TestPeers(t *testing.T) {
 	p := &peers{lifetime: 30 * time.Second}
 	const busy = `{"models":{"m":{"running":2,"queued":3,"admitted":9}},"pods":{"p":2}}`
 	waiting := p.update([]*coordinationv1.Lease{
-		lease("self", "1", busy, start), lease("a", "1", busy, start.Add(-4*time.Minute)), // its clock is behind
+		// The clock of "a" is behind.
+		lease("self", "1", busy, start), lease("a", "1", busy, start.Add(-4*time.Minute)),
 		lease("b", "1", `{"models":{"m":{"running":1}}}`, start), lease("old", "1", busy, start.Add(-time.Hour)), lease("odd", "1", "{", start),
 	}, "self", start)
 	if !slices.Contains(waiting, "m") {
-		t.Error("nobody is told that requests wait")
+		t.Error("the new waiting requests are not returned")
 	}
 	want := func(load Load, live int) {
 		t.Helper()
 		if diff := cmp.Diff(load, p.load("m")); diff != "" || len(p.live()) != live {
-			t.Errorf("%d live, want %d: %s", len(p.live()), live, diff)
+			t.Errorf("%d gateways are live, want %d: %s", len(p.live()), live, diff)
 		}
 	}
 	want(Load{Running: 3, Queued: 3, Admitted: 9}, 3)
-	// b renews, a does not: after 30 s by our own clock it is dead, whatever its clock says.
+	// b renews its lease, a does not. After 30 s by the test's clock a is dead, whatever its own
+	// clock says.
 	version := 1
 	see := func(after time.Duration, b string) []string {
 		version++
@@ -48,7 +50,7 @@ func TestPeers(t *testing.T) {
 		}, "self", start.Add(after))
 	}
 	if waiting := slices.Concat(see(10*time.Second, "1"), see(20*time.Second, "2")); len(waiting) > 0 {
-		t.Errorf("%v is said to wait, and nothing new does", waiting)
+		t.Errorf("%v is returned as waiting again", waiting)
 	}
 	see(29*time.Second, "2")
 	want(Load{Running: 7, Queued: 3, Admitted: 9}, 2)
@@ -61,18 +63,19 @@ func TestPeers(t *testing.T) {
 		see(after, "2")
 	}
 	if got := p.expired(); len(got) > 0 {
-		t.Errorf("%v are given up too early", got)
+		t.Errorf("%v expired too early", got)
 	}
 	see(302*time.Second, "2")
 	if got := p.expired(); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"a", "old"}) {
-		t.Errorf("dead are %v", got)
+		t.Errorf("expired are %v", got)
 	}
-	// One that comes back with its first word is alive.
+	// A gateway that renews its lease again is live at once.
 	p.update([]*coordinationv1.Lease{lease("self", "new", "", start), lease("old", "2", busy, start)}, "self", start.Add(303*time.Second))
 	want(Load{Running: 2, Queued: 3, Admitted: 9}, 1)
 }
 
-// While nobody could have been heard nobody dies: the API was away, its watch stood still, or this process did.
+// No gateway becomes dead while renewals cannot be seen: the API was stopped, its watch stood
+// still, or this process did.
 func TestPeersWhileNothingIsHeard(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
@@ -89,20 +92,20 @@ func TestPeersWhileNothingIsHeard(t *testing.T) {
 		live        int
 	}{
 		{10 * time.Second, "2", "2", 1},
-		{5 * time.Minute, "2", "2", 1},                // the API was away, nobody has written
-		{5*time.Minute + time.Second, "3", "2", 1},    // we are the first to be back
-		{5*time.Minute + 11*time.Second, "4", "2", 1}, // and the other one is late
+		{5 * time.Minute, "2", "2", 1},                // The API was stopped.
+		{5*time.Minute + time.Second, "3", "2", 1},    // This gateway is the first to renew its lease.
+		{5*time.Minute + 11*time.Second, "4", "2", 1}, // The other gateway is late,
 		{5*time.Minute + 21*time.Second, "5", "2", 1},
-		{5*time.Minute + 31*time.Second, "6", "2", 0}, // or dead
+		{5*time.Minute + 31*time.Second, "6", "2", 0}, // or dead.
 		{5*time.Minute + 40*time.Second, "7", "3", 1},
 	} {
 		if got := see(step.after, step.self, step.other); got != step.live {
-			t.Errorf("after %s %d live, want %d", step.after, got, step.live)
+			t.Errorf("after %s %d gateways are live, want %d", step.after, got, step.live)
 		}
 	}
 }
 
-// What we wrote ourselves is believed until the watch has caught up with it, and not longer.
+// A store shows the gateway's own writes until the watch has shown them, and for a limited time.
 func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
@@ -121,7 +124,7 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 		}
 	}
 	if s.hasSynced() {
-		t.Error("synced before the first list")
+		t.Error("the store is synced before the first list")
 	}
 	if err := s.Replace([]any{lease("a", "1", "", now)}, "1"); err != nil || !s.hasSynced() {
 		t.Fatal(err)
@@ -132,7 +135,7 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	s.Update(lease("a", "5", "", now))
 	s.Add(lease("b", "3", "", now))
 	want("the watch is ahead", map[string]string{"a": "5", "b": "3"})
-	s.recordWrite(lease("a", "4", "", now), "2", now) // its answer took long
+	s.recordWrite(lease("a", "4", "", now), "2", now) // The response came late.
 	want("a late answer", map[string]string{"a": "5", "b": "3"})
 	s.Delete(lease("b", "6", "", now))
 	want("deleted", map[string]string{"a": "5"})
@@ -145,6 +148,6 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	}
 	want("a new list", map[string]string{"d": "9"})
 	if s.Add("no object") == nil {
-		t.Error("took a string")
+		t.Error("the store accepted a string")
 	}
 }

@@ -24,7 +24,7 @@ func httpGet(t *testing.T, r engines.Replica, path string) {
 func TestFromZeroAndBack(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	g := s.gateway("g", nil)
-	const name = "Org/Chat: 1" // which no object of Kubernetes may be called
+	const name = "Org/Chat: 1" // No Kubernetes object may have this name.
 	g.Set([]Model{engine(name, 0)})
 	waitUntil(t, "the API", func() bool { return g.IsLeader() })
 	g.Set([]Model{engine(name, 2), engine("Org/Chat- 1", 1)})
@@ -37,13 +37,13 @@ func TestFromZeroAndBack(t *testing.T) {
 		}
 	}
 	if n := len(s.deployments()); n != 2 {
-		t.Errorf("%d Deployments of two models", n)
+		t.Errorf("two models have %d Deployments", n)
 	}
 	g.Set([]Model{engine(name, 0), engine("Org/Chat- 1", 1)})
 	g.waitReplicas(name, "none left", func(all []engines.Replica) bool { return len(all) == 0 })
 	g.waitReady("Org/Chat- 1", 1)
 	if g.IsGone("Org/Chat- 1", "") {
-		t.Error("a model that is there is said to be gone")
+		t.Error("a model with pods is reported as gone")
 	}
 	g.Set(nil)
 	waitUntil(t, "gone", func() bool { return g.IsGone(name, "") && g.IsGone("Org/Chat- 1", "") })
@@ -104,8 +104,9 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// The pod that goes is one without requests; while it has some it stays, and can be taken back.
-func TestDrainAndRecall(t *testing.T) {
+// A pod with requests is drained but not deleted, and can be undrained. The pod with fewer requests
+// is drained first.
+func TestDrainAndUndrain(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	g := s.gateway("g", nil)
 	g.Set([]Model{engine("m", 2)})
@@ -122,14 +123,14 @@ func TestDrainAndRecall(t *testing.T) {
 	}
 	g.Set([]Model{engine("m", 1)})
 	g.waitReplicas("m", "drains again", func(all []engines.Replica) bool { return slices.Equal(idsIn(all, engines.Draining), ids[1:]) })
-	time.Sleep(2 * time.Second) // more than it takes when nothing is in the way
+	time.Sleep(2 * time.Second) // Without the request the pod would be deleted by then.
 	g.waitReplicas("m", "stays", func(all []engines.Replica) bool { return len(all) == 2 })
 	if n := s.Kubectl(t, "get", "deployments", "-n", s.namespace, "-o", "jsonpath={.items[*].spec.replicas}"); n != "2" {
-		t.Errorf("the Deployment was lowered to %s with a request on the pod", n)
+		t.Errorf("the Deployment was scaled to %s while the pod had a request", n)
 	}
 	g.setRequests(ids[1], 0)
 	if again := g.waitReady("m", 1); again[0] != ids[0] {
-		t.Errorf("%s is left, and %s had the requests", again[0], ids[0])
+		t.Errorf("%s is left, but %s had the requests", again[0], ids[0])
 	}
 }
 
@@ -140,11 +141,12 @@ func TestDrainTimeout(t *testing.T) {
 	g.Set([]Model{engine("m", 1, short)})
 	ids := g.waitReady("m", 1)
 	g.setRequests(ids[0], 1)
-	g.Set(nil) // it must be known from the Deployment alone
+	g.Set(nil) // The drain timeout must come from the Deployment.
 	waitUntil(t, "gone with a request that never ends", func() bool { return g.IsGone("m", "") })
 }
 
-// While a template changes, as many serve as are wanted, one more at most is there, and what is left is new.
+// While the pod template changes, the desired number of pods serves, there is at most one pod more,
+// and only new pods are left.
 func TestTemplateChange(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	g := s.gateway("g", nil)
@@ -156,17 +158,17 @@ func TestTemplateChange(t *testing.T) {
 		all := snapshot.Models["m"].Replicas
 		serving, draining := idsIn(all, engines.Ready), idsIn(all, engines.Draining)
 		if len(serving) < 2 {
-			t.Errorf("only %v serve", serving)
+			t.Errorf("only %v serve, want 2", serving)
 		}
 		if len(all)-len(draining) > 3 {
-			t.Errorf("%d pods for two", len(all)-len(draining))
+			t.Errorf("there are %d pods, want at most 3", len(all)-len(draining))
 		}
 		done = len(all) == 2 && !slices.ContainsFunc(serving, func(id string) bool { return slices.Contains(old, id) })
 		if !done {
 			select {
 			case <-changed:
 			case <-time.After(waitLimit):
-				t.Fatalf("it stays at %+v", all)
+				t.Fatalf("the change is not completed: %+v", all)
 			}
 		}
 	}
@@ -191,7 +193,7 @@ func TestTemplateChangeWithoutRoom(t *testing.T) {
 	})
 }
 
-// What is not of this installation is not touched, whatever it looks like.
+// The launcher does not touch objects of other installations.
 func TestOthersAreLeftAlone(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	const foreign = `
@@ -216,7 +218,7 @@ spec:
 	b.waitReady("m", 2)
 	waitUntil(t, "ours without a model is cleared away", func() bool { return !slices.Contains(s.deployments(), "deployment.apps/stray") })
 	if names := s.deployments(); len(names) != 3 {
-		t.Errorf("left are %v", names)
+		t.Errorf("Deployments left are %v, want 3", names)
 	}
 }
 

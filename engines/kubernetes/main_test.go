@@ -20,7 +20,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/kubetest"
 )
 
-// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
+// waitLimit is how long a test waits for something that normally happens soon. It is long because
+// the machine may be busy.
 const waitLimit = 2 * time.Minute
 
 func TestMain(m *testing.M) {
@@ -29,14 +30,15 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(kubetest.Main(m,
-		// client-go keeps connections for whoever speaks to the same server next.
+		// client-go keeps connections open for later clients.
 		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
 		goleak.IgnoreTopFunction("golang.org/x/net/http2.(*clientStream).writeRequest"),
 		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"),
 	))
 }
 
-// playEngine is an engine that is healthy, unless CODE says otherwise: /set/503 changes it, /exit/3 ends it.
+// runTestEngine serves /health with the status CODE. /set/503 changes the status, /exit/3 ends the
+// process.
 func runTestEngine(address string) {
 	var code atomic.Int64
 	code.Store(http.StatusOK)
@@ -60,14 +62,14 @@ func runTestEngine(address string) {
 	os.Exit(1)
 }
 
-// scene is a namespace of a real control plane with one node.
+// testNamespace is a namespace of a real control plane with one node.
 type testNamespace struct {
 	*kubetest.Cluster
 	t         *testing.T
 	namespace string
 }
 
-var nodes atomic.Int64 // for names: nodes have no namespace
+var nodes atomic.Int64 // It numbers nodes, which have no namespace.
 
 func newTestNamespace(t *testing.T, capacity map[string]string) *testNamespace {
 	t.Helper()
@@ -94,7 +96,7 @@ func (s *testNamespace) node(capacity map[string]string) *kubetest.Node {
 	return s.Node(s.t, fmt.Sprint("kubernetes-", nodes.Add(1)), capacity)
 }
 
-// gateway is a launcher with the gateway around it that a test plays.
+// gateway is a launcher with the requests and loads that a test sets.
 type gateway struct {
 	*Launcher
 	t     *testing.T
@@ -107,7 +109,7 @@ type gateway struct {
 	demand   []string
 }
 
-// gateway begins one; change may say more of its Config.
+// gateway starts a gateway. change may modify its configuration.
 func (s *testNamespace) gateway(name string, change func(*Config)) *gateway {
 	s.t.Helper()
 	g := &gateway{t: s.t, fleet: engines.NewFleet(), requests: map[string]int{}, loads: map[string]Load{}}
@@ -135,7 +137,7 @@ func (s *testNamespace) gateway(name string, change func(*Config)) *gateway {
 	return g
 }
 
-// engine is a model of the test's own engine.
+// engine returns a model of the test binary's engine.
 func engine(name string, desired int, change ...func(*Model)) Model {
 	m := Model{
 		Model: engines.Model{Name: name, Desired: desired},
@@ -154,14 +156,14 @@ func engine(name string, desired int, change ...func(*Model)) Model {
 
 func env(name, value string) func(*Model) { return func(m *Model) { m.Env[name] = value } }
 
-// request sets how many requests this gateway has on a replica.
+// setRequests sets how many requests this gateway has on a replica.
 func (g *gateway) setRequests(replica string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.requests[replica] = n
 }
 
-// replicas of the model now.
+// replicas returns the model's replicas in the fleet.
 func (g *gateway) replicas(model string) []engines.Replica {
 	m, ok := g.fleet.Snapshot().Models[model]
 	if !ok {
@@ -170,7 +172,7 @@ func (g *gateway) replicas(model string) []engines.Replica {
 	return m.Replicas
 }
 
-// in lists the ids of replicas in a state.
+// idsIn returns the ids of the replicas in the state.
 func idsIn(all []engines.Replica, state engines.State) []string {
 	var ids []string
 	for _, r := range all {
@@ -181,18 +183,18 @@ func idsIn(all []engines.Replica, state engines.State) []string {
 	return ids
 }
 
-// until waits for something.
+// waitUntil waits until holds returns true.
 func waitUntil(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitLimit); !holds(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("it did not happen in time: %s", what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// wait waits for replicas of a model, and says what there is if in vain.
+// waitReplicas waits until holds returns true for the model's replicas, and returns them.
 func (g *gateway) waitReplicas(model, what string, holds func([]engines.Replica) bool) []engines.Replica {
 	g.t.Helper()
 	for deadline := time.Now().Add(waitLimit); ; {
@@ -201,13 +203,13 @@ func (g *gateway) waitReplicas(model, what string, holds func([]engines.Replica)
 			return all
 		}
 		if time.Now().After(deadline) {
-			g.t.Fatalf("%s: in vain, there is %+v; %+v", what, all, g.Status())
+			g.t.Fatalf("it did not happen in time: %s; there is %+v; %+v", what, all, g.Status())
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// ready waits until the model has just so many replicas, all ready, and returns their ids.
+// waitReady waits until the model has exactly n replicas, all ready, and returns their ids.
 func (g *gateway) waitReady(model string, n int) []string {
 	g.t.Helper()
 	all := g.waitReplicas(model, fmt.Sprint(n, " ready"), func(all []engines.Replica) bool {
@@ -216,7 +218,7 @@ func (g *gateway) waitReady(model string, n int) []string {
 	return idsIn(all, engines.Ready)
 }
 
-// left are all objects of kinds that pods come from, in the namespace, one a line.
+// objects returns the names of the Deployments, ReplicaSets and pods in the namespace.
 func (s *testNamespace) objects() []string {
 	s.t.Helper()
 	out := s.Kubectl(s.t, "get", "deployments,replicasets,pods", "-n", s.namespace, "-o", "name")

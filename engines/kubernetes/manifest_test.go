@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write golden files anew")
 
 var ours = install{name: "sluice", drainTimeout: 30 * time.Minute}
 
-// simple is a model of the simulated engine.
+// simpleModel returns a model of the simulated engine.
 func simpleModel(name string) Model {
 	version, _ := engines.Find(engines.Builtin(), "sim", "1")
 	version.Image = "registry.example/sluice:1"
@@ -30,7 +30,7 @@ func simpleModel(name string) Model {
 	}
 }
 
-// large is a model that says everything a model may say.
+// fullModel returns a model with a value in every field.
 func fullModel() Model {
 	version, _ := engines.Find(engines.Builtin(), "vllm", "0.11")
 	version.Env = map[string]string{"HF_HOME": "/cache", "LOGGING": "level $(x)"}
@@ -93,11 +93,13 @@ func TestManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("%s is not what the code makes; go test ./engines/kubernetes -run Manifests -update writes it anew: %s", file, diff)
+		t.Errorf("%s differs from what the code renders (go test ./engines/kubernetes -run Manifests -update rewrites it): %s",
+			file, diff)
 	}
 }
 
-// What a built-in engine is started with is a Deployment, for every version, task and a GPU or none.
+// Every version of every built-in engine has a valid Deployment for each task, with and without a
+// GPU.
 func TestEveryEngineHasAManifest(t *testing.T) {
 	t.Parallel()
 	for _, engine := range engines.Builtin() {
@@ -119,7 +121,7 @@ func TestEveryEngineHasAManifest(t *testing.T) {
 				}
 				for _, env := range c.Env {
 					if env.Name == "CUDA_VISIBLE_DEVICES" {
-						t.Errorf("%s: the device plugin says which GPUs there are", engine.Name)
+						t.Errorf("%s: a variable selects GPUs, which is the device plugin's task", engine.Name)
 					}
 				}
 			}
@@ -127,7 +129,7 @@ func TestEveryEngineHasAManifest(t *testing.T) {
 	}
 }
 
-func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
+func TestNamesDifferByModelAndTemplate(t *testing.T) {
 	t.Parallel()
 	name := func(m Model) string {
 		d, err := ours.manifest(m)
@@ -143,7 +145,7 @@ func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
 	for _, model := range []string{"a/b", "a-b", "a b", "A/B", "a.b", "ü", "日本", "-", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
 		n := name(simpleModel(model))
 		if other, taken := seen[n]; taken {
-			t.Errorf("%q and %q are both %s", model, other, n)
+			t.Errorf("%q and %q have the same name %s", model, other, n)
 		}
 		seen[n] = model
 	}
@@ -160,7 +162,7 @@ func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
 		"drain":   func(m *Model) { m.DrainTimeout = time.Minute },
 	} {
 		if !same(change) {
-			t.Errorf("%s: another Deployment for what is no matter of pods", what)
+			t.Errorf("%s: the Deployment's name changed although the pod template is the same", what)
 		}
 	}
 	for what, change := range map[string]func(*Model){
@@ -172,7 +174,7 @@ func TestNamesTellModelsAndTemplatesApart(t *testing.T) {
 		"placement": func(m *Model) { m.Placement = "pack" },
 	} {
 		if same(change) {
-			t.Errorf("%s: the same Deployment for another pod", what)
+			t.Errorf("%s: the Deployment's name is the same although the pod template changed", what)
 		}
 	}
 	long := install{name: "an-installation-of-thirty-char"}
@@ -195,7 +197,7 @@ func TestGPUResourceAndShare(t *testing.T) {
 		t.Errorf("limits are %v", limits)
 	}
 	if len(d.Spec.Template.Spec.Volumes) != 0 {
-		t.Error("one GPU needs no shared memory")
+		t.Error("one GPU needs no shared memory, but a volume was added")
 	}
 }
 
@@ -238,7 +240,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestAnEngineWithoutAnImageHasNoManifest(t *testing.T) {
+func TestEngineWithoutImageHasNoManifest(t *testing.T) {
 	t.Parallel()
 	m := simpleModel("chat")
 	m.Version.Image = ""
@@ -251,7 +253,7 @@ func TestAnEngineWithoutAnImageHasNoManifest(t *testing.T) {
 	}
 }
 
-func TestPlaceOf(t *testing.T) {
+func TestLocationOf(t *testing.T) {
 	t.Parallel()
 	home := location{"ctx", "ns"}
 	for named, want := range map[string]location{

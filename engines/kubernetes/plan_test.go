@@ -11,8 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pods writes pods in short: each word is a name and marks. r ready, n not ready, p not running, u unschedulable, d draining, f done,
-// l leaving, x and that is fresh, t terminating, e ended, and a digit for its requests.
+// pods parses a short notation: each word is a pod's name and flags. r means ready, n not ready, p
+// not running, u unschedulable, d draining, f drained, l marked, x mark unsettled, t terminating, e
+// finished, and a digit the number of requests.
 func pods(words string) []pod {
 	var all []pod
 	for i, word := range strings.Fields(words) {
@@ -67,15 +68,15 @@ func formatActions(actions []action) string {
 func TestPlan(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name     string
-		desired  int
-		replicas int // of the current Deployment; -1: there is none
-		pods     string
-		old      int // replicas of the old one; 0: there is none
-		oldPods  string
-		starved  bool
-		want     string
-		hungry   bool
+		name      string
+		desired   int
+		replicas  int // of the current Deployment; -1 means there is none
+		pods      string
+		old       int // replicas of the old Deployment; 0 means there is none
+		oldPods   string
+		makeRoom  bool
+		want      string
+		needsRoom bool
 	}{
 		{name: "nothing wanted", replicas: -1},
 		{name: "from zero", desired: 3, replicas: -1, want: "create new 3"},
@@ -130,8 +131,8 @@ func TestPlan(t *testing.T) {
 		{name: "new template: more wanted", desired: 4, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r", want: "scale new 2"},
 		{name: "new template: no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", want: "drain x"},
 		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd"},
-		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", hungry: true},
-		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", starved: true,
+		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", needsRoom: true},
+		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
 			want: "drain x, scale new 2"},
 		{name: "no room, and nothing old to make it", desired: 2, replicas: 2, pods: "a:r b:u"},
 		{name: "two templates that are past", desired: 1, replicas: 1, pods: "a:r", old: 1, oldPods: "x:rdfl", want: "delete old"},
@@ -144,24 +145,25 @@ func TestPlan(t *testing.T) {
 		if tt.replicas >= 0 {
 			all = append(all, deployment{name: "new", replicas: tt.replicas, pods: pods(tt.pods)})
 		}
-		w := target{current: "new", desired: tt.desired, makeRoom: tt.starved}
+		w := target{current: "new", desired: tt.desired, makeRoom: tt.makeRoom}
 		if strings.HasPrefix(tt.name, "model gone") {
 			w = target{}
 		}
-		got, hungry := plan(w, all)
+		got, needsRoom := plan(w, all)
 		sorted := func(s string) []string {
 			words := strings.Split(s, ", ")
 			slices.Sort(words)
 			return words
 		}
-		if diff := cmp.Diff(sorted(tt.want), sorted(formatActions(got))); diff != "" || hungry != tt.hungry {
-			t.Errorf("%s: hungry %v %s", tt.name, hungry, diff)
+		if diff := cmp.Diff(sorted(tt.want), sorted(formatActions(got))); diff != "" || needsRoom != tt.needsRoom {
+			t.Errorf("%s: needsRoom %v %s", tt.name, needsRoom, diff)
 		}
 	}
 }
 
-// A pod that our watch has not shown yet may serve already: the number is not lowered as if it did not exist.
-func TestAPodThatOnlyOthersKnowOf(t *testing.T) {
+// A pod that only the Deployment's controller has seen may serve already. It must not be treated as
+// not created.
+func TestPodThatOnlyTheControllerHasSeen(t *testing.T) {
 	t.Parallel()
 	got, _ := plan(target{current: "new", desired: 1}, []deployment{{name: "new", replicas: 2, statusReplicas: 2, pods: pods("a:r")}})
 	if diff := cmp.Diff("drain a", formatActions(got)); diff != "" {
@@ -169,7 +171,7 @@ func TestAPodThatOnlyOthersKnowOf(t *testing.T) {
 	}
 }
 
-func TestADeploymentThatIsBeingDeletedIsLeftAlone(t *testing.T) {
+func TestDeletedDeploymentStaysUntouched(t *testing.T) {
 	t.Parallel()
 	got, _ := plan(target{current: "new", desired: 1}, []deployment{
 		{name: "new", replicas: 3, deleting: true, pods: pods("a:rdf b:r")}, {name: "old", replicas: 2, deleting: true, pods: pods("x:r")},
@@ -181,7 +183,8 @@ func TestADeploymentThatIsBeingDeletedIsLeftAlone(t *testing.T) {
 	}
 }
 
-// world plays the API and its controllers: ReplicaSets that give up pods by rank and cost, a scheduler with so many places, gateways with requests.
+// simulation simulates the API and its controllers: ReplicaSets that delete pods by rank and cost,
+// a scheduler with limited capacity, and gateways with requests.
 type simulation struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -205,7 +208,7 @@ func (w *simulation) fail(why string) {
 	w.t.Fatalf("%s after\n%s", why, strings.Join(w.log[max(0, len(w.log)-40):], "\n"))
 }
 
-// do carries out what was planned, in part where it likes.
+// execute executes a random part of the planned actions.
 func (w *simulation) execute(actions []action, desired int) {
 	before := w.stayingPods()
 	defer func() {
@@ -215,7 +218,7 @@ func (w *simulation) execute(actions []action, desired int) {
 	}()
 	for _, a := range actions {
 		if w.random.IntN(5) == 0 {
-			return // the leader dies, or its write is refused
+			return // The leader dies, or the API rejects its write.
 		}
 		w.log = append(w.log, formatActions([]action{a}))
 		d := w.find(a.deployment)
@@ -227,7 +230,7 @@ func (w *simulation) execute(actions []action, desired int) {
 		case actionDelete:
 			for _, p := range d.pods {
 				if p.active() && !p.marked {
-					w.fail("a Deployment was deleted with " + p.name)
+					w.fail("a Deployment was deleted with the unmarked pod " + p.name)
 				}
 			}
 			w.all = slices.DeleteFunc(w.all, func(o deployment) bool { return o.name == a.deployment })
@@ -253,7 +256,7 @@ func (w *simulation) applyToPod(d *deployment, a action) {
 	}
 }
 
-// staying are the pods that are there, or will be, and are not being drained.
+// stayingPods returns the number of pods that exist or will be created and do not drain.
 func (w *simulation) stayingPods() (n int) {
 	for _, d := range w.all {
 		n += (&deploymentPlan{deployment: d}).stayingCount()
@@ -261,7 +264,7 @@ func (w *simulation) stayingPods() (n int) {
 	return n
 }
 
-// move lets one thing happen that is not ours.
+// step simulates one event of the controllers, the scheduler or the gateways.
 func (w *simulation) step() {
 	d := &w.all[w.random.IntN(len(w.all))]
 	active := 0
@@ -285,7 +288,7 @@ func (w *simulation) step() {
 	d.pods = slices.DeleteFunc(d.pods, func(p pod) bool { return p.terminating && w.random.IntN(2) == 0 })
 }
 
-// live moves one pod on.
+// advancePod moves one pod to its next state.
 func (w *simulation) advancePod(p *pod) {
 	used := 0
 	for _, d := range w.all {
@@ -306,7 +309,8 @@ func (w *simulation) advancePod(p *pod) {
 	}
 }
 
-// breakOne takes the readiness of a pod, while no ReplicaSet is about to give one up: that would be a race that nobody can win.
+// breakPods makes pods unready, unless their ReplicaSet is about to delete a pod: no plan could be
+// in time then.
 func (w *simulation) breakPods() {
 	for i := range w.all {
 		d := &w.all[i]
@@ -320,7 +324,7 @@ func (w *simulation) breakPods() {
 	}
 }
 
-// giveUp is how a ReplicaSet chooses.
+// deletePod deletes the pod that a ReplicaSet would choose.
 func (w *simulation) deletePod(d *deployment) {
 	cost := func(p pod) int {
 		if p.marked {
@@ -347,9 +351,9 @@ func (w *simulation) deletePod(d *deployment) {
 	w.log = append(w.log, active[0].name+" ends")
 }
 
-// Whatever happens in whatever order: a ReplicaSet is never led to give up a pod that was not drained, there are never more than desired and
-// one, and in the end there is what was wanted.
-func TestPlanLeadsThereFromAnywhere(t *testing.T) {
+// Whatever happens in whatever order, a ReplicaSet never deletes a pod that was not drained. There
+// are never more pods than desired and one more. In the end there are the wanted pods.
+func TestPlanConvergesFromAnyState(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(600) {
 		w := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1))}

@@ -14,7 +14,8 @@ import (
 
 func at(second int64) metav1.Time { return metav1.Unix(second, 0) }
 
-// podOf is a pod of the model "Org/chat" that was made at second 10, changed in turn.
+// newPod returns a pod of the model "Org/chat" that was created at second 10, with the changes
+// applied in order.
 func newPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Name: "chat-1-x", CreationTimestamp: at(10),

@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// callers send requests through a gateway, as long as ctx lasts: to any replica that it takes for ready, for up to five seconds each.
+// sendRequests simulates requests to ready replicas through the gateway until ctx ends. Each lasts
+// up to five seconds.
 func (g *gateway) sendRequests(ctx context.Context, calls *sync.WaitGroup, sent *atomic.Int64) {
 	for range 3 {
 		calls.Go(func() {
@@ -24,7 +25,8 @@ func (g *gateway) sendRequests(ctx context.Context, calls *sync.WaitGroup, sent 
 					pod := ready[rand.IntN(len(ready))]
 					g.addRequests(pod, 1)
 					sent.Add(1)
-					pause(ctx, time.Duration(rand.IntN(5000))*time.Millisecond) // longer than it takes to give up a pod
+					// This may be longer than it takes to remove a pod.
+					pause(ctx, time.Duration(rand.IntN(5000))*time.Millisecond)
 					g.addRequests(pod, -1)
 				}
 				pause(ctx, time.Millisecond)
@@ -39,8 +41,9 @@ func (g *gateway) addRequests(pod string, n int) {
 	g.requests[pod] += n
 }
 
-// The promise: whatever is wanted, and however often that changes, no pod is told to end while a live gateway has requests on it.
-func TestNoPodGoesWithRequests(t *testing.T) {
+// The promise of the package: whatever is wanted, and however often that changes, no pod is deleted
+// while a live gateway has requests on it.
+func TestNoPodIsDeletedWithRequests(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	gateways := []*gateway{s.gateway("a", nil), s.gateway("b", nil), s.gateway("c", nil)}
 	to, _, err := Access{Kubeconfig: s.Kubeconfig}.Connect()
@@ -66,7 +69,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 			ended[pod.GetName()] = true
 			for i, g := range gateways {
 				if n := g.requestsOn(pod.GetName()); n > 0 {
-					t.Errorf("%s ends with %d requests of gateway %d", pod.GetName(), n, i)
+					t.Errorf("%s was deleted with %d requests of gateway %d", pod.GetName(), n, i)
 				}
 			}
 		}
@@ -93,7 +96,7 @@ func TestNoPodGoesWithRequests(t *testing.T) {
 	watching.Wait()
 	t.Log(sent.Load(), "requests,", len(ended), "pods ended")
 	if len(ended) < 3 {
-		t.Errorf("only %d pods ended", len(ended))
+		t.Errorf("only %d pods were deleted, want at least 3", len(ended))
 	}
 }
 

@@ -1,8 +1,11 @@
-// Package custom reads the custom resources Engine and InferenceModel (sluice.dev/v1alpha1) of one namespace and writes their status.
+// Package custom watches the custom resources Engine and InferenceModel (sluice.dev/v1alpha1) of
+// one namespace and writes their status. The gateway runs its Watcher if the configuration file has
+// a section "kubernetes".
 //
-// A Watcher hands over the whole list of objects whenever it differs, so that nothing depends on a single event. What an object's spec means, and
-// whether it is sound, is not its matter: the spec goes on as JSON, with the same fields as an item of engines or models in the file. Of
-// several gateways all read and only the leader writes: status, and the finalizer that holds a deleted model until its streams have ended.
+// A Watcher delivers the whole list of objects after each change, so nothing depends on a single
+// event. It does not validate specs: it delivers them as JSON, with the fields of an item of
+// engines or models in the configuration file. Every gateway reads the objects. Only the leader
+// writes the status, and the finalizer that keeps a deleted model until its pods are gone.
 package custom
 
 import (
@@ -26,28 +29,28 @@ import (
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 )
 
-// What the resources are called in the API.
+// Names of the resources in the API.
 const (
-	// Group of the resources.
+	// Group is the API group of the resources.
 	Group = "sluice.dev"
-	// Version of the group that is read and written.
+	// Version is the version of the group that the package uses.
 	Version = "v1alpha1"
-	// Finalizer keeps an InferenceModel that is deleted until Release says that nothing of it is left.
+	// Finalizer keeps a deleted InferenceModel until ReleaseFinalizers is called for it.
 	Finalizer = "sluice.dev/drain"
 )
 
-// Kind is a kind of resource.
+// Kind is a kind of custom resource.
 type Kind string
 
-// The kinds.
+// The kinds of custom resources.
 const (
-	// Engine is an item of engines.
+	// Engine is the kind of an item of engines.
 	Engine Kind = "Engine"
-	// Model is an item of models.
+	// Model is the kind of an item of models.
 	Model Kind = "InferenceModel"
 )
 
-// resource is the kind as it stands in the API's paths.
+// resource returns the kind's name in the paths of the API.
 func (k Kind) resource() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: Group, Version: Version, Resource: strings.ToLower(string(k)) + "s"}
 }
@@ -55,76 +58,81 @@ func (k Kind) resource() schema.GroupVersionResource {
 // Object is one custom resource.
 type Object struct {
 	Kind Kind
-	// APIVersion is sluice.dev/v1alpha1; with Kind, Name and UID it makes an owner reference.
+	// APIVersion is "sluice.dev/v1alpha1". With Kind, Name and UID it makes an owner reference.
 	APIVersion, Name, Namespace, UID string
-	// Generation grows with every change of the spec.
+	// Generation grows with each change of the spec.
 	Generation int64
-	// Spec is the spec as JSON, an object; {} when there is none.
+	// Spec is the spec as a JSON object. It is {} if there is none.
 	Spec []byte
-	// Deleting tells that somebody has deleted the object; it is gone when its finalizers are.
+	// Deleting is true if the object was deleted. It disappears when its finalizers are removed.
 	Deleting bool
 }
 
-// Status is what is true of one object.
+// Status is the status to write to one object.
 type Status struct {
 	Kind Kind
 	Name string
-	// Generation of the spec that this was made of.
+	// Generation is the generation of the spec that the status belongs to.
 	Generation int64
-	// Phase of an InferenceModel: Pending, Starting, Ready, Draining, Failed or Idle. Empty: not known. Engines have none.
+	// Phase of an InferenceModel is Pending, Starting, Ready, Draining, Failed or Idle. Empty means
+	// unknown. An Engine has no phase.
 	Phase string
-	// Replicas that there are, those of them that serve, and how many there should be. Engines have none.
+	// Replicas counts the existing replicas, Ready the ready ones, Desired the wanted ones. They
+	// are 0 for an Engine.
 	Replicas, Ready, Desired int
-	// Accepted tells that the spec is sound and in force; when it is not, Message says why.
+	// Accepted is true if the spec is valid and in use. Otherwise Message tells why not.
 	Accepted bool
-	// Message for people: why the object is not accepted, or what its replicas wait for.
+	// Message tells operators why the object is not accepted or what its replicas wait for.
 	Message string
 }
 
-// Config is what a Watcher needs.
+// Config is the configuration of a Watcher.
 type Config struct {
-	// Access to the cluster.
+	// Access is the access to the cluster.
 	kubernetes.Access
-	// Namespace of the objects. Empty: the one that the access means.
+	// Namespace is the namespace of the objects. Empty means the default of Access.
 	Namespace string
-	// Leads tells whether this gateway is the one that writes; it is asked before every write. nil: it never is.
+	// IsLeader reports whether this gateway may write. It is called before each write. Nil means it
+	// may not.
 	IsLeader func() bool
-	// Changed gets all objects, sorted by kind and name: when they have been read for the first time, and whenever a spec, a generation
-	// or a deletion differs. It is never called twice at once; the next call waits for its return. It keeps the list.
+	// OnChange gets all objects, sorted by kind and name: after the first list, and whenever a
+	// spec, a generation or a deletion differs. Calls do not overlap. OnChange may keep the list.
 	OnChange func([]Object)
-	// Log gets problems as they come and go. nil: nobody does.
+	// Log receives errors when they appear and disappear. Nil means no log.
 	Log *zap.Logger
 }
 
-// Pauses. The API answers watches at once; these bound how often a burst is looked at, and what an outage costs.
+// Delays and limits. They bound the work for a burst of changes and the calls during an outage.
 const (
-	settleDelay      = 100 * time.Millisecond // from a change until it is looked at, so that a burst is one change
-	minWriteInterval = time.Second            // between two writes of one object
-	minRetryDelay    = time.Second            // until the first new try after an API call failed
-	maxRetryDelay    = 5 * time.Second        // between tries in a long outage
-	callTimeout      = 10 * time.Second       // for one write
-	// Writes a second, and how many may come at once. An installation with more models takes a little longer.
+	// from a change until it is handled, so that a burst is handled once
+	settleDelay      = 100 * time.Millisecond
+	minWriteInterval = time.Second      // between two writes of one object
+	minRetryDelay    = time.Second      // before the first retry of a failed call
+	maxRetryDelay    = 5 * time.Second  // the longest delay between retries
+	callTimeout      = 10 * time.Second // for one write
+	// Limits of writes per second and of writes in a burst.
 	writeRate, writeBurst = 50, 100
 )
 
-// Watcher reads the objects and writes their status.
+// Watcher watches the objects and writes their status.
 type Watcher struct {
 	config Config
-	// engines and models are what the API told last.
+	// engines and models hold the objects as last read.
 	engines, models *store
-	// news and work each hold one signal: something was read, something may have to be written.
+	// changed wakes notifyLoop, writeSignal wakes the writer. Their capacity is 1.
 	changed, writeSignal chan struct{}
 
 	mu sync.Mutex
-	// statuses is what Report was given last.
+	// statuses is the argument of the last Report. Guarded by mu.
 	statuses map[Kind]map[string]Status
-	// released are deleted models of which nothing is left, by UID: a later model of the same name is another one.
+	// released holds the UIDs of deleted models whose finalizer may be removed. A later model of
+	// the same name has another UID. Guarded by mu.
 	released map[types.UID]bool
-	// problems by what they are about; without an entry all is well.
+	// errors holds the current errors by subject. Guarded by mu.
 	errors map[string]string
 }
 
-// New makes a Watcher, which does nothing before Run.
+// New returns a Watcher. It starts nothing.
 func New(config Config) *Watcher {
 	if config.Log == nil {
 		config.Log = zap.NewNop()
@@ -134,10 +142,11 @@ func New(config Config) *Watcher {
 	return w
 }
 
-// Run reads and writes until ctx ends. Nothing is a reason to give up: while the API is away, or the resources are not installed, Problem says
-// so and it tries again.
+// Run watches and writes until ctx ends. It retries for ever. Errors tells while the API is
+// unreachable or the resources are not installed.
 func (w *Watcher) Run(ctx context.Context) error {
-	ctx = klog.NewContext(ctx, klog.New(nil)) // client-go tells of each failed try; Problem has them
+	// Errors has the failed calls, so client-go does not log them.
+	ctx = klog.NewContext(ctx, klog.New(nil))
 	api, closeIdle := w.connect(ctx)
 	if api == nil {
 		return nil
@@ -155,10 +164,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// api is the objects of one namespace.
+// objectClient returns the client for the objects of a kind in the watched namespace.
 type objectClient func(Kind) dynamic.ResourceInterface
 
-// connect waits until the access can be read: a kubeconfig may come later than we do. It returns nil when ctx has ended.
+// connect retries until the kubeconfig can be read, because it may be created after the gateway has
+// started. It returns nil when ctx ends.
 func (w *Watcher) connect(ctx context.Context) (objectClient, func()) {
 	for {
 		api, closeIdle, err := w.newClient()
@@ -175,7 +185,7 @@ func (w *Watcher) connect(ctx context.Context) (objectClient, func()) {
 	}
 }
 
-// open makes a client. It asks nobody.
+// newClient returns a client and the function that closes its idle connections. It makes no calls.
 func (w *Watcher) newClient() (objectClient, func(), error) {
 	config, namespace, err := w.config.Connect()
 	if err != nil {
@@ -188,17 +198,17 @@ func (w *Watcher) newClient() (objectClient, func(), error) {
 	config.WarningHandlerWithContext = rest.NoWarnings{}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, nil, fmt.Errorf("custom: %w", err)
+		return nil, nil, fmt.Errorf("client of custom resources: %w", err)
 	}
 	objects, err := dynamic.NewForConfigAndClient(config, client)
 	if err != nil {
-		return nil, nil, fmt.Errorf("custom: %w", err)
+		return nil, nil, fmt.Errorf("client of custom resources: %w", err)
 	}
 	return func(k Kind) dynamic.ResourceInterface { return objects.Resource(k.resource()).Namespace(namespace) },
 		func() { utilnet.CloseIdleConnectionsFor(client.Transport) }, nil
 }
 
-// Problem says what is wrong now, in one line for people; empty when all is well.
+// Errors returns the current errors in one line, or "".
 func (w *Watcher) Errors() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -209,7 +219,7 @@ func (w *Watcher) Errors() string {
 	return strings.Join(slices.Compact(lines), "; ")
 }
 
-// problem sets what is wrong about one thing, or with an empty text that nothing is.
+// setError sets the current error of a subject. An empty text removes it.
 func (w *Watcher) setError(about, text string) {
 	w.mu.Lock()
 	before := w.errors[about]
@@ -222,14 +232,15 @@ func (w *Watcher) setError(about, text string) {
 	switch text {
 	case before:
 	case "":
-		w.config.Log.Info("custom resources: all is well again", zap.String("about", about))
+		w.config.Log.Info("custom resources recovered", zap.String("about", about))
 	default:
-		w.config.Log.Warn("custom resources", zap.String("about", about), zap.String("problem", text))
+		w.config.Log.Warn("custom resources failed", zap.String("about", about), zap.String("problem", text))
 	}
 }
 
-// Report says what is true of all objects now, in place of what was said before. The leader writes what differs, soon, and at most once a second for
-// an object. An object that is not in the list keeps the status that it has. It never blocks.
+// Report replaces the statuses of all objects. The leader writes the differences soon, at most once
+// per second and object. An object that is missing in the list keeps its status. Report does not
+// block.
 func (w *Watcher) Report(statuses []Status) {
 	all := map[Kind]map[string]Status{Engine: {}, Model: {}}
 	for _, s := range statuses {
@@ -243,8 +254,9 @@ func (w *Watcher) Report(statuses []Status) {
 	signal(w.writeSignal)
 }
 
-// Release names InferenceModels that are being deleted and of which nothing is left, those of which there never was anything included. The leader
-// takes the finalizer off them. A name that is not being deleted has no effect. It never blocks.
+// ReleaseFinalizers names the deleted InferenceModels of which nothing is left. The leader removes
+// their finalizer. A name of a model that is not being deleted has no effect. ReleaseFinalizers
+// does not block.
 func (w *Watcher) ReleaseFinalizers(gone []string) {
 	for _, name := range gone {
 		entry, ok := w.models.get(name)
@@ -258,13 +270,13 @@ func (w *Watcher) ReleaseFinalizers(gone []string) {
 	signal(w.writeSignal)
 }
 
-// read is called when something was read.
+// onStoreChange is called after each change of a store.
 func (w *Watcher) onStoreChange() {
 	signal(w.changed)
 	signal(w.writeSignal)
 }
 
-// signal leaves a signal unless one is there.
+// signal adds a token to c unless c is full.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -272,7 +284,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// tell hands the objects on whenever they differ.
+// notifyLoop calls OnChange whenever the objects differ, until ctx ends.
 func (w *Watcher) notifyLoop(ctx context.Context) {
 	var last []Object
 	for told := false; waitForSignal(ctx, w.changed); {
@@ -287,7 +299,8 @@ func (w *Watcher) notifyLoop(ctx context.Context) {
 	}
 }
 
-// pause waits for a signal and then for what comes with it. It returns false when ctx has ended.
+// waitForSignal waits for a signal and then for settleDelay, so that a burst is handled once. It
+// returns false if ctx ended.
 func waitForSignal(ctx context.Context, c <-chan struct{}) bool {
 	select {
 	case <-ctx.Done():

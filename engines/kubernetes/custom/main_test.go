@@ -18,12 +18,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(kubetest.Main(m)) }
 
-// patience bounds what must come true, on a machine that may do much else.
+// patience is how long a test waits for something that normally happens soon. It is long because
+// the machine may be busy.
 const patience = time.Minute
 
 const base = "../../../examples/kubernetes/base"
 
-// installed is the shared cluster, with the custom resource definitions.
+// installed returns the shared cluster with the custom resource definitions.
 func installed(t *testing.T) *kubetest.Cluster {
 	t.Helper()
 	c := kubetest.Shared(t)
@@ -31,14 +32,14 @@ func installed(t *testing.T) *kubetest.Cluster {
 	return c
 }
 
-// install applies the definitions, which may be there already, and waits until the API serves them.
+// install applies the definitions and waits until the API serves them.
 func install(t *testing.T, c *kubetest.Cluster) {
 	t.Helper()
 	c.Kubectl(t, "apply", "-f", base+"/crds.yaml")
 	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/engines.sluice.dev", "crd/inferencemodels.sluice.dev")
 }
 
-// gateway is a watcher that runs, and what it was told.
+// gateway is a running Watcher with the lists it has delivered.
 type gateway struct {
 	*custom.Watcher
 	mu    sync.Mutex
@@ -52,7 +53,7 @@ func (g *gateway) lead(leads bool) {
 	g.leads = leads
 }
 
-// told is how often it was told, and the last list.
+// told returns the number of lists and the last one.
 func (g *gateway) told() (int, []custom.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -62,7 +63,7 @@ func (g *gateway) told() (int, []custom.Object) {
 	return len(g.lists), g.lists[len(g.lists)-1]
 }
 
-// knows tells whether the last list is these objects, by name.
+// knows returns a function that reports whether the last list has exactly these objects.
 func (g *gateway) knows(names ...string) func() bool {
 	return func() bool {
 		n, list := g.told()
@@ -85,7 +86,7 @@ func (g *gateway) one(name string) custom.Object {
 	return custom.Object{}
 }
 
-// run runs a watcher until the test ends. It fails when it is told the same twice.
+// run runs a Watcher until the test ends. It fails if two lists in a row are equal.
 func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 	t.Helper()
 	g := &gateway{leads: leads}
@@ -115,17 +116,17 @@ func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 	return g
 }
 
-// until waits for what must come true.
+// until waits until is returns true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
+			t.Fatalf("it did not happen in time: %s", what)
 		}
 	}
 }
 
-// model is an InferenceModel with a spec in YAML's flow style.
+// model returns an InferenceModel with a spec in YAML's flow style.
 func model(name, spec string) string {
 	return fmt.Sprintf("---\napiVersion: sluice.dev/v1alpha1\nkind: InferenceModel\nmetadata: {name: %s}\nspec: %s\n", name, spec)
 }
@@ -134,7 +135,7 @@ func engine(name, spec string) string {
 	return fmt.Sprintf("---\napiVersion: sluice.dev/v1alpha1\nkind: Engine\nmetadata: {name: %s}\nspec: %s\n", name, spec)
 }
 
-// field reads one field of a model.
+// field returns one field of a model.
 func field(t *testing.T, c *kubetest.Cluster, namespace, name, path string) string {
 	t.Helper()
 	out, err := c.TryKubectl(t, "get", "im", "-n", namespace, name, "-o", "jsonpath={"+path+"}")
@@ -144,7 +145,7 @@ func field(t *testing.T, c *kubetest.Cluster, namespace, name, path string) stri
 	return out
 }
 
-// overlay is the base in another namespace.
+// overlay returns the folder of a kustomization with the example's base in another namespace.
 func overlay(t *testing.T, namespace string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/kubernetes/custom"
 )
 
-// What examples/kubernetes holds is taken by a cluster.
+// The API accepts the manifests in examples/kubernetes.
 func TestManifestsAreTaken(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -29,7 +29,8 @@ func TestManifestsAreTaken(t *testing.T) {
 	}
 }
 
-// The Role is enough for all that a watcher does, and without it nothing is done and the operator is told why.
+// The Role suffices for all that a Watcher does. Without it the Watcher writes nothing and reports
+// the error.
 func TestRole(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -38,7 +39,8 @@ func TestRole(t *testing.T) {
 	c.Apply(t, ns, model("a", "{engine: sim}")+engine("e", "{versions: []}"))
 	g := run(t, c.User(t, ns, "sluice"), "", true)
 	until(t, "the API forbids it", func() bool { return strings.Contains(g.Errors(), `inferencemodels.sluice.dev is forbidden`) })
-	c.Kubectl(t, "apply", "-k", overlay(t, ns), "-l", "!app.kubernetes.io/name") // all but the gateway itself
+	// all but the gateway's own Deployment
+	c.Kubectl(t, "apply", "-k", overlay(t, ns), "-l", "!app.kubernetes.io/name")
 	until(t, "told", g.knows("e", "a"))
 	g.Report([]custom.Status{{Kind: custom.Engine, Name: "e", Generation: 1, Accepted: true},
 		{Kind: custom.Model, Name: "a", Generation: 1, Accepted: true, Phase: "Idle"}})
@@ -53,7 +55,7 @@ func TestRole(t *testing.T) {
 	until(t, "all is well", func() bool { return g.Errors() == "" })
 }
 
-// What cannot be right is refused when it is applied, with the name of the field.
+// The API rejects invalid objects and names the field.
 func TestInvalidObjectsAreRefused(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -88,7 +90,7 @@ func TestInvalidObjectsAreRefused(t *testing.T) {
 	if err := c.TryApply(t, ns, engine("e", "{versions: [{version: '1', tasks: [rerank]}]}")); err == nil || !strings.Contains(err.Error(), "command") {
 		t.Errorf("an engine without a command: %v", err)
 	}
-	// All forms that the file allows.
+	// These are all forms that the configuration file allows.
 	c.Apply(t, ns, model("a", `{engine: sim, resources: {memory: 1024, cpu: 0.5, gpu: 1}, admission: {max_per_replica: 3}, unhealthy_on: [503, connect]}`)+
 		model("b", `{name: Org/Model, engine: sim, resources: {memory: 1.5Gi}, admission: {max_per_replica: auto}, unhealthy_on: ["503"], cooldown: 1h30m}`))
 }

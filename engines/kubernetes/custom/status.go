@@ -8,16 +8,17 @@ import (
 	"unicode/utf8"
 )
 
-// Types of conditions that we write. Others are left alone.
+// Types of the conditions that the package writes. It keeps conditions of other types.
 const (
 	conditionAccepted = "Accepted"
 	conditionReady    = "Ready"
 )
 
-// longestMessage is in bytes; the end of a list of thousand faults helps nobody.
+// maxMessageBytes limits messages.
 const maxMessageBytes = 4096
 
-// difference is what a merge patch must set in the status of an object so that it says what s says: nil when it does. A null takes a field away.
+// patchFor returns the merge patch that makes an object's status equal to s, or nil if it is equal
+// already. A null removes a field.
 func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 	before, _ := status["conditions"].([]any)
 	fields := map[string]any{
@@ -38,7 +39,7 @@ func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 	return nil
 }
 
-// text is a text of a status; an empty one is left out.
+// optionalText returns the text of a field, or nil for an empty text.
 func optionalText(s string) any {
 	if s == "" {
 		return nil
@@ -46,7 +47,7 @@ func optionalText(s string) any {
 	return truncate(s)
 }
 
-// conditions are those that were there before, with ours brought up to date.
+// conditions returns the existing conditions with those of this package replaced.
 func (s Status) conditions(before []any, now time.Time) []any {
 	verdict := condition{kind: conditionAccepted, holds: s.Accepted, reason: "Valid"}
 	if !s.Accepted {
@@ -70,14 +71,15 @@ func (s Status) conditions(before []any, now time.Time) []any {
 	return after
 }
 
-// condition is one condition of an object, as all of Kubernetes has them.
+// condition is a condition of a Kubernetes object.
 type condition struct {
 	kind            string
 	holds           bool
 	reason, message string
 }
 
-// put sets a condition in a list. The time is that at which it last began or ceased to hold.
+// setIn replaces the condition in the list, or adds it. lastTransitionTime changes only with the
+// condition's status.
 func (c condition) setIn(list []any, generation int64, now time.Time) []any {
 	value := map[string]any{
 		"type": c.kind, "status": "False", "reason": c.reason, "message": truncate(c.message), "observedGeneration": generation,
@@ -98,7 +100,7 @@ func (c condition) setIn(list []any, generation int64, now time.Time) []any {
 	return append(list, value)
 }
 
-// cut bounds a text, between two characters.
+// truncate limits a text to maxMessageBytes without cutting a character.
 func truncate(s string) string {
 	s = strings.ToValidUTF8(s, "�")
 	if len(s) <= maxMessageBytes {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// statusOf is a status as it comes from the API.
+// statusOf parses a status as the API returns it.
 func statusOf(t *testing.T, text string) map[string]any {
 	t.Helper()
 	e := object(t, `{"metadata": {"name": "a"}, "status": `+text+`}`)
@@ -37,7 +37,7 @@ func TestNothingIsWrittenTwice(t *testing.T) {
 	}
 }
 
-// Every field of a Status is seen in what is written.
+// A change of any field of a Status is written.
 func TestEveryDifferenceIsWritten(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Status){
@@ -57,7 +57,7 @@ func TestEveryDifferenceIsWritten(t *testing.T) {
 	}
 }
 
-// A condition keeps its time until it turns, and those of others stay as they are.
+// A condition keeps its transition time until its status changes. Conditions of other types stay.
 func TestConditions(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2025, 5, 5, 5, 5, 5, 5, time.FixedZone("", 7200))

@@ -20,27 +20,27 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store holds the objects of one kind as the API told them last. A reflector of client-go fills it: it lists, watches, and lists again when it may
-// have missed something. What it holds stays while the API is away.
+// store holds the objects of one kind as last read. A reflector of client-go fills it. The content
+// stays while the API is unreachable.
 type store struct {
 	kind Kind
-	// changed is called after every change, without the lock.
+	// onChange is called after each change, without the lock.
 	onChange func()
 
 	mu sync.Mutex
-	// entries by name; what they point to is not changed any more.
+	// entries holds the objects by name. The objects must not be modified. Guarded by mu.
 	entries map[string]entry
-	// complete tells that there was a whole list once.
+	// synced is true once a whole list was read. Guarded by mu.
 	synced bool
 }
 
-// entry is an object, and all of it as the API has it.
+// entry is an object with its original form.
 type entry struct {
 	Object
 	raw *unstructured.Unstructured
 }
 
-// follow keeps a store up to date until ctx ends. It notes whether the API answers; a watch that the API ends in order is begun anew without a word.
+// watchKind keeps a store up to date until ctx ends. It sets the error of the kind after each call.
 func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	objects := api(s.kind)
 	note := func(err error) {
@@ -67,7 +67,7 @@ func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	}).RunWithContext(ctx)
 }
 
-// reading is the problem when objects cannot be read.
+// readError returns the text for an error of reading objects, or "".
 func readError(kind Kind, err error) string {
 	switch {
 	case err == nil:
@@ -80,7 +80,7 @@ func readError(kind Kind, err error) string {
 	return "the cluster's API cannot be read: " + withoutURL(err).Error()
 }
 
-// plain takes the URL off an error, which is another one for each try.
+// withoutURL removes the URL from an error, because it differs in each retry.
 func withoutURL(err error) error {
 	var call *url.Error
 	if errors.As(err, &call) {
@@ -89,11 +89,11 @@ func withoutURL(err error) error {
 	return err
 }
 
-// Add is called by the reflector, as are all others down to Resync.
+// Add implements cache.ReflectorStore, as do Update, Delete, Replace and Resync.
 func (s *store) Add(object any) error {
 	raw, ok := object.(*unstructured.Unstructured)
 	if !ok {
-		return fmt.Errorf("custom: a %T instead of an object", object)
+		return fmt.Errorf("the watch delivered a %T, which is no object", object)
 	}
 	read := s.parse(raw)
 	s.mu.Lock()
@@ -106,14 +106,14 @@ func (s *store) Add(object any) error {
 	return nil
 }
 
-// Update puts a new version in the place of the old one.
+// Update replaces an object.
 func (s *store) Update(object any) error { return s.Add(object) }
 
-// Delete takes an object out.
+// Delete removes an object.
 func (s *store) Delete(object any) error {
 	raw, ok := object.(*unstructured.Unstructured)
 	if !ok {
-		return fmt.Errorf("custom: a %T instead of an object", object)
+		return fmt.Errorf("the watch delivered a %T, which is no object", object)
 	}
 	s.mu.Lock()
 	delete(s.entries, raw.GetName())
@@ -122,13 +122,13 @@ func (s *store) Delete(object any) error {
 	return nil
 }
 
-// Replace sets all objects.
+// Replace replaces all objects.
 func (s *store) Replace(list []any, _ string) error {
 	entries := make(map[string]entry, len(list))
 	for _, object := range list {
 		raw, ok := object.(*unstructured.Unstructured)
 		if !ok {
-			return fmt.Errorf("custom: a %T instead of an object", object)
+			return fmt.Errorf("the watch delivered a %T, which is no object", object)
 		}
 		read := s.parse(raw)
 		entries[read.Name] = read
@@ -140,15 +140,18 @@ func (s *store) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do: who reads gets everything each time.
+// Resync does nothing.
 func (s *store) Resync() error { return nil }
 
-// entry reads an object. Nothing can be wrong with one that hides others: a spec that makes no sense is for others to refuse.
+// parse returns the entry of an object. It accepts every object, because one invalid object must
+// not hide others.
 func (s *store) parse(raw *unstructured.Unstructured) entry {
-	raw.SetManagedFields(nil) // more than half of the object, and nobody reads it
+	// Managed fields are more than half of an object and are not used.
+	raw.SetManagedFields(nil)
 	spec := []byte("{}")
 	if value, ok := raw.Object["spec"]; ok && value != nil {
-		if text, err := json.Marshal(value); err == nil { // it was JSON a moment ago
+		// It was decoded from JSON, so this cannot fail.
+		if text, err := json.Marshal(value); err == nil {
 			spec = text
 		}
 	}
@@ -158,7 +161,7 @@ func (s *store) parse(raw *unstructured.Unstructured) entry {
 	}}
 }
 
-// get returns one entry.
+// get returns the entry of this name.
 func (s *store) get(name string) (entry, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +169,7 @@ func (s *store) get(name string) (entry, bool) {
 	return e, ok
 }
 
-// list returns all entries by name.
+// list returns all entries, sorted by name.
 func (s *store) list() []entry {
 	s.mu.Lock()
 	list := make([]entry, 0, len(s.entries))
@@ -178,7 +181,7 @@ func (s *store) list() []entry {
 	return list
 }
 
-// all returns all objects by name, and whether that is really all.
+// all returns all objects, sorted by name, and whether the store is synced.
 func (s *store) all() ([]Object, bool) {
 	s.mu.Lock()
 	complete := s.synced
@@ -190,7 +193,7 @@ func (s *store) all() ([]Object, bool) {
 	return objects, complete
 }
 
-// same tells whether two objects differ in nothing that Changed is called for.
+// isSameObject reports whether OnChange need not be called for the difference of two objects.
 func isSameObject(a, b Object) bool {
 	spec := bytes.Equal(a.Spec, b.Spec)
 	a.Spec, b.Spec = nil, nil

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/kubetest"
 )
 
-// Everything is told in order, and again when a spec changes or an object goes; what else happens to objects is not.
+// OnChange gets all objects in order, and again when a spec changes or an object is deleted, and
+// not after other changes.
 func TestObjectsAreTold(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -37,7 +38,8 @@ func TestObjectsAreTold(t *testing.T) {
 	until(t, "told of the deletion", g.knows("z", "a"))
 }
 
-// Two gateways see the same, and only the one that leads writes; when the other takes over it writes what it has.
+// Two gateways deliver the same objects. Only the leader writes. The other gateway writes its
+// statuses when it becomes the leader.
 func TestOnlyTheLeaderWrites(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -46,7 +48,8 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	first, second := run(t, c.Kubeconfig, ns, true), run(t, c.Kubeconfig, ns, false)
 	theirs := []custom.Status{
 		{Kind: custom.Model, Name: "a", Generation: 1, Phase: "Failed", Message: "by the second"},
-		{Kind: custom.Model, Name: "b", Generation: 1, Message: "by the second"}, // of which the leader says nothing
+		// The leader has no status for this object.
+		{Kind: custom.Model, Name: "b", Generation: 1, Message: "by the second"},
 	}
 	for _, g := range []*gateway{first, second} {
 		until(t, "told", g.knows("e", "a", "b"))
@@ -74,7 +77,7 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	}
 }
 
-// kubectl shows how models fare, and waits for conditions.
+// kubectl shows the status of models and waits for their conditions.
 func TestKubectlShowsTheStatus(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -105,7 +108,7 @@ func TestKubectlShowsTheStatus(t *testing.T) {
 	}
 }
 
-// A deleted model that has pods here stays until it is released, and what others hold it by is theirs.
+// A deleted model that has pods stays until it is released. Finalizers of others stay.
 func TestFinalizer(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
@@ -119,7 +122,8 @@ func TestFinalizer(t *testing.T) {
 	g.ReleaseFinalizers([]string{"a"})
 	c.Kubectl(t, "delete", "im", "-n", ns, "--wait=false", "a", "u")
 	until(t, "told that it is to go, and that the other is gone", func() bool { return g.one("a").Deleting && g.knows("a")() })
-	// The release of before the deletion counted for nothing: a status is written after it would have been obeyed.
+	// A release before the deletion has no effect. The status is written after the release would
+	// have been applied.
 	g.Report([]custom.Status{{Kind: custom.Model, Name: "a", Generation: 2, Phase: "Draining", Accepted: true}})
 	until(t, "said to drain", func() bool { return field(t, c, ns, "a", ".status.phase") == "Draining" })
 	if got := field(t, c, ns, "a", ".metadata.finalizers"); !strings.Contains(got, custom.Finalizer) {
@@ -131,7 +135,8 @@ func TestFinalizer(t *testing.T) {
 	until(t, "gone", g.knows())
 }
 
-// The resources may come after the gateway, and the API may go and come back.
+// The resources may be installed after the gateway has started, and the API may be unreachable for
+// a while.
 func TestAPIComesAndGoes(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Start(t)
@@ -163,7 +168,7 @@ func TestAPIComesAndGoes(t *testing.T) {
 	until(t, "all is well again", func() bool { return g.Errors() == "" })
 }
 
-// Five hundred objects, those of them included that make no sense, are told and written.
+// Five hundred objects, including invalid ones, are delivered and written.
 func TestManyObjects(t *testing.T) {
 	t.Parallel()
 	const n = 500

@@ -15,21 +15,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// writer writes while this gateway leads. It belongs to one goroutine.
+// writer writes to the API while this gateway is the leader. Only one goroutine uses it.
 type writer struct {
 	*Watcher
 	api objectClient
-	// tries are the last ones, by object.
+	// attempts holds the last write of each object by UID.
 	attempts map[types.UID]writeAttempt
 }
 
-// try is what became of a write.
+// writeAttempt is the result of a write.
 type writeAttempt struct {
 	next time.Time // when the object may be written again
-	err  error     // what the API has against the object
+	err  error     // why the API rejected the object, or nil
 }
 
-// run makes what is written true until ctx ends: after each report and each change, and when this gateway begins to lead.
+// run writes all differences after each report, after each change, and when this gateway becomes
+// the leader, until ctx ends.
 func (w *writer) run(ctx context.Context) {
 	ticker := time.NewTicker(minWriteInterval)
 	defer ticker.Stop()
@@ -56,7 +57,8 @@ func (w *writer) run(ctx context.Context) {
 
 func (w *writer) isLeader() bool { return w.config.IsLeader != nil && w.config.IsLeader() }
 
-// round looks at all objects. It returns whether something is left to do: an object was written a moment ago, or a write failed.
+// writeAll writes all objects that differ. It returns true if some are left: they were written a
+// moment ago, or a write failed.
 func (w *writer) writeAll(ctx context.Context) bool {
 	w.mu.Lock()
 	statuses, released := w.statuses, maps.Clone(w.released)
@@ -84,7 +86,7 @@ func (w *writer) writeAll(ctx context.Context) bool {
 		}
 		if err != nil && !isObjectError(err) {
 			failure = err
-			break // the others would fare no better
+			break // The other writes would fail too.
 		}
 	}
 	if failure == nil {
@@ -95,7 +97,7 @@ func (w *writer) writeAll(ctx context.Context) bool {
 	return left
 }
 
-// forget drops what is known of models that are gone.
+// forget removes the data of objects that no longer exist.
 func (w *writer) forget(models []entry) {
 	there := map[types.UID]bool{}
 	for _, e := range slices.Concat(models, w.engines.list()) {
@@ -108,10 +110,10 @@ func (w *writer) forget(models []entry) {
 	w.mu.Unlock()
 }
 
-// errNotLeader says that another gateway writes now.
-var errNotLeader = errors.New("custom: not the leader any more")
+// errNotLeader means that this gateway is no longer the leader.
+var errNotLeader = errors.New("this gateway is no longer the leader")
 
-// write sends the patches of one object.
+// writeObject sends the patches of one object.
 func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) error {
 	for _, p := range patches {
 		if !w.isLeader() {
@@ -124,7 +126,8 @@ func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) erro
 		switch {
 		case err == nil:
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-			err = nil // it is gone, or another version of it is on its way to us
+			// The object is gone, or the watch will deliver a newer version.
+			err = nil
 		default:
 			pause = maxRetryDelay
 		}
@@ -138,22 +141,23 @@ func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) erro
 	return nil
 }
 
-// ofObject tells whether an error is the API's verdict on one object, after which others may still be written.
+// isObjectError reports whether the API rejected this object, so that others may still be written.
 func isObjectError(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// patch is a merge patch of an object, or of its status.
+// patch is a merge patch of an object or of its status.
 type patch struct {
 	data         []byte
 	subresources []string
 }
 
-// patches are what must be written of one object.
+// pendingPatches returns the patches that an object needs.
 func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool) []patch {
 	var all []patch
 	if finalizers, differ := wantedFinalizers(e, released); differ {
-		// With the version that was read: a finalizer that somebody else set meanwhile is not lost.
+		// The patch requires the version that was read, so that it does not remove a finalizer that
+		// was added since.
 		data := mustMarshal(map[string]any{"metadata": map[string]any{"finalizers": finalizers, "resourceVersion": e.raw.GetResourceVersion()}})
 		all = append(all, patch{data: data})
 	}
@@ -161,18 +165,21 @@ func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool)
 	if !ok || released {
 		return all
 	}
-	status, _, _ := unstructured.NestedMap(e.raw.Object, "status") //nolint:errcheck // a status that is no object is as good as none
+	// A malformed status counts as empty.
+	status, _, _ := unstructured.NestedMap(e.raw.Object, "status")
 	if fields := s.patchFor(status, time.Now()); fields != nil {
 		all = append(all, patch{data: mustMarshal(map[string]any{"status": fields}), subresources: []string{"status"}})
 	}
 	return all
 }
 
-// finalizers are those that an object must have, and whether it has others: a model whose pods are ours must not go before them.
+// wantedFinalizers returns the finalizers that an object must have, and whether they differ from
+// its current ones. A model with pods has the finalizer of this package until it is released.
 func wantedFinalizers(e entry, released bool) ([]string, bool) {
 	have := e.raw.GetFinalizers()
 	there := slices.Contains(have, Finalizer)
-	launcher, _, _ := unstructured.NestedString(e.raw.Object, "spec", "launcher") //nolint:errcheck // one that is no text is refused by others
+	// Other code reports a malformed launcher.
+	launcher, _, _ := unstructured.NestedString(e.raw.Object, "spec", "launcher")
 	switch {
 	case e.Kind != Model:
 	case e.Deleting && released && there:
@@ -183,7 +190,7 @@ func wantedFinalizers(e entry, released bool) ([]string, bool) {
 	return have, false
 }
 
-// marshal writes JSON of what was JSON before.
+// mustMarshal encodes a value that was decoded from JSON.
 func mustMarshal(value map[string]any) []byte {
 	data, err := json.Marshal(value)
 	if err != nil {

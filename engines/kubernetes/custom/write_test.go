@@ -36,7 +36,7 @@ func model(t *testing.T, name string) any {
 		"spec": {"launcher": "upstream"}}`, name, name))
 }
 
-// calls stands for the API where it is not about what the API does, but about when it is asked.
+// calls replaces the API in tests of when it is called.
 type calls struct {
 	dynamic.ResourceInterface
 	fail func(name string) error
@@ -75,7 +75,7 @@ func (c *calls) names() []string {
 	return names
 }
 
-// writing runs a writer over some models until the test ends.
+// writing runs a writer for the objects until the test ends.
 func writing(t *testing.T, w *Watcher, c *calls, objects ...any) {
 	t.Helper()
 	if err := w.models.Replace(objects, ""); err != nil {
@@ -92,7 +92,8 @@ func writing(t *testing.T, w *Watcher, c *calls, objects ...any) {
 
 func always() bool { return true }
 
-// An object is written at once and then once a second at most, the last state in any case.
+// An object is written at once and then at most once per second. The last status is written in any
+// case.
 func TestWritesAreSpaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,7 +106,8 @@ func TestWritesAreSpaced(t *testing.T) {
 		time.Sleep(3 * minWriteInterval)
 		made := c.all()
 		if n := len(made); n < 4 || n > 7 {
-			t.Errorf("%d writes in 5.5 s", n) // the stand-in does not tell of what was written, so that it is written on
+			// The stand-in does not show what was written, so the writer goes on writing.
+			t.Errorf("%d writes in 5.5 s", n)
 		}
 		for i := 1; i < len(made); i++ {
 			if pause := made[i].at.Sub(made[i-1].at); pause < minWriteInterval {
@@ -118,7 +120,7 @@ func TestWritesAreSpaced(t *testing.T) {
 	})
 }
 
-// What the API has against one object does not keep the others from being written, and is tried again.
+// A rejected object does not keep others from being written, and is retried.
 func TestOneRefusedObjectHidesNone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -135,7 +137,8 @@ func TestOneRefusedObjectHidesNone(t *testing.T) {
 		if diff := cmp.Diff([]string{"a", "b", "c"}, c.names()); diff != "" {
 			t.Error(diff)
 		}
-		time.Sleep(2 * minWriteInterval) // others are written again meanwhile, and nobody forgets the one that is not
+		// Other objects are written meanwhile.
+		time.Sleep(2 * minWriteInterval)
 		if !strings.Contains(w.Errors(), `"a" is invalid`) {
 			t.Errorf("Problem says %q", w.Errors())
 		}
@@ -149,7 +152,7 @@ func TestOneRefusedObjectHidesNone(t *testing.T) {
 	})
 }
 
-// While the API is away one object is tried a second, not all of them.
+// While the API is unreachable one object is tried per second, not all of them.
 func TestAPIAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -166,7 +169,8 @@ func TestAPIAway(t *testing.T) {
 	})
 }
 
-// Who begins to lead writes what was reported before, and who ceases to lead writes no more.
+// A new leader writes what was reported before. A gateway that is no longer the leader stops
+// writing.
 func TestLeadership(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -197,7 +201,7 @@ func TestLeadership(t *testing.T) {
 	})
 }
 
-// Who ceases to lead in the middle of many writes stops there.
+// A gateway that stops being the leader in the middle of many writes stops at once.
 func TestLeadershipEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -212,14 +216,14 @@ func TestLeadershipEndsInTheMiddle(t *testing.T) {
 	})
 }
 
-// The finalizer goes on models that have pods here, and off those that were released; others' finalizers stay.
+// Models that have pods get the finalizer, and released models lose it. Finalizers of others stay.
 func TestFinalizers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		kind     Kind
 		object   string
 		released bool
-		want     []string // nil: no change
+		want     []string // nil means no change
 	}{
 		"new":                {Model, `{"metadata": {"name": "a"}, "spec": {"engine": "sim"}}`, false, []string{Finalizer}},
 		"kubernetes":         {Model, `{"metadata": {"name": "a", "finalizers": ["x/y"]}, "spec": {"launcher": "kubernetes"}}`, false, []string{"x/y", Finalizer}},
@@ -241,7 +245,7 @@ func TestFinalizers(t *testing.T) {
 	}
 }
 
-// A name that is released twice over the lives of two objects releases the one that was meant.
+// A release applies to one object and not to a later one of the same name.
 func TestReleaseIsOfOneObject(t *testing.T) {
 	t.Parallel()
 	w := New(Config{})
@@ -261,7 +265,7 @@ func TestReleaseIsOfOneObject(t *testing.T) {
 	}
 }
 
-// A spec of any shape is handed on as JSON, and none of them is lost.
+// A spec of any form is delivered as JSON.
 func TestSpecs(t *testing.T) {
 	t.Parallel()
 	w := New(Config{})
