@@ -1,0 +1,217 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// modelReconciler reconciles one model once.
+type modelReconciler struct {
+	*cluster
+	// model is zero if the model is no longer wanted.
+	model   wanted
+	objects []*appsv1.Deployment
+	pods    map[string][]*corev1.Pod
+	now     time.Time
+}
+
+// reconcile plans and executes the actions for the model with this hash.
+func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool, err error) {
+	want := target{}
+	if r.model.manifest != nil {
+		want = target{current: r.model.manifest.Name, desired: r.model.Desired}
+	}
+	if since, waits := r.needsRoomSince[hash]; waits {
+		want.makeRoom = r.now.Sub(since) >= makeRoomAfter
+	}
+	var all []deployment
+	for _, d := range r.objects {
+		read := r.describe(d, r.pods, r.now)
+		all = append(all, read)
+		soon = soon || slices.ContainsFunc(read.pods, func(p pod) bool { return p.active() && p.draining != "" })
+	}
+	slices.SortFunc(all, func(a, b deployment) int { return a.created.Compare(b.created) })
+	actions, needsRoom := plan(want, all)
+	if _, waits := r.needsRoomSince[hash]; !needsRoom {
+		delete(r.needsRoomSince, hash)
+	} else if !waits {
+		r.needsRoomSince[hash] = r.now
+	}
+	for _, a := range actions {
+		if !r.isLeader() || ctx.Err() != nil {
+			return soon, nil
+		}
+		if err := r.execute(ctx, a); err != nil {
+			return true, fmt.Errorf("%s %s%s: %w", a.kind, a.deployment, podSuffix(a), err)
+		}
+	}
+	return soon || needsRoom, r.updateMetadata(ctx)
+}
+
+func podSuffix(a action) string {
+	if a.pod == "" {
+		return ""
+	}
+	return ", pod " + a.pod
+}
+
+// execute performs one action. Every write requires the object's version that the plan was based
+// on. A conflict is not an error: the watch will deliver the newer version, and the plan is made
+// again.
+func (r modelReconciler) execute(ctx context.Context, a action) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var err error
+	switch a.kind {
+	case actionCreate:
+		err = r.create(ctx, a.replicas)
+	case actionScale:
+		err = r.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
+	case actionDelete:
+		err = r.remove(ctx, a.deployment)
+	case actionDrain:
+		err = r.annotate(ctx, a, map[string]any{annotationDraining: time.Now().UTC().Format(time.RFC3339Nano)})
+	case actionUndrain:
+		err = r.undrain(ctx, a)
+	case actionMark:
+		err = r.annotate(ctx, a, map[string]any{annotationCost: "-1000"})
+	}
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) && a.kind != actionCreate {
+		signal(r.reconcileSignal)
+		return nil
+	}
+	if err == nil {
+		r.Log.Info("Kubernetes object written", zap.String("action", string(a.kind)), zap.String("deployment", a.deployment),
+			zap.String("pod", a.pod), zap.Int("replicas", a.replicas))
+	}
+	return err
+}
+
+func (r modelReconciler) create(ctx context.Context, count int) error {
+	d := r.model.manifest.DeepCopy()
+	d.Namespace, d.Spec.Replicas = r.location.namespace, new(int32(count))
+	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
+	made, err := r.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
+	if err == nil {
+		r.deployments.recordWrite(made, "", time.Now())
+	}
+	return err
+}
+
+func (r modelReconciler) object(name string) *appsv1.Deployment {
+	for _, d := range r.objects {
+		if d.Name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch map[string]any) error {
+	d := r.object(name)
+	data, err := versionedPatch(patch, d)
+	if err != nil {
+		return err
+	}
+	changed, err := r.client.AppsV1().Deployments(r.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+	if err == nil {
+		r.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+	}
+	return err
+}
+
+// versionedPatch returns a merge patch that applies only to this version of the object.
+func versionedPatch(patch map[string]any, of metav1.Object) ([]byte, error) {
+	meta, _ := patch["metadata"].(map[string]any)
+	if meta == nil {
+		meta = map[string]any{}
+	}
+	meta["resourceVersion"], meta["uid"] = of.GetResourceVersion(), of.GetUID()
+	patch["metadata"] = meta
+	return json.Marshal(patch)
+}
+
+func (r modelReconciler) remove(ctx context.Context, name string) error {
+	d := r.object(name)
+	return r.client.AppsV1().Deployments(r.location.namespace).Delete(ctx, name, metav1.DeleteOptions{
+		Preconditions:     &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion},
+		PropagationPolicy: new(metav1.DeletePropagationBackground),
+	})
+}
+
+func (r modelReconciler) annotate(ctx context.Context, a action, annotations map[string]any) error {
+	for _, p := range r.pods[a.deployment] {
+		if p.Name != a.pod {
+			continue
+		}
+		data, err := versionedPatch(map[string]any{"metadata": map[string]any{"annotations": annotations}}, p)
+		if err != nil {
+			return err
+		}
+		changed, err := r.client.CoreV1().Pods(r.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
+		if err == nil {
+			r.cluster.pods.recordWrite(changed, p.ResourceVersion, time.Now())
+			signal(r.observeSignal)
+		}
+		return err
+	}
+	return nil
+}
+
+// undrain removes the draining annotation from a pod. If the pod was marked, it writes the
+// Deployment first. Another gateway that has not seen the change then fails to scale the Deployment
+// down.
+func (r modelReconciler) undrain(ctx context.Context, a action) error {
+	marked := slices.ContainsFunc(r.pods[a.deployment], func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" })
+	if marked {
+		now := time.Now().UTC().Format(time.RFC3339Nano)
+		err := r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationRecalled: now}}})
+		if err != nil {
+			return err
+		}
+	}
+	return r.annotate(ctx, a, map[string]any{annotationDraining: nil, annotationCost: nil})
+}
+
+// updateMetadata updates the annotations and the owner of the current Deployment, which its name
+// does not depend on.
+func (r modelReconciler) updateMetadata(ctx context.Context) error {
+	if r.model.manifest == nil {
+		return nil
+	}
+	d, want := r.object(r.model.manifest.Name), r.model.manifest
+	if d == nil || d.DeletionTimestamp != nil {
+		return nil
+	}
+	meta := map[string]any{}
+	for name, value := range want.Annotations {
+		if d.Annotations[name] != value {
+			meta["annotations"] = want.Annotations
+		}
+	}
+	sameOwner := func(a, b metav1.OwnerReference) bool { return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind }
+	if !slices.EqualFunc(d.OwnerReferences, want.OwnerReferences, sameOwner) {
+		meta["ownerReferences"] = want.OwnerReferences
+	}
+	if len(meta) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := r.patchDeployment(ctx, d.Name, map[string]any{"metadata": meta})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return ignoreNotFound(err)
+}
