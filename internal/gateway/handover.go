@@ -22,54 +22,58 @@ const handOverSignal = syscall.SIGUSR2
 // hand-over. The command removes the variable from its environment when it has read it.
 const StateDirVariable = "SLUICE_STATE_DIR"
 
-// await blocks until the gateway is to end, and says whether it is to hand over. SIGHUP reads the file again.
-func (g *gateway) await(ctx, parts context.Context, signals <-chan os.Signal) (handOver bool) {
+// await blocks until the gateway is to end, and says whether it is to hand over. On SIGHUP it reads the
+// file again.
+func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) (handOver bool) {
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-parts.Done():
-			g.log.Error("a part has ended, so Sluice ends", zap.Error(context.Cause(parts)))
+		case <-running.Done():
+			g.log.Error("component failed, shutting down", zap.Error(context.Cause(running)))
 			return false
 		case s := <-signals:
 			if s == handOverSignal {
-				g.log.Info("handing over")
+				g.log.Info("hand-over started")
 				return true
 			}
-			g.log.Info("reading the configuration again")
+			g.log.Info("configuration reload requested")
 			if err := g.watcher.Reload(); err != nil {
-				g.log.Error("the configuration was not taken over", zap.Error(err))
+				g.log.Error("configuration refused, the one in force stays", zap.Error(err))
 			}
 		}
 	}
 }
 
-// replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that
-// fails. The claim of the state directory goes with the old program's files, in the moment of the exec.
-func (g *gateway) replaceSelf() error {
-	if g.settings.Temporary {
-		return execAnew(StateDirVariable + "=" + g.dir.Path())
+// replaceSelf executes the binary that is now at this program's path, in this process: the pid stays
+// the same. It returns only when that fails. The exec closes this program's files, and with them its
+// claim of the state directory.
+func (g *Gateway) replaceSelf() error {
+	if g.options.Temporary {
+		return execSelf(StateDirVariable + "=" + g.dir.Path())
 	}
-	return execAnew()
+	return execSelf()
 }
 
-// execAnew starts this program anew in this very process, with more in its environment. It returns only when that fails.
-func execAnew(more ...string) error {
+// execSelf executes this program's path in this process with its arguments, its environment and the
+// variables extra (NAME=VALUE). It returns only when that fails.
+func execSelf(extra ...string) error {
 	path, err := exec.LookPath(os.Args[0])
 	if err != nil {
 		return fmt.Errorf("hand over: %w", err)
 	}
-	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, append(os.Environ(), more...)))
+	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, append(os.Environ(), extra...)))
 }
 
-// hurry ends all processes of the directory when a second signal comes before ctx ends; stop takes that back.
+// hurry ends all processes of the directory when a second signal to stop comes before ctx ends. The
+// function that it returns takes that back.
 func hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (stop func()) {
-	second, calm := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	never := context.AfterFunc(second, func() {
+	second, release := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	cancel := context.AfterFunc(second, func() {
 		if ctx.Err() == nil {
-			log.Warn("told to stop again: ending what still runs")
-			_ = dir.EndAll(ctx, time.Second) // what could not be ended is told by who drains
+			log.Warn("second stop requested, ending all processes")
+			_ = dir.EndAll(ctx, time.Second) // drain reports what could not be ended
 		}
 	})
-	return func() { never(); calm() }
+	return func() { cancel(); release() }
 }

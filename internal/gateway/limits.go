@@ -7,63 +7,97 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/admission/redis"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// This file is about limits that can be changed while Sluice runs: what the file says goes to a limits.Book, and what comes out of it is
-// in force.
+// limitKeeper puts limits in force: those of the file, with the overrides that operators have set at
+// run time.
+type limitKeeper struct {
+	log        *zap.Logger
+	fleet      *engines.Fleet
+	dispatcher *dispatch.Dispatcher
+	// config returns the configuration in force.
+	config func() *config.Config
+	// shared is the state in Redis; nil without Redis.
+	shared *redis.Store
+	// overrides joins the limits of the file with those set at run time.
+	overrides *limits.Overrides
 
-// makeAdmission makes what decides when requests go on, and what keeps limits: in Redis where the file names one, else in the state
-// directory.
-func (g *gateway) makeAdmission() error {
-	c := g.settings.Config
-	life := make([]byte, 8)
-	rand.Read(life) // it never fails
-	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(life),
+	// syncing is held while the limits of the file are read and handed to overrides, so that an older
+	// file never follows a newer one.
+	syncing sync.Mutex
+	// enforcing is the same for what the dispatcher is told.
+	enforcing sync.Mutex
+}
+
+// makeAdmission makes the controller of admission, the keeper of limits and the dispatcher. Their
+// state is in Redis if the file names one, else in the state directory.
+func (g *Gateway) makeAdmission() error {
+	c := g.options.Config
+	id := make([]byte, 8)
+	rand.Read(id) // it never fails
+	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(id),
 		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
-	kept := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
+	k := &limitKeeper{log: g.log, fleet: g.fleet, config: g.config}
+	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
 	if c.Redis != "" {
 		store, err := redis.New(redis.Config{URL: c.Redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
-			Refresh: g.refreshLimits, Log: g.log})
+			Refresh: k.refresh, Log: g.log})
 		if err != nil {
 			return err
 		}
-		g.shared, a.Shared, kept = store, store, store
+		k.shared, a.Shared, backend = store, store, store
 	}
-	g.limits = limits.New(limits.Config{Backend: kept, Log: g.log})
+	k.overrides = limits.New(limits.Config{Backend: backend, Log: g.log})
 	g.admission = admission.New(a)
+	// The policies come with the first configuration that is put in force.
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
+		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil})
+	k.dispatcher = g.dispatcher
+	g.limits = k
 	return nil
 }
 
 // leaseMargin is how long the leases of a gateway that died outlive the replicas that it started.
 const leaseMargin = 15 * time.Second
 
-// fileLimits is what the file says of models and tenants, by the Book's keys. Models that were discovered are there too, with nothing said.
-func (g *gateway) fileLimits(c *config.Config) map[string]limits.Values {
-	said := map[string]limits.Values{}
-	for name, m := range g.fleet.Snapshot().Models {
+// components lists what runs until its context ends.
+func (k *limitKeeper) components() []func(context.Context) error {
+	if k.shared == nil {
+		return nil
+	}
+	return []func(context.Context) error{k.shared.Run}
+}
+
+// fileLimits returns the limits that the file gives to models and tenants, by the keys of overrides.
+// Discovered models are there too, without a limit, so that overrides accepts limits for them.
+func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
+	all := map[string]limits.Values{}
+	for name, m := range k.fleet.Snapshot().Models {
 		if m.Discovered {
-			said[modelKey(name)] = nil
+			all[modelKey(name)] = nil
 		}
 	}
 	for _, m := range c.Models {
-		said[modelKey(m.Name)] = limits.Values{
+		all[modelKey(m.Name)] = limits.Values{
 			limits.Weight:                int64(m.Admission.Weight),
 			limits.MaxConcurrentRequests: int64(m.Admission.MaxConcurrentRequests),
 			limits.MaxTokensPerMinute:    int64(m.Admission.MaxTokensPerMinute),
 		}
 	}
 	for _, t := range c.Tenants {
-		said[tenantKey(t.Name)] = limits.Values{
+		all[tenantKey(t.Name)] = limits.Values{
 			limits.Weight:               int64(t.Weight),
 			limits.RequestsPerMinute:    int64(t.Limits.RequestsPerMinute),
 			limits.TokensPerMinute:      int64(t.Limits.TokensPerMinute),
@@ -71,14 +105,14 @@ func (g *gateway) fileLimits(c *config.Config) map[string]limits.Values {
 			limits.MaxPrefill:           int64(t.Limits.MaxPrefill),
 		}
 	}
-	return said
+	return all
 }
 
 func modelKey(name string) string  { return "model/" + name }
 func tenantKey(name string) string { return "tenant/" + name }
 
-// rules are the file's, with the limits that are in force.
-func (g *gateway) rules(c *config.Config) dispatch.Rules {
+// rules returns the rules of the file with the limits in force.
+func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 	r := dispatch.Rules{
 		Default:   policy(config.DiscoveredModel()),
 		Models:    make(map[string]dispatch.Policy, len(c.Models)),
@@ -86,13 +120,13 @@ func (g *gateway) rules(c *config.Config) dispatch.Rules {
 		Tenants:   make(map[string]admission.TenantLimits, len(c.Tenants)),
 		TaskLease: c.TaskLease,
 	}
-	for name, m := range g.fleet.Snapshot().Models {
+	for name, m := range k.fleet.Snapshot().Models {
 		if m.Discovered {
-			r.Models[name] = g.inForce(name, r.Default)
+			r.Models[name] = k.withOverrides(name, r.Default)
 		}
 	}
 	for _, m := range c.Models {
-		r.Models[m.Name] = g.inForce(m.Name, policy(m))
+		r.Models[m.Name] = k.withOverrides(m.Name, policy(m))
 	}
 	for _, p := range c.Pools {
 		r.Pools[p.Name] = p.Models
@@ -101,14 +135,14 @@ func (g *gateway) rules(c *config.Config) dispatch.Rules {
 		r.FirstPool = c.Pools[0].Name
 	}
 	for _, t := range c.Tenants {
-		r.Tenants[t.Name] = g.tenantLimits(t)
+		r.Tenants[t.Name] = k.tenant(t)
 	}
 	return r
 }
 
-// inForce is the policy with the limits that hold now.
-func (g *gateway) inForce(model string, p dispatch.Policy) dispatch.Policy {
-	if e, ok := g.limits.Get(modelKey(model)); ok {
+// withOverrides returns the policy of a model with the limits in force.
+func (k *limitKeeper) withOverrides(model string, p dispatch.Policy) dispatch.Policy {
+	if e, ok := k.overrides.Get(modelKey(model)); ok {
 		p.Limits.Weight = int(e.Values[limits.Weight])
 		p.Limits.MaxConcurrent = int(e.Values[limits.MaxConcurrentRequests])
 		p.Limits.TokensPerMinute = int(e.Values[limits.MaxTokensPerMinute])
@@ -116,7 +150,8 @@ func (g *gateway) inForce(model string, p dispatch.Policy) dispatch.Policy {
 	return p
 }
 
-func (g *gateway) tenantLimits(t config.Tenant) admission.TenantLimits {
+// tenant returns the limits in force of a tenant.
+func (k *limitKeeper) tenant(t config.Tenant) admission.TenantLimits {
 	l := admission.TenantLimits{
 		Weight:            t.Weight,
 		RequestsPerMinute: t.Limits.RequestsPerMinute,
@@ -125,7 +160,7 @@ func (g *gateway) tenantLimits(t config.Tenant) admission.TenantLimits {
 		MaxPrefill:        t.Limits.MaxPrefill,
 		MaxQueueBytes:     int64(t.Limits.MaxQueueBytes),
 	}
-	if e, ok := g.limits.Get(tenantKey(t.Name)); ok {
+	if e, ok := k.overrides.Get(tenantKey(t.Name)); ok {
 		l.Weight = int(e.Values[limits.Weight])
 		l.RequestsPerMinute = int(e.Values[limits.RequestsPerMinute])
 		l.TokensPerMinute = int(e.Values[limits.TokensPerMinute])
@@ -135,7 +170,7 @@ func (g *gateway) tenantLimits(t config.Tenant) admission.TenantLimits {
 	return l
 }
 
-// limitsFault is what an operator reads.
+// limitsFault turns an error of a change of limits into what the operator reads.
 func limitsFault(key string, err error) *openai.Error {
 	var invalid *limits.Invalid
 	switch {
@@ -144,55 +179,57 @@ func limitsFault(key string, err error) *openai.Error {
 	case errors.Is(err, limits.ErrUnknown):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404, Message: "There is no " + strings.Replace(key, "/", " ", 1) + "."}
 	}
-	return openai.Errorf(openai.CodeGatewayUnavailable, "The change could not be kept, and is not in force here: %v", err)
+	return openai.Errorf(openai.CodeGatewayUnavailable,
+		"The change could not be stored, so it is not in force at this gateway: %v", err)
 }
 
-// limitsTimeout bounds how long a change of the file or of a limit waits for the place where limits are kept.
+// limitsTimeout bounds how long a change waits for the place where overrides are stored.
 const limitsTimeout = 2 * time.Second
 
-// setLimits tells the Book what the file in force says and puts in force what comes out. Where limits are kept may be out of reach: the file's
-// hold then, and what is known of the others.
-func (g *gateway) setLimits() {
+// sync hands the limits of the configuration in force to overrides, and puts the result in force. When
+// the stored overrides are out of reach, the limits of the file hold, and the overrides that are known.
+func (k *limitKeeper) sync() {
 	ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
 	defer cancel()
-	g.reading.Lock()
-	defer g.reading.Unlock()
-	if err := g.limits.Sync(ctx, g.fileLimits(g.current())); err != nil {
-		g.log.Error("limits that were changed at run time may not all be in force", zap.Error(err))
+	k.syncing.Lock()
+	defer k.syncing.Unlock()
+	if err := k.overrides.Sync(ctx, k.fileLimits(k.config())); err != nil {
+		k.log.Error("overrides of limits not read, some may not be in force", zap.Error(err))
 	}
-	g.enforce()
+	k.enforce()
 }
 
-// refreshLimits takes over what another gateway has changed, and says which version that is.
-func (g *gateway) refreshLimits(ctx context.Context) (string, error) {
-	if err := g.limits.Reload(ctx); err != nil {
+// refresh puts in force what another gateway has changed. It returns the version of that.
+func (k *limitKeeper) refresh(ctx context.Context) (string, error) {
+	if err := k.overrides.Reload(ctx); err != nil {
 		return "", err
 	}
-	g.enforce()
-	return g.limits.Version(), nil
+	k.enforce()
+	return k.overrides.Version(), nil
 }
 
-// enforce puts the file and the limits that hold now in force.
-func (g *gateway) enforce() {
-	g.ruling.Lock()
-	defer g.ruling.Unlock()
-	g.dispatcher.SetRules(g.rules(g.current()))
+// enforce tells the dispatcher the rules of the configuration in force, with the limits in force.
+func (k *limitKeeper) enforce() {
+	k.enforcing.Lock()
+	defer k.enforcing.Unlock()
+	k.dispatcher.SetRules(k.rules(k.config()))
 }
 
-// patchLimits changes limits at run time, effective on the next request.
-func (g *gateway) patchLimits(ctx context.Context, key string, changes map[string]*int64) *openai.Error {
+// patch changes limits at run time, effective on the next request. key names the model or the tenant;
+// a nil value removes an override.
+func (k *limitKeeper) patch(ctx context.Context, key string, changes map[string]*int64) *openai.Error {
 	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 	defer cancel()
-	if _, err := g.limits.Patch(ctx, key, changes); err != nil {
+	if _, err := k.overrides.Patch(ctx, key, changes); err != nil {
 		return limitsFault(key, err)
 	}
-	g.enforce()
+	k.enforce()
 	return nil
 }
 
-// current is the configuration in force.
-func (g *gateway) current() *config.Config {
-	g.pushing.Lock()
-	defer g.pushing.Unlock()
-	return g.config
+// lookup returns the limits in force of the model or tenant that key names, those of the file, and the
+// names of the limits that are overridden.
+func (k *limitKeeper) lookup(key string) (values, file map[string]int64, patched []string, ok bool) {
+	e, ok := k.overrides.Get(key)
+	return e.Values, e.File, e.Patched, ok
 }

@@ -19,45 +19,48 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
-// sockets are Sluice's own listeners: control and api for Envoy, relay and llm for streams that Envoy brings, admin for the operator.
+// sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay and
+// grpc, which are unix sockets in the state directory. Operators use admin.
 type sockets struct {
-	control, api, relay, llm, admin net.Listener
+	control, api, relay, grpc, admin net.Listener
 
-	grpc, llmServer        *grpc.Server
-	relayServer            *h1server.Server
-	apiServer, adminServer *http.Server
+	controlServer, grpcServer *grpc.Server
+	relayServer               *h1server.Server
+	apiServer, adminServer    *http.Server
 }
 
-func (g *gateway) listen() (*sockets, error) {
+// listen opens all listeners and makes their servers. serve starts the servers.
+func (g *Gateway) listen() (*sockets, error) {
 	var s sockets
 	var err error
-	if s.admin, err = net.Listen("tcp", g.settings.Config.Admin); err != nil {
+	if s.admin, err = net.Listen("tcp", g.options.Config.Admin); err != nil {
 		return nil, fmt.Errorf("admin: %w", err)
 	}
-	if s.control, err = listenUnix(bootstrap(g.dir).ControlSocket); err != nil {
-		return nil, errors.Join(err, s.close())
+	for _, socket := range []struct {
+		listener *net.Listener
+		path     string
+	}{
+		{&s.control, bootstrap(g.dir).ControlSocket}, {&s.api, bootstrap(g.dir).APISocket},
+		{&s.relay, relaySocket(g.dir)}, {&s.grpc, grpcSocket(g.dir)},
+	} {
+		if *socket.listener, err = listenUnix(socket.path); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
 	}
-	if s.api, err = listenUnix(bootstrap(g.dir).APISocket); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	if s.relay, err = listenUnix(relaySocket(g.dir)); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	if s.llm, err = listenUnix(grpcSocket(g.dir)); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	s.grpc = g.controlServer()
-	s.llmServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.settings.Config.MaxBody) + messageOverhead))
-	g.llm.Register(s.llmServer)
+	s.controlServer = g.controlServer()
+	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody) + messageOverhead))
+	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer = g.relayServer()
-	s.apiServer = &http.Server{Handler: api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started,
-		Pools: g.pools, Tasks: tasks{g.dispatcher, g.auth}}),
-		ReadHeaderTimeout: time.Minute}
-	s.adminServer = &http.Server{Handler: admin.New(g.operator()), ReadHeaderTimeout: 10 * time.Second}
+	s.apiServer = &http.Server{
+		Handler:           api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolNames, Tasks: tasks{g.dispatcher, g.auth}}),
+		ReadHeaderTimeout: time.Minute,
+	}
+	s.adminServer = &http.Server{Handler: admin.New(g.adminConfig()), ReadHeaderTimeout: 10 * time.Second}
 	return &s, nil
 }
 
-// listenUnix takes the place of a socket that an earlier life left. The state directory is claimed, so nobody else listens there.
+// listenUnix listens on a socket of the state directory, in the place of one that an earlier run left.
+// This process holds the directory's claim, so no other process listens there.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -65,72 +68,77 @@ func listenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// Buffers of the control connection. Bodies come over it whole.
+// Sizes of the control connection in bytes. A request body crosses it in one message.
 const (
 	messageOverhead = 1 << 20 // headers and framing around the largest body
 	window          = 1 << 20
 )
 
-// controlServer speaks everything that Envoy asks of Sluice.
-func (g *gateway) controlServer() *grpc.Server {
+// controlServer answers everything that Envoy asks: xDS, ext_proc, ext_authz, the access log.
+func (g *Gateway) controlServer() *grpc.Server {
 	s := grpc.NewServer(
-		grpc.MaxRecvMsgSize(int(g.settings.Config.MaxBody)+messageOverhead),
+		grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
 	)
-	g.xds.Register(s)
+	g.envoy.server.Register(s)
 	g.decisions.Register(s)
 	(&authz.Server{Authenticator: g.auth}).Register(s)
 	(&telemetry.AccessLog{OnEntry: observer{
-		record:    telemetry.Record(g.requests, g.metrics, telemetry.NewRequestLog(g.log, g.settings.Config.LogRequests).Finished, g.tracer.Native),
-		decisions: g.decisions, upstreams: g.upstream,
-		replicas: g.local, dispatcher: g.dispatcher, since: g.started,
+		record: telemetry.Record(g.requests, g.metrics,
+			telemetry.NewRequestLog(g.log, g.options.Config.LogRequests).Finished, g.streams.tracer.Native),
+		decisions: g.decisions, upstreams: g.launchers.upstream,
+		replicas: g.launchers.local, dispatcher: g.dispatcher, since: g.started,
 	}.observe}).Register(s)
 	return s
 }
 
-// relayIdle is how long Envoy's connections to the relay may be idle. Envoy closes them sooner.
+// relayIdle is how long a connection from Envoy to the relay may be idle. Envoy closes it sooner.
 const relayIdle = 2 * time.Minute
 
-// relayServer answers what Envoy brings of streams: WebSockets, and all others by the lean server. It bounds nothing in time: streams are as long as
-// they are.
-func (g *gateway) relayServer() *h1server.Server {
-	realtime := func(r *http.Request) bool { return r.URL.Path == realtimePath } // a ServeMux would tidy request ids in paths
-	relay := g.relay.Handler()
+// relayServer serves the managed streams and the WebSockets that Envoy forwards. It does not bound their
+// duration: the relay does, by the model's stream.max_duration.
+func (g *Gateway) relayServer() *h1server.Server {
+	// A ServeMux would clean the path, and a request id in a path may have any form.
+	isRealtime := func(r *http.Request) bool { return r.URL.Path == realtimePath }
+	streams := g.streams.relay.Handler()
 	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if realtime(r) {
-			g.realtime.ServeHTTP(w, r)
+		if isRealtime(r) {
+			g.streams.realtime.ServeHTTP(w, r)
 			return
 		}
-		relay.ServeHTTP(w, r)
+		streams.ServeHTTP(w, r)
 	})
 	return &h1server.Server{
-		Handler: relay, Lean: func(r *http.Request) bool { return !realtime(r) },
-		Other: &http.Server{Handler: all, ReadHeaderTimeout: time.Minute}, ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
+		Handler: streams, Lean: func(r *http.Request) bool { return !isRealtime(r) },
+		Other:             &http.Server{Handler: all, ReadHeaderTimeout: time.Minute},
+		ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
 	}
 }
 
 const realtimePath = "/v1/realtime"
 
-func (g *gateway) allowed(tenant, model string) bool {
+// allowed says whether a tenant may use a model.
+func (g *Gateway) allowed(tenant, model string) bool {
 	t, ok := g.auth.Tenant(tenant)
 	return ok && t.Allows(model)
 }
 
-// serve serves until ctx ends.
+// serve runs all servers in group until ctx ends.
 func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return serveGRPC(s.grpc, s.control) })
-	group.Go(func() error { return serveGRPC(s.llmServer, s.llm) })
+	group.Go(func() error { return serveGRPC(s.controlServer, s.control) })
+	group.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
 	group.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
 	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
 	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
 	group.Go(func() error {
 		<-ctx.Done()
-		s.grpc.Stop()
-		s.llmServer.Stop()
+		s.controlServer.Stop()
+		s.grpcServer.Stop()
 		return errors.Join(s.apiServer.Close(), s.relayServer.Close(), s.adminServer.Close())
 	})
 }
 
+// serveGRPC serves until the server is stopped, which is no error.
 func serveGRPC(s *grpc.Server, l net.Listener) error {
 	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
@@ -138,13 +146,7 @@ func serveGRPC(s *grpc.Server, l net.Listener) error {
 	return nil
 }
 
-// lastWords lets what clients were told reach Envoy.
-func (s *sockets) lastWords(patience time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_ = s.relayServer.Shutdown(ctx) // what is not through by then is cut
-}
-
+// serveHTTP serves until the server is closed, which is no error.
 func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -152,12 +154,21 @@ func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 	return nil
 }
 
+// shutdown gives the last bytes to clients of managed streams patience to reach Envoy. What has not
+// left by then is cut.
+func (s *sockets) shutdown(patience time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_ = s.relayServer.Shutdown(ctx) // its error says that patience was too short
+}
+
+// close closes the listeners that are open.
 func (s *sockets) close() error {
-	var all []error
-	for _, l := range []net.Listener{s.control, s.api, s.relay, s.llm, s.admin} {
+	var failed []error
+	for _, l := range []net.Listener{s.control, s.api, s.relay, s.grpc, s.admin} {
 		if l != nil {
-			all = append(all, l.Close())
+			failed = append(failed, l.Close())
 		}
 	}
-	return errors.Join(all...)
+	return errors.Join(failed...)
 }

@@ -130,5 +130,5 @@ func (n *node) drain() error {
 
 // replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that fails.
 func (n *node) replaceSelf() error {
-	return execAnew(n.flags.HandOverEnv...)
+	return execSelf(n.flags.HandOverEnv...)
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"strconv"
 	"time"
 
@@ -11,7 +12,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 )
 
 // journal writes what extproc tells into the list of requests and the metrics.
@@ -128,3 +131,68 @@ func blame(e telemetry.Entry) (kind dispatch.Failure, reason string) {
 	}
 	return 0, ""
 }
+
+// turns has the relay carry calls that did not come by ext_proc: they are in the journal too.
+type turns struct {
+	relay   *relay.Relay
+	journal journal
+	tracer  *trace.Tracer
+}
+
+// Generate implements realtime.Generator and llmv1.Generator.
+func (t turns) Generate(ctx context.Context, c *relay.Call, sink relay.Sink) {
+	live := t.journal.requests.Begin(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
+		Stream: c.Scan.Stream, Bytes: len(c.Body), Turn: c.Turn})
+	c.Entry = entry{t.journal, live}
+	t.relay.Generate(ctx, c, sink)
+	live.End(0, "")
+}
+
+// Traced implements extproc.Entry.
+func (e entry) Traced(own, client string) { e.live.Trace(own, client) }
+
+// Carried implements stream.Entry.
+func (e entry) Carried(r relay.Result) { e.live.Carried(carried(r)) }
+
+// carried is a result as the figures have it.
+func carried(r relay.Result) telemetry.Carried {
+	c := telemetry.Carried{
+		Model: r.Model, Replica: r.Replica, FirstToken: r.TTFT, Held: r.Held, Decode: r.Decode, FinishReason: r.Finish, Cause: r.Cause,
+		Attempts: r.Attempts, Answered: r.Answered,
+		Usage: telemetry.Usage{Prompt: r.Usage.Prompt, Completion: r.Usage.Completion, Known: r.Usage.Known, Cached: r.Usage.Cached,
+			CachedKnown: r.Usage.Known},
+	}
+	if r.Fault != nil {
+		c.Code, c.Status = string(r.Fault.Code), r.Fault.HTTPStatus()
+	}
+	return c
+}
+
+// calls is the relay's view of the tracer.
+type calls struct{ tracer *trace.Tracer }
+
+// Begin implements stream.Tracer.
+func (t calls) Begin(c *relay.Call) relay.Trace {
+	call := t.tracer.Start(telemetry.Begun{ID: c.RequestID, Method: "POST", Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
+		Stream: c.Scan.Stream, Bytes: len(c.Body)}, c.Header.Get("traceparent"), c.Received)
+	if call == nil {
+		return nil
+	}
+	if e, ok := c.Entry.(entry); ok {
+		e.live.Trace(call.Traceparent(), c.Header.Get("traceparent"))
+	}
+	return spans{call}
+}
+
+// spans are one call's.
+type spans struct{ call *trace.Call }
+
+func (s spans) Admitted(model, replica string, batch int) {
+	s.call.Admitted(time.Now(), model, replica, batch)
+}
+func (s spans) Queued()             { s.call.Queue(time.Now()) }
+func (s spans) Traceparent() string { return s.call.Traceparent() }
+func (s spans) FirstToken()         { s.call.FirstToken(time.Now()) }
+func (s spans) Token(n int64)       { s.call.Step(int(n), time.Now()) }
+func (s spans) Emitted(m int64)     { s.call.Emit(int(m), time.Now()) }
+func (s spans) End(r relay.Result)  { s.call.End(carried(r)) }

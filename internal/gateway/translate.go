@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
-// This file turns the file's data into each part's own.
+// This file turns the data of a configuration into what each part is told. All functions are pure.
 
 func authConfig(c *config.Config) authz.Config {
 	a := authz.Config{Open: c.Auth.Mode == config.AuthNone}
@@ -110,8 +110,8 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 	return models
 }
 
-// secrets are the entries of the environment that come from Secrets. The file's check has seen to their form.
-func secrets(m config.Model) map[string]kubernetes.SecretKey {
+// podSecrets are the entries of the environment that come from Secrets. The file's check has seen to their form.
+func podSecrets(m config.Model) map[string]kubernetes.SecretKey {
 	all := map[string]kubernetes.SecretKey{}
 	for name, text := range m.Secrets {
 		secret, key, _ := strings.Cut(text, "/")
@@ -120,8 +120,8 @@ func secrets(m config.Model) map[string]kubernetes.SecretKey {
 	return all
 }
 
-// volumes hold the model, if it comes from a directory.
-func volumes(c *config.Config, m config.Model) []kubernetes.Volume {
+// podVolumes are the volumes that hold the model's files, if it comes from a directory.
+func podVolumes(c *config.Config, m config.Model) []kubernetes.Volume {
 	if m.Source == nil {
 		return nil
 	}
@@ -169,8 +169,8 @@ func access(all map[string]upstream.Access, servers []config.Upstream) {
 	}
 }
 
-// admitted are the models that are only admitted here and called elsewhere.
-func admitted(c *config.Config) engines.Part {
+// admittedModels are the models that Sluice only admits requests for. Somebody else calls them.
+func admittedModels(c *config.Config) engines.Part {
 	var part engines.Part
 	for _, m := range c.Models {
 		if m.Launcher == engines.None {
@@ -199,4 +199,26 @@ func scales(c *config.Config) map[string]scale.Model {
 		}
 	}
 	return all
+}
+
+// podModel is a model that is launched on Kubernetes. owner is its custom resource, nil for a model of
+// the file.
+func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.Owner) kubernetes.Model {
+	version, launch := c.Launch(m)
+	launch.Sluice = "sluice" // the name of the program in its image
+	return kubernetes.Model{
+		Model:        describeLaunched(m, desired),
+		Version:      version,
+		Launch:       launch,
+		Env:          maps.Clone(m.Env),
+		Secrets:      podSecrets(m),
+		Resources:    needs(m),
+		GPUResource:  m.GPUResource,
+		Placement:    string(m.Placement),
+		Cluster:      m.Cluster,
+		Volumes:      podVolumes(c, m),
+		StartTimeout: m.ColdStartTimeout,
+		DrainTimeout: m.Stream.MaxDuration,
+		Owner:        owner,
+	}
 }

@@ -16,21 +16,22 @@ import (
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
-// operator is what the admin listener shows, read from the parts at the moment of the question.
-func (g *gateway) operator() admin.Config {
+// adminConfig says what the admin listener shows. Everything is read from the parts at the moment of
+// the question.
+func (g *Gateway) adminConfig() admin.Config {
 	return admin.Config{
-		Listen:      g.settings.Config.Admin,
+		Listen:      g.options.Config.Admin,
 		Fleet:       g.fleet.Snapshot,
 		Status:      g.status,
 		NotReady:    g.notReady,
 		ModelLoad:   g.modelLoad,
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
-		Nodes:       g.hosts,
+		Nodes:       g.launchers.allNodes,
 		Tenants:     g.tenants,
 		Pools:       g.poolViews,
-		Limits:      g.limitsOf,
-		PatchLimits: g.patchLimits,
+		Limits:      g.limits.lookup,
+		PatchLimits: g.limits.patch,
 		Pick:        g.pick,
 		Reload:      func(context.Context) error { return g.watcher.Reload() },
 		Metrics:     g.metrics.Handler(),
@@ -38,15 +39,15 @@ func (g *gateway) operator() admin.Config {
 	}
 }
 
-func (g *gateway) status() admin.Status {
-	x, file := g.xds.Status(), g.watcher.Status()
+func (g *Gateway) status() admin.Status {
+	x, file := g.envoy.server.Status(), g.watcher.Status()
 	s := admin.Status{
-		Version: g.settings.Version,
+		Version: g.options.Version,
 		Started: g.started,
-		Listen:  g.settings.Config.Listen,
+		Listen:  g.options.Config.Listen,
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
-		Shared:  g.sharedStatus(),
+		Shared:  g.limits.status(),
 		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Messages()},
 	}
 	s.Problems = g.problems()
@@ -57,19 +58,20 @@ func (g *gateway) status() admin.Status {
 	for _, n := range x.Refused {
 		s.XDS.Refused = append(s.XDS.Refused, admin.Nack(n))
 	}
-	if g.envoy != nil {
-		e := g.envoy.Status()
+	if g.envoy.process != nil {
+		e := g.envoy.process.Status()
 		s.Envoy = admin.EnvoyStatus{State: string(e.State), PID: e.PID, Version: e.Version, Adopted: e.Adopted,
 			Restarts: e.Restarts, Reason: e.Reason}
 	}
 	return s
 }
 
-// problems are what the operator should know of beside the file, Envoy and Redis.
-func (g *gateway) problems() []string {
+// problems are faults of models, replicas and custom resources, a sentence each. The file, Envoy and
+// Redis have their own place in the status.
+func (g *Gateway) problems() []string {
 	var all []string
-	if g.kubernetes != nil {
-		s := g.kubernetes.Status()
+	if g.launchers.kubernetes != nil {
+		s := g.launchers.kubernetes.Status()
 		for _, c := range s.Clusters {
 			if c.Errors != "" {
 				all = append(all, strings.TrimSpace("Kubernetes "+c.Context)+": "+c.Errors)
@@ -82,14 +84,14 @@ func (g *gateway) problems() []string {
 			all = append(all, "Model "+model+" lacks pods: "+why)
 		}
 	}
-	if g.objects != nil {
-		if why := g.objects.watcher.Errors(); why != "" {
+	if g.launchers.resources != nil {
+		if why := g.launchers.resources.watcher.Errors(); why != "" {
 			all = append(all, "Custom resources: "+why)
 		}
-		all = append(all, g.objects.problems()...)
+		all = append(all, g.launchers.resources.problems()...)
 	}
-	for model, why := range g.nodes.Pending() {
-		all = append(all, "Model "+model+" has replicas without a place: "+why)
+	for model, why := range g.launchers.nodes.Pending() {
+		all = append(all, "Model "+model+" has replicas that fit on no node: "+why)
 	}
 	for id, why := range g.dispatcher.Suspended() {
 		all = append(all, "Replica "+id+" gets no requests for a while: it "+why)
@@ -98,19 +100,19 @@ func (g *gateway) problems() []string {
 	return all
 }
 
-// notReady lists what is missing before clients can be served: an Envoy that has its configuration and accepts, and for every
-// model the replicas that the file asks for.
-func (g *gateway) notReady() []string {
+// notReady lists what is missing before clients can be served: an Envoy that accepts connections with
+// our configuration, and for every model the replicas that the file asks for.
+func (g *Gateway) notReady() []string {
 	var missing []string
-	if g.envoy != nil {
-		if s := g.envoy.Status(); s.State != envoy.StateLive {
+	if g.envoy.process != nil {
+		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
 			missing = append(missing, fmt.Sprintf("Envoy is %s: %s", s.State, s.Reason))
 		}
 	}
-	if x := g.xds.Status(); !x.Configured {
+	if x := g.envoy.server.Status(); !x.Configured {
 		missing = append(missing, "Envoy has not accepted its listener")
 	}
-	bounds := scales(g.current())
+	bounds := scales(g.config())
 	for name, m := range g.fleet.Snapshot().Models {
 		usable := 0
 		if v, ok := g.dispatcher.View(name); ok {
@@ -123,8 +125,8 @@ func (g *gateway) notReady() []string {
 	return missing
 }
 
-// needed is how many replicas a model must have to count as ready: all that there are to be, but for those beyond the file's least number
-// that have no place. A full host is no reason to send clients elsewhere.
+// needed is how many replicas a model must have to count as ready: all that are desired. Replicas above
+// least that fit on no node are not counted, because a full node is no reason to send clients elsewhere.
 func needed(m *engines.ModelSnapshot, least int) int {
 	n := m.Desired
 	for i := range m.Replicas {
@@ -135,7 +137,8 @@ func needed(m *engines.ModelSnapshot, least int) int {
 	return n
 }
 
-func (g *gateway) modelLoad(model string) admin.ModelLoad {
+// modelLoad is the load of a model with its limits in force.
+func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 	v, ok := g.dispatcher.View(model)
 	if !ok {
 		return admin.ModelLoad{}
@@ -153,12 +156,14 @@ func (g *gateway) modelLoad(model string) admin.ModelLoad {
 	}
 }
 
-func (g *gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
+// replicaLoad is the load of a replica at this gateway.
+func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
 	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit}
 }
 
-func (g *gateway) tenants() []admin.Tenant {
+// tenants are the tenants of the file, and the one that everybody is when auth.mode is none.
+func (g *Gateway) tenants() []admin.Tenant {
 	var list []admin.Tenant
 	for _, t := range g.watcher.Current().Tenants {
 		list = append(list, g.tenant(t))
@@ -169,8 +174,8 @@ func (g *gateway) tenants() []admin.Tenant {
 	return list
 }
 
-func (g *gateway) tenant(t config.Tenant) admin.Tenant {
-	l, now := g.tenantLimits(t), g.admission.Tenant(t.Name)
+func (g *Gateway) tenant(t config.Tenant) admin.Tenant {
+	l, now := g.limits.tenant(t), g.admission.Tenant(t.Name)
 	return admin.Tenant{
 		Name: t.Name, Models: t.Models, Keys: len(t.Keys), Priority: string(t.Priority),
 		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued,
@@ -181,39 +186,35 @@ func (g *gateway) tenant(t config.Tenant) admin.Tenant {
 	}
 }
 
-// limitsOf is what holds for a model or a tenant, by the Book's key.
-func (g *gateway) limitsOf(key string) (values, file map[string]int64, patched []string, ok bool) {
-	e, ok := g.limits.Get(key)
-	return e.Values, e.File, e.Patched, ok
-}
-
-func (g *gateway) poolViews() []admin.Pool {
+// poolViews are the pools as the operator sees them.
+func (g *Gateway) poolViews() []admin.Pool {
 	var list []admin.Pool
-	for _, p := range g.current().Pools {
+	for _, p := range g.config().Pools {
 		list = append(list, admin.Pool{Name: p.Name, Models: p.Models, Queued: g.admission.PoolStats(p.Name).Queued})
 	}
 	return list
 }
 
-// pools are the names under which several models can be asked for.
-func (g *gateway) pools() []string {
+// poolNames are the names of the pools that a client may ask for.
+func (g *Gateway) poolNames() []string {
 	var names []string
-	for _, p := range g.current().Pools {
+	for _, p := range g.config().Pools {
 		names = append(names, p.Name)
 	}
 	return names
 }
 
-// sharedStatus is how the state is that gateways share.
-func (g *gateway) sharedStatus() admin.SharedStatus {
-	if g.shared == nil {
+// status is the status of the state in Redis; zero without Redis.
+func (k *limitKeeper) status() admin.SharedStatus {
+	if k.shared == nil {
 		return admin.SharedStatus{}
 	}
-	s := g.shared.Status()
+	s := k.shared.Status()
 	return admin.SharedStatus{Configured: true, Up: s.Up, Mode: s.Mode, Gateways: s.Gateways, Since: s.Since, LastError: s.LastError}
 }
 
-func (g *gateway) pick(model, key string) (admin.Pick, *openai.Error) {
+// pick explains which replica of a model a key would go to.
+func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 	r, ok := g.dispatcher.Explain(model, ringhash.Key([]byte(key)))
 	if !ok {
 		return admin.Pick{}, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", model)
@@ -228,9 +229,9 @@ func (g *gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 	return p, nil
 }
 
-// gauges is read at every scrape.
-func (g *gateway) gauges() telemetry.Gauges {
-	x := g.xds.Status()
+// gauges are the values of gauges, read at every scrape.
+func (g *Gateway) gauges() telemetry.Gauges {
+	x := g.envoy.server.Status()
 	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks}
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)
@@ -240,19 +241,19 @@ func (g *gateway) gauges() telemetry.Gauges {
 		}
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states})
 	}
-	for _, t := range g.current().Tenants {
+	for _, t := range g.config().Tenants {
 		now := g.admission.Tenant(t.Name)
 		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: t.Name, Running: now.Running, Queued: now.Queued})
 	}
-	for _, host := range g.hosts() {
-		for _, gpu := range host.GPUs {
+	for _, node := range g.launchers.allNodes() {
+		for _, gpu := range node.GPUs {
 			if gpu.MemoryTotal > 0 {
 				all.GPUs = append(all.GPUs, telemetry.GPUGauges{UUID: gpu.UUID, Total: gpu.MemoryTotal, Used: gpu.MemoryUsed})
 			}
 		}
 	}
-	if g.shared != nil {
-		s := g.shared.Status()
+	if g.limits.shared != nil {
+		s := g.limits.shared.Status()
 		all.Shared = &telemetry.SharedGauges{Up: s.Up, Gateways: s.Gateways, Errors: uint64(s.Errors)}
 	}
 	return all

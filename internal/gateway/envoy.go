@@ -1,0 +1,162 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/xds"
+)
+
+// envoyLink is the gateway's Envoy: the process, if the gateway runs it, and what it is told by xDS.
+type envoyLink struct {
+	log   *zap.Logger
+	dir   *process.Dir
+	fleet *engines.Fleet
+	// first is the configuration that the gateway was started with. Its listener holds until the next
+	// start, whatever the file says later.
+	first *config.Config
+	// config returns the configuration in force.
+	config func() *config.Config
+	server *xds.Server
+	// process is nil when somebody else runs Envoy.
+	process *envoy.Envoy
+
+	// pushing is held while Envoy is told a change, so that an older view of the fleet never follows a
+	// newer one.
+	pushing sync.Mutex
+	// pushed is what Envoy was told last. Guarded by pushing.
+	pushed *xds.Resources
+}
+
+func (g *Gateway) makeEnvoy() {
+	g.envoy = &envoyLink{
+		log: g.log, dir: g.dir, fleet: g.fleet, first: g.options.Config, config: g.config,
+		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
+	}
+	if g.options.Envoy != "" {
+		g.envoy.process = envoy.New(envoy.Config{Binary: g.options.Envoy, Dir: g.dir, Bootstrap: bootstrap(g.dir), Log: g.log})
+	}
+}
+
+// components lists what runs until its context ends.
+func (e *envoyLink) components() []func(context.Context) error {
+	if e.process == nil {
+		return nil
+	}
+	return []func(context.Context) error{e.process.Run}
+}
+
+// stop drains and ends Envoy, if the gateway runs it.
+func (e *envoyLink) stop(ctx context.Context, timeout time.Duration) error {
+	if e.process == nil {
+		return nil
+	}
+	return e.process.Stop(ctx, timeout)
+}
+
+// prepare checks that Envoy's resources can be built for c. The commit tells Envoy.
+func (e *envoyLink) prepare(c *config.Config) (func() error, error) {
+	var none *xds.Resources
+	if _, err := none.Rebuild(e.resourceConfig(c), e.fleet.Snapshot()); err != nil {
+		return nil, err
+	}
+	return e.push, nil
+}
+
+// resourceConfig says what Envoy is told beside the fleet.
+func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
+	return xds.Config{
+		Listen: e.first.Listen, MaxBody: int64(e.first.MaxBody),
+		MaxDuration: maxDuration(c), HideReplica: !c.ReplicaHeader,
+		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir),
+	}
+}
+
+// push tells Envoy the fleet and the configuration as they are now.
+func (e *envoyLink) push() error {
+	e.pushing.Lock()
+	defer e.pushing.Unlock()
+	next, err := e.pushed.Rebuild(e.resourceConfig(e.config()), e.fleet.Snapshot())
+	if err != nil {
+		return err
+	}
+	e.logFaultsLocked(next)
+	e.pushed = next
+	e.server.Set(next)
+	return nil
+}
+
+// logFaultsLocked logs what next leaves out of Envoy's configuration, each fault once.
+func (e *envoyLink) logFaultsLocked(next *xds.Resources) {
+	known := map[string]bool{}
+	if e.pushed != nil {
+		for _, fault := range e.pushed.Faults {
+			known[fault.Error()] = true
+		}
+	}
+	for _, fault := range next.Faults {
+		if !known[fault.Error()] {
+			e.log.Error("replica left out of Envoy's configuration", zap.Error(fault))
+		}
+	}
+}
+
+// checkListen fails early when another program has the clients' address. An Envoy that an earlier run
+// left may have it.
+func (e *envoyLink) checkListen(ctx context.Context, address string) error {
+	if e.process == nil {
+		return nil
+	}
+	for _, r := range e.dir.Records() {
+		if r.Name == envoy.RecordName {
+			return nil
+		}
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	return l.Close()
+}
+
+// maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.
+func maxDuration(c *config.Config) time.Duration {
+	d := xds.DefaultMaxDuration
+	for _, m := range c.Models {
+		d = max(d, m.Stream.MaxDuration)
+	}
+	return d
+}
+
+// Bootstrap returns the bootstrap configuration for an Envoy that somebody else runs beside the
+// gateway of this configuration.
+func Bootstrap(c *config.Config) ([]byte, error) {
+	dir, err := process.Open(c.StateDir, nil)
+	if err != nil {
+		return nil, err
+	}
+	return envoy.Bootstrap(bootstrap(dir))
+}
+
+// bootstrap names the sockets that Envoy's bootstrap needs.
+func bootstrap(dir *process.Dir) envoy.BootstrapConfig {
+	return envoy.BootstrapConfig{
+		ControlSocket: dir.Socket("control.sock"),
+		APISocket:     dir.Socket("api.sock"),
+		AdminSocket:   dir.Socket("envoy.sock"),
+	}
+}
+
+// relaySocket and grpcSocket are where Envoy sends managed streams. Envoy learns them by xDS and not
+// by its bootstrap, so that an Envoy that was started by an older version learns them too.
+func relaySocket(dir *process.Dir) string { return dir.Socket("relay.sock") }
+func grpcSocket(dir *process.Dir) string  { return dir.Socket("grpc.sock") }

@@ -1,0 +1,375 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/join"
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
+	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/engines/nodes"
+	"github.com/sluice-gateway/sluice/engines/upstream"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/scale"
+)
+
+// launchers are all ways by which replicas come to be, and the scaler that says how many. They report
+// what exists to the fleet; apply tells them what shall exist.
+type launchers struct {
+	log        *zap.Logger
+	self       string
+	fleet      *engines.Fleet
+	admission  *admission.Controller
+	dispatcher *dispatch.Dispatcher
+	// config returns the configuration in force.
+	config func() *config.Config
+
+	scaler   *scale.Scaler
+	local    *local.Launcher
+	nodes    *nodes.Controller
+	upstream *upstream.Launcher
+	// joined is nil when no node can join.
+	joined *join.Server
+	// kubernetes is nil when the configuration says nothing of Kubernetes.
+	kubernetes *kubernetes.Launcher
+	// resources is nil without custom resources.
+	resources *customResources
+
+	// applying is held from the reading of what is wanted until the launchers have it, so that an older
+	// wish never follows a newer one.
+	applying sync.Mutex
+}
+
+// makeLaunchers makes the launchers that the configuration asks for.
+func (g *Gateway) makeLaunchers() error {
+	c := g.options.Config
+	l := &launchers{
+		log: g.log, self: g.self, fleet: g.fleet, admission: g.admission, dispatcher: g.dispatcher, config: g.config,
+	}
+	l.scaler = scale.New(scale.Config{Load: l.load, Apply: l.apply, Log: g.log})
+	l.local = local.New(local.Config{
+		Dir: g.dir, Fleet: g.fleet, Log: g.log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
+		Well: g.dispatcher.Recovered, Inventory: local.NewInventory(),
+	})
+	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log})
+	l.nodes = nodes.New(nodes.Config{
+		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Others: l.joinedNodes, InFlight: g.dispatcher.Load,
+		Idle: l.idleModels, Evict: l.evict, Log: g.log,
+	})
+	if c.Control != "" {
+		var err error
+		l.joined, err = join.NewServer(join.ServerConfig{
+			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.Load,
+			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Kick, Labels: l.labels, Log: g.log,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if c.Kubernetes != nil {
+		l.makeKubernetes(*c.Kubernetes, g.reapply)
+	}
+	g.launchers = l
+	return nil
+}
+
+// makeKubernetes makes the launcher of pods, and the watcher of custom resources if the configuration
+// asks for it. reapply puts the custom resources in force when they have changed.
+func (l *launchers) makeKubernetes(c config.Kubernetes, reapply func() error) {
+	access := kubernetes.Access{Kubeconfig: c.Kubeconfig, Context: c.Context}
+	l.kubernetes = kubernetes.New(kubernetes.Config{
+		Access: access, Namespace: c.Namespace, Name: c.Name, Fleet: l.fleet, Identity: os.Getenv("POD_NAME"),
+		Load: l.reportedLoad, InFlight: l.dispatcher.Load, OnFound: l.keepFound, OnDemand: l.scaler.ReportDemand, Log: l.log,
+	})
+	if c.CustomResources {
+		l.resources = newCustomResources(l, access, c.Namespace, reapply)
+	}
+}
+
+// components lists what runs until its context ends. The servers of start are not among it.
+func (l *launchers) components() []func(context.Context) error {
+	all := []func(context.Context) error{
+		l.local.Run, l.nodes.Run, l.upstream.Run, l.scaler.Run, l.awaitLateNodes,
+	}
+	if l.resources != nil {
+		all = append(all, l.resources.run)
+	}
+	return all
+}
+
+// prepare builds what the launchers shall run under c. The commit tells them.
+func (l *launchers) prepare(c *config.Config) (func() error, error) {
+	bounds, servers := scales(c), upstreams(c)
+	return func() error {
+		l.resources.commit(c)
+		l.scaler.Set(bounds)
+		l.apply()
+		l.upstream.Set(servers)
+		return nil
+	}, nil
+}
+
+// apply tells the launchers the models of the configuration in force, with the scaler's numbers of
+// replicas.
+func (l *launchers) apply() {
+	l.applying.Lock()
+	defer l.applying.Unlock()
+	// This is read first: once it is true, the configuration has the custom resources.
+	complete := l.resources.known()
+	c := l.config()
+	l.nodes.Set(localModels(c, l.self, l.scaler.Desired))
+	switch {
+	case l.kubernetes == nil:
+	case complete:
+		l.kubernetes.Set(l.podModels(c))
+	default: // a pod that runs may belong to a custom resource that is not known yet
+		l.kubernetes.SetPartial(l.podModels(c))
+	}
+}
+
+// adoptLocal adopts the replicas that an earlier run left on this node, before anything is known of
+// the rest of the fleet.
+func (l *launchers) adoptLocal(c *config.Config) {
+	found, counts := l.local.Found(), map[string]int{}
+	for model, indices := range found {
+		counts[model] = len(indices)
+	}
+	l.scaler.Adopt(counts)
+	l.scaler.Set(scales(c))
+	models := localModels(c, l.self, l.scaler.Desired)
+	for i := range models {
+		models[i].Indices = append([]int{}, found[models[i].Name]...)
+	}
+	l.local.Adopt(models)
+}
+
+// firstReportTimeout bounds the wait for the first reports of upstreams, nodes and Kubernetes.
+const firstReportTimeout = 2 * time.Second
+
+// awaitFirstReports gives upstreams, nodes and Kubernetes a moment to say what they have, so that
+// Envoy's first answer is as complete as it can be.
+func (l *launchers) awaitFirstReports(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstReportTimeout)
+	defer cancel()
+	var waiting sync.WaitGroup
+	waiting.Go(func() { l.upstream.CheckOnce(ctx) })
+	waiting.Go(func() { l.awaitNodes(ctx) })
+	waiting.Go(func() { l.awaitPods(ctx) })
+	waiting.Wait()
+}
+
+// stop ends the replicas of all nodes at the same time, so that no node uses up another node's time.
+func (l *launchers) stop(ctx context.Context) error {
+	var failed [2]error
+	var stopping sync.WaitGroup
+	if l.joined != nil {
+		stopping.Go(func() { failed[0] = l.joined.Stop(ctx) })
+	}
+	stopping.Go(func() { failed[1] = l.local.Stop(ctx) })
+	stopping.Wait()
+	return errors.Join(failed[:]...)
+}
+
+// joinDir is where a state directory keeps what it knows of nodes that join.
+func joinDir(state string) string { return filepath.Join(state, "join") }
+
+// JoinToken returns the token by which nodes join the gateway of this configuration.
+func JoinToken(c *config.Config) (string, error) { return join.Token(joinDir(c.StateDir)) }
+
+// ownNode is the gateway's own machine, as one of the nodes that replicas are placed on.
+type ownNode struct {
+	*local.Launcher
+	labels func(node string) []string
+}
+
+// Node implements nodes.Host.
+func (n *ownNode) Node() (engines.Node, bool) {
+	node := n.Launcher.Node()
+	node.Labels = n.labels(node.Name)
+	return node, node.Name != ""
+}
+
+// labels returns the labels that the configuration gives to a node.
+func (l *launchers) labels(node string) []string {
+	for _, n := range l.config().Nodes {
+		if n.Name == node {
+			return n.Labels
+		}
+	}
+	return nil
+}
+
+// joinedNodes lists the nodes that have joined.
+func (l *launchers) joinedNodes() []nodes.Host {
+	var all []nodes.Host
+	if l.joined != nil {
+		for _, n := range l.joined.Nodes() {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// allNodes lists all nodes as they are now, the gateway's own machine first.
+func (l *launchers) allNodes() []engines.Node {
+	own, _ := (&ownNode{l.local, l.labels}).Node()
+	all := []engines.Node{own}
+	for _, joined := range l.joinedNodes() {
+		if n, known := joined.Node(); known {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// awaitLateNodes does what awaitNodes does for nodes that take longer to come back. What such nodes
+// run is kept for nodes.Settle after the start.
+func (l *launchers) awaitLateNodes(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, nodes.Settle-time.Second)
+	defer cancel()
+	l.awaitNodes(ctx)
+	return nil
+}
+
+// awaitNodes waits until the nodes that joined before have said what they run, or ctx ends, and has
+// the scaler keep what they run.
+func (l *launchers) awaitNodes(ctx context.Context) {
+	if l.joined == nil {
+		return
+	}
+	l.joined.Await(ctx)
+	counts := map[string]int{}
+	for name, m := range l.fleet.Snapshot().Models {
+		for i := range m.Replicas {
+			if r := &m.Replicas[i]; r.Launcher == engines.Local && r.Node != "" && r.State != engines.Draining {
+				counts[name]++
+			}
+		}
+	}
+	l.keepFound(counts)
+}
+
+// keepFound has the scaler keep replicas that exist already.
+func (l *launchers) keepFound(replicas map[string]int) {
+	l.scaler.Adopt(replicas)
+	l.apply()
+}
+
+// serveNodes lets nodes join until ctx ends, if the configuration allows it.
+func (l *launchers) serveNodes(ctx context.Context, group *errgroup.Group) error {
+	if l.joined == nil {
+		return nil
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control)
+	if err != nil {
+		return fmt.Errorf("control: %w", err)
+	}
+	group.Go(func() error { return l.joined.Serve(ctx, listener) })
+	return nil
+}
+
+// watchKubernetes follows pods and custom resources until ctx ends. It starts before the requests of
+// an earlier run are counted, because some of them may be at pods.
+func (l *launchers) watchKubernetes(ctx context.Context, group *errgroup.Group) {
+	if l.kubernetes != nil {
+		group.Go(func() error { return l.kubernetes.Run(ctx) })
+	}
+	if l.resources != nil {
+		group.Go(func() error { return l.resources.watcher.Run(ctx) })
+	}
+}
+
+// awaitPods waits until the pods and the custom resources are known, or ctx ends.
+func (l *launchers) awaitPods(ctx context.Context) {
+	for l.kubernetes != nil && !(l.kubernetes.HasPublished() && l.resources.known()) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// idleModels lists the local models that no request uses and that have more replicas than their least
+// number.
+func (l *launchers) idleModels() []string {
+	return slices.DeleteFunc(l.scaler.IdleModels(), func(model string) bool {
+		m := l.fleet.Snapshot().Models[model]
+		return m == nil || m.Launcher != engines.Local
+	})
+}
+
+// evict takes one replica from each of these models, unless a request has come for it.
+func (l *launchers) evict(models []string) {
+	changed := false
+	for _, model := range models {
+		changed = l.scaler.Evict(model) || changed
+	}
+	if changed {
+		l.apply()
+	}
+}
+
+// demand reports that a request waits for a model.
+func (l *launchers) demand(model string) {
+	l.scaler.ReportDemand(model)
+	if l.kubernetes != nil {
+		l.kubernetes.PublishLoad()
+	}
+}
+
+// load is the load of a model at all gateways that launch it together.
+func (l *launchers) load(model string) scale.Load {
+	own := l.ownLoad(model)
+	if l.kubernetes != nil {
+		others := l.kubernetes.OthersLoad(model)
+		own.Running, own.Queued, own.Admitted = own.Running+others.Running, own.Queued+others.Queued, own.Admitted+others.Admitted
+	}
+	return own
+}
+
+// ownLoad is the load of a model at this gateway. A request that waits for a pool counts for each of
+// the pool's models.
+func (l *launchers) ownLoad(model string) scale.Load {
+	v, _ := l.dispatcher.View(model)
+	load := scale.Load{
+		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
+		MaxRunning: v.Policy.Limits.MaxConcurrent,
+	}
+	for _, p := range l.config().Pools {
+		if slices.Contains(p.Models, model) {
+			load.Queued += l.admission.PoolStats(p.Name).Queued
+		}
+	}
+	return load
+}
+
+// reportedLoad is ownLoad as the other gateways are told it.
+func (l *launchers) reportedLoad(model string) kubernetes.Load {
+	own := l.ownLoad(model)
+	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted}
+}
+
+// podModels are the models that are launched on Kubernetes.
+func (l *launchers) podModels(c *config.Config) []kubernetes.Model {
+	var models []kubernetes.Model
+	for _, m := range c.Models {
+		if m.Launcher == engines.Kubernetes {
+			models = append(models, podModel(c, m, l.scaler.Desired(m.Name), l.resources.owner(m.Name)))
+		}
+	}
+	return models
+}

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// recoverRequests counts the requests of an earlier run that Envoy still carries, so that they weigh on
+// their replicas and on the limits of their models. The access log tells when each of them ends.
+func (g *Gateway) recoverRequests(ctx context.Context) {
+	g.dispatcher.Inherit(g.activeRequests(ctx))
+	if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced > 0 {
+		g.log.Info("requests of the earlier run recovered",
+			zap.Int("requests", counted), zap.Int("at_replicas_not_known_yet", unplaced))
+	}
+}
+
+// freeRecovered frees the recovered requests whose end the access log did not tell: entries are lost
+// while nobody receives them. It returns when none is left, or when ctx ends.
+//
+// Each second it asks Envoy for the active requests at each replica, which is an upper bound of what is
+// left. It uses the answer of the second before, because by then the entries of all requests that have
+// ended have come: the end of one request must not count twice. Envoy does not list a replica that was
+// removed. Requests there end when the log says so, when Envoy has no request at all, or when no
+// response may last any longer.
+func (g *Gateway) freeRecovered(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	last := g.started.Add(maxDuration(g.config()) + time.Minute)
+	var before map[dispatch.Place]int
+	idle := false // Envoy had no request a second ago
+	for {
+		if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if before != nil {
+			g.dispatcher.Settle(before)
+		}
+		if idle || time.Now().After(last) {
+			g.dispatcher.Settle(nil)
+		}
+		before, idle = g.activeRequests(ctx), g.envoyIsIdle(ctx)
+	}
+}
+
+// envoyTimeout bounds a question to Envoy's admin interface.
+const envoyTimeout = 2 * time.Second
+
+// envoyIsIdle says whether Envoy has no request of any client. It is false when Envoy does not answer.
+func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
+	defer cancel()
+	n, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.InFlight(ctx)
+	return err == nil && n == 0
+}
+
+// activeRequests counts the requests that Envoy has at replicas. It is nil when Envoy does not answer.
+func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Place]int {
+	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
+	defer cancel()
+	clusters, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.ActiveRequests(ctx)
+	if err != nil {
+		return nil
+	}
+	counts := map[dispatch.Place]int{}
+	for cluster, endpoints := range clusters {
+		if model, ok := headers.ClusterModel(cluster); ok {
+			for address, n := range endpoints {
+				// A server that is called in several ways is in several clusters.
+				counts[dispatch.Place{Model: model, Address: address}] += n
+			}
+		}
+	}
+	return counts
+}

@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+// settings holds the configuration in force.
+type settings struct {
+	// applying is held while a configuration is put in force, so that two changes never mix.
+	applying sync.Mutex
+	// file is the file in force, without the custom resources. Guarded by applying.
+	file *config.Config
+	// current is the configuration in force: the file together with the custom resources. It is nil
+	// before the first configuration was applied.
+	current atomic.Pointer[config.Config]
+}
+
+// config returns the configuration in force. Before the first was applied, that is the one which the
+// gateway was started with.
+func (g *Gateway) config() *config.Config {
+	if c := g.settings.current.Load(); c != nil {
+		return c
+	}
+	return g.options.Config
+}
+
+// reload puts a changed file in force. It is the watcher's Apply.
+func (g *Gateway) reload(file *config.Config) error {
+	if err := g.applyFile(file); err != nil {
+		return err
+	}
+	g.metrics.ConfigReloaded(true)
+	g.log.Info("configuration reloaded",
+		zap.Strings("waiting_for_the_next_start", g.options.Config.NeedsRestart(file)))
+	return nil
+}
+
+// reapply puts the file in force again, together with the custom resources as they are now.
+func (g *Gateway) reapply() error { return g.applyFile(nil) }
+
+// applyFile puts a file in force together with the custom resources as they are now. A nil file means
+// the file in force.
+func (g *Gateway) applyFile(file *config.Config) error {
+	g.settings.applying.Lock()
+	defer g.settings.applying.Unlock()
+	if file == nil {
+		file = g.settings.file
+	}
+	merged, err := g.launchers.resources.merge(file)
+	if err != nil {
+		return err
+	}
+	if err := g.applyLocked(merged); err != nil {
+		return err
+	}
+	g.settings.file = file
+	return nil
+}
+
+// applyFirst puts the configuration in force that the gateway was started with. The custom resources
+// are not known yet.
+func (g *Gateway) applyFirst() error {
+	g.settings.applying.Lock()
+	defer g.settings.applying.Unlock()
+	return g.applyLocked(g.options.Config)
+}
+
+// applyLocked has all parts check c and then run under it. If a part refuses, all parts go on with
+// the configuration that was in force. settings.applying is held.
+func (g *Gateway) applyLocked(c *config.Config) error {
+	next, err := newPlan(g.parts, c)
+	if err != nil {
+		return err
+	}
+	var previous *plan
+	if old := g.settings.current.Load(); old != nil {
+		if previous, err = newPlan(g.parts, old); err != nil {
+			return err
+		}
+	}
+	if err := next.commit(previous); err != nil {
+		return err
+	}
+	for _, warning := range c.Warnings() {
+		g.log.Warn(warning)
+	}
+	return nil
+}
+
+// configParts lists the parts that run under a configuration, in the order in which they take a new
+// one. Who may call and what is limited comes first, what Envoy serves comes last: Envoy must never
+// serve a model for which the other parts have no rules.
+func (g *Gateway) configParts() []part {
+	return []part{
+		{"authentication", g.prepareAuth},
+		{"configuration", func(c *config.Config) (func() error, error) {
+			return done(func() { g.settings.current.Store(c) }), nil
+		}},
+		{"models without replicas", func(c *config.Config) (func() error, error) {
+			models := admittedModels(c)
+			return done(func() { g.fleet.Set("none", models) }), nil
+		}},
+		{"limits", func(*config.Config) (func() error, error) {
+			return done(g.limits.sync), nil
+		}},
+		{"streams", func(c *config.Config) (func() error, error) {
+			rules := streamRules(c)
+			return done(func() { g.streams.relay.SetRules(rules) }), nil
+		}},
+		{"launchers", g.launchers.prepare},
+		{"Envoy", g.envoy.prepare},
+	}
+}
+
+// prepareAuth checks the keys and tenants of c. The commit replaces those in force.
+func (g *Gateway) prepareAuth(c *config.Config) (func() error, error) {
+	next := authConfig(c)
+	if err := new(authz.Authenticator).Set(next); err != nil {
+		return nil, err
+	}
+	return func() error { return g.auth.Set(next) }, nil
+}
+
+// done makes a commit of a function that cannot fail.
+func done(f func()) func() error {
+	return func() error { f(); return nil }
+}
