@@ -17,6 +17,7 @@ var allowed = map[string]string{
 	"admission/redis":           "admission internal/limits",
 	"internal/limits":           "",
 	"internal/redistest":        "",
+	"internal/testutil":         "",
 	"internal/scale":            "",
 	"internal/backlog":          "admission",
 	"engines":                   "",
