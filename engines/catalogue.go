@@ -25,16 +25,16 @@ type Version struct {
 	// TaskVariables are variables that serving a task implies (llama-server must be told that it embeds). A model's own
 	// variables win over them.
 	TaskVariables map[Task]map[string]any
-	// Command is the program and its arguments, each one a text/template over Launch; see Render.
+	// Command is the program and its arguments, each one a template over Launch; see Render.
 	Command []string
 	// Flags says how {{.Flags}} writes the variables.
 	Flags FlagStyle
-	// Env is added to the environment of a replica, each value a text/template over Launch; see RenderEnv. A model's own
+	// Env is added to the environment of a replica, each value a template over Launch; see RenderEnv. A model's own
 	// environment wins over it.
 	Env map[string]string
 	// Image is the container image that holds the program. A local launch does not use it.
 	Image string
-	// Kubernetes is what a Deployment of this engine has beyond, or otherwise than, the usual one: a text/template over Launch that makes
+	// Kubernetes is what a Deployment of this engine has beyond, or otherwise than, the usual one: a template over Launch that makes
 	// YAML of a Deployment, whole or in part, which is merged over ours as a strategic merge patch. The engine's container is named
 	// "engine". Empty: nothing.
 	Kubernetes string

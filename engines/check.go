@@ -33,8 +33,8 @@ func (v Version) checkEnv() []Fault {
 	for _, name := range slices.Sorted(maps.Keys(v.Env)) {
 		if name == "" || strings.ContainsAny(name, "=\x00") {
 			faults = append(faults, Fault{Path: []string{"env", name}, Reason: "cannot be the name of an environment variable"})
-		} else if _, err := parseTemplate("env."+name, v.Env[name]); err != nil {
-			reason := strings.TrimPrefix(err.Error(), "env."+name+": ") // the path says that already
+		} else if _, err := parseTemplate("env."+name, v.Env[name], launchFields(), ""); err != nil {
+			reason := "its line " + strings.TrimPrefix(err.Error(), "env."+name+":") // the path has the name already
 			faults = append(faults, Fault{Path: []string{"env", name}, Reason: reason})
 		}
 	}

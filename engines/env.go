@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
-	"text/template"
+
+	"github.com/sluice-gateway/sluice/internal/template"
 )
 
 // RenderEnv makes what a replica's environment has beyond that of its launcher.
 //
-// Each value of Env is a text/template over l, in which a list of the variables is its items joined by commas and an object is JSON. An entry
+// Each value of Env is a template over l, in which a list of the variables is its items joined by commas and an object is JSON. An entry
 // that names a variable which neither the model nor a default gives is left out: the engine then does as it does by itself.
 func (v Version) RenderEnv(l Launch) (map[string]string, error) {
 	given := v.Complete(l.Task, l.Variables)
@@ -24,18 +24,16 @@ func (v Version) RenderEnv(l Launch) (map[string]string, error) {
 	}
 	env := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(v.Env)) {
-		t, err := parseTemplate("env."+name, v.Env[name])
+		t, err := parseTemplate("env."+name, v.Env[name], launchFields(), "")
 		if err != nil {
 			return nil, err
 		}
 		if lacks(t, given) {
 			continue
 		}
-		var value strings.Builder
-		if err := t.Execute(&value, l); err != nil {
-			return nil, plain(err)
+		if env[name], err = t.Execute(l.data()); err != nil {
+			return nil, err
 		}
-		env[name] = value.String()
 	}
 	return env, nil
 }
@@ -58,7 +56,7 @@ func lacks(t *template.Template, variables map[string]any) bool {
 func (v Version) envVariables() ([]string, error) {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(v.Env)) {
-		t, err := parseTemplate("env."+name, v.Env[name])
+		t, err := parseTemplate("env."+name, v.Env[name], launchFields(), "")
 		if err != nil {
 			return nil, err
 		}

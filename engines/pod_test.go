@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
@@ -42,19 +41,12 @@ type podContainer struct {
 // kubernetesPart renders what a version says of its Deployment.
 func kubernetesPart(t *testing.T, v Version, l Launch) string {
 	t.Helper()
-	l.Host, l.Port, l.Variables = "0.0.0.0", 8000, v.Complete(l.Task, l.Variables)
-	parsed, err := template.New("kubernetes").Option("missingkey=error").Parse(v.Kubernetes)
+	l.Host, l.Port = "0.0.0.0", 8000
+	text, err := v.RenderKubernetes(l)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var text strings.Builder
-	if err := parsed.Execute(&text, struct {
-		Launch
-		Image string
-	}{l, v.Image}); err != nil {
-		t.Fatal(err)
-	}
-	return text.String()
+	return text
 }
 
 // podLaunches are the starts that the Deployments may depend on.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"text/template"
-	"text/template/parse"
+
+	"github.com/sluice-gateway/sluice/internal/template"
 )
 
 // Launch is what one replica is started with. Its fields are what the templates of a Version's Command may name.
@@ -30,6 +30,14 @@ type Launch struct {
 	Variables map[string]any
 }
 
+// data is what a template is executed with.
+func (l Launch) data() template.Data {
+	return template.Data{
+		"Name": l.Name, "Model": l.Model, "Registry": l.Registry, "Task": string(l.Task), "Host": l.Host, "Port": l.Port,
+		"GPUs": l.GPUs, "Sluice": l.Sluice, "Variables": l.Variables,
+	}
+}
+
 // launchFields are the names that a template may use, beside {{.Flags}}.
 func launchFields() []string {
 	return []string{"Name", "Model", "Registry", "Task", "Host", "Port", "GPUs", "Sluice", "Variables"}
@@ -37,7 +45,7 @@ func launchFields() []string {
 
 // Render makes the command line of one replica: the program and its arguments, for exec, never for a shell.
 //
-// Each element of Command is a text/template over l. An element that is {{.Flags}} and nothing else becomes as many arguments
+// Each element of Command is a template over l (package internal/template says what it may hold). An element that is {{.Flags}} and nothing else becomes as many arguments
 // as the variables need: every variable that no other element and no entry of Env names as {{.Variables.x}}, in order of name, in the
 // version's FlagStyle. A template that names a variable which neither the model nor a default gives is an error, and so is
 // {{.Model}} for a model without a source.
@@ -86,7 +94,7 @@ type command struct {
 	needsModel bool                 // some argument holds a plain {{.Model}}
 }
 
-// parseCommand parses every argument and notes what they name. The error names the argument by its index.
+// parseCommand parses every argument and collects the fields and variables that they name. An error begins with command[i].
 func parseCommand(arguments []string) (*command, error) {
 	c := &command{}
 	for i, text := range arguments {
@@ -94,30 +102,30 @@ func parseCommand(arguments []string) (*command, error) {
 			c.arguments = append(c.arguments, nil)
 			continue
 		}
-		t, err := parseTemplate(fmt.Sprintf("command[%d]", i), text)
+		t, err := parseTemplate(fmt.Sprintf("command[%d]", i), text, launchFields(), ", and {{.Flags}} as an argument of its own")
 		if err != nil {
 			return nil, err
 		}
 		c.arguments = append(c.arguments, t)
-		c.needsModel = c.needsModel || printsModel(t)
-		for _, field := range fieldsOf(t) {
-			c.fields = append(c.fields, field[0])
+		c.needsModel = c.needsModel || t.Prints("Model")
+		for _, field := range t.Fields() {
+			c.fields = append(c.fields, field.Names[0])
 		}
 		c.variables = append(c.variables, variablesOf(t)...)
 	}
 	return c, nil
 }
 
-// parseTemplate parses one template over Launch. The error begins with the label.
-func parseTemplate(label, text string) (*template.Template, error) {
-	t, err := template.New(label).Option("missingkey=error").Parse(text)
+// parseTemplate parses a template that may name only the known fields. An error begins with the label and the place in the template;
+// hint ends the error about an unknown field.
+func parseTemplate(label, text string, known []string, hint string) (*template.Template, error) {
+	t, err := template.Parse(label, text)
 	if err != nil {
-		return nil, plain(err)
+		return nil, err
 	}
-	for _, field := range fieldsOf(t) {
-		if !slices.Contains(launchFields(), field[0]) {
-			return nil, fmt.Errorf("%s: {{.%s}} is unknown; known are %s, and {{.Flags}} as an argument of its own",
-				label, field[0], strings.Join(launchFields(), ", "))
+	for _, field := range t.Fields() {
+		if !slices.Contains(known, field.Names[0]) {
+			return nil, fmt.Errorf("%s: {{.%s}} is unknown; known are %s%s", field.Place, field.Names[0], strings.Join(known, ", "), hint)
 		}
 	}
 	return t, nil
@@ -126,37 +134,27 @@ func parseTemplate(label, text string) (*template.Template, error) {
 // variablesOf lists the variables that a template names.
 func variablesOf(t *template.Template) []string {
 	var names []string
-	for _, field := range fieldsOf(t) {
-		if field[0] == "Variables" && len(field) > 1 {
-			names = append(names, field[1])
+	for _, field := range t.Fields() {
+		if field.Names[0] == "Variables" && len(field.Names) > 1 {
+			names = append(names, field.Names[1])
 		}
 	}
 	return names
 }
 
-// printsModel tells whether a template writes {{.Model}} out, under no condition.
-func printsModel(t *template.Template) bool {
-	if t.Tree == nil || t.Root == nil {
-		return false
-	}
-	return slices.ContainsFunc(t.Root.Nodes, func(n parse.Node) bool {
-		action, ok := n.(*parse.ActionNode)
-		return ok && action.Pipe.String() == ".Model"
-	})
-}
-
 func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	var line []string
+	data := l.data()
 	for _, t := range c.arguments {
 		if t == nil {
 			line = append(line, flags...)
 			continue
 		}
-		var argument strings.Builder
-		if err := t.Execute(&argument, l); err != nil {
-			return nil, plain(err)
+		argument, err := t.Execute(data)
+		if err != nil {
+			return nil, err
 		}
-		line = append(line, argument.String())
+		line = append(line, argument)
 	}
 	if len(line) == 0 || line[0] == "" {
 		return nil, errors.New("command[0]: the program is empty")
@@ -171,62 +169,16 @@ func isFlags(argument string) bool {
 	return opened && closed && strings.Trim(inner, " -") == ".Flags"
 }
 
-// plain takes the prefix "template: " off an error of text/template.
-func plain(err error) error { return errors.New(strings.TrimPrefix(err.Error(), "template: ")) }
-
-// fieldsOf lists the fields of Launch that a template names, each as its chain of names: {{.Variables.x}} is [Variables x].
-func fieldsOf(t *template.Template) [][]string {
-	w := walker{}
-	if t.Tree != nil && t.Root != nil {
-		w.walk(t.Root, true)
+// RenderKubernetes makes the YAML that the version merges over a Deployment. The template may name the fields of Launch, and {{.Image}}.
+//
+// An error begins with "kubernetes:", the line and the column. It is a *template.MissingKeyError where a variable has no value.
+func (v Version) RenderKubernetes(l Launch) (string, error) {
+	t, err := parseTemplate("kubernetes", v.Kubernetes, append(launchFields(), "Image"), "")
+	if err != nil {
+		return "", err
 	}
-	return w.found
-}
-
-// walker looks for fields in the tree of a template.
-type walker struct{ found [][]string }
-
-// walk looks below a node. launch tells that the dot stands for Launch; inside a range or a with only $ does.
-func (w *walker) walk(node parse.Node, launch bool) {
-	switch n := node.(type) {
-	case *parse.FieldNode:
-		if launch {
-			w.found = append(w.found, n.Ident)
-		}
-	case *parse.VariableNode:
-		if n.Ident[0] == "$" && len(n.Ident) > 1 {
-			w.found = append(w.found, n.Ident[1:])
-		}
-	case *parse.ActionNode:
-		w.walk(n.Pipe, launch)
-	case *parse.ChainNode:
-		w.walk(n.Node, launch)
-	case *parse.ListNode:
-		walkAll(w, n.Nodes, launch)
-	case *parse.PipeNode:
-		walkAll(w, n.Cmds, launch)
-	case *parse.CommandNode:
-		walkAll(w, n.Args, launch)
-	case *parse.IfNode:
-		w.branch(&n.BranchNode, launch, launch)
-	case *parse.WithNode:
-		w.branch(&n.BranchNode, launch, false)
-	case *parse.RangeNode:
-		w.branch(&n.BranchNode, launch, false)
-	}
-}
-
-func walkAll[N parse.Node](w *walker, nodes []N, launch bool) {
-	for _, node := range nodes {
-		w.walk(node, launch)
-	}
-}
-
-// branch looks into an if, with or range; body tells that the dot in its body stands for Launch.
-func (w *walker) branch(n *parse.BranchNode, launch, body bool) {
-	w.walk(n.Pipe, launch)
-	w.walk(n.List, body)
-	if n.ElseList != nil {
-		w.walk(n.ElseList, launch)
-	}
+	l.Variables = v.Complete(l.Task, l.Variables)
+	data := l.data()
+	data["Image"] = v.Image
+	return t.Execute(data)
 }

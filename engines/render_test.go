@@ -56,10 +56,10 @@ func TestRenderFaults(t *testing.T) {
 		{"no command", nil, "the engine version has no command"},
 		{"no source", []string{"run", "{{.Model}}"}, "the command names {{.Model}}, and the model has no source"},
 		{"no value", []string{"run", "{{.Variables.dtype}}"}, "the command names {{.Variables.dtype}}, and nothing gives that variable a value"},
-		{"unknown field", []string{"run", "{{.Home}}"}, "command[1]: {{.Home}} is unknown"},
+		{"unknown field", []string{"run", "{{.Home}}"}, "command[1]:1:2: {{.Home}} is unknown"},
 		{"syntax", []string{"run", "{{if}}"}, "command[1]:1: missing value for if"},
 		{"execution", []string{"run", "{{.Port.Number}}"}, "can't evaluate field Number in type int"},
-		{"no key in a loop", []string{"run", `{{range $i, $v := .Variables}}{{end}}{{index .Variables.list 3}}`}, "nothing gives that variable"},
+		{"no key in a loop", []string{"run", `{{range $i, $v := .Variables}}{{end}}{{eq .Variables.list 3}}`}, "nothing gives that variable"},
 		{"empty program", []string{"{{.Sluice}}"}, "command[0]: the program is empty"},
 		{"only flags, and none", []string{"{{.Flags}}"}, "command[0]: the program is empty"},
 	} {
@@ -224,7 +224,7 @@ func TestRenderEnv(t *testing.T) {
 			t.Errorf("%v became %v, error %v", value, got, err)
 		}
 	}
-	for text, want := range map[string]string{"{{.Prot}}": "env.X: {{.Prot}} is unknown", "{{": "env.X:1: unclosed action", "{{.Port.Number}}": "can't evaluate"} {
+	for text, want := range map[string]string{"{{.Prot}}": "env.X:1:2: {{.Prot}} is unknown", "{{": "env.X:1: unclosed action", "{{.Port.Number}}": "can't evaluate"} {
 		v := Version{Env: map[string]string{"X": text}, Command: []string{"run"}}
 		if _, err := v.RenderEnv(Launch{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q in it", text, err, want)

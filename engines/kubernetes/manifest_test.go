@@ -213,7 +213,7 @@ func TestCheck(t *testing.T) {
 		{name: "variable of the schema", template: "spec: {minReadySeconds: {{.Variables.size}}}", version: engines.Version{Schema: schema}},
 		{name: "variable of no schema", template: "spec: {minReadySeconds: {{.Variables.any}}}"},
 		{name: "unknown variable", template: "spec: {minReadySeconds: {{.Variables.any}}}", version: engines.Version{Schema: schema}, want: `no entry for key "any"`},
-		{name: "unknown field of Launch", template: "spec: {x: {{.Nothing}}}", want: "can't evaluate field Nothing"},
+		{name: "unknown field of Launch", template: "spec: {x: {{.Nothing}}}", want: "kubernetes:1:12: {{.Nothing}} is unknown"},
 		{name: "unknown field", template: "spec: {template: {spec: {nodeSelectr: {a: b}}}}", want: "nodeSelectr"},
 		{name: "unknown scalar", template: "spec: {template: {spec: {hostNetwrk: true}}}", want: "hostNetwrk"},
 		{name: "wrong type", template: "spec: {template: {spec: {containers: [{name: engine, ports: x}]}}}", want: "kubernetes"},

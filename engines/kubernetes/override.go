@@ -4,15 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
-	"text/template"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/template"
 )
 
 // Check tells whether the version's own part of a Deployment can be read, rendered and merged: with sample values, for what a model will
@@ -42,11 +41,11 @@ func Check(v engines.Version) error {
 	}
 	merged, err := override(ours, v, l)
 	for range 100 { // variables that no schema names are known from what is missing, one at a time
-		missing := missingKey.FindStringSubmatch(fmt.Sprint(err))
-		if missing == nil || v.Schema != nil {
+		var missing *template.MissingKeyError
+		if v.Schema != nil || !errors.As(err, &missing) {
 			break
 		}
-		l.Variables[missing[1]] = 1
+		l.Variables[missing.Key] = 1
 		merged, err = override(ours, v, l)
 	}
 	if err != nil {
@@ -54,8 +53,6 @@ func Check(v engines.Version) error {
 	}
 	return checkContainer(merged)
 }
-
-var missingKey = regexp.MustCompile(`map has no entry for key "([^"]+)"`)
 
 // sample is some value of a schema's type.
 func sample(schema any) any {
@@ -84,7 +81,6 @@ func override(d *appsv1.Deployment, v engines.Version, l engines.Launch) (*appsv
 	if v.Kubernetes == "" {
 		return d, nil
 	}
-	l.Variables = v.Complete(l.Task, l.Variables)
 	patch, err := rendered(v, l)
 	if err != nil {
 		return nil, err
@@ -106,19 +102,12 @@ func override(d *appsv1.Deployment, v engines.Version, l engines.Launch) (*appsv
 
 // rendered is the version's own part as JSON.
 func rendered(v engines.Version, l engines.Launch) ([]byte, error) {
-	t, err := template.New("kubernetes").Option("missingkey=error").Parse(v.Kubernetes)
+	text, err := v.RenderKubernetes(l)
 	if err != nil {
-		return nil, plain(err)
-	}
-	var text strings.Builder
-	if err := t.Execute(&text, struct {
-		engines.Launch
-		Image string
-	}{l, v.Image}); err != nil {
-		return nil, plain(err)
+		return nil, err
 	}
 	var patch map[string]any
-	if err := yaml.Unmarshal([]byte(text.String()), &patch); err != nil {
+	if err := yaml.Unmarshal([]byte(text), &patch); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
 	for field, want := range map[string]string{"apiVersion": "apps/v1", "kind": "Deployment"} {
@@ -128,6 +117,3 @@ func rendered(v engines.Version, l engines.Launch) ([]byte, error) {
 	}
 	return json.Marshal(patch)
 }
-
-// plain takes the prefix "template: " off an error of text/template.
-func plain(err error) error { return errors.New(strings.TrimPrefix(err.Error(), "template: ")) }

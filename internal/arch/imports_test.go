@@ -17,15 +17,16 @@ var allowed = map[string]string{
 	"admission/redis":           "admission internal/limits",
 	"internal/limits":           "",
 	"internal/redistest":        "",
+	"internal/template":         "",
 	"internal/testutil":         "",
 	"internal/scale":            "",
 	"internal/backlog":          "admission",
-	"engines":                   "",
+	"engines":                   "internal/template",
 	"engines/placement":         "engines",
 	"engines/local":             "engines engines/placement internal/process",
 	"engines/nodes":             "engines engines/local engines/placement",
 	"engines/join":              "engines engines/local internal/process",
-	"engines/kubernetes":        "engines",
+	"engines/kubernetes":        "engines internal/template",
 	"engines/kubernetes/custom": "engines/kubernetes",
 	"engines/upstream":          "engines",
 	"internal/openai/jsonscan":  "",
@@ -105,6 +106,19 @@ func checkImport(t *testing.T, name, row, path string) {
 	for technology, importers := range confined {
 		if strings.HasPrefix(path, technology) && !slices.Contains(strings.Fields(importers), name) {
 			t.Errorf("package %s imports %s, which only %s may import", name, path, importers)
+		}
+	}
+}
+
+// A program that executes a template of text/template or html/template keeps every exported method
+// of every type that it links, because a template may call any of them. This doubled the size of
+// the binary.
+func TestNoPackageImportsReflectiveTemplates(t *testing.T) {
+	for _, p := range listPackages(t) {
+		for _, path := range p.Imports {
+			if path == "text/template" || path == "html/template" {
+				t.Errorf("package %s imports %s, which makes the binary far larger: use internal/template", p.path(), path)
+			}
 		}
 	}
 }

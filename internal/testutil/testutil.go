@@ -16,8 +16,8 @@ func Root() string {
 
 // Tool returns the path of a program or directory that `make tools` puts under .tools.
 //
-// If the tool is missing, Tool skips the test. With the environment variable CI=true it fails the test instead, because
-// a run of the continuous integration must not leave out tests.
+// If the tool is missing, Tool skips the test. With the environment variable CI=true it fails the
+// test instead, because a run of the continuous integration must not leave out tests.
 func Tool(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(Root(), ".tools", name)
@@ -33,7 +33,8 @@ func Tool(t testing.TB, name string) string {
 	return path
 }
 
-// inCI tells whether the environment variable CI says that this is a run of the continuous integration.
+// inCI tells whether the environment variable CI says that this is a run of the continuous
+// integration.
 func inCI() bool {
 	ci := os.Getenv("CI")
 	return ci != "" && ci != "false" && ci != "0"

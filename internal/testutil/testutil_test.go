@@ -22,7 +22,8 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestAMissingToolFailsOnlyInCI: a missing tool skips a test of a developer and fails one of the continuous integration.
+// TestAMissingToolFailsOnlyInCI: a missing tool skips a test of a developer and fails one of the
+// continuous integration.
 func TestAMissingToolFailsOnlyInCI(t *testing.T) {
 	for ci, fails := range map[string]bool{"": false, "false": false, "true": true} {
 		t.Setenv("CI", ci)
