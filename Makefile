@@ -10,12 +10,17 @@ UNIT = $(shell go list ./... | grep -v /tests/e2e)
 FUZZTIME ?= 20s
 BENCHTIME ?= 1s
 
+# VERSION is what `sluice version` says.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
 .PHONY: build run test test-vllm vet lint bench soak fuzz envoy tools clean
 
+# build makes the binary as it is released: no paths of this machine, no symbols, and the version in it. grpcnotrace leaves out
+# grpc's traces, whose HTML templates would make the binary far larger (internal/template says why).
 build:
-	go build -o bin/sluice ./cmd/sluice
+	go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.release=$(VERSION)" -o bin/sluice ./cmd/sluice
 
 # run starts the quick start and streams a first chat; with ONCE=1 it ends after that.
 run: envoy build

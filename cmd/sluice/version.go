@@ -22,8 +22,14 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// version is the module's version as the Go tool knows it: a tag, or a pseudo-version of the commit.
+// release is the version that `make build` sets by the linker: what git describe says of the commit. It is empty in other builds.
+var release string
+
+// version is the release, or else the module's version as the Go tool knows it: a tag, or a pseudo-version of the commit.
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {
 		return "(unknown)"
