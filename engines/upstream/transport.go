@@ -15,21 +15,23 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Access is what a server needs beside its URL. It holds secrets.
+// Access is what a call of a server needs beside the URL. It contains secrets.
 type Access struct {
 	// Headers are set on every request.
 	Headers map[string]string
-	// CA holds the certificates, as PEM, one of which must have signed that of an https server; empty means those that the system trusts.
+	// CA holds PEM certificates. One of them must have signed the server's certificate. Empty means
+	// the certificates that the system trusts.
 	CA string
-	// Unchecked takes any certificate.
+	// InsecureSkipVerify accepts every certificate of the server.
 	InsecureSkipVerify bool
 }
 
-// transport is how the server at the URL is called, without a group; nil for plain HTTP.
+// transport returns how to call the server at the URL, without a group. It returns nil for plain
+// HTTP without path and headers.
 func (a Access) transport(base string) *engines.Transport {
 	u, err := url.Parse(baseURL(base))
 	if err != nil {
-		return nil // the look says so
+		return nil // The check reports the error.
 	}
 	t := &engines.Transport{Prefix: u.EscapedPath()}
 	if u.Scheme == "https" {
@@ -44,7 +46,7 @@ func (a Access) transport(base string) *engines.Transport {
 	return t
 }
 
-// same says whether two transports differ in nothing but their group.
+// isSameTransport reports whether two transports differ at most in their groups.
 func isSameTransport(a, b *engines.Transport) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -52,8 +54,9 @@ func isSameTransport(a, b *engines.Transport) bool {
 	return a.Prefix == b.Prefix && slices.Equal(a.Headers, b.Headers) && (a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
 }
 
-// transportsLocked gives every URL its transport: the one that it has if nothing of it has changed, else that of others who are called in the
-// same way, else one of its own. A group is named after its first member and keeps its name.
+// transportsLocked returns the transport of every URL. A URL keeps its transport if nothing has
+// changed. Otherwise it gets the equal transport of another server, or a new one. The group of a
+// transport is named after its first member and keeps that name. l.mu must be held.
 func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
 	all, changed := map[string]*engines.Transport{}, map[string]*engines.Transport{}
 	groups := map[string]*engines.Transport{}
@@ -83,12 +86,13 @@ func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
 	return all
 }
 
-// client is what looks at a server are made with.
+// clientFor returns the HTTP client for checks by a transport.
 func (l *Launcher) clientFor(t *engines.Transport) *http.Client {
 	if t == nil || t.TLS == nil {
 		return l.Client
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // when the file says so
+	// The configuration file may allow it.
+	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: t.TLS.Unchecked}
 	if t.TLS.CA != "" {
 		config.RootCAs = x509.NewCertPool()
 		config.RootCAs.AppendCertsFromPEM([]byte(t.TLS.CA))
@@ -96,7 +100,8 @@ func (l *Launcher) clientFor(t *engines.Transport) *http.Client {
 	return newClient(config)
 }
 
-// newClient makes a client that follows no redirect: it would show a server's key to another.
+// newClient returns a client that follows no redirects, which could disclose a server's key to
+// another server.
 func newClient(config *tls.Config) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
@@ -105,7 +110,7 @@ func newClient(config *tls.Config) *http.Client {
 	}
 }
 
-// untrusted puts the reason why a certificate was refused into words.
+// certificateError replaces the error of a rejected certificate by a readable one.
 func certificateError(err error) error {
 	var refused *tls.CertificateVerificationError
 	if !errors.As(err, &refused) {
@@ -114,12 +119,12 @@ func certificateError(err error) error {
 	return errors.New("its certificate is not trusted: " + strings.TrimPrefix(refused.Err.Error(), "x509: "))
 }
 
-// root is the URL without a trailing /v1 or slash.
+// baseURL returns the URL without a trailing "/v1" or slash.
 func baseURL(base string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(base, "/"), "/v1"), "/")
 }
 
-// identity is the replica's id: the host as the file names it, the port, and the path if there is one.
+// replicaID returns the id of the server's replica: host, port and the path if there is one.
 func replicaID(base string) string {
 	u, err := url.Parse(baseURL(base))
 	if err != nil {
@@ -128,7 +133,7 @@ func replicaID(base string) string {
 	return hostPort(base) + u.EscapedPath()
 }
 
-// hostport is the host as the file names it and the port.
+// hostPort returns the host as in the URL and the port, which defaults to the scheme's.
 func hostPort(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -145,7 +150,7 @@ func hostPort(base string) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// host is what requests to the server say in their Host header: without the port where that is the scheme's own.
+// hostHeader returns the Host header for the server. The port is omitted if it is the scheme's.
 func hostHeader(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {

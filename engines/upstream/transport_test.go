@@ -17,8 +17,9 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// guarded is a server by TLS whose list is below a path and needs a key. It returns its URL and its certificate as PEM.
-func guarded(t *testing.T, key string) (url, ca string) {
+// newTLSServer starts a TLS server whose list of models is below a path and needs a key. It returns the
+// server's URL and certificate (PEM).
+func newTLSServer(t *testing.T, key string) (url, ca string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -30,7 +31,7 @@ func guarded(t *testing.T, key string) (url, ca string) {
 			fmt.Fprint(w, `{"data":[{"id":"chat"}]}`)
 		}
 	}))
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // it is refused on purpose
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // The test causes errors on purpose.
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	return s.URL + "/openai", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
@@ -38,8 +39,8 @@ func guarded(t *testing.T, key string) (url, ca string) {
 
 func bearer(key string) map[string]string { return map[string]string{"authorization": "Bearer " + key} }
 
-func TestLooksByTLSWithAKey(t *testing.T) {
-	url, ca := guarded(t, "secret")
+func TestCheckWithTLSAndKey(t *testing.T) {
+	url, ca := newTLSServer(t, "secret")
 	for name, c := range map[string]struct {
 		Access
 		reason string // "" means ready
@@ -48,11 +49,11 @@ func TestLooksByTLSWithAKey(t *testing.T) {
 		"any certificate":        {Access{Headers: bearer("secret"), InsecureSkipVerify: true}, ""},
 		"not the system's":       {Access{Headers: bearer("secret")}, "its certificate is not trusted: "},
 		"not this authority's":   {Access{Headers: bearer("secret"), CA: "none"}, "its certificate is not trusted: "},
-		"another key":            {Access{Headers: bearer("wrong"), CA: ca}, "its list of models answered 401: it wants another key than it is given"},
+		"another key":            {Access{Headers: bearer("wrong"), CA: ca}, "its list of models answered 401: check the key that the gateway sends"},
 		"no key, and it says so": {Access{CA: ca}, "its list of models answered 401"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, fleet := launcher(t, Desired{
+			l, fleet := newTestLauncher(t, Desired{
 				Models: []Model{{Model: engines.Model{Name: "m"}, URLs: []string{url}}},
 				Access: map[string]Access{url: c.Access},
 			})
@@ -72,7 +73,7 @@ func TestLooksByTLSWithAKey(t *testing.T) {
 	}
 }
 
-// groupsOf are the groups of a model's replicas by id.
+// groupsOf returns the transport groups of a model's replicas by id.
 func groupsOf(f *engines.Fleet, model string) map[string]string {
 	groups := map[string]string{}
 	for _, r := range f.Snapshot().Models[model].Replicas {
@@ -81,14 +82,15 @@ func groupsOf(f *engines.Fleet, model string) map[string]string {
 	return groups
 }
 
-// Servers that are called in the same way are one group, and a group keeps its name and its value as long as nothing of it changes.
+// Servers with equal access form a group. A group keeps its name and value as long as its access
+// stays the same.
 func TestGroups(t *testing.T) {
 	a, b, c := "http://a:80", "http://b:80", "http://c:80"
 	desired := func(access map[string]Access, urls ...string) Desired {
 		return Desired{Models: []Model{{Model: engines.Model{Name: "m"}, URLs: urls}}, Access: access}
 	}
 	x, y := Access{Headers: map[string]string{"x": "1"}}, Access{Headers: map[string]string{"x": "2"}}
-	l, fleet := launcher(t, desired(map[string]Access{a: x, b: x}, a, b, c))
+	l, fleet := newTestLauncher(t, desired(map[string]Access{a: x, b: x}, a, b, c))
 	check := func(want map[string]string) {
 		t.Helper()
 		if d := cmp.Diff(want, groupsOf(fleet, "m")); d != "" {
@@ -101,39 +103,42 @@ func TestGroups(t *testing.T) {
 	if fleet.Snapshot().Version != version {
 		t.Error("the same configuration changed the fleet")
 	}
-	l.Set(desired(map[string]Access{a: x, b: x, c: x}, b, c)) // the one that the group is named after leaves
+	// The server that gave the group its name leaves the group.
+	l.Set(desired(map[string]Access{a: x, b: x, c: x}, b, c))
 	check(map[string]string{"b:80": "a:80", "c:80": "a:80"})
-	l.Set(desired(map[string]Access{a: y, b: x, c: y}, a, b, c)) // and comes back in another way
+	l.Set(desired(map[string]Access{a: y, b: x, c: y}, a, b, c)) // It returns with another access.
 	check(map[string]string{"a:80": "a:80+", "b:80": "a:80", "c:80": "a:80+"})
 	l.Set(desired(nil, a, b, c))
 	check(map[string]string{"a:80": "", "b:80": "", "c:80": ""})
 }
 
-// A server whose key changes gets no request until the new one has been tried; what it lists does not vanish meanwhile.
-func TestAChangedKeyIsTriedFirst(t *testing.T) {
-	url, ca := guarded(t, "secret")
+// A server whose key changes gets requests only after a check with the new key. Its models stay in
+// the fleet meanwhile.
+func TestChangedKeyIsCheckedFirst(t *testing.T) {
+	url, ca := newTLSServer(t, "secret")
 	id := strings.TrimPrefix(url, "https://")
 	desired := func(key string) Desired {
 		return Desired{Discover: []string{url}, Access: map[string]Access{url: {Headers: bearer(key), CA: ca}}}
 	}
-	l, fleet := launcher(t, desired("secret"))
+	l, fleet := newTestLauncher(t, desired("secret"))
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
+	expectStates(t, fleet, map[string]states{"chat": {id: engines.Ready}})
 	l.mu.Lock()
 	before := l.servers[url]
 	l.mu.Unlock()
 	l.Set(desired("wrong"))
-	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
-	l.applyResult(before, checkResult{models: []string{"other"}}) // a look that began before
-	want(t, fleet, map[string]states{"chat": {id: engines.Starting}})
+	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
+	// The result of a check that began earlier.
+	l.applyResult(before, checkResult{models: []string{"other"}})
+	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{"chat": {id: engines.Failed}})
+	expectStates(t, fleet, map[string]states{"chat": {id: engines.Failed}})
 	l.Set(desired("secret"))
 	l.CheckOnce(context.Background())
-	want(t, fleet, map[string]states{"chat": {id: engines.Ready}})
+	expectStates(t, fleet, map[string]states{"chat": {id: engines.Ready}})
 }
 
-func TestIdentity(t *testing.T) {
+func TestReplicaID(t *testing.T) {
 	for url, want := range map[string][2]string{
 		"http://10.0.0.5:8000":            {"10.0.0.5:8000", "10.0.0.5:8000"},
 		"https://api.example.com":         {"api.example.com:443", "api.example.com"},

@@ -1,8 +1,10 @@
-// Package upstream makes replicas out of servers that someone else runs.
+// Package upstream reports servers that someone else runs as replicas. The gateway runs its
+// Launcher for the upstreams in the configuration file.
 //
-// Every server is looked at every ten seconds: its list of models, from GET /v1/models or GET /models, is both what it serves
-// and the proof that it lives. Models of servers that the file merely lists appear and go by themselves; models that the file
-// names are served by the servers it gives for them.
+// The Launcher checks every server every ten seconds. A check fetches the server's list of models
+// from GET /v1/models or GET /models. The list shows that the server is alive and which models it
+// serves. The models of a server that is listed under upstreams appear and disappear with the list.
+// A model that the file defines itself is served by the servers that the file names for it.
 package upstream
 
 import (
@@ -21,67 +23,69 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Source is the name under which this package sets its part of the fleet.
+// Source is the source under which this package reports to the fleet.
 const Source = "upstream"
 
-// Config is what a Launcher works with.
+// Config is the configuration of a Launcher. Fleet and Log are required.
 type Config struct {
 	Fleet *engines.Fleet
 	Log   *zap.Logger
-	// Every is the time between two looks at a server; 0 means 10 s.
+	// Interval is the time between two checks of a server. 0 means 10 s.
 	Interval time.Duration
-	// Timeout of one look; 0 means 5 s.
+	// Timeout is the timeout of a check. 0 means 5 s.
 	Timeout time.Duration
-	// Client makes the looks; nil means one of our own that follows no redirects.
+	// Client sends the requests of checks. Nil means a client that follows no redirects.
 	Client *http.Client
 }
 
-// Model is a model that the file names and the servers that it is on.
+// Model is a model that the configuration file defines, with its servers.
 type Model struct {
 	engines.Model
 	URLs []string
 }
 
-// Desired is what the launcher is to make true.
+// Desired is the wanted set of models and servers.
 type Desired struct {
-	// Models named in the file.
+	// Models are the models that the file defines.
 	Models []Model
-	// Discover lists the servers whose own models are to appear.
+	// Discover lists the URLs of servers whose own models are to be served.
 	Discover []string
-	// Access is how the servers are called, by URL; most need nothing.
+	// Access tells how to call a server, by URL. Most servers need none.
 	Access map[string]Access
 }
 
-// Launcher watches servers and reports them to the fleet.
+// Launcher checks servers and reports them to the fleet. Its methods may be called from any
+// goroutine.
 type Launcher struct {
 	Config
-	// changed asks Run for a round outside the rhythm
+	// checkSignal asks Run for a check of all servers. Its capacity is 1.
 	checkSignal chan struct{}
 
 	mu sync.Mutex
-	// desired and servers (by URL) are guarded by mu
+	// desired is the argument of the last Set. servers holds the servers by URL. Guarded by mu.
 	desired Desired
 	servers map[string]*server
 }
 
-// server is what is known of one upstream.
+// server is the state of one upstream server. Launcher.mu guards the fields from address on; the
+// other fields never change.
 type server struct {
 	url, id   string
 	transport *engines.Transport
 	client    *http.Client
 	address   netip.AddrPort
-	// models it lists; nil before the first good look
+	// models is the server's list of models. It is nil before the first successful check.
 	models []string
-	// fault says why it gets no requests; empty when it is healthy
+	// fault tells why the server gets no requests. It is empty if the server is healthy.
 	fault string
 	since time.Time
-	// looked is whether a look has ended yet
+	// checked is true once a check has ended.
 	checked bool
-	// failed is when a request last failed there
+	// failedAt is when a request to the server last failed.
 	failedAt time.Time
 }
 
-// New returns a Launcher that watches nothing yet.
+// New returns a Launcher. It starts nothing.
 func New(c Config) *Launcher {
 	if c.Interval == 0 {
 		c.Interval = 10 * time.Second
@@ -95,8 +99,8 @@ func New(c Config) *Launcher {
 	return &Launcher{Config: c, checkSignal: make(chan struct{}, 1), servers: map[string]*server{}}
 }
 
-// Set replaces what is desired. Servers that are no longer named leave the fleet at once. One that is called in another way than before is
-// looked at before it gets requests again.
+// Set replaces the wanted models and servers. A server that is no longer named leaves the fleet at
+// once. A server whose access has changed is checked before it gets requests again.
 func (l *Launcher) Set(d Desired) {
 	l.mu.Lock()
 	l.desired = d
@@ -110,7 +114,7 @@ func (l *Launcher) Set(d Desired) {
 		}
 		l.servers[url] = &server{url: url, id: replicaID(url), transport: t, client: l.clientFor(t), since: time.Now()}
 		if s != nil {
-			l.servers[url].models = s.models // they do not vanish meanwhile
+			l.servers[url].models = s.models // The server keeps its models until it is checked.
 		}
 	}
 	maps.DeleteFunc(l.servers, func(url string, _ *server) bool { return !wanted[url] })
@@ -135,11 +139,12 @@ func (l *Launcher) requestCheck() {
 	}
 }
 
-// Run looks at the servers until ctx ends.
+// Run checks the servers every Interval and after each Set, until ctx ends. It then returns nil.
 func (l *Launcher) Run(ctx context.Context) error {
 	tick := time.NewTicker(l.Interval)
 	defer tick.Stop()
-	defer l.Client.CloseIdleConnections() // the others' close by themselves
+	// Other clients close their idle connections after a timeout.
+	defer l.Client.CloseIdleConnections()
 	for {
 		l.checkAll(ctx)
 		select {
@@ -151,10 +156,12 @@ func (l *Launcher) Run(ctx context.Context) error {
 	}
 }
 
-// Once looks at every server once, for a start that wants to know its models before it serves.
+// CheckOnce checks all servers once. The gateway calls it before it serves, so that it knows the
+// models.
 func (l *Launcher) CheckOnce(ctx context.Context) { l.checkAll(ctx) }
 
-// round looks at all servers at the same time; the next round waits for the slowest, at most for Timeout.
+// checkAll checks all servers concurrently. It returns after the slowest check, which takes at most
+// Timeout.
 func (l *Launcher) checkAll(ctx context.Context) {
 	l.mu.Lock()
 	servers := slices.Collect(maps.Values(l.servers))
@@ -162,7 +169,8 @@ func (l *Launcher) checkAll(ctx context.Context) {
 	var looks sync.WaitGroup
 	for _, s := range servers {
 		looks.Go(func() {
-			seen := l.check(ctx, modelClient{s.client, s.url, s.transport}) // these never change
+			// These fields never change.
+			seen := l.check(ctx, modelClient{s.client, s.url, s.transport})
 			if ctx.Err() == nil {
 				l.applyResult(s, seen)
 			}
@@ -171,24 +179,24 @@ func (l *Launcher) checkAll(ctx context.Context) {
 	looks.Wait()
 }
 
-// saw takes in the outcome of a look.
+// applyResult applies the result of a check.
 func (l *Launcher) applyResult(s *server, seen checkResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.servers[s.url] != s {
-		return // no longer wanted, or not in this way
+		return // The server is no longer wanted, or its access has changed.
 	}
 	if seen.address.IsValid() {
 		s.address = seen.address
 	}
 	switch {
 	case seen.err == nil && seen.startedAt.Before(s.failedAt):
-		return // it saw the server as it was before a request failed there
+		return // The check began before a request failed there.
 	case seen.err == nil:
 		s.models = seen.models
 		l.setFaultLocked(s, "")
 	case seen.inconclusive && s.checked && s.fault == "" && l.isLastLocked(s):
-		return // too busy to answer is no reason to be left with nothing
+		return // The server may only be too busy to answer, and it is the last one of a model.
 	default:
 		l.setFaultLocked(s, seen.err.Error())
 	}
@@ -196,8 +204,9 @@ func (l *Launcher) applyResult(s *server, seen checkResult) {
 	l.publishLocked()
 }
 
-// Failed tells that a request to the replica failed on its side: a response of 500 and above, or no connection. The server gets
-// no more requests until the next good look, unless it is the last healthy one of a model of its own: then it is kept.
+// RecordFailure records that a request to the replica failed: there was no connection, or the
+// response had a status of 500 or above. The server gets no more requests until its next successful
+// check. The last healthy server of a model keeps getting requests.
 func (l *Launcher) RecordFailure(replica, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,7 +220,7 @@ func (l *Launcher) RecordFailure(replica, what string) {
 	}
 }
 
-// lastLocked says whether some model would be left without a healthy server.
+// isLastLocked reports whether s is the last healthy server of a model. l.mu must be held.
 func (l *Launcher) isLastLocked(s *server) bool {
 	for _, model := range l.servedLocked(s) {
 		others := 0
@@ -227,18 +236,22 @@ func (l *Launcher) isLastLocked(s *server) bool {
 	return false
 }
 
+// setFaultLocked sets the fault of s and logs a change between healthy and faulty. l.mu must be
+// held.
 func (l *Launcher) setFaultLocked(s *server, fault string) {
 	if s.fault == fault {
 		return
 	}
 	if (s.fault == "") != (fault == "") {
 		s.since = time.Now()
-		l.Log.Info("upstream", zap.String("replica", s.id), zap.Bool("healthy", fault == ""), zap.String("reason", fault))
+		l.Log.Info("upstream health changed", zap.String("replica", s.id),
+			zap.Bool("healthy", fault == ""), zap.String("reason", fault))
 	}
 	s.fault = fault
 }
 
-// servedLocked lists the models that the server stands for, by the file's word or its own.
+// servedLocked returns the models of the server: those that the file assigns to it, and its own if
+// it is listed in Discover. l.mu must be held.
 func (l *Launcher) servedLocked(s *server) []string {
 	var models []string
 	for _, m := range l.desired.Models {
@@ -256,7 +269,7 @@ func (l *Launcher) servedLocked(s *server) []string {
 	return models
 }
 
-// publishLocked sets this package's part of the fleet anew.
+// publishLocked reports all models and servers to the fleet. l.mu must be held.
 func (l *Launcher) publishLocked() {
 	var part engines.Part
 	named := map[string]bool{}
@@ -291,11 +304,11 @@ func (s *server) replica(model string) engines.Replica {
 	return r
 }
 
-var errNoAddress = errors.New("the host has no address")
+var errNoAddress = errors.New("the host name has no address")
 
 func statusError(code int) error {
 	if code == http.StatusUnauthorized || code == http.StatusForbidden {
-		return fmt.Errorf("its list of models answered %d: it wants another key than it is given", code)
+		return fmt.Errorf("its list of models answered %d: check the key that the gateway sends", code)
 	}
 	return fmt.Errorf("its list of models answered %d", code)
 }

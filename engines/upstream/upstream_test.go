@@ -17,16 +17,16 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// engine is a server whose list of models, status and path can be changed.
-type engine struct {
+// testServer is an HTTP server whose list of models, status and path a test can change.
+type testServer struct {
 	*httptest.Server
 	models atomic.Pointer[[]string]
 	status atomic.Int64
 	path   string
 }
 
-func newEngine(t *testing.T, path string, models ...string) *engine {
-	e := &engine{path: path}
+func newTestServer(t *testing.T, path string, models ...string) *testServer {
+	e := &testServer{path: path}
 	e.models.Store(&models)
 	e.status.Store(http.StatusOK)
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -48,9 +48,9 @@ func newEngine(t *testing.T, path string, models ...string) *engine {
 	return e
 }
 
-func (e *engine) id() string { return strings.TrimPrefix(e.URL, "http://") }
+func (e *testServer) id() string { return strings.TrimPrefix(e.URL, "http://") }
 
-func launcher(t *testing.T, d Desired) (*Launcher, *engines.Fleet) {
+func newTestLauncher(t *testing.T, d Desired) (*Launcher, *engines.Fleet) {
 	t.Helper()
 	fleet := engines.NewFleet()
 	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second})
@@ -59,8 +59,8 @@ func launcher(t *testing.T, d Desired) (*Launcher, *engines.Fleet) {
 	return l, fleet
 }
 
-// state is the fleet in short: model → replica → state.
-func state(f *engines.Fleet) map[string]map[string]engines.State {
+// fleetStates returns the states of the fleet's replicas by model and id.
+func fleetStates(f *engines.Fleet) map[string]map[string]engines.State {
 	got := map[string]map[string]engines.State{}
 	for name, m := range f.Snapshot().Models {
 		got[name] = map[string]engines.State{}
@@ -71,9 +71,9 @@ func state(f *engines.Fleet) map[string]map[string]engines.State {
 	return got
 }
 
-func want(t *testing.T, f *engines.Fleet, w map[string]map[string]engines.State) {
+func expectStates(t *testing.T, f *engines.Fleet, w map[string]map[string]engines.State) {
 	t.Helper()
-	if d := cmp.Diff(w, state(f)); d != "" {
+	if d := cmp.Diff(w, fleetStates(f)); d != "" {
 		t.Fatalf("fleet (-want +got):\n%s", d)
 	}
 }
@@ -81,73 +81,73 @@ func want(t *testing.T, f *engines.Fleet, w map[string]map[string]engines.State)
 type states = map[string]engines.State
 
 func TestModelsAppearAndGo(t *testing.T) {
-	a := newEngine(t, "/v1/models", "chat", "embed")
-	b := newEngine(t, "/models", "chat")
-	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL + "/v1"}})
-	want(t, fleet, map[string]states{}) // nothing is known before the first look
+	a := newTestServer(t, "/v1/models", "chat", "embed")
+	b := newTestServer(t, "/models", "chat")
+	l, fleet := newTestLauncher(t, Desired{Discover: []string{a.URL, b.URL + "/v1"}})
+	expectStates(t, fleet, map[string]states{}) // No model is known before the first check.
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{
+	expectStates(t, fleet, map[string]states{
 		"chat":  {a.id(): engines.Ready, b.id(): engines.Ready},
 		"embed": {a.id(): engines.Ready},
 	})
 	a.models.Store(&[]string{"embed"})
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{"chat": {b.id(): engines.Ready}, "embed": {a.id(): engines.Ready}})
+	expectStates(t, fleet, map[string]states{"chat": {b.id(): engines.Ready}, "embed": {a.id(): engines.Ready}})
 	l.Set(Desired{Discover: []string{a.URL}})
-	want(t, fleet, map[string]states{"embed": {a.id(): engines.Ready}})
+	expectStates(t, fleet, map[string]states{"embed": {a.id(): engines.Ready}})
 }
 
 func TestNamedModels(t *testing.T) {
-	a, b := newEngine(t, "/v1/models", "x"), newEngine(t, "/v1/models", "remote")
-	l, fleet := launcher(t, Desired{
+	a, b := newTestServer(t, "/v1/models", "x"), newTestServer(t, "/v1/models", "remote")
+	l, fleet := newTestLauncher(t, Desired{
 		Models:   []Model{{Model: engines.Model{Name: "remote", Launcher: engines.Upstream}, URLs: []string{a.URL}}},
 		Discover: []string{b.URL},
 	})
-	want(t, fleet, map[string]states{"remote": {a.id(): engines.Starting}})
+	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Starting}})
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{"remote": {a.id(): engines.Ready, b.id(): engines.Ready}})
+	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Ready, b.id(): engines.Ready}})
 }
 
 func TestHealth(t *testing.T) {
-	a, b := newEngine(t, "/v1/models", "chat"), newEngine(t, "/v1/models", "chat", "only-b")
-	l, fleet := launcher(t, Desired{Discover: []string{a.URL, b.URL}})
+	a, b := newTestServer(t, "/v1/models", "chat"), newTestServer(t, "/v1/models", "chat", "only-b")
+	l, fleet := newTestLauncher(t, Desired{Discover: []string{a.URL, b.URL}})
 	l.CheckOnce(t.Context())
 
 	a.status.Store(http.StatusServiceUnavailable)
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{
+	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 	a.status.Store(http.StatusOK)
 	l.CheckOnce(t.Context())
 
 	l.RecordFailure(a.id(), "answered 500")
-	want(t, fleet, map[string]states{
+	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 	l.CheckOnce(t.Context())
-	l.RecordFailure(b.id(), "answered 500") // the last one of only-b
-	want(t, fleet, map[string]states{
+	l.RecordFailure(b.id(), "answered 500") // It is the last server of only-b.
+	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Ready, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 
 	b.Close()
 	l.CheckOnce(t.Context())
-	want(t, fleet, map[string]states{
+	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Ready, b.id(): engines.Failed}, "only-b": {b.id(): engines.Failed}})
 	if r := fleet.Snapshot().Models["only-b"].Replicas[0]; !strings.Contains(r.Reason, "refused") {
 		t.Errorf("reason %q does not tell what happened", r.Reason)
 	}
 }
 
-func TestRunLooksAgain(t *testing.T) {
-	a := newEngine(t, "/v1/models", "chat")
+func TestRunChecksAgain(t *testing.T) {
+	a := newTestServer(t, "/v1/models", "chat")
 	fleet := engines.NewFleet()
 	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Interval: 5 * time.Millisecond})
 	l.Set(Desired{Discover: []string{a.URL}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- l.Run(ctx) }()
-	await(t, fleet, func() bool { return len(state(fleet)["chat"]) == 1 })
+	await(t, fleet, func() bool { return len(fleetStates(fleet)["chat"]) == 1 })
 	a.models.Store(&[]string{"other"})
-	await(t, fleet, func() bool { return state(fleet)["other"] != nil && state(fleet)["chat"] == nil })
+	await(t, fleet, func() bool { return fleetStates(fleet)["other"] != nil && fleetStates(fleet)["chat"] == nil })
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func await(t *testing.T, f *engines.Fleet, ok func() bool) {
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatalf("the fleet stayed at %v", state(f))
+			t.Fatalf("the fleet stayed at %v", fleetStates(f))
 		}
 	}
 }
@@ -194,7 +194,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestAListWithoutEndIsCut(t *testing.T) {
+func TestEndlessListIsRejected(t *testing.T) {
 	endless := io.MultiReader(strings.NewReader(`{"data":[`), zeros{})
 	if _, err := parseModels(io.LimitReader(endless, maxListBytes)); err == nil {
 		t.Error("accepted")
@@ -210,7 +210,7 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestHostport(t *testing.T) {
+func TestHostPort(t *testing.T) {
 	for url, want := range map[string]string{
 		"http://10.0.0.5:8000":     "10.0.0.5:8000",
 		"http://gpu-7/v1":          "gpu-7:80",

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// several is a Scaler of models whose loads the test sets. It looks only when told.
-func several(models map[string]Model) (s *Scaler, set func(model string, l Load)) {
+// newTestScalers returns a Scaler of models whose loads the test sets. The test calls update itself.
+func newTestScalers(models map[string]Model) (s *Scaler, set func(model string, l Load)) {
 	var mu sync.Mutex
 	loads := map[string]Load{}
 	s = New(Config{Load: func(model string) Load {
@@ -25,9 +25,9 @@ func several(models map[string]Model) (s *Scaler, set func(model string, l Load)
 	}
 }
 
-func TestEvictTakesOnlyWhatNobodyUses(t *testing.T) {
+func TestEvictTakesOnlyIdleReplicas(t *testing.T) {
 	t.Parallel()
-	s, set := several(map[string]Model{"used": {Max: 1}, "waited": {Max: 1}, "kept": {Min: 1, Max: 2}, "idle": {Max: 2}})
+	s, set := newTestScalers(map[string]Model{"used": {Max: 1}, "waited": {Max: 1}, "kept": {Min: 1, Max: 2}, "idle": {Max: 2}})
 	s.Adopt(map[string]int{"used": 1, "waited": 1, "kept": 1, "idle": 2})
 	set("used", Load{Running: 1, Admitted: 1})
 	set("waited", Load{Queued: 1})
@@ -55,10 +55,10 @@ func TestEvictTakesOnlyWhatNobodyUses(t *testing.T) {
 	}
 }
 
-func TestTheLongestIdleGoesFirst(t *testing.T) {
+func TestLongestIdleModelComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		models := map[string]Model{}
-		s, set := several(models)
+		s, set := newTestScalers(models)
 		for _, name := range []string{"a", "b", "c", "d"} {
 			models[name] = Model{Max: 1, Cooldown: time.Hour}
 			s.Adopt(map[string]int{name: 1})
@@ -70,21 +70,22 @@ func TestTheLongestIdleGoesFirst(t *testing.T) {
 			s.update(time.Now(), true)
 			time.Sleep(time.Minute)
 		}
-		set("d", Load{}) // and it has not been looked at since
+		set("d", Load{}) // The model was not updated since.
 		if got := s.IdleModels(); !slices.Equal(got, []string{"c", "a", "b", "d"}) {
 			t.Errorf("idle are %v", got)
 		}
 	})
 }
 
-// What runs already may be learnt late: an API server was away.
+// The existing replicas may become known late, because an API server was unreachable.
 func TestAdoptAfterSet(t *testing.T) {
 	t.Parallel()
-	s, _ := several(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}})
+	s, _ := newTestScalers(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}})
 	found := map[string]int{"m": 2, "n": 9, "later": 1}
 	s.Adopt(found)
 	found["later"] = 5
-	s.Set(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}}) // a reload, before all models are known
+	// a reload before all models are known
+	s.Set(map[string]Model{"m": {Max: 3}, "n": {Min: 1, Max: 2}})
 	if s.Desired("m") != 2 || s.Desired("n") != 2 {
 		t.Errorf("%d and %d", s.Desired("m"), s.Desired("n"))
 	}

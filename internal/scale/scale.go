@@ -1,13 +1,14 @@
-// Package scale decides how many replicas a model has: from none on the first request to none when nobody has asked for a while, and
-// between the bounds as many as the requests of the moment need.
+// Package scale decides how many replicas a model shall have, between the model's bounds. The
+// gateway runs one Scaler, and its launchers start and stop replicas accordingly.
 //
-// There is one Scaler, and it alone writes the numbers; the launchers make them true. A number is a wish and not a command: asking twice for
-// a replica starts one, so a hundred requests for a model without replicas start it once.
+// The Scaler is the only writer of the desired numbers. A number is a state and not a command: a
+// hundred requests for a model without replicas set the number to one.
 //
-// Out at once: when requests wait, there are to be as many replicas as those that run and wait need; of a model without any, the first one tells
-// how many that is. In late: a replica goes when fewer
-// have been enough for the whole cooldown, and the last ones when nobody has asked for that long. So load that comes and goes
-// faster than the cooldown moves nothing.
+// A number rises at once: when requests wait, it becomes what the running and waiting requests
+// need. For a model without replicas it becomes one, because the replica may tell how many requests
+// it handles at once. A number falls late: when fewer replicas were enough during the whole
+// cooldown, and to zero when there was no request for that time. Load that changes faster than the
+// cooldown therefore changes nothing.
 package scale
 
 import (
@@ -21,76 +22,82 @@ import (
 	"go.uber.org/zap"
 )
 
-// Model says between what bounds a model may be scaled.
+// Model holds the bounds of a model.
 type Model struct {
-	// Min and Max replicas.
+	// Min and Max are the bounds of the number of replicas.
 	Min, Max int
-	// Cooldown is how long fewer replicas must have been enough before one goes; 0 means 5 minutes.
+	// Cooldown is how long fewer replicas must be enough before the number falls. 0 means 5
+	// minutes.
 	Cooldown time.Duration
 }
 
-// Load is what a model has to do at one moment.
+// Load is the work that a model has at one moment.
 type Load struct {
-	// Running requests are at replicas, Queued ones wait.
+	// Running is the number of requests at replicas. Queued is the number of waiting requests.
 	Running, Queued int
-	// Admitted counts all that ever ran, so that one that came and went between two looks is not missed.
+	// Admitted counts all requests that were ever admitted. It reveals requests that began and
+	// ended between two updates.
 	Admitted uint64
-	// PerReplica is how many requests one replica works on at once; 0 means unknown.
+	// PerReplica is how many requests one replica handles at once. 0 means unknown.
 	PerReplica int
-	// Most is how many the model's own limit lets run at once; 0 means any number.
+	// MaxRunning is the model's own limit of running requests. 0 means no limit.
 	MaxRunning int
 }
 
-// Config is what a Scaler works with.
+// Config is the configuration of a Scaler. Load and Apply are required.
 type Config struct {
-	// Load of a model now.
+	// Load returns the current load of a model.
 	Load func(model string) Load
-	// Apply is called without a lock when a number has changed; it asks Desired.
+	// Apply is called without a lock when a number has changed. It reads the numbers with Desired.
 	Apply func()
-	// Look is how often idleness is looked for; 0 means 30 s. A model with a shorter cooldown is looked at twice in that.
+	// Interval is the time between two updates of all models. 0 means 30 s. A model with a shorter
+	// cooldown is updated twice per cooldown.
 	Interval time.Duration
-	// Log hears of changes; nil: nobody does.
+	// Log receives the changes. Nil means no log.
 	Log *zap.Logger
 }
 
 const (
 	defaultCooldown = 5 * time.Minute
 	defaultInterval = 30 * time.Second
-	// shortestLook bounds how often short cooldowns make it look.
+	// minInterval is the shortest interval that short cooldowns can cause.
 	minInterval = 100 * time.Millisecond
-	// againSoon is how long after a change a model is looked at anew: its replicas may now say what they work on at once.
+	// recheckDelay is the time after a change until the next update. A new replica may then tell
+	// how many requests it handles at once.
 	recheckDelay = time.Second
-	// unknownPerReplica is what a replica is taken to work on at once when its engine does not say.
+	// unknownPerReplica replaces an unknown Load.PerReplica.
 	unknownPerReplica = 8
 )
 
-// Scaler holds the numbers. Make one with New; its methods are safe for concurrent use.
+// Scaler holds the desired numbers of replicas. Its methods may be called from any goroutine.
 type Scaler struct {
 	config Config
-	// wake has a token when somebody waits for a model, reset one when the models are others.
+	// demandSignal wakes Run for models with demand, modelsSignal for all models. Their capacity is
+	// 1.
 	demandSignal, modelsSignal chan struct{}
 
 	mu sync.Mutex
-	// models by name; guarded by mu
+	// models holds the models by name. Guarded by mu.
 	models map[string]*modelState
-	// found is how many replicas there were of before a restart; guarded by mu
+	// found holds the numbers from Adopt of models that Set has not named yet. Guarded by mu.
 	found map[string]int
 }
 
-// state is one model's.
+// modelState is the state of one model. Scaler.mu guards it.
 type modelState struct {
 	Model
 	desired int
-	// asked: somebody waits, and it has not been looked at since.
+	// hasDemand is true if a request waits and the model was not updated since.
 	hasDemand bool
-	// admitted is Load.Admitted at the last look.
+	// admitted is Load.Admitted at the last update.
 	admitted uint64
-	// since is when fewer than desired were first seen to be enough, zero while they are not; peak is the most that was needed since.
+	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
+	// not. peak is the largest number that was needed since.
 	belowSince time.Time
 	peak       int
 }
 
-// New returns a Scaler of no models.
+// New returns a Scaler without models. It starts nothing.
 func New(c Config) *Scaler {
 	if c.Interval <= 0 {
 		c.Interval = defaultInterval
@@ -102,8 +109,9 @@ func New(c Config) *Scaler {
 		found: map[string]int{}}
 }
 
-// Adopt tells how many replicas of some models run already, from before a restart: they stay until they have been idle. For models that
-// are not known yet it holds until they are. Whoever calls it later than that has the number applied.
+// Adopt tells how many replicas exist from before a restart. They stay until the model is idle.
+// Numbers of unknown models are kept until Set names the models. A caller that calls Adopt after
+// Set must apply the numbers.
 func (s *Scaler) Adopt(found map[string]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,18 +124,21 @@ func (s *Scaler) Adopt(found map[string]int) {
 	}
 }
 
-// Idle lists the models that nobody uses and that have more replicas than they must, the one that has been so for longest first.
+// IdleModels returns the models that have no requests and more replicas than Min, the longest idle
+// first.
 func (s *Scaler) IdleModels() []string {
 	var idle []string
 	for _, name := range s.modelsAboveMin() {
-		if load := s.config.Load(name); load.Running+load.Queued == 0 { // without the lock: it takes others
+		// Load takes other locks, so mu is not held.
+		if load := s.config.Load(name); load.Running+load.Queued == 0 {
 			idle = append(idle, name)
 		}
 	}
 	return idle
 }
 
-// spare lists the models that have more replicas than they must, those first that have needed fewer for longest.
+// modelsAboveMin returns the models that have more replicas than Min. Those that have needed fewer
+// for the longest time come first.
 func (s *Scaler) modelsAboveMin() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,8 +165,8 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-// Evict takes one replica off a model, unless somebody uses it by now or it has no more than it must. It says whether it did; then the number
-// is to be applied.
+// Evict lowers a model's number by one, unless the model has requests or no more than Min replicas.
+// It returns whether it did. The caller must then apply the number.
 func (s *Scaler) Evict(model string) bool {
 	load := s.config.Load(model)
 	s.mu.Lock()
@@ -166,11 +177,11 @@ func (s *Scaler) Evict(model string) bool {
 	}
 	st.desired--
 	st.admitted, st.belowSince, st.peak = load.Admitted, time.Time{}, 0
-	s.config.Log.Info("evicted", zap.String("model", model), zap.Int("to", st.desired))
+	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
 
-// Set says which models there are. One that is new begins with its least number, or with what Adopt found.
+// Set replaces the models. A new model starts with Min, or with the number from Adopt.
 func (s *Scaler) Set(models map[string]Model) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +203,7 @@ func (s *Scaler) Set(models map[string]Model) {
 	signal(s.modelsSignal)
 }
 
-// Desired is how many replicas the model is to have; 0 for an unknown one.
+// Desired returns the desired number of replicas, or 0 for an unknown model.
 func (s *Scaler) Desired(model string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +213,7 @@ func (s *Scaler) Desired(model string) int {
 	return 0
 }
 
-// Demand tells that a request waits for the model. It is quick.
+// ReportDemand tells that a request waits for the model. It does not block.
 func (s *Scaler) ReportDemand(model string) {
 	s.mu.Lock()
 	st := s.models[model]
@@ -223,7 +234,8 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run looks at a model whenever somebody waits for it, and at all of them now and then, until ctx ends.
+// Run updates a model when a request waits for it, and all models every Interval, until ctx ends.
+// It then returns nil.
 func (s *Scaler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -247,12 +259,12 @@ func (s *Scaler) Run(ctx context.Context) error {
 	}
 }
 
-// look brings the numbers of all models, or of those that somebody asked for, up to date. It says whether one has changed, and when to look
-// at all of them again.
+// update updates the numbers of all models, or of those with demand. It returns whether a number
+// has changed, and when to update all models again.
 func (s *Scaler) update(now time.Time, all bool) (changed bool, next time.Duration) {
 	next = s.config.Interval
 	for _, name := range s.takeDue(all) {
-		load := s.config.Load(name) // without the lock: it takes others
+		load := s.config.Load(name) // Load takes other locks, so mu is not held.
 		s.mu.Lock()
 		st := s.models[name]
 		if st == nil {
@@ -268,14 +280,14 @@ func (s *Scaler) update(now time.Time, all bool) (changed bool, next time.Durati
 		s.mu.Unlock()
 		if after != before {
 			changed, next = true, min(next, recheckDelay)
-			s.config.Log.Info("scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", after),
+			s.config.Log.Info("model scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", after),
 				zap.Int("running", load.Running), zap.Int("queued", load.Queued))
 		}
 	}
 	return changed, next
 }
 
-// due lists the models to look at, in the order of their names.
+// takeDue returns the names of the models to update, sorted, and clears their hasDemand.
 func (s *Scaler) takeDue(all bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,7 +302,7 @@ func (s *Scaler) takeDue(all bool) []string {
 	return names
 }
 
-// follow moves desired to what the load needs.
+// apply changes the desired number for the load.
 func (st *modelState) apply(l Load, now time.Time) {
 	need := st.needed(l)
 	st.admitted = l.Admitted
@@ -306,7 +318,7 @@ func (st *modelState) apply(l Load, now time.Time) {
 	}
 }
 
-// need is how many replicas the load needs now.
+// needed returns how many replicas the load needs now.
 func (st *modelState) needed(l Load) int {
 	per := l.PerReplica
 	if per <= 0 {
@@ -318,13 +330,13 @@ func (st *modelState) needed(l Load) int {
 	}
 	need := (busy + per - 1) / per
 	if l.PerReplica <= 0 && st.desired == 0 {
-		need = min(need, 1) // when there is one, it may say
+		need = min(need, 1) // The first replica may tell how many requests it handles.
 	}
 	if l.Queued == 0 {
-		need = min(need, max(st.desired, 1)) // nobody waits, so there are enough
+		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
 	}
 	if need == 0 && l.Admitted != st.admitted {
-		need = min(1, st.desired) // somebody came and went
+		need = min(1, st.desired) // A request has come and gone since the last update.
 	}
 	return min(max(need, st.Min), st.Max)
 }

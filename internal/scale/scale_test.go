@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// world is a model whose load the test sets; replicas follow the numbers at once.
-type world struct {
+// testScaler is a Scaler of one model "m" whose load the test sets.
+type testScaler struct {
 	*Scaler
 	mu      sync.Mutex
 	load    Load
 	applied []int
 }
 
-func newWorld(t *testing.T, m Model) *world {
+func newTestScaler(t *testing.T, m Model) *testScaler {
 	t.Helper()
-	w := new(world)
+	w := new(testScaler)
 	w.Scaler = New(Config{
 		Load: func(string) Load {
 			w.mu.Lock()
@@ -40,8 +40,8 @@ func newWorld(t *testing.T, m Model) *world {
 	return w
 }
 
-// set changes the load; one that waits is told of.
-func (w *world) set(l Load) {
+// set changes the load, and reports demand if requests wait.
+func (w *testScaler) set(l Load) {
 	w.mu.Lock()
 	w.load = l
 	w.mu.Unlock()
@@ -51,7 +51,7 @@ func (w *world) set(l Load) {
 	synctest.Wait()
 }
 
-func (w *world) want(t *testing.T, n int) {
+func (w *testScaler) want(t *testing.T, n int) {
 	t.Helper()
 	synctest.Wait()
 	if got := w.Desired("m"); got != n {
@@ -61,7 +61,7 @@ func (w *world) want(t *testing.T, n int) {
 
 func TestFromZeroToOneAndBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
+		w := newTestScaler(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
 		w.want(t, 0)
 		for range 100 {
 			w.set(Load{Queued: 100})
@@ -72,7 +72,7 @@ func TestFromZeroToOneAndBack(t *testing.T) {
 		}
 		w.set(Load{Running: 3, Admitted: 100})
 		time.Sleep(time.Hour)
-		w.want(t, 1) // something runs
+		w.want(t, 1) // A request is running.
 		w.set(Load{Admitted: 100})
 		time.Sleep(4 * time.Minute)
 		w.want(t, 1)
@@ -83,11 +83,11 @@ func TestFromZeroToOneAndBack(t *testing.T) {
 	})
 }
 
-func TestARequestBetweenTwoLooksCounts(t *testing.T) {
+func TestRequestBetweenTwoUpdatesCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
+		w := newTestScaler(t, Model{Min: 0, Max: 1, Cooldown: 5 * time.Minute})
 		w.set(Load{Queued: 1})
-		for i := range 20 { // each takes a moment, every four minutes
+		for i := range 20 { // Each request is short, and one comes every four minutes.
 			w.set(Load{Admitted: uint64(i + 1)})
 			time.Sleep(4 * time.Minute)
 			w.want(t, 1)
@@ -97,17 +97,17 @@ func TestARequestBetweenTwoLooksCounts(t *testing.T) {
 	})
 }
 
-func TestOutAtOnceAndInLate(t *testing.T) {
+func TestRisesAtOnceAndFallsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, Model{Min: 1, Max: 4, Cooldown: time.Minute})
+		w := newTestScaler(t, Model{Min: 1, Max: 4, Cooldown: time.Minute})
 		w.want(t, 1)
 		w.set(Load{Running: 10, PerReplica: 10})
-		w.want(t, 1) // full, and nobody waits
+		w.want(t, 1) // All slots are used, but no request waits.
 		w.set(Load{Running: 10, Queued: 11, PerReplica: 10})
 		w.want(t, 3)
 		w.set(Load{Running: 10, Queued: 1000, PerReplica: 10})
 		w.want(t, 4)
-		// Load that comes and goes faster than the cooldown moves nothing.
+		// Load that changes faster than the cooldown changes nothing.
 		for range 10 {
 			w.set(Load{Running: 5, PerReplica: 10})
 			time.Sleep(40 * time.Second)
@@ -124,7 +124,7 @@ func TestOutAtOnceAndInLate(t *testing.T) {
 	})
 }
 
-func TestReplicasOfBeforeARestartStay(t *testing.T) {
+func TestReplicasFromBeforeARestartStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Load: func(string) Load { return Load{} }, Apply: func() {}})
 		s.Adopt(map[string]int{"m": 3, "gone": 2})
@@ -143,8 +143,9 @@ func TestReplicasOfBeforeARestartStay(t *testing.T) {
 	})
 }
 
-// A request that waits is about its own model. With hundreds of models, a look at all of them for each request is a processor's whole work.
-func TestDemandLooksAtItsModelAlone(t *testing.T) {
+// A waiting request causes an update of its own model only. With hundreds of models, an update of
+// all models for each request would use a whole CPU.
+func TestDemandUpdatesItsModelOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		looks := map[string]int{}
@@ -182,24 +183,26 @@ func TestDemandLooksAtItsModelAlone(t *testing.T) {
 	})
 }
 
-// What a replica works on at once may be known only when there is one: a crowd before a cold model is no reason to start all at once.
-func TestTheFirstReplicaTellsHowManyAreNeeded(t *testing.T) {
+// A replica may tell only after its start how many requests it handles at once. Many requests for a
+// model without replicas start one replica.
+func TestFirstReplicaTellsHowManyAreNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, Model{Min: 0, Max: 4})
+		w := newTestScaler(t, Model{Min: 0, Max: 4})
 		w.set(Load{Queued: 100})
 		w.want(t, 1)
 		w.mu.Lock()
-		w.load = Load{Queued: 100, PerReplica: 40} // it is there, though not ready, and nobody else comes
+		// The replica exists but is not ready, and no further request comes.
+		w.load = Load{Queued: 100, PerReplica: 40}
 		w.mu.Unlock()
 		time.Sleep(2 * time.Second)
 		w.want(t, 3)
 	})
 }
 
-// Requests that their model's own limit holds back are no work for more replicas.
-func TestALimitBoundsWhatIsNeeded(t *testing.T) {
+// Requests that the model's own limit holds back do not need more replicas.
+func TestLimitBoundsTheNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, Model{Min: 1, Max: 4})
+		w := newTestScaler(t, Model{Min: 1, Max: 4})
 		w.set(Load{Running: 12, Queued: 100, PerReplica: 8, MaxRunning: 12})
 		w.want(t, 2)
 		w.set(Load{Running: 12, Queued: 100, PerReplica: 8})

@@ -17,37 +17,38 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// sight is the outcome of one look at a server.
+// checkResult is the result of one check of a server.
 type checkResult struct {
 	startedAt time.Time
 	address   netip.AddrPort
 	models    []string
 	err       error
-	// busy: the server took the connection, or may have, and did not answer in time
+	// inconclusive is true if err does not prove that the server is down: it may have been too busy
+	// to answer in time, or its name could not be resolved.
 	inconclusive bool
 }
 
-// Bounds on what a server may make us read and keep.
+// Limits for a server's list of models: bytes, number of models, and bytes of a name.
 const (
 	maxListBytes = 4 << 20
 	maxModels    = 1000
 	maxNameBytes = 256
 )
 
-// caller is how the server at a URL is asked.
+// modelClient fetches the list of models from one server.
 type modelClient struct {
 	*http.Client
 	base      string
 	transport *engines.Transport
 }
 
-// look resolves the server's name and asks for its models.
+// check resolves the server's host name and fetches its models.
 func (l *Launcher) check(ctx context.Context, c modelClient) checkResult {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	s := checkResult{startedAt: time.Now()}
 	if s.address, s.err = resolve(ctx, c.base); s.err != nil {
-		s.inconclusive = true // the name server is in trouble, not this one
+		s.inconclusive = true // The name server may be the cause.
 		return s
 	}
 	s.models, s.err = c.fetchModels(ctx, baseURL(c.base)+"/v1/models")
@@ -59,11 +60,12 @@ func (l *Launcher) check(ctx context.Context, c modelClient) checkResult {
 	return s
 }
 
-// notFound is a server that does not know the path.
+// notFound is the error of a server that does not know the path.
 type notFound struct{ code int }
 
 func (e *notFound) Error() string { return statusError(e.code).Error() }
 
+// fetchModels returns the list of models at url.
 func (c modelClient) fetchModels(ctx context.Context, url string) ([]string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -89,7 +91,8 @@ func (c modelClient) fetchModels(ctx context.Context, url string) ([]string, err
 	return parseModels(io.LimitReader(resp.Body, maxListBytes))
 }
 
-// parse reads {"data":[{"id":…}]}, OpenAI's shape, or a bare array of such models, as some servers answer.
+// parseModels parses {"data":[{"id":…}]}, which is OpenAI's format, or an array of such models.
+// Some servers return "models" and "name" instead.
 func parseModels(r io.Reader) ([]string, error) {
 	type model struct {
 		ID   string `json:"id"`
@@ -105,13 +108,13 @@ func parseModels(r io.Reader) ([]string, error) {
 	}
 	if err := json.Unmarshal(body, &listed); err != nil {
 		if json.Unmarshal(body, &listed.Data) != nil {
-			return nil, errors.New("its list of models is not the JSON it should be")
+			return nil, errors.New("its list of models is not valid JSON of a known form")
 		}
 	}
 	if listed.Data == nil {
 		listed.Data = listed.Models
 	}
-	names := []string{} // not nil: the server has been seen, even if it lists nothing
+	names := []string{} // An empty list is not nil: the server was reached.
 	for _, m := range listed.Data {
 		name := m.ID
 		if name == "" {
@@ -127,7 +130,7 @@ func parseModels(r io.Reader) ([]string, error) {
 
 var errTimeout = errors.New("its list of models did not come in time")
 
-// reason is an error without the URL in front, which the replica's id already says.
+// withoutURL removes the URL from an error of net/http, because the replica's id contains it.
 func withoutURL(err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
@@ -139,8 +142,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// resolve finds the address that Envoy is to connect to: Envoy's endpoints are addresses, not names. IPv4 is preferred, the
-// lowest address first, so that the answer is stable while the name's addresses are.
+// resolve returns the address of the server, because Envoy's endpoints must be addresses. It
+// prefers IPv4 and then the lowest address, so the result is stable while the name's addresses are.
 func resolve(ctx context.Context, base string) (netip.AddrPort, error) {
 	host, portText, err := net.SplitHostPort(hostPort(base))
 	if err != nil {
