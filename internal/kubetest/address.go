@@ -10,14 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is a TCP port of 127.0.0.1 that is ours as long as we live. It is bound here and never listened at; the API server binds it too (both say
-// SO_REUSEPORT), so that nobody takes it while the API server is away, and clients are refused meanwhile.
+// port is a TCP port of 127.0.0.1 that this process owns. The process binds the port and never
+// listens on it. The API server binds it too, which SO_REUSEPORT allows. So no other process gets
+// the port while the API server is stopped, and clients are refused meanwhile.
 type port struct {
 	fd     int
 	number int
 }
 
-func takePort() (*port, error) {
+// reservePort binds a free port.
+func reservePort() (*port, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -47,44 +49,45 @@ func (p *port) bind() error {
 
 func (p *port) free() {
 	if p != nil {
-		_ = unix.Close(p.fd) // nothing was written
+		_ = unix.Close(p.fd) // Nothing was written.
 	}
 }
 
 // subnet is a 127.x.0.0/16 for the addresses of one cluster's pods.
 type subnet struct {
-	x    int
-	hold net.Listener
-	last atomic.Int32
+	second      int
+	reservation net.Listener
+	last        atomic.Int32
 }
 
 const (
-	firstSubnet = 64 // below it is what people use by hand
+	firstSubnet = 64 // Addresses below are used by hand.
 	subnets     = 128
 )
 
-// takeSubnet begins the search at a place of this process's own. A Unix socket in the abstract namespace is the hold on a subnet: there is one such
-// namespace for each 127.0.0.0/8, and the kernel gives it back when we die.
-func takeSubnet() (*subnet, error) {
+// reserveSubnet reserves a free subnet. The search starts at an offset that depends on the process
+// id. The reservation is a Unix socket in the abstract namespace. There is one such namespace for
+// each 127.0.0.0/8, and the kernel releases the socket when the process dies.
+func reserveSubnet() (*subnet, error) {
 	for i := range subnets {
 		x := firstSubnet + (os.Getpid()+i)%subnets
 		hold, err := net.Listen("unix", fmt.Sprintf("@sluice-kubetest-127.%d", x))
 		if err == nil {
-			return &subnet{x: x, hold: hold}, nil
+			return &subnet{second: x, reservation: hold}, nil
 		}
 	}
-	return nil, errors.New("all subnets of 127.0.0.0/8 for pods are taken")
+	return nil, errors.New("all subnets of 127.0.0.0/8 for pods are in use: stop other tests")
 }
 
-// next is an address that no pod of the cluster had so far (the 60000 pods before).
+// next returns an address that none of the cluster's last 60000 pods had.
 func (s *subnet) next() string {
 	const hosts = 250
 	n := int(s.last.Add(1) - 1)
-	return fmt.Sprintf("127.%d.%d.%d", s.x, n/hosts%hosts, n%hosts+1)
+	return fmt.Sprintf("127.%d.%d.%d", s.second, n/hosts%hosts, n%hosts+1)
 }
 
 func (s *subnet) free() {
 	if s != nil {
-		s.hold.Close()
+		s.reservation.Close()
 	}
 }

@@ -14,18 +14,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// command is what a container comes to on this machine.
+// command is the process that a container becomes.
 type command struct {
 	path string
-	args []string // with the program's name
+	args []string // including the program's name
 	env  []string
 	dir  string
 }
 
-// everywhere is the address that a server in a pod listens at.
-var everywhere = regexp.MustCompile(`\b0\.0\.0\.0\b`)
+// anyAddress matches 0.0.0.0, on which servers in pods listen.
+var anyAddress = regexp.MustCompile(`\b0\.0\.0\.0\b`)
 
-// prepare finds the program and makes its arguments and environment; or it says why the container must wait.
+// prepare returns the container's command, or why the container must wait.
 func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiting) {
 	image := p.container.Image
 	if strings.HasPrefix(image, "missing/") {
@@ -37,10 +37,10 @@ func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiti
 	}
 	c := command{dir: p.dir, env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "HOSTNAME=" + p.object.Name}}
 	for _, v := range p.container.Env {
-		c.env = append(c.env, v.Name+"="+p.here(env[v.Name]))
+		c.env = append(c.env, v.Name+"="+p.withPodAddress(env[v.Name]))
 	}
 	for _, arg := range append(append([]string{}, p.container.Command...), p.container.Args...) {
-		c.args = append(c.args, p.here(expand(arg, env)))
+		c.args = append(c.args, p.withPodAddress(expand(arg, env)))
 	}
 	if len(c.args) == 0 {
 		return command{}, &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: fmt.Sprintf("there are no images here: %q needs a command", image)}
@@ -54,13 +54,14 @@ func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiti
 	return c, nil
 }
 
-// here puts the pod's address for that of all interfaces: there is no network namespace, so a server that listens at 0.0.0.0 would have the port of
-// every other pod.
-func (p *pod) here(text string) string { return everywhere.ReplaceAllString(text, p.ip) }
+// withPodAddress replaces 0.0.0.0 by the pod's address. There is no network namespace, so a server
+// that listens on 0.0.0.0 would occupy the port of every other pod.
+func (p *pod) withPodAddress(text string) string { return anyAddress.ReplaceAllString(text, p.ip) }
 
 var reference = regexp.MustCompile(`\$\$|\$\([A-Za-z_.-][A-Za-z0-9_.-]*\)`)
 
-// expand replaces $(NAME) by the variable's value. One that is not there stays as it is, and $$ is a dollar.
+// expand replaces $(NAME) by the variable's value and $$ by a dollar. An unknown variable stays as
+// it is.
 func expand(text string, env map[string]string) string {
 	return reference.ReplaceAllStringFunc(text, func(found string) string {
 		if found == "$$" {
@@ -73,7 +74,7 @@ func expand(text string, env map[string]string) string {
 	})
 }
 
-// environment is what the container's variables are. A later one may refer to an earlier one.
+// environment returns the container's variables. A variable may refer to earlier ones.
 func (p *pod) environment(ctx context.Context) (map[string]string, error) {
 	if len(p.container.EnvFrom) > 0 {
 		return nil, errors.New("the stand-in kubelet has no envFrom")
@@ -92,6 +93,7 @@ func (p *pod) environment(ctx context.Context) (map[string]string, error) {
 	return env, nil
 }
 
+// valueFrom returns the value of a field of the pod or of an entry of a Secret or ConfigMap.
 func (p *pod) valueFrom(ctx context.Context, source *corev1.EnvVarSource) (string, error) {
 	core := p.node.cluster.client.CoreV1()
 	switch {
@@ -116,7 +118,7 @@ func (p *pod) valueFrom(ctx context.Context, source *corev1.EnvVarSource) (strin
 	}
 }
 
-// absent is the error for what is not there; none where it need not be.
+// absent returns the error for a missing entry, or nil if the entry is optional.
 func absent(optional *bool, err error, what string, args ...any) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -125,16 +127,16 @@ func absent(optional *bool, err error, what string, args ...any) error {
 		return nil
 	}
 	if err != nil {
-		return err // it names what was not found
+		return err // The error names what was not found.
 	}
 	return fmt.Errorf("there is no "+what, args...)
 }
 
-// keyed is the path of one label or annotation.
-var keyed = regexp.MustCompile(`^metadata\.(labels|annotations)\['(.*)'\]$`)
+// keyedField matches the path of one label or annotation.
+var keyedField = regexp.MustCompile(`^metadata\.(labels|annotations)\['(.*)'\]$`)
 
 func (p *pod) field(path string) (string, error) {
-	if m := keyed.FindStringSubmatch(path); m != nil {
+	if m := keyedField.FindStringSubmatch(path); m != nil {
 		if m[1] == "labels" {
 			return p.object.Labels[m[2]], nil
 		}

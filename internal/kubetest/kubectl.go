@@ -12,7 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Kubectl runs kubectl as the admin and returns what it prints. It fails the test when kubectl fails.
+// Kubectl runs kubectl as the administrator and returns its output. It fails the test if kubectl
+// fails.
 func (c *Cluster) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := c.TryKubectl(t, args...)
@@ -22,13 +23,13 @@ func (c *Cluster) Kubectl(t testing.TB, args ...string) string {
 	return out
 }
 
-// TryKubectl is Kubectl, but returns the error, which has what kubectl said.
+// TryKubectl is like Kubectl but returns the error, which contains kubectl's error output.
 func (c *Cluster) TryKubectl(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	return c.kubectl(t, "", args...)
 }
 
-// Apply gives YAML to "kubectl apply", in a namespace. It fails the test when kubectl fails.
+// Apply passes YAML to "kubectl apply" in the namespace. It fails the test if kubectl fails.
 func (c *Cluster) Apply(t testing.TB, namespace, yaml string) {
 	t.Helper()
 	if err := c.TryApply(t, namespace, yaml); err != nil {
@@ -36,7 +37,7 @@ func (c *Cluster) Apply(t testing.TB, namespace, yaml string) {
 	}
 }
 
-// TryApply is Apply, but returns the error, which has what kubectl said.
+// TryApply is like Apply but returns the error, which contains kubectl's error output.
 func (c *Cluster) TryApply(t testing.TB, namespace, yaml string) error {
 	t.Helper()
 	_, err := c.kubectl(t, yaml, "apply", "--namespace", namespace, "--filename", "-")
@@ -44,8 +45,8 @@ func (c *Cluster) TryApply(t testing.TB, namespace, yaml string) error {
 }
 
 func (c *Cluster) kubectl(t testing.TB, stdin string, args ...string) (string, error) {
-	// Not the test's context: that one is over when cleanups run.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	// The test's context has ended when cleanups run, so it is not used.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), waitLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.binary, append([]string{"kubectl"}, args...)...)
 	cmd.Env = c.environment()
@@ -58,37 +59,38 @@ func (c *Cluster) kubectl(t testing.TB, stdin string, args ...string) (string, e
 	return out.String(), nil
 }
 
-// Namespace makes a namespace, which is told to go when the test ends; the test does not wait for it.
+// Namespace creates a namespace and returns its name. It is deleted when the test ends, without
+// waiting.
 func (c *Cluster) Namespace(t testing.TB) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	made, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if c.api.alive() != nil {
-			return // a test may leave it stopped: the whole cluster goes then
+		if c.api.checkAlive() != nil {
+			return // A test may leave the API server stopped. The whole cluster is removed then.
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		defer cancel()
 		if err := c.client.CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := c.serviceAccount(ctx, made.Name); err != nil {
+	if err := c.waitServiceAccount(ctx, made.Name); err != nil {
 		t.Fatal(err)
 	}
 	return made.Name
 }
 
-// serviceAccount waits until the namespace has the service account without which there are no pods. That the controllers have made it also says that
-// they work.
-func (c *Cluster) serviceAccount(ctx context.Context, namespace string) error {
+// waitServiceAccount waits until the namespace has its default service account, without which no
+// pod can be created. The account also shows that the controllers work.
+func (c *Cluster) waitServiceAccount(ctx context.Context, namespace string) error {
 	return until(ctx, "the default service account of namespace "+namespace, func() error {
 		for _, p := range c.control {
-			if err := p.alive(); err != nil {
+			if err := p.checkAlive(); err != nil {
 				return err
 			}
 		}
@@ -97,7 +99,8 @@ func (c *Cluster) serviceAccount(ctx context.Context, namespace string) error {
 	})
 }
 
-// User is the path of a kubeconfig with a token of a service account, which must exist, for an hour. It may do what RBAC grants to that account.
+// User returns the path of a kubeconfig with a token of an existing service account. The token is
+// valid for an hour. RBAC determines its rights.
 func (c *Cluster) User(t testing.TB, namespace, serviceAccount string) string {
 	t.Helper()
 	accounts := c.client.CoreV1().ServiceAccounts(namespace)
@@ -118,10 +121,10 @@ func (c *Cluster) StopAPI(t testing.TB) {
 	c.api.kill()
 }
 
-// StartAPI starts the API server after a StopAPI, on the same port, and waits until it is ready.
+// StartAPI starts the API server again on the same port and waits until it is ready.
 func (c *Cluster) StartAPI(t testing.TB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := c.startAPI(ctx); err != nil {
 		t.Fatal(err)

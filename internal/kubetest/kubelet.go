@@ -15,85 +15,90 @@ import (
 )
 
 const (
-	// A real kubelet waits 10 s after the first exits, and 300 s at most.
-	firstBackoff, lastBackoff = 200 * time.Millisecond, 5 * time.Second
-	// goodRun is after how long a run counts as the first again: 10 minutes in a real one.
-	goodRun = 10 * time.Second
-	// pullRetry is how often a container that cannot be made is tried again.
-	pullRetry = 300 * time.Millisecond
+	// minBackoff and maxBackoff bound the delay before a container is restarted. A real kubelet
+	// waits 10 s at first and at most 300 s.
+	minBackoff, maxBackoff = 200 * time.Millisecond, 5 * time.Second
+	// longRun is the duration of a run after which the delay starts at minBackoff again. A real
+	// kubelet uses 10 minutes.
+	longRun = 10 * time.Second
+	// prepareRetry is the delay before another attempt to prepare a container.
+	prepareRetry = 300 * time.Millisecond
 )
 
-// kubelet has the pods of a node. Only the goroutine that watches touches it.
+// kubelet runs the pods of a node. Only the goroutine of Node.watch uses it.
 type kubelet struct {
 	node    *Node
 	pods    map[types.UID]*pod
 	running sync.WaitGroup
 }
 
-// pod is a pod that runs here.
+// pod is a pod that a kubelet runs.
 type pod struct {
 	node      *Node
-	object    *corev1.Pod // as it was first seen; what is used of it never changes
+	object    *corev1.Pod // As first seen. The fields in use never change.
 	container *corev1.Container
 	dir, ip   string
 	report    *reporter
 
-	forget context.CancelFunc // the pod is no more: all of it is to end at once
-	ending chan struct{}      // closed when it is to end in peace
-	grace  time.Duration      // for that; set when ending is closed
+	cancel   context.CancelFunc // kills everything at once, because the pod no longer exists
+	stopping chan struct{}      // closed when the pod shall stop gracefully
+	grace    time.Duration      // for stopping; set before stopping is closed
 }
 
 func (k *kubelet) wait() { k.running.Wait() }
 
-// sync is told all pods of the node.
+// sync applies the list of all pods of the node.
 func (k *kubelet) sync(ctx context.Context, pods []corev1.Pod) {
 	present := map[types.UID]bool{}
 	for i := range pods {
 		present[pods[i].UID] = true
-		k.see(ctx, &pods[i], watch.Modified)
+		k.apply(ctx, &pods[i], watch.Modified)
 	}
 	for uid := range k.pods {
 		if !present[uid] {
-			k.vanished(uid)
+			k.remove(uid)
 		}
 	}
 }
 
-// see is told one pod.
-func (k *kubelet) see(ctx context.Context, object *corev1.Pod, event watch.EventType) {
+// apply applies an event of one pod.
+func (k *kubelet) apply(ctx context.Context, object *corev1.Pod, event watch.EventType) {
 	p := k.pods[object.UID]
 	switch {
 	case event == watch.Deleted:
-		k.vanished(object.UID)
+		k.remove(object.UID)
 		return
 	case p == nil && (object.Status.Phase == corev1.PodSucceeded || object.Status.Phase == corev1.PodFailed):
 		return
 	case p == nil:
-		p = k.node.adopt(object)
+		p = k.node.newPod(object)
 		k.pods[object.UID] = p
 		var mine context.Context
-		mine, p.forget = context.WithCancel(ctx)
+		mine, p.cancel = context.WithCancel(ctx)
 		k.running.Go(func() { p.report.run(mine) })
 		k.running.Go(func() { p.run(mine) })
 	}
-	if seconds := object.DeletionGracePeriodSeconds; seconds != nil && !p.isEnding() {
+	if seconds := object.DeletionGracePeriodSeconds; seconds != nil && !p.isStopping() {
 		p.grace = time.Duration(*seconds) * time.Second
-		close(p.ending)
+		close(p.stopping)
 	}
 }
 
-func (k *kubelet) vanished(uid types.UID) {
+// remove forgets a pod that no longer exists.
+func (k *kubelet) remove(uid types.UID) {
 	if p := k.pods[uid]; p != nil {
-		p.forget()
+		p.cancel()
 		delete(k.pods, uid)
 	}
 }
 
-func (n *Node) adopt(object *corev1.Pod) *pod {
+// newPod returns a pod that is not running yet. It runs the container "engine", or else the first
+// one.
+func (n *Node) newPod(object *corev1.Pod) *pod {
 	p := &pod{
 		node: n, object: object, container: &object.Spec.Containers[0], ip: n.cluster.subnet.next(),
-		dir:    filepath.Join(n.cluster.dir, "pods", object.Namespace, object.Name),
-		ending: make(chan struct{}),
+		dir:      filepath.Join(n.cluster.dir, "pods", object.Namespace, object.Name),
+		stopping: make(chan struct{}),
 	}
 	for i, c := range object.Spec.Containers {
 		if c.Name == "engine" {
@@ -104,27 +109,27 @@ func (n *Node) adopt(object *corev1.Pod) *pod {
 	return p
 }
 
-// run is the life of a pod. It returns when all its processes are gone.
+// run runs a pod. It returns when all its processes have ended.
 func (p *pod) run(ctx context.Context) {
 	defer p.report.finish()
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
-		p.waits(&corev1.ContainerStateWaiting{Reason: "CreateContainerError", Message: err.Error()})
-		p.pause(ctx, patience)
+		p.setWaiting(&corev1.ContainerStateWaiting{Reason: "CreateContainerError", Message: err.Error()})
+		p.pause(ctx, waitLimit)
 		return
 	}
-	back := firstBackoff
+	back := minBackoff
 	for restarts := int32(0); ; restarts++ {
-		c, ok := p.prepared(ctx)
+		c, ok := p.waitPrepared(ctx)
 		if !ok {
 			return
 		}
-		exit := p.once(ctx, c, restarts)
-		if ctx.Err() != nil || p.isEnding() || !p.restarts(exit) {
-			p.ended(ctx, exit)
+		exit := p.runOnce(ctx, c, restarts)
+		if ctx.Err() != nil || p.isStopping() || !p.mustRestart(exit) {
+			p.reportEnd(ctx, exit)
 			return
 		}
-		if exit.FinishedAt.Sub(exit.StartedAt.Time) > goodRun {
-			back = firstBackoff
+		if exit.FinishedAt.Sub(exit.StartedAt.Time) > longRun {
+			back = minBackoff
 		}
 		p.report.set(func(s *state) {
 			s.last = corev1.ContainerState{Terminated: exit}
@@ -134,13 +139,13 @@ func (p *pod) run(ctx context.Context) {
 			s.ready, s.started = false, false
 		})
 		p.pause(ctx, back)
-		back = min(2*back, lastBackoff)
+		back = min(2*back, maxBackoff)
 	}
 }
 
-// prepared waits until the container can be made. It says false when the pod is to end.
-func (p *pod) prepared(ctx context.Context) (command, bool) {
-	for pulls := 0; ctx.Err() == nil && !p.isEnding(); pulls++ {
+// waitPrepared retries prepare until it succeeds. It returns false if the pod shall stop.
+func (p *pod) waitPrepared(ctx context.Context) (command, bool) {
+	for pulls := 0; ctx.Err() == nil && !p.isStopping(); pulls++ {
 		c, why := p.prepare(ctx)
 		if why == nil {
 			return c, true
@@ -148,18 +153,19 @@ func (p *pod) prepared(ctx context.Context) (command, bool) {
 		if why.Reason == "ErrImagePull" && pulls > 0 {
 			why.Reason, why.Message = "ImagePullBackOff", "Back-off pulling image: "+why.Message
 		}
-		p.waits(why)
-		p.pause(ctx, pullRetry)
+		p.setWaiting(why)
+		p.pause(ctx, prepareRetry)
 	}
 	return command{}, false
 }
 
-func (p *pod) waits(why *corev1.ContainerStateWaiting) {
+// setWaiting reports why the container waits.
+func (p *pod) setWaiting(why *corev1.ContainerStateWaiting) {
 	p.report.set(func(s *state) { s.current = corev1.ContainerState{Waiting: why} })
 }
 
-// restarts says whether there will be another run.
-func (p *pod) restarts(exit *corev1.ContainerStateTerminated) bool {
+// mustRestart reports whether the restart policy asks for another run.
+func (p *pod) mustRestart(exit *corev1.ContainerStateTerminated) bool {
 	switch p.object.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
 		return false
@@ -170,8 +176,8 @@ func (p *pod) restarts(exit *corev1.ContainerStateTerminated) bool {
 	}
 }
 
-// ended reports the end, and waits for the deletion of a pod that has come to its end by itself.
-func (p *pod) ended(ctx context.Context, exit *corev1.ContainerStateTerminated) {
+// reportEnd reports the end of the pod and waits until the pod is deleted.
+func (p *pod) reportEnd(ctx context.Context, exit *corev1.ContainerStateTerminated) {
 	p.report.set(func(s *state) {
 		s.current, s.ready, s.started = corev1.ContainerState{Terminated: exit}, false, false
 		s.phase = corev1.PodFailed
@@ -180,13 +186,13 @@ func (p *pod) ended(ctx context.Context, exit *corev1.ContainerStateTerminated) 
 		}
 	})
 	select {
-	case <-p.ending:
+	case <-p.stopping:
 	case <-ctx.Done():
 	}
 }
 
-// once is one run of the container.
-func (p *pod) once(ctx context.Context, c command, restarts int32) *corev1.ContainerStateTerminated {
+// runOnce runs the container once.
+func (p *pod) runOnce(ctx context.Context, c command, restarts int32) *corev1.ContainerStateTerminated {
 	running, err := c.start(p.dir)
 	if err != nil {
 		now := metav1.Now()
@@ -195,77 +201,78 @@ func (p *pod) once(ctx context.Context, c command, restarts int32) *corev1.Conta
 	}
 	p.report.set(func(s *state) {
 		s.phase, s.restarts, s.id = corev1.PodRunning, restarts, fmt.Sprintf("process://%d", running.pid())
-		s.current = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(running.began)}}
+		s.current = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(running.startedAt)}}
 	})
 	probing, stop := context.WithCancel(ctx)
 	sick := make(chan struct{})
 	var probes sync.WaitGroup
 	probes.Go(func() {
-		if p.probe(probing, running.began) {
+		if p.probe(probing, running.startedAt) {
 			close(sick)
 		}
 	})
 	select {
 	case <-running.done:
 	case <-sick:
-		p.end(ctx, running, time.Duration(*p.object.Spec.TerminationGracePeriodSeconds)*time.Second)
-	case <-p.ending:
+		p.stopGracefully(ctx, running, time.Duration(*p.object.Spec.TerminationGracePeriodSeconds)*time.Second)
+	case <-p.stopping:
 		stop()
-		probes.Wait() // nobody says that it is ready from here on
+		probes.Wait() // From here on no probe reports the container as ready.
 		p.report.set(func(s *state) { s.ready = false })
-		p.end(ctx, running, p.grace)
+		p.stopGracefully(ctx, running, p.grace)
 	case <-ctx.Done():
 	}
 	stop()
 	probes.Wait()
 	running.kill()
-	return p.exit(running)
+	return p.termination(running)
 }
 
-// end gives the process what is left of its grace after its preStop hook: SIGTERM, and then SIGKILL, which the caller sends.
-func (p *pod) end(ctx context.Context, running *process, grace time.Duration) {
+// stopGracefully waits for the preStop hook, sends SIGTERM and waits for the rest of the grace
+// period. The caller then sends SIGKILL.
+func (p *pod) stopGracefully(ctx context.Context, running *process, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	if l := p.container.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.Sleep != nil {
-		// Endpoints elsewhere need that sleep in a real cluster. The tests do not wait for all of it.
+		// In a real cluster, endpoints elsewhere need this sleep. Tests wait for a part of it only.
 		running.wait(ctx, min(time.Second, time.Duration(l.PreStop.Sleep.Seconds)*time.Second))
 	}
 	running.terminate()
 	running.wait(ctx, grace)
 }
 
-// exit is what is said about a run that is over.
-func (p *pod) exit(running *process) *corev1.ContainerStateTerminated {
+// termination returns the status of a run that has ended.
+func (p *pod) termination(running *process) *corev1.ContainerStateTerminated {
 	code := running.exitCode()
 	exit := &corev1.ContainerStateTerminated{
-		ExitCode: code, Reason: "Error", StartedAt: metav1.NewTime(running.began), FinishedAt: metav1.Now(),
+		ExitCode: code, Reason: "Error", StartedAt: metav1.NewTime(running.startedAt), FinishedAt: metav1.Now(),
 		ContainerID: fmt.Sprintf("process://%d", running.pid()),
 	}
 	if code == 0 {
 		exit.Reason = "Completed"
 	} else if p.container.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
-		const limit = 2048 // bytes, as a real kubelet has it
+		const limit = 2048 // the limit of a real kubelet in bytes
 		text, _ := os.ReadFile(filepath.Join(p.dir, "log"))
 		exit.Message = lastLines(text[max(0, len(text)-limit):], 80)
 	}
 	return exit
 }
 
-func (p *pod) isEnding() bool {
+func (p *pod) isStopping() bool {
 	select {
-	case <-p.ending:
+	case <-p.stopping:
 		return true
 	default:
 		return false
 	}
 }
 
-// pause waits, but not when the pod is to end.
+// pause waits for d, or until the pod shall stop.
 func (p *pod) pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-p.ending:
+	case <-p.stopping:
 	case <-ctx.Done():
 	case <-timer.C:
 	}

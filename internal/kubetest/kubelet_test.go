@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// container is a pod: its name, its node's pool, and the container's fields.
+// container returns a pod with this name, node pool and fields of its container.
 const container = `
 apiVersion: v1
 kind: Pod
@@ -24,7 +24,7 @@ spec:
   - {name: engine, image: test, %s}
 `
 
-// status waits until the container of a pod is as it should be.
+// status waits until the status of a pod's container satisfies holds.
 func status(t *testing.T, c *Cluster, namespace, what string, holds func(corev1.ContainerStatus) bool) {
 	t.Helper()
 	eventually(t, what, func() error {
@@ -50,7 +50,7 @@ func TestCrashLoop(t *testing.T) {
 	}
 }
 
-func TestWaits(t *testing.T) {
+func TestWaitingReasons(t *testing.T) {
 	tests := []struct{ name, container, reason, message string }{
 		{"image", `command: [sleep, "9"], image: missing/vllm`, "ImagePullBackOff", "missing/vllm"},
 		{"program", `command: [no-such-program]`, "ImagePullBackOff", "no-such-program"},
@@ -70,7 +70,7 @@ func TestWaits(t *testing.T) {
 				w := s.State.Waiting
 				return w != nil && w.Reason == test.reason && strings.Contains(w.Message, test.message) && s.RestartCount == 0
 			})
-			// A pod that never ran ends too.
+			// A pod that never ran can be deleted too.
 			c.Kubectl(t, "delete", "pod", "--namespace", namespace, test.name, "--timeout=60s")
 		})
 	}
@@ -93,8 +93,9 @@ func TestSecret(t *testing.T) {
 	})
 }
 
-// A container that does not heed SIGTERM is killed after its grace, and so are the processes that it has started.
-func TestStubborn(t *testing.T) {
+// A container that ignores SIGTERM is killed after its grace period, together with the processes
+// that it has started.
+func TestIgnoredSIGTERM(t *testing.T) {
 	c, namespace, _ := cluster(t, nil)
 	c.Apply(t, namespace, fmt.Sprintf(container, "stubborn", namespace,
 		`command: [sh, -c, "trap 'echo heard' TERM; sleep 301 & echo $!; while :; do wait; done"]`))
@@ -107,21 +108,21 @@ func TestStubborn(t *testing.T) {
 	})
 	c.Kubectl(t, "delete", "pod", "--namespace", namespace, "stubborn", "--grace-period=2", "--timeout=60s")
 	if !strings.Contains(c.Logs("stubborn"), "heard") {
-		t.Error("it was not asked to end")
+		t.Error("the container did not get SIGTERM")
 	}
 	eventually(t, "the child is gone", func() error { return gone(child) })
 }
 
-// gone fails while there is a process.
+// gone returns an error while the process exists.
 func gone(pid string) error {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err == nil && !strings.Contains(string(stat), ") Z ") {
-		return fmt.Errorf("there is %s", stat)
+		return fmt.Errorf("the process exists: %s", stat)
 	}
 	return nil
 }
 
-// What a container runs does not outlive the test process.
+// The processes of containers do not outlive the test process.
 func TestOrphan(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "parent", t.TempDir())
 	out, err := cmd.StdoutPipe()
@@ -135,18 +136,18 @@ func TestOrphan(t *testing.T) {
 	if err != nil || gone(strings.TrimSpace(pid)) == nil {
 		t.Errorf("the parent says %q, %v; want the pid of its child", pid, err)
 	}
-	_ = cmd.Process.Kill() // this is the test
+	_ = cmd.Process.Kill() // Only this process may be killed.
 	_ = cmd.Wait()
 	eventually(t, "the child is gone", func() error { return gone(strings.TrimSpace(pid)) })
 }
 
 func TestAddresses(t *testing.T) {
-	one, err := takeSubnet()
+	one, err := reserveSubnet()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer one.free()
-	two, err := takeSubnet()
+	two, err := reserveSubnet()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,17 +163,17 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 
-	p, err := takePort()
+	p, err := reservePort()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if conn, err := net.Dial("tcp", hostPort(p.number)); err == nil {
 		conn.Close()
-		t.Error("a port that is only held answers")
+		t.Error("a port that is only reserved answers")
 	}
 	if l, err := net.Listen("tcp", hostPort(p.number)); err == nil {
 		l.Close()
-		t.Error("somebody else got the port that is held")
+		t.Error("another process got the reserved port")
 	}
 	p.free()
 	if l, err := net.Listen("tcp", hostPort(p.number)); err != nil {
@@ -198,7 +199,7 @@ func TestExpand(t *testing.T) {
 	for text, want := range map[string]string{
 		"0.0.0.0": "127.1.2.3", "--host=0.0.0.0:80": "--host=127.1.2.3:80", "10.0.0.0/8": "10.0.0.0/8", "0.0.0.01": "0.0.0.01",
 	} {
-		if got := p.here(text); got != want {
+		if got := p.withPodAddress(text); got != want {
 			t.Errorf("%q becomes %q; want %q", text, got, want)
 		}
 	}

@@ -1,10 +1,15 @@
-// Package kubetest runs a real Kubernetes control plane for tests: etcd, the API server, the controllers and the scheduler, on loopback. Nodes are
-// node objects with a stand-in kubelet that runs the containers of their pods as plain processes of this machine.
+// Package kubetest runs a real Kubernetes control plane for tests: etcd, the API server, the
+// controllers and the scheduler, on loopback. The tests of engines/kubernetes and the end-to-end
+// tests use it.
 //
-// What the stand-in does not have: images, mounts, network and process namespaces, limits of memory and CPU. A container's process sees the whole
-// machine; what it has of its own is an address of 127.0.0.0/8, its pod's. Nothing outlives the test process but files in the temporary directory.
+// Nodes are node objects with a stand-in kubelet, which runs the containers of pods as plain
+// processes of this machine. The stand-in has no images, mounts, network and process namespaces,
+// and no limits of memory and CPU. A container's process sees the whole machine but has its own
+// address in 127.0.0.0/8. Nothing outlives the test process except files in the temporary
+// directory.
 //
-// Several test processes may do this at once: sockets, ports and pod addresses are theirs alone.
+// Several test processes may use the package at once. Their sockets, ports and pod addresses do not
+// overlap.
 package kubetest
 
 import (
@@ -25,18 +30,20 @@ import (
 )
 
 const (
-	// patience bounds what must come true, on a machine that may do much else.
-	patience = 2 * time.Minute
-	// interval is how often the tests look whether it has.
-	interval = 50 * time.Millisecond
+	// waitLimit is how long the package waits for something that normally happens soon. It is long
+	// because the machine may be busy.
+	waitLimit = 2 * time.Minute
+	// pollInterval is the time between two checks of a condition.
+	pollInterval = 50 * time.Millisecond
 )
 
-// Cluster is a control plane.
+// Cluster is a running control plane.
 type Cluster struct {
-	// Kubeconfig is the path of the kubeconfig of a user who may do everything.
+	// Kubeconfig is the path of an administrator's kubeconfig.
 	Kubeconfig string
-	// Programs has the path of the program that a container's command names, as "sluice". What is not here is looked for in PATH, and a container
-	// whose program is nowhere waits as if its image were missing. Node reads it: it is to be filled before.
+	// Programs maps the program in a container's command, such as "sluice", to its path. Other
+	// programs are searched in PATH. A container whose program is missing waits as if its image
+	// were missing. Set Programs before calling Node, which copies it.
 	Programs map[string]string
 
 	dir     string
@@ -50,7 +57,8 @@ type Cluster struct {
 	control []*program
 }
 
-// Start starts a control plane, which ends with the test. It fails when the binary is missing, which "make tools" builds.
+// Start starts a control plane that is removed when the test ends. It fails the test if the binary
+// is missing, which "make tools" builds.
 func Start(t testing.TB) *Cluster {
 	t.Helper()
 	c, err := start()
@@ -61,15 +69,17 @@ func Start(t testing.TB) *Cluster {
 	return c
 }
 
-// shared is the control plane that the tests of a process share. It is the process's own: a test has no other way to hand it to the next.
+// shared is the control plane that the tests of a process share. It is a variable because one test
+// cannot pass it to the next.
 var shared struct {
 	sync.Mutex
 	cluster *Cluster
 	err     error
 }
 
-// Shared is one control plane for all tests of the process. It is for tests that have namespaces and nodes with names of their own, and which leave
-// StopAPI alone. The first call starts it. The package's TestMain must call Main, which ends it.
+// Shared returns the control plane that all tests of the process share. Its tests must use their
+// own namespaces and node names and must not call StopAPI. The first call starts the control plane.
+// The package's TestMain must call Main, which stops it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	shared.Lock()
@@ -83,8 +93,8 @@ func Shared(t testing.TB) *Cluster {
 	return shared.cluster
 }
 
-// Main runs the tests, ends the shared control plane, and sees to it that no goroutine is left, but for those that the options of goleak allow. It
-// returns the exit status.
+// Main runs the tests, stops the shared control plane and checks that no goroutine is left, except
+// those that leaks allows. It returns the exit status.
 func Main(m *testing.M, leaks ...goleak.Option) int {
 	code := m.Run()
 	shared.Lock()
@@ -104,11 +114,11 @@ func Main(m *testing.M, leaks ...goleak.Option) int {
 }
 
 func start() (c *Cluster, err error) {
-	binary, err := find()
+	binary, err := findBinary()
 	if err != nil {
 		return nil, err
 	}
-	// Not the test's directory: its path may be too long for a Unix socket.
+	// The test's own directory is not used, because its path may be too long for a Unix socket.
 	dir, err := os.MkdirTemp("", "kubetest-")
 	if err != nil {
 		return nil, err
@@ -122,13 +132,13 @@ func start() (c *Cluster, err error) {
 	if err := c.prepare(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	return c, c.launch(ctx)
 }
 
-// find looks for the binary in the .tools of the repository that the tests run in.
-func find() (string, error) {
+// findBinary returns the path of the control plane's binary in the folder .tools of the repository.
+func findBinary() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
@@ -144,12 +154,12 @@ func find() (string, error) {
 	}
 }
 
-// prepare writes the files and takes the addresses.
+// prepare writes the files and reserves the addresses.
 func (c *Cluster) prepare() (err error) {
-	if c.port, err = takePort(); err != nil {
+	if c.port, err = reservePort(); err != nil {
 		return err
 	}
-	if c.subnet, err = takeSubnet(); err != nil {
+	if c.subnet, err = reserveSubnet(); err != nil {
 		return err
 	}
 	if err := os.Mkdir(c.path("pods"), 0o700); err != nil {
@@ -165,26 +175,28 @@ func (c *Cluster) prepare() (err error) {
 	if c.config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return err
 	}
-	c.config.QPS = -1 // the tests' requests wait for nothing
+	c.config.QPS = -1 // no limit of requests per second
 	c.client, err = kubernetes.NewForConfig(c.config)
 	return err
 }
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
-// stop ends everything; the API server before etcd, for which it would wait. All of it is thrown away, so nothing ends in good order.
+// stop kills all programs and removes all files. It kills the API server before etcd, because the
+// API server would wait for etcd.
 func (c *Cluster) stop() {
 	for _, p := range append(c.control, c.api, c.etcd) {
 		p.kill()
 	}
 	c.port.free()
 	c.subnet.free()
-	_ = os.RemoveAll(c.dir) // in the system's temporary directory: what cannot be removed now is removed there
+	_ = os.RemoveAll(c.dir) // It is in the temporary directory, so remaining files are harmless.
 }
 
-// until waits for what must come true, and tells why it did not. It does not wait for programs that have ended.
+// until retries try until it succeeds or ctx ends, and returns the last error. It gives up at
+// errEnded.
 func until(ctx context.Context, what string, try func() error) error {
-	tick := time.NewTicker(interval)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := try()

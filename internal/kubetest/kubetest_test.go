@@ -13,7 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// deployment is a Deployment "web" of the test server: node, replicas, and what else the container has.
+// deployment returns a Deployment "web" of the test server with this node pool, replicas and
+// further fields of the container.
 const deployment = `
 apiVersion: apps/v1
 kind: Deployment
@@ -42,7 +43,8 @@ spec:
         lifecycle: {preStop: {sleep: {seconds: 1}}}
 `
 
-// cluster is the shared one, with a namespace and a node for this test alone; pods come to the node by the pool's name, the namespace's.
+// cluster returns the shared cluster with a new namespace and node. The pool of the node has the
+// namespace's name.
 func cluster(t *testing.T, capacity map[string]string) (*Cluster, string, *Node) {
 	t.Helper()
 	if testing.Short() {
@@ -53,7 +55,7 @@ func cluster(t *testing.T, capacity map[string]string) (*Cluster, string, *Node)
 	return c, namespace, pool(t, c, namespace, capacity)
 }
 
-// pool makes a node that has the label of a pool.
+// pool adds a node with the label of a pool.
 func pool(t *testing.T, c *Cluster, name string, capacity map[string]string) *Node {
 	t.Helper()
 	self, err := os.Executable()
@@ -76,7 +78,7 @@ func pods(t *testing.T, c *Cluster, namespace string) []corev1.Pod {
 	return list.Items
 }
 
-// ready waits until there are that many pods, all of them ready.
+// ready waits until there are exactly so many pods and all are ready.
 func ready(t *testing.T, c *Cluster, namespace string, want int) []corev1.Pod {
 	t.Helper()
 	var all []corev1.Pod
@@ -104,7 +106,7 @@ func isReady(p corev1.Pod) bool {
 	return false
 }
 
-// get asks a pod's server.
+// get sends a request to a pod's server.
 func get(p corev1.Pod, path string) (string, error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	response, err := client.Get("http://" + p.Status.PodIP + ":8000" + path)
@@ -237,7 +239,7 @@ func TestLose(t *testing.T) {
 	first.Lose(t)
 	for _, p := range before {
 		if _, err := get(p, "/ready"); err == nil {
-			t.Errorf("%s answers, though its node is lost", p.Name)
+			t.Errorf("%s still answers after its node was lost", p.Name)
 		}
 	}
 	for _, p := range ready(t, c, namespace, 2) {
@@ -261,9 +263,9 @@ func TestAPIAway(t *testing.T) {
 	if _, err := c.TryKubectl(t, "get", "nodes"); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("kubectl says %v; want that it is refused", err)
 	}
-	// What happens meanwhile is told later.
+	// Changes during the outage are reported afterwards.
 	if _, err := get(p, "/exit/3"); err == nil {
-		t.Error("the server did not end")
+		t.Error("the server did not exit")
 	}
 	eventually(t, "the server runs again", func() error {
 		_, err := get(p, "/ready")

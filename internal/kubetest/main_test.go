@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestMain is also what the containers of these tests run.
+// TestMain also runs the programs of the tests' containers.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "serve" {
 		serve(os.Args[2])
@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(Main(m))
 }
 
-// serve is a server whose health can be changed: /ready and /alive are what probes ask, /set/ready/503 changes an answer, /env tells a variable,
-// /exit/3 ends it with that status. It ends in peace at SIGTERM.
+// serve runs an HTTP server. Probes use /ready and /alive, /set/ready/503 changes an answer, /env
+// returns a variable, and /exit/3 exits with that status. SIGTERM stops it.
 func serve(address string) {
 	var ready, alive atomic.Int64
 	ready.Store(http.StatusOK)
@@ -55,7 +55,7 @@ func serve(address string) {
 	fmt.Println("good bye")
 }
 
-// parent starts a container's process, tells its pid, and waits to be killed.
+// parent starts a process as a container would, prints its pid, and waits until it is killed.
 func parent(dir string) {
 	p, err := command{path: "/bin/sleep", args: []string{"sleep", "300"}, dir: dir}.start(dir)
 	if err != nil {
@@ -66,7 +66,7 @@ func parent(dir string) {
 	<-p.done
 }
 
-// eventually waits until something holds; it tells what is there instead.
+// eventually waits until try succeeds, or fails the test with try's last error.
 func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

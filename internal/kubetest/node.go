@@ -30,8 +30,9 @@ type Node struct {
 	running  sync.WaitGroup
 }
 
-// Node makes a node that is Ready and runs the pods that the scheduler gives to it. Its capacity is 64 CPUs, 256Gi of memory and 200 pods, and what is
-// given here besides or instead, as "nvidia.com/gpu": "2". It has the usual labels of a host. It is lost when the test ends.
+// Node adds a ready node, which runs the pods that the scheduler assigns to it. Its capacity is 64
+// CPUs, 256Gi of memory and 200 pods. capacity adds to these or replaces them, for example
+// "nvidia.com/gpu": "2". The node has the usual labels. It is removed when the test ends.
 func (c *Cluster) Node(t testing.TB, name string, capacity map[string]string) *Node {
 	t.Helper()
 	resources := corev1.ResourceList{}
@@ -44,10 +45,11 @@ func (c *Cluster) Node(t testing.TB, name string, capacity map[string]string) *N
 		}
 		resources[corev1.ResourceName(resourceName)] = quantity
 	}
-	// The kubelet does not end with the test's context but after the test's own cleanups.
+	// The kubelet runs until the test's own cleanups have run, so it does not use the test's
+	// context.
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	n := &Node{Name: name, cluster: c, programs: maps.Clone(c.Programs), stop: stop}
-	t.Cleanup(func() { n.end(t) })
+	t.Cleanup(func() { n.cleanUp(t) })
 	if err := n.register(ctx, resources); err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +57,7 @@ func (c *Cluster) Node(t testing.TB, name string, capacity map[string]string) *N
 	return n
 }
 
+// register creates the node object.
 func (n *Node) register(ctx context.Context, capacity corev1.ResourceList) error {
 	nodes := n.cluster.client.CoreV1().Nodes()
 	labels := map[string]string{corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
@@ -74,34 +77,35 @@ func (n *Node) register(ctx context.Context, capacity corev1.ResourceList) error
 	return err
 }
 
-// pods is how to reach pods of all namespaces, or of one.
+// pods returns the client for pods of one namespace, or of all.
 func (n *Node) pods(namespace string) typedv1.PodInterface {
 	return n.cluster.client.CoreV1().Pods(namespace)
 }
 
-// ours selects the pods that are bound to the node.
-func (n *Node) ours() metav1.ListOptions {
+// ownPods selects the pods that are assigned to the node.
+func (n *Node) ownPods() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String()}
 }
 
-// watch runs the pods until the context ends. While the API server is away they go on as they are.
+// watch runs the pods until ctx ends. While the API server is stopped the pods keep running.
 func (n *Node) watch(ctx context.Context) {
 	k := &kubelet{node: n, pods: map[types.UID]*pod{}}
 	defer k.wait()
 	for ctx.Err() == nil {
-		_ = n.follow(ctx, k) // the API server was stopped, or it ended the watch: the next look tells
+		// The API server was stopped or has ended the watch. The next call shows which.
+		_ = n.watchOnce(ctx, k)
 		pause(ctx)
 	}
 }
 
-// follow tells the kubelet what pods there are, until a watch ends.
-func (n *Node) follow(ctx context.Context, k *kubelet) error {
-	list, err := n.pods("").List(ctx, n.ours())
+// watchOnce passes the pods to the kubelet until a watch ends.
+func (n *Node) watchOnce(ctx context.Context, k *kubelet) error {
+	list, err := n.pods("").List(ctx, n.ownPods())
 	if err != nil {
 		return err
 	}
 	k.sync(ctx, list.Items)
-	options := n.ours()
+	options := n.ownPods()
 	options.ResourceVersion = list.ResourceVersion
 	w, err := n.pods("").Watch(ctx, options)
 	if err != nil {
@@ -113,36 +117,36 @@ func (n *Node) follow(ctx context.Context, k *kubelet) error {
 		if !ok {
 			return apierrors.FromObject(event.Object)
 		}
-		k.see(ctx, p, event.Type)
+		k.apply(ctx, p, event.Type)
 	}
 	return nil
 }
 
-// Lose is the end of the machine: its processes are killed, the node object goes, and its pods are deleted with force, which in a real cluster is done
-// after a while by the controller that collects the pods of nodes that are no more.
+// Lose simulates the loss of the machine. It kills the node's processes, deletes the node object,
+// and deletes its pods by force. In a real cluster a controller deletes such pods after a while.
 func (n *Node) Lose(t testing.TB) {
 	t.Helper()
 	n.kill()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := n.remove(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// kill ends the kubelet and all processes of the node, at once.
+// kill stops the kubelet and kills all processes of the node.
 func (n *Node) kill() {
 	n.stop()
 	n.running.Wait()
 }
 
-// remove takes the node and its pods out of the API.
+// remove deletes the node object and its pods.
 func (n *Node) remove(ctx context.Context) error {
-	// The node goes first, so that the scheduler has no place for successors of the pods there.
+	// The node is deleted first, so that the scheduler cannot assign new pods to it.
 	if err := n.cluster.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	list, err := n.pods("").List(ctx, n.ours())
+	list, err := n.pods("").List(ctx, n.ownPods())
 	if err != nil {
 		return err
 	}
@@ -154,20 +158,22 @@ func (n *Node) remove(ctx context.Context) error {
 	return nil
 }
 
-// end is for the end of the test. A test may have left the API server stopped: then there is nobody to whom it matters what is in the API.
-func (n *Node) end(t testing.TB) {
+// cleanUp removes the node when the test ends. If the test has left the API server stopped, the
+// objects do not matter.
+func (n *Node) cleanUp(t testing.TB) {
 	n.kill()
-	if n.cluster.api.alive() != nil {
+	if n.cluster.api.checkAlive() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	if err := n.remove(ctx); err != nil {
 		t.Error(err)
 	}
 }
 
-// Logs is what the containers of a pod have printed, all runs of it one after the other. Pods of that name in several namespaces are joined.
+// Logs returns the output of a pod's containers, all runs in order. It joins the output of pods of
+// the same name in several namespaces.
 func (c *Cluster) Logs(name string) string {
 	paths, err := filepath.Glob(filepath.Join(c.dir, "pods", "*", name, "log"))
 	if err != nil {
@@ -184,9 +190,9 @@ func (c *Cluster) Logs(name string) string {
 	return all
 }
 
-// pause waits a little before something is tried again.
+// pause waits for pollInterval or until ctx ends.
 func pause(ctx context.Context) {
-	timer := time.NewTimer(interval)
+	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

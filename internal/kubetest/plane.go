@@ -24,8 +24,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// controllers are those that workloads need. There is none for the health of nodes, because nobody renews the nodes' leases, and none for
-// EndpointSlices, which refuse loopback addresses.
+// controllers are the controllers that workloads need. There is none for the health of nodes,
+// because the stand-in kubelet renews no leases. There is none for EndpointSlices, because it
+// rejects loopback addresses.
 const controllers = "deployment-controller,replicaset-controller,statefulset-controller,job-controller,endpoints-controller," +
 	"garbage-collector-controller,pod-garbage-collector-controller,namespace-controller,serviceaccount-controller," +
 	"root-ca-certificate-publisher-controller"
@@ -34,10 +35,10 @@ const controllers = "deployment-controller,replicaset-controller,statefulset-con
 type program struct {
 	name, log string
 	cmd       *exec.Cmd
-	done      chan struct{} // closed when the process is gone
+	done      chan struct{} // closed when the process has ended
 }
 
-// spawn starts a program, which dies with us. Its output is appended to a file.
+// spawn starts a program, which dies with this process. Its output is appended to a log file.
 func (c *Cluster) spawn(name string, args ...string) (*program, error) {
 	p := &program{name: name, log: c.path(name + ".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -55,12 +56,12 @@ func (c *Cluster) spawn(name string, args ...string) (*program, error) {
 	}
 	go func() {
 		defer close(p.done)
-		_ = p.cmd.Wait() // how it ended is in the log
+		_ = p.cmd.Wait() // The log shows how it ended.
 	}()
 	return p, nil
 }
 
-// environment keeps the programs from what the user has in the home directory.
+// environment returns an environment that hides the user's own configuration from the programs.
 func (c *Cluster) environment() []string {
 	return []string{"HOME=" + c.dir, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + c.Kubeconfig, "KUBECACHEDIR=" + c.path("cache"), "KUBERC=off"}
 }
@@ -69,17 +70,17 @@ func (p *program) kill() {
 	if p == nil {
 		return
 	}
-	_ = p.cmd.Process.Kill() // it may be dead already
+	_ = p.cmd.Process.Kill() // It may have ended already.
 	<-p.done
 }
 
 const etcdSocket = "client:1"
 
-// errEnded is that of a program that should run. To wait for it is vain.
+// errEnded means that a program of the control plane has ended, so waiting is pointless.
 var errEnded = errors.New("has ended")
 
-// alive fails with errEnded and the end of the log when the program has ended.
-func (p *program) alive() error {
+// checkAlive returns errEnded and the end of the log if the program has ended.
+func (p *program) checkAlive() error {
 	select {
 	case <-p.done:
 		text, _ := os.ReadFile(p.log)
@@ -94,9 +95,10 @@ func lastLines(text []byte, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// launch starts the programs, and waits until the cluster does what clusters do.
+// launch starts the programs and waits until the cluster works.
 func (c *Cluster) launch(ctx context.Context) (err error) {
-	// etcd needs no ports: it listens at sockets, whose names must look like ports to it. They are files in the directory.
+	// etcd listens on Unix sockets in the directory, so it needs no ports. etcd requires names that
+	// look like host:port.
 	if c.etcd, err = c.spawn("etcd", c.path("etcd"), "unix://"+etcdSocket, "unix://peer:1"); err != nil {
 		return err
 	}
@@ -114,7 +116,7 @@ func (c *Cluster) launch(ctx context.Context) (err error) {
 		}
 		c.control = append(c.control, p)
 	}
-	return c.serviceAccount(ctx, "default")
+	return c.waitServiceAccount(ctx, "default")
 }
 
 // startAPI starts the API server and waits until it is ready.
@@ -126,20 +128,22 @@ func (c *Cluster) startAPI(ctx context.Context) (err error) {
 		"--authorization-mode=RBAC", "--allow-privileged", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+c.path("tls.key"), "--service-account-signing-key-file="+c.path("tls.key"),
 		"--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
-		// A new node would be tainted until a controller, which is not here, finds it ready.
+		// Otherwise a new node would be tainted until a controller that is missing here removes the
+		// taint.
 		"--disable-admission-plugins=TaintNodesByCondition")
 	if err != nil {
 		return err
 	}
 	return until(ctx, "the API server is ready", func() error {
-		if err := errors.Join(c.etcd.alive(), c.api.alive()); err != nil {
+		if err := errors.Join(c.etcd.checkAlive(), c.api.checkAlive()); err != nil {
 			return err
 		}
 		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
 }
 
-// writeSecrets writes the certificate of the API server, its key, which signs the tokens of service accounts too, and the token of the admin.
+// writeSecrets writes the API server's certificate and key, which also signs the tokens of service
+// accounts, and the administrator's token. It returns that token.
 func (c *Cluster) writeSecrets() (token string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

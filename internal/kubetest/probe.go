@@ -13,12 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// probeInterval stands for the period of every probe, so that tests need not wait for whole seconds. Initial delays are left out. What a startup probe
-// allows in all (its threshold times its period) is kept, because a start on a busy machine takes what it takes.
+// probeInterval replaces the period of every probe, so that tests need not wait for seconds.
+// Initial delays are ignored. The total time for a startup probe, which is threshold times period,
+// is kept, because a start on a busy machine may take long.
 const probeInterval = 200 * time.Millisecond
 
-// probe tells the reporter whether the container has started and is ready, until the context ends. It returns true when the container must be
-// restarted: it did not start in time, or is not alive.
+// probe reports whether the container has started and is ready, until ctx ends. It returns true if
+// the container must be restarted, because it did not start in time or failed its liveness probe.
 func (p *pod) probe(ctx context.Context, began time.Time) (sick bool) {
 	c := p.container
 	tick := time.NewTicker(probeInterval)
@@ -29,7 +30,7 @@ func (p *pod) probe(ctx context.Context, began time.Time) (sick bool) {
 	}
 	if s := c.StartupProbe; s != nil {
 		deadline := began.Add(time.Duration(s.InitialDelaySeconds+s.FailureThreshold*s.PeriodSeconds) * time.Second)
-		for p.ask(ctx, client, s) != nil {
+		for p.sendProbe(ctx, client, s) != nil {
 			if time.Now().After(deadline) {
 				return ctx.Err() == nil
 			}
@@ -39,12 +40,12 @@ func (p *pod) probe(ctx context.Context, began time.Time) (sick bool) {
 		}
 	}
 	p.report.set(func(s *state) { s.started, s.ready = true, c.ReadinessProbe == nil })
-	ready, alive := &verdict{good: c.ReadinessProbe == nil}, &verdict{good: true}
+	ready, alive := &probeState{good: c.ReadinessProbe == nil}, &probeState{good: true}
 	for ctx.Err() == nil {
-		if alive.hear(c.LivenessProbe, func() error { return p.ask(ctx, client, c.LivenessProbe) }); !alive.good && ctx.Err() == nil {
+		if alive.update(c.LivenessProbe, func() error { return p.sendProbe(ctx, client, c.LivenessProbe) }); !alive.good && ctx.Err() == nil {
 			return true
 		}
-		if ready.hear(c.ReadinessProbe, func() error { return p.ask(ctx, client, c.ReadinessProbe) }) && ctx.Err() == nil {
+		if ready.update(c.ReadinessProbe, func() error { return p.sendProbe(ctx, client, c.ReadinessProbe) }) && ctx.Err() == nil {
 			p.report.set(func(s *state) { s.ready = ready.good })
 		}
 		next(ctx, tick)
@@ -52,6 +53,7 @@ func (p *pod) probe(ctx context.Context, began time.Time) (sick bool) {
 	return false
 }
 
+// next waits for the next tick. It returns false if ctx ended.
 func next(ctx context.Context, tick *time.Ticker) bool {
 	select {
 	case <-tick.C:
@@ -61,14 +63,14 @@ func next(ctx context.Context, tick *time.Ticker) bool {
 	}
 }
 
-// verdict is what is believed after several answers to a probe.
-type verdict struct {
+// probeState is the result of several answers to a probe.
+type probeState struct {
 	good bool
-	row  int32 // answers in a row that say otherwise
+	row  int32 // answers in a row that contradict good
 }
 
-// hear asks once, and says whether the verdict is another now. Without a probe nothing changes.
-func (v *verdict) hear(probe *corev1.Probe, ask func() error) (changed bool) {
+// update sends one probe and returns whether good has changed. Without a probe it does nothing.
+func (v *probeState) update(probe *corev1.Probe, ask func() error) (changed bool) {
 	if probe == nil {
 		return false
 	}
@@ -88,13 +90,13 @@ func (v *verdict) hear(probe *corev1.Probe, ask func() error) (changed bool) {
 	return true
 }
 
-// ask makes one probe. It fails when the answer is bad, late or none.
-func (p *pod) ask(ctx context.Context, client *http.Client, probe *corev1.Probe) error {
+// sendProbe sends one probe. It returns an error if the answer is bad, late or missing.
+func (p *pod) sendProbe(ctx context.Context, client *http.Client, probe *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(probe.TimeoutSeconds)*time.Second)
 	defer cancel()
 	switch {
 	case probe.HTTPGet != nil:
-		return p.get(ctx, client, probe.HTTPGet)
+		return p.sendHTTPProbe(ctx, client, probe.HTTPGet)
 	case probe.TCPSocket != nil:
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.address(probe.TCPSocket.Host, probe.TCPSocket.Port))
 		if err != nil {
@@ -102,17 +104,17 @@ func (p *pod) ask(ctx context.Context, client *http.Client, probe *corev1.Probe)
 		}
 		return conn.Close()
 	default:
-		return errors.New("the stand-in kubelet has probes by HTTP and TCP only")
+		return errors.New("the stand-in kubelet supports only HTTP and TCP probes")
 	}
 }
 
-func (p *pod) get(ctx context.Context, client *http.Client, get *corev1.HTTPGetAction) error {
-	url := strings.ToLower(string(get.Scheme)) + "://" + p.address(get.Host, get.Port) + "/" + strings.TrimPrefix(get.Path, "/")
+func (p *pod) sendHTTPProbe(ctx context.Context, client *http.Client, sendHTTPProbe *corev1.HTTPGetAction) error {
+	url := strings.ToLower(string(sendHTTPProbe.Scheme)) + "://" + p.address(sendHTTPProbe.Host, sendHTTPProbe.Port) + "/" + strings.TrimPrefix(sendHTTPProbe.Path, "/")
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	for _, h := range get.HTTPHeaders {
+	for _, h := range sendHTTPProbe.HTTPHeaders {
 		request.Header.Add(h.Name, h.Value)
 	}
 	response, err := client.Do(request)
@@ -126,7 +128,8 @@ func (p *pod) get(ctx context.Context, client *http.Client, get *corev1.HTTPGetA
 	return nil
 }
 
-// address is where a probe goes: to the pod, unless it names a host; to a port of the container where it has the name of one.
+// address returns the target of a probe. The host defaults to the pod's address. A port may be the
+// name of a port of the container.
 func (p *pod) address(host string, port intstr.IntOrString) string {
 	if host == "" {
 		host = p.ip

@@ -13,24 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is the leader of a process group, which goes with it.
+// process is the leader of a process group. The group is killed when the leader ends.
 type process struct {
-	cmd   *exec.Cmd
-	began time.Time
-	done  chan struct{} // closed when the leader is gone and the rest of the group was killed
+	cmd       *exec.Cmd
+	startedAt time.Time
+	done      chan struct{} // closed when the leader has ended and the rest of the group was killed
 
 	mu     sync.Mutex
-	reaped bool // the pid may be another's
+	reaped bool // true if another process may have the pid
 }
 
-// start starts the command. Its output is appended to the log in dir.
+// start starts the command. Its output is appended to the file "log" in dir.
 func (c command) start(dir string) (*process, error) {
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{done: make(chan struct{}), began: time.Now()}
+	p := &process{done: make(chan struct{}), startedAt: time.Now()}
 	p.cmd = &exec.Cmd{Path: c.path, Args: c.args, Env: c.env, Dir: c.dir, Stdout: log, Stderr: log}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -40,7 +40,8 @@ func (c command) start(dir string) (*process, error) {
 	return p, nil
 }
 
-// watch waits for the leader's end, and ends the others of its group while nobody else can have its pid.
+// watch waits until the leader has ended and kills the rest of its group. It does so before it
+// reaps the leader, so that no other process can have the pid.
 func (p *process) watch() {
 	defer close(p.done)
 	for {
@@ -51,33 +52,33 @@ func (p *process) watch() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_ = unix.Kill(-p.pid(), unix.SIGKILL) // there may be no others
-	_ = p.cmd.Wait()                      // how it ended is in its state
+	_ = unix.Kill(-p.pid(), unix.SIGKILL) // There may be no other processes.
+	_ = p.cmd.Wait()                      // ProcessState shows how it ended.
 	p.reaped = true
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// terminate asks the leader to end, as container runtimes do.
+// terminate sends SIGTERM to the leader, as container runtimes do.
 func (p *process) terminate() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.reaped {
-		_ = unix.Kill(p.pid(), unix.SIGTERM) // it may have ended already
+		_ = unix.Kill(p.pid(), unix.SIGTERM) // It may have ended already.
 	}
 }
 
-// kill ends the group and waits until it has ended.
+// kill kills the group and waits until it has ended.
 func (p *process) kill() {
 	p.mu.Lock()
 	if !p.reaped {
-		_ = unix.Kill(-p.pid(), unix.SIGKILL) // it may have ended already
+		_ = unix.Kill(-p.pid(), unix.SIGKILL) // It may have ended already.
 	}
 	p.mu.Unlock()
 	<-p.done
 }
 
-// wait waits for the end, but not longer than d, and not longer than the context.
+// wait waits until the process has ended, at most for d or until ctx ends.
 func (p *process) wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -88,7 +89,8 @@ func (p *process) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// exitCode is that of a process that has ended, as shells and container runtimes give it: 128 and the signal, where it was one.
+// exitCode returns the exit code of a process that has ended. It is 128 plus the signal if a signal
+// killed the process.
 func (p *process) exitCode() int32 {
 	status := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if status.Signaled() {

@@ -12,7 +12,7 @@ import (
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// state is what is known about the container that really runs.
+// state is the state of the container that really runs.
 type state struct {
 	phase          corev1.PodPhase
 	current, last  corev1.ContainerState
@@ -22,22 +22,22 @@ type state struct {
 	finished       bool
 }
 
-// reporter writes the status of one pod: what is true now, not everything that was true in between.
+// reporter writes the status of one pod. It writes the latest state and may skip states in between.
 type reporter struct {
 	pods   typedv1.PodInterface
 	object *corev1.Pod
 	engine string // the container that really runs
 	ip     string
-	// status is what was made last. Only run touches it.
+	// status was written last. Only run uses it.
 	status corev1.PodStatus
 
-	wake  chan struct{}
-	mu    sync.Mutex
-	state state
+	changed chan struct{}
+	mu      sync.Mutex
+	state   state
 }
 
 func newReporter(pods typedv1.PodInterface, object *corev1.Pod, engine, ip string) *reporter {
-	r := &reporter{pods: pods, object: object, engine: engine, ip: ip, status: *object.Status.DeepCopy(), wake: make(chan struct{}, 1)}
+	r := &reporter{pods: pods, object: object, engine: engine, ip: ip, status: *object.Status.DeepCopy(), changed: make(chan struct{}, 1)}
 	now := metav1.Now()
 	r.status.StartTime = &now
 	r.set(func(s *state) {
@@ -52,19 +52,20 @@ func (r *reporter) set(change func(*state)) {
 	defer r.mu.Unlock()
 	change(&r.state)
 	select {
-	case r.wake <- struct{}{}:
+	case r.changed <- struct{}{}:
 	default:
 	}
 }
 
-// finish says that nothing runs any more. The pod is deleted then, if that is what it waits for.
+// finish says that no process runs any more. run then deletes the pod if it is being deleted.
 func (r *reporter) finish() { r.set(func(s *state) { s.finished = true }) }
 
-// run writes what is set until the pod is gone. While the API server is away it tries again.
+// run writes the state after each change until the pod is deleted. It retries while the API server
+// is stopped.
 func (r *reporter) run(ctx context.Context) {
 	for {
 		select {
-		case <-r.wake:
+		case <-r.changed:
 		case <-ctx.Done():
 			return
 		}
@@ -74,7 +75,7 @@ func (r *reporter) run(ctx context.Context) {
 		for {
 			err := r.write(ctx, now)
 			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil || err == nil && now.finished {
-				return // the pod is gone, or another has its name
+				return // The pod is deleted, or another pod has its name.
 			}
 			if err == nil {
 				break
@@ -103,7 +104,7 @@ func (r *reporter) write(ctx context.Context, s state) error {
 	return err
 }
 
-// update makes the status as a kubelet words it.
+// update sets status as a kubelet would.
 func (r *reporter) update(s state) {
 	st := &r.status
 	st.Phase, st.HostIP, st.PodIP = s.phase, "127.0.0.1", r.ip
@@ -113,13 +114,13 @@ func (r *reporter) update(s state) {
 		status := corev1.ContainerStatus{Name: c.Name, Image: c.Image, ImageID: c.Image, Ready: s.ready, Started: &s.started}
 		if c.Name == r.engine {
 			status.State, status.LastTerminationState, status.RestartCount, status.ContainerID = s.current, s.last, s.restarts, s.id
-		} else { // only one is run; the others do as it does
+		} else { // Only one container runs. The others copy its state.
 			status.State = s.current
 		}
 		st.ContainerStatuses = append(st.ContainerStatuses, status)
 	}
-	r.condition(corev1.PodReadyToStartContainers, true, "")
-	r.condition(corev1.PodInitialized, true, "")
+	r.setCondition(corev1.PodReadyToStartContainers, true, "")
+	r.setCondition(corev1.PodInitialized, true, "")
 	unready := ""
 	if !s.ready {
 		unready = "ContainersNotReady"
@@ -127,12 +128,12 @@ func (r *reporter) update(s state) {
 	if s.phase == corev1.PodSucceeded {
 		unready = "PodCompleted"
 	}
-	r.condition(corev1.ContainersReady, s.ready, unready)
-	r.condition(corev1.PodReady, s.ready, unready)
+	r.setCondition(corev1.ContainersReady, s.ready, unready)
+	r.setCondition(corev1.PodReady, s.ready, unready)
 }
 
-// condition sets a condition; the time of its last change stays where nothing changes.
-func (r *reporter) condition(kind corev1.PodConditionType, holds bool, reason string) {
+// setCondition sets a condition. Its transition time changes only with its status.
+func (r *reporter) setCondition(kind corev1.PodConditionType, holds bool, reason string) {
 	c := corev1.PodCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.Now()}
 	if holds {
 		c.Status = corev1.ConditionTrue
