@@ -14,43 +14,41 @@ import (
 )
 
 const (
-	// adminTimeout bounds one exchange with the admin interface. Envoy answers from its main thread, which is slow only while
-	// it takes a large update.
+	// adminTimeout bounds one call of the admin interface. Envoy answers from its main thread,
+	// which is slow only while it applies a large update.
 	adminTimeout = 5 * time.Second
-	// maxAdminAnswer is far above /clusters of thousands of replicas.
+	// maxAdminAnswer is far above the size of /clusters for thousands of replicas.
 	maxAdminAnswer = 256 << 20
-	adminListener  = "admin"
+	// adminListener is the name of the admin interface in Envoy's statistics.
+	adminListener = "admin"
 )
 
-// What ServerState may say, besides the states of a start.
+// Values of ServerState.
 const (
-	stateLive     = "LIVE"
-	stateDraining = "DRAINING"
+	serverLive     = "LIVE"
+	serverDraining = "DRAINING"
 )
 
-// Admin talks to Envoy's admin interface. Its methods may be called at any time; when nobody listens they fail at once.
+// Admin calls Envoy's admin interface. Its methods may be called at any time. They return an error
+// at once if no Envoy listens.
 type Admin struct {
 	// Socket is the path of the unix socket.
 	Socket string
 }
 
-// Get fetches a path with its query, such as /clusters?format=json. Any status but 2xx is an error.
+// Get fetches a path with its query, such as /clusters?format=json. A status other than 2xx is an
+// error.
 func (a Admin) Get(ctx context.Context, path string) ([]byte, error) {
 	return a.call(ctx, http.MethodGet, path)
 }
 
-// Post is Get for what changes something, such as /healthcheck/fail.
+// Post is like Get, for paths that change something, such as /healthcheck/fail.
 func (a Admin) Post(ctx context.Context, path string) ([]byte, error) {
 	return a.call(ctx, http.MethodPost, path)
 }
 
-// Ready tells whether Envoy has its configuration, accepts requests, and is not draining.
-func (a Admin) Ready(ctx context.Context) bool {
-	_, err := a.Get(ctx, "/ready")
-	return err == nil
-}
-
-// ServerState is what Envoy says of itself: LIVE, DRAINING, PRE_INITIALIZING or INITIALIZING.
+// ServerState returns the state that Envoy reports: LIVE, DRAINING, PRE_INITIALIZING or
+// INITIALIZING.
 func (a Admin) ServerState(ctx context.Context) (string, error) {
 	var answer struct {
 		State string `json:"state"`
@@ -59,17 +57,19 @@ func (a Admin) ServerState(ctx context.Context) (string, error) {
 	return answer.State, err
 }
 
-// ActiveRequests counts, by cluster and by host, the requests that Envoy has under way there. A host is ip:port or the path
-// of a unix socket. All hosts that Envoy knows are there, with 0 as well.
+// ActiveRequests counts the requests that Envoy has in progress, by cluster and by the address of
+// the endpoint. The address is ip:port or the path of a unix socket. Endpoints without requests are
+// included with 0.
 func (a Admin) ActiveRequests(ctx context.Context) (map[string]map[string]int, error) {
-	var answer clusters
+	var answer clusterStatuses
 	if err := a.getJSON(ctx, "/clusters?format=json", &answer); err != nil {
 		return nil, err
 	}
-	return answer.active(), nil
+	return answer.activeRequests(), nil
 }
 
-// InFlight counts the clients' requests that Envoy has taken and not answered to the end, those included that Sluice still holds.
+// InFlight counts the requests of clients that Envoy has received and not answered completely.
+// Requests that ext_proc still holds are included.
 func (a Admin) InFlight(ctx context.Context) (int, error) {
 	stats, err := a.Stats(ctx, `^http\..*\.downstream_rq_active$`)
 	if err != nil {
@@ -97,7 +97,7 @@ func (a Admin) Stats(ctx context.Context, filter string) (map[string]uint64, err
 	}
 	stats := make(map[string]uint64, len(answer.Stats))
 	for _, s := range answer.Stats {
-		// Histograms have no name, text readouts no number: neither is asked for here.
+		// Histograms have no name and text readouts have no number. Callers do not ask for them.
 		if n, err := strconv.ParseUint(string(s.Value), 10, 64); err == nil && s.Name != "" {
 			stats[s.Name] = n
 		}
@@ -105,6 +105,7 @@ func (a Admin) Stats(ctx context.Context, filter string) (map[string]uint64, err
 	return stats, nil
 }
 
+// getJSON decodes the JSON answer of a path into the value that into points to.
 func (a Admin) getJSON(ctx context.Context, path string, into any) error {
 	body, err := a.Get(ctx, path)
 	if err != nil {
@@ -116,6 +117,7 @@ func (a Admin) getJSON(ctx context.Context, path string, into any) error {
 	return nil
 }
 
+// call makes one request to the admin interface and returns the body of the answer.
 func (a Admin) call(ctx context.Context, method, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
@@ -123,7 +125,8 @@ func (a Admin) call(ctx context.Context, method, path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A connection for each call: calls are rare, and none is kept to an Envoy that may be gone.
+	// Each call has a connection of its own: calls are rare, and a kept connection may lead to an
+	// Envoy that is gone.
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -146,8 +149,9 @@ func (a Admin) call(ctx context.Context, method, path string) ([]byte, error) {
 	return body, nil
 }
 
-// clusters is the part of /clusters?format=json that we read (envoy.admin.v3.Clusters).
-type clusters struct {
+// clusterStatuses is the part of /clusters?format=json that activeRequests needs
+// (envoy.admin.v3.Clusters).
+type clusterStatuses struct {
 	Statuses []struct {
 		Name  string `json:"name"`
 		Hosts []struct {
@@ -168,23 +172,24 @@ type clusters struct {
 	} `json:"cluster_statuses"`
 }
 
-func (c clusters) active() map[string]map[string]int {
+// activeRequests returns the active requests by cluster and address.
+func (c clusterStatuses) activeRequests() map[string]map[string]int {
 	all := make(map[string]map[string]int, len(c.Statuses))
 	for _, cluster := range c.Statuses {
-		hosts := make(map[string]int, len(cluster.Hosts))
+		requests := make(map[string]int, len(cluster.Hosts))
 		for _, host := range cluster.Hosts {
 			address := host.Address.Pipe.Path
 			if address == "" {
 				address = net.JoinHostPort(host.Address.Socket.Address, strconv.Itoa(host.Address.Socket.Port))
 			}
-			hosts[address] = 0
+			requests[address] = 0
 			for _, s := range host.Stats {
 				if n, err := strconv.Atoi(s.Value); err == nil && s.Name == "rq_active" {
-					hosts[address] = n
+					requests[address] = n
 				}
 			}
 		}
-		all[cluster.Name] = hosts
+		all[cluster.Name] = requests
 	}
 	return all
 }

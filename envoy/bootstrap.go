@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -24,46 +25,55 @@ import (
 )
 
 const (
-	// maxDownstreamConnections stands where Envoy wants a limit and warns without one. What really bounds connections is
-	// the number of open files; a request more than that waits in the kernel's backlog instead of being cut.
+	// maxDownstreamConnections is a limit that never applies. Envoy logs a warning without a limit.
+	// The number of open files is what really bounds connections: a connection above it waits in
+	// the kernel's backlog and is not cut.
 	maxDownstreamConnections = 1 << 20
-	// maxHTTP2Streams is the largest value that the field takes; the default of 1024 is an outage at the 1025th stream.
+	// maxHTTP2Streams is the largest value of the field. With the default of 1024, the 1025th
+	// exchange would wait.
 	maxHTTP2Streams = math.MaxInt32
 	connectTimeout  = time.Second
-	// apiIdleTimeout must be under the idle timeout of Sluice's HTTP server, or a reused connection meets a close.
+	// apiIdleTimeout must be shorter than the idle timeout of Sluice's HTTP server. Otherwise Envoy
+	// may reuse a connection that the server is closing.
 	apiIdleTimeout = 30 * time.Second
-	// The back-off of the xDS stream grows from the first to the last of these. Envoy's own, 500 ms to 30 s, would keep a restarted Sluice waiting.
+	// reconnectFirst and reconnectLast bound the back-off of the xDS stream. Envoy's defaults, 500
+	// ms to 30 s, would delay the configuration after a restart of Sluice.
 	reconnectFirst = 50 * time.Millisecond
 	reconnectLast  = 500 * time.Millisecond
-	// maxSocketPath is what sockaddr_un holds on Linux, without the final zero.
+	// maxSocketPath is the longest path in a sockaddr_un on Linux, without the final zero.
 	maxSocketPath = 107
 )
 
-// BootstrapConfig is what an Envoy has to know before it can ask Sluice for the rest.
+// BootstrapConfig is what an Envoy must know before it can ask Sluice for the rest.
 type BootstrapConfig struct {
-	// NodeID names this Envoy to the xDS server. Default: sluice.
+	// NodeID identifies this Envoy to the xDS server. Empty means "sluice".
 	NodeID string
-	// Cluster is the node's cluster, for people only. Default: sluice.
+	// Cluster is the cluster of the node. It is only shown to people. Empty means "sluice".
 	Cluster string
-	// ControlSocket is the unix socket of Sluice's gRPC listener (xDS, ext_proc, ext_authz, access log). Required, at most
-	// 107 bytes, absolute: an Envoy may be started anywhere.
+	// ControlSocket is the unix socket of Sluice's gRPC listener (xDS, ext_proc, ext_authz, access
+	// log). Required. The path is absolute, because Envoy may be started in any directory, and has
+	// at most 107 bytes.
 	ControlSocket string
-	// APISocket is the unix socket of the HTTP listener for what Sluice answers itself. As ControlSocket.
+	// APISocket is the unix socket of the HTTP listener for package internal/api. The same rules
+	// apply as for ControlSocket.
 	APISocket string
-	// AdminSocket is where Envoy serves its admin interface; only the owner may open it. As ControlSocket.
+	// AdminSocket is the unix socket of Envoy's admin interface, which only its owner may open. The
+	// same rules apply as for ControlSocket.
 	AdminSocket string
 }
 
-// Bootstrap renders the configuration that Envoy starts with, as JSON, which is also YAML. The same config gives the same bytes.
+// Bootstrap renders the configuration that Envoy starts with, as JSON, which is also YAML. Equal
+// configs give equal bytes.
 //
-// It holds nothing that ever changes while Envoy runs: listeners, routes, clusters and endpoints all come by xDS.
+// The bootstrap holds nothing that changes while Envoy runs: listeners, routes, clusters and
+// endpoints come by xDS.
 func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	for name, path := range map[string]string{"control": c.ControlSocket, "api": c.APISocket, "admin": c.AdminSocket} {
 		if path == "" || path[0] != '/' || len(path) > maxSocketPath {
 			return nil, fmt.Errorf("envoy bootstrap: the %s socket needs an absolute path of at most %d bytes, not %q", name, maxSocketPath, path)
 		}
 	}
-	b, err := build(c)
+	b, err := newBootstrap(c)
 	if err != nil {
 		return nil, fmt.Errorf("envoy bootstrap: %w", err)
 	}
@@ -73,7 +83,8 @@ func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	return render(b)
 }
 
-func build(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
+// newBootstrap builds the message that Bootstrap renders.
+func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	control, err := controlCluster(c.ControlSocket)
 	if err != nil {
 		return nil, err
@@ -89,7 +100,7 @@ func build(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		return nil, err
 	}
 	return &bootstrapv3.Bootstrap{
-		Node:             &corev3.Node{Id: or(c.NodeID, "sluice"), Cluster: or(c.Cluster, "sluice")},
+		Node:             &corev3.Node{Id: cmp.Or(c.NodeID, "sluice"), Cluster: cmp.Or(c.Cluster, "sluice")},
 		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{control, api}},
 		DynamicResources: dynamicResources(),
 		Admin: &bootstrapv3.Admin{
@@ -105,7 +116,7 @@ func build(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	}, nil
 }
 
-// dynamicResources asks for clusters and listeners over one delta stream.
+// dynamicResources makes Envoy ask for clusters and listeners over one delta ADS stream.
 func dynamicResources() *bootstrapv3.Bootstrap_DynamicResources {
 	return &bootstrapv3.Bootstrap_DynamicResources{
 		AdsConfig: &corev3.ApiConfigSource{
@@ -127,8 +138,9 @@ func dynamicResources() *bootstrapv3.Bootstrap_DynamicResources {
 	}
 }
 
-// overADS sets no limit to the first fetch: after Envoy's 15 s it would call itself ready without a listener. So /ready
-// says yes only when Sluice has answered.
+// overADS sets no timeout for the first fetch. With Envoy's default of 15 s, an Envoy without a
+// listener would report itself ready. Without the timeout, Envoy becomes live only after Sluice has
+// answered.
 func overADS() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -137,9 +149,10 @@ func overADS() *corev3.ConfigSource {
 	}
 }
 
-// controlCluster leads to Sluice's gRPC listener. It has no keepalive: the kernel reports the end of a process on a unix
-// socket at once, while pings would cut the exchanges of a Sluice that merely stands still, and grpc-go takes pings more
-// often than every five minutes for an attack.
+// controlCluster leads to Sluice's gRPC listener. It has no HTTP/2 keepalive. The kernel reports
+// the end of a process on a unix socket at once, while pings would cut the exchanges of a Sluice
+// that is merely stopped. Also, grpc-go treats pings at intervals of less than five minutes as an
+// attack.
 func controlCluster(socket string) (*clusterv3.Cluster, error) {
 	return staticCluster(headers.ControlCluster, socket, &httpv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: explicit(&httpv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -152,6 +165,7 @@ func controlCluster(socket string) (*clusterv3.Cluster, error) {
 	})
 }
 
+// apiCluster leads to the HTTP listener of package internal/api.
 func apiCluster(socket string) (*clusterv3.Cluster, error) {
 	return staticCluster(headers.APICluster, socket, &httpv3.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: durationpb.New(apiIdleTimeout)},
@@ -167,6 +181,7 @@ func explicit(c *httpv3.HttpProtocolOptions_ExplicitHttpConfig) *httpv3.HttpProt
 	return &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: c}
 }
 
+// staticCluster returns a cluster with one endpoint, a unix socket.
 func staticCluster(name, socket string, protocol *httpv3.HttpProtocolOptions) (*clusterv3.Cluster, error) {
 	options, err := anypb.New(protocol)
 	if err != nil {
@@ -177,7 +192,7 @@ func staticCluster(name, socket string, protocol *httpv3.HttpProtocolOptions) (*
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       durationpb.New(connectTimeout),
 		CircuitBreakers: &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
-			unlimited(corev3.RoutingPriority_DEFAULT), unlimited(corev3.RoutingPriority_HIGH),
+			unlimitedThresholds(corev3.RoutingPriority_DEFAULT), unlimitedThresholds(corev3.RoutingPriority_HIGH),
 		}},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
 			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options,
@@ -193,23 +208,25 @@ func staticCluster(name, socket string, protocol *httpv3.HttpProtocolOptions) (*
 	}, nil
 }
 
-// unlimited lifts the 1024 of everything that Envoy gives every cluster.
-func unlimited(priority corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
-	most := wrapperspb.UInt32(math.MaxUint32)
+// unlimitedThresholds lifts the limit of 1024 connections and requests that Envoy gives every
+// cluster.
+func unlimitedThresholds(priority corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
+	limit := wrapperspb.UInt32(math.MaxUint32)
 	return &clusterv3.CircuitBreakers_Thresholds{
 		Priority:           priority,
-		MaxConnections:     most,
-		MaxPendingRequests: most,
-		MaxRequests:        most,
-		MaxRetries:         most,
+		MaxConnections:     limit,
+		MaxPendingRequests: limit,
+		MaxRequests:        limit,
+		MaxRetries:         limit,
 	}
 }
 
+// pipe returns the address of a unix socket. mode 0 leaves its permissions alone.
 func pipe(path string, mode uint32) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path, Mode: mode}}}
 }
 
-// render gives stable bytes: protojson itself varies its spaces on purpose.
+// render returns stable bytes. The output of protojson alone varies its white space on purpose.
 func render(m proto.Message) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
@@ -221,11 +238,4 @@ func render(m proto.Message) ([]byte, error) {
 	}
 	out.WriteByte('\n')
 	return out.Bytes(), nil
-}
-
-func or(value, fallback string) string {
-	if value == "" {
-		return fallback
-	}
-	return value
 }

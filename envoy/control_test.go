@@ -28,11 +28,12 @@ const (
 	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 )
 
-// control is the least of an xDS server: it tells every Envoy of one listener before one backend.
+// control is a minimal xDS server. It serves every Envoy one listener and one backend.
 type control struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	cluster, listener *anypb.Any
-	connected         chan string // the node id of every new stream
+	// connected receives the node id of every new stream.
+	connected chan string
 }
 
 func newControl(t *testing.T, backend net.Addr) *control {
@@ -44,7 +45,7 @@ func newControl(t *testing.T, backend net.Addr) *control {
 	}
 }
 
-// serve answers on the socket until the test ends or the returned function is called.
+// serve answers on the socket until the test ends or stop is called.
 func (c *control) serve(t *testing.T, socket string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
@@ -66,7 +67,8 @@ func (c *control) serve(t *testing.T, socket string) (stop func()) {
 	return stop
 }
 
-// DeltaAggregatedResources answers the first request for each type, and takes all others for acknowledgements.
+// DeltaAggregatedResources answers the first request for each type. It takes all other requests for
+// acknowledgements.
 func (c *control) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	named := false
 	for {
@@ -113,7 +115,7 @@ func backendCluster(addr net.Addr) *clusterv3.Cluster {
 	}
 }
 
-// listener listens on a port that the kernel chooses.
+// listener returns a listener on a port that the kernel chooses.
 func listener(t *testing.T) *listenerv3.Listener {
 	t.Helper()
 	manager := packed(t, &hcmv3.HttpConnectionManager{
@@ -158,7 +160,7 @@ func packed(t *testing.T, m proto.Message) *anypb.Any {
 	return a
 }
 
-// slowBackend answers at once with one line and ends the response when it is told to.
+// slowBackend sends one line at once and ends the response when the test closes finish.
 type slowBackend struct {
 	server *httptest.Server
 	finish chan struct{}

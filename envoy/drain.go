@@ -10,37 +10,43 @@ import (
 )
 
 const (
-	// stopGrace is between SIGTERM, on which Envoy ends at once, and SIGKILL.
+	// stopGrace is the time between SIGTERM, on which Envoy ends at once, and SIGKILL.
 	stopGrace = 5 * time.Second
-	// maxOpenWhileDraining is how long a draining Envoy with requests in flight still accepts connections: the time in which a
-	// load balancer in front sees the failing health check.
-	maxOpenWhileDraining = 5 * time.Second
-	drainPoll            = 25 * time.Millisecond
+	// maxAcceptWhileDraining is the longest time for which a draining Envoy with requests in flight
+	// still accepts connections. In this time a load balancer in front of Envoy sees the failing
+	// health check.
+	maxAcceptWhileDraining = 5 * time.Second
+	// drainPoll is the interval at which a draining Envoy is asked for its requests in flight.
+	drainPoll = 25 * time.Millisecond
 )
 
-// Stop ends the Envoy, also one that Run has not got to yet, and makes Run return. Envoy fails its health checks, asks its clients to
-// close their connections, and accepts no new ones after a third of the drain time, at most 5 s, or once it is idle. Stop waits
-// until it has no request in flight, at most for the drain time, then ends the process. When ctx ends, it does so at once.
+// Stop drains and ends the Envoy and makes Run return. If Run has not adopted the Envoy of the
+// state directory yet, Stop ends that one.
+//
+// Envoy fails its health checks and asks its clients to close their connections. It accepts no new
+// connections after a third of drainTime, at most 5 s, or once it is idle. Stop waits until Envoy
+// has no request in flight, at most for drainTime, and then ends the process. When ctx ends, Stop
+// ends the process at once.
 func (e *Envoy) Stop(ctx context.Context, drainTime time.Duration) error {
-	p := e.takeForStop()
+	p := e.markStopped()
 	if p == nil {
 		return nil
 	}
-	e.change(func(s *Status) { s.State, s.Reason = StateDraining, "Sluice stops" })
+	e.updateStatus(func(s *Status) { s.State, s.Reason = StateDraining, "Sluice is stopping" })
 	e.log.Info("envoy drains", zap.Int("pid", p.PID()), zap.Duration("drain", drainTime))
-	drain(ctx, p, Admin{Socket: p.Record().Meta[metaAdmin]}, drainTime)
+	drainRequests(ctx, p, Admin{Socket: p.Record().Meta[metaAdmin]}, drainTime)
 	if err := p.Stop(ctx, stopGrace); err != nil {
 		return err
 	}
 	e.log.Info("envoy stopped", zap.Int("pid", p.PID()))
-	e.change(func(s *Status) { s.State, s.PID, s.Reason = StateDown, 0, "stopped" })
+	e.updateStatus(func(s *Status) { s.State, s.PID, s.Reason = StateDown, 0, "stopped" })
 	return nil
 }
 
-// takeForStop sees to it that nothing is started any more, and returns what there is to stop.
-func (e *Envoy) takeForStop() *process.Process {
-	e.life.Lock()
-	defer e.life.Unlock()
+// markStopped prevents further starts and returns the process to stop, or nil if there is none.
+func (e *Envoy) markStopped() *process.Process {
+	e.processMu.Lock()
+	defer e.processMu.Unlock()
 	if !e.isStopped() {
 		close(e.stopped)
 	}
@@ -51,9 +57,10 @@ func (e *Envoy) takeForStop() *process.Process {
 	return p
 }
 
-// drain returns when Envoy has no request in flight, when it has ended, or when the time is over or ctx has ended.
-func drain(ctx context.Context, p *process.Process, a Admin, patience time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// drainRequests drains an Envoy. It returns when Envoy has no request in flight, when Envoy has
+// ended, when drainTime is over, or when ctx has ended.
+func drainRequests(ctx context.Context, p *process.Process, a Admin, drainTime time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
 	go func() {
 		select {
@@ -62,18 +69,18 @@ func drain(ctx context.Context, p *process.Process, a Admin, patience time.Durat
 		case <-ctx.Done():
 		}
 	}()
-	// Errors mean that Envoy is gone or does not answer; then the time decides.
+	// An error means that Envoy is gone or does not answer. Then drainTime bounds the wait.
 	_, _ = a.Post(ctx, "/healthcheck/fail")
 	_, _ = a.Post(ctx, "/drain_listeners?graceful&skip_exit")
-	open, shut := context.WithTimeout(ctx, min(patience/3, maxOpenWhileDraining))
-	defer shut()
-	untilIdle(open, a)
+	accepting, cancelAccepting := context.WithTimeout(ctx, min(drainTime/3, maxAcceptWhileDraining))
+	defer cancelAccepting()
+	waitUntilIdle(accepting, a)
 	_, _ = a.Post(ctx, "/drain_listeners")
-	untilIdle(ctx, a)
+	waitUntilIdle(ctx, a)
 }
 
-// untilIdle returns when nothing is in flight or ctx has ended.
-func untilIdle(ctx context.Context, a Admin) {
+// waitUntilIdle returns when no request is in flight or ctx has ended.
+func waitUntilIdle(ctx context.Context, a Admin) {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for ctx.Err() == nil {

@@ -11,32 +11,35 @@ import (
 	"time"
 )
 
-func stopping(ctx context.Context, e *Envoy, drainTime time.Duration) chan error {
+// stopInBackground calls Stop and returns the channel that gets its result.
+func stopInBackground(ctx context.Context, e *Envoy, drainTime time.Duration) chan error {
 	done := make(chan error, 1)
 	go func() { done <- e.Stop(ctx, drainTime) }()
 	return done
 }
 
-func gone(t *testing.T, w *world, pid int) {
+// expectEnded checks that neither the process nor a record is left.
+func expectEnded(t *testing.T, b *testbed, pid int) {
 	t.Helper()
 	if runs(pid) {
 		t.Errorf("process %d still runs", pid)
 	}
-	if r := w.dir.Records(); len(r) > 0 {
-		t.Errorf("records are left: %+v", r)
+	if r := b.dir.Records(); len(r) > 0 {
+		t.Errorf("the directory still has records: %+v", r)
 	}
 }
 
 func TestStopLetsStreamsEnd(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, leave := w.live(t)
+	b := newTestbed(t)
+	e, stop := b.live(t)
 	pid := e.Status().PID
-	url := address(t, e.Admin())
+	url := address(t, e.admin)
 	running := stream(t, url)
-	done := stopping(t.Context(), e, 6*time.Second) // a third of it with open doors
+	// Envoy accepts connections for a third of the drain time.
+	done := stopInBackground(t.Context(), e, 6*time.Second)
 	eventually(t, func() error { return inState(e, StateDraining) })
-	// Sluice refuses the newcomers; Envoy closes its door after a while, for those that come all the same.
+	// Sluice refuses new requests. Later, Envoy also refuses new connections.
 	eventually(t, func() error {
 		c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 		if err == nil {
@@ -53,7 +56,7 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	if err := inState(e, StateDraining); err != nil {
 		t.Error(err)
 	}
-	close(w.backend.finish)
+	close(b.backend.finish)
 	body, err := io.ReadAll(running)
 	if err != nil || !strings.HasSuffix(string(body), "end\n") {
 		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
@@ -61,45 +64,45 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 	if err := inState(e, StateDown); err != nil {
 		t.Error(err)
 	}
-	if err := leave(); err != nil {
+	if err := stop(); err != nil {
 		t.Errorf("Run after Stop: %v", err)
 	}
-	if n := w.logs.FilterMessage("envoy ended").Len(); n != 0 {
+	if n := b.logs.FilterMessage("envoy ended").Len(); n != 0 {
 		t.Error("a stop was taken for a crash")
 	}
 }
 
 func TestStopWhenIdleIsQuick(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	e, _ := b.live(t)
 	pid := e.Status().PID
-	done := stopping(t.Context(), e, time.Hour)
+	done := stopInBackground(t.Context(), e, time.Hour)
 	select {
 	case err := <-done:
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("Stop waits for nothing")
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 }
 
-func TestStopCutsWhatTakesTooLong(t *testing.T) {
+func TestStopCutsRequestsAfterTheDrainTime(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	e, _ := b.live(t)
 	pid := e.Status().PID
-	running := stream(t, address(t, e.Admin()))
+	running := stream(t, address(t, e.admin))
 	if err := e.Stop(t.Context(), 300*time.Millisecond); err != nil {
 		t.Error(err)
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 	if _, err := io.ReadAll(running); err == nil {
 		t.Error("a cut stream ended cleanly")
 	}
@@ -107,62 +110,62 @@ func TestStopCutsWhatTakesTooLong(t *testing.T) {
 
 func TestStopEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	e, _ := b.live(t)
 	pid := e.Status().PID
-	stream(t, address(t, e.Admin()))
+	stream(t, address(t, e.admin))
 	ctx, cancel := context.WithCancel(context.Background())
-	done := stopping(ctx, e, time.Hour)
+	done := stopInBackground(ctx, e, time.Hour)
 	eventually(t, func() error { return inState(e, StateDraining) })
 	cancel()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("Stop does not end")
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 }
 
-func TestStopFindsWhatNobodyRuns(t *testing.T) {
+func TestStopFindsAnEnvoyThatNobodyRuns(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first, leave := w.live(t)
+	b := newTestbed(t)
+	first, stop := b.live(t)
 	pid := first.Status().PID
-	w.die(t, leave)
-	c := w.config
-	c.Dir = w.dir
+	b.restart(t, stop)
+	c := b.config
+	c.Dir = b.dir
 	e := New(c)
-	if err := e.Stop(t.Context(), patience); err != nil {
+	if err := e.Stop(t.Context(), testTimeout); err != nil {
 		t.Error(err)
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 	if err := e.Run(t.Context()); err != nil {
 		t.Errorf("Run after Stop: %v", err)
 	}
-	if r := w.dir.Records(); len(r) > 0 {
+	if r := b.dir.Records(); len(r) > 0 {
 		t.Error("Run after Stop has started something")
 	}
-	if err := e.Stop(t.Context(), patience); err != nil {
+	if err := e.Stop(t.Context(), testTimeout); err != nil {
 		t.Errorf("a second Stop: %v", err)
 	}
 }
 
 func TestStopSurvivesAHungEnvoy(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	e, _ := b.live(t)
 	pid := e.Status().PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	done := stopping(t.Context(), e, 200*time.Millisecond)
+	done := stopInBackground(t.Context(), e, 200*time.Millisecond)
 	select {
 	case err := <-done:
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("Stop hangs with a hung Envoy")
 	}
-	gone(t, w, pid)
+	expectEnded(t, b, pid)
 }

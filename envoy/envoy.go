@@ -1,8 +1,11 @@
-// Package envoy finds an Envoy binary, writes its bootstrap, and keeps one Envoy running for a state directory.
+// Package envoy finds an Envoy binary, writes its bootstrap, and keeps one Envoy running for a
+// state directory. Package internal/gateway runs its Envoy and uses its Admin to ask Envoy for
+// running requests.
 //
-// The Envoy belongs to the state directory, not to the process that started it: when Sluice dies or hands over, Envoy and all
-// its streams go on, and the next Sluice adopts it, if it runs what that Sluice would start. Everything but the bootstrap
-// reaches Envoy by xDS; this package knows nothing of listeners, routes and models.
+// The Envoy belongs to the state directory and not to the process that started it. When Sluice dies
+// or hands over, Envoy and all its streams continue. The next Sluice adopts the Envoy if it would
+// start the same one. Everything except the bootstrap reaches Envoy by xDS, so this package knows
+// nothing of listeners, routes and models.
 package envoy
 
 import (
@@ -17,86 +20,96 @@ import (
 )
 
 const (
-	// RecordName is how the state directory knows the Envoy.
+	// RecordName is the name of the Envoy's record in the state directory.
 	RecordName = "envoy"
-	// defaultDrainTime is above 30 minutes, the default longest stream: Envoy cuts the streams of a changed listener when
-	// its drain time is over.
+	// defaultDrainTime is longer than 30 minutes, the default limit of a stream: Envoy cuts the
+	// streams of a changed listener when the drain time is over.
 	defaultDrainTime    = 31 * time.Minute
 	defaultReplaceDrain = 30 * time.Second
 
+	// minBackoff and maxBackoff bound the time between the end of an Envoy and its next start.
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 10 * time.Second
-	// stableAfter is how long an Envoy has to run for its end to count as the first one.
+	// stableAfter is how long an Envoy must run for the back-off to begin anew after its end.
 	stableAfter = 10 * time.Second
 
-	// How often Envoy is asked for its state: soon after a start, less and less often until it is live, then every second.
+	// The intervals at which Envoy is asked for its state. After a start the interval grows from
+	// minPoll to maxPoll; once Envoy is live it is livePoll.
 	minPoll  = 20 * time.Millisecond
 	maxPoll  = 250 * time.Millisecond
 	livePoll = time.Second
 )
 
-// Config says which Envoy to run, and how.
+// Config says which Envoy to run and how.
 type Config struct {
 	// Binary is the path of the program, as Find returns it. Required.
 	Binary string
-	// Dir is the state directory that Envoy belongs to, claimed by this process before Run. Required.
+	// Dir is the state directory of the Envoy. This process must have claimed it before Run.
+	// Required.
 	Dir *process.Dir
 	// Bootstrap holds the sockets. Required.
 	Bootstrap BootstrapConfig
-	// DrainTime is how long the streams of a listener that xDS has changed may go on. It must be above the longest stream
-	// that is allowed. 0 means 31 minutes.
+	// DrainTime is how long the streams of a listener that xDS has changed may continue. It must be
+	// longer than the longest stream that is allowed. 0 means 31 minutes.
 	DrainTime time.Duration
-	// ReplaceDrain is how long an adopted Envoy that runs something else than this Config says is given to finish its
-	// streams before it is replaced. 0 means 30 s.
+	// ReplaceDrain is how long Run waits for the requests of an adopted Envoy that differs from
+	// this Config before Run replaces the Envoy. 0 means 30 s.
 	ReplaceDrain time.Duration
 	// Concurrency is the number of Envoy's worker threads. 0 means one for each hardware thread.
 	Concurrency int
-	// Log is where the life of the Envoy is told. nil is silent. (Envoy's own log is a file in the state directory.)
+	// Log receives the starts, ends and states of the Envoy. nil discards them. (Envoy's own log is
+	// a file in the state directory.)
 	Log *zap.Logger
 }
 
-// State is where an Envoy is in its life.
+// State is the state of an Envoy.
 type State string
 
 // The states of an Envoy.
 const (
-	StateStarting State = "starting" // it runs, and has not got its configuration yet
+	StateStarting State = "starting" // it runs and has no configuration yet
 	StateLive     State = "live"     // it accepts requests
-	StateDraining State = "draining" // it finishes what it has
+	StateDraining State = "draining" // it finishes its requests and accepts no new ones
 	StateDown     State = "down"     // it does not run
 )
 
-// Status is what an operator may want to know of the Envoy.
+// Status describes the Envoy to an operator.
 type Status struct {
 	State State
-	// PID is 0 while it is down.
+	// PID is 0 while no Envoy runs.
 	PID int
-	// Version of the binary, such as 1.40.0. Empty before Run.
+	// Version is the version of the binary, such as 1.40.0. It is empty before Run.
 	Version string
-	// Adopted tells that it was running already when Run began.
+	// Adopted means that the Envoy was already running when Run began.
 	Adopted bool
-	// Restarts counts how often it ended by itself.
+	// Restarts counts how often the Envoy ended by itself.
 	Restarts int
-	// Reason tells why it is not live, or, when it is, how it ended the last time, with its last log lines.
+	// Reason says why the Envoy is not live. If it is live, Reason says how the previous one ended,
+	// with its last log lines.
 	Reason string
 }
 
-// Envoy is one supervised Envoy process. Its methods are safe for concurrent use.
+// Envoy supervises one Envoy process. Its methods are safe for concurrent use. Lock order:
+// processMu before mu.
 type Envoy struct {
 	cfg   Config
 	log   *zap.Logger
 	admin Admin
 
-	// life is held while the process is started or is taken to be stopped, so that none is started behind Stop's back.
-	life    sync.Mutex
-	proc    *process.Process // the last one; guarded by life
-	stopped chan struct{}    // closed by the first Stop; closing is guarded by life
+	// processMu is held while the process is started or fetched to be stopped, so that no process
+	// is started after Stop has fetched the last one.
+	processMu sync.Mutex
+	// proc is the last process. Guarded by processMu.
+	proc *process.Process
+	// stopped is closed by the first Stop, with processMu held.
+	stopped chan struct{}
 
-	mu     sync.Mutex
-	status Status // guarded by mu
+	mu sync.Mutex
+	// status is guarded by mu.
+	status Status
 }
 
-// New starts nothing.
+// New returns an Envoy that is down. Call Run to start it.
 func New(c Config) *Envoy {
 	if c.DrainTime <= 0 {
 		c.DrainTime = defaultDrainTime
@@ -116,27 +129,27 @@ func New(c Config) *Envoy {
 	}
 }
 
-// Status returns how the Envoy is now.
+// Status returns the current status.
 func (e *Envoy) Status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.status
 }
 
-// Admin is the admin interface of the Envoy.
-func (e *Envoy) Admin() Admin { return e.admin }
-
-// Run adopts the Envoy that the state directory has, or validates the bootstrap and starts one, and starts it again, with
-// back-off, whenever it ends. It fails when there is no usable binary or Envoy refuses the bootstrap, in Envoy's own words. It
-// returns nil when ctx ends, and then leaves the process running, or after Stop.
+// Run adopts the Envoy of the state directory, or validates the bootstrap and starts an Envoy.
+// Whenever the Envoy ends, Run starts it again after a back-off.
+//
+// Run returns an error if there is no usable binary, or if Envoy refuses the bootstrap; the error
+// then has Envoy's own words. Run returns nil when ctx ends, which leaves the process running, and
+// after Stop.
 func (e *Envoy) Run(ctx context.Context) error {
-	l, err := e.prepare(ctx)
+	l, err := e.prepareLaunch(ctx)
 	if err == nil {
-		e.change(func(s *Status) { s.Version = l.version })
-		err = e.begin(ctx, l)
+		e.updateStatus(func(s *Status) { s.Version = l.version })
+		err = e.adoptOrStart(ctx, l)
 	}
 	if err == nil {
-		e.keep(ctx, l)
+		e.supervise(ctx, l)
 	}
 	if ctx.Err() != nil || e.isStopped() {
 		return nil
@@ -144,8 +157,8 @@ func (e *Envoy) Run(ctx context.Context) error {
 	return err
 }
 
-// begin leaves a process in e.proc: the adopted one, or the first one of ours.
-func (e *Envoy) begin(ctx context.Context, l launch) error {
+// adoptOrStart sets e.proc to the adopted process or to a new one.
+func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
 	adopted, err := e.adopt(ctx, l)
 	if err != nil || adopted {
 		return err
@@ -156,36 +169,37 @@ func (e *Envoy) begin(ctx context.Context, l launch) error {
 	return e.start(l)
 }
 
-// keep watches the process and starts it again until ctx ends or Stop is called.
-func (e *Envoy) keep(ctx context.Context, l launch) {
+// supervise watches the process and starts a new one when it ends, until ctx ends or Stop is
+// called.
+func (e *Envoy) supervise(ctx context.Context, l launchSpec) {
 	backoff := minBackoff
 	for {
-		began := time.Now()
-		if p := e.process(); p != nil {
+		started := time.Now()
+		if p := e.currentProcess(); p != nil {
 			e.watch(ctx, p)
 		}
 		if ctx.Err() != nil || e.isStopped() {
 			return
 		}
-		if time.Since(began) >= stableAfter {
+		if time.Since(started) >= stableAfter {
 			backoff = minBackoff
 		}
-		if !e.pause(ctx, backoff) {
+		if !e.sleep(ctx, backoff) {
 			return
 		}
 		backoff = min(2*backoff, maxBackoff)
-		e.change(func(s *Status) { s.Restarts++ })
+		e.updateStatus(func(s *Status) { s.Restarts++ })
 		if err := e.start(l); err != nil {
-			e.log.Error("envoy does not start", zap.Error(err))
-			e.change(func(s *Status) { s.Reason = err.Error() })
+			e.log.Error("envoy start failed", zap.Error(err))
+			e.updateStatus(func(s *Status) { s.Reason = err.Error() })
 		}
 	}
 }
 
-// start runs the command, unless Stop was called.
-func (e *Envoy) start(l launch) error {
-	e.life.Lock()
-	defer e.life.Unlock()
+// start starts a process, unless Stop was called.
+func (e *Envoy) start(l launchSpec) error {
+	e.processMu.Lock()
+	defer e.processMu.Unlock()
 	if e.isStopped() {
 		return nil
 	}
@@ -201,13 +215,13 @@ func (e *Envoy) start(l launch) error {
 		return fmt.Errorf("envoy: %w", err)
 	}
 	e.proc = p
-	e.change(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), false })
+	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), false })
 	e.log.Info("envoy started", zap.Int("pid", p.PID()), zap.String("version", l.version),
 		zap.String("log", p.Record().LogFile))
 	return nil
 }
 
-// watch keeps the status true until the process ends, ctx ends, or Stop is called.
+// watch updates the status until the process ends, ctx ends, or Stop is called.
 func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 	poll := minPoll
 	timer := time.NewTimer(0)
@@ -219,11 +233,11 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 		case <-e.stopped:
 			return
 		case <-p.Done():
-			e.ended(p)
+			e.recordExit(p)
 			return
 		case <-timer.C:
 		}
-		if e.look(ctx) == StateLive {
+		if e.refreshState(ctx) == StateLive {
 			poll = livePoll
 		} else {
 			poll = min(2*poll, maxPoll)
@@ -232,24 +246,25 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 	}
 }
 
-// look asks Envoy for its state and notes it.
-func (e *Envoy) look(ctx context.Context) State {
-	said, err := e.admin.ServerState(ctx)
-	state, reason := StateStarting, "it waits for its configuration"
+// refreshState asks Envoy for its state, stores the state in the status and returns it.
+func (e *Envoy) refreshState(ctx context.Context) State {
+	reported, err := e.admin.ServerState(ctx)
+	state, reason := StateStarting, "envoy has no configuration yet"
 	switch {
 	case err != nil:
 		reason = err.Error()
-	case said == stateLive:
+	case reported == serverLive:
 		state = StateLive
-	case said == stateDraining:
-		state, reason = StateDraining, "somebody has told it to drain"
+	case reported == serverDraining:
+		state, reason = StateDraining, "an operator told envoy to drain"
 	}
-	e.change(func(s *Status) {
+	e.updateStatus(func(s *Status) {
 		if ctx.Err() != nil || e.isStopped() {
-			return // Stop has the say now
+			// Stop sets the status from now on.
+			return
 		}
 		if s.State != state {
-			e.log.Info("envoy is "+string(state), zap.Int("pid", s.PID))
+			e.log.Info("envoy state changed", zap.String("state", string(state)), zap.Int("pid", s.PID))
 		}
 		s.State = state
 		if state != StateLive {
@@ -259,8 +274,9 @@ func (e *Envoy) look(ctx context.Context) State {
 	return state
 }
 
-func (e *Envoy) ended(p *process.Process) {
-	e.change(func(s *Status) {
+// recordExit stores and logs the end of a process, unless Stop caused the end.
+func (e *Envoy) recordExit(p *process.Process) {
+	e.updateStatus(func(s *Status) {
 		if e.isStopped() {
 			return
 		}
@@ -269,8 +285,8 @@ func (e *Envoy) ended(p *process.Process) {
 	})
 }
 
-// pause reports false when ctx ended or Stop was called before the time was over.
-func (e *Envoy) pause(ctx context.Context, d time.Duration) bool {
+// sleep waits for d. It returns false if ctx ended or Stop was called before.
+func (e *Envoy) sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -282,9 +298,9 @@ func (e *Envoy) pause(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-func (e *Envoy) process() *process.Process {
-	e.life.Lock()
-	defer e.life.Unlock()
+func (e *Envoy) currentProcess() *process.Process {
+	e.processMu.Lock()
+	defer e.processMu.Unlock()
 	return e.proc
 }
 
@@ -297,7 +313,8 @@ func (e *Envoy) isStopped() bool {
 	}
 }
 
-func (e *Envoy) change(f func(*Status)) {
+// updateStatus calls f with mu held.
+func (e *Envoy) updateStatus(f func(*Status)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f(&e.status)

@@ -18,27 +18,27 @@ import (
 
 func TestRunBecomesLive(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, leave := w.live(t)
+	b := newTestbed(t)
+	e, stop := b.live(t)
 	s := e.Status()
 	if s.PID == 0 || s.Version != "1.40.0" || s.Adopted || s.Restarts != 0 {
 		t.Errorf("status %+v", s)
 	}
-	if node := <-w.control.connected; node != "sluice" {
+	if node := <-b.control.connected; node != "sluice" {
 		t.Errorf("node %q", node)
 	}
-	res, err := fetch(address(t, e.Admin()) + "/quick")
+	res, err := fetch(address(t, e.admin) + "/quick")
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("%v %v", res, err)
 	}
 	_ = res.Body.Close()
-	if err := leave(); err != nil {
+	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if !e.Admin().Ready(t.Context()) {
+	if !isReady(t, e.admin) {
 		t.Error("Envoy did not outlive Run")
 	}
-	log, err := os.ReadFile(w.dir.Records()[0].LogFile)
+	log, err := os.ReadFile(b.dir.Records()[0].LogFile)
 	if err != nil || len(log) > 0 {
 		t.Errorf("Envoy warns of its bootstrap: %v\n%s", err, log)
 	}
@@ -46,34 +46,34 @@ func TestRunBecomesLive(t *testing.T) {
 
 func TestNotLiveBeforeTheControlPlaneAnswers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.hangUp()
-	e, _ := w.run(t)
+	b := newTestbed(t)
+	b.stopControl()
+	e, _ := b.run(t)
 	eventually(t, func() error {
 		if err := inState(e, StateStarting); err != nil {
 			return err
 		}
-		if _, err := e.Admin().ServerState(t.Context()); err != nil {
+		if _, err := e.admin.ServerState(t.Context()); err != nil {
 			return err
 		}
 		return nil
 	})
-	if e.Admin().Ready(t.Context()) {
+	if isReady(t, e.admin) {
 		t.Error("ready without a listener")
 	}
-	w.control.serve(t, w.config.Bootstrap.ControlSocket)
+	b.control.serve(t, b.config.Bootstrap.ControlSocket)
 	eventually(t, func() error { return inState(e, StateLive) })
 }
 
-// A restarted Sluice must not wait for its Envoy: Envoy tries again at least every 500 ms, however long Sluice was away. With
-// Envoy's own back-off ten attempts take about a minute.
+// A restarted Sluice must not wait for its Envoy: Envoy reconnects at least every 500 ms, however
+// long Sluice was away. With Envoy's default back-off ten attempts would take about a minute.
 func TestReconnectsQuickly(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.live(t)
-	<-w.control.connected
-	w.hangUp()
-	door, err := net.Listen("unix", w.config.Bootstrap.ControlSocket)
+	b := newTestbed(t)
+	b.live(t)
+	<-b.control.connected
+	b.stopControl()
+	door, err := net.Listen("unix", b.config.Bootstrap.ControlSocket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,27 +91,27 @@ func TestReconnectsQuickly(t *testing.T) {
 	if err := door.Close(); err != nil {
 		t.Fatal(err)
 	}
-	w.control.serve(t, w.config.Bootstrap.ControlSocket)
+	b.control.serve(t, b.config.Bootstrap.ControlSocket)
 	select {
-	case <-w.control.connected:
-	case <-time.After(patience):
+	case <-b.control.connected:
+	case <-time.After(testTimeout):
 		t.Fatal("Envoy did not come back")
 	}
 }
 
 func TestAdoptedAfterADeath(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first, leave := w.live(t)
-	running := stream(t, address(t, first.Admin()))
-	w.die(t, leave)
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	running := stream(t, address(t, first.admin))
+	b.restart(t, stop)
 
-	second, _ := w.live(t)
+	second, _ := b.live(t)
 	before, after := first.Status(), second.Status()
 	if after.PID != before.PID || !after.Adopted {
 		t.Errorf("adopted as %+v, was %+v", after, before)
 	}
-	close(w.backend.finish)
+	close(b.backend.finish)
 	body, err := io.ReadAll(running)
 	if err != nil || !strings.HasSuffix(string(body), "end\n") {
 		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
@@ -120,8 +120,8 @@ func TestAdoptedAfterADeath(t *testing.T) {
 
 func TestKilledIsRestarted(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	e, _ := b.live(t)
 	pid := e.Status().PID
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -136,17 +136,17 @@ func TestKilledIsRestarted(t *testing.T) {
 	if s.Restarts != 1 || s.Reason == "" {
 		t.Errorf("status %+v: want one restart and why", s)
 	}
-	if n := w.logs.FilterMessage("envoy ended").Len(); n != 1 {
+	if n := b.logs.FilterMessage("envoy ended").Len(); n != 1 {
 		t.Errorf("its end was logged %d times", n)
 	}
 }
 
 func TestAdoptedAndKilledIsRestarted(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	_, leave := w.live(t)
-	w.die(t, leave)
-	e, _ := w.live(t)
+	b := newTestbed(t)
+	_, stop := b.live(t)
+	b.restart(t, stop)
+	e, _ := b.live(t)
 	pid := e.Status().PID
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -161,15 +161,15 @@ func TestAdoptedAndKilledIsRestarted(t *testing.T) {
 
 func TestAnotherBootstrapReplaces(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first, leave := w.live(t)
-	running := stream(t, address(t, first.Admin()))
-	w.die(t, leave)
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	running := stream(t, address(t, first.admin))
+	b.restart(t, stop)
 
-	w.config.Bootstrap.NodeID = "other"
-	second, _ := w.run(t)
+	b.config.Bootstrap.NodeID = "other"
+	second, _ := b.run(t)
 	eventually(t, func() error { return inState(second, StateDraining) })
-	close(w.backend.finish)
+	close(b.backend.finish)
 	body, err := io.ReadAll(running)
 	if err != nil || !strings.HasSuffix(string(body), "end\n") {
 		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
@@ -182,24 +182,24 @@ func TestAnotherBootstrapReplaces(t *testing.T) {
 	if runs(old) {
 		t.Error("the old Envoy still runs")
 	}
-	if n := w.logs.FilterMessage("the running envoy is replaced").Len(); n != 1 {
+	if n := b.logs.FilterMessage("running envoy replaced").Len(); n != 1 {
 		t.Errorf("it was logged %d times", n)
 	}
 }
 
 func TestLeavingWhileItReplacesCutsNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first, leave := w.live(t)
-	running := stream(t, address(t, first.Admin()))
-	w.die(t, leave)
-	w.config.Bootstrap.NodeID = "other"
-	second, leave := w.run(t)
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	running := stream(t, address(t, first.admin))
+	b.restart(t, stop)
+	b.config.Bootstrap.NodeID = "other"
+	second, stop := b.run(t)
 	eventually(t, func() error { return inState(second, StateDraining) })
-	if err := leave(); err != nil {
+	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	close(w.backend.finish)
+	close(b.backend.finish)
 	body, err := io.ReadAll(running)
 	if err != nil || !strings.HasSuffix(string(body), "end\n") {
 		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
@@ -211,13 +211,13 @@ func TestLeavingWhileItReplacesCutsNothing(t *testing.T) {
 
 func TestDrainingIsReplaced(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first, leave := w.live(t)
-	w.die(t, leave)
-	if _, err := first.Admin().Post(t.Context(), "/healthcheck/fail"); err != nil {
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	b.restart(t, stop)
+	if _, err := first.admin.Post(t.Context(), "/healthcheck/fail"); err != nil {
 		t.Fatal(err)
 	}
-	second, _ := w.live(t)
+	second, _ := b.live(t)
 	if first.Status().PID == second.Status().PID {
 		t.Error("an Envoy that refuses work was adopted")
 	}
@@ -225,15 +225,15 @@ func TestDrainingIsReplaced(t *testing.T) {
 
 func TestAnotherVersionDiffers(t *testing.T) {
 	t.Parallel()
-	l := launch{version: "1.40.0", digest: "d"}
-	if why := l.differs(l.meta()); why != "" {
+	l := launchSpec{version: "1.40.0", digest: "d"}
+	if why := l.difference(l.meta()); why != "" {
 		t.Errorf("differs from itself: %s", why)
 	}
-	old := launch{version: "1.39.0", digest: "d"}.meta()
-	if why := l.differs(old); !strings.Contains(why, "1.39.0") {
+	old := launchSpec{version: "1.39.0", digest: "d"}.meta()
+	if why := l.difference(old); !strings.Contains(why, "1.39.0") {
 		t.Errorf("says %q", why)
 	}
-	if why := l.differs(nil); why == "" {
+	if why := l.difference(nil); why == "" {
 		t.Error("a record without a version fits")
 	}
 }
@@ -244,7 +244,7 @@ func TestRefusedBootstrapInEnvoysWords(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`{"static_resources":{"clusters":[{"name":"x","lb_policy":"WISHFUL"}]}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := launch{command: []string{binary(t)}, file: file, version: "1.40.0"}.validate(context.Background())
+	err := launchSpec{command: []string{binary(t)}, bootstrapFile: file, version: "1.40.0"}.validate(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "WISHFUL") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("error %v: want one line that names WISHFUL", err)
 	}
@@ -252,14 +252,14 @@ func TestRefusedBootstrapInEnvoysWords(t *testing.T) {
 
 func TestRunFailsWithoutAnEnvoyOrABootstrap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for want, change := range map[string]func(*Config){
-		"no Envoy's answer": func(c *Config) { c.Binary = "/bin/echo" },
+		"not that of an Envoy": func(c *Config) { c.Binary = "/bin/echo" },
 		"no-such-program":   func(c *Config) { c.Binary = "/no-such-program" },
 		"the admin socket":  func(c *Config) { c.Bootstrap.AdminSocket = "" },
 	} {
-		c := w.config
-		c.Dir = w.dir
+		c := b.config
+		c.Dir = b.dir
 		change(&c)
 		if err := New(c).Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -269,34 +269,34 @@ func TestRunFailsWithoutAnEnvoyOrABootstrap(t *testing.T) {
 
 func TestActiveRequests(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	e, _ := w.live(t)
-	host := w.backend.server.Listener.Addr().String()
-	running := stream(t, address(t, e.Admin()))
+	b := newTestbed(t)
+	e, _ := b.live(t)
+	host := b.backend.server.Listener.Addr().String()
+	running := stream(t, address(t, e.admin))
 
-	active, err := e.Admin().ActiveRequests(t.Context())
+	active, err := e.admin.ActiveRequests(t.Context())
 	if err != nil || active["backend"][host] != 1 {
 		t.Errorf("active requests %v, %v: want 1 at %s", active, err, host)
 	}
-	if n, ok := active[headers.APICluster][w.config.Bootstrap.APISocket]; !ok || n != 0 {
+	if n, ok := active[headers.APICluster][b.config.Bootstrap.APISocket]; !ok || n != 0 {
 		t.Errorf("active requests %v: want 0 at the api socket", active)
 	}
-	if n, err := e.Admin().InFlight(t.Context()); err != nil || n != 1 {
+	if n, err := e.admin.InFlight(t.Context()); err != nil || n != 1 {
 		t.Errorf("in flight %d, %v: want 1", n, err)
 	}
-	close(w.backend.finish)
+	close(b.backend.finish)
 	if _, err := io.Copy(io.Discard, running); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		n, err := e.Admin().InFlight(t.Context())
-		active, err2 := e.Admin().ActiveRequests(t.Context())
+		n, err := e.admin.InFlight(t.Context())
+		active, err2 := e.admin.ActiveRequests(t.Context())
 		if n += active["backend"][host]; n != 0 {
 			return errors.New("still in flight")
 		}
 		return errors.Join(err, err2)
 	})
-	if _, err := e.Admin().Get(t.Context(), "/nowhere"); err == nil {
+	if _, err := e.admin.Get(t.Context(), "/nowhere"); err == nil {
 		t.Error("a 404 is no error")
 	}
 }

@@ -11,15 +11,16 @@ import (
 	"time"
 )
 
-// EnvVar names the environment variable that tells where the Envoy binary is.
+// EnvVar is the environment variable with the path of the Envoy binary.
 const EnvVar = "SLUICE_ENVOY"
 
-// versionTimeout is for a cold disk: the binary has 100 MB.
+// versionTimeout bounds `envoy --version`. The binary has 100 MB, which a cold disk reads slowly.
 const versionTimeout = 20 * time.Second
 
-// Find returns the absolute path of the Envoy binary. It looks at flag, at $SLUICE_ENVOY, along $PATH, and at last where
-// "make envoy" puts it: .tools/envoy in the working directory, or beside the directory that holds our own binary. A place that
-// is named and holds no program is an error; Find does not look any further then.
+// Find returns the absolute path of the Envoy binary. It tries flag, then $SLUICE_ENVOY, then
+// $PATH, and at last the place where "make envoy" puts the binary: .tools/envoy in the working
+// directory, or beside the directory of Sluice's own binary. If flag or $SLUICE_ENVOY names a path
+// without a program, Find returns an error and tries nothing else.
 func Find(flag string) (string, error) {
 	f := finder{
 		env:      os.Getenv(EnvVar),
@@ -34,18 +35,20 @@ func Find(flag string) (string, error) {
 	return f.find(flag)
 }
 
+// finder is the environment of Find, which tests replace.
 type finder struct {
 	env      string
 	lookPath func(string) (string, error)
-	dirs     []string // which may have a .tools/envoy
+	// dirs are the directories that may have a .tools/envoy.
+	dirs []string
 }
 
 func (f finder) find(flag string) (string, error) {
 	switch {
 	case flag != "":
-		return f.named(flag, "--envoy")
+		return f.checked(flag, "--envoy")
 	case f.env != "":
-		return f.named(f.env, "$"+EnvVar)
+		return f.checked(f.env, "$"+EnvVar)
 	}
 	if path, err := f.lookPath("envoy"); err == nil {
 		return filepath.Abs(path)
@@ -59,21 +62,24 @@ func (f finder) find(flag string) (string, error) {
 	return "", errors.New(`no Envoy found: run "make envoy", put envoy on the PATH, or name the binary with --envoy or $` + EnvVar)
 }
 
-func (f finder) named(path, by string) (string, error) {
+// checked returns the absolute path of a program that the setting source names.
+func (f finder) checked(path, source string) (string, error) {
 	if !isProgram(path) {
-		return "", fmt.Errorf(`no Envoy at %s, which %s names: run "make envoy" for one at .tools/envoy`, path, by)
+		return "", fmt.Errorf(`no Envoy at %s, which %s names: run "make envoy" for one at .tools/envoy`, path, source)
 	}
 	return filepath.Abs(path)
 }
 
+// isProgram reports whether path is an executable file.
 func isProgram(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
 }
 
+// versionPattern finds the version in the output of `envoy --version`.
 var versionPattern = regexp.MustCompile(`version: \S*?/(\d+\.\d+\.\d+[^/\s]*)/`)
 
-// Version asks the binary for its version, such as 1.40.0.
+// Version runs the binary with --version and returns its version, such as 1.40.0.
 func Version(ctx context.Context, binary string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
@@ -83,7 +89,7 @@ func Version(ctx context.Context, binary string) (string, error) {
 	}
 	m := versionPattern.FindSubmatch(out)
 	if m == nil {
-		return "", fmt.Errorf("%s --version: this is no Envoy's answer: %.80q", binary, out)
+		return "", fmt.Errorf("%s --version: the output is not that of an Envoy: %.80q", binary, out)
 	}
 	return string(m[1]), nil
 }

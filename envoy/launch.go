@@ -19,52 +19,59 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// What the record of an Envoy says besides the command.
+// The keys of the record of an Envoy, besides its command.
 const (
 	metaVersion   = "version"
 	metaBootstrap = "bootstrap"
 	metaAdmin     = "admin"
 )
 
+// validateTimeout bounds `envoy --mode validate`.
 const validateTimeout = 30 * time.Second
 
-// launch is all that makes an Envoy what it is. An Envoy that was launched otherwise is not adopted.
-type launch struct {
+// launchSpec is everything that determines an Envoy. An Envoy with another version or digest is not
+// adopted.
+type launchSpec struct {
 	command []string
-	file    string // of the bootstrap
-	version string
-	digest  string // of the bootstrap and the arguments
-	admin   string // socket
+	// bootstrapFile is the path of the bootstrap.
+	bootstrapFile string
+	version       string
+	// digest is a hash of the bootstrap and the arguments.
+	digest string
+	// adminSocket is the path of the admin interface.
+	adminSocket string
 }
 
-// prepare writes the bootstrap into the state directory. An Envoy that runs has read it long ago.
-func (e *Envoy) prepare(ctx context.Context) (launch, error) {
+// prepareLaunch writes the bootstrap into the state directory and returns what to run. Overwriting
+// the file is safe while an Envoy runs, since Envoy reads the file only at its start.
+func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	version, err := Version(ctx, e.cfg.Binary)
 	if err != nil {
-		return launch{}, err
+		return launchSpec{}, err
 	}
 	bootstrap, err := Bootstrap(e.cfg.Bootstrap)
 	if err != nil {
-		return launch{}, err
+		return launchSpec{}, err
 	}
 	file := filepath.Join(e.cfg.Dir.Path(), "envoy.json")
 	if err := writeFile(file, bootstrap); err != nil {
-		return launch{}, fmt.Errorf("envoy bootstrap: %w", err)
+		return launchSpec{}, fmt.Errorf("envoy bootstrap: %w", err)
 	}
 	args := e.arguments(file)
 	sum := sha256.New()
 	sum.Write(bootstrap)
 	sum.Write([]byte(strings.Join(args, "\x00")))
-	return launch{
-		command: append([]string{e.cfg.Binary}, args...),
-		file:    file,
-		version: version,
-		digest:  hex.EncodeToString(sum.Sum(nil)),
-		admin:   e.cfg.Bootstrap.AdminSocket,
+	return launchSpec{
+		command:       append([]string{e.cfg.Binary}, args...),
+		bootstrapFile: file,
+		version:       version,
+		digest:        hex.EncodeToString(sum.Sum(nil)),
+		adminSocket:   e.cfg.Bootstrap.AdminSocket,
 	}, nil
 }
 
-// arguments switches hot restart off: Envoys that have it on, on one host, fight over one name for their shared memory.
+// arguments returns the arguments of Envoy. Hot restart is off, because Envoys with hot restart on
+// the same machine would use the same shared memory.
 func (e *Envoy) arguments(file string) []string {
 	args := []string{
 		"--config-path", file,
@@ -78,26 +85,27 @@ func (e *Envoy) arguments(file string) []string {
 	return args
 }
 
-func (l launch) meta() map[string]string {
-	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.admin}
+// meta returns what the record of the Envoy stores.
+func (l launchSpec) meta() map[string]string {
+	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket}
 }
 
-// differs tells in what a recorded Envoy is another one; empty when it is the same.
-func (l launch) differs(meta map[string]string) string {
+// difference says how the Envoy of a record differs from l. It is empty if they are the same.
+func (l launchSpec) difference(meta map[string]string) string {
 	switch {
 	case meta[metaVersion] != l.version:
-		return fmt.Sprintf("it is Envoy %s, not %s", meta[metaVersion], l.version)
+		return fmt.Sprintf("its version is %s, not %s", meta[metaVersion], l.version)
 	case meta[metaBootstrap] != l.digest:
 		return "it was started with another bootstrap or other flags"
 	}
 	return ""
 }
 
-// validate lets Envoy itself read the bootstrap.
-func (l launch) validate(ctx context.Context) error {
+// validate lets Envoy itself check the bootstrap.
+func (l launchSpec) validate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, l.command[0], "--mode", "validate", "--config-path", l.file,
+	cmd := exec.CommandContext(ctx, l.command[0], "--mode", "validate", "--config-path", l.bootstrapFile,
 		"--disable-hot-restart", "--log-level", "error")
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
@@ -107,14 +115,15 @@ func (l launch) validate(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("envoy --mode validate: %w", ctx.Err())
 	case errors.As(err, &exit):
-		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, l.file, complaint(out))
+		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, l.bootstrapFile, validationErrors(out))
 	}
 	return fmt.Errorf("envoy --mode validate: %w", err)
 }
 
-// complaint is what Envoy has to say, on one line and without the marks of its log: its error lines, or else its last line.
-func complaint(out []byte) string {
-	var said []string
+// validationErrors returns the error lines of Envoy's output as one line without log prefixes. If
+// there are none, it returns the last line.
+func validationErrors(out []byte) string {
+	var errorLines []string
 	last := ""
 	for line := range bytes.Lines(out) {
 		text := strings.TrimSpace(string(line))
@@ -124,18 +133,18 @@ func complaint(out []byte) string {
 		last = text
 		for _, level := range []string{"[critical]", "[error]"} {
 			if _, after, ok := strings.Cut(text, level); ok {
-				said = append(said, afterMarks(after))
+				errorLines = append(errorLines, trimLogPrefix(after))
 			}
 		}
 	}
-	if len(said) == 0 {
+	if len(errorLines) == 0 {
 		return last
 	}
-	return strings.Join(said, "; ")
+	return strings.Join(errorLines, "; ")
 }
 
-// afterMarks cuts the bracketed logger name and source line off.
-func afterMarks(s string) string {
+// trimLogPrefix removes the bracketed logger name and source line.
+func trimLogPrefix(s string) string {
 	for s = strings.TrimSpace(s); strings.HasPrefix(s, "["); s = strings.TrimSpace(s) {
 		_, after, ok := strings.Cut(s, "]")
 		if !ok {
@@ -146,44 +155,49 @@ func afterMarks(s string) string {
 	return s
 }
 
-// adopt takes over the Envoy that the state directory has, if it is what we would start. One that is not is drained and
-// ended, and adopt reports false.
-func (e *Envoy) adopt(ctx context.Context, l launch) (bool, error) {
+// adopt takes over the Envoy of the state directory if its launchSpec is l. An Envoy that differs
+// is drained and ended, and adopt returns false.
+func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
 	p, ok := e.cfg.Dir.Adopt(RecordName)
 	if !ok {
 		return false, nil
 	}
 	meta := p.Record().Meta
 	old := Admin{Socket: meta[metaAdmin]}
-	why := l.differs(meta)
-	if state, err := old.ServerState(ctx); why == "" && err == nil && state == stateDraining {
-		why = "it is draining, and that cannot be undone"
+	reason := l.difference(meta)
+	if state, err := old.ServerState(ctx); reason == "" && err == nil && state == serverDraining {
+		reason = "it is draining, which cannot be undone"
 	}
-	if why == "" {
-		e.hold(p)
+	if reason == "" {
+		e.setAdopted(p)
 		e.log.Info("envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
 		return true, nil
 	}
-	e.log.Warn("the running envoy is replaced", zap.Int("pid", p.PID()), zap.String("why", why),
+	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
 		zap.Duration("drain", e.cfg.ReplaceDrain))
-	e.change(func(s *Status) { s.State, s.PID, s.Adopted, s.Reason = StateDraining, p.PID(), true, "replaced: "+why })
-	drain(ctx, p, old, e.cfg.ReplaceDrain)
+	e.updateStatus(func(s *Status) {
+		s.State, s.PID, s.Adopted, s.Reason = StateDraining, p.PID(), true, "replaced: "+reason
+	})
+	drainRequests(ctx, p, old, e.cfg.ReplaceDrain)
 	if ctx.Err() != nil {
-		return false, ctx.Err() // it goes on draining; whoever comes next replaces it
+		// The Envoy continues to drain, and the next Sluice replaces it.
+		return false, ctx.Err()
 	}
 	return false, p.Stop(ctx, stopGrace)
 }
 
-func (e *Envoy) hold(p *process.Process) {
-	e.life.Lock()
-	defer e.life.Unlock()
+// setAdopted makes p the process of e.
+func (e *Envoy) setAdopted(p *process.Process) {
+	e.processMu.Lock()
+	defer e.processMu.Unlock()
 	e.proc = p
-	e.change(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), true })
+	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), true })
 }
 
 // writeFile replaces a file in one step.
 func writeFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
+	// CreateTemp uses mode 0600.
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}

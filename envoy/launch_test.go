@@ -18,7 +18,7 @@ func TestComplaint(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if got := complaint([]byte(tt.out)); got != tt.want {
+			if got := validationErrors([]byte(tt.out)); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})

@@ -20,10 +20,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// TestMain is also the guard that ends the Envoys of a test run that was killed.
+// TestMain runs the tests, or the guard that ends the Envoys of a test run that was killed.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "guard" {
-		if err := process.RunGuard(context.Background(), os.Args[2], patience, zap.NewNop()); err != nil {
+		if err := process.RunGuard(context.Background(), os.Args[2], testTimeout, zap.NewNop()); err != nil {
 			panic(err)
 		}
 		return
@@ -31,10 +31,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience is for a busy machine; nothing that works takes as long.
-const patience = 30 * time.Second
+// testTimeout bounds every wait. It is long enough for a busy machine.
+const testTimeout = 30 * time.Second
 
-// binary is the real Envoy that the tests run: $SLUICE_ENVOY, else the one that "make envoy" fetched.
+// binary returns the path of the real Envoy that the tests run: $SLUICE_ENVOY, else the one that
+// "make envoy" installed.
 func binary(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv(EnvVar); path != "" {
@@ -56,64 +57,65 @@ func isFile(path string) bool {
 	return err == nil && st.Mode().IsRegular()
 }
 
-// world is a state directory, a control plane and a backend for the Envoys of one test.
-type world struct {
+// testbed is a state directory, a control plane and a backend for the Envoys of one test.
+type testbed struct {
 	path    string
 	dir     *process.Dir
 	config  Config
 	control *control
-	hangUp  func() // ends the control plane
-	backend *slowBackend
-	logs    *observer.ObservedLogs
+	// stopControl ends the control plane.
+	stopControl func()
+	backend     *slowBackend
+	logs        *observer.ObservedLogs
 }
 
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	core, logs := observer.New(zapcore.DebugLevel)
-	w := &world{path: t.TempDir(), backend: newSlowBackend(t), logs: logs}
-	w.open(t)
-	if err := w.dir.StartGuard([]string{os.Args[0], "guard", w.path}); err != nil {
+	b := &testbed{path: t.TempDir(), backend: newSlowBackend(t), logs: logs}
+	b.open(t)
+	if err := b.dir.StartGuard([]string{os.Args[0], "guard", b.path}); err != nil {
 		t.Fatal(err)
 	}
-	w.config = Config{
+	b.config = Config{
 		Binary: binary(t),
 		Bootstrap: BootstrapConfig{
-			ControlSocket: w.dir.Socket("control"), APISocket: w.dir.Socket("api"), AdminSocket: w.dir.Socket("envoy"),
+			ControlSocket: b.dir.Socket("control"), APISocket: b.dir.Socket("api"), AdminSocket: b.dir.Socket("envoy"),
 		},
 		Concurrency: 1,
 		Log:         zap.New(core),
 	}
-	w.control = newControl(t, w.backend.server.Listener.Addr())
-	w.hangUp = w.control.serve(t, w.config.Bootstrap.ControlSocket)
+	b.control = newControl(t, b.backend.server.Listener.Addr())
+	b.stopControl = b.control.serve(t, b.config.Bootstrap.ControlSocket)
 	t.Cleanup(func() {
-		if err := w.dir.EndAll(context.Background(), time.Second); err != nil {
+		if err := b.dir.EndAll(context.Background(), time.Second); err != nil {
 			t.Error(err)
 		}
-		_ = w.dir.Release()
+		_ = b.dir.Release()
 	})
-	return w
+	return b
 }
 
-// open claims the state directory, as a new life of Sluice does.
-func (w *world) open(t *testing.T) {
+// open claims the state directory, as a new Sluice does.
+func (b *testbed) open(t *testing.T) {
 	t.Helper()
-	dir, err := process.Open(w.path, nil)
+	dir, err := process.Open(b.path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	if err := dir.Claim(ctx); err != nil {
 		t.Fatal(err)
 	}
-	w.dir = dir
+	b.dir = dir
 }
 
-// run runs an Envoy until the test ends or leave is called, which returns what Run did.
-func (w *world) run(t *testing.T) (e *Envoy, leave func() error) {
+// run runs an Envoy until the test ends or stop is called. stop returns the result of Run.
+func (b *testbed) run(t *testing.T) (e *Envoy, stop func() error) {
 	t.Helper()
-	c := w.config
-	c.Dir = w.dir
+	c := b.config
+	c.Dir = b.dir
 	e = New(c)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -122,33 +124,34 @@ func (w *world) run(t *testing.T) (e *Envoy, leave func() error) {
 		defer close(done)
 		err = e.Run(ctx)
 	}()
-	leave = func() error {
+	stop = func() error {
 		cancel()
 		<-done
 		return err
 	}
-	t.Cleanup(func() { _ = leave() })
-	return e, leave
+	t.Cleanup(func() { _ = stop() })
+	return e, stop
 }
 
 // live runs an Envoy and waits until it is live.
-func (w *world) live(t *testing.T) (e *Envoy, leave func() error) {
+func (b *testbed) live(t *testing.T) (e *Envoy, stop func() error) {
 	t.Helper()
-	e, leave = w.run(t)
+	e, stop = b.run(t)
 	eventually(t, func() error { return inState(e, StateLive) })
-	return e, leave
+	return e, stop
 }
 
-// die drops everything that holds the state directory, as the death of Sluice does, and claims it anew.
-func (w *world) die(t *testing.T, leave func() error) {
+// restart ends Run and releases the state directory, as the death of Sluice does, and claims the
+// directory anew.
+func (b *testbed) restart(t *testing.T, stop func() error) {
 	t.Helper()
-	if err := leave(); err != nil {
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.dir.Release(); err != nil {
+	if err := b.dir.Release(); err != nil {
 		t.Fatal(err)
 	}
-	w.open(t)
+	b.open(t)
 }
 
 func inState(e *Envoy, want State) error {
@@ -158,17 +161,18 @@ func inState(e *Envoy, want State) error {
 	return nil
 }
 
-// runs tells whether the process is there and no zombie: Envoys of an earlier life are still children of this test.
+// runs reports whether the process exists and is no zombie. Envoys that an earlier testbed started
+// are still children of this test.
 func runs(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z")
 }
 
-// eventually tries until there is no error.
+// eventually calls try until it returns no error.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	err := try()
 	for err != nil && time.Now().Before(deadline) {
 		time.Sleep(5 * time.Millisecond)
@@ -179,7 +183,7 @@ func eventually(t *testing.T, try func() error) {
 	}
 }
 
-// address is where Envoy's one listener listens.
+// address returns the URL of Envoy's one listener.
 func address(t *testing.T, a Admin) string {
 	t.Helper()
 	body, err := a.Get(t.Context(), "/listeners?format=json")
@@ -201,13 +205,13 @@ func address(t *testing.T, a Admin) string {
 	return fmt.Sprintf("http://127.0.0.1:%d", answer.Statuses[0].Local.Socket.Port)
 }
 
-// fetch makes a request on a connection of its own. The answer has begun when it returns.
+// fetch makes a request on a connection of its own. It returns when the response has begun.
 func fetch(url string) (*http.Response, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	return client.Get(url)
 }
 
-// stream begins a response that goes on until the backend is told to finish.
+// stream starts a response that continues until the backend is told to finish.
 func stream(t *testing.T, url string) io.ReadCloser {
 	t.Helper()
 	res, err := fetch(url + "/slow")
@@ -219,4 +223,11 @@ func stream(t *testing.T, url string) io.ReadCloser {
 		t.Fatal(res.Status)
 	}
 	return res.Body
+}
+
+// isReady reports whether Envoy has its configuration, accepts requests, and is not draining.
+func isReady(t *testing.T, a Admin) bool {
+	t.Helper()
+	_, err := a.Get(t.Context(), "/ready")
+	return err == nil
 }

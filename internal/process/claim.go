@@ -12,21 +12,26 @@ import (
 )
 
 const (
-	// claimPatience is how long Claim waits for the guard, which may need five seconds of grace and ten for SIGKILL.
-	claimPatience = 20 * time.Second
-	claimRetry    = 20 * time.Millisecond
-	// claimSure is how long a gateway must be seen to have the claim: one that was just killed still takes some time to die.
-	claimSure = 500 * time.Millisecond
+	// claimTimeout is how long Claim waits for the guard, which may need five seconds of grace and
+	// ten seconds for SIGKILL.
+	claimTimeout = 20 * time.Second
+	// claimPollInterval is the time between two attempts to claim.
+	claimPollInterval = 20 * time.Millisecond
+	// liveHolderTimeout is how long another gateway must hold the claim for Claim to give up. A
+	// gateway that was just killed holds its claim for some time while it dies.
+	liveHolderTimeout = 500 * time.Millisecond
 )
 
-// ClaimedError says who has the claim.
+// ClaimedError says which process has claimed the directory.
 type ClaimedError struct {
 	// Dir is the state directory.
 	Dir string
-	// PID is the holder's process id, 0 if it is not known (a process that we cannot see, as in another container).
+	// PID is the process id of the holder. It is 0 if the holder is not visible, as in another
+	// container.
 	PID int
 }
 
+// Error implements error.
 func (e *ClaimedError) Error() string {
 	if e.PID == 0 {
 		return fmt.Sprintf("the state directory %s is in use by a process that is not visible from here", e.Dir)
@@ -34,65 +39,70 @@ func (e *ClaimedError) Error() string {
 	return fmt.Sprintf("the state directory %s is in use by process %d", e.Dir, e.PID)
 }
 
+// claimPath is the path of the lock file.
 func (d *Dir) claimPath() string { return filepath.Join(d.path, "claim.lock") }
 
-// Claim takes the exclusive hold on the directory; the kernel gives it back when this process dies. Then it ends what
-// a crash left running without a record, and what dead processes left. It fails with *ClaimedError after half a second when a live
-// gateway has the claim; it waits, up to 20 s, while the guard has it to end abandoned processes. Claiming again does nothing.
+// Claim claims the directory for this process. The kernel releases the claim when this process
+// dies. Claim then ends processes that a crash left running without a record, and what dead
+// processes left running.
+//
+// Claim fails with *ClaimedError after half a second if a live gateway has the claim. It waits for
+// up to 20 s while the guard has the claim to end abandoned processes. Claiming again does nothing.
 func (d *Dir) Claim(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, claimPatience)
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
-	begin := time.Now()
+	started := time.Now()
 	for {
-		by, err := d.tryClaim()
+		other, err := d.tryClaim()
 		if !errors.Is(err, errLocked) {
 			return err
 		}
-		taken := &ClaimedError{Dir: d.path, PID: by.PID}
-		if by.Role == roleGateway && time.Since(begin) > claimSure {
-			return taken
+		claimed := &ClaimedError{Dir: d.path, PID: other.PID}
+		if other.Role == roleGateway && time.Since(started) > liveHolderTimeout {
+			return claimed
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", taken, ctx.Err())
-		case <-time.After(claimRetry):
+			return fmt.Errorf("%w: %w", claimed, ctx.Err())
+		case <-time.After(claimPollInterval):
 		}
 	}
 }
 
-// tryClaim fails with errLocked when somebody else has the claim, and says who, as far as that is to be seen.
-func (d *Dir) tryClaim() (holder, error) {
+// tryClaim makes one attempt. It fails with errLocked if another process has the claim, and returns
+// that process if it is visible.
+func (d *Dir) tryClaim() (lockHolder, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.claim != nil {
-		return holder{}, nil
+		return lockHolder{}, nil
 	}
 	if d.sockets != d.path {
 		if err := makePrivate(d.sockets); err != nil {
-			return holder{}, fmt.Errorf("directory for sockets: %w", err)
+			return lockHolder{}, fmt.Errorf("directory for sockets: %w", err)
 		}
 	}
 	lock, err := openLock(d.claimPath())
 	if err != nil {
-		return holder{}, err
+		return lockHolder{}, err
 	}
-	if err := lock.take(roleGateway); err != nil {
+	if err := lock.acquire(roleGateway); err != nil {
 		defer lock.close()
-		return lock.holder(), err
+		return lock.readHolder(), err
 	}
 	d.claim = lock
-	d.endStraysLocked()
-	return holder{}, nil
+	d.endUnrecordedLocked()
+	return lockHolder{}, nil
 }
 
-// endStraysLocked ends what no live record names.
-func (d *Dir) endStraysLocked() {
-	live, dead := d.sortedRecords()
-	strays := d.strays(append(live, dead...))
+// endUnrecordedLocked ends the processes of the directory that no live record names. d.mu is held.
+func (d *Dir) endUnrecordedLocked() {
+	live, dead := d.liveAndDeadRecords()
+	strays := d.unrecordedProcesses(append(live, dead...))
 	if len(strays) > 0 {
-		d.log.Warn("ending processes that an earlier run started and did not record", zap.Int("count", len(strays)))
+		d.log.Warn("processes without a record found, ending them", zap.Int("count", len(strays)))
 	}
-	d.buryLocked(append(dead, strays...))
+	d.endDeadLocked(append(dead, strays...))
 }
 
 func (d *Dir) claimed() bool {
@@ -101,8 +111,8 @@ func (d *Dir) claimed() bool {
 	return d.claim != nil
 }
 
-// Release gives the claim back. The processes go on running but are not watched any more. Releasing what is not claimed
-// does nothing.
+// Release releases the claim. The processes continue to run and are no longer watched. Releasing an
+// unclaimed directory does nothing.
 func (d *Dir) Release() error {
 	d.mu.Lock()
 	claim, watched := d.claim, d.watched
@@ -113,10 +123,11 @@ func (d *Dir) Release() error {
 		<-p.unwatched
 	}
 	if d.sockets != d.path && claim != nil {
-		_ = os.Remove(d.sockets) // unless there are sockets in use
+		// Remove fails if the directory has sockets in use.
+		_ = os.Remove(d.sockets)
 	}
 	if claim != nil {
-		claim.free()
+		claim.release()
 		claim.close()
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pids reads the recorded pids by name, without touching anything.
+// pids reads the recorded pids by name, without claiming the directory.
 func pids(t *testing.T, dir string) map[string]int {
 	t.Helper()
 	d, err := Open(dir, nil)
@@ -36,8 +36,8 @@ func findPID(t *testing.T, dir, argument string) (pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range processes(0) {
-		id, _, ok := marker(s.pid)
+	for _, s := range listProcesses(0) {
+		id, _, ok := readMarker(s.pid)
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", s.pid))
 		if ok && id == d.id && strings.Contains(string(line), argument) {
 			return s.pid
@@ -69,7 +69,7 @@ func TestProcessesSurviveTheGateway(t *testing.T) {
 	logFile := p.Record().LogFile
 	onlyDescriptors(t, p.PID(), map[string]string{"0": os.DevNull, "1": logFile, "2": logFile})
 	if isDone(p) {
-		t.Error("an adopted process that runs is done")
+		t.Error("Done of a running adopted process is closed")
 	}
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,8 @@ func TestProcessesSurviveTheGateway(t *testing.T) {
 func TestFamilyWithoutItsLeader(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "pid")
-	// The worker's environment does not have the marker, as when a program has overwritten it with its title.
+	// The worker's environment does not have the marker, as if a program had overwritten it with
+	// its title.
 	text := fmt.Sprintf(`env -i sh -c 'echo $$ >%s; exec sleep 1000' & wait`, file)
 	leader := exec.Command("sh", "-c", text)
 	leader.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -107,15 +108,16 @@ func TestFamilyWithoutItsLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	records := []Record{{PID: id.PID, StartTime: id.StartTime, BootID: id.BootID, Token: newToken()}}
-	knows := newFamily(records)
+	knows := newProcessTree(records)
 	if got := len(knows.members()); got != 2 {
 		t.Fatalf("%d members, want leader and worker", got)
 	}
-	kill9(leader) // and reaped: nothing but the worker has its number any more
+	// The leader is reaped, so only the worker still has its session id.
+	kill9(leader)
 	if got := knows.members(); len(got) != 1 || got[0].pid != worker {
 		t.Errorf("members = %+v, want the worker that was seen before", got)
 	}
-	if got := newFamily(records).members(); len(got) != 0 {
+	if got := newProcessTree(records).members(); len(got) != 0 {
 		t.Errorf("members = %+v, want none: whose session this was is not certain", got)
 	}
 }
@@ -123,7 +125,8 @@ func TestFamilyWithoutItsLeader(t *testing.T) {
 func TestWorkersOfAnAdoptedProcessEndWithIt(t *testing.T) {
 	t.Parallel()
 	path, file := stateDir(t), filepath.Join(t.TempDir(), "pid")
-	// The worker's environment does not have the marker, as when a program has overwritten it with its title.
+	// The worker's environment does not have the marker, as if a program had overwritten it with
+	// its title.
 	text := fmt.Sprintf(`env -i sh -c 'echo $$ >%s; exec sleep 1000' & wait`, file)
 	gateway := startGateway(t, gatewayPlan{Dir: path, Start: []Spec{script("leader", text)}})
 	worker := pidFile(t, file)
@@ -131,7 +134,7 @@ func TestWorkersOfAnAdoptedProcessEndWithIt(t *testing.T) {
 	d := claim(t, path)
 	p, ok := d.Adopt("leader")
 	if !ok {
-		t.Fatal("not adopted")
+		t.Fatal("the process was not adopted")
 	}
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -175,7 +178,7 @@ func TestReusedPIDIsNotTouched(t *testing.T) {
 		}
 	}
 	if !running(id.PID) {
-		t.Error("a process that only has the number of one of ours was ended")
+		t.Error("a process that only reuses a recorded pid was ended")
 	}
 }
 
@@ -217,7 +220,7 @@ func TestGuardEndsWhatNobodyClaims(t *testing.T) {
 			t.Errorf("process %d still runs", pid)
 		}
 	}
-	if names, _ := readNames(filepath.Join(path, "processes")); len(names) != 0 {
+	if names, _ := listDirectory(filepath.Join(path, "processes")); len(names) != 0 {
 		t.Errorf("records are left: %v", names)
 	}
 }
@@ -231,13 +234,14 @@ func TestGuardLeavesWhatIsClaimedInTime(t *testing.T) {
 	kill9(gateway)
 	eventually(t, "the guard notices", func() bool {
 		log, _ := os.ReadFile(filepath.Join(path, "guard.log"))
-		return strings.Contains(string(log), "nobody has claimed")
+		return strings.Contains(string(log), "state directory unclaimed")
 	})
 	d := claim(t, path)
 	if err := d.StartGuard([]string{"/no/such/guard"}); err != nil {
 		t.Errorf("StartGuard beside the old guard = %v", err)
 	}
-	time.Sleep(grace + 500*time.Millisecond) // that something does not happen shows only in time
+	// That the guard does nothing can be seen only after a wait.
+	time.Sleep(grace + 500*time.Millisecond)
 	p, ok := d.Adopt("a")
 	if !ok || guardPID(path) != guard {
 		t.Fatalf("adopted: %v; guard %d, before %d", ok, guardPID(path), guard)
@@ -263,7 +267,7 @@ func TestStoppedGatewayKeepsItsProcesses(t *testing.T) {
 	if err := gateway.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(grace + 4*guardLook)
+	time.Sleep(grace + 4*guardPollInterval)
 	if !running(pid) {
 		t.Error("the guard ended the processes of a gateway that is only stopped")
 	}
@@ -308,7 +312,7 @@ func TestGuardThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
 	if err := d.KeepGuard(t.Context(), []string{"/no/such/guard"}); err == nil {
-		t.Error("a guard that is not there was started")
+		t.Error("StartGuard started a program that does not exist")
 	}
 	err := d.KeepGuard(t.Context(), []string{"sh", "-c", "echo no way; exit 1"})
 	if err == nil || !strings.Contains(err.Error(), "no way") {
@@ -331,7 +335,7 @@ func TestSecondGuardGoes(t *testing.T) {
 		t.Errorf("RunGuard = %v, want %v", err, context.Canceled)
 	}
 	if err := RunGuard(t.Context(), filepath.Join(d.Path(), "none"), 0, nil); err == nil {
-		t.Error("RunGuard of no directory works")
+		t.Error("RunGuard accepted a directory that does not exist")
 	}
 }
 
@@ -347,7 +351,7 @@ func TestClaimWaitsForTheGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.close()
-	if err := lock.take(roleGuard); err != nil {
+	if err := lock.acquire(roleGuard); err != nil {
 		t.Fatal(err)
 	}
 	claimed := make(chan error, 1)
@@ -355,9 +359,9 @@ func TestClaimWaitsForTheGuard(t *testing.T) {
 	select {
 	case err := <-claimed:
 		t.Fatalf("Claim did not wait for the guard: %v", err)
-	case <-time.After(claimSure + 100*time.Millisecond):
+	case <-time.After(liveHolderTimeout + 100*time.Millisecond):
 	}
-	lock.free()
+	lock.release()
 	if err := <-claimed; err != nil {
 		t.Errorf("Claim after the guard = %v", err)
 	}

@@ -18,32 +18,36 @@ import (
 )
 
 const (
-	// longestSocketName is in bytes.
-	longestSocketName = 31
-	// longestSocketPath is what fits into sockaddr_un beside the final zero (unix(7)).
-	longestSocketPath = 107
+	// maxSocketName is the longest name of a socket in bytes.
+	maxSocketName = 31
+	// maxSocketPath is the longest path in a sockaddr_un, without the final zero (unix(7)).
+	maxSocketPath = 107
 )
 
-// Dir is a state directory and the processes that belong to it. Its methods are safe for concurrent use.
+// Dir is a state directory and the processes that belong to it. Its methods are safe for concurrent
+// use.
 type Dir struct {
+	// path is absolute and free of symbolic links. id is random. sockets is the directory of the
+	// unix sockets.
 	path    string
 	id      string
 	sockets string
 	log     *zap.Logger
-	// rotating is held while a log is rotated. Whoever holds mu may wait for it, not the other way round.
-	rotating sync.Mutex
+	// rotateMu is held while a log is rotated. Lock order: mu before rotateMu.
+	rotateMu sync.Mutex
 
 	mu sync.Mutex
-	// claim is the lock while this Dir has it, otherwise nil; guarded by mu
+	// claim is the lock of the directory while this Dir has claimed it, otherwise nil. Guarded by
+	// mu.
 	claim *lockFile
-	// watched holds the live processes by name; guarded by mu
+	// watched holds the live processes by name. Guarded by mu.
 	watched map[string]*Process
-	// guard is the guard if it is our child and not reaped; guarded by mu
+	// guard is the guard if it is a child of this process that has not been reaped. Guarded by mu.
 	guard *guardChild
 }
 
-// Open makes the directory (mode 0700) where there is none, and reads its id. It starts and claims nothing.
-// A nil log is silent.
+// Open creates the directory (mode 0700) if it does not exist, and reads its id. It starts and
+// claims nothing. A nil log discards messages.
 func Open(path string, log *zap.Logger) (*Dir, error) {
 	if log == nil {
 		log = zap.NewNop()
@@ -55,7 +59,7 @@ func Open(path string, log *zap.Logger) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	// One directory has one path, whichever way it was reached: the sockets' paths depend on it.
+	// All paths to the directory must give the same sockets, so symbolic links are resolved.
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
@@ -68,15 +72,15 @@ func Open(path string, log *zap.Logger) (*Dir, error) {
 	return d, nil
 }
 
-// readOrMakeID reads the directory's random id. It is not derived from the path: two containers may have the same path and see
-// each other's processes.
+// readOrMakeID reads the random id of the directory, or makes one. The id is not derived from the
+// path, because two containers may have the same path and see each other's processes.
 func readOrMakeID(path string) (string, error) {
 	for {
 		data, err := os.ReadFile(path)
 		if id := strings.TrimSpace(string(data)); err == nil && id != "" && !strings.ContainsAny(id, "/\x00") {
 			return id, nil
 		} else if err == nil {
-			return "", fmt.Errorf("%s is damaged: stop what runs here and remove it", path)
+			return "", fmt.Errorf("%s is not a valid id: stop the processes of this directory and remove the file", path)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return "", err
@@ -86,7 +90,8 @@ func readOrMakeID(path string) (string, error) {
 		if err := os.WriteFile(temporary, []byte(id+"\n"), 0o600); err != nil {
 			return "", err
 		}
-		err = os.Link(temporary, path) // whoever comes second reads the first one's
+		// Link fails if another process was faster. The loop then reads that process's id.
+		err = os.Link(temporary, path)
 		_ = os.Remove(temporary)
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", err
@@ -94,15 +99,17 @@ func readOrMakeID(path string) (string, error) {
 	}
 }
 
-// socketsPath depends on nothing but the directory, so that an adopted process and a later gateway mean the same sockets.
+// socketsPath depends only on the directory, so that an adopted process and a later gateway use the
+// same sockets.
 func (d *Dir) socketsPath() string {
-	if len(d.path)+1+longestSocketName <= longestSocketPath {
+	if len(d.path)+1+maxSocketName <= maxSocketPath {
 		return d.path
 	}
 	return filepath.Join("/tmp", "sluice-"+d.id)
 }
 
-// makePrivate makes a directory that nobody else may enter, and trusts one that exists only if it is just that.
+// makePrivate makes a directory that only this user may enter. It accepts an existing directory
+// only if that is already the case.
 func makePrivate(path string) error {
 	err := os.Mkdir(path, 0o700)
 	if err == nil || !errors.Is(err, fs.ErrExist) {
@@ -118,38 +125,43 @@ func makePrivate(path string) error {
 	return nil
 }
 
-// Path is the directory's absolute path.
+// Path is the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
 
-// ID is the directory's random id, of letters and digits. No other directory has it, whatever its path.
+// ID is the random id of the directory, of letters and digits. It is unique even among directories
+// with the same path.
 func (d *Dir) ID() string { return d.id }
 
-// Owns tells whether a process is of this directory: this process, one that it has started, a descendant of these, or the guard.
+// Owns reports whether a process belongs to this directory: this process itself, a process that it
+// started, a descendant of one, or the guard.
 func (d *Dir) Owns(pid int) bool {
 	if pid == os.Getpid() {
 		return true
 	}
-	if id, _, ok := marker(pid); ok {
+	if id, _, ok := readMarker(pid); ok {
 		return id == d.id
 	}
 	return pid == d.guardPID()
 }
 
-// Socket returns the path for a unix socket of that name (at most 31 bytes, no slash). It is the same in every life of the
-// directory, and short enough for the kernel (107 bytes) even when the directory's own path is long: then the sockets are in
-// a private directory under /tmp.
+// Socket returns the path for a unix socket of that name (at most 31 bytes, no slash). The path is
+// the same for every gateway of the directory. It has at most 107 bytes, the kernel's limit: if the
+// path of the directory is long, the sockets are in a private directory under /tmp.
 func (d *Dir) Socket(name string) string { return filepath.Join(d.sockets, name) }
 
-// Start starts a process and records it. It needs the claim. The process gets its own session and process group, /dev/null
-// as stdin, the log file as stdout and stderr, and no other file descriptor. What an earlier process of this name has left
-// running is ended first; while that process itself is alive, Start fails with ErrRunning.
+// Start starts a process and records it. The directory must be claimed. The process gets a session
+// and process group of its own, /dev/null as stdin, the log file as stdout and stderr, and no other
+// file descriptor.
+//
+// Before that, Start ends whatever an earlier process of this name has left running. If the earlier
+// process itself is alive, Start fails with ErrRunning.
 func (d *Dir) Start(s Spec) (*Process, error) {
 	if s.Name == "" || strings.ContainsRune(s.Name, 0) {
-		return nil, errors.New("a process needs a name")
+		return nil, errors.New("the name of a process is empty or contains a zero byte")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.makeRoomLocked(s.Name); err != nil {
+	if err := d.endPreviousLocked(s.Name); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Name, err)
 	}
 	p, err := d.startLocked(s)
@@ -159,26 +171,29 @@ func (d *Dir) Start(s Spec) (*Process, error) {
 	return p, nil
 }
 
-// makeRoomLocked sees to it that nothing of an earlier process of this name is left.
-func (d *Dir) makeRoomLocked(name string) error {
+// endPreviousLocked ends everything that an earlier process of this name has left running. d.mu is
+// held.
+func (d *Dir) endPreviousLocked(name string) error {
 	if d.claim == nil {
 		return ErrNotClaimed
 	}
 	old, err := readRecord(d.recordPath(name))
 	if err != nil {
-		return nil // none, or one that names nothing
+		// There is no record, or the record is unreadable and names no process.
+		return nil
 	}
 	if old.identity().alive() {
 		return ErrRunning
 	}
-	if err := endAll(context.Background(), []Record{old}, 0); err != nil {
+	if err := endProcessTrees(context.Background(), []Record{old}, 0); err != nil {
 		return err
 	}
 	d.removeRecord(old)
 	return nil
 }
 
-// startLocked does it under the lock, so that a running process is always one that has a record.
+// startLocked starts a process and writes its record with d.mu held, so that other methods never
+// see a running process without a record.
 func (d *Dir) startLocked(s Spec) (*Process, error) {
 	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: s.LogFile, Cgroup: s.Cgroup, Token: newToken()}
 	if r.LogFile == "" {
@@ -193,44 +208,47 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 	}
 	defer logFile.Close()
 	marker := strings.Join([]string{d.id, r.Token, s.Name}, "/")
-	child, err := spawn(command{args: s.Command, env: s.Env, workDir: s.WorkDir, marker: marker, cgroup: s.Cgroup}, logFile)
+	child, err := spawn(spawnSpec{args: s.Command, env: s.Env, workDir: s.WorkDir, marker: marker, cgroup: s.Cgroup}, logFile)
 	if err != nil {
 		return nil, err
 	}
 	r.LogStart, r.Started = end, time.Now()
-	id, err := identify(child.Process.Pid) // it cannot be gone: even if it is dead, we have not reaped it
+	// The process cannot be gone: even if it is dead, it has not been reaped.
+	id, err := identify(child.Process.Pid)
 	r.PID, r.StartTime, r.BootID = child.Process.Pid, id.StartTime, id.BootID
 	if err == nil {
 		err = d.writeRecord(r)
 	}
 	if err != nil {
-		err = errors.Join(err, endAll(context.Background(), []Record{r}, 0))
+		err = errors.Join(err, endProcessTrees(context.Background(), []Record{r}, 0))
 		_ = child.Wait()
 		return nil, err
 	}
-	exit, ok := watchExit(r.identity())
+	exit, ok := newExitWatch(r.identity())
 	if !ok {
-		return nil, errors.New("the process vanished")
+		return nil, errors.New("the process ended before it could be watched")
 	}
 	p := &Process{record: r, child: child, exit: exit}
 	d.watchLocked(p)
 	return p, nil
 }
 
+// watchLocked adds p to the watched processes and starts the goroutine that waits for its end.
 func (d *Dir) watchLocked(p *Process) {
 	p.dir, p.done, p.unwatched = d, make(chan struct{}), make(chan struct{})
 	p.logStart.Store(p.record.LogStart)
-	p.family = newFamily([]Record{p.record})
+	p.tree = newProcessTree([]Record{p.record})
 	if p.child == nil {
-		// When an adopted process ends, somebody else reaps it and its number no longer tells whose session it was.
-		// What we have seen in the session before does.
-		p.family.members()
+		// When an adopted process ends, another process reaps it. Then its pid no longer tells
+		// whose session it was, but the members of the session that were seen before do.
+		p.tree.members()
 	}
 	d.watched[p.record.Name] = p
 	go p.watch()
 }
 
-// Adopt returns the recorded process of that name if it is alive: the same pid with the same start time. It needs the claim.
+// Adopt returns the recorded process of that name if it is alive, that is, if its pid still has the
+// recorded start time. The directory must be claimed.
 func (d *Dir) Adopt(name string) (*Process, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -244,7 +262,7 @@ func (d *Dir) Adopt(name string) (*Process, bool) {
 	if err != nil || r.Name != name || !r.identity().alive() {
 		return nil, false
 	}
-	exit, ok := watchExit(r.identity())
+	exit, ok := newExitWatch(r.identity())
 	if !ok {
 		return nil, false
 	}
@@ -253,6 +271,7 @@ func (d *Dir) Adopt(name string) (*Process, bool) {
 	return p, true
 }
 
+// setMeta implements Process.SetMeta.
 func (d *Dir) setMeta(p *Process, key, value string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -275,19 +294,20 @@ func (d *Dir) setMeta(p *Process, key, value string) error {
 	return nil
 }
 
-// Records lists the processes that are alive, by name. If this Dir has the claim, the records of dead ones are removed and
-// what these have left running is ended.
+// Records lists the live processes, by name. If this Dir has claimed the directory, Records also
+// ends what dead processes have left running and removes their records.
 func (d *Dir) Records() []Record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	live, dead := d.sortedRecords()
+	live, dead := d.liveAndDeadRecords()
 	if d.claim != nil {
-		d.buryLocked(dead)
+		d.endDeadLocked(dead)
 	}
 	return live
 }
 
-func (d *Dir) sortedRecords() (live, dead []Record) {
+// liveAndDeadRecords reads all records and divides them by whether their process is alive.
+func (d *Dir) liveAndDeadRecords() (live, dead []Record) {
 	for _, r := range d.readRecords() {
 		if r.identity().alive() {
 			live = append(live, r)
@@ -298,11 +318,11 @@ func (d *Dir) sortedRecords() (live, dead []Record) {
 	return live, dead
 }
 
-// buryLocked ends what the dead have left running and removes their records. They have no time to finish anything: nobody serves
-// through them any more.
-func (d *Dir) buryLocked(dead []Record) {
-	if err := endAll(context.Background(), dead, 0); err != nil {
-		d.log.Error("what an ended process left behind cannot be ended", zap.Error(err))
+// endDeadLocked ends what dead processes have left running and removes their records. It sends
+// SIGKILL at once, because without its main process a server serves nobody. d.mu is held.
+func (d *Dir) endDeadLocked(dead []Record) {
+	if err := endProcessTrees(context.Background(), dead, 0); err != nil {
+		d.log.Error("descendants of ended processes not ended", zap.Error(err))
 		return
 	}
 	for _, r := range dead {
@@ -312,10 +332,10 @@ func (d *Dir) buryLocked(dead []Record) {
 	}
 }
 
-// EndAll ends every process of the directory with all it has started, recorded or not, all at once, as Process.Stop does.
-// It needs the claim.
+// EndAll ends all processes of the directory and all their descendants, recorded or not, in the way
+// of Process.Stop. The directory must be claimed.
 func (d *Dir) EndAll(ctx context.Context, grace time.Duration) error {
-	ended, err := d.endWatched(ctx, grace)
+	ended, err := d.stopWatched(ctx, grace)
 	if err != nil {
 		return err
 	}
@@ -325,7 +345,8 @@ func (d *Dir) EndAll(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-func (d *Dir) endWatched(ctx context.Context, grace time.Duration) ([]*Process, error) {
+// stopWatched ends all processes and returns those that were watched.
+func (d *Dir) stopWatched(ctx context.Context, grace time.Duration) ([]*Process, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.claim == nil {
@@ -335,13 +356,14 @@ func (d *Dir) endWatched(ctx context.Context, grace time.Duration) ([]*Process, 
 	for _, p := range ended {
 		p.stopping.Store(true)
 	}
-	return ended, d.endEverything(ctx, grace)
+	return ended, d.endAllProcesses(ctx, grace)
 }
 
-// endEverything is for who has the claim: the gateway, or the guard.
-func (d *Dir) endEverything(ctx context.Context, grace time.Duration) error {
+// endAllProcesses ends all processes of the directory. The caller has the claim: the gateway or the
+// guard.
+func (d *Dir) endAllProcesses(ctx context.Context, grace time.Duration) error {
 	records := d.readRecords()
-	if err := endAll(ctx, append(records, d.strays(records)...), grace); err != nil {
+	if err := endProcessTrees(ctx, append(records, d.unrecordedProcesses(records)...), grace); err != nil {
 		return err
 	}
 	for _, r := range records {
@@ -350,8 +372,8 @@ func (d *Dir) endEverything(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-// forget removes what the directory has of a process that has ended.
-func (d *Dir) forget(p *Process) {
+// unwatch forgets a process that has ended and removes its record.
+func (d *Dir) unwatch(p *Process) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.watched[p.record.Name] == p {

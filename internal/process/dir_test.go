@@ -39,7 +39,8 @@ func TestStartedProcessIsIndependent(t *testing.T) {
 	}
 }
 
-// onlyDescriptors waits until a process has exactly these open, after what its program opens for a moment at its start.
+// onlyDescriptors waits until a process has exactly these descriptors open. A program may open
+// others for a moment at its start.
 func onlyDescriptors(t *testing.T, pid int, want map[string]string) {
 	t.Helper()
 	var diff string
@@ -50,7 +51,7 @@ func onlyDescriptors(t *testing.T, pid int, want map[string]string) {
 	}()
 	eventually(t, "only the intended descriptors are open", func() bool {
 		folder := fmt.Sprintf("/proc/%d/fd", pid)
-		names, err := readNames(folder)
+		names, err := listDirectory(folder)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +79,8 @@ func TestStartOfARunningNameFails(t *testing.T) {
 	if err := p.Stop(t.Context(), 0); err != nil || !running(again.PID()) {
 		t.Errorf("Stop of the ended process = %v; its successor runs: %v", err, running(again.PID()))
 	}
-	d.forget(p) // as when its end is noticed only now
+	// The state in which the end of the process was not noticed yet.
+	d.unwatch(p)
 	if got := d.Records(); len(got) != 1 || got[0].PID != again.PID() {
 		t.Errorf("Records = %v, want the second start", got)
 	}
@@ -118,7 +120,8 @@ func TestEnvironment(t *testing.T) {
 func TestExitReason(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
-	for range 2 { // the second run has its own lines, not the first one's
+	// The reason of the second run has the lines of that run alone.
+	for range 2 {
 		p := start(t, d, script("e", `echo first; echo second; printf 'load  50%%\rload 100%%\n\n' >&2; printf '\033[31mboom\033[0m'; exit 3`))
 		wait(t, p)
 		want := "exit status 3; its log ends: second | load 100% | [31mboom[0m"
@@ -147,7 +150,7 @@ func TestFileLimitReachesChildren(t *testing.T) {
 	}
 	p := start(t, claimedDir(t), script("limit", "ulimit -n"))
 	wait(t, p)
-	want := fmt.Sprint(min(before.Max, mostFiles))
+	want := fmt.Sprint(min(before.Max, maxOpenFiles))
 	if got := p.Tail(1); len(got) != 1 || got[0] != want {
 		t.Errorf("the child may open %v files, want %s", got, want)
 	}
@@ -207,7 +210,7 @@ func TestSockets(t *testing.T) {
 		"long":  filepath.Join(t.TempDir(), strings.Repeat("long", 40)),
 	} {
 		d := claim(t, path)
-		socket := d.Socket(strings.Repeat("s", longestSocketName))
+		socket := d.Socket(strings.Repeat("s", maxSocketName))
 		listener, err := net.Listen("unix", socket)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -226,7 +229,8 @@ func TestSockets(t *testing.T) {
 		if _, err := os.Stat(again.sockets); again.sockets != again.path && err == nil {
 			t.Errorf("%s: %s is left behind", name, again.sockets)
 		}
-		claim(t, path) // the directory for sockets comes back
+		// Claim creates the directory for sockets again.
+		claim(t, path)
 		if _, err := os.Stat(again.sockets); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -289,7 +293,7 @@ func TestStopWaitsForGrace(t *testing.T) {
 	const text = `trap 'sleep 0.2; echo done; exit 0' TERM; echo $$ >%s; while :; do sleep 0.05; done`
 	polite := start(t, d, script("polite", fmt.Sprintf(text, file)))
 	pidFile(t, file)
-	if err := polite.Stop(t.Context(), patience); err != nil {
+	if err := polite.Stop(t.Context(), testTimeout); err != nil {
 		t.Fatal(err)
 	}
 	if got := polite.ExitReason(); !strings.HasPrefix(got, "exit status 0") || !strings.HasSuffix(got, "done") {
@@ -300,7 +304,7 @@ func TestStopWaitsForGrace(t *testing.T) {
 		s, _ := readStat(stopped.PID())
 		return s.state == 'T'
 	})
-	if err := stopped.Stop(t.Context(), patience); err != nil {
+	if err := stopped.Stop(t.Context(), testTimeout); err != nil {
 		t.Fatal(err)
 	}
 	if got := stopped.ExitReason(); got != "signal: terminated" {

@@ -9,21 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exitWatch waits for the end of a process that need not be our child. It costs a file descriptor and a parked goroutine,
-// no thread: the runtime's poller knows when a pidfd becomes readable (pidfd_open(2)).
+// exitWatch waits for the end of a process that need not be a child. It costs a file descriptor and
+// a parked goroutine but no thread: the runtime's poller notices when a pidfd becomes readable
+// (pidfd_open(2)).
 type exitWatch struct {
 	process identity
-	pidfd   *os.File // nil where the kernel or a seccomp filter refuses pidfds
-	closed  chan struct{}
-	once    sync.Once
+	// pidfd is nil if the kernel or a seccomp filter refuses pidfds.
+	pidfd  *os.File
+	closed chan struct{}
+	once   sync.Once
 }
 
-// pollExit is how often we look where there are no pidfds.
-const pollExit = 100 * time.Millisecond
+// exitPollInterval is how often the process is checked if there is no pidfd.
+const exitPollInterval = 100 * time.Millisecond
 
-// watchExit starts to watch. It reports false when the process is gone already; a dead child that we have not reaped is
-// not gone, its watch ends at once.
-func watchExit(process identity) (*exitWatch, bool) {
+// newExitWatch opens a watch. It returns false if the process is gone. A dead child that has not
+// been reaped is not gone; its watch ends at once.
+func newExitWatch(process identity) (*exitWatch, bool) {
 	w := &exitWatch{process: process, closed: make(chan struct{})}
 	fd, err := unix.PidfdOpen(process.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -32,7 +34,7 @@ func watchExit(process identity) (*exitWatch, bool) {
 	if err == nil && unix.SetNonblock(fd, true) == nil {
 		w.pidfd = os.NewFile(uintptr(fd), "pidfd")
 	}
-	// Only now, with the process held by the pidfd, is it sure whose it is.
+	// The pid is checked only now: as long as the pidfd is open, no other process can get this pid.
 	if s, ok := readStat(process.PID); !ok || s.start != process.StartTime {
 		w.close()
 		return nil, false
@@ -40,7 +42,8 @@ func watchExit(process identity) (*exitWatch, bool) {
 	return w, true
 }
 
-// wait blocks until the process has ended and then reports true; false means that the watch was closed before. It is called once.
+// wait blocks until the process has ended and then returns true. It returns false if the watch was
+// closed before. Call it once.
 func (w *exitWatch) wait() bool {
 	defer w.close()
 	if w.pidfd == nil {
@@ -58,8 +61,9 @@ func (w *exitWatch) wait() bool {
 	return err == nil || w.poll()
 }
 
+// poll does the work of wait without a pidfd.
 func (w *exitWatch) poll() bool {
-	tick := time.NewTicker(pollExit)
+	tick := time.NewTicker(exitPollInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -77,7 +81,7 @@ func (w *exitWatch) poll() bool {
 	}
 }
 
-// close ends the watch. It may be called more than once and at the same time as wait.
+// close ends the watch. It may be called several times, and concurrently with wait.
 func (w *exitWatch) close() {
 	w.once.Do(func() {
 		close(w.closed)

@@ -15,41 +15,44 @@ import (
 )
 
 const (
-	// guardStart is how long a guard may take to be at work.
-	guardStart = 10 * time.Second
-	// guardLook is how often the guard looks whether the directory is claimed.
-	guardLook = 100 * time.Millisecond
-	// guardGrace is what processes have between SIGTERM and SIGKILL.
+	// guardStartTimeout bounds the time until a new guard holds its lock.
+	guardStartTimeout = 10 * time.Second
+	// guardPollInterval is how often the guard checks whether the directory is claimed.
+	guardPollInterval = 100 * time.Millisecond
+	// guardGrace is the time between SIGTERM and SIGKILL.
 	guardGrace = 5 * time.Second
-	// A guard that keeps dying is started again after guardPause, doubling up to guardPauseMost.
-	guardPause     = 100 * time.Millisecond
-	guardPauseMost = 10 * time.Second
+	// minGuardBackoff and maxGuardBackoff bound the pause before a guard that ended is started
+	// again. The pause doubles each time.
+	minGuardBackoff = 100 * time.Millisecond
+	maxGuardBackoff = 10 * time.Second
 )
 
-// guardChild is a guard that we started ourselves.
+// guardChild is a guard that this process started.
 type guardChild struct {
 	cmd *exec.Cmd
 	id  identity
 }
 
-// guardPID is the guard's process id; 0 when there is none, or when it has not said who it is.
+// guardPID returns the process id of the guard. It is 0 if there is no guard or the guard has not
+// written its pid yet.
 func (d *Dir) guardPID() int {
 	lock, err := openLock(guardPath(d.path))
 	if err != nil {
 		return 0
 	}
 	defer lock.close()
-	if held, err := lock.held(); !held || err != nil {
+	if held, err := lock.heldByOther(); !held || err != nil {
 		return 0
 	}
-	return lock.holder().PID
+	return lock.readHolder().PID
 }
 
 func guardPath(dir string) string { return filepath.Join(dir, "guard.lock") }
 
-// StartGuard sees to it that the directory has a guard; it needs the claim. A guard that is there already stays. Command is a
-// command line that calls RunGuard for this directory; it runs in a session of its own and logs to guard.log in the
-// directory. StartGuard returns when the guard is at work, or with its last words.
+// StartGuard starts a guard unless the directory has one. The directory must be claimed. command is
+// a command line that calls RunGuard for this directory. The guard runs in a session of its own and
+// logs to guard.log in the directory. StartGuard returns when the guard holds its lock, or with an
+// error that has the last lines of its log.
 func (d *Dir) StartGuard(command []string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,7 +64,7 @@ func (d *Dir) StartGuard(command []string) error {
 		return err
 	}
 	defer lock.close()
-	if held, err := lock.held(); held || err != nil {
+	if held, err := lock.heldByOther(); held || err != nil {
 		return err
 	}
 	d.reapGuardLocked()
@@ -71,6 +74,7 @@ func (d *Dir) StartGuard(command []string) error {
 	return nil
 }
 
+// spawnGuardLocked starts the guard and waits until it holds its lock. d.mu is held.
 func (d *Dir) spawnGuardLocked(args []string, lock *lockFile) error {
 	logPath := filepath.Join(d.path, "guard.log")
 	logFile, end, err := d.openLog(logPath)
@@ -78,8 +82,8 @@ func (d *Dir) spawnGuardLocked(args []string, lock *lockFile) error {
 		return err
 	}
 	defer logFile.Close()
-	// No marker: the guard is not among those it ends.
-	child, err := spawn(command{args: args}, logFile)
+	// The guard has no marker, so it is not among the processes that it ends.
+	child, err := spawn(spawnSpec{args: args}, logFile)
 	if err != nil {
 		return err
 	}
@@ -89,19 +93,19 @@ func (d *Dir) spawnGuardLocked(args []string, lock *lockFile) error {
 	}
 	d.guard = &guardChild{cmd: child, id: id}
 	pause := time.Millisecond
-	for deadline := time.Now().Add(guardStart); ; {
-		if held, err := lock.held(); held || err != nil {
+	for deadline := time.Now().Add(guardStartTimeout); ; {
+		if held, err := lock.heldByOther(); held || err != nil {
 			return err
 		}
 		if !id.alive() || time.Now().After(deadline) {
-			return errors.New("it does not come up; its log ends: " + strings.Join(tail(logPath, end, reasonLines), " | "))
+			return errors.New("the guard did not lock its file; its log ends: " + strings.Join(tail(logPath, end, exitReasonLines), " | "))
 		}
 		time.Sleep(pause)
-		pause = min(2*pause, claimRetry)
+		pause = min(2*pause, claimPollInterval)
 	}
 }
 
-// reapGuardLocked lets a guard that was our child and has ended go.
+// reapGuardLocked reaps a guard that is a child of this process and has ended.
 func (d *Dir) reapGuardLocked() {
 	if d.guard != nil && !d.guard.id.alive() {
 		_ = d.guard.cmd.Wait()
@@ -109,50 +113,51 @@ func (d *Dir) reapGuardLocked() {
 	}
 }
 
-// KeepGuard starts the guard, and another one whenever it is gone, until ctx ends. The guard then stays behind: it ends by
-// itself once the directory is released and has no processes. KeepGuard returns nil when ctx ends, and an error only when
-// the first guard does not start.
+// KeepGuard starts the guard, and starts another one whenever it ends, until ctx ends. The guard
+// then stays. It ends by itself when the directory is released and has no processes. KeepGuard
+// returns nil when ctx ends. It returns an error only if the first guard does not start.
 func (d *Dir) KeepGuard(ctx context.Context, command []string) error {
 	if err := d.StartGuard(command); err != nil {
 		return err
 	}
-	pause := guardPause
+	backoff := minGuardBackoff
 	for {
 		started := time.Now()
-		d.awaitGuardEnd(ctx)
-		if time.Since(started) > guardPauseMost {
-			pause = guardPause
+		d.waitForGuardEnd(ctx)
+		if time.Since(started) > maxGuardBackoff {
+			backoff = minGuardBackoff
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(pause):
+		case <-time.After(backoff):
 		}
-		pause = min(2*pause, guardPauseMost)
-		d.log.Warn("the guard is gone, starting another")
+		backoff = min(2*backoff, maxGuardBackoff)
+		d.log.Warn("guard ended, starting another")
 		if err := d.StartGuard(command); err != nil {
-			d.log.Error("there is no guard", zap.Error(err))
+			d.log.Error("guard start failed", zap.Error(err))
 		}
 	}
 }
 
-// awaitGuardEnd returns when there is no guard or ctx ends.
-func (d *Dir) awaitGuardEnd(ctx context.Context) {
+// waitForGuardEnd returns when there is no guard or ctx ends.
+func (d *Dir) waitForGuardEnd(ctx context.Context) {
 	lock, err := openLock(guardPath(d.path))
 	if err != nil {
 		return
 	}
 	defer lock.close()
 	for ctx.Err() == nil {
-		if held, err := lock.held(); !held || err != nil {
+		if held, err := lock.heldByOther(); !held || err != nil {
 			break
 		}
-		h := lock.holder()
+		h := lock.readHolder()
 		if h.PID == 0 {
-			time.Sleep(claimRetry) // it has not written its name yet
+			// The guard has not written its pid yet.
+			time.Sleep(claimPollInterval)
 			continue
 		}
-		if w, ok := watchExit(h.identity); ok {
+		if w, ok := newExitWatch(h.identity); ok {
 			stop := context.AfterFunc(ctx, w.close)
 			w.wait()
 			stop()
@@ -163,16 +168,19 @@ func (d *Dir) awaitGuardEnd(ctx context.Context) {
 	d.reapGuardLocked()
 }
 
-// RunGuard watches over the directory at path until there is nothing left to guard: nobody has claimed it and it has no
-// processes. When nobody has claimed it for grace (0 means 60 s), it ends all its processes, group by group: SIGTERM, after five
-// seconds SIGKILL. A stopped (SIGSTOP) process still holds its claim. RunGuard returns nil at once when the directory has a
-// guard already, and ctx's error when ctx ends first. A nil log is silent.
+// RunGuard guards the directory at path until the directory is not claimed and has no processes. If
+// no process has claimed the directory for grace (0 means 60 s), RunGuard ends all its processes,
+// group by group: SIGTERM, and SIGKILL after five seconds. A gateway that is stopped by SIGSTOP
+// still holds its claim.
+//
+// RunGuard returns nil at once if the directory already has a guard, and ctx's error if ctx ends
+// first. A nil log discards messages.
 func RunGuard(ctx context.Context, path string, grace time.Duration, log *zap.Logger) error {
 	if grace == 0 {
 		grace = time.Minute
 	}
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("guard: no directory %s", path)
+		return fmt.Errorf("guard: the directory %s does not exist", path)
 	}
 	d, err := Open(path, log)
 	if err != nil {
@@ -184,12 +192,13 @@ func RunGuard(ctx context.Context, path string, grace time.Duration, log *zap.Lo
 		return err
 	}
 	defer lock.close()
-	if err := lock.take(roleGuard); errors.Is(err, errLocked) {
+	if err := lock.acquire(roleGuard); errors.Is(err, errLocked) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	// The claim's file stays open: should somebody remove the directory, we still see whether its gateway lives.
+	// The file of the claim stays open. If an operator removes the directory, the guard still sees
+	// whether its gateway is alive.
 	if g.claim, err = openLock(d.claimPath()); err != nil {
 		return err
 	}
@@ -197,6 +206,7 @@ func RunGuard(ctx context.Context, path string, grace time.Duration, log *zap.Lo
 	return g.run(ctx)
 }
 
+// guard is the state of RunGuard.
 type guard struct {
 	dir   *Dir
 	claim *lockFile
@@ -205,33 +215,34 @@ type guard struct {
 
 func (g *guard) run(ctx context.Context) error {
 	for {
-		if err := g.await(ctx, false); err != nil {
+		if err := g.waitForClaim(ctx, false); err != nil {
 			return err
 		}
-		if g.nothingLeft() {
+		if g.isEmpty() {
 			return nil
 		}
-		g.dir.log.Info("nobody has claimed the state directory; its processes have some time left", zap.Duration("grace", g.grace))
+		g.dir.log.Info("state directory unclaimed, waiting before its processes are ended", zap.Duration("grace", g.grace))
 		waiting, cancel := context.WithTimeout(ctx, g.grace)
-		err := g.await(waiting, true)
+		err := g.waitForClaim(waiting, true)
 		cancel()
 		if err == nil {
-			g.dir.log.Info("the state directory is claimed again")
+			g.dir.log.Info("state directory claimed again")
 			continue
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		g.end(ctx)
+		g.endProcesses(ctx)
 	}
 }
 
-// await returns when the claim is held, or is free, as asked; the error is ctx's.
-func (g *guard) await(ctx context.Context, held bool) error {
-	tick := time.NewTicker(guardLook)
+// waitForClaim returns nil when the directory is claimed, if claimed is true, or not claimed, if it
+// is false. The error is ctx's.
+func (g *guard) waitForClaim(ctx context.Context, claimed bool) error {
+	tick := time.NewTicker(guardPollInterval)
 	defer tick.Stop()
 	for {
-		if now, err := g.claim.held(); err == nil && now == held {
+		if held, err := g.claim.heldByOther(); err == nil && held == claimed {
 			return nil
 		}
 		select {
@@ -242,23 +253,27 @@ func (g *guard) await(ctx context.Context, held bool) error {
 	}
 }
 
-func (g *guard) nothingLeft() bool {
-	live, dead := g.dir.sortedRecords()
-	return len(live)+len(dead)+len(g.dir.strays(nil)) == 0
+// isEmpty reports whether the directory has no processes.
+func (g *guard) isEmpty() bool {
+	live, dead := g.dir.liveAndDeadRecords()
+	return len(live)+len(dead)+len(g.dir.unrecordedProcesses(nil)) == 0
 }
 
-// end takes the claim, so that no gateway adopts what is being ended, and ends everything.
-func (g *guard) end(ctx context.Context) {
-	if err := g.claim.take(roleGuard); err != nil {
-		return // somebody came at the last moment
+// endProcesses claims the directory, so that no gateway adopts a process that is being ended, and
+// ends everything.
+func (g *guard) endProcesses(ctx context.Context) {
+	if err := g.claim.acquire(roleGuard); err != nil {
+		// A gateway claimed the directory at the last moment.
+		return
 	}
-	defer g.claim.free()
-	g.dir.log.Warn("nobody came back: ending the processes")
-	if err := g.dir.endEverything(context.WithoutCancel(ctx), guardGrace); err != nil {
-		g.dir.log.Error("not all processes ended", zap.Error(err))
+	defer g.claim.release()
+	g.dir.log.Warn("state directory still unclaimed, ending its processes")
+	if err := g.dir.endAllProcesses(context.WithoutCancel(ctx), guardGrace); err != nil {
+		g.dir.log.Error("ending the processes failed", zap.Error(err))
 		return
 	}
 	if g.dir.sockets != g.dir.path {
-		_ = os.RemoveAll(g.dir.sockets) // nobody is left to answer on them
+		// No server is left that listens on the sockets.
+		_ = os.RemoveAll(g.dir.sockets)
 	}
 }

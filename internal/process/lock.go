@@ -10,21 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errLocked: somebody else has the lock.
+// errLocked means that another process has the lock.
 var errLocked = errors.New("locked")
 
-// lockFile is a file that one process at a time locks and writes its name into. The locks are open file description locks
-// (fcntl(2)): the kernel drops them when the holder dies, a stopped holder keeps them, and unlike flock's they can be asked for without
-// being taken, so that a guard that looks never stands in the way of a gateway that claims.
+// lockFile is a file that one process at a time locks. The holder writes its identity into the
+// file. The locks are open file description locks (fcntl(2)). The kernel drops them when the holder
+// dies, and a stopped holder keeps them. Unlike the locks of flock, they can be tested without
+// being acquired, so a guard that tests the claim never blocks a gateway that claims.
 //
-// It keeps a bare descriptor: an os.File would drop the lock when the garbage collector finds it unused.
+// fd is a bare descriptor: an unused os.File would drop the lock when the garbage collector closes
+// it.
 type lockFile struct {
 	fd   int
 	path string
 }
 
-// holder is what a lock file says of who has the lock.
-type holder struct {
+// lockHolder is the content of a lock file.
+type lockHolder struct {
 	identity
 	// Role is roleGateway or roleGuard.
 	Role string `json:"role"`
@@ -43,8 +45,9 @@ func openLock(path string) (*lockFile, error) {
 	return &lockFile{fd: fd, path: path}, nil
 }
 
-// take locks the file and writes who has it. It fails with errLocked when somebody else has.
-func (l *lockFile) take(role string) error {
+// acquire locks the file and writes the holder. It fails with errLocked if another process has the
+// lock.
+func (l *lockFile) acquire(role string) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	err := unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_SETLK, &lock)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
@@ -57,7 +60,7 @@ func (l *lockFile) take(role string) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(holder{self, role})
+	data, err := json.Marshal(lockHolder{self, role})
 	if err != nil {
 		return err
 	}
@@ -70,8 +73,8 @@ func (l *lockFile) take(role string) error {
 	return nil
 }
 
-// held tells whether somebody else has the lock, without touching it.
-func (l *lockFile) held() (bool, error) {
+// heldByOther reports whether another process has the lock, without acquiring it.
+func (l *lockFile) heldByOther() (bool, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	if err := unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_GETLK, &lock); err != nil {
 		return false, fmt.Errorf("ask for the lock of %s: %w", l.path, err)
@@ -79,24 +82,24 @@ func (l *lockFile) held() (bool, error) {
 	return lock.Type != unix.F_UNLCK, nil
 }
 
-// holder reads who has the lock, and is empty when that is not to be seen: between the lock and the name the file is empty,
-// or names somebody who is gone.
-func (l *lockFile) holder() holder {
+// readHolder returns the process that has the lock. It returns the zero value if the file is still
+// empty or names a process that is gone.
+func (l *lockFile) readHolder() lockHolder {
 	data := make([]byte, 4096)
 	n, err := unix.Pread(l.fd, data, 0)
-	var h holder
+	var h lockHolder
 	if err != nil || json.Unmarshal(data[:n], &h) != nil || !h.alive() {
-		return holder{}
+		return lockHolder{}
 	}
 	return h
 }
 
-// free gives the lock back, if it was taken, but keeps the file open.
-func (l *lockFile) free() {
+// release releases the lock, if it was acquired, and keeps the file open.
+func (l *lockFile) release() {
 	_ = unix.Ftruncate(l.fd, 0)
 	lock := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
 	_ = unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_SETLK, &lock)
 }
 
-// close forgets the file and with it the lock.
+// close closes the file, which also releases the lock.
 func (l *lockFile) close() { _ = unix.Close(l.fd) }

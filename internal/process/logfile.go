@@ -16,15 +16,17 @@ import (
 )
 
 const (
-	// largestLog is how far a log file may grow before it is rotated, and how much of it is kept then, in bytes.
-	largestLog = 10 << 20
-	// tailBytes is how much of a log's end is looked at for its last lines.
+	// maxLogBytes is the size above which a log file is rotated, and the size of the part that is
+	// kept.
+	maxLogBytes = 10 << 20
+	// tailBytes is the size of the end of a log in which the last lines are searched.
 	tailBytes = 64 << 10
-	// tailLine is where a line is cut, in bytes.
-	tailLine = 400
+	// maxTailLineBytes is the length at which a line is cut.
+	maxTailLineBytes = 400
 )
 
-// openLog opens a log file to append to it, and tells where its end is. One that has grown too large is rotated first.
+// openLog opens a log file for appending and returns the offset of its end. If the file is too
+// large, openLog rotates it first.
 func (d *Dir) openLog(path string) (*os.File, int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, 0, fmt.Errorf("make the folder of the log file: %w", err)
@@ -44,19 +46,21 @@ func (d *Dir) openLog(path string) (*os.File, int64, error) {
 	return file, info.Size(), nil
 }
 
-// rotate empties a log file that has grown too large, and reports whether it did. The last 10 MiB of it become <path>.1, and what was
-// that becomes <path>.2, so that a log takes little more than 30 MiB. The file stays the same one: whoever writes to it goes on, at its
-// new end, because it is open for appending. What is written between the copy and the truncation is lost.
+// rotate empties a log file that is larger than maxLogBytes and reports whether it did. The last 10
+// MiB become <path>.1, and the former <path>.1 becomes <path>.2, so that a log takes little more
+// than 30 MiB. The file stays the same: processes that write to it continue at its new end, because
+// they opened it for appending. What they write between the copy and the truncation is lost.
 //
-// One log is rotated at a time: a process may start anew while RotateLogs is at its log.
+// One log is rotated at a time, because a process may start anew while RotateLogs rotates its log.
 func (d *Dir) rotate(path string) (bool, error) {
-	d.rotating.Lock()
-	defer d.rotating.Unlock()
+	d.rotateMu.Lock()
+	defer d.rotateMu.Unlock()
 	info, err := os.Stat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() <= largestLog {
-		return false, nil // what is not there, or is no file, does not grow
+	if err != nil || !info.Mode().IsRegular() || info.Size() <= maxLogBytes {
+		// A path that is missing or no regular file does not grow.
+		return false, nil
 	}
-	err = copyEnd(path, path+".new", largestLog)
+	err = copyTail(path, path+".new", maxLogBytes)
 	if err == nil {
 		err = os.Rename(path+".1", path+".2")
 	}
@@ -72,8 +76,9 @@ func (d *Dir) rotate(path string) (bool, error) {
 	return true, nil
 }
 
-// copyEnd copies the last bytes of a file, at most so many, from the beginning of a line on. A copy that fails leaves nothing.
-func copyEnd(from, to string, most int64) (err error) {
+// copyTail copies the last bytes of a file, at most limit, beginning with a complete line. If it
+// fails, it leaves no file.
+func copyTail(from, to string, limit int64) (err error) {
 	source, err := os.Open(from)
 	if err != nil {
 		return err
@@ -92,9 +97,10 @@ func copyEnd(from, to string, most int64) (err error) {
 			_ = os.Remove(to)
 		}
 	}()
-	begin := max(size-most, 0)
+	begin := max(size-limit, 0)
 	reader := bufio.NewReader(io.NewSectionReader(source, begin, size-begin))
-	if begin > 0 { // in the middle of a line
+	// The copy would begin in the middle of a line.
+	if begin > 0 {
 		if _, err := reader.ReadSlice('\n'); err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return err
 		}
@@ -103,16 +109,18 @@ func copyEnd(from, to string, most int64) (err error) {
 	return err
 }
 
-// RotateLogs looks at the logs of the processes that run and rotates those above 10 MiB: a log is emptied while its process goes on
-// writing to it. The last 10 MiB stay as <file>.1, those of the time before as <file>.2. Lines that are written in the moment
-// of a rotation may be lost. It needs the claim, and returns what could not be done.
+// RotateLogs rotates the logs of the running processes that are larger than 10 MiB, while the
+// processes write to them. The last 10 MiB stay as <file>.1, and those before as <file>.2. Lines
+// that are written at the moment of a rotation may be lost. The directory must be claimed. The
+// errors of all logs are joined.
 func (d *Dir) RotateLogs() error {
 	d.mu.Lock()
 	running := slices.Collect(maps.Values(d.watched))
 	d.mu.Unlock()
 	var errs []error
 	for _, p := range running {
-		rotated, err := d.rotate(p.record.LogFile) // without the lock: this is the slow part
+		// Rotating is slow, so d.mu is not held.
+		rotated, err := d.rotate(p.record.LogFile)
 		if rotated {
 			err = d.setLogStart(p)
 		}
@@ -123,7 +131,8 @@ func (d *Dir) RotateLogs() error {
 	return errors.Join(errs...)
 }
 
-// setLogStart notes that all of the log is this start's. A process that has ended meanwhile has no record to change.
+// setLogStart records that the whole log belongs to this start. The record of a process that has
+// ended is gone and stays so.
 func (d *Dir) setLogStart(p *Process) error {
 	p.logStart.Store(0)
 	d.mu.Lock()
@@ -135,8 +144,9 @@ func (d *Dir) setLogStart(p *Process) error {
 	return d.writeRecord(p.record)
 }
 
-// tail returns the last n lines that are not empty, from the given offset on. What cannot be read has no lines. A file that ends before
-// the offset was rotated: then it is all of this start.
+// tail returns the last n lines that are not empty, after the given offset. It returns none if the
+// file cannot be read. A file that ends before the offset was rotated, so all of it belongs to this
+// start.
 func tail(path string, from int64, n int) []string {
 	file, err := os.Open(path)
 	if err != nil {
@@ -155,23 +165,25 @@ func tail(path string, from int64, n int) []string {
 	if err != nil {
 		return nil
 	}
-	if begin > from { // it begins in the middle of a line
+	// data begins in the middle of a line.
+	if begin > from {
 		_, data, _ = bytes.Cut(data, []byte("\n"))
 	}
 	var lines []string
 	for line := range strings.Lines(string(data)) {
-		if line = readable(line); line != "" {
+		if line = printable(line); line != "" {
 			lines = append(lines, line)
 		}
 	}
 	return lines[max(len(lines)-n, 0):]
 }
 
-// readable makes a line fit to be shown: progress bars and colours come with control characters.
-func readable(line string) string {
+// printable removes the control characters of progress bars and colours, and cuts long lines.
+func printable(line string) string {
 	line = strings.TrimRight(line, "\r\n")
 	if i := strings.LastIndexByte(line, '\r'); i >= 0 {
-		line = line[i+1:] // what a terminal would show in the end
+		// This is what a terminal would show in the end.
+		line = line[i+1:]
 	}
 	line = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\t' {
@@ -179,8 +191,8 @@ func readable(line string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(line, "\uFFFD"))
-	if len(line) > tailLine {
-		line = strings.ToValidUTF8(line[:tailLine], "") + "…"
+	if len(line) > maxTailLineBytes {
+		line = strings.ToValidUTF8(line[:maxTailLineBytes], "") + "…"
 	}
 	return strings.TrimSpace(line)
 }

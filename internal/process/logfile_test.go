@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// lines makes about so many bytes of numbered lines of ten bytes each.
+// lines returns about size bytes of numbered lines of ten bytes each.
 func lines(size int) []byte {
 	var b bytes.Buffer
 	for i := 0; b.Len() < size; i++ {
@@ -28,7 +28,7 @@ func TestLogRotationAtTheStart(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
 	path := filepath.Join(d.Path(), "big.log")
-	if err := os.WriteFile(path, lines(largestLog+1), 0o600); err != nil {
+	if err := os.WriteFile(path, lines(maxLogBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := script("l", "echo line")
@@ -37,7 +37,7 @@ func TestLogRotationAtTheStart(t *testing.T) {
 	if now, err := os.ReadFile(path); err != nil || string(now) != "line\n" {
 		t.Errorf("the new log = %q, %v", now, err)
 	}
-	if old, err := os.Stat(path + ".1"); err != nil || old.Size() > largestLog || old.Size() < largestLog-20 {
+	if old, err := os.Stat(path + ".1"); err != nil || old.Size() > maxLogBytes || old.Size() < maxLogBytes-20 {
 		t.Errorf("the old log: %v, %v", old, err)
 	}
 }
@@ -45,7 +45,8 @@ func TestLogRotationAtTheStart(t *testing.T) {
 func TestLogRotationWhileItRuns(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
-	// It writes a line for every line that it is given, in a file because its stdin is /dev/null.
+	// The process writes a line for every line that it reads. It reads a file because its stdin is
+	// /dev/null.
 	orders := filepath.Join(t.TempDir(), "orders")
 	if err := os.WriteFile(orders, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -74,14 +75,15 @@ func TestLogRotationWhileItRuns(t *testing.T) {
 	if _, err := os.Stat(path + ".1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("a short log was rotated: %v", err)
 	}
-	grow := func(last string) { // as the process would, which takes longer
+	// grow writes in place of the process, which would take longer.
+	grow := func(last string) {
 		t.Helper()
 		file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		if _, err := file.Write(append(lines(largestLog+largestLog/2), last+"\n"...)); err != nil {
+		if _, err := file.Write(append(lines(maxLogBytes+maxLogBytes/2), last+"\n"...)); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.RotateLogs(); err != nil {
@@ -108,7 +110,7 @@ func TestLogRotationWhileItRuns(t *testing.T) {
 	}
 }
 
-// checkEnd holds a rotated log against what it should be: the end, whole lines, not too much.
+// checkEnd checks that a rotated log is the end of the log, in complete lines, and not too long.
 func checkEnd(t *testing.T, path, last string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -116,12 +118,13 @@ func checkEnd(t *testing.T, path, last string) {
 		t.Fatal(err)
 	}
 	first, _, _ := bytes.Cut(data, []byte("\n"))
-	if len(data) > largestLog || len(data) < largestLog-100 || len(first) != 9 || !bytes.HasSuffix(data, []byte("\n"+last+"\n")) {
+	if len(data) > maxLogBytes || len(data) < maxLogBytes-100 || len(first) != 9 || !bytes.HasSuffix(data, []byte("\n"+last+"\n")) {
 		t.Errorf("%s: %d bytes, begins %q, ends %q", path, len(data), first, data[len(data)-20:])
 	}
 }
 
-// A log that was rotated behind our back, or just before a crash: its record still says where it began.
+// A log was rotated outside this process, or just before a crash, so its record still has the old
+// offset.
 func TestTailAfterARotation(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
@@ -138,12 +141,12 @@ func TestTailAfterARotation(t *testing.T) {
 func TestTailOfALongLog(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
-	text := strings.Repeat("x", 2*tailBytes) + "\nü" + strings.Repeat("ü", tailLine) + "\nlast\n"
+	text := strings.Repeat("x", 2*tailBytes) + "\nü" + strings.Repeat("ü", maxTailLineBytes) + "\nlast\n"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got := tail(path, 0, 10)
-	want := []string{strings.Repeat("ü", tailLine/2) + "…", "last"}
+	want := []string{strings.Repeat("ü", maxTailLineBytes/2) + "…", "last"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tail (-want +got):\n%s", diff)
 	}
@@ -152,11 +155,12 @@ func TestTailOfALongLog(t *testing.T) {
 func TestRotationThatFails(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
-	text := lines(largestLog + 10)
+	text := lines(maxLogBytes + 10)
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(path+".1", "x"), 0o700); err != nil { // a folder with something in it is in the way
+	// A folder that is not empty is in the place of the rotated log.
+	if err := os.MkdirAll(filepath.Join(path+".1", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(path+".2", "x"), 0o700); err != nil {
@@ -170,11 +174,11 @@ func TestRotationThatFails(t *testing.T) {
 	}
 }
 
-// A process that starts anew opens its log while RotateLogs may be at it.
+// A process that starts anew opens its log while RotateLogs may rotate it.
 func TestRotationsAtOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(path, lines(largestLog+10), 0o600); err != nil {
+	if err := os.WriteFile(path, lines(maxLogBytes+10), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d := new(Dir)

@@ -20,11 +20,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// roleKey makes the test binary play another part: see TestMain.
+// roleKey is the environment variable that makes the test binary play another part, see TestMain.
 const roleKey = "PROCESS_TEST_ROLE"
 
-// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
-const patience = 20 * time.Second
+// testTimeout bounds every wait. It is long enough for a busy machine.
+const testTimeout = 20 * time.Second
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleKey) {
@@ -37,17 +37,20 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// gatewayPlan is what a gateway of its own process does before it sits still: claim, start, guard.
+// gatewayPlan says what a gateway in a process of its own does: it claims, starts processes and a
+// guard, and then sleeps.
 type gatewayPlan struct {
 	Dir   string
 	Start []Spec
-	// Unrecorded processes lose their record, as if the gateway had died before it was written.
+	// Unrecorded processes lose their record, as if the gateway had died before it wrote the
+	// record.
 	Unrecorded []string
-	// Grace of the guard; 0 means no guard.
+	// Grace is the grace of the guard. 0 means that there is no guard.
 	Grace time.Duration
 }
 
-// playGateway reads the plan from stdin and answers with one line per started process, then waits for its death.
+// playGateway reads the plan from stdin, writes one line per started process, and waits to be
+// killed.
 func playGateway() {
 	var plan gatewayPlan
 	check(json.NewDecoder(os.Stdin).Decode(&plan))
@@ -86,12 +89,12 @@ func check(err error) {
 	}
 }
 
-// guardCommand goes through env(1), because a guard gets the environment of who starts it.
+// guardCommand uses env(1), because a guard inherits the environment of the process that starts it.
 func guardCommand(dir string, grace time.Duration) []string {
 	return []string{"/usr/bin/env", roleKey + "=guard", "GORACE=atexit_sleep_ms=0", os.Args[0], dir, grace.String()}
 }
 
-// startGateway runs the plan in a process of its own and returns when it is done.
+// startGateway runs the plan in a process of its own and returns when the plan is done.
 func startGateway(t *testing.T, plan gatewayPlan) *exec.Cmd {
 	t.Helper()
 	input, err := json.Marshal(plan)
@@ -106,7 +109,8 @@ func startGateway(t *testing.T, plan gatewayPlan) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A pipe that the gateway inherits without close-on-exec, as from a make with a job server: its children must not.
+	// The gateway inherits a pipe without close-on-exec, as from a make with a job server. Its
+	// children must not inherit the pipe.
 	inherited, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -130,14 +134,14 @@ func kill9(cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-// stateDir is a directory whose processes end with the test, whatever the test does.
+// stateDir returns a directory whose processes end with the test in any case.
 func stateDir(t *testing.T) string {
 	t.Helper()
 	path := t.TempDir()
 	t.Cleanup(func() {
 		d, err := Open(path, nil)
 		if err == nil {
-			err = d.endEverything(context.Background(), 0)
+			err = d.endAllProcesses(context.Background(), 0)
 		}
 		if err != nil {
 			t.Error(err)
@@ -174,16 +178,16 @@ func start(t *testing.T, d *Dir, s Spec) *Process {
 	return p
 }
 
-// script is a Spec that runs a shell script.
+// script returns a Spec that runs a shell script.
 func script(name, text string) Spec { return Spec{Name: name, Command: []string{"sh", "-c", text}} }
 
 func sleeper(name string) Spec { return Spec{Name: name, Command: []string{"sleep", "1000"}} }
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it did not come true in %v: %s", patience, what)
+			t.Fatalf("it did not come true in %v: %s", testTimeout, what)
 		}
 	}
 }
@@ -199,13 +203,13 @@ func guardPID(dir string) int {
 		return 0
 	}
 	defer lock.close()
-	if held, _ := lock.held(); !held {
+	if held, _ := lock.heldByOther(); !held {
 		return 0
 	}
-	return lock.holder().PID
+	return lock.readHolder().PID
 }
 
-// awaitGuard waits until the guard says who it is.
+// awaitGuard waits until the guard has written its pid.
 func awaitGuard(t *testing.T, dir string) (pid int) {
 	t.Helper()
 	eventually(t, "there is a guard", func() bool {
@@ -242,7 +246,7 @@ func wait(t *testing.T, p *Process) {
 	t.Helper()
 	select {
 	case <-p.Done():
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s does not end", p.Record().Name)
 	}
 }
@@ -291,7 +295,8 @@ func TestClaimOutlivesNoProcess(t *testing.T) {
 	if err := d.Claim(t.Context()); !errors.As(err, &taken) {
 		t.Fatalf("Claim beside a stopped gateway = %v, want a ClaimedError", err)
 	}
-	_ = gateway.Process.Kill() // not waited for: it may still be dying, and then stays a zombie
+	// The test does not wait for it: it may still be dying, and then stays a zombie.
+	_ = gateway.Process.Kill()
 	if err := d.Claim(t.Context()); err != nil {
 		t.Fatalf("Claim after the gateway's death = %v", err)
 	}

@@ -1,14 +1,18 @@
-// Package process runs the processes that outlive Sluice: Envoy and local replicas.
+// Package process runs the processes that outlive Sluice: Envoy and local replicas. Packages envoy,
+// engines/local and engines/join use it.
 //
-// They belong to a state directory (Dir), not to the process that started them. Each runs in a session of its own, with a
-// log file instead of our pipes and without any of our file descriptors, so that a kill -9 of Sluice leaves it untouched. A
-// record in the directory says which process it is: pid and start time, because a pid alone may be someone else's by now. The
-// next Sluice that claims the directory adopts the recorded processes; when none does, the Guard ends them.
+// A process belongs to a state directory (Dir) and not to the process that started it. It runs in a
+// session of its own, with a log file instead of pipes, and without any file descriptor of Sluice.
+// A kill -9 of Sluice therefore leaves it untouched. A record in the directory identifies the
+// process by its pid and start time; a pid alone may have been given to another process. The next
+// Sluice that claims the directory adopts the recorded processes. If no Sluice claims the
+// directory, the guard (RunGuard) ends the processes.
 //
-// A crash in the moment between a start and its record loses nothing: every child carries a marker in its environment, by which
-// the next claim and the guard find what no record names.
+// A crash between the start of a process and the writing of its record loses nothing. Every child
+// carries a marker in its environment, by which the next claim and the guard find processes without
+// a record.
 //
-// The package works on Linux only: it reads /proc and watches processes through pidfds.
+// The package works on Linux only: it reads /proc and watches processes by pidfds.
 package process
 
 import (
@@ -24,54 +28,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reasonLines is how many log lines an ExitReason quotes.
-const reasonLines = 3
+// exitReasonLines is the number of log lines in an ExitReason.
+const exitReasonLines = 3
 
-// Errors that callers may want to tell apart.
+// Errors that callers may want to distinguish.
 var (
-	// ErrNotClaimed: the directory's processes may be changed only by who has claimed it.
+	// ErrNotClaimed means that a change of a process needs a claimed directory.
 	ErrNotClaimed = errors.New("the state directory is not claimed")
-	// ErrRunning: a process of that name is alive already; adopt it or stop it.
+	// ErrRunning means that a process of that name is alive. Adopt the process or stop it.
 	ErrRunning = errors.New("a process of that name is running")
 )
 
 // Spec says what to start.
 type Spec struct {
-	// Name is unique in the directory and stable over restarts, such as "envoy" or "replica/chat-0". It may hold slashes.
+	// Name is unique in the directory and stable over restarts, such as "envoy" or
+	// "replica/chat-0". It may contain slashes.
 	Name string
-	// Purpose is for people and for whoever sorts the records, such as "replica".
+	// Purpose is the kind of the process, such as "replica". Callers use it to sort records.
 	Purpose string
-	// Command is the program, looked up in $PATH, and its arguments. The record keeps it: no secrets here.
+	// Command is the program, which is looked up in $PATH, and its arguments. The record stores
+	// Command, so it must not hold secrets.
 	Command []string
-	// Env is the complete environment as KEY=VALUE; nil inherits ours. It is not recorded.
+	// Env is the complete environment as KEY=VALUE. nil inherits the environment of Sluice. It is
+	// not recorded.
 	Env []string
-	// WorkDir is where the process starts; empty means our own working directory.
+	// WorkDir is the working directory of the process. Empty means that of Sluice.
 	WorkDir string
-	// LogFile takes stdout and stderr, appended. Empty means logs/<name>.log in the state directory; a relative path is
-	// relative to it. A file that has grown beyond 10 MiB is rotated at the start, and by RotateLogs.
+	// LogFile is the file to which stdout and stderr are appended. Empty means logs/<name>.log in
+	// the state directory. A relative path is relative to the state directory. A file of more than
+	// 10 MiB is rotated at the start and by RotateLogs.
 	LogFile string
-	// Cgroup is the directory of the cgroup (version 2) that the process is born in, and all its descendants with it. Empty means ours.
+	// Cgroup is the directory of the cgroup (version 2) in which the process and its descendants
+	// start. Empty means the cgroup of Sluice.
 	Cgroup string
-	// Meta is kept in the record for whoever adopts the process.
+	// Meta is stored in the record for the gateway that adopts the process.
 	Meta map[string]string
 }
 
-// Record is what the state directory knows of a process.
+// Record is what the state directory stores about a process.
 type Record struct {
 	Name    string            `json:"name"`
 	Purpose string            `json:"purpose,omitempty"`
 	Command []string          `json:"command"`
 	Meta    map[string]string `json:"meta,omitempty"`
 	PID     int               `json:"pid"`
-	// StartTime is field 22 of /proc/PID/stat, in clock ticks after boot. PID, StartTime and BootID together never come twice.
+	// StartTime is field 22 of /proc/PID/stat, in clock ticks after boot. PID, StartTime and BootID
+	// together are unique.
 	StartTime uint64 `json:"start_time"`
-	// BootID is the kernel's random id of this boot: no record from before it can match.
+	// BootID is the kernel's random id of this boot, so that no record of an earlier boot matches.
 	BootID string `json:"boot_id"`
-	// Token is the random id of this very start; the process and all its descendants have it in their environment.
+	// Token is the random id of this start. The process and all its descendants have it in their
+	// environment.
 	Token string `json:"token"`
-	// Cgroup is the Spec's.
+	// Cgroup is Spec.Cgroup.
 	Cgroup string `json:"cgroup,omitempty"`
-	// LogFile is absolute; LogStart is where in it, in bytes, this start's output begins. It is 0 once the file was rotated.
+	// LogFile is absolute. LogStart is the offset in bytes at which the output of this start
+	// begins. It is 0 after the file was rotated.
 	LogFile  string    `json:"log_file"`
 	LogStart int64     `json:"log_start"`
 	Started  time.Time `json:"started"`
@@ -81,33 +93,37 @@ func (r Record) identity() identity {
 	return identity{PID: r.PID, StartTime: r.StartTime, BootID: r.BootID}
 }
 
-// Process is a running child, started or adopted. Its methods are safe for concurrent use.
+// Process is a running process, started or adopted. Its methods are safe for concurrent use.
 type Process struct {
 	dir *Dir
-	// record does not change but for its Meta and LogStart, which are guarded by dir.mu.
+	// record is constant except for Meta and LogStart, which are guarded by dir.mu.
 	record Record
-	// logStart is the record's, for whoever reads the log without waiting for a start that goes on under the lock.
+	// logStart is record.LogStart. It can be read while dir.mu is held for the start of another
+	// process.
 	logStart atomic.Int64
-	// child is what we must reap; nil for an adopted process.
+	// child is the process to reap. It is nil for an adopted process.
 	child *exec.Cmd
 	exit  *exitWatch
-	// family is what is cleaned up when the process ends by itself; only watch uses it.
-	family *family
-	// stopping is set once a Stop has begun: from then on what is left of the group is that Stop's to end.
+	// tree finds what to end when the process ends by itself. Only watch uses it.
+	tree *processTree
+	// stopping is set when a Stop has begun. From then on, Stop and not watch ends what is left of
+	// the process tree.
 	stopping atomic.Bool
 
+	// done is closed at once when the process has ended.
 	done chan struct{}
-	// unwatched is closed some milliseconds after done, when what was left of the group is ended and the record is gone, or instead of
-	// it when the directory is released.
+	// unwatched is closed when watch returns: some milliseconds after done, when the rest of the
+	// process tree has ended and the record is removed, or without done, when the directory is
+	// released.
 	unwatched chan struct{}
 	// status is written before unwatched is closed.
 	status string
 }
 
-// PID is the process id, which is also the id of its session and of its process group.
+// PID is the process id. It is also the id of the process's session and process group.
 func (p *Process) PID() int { return p.record.PID }
 
-// Record returns what the state directory knows of the process.
+// Record returns the current record of the process.
 func (p *Process) Record() Record {
 	p.dir.mu.Lock()
 	defer p.dir.mu.Unlock()
@@ -116,14 +132,16 @@ func (p *Process) Record() Record {
 	return r
 }
 
-// SetMeta adds to the record's Meta, or changes it, for whoever adopts the process. It needs the claim, and a process that has not ended.
+// SetMeta sets one entry of the record's Meta. The directory must be claimed, and the process must
+// not have ended.
 func (p *Process) SetMeta(key, value string) error { return p.dir.setMeta(p, key, value) }
 
-// Done is closed at once when the process has ended, adopted or not. It stays open when the directory is released before that.
+// Done is closed at once when the process has ended, started or adopted. If the directory is
+// released before that, Done stays open.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ExitStatus says how the process ended, such as "exit status 1" or "signal: killed"; it is empty before Done. It is known
-// only of a process that we started ourselves.
+// ExitStatus says how the process ended, such as "exit status 1" or "signal: killed". It is empty
+// before Done. For an adopted process it only says that the status is unknown.
 func (p *Process) ExitStatus() string {
 	select {
 	case <-p.done:
@@ -134,35 +152,37 @@ func (p *Process) ExitStatus() string {
 	}
 }
 
-// ExitReason is ExitStatus with the last log lines, all on one line. What a server of prompts has logged is not always fit to be shown:
-// see ExitStatus.
+// ExitReason returns ExitStatus and the last log lines, all on one line. The log of an inference
+// server may contain prompts; where those must not be shown, use ExitStatus.
 func (p *Process) ExitReason() string {
 	status := p.ExitStatus()
-	if lines := p.Tail(reasonLines); status != "" && len(lines) > 0 {
+	if lines := p.Tail(exitReasonLines); status != "" && len(lines) > 0 {
 		return status + "; its log ends: " + strings.Join(lines, " | ")
 	}
 	return status
 }
 
-// Tail returns the last n lines, or fewer, that this start has logged. They are cut at 400 bytes and free of control characters.
+// Tail returns up to n of the last lines that this start has logged. Each line is cut at 400 bytes
+// and has no control characters.
 func (p *Process) Tail(n int) []string { return tail(p.record.LogFile, p.logStart.Load(), n) }
 
-// Stop ends the process with everything it has started: SIGTERM, then SIGKILL to what is left after grace or when ctx ends.
-// It needs the claim, and returns when nothing is left and the record is gone. The error names what even SIGKILL did not end
-// within ten seconds. Stopping what has ended already is no error.
+// Stop ends the process and all its descendants: it sends SIGTERM, and after grace or when ctx ends
+// SIGKILL. The directory must be claimed. Stop returns when all of them have ended and the record
+// is removed. The error names a process that SIGKILL did not end within ten seconds. Stop returns
+// nil if the process has already ended.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	if !p.dir.claimed() {
 		return ErrNotClaimed
 	}
 	p.stopping.Store(true)
-	if err := endAll(ctx, []Record{p.Record()}, grace); err != nil {
+	if err := endProcessTrees(ctx, []Record{p.Record()}, grace); err != nil {
 		return fmt.Errorf("stop %s: %w", p.record.Name, err)
 	}
 	<-p.unwatched
 	return nil
 }
 
-// watch waits for the end of the process and cleans up behind it.
+// watch waits for the end of the process, ends the rest of its tree and removes its record.
 func (p *Process) watch() {
 	defer close(p.unwatched)
 	if !p.exit.wait() {
@@ -170,18 +190,20 @@ func (p *Process) watch() {
 	}
 	close(p.done)
 	if !p.stopping.Load() {
-		// A server without its main process is of no use, but may hold its port or its GPU's memory.
-		p.family.signal(p.family.members(), unix.SIGKILL)
+		// A server without its main process is useless, but may hold its port or GPU memory.
+		p.tree.signal(p.tree.members(), unix.SIGKILL)
 	}
 	p.status = p.reap()
-	p.dir.forget(p)
+	p.dir.unwatch(p)
 }
 
-// reap lets the process go if it is our child. Only now: until then its number could not be given to anyone else.
+// reap waits for the process if it is a child of Sluice. Before that, the kernel cannot give its
+// pid to another process, so the process tree must have been read earlier.
 func (p *Process) reap() string {
 	if p.child == nil {
 		return "ended (exit status unknown: an earlier run of the gateway started it)"
 	}
-	_ = p.child.Wait() // an exit status other than 0 comes as an error, and in the state
+	// An exit status other than 0 is also in the ProcessState.
+	_ = p.child.Wait()
 	return p.child.ProcessState.String()
 }

@@ -9,11 +9,12 @@ import (
 	"strings"
 )
 
-// markerKey is the environment variable that every child and its descendants carry: <directory id>/<token>/<name>.
+// markerKey is the environment variable that every child and its descendants carry: <directory
+// id>/<token>/<name>.
 const markerKey = "SLUICE_PROCESS"
 
-// stat is what we use of /proc/PID/stat (proc_pid_stat(5)).
-type stat struct {
+// procStat holds the used fields of /proc/PID/stat (proc_pid_stat(5)).
+type procStat struct {
 	pid     int
 	state   byte
 	group   int
@@ -22,28 +23,30 @@ type stat struct {
 	start uint64
 }
 
-// dead processes wait for their parent to look at them. They run nothing and hold nothing but their number.
-func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' }
+// dead reports whether the process has ended and waits to be reaped. Such a process holds nothing
+// but its pid.
+func (s procStat) dead() bool { return s.state == 'Z' || s.state == 'X' }
 
-func readStat(pid int) (stat, bool) {
+func readStat(pid int) (procStat, bool) {
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
-		return stat{}, false
+		return procStat{}, false
 	}
 	return parseStat(data)
 }
 
-// parseStat starts after the last parenthesis: the program's name, in parentheses, may hold anything.
-func parseStat(data []byte) (stat, bool) {
+// parseStat parses the content of /proc/PID/stat. It begins after the last closing parenthesis,
+// because the program's name in parentheses may contain any character.
+func parseStat(data []byte) (procStat, bool) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || end < open {
-		return stat{}, false
+		return procStat{}, false
 	}
 	fields := strings.Fields(string(data[end+1:]))
 	if len(fields) < 20 || len(fields[0]) != 1 {
-		return stat{}, false
+		return procStat{}, false
 	}
-	s := stat{state: fields[0][0]}
+	s := procStat{state: fields[0][0]}
 	var errs [4]error
 	s.pid, errs[0] = strconv.Atoi(strings.TrimSpace(string(data[:open])))
 	s.group, errs[1] = strconv.Atoi(fields[2])
@@ -51,19 +54,19 @@ func parseStat(data []byte) (stat, bool) {
 	s.start, errs[3] = strconv.ParseUint(fields[19], 10, 64)
 	for _, err := range errs {
 		if err != nil {
-			return stat{}, false
+			return procStat{}, false
 		}
 	}
 	return s, true
 }
 
-// processes lists every process that was started at the given time or later, dead ones included.
-func processes(since uint64) []stat {
-	names, err := readNames("/proc")
+// listProcesses lists all processes that started at the given time or later, dead ones included.
+func listProcesses(since uint64) []procStat {
+	names, err := listDirectory("/proc")
 	if err != nil {
 		return nil
 	}
-	var all []stat
+	var all []procStat
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -76,7 +79,7 @@ func processes(since uint64) []stat {
 	return all
 }
 
-func readNames(path string) ([]string, error) {
+func listDirectory(path string) ([]string, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -85,9 +88,9 @@ func readNames(path string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// marker returns the directory id and the token that the process carries; ok is false when it carries none, or when its environment is
-// not ours to read.
-func marker(pid int) (id, token string, ok bool) {
+// readMarker returns the directory id and the token in the environment of a process. ok is false if
+// the process has no marker or its environment is not readable.
+func readMarker(pid int) (id, token string, ok bool) {
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
 	if err != nil {
 		return "", "", false
@@ -104,7 +107,7 @@ func marker(pid int) (id, token string, ok bool) {
 	return "", "", false
 }
 
-// bootID tells this boot from every other one. It is empty where the kernel does not say.
+// bootID returns the kernel's random id of this boot, or "" if the kernel has none.
 func bootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -113,7 +116,8 @@ func bootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// identity names one process for good. A pid alone comes again: when pids wrap around, and after a boot.
+// identity identifies one process uniquely. A pid alone is reused when pids wrap around and after a
+// boot.
 type identity struct {
 	PID       int    `json:"pid"`
 	StartTime uint64 `json:"start_time"`
@@ -129,7 +133,8 @@ func identify(pid int) (identity, error) {
 	return identity{PID: pid, StartTime: s.start, BootID: bootID()}, nil
 }
 
-// alive tells whether the very process runs, and not another one that has its number by now.
+// alive reports whether this process runs. Another process that was given the same pid does not
+// count.
 func (id identity) alive() bool {
 	if id.PID <= 0 || id.BootID != bootID() {
 		return false

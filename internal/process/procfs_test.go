@@ -8,7 +8,7 @@ import (
 func TestParseStat(t *testing.T) {
 	t.Parallel()
 	const rest = " 0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 113189 3133440 408"
-	for text, want := range map[string]stat{
+	for text, want := range map[string]procStat{
 		"7 (cat) R 1 5 6" + rest:            {pid: 7, state: 'R', group: 5, session: 6, start: 113189},
 		"7 (a) b) Z (c)) S 1 5 6" + rest:    {pid: 7, state: 'S', group: 5, session: 6, start: 113189},
 		"7 (line\nbreak) Z 1 5 6" + rest:    {pid: 7, state: 'Z', group: 5, session: 6, start: 113189},
@@ -22,7 +22,7 @@ func TestParseStat(t *testing.T) {
 		"7 (cat) R 1 5 6 0 0 0 0 0 0 0 0 0": {},
 	} {
 		got, ok := parseStat([]byte(text))
-		if got != want || ok != (want != stat{}) {
+		if got != want || ok != (want != procStat{}) {
 			t.Errorf("parseStat(%q) = %+v, %v, want %+v", text, got, ok, want)
 		}
 	}
@@ -35,7 +35,7 @@ func FuzzParseStat(f *testing.F) {
 	}
 	f.Add(own)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if s, ok := parseStat(data); !ok && s != (stat{}) {
+		if s, ok := parseStat(data); !ok && s != (procStat{}) {
 			t.Errorf("parseStat(%q) fails and says %+v", data, s)
 		}
 	})

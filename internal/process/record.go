@@ -19,18 +19,18 @@ import (
 
 const (
 	recordSuffix = ".json"
-	// longestFileName leaves room for suffixes under the 255 bytes of most file systems.
-	longestFileName = 200
+	// maxFileName leaves room for suffixes within the 255 bytes of most file systems.
+	maxFileName = 200
 )
 
-// fileName makes one file name out of any name, different ones for different names.
+// fileName returns a file name for any name. Different names have different file names.
 func fileName(name string) string {
 	escaped := url.PathEscape(name)
 	if strings.HasPrefix(escaped, ".") {
 		escaped = "%2E" + escaped[1:]
 	}
-	if len(escaped) > longestFileName {
-		escaped = fmt.Sprintf("%s~%016x", escaped[:longestFileName-17], xxhash.Sum64String(name))
+	if len(escaped) > maxFileName {
+		escaped = fmt.Sprintf("%s~%016x", escaped[:maxFileName-17], xxhash.Sum64String(name))
 	}
 	return escaped
 }
@@ -41,12 +41,12 @@ func (d *Dir) recordPath(name string) string {
 	return filepath.Join(d.recordsPath(), fileName(name)+recordSuffix)
 }
 
-// readRecords returns what is recorded, dead or alive, by name. A file that is no record is removed: the process it may
-// have named is found by its marker.
+// readRecords returns all records, of live and dead processes, by name. It skips a file that is no
+// record: its process is found by the marker.
 func (d *Dir) readRecords() []Record {
-	names, err := readNames(d.recordsPath())
+	names, err := listDirectory(d.recordsPath())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("cannot list the recorded processes", zap.Error(err))
+		d.log.Warn("listing the recorded processes failed", zap.Error(err))
 	}
 	var records []Record
 	for _, name := range names {
@@ -55,7 +55,7 @@ func (d *Dir) readRecords() []Record {
 		}
 		r, err := readRecord(filepath.Join(d.recordsPath(), name))
 		if err != nil {
-			d.log.Warn("cannot read the record of a process", zap.String("file", name), zap.Error(err))
+			d.log.Warn("reading the record of a process failed", zap.String("file", name), zap.Error(err))
 			continue
 		}
 		records = append(records, r)
@@ -74,7 +74,7 @@ func readRecord(path string) (Record, error) {
 	return r, err
 }
 
-// writeFile replaces the file in one step: after a crash there is the old one or the new one.
+// writeFile replaces a file in one step: after a crash the file has the old or the new content.
 func writeFile(path string, data []byte) error {
 	temporary := path + ".tmp"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {
@@ -94,26 +94,28 @@ func (d *Dir) writeRecord(r Record) error {
 	return writeFile(d.recordPath(r.Name), append(data, '\n'))
 }
 
-// removeRecord removes the record of this very start; a later start of the same name keeps its own.
+// removeRecord removes the record of this start. It keeps the record of a later start of the same
+// name.
 func (d *Dir) removeRecord(r Record) {
 	path := d.recordPath(r.Name)
-	if now, err := readRecord(path); err == nil && now.Token != r.Token {
+	if current, err := readRecord(path); err == nil && current.Token != r.Token {
 		return
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("cannot remove the record of a process", zap.String("process", r.Name), zap.Error(err))
+		d.log.Warn("removing the record of a process failed", zap.String("process", r.Name), zap.Error(err))
 	}
 }
 
-// strays returns pseudo records, nothing but tokens, for the marked processes of this directory that no given record names.
-func (d *Dir) strays(recorded []Record) []Record {
+// unrecordedProcesses finds processes with a marker of this directory that none of the records
+// names. It returns records that have only a token.
+func (d *Dir) unrecordedProcesses(recorded []Record) []Record {
 	known := map[string]bool{}
 	for _, r := range recorded {
 		known[r.Token] = true
 	}
 	var strays []Record
-	for _, s := range processes(0) {
-		if id, token, ok := marker(s.pid); ok && id == d.id && !known[token] && s.pid != os.Getpid() {
+	for _, s := range listProcesses(0) {
+		if id, token, ok := readMarker(s.pid); ok && id == d.id && !known[token] && s.pid != os.Getpid() {
 			known[token] = true
 			strays = append(strays, Record{Token: token})
 		}

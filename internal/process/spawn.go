@@ -15,23 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// command is what spawn needs beside the log file.
-type command struct {
-	args    []string
-	env     []string // nil inherits ours
+// spawnSpec says what to spawn.
+type spawnSpec struct {
+	args []string
+	// env is the environment. nil inherits that of Sluice.
+	env     []string
 	workDir string
-	// marker is the value of the marker; empty for none.
+	// marker is the value of the marker. Empty means no marker.
 	marker string
-	// cgroup is the directory of the cgroup to be born in; empty for ours.
+	// cgroup is the directory of the cgroup to start in. Empty means the cgroup of Sluice.
 	cgroup string
 }
 
-// spawn starts a process that has nothing in common with us: not the session, not the terminal, not a descriptor.
-func spawn(c command, logFile *os.File) (*exec.Cmd, error) {
+// spawn starts a process that shares neither session nor terminal nor descriptors with Sluice.
+func spawn(c spawnSpec, logFile *os.File) (*exec.Cmd, error) {
 	if len(c.args) == 0 || c.args[0] == "" {
-		return nil, errors.New("no command")
+		return nil, errors.New("the command is empty")
 	}
-	closeOnExec()
+	setCloseOnExec()
 	cmd := exec.Command(c.args[0], c.args[1:]...)
 	cmd.Dir = c.workDir
 	cmd.Env = slices.DeleteFunc(slices.Clone(c.env), isMarker)
@@ -41,10 +42,12 @@ func spawn(c command, logFile *os.File) (*exec.Cmd, error) {
 	if c.marker != "" {
 		cmd.Env = append(cmd.Env, markerKey+"="+c.marker)
 	}
-	cmd.Stdout, cmd.Stderr = logFile, logFile // the file itself: no pipe, no goroutine that copies
+	// exec passes an *os.File on directly, without a pipe and a goroutine that copies.
+	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if c.cgroup != "" {
-		// Born there (clone3 with CLONE_INTO_CGROUP, Linux 5.7): one that is moved later has its first moments, and maybe children, outside.
+		// The process starts in the cgroup (clone3 with CLONE_INTO_CGROUP, Linux 5.7). A process
+		// that is moved later may start children outside the cgroup before the move.
 		folder, err := os.OpenFile(c.cgroup, unix.O_DIRECTORY|unix.O_PATH, 0)
 		if err != nil {
 			return nil, fmt.Errorf("cgroup: %w", err)
@@ -60,14 +63,15 @@ func spawn(c command, logFile *os.File) (*exec.Cmd, error) {
 
 func isMarker(entry string) bool { return strings.HasPrefix(entry, markerKey+"=") }
 
-// closeOnExec keeps from children what we inherited ourselves, such as a pipe that somebody waits on. What Go opens
-// never reaches them.
-func closeOnExec() {
+// setCloseOnExec keeps inherited descriptors from children, such as a pipe whose reader waits for
+// its end. Descriptors that Go opened never reach children.
+func setCloseOnExec() {
 	const first = 3
 	if unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
-	names, _ := readNames(filepath.Join("/proc", "self", "fd")) // before Linux 5.11
+	// the way for kernels before Linux 5.11
+	names, _ := listDirectory(filepath.Join("/proc", "self", "fd"))
 	for _, name := range names {
 		if fd, err := strconv.Atoi(name); err == nil && fd >= first {
 			unix.CloseOnExec(fd)
