@@ -13,67 +13,71 @@ import (
 )
 
 const (
-	// audioTokens is how many prompt tokens a second of audio is: Whisper's encoder makes 1500 of 30 s.
-	audioTokens = 50
-	// guessedRate is the bytes a second of audio whose format is not looked into, as of a 128 kbit/s MP3.
-	guessedRate = 16000
+	// audioTokensPerSecond is the number of prompt tokens per second of audio. Whisper's encoder
+	// makes 1500 of 30 s.
+	audioTokensPerSecond = 50
+	// assumedByteRate is the assumed number of bytes per second of a format that is not parsed:
+	// that of a 128 kbit/s MP3.
+	assumedByteRate = 16000
 )
 
-// audioRequest is the form that both audio endpoints take.
+// audioRequest is the form of both audio endpoints.
 type audioRequest struct {
 	sampling
 	format   string
 	language string
-	words    bool // timestamps for every word
+	words    bool // whether every word gets timestamps
 	audio    []byte
 	seconds  float64
 }
 
 // transcribe answers POST /v1/audio/transcriptions.
-func (c *call) transcribe() error { return c.listen("transcription", "transcribe") }
+func (h *handler) transcribe() error { return h.answerAudio("transcription", "transcribe") }
 
 // translate answers POST /v1/audio/translations.
-func (c *call) translate() error { return c.listen("translation", "translate") }
+func (h *handler) translate() error { return h.answerAudio("translation", "translate") }
 
-// listen answers with a text that tells the length of the recording, in the format that was asked for.
-func (c *call) listen(noun, task string) error {
-	req, err := c.readAudio()
+// answerAudio answers with a text that tells the length of the recording, in the requested format.
+func (h *handler) answerAudio(noun, task string) error {
+	req, err := h.readAudio()
 	if err != nil {
 		return err
 	}
 	said := fmt.Sprintf("This is a simulated %s of %.1f seconds of audio, %d bytes long.", noun, req.seconds, len(req.audio))
-	a := answer{filler: c.engine.filler, finish: "stop"}
+	a := answer{filler: h.engine.filler, finish: "stop"}
 	for _, t := range tokenize(said) {
 		a.pieces = append(a.pieces, piece{text: t})
 	}
-	limits{}.bound(&a)
-	heard := prompt{tokens: int(math.Ceil(req.seconds * audioTokens))}
-	g := c.generate([]prompt{heard}, []answer{a})
+	limits{}.apply(&a)
+	heard := prompt{tokens: int(math.Ceil(req.seconds * audioTokensPerSecond))}
+	g := h.generate([]prompt{heard}, []answer{a})
 	defer g.close()
 	if req.Stream {
-		head := chunkHead(c.id("trsc-"), noun+".chunk", c.model())
-		s := &chatStream{call: c, gen: g, opts: &req.sampling, head: head, told: []bool{true}}
+		head := chunkHead(h.newID("trsc-"), noun+".chunk", h.modelName())
+		s := &chatStream{handler: h, generation: g, options: &req.sampling, head: head, roleSent: []bool{true}}
 		return s.run()
 	}
-	if err := g.wait(c.r.Context()); err != nil {
+	if err := g.wait(h.r.Context()); err != nil {
 		return err
 	}
-	return c.sayHeard(req, said, task)
+	return h.sendTranscript(req, said, task)
 }
 
-func (c *call) sayHeard(req *audioRequest, said, task string) error {
+// sendTranscript sends a transcript that is not streamed.
+func (h *handler) sendTranscript(req *audioRequest, said, task string) error {
 	switch req.format {
 	case "text":
-		return c.send("text/plain; charset=utf-8", []byte(said+"\n"))
+		return h.sendBody("text/plain; charset=utf-8", []byte(said+"\n"))
 	case "verbose_json":
-		return c.answer(req.verbose(said, task))
+		return h.sendJSON(req.verboseJSON(said, task))
 	}
 	seconds := int(math.Ceil(req.seconds))
-	return c.answer(map[string]any{"text": said, "usage": map[string]any{"type": "duration", "seconds": seconds}})
+	return h.sendJSON(map[string]any{"text": said, "usage": map[string]any{"type": "duration", "seconds": seconds}})
 }
 
-// verbose spreads the words evenly over the recording.
-func (req *audioRequest) verbose(said, task string) any {
+// verboseJSON returns the response in the format verbose_json. It spreads the words evenly over the
+// recording.
+func (req *audioRequest) verboseJSON(said, task string) any {
 	v := map[string]any{
 		"task": task, "language": req.language, "duration": req.seconds, "text": said,
 		"segments": []any{map[string]any{
@@ -94,27 +98,27 @@ func (req *audioRequest) verbose(said, task string) any {
 	return v
 }
 
-// readAudio reads the form.
-func (c *call) readAudio() (*audioRequest, error) {
-	if err := c.r.ParseMultipartForm(int64(len(c.body)) + 1); err != nil {
+// readAudio parses the form.
+func (h *handler) readAudio() (*audioRequest, error) {
+	if err := h.r.ParseMultipartForm(int64(len(h.requestBody)) + 1); err != nil {
 		return nil, badRequest("", "There was an error parsing the body: %v", err)
 	}
-	form := c.r.MultipartForm
-	if err := c.checkModel(c.r.FormValue("model")); err != nil {
+	form := h.r.MultipartForm
+	if err := h.checkModel(h.r.FormValue("model")); err != nil {
 		return nil, err
 	}
 	if len(form.File["file"]) == 0 {
 		return nil, badRequest("file", "Field required: file")
 	}
-	req := &audioRequest{format: c.r.FormValue("response_format"), language: c.r.FormValue("language")}
+	req := &audioRequest{format: h.r.FormValue("response_format"), language: h.r.FormValue("language")}
 	if !slices.Contains([]string{"", "json", "text", "verbose_json"}, req.format) {
 		return nil, badRequest("response_format", "Input should be 'json', 'text' or 'verbose_json'")
 	}
 	if req.language == "" {
 		req.language = "en"
 	}
-	req.Stream, _ = strconv.ParseBool(c.r.FormValue("stream"))
-	req.StreamOptions.IncludeUsage, _ = strconv.ParseBool(c.r.FormValue("stream_include_usage"))
+	req.Stream, _ = strconv.ParseBool(h.r.FormValue("stream"))
+	req.StreamOptions.IncludeUsage, _ = strconv.ParseBool(h.r.FormValue("stream_include_usage"))
 	req.words = slices.Contains(form.Value["timestamp_granularities[]"], "word")
 	var err error
 	req.audio, err = readFile(form.File["file"][0])
@@ -122,6 +126,7 @@ func (c *call) readAudio() (*audioRequest, error) {
 	return req, err
 }
 
+// readFile returns the content of an uploaded file.
 func readFile(h *multipart.FileHeader) ([]byte, error) {
 	f, err := h.Open()
 	if err != nil {
@@ -131,16 +136,18 @@ func readFile(h *multipart.FileHeader) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// duration is the length in seconds that a WAV file claims; of anything else it is guessed from the size.
+// duration returns the length of a recording in seconds. That of a WAV file is taken from its
+// header; that of other formats is estimated from the size.
 func duration(audio []byte) float64 {
 	rate, size, err := wav(audio)
 	if err != nil {
-		return float64(len(audio)) / guessedRate
+		return float64(len(audio)) / assumedByteRate
 	}
 	return float64(size) / float64(rate)
 }
 
-// wav finds the bytes a second and the bytes of sound in a RIFF file.
+// wav returns the bytes per second and the bytes of sound of a RIFF file. It returns
+// errors.ErrUnsupported for other files.
 func wav(b []byte) (rate, size uint32, err error) {
 	if len(b) < 12 || string(b[:4]) != "RIFF" || string(b[8:12]) != "WAVE" {
 		return 0, 0, errors.ErrUnsupported

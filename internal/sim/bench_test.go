@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// BenchmarkStream is one streamed chat of 64 tokens over loopback, the client's work included.
+// BenchmarkStream measures one streamed chat of 64 tokens over loopback, including the work of the
+// client.
 func BenchmarkStream(b *testing.B) {
-	s := serve(b, Config{})
+	s := newServer(b, Config{})
 	body := chatBody("Tell me a story about the sea", `,"stream":true,"ignore_eos":true,"max_tokens":64`)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -18,23 +19,23 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// BenchmarkStep is one token for each of 2,000 sequences.
+// BenchmarkStep measures one step of 2,000 decoding sequences.
 func BenchmarkStep(b *testing.B) {
 	e := New(Config{MaxNumSeqs: 2000, TokenInterval: time.Hour})
 	list := make([]*sequence, 2000)
 	for i := range list {
-		list[i] = &sequence{limit: 1 << 40, bell: make(chan struct{}, 1)}
+		list[i] = &sequence{limit: 1 << 40, changed: make(chan struct{}, 1)}
 	}
-	e.batch.submit(list)
-	defer e.batch.leave(list)
+	e.scheduler.submit(list)
+	defer e.scheduler.cancel(list)
 	for b.Loop() {
-		e.batch.mu.Lock()
-		e.batch.stepLocked(e.batch.nextStep)
-		e.batch.mu.Unlock()
+		e.scheduler.mu.Lock()
+		e.scheduler.stepLocked(e.scheduler.nextStepAt)
+		e.scheduler.mu.Unlock()
 	}
 }
 
-// BenchmarkPrompt counts and hashes 100 kB of prose.
+// BenchmarkPrompt measures the counting and hashing of 100 kB of prose.
 func BenchmarkPrompt(b *testing.B) {
 	text := ""
 	for len(text) < 100_000 {

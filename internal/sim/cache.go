@@ -2,15 +2,15 @@ package sim
 
 import "container/list"
 
-// prefixCache holds the blocks whose keys and values are still in the simulated GPU's memory; the block used longest
-// ago goes first. It is not safe for concurrent use.
+// prefixCache simulates the blocks whose keys and values are in GPU memory. It evicts the least
+// recently used block. It is not safe for concurrent use.
 type prefixCache struct {
 	capacity int // blocks
 	order    *list.List
-	blocks   map[uint64]*list.Element // of uint64, the block's hash
+	blocks   map[uint64]*list.Element // elements hold the block's hash, a uint64
 }
 
-// newPrefixCache makes a cache for so many tokens; none for a negative number.
+// newPrefixCache returns a cache with a capacity in tokens. A negative capacity caches nothing.
 func newPrefixCache(tokens int) *prefixCache {
 	return &prefixCache{
 		capacity: max(tokens, 0) / blockSize,
@@ -19,8 +19,8 @@ func newPrefixCache(tokens int) *prefixCache {
 	}
 }
 
-// match says how many of the prompt's tokens need no prefill. The last token is always computed, because its output is
-// what the first new token comes from.
+// match returns the number of the prompt's tokens that need no prefill. The last token is always
+// computed, because the first new token comes from its output.
 func (c *prefixCache) match(p prompt) int {
 	if p.tokens == 0 {
 		return 0
@@ -30,13 +30,13 @@ func (c *prefixCache) match(p prompt) int {
 	for n < len(candidates) && c.blocks[candidates[n]] != nil {
 		n++
 	}
-	c.put(candidates[:n])
+	c.add(candidates[:n])
 	return n * blockSize
 }
 
-// put adds the blocks, or marks them as just used. A later block is of no use without those before it, so it is made
-// the older one and leaves first.
-func (c *prefixCache) put(blocks []uint64) {
+// add adds blocks, or marks them as just used. A block is useless without the blocks before it. So
+// later blocks become the older ones and are evicted first.
+func (c *prefixCache) add(blocks []uint64) {
 	blocks = blocks[:min(len(blocks), c.capacity)]
 	for i := len(blocks) - 1; i >= 0; i-- {
 		if e := c.blocks[blocks[i]]; e != nil {
@@ -50,9 +50,10 @@ func (c *prefixCache) put(blocks []uint64) {
 	}
 }
 
-// tokens is how many tokens the cached blocks hold.
+// tokens returns the number of tokens in the cached blocks.
 func (c *prefixCache) tokens() int { return c.order.Len() * blockSize }
 
+// clear removes all blocks.
 func (c *prefixCache) clear() {
 	c.order.Init()
 	clear(c.blocks)

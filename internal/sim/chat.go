@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// message is one turn of a conversation.
+// message is one message of a conversation.
 type message struct {
 	Role      string          `json:"role"`
 	Content   content         `json:"content"`
 	ToolCalls json.RawMessage `json:"tool_calls"`
 }
 
-// content is a message's text: a string, or a list of parts of which the texts are joined and the rest is kept as it is.
+// content is the text of a message. In JSON it is a string or a list of parts. The texts of the
+// parts are joined; parts without text are kept as JSON.
 type content string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -49,7 +50,7 @@ func (c *content) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// sampling holds the fields that chat and text completions share.
+// sampling has the fields that chat and text completions share.
 type sampling struct {
 	Model         string `json:"model"`
 	Stream        bool   `json:"stream"`
@@ -64,7 +65,7 @@ type sampling struct {
 	Seed      *int64 `json:"seed"`
 }
 
-// choices is n, 1 when left out.
+// choices returns n; 1 if it is absent.
 func (s *sampling) choices() (int, error) {
 	if s.N == nil {
 		return 1, nil
@@ -75,22 +76,24 @@ func (s *sampling) choices() (int, error) {
 	return *s.N, nil
 }
 
-// limits reads the bounds on the answer; most stands for max_tokens under whichever name.
-func (s *sampling) limits(most *int) (limits, error) {
-	l := limits{least: max(s.MinTokens, 0), ignoreEOS: s.IgnoreEOS}
-	if most == nil {
+// limits returns the limits on the answer. maxTokens is max_tokens, under whichever name the API
+// gives it; nil if absent.
+func (s *sampling) limits(maxTokens *int) (limits, error) {
+	l := limits{min: max(s.MinTokens, 0), ignoreEOS: s.IgnoreEOS}
+	if maxTokens == nil {
 		return l, nil
 	}
-	if *most < 1 {
-		return l, badRequest("max_tokens", "max_tokens must be at least 1, got %d.", *most)
+	if *maxTokens < 1 {
+		return l, badRequest("max_tokens", "max_tokens must be at least 1, got %d.", *maxTokens)
 	}
-	l.most = *most
-	if l.least > l.most {
-		return l, badRequest("min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", l.most, l.least)
+	l.max = *maxTokens
+	if l.min > l.max {
+		return l, badRequest("min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", l.max, l.min)
 	}
 	return l, nil
 }
 
+// seed returns the seed of the request; 0 if it is absent.
 func (s *sampling) seed() int64 {
 	if s.Seed == nil {
 		return 0
@@ -98,7 +101,7 @@ func (s *sampling) seed() int64 {
 	return *s.Seed
 }
 
-// chatRequest is the body of POST /v1/chat/completions, as far as it matters here.
+// chatRequest is the body of POST /v1/chat/completions, without the fields that the engine ignores.
 type chatRequest struct {
 	sampling
 	Messages            []message       `json:"messages"`
@@ -109,9 +112,10 @@ type chatRequest struct {
 	ResponseFormat      *format         `json:"response_format"`
 }
 
-// template writes the conversation down as the one text that a model would get. It ends where the answer begins, so a
-// conversation's next prompt begins with this one and its answer.
-func template(tools []tool, messages []message) prompt {
+// promptOf returns the prompt of a conversation, as a chat template would write it. The prompt ends
+// where the answer begins. So the next prompt of the conversation begins with this prompt and its
+// answer.
+func promptOf(tools []tool, messages []message) prompt {
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|tools|>\n")
@@ -130,46 +134,46 @@ func template(tools []tool, messages []message) prompt {
 	return textPrompt(b.String())
 }
 
-// about reads from the conversation what an answer is made from.
-func about(messages []message) question {
+// questionOf returns the question that a conversation asks.
+func questionOf(messages []message) question {
 	q := question{}
 	for _, m := range messages {
 		switch m.Role {
 		case "user":
 			q.turn++
-			q.last, q.tool = string(m.Content), false
+			q.lastMessage, q.isToolResult = string(m.Content), false
 		case "tool", "function":
-			q.last, q.tool = string(m.Content), true
+			q.lastMessage, q.isToolResult = string(m.Content), true
 		}
 	}
 	return q
 }
 
 // chat answers POST /v1/chat/completions.
-func (c *call) chat() error {
+func (h *handler) chat() error {
 	var req chatRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	answers, err := c.chatAnswers(&req)
+	answers, err := h.chatAnswers(&req)
 	if err != nil {
 		return err
 	}
-	id := c.id("chatcmpl-")
-	g := c.generate([]prompt{template(req.Tools, req.Messages)}, answers)
+	id := h.newID("chatcmpl-")
+	g := h.generate([]prompt{promptOf(req.Tools, req.Messages)}, answers)
 	defer g.close()
 	if req.Stream {
-		return newChatStream(c, g, &req.sampling, id).run()
+		return newChatStream(h, g, &req.sampling, id).run()
 	}
-	if err := g.wait(c.r.Context()); err != nil {
+	if err := g.wait(h.r.Context()); err != nil {
 		return err
 	}
-	return c.answer(chatCompletion(g, id, c.model()))
+	return h.sendJSON(chatCompletion(g, id, h.modelName()))
 }
 
-// chatAnswers checks the request and writes its answers.
-func (c *call) chatAnswers(req *chatRequest) ([]answer, error) {
-	if err := c.checkModel(req.Model); err != nil {
+// chatAnswers checks the request and returns its answers.
+func (h *handler) chatAnswers(req *chatRequest) ([]answer, error) {
+	if err := h.checkModel(req.Model); err != nil {
 		return nil, err
 	}
 	if len(req.Messages) == 0 {
@@ -179,39 +183,39 @@ func (c *call) chatAnswers(req *chatRequest) ([]answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	most := req.MaxTokens
+	maxTokens := req.MaxTokens
 	if req.MaxCompletionTokens != nil {
-		most = req.MaxCompletionTokens
+		maxTokens = req.MaxCompletionTokens
 	}
-	bounds, err := req.limits(most)
+	bounds, err := req.limits(maxTokens)
 	if err != nil {
 		return nil, err
 	}
-	q := about(req.Messages)
-	q.from, q.seed, q.format = c.from(), req.seed(), req.ResponseFormat
+	q := questionOf(req.Messages)
+	q.engineName, q.seed, q.format = h.engineName(), req.seed(), req.ResponseFormat
 	if q.tools, err = newToolUse(req.Tools, req.ToolChoice, req.ParallelToolCalls); err != nil {
 		return nil, err
 	}
-	return c.engine.answers(q, n, bounds), nil
+	return h.engine.answers(q, n, bounds), nil
 }
 
-// answers are n answers to one question.
+// answers returns n answers to a question.
 func (e *Engine) answers(q question, n int, bounds limits) []answer {
 	list := make([]answer, n)
 	for i := range list {
 		q.choice = i
-		list[i] = e.answerTo(q)
-		bounds.bound(&list[i])
+		list[i] = e.compose(q)
+		bounds.apply(&list[i])
 	}
 	return list
 }
 
-// chatCompletion is the answer that is not streamed.
+// chatCompletion returns the response that is not streamed.
 func chatCompletion(g *generation, id, model string) any {
 	choices := make([]any, len(g.choices))
 	for i, ch := range g.choices {
 		msg := map[string]any{"role": "assistant", "content": ch.answer.text(), "refusal": nil}
-		if calls := ch.answer.made(); len(calls) > 0 {
+		if calls := ch.answer.generatedCalls(); len(calls) > 0 {
 			msg["content"], msg["tool_calls"] = nil, toolCalls(calls)
 		}
 		choices[i] = map[string]any{
@@ -224,6 +228,7 @@ func chatCompletion(g *generation, id, model string) any {
 	}
 }
 
+// toolCalls returns tool calls in the form of the chat API.
 func toolCalls(calls []toolCall) []any {
 	list := make([]any, len(calls))
 	for i, t := range calls {

@@ -6,24 +6,25 @@ import (
 	"time"
 )
 
-// chatStream renders a chat, and what resembles one, as chunks.
+// chatStream renders a chat, or a stream of the same form, as chunks.
 type chatStream struct {
-	call *call
-	gen  *generation
-	opts *sampling
-	head []byte // what every event begins with
-	buf  []byte
-	told []bool // choices whose role has been sent
+	handler    *handler
+	generation *generation
+	options    *sampling
+	head       []byte // the beginning of every event
+	buf        []byte
+	roleSent   []bool // by choice: whether its role has been sent
 }
 
-func newChatStream(c *call, g *generation, opts *sampling, id string) *chatStream {
+// newChatStream returns the stream of a chat completion.
+func newChatStream(c *handler, g *generation, opts *sampling, id string) *chatStream {
 	return &chatStream{
-		call: c, gen: g, opts: opts, told: make([]bool, len(g.choices)),
-		head: chunkHead(id, "chat.completion.chunk", c.model()),
+		handler: c, generation: g, options: opts, roleSent: make([]bool, len(g.choices)),
+		head: chunkHead(id, "chat.completion.chunk", c.modelName()),
 	}
 }
 
-// chunkHead is what all chunks of one response have in common, up to their choices.
+// chunkHead returns the beginning that all chunks of a response share, up to their choices.
 func chunkHead(id, object, model string) []byte {
 	b := appendString([]byte(`data: {"id":`), id)
 	b = append(b, `,"object":"`+object+`","created":`...)
@@ -33,39 +34,39 @@ func chunkHead(id, object, model string) []byte {
 	return append(b, `,"choices":[`...)
 }
 
-// run sends the whole stream, the headers first.
+// run sends the headers and the whole stream.
 func (s *chatStream) run() error {
-	if err := s.call.stream(); err != nil {
+	if err := s.handler.startEvents(); err != nil {
 		return err
 	}
-	if err := s.gen.stream(s.call.r.Context(), s); err != nil {
+	if err := s.generation.stream(s.handler.r.Context(), s); err != nil {
 		return err
 	}
-	return s.call.endStream(s.opts, s.head, s.gen)
+	return s.handler.endStream(s.options, s.head, s.generation)
 }
 
-// endStream sends the usage, when it was asked for, and the end marker.
-func (c *call) endStream(opts *sampling, head []byte, g *generation) error {
+// endStream sends the usage if the request asked for it, and the end marker.
+func (h *handler) endStream(opts *sampling, head []byte, g *generation) error {
 	if opts.StreamOptions.IncludeUsage {
 		b := slices.Concat(head, []byte(`],"usage":`))
-		if err := c.event(append(appendUsage(b, g.usage()), "}\n\n"...)); err != nil {
+		if err := h.sendEvent(append(appendUsage(b, g.usage()), "}\n\n"...)); err != nil {
 			return err
 		}
 	}
-	if err := c.event([]byte("data: [DONE]\n\n")); err != nil {
+	if err := h.sendEvent([]byte("data: [DONE]\n\n")); err != nil {
 		return err
 	}
-	return c.finish()
+	return h.closeBody()
 }
 
-// token implements sink. The role comes with the first token and not before, as with vLLM.
+// token implements sink. Like vLLM, it sends the role with the first token and not before.
 func (s *chatStream) token(n, i int) error {
-	a := s.gen.choices[n].answer
-	p := a.at(i)
-	if !s.told[n] {
-		s.told[n] = true
+	a := s.generation.choices[n].answer
+	p := a.token(i)
+	if !s.roleSent[n] {
+		s.roleSent[n] = true
 		role := `"role":"assistant","content":""`
-		if p.head {
+		if p.opensCall {
 			role = `"role":"assistant","content":null`
 		}
 		if err := s.send(append(s.delta(n), role...), ""); err != nil {
@@ -74,7 +75,7 @@ func (s *chatStream) token(n, i int) error {
 	}
 	b := s.delta(n)
 	switch {
-	case p.head:
+	case p.opensCall:
 		b = appendCallHead(b, p.call-1, a.calls[p.call-1])
 	case p.call > 0:
 		b = appendArguments(b, p.call-1, p.text)
@@ -84,7 +85,7 @@ func (s *chatStream) token(n, i int) error {
 	return s.send(b, "")
 }
 
-// appendCallHead opens a tool call, appendArguments continues it.
+// appendCallHead appends the delta that opens a tool call.
 func appendCallHead(b []byte, index int, t toolCall) []byte {
 	b = strconv.AppendInt(append(b, `"tool_calls":[{"index":`...), int64(index), 10)
 	b = appendString(append(b, `,"id":`...), t.id)
@@ -92,18 +93,19 @@ func appendCallHead(b []byte, index int, t toolCall) []byte {
 	return append(b, `,"arguments":""}}]`...)
 }
 
+// appendArguments appends the delta that continues a tool call.
 func appendArguments(b []byte, index int, text string) []byte {
 	b = strconv.AppendInt(append(b, `"tool_calls":[{"index":`...), int64(index), 10)
 	b = appendString(append(b, `,"function":{"arguments":`...), text)
 	return append(b, "}}]"...)
 }
 
-// last implements sink.
-func (s *chatStream) last(n int) error {
-	return s.send(s.delta(n), s.gen.choices[n].answer.finish)
+// finish implements sink.
+func (s *chatStream) finish(n int) error {
+	return s.send(s.delta(n), s.generation.choices[n].answer.finish)
 }
 
-// delta begins a chunk for a choice.
+// delta begins a chunk of choice n.
 func (s *chatStream) delta(n int) []byte {
 	b := s.buf[:0]
 	b = append(b, s.head...)
@@ -111,13 +113,14 @@ func (s *chatStream) delta(n int) []byte {
 	return append(b, `,"delta":{`...)
 }
 
-// send completes the chunk and sends it.
+// send completes a chunk and sends it.
 func (s *chatStream) send(b []byte, finish string) error {
-	s.buf = appendChunkEnd(append(b, '}'), finish, s.opts, s.gen)
-	return s.call.event(s.buf)
+	s.buf = appendChunkEnd(append(b, '}'), finish, s.options, s.generation)
+	return s.handler.sendEvent(s.buf)
 }
 
-// appendChunkEnd closes a chunk of one choice; finish is empty for all but the choice's last.
+// appendChunkEnd ends a chunk of one choice. finish is empty except for the last chunk of the
+// choice.
 func appendChunkEnd(b []byte, finish string, opts *sampling, g *generation) []byte {
 	b = append(b, `,"logprobs":null,"finish_reason":`...)
 	if finish == "" {

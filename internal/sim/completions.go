@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// completionRequest is the body of POST /v1/completions, as far as it matters here.
+// completionRequest is the body of POST /v1/completions, without the fields that the engine
+// ignores.
 type completionRequest struct {
 	sampling
 	Prompt input `json:"prompt"`
@@ -14,8 +15,8 @@ type completionRequest struct {
 
 // input is one or several texts, or the same as token ids.
 type input struct {
-	texts []string
-	ids   [][]int64
+	rawTexts []string
+	ids      [][]int64
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -25,22 +26,22 @@ func (in *input) UnmarshalJSON(raw []byte) error {
 	switch {
 	case !isJSON(raw):
 	case json.Unmarshal(raw, &one) == nil:
-		in.texts = []string{one}
-	case json.Unmarshal(raw, &in.texts) == nil:
+		in.rawTexts = []string{one}
+	case json.Unmarshal(raw, &in.rawTexts) == nil:
 	case json.Unmarshal(raw, &ids) == nil:
-		in.texts, in.ids = nil, [][]int64{ids}
+		in.rawTexts, in.ids = nil, [][]int64{ids}
 	case json.Unmarshal(raw, &in.ids) == nil:
-		in.texts = nil
+		in.rawTexts = nil
 	default:
 		return badRequest("", "Input must be a string, a list of strings, or token ids")
 	}
 	return nil
 }
 
-// prompts counts and hashes every input.
+// prompts returns the prompts of all inputs.
 func (in *input) prompts() []prompt {
-	list := make([]prompt, 0, len(in.texts)+len(in.ids))
-	for _, text := range in.texts {
+	list := make([]prompt, 0, len(in.rawTexts)+len(in.ids))
+	for _, text := range in.rawTexts {
 		list = append(list, textPrompt(text))
 	}
 	for _, ids := range in.ids {
@@ -49,10 +50,10 @@ func (in *input) prompts() []prompt {
 	return list
 }
 
-// words are the inputs as texts; token ids mean nothing, so they are written out.
-func (in *input) words() []string {
+// texts returns the inputs as texts. Token ids have no text here, so they are written as JSON.
+func (in *input) texts() []string {
 	if in.ids == nil {
-		return in.texts
+		return in.rawTexts
 	}
 	list := make([]string, len(in.ids))
 	for i, ids := range in.ids {
@@ -61,35 +62,36 @@ func (in *input) words() []string {
 	return list
 }
 
-// completions answers POST /v1/completions: n choices for each prompt, those for the first prompt first.
-func (c *call) completions() error {
+// completions answers POST /v1/completions with n choices for each prompt. The choices of the first
+// prompt come first.
+func (h *handler) completions() error {
 	var req completionRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	answers, err := c.completionAnswers(&req)
+	answers, err := h.completionAnswers(&req)
 	if err != nil {
 		return err
 	}
-	id := c.id("cmpl-")
-	g := c.generate(req.Prompt.prompts(), answers)
+	id := h.newID("cmpl-")
+	g := h.generate(req.Prompt.prompts(), answers)
 	defer g.close()
 	if req.Stream {
-		s := &completionStream{call: c, gen: g, opts: &req.sampling, head: chunkHead(id, "text_completion", c.model())}
+		s := &completionStream{handler: h, generation: g, options: &req.sampling, head: chunkHead(id, "text_completion", h.modelName())}
 		return s.run()
 	}
-	if err := g.wait(c.r.Context()); err != nil {
+	if err := g.wait(h.r.Context()); err != nil {
 		return err
 	}
-	return c.answer(textCompletion(g, id, c.model()))
+	return h.sendJSON(textCompletion(g, id, h.modelName()))
 }
 
-// completionAnswers checks the request and writes its answers.
-func (c *call) completionAnswers(req *completionRequest) ([]answer, error) {
-	if err := c.checkModel(req.Model); err != nil {
+// completionAnswers checks the request and returns its answers.
+func (h *handler) completionAnswers(req *completionRequest) ([]answer, error) {
+	if err := h.checkModel(req.Model); err != nil {
 		return nil, err
 	}
-	words := req.Prompt.words()
+	words := req.Prompt.texts()
 	if len(words) == 0 {
 		return nil, badRequest("prompt", "Field required: prompt")
 	}
@@ -103,12 +105,13 @@ func (c *call) completionAnswers(req *completionRequest) ([]answer, error) {
 	}
 	var answers []answer
 	for _, text := range words {
-		q := question{from: c.from(), last: text, seed: req.seed()}
-		answers = append(answers, c.engine.answers(q, n, bounds)...)
+		q := question{engineName: h.engineName(), lastMessage: text, seed: req.seed()}
+		answers = append(answers, h.engine.answers(q, n, bounds)...)
 	}
 	return answers, nil
 }
 
+// textCompletion returns the response that is not streamed.
 func textCompletion(g *generation, id, model string) any {
 	choices := make([]any, len(g.choices))
 	for i, ch := range g.choices {
@@ -124,38 +127,40 @@ func textCompletion(g *generation, id, model string) any {
 
 // completionStream renders a text completion as chunks.
 type completionStream struct {
-	call *call
-	gen  *generation
-	opts *sampling
-	head []byte
-	buf  []byte
+	handler    *handler
+	generation *generation
+	options    *sampling
+	head       []byte
+	buf        []byte
 }
 
+// run sends the headers and the whole stream.
 func (s *completionStream) run() error {
-	if err := s.call.stream(); err != nil {
+	if err := s.handler.startEvents(); err != nil {
 		return err
 	}
-	if err := s.gen.stream(s.call.r.Context(), s); err != nil {
+	if err := s.generation.stream(s.handler.r.Context(), s); err != nil {
 		return err
 	}
-	return s.call.endStream(s.opts, s.head, s.gen)
+	return s.handler.endStream(s.options, s.head, s.generation)
 }
 
 // token implements sink.
 func (s *completionStream) token(n, i int) error {
-	return s.send(n, s.gen.choices[n].answer.at(i).text, "")
+	return s.send(n, s.generation.choices[n].answer.token(i).text, "")
 }
 
-// last implements sink.
-func (s *completionStream) last(n int) error {
-	return s.send(n, "", s.gen.choices[n].answer.finish)
+// finish implements sink.
+func (s *completionStream) finish(n int) error {
+	return s.send(n, "", s.generation.choices[n].answer.finish)
 }
 
+// send sends one chunk of choice n.
 func (s *completionStream) send(n int, text, finish string) error {
 	b := s.buf[:0]
 	b = append(b, s.head...)
 	b = strconv.AppendInt(append(b, `{"index":`...), int64(n), 10)
 	b = appendString(append(b, `,"text":`...), text)
-	s.buf = appendChunkEnd(b, finish, s.opts, s.gen)
-	return s.call.event(s.buf)
+	s.buf = appendChunkEnd(b, finish, s.options, s.generation)
+	return s.handler.sendEvent(s.buf)
 }

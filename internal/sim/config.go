@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Defaults of the fields of Config whose zero value stands for something else.
+// Defaults of the fields of Config whose zero value is replaced.
 const (
 	DefaultModel        = "sim"
 	DefaultMaxNumSeqs   = 256
@@ -15,46 +15,57 @@ const (
 	DefaultKeepRequests = 256
 )
 
-// Config is what an Engine is made of. The zero value is an engine that answers for the model "sim" as fast as it can.
+// Config is the configuration of an Engine. The zero value is an engine that serves the model "sim"
+// as fast as possible.
 type Config struct {
-	// Models are the names the engine answers to; the first is the one it gives as its own. Empty: DefaultModel.
+	// Models are the names of the models that the engine serves. Responses contain the first.
+	// Empty: DefaultModel.
 	Models []string
-	// Name is how the engine calls itself in its answers. Empty: after its first model and its port.
+	// Name is the name of the engine in its answers. Empty: a name made of its first model and its
+	// port.
 	Name string
-	// APIKey is asked for as a bearer token on every path below /v1. Empty: no key needed.
+	// APIKey is the bearer token that every path below /v1 requires. Empty: no key is required.
 	APIKey string
 
-	// MaxNumSeqs is how many sequences are worked on at once; more wait. A request with n choices is n sequences.
-	// 0: DefaultMaxNumSeqs.
+	// MaxNumSeqs is the number of sequences that run at the same time; more wait. A request with n
+	// choices is n sequences. 0: DefaultMaxNumSeqs.
 	MaxNumSeqs int
-	// PrefillRate is how many uncached prompt tokens a second the engine takes in, over all requests. 0: no limit.
+	// PrefillRate is the number of uncached prompt tokens per second that the engine prefills, over
+	// all requests. 0: no limit.
 	PrefillRate float64
 	// TokenInterval is the time between two tokens of a request that decodes alone. 0: none.
 	TokenInterval time.Duration
-	// BatchSlowdown is by which share of TokenInterval each further decoding request slows the step. 0: not at all.
+	// BatchSlowdown is the share of TokenInterval by which each further decoding request lengthens
+	// a step. 0: none.
 	BatchSlowdown float64
-	// CacheTokens bounds the prefix cache, and is what vllm:kv_cache_usage_perc is a share of. 0: DefaultCacheTokens;
-	// negative: no prefix cache.
+	// CacheTokens is the capacity of the prefix cache in tokens. vllm:kv_cache_usage_perc is
+	// relative to it. 0: DefaultCacheTokens; negative: no prefix cache.
 	CacheTokens int
-	// LoadTime is how long after New the engine answers 503 to everything, /health included.
+	// LoadTime is the time after New during which the engine answers 503 to every request,
+	// including /health.
 	LoadTime time.Duration
 
-	// EmbeddingDim is the length of embedding vectors when the request names none, and the longest. 0: DefaultEmbeddingDim.
+	// EmbeddingDim is the largest length of embedding vectors, and their length if the request
+	// names none. 0: DefaultEmbeddingDim.
 	EmbeddingDim int
-	// Seed varies the sentences of the answers and the embedding space.
+	// Seed varies the sentences of the answers and the embeddings.
 	Seed uint64
-	// Fault applies to every request that brings no x-sim-fault header of its own, until POST /sim/fault changes it.
+	// Fault applies to every request without a header x-sim-fault, until POST /sim/fault changes
+	// it.
 	Fault Fault
-	// Exit ends the process for the fault "exit"; os.Exit is what to put here. nil: such a fault is answered with 400.
+	// Exit ends the process for the fault exit; usually os.Exit. nil: the fault exit is answered
+	// with 400.
 	Exit func(code int)
 
-	// KeepAlive is how long Run's server keeps an idle connection. 0: DefaultKeepAlive, which is vLLM's (uvicorn's).
+	// KeepAlive is how long the server of Run keeps an idle connection. 0: DefaultKeepAlive, the
+	// value of vLLM (uvicorn).
 	KeepAlive time.Duration
-	// KeepRequests is how many requests GET /sim/requests remembers. 0: DefaultKeepRequests; negative: none.
+	// KeepRequests is the number of requests that GET /sim/requests remembers. 0:
+	// DefaultKeepRequests; negative: none.
 	KeepRequests int
 }
 
-// withDefaults returns the configuration with its zero values replaced.
+// withDefaults returns the configuration with zero values replaced by defaults.
 func (c Config) withDefaults() Config {
 	if len(c.Models) == 0 {
 		c.Models = []string{DefaultModel}

@@ -11,37 +11,40 @@ import (
 	"time"
 )
 
-// Seen is one request as GET /sim/requests tells of it.
-type Seen struct {
-	Number int       `json:"number"` // counts from 1
+// RecordedRequest is one request in the response to GET /sim/requests.
+type RecordedRequest struct {
+	Number int       `json:"number"` // from 1
 	Time   time.Time `json:"time"`
 	Method string    `json:"method"`
-	Path   string    `json:"path"` // with the query
-	// Length and SHA256 are of the raw body, as it came over the wire.
+	Path   string    `json:"path"` // including the query
+	// Length and SHA256 describe the raw body as it was received.
 	Length int    `json:"length"`
 	SHA256 string `json:"sha256"`
-	// Headers are those that a gateway deals with, in lower case. Several values are joined by commas.
+	// Headers are the headers that a gateway deals with, by names in lower case. Several values are
+	// joined by commas.
 	Headers map[string]string `json:"headers"`
-	// Credentials names the headers that hold secrets; their values are not kept.
+	// Credentials are the names of the headers that hold secrets. Their values are not kept.
 	Credentials []string `json:"credentials"`
-	// Outcome is running, ok, refused, fault or client left. It is known a moment after the last byte was sent.
+	// Outcome is running, ok, refused, fault or client left. It is set shortly after the last byte
+	// was sent.
 	Outcome string `json:"outcome"`
 }
 
-// record keeps the last requests.
-type record struct {
-	mu    sync.Mutex
-	limit int
-	count int
-	list  []*Seen
+// requestLog keeps the last requests. Its methods may be called concurrently.
+type requestLog struct {
+	mu       sync.Mutex
+	limit    int
+	total    int
+	requests []*RecordedRequest
 }
 
-func newRecord(limit int) *record { return &record{limit: limit} }
+// newRequestLog returns a log that keeps up to limit requests.
+func newRequestLog(limit int) *requestLog { return &requestLog{limit: limit} }
 
-// add notes a request. The returned func notes how it ended.
-func (s *record) add(r *http.Request, body []byte) func(outcome string) {
+// add records a request. The returned function records how the request ended.
+func (l *requestLog) add(r *http.Request, body []byte) func(outcome string) {
 	sum := sha256.Sum256(body)
-	seen := &Seen{
+	seen := &RecordedRequest{
 		Time: time.Now().UTC(), Method: r.Method, Path: r.URL.RequestURI(), Length: len(body),
 		SHA256: hex.EncodeToString(sum[:]), Credentials: []string{}, Outcome: "running",
 	}
@@ -58,22 +61,22 @@ func (s *record) add(r *http.Request, body []byte) func(outcome string) {
 	}
 	slices.Sort(seen.Credentials)
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.count++
-	seen.Number = s.count
-	s.list = append(s.list, seen)
-	if over := len(s.list) - max(s.limit, 0); over > 0 {
-		s.list = slices.Delete(s.list, 0, over)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total++
+	seen.Number = l.total
+	l.requests = append(l.requests, seen)
+	if over := len(l.requests) - max(l.limit, 0); over > 0 {
+		l.requests = slices.Delete(l.requests, 0, over)
 	}
 	return func(outcome string) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		seen.Outcome = outcome
 	}
 }
 
-// isCredential tells the headers whose values are secrets.
+// isCredential tells whether the values of a header are secrets. name is in lower case.
 func isCredential(name string) bool {
 	switch name {
 	case "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key":
@@ -82,7 +85,8 @@ func isCredential(name string) bool {
 	return false
 }
 
-// isKept tells the headers that say something about the way a request took.
+// isKept tells whether a header is recorded, because a gateway may have set or changed it. name is
+// in lower case.
 func isKept(name string) bool {
 	switch name {
 	case "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect",
@@ -92,85 +96,89 @@ func isKept(name string) bool {
 	return strings.HasPrefix(name, "x-")
 }
 
-// all returns copies, oldest first, and how many requests there have been.
-func (s *record) all() ([]Seen, int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := make([]Seen, len(s.list))
-	for i, seen := range s.list {
+// all returns copies of the kept requests, oldest first, and the number of all requests so far.
+func (l *requestLog) all() ([]RecordedRequest, int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := make([]RecordedRequest, len(l.requests))
+	for i, seen := range l.requests {
 		list[i] = *seen
 	}
-	return list, s.count
+	return list, l.total
 }
 
-func (s *record) clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.list = nil
+// clear removes the kept requests. Their number continues.
+func (l *requestLog) clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.requests = nil
 }
 
-// simRequests answers GET /sim/requests.
-func (e *Engine) simRequests(w http.ResponseWriter, _ *http.Request) {
-	list, count := e.seen.all()
+// handleRequests answers GET /sim/requests.
+func (e *Engine) handleRequests(w http.ResponseWriter, _ *http.Request) {
+	list, count := e.requestLog.all()
 	respond(w, http.StatusOK, map[string]any{"requests": list, "total": count})
 }
 
-// State is the answer to GET /sim/state.
+// State is the response to GET /sim/state.
 type State struct {
 	Running      int     `json:"running"` // sequences that hold a slot
-	Waiting      int     `json:"waiting"` // sequences in the queue
+	Waiting      int     `json:"waiting"` // sequences that wait for a slot
 	Loaded       bool    `json:"loaded"`
-	KVUsage      float64 `json:"kv_cache_usage"` // 0 … 1
+	KVUsage      float64 `json:"kv_cache_usage"` // 0 to 1
 	CachedTokens int     `json:"cached_tokens"`  // tokens in the prefix cache
-	Requests     int     `json:"requests"`       // seen since the start
-	Fault        string  `json:"fault"`          // process-wide
+	Requests     int     `json:"requests"`       // since the start
+	Fault        string  `json:"fault"`          // the process-wide fault
 }
 
-// State tells what the engine is doing right now.
+// State returns what the engine is doing now.
 func (e *Engine) State() State {
-	l := e.batch.load()
-	_, count := e.seen.all()
+	l := e.scheduler.snapshot()
+	_, count := e.requestLog.all()
 	return State{
 		Running: l.running, Waiting: l.waiting, Loaded: e.ready(), KVUsage: l.kvUsage,
-		CachedTokens: l.cachedTokens, Requests: count, Fault: e.standing().String(),
+		CachedTokens: l.cachedTokens, Requests: count, Fault: e.activeFault().String(),
 	}
 }
 
-func (e *Engine) simState(w http.ResponseWriter, _ *http.Request) {
+// handleState answers GET /sim/state.
+func (e *Engine) handleState(w http.ResponseWriter, _ *http.Request) {
 	respond(w, http.StatusOK, e.State())
 }
 
-// faultOrder is the body of POST /sim/fault.
-type faultOrder struct {
+// faultSetting is the body of POST /sim/fault and of the response to GET /sim/fault.
+type faultSetting struct {
 	Fault string `json:"fault"`
-	// Times is how many requests it is for; 0: all, until the next order.
+	// Times is the number of requests that the fault applies to. 0: all, until the next setting.
 	Times int `json:"times"`
-	// Path is what their paths begin with; empty: all below /v1.
+	// Path is the prefix of the paths that the fault applies to. Empty: all paths below /v1.
 	Path string `json:"path"`
 }
 
-func (e *Engine) simFault(w http.ResponseWriter, _ *http.Request) {
-	f := e.standing()
-	respond(w, http.StatusOK, faultOrder{Fault: f.String(), Times: f.times, Path: f.path})
+// handleGetFault answers GET /sim/fault.
+func (e *Engine) handleGetFault(w http.ResponseWriter, _ *http.Request) {
+	f := e.activeFault()
+	respond(w, http.StatusOK, faultSetting{Fault: f.String(), Times: f.remaining, Path: f.pathPrefix})
 }
 
-func (e *Engine) setSimFault(w http.ResponseWriter, r *http.Request) {
-	var order faultOrder
-	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&order)
+// handleSetFault answers POST /sim/fault.
+func (e *Engine) handleSetFault(w http.ResponseWriter, r *http.Request) {
+	var setting faultSetting
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&setting)
 	if err == nil {
 		var f Fault
-		if f, err = ParseFault(order.Fault); err == nil {
-			e.setStanding(standingFault{Fault: f, times: max(order.Times, 0), path: order.Path})
+		if f, err = ParseFault(setting.Fault); err == nil {
+			e.setActiveFault(activeFault{Fault: f, remaining: max(setting.Times, 0), pathPrefix: setting.Path})
 		}
 	}
 	if err != nil {
-		badRequest("fault", "%v", err).write(w)
+		badRequest("fault", "%v", err).writeTo(w)
 		return
 	}
-	e.simFault(w, r)
+	e.handleGetFault(w, r)
 }
 
-// respond sends a value as JSON, free of faults.
+// respond sends a value as JSON. No fault applies to it.
 func respond(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -178,14 +186,14 @@ func respond(w http.ResponseWriter, status int, v any) {
 }
 
 // models answers GET /v1/models.
-func (c *call) models() error {
-	names := c.engine.config.Models
+func (h *handler) models() error {
+	names := h.engine.config.Models
 	data := make([]any, len(names))
 	for i, name := range names {
 		data[i] = map[string]any{
-			"id": name, "object": "model", "created": c.engine.loaded.Unix(), "owned_by": "sluice-sim",
+			"id": name, "object": "model", "created": h.engine.loadedAt.Unix(), "owned_by": "sluice-sim",
 			"root": names[0], "parent": nil,
 		}
 	}
-	return c.answer(map[string]any{"object": "list", "data": data})
+	return h.sendJSON(map[string]any{"object": "list", "data": data})
 }

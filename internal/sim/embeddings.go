@@ -11,10 +11,11 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// maxEmbedWords is how much of a text its embedding looks at, as a real model has a longest input too.
+// maxEmbedWords is the number of words of a text that its embedding depends on. A real model also
+// has a longest input.
 const maxEmbedWords = 4096
 
-// embeddingRequest is the body of POST /v1/embeddings, as far as it matters here.
+// embeddingRequest is the body of POST /v1/embeddings, without the fields that the engine ignores.
 type embeddingRequest struct {
 	Model          string `json:"model"`
 	Input          input  `json:"input"`
@@ -23,39 +24,39 @@ type embeddingRequest struct {
 }
 
 // embeddings answers POST /v1/embeddings.
-func (c *call) embeddings() error {
+func (h *handler) embeddings() error {
 	var req embeddingRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	dim, err := c.checkEmbedding(&req)
+	dim, err := h.checkEmbedding(&req)
 	if err != nil {
 		return err
 	}
-	u, err := c.prefill(req.Input.prompts())
+	u, err := h.prefill(req.Input.prompts())
 	if err != nil {
 		return err
 	}
-	data := make([]any, 0, len(req.Input.words()))
-	for i, text := range req.Input.words() {
-		var value any = shorten(c.engine.embed(text), dim)
+	data := make([]any, 0, len(req.Input.texts()))
+	for i, text := range req.Input.texts() {
+		var value any = truncate(h.engine.embed(text), dim)
 		if req.EncodingFormat == "base64" {
-			value = pack(value.([]float32))
+			value = base64Floats(value.([]float32))
 		}
 		data = append(data, map[string]any{"object": "embedding", "index": i, "embedding": value})
 	}
-	return c.answer(map[string]any{
-		"id": c.id("embd-"), "object": "list", "created": time.Now().Unix(), "model": c.model(), "data": data, "usage": u,
+	return h.sendJSON(map[string]any{
+		"id": h.newID("embd-"), "object": "list", "created": time.Now().Unix(), "model": h.modelName(), "data": data, "usage": u,
 	})
 }
 
-// checkEmbedding returns how long the vectors are to be.
-func (c *call) checkEmbedding(req *embeddingRequest) (int, error) {
-	longest := c.engine.config.EmbeddingDim
-	if err := c.checkModel(req.Model); err != nil {
+// checkEmbedding checks the request and returns the length of its vectors.
+func (h *handler) checkEmbedding(req *embeddingRequest) (int, error) {
+	longest := h.engine.config.EmbeddingDim
+	if err := h.checkModel(req.Model); err != nil {
 		return 0, err
 	}
-	if len(req.Input.texts)+len(req.Input.ids) == 0 {
+	if len(req.Input.rawTexts)+len(req.Input.ids) == 0 {
 		return 0, badRequest("input", "Field required: input")
 	}
 	switch req.EncodingFormat {
@@ -72,16 +73,16 @@ func (c *call) checkEmbedding(req *embeddingRequest) (int, error) {
 	return *req.Dimensions, nil
 }
 
-// prefill is the work on inputs that nothing is generated from.
-func (c *call) prefill(prompts []prompt) (usage, error) {
-	g := c.generate(prompts, make([]answer, len(prompts)))
+// prefill runs the prompts, from which nothing is generated, and returns their usage.
+func (h *handler) prefill(prompts []prompt) (usage, error) {
+	g := h.generate(prompts, make([]answer, len(prompts)))
 	defer g.close()
-	err := g.wait(c.r.Context())
+	err := g.wait(h.r.Context())
 	return g.usage(), err
 }
 
-// embed maps a text to a unit vector: the sum of one random direction for each of its words, so that texts with words in
-// common lie near each other.
+// embed maps a text to a unit vector: the normalized sum of one pseudo-random direction for each of
+// its words. So texts that share words have similar vectors.
 func (e *Engine) embed(text string) []float32 {
 	sum := make([]float64, e.config.EmbeddingDim)
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
@@ -91,18 +92,18 @@ func (e *Engine) embed(text string) []float32 {
 	for _, word := range words[:min(len(words), maxEmbedWords)] {
 		state := xxhash.Sum64String(word) ^ e.config.Seed
 		for i := range sum {
-			sum[i] += direction(&state)
+			sum[i] += nextDirection(&state)
 		}
 	}
 	vector := make([]float32, len(sum))
 	for i, v := range sum {
 		vector[i] = float32(v)
 	}
-	return unit(vector)
+	return normalize(vector)
 }
 
-// direction is the next number of a SplitMix64 sequence, between -1 and 1.
-func direction(state *uint64) float64 {
+// nextDirection returns the next number, between -1 and 1, of a SplitMix64 sequence.
+func nextDirection(state *uint64) float64 {
 	*state += 0x9e3779b97f4a7c15
 	z := *state
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -110,15 +111,16 @@ func direction(state *uint64) float64 {
 	return float64(int64(z^z>>31)) / (1 << 63)
 }
 
-// shorten keeps the first numbers of a vector and its length of one.
-func shorten(vector []float32, dim int) []float32 {
+// truncate returns the first dim numbers of a vector, scaled to length 1.
+func truncate(vector []float32, dim int) []float32 {
 	if dim == len(vector) {
 		return vector
 	}
-	return unit(vector[:dim])
+	return normalize(vector[:dim])
 }
 
-func unit(vector []float32) []float32 {
+// normalize scales a vector to length 1, in place.
+func normalize(vector []float32) []float32 {
 	length := math.Sqrt(dot(vector, vector))
 	if length == 0 {
 		return vector
@@ -129,6 +131,7 @@ func unit(vector []float32) []float32 {
 	return vector
 }
 
+// dot returns the scalar product of two vectors.
 func dot(a, b []float32) float64 {
 	sum := 0.0
 	for i := range a {
@@ -137,8 +140,8 @@ func dot(a, b []float32) float64 {
 	return sum
 }
 
-// pack is OpenAI's base64 encoding: little-endian 32-bit floats.
-func pack(vector []float32) string {
+// base64Floats returns OpenAI's base64 encoding of a vector: little-endian 32-bit floats.
+func base64Floats(vector []float32) string {
 	raw := make([]byte, 0, 4*len(vector))
 	for _, v := range vector {
 		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))

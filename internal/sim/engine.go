@@ -16,66 +16,69 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// shutdownGrace is how long Run lets requests finish once its context has ended.
+// shutdownGrace is how long Run waits for running requests after its context is done.
 const shutdownGrace = 2 * time.Second
 
-// maxBody bounds what is read of one request, so that a mistake does not fill the memory.
+// maxBody is the size of the largest request body, in bytes. It keeps a mistaken client from
+// exhausting the memory.
 const maxBody = 512 << 20
 
-// ErrExit is what Run returns when Config.Fault says that the engine is to die while it loads.
+// ErrExit is returned by Run when Config.Fault makes the engine fail while it loads.
 var ErrExit = errors.New("sim: simulated early exit")
 
-// Engine is a simulated inference engine. It is an http.Handler; Run serves it on a listener.
+// Engine is a simulated inference engine. It is an http.Handler; Run serves it on a listener. Its
+// methods may be called concurrently.
 type Engine struct {
-	config  Config
-	loaded  time.Time // when loading is over
-	mux     *http.ServeMux
-	batch   *scheduler
-	metrics *metrics
-	seen    *record
-	filler  []string // tokens that follow when an answer has to be longer than it is
+	config     Config
+	loadedAt   time.Time // the time at which loading ends
+	mux        *http.ServeMux
+	scheduler  *scheduler
+	metrics    *metrics
+	requestLog *requestLog
+	filler     []string // tokens that extend an answer that is too short
 
 	faultMu sync.Mutex
-	fault   standingFault
+	active  activeFault // guarded by faultMu
 }
 
-// New makes an engine. It starts nothing; loading counts from here.
+// New returns an Engine. It starts no goroutine. LoadTime begins with this call.
 func New(c Config) *Engine {
 	c = c.withDefaults()
 	e := &Engine{
-		config: c,
-		loaded: time.Now().Add(c.LoadTime),
-		seen:   newRecord(c.KeepRequests),
-		filler: tokenize(fillerText),
-		fault:  standingFault{Fault: c.Fault},
+		config:     c,
+		loadedAt:   time.Now().Add(c.LoadTime),
+		requestLog: newRequestLog(c.KeepRequests),
+		filler:     tokenize(fillerText),
+		active:     activeFault{Fault: c.Fault},
 	}
-	e.metrics = newMetrics(c, func() load { return e.batch.load() })
-	e.batch = newScheduler(c, e.metrics)
+	e.metrics = newMetrics(c, func() loadSnapshot { return e.scheduler.snapshot() })
+	e.scheduler = newScheduler(c, e.metrics)
 	e.mux = e.routes()
 	return e
 }
 
+// routes returns the handlers of all paths.
 func (e *Engine) routes() *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.Handle("GET /v1/models", e.api((*call).models))
-	mux.Handle("POST /v1/chat/completions", e.api((*call).chat))
-	mux.Handle("POST /v1/completions", e.api((*call).completions))
-	mux.Handle("POST /v1/responses", e.api((*call).responses))
-	mux.Handle("POST /v1/embeddings", e.api((*call).embeddings))
-	mux.Handle("POST /v1/rerank", e.api((*call).rerank))
-	mux.Handle("POST /v1/score", e.api((*call).score))
-	mux.Handle("POST /v1/audio/transcriptions", e.api((*call).transcribe))
-	mux.Handle("POST /v1/audio/translations", e.api((*call).translate))
-	mux.Handle("POST "+llmv1.Inference_Stream_FullMethodName, e.grpc((*call).inference))
-	mux.HandleFunc("GET /health", e.health)
+	mux.Handle("GET /v1/models", e.handle((*handler).models))
+	mux.Handle("POST /v1/chat/completions", e.handle((*handler).chat))
+	mux.Handle("POST /v1/completions", e.handle((*handler).completions))
+	mux.Handle("POST /v1/responses", e.handle((*handler).responses))
+	mux.Handle("POST /v1/embeddings", e.handle((*handler).embeddings))
+	mux.Handle("POST /v1/rerank", e.handle((*handler).rerank))
+	mux.Handle("POST /v1/score", e.handle((*handler).score))
+	mux.Handle("POST /v1/audio/transcriptions", e.handle((*handler).transcribe))
+	mux.Handle("POST /v1/audio/translations", e.handle((*handler).translate))
+	mux.Handle("POST "+llmv1.Inference_Stream_FullMethodName, e.handleGRPC((*handler).inference))
+	mux.HandleFunc("GET /health", e.handleHealth)
 	mux.Handle("GET /metrics", e.metrics.handler())
-	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { e.batch.forget() })
-	mux.HandleFunc("GET /sim/requests", e.simRequests)
-	mux.HandleFunc("DELETE /sim/requests", func(http.ResponseWriter, *http.Request) { e.seen.clear() })
-	mux.HandleFunc("GET /sim/state", e.simState)
-	mux.HandleFunc("GET /sim/fault", e.simFault)
-	mux.HandleFunc("POST /sim/fault", e.setSimFault)
-	mux.Handle("/", e.api(func(*call) error {
+	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { e.scheduler.clearCache() })
+	mux.HandleFunc("GET /sim/requests", e.handleRequests)
+	mux.HandleFunc("DELETE /sim/requests", func(http.ResponseWriter, *http.Request) { e.requestLog.clear() })
+	mux.HandleFunc("GET /sim/state", e.handleState)
+	mux.HandleFunc("GET /sim/fault", e.handleGetFault)
+	mux.HandleFunc("POST /sim/fault", e.handleSetFault)
+	mux.Handle("/", e.handle(func(*handler) error {
 		return &apiError{status: http.StatusNotFound, kind: "NotFoundError", message: "Not Found"}
 	}))
 	return mux
@@ -84,15 +87,16 @@ func (e *Engine) routes() *http.ServeMux {
 // ServeHTTP implements http.Handler.
 func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) { e.mux.ServeHTTP(w, r) }
 
-// Run serves the engine on the listener until ctx ends, then gives requests a moment to finish and closes the rest.
-// It closes the listener and returns nil after such an end.
+// Run serves the engine on ln until ctx is done. Then it waits up to shutdownGrace for running
+// requests and closes the rest. It closes ln. It returns nil after ctx is done, ErrExit for a
+// simulated failure at startup, else the error of the server.
 func (e *Engine) Run(ctx context.Context, ln net.Listener) error {
 	if e.config.Fault.exitsAtStart() {
 		defer ln.Close()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(time.Until(e.loaded)):
+		case <-time.After(time.Until(e.loadedAt)):
 			return ErrExit
 		}
 	}
@@ -115,83 +119,90 @@ func (e *Engine) Run(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-// call is one request below /v1 and the way to answer it.
-type call struct {
-	engine *Engine
-	w      http.ResponseWriter
-	r      *http.Request
-	body   []byte
-	fault  Fault
+// handler handles one request below /v1. It holds the request and the state of its response.
+type handler struct {
+	engine      *Engine
+	w           http.ResponseWriter
+	r           *http.Request
+	requestBody []byte
+	fault       Fault
 
-	out    io.Writer    // w, or what compresses into it; nil: the headers are not sent
-	packed *gzip.Writer // out, when it compresses
-	events int          // sent so far
+	// body is the writer of the response body: w or compressor. It is nil until the headers are
+	// sent.
+	body io.Writer
+	// compressor compresses the body for the fault gzip; otherwise it is nil.
+	compressor *gzip.Writer
+	// eventCount is the number of events sent so far.
+	eventCount int
 }
 
-// How a handler ends without an answer of its own.
+// The ways in which a response ends that is not complete, beside an apiError.
 var (
-	errCut  = errors.New("cut the connection")
-	errDone = errors.New("the fault ended the response")
+	errCutConnection = errors.New("cut the connection")
+	errResponseEnded = errors.New("the fault ended the response")
 )
 
-// api wraps what is below /v1: record, key, readiness, faults, errors.
-func (e *Engine) api(handle func(*call) error) http.Handler {
+// handle wraps a handler of a path below /v1. It logs the request, injects faults, and checks the
+// key and that the engine has loaded.
+func (e *Engine) handle(handle func(*handler) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 		if err != nil {
-			refuseBody(w, err)
+			writeBodyError(w, err)
 			return
 		}
-		done := e.seen.add(r, body)
+		done := e.requestLog.add(r, body)
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		c := &call{engine: e, w: w, r: r, body: body}
-		err = c.serve(handle)
-		done(outcome(r.Context(), err, c.fault))
-		if errors.Is(err, errCut) {
-			panic(http.ErrAbortHandler) // net/http's way to close a connection inside a body
+		h := &handler{engine: e, w: w, r: r, requestBody: body}
+		err = h.run(handle)
+		done(outcome(r.Context(), err, h.fault))
+		if errors.Is(err, errCutConnection) {
+			panic(http.ErrAbortHandler) // closes the connection inside the body
 		}
 	})
 }
 
-// refuseBody answers a body that could not be read to its end.
-func refuseBody(w http.ResponseWriter, err error) {
+// writeBodyError answers a request whose body could not be read completely.
+func writeBodyError(w http.ResponseWriter, err error) {
 	var tooLarge *http.MaxBytesError
 	if !errors.As(err, &tooLarge) {
-		panic(http.ErrAbortHandler) // the client left while it was sending
+		panic(http.ErrAbortHandler) // the client disconnected while it sent the body
 	}
-	(&apiError{status: http.StatusRequestEntityTooLarge, kind: "BadRequestError", message: "Request body too large"}).write(w)
+	(&apiError{status: http.StatusRequestEntityTooLarge, kind: "BadRequestError", message: "Request body too large"}).writeTo(w)
 }
 
-// serve answers the request, or says why not.
-func (c *call) serve(handle func(*call) error) error {
-	err := c.admit()
+// run answers the request, with an error if it is rejected.
+func (h *handler) run(handle func(*handler) error) error {
+	err := h.precheck()
 	if err == nil {
-		err = handle(c)
+		err = handle(h)
 	}
-	var refused *apiError
-	if errors.As(err, &refused) {
-		c.refuse(refused)
+	var rejected *apiError
+	if errors.As(err, &rejected) {
+		h.writeError(rejected)
 	}
 	return err
 }
 
-// admit holds everything that may end a request before it is looked at.
-func (c *call) admit() error {
-	e := c.engine
-	if !e.authorized(c.r) {
+// precheck makes the checks that apply to every request, and injects the faults that come before
+// the headers.
+func (h *handler) precheck() error {
+	e := h.engine
+	if !e.authorized(h.r) {
 		return &apiError{status: http.StatusUnauthorized, message: "Unauthorized"}
 	}
 	if !e.ready() {
 		return &apiError{status: http.StatusServiceUnavailable, kind: "ServiceUnavailableError", message: "The model is still being loaded."}
 	}
 	var err error
-	if c.fault, err = e.faultOf(c.r); err != nil {
+	if h.fault, err = e.faultFor(h.r); err != nil {
 		return err
 	}
-	return c.misbehave()
+	return h.injectBeforeHeaders()
 }
 
-// authorized compares in constant time, as one compares keys.
+// authorized tells whether the request has the key. It compares in constant time, to leak nothing
+// about the key.
 func (e *Engine) authorized(r *http.Request) bool {
 	if e.config.APIKey == "" {
 		return true
@@ -200,17 +211,19 @@ func (e *Engine) authorized(r *http.Request) bool {
 	return bearer && subtle.ConstantTimeCompare([]byte(key), []byte(e.config.APIKey)) == 1
 }
 
-func (e *Engine) ready() bool { return !time.Now().Before(e.loaded) }
+// ready tells whether loading has ended.
+func (e *Engine) ready() bool { return !time.Now().Before(e.loadedAt) }
 
-func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {
-	if _, unhealthy := e.standing().find(faultUnhealthy); unhealthy || !e.ready() {
+// handleHealth answers GET /health.
+func (e *Engine) handleHealth(w http.ResponseWriter, _ *http.Request) {
+	if _, unhealthy := e.activeFault().find(faultUnhealthy); unhealthy || !e.ready() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }
 
-// outcome is how a request ended, in a word for GET /sim/requests.
+// outcome returns how a request ended, in one word for GET /sim/requests.
 func outcome(ctx context.Context, err error, f Fault) string {
-	var refused *apiError
+	var rejected *apiError
 	switch {
 	case err == nil:
 		return "ok"
@@ -218,7 +231,7 @@ func outcome(ctx context.Context, err error, f Fault) string {
 		return "client left"
 	case len(f.parts) > 0:
 		return "fault"
-	case errors.As(err, &refused):
+	case errors.As(err, &rejected):
 		return "refused"
 	}
 	return "client left" // a write failed

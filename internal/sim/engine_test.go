@@ -18,22 +18,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTimeOnTheWire follows one stream through the whole engine: headers at once, the first token after the prefill, the
-// others at the batch's pace.
+// TestTimeOnTheWire follows one stream through the whole engine. The headers come at once, the
+// first token after the prefill, the others at the pace of the batch.
 func TestTimeOnTheWire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		e := New(Config{PrefillRate: 100, TokenInterval: 10 * time.Millisecond, CacheTokens: -1})
 		body := chatBody("Tell me of the sea", `,"stream":true,"max_tokens":3`)
 		prefill := textPrompt("<|user|>\nTell me of the sea\n<|assistant|>\n").tokens * 10
-		w := newTimed()
+		w := newTimedWriter()
 		e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body)))
 		var got []int
 		for _, m := range w.marks {
 			got = append(got, int(m.at.Milliseconds()))
 		}
 		// headers, role, three tokens, finish_reason, [DONE]
-		want(t, "events", got, []int{0, prefill, prefill, prefill + 10, prefill + 20, prefill + 20, prefill + 20})
+		compareTimes(t, "events", got, []int{0, prefill, prefill, prefill + 10, prefill + 20, prefill + 20, prefill + 20})
 	})
 }
 
@@ -58,7 +58,7 @@ func TestLoading(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{Models: []string{"sim", "other"}})
+	s := newServer(t, Config{Models: []string{"sim", "other"}})
 	tests := []struct {
 		path, body string
 		status     int
@@ -94,8 +94,8 @@ func TestErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := decode(t, body)
-		code, message := dig(v, "error", "code"), dig(v, "error", "message")
-		if r.StatusCode != tt.status || code != float64(tt.status) || dig(v, "error", "param") != tt.param || message == "" {
+		code, message := lookup(v, "error", "code"), lookup(v, "error", "message")
+		if r.StatusCode != tt.status || code != float64(tt.status) || lookup(v, "error", "param") != tt.param || message == "" {
 			t.Errorf("%s %s: %d %s", tt.path, tt.body, r.StatusCode, body)
 		}
 	}
@@ -106,7 +106,7 @@ func TestErrors(t *testing.T) {
 
 func TestAPIKey(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{APIKey: "right"})
+	s := newServer(t, Config{APIKey: "right"})
 	for key, want := range map[string]int{"": 401, "Bearer wrong": 401, "right": 401, "Bearer right": 200} {
 		r := s.post("/v1/embeddings", `{"input":"x"}`, "Authorization", key)
 		if body, _ := readAll(r); r.StatusCode != want || want == 401 && !strings.Contains(body, `"error":"Unauthorized"`) {
@@ -121,32 +121,32 @@ func TestAPIKey(t *testing.T) {
 	}
 }
 
-func TestRequestsProveTheBody(t *testing.T) {
+func TestRequestsReportTheBody(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{KeepRequests: 2})
+	s := newServer(t, Config{KeepRequests: 2})
 	body := "{\"input\" :\t\"ünïcode \\u0041 " + strings.Repeat("x", 1<<20) + "\"}\r\n"
 	for _, b := range []string{`{"input":"forgotten"}`, body, `{`} {
 		s.post("/v1/embeddings?a=b", b, "X-Sluice-Test", "1", "Cookie", "secret", "Traceparent", "00-1")
 	}
-	eventually(t, "all are over", func() bool {
-		list, _ := s.engine.seen.all()
-		return !slices.ContainsFunc(list, func(r Seen) bool { return r.Outcome == "running" })
+	waitFor(t, "all are over", func() bool {
+		list, _ := s.engine.requestLog.all()
+		return !slices.ContainsFunc(list, func(r RecordedRequest) bool { return r.Outcome == "running" })
 	})
 	_, text := s.get("/sim/requests")
 	v := decode(t, text)
 	sum := sha256.Sum256([]byte(body))
-	first := dig(v, "requests", 0)
-	if dig(v, "total") != 3.0 || len(dig(v, "requests").([]any)) != 2 || dig(first, "number") != 2.0 {
-		t.Errorf("%.500s", text)
+	first := lookup(v, "requests", 0)
+	if lookup(v, "total") != 3.0 || len(lookup(v, "requests").([]any)) != 2 || lookup(first, "number") != 2.0 {
+		t.Errorf("unexpected response: %.500s", text)
 	}
-	if dig(first, "sha256") != hex.EncodeToString(sum[:]) || dig(first, "length") != float64(len(body)) {
+	if lookup(first, "sha256") != hex.EncodeToString(sum[:]) || lookup(first, "length") != float64(len(body)) {
 		t.Errorf("hash or length: %v", first)
 	}
-	if dig(first, "path") != "/v1/embeddings?a=b" || dig(first, "outcome") != "ok" || dig(v, "requests", 1, "outcome") != "refused" {
-		t.Errorf("%.700s", text)
+	if lookup(first, "path") != "/v1/embeddings?a=b" || lookup(first, "outcome") != "ok" || lookup(v, "requests", 1, "outcome") != "refused" {
+		t.Errorf("unexpected response: %.700s", text)
 	}
-	if dig(first, "headers", "x-sluice-test") != "1" || dig(first, "headers", "traceparent") != "00-1" || strings.Contains(text, "secret") {
-		t.Errorf("headers: %v", dig(first, "headers"))
+	if lookup(first, "headers", "x-sluice-test") != "1" || lookup(first, "headers", "traceparent") != "00-1" || strings.Contains(text, "secret") {
+		t.Errorf("headers: %v", lookup(first, "headers"))
 	}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodDelete, s.URL+"/sim/requests", nil)
 	if r, err := s.Client().Do(req); err != nil || r.Body.Close() != nil {
@@ -157,10 +157,10 @@ func TestRequestsProveTheBody(t *testing.T) {
 	}
 }
 
-// TestClientLeaves drops connections in the queue, in prefill and in decode.
-func TestClientLeaves(t *testing.T) {
+// TestClientDisconnects closes connections of requests that wait, are prefilled and decode.
+func TestClientDisconnects(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{MaxNumSeqs: 1, TokenInterval: time.Hour, PrefillRate: 1e9})
+	s := newServer(t, Config{MaxNumSeqs: 1, TokenInterval: time.Hour, PrefillRate: 1e9})
 	state := func(running, waiting int) func() bool {
 		return func() bool { st := s.engine.State(); return st.Running == running && st.Waiting == waiting }
 	}
@@ -178,19 +178,19 @@ func TestClientLeaves(t *testing.T) {
 				r.Body.Close()
 			}
 		}()
-		eventually(t, "one more request", state(1, i))
+		waitFor(t, "one more request", state(1, i))
 	}
 	start := time.Now()
 	if _, body := s.get("/sim/state"); !strings.HasPrefix(body, `{"running":1,"waiting":2,"loaded":true`) {
 		t.Errorf("state: %s", body)
 	}
 	leave[1]()
-	eventually(t, "the queue is shorter", state(1, 1))
+	waitFor(t, "the queue is shorter", state(1, 1))
 	leave[0]()
-	eventually(t, "the next is running", state(1, 0))
+	waitFor(t, "the next is running", state(1, 0))
 	leave[2]()
-	eventually(t, "all have left", state(0, 0))
-	if took := time.Since(start); took > time.Second { // a few milliseconds, on a machine that is not busy
+	waitFor(t, "all have left", state(0, 0))
+	if took := time.Since(start); took > time.Second { // a few milliseconds on an idle machine
 		t.Errorf("the slots were free after %v", took)
 	}
 	_, metrics := s.get("/metrics")
@@ -204,12 +204,13 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// A client that is gone but whose connection still takes no bytes holds no slot.
+// TestBlockedWriteHoldsNoSlot checks that a client which has disconnected holds no slot, even if a
+// write to its connection still blocks.
 func TestBlockedWriteHoldsNoSlot(t *testing.T) {
 	t.Parallel()
 	e := New(Config{TokenInterval: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &stuck{header: make(http.Header), writing: make(chan struct{}), release: make(chan struct{})}
+	w := &blockedWriter{header: make(http.Header), writing: make(chan struct{}), release: make(chan struct{})}
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -221,22 +222,22 @@ func TestBlockedWriteHoldsNoSlot(t *testing.T) {
 		t.Errorf("%d running", got)
 	}
 	cancel()
-	eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
 	close(w.release)
 	<-over
 }
 
-// stuck is a connection that takes the headers and then no bytes.
-type stuck struct {
+// blockedWriter is a connection that accepts the headers and then no bytes.
+type blockedWriter struct {
 	header           http.Header
 	writing, release chan struct{}
 }
 
-func (w *stuck) Header() http.Header { return w.header }
-func (w *stuck) WriteHeader(int)     {}
-func (w *stuck) Flush()              {}
+func (w *blockedWriter) Header() http.Header { return w.header }
+func (w *blockedWriter) WriteHeader(int)     {}
+func (w *blockedWriter) Flush()              {}
 
-func (w *stuck) Write([]byte) (int, error) {
+func (w *blockedWriter) Write([]byte) (int, error) {
 	close(w.writing)
 	<-w.release
 	return 0, net.ErrClosed
@@ -244,17 +245,17 @@ func (w *stuck) Write([]byte) (int, error) {
 
 func TestMetrics(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{Models: []string{"m"}})
+	s := newServer(t, Config{Models: []string{"m"}})
 	said := strings.Repeat("the same words again ", 20)
 	var prompt, cached, generated float64
 	for range 2 {
 		v := s.object("/v1/chat/completions", `{"messages":[{"role":"user","content":"`+said+`"}]}`)
-		prompt += dig(v, "usage", "prompt_tokens").(float64)
-		cached += dig(v, "usage", "prompt_tokens_details", "cached_tokens").(float64)
-		generated += dig(v, "usage", "completion_tokens").(float64)
+		prompt += lookup(v, "usage", "prompt_tokens").(float64)
+		cached += lookup(v, "usage", "prompt_tokens_details", "cached_tokens").(float64)
+		generated += lookup(v, "usage", "completion_tokens").(float64)
 	}
 	if cached == 0 {
-		t.Error("the second time nothing was cached")
+		t.Error("the second request found nothing in the cache")
 	}
 	_, metrics := s.get("/metrics")
 	for name, value := range map[string]float64{
@@ -276,11 +277,11 @@ func TestMetrics(t *testing.T) {
 
 func TestModels(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{Models: []string{"a", "b/c"}})
+	s := newServer(t, Config{Models: []string{"a", "b/c"}})
 	_, body := s.get("/v1/models")
 	v := decode(t, body)
-	if got := []any{dig(v, "object"), dig(v, "data", 0, "id"), dig(v, "data", 1, "id"), dig(v, "data", 1, "object")}; !cmp.Equal(got, []any{"list", "a", "b/c", "model"}) {
-		t.Errorf("%v", got)
+	if got := []any{lookup(v, "object"), lookup(v, "data", 0, "id"), lookup(v, "data", 1, "id"), lookup(v, "data", 1, "object")}; !cmp.Equal(got, []any{"list", "a", "b/c", "model"}) {
+		t.Errorf("unexpected value: %v", got)
 	}
 }
 
@@ -310,14 +311,14 @@ func TestRun(t *testing.T) {
 	}
 	if conn, err := net.Dial("tcp", ln.Addr().String()); err == nil {
 		conn.Close()
-		t.Error("still listens after Run")
+		t.Error("the listener is open after Run")
 	}
 }
 
 func TestBodyTooLarge(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
-	refuseBody(w, &http.MaxBytesError{Limit: 1})
+	writeBodyError(w, &http.MaxBytesError{Limit: 1})
 	if w.Code != 413 || !bytes.Contains(w.Body.Bytes(), []byte(`"code":413`)) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

@@ -5,7 +5,8 @@ import (
 	"net/http"
 )
 
-// apiError is an error in vLLM's shape. The zero kind is its answer to a wrong key, which has a shape of its own.
+// apiError is an error in vLLM's form. An empty kind is vLLM's answer to a wrong key, which has a
+// form of its own.
 type apiError struct {
 	status  int
 	kind    string
@@ -13,13 +14,15 @@ type apiError struct {
 	param   string
 }
 
+// Error implements error.
 func (e *apiError) Error() string { return e.message }
 
+// badRequest returns an error with status 400 about a parameter.
 func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{status: http.StatusBadRequest, kind: "BadRequestError", message: fmt.Sprintf(format, args...), param: param}
 }
 
-// body renders the error.
+// body returns the error as JSON.
 func (e *apiError) body() []byte {
 	if e.kind == "" {
 		return marshal(map[string]string{"error": e.message})
@@ -33,7 +36,8 @@ func (e *apiError) body() []byte {
 	}})
 }
 
-func (e *apiError) write(w http.ResponseWriter) {
+// writeTo sends the error as a response.
+func (e *apiError) writeTo(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	if e.status == http.StatusServiceUnavailable || e.status == http.StatusTooManyRequests {
 		w.Header().Set("Retry-After", "1")

@@ -9,85 +9,87 @@ import (
 	"time"
 )
 
-// FaultHeader is the request header that asks for a fault.
+// FaultHeader is the request header that injects a fault.
 const FaultHeader = "x-sim-fault"
 
-// Fault is one or several ways to misbehave; the package comment lists them. The zero value is none.
+// Fault is a combination of faults; the package comment lists them. The zero value is no fault.
 type Fault struct {
 	text  string
-	parts []misdeed
+	parts []faultPart
 }
 
-// misdeed is one part of a Fault.
-type misdeed struct {
-	kind   kind
-	after  int           // events before it happens; -1: not said
-	status int           // of kind status
-	pause  time.Duration // 0: until the client leaves
+// faultPart is one fault of a combination.
+type faultPart struct {
+	kind        faultKind
+	afterEvents int           // events before the fault takes effect; -1: not given
+	status      int           // for faultStatus
+	pause       time.Duration // 0: until the client disconnects
 }
 
-type kind string
+// faultKind is the name of a fault.
+type faultKind string
 
 const (
-	faultStatus    kind = "status"
-	faultHang      kind = "hang"
-	faultReset     kind = "reset-before-headers"
-	faultExit      kind = "exit"
-	faultSlow      kind = "slow"
-	faultStall     kind = "stall"
-	faultCut       kind = "cut"
-	faultEOF       kind = "eof"
-	faultError     kind = "error"
-	faultMalformed kind = "malformed"
-	faultHuge      kind = "huge"
-	faultDuplicate kind = "duplicate"
-	faultGzip      kind = "gzip"
-	faultUnhealthy kind = "unhealthy"
-	faultNone      kind = "none"
+	faultStatus    faultKind = "status"
+	faultHang      faultKind = "hang"
+	faultReset     faultKind = "reset-before-headers"
+	faultExit      faultKind = "exit"
+	faultSlow      faultKind = "slow"
+	faultStall     faultKind = "stall"
+	faultCut       faultKind = "cut"
+	faultEOF       faultKind = "eof"
+	faultError     faultKind = "error"
+	faultMalformed faultKind = "malformed"
+	faultHuge      faultKind = "huge"
+	faultDuplicate faultKind = "duplicate"
+	faultGzip      faultKind = "gzip"
+	faultUnhealthy faultKind = "unhealthy"
+	faultNone      faultKind = "none"
 )
 
-// argument says what may follow the "=" of a fault.
-type argument int
+// argumentKind says what may follow the "=" of a fault.
+type argumentKind int
 
 const (
-	noArgument  argument = iota
-	events               // a number of events; 0 when left out
-	eventsMaybe          // the same, but leaving it out means something else
-	eventsPause          // a number of events and, behind a colon, a duration
-	pauseMaybe           // a duration, may be left out
-	pauseNeeded
-	statusCode
+	argNone           argumentKind = iota
+	argEvents                      // a number of events; 0 if omitted
+	argEventsOptional              // the same, but -1 if omitted
+	argEventsPause                 // a number of events and, after a colon, an optional duration
+	argPauseOptional               // a duration; 0 if omitted
+	argPause                       // a duration
+	argStatus                      // an HTTP status from 400 to 599
 )
 
-// argumentOf is the grammar of each fault.
-func argumentOf(k kind) (argument, bool) {
+// argumentOf returns the kind of argument of a fault. The second result is false for an unknown
+// fault.
+func argumentOf(k faultKind) (argumentKind, bool) {
 	switch k {
 	case faultStatus:
-		return statusCode, true
+		return argStatus, true
 	case faultHang:
-		return pauseMaybe, true
+		return argPauseOptional, true
 	case faultSlow:
-		return pauseNeeded, true
+		return argPause, true
 	case faultStall:
-		return eventsPause, true
+		return argEventsPause, true
 	case faultExit, faultDuplicate:
-		return eventsMaybe, true
+		return argEventsOptional, true
 	case faultCut, faultEOF, faultError, faultMalformed, faultHuge:
-		return events, true
+		return argEvents, true
 	case faultReset, faultGzip, faultUnhealthy, faultNone:
-		return noArgument, true
+		return argNone, true
 	}
 	return 0, false
 }
 
-// ParseFault reads faults joined by commas, as in "slow=50ms,cut=3". An empty text is no fault.
+// ParseFault parses faults joined by commas, such as "slow=50ms,cut=3". An empty text is no fault.
 func ParseFault(text string) (Fault, error) {
 	f := Fault{text: strings.TrimSpace(text)}
 	if f.text == "" {
 		return Fault{}, nil
 	}
 	for part := range strings.SplitSeq(f.text, ",") {
-		m, err := parseMisdeed(strings.TrimSpace(part))
+		m, err := parseFaultPart(strings.TrimSpace(part))
 		if err != nil {
 			return Fault{}, err
 		}
@@ -96,126 +98,131 @@ func ParseFault(text string) (Fault, error) {
 	return f, nil
 }
 
-func parseMisdeed(part string) (misdeed, error) {
+// parseFaultPart parses one fault.
+func parseFaultPart(part string) (faultPart, error) {
 	name, value, given := strings.Cut(part, "=")
-	m := misdeed{kind: kind(name), after: -1}
+	m := faultPart{kind: faultKind(name), afterEvents: -1}
 	arg, known := argumentOf(m.kind)
 	if !known {
 		return m, fmt.Errorf("unknown fault %q", name)
 	}
-	if given && arg == noArgument {
-		return m, fmt.Errorf("fault %s takes no value", name)
+	if given && arg == argNone {
+		return m, fmt.Errorf("fault %s has no value: write %[1]s alone", name)
 	}
 	var err error
 	switch {
-	case arg == statusCode:
+	case arg == argStatus:
 		if m.status, err = strconv.Atoi(value); err != nil || m.status < 400 || m.status > 599 {
-			return m, fmt.Errorf("fault %s wants a status from 400 to 599, as in status=503", name)
+			return m, fmt.Errorf("fault %s needs a status from 400 to 599, is %q: write it as in status=503", name, value)
 		}
-	case arg == events && !given:
-		m.after = 0
-	case arg == events || arg == eventsMaybe && given:
-		m.after, err = parseEvents(name, value)
-	case arg == eventsPause:
+	case arg == argEvents && !given:
+		m.afterEvents = 0
+	case arg == argEvents || arg == argEventsOptional && given:
+		m.afterEvents, err = parseEvents(name, value)
+	case arg == argEventsPause:
 		n, pause, paused := strings.Cut(value, ":")
-		if m.after, err = parseEvents(name, n); err == nil && paused {
+		if m.afterEvents, err = parseEvents(name, n); err == nil && paused {
 			m.pause, err = parsePause(name, pause)
 		}
-	case arg == pauseNeeded || arg == pauseMaybe && given:
+	case arg == argPause || arg == argPauseOptional && given:
 		m.pause, err = parsePause(name, value)
 	}
 	return m, err
 }
 
+// parseEvents parses a number of events.
 func parseEvents(name, text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("fault %s wants a number of events, as in %s=3", name, name)
+		return 0, fmt.Errorf("fault %s needs a number of events, is %q: write it as in %[1]s=3", name, text)
 	}
 	return n, nil
 }
 
+// parsePause parses a positive duration.
 func parsePause(name, text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("fault %s wants a duration such as 50ms", name)
+		return 0, fmt.Errorf("fault %s needs a positive duration such as 50ms, is %q", name, text)
 	}
 	return d, nil
 }
 
-// String is the text the fault was made from.
+// String returns the text that the fault was parsed from.
 func (f Fault) String() string { return f.text }
 
 // find returns the first part of that kind.
-func (f Fault) find(k kind) (misdeed, bool) {
-	i := slices.IndexFunc(f.parts, func(m misdeed) bool { return m.kind == k })
+func (f Fault) find(k faultKind) (faultPart, bool) {
+	i := slices.IndexFunc(f.parts, func(m faultPart) bool { return m.kind == k })
 	if i < 0 {
-		return misdeed{}, false
+		return faultPart{}, false
 	}
 	return f.parts[i], true
 }
 
-// at returns the part of that kind if it is due after so many events.
-func (f Fault) at(k kind, events int) (misdeed, bool) {
+// at returns the part of that kind if it takes effect after that number of events.
+func (f Fault) at(k faultKind, events int) (faultPart, bool) {
 	m, ok := f.find(k)
-	return m, ok && m.after == events
+	return m, ok && m.afterEvents == events
 }
 
-// exitsAtStart says that the process is to end by itself before it serves anything.
+// exitsAtStart tells whether the process must exit before it serves any request.
 func (f Fault) exitsAtStart() bool {
 	_, yes := f.at(faultExit, -1)
 	return yes
 }
 
-// faultOf is the fault for one request: its own, else the process-wide one, of which it uses up one turn.
-func (e *Engine) faultOf(r *http.Request) (Fault, error) {
+// faultFor returns the fault for one request: that of its header, else the process-wide fault. The
+// latter is used up by one.
+func (e *Engine) faultFor(r *http.Request) (Fault, error) {
 	own, err := ParseFault(r.Header.Get(FaultHeader))
 	if err != nil {
 		return Fault{}, badRequest(FaultHeader, "%s: %v", FaultHeader, err)
 	}
 	f := own
 	if own.parts == nil {
-		f = e.nextFault(r.URL.Path)
+		f = e.useActiveFault(r.URL.Path)
 	}
 	if _, exits := f.find(faultExit); exits && e.config.Exit == nil {
-		return Fault{}, badRequest(FaultHeader, "this engine is part of another program and cannot exit")
+		return Fault{}, badRequest(FaultHeader, "this engine is part of another program and cannot exit: use another fault")
 	}
 	return f, nil
 }
 
-// standingFault is the process-wide fault.
-type standingFault struct {
+// activeFault is the process-wide fault.
+type activeFault struct {
 	Fault
-	times int    // requests it is still for; 0: all
-	path  string // what their paths begin with
+	remaining  int    // requests that it still applies to; 0: all
+	pathPrefix string // applies only to paths with this prefix
 }
 
-// nextFault is the process-wide fault for a request to that path, of which it uses up one turn.
-func (e *Engine) nextFault(path string) Fault {
+// useActiveFault returns the process-wide fault for a request with that path, and uses it up by
+// one.
+func (e *Engine) useActiveFault(path string) Fault {
 	e.faultMu.Lock()
 	defer e.faultMu.Unlock()
-	if !strings.HasPrefix(path, e.fault.path) {
+	if !strings.HasPrefix(path, e.active.pathPrefix) {
 		return Fault{}
 	}
-	f := e.fault.Fault
-	if e.fault.times > 0 {
-		if e.fault.times--; e.fault.times == 0 {
-			e.fault = standingFault{}
+	f := e.active.Fault
+	if e.active.remaining > 0 {
+		if e.active.remaining--; e.active.remaining == 0 {
+			e.active = activeFault{}
 		}
 	}
 	return f
 }
 
-// standing is the process-wide fault.
-func (e *Engine) standing() standingFault {
+// activeFault returns the process-wide fault.
+func (e *Engine) activeFault() activeFault {
 	e.faultMu.Lock()
 	defer e.faultMu.Unlock()
-	return e.fault
+	return e.active
 }
 
-// setStanding changes the process-wide fault.
-func (e *Engine) setStanding(f standingFault) {
+// setActiveFault replaces the process-wide fault.
+func (e *Engine) setActiveFault(f activeFault) {
 	e.faultMu.Lock()
 	defer e.faultMu.Unlock()
-	e.fault = f
+	e.active = f
 }

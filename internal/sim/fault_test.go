@@ -18,25 +18,25 @@ import (
 
 func TestParseFault(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string][]misdeed{
+	for text, want := range map[string][]faultPart{
 		"":                     nil,
-		"none":                 {{kind: faultNone, after: -1}},
-		"status=503":           {{kind: faultStatus, after: -1, status: 503}},
-		"cut=3":                {{kind: faultCut, after: 3}},
+		"none":                 {{kind: faultNone, afterEvents: -1}},
+		"status=503":           {{kind: faultStatus, afterEvents: -1, status: 503}},
+		"cut=3":                {{kind: faultCut, afterEvents: 3}},
 		"cut":                  {{kind: faultCut}},
-		"stall=3":              {{kind: faultStall, after: 3}},
-		"stall=3:10s":          {{kind: faultStall, after: 3, pause: 10 * time.Second}},
-		"hang":                 {{kind: faultHang, after: -1}},
-		"hang=2s":              {{kind: faultHang, after: -1, pause: 2 * time.Second}},
-		"exit":                 {{kind: faultExit, after: -1}},
+		"stall=3":              {{kind: faultStall, afterEvents: 3}},
+		"stall=3:10s":          {{kind: faultStall, afterEvents: 3, pause: 10 * time.Second}},
+		"hang":                 {{kind: faultHang, afterEvents: -1}},
+		"hang=2s":              {{kind: faultHang, afterEvents: -1, pause: 2 * time.Second}},
+		"exit":                 {{kind: faultExit, afterEvents: -1}},
 		"exit=0":               {{kind: faultExit}},
-		"slow=50ms, eof=2":     {{kind: faultSlow, after: -1, pause: 50 * time.Millisecond}, {kind: faultEOF, after: 2}},
-		"duplicate":            {{kind: faultDuplicate, after: -1}},
-		"gzip,unhealthy":       {{kind: faultGzip, after: -1}, {kind: faultUnhealthy, after: -1}},
-		"reset-before-headers": {{kind: faultReset, after: -1}},
+		"slow=50ms, eof=2":     {{kind: faultSlow, afterEvents: -1, pause: 50 * time.Millisecond}, {kind: faultEOF, afterEvents: 2}},
+		"duplicate":            {{kind: faultDuplicate, afterEvents: -1}},
+		"gzip,unhealthy":       {{kind: faultGzip, afterEvents: -1}, {kind: faultUnhealthy, afterEvents: -1}},
+		"reset-before-headers": {{kind: faultReset, afterEvents: -1}},
 	} {
 		f, err := ParseFault(text)
-		if diff := cmp.Diff(want, f.parts, cmp.AllowUnexported(misdeed{})); diff != "" || err != nil {
+		if diff := cmp.Diff(want, f.parts, cmp.AllowUnexported(faultPart{})); diff != "" || err != nil {
 			t.Errorf("%q: %v, -want +got\n%s", text, err, diff)
 		}
 	}
@@ -45,7 +45,7 @@ func TestParseFault(t *testing.T) {
 		"slow", "slow=0s", "gzip=1", "cut=1,", ",", "exit=", "none=1",
 	} {
 		if f, err := ParseFault(text); err == nil {
-			t.Errorf("%q was taken for %+v", text, f)
+			t.Errorf("%q was parsed as %+v, want an error", text, f)
 		}
 	}
 }
@@ -59,16 +59,17 @@ func FuzzParseFault(f *testing.F) {
 			return
 		}
 		again, err := ParseFault(one.String())
-		if diff := cmp.Diff(one.parts, again.parts, cmp.AllowUnexported(misdeed{})); err != nil || diff != "" {
-			t.Errorf("%q does not survive: %v %s", text, err, diff)
+		if diff := cmp.Diff(one.parts, again.parts, cmp.AllowUnexported(faultPart{})); err != nil || diff != "" {
+			t.Errorf("%q changes when it is parsed again: %v %s", text, err, diff)
 		}
 	})
 }
 
-// TestStreamFaults sends the same chat with each fault and compares with the whole one.
+// TestStreamFaults sends the same chat with each fault and compares the stream with the one without
+// a fault.
 func TestStreamFaults(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	body := chatBody("Tell me of the sea", `,"stream":true,"seed":7`)
 	id := []string{"X-Request-Id", "fixed"}
 	whole, err := s.events("/v1/chat/completions", body, id...)
@@ -93,14 +94,14 @@ func TestStreamFaults(t *testing.T) {
 			return len(got) == len(whole) && strings.HasPrefix(got[2], `{"id":`) && !strings.HasSuffix(got[2], "}")
 		}},
 		{"error=2", false, func(got []string) bool {
-			return len(got) == 3 && dig(decode(t, got[2]), "error", "code") == 500.0
+			return len(got) == 3 && lookup(decode(t, got[2]), "error", "code") == 500.0
 		}},
 		{"duplicate", false, func(got []string) bool { return len(got) == 2*len(whole) && got[0] == got[1] && got[2] == got[3] }},
 		{"duplicate=1", false, func(got []string) bool { return len(got) == len(whole)+1 && got[1] == got[2] }},
 		{"huge=2", false, func(got []string) bool {
-			return len(got) == len(whole) && len(got[2]) > 1<<20 && len(got[3]) < 1000 && deltas(t, got, 0) == deltas(t, whole, 0)
+			return len(got) == len(whole) && len(got[2]) > 1<<20 && len(got[3]) < 1000 && joinDeltas(t, got, 0) == joinDeltas(t, whole, 0)
 		}},
-		{"gzip", false, func(got []string) bool { return deltas(t, got, 0) == deltas(t, whole, 0) }},
+		{"gzip", false, func(got []string) bool { return joinDeltas(t, got, 0) == joinDeltas(t, whole, 0) }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.fault, func(t *testing.T) {
@@ -116,7 +117,7 @@ func TestStreamFaults(t *testing.T) {
 	}
 }
 
-// stripCreated drops the seconds, which may have changed between two requests.
+// stripCreated removes the field created, whose seconds may differ between two requests.
 func stripCreated(events []string) []string {
 	list := make([]string, len(events))
 	for i, e := range events {
@@ -127,10 +128,10 @@ func stripCreated(events []string) []string {
 	return list
 }
 
-// TestAnswerFaults does the same for an answer that is not streamed.
+// TestAnswerFaults does the same as TestStreamFaults for a response that is not streamed.
 func TestAnswerFaults(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	whole, err := readAll(s.post("/v1/embeddings", `{"input":"the sea","dimensions":4}`, "X-Request-Id", "fixed"))
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +162,7 @@ func readAll(r *http.Response) (string, error) {
 
 func TestGzipUnasked(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	r := s.post("/v1/embeddings", `{"input":"x"}`, FaultHeader, "gzip", "Accept-Encoding", "identity")
 	if r.Header.Get("Content-Encoding") != "gzip" {
 		t.Fatalf("headers: %v", r.Header)
@@ -177,7 +178,7 @@ func TestGzipUnasked(t *testing.T) {
 
 func TestStatusFault(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	r := s.post("/v1/chat/completions", chatBody("x", ""), FaultHeader, "status=503")
 	if r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
 		t.Errorf("%d %v", r.StatusCode, r.Header)
@@ -189,16 +190,16 @@ func TestStatusFault(t *testing.T) {
 
 func TestResetBeforeHeaders(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
-	r, err := s.try("/v1/chat/completions", chatBody("x", ""), FaultHeader, "reset-before-headers")
+	s := newServer(t, Config{})
+	r, err := s.tryPost("/v1/chat/completions", chatBody("x", ""), FaultHeader, "reset-before-headers")
 	if !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%v %v, want a reset", r, err)
 	}
 }
 
-func TestHangAndStallEndWithTheClient(t *testing.T) {
+func TestHangAndStallEndOnDisconnect(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	for _, fault := range []string{"hang", "stall=2"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/v1/chat/completions",
@@ -218,28 +219,28 @@ func TestHangAndStallEndWithTheClient(t *testing.T) {
 			events, _ := readEvents(r.Body)
 			over <- len(events)
 		}()
-		eventually(t, "the request is there", func() bool { return s.lastOutcome() == "running" })
+		waitFor(t, "the request is there", func() bool { return s.lastOutcome() == "running" })
 		if fault != "hang" {
-			eventually(t, "it stalls", func() bool { return s.engine.State().Running == 0 })
+			waitFor(t, "it stalls", func() bool { return s.engine.State().Running == 0 })
 		}
 		select {
 		case n := <-over:
 			t.Errorf("%s: ended by itself after %d events", fault, n)
-		case <-time.After(20 * time.Millisecond): // nothing to wait for: nothing must happen
+		case <-time.After(20 * time.Millisecond): // there is no event to wait for
 			cancel()
 			if n := <-over; n > 2 {
 				t.Errorf("%s: %d events", fault, n)
 			}
 		}
-		eventually(t, "the engine saw it leave", func() bool { return s.lastOutcome() == "client left" })
-		s.engine.seen.clear()
+		waitFor(t, "the engine saw it leave", func() bool { return s.lastOutcome() == "client left" })
+		s.engine.requestLog.clear()
 		cancel()
 	}
 }
 
-// lastOutcome is how the newest request ended.
+// lastOutcome returns how the newest request ended.
 func (s *server) lastOutcome() string {
-	list, _ := s.engine.seen.all()
+	list, _ := s.engine.requestLog.all()
 	if len(list) == 0 {
 		return ""
 	}
@@ -249,8 +250,8 @@ func (s *server) lastOutcome() string {
 func TestExitFault(t *testing.T) {
 	t.Parallel()
 	codes := make(chan int, 2)
-	s := serve(t, Config{Exit: func(code int) { codes <- code }})
-	if r, err := s.try("/v1/chat/completions", chatBody("x", ""), FaultHeader, "exit"); err == nil {
+	s := newServer(t, Config{Exit: func(code int) { codes <- code }})
+	if r, err := s.tryPost("/v1/chat/completions", chatBody("x", ""), FaultHeader, "exit"); err == nil {
 		t.Errorf("answered with %d", r.StatusCode)
 	}
 	events, err := s.events("/v1/chat/completions", chatBody("x", `,"stream":true`), FaultHeader, "exit=2")
@@ -260,7 +261,7 @@ func TestExitFault(t *testing.T) {
 	if a, b := <-codes, <-codes; a != 1 || b != 1 {
 		t.Errorf("exit codes %d and %d", a, b)
 	}
-	part := serve(t, Config{})
+	part := newServer(t, Config{})
 	if r := part.post("/v1/chat/completions", chatBody("x", ""), FaultHeader, "exit"); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("an engine that cannot exit answered %d", r.StatusCode)
 	}
@@ -273,7 +274,7 @@ func TestEarlyExit(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ln := &nowhere{closed: make(chan struct{})}
+		ln := &idleListener{closed: make(chan struct{})}
 		start := time.Now()
 		e := New(Config{Fault: fault, LoadTime: 3 * time.Second})
 		if err := e.Run(t.Context(), ln); !errors.Is(err, ErrExit) || time.Since(start) != 3*time.Second {
@@ -283,34 +284,34 @@ func TestEarlyExit(t *testing.T) {
 	})
 }
 
-// nowhere is a listener that nobody connects to.
-type nowhere struct{ closed chan struct{} }
+// idleListener is a listener that nobody connects to.
+type idleListener struct{ closed chan struct{} }
 
-func (n *nowhere) Accept() (net.Conn, error) { <-n.closed; return nil, net.ErrClosed }
-func (n *nowhere) Addr() net.Addr            { return &net.TCPAddr{} }
-func (n *nowhere) Close() error              { close(n.closed); return nil }
+func (n *idleListener) Accept() (net.Conn, error) { <-n.closed; return nil, net.ErrClosed }
+func (n *idleListener) Addr() net.Addr            { return &net.TCPAddr{} }
+func (n *idleListener) Close() error              { close(n.closed); return nil }
 
-func TestStandingFault(t *testing.T) {
+func TestActiveFault(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	status := func(header ...string) int {
 		return s.post("/v1/chat/completions", chatBody("x", ""), header...).StatusCode
 	}
 	order := func(body string, want int) {
 		t.Helper()
 		if r := s.post("/sim/fault", body); r.StatusCode != want {
-			t.Fatalf("order %s: %d", body, r.StatusCode)
+			t.Fatalf("setting %s: status %d", body, r.StatusCode)
 		}
 	}
 	order(`{"fault":"status=500","times":2}`, 200)
 	if a, b, c := status(), status(), status(); a != 500 || b != 500 || c != 200 {
-		t.Errorf("twice 500 was ordered: %d %d %d", a, b, c)
+		t.Errorf("two requests with status 500 were set, got %d %d %d", a, b, c)
 	}
 	order(`{"fault":"status=502"}`, 200)
 	if a, b, c := status(FaultHeader, "none"), status(FaultHeader, "status=429"), status(); a != 200 || b != 429 || c != 502 {
-		t.Errorf("the header wins: %d %d %d", a, b, c)
+		t.Errorf("the header must override the setting, got %d %d %d", a, b, c)
 	}
-	if _, body := s.get("/sim/fault"); dig(decode(t, body), "fault") != "status=502" {
+	if _, body := s.get("/sim/fault"); lookup(decode(t, body), "fault") != "status=502" {
 		t.Errorf("GET /sim/fault: %s", body)
 	}
 	order(`{"fault":"status=503","path":"/v1/models"}`, 200)

@@ -18,15 +18,17 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// gRPC over HTTP/2 is little for one method whose answer is a stream: a length before each message and a status in the trailers. It is
-// written here, on net/http, and not left to grpc-go's server, because the faults have to break it: a reset inside a message, an end without
-// a status. The protocol is that of doc/PROTOCOL-HTTP2.md of the grpc project. Messages are not compressed. The faults huge and gzip
-// are for HTTP alone, and events are chunks.
+// This file implements the server side of gRPC on net/http, for one method that returns a stream: a
+// length before each message, and a status in the trailers (doc/PROTOCOL-HTTP2.md of the grpc
+// project). It does not use the server of grpc-go, because the faults must break the protocol: a
+// reset inside a message, an end without a status. Messages are not compressed. The faults huge and
+// gzip are for HTTP only. Each event is one StreamChunk.
 
-// grpcConcurrency is how many calls one connection may have. More than the engine has slots: its queue is where calls are to wait.
+// grpcConcurrency is the number of concurrent calls of one connection. It is larger than the number
+// of slots, so that calls wait in the engine's queue.
 const grpcConcurrency = 10000
 
-// protocols are those of Run's server: HTTP/1.1, and HTTP/2 in the clear for gRPC.
+// protocols returns the protocols of the server of Run: HTTP/1.1, and HTTP/2 without TLS for gRPC.
 func protocols() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
@@ -34,12 +36,13 @@ func protocols() *http.Protocols {
 	return p
 }
 
-// grpc wraps what is called by gRPC: its deadline becomes the request's.
-func (e *Engine) grpc(handle func(*call) error) http.Handler {
-	inner := e.api(func(c *call) error { return c.ended(handle(c)) })
+// handleGRPC wraps a handler of a gRPC method. The deadline of the call becomes the deadline of the
+// request.
+func (e *Engine) handleGRPC(handle func(*handler) error) http.Handler {
+	inner := e.handle(func(c *handler) error { return c.reportDeadline(handle(c)) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isGRPC(r) {
-			(&apiError{status: http.StatusUnsupportedMediaType, kind: "BadRequestError", message: "This path is for gRPC."}).write(w)
+			(&apiError{status: http.StatusUnsupportedMediaType, kind: "BadRequestError", message: "This path is for gRPC."}).writeTo(w)
 			return
 		}
 		if d, ok := grpcTimeout(r.Header.Get("Grpc-Timeout")); ok {
@@ -51,11 +54,12 @@ func (e *Engine) grpc(handle func(*call) error) http.Handler {
 	})
 }
 
+// isGRPC tells whether the request is a gRPC call.
 func isGRPC(r *http.Request) bool {
 	return r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
 }
 
-// grpcTimeout reads a deadline: up to eight digits and a unit.
+// grpcTimeout parses the header grpc-timeout: up to eight digits and a unit.
 func grpcTimeout(text string) (time.Duration, bool) {
 	if text == "" || len(text) > 9 {
 		return 0, false
@@ -69,29 +73,30 @@ func grpcTimeout(text string) (time.Duration, bool) {
 	}
 	unit, ok := units[text[len(text)-1]]
 	if ok && unit == time.Hour {
-		n = min(n, 1<<20) // a century: more does not fit into a Duration
+		n = min(n, 1<<20) // about a century, as a Duration cannot hold more
 	}
 	return time.Duration(n) * unit, ok
 }
 
-// refuse answers with an error, in the way of the request's protocol.
-func (c *call) refuse(e *apiError) {
-	if !isGRPC(c.r) {
-		e.write(c.w)
+// writeError answers with an error, in the form of the request's protocol.
+func (h *handler) writeError(e *apiError) {
+	if !isGRPC(h.r) {
+		e.writeTo(h.w)
 		return
 	}
-	c.status(e.chunk().Status())
+	h.setStatus(e.chunk().Status())
 }
 
-// ended tells a client whose deadline has passed; it may not have noticed itself yet.
-func (c *call) ended(err error) error {
+// reportDeadline sends the status of a call whose deadline has passed. The client may not have
+// noticed the deadline yet.
+func (h *handler) reportDeadline(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		c.status(status.New(codes.DeadlineExceeded, "the deadline has passed"))
+		h.setStatus(status.New(codes.DeadlineExceeded, "the deadline has passed"))
 	}
 	return err
 }
 
-// chunk is the error as it is sent in a stream.
+// chunk returns the error in the form that a stream contains.
 func (e *apiError) chunk() *llmv1.Error {
 	wait := e.status == http.StatusServiceUnavailable || e.status == http.StatusTooManyRequests
 	x := &llmv1.Error{Code: int32(e.status), Message: e.message, Type: e.kind, Param: e.param, Retryable: wait}
@@ -101,59 +106,59 @@ func (e *apiError) chunk() *llmv1.Error {
 	return x
 }
 
-// receive reads the only message of a request.
-func (c *call) receive(into proto.Message) error {
+// decodeMessage parses the only message of a call.
+func (h *handler) decodeMessage(into proto.Message) error {
 	const prefix = 5
-	if len(c.body) < prefix || uint64(binary.BigEndian.Uint32(c.body[1:])) != uint64(len(c.body)-prefix) {
-		return badRequest("", "A call is one whole message.")
+	if len(h.requestBody) < prefix || uint64(binary.BigEndian.Uint32(h.requestBody[1:])) != uint64(len(h.requestBody)-prefix) {
+		return badRequest("", "The body must be one complete message.")
 	}
-	if c.body[0] != 0 {
-		return badRequest("", "Compressed messages are not taken.")
+	if h.requestBody[0] != 0 {
+		return badRequest("", "Compressed messages are not supported.")
 	}
-	if err := proto.Unmarshal(c.body[prefix:], into); err != nil {
-		return badRequest("", "The message cannot be read: %v", err)
+	if err := proto.Unmarshal(h.requestBody[prefix:], into); err != nil {
+		return badRequest("", "The message cannot be parsed: %v", err)
 	}
 	return nil
 }
 
-// accept sends the headers of the stream.
-func (c *call) accept() error {
-	for _, k := range []kind{faultHuge, faultGzip} {
-		if _, ok := c.fault.find(k); ok {
-			return badRequest(FaultHeader, "The fault %s is for HTTP.", k)
+// startGRPC sends the headers of the stream.
+func (h *handler) startGRPC() error {
+	for _, k := range []faultKind{faultHuge, faultGzip} {
+		if _, ok := h.fault.find(k); ok {
+			return badRequest(FaultHeader, "The fault %s is for HTTP only.", k)
 		}
 	}
-	c.begin("application/grpc")
-	return c.flush()
+	h.writeHeaders("application/grpc")
+	return h.flush()
 }
 
-// say sends one message of the stream.
-func (c *call) say(m *llmv1.StreamChunk) error {
-	if _, ok := c.fault.at(faultError, c.events); ok {
-		return c.failStream(m.GetRequestId())
+// sendChunk sends one message of the stream.
+func (h *handler) sendChunk(m *llmv1.StreamChunk) error {
+	if _, ok := h.fault.at(faultError, h.eventCount); ok {
+		return h.sendErrorChunk(m.GetRequestId())
 	}
 	message, err := frame(m)
 	if err != nil {
 		return err
 	}
-	return c.event(message)
+	return h.sendEvent(message)
 }
 
-// failStream ends the stream with an error that it also tells.
-func (c *call) failStream(id string) error {
+// sendErrorChunk ends the stream with an error, as a message and as the status.
+func (h *handler) sendErrorChunk(id string) error {
 	e := (&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: "simulated fault"}).chunk()
 	message, err := frame(&llmv1.StreamChunk{RequestId: id, Payload: &llmv1.StreamChunk_Error{Error: e}})
 	if err != nil {
 		return err
 	}
-	if _, err := c.out.Write(message); err != nil {
+	if _, err := h.body.Write(message); err != nil {
 		return err
 	}
-	c.status(e.Status())
-	return errDone
+	h.setStatus(e.Status())
+	return errResponseEnded
 }
 
-// frame is a message with its length in front.
+// frame returns a message with its length prefix.
 func frame(m proto.Message) ([]byte, error) {
 	b, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 5, 64), m)
 	if err != nil {
@@ -163,26 +168,27 @@ func frame(m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// status ends the call: in the trailers of a stream that has begun, else in the headers, which are then all there is.
-func (c *call) status(s *status.Status) {
-	h, prefix := c.w.Header(), http.TrailerPrefix
-	if c.out == nil {
-		h.Set("Content-Type", "application/grpc")
+// setStatus sets the status of the call: in the trailers if the headers are sent, else in the
+// headers, which then are the whole response.
+func (h *handler) setStatus(s *status.Status) {
+	header, prefix := h.w.Header(), http.TrailerPrefix
+	if h.body == nil {
+		header.Set("Content-Type", "application/grpc")
 		prefix = ""
 	}
-	h.Set(prefix+"Grpc-Status", strconv.Itoa(int(s.Code())))
+	header.Set(prefix+"Grpc-Status", strconv.Itoa(int(s.Code())))
 	if s.Message() != "" {
-		h.Set(prefix+"Grpc-Message", percentEncode(s.Message()))
+		header.Set(prefix+"Grpc-Message", percentEncode(s.Message()))
 	}
 	if len(s.Proto().GetDetails()) == 0 {
 		return
 	}
 	if details, err := proto.Marshal(s.Proto()); err == nil {
-		h.Set(prefix+"Grpc-Status-Details-Bin", base64.RawStdEncoding.EncodeToString(details))
+		header.Set(prefix+"Grpc-Status-Details-Bin", base64.RawStdEncoding.EncodeToString(details))
 	}
 }
 
-// percentEncode writes a status message as its header wants it.
+// percentEncode encodes a status message for its header.
 func percentEncode(text string) string {
 	var b strings.Builder
 	for i := range len(text) {

@@ -21,8 +21,8 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// run has Run serve an engine.
-func run(t *testing.T, c Config) (e *Engine, address string) {
+// runEngine serves an engine with Run until the end of the test.
+func runEngine(t *testing.T, c Config) (e *Engine, address string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -41,10 +41,10 @@ func run(t *testing.T, c Config) (e *Engine, address string) {
 	return e, ln.Addr().String()
 }
 
-// dialed is an engine that Run serves, and a client of grpc-go's.
-func dialed(t *testing.T, c Config) (*Engine, llmv1.InferenceClient) {
+// newClient serves an engine with Run and returns it with a client of grpc-go.
+func newClient(t *testing.T, c Config) (*Engine, llmv1.InferenceClient) {
 	t.Helper()
-	e, address := run(t, c)
+	e, address := runEngine(t, c)
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -53,8 +53,9 @@ func dialed(t *testing.T, c Config) (*Engine, llmv1.InferenceClient) {
 	return e, llmv1.NewInferenceClient(conn)
 }
 
-// chunks calls and reads the stream to its end. err is what ended it; nil for the status OK.
-func chunks(ctx context.Context, client llmv1.InferenceClient, start *llmv1.StartRequest) (list []*llmv1.StreamChunk, err error) {
+// readChunks makes a call and reads its stream to the end. err is the status that ended the stream;
+// nil for OK.
+func readChunks(ctx context.Context, client llmv1.InferenceClient, start *llmv1.StartRequest) (list []*llmv1.StreamChunk, err error) {
 	stream, err := client.Stream(ctx, start)
 	if err != nil {
 		return nil, err
@@ -75,8 +76,8 @@ func withFault(ctx context.Context, fault string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, FaultHeader, fault)
 }
 
-// said joins the text of one choice.
-func said(list []*llmv1.StreamChunk, choice int32) string {
+// choiceText returns the text of one choice.
+func choiceText(list []*llmv1.StreamChunk, choice int32) string {
 	var b strings.Builder
 	for _, c := range list {
 		if d := c.GetDelta(); d != nil && d.GetChoice() == choice {
@@ -87,38 +88,38 @@ func said(list []*llmv1.StreamChunk, choice int32) string {
 }
 
 func TestGRPCSaysWhatHTTPSays(t *testing.T) {
-	e, client := dialed(t, Config{Name: "the sim"})
-	web := serve(t, Config{Name: "the sim"})
+	e, client := newClient(t, Config{Name: "the sim"})
+	web := newServer(t, Config{Name: "the sim"})
 	events, err := web.events("/v1/chat/completions", `{"model":"sim","stream":true,"stream_options":{"include_usage":true},"messages":[
 		{"role":"system","content":"Be brief."},{"role":"user","content":"Tell me about waves"}]}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := chunks(t.Context(), client, &llmv1.StartRequest{
+	list, err := readChunks(t.Context(), client, &llmv1.StartRequest{
 		RequestId: "r1", Model: "sim", Messages: []string{`{"role":"system","content":"Be brief."}`, "Tell me about waves"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := said(list, 0), deltas(t, events, 0); got != want || got == "" {
+	if got, want := choiceText(list, 0), joinDeltas(t, events, 0); got != want || got == "" {
 		t.Errorf("gRPC says %q, HTTP %q", got, want)
 	}
-	usage := dig(decode(t, events[len(events)-2]), "usage")
+	usage := lookup(decode(t, events[len(events)-2]), "usage")
 	want := &llmv1.StreamChunk{RequestId: "r1", Payload: &llmv1.StreamChunk_Final{Final: &llmv1.FinalResult{
-		FinishReason: "stop", Model: "sim", OutputTokens: int32(dig(usage, "completion_tokens").(float64)),
-		InputTokens: int32(dig(usage, "prompt_tokens").(float64)),
+		FinishReason: "stop", Model: "sim", OutputTokens: int32(lookup(usage, "completion_tokens").(float64)),
+		InputTokens: int32(lookup(usage, "prompt_tokens").(float64)),
 	}}}
 	if diff := cmp.Diff(want, list[len(list)-1], protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	if seen, _ := e.seen.all(); len(seen) != 1 || seen[0].Outcome != "ok" || seen[0].Path != llmv1.Inference_Stream_FullMethodName {
+	if seen, _ := e.requestLog.all(); len(seen) != 1 || seen[0].Outcome != "ok" || seen[0].Path != llmv1.Inference_Stream_FullMethodName {
 		t.Errorf("the engine has seen %+v", seen)
 	}
 }
 
 func TestGRPCRequestAsJSON(t *testing.T) {
-	_, client := dialed(t, Config{})
-	list, err := chunks(t.Context(), client, &llmv1.StartRequest{Model: "sim", Request: []byte(
+	_, client := newClient(t, Config{})
+	list, err := readChunks(t.Context(), client, &llmv1.StartRequest{Model: "sim", Request: []byte(
 		`{"messages":[{"role":"user","content":"use the tool"}],"n":2,
 		"tools":[{"type":"function","function":{"name":"tide","parameters":{"type":"object","properties":{"port":{"type":"string"}}}}}]}`)})
 	if err != nil {
@@ -144,8 +145,8 @@ func TestGRPCRequestAsJSON(t *testing.T) {
 }
 
 func TestGRPCLimits(t *testing.T) {
-	_, client := dialed(t, Config{})
-	list, err := chunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
+	_, client := newClient(t, Config{})
+	list, err := readChunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestGRPCLimits(t *testing.T) {
 }
 
 func TestGRPCRefuses(t *testing.T) {
-	_, client := dialed(t, Config{APIKey: "secret"})
+	_, client := newClient(t, Config{APIKey: "secret"})
 	withKey := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer secret")
 	for name, c := range map[string]struct {
 		ctx   context.Context
@@ -170,7 +171,7 @@ func TestGRPCRefuses(t *testing.T) {
 		"status fault":   {withFault(withKey, "status=429"), &llmv1.StartRequest{Messages: []string{"a"}}, codes.ResourceExhausted},
 		"fault for HTTP": {withFault(withKey, "gzip"), &llmv1.StartRequest{Messages: []string{"a"}}, codes.InvalidArgument},
 	} {
-		list, err := chunks(c.ctx, client, c.start)
+		list, err := readChunks(c.ctx, client, c.start)
 		e, told := llmv1.ErrorOf(err)
 		if status.Code(err) != c.want || len(list) > 0 || !told || e.GetMessage() != status.Convert(err).Message() {
 			t.Errorf("%s: %d chunks, then %v; details %v", name, len(list), err, e)
@@ -179,7 +180,7 @@ func TestGRPCRefuses(t *testing.T) {
 }
 
 func TestGRPCFaults(t *testing.T) {
-	_, client := dialed(t, Config{})
+	_, client := newClient(t, Config{})
 	for fault, c := range map[string]struct {
 		want   codes.Code
 		deltas int
@@ -192,7 +193,7 @@ func TestGRPCFaults(t *testing.T) {
 		"stall=1:1ms":          {codes.OK, 3},
 		"none":                 {codes.OK, 3},
 	} {
-		list, err := chunks(withFault(t.Context(), fault), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
+		list, err := readChunks(withFault(t.Context(), fault), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
 		n, told := 0, false
 		for _, chunk := range list {
 			if chunk.GetDelta() != nil {
@@ -206,19 +207,20 @@ func TestGRPCFaults(t *testing.T) {
 	}
 }
 
-// slowly decodes a token an hour: what ends within a test was ended.
-var slowly = Config{TokenInterval: time.Hour}
+// tokenPerHour decodes one token per hour, so every stream that ends within a test was ended by
+// something else.
+var tokenPerHour = Config{TokenInterval: time.Hour}
 
 func TestGRPCCancelFreesTheSlot(t *testing.T) {
-	e, client := dialed(t, slowly)
+	e, client := newClient(t, tokenPerHour)
 	for _, fault := range []string{"none", "hang", "stall=0"} {
 		ctx, cancel := context.WithCancel(withFault(t.Context(), fault))
 		stream, err := client.Stream(ctx, &llmv1.StartRequest{Messages: []string{"hello"}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the engine has the request", func() bool {
-			seen, _ := e.seen.all()
+		waitFor(t, "the engine has the request", func() bool {
+			seen, _ := e.requestLog.all()
 			return len(seen) > 0 && seen[len(seen)-1].Outcome == "running" && (fault == "hang" || e.State().Running == 1)
 		})
 		cancel()
@@ -228,43 +230,44 @@ func TestGRPCCancelFreesTheSlot(t *testing.T) {
 		if status.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
-		eventually(t, "the slot is free", func() bool {
-			seen, _ := e.seen.all()
+		waitFor(t, "the slot is free", func() bool {
+			seen, _ := e.requestLog.all()
 			return e.State().Running == 0 && seen[len(seen)-1].Outcome == "client left"
 		})
 	}
 }
 
 func TestGRPCMalformed(t *testing.T) {
-	_, client := dialed(t, Config{})
-	list, err := chunks(withFault(t.Context(), "malformed=1"), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
+	_, client := newClient(t, Config{})
+	list, err := readChunks(withFault(t.Context(), "malformed=1"), client, &llmv1.StartRequest{Messages: []string{"hello"}, MaxTokens: 3})
 	if err == nil || len(list) > 2 { // which error, and what of the half message is read, depends on its length
 		t.Errorf("%d chunks, then %v", len(list), err)
 	}
 }
 
 func TestGRPCCutFreesTheSlot(t *testing.T) {
-	e, client := dialed(t, slowly)
-	if _, err := chunks(withFault(t.Context(), "cut=0"), client, &llmv1.StartRequest{Messages: []string{"hello"}}); status.Code(err) != codes.Internal {
+	e, client := newClient(t, tokenPerHour)
+	if _, err := readChunks(withFault(t.Context(), "cut=0"), client, &llmv1.StartRequest{Messages: []string{"hello"}}); status.Code(err) != codes.Internal {
 		t.Error(err)
 	}
-	eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 func TestGRPCDeadline(t *testing.T) {
-	e, client := dialed(t, slowly)
+	e, client := newClient(t, tokenPerHour)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	list, err := chunks(ctx, client, &llmv1.StartRequest{Messages: []string{"hello"}})
+	list, err := readChunks(ctx, client, &llmv1.StartRequest{Messages: []string{"hello"}})
 	if status.Code(err) != codes.DeadlineExceeded || len(list) != 1 {
 		t.Errorf("%d chunks, then %v", len(list), err)
 	}
-	eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
-// The deadline is the engine's too: here the client does not keep it.
+// TestGRPCDeadlineOfTheEngine checks that the engine ends a call at its deadline, with a client
+// that does not.
 func TestGRPCDeadlineOfTheEngine(t *testing.T) {
-	e, address := run(t, slowly)
+	e, address := runEngine(t, tokenPerHour)
 	message, err := frame(&llmv1.StartRequest{Messages: []string{"hello"}})
 	if err != nil {
 		t.Fatal(err)
@@ -286,21 +289,21 @@ func TestGRPCDeadlineOfTheEngine(t *testing.T) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil || r.Trailer.Get("Grpc-Status") != "4" {
 		t.Errorf("%v, trailers %v", err, r.Trailer)
 	}
-	eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 func TestGRPCTimeoutMillis(t *testing.T) {
-	e, client := dialed(t, slowly)
-	list, err := chunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, TimeoutMs: 50})
+	e, client := newClient(t, tokenPerHour)
+	list, err := readChunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, TimeoutMs: 50})
 	if err != nil || list[len(list)-1].GetFinal().GetFinishReason() != "length" {
 		t.Errorf("%v, then %v", list, err)
 	}
-	e2, client := dialed(t, Config{PrefillRate: 1e-3})
-	_, err = chunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, TimeoutMs: 50})
+	e2, client := newClient(t, Config{PrefillRate: 1e-3})
+	_, err = readChunks(t.Context(), client, &llmv1.StartRequest{Messages: []string{"hello"}, TimeoutMs: 50})
 	if status.Code(err) != codes.DeadlineExceeded {
 		t.Error(err)
 	}
-	eventually(t, "the slots are free", func() bool { return e.State().Running+e2.State().Running == 0 })
+	waitFor(t, "the slots are free", func() bool { return e.State().Running+e2.State().Running == 0 })
 }
 
 func TestGRPCTimeoutHeader(t *testing.T) {
@@ -316,7 +319,7 @@ func TestGRPCTimeoutHeader(t *testing.T) {
 }
 
 func TestGRPCPathIsForGRPC(t *testing.T) {
-	web := serve(t, Config{})
+	web := newServer(t, Config{})
 	if r := web.post(llmv1.Inference_Stream_FullMethodName, "{}"); r.StatusCode != 415 {
 		t.Errorf("status %d", r.StatusCode)
 	}

@@ -14,49 +14,49 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// errTimeUp is why a call ends whose timeout_ms has passed.
-var errTimeUp = errors.New("timeout_ms has passed")
+// errTimeout ends a call whose timeout_ms has passed.
+var errTimeout = errors.New("timeout_ms has passed")
 
-// inference answers the call Stream of llm.v1.Inference as chat answers a chat.
-func (c *call) inference() error {
+// inference answers the method Stream of llm.v1.Inference, with the answers that chat gives.
+func (h *handler) inference() error {
 	var start llmv1.StartRequest
-	if err := c.receive(&start); err != nil {
+	if err := h.decodeMessage(&start); err != nil {
 		return err
 	}
-	req, err := chatOf(&start)
+	req, err := chatRequestOf(&start)
 	if err != nil {
 		return err
 	}
-	answers, err := c.chatAnswers(req)
+	answers, err := h.chatAnswers(req)
 	if err != nil {
 		return err
 	}
 	if ms := start.GetTimeoutMs(); ms > 0 {
-		ctx, cancel := context.WithTimeoutCause(c.r.Context(), time.Duration(ms)*time.Millisecond, errTimeUp)
+		ctx, cancel := context.WithTimeoutCause(h.r.Context(), time.Duration(ms)*time.Millisecond, errTimeout)
 		defer cancel()
-		c.r = c.r.WithContext(ctx)
+		h.r = h.r.WithContext(ctx)
 	}
-	if err := c.accept(); err != nil {
+	if err := h.startGRPC(); err != nil {
 		return err
 	}
-	g := c.generate([]prompt{template(req.Tools, req.Messages)}, answers)
+	g := h.generate([]prompt{promptOf(req.Tools, req.Messages)}, answers)
 	defer g.close()
-	s := &inferenceStream{call: c, gen: g, id: start.GetRequestId(), finish: make([]string, len(answers))}
+	s := &inferenceStream{handler: h, generation: g, id: start.GetRequestId(), finishReasons: make([]string, len(answers))}
 	if s.id == "" {
-		s.id = c.id("")
+		s.id = h.newID("")
 	}
 	return s.run()
 }
 
-// chatOf is the chat that is asked for.
-func chatOf(start *llmv1.StartRequest) (*chatRequest, error) {
+// chatRequestOf returns the chat request that a call asks for.
+func chatRequestOf(start *llmv1.StartRequest) (*chatRequest, error) {
 	req := new(chatRequest)
 	if len(start.GetRequest()) > 0 {
 		if len(start.GetMessages()) > 0 {
 			return nil, badRequest("request", "messages must be empty beside request")
 		}
-		c := call{body: start.GetRequest()}
-		if err := c.decode(req); err != nil {
+		h := handler{requestBody: start.GetRequest()}
+		if err := h.decodeBody(req); err != nil {
 			return nil, err
 		}
 	}
@@ -70,13 +70,13 @@ func chatOf(start *llmv1.StartRequest) (*chatRequest, error) {
 	if start.GetModel() != "" {
 		req.Model = start.GetModel()
 	}
-	if most := int(start.GetMaxTokens()); most != 0 {
-		req.MaxTokens = &most
+	if limit := int(start.GetMaxTokens()); limit != 0 {
+		req.MaxTokens = &limit
 	}
 	return req, nil
 }
 
-// messageOf reads one of the request's messages: a message written as JSON, or what the user says.
+// messageOf parses one message of a call: a chat message as JSON, or else the plain text of a user.
 func messageOf(text string) (message, error) {
 	var shape struct {
 		Role    *string         `json:"role"`
@@ -87,53 +87,55 @@ func messageOf(text string) (message, error) {
 		return message{Role: "user", Content: content(text)}, nil
 	}
 	var m message
-	c := call{body: []byte(text)}
-	return m, c.decode(&m)
+	h := handler{requestBody: []byte(text)}
+	return m, h.decodeBody(&m)
 }
 
 // inferenceStream renders a chat as chunks of llm.v1.
 type inferenceStream struct {
-	call   *call
-	gen    *generation
-	id     string
-	finish []string // of each choice; empty: it goes on
-	ended  string
+	handler       *handler
+	generation    *generation
+	id            string
+	finishReasons []string // by choice; empty: not complete
+	lastFinish    string
 }
 
+// run sends the whole stream and the status of the call.
 func (s *inferenceStream) run() error {
-	c := s.call
-	err := s.gen.stream(c.r.Context(), s)
-	if err != nil && errors.Is(context.Cause(c.r.Context()), errTimeUp) {
-		err = s.cutShort()
+	h := s.handler
+	err := s.generation.stream(h.r.Context(), s)
+	if err != nil && errors.Is(context.Cause(h.r.Context()), errTimeout) {
+		err = s.endAtTimeout()
 	}
 	if err != nil {
 		return err
 	}
-	u := s.gen.usage()
+	u := s.generation.usage()
 	final := &llmv1.FinalResult{
-		FinishReason: s.ended, Model: c.model(), OutputTokens: int32(u.CompletionTokens), InputTokens: int32(u.PromptTokens),
+		FinishReason: s.lastFinish, Model: h.modelName(), OutputTokens: int32(u.CompletionTokens), InputTokens: int32(u.PromptTokens),
 		CachedTokens: int32(u.PromptDetails.CachedTokens),
 	}
-	if len(s.finish) > 1 {
-		final.FinishReasons = s.finish
+	if len(s.finishReasons) > 1 {
+		final.FinishReasons = s.finishReasons
 	}
-	if err := c.say(&llmv1.StreamChunk{RequestId: s.id, Payload: &llmv1.StreamChunk_Final{Final: final}}); err != nil {
+	if err := h.sendChunk(&llmv1.StreamChunk{RequestId: s.id, Payload: &llmv1.StreamChunk_Final{Final: final}}); err != nil {
 		return err
 	}
-	c.status(status.New(codes.OK, ""))
-	return c.finish()
+	h.setStatus(status.New(codes.OK, ""))
+	return h.closeBody()
 }
 
-// cutShort ends what goes on when the time is up. It is an error when there is nothing yet.
-func (s *inferenceStream) cutShort() error {
-	if s.gen.usage().CompletionTokens == 0 {
+// endAtTimeout ends the choices that are not complete when timeout_ms has passed. If no token was
+// sent, the call ends with an error.
+func (s *inferenceStream) endAtTimeout() error {
+	if s.generation.usage().CompletionTokens == 0 {
 		e := &apiError{status: http.StatusRequestTimeout, kind: "TimeoutError", message: "timeout_ms has passed."}
-		s.call.status(e.chunk().Status())
-		return errDone
+		s.handler.setStatus(e.chunk().Status())
+		return errResponseEnded
 	}
-	for i := range s.finish {
-		if s.finish[i] == "" {
-			s.finish[i], s.ended = "length", "length"
+	for i := range s.finishReasons {
+		if s.finishReasons[i] == "" {
+			s.finishReasons[i], s.lastFinish = "length", "length"
 		}
 	}
 	return nil
@@ -141,11 +143,11 @@ func (s *inferenceStream) cutShort() error {
 
 // token implements sink.
 func (s *inferenceStream) token(n, i int) error {
-	a := s.gen.choices[n].answer
-	p := a.at(i)
+	a := s.generation.choices[n].answer
+	p := a.token(i)
 	d := &llmv1.TokenDelta{Choice: int32(n)}
 	switch {
-	case p.head:
+	case p.opensCall:
 		t := a.calls[p.call-1]
 		d.Kind, d.ToolCall = llmv1.TokenDelta_TOOL_CALL, &llmv1.ToolCall{Index: int32(p.call - 1), Id: t.id, Name: t.name}
 	case p.call > 0:
@@ -153,11 +155,11 @@ func (s *inferenceStream) token(n, i int) error {
 	default:
 		d.Text = p.text
 	}
-	return s.call.say(&llmv1.StreamChunk{RequestId: s.id, Payload: &llmv1.StreamChunk_Delta{Delta: d}})
+	return s.handler.sendChunk(&llmv1.StreamChunk{RequestId: s.id, Payload: &llmv1.StreamChunk_Delta{Delta: d}})
 }
 
-// last implements sink.
-func (s *inferenceStream) last(n int) error {
-	s.finish[n], s.ended = s.gen.choices[n].answer.finish, s.gen.choices[n].answer.finish
+// finish implements sink.
+func (s *inferenceStream) finish(n int) error {
+	s.finishReasons[n], s.lastFinish = s.generation.choices[n].answer.finish, s.generation.choices[n].answer.finish
 	return nil
 }

@@ -9,37 +9,37 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// metrics are the engine's own figures under the names that vLLM gives them (vllm/v1/metrics/loggers.py), so that what
-// scrapes a vLLM scrapes this. Times are simulated times.
+// metrics are the engine's metrics under vLLM's names (vllm/v1/metrics/loggers.py), so that a
+// scraper of vLLM can scrape this engine. Times are simulated times.
 type metrics struct {
 	registry *prometheus.Registry
 
-	queries, hits        prometheus.Counter
-	prompt, generated    prometheus.Counter
-	stopped, cut         prometheus.Counter // finished by themselves, by max_tokens
-	aborted              prometheus.Counter
-	firstToken, perToken prometheus.Observer
-	total, queue         prometheus.Observer
-	prefill, decode      prometheus.Observer
-	promptSize, outSize  prometheus.Observer
+	cacheQueries, cacheHits          prometheus.Counter
+	promptTokens, generatedTokens    prometheus.Counter
+	finishedByStop, finishedByLength prometheus.Counter
+	aborted                          prometheus.Counter
+	firstToken, perToken             prometheus.Observer
+	total, queue                     prometheus.Observer
+	prefill, decode                  prometheus.Observer
+	promptSize, outSize              prometheus.Observer
 }
 
-// newMetrics registers everything. now is asked at every scrape.
-func newMetrics(c Config, now func() load) *metrics {
+// newMetrics registers all metrics. load is called at every scrape.
+func newMetrics(c Config, load func() loadSnapshot) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
 	labels := prometheus.Labels{"model_name": c.Models[0], "engine": "0"}
 	reg := prometheus.WrapRegistererWith(labels, m.registry)
 
-	gauge := func(name, help string, value func(load) float64) {
+	gauge := func(name, help string, value func(loadSnapshot) float64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
-			func() float64 { return value(now()) }))
+			func() float64 { return value(load()) }))
 	}
 	gauge("vllm:num_requests_running", "Number of requests in model execution batches.",
-		func(l load) float64 { return float64(l.running) })
+		func(l loadSnapshot) float64 { return float64(l.running) })
 	gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.",
-		func(l load) float64 { return float64(l.waiting) })
+		func(l loadSnapshot) float64 { return float64(l.waiting) })
 	gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.",
-		func(l load) float64 { return l.kvUsage })
+		func(l loadSnapshot) float64 { return l.kvUsage })
 	registerCacheConfig(reg, c)
 
 	counter := func(name, help string) prometheus.Counter {
@@ -47,20 +47,20 @@ func newMetrics(c Config, now func() load) *metrics {
 		reg.MustRegister(v)
 		return v
 	}
-	m.queries = counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.")
-	m.hits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
-	m.prompt = counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.")
-	m.generated = counter("vllm:generation_tokens_total", "Number of generation tokens processed.")
+	m.cacheQueries = counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.")
+	m.cacheHits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
+	m.promptTokens = counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.")
+	m.generatedTokens = counter("vllm:generation_tokens_total", "Number of generation tokens processed.")
 	counter("vllm:num_preemptions_total", "Cumulative number of preemptions from the engine.")
 	success := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total",
 		Help: "Count of successfully processed requests."}, []string{"finished_reason"})
 	reg.MustRegister(success)
-	m.stopped, m.cut, m.aborted = success.WithLabelValues("stop"), success.WithLabelValues("length"), success.WithLabelValues("abort")
+	m.finishedByStop, m.finishedByLength, m.aborted = success.WithLabelValues("stop"), success.WithLabelValues("length"), success.WithLabelValues("abort")
 	m.registerHistograms(reg)
 	return m
 }
 
-// registerCacheConfig tells the cache's size the way vLLM does, in labels.
+// registerCacheConfig registers the size of the cache in labels, as vLLM does.
 func registerCacheConfig(reg prometheus.Registerer, c Config) {
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "vllm:cache_config_info",
@@ -75,6 +75,7 @@ func registerCacheConfig(reg prometheus.Registerer, c Config) {
 	reg.MustRegister(info)
 }
 
+// registerHistograms registers the histograms, with the buckets of vLLM.
 func (m *metrics) registerHistograms(reg prometheus.Registerer) {
 	histogram := func(name, help string, buckets []float64) prometheus.Observer {
 		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
@@ -95,41 +96,42 @@ func (m *metrics) registerHistograms(reg prometheus.Registerer) {
 	m.outSize = histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", size)
 }
 
-// prefilled counts a prompt that has just been taken in, which is also when the first token came.
-func (m *metrics) prefilled(q *sequence, at time.Time) {
-	m.queries.Add(float64(q.prompt.tokens))
-	m.hits.Add(float64(q.cached))
-	m.prompt.Add(float64(q.prompt.tokens))
+// observePrefill records the end of a prefill, which is also the time of the first token.
+func (m *metrics) observePrefill(q *sequence, at time.Time) {
+	m.cacheQueries.Add(float64(q.prompt.tokens))
+	m.cacheHits.Add(float64(q.cached))
+	m.promptTokens.Add(float64(q.prompt.tokens))
 	m.promptSize.Observe(float64(q.prompt.tokens))
-	m.queue.Observe(q.admitted.Sub(q.arrived).Seconds())
-	m.prefill.Observe(at.Sub(q.admitted).Seconds())
+	m.queue.Observe(q.admittedAt.Sub(q.arrivedAt).Seconds())
+	m.prefill.Observe(at.Sub(q.admittedAt).Seconds())
 	if q.limit > 0 {
-		m.firstToken.Observe(at.Sub(q.arrived).Seconds())
+		m.firstToken.Observe(at.Sub(q.arrivedAt).Seconds())
 	}
 }
 
-// stepped counts a step that gave each of n sequences a token.
-func (m *metrics) stepped(n int, took time.Duration) {
-	m.generated.Add(float64(n))
+// observeStep records a step that gave each of n sequences a token.
+func (m *metrics) observeStep(n int, took time.Duration) {
+	m.generatedTokens.Add(float64(n))
 	for range n {
 		m.perToken.Observe(took.Seconds())
 	}
 }
 
-// finished counts a sequence that has all its tokens.
-func (m *metrics) finished(q *sequence, at time.Time) {
-	if q.cutShort {
-		m.cut.Inc()
+// observeFinish records a sequence that is complete.
+func (m *metrics) observeFinish(q *sequence, at time.Time) {
+	if q.truncated {
+		m.finishedByLength.Inc()
 	} else {
-		m.stopped.Inc()
+		m.finishedByStop.Inc()
 	}
-	m.total.Observe(at.Sub(q.arrived).Seconds())
+	m.total.Observe(at.Sub(q.arrivedAt).Seconds())
 	if q.limit > 0 {
-		m.decode.Observe(at.Sub(q.first).Seconds())
+		m.decode.Observe(at.Sub(q.firstTokenAt).Seconds())
 		m.outSize.Observe(float64(q.limit))
 	}
 }
 
+// handler returns the handler of GET /metrics.
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }

@@ -11,16 +11,16 @@ import (
 	"testing"
 )
 
-// vectors reads the embeddings of an answer.
-func vectors(t *testing.T, v map[string]any) [][]float32 {
+// embeddingsOf returns the embeddings of a response.
+func embeddingsOf(t *testing.T, v map[string]any) [][]float32 {
 	t.Helper()
 	var list [][]float32
-	for i, d := range dig(v, "data").([]any) {
-		if dig(d, "index") != float64(i) {
-			t.Errorf("embedding %d has index %v", i, dig(d, "index"))
+	for i, d := range lookup(v, "data").([]any) {
+		if lookup(d, "index") != float64(i) {
+			t.Errorf("embedding %d has index %v", i, lookup(d, "index"))
 		}
 		var vector []float32
-		switch e := dig(d, "embedding").(type) {
+		switch e := lookup(d, "embedding").(type) {
 		case string:
 			raw, err := base64.StdEncoding.DecodeString(e)
 			if err != nil {
@@ -44,11 +44,11 @@ func vectors(t *testing.T, v map[string]any) [][]float32 {
 
 func TestEmbeddings(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{EmbeddingDim: 64})
+	s := newServer(t, Config{EmbeddingDim: 64})
 	texts := `"input":["the blue sea","the sea is blue","tax law"]`
 	v := s.object("/v1/embeddings", `{`+texts+`}`)
-	floats := vectors(t, v)
-	packed := vectors(t, s.object("/v1/embeddings", `{`+texts+`,"encoding_format":"base64"}`))
+	floats := embeddingsOf(t, v)
+	packed := embeddingsOf(t, s.object("/v1/embeddings", `{`+texts+`,"encoding_format":"base64"}`))
 	for i := range floats {
 		for j := range floats[i] {
 			if floats[i][j] != packed[i][j] {
@@ -62,43 +62,43 @@ func TestEmbeddings(t *testing.T) {
 	if near, far := dot(floats[0], floats[1]), dot(floats[0], floats[2]); near < far+0.3 {
 		t.Errorf("similar texts are at %.2f, others at %.2f", near, far)
 	}
-	if dig(v, "usage", "prompt_tokens") != 9.0 || dig(v, "usage", "completion_tokens") != 0.0 || dig(v, "usage", "total_tokens") != 9.0 {
-		t.Errorf("%v", dig(v, "usage"))
+	if lookup(v, "usage", "prompt_tokens") != 9.0 || lookup(v, "usage", "completion_tokens") != 0.0 || lookup(v, "usage", "total_tokens") != 9.0 {
+		t.Errorf("unexpected usage: %v", lookup(v, "usage"))
 	}
-	if short := vectors(t, s.object("/v1/embeddings", `{"input":"x","dimensions":8}`)); len(short) != 1 || len(short[0]) != 8 {
+	if short := embeddingsOf(t, s.object("/v1/embeddings", `{"input":"x","dimensions":8}`)); len(short) != 1 || len(short[0]) != 8 {
 		t.Errorf("8 dimensions: %v", short)
 	}
-	vectors(t, s.object("/v1/embeddings", `{"input":[[1,2],[3]]}`))
-	vectors(t, s.object("/v1/embeddings", `{"input":["","…"]}`))
+	embeddingsOf(t, s.object("/v1/embeddings", `{"input":[[1,2],[3]]}`))
+	embeddingsOf(t, s.object("/v1/embeddings", `{"input":["","…"]}`))
 }
 
 func TestRerankAndScore(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	v := s.object("/v1/rerank", `{"query":"blue sea","documents":["tax law",{"text":"the sea is blue"},"a blue hill"],"top_n":2}`)
-	results := dig(v, "results").([]any)
-	if len(results) != 2 || dig(results, 0, "index") != 1.0 || dig(results, 1, "index") != 2.0 ||
-		dig(results, 0, "document", "text") != "the sea is blue" {
-		t.Fatalf("%v", v)
+	results := lookup(v, "results").([]any)
+	if len(results) != 2 || lookup(results, 0, "index") != 1.0 || lookup(results, 1, "index") != 2.0 ||
+		lookup(results, 0, "document", "text") != "the sea is blue" {
+		t.Fatalf("unexpected response: %v", v)
 	}
-	best, next := dig(results, 0, "relevance_score").(float64), dig(results, 1, "relevance_score").(float64)
-	if best <= next || best > 1 || next < 0 || dig(v, "usage", "total_tokens").(float64) < 10 {
-		t.Errorf("%v", v)
+	best, next := lookup(results, 0, "relevance_score").(float64), lookup(results, 1, "relevance_score").(float64)
+	if best <= next || best > 1 || next < 0 || lookup(v, "usage", "total_tokens").(float64) < 10 {
+		t.Errorf("unexpected response: %v", v)
 	}
 	for _, names := range [][2]string{{"text_1", "text_2"}, {"queries", "documents"}, {"data_1", "data_2"}, {"queries", "items"}} {
 		v := s.object("/v1/score", `{"`+names[0]+`":"blue sea","`+names[1]+`":["tax law","the sea is blue"]}`)
-		if dig(v, "data", 1, "score") != best || dig(v, "data", 0, "score").(float64) >= best || dig(v, "data", 0, "object") != "score" {
+		if lookup(v, "data", 1, "score") != best || lookup(v, "data", 0, "score").(float64) >= best || lookup(v, "data", 0, "object") != "score" {
 			t.Errorf("%v: %v", names, v)
 		}
 	}
 	v = s.object("/v1/score", `{"text_1":["blue sea","tax"],"text_2":["blue sea","tax"]}`)
-	if a, b := dig(v, "data", 0, "score").(float64), dig(v, "data", 1, "score").(float64); math.Abs(a-b) > 1e-6 {
+	if a, b := lookup(v, "data", 0, "score").(float64), lookup(v, "data", 1, "score").(float64); math.Abs(a-b) > 1e-6 {
 		t.Errorf("two texts that are alike score %v and %v", a, b)
 	}
 }
 
-// sound is a WAV file of 8000 bytes a second.
-func sound(seconds int) []byte {
+// wavFile returns a WAV file with 8000 bytes per second.
+func wavFile(seconds int) []byte {
 	b := []byte("RIFF\x00\x00\x00\x00WAVELIST\x03\x00\x00\x00abc\x00fmt \x10\x00\x00\x00\x01\x00\x01\x00")
 	b = binary.LittleEndian.AppendUint32(b, 8000)
 	b = binary.LittleEndian.AppendUint32(b, 8000)
@@ -107,7 +107,7 @@ func sound(seconds int) []byte {
 	return append(b, make([]byte, 8000*seconds)...)
 }
 
-// upload sends a form with a file.
+// upload posts a form with a file.
 func (s *server) upload(path string, file []byte, fields ...string) *http.Response {
 	s.t.Helper()
 	var b bytes.Buffer
@@ -130,11 +130,11 @@ func (s *server) upload(path string, file []byte, fields ...string) *http.Respon
 
 func TestAudio(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{})
+	s := newServer(t, Config{})
 	text := "This is a simulated transcription of 3.0 seconds of audio, 24056 bytes long."
 	ask := func(path string, fields ...string) string {
 		t.Helper()
-		r := s.upload(path, sound(3), append(fields, "model", "sim")...)
+		r := s.upload(path, wavFile(3), append(fields, "model", "sim")...)
 		body, err := readAll(r)
 		if err != nil || r.StatusCode != http.StatusOK {
 			t.Fatalf("%s %v: %d %s %v", path, fields, r.StatusCode, body, err)
@@ -142,25 +142,25 @@ func TestAudio(t *testing.T) {
 		return body
 	}
 	v := decode(t, ask("/v1/audio/transcriptions"))
-	if dig(v, "text") != text || dig(v, "usage", "seconds") != 3.0 || dig(v, "usage", "type") != "duration" {
+	if lookup(v, "text") != text || lookup(v, "usage", "seconds") != 3.0 || lookup(v, "usage", "type") != "duration" {
 		t.Errorf("json: %v", v)
 	}
 	if got := ask("/v1/audio/transcriptions", "response_format", "text"); got != text+"\n" {
 		t.Errorf("text: %q", got)
 	}
 	v = decode(t, ask("/v1/audio/transcriptions", "response_format", "verbose_json", "timestamp_granularities[]", "word", "language", "de"))
-	if dig(v, "duration") != 3.0 || dig(v, "language") != "de" || dig(v, "segments", 0, "end") != 3.0 || dig(v, "words", 0, "word") != "This" {
+	if lookup(v, "duration") != 3.0 || lookup(v, "language") != "de" || lookup(v, "segments", 0, "end") != 3.0 || lookup(v, "words", 0, "word") != "This" {
 		t.Errorf("verbose_json: %v", v)
 	}
-	if v := decode(t, ask("/v1/audio/translations")); !strings.Contains(dig(v, "text").(string), "translation of 3.0") {
+	if v := decode(t, ask("/v1/audio/translations")); !strings.Contains(lookup(v, "text").(string), "translation of 3.0") {
 		t.Errorf("translation: %v", v)
 	}
 	events, err := readEvents(strings.NewReader(ask("/v1/audio/transcriptions", "stream", "true")))
-	if got := deltas(t, events, 0); got != text || err != nil || events[len(events)-1] != "[DONE]" {
+	if got := joinDeltas(t, events, 0); got != text || err != nil || events[len(events)-1] != "[DONE]" {
 		t.Errorf("streamed: %q %v", got, err)
 	}
 	for want, fields := range map[int][]string{404: {"model", "nope"}, 400: {"response_format", "mp3"}} {
-		if r := s.upload("/v1/audio/transcriptions", sound(1), fields...); r.StatusCode != want {
+		if r := s.upload("/v1/audio/transcriptions", wavFile(1), fields...); r.StatusCode != want {
 			t.Errorf("%v: %d", fields, r.StatusCode)
 		}
 	}
@@ -170,7 +170,7 @@ func TestAudio(t *testing.T) {
 }
 
 func FuzzDuration(f *testing.F) {
-	f.Add(sound(1))
+	f.Add(wavFile(1))
 	f.Add([]byte("RIFF\x00\x00\x00\x00WAVEdata\xff\xff\xff\xff"))
 	f.Add([]byte("RIFF\x00\x00\x00\x00WAVEfmt \xff\xff\xff\xff"))
 	f.Fuzz(func(t *testing.T, b []byte) {

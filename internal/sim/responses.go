@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// responsesRequest is the body of POST /v1/responses, as far as it matters here.
+// responsesRequest is the body of POST /v1/responses, without the fields that the engine ignores.
 type responsesRequest struct {
 	Model              string          `json:"model"`
 	Input              items           `json:"input"`
@@ -24,7 +24,7 @@ type responsesRequest struct {
 	} `json:"text"`
 }
 
-// items is the input: a text, or a list of messages, calls and results.
+// items is the input: a text, or a list of messages, tool calls and results of tools.
 type items []message
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -52,7 +52,7 @@ func (in *items) UnmarshalJSON(raw []byte) error {
 		case "", "message":
 			*in = append(*in, item.message)
 		case "function_call_output":
-			*in = append(*in, message{Role: "tool", Content: content(fragment(item.Output))})
+			*in = append(*in, message{Role: "tool", Content: content(textOf(item.Output))})
 		default:
 			*in = append(*in, message{Role: "assistant", ToolCalls: whole[i]})
 		}
@@ -60,22 +60,22 @@ func (in *items) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// response is one answer of the Responses API, and what is told about it over time.
+// response is one response of the Responses API while it is generated.
 type response struct {
-	call    *call
-	req     *responsesRequest
-	gen     *generation
-	id      string
-	created int64
+	handler    *handler
+	req        *responsesRequest
+	generation *generation
+	id         string
+	created    int64
 }
 
 // responses answers POST /v1/responses.
-func (c *call) responses() error {
+func (h *handler) responses() error {
 	var req responsesRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	q, bounds, err := c.checkResponses(&req)
+	q, bounds, err := h.checkResponses(&req)
 	if err != nil {
 		return err
 	}
@@ -83,49 +83,49 @@ func (c *call) responses() error {
 	if req.Instructions != nil {
 		messages = append([]message{{Role: "system", Content: content(*req.Instructions)}}, messages...)
 	}
-	g := c.generate([]prompt{template(req.Tools, messages)}, c.engine.answers(q, 1, bounds))
+	g := h.generate([]prompt{promptOf(req.Tools, messages)}, h.engine.answers(q, 1, bounds))
 	defer g.close()
-	r := &response{call: c, req: &req, gen: g, id: c.id("resp_"), created: time.Now().Unix()}
+	r := &response{handler: h, req: &req, generation: g, id: h.newID("resp_"), created: time.Now().Unix()}
 	if req.Stream {
 		return newResponseStream(r).run()
 	}
-	if err := g.wait(c.r.Context()); err != nil {
+	if err := g.wait(h.r.Context()); err != nil {
 		return err
 	}
-	return c.answer(r.object(r.status(), r.output()))
+	return h.sendJSON(r.object(r.status(), r.output()))
 }
 
-// checkResponses checks the request and says what is asked.
-func (c *call) checkResponses(req *responsesRequest) (question, limits, error) {
+// checkResponses checks the request and returns its question and its limits.
+func (h *handler) checkResponses(req *responsesRequest) (question, limits, error) {
 	var bounds limits
-	if err := c.checkModel(req.Model); err != nil {
+	if err := h.checkModel(req.Model); err != nil {
 		return question{}, bounds, err
 	}
 	if len(req.Input) == 0 {
 		return question{}, bounds, badRequest("input", "Field required: input")
 	}
-	if req.PreviousResponseID != "" { // nothing is stored
+	if req.PreviousResponseID != "" { // the engine stores no responses
 		return question{}, bounds, &apiError{
 			status: http.StatusNotFound, kind: "NotFoundError", param: "response_id",
 			message: "Response with id '" + req.PreviousResponseID + "' not found.",
 		}
 	}
 	if req.MaxOutputTokens != nil {
-		if bounds.most = *req.MaxOutputTokens; bounds.most < 1 {
-			return question{}, bounds, badRequest("max_output_tokens", "max_output_tokens must be at least 1, got %d.", bounds.most)
+		if bounds.max = *req.MaxOutputTokens; bounds.max < 1 {
+			return question{}, bounds, badRequest("max_output_tokens", "max_output_tokens must be at least 1, got %d.", bounds.max)
 		}
 	}
-	q := about(req.Input)
-	q.from, q.format = c.from(), req.Text.Format
+	q := questionOf(req.Input)
+	q.engineName, q.format = h.engineName(), req.Text.Format
 	var err error
 	q.tools, err = newToolUse(req.Tools, req.ToolChoice, req.ParallelToolCalls)
 	return q, bounds, err
 }
 
-// answer is the only one there is.
-func (r *response) answer() *answer { return r.gen.choices[0].answer }
+// answer returns the only answer of the response.
+func (r *response) answer() *answer { return r.generation.choices[0].answer }
 
-// status is how the response ends.
+// status returns the final status of the response.
 func (r *response) status() string {
 	if r.answer().finish == "length" {
 		return "incomplete"
@@ -133,9 +133,9 @@ func (r *response) status() string {
 	return "completed"
 }
 
-// output are the items of the finished response.
+// output returns the output items of the finished response.
 func (r *response) output() []any {
-	calls := r.answer().made()
+	calls := r.answer().generatedCalls()
 	if len(calls) == 0 {
 		return []any{r.message(r.status(), r.answer().text())}
 	}
@@ -146,7 +146,7 @@ func (r *response) output() []any {
 	return list
 }
 
-// message is the output item of a text.
+// message returns the output item of a text.
 func (r *response) message(status, text string) any {
 	parts := []any{}
 	if status != "in_progress" {
@@ -155,11 +155,12 @@ func (r *response) message(status, text string) any {
 	return map[string]any{"id": r.itemID(""), "type": "message", "role": "assistant", "status": status, "content": parts}
 }
 
+// textPart returns the content part of a text.
 func textPart(text string) any {
 	return map[string]any{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
 }
 
-// functionCall is the output item of a tool call.
+// functionCall returns the output item of a tool call.
 func (r *response) functionCall(status string, t toolCall) any {
 	return map[string]any{
 		"id": r.itemID(t.id), "type": "function_call", "status": status,
@@ -167,7 +168,8 @@ func (r *response) functionCall(status string, t toolCall) any {
 	}
 }
 
-// itemID derives the id of an output item from the response's.
+// itemID derives the id of an output item from that of its tool call, or from that of the response
+// if callID is empty.
 func (r *response) itemID(callID string) string {
 	if callID != "" {
 		return "fc_" + strings.TrimPrefix(callID, "call_")
@@ -175,11 +177,11 @@ func (r *response) itemID(callID string) string {
 	return "msg_" + strings.TrimPrefix(r.id, "resp_")
 }
 
-// object is the whole response. Usage comes with its end.
+// object returns the whole response. Its usage is null while it is in progress.
 func (r *response) object(status string, output []any) any {
 	req := r.req
 	o := map[string]any{
-		"id": r.id, "object": "response", "created_at": r.created, "status": status, "model": r.call.model(),
+		"id": r.id, "object": "response", "created_at": r.created, "status": status, "model": r.handler.modelName(),
 		"output": output, "error": nil, "incomplete_details": nil, "usage": nil,
 		"instructions": req.Instructions, "max_output_tokens": req.MaxOutputTokens, "metadata": orDefault(req.Metadata, "{}"),
 		"parallel_tool_calls": req.ParallelToolCalls == nil || *req.ParallelToolCalls, "previous_response_id": nil,
@@ -191,7 +193,7 @@ func (r *response) object(status string, output []any) any {
 	if status == "in_progress" {
 		return o
 	}
-	u := r.gen.usage()
+	u := r.generation.usage()
 	o["usage"] = map[string]any{
 		"input_tokens": u.PromptTokens, "input_tokens_details": map[string]int{"cached_tokens": u.PromptDetails.CachedTokens},
 		"output_tokens": u.CompletionTokens, "output_tokens_details": map[string]int{"reasoning_tokens": 0},
@@ -203,7 +205,7 @@ func (r *response) object(status string, output []any) any {
 	return o
 }
 
-// tools repeats the request's tools.
+// tools returns the tools of the request.
 func (r *response) tools() []any {
 	list := make([]any, 0, len(r.req.Tools))
 	for _, t := range r.req.Tools {
@@ -212,6 +214,7 @@ func (r *response) tools() []any {
 	return list
 }
 
+// orText returns the format of the response, plain text by default.
 func orText(f *format) any {
 	if f == nil || f.Type == "" {
 		return map[string]any{"type": "text"}
@@ -222,6 +225,7 @@ func orText(f *format) any {
 	return map[string]any{"type": f.Type}
 }
 
+// orDefault returns raw, or other if raw is absent or null.
 func orDefault(raw json.RawMessage, other string) json.RawMessage {
 	if isJSON(raw) {
 		return raw

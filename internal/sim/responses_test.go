@@ -7,10 +7,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestResponseEvents holds the order of events, which OpenAI's clients depend on.
+// TestResponseEvents checks the order of events, which OpenAI's clients depend on.
 func TestResponseEvents(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{Name: "x"})
+	s := newServer(t, Config{Name: "x"})
 	opening := []string{"response.created", "response.in_progress", "response.output_item.added"}
 	tests := []struct {
 		name, body string
@@ -36,24 +36,24 @@ func TestResponseEvents(t *testing.T) {
 		items, id := -1.0, any(nil) // the open output item
 		for i, e := range events {
 			v := decode(t, e)
-			if dig(v, "sequence_number") != float64(i) {
-				t.Errorf("%s: event %d has number %v", tt.name, i, dig(v, "sequence_number"))
+			if lookup(v, "sequence_number") != float64(i) {
+				t.Errorf("%s: event %d has number %v", tt.name, i, lookup(v, "sequence_number"))
 			}
-			name := dig(v, "type").(string)
+			name := lookup(v, "type").(string)
 			if len(got) == 0 || got[len(got)-1] != name {
 				got = append(got, name)
 			}
 			if name == "response.output_item.added" {
 				items++
-				id = dig(v, "item", "id")
+				id = lookup(v, "item", "id")
 			}
-			if index := dig(v, "output_index"); index != nil && index != items {
+			if index := lookup(v, "output_index"); index != nil && index != items {
 				t.Errorf("%s: %s for item %v, open is %v", tt.name, name, index, items)
 			}
-			if of := dig(v, "item_id"); of != nil && of != id {
+			if of := lookup(v, "item_id"); of != nil && of != id {
 				t.Errorf("%s: %s for item %v, open is %v", tt.name, name, of, id)
 			}
-			if delta, ok := dig(v, "delta").(string); ok && dig(v, "content_index") != nil {
+			if delta, ok := lookup(v, "delta").(string); ok && lookup(v, "content_index") != nil {
 				said.WriteString(delta)
 			}
 		}
@@ -62,18 +62,18 @@ func TestResponseEvents(t *testing.T) {
 		}
 		last := decode(t, events[len(events)-1])
 		whole := s.object("/v1/responses", strings.Replace(tt.body, `"stream":true`, `"stream":false`, 1))
-		text, _ := dig(whole, "output", 0, "content", 0, "text").(string)
-		if text != said.String() || dig(last, "response", "status") != dig(whole, "status") {
+		text, _ := lookup(whole, "output", 0, "content", 0, "text").(string)
+		if text != said.String() || lookup(last, "response", "status") != lookup(whole, "status") {
 			t.Errorf("%s: streamed %q, want %q", tt.name, said.String(), text)
 		}
-		if diff := cmp.Diff(shape(dig(whole, "output")), shape(dig(last, "response", "output"))); diff != "" {
+		if diff := cmp.Diff(withoutIDs(lookup(whole, "output")), withoutIDs(lookup(last, "response", "output"))); diff != "" {
 			t.Errorf("%s: the streamed response has another output\n%s", tt.name, diff)
 		}
 	}
 }
 
-// shape drops the ids, which differ from response to response.
-func shape(v any) any {
+// withoutIDs removes the ids, which differ from response to response.
+func withoutIDs(v any) any {
 	items, _ := v.([]any)
 	for _, item := range items {
 		delete(item.(map[string]any), "id")
@@ -83,25 +83,25 @@ func shape(v any) any {
 
 func TestResponse(t *testing.T) {
 	t.Parallel()
-	s := serve(t, Config{Name: "x"})
+	s := newServer(t, Config{Name: "x"})
 	v := s.object("/v1/responses", `{"input":"hi there","instructions":"be brief","metadata":{"a":"b"},"max_output_tokens":3}`)
-	if dig(v, "object") != "response" || dig(v, "instructions") != "be brief" || dig(v, "metadata", "a") != "b" {
-		t.Errorf("%v", v)
+	if lookup(v, "object") != "response" || lookup(v, "instructions") != "be brief" || lookup(v, "metadata", "a") != "b" {
+		t.Errorf("unexpected response: %v", v)
 	}
-	if dig(v, "status") != "incomplete" || dig(v, "incomplete_details", "reason") != "max_output_tokens" {
-		t.Errorf("%v", v)
+	if lookup(v, "status") != "incomplete" || lookup(v, "incomplete_details", "reason") != "max_output_tokens" {
+		t.Errorf("unexpected response: %v", v)
 	}
 	prompt := float64(textPrompt("<|system|>\nbe brief\n<|user|>\nhi there\n<|assistant|>\n").tokens)
-	if dig(v, "usage", "input_tokens") != prompt || dig(v, "usage", "output_tokens") != 3.0 || dig(v, "usage", "total_tokens") != prompt+3 {
-		t.Errorf("%v, want %v prompt tokens", dig(v, "usage"), prompt)
+	if lookup(v, "usage", "input_tokens") != prompt || lookup(v, "usage", "output_tokens") != 3.0 || lookup(v, "usage", "total_tokens") != prompt+3 {
+		t.Errorf("%v, want %v prompt tokens", lookup(v, "usage"), prompt)
 	}
 	v = s.object("/v1/responses", `{"input":[{"role":"user","content":[{"type":"input_text","text":"parts"}]},
 		{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"forty-two"}]}`)
-	if text := dig(v, "output", 0, "content", 0, "text").(string); !strings.Contains(text, "“forty-two”") {
+	if text := lookup(v, "output", 0, "content", 0, "text").(string); !strings.Contains(text, "“forty-two”") {
 		t.Errorf("after a tool's result: %s", text)
 	}
 	v = s.object("/v1/responses", `{"input":"x","text":{"format":{"type":"json_schema","name":"n","schema":{"type":"object","properties":{"a":{"type":"integer"}}}}}}`)
-	if text := dig(v, "output", 0, "content", 0, "text"); text != `{"a": 1}` {
+	if text := lookup(v, "output", 0, "content", 0, "text"); text != `{"a": 1}` {
 		t.Errorf("structured: %v", text)
 	}
 }
@@ -127,7 +127,7 @@ func TestSampleJSON(t *testing.T) {
 		`{"$ref":"#/nowhere"}`:                                                         `null`,
 		`{"type":"object","properties":{"next":{"$ref":"#"}},"required":["next"],"additionalProperties":0}`: "",
 	} {
-		got := string(sampleJSON(dig(decode(t, `{"s":`+schema+`}`), "s"), "w"))
+		got := string(sampleJSON(lookup(decode(t, `{"s":`+schema+`}`), "s"), "w"))
 		if want == "" { // a schema that contains itself: any document will do
 			decode(t, got)
 		} else if got != want {

@@ -7,273 +7,288 @@ import (
 	"time"
 )
 
-// maxLag is how far the batch may fall behind the clock and still catch up. Beyond it, as after a SIGSTOP or on a machine
-// that is too busy, decoding goes on from now: a real engine does not make up for lost time either.
+// maxLag is how far decoding may fall behind the clock and still catch up. Beyond it, as after a
+// SIGSTOP or on an overloaded machine, decoding continues from now. A real engine does not catch up
+// on lost time either.
 const maxLag = 100 * time.Millisecond
 
-// sequence is one stream of tokens that the engine works on.
+// sequence is one stream of tokens that the engine generates.
 type sequence struct {
 	prompt prompt
-	limit  int // tokens to generate; 0 for what needs prefill alone, such as an embedding
-	// bell is rung, without blocking, when prefilled or produced has changed. Several sequences may share one.
-	bell     chan struct{}
-	cutShort bool // limit is the caller's, the answer would have been longer
+	limit  int // number of tokens to generate; 0 if only a prefill is needed, as for an embedding
+	// changed receives a value, without blocking, when prefilled or produced has changed. Several
+	// sequences may share the channel.
+	changed   chan struct{}
+	truncated bool // the limit of the request ended the answer early
 
 	prefilled atomic.Bool
 	produced  atomic.Int64
-	cached    int // prompt tokens found in the cache; valid once prefilled
+	cached    int // number of prompt tokens found in the cache; valid once prefilled
 
-	// Guarded by scheduler.mu.
-	state                    sequenceState
-	arrived, admitted, first time.Time // first: when the first token came
-	slot                     int       // index in scheduler.decoding
+	// The fields below are guarded by scheduler.mu.
+	state                               sequenceState
+	arrivedAt, admittedAt, firstTokenAt time.Time // times at which the sequence reached each state
+	slot                                int       // index in scheduler.decoding
 }
 
+// sequenceState is the state of a sequence in the scheduler.
 type sequenceState int
 
 const (
-	isNew sequenceState = iota
-	isWaiting
-	isPrefilling
-	isDecoding
-	isOver
+	stateNew sequenceState = iota
+	stateWaiting
+	statePrefilling
+	stateDecoding
+	stateDone
 )
 
-// done says that all tokens are there.
-func (q *sequence) done() bool { return q.prefilled.Load() && int(q.produced.Load()) == q.limit }
+// complete tells whether all tokens have been generated.
+func (q *sequence) complete() bool { return q.prefilled.Load() && int(q.produced.Load()) == q.limit }
 
-func (q *sequence) ring() {
+// notify reports a change of the sequence without blocking.
+func (q *sequence) notify() {
 	select {
-	case q.bell <- struct{}{}:
+	case q.changed <- struct{}{}:
 	default:
 	}
 }
 
-// scheduler is the engine's batch: who holds a slot, whose prompt is being taken in, and when the next step is due. It has
-// no goroutine of its own: a timer is set for the next event and only while there is one.
+// scheduler simulates the batch of an engine. It knows which sequences hold a slot, which prompt is
+// being prefilled, and when the next step ends. It has no goroutine of its own: a timer is set for
+// the next event, and only while there is one. Its methods may be called concurrently.
 type scheduler struct {
-	slots    int
-	rate     float64 // prefill tokens a second; 0: no limit
-	interval time.Duration
-	slowdown float64
-	kvTokens int
-	observe  *metrics
+	slots       int
+	prefillRate float64 // prefilled tokens per second; 0: no limit
+	interval    time.Duration
+	slowdown    float64
+	kvTokens    int
+	metrics     *metrics
 
-	mu         sync.Mutex
-	waiting    []*sequence
-	prefilling []*sequence // holders of slots, first come first served; the first is being computed
-	prefillEnd time.Time   // when the first is ready; zero: not begun
-	decoding   []*sequence
-	nextStep   time.Time
-	step       time.Duration // length of the step that ends at nextStep
-	held       int           // tokens of all that hold a slot
-	cache      *prefixCache
-	timer      *time.Timer
-	due        time.Time // what the timer is set for; zero: not set
+	mu           sync.Mutex
+	waiting      []*sequence
+	prefilling   []*sequence // sequences with a slot, in order of arrival; the first is being prefilled
+	prefillEndAt time.Time   // the time at which the first is prefilled; zero: not started
+	decoding     []*sequence
+	nextStepAt   time.Time
+	stepDuration time.Duration // length of the step that ends at nextStepAt
+	heldTokens   int           // tokens of all sequences with a slot
+	cache        *prefixCache
+	timer        *time.Timer
+	timerAt      time.Time // the time that the timer is set for; zero: not set
 }
 
+// newScheduler returns an idle scheduler that records into m.
 func newScheduler(c Config, m *metrics) *scheduler {
 	return &scheduler{
-		slots:    max(c.MaxNumSeqs, 1),
-		rate:     c.PrefillRate,
-		interval: c.TokenInterval,
-		slowdown: c.BatchSlowdown,
-		kvTokens: max(c.CacheTokens, 0),
-		observe:  m,
-		cache:    newPrefixCache(c.CacheTokens),
+		slots:       max(c.MaxNumSeqs, 1),
+		prefillRate: c.PrefillRate,
+		interval:    c.TokenInterval,
+		slowdown:    c.BatchSlowdown,
+		kvTokens:    max(c.CacheTokens, 0),
+		metrics:     m,
+		cache:       newPrefixCache(c.CacheTokens),
 	}
 }
 
-// submit queues new sequences.
+// submit enqueues new sequences.
 func (s *scheduler) submit(sequences []*sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, q := range sequences {
-		q.state, q.arrived = isWaiting, now
+		q.state, q.arrivedAt = stateWaiting, now
 	}
 	s.waiting = append(s.waiting, sequences...)
 	s.advanceLocked(now)
 }
 
-// leave gives up sequences that are not finished: their client has gone.
-func (s *scheduler) leave(sequences []*sequence) {
+// cancel ends sequences that are not complete, because their client disconnected.
+func (s *scheduler) cancel(sequences []*sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, q := range sequences {
-		s.dropLocked(q)
+		s.cancelLocked(q)
 	}
 	s.advanceLocked(now)
 }
 
-func (s *scheduler) dropLocked(q *sequence) {
+// cancelLocked ends one sequence, unless it is complete.
+func (s *scheduler) cancelLocked(q *sequence) {
 	switch q.state {
-	case isWaiting:
+	case stateWaiting:
 		s.waiting = remove(s.waiting, q)
-	case isPrefilling:
+	case statePrefilling:
 		if s.prefilling[0] == q {
-			s.prefillEnd = time.Time{}
+			s.prefillEndAt = time.Time{}
 		}
 		s.prefilling = remove(s.prefilling, q)
-		s.held -= q.prompt.tokens
-	case isDecoding:
-		s.undecodeLocked(q)
-		s.held -= q.prompt.tokens + int(q.produced.Load())
+		s.heldTokens -= q.prompt.tokens
+	case stateDecoding:
+		s.removeDecodingLocked(q)
+		s.heldTokens -= q.prompt.tokens + int(q.produced.Load())
 	default:
 		return
 	}
-	q.state = isOver
-	s.observe.aborted.Inc()
+	q.state = stateDone
+	s.metrics.aborted.Inc()
 }
 
-// remember adds blocks to the prefix cache: those of a finished answer.
-func (s *scheduler) remember(blocks []uint64) {
+// cacheBlocks adds blocks to the prefix cache.
+func (s *scheduler) cacheBlocks(blocks []uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cache.put(blocks)
+	s.cache.add(blocks)
 }
 
-// forget empties the prefix cache.
-func (s *scheduler) forget() {
+// clearCache empties the prefix cache.
+func (s *scheduler) clearCache() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cache.clear()
 }
 
-// load is a picture of the scheduler at one moment.
-type load struct {
+// loadSnapshot is the load of the scheduler at one moment.
+type loadSnapshot struct {
 	running, waiting int
 	cachedTokens     int
-	kvUsage          float64 // 0 … 1
+	kvUsage          float64 // 0 to 1
 }
 
-func (s *scheduler) load() load {
+// snapshot returns the present load.
+func (s *scheduler) snapshot() loadSnapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := load{running: s.runningLocked(), waiting: len(s.waiting), cachedTokens: s.cache.tokens()}
+	l := loadSnapshot{running: s.runningLocked(), waiting: len(s.waiting), cachedTokens: s.cache.tokens()}
 	if s.kvTokens > 0 {
-		l.kvUsage = min(float64(s.held)/float64(s.kvTokens), 1)
+		l.kvUsage = min(float64(s.heldTokens)/float64(s.kvTokens), 1)
 	}
 	return l
 }
 
+// runningLocked returns the number of sequences that hold a slot.
 func (s *scheduler) runningLocked() int { return len(s.prefilling) + len(s.decoding) }
 
-func (s *scheduler) tick() {
+// onTimer processes the events that are due. The timer calls it.
+func (s *scheduler) onTimer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.due = time.Time{}
+	s.timerAt = time.Time{}
 	s.advanceLocked(time.Now())
 }
 
-// advanceLocked makes everything happen that was due by now, in order, and sets the timer for what comes next. Events
-// happen at the time they were due, so a late timer does not slow the engine down.
+// advanceLocked processes all events that were due by now, in order, and sets the timer for the
+// next event. Events happen at the time they were due, so a late timer does not slow the engine
+// down.
 func (s *scheduler) advanceLocked(now time.Time) {
-	if len(s.decoding) > 0 && now.Sub(s.nextStep) > maxLag {
-		s.nextStep = now
+	if len(s.decoding) > 0 && now.Sub(s.nextStepAt) > maxLag {
+		s.nextStepAt = now
 	}
 	at := now
 	for {
 		s.admitLocked(at)
-		prefill := len(s.prefilling) > 0 && !s.prefillEnd.After(now)
-		step := len(s.decoding) > 0 && !s.nextStep.After(now)
+		prefill := len(s.prefilling) > 0 && !s.prefillEndAt.After(now)
+		step := len(s.decoding) > 0 && !s.nextStepAt.After(now)
 		switch {
-		case prefill && (!step || s.prefillEnd.Before(s.nextStep)):
-			at = s.prefillEnd
+		case prefill && (!step || s.prefillEndAt.Before(s.nextStepAt)):
+			at = s.prefillEndAt
 			s.endPrefillLocked(at)
 		case step:
-			at = s.nextStep
+			at = s.nextStepAt
 			s.stepLocked(at)
 		default:
-			s.armLocked(now)
+			s.setTimerLocked(now)
 			return
 		}
 	}
 }
 
-// admitLocked fills the free slots and begins the next prefill.
+// admitLocked gives free slots to waiting sequences and starts the next prefill.
 func (s *scheduler) admitLocked(at time.Time) {
 	for len(s.waiting) > 0 && s.runningLocked() < s.slots {
 		q := s.waiting[0]
 		s.waiting = slices.Delete(s.waiting, 0, 1)
-		q.state, q.admitted = isPrefilling, at
+		q.state, q.admittedAt = statePrefilling, at
 		s.prefilling = append(s.prefilling, q)
-		s.held += q.prompt.tokens
+		s.heldTokens += q.prompt.tokens
 	}
-	if len(s.prefilling) == 0 || !s.prefillEnd.IsZero() {
+	if len(s.prefilling) == 0 || !s.prefillEndAt.IsZero() {
 		return
 	}
 	q := s.prefilling[0]
 	q.cached = s.cache.match(q.prompt)
-	s.prefillEnd = at
-	if s.rate > 0 {
-		seconds := float64(q.prompt.tokens-q.cached) / s.rate
-		s.prefillEnd = at.Add(time.Duration(seconds * float64(time.Second)))
+	s.prefillEndAt = at
+	if s.prefillRate > 0 {
+		seconds := float64(q.prompt.tokens-q.cached) / s.prefillRate
+		s.prefillEndAt = at.Add(time.Duration(seconds * float64(time.Second)))
 	}
 }
 
-// endPrefillLocked moves the first prefilled sequence on. Prefill yields the first token.
+// endPrefillLocked ends the prefill of the first sequence, which also yields its first token. The
+// sequence then decodes, or is complete.
 func (s *scheduler) endPrefillLocked(at time.Time) {
 	q := s.prefilling[0]
 	s.prefilling = slices.Delete(s.prefilling, 0, 1)
-	s.prefillEnd = time.Time{}
-	s.cache.put(q.prompt.blocks)
-	q.first = at
-	s.observe.prefilled(q, at)
+	s.prefillEndAt = time.Time{}
+	s.cache.add(q.prompt.blocks)
+	q.firstTokenAt = at
+	s.metrics.observePrefill(q, at)
 
 	first := min(q.limit, 1)
 	if s.interval <= 0 {
 		first = q.limit
 	}
-	s.held += first
-	s.observe.generated.Add(float64(first))
+	s.heldTokens += first
+	s.metrics.generatedTokens.Add(float64(first))
 	q.produced.Store(int64(first))
 	q.prefilled.Store(true)
 	if first == q.limit {
 		s.finishLocked(q, at)
 		return
 	}
-	q.state, q.slot = isDecoding, len(s.decoding)
+	q.state, q.slot = stateDecoding, len(s.decoding)
 	s.decoding = append(s.decoding, q)
 	if len(s.decoding) == 1 {
-		s.step = s.stepTime()
-		s.nextStep = at.Add(s.step)
+		s.stepDuration = s.nextStepDuration()
+		s.nextStepAt = at.Add(s.stepDuration)
 	}
-	q.ring()
+	q.notify()
 }
 
 // stepLocked gives every decoding sequence its next token.
 func (s *scheduler) stepLocked(at time.Time) {
-	s.observe.stepped(len(s.decoding), s.step)
-	s.held += len(s.decoding)
-	for i := len(s.decoding) - 1; i >= 0; i-- { // backwards: the finished are replaced by the last
+	s.metrics.observeStep(len(s.decoding), s.stepDuration)
+	s.heldTokens += len(s.decoding)
+	for i := len(s.decoding) - 1; i >= 0; i-- { // backwards, because removal moves the last sequence to the index of the removed one
 		q := s.decoding[i]
 		if int(q.produced.Add(1)) < q.limit {
-			q.ring()
+			q.notify()
 			continue
 		}
-		s.undecodeLocked(q)
+		s.removeDecodingLocked(q)
 		s.finishLocked(q, at)
 	}
-	s.step = s.stepTime()
-	s.nextStep = at.Add(s.step)
+	s.stepDuration = s.nextStepDuration()
+	s.nextStepAt = at.Add(s.stepDuration)
 }
 
-// stepTime is how long a step of the present batch takes.
-func (s *scheduler) stepTime() time.Duration {
+// nextStepDuration returns the length of a step of the present batch.
+func (s *scheduler) nextStepDuration() time.Duration {
 	others := float64(len(s.decoding) - 1)
 	return time.Duration(float64(s.interval) * (1 + s.slowdown*others))
 }
 
+// finishLocked ends a sequence that is complete.
 func (s *scheduler) finishLocked(q *sequence, at time.Time) {
-	q.state = isOver
-	s.held -= q.prompt.tokens + q.limit
-	s.observe.finished(q, at)
-	q.ring()
+	q.state = stateDone
+	s.heldTokens -= q.prompt.tokens + q.limit
+	s.metrics.observeFinish(q, at)
+	q.notify()
 }
 
-func (s *scheduler) undecodeLocked(q *sequence) {
+// removeDecodingLocked removes a sequence from decoding in constant time, by moving the last one to
+// its index.
+func (s *scheduler) removeDecodingLocked(q *sequence) {
 	last := len(s.decoding) - 1
 	s.decoding[q.slot] = s.decoding[last]
 	s.decoding[q.slot].slot = q.slot
@@ -281,29 +296,30 @@ func (s *scheduler) undecodeLocked(q *sequence) {
 	s.decoding = s.decoding[:last]
 }
 
-// armLocked sets the timer for the next event, and stops it when there is none.
-func (s *scheduler) armLocked(now time.Time) {
+// setTimerLocked sets the timer for the next event, or stops it if there is none.
+func (s *scheduler) setTimerLocked(now time.Time) {
 	var next time.Time
 	if len(s.prefilling) > 0 {
-		next = s.prefillEnd
+		next = s.prefillEndAt
 	}
-	if len(s.decoding) > 0 && (next.IsZero() || s.nextStep.Before(next)) {
-		next = s.nextStep
+	if len(s.decoding) > 0 && (next.IsZero() || s.nextStepAt.Before(next)) {
+		next = s.nextStepAt
 	}
-	if next.Equal(s.due) {
+	if next.Equal(s.timerAt) {
 		return
 	}
-	s.due = next
+	s.timerAt = next
 	switch {
 	case next.IsZero():
 		s.timer.Stop()
 	case s.timer == nil:
-		s.timer = time.AfterFunc(next.Sub(now), s.tick)
+		s.timer = time.AfterFunc(next.Sub(now), s.onTimer)
 	default:
 		s.timer.Reset(next.Sub(now))
 	}
 }
 
+// remove deletes q from list.
 func remove(list []*sequence, q *sequence) []*sequence {
 	i := slices.Index(list, q)
 	return slices.Delete(list, i, i+1)

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// maxSchemaDepth stops schemas that contain themselves.
+// maxSchemaDepth limits schemas that contain themselves.
 const maxSchemaDepth = 12
 
-// sampleJSON is a document that a JSON Schema would usually accept: required members (all, when none is said to be), first
-// choices, smallest numbers. Strings hold the given word.
+// sampleJSON returns a document that a JSON Schema usually accepts: required members (all members
+// if none is required), first choices, smallest numbers. Strings contain word.
 func sampleJSON(schema any, word string) []byte {
 	s := sampler{root: schema, word: word}
 	var b bytes.Buffer
@@ -19,22 +19,24 @@ func sampleJSON(schema any, word string) []byte {
 	return b.Bytes()
 }
 
+// sampler writes a document for a schema. root is the whole schema, which $ref refers to.
 type sampler struct {
 	root any
 	word string
 }
 
+// write writes a value for schema.
 func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 	m, ok := schema.(map[string]any)
 	if !ok || depth > maxSchemaDepth {
 		b.WriteString("null")
 		return
 	}
-	if v, ok := fixed(m); ok {
+	if v, ok := fixedValue(m); ok {
 		b.Write(marshal(v))
 		return
 	}
-	if inner, ok := s.indirect(m); ok {
+	if inner, ok := s.resolve(m); ok {
 		s.write(b, inner, depth+1)
 		return
 	}
@@ -54,8 +56,9 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 	}
 }
 
-// fixed is the value of a schema that allows one, or names some.
-func fixed(m map[string]any) (any, bool) {
+// fixedValue returns the value of a schema that allows one value, or the first of those that it
+// lists.
+func fixedValue(m map[string]any) (any, bool) {
 	if v, ok := m["const"]; ok {
 		return v, true
 	}
@@ -65,10 +68,10 @@ func fixed(m map[string]any) (any, bool) {
 	return nil, false
 }
 
-// indirect follows $ref within the document, and the first of alternatives.
-func (s sampler) indirect(m map[string]any) (any, bool) {
+// resolve follows a $ref within the document, or chooses the first of several alternatives.
+func (s sampler) resolve(m map[string]any) (any, bool) {
 	if ref, ok := m["$ref"].(string); ok {
-		return s.lookUp(ref), true
+		return s.resolvePointer(ref), true
 	}
 	for _, key := range []string{"anyOf", "oneOf", "allOf"} {
 		if list, ok := m[key].([]any); ok && len(list) > 0 {
@@ -78,7 +81,8 @@ func (s sampler) indirect(m map[string]any) (any, bool) {
 	return nil, false
 }
 
-func (s sampler) lookUp(ref string) any {
+// resolvePointer returns the part of the root that a JSON pointer names; nil if there is none.
+func (s sampler) resolvePointer(ref string) any {
 	at := s.root
 	for step := range strings.SplitSeq(strings.TrimPrefix(ref, "#"), "/") {
 		if step == "" {
@@ -93,7 +97,7 @@ func (s sampler) lookUp(ref string) any {
 	return at
 }
 
-// typeOf is the schema's type; the first of several that is not null.
+// typeOf returns the type of a schema; of several the first that is not null.
 func typeOf(m map[string]any) string {
 	switch t := m["type"].(type) {
 	case string:
@@ -111,10 +115,11 @@ func typeOf(m map[string]any) string {
 	return ""
 }
 
+// object writes an object.
 func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 	properties, _ := m["properties"].(map[string]any)
 	b.WriteByte('{')
-	for i, name := range members(m, properties) {
+	for i, name := range memberNames(m, properties) {
 		if i > 0 {
 			b.WriteString(", ")
 		}
@@ -125,8 +130,9 @@ func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 	b.WriteByte('}')
 }
 
-// members are the names to fill in: the required ones in their order, else all in alphabetical order.
-func members(m, properties map[string]any) []string {
+// memberNames returns the members to fill in: the required ones in their order, else all in
+// alphabetical order.
+func memberNames(m, properties map[string]any) []string {
 	var names []string
 	if required, ok := m["required"].([]any); ok {
 		for _, v := range required {
@@ -143,10 +149,11 @@ func members(m, properties map[string]any) []string {
 	return names
 }
 
+// array writes an array of minItems items, at least 1 and at most 100.
 func (s sampler) array(b *bytes.Buffer, m map[string]any, depth int) {
 	n := 1
-	if least, ok := m["minItems"].(float64); ok {
-		n = min(max(int(least), 1), 100)
+	if minimum, ok := m["minItems"].(float64); ok {
+		n = min(max(int(minimum), 1), 100)
 	}
 	b.WriteByte('[')
 	for i := range n {
@@ -158,16 +165,18 @@ func (s sampler) array(b *bytes.Buffer, m map[string]any, depth int) {
 	b.WriteByte(']')
 }
 
+// number returns a number within the limits of the schema.
 func number(m map[string]any) any {
-	if least, ok := m["minimum"].(float64); ok {
-		return least
+	if minimum, ok := m["minimum"].(float64); ok {
+		return minimum
 	}
-	if most, ok := m["maximum"].(float64); ok && most < 1 {
-		return most
+	if maximum, ok := m["maximum"].(float64); ok && maximum < 1 {
+		return maximum
 	}
 	return 1
 }
 
+// text returns a string in the format of the schema.
 func (s sampler) text(m map[string]any) string {
 	switch m["format"] {
 	case "date":
@@ -186,5 +195,5 @@ func (s sampler) text(m map[string]any) string {
 	return s.word
 }
 
-// isJSON says whether the raw value is there and not null.
+// isJSON tells whether a raw value is present and not null.
 func isJSON(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// text is a string, or an object that holds one under "text" or "content".
+// text is a string. In JSON it may also be an object with the string under "text" or "content".
 type text string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -39,7 +39,7 @@ func (t *texts) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, &(*t)[0])
 }
 
-// scoreRequest is the body of POST /v1/score, under all the names that vLLM takes.
+// scoreRequest is the body of POST /v1/score, with all the names that vLLM accepts for its inputs.
 type scoreRequest struct {
 	Model     string `json:"model"`
 	Text1     texts  `json:"text_1"`
@@ -51,9 +51,10 @@ type scoreRequest struct {
 	Items     texts  `json:"items"`
 }
 
-func (r *scoreRequest) sides() (left, right []text, err error) {
-	left = firstOf(r.Text1, r.Data1, r.Queries)
-	right = firstOf(r.Text2, r.Data2, r.Documents, r.Items)
+// pair returns the two lists of texts to compare.
+func (r *scoreRequest) pair() (left, right []text, err error) {
+	left = firstNonEmpty(r.Text1, r.Data1, r.Queries)
+	right = firstNonEmpty(r.Text2, r.Data2, r.Documents, r.Items)
 	switch {
 	case len(left) == 0:
 		return nil, nil, badRequest("text_1", "Field required: text_1")
@@ -65,7 +66,8 @@ func (r *scoreRequest) sides() (left, right []text, err error) {
 	return left, right, nil
 }
 
-func firstOf(lists ...texts) []text {
+// firstNonEmpty returns the first list that is not empty.
+func firstNonEmpty(lists ...texts) []text {
 	for _, l := range lists {
 		if len(l) > 0 {
 			return l
@@ -74,7 +76,8 @@ func firstOf(lists ...texts) []text {
 	return nil
 }
 
-// pairs are the inputs of a cross-encoder: each right text behind its left one, or behind the only left one.
+// pairs returns the inputs of a cross-encoder: each right text after its left text, or after the
+// only left text.
 func pairs(left, right []text) []prompt {
 	list := make([]prompt, len(right))
 	for i := range right {
@@ -84,39 +87,40 @@ func pairs(left, right []text) []prompt {
 }
 
 // score answers POST /v1/score.
-func (c *call) score() error {
+func (h *handler) score() error {
 	var req scoreRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	if err := c.checkModel(req.Model); err != nil {
+	if err := h.checkModel(req.Model); err != nil {
 		return err
 	}
-	left, right, err := req.sides()
+	left, right, err := req.pair()
 	if err != nil {
 		return err
 	}
-	u, err := c.prefill(pairs(left, right))
+	u, err := h.prefill(pairs(left, right))
 	if err != nil {
 		return err
 	}
 	data := make([]any, len(right))
 	for i := range right {
-		query := c.engine.embed(string(left[min(i, len(left)-1)]))
-		data[i] = map[string]any{"index": i, "object": "score", "score": c.engine.relevance(query, string(right[i]))}
+		query := h.engine.embed(string(left[min(i, len(left)-1)]))
+		data[i] = map[string]any{"index": i, "object": "score", "score": h.engine.relevance(query, string(right[i]))}
 	}
-	return c.answer(map[string]any{
-		"id": c.id("score-"), "object": "list", "created": time.Now().Unix(), "model": c.model(), "data": data, "usage": u,
+	return h.sendJSON(map[string]any{
+		"id": h.newID("score-"), "object": "list", "created": time.Now().Unix(), "model": h.modelName(), "data": data, "usage": u,
 	})
 }
 
-// relevance of a document for a query: 0 … 1, from the angle between them.
+// relevance returns the relevance of a document for a query, from 0 to 1. It follows from the angle
+// between their vectors.
 func (e *Engine) relevance(query []float32, document string) float64 {
 	return 1 / (1 + math.Exp(-8*(dot(query, e.embed(document))-0.5)))
 }
 
-// rank is one scored document.
-type rank struct {
+// rankedDocument is one scored document.
+type rankedDocument struct {
 	Index     int            `json:"index"`
 	Document  map[string]any `json:"document"`
 	Relevance float64        `json:"relevance_score"`
@@ -130,33 +134,33 @@ type rerankRequest struct {
 	TopN      int    `json:"top_n"`
 }
 
-// rerank answers POST /v1/rerank, in the shape of Jina's API that vLLM uses.
-func (c *call) rerank() error {
+// rerank answers POST /v1/rerank, in the form of Jina's API, as vLLM does.
+func (h *handler) rerank() error {
 	var req rerankRequest
-	if err := c.decode(&req); err != nil {
+	if err := h.decodeBody(&req); err != nil {
 		return err
 	}
-	if err := c.checkModel(req.Model); err != nil {
+	if err := h.checkModel(req.Model); err != nil {
 		return err
 	}
 	if len(req.Documents) == 0 {
 		return badRequest("documents", "At least one document is required")
 	}
-	u, err := c.prefill(pairs([]text{req.Query}, req.Documents))
+	u, err := h.prefill(pairs([]text{req.Query}, req.Documents))
 	if err != nil {
 		return err
 	}
-	query := c.engine.embed(string(req.Query))
-	ranks := make([]rank, len(req.Documents))
+	query := h.engine.embed(string(req.Query))
+	ranks := make([]rankedDocument, len(req.Documents))
 	for i, d := range req.Documents {
-		ranks[i] = rank{Index: i, Document: map[string]any{"text": d}, Relevance: c.engine.relevance(query, string(d))}
+		ranks[i] = rankedDocument{Index: i, Document: map[string]any{"text": d}, Relevance: h.engine.relevance(query, string(d))}
 	}
-	slices.SortStableFunc(ranks, func(a, b rank) int { return cmp.Compare(b.Relevance, a.Relevance) })
+	slices.SortStableFunc(ranks, func(a, b rankedDocument) int { return cmp.Compare(b.Relevance, a.Relevance) })
 	if req.TopN > 0 {
 		ranks = ranks[:min(req.TopN, len(ranks))]
 	}
-	return c.answer(map[string]any{
-		"id": c.id("rerank-"), "model": c.model(), "results": ranks,
+	return h.sendJSON(map[string]any{
+		"id": h.newID("rerank-"), "model": h.modelName(), "results": ranks,
 		"usage": map[string]int{"prompt_tokens": u.PromptTokens, "total_tokens": u.TotalTokens},
 	})
 }

@@ -23,7 +23,7 @@ type server struct {
 	t      testing.TB
 }
 
-func serve(t testing.TB, c Config) *server {
+func newServer(t testing.TB, c Config) *server {
 	t.Helper()
 	e := New(c)
 	s := &server{Server: httptest.NewServer(e), engine: e, t: t}
@@ -31,17 +31,17 @@ func serve(t testing.TB, c Config) *server {
 	return s
 }
 
-// post sends a body and returns the response, headers read and no more.
+// post sends a body and returns the response after its headers.
 func (s *server) post(path, body string, header ...string) *http.Response {
 	s.t.Helper()
-	r, err := s.try(path, body, header...)
+	r, err := s.tryPost(path, body, header...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return r
 }
 
-func (s *server) try(path, body string, header ...string) (*http.Response, error) {
+func (s *server) tryPost(path, body string, header ...string) (*http.Response, error) {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, s.URL+path, strings.NewReader(body))
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *server) get(path string) (int, string) {
 	return r.StatusCode, string(b)
 }
 
-// object posts and decodes an answer that must be 200.
+// object posts a body and returns the JSON of the response, which must have status 200.
 func (s *server) object(path, body string) map[string]any {
 	s.t.Helper()
 	r := s.post(path, body)
@@ -83,7 +83,8 @@ func (s *server) object(path, body string) map[string]any {
 	return decode(s.t, string(b))
 }
 
-// events posts and reads a stream to its end, and says how it ended.
+// events posts a body and reads the stream to its end. It returns the data of the events and the
+// error that ended the stream.
 func (s *server) events(path, body string, header ...string) ([]string, error) {
 	s.t.Helper()
 	r := s.post(path, body, header...)
@@ -93,7 +94,8 @@ func (s *server) events(path, body string, header ...string) ([]string, error) {
 	return readEvents(r.Body)
 }
 
-// readEvents returns the data of every event, and the error that ended the stream; nil for a clean end.
+// readEvents returns the data of every event, and the error that ended the stream; nil for a clean
+// end.
 func readEvents(body io.Reader) ([]string, error) {
 	var events []string
 	lines := bufio.NewReaderSize(body, 1<<16)
@@ -120,8 +122,8 @@ func decode(t testing.TB, text string) map[string]any {
 	return v
 }
 
-// dig walks into decoded JSON by names and indexes.
-func dig(v any, path ...any) any {
+// lookup returns the part of decoded JSON at a path of names and indexes; nil if there is none.
+func lookup(v any, path ...any) any {
 	for _, step := range path {
 		switch at := v.(type) {
 		case map[string]any:
@@ -138,23 +140,24 @@ func dig(v any, path ...any) any {
 	return v
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, holds func() bool) {
+// waitFor waits for a condition, up to ten seconds.
+func waitFor(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
+			t.Fatalf("not within 10s: %s", what)
 		}
 	}
 }
 
-// chatBody is a chat request of one user message; more is further JSON members, with a leading comma.
+// chatBody returns a chat request with one user message. more is further JSON members, with a
+// leading comma.
 func chatBody(said, more string) string {
 	return `{"model":"sim","messages":[{"role":"user","content":` + string(marshal(said)) + `}]` + more + `}`
 }
 
-// deltas joins the contents of chat chunks of one choice.
-func deltas(t *testing.T, events []string, index int) string {
+// joinDeltas returns the text of one choice in chat chunks.
+func joinDeltas(t *testing.T, events []string, index int) string {
 	t.Helper()
 	var b strings.Builder
 	for _, e := range events {
@@ -162,40 +165,42 @@ func deltas(t *testing.T, events []string, index int) string {
 			continue
 		}
 		v := decode(t, e)
-		if dig(v, "choices", 0, "index") == float64(index) {
-			text, _ := dig(v, "choices", 0, "delta", "content").(string)
+		if lookup(v, "choices", 0, "index") == float64(index) {
+			text, _ := lookup(v, "choices", 0, "delta", "content").(string)
 			b.WriteString(text)
 		}
 	}
 	return b.String()
 }
 
-// timed is a response writer that notes when what arrived. It is for tests in simulated time, which cannot use sockets.
-type timed struct {
+// timedWriter is a response writer that records the time of each write. It serves tests in
+// simulated time, which cannot use sockets.
+type timedWriter struct {
 	start  time.Time
 	header http.Header
 	marks  []mark
 	buf    bytes.Buffer
 }
 
+// mark is one write.
 type mark struct {
 	at   time.Duration
 	text string
 }
 
-func newTimed() *timed { return &timed{start: time.Now(), header: make(http.Header)} }
+func newTimedWriter() *timedWriter { return &timedWriter{start: time.Now(), header: make(http.Header)} }
 
-func (w *timed) Header() http.Header { return w.header }
+func (w *timedWriter) Header() http.Header { return w.header }
 
-func (w *timed) WriteHeader(status int) { w.note(http.StatusText(status)) }
+func (w *timedWriter) WriteHeader(status int) { w.record(http.StatusText(status)) }
 
-func (w *timed) Write(b []byte) (int, error) {
-	w.note(string(b))
+func (w *timedWriter) Write(b []byte) (int, error) {
+	w.record(string(b))
 	return w.buf.Write(b)
 }
 
-func (w *timed) Flush() {}
+func (w *timedWriter) Flush() {}
 
-func (w *timed) note(text string) {
+func (w *timedWriter) record(text string) {
 	w.marks = append(w.marks, mark{time.Since(w.start), text})
 }

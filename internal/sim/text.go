@@ -8,70 +8,72 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// quoteWords is how many of the caller's words an answer repeats, and quoteBytes bounds words that are not words.
+// quoteWords is the number of the caller's words that an answer repeats, and quoteBytes the number
+// of bytes. The latter limits words that are not prose.
 const (
 	quoteWords = 12
 	quoteBytes = 160
 )
 
-// fillerText is what an answer goes on with when it has to be longer than it is (min_tokens, ignore_eos).
+// fillerText extends an answer that is shorter than the request demands (min_tokens, ignore_eos).
 const fillerText = " I was asked for more words than I have, so I count the waves instead. One comes in, one goes out," +
 	" and the next is already on its way. None of them knows anything either."
 
 // piece is one token of an answer.
 type piece struct {
-	text string
-	call int  // 0: text for the reader; n: belongs to the n-th tool call
-	head bool // opens its tool call: no text of its own
+	text      string
+	call      int  // 0: text for the user; n: part of the n-th tool call
+	opensCall bool // opens its tool call and has no text
 }
 
-// toolCall is one function that the answer asks the caller to run.
+// toolCall is one call of a function that the answer requests.
 type toolCall struct {
 	id, name, arguments string
 }
 
-// answer is what one choice will say.
+// answer is the content of one choice.
 type answer struct {
 	pieces []piece
 	calls  []toolCall
 	filler []string
-	limit  int    // tokens that will be generated
-	finish string // stop, length or tool_calls
+	limit  int    // number of tokens that will be generated
+	finish string // finish_reason: stop, length or tool_calls
 }
 
-// at is the i-th token, for any i ≥ 0.
-func (a *answer) at(i int) piece {
+// token returns token i, for any i ≥ 0. Beyond the pieces it returns filler.
+func (a *answer) token(i int) piece {
 	if i < len(a.pieces) {
 		return a.pieces[i]
 	}
 	return piece{text: a.filler[(i-len(a.pieces))%len(a.filler)]}
 }
 
-// text is all that the reader gets.
+// text returns the text of the answer, without tool calls.
 func (a *answer) text() string {
 	var b strings.Builder
 	for i := range a.limit {
-		if p := a.at(i); p.call == 0 {
+		if p := a.token(i); p.call == 0 {
 			b.WriteString(p.text)
 		}
 	}
 	return b.String()
 }
 
-// ownText is what the prompt of the next turn repeats of this answer; with tool calls that is not known.
-func (a *answer) ownText() string {
+// nextTurnText returns the text of the answer that the prompt of the next turn repeats. It returns
+// "" for an answer with tool calls, whose form in the next prompt is not known.
+func (a *answer) nextTurnText() string {
 	if len(a.calls) > 0 {
 		return ""
 	}
 	return a.text()
 }
 
-// made are the tool calls as far as they were generated.
-func (a *answer) made() []toolCall {
+// generatedCalls returns the tool calls as far as they were generated.
+func (a *answer) generatedCalls() []toolCall {
 	var calls []toolCall
 	for _, p := range a.pieces[:min(a.limit, len(a.pieces))] {
 		switch {
-		case p.head:
+		case p.opensCall:
 			c := a.calls[p.call-1]
 			calls = append(calls, toolCall{id: c.id, name: c.name})
 		case p.call > 0:
@@ -81,30 +83,31 @@ func (a *answer) made() []toolCall {
 	return calls
 }
 
-// question is what answers are made from.
+// question is what an answer is made from.
 type question struct {
-	from   string // how the engine calls itself
-	last   string // what the caller said last
-	tool   bool   // last is the result of a tool
-	turn   int    // how many times the caller has spoken
-	seed   int64  // the request's
-	choice int
-	format *format
-	tools  toolUse
+	engineName   string // name of the engine
+	lastMessage  string // the last message of the caller
+	isToolResult bool   // lastMessage is the result of a tool
+	turn         int    // number of messages of the user
+	seed         int64  // seed of the request
+	choice       int
+	format       *format
+	tools        toolUse
 }
 
-// format is the request's wish for a JSON document as its answer.
+// format is a request's demand for a JSON document as its answer.
 type format struct {
 	Type       string `json:"type"`
 	JSONSchema *struct {
 		Schema any `json:"schema"`
 	} `json:"json_schema"`
-	// Schema stands beside Type in the Responses API.
+	// Schema is used by the Responses API, which puts it beside Type.
 	Schema any `json:"schema"`
 }
 
-// wanted says whether a JSON document is asked for, and with which schema.
-func (f *format) wanted() (schema any, ok bool) {
+// jsonSchema tells whether a JSON document is demanded, and returns its schema; nil if any document
+// will do.
+func (f *format) jsonSchema() (schema any, ok bool) {
 	switch {
 	case f == nil:
 		return nil, false
@@ -118,13 +121,13 @@ func (f *format) wanted() (schema any, ok bool) {
 	return nil, false
 }
 
-// answerTo writes the answer to a question, without limits yet.
-func (e *Engine) answerTo(q question) answer {
+// compose returns the answer to a question, without limits.
+func (e *Engine) compose(q question) answer {
 	a := answer{filler: e.filler, finish: "stop"}
-	if calls := q.tools.calls(q); len(calls) > 0 {
+	if calls := q.tools.toolCalls(q); len(calls) > 0 {
 		a.calls, a.finish = calls, "tool_calls"
 		for i, c := range calls {
-			a.pieces = append(a.pieces, piece{call: i + 1, head: true})
+			a.pieces = append(a.pieces, piece{call: i + 1, opensCall: true})
 			for _, t := range tokenize(c.arguments) {
 				a.pieces = append(a.pieces, piece{text: t, call: i + 1})
 			}
@@ -132,7 +135,7 @@ func (e *Engine) answerTo(q question) answer {
 		return a
 	}
 	text := e.sentences(q)
-	if schema, ok := q.format.wanted(); ok {
+	if schema, ok := q.format.jsonSchema(); ok {
 		text = document(schema, q)
 	}
 	for _, t := range tokenize(text) {
@@ -141,30 +144,30 @@ func (e *Engine) answerTo(q question) answer {
 	return a
 }
 
-// document is the answer to a caller who wants JSON.
+// document returns the answer to a request for JSON.
 func document(schema any, q question) string {
 	if schema == nil {
 		schema = map[string]any{"type": "object", "required": []any{"simulated", "you_said"}, "properties": map[string]any{
 			"simulated": map[string]any{"const": true},
-			"you_said":  map[string]any{"const": quote(q.last)},
+			"you_said":  map[string]any{"const": quote(q.lastMessage)},
 		}}
 	}
-	return string(sampleJSON(schema, topic(q.last)))
+	return string(sampleJSON(schema, topic(q.lastMessage)))
 }
 
-// sentences is the answer in prose.
+// sentences returns the answer in prose.
 func (e *Engine) sentences(q question) string {
 	var b strings.Builder
-	b.WriteString("Hello from " + q.from + ". ")
+	b.WriteString("Hello from " + q.engineName + ". ")
 	if q.turn > 1 {
 		b.WriteString("This is turn " + strconv.Itoa(q.turn) + " of our conversation. ")
 	}
-	if said := quote(q.last); said != "" && q.tool {
+	if said := quote(q.lastMessage); said != "" && q.isToolResult {
 		b.WriteString("Your tool answered: “" + said + "”. ")
 	} else if said != "" {
 		b.WriteString("You said: “" + said + "”. ")
 	}
-	about := topic(q.last)
+	about := topic(q.lastMessage)
 	remarks := [...]string{
 		"A real model would have a lot to say about “" + about + "”; I only know how to count tokens.",
 		"I have never met a model, but I am told they like to think about “" + about + "”.",
@@ -172,18 +175,18 @@ func (e *Engine) sentences(q question) string {
 		"If this were a real answer, “" + about + "” would be explained by now, with examples.",
 		"I would gladly tell you more about “" + about + "”, but these words are made up by a small program.",
 	}
-	b.WriteString(remarks[e.draw(q)%uint64(len(remarks))])
+	b.WriteString(remarks[e.hash(q)%uint64(len(remarks))])
 	return b.String()
 }
 
-// draw is a number that depends on the question and on the seeds alone.
-func (e *Engine) draw(q question) uint64 {
+// hash returns a number that depends on the question and on the seeds alone.
+func (e *Engine) hash(q question) uint64 {
 	d := xxhash.NewWithSeed(e.config.Seed)
-	_, _ = d.WriteString(q.last + "\x00" + strconv.FormatInt(q.seed, 10) + "\x00" + strconv.Itoa(q.choice))
+	_, _ = d.WriteString(q.lastMessage + "\x00" + strconv.FormatInt(q.seed, 10) + "\x00" + strconv.Itoa(q.choice))
 	return d.Sum64() >> 8
 }
 
-// quote is the beginning of what was said, on one line.
+// quote returns the beginning of a text, on one line.
 func quote(said string) string {
 	var b strings.Builder
 	n := 0
@@ -201,7 +204,7 @@ func quote(said string) string {
 	return strings.TrimRight(strings.TrimSpace(b.String()), ".")
 }
 
-// topic is the longest word of the beginning, the first of several.
+// topic returns the longest word of the beginning of a text; of several the first.
 func topic(said string) string {
 	longest := ""
 	for word := range strings.FieldsSeq(quote(said)) {
@@ -216,29 +219,29 @@ func topic(said string) string {
 	return longest
 }
 
-// limits are the request's bounds on the length of an answer.
+// limits are the request's limits on the length of an answer.
 type limits struct {
-	most      int // 0: none
-	least     int
-	ignoreEOS bool // go on to most whatever there is to say
+	max       int // 0: no limit
+	min       int
+	ignoreEOS bool // extend the answer to max
 }
 
-// bound applies the limits to an answer.
-func (l limits) bound(a *answer) {
+// apply sets the length and the finish reason of an answer.
+func (l limits) apply(a *answer) {
 	a.limit = len(a.pieces)
-	if len(a.calls) == 0 { // nothing sensible can follow tool calls
-		a.limit = max(a.limit, l.least)
+	if len(a.calls) == 0 { // nothing may follow tool calls
+		a.limit = max(a.limit, l.min)
 		if l.ignoreEOS {
-			a.limit = max(a.limit, l.most)
+			a.limit = max(a.limit, l.max)
 		}
 	}
-	if l.most > 0 && (a.limit > l.most || l.ignoreEOS && len(a.calls) == 0) {
-		a.limit, a.finish = l.most, "length"
+	if l.max > 0 && (a.limit > l.max || l.ignoreEOS && len(a.calls) == 0) {
+		a.limit, a.finish = l.max, "length"
 	}
 }
 
-// fragment is a request's string, or anything else as its raw JSON.
-func fragment(raw json.RawMessage) string {
+// textOf returns a JSON string as its text, and any other JSON value as it is written.
+func textOf(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) == nil {
 		return s

@@ -7,18 +7,18 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// blockSize is how many tokens one block of the prefix cache holds; vLLM's default.
+// blockSize is the number of tokens in one block of the prefix cache: vLLM's default.
 const blockSize = 16
 
 const (
-	maxWord  = 8 // bytes of a word that one token holds, its leading space not counted
-	maxSpace = 8 // bytes of white space that one token holds
-	maxPunct = 4 // bytes of punctuation that one token holds
+	maxWord  = 8 // bytes of a word in one token, without its leading space
+	maxSpace = 8 // bytes of white space in one token
+	maxPunct = 4 // bytes of punctuation in one token
 )
 
-// nextToken returns the length of the token that s begins with; 0 for an empty s. The tokenizer is byte-level and local:
-// where a token ends depends on at most the next two bytes, so a text cut between two tokens has the tokens of its parts.
-// English prose has about five bytes a token.
+// nextToken returns the length of the first token of s; 0 for an empty s. The tokenizer works on
+// bytes and locally: the end of a token depends on at most the next two bytes. So a text that is
+// cut between two tokens has the tokens of its parts. English prose has about five bytes per token.
 func nextToken(s string) int {
 	switch {
 	case s == "":
@@ -37,7 +37,8 @@ func nextToken(s string) int {
 	return n
 }
 
-// wordLen is the length of the word, or of as much of it as fits, without cutting a character in two.
+// wordLen returns the length of the word at the beginning of s, or of as much of it as fits into a
+// token. It does not cut inside a UTF-8 character.
 func wordLen(s string) int {
 	n := 1
 	for n < min(len(s), maxWord) && isWord(s[n]) {
@@ -54,7 +55,8 @@ func wordLen(s string) int {
 	return n // not UTF-8
 }
 
-// spaceLen leaves the last space before a word to that word.
+// spaceLen returns the length of the white space at the beginning of s. The last space before a
+// word belongs to that word.
 func spaceLen(s string) int {
 	n := 1
 	for n < min(len(s), maxSpace) && isSpace(s[n]) {
@@ -66,13 +68,16 @@ func spaceLen(s string) int {
 	return n
 }
 
+// isSpace tells whether b is white space.
 func isSpace(b byte) bool { return b == ' ' || b == '\n' || b == '\t' || b == '\r' }
 
+// isWord tells whether b is part of a word: a letter, a digit, _ or part of a character beyond
+// ASCII.
 func isWord(b byte) bool {
 	return b >= utf8.RuneSelf || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '_'
 }
 
-// tokenize cuts a text into its tokens.
+// tokenize splits a text into its tokens.
 func tokenize(text string) []string {
 	tokens := make([]string, 0, len(text)/4+1)
 	for text != "" {
@@ -83,36 +88,36 @@ func tokenize(text string) []string {
 	return tokens
 }
 
-// prompt is what the engine keeps of an input: how long it is and the hashes of its full blocks. Each hash covers
-// everything before its block as well, so equal hashes mean equal prefixes.
+// prompt is what the engine keeps of an input: its length in tokens and the hashes of its full
+// blocks. Each hash also covers everything before its block, so equal hashes mean equal prefixes.
 type prompt struct {
 	tokens int
 	blocks []uint64
 	tail   string // the text after the last full block
 }
 
-// textPrompt counts and hashes a text.
+// textPrompt returns the prompt of a text.
 func textPrompt(text string) prompt {
 	var p prompt
 	p.add(text)
 	return p
 }
 
-// add continues the prompt with the text that follows its last full block.
+// add extends the prompt by text, which follows the last full block.
 func (p *prompt) add(text string) {
 	start := 0
 	for i := 0; i < len(text); {
 		i += nextToken(text[i:])
 		p.tokens++
 		if p.tokens%blockSize == 0 {
-			p.blocks = append(p.blocks, chain(p.last(), text[start:i]))
+			p.blocks = append(p.blocks, hashBlock(p.lastBlock(), text[start:i]))
 			start = i
 		}
 	}
 	p.tail = text[start:]
 }
 
-// idPrompt is a prompt that the caller has already made into token ids.
+// idPrompt returns the prompt of an input that is already token ids.
 func idPrompt(ids []int64) prompt {
 	p := prompt{tokens: len(ids)}
 	var raw [blockSize * 8]byte
@@ -120,27 +125,29 @@ func idPrompt(ids []int64) prompt {
 		for i, id := range ids[:blockSize] {
 			binary.LittleEndian.PutUint64(raw[i*8:], uint64(id))
 		}
-		p.blocks = append(p.blocks, chain(p.last(), string(raw[:])))
+		p.blocks = append(p.blocks, hashBlock(p.lastBlock(), string(raw[:])))
 	}
 	return p
 }
 
-// with returns the blocks of the prompt and the text that was generated after it, which is how the next turn of a
-// conversation begins.
-func (p prompt) with(output string) []uint64 {
+// blocksWith returns the blocks of the prompt followed by the generated text output. The prompt of
+// the next turn of a conversation begins with them.
+func (p prompt) blocksWith(output string) []uint64 {
 	longer := prompt{tokens: p.tokens - p.tokens%blockSize, blocks: p.blocks[:len(p.blocks):len(p.blocks)]}
 	longer.add(p.tail + output)
 	return longer.blocks
 }
 
-func (p prompt) last() uint64 {
+// lastBlock returns the hash of the last full block; 0 if there is none.
+func (p prompt) lastBlock() uint64 {
 	if len(p.blocks) == 0 {
 		return 0
 	}
 	return p.blocks[len(p.blocks)-1]
 }
 
-func chain(before uint64, text string) uint64 {
+// hashBlock returns the hash of a block whose predecessor has the hash before.
+func hashBlock(before uint64, text string) uint64 {
 	var d xxhash.Digest
 	d.ResetWithSeed(before)
 	_, _ = d.WriteString(text) // never fails

@@ -50,10 +50,10 @@ func FuzzTokenize(f *testing.F) {
 		if whole.tokens != len(tokens) || len(whole.blocks) != len(tokens)/blockSize {
 			t.Fatalf("%q: %d tokens, %d blocks, want %d tokens", a+b, whole.tokens, len(whole.blocks), len(tokens))
 		}
-		// A text that is cut between two tokens and put together again has the blocks of the whole.
+		// A text that is cut between two tokens and joined again has the blocks of the whole.
 		for cut := range tokens {
 			head := textPrompt(strings.Join(tokens[:cut], ""))
-			if got := head.with(strings.Join(tokens[cut:], "")); !slices.Equal(got, whole.blocks) {
+			if got := head.blocksWith(strings.Join(tokens[cut:], "")); !slices.Equal(got, whole.blocks) {
 				t.Fatalf("%q cut after %d tokens: blocks %x, want %x", a+b, cut, got, whole.blocks)
 			}
 		}
@@ -75,26 +75,26 @@ func TestBlocksDependOnAllBefore(t *testing.T) {
 	}
 }
 
-// blocksOf makes a prompt of so many blocks of its own.
-func blocksOf(word string, blocks int) prompt {
+// distinctPrompt returns a prompt of blocks that depend on word.
+func distinctPrompt(word string, blocks int) prompt {
 	return textPrompt(strings.Repeat(" "+word, blocks*blockSize))
 }
 
 func TestCacheMatch(t *testing.T) {
 	t.Parallel()
 	c := newPrefixCache(100 * blockSize)
-	p := blocksOf("sea", 3)
+	p := distinctPrompt("sea", 3)
 	if got := c.match(p); got != 0 {
 		t.Errorf("empty cache: %d tokens", got)
 	}
-	c.put(p.blocks)
+	c.add(p.blocks)
 	if got, want := c.match(p), 2*blockSize; got != want {
 		t.Errorf("the same prompt again: %d tokens cached, want %d: its last token must be computed", got, want)
 	}
-	if got, want := c.match(blocksOf("sea", 4)), 3*blockSize; got != want {
+	if got, want := c.match(distinctPrompt("sea", 4)), 3*blockSize; got != want {
 		t.Errorf("a longer prompt: %d tokens cached, want %d", got, want)
 	}
-	if got := c.match(blocksOf("hill", 3)); got != 0 {
+	if got := c.match(distinctPrompt("hill", 3)); got != 0 {
 		t.Errorf("another prompt: %d tokens cached", got)
 	}
 	if got := c.match(prompt{}); got != 0 {
@@ -105,26 +105,26 @@ func TestCacheMatch(t *testing.T) {
 func TestCacheEviction(t *testing.T) {
 	t.Parallel()
 	c := newPrefixCache(4 * blockSize)
-	old, young := blocksOf("old", 2), blocksOf("young", 2)
-	c.put(old.blocks)
-	c.put(young.blocks)
-	c.match(blocksOf("old", 3)) // used again, so now "young" is the older
-	c.put(blocksOf("new", 1).blocks)
-	if got, want := c.match(blocksOf("old", 3)), 2*blockSize; got != want {
+	old, young := distinctPrompt("old", 2), distinctPrompt("young", 2)
+	c.add(old.blocks)
+	c.add(young.blocks)
+	c.match(distinctPrompt("old", 3)) // used again, so now "young" is the older
+	c.add(distinctPrompt("new", 1).blocks)
+	if got, want := c.match(distinctPrompt("old", 3)), 2*blockSize; got != want {
 		t.Errorf("what was used last: %d tokens left, want %d", got, want)
 	}
-	if got, want := c.match(blocksOf("young", 3)), blockSize; got != want {
+	if got, want := c.match(distinctPrompt("young", 3)), blockSize; got != want {
 		t.Errorf("what was used longest ago: %d tokens left, want %d: its end leaves first", got, want)
 	}
 	if got, want := c.tokens(), 4*blockSize; got != want {
 		t.Errorf("%d tokens cached, want %d", got, want)
 	}
-	c.put(blocksOf("huge", 50).blocks)
-	if got, want := c.match(blocksOf("huge", 50)), 4*blockSize; got != want || c.tokens() != want {
+	c.add(distinctPrompt("huge", 50).blocks)
+	if got, want := c.match(distinctPrompt("huge", 50)), 4*blockSize; got != want || c.tokens() != want {
 		t.Errorf("a prompt larger than the cache: %d of %d tokens, want %d", got, c.tokens(), want)
 	}
 	none := newPrefixCache(-1)
-	none.put(old.blocks)
+	none.add(old.blocks)
 	if got := none.match(old); got != 0 {
 		t.Errorf("no cache: %d tokens", got)
 	}

@@ -8,13 +8,14 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// function is a tool that the caller offers.
+// function is a function that the caller offers as a tool.
 type function struct {
 	Name       string `json:"name"`
 	Parameters any    `json:"parameters"`
 }
 
-// tool is a function as the chat API wraps it (Function) and as the Responses API writes it (beside the type).
+// tool is a function in the form of the chat API (Function) or of the Responses API (fields beside
+// Type).
 type tool struct {
 	Type     string    `json:"type"`
 	Function *function `json:"function"`
@@ -24,11 +25,11 @@ type tool struct {
 // toolUse is what a request says about tools.
 type toolUse struct {
 	offered  []function
-	choice   string // auto, none, required, or the name of one
+	choice   string // auto, none, required, or the name of a function
 	parallel bool
 }
 
-// newToolUse reads the request's tools and tool_choice.
+// newToolUse reads the tools, tool_choice and parallel_tool_calls of a request.
 func newToolUse(tools []tool, choice json.RawMessage, parallel *bool) (toolUse, error) {
 	u := toolUse{choice: "auto", parallel: parallel == nil || *parallel}
 	for _, t := range tools {
@@ -55,6 +56,7 @@ func newToolUse(tools []tool, choice json.RawMessage, parallel *bool) (toolUse, 
 	return u, u.check()
 }
 
+// check checks that tool_choice can be satisfied.
 func (u toolUse) check() error {
 	switch u.choice {
 	case "auto", "none":
@@ -73,27 +75,27 @@ func (u toolUse) check() error {
 	return badRequest("tool_choice", "tool_choice names a tool that is not among the tools")
 }
 
-// calls are the tool calls that answer the question; none when prose does.
-func (u toolUse) calls(q question) []toolCall {
-	chosen := u.chosen(q)
+// toolCalls returns the tool calls that answer the question; none if the answer is prose.
+func (u toolUse) toolCalls(q question) []toolCall {
+	chosen := u.chosenFunctions(q)
 	if len(chosen) > 1 && !u.parallel {
 		chosen = chosen[:1]
 	}
 	calls := make([]toolCall, 0, len(chosen))
 	for i, f := range chosen {
-		id := xxhash.Sum64String(q.last + "\x00" + f.Name + "\x00" + strconv.Itoa(q.turn+q.choice<<16+i<<32))
+		id := xxhash.Sum64String(q.lastMessage + "\x00" + f.Name + "\x00" + strconv.Itoa(q.turn+q.choice<<16+i<<32))
 		calls = append(calls, toolCall{
 			id:        "call_" + strconv.FormatUint(id, 36),
 			name:      f.Name,
-			arguments: string(sampleJSON(orEmptyObject(f.Parameters), topic(q.last))),
+			arguments: string(sampleJSON(orEmptyObject(f.Parameters), topic(q.lastMessage))),
 		})
 	}
 	return calls
 }
 
-// chosen are the functions to call: the forced one, those that the caller mentions by name, or the first when the caller
-// speaks of tools.
-func (u toolUse) chosen(q question) []function {
+// chosenFunctions returns the functions to call: the one that tool_choice names, else those that
+// the caller mentions by name, else the first if the caller mentions tools.
+func (u toolUse) chosenFunctions(q question) []function {
 	if u.choice == "none" || len(u.offered) == 0 {
 		return nil
 	}
@@ -102,21 +104,22 @@ func (u toolUse) chosen(q question) []function {
 		if f.Name == u.choice {
 			return []function{f}
 		}
-		if f.Name != "" && strings.Contains(q.last, f.Name) {
+		if f.Name != "" && strings.Contains(q.lastMessage, f.Name) {
 			mentioned = append(mentioned, f)
 		}
 	}
 	switch {
-	case q.tool && u.choice != "required": // the result has come: say something about it
+	case q.isToolResult && u.choice != "required": // the answer comments on the result
 		return nil
 	case len(mentioned) > 0:
 		return mentioned
-	case u.choice == "required" || strings.Contains(strings.ToLower(q.last), "tool"):
+	case u.choice == "required" || strings.Contains(strings.ToLower(q.lastMessage), "tool"):
 		return u.offered[:1]
 	}
 	return nil
 }
 
+// orEmptyObject returns schema, or the schema of an object if there is none.
 func orEmptyObject(schema any) any {
 	if schema == nil {
 		return map[string]any{"type": "object"}

@@ -8,91 +8,95 @@ import (
 	"strconv"
 )
 
-// begin sends the headers.
-func (c *call) begin(contentType string) {
-	h := c.w.Header()
-	h.Set("Content-Type", contentType)
-	c.out = c.w
-	if _, ok := c.fault.find(faultGzip); ok {
-		h.Set("Content-Encoding", "gzip")
-		h.Del("Content-Length")
-		c.packed = gzip.NewWriter(c.w)
-		c.out = c.packed
+// writeHeaders sends the headers of a successful response.
+func (h *handler) writeHeaders(contentType string) {
+	header := h.w.Header()
+	header.Set("Content-Type", contentType)
+	h.body = h.w
+	if _, ok := h.fault.find(faultGzip); ok {
+		header.Set("Content-Encoding", "gzip")
+		header.Del("Content-Length")
+		h.compressor = gzip.NewWriter(h.w)
+		h.body = h.compressor
 	}
-	c.w.WriteHeader(http.StatusOK)
+	h.w.WriteHeader(http.StatusOK)
 }
 
-// stream sends the headers of an event stream at once.
-func (c *call) stream() error {
-	c.w.Header().Set("Cache-Control", "no-cache")
-	c.begin("text/event-stream; charset=utf-8")
-	return c.flush()
+// startEvents sends the headers of an event stream at once.
+func (h *handler) startEvents() error {
+	h.w.Header().Set("Cache-Control", "no-cache")
+	h.writeHeaders("text/event-stream; charset=utf-8")
+	return h.flush()
 }
 
-func (c *call) flush() error {
-	if c.packed != nil {
-		if err := c.packed.Flush(); err != nil {
+// flush sends what is buffered.
+func (h *handler) flush() error {
+	if h.compressor != nil {
+		if err := h.compressor.Flush(); err != nil {
 			return err
 		}
 	}
-	return http.NewResponseController(c.w).Flush()
+	return http.NewResponseController(h.w).Flush()
 }
 
-// event sends one event, complete with its empty line. Each is a chunk of its own on the wire.
-func (c *call) event(event []byte) error {
-	if len(c.fault.parts) > 0 {
+// sendEvent sends one complete event. Each event is one chunk on the wire.
+func (h *handler) sendEvent(event []byte) error {
+	if len(h.fault.parts) > 0 {
 		var err error
-		if event, err = c.spoil(event); err != nil {
+		if event, err = h.injectIntoEvent(event); err != nil {
 			return err
 		}
 	}
-	if _, err := c.out.Write(event); err != nil {
+	if _, err := h.body.Write(event); err != nil {
 		return err
 	}
-	c.events++
-	return c.flush()
+	h.eventCount++
+	return h.flush()
 }
 
-// answer sends a value as JSON.
-func (c *call) answer(v any) error { return c.send("application/json", append(marshal(v), '\n')) }
+// sendJSON sends a value as JSON.
+func (h *handler) sendJSON(v any) error {
+	return h.sendBody("application/json", append(marshal(v), '\n'))
+}
 
-// send sends an answer that is not streamed.
-func (c *call) send(contentType string, body []byte) error {
-	f := c.fault
+// sendBody sends a response that is not streamed.
+func (h *handler) sendBody(contentType string, body []byte) error {
+	f := h.fault
 	if m, ok := f.find(faultSlow); ok {
-		if err := c.pause(m.pause); err != nil {
+		if err := h.pause(m.pause); err != nil {
 			return err
 		}
 	}
 	if _, ok := f.find(faultHuge); ok {
-		body = pad(body)
+		body = padEvent(body)
 	}
-	if c.breaksBody() {
-		return c.sendHalf(contentType, body)
+	if h.breaksBody() {
+		return h.sendBrokenBody(contentType, body)
 	}
-	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	c.begin(contentType)
-	if _, err := c.out.Write(body); err != nil {
+	h.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	h.writeHeaders(contentType)
+	if _, err := h.body.Write(body); err != nil {
 		return err
 	}
-	return c.finish()
+	return h.closeBody()
 }
 
-// finish ends the body.
-func (c *call) finish() error {
-	if c.packed != nil {
-		return c.packed.Close()
+// closeBody ends the body.
+func (h *handler) closeBody() error {
+	if h.compressor != nil {
+		return h.compressor.Close()
 	}
 	return nil
 }
 
-// marshal is json.Marshal for values that always marshal, without the escapes that are meant for HTML.
+// marshal is json.Marshal without HTML escapes. It panics on values that cannot be marshalled,
+// which is a programming error.
 func marshal(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		panic(err) // a programming error: all values are our own structs, maps and strings
+		panic(err)
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
 }

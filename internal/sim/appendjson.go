@@ -5,7 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// Chunks are put together by appending, because a load test asks for a hundred thousand a second.
+// This file appends JSON without reflection, because a load test requests a hundred thousand chunks
+// per second.
 
 // appendString appends s as a JSON string.
 func appendString(b []byte, s string) []byte {
