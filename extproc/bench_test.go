@@ -9,11 +9,23 @@ import (
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 )
 
 // BenchmarkExchange is one request over gRPC on a unix socket, both ends counted.
 func BenchmarkExchange(b *testing.B) {
-	s, _ := newServer(b, nil)
+	b.Run("native", func(b *testing.B) {
+		s, _ := newServer(b, nil)
+		benchmarkExchange(b, s)
+	})
+	b.Run("auto", func(b *testing.B) {
+		s, _ := newRelayed(b, dispatch.WayPolicy{})
+		benchmarkExchange(b, s)
+	})
+}
+
+func benchmarkExchange(b *testing.B, s *Server) {
 	l, err := net.Listen("unix", filepath.Join(b.TempDir(), "s"))
 	if err != nil {
 		b.Fatal(err)

@@ -7,36 +7,34 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// newRelayed is newServer with a relay and this policy of streams for the model m.
-func newRelayed(t *testing.T, p relay.Policy) (*Server, *dispatch.Dispatcher) {
+// newRelayed is newServer with a relay and this policy for the model m.
+func newRelayed(t testing.TB, p dispatch.WayPolicy) (*Server, *dispatch.Dispatcher) {
 	s, d := newServer(t, nil)
-	s.Relay = relay.New(relay.Config{Dispatcher: d})
-	s.Relay.SetRules(&relay.Rules{Models: map[string]relay.Policy{"m": p}})
-	t.Cleanup(func() { s.Relay.Close(t.Context()) })
+	s.Handoff = new(dispatch.Handoff)
+	d.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, Way: p}}})
 	return s, d
 }
 
 // Which way a request goes.
 func TestWay(t *testing.T) {
 	for name, c := range map[string]struct {
-		policy  relay.Policy
+		policy  dispatch.WayPolicy
 		body    string
 		managed bool
 	}{
-		"plain":           {relay.Policy{}, `{"model":"m","messages":[]}`, false},
-		"stream":          {relay.Policy{}, `{"model":"m","stream":true,"messages":[]}`, false},
-		"managed":         {relay.Policy{Mode: relay.Managed}, `{"model":"m","stream":true,"messages":[]}`, true},
-		"not streamed":    {relay.Policy{Mode: relay.Managed}, `{"model":"m","messages":[]}`, false},
-		"named":           {relay.Policy{}, `{"model":"m","request_id":"a","messages":[]}`, true},
-		"timeout":         {relay.Policy{}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, true},
-		"native timeout":  {relay.Policy{Mode: relay.Native}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, false},
-		"timeout of all":  {relay.Policy{}, `{"model":"m","timeout_ms":1000,"messages":[]}`, false},
-		"first token":     {relay.Policy{TTFTTimeout: time.Second}, `{"model":"m","stream":true,"messages":[]}`, true},
-		"grpc":            {relay.Policy{GRPC: true}, `{"model":"m","messages":[]}`, true},
-		"every is sample": {relay.Policy{Sample: 1}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"plain":           {dispatch.WayPolicy{}, `{"model":"m","messages":[]}`, false},
+		"stream":          {dispatch.WayPolicy{}, `{"model":"m","stream":true,"messages":[]}`, false},
+		"managed":         {dispatch.WayPolicy{Mode: dispatch.ModeManaged}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"not streamed":    {dispatch.WayPolicy{Mode: dispatch.ModeManaged}, `{"model":"m","messages":[]}`, false},
+		"named":           {dispatch.WayPolicy{}, `{"model":"m","request_id":"a","messages":[]}`, true},
+		"timeout":         {dispatch.WayPolicy{}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, true},
+		"native timeout":  {dispatch.WayPolicy{Mode: dispatch.ModeNative}, `{"model":"m","stream":true,"timeout_ms":1000,"messages":[]}`, false},
+		"timeout of all":  {dispatch.WayPolicy{}, `{"model":"m","timeout_ms":1000,"messages":[]}`, false},
+		"first token":     {dispatch.WayPolicy{Supervised: true}, `{"model":"m","stream":true,"messages":[]}`, true},
+		"grpc":            {dispatch.WayPolicy{GRPC: true}, `{"model":"m","messages":[]}`, true},
+		"every is sample": {dispatch.WayPolicy{Sample: 1}, `{"model":"m","stream":true,"messages":[]}`, true},
 	} {
 		s, _ := newRelayed(t, c.policy)
 		e := open(t, s)
@@ -50,7 +48,7 @@ func TestWay(t *testing.T) {
 
 // A request that has waited for its replica to come does not depend on Envoy's workers knowing it; the next one may.
 func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
-	s, d := newRelayed(t, relay.Policy{})
+	s, d := newRelayed(t, dispatch.WayPolicy{})
 	known := map[string]netip.AddrPort{"m-0": netip.MustParseAddrPort("127.0.0.1:9000")}
 	d.SetRoutable("model/m", nil)
 	e := open(t, s)

@@ -25,15 +25,15 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Config is what a Server works with.
 type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
-	// Relay carries what Envoy alone cannot. nil: there is none, and every request goes to its replica at once.
-	Relay *relay.Relay
+	// Handoff is how the relay gets what Envoy alone cannot carry. nil: there is no relay, and every request is native.
+	Handoff *dispatch.Handoff
 	// Trace settles whether a request that goes to its replica at once is traced, by the traceparent header of its client's, and gives the one
 	// that the engine is to get. nil: none is.
 	Trace func(client string) (own string, traced bool)
@@ -62,7 +62,7 @@ type Begun struct {
 
 // Entry follows one request in the journal.
 type Entry interface {
-	relay.Entry
+	request.Follower
 	// Traced: the request has a span of this traceparent, and its client sent that one.
 	Traced(own, client string)
 	// Ended: the exchange is over, or, if the relay has the request, the relay is done with it. fault is nil unless the exchange answered.
@@ -119,8 +119,8 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 		if err := envoy.Send(out); err != nil {
 			return ended(err)
 		}
-		if x.accepted != nil {
-			return x.bring()
+		if x.claimed != nil {
+			return x.awaitClaim()
 		}
 	}
 }
@@ -138,17 +138,17 @@ type exchange struct {
 	server *Server
 	envoy  extproc.ExternalProcessor_ProcessServer
 
-	request  request
+	head     requestHead
 	tenant   *authz.Tenant
 	priority admission.Priority
 	// received is when the headers came, understood when the body had been read
 	received, understood time.Time
 	ticket               *dispatch.Ticket
-	// offer is the ticket under which the relay expects the request, empty: it does not. accepted is closed when the relay has it.
-	offer    string
-	accepted <-chan struct{}
-	entry    Entry
-	fault    *openai.Error
+	// token is that of the request's offer to the relay; empty: the request was not offered. claimed is closed when the relay has claimed it.
+	token   string
+	claimed <-chan struct{}
+	entry   Entry
+	fault   *openai.Error
 }
 
 // answer handles one message; nil ends the exchange.
@@ -169,15 +169,15 @@ func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 
 func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	x.received = time.Now()
-	x.request.read(h.GetHeaders())
-	tenant, fault := x.server.Authenticator.Authenticate(x.request.credentials)
+	x.head.read(h.GetHeaders())
+	tenant, fault := x.server.Authenticator.Authenticate(x.head.credentials)
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	if fault := x.request.check(x.server.MaxBody); fault != nil {
+	if fault := x.head.check(x.server.MaxBody); fault != nil {
 		return x.refuse(fault)
 	}
-	if x.priority, fault = priorityOf(tenant, x.request.priority); fault != nil {
+	if x.priority, fault = priorityOf(tenant, x.head.priority); fault != nil {
 		return x.refuse(fault)
 	}
 	x.tenant = tenant
@@ -191,7 +191,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if x.tenant == nil || x.entry != nil {
 		return nil // no headers came first, or two bodies did: not our Envoy
 	}
-	r := &x.request
+	r := &x.head
 	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
 	if fault == nil {
 		fault = r.mergeOptions(&scan)
@@ -211,7 +211,7 @@ func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket)
 	x.ticket = t
 	waited := time.Since(x.understood)
 	x.entry.Decided(t.Model, t.Replica(), waited)
-	x.server.live.add(x.request.id, t)
+	x.server.live.add(x.head.id, t)
 	answer := decided(t, scan, body, leaving{waited, x.traced()})
 	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, t)
 	return answer
@@ -222,32 +222,12 @@ func (x *exchange) traced() string {
 	if x.server.Trace == nil {
 		return ""
 	}
-	own, traced := x.server.Trace(x.request.traceparent)
+	own, traced := x.server.Trace(x.head.traceparent)
 	if !traced {
 		return ""
 	}
-	x.entry.Traced(own, x.request.traceparent)
+	x.entry.Traced(own, x.head.traceparent)
 	return own
-}
-
-// asked is what the dispatcher is asked for the request.
-func (x *exchange) asked(scan *openai.Request, body []byte) *dispatch.Request {
-	return &dispatch.Request{
-		Model:       scan.Model,
-		Tenant:      x.tenant.Name,
-		Priority:    x.priority,
-		Allowed:     x.tenant.Allows,
-		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
-		Keys:        func(most int) []uint64 { return scan.TurnKeys(body, most) },
-		ID:          scan.RequestID,
-		Task:        x.request.task,
-		PromptBytes: scan.PromptBytes(),
-		MaxTokens:   scan.MaxTokens,
-		Choices:     scan.Choices,
-		NoOutput:    scan.Endpoint.NoOutput(),
-		Bytes:       len(body),
-		Timeout:     scan.Timeout,
-	}
 }
 
 func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai.Error) {
@@ -276,12 +256,12 @@ func (x *exchange) end() {
 	if x.entry == nil {
 		return
 	}
-	if x.offer != "" && !x.server.Relay.Withdraw(x.offer) {
+	if x.token != "" && !x.server.Handoff.Cancel(x.token) {
 		x.entry = nil // the relay says when it is over
 		return
 	}
 	if x.ticket != nil {
-		x.server.live.end(x.request.id, x.ticket)
+		x.server.live.end(x.head.id, x.ticket)
 		x.ticket.Release()
 	}
 	x.entry.Ended(x.fault)
@@ -294,5 +274,5 @@ type silence struct{}
 func (silence) Begin(Begun) Entry                     { return silence{} }
 func (silence) Decided(string, string, time.Duration) {}
 func (silence) Traced(string, string)                 {}
-func (silence) Carried(relay.Result)                  {}
+func (silence) Carried(request.Outcome)               {}
 func (silence) Ended(*openai.Error)                   {}

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -324,8 +324,8 @@ func (d *diary) Begin(b Begun) Entry {
 func (d *diary) Decided(model, replica string, _ time.Duration) {
 	d.write("decided %s %.2s", model, replica)
 }
-func (d *diary) Carried(relay.Result)  { d.write("carried") }
-func (d *diary) Traced(string, string) {}
+func (d *diary) Carried(request.Outcome) { d.write("carried") }
+func (d *diary) Traced(string, string)   {}
 func (d *diary) Ended(fault *openai.Error) {
 	if fault != nil {
 		d.write("ended %s", fault.Code)

@@ -35,7 +35,9 @@ type relayed struct {
 }
 
 func newFull(t *testing.T) *relayed {
-	s, d := newRelayed(t, relay.Policy{Mode: relay.Managed})
+	s, d := newRelayed(t, dispatch.WayPolicy{Mode: dispatch.ModeManaged})
+	carrier := relay.New(relay.Config{Dispatcher: d, Handoff: s.Handoff})
+	t.Cleanup(func() { carrier.Close(t.Context()) })
 	for range 2 {
 		e := open(t, s)
 		e.headers(key)
@@ -43,7 +45,7 @@ func newFull(t *testing.T) *relayed {
 			t.Fatal("no slot was free")
 		}
 	}
-	r := &relayed{Server: s, t: t, dispatcher: d, diary: new(diary), socket: httptest.NewServer(s.Relay.Handler())}
+	r := &relayed{Server: s, t: t, dispatcher: d, diary: new(diary), socket: httptest.NewServer(carrier.Handler())}
 	s.Journal = r.diary
 	t.Cleanup(r.socket.Close)
 	return r

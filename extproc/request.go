@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// request is what the headers say.
-type request struct {
+// requestHead is what the headers of a request say.
+type requestHead struct {
 	id, method, path string
 	endpoint         openai.Endpoint
 	credentials      authz.Credentials
@@ -29,7 +29,7 @@ type request struct {
 	repeated string
 }
 
-func (r *request) read(h *core.HeaderMap) {
+func (r *requestHead) read(h *core.HeaderMap) {
 	for _, header := range h.GetHeaders() {
 		value := header.GetValue()
 		if raw := header.GetRawValue(); len(raw) > 0 {
@@ -45,7 +45,7 @@ func (r *request) read(h *core.HeaderMap) {
 }
 
 // field is where a header's value is kept; nil for a header that means nothing here.
-func (r *request) field(name string) *string {
+func (r *requestHead) field(name string) *string {
 	switch name {
 	case ":method":
 		return &r.method
@@ -78,7 +78,7 @@ func (r *request) field(name string) *string {
 }
 
 // check finds what is wrong with a request before its body is read.
-func (r *request) check(maxBody int64) *openai.Error {
+func (r *requestHead) check(maxBody int64) *openai.Error {
 	if r.repeated != "" {
 		return invalid(r.repeated, "must not be sent twice")
 	}
@@ -115,7 +115,7 @@ const (
 )
 
 // mergeOptions adds the options that came as headers to those of the body. What both say must agree.
-func (r *request) mergeOptions(scan *openai.Request) *openai.Error {
+func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 	if r.requestID != "" {
 		if len(r.requestID) > maxRequestID {
 			return invalid(headers.IdempotencyKey, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")

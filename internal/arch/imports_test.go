@@ -38,7 +38,7 @@ var allowed = map[string]string{
 	"internal/http1/server":     "internal/http1/nonblock",
 	"internal/openai/delta":     "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/delta internal/openai/jsonscan",
-	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/http1/client " +
+	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/request internal/http1/client " +
 		"internal/http1/server internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
@@ -54,12 +54,13 @@ var allowed = map[string]string{
 	"internal/config":          "engines",
 	"internal/telemetry":       "internal/headers internal/routes",
 	"internal/telemetry/trace": "internal/telemetry",
-	"internal/dispatch":        "ringhash admission engines internal/headers internal/openai",
+	"internal/dispatch":        "ringhash admission authz engines internal/headers internal/openai internal/request",
+	"internal/request":         "internal/openai",
 	"internal/api":             "engines internal/headers internal/openai internal/routes",
 	"internal/admin":           "engines internal/headers internal/openai internal/telemetry",
 	"xds":                      "engines internal/headers internal/routes",
 	"envoy":                    "internal/headers internal/process",
-	"extproc":                  "admission authz internal/dispatch internal/headers internal/openai internal/relay",
+	"extproc":                  "admission authz internal/dispatch internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines/kubernetes envoy examples internal/config internal/gateway internal/process " +
 		"internal/sim internal/telemetry",
 	"internal/gateway":     "*",

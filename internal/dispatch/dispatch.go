@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -61,6 +62,8 @@ type Policy struct {
 	// UnhealthyOn are the failures that take a replica out of rotation. 0 means, of an upstream, all; of a launched one Connect and
 	// FiveHundreds.
 	UnhealthyOn Failure
+	// Way says which way the model's requests take.
+	Way WayPolicy
 	// Limits of the model.
 	Limits admission.Limits
 }
@@ -94,6 +97,8 @@ type Dispatcher struct {
 	mu sync.Mutex
 	// rules are the policies in force; guarded by mu
 	rules Rules
+	// special is what rules.special says; guarded by mu
+	special bool
 	// ruled says that they are not in the world yet, dirty lists the models of which something else is not; guarded by mu
 	ruled bool
 	dirty map[string]struct{}
@@ -123,6 +128,17 @@ type Rules struct {
 	Tenants map[string]admission.TenantLimits
 	// TaskLease is how long a task lasts without a word; 0 means 15 minutes.
 	TaskLease time.Duration
+	// Moderated says whether a rule may end the model's answers to the tenant early; nil: there are no such rules.
+	Moderated func(model, tenant string) bool
+}
+
+// special says that there are requests which need the relay though they neither stream nor have a name.
+func (r *Rules) special() bool {
+	special := r.Moderated != nil || r.Default.Way.translated()
+	for _, p := range r.Models {
+		special = special || p.Way.translated()
+	}
+	return special
 }
 
 // New returns a Dispatcher that knows the fleet as it is now and no replica as routable.
@@ -141,6 +157,7 @@ func New(c Config) *Dispatcher {
 		cursors:     map[string]*atomic.Uint64{},
 		lessons:     map[string]*lessons{},
 	}
+	d.special = d.rules.special()
 	d.world.Store(&world{snapshot: &engines.Snapshot{}})
 	d.rebuild()
 	return d
@@ -163,7 +180,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.rules, d.ruled = r, true
+	d.rules, d.ruled, d.special = r, true, r.special()
 	d.admission.SetTenants(r.Tenants)
 	d.rebuildLocked()
 }
@@ -206,10 +223,13 @@ type Request struct {
 	// NoOutput says that the answer is no text.
 	PromptBytes, MaxTokens, Choices int
 	NoOutput                        bool
+	// Endpoint and Stream say what the client asked for.
+	Endpoint openai.Endpoint
+	Stream   bool
 	// Bytes are held by somebody while the request waits.
 	Bytes int
-	// Timeout is the client's own; 0 means none.
-	Timeout time.Duration
+	// Timeout is the client's own bound on the whole request, MaxDuration that on the response; 0 means none.
+	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
 	// Keys are the keys over all user messages of a conversation, over all but the last, and so on, at most so many of them and none without a
@@ -227,38 +247,46 @@ type Request struct {
 	Preempted int
 }
 
+// Caller is who makes a request.
+type Caller struct {
+	Tenant   *authz.Tenant
+	Priority admission.Priority
+	// Task is the client's task that the request belongs to; empty: none.
+	Task string
+}
+
+// NewRequest returns what dispatch needs to know of a request, from the scan of its body. The request
+// keeps scan and body until its Key and Keys are nil.
+func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
+	return &Request{
+		Model:       scan.Model,
+		Tenant:      c.Tenant.Name,
+		Priority:    c.Priority,
+		Allowed:     c.Tenant.Allows,
+		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
+		Keys:        func(most int) []uint64 { return scan.TurnKeys(body, most) },
+		ID:          scan.RequestID,
+		Task:        c.Task,
+		PromptBytes: scan.PromptBytes(),
+		MaxTokens:   scan.MaxTokens,
+		Choices:     scan.Choices,
+		NoOutput:    scan.Endpoint.NoOutput(),
+		Endpoint:    scan.Endpoint,
+		Stream:      scan.Stream,
+		Bytes:       scan.Size,
+		Timeout:     scan.Timeout,
+		MaxDuration: scan.MaxDuration,
+	}
+}
+
 // Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when ctx ends. The caller must
 // Release the ticket when the response has ended, however it ended, and Settle it when more is known of the response.
 func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai.Error) {
-	w := d.world.Load()
-	c, fault := w.resolve(r)
-	if fault != nil {
-		return nil, fault
+	ticket, pending, fault := d.Begin(ctx, r)
+	if pending != nil {
+		return pending.Await(ctx)
 	}
-	if r.Task != "" {
-		if c, fault = d.byTask(ctx, w, c, r); fault != nil {
-			return nil, fault
-		}
-	}
-	release, ok := d.names.take(r.Tenant, r.ID)
-	if !ok {
-		return nil, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
-			Message: "A request with this request_id is still running."}
-	}
-	t := &Ticket{dispatcher: d, unname: release}
-	if r.Task != "" {
-		if t.unname, ok = d.inTask(r, release); !ok {
-			return nil, &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
-				Message: "Another request of this task is still running."}
-		}
-	}
-	lease, err := d.admission.Admit(ctx, d.admissionRequest(c, r, t))
-	if err != nil {
-		t.unname()
-		return nil, d.explain(ctx, c, r, err)
-	}
-	t.granted(lease, r.Model)
-	return t, nil
+	return ticket, fault
 }
 
 // admissionRequest makes the request for a slot. The pick happens in it: it always looks at the newest world, because the

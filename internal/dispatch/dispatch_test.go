@@ -70,7 +70,7 @@ func replicas(ids ...string) []engines.Replica {
 	return list
 }
 
-func request(model, key string) *Request {
+func newRequest(model, key string) *Request {
 	return &Request{Model: model, Tenant: "t", Key: func(int) uint64 { return ringhash.Key([]byte(key)) }}
 }
 
@@ -87,7 +87,7 @@ func (s stage) must(t *testing.T, r *Request) *Ticket {
 func (s stage) queue(model string) <-chan *Ticket {
 	got := make(chan *Ticket)
 	go func() {
-		ticket, _ := s.Dispatch(context.Background(), request(model, "k"))
+		ticket, _ := s.Dispatch(context.Background(), newRequest(model, "k"))
 		got <- ticket
 	}()
 	synctest.Wait()
@@ -99,8 +99,8 @@ func TestConversationsStay(t *testing.T) {
 	s.put("m", replicas("a", "b", "c", "d")...)
 	homes := map[string]int{}
 	for key := range 40 {
-		first := s.must(t, request("m", fmt.Sprint(key)))
-		second := s.must(t, request("m-alias", fmt.Sprint(key)))
+		first := s.must(t, newRequest("m", fmt.Sprint(key)))
+		second := s.must(t, newRequest("m-alias", fmt.Sprint(key)))
 		if first.Replica() != second.Replica() || second.Model != "m" || second.Cluster() != "model/m" {
 			t.Errorf("key %d: %s, then %s of %s", key, first.Replica(), second.Replica(), second.Model)
 		}
@@ -117,7 +117,7 @@ func TestEndpointsListThePickFirst(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b", "c", "d", "e", "f")...)
 	for key := range 20 {
-		ticket := s.must(t, request("m", fmt.Sprint(key)))
+		ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 		list := strings.Split(ticket.Endpoints(), ",")
 		if len(list) != 1+fallbacks || list[0] != ticket.target.replicas[ticket.at].address {
 			t.Fatalf("picked %s, list %v", ticket.Replica(), list)
@@ -147,7 +147,7 @@ func TestStrategies(t *testing.T) {
 			s := newStage(Policy{Strategy: c.strategy})
 			s.put("m", replicas("a", "b", "c")...)
 			for range requests {
-				s.must(t, request("m", "one key"))
+				s.must(t, newRequest("m", "one key"))
 			}
 			v, _ := s.View("m")
 			got := fmt.Sprint(v.Loads["a"], v.Loads["b"], v.Loads["c"])
@@ -169,7 +169,7 @@ func TestLeastConnectionsPrefersTheLeastServed(t *testing.T) {
 	s.put("m", replicas("a", "b", "c")...)
 	served := map[string]int{}
 	for range 9 { // one at a time: always a tie
-		ticket := s.must(t, request("m", "k"))
+		ticket := s.must(t, newRequest("m", "k"))
 		served[ticket.Replica()]++
 		ticket.Release()
 	}
@@ -198,14 +198,14 @@ func TestLimitsPerReplica(t *testing.T) {
 				s.put("m", c.Replica)
 				var held []*Ticket
 				for range c.want {
-					held = append(held, s.must(t, request("m", "k")))
+					held = append(held, s.must(t, newRequest("m", "k")))
 				}
-				if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeQueueTimeout {
+				if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil || fault.Code != openai.CodeQueueTimeout {
 					t.Errorf("one more than %d: %v", c.want, fault)
 				}
 				held[0].Release()
 				held[0].Release() // only the first counts
-				s.must(t, request("m", "k"))
+				s.must(t, newRequest("m", "k"))
 				if v, _ := s.View("m"); v.InFlight != c.want || v.Loads[c.Replica.ID] != c.want {
 					t.Errorf("in flight %d, load %d", v.InFlight, v.Loads[c.Replica.ID])
 				}
@@ -222,7 +222,7 @@ func TestOnlyWhatEnvoyKnowsIsPicked(t *testing.T) {
 		s.acknowledge("m")
 		got := make(chan *Ticket)
 		go func() {
-			ticket, fault := s.Dispatch(context.Background(), request("m", "k"))
+			ticket, fault := s.Dispatch(context.Background(), newRequest("m", "k"))
 			if fault != nil {
 				t.Error(fault)
 			}
@@ -282,7 +282,7 @@ func TestFaults(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a")...)
-	r := request("m", "k")
+	r := newRequest("m", "k")
 	r.ID = "one"
 	first := s.must(t, r)
 	if _, fault := s.Dispatch(t.Context(), r); fault == nil || fault.Code != openai.CodeRequestIDConflict {
@@ -308,7 +308,7 @@ func TestASharedUpstreamHasOneLoad(t *testing.T) {
 		shared := engines.Replica{ID: "up:80", Launcher: engines.Upstream}
 		s.put("x", shared)
 		s.put("y", shared)
-		first := s.must(t, request("x", "k"))
+		first := s.must(t, newRequest("x", "k"))
 		got := s.queue("y")
 		if v, _ := s.View("y"); v.Queued != 1 {
 			t.Fatal("two requests at once on a server that takes one")
@@ -327,7 +327,7 @@ func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
 		shared := engines.Replica{ID: "up:80", Launcher: engines.Upstream}
 		s.put("x", shared)
 		s.put("y", shared)
-		first := s.must(t, request("x", "k"))
+		first := s.must(t, newRequest("x", "k"))
 		got := s.queue("y")
 		s.fleet.Set("test-x", engines.Part{}) // the server no longer lists x
 		s.rebuild()
@@ -392,7 +392,7 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 func TestTheSlotFollowsARetry(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b")...)
-	ticket := s.must(t, request("m", "k"))
+	ticket := s.must(t, newRequest("m", "k"))
 	from, to := ticket.Replica(), "a"
 	if from == "a" {
 		to = "b"
@@ -414,7 +414,7 @@ func TestARetryThatLeavesLetsTheNextIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPerReplica: 1})
 		s.put("m", replicas("a", "b")...)
-		first, second := s.must(t, request("m", "k")), s.must(t, request("m", "k"))
+		first, second := s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k"))
 		defer second.Release()
 		got := s.queue("m")
 		from := first.Replica()
@@ -437,14 +437,14 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.inherited() != 8 {
 			t.Errorf("%+v", v)
 		}
-		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
+		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
 		s.Settle(map[Place]int{at: 1})
 		s.Settle(map[Place]int{at: 2}) // they do not come back
-		s.must(t, request("m", "k"))
-		s.must(t, request("m", "k"))
-		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil {
+		s.must(t, newRequest("m", "k"))
+		s.must(t, newRequest("m", "k"))
+		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
 		s.SettleOne(Running{Place: at, Request: "1"})
@@ -466,7 +466,7 @@ func TestNothingLeaksWhileTheWorldChanges(t *testing.T) {
 		clients.Go(func() {
 			for n := range 200 {
 				ctx, leave := context.WithTimeout(context.Background(), time.Duration(n%3)*time.Millisecond)
-				if ticket, fault := s.Dispatch(ctx, request("m", fmt.Sprint(i))); fault == nil {
+				if ticket, fault := s.Dispatch(ctx, newRequest("m", fmt.Sprint(i))); fault == nil {
 					ticket.Moved("127.0.0.1:9002")
 					ticket.Release()
 				}
@@ -495,7 +495,7 @@ func TestExplain(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b", "c")...)
 	for key := range 10 {
-		r := request("m", fmt.Sprint(key))
+		r := newRequest("m", fmt.Sprint(key))
 		told, ok := s.Explain("m-alias", r.Key(0))
 		ticket := s.must(t, r)
 		if !ok || told.Picked != ticket.Replica() || told.Order[0].ID != told.Picked || len(told.Order) != 3 {
@@ -511,7 +511,7 @@ func TestExplain(t *testing.T) {
 func BenchmarkDispatch(b *testing.B) {
 	s := newStage(Policy{LoadFloor: 8})
 	s.put("m", replicas("a", "b", "c", "d", "e", "f", "g", "h")...)
-	r := request("m", "k")
+	r := newRequest("m", "k")
 	b.ReportAllocs()
 	for b.Loop() {
 		ticket, _ := s.Dispatch(context.Background(), r)

@@ -22,12 +22,19 @@ func (d *Dispatcher) Foresee(r *Request) Foresight {
 	if fault != nil {
 		return Foresight{}
 	}
-	f := Foresight{Exists: true, Models: make([]string, len(c.members)), Cold: c.starts()}
+	f := Foresight{Exists: true, Models: make([]string, len(c.members)), Cold: c.starts(), TTFT: c.firstToken(r.PromptBytes)}
 	for i, t := range c.members {
 		f.Models[i] = t.Name
-		f.TTFT = max(f.TTFT, t.lessons.firstToken(r.PromptBytes))
 	}
 	return f
+}
+
+// firstToken is the usual time to the first token of a prompt of so many bytes: of several models the longest, 0 if no model knows it.
+func (c choice) firstToken(promptBytes int) (longest time.Duration) {
+	for _, t := range c.members {
+		longest = max(longest, t.lessons.firstToken(promptBytes))
+	}
+	return longest
 }
 
 // starts says that no model of the choice has a replica that may be picked now, and one has to be started first.

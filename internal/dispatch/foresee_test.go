@@ -12,7 +12,7 @@ import (
 // teach settles a request of so many prompt tokens, of which some were cached, with this time to the first token.
 func (s stage) teach(t *testing.T, prompt, cached int64, ttft time.Duration) {
 	t.Helper()
-	r := request("m", "k")
+	r := newRequest("m", "k")
 	r.PromptBytes = int(prompt) * bytesPerPromptToken
 	ticket := s.must(t, r)
 	ticket.Settle(Response{Known: true, Prompt: prompt, Cached: cached, Completion: 1, TTFT: ttft})

@@ -24,7 +24,7 @@ func TestEndpointsStayInTheCluster(t *testing.T) {
 		}
 		lengths := map[string]int{"a": 2, "b": 2, "c": 2, "d": 2, "e": 1}
 		for key := range 40 {
-			ticket := s.must(t, request("m", fmt.Sprint(key)))
+			ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 			picked := ticket.Replica()
 			addresses := strings.Split(ticket.Endpoints(), ",")
 			if ticket.Cluster() != clusters[picked] || at[addresses[0]] != picked || len(addresses) != lengths[picked] {

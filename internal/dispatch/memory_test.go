@@ -251,7 +251,7 @@ func BenchmarkRemembered(b *testing.B) {
 	for name, levels := range map[string]int{"known": 2, "unknown of 1": 1, "unknown of 8": 8} {
 		b.Run(name, func(b *testing.B) {
 			keys, next := make([]uint64, levels), uint64(1)
-			r := request("m", "k")
+			r := newRequest("m", "k")
 			r.Keys = func(int) []uint64 {
 				for i := range keys {
 					keys[i] = next + uint64(levels-i)<<40

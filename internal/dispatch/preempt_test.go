@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// managed is a request that may be preempted, and does what the relay does then.
-type managed struct {
+// preemptible is a request that may be preempted, and does what the relay does then.
+type preemptible struct {
 	asked  Request
 	ticket atomic.Pointer[Ticket]
 	// preempted counts.
@@ -26,8 +26,8 @@ type managed struct {
 }
 
 // send dispatches the request until it is preempted no more, or ended.
-func (s stage) send(ctx context.Context, priority admission.Priority) *managed {
-	m := &managed{asked: *request("m", "k"), done: make(chan struct{})}
+func (s stage) send(ctx context.Context, priority admission.Priority) *preemptible {
+	m := &preemptible{asked: *newRequest("m", "k"), done: make(chan struct{})}
 	m.asked.Priority = priority
 	go func() {
 		defer close(m.done)
@@ -56,7 +56,7 @@ func (s stage) send(ctx context.Context, priority admission.Priority) *managed {
 }
 
 // state says where it is, and how often it was preempted.
-func (m *managed) state() string {
+func (m *preemptible) state() string {
 	where := "waits"
 	if t := m.ticket.Load(); t != nil {
 		where = t.Replica()
@@ -80,7 +80,7 @@ func inStage(t *testing.T, policy Policy, test func(t *testing.T, s stage, ctx c
 	})
 }
 
-func expect(t *testing.T, what string, all []*managed, want ...string) {
+func expect(t *testing.T, what string, all []*preemptible, want ...string) {
 	t.Helper()
 	synctest.Wait()
 	var got []string
@@ -95,7 +95,7 @@ func expect(t *testing.T, what string, all []*managed, want ...string) {
 // The slots of two replicas are taken. One of a higher band gets that of the youngest of the lowest band, which waits and comes back.
 func TestPreemption(t *testing.T) {
 	inStage(t, Policy{Strategy: LeastConnections, MaxPerReplica: 1}, func(t *testing.T, s stage, ctx context.Context) {
-		var all []*managed
+		var all []*preemptible
 		send := func(ctx context.Context, p admission.Priority) {
 			all = append(all, s.send(ctx, p))
 			synctest.Wait()
@@ -147,7 +147,7 @@ func TestNobodyMakesWayOnAReplicaThatLeaves(t *testing.T) {
 		list[1].State = engines.Draining
 		s.put("m", list...)
 		s.rebuild()
-		expect(t, "b leaves", []*managed{onA, onB, s.send(ctx, admission.Interactive)}, "waits 1", "b 0", "a 0")
+		expect(t, "b leaves", []*preemptible{onA, onB, s.send(ctx, admission.Interactive)}, "waits 1", "b 0", "a 0")
 	})
 }
 
@@ -169,7 +169,7 @@ func TestTheSlotIsForWhomItWasMade(t *testing.T) {
 		batch := s.send(ctx, admission.Batch)
 		synctest.Wait()
 		other := s.queue("n")
-		expect(t, "the urgent one came last", []*managed{batch, s.send(ctx, admission.Interactive)}, "waits 1", "u 0")
+		expect(t, "the urgent one came last", []*preemptible{batch, s.send(ctx, admission.Interactive)}, "waits 1", "u 0")
 		cancel()
 		(<-other).Release()
 		synctest.Wait()
@@ -218,7 +218,7 @@ func TestPreemptionInACrowd(t *testing.T) {
 
 // served is one attempt of a request; false when it was preempted.
 func (s stage) served(t *testing.T, random *rand.Rand, p admission.Priority, n int, inside *atomic.Int64) bool {
-	r := request("m", fmt.Sprint(random.IntN(50)))
+	r := newRequest("m", fmt.Sprint(random.IntN(50)))
 	r.Priority, r.Preempted = p, n
 	out := make(chan struct{})
 	r.Preempt = func() { close(out) } // twice would panic

@@ -15,7 +15,7 @@ func TestPoolGoesOnToAModelThatComes(t *testing.T) {
 		s.SetRules(Rules{Default: Policy{MaxPerReplica: 1}, Pools: map[string][]string{"auto": {"a", "b"}}, FirstPool: "auto"})
 		s.put("a", replicas("ra")...)
 		s.put("b")
-		busy := s.must(t, request("auto", "k"))
+		busy := s.must(t, newRequest("auto", "k"))
 		waiting := s.queue("auto")
 		s.put("b", replicas("rb")...)
 		synctest.Wait()
@@ -51,12 +51,12 @@ func TestModelsOfAReplicaTakeTurns(t *testing.T) {
 		for _, model := range models {
 			s.acknowledge(model, part.Replicas[0])
 		}
-		running := s.must(t, request("a", "k"))
+		running := s.must(t, newRequest("a", "k"))
 		went := make(chan *Ticket, 9)
 		for range 3 {
 			for _, model := range models {
 				go func() {
-					ticket, _ := s.Dispatch(context.Background(), request(model, "k"))
+					ticket, _ := s.Dispatch(context.Background(), newRequest(model, "k"))
 					went <- ticket
 				}()
 				synctest.Wait()

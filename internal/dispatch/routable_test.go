@@ -45,7 +45,7 @@ func TestCountersAreForgotten(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b")...)
-	ticket := s.must(t, request("m", "k"))
+	ticket := s.must(t, newRequest("m", "k"))
 	s.put("m", replicas("c")...)
 	if n := len(s.counters); n != 2 {
 		t.Errorf("%d counters, want that of c and that of %s", n, ticket.Replica())

@@ -126,7 +126,7 @@ func TestTheLastIsNeverSuspended(t *testing.T) {
 		s.Failed("b", Connect, "refused")
 		s.expectCandidates(t, "both fail", "b")
 		// The other is merely full: the request waits rather than go to who failed.
-		busy := s.must(t, request("m", "k"))
+		busy := s.must(t, newRequest("m", "k"))
 		waiting := s.queue("m")
 		if v, _ := s.View("m"); v.Queued != 1 || busy.Replica() != "b" {
 			t.Errorf("%+v, the first is on %s", v, busy.Replica())

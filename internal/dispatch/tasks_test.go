@@ -24,7 +24,7 @@ func pooled(t *testing.T, rules Rules) stage {
 
 func TestAPoolIsServedByItsModels(t *testing.T) {
 	s := pooled(t, Rules{Default: Policy{MaxPerReplica: 1}})
-	one, two := s.must(t, request("p", "k")), s.must(t, request("p", "k"))
+	one, two := s.must(t, newRequest("p", "k")), s.must(t, newRequest("p", "k"))
 	if one.Model == two.Model || one.Model+two.Model != "ab" && one.Model+two.Model != "ba" {
 		t.Errorf("went to %s and %s, each has one slot", one.Model, two.Model)
 	}
@@ -32,7 +32,7 @@ func TestAPoolIsServedByItsModels(t *testing.T) {
 		t.Errorf("%s is routed to %s of %s", one.Model, one.Replica(), one.Cluster())
 	}
 	one.Release()
-	if three := s.must(t, request("p", "k")); three.Model != one.Model {
+	if three := s.must(t, newRequest("p", "k")); three.Model != one.Model {
 		t.Errorf("went to %s, free is %s", three.Model, one.Model)
 	}
 }
@@ -41,12 +41,12 @@ func TestAPoolFallsOverToAModelWithReplicas(t *testing.T) {
 	s := pooled(t, Rules{})
 	s.put("a")
 	for range 10 {
-		if ticket := s.must(t, request("p", "k")); ticket.Model != "b" {
+		if ticket := s.must(t, newRequest("p", "k")); ticket.Model != "b" {
 			t.Fatalf("went to %s, which has no replica", ticket.Model)
 		}
 	}
 	s.put("b")
-	if _, fault := s.Dispatch(t.Context(), request("p", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
+	if _, fault := s.Dispatch(t.Context(), newRequest("p", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
 		t.Errorf("without any replica: %v", fault)
 	}
 }
@@ -56,7 +56,7 @@ func TestAPoolOfModelsThatAreServedElsewhere(t *testing.T) {
 	s.fleet.Set("none", engines.Part{Models: []engines.Model{{Name: "a", Launcher: engines.None}}})
 	s.SetRules(Rules{Pools: map[string][]string{"p": {"a"}}})
 	for _, name := range []string{"p", "a"} {
-		if _, fault := s.Dispatch(t.Context(), request(name, "k")); fault == nil || fault.HTTPStatus() != 400 {
+		if _, fault := s.Dispatch(t.Context(), newRequest(name, "k")); fault == nil || fault.HTTPStatus() != 400 {
 			t.Errorf("%s: %v", name, fault)
 		}
 	}
@@ -65,7 +65,7 @@ func TestAPoolOfModelsThatAreServedElsewhere(t *testing.T) {
 func TestAPoolKeepsToWhatTheTenantMay(t *testing.T) {
 	s := pooled(t, Rules{})
 	may := func(names ...string) *Request {
-		r := request("p", "k")
+		r := newRequest("p", "k")
 		r.Allowed = func(name string) bool {
 			for _, n := range names {
 				if n == name {
@@ -130,7 +130,7 @@ func TestARequestOfATaskIsNotAdmittedAgain(t *testing.T) {
 			t.Fatal(fault)
 		}
 		ask := func(model, tenant, id string) (*Ticket, *openai.Error) {
-			r := request(model, "k")
+			r := newRequest(model, "k")
 			r.Tenant, r.Task = tenant, id
 			return s.Dispatch(t.Context(), r)
 		}
@@ -165,7 +165,7 @@ func TestPrefillIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPrefillPerReplica: 1})
 		s.put("m", replicas("a", "b")...)
-		one, two := s.must(t, request("m", "k")), s.must(t, request("m", "k"))
+		one, two := s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k"))
 		if one.Replica() == two.Replica() || !one.Watched() {
 			t.Fatalf("both on %s, watched: %v", one.Replica(), one.Watched())
 		}
@@ -186,7 +186,7 @@ func TestPrefillIsBounded(t *testing.T) {
 			t.Release()
 			t.FirstToken() // too late
 		}
-		last := []*Ticket{s.must(t, request("m", "k")), s.must(t, request("m", "k"))}
+		last := []*Ticket{s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k"))}
 		next := s.queue("m")
 		select {
 		case <-next:
@@ -214,7 +214,7 @@ func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
 		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 {
 			t.Errorf("%+v", v)
 		}
-		mine := request("m", "k")
+		mine := newRequest("m", "k")
 		mine.Tenant = "acme"
 		if _, fault := s.Dispatch(t.Context(), mine); fault == nil || fault.Code != openai.CodeRateLimited {
 			t.Errorf("a third request of a tenant that may have two: %v", fault)
@@ -270,7 +270,7 @@ func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
 func TestSettleCorrectsTheBucketOnce(t *testing.T) {
 	s := newStage(Policy{Limits: admission.Limits{TokensPerMinute: 10_000}})
 	s.put("m", replicas("a")...)
-	r := request("m", "k")
+	r := newRequest("m", "k")
 	r.PromptBytes, r.MaxTokens = 20_000, 1000
 	ticket := s.must(t, r)
 	if !ticket.Measured() {
@@ -319,19 +319,19 @@ func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
 
 		s.fleet.Set("test-m", model)
 		s.SetRules(Rules{Default: Policy{ColdStart: time.Second}})
-		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeColdStartTimeout {
+		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil || fault.Code != openai.CodeColdStartTimeout {
 			t.Errorf("no replica came: %v", fault)
 		}
 		model.Replicas = []engines.Replica{{ID: "m-0", Model: "m", State: engines.Failed}}
 		s.fleet.Set("test-m", model)
 		s.SetRules(Rules{Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}})
 		began := time.Now()
-		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || time.Since(began) > time.Minute {
+		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil || time.Since(began) > time.Minute {
 			t.Errorf("one that cannot start was waited for %v: %v", time.Since(began), fault)
 		}
 		s.fleet.Set("test-m", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local}}})
 		s.rebuild()
-		if _, fault := s.Dispatch(t.Context(), request("m", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
+		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil || fault.Code != openai.CodeNoReplica {
 			t.Errorf("none may come: %v", fault)
 		}
 	})

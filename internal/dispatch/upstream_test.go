@@ -25,7 +25,7 @@ func TestUpstreamsOfATicket(t *testing.T) {
 	b := Upstream{"b", "127.0.0.1:9001", "b.example", way}
 	c := Upstream{"c", "127.0.0.1:9002", "c.example", other}
 	lists := map[string][]Upstream{"a": {a, b}, "b": {b, a}, "c": {c}}
-	tickets := []*Ticket{s.must(t, request("m", "k")), s.must(t, request("m", "k")), s.must(t, request("m", "k"))}
+	tickets := []*Ticket{s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k"))}
 	for _, ticket := range tickets { // one on each
 		want := lists[ticket.Replica()]
 		got := ticket.Upstreams()

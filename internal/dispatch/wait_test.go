@@ -13,7 +13,7 @@ import (
 // watched sends a request that can be looked at.
 func (s stage) watched(ctx context.Context, priority admission.Priority) *Wait {
 	w := new(Wait)
-	r := request("m", "k")
+	r := newRequest("m", "k")
 	r.Priority, r.Watch = priority, w
 	go func() {
 		if ticket, fault := s.Dispatch(ctx, r); fault == nil {

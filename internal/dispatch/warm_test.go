@@ -30,7 +30,7 @@ func (s stage) arrivals(t *testing.T, n int) map[string]int {
 	t.Helper()
 	got := map[string]int{}
 	for key := range n {
-		got[s.must(t, request("m", fmt.Sprint("key ", key))).Replica()]++
+		got[s.must(t, newRequest("m", fmt.Sprint("key ", key))).Replica()]++
 	}
 	return got
 }
@@ -83,7 +83,7 @@ func TestSlowStartRespectsTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := warmStage(t, Policy{Strategy: CHWBL, SlowStart: slow}, 8)
 		for key := range 200 {
-			ticket := s.must(t, request("m", fmt.Sprint(key)))
+			ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 			warm := -1 // without the request itself
 			if ticket.Replica() == "new" {
 				warm = 0
@@ -162,7 +162,7 @@ func TestExplainMovesNothing(t *testing.T) {
 		for range 20 {
 			told, _ := s.Explain("m", 0)
 			s.Explain("m", 0)
-			if got := s.must(t, request("m", "k")).Replica(); got != told.Picked {
+			if got := s.must(t, newRequest("m", "k")).Replica(); got != told.Picked {
 				t.Errorf("told %s, picked %s", told.Picked, got)
 			}
 		}

@@ -19,6 +19,9 @@ type world struct {
 	pools, admissionPools map[string][]string
 	// tenants holds the limits of those that have any.
 	tenants map[string]admission.TenantLimits
+	// moderated is Rules.Moderated, special says what Rules.special says.
+	moderated func(model, tenant string) bool
+	special   bool
 	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they last.
 	taskPool  string
 	taskLease time.Duration
@@ -74,7 +77,8 @@ func (d *Dispatcher) rebuildLocked() {
 // worldLocked is the world to come, with the targets of before.
 func (d *Dispatcher) worldLocked(old *world) *world {
 	w := &world{snapshot: d.fleet.Snapshot(), targets: maps.Clone(old.targets),
-		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease}
+		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease,
+		moderated: d.rules.Moderated, special: d.special}
 	if w.targets == nil {
 		w.targets = map[string]*target{}
 	}

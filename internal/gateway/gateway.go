@@ -112,7 +112,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.decisions = extproc.New(extproc.Config{
-		Authenticator: g.auth, Dispatcher: g.dispatcher, Relay: g.streams.relay, Trace: g.streams.tracer.Inject,
+		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: g.log,
 	})
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, OnFault: func(err error) {

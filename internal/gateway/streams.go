@@ -24,7 +24,9 @@ import (
 
 // streams are the relay of managed streams and what leads to it: the WebSocket, gRPC, other gateways.
 type streams struct {
-	relay    *relay.Relay
+	relay *relay.Relay
+	// handoff is how ext_proc gives requests to relay.
+	handoff  dispatch.Handoff
 	realtime *realtime.Handler
 	grpc     *grpcapi.Server
 	// tracer is nil without tracing.
@@ -48,7 +50,7 @@ func (g *Gateway) makeStreams() error {
 	}
 	replicaHeader := func() bool { return g.config().ReplicaHeader }
 	parts := relay.Config{
-		Dispatcher: g.dispatcher, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
+		Dispatcher: g.dispatcher, Handoff: &s.handoff, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
 		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log,
 	}
 	if s.tracer != nil {
@@ -193,10 +195,26 @@ func streamRules(c *config.Config) *relay.Rules {
 	return rules
 }
 
+// wayPolicy says which way a model's requests take.
+func wayPolicy(m config.Model) dispatch.WayPolicy {
+	s := m.Stream
+	return dispatch.WayPolicy{Mode: dispatch.Mode(s.Mode), Heartbeat: s.Heartbeat, Sample: s.Sample,
+		Supervised: s.TTFTTimeout > 0 || s.StallTimeout > 0 || s.InjectUsage,
+		GRPC:       m.Protocol == config.ProtocolGRPC, RerankAPI: m.RerankAPI == config.RerankTEI}
+}
+
+// moderated says whose answers rules may end early; nil where there are no rules.
+func moderated(c *config.Config) func(model, tenant string) bool {
+	if len(c.Moderation) == 0 {
+		return nil
+	}
+	return streamRules(c).Moderated
+}
+
 func streamPolicy(m config.Model) relay.Policy {
 	s := m.Stream
 	p := relay.Policy{
-		Mode: relay.Mode(s.Mode), Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
+		Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
 		TTFTTimeout: s.TTFTTimeout, StallTimeout: s.StallTimeout, InjectUsage: s.InjectUsage, Sample: s.Sample,
 		GRPC: m.Protocol == config.ProtocolGRPC,
 	}

@@ -65,6 +65,7 @@ func policy(m config.Model) dispatch.Policy {
 		MaxDuration:          m.Stream.MaxDuration,
 		SlowStart:            m.Routing.SlowStart,
 		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
+		Way:                  wayPolicy(m),
 		Limits: admission.Limits{
 			Weight:          m.Admission.Weight,
 			MaxConcurrent:   m.Admission.MaxConcurrentRequests,

@@ -14,6 +14,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -263,7 +264,8 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 			t.Errorf("%d: %v %d %v %s", c.status, err, r.StatusCode, r.Header, text)
 		}
 		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))
-		ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Entry: b, Foreseen: true}})
+		ticket := b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Record: b,
+			Foreseen: true})
 		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
 		request.Header.Set(headers.Handoff, ticket)
 		if r, err = http.DefaultTransport.RoundTrip(request); err != nil {

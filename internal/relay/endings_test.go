@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
@@ -223,8 +224,8 @@ func TestStreamOfTranscription(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	})})
-	ticket := b.relay.Offer(&Offer{Call: Call{Tenant: acme, Path: "/v1/audio/transcriptions", Received: time.Now(), Entry: b,
-		Scan: openai.Request{Endpoint: openai.Transcriptions, Model: "m", Stream: true, Size: len(hello)}}})
+	ticket := b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/audio/transcriptions", Received: time.Now(), Record: b,
+		Scan: openai.Request{Endpoint: openai.Transcriptions, Model: "m", Stream: true, Size: len(hello)}})
 	request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/audio/transcriptions", strings.NewReader(hello))
 	request.Header.Set(headers.Handoff, ticket)
 	r, err := http.DefaultTransport.RoundTrip(request)

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -27,10 +28,10 @@ type listening struct {
 }
 
 // generate is Generate for a call that is changed: its body goes when the generation has it.
-func (r *Relay) generate(ctx context.Context, c *Call, pending *Pending, how listening) {
+func (r *Relay) generate(ctx context.Context, c *Call, pending *dispatch.Pending, how listening) {
 	g, fresh, fault := r.open(c, pending, how.after)
 	if pending != nil && !fresh {
-		pending.Abandon()
+		pending.Cancel()
 	}
 	c.Body, c.Header = nil, nil
 	if fault != nil {

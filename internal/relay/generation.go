@@ -23,7 +23,7 @@ type generation struct {
 	policy    Policy
 	// asked is what dispatch is asked each time; pending is a dispatch that had begun before.
 	asked   dispatch.Request
-	pending *Pending
+	pending *dispatch.Pending
 	// tried is how many replicas were
 	tried int
 
@@ -77,7 +77,7 @@ const (
 
 // open begins the call, or finds the one that already runs under its name: for a client that knows the events up to after, -1: none. A call
 // is not begun for one that wants to go on with it.
-func (r *Relay) open(c *Call, pending *Pending, after int64) (g *generation, fresh bool, fault *openai.Error) {
+func (r *Relay) open(c *Call, pending *dispatch.Pending, after int64) (g *generation, fresh bool, fault *openai.Error) {
 	if r.life.Err() != nil {
 		return nil, false, closing()
 	}
@@ -144,12 +144,12 @@ func fingerprint(c *Call) [32]byte {
 }
 
 // prepare makes a generation that has not begun.
-func (r *Relay) prepare(c *Call, pending *Pending) *generation {
+func (r *Relay) prepare(c *Call, pending *dispatch.Pending) *generation {
 	own := *c
 	g := &generation{relay: r, call: &own, pending: pending, phase: Queued,
 		answered: make(chan struct{}), done: make(chan struct{})}
 	if pending != nil {
-		g.watch = pending.watch
+		g.watch = pending.Progress()
 	}
 	g.ctx, g.cancel = context.WithCancelCause(r.life)
 	g.policy = r.policyOf(c)
@@ -181,24 +181,11 @@ func (r *Relay) policyOf(c *Call) Policy {
 	return rules.policy(c.Scan.Model)
 }
 
-// Asked is what dispatch is asked for the call.
+// Asked is what dispatch is asked for the call. The request id is left out: the relay itself sees to it that it runs once.
 func (c *Call) Asked() dispatch.Request {
-	scan := &c.Scan
-	return dispatch.Request{
-		Model:       scan.Model,
-		Tenant:      c.Tenant.Name,
-		Priority:    c.Priority,
-		Allowed:     c.Tenant.Allows,
-		Key:         func(userMessages int) uint64 { return scan.CacheKey(c.Body, userMessages) },
-		Keys:        func(most int) []uint64 { return scan.TurnKeys(c.Body, most) },
-		Task:        c.Task,
-		PromptBytes: scan.PromptBytes(),
-		MaxTokens:   scan.MaxTokens,
-		Choices:     scan.Choices,
-		NoOutput:    scan.Endpoint.NoOutput(),
-		Bytes:       scan.Size,
-		Timeout:     scan.Timeout,
-	}
+	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, &c.Scan, c.Body)
+	asked.ID = ""
+	return *asked
 }
 
 // listened is told when nobody listens any more, and when somebody does again. A call that its client has named goes on for a while.

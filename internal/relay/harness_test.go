@@ -157,8 +157,8 @@ func (b *bench) offer(body, id, path string) string {
 	if id != "" {
 		scan.RequestID = id
 	}
-	return b.relay.Offer(&Offer{Call: Call{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
-		Received: time.Now(), Entry: b}})
+	return b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
+		Received: time.Now(), Record: b})
 }
 
 // open sends a request that the relay expects.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
@@ -40,23 +41,29 @@ const streamsPath = "/v1/streams/"
 
 // serveInference carries a request that ext_proc has given a ticket.
 func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
-	offer, ok := r.accept(req.Header.Get(headers.Handoff))
+	offer, ok := r.config.Handoff.Claim(req.Header.Get(headers.Handoff))
 	if !ok {
 		fail(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
 		return
 	}
-	defer offer.Over() // also when what another gateway answers is cut, which is a panic
-	c := offer.Call
+	defer offer.Done() // also when what another gateway answers is cut, which is a panic
+	c := offered(offer)
 	c.Header = passed(req.Header)
 	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
 	if c.Body, ok = bodyOf(w, req, c.Scan.Size); !ok {
 		if offer.Pending != nil {
-			offer.Pending.Abandon()
+			offer.Pending.Cancel()
 		}
 		r.conclude(&c, r.respond(w, &c), Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
 		return
 	}
 	r.carry(w, req, &c, offer.Pending)
+}
+
+// offered is the call that an offer of ext_proc's stands for, without its body and its headers.
+func offered(o *dispatch.Offer) Call {
+	return Call{RequestID: o.RequestID, Tenant: o.Tenant, Priority: o.Priority, Path: o.Path, Scan: o.Scan, Task: o.Task, Received: o.Received,
+		Foreseen: o.Foreseen, Entry: o.Record}
 }
 
 // bodyWithin is how long a body may take that Envoy has whole.
@@ -76,7 +83,7 @@ func bodyOf(w http.ResponseWriter, req *http.Request, size int) (body []byte, ok
 }
 
 // carry has the call answered here, or by the gateway that its request id belongs to.
-func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending *Pending) {
+func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending *dispatch.Pending) {
 	after := int64(-1)
 	var fault *openai.Error
 	if c.Scan.RequestID != "" { // the events of others have no numbers
@@ -85,14 +92,14 @@ func (r *Relay) carry(w http.ResponseWriter, req *http.Request, c *Call, pending
 	}
 	if fault != nil {
 		if pending != nil {
-			pending.Abandon()
+			pending.Cancel()
 		}
 		r.conclude(c, r.respond(w, c), Result{Fault: fault})
 		return
 	}
 	if owner, mine := r.claim(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
 		if pending != nil {
-			pending.Abandon()
+			pending.Cancel()
 		}
 		r.forward(w, req, c, owner)
 		return

@@ -15,6 +15,8 @@ import (
 // Config is what a Relay works with.
 type Config struct {
 	Dispatcher *dispatch.Dispatcher
+	// Handoff holds the requests that ext_proc offers. nil: a new one, to which nobody offers any.
+	Handoff *dispatch.Handoff
 	// Failed is told that a request failed on a replica's side, and how. nil: nobody is.
 	Failed func(replica string, kind dispatch.Failure, reason string)
 	// Retried is told why a call was tried at another replica, by one of the Reason constants. nil: nobody is.
@@ -38,7 +40,6 @@ type Config struct {
 type Relay struct {
 	config  Config
 	rules   atomic.Pointer[Rules]
-	offers  offers
 	clients clients
 	// sessions are the calls that their clients have named, by tenant and name
 	named *replay.Registry[*generation]
@@ -57,6 +58,9 @@ type Relay struct {
 func New(c Config) *Relay {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
+	}
+	if c.Handoff == nil {
+		c.Handoff = new(dispatch.Handoff)
 	}
 	if c.Gap == nil {
 		c.Gap = func(string, time.Duration) {}

@@ -45,8 +45,8 @@ func TestTicketIsGoodOnce(t *testing.T) {
 		}
 	}
 	withdrawn := b.offer(hello, "", "/v1/chat/completions")
-	b.relay.Withdraw(withdrawn)
-	if _, ok := b.relay.accept(withdrawn); ok {
+	b.relay.config.Handoff.Cancel(withdrawn)
+	if _, ok := b.relay.config.Handoff.Claim(withdrawn); ok {
 		t.Error("a ticket that was withdrawn is good")
 	}
 }

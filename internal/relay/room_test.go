@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 )
 
 // Nobody sees the first token of an answer that is no stream: it makes room for nobody. A stream does, until its first token, and its client
@@ -77,17 +78,17 @@ func TestAbandonedPlaceCostsNothing(t *testing.T) {
 	for i := range 3 {
 		c := b.call(strings.Replace(hello, `"max_tokens":10`, `"max_tokens":100`, 1))
 		asked := c.Asked()
-		p := b.relay.Begin(&asked)
-		select {
-		case <-p.Done():
-		case <-time.After(10 * time.Second):
+		ticket, pending, fault := b.relay.config.Dispatcher.Begin(t.Context(), &asked)
+		if pending != nil {
+			pending.Cancel()
 			t.Fatalf("the %d. waits for tokens that nobody has used", i+1)
 		}
-		if _, fault := p.Result(); fault != nil {
+		if fault != nil {
 			t.Fatal(fault)
 		}
-		p.Abandon()
-		p.Abandon()
+		granted := dispatch.Granted(ticket)
+		granted.Cancel()
+		granted.Cancel()
 	}
 }
 
@@ -97,15 +98,20 @@ func TestPendingIsNotForgotten(t *testing.T) {
 	busy := b.open(hello)
 	defer busy.Body.Close()
 	io.ReadFull(busy.Body, make([]byte, 10))
-	pending := func() (*Pending, *Call) {
+	pending := func() (*dispatch.Pending, *Call) {
 		asked := b.call(hello).Asked()
-		return b.relay.Begin(&asked), b.call(hello)
+		asked.Watch = new(dispatch.Wait)
+		_, p, fault := b.relay.config.Dispatcher.Begin(t.Context(), &asked)
+		if p == nil {
+			t.Fatal("it does not wait: ", fault)
+		}
+		return p, b.call(hello)
 	}
 	p, c := pending()
-	ticket := b.relay.Offer(&Offer{Call: *c, Pending: p})
+	ticket := b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: c.Tenant, Path: c.Path, Scan: c.Scan, Pending: p})
 	b.queued(1)
-	b.relay.Withdraw(ticket)
-	b.relay.Withdraw(ticket)
+	b.relay.config.Handoff.Cancel(ticket)
+	b.relay.config.Handoff.Cancel(ticket)
 	b.queued(0)
 
 	p, c = pending()

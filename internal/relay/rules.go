@@ -1,34 +1,16 @@
 package relay
 
 import (
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/dispatch"
-	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
-)
-
-// Mode says how the streams of a model are carried.
-type Mode string
-
-// The modes.
-const (
-	// Auto: by Envoy alone, unless the request asks for more or will have to wait.
-	Auto Mode = "auto"
-	// Native: by Envoy alone, always.
-	Native Mode = "native"
-	// Managed: by the relay, always.
-	Managed Mode = "managed"
 )
 
 // Policy is how the calls of one model are carried.
 type Policy struct {
-	// Mode is Auto when empty.
-	Mode Mode
 	// Heartbeat is the longest silence of a managed stream; 0 means 15 s.
 	Heartbeat time.Duration
 	// EmptyChunks makes heartbeats chunks without content, for clients that cannot read comments.
@@ -42,7 +24,7 @@ type Policy struct {
 	StallTimeout time.Duration
 	// InjectUsage asks the engine for the token usage of every stream, and keeps it from clients that did not.
 	InjectUsage bool
-	// Sample is the share of Auto's streams that are managed to see the times between their tokens, from 0 to 1.
+	// Sample is the share of the streams that come here to see the times between their tokens, from 0 to 1. More than 0: all that come are measured.
 	Sample float64
 	// GRPC says that its replicas speak llm.v1.
 	GRPC bool
@@ -68,8 +50,6 @@ type Rules struct {
 	// Moderation lists what ends streams early.
 	Moderation []Moderation
 
-	// special: there are requests which need the relay though they neither stream nor have a name.
-	special bool
 	// sets are the compiled rules, by which of Moderation they are
 	sets sync.Map // string → *moderation.Set
 }
@@ -89,12 +69,11 @@ func among(names []string, name string) bool {
 }
 
 // SetRules replaces the rules, effective on the next call.
-func (r *Relay) SetRules(rules *Rules) {
-	rules.special = len(rules.Moderation) > 0
-	for _, p := range rules.Models {
-		rules.special = rules.special || p.GRPC || p.Rerank != ""
-	}
-	r.rules.Store(rules)
+func (r *Relay) SetRules(rules *Rules) { r.rules.Store(rules) }
+
+// Moderated says whether a rule may end the model's answers to the tenant early.
+func (r *Rules) Moderated(model, tenant string) bool {
+	return slices.ContainsFunc(r.Moderation, func(m Moderation) bool { return m.covers(model, tenant) })
 }
 
 func (r *Rules) policy(model string) Policy {
@@ -121,71 +100,4 @@ func (r *Rules) moderated(model, tenant string) *moderation.Set {
 	}
 	set, _ := r.sets.LoadOrStore(string(which), moderation.New(rules))
 	return set.(*moderation.Set)
-}
-
-// Way is how a request is to be carried.
-type Way struct {
-	Mode Mode
-	// Patience is how long a request of mode Auto may wait for its turn before it is handed to the relay. Forever is for requests that the
-	// relay has nothing to offer to.
-	Patience time.Duration
-	// Foreseen says that the client of a Managed request will have to wait.
-	Foreseen bool
-}
-
-// Forever is longer than any request waits.
-const Forever = 24 * time.Hour
-
-// Way says how a request is to be carried: Managed, Native, or Auto, which is native unless it has to wait. asked is what dispatch
-// will be asked.
-func (r *Relay) Way(scan *openai.Request, asked *dispatch.Request) Way {
-	rules := r.rules.Load()
-	if !scan.Stream && scan.RequestID == "" && !rules.special {
-		return Way{Mode: Native, Patience: Forever}
-	}
-	f := r.config.Dispatcher.Foresee(asked)
-	way := Way{Mode: Native, Patience: Forever}
-	for i, model := range f.Models {
-		p := rules.policy(model)
-		next := p.way(scan, f)
-		if rules.mustManage(p, scan, model, asked.Tenant) {
-			next.Mode = Managed
-		}
-		if i == 0 || next.Mode == Managed || way.Mode == Native {
-			way = next
-		}
-		if way.Mode == Managed {
-			break
-		}
-	}
-	return way
-}
-
-// mustManage says whether a rule or the engine itself leaves no choice.
-func (r *Rules) mustManage(p Policy, scan *openai.Request, model, tenant string) bool {
-	if p.GRPC || p.Rerank != "" && scan.Endpoint == openai.Rerank {
-		return true
-	}
-	if scan.Endpoint.NoOutput() {
-		return false
-	}
-	return slices.ContainsFunc(r.Moderation, func(m Moderation) bool { return m.covers(model, tenant) })
-}
-
-func (p Policy) way(scan *openai.Request, f dispatch.Foresight) Way {
-	switch {
-	case p.Mode == Native:
-		return Way{Mode: Native, Patience: Forever}
-	case scan.RequestID != "":
-		return Way{Mode: Managed, Foreseen: f.Cold} // a stream or not: it can be joined
-	case !scan.Stream:
-		return Way{Mode: Native, Patience: Forever}
-	case p.Mode == Managed, scan.Timeout > 0, scan.MaxDuration > 0, p.TTFTTimeout > 0, p.StallTimeout > 0, p.InjectUsage, f.Cold:
-		return Way{Mode: Managed, Foreseen: f.Cold}
-	}
-	patience := p.heartbeat() / 3
-	if f.TTFT > patience || p.Sample > 0 && rand.Float64() < p.Sample {
-		return Way{Mode: Managed, Foreseen: f.TTFT > patience}
-	}
-	return Way{Mode: Auto, Patience: patience}
 }

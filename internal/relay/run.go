@@ -61,14 +61,8 @@ func (g *generation) limitTime() (stop func()) {
 func (g *generation) dispatch() (*dispatch.Ticket, *openai.Error) {
 	if p := g.pending; p != nil {
 		g.pending = nil
-		g.enter(Queued, p.watch)
-		select {
-		case <-p.Done():
-			return p.Result()
-		case <-g.ctx.Done():
-			p.Abandon()
-			return nil, &openai.Error{}
-		}
+		g.enter(Queued, p.Progress())
+		return p.Await(g.ctx)
 	}
 	watch := new(dispatch.Wait)
 	g.enter(Queued, watch)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Call is one generation that somebody asks for. It is not changed once it is given to the relay.
@@ -49,12 +50,7 @@ type Call struct {
 }
 
 // Entry follows one call in the journal.
-type Entry interface {
-	// Decided: the call leaves for this replica of this model (its name, not the alias) after having waited so long.
-	Decided(model, replica string, waited time.Duration)
-	// Carried: the call has ended, and how.
-	Carried(Result)
-}
+type Entry = request.Follower
 
 // Sink hears of one call. Its methods are called one after the other. An error means that nobody is there any more: nothing else
 // follows, and the call ends.
@@ -106,30 +102,7 @@ type Progress struct {
 }
 
 // Result is how a call ended.
-type Result struct {
-	Model, Replica string
-	// Fault is what the client is to be told, nil when all went well. Told says that the engine has said it itself, in an event that the
-	// sink has had.
-	Fault *openai.Error
-	Told  bool
-	// Finish is the finish_reason that came last; empty: none came.
-	Finish string
-	// Cause is why a stream that had begun ended before its end: one of telemetry's Cause constants; empty when it did not.
-	Cause string
-	// TTFT is from Received to the first token, Held the part of it before the call left for a replica, Decode from the first token to the
-	// last. 0: there was none.
-	TTFT, Held, Decode time.Duration
-	// Usage in tokens.
-	Usage Usage
-	// Attempts is how many replicas were tried.
-	Attempts int
-	// Answered says that something of an engine's was handed on.
-	Answered bool
-}
+type Result = request.Outcome
 
 // Usage is what a call has cost, in tokens.
-type Usage struct {
-	Prompt, Completion, Cached int64
-	// Known says that the engine told it. Else Completion counts the events that had something of the answer, and the others are 0.
-	Known bool
-}
+type Usage = request.Usage

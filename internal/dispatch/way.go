@@ -1,0 +1,236 @@
+package dispatch
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// A request takes one of two ways to its replica. Native: Envoy sends it there, and Sluice sees
+// none of its response. Managed: Envoy sends it to the relay, which sends it to the replica and
+// reads every event of the response. This file decides which, and nothing else does.
+
+// Mode is what the configuration says of the way of a model's streams.
+type Mode string
+
+// The modes.
+const (
+	// ModeAuto streams are native, unless the request needs the relay or its client has to wait. It
+	// is the mode of a model whose configuration says nothing.
+	ModeAuto Mode = "auto"
+	// ModeNative streams are native.
+	ModeNative Mode = "native"
+	// ModeManaged streams are managed.
+	ModeManaged Mode = "managed"
+)
+
+// WayPolicy is what the way of a model's requests depends on, beside the requests themselves. The
+// zero value is that of a model in ModeAuto whose engine speaks the API.
+type WayPolicy struct {
+	// Mode is ModeAuto when empty.
+	Mode Mode
+	// Heartbeat is the longest silence of a managed stream; 0 means 15 s. A stream in ModeAuto may
+	// keep its client waiting for a third of it.
+	Heartbeat time.Duration
+	// Supervised says that the model has a bound on the time to the first token or between two
+	// events, or that the relay asks the engine for its token usage. Envoy can do none of that.
+	Supervised bool
+	// Sample is the share of the native streams, from 0 to 1, that are managed to measure the times
+	// between their tokens.
+	Sample float64
+	// GRPC says that the replicas speak llm.v1, RerankAPI that they rerank by an API of their own.
+	// The relay translates.
+	GRPC, RerankAPI bool
+}
+
+// translated says that the relay translates some requests for the model's replicas.
+func (p WayPolicy) translated() bool { return p.GRPC || p.RerankAPI }
+
+const defaultHeartbeat = 15 * time.Second
+
+// patience is how long the client of a stream in ModeAuto may wait before the relay keeps it
+// informed.
+func (p WayPolicy) patience() time.Duration {
+	if p.Heartbeat == 0 {
+		return defaultHeartbeat / 3
+	}
+	return p.Heartbeat / 3
+}
+
+// way is how a request gets to its replica.
+type way uint8
+
+const (
+	// native: by Envoy, however long it waits.
+	native way = iota
+	// nativeUntilWait: by Envoy, unless the request waits for longer than the model's patience.
+	nativeUntilWait
+	// managed: by the relay.
+	managed
+)
+
+// wayQuestion is what the rules look at: a request and one of the models that it may go to.
+type wayQuestion struct {
+	*Request
+	policy WayPolicy
+	// moderated says that a rule may end the model's answers to the tenant early.
+	moderated bool
+	// cold says that a replica has to be started for the request, slow that the first token usually
+	// takes longer than the model's patience.
+	cold, slow bool
+}
+
+// wayRule is one row of wayRules.
+type wayRule struct {
+	applies func(q *wayQuestion) bool
+	way     way
+	// always makes the request managed whatever a later rule says; the later rules then only say
+	// whether the client has to wait.
+	always bool
+	// waits says that the client of a managed request will have to wait, so that the relay should
+	// answer it at once.
+	waits func(q *wayQuestion) bool
+}
+
+// wayRules are tried in this order, and the first that applies decides; the last one always does.
+//
+// A request for a pool is managed if it would be for one of the pool's models, else nativeUntilWait
+// if it would be that for one. After the dispatch there is one more rule: see arrivedBefore.
+var wayRules = []wayRule{
+	// Only the relay can speak to such replicas.
+	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
+	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
+	// Nothing may pass beside moderation, streamed or not. An answer without text has nothing to
+	// moderate.
+	{always: true, applies: func(q *wayQuestion) bool { return q.moderated && !q.Endpoint.NoOutput() }},
+	// The operator wants it so, even if the request asks for more.
+	{way: native, applies: func(q *wayQuestion) bool { return q.policy.Mode == ModeNative }},
+	// A request that its client has named can be joined and resumed, streamed or not; the relay
+	// does that.
+	{way: managed, applies: func(q *wayQuestion) bool { return q.ID != "" }, waits: isCold},
+	// A response that is no stream has no events for the relay to look at.
+	{way: native, applies: func(q *wayQuestion) bool { return !q.Stream }},
+	// The operator wants it so, or Envoy cannot do what the request or the model asks for: end a
+	// stream in time with a proper last event, try another replica until the first token, count
+	// tokens.
+	{way: managed, waits: isCold, applies: func(q *wayQuestion) bool {
+		return q.policy.Mode == ModeManaged || q.Timeout > 0 || q.MaxDuration > 0 || q.policy.Supervised
+	}},
+	// The client would hear nothing for so long that it might give up; the relay sends heartbeats.
+	{way: managed, applies: isCold, waits: isCold},
+	{way: managed, applies: isSlow, waits: isSlow},
+	// A share of the streams is measured.
+	{way: managed, applies: func(q *wayQuestion) bool { return q.policy.Sample > 0 && rand.Float64() < q.policy.Sample }},
+	{way: nativeUntilWait, applies: func(*wayQuestion) bool { return true }},
+}
+
+func isCold(q *wayQuestion) bool { return q.cold }
+
+func isSlow(q *wayQuestion) bool { return q.slow }
+
+// decide applies wayRules. waits says that the client of a managed request will have to wait.
+func (q *wayQuestion) decide() (w way, waits bool) {
+	always := false
+	for i := range wayRules {
+		rule := &wayRules[i]
+		if !rule.applies(q) {
+			continue
+		}
+		if rule.always {
+			always = true
+			continue
+		}
+		if w, waits = rule.way, rule.waits != nil && rule.waits(q); always {
+			w = managed
+		}
+		break
+	}
+	return w, waits
+}
+
+// decision is the way of a request.
+type decision struct {
+	way way
+	// waits is as for wayRule, patience how long a request may wait that is nativeUntilWait.
+	waits    bool
+	patience time.Duration
+}
+
+// way decides which way a request takes. A request that cannot be resolved is native: its dispatch
+// says why it cannot.
+func (d *Dispatcher) way(r *Request) (all decision) {
+	table := d.world.Load()
+	if !r.Stream && r.ID == "" && !table.special {
+		return decision{} // only native is possible
+	}
+	c, fault := table.resolve(r)
+	if fault != nil {
+		return decision{}
+	}
+	cold, ttft := c.starts(), time.Duration(0)
+	if r.Stream {
+		ttft = c.firstToken(r.PromptBytes)
+	}
+	for i, m := range c.members {
+		policy := m.policy.Way
+		q := wayQuestion{Request: r, policy: policy, cold: cold, slow: ttft > policy.patience(),
+			moderated: table.moderated != nil && table.moderated(m.Name, r.Tenant)}
+		one := decision{patience: policy.patience()}
+		one.way, one.waits = q.decide()
+		if i == 0 || one.way == managed || all.way == native {
+			all = one
+		}
+		if all.way == managed {
+			break
+		}
+	}
+	return all
+}
+
+// arrivedBefore is the one rule that needs the ticket: a request that has waited for its replica to
+// come is managed, unless it is a stream that the operator wants native. Envoy's workers learn of a
+// replica one turn of their event loops after Envoy's main thread has acknowledged it. In that turn
+// they may route all requests that have waited, to a cluster without a host. A request that comes
+// later makes the workers turn twice before it is let go.
+func arrivedBefore(t *Ticket, r *Request, came time.Time, w way) bool {
+	return t.Age() < time.Since(came) && !(w == native && r.Stream)
+}
+
+// Managed is a request that goes to the relay.
+type Managed struct {
+	// Pending is the request's place in the queue, or its ticket; nil: the relay dispatches the
+	// request.
+	Pending *Pending
+	// ClientWaits says that the client will have to wait, or does so already.
+	ClientWaits bool
+}
+
+// DispatchOrHandOff decides which way a request takes that has come by ext_proc. Exactly one of its
+// results is not nil: the ticket of a native request, which it dispatches as Dispatch does; what is
+// to be offered to the relay for a managed one; or the reason of one that is refused. r must not be
+// changed afterwards, since a request that is handed off may still wait with it.
+func (d *Dispatcher) DispatchOrHandOff(ctx context.Context, r *Request) (*Ticket, *Managed, *openai.Error) {
+	came, how := time.Now(), d.way(r)
+	if how.way == managed {
+		return nil, &Managed{ClientWaits: how.waits}, nil
+	}
+	if how.way == nativeUntilWait {
+		r.Watch = new(Wait)
+	}
+	ticket, pending, fault := d.Begin(ctx, r)
+	if pending != nil {
+		if how.way == nativeUntilWait && !pending.awaitFor(ctx, how.patience) {
+			return nil, &Managed{Pending: pending, ClientWaits: true}, nil
+		}
+		ticket, fault = pending.Await(ctx)
+	}
+	switch {
+	case fault != nil:
+		return nil, nil, fault
+	case arrivedBefore(ticket, r, came, how.way):
+		return nil, &Managed{Pending: Granted(ticket)}, nil
+	}
+	return ticket, nil, nil
+}
