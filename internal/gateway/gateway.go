@@ -66,6 +66,8 @@ type Gateway struct {
 	streams   *streams
 	// parts run under the configuration, see configParts.
 	parts []part
+	// exec replaces this process by the program at its path, see execSelf.
+	exec func(extraEnv ...string) error
 }
 
 // Run makes a gateway in the state directory of its configuration and runs it until ctx ends or the
@@ -119,7 +121,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		g.metrics.ConfigReloaded(false)
 		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
 	}})
-	g.parts = g.configParts()
+	g.parts, g.exec = g.configParts(), execSelf
 	return g, nil
 }
 

@@ -50,9 +50,9 @@ func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) 
 // claim of the state directory.
 func (g *Gateway) replaceSelf() error {
 	if g.options.Temporary {
-		return execSelf(StateDirVariable + "=" + g.dir.Path())
+		return g.exec(StateDirVariable + "=" + g.dir.Path())
 	}
-	return execSelf()
+	return g.exec()
 }
 
 // execSelf executes this program's path in this process with its arguments, its environment and the

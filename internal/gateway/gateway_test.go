@@ -1,0 +1,284 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+func configOf(t *testing.T, dir, tenant, model string, maxConcurrent string) *config.Config {
+	return parse(t, dir, `
+auth: {mode: keys}
+tenants: [{name: `+tenant+`, keys: ["`+authz.HashKey("key-of-"+tenant)+`"]}]
+models: [{name: `+model+`, launcher: none, admission: {max_concurrent_requests: `+maxConcurrent+`}}]
+`)
+}
+
+// A configuration that the last part refuses changes nothing: every part goes on with the old one.
+func TestRefusedConfigurationLeavesAllPartsOnTheOldOne(t *testing.T) {
+	path := t.TempDir()
+	first := configOf(t, path, "acme", "old", "5")
+	g := newGateway(t, claimed(t, path), first)
+	if err := g.applyFirst(); err != nil {
+		t.Fatal(err)
+	}
+	runsFirst := func(when string) {
+		t.Helper()
+		if g.config() != first || g.settings.file != first {
+			t.Errorf("%s another configuration is in force", when)
+		}
+		_, acme := g.auth.Tenant("acme")
+		_, other := g.auth.Tenant("other")
+		if !acme || other {
+			t.Errorf("%s tenant acme is known: %t, tenant other: %t", when, acme, other)
+		}
+		models := g.fleet.Snapshot().Models
+		if models["old"] == nil || models["new"] != nil || len(models) != 1 {
+			t.Errorf("%s the fleet has %d models, not only the old one", when, len(models))
+		}
+		if v, _ := g.dispatcher.View("old"); v.Policy.Limits.MaxConcurrent != 5 {
+			t.Errorf("%s model old may have %d requests, want 5", when, v.Policy.Limits.MaxConcurrent)
+		}
+	}
+	runsFirst("after the start")
+
+	refuse := true
+	g.parts = append(g.parts, part{"test", func(c *config.Config) (func() error, error) {
+		return func() error {
+			if refuse && c != first {
+				return errors.New("no room")
+			}
+			return nil
+		}, nil
+	}})
+	second := configOf(t, path, "other", "new", "7")
+	if err := g.reload(second); err == nil || !strings.Contains(err.Error(), "test: no room") {
+		t.Errorf("the error %v does not name the part that refused", err)
+	}
+	runsFirst("after a commit was refused")
+
+	refuse = false
+	g.parts = append(g.parts, part{"test", func(c *config.Config) (func() error, error) {
+		if c == second {
+			return nil, errors.New("cannot be built")
+		}
+		return func() error { return nil }, nil
+	}})
+	if err := g.reload(second); err == nil || !strings.Contains(err.Error(), "cannot be built") {
+		t.Errorf("the error %v does not say what could not be built", err)
+	}
+	runsFirst("after a plan was refused")
+
+	g.parts = g.configParts()
+	if err := g.reload(second); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := g.auth.Tenant("other"); !ok || g.fleet.Snapshot().Models["new"] == nil || g.config() != second {
+		t.Error("a good configuration was not put in force after a refused one")
+	}
+}
+
+// Two tenants must not share a key. The file's check does not see keys that only hash to the same.
+func TestConfigurationWithABadKeyIsRefusedBeforeAnyPartRunsIt(t *testing.T) {
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+	if err := g.applyFirst(); err != nil {
+		t.Fatal(err)
+	}
+	next := configOf(t, path, "other", "new", "7")
+	next.Tenants[0].Keys[0].Hash = "sha256:short"
+	if err := g.reload(next); err == nil || !strings.Contains(err.Error(), "authentication") {
+		t.Errorf("the error %v does not name the part that refused", err)
+	}
+	if _, ok := g.auth.Tenant("acme"); !ok || g.fleet.Snapshot().Models["new"] != nil {
+		t.Error("the refused configuration is partly in force")
+	}
+}
+
+// runs runs a gateway until the test ends it, and says with which error it returned.
+func runs(t *testing.T, g *Gateway) (stop func(), returned <-chan error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		defer close(done)
+		done <- g.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return cancel, done
+}
+
+// sockets that Envoy uses.
+func envoySockets(g *Gateway) []string {
+	b := bootstrap(g.dir)
+	return []string{b.ControlSocket, b.APISocket, relaySocket(g.dir), grpcSocket(g.dir)}
+}
+
+func accepts(path string) bool {
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+func TestRunServesUntilItIsStopped(t *testing.T) {
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+	stop, returned := runs(t, g)
+	for _, socket := range envoySockets(g) {
+		eventually(t, socket+" accepts connections", func() bool { return accepts(socket) })
+	}
+	stop()
+	if err := <-returned; err != nil {
+		t.Error(err)
+	}
+	for _, socket := range envoySockets(g) {
+		if accepts(socket) {
+			t.Errorf("%s still accepts connections", socket)
+		}
+	}
+	if records := g.dir.Records(); len(records) > 0 {
+		t.Errorf("%d processes are left in the state directory", len(records))
+	}
+}
+
+// pidOf is the process of the model's ready replica; 0 when there is none.
+func pidOf(g *Gateway, model string) int {
+	if m := g.fleet.Snapshot().Models[model]; m != nil {
+		for _, r := range m.Replicas {
+			if r.State == engines.Ready {
+				return r.PID
+			}
+		}
+	}
+	return 0
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// A hand-over leaves the replicas running. The next gateway on the directory adopts them, and a clean
+// stop ends them.
+func TestHandOverKeepsReplicasAndTheNextGatewayAdoptsThem(t *testing.T) {
+	path := t.TempDir()
+	dir := claimed(t, path)
+	c := parse(t, path, `
+auth: {mode: none}
+models: [{name: chat, task: text-generation, engine: sim, replicas: {min: 1, max: 1}}]
+`)
+	first := newGateway(t, dir, c)
+	handedOver := make(chan struct{})
+	first.exec = func(...string) error {
+		close(handedOver)
+		runtime.Goexit() // exec does not return
+		return nil
+	}
+	runs(t, first)
+	eventually(t, "the replica is ready", func() bool { return pidOf(first, "chat") != 0 })
+	pid := pidOf(first, "chat")
+	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
+		t.Fatal(err)
+	}
+	<-handedOver
+	if !alive(pid) {
+		t.Fatal("the hand-over ended the replica")
+	}
+
+	second := newGateway(t, dir, c)
+	stop, returned := runs(t, second)
+	eventually(t, "the next gateway has a ready replica", func() bool { return pidOf(second, "chat") != 0 })
+	if now := pidOf(second, "chat"); now != pid {
+		t.Errorf("the replica has pid %d after the hand-over, want %d", now, pid)
+	}
+	stop()
+	if err := <-returned; err != nil {
+		t.Error(err)
+	}
+	if alive(pid) {
+		t.Error("the replica outlives a clean stop")
+	}
+}
+
+// When the hand-over fails, the gateway leaves nothing behind.
+func TestFailedHandOverDrains(t *testing.T) {
+	path := t.TempDir()
+	c := parse(t, path, `
+auth: {mode: none}
+models: [{name: chat, task: text-generation, engine: sim, replicas: {min: 1, max: 1}}]
+`)
+	g := newGateway(t, claimed(t, path), c)
+	g.exec = func(...string) error { return errors.New("no such file") }
+	_, returned := runs(t, g)
+	eventually(t, "the replica is ready", func() bool { return pidOf(g, "chat") != 0 })
+	pid := pidOf(g, "chat")
+	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-returned; err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("Run returned %v, want the fault of the hand-over", err)
+	}
+	if alive(pid) {
+		t.Error("the replica outlives a gateway that could not hand over")
+	}
+}
+
+// A file that is changed while the gateway runs is put in force; a faulty one is not.
+func TestRunReloadsTheFile(t *testing.T) {
+	path := t.TempDir()
+	file, addresses := filepath.Join(path, "sluice.yaml"), listeners(t)
+	write := func(tenant string) {
+		t.Helper()
+		text := addresses + "state_dir: " + filepath.Join(path, "state") +
+			"\ntenants: [{name: " + tenant + ", keys: [\"" + authz.HashKey(tenant) + "\"]}]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("acme")
+	c, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGateway(t, claimed(t, c.StateDir), c)
+	runs(t, g)
+	eventually(t, "tenant acme is known", func() bool { _, ok := g.auth.Tenant("acme"); return ok })
+	write("other")
+	if err := g.watcher.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := g.auth.Tenant("other"); !ok {
+		t.Error("the changed file is not in force")
+	}
+	write("")
+	if err := g.watcher.Reload(); err == nil {
+		t.Error("a faulty file was reloaded without an error")
+	}
+	if _, ok := g.auth.Tenant("other"); !ok {
+		t.Error("a faulty file changed who may call")
+	}
+}
+
+// A second gateway on the same directory is refused.
+func TestRunNeedsTheStateDirectoryForItself(t *testing.T) {
+	path := t.TempDir()
+	claimed(t, path)
+	c := configOf(t, path, "acme", "old", "5")
+	if err := Run(t.Context(), Options{Config: c, Log: zap.NewNop()}); err == nil {
+		t.Error("Run started on a state directory that another gateway holds")
+	}
+}
