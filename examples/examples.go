@@ -1,10 +1,10 @@
-// Package examples carries the configuration that `sluice up` runs without a file. The other folders here are for reading and for
-// running with `sluice up -c`.
+// Package examples contains the configuration that `sluice up` uses without a file. The command sluice
+// uses it; the other folders are examples to read and to run with `sluice up -c`.
 package examples
 
-import _ "embed" // for the file below
+import _ "embed" // for Quickstart
 
-// Quickstart is quickstart/sluice.yaml.
+// Quickstart is the content of quickstart/sluice.yaml.
 //
 //go:embed quickstart/sluice.yaml
 var Quickstart []byte

@@ -1,4 +1,5 @@
-// Package airflow_test runs the example's worker, without Airflow, against the batch API and a Models Backend.
+// Package airflow_test runs the example's worker without Airflow against the batch API and a Models
+// Backend. Go's test runner uses it to check the example.
 package airflow_test
 
 import (
@@ -22,19 +23,20 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// bench is everything that the worker talks to.
-type bench struct {
+// testEnv is the batch API, the Models Backend and the backlog of a worker.
+type testEnv struct {
 	*testing.T
 	gateway *gateway
 	backend *backend
 	limits  map[string]admission.Limits
 	db      string
-	urls    []string // arguments
+	urls    []string // arguments of the worker
 }
 
-func setUp(t *testing.T, lease time.Duration) *bench {
+func setUp(t *testing.T, lease time.Duration) *testEnv {
 	t.Parallel()
-	for _, file := range []string{"worker.py", "dag.py"} { // Go runs a test again when a file has changed that the test itself has opened
+	// Go runs a cached test again if a file that the test has opened has changed.
+	for _, file := range []string{"worker.py", "dag.py"} {
 		if _, err := os.ReadFile(file); err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +45,7 @@ func setUp(t *testing.T, lease time.Duration) *bench {
 		"small": {MaxConcurrent: 1, TokensPerMinute: 1_000_000}, "middle": {MaxConcurrent: 2, TokensPerMinute: 2_000_000, Weight: 2},
 		"large": {MaxConcurrent: 3, TokensPerMinute: 3_000_000, Weight: 3},
 	}
-	b := &bench{T: t, limits: limits, backend: newBackend(limits), db: filepath.Join(t.TempDir(), "tasks.db"),
+	b := &testEnv{T: t, limits: limits, backend: newBackend(limits), db: filepath.Join(t.TempDir(), "tasks.db"),
 		gateway: &gateway{Controller: admission.New(admission.Config{}), lease: lease}}
 	for model, l := range limits {
 		b.gateway.SetLimits(model, l)
@@ -55,8 +57,8 @@ func setUp(t *testing.T, lease time.Duration) *bench {
 	return b
 }
 
-// python runs a command of the worker to its end.
-func (b *bench) python(args ...string) string {
+// python runs a command of the worker until it ends.
+func (b *testEnv) python(args ...string) string {
 	b.Helper()
 	cmd, out := b.start(args...)
 	if err := cmd.Wait(); err != nil {
@@ -65,8 +67,9 @@ func (b *bench) python(args ...string) string {
 	return out.String()
 }
 
-// start starts a command of the worker, which is killed when it takes too long. The output may be read when it has ended.
-func (b *bench) start(args ...string) (*exec.Cmd, *bytes.Buffer) {
+// start starts a command of the worker. The command is killed if it takes too long. Read the output
+// after it has ended.
+func (b *testEnv) start(args ...string) (*exec.Cmd, *bytes.Buffer) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	cmd, out := exec.CommandContext(ctx, "python3", append([]string{"worker.py", "--db", b.db}, args...)...), new(bytes.Buffer)
@@ -77,16 +80,16 @@ func (b *bench) start(args ...string) (*exec.Cmd, *bytes.Buffer) {
 		b.Fatalf("the worker needs python3: %v", err)
 	}
 	b.Cleanup(func() {
-		cmd.Process.Kill() // at once: the other kill is left to a goroutine
+		cmd.Process.Kill() // Kill at once, because the context kills in a goroutine.
 		cancel()
 	})
 	return cmd, out
 }
 
-func (b *bench) run(args ...string) []string { return slices.Concat([]string{"run"}, b.urls, args) }
+func (b *testEnv) run(args ...string) []string { return slices.Concat([]string{"run"}, b.urls, args) }
 
 // load adds n tasks.
-func (b *bench) load(n int) {
+func (b *testEnv) load(n int) {
 	b.Helper()
 	var lines strings.Builder
 	for i := range n {
@@ -104,8 +107,8 @@ func (b *bench) load(n int) {
 	}
 }
 
-// solved are the ids of the tasks that have the right answer.
-func (b *bench) solved() []string {
+// solved returns the ids of the tasks that have the right answer.
+func (b *testEnv) solved() []string {
 	b.Helper()
 	ids := []string{}
 	for d := json.NewDecoder(strings.NewReader(b.python("answers"))); d.More(); {
@@ -120,17 +123,18 @@ func (b *bench) solved() []string {
 	return ids
 }
 
-func (b *bench) until(what string, holds func() bool) {
+func (b *testEnv) until(what string, holds func() bool) {
 	b.Helper()
 	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			b.Fatalf("waited in vain until %s", what)
+			b.Fatalf("it did not happen in time: %s", what)
 		}
 	}
 }
 
-// check holds what must be true at the end: n tasks have their answers, no limit was exceeded, nothing is held.
-func (b *bench) check(n int) {
+// check checks the final state: n tasks have their answers, no limit was exceeded, and no lease is
+// held.
+func (b *testEnv) check(n int) {
 	b.Helper()
 	if got := len(b.solved()); got != n {
 		b.Errorf("%d tasks are solved; want %d", got, n)
@@ -143,15 +147,15 @@ func (b *bench) check(n int) {
 	}
 }
 
-// TestEachTaskOnce: every task is admitted, called and answered once, also when answers of the gateway are lost on the way, and what
-// it really cost is told.
+// TestEachTaskOnce: every task is admitted, called and answered once, even if responses of the
+// gateway are lost. Its real cost is reported.
 func TestEachTaskOnce(t *testing.T) {
 	b := setUp(t, 15*time.Minute)
 	b.gateway.loseEvery = 5
 	b.load(60)
 	out := b.python(b.run("--workers", "10", "--max-wait-s", "2")...)
 	b.check(60)
-	if !strings.HasSuffix(out, "60 tasks solved\n") || !strings.Contains(out, "trying again") {
+	if !strings.HasSuffix(out, "60 tasks solved\n") || !strings.Contains(out, "retrying") {
 		t.Errorf("said:\n%s", out)
 	}
 	for prompt, calls := range b.backend.calls {
@@ -164,7 +168,8 @@ func TestEachTaskOnce(t *testing.T) {
 	}
 }
 
-// TestKilled: workers that are killed leave their leases and claims, which end by themselves; another run solves the rest.
+// TestKilled: leases and claims of killed workers end after their time. Another run solves the
+// other tasks.
 func TestKilled(t *testing.T) {
 	b := setUp(t, 2*time.Second)
 	b.load(30)
@@ -180,7 +185,8 @@ func TestKilled(t *testing.T) {
 	b.until("the calls of the dead are gone", func() bool { return b.backend.heldCalls() == 0 })
 	b.until("the leases of the dead have ended", func() bool { return b.gateway.inFlight(b.limits) == 0 })
 	before := b.solved()
-	if len(before) < 4 || len(before) > 10 { // a call that was answered may be killed before the answer is noted
+	// A call may be answered but killed before the worker has saved the answer.
+	if len(before) < 4 || len(before) > 10 {
 		t.Errorf("%d tasks were solved before the kill\n%s", len(before), out)
 	}
 	b.backend.release()
@@ -193,7 +199,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestStopped: a worker that is told to stop ends what runs, leaves nothing behind, and takes nothing more.
+// TestStopped: a worker that is told to stop finishes its running calls, releases everything and
+// claims nothing more.
 func TestStopped(t *testing.T) {
 	b := setUp(t, 15*time.Minute)
 	b.load(30)
@@ -201,7 +208,8 @@ func TestStopped(t *testing.T) {
 	cmd, out := b.start(b.run("--workers", "8", "--max-wait-s", "0.5")...)
 	b.until("every model is full", func() bool { return b.backend.heldCalls() == 6 })
 	cmd.Process.Signal(syscall.SIGTERM)
-	time.Sleep(200 * time.Millisecond) // for the signal to arrive; earlier or later, the rest below must be as it is
+	// Time for the signal to arrive. The checks below hold for any time.
+	time.Sleep(200 * time.Millisecond)
 	b.backend.release()
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -211,14 +219,14 @@ func TestStopped(t *testing.T) {
 	if first < 16 {
 		t.Errorf("%d tasks were solved\n%s", first, out)
 	}
-	out2 := b.python(b.run("--workers", "8")...) // waits for no claim of the first
+	out2 := b.python(b.run("--workers", "8")...) // It need not wait for claims of the first run.
 	b.check(30)
 	if want := fmt.Sprintf("%d tasks solved\n", 30-first); !strings.HasSuffix(out2, want) || b.backend.total != 30 {
 		t.Errorf("%d calls; the second run said\n%s", b.backend.total, out2)
 	}
 }
 
-// TestRenewed: a call that takes longer than its lease keeps it.
+// TestRenewed: a call that takes longer than its lease keeps the lease.
 func TestRenewed(t *testing.T) {
 	b := setUp(t, 3*time.Second)
 	b.load(1)
@@ -240,8 +248,9 @@ func TestRenewed(t *testing.T) {
 	}
 }
 
-// TestHopeless: a task that no model can ever take is set aside; with a pool that does not exist nothing is.
-func TestHopeless(t *testing.T) {
+// TestMisconfigured: a task that is too large for every model is set aside. With an unknown pool
+// the worker gives up and sets nothing aside.
+func TestMisconfigured(t *testing.T) {
 	b := setUp(t, 15*time.Minute)
 	b.load(3)
 	huge := filepath.Join(t.TempDir(), "huge.jsonl")
@@ -263,7 +272,8 @@ func TestHopeless(t *testing.T) {
 	}
 }
 
-// TestDAG loads the DAG with the few names of Airflow that it uses, and runs its task by hand until the backlog is empty.
+// TestDAG loads the DAG with stand-ins for the names of Airflow, and runs its task until the
+// backlog is empty.
 func TestDAG(t *testing.T) {
 	b := setUp(t, 15*time.Minute)
 	b.load(12)

@@ -18,14 +18,14 @@ import (
 
 const pool = "all"
 
-// gateway is the batch API over a Controller, without Envoy before it.
+// gateway is the batch API over a Controller, without Envoy.
 type gateway struct {
 	*admission.Controller
 	lease time.Duration
 
 	mu sync.Mutex
-	// answers counts the calls, of which every loseEvery-th is worked on but not answered; 0: all are answered. The others are what
-	// the caller said on completion, and how often it renewed.
+	// answers counts the calls. Every loseEvery-th call is executed but not answered; 0 means all
+	// are answered. completed and renewed count what the caller reported.
 	answers, loseEvery int
 	completed          []int
 	renewed            int
@@ -71,7 +71,8 @@ func (g *gateway) Renew(ctx context.Context, tenant, id string) (time.Duration, 
 	return g.lease, err == nil, nil
 }
 
-// serve serves the batch API. A lost answer is a connection that breaks when the work is done.
+// serve serves the batch API and returns its URL. For a lost answer it closes the connection after
+// the work.
 func (g *gateway) serve(t *testing.T) string {
 	inner := api.New(api.Config{Tasks: g})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +90,7 @@ func (g *gateway) serve(t *testing.T) string {
 	return s.URL
 }
 
-// inFlight is the number of leases of all models.
+// inFlight returns the number of leases of all models.
 func (g *gateway) inFlight(models map[string]admission.Limits) (n int) {
 	for model := range models {
 		n += g.Stats(model).InFlight
@@ -97,7 +98,8 @@ func (g *gateway) inFlight(models map[string]admission.Limits) (n int) {
 	return n
 }
 
-// backend is the Models Backend: it has no limits of its own, and notes where those of the models were exceeded.
+// backend is the Models Backend. It has no limits and records where those of the models were
+// exceeded.
 type backend struct {
 	limits map[string]admission.Limits
 
@@ -105,7 +107,7 @@ type backend struct {
 	inFlight   map[string]int
 	calls      map[string]int // by prompt
 	violations []string
-	// Calls after the first free ones are held until gate is closed or the caller leaves.
+	// Calls after the first `free` ones are held until gate is closed or the caller disconnects.
 	free, total, held int
 	gate              chan struct{}
 }
@@ -132,7 +134,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(map[string]any{"answer": "about " + ask.Prompt + " by " + ask.Model, "total_tokens": actualTokens})
 }
 
-// actualTokens is what every call costs in the end.
+// actualTokens is the real cost of every call.
 const actualTokens = 77
 
 func (b *backend) begin(model, prompt string) (hold bool) {
@@ -166,7 +168,7 @@ func (b *backend) heldCalls() int {
 	return b.held
 }
 
-// holdAfter makes the backend hold the calls that come after the next n.
+// holdAfter makes the backend hold the calls after the next n.
 func (b *backend) holdAfter(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

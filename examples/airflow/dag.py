@@ -1,7 +1,7 @@
-"""The DAG that drains the backlog: as many mapped tasks as WORKERS, each of which takes prompts from the one table until none is left.
+"""The DAG that processes the backlog with WORKERS mapped tasks. Each claims prompts from the table until none is left.
 
-Put this file and worker.py into the folder of your DAGs. The workers' environment says where things are: BACKLOG_DB, SLUICE_URL,
-SLUICE_API_KEY, BACKEND_URL. Tried with Airflow 3.1 and 2.11.
+Put this file and worker.py into the folder of your DAGs. Set BACKLOG_DB, SLUICE_URL, SLUICE_API_KEY and BACKEND_URL in
+the workers' environment. The DAG was tested with Airflow 3.1 and 2.11.
 """
 
 import datetime
@@ -17,16 +17,18 @@ except ImportError:  # Airflow 2
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 WORKERS = 4  # mapped tasks
-THREADS = 12  # of each; WORKERS × THREADS should be a little more than all models may run at once (50 in sluice.yaml)
-RUN = datetime.timedelta(minutes=25)  # after which a worker takes no more prompts
-LIMIT = datetime.timedelta(minutes=40)  # after which Airflow ends it; what still runs then is taken again by the next run
+# The threads of each mapped task. WORKERS × THREADS should be a little more than all models may run at once, which is 50
+# in sluice.yaml.
+THREADS = 12
+RUN = datetime.timedelta(minutes=25)  # then a worker claims no more prompts
+LIMIT = datetime.timedelta(minutes=40)  # then Airflow kills the task; the next run processes its remaining prompts
 
 
 @dag(
-    schedule=datetime.timedelta(minutes=5),  # a look at what is new; a run without prompts ends at once
+    schedule=datetime.timedelta(minutes=5),  # a run without prompts ends at once
     start_date=datetime.datetime(2025, 1, 1, tzinfo=datetime.timezone.utc),
     catchup=False,
-    max_active_runs=2,  # the next run need not wait for the last prompt of this one: claims keep them apart
+    max_active_runs=2,  # the next run may start before this one has finished its last prompts
     tags=["sluice"],
 )
 def solve_backlog():
@@ -43,8 +45,8 @@ def solve_backlog():
         sluice = worker.Sluice(options.sluice, os.environ.get("SLUICE_API_KEY", ""), options.max_wait_s)
         running = worker.Worker(sluice, worker.Backlog(options.db, options.claim_s), options)
         solved = running.run(options.workers, RUN.total_seconds())
-        if running.hopeless:
-            raise RuntimeError(f"worker {number} gave up: {running.hopeless}")
+        if running.failure:
+            raise RuntimeError(f"worker {number} gave up: {running.failure}")
         return solved
 
     drain.expand(number=list(range(WORKERS)))

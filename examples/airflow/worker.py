@@ -1,10 +1,11 @@
-"""Solves a backlog of tasks on a Models Backend, at the pace that Sluice allows.
+"""Processes a backlog of tasks on a Models Backend at the rate that Sluice allows.
 
-The backlog is a table. A worker takes one task after the other: it claims it in the table, asks Sluice which model may have it and
-when (POST /schedule), calls the Models Backend with that model, and tells Sluice that it is done (POST /complete). There are no batches,
-so nobody waits for the slowest of ten, and no shares of the backlog, so nobody is idle while another has work left.
+The backlog is a table. A worker processes one task after the other. It claims the task in the table, asks Sluice which
+model may process it and when (POST /schedule), calls the Models Backend with that model, and reports to Sluice that the
+task is completed (POST /complete). There are no batches, so no task waits for the slowest of a batch. There are no fixed
+shares, so no worker is idle while another has work left.
 
-Python 3.9 or later and nothing else. See README.md for how to run it.
+The worker needs only Python 3.9 or newer. See README.md for how to run it.
 """
 
 import argparse
@@ -26,11 +27,11 @@ log = logging.getLogger("worker")
 
 
 class Refused(Exception):
-    """The task will never be admitted: it is too large for every model."""
+    """The task will never be admitted, because it is too large for every model."""
 
 
-class Hopeless(Exception):
-    """No task will be admitted: the key, the pool or the address is wrong."""
+class Misconfigured(Exception):
+    """No task will be admitted, because the key, the pool or the address is wrong."""
 
 
 class Stopped(Exception):
@@ -38,7 +39,7 @@ class Stopped(Exception):
 
 
 def post(url, body, key="", timeout=30.0):
-    """Posts JSON and returns (status, answer, seconds of Retry-After). Raises OSError when there was no answer."""
+    """Posts JSON and returns (status, answer, seconds of Retry-After). Raises OSError without an answer."""
     headers = {"content-type": "application/json"}
     if key:
         headers["authorization"] = "Bearer " + key
@@ -46,12 +47,12 @@ def post(url, body, key="", timeout=30.0):
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return response.status, read_json(response), 0.0
-    except urllib.error.HTTPError as error:  # an answer too
+    except urllib.error.HTTPError as error:  # an error status is an answer too
         with error:
             after = error.headers.get("retry-after", "")
             return error.code, read_json(error), float(after) if after.isdigit() else 0.0
     except http.client.HTTPException as error:
-        raise OSError(f"the answer broke off: {error!r}") from error
+        raise OSError(f"the answer was cut: {error!r}") from error
 
 
 def read_json(response):
@@ -63,33 +64,34 @@ def read_json(response):
 
 
 class Sluice:
-    """The batch API. Every call may be repeated, and is, until it has an answer: with the same request_id /schedule admits once, and
-    what was completed before is complete."""
+    """The client of the batch API. It repeats every call until it gets an answer. Repeating is safe: /schedule admits a
+    request_id once, and /complete has no effect the second time."""
 
     def __init__(self, url, key="", max_wait_s=20.0, stop=None):
         self.url, self.key, self.max_wait_s = url.rstrip("/"), key, max_wait_s
         self.stop = stop or threading.Event()
 
     def schedule(self, estimated_tokens, request_id, pool=None, model=None):
-        """Returns (model, task id) once there is room. The task is the caller's until complete, or until its lease ends."""
+        """Returns (model, task id) once the task is admitted. The lease ends with complete, or after its time."""
         body = {"estimated_tokens": estimated_tokens, "request_id": request_id, "max_wait_ms": int(self.max_wait_s * 1000)}
         body.update({name: value for name, value in (("pool", pool), ("model", model)) if value})
         while True:
             answer = self._call("/schedule", body)
             if "task_id" in answer:
                 return answer["model_backend_id"], answer["task_id"]
-            # All who wait are told about the same time. A little jitter keeps them from coming back as a herd.
+            # Sluice gives all waiting workers a similar delay. Jitter spreads their next calls.
             self._sleep(answer.get("wait_for_ms", 1000) / 1000 * random.uniform(1.0, 1.25))
 
     def complete(self, task_id, actual_tokens=None):
-        """Ends the task and says whether it had not ended before. Works on after stop, because somebody else waits for the room."""
+        """Completes the task and returns False if it had ended before. It also works after stop, because other tasks
+        wait for the capacity."""
         body = {"task_id": task_id}
         if actual_tokens is not None:
             body["actual_tokens"] = actual_tokens
         return "error" not in self._call("/complete", body, tries=8, stoppable=False)
 
     def renew(self, task_id):
-        """Makes the lease begin anew and returns its seconds; None when the task has ended."""
+        """Renews the lease and returns its seconds, or None if the task has ended."""
         answer = self._call("/renew", {"task_id": task_id}, tries=3, stoppable=False)
         return answer["lease_ms"] / 1000 if "lease_ms" in answer else None
 
@@ -106,12 +108,12 @@ class Sluice:
                 return answer
             if 400 <= status < 500 and status not in (408, 429):
                 fault = answer.get("error") or {}
-                kind = Refused if isinstance(fault, dict) and fault.get("param") == "estimated_tokens" else Hopeless
+                kind = Refused if isinstance(fault, dict) and fault.get("param") == "estimated_tokens" else Misconfigured
                 raise kind(f"{path}: {status} {answer}")
             failed += 1
             if failed == tries:
                 raise OSError(f"{path}: {status} {answer}")
-            log.warning("%s: %s %s; trying again", path, status, answer)
+            log.warning("%s: %s %s; retrying", path, status, answer)
             pause = max(after, random.uniform(0, min(0.1 * 2**failed, 10.0)))
             if stoppable:
                 self._sleep(pause)
@@ -124,10 +126,10 @@ class Sluice:
 
 
 class Backlog:
-    """The table of tasks, in SQLite. On PostgreSQL the statements are the same, but for `FOR UPDATE SKIP LOCKED` in claim.
+    """The table of tasks, in SQLite. PostgreSQL needs the same statements and `FOR UPDATE SKIP LOCKED` in claim.
 
-    A task is claimed for a time, so that the tasks of a worker that died are taken by others. Its attempt is a part of the request id:
-    another attempt is another admission, because the call of the dead worker may still be running on its model."""
+    A claim ends after a time, so that other workers get the tasks of a dead worker. The request id contains the number of
+    the attempt. Each attempt is admitted anew, because the dead worker's call may still be running on its model."""
 
     def __init__(self, path, claim_s=900.0):
         self.path, self.claim_s = path, claim_s
@@ -154,7 +156,7 @@ class Backlog:
         db.execute("COMMIT")
 
     def add(self, tasks):
-        """Adds tasks {"id", "prompt", "estimated_tokens"?}; those whose id is known stay as they are. Returns how many are new."""
+        """Adds tasks {"id", "prompt", "estimated_tokens"?} and returns how many are new. Tasks with a known id stay as they are."""
         rows = [(str(t["id"]), t["prompt"], t.get("estimated_tokens") or estimate(t["prompt"])) for t in tasks]
         with self._change() as db:
             before = db.total_changes
@@ -162,7 +164,7 @@ class Backlog:
             return db.total_changes - before
 
     def claim(self):
-        """Returns (task, 0), or (None, seconds until one may become free), or (None, None) when all are done."""
+        """Returns (task, 0), or (None, seconds until a claim may end), or (None, None) if all tasks are done."""
         now = time.time()
         with self._change() as db:
             row = db.execute("""SELECT id, prompt, estimated_tokens, attempt + 1, claimed_until FROM tasks
@@ -175,20 +177,20 @@ class Backlog:
             db.execute("UPDATE tasks SET attempt = ?, claimed_until = ? WHERE id = ?", (task["attempt"], now + self.claim_s, task["id"]))
             return task, 0.0
 
-    def keep(self, task):
-        """Claims the task for as long again."""
+    def extend(self, task):
+        """Extends the claim of the task."""
         self._set(task, "claimed_until = ?", time.time() + self.claim_s)
 
-    def give_back(self, task, after_s=0.0):
-        """Lets others have the task, some time from now."""
+    def release(self, task, after_s=0.0):
+        """Ends the claim after some time. A task that is done stays done."""
         self._set(task, "claimed_until = ?", time.time() + after_s)
 
     def solve(self, task, model, answer):
-        """Notes the answer and says whether it was still wanted: not when the claim ran out and somebody else took the task."""
+        """Saves the answer. Returns False if the claim had ended and another worker has claimed the task."""
         return self._set(task, "status = 'solved', model = ?, answer = ?", model, answer)
 
     def refuse(self, task, why):
-        """Sets the task aside: nobody will take it again."""
+        """Sets the task aside, so that no worker claims it again."""
         self._set(task, "status = 'refused', answer = ?", why)
 
     def _set(self, task, change, *values):
@@ -197,19 +199,19 @@ class Backlog:
                               (*values, task["id"], task["attempt"])).rowcount == 1
 
     def answers(self):
-        """All tasks that are done, as {"id", "status", "model", "answer"}."""
+        """Returns all tasks that are done, as {"id", "status", "model", "answer"}."""
         with self._change() as db:
             rows = db.execute("SELECT id, status, model, answer FROM tasks WHERE status != 'unsolved' ORDER BY rowid").fetchall()
         return [dict(zip(("id", "status", "model", "answer"), row)) for row in rows]
 
 
 def estimate(prompt):
-    """A guess at the tokens of a prompt and its answer. Sluice charges it at first and corrects it on completion."""
+    """Estimates the tokens of a prompt and its answer. Sluice charges the estimate and corrects it on completion."""
     return len(prompt.encode()) // 4 + 500
 
 
 def call_backend(url, model, prompt, timeout):
-    """Solves one prompt on the Models Backend and returns (answer, tokens or None when it does not say). Raises OSError when it failed."""
+    """Calls the Models Backend and returns (answer, tokens or None if unknown). Raises OSError if the call failed."""
     status, answer, _ = post(url.rstrip("/") + "/single", {"model": model, "prompt": prompt}, timeout=timeout)
     if status != 200 or "answer" not in answer:
         raise OSError(f"the Models Backend answered {status}")
@@ -217,13 +219,13 @@ def call_backend(url, model, prompt, timeout):
 
 
 class Renewer(threading.Thread):
-    """Renews what the workers hold, so that claims and leases end only with their worker, however long a call takes."""
+    """Renews the claims and leases of the workers, so that they do not end while a call is running."""
 
     def __init__(self, sluice, backlog, every_s):
         super().__init__(daemon=True)
         self.sluice, self.backlog, self.every_s = sluice, backlog, every_s
         self._lock = threading.Lock()
-        self._claims, self._leases = {}, {}  # by the task's id; guarded by _lock
+        self._claims, self._leases = {}, {}  # by id of the task; guarded by _lock
 
     def claimed(self, task):
         return self._holding(self._claims, task["id"], task)
@@ -245,13 +247,13 @@ class Renewer(threading.Thread):
         while True:
             time.sleep(self.every_s)
             with self._lock:
-                for task in self._claims.values():  # under the lock: what was given back must not be claimed again
-                    self.backlog.keep(task)
+                for task in self._claims.values():  # with the lock: a released task must not be extended
+                    self.backlog.extend(task)
                 leases = list(self._leases.items())
             for key, task_id in leases:
                 try:
                     self._renew(key, task_id)
-                except Exception as error:  # the next round tries again
+                except Exception as error:  # retried in the next round
                     log.warning("task %s could not be renewed: %s", key, error)
 
     def _renew(self, key, task_id):
@@ -266,17 +268,17 @@ class Renewer(threading.Thread):
 
 
 class Worker:
-    """Takes tasks until none is left, until its time is over, or until it is told to stop. Several threads may run one Worker."""
+    """Processes tasks until none is left, until its time is over, or until it is told to stop. It runs several threads."""
 
     def __init__(self, sluice, backlog, options):
         self.sluice, self.backlog, self.options = sluice, backlog, options
         self.renewer = Renewer(sluice, backlog, min(options.renew_s, options.claim_s / 3))
         self.solved = 0
-        self.hopeless = None  # why it gave up
+        self.failure = None  # why it gave up, or None
         self._lock = threading.Lock()
 
     def run(self, threads, stop_after_s=None):
-        """Runs so many threads and returns how many tasks they solved."""
+        """Runs the threads and returns how many tasks they solved."""
         if stop_after_s:
             timer = threading.Timer(stop_after_s, self.sluice.stop.set)
             timer.daemon = True
@@ -288,7 +290,7 @@ class Worker:
         try:
             for thread in running:
                 thread.join()
-        finally:  # also when Airflow's own time limit ends this call
+        finally:  # also if Airflow's own time limit interrupts this call
             self.sluice.stop.set()
         return self.solved
 
@@ -297,32 +299,32 @@ class Worker:
         while not stop.is_set():
             task, wait_s = self.backlog.claim()
             if task is not None:
-                self._take(task)
+                self._process(task)
             elif wait_s is None:
                 return
-            else:  # others have the rest; they may die
+            else:  # other workers have claimed the rest and may die
                 stop.wait(min(wait_s, 1.0))
 
-    def _take(self, task):
-        again_s = 0.0
+    def _process(self, task):
+        retry_s = 0.0
         try:
             with self.renewer.claimed(task):
-                again_s = self._solve(task)
+                retry_s = self._solve(task)
         except Stopped:
             pass
         except Refused as error:
             log.error("task %s is refused: %s", task["id"], error)
             self.backlog.refuse(task, str(error))
-        except Hopeless as error:
-            self.hopeless = error
+        except Misconfigured as error:
+            self.failure = error
             self.sluice.stop.set()
-        self.backlog.give_back(task, again_s)  # unless it is done
+        self.backlog.release(task, retry_s)
 
     def _solve(self, task):
-        """Returns the seconds after which a task that failed should be tried again."""
+        """Returns the delay in seconds before a failed task is retried."""
         request_id = f"{task['id']}/{task['attempt']}"
         model, task_id = self.sluice.schedule(task["estimated_tokens"], request_id, self.options.pool)
-        tokens = None  # as estimated: a call that failed may have cost that
+        tokens = None  # a failed call is charged the estimate
         try:
             with self.renewer.leased(task, task_id):
                 answer, tokens = call_backend(self.options.backend, model, task["prompt"], self.options.backend_timeout_s)
@@ -335,7 +337,7 @@ class Worker:
         finally:
             try:
                 self.sluice.complete(task_id, tokens)
-            except Exception as error:  # the lease ends by itself
+            except Exception as error:  # the lease ends after its time
                 log.warning("task %s could not be completed: %s", task["id"], error)
         return 0.0
 
@@ -345,18 +347,18 @@ def parser():
     p.add_argument("--db", default="tasks.db", help="the backlog, a SQLite file (default %(default)s)")
     commands = p.add_subparsers(dest="command", required=True)
     load = commands.add_parser("load", help="add tasks from a file of JSON lines {id, prompt, estimated_tokens?}")
-    load.add_argument("file", help="- is standard input")
-    commands.add_parser("answers", help="print what is done as JSON lines")
+    load.add_argument("file", help="- means standard input")
+    commands.add_parser("answers", help="print the tasks that are done as JSON lines")
     run = commands.add_parser("run", help="solve tasks until none is left")
-    run.add_argument("--sluice", default="http://127.0.0.1:8080", help="where Sluice listens (default %(default)s)")
+    run.add_argument("--sluice", default="http://127.0.0.1:8080", help="the URL of Sluice (default %(default)s)")
     run.add_argument("--backend", default="http://127.0.0.1:9000", help="the Models Backend (default %(default)s)")
     run.add_argument("--pool", help="the pool of models to choose from (default: Sluice's first)")
-    run.add_argument("--workers", type=int, default=20, help="threads; as many as all models may run at once, and a few more (default %(default)s)")
-    run.add_argument("--stop-after-s", type=float, help="take no more tasks after this time, and finish those that run")
+    run.add_argument("--workers", type=int, default=20, help="number of threads; a few more than all models may run at once (default %(default)s)")
+    run.add_argument("--stop-after-s", type=float, help="claim no more tasks after this time, and finish the running ones")
     run.add_argument("--max-wait-s", type=float, default=20.0, help="how long a call of /schedule may wait (default %(default)s)")
     run.add_argument("--renew-s", type=float, default=60.0, help="renew leases at least this often (default %(default)s)")
-    run.add_argument("--claim-s", type=float, default=900.0, help="others take the tasks of a worker that was not seen for so long (default %(default)s)")
-    run.add_argument("--backend-timeout-s", type=float, default=600.0, help="of one call (default %(default)s)")
+    run.add_argument("--claim-s", type=float, default=900.0, help="duration of a claim that is not extended (default %(default)s)")
+    run.add_argument("--backend-timeout-s", type=float, default=600.0, help="timeout of one call (default %(default)s)")
     return p
 
 
@@ -376,8 +378,8 @@ def main(argv=None):
             signal.signal(number, lambda *_: sluice.stop.set())
         worker = Worker(sluice, backlog, options)
         print(worker.run(options.workers, options.stop_after_s), "tasks solved")
-        if worker.hopeless:
-            sys.exit(f"giving up: {worker.hopeless}")
+        if worker.failure:
+            sys.exit(f"giving up: {worker.failure}")
 
 
 if __name__ == "__main__":

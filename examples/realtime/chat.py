@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Chats over /v1/realtime in the terminal. Ctrl-C while an answer comes stops it; at the prompt it ends the program."""
+"""Chats over /v1/realtime in the terminal. Ctrl-C stops a running answer; at the prompt it ends the program."""
 
 import argparse
 import asyncio
@@ -10,9 +10,9 @@ import signal
 import websockets
 
 
-async def turn(socket, text, stop):
-    """Asks for one answer, prints it as it comes, and says whether it came."""
-    await socket.send(json.dumps({"type": "start", **text}))
+async def print_answer(socket, start, stop):
+    """Asks for one answer and prints it as it arrives. Returns False if there was an error."""
+    await socket.send(json.dumps({"type": "start", **start}))
     while True:
         receive = asyncio.ensure_future(socket.recv())
         cancel = asyncio.ensure_future(stop.wait())
@@ -40,12 +40,12 @@ async def chat(options):
     loop = asyncio.get_running_loop()
     async with websockets.connect(options.url, additional_headers=headers, max_size=None) as socket:
         text = options.text
-        begun = False
+        started = False
         while text:
             message = {"role": "user", "content": text}
             loop.add_signal_handler(signal.SIGINT, stop.set)
-            start = {"message": message} if begun else {"model": options.model, "messages": [message]}
-            begun = await turn(socket, start, stop) or begun
+            start = {"message": message} if started else {"model": options.model, "messages": [message]}
+            started = await print_answer(socket, start, stop) or started
             loop.remove_signal_handler(signal.SIGINT)
             if options.once:
                 return
@@ -54,7 +54,7 @@ async def chat(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("text", help="what to say first")
+    parser.add_argument("text", help="the first message")
     parser.add_argument("--model", required=True)
     parser.add_argument("--url", default="ws://127.0.0.1:8080/v1/realtime")
     parser.add_argument("--key", default=os.environ.get("SLUICE_KEY", ""), help="default: $SLUICE_KEY")

@@ -1,8 +1,9 @@
-// The client asks a model by gRPC and prints the answer as it comes.
+// Command client sends a prompt to a model by gRPC and prints the answer as it arrives. Users run it
+// to try the protocol llm.v1:
 //
 //	go run ./examples/grpc/client -model sim "Tell me about the sea"
 //
-// The key, where one is needed, is taken from the environment variable SLUICE_API_KEY.
+// If the gateway requires a key, set the environment variable SLUICE_API_KEY.
 package main
 
 import (
@@ -24,22 +25,22 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// options are what the command line says.
+// options are the flags and the prompt of the command line.
 type options struct {
 	address, model string
 	secure         bool
 	timeout        time.Duration
-	said           string
+	prompt         string
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.address, "address", "127.0.0.1:8080", "host:port of the gateway, or of an engine that speaks llm.v1")
 	flag.StringVar(&o.model, "model", "", "model, pool or alias")
-	flag.BoolVar(&o.secure, "tls", false, "encrypt")
-	flag.DurationVar(&o.timeout, "timeout", time.Minute, "deadline of the whole answer")
+	flag.BoolVar(&o.secure, "tls", false, "use TLS")
+	flag.DurationVar(&o.timeout, "timeout", time.Minute, "time limit of the whole answer")
 	flag.Parse()
-	o.said = strings.Join(flag.Args(), " ")
+	o.prompt = strings.Join(flag.Args(), " ")
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, o, os.Stdout)
@@ -50,7 +51,8 @@ func main() {
 	}
 }
 
-// run asks once. When it returns early the call is cancelled, and the engine stops.
+// run sends the prompt and prints the answer. If it returns early, the call is cancelled and the
+// engine stops.
 func run(ctx context.Context, o options, out io.Writer) error {
 	creds := insecure.NewCredentials()
 	if o.secure {
@@ -60,21 +62,21 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // all is said
+	defer func() { _ = conn.Close() }() // the call has ended
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	if key := os.Getenv("SLUICE_API_KEY"); key != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
 	}
-	stream, err := llmv1.NewInferenceClient(conn).Stream(ctx, &llmv1.StartRequest{Model: o.model, Messages: []string{o.said}})
+	stream, err := llmv1.NewInferenceClient(conn).Stream(ctx, &llmv1.StartRequest{Model: o.model, Messages: []string{o.prompt}})
 	if err != nil {
 		return err
 	}
-	return show(stream, out)
+	return printStream(stream, out)
 }
 
-// show prints a stream to its end.
-func show(stream grpc.ServerStreamingClient[llmv1.StreamChunk], out io.Writer) error {
+// printStream prints the stream until it ends.
+func printStream(stream grpc.ServerStreamingClient[llmv1.StreamChunk], out io.Writer) error {
 	for {
 		chunk, err := stream.Recv()
 		switch {
@@ -95,14 +97,14 @@ func show(stream grpc.ServerStreamingClient[llmv1.StreamChunk], out io.Writer) e
 	}
 }
 
-// explain is an error for people: what the server says, and whether it is worth another try.
+// explain returns the message of the server's error, and the delay if a retry makes sense.
 func explain(err error) string {
 	e, _ := llmv1.ErrorOf(err)
 	switch {
 	case e == nil:
 		return err.Error()
 	case e.GetRetryable():
-		return fmt.Sprintf("%s (%d); try again in %d ms", e.GetMessage(), e.GetCode(), e.GetRetryAfterMs())
+		return fmt.Sprintf("%s (%d); retry in %d ms", e.GetMessage(), e.GetCode(), e.GetRetryAfterMs())
 	}
 	return fmt.Sprintf("%s (%d)", e.GetMessage(), e.GetCode())
 }

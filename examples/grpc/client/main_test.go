@@ -13,7 +13,7 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// parrot says what it hears, to those who have the key.
+// parrot is a server that answers with the prompt if the caller has the key.
 type parrot struct {
 	llmv1.UnimplementedInferenceServer
 }
@@ -42,10 +42,10 @@ func TestRun(t *testing.T) {
 	llmv1.RegisterInferenceServer(server, parrot{})
 	go func() { _ = server.Serve(ln) }()
 	t.Cleanup(server.Stop)
-	o := options{address: ln.Addr().String(), model: "m", timeout: time.Minute, said: "a b c"}
+	o := options{address: ln.Addr().String(), model: "m", timeout: time.Minute, prompt: "a b c"}
 	var out bytes.Buffer
 	t.Setenv("SLUICE_API_KEY", "")
-	if err := run(t.Context(), o, &out); err == nil || explain(err) != "Not now. (429); try again in 1500 ms" {
+	if err := run(t.Context(), o, &out); err == nil || explain(err) != "Not now. (429); retry in 1500 ms" {
 		t.Error(err)
 	}
 	t.Setenv("SLUICE_API_KEY", "secret")
