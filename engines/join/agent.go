@@ -176,11 +176,11 @@ func (a *Agent) launcherConfig() local.Config {
 // Address returns the IP address on which the replicas listen.
 func (a *Agent) Address() netip.Addr { return a.config.Address }
 
-// Run adopts the replicas that an earlier run left running and then runs what the gateway assigns. When
-// ctx ends, Run returns nil and leaves the replicas running for the next Run.
+// Run adopts the replicas that an earlier run left running and then runs what the gateway assigns.
+// When ctx ends, Run returns nil and leaves the replicas running for the next Run.
 //
-// Run retries for ever if the gateway does not answer. It fails only if the gateway rejects the token of a
-// node that has never joined. Run may be called once.
+// Run retries for ever if the gateway does not answer. It fails only if the gateway rejects the
+// token of a node that has never joined. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	a.adopt()
 	group, ctx := errgroup.WithContext(ctx)

@@ -1,21 +1,21 @@
 // Package join lets further machines, called nodes, run replicas for a gateway. The gateway runs a
 // Server, whose nodes engines/nodes uses, and the command `sluice node` runs an Agent on each node.
 //
-// A node always connects to the gateway, never the other way round. A node joins once, with a token.
-// The token contains a hash of the gateway's authority, by which the node recognises the gateway, and
-// a secret, by which the gateway accepts the node. The gateway signs a certificate for the node's
-// name. From then on both sides authenticate by mTLS, and one gRPC stream carries all messages. Every
-// message replaces the state before it: the node reports its whole inventory and all its replicas,
-// and the gateway sends the whole assignment and the requests of all replicas.
+// A node always connects to the gateway, never the other way round. A node joins once, with a
+// token. The token contains a hash of the gateway's authority, by which the node recognises the
+// gateway, and a secret, by which the gateway accepts the node. The gateway signs a certificate for
+// the node's name. From then on both sides authenticate by mTLS, and one gRPC stream carries all
+// messages. Every message replaces the state before it: the node reports its whole inventory and
+// all its replicas, and the gateway sends the whole assignment and the requests of all replicas.
 //
 // The agent's local.Launcher runs the replicas as processes. They belong to the agent's state
 // directory and keep running while the agent or the gateway restarts:
 //
 //   - A node that is silent for LostAfter is lost. The fleet shows its replicas as failed, so other
-//     nodes replace them. When the node comes back, it stops the replicas that are no longer assigned
-//     to it. The fleet does not show these.
-//   - A node that comes back within LostAfter, for example after a restart of the agent, has changed
-//     nothing.
+//     nodes replace them. When the node comes back, it stops the replicas that are no longer
+//     assigned to it. The fleet does not show these.
+//   - A node that comes back within LostAfter, for example after a restart of the agent, has
+//     changed nothing.
 //   - If the gateway is unreachable for the agent's OrphanGrace, the agent stops all replicas.
 //
 // A replica that drains stops when the gateway has seen that it drains and has reported that it has

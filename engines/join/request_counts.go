@@ -33,7 +33,8 @@ func newRequestCounts(fleet *engines.Fleet) *requestCounts {
 	return &requestCounts{fleet: fleet, firstDraining: map[string]uint64{}}
 }
 
-// reset forgets the counts of an earlier stream. The gateway of a new stream has not seen any snapshot.
+// reset forgets the counts of an earlier stream. The gateway of a new stream has not seen any
+// snapshot.
 func (c *requestCounts) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// newTLSServer starts a TLS server whose list of models is below a path and needs a key. It returns the
-// server's URL and certificate (PEM).
+// newTLSServer starts a TLS server whose list of models is below a path and needs a key. It returns
+// the server's URL and certificate (PEM).
 func newTLSServer(t *testing.T, key string) (url, ca string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// newTestScalers returns a Scaler of models whose loads the test sets. The test calls update itself.
+// newTestScalers returns a Scaler of models whose loads the test sets. The test calls update
+// itself.
 func newTestScalers(models map[string]Model) (s *Scaler, set func(model string, l Load)) {
 	var mu sync.Mutex
 	loads := map[string]Load{}

@@ -1,5 +1,5 @@
-// Command client sends a prompt to a model by gRPC and prints the answer as it arrives. Users run it
-// to try the protocol llm.v1:
+// Command client sends a prompt to a model by gRPC and prints the answer as it arrives. Users run
+// it to try the protocol llm.v1:
 //
 //	go run ./examples/grpc/client -model sim "Tell me about the sea"
 //
