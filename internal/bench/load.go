@@ -14,16 +14,17 @@ import (
 	"time"
 )
 
-// load is what the clients do.
-type load struct {
-	name, per       string
+// workload is what the clients of one measurement do.
+type workload struct {
+	name, unit      string
 	workers, tokens int
 	stream          bool
-	// pause of the engine before each event; 0: as fast as it can
-	pause time.Duration
+	// eventPause is the pause of the engine before each event; 0: none.
+	eventPause time.Duration
 }
 
-func (l load) body(model string, worker, n int) string {
+// requestBody returns the body of the n-th request of a worker.
+func (l workload) requestBody(model string, worker, n int) string {
 	options := ""
 	if l.stream && model == "sim" {
 		options = `"stream_options":{"include_usage":true},`
@@ -32,48 +33,50 @@ func (l load) body(model string, worker, n int) string {
 		model, l.stream, l.tokens, options, n, worker)
 }
 
-// chain is one way to the engines.
-type chain struct {
+// proxy is one way from clients to the engines: a plain Envoy, or Sluice with its Envoy.
+type proxy struct {
 	url, admin string
-	// envoy and gateway are the processes whose CPU counts; gateway is 0 for plain Envoy.
-	envoy, gateway int
-	client         *http.Client
+	// envoyPID and gatewayPID are the processes whose CPU time counts. gatewayPID is 0 for plain
+	// Envoy.
+	envoyPID, gatewayPID int
+	client               *http.Client
 }
 
-// lane is a chain and how a stream goes through it.
-type lane struct {
-	*chain
+// variant is a proxy and the model that selects how a stream passes through it.
+type variant struct {
+	*proxy
 	name, model string
 }
 
-// cost is CPU time per unit of load in microseconds.
-type cost struct{ envoy, gateway float64 }
+// cpuCost is CPU time per unit of a workload, in microseconds.
+type cpuCost struct{ envoy, gateway float64 }
 
-// measure runs the load for a while, after a short warm-up.
-func (c lane) measure(ctx context.Context, l load, d time.Duration) (cost, error) {
-	if _, err := c.drive(ctx, l, d/4); err != nil {
-		return cost{}, err
+// measure runs the workload for d, after a short warm-up, and returns its CPU cost.
+func (v variant) measure(ctx context.Context, l workload, d time.Duration) (cpuCost, error) {
+	if _, err := v.run(ctx, l, d/4); err != nil {
+		return cpuCost{}, err
 	}
-	before, err := c.cpu()
+	before, err := v.cpuTime()
 	if err != nil {
-		return cost{}, err
+		return cpuCost{}, err
 	}
-	units, err := c.drive(ctx, l, d)
+	units, err := v.run(ctx, l, d)
 	if err != nil {
-		return cost{}, err
+		return cpuCost{}, err
 	}
-	// Envoy sends its access log a moment later; it belongs to these requests.
+	// Envoy sends its access log a moment later. That work belongs to these requests.
 	time.Sleep(300 * time.Millisecond)
-	after, err := c.cpu()
+	after, err := v.cpuTime()
 	if err != nil {
-		return cost{}, err
+		return cpuCost{}, err
 	}
 	perUnit := func(ns int64) float64 { return float64(ns) / 1000 / float64(units) }
-	return cost{perUnit(after.envoy - before.envoy), perUnit(after.gateway - before.gateway)}, nil
+	return cpuCost{perUnit(after.envoy - before.envoy), perUnit(after.gateway - before.gateway)}, nil
 }
 
-// drive sends requests from all workers, one after the other each, and returns how many units came back.
-func (c lane) drive(ctx context.Context, l load, d time.Duration) (int64, error) {
+// run sends requests from all workers for d, one after the other from each. It returns the number
+// of units in the responses.
+func (v variant) run(ctx context.Context, l workload, d time.Duration) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var units atomic.Int64
@@ -83,7 +86,7 @@ func (c lane) drive(ctx context.Context, l load, d time.Duration) (int64, error)
 	for w := range l.workers {
 		workers.Go(func() {
 			for n := 0; time.Now().Before(until); n++ {
-				got, err := c.send(ctx, l, l.body(c.model, w, n))
+				got, err := v.send(ctx, l, l.requestBody(v.model, w, n))
 				if err != nil {
 					faults <- err
 					return
@@ -97,10 +100,10 @@ func (c lane) drive(ctx context.Context, l load, d time.Duration) (int64, error)
 	return units.Load(), <-faults
 }
 
-// send makes one request and returns how many units it brought: 1, or the tokens of a stream. Events would not do: where a client reads
-// slowly, managed streams have fewer.
-func (c lane) send(ctx context.Context, l load, body string) (int64, error) {
-	resp, err := c.open(ctx, body, l.pause)
+// send makes one request and returns the number of its units: 1, or the tokens of a stream. It does
+// not count events, because managed streams have fewer events where a client reads slowly.
+func (v variant) send(ctx context.Context, l workload, body string) (int64, error) {
+	resp, err := v.open(ctx, body, l.eventPause)
 	if err != nil {
 		return 0, err
 	}
@@ -112,23 +115,24 @@ func (c lane) send(ctx context.Context, l load, body string) (int64, error) {
 	case !l.stream:
 		return 1, nil
 	case !bytes.HasSuffix(b, []byte("[DONE]\n\n")):
-		return 0, fmt.Errorf("a stream was cut: …%s", b[max(0, len(b)-300):])
+		return 0, fmt.Errorf("the stream ended without [DONE]: …%s", b[max(0, len(b)-300):])
 	}
 	return int64(l.tokens), nil
 }
 
-// open makes a request and returns the response when its headers are there.
-func (c lane) open(ctx context.Context, body string, pause time.Duration) (*http.Response, error) {
+// open makes a request and returns the response after its headers.
+func (v variant) open(ctx context.Context, body string, pause time.Duration) (*http.Response, error) {
 	fault := ""
 	if pause > 0 {
 		fault = "slow=" + pause.String()
 	}
-	return c.post(ctx, body, fault)
+	return v.post(ctx, body, fault)
 }
 
-// post is open, with what the simulated engine is to do to the answer.
-func (c lane) post(ctx context.Context, body, fault string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/chat/completions", strings.NewReader(body))
+// post makes a request with a fault of the simulated engine and returns the response after its
+// headers.
+func (v variant) post(ctx context.Context, body, fault string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, v.url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +140,7 @@ func (c lane) post(ctx context.Context, body, fault string) (*http.Response, err
 	if fault != "" {
 		req.Header.Set("X-Sim-Fault", fault)
 	}
-	resp, err := c.client.Do(req)
+	resp, err := v.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -148,15 +152,15 @@ func (c lane) post(ctx context.Context, body, fault string) (*http.Response, err
 	return resp, nil
 }
 
-// pace sends requests one after the other at a fixed rate, and returns how long each took, in milliseconds: to its end, or to the first token
-// of a stream.
-func (c lane) pace(ctx context.Context, l load, rate int, d time.Duration) ([]float64, error) {
+// paced sends requests one after the other at a fixed rate. It returns the time of each in
+// milliseconds: to the end of the response, or to the first token of a stream.
+func (v variant) paced(ctx context.Context, l workload, rate int, d time.Duration) ([]float64, error) {
 	tick := time.NewTicker(time.Second / time.Duration(rate))
 	defer tick.Stop()
 	var took []float64
 	for n := range int(d.Seconds() * float64(rate)) {
 		<-tick.C
-		ms, err := c.timed(ctx, l, l.body(c.model, 0, n))
+		ms, err := v.requestTime(ctx, l, l.requestBody(v.model, 0, n))
 		if err != nil {
 			return nil, err
 		}
@@ -165,42 +169,46 @@ func (c lane) pace(ctx context.Context, l load, rate int, d time.Duration) ([]fl
 	return took, nil
 }
 
-func (c lane) timed(ctx context.Context, l load, body string) (float64, error) {
-	began := time.Now()
+// requestTime makes one request and returns its time in milliseconds, as for paced.
+func (v variant) requestTime(ctx context.Context, l workload, body string) (float64, error) {
+	start := time.Now()
 	if !l.stream {
-		_, err := c.send(ctx, l, body)
-		return milliseconds(time.Since(began)), err
+		_, err := v.send(ctx, l, body)
+		return milliseconds(time.Since(start)), err
 	}
-	resp, err := c.open(ctx, body, l.pause)
+	resp, err := v.open(ctx, body, l.eventPause)
 	if err != nil {
 		return 0, err
 	}
 	defer resp.Body.Close()
 	events, first := 0, 0.0
-	err = listen(resp.Body, func(at time.Time, n int) {
-		if events += n; events > 1 && first == 0 { // the first event has the role and nothing else
-			first = milliseconds(at.Sub(began))
+	err = readEvents(resp.Body, func(at time.Time, n int) {
+		if events += n; events > 1 && first == 0 { // the first event contains only the role
+			first = milliseconds(at.Sub(start))
 		}
 	})
 	return first, err
 }
 
+// milliseconds returns d in milliseconds.
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// used is CPU time so far, in nanoseconds.
-type used struct{ envoy, gateway int64 }
+// processTimes is the CPU time of the processes so far, in nanoseconds.
+type processTimes struct{ envoy, gateway int64 }
 
-func (c *chain) cpu() (used, error) {
-	var u used
+// cpuTime returns the CPU time of the processes of the proxy so far.
+func (p *proxy) cpuTime() (processTimes, error) {
+	var u processTimes
 	var err error
-	if u.envoy, err = cpuOf(c.envoy); err == nil && c.gateway != 0 {
-		u.gateway, err = cpuOf(c.gateway)
+	if u.envoy, err = cpuTimeOf(p.envoyPID); err == nil && p.gatewayPID != 0 {
+		u.gateway, err = cpuTimeOf(p.gatewayPID)
 	}
 	return u, err
 }
 
-// cpuOf sums the time that the threads of a process have run (/proc/PID/task/TID/schedstat, field 1, nanoseconds).
-func cpuOf(pid int) (int64, error) {
+// cpuTimeOf returns the CPU time of all threads of a process in nanoseconds
+// (/proc/PID/task/TID/schedstat, field 1).
+func cpuTimeOf(pid int) (int64, error) {
 	dir := fmt.Sprintf("/proc/%d/task", pid)
 	threads, err := os.ReadDir(dir)
 	if err != nil {
@@ -210,7 +218,7 @@ func cpuOf(pid int) (int64, error) {
 	for _, thread := range threads {
 		b, err := os.ReadFile(dir + "/" + thread.Name() + "/schedstat")
 		if err != nil {
-			continue // the thread has just ended
+			continue // the thread has ended meanwhile
 		}
 		n, err := strconv.ParseInt(strings.Fields(string(b))[0], 10, 64)
 		if err != nil {

@@ -1,9 +1,13 @@
-// Command bench measures what the whole chain costs beside a plain Envoy with static clusters, in one run on one machine: CPU per
-// request, CPU per chunk of a stream (native, native with its usage read, managed), the times to the first token and between tokens, what one
-// slow client does to others, and memory. The simulated engines are the same for all and are not counted.
+// Command bench compares Sluice with a plain Envoy with static clusters, on one machine. Developers
+// run it by make bench.
 //
-// All ways are up all the time and take turns, so that a machine whose speed drifts drifts for all; what is reported is the
-// median of the rounds and of their ratios. Absolute figures are this machine's, ratios are worth comparing.
+// It measures CPU time per request, CPU time per token of a stream (native, native with its usage
+// read, managed), the times to the first token and between tokens, what one slow client does to
+// others, and memory. The simulated engines are the same for all and are not counted.
+//
+// All proxies run all the time and are measured in turn, so that a machine whose speed drifts
+// drifts for all of them. bench reports the medians of the rounds and of the ratios within a round.
+// Absolute numbers depend on the machine; ratios can be compared.
 package main
 
 import (
@@ -16,25 +20,26 @@ import (
 	"time"
 )
 
+// options are the flags of the command.
 type options struct {
 	rounds  int
 	seconds time.Duration
 	sluice  string
 	envoy   string
 	only    string
-	// waiting is how many idle streams there are, mebibytes how long the longest one is.
-	waiting, mebibytes int
+	// idle is the number of idle streams, longMiB the size of the longest stream in MiB.
+	idle, longMiB int
 }
 
 func main() {
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 3, "how often each chain is measured")
-	flag.DurationVar(&o.seconds, "time", time.Second, "how long one measurement takes")
-	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "the program")
-	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "the Envoy binary")
-	flag.IntVar(&o.waiting, "idle", 10_000, "idle streams at once, where the limit of open files allows it")
-	flag.IntVar(&o.mebibytes, "long", 1024, "size of the longest stream, in MiB")
-	flag.StringVar(&o.only, "only", "", "parts to measure, of requests,streams,latency,slow,memory; empty: all")
+	flag.IntVar(&o.rounds, "rounds", 3, "number of rounds")
+	flag.DurationVar(&o.seconds, "time", time.Second, "duration of one measurement")
+	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "path of the sluice binary")
+	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "path of the Envoy binary")
+	flag.IntVar(&o.idle, "idle", 10_000, "number of idle streams, as far as the limit of open files allows")
+	flag.IntVar(&o.longMiB, "long", 1024, "size of the longest stream, in MiB")
+	flag.StringVar(&o.only, "only", "", "measurements to run, of requests,streams,latency,slow,memory; empty: all")
 	flag.Parse()
 	if err := bench(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -42,9 +47,10 @@ func main() {
 	}
 }
 
+// bench starts the testbed and runs the selected measurements.
 func bench(ctx context.Context, o options) error {
-	stage, err := build(o)
-	defer stage.close()
+	bed, err := newTestbed(o)
+	defer bed.close()
 	if err != nil {
 		return err
 	}
@@ -52,7 +58,7 @@ func bench(ctx context.Context, o options) error {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
-	}{{"requests", stage.requests}, {"streams", stage.streams}, {"latency", stage.latency}, {"slow", stage.slow}, {"memory", stage.memory}} {
+	}{{"requests", bed.requests}, {"streams", bed.streams}, {"latency", bed.latency}, {"slow", bed.slow}, {"memory", bed.memory}} {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {
 			continue
 		}
@@ -63,31 +69,32 @@ func bench(ctx context.Context, o options) error {
 	return nil
 }
 
-// requests compares what a request costs.
-func (s *stage) requests(ctx context.Context) error {
-	l := load{name: "small requests, one after the other on 16 connections", per: "request", workers: 16, tokens: 1, pause: 5 * time.Millisecond}
-	return s.compare(l, func(c lane) (cost, error) { return c.measure(ctx, l, s.seconds) }, s.lanes()[:2])
+// requests compares the CPU time of a request.
+func (b *testbed) requests(ctx context.Context) error {
+	l := workload{name: "small requests, one after the other on 16 connections", unit: "request", workers: 16, tokens: 1, eventPause: 5 * time.Millisecond}
+	return b.compareCPU(l, func(c variant) (cpuCost, error) { return c.measure(ctx, l, b.seconds) }, b.variants()[:2])
 }
 
-// lanes are all ways for a stream, plain Envoy first.
-func (s *stage) lanes() []lane {
-	return []lane{
-		{s.plain, "plain Envoy", "native"},
-		{s.sluice, "native, with usage", "sim"},
-		{s.sluice, "native", "native"},
-		{s.sluice, "managed", "managed"},
+// variants returns all ways for a stream, plain Envoy first.
+func (b *testbed) variants() []variant {
+	return []variant{
+		{b.plainEnvoy, "plain Envoy", "native"},
+		{b.sluice, "native, with usage", "sim"},
+		{b.sluice, "native", "native"},
+		{b.sluice, "managed", "managed"},
 	}
 }
 
-// compare measures CPU per unit of the load on several lanes, which take turns.
-func (s *stage) compare(l load, measure func(lane) (cost, error), lanes []lane) error {
-	envoyShare, goShare, ratio := make([][]float64, len(lanes)), make([][]float64, len(lanes)), make([][]float64, len(lanes))
-	for range s.rounds {
+// compareCPU measures and prints the CPU time per unit of the workload for several variants, in
+// turn.
+func (b *testbed) compareCPU(l workload, measure func(variant) (cpuCost, error), variants []variant) error {
+	envoyShare, goShare, ratio := make([][]float64, len(variants)), make([][]float64, len(variants)), make([][]float64, len(variants))
+	for range b.rounds {
 		var plain float64
-		for i, lane := range lanes {
-			c, err := measure(lane)
+		for i, v := range variants {
+			c, err := measure(v)
 			if err != nil {
-				return fmt.Errorf("%s: %w", lane.name, err)
+				return fmt.Errorf("%s: %w", v.name, err)
 			}
 			if i == 0 {
 				plain = c.envoy
@@ -96,51 +103,54 @@ func (s *stage) compare(l load, measure func(lane) (cost, error), lanes []lane) 
 			ratio[i] = append(ratio[i], (c.envoy+c.gateway)/plain)
 		}
 	}
-	fmt.Printf("%s: CPU per %s\n", l.name, l.per)
-	for i, lane := range lanes {
-		fmt.Printf("  %-20s %7.1f µs Envoy + %6.1f µs Go   ratio %5.2f   (%.2f to %.2f)\n", lane.name, median(envoyShare[i]), median(goShare[i]),
+	fmt.Printf("%s: CPU per %s\n", l.name, l.unit)
+	for i, v := range variants {
+		fmt.Printf("  %-20s %7.1f µs Envoy + %6.1f µs Go   ratio %5.2f   (%.2f to %.2f)\n", v.name, median(envoyShare[i]), median(goShare[i]),
 			median(ratio[i]), slices.Min(ratio[i]), slices.Max(ratio[i]))
 	}
 	fmt.Println()
 	return nil
 }
 
-// latency measures requests and first tokens that come at a slow, fixed pace, so that nothing queues.
-func (s *stage) latency(ctx context.Context) error {
-	if err := s.compareLatency(ctx, "small requests, client to client", load{tokens: 1, pause: 5 * time.Millisecond}, s.lanes()[:2]); err != nil {
+// latency measures requests and first tokens at a slow, fixed rate, so that nothing queues.
+func (b *testbed) latency(ctx context.Context) error {
+	if err := b.compareLatency(ctx, "small requests, client to client", workload{tokens: 1, eventPause: 5 * time.Millisecond}, b.variants()[:2]); err != nil {
 		return err
 	}
-	return s.compareLatency(ctx, "first token of a stream", load{tokens: 2, stream: true}, s.lanes())
+	return b.compareLatency(ctx, "first token of a stream", workload{tokens: 2, stream: true}, b.variants())
 }
 
-func (s *stage) compareLatency(ctx context.Context, name string, l load, lanes []lane) error {
+// compareLatency measures and prints the times of a workload for several variants.
+func (b *testbed) compareLatency(ctx context.Context, name string, l workload, variants []variant) error {
 	const rate = 100
-	p50, p99 := make([][]float64, len(lanes)), make([][]float64, len(lanes))
-	for range s.rounds {
-		for i, lane := range lanes {
-			took, err := lane.pace(ctx, l, rate, s.seconds)
+	p50, p99 := make([][]float64, len(variants)), make([][]float64, len(variants))
+	for range b.rounds {
+		for i, v := range variants {
+			took, err := v.paced(ctx, l, rate, b.seconds)
 			if err != nil {
-				return fmt.Errorf("%s: %w", lane.name, err)
+				return fmt.Errorf("%s: %w", v.name, err)
 			}
 			p50[i], p99[i] = append(p50[i], quantile(took, 0.5)), append(p99[i], quantile(took, 0.99))
 		}
 	}
-	fmt.Printf("%s, %d a second\n", name, rate)
-	printTimes(lanes, p50, p99)
+	fmt.Printf("%s, %d per second\n", name, rate)
+	printTimes(variants, p50, p99)
 	return nil
 }
 
-// printTimes prints times in milliseconds, each beside those of the first lane.
-func printTimes(lanes []lane, p50, p99 [][]float64) {
-	for i, lane := range lanes {
-		fmt.Printf("  %-20s p50 %7.2f ms   p99 %7.2f ms   added %6.2f and %6.2f\n", lane.name, median(p50[i]), median(p99[i]),
+// printTimes prints times in milliseconds, and how much they exceed those of the first variant.
+func printTimes(variants []variant, p50, p99 [][]float64) {
+	for i, v := range variants {
+		fmt.Printf("  %-20s p50 %7.2f ms   p99 %7.2f ms   added %6.2f and %6.2f\n", v.name, median(p50[i]), median(p99[i]),
 			median(p50[i])-median(p50[0]), median(p99[i])-median(p99[0]))
 	}
 	fmt.Println()
 }
 
+// median returns the median of x.
 func median(x []float64) float64 { return quantile(x, 0.5) }
 
+// quantile returns the q-quantile of x, which must not be empty.
 func quantile(x []float64, q float64) float64 {
 	sorted := slices.Sorted(slices.Values(x))
 	return sorted[int(q*float64(len(sorted)-1))]

@@ -17,32 +17,33 @@ import (
 	"time"
 )
 
-// memory measures what managed streams take: many that wait, and one that says very much.
-func (s *stage) memory(ctx context.Context) error {
-	if err := s.idle(ctx); err != nil {
+// memory measures the memory of managed streams: of many idle ones, and of a very long one.
+func (b *testbed) memory(ctx context.Context) error {
+	if err := b.idleStreams(ctx); err != nil {
 		return err
 	}
-	e, err := newGush(s.mebibytes << 20)
+	e, err := newLongStreamEngine(b.longMiB << 20)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = e.server.Close() }() // a stream that still runs is of no use
-	c, err := s.startSluice("gush", nil, []string{e.address})
+	defer func() { _ = e.server.Close() }() // running streams are not needed any more
+	c, err := b.startSluice("long", nil, []string{e.address})
 	if err != nil {
 		return err
 	}
-	for _, options := range []string{"", `"request_id":"gush",`} {
-		if err := e.flow(ctx, lane{chain: c, model: "managed"}, options); err != nil {
+	for _, options := range []string{"", `"request_id":"long",`} {
+		if err := e.measure(ctx, variant{proxy: c, model: "managed"}, options); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// idle measures streams that have had one token and wait for the next. The gateway is one of its own, so that nothing is left of before,
-// and collects garbage at a tenth above what lives, so that little of it is counted.
-func (s *stage) idle(ctx context.Context) error {
-	c, err := s.startSluice("idle", []string{"GOGC=10"}, s.addresses)
+// idleStreams measures streams that have sent one token and wait for the next. It starts a gateway
+// of its own, so that no memory of earlier measurements counts. That gateway collects garbage at 10
+// % growth, so that little garbage counts.
+func (b *testbed) idleStreams(ctx context.Context) error {
+	c, err := b.startSluice("idle", []string{"GOGC=10"}, b.addresses)
 	if err != nil {
 		return err
 	}
@@ -50,8 +51,8 @@ func (s *stage) idle(ctx context.Context) error {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return err
 	}
-	n := min(s.waiting, (int(limit.Max)-400)/2) // a stream has two connections at the gateway
-	heap, stacks, err := c.inUse()
+	n := min(b.idle, (int(limit.Max)-400)/2) // the gateway has two connections per stream
+	heap, stacks, err := c.memoryInUse()
 	if err != nil {
 		return err
 	}
@@ -59,57 +60,58 @@ func (s *stage) idle(ctx context.Context) error {
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	defer cancel()
-	if err := (lane{chain: c, model: "managed"}).wait(ctx, n, &streams); err != nil {
+	if err := (variant{proxy: c, model: "managed"}).openIdleStreams(ctx, n, &streams); err != nil {
 		return err
 	}
-	moreHeap, moreStacks, err := c.inUse()
+	moreHeap, moreStacks, err := c.memoryInUse()
 	if err != nil {
 		return err
 	}
-	rss, err := memoryOf(c.gateway, "VmRSS")
+	rss, err := memoryOf(c.gatewayPID, "VmRSS")
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d idle managed streams: %.1f kB of heap and %.1f of stacks each; the gateway has %.0f MB resident\n\n", n,
+	fmt.Printf("%d idle managed streams: %.1f kB of heap and %.1f kB of stacks each; resident memory of the gateway %.0f MB\n\n", n,
 		(moreHeap-heap)/float64(n)/1000, (moreStacks-stacks)/float64(n)/1000, rss/1e6)
 	return nil
 }
 
-// wait opens streams that stall after their first token, some at a time, and returns when all have it.
-func (c lane) wait(ctx context.Context, n int, streams *sync.WaitGroup) error {
-	l := load{tokens: 10, stream: true}
-	begun, opening := make(chan error, n), make(chan struct{}, 64)
+// openIdleStreams opens n streams that stall after their first token, at most 64 at a time. It
+// returns when all have their first token.
+func (v variant) openIdleStreams(ctx context.Context, n int, streams *sync.WaitGroup) error {
+	l := workload{tokens: 10, stream: true}
+	started, opening := make(chan error, n), make(chan struct{}, 64)
 	for i := range n {
 		opening <- struct{}{}
 		streams.Go(func() {
-			resp, err := c.post(ctx, l.body(c.model, i, 0), "stall=2")
+			resp, err := v.post(ctx, l.requestBody(v.model, i, 0), "stall=2")
 			if err != nil {
 				<-opening
-				begun <- err
+				started <- err
 				return
 			}
 			defer resp.Body.Close()
-			told := sync.OnceFunc(func() {
+			reportFirst := sync.OnceFunc(func() {
 				<-opening
-				begun <- nil
+				started <- nil
 			})
-			err = listen(resp.Body, func(time.Time, int) { told() })
+			err = readEvents(resp.Body, func(time.Time, int) { reportFirst() })
 			if ctx.Err() == nil {
-				begun <- fmt.Errorf("a stream that should wait ended: %w", err)
+				started <- fmt.Errorf("an idle stream ended: %w", err)
 			}
 		})
 	}
 	for range n {
-		if err := <-begun; err != nil {
+		if err := <-started; err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// inUse is the gateway's heap and stacks in use, in bytes.
-func (c *chain) inUse() (heap, stacks float64, err error) {
-	resp, err := http.Get(c.admin + "/metrics")
+// memoryInUse returns the gateway's heap and stacks in use, in bytes.
+func (p *proxy) memoryInUse() (heap, stacks float64, err error) {
+	resp, err := http.Get(p.admin + "/metrics")
 	if err != nil {
 		return 0, 0, err
 	}
@@ -118,12 +120,13 @@ func (c *chain) inUse() (heap, stacks float64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	heap, heapErr := metric(string(text), "go_memstats_heap_inuse_bytes")
-	stacks, stackErr := metric(string(text), "go_memstats_stack_inuse_bytes")
+	heap, heapErr := metricValue(string(text), "go_memstats_heap_inuse_bytes")
+	stacks, stackErr := metricValue(string(text), "go_memstats_stack_inuse_bytes")
 	return heap, stacks, errors.Join(heapErr, stackErr)
 }
 
-func metric(text, name string) (float64, error) {
+// metricValue returns the value of a metric without labels in the text format of Prometheus.
+func metricValue(text, name string) (float64, error) {
 	_, rest, _ := strings.Cut(text, "\n"+name+" ")
 	value, _, _ := strings.Cut(rest, "\n")
 	v, err := strconv.ParseFloat(value, 64)
@@ -133,7 +136,8 @@ func metric(text, name string) (float64, error) {
 	return v, nil
 }
 
-// memoryOf reads a line of /proc/PID/status, in bytes: VmRSS is what is resident, VmHWM the most that was.
+// memoryOf returns a line of /proc/PID/status, in bytes: VmRSS is the resident memory, VmHWM its
+// maximum so far.
 func memoryOf(pid int, name string) (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -145,51 +149,52 @@ func memoryOf(pid int, name string) (float64, error) {
 	return kB * 1024, err
 }
 
-// gush is an engine whose streams are as long as one likes. It is never further ahead of its client than ahead, so that what is measured is not
-// a slow client.
-type gush struct {
-	address string
-	size    int // of a stream, in bytes
-	step    []byte
-	server  *http.Server
-	read    chan struct{} // a step was read
+// longStreamEngine is an engine with streams of a given size. It is never more than maxBlocksAhead
+// blocks ahead of its client, so that the measurement does not show a slow client.
+type longStreamEngine struct {
+	address   string
+	size      int // bytes of a stream
+	block     []byte
+	server    *http.Server
+	blockRead chan struct{} // receives a value for each block that the client has read
 }
 
 const (
-	gushEvent  = 2 << 10 // bytes of an event, about
-	gushEvents = 32      // events of a step
-	gushAhead  = 2
+	longEventBytes = 2 << 10 // bytes of an event, approximately
+	eventsPerBlock = 32      // events in a block
+	maxBlocksAhead = 2
 )
 
-func newGush(size int) (*gush, error) {
+// newLongStreamEngine serves streams of size bytes until its server is closed.
+func newLongStreamEngine(size int) (*longStreamEngine, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	event := `data: {"id":"c","object":"chat.completion.chunk","model":"managed","choices":[{"index":0,"delta":{"content":"` +
-		strings.Repeat("word ", gushEvent/5) + `"}}]}` + "\n\n"
-	e := &gush{address: l.Addr().String(), size: size, step: []byte(strings.Repeat(event, gushEvents)), read: make(chan struct{}, 1<<20)}
+		strings.Repeat("word ", longEventBytes/5) + `"}}]}` + "\n\n"
+	e := &longStreamEngine{address: l.Addr().String(), size: size, block: []byte(strings.Repeat(event, eventsPerBlock)), blockRead: make(chan struct{}, 1<<20)}
 	e.server = &http.Server{Handler: e}
 	go e.server.Serve(l) //nolint:errcheck // ends with Close
 	return e, nil
 }
 
-// ServeHTTP answers every request for a completion with a long stream.
-func (e *gush) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP answers every completion with a long stream.
+func (e *longStreamEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet {
-		json.NewEncoder(w).Encode(map[string]any{"data": []any{map[string]string{"id": "managed"}}}) //nolint:errcheck // the gateway asks again
+		json.NewEncoder(w).Encode(map[string]any{"data": []any{map[string]string{"id": "managed"}}}) //nolint:errcheck // the gateway repeats the request
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	for sent := 0; sent < e.size; sent += len(e.step) {
-		if sent/len(e.step) >= gushAhead {
+	for sent := 0; sent < e.size; sent += len(e.block) {
+		if sent/len(e.block) >= maxBlocksAhead {
 			select {
-			case <-e.read:
+			case <-e.blockRead:
 			case <-r.Context().Done():
 				return
 			}
 		}
-		if _, err := w.Write(e.step); err != nil {
+		if _, err := w.Write(e.block); err != nil {
 			return
 		}
 		if http.NewResponseController(w).Flush() != nil {
@@ -200,9 +205,9 @@ func (e *gush) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"\n\ndata: [DONE]\n\n")
 }
 
-// flow reads one whole stream and prints by how much the gateway has grown.
-func (e *gush) flow(ctx context.Context, c lane, options string) error {
-	before, err := memoryOf(c.gateway, "VmRSS")
+// measure reads one whole stream and prints how much the gateway has grown.
+func (e *longStreamEngine) measure(ctx context.Context, c variant, options string) error {
+	before, err := memoryOf(c.gatewayPID, "VmRSS")
 	if err != nil {
 		return err
 	}
@@ -211,7 +216,7 @@ func (e *gush) flow(ctx context.Context, c lane, options string) error {
 		return err
 	}
 	defer resp.Body.Close()
-	total, told := 0, 0
+	total, acknowledged := 0, 0
 	var last []byte
 	buffer := make([]byte, 64<<10)
 	for err == nil {
@@ -220,21 +225,21 @@ func (e *gush) flow(ctx context.Context, c lane, options string) error {
 		total += n
 		last = append(last, buffer[:n]...)
 		last = last[max(0, len(last)-20):]
-		for ; told < total/len(e.step); told++ {
-			e.read <- struct{}{}
+		for ; acknowledged < total/len(e.block); acknowledged++ {
+			e.blockRead <- struct{}{}
 		}
 	}
 	if !errors.Is(err, io.EOF) || total < e.size || !bytes.HasSuffix(last, []byte("[DONE]\n\n")) {
-		return fmt.Errorf("%d bytes, then %w after %q", total, err, last)
+		return fmt.Errorf("the stream ended after %d bytes with %w and the text %q", total, err, last)
 	}
-	for len(e.read) > 0 {
-		<-e.read
+	for len(e.blockRead) > 0 {
+		<-e.blockRead
 	}
-	most, err := memoryOf(c.gateway, "VmHWM")
+	peak, err := memoryOf(c.gatewayPID, "VmHWM")
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%.2f GiB through one managed stream {%s}: the gateway grew by %.1f MB at most, from %.1f\n", float64(total)/(1<<30),
-		strings.TrimSuffix(options, ","), (most-before)/1e6, before/1e6)
+	fmt.Printf("%.2f GiB through one managed stream {%s}: the gateway grew by at most %.1f MB, from %.1f MB\n", float64(total)/(1<<30),
+		strings.TrimSuffix(options, ","), (peak-before)/1e6, before/1e6)
 	return nil
 }

@@ -1,5 +1,8 @@
-// Package redistest starts real Redis servers for tests: one, or a cluster of three masters. They listen on free ports of 127.0.0.1, keep nothing on disk
-// between runs, and end with the test, or with the process of the test when that dies.
+// Package redistest starts real Redis servers for tests: one server, or a cluster of three masters.
+// Tests of shared admission and of several gateways use it.
+//
+// The servers listen on free ports of 127.0.0.1 and write no data to disk. They end with the test,
+// or with its process if the process dies.
 package redistest
 
 import (
@@ -18,12 +21,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience bounds how long a server may take to do what it is told.
-const patience = 30 * time.Second
+// waitLimit is how long a server may take to start or to reach a state.
+const waitLimit = 30 * time.Second
 
-// Server is one Redis.
+// Server is one Redis server. Its methods fail the test on an error.
 type Server struct {
-	// Addr is host:port. It stays over a Kill and a Restart.
+	// Addr is the host:port of the server. Kill and Restart do not change it.
 	Addr string
 
 	t       testing.TB
@@ -33,13 +36,13 @@ type Server struct {
 	process *exec.Cmd
 }
 
-// Start starts a Redis that keeps nothing.
+// Start starts a Redis server without persistence.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	return start(t, false)
 }
 
-// Cluster starts three masters that form a cluster.
+// Cluster starts three masters that form a Redis Cluster. It returns when the cluster is ready.
 func Cluster(t testing.TB) []*Server {
 	t.Helper()
 	var servers []*Server
@@ -50,16 +53,16 @@ func Cluster(t testing.TB) []*Server {
 	for i, s := range servers {
 		c := s.Client()
 		from, to := i*slots/len(servers), (i+1)*slots/len(servers)-1
-		s.do(c.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", from, to).Err())
-		s.do(c.Do(t.Context(), "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err())
+		s.must(c.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", from, to).Err())
+		s.must(c.Do(t.Context(), "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err())
 		host, port, _ := net.SplitHostPort(servers[0].Addr)
 		if i > 0 {
-			s.do(c.Do(t.Context(), "CLUSTER", "MEET", host, port, servers[0].busPort).Err())
+			s.must(c.Do(t.Context(), "CLUSTER", "MEET", host, port, servers[0].busPort).Err())
 		}
 	}
 	for _, s := range servers {
 		c := s.Client()
-		s.until("the cluster is whole", func() bool {
+		s.waitFor("the cluster is ready", func() bool {
 			info, err := c.ClusterInfo(t.Context()).Result()
 			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
 		})
@@ -67,7 +70,7 @@ func Cluster(t testing.TB) []*Server {
 	return servers
 }
 
-// URL is that of the server, or of the cluster that the servers form.
+// URL returns the URL of the server, or of the cluster that the servers form.
 func URL(servers ...*Server) string {
 	var addresses []string
 	for _, s := range servers {
@@ -76,11 +79,12 @@ func URL(servers ...*Server) string {
 	return "redis://" + strings.Join(addresses, ",")
 }
 
+// start starts a server, as a member of a cluster or alone.
 func start(t testing.TB, cluster bool) *Server {
 	t.Helper()
 	s := &Server{t: t, dir: t.TempDir(), cluster: cluster}
 	var err error
-	for range 3 { // a port that was free may be taken by the time it is used
+	for range 3 { // another process may have taken the free port meanwhile
 		s.Addr = "127.0.0.1:" + strconv.Itoa(freePort(t))
 		s.busPort = freePort(t)
 		if err = s.launch(); err == nil {
@@ -92,6 +96,7 @@ func start(t testing.TB, cluster bool) *Server {
 	return nil
 }
 
+// freePort returns a port that is free now.
 func freePort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -102,6 +107,7 @@ func freePort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// launch starts the process and waits until it answers.
 func (s *Server) launch() error {
 	_, port, _ := net.SplitHostPort(s.Addr)
 	args := []string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "no", "--daemonize", "no"}
@@ -118,11 +124,11 @@ func (s *Server) launch() error {
 	s.process.Stdout, s.process.Stderr = log, log
 	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := s.process.Start(); err != nil {
-		return fmt.Errorf("redis-server is needed, scripts/clients.sh gets it: %w", err)
+		return fmt.Errorf("redis-server did not start, scripts/clients.sh installs it: %w", err)
 	}
 	c := s.Client()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		// Somebody else's server on this port would answer too.
+	for deadline := time.Now().Add(waitLimit); ; time.Sleep(5 * time.Millisecond) {
+		// A server of another process on this port would answer too, so the process id is compared.
 		info, err := c.Info(context.Background(), "server").Result()
 		if err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.process.Process.Pid)) {
 			return nil
@@ -130,65 +136,71 @@ func (s *Server) launch() error {
 		if time.Now().After(deadline) || !s.runs() {
 			s.end()
 			text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-			return fmt.Errorf("redis-server does not start: %s", text)
+			return fmt.Errorf("redis-server did not become ready: %s", text)
 		}
 	}
 }
 
+// runs tells whether the process has not ended.
 func (s *Server) runs() bool {
 	var status syscall.WaitStatus
 	pid, err := syscall.Wait4(s.process.Process.Pid, &status, syscall.WNOHANG, nil)
 	return err == nil && pid == 0
 }
 
+// end kills the process and waits for it.
 func (s *Server) end() {
 	if s.process == nil {
 		return
 	}
-	_ = s.process.Process.Kill() // it may be dead already
+	_ = s.process.Process.Kill() // the process may have ended
 	_ = s.process.Wait()
 	s.process = nil
 }
 
-// Kill ends the server at once; what it held is lost.
+// Kill ends the server at once. Its data is lost.
 func (s *Server) Kill() { s.end() }
 
-// Restart starts the server again after a Kill, on the same port, empty.
+// Restart starts the server after Kill, on the same port and without data.
 func (s *Server) Restart() {
 	s.t.Helper()
-	s.do(s.launch())
+	s.must(s.launch())
 }
 
-// Pause stops the process, so that it neither answers nor closes anything.
+// Pause stops the process with SIGSTOP. It neither answers nor closes connections until Resume.
 func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
 
-// Resume ends a Pause.
+// Resume continues the process after Pause.
 func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
 
+// signal sends a signal to the process.
 func (s *Server) signal(sig os.Signal) {
 	s.t.Helper()
-	s.do(s.process.Process.Signal(sig))
+	s.must(s.process.Process.Signal(sig))
 }
 
-// Client is a connection of the test's own. It ends with the test.
+// Client returns a new client of the server. It is closed at the end of the test. It does not
+// retry.
 func (s *Server) Client() *redis.Client {
 	c := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
 	s.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-func (s *Server) do(err error) {
+// must fails the test if err is not nil.
+func (s *Server) must(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-func (s *Server) until(what string, holds func() bool) {
+// waitFor waits for a condition, up to waitLimit.
+func (s *Server) waitFor(what string, holds func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("not within %v: %s", patience, what)
+			s.t.Fatalf("not within %v: %s", waitLimit, what)
 		}
 	}
 }

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sluice-gateway/sluice/authz"
+)
+
+// testbed is three simulated engines and the two proxies in front of them.
+type testbed struct {
+	options
+	dir                string
+	processes          []*exec.Cmd
+	addresses          []string // of the engines
+	plainEnvoy, sluice *proxy
+}
+
+// engineCount is the number of engines.
+const engineCount = 3
+
+// newTestbed starts all processes. The caller must close the testbed even after an error.
+func newTestbed(o options) (*testbed, error) {
+	b := &testbed{options: o}
+	var err error
+	if b.dir, err = os.MkdirTemp("", "sluice-bench-"); err != nil {
+		return b, err
+	}
+	// The engines have no timing of their own. Requests set the speed of their responses by the
+	// fault header.
+	for i := range engineCount {
+		port, err := freePort()
+		if err != nil {
+			return b, err
+		}
+		b.addresses = append(b.addresses, fmt.Sprint("127.0.0.1:", port))
+		if _, err := b.start(fmt.Sprint("sim-", i), nil, o.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim,native,managed",
+			"--prefill-rate", "0", "--token-interval", "0", "--batch-slowdown", "0", "--max-num-seqs", "20000", "--keep-requests", "0"); err != nil {
+			return b, err
+		}
+	}
+	for _, a := range b.addresses {
+		if err := waitForOK("http://" + a + "/health"); err != nil {
+			return b, err
+		}
+	}
+	if b.plainEnvoy, err = b.startPlainEnvoy(); err != nil {
+		return b, err
+	}
+	b.sluice, err = b.startSluice("main", nil, b.addresses)
+	return b, err
+}
+
+// close stops all processes and removes their files.
+func (b *testbed) close() {
+	for _, p := range b.processes {
+		_ = p.Process.Signal(syscall.SIGTERM) // fails for a process that has ended
+	}
+	for _, p := range b.processes {
+		_ = p.Wait() // returns the signal as an error
+	}
+	os.RemoveAll(b.dir)
+}
+
+// start starts a process with the environment of this process and env. It returns the process id.
+func (b *testbed) start(name string, env []string, command ...string) (int, error) {
+	log, err := os.Create(filepath.Join(b.dir, name+".log"))
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), env...)
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	b.processes = append(b.processes, cmd)
+	return cmd.Process.Pid, nil
+}
+
+// startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
+func (b *testbed) startPlainEnvoy() (*proxy, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	var endpoints []string
+	for _, a := range b.addresses {
+		_, p, _ := net.SplitHostPort(a)
+		endpoints = append(endpoints,
+			fmt.Sprintf(`{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %s}}}}`, p))
+	}
+	file := filepath.Join(b.dir, "plain.yaml")
+	if err := os.WriteFile(file, []byte(fmt.Sprintf(plainEnvoyConfig, port, strings.Join(endpoints, ", "))), 0o600); err != nil {
+		return nil, err
+	}
+	pid, err := b.start("plain", nil, b.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error")
+	if err != nil {
+		return nil, err
+	}
+	c := newProxy(port, pid, 0)
+	return c, waitForOK(c.url + "/health")
+}
+
+// plainEnvoyConfig is the configuration of the plain Envoy, as one would write it by hand. Its
+// circuit breakers never trigger, like those of Sluice.
+const plainEnvoyConfig = `
+static_resources:
+  listeners:
+  - address: {socket_address: {address: 127.0.0.1, port_value: %d}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: plain
+          route_config:
+            virtual_hosts:
+            - {name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: engines, timeout: 0s}}]}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+  clusters:
+  - name: engines
+    connect_timeout: 2s
+    circuit_breakers: {thresholds: [{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000}]}
+    load_assignment: {cluster_name: engines, endpoints: [{lb_endpoints: [%s]}]}
+`
+
+// startSluice runs Sluice with its own Envoy in front of engines, with all its functions: keys,
+// admission, routing, access log.
+func (b *testbed) startSluice(name string, env, addresses []string) (*proxy, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	adminPort, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(b.dir, name+".yaml")
+	upstreams := "http://" + strings.Join(addresses, ", http://")
+	text := fmt.Sprintf(sluiceConfig, port, adminPort, filepath.Join(b.dir, name), authz.HashKey(benchKey), upstreams, upstreams, upstreams)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	pid, err := b.start("sluice-"+name, env, b.options.sluice, "up", "-c", file, "--envoy", b.envoy)
+	if err != nil {
+		return nil, err
+	}
+	admin := fmt.Sprint("http://127.0.0.1:", adminPort)
+	if err := waitForOK(admin + "/readyz"); err != nil {
+		return nil, err
+	}
+	resp, err := http.Get(admin + "/api/v1/status")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var status struct{ Envoy struct{ PID int } }
+	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
+		return nil, err
+	}
+	c := newProxy(port, status.Envoy.PID, pid)
+	c.admin = admin
+	c.client.Transport = keyTransport{c.client.Transport}
+	return c, nil
+}
+
+// benchKey is the key of the only tenant.
+const benchKey = "bench"
+
+// keyTransport adds the key to every request.
+type keyTransport struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (w keyTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	r.Header.Set("Authorization", "Bearer "+benchKey)
+	return w.RoundTripper.RoundTrip(r)
+}
+
+// sluiceConfig has the engines three times. Model sim has a token limit, so that Envoy reads the
+// usage of all its streams. For model native Envoy reads the usage of one stream in sixteen.
+const sluiceConfig = `
+listen: 127.0.0.1:%d
+admin: 127.0.0.1:%d
+state_dir: %s/state
+tenants:
+  - {name: bench, keys: ["%s"]}
+models:
+  - name: sim
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_tokens_per_minute: 2000000000, max_per_replica: 20000}
+    stream: {mode: native}
+  - name: native
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_per_replica: 20000}
+    stream: {mode: native}
+  - name: managed
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 100000, max_per_replica: 20000}
+    stream: {mode: managed}
+`
+
+// newProxy returns a proxy that listens on a port of this machine.
+func newProxy(port, envoy, gateway int) *proxy {
+	return &proxy{url: fmt.Sprint("http://127.0.0.1:", port), envoyPID: envoy, gatewayPID: gateway, client: &http.Client{
+		Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true}}}
+}
+
+// freePort returns a port that is free now.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// waitForOK waits until the URL answers 200, up to 30 s.
+func waitForOK(url string) error {
+	for range 600 {
+		if resp, err := http.Get(url); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return errors.New(url + " did not answer 200 within 30 s")
+}
