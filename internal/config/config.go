@@ -9,7 +9,7 @@
 // (examples/sluice.schema.json) are both derived from them:
 //
 //	yaml      name of the field in the file
-//	default   value of an absent field, written as in the file; without the tag it is the zero value
+//	default   value of an absent field, written as in the file; by default the zero value
 //	required  the field must be present
 //	min       smallest value allowed, written as in the file
 //	max       largest whole number allowed

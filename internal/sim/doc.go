@@ -34,10 +34,10 @@
 //	exit  exit=N            the process exits with code 1: before the headers, or after N events.
 //	                        As Config.Fault without N: Run itself fails after LoadTime
 //	slow=50ms               a pause before every event, or before the body
-//	stall=N  stall=N:10s    no events after the first N, until the client disconnects, or that long
+//	stall=N  stall=N:10s    after N events none, until the client disconnects or for that long
 //	cut=N                   after N events the connection is closed inside the unfinished body
 //	eof=N                   after N events the body ends cleanly, without finish_reason and [DONE]
-//	error=N                 after N events one event with an error, then a clean end without [DONE]
+//	error=N                 after N events an error event, then a clean end without [DONE]
 //	malformed=N             the event after the first N is half of a JSON document
 //	huge=N                  the event after the first N is padded by 1 MiB
 //	duplicate  duplicate=N  every event, or the one after the first N, is sent twice
