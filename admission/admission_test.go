@@ -179,7 +179,7 @@ func TestHeadLeaves(t *testing.T) {
 				d.startTokens(600)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				r := Request{ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }}
+				r := Request{Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }}}
 				if how == "timeout" {
 					r.Timeout = 9 * time.Second
 				} else {
@@ -228,12 +228,12 @@ func TestOnWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newTestController(t, Limits{MaxConcurrent: 1, MaxQueue: 1})
 		waited := 0
-		r := Request{OnWait: func() {
+		r := Request{Unlocked: UnlockedHooks{OnWait: func() {
 			waited++
 			if d.Stats("chat").Queued != 1 { // would hang with the lock held
 				t.Error("OnWait of a request that has no place in the queue")
 			}
-		}}
+		}}}
 		first := d.start(t.Context(), r)
 		d.wantAdmitted(first, 0)
 		if waited != 0 {

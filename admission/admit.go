@@ -74,7 +74,7 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 		if m.gate.canServe(a) {
 			return &p.queue, nil
 		}
-		allowed = allowed || a.Allowed == nil || a.Allowed(m.gate.model)
+		allowed = allowed || a.Locked.Allowed == nil || a.Locked.Allowed(m.gate.model)
 	}
 	// Where no model is allowed now, one may be later.
 	if allowed || !a.SlotOnly && !p.fits(a.Tokens) {
@@ -235,8 +235,8 @@ func (q *queue) gates() []*gate {
 // wait blocks until w is decided, out of time, or its context ends.
 func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 	waits := w.mustWait
-	if waits == nil && w.OnWait != nil {
-		w.OnWait()
+	if waits == nil && w.Unlocked.OnWait != nil {
+		w.Unlocked.OnWait()
 	}
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
@@ -246,8 +246,8 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 			open = false
 		case <-waits:
 			waits = nil
-			if w.OnWait != nil {
-				w.OnWait()
+			if w.Unlocked.OnWait != nil {
+				w.Unlocked.OnWait()
 			}
 		case <-timer.C:
 			c.cancelWaiter(w, ErrTimeout)
@@ -280,8 +280,8 @@ func (c *Controller) cancelWaiter(w *waiter, err error) {
 	case w.state == stateAsked && !errors.Is(err, ErrTimeout):
 		w.cancelled = true
 		c.countWaiter(w, -1)
-		if w.hasSlot && w.ReleaseSlot != nil {
-			c.afterUnlock = append(c.afterUnlock, w.ReleaseSlot)
+		if w.hasSlot && w.Unlocked.ReleaseSlot != nil {
+			c.afterUnlock = append(c.afterUnlock, w.Unlocked.ReleaseSlot)
 		}
 		w.hasSlot = false
 		w.decide(nil, err)
@@ -292,8 +292,8 @@ func (c *Controller) cancelWaiter(w *waiter, err error) {
 
 // undo takes back the admission of a waiter, as if it had never been.
 func (c *Controller) undoAdmission(w *waiter) {
-	if w.hasSlot && w.ReleaseSlot != nil {
-		w.ReleaseSlot()
+	if w.hasSlot && w.Unlocked.ReleaseSlot != nil {
+		w.Unlocked.ReleaseSlot()
 	}
 	c.mu.Lock()
 	defer c.unlockAndRun()

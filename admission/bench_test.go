@@ -96,7 +96,7 @@ func BenchmarkLeaving(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		leaving, leave := context.WithCancel(ctx)
-		_, _ = c.Admit(leaving, Request{Model: "chat", OnWait: leave})
+		_, _ = c.Admit(leaving, Request{Model: "chat", Unlocked: UnlockedHooks{OnWait: leave}})
 	}
 }
 

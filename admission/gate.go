@@ -33,7 +33,7 @@ type gate struct {
 
 // takes reports whether the model may ever serve the request.
 func (g *gate) canServe(a *arrival) bool {
-	return !g.closed && (a.Allowed == nil || a.Pool == "" || a.Allowed(g.model)) && (a.SlotOnly || g.usage.fits(a.Tokens))
+	return !g.closed && (a.Locked.Allowed == nil || a.Pool == "" || a.Locked.Allowed(g.model)) && (a.SlotOnly || g.usage.fits(a.Tokens))
 }
 
 // source is where the next waiter of a band comes from: a pool's queue, or the gate's own for nil.
@@ -201,10 +201,10 @@ func (g *gate) reserve(a *arrival, now time.Time) bool {
 	if g.closed || !g.hasCapacity(a, now) {
 		return false
 	}
-	if a.ReserveSlot == nil {
+	if a.Locked.ReserveSlot == nil {
 		return true
 	}
-	_, ok := a.ReserveSlot(g.model)
+	_, ok := a.Locked.ReserveSlot(g.model)
 	return ok
 }
 
@@ -253,7 +253,7 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 		}
 		c.dequeue(w, true)
 		g.recordAdmission(w, from)
-		w.hasSlot = w.ReserveSlot != nil
+		w.hasSlot = w.Locked.ReserveSlot != nil
 		c.exemptAged(w, now)
 		w.decide(c.acquireLease(g, w.tenant, &w.arrival, now), nil)
 		if from != nil {

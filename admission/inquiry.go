@@ -228,8 +228,8 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 			c.preemptIfHeld(g, w)
 			return batch, g.inquiry.heldUntil.Sub(now)
 		}
-		if w.ReserveSlot != nil {
-			if w.slot, w.hasSlot = w.ReserveSlot(g.model); !w.hasSlot {
+		if w.Locked.ReserveSlot != nil {
+			if w.slot, w.hasSlot = w.Locked.ReserveSlot(g.model); !w.hasSlot {
 				c.preemptFor(g, w, true)
 				break
 			}

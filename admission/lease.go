@@ -53,7 +53,7 @@ func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time)
 		t.tokens.refill(now)
 		t.tokens.charge(int64(l.tokens))
 	}
-	if a.OnPreempt != nil {
+	if a.Unlocked.OnPreempt != nil {
 		l.makePreemptible(a)
 	}
 	g.pace.observe(now)

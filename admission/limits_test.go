@@ -187,7 +187,7 @@ func TestSameLimits(t *testing.T) {
 		limits := Limits{TokensPerMinute: 60}
 		d := newTestController(t, limits)
 		ctx, leave := context.WithCancel(t.Context())
-		head := d.start(ctx, Request{Tokens: 60, ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }})
+		head := d.start(ctx, Request{Tokens: 60, Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) { return Slot{}, false }}})
 		next := d.start(t.Context(), Request{Tokens: 30, Timeout: 40 * time.Second})
 		time.Sleep(20 * time.Second)
 		d.SetLimits("chat", limits)

@@ -19,15 +19,15 @@ func newSlotCounter(free int64) *slotCounter {
 
 func (s *slotCounter) request() Request {
 	return Request{
-		ReserveSlot: func(string) (Slot, bool) {
+		Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) {
 			s.asked.Add(1)
 			if s.free.Load() == 0 {
 				return Slot{}, false
 			}
 			s.free.Add(-1)
 			return Slot{}, true
-		},
-		ReleaseSlot: func() { s.free.Add(1); s.returned.Add(1) },
+		}},
+		Unlocked: UnlockedHooks{ReleaseSlot: func() { s.free.Add(1); s.returned.Add(1) }},
 	}
 }
 
@@ -100,7 +100,7 @@ func TestContextEndsWithAdmission(t *testing.T) {
 			var next *admitCall
 			r := s.request()
 			r.Model, r.Tokens = "chat", 500
-			r.OnWait = func() {
+			r.Unlocked.OnWait = func() {
 				next = d.start(t.Context(), Request{Tokens: 500})
 				holder.release()
 				d.wantStats(Stats{InFlight: 1, Queued: 1, Tokens: 0})
@@ -130,7 +130,7 @@ func TestTimeoutWithAdmission(t *testing.T) {
 			s := newSlotCounter(1)
 			r := s.request()
 			r.Timeout = time.Second
-			r.OnWait = func() {
+			r.Unlocked.OnWait = func() {
 				holder.release()
 				time.Sleep(2 * time.Second)
 			}
@@ -152,7 +152,7 @@ func TestPlacePanics(t *testing.T) {
 		d := newTestController(t, Limits{MaxConcurrent: 1})
 		func() {
 			defer func() { _ = recover() }()
-			_, _ = d.Admit(t.Context(), Request{Model: "chat", ReserveSlot: func(string) (Slot, bool) { panic("no") }})
+			_, _ = d.Admit(t.Context(), Request{Model: "chat", Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) { panic("no") }}})
 		}()
 		d.wantAdmitted(d.startTokens(0), 0)
 	})

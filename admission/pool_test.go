@@ -291,7 +291,7 @@ func TestPoolQueue(t *testing.T) {
 		}
 		pooled := []*admitCall{d.startInPool(20), d.startInPool(10), d.startInPool(10)}
 		d.wantWaiting(append(own, pooled...)...)
-		only1 := d.start(t.Context(), Request{Pool: "auto", Allowed: func(m string) bool { return m == "m1" }})
+		only1 := d.start(t.Context(), Request{Pool: "auto", Locked: LockedHooks{Allowed: func(m string) bool { return m == "m1" }}})
 		at := func(model string) *admitCall {
 			for _, c := range append(append(held, own...), append(pooled, only1)...) {
 				if l := c.state().lease; l != nil && l.Model() == model && !l.released {
@@ -357,7 +357,7 @@ func TestPoolWaitsForReplicas(t *testing.T) {
 		ready := ""
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		r := Request{Pool: "auto", Allowed: func(m string) bool { return m == ready }}
+		r := Request{Pool: "auto", Locked: LockedHooks{Allowed: func(m string) bool { return m == ready }}}
 		one, two := d.start(ctx, r), d.start(t.Context(), r)
 		d.wantWaiting(one, two)
 		leave()

@@ -12,7 +12,7 @@ import (
 // soft asks for a lease that may be preempted, and counts how often it is.
 func (s *testGateway) startPreemptible(r admission.Request) (*admitCall, *atomic.Int64) {
 	n := new(atomic.Int64)
-	r.OnPreempt = func() { n.Add(1) }
+	r.Unlocked.OnPreempt = func() { n.Add(1) }
 	v := s.start(s.t.Context(), r)
 	s.wantAdmitted(v, 10*time.Millisecond)
 	return v, n

@@ -17,7 +17,7 @@ type preemptionTest struct {
 // soft asks for a lease of this name that may be preempted.
 func (h *preemptionTest) startPreemptible(name string, r Request) *admitCall {
 	h.t.Helper()
-	r.OnPreempt = func() { h.preempted = append(h.preempted, name) }
+	r.Unlocked.OnPreempt = func() { h.preempted = append(h.preempted, name) }
 	return h.start(h.t.Context(), r)
 }
 
@@ -104,7 +104,7 @@ func TestPreemptsForWhoeverIsNext(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 3}, func(h *preemptionTest) {
 		h.startPreemptible("a", Request{Priority: Batch})
 		b := h.startPreemptible("b", Request{Priority: Batch})
-		h.startPreemptible("c", Request{Priority: Batch, WouldFreeSlot: func() bool { return false }})
+		h.startPreemptible("c", Request{Priority: Batch, Locked: LockedHooks{WouldFreeSlot: func() bool { return false }}})
 		ctx, leave := context.WithCancel(h.t.Context())
 		r := newSlotCounter(2).request()
 		r.Priority = Interactive
@@ -141,13 +141,13 @@ func TestPreemptsNobody(t *testing.T) {
 		},
 		"no slot would be free": func(h *preemptionTest) {
 			r := batch
-			r.WouldFreeSlot = func() bool { return false }
+			r.Locked.WouldFreeSlot = func() bool { return false }
 			h.startPreemptible("a", r)
 		},
 		"only of its own band": func(h *preemptionTest) {
 			h.SetLimits("chat", Limits{MaxConcurrent: 2, TokensPerMinute: 100})
 			r := batch
-			r.WouldFreeSlot = func() bool { return false }
+			r.Locked.WouldFreeSlot = func() bool { return false }
 			h.startPreemptible("a", r)
 			h.startPreemptible("b", Request{Priority: Interactive})
 		},

@@ -43,7 +43,7 @@ func (l *preemptibleLeases) remove(p *preemptionCandidate) {
 
 // yielding notes that the lease may be preempted.
 func (l *Lease) makePreemptible(a *arrival) {
-	l.preemptible = &preemptionCandidate{lease: l, band: a.band, onPreempt: a.OnPreempt, wouldFreeSlot: a.WouldFreeSlot}
+	l.preemptible = &preemptionCandidate{lease: l, band: a.band, onPreempt: a.Unlocked.OnPreempt, wouldFreeSlot: a.Locked.WouldFreeSlot}
 	l.gate.preemptible[a.band].add(l.preemptible)
 }
 
@@ -58,7 +58,7 @@ func (l *Lease) endPreemptible() {
 // firm makes the lease to come of one that has waited for so long that it goes before its turn one that is never preempted.
 func (c *Controller) exemptAged(w *waiter, now time.Time) {
 	if now.Sub(w.arrived) >= c.ageing {
-		w.OnPreempt = nil
+		w.Unlocked.OnPreempt = nil
 	}
 }
 
@@ -74,7 +74,7 @@ func (c *Controller) preemptFor(g *gate, w *waiter, slotOnly bool) {
 	for b := range w.band {
 		p := g.preemptible[b].last
 		for n := 0; n < maxCandidates && p != nil; n++ {
-			if (slotOnly || !p.lease.slotOnly) && (w.ReserveSlot == nil || p.wouldFreeSlot == nil || p.wouldFreeSlot()) {
+			if (slotOnly || !p.lease.slotOnly) && (w.Locked.ReserveSlot == nil || p.wouldFreeSlot == nil || p.wouldFreeSlot()) {
 				w.causedPreemption, g.preempted, p.lease.preempted = true, p.lease, true
 				p.lease.endPreemptible()
 				c.afterUnlock = append(c.afterUnlock, p.onPreempt)

@@ -112,22 +112,22 @@ func (c *stressTest) runRequest(random *rand.Rand) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), pause(random, 3*time.Second))
 	defer cancel()
 	r := Request{
-		Model:       stressModels[m],
-		Tenant:      name("tenant", tenant),
-		Priority:    Priority(random.IntN(3) - 1),
-		Tokens:      random.IntN(300),
-		Bytes:       random.IntN(5000),
-		Timeout:     pause(random, 3*time.Second),
-		Prefill:     random.IntN(2) == 0,
-		ReserveSlot: func(model string) (Slot, bool) { m = slices.Index(stressModels[:], model); return c.reserve(m) },
-		ReleaseSlot: func() { c.releaseSlot(m) },
-		OnWait:      func() { time.Sleep(pause(random, time.Millisecond)) },
+		Model:    stressModels[m],
+		Tenant:   name("tenant", tenant),
+		Priority: Priority(random.IntN(3) - 1),
+		Tokens:   random.IntN(300),
+		Bytes:    random.IntN(5000),
+		Timeout:  pause(random, 3*time.Second),
+		Prefill:  random.IntN(2) == 0,
+		Locked:   LockedHooks{ReserveSlot: func(model string) (Slot, bool) { m = slices.Index(stressModels[:], model); return c.reserve(m) }},
+		Unlocked: UnlockedHooks{ReleaseSlot: func() { c.releaseSlot(m) },
+			OnWait: func() { time.Sleep(pause(random, time.Millisecond)) }},
 	}
 	if random.IntN(3) == 0 {
 		r.Model, r.Pool = "", "auto"
 		if random.IntN(3) == 0 {
 			only := stressModels[random.IntN(2)]
-			r.Allowed = func(model string) bool { return model == only }
+			r.Locked.Allowed = func(model string) bool { return model == only }
 		}
 	}
 	preemptible := random.IntN(2) == 0
@@ -148,7 +148,7 @@ type stressCaller struct {
 func (c *stressTest) admitOnce(ctx context.Context, random *rand.Rand, r Request, v stressCaller) (preempted bool) {
 	asked := make(chan struct{}, 1)
 	if v.preemptible {
-		r.OnPreempt = func() {
+		r.Unlocked.OnPreempt = func() {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -303,17 +303,17 @@ func TestAbortRacesWithAdmission(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			lease, err := c.Admit(ctx, Request{
-				Model:       "chat",
-				ReserveSlot: func(string) (Slot, bool) { placed.Add(1); return Slot{}, true },
-				ReleaseSlot: func() { unplaced.Add(1) },
-				OnWait: func() {
-					rivals := []func(){abort, holder.Release}
-					wg.Go(rivals[round%2])
-					wg.Go(rivals[1-round%2])
-					for range round % 7 {
-						runtime.Gosched()
-					}
-				},
+				Model:  "chat",
+				Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) { placed.Add(1); return Slot{}, true }},
+				Unlocked: UnlockedHooks{ReleaseSlot: func() { unplaced.Add(1) },
+					OnWait: func() {
+						rivals := []func(){abort, holder.Release}
+						wg.Go(rivals[round%2])
+						wg.Go(rivals[1-round%2])
+						for range round % 7 {
+							runtime.Gosched()
+						}
+					}},
 			})
 			if err == nil {
 				admitted.Add(1)

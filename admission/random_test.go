@@ -102,7 +102,7 @@ func (w *randomRun) arrive() {
 	a.deadline = w.ref.now + timeout
 	w.logf("arrives %+v", *a)
 	ctx, cancel := context.WithCancel(w.t.Context())
-	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, ReserveSlot: func(string) (Slot, bool) { return Slot{}, w.place(a) }, ReleaseSlot: func() { w.t.Error("Unplace, though nothing happens at once here") }}
+	r := Request{Tokens: a.tokens, Bytes: a.bytes, Timeout: timeout, Locked: LockedHooks{ReserveSlot: func(string) (Slot, bool) { return Slot{}, w.place(a) }}, Unlocked: UnlockedHooks{ReleaseSlot: func() { w.t.Error("Unplace, though nothing happens at once here") }}}
 	w.asked, w.cancel = append(w.asked, a), append(w.cancel, cancel)
 	w.calls = append(w.calls, w.start(ctx, r))
 	w.ref.ask(a)

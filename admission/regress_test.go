@@ -37,9 +37,9 @@ func TestPoolOfOthersModels(t *testing.T) {
 		d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1)
 		only := func(model string) func(string) bool { return func(m string) bool { return m == model } }
 		d.wantAdmitted(d.start(t.Context(), Request{Model: "m0"}), 0)
-		waiting := d.start(t.Context(), Request{Pool: "auto", Allowed: only("m0")})
+		waiting := d.start(t.Context(), Request{Pool: "auto", Locked: LockedHooks{Allowed: only("m0")}})
 		d.wantWaiting(waiting)
-		d.wantAdmitted(d.start(t.Context(), Request{Pool: "auto", Allowed: only("m1")}), 0)
+		d.wantAdmitted(d.start(t.Context(), Request{Pool: "auto", Locked: LockedHooks{Allowed: only("m1")}}), 0)
 		d.wantWaiting(waiting)
 		d.SetPools(nil)
 	})

@@ -2,121 +2,160 @@ package admission
 
 import "time"
 
-// Priority is the band in which a request waits. A higher band goes first, but never keeps a lower one waiting for ever (Config.Ageing).
+// Priority is the band in which a request waits. Bands are strict: a waiter of a higher band is
+// admitted before one of a lower band, except for ageing (Config.Ageing).
 type Priority int8
 
-// The bands. Other values count as the nearest of them.
+// The bands. Any other value counts as the nearest of them.
 const (
 	Batch       Priority = -1
 	Default     Priority = 0
 	Interactive Priority = 1
 )
 
-// Slot is a place on a replica.
+// Slot is a hold on one replica, as Request.Locked.ReserveSlot returns it.
 type Slot struct {
-	// Replica is its id; "" is no replica.
+	// Replica is the id of the replica. "" means that no replica is involved.
 	Replica string
-	// Limit is how many requests the replica may have at once over all gateways; 0 is no limit.
+	// Limit is the number of requests that the replica may have at once over all gateways. 0 means no
+	// limit.
 	Limit int
-	// Full is called, without a lock and before Unplace, when other gateways have filled the replica. Place must then not offer it for a
-	// moment, and Kick must be called after it. nil: Place is called again after a while.
+	// OnFull is called when other gateways have filled the replica. It is called without
+	// Controller.mu, and before ReleaseSlot. After it, ReserveSlot must not return this replica for a
+	// moment, and the callee must call RetryWaiters when that moment is over. If OnFull is nil, the
+	// Controller calls ReserveSlot again after a backoff.
 	OnFull func()
+}
+
+// LockedHooks are the callbacks of a request that the Controller calls with Controller.mu held. A hook
+// must be quick and must not call the Controller. It must not take a lock under which anybody calls
+// the Controller.
+type LockedHooks struct {
+	// Allowed reports whether the request may go to this model of Request.Pool. It is also false for a
+	// model that has no replica now. nil means that all models are allowed. It is not called when
+	// Request.Pool is "".
+	Allowed func(model string) bool
+	// ReserveSlot reserves a slot on a replica of the model, and reports whether it found one. It is
+	// called when nothing else keeps the request waiting. After false it is called again when
+	// something has changed: a lease was released, another waiter left, or RetryWaiters was called.
+	// nil means that the request needs no slot.
+	ReserveSlot func(model string) (Slot, bool)
+	// WouldFreeSlot reports whether another request would find a slot if this one gave back its own.
+	// The Controller asks it of a preemption candidate, and only while the request holds a lease. nil
+	// means yes.
+	WouldFreeSlot func() bool
+}
+
+// UnlockedHooks are the callbacks of a request that the Controller calls without Controller.mu, so they
+// may call the Controller.
+type UnlockedHooks struct {
+	// ReleaseSlot gives back the slot that ReserveSlot returned, if the request could not use it. It is
+	// called before ReserveSlot is called again and before Admit returns, by the goroutine of Admit or
+	// by one of Shared.
+	ReleaseSlot func()
+	// OnWait is called at most once, by the goroutine of Admit, when the request has entered a queue
+	// and is about to wait.
+	OnWait func()
+	// OnPreempt makes the lease preemptible until its first token (Lease.FirstToken). nil means that the
+	// lease is never preempted. The Controller calls OnPreempt at most once, when a request of a higher
+	// band waits for what the lease holds. The lease keeps everything that it holds until its holder
+	// releases it; then all that it was charged is given back.
+	//
+	// OnPreempt may be called before Admit has returned. The goroutine is any that calls a method of
+	// the Controller, and that caller may hold locks of its own: dispatch.Dispatcher.SetRules holds
+	// Dispatcher.mu. So OnPreempt must be quick, and must not take such a lock.
+	OnPreempt func()
 }
 
 // Request asks for a lease.
 type Request struct {
 	// Model is the model's name, as given to SetLimits.
 	Model string
-	// Pool, if not empty, asks for any model of this pool instead. Lease.Model says which it became.
+	// Pool asks for any model of this pool instead of Model, unless it is "". Lease.Model returns the
+	// model that was chosen.
 	Pool string
-	// Allowed says which of a pool's models the request may go to; nil means all. It is also false for a model that has no replica
-	// now. It is called with the Controller locked: it must be quick and must not call it.
-	Allowed func(model string) bool
-	// Tenant is who asks. Tenants share a model by their weight.
+	// Tenant is who asks. Tenants share a model by their weights.
 	Tenant string
 	// Priority is the request's band.
 	Priority Priority
-	// Tokens is what the request is estimated to cost of the tokens a minute. Below 0 means 0.
+	// Tokens is the estimate of what the request will cost of the tokens per minute. Below 0 means 0.
 	Tokens int
 	// Bytes is the memory that the request keeps in use while it waits. Below 0 means 0.
 	Bytes int
-	// Timeout is how long the request may wait, in place of the model's QueueTimeout: shorter, or longer (a model that is only
-	// starting). 0 or less means the model's.
+	// Timeout is how long the request may wait, in place of the model's QueueTimeout. It may be shorter
+	// or longer. 0 or less means QueueTimeout.
 	Timeout time.Duration
-	// Prefill counts the request against the tenant's MaxPrefill until Lease.FirstToken.
+	// Prefill counts the request against TenantLimits.MaxPrefill until Lease.FirstToken.
 	Prefill bool
-	// Admitted says that a task has taken the request's tokens and its place in the limits already. It takes nothing but a slot,
-	// and waits for that in the same order as all others.
+	// SlotOnly says that the request belongs to a task. The task already holds the lease and was charged
+	// the tokens, so the request needs nothing but a slot. It waits for the slot in the same order as
+	// all other requests.
 	SlotOnly bool
-	// Place takes a slot on a replica of the model and says whether it found one. It is called when everything else is there, with
-	// the Controller locked: it must be quick and must not call it. After a false it is called again when something changed: a
-	// lease was released, another request left, or Kick. nil means that no slot is needed.
-	ReserveSlot func(model string) (Slot, bool)
-	// Unplace gives back the slot that Place took, if the request could not use it. It is called without a lock, and before Place
-	// is called again or Admit returns.
-	ReleaseSlot func()
-	// OnWait is called once, without a lock, when the request has a place in the queue and is about to wait.
-	OnWait func()
-	// Preempt, unless it is nil, says that the lease may be preempted until its first token (Lease.FirstToken): Preempt is called once, without
-	// a lock and from any goroutine, when a request of a higher band waits for its place, and must be quick. The lease stays until it is released, and
-	// everything that it took is given back then. Preempt may be called before Admit has returned.
-	OnPreempt func()
-	// Helps reports whether another request would find a slot if this one gave back its own. It is called, like Place, with the Controller
-	// locked. nil means yes.
-	WouldFreeSlot func() bool
-	// Preempted says that the request had a lease before, which was preempted. It goes before all others of its tenant and is refused
-	// only when it can never go: limits that refuse on arrival make it wait, and the queue has always room for it.
+	// Preempted says that the request had a lease before, which was preempted. It is admitted before all
+	// other requests of its tenant. Limits that refuse on arrival make it wait instead, and a full
+	// queue accepts it. It is refused only if it can never be admitted.
 	Preempted bool
-	// Spot can be asked for the request's position while it waits. nil: nobody asks.
+	// Locked are the callbacks that are called with Controller.mu held.
+	Locked LockedHooks
+	// Unlocked are the callbacks that are called without it.
+	Unlocked UnlockedHooks
+	// WaitHandle can be asked for the request's position while it waits. nil means that nobody asks.
 	WaitHandle *WaitHandle
 }
 
-// Resumed is a request that runs already, as one does whose admission was before a restart.
+// RecoveredRequest is a request that ran before a restart of the gateway and still runs.
 type RecoveredRequest struct {
+	// Model serves the request. Tenant is who sent it; "" while that is unknown.
 	Model, Tenant string
-	// ID of its lease, if it had one.
+	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
-	// Tokens it was estimated to cost, for Lease.Settle. They are not taken again.
+	// Tokens is the estimate that the request was charged before the restart. It is not charged again.
+	// The estimate stands unless the holder calls Lease.Correct. Package dispatch does not: it releases
+	// recovered requests without a correction.
 	Tokens int
 }
 
 // TaskRequest asks for a task.
 type TaskRequest struct {
-	// Model or Pool, Allowed, Tenant, Priority and Tokens are as in Request.
+	// Model or Pool, Tenant, Priority and Tokens are as in Request. Allowed is as in LockedHooks, and
+	// obeys the same rules: it is called with Controller.mu held.
 	Model, Pool string
 	Allowed     func(model string) bool
 	Tenant      string
 	Priority    Priority
 	Tokens      int
-	// Key makes a repeated call find the task of the first, as long as that lives. Keys belong to their tenant; "" finds nothing.
+	// Key makes a repeated call return the task of the first call while that task lives. Keys belong to
+	// their tenant. "" means that every call makes a new task.
 	Key string
 	// Lease is how long the task lasts without a renewal. 0 or less means 15 minutes.
 	Lease time.Duration
-	// MaxWait is how long the call may wait for its turn. 0 or less: it does not.
+	// MaxWait is how long the call may wait to be admitted. 0 or less means that it does not wait.
 	MaxWait time.Duration
 }
 
-// Stats is a model's state at one moment.
+// Stats is the state of a model at one moment.
 type Stats struct {
 	// InFlight is the number of leases of this process, tasks included.
 	InFlight int
-	// Queued is the number of waiting requests.
+	// Queued is the number of waiters.
 	Queued int
-	// QueuedBytes is the sum of their Bytes.
+	// QueuedBytes is the sum of their Request.Bytes.
 	QueuedBytes int64
-	// Tokens are in the model's bucket now, by this process's own book; -1 when it has no token limit.
+	// Tokens is the level of the model's token bucket, as this process knows it. -1 means that the model
+	// has no token limit.
 	Tokens float64
-	// Share is the number of leases of all gateways as last heard; without others it is InFlight.
+	// Share is the number of leases of all gateways, as last heard. Without other gateways it equals
+	// InFlight.
 	Share int
 }
 
-// TenantStats is a tenant's state at one moment, over all models.
+// TenantStats is the state of a tenant at one moment, over all models.
 type TenantStats struct {
-	// Running is the number of leases, tasks included; Prefill of them have had no token yet.
+	// Running is the number of leases, tasks included. Prefill of them have had no token yet.
 	Running, Prefill int
-	// Queued requests wait, and hold QueuedBytes.
+	// Queued is the number of waiters, QueuedBytes the sum of their Request.Bytes.
 	Queued      int
 	QueuedBytes int64
-	// Quota is what is left.
+	// Quota is what is left of the limits per minute.
 	Quota Quota
 }

@@ -65,12 +65,12 @@ func (s *testGateway) start(ctx context.Context, r admission.Request) *admitCall
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
 	}
-	r.OnWait = func() { v.update(func(n *callState) { n.waited = true }) }
-	r.ReserveSlot = func(string) (admission.Slot, bool) {
+	r.Unlocked.OnWait = func() { v.update(func(n *callState) { n.waited = true }) }
+	r.Locked.ReserveSlot = func(string) (admission.Slot, bool) {
 		v.update(func(n *callState) { n.placed++ })
 		return admission.Slot{Replica: "r"}, true
 	}
-	r.ReleaseSlot = func() { v.update(func(n *callState) { n.unplace++ }) }
+	r.Unlocked.ReleaseSlot = func() { v.update(func(n *callState) { n.unplace++ }) }
 	started := time.Now()
 	go func() {
 		lease, err := s.Admit(ctx, r)
@@ -428,13 +428,13 @@ func TestSharedLeaveWhileJudged(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		slots := 0
 		_, err := s.Admit(ctx, admission.Request{
-			Model:       "chat",
-			ReserveSlot: func(string) (admission.Slot, bool) { slots++; return admission.Slot{}, true },
-			ReleaseSlot: func() {
+			Model:  "chat",
+			Locked: admission.LockedHooks{ReserveSlot: func(string) (admission.Slot, bool) { slots++; return admission.Slot{}, true }},
+			Unlocked: admission.UnlockedHooks{ReleaseSlot: func() {
 				leave()
 				time.Sleep(time.Second)
 				slots--
-			},
+			}},
 		})
 		if err != context.Canceled || slots != 0 {
 			t.Errorf("%v, %d slots", err, slots)
@@ -528,8 +528,8 @@ func runSharedStress(t *testing.T, random *rand.Rand, outages bool) {
 			r := admission.Request{
 				Model: []string{"chat", "embed"}[own.IntN(2)], Tenant: fmt.Sprint(own.IntN(4)), Tokens: own.IntN(900), Bytes: own.IntN(99),
 				Priority: admission.Priority(own.IntN(3) - 1), Prefill: own.IntN(2) == 0, Timeout: time.Duration(1+own.IntN(3000)) * time.Millisecond,
-				ReserveSlot: func(string) (admission.Slot, bool) { slots.Add(1); return admission.Slot{Replica: "r"}, true },
-				ReleaseSlot: func() { slots.Add(-1) },
+				Locked:   admission.LockedHooks{ReserveSlot: func(string) (admission.Slot, bool) { slots.Add(1); return admission.Slot{Replica: "r"}, true }},
+				Unlocked: admission.UnlockedHooks{ReleaseSlot: func() { slots.Add(-1) }},
 			}
 			if own.IntN(3) == 0 {
 				r.Pool = "auto"

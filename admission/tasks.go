@@ -106,7 +106,7 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 		return t, 0, nil
 	}
 	a := newArrival(Request{
-		Model: r.Model, Pool: r.Pool, Allowed: r.Allowed, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
+		Model: r.Model, Pool: r.Pool, Locked: LockedHooks{Allowed: r.Allowed}, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
 	})
 	a.task, a.taskID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease}, newTaskID(), r.MaxWait <= 0
 	lease, w, err := c.admitOrEnqueue(&a)

@@ -68,8 +68,8 @@ func (c *Controller) admitGranted(g *gate, batch []*waiter, verdicts []Verdict) 
 			if full := w.slot.OnFull; full != nil && v.Reason == ReplicaFull {
 				unplaces = append(unplaces, full)
 			}
-			if w.hasSlot && w.ReleaseSlot != nil {
-				unplaces = append(unplaces, w.ReleaseSlot)
+			if w.hasSlot && w.Unlocked.ReleaseSlot != nil {
+				unplaces = append(unplaces, w.Unlocked.ReleaseSlot)
 			}
 			w.hasSlot = false
 		}

@@ -109,7 +109,7 @@ func (b *suite) startAdmit(r admission.Request) *pendingAdmit {
 	b.Helper()
 	p := &pendingAdmit{done: make(chan struct{})}
 	waits := make(chan struct{})
-	r.OnWait = func() { close(waits) }
+	r.Unlocked.OnWait = func() { close(waits) }
 	go func() {
 		defer close(p.done)
 		p.lease, p.err = b.tryAdmit(r)
@@ -258,7 +258,7 @@ func unused(b *suite) {
 	holder := b.admit(admission.Request{})
 	for range 5 {
 		ctx, leave := context.WithCancel(b.ctx())
-		_, err := b.Admit(ctx, admission.Request{Model: "chat", Tenant: "acme", Tokens: 600, OnWait: leave, Timeout: patience})
+		_, err := b.Admit(ctx, admission.Request{Model: "chat", Tenant: "acme", Tokens: 600, Unlocked: admission.UnlockedHooks{OnWait: leave}, Timeout: patience})
 		if !errors.Is(err, context.Canceled) {
 			b.Fatalf("got %v, want %v", err, context.Canceled)
 		}

@@ -300,7 +300,6 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	request := admission.Request{
 		Model:    c.model(),
 		Pool:     c.pool,
-		Allowed:  func(model string) bool { return d.serves(model, r.Allowed) },
 		Tenant:   r.Tenant,
 		Priority: r.Priority,
 		Tokens:   ticket.question.guess.total(),
@@ -308,20 +307,25 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Timeout:  c.patience(r.Timeout),
 		Prefill:  ticket.watch,
 		SlotOnly: r.Task != "",
-		OnWait:   func() { d.waits(c, r) },
-		ReserveSlot: func(model string) (admission.Slot, bool) {
-			now, ok := d.world.Load().targets[model]
-			if !ok {
-				return admission.Slot{}, false
-			}
-			return now.place(keys.of(now.policy.UserMessages), ticket)
+		Locked: admission.LockedHooks{
+			Allowed: func(model string) bool { return d.serves(model, r.Allowed) },
+			ReserveSlot: func(model string) (admission.Slot, bool) {
+				now, ok := d.world.Load().targets[model]
+				if !ok {
+					return admission.Slot{}, false
+				}
+				return now.place(keys.of(now.policy.UserMessages), ticket)
+			},
 		},
-		ReleaseSlot: ticket.unplace,
-		Preempted:   r.Preempted > 0,
+		Unlocked: admission.UnlockedHooks{
+			OnWait:      func() { d.waits(c, r) },
+			ReleaseSlot: ticket.unplace,
+		},
+		Preempted: r.Preempted > 0,
 	}
 	if r.Preempt != nil && r.Preempted < mostPreempted {
 		ticket.preemptible = true
-		request.OnPreempt, request.WouldFreeSlot = ticket.preempts(r.Preempt), ticket.helps
+		request.Unlocked.OnPreempt, request.Locked.WouldFreeSlot = ticket.preempts(r.Preempt), ticket.helps
 	}
 	if r.Watch != nil {
 		request.WaitHandle = r.Watch.begin(c)
