@@ -1,20 +1,51 @@
-// Package admission decides when a request may go on to a model.
+// Package admission decides when a request may go on to a model. Package dispatch uses it for every
+// request and task, and package admission/redis shares its limits between gateways.
 //
-// Every model has a capacity (a number of requests at once, tokens a minute) and a queue; every tenant has limits over all
-// models. A request that finds room gets a Lease at once; one that does not waits its turn, bounded in number, in bytes and in time. It
-// leaves the queue in the moment its context ends, and it is told at once when waiting would be in vain. Who holds a Lease holds a
-// part of the capacity until Release.
+// # What it decides
 //
-// Waiting requests of a model go by band (Priority), strictly, but for one admission in eight that a lower band gets when it
-// has waited long; inside a band tenants share by deficit round robin over tokens, and a tenant's own requests go in the order in which
-// they came. The first in that order waits until the model has a free place, the tokens, and a replica's slot
-// (Request.Place), and nobody of its band or a lower one passes it. A tenant that is at a limit of its own holds nobody up.
+// Each model has a capacity (requests at once, tokens per minute) and a queue. Each tenant has
+// limits over all models. A request that finds room gets a [Lease] at once. Any other request waits
+// in the queue, which is bounded in number, bytes and time. A waiter leaves the queue at once when
+// its context ends. A request that would wait in vain is refused at once. A Lease holds a part of
+// the capacity until Release.
 //
-// A request may ask for a pool of models instead. While several of them have room, they share the tokens by their weight; when none
-// has, the request waits for all of them at once.
+// The waiters of a model are ordered by band ([Priority]). Bands are strict, except that a lower
+// band gets one admission in eight when its oldest waiter has waited long. Inside a band, tenants
+// share the model by deficit round robin over tokens. The requests of one tenant go in the order of
+// their arrival. The head waiter waits until the model has a free lease, the tokens, and a
+// replica's slot. No request of its band or of a lower band passes it. A tenant at a limit of its
+// own holds up nobody.
 //
-// All state is in this process, under one lock. With Config.Shared the limits are those of all gateways together: the order is decided
-// here, and whether there is room is asked there.
+// A request may ask for a pool of models. While several of them have room, they share the pool's
+// tokens by their weights. When none has room, the request waits for all of them at once.
+//
+// All state is in this process. With [Config].Shared, the limits hold over all gateways together:
+// this package decides the order, and the shared state decides whether there is room.
+//
+// # Tokens
+//
+// A request is charged an estimate (Request.Tokens) when it is admitted, and corrected with the
+// real usage when that is known ([Lease.Correct]). A lease that was not used gives back its charge.
+//
+// # Locks
+//
+// One lock, Controller.mu, guards all gates, queues, tenants and tasks. It is never held while this
+// package waits. Locks are taken in this order; a goroutine that holds one may only take those
+// after it:
+//
+//  1. dispatch.Dispatcher.mu: held while rules or the fleet change, and so around SetLimits, SetTenants,
+//     SetPools, Remove and RetryWaiters.
+//  2. the lock of dispatch's recovered requests: held around RecoverRequest.
+//  3. taskJournal.mu: held while a task is written to the file.
+//  4. Controller.mu.
+//  5. the locks of a request and its replicas (dispatch.Ticket.mu and counters), which LockedHooks take.
+//     redis.Store.mu, which Shared.ReportLease takes. Nothing is called with one of them held.
+//
+// With Controller.mu held, the Controller calls [LockedHooks] and Shared.ReportLease. After it has
+// given up the lock (unlockAndRun) it calls [UnlockedHooks] and all other methods of [Shared]. The
+// goroutine is then any that called the Controller, and may still hold locks 1 to 3 of its own.
+// Only OnPreempt and methods of Shared are called so; ReleaseSlot, OnWait and Slot.OnFull are
+// called with no lock of this list held.
 package admission
 
 import (
@@ -23,23 +54,27 @@ import (
 	"time"
 )
 
-// Config is what a Controller is made of. The zero value is ready for use.
+// Config is what New needs. The zero value is ready to use.
 type Config struct {
-	// MaxQueueBytes bounds the sum of Request.Bytes of all waiting requests of all models. 0 or less means 1 GiB.
+	// MaxQueueBytes bounds the sum of Request.Bytes of all waiters of all models. 0 or less means 1
+	// GiB.
 	MaxQueueBytes int64
-	// Ageing is after how long a waiting request of a lower band gets one admission in eight before a higher band. 0 or less
-	// means 30 s.
+	// Ageing is how long a waiter of a lower band waits before its band gets one admission in
+	// eight. 0 or less means 30 s.
 	Ageing time.Duration
-	// Shared is what this process shares with other gateways. nil: nothing.
+	// Shared is the state that this gateway shares with others. nil means that there are no others.
 	Shared Shared
-	// Gateway begins the ids of leases and must be unique over all gateways and all time. "" means random.
+	// Gateway is the prefix of all lease ids. It must be unique over all gateways and all time. ""
+	// means a random one.
 	Gateway string
-	// Journal is the file that keeps tasks over a restart. "" means none.
+	// TaskJournal is the path of the file that keeps tasks over a restart. "" means that tasks are
+	// lost.
 	TaskJournal string
 }
 
-// Controller admits requests. It is safe for concurrent use and runs nothing of its own: requests wait in their callers'
-// goroutines. A model has one timer, which runs only while its first waiting request waits for a known time.
+// Controller admits requests. It is safe for concurrent use. It starts no goroutine: requests wait
+// in the goroutines of their callers. Each gate has at most one timer, for a head waiter that waits
+// for a known time.
 type Controller struct {
 	shared        Shared
 	gateway       string
@@ -48,24 +83,24 @@ type Controller struct {
 	taskJournal   taskJournal
 
 	mu sync.Mutex
-	// Everything below is guarded by mu.
+	// mu guards everything below. The package comment has the order of locks.
 
 	gates map[string]*gate
-	// retired are the gates of removed models that still have something to remember: leases, or a bucket that is not full. A
-	// model that comes back must not come back with more than it left with.
+	// retired are the gates of removed models that still have leases, or a bucket that is not full.
+	// A model that comes back finds its gate again, so removing it does not refill its bucket.
 	retired map[string]*gate
 	pools   map[string]*pool
 	tenants map[string]*tenant
-	// closed: nobody waits any more.
+	// closed says that no request may wait any more.
 	closed bool
-	// held is the sum of the bytes of all who wait.
+	// waitingBytes is the sum of Request.Bytes of all waiters.
 	waitingBytes  int64
 	tasks         tasks
 	lastLeaseID   uint64
 	replicaLeases map[string]int
-	// gateways is how many share the limits; at least 1.
+	// gateways is the number of gateways that share the limits; at least 1.
 	gateways int
-	// after is what is to be done as soon as the lock is given up.
+	// afterUnlock are the calls to make as soon as mu is unlocked.
 	afterUnlock []func()
 }
 
@@ -91,7 +126,7 @@ func New(cfg Config) *Controller {
 	return c
 }
 
-// unlock gives up the lock and does what had to wait for that.
+// unlockAndRun unlocks mu and makes the calls of afterUnlock.
 func (c *Controller) unlockAndRun() {
 	after := c.afterUnlock
 	c.afterUnlock = nil
@@ -101,7 +136,8 @@ func (c *Controller) unlockAndRun() {
 	}
 }
 
-// share is this process's part of a limit: all of it, unless others share it.
+// shareOf is this gateway's part of a limit, while it decides alone. It is at least 1, and 0 or
+// less for no limit.
 func (c *Controller) shareOf(limit int) int {
 	if limit <= 0 || c.gateways <= 1 {
 		return limit
@@ -109,10 +145,11 @@ func (c *Controller) shareOf(limit int) int {
 	return max(limit/c.gateways, 1)
 }
 
-// SetLimits makes the model known, or changes its limits. A change holds at once and for those who wait too: they go as soon
-// as the new limits let them, and fail as a new request would when their tokens can no longer come in time. They keep the
-// deadline and the place in the queue that they were given. Leases are kept when there are more than the new limit; the
-// bucket keeps its tokens, up to its new size. Setting the limits that hold already is cheap and refuses nobody.
+// SetLimits makes the model known, or changes its limits. A change takes effect at once, also for
+// waiters: they are admitted as soon as the new limits allow, and refused if their tokens can no
+// longer come in time. Waiters keep their deadline and their place in the queue. Leases beyond a
+// lower limit are kept. The bucket keeps its tokens, up to its new size. A call that changes
+// nothing is cheap and refuses nobody.
 func (c *Controller) SetLimits(model string, l Limits) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -135,7 +172,8 @@ func (c *Controller) SetLimits(model string, l Limits) {
 	c.admitWaiters(g, now)
 }
 
-// anyGate finds the model's gate, or makes one that is closed.
+// findOrCreateGate returns the model's gate, a retired one included, or creates a gate that is
+// closed.
 func (c *Controller) findOrCreateGate(model string) *gate {
 	if g, ok := c.gates[model]; ok {
 		return g
@@ -149,9 +187,9 @@ func (c *Controller) findOrCreateGate(model string) *gate {
 	return g
 }
 
-// refuseHopeless ends the waiting of those whose tokens can no longer come in time.
+// refuseHopelessWaiters refuses the waiters whose tokens can no longer come before their deadline.
 func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
-	ahead := map[*flow]int64{} // of those who stay
+	ahead := map[*flow]int64{} // tokens of the waiters that stay
 	for _, w := range g.queue.allWaiters() {
 		if err := c.checkTokenWait(g, &w.arrival, ahead[w.flow], w.deadline.Sub(now)); err != nil {
 			c.refuse(w, err)
@@ -168,8 +206,8 @@ func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 	}
 }
 
-// Remove forgets the model: its waiting requests fail with ErrRemoved, new ones with ErrUnknownModel. Its leases can still be
-// released, and count again if the model comes back before they are.
+// Remove forgets the model. Its waiters fail with ErrRemoved, later requests with ErrUnknownModel.
+// Its leases can still be released. If the model comes back before that, they count again.
 func (c *Controller) Remove(model string) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -184,14 +222,14 @@ func (c *Controller) Remove(model string) {
 	members := g.memberships
 	c.relinkPools()
 	for _, w := range g.queue.allWaiters() {
-		if w.homeQueue != &g.queue { // it may go elsewhere
+		if w.homeQueue != &g.queue { // it may go to another model of its pool
 			g.queue.dequeue(w, false)
 			c.enqueueAtMember(w, now)
 			continue
 		}
 		c.refuse(w, ErrRemoved)
 	}
-	for _, m := range members { // who waits there for an answer of this one
+	for _, m := range members { // their newcomers may have waited for an answer about this model
 		c.admitFromQueue(&m.pool.queue, now)
 	}
 	g.setTimer(c, 0)
@@ -202,8 +240,8 @@ func (c *Controller) Remove(model string) {
 	}
 }
 
-// Close ends all waiting: who waits, and from now on who would have to, fails with ErrClosed. Leases stay, and who finds room is let
-// in.
+// Close refuses all waiters with ErrClosed, and from now on every request that would have to wait.
+// Leases stay, and requests that find room are admitted.
 func (c *Controller) Close() {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -231,8 +269,8 @@ func (c *Controller) Limits(model string) (Limits, bool) {
 	return g.usage.limits, true
 }
 
-// SetPools says which models each pool has, and replaces all that were. Requests that wait for a pool that is no more, or that has no
-// known model left, fail with ErrRemoved.
+// SetPools replaces all pools; the values are their models. Waiters of a pool that is gone, or that
+// has no known model left, fail with ErrRemoved.
 func (c *Controller) SetPools(pools map[string][]string) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -259,7 +297,7 @@ func (c *Controller) SetPools(pools map[string][]string) {
 	}
 }
 
-// relink finds the gates of all pools anew, after models or pools came or went or weights changed.
+// relinkPools finds the gates of all pools again, after models, pools or weights have changed.
 func (c *Controller) relinkPools() {
 	for _, g := range c.gates {
 		g.memberships = nil
@@ -309,8 +347,9 @@ func withoutMembership(members []*membership, m *membership) []*membership {
 	return kept
 }
 
-// SetTenants gives the tenants their limits, and replaces all that were set: tenants not among them have none. Like a model's limits
-// they hold at once, and for those who wait too: what waits beyond them is refused, the youngest first.
+// SetTenants replaces the limits of all tenants. A tenant that is not in the map has no limits. A
+// change takes effect at once, also for waiters: those beyond the new limits are refused, the
+// youngest first.
 func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -338,7 +377,7 @@ func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 	}
 }
 
-// tenant finds a tenant, or makes one without limits.
+// tenant returns the tenant, or creates one without limits.
 func (c *Controller) tenant(name string) *tenant {
 	t := c.tenants[name]
 	if t == nil {
@@ -348,14 +387,14 @@ func (c *Controller) tenant(name string) *tenant {
 	return t
 }
 
-// trim refuses what waits of the tenant beyond its limits.
+// refuseOverLimits refuses the tenant's waiters beyond its limits.
 func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	if t.waiters == 0 {
 		return
 	}
 	for _, w := range c.waitersOf(t) {
 		switch {
-		case !fits(w.Tokens, t.limits.TokensPerMinute) && !w.SlotOnly:
+		case !fitsBucket(w.Tokens, t.limits.TokensPerMinute) && !w.SlotOnly:
 			c.refuse(w, ErrNeverFits)
 		case w.Preempted:
 		case t.limits.MaxQueueBytes > 0 && t.waitingBytes > t.limits.MaxQueueBytes && w.Bytes > 0:
@@ -371,7 +410,7 @@ func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	}
 }
 
-// waitersOf lists what waits of a tenant, the youngest first.
+// waitersOf returns the tenant's waiters, the youngest first.
 func (c *Controller) waitersOf(t *tenant) []*waiter {
 	var found []*waiter
 	collect := func(q *queue) {
@@ -397,7 +436,8 @@ func (c *Controller) waitersOf(t *tenant) []*waiter {
 	return found
 }
 
-// Kick lets the model's waiting requests try again. Call it when a replica's slot became free or a replica appeared.
+// RetryWaiters tries the model's waiters again. Call it when a slot of one of its replicas became
+// free, or when a replica appeared.
 func (c *Controller) RetryWaiters(model string) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -407,7 +447,7 @@ func (c *Controller) RetryWaiters(model string) {
 	}
 }
 
-// Stats returns the model's state; of an unknown model there is nothing, and no token limit.
+// Stats returns the state of the model. For an unknown model all is 0, and Tokens is -1.
 func (c *Controller) Stats(model string) Stats {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -424,7 +464,7 @@ func (c *Controller) Stats(model string) Stats {
 	}
 }
 
-// Tenant returns the tenant's state.
+// Tenant returns the state of the tenant.
 func (c *Controller) Tenant(name string) TenantStats {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -437,7 +477,8 @@ func (c *Controller) Tenant(name string) TenantStats {
 	}
 }
 
-// quota is what the tenant has left, by the best that is known.
+// quota is what the tenant has left: by the shared state if that has answered, else by this
+// gateway's counts.
 func (c *Controller) quota(t *tenant, now time.Time) Quota {
 	if t.limits.RequestsPerMinute <= 0 && t.limits.TokensPerMinute <= 0 {
 		return Quota{}

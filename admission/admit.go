@@ -6,10 +6,12 @@ import (
 	"time"
 )
 
-// Admit returns a lease when the request may go on, and blocks until then. The caller must Release the lease.
+// Admit returns a lease when the request may go on, and blocks until then. The caller must Release
+// the lease.
 //
-// It fails at once with ErrUnknownModel, ErrNeverFits, or *Refused; after a wait with ErrTimeout, ErrRemoved, *Refused
-// (Evicted), or ctx.Err(). A failed request has taken nothing: no concurrency, no tokens, no slot.
+// Admit fails at once with ErrUnknownModel, ErrNeverFits or *Refused. After a wait it fails with
+// ErrTimeout, ErrRemoved, ErrClosed, *Refused (Evicted), or ctx.Err(). A failed request holds
+// nothing and was charged nothing.
 func (c *Controller) Admit(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -22,7 +24,8 @@ func (c *Controller) Admit(ctx context.Context, r Request) (*Lease, error) {
 	return c.await(ctx, w)
 }
 
-// enter admits the request, refuses it, or puts it in a queue: one of the three results is not nil.
+// admitOrEnqueue admits the request, refuses it, or enqueues it. Exactly one of the results is not
+// nil.
 func (c *Controller) admitOrEnqueue(a *arrival) (*Lease, *waiter, error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -47,13 +50,14 @@ func (c *Controller) admitOrEnqueue(a *arrival) (*Lease, *waiter, error) {
 		return nil, nil, c.postponedError(q, t, a, now)
 	}
 	w, err := c.enqueue(q, t, a, now)
-	if w != nil && w.state == stateDecided { // it was its turn before those who wait
+	if w != nil && w.state == stateDecided { // an older waiter was tried first, then this one
 		return w.lease, nil, w.err
 	}
 	return nil, w, err
 }
 
-// queueOf finds where the request would wait, if it is there at all and can ever be served.
+// queueOf returns the queue in which the request would wait. It fails if the request can never be
+// served.
 func (c *Controller) queueOf(a *arrival) (*queue, error) {
 	if a.Pool == "" {
 		g, ok := c.gates[a.Model]
@@ -76,24 +80,25 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 		}
 		allowed = allowed || a.Locked.Allowed == nil || a.Locked.Allowed(m.gate.model)
 	}
-	// Where no model is allowed now, one may be later.
+	// If no model is allowed now, one may be later.
 	if allowed || !a.SlotOnly && !p.fits(a.Tokens) {
 		return nil, ErrNeverFits
 	}
 	return &p.queue, nil
 }
 
-// bounded says why the tenant's own limits refuse the request, with all that waits of the tenant counted as if it ran.
+// checkTenantLimits returns why the tenant's own limits refuse the request. The tenant's waiters
+// count as if they were running.
 func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time.Time) error {
 	if a.SlotOnly || a.Preempted || t.limits == (TenantLimits{}) {
 		return nil
 	}
-	if !fits(a.Tokens, t.limits.TokensPerMinute) {
+	if !fitsBucket(a.Tokens, t.limits.TokensPerMinute) {
 		return ErrNeverFits
 	}
 	running := t.running
 	if c.shared != nil {
-		running -= t.tasks // others may have ended them
+		running -= t.tasks // other gateways may have ended them
 	}
 	if t.limits.MaxConcurrent > 0 && running+t.waiting >= t.limits.MaxConcurrent {
 		return c.refusal(q, t, TenantStreams, now)
@@ -107,7 +112,8 @@ func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time
 	return nil
 }
 
-// direct finds the model that the request can go to without waiting; it has its slot there, and must go.
+// reserveDirectly returns the gate that can admit the request without waiting, or nil. The request
+// then has its slot there, so the caller must admit it.
 func (c *Controller) reserveDirectly(q *queue, t *tenant, a *arrival, now time.Time) *gate {
 	if t.isAtLimit(a) {
 		return nil
@@ -130,7 +136,7 @@ func (c *Controller) reserveDirectly(q *queue, t *tenant, a *arrival, now time.T
 	return m.gate
 }
 
-// enqueue makes the request wait, or says why it may not.
+// enqueue makes the request wait, or returns why it may not.
 func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
 	timeout := q.timeout(a.Timeout)
 	if err := c.checkTokensInTime(q, a, timeout); err != nil {
@@ -144,11 +150,11 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 	w := newWaiter(a, q, t, now)
 	q.enqueue(w)
 	c.countWaiter(w, 1)
-	headMayHaveChanged := evicted || a.Preempted // others may be next now
+	headMayHaveChanged := evicted || a.Preempted // another waiter may be the head now
 	for _, g := range q.gates() {
 		switch head, _ := g.head(c, now); {
 		case w.state == stateDecided:
-		case head == w && g.waiterCount() == 1 && !a.Preempted: // it has just been tried
+		case head == w && g.waiterCount() == 1 && !a.Preempted: // reserveDirectly has just tried it
 			g.blockHead(c, w, now)
 		case head == w || headMayHaveChanged:
 			c.admitWaiters(g, now)
@@ -166,7 +172,8 @@ func newWaiter(a *arrival, q *queue, t *tenant, now time.Time) *waiter {
 	return w
 }
 
-// mayWait says why the request may not wait; if it may, there is room for it.
+// checkQueueRoom returns why the request may not wait. If it may, there is room for it: others were
+// evicted.
 func (c *Controller) checkQueueRoom(q *queue, t *tenant, a *arrival, now time.Time) error {
 	if c.closed {
 		return ErrClosed
@@ -187,7 +194,7 @@ func (c *Controller) checkQueueRoom(q *queue, t *tenant, a *arrival, now time.Ti
 	return nil
 }
 
-// inTime says why the request would wait in vain.
+// checkTokensInTime returns why the request would wait in vain for the model's tokens.
 func (c *Controller) checkTokensInTime(q *queue, a *arrival, timeout time.Duration) error {
 	ahead := int64(0)
 	if f := q.bands[a.band].flows[a.Tenant]; f != nil {
@@ -215,12 +222,12 @@ func (c *Controller) checkTokensInTime(q *queue, a *arrival, timeout time.Durati
 	return best
 }
 
-// postponed tells a request that does not wait how long to stay away.
+// postponedError tells a request that does not wait when to try again.
 func (c *Controller) postponedError(q *queue, t *tenant, a *arrival, now time.Time) error {
 	return &Refused{Reason: ModelConcurrency, RetryAfter: c.postponement(q, a, now), Quota: c.quota(t, now)}
 }
 
-// gates are those that serve the queue.
+// gates returns the gates that serve the queue.
 func (q *queue) gates() []*gate {
 	if q.gate != nil {
 		return []*gate{q.gate}
@@ -232,7 +239,7 @@ func (q *queue) gates() []*gate {
 	return gates
 }
 
-// wait blocks until w is decided, out of time, or its context ends.
+// await blocks until w is decided, its deadline has passed, or ctx has ended.
 func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 	waits := w.mustWait
 	if waits == nil && w.Unlocked.OnWait != nil {
@@ -258,8 +265,8 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 		}
 	}
 	<-w.done
-	// Whoever lost the race against an admission has a lease now. It is welcome after a timeout; a caller whose context has
-	// ended could do nothing with it.
+	// The waiter may have been admitted while cancelWaiter waited for the lock. After a timeout the
+	// lease is welcome. A caller whose context has ended cannot use it.
 	if err := ctx.Err(); err != nil && w.lease != nil {
 		c.undoAdmission(w)
 		return nil, err
@@ -267,8 +274,8 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 	return w.lease, w.err
 }
 
-// leave takes w out of the queue. If it is being asked about, a verdict is on its way: who has run out of time waits for that,
-// but who has left does not.
+// cancelWaiter removes w from its queue. If w is part of an inquiry, its verdict is on the way: a
+// waiter that has timed out still waits for the verdict, one whose context has ended does not.
 func (c *Controller) cancelWaiter(w *waiter, err error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -290,7 +297,7 @@ func (c *Controller) cancelWaiter(w *waiter, err error) {
 	}
 }
 
-// undo takes back the admission of a waiter, as if it had never been.
+// undoAdmission takes back the admission of a waiter, with its charge.
 func (c *Controller) undoAdmission(w *waiter) {
 	if w.hasSlot && w.Unlocked.ReleaseSlot != nil {
 		w.Unlocked.ReleaseSlot()

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// maxWaiting is how many may wait in the queue: a model's MaxQueue; of a pool, the largest of its models'.
+// maxWaiting is the number of requests that may wait in the queue: MaxQueue of the model, or the
+// largest of the pool's models.
 func (q *queue) maxWaiting() int {
 	if q.gate != nil {
 		return q.gate.usage.limits.maxQueue()
@@ -17,7 +18,7 @@ func (q *queue) maxWaiting() int {
 	return most
 }
 
-// timeout is how long one that asks for this may wait.
+// timeout is how long a request with this Request.Timeout may wait in the queue.
 func (q *queue) timeout(asked time.Duration) time.Duration {
 	if q.gate != nil {
 		return q.gate.usage.limits.timeout(asked)
@@ -29,8 +30,9 @@ func (q *queue) timeout(asked time.Duration) time.Duration {
 	return longest
 }
 
-// makeRoom lets one more wait, which may be in the queue already without being counted, by evicting others if need be, and reports
-// whether it may. Without room nobody is evicted.
+// makeRoom reports whether one more request may wait, and evicts others if that is needed. The
+// request may be in the queue already as a newcomer, which the length does not count. If there is
+// not enough to evict, nobody is evicted.
 func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bool {
 	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes-c.maxQueueBytes
 	if !a.counted {
@@ -52,15 +54,16 @@ func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bo
 	return true
 }
 
-// victims are who makes way for a, so that there are so many more places and bytes, and whether that is enough: the youngest of the
-// lowest band below, and then, in its own band, the youngest of the tenant with the most waiting for its weight, as long as that
-// has more than the arrival's will have; otherwise two tenants would push each other out in turn.
+// evictionCandidates returns the waiters to evict for a so that slots and bytes become free, and
+// whether they suffice. Lower bands come first, each from the youngest waiter. Then comes the
+// tenant with the most waiters for its weight in a's own band, from its youngest. That tenant must
+// keep more than a's tenant will have; otherwise two tenants would evict each other in turn.
 func (q *queue) evictionCandidates(t *tenant, a *arrival, slots int, bytes int64) ([]*waiter, bool) {
 	var candidates []*waiter
 	useful := func(w *waiter) bool { return !w.Preempted && (slots > 0 && !w.newcomer || bytes > 0 && w.Bytes > 0) }
 	add := func(w *waiter) bool {
 		candidates = append(candidates, w)
-		if !w.newcomer { // a fresh one has no place yet
+		if !w.newcomer { // a newcomer does not count in the length
 			slots--
 		}
 		bytes -= int64(w.Bytes)
@@ -80,7 +83,7 @@ func (q *queue) evictionCandidates(t *tenant, a *arrival, slots int, bytes int64
 	}
 	mine := int64(1)
 	if a.counted {
-		mine = 0 // it is in its flow
+		mine = 0 // it is in its flow already
 	}
 	if f := b.flows[t.name]; f != nil {
 		mine += int64(f.count)
@@ -100,7 +103,8 @@ func (q *queue) evictionCandidates(t *tenant, a *arrival, slots int, bytes int64
 	return nil, false
 }
 
-// longest is the flow with the most waiting for its weight; of several, the one that somebody joined last.
+// longestFlow is the flow with the most waiters for its weight. Of equal flows it is the one with
+// the youngest waiter.
 func (b *band) longestFlow() *flow {
 	var longest *flow
 	for _, f := range b.flows {

@@ -30,7 +30,7 @@ func Example() {
 	fmt.Println("too large for ever:", errors.Is(err, admission.ErrNeverFits))
 	// Output:
 	// first: <nil>
-	// second: queue full
+	// second: queue is full
 	// third: <nil>
 	// too large for ever: true
 }

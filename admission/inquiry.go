@@ -6,20 +6,23 @@ import (
 )
 
 const (
-	// mostAsked is how many waiters one question is about, at most.
+	// maxInquiry is the maximum number of waiters in one inquiry.
 	maxInquiry = 64
-	// mostStale is how often in a row a waiter is asked about again at once because limits had changed.
+	// maxStaleVerdicts is how often in a row a waiter is asked about again at once because the
+	// limits had changed.
 	maxStaleVerdicts = 3
-	// mostNews is how many may be about to be asked about beyond those that may wait.
+	// maxNewcomers is the maximum number of newcomers of a queue, beside those that wait.
 	maxNewcomers = 4096
-	// onceTimeout bounds what never answers; a verdict comes within some 100 ms.
+	// noWaitTimeout bounds the time of a newcomer that does not wait. A verdict comes within some
+	// 100 ms.
 	noWaitTimeout = 10 * time.Second
 
 	minRetryWait = 25 * time.Millisecond
 	maxRetryWait = 250 * time.Millisecond
 )
 
-// backoff is the time until the next try, longer each time.
+// backoff gives the time until the next try, longer each time. Its zero value begins at
+// minRetryWait.
 type backoff struct{ tries uint }
 
 func (b *backoff) next() time.Duration {
@@ -28,27 +31,32 @@ func (b *backoff) next() time.Duration {
 	return wait + rand.N(wait/4)
 }
 
-// inquiry is what a gate asks the shared state: one question at a time, about the next waiters in order.
+// inquiry is what a gate asks the shared state: one inquiry at a time, about the next waiters in
+// order. It also remembers why the last one was denied, which holds back waiters from the next
+// inquiry for a time.
 type inquiry struct {
-	// out: a question is on its way, about asked.
+	// inFlight says that an inquiry about waiters has no answer yet.
 	inFlight bool
 	waiters  []*waiter
-	// claims are what they asked for.
+	// claims are what waiters asked for, in the same order.
 	claims []Claim
-	// freedSince and kickedSince: something became free after the question had left, so that the answer may not know of it.
+	// freedInFlight and slotFreedInFlight say that a lease or a slot was released after the inquiry
+	// was sent. The answer may not know of it.
 	freedInFlight, slotFreedInFlight bool
-	// batch is how many the next question is about.
+	// batchSize is the number of waiters of the next inquiry. 0 means maxInquiry.
 	batchSize int
-	// Until then nobody up to this band is asked about again, for this reason.
+	// Until heldUntil, waiters of band heldBand and below are held back for heldReason. Granted
+	// means that none is.
 	heldUntil  time.Time
 	heldBand   int
 	heldReason Reason
-	// need is how many tokens were lacking, if it was these. lax: who needs fewer is not held, because who needed so many has gone.
+	// lackingTokens is what the denied waiter needed, if heldReason is ModelTokens.
+	// fewerTokensMayPass lets waiters pass that need fewer, because that waiter has left.
 	lackingTokens      int
 	fewerTokensMayPass bool
-	// patience is the backoff for what ends at no known time.
+	// backoff is for reasons that end at an unknown time.
 	backoff backoff
-	// elsewhere is how many leases other gateways had when they were last seen.
+	// remoteLeases is the number of leases of other gateways, as last seen.
 	remoteLeases int
 }
 
@@ -56,7 +64,8 @@ func (i *inquiry) isHeld(w *waiter, now time.Time) bool {
 	return i.heldReason != Granted && w.band <= i.heldBand && now.Before(i.heldUntil) && !i.mayPass(&w.arrival)
 }
 
-// hold reports whether it is this that holds now; of one answer the first reason does.
+// hold holds back waiters for a reason, and reports whether it did. Of several reasons in one
+// answer the first counts.
 func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duration) bool {
 	if i.heldReason == Granted || band > i.heldBand || !now.Before(i.heldUntil) || i.fewerTokensMayPass && reason == ModelTokens {
 		i.heldReason, i.heldBand, i.heldUntil, i.fewerTokensMayPass = reason, band, now.Add(wait), false
@@ -65,10 +74,10 @@ func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duratio
 	return false
 }
 
-// forget lets the next question come at once.
+// clearHold holds back nobody, so that the next inquiry is sent at once.
 func (i *inquiry) clearHold() { i.heldReason = Granted }
 
-// kicked is forget after a replica got a free slot.
+// onSlotFreed clears the hold after a slot of a replica was released.
 func (i *inquiry) onSlotFreed() {
 	i.slotFreedInFlight = i.inFlight
 	if i.heldReason == ReplicaFull {
@@ -76,7 +85,7 @@ func (i *inquiry) onSlotFreed() {
 	}
 }
 
-// freed is forget after a lease has ended.
+// onLeaseReleased clears the hold after a lease was released.
 func (i *inquiry) onLeaseReleased() {
 	i.freedInFlight = i.inFlight
 	if i.heldReason != ModelTokens {
@@ -84,7 +93,8 @@ func (i *inquiry) onLeaseReleased() {
 	}
 }
 
-// answered ends the question, and lets the next come at once if the answer may be too old.
+// finish ends the inquiry. It clears the hold if the answer may not know of a lease or slot that
+// was released.
 func (i *inquiry) finish() {
 	if i.freedInFlight && i.heldReason == ModelConcurrency || (i.freedInFlight || i.slotFreedInFlight) && i.heldReason == ReplicaFull {
 		i.clearHold()
@@ -92,17 +102,17 @@ func (i *inquiry) finish() {
 	i.inFlight, i.waiters, i.claims, i.freedInFlight, i.slotFreedInFlight = false, nil, nil, false, false
 }
 
-// outdated reports whether the limits that the n-th of those asked was held against are others now.
+// outdated reports whether the limits in the n-th claim are no longer in force.
 func (i *inquiry) outdated(n int, g *gate) bool {
 	return i.claims[n].Limits != g.usage.limits || i.claims[n].TenantLimits != i.waiters[n].tenant.limits
 }
 
-// spares reports whether it is only those that need more tokens who are held.
+// mayPass reports whether the hold is only for requests that need more tokens than a.
 func (i *inquiry) mayPass(a *arrival) bool {
 	return i.heldReason == ModelTokens && i.fewerTokensMayPass && a.Tokens < i.lackingTokens
 }
 
-// tokens is how long the model's tokens are known to take.
+// tokenWait is how long the model's tokens are known to be missing for a.
 func (i *inquiry) tokenWait(a *arrival, now time.Time) time.Duration {
 	if i.heldReason != ModelTokens || i.mayPass(a) {
 		return 0
@@ -110,7 +120,7 @@ func (i *inquiry) tokenWait(a *arrival, now time.Time) time.Duration {
 	return max(i.heldUntil.Sub(now), 0)
 }
 
-// waiting and bytes count those asked about that had to wait before.
+// waitingCount and waitingBytes count the waiters of the inquiry that are no newcomers.
 func (i *inquiry) waitingCount() int {
 	n := 0
 	for _, w := range i.waiters {
@@ -131,7 +141,8 @@ func (i *inquiry) waitingBytes() int64 {
 	return n
 }
 
-// bring puts a request where it is asked about. It waits only if the answer says so.
+// enqueueShared enqueues a request as a newcomer. It waits only if the answer of the shared state
+// makes it.
 func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
 	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && !a.SlotOnly && !a.Preempted {
 		return nil, &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
@@ -157,7 +168,8 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 	return w, nil
 }
 
-// bind sends a fresh request for a pool to the model whose turn it is, or, if none can be asked now, to the pool's queue.
+// enqueueAtMember enqueues a newcomer of a pool at the model that the pool picks. If no model can
+// be asked now, it enqueues it at the pool.
 func (c *Controller) enqueueAtMember(w *waiter, now time.Time) {
 	p := w.homeQueue.pool
 	m := p.pick(w.cost, func(g *gate) bool {
@@ -179,7 +191,7 @@ func (c *Controller) enqueueAtMember(w *waiter, now time.Time) {
 	c.admitWaiters(m.gate, now)
 }
 
-// inquire asks about the next waiters of a gate, unless an answer is still to come.
+// sendInquiry asks about the next waiters of a gate, unless an inquiry is in flight.
 func (c *Controller) sendInquiry(g *gate, now time.Time) {
 	if g.inquiry.inFlight {
 		return
@@ -209,8 +221,8 @@ func (c *Controller) sendInquiry(g *gate, now time.Time) {
 	})
 }
 
-// gather takes out those whom the next question is about, each with a slot on a replica. If somebody must not be asked about yet, the
-// second result is for how long.
+// collectBatch dequeues the waiters of the next inquiry, each with a slot on a replica. If the head
+// is held back, the second result is for how long.
 func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Duration) {
 	if g.inquiry.batchSize == 0 {
 		g.inquiry.batchSize = maxInquiry
@@ -250,7 +262,7 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 	return batch, 0
 }
 
-// claimOf is what the waiter asks of the model.
+// claimForWaiter is what the waiter asks of the model.
 func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
 	return Claim{
 		ID: w.id, Model: g.model, Tenant: w.Tenant, Limits: g.usage.limits, TenantLimits: w.tenant.limits, Tokens: int64(w.Tokens),
@@ -258,7 +270,7 @@ func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
 	}
 }
 
-// claim is what a lease has that nobody was asked about.
+// claimForLease is what a lease holds that was granted without the shared state.
 func (c *Controller) claimForLease(l *Lease, task *TaskClaim, tokens int) Claim {
 	return Claim{
 		ID: l.id, Model: l.gate.model, Tenant: l.tenant.name, Limits: l.gate.usage.limits, TenantLimits: l.tenant.limits,
@@ -266,7 +278,8 @@ func (c *Controller) claimForLease(l *Lease, task *TaskClaim, tokens int) Claim 
 	}
 }
 
-// greet makes those wait who have come, and were not let in by the first answer. It does nothing while an answer may still come.
+// settleNewcomers makes newcomers wait that the first answer did not admit. It does nothing while
+// an answer about them may still come.
 func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 	if len(q.newcomers) == 0 || q.pool != nil && q.pool.deferNewcomers {
 		return
@@ -294,7 +307,7 @@ func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 	}
 }
 
-// denies says why a fresh waiter may not wait.
+// checkNewcomer returns why a newcomer may not wait.
 func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
 	t := w.tenant
 	if w.Preempted {
@@ -312,10 +325,10 @@ func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
 	return c.checkQueueRoom(q, t, &w.arrival, now)
 }
 
-// listener hears from the other gateways.
+// sharedSubscriber passes what happens at other gateways to the Controller.
 type sharedSubscriber struct{ c *Controller }
 
-// Freed implements Listener.
+// CapacityFreed implements Subscriber.
 func (l sharedSubscriber) CapacityFreed(model string) {
 	l.c.mu.Lock()
 	defer l.c.unlockAndRun()
@@ -325,7 +338,8 @@ func (l sharedSubscriber) CapacityFreed(model string) {
 	}
 }
 
-// Served implements Listener: what a tenant got elsewhere is charged to its flows here.
+// TokensServed implements Subscriber. It charges what a tenant got at other gateways to its flows
+// here, so that a tenant with many gateways gets no larger share.
 func (l sharedSubscriber) TokensServed(model, tenant string, tokens int64) {
 	l.c.mu.Lock()
 	defer l.c.unlockAndRun()

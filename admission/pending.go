@@ -32,7 +32,7 @@ func (p *Pending) Await(ctx context.Context) (*Lease, error) {
 	return p.controller.await(ctx, p.waiter)
 }
 
-// AwaitFor calls Request.OnWait if the request has to wait, and waits no longer than patience after
+// AwaitFor calls UnlockedHooks.OnWait if the request has to wait, and waits no longer than patience after
 // that. It returns false when the request is still in the queue; it then keeps its place there.
 // True means that Await returns at once, or ends a wait whose time or whose ctx is over.
 func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided bool) {
@@ -50,9 +50,9 @@ func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided
 			return true
 		}
 	}
-	if w.OnWait != nil {
-		w.OnWait()
-		w.OnWait = nil // Await would call it again
+	if w.Unlocked.OnWait != nil {
+		w.Unlocked.OnWait()
+		w.Unlocked.OnWait = nil // Await would call it again
 	}
 	left := time.Until(w.deadline)
 	timer.Reset(min(patience, left))

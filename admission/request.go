@@ -50,11 +50,11 @@ type LockedHooks struct {
 // may call the Controller.
 type UnlockedHooks struct {
 	// ReleaseSlot gives back the slot that ReserveSlot returned, if the request could not use it. It is
-	// called before ReserveSlot is called again and before Admit returns, by the goroutine of Admit or
-	// by one of Shared.
+	// called before ReserveSlot is called again and before Admit or Pending.Await returns, by their
+	// goroutine or by one of Shared.
 	ReleaseSlot func()
-	// OnWait is called at most once, by the goroutine of Admit, when the request has entered a queue
-	// and is about to wait.
+	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor, when
+	// the request has entered a queue and is about to wait.
 	OnWait func()
 	// OnPreempt makes the lease preemptible until its first token (Lease.FirstToken). nil means that the
 	// lease is never preempted. The Controller calls OnPreempt at most once, when a request of a higher

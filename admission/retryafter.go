@@ -6,35 +6,39 @@ import (
 )
 
 const (
-	// jitterPart of a wait is the most that is put on top, but at least jitterFloor … jitterLeast.
+	// addJitter adds up to a jitterFraction-th of the wait, or up to minJitterRange if that is
+	// more, and at least minJitter.
 	jitterFraction = 4
 	minJitter      = 20 * time.Millisecond
 	minJitterRange = 50 * time.Millisecond
 
-	// shortestAdvice and longestAdvice bound what is learned rather than known.
+	// minRetryAfter and maxRetryAfter bound a Retry-After that was learned and not calculated.
 	minRetryAfter = time.Second
 	maxRetryAfter = time.Minute
 
-	// slotBackoffFrom … slotBackoffTo is how long a task is told to stay away when it lacks a slot: nobody guesses durations.
+	// minSlotBackoff and maxSlotBackoff bound the time after which a task that lacks a slot tries
+	// again. How long requests last is unknown, so the time is random.
 	minSlotBackoff = 100 * time.Millisecond
 	maxSlotBackoff = 250 * time.Millisecond
 )
 
-// jittered adds to a wait, so that those who were told the same do not come back at once. It never takes away.
+// addJitter makes a wait longer, so that requests that were refused together do not come back
+// together. It never makes it shorter.
 func addJitter(wait time.Duration) time.Duration {
 	return wait + minJitter + rand.N(max(wait/jitterFraction, minJitterRange)-minJitter)
 }
 
-// slotBackoff is how long to stay away from a model without a free slot.
+// slotBackoff returns a random time after which to try a model without a free slot again.
 func slotBackoff() time.Duration { return minSlotBackoff + rand.N(maxSlotBackoff-minSlotBackoff+1) }
 
-// pace learns how often a model admits.
+// admissionPace learns the mean interval between the admissions of a model. Its zero value knows
+// nothing.
 type admissionPace struct {
 	lastAdmission time.Time
 	meanInterval  time.Duration
 }
 
-// paceMemory is about how many admissions the mean goes back.
+// paceWindow is about the number of admissions that the mean covers.
 const paceWindow = 8
 
 func (p *admissionPace) observe(now time.Time) {
@@ -48,7 +52,8 @@ func (p *admissionPace) observe(now time.Time) {
 	p.lastAdmission = now
 }
 
-// advice is how long so many admissions take, within bounds. A model that has stood still for longer than usual is slower than it was.
+// retryAfter is the time that n admissions will take, between minRetryAfter and maxRetryAfter. If
+// the last admission is longer ago than the mean interval, that time is taken as the interval.
 func (p *admissionPace) retryAfter(n int, now time.Time) time.Duration {
 	interval := p.meanInterval
 	if !p.lastAdmission.IsZero() {
@@ -60,8 +65,9 @@ func (p *admissionPace) retryAfter(n int, now time.Time) time.Duration {
 	return max(interval*time.Duration(n), minRetryAfter)
 }
 
-// refused is a refusal for a reason that ends when others end. What waits in a full queue now has to go before a new request finds it
-// better; of a tenant's requests one has to end.
+// refusal makes the error for a reason that ends when other requests end. A full queue has room for
+// a new request when its present waiters were admitted. A tenant at a limit needs one of its
+// requests to end.
 func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) *Refused {
 	n := 1
 	if reason == QueueFull || reason == Evicted {
@@ -78,8 +84,9 @@ func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) 
 	return &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
 }
 
-// hopeless says why a request that may wait for this long, behind so many tokens of its own tenant, would wait in vain. Those of other
-// tenants may go after it or leave, and only make the advice longer.
+// checkTokenWait returns why a request would wait in vain for the model's tokens. left is how long
+// it may wait, ahead is the tokens of its own tenant before it. The waiters of other tenants may
+// give up, so they only make RetryAfter longer.
 func (c *Controller) checkTokenWait(g *gate, a *arrival, ahead int64, left time.Duration) error {
 	if a.SlotOnly {
 		return nil
@@ -96,7 +103,8 @@ func (c *Controller) checkTokenWait(g *gate, a *arrival, ahead int64, left time.
 	return &Refused{Reason: ModelTokens, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
 }
 
-// surely is how many tokens go until the request has its own, at least.
+// tokensAheadAtLeast is the number of tokens that the bucket gives before the request has its own,
+// at least.
 func (g *gate) tokensAheadAtLeast(a *arrival, ahead int64) int64 {
 	for b := a.band + 1; b < bands; b++ {
 		ahead += g.queue.bands[b].tokens
@@ -104,7 +112,7 @@ func (g *gate) tokensAheadAtLeast(a *arrival, ahead int64) int64 {
 	return ahead + int64(a.Tokens)
 }
 
-// likely adds what fair shares let others of its band have until then.
+// tokensAheadLikely adds what the fair shares of other tenants of the band take until then.
 func (g *gate) tokensAheadLikely(t *tenant, a *arrival, ahead int64) int64 {
 	b := &g.queue.bands[a.band]
 	others, weights := b.tokens, int64(0)
@@ -115,13 +123,14 @@ func (g *gate) tokensAheadLikely(t *tenant, a *arrival, ahead int64) int64 {
 		others -= f.tokens
 		weights -= t.limits.weight()
 	}
-	// Weights and tokens are bounded so that their product may be too large for an int64.
+	// The product of a weight and tokens may be too large for an int64.
 	mine := float64(ahead + int64(a.Tokens))
 	return g.tokensAheadAtLeast(a, ahead) + int64(min(float64(others), mine*float64(max(weights, 0))/float64(t.limits.weight())))
 }
 
-// postpone is how long a request that does not wait should stay away: the smallest over the models that it may go to, of the longer
-// of its wait for tokens and its wait for a slot. It is never 0.
+// postponement is how long a request that does not wait should stay away. For each model that it
+// may go to, this is the longer of the wait for tokens and the wait for a slot. The shortest of
+// them counts. It is never 0.
 func (c *Controller) postponement(q *queue, a *arrival, now time.Time) time.Duration {
 	slot := slotBackoff()
 	if q.gate != nil {
@@ -138,13 +147,14 @@ func (c *Controller) postponement(q *queue, a *arrival, now time.Time) time.Dura
 			best, bestTokens, known = wait, tokens, true
 		}
 		if q.pool.gatesWithFreeLease == 0 && best == slot {
-			break // where no model has room, none has a shorter wait
+			break // while no model has a free lease, none has a shorter wait
 		}
 	}
 	return withTokenJitter(best, bestTokens)
 }
 
-// advised puts jitter on top of what is known exactly; the wait for a slot is random as it is.
+// withTokenJitter adds jitter to a wait for tokens, which is exact. The wait for a slot is random
+// already.
 func withTokenJitter(wait, tokens time.Duration) time.Duration {
 	if tokens > 0 {
 		return max(wait, addJitter(tokens))
@@ -152,7 +162,7 @@ func withTokenJitter(wait, tokens time.Duration) time.Duration {
 	return wait
 }
 
-// stay is how long to stay away from one model, and how much of that is for tokens.
+// gatePostponement is how long to stay away from one model, and how much of that is for tokens.
 func (c *Controller) gatePostponement(g *gate, a *arrival, slot time.Duration, now time.Time) (wait, tokens time.Duration) {
 	if c.shared != nil {
 		tokens = g.inquiry.tokenWait(a, now)
@@ -163,7 +173,7 @@ func (c *Controller) gatePostponement(g *gate, a *arrival, slot time.Duration, n
 		}
 		tokens = g.usage.bucket.wait(ahead+int64(a.Tokens), now)
 	}
-	// Whatever else keeps it, a slot or others that come first, ends when somebody ends.
+	// Any other obstacle, such as a slot or earlier waiters, ends when a request ends.
 	if tokens == 0 || !g.usage.hasFreeLease() || g.hasWaiters() {
 		return max(tokens, slot), tokens
 	}

@@ -87,42 +87,6 @@ type Verdict struct {
 	Task *Task
 }
 
-// Reason says what became of a claim or of a request.
-type Reason uint8
-
-// The reasons.
-const (
-	// Granted: nothing stands in the way.
-	Granted Reason = iota
-	// ModelConcurrency: the model has as many leases as it may.
-	ModelConcurrency
-	// ModelTokens: the model's bucket has too few tokens.
-	ModelTokens
-	// TenantRequests: the tenant has used up its requests a minute.
-	TenantRequests
-	// TenantTokens: the tenant's bucket has too few tokens.
-	TenantTokens
-	// TenantStreams: the tenant has as many requests at once as it may.
-	TenantStreams
-	// TenantPrefill: the tenant has as many requests in prefill as it may.
-	TenantPrefill
-	// ReplicaFull: the replica has as many requests as it may.
-	ReplicaFull
-	// TenantBytes: the tenant's waiting requests hold as many bytes as they may.
-	TenantBytes
-	// QueueFull: too many requests, or too many bytes, wait already.
-	QueueFull
-	// Evicted: the request waited, and one that goes before it needed its place.
-	Evicted
-	// Unavailable: the shared state did not answer in time.
-	Unavailable
-	// Stale: the limits have changed meanwhile; ask again.
-	Stale
-)
-
-// ofLimits reports whether it is the limits of a model or of a tenant that stand in the way.
-func (r Reason) ofLimits() bool { return r >= ModelConcurrency && r <= TenantPrefill }
-
 // Quota is what a tenant has left.
 type Quota struct {
 	// Requests and Tokens a minute.
@@ -137,20 +101,6 @@ type Allowance struct {
 	Remaining int64
 	// Reset is the time until the whole limit is there again.
 	Reset time.Duration
-}
-
-// TenantLimits bound one tenant over all models. The zero value has no limits and the weight 1.
-type TenantLimits struct {
-	// Weight is the tenant's share beside others of its priority. 0 or less means 1.
-	Weight int
-	// RequestsPerMinute and TokensPerMinute are sizes of buckets that are full at first. 0 or less means no limit.
-	RequestsPerMinute, TokensPerMinute int
-	// MaxConcurrent bounds the tenant's requests that run or wait. 0 or less means no limit.
-	MaxConcurrent int
-	// MaxPrefill bounds the tenant's requests that are at a replica and have no token yet; more of them wait. 0 or less means no limit.
-	MaxPrefill int
-	// MaxQueueBytes bounds what the tenant's waiting requests hold. 0 or less means no limit but that of all.
-	MaxQueueBytes int64
 }
 
 // Task is work that was admitted here and is done elsewhere.

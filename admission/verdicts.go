@@ -49,7 +49,7 @@ func (c *Controller) admitGranted(g *gate, batch []*waiter, verdicts []Verdict) 
 		v := &verdicts[i]
 		if v.Reason == Unavailable && !w.cancelled {
 			*v = c.decideAlone(g, w, now)
-		} else if v.Reason.ofLimits() && g.inquiry.outdated(i, g) {
+		} else if v.Reason.isLimit() && g.inquiry.outdated(i, g) {
 			v.Reason = Stale
 		}
 		switch {
@@ -142,13 +142,13 @@ func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, ti
 		concurrent = max(min(concurrent, limits.MaxConcurrent-g.inquiry.remoteLeases), 1)
 	}
 	switch {
-	case reached(t.running, c.shareOf(t.limits.MaxConcurrent)):
+	case isReached(t.running, c.shareOf(t.limits.MaxConcurrent)):
 		return TenantStreams, 0
-	case w.Prefill && reached(t.prefill, c.shareOf(t.limits.MaxPrefill)):
+	case w.Prefill && isReached(t.prefill, c.shareOf(t.limits.MaxPrefill)):
 		return TenantPrefill, 0
-	case reached(g.usage.leases, concurrent):
+	case isReached(g.usage.leases, concurrent):
 		return ModelConcurrency, 0
-	case w.slot.Replica != "" && reached(c.replicaLeases[w.slot.Replica], c.shareOf(w.slot.Limit)):
+	case w.slot.Replica != "" && isReached(c.replicaLeases[w.slot.Replica], c.shareOf(w.slot.Limit)):
 		return ReplicaFull, 0
 	}
 	if wait := g.usage.bucket.wait(int64(w.Tokens), now); wait > 0 {
@@ -156,8 +156,6 @@ func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, ti
 	}
 	return Granted, 0
 }
-
-func reached(n, limit int) bool { return limit > 0 && n >= limit }
 
 // reasons notes why waiters were turned away, ends those that cannot wait for it, and returns the others.
 func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict, now time.Time) []*waiter {

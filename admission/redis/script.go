@@ -5,9 +5,14 @@ import (
 	_ "embed" // the scripts
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/admission"
 )
 
 var (
@@ -26,13 +31,36 @@ var (
 	//go:embed save.lua
 	saveLua string
 
-	syncScript      = client.NewScript(commonLua + syncLua)
+	syncScript      = client.NewScript(limitsLua() + commonLua + syncLua)
 	joinScript      = client.NewScript(commonLua + joinLua)
 	heartbeatScript = client.NewScript(commonLua + heartbeatLua)
 	taskScript      = client.NewScript(commonLua + taskLua)
 	loadScript      = client.NewScript(commonLua + loadLua)
 	saveScript      = client.NewScript(commonLua + saveLua)
 )
+
+// limitsLua is the part of the sync script that is generated from admission.LimitTable: REASON has the
+// numbers of the reasons by their names; MODEL_LIMITS and TENANT_LIMITS are the names of the limits
+// that a claim carries, in their order.
+func limitsLua() string {
+	var b strings.Builder
+	b.WriteString("local REASON = {")
+	reasons := admission.Reasons()
+	for _, name := range slices.Sorted(maps.Keys(reasons)) {
+		fmt.Fprintf(&b, " %s = %d,", name, reasons[name])
+	}
+	b.WriteString(" }\n")
+	write := func(table string, limits []admission.Limit) {
+		fmt.Fprintf(&b, "local %s = {", table)
+		for _, l := range limits {
+			fmt.Fprintf(&b, " '%s',", l.Name)
+		}
+		b.WriteString(" }\n")
+	}
+	write("MODEL_LIMITS", modelLimits)
+	write("TENANT_LIMITS", tenantLimits)
+	return b.String()
+}
 
 var errReply = errors.New("redis: a reply that no script of this version gives")
 

@@ -140,8 +140,8 @@ func verdict(c admission.Claim, n []int64) admission.Verdict {
 	return admission.Verdict{
 		Reason: admission.Reason(n[0]), Wait: micros(n[1]), ModelInUse: int(n[2]), ReplicaInUse: int(n[3]),
 		Quota: admission.Quota{
-			Requests: allowance(clampLimit(c.TenantLimits.RequestsPerMinute), n[4], n[5]),
-			Tokens:   allowance(clampLimit(c.TenantLimits.TokensPerMinute), n[6], n[7]),
+			Requests: allowance(clampLimit(int64(c.TenantLimits.RequestsPerMinute)), n[4], n[5]),
+			Tokens:   allowance(clampLimit(int64(c.TenantLimits.TokensPerMinute)), n[6], n[7]),
 		},
 	}
 }
@@ -207,11 +207,11 @@ func (s *Store) recordLevels(f *claimTable, levels []int64) {
 		}
 	}
 	for i, m := range f.models {
-		see('m', m.name, m.tokens, levels[i])
+		see('m', m.name, m.value("max_tokens_per_minute", modelLimits), levels[i])
 	}
 	for i, t := range f.tenants {
-		see('t', t.name, t.tokens, levels[len(f.models)+2*i])
-		see('r', t.name, t.requests, levels[len(f.models)+2*i+1])
+		see('t', t.name, t.value("tokens_per_minute", tenantLimits), levels[len(f.models)+2*i])
+		see('r', t.name, t.value("requests_per_minute", tenantLimits), levels[len(f.models)+2*i+1])
 	}
 }
 

@@ -1,9 +1,37 @@
--- One turn of a gateway: what has happened to its leases since the last one, in order and once; then its claims, in order.
+-- One sync of a gateway: first what happened to its leases since the last sync, in order and once; then
+-- its claims, in order.
 --
--- ARGV: prefix, epoch, time after which nothing may happen, gateway, number of the batch of changes (0: none), version of the limits
--- ('*': any), ms that leases last, index of the claims, changes, claims.
+-- ARGV:
+--   prefix      of all keys
+--   epoch       that the gateway knows
+--   not_after   time after which the script must do nothing
+--   gateway     id of the gateway
+--   seq         number of the batch of changes; 0 means that there is none
+--   version     of the limits that the claims carry; '*' means any
+--   lease_ms    how long a lease lasts
+--   claims_at   index in ARGV of the claims' first argument
+--   changes     each is its kind and the arguments that changes.<kind> reads
+--   models      a count; for each the name and its MODEL_LIMITS
+--   tenants     a count; for each the name and its TENANT_LIMITS
+--   claims      a count; for each: id, index of its model, index of its tenant, replica, limit of the
+--               replica, tokens, 1 if in prefill, 1 if first of an Acquire, ms that a task lasts (0: no
+--               task), key of the task
+--
+-- Replies:
+--   { 'late', now }               the script ran after not_after
+--   { 'epoch', now }              the store is in another epoch
+--   { 'wait', now, us }           nothing is granted for so long after the store was emptied
+--   { 'stale', now }              the store has limits of another version
+--   { 'ok', now, verdicts, tasks, levels }
+-- verdicts has eight numbers for each claim: reason, wait, leases of the model, leases of the replica,
+-- then remaining and reset of the tenant's requests and of its tokens. tasks has an entry for each claim
+-- that found an earlier task: index from 0, id, model, tokens, ms left. levels has the tokens of each
+-- model's bucket, then for each tenant those of its token bucket and of its request bucket.
+--
+-- limitsLua in script.go generates REASON, MODEL_LIMITS and TENANT_LIMITS from the table of limits.
 
-local epoch, not_after, gateway, seq, version, lease_ms, claims_at = arg(), num(), arg(), num(), arg(), num(), num()
+local epoch, not_after, gateway, seq = arg(), num(), arg(), num()
+local version, lease_ms, claims_at = arg(), num(), num()
 
 if now > not_after then return { 'late', now } end
 local state = call('HMGET', P .. 'epoch', 'id', 'ready')
@@ -11,7 +39,7 @@ if state[1] ~= epoch then return { 'epoch', now } end
 
 local changes = {}
 
--- R: a lease has ended. What it owed is charged if the store never knew it.
+-- R: a lease was released. If the store never knew the lease, its buckets are charged now.
 function changes.R()
   local id, name, tenant, replica, prefill = arg(), arg(), arg(), arg(), num() == 1
   local back, unused, owed, owed_requests, task = num(), num(), num(), num(), num()
@@ -29,7 +57,7 @@ function changes.F()
   if call('ZREM', P .. 'prefill:' .. tenant, id) == 1 then free('tenant', tenant) end
 end
 
--- S: buckets are corrected.
+-- S: the buckets of a model and a tenant are corrected.
 function changes.S()
   local name, tenant, tokens = arg(), arg(), num()
   adjust(name, tenant, tokens, 0)
@@ -39,23 +67,25 @@ function changes.S()
   end
 end
 
--- K: a lease is there. It is renewed, or put back, or new: then it is charged what it owes.
+-- K: a gateway reports a lease. The lease is renewed if the store knows it. Otherwise the lease is added,
+-- and its buckets are charged what the gateway says is owed. task_ms is 0 for a lease that is no task's,
+-- and negative for a task that expired before it was reported.
 function changes.K()
   local id = arg()
   local c = { model = arg(), tenant = arg(), replica = arg(), prefill = num() == 1, tokens = num() }
   local owed, owed_requests, task_ms = num(), num(), num()
   c.key = arg()
   local ms = task_ms ~= 0 and task_ms or lease_ms
-  local fresh = true
+  local is_new = true
   if task_ms ~= 0 and call('EXISTS', P .. 'ended:' .. id) == 1 then return end
   if ms > 0 then
-    fresh = hold(id, c, now_ms + ms)
+    is_new = hold(id, c, now_ms + ms)
     if task_ms > 0 then record(id, c, ms) end
   end
-  if fresh then adjust(c.model, c.tenant, -owed, -owed_requests) end
+  if is_new then adjust(c.model, c.tenant, -owed, -owed_requests) end
 end
 
--- L: what a gateway knows of a bucket that the store has lost.
+-- L: a gateway reports the level of a bucket that the store has lost. The lowest report counts.
 function changes.L()
   local kind, name, size, level = arg(), arg(), num(), num()
   local b
@@ -74,14 +104,17 @@ if seq > 0 then
   end
 end
 
+-- with_limits reads one name and the limits that follow it.
+local function with_limits(names)
+  local x = { name = arg() }
+  for _, limit in ipairs(names) do x[limit] = num() end
+  return x
+end
+
 cursor = claims_at - 1
 local asked_models, asked_tenants = {}, {}
-for i = 1, num() do
-  asked_models[i] = { name = arg(), max = num(), size = num() }
-end
-for i = 1, num() do
-  asked_tenants[i] = { name = arg(), requests = num(), tokens = num(), max = num(), max_prefill = num() }
-end
+for i = 1, num() do asked_models[i] = with_limits(MODEL_LIMITS) end
+for i = 1, num() do asked_tenants[i] = with_limits(TENANT_LIMITS) end
 local count = num()
 local refused
 if count > 0 then
@@ -94,10 +127,6 @@ if refused then
   return refused
 end
 
--- The numbers of package admission's reasons.
-local GRANTED, MODEL_CONCURRENCY, MODEL_TOKENS, TENANT_REQUESTS, TENANT_TOKENS = 0, 1, 2, 3, 4
-local TENANT_STREAMS, TENANT_PREFILL, REPLICA_FULL = 5, 6, 7
-
 for _, m in ipairs(asked_models) do
   m.state = model(m.name)
   m.state.leases = leases(m.state.lease_key)
@@ -107,50 +136,59 @@ for _, t in ipairs(asked_tenants) do
   t.prefill_key = P .. 'prefill:' .. t.name
 end
 
-local function sized(found, find, name, size)
+-- sized returns a bucket in the given size. It calls find for a bucket that was not used yet.
+local function sized(bucket, find, name, size)
   if size == 0 then return end
-  if not found then return find(name, size) end
-  resize(found, size)
-  return found
+  if not bucket then return find(name, size) end
+  resize(bucket, size)
+  return bucket
 end
 
--- use finds the buckets, in the sizes of this claim: while limits change, claims of old and new ones may come in one turn.
+-- use gives the buckets of a claim the sizes that the claim carries. While limits change, one sync may
+-- bring claims with old limits and claims with new ones.
 local function use(c)
   local m, t = c.m, c.t
-  m.bucket = sized(m.bucket, model_bucket, m.name, m.size)
-  t.token_bucket = sized(t.token_bucket, token_bucket, t.name, t.tokens)
-  t.request_bucket = sized(t.request_bucket, request_bucket, t.name, t.requests)
+  m.bucket = sized(m.bucket, model_bucket, m.name, m.max_tokens_per_minute)
+  t.token_bucket = sized(t.token_bucket, token_bucket, t.name, t.tokens_per_minute)
+  t.request_bucket = sized(t.request_bucket, request_bucket, t.name, t.requests_per_minute)
 end
 
--- obstacle is the first thing in the way of a claim, and how long it will be there. The tenant's own limits come first, as they do in
--- process: who is over them does not hold up the model.
+-- is_reached tells whether n things use up a limit; 0 is no limit.
+local function is_reached(n, limit) return limit > 0 and n >= limit end
+
+-- obstacle returns the first limit that stands in the way of a claim, and how long it will. The tenant's
+-- limits come first, as in process: a tenant at a limit must not hold up the model.
 local function obstacle(c)
   local m, t, w = c.m, c.t, 0
   if t.request_bucket then
     w = wait(t.request_bucket, 1)
-    if w > 0 then return TENANT_REQUESTS, w end
+    if w > 0 then return REASON.TENANT_REQUESTS, w end
   end
   if t.token_bucket then
     w = wait(t.token_bucket, c.tokens)
-    if w > 0 then return TENANT_TOKENS, w end
+    if w > 0 then return REASON.TENANT_TOKENS, w end
   end
-  if t.max > 0 and t.leases.used >= t.max then return TENANT_STREAMS, 0 end
-  if c.prefill and t.max_prefill > 0 and leases(t.prefill_key).used >= t.max_prefill then return TENANT_PREFILL, 0 end
-  if m.max > 0 and m.state.leases.used >= m.max then return MODEL_CONCURRENCY, 0 end
-  if c.slots and c.replica_limit > 0 and c.slots.used >= c.replica_limit then return REPLICA_FULL, 0 end
+  if is_reached(t.leases.used, t.max_concurrent_streams) then return REASON.TENANT_STREAMS, 0 end
+  if c.prefill and t.max_prefill > 0 and leases(t.prefill_key).used >= t.max_prefill then
+    return REASON.TENANT_PREFILL, 0
+  end
+  if is_reached(m.state.leases.used, m.max_concurrent_requests) then return REASON.MODEL_CONCURRENCY, 0 end
+  if c.slots and is_reached(c.slots.used, c.replica_limit) then return REASON.REPLICA_FULL, 0 end
   if m.bucket then
     w = wait(m.bucket, c.tokens)
-    if w > 0 then return MODEL_TOKENS, w end
+    if w > 0 then return REASON.MODEL_TOKENS, w end
   end
-  return GRANTED, 0
+  return REASON.GRANTED, 0
 end
 
+-- join_set counts a lease in its set. save writes the set.
 local function join_set(s, id, expiry)
   s.used = s.used + 1
   s.add[#s.add + 1] = expiry
   s.add[#s.add + 1] = id
 end
 
+-- grant counts the lease of a claim and charges the buckets.
 local function grant(c)
   local m, t = c.m, c.t
   local expiry = whole(now_ms + c.lease_ms)
@@ -175,8 +213,8 @@ local function grant(c)
   end
 end
 
--- found is the task of an earlier call with the same key.
-local function found(c)
+-- found_task returns the task of an earlier call with the same key, or nil.
+local function found_task(c)
   if not c.task or c.key == '' then return end
   local id = call('GET', P .. 'task_key:' .. #c.t.name .. ':' .. c.t.name .. c.key)
   if not id then return end
@@ -184,14 +222,16 @@ local function found(c)
   if v[1] then return { id, v[1], tonumber(v[2]), call('PTTL', P .. 'task:' .. id) } end
 end
 
-local granted = {}  -- in this call: their sets are written at the end
-local blocked = {}  -- model -> verdict, within one call of Acquire
-local marks = {}
+local granted = {}  -- ids granted by this call, whose sets save writes at the end
+local blocked = {}  -- model -> verdict of its own limits, within one Acquire
+local marks = {}    -- keys that mark has set in this call
 
+-- mark records for two seconds that a gateway waits for the model, or for the tenant. announce tells the
+-- gateways only of capacity that somebody waits for.
 local function mark(c, reason)
   if not marks.any then call('SET', P .. 'waiting', '1', 'PX', 2000) end
   marks.any = true
-  if reason == MODEL_CONCURRENCY or reason == MODEL_TOKENS or reason == REPLICA_FULL then
+  if reason == REASON.MODEL_CONCURRENCY or reason == REASON.MODEL_TOKENS or reason == REASON.REPLICA_FULL then
     local key = P .. 'waiting:' .. c.m.name
     if not marks[key] then call('SET', key, '1', 'PX', 2000) end
     marks[key] = true
@@ -203,30 +243,32 @@ local function mark(c, reason)
   end
 end
 
-local function known(c)
+-- has_lease tells whether the claim's id holds a lease already.
+local function has_lease(c)
   if granted[c.id] then return true end
   local expiry = call('ZSCORE', c.m.state.lease_key, c.id)
   return expiry and tonumber(expiry) > now_ms
 end
 
+-- decide returns the reason, the wait and, if the claim's key found one, the earlier task.
 local function decide(c)
-  if known(c) then return GRANTED, 0 end
-  local task = found(c)
-  if task then return GRANTED, 0, task end
+  if has_lease(c) then return REASON.GRANTED, 0 end
+  local task = found_task(c)
+  if task then return REASON.GRANTED, 0, task end
   local before = blocked[c.m.name]
   if before then return before[1], before[2] end
   local reason, w = obstacle(c)
-  if reason == GRANTED then
+  if reason == REASON.GRANTED then
     grant(c)
     granted[c.id] = true
     return reason, w
   end
   mark(c, reason)
-  if reason == MODEL_CONCURRENCY or reason == MODEL_TOKENS then blocked[c.m.name] = { reason, w } end
+  if reason == REASON.MODEL_CONCURRENCY or reason == REASON.MODEL_TOKENS then blocked[c.m.name] = { reason, w } end
   return reason, w
 end
 
-local function quota(out, b)
+local function append_quota(out, b)
   out[#out + 1] = b and math.max(b.tokens, 0) or 0
   out[#out + 1] = b and wait(b, b.size) or 0
 end
@@ -246,8 +288,8 @@ for i = 1, count do
   verdicts[#verdicts + 1] = w
   verdicts[#verdicts + 1] = c.m.state.leases.used
   verdicts[#verdicts + 1] = c.slots and c.slots.used or 0
-  quota(verdicts, c.t.request_bucket)
-  quota(verdicts, c.t.token_bucket)
+  append_quota(verdicts, c.t.request_bucket)
+  append_quota(verdicts, c.t.token_bucket)
   if task then tasks[#tasks + 1] = { i - 1, task[1], task[2], task[3], task[4] } end
 end
 save()

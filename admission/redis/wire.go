@@ -9,48 +9,68 @@ import (
 // maxTokens is the largest bucket; larger ones are taken for that, as they are in process.
 const maxTokens = (1<<63 - 1) / 60_000_000 / 2
 
-// askedModel and askedTenant are the limits that claims name, each once in a turn.
-type askedModel struct {
-	name        string
-	max, tokens int64
+// modelLimits and tenantLimits are the limits that a claim carries, in the order in which the script
+// reads them.
+var (
+	modelLimits  = admission.SharedLimits(admission.ModelScope)
+	tenantLimits = admission.SharedLimits(admission.TenantScope)
+)
+
+// maxSharedLimits is at least the length of modelLimits and of tenantLimits.
+const maxSharedLimits = 8
+
+// limitSet is the values of the shared limits of one model or one tenant. It is comparable.
+type limitSet struct {
+	name   string
+	values [maxSharedLimits]int64
 }
 
-type askedTenant struct {
-	name                              string
-	requests, tokens, max, maxPrefill int64
+// value is the value of the limit with this name.
+func (s *limitSet) value(name string, limits []admission.Limit) int64 {
+	for i := range limits {
+		if limits[i].Name == name {
+			return s.values[i]
+		}
+	}
+	return 0
 }
 
-// form collects the claims of a turn.
+// claimTable collects the claims of one sync. The script gets each set of limits once.
 type claimTable struct {
-	models  []askedModel
-	tenants []askedTenant
-	modelAt map[askedModel]int
-	tenant  map[askedTenant]int
-	claims  []any
-	count   int
+	models  []limitSet
+	tenants []limitSet
+	// modelAt and tenantAt are the positions in models and tenants, counted from 1 as in Lua.
+	modelAt, tenantAt map[limitSet]int
+	claims            []any
+	count             int
 }
 
-func clampLimit(n int) int64 { return min(max(int64(n), 0), maxTokens) }
+// clampLimit keeps a limit within what the script can count with.
+func clampLimit(n int64) int64 { return min(max(n, 0), maxTokens) }
 
 func (f *claimTable) model(c admission.Claim) int {
-	m := askedModel{c.Model, clampLimit(c.Limits.MaxConcurrent), clampLimit(c.Limits.TokensPerMinute)}
-	i, ok := f.modelAt[m]
-	if !ok {
-		f.models = append(f.models, m)
-		i = len(f.models)
-		f.modelAt[m] = i
+	m := limitSet{name: c.Model}
+	for i := range modelLimits {
+		m.values[i] = clampLimit(modelLimits[i].OfModel(&c.Limits))
 	}
-	return i
+	return position(m, f.modelAt, &f.models)
 }
 
-func (f *claimTable) tenantOf(c admission.Claim) int {
-	l := c.TenantLimits
-	t := askedTenant{c.Tenant, clampLimit(l.RequestsPerMinute), clampLimit(l.TokensPerMinute), clampLimit(l.MaxConcurrent), clampLimit(l.MaxPrefill)}
-	i, ok := f.tenant[t]
+func (f *claimTable) tenant(c admission.Claim) int {
+	t := limitSet{name: c.Tenant}
+	for i := range tenantLimits {
+		t.values[i] = clampLimit(tenantLimits[i].OfTenant(&c.TenantLimits))
+	}
+	return position(t, f.tenantAt, &f.tenants)
+}
+
+// position finds a set of limits in a list, or appends it.
+func position(s limitSet, at map[limitSet]int, list *[]limitSet) int {
+	i, ok := at[s]
 	if !ok {
-		f.tenants = append(f.tenants, t)
-		i = len(f.tenants)
-		f.tenant[t] = i
+		*list = append(*list, s)
+		i = len(*list)
+		at[s] = i
 	}
 	return i
 }
@@ -61,13 +81,13 @@ func (f *claimTable) add(c admission.Claim, first bool) {
 	if c.Task != nil {
 		taskMillis, key = max(c.Task.Lease.Milliseconds(), 1), c.Task.Key
 	}
-	f.claims = append(f.claims, c.ID, f.model(c), f.tenantOf(c), c.Replica, clampLimit(c.ReplicaLimit), min(max(c.Tokens, 0), maxTokens),
+	f.claims = append(f.claims, c.ID, f.model(c), f.tenant(c), c.Replica, clampLimit(int64(c.ReplicaLimit)), min(max(c.Tokens, 0), maxTokens),
 		boolArg(c.Prefill), boolArg(first), taskMillis, key)
 	f.count++
 }
 
 func newClaimTable(parts []callPart) *claimTable {
-	f := &claimTable{modelAt: map[askedModel]int{}, tenant: map[askedTenant]int{}}
+	f := &claimTable{modelAt: map[limitSet]int{}, tenantAt: map[limitSet]int{}}
 	for _, p := range parts {
 		for i, c := range p.claims {
 			f.add(c, i == 0)
@@ -78,15 +98,20 @@ func newClaimTable(parts []callPart) *claimTable {
 
 // args is the part of a script's arguments that the claims are.
 func (f *claimTable) args(args []any) []any {
-	args = append(args, len(f.models))
-	for _, m := range f.models {
-		args = append(args, m.name, m.max, m.tokens)
-	}
-	args = append(args, len(f.tenants))
-	for _, t := range f.tenants {
-		args = append(args, t.name, t.requests, t.tokens, t.max, t.maxPrefill)
-	}
+	args = appendLimits(args, f.models, len(modelLimits))
+	args = appendLimits(args, f.tenants, len(tenantLimits))
 	return append(append(args, f.count), f.claims...)
+}
+
+func appendLimits(args []any, sets []limitSet, values int) []any {
+	args = append(args, len(sets))
+	for _, s := range sets {
+		args = append(args, s.name)
+		for _, v := range s.values[:values] {
+			args = append(args, v)
+		}
+	}
+	return args
 }
 
 func boolArg(b bool) int {

@@ -15,7 +15,7 @@ var allowed = map[string]string{
 	"admission":                 "",
 	"admission/admissiontest":   "admission",
 	"admission/redis":           "admission internal/limits",
-	"internal/limits":           "",
+	"internal/limits":           "admission",
 	"internal/redistest":        "",
 	"internal/template":         "",
 	"internal/testutil":         "",

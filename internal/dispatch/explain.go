@@ -39,27 +39,14 @@ func unreachable() *openai.Error {
 
 // explainRefusal says which limit it was, and when a retry makes sense.
 func explainRefusal(name string, r *admission.Refused) *openai.Error {
-	e := &openai.Error{Code: openai.CodeRateLimited, RetryAfter: r.RetryAfter, Header: quotaHeader(r.Quota)}
-	switch r.Reason {
-	case admission.ModelTokens:
-		e.Message = "No tokens are left in this minute for " + name + "."
-	case admission.TenantRequests:
-		e.Message = "Your requests per minute are used up."
-	case admission.TenantTokens:
-		e.Message = "Your tokens per minute are used up."
-	case admission.TenantStreams:
-		e.Message = "You have as many requests at once as you may."
-	case admission.TenantBytes:
-		e.Code, e.Message = openai.CodeQueueFull, "Your waiting requests hold as many bytes as they may."
-	case admission.Evicted:
-		e.Code, e.Message = openai.CodeQueueFull, "The request gave up its place in the queue of "+name+" to one that goes before it."
-	default:
-		e.Code, e.Message = openai.CodeQueueFull, "The queue of "+name+" is full."
+	e := &openai.Error{Code: openai.CodeRateLimited, Message: r.Reason.Message(name), RetryAfter: r.RetryAfter,
+		Header: quotaHeader(r.Quota)}
+	if r.Reason.IsQueue() {
+		e.Code = openai.CodeQueueFull
 	}
 	return e
 }
 
-// quotaHeader tells the caller what it has left, in OpenAI's headers; nil for one without limits a minute.
 func quotaHeader(q admission.Quota) map[string]string {
 	if q.Requests.Limit <= 0 && q.Tokens.Limit <= 0 {
 		return nil

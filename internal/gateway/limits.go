@@ -86,30 +86,17 @@ func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 	all := map[string]limits.Values{}
 	for name, m := range k.fleet.Snapshot().Models {
 		if m.Discovered {
-			all[modelKey(name)] = nil
+			all[limits.ModelKey(name)] = nil
 		}
 	}
 	for _, m := range c.Models {
-		all[modelKey(m.Name)] = limits.Values{
-			limits.Weight:                int64(m.Admission.Weight),
-			limits.MaxConcurrentRequests: int64(m.Admission.MaxConcurrentRequests),
-			limits.MaxTokensPerMinute:    int64(m.Admission.MaxTokensPerMinute),
-		}
+		all[limits.ModelKey(m.Name)] = limits.FromFile(admission.ModelScope, m.Admission).Patchable(admission.ModelScope)
 	}
 	for _, t := range c.Tenants {
-		all[tenantKey(t.Name)] = limits.Values{
-			limits.Weight:               int64(t.Weight),
-			limits.RequestsPerMinute:    int64(t.Limits.RequestsPerMinute),
-			limits.TokensPerMinute:      int64(t.Limits.TokensPerMinute),
-			limits.MaxConcurrentStreams: int64(t.Limits.MaxConcurrentStreams),
-			limits.MaxPrefill:           int64(t.Limits.MaxPrefill),
-		}
+		all[limits.TenantKey(t.Name)] = limits.FromFile(admission.TenantScope, t, t.Limits).Patchable(admission.TenantScope)
 	}
 	return all
 }
-
-func modelKey(name string) string  { return "model/" + name }
-func tenantKey(name string) string { return "tenant/" + name }
 
 // rules returns the rules of the file with the limits in force.
 func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
@@ -143,30 +130,18 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 
 // withOverrides returns the policy of a model with the limits in force.
 func (k *limitKeeper) withOverrides(model string, p dispatch.Policy) dispatch.Policy {
-	if e, ok := k.overrides.Get(modelKey(model)); ok {
-		p.Limits.Weight = int(e.Values[limits.Weight])
-		p.Limits.MaxConcurrent = int(e.Values[limits.MaxConcurrentRequests])
-		p.Limits.TokensPerMinute = int(e.Values[limits.MaxTokensPerMinute])
+	if e, ok := k.overrides.Get(limits.ModelKey(model)); ok {
+		e.Values.SetModel(&p.Limits)
 	}
 	return p
 }
 
 // tenant returns the limits in force of a tenant.
 func (k *limitKeeper) tenant(t config.Tenant) admission.TenantLimits {
-	l := admission.TenantLimits{
-		Weight:            t.Weight,
-		RequestsPerMinute: t.Limits.RequestsPerMinute,
-		TokensPerMinute:   t.Limits.TokensPerMinute,
-		MaxConcurrent:     t.Limits.MaxConcurrentStreams,
-		MaxPrefill:        t.Limits.MaxPrefill,
-		MaxQueueBytes:     int64(t.Limits.MaxQueueBytes),
-	}
-	if e, ok := k.overrides.Get(tenantKey(t.Name)); ok {
-		l.Weight = int(e.Values[limits.Weight])
-		l.RequestsPerMinute = int(e.Values[limits.RequestsPerMinute])
-		l.TokensPerMinute = int(e.Values[limits.TokensPerMinute])
-		l.MaxConcurrent = int(e.Values[limits.MaxConcurrentStreams])
-		l.MaxPrefill = int(e.Values[limits.MaxPrefill])
+	var l admission.TenantLimits
+	limits.FromFile(admission.TenantScope, t, t.Limits).SetTenant(&l)
+	if e, ok := k.overrides.Get(limits.TenantKey(t.Name)); ok {
+		e.Values.SetTenant(&l)
 	}
 	return l
 }

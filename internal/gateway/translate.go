@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
@@ -53,7 +54,10 @@ func modelNames(c *config.Config, names []string) []string {
 }
 
 func policy(m config.Model) dispatch.Policy {
+	var l admission.Limits
+	limits.FromFile(admission.ModelScope, m.Admission).SetModel(&l)
 	return dispatch.Policy{
+		Limits:               l,
 		Strategy:             dispatch.Strategy(m.Routing.Strategy),
 		VirtualNodes:         m.Routing.VirtualNodesPerReplica,
 		LoadFactor:           m.Routing.LoadFactor,
@@ -66,13 +70,6 @@ func policy(m config.Model) dispatch.Policy {
 		SlowStart:            m.Routing.SlowStart,
 		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
 		Way:                  wayPolicy(m),
-		Limits: admission.Limits{
-			Weight:          m.Admission.Weight,
-			MaxConcurrent:   m.Admission.MaxConcurrentRequests,
-			TokensPerMinute: m.Admission.MaxTokensPerMinute,
-			MaxQueue:        m.Admission.MaxQueue,
-			QueueTimeout:    m.Admission.QueueTimeout,
-		},
 	}
 }
 

@@ -27,7 +27,7 @@ func defaultValue(field string) int64 {
 	return 0
 }
 
-func fields(key string) []string { return slices.Sorted(maps.Keys(kinds()[kindOf(key)])) }
+func fields(key string) []string { return slices.Sorted(maps.Keys(patchableLimits()[kindOf(key)])) }
 
 func (n *referenceOverrides) sync(file map[string]Values) {
 	n.there = map[string]bool{}

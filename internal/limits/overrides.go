@@ -56,7 +56,7 @@ func New(c Config) *Overrides {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	b := &Overrides{backend: c.Backend, log: c.Log, kinds: kinds(), updating: make(chan struct{}, 1)}
+	b := &Overrides{backend: c.Backend, log: c.Log, kinds: patchableLimits(), updating: make(chan struct{}, 1)}
 	b.current.Store(&snapshot{})
 	b.updating <- struct{}{}
 	return b

@@ -5,26 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-)
 
-// The fields, by the names that the file has for them. Weight is of models and tenants.
-const (
-	Weight = "weight"
-	// Of models.
-	MaxConcurrentRequests = "max_concurrent_requests"
-	MaxTokensPerMinute    = "max_tokens_per_minute"
-	// Of tenants.
-	RequestsPerMinute    = "requests_per_minute"
-	TokensPerMinute      = "tokens_per_minute"
-	MaxConcurrentStreams = "max_concurrent_streams"
-	MaxPrefill           = "max_prefill"
-)
-
-// The bounds keep sums and products of limits far inside an int64 and inside the whole numbers of a float64, which Lua has.
-const (
-	maxPerMinute = 1_000_000_000_000
-	maxAtOnce    = 1_000_000_000
-	maxWeight    = 1_000_000
+	"github.com/sluice-gateway/sluice/admission"
 )
 
 // rule says what a field may be. Its usual value is least: weight 1, and no limit for all others.
@@ -50,14 +32,20 @@ func (r rule) valueIn(v Values, field string) int64 {
 
 type rules map[string]rule
 
-// kinds are the fields that can be changed at run time, by kind of key.
-func kinds() map[string]rules {
-	weight, minute, atOnce := rule{1, maxWeight}, rule{0, maxPerMinute}, rule{0, maxAtOnce}
-	return map[string]rules{
-		"model": {Weight: weight, MaxConcurrentRequests: atOnce, MaxTokensPerMinute: minute},
-		"tenant": {Weight: weight, RequestsPerMinute: minute, TokensPerMinute: minute,
-			MaxConcurrentStreams: atOnce, MaxPrefill: atOnce},
+// patchableLimits are the limits that can be changed at run time, by the kind of key. They are rows of
+// admission.LimitTable.
+func patchableLimits() map[string]rules {
+	kinds := map[string]rules{}
+	for _, scope := range []admission.LimitScope{admission.ModelScope, admission.TenantScope} {
+		rs := rules{}
+		for _, l := range admission.LimitTable(scope) {
+			if l.Patchable {
+				rs[l.Name] = rule{l.Min, l.Max}
+			}
+		}
+		kinds[string(scope)] = rs
 	}
+	return kinds
 }
 
 func kindOf(key string) string {

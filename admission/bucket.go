@@ -1,0 +1,98 @@
+package admission
+
+import "time"
+
+// bucket is a token bucket in whole numbers, so that what it gives over any time is exact. A token
+// is 60 million units. A bucket of n tokens per minute gains n units in each microsecond.
+type bucket struct {
+	// perMinute is the size of the bucket and its gain per minute. 0 means no limit; the other
+	// fields then mean nothing.
+	perMinute int64
+	// level is in units. It is negative while the bucket is in debt.
+	level int64
+	// updatedAt is the time of level.
+	updatedAt time.Time
+}
+
+const (
+	unitsPerToken = 60_000_000
+	// maxTokens keeps a full bucket, a debt of the same size and a correction of both within an
+	// int64.
+	maxTokens = (1<<63 - 1) / unitsPerToken / 4
+	// maxWaitMinutes is what a longer wait counts as.
+	maxWaitMinutes = 1 << 20
+)
+
+func (b *bucket) size() int64 { return b.perMinute * unitsPerToken }
+
+// resize changes the limit. A bucket that had no limit starts full.
+func (b *bucket) resize(perMinute int, now time.Time) {
+	unlimited := b.perMinute == 0
+	b.refill(now)
+	b.perMinute = int64(min(max(perMinute, 0), maxTokens))
+	b.level = min(b.level, b.size())
+	if unlimited {
+		b.level, b.updatedAt = b.size(), now
+	}
+}
+
+// refill brings level up to now. A clock that stands still or goes back changes nothing.
+func (b *bucket) refill(now time.Time) {
+	elapsed := now.Sub(b.updatedAt)
+	if elapsed >= time.Minute {
+		b.level, b.updatedAt = b.size(), now
+		return
+	}
+	// updatedAt moves by whole microseconds, so the rest of a microsecond counts at the next call.
+	if whole := elapsed.Microseconds(); whole > 0 {
+		b.level = min(b.size(), b.level+whole*b.perMinute)
+		b.updatedAt = b.updatedAt.Add(time.Duration(whole) * time.Microsecond)
+	}
+}
+
+// wait is the time until the bucket has given so many tokens, if nobody else is charged. 0 means
+// that it has them now. tokens may be more than the bucket holds.
+func (b *bucket) wait(tokens int64, now time.Time) time.Duration {
+	if b.perMinute == 0 {
+		return 0
+	}
+	b.refill(now)
+	missing := tokens - b.level/unitsPerToken
+	if missing <= 0 {
+		return 0
+	}
+	minutes, rest := missing/b.perMinute, missing%b.perMinute
+	if minutes >= maxWaitMinutes {
+		return maxWaitMinutes * time.Minute
+	}
+	units := rest*unitsPerToken - b.level%unitsPerToken
+	micros := units / b.perMinute
+	if units%b.perMinute > 0 {
+		micros++
+	}
+	return time.Duration(minutes)*time.Minute + time.Duration(micros)*time.Microsecond + b.updatedAt.Sub(now)
+}
+
+// correct gives tokens back, or takes more if the number is negative. The debt is at most one full
+// bucket.
+func (b *bucket) correct(tokens int64) {
+	tokens = min(max(tokens, -2*b.perMinute), 2*b.perMinute)
+	b.level = min(max(b.level+tokens*unitsPerToken, -b.size()), b.size())
+}
+
+// tokens is the level in tokens; -1 without a limit.
+func (b *bucket) tokens(now time.Time) float64 {
+	if b.perMinute == 0 {
+		return -1
+	}
+	b.refill(now)
+	return float64(b.level) / float64(unitsPerToken)
+}
+
+// charge takes tokens. They may be missing if other gateways have granted them; the debt is at most
+// one full bucket.
+func (b *bucket) charge(tokens int64) {
+	if b.perMinute > 0 {
+		b.level = max(b.level-tokens*unitsPerToken, -b.size())
+	}
+}
