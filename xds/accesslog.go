@@ -15,29 +15,34 @@ import (
 )
 
 const (
-	// logInterval is how long entries of finished requests are gathered.
-	logInterval = 100 * time.Millisecond
-	// runningInterval is how often a request that still runs is logged, so that a gateway that restarted learns of it.
-	runningInterval = 10 * time.Second
+	// logFlushInterval is how long Envoy collects the records of finished requests.
+	logFlushInterval = 100 * time.Millisecond
+	// runningLogInterval is the interval at which Envoy logs a running request, so that a restarted
+	// gateway learns of it.
+	runningLogInterval = 10 * time.Second
 )
 
+// requestLog configures the log of requests.
 func requestLog() []*accesslog.AccessLog {
-	common := logTo(headers.LogRequests)
-	common.BufferFlushInterval = durationpb.New(logInterval)
+	common := logConfig(headers.LogRequests)
+	common.BufferFlushInterval = durationpb.New(logFlushInterval)
 	return []*accesslog.AccessLog{grpcLog(common, nil)}
 }
 
+// attemptLog configures the log of attempts.
 func attemptLog() []*accesslog.AccessLog {
-	common := logTo(headers.LogAttempts)
+	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
-	return []*accesslog.AccessLog{grpcLog(common, noteworthy())}
+	return []*accesslog.AccessLog{grpcLog(common, failedOrRetried())}
 }
 
-// noteworthy are the attempts that the gateway must hear of at once: those that failed, and those after a failed one, told when they have
-// a connection and again when they end. A request that succeeds at the first try costs nothing here.
-func noteworthy() *accesslog.AccessLogFilter {
+// failedOrRetried matches the attempts that the gateway must know of at once: those that failed and
+// those that followed a failed one. Envoy logs the latter when they have a connection and again
+// when they end. A request whose first attempt succeeds costs nothing here.
+func failedOrRetried() *accesslog.AccessLogFilter {
 	failed := &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_ResponseFlagFilter{
-		ResponseFlagFilter: &accesslog.ResponseFlagFilter{}, // any flag
+		// an empty list matches any flag
+		ResponseFlagFilter: &accesslog.ResponseFlagFilter{},
 	}}
 	first := headerIs("x-envoy-attempt-count", exactly("1"))
 	first.InvertMatch = true
@@ -49,19 +54,19 @@ func noteworthy() *accesslog.AccessLogFilter {
 	}}
 }
 
-func logTo(name string) *grpclog.CommonGrpcAccessLogConfig {
+func logConfig(name string) *grpclog.CommonGrpcAccessLogConfig {
 	return &grpclog.CommonGrpcAccessLogConfig{
 		LogName:             name,
-		GrpcService:         control(0),
+		GrpcService:         controlService(0),
 		TransportApiVersion: core.ApiVersion_V3,
 		CustomTags: []*tag.CustomTag{
-			formatted(headers.TagReplica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"),
-			formatted(headers.TagFirstByte, "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"),
+			valueTag(headers.TagReplica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"),
+			valueTag(headers.TagFirstByte, "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"),
 		},
 	}
 }
 
-func formatted(name, format string) *tag.CustomTag {
+func valueTag(name, format string) *tag.CustomTag {
 	return &tag.CustomTag{Tag: name, Type: &tag.CustomTag_Value{Value: format}}
 }
 
@@ -73,8 +78,9 @@ func grpcLog(common *grpclog.CommonGrpcAccessLogConfig, only *accesslog.AccessLo
 	}
 }
 
-// expression filters by a CEL expression over Envoy's attributes. One that fails to evaluate is false.
-func expression(text string) *accesslog.AccessLogFilter {
+// celFilter matches by a CEL expression over Envoy's attributes. An expression that cannot be
+// evaluated is false.
+func celFilter(text string) *accesslog.AccessLogFilter {
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_ExtensionFilter{
 		ExtensionFilter: &accesslog.ExtensionFilter{
 			Name:       "envoy.access_loggers.extension_filters.cel",

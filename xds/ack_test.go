@@ -26,7 +26,8 @@ func TestAnotherAddressIsNews(t *testing.T) {
 	expectTold(t, s, "m=m-0@10.0.0.1:81")
 }
 
-// TestWhatMayBeGoneIsNotKnown: a replica that leaves and comes back at once is known only when Envoy has said so of the last word.
+// TestWhatMayBeGoneIsNotKnown: a replica that leaves and comes back at once is known only when
+// Envoy has said so of the last word.
 func TestWhatMayBeGoneIsNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
@@ -64,7 +65,8 @@ func TestWhatMayBeGoneIsNotKnown(t *testing.T) {
 	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 }
 
-// TestAReplicaThatMovesIsToldPerCluster: it is known where it goes to only when Envoy has that cluster, and never in two at once for good.
+// TestAReplicaThatMovesIsToldPerCluster: it is known where it goes to only when Envoy has that
+// cluster, and never in two at once for good.
 func TestAReplicaThatMovesIsToldPerCluster(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
@@ -87,7 +89,8 @@ func TestAReplicaThatMovesIsToldPerCluster(t *testing.T) {
 	expectTold(t, s, "m#a=a@10.0.0.1:80")
 }
 
-// TestAClusterLingers: requests that were routed there a moment ago still find it, and one that comes back meanwhile was never away.
+// TestAClusterLingers: requests that were routed there a moment ago still find it, and one that
+// comes back meanwhile was never away.
 func TestAClusterLingers(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// authzStandIn lets through who brings a key, and fails when it is asked to. Of requests with x-test-real it asks the real one.
+// authzStandIn lets through who brings a key, and fails when it is asked to. Of requests with
+// x-test-real it asks the real one.
 type authzStandIn struct {
 	auth.UnimplementedAuthorizationServer
 	real *authz.Server

@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// BenchmarkScale is the way of one replica that comes or goes from the fleet to Envoy's acknowledgement, at several sizes of the fleet.
+// BenchmarkScale is the way of one replica that comes or goes from the fleet to Envoy's
+// acknowledgement, at several sizes of the fleet.
 func BenchmarkScale(b *testing.B) {
 	for _, size := range []int{10, 200, 2000} {
 		b.Run(fmt.Sprintf("%d models", size), func(b *testing.B) {

@@ -114,14 +114,15 @@ func canonical(t testing.TB, m proto.Message) []byte {
 	return b.Bytes()
 }
 
-// TestEveryMessageIsValid looks into the packed messages too, which the checks of the outer one do not.
+// TestEveryMessageIsValid looks into the packed messages too, which the checks of the outer one do
+// not.
 func TestEveryMessageIsValid(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), sample())
 	seen := map[string]bool{}
 	var check func(m proto.Message)
 	check = func(m proto.Message) {
-		if v, ok := m.(validated); ok {
+		if v, ok := m.(validatedMessage); ok {
 			seen[string(m.ProtoReflect().Descriptor().Name())] = true
 			if err := v.ValidateAll(); err != nil {
 				t.Error(err)
@@ -229,8 +230,9 @@ func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	}
 }
 
-// TestScalingChangesOnlyEndpoints runs random lives of a fleet: what is rebuilt is what would be built anew, clusters keep their bytes as
-// long as their model lives, and a change of replicas is a change of that model's endpoints and of nothing else.
+// TestScalingChangesOnlyEndpoints runs random lives of a fleet: what is rebuilt is what would be
+// built anew, clusters keep their bytes as long as their model lives, and a change of replicas is a
+// change of that model's endpoints and of nothing else.
 func TestScalingChangesOnlyEndpoints(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
@@ -239,7 +241,7 @@ func TestScalingChangesOnlyEndpoints(t *testing.T) {
 		s := fleet()
 		old := mustBuild(t, c, s)
 		for step := range 40 {
-			want := names{}
+			want := nameSet{}
 			s = mutate(random, s, &want)
 			next, err := old.Rebuild(c, s)
 			if err != nil {
@@ -257,7 +259,7 @@ func TestScalingChangesOnlyEndpoints(t *testing.T) {
 }
 
 // mutate changes one thing in a fleet and says which resources that must change.
-func mutate(random *rand.Rand, s *engines.Snapshot, want *names) *engines.Snapshot {
+func mutate(random *rand.Rand, s *engines.Snapshot, want *nameSet) *engines.Snapshot {
 	next := &engines.Snapshot{Models: maps.Clone(s.Models)}
 	name := fmt.Sprintf("m%d", random.IntN(5))
 	m := next.Models[name]
@@ -359,7 +361,7 @@ func TestConfigFaults(t *testing.T) {
 		if got, err := (Config{Listen: listen}).listenAddress(); err != nil || got.String() != want {
 			t.Errorf("%s is %s, %v", listen, got, err)
 		}
-		socket := listenerFor(Config{Listen: listen}).GetAddress().GetSocketAddress()
+		socket := newListener(Config{Listen: listen}).GetAddress().GetSocketAddress()
 		if socket.GetIpv4Compat() != (want == "[::]:0") {
 			t.Errorf("%s: IPv4 too is %t", listen, socket.GetIpv4Compat())
 		}

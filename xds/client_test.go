@@ -32,8 +32,8 @@ type served struct {
 	dial *grpc.ClientConn
 
 	mu sync.Mutex
-	// acks are the calls of OnAck, "model=id,id", with the group behind the model where there is one, and the address behind the id unless it
-	// is one of fleetOf; guarded by mu
+	// acks are the calls of OnAck, "model=id,id", with the group behind the model where there is
+	// one, and the address behind the id unless it is one of fleetOf; guarded by mu
 	acks []string
 }
 
@@ -148,7 +148,8 @@ func (c *client) ack(r *discovery.DeltaDiscoveryResponse, refusal ...string) {
 	c.send(request)
 }
 
-// expect receives the next response and checks its kind and what it holds, "name" or "-name" for a removed one.
+// expect receives the next response and checks its kind and what it holds, "name" or "-name" for a
+// removed one.
 func (c *client) expect(k resourceKind, want ...string) *discovery.DeltaDiscoveryResponse {
 	c.t.Helper()
 	select {
@@ -168,14 +169,16 @@ func (c *client) expect(k resourceKind, want ...string) *discovery.DeltaDiscover
 	}
 }
 
-// quiet checks that the server has nothing to say: it answers a question that it always answers, and nothing comes before.
+// quiet checks that the server has nothing to say: it answers a question that it always answers,
+// and nothing comes before.
 func (c *client) quiet() {
 	c.t.Helper()
 	c.ask(routeKind, nil, resourceName)
 	c.ack(c.expect(routeKind, resourceName))
 }
 
-// adopt is a whole connection of an Envoy: it asks like one and acknowledges everything. It returns what it has at the end.
+// adopt is a whole connection of an Envoy: it asks like one and acknowledges everything. It returns
+// what it has at the end.
 func (s *served) adopt(t testing.TB, models ...string) *client {
 	t.Helper()
 	c := s.connect(t)
@@ -213,7 +216,8 @@ func addressOf(id string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1+crc32.ChecksumIEEE([]byte(id))%60_000))
 }
 
-// fleetOf makes resources for models with the ids of their ready replicas. Every id has its own port.
+// fleetOf makes resources for models with the ids of their ready replicas. Every id has its own
+// port.
 func fleetOf(t testing.TB, models map[string][]string) *Resources {
 	t.Helper()
 	s := &engines.Snapshot{Models: map[string]*engines.ModelSnapshot{}}

@@ -26,22 +26,25 @@ import (
 )
 
 const (
-	// connectTimeout is short because the next replica of the list is tried after it.
+	// connectTimeout is short because Envoy then tries the next replica of the list.
 	connectTimeout = 2 * time.Second
-	// upstreamIdle is under the 5 s after which uvicorn, and so most engines, close an idle connection: a connection that the
-	// engine closes in the moment it is used again costs the request an attempt.
+	// upstreamIdle is shorter than the 5 s after which uvicorn, and so most engines, close an idle
+	// connection. If the engine closes a connection at the moment of its reuse, the request loses
+	// an attempt.
 	upstreamIdle = 4 * time.Second
-	// bufferLimit bounds what Envoy keeps for one connection whose other side reads slowly. Request bodies that ext_proc must
-	// see have a limit of their own, on the route.
+	// bufferLimit bounds what Envoy buffers for one connection whose other side reads slowly.
+	// Request bodies that ext_proc must see have a limit of their own, on the route.
 	bufferLimit = 256 << 10
-	// fallbackRing is small because the fallback is the exception, and the ring is made anew with every change of the endpoints.
-	fallbackRing = 256
-	// fallbackBalance bounds the load of a replica in the fallback at this percentage of the average.
-	fallbackBalance = 125
+	// fallbackRingSize is small because the fallback is rarely used, and Envoy rebuilds the ring
+	// after every change of the endpoints.
+	fallbackRingSize = 256
+	// fallbackBalanceFactor bounds the load of a replica in the fallback, in percent of the average
+	// load.
+	fallbackBalanceFactor = 125
 )
 
-// clusterFor is the cluster of a model. Nothing in it may depend on the replicas.
-func clusterFor(name string) *cluster.Cluster {
+// newCluster returns the cluster of a model. It must not depend on the replicas.
+func newCluster(name string) *cluster.Cluster {
 	return &cluster.Cluster{
 		Name:                 name,
 		ClusterDiscoveryType: &cluster.Cluster_Type{Type: cluster.Cluster_EDS},
@@ -49,23 +52,23 @@ func clusterFor(name string) *cluster.Cluster {
 		ConnectTimeout:       durationpb.New(connectTimeout),
 		LoadBalancingPolicy:  replicaPolicy(),
 		CommonLbConfig: &cluster.Cluster_CommonLbConfig{
-			// Never fall back to hosts that are not healthy.
+			// Envoy never falls back to endpoints that are not healthy.
 			HealthyPanicThreshold: &percent.Percent{Value: 0},
 		},
-		CircuitBreakers:               openBreakers(),
+		CircuitBreakers:               unlimitedBreakers(),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		UpstreamConnectionOptions:     &cluster.UpstreamConnectionOptions{TcpKeepalive: keepalive()},
 		TypedExtensionProtocolOptions: engineProtocol(nil, nil),
 	}
 }
 
-// replicaPolicy follows the list of replicas in the request's header. Beyond the list, or when nothing of it exists any more, a
-// ring with bounded loads picks.
+// replicaPolicy follows the list of replicas in the request's header. If no replica of the list
+// exists any more, a ring with bounded loads picks.
 func replicaPolicy() *cluster.LoadBalancingPolicy {
 	fallback := &ringhash.RingHash{
-		MinimumRingSize: wrapperspb.UInt64(fallbackRing),
+		MinimumRingSize: wrapperspb.UInt64(fallbackRingSize),
 		ConsistentHashingLbConfig: &lbcommon.ConsistentHashingLbConfig{
-			HashBalanceFactor: wrapperspb.UInt32(fallbackBalance),
+			HashBalanceFactor: wrapperspb.UInt32(fallbackBalanceFactor),
 		},
 	}
 	return lbPolicy("envoy.load_balancing_policies.override_host", &overridehost.OverrideHost{
@@ -74,22 +77,22 @@ func replicaPolicy() *cluster.LoadBalancingPolicy {
 	})
 }
 
-func lbPolicy(name string, m validated) *cluster.LoadBalancingPolicy {
+func lbPolicy(name string, m validatedMessage) *cluster.LoadBalancingPolicy {
 	return &cluster.LoadBalancingPolicy{Policies: []*cluster.LoadBalancingPolicy_Policy{{
 		TypedExtensionConfig: extension(name, m),
 	}}}
 }
 
-// openBreakers lifts Envoy's default of 1,024 connections, pending requests and requests: Sluice's admission decides how
-// much may go to a model, and a second limit that nobody set is an outage.
-func openBreakers() *cluster.CircuitBreakers {
+// unlimitedBreakers lifts Envoy's default limits of 1,024 connections and requests. Sluice's
+// admission limits the requests to a model, and a second limit that nobody set would be an outage.
+func unlimitedBreakers() *cluster.CircuitBreakers {
 	limit := wrapperspb.UInt32(math.MaxUint32)
 	return &cluster.CircuitBreakers{Thresholds: []*cluster.CircuitBreakers_Thresholds{{
 		MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
 	}}}
 }
 
-// keepalive finds a dead peer within a minute, even in a silent prefill.
+// keepalive detects a dead peer within a minute, even during a long prefill without any data.
 func keepalive() *core.TcpKeepalive {
 	return &core.TcpKeepalive{
 		KeepaliveTime:     wrapperspb.UInt32(30),
@@ -98,17 +101,19 @@ func keepalive() *core.TcpKeepalive {
 	}
 }
 
+// fromADS is the source of all resources that Envoy asks for.
 func fromADS() *core.ConfigSource {
 	return &core.ConfigSource{
 		ResourceApiVersion:    core.ApiVersion_V3,
 		ConfigSourceSpecifier: &core.ConfigSource_Ads{Ads: &core.AggregatedConfigSource{}},
-		// Wait as long as it takes: a listener without routes or a cluster without endpoints would answer, and wrongly.
+		// There is no timeout: without its routes or endpoints, a listener or cluster would answer
+		// requests with wrong errors.
 		InitialFetchTimeout: durationpb.New(0),
 	}
 }
 
-// assignmentFor lists a model's replicas.
-func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignment {
+// newAssignment returns the endpoints of a cluster.
+func newAssignment(name string, ready []endpoint) *endpointv3.ClusterLoadAssignment {
 	assignment := &endpointv3.ClusterLoadAssignment{ClusterName: name}
 	if len(ready) == 0 {
 		return assignment
@@ -117,8 +122,9 @@ func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 	for i, e := range ready {
 		hosts[i] = &endpointv3.LbEndpoint{
 			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
-				Address:  socketAddress(e.address.Addr().String(), e.address.Port()),
-				Hostname: e.host, // what the route makes the Host header
+				Address: socketAddress(e.address.Addr().String(), e.address.Port()),
+				// The route copies the Hostname into the Host header.
+				Hostname: e.host,
 			}},
 			Metadata: sluiceMetadata(map[string]*structpb.Value{"replica": structpb.NewStringValue(e.id)}),
 		}
@@ -127,6 +133,7 @@ func assignmentFor(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 	return assignment
 }
 
+// sluiceMetadata returns metadata in Sluice's namespace.
 func sluiceMetadata(fields map[string]*structpb.Value) *core.Metadata {
 	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {Fields: fields}}}
 }
@@ -138,11 +145,13 @@ func socketAddress(host string, port uint16) *core.Address {
 	}}}
 }
 
-// engineProtocol is HTTP/1.1 to the engine. Its filter takes Sluice's own headers off after the replica was picked: on the route
-// it would be too early, since override_host reads one of them. changes are further changes of a request, more further filters.
+// engineProtocol returns the protocol options for engines: HTTP/1.1 and a filter that removes
+// Sluice's own headers. The filter runs after the replica was picked. The route would remove the
+// headers too early, since override_host reads one of them. changes are further changes of a
+// request, and more are further filters.
 func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) map[string]*anypb.Any {
 	filters := []*hcm.HttpFilter{
-		filter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
+		httpFilter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
 			RequestMutations: append([]*mutation.HeaderMutation{
 				removePrefix("x-sluice-"), removePrefix(headers.Endpoint), removeHeader("x-envoy-external-address"),
 			}, changes...),
@@ -156,12 +165,12 @@ func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) 
 				ProtocolConfig: &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{},
 			},
 		},
-		HttpFilters: append(filters, filter("envoy.filters.http.upstream_codec", &upstreamcodec.UpstreamCodec{})),
+		HttpFilters: append(filters, httpFilter("envoy.filters.http.upstream_codec", &upstreamcodec.UpstreamCodec{})),
 	}
 	return map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": mustPack(options)}
 }
 
-func filter(name string, m validated) *hcm.HttpFilter {
+func httpFilter(name string, m validatedMessage) *hcm.HttpFilter {
 	return &hcm.HttpFilter{Name: name, ConfigType: &hcm.HttpFilter_TypedConfig{TypedConfig: mustPack(m)}}
 }
 

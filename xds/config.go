@@ -10,33 +10,39 @@ import (
 	"time"
 )
 
-// Config is what the resources depend on beside the fleet. Its zero value, with Listen set, is usable.
+// Config is what the resources depend on besides the fleet. The zero value with Listen set is
+// valid.
 type Config struct {
-	// Listen is where Envoy accepts clients, host:port. The host is an IP address or "localhost"; empty means all IPv4 addresses.
-	// Port 0 lets the kernel choose.
+	// Listen is the address on which Envoy accepts clients, host:port. The host is an IP address or
+	// "localhost". Empty means all IPv4 addresses. Port 0 lets the kernel choose a port.
 	Listen string
 	// MaxBody is the largest request body in bytes. 0 means 32 MiB.
 	MaxBody int64
-	// MaxDuration is the longest time from the complete request to the end of its response. 0 means 30 minutes.
+	// MaxDuration is the longest time from the complete request to the end of its response. 0 means
+	// 30 minutes.
 	MaxDuration time.Duration
-	// HoldTimeout is the longest time that ext_proc may hold a request. 0 means one hour, the longest that Envoy allows.
+	// HoldTimeout is the longest time for which ext_proc may hold a request. 0 means one hour, the
+	// longest that Envoy allows.
 	HoldTimeout time.Duration
-	// HideReplica leaves the header that names the replica out of responses.
+	// HideReplica removes the header that names the replica from responses.
 	HideReplica bool
-	// RelaySocket is the unix socket of Sluice's HTTP listener for managed streams, absolute, at most 107 bytes: the relay, /v1/realtime and
-	// /v1/streams. Empty: Envoy knows of none of them. The server there must keep idle connections for more than 30 s.
+	// RelaySocket is the absolute path of the unix socket of Sluice's HTTP listener for managed
+	// streams, at most 107 bytes: the relay, /v1/realtime and /v1/streams. If it is empty, Envoy
+	// has none of these routes. The server must keep idle connections open for more than 30 s.
 	RelaySocket string
-	// GRPCSocket is that of its gRPC listener for clients. Empty: Envoy knows of none.
+	// GRPCSocket is the path of the unix socket of Sluice's gRPC listener for clients. If it is
+	// empty, Envoy has no route to the gRPC service.
 	GRPCSocket string
 }
 
-// Defaults of Config.
+// The defaults of Config.
 const (
 	DefaultMaxBody     = 32 << 20
 	DefaultMaxDuration = 30 * time.Minute
 	DefaultHoldTimeout = time.Hour
 )
 
+// withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
 	if c.MaxBody == 0 {
 		c.MaxBody = DefaultMaxBody
@@ -50,10 +56,11 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// check returns all faults of the Config.
 func (c Config) check() error {
 	_, err := c.listenAddress()
 	if c.MaxBody < 0 || c.MaxBody > math.MaxUint32 {
-		// Envoy's buffers count in 32 bits.
+		// Envoy counts buffered bytes in 32 bits.
 		err = errors.Join(err, fmt.Errorf("max body %d is not between 0 and 4 GiB", c.MaxBody))
 	}
 	if c.MaxDuration < 0 {
@@ -72,7 +79,8 @@ func checkSocket(name, path string) error {
 	return fmt.Errorf("the %s socket needs an absolute path of at most %d bytes, not %q", name, maxSocketPath, path)
 }
 
-// listenAddress is Listen as Envoy wants it: it does not resolve names for a listener.
+// listenAddress returns Listen as an IP address and a port. Envoy does not resolve names for a
+// listener.
 func (c Config) listenAddress() (netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
@@ -95,7 +103,7 @@ func (c Config) listenAddress() (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, uint16(n)), nil
 }
 
-// bytesText writes a size for people: the largest unit that divides it.
+// bytesText formats a size for people, in the largest unit that divides it.
 func bytesText(n int64) string {
 	switch {
 	case n%(1<<20) == 0:

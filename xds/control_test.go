@@ -31,8 +31,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// gateway is all that stands around an Envoy in a test: the server under test, and stand-ins for the parts of Sluice that Envoy
-// asks. What they answer, the request says in its x-test-* headers.
+// gateway is all that stands around an Envoy in a test: the server under test, and stand-ins for
+// the parts of Sluice that Envoy asks. What they answer, the request says in its x-test-* headers.
 type gateway struct {
 	*envoyProcess
 	server *Server
@@ -58,7 +58,8 @@ type gateway struct {
 	waiting map[string]chan struct{}
 }
 
-// newGateway starts an Envoy that Sluice configures. alter may change what Build gave; nil changes nothing.
+// newGateway starts an Envoy that Sluice configures. alter may change what Build gave; nil changes
+// nothing.
 func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
 	return newGatewayIn(t, shortDir(t), c, alter)
@@ -81,7 +82,8 @@ func newGatewayIn(t testing.TB, dir string, c Config, alter func(*Resources)) *g
 	return g
 }
 
-// serveControl runs what Envoy finds behind its control cluster, until the test ends or stop is called.
+// serveControl runs what Envoy finds behind its control cluster, until the test ends or stop is
+// called.
 func serveControl(t testing.TB, dir string, g *gateway) (stop func()) {
 	t.Helper()
 	control := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
@@ -204,8 +206,8 @@ func (g *gateway) knownLocked(model string) string {
 	return model + "=" + strings.Join(ids, ",")
 }
 
-// processorStandIn decides as the request's x-test headers say. x-test-cluster and x-test-list route it; without them it stays
-// undecided. x-test-answer is a status to answer with.
+// processorStandIn decides as the request's x-test headers say. x-test-cluster and x-test-list
+// route it; without them it stays undecided. x-test-answer is a status to answer with.
 type processorStandIn struct {
 	extproc.UnimplementedExternalProcessorServer
 	observed *observations
@@ -257,7 +259,8 @@ func (p processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer
 	}
 }
 
-// internalAmong finds a header that only Sluice may set, in any spelling that some server takes for the same.
+// internalAmong finds a header that only Sluice may set, in any spelling that some server takes for
+// the same.
 func internalAmong(asked map[string]string) string {
 	for name := range asked {
 		if slices.Contains(headers.Internal(), strings.ReplaceAll(name, "_", "-")) {

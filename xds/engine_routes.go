@@ -119,7 +119,8 @@ func relayRoute(name string, c Config) *route.Route {
 	}
 }
 
-// inferenceMatch matches requests to the paths that replicas answer, if they have the decided header.
+// inferenceMatch matches requests to the paths that replicas answer, if they have the decided
+// header.
 func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
 	const prefix = "/v1/"
 	var methods, paths []string
@@ -145,7 +146,8 @@ func rateLimitHeaders() []*core.HeaderValueOption {
 	return all
 }
 
-// gatewayOnlyHeaders are the headers of a client that only ext_proc may read, its API key among them.
+// gatewayOnlyHeaders are the headers of a client that only ext_proc may read, its API key among
+// them.
 func gatewayOnlyHeaders() []string {
 	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
 }

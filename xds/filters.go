@@ -18,29 +18,33 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// The names under which the routes switch filters off.
+// The names of the HTTP filters. Routes use them to disable a filter.
 const (
 	extProcName  = "envoy.filters.http.ext_proc"
 	onDemandName = "envoy.filters.http.composite"
 	extAuthzName = "envoy.filters.http.ext_authz"
-	// bodyLimitName bounds the bodies of tasks. Bodies for engines are bounded by their routes, since ext_proc has them buffered.
+	// bodyLimitName is the filter that bounds the bodies of small requests, see
+	// routes.Route.SmallBody. Bodies for engines are bounded by their routes, since Envoy buffers
+	// them for ext_proc.
 	bodyLimitName = "envoy.filters.http.body_size_limit"
 )
 
-// controlTimeout is how long Sluice may take to answer ext_proc or ext_authz. It is what a client waits for its 503 when Sluice
-// hangs; ext_proc asks for more before it holds a request.
+// controlTimeout bounds the time for Sluice's first answer to ext_proc or ext_authz. If Sluice
+// hangs, clients get a 503 after this time. To hold a request longer, ext_proc asks Envoy for more
+// time.
 const controlTimeout = 2 * time.Second
 
-// httpFilters is the chain. ext_proc comes first: by the time a later filter looks at the request or its route, ext_proc has had its say.
-// But Envoy makes the chain when the request arrives, which is on the undecided route: a filter that is switched off there does not come
-// back with another route.
-func httpFilters(c Config) []*hcm.HttpFilter {
+// httpFilterChain lists the HTTP filters. ext_proc comes first, so it has decided the request
+// before a later filter looks at the request or its route. But Envoy creates the filters when the
+// request arrives, on the undecided route. A filter that is disabled on that route stays disabled
+// on every other route.
+func httpFilterChain(c Config) []*hcm.HttpFilter {
 	return []*hcm.HttpFilter{
-		filter(extProcName, processor(c)),
-		filter(onDemandName, onDemand()),
-		filter(extAuthzName, authorizer()),
-		filter(bodyLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(routes.MaxSmallBody)}),
-		filter("envoy.filters.http.router", &router.Router{
+		httpFilter(extProcName, extProcFilter(c)),
+		httpFilter(onDemandName, onDemandFilter()),
+		httpFilter(extAuthzName, extAuthzFilter()),
+		httpFilter(bodyLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(routes.MaxSmallBody)}),
+		httpFilter("envoy.filters.http.router", &router.Router{
 			SuppressEnvoyHeaders: true,
 			UpstreamLog:          attemptLog(),
 			UpstreamLogOptions:   &router.Router_UpstreamAccessLogOptions{FlushUpstreamLogOnUpstreamStream: true},
@@ -48,15 +52,16 @@ func httpFilters(c Config) []*hcm.HttpFilter {
 	}
 }
 
-// processor is ext_proc. It sees the request's headers and body, then nothing until the response's trailers: their message keeps the
-// exchange open to the true end of the response and carries no byte of it. Of a request that goes to the relay Sluice ends the exchange before, by
-// which Envoy knows that nothing of the response is wanted.
+// extProcFilter sends the request's headers and body to ext_proc, and then nothing until the
+// trailers of the response. Waiting for the trailers keeps the exchange open until the true end of
+// the response, without sending any byte of it. For a request that goes to the relay, Sluice ends
+// the exchange earlier; Envoy then sends nothing of the response.
 //
-// It fails open, so that the death of Sluice cuts no running stream. A request that it did not decide has no header to be
-// routed by and ends as a 503.
-func processor(c Config) *extproc.ExternalProcessor {
+// The filter fails open, so that the death of Sluice cuts no running stream. A request that
+// ext_proc did not decide lacks the header for routing and becomes a 503.
+func extProcFilter(c Config) *extproc.ExternalProcessor {
 	return &extproc.ExternalProcessor{
-		GrpcService:      control(0),
+		GrpcService:      controlService(0),
 		FailureModeAllow: true,
 		ProcessingMode: &extproc.ProcessingMode{
 			RequestHeaderMode:   extproc.ProcessingMode_SEND,
@@ -69,31 +74,32 @@ func processor(c Config) *extproc.ExternalProcessor {
 		MessageTimeout:    durationpb.New(controlTimeout),
 		MaxMessageTimeout: durationpb.New(c.HoldTimeout),
 		MutationRules: &mutation.HeaderMutationRules{
-			// x-envoy-upstream-rq-timeout-ms and x-envoy-max-retries are how a request gets its own limits.
+			// x-envoy-upstream-rq-timeout-ms and x-envoy-max-retries set the limits of a request.
 			AllowEnvoy: wrapperspb.Bool(true),
-			// The path decides which policy holds; nobody changes it on the way.
+			// The path determines the policy, so ext_proc may not change it.
 			DisallowSystem: wrapperspb.Bool(true),
 		},
-		// What ext_proc says about a request is in the access log, which tells it again to a gateway that has restarted.
+		// The access log contains the dynamic metadata that ext_proc sets. A restarted gateway
+		// reads it there.
 		MetadataOptions: &extproc.MetadataOptions{
 			ReceivingNamespaces: &extproc.MetadataOptions_MetadataNamespaces{Untyped: []string{headers.Metadata}},
 		},
 	}
 }
 
-// authorizer is ext_authz, for the routes that ext_proc does not decide. It fails closed. What it answers with is set on the request, the
-// tenant among it.
-func authorizer() *extauthz.ExtAuthz {
+// extAuthzFilter authenticates requests on the routes that ext_proc does not decide. It fails
+// closed. The headers of the answer, such as the tenant, are set on the request.
+func extAuthzFilter() *extauthz.ExtAuthz {
 	return &extauthz.ExtAuthz{
-		Services:            &extauthz.ExtAuthz_GrpcService{GrpcService: control(controlTimeout)},
+		Services:            &extauthz.ExtAuthz_GrpcService{GrpcService: controlService(controlTimeout)},
 		TransportApiVersion: core.ApiVersion_V3,
 		StatusOnError:       &httpstatus.HttpStatus{Code: httpstatus.StatusCode_ServiceUnavailable},
 		ValidateMutations:   true,
 	}
 }
 
-// control is Sluice's own gRPC listener. A timeout of 0 is none.
-func control(timeout time.Duration) *core.GrpcService {
+// controlService is Sluice's own gRPC listener. A timeout of 0 means none.
+func controlService(timeout time.Duration) *core.GrpcService {
 	service := &core.GrpcService{TargetSpecifier: &core.GrpcService_EnvoyGrpc_{
 		EnvoyGrpc: &core.GrpcService_EnvoyGrpc{ClusterName: headers.ControlCluster},
 	}}

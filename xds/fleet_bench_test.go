@@ -26,8 +26,9 @@ func fleetPart(size int) engines.Part {
 	return p
 }
 
-// BenchmarkFleet is the way of one replica that goes or comes back through the whole chain, from its launcher's word to Envoy's, in fleets of
-// several sizes. What a launcher does to make its part is not in it.
+// BenchmarkFleet is the way of one replica that goes or comes back through the whole chain, from
+// its launcher's word to Envoy's, in fleets of several sizes. What a launcher does to make its part
+// is not in it.
 func BenchmarkFleet(b *testing.B) {
 	for _, size := range []int{10, 100, 1000} {
 		full := fleetPart(size)

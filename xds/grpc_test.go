@@ -22,8 +22,8 @@ import (
 
 const inferenceMethod = "/llm.v1.Inference/Stream"
 
-// serveGRPC is a service of the name of Sluice's own, with plain texts for messages: it says again what it hears and who says it, and
-// of "deadline" how long there is.
+// serveGRPC is a service of the name of Sluice's own, with plain texts for messages: it says again
+// what it hears and who says it, and of "deadline" how long there is.
 func serveGRPC(t *testing.T, dir string) *grpc.Server {
 	t.Helper()
 	s := grpc.NewServer()
@@ -94,7 +94,8 @@ func ask(t *testing.T, stream grpc.ClientStream, said string) (string, error) {
 	return out.Value, err
 }
 
-// grpcMessages: each message arrives before the next is sent, and the service's own status and trailers at the end.
+// grpcMessages: each message arrives before the next is sent, and the service's own status and
+// trailers at the end.
 func grpcMessages(t *testing.T, m *managed) {
 	stream := m.call(t.Context(), t, inferenceMethod, "authorization", "Bearer k", headers.Tenant, "root")
 	for _, said := range []string{"a", "b", strings.Repeat("x", 1<<20), "c"} {

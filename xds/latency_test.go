@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// TestAChangeInALargeFleetReachesEnvoy: in a fleet of 1,000 replicas of 200 models one goes or comes back, 200 times over. How long it takes until a
-// real Envoy has acknowledged it is told.
+// TestAChangeInALargeFleetReachesEnvoy: in a fleet of 1,000 replicas of 200 models one goes or
+// comes back, 200 times over. How long it takes until a real Envoy has acknowledged it is told.
 func TestAChangeInALargeFleetReachesEnvoy(t *testing.T) {
 	t.Parallel()
 	const size, changes = 1000, 200

@@ -16,36 +16,42 @@ import (
 )
 
 const (
-	// maxStreams is how many requests one HTTP/2 connection may carry at once: a load balancer in front may have few connections.
+	// maxStreams bounds the concurrent requests of one HTTP/2 connection. It is high because a load
+	// balancer in front of Envoy may use few connections.
 	maxStreams = 16 << 10
-	// maxOutboundFrames is Envoy's guard against clients that make it queue frames. A token is a frame of a few dozen bytes, so
-	// that thousands of honest streams on one connection pass the default of 10,000 long before any byte limit.
+	// maxOutboundFrames protects Envoy from clients that make it queue frames. A token is a frame
+	// of a few dozen bytes. Thousands of legitimate streams on one connection exceed the default of
+	// 10,000 long before any limit in bytes.
 	maxOutboundFrames = 64 << 10
-	// streamWindow and connectionWindow bound what an HTTP/2 client may upload ahead of Envoy's reading.
+	// streamWindow and connectionWindow bound how much an HTTP/2 client may upload before Envoy
+	// reads it.
 	streamWindow     = 1 << 20
 	connectionWindow = 16 << 20
-	// clientIdle closes connections without a request. It is longer than what load balancers in front use, so that they close first.
+	// clientIdle is the idle timeout of connections. It is longer than the idle timeouts of usual
+	// load balancers, so that those close first.
 	clientIdle = time.Hour
-	// headersTimeout is the longest time for a request's headers to arrive.
+	// headersTimeout bounds the time until a request's headers have arrived.
 	headersTimeout = 30 * time.Second
-	// uploadTimeout is the longest time for a request's body to arrive.
+	// uploadTimeout bounds the time until a request's body has arrived.
 	uploadTimeout = 5 * time.Minute
 	// flushTimeout is how long a client may take to read the rest of a response that has ended.
 	flushTimeout = 5 * time.Minute
-	// http2Ping finds clients that vanished without a word. HTTP/1.1 has TCP keepalive for that.
+	// http2Ping detects clients that disappeared without closing their connection. For HTTP/1.1,
+	// TCP keepalive does so.
 	http2Ping        = 30 * time.Second
 	http2PingTimeout = 20 * time.Second
 )
 
-// listenerFor is the listener for clients. Nothing in it may depend on what can be reloaded, because a changed listener cuts its
-// streams when it has drained.
-func listenerFor(c Config) *listener.Listener {
+// newListener returns the listener for clients. It must not depend on anything that can be
+// reloaded, because Envoy drains a changed listener and then cuts its streams.
+func newListener(c Config) *listener.Listener {
 	address, err := c.listenAddress()
-	if err != nil { // checked before
+	// check has refused such a Config before.
+	if err != nil {
 		panic(err)
 	}
 	socket := socketAddress(address.Addr().String(), address.Port())
-	// [::] means every address, as it does elsewhere.
+	// As elsewhere, [::] means all IPv6 and IPv4 addresses.
 	socket.GetSocketAddress().Ipv4Compat = address.Addr() == netip.IPv6Unspecified()
 	return &listener.Listener{
 		Name:                          resourceName,
@@ -59,6 +65,7 @@ func listenerFor(c Config) *listener.Listener {
 	}
 }
 
+// connectionManager returns the HTTP connection manager of the listener.
 func connectionManager(c Config) *hcm.HttpConnectionManager {
 	m := &hcm.HttpConnectionManager{
 		StatPrefix: "sluice",
@@ -66,11 +73,11 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 		RouteSpecifier: &hcm.HttpConnectionManager_Rds{Rds: &hcm.Rds{
 			ConfigSource: fromADS(), RouteConfigName: resourceName,
 		}},
-		HttpFilters:      httpFilters(c),
+		HttpFilters:      httpFilterChain(c),
 		LocalReplyConfig: localReplies(),
 		AccessLog:        requestLog(),
 		AccessLogOptions: &hcm.HttpConnectionManager_HcmAccessLogOptions{
-			AccessLogFlushInterval: durationpb.New(runningInterval),
+			AccessLogFlushInterval: durationpb.New(runningLogInterval),
 		},
 	}
 	setIdentity(m)
@@ -79,11 +86,12 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 	return m
 }
 
-// setIdentity makes sure that nothing a client writes is taken for Sluice's or Envoy's own word.
+// setIdentity makes sure that no header of a client is mistaken for one of Sluice or Envoy.
 func setIdentity(m *hcm.HttpConnectionManager) {
 	m.UseRemoteAddress = wrapperspb.Bool(true)
-	// No address is internal: Envoy would take x-envoy-* headers and the request id from such a client. An empty list means all
-	// private networks, so the list has an address that no client can have.
+	// No address counts as internal. From an internal client, Envoy would accept x-envoy-* headers
+	// and the request id. An empty list would mean all private networks, so the list has one
+	// address that no client can have.
 	m.InternalAddressConfig = &hcm.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*core.CidrRange{{
 		AddressPrefix: "255.255.255.255", PrefixLen: wrapperspb.UInt32(32),
 	}}}
@@ -98,28 +106,29 @@ func setIdentity(m *hcm.HttpConnectionManager) {
 	}
 	m.NormalizePath = wrapperspb.Bool(true)
 	m.MergeSlashes = true
-	// Clients write the slash of a model's name as %2F in /v1/models/{id}. Every path below that one is under the same rule, so
-	// nothing can be reached by hiding a slash.
+	// Clients write the slash of a model's name as %2F in /v1/models/{id}. All paths below that
+	// path have the same rules, so a hidden slash gives access to nothing.
 	m.PathWithEscapedSlashesAction = hcm.HttpConnectionManager_KEEP_UNCHANGED
-	// Say nothing of our own about who serves; the routes take the engine's word off.
+	// Envoy sends no Server header of its own, and the routes remove that of the engine.
 	m.ServerHeaderTransformation = hcm.HttpConnectionManager_PASS_THROUGH
 }
 
+// setProtocols sets the options of HTTP/1.1 and HTTP/2.
 func setProtocols(m *hcm.HttpConnectionManager) {
 	m.CommonHttpProtocolOptions = &core.HttpProtocolOptions{
 		IdleTimeout: durationpb.New(clientIdle),
-		// Many servers read x_sluice_tenant and x-sluice-tenant as the same name.
+		// Many servers treat x_sluice_tenant and x-sluice-tenant as the same name.
 		HeadersWithUnderscoresAction: core.HttpProtocolOptions_DROP_HEADER,
 	}
 	m.HttpProtocolOptions = &core.Http1ProtocolOptions{}
 	m.Http2ProtocolOptions = &core.Http2ProtocolOptions{
-		// WebSockets over HTTP/2 (RFC 8441). CONNECT itself stays refused, by a route.
+		// This permits WebSockets over HTTP/2 (RFC 8441). A route still refuses CONNECT itself.
 		AllowConnect:                true,
 		MaxConcurrentStreams:        wrapperspb.UInt32(maxStreams),
 		MaxOutboundFrames:           wrapperspb.UInt32(maxOutboundFrames),
 		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
 		InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
-		// One bad request is no reason to end its neighbours.
+		// An invalid request ends only its own stream and not the connection.
 		OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
 		ConnectionKeepalive: &core.KeepaliveSettings{
 			Interval: durationpb.New(http2Ping), Timeout: durationpb.New(http2PingTimeout),
@@ -127,13 +136,13 @@ func setProtocols(m *hcm.HttpConnectionManager) {
 	}
 }
 
-// setTimeouts: a generation may be silent for minutes, and a held request is silent all the time, so idleness ends nothing. What
-// bounds a request: its headers and body have a time to arrive, ext_proc has a time to hold it, its route has a time
-// for the response.
+// setTimeouts sets no idle timeout, because a generation may be silent for minutes and a held
+// request is silent all the time. Other timeouts bound a request: one each for its headers, its
+// body, the time for which ext_proc holds it, and, on the route, its response.
 func setTimeouts(m *hcm.HttpConnectionManager, c Config) {
 	m.StreamIdleTimeout = durationpb.New(0)
 	m.RequestHeadersTimeout = durationpb.New(headersTimeout)
-	// Envoy counts until all filters are done with the request, which includes the holding.
+	// Envoy counts until all filters have processed the request, so the time includes the holding.
 	m.RequestTimeout = durationpb.New(c.HoldTimeout + uploadTimeout)
 	m.StreamFlushTimeout = durationpb.New(flushTimeout)
 }

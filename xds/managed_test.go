@@ -48,7 +48,8 @@ func newManaged(t *testing.T) *managed {
 	return m
 }
 
-// ServeHTTP is the relay: WebSockets say again what they hear, streams say what was asked of them, and who has a ticket is told what came.
+// ServeHTTP is the relay: WebSockets say again what they hear, streams say what was asked of them,
+// and who has a ticket is told what came.
 func (m *managed) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Header.Get("x-test-drop") != "":
@@ -137,7 +138,8 @@ func (m *managed) relay(t *testing.T, ticket string, body []byte, pairs ...strin
 	return m.do(t, http.MethodPost, chatPath, body, append(pairs, "x-test-cluster", headers.RelayCluster, "x-test-ticket", ticket)...)
 }
 
-// relayed: the ticket arrives, the client's key does not, and the relay's word on who answered stands.
+// relayed: the ticket arrives, the client's key does not, and the relay's word on who answered
+// stands.
 func relayed(t *testing.T, m *managed) {
 	for stream, name := range map[string]string{"": routes.Relay, "1": routes.RelayStream} {
 		got := m.relay(t, "t"+stream, []byte("{}"), "x-test-stream", stream, "Authorization", "Bearer k", "X-Api-Key", "k", "Api-Key", "k",
@@ -218,7 +220,8 @@ func runningStreams(t *testing.T, m *managed) {
 	}
 }
 
-// TestManagedStreamsHaveNoTimeLimit looks at the routes: nobody waits in a test for what is not to happen.
+// TestManagedStreamsHaveNoTimeLimit looks at the routes: nobody waits in a test for what is not to
+// happen.
 func TestManagedStreamsHaveNoTimeLimit(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), fleet())

@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// observations stand in for Sluice's end of the observer's exchanges: each ends with its first message, unless it hangs.
+// observations stand in for Sluice's end of the observer's exchanges: each ends with its first
+// message, unless it hangs.
 type observations struct {
 	mu sync.Mutex
 	// first are the messages by request id; guarded by mu
@@ -167,7 +168,8 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// TestObserverAbort: a client that leaves before there is a token costs no exchange and ends the engine's work.
+// TestObserverAbort: a client that leaves before there is a token costs no exchange and ends the
+// engine's work.
 func TestObserverAbort(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)
@@ -187,7 +189,8 @@ func TestObserverAbort(t *testing.T) {
 	eventually(t, "the exchange has ended", func() bool { return g.observer(t, "streams_closed") == "1" })
 }
 
-// TestObserverHangs: nobody waits for an observer, its exchange ends soon after the response, and its death cuts nothing.
+// TestObserverHangs: nobody waits for an observer, its exchange ends soon after the response, and
+// its death cuts nothing.
 func TestObserverHangs(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)

@@ -18,29 +18,32 @@ import (
 )
 
 const (
-	// observerClose is how long an observer's exchange outlives its response. Envoy's default of 5 s is how late an abort would be learnt.
-	observerClose = 100 * time.Millisecond
-	// usageBody and usageEvent are the largest JSON response and the largest event of a stream that are read for their usage. What is
-	// larger passes as it is, and its usage is not known. An event of the responses API has the whole response in it.
-	usageBody  = 8 << 20
-	usageEvent = 1 << 20
-	// usageEvents is how many events of one stream are read; each is a token, or a few.
-	usageEvents = 1 << 20
+	// observerCloseTimeout is how long an observer's exchange outlives its response. With Envoy's
+	// default of 5 s, Sluice would learn of an aborted response 5 s late.
+	observerCloseTimeout = 100 * time.Millisecond
+	// maxUsageBody and maxUsageEvent are the sizes in bytes of the largest JSON response and of the
+	// largest event whose usage is read. Larger ones pass unchanged, and their usage is unknown.
+	// The last event of the responses API contains the whole response.
+	maxUsageBody  = 8 << 20
+	maxUsageEvent = 1 << 20
+	// maxUsageEvents is how many events of one stream are read. Each is a token or a few.
+	maxUsageEvents = 1 << 20
 )
 
-// onDemand makes the filters that only some requests need, when ext_proc has asked for them by a header. For all others it costs a look
-// for each header. A route could not do that, see httpFilters.
-func onDemand() *composite.Composite {
+// onDemandFilter creates the filters that only some requests need, if ext_proc asks for them by a
+// header. For other requests it costs the comparison of two headers. A route could not do this, see
+// httpFilterChain.
+func onDemandFilter() *composite.Composite {
 	observe := extension(extProcName, observer())
 	usage := extension("envoy.filters.http.ai_protocol_manager", usageReader())
-	return &composite.Composite{Matcher: asked(headers.Observe,
-		further(asked(headers.Usage, making(observe, usage), making(observe))),
-		further(asked(headers.Usage, making(usage), nil)),
+	return &composite.Composite{Matcher: ifHeaderSet(headers.Observe,
+		nestedMatcher(ifHeaderSet(headers.Usage, createFilters(observe, usage), createFilters(observe))),
+		nestedMatcher(ifHeaderSet(headers.Usage, createFilters(usage), nil)),
 	)}
 }
 
-// asked looks whether a header is "1". nil is nothing to do.
-func asked(header string, yes, no *match.Matcher_OnMatch) *match.Matcher {
+// ifHeaderSet continues with yes if a header is "1" and with no otherwise. nil creates no filter.
+func ifHeaderSet(header string, yes, no *match.Matcher_OnMatch) *match.Matcher {
 	return &match.Matcher{
 		OnNoMatch: no,
 		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
@@ -54,24 +57,29 @@ func asked(header string, yes, no *match.Matcher_OnMatch) *match.Matcher {
 	}
 }
 
-func further(m *match.Matcher) *match.Matcher_OnMatch {
+// nestedMatcher continues with another matcher.
+func nestedMatcher(m *match.Matcher) *match.Matcher_OnMatch {
 	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Matcher{Matcher: m}}
 }
 
-func making(filters ...*core.TypedExtensionConfig) *match.Matcher_OnMatch {
+// createFilters creates filters for the request.
+func createFilters(filters ...*core.TypedExtensionConfig) *match.Matcher_OnMatch {
 	action := &composite.ExecuteFilterAction{FilterChain: &composite.FilterChainConfiguration{TypedConfig: filters}}
 	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
 		Action: &xdscore.TypedExtensionConfig{Name: "composite-action", TypedConfig: mustPack(action)},
 	}}
 }
 
-// observer is a second ext_proc that tells of the first bytes of a response's body and holds nothing up: Envoy sends and goes on.
-// Sluice ends the exchange at the first message, so that no later chunk is sent. Nobody waits for it and its failure is nobody's.
+// observer is a second ext_proc. It reports the first bytes of a response's body and does not delay
+// the response, because Envoy does not wait for an answer. Sluice ends the exchange after the first
+// message, so that Envoy sends no later chunk. A failure of the exchange has no effect on the
+// request.
 //
-// If Sluice hangs, without dying, when a first token comes, that response stalls when what Envoy keeps for the exchange is full, which is
-// after some 64 KiB at least, and goes on when Sluice does or has died.
+// If Sluice hangs without dying when a first token arrives, the response continues until Envoy's
+// buffer for the exchange is full, which is after 64 KiB or more. It then stalls until Sluice
+// continues or dies.
 func observer() *extproc.ExternalProcessor {
-	service := control(0)
+	service := controlService(0)
 	service.InitialMetadata = []*core.HeaderValue{{Key: headers.Role, Value: headers.RoleObserver}}
 	return &extproc.ExternalProcessor{
 		GrpcService:       service,
@@ -86,20 +94,23 @@ func observer() *extproc.ExternalProcessor {
 			ResponseBodyMode:    extproc.ProcessingMode_STREAMED,
 			ResponseTrailerMode: extproc.ProcessingMode_SKIP,
 		},
-		// It changes nothing, so the length stays true. By default Envoy takes the header off.
+		// The filter changes nothing, so the length remains true. By default Envoy removes the
+		// header.
 		AllowContentLengthHeader: true,
-		// The body's message is the only one, so it has to say whose it is.
+		// The message with the body is the only one, so it must name its request.
 		ResponseAttributes:   []string{headers.AttributeRequestID},
-		DeferredCloseTimeout: durationpb.New(observerClose),
+		DeferredCloseTimeout: durationpb.New(observerCloseTimeout),
 	}
 }
 
-// usageReader reads how many tokens a response says that it has cost. It looks on while the response passes, changes nothing and holds
-// nothing back. What it has found at the end of a whole response is typed metadata, which the access log carries with the untyped kind and
-// not without: ext_proc's notes are always there. The protocol is that of all of OpenAI's endpoints, since its reader knows both spellings,
-// prompt_tokens and input_tokens. Not read are compressed responses, errors, and JSON of more than 2^18 values.
+// usageReader reads the token usage that a response reports. It reads the response while it passes,
+// and neither changes nor delays it. At the end of a complete response it stores the usage as typed
+// metadata. The access log carries typed metadata only together with untyped metadata, which
+// ext_proc always sets. The configured protocol fits all endpoints of OpenAI, since its reader
+// knows both prompt_tokens and input_tokens. Compressed responses, errors, and JSON of more than
+// 2^18 values are not read.
 //
-// Envoy calls this filter work in progress, so everything works without it: usage is then not known.
+// Envoy calls this filter work in progress. Sluice works without it; the usage is then unknown.
 func usageReader() *aimanager.AiProtocolManager {
 	return &aimanager.AiProtocolManager{ResponseHandling: &aimanager.ResponseHandling{
 		TokenUsage: &aimanager.TokenUsageExtraction{
@@ -107,9 +118,9 @@ func usageReader() *aimanager.AiProtocolManager {
 			DefaultLlmProtocol:        ai.LLMProtocol_OPENAI_CHAT_COMPLETIONS,
 			MetadataNamespace:         headers.MetadataUsage,
 			Limits: &aimanager.TokenUsageExtractionLimits{
-				MaxSseEventSize:    wrapperspb.UInt32(usageEvent),
-				MaxJsonBodySize:    wrapperspb.UInt32(usageBody),
-				MaxParsedSseEvents: wrapperspb.UInt32(usageEvents),
+				MaxSseEventSize:    wrapperspb.UInt32(maxUsageEvent),
+				MaxJsonBodySize:    wrapperspb.UInt32(maxUsageBody),
+				MaxParsedSseEvents: wrapperspb.UInt32(maxUsageEvents),
 			},
 		},
 	}}

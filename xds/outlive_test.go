@@ -40,7 +40,7 @@ func alterListener(t testing.TB, r *Resources, change func(*hcm.HttpConnectionMa
 }
 
 // alterFilter reads a filter into its config, which the change may then change.
-func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config validated, change func()) {
+func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config validatedMessage, change func()) {
 	t.Helper()
 	for i, f := range m.HttpFilters {
 		if f.Name == name {
@@ -48,7 +48,7 @@ func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config
 				t.Fatal(err)
 			}
 			change()
-			m.HttpFilters[i] = filter(name, config)
+			m.HttpFilters[i] = httpFilter(name, config)
 		}
 	}
 }
@@ -84,7 +84,8 @@ func spoil(t testing.TB, m *Model) {
 	m.Cluster = bad
 }
 
-// TestEnvoyOutlivesTheServer runs one Envoy through refusals, impatience, and the death of its server.
+// TestEnvoyOutlivesTheServer runs one Envoy through refusals, impatience, and the death of its
+// server.
 func TestEnvoyOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	spoilt, changed, original := "", "", ""
@@ -113,7 +114,8 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	g.settle(t, "later", replica("later-0", a))
 	g.chat(t, "later", a.String()).saw(t)
 
-	// A cluster that changes is warmed. It has its endpoints again at once, or Envoy would acknowledge no other cluster meanwhile.
+	// A cluster that changes is warmed. It has its endpoints again at once, or Envoy would
+	// acknowledge no other cluster meanwhile.
 	changed = "good"
 	g.set(t, "good", replica("good-0", a))
 	g.settle(t, "after", replica("after-0", a))
@@ -167,7 +169,8 @@ func slowReplies(t *testing.T, g *gateway) {
 	}
 }
 
-// serverDies: while nobody serves Envoy, streams go on and requests get a 503; the next server takes Envoy over as it is.
+// serverDies: while nobody serves Envoy, streams go on and requests get a 503; the next server
+// takes Envoy over as it is.
 func serverDies(t *testing.T, g *gateway) {
 	next := make(chan struct{})
 	engine := serve(t, func(w http.ResponseWriter, r *http.Request) {

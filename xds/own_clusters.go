@@ -17,22 +17,26 @@ import (
 )
 
 const (
-	// ownConnectTimeout is for a unix socket of this host.
+	// ownConnectTimeout bounds the connection to a unix socket of this machine.
 	ownConnectTimeout = time.Second
-	// ownIdle must be under the idle timeout of Sluice's HTTP server, or a connection that is used again meets a close. A ticket cannot be
-	// shown twice, so nobody would try again.
-	ownIdle = 30 * time.Second
-	// grpcStreamWindow is how many bytes Sluice may send of one gRPC stream before its client has taken them. It is the smallest that HTTP/2
-	// has: a client that takes nothing shall hold up its own stream soon.
+	// ownIdleTimeout must be shorter than the idle timeout of Sluice's HTTP server. Otherwise Envoy
+	// may reuse a connection that the server is closing. The relay cannot claim a handoff twice, so
+	// such a request could not be retried.
+	ownIdleTimeout = 30 * time.Second
+	// grpcStreamWindow is how many bytes Sluice may send on one gRPC stream before its client has
+	// read them. It is about the smallest value that Envoy allows, so that a client that reads
+	// nothing soon stops its own stream.
 	grpcStreamWindow = 64 << 10
-	// grpcConnectionWindow is that for all streams of a worker of Envoy together, since they share a connection. It is what thousands of
-	// clients that take nothing may fill before they hold up the others.
+	// grpcConnectionWindow is the same limit for all streams of one Envoy worker, which share a
+	// connection. Thousands of clients that read nothing must fill it before they stop the others.
 	grpcConnectionWindow = 1 << 30
-	// maxSocketPath is what Linux takes for the path of a unix socket, without the final zero.
+	// maxSocketPath is the longest path of a unix socket on Linux, without the final zero.
 	maxSocketPath = 107
 )
 
-// ownClusters are those that lead to Sluice itself, beside the two of the bootstrap, by name. They depend on nothing but the Config.
+// ownClusters returns the clusters that lead to Sluice itself, by name, except the two of the
+// bootstrap. They come by xDS, so that an Envoy that an older Sluice started gets them too. They
+// depend only on the Config.
 func ownClusters(c Config) (map[string]*Resource, error) {
 	own := map[string]*Resource{}
 	for _, cluster := range []struct {
@@ -53,13 +57,14 @@ func ownClusters(c Config) (map[string]*Resource, error) {
 	return own, nil
 }
 
+// ownCluster returns a cluster with one endpoint, a unix socket.
 func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions) *cluster.Cluster {
 	host := &endpointv3.Endpoint{Address: &core.Address{Address: &core.Address_Pipe{Pipe: &core.Pipe{Path: socket}}}}
 	return &cluster.Cluster{
 		Name:                          name,
 		ClusterDiscoveryType:          &cluster.Cluster_Type{Type: cluster.Cluster_STATIC},
 		ConnectTimeout:                durationpb.New(ownConnectTimeout),
-		CircuitBreakers:               openBreakers(),
+		CircuitBreakers:               unlimitedBreakers(),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": mustPack(protocol)},
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{
@@ -71,7 +76,8 @@ func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions)
 	}
 }
 
-// relayProtocol is HTTP/1.1: a connection for each stream, so that none holds up another, and WebSockets as they are.
+// relayProtocol is HTTP/1.1, which gives each stream a connection of its own and carries WebSockets
+// unchanged. No stream can then block another.
 func relayProtocol() *upstreamhttp.HttpProtocolOptions {
 	return ownProtocol(&upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{
@@ -80,7 +86,8 @@ func relayProtocol() *upstreamhttp.HttpProtocolOptions {
 	})
 }
 
-// grpcProtocol has no keepalive, for the reasons of the control cluster (package envoy).
+// grpcProtocol has no HTTP/2 keepalive, for the same reasons as the control cluster in package
+// envoy.
 func grpcProtocol() *upstreamhttp.HttpProtocolOptions {
 	return ownProtocol(&upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
@@ -95,8 +102,7 @@ func grpcProtocol() *upstreamhttp.HttpProtocolOptions {
 
 func ownProtocol(explicit *upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig) *upstreamhttp.HttpProtocolOptions {
 	return &upstreamhttp.HttpProtocolOptions{
-		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(ownIdle)},
+		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(ownIdleTimeout)},
 		UpstreamProtocolOptions:   &upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: explicit},
 	}
 }
-

@@ -13,7 +13,8 @@ func (s *served) setLinger(d time.Duration) {
 	s.linger = d
 }
 
-// TestOwnClusters: they come before the routes that lead to them, go after them, and OnAck has nothing to do with them.
+// TestOwnClusters: they come before the routes that lead to them, go after them, and OnAck has
+// nothing to do with them.
 func TestOwnClusters(t *testing.T) {
 	t.Parallel()
 	plain := Config{Listen: "127.0.0.1:1"}

@@ -71,7 +71,8 @@ func noWebSocket(t *testing.T, m *managed) {
 	}
 }
 
-// browsersKey: a browser's key is among the subprotocols, and goes no further than to who checks it.
+// browsersKey: a browser's key is among the subprotocols, and goes no further than to who checks
+// it.
 func browsersKey(t *testing.T, m *managed) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -125,7 +126,8 @@ func webSocketOverHTTP2(t *testing.T, m *managed) {
 	}
 }
 
-// connect opens an HTTP/2 connection and sends a CONNECT with a key on it, an extended one when there is a protocol.
+// connect opens an HTTP/2 connection and sends a CONNECT with a key on it, an extended one when
+// there is a protocol.
 func (m *managed) connect(t *testing.T, path, protocol string) (f *http2.Framer, status string) {
 	t.Helper()
 	c, err := net.Dial("tcp", m.addr)

@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// releasedOnAck sends a request in the moment OnAck says that Envoy knows the replica: none may fail.
+// releasedOnAck sends a request in the moment OnAck says that Envoy knows the replica: none may
+// fail.
 func releasedOnAck(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	failed := 0

@@ -13,87 +13,94 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// reply is one of the answers that Envoy gives by itself, in the form that clients know errors in.
+// reply is an answer that Envoy gives by itself, in the form of Sluice's errors.
 type reply struct {
-	// when is a CEL expression; the first reply that matches is given.
+	// when is a CEL expression. Envoy gives the first reply whose expression is true.
 	when string
-	// status replaces Envoy's own; 0 keeps it.
+	// status replaces Envoy's status. 0 keeps it.
 	status uint32
-	// code and kind are the error's code and type, message is for people and may hold Envoy's format commands.
+	// code and kind are the code and the type of the error. message is for people and may contain
+	// Envoy's format commands.
 	code, kind, message string
-	// retry adds Retry-After.
+	// retry adds the header Retry-After.
 	retry bool
-	// plain leaves everything but the message out of the body. Of gRPC requests Envoy makes the body the message of a status.
+	// plain makes the message the whole body. Envoy turns the body of a reply to a gRPC request
+	// into the message of a gRPC status.
 	plain bool
 }
 
-// retryAfter is what clients are told to wait, in seconds.
+// retryAfter is the value of Retry-After in seconds.
 const retryAfter = "1"
 
 const (
-	// details is where Envoy says why it answered, in the words of its documentation of response code details.
+	// details is the attribute that says why Envoy answered, in the words of Envoy's documentation
+	// of response code details.
 	details = "response.code_details"
-	// toSluice is true of requests to Sluice's own HTTP listeners.
+	// toSluice is true for requests to Sluice's own HTTP listeners, and toGRPC for those to its
+	// gRPC service.
 	toSluice = `xds.cluster_name in ["` + headers.APICluster + `", "` + headers.RelayCluster + `"]`
-	overGRPC = `xds.route_name == "` + routes.GRPC + `"`
-	// clientsOwn is true on the routes for requests whose client set the timeout.
-	clientsOwn = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
+	toGRPC   = `xds.route_name == "` + routes.GRPC + `"`
+	// hasClientTimeout is true on the routes of requests whose client set the timeout.
+	hasClientTimeout = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
 
-// ours matches the answers that Sluice itself sent through ext_proc and ext_authz. It comes first and changes nothing: those answers
-// are right as they are, which is why nothing below may look at a status alone before it.
-func ours() string {
-	return fmt.Sprintf("%s || %s || %s", is(""), begins(headers.DetailsPrefix), is("ext_authz_denied"))
+// sentBySluice matches the answers that Sluice itself sent through ext_proc and ext_authz. It comes
+// first and changes nothing, since those answers have the right form. The expressions after it may
+// therefore test a status alone.
+func sentBySluice() string {
+	return fmt.Sprintf("%s || %s || %s", detailsAre(""), detailsBegin(headers.DetailsPrefix), detailsAre("ext_authz_denied"))
 }
 
-// replies lists what Envoy may answer by itself. A test sees each of them on the real Envoy.
+// replies lists the answers that Envoy may give by itself. A test provokes each of them on a real
+// Envoy.
 func replies() []reply {
 	return []reply{
-		forGRPC(unavailable(overGRPC+" && response.code >= 500", "the gateway does not answer at the moment")),
-		unavailable(is("cluster_not_found"), "the gateway cannot decide about requests at the moment"),
-		unavailable(is("ext_authz_error"), "the gateway cannot check keys at the moment"),
+		forGRPC(unavailable(toGRPC+" && response.code >= 500", "the gateway does not answer at the moment")),
+		unavailable(detailsAre("cluster_not_found"), "the gateway cannot decide about requests at the moment"),
+		unavailable(detailsAre("ext_authz_error"), "the gateway cannot check keys at the moment"),
 		unavailable(toSluice+" && "+noAnswer(), "the gateway does not answer at the moment"),
 		{
-			when: is("request_payload_too_large"), status: 413, code: "request_too_large", kind: "invalid_request_error",
+			when: detailsAre("request_payload_too_large"), status: 413, code: "request_too_large", kind: "invalid_request_error",
 			message: "the request body is larger than the limit of %METADATA(ROUTE:" + headers.Metadata + ":" + limitKey + ")%",
 		},
 		{
-			when: is("no_healthy_upstream"), status: 503, code: "no_replica", kind: "server_error", retry: true,
+			when: detailsAre("no_healthy_upstream"), status: 503, code: "no_replica", kind: "server_error", retry: true,
 			message: "no replica of the model is ready",
 		},
 		{
-			when: begins("upstream_reset_before_response_started"), status: 502, code: "upstream_error", kind: "server_error", retry: true,
+			when: detailsBegin("upstream_reset_before_response_started"), status: 502, code: "upstream_error", kind: "server_error", retry: true,
 			message: "the engine could not be reached or closed the connection, and no other replica could answer",
 		},
 		{
-			when: is("response_timeout") + " && " + clientsOwn, status: 408, code: "request_timeout", kind: "invalid_request_error", retry: true,
+			when: detailsAre("response_timeout") + " && " + hasClientTimeout, status: 408, code: "request_timeout", kind: "invalid_request_error", retry: true,
 			message: "the response took longer than the request's own timeout",
 		},
 		{
-			when: is("response_timeout", "upstream_per_try_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
+			when: detailsAre("response_timeout", "upstream_per_try_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
 			message: "the engine did not answer in time",
 		},
 		{
-			when:   is("request_overall_timeout", "request_header_timeout", "stream_idle_timeout") + " && response.code == 408",
+			when:   detailsAre("request_overall_timeout", "request_header_timeout", "stream_idle_timeout") + " && response.code == 408",
 			status: 408, code: "request_timeout", kind: "invalid_request_error", retry: true,
 			message: "the request did not arrive in time",
 		},
 		{
-			when: is("stream_idle_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
+			when: detailsAre("stream_idle_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
 			message: "nothing happened for too long",
 		},
-		// Envoy calls some malformed requests "not implemented".
-		malformed("response.code >= 500 && ("+begins("http1.")+" || "+begins("http2.")+")", 400),
+		// Envoy answers some malformed requests with "not implemented".
+		malformed("response.code >= 500 && ("+detailsBegin("http1.")+" || "+detailsBegin("http2.")+")", 400),
 		malformed("response.code < 500", 0),
 		unavailable("true", "the gateway could not handle the request"),
 	}
 }
 
-// noAnswer matches every way in which a cluster did not answer.
+// noAnswer matches all cases in which a cluster did not answer.
 func noAnswer() string {
-	return "(" + is("no_healthy_upstream", "response_timeout") + " || " + begins("upstream_reset_before_response_started") + ")"
+	return "(" + detailsAre("no_healthy_upstream", "response_timeout") + " || " + detailsBegin("upstream_reset_before_response_started") + ")"
 }
 
+// malformed is the reply to an invalid request.
 func malformed(when string, status uint32) reply {
 	return reply{
 		when: when, status: status, code: "invalid_request", kind: "invalid_request_error",
@@ -101,17 +108,19 @@ func malformed(when string, status uint32) reply {
 	}
 }
 
+// unavailable is the reply when Sluice cannot handle the request now.
 func unavailable(when, message string) reply {
 	return reply{when: when, status: 503, code: "gateway_unavailable", kind: "server_error", message: message, retry: true}
 }
 
+// forGRPC turns r into a reply to gRPC requests.
 func forGRPC(r reply) reply {
 	r.plain = true
 	return r
 }
 
-// is matches details that are one of the names.
-func is(names ...string) string {
+// detailsAre matches details that are one of the names.
+func detailsAre(names ...string) string {
 	quoted := make([]string, len(names))
 	for i, n := range names {
 		quoted[i] = fmt.Sprintf("%s == %q", details, n)
@@ -119,11 +128,12 @@ func is(names ...string) string {
 	return "(" + strings.Join(quoted, " || ") + ")"
 }
 
-// begins matches details that Envoy continues with a cause of its own, in braces.
-func begins(name string) string { return fmt.Sprintf("%s.startsWith(%q)", details, name) }
+// detailsBegin matches details to which Envoy appends a cause in braces.
+func detailsBegin(name string) string { return fmt.Sprintf("%s.startsWith(%q)", details, name) }
 
+// localReplies is Envoy's configuration of all replies.
 func localReplies() *hcm.LocalReplyConfig {
-	config := &hcm.LocalReplyConfig{Mappers: []*hcm.ResponseMapper{{Filter: expression(ours())}}}
+	config := &hcm.LocalReplyConfig{Mappers: []*hcm.ResponseMapper{{Filter: celFilter(sentBySluice())}}}
 	for _, r := range replies() {
 		config.Mappers = append(config.Mappers, r.mapper())
 	}
@@ -132,7 +142,7 @@ func localReplies() *hcm.LocalReplyConfig {
 
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
-		Filter:             expression(r.when),
+		Filter:             celFilter(r.when),
 		BodyFormatOverride: r.format(),
 		HeadersToAdd:       []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
 	}

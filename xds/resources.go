@@ -22,7 +22,7 @@ import (
 // resourceName is the name of the one listener and of the one route table.
 const resourceName = "sluice"
 
-// Resource is one piece of Envoy's configuration. It must not be changed.
+// Resource is one resource of Envoy's configuration. It is immutable.
 type Resource struct {
 	// Name is unique among the resources of one type.
 	Name string
@@ -32,73 +32,77 @@ type Resource struct {
 	Message proto.Message
 
 	packed *anypb.Any
-	// replicas are those in it by id, with their addresses, if these are endpoints.
+	// replicas are the ids and addresses of the replicas, if the resource is endpoints.
 	replicas map[string]netip.AddrPort
 }
 
-// Model is what Envoy is told about one model.
+// Model has the resources of one model, or of one group of its replicas.
 type Model struct {
 	Cluster   *Resource
 	Endpoints *Resource
 	// Replicas are the ids of the replicas in Endpoints, in the same order.
 	Replicas []string
-	// Groups are the replicas that are called in a way of their own, by the name of the group: each has a cluster of its own. nil for a
-	// model without such.
+	// Groups are the replicas with transport settings of their own, by the name of the group. Each
+	// group has a cluster of its own. nil means that there are none.
 	Groups map[string]*Model
 
-	// members and faults are what the model was built from; only the model itself has them, not its groups.
+	// members and faults are what the model was built from. Groups have none.
 	members []endpoint
 	faults  []Fault
-	// transport is the group's.
+	// transport is the transport of a group. nil means plain HTTP.
 	transport *engines.Transport
 }
 
-// endpoint is all that Envoy needs of a replica.
+// endpoint is what Envoy needs to know about a replica.
 type endpoint struct {
 	id      string
 	address netip.AddrPort
-	// ready says that it is in the endpoints. Members of a group are known before that, for their cluster.
+	// ready means that the replica is in the endpoints. Members of a group are listed before they
+	// are ready, since their cluster exists before.
 	ready     bool
 	host      string
 	transport *engines.Transport
 }
 
-// describes says whether the replica is still what e was made from.
-func (e *endpoint) describes(r *engines.Replica, ready bool) bool {
-	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && (!ready || e.host == r.Host && e.address == unmapped(r.Address))
+// isCurrent reports whether e still describes the replica.
+func (e *endpoint) isCurrent(r *engines.Replica, ready bool) bool {
+	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && (!ready || e.host == r.Host && e.address == unmapAddress(r.Address))
 }
 
-// member is the replica as Envoy is concerned with it; false when it is not.
-func member(r *engines.Replica) (endpoint, bool) {
+// newEndpoint returns the endpoint of a replica. It returns false if the replica does not matter to
+// Envoy.
+func newEndpoint(r *engines.Replica) (endpoint, bool) {
 	e := endpoint{id: r.ID, ready: r.State == engines.Ready, transport: r.Transport}
 	if e.ready {
-		e.address, e.host = unmapped(r.Address), r.Host
+		e.address, e.host = unmapAddress(r.Address), r.Host
 	}
 	return e, e.ready || e.transport != nil
 }
 
-// Resources is everything Envoy is told. It is immutable.
+// Resources is the complete configuration of Envoy. It is immutable.
 type Resources struct {
 	Listener *Resource
 	Routes   *Resource
 	// Own are the clusters that lead to Sluice itself, by name.
 	Own map[string]*Resource
-	// Models by name. A model that cannot be expressed is missing here and listed in Faults.
+	// Models are the models by name. A model that Envoy cannot represent is missing here and has a
+	// Fault.
 	Models map[string]*Model
-	// Faults are the models and replicas that had to be left out, so that one bad item does not hold up the others.
+	// Faults are the models and replicas that were left out, so that one of them cannot block the
+	// others.
 	Faults []Fault
 
 	config Config
-	// snapshot is what they were made from.
+	// snapshot is the fleet that the resources were built from.
 	snapshot *engines.Snapshot
-	// byCluster is Models by the name of the cluster, which is that of its endpoints too.
+	// byCluster has each Model, and each group, by the name of its cluster and endpoints.
 	byCluster map[string]*Model
 }
 
 // Fault says why a model, or one replica of it, is not in the resources.
 type Fault struct {
 	Model string
-	// Replica is empty when the whole model is left out.
+	// Replica is empty if the whole model was left out.
 	Replica string
 	Err     error
 }
@@ -114,13 +118,15 @@ func (f Fault) Error() string {
 // Unwrap returns the cause.
 func (f Fault) Unwrap() error { return f.Err }
 
-// Build makes the resources for a fleet. An error means that the Config is wrong; whatever is wrong with a single model is in Faults.
+// Build builds the resources of a fleet from nothing. It returns an error only if the Config is
+// invalid; faults of single models are in Faults. A gateway uses Rebuild. Build is for callers
+// without earlier resources, such as tools and tests.
 func Build(c Config, s *engines.Snapshot) (*Resources, error) {
 	return (*Resources)(nil).Rebuild(c, s)
 }
 
-// Rebuild gives exactly what Build gives, but shares with r all that is the same in both, so that its cost is that of the
-// models that changed. A nil r shares nothing.
+// Rebuild returns the same resources as Build. It shares all unchanged resources with r, so that
+// its cost is that of the models that changed. r may be nil.
 func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	if r == nil {
 		r = &Resources{snapshot: &engines.Snapshot{}}
@@ -134,12 +140,12 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	}
 	for name := range r.snapshot.Models {
 		if s.Models[name] == nil {
-			next.drop(name)
+			next.removeModel(name)
 		}
 	}
 	for name, snapshot := range s.Models {
 		if r.snapshot.Models[name] != snapshot {
-			next.renew(snapshot)
+			next.updateModel(snapshot)
 		}
 	}
 	slices.SortFunc(next.Faults, func(a, b Fault) int {
@@ -155,8 +161,8 @@ func cloned(m map[string]*Model) map[string]*Model {
 	return maps.Clone(m)
 }
 
-// drop takes a model out.
-func (r *Resources) drop(name string) {
+// removeModel removes a model and its faults.
+func (r *Resources) removeModel(name string) {
 	if m := r.Models[name]; m != nil {
 		delete(r.byCluster, m.Cluster.Name)
 		for _, group := range m.Groups {
@@ -169,15 +175,16 @@ func (r *Resources) drop(name string) {
 	}
 }
 
-// renew makes a model anew, as far as Envoy is concerned with what has changed of it.
-func (r *Resources) renew(s *engines.ModelSnapshot) {
+// updateModel rebuilds a model if something changed that matters to Envoy.
+func (r *Resources) updateModel(s *engines.ModelSnapshot) {
 	old := r.Models[s.Name]
-	if s.Launcher != engines.None && old.describes(s) {
+	if s.Launcher != engines.None && old.isCurrent(s) {
 		return
 	}
-	r.drop(s.Name)
+	r.removeModel(s.Name)
 	if s.Launcher == engines.None {
-		return // nobody asks Envoy for it
+		// Requests do not reach the model through Envoy.
+		return
 	}
 	m, err := buildModel(s, old)
 	if err != nil {
@@ -191,14 +198,14 @@ func (r *Resources) renew(s *engines.ModelSnapshot) {
 	r.Faults = append(r.Faults, m.faults...)
 }
 
-// buildStatic makes what does not depend on the fleet.
+// buildStatic builds the resources that do not depend on the fleet.
 func (r *Resources) buildStatic() error {
 	c := r.config.withDefaults()
 	if err := c.check(); err != nil {
 		return fmt.Errorf("xds: %w", err)
 	}
 	var err error
-	if r.Listener, err = newResource(resourceName, listenerFor(c)); err != nil {
+	if r.Listener, err = newResource(resourceName, newListener(c)); err != nil {
 		return fmt.Errorf("xds: listener: %w", err)
 	}
 	if r.Routes, err = newResource(resourceName, routeConfiguration(c)); err != nil {
@@ -210,6 +217,8 @@ func (r *Resources) buildStatic() error {
 	return nil
 }
 
+// buildModel builds the resources of a model and of its groups. It reuses the unchanged clusters of
+// old, which may be nil.
 func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	if err := checkModelName(s.Name); err != nil {
 		return nil, err
@@ -217,7 +226,7 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	var members []endpoint
 	groups := map[string][]endpoint{}
 	for i := range s.Replicas {
-		if e, ok := member(&s.Replicas[i]); ok {
+		if e, ok := newEndpoint(&s.Replicas[i]); ok {
 			members = append(members, e)
 			name := s.Replicas[i].Group()
 			groups[name] = append(groups[name], e)
@@ -251,7 +260,8 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	return m, nil
 }
 
-// buildGroup makes the cluster for those replicas of a model that are called the same way, and their endpoints.
+// buildGroup builds the cluster of the replicas of a model that share transport settings, and their
+// endpoints.
 func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
 	m := &Model{}
 	if len(members) > 0 {
@@ -265,24 +275,25 @@ func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
 	var err error
 	if old != nil && old.transport == m.transport {
 		m.Cluster = old.Cluster
-	} else if m.Cluster, err = groupCluster(name, m.transport); err != nil {
+	} else if m.Cluster, err = newGroupCluster(name, m.transport); err != nil {
 		return nil, err
 	}
-	ready, faults := reachable(model, members)
+	ready, faults := reachableEndpoints(model, members)
 	m.faults, m.Replicas = faults, make([]string, len(ready))
 	known := make(map[string]netip.AddrPort, len(ready))
 	for i, e := range ready {
 		m.Replicas[i], known[e.id] = e.id, e.address
 	}
-	if m.Endpoints, err = newResource(name, assignmentFor(name, ready)); err != nil {
+	if m.Endpoints, err = newResource(name, newAssignment(name, ready)); err != nil {
 		return nil, err
 	}
 	m.Endpoints.replicas = known
 	return m, nil
 }
 
-// describes says whether the model's replicas are still those that m was built from: much changes in a fleet that is nothing to Envoy.
-func (m *Model) describes(s *engines.ModelSnapshot) bool {
+// isCurrent reports whether the replicas of the model still are those that m was built from. Many
+// changes of a fleet do not matter to Envoy.
+func (m *Model) isCurrent(s *engines.ModelSnapshot) bool {
 	if m == nil || len(m.faults) > 0 {
 		return false
 	}
@@ -293,7 +304,7 @@ func (m *Model) describes(s *engines.ModelSnapshot) bool {
 		if !ready && r.Transport == nil {
 			continue
 		}
-		if n == len(m.members) || !m.members[n].describes(r, ready) {
+		if n == len(m.members) || !m.members[n].isCurrent(r, ready) {
 			return false
 		}
 		n++
@@ -301,19 +312,21 @@ func (m *Model) describes(s *engines.ModelSnapshot) bool {
 	return n == len(m.members)
 }
 
-// unmapped is an IPv4 address as such, even where it came as IPv6: override_host compares texts.
-func unmapped(a netip.AddrPort) netip.AddrPort {
+// unmapAddress returns an IPv4 address in IPv4 form, even if it is given as an IPv6 address.
+// override_host compares addresses as text.
+func unmapAddress(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// checkModelName refuses what cannot travel in a header: the cluster's name is taken from one.
+// checkModelName refuses names that a header cannot carry, because ext_proc sends the name of the
+// cluster in a header.
 func checkModelName(name string) error {
 	if name == "" {
 		return errors.New("the name is empty")
 	}
 	for _, r := range name {
 		if r < ' ' || r == 0x7f || r == '\uFFFD' {
-			return errors.New("the name has a character that no header can carry")
+			return errors.New("the name contains a control character, which a header cannot carry")
 		}
 	}
 	if strings.TrimSpace(name) != name {
@@ -322,34 +335,36 @@ func checkModelName(name string) error {
 	return nil
 }
 
-// reachable lists the members that are ready and that Envoy can reach.
-func reachable(model string, members []endpoint) (ready []endpoint, faults []Fault) {
-	taken := make(map[netip.AddrPort]string, len(members))
+// reachableEndpoints returns the members that are ready and that Envoy can connect to. The others
+// have faults.
+func reachableEndpoints(model string, members []endpoint) (ready []endpoint, faults []Fault) {
+	used := make(map[netip.AddrPort]string, len(members))
 	for _, e := range members {
 		if !e.ready {
 			continue
 		}
 		var err error
-		switch other, double := taken[e.address]; {
+		switch other, duplicate := used[e.address]; {
 		case !e.address.IsValid() || e.address.Port() == 0 || e.address.Addr().IsUnspecified():
-			err = fmt.Errorf("%q is no address to connect to", e.address)
+			err = fmt.Errorf("%q is not an address that Envoy can connect to", e.address)
 		case e.address.Addr().Zone() != "":
 			err = fmt.Errorf("%q has a zone, which Envoy does not support", e.address)
-		case double:
-			err = fmt.Errorf("%s already is the address of replica %q", e.address, other)
+		case duplicate:
+			err = fmt.Errorf("%s is already the address of replica %q", e.address, other)
 		}
 		if err != nil {
 			faults = append(faults, Fault{Model: model, Replica: e.id, Err: err})
 			continue
 		}
-		taken[e.address] = e.id
+		used[e.address] = e.id
 		ready = append(ready, e)
 	}
 	return ready, faults
 }
 
-// newResource checks a message against the constraints of its definition, as Envoy will, and packs it.
-func newResource(name string, m validated) (*Resource, error) {
+// newResource validates a message with the constraints of its definition, as Envoy does, and packs
+// it.
+func newResource(name string, m validatedMessage) (*Resource, error) {
 	if err := m.ValidateAll(); err != nil {
 		return nil, err
 	}
@@ -361,8 +376,8 @@ func newResource(name string, m validated) (*Resource, error) {
 	return &Resource{Name: name, Version: hex.EncodeToString(sum[:8]), Message: m, packed: packed}, nil
 }
 
-// validated is a generated message with the checks of its definition.
-type validated interface {
+// validatedMessage is a generated message with a validation method.
+type validatedMessage interface {
 	proto.Message
 	ValidateAll() error
 }
@@ -373,7 +388,8 @@ func pack(m proto.Message) (*anypb.Any, error) {
 	return packed, err
 }
 
-// mustPack packs a message that holds no text from outside. Only text that is not UTF-8 can fail to be packed.
+// mustPack packs a message without text from outside. Packing fails only for text that is not
+// UTF-8.
 func mustPack(m proto.Message) *anypb.Any {
 	packed, err := pack(m)
 	if err != nil {

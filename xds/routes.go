@@ -135,8 +135,8 @@ func sourceHeader(b routes.Backend) *core.HeaderValueOption {
 	return source
 }
 
-// acceptWebSocket makes a route take WebSockets as well as plain requests, which the handler refuses
-// with an error that names the protocol.
+// acceptWebSocket makes a route take WebSockets as well as plain requests, which the handler
+// refuses with an error that names the protocol.
 func acceptWebSocket(r *route.Route) {
 	r.GetRoute().UpgradeConfigs = []*route.RouteAction_UpgradeConfig{{UpgradeType: "websocket"}}
 	key := setHeader("sec-websocket-key", webSocketKey)
@@ -194,7 +194,8 @@ func disabled(filters ...string) map[string]*anypb.Any {
 	return off
 }
 
-// bodyLimitMetadata tells the body limit of a route to the error that Envoy sends for larger bodies.
+// bodyLimitMetadata tells the body limit of a route to the error that Envoy sends for larger
+// bodies.
 func bodyLimitMetadata(limit int64) *core.Metadata {
 	return sluiceMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(limit))})
 }

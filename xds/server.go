@@ -16,74 +16,86 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// ServerConfig is what a Server needs.
+// ServerConfig holds the parameters of a Server. The zero value is valid.
 type ServerConfig struct {
-	// Log gets what Envoy refuses. nil logs nothing.
+	// Log receives the resources that Envoy refuses. nil discards messages.
 	Log *zap.Logger
-	// OnAck is called when Envoy knows a cluster of a model and has exactly these replicas in it, by id, at these addresses; with none when
-	// it has none, or the cluster no more. A request that is routed to a replica before that fails. It is called for changes only, never
-	// twice at once, must be quick, must not call the Server and must not change the map. nil is not called.
+	// OnAck is called when Envoy has acknowledged a change of the replicas of a model's cluster.
+	// replicas are the ids and addresses of all replicas that Envoy has there. It is nil when Envoy
+	// no longer has the cluster, or has no endpoints of it. A request that is routed to a replica
+	// before Envoy has acknowledged it fails.
+	//
+	// The calls are sequential. OnAck must return quickly, must not call the Server, and must not
+	// change the map. nil means no calls.
 	OnAck func(cluster string, replicas map[string]netip.AddrPort)
-	// Linger is how long Envoy keeps a cluster that is no longer wanted, and the last replicas of one that has none any more: a request that was
-	// routed there a moment ago still has to find them, and nobody routes any more there. 0 means 2 s.
+	// Linger is how long Envoy keeps a cluster that is no longer wanted, and the last endpoints of
+	// a cluster that no longer has any. A request that was routed there a moment ago must still
+	// find them, while no new request is routed there. 0 means 2 s.
 	Linger time.Duration
 }
 
 const defaultLinger = 2 * time.Second
 
-// Server serves Resources to Envoy by the incremental form of the aggregated discovery service.
+// Server serves Resources to Envoy by the delta form of the aggregated discovery service.
 //
-// It is written for one Envoy, and for two things that a general server leaves to its user. It knows which replicas Envoy has
-// really taken, from Envoy's acknowledgements and from what a reconnecting Envoy says it has. And it sends the endpoints again
-// with a cluster that changed, since Envoy warms such a cluster and would otherwise wait for them. The work for a change is that for
-// the resources that changed and a glance at every model (BenchmarkScale).
+// It is written for one Envoy and does two things that general servers leave to their users. It
+// knows which replicas Envoy really has, from Envoy's acknowledgements and from what a reconnecting
+// Envoy reports. And it sends the endpoints again after a cluster that changed, since Envoy warms
+// such a cluster and would otherwise wait for them. A change costs the work for the resources that
+// changed and a comparison for each model (BenchmarkScale).
 //
-// A response that Envoy refuses is sent again piece by piece, so that one bad resource is found and left as it was, and everything
-// else goes on.
+// Envoy refuses a response as a whole. The Server then sends its resources again one by one. Envoy
+// keeps its old version of the one bad resource, and all others take effect.
+//
+// Lock order: ackMu before mu.
 type Server struct {
 	discovery.UnimplementedAggregatedDiscoveryServiceServer
 
 	log    *zap.Logger
 	onAck  func(string, map[string]netip.AddrPort)
 	linger time.Duration
-	// ready is closed by the first Set. An Envoy that reconnects before that waits: an answer without its listener would remove it.
+	// ready is closed by the first Set. An Envoy that reconnects before that has to wait, since it
+	// would remove its listener after an answer without one.
 	ready chan struct{}
 
 	mu sync.Mutex
-	// world is what Envoy shall have; nil until the first Set; guarded by mu
-	world *Resources
-	// leaving are the clusters that are no longer wanted, and the endpoints that are to be none, while Envoy still has them; guarded by mu
-	leaving [kindCount]map[string]*time.Timer
-	// streams are the open streams; guarded by mu
+	// resources is what Envoy should have. It is nil until the first Set. Guarded by mu.
+	resources *Resources
+	// lingering has a timer for each cluster that is no longer wanted and for each cluster whose
+	// endpoints are to become none, while Envoy still has them. Guarded by mu.
+	lingering [kindCount]map[string]*time.Timer
+	// streams are the open streams. Guarded by mu.
 	streams map[*stream]struct{}
-	// newest is the stream that was opened last, whose Envoy counts; it stays when it has closed; guarded by mu
-	newest *stream
-	// status without Connected; guarded by mu
+	// newestStream is the stream that was opened last, open or closed. Only its Envoy counts for
+	// the status and for OnAck. Guarded by mu.
+	newestStream *stream
+	// status is the current Status without Connected. Guarded by mu.
 	status Status
 
-	// ackMu is held while OnAck runs. It is taken before mu.
+	// ackMu is held while OnAck runs.
 	ackMu sync.Mutex
-	// told is what OnAck was told, by cluster; guarded by ackMu
-	told map[string]*Resource
+	// acked is the last argument of OnAck for each cluster. Guarded by ackMu.
+	acked map[string]*Resource
 }
 
-// Status is what the operator may want to know of the connection to Envoy.
+// Status describes the connection to Envoy to an operator.
 type Status struct {
-	// Connected says whether an Envoy has its stream open.
+	// Connected means that an Envoy has a stream open.
 	Connected bool
-	// NodeID and EnvoyVersion are what the Envoy said of itself.
+	// NodeID and EnvoyVersion are what Envoy reports about itself.
 	NodeID       string
 	EnvoyVersion string
-	// Configured says whether Envoy has taken a listener and its routes.
+	// Configured means that Envoy has acknowledged a listener and its routes.
 	Configured bool
-	// Pushes counts the responses sent.
+	// Pushes counts the responses that were sent.
 	Pushes uint64
-	// Nacks counts the responses that Envoy refused. A response of several resources that was refused and then sent again piece by
-	// piece counts once for the whole and once for each bad piece.
+	// Nacks counts the responses that Envoy refused. If a response with several resources is
+	// refused, it counts once, and each bad resource that is then refused alone counts once.
 	Nacks uint64
-	// LastNack is the last refusal that a single resource could be blamed for; nil when there was none.
+	// LastNack is the last refusal of a single resource. nil means that there was none.
 	LastNack *Nack
-	// Refused are the resources that Envoy does not take in their present form, by type and name. It goes on with what it had.
+	// Refused are the resources whose current version Envoy refuses, by type and name. Envoy keeps
+	// its old versions.
 	Refused []Nack
 }
 
@@ -91,18 +103,18 @@ type Status struct {
 type Nack struct {
 	// Type is "cluster", "endpoints", "listener" or "routes".
 	Type string
-	// Resource is the resource's name.
+	// Resource is the name of the resource.
 	Resource string
-	// Message is Envoy's own.
+	// Message is Envoy's own message.
 	Message string
 	Time    time.Time
 }
 
-// NewServer returns a server that has nothing to say until Set is called.
+// NewServer returns a server that answers no Envoy until Set is called.
 func NewServer(c ServerConfig) *Server {
 	s := &Server{
 		log: c.Log, onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
-		ready: make(chan struct{}), streams: map[*stream]struct{}{}, told: map[string]*Resource{},
+		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acked: map[string]*Resource{},
 	}
 	if s.log == nil {
 		s.log = zap.NewNop()
@@ -118,16 +130,18 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	discovery.RegisterAggregatedDiscoveryServiceServer(r, s)
 }
 
-// Set makes r what Envoy shall have. It returns before Envoy has it. Envoys are answered from the first Set on, so it must hold
-// everything that an Envoy left running by an earlier process may still need.
+// Set replaces the resources that Envoy should have. It returns before Envoy has them. From the
+// first Set on, Envoys are answered, so r must contain everything that an Envoy of an earlier
+// process may still need.
 func (s *Server) Set(r *Resources) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old := s.world
-	s.world = r
+	old := s.resources
+	s.resources = r
 	if old == nil {
 		close(s.ready)
-		return // no stream has read anything yet
+		// No stream has read any resources yet.
+		return
 	}
 	changed := differences(old, r)
 	for name := range changed[clusterKind] {
@@ -137,27 +151,28 @@ func (s *Server) Set(r *Resources) {
 		m := r.byCluster[name]
 		s.lingerLocked(endpointKind, name, m != nil && len(m.Replicas) == 0, changed)
 	}
-	s.spreadLocked(changed)
+	s.notifyStreamsLocked(changed)
 }
 
-// spreadLocked has every stream look at what has changed.
-func (s *Server) spreadLocked(changed names) {
+// notifyStreamsLocked makes every stream check the resources that changed. s.mu is held.
+func (s *Server) notifyStreamsLocked(changed nameSet) {
 	if changed.empty() {
 		return
 	}
 	for st := range s.streams {
-		st.dirty.add(changed)
-		st.wakeUp()
+		st.changed.add(changed)
+		st.signal()
 	}
 }
 
-// lingerLocked takes a resource that leaves Envoy with nothing out of what has changed, until its time has come.
-func (s *Server) lingerLocked(k resourceKind, name string, leaves bool, changed names) {
-	if timer := s.leaving[k][name]; timer != nil {
+// lingerLocked removes a resource from changed if Envoy would have nothing afterwards, and starts
+// the timer that changes it later. A timer of an earlier change is stopped. s.mu is held.
+func (s *Server) lingerLocked(k resourceKind, name string, gone bool, changed nameSet) {
+	if timer := s.lingering[k][name]; timer != nil {
 		timer.Stop()
-		delete(s.leaving[k], name)
+		delete(s.lingering[k], name)
 	}
-	if !leaves {
+	if !gone {
 		return
 	}
 	delete(changed[k], name)
@@ -165,31 +180,33 @@ func (s *Server) lingerLocked(k resourceKind, name string, leaves bool, changed 
 	timer = time.AfterFunc(s.linger, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.leaving[k][name] == timer { // else it has come back since
-			delete(s.leaving[k], name)
-			var changed names
+		// Otherwise the resource has returned since.
+		if s.lingering[k][name] == timer {
+			delete(s.lingering[k], name)
+			var changed nameSet
 			changed.put(k, name)
-			s.spreadLocked(changed)
+			s.notifyStreamsLocked(changed)
 		}
 	})
-	if s.leaving[k] == nil {
-		s.leaving[k] = map[string]*time.Timer{}
+	if s.lingering[k] == nil {
+		s.lingering[k] = map[string]*time.Timer{}
 	}
-	s.leaving[k][name] = timer
+	s.lingering[k][name] = timer
 }
 
-// hold keeps endpoints that linger from being sent with a cluster that has changed: Envoy goes on with the cluster of before until it has them.
-func (s *Server) hold(sub *subscription) {
+// skipLingeringEndpoints prevents sub from sending endpoints that linger after their cluster has
+// changed. Envoy keeps the old cluster until it gets endpoints.
+func (s *Server) skipLingeringEndpoints(sub *subscription) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name := range s.leaving[endpointKind] {
-		if r := sub.taken[name]; r != nil && len(r.replicas) > 0 {
-			delete(sub.check, name)
+	for name := range s.lingering[endpointKind] {
+		if r := sub.acked[name]; r != nil && len(r.replicas) > 0 {
+			delete(sub.toCheck, name)
 		}
 	}
 }
 
-// Status says how it stands with Envoy.
+// Status returns the current status.
 func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,97 +225,101 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 		return context.Cause(ctx)
 	}
 	st := newStream(s, wire)
-	s.open(st)
-	defer s.close(st)
+	s.addStream(st)
+	defer s.removeStream(st)
 	return st.run(ctx)
 }
 
-func (s *Server) open(st *stream) {
+// addStream makes st the newest stream.
+func (s *Server) addStream(st *stream) {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[st] = struct{}{}
-	s.newest = st
+	s.newestStream = st
 	s.status.Configured = false
 	s.status.Refused = nil
 }
 
-func (s *Server) close(st *stream) {
+func (s *Server) removeStream(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, st)
 }
 
-// take returns the world together with what has changed in it since the last call for this stream.
-func (s *Server) take(st *stream) (*Resources, names) {
+// resourcesAndChanges returns the resources and the names that changed since the last call for this
+// stream.
+func (s *Server) resourcesAndChanges(st *stream) (*Resources, nameSet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	dirty := st.dirty
-	st.dirty = names{}
-	return s.world, dirty
+	changed := st.changed
+	st.changed = nameSet{}
+	return s.resources, changed
 }
 
-// current returns the world.
-func (s *Server) current() *Resources {
+// currentResources returns the resources that Envoy should have.
+func (s *Server) currentResources() *Resources {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.world
+	return s.resources
 }
 
-// report changes the status on behalf of a stream.
-func (s *Server) report(st *stream, change func(*Status)) {
+// updateStatus calls change with s.mu held if st is the newest stream.
+func (s *Server) updateStatus(st *stream, change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.newest == st {
+	if s.newestStream == st {
 		change(&s.status)
 	}
 }
 
-// tell calls OnAck if it is news that the stream's Envoy knows these endpoints of a model's cluster. nil: it knows none.
-func (s *Server) tell(st *stream, cluster string, known *Resource) {
+// reportAcked calls OnAck if the endpoints that the stream's Envoy has of a model's cluster
+// changed. nil means that it has none.
+func (s *Server) reportAcked(st *stream, cluster string, endpoints *Resource) {
 	if _, ok := headers.ClusterModel(cluster); !ok {
 		return
 	}
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	s.mu.Lock()
-	stale := s.newest != st
+	stale := s.newestStream != st
 	s.mu.Unlock()
 	if stale {
 		return
 	}
-	before := s.told[cluster]
+	before := s.acked[cluster]
 	switch {
-	case known == nil && before == nil:
-	case known == nil:
-		delete(s.told, cluster)
+	case endpoints == nil && before == nil:
+	case endpoints == nil:
+		delete(s.acked, cluster)
 		s.onAck(cluster, nil)
 	default:
-		s.told[cluster] = known
-		if before == nil || !maps.Equal(before.replicas, known.replicas) {
-			s.onAck(cluster, known.replicas)
+		s.acked[cluster] = endpoints
+		if before == nil || !maps.Equal(before.replicas, endpoints.replicas) {
+			s.onAck(cluster, endpoints.replicas)
 		}
 	}
 }
 
-// recognise finds out what a resource holds that a reconnecting Envoy says it has: it is known when it is that of now, or that which
-// was told last. Of any other, only the version is known.
-func (s *Server) recognise(now *Resource, name, version string) *Resource {
-	if now != nil && now.Version == version {
-		return now
+// resourceOfVersion returns the resource that a reconnecting Envoy reports to have. It is current
+// if the version matches, or the last acknowledged one. For any other version the result has no
+// content.
+func (s *Server) resourceOfVersion(current *Resource, name, version string) *Resource {
+	if current != nil && current.Version == version {
+		return current
 	}
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
-	if told := s.told[name]; told != nil && told.Version == version {
-		return told
+	if acked := s.acked[name]; acked != nil && acked.Version == version {
+		return acked
 	}
 	return &Resource{Name: name, Version: version}
 }
 
-// toldClusters lists the clusters that OnAck was told of.
-func (s *Server) toldClusters() []string {
+// ackedClusters lists the clusters for which OnAck was called with replicas.
+func (s *Server) ackedClusters() []string {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
-	return slices.Collect(maps.Keys(s.told))
+	return slices.Collect(maps.Keys(s.acked))
 }

@@ -54,7 +54,8 @@ func TestNothingIsSaidBeforeSet(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
 	c := s.connect(t)
-	// This Envoy was left running by an earlier process: an empty answer would take its listener away.
+	// This Envoy was left running by an earlier process: an empty answer would take its listener
+	// away.
 	world := fleetOf(t, models{"chat": {"chat-0"}})
 	c.ask(clusterKind, world.versions(clusterKind))
 	c.ask(listenerKind, world.versions(listenerKind))
@@ -219,7 +220,8 @@ func TestRefusedEndpointsLeaveWhatEnvoyHas(t *testing.T) {
 	expectTold(t, s, "a=a-1")
 }
 
-// TestReconnect: an Envoy that comes back is sent only what it does not have, and what it has is known at once.
+// TestReconnect: an Envoy that comes back is sent only what it does not have, and what it has is
+// known at once.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
 	old := fleetOf(t, models{"same": {"same-0"}, "scaled": {"scaled-0"}, "gone": {"gone-0"}, "changed": {"changed-0"}})

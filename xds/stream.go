@@ -12,18 +12,18 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/status"
 )
 
-// stream is one Envoy's stream. All but dirty belongs to the goroutine in run.
+// stream is the stream of one Envoy. All fields except changed belong to the goroutine in run.
 type stream struct {
 	server *Server
 	wire   discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
-	// wake has room for one signal that dirty is not empty.
+	// wake holds one signal if changed is not empty.
 	wake chan struct{}
-	// dirty is what changed in the world and was not looked at yet; guarded by Server.mu
-	dirty names
+	// changed are the names that changed since the last flush. Guarded by Server.mu.
+	changed nameSet
 
 	subscriptions [kindCount]*subscription
-	// warming are the clusters that were sent before Envoy asked for any endpoints. It makes them anew, so it needs their
-	// endpoints, even those that it has from an earlier stream.
+	// warming are the clusters that were sent before Envoy subscribed to endpoints. Envoy rebuilds
+	// them and needs their endpoints again, even those that it has from an earlier stream.
 	warming map[string]struct{}
 	nonce   uint64
 }
@@ -32,7 +32,8 @@ func newStream(s *Server, wire discovery.AggregatedDiscoveryService_DeltaAggrega
 	return &stream{server: s, wire: wire, wake: make(chan struct{}, 1), warming: map[string]struct{}{}}
 }
 
-func (st *stream) wakeUp() {
+// signal wakes the goroutine in run.
+func (st *stream) signal() {
 	select {
 	case st.wake <- struct{}{}:
 	default:
@@ -48,7 +49,8 @@ func (st *stream) run(ctx context.Context) error {
 		for {
 			request, err := st.wire.Recv()
 			if err != nil {
-				return // Envoy has gone; it comes back by itself
+				// Envoy is gone. It reconnects by itself.
+				return
 			}
 			select {
 			case requests <- request:
@@ -60,7 +62,7 @@ func (st *stream) run(ctx context.Context) error {
 	for {
 		select {
 		case request := <-requests:
-			st.handle(request)
+			st.handleRequest(request)
 		case <-st.wake:
 		case <-ended:
 			return nil
@@ -73,79 +75,82 @@ func (st *stream) run(ctx context.Context) error {
 	}
 }
 
-// handle takes a request: the answer to a response, a change of what Envoy wants, or both.
-func (st *stream) handle(request *discovery.DeltaDiscoveryRequest) {
+// handleRequest handles a request: the answer to a response, a change of the subscription, or both.
+func (st *stream) handleRequest(request *discovery.DeltaDiscoveryRequest) {
 	if node := request.GetNode(); node != nil {
-		st.server.report(st, func(s *Status) { s.NodeID, s.EnvoyVersion = node.GetId(), versionOf(node) })
+		st.server.updateStatus(st, func(s *Status) { s.NodeID, s.EnvoyVersion = node.GetId(), versionOf(node) })
 	}
 	k, ok := kindOf(request.GetTypeUrl())
 	if !ok {
-		st.server.log.Warn("Envoy asks for a type of resource that it was never told of", zap.String("type", request.GetTypeUrl()))
+		st.server.log.Warn("Envoy asked for an unknown type of resource", zap.String("type", request.GetTypeUrl()))
 		return
 	}
 	sub := st.subscriptions[k]
 	if sub == nil {
-		st.begin(k, request)
+		st.subscribe(k, request)
 		return
 	}
 	if nonce := request.GetResponseNonce(); nonce != "" {
-		st.answered(k, nonce, request.GetErrorDetail())
+		st.handleAnswer(k, nonce, request.GetErrorDetail())
 	}
-	for _, name := range sub.change(request) {
-		st.noteTaken(k, name)
+	for _, name := range sub.update(request) {
+		st.reportAcked(k, name)
 	}
 }
 
+// versionOf returns the version of the Envoy.
 func versionOf(node *core.Node) string {
 	v := node.GetUserAgentBuildVersion().GetVersion()
 	return fmt.Sprintf("%d.%d.%d", v.GetMajorNumber(), v.GetMinorNumber(), v.GetPatch())
 }
 
-// begin takes the first request of a kind, in which a reconnecting Envoy says what it already has.
-func (st *stream) begin(k resourceKind, request *discovery.DeltaDiscoveryRequest) {
-	world := st.server.current()
+// subscribe handles the first request for a kind, in which a reconnecting Envoy reports which
+// resources it has.
+func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryRequest) {
+	resources := st.server.currentResources()
 	sub := newSubscription(request)
 	st.subscriptions[k] = sub
 	if sub.wildcard {
-		maps.Copy(sub.check, world.all(k))
+		maps.Copy(sub.toCheck, resources.all(k))
 	}
 	for name, version := range request.GetInitialResourceVersions() {
-		sub.check[name] = struct{}{}
-		sub.taken[name] = st.server.recognise(world.find(k, name), name, version)
-		if _, anew := st.warming[name]; k != endpointKind || !anew {
+		sub.toCheck[name] = struct{}{}
+		sub.acked[name] = st.server.resourceOfVersion(resources.find(k, name), name, version)
+		if _, warming := st.warming[name]; k != endpointKind || !warming {
 			sub.sent[name] = version
 		}
 	}
 	if k == endpointKind {
 		clear(st.warming)
 	}
-	if k == endpointKind || k == clusterKind && len(sub.taken) == 0 {
-		// Now it is clear what this Envoy has. What an earlier stream told beyond it is no longer true.
-		for _, cluster := range st.server.toldClusters() {
-			st.server.tell(st, cluster, st.known(cluster))
+	if k == endpointKind || k == clusterKind && len(sub.acked) == 0 {
+		// Now the endpoints of this Envoy are known. Endpoints that an earlier stream reported and
+		// this Envoy does not have are withdrawn.
+		for _, cluster := range st.server.ackedClusters() {
+			st.server.reportAcked(st, cluster, st.ackedEndpoints(cluster))
 		}
 	}
-	for name := range sub.taken {
-		st.noteTaken(k, name)
+	for name := range sub.acked {
+		st.reportAcked(k, name)
 	}
 }
 
-// flush sends what Envoy wants and does not have, kind by kind.
+// flush sends the resources that Envoy wants and does not have, kind by kind.
 func (st *stream) flush() error {
-	world, dirty := st.server.take(st)
+	resources, changed := st.server.resourcesAndChanges(st)
 	for k := range kindCount {
 		sub := st.subscriptions[k]
 		if sub == nil {
 			continue
 		}
-		for name := range dirty[k] {
-			sub.check[name] = struct{}{}
+		for name := range changed[k] {
+			sub.toCheck[name] = struct{}{}
 		}
 		if k == endpointKind {
-			st.server.hold(sub)
+			st.server.skipLingeringEndpoints(sub)
 		}
 		refused := len(sub.refused)
-		responses := sub.outstanding(k, world)
+		responses := sub.nextResponses(k, resources)
 		if len(sub.refused) != refused {
 			st.reportRefused()
 		}
@@ -158,6 +163,7 @@ func (st *stream) flush() error {
 	return nil
 }
 
+// send sends a response and records it as pending.
 func (st *stream) send(k resourceKind, sub *subscription, r response) error {
 	st.nonce++
 	nonce := strconv.FormatUint(st.nonce, 10)
@@ -165,56 +171,57 @@ func (st *stream) send(k resourceKind, sub *subscription, r response) error {
 	for _, res := range r.resources {
 		message.Resources = append(message.Resources, &discovery.Resource{Name: res.Name, Version: res.Version, Resource: res.packed})
 		if k == clusterKind {
-			st.warm(res.Name)
+			st.resendEndpoints(res.Name)
 		}
 	}
 	sub.pending[nonce] = r
-	st.unsettle(k, r)
-	st.server.report(st, func(s *Status) { s.Pushes++ })
+	st.withdrawUncertain(k, r)
+	st.server.updateStatus(st, func(s *Status) { s.Pushes++ })
 	return st.wire.Send(message)
 }
 
-// unsettle tells what Envoy may have no more once it reads a response: a replica that comes back meanwhile is not picked before Envoy has it again.
-func (st *stream) unsettle(k resourceKind, r response) {
+// withdrawUncertain reports the replicas that Envoy may remove as soon as it reads the response. If
+// such a replica returns meanwhile, it is not picked before Envoy has acknowledged it again.
+func (st *stream) withdrawUncertain(k resourceKind, r response) {
 	switch k {
 	case clusterKind:
 		for _, name := range r.removed {
-			st.dropped(name)
+			st.forgetCluster(name)
 		}
 	case endpointKind:
 		sub := st.subscriptions[k]
 		for _, res := range r.resources {
-			if taken := sub.taken[res.Name]; taken != nil {
-				sub.taken[res.Name] = taken.and(res)
-				st.noteTaken(k, res.Name)
+			if acked := sub.acked[res.Name]; acked != nil {
+				sub.acked[res.Name] = acked.commonReplicas(res)
+				st.reportAcked(k, res.Name)
 			}
 		}
 	}
 }
 
-// dropped takes note that Envoy has a cluster no more, and with it its endpoints.
-func (st *stream) dropped(cluster string) {
+// forgetCluster records that Envoy has no longer a cluster and its endpoints.
+func (st *stream) forgetCluster(cluster string) {
 	for _, k := range []resourceKind{clusterKind, endpointKind} {
 		if sub := st.subscriptions[k]; sub != nil {
-			delete(sub.taken, cluster)
+			delete(sub.acked, cluster)
 		}
 	}
-	st.noteTaken(clusterKind, cluster)
+	st.reportAcked(clusterKind, cluster)
 }
 
-// warm notes that Envoy makes a cluster anew and needs its endpoints after it.
-func (st *stream) warm(cluster string) {
+// resendEndpoints records that Envoy rebuilds a cluster and then needs its endpoints.
+func (st *stream) resendEndpoints(cluster string) {
 	sub := st.subscriptions[endpointKind]
 	if sub == nil {
 		st.warming[cluster] = struct{}{}
 		return
 	}
 	delete(sub.sent, cluster)
-	sub.check[cluster] = struct{}{}
+	sub.toCheck[cluster] = struct{}{}
 }
 
-// answered takes Envoy's answer to a response. No refusal is an acknowledgement.
-func (st *stream) answered(k resourceKind, nonce string, refusal *status.Status) {
+// handleAnswer handles Envoy's answer to a response. It is an acknowledgement if refusal is nil.
+func (st *stream) handleAnswer(k resourceKind, nonce string, refusal *status.Status) {
 	sub := st.subscriptions[k]
 	r, ok := sub.pending[nonce]
 	if !ok {
@@ -222,45 +229,48 @@ func (st *stream) answered(k resourceKind, nonce string, refusal *status.Status)
 	}
 	delete(sub.pending, nonce)
 	if refusal != nil {
-		st.refused(k, r, refusal.GetMessage())
+		st.handleRefusal(k, r, refusal.GetMessage())
 		return
 	}
-	forgiven := false
+	recovered := false
 	for _, res := range r.resources {
-		sub.taken[res.Name] = sub.sure(res)
+		sub.acked[res.Name] = sub.certainPart(res)
 		if _, was := sub.refused[res.Name]; was {
 			delete(sub.refused, res.Name)
-			forgiven = true
+			recovered = true
 		}
-		st.noteTaken(k, res.Name)
+		st.reportAcked(k, res.Name)
 	}
 	for _, name := range r.removed {
 		if k == clusterKind {
-			st.dropped(name) // again: older endpoints may have been acknowledged meanwhile
+			// Older endpoints may have been acknowledged since the response was sent.
+			st.forgetCluster(name)
 			continue
 		}
-		delete(sub.taken, name)
-		st.noteTaken(k, name)
+		delete(sub.acked, name)
+		st.reportAcked(k, name)
 	}
-	if forgiven {
+	if recovered {
 		st.reportRefused()
 	}
 }
 
-// noteTaken passes on that what Envoy has of a resource has changed.
-func (st *stream) noteTaken(k resourceKind, name string) {
+// reportAcked reports a change of what Envoy has of a resource.
+func (st *stream) reportAcked(k resourceKind, name string) {
 	switch k {
 	case clusterKind, endpointKind:
-		if st.subscriptions[endpointKind] == nil && st.subscriptions[clusterKind].taken[name] != nil {
-			return // Envoy has not said yet which endpoints it has
+		if st.subscriptions[endpointKind] == nil && st.subscriptions[clusterKind].acked[name] != nil {
+			// Envoy has not reported its endpoints yet.
+			return
 		}
-		st.server.tell(st, name, st.known(name))
+		st.server.reportAcked(st, name, st.ackedEndpoints(name))
 	case listenerKind, routeKind:
-		configured := st.has(listenerKind) && st.has(routeKind)
-		st.server.report(st, func(s *Status) { s.Configured = configured })
+		configured := st.hasAcked(listenerKind) && st.hasAcked(routeKind)
+		st.server.updateStatus(st, func(s *Status) { s.Configured = configured })
 	}
 }
 
-func (st *stream) has(k resourceKind) bool {
-	return st.subscriptions[k] != nil && len(st.subscriptions[k].taken) > 0
+// hasAcked reports whether Envoy has any resource of a kind.
+func (st *stream) hasAcked(k resourceKind) bool {
+	return st.subscriptions[k] != nil && len(st.subscriptions[k].acked) > 0
 }

@@ -10,53 +10,58 @@ import (
 	"go.uber.org/zap"
 )
 
-// subscription is what Envoy wants of one kind, and what it has.
+// subscription is the state of one kind of resource on a stream: what Envoy wants and what it has.
 type subscription struct {
+	// wildcard means that Envoy wants all resources of the kind.
 	wildcard bool
-	// wanted are the names that were asked for one by one.
+	// wanted are the names that Envoy subscribed to one by one.
 	wanted map[string]struct{}
-	// check are the names to look at in the next flush.
-	check map[string]struct{}
-	// greet says that Envoy waits for a response even if there is nothing to say.
-	greet bool
-	// alone are the parts of a refused response, to be sent one by one.
-	alone []response
-	// sent is the version of each resource that Envoy was sent last, or said that it has.
+	// toCheck are the names to compare in the next flush.
+	toCheck map[string]struct{}
+	// mustRespond means that Envoy waits for a response, even an empty one.
+	mustRespond bool
+	// retryAlone are the parts of a refused response, which are sent one by one.
+	retryAlone []response
+	// sent is the version of each resource that was last sent to Envoy or that Envoy reported.
 	sent map[string]string
-	// taken are the resources that Envoy has acknowledged, or said that it has. One of an unknown version has no message.
-	taken map[string]*Resource
-	// refused are the resources that Envoy does not take in the form that they were sent last.
+	// acked are the resources that Envoy has acknowledged or reported. A resource of unknown
+	// content has no message.
+	acked map[string]*Resource
+	// refused are the resources that Envoy refuses in the version that was last sent.
 	refused map[string]Nack
 	// pending are the responses that Envoy has not answered, by nonce.
 	pending map[string]response
 }
 
+// response is the content of one response.
 type response struct {
 	resources []*Resource
 	removed   []string
 }
 
-// newSubscription reads the first request of a kind. One without names asks for everything.
+// newSubscription handles the first request of a kind. A request without names asks for all
+// resources.
 func newSubscription(first *discovery.DeltaDiscoveryRequest) *subscription {
 	sub := &subscription{
-		wanted: map[string]struct{}{}, check: map[string]struct{}{}, sent: map[string]string{},
-		taken: map[string]*Resource{}, refused: map[string]Nack{}, pending: map[string]response{},
+		wanted: map[string]struct{}{}, toCheck: map[string]struct{}{}, sent: map[string]string{},
+		acked: map[string]*Resource{}, refused: map[string]Nack{}, pending: map[string]response{},
 	}
-	sub.change(first)
+	sub.update(first)
 	sub.wildcard = sub.wildcard || len(first.GetResourceNamesSubscribe()) == 0
-	sub.greet = sub.wildcard
+	sub.mustRespond = sub.wildcard
 	return sub
 }
 
-// change takes over what a request says of Envoy's wants. It returns the names that Envoy has dropped.
-func (sub *subscription) change(request *discovery.DeltaDiscoveryRequest) []string {
+// update applies the changes of the subscription in a request. It returns the names that Envoy
+// unsubscribed from.
+func (sub *subscription) update(request *discovery.DeltaDiscoveryRequest) []string {
 	for _, name := range request.GetResourceNamesUnsubscribe() {
 		if name == "*" {
 			sub.wildcard = false
 		}
 		delete(sub.wanted, name)
 		delete(sub.sent, name)
-		delete(sub.taken, name)
+		delete(sub.acked, name)
 	}
 	for _, name := range request.GetResourceNamesSubscribe() {
 		if name == "*" {
@@ -64,24 +69,25 @@ func (sub *subscription) change(request *discovery.DeltaDiscoveryRequest) []stri
 			continue
 		}
 		sub.wanted[name] = struct{}{}
-		sub.check[name] = struct{}{}
-		// Who subscribes has nothing, whatever was sent before.
+		sub.toCheck[name] = struct{}{}
+		// A client that subscribes to a name has no resource of that name, whatever was sent
+		// before.
 		delete(sub.sent, name)
 	}
 	return request.GetResourceNamesUnsubscribe()
 }
 
-// outstanding lists the responses that Envoy needs, and takes them for sent.
-func (sub *subscription) outstanding(k resourceKind, world *Resources) []response {
+// nextResponses returns the responses that Envoy needs now, and records them as sent.
+func (sub *subscription) nextResponses(k resourceKind, resources *Resources) []response {
 	var next response
-	for _, name := range slices.Sorted(maps.Keys(sub.check)) {
+	for _, name := range slices.Sorted(maps.Keys(sub.toCheck)) {
 		if _, wanted := sub.wanted[name]; !wanted && !sub.wildcard {
 			continue
 		}
-		r := world.find(k, name)
+		r := resources.find(k, name)
 		if r == nil {
 			if _, had := sub.sent[name]; had && k != endpointKind {
-				// Envoy drops endpoints by itself when their cluster goes.
+				// Envoy itself removes the endpoints of a removed cluster.
 				next.removed = append(next.removed, name)
 			}
 			delete(sub.sent, name)
@@ -93,32 +99,32 @@ func (sub *subscription) outstanding(k resourceKind, world *Resources) []respons
 			sub.sent[name] = r.Version
 		}
 	}
-	clear(sub.check)
-	responses := sub.alone
-	sub.alone = nil
-	if len(next.resources)+len(next.removed) > 0 || sub.greet {
+	clear(sub.toCheck)
+	responses := sub.retryAlone
+	sub.retryAlone = nil
+	if len(next.resources)+len(next.removed) > 0 || sub.mustRespond {
 		responses = append(responses, next)
 	}
-	sub.greet = false
+	sub.mustRespond = false
 	return responses
 }
 
-// refused takes Envoy's refusal of a response. Envoy refuses a response as a whole and does not say in a form to rely on which of its
-// resources it minds, so each is sent again alone. A resource that is refused alone counts as sent: Envoy keeps what it has until the
-// resource changes.
-func (st *stream) refused(k resourceKind, r response, message string) {
+// handleRefusal handles Envoy's refusal of a response. Envoy refuses the whole response, and its
+// message does not reliably name the bad resource, so each resource is sent again alone. A resource
+// that is refused alone is not sent again until it changes; Envoy keeps its old version.
+func (st *stream) handleRefusal(k resourceKind, r response, message string) {
 	sub := st.subscriptions[k]
-	st.server.report(st, func(s *Status) { s.Nacks++ })
+	st.server.updateStatus(st, func(s *Status) { s.Nacks++ })
 	if len(r.resources)+len(r.removed) > 1 {
-		st.server.log.Warn("Envoy refused several resources at once; sending them one by one",
+		st.server.log.Warn("Envoy refused several resources, sending them one by one",
 			zap.Stringer("type", k), zap.Int("resources", len(r.resources)+len(r.removed)), zap.String("message", message))
 		for _, res := range r.resources {
 			if sub.sent[res.Name] == res.Version {
-				sub.alone = append(sub.alone, response{resources: []*Resource{res}})
+				sub.retryAlone = append(sub.retryAlone, response{resources: []*Resource{res}})
 			}
 		}
 		for _, name := range r.removed {
-			sub.alone = append(sub.alone, response{removed: []string{name}})
+			sub.retryAlone = append(sub.retryAlone, response{removed: []string{name}})
 		}
 		return
 	}
@@ -132,11 +138,11 @@ func (st *stream) refused(k resourceKind, r response, message string) {
 	}
 	st.server.log.Error("Envoy refused a resource",
 		zap.String("type", nack.Type), zap.String("resource", nack.Resource), zap.String("message", message))
-	st.server.report(st, func(s *Status) { s.LastNack = &nack })
+	st.server.updateStatus(st, func(s *Status) { s.LastNack = &nack })
 	st.reportRefused()
 }
 
-// reportRefused shows the operator what Envoy does not take.
+// reportRefused updates the refused resources in the status.
 func (st *stream) reportRefused() {
 	var all []Nack
 	for k := range kindCount {
@@ -146,23 +152,25 @@ func (st *stream) reportRefused() {
 			}
 		}
 	}
-	st.server.report(st, func(s *Status) { s.Refused = all })
+	st.server.updateStatus(st, func(s *Status) { s.Refused = all })
 }
 
-// sure is what Envoy has of an acknowledged resource whatever it has made of those that were sent after it.
-func (sub *subscription) sure(r *Resource) *Resource {
-	for _, later := range sub.pending { // an earlier one has been answered
+// certainPart returns the part of an acknowledged resource that Envoy still has, whatever it does
+// with the responses that were sent after it.
+func (sub *subscription) certainPart(r *Resource) *Resource {
+	// Responses before this one have been answered.
+	for _, later := range sub.pending {
 		for _, other := range later.resources {
 			if other.Name == r.Name {
-				r = r.and(other)
+				r = r.commonReplicas(other)
 			}
 		}
 	}
 	return r
 }
 
-// and is r with those replicas alone that are at the same address in other.
-func (r *Resource) and(other *Resource) *Resource {
+// commonReplicas returns r with only those replicas that have the same address in other.
+func (r *Resource) commonReplicas(other *Resource) *Resource {
 	gone := func(id string, at netip.AddrPort) bool { return other.replicas[id] != at }
 	both := maps.Clone(r.replicas)
 	if maps.DeleteFunc(both, gone); len(both) == len(r.replicas) {
@@ -173,13 +181,13 @@ func (r *Resource) and(other *Resource) *Resource {
 	return &part
 }
 
-// known returns the endpoints that Envoy has of a cluster, or nil when it does not have both the cluster and endpoints that
-// can be told.
-func (st *stream) known(cluster string) *Resource {
-	if !st.has(clusterKind) || !st.has(endpointKind) || st.subscriptions[clusterKind].taken[cluster] == nil {
+// ackedEndpoints returns the endpoints that Envoy has of a cluster. It returns nil if Envoy lacks
+// the cluster or its endpoints, or if their content is unknown.
+func (st *stream) ackedEndpoints(cluster string) *Resource {
+	if !st.hasAcked(clusterKind) || !st.hasAcked(endpointKind) || st.subscriptions[clusterKind].acked[cluster] == nil {
 		return nil
 	}
-	if r := st.subscriptions[endpointKind].taken[cluster]; r != nil && r.Message != nil {
+	if r := st.subscriptions[endpointKind].acked[cluster]; r != nil && r.Message != nil {
 		return r
 	}
 	return nil

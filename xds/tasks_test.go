@@ -53,7 +53,8 @@ func tooLarge(t *testing.T, g *gateway, path string) {
 	}
 }
 
-// quotaHeaders: what ext_proc notes of a tenant's limits is on the response, in the place of the engine's word; what it does not note is not.
+// quotaHeaders: what ext_proc notes of a tenant's limits is on the response, in the place of the
+// engine's word; what it does not note is not.
 func quotaHeaders(t *testing.T, g *gateway) {
 	engine := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set(headers.LimitRequests, "engine's")

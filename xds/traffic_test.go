@@ -22,7 +22,8 @@ import (
 func TestTraffic(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0", MaxBody: 4 << 20}, func(r *Resources) {
-		// On a busy machine the stand-ins are slow. What becomes of a processor that is too slow is in TestEnvoyOutlivesTheServer.
+		// On a busy machine the stand-ins are slow. What becomes of a processor that is too slow is
+		// in TestEnvoyOutlivesTheServer.
 		alterListener(t, r, func(m *hcm.HttpConnectionManager) {
 			var p extproc.ExternalProcessor
 			alterFilter(t, m, extProcName, &p, func() { p.MessageTimeout = durationpb.New(patience) })
@@ -171,7 +172,8 @@ func bigBody(t *testing.T, g *gateway) {
 	}
 }
 
-// forgedHeaders: whatever a client writes, only ext_proc routes. The processor fails a request in which it sees an internal header.
+// forgedHeaders: whatever a client writes, only ext_proc routes. The processor fails a request in
+// which it sees an internal header.
 func forgedHeaders(t *testing.T, g *gateway) {
 	a, b := newEngine(t, "a"), newEngine(t, "b")
 	g.settle(t, "forged", replica("forged-0", a), replica("forged-1", b))
@@ -295,7 +297,8 @@ func retryLimit(t *testing.T, g *gateway) {
 	g.chat(t, "limit", list(dead, a), "x-test-retries", "1").saw(t)
 }
 
-// listOfGoneReplicas: when no replica of the list exists any more, the fallback finds one that does.
+// listOfGoneReplicas: when no replica of the list exists any more, the fallback finds one that
+// does.
 func listOfGoneReplicas(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	g.settle(t, "gone", replica("gone-1", a))

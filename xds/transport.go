@@ -18,9 +18,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// groupCluster is the cluster of replicas that are called by the transport; nil is plain HTTP. No error tells of a secret.
-func groupCluster(name string, t *engines.Transport) (*Resource, error) {
-	c := clusterFor(name)
+// newGroupCluster returns the cluster of replicas that share the transport settings t. nil means
+// plain HTTP. The errors contain no secrets.
+func newGroupCluster(name string, t *engines.Transport) (*Resource, error) {
+	c := newCluster(name)
 	if t == nil {
 		return newResource(name, c)
 	}
@@ -37,29 +38,31 @@ func groupCluster(name string, t *engines.Transport) (*Resource, error) {
 	return newResource(name, c)
 }
 
-// requestChanges is what is done to a request in the upstream's own filters, before the codec. Envoy shares a request's headers between its
-// attempts, so all of it must come to the same when it is done again.
+// requestChanges returns what the upstream filters do to a request, before the codec. Envoy shares
+// the headers of a request between its attempts, so the changes must give the same result when they
+// are applied again.
 func requestChanges(t *engines.Transport) (changes []*mutation.HeaderMutation, more []*hcm.HttpFilter, err error) {
 	for _, h := range t.Headers {
-		if h.Name == "" || !plainText(h.Name) || !plainText(h.Value) {
+		if h.Name == "" || !isHeaderText(h.Name) || !isHeaderText(h.Value) {
 			return nil, nil, errors.New("one of its headers has a name or value that no header can have")
 		}
-		changes = append(changes, put(strings.ToLower(h.Name), literal(h.Value)))
+		changes = append(changes, setRequestHeader(strings.ToLower(h.Name), escapeFormat(h.Value)))
 	}
 	if t.Prefix != "" {
-		if !strings.HasPrefix(t.Prefix, "/") || !plainText(t.Prefix) {
+		if !strings.HasPrefix(t.Prefix, "/") || !isHeaderText(t.Prefix) {
 			return nil, nil, errors.New("the path of its URL cannot be the beginning of a path")
 		}
-		more = append(more, filter("envoy.filters.http.lua", &lua.Lua{DefaultSourceCode: &core.DataSource{
+		more = append(more, httpFilter("envoy.filters.http.lua", &lua.Lua{DefaultSourceCode: &core.DataSource{
 			Specifier: &core.DataSource_InlineString{InlineString: fmt.Sprintf(prefixScript, luaText(t.Prefix))},
 		}}))
 	}
 	return changes, more, nil
 }
 
-// prefixScript puts the prefix before the path. A script does it because Envoy's filters that change headers refuse :path, and a route, which
-// may rewrite it, knows nothing of clusters. What the path was at first stays in a header, so that a second attempt does not put it there
-// twice; clients cannot forge that header.
+// prefixScript puts the prefix before the path. It is a script because Envoy's filters that change
+// headers refuse :path, and a route, which may rewrite the path, does not depend on the cluster.
+// The script stores the original path in a header, so that a second attempt does not add the prefix
+// again. Clients cannot forge that header.
 const prefixScript = `function envoy_on_request(handle)
   local headers = handle:headers()
   if headers:get("` + headers.OriginalPath + `") == nil then
@@ -70,7 +73,7 @@ const prefixScript = `function envoy_on_request(handle)
 end
 `
 
-// luaText is a text as Lua writes it, every byte as its number.
+// luaText returns a Lua string literal with every byte as its number.
 func luaText(text string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -81,29 +84,33 @@ func luaText(text string) string {
 	return b.String()
 }
 
-func put(name, value string) *mutation.HeaderMutation {
+// setRequestHeader replaces a header of the request.
+func setRequestHeader(name, value string) *mutation.HeaderMutation {
 	return &mutation.HeaderMutation{Action: &mutation.HeaderMutation_Append{Append: setHeader(name, value)}}
 }
 
-// literal is a text that Envoy is to take as it is, and not for a format.
-func literal(text string) string { return strings.ReplaceAll(text, "%", "%%") }
+// escapeFormat protects a text in which Envoy would otherwise interpret percent signs.
+func escapeFormat(text string) string { return strings.ReplaceAll(text, "%", "%%") }
 
-func plainText(text string) bool {
+// isHeaderText reports whether a header can carry the text.
+func isHeaderText(text string) bool {
 	return utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0
 }
 
-// transportSocket is TLS that takes only a certificate for the server's own name, signed by who is trusted.
+// transportSocket returns TLS that accepts only a certificate for the server's own name, signed by
+// a trusted authority.
 func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
 	up := &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{}}
 	san := &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_DNS, Matcher: exactly(t.ServerName)}
 	if address, err := netip.ParseAddr(t.ServerName); err == nil {
-		// Texts are compared, and Envoy writes a certificate's addresses in their shortest form.
+		// Envoy compares texts and writes the addresses of a certificate in their shortest form.
 		san.SanType, san.Matcher = tlsv3.SubjectAltNameMatcher_IP_ADDRESS, exactly(address.String())
 	} else {
-		up.Sni = t.ServerName // an address may not stand there
+		// SNI cannot hold an address.
+		up.Sni = t.ServerName
 	}
 	if !t.Unchecked {
-		ca, err := authorities(t.CA)
+		ca, err := trustedAuthorities(t.CA)
 		if err != nil {
 			return nil, err
 		}
@@ -121,8 +128,9 @@ func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
 	return &core.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: packed}}, nil
 }
 
-// authorities is who may have signed a certificate. Envoy has no list of its own and reads the system's from its file.
-func authorities(ca string) (*core.DataSource, error) {
+// trustedAuthorities returns the certificates of the authorities to trust. Envoy has no list of its
+// own, so without a configured list it reads the file of the system.
+func trustedAuthorities(ca string) (*core.DataSource, error) {
 	if ca != "" {
 		return &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: ca}}, nil
 	}
@@ -134,8 +142,8 @@ func authorities(ca string) (*core.DataSource, error) {
 	return nil, errors.New("this host has no list of trusted certificates (package ca-certificates); name one in ca_file")
 }
 
-// systemAuthorities are the places of the system's list: the one that is set, as Go and OpenSSL read it, then those of Debian and Alpine,
-// Fedora and RHEL, openSUSE, and older Alpine.
+// systemAuthorities are the paths of the system's list: $SSL_CERT_FILE, as Go and OpenSSL read it,
+// or the files of Debian and Alpine, Fedora and RHEL, openSUSE, and older versions of Alpine.
 func systemAuthorities() []string {
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		return []string{file}

@@ -51,7 +51,8 @@ func by(t *engines.Transport, r engines.Replica) engines.Replica {
 	return r
 }
 
-// TestGroups: each way to call has a cluster of its own, the plain one stays what it is, and no name tells of a secret.
+// TestGroups: each way to call has a cluster of its own, the plain one stays what it is, and no
+// name tells of a secret.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	ways := transports()
@@ -125,7 +126,8 @@ func TestGroupsChange(t *testing.T) {
 	step("no member", []string{"cluster model/chat#key:80", "endpoints model/chat#key:80"}, plain)
 }
 
-// TestATransportThatCannotBe leaves out its replicas, and nothing else; and the message has no secret.
+// TestATransportThatCannotBe leaves out its replicas, and nothing else; and the message has no
+// secret.
 func TestATransportThatCannotBe(t *testing.T) {
 	t.Setenv("SSL_CERT_FILE", filepath.Join(t.TempDir(), "none"))
 	for name, way := range map[string]*engines.Transport{
@@ -147,7 +149,7 @@ func TestATransportThatCannotBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("SSL_CERT_FILE", bundle)
-	source, err := authorities("")
+	source, err := trustedAuthorities("")
 	if err != nil || source.GetFilename() != bundle {
 		t.Errorf("%v, %v", source, err)
 	}
@@ -179,7 +181,8 @@ func tlsServer(t *testing.T, name string, asked func(serverName string)) (net.Ad
 	return s.Listener.Addr(), string(ca)
 }
 
-// TestTransports sends requests through a real Envoy to servers that are called in ways of their own.
+// TestTransports sends requests through a real Envoy to servers that are called in ways of their
+// own.
 func TestTransports(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, func(r *Resources) {
@@ -230,7 +233,8 @@ func TestTransports(t *testing.T) {
 	if r, code := send(t, "", plain.String()); code != 200 || r != (request{"plain", chatPath + "?a=%2Fb", "plain.example", "", ""}) {
 		t.Errorf("plain: %d %+v", code, r)
 	}
-	// The first attempt is broken off after the headers were changed; the second must not change them again.
+	// The first attempt is broken off after the headers were changed; the second must not change
+	// them again.
 	want := request{"keyed", "/50%25/openai" + chatPath + "?a=%2Fb", "one.example:81", "Bearer " + secret, chatPath + "?a=%2Fb"}
 	if r, code := send(t, "key", list(drops, keyed)); code != 200 || r != want {
 		t.Errorf("key and path: %d\n%+v, want\n%+v", code, r, want)
@@ -264,7 +268,8 @@ func otherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// TestAddressInACertificate: Envoy compares texts, and writes the addresses of certificates in their shortest form.
+// TestAddressInACertificate: Envoy compares texts, and writes the addresses of certificates in
+// their shortest form.
 func TestAddressInACertificate(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"2001:db8:0::0001": "2001:db8::1", "2001:DB8::1": "2001:db8::1", "10.0.0.1": "10.0.0.1"} {

@@ -168,7 +168,8 @@ func costlyEngine(t testing.TB, all map[string]costly) net.Addr {
 	})
 }
 
-// TestUsage: what a response has cost is in the access log, if it was asked for, and the response is what the engine sent.
+// TestUsage: what a response has cost is in the access log, if it was asked for, and the response
+// is what the engine sent.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)

@@ -48,7 +48,6 @@ var briefComments = map[string]bool{
 	"internal/relay/moderation": true,
 	"internal/openai/sse":       true,
 	"internal/telemetry/trace":  true,
-	"xds":                       true,
 }
 
 // wideComments are the packages that still have comments wider than maxCommentColumns. The list may
@@ -86,7 +85,6 @@ var wideComments = map[string]bool{
 	"internal/telemetry":        true,
 	"internal/telemetry/trace":  true,
 	"ringhash":                  true,
-	"xds":                       true,
 }
 
 // A package comment begins with "Package x" or "Command x" and says what the package is. Its second

@@ -4,8 +4,8 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 )
 
-// kind is a type of resource. The order is that in which changes are sent: a cluster before its endpoints, both before what may
-// lead to them.
+// resourceKind is a type of resource. Changes are sent in the order of the kinds: a cluster before
+// its endpoints, and both before what may lead to them.
 type resourceKind int
 
 const (
@@ -16,15 +16,17 @@ const (
 	kindCount
 )
 
-// String names the kind for the operator.
+// String returns the name of the kind for operators.
 func (k resourceKind) String() string {
 	return [kindCount]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
+// typeURL returns the type URL of the kind in the xDS protocol.
 func (k resourceKind) typeURL() string {
 	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ListenerType, resource.RouteType}[k]
 }
 
+// kindOf returns the kind with a type URL.
 func kindOf(typeURL string) (resourceKind, bool) {
 	for k := range kindCount {
 		if k.typeURL() == typeURL {
@@ -34,17 +36,17 @@ func kindOf(typeURL string) (resourceKind, bool) {
 	return 0, false
 }
 
-// names are names of resources by kind. The zero value is empty.
-type names [kindCount]map[string]struct{}
+// nameSet is a set of resource names for each kind. The zero value is empty.
+type nameSet [kindCount]map[string]struct{}
 
-func (n *names) put(k resourceKind, name string) {
+func (n *nameSet) put(k resourceKind, name string) {
 	if n[k] == nil {
 		n[k] = map[string]struct{}{}
 	}
 	n[k][name] = struct{}{}
 }
 
-func (n *names) add(more names) {
+func (n *nameSet) add(more nameSet) {
 	for k := range kindCount {
 		for name := range more[k] {
 			n.put(k, name)
@@ -52,7 +54,7 @@ func (n *names) add(more names) {
 	}
 }
 
-func (n *names) empty() bool {
+func (n *nameSet) empty() bool {
 	for k := range kindCount {
 		if len(n[k]) > 0 {
 			return false
@@ -61,7 +63,7 @@ func (n *names) empty() bool {
 	return true
 }
 
-// find returns the resource of that name, or nil.
+// find returns the resource with that name, or nil.
 func (r *Resources) find(k resourceKind, name string) *Resource {
 	switch k {
 	case listenerKind:
@@ -85,9 +87,9 @@ func (r *Resources) find(k resourceKind, name string) *Resource {
 	return nil
 }
 
-// all lists the names of a kind.
+// all returns the names of all resources of a kind.
 func (r *Resources) all(k resourceKind) map[string]struct{} {
-	var n names
+	var n nameSet
 	switch k {
 	case listenerKind:
 		n.put(k, r.Listener.Name)
@@ -106,9 +108,10 @@ func (r *Resources) all(k resourceKind) map[string]struct{} {
 	return n[k]
 }
 
-// differences lists what is new, changed or gone in next. Resources that both share are told by their pointer.
-func differences(old, next *Resources) names {
-	var n names
+// differences returns the names of the resources that are new, changed or removed in next. It
+// compares the pointers first, because Rebuild shares unchanged resources.
+func differences(old, next *Resources) nameSet {
+	var n nameSet
 	compare := func(k resourceKind, a, b *Resource) {
 		switch {
 		case a == b:
