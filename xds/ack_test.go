@@ -7,113 +7,117 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-func worldOf(t testing.TB, replicas ...engines.Replica) *Resources {
+func resourcesOf(t testing.TB, replicas ...engines.Replica) *Resources {
 	t.Helper()
 	return mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet(model("m", replicas...)))
 }
 
-// TestAnotherAddressIsNews: an id says nothing of where Envoy would send a request.
+// A replica is known only at its address: a replica of the same id at another address has not been
+// acknowledged.
 func TestAnotherAddressIsNews(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
-	s.Set(worldOf(t, ready("m-0", "10.0.0.1:80")))
-	c := s.adopt(t, "m")
-	expectTold(t, s, "m=m-0@10.0.0.1:80")
-	s.Set(worldOf(t, ready("m-0", "10.0.0.1:81")))
+	s.Set(resourcesOf(t, ready("m-0", "10.0.0.1:80")))
+	c := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=m-0@10.0.0.1:80")
+	s.Set(resourcesOf(t, ready("m-0", "10.0.0.1:81")))
 	eds := c.expect(endpointKind, "model/m")
-	expectTold(t, s, "m=") // Envoy may have taken it already, or not yet
+	// Envoy may have applied the change already, or not yet.
+	expectAcks(t, s, "m=")
 	c.ack(eds)
-	expectTold(t, s, "m=m-0@10.0.0.1:81")
+	expectAcks(t, s, "m=m-0@10.0.0.1:81")
 }
 
-// TestWhatMayBeGoneIsNotKnown: a replica that leaves and comes back at once is known only when
-// Envoy has said so of the last word.
+// A replica that is removed and returns at once is known only after Envoy has acknowledged the last
+// response.
 func TestWhatMayBeGoneIsNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
-	both := worldOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80"))
+	both := resourcesOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80"))
 	s.Set(both)
-	c := s.adopt(t, "m")
-	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
-	s.Set(worldOf(t, ready("a", "10.0.0.1:80")))
+	c := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
 	without := c.expect(endpointKind, "model/m")
-	expectTold(t, s, "m=a@10.0.0.1:80")
+	expectAcks(t, s, "m=a@10.0.0.1:80")
 	s.Set(both)
 	again := c.expect(endpointKind, "model/m")
 	c.ack(without)
-	c.quiet()
-	if told := s.told(); told != nil {
-		t.Errorf("told %q", told)
+	c.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q", calls)
 	}
 	c.ack(again)
-	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
+	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 
 	s.linger = time.Millisecond
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
 	gone := c.expect(clusterKind, "-model/m")
-	expectTold(t, s, "m=")
+	expectAcks(t, s, "m=")
 	s.Set(both)
 	cds := c.expect(clusterKind, "model/m")
 	eds := c.expect(endpointKind, "model/m")
 	c.ack(gone)
-	c.ack(cds) // Envoy warms it
-	c.quiet()
-	if told := s.told(); told != nil {
-		t.Errorf("told %q of a cluster that has no endpoints", told)
+	// Envoy warms the cluster.
+	c.ack(cds)
+	c.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q of a cluster that has no endpoints", calls)
 	}
 	c.ack(eds)
-	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
+	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 }
 
-// TestAReplicaThatMovesIsToldPerCluster: it is known where it goes to only when Envoy has that
-// cluster, and never in two at once for good.
+// A replica that moves to another cluster is known there only when Envoy has that cluster, and in
+// the end in only one of the two.
 func TestAReplicaThatMovesIsToldPerCluster(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
-	s.Set(worldOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80")))
-	c := s.adopt(t, "m")
-	expectTold(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80")))
+	c := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 	way := &engines.Transport{Group: "a", Headers: []engines.Header{{Name: "Authorization", Value: "Bearer k"}}}
-	s.Set(worldOf(t, by(way, ready("a", "10.0.0.1:80")), ready("b", "10.0.0.2:80")))
+	s.Set(resourcesOf(t, by(way, ready("a", "10.0.0.1:80")), ready("b", "10.0.0.2:80")))
 	cds := c.expect(clusterKind, "model/m#a")
 	c.ack(c.expect(endpointKind, "model/m"))
-	expectTold(t, s, "m=b@10.0.0.2:80")
+	expectAcks(t, s, "m=b@10.0.0.2:80")
 	c.ask(endpointKind, nil, "model/m#a")
 	eds := c.expect(endpointKind, "model/m#a")
 	c.ack(eds)
-	c.quiet()
-	if told := s.told(); told != nil {
-		t.Errorf("OnAck told %q before Envoy had the cluster", told)
+	c.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q before Envoy had the cluster", calls)
 	}
 	c.ack(cds)
-	expectTold(t, s, "m#a=a@10.0.0.1:80")
+	expectAcks(t, s, "m#a=a@10.0.0.1:80")
 }
 
-// TestAClusterLingers: requests that were routed there a moment ago still find it, and one that
-// comes back meanwhile was never away.
+// Requests that were routed to a cluster a moment ago still find it. A cluster that returns
+// meanwhile is never removed.
 func TestAClusterLingers(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
 	s.linger = time.Hour
-	world := worldOf(t, ready("a", "10.0.0.1:80"))
-	s.Set(world)
-	c := s.adopt(t, "m")
-	expectTold(t, s, "m=a@10.0.0.1:80")
-	s.Set(worldOf(t)) // no replica
-	c.quiet()
+	resources := resourcesOf(t, ready("a", "10.0.0.1:80"))
+	s.Set(resources)
+	c := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=a@10.0.0.1:80")
+	// The model has no replica.
+	s.Set(resourcesOf(t))
+	c.expectNothing()
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
-	c.quiet()
-	s.Set(worldOf(t, ready("a", "10.0.0.2:80")))
+	c.expectNothing()
+	s.Set(resourcesOf(t, ready("a", "10.0.0.2:80")))
 	eds := c.expect(endpointKind, "model/m")
-	expectTold(t, s, "m=")
+	expectAcks(t, s, "m=")
 	c.ack(eds)
-	expectTold(t, s, "m=a@10.0.0.2:80")
+	expectAcks(t, s, "m=a@10.0.0.2:80")
 	s.mu.Lock()
 	s.linger = time.Millisecond
 	s.mu.Unlock()
-	s.Set(worldOf(t))
+	s.Set(resourcesOf(t))
 	c.ack(c.expect(endpointKind, "model/m"))
-	expectTold(t, s, "m=")
+	expectAcks(t, s, "m=")
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
 	c.ack(c.expect(clusterKind, "-model/m"))
 }

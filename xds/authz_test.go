@@ -15,14 +15,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// authzStandIn lets through who brings a key, and fails when it is asked to. Of requests with
-// x-test-real it asks the real one.
+// authzStandIn authorizes requests that have a key, and fails on request. For requests with
+// x-test-real it calls the real server.
 type authzStandIn struct {
 	auth.UnimplementedAuthorizationServer
 	real *authz.Server
 }
 
-// authorizerOf knows one tenant, acme, with the key k.
+// authorizerOf returns a server that knows one tenant, acme, with the key k.
 func authorizerOf(t testing.TB) *authz.Server {
 	t.Helper()
 	a := new(authz.Authenticator)

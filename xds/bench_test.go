@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// BenchmarkScale is the way of one replica that comes or goes from the fleet to Envoy's
-// acknowledgement, at several sizes of the fleet.
+// BenchmarkScale measures the time from a change of one replica in the fleet to Envoy's
+// acknowledgement, for fleets of several sizes.
 func BenchmarkScale(b *testing.B) {
 	for _, size := range []int{10, 200, 2000} {
 		b.Run(fmt.Sprintf("%d models", size), func(b *testing.B) {
@@ -28,9 +28,9 @@ func BenchmarkScale(b *testing.B) {
 			less := &engines.Snapshot{Models: maps.Clone(full.Models)}
 			less.Models["model-0"] = model("model-0", full.Models["model-0"].Replicas[:4]...)
 			s := newServed(b)
-			world := mustBuild(b, c, full)
-			s.Set(world)
-			envoy := s.adopt(b, names...)
+			resources := mustBuild(b, c, full)
+			s.Set(resources)
+			envoy := s.connectAndAck(b, names...)
 			b.ResetTimer()
 			for i := range b.N {
 				next := less
@@ -38,10 +38,10 @@ func BenchmarkScale(b *testing.B) {
 					next = full
 				}
 				var err error
-				if world, err = world.Rebuild(c, next); err != nil {
+				if resources, err = resources.Rebuild(c, next); err != nil {
 					b.Fatal(err)
 				}
-				s.Set(world)
+				s.Set(resources)
 				envoy.ack(envoy.expect(endpointKind, "model/model-0"))
 			}
 		})

@@ -93,7 +93,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// canonical is a message as JSON with stable spaces and order, which protojson does not promise.
+// canonical returns a message as JSON with stable white space and order, which protojson does not
+// promise.
 func canonical(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
@@ -114,8 +115,8 @@ func canonical(t testing.TB, m proto.Message) []byte {
 	return b.Bytes()
 }
 
-// TestEveryMessageIsValid looks into the packed messages too, which the checks of the outer one do
-// not.
+// The packed messages inside a message are valid too. The validation of the outer message does not
+// check them.
 func TestEveryMessageIsValid(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), sample())
@@ -150,7 +151,7 @@ func TestEveryMessageIsValid(t *testing.T) {
 	}
 }
 
-// packedIn finds the packed messages in a message, at any depth.
+// packedIn returns the packed messages in a message, at any depth.
 func packedIn(t testing.TB, m protoreflect.Message) []proto.Message {
 	t.Helper()
 	if packed, ok := m.Interface().(*anypb.Any); ok {
@@ -185,7 +186,7 @@ func packedIn(t testing.TB, m protoreflect.Message) []proto.Message {
 	return found
 }
 
-// TestEnvoyAcceptsWhatIsBuilt asks Envoy itself, with the resources as a static configuration.
+// Envoy itself accepts the resources, as a static configuration.
 func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), sample())
@@ -230,9 +231,8 @@ func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	}
 }
 
-// TestScalingChangesOnlyEndpoints runs random lives of a fleet: what is rebuilt is what would be
-// built anew, clusters keep their bytes as long as their model lives, and a change of replicas is a
-// change of that model's endpoints and of nothing else.
+// In random histories of a fleet, Rebuild returns what Build returns, clusters keep their bytes as
+// long as the transport settings are the same, and differences names the changed resources.
 func TestScalingChangesOnlyEndpoints(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
@@ -258,7 +258,7 @@ func TestScalingChangesOnlyEndpoints(t *testing.T) {
 	}
 }
 
-// mutate changes one thing in a fleet and says which resources that must change.
+// mutate changes one thing in a fleet. It adds to want the resources that must change.
 func mutate(random *rand.Rand, s *engines.Snapshot, want *nameSet) *engines.Snapshot {
 	next := &engines.Snapshot{Models: maps.Clone(s.Models)}
 	name := fmt.Sprintf("m%d", random.IntN(5))
@@ -272,7 +272,8 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *nameSet) *engines.Snap
 		delete(next.Models, name)
 		want.put(clusterKind, "model/"+name)
 		want.put(endpointKind, "model/"+name)
-	case n < 3 && len(m.Replicas) > 0: // one that is not ready any more
+	// a replica that is no longer ready
+	case n < 3 && len(m.Replicas) > 0:
 		changed := slices.Clone(m.Replicas)
 		i := random.IntN(len(changed))
 		if changed[i].State == engines.Ready {
@@ -280,7 +281,8 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *nameSet) *engines.Snap
 		}
 		changed[i].State = engines.Draining
 		next.Models[name] = model(name, changed...)
-	case n == 3 && len(m.Replicas) > 0: // one that comes back elsewhere
+	// a replica that returns at another address
+	case n == 3 && len(m.Replicas) > 0:
 		changed := slices.Clone(m.Replicas)
 		r := &changed[random.IntN(len(changed))]
 		r.Address = netip.AddrPortFrom(r.Address.Addr(), r.Address.Port()+1)
@@ -288,7 +290,8 @@ func mutate(random *rand.Rand, s *engines.Snapshot, want *nameSet) *engines.Snap
 			want.put(endpointKind, "model/"+name)
 		}
 		next.Models[name] = model(name, changed...)
-	case n < 6: // a change that Envoy has no part in
+	// a change that does not matter to Envoy
+	case n < 6:
 		changed := slices.Clone(m.Replicas)
 		for i := range changed {
 			changed[i].Slots, changed[i].Restarts = random.IntN(9), random.IntN(9)

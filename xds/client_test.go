@@ -26,14 +26,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// served is a Server with its wire, for tests that play Envoy.
+// served is a Server behind gRPC, for tests that play the part of Envoy.
 type served struct {
 	*Server
 	dial *grpc.ClientConn
 
 	mu sync.Mutex
-	// acks are the calls of OnAck, "model=id,id", with the group behind the model where there is
-	// one, and the address behind the id unless it is one of fleetOf; guarded by mu
+	// acks are the calls of OnAck, "model=id,id". A group is behind its model, and an address is
+	// behind its id unless it is that of fleetOf. Guarded by mu.
 	acks []string
 }
 
@@ -72,8 +72,8 @@ func newServed(t testing.TB) *served {
 	return s
 }
 
-// told returns the calls of OnAck since the last time, sorted.
-func (s *served) told() []string {
+// ackCalls returns the calls of OnAck since the last call of ackCalls, sorted.
+func (s *served) ackCalls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	acks := s.acks
@@ -82,7 +82,7 @@ func (s *served) told() []string {
 	return acks
 }
 
-// client plays Envoy on one stream.
+// client plays the part of Envoy on one stream.
 type client struct {
 	t      testing.TB
 	wire   discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
@@ -113,7 +113,7 @@ func (s *served) connect(t testing.TB) *client {
 	return c
 }
 
-// send sends a request. The first one says who this is.
+// send sends a request. The first request names the node.
 func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
 	c.t.Helper()
 	if !c.named {
@@ -127,7 +127,7 @@ func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
 	}
 }
 
-// ask subscribes, with what this Envoy has from before.
+// ask subscribes to names. has are the versions that this Envoy has from an earlier stream.
 func (c *client) ask(k resourceKind, has map[string]string, names ...string) {
 	c.t.Helper()
 	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesSubscribe: names, InitialResourceVersions: has})
@@ -138,7 +138,7 @@ func (c *client) forget(k resourceKind, names ...string) {
 	c.send(&discovery.DeltaDiscoveryRequest{TypeUrl: k.typeURL(), ResourceNamesUnsubscribe: names})
 }
 
-// ack acknowledges a response; with a message it refuses it.
+// ack acknowledges a response, or refuses it if a message is given.
 func (c *client) ack(r *discovery.DeltaDiscoveryResponse, refusal ...string) {
 	c.t.Helper()
 	request := &discovery.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce}
@@ -148,8 +148,8 @@ func (c *client) ack(r *discovery.DeltaDiscoveryResponse, refusal ...string) {
 	c.send(request)
 }
 
-// expect receives the next response and checks its kind and what it holds, "name" or "-name" for a
-// removed one.
+// expect receives the next response and checks its kind and its content: "name", or "-name" for a
+// removed resource.
 func (c *client) expect(k resourceKind, want ...string) *discovery.DeltaDiscoveryResponse {
 	c.t.Helper()
 	select {
@@ -163,23 +163,22 @@ func (c *client) expect(k resourceKind, want ...string) *discovery.DeltaDiscover
 			c.t.Fatalf("got %s %q, want %s %q", r.TypeUrl, got, k, want)
 		}
 		return r
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		c.t.Fatalf("no response, want %s %q", k, want)
 		return nil
 	}
 }
 
-// quiet checks that the server has nothing to say: it answers a question that it always answers,
-// and nothing comes before.
-func (c *client) quiet() {
+// expectNothing checks that the server has nothing to send: it asks a question that is always
+// answered, and the answer is the next response.
+func (c *client) expectNothing() {
 	c.t.Helper()
 	c.ask(routeKind, nil, resourceName)
 	c.ack(c.expect(routeKind, resourceName))
 }
 
-// adopt is a whole connection of an Envoy: it asks like one and acknowledges everything. It returns
-// what it has at the end.
-func (s *served) adopt(t testing.TB, models ...string) *client {
+// connectAndAck connects as an Envoy does and acknowledges everything. It returns the client.
+func (s *served) connectAndAck(t testing.TB, models ...string) *client {
 	t.Helper()
 	c := s.connect(t)
 	var want []string
@@ -195,7 +194,7 @@ func (s *served) adopt(t testing.TB, models ...string) *client {
 	c.ack(r)
 	c.ask(listenerKind, nil)
 	c.ack(c.expect(listenerKind, resourceName))
-	c.quiet()
+	c.expectNothing()
 	return c
 }
 
@@ -211,13 +210,13 @@ func namesIn(r *discovery.DeltaDiscoveryResponse) []string {
 	return got
 }
 
-// addressOf is where fleetOf puts a replica.
+// addressOf returns the address of a replica in fleetOf.
 func addressOf(id string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(1+crc32.ChecksumIEEE([]byte(id))%60_000))
 }
 
-// fleetOf makes resources for models with the ids of their ready replicas. Every id has its own
-// port.
+// fleetOf returns resources for models with the ids of their ready replicas. Each id has a port of
+// its own.
 func fleetOf(t testing.TB, models map[string][]string) *Resources {
 	t.Helper()
 	s := &engines.Snapshot{Models: map[string]*engines.ModelSnapshot{}}

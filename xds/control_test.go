@@ -31,35 +31,35 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// gateway is all that stands around an Envoy in a test: the server under test, and stand-ins for
-// the parts of Sluice that Envoy asks. What they answer, the request says in its x-test-* headers.
+// gateway is the environment of an Envoy in a test: the server under test, and stand-ins for the
+// parts of Sluice that Envoy calls.
 type gateway struct {
 	*envoyProcess
 	server *Server
 	config Config
 	addr   string
 	log    logReceiver
-	// observed is what the observer told.
+	// observed is what the observer reported.
 	observed observations
 	alter    func(*Resources)
 	// client sends the requests of the test.
 	client *http.Client
-	// stop ends what Envoy finds behind its control cluster, as a crash of Sluice does.
+	// stop ends the servers behind Envoy's control cluster, as a crash of Sluice does.
 	stop func()
 
 	mu sync.Mutex
-	// fleet is what the server was told last; guarded by mu
+	// fleet is the fleet that the server was given last. Guarded by mu.
 	fleet map[string]*engines.ModelSnapshot
-	// current is built from fleet; guarded by mu
+	// current was built from fleet. Guarded by mu.
 	current *Resources
-	// acks are the replicas that OnAck told, by cluster; guarded by mu
+	// acks are the replicas that OnAck was called with, by cluster. Guarded by mu.
 	acks map[string]map[string]netip.AddrPort
-	// waiting are closed when OnAck tells these replicas; guarded by mu
+	// waiting are the channels to close when OnAck is called with these replicas. Guarded by mu.
 	waiting map[string]chan struct{}
 }
 
-// newGateway starts an Envoy that Sluice configures. alter may change what Build gave; nil changes
-// nothing.
+// newGateway starts an Envoy that Sluice configures. alter may change the result of Build. nil
+// changes nothing.
 func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
 	return newGatewayIn(t, shortDir(t), c, alter)
@@ -82,7 +82,7 @@ func newGatewayIn(t testing.TB, dir string, c Config, alter func(*Resources)) *g
 	return g
 }
 
-// serveControl runs what Envoy finds behind its control cluster, until the test ends or stop is
+// serveControl runs the servers behind Envoy's control cluster until the test ends or stop is
 // called.
 func serveControl(t testing.TB, dir string, g *gateway) (stop func()) {
 	t.Helper()
@@ -123,7 +123,7 @@ func serveAPI(t testing.TB, dir string) {
 	t.Cleanup(func() { api.Close() })
 }
 
-// set tells the server what replicas a model has; none at all removes the model.
+// set changes the replicas of a model. Without replicas, it removes the model.
 func (g *gateway) set(t testing.TB, model string, replicas ...engines.Replica) {
 	t.Helper()
 	g.mu.Lock()
@@ -147,7 +147,7 @@ func (g *gateway) update(t testing.TB) {
 	g.server.Set(next)
 }
 
-// settle is set, and then waiting for Envoy's word that it knows.
+// settle changes the replicas of a model and waits until Envoy has acknowledged them.
 func (g *gateway) settle(t testing.TB, model string, replicas ...engines.Replica) {
 	t.Helper()
 	ids := make([]string, len(replicas))
@@ -163,18 +163,19 @@ func (g *gateway) await(t testing.TB, done <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("waited in vain until %s; status %+v", what, g.server.Status())
 	}
 }
 
-// acked is closed when OnAck has told exactly these replicas of the model.
+// acked returns a channel that is closed when OnAck was called with exactly these replicas of the
+// model.
 func (g *gateway) acked(model string, ids []string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	done := make(chan struct{})
 	key := model + "=" + strings.Join(slices.Sorted(slices.Values(ids)), ",")
-	if _, told := g.acks[headers.ModelCluster(model)]; told && g.knownLocked(model) == key {
+	if _, calls := g.acks[headers.ModelCluster(model)]; calls && g.knownLocked(model) == key {
 		close(done)
 	} else {
 		g.waiting[key] = done
@@ -194,7 +195,7 @@ func (g *gateway) onAck(cluster string, replicas map[string]netip.AddrPort) {
 	}
 }
 
-// knownLocked is what OnAck told of all clusters of a model, "model=id,id".
+// knownLocked returns what OnAck was called with for all clusters of a model, "model=id,id".
 func (g *gateway) knownLocked(model string) string {
 	var ids []string
 	for cluster, replicas := range g.acks {
@@ -206,8 +207,9 @@ func (g *gateway) knownLocked(model string) string {
 	return model + "=" + strings.Join(ids, ",")
 }
 
-// processorStandIn decides as the request's x-test headers say. x-test-cluster and x-test-list
-// route it; without them it stays undecided. x-test-answer is a status to answer with.
+// processorStandIn decides as the x-test headers of the request say. x-test-cluster and x-test-list
+// route the request. Without them the request stays undecided. x-test-answer is a status to answer
+// with.
 type processorStandIn struct {
 	extproc.UnimplementedExternalProcessorServer
 	observed *observations
@@ -246,7 +248,7 @@ func (p processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer
 		case *extproc.ProcessingRequest_RequestBody:
 			out = &extproc.ProcessingResponse{
 				Response:        &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: decision(asked)}},
-				DynamicMetadata: saying(asked),
+				DynamicMetadata: testMetadata(asked),
 			}
 		case *extproc.ProcessingRequest_ResponseTrailers:
 			out = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{
@@ -259,8 +261,8 @@ func (p processorStandIn) Process(stream extproc.ExternalProcessor_ProcessServer
 	}
 }
 
-// internalAmong finds a header that only Sluice may set, in any spelling that some server takes for
-// the same.
+// internalAmong finds a header that only Sluice may set, in any spelling that some server treats as
+// the same name.
 func internalAmong(asked map[string]string) string {
 	for name := range asked {
 		if slices.Contains(headers.Internal(), strings.ReplaceAll(name, "_", "-")) {
@@ -272,7 +274,8 @@ func internalAmong(asked map[string]string) string {
 
 func onHeaders(asked map[string]string, whole bool) *extproc.ProcessingResponse {
 	if answer := asked["x-test-answer"]; answer != "" {
-		code, _ := strconv.Atoi(answer) // 0 becomes 200
+		// Without a number, code is 0, which means 200.
+		code, _ := strconv.Atoi(answer)
 		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
 			ImmediateResponse: &extproc.ImmediateResponse{
 				Status: &httpstatus.HttpStatus{Code: httpstatus.StatusCode(code)}, //nolint:gosec // a status
@@ -309,8 +312,9 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	return &extproc.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}
 }
 
-// saying is what x-test-tenant and x-test-note-* headers ask to be noted.
-func saying(asked map[string]string) *structpb.Struct {
+// testMetadata returns the dynamic metadata that the headers x-test-tenant and x-test-note-* ask
+// for.
+func testMetadata(asked map[string]string) *structpb.Struct {
 	fields := map[string]*structpb.Value{}
 	if tenant := asked["x-test-tenant"]; tenant != "" {
 		fields[headers.MetadataTenant] = structpb.NewStringValue(tenant)
@@ -326,12 +330,12 @@ func saying(asked map[string]string) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{headers.Metadata: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
 }
 
-// logReceiver keeps the access log.
+// logReceiver stores the access log.
 type logReceiver struct {
 	als.UnimplementedAccessLogServiceServer
 
 	mu sync.Mutex
-	// entries by log name; guarded by mu
+	// entries are the entries by the name of the log. Guarded by mu.
 	entries map[string][]*accesslog.HTTPAccessLogEntry
 }
 
@@ -378,7 +382,7 @@ func (l *logReceiver) wait(t testing.TB, requestID string) *accesslog.HTTPAccess
 	return found[0]
 }
 
-// replica is a ready replica at the address of a listener.
+// replica returns a ready replica at the address of a listener.
 func replica(id string, address net.Addr) engines.Replica {
 	return engines.Replica{ID: id, State: engines.Ready, Address: address.(*net.TCPAddr).AddrPort()}
 }

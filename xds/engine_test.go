@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// seen is what an engine says of the request that it got.
+// seen is the request that an engine got.
 type seen struct {
 	Engine string
 	Header http.Header
@@ -23,7 +23,7 @@ type seen struct {
 	Digest string
 }
 
-// newEngine is an engine that answers with what it saw.
+// newEngine starts an engine that answers with the request that it got.
 func newEngine(t testing.TB, name string) net.Addr {
 	t.Helper()
 	return serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -50,7 +50,7 @@ func serve(t testing.TB, h http.HandlerFunc) net.Addr {
 	return s.Listener.Addr()
 }
 
-// silentEngine takes requests and never answers.
+// silentEngine accepts requests and never answers.
 func silentEngine(t testing.TB) net.Addr {
 	t.Helper()
 	return serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -71,7 +71,8 @@ func droppingEngine(t testing.TB, n int64) net.Addr {
 		for {
 			c, err := l.Accept()
 			if err != nil {
-				return // closed
+				// The listener was closed.
+				return
 			}
 			go func() {
 				io.CopyN(io.Discard, c, n) //nolint:errcheck // dropped either way
@@ -82,7 +83,7 @@ func droppingEngine(t testing.TB, n int64) net.Addr {
 	return l.Addr()
 }
 
-// deadAddress is an address where connections are refused and that nobody else can take.
+// deadAddress returns an address that refuses connections and that no other process can use.
 func deadAddress(t testing.TB) net.Addr {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -102,13 +103,13 @@ func deadAddress(t testing.TB) net.Addr {
 
 const chatPath = "/v1/chat/completions"
 
-// answer is what a client got.
+// answer is the response that a client got.
 type answer struct {
 	*http.Response
 	body []byte
 }
 
-// do sends a request with headers in pairs. It must be answered.
+// do sends a request with headers in pairs. The test fails if there is no response.
 func (g *gateway) do(t testing.TB, method, path string, body []byte, pairs ...string) answer {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, "http://"+g.addr+path, bytes.NewReader(body))
@@ -130,14 +131,14 @@ func (g *gateway) do(t testing.TB, method, path string, body []byte, pairs ...st
 	return answer{response, b}
 }
 
-// chat sends a chat that ext_proc routes to a model along a list of replicas.
+// chat sends a chat that ext_proc routes to a model with a list of replicas.
 func (g *gateway) chat(t testing.TB, model, list string, pairs ...string) answer {
 	t.Helper()
 	return g.do(t, http.MethodPost, chatPath, []byte(`{"model":"x"}`),
 		append(pairs, "x-test-cluster", "model/"+model, "x-test-list", list)...)
 }
 
-// raw sends bytes as they are and reads one response.
+// raw sends bytes unchanged and reads one response.
 func (g *gateway) raw(t testing.TB, text string) answer {
 	t.Helper()
 	c, err := net.Dial("tcp", g.addr)
@@ -145,7 +146,7 @@ func (g *gateway) raw(t testing.TB, text string) answer {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.WriteString(c, text); err != nil {
@@ -163,7 +164,7 @@ func (g *gateway) raw(t testing.TB, text string) answer {
 	return answer{response, b}
 }
 
-// saw reads what the engine saw.
+// saw decodes the request that the engine got.
 func (a answer) saw(t testing.TB) seen {
 	t.Helper()
 	var s seen
@@ -173,7 +174,7 @@ func (a answer) saw(t testing.TB) seen {
 	return s
 }
 
-// code reads the error's code.
+// code returns the code of the error.
 func (a answer) code(t testing.TB) string {
 	t.Helper()
 	var e struct {

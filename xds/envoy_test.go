@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// envoyBinary is the Envoy that the tests run: $SLUICE_ENVOY, else the pinned one.
+// envoyBinary returns the Envoy that the tests run: $SLUICE_ENVOY, else the pinned one.
 func envoyBinary(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("SLUICE_ENVOY")
@@ -48,7 +48,7 @@ type envoyProcess struct {
 	admin *http.Client
 }
 
-// startEnvoy runs an Envoy against the control and API sockets in dir and ends it with the test.
+// startEnvoy runs an Envoy with the control and API sockets in dir and ends it with the test.
 func startEnvoy(t testing.TB, dir string) *envoyProcess {
 	t.Helper()
 	config := filepath.Join(dir, "bootstrap.json")
@@ -61,7 +61,8 @@ func startEnvoy(t testing.TB, dir string) *envoyProcess {
 	}
 	cmd := exec.Command(envoyBinary(t), "-c", config, "--disable-hot-restart", "--concurrency", "1", "--log-level", logLevel())
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics leaves no Envoy
+	// If a test panics, the kernel ends its Envoy.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,8 @@ func startEnvoy(t testing.TB, dir string) *envoyProcess {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = cmd.Wait() // it was killed
+		// The process was killed, so Wait returns an error.
+		_ = cmd.Wait()
 		log.Close()
 		if t.Failed() {
 			t.Logf("Envoy said:\n%s", tail(filepath.Join(dir, "envoy.log")))
@@ -101,7 +103,7 @@ func tail(file string) string {
 	return string(b[max(0, len(b)-8000):])
 }
 
-// get reads a page of Envoy's admin.
+// get reads a page of Envoy's admin interface.
 func (e *envoyProcess) get(path string) (string, error) {
 	r, err := e.admin.Get("http://envoy" + path)
 	if err != nil {
@@ -112,7 +114,7 @@ func (e *envoyProcess) get(path string) (string, error) {
 	return string(b), err
 }
 
-// address waits for the listener and returns where it listens.
+// address waits for the listener and returns its address.
 func (e *envoyProcess) address(t testing.TB) string {
 	t.Helper()
 	var address string
@@ -122,7 +124,8 @@ func (e *envoyProcess) address(t testing.TB) string {
 			return false
 		}
 		address = strings.TrimSpace(strings.TrimPrefix(page, resourceName+"::"))
-		c, err := net.Dial("tcp", address) // it is named before anybody listens
+		// Envoy shows the address before it listens.
+		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return false
 		}
@@ -142,10 +145,10 @@ func (e *envoyProcess) stat(t testing.TB, name string) string {
 	return strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(page), name+":"))
 }
 
-// eventually waits for a condition that other goroutines or processes bring about.
+// eventually waits for a condition that other goroutines or processes make true.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatal("waited in vain until ", what)
@@ -154,12 +157,12 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// patience is how long a test waits for what must happen; a busy machine is slow.
-const patience = 30 * time.Second
+// testTimeout bounds every wait. It is long enough for a busy machine.
+const testTimeout = 30 * time.Second
 
 type dict = map[string]any
 
-// bootstrap is the least an Envoy needs to find Sluice.
+// bootstrap returns the smallest bootstrap with which Envoy finds Sluice.
 func bootstrap(t testing.TB, dir string) []byte {
 	t.Helper()
 	b, err := json.Marshal(bootstrapDict(dir))
@@ -207,7 +210,7 @@ func staticCluster(name string, address dict, protocol string, options dict) dic
 	}
 }
 
-// shortDir is a directory whose sockets fit into a socket address.
+// shortDir returns a directory whose sockets fit into a socket address.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "xds")

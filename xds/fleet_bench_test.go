@@ -8,10 +8,10 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// perModel is how many replicas a model of the benchmarks has: 1,000 are 200 models.
+// perModel is the number of replicas of a model in the benchmarks: 1,000 replicas are 200 models.
 const perModel = 5
 
-// fleetPart is a launcher's part of the fleet, of so many replicas.
+// fleetPart returns a launcher's part of the fleet with that many replicas.
 func fleetPart(size int) engines.Part {
 	var p engines.Part
 	for n := range size {
@@ -26,9 +26,8 @@ func fleetPart(size int) engines.Part {
 	return p
 }
 
-// BenchmarkFleet is the way of one replica that goes or comes back through the whole chain, from
-// its launcher's word to Envoy's, in fleets of several sizes. What a launcher does to make its part
-// is not in it.
+// BenchmarkFleet measures the whole chain for one replica that is removed or returns, from the
+// report of its launcher to the acknowledgement of Envoy, in fleets of several sizes.
 func BenchmarkFleet(b *testing.B) {
 	for _, size := range []int{10, 100, 1000} {
 		full := fleetPart(size)
@@ -51,21 +50,21 @@ func wholeChain(b *testing.B, full, less engines.Part, model string) {
 	f := engines.NewFleet()
 	f.Set("local", full)
 	s := newServed(b)
-	world := mustBuild(b, c, f.Snapshot())
-	s.Set(world)
+	resources := mustBuild(b, c, f.Snapshot())
+	s.Set(resources)
 	var names []string
 	for _, m := range full.Models {
 		names = append(names, m.Name)
 	}
-	envoy := s.adopt(b, names...)
+	envoy := s.connectAndAck(b, names...)
 	b.ResetTimer()
 	for i := range b.N {
 		f.Set("local", []engines.Part{less, full}[i%2])
 		var err error
-		if world, err = world.Rebuild(c, f.Snapshot()); err != nil {
+		if resources, err = resources.Rebuild(c, f.Snapshot()); err != nil {
 			b.Fatal(err)
 		}
-		s.Set(world)
+		s.Set(resources)
 		envoy.ack(envoy.expect(endpointKind, "model/"+model))
 	}
 }

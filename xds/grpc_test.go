@@ -22,8 +22,8 @@ import (
 
 const inferenceMethod = "/llm.v1.Inference/Stream"
 
-// serveGRPC is a service of the name of Sluice's own, with plain texts for messages: it says again
-// what it hears and who says it, and of "deadline" how long there is.
+// serveGRPC serves a gRPC service with the name of Sluice's. Its messages are plain texts. It
+// repeats each message with the tenant, and answers "deadline" with the time that is left.
 func serveGRPC(t *testing.T, dir string) *grpc.Server {
 	t.Helper()
 	s := grpc.NewServer()
@@ -75,7 +75,8 @@ func (m *managed) call(ctx context.Context, t *testing.T, method string, pairs .
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, pairs...))
-	stop := time.AfterFunc(patience, cancel) // no deadline, which the server would see
+	// The context has no deadline, since the server would see it.
+	stop := time.AfterFunc(testTimeout, cancel)
 	t.Cleanup(func() { stop.Stop(); cancel(); conn.Close() })
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
@@ -94,8 +95,8 @@ func ask(t *testing.T, stream grpc.ClientStream, said string) (string, error) {
 	return out.Value, err
 }
 
-// grpcMessages: each message arrives before the next is sent, and the service's own status and
-// trailers at the end.
+// Each message arrives before the next is sent, and the service's own status and trailers arrive at
+// the end.
 func grpcMessages(t *testing.T, m *managed) {
 	stream := m.call(t.Context(), t, inferenceMethod, "authorization", "Bearer k", headers.Tenant, "root")
 	for _, said := range []string{"a", "b", strings.Repeat("x", 1<<20), "c"} {
@@ -119,7 +120,7 @@ func grpcMessages(t *testing.T, m *managed) {
 	}
 }
 
-// grpcDeadline: the server has the client's deadline, untouched, and its end comes back as such.
+// The server gets the client's deadline unchanged, and the client gets its expiry as a status.
 func grpcDeadline(t *testing.T, m *managed) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
 	defer cancel()
@@ -133,7 +134,7 @@ func grpcDeadline(t *testing.T, m *managed) {
 	}
 }
 
-// grpcRefused: whoever refuses, the client hears a status.
+// The client gets a gRPC status, whichever part refuses the request.
 func grpcRefused(t *testing.T, m *managed) {
 	for name, test := range map[string]struct {
 		pairs   []string
@@ -166,7 +167,7 @@ func notGRPC(t *testing.T, m *managed) {
 	}
 }
 
-// TestManagedUnavailable: Sluice's own listeners are away while its control listener answers.
+// Sluice's own listeners are away while its control listener answers.
 func TestManagedUnavailable(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// TestAChangeInALargeFleetReachesEnvoy: in a fleet of 1,000 replicas of 200 models one goes or
-// comes back, 200 times over. How long it takes until a real Envoy has acknowledged it is told.
+// In a fleet of 1,000 replicas of 200 models, a replica is removed or returns 200 times. The test
+// logs how long each change takes until Envoy has acknowledged it.
 func TestAChangeInALargeFleetReachesEnvoy(t *testing.T) {
 	t.Parallel()
 	const size, changes = 1000, 200
@@ -25,7 +25,7 @@ func TestAChangeInALargeFleetReachesEnvoy(t *testing.T) {
 		t.Helper()
 		select {
 		case <-acked:
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("waited in vain until ", what)
 		}
 	}
@@ -33,8 +33,8 @@ func TestAChangeInALargeFleetReachesEnvoy(t *testing.T) {
 	f := engines.NewFleet()
 	full := fleetPart(size)
 	f.Set("local", full)
-	world := mustBuild(t, c, f.Snapshot())
-	server.Set(world)
+	resources := mustBuild(t, c, f.Snapshot())
+	server.Set(resources)
 	startEnvoy(t, dir)
 	for range size / perModel {
 		await("Envoy has the fleet")
@@ -48,10 +48,10 @@ func TestAChangeInALargeFleetReachesEnvoy(t *testing.T) {
 		began := time.Now()
 		f.Set("local", part)
 		var err error
-		if world, err = world.Rebuild(c, f.Snapshot()); err != nil {
+		if resources, err = resources.Rebuild(c, f.Snapshot()); err != nil {
 			t.Fatal(err)
 		}
-		server.Set(world)
+		server.Set(resources)
 		await(fmt.Sprint("Envoy has change ", n))
 		took = append(took, time.Since(began))
 	}

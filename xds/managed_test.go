@@ -26,13 +26,13 @@ func managedConfig(dir string) Config {
 	}
 }
 
-// managed is a gateway with stand-ins for what carries streams itself.
+// managed is a gateway with stand-ins for the parts that carry streams themselves.
 type managed struct {
 	*gateway
 	grpc *grpc.Server
 
 	mu sync.Mutex
-	// arrived counts the requests at the relay, by ticket; guarded by mu
+	// arrived counts the requests at the relay, by handoff. Guarded by mu.
 	arrived map[string]int
 }
 
@@ -48,8 +48,8 @@ func newManaged(t *testing.T) *managed {
 	return m
 }
 
-// ServeHTTP is the relay: WebSockets say again what they hear, streams say what was asked of them,
-// and who has a ticket is told what came.
+// ServeHTTP stands in for the relay. It echoes the messages of WebSockets, answers requests for
+// streams with what they asked for, and answers requests with a handoff with what it received.
 func (m *managed) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Header.Get("x-test-drop") != "":
@@ -84,7 +84,7 @@ func (m *managed) count(r *http.Request) {
 	m.arrived[r.Header.Get(headers.Handoff)]++
 }
 
-func (m *managed) came(ticket string) int {
+func (m *managed) arrivals(ticket string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.arrived[ticket]
@@ -94,7 +94,8 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("x-test-protocols", strings.Join(r.Header.Values("sec-websocket-protocol"), " + "))
 	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{"realtime"}, InsecureSkipVerify: true})
 	if err != nil {
-		return // Accept has answered
+		// Accept has written the error.
+		return
 	}
 	defer c.CloseNow()
 	c.SetReadLimit(1 << 20)
@@ -107,7 +108,8 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestManaged brings requests to what Sluice carries itself, through a real Envoy.
+// TestManaged sends requests through a real Envoy to the parts of Sluice that carry streams
+// themselves.
 func TestManaged(t *testing.T) {
 	t.Parallel()
 	m := newManaged(t)
@@ -138,8 +140,8 @@ func (m *managed) relay(t *testing.T, ticket string, body []byte, pairs ...strin
 	return m.do(t, http.MethodPost, chatPath, body, append(pairs, "x-test-cluster", headers.RelayCluster, "x-test-ticket", ticket)...)
 }
 
-// relayed: the ticket arrives, the client's key does not, and the relay's word on who answered
-// stands.
+// The handoff arrives, the client's key does not, and the header of the relay that names who
+// answered is kept.
 func relayed(t *testing.T, m *managed) {
 	for stream, name := range map[string]string{"": routes.Relay, "1": routes.RelayStream} {
 		got := m.relay(t, "t"+stream, []byte("{}"), "x-test-stream", stream, "Authorization", "Bearer k", "X-Api-Key", "k", "Api-Key", "k",
@@ -163,19 +165,19 @@ func relayedBody(t *testing.T, m *managed) {
 	}
 }
 
-// relayedOnce: nothing is tried again.
+// Envoy retries nothing.
 func relayedOnce(t *testing.T, m *managed) {
 	got := m.relay(t, "once", []byte("{}"), "x-test-drop", "1", "x-test-retries", "3")
 	if got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 		t.Errorf("%d %s", got.StatusCode, got.body)
 	}
 	checkHeaders(t, got.Header, map[string]string{headers.Source: "gateway", "retry-after": "1"})
-	if n := m.came("once"); n != 1 {
+	if n := m.arrivals("once"); n != 1 {
 		t.Errorf("the ticket was shown %d times", n)
 	}
 }
 
-// forgedTicket: a client's own ticket leads nowhere, with a decision for an engine neither.
+// A handoff that a client sends has no effect, even with a decision for an engine.
 func forgedTicket(t *testing.T, m *managed) {
 	a := newEngine(t, "a")
 	m.settle(t, "forged", replica("forged-0", a))
@@ -189,7 +191,7 @@ func forgedTicket(t *testing.T, m *managed) {
 			t.Errorf("%s, decided: came to the %s", name, saw.Engine)
 		}
 	}
-	if m.came("forged") > 0 {
+	if m.arrivals("forged") > 0 {
 		t.Error("the relay saw it")
 	}
 }
@@ -213,15 +215,16 @@ func runningStreams(t *testing.T, m *managed) {
 	if got := m.do(t, "GET", "/v1/streams/a", nil, "Authorization", "k", "x-test-drop", "1"); got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 		t.Errorf("when the relay drops it: %d %s", got.StatusCode, got.body)
 	}
-	for _, path := range []string{"/v1/streamsandmore", "/v1/streams", "/v1/streams/%zz", "/v1/streams/a%2"} { // the last ones are no URLs
+	// The last two paths are not valid URLs.
+	for _, path := range []string{"/v1/streamsandmore", "/v1/streams", "/v1/streams/%zz", "/v1/streams/a%2"} {
 		if got := m.raw(t, "GET "+path+" HTTP/1.1\r\nhost: x\r\nx-test-answer: 404\r\n\r\n"); string(got.body) != "sluice says 404" {
 			t.Errorf("%s: %d %s", path, got.StatusCode, got.body)
 		}
 	}
 }
 
-// TestManagedStreamsHaveNoTimeLimit looks at the routes: nobody waits in a test for what is not to
-// happen.
+// The routes of managed streams have no time limit. The test reads the routes, since it cannot wait
+// for a timeout that never comes.
 func TestManagedStreamsHaveNoTimeLimit(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), fleet())

@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// observations stand in for Sluice's end of the observer's exchanges: each ends with its first
+// observations is Sluice's end of the observer's exchanges. It ends each exchange after the first
 // message, unless it hangs.
 type observations struct {
 	mu sync.Mutex
-	// first are the messages by request id; guarded by mu
+	// first are the messages by request id. Guarded by mu.
 	first map[string]*extproc.ProcessingRequest
-	// hang: nothing more is read and nothing ends; guarded by mu
+	// hang means that it reads nothing more and ends no exchange. Guarded by mu.
 	hang bool
 }
 
@@ -65,7 +65,7 @@ func (o *observations) letHang() {
 	o.hang = true
 }
 
-// steps is an engine whose response goes on when the test says so.
+// steps is an engine whose response continues when the test says so.
 type steps struct {
 	next chan string
 	gone chan struct{}
@@ -90,7 +90,7 @@ func (s *steps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// observedStream is a running response with its headers read.
+// observedStream is a running response whose headers were read.
 type observedStream struct {
 	*steps
 	*http.Response
@@ -129,7 +129,7 @@ func (g *gateway) observer(t *testing.T, counter string) string {
 	return g.stat(t, "http.sluice.ext_proc.observer."+counter)
 }
 
-// TestObserver: the first bytes of a response are told, once, and nothing else of it is.
+// Envoy reports the first bytes of a response once, and nothing after them.
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)
@@ -148,7 +148,7 @@ func TestObserver(t *testing.T) {
 	s.next <- "data: 0\n"
 	in := g.observed.of(t, s.id)
 	if !in.GetObservabilityMode() || string(in.GetResponseBody().GetBody()) != "data: 0\n" {
-		t.Errorf("told %v", in)
+		t.Errorf("the observer reported %v", in)
 	}
 	s.expect(t, "data: 0")
 	eventually(t, "the exchange has ended", func() bool { return g.observer(t, "streams_closed") == "1" })
@@ -168,8 +168,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// TestObserverAbort: a client that leaves before there is a token costs no exchange and ends the
-// engine's work.
+// A client that disconnects before the first token causes no exchange and ends the engine's work.
 func TestObserverAbort(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)
@@ -189,8 +188,8 @@ func TestObserverAbort(t *testing.T) {
 	eventually(t, "the exchange has ended", func() bool { return g.observer(t, "streams_closed") == "1" })
 }
 
-// TestObserverHangs: nobody waits for an observer, its exchange ends soon after the response, and
-// its death cuts nothing.
+// No response waits for an observer, its exchange ends soon after the response, and its death cuts
+// nothing.
 func TestObserverHangs(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)

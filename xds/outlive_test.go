@@ -39,7 +39,7 @@ func alterListener(t testing.TB, r *Resources, change func(*hcm.HttpConnectionMa
 	}
 }
 
-// alterFilter reads a filter into its config, which the change may then change.
+// alterFilter unpacks a filter's config, lets change modify it, and packs it again.
 func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config validatedMessage, change func()) {
 	t.Helper()
 	for i, f := range m.HttpFilters {
@@ -53,7 +53,7 @@ func alterFilter(t testing.TB, m *hcm.HttpConnectionManager, name string, config
 	}
 }
 
-// impatient shortens the timeouts that nobody could wait for.
+// impatient shortens timeouts that are too long for a test.
 func impatient(t testing.TB, r *Resources) {
 	t.Helper()
 	alterListener(t, r, func(m *hcm.HttpConnectionManager) {
@@ -72,7 +72,7 @@ func impatient(t testing.TB, r *Resources) {
 	}
 }
 
-// spoil makes a cluster that passes every check of ours and that Envoy refuses all the same.
+// spoil makes a cluster that Envoy refuses although it passes every check of Sluice.
 func spoil(t testing.TB, m *Model) {
 	t.Helper()
 	c := proto.Clone(m.Cluster.Message).(*cluster.Cluster)
@@ -84,7 +84,7 @@ func spoil(t testing.TB, m *Model) {
 	m.Cluster = bad
 }
 
-// TestEnvoyOutlivesTheServer runs one Envoy through refusals, impatience, and the death of its
+// TestEnvoyOutlivesTheServer runs one Envoy through refusals, timeouts, and the death of its
 // server.
 func TestEnvoyOutlivesTheServer(t *testing.T) {
 	t.Parallel()
@@ -114,8 +114,8 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	g.settle(t, "later", replica("later-0", a))
 	g.chat(t, "later", a.String()).saw(t)
 
-	// A cluster that changes is warmed. It has its endpoints again at once, or Envoy would
-	// acknowledge no other cluster meanwhile.
+	// Envoy warms a cluster that changed. The server sends its endpoints again at once; otherwise
+	// Envoy would acknowledge no other cluster meanwhile.
 	changed = "good"
 	g.set(t, "good", replica("good-0", a))
 	g.settle(t, "after", replica("after-0", a))
@@ -127,7 +127,8 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	spoilt = ""
 	mended := g.acked("bad", []string{"bad-0"})
 	g.mu.Lock()
-	g.current = nil // forget the spoilt cluster
+	// The next update does not contain the spoilt cluster.
+	g.current = nil
 	g.mu.Unlock()
 	g.update(t)
 	g.await(t, mended, "the mended cluster is taken")
@@ -136,7 +137,7 @@ func TestEnvoyOutlivesTheServer(t *testing.T) {
 	serverDies(t, g)
 }
 
-// slowReplies sees what Envoy answers when it has lost patience.
+// slowReplies checks what Envoy answers after a timeout.
 func slowReplies(t *testing.T, g *gateway) {
 	silent := silentEngine(t)
 	g.settle(t, "silent", replica("silent-0", silent))
@@ -169,8 +170,8 @@ func slowReplies(t *testing.T, g *gateway) {
 	}
 }
 
-// serverDies: while nobody serves Envoy, streams go on and requests get a 503; the next server
-// takes Envoy over as it is.
+// While the server is away, streams continue and requests get a 503. The next server takes over
+// Envoy unchanged.
 func serverDies(t *testing.T, g *gateway) {
 	next := make(chan struct{})
 	engine := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -208,7 +209,7 @@ func serverDies(t *testing.T, g *gateway) {
 		t.Helper()
 		select {
 		case next <- struct{}{}:
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("the engine was cut off")
 		}
 	}

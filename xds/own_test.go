@@ -13,41 +13,43 @@ func (s *served) setLinger(d time.Duration) {
 	s.linger = d
 }
 
-// TestOwnClusters: they come before the routes that lead to them, go after them, and OnAck has
-// nothing to do with them.
+// The own clusters are sent before the routes that lead to them and removed after the routes. OnAck
+// is not called for them.
 func TestOwnClusters(t *testing.T) {
 	t.Parallel()
 	plain := Config{Listen: "127.0.0.1:1"}
 	with := plain
 	with.RelaySocket, with.GRPCSocket = "/run/relay.sock", "/run/grpc.sock"
-	world := fleet(model("m", ready("m-0", "10.0.0.1:80")))
+	resources := fleet(model("m", ready("m-0", "10.0.0.1:80")))
 	s := newServed(t)
-	s.Set(mustBuild(t, plain, world))
-	c := s.adopt(t, "m")
-	expectTold(t, s, "m=m-0@10.0.0.1:80")
+	s.Set(mustBuild(t, plain, resources))
+	c := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=m-0@10.0.0.1:80")
 
-	s.Set(mustBuild(t, with, world)) // the Envoy of an older Sluice
+	// an Envoy that an older Sluice started
+	s.Set(mustBuild(t, with, resources))
 	cds := c.expect(clusterKind, headers.GRPCCluster, headers.RelayCluster)
 	rds := c.expect(routeKind, resourceName)
 	c.ack(cds)
 	c.ack(rds)
-	c.quiet()
+	c.expectNothing()
 
 	later := with
 	later.RelaySocket = "/run/another.sock"
-	s.Set(mustBuild(t, later, world))
+	s.Set(mustBuild(t, later, resources))
 	c.ack(c.expect(clusterKind, headers.RelayCluster))
-	c.quiet()
+	c.expectNothing()
 
 	s.setLinger(time.Hour)
-	s.Set(mustBuild(t, plain, world))
+	s.Set(mustBuild(t, plain, resources))
 	c.ack(c.expect(routeKind, resourceName))
-	c.quiet() // requests that were routed there a moment ago still find them
-	s.Set(mustBuild(t, later, world))
+	// Requests that were routed there a moment ago still find the clusters.
+	c.expectNothing()
+	s.Set(mustBuild(t, later, resources))
 	c.ack(c.expect(routeKind, resourceName))
-	c.quiet()
+	c.expectNothing()
 	s.setLinger(time.Millisecond)
-	s.Set(mustBuild(t, plain, world))
+	s.Set(mustBuild(t, plain, resources))
 	for gone := map[string]bool{}; !gone["-"+headers.GRPCCluster] || !gone["-"+headers.RelayCluster] || !gone[resourceName]; {
 		r, ok := <-c.got
 		if !ok {
@@ -58,25 +60,25 @@ func TestOwnClusters(t *testing.T) {
 			gone[name] = true
 		}
 	}
-	c.quiet()
-	if told := s.told(); told != nil {
-		t.Errorf("told %q", told)
+	c.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q", calls)
 	}
 }
 
-// TestOwnClustersOfAReconnectingEnvoy: one that has them is not sent them again.
+// An Envoy that reconnects and has the own clusters does not get them again.
 func TestOwnClustersOfAReconnectingEnvoy(t *testing.T) {
 	t.Parallel()
-	world := mustBuild(t, managedConfig("/run"), fleet())
+	resources := mustBuild(t, managedConfig("/run"), fleet())
 	s := newServed(t)
-	s.Set(world)
+	s.Set(resources)
 	c := s.connect(t)
-	c.ask(clusterKind, map[string]string{headers.RelayCluster: world.Own[headers.RelayCluster].Version, headers.GRPCCluster: "older"})
+	c.ask(clusterKind, map[string]string{headers.RelayCluster: resources.Own[headers.RelayCluster].Version, headers.GRPCCluster: "older"})
 	c.ack(c.expect(clusterKind, headers.GRPCCluster))
 	c.ask(listenerKind, nil)
 	c.ack(c.expect(listenerKind, resourceName))
-	c.quiet()
-	if told := s.told(); told != nil {
-		t.Errorf("told %q", told)
+	c.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q", calls)
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// realtime: messages of both sides arrive as they are said, however large.
+// Messages of both sides arrive unchanged, of any size.
 func realtime(t *testing.T, m *managed) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	c, response, err := websocket.Dial(ctx, "ws://"+m.addr+"/v1/realtime?model=x", &websocket.DialOptions{
 		HTTPClient: m.client, HTTPHeader: http.Header{"Authorization": {"Bearer k"}, headers.Tenant: {"root"}}, Subprotocols: []string{"realtime"},
@@ -71,10 +71,9 @@ func noWebSocket(t *testing.T, m *managed) {
 	}
 }
 
-// browsersKey: a browser's key is among the subprotocols, and goes no further than to who checks
-// it.
+// The key of a browser is one of the subprotocols. Only the part that checks it gets it.
 func browsersKey(t *testing.T, m *managed) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	dial := func(protocols ...string) (*websocket.Conn, *http.Response, error) {
 		return websocket.Dial(ctx, "ws://"+m.addr+"/v1/realtime?model=x", &websocket.DialOptions{
@@ -94,7 +93,8 @@ func browsersKey(t *testing.T, m *managed) {
 	}
 }
 
-// webSocketOverHTTP2 says the first frames itself: no client at hand does (RFC 8441).
+// webSocketOverHTTP2 writes the first frames itself, because no client library at hand supports RFC
+// 8441.
 func webSocketOverHTTP2(t *testing.T, m *managed) {
 	for _, test := range []struct{ path, protocol, status string }{
 		{"/v1/realtime", "other", "403"}, {"/v1/models", "websocket", "403"}, {chatPath, "websocket", "403"}, {"", "", "403"},
@@ -107,7 +107,7 @@ func webSocketOverHTTP2(t *testing.T, m *managed) {
 	if status != "200" {
 		t.Fatalf("status %s", status)
 	}
-	// "hi", masked with zeros, as RFC 6455 wants it of clients.
+	// The frame is "hi", masked with zeros, as RFC 6455 requires of clients.
 	if err := f.WriteData(1, false, []byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
 		t.Fatal(err)
 	}
@@ -126,8 +126,8 @@ func webSocketOverHTTP2(t *testing.T, m *managed) {
 	}
 }
 
-// connect opens an HTTP/2 connection and sends a CONNECT with a key on it, an extended one when
-// there is a protocol.
+// connect opens an HTTP/2 connection and sends a CONNECT with a key. With a protocol, it is an
+// extended CONNECT.
 func (m *managed) connect(t *testing.T, path, protocol string) (f *http2.Framer, status string) {
 	t.Helper()
 	c, err := net.Dial("tcp", m.addr)
@@ -135,7 +135,7 @@ func (m *managed) connect(t *testing.T, path, protocol string) (f *http2.Framer,
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte(http2.ClientPreface)); err != nil {
@@ -163,7 +163,7 @@ func (m *managed) connect(t *testing.T, path, protocol string) (f *http2.Framer,
 	return f, statusOf(t, f)
 }
 
-// statusOf reads the next response's status.
+// statusOf reads the status of the next response.
 func statusOf(t *testing.T, f *http2.Framer) string {
 	t.Helper()
 	for {

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// releasedOnAck sends a request in the moment OnAck says that Envoy knows the replica: none may
-// fail.
+// A request that is sent at the moment of OnAck never fails.
 func releasedOnAck(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	failed := 0
@@ -24,9 +23,11 @@ func releasedOnAck(t *testing.T, g *gateway) {
 		}
 	}
 	for i := range 100 {
-		release("new-"+strconv.Itoa(i), "new-0") // a cluster that did not exist
+		// a cluster that did not exist
+		release("new-"+strconv.Itoa(i), "new-0")
 	}
-	for i := range 100 { // a cluster that was empty
+	// a cluster that was empty
+	for i := range 100 {
 		g.settle(t, "refilled")
 		release("refilled", fmt.Sprintf("refilled-%d", i))
 	}
@@ -62,7 +63,7 @@ func loggedRequest(t *testing.T, g *gateway) {
 	}
 }
 
-// loggedAttempts: the gateway hears at once who failed and who has the request now.
+// The gateway learns at once which replica failed and which one has the request now.
 func loggedAttempts(t *testing.T, g *gateway) {
 	a, dead, dropping := newEngine(t, "a"), deadAddress(t), droppingEngine(t, 10)
 	g.settle(t, "attempts", replica("attempts-0", dead), replica("attempts-1", dropping), replica("attempts-2", a))

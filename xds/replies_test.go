@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// ownReplies sees what Envoy answers by itself, and that it leaves Sluice's answers alone.
+// ownReplies checks what Envoy answers by itself, and that it does not change Sluice's answers.
 func ownReplies(t *testing.T, g *gateway) {
 	dead, silent, dropping := deadAddress(t), silentEngine(t), droppingEngine(t, 10)
 	g.settle(t, "r-empty")

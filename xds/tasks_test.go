@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// taskRoutes: tasks are Sluice's own business, behind a key and a bound on their bodies.
+// Sluice itself answers the task routes. They need a key, and their bodies are bounded.
 func taskRoutes(t *testing.T, g *gateway) {
 	for _, path := range []string{"/schedule", "/complete", "/renew"} {
 		for _, method := range []string{"POST", "GET", "DELETE"} {
@@ -39,7 +39,7 @@ func taskRoutes(t *testing.T, g *gateway) {
 	}
 }
 
-// tooLarge: with and without a declared length.
+// tooLarge sends bodies with and without a declared length.
 func tooLarge(t *testing.T, g *gateway, path string) {
 	t.Helper()
 	declared := g.do(t, http.MethodPost, path, make([]byte, 64<<10+1), "Authorization", "k")
@@ -53,8 +53,8 @@ func tooLarge(t *testing.T, g *gateway, path string) {
 	}
 }
 
-// quotaHeaders: what ext_proc notes of a tenant's limits is on the response, in the place of the
-// engine's word; what it does not note is not.
+// The rate limit headers of a response have the values of ext_proc's dynamic metadata, which
+// replace those of the engine. A header without a value there is left as the engine sent it.
 func quotaHeaders(t *testing.T, g *gateway) {
 	engine := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set(headers.LimitRequests, "engine's")

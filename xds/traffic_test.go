@@ -22,11 +22,11 @@ import (
 func TestTraffic(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0", MaxBody: 4 << 20}, func(r *Resources) {
-		// On a busy machine the stand-ins are slow. What becomes of a processor that is too slow is
-		// in TestEnvoyOutlivesTheServer.
+		// The stand-ins are slow on a busy machine. TestEnvoyOutlivesTheServer covers an ext_proc
+		// that is too slow.
 		alterListener(t, r, func(m *hcm.HttpConnectionManager) {
 			var p extproc.ExternalProcessor
-			alterFilter(t, m, extProcName, &p, func() { p.MessageTimeout = durationpb.New(patience) })
+			alterFilter(t, m, extProcName, &p, func() { p.MessageTimeout = durationpb.New(testTimeout) })
 		})
 	})
 	for name, test := range map[string]func(*testing.T, *gateway){
@@ -114,7 +114,7 @@ func streamHeaders(t *testing.T, g *gateway) {
 	})
 }
 
-// oddNames: whatever may stand in a model's name reaches its cluster.
+// A model's name reaches its cluster whatever characters it has.
 func oddNames(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	for _, name := range []string{"meta-llama/Llama-3.1:8b", "with space", "ümläut-模型", "%REQ(x)%", `quo"te\\`, "a,b"} {
@@ -172,8 +172,8 @@ func bigBody(t *testing.T, g *gateway) {
 	}
 }
 
-// forgedHeaders: whatever a client writes, only ext_proc routes. The processor fails a request in
-// which it sees an internal header.
+// Only ext_proc routes a request, whatever headers a client sends. The stand-in for ext_proc fails
+// a request in which it sees an internal header.
 func forgedHeaders(t *testing.T, g *gateway) {
 	a, b := newEngine(t, "a"), newEngine(t, "b")
 	g.settle(t, "forged", replica("forged-0", a), replica("forged-1", b))
@@ -194,7 +194,8 @@ func forgedHeaders(t *testing.T, g *gateway) {
 		if got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 			t.Errorf("%s: %d %s", name, got.StatusCode, got.body)
 		}
-		// The same with a decision: it holds, and nothing of the forgery reaches the engine.
+		// The same request with a decision is routed by the decision, and no forged header reaches
+		// the engine.
 		got = g.raw(t, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\n"+lines+"Content-Length: 2\r\nx-test-cluster: model/forged\r\nx-test-list: "+b.String()+"\r\n\r\n{}")
 		if saw := got.saw(t); saw.Engine != "b" || internalAmong(lowerKeys(saw.Header)) != "" {
 			t.Errorf("%s, decided: engine %s saw %v", name, saw.Engine, saw.Header)
@@ -222,7 +223,7 @@ func lowerKeys(h http.Header) map[string]string {
 	return lower
 }
 
-// forgedEnvoyHeaders: a client changes neither timeouts, nor retries, nor its request id.
+// A client can change neither timeouts nor retries nor its request id.
 func forgedEnvoyHeaders(t *testing.T, g *gateway) {
 	a, dead := newEngine(t, "a"), deadAddress(t)
 	g.settle(t, "xenvoy", replica("xenvoy-0", a), replica("xenvoy-1", dead))
@@ -248,7 +249,7 @@ func forgedEnvoyHeaders(t *testing.T, g *gateway) {
 	}
 }
 
-// pathMutation: even ext_proc cannot send a request to a route with another policy.
+// Even ext_proc cannot move a request to a route with another policy.
 func pathMutation(t *testing.T, g *gateway) {
 	got := g.do(t, http.MethodGet, "/nothing", nil, "x-test-cluster", "model/any", "x-test-path", "/v1/models")
 	if got.StatusCode != 503 {
@@ -267,7 +268,7 @@ func deadReplica(t *testing.T, g *gateway) {
 	}
 }
 
-// droppedBeforeHeaders: a replica that dies in the middle of a large upload costs nothing.
+// A request survives a replica that dies in the middle of a large upload.
 func droppedBeforeHeaders(t *testing.T, g *gateway) {
 	a, early, late := newEngine(t, "a"), droppingEngine(t, 10), droppingEngine(t, 2<<20)
 	g.settle(t, "drop", replica("drop-0", early), replica("drop-1", late), replica("drop-2", a))
@@ -287,7 +288,7 @@ func list(addresses ...net.Addr) string {
 	return strings.Join(texts, ",")
 }
 
-// retryLimit: ext_proc says per request how often to try again.
+// ext_proc sets the number of retries for each request.
 func retryLimit(t *testing.T, g *gateway) {
 	a, dead := newEngine(t, "a"), deadAddress(t)
 	g.settle(t, "limit", replica("limit-0", dead), replica("limit-1", a))
@@ -297,8 +298,7 @@ func retryLimit(t *testing.T, g *gateway) {
 	g.chat(t, "limit", list(dead, a), "x-test-retries", "1").saw(t)
 }
 
-// listOfGoneReplicas: when no replica of the list exists any more, the fallback finds one that
-// does.
+// If no replica of the list exists any more, the fallback finds one that does.
 func listOfGoneReplicas(t *testing.T, g *gateway) {
 	a := newEngine(t, "a")
 	g.settle(t, "gone", replica("gone-1", a))
@@ -317,7 +317,7 @@ func apiRoutes(t *testing.T, g *gateway) {
 		{"GET", "/x/../v1/models", "k", "GET /v1/models tenant=acme", 200},
 		{"GET", "/v1/models", "", "sluice says 401", 401},
 		{"GET", "/v1/models/x", "", "sluice says 401", 401},
-		// ext_proc answers these: the stand-in says what it was asked to say.
+		// ext_proc answers these requests: the stand-in sends what the test asks for.
 		{"POST", "/v1/models", "", "sluice says 405", 405},
 		{"POST", "/health", "", "sluice says 405", 405},
 		{"GET", chatPath, "", "sluice says 405", 405},

@@ -35,7 +35,7 @@ import (
 
 const secret = "sk-50%-of-%REQ(:path)%-is-secret"
 
-// transports are ways to call a server, by what they do.
+// transports are transport settings by what they do.
 func transports() map[string]*engines.Transport {
 	return map[string]*engines.Transport{
 		"key":    {Group: "key:80", Headers: []engines.Header{{Name: "Authorization", Value: "Bearer " + secret}}},
@@ -51,8 +51,8 @@ func by(t *engines.Transport, r engines.Replica) engines.Replica {
 	return r
 }
 
-// TestGroups: each way to call has a cluster of its own, the plain one stays what it is, and no
-// name tells of a secret.
+// Each group has a cluster of its own, the plain cluster stays unchanged, and no name contains a
+// secret.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	ways := transports()
@@ -86,7 +86,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestGroupsChange: what changes in a group changes nothing elsewhere.
+// A change in one group changes no other resource.
 func TestGroupsChange(t *testing.T) {
 	t.Parallel()
 	ways := transports()
@@ -126,7 +126,7 @@ func TestGroupsChange(t *testing.T) {
 	step("no member", []string{"cluster model/chat#key:80", "endpoints model/chat#key:80"}, plain)
 }
 
-// TestATransportThatCannotBe leaves out its replicas, and nothing else; and the message has no
+// Invalid transport settings exclude their own replicas and no others. The message contains no
 // secret.
 func TestATransportThatCannotBe(t *testing.T) {
 	t.Setenv("SSL_CERT_FILE", filepath.Join(t.TempDir(), "none"))
@@ -155,7 +155,7 @@ func TestATransportThatCannotBe(t *testing.T) {
 	}
 }
 
-// request is what a server saw.
+// request is the request that a server got.
 type request struct{ Engine, Path, Host, Authorization, Original string }
 
 func tell(name string) http.HandlerFunc {
@@ -166,7 +166,8 @@ func tell(name string) http.HandlerFunc {
 	}
 }
 
-// tlsServer is a server for example.com and 127.0.0.1, with the certificate that signed its own.
+// tlsServer starts a server for example.com and 127.0.0.1. It returns the certificate that signed
+// the server's.
 func tlsServer(t *testing.T, name string, asked func(serverName string)) (net.Addr, string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(tell(name))
@@ -174,21 +175,22 @@ func tlsServer(t *testing.T, name string, asked func(serverName string)) (net.Ad
 		asked(hello.ServerName)
 		return nil, nil
 	}}
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // it is refused on purpose
+	// The handshake fails on purpose.
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 	return s.Listener.Addr(), string(ca)
 }
 
-// TestTransports sends requests through a real Envoy to servers that are called in ways of their
+// TestTransports sends requests through a real Envoy to servers with transport settings of their
 // own.
 func TestTransports(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, func(r *Resources) {
 		alterListener(t, r, func(m *hcm.HttpConnectionManager) {
 			var p extproc.ExternalProcessor
-			alterFilter(t, m, extProcName, &p, func() { p.MessageTimeout = durationpb.New(patience) })
+			alterFilter(t, m, extProcName, &p, func() { p.MessageTimeout = durationpb.New(testTimeout) })
 		})
 	})
 	send := func(t *testing.T, group, list string) (request, int) {
@@ -204,7 +206,8 @@ func TestTransports(t *testing.T) {
 		return r, got.StatusCode
 	}
 	var mu sync.Mutex
-	var sni []string // guarded by mu
+	// sni is guarded by mu.
+	var sni []string
 	plain, keyed := serve(t, tell("plain")), serve(t, tell("keyed"))
 	drops := droppingEngine(t, 10)
 	secure, ca := tlsServer(t, "secure", func(name string) {
@@ -233,7 +236,7 @@ func TestTransports(t *testing.T) {
 	if r, code := send(t, "", plain.String()); code != 200 || r != (request{"plain", chatPath + "?a=%2Fb", "plain.example", "", ""}) {
 		t.Errorf("plain: %d %+v", code, r)
 	}
-	// The first attempt is broken off after the headers were changed; the second must not change
+	// The first attempt fails after its headers were changed. The second attempt must not change
 	// them again.
 	want := request{"keyed", "/50%25/openai" + chatPath + "?a=%2Fb", "one.example:81", "Bearer " + secret, chatPath + "?a=%2Fb"}
 	if r, code := send(t, "key", list(drops, keyed)); code != 200 || r != want {
@@ -252,7 +255,7 @@ func TestTransports(t *testing.T) {
 	}
 }
 
-// otherCA is a certificate that has signed nothing.
+// otherCA returns a certificate that has signed nothing.
 func otherCA(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -268,8 +271,7 @@ func otherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// TestAddressInACertificate: Envoy compares texts, and writes the addresses of certificates in
-// their shortest form.
+// Envoy compares texts and writes the addresses of certificates in their shortest form.
 func TestAddressInACertificate(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"2001:db8:0::0001": "2001:db8::1", "2001:DB8::1": "2001:db8::1", "10.0.0.1": "10.0.0.1"} {

@@ -21,11 +21,12 @@ import (
 type costly struct {
 	contentType, encoding string
 	status                int
-	// pieces are sent one by one; a single one is sent with its length.
+	// pieces are sent one by one. A single piece is sent with its length.
 	pieces []string
-	// cut: the connection ends in the middle of the response. trailed: it has trailers.
+	// cut means that the connection ends in the middle of the response. trailed means that the
+	// response has trailers.
 	cut, trailed bool
-	// want is what Envoy finds: prompt and completion, empty for nothing that could be relied on.
+	// want is what Envoy finds: prompt and completion tokens. Empty means nothing reliable.
 	want string
 }
 
@@ -39,7 +40,7 @@ const (
 		`"usage":{"prompt_tokens":7,"completion_tokens":11,"total_tokens":18,"prompt_tokens_details":null}}`
 )
 
-// chunks is a stream of five chunks, the first of which say something more, and one at its end.
+// chunks returns a stream of five chunks and a last one. The first chunks have the members more.
 func chunks(last string, more ...string) []string {
 	more = append(more, make([]string, 5)...)
 	var pieces []string
@@ -96,7 +97,8 @@ func wholeResponses(t *testing.T) map[string]costly {
 		"20 MB":            one(words(20<<20), ""),
 		"20 MB in pieces":  {contentType: typeJSON, pieces: []string{words(20 << 20), "\n"}},
 		"200,000 numbers":  one(numbers(200_000), "7 0"),
-		"300,000 numbers":  one(numbers(300_000), ""), // Envoy gives up beyond 2^18
+		// Envoy stops reading beyond 2^18 values.
+		"300,000 numbers": one(numbers(300_000), ""),
 	}
 }
 
@@ -168,8 +170,8 @@ func costlyEngine(t testing.TB, all map[string]costly) net.Addr {
 	})
 }
 
-// TestUsage: what a response has cost is in the access log, if it was asked for, and the response
-// is what the engine sent.
+// The access log has the usage of a response if ext_proc asked for it, and the response is what the
+// engine sent.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, Config{Listen: "127.0.0.1:0"}, nil)
@@ -222,7 +224,7 @@ func (g *gateway) reads(t *testing.T, c costly, pairs ...string) answer {
 	return answer{response, body}
 }
 
-// lasting are the headers that do not differ from response to response.
+// lasting returns the headers that are the same in every response.
 func lasting(h http.Header) http.Header {
 	h = h.Clone()
 	h.Del("Date")
