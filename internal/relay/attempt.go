@@ -1,290 +1,255 @@
 package relay
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
-	"mime"
 	"net"
 	"net/http"
-	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
-// maxAnswer bounds an answer that is no stream, in bytes: it is held whole.
-const maxAnswer = 64 << 20
-
-var (
-	errFirstToken = errors.New("no first token in time")
-	errStalled    = errors.New("nothing came for too long")
+// Reasons for which another replica is tried, as the metrics name them.
+const (
+	reasonConnect   = "connect"
+	reasonReset     = "reset"
+	reason5xx       = "5xx"
+	reasonTTFT      = "ttft_timeout"
+	reasonPreempted = "preempted"
 )
 
-// attempts are the tries of one ticket: the replica that was picked, then those that it may fall back to, until a first token has come.
-type attempts struct {
-	*generation
-	ticket *dispatch.Ticket
-	// policy of the model that the ticket is for
-	policy Policy
-	// rules for the answer; nil: there are none
-	rules *moderation.Set
+// Causes of an attempt's context for which it is abandoned before its first token.
+var (
+	errNoFirstToken = errors.New("the engine has sent no first token in time")
+	errPreempted    = errors.New("a more urgent request has preempted the attempt")
+)
 
-	// began is when the call left for its first replica.
-	began  time.Time
-	result Result
-	// rerank is the request when its replicas have an API of their own for it
+// failover tries the replicas that one ticket allows, one after the other, until one of them has
+// sent a first token. Only the generation's goroutine uses it.
+type failover struct {
+	gen    *generation
+	ticket *dispatch.Ticket
+	// policy is that of the model that the ticket is for.
+	policy Policy
+	// rules moderate the answer. nil: there are none.
+	rules *moderation.Set
+	// preemption ends the attempt if a more urgent request needs the slot. nil: it cannot.
+	preemption *preemption
+	// rerank is the client's request if the replicas have an API of their own for reranking.
 	rerank *rerankRequest
-	// last is the answer of a replica that refused, to be passed on when no other answers.
-	last *Answer
-	// lastWords are the events of one that told of a fault before its first token.
-	lastWords []byte
-	// read is what has come of the responses so far, in bytes
-	read   int64
-	stream bool
-	// prefill is from when the call left for the replica that answers to the first token; 0: there was none
+
+	// result is how the generation ends if no further ticket is needed.
+	result Result
+	// answer is the response of an engine that is no stream. nil: there is none.
+	answer *Answer
+	// refusal is the answer of a replica that has refused. It is passed on if no other replica
+	// answers.
+	refusal *Answer
+	// lastEvents are the events of a replica that has reported an error before its first token.
+	// They are passed on if no other replica answers.
+	lastEvents []byte
+	// bytesRead counts the bytes of all responses.
+	bytesRead int64
+	// isStream says that a replica has answered with a stream.
+	isStream bool
+	// prefill is the time from sending the request to the replica that answers to its first token.
+	// 0: there was none.
 	prefill time.Duration
 }
 
-func (g *generation) attempts(t *dispatch.Ticket) *attempts {
-	a := &attempts{generation: g, ticket: t, began: time.Now(), policy: g.relay.rules.Load().policy(t.Model)}
-	a.result.Model, a.result.Replica, a.result.Held = t.Model, t.Replica(), a.began.Sub(g.call.Received)
-	g.enter(Prefill, nil)
-	g.decided(t)
-	return a
-}
-
-// decided tells everybody who wants to know where the call goes.
-func (g *generation) decided(t *dispatch.Ticket) {
-	held := time.Since(g.call.Received)
-	header := t.Quota()
-	g.mu.Lock()
-	g.header = header
-	g.soFar = Result{Model: t.Model, Replica: t.Replica(), Held: held}
-	g.mu.Unlock()
+// newFailover prepares the attempts of a ticket and reports which replica comes first.
+func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
+	rules := g.relay.rules.Load()
+	f := &failover{gen: g, ticket: t, policy: rules.policy(t.Model), rules: rules.moderated(t.Model, g.call.Tenant.Name), preemption: p}
+	f.result.Model, f.result.Replica, f.result.Held = t.Model, t.Replica(), time.Since(g.call.Received)
+	g.status.enter(Prefill, nil)
+	g.status.admitted(f.result, t.Quota())
 	if g.call.Entry != nil {
-		g.call.Entry.Decided(t.Model, t.Replica(), held)
+		g.call.Entry.Decided(t.Model, t.Replica(), f.result.Held)
 	}
-	if g.tracer != nil {
-		on := g.relay.config.Dispatcher.Replica(t.Model, t.Replica())
-		g.tracer.Admitted(t.Model, t.Replica(), on.Load)
+	if g.trace != nil {
+		replica := g.relay.config.Dispatcher.Replica(t.Model, t.Replica())
+		g.trace.Admitted(t.Model, t.Replica(), replica.Load)
 	}
+	return f
 }
 
-// run tries one replica after the other. It returns true when the call is to wait for its turn again.
-func (a *attempts) run() (again bool) {
-	if d := a.ticket.MaxDuration; d > 0 {
-		defer time.AfterFunc(d, func() { a.cancel(errTooLong) }).Stop()
+// run tries the replicas. It returns true when the generation was preempted and has to wait for
+// another ticket.
+func (f *failover) run() (preempted bool) {
+	if d := f.ticket.MaxDuration; d > 0 {
+		defer time.AfterFunc(d, func() { f.gen.cancel(errTooLong) }).Stop()
 	}
-	a.rules = a.relay.rules.Load().moderated(a.ticket.Model, a.call.Tenant.Name)
-	list := a.ticket.Upstreams()
-	for i, at := range list {
+	replicas := f.ticket.Upstreams()
+	for i, replica := range replicas {
 		if i > 0 {
-			a.ticket.Moved(at.Address)
+			f.ticket.Moved(replica.Address)
 		}
-		a.result.Replica = at.ID
-		a.tried++
-		a.result.Attempts = a.tried
-		a.note(func(r *Result) { r.Replica, r.Attempts = at.ID, a.result.Attempts })
-		reason := a.try(at)
+		f.gen.attempts++
+		f.result.Replica, f.result.Attempts = replica.ID, f.gen.attempts
+		f.gen.status.update(func(r *Result) { r.Replica, r.Attempts = f.result.Replica, f.result.Attempts })
+		reason := f.try(replica)
 		switch {
 		case reason == "":
 			return false
 		case reason == reasonPreempted:
 			return true
-		case i == len(list)-1:
-			a.giveUp()
-			return false
+		case i < len(replicas)-1:
+			f.gen.relay.config.Retried(reason)
 		}
-		a.relay.config.Retried(reason)
 	}
-	a.giveUp()
+	f.giveUp()
 	return false
 }
 
-// giveUp passes the refusal of the last replica on, or says that none answered.
-func (a *attempts) giveUp() {
+// giveUp passes the refusal of the last replica on, or says that no replica has answered.
+func (f *failover) giveUp() {
 	switch {
-	case a.last != nil:
-		a.generation.answer, a.result.Answered = a.last, true
-	case a.lastWords != nil:
-		a.own(a.lastWords)
-		a.result.Answered, a.result.Told, a.result.Cause = true, true, causeEngine
-	case a.result.Fault == nil:
-		a.result.Fault = openai.Errorf(openai.CodeUpstreamError, "No replica of the model could answer.")
+	case f.refusal != nil:
+		f.answer, f.result.Answered = f.refusal, true
+	case f.lastEvents != nil:
+		f.gen.publishOwn(f.lastEvents)
+		f.result.Answered, f.result.Told, f.result.Cause = true, true, causeEngine
+	case f.result.Fault == nil:
+		f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "No replica of the model could answer.")
 	}
 }
 
-// try asks one replica. The reason is why another one is to be tried; empty: the call is over, and its result says how.
-func (a *attempts) try(at dispatch.Upstream) (reason string) {
-	ctx, cancel := context.WithCancelCause(a.ctx)
+// try asks one replica. The reason is why another replica has to be tried. It is empty when the
+// generation is over; result says how.
+func (f *failover) try(replica dispatch.Upstream) (reason string) {
+	ctx, cancel := context.WithCancelCause(f.gen.ctx)
 	defer cancel(nil)
-	t := &tokens{attempts: a, at: at, sent: time.Now(), ctx: ctx, cancel: cancel}
-	if a.room != nil {
-		a.room.to(func() { t.giveWay(errPreempted) })
+	a := &attempt{gen: f.gen, failover: f, replica: replica, ctx: ctx, cancel: cancel, sent: time.Now()}
+	a.stream = engineStream{gen: f.gen, failover: f, attempt: a}
+	if f.preemption != nil {
+		f.preemption.setAttempt(func() { a.abandon(errPreempted) })
 	}
-	if d := a.policy.TTFTTimeout; d > 0 && a.call.Scan.Stream {
-		t.first = time.AfterFunc(d, func() { t.giveWay(errFirstToken) })
-		defer t.first.Stop()
+	if d := f.policy.TTFTTimeout; d > 0 && f.gen.call.Scan.Stream {
+		a.firstTokenTimer = time.AfterFunc(d, func() { a.abandon(errNoFirstToken) })
+		defer a.firstTokenTimer.Stop()
 	}
-	a.result.Fault, a.last, a.lastWords = nil, nil, nil
-	request, fault := a.requestTo(ctx, at)
+	f.result.Fault, f.refusal, f.lastEvents = nil, nil, nil
+	request, fault := f.newRequest(ctx, replica)
 	if fault != nil {
-		a.result.Fault = fault
+		f.result.Fault = fault
 		return ""
 	}
-	response, err := a.relay.send(request, at, a.policy)
+	response, err := f.gen.relay.send(request, replica, f.policy)
 	if err != nil {
-		return t.failed(err)
+		return a.fail(err)
 	}
 	defer response.Body.Close()
-	if response.StatusCode < http.StatusOK { // it wants to speak another protocol
-		return t.failed(errors.New("no answer"))
+	if response.StatusCode < http.StatusOK {
+		return a.fail(errors.New("the engine wants to change the protocol"))
 	}
-	if err := unpack(response); err != nil {
-		return t.failed(err)
+	if err := decompress(response); err != nil {
+		return a.fail(err)
 	}
-	if isStream(response) {
-		a.stream = true
-		return t.read(response.Body)
+	if isEventStream(response) {
+		f.isStream = true
+		return a.stream.read(response.Body)
 	}
-	return t.whole(response)
+	return a.readAnswer(response)
 }
 
-// unpack undoes the compression of an engine that was asked for none.
-func unpack(r *http.Response) error {
-	if !strings.EqualFold(r.Header.Get("content-encoding"), "gzip") {
-		return nil
-	}
-	plain, err := gzip.NewReader(r.Body)
-	if err != nil {
-		return err
-	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{plain, r.Body}
-	r.Header.Del("content-encoding")
-	return nil
+// response describes the engine's response, for the correction of the ticket's charge.
+func (f *failover) response() dispatch.Response {
+	u := f.result.Usage
+	failed := f.bytesRead == 0 || f.answer != nil && f.answer.Status >= http.StatusBadRequest
+	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Prompt: u.Prompt, Completion: u.Completion,
+		Cached: u.Cached, Known: u.Known, TTFT: f.prefill}
 }
 
-func isStream(r *http.Response) bool {
-	if r.StatusCode != http.StatusOK {
+// attempt is one try at one replica.
+type attempt struct {
+	gen      *generation
+	failover *failover
+	replica  dispatch.Upstream
+	// stream reads the response if it is a stream.
+	stream engineStream
+
+	// ctx is the context of the request to the replica, a child of the generation's. See "Who ends
+	// what" in the package comment.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// sent is when the request was sent.
+	sent time.Time
+	// firstTokenTimer abandons the attempt when it runs out. nil: there is no limit.
+	firstTokenTimer *time.Timer
+	// decision decides once between the first token, which commits the attempt, and abandoning it.
+	decision atomic.Int32
+}
+
+// Values of attempt.decision.
+const (
+	undecided int32 = iota
+	committed
+	abandoned
+)
+
+// abandon ends the attempt, unless it is committed. The client does not notice an attempt that was
+// abandoned. Any goroutine may call it.
+func (a *attempt) abandon(cause error) {
+	if a.decision.CompareAndSwap(undecided, abandoned) {
+		a.cancel(cause)
+	}
+}
+
+func (a *attempt) isAbandoned() bool { return a.decision.Load() == abandoned }
+
+// commit decides that no other replica takes over. It returns false if the attempt was abandoned
+// before, or if another request has already been given its slot.
+func (a *attempt) commit() bool {
+	if a.decision.Load() == committed {
+		return true
+	}
+	if !a.decision.CompareAndSwap(undecided, committed) {
 		return false
 	}
-	media, _, err := mime.ParseMediaType(r.Header.Get("content-type"))
-	return err == nil && media == "text/event-stream"
+	if !a.failover.ticket.FirstToken() {
+		a.decision.Store(abandoned)
+		a.cancel(errPreempted)
+		return false
+	}
+	if a.firstTokenTimer != nil {
+		a.firstTokenTimer.Stop()
+	}
+	a.gen.dropPrompt()
+	return true
 }
 
-// failed says what became of an attempt that broke off before the first token, or before an answer was whole.
-func (t *tokens) failed(err error) (reason string) {
-	a := t.attempts
-	cause := context.Cause(t.ctx)
+// fail finishes an attempt that has ended before its first token, or before its answer was whole.
+// err is why; it is not used when the attempt's context has ended. The reason is as for
+// failover.try.
+func (a *attempt) fail(err error) (reason string) {
+	f := a.failover
+	cause := context.Cause(a.ctx)
 	switch {
-	case t.ctx.Err() == nil:
+	case a.ctx.Err() == nil:
 	case errors.Is(cause, errPreempted):
 		return reasonPreempted
-	case errors.Is(cause, errFirstToken):
-		a.result.Fault = openai.Errorf(openai.CodeUpstreamTimeout, "The engine did not begin its answer in time.")
+	case errors.Is(cause, errNoFirstToken):
+		f.result.Fault = openai.Errorf(openai.CodeUpstreamTimeout, "The engine did not begin its answer in time.")
 		return reasonTTFT
 	case errors.Is(cause, errTimeout), errors.Is(cause, errTooLong):
-		t.timeOver(cause)
+		a.stream.finishTimeout(cause)
 		return ""
 	default:
-		a.ended(cause)
+		f.result.Fault, f.result.Cause = faultOf(cause), causeOf(cause)
 		return ""
 	}
-	a.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not be reached or closed the connection, and no other replica could answer.")
+	f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not be reached or closed the connection, and no other replica could answer.")
+	failed := a.gen.relay.config.Failed
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		a.relay.config.Failed(t.at.ID, dispatch.Connect, "refused a connection")
+		failed(a.replica.ID, dispatch.Connect, "refused a connection")
 		return reasonConnect
 	}
-	a.relay.config.Failed(t.at.ID, dispatch.Reset, "broke a response off")
+	failed(a.replica.ID, dispatch.Reset, "broke a response off")
 	return reasonReset
-}
-
-// whole takes an answer that is no stream.
-func (t *tokens) whole(response *http.Response) (reason string) {
-	a := t.attempts
-	var body bytes.Buffer
-	n, err := body.ReadFrom(io.LimitReader(response.Body, maxAnswer+1))
-	a.read += n
-	if err == nil && cutShort(response, body.Bytes()) {
-		err = io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		return t.failed(err)
-	}
-	if n > maxAnswer {
-		a.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is larger than %d bytes.", maxAnswer)
-		return ""
-	}
-	answer := &Answer{Status: response.StatusCode, Header: response.Header, Body: body.Bytes()}
-	if kind := dispatch.Answered(answer.Status); kind != 0 {
-		a.relay.config.Failed(t.at.ID, kind, "answered "+strconv.Itoa(answer.Status))
-		a.last = answer
-		return reason5xx
-	}
-	if answer.Status < 300 {
-		if fault := t.understand(answer); fault != nil {
-			a.result.Fault = fault
-			return ""
-		}
-	}
-	a.generation.answer, a.result.Answered = answer, true
-	return ""
-}
-
-// cutShort says that a good answer is not whole, however its connection has ended: what says that it is JSON is none.
-func cutShort(r *http.Response, body []byte) bool {
-	if r.StatusCode != http.StatusOK {
-		return false
-	}
-	media, _, err := mime.ParseMediaType(r.Header.Get("content-type"))
-	return err == nil && media == "application/json" && !json.Valid(body)
-}
-
-// understand reads what a good answer tells, translates it, and holds it against the rules.
-func (t *tokens) understand(answer *Answer) *openai.Error {
-	a := t.attempts
-	if a.rerank != nil {
-		body, ok := a.rerank.fromTEI(a.call.Scan.Model, answer.Body)
-		if !ok {
-			return openai.Errorf(openai.CodeUpstreamError, "The engine's answer is none to a request to rerank.")
-		}
-		answer.Body = body
-	}
-	chunk := new(sse.Chunk)
-	if chunk.Read(answer.Body) && chunk.HasUsage {
-		u := chunk.Usage
-		a.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
-	}
-	if a.rules != nil && !a.call.Scan.Endpoint.NoOutput() {
-		body, verdict := a.rules.Body(a.ctx, answer.Body)
-		t.unanswered(verdict)
-		if verdict.Action == moderation.Block {
-			answer.Body, a.result.Cause, a.result.Finish = body, causeModeration, finishFiltered
-		}
-	}
-	return nil
-}
-
-// ended is the end of a call whose context has ended, and nothing of an answer had come.
-func (a *attempts) ended(cause error) {
-	a.result.Fault, a.result.Cause = faultOf(cause), causeOf(cause)
-}
-
-// response is what settles the ticket.
-func (a *attempts) response() dispatch.Response {
-	u := a.result.Usage
-	return dispatch.Response{Bytes: a.read, Stream: a.stream, Failed: a.read == 0 || a.generation.answer != nil && a.generation.answer.Status >= 400,
-		Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: u.Known, TTFT: a.prefill}
 }

@@ -10,39 +10,40 @@ import (
 )
 
 // recorded is an engine without a network: its answer is there at once, a few events at a time.
-type recorded struct{ answer []byte }
+type recordedEngine struct{ answer []byte }
 
 // RoundTrip implements RoundTripper.
-func (e recorded) RoundTrip(r *http.Request) (*http.Response, error) {
+func (e recordedEngine) RoundTrip(r *http.Request) (*http.Response, error) {
 	io.Copy(io.Discard, r.Body)
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, ContentLength: -1,
-		Body: io.NopCloser(&sips{bytes.NewReader(e.answer)})}, nil
+		Body: io.NopCloser(&smallReads{bytes.NewReader(e.answer)})}, nil
 }
 
 // sips reads a little at a time, as events come from an engine.
-type sips struct{ from *bytes.Reader }
+type smallReads struct{ from *bytes.Reader }
 
-func (s *sips) Read(b []byte) (int, error) { return s.from.Read(b[:min(len(b), 180)]) }
+func (s *smallReads) Read(b []byte) (int, error) { return s.from.Read(b[:min(len(b), 180)]) }
 
 // nowhere is a response that nobody reads.
-type nowhere struct{ header http.Header }
+type discardResponse struct{ header http.Header }
 
-func (n nowhere) Header() http.Header         { return n.header }
-func (n nowhere) Write(b []byte) (int, error) { return len(b), nil }
-func (n nowhere) WriteHeader(int)             {}
-func (n nowhere) Flush()                      {}
+func (n discardResponse) Header() http.Header         { return n.header }
+func (n discardResponse) Write(b []byte) (int, error) { return len(b), nil }
+func (n discardResponse) WriteHeader(int)             {}
+func (n discardResponse) Flush()                      {}
 
-// BenchmarkRelay is what an event costs from an engine's bytes to a client's, without either of their sockets. An operation is a stream of 10,000.
+// BenchmarkRelay is what an event costs from an engine's bytes to a client's, without either of
+// their sockets. An operation is a stream of 10,000.
 func BenchmarkRelay(b *testing.B) {
 	for name, id := range map[string]string{"plain": "", "named": "r"} {
 		b.Run(name, func(b *testing.B) {
 			const events = 10_000
-			answer := []byte(role + strings.Repeat(say("word "), events) + finish("", "stop") + done)
-			t := newBench(b, setup{policy: Policy{GRPC: true}, handler: http.NotFoundHandler()})
-			t.relay.config.Workers = recorded{answer}
+			answer := []byte(roleEvent + strings.Repeat(tokenEvent("word "), events) + finishEvent("", "stop") + doneEvent)
+			t := newHarness(b, options{policy: Policy{GRPC: true}, handler: http.NotFoundHandler()})
+			t.relay.config.Workers = recordedEngine{answer}
 			b.ReportAllocs()
 			for b.Loop() {
-				t.bare(id)
+				t.sendWithoutSocket(id)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/events, "ns/event")
 		})
@@ -50,8 +51,8 @@ func BenchmarkRelay(b *testing.B) {
 }
 
 // bare sends hello to the relay without a socket.
-func (b *bench) bare(id string) {
+func (b *harness) sendWithoutSocket(id string) {
 	request := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(hello))
 	request.Header.Set("x-sluice-ticket", b.offer(hello, id, "/v1/chat/completions"))
-	b.relay.Handler().ServeHTTP(nowhere{http.Header{}}, request)
+	b.relay.Handler().ServeHTTP(discardResponse{http.Header{}}, request)
 }

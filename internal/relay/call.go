@@ -1,30 +1,68 @@
 package relay
 
 import (
+	"crypto/sha256"
 	"net/http"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
-// CallParams are what a call is made of that did not come through ext_proc: a turn of a WebSocket, a gRPC stream.
+// Call is a request for one generation. It does not change after it was given to the relay.
+type Call struct {
+	// RequestID is Envoy's own id of the request, for the log. The client's own id, its name for
+	// the call, is Scan.RequestID.
+	RequestID string
+	Tenant    *authz.Tenant
+	Priority  admission.Priority
+	// Path is the path that the engine is asked at, with its query: "/v1/chat/completions".
+	Path string
+	// Header has the client's headers that the engine gets.
+	Header http.Header
+	// Body is the request's body as the client has sent it, and Scan what was read of it.
+	Body []byte
+	Scan openai.Request
+	// Task is the client's task that the request belongs to. Empty: none.
+	Task string
+	// Received is when the request came. Its timeouts count from then.
+	Received time.Time
+	// Patient says that a client that accepts no events holds up the engine after
+	// queue.DefaultMergeAfter events. Other clients get merged events and are cut off in the end.
+	// It is for protocols in which the client says how much it wants.
+	Patient bool
+	// Foreseen says that the client will have to wait, so that it gets a heartbeat at once.
+	Foreseen bool
+	// EmptyChunks says that heartbeats are chunks without content, for a client that cannot read
+	// comments.
+	EmptyChunks bool
+	// Turn says that the call is one of several on a connection and has no request of its own at
+	// Envoy.
+	Turn bool
+	// Entry is told what becomes of the call. nil: nobody is.
+	Entry Entry
+}
+
+// CallParams are what a call is made of that did not come through ext_proc: a request on a
+// WebSocket or a gRPC stream.
 type CallParams struct {
 	Tenant *authz.Tenant
-	// Priority is the word for it; empty: the tenant's own.
+	// Priority is the name of the priority. Empty: the tenant's own.
 	Priority string
-	// Path names the endpoint, "/v1/chat/completions"; Body is a request to it as JSON.
+	// Path names the endpoint, "/v1/chat/completions". Body is a request to it as JSON.
 	Path string
 	Body []byte
-	// Header is what the engine gets of the client's headers; nil: nothing.
+	// Header has the client's headers that the engine gets. nil: none.
 	Header http.Header
-	// RequestID is for the log: Envoy's, or derived from it.
+	// RequestID is Envoy's id of the request, or derived from it, for the log.
 	RequestID string
 	Received  time.Time
 }
 
-// NewCall reads the body as it is read of requests that come by ext_proc. The error is what the client is to be told.
+// NewCall reads the body as ext_proc reads the bodies of its requests. The error is for the client.
 func NewCall(p CallParams) (*Call, *openai.Error) {
 	endpoint, ok := openai.EndpointOf(p.Path)
 	if !ok {
@@ -40,4 +78,35 @@ func NewCall(p CallParams) (*Call, *openai.Error) {
 	}
 	return &Call{RequestID: p.RequestID, Tenant: p.Tenant, Priority: dispatch.PriorityOf(priority), Path: p.Path, Header: p.Header,
 		Body: p.Body, Scan: scan, Received: p.Received}, nil
+}
+
+// callOfOffer returns the call that ext_proc has offered, without its body and its headers.
+func callOfOffer(o *dispatch.Offer) *Call {
+	return &Call{RequestID: o.RequestID, Tenant: o.Tenant, Priority: o.Priority, Path: o.Path, Scan: o.Scan, Task: o.Task,
+		Received: o.Received, Foreseen: o.Foreseen, Entry: o.Record}
+}
+
+// isNamed reports whether the client has given the call a request id, so that it can be resumed,
+// joined and cancelled.
+func (c *Call) isNamed() bool { return c.Scan.RequestID != "" }
+
+// key returns the tenant and the request id of a named call.
+func (c *Call) key() replay.Key { return replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID} }
+
+// fingerprint returns a hash of the path and the body. It tells apart two requests with the same
+// request id.
+func (c *Call) fingerprint() [32]byte {
+	h := sha256.New()
+	h.Write([]byte(c.Path))
+	h.Write([]byte{0})
+	h.Write(c.Body)
+	return [32]byte(h.Sum(nil))
+}
+
+// Asked returns the request to the dispatcher. It has no request id, because the relay itself makes
+// sure that a named call runs once.
+func (c *Call) Asked() dispatch.Request {
+	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, &c.Scan, c.Body)
+	asked.ID = ""
+	return *asked
 }

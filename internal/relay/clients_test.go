@@ -21,11 +21,11 @@ import (
 
 // A client whose body came in chunks of no told length is noticed when it leaves, too.
 func TestClientOfAChunkedBodyLeaves(t *testing.T) {
-	b := newBench(t, setup{handler: hangs(role, say("a"))})
+	h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent("a"))})
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, b.url+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
-	request.Header.Set(headers.Handoff, b.offer(hello, "", "/v1/chat/completions"))
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, h.url+"/v1/chat/completions", io.MultiReader(strings.NewReader(hello)))
+	request.Header.Set(headers.Handoff, h.offer(hello, "", "/v1/chat/completions"))
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
 		t.Fatal(err)
@@ -33,19 +33,19 @@ func TestClientOfAChunkedBodyLeaves(t *testing.T) {
 	io.ReadFull(r.Body, make([]byte, 10))
 	leave()
 	r.Body.Close()
-	if r := b.last(1); r.Cause != causeClient {
+	if r := h.result(1); r.Cause != causeClient {
 		t.Errorf("%+v", r)
 	}
-	b.idle()
+	h.waitIdle()
 }
 
 // A body that is not what ext_proc has seen is refused, and the engine does not get it.
 func TestBodyThatIsNotWhole(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{handler: counted(&calls, script(done))})
+	h := newHarness(t, options{handler: countRequests(&calls, engineThatSends(doneEvent))})
 	for _, body := range []string{hello[1:], hello + " "} {
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
-		request.Header.Set(headers.Handoff, b.offer(hello, "", "/v1/chat/completions"))
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(body))
+		request.Header.Set(headers.Handoff, h.offer(hello, "", "/v1/chat/completions"))
 		r, err := http.DefaultTransport.RoundTrip(request)
 		if err != nil {
 			t.Fatal(err)
@@ -59,10 +59,10 @@ func TestBodyThatIsNotWhole(t *testing.T) {
 }
 
 // floods is an engine that writes until the relay has had enough.
-func floods() http.Handler {
+func engineThatFloods() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for write(w, role); r.Context().Err() == nil; {
-			if _, err := io.WriteString(w, say(strings.Repeat("x", 8000))); err != nil {
+		for writeEvents(w, roleEvent); r.Context().Err() == nil; {
+			if _, err := io.WriteString(w, tokenEvent(strings.Repeat("x", 8000))); err != nil {
 				return
 			}
 		}
@@ -72,28 +72,29 @@ func floods() http.Handler {
 // A client that neither reads nor leaves costs neither the engine nor its connection for long.
 func TestClientThatNeverReads(t *testing.T) {
 	for _, id := range []string{"", "r"} {
-		b := newBench(t, setup{handler: floods(), write: 100 * time.Millisecond, policy: Policy{Resume: 10 * time.Millisecond}})
+		h := newHarness(t, options{handler: engineThatFloods(), write: 100 * time.Millisecond, policy: Policy{Resume: 10 * time.Millisecond}})
 		more := []string{}
 		if id != "" {
 			more = append(more, "id: "+id)
 		}
-		r := b.open(hello, more...)
-		if got := b.last(1); got.Cause != causeSlow || got.Fault == nil || got.Fault.Code != openai.CodeClientTooSlow {
+		r := h.send(hello, more...)
+		if got := h.result(1); got.Cause != causeSlow || got.Fault == nil || got.Fault.Code != openai.CodeClientTooSlow {
 			t.Errorf("%q: %+v", id, got)
 		}
-		b.idle()
+		h.waitIdle()
 		r.Body.Close()
 	}
 }
 
-// The whole of a large answer is not one write: a client that takes its time over it, and reads on, gets it.
+// The whole of a large answer is not one write: a client that takes its time over it, and reads on,
+// gets it.
 func TestLargeAnswerForASlowReader(t *testing.T) {
 	large := `{"text":"` + strings.Repeat("x", 8<<20) + `"}`
-	b := newBench(t, setup{write: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	h := newHarness(t, options{write: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
 		io.WriteString(w, large)
 	})})
-	r := b.open(strings.Replace(hello, `"stream":true,`, "", 1))
+	r := h.send(strings.Replace(hello, `"stream":true,`, "", 1))
 	defer r.Body.Close()
 	got := 0
 	for buffer := make([]byte, 256<<10); ; time.Sleep(15 * time.Millisecond) { // half a second in all
@@ -108,42 +109,43 @@ func TestLargeAnswerForASlowReader(t *testing.T) {
 }
 
 // taker is a sink that looks at each event.
-type taker struct {
+type funcSink struct {
 	event func(raw []byte)
 	ended chan Result
 }
 
-func (s taker) Answer(*Answer) error             { return nil }
-func (s taker) Event(raw []byte, _ uint64) error { s.event(raw); return nil }
-func (s taker) Flush() error                     { return nil }
-func (s taker) Silence(Progress) error           { return nil }
-func (s taker) End(r Result) error               { s.ended <- r; return nil }
+func (s funcSink) Answer(*Answer) error             { return nil }
+func (s funcSink) Event(raw []byte, _ uint64) error { s.event(raw); return nil }
+func (s funcSink) Flush() error                     { return nil }
+func (s funcSink) Heartbeat(Progress) error         { return nil }
+func (s funcSink) Finish(r Result) error            { s.ended <- r; return nil }
 
 // call is one for Generate.
-func (b *bench) call(body string) *Call {
-	b.t.Helper()
+func (h *harness) newCall(body string) *Call {
+	h.t.Helper()
 	c, fault := NewCall(CallParams{Tenant: acme, Path: "/v1/chat/completions", Body: []byte(body), Received: time.Now()})
 	if fault != nil {
-		b.t.Fatal(fault)
+		h.t.Fatal(fault)
 	}
 	return c
 }
 
-// A client that says how much it wants may take its time: the engine is not blamed for having been held up.
+// A client that says how much it wants may take its time: the engine is not blamed for having been
+// held up.
 func TestPatienceIsNoStall(t *testing.T) {
 	const stall = 100 * time.Millisecond
-	pieces := []string{role}
+	pieces := []string{roleEvent}
 	for range 600 {
-		pieces = append(pieces, say("x"))
+		pieces = append(pieces, tokenEvent("x"))
 	}
-	b := newBench(t, setup{handler: script(append(pieces, finish("", "stop"), done)...), policy: Policy{StallTimeout: stall}})
-	c := b.call(hello)
+	h := newHarness(t, options{handler: engineThatSends(append(pieces, finishEvent("", "stop"), doneEvent)...), policy: Policy{StallTimeout: stall}})
+	c := h.newCall(hello)
 	c.Patient = true
 	var once sync.Once
-	sink := taker{ended: make(chan Result, 1), event: func([]byte) {
+	sink := funcSink{ended: make(chan Result, 1), event: func([]byte) {
 		once.Do(func() { time.Sleep(3 * stall) }) // it is that time which matters
 	}}
-	b.relay.Generate(t.Context(), c, sink)
+	h.relay.Generate(t.Context(), c, sink)
 	if r := <-sink.ended; r.Fault != nil || r.Finish != "stop" {
 		t.Errorf("%+v, %v", r, r.Fault)
 	}
@@ -151,18 +153,18 @@ func TestPatienceIsNoStall(t *testing.T) {
 
 // A long prompt is kept only until the first token: nobody else can be asked after that.
 func TestPromptIsLetGo(t *testing.T) {
-	b := newBench(t, setup{handler: hangs(role, say("a"))})
+	h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent("a"))})
 	began, over := make(chan struct{}, 1), make(chan struct{})
-	sink := taker{ended: make(chan Result, 1), event: func(raw []byte) {
+	sink := funcSink{ended: make(chan Result, 1), event: func(raw []byte) {
 		if strings.Contains(string(raw), `"a"`) {
 			began <- struct{}{}
 		}
 	}}
 	ctx, leave := context.WithCancel(t.Context())
 	body := func() weak.Pointer[byte] {
-		c := b.call(strings.Replace(hello, `"hello"`, `"`+strings.Repeat("hello ", 50_000)+`"`, 1))
+		c := h.newCall(strings.Replace(hello, `"hello"`, `"`+strings.Repeat("hello ", 50_000)+`"`, 1))
 		go func(c *Call) {
-			b.relay.Generate(ctx, c, sink)
+			h.relay.Generate(ctx, c, sink)
 			close(over)
 		}(c)
 		return weak.Make(&c.Body[0])
@@ -179,11 +181,12 @@ func TestPromptIsLetGo(t *testing.T) {
 	}
 	leave()
 	<-over
-	b.idle()
+	h.waitIdle()
 }
 
-// closer is a server that answers one request on each connection, and closes it when the next one comes.
-func closer(t *testing.T) http.Handler {
+// closer is a server that answers one request on each connection, and closes it when the next one
+// comes.
+func engineThatClosesConnections(t *testing.T) http.Handler {
 	var mu sync.Mutex
 	seen := map[string]bool{}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -200,28 +203,29 @@ func closer(t *testing.T) http.Handler {
 			conn.Close()
 			return
 		}
-		w.Header().Set("content-length", fmt.Sprint(len(role+say("a")+finish("", "stop")+done)))
-		write(w, role, say("a"), finish("", "stop"), done)
+		w.Header().Set("content-length", fmt.Sprint(len(roleEvent+tokenEvent("a")+finishEvent("", "stop")+doneEvent)))
+		writeEvents(w, roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)
 	})
 }
 
-// An idle connection that is closed in the moment it is used costs neither the request nor the replica's reputation.
+// An idle connection that is closed in the moment it is used costs neither the request nor the
+// replica's reputation.
 func TestIdleConnectionThatCloses(t *testing.T) {
-	b := newBench(t, setup{handler: closer(t)})
+	h := newHarness(t, options{handler: engineThatClosesConnections(t)})
 	for range 10 {
-		if status, text := b.read(hello); status != 200 || ends(text) != "whole" {
+		if status, text := h.sendAndRead(hello); status != 200 || endingOf(text) != "whole" {
 			t.Fatalf("%d %s", status, text)
 		}
-		b.idle()
+		h.waitIdle()
 	}
-	if len(b.failures) > 0 {
-		t.Errorf("%v", b.failures)
+	if len(h.failures) > 0 {
+		t.Errorf("%v", h.failures)
 	}
 }
 
 // A server that ends answers with their connection cannot pass half of one for all of it.
 func TestAnswerWithoutLengthIsCut(t *testing.T) {
-	b := newBench(t, setup{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -231,13 +235,14 @@ func TestAnswerWithoutLengthIsCut(t *testing.T) {
 		io.WriteString(conn, "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n"+`{"choices":[{"index":0,"mess`)
 		conn.(*net.TCPConn).CloseWrite()
 	})})
-	status, text := b.read(strings.Replace(hello, `"stream":true,`, "", 1))
-	if status != 502 || !strings.Contains(text, "upstream_error") || len(b.failures) == 0 {
-		t.Errorf("%d %s, %v", status, text, b.failures)
+	status, text := h.sendAndRead(strings.Replace(hello, `"stream":true,`, "", 1))
+	if status != 502 || !strings.Contains(text, "upstream_error") || len(h.failures) == 0 {
+		t.Errorf("%d %s, %v", status, text, h.failures)
 	}
 }
 
-// What an engine says to a request for a stream without one: passed as it is while that can be, else an error that clients see as one.
+// What an engine says to a request for a stream without one: passed as it is while that can be,
+// else an error that clients see as one.
 func TestAnswerInPlaceOfAStream(t *testing.T) {
 	for _, c := range []struct {
 		status     int
@@ -251,22 +256,22 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 	} {
 		heard := make(chan struct{}, 1)
 		heard <- struct{}{}
-		b := newBench(t, setup{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			<-heard
 			w.Header().Set("content-type", "application/json")
 			w.WriteHeader(c.status)
 			io.WriteString(w, c.body)
 		})})
-		r := b.open(hello)
+		r := h.send(hello)
 		text, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if err != nil || r.StatusCode != c.status || string(text) != c.body {
 			t.Errorf("%d: %v %d %v %s", c.status, err, r.StatusCode, r.Header, text)
 		}
 		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))
-		ticket := b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Record: b,
+		ticket := h.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/chat/completions", Scan: scan, Received: time.Now(), Record: h,
 			Foreseen: true})
-		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(hello))
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(hello))
 		request.Header.Set(headers.Handoff, ticket)
 		if r, err = http.DefaultTransport.RoundTrip(request); err != nil {
 			t.Fatal(err)
@@ -275,7 +280,7 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		heard <- struct{}{}
 		text, err = io.ReadAll(r.Body)
 		r.Body.Close()
-		if err != nil || !strings.Contains(string(text), c.want) || ends(string(text)) != "error" {
+		if err != nil || !strings.Contains(string(text), c.want) || endingOf(string(text)) != "error" {
 			t.Errorf("%d after a heartbeat: %v %s", c.status, err, text)
 		}
 	}
@@ -284,21 +289,21 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 // A stream may go on for longer than one write may take, after a heartbeat too, and ends properly.
 func TestLongerThanAWrite(t *testing.T) {
 	const heartbeat, write = 150 * time.Millisecond, 300 * time.Millisecond
-	b := newBench(t, setup{write: write, policy: Policy{Heartbeat: heartbeat}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := newHarness(t, options{write: write, policy: Policy{Heartbeat: heartbeat}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("content-type", "text/event-stream")
 		flow := http.NewResponseController(w)
 		time.Sleep(heartbeat) // the prefill
 		for begun := time.Now(); time.Since(begun) < 2*write; time.Sleep(20 * time.Millisecond) {
-			io.WriteString(w, say("word "))
+			io.WriteString(w, tokenEvent("word "))
 			flow.Flush()
 		}
-		io.WriteString(w, finish("", "stop")+done)
+		io.WriteString(w, finishEvent("", "stop")+doneEvent)
 	})})
-	r := b.open(hello)
+	r := h.send(hello)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
-	if err != nil || ends(string(text)) != "whole" || !strings.HasPrefix(string(text), ":") {
+	if err != nil || endingOf(string(text)) != "whole" || !strings.HasPrefix(string(text), ":") {
 		t.Errorf("%v:\n%s", err, text)
 	}
 }

@@ -20,22 +20,22 @@ import (
 
 // Events as engines write them.
 const (
-	role  = `data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n"
-	fault = `data: {"error":{"message":"out of memory","code":500}}` + "\n\n"
-	done  = "data: [DONE]\n\n"
+	roleEvent  = `data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n"
+	errorEvent = `data: {"error":{"message":"out of memory","code":500}}` + "\n\n"
+	doneEvent  = "data: [DONE]\n\n"
 )
 
-func say(text string) string {
+func tokenEvent(text string) string {
 	return fmt.Sprintf(`data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":%q}}]}`+"\n\n", text)
 }
 
 // closing event of a choice, with its last words.
-func finish(text, reason string) string {
+func finishEvent(text, reason string) string {
 	return fmt.Sprintf(`data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":%q},"finish_reason":%q}]}`+"\n\n", text, reason)
 }
 
 // write sends pieces of a stream, each at once.
-func write(w http.ResponseWriter, pieces ...string) {
+func writeEvents(w http.ResponseWriter, pieces ...string) {
 	w.Header().Set("content-type", "text/event-stream")
 	for _, p := range pieces {
 		io.WriteString(w, p)
@@ -44,15 +44,15 @@ func write(w http.ResponseWriter, pieces ...string) {
 }
 
 // script is an engine that says the same to everybody.
-func script(pieces ...string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { write(w, pieces...) })
+func engineThatSends(pieces ...string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeEvents(w, pieces...) })
 }
 
 // hangs is an engine that says something and then nothing until the relay has left.
-func hangs(pieces ...string) http.Handler {
+func engineThatHangs(pieces ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
-		write(w, pieces...)
+		writeEvents(w, pieces...)
 		<-r.Context().Done()
 	})
 }
@@ -60,114 +60,118 @@ func hangs(pieces ...string) http.Handler {
 var contents = regexp.MustCompile(`"content":"([^"]*)"`)
 
 // told is what a stream says, and how often it has an end marker.
-func told(text string) (words string, ends int) {
+func contentOf(text string) (words string, ends int) {
 	for _, m := range contents.FindAllStringSubmatch(text, -1) {
 		words += m[1]
 	}
 	return words, strings.Count(text, "[DONE]")
 }
 
-func with(field string) string { return strings.Replace(hello, "{", "{"+field+",", 1) }
+func helloWith(field string) string { return strings.Replace(hello, "{", "{"+field+",", 1) }
 
-// An engine's own word of a fault is the last one, whatever it sends after it, and before the first token another replica is asked.
+// An engine's own word of a fault is the last one, whatever it sends after it, and before the first
+// token another replica is asked.
 func TestFaultThatAnEngineTells(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if calls.Add(1) == 1 {
-			write(w, role, fault, done)
+			writeEvents(w, roleEvent, errorEvent, doneEvent)
 			return
 		}
-		write(w, role, say("well"), finish("", "stop"), done)
+		writeEvents(w, roleEvent, tokenEvent("well"), finishEvent("", "stop"), doneEvent)
 	})})
-	if _, text := b.read(hello); ends(text) != "whole" || strings.Contains(text, "error") || !slices.Equal(b.retries, []string{"5xx"}) {
-		t.Errorf("no other replica was asked, %v: %s", b.retries, text)
+	if _, text := h.sendAndRead(hello); endingOf(text) != "whole" || strings.Contains(text, "error") || !slices.Equal(h.retries, []string{"5xx"}) {
+		t.Errorf("no other replica was asked, %v: %s", h.retries, text)
 	}
-	for name, pieces := range map[string][]string{"before a token": {role, fault, done}, "after one": {role, say("a"), fault, done, say("b")}} {
-		b := newBench(t, setup{handler: script(pieces...)})
-		_, text := b.read(hello)
-		if _, marks := told(text); marks != 0 || !strings.HasSuffix(text, fault) || strings.Count(text, "error") != 1 {
+	for name, pieces := range map[string][]string{"before a token": {roleEvent, errorEvent, doneEvent}, "after one": {roleEvent, tokenEvent("a"), errorEvent, doneEvent, tokenEvent("b")}} {
+		h := newHarness(t, options{handler: engineThatSends(pieces...)})
+		_, text := h.sendAndRead(hello)
+		if _, marks := contentOf(text); marks != 0 || !strings.HasSuffix(text, errorEvent) || strings.Count(text, "error") != 1 {
 			t.Errorf("%s: %s", name, text)
 		}
-		if r := b.last(1); r.Fault == nil || !r.Told || r.Cause != causeEngine || !r.Answered {
+		if r := h.result(1); r.Fault == nil || !r.Told || r.Cause != causeEngine || !r.Answered {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-// The end marker comes exactly once: also where the engine's is broken off, forgotten, or followed by something, or where it then does not
-// end its response.
+// The end marker comes exactly once: also where the engine's is broken off, forgotten, or followed
+// by something, or where it then does not end its response.
 func TestOneEndMarker(t *testing.T) {
 	for name, engine := range map[string]http.Handler{
-		"whole":     script(role, say("a"), finish("", "stop"), done),
-		"cut":       script(role, say("a"), finish("", "stop"), strings.TrimSpace(done)),
-		"forgotten": script(role, say("a"), finish("", "stop")),
-		"twice":     script(role, say("a"), finish("", "stop"), done, done),
-		"followed":  script(role, say("a"), finish("", "stop"), done, fault),
-		"open":      hangs(role, say("a"), finish("", "stop"), done),
+		"whole":     engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent),
+		"cut":       engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), strings.TrimSpace(doneEvent)),
+		"forgotten": engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop")),
+		"twice":     engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent, doneEvent),
+		"followed":  engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent, errorEvent),
+		"open":      engineThatHangs(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent),
 	} {
-		b := newBench(t, setup{handler: engine})
-		_, text := b.read(hello)
-		if words, marks := told(text); words != "a" || marks != 1 || !strings.HasSuffix(text, done) {
+		h := newHarness(t, options{handler: engine})
+		_, text := h.sendAndRead(hello)
+		if words, marks := contentOf(text); words != "a" || marks != 1 || !strings.HasSuffix(text, doneEvent) {
 			t.Errorf("%s: %s", name, text)
 		}
-		if r := b.last(1); r.Fault != nil || r.Cause != "" || r.Finish != "stop" {
+		if r := h.result(1); r.Fault != nil || r.Cause != "" || r.Finish != "stop" {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-func literal(words ...string) []Moderation {
+func literalRule(words ...string) []Moderation {
 	return []Moderation{{Rule: moderation.Rule{Name: "r", Literals: words}}}
 }
 
-// When the time of a stream is over, what a rule had to see more of was not forbidden: all of it goes, then the end.
+// When the time of a stream is over, what a rule had to see more of was not forbidden: all of it
+// goes, then the end.
 func TestTimeReleasesWhatWasWithheld(t *testing.T) {
 	for _, how := range []string{"timeout", "stall", "cut"} {
-		engine, request, policy := hangs(role, say("fine "), say("for"), say("bid"), say("d")), hello, Policy{}
+		engine, request, policy := engineThatHangs(roleEvent, tokenEvent("fine "), tokenEvent("for"), tokenEvent("bid"), tokenEvent("d")), hello, Policy{}
 		switch how {
 		case "timeout":
-			request = with(`"timeout_ms":150`)
+			request = helloWith(`"timeout_ms":150`)
 		case "stall":
 			policy.StallTimeout = 50 * time.Millisecond
 		case "cut":
-			engine = script(role, say("fine "), say("for"), say("bid"), say("d"))
+			engine = engineThatSends(roleEvent, tokenEvent("fine "), tokenEvent("for"), tokenEvent("bid"), tokenEvent("d"))
 		}
-		b := newBench(t, setup{handler: engine, policy: policy, rules: literal("forbidden")})
-		_, text := b.read(request)
-		words, marks := told(text)
-		if words != "fine forbidd" || how == "timeout" && (marks != 1 || !strings.Contains(text, `"finish_reason":"length"`)) || how != "timeout" && (marks != 0 || ends(text) != "error") {
+		h := newHarness(t, options{handler: engine, policy: policy, rules: literalRule("forbidden")})
+		_, text := h.sendAndRead(request)
+		words, marks := contentOf(text)
+		if words != "fine forbidd" || how == "timeout" && (marks != 1 || !strings.Contains(text, `"finish_reason":"length"`)) || how != "timeout" && (marks != 0 || endingOf(text) != "error") {
 			t.Errorf("%s: %s", how, text)
 		}
-		b.idle()
+		h.waitIdle()
 	}
 }
 
-// A timeout that comes before the first token ends a stream in the same way, whether the engine has sent its headers by then or not.
+// A timeout that comes before the first token ends a stream in the same way, whether the engine has
+// sent its headers by then or not.
 func TestTimeInPrefill(t *testing.T) {
 	silent := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
-	for name, engine := range map[string]http.Handler{"headers": hangs(role), "none": silent} {
-		b := newBench(t, setup{handler: engine})
-		status, text := b.read(with(`"timeout_ms":100`))
-		if _, marks := told(text); status != 200 || marks != 1 || !strings.Contains(text, `"finish_reason":"length"`) {
+	for name, engine := range map[string]http.Handler{"headers": engineThatHangs(roleEvent), "none": silent} {
+		h := newHarness(t, options{handler: engine})
+		status, text := h.sendAndRead(helloWith(`"timeout_ms":100`))
+		if _, marks := contentOf(text); status != 200 || marks != 1 || !strings.Contains(text, `"finish_reason":"length"`) {
 			t.Errorf("%s: %d %s", name, status, text)
 		}
-		if r := b.last(1); r.Cause != causeTimeout || r.Fault != nil {
+		if r := h.result(1); r.Cause != causeTimeout || r.Fault != nil {
 			t.Errorf("%s: %+v", name, r)
 		}
-		b.idle()
-		whole := strings.Replace(with(`"timeout_ms":100`), `"stream":true,`, "", 1)
-		if status, text := b.read(whole); status != 408 || !strings.Contains(text, `"request_timeout"`) {
+		h.waitIdle()
+		whole := strings.Replace(helloWith(`"timeout_ms":100`), `"stream":true,`, "", 1)
+		if status, text := h.sendAndRead(whole); status != 408 || !strings.Contains(text, `"request_timeout"`) {
 			t.Errorf("%s, no stream: %d %s", name, status, text)
 		}
-		b.idle()
+		h.waitIdle()
 	}
 }
 
-// A rule's service hears of all of an answer before the client hears that it is over, also where the answer is shorter than what it is asked
-// about at a time. A literal that is completed by the last event is found too.
+// A rule's service hears of all of an answer before the client hears that it is over, also where
+// the answer is shorter than what it is asked about at a time. A literal that is completed by the
+// last event is found too.
 func TestRulesSpeakBeforeTheEnd(t *testing.T) {
 	judge := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked, _ := io.ReadAll(r.Body)
@@ -178,55 +182,57 @@ func TestRulesSpeakBeforeTheEnd(t *testing.T) {
 	}))
 	defer judge.Close()
 	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	for name, c := range map[string]setup{
-		"service": {handler: script(role, say("something "), say("bad"), finish("", "stop"), done),
+	for name, c := range map[string]options{
+		"service": {handler: engineThatSends(roleEvent, tokenEvent("something "), tokenEvent("bad"), finishEvent("", "stop"), doneEvent),
 			rules: []Moderation{{Rule: moderation.Rule{Name: "r", Hook: &moderation.Hook{URL: judge.URL, Timeout: 10 * time.Second}}}}},
-		"literal": {handler: script(role, say("something "), say("b"), finish("ad", "stop"), done), rules: literal("bad")},
+		"literal": {handler: engineThatSends(roleEvent, tokenEvent("something "), tokenEvent("b"), finishEvent("ad", "stop"), doneEvent), rules: literalRule("bad")},
 	} {
-		b := newBench(t, c)
-		_, text := b.read(hello)
-		if _, marks := told(text); marks != 1 || strings.Contains(text, `"stop"`) || !strings.Contains(text, `"finish_reason":"content_filter"`) || strings.Contains(text, `"ad"`) {
+		h := newHarness(t, c)
+		_, text := h.sendAndRead(hello)
+		if _, marks := contentOf(text); marks != 1 || strings.Contains(text, `"stop"`) || !strings.Contains(text, `"finish_reason":"content_filter"`) || strings.Contains(text, `"ad"`) {
 			t.Errorf("%s: %s", name, text)
 		}
-		if r := b.last(1); r.Cause != causeModeration || r.Finish != finishFiltered {
+		if r := h.result(1); r.Cause != causeModeration || r.Finish != finishFiltered {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-// A stream that ends without a token is handed on at once, and then belongs to its replica: nobody else is asked when the rest is slow.
+// A stream that ends without a token is handed on at once, and then belongs to its replica: nobody
+// else is asked when the rest is slow.
 func TestEndWithoutTokenStays(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{replicas: 2, policy: Policy{TTFTTimeout: 30 * time.Millisecond},
+	h := newHarness(t, options{replicas: 2, policy: Policy{TTFTTimeout: 30 * time.Millisecond},
 		handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			calls.Add(1)
-			write(w, role, finish("", "stop"))
+			writeEvents(w, roleEvent, finishEvent("", "stop"))
 			select {
 			case <-r.Context().Done():
 			case <-time.After(150 * time.Millisecond): // long past the time for the first token
 			}
-			write(w, done)
+			writeEvents(w, doneEvent)
 		})})
-	_, text := b.read(hello)
-	if strings.Count(text, `"stop"`) != 1 || !strings.HasSuffix(text, done) || calls.Load() != 1 {
+	_, text := h.sendAndRead(hello)
+	if strings.Count(text, `"stop"`) != 1 || !strings.HasSuffix(text, doneEvent) || calls.Load() != 1 {
 		t.Errorf("%d replicas were asked: %s", calls.Load(), text)
 	}
 }
 
-// Events of an endpoint that has no tokens pass as they come, and their end is the end of the response.
+// Events of an endpoint that has no tokens pass as they come, and their end is the end of the
+// response.
 func TestStreamOfTranscription(t *testing.T) {
 	next := make(chan struct{})
-	b := newBench(t, setup{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		write(w, `data: {"type":"transcript.text.delta","delta":"one"}`+"\n\n")
+	h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writeEvents(w, `data: {"type":"transcript.text.delta","delta":"one"}`+"\n\n")
 		select {
 		case <-next:
-			write(w, `data: {"type":"transcript.text.done","text":"one"}`+"\n\n")
+			writeEvents(w, `data: {"type":"transcript.text.done","text":"one"}`+"\n\n")
 		case <-r.Context().Done():
 		}
 	})})
-	ticket := b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/audio/transcriptions", Received: time.Now(), Record: b,
+	ticket := h.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Path: "/v1/audio/transcriptions", Received: time.Now(), Record: h,
 		Scan: openai.Request{Endpoint: openai.Transcriptions, Model: "m", Stream: true, Size: len(hello)}})
-	request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/v1/audio/transcriptions", strings.NewReader(hello))
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+"/v1/audio/transcriptions", strings.NewReader(hello))
 	request.Header.Set(headers.Handoff, ticket)
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
@@ -242,7 +248,7 @@ func TestStreamOfTranscription(t *testing.T) {
 	if err != nil || !strings.HasSuffix(string(rest), `"text":"one"}`+"\n\n") {
 		t.Errorf("%v: %s%s", err, first, rest)
 	}
-	if r := b.last(1); r.Fault != nil || r.TTFT == 0 {
+	if r := h.result(1); r.Fault != nil || r.TTFT == 0 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -3,8 +3,10 @@ package relay
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -12,43 +14,97 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/relay/replay"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
-// claimLease is how long a request id stays ours without a word; package peers says one in time.
-const claimLease = time.Minute
+// remoteCancelTimeout is how long a remote gateway has to accept that a call is cancelled.
+const remoteCancelTimeout = 5 * time.Second
 
-// forward has another gateway carry the call. The body was read already.
-func (r *Relay) forward(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
-	there := asForwarded(req.Clone(req.Context()), c)
-	result := Result{}
-	if fault := r.config.Peers.Forward(w, there, owner); fault != nil {
+// forwardRequest has the remote gateway owner answer an HTTP request whose body was read already.
+func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
+	var result Result
+	if fault := r.config.Peers.Forward(w, setCall(req.Clone(req.Context()), c), owner); fault != nil {
 		result.Fault = fault
-		fail(w, fault)
+		writeError(w, fault)
 	}
 	if c.Entry != nil {
 		c.Entry.Carried(result)
 	}
 }
 
-// asForwarded makes a request one that another gateway takes for the call.
-func asForwarded(there *http.Request, c *Call) *http.Request {
-	there.Body, there.ContentLength = io.NopCloser(bytes.NewReader(c.Body)), int64(len(c.Body))
-	there.Header.Set(headers.Tenant, c.Tenant.Name)
-	there.Header.Set(headers.Priority, priorityName(c))
-	if c.Scan.RequestID != "" {
-		there.Header.Set(headers.IdempotencyKey, c.Scan.RequestID)
+// forwardCall has the remote gateway owner carry a call, over HTTP, and gives its response to the
+// sink. If the client cancels the call, the remote gateway cancels it for all clients.
+func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sink) {
+	defer r.delayClose()()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.ctx, func() { cancel(closingFault()) })()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Path, http.NoBody)
+	if err != nil { // the path is one of Sluice's own
+		panic(err)
 	}
-	if c.Scan.Timeout > 0 {
-		there.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
+	if c.Header != nil {
+		request.Header = c.Header.Clone()
 	}
-	if c.Patient {
-		there.Header.Set(headers.Patient, "1")
+	request.Header.Set("content-type", "application/json")
+	response := &remoteResponse{sink: sink, tracker: sse.Tracker{Choices: c.Scan.Choices}}
+	fault := r.config.Peers.Forward(response, setCall(request, c), owner)
+	result := Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica)}
+	var clientFault *openai.Error
+	switch why := errors.Join(response.err, context.Cause(ctx)); {
+	case errors.As(why, &clientFault):
+		result.Fault, result.Cause = clientFault, causeOfCode(clientFault.Code)
+	case why != nil:
+		result.Cause = causeClient
+	case result.Fault == nil:
+		response.finish(&result)
 	}
-	there.Header.Del(headers.Handoff)
-	return there
+	if result.Cause == causeCancelled {
+		release := r.delayClose()
+		go func() {
+			defer release()
+			r.cancelRemote(c, owner)
+		}()
+	}
+	_ = sink.Finish(result) // the call is over anyway
+	if c.Entry != nil {
+		result.Usage = Usage{} // the remote gateway counts it
+		c.Entry.Carried(result)
+	}
 }
 
+// cancelRemote cancels a call that a remote gateway carries, for all clients that share it.
+func (r *Relay) cancelRemote(c *Call, owner string) {
+	ctx, cancel := context.WithTimeout(r.ctx, remoteCancelTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, streamsPath+url.PathEscape(c.Scan.RequestID)+"/cancel", nil)
+	if err != nil { // the id was escaped
+		panic(err)
+	}
+	request.Header.Set(headers.Tenant, c.Tenant.Name)
+	_ = r.config.Peers.Forward(&remoteResponse{}, request, owner) // Forward logs failures
+}
+
+// setCall sets the body of a request to that of the call, and the headers from which a remote
+// gateway reads the call. callOfPeer reads them.
+func setCall(request *http.Request, c *Call) *http.Request {
+	request.Body, request.ContentLength = io.NopCloser(bytes.NewReader(c.Body)), int64(len(c.Body))
+	request.Header.Set(headers.Tenant, c.Tenant.Name)
+	request.Header.Set(headers.Priority, priorityName(c))
+	if c.isNamed() {
+		request.Header.Set(headers.IdempotencyKey, c.Scan.RequestID)
+	}
+	if c.Scan.Timeout > 0 {
+		request.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
+	}
+	if c.Patient {
+		request.Header.Set(headers.Patient, "1")
+	}
+	request.Header.Del(headers.Handoff)
+	return request
+}
+
+// priorityName returns the name of the call's priority.
 func priorityName(c *Call) string {
 	for _, name := range []string{authz.Interactive, authz.Batch} {
 		if dispatch.PriorityOf(name) == c.Priority {
@@ -58,20 +114,21 @@ func priorityName(c *Call) string {
 	return authz.Default
 }
 
-// PeerHandler answers what other gateways forward. tenant finds who a forwarded request is of.
+// PeerHandler returns the handler of the requests that remote gateways forward. tenant finds the
+// tenant that a remote gateway has authenticated. maxBody bounds bodies, in bytes.
 func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxBody int64) http.Handler {
 	return r.routes(func(w http.ResponseWriter, req *http.Request) {
-		c, fault := forwarded(req, tenant, maxBody)
+		c, fault := callOfPeer(req, tenant, maxBody)
 		if fault != nil {
-			fail(w, fault)
+			writeError(w, fault)
 			return
 		}
-		r.carry(w, req, c, nil)
+		r.serveCall(w, req, c, nil)
 	})
 }
 
-// forwarded is a call that another gateway has authenticated.
-func forwarded(req *http.Request, tenant func(string) (*authz.Tenant, bool), maxBody int64) (*Call, *openai.Error) {
+// callOfPeer reads a call that a remote gateway has forwarded. setCall writes it.
+func callOfPeer(req *http.Request, tenant func(string) (*authz.Tenant, bool), maxBody int64) (*Call, *openai.Error) {
 	t, ok := tenant(req.Header.Get(headers.Tenant))
 	if !ok {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "This gateway does not know the tenant.")
@@ -95,19 +152,6 @@ func forwarded(req *http.Request, tenant func(string) (*authz.Tenant, bool), max
 		scan.Timeout = time.Duration(ms) * time.Millisecond
 	}
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
-		Path: req.URL.RequestURI(), Header: passed(req.Header), Body: body, Scan: scan, Received: time.Now(),
+		Path: req.URL.RequestURI(), Header: forwardedHeaders(req.Header), Body: body, Scan: scan, Received: time.Now(),
 		Patient: req.Header.Get(headers.Patient) != ""}, nil
-}
-
-// released gives a request id back to all gateways, unless another call than this one has it now.
-func (r *Relay) released(key replay.Key, by *generation) {
-	if r.config.Peers == nil {
-		return
-	}
-	if now, again := r.named.Find(key); again && now != by {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	r.config.Peers.Release(ctx, key.Tenant, key.ID)
 }

@@ -2,9 +2,7 @@ package relay
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -12,166 +10,76 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
-// generation is one call at work: it waits for its turn, has a replica answer, and gives what comes to a fan. One goroutine does that; those
-// who listen have their own.
+const (
+	// maxPreemptions bounds how often one generation can be preempted.
+	maxPreemptions = 3
+	// replayLogBytes bounds the replay log of a named generation, in bytes. It holds some thousand
+	// tokens, so that a start that is repeated late mostly receives all events.
+	replayLogBytes = 1 << 20
+)
+
+// generation is one run of an engine for a call: it waits for a ticket, has a replica answer, and
+// publishes the events of the answer. One goroutine does that, in run. Each subscriber has a
+// goroutine of its own.
 type generation struct {
 	relay *Relay
-	// call is the generation's own copy, whose body and headers go when no replica can need them again. Only the goroutine that does the
-	// work looks at those.
-	call      *Call
-	broadcast *replay.Broadcast
+	// call is the generation's own copy. Its Body and Header are dropped when no further replica
+	// can need them; only the generation's goroutine reads those two.
+	call *Call
+	// policy is that of the model that the call names. The model that a ticket is for may have
+	// another one.
 	policy    Policy
-	// asked is what dispatch is asked each time; pending is a dispatch that had begun before.
-	asked   dispatch.Request
-	pending *dispatch.Pending
-	// tried is how many replicas were
-	tried int
+	broadcast *replay.Broadcast
+	// trace is nil if the call is not traced.
+	trace Trace
 
-	// ctx ends with the call; its cause says why.
+	// ctx ends with the generation. Its cause says why. See "Who ends what" in the package comment.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// answered is closed when there is an answer that is no stream.
+
+	// request is what the dispatcher is asked for each ticket. pending is a dispatch that had begun
+	// before the generation; nil: there is none. attempts counts the replicas that were tried.
+	// Only the generation's goroutine uses the three.
+	request  dispatch.Request
+	pending  *dispatch.Pending
+	attempts int
+
+	// answered is closed when answer is set and is not nil. done is closed when the generation is
+	// over; answer and result do not change after that.
 	answered chan struct{}
 	answer   *Answer
-	// done is closed when all is over, and result is what has become of it.
-	done   chan struct{}
-	result Result
+	done     chan struct{}
+	result   Result
 
-	// mu may be taken under the locks of the fan and its listeners, and not the other way round.
-	mu sync.Mutex
-	// phase of the call, and the wait it is in, for who asks; guarded by mu
-	phase Phase
-	watch *dispatch.Wait
-	// so far: what is known of the call while it runs; guarded by mu
-	soFar Result
-	// header is what the responses' headers say of it; guarded by mu
-	header map[string]string
-	// idle is the grace of a call that nobody listens to; guarded by mu
-	idle *time.Timer
-
-	tracer Trace
-	// room is how the ticket in hand is asked to make room; nil: it is not
-	room *preemption
+	status generationStatus
+	// leaveTimer ends a named generation some time after its last subscriber has gone. nil: it has
+	// a subscriber. Only onIdle uses it.
+	leaveTimer *time.Timer
 }
 
-// Why a call ended before its end. They are causes of a generation's context.
-var (
-	errClosing   = errors.New("the gateway goes")
-	errLeft      = errors.New("the client left")
-	errSlow      = errors.New("the client reads too slowly")
-	errCancelled = errors.New("the call was cancelled")
-	errTimeout   = errors.New("the client's own timeout")
-	errTooLong   = errors.New("the longest time a response may take")
-)
-
-// Causes of the end of a stream, as the metrics have them.
-const (
-	causeClient     = "client"
-	causeEngine     = "engine"
-	causeTimeout    = "timeout"
-	causeSlow       = "slow_client"
-	causeCancelled  = "cancelled"
-	causeModeration = "moderation"
-	causeGateway    = "gateway"
-)
-
-// open begins the call, or finds the one that already runs under its name: for a client that knows the events up to after, -1: none. A call
-// is not begun for one that wants to go on with it.
-func (r *Relay) open(c *Call, pending *dispatch.Pending, after int64) (g *generation, fresh bool, fault *openai.Error) {
-	if r.life.Err() != nil {
-		return nil, false, closing()
-	}
-	if c.Scan.RequestID == "" {
-		g = r.prepare(c, pending)
-		r.start(g)
-		return g, true, nil
-	}
-	key, sum := c.key(), fingerprint(c)
-	begin := func() *generation { return r.prepare(c, pending) }
-	g, fresh, err := r.named.Claim(key, sum, begin)
-	if err == nil && !fresh && after < 0 && g.spent() {
-		r.named.Forget(key, g)
-		g, fresh, err = r.named.Claim(key, sum, begin)
-	}
-	switch {
-	case errors.Is(err, replay.ErrConflict):
-		return nil, false, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
-			Message: "Another request with this request_id had another body."}
-	case err != nil:
-		return nil, false, openai.Errorf(openai.CodeQueueFull, "Too many requests with a request_id are running.")
-	}
-	if fresh && after >= 0 {
-		r.named.Forget(key, g)
-		g.cancel(errLeft)
-		fault = notFound()
-	}
-	if fresh {
-		r.start(g)
-	}
-	return g, fresh, fault
-}
-
-// key is the name that the client has given the call.
-func (c *Call) key() replay.Key { return replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID} }
-
-// spent says that a start which is repeated is to begin anew: the call before came to nothing, or to a fault that a second try may not have.
-func (g *generation) spent() bool {
-	if errors.Is(context.Cause(g.ctx), errLeft) {
-		return true
-	}
-	select {
-	case <-g.done:
-	default:
-		return false
-	}
-	if g.answer != nil {
-		return (&openai.Error{Status: g.answer.Status}).Retryable()
-	}
-	return g.result.Fault != nil && g.result.Fault.Retryable()
-}
-
-// logBytes bounds what is kept of a call that its client has named, in bytes: some thousand tokens, from the first while they fit, so that a
-// start which is repeated late has all of it.
-const logBytes = 1 << 20
-
-// fingerprint tells one body from another under the same request id. Where it goes to counts too.
-func fingerprint(c *Call) [32]byte {
-	h := sha256.New()
-	h.Write([]byte(c.Path))
-	h.Write([]byte{0})
-	h.Write(c.Body)
-	return [32]byte(h.Sum(nil))
-}
-
-// prepare makes a generation that has not begun.
-func (r *Relay) prepare(c *Call, pending *dispatch.Pending) *generation {
-	own := *c
-	g := &generation{relay: r, call: &own, pending: pending, phase: Queued,
+// newGeneration returns a generation that does not run yet. pending may be nil.
+func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
+	call := *c
+	g := &generation{relay: r, call: &call, policy: r.policyOf(c), request: call.Asked(), pending: pending,
 		answered: make(chan struct{}), done: make(chan struct{})}
+	g.ctx, g.cancel = context.WithCancelCause(r.ctx)
+	g.status.phase = Queued
 	if pending != nil {
-		g.watch = pending.Progress()
+		g.status.wait = pending.Progress()
 	}
-	g.ctx, g.cancel = context.WithCancelCause(r.life)
-	g.policy = r.policyOf(c)
 	limits := replay.Limits{}
-	if c.Scan.RequestID != "" {
-		limits = replay.Limits{LogBytes: logBytes}
+	if c.isNamed() {
+		limits.LogBytes = replayLogBytes
 	}
 	g.broadcast = replay.NewBroadcast(limits)
-	g.broadcast.OnIdle(g.listened)
-	g.asked = own.Asked()
+	g.broadcast.OnIdle(g.onIdle)
 	if r.config.Tracer != nil {
-		g.tracer = r.config.Tracer.Begin(c)
+		g.trace = r.config.Tracer.Begin(c)
 	}
 	return g
 }
 
-// letGo lets go of what only a further attempt would need.
-func (g *generation) letGo() {
-	g.call.Body, g.call.Header, g.asked.Key, g.asked.Keys = nil, nil, nil, nil
-}
-
-// policyOf is the policy of the model that the call names; of a pool that of its first one.
+// policyOf returns the policy of the model that the call names, or of the first model of a pool.
 func (r *Relay) policyOf(c *Call) Policy {
 	rules := r.rules.Load()
 	f := r.config.Dispatcher.Foresee(&dispatch.Request{Model: c.Scan.Model, Tenant: c.Tenant.Name, Allowed: c.Tenant.Allows})
@@ -181,84 +89,17 @@ func (r *Relay) policyOf(c *Call) Policy {
 	return rules.policy(c.Scan.Model)
 }
 
-// Asked is what dispatch is asked for the call. The request id is left out: the relay itself sees to it that it runs once.
-func (c *Call) Asked() dispatch.Request {
-	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, &c.Scan, c.Body)
-	asked.ID = ""
-	return *asked
-}
-
-// listened is told when nobody listens any more, and when somebody does again. A call that its client has named goes on for a while.
-func (g *generation) listened(idle bool) {
-	forgiving := g.call.Scan.RequestID != "" && g.policy.Resume > 0
-	if idle && !forgiving {
-		g.leave()
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.idle != nil {
-		g.idle.Stop()
-		g.idle = nil
-	}
-	if idle {
-		g.idle = time.AfterFunc(g.policy.Resume, g.leave)
-	}
-}
-
-// leave ends the call, unless somebody has come meanwhile.
-func (g *generation) leave() {
-	if g.broadcast.Subscribers() == 0 {
-		g.cancel(errLeft)
-	}
-}
-
-// enter notes what the call waits for now.
-func (g *generation) enter(p Phase, w *dispatch.Wait) {
-	g.mu.Lock()
-	g.phase, g.watch = p, w
-	g.mu.Unlock()
-}
-
-// progress is what the call waits for.
-func (g *generation) progress() Progress {
-	g.mu.Lock()
-	p := Progress{Phase: g.phase, Waited: time.Since(g.call.Received)}
-	watch := g.watch
-	g.mu.Unlock()
-	if p.Phase == Queued && watch != nil {
-		var starting bool
-		if p.Position, starting, p.Note = watch.Look(g.relay.config.Dispatcher); starting {
-			p.Phase = Starting
-		}
-	}
-	return p
-}
-
-// note keeps what is known so far, for who leaves before the end.
-func (g *generation) note(change func(*Result)) {
-	g.mu.Lock()
-	change(&g.soFar)
-	g.mu.Unlock()
-}
-
-func (g *generation) sofar() Result {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.soFar
-}
-
-// run is the whole life of the call.
+// run runs the generation to its end. It closes the broadcast, which ends all subscribers.
 func (g *generation) run() {
-	if g.call.Scan.RequestID != "" {
+	if g.call.isNamed() {
 		defer g.expire()
 	}
 	defer close(g.done)
-	g.result = g.work()
-	g.letGo()
+	g.result, g.answer = g.work()
+	g.dropPrompt()
 	g.cancel(nil)
-	if g.tracer != nil && g.call.Scan.RequestID != "" {
-		g.tracer.End(g.result) // that of another call ends with its client
+	if g.trace != nil && g.call.isNamed() {
+		g.trace.End(g.result) // the trace of a call without a name ends with its subscriber
 	}
 	switch {
 	case g.answer != nil:
@@ -271,21 +112,112 @@ func (g *generation) run() {
 	}
 }
 
-// expire keeps a call that has ended for who comes back. Nobody comes back to one that was left long enough ago, or to a gateway that goes.
-func (g *generation) expire() {
-	r, key := g.relay, g.call.key()
-	if g.policy.Resume == 0 || r.life.Err() != nil || errors.Is(context.Cause(g.ctx), errLeft) {
-		r.named.Forget(key, g)
-		r.released(key, g)
-		return
-	}
-	r.named.Expire(key, g, g.policy.Resume)
-	if r.config.Peers != nil {
-		time.AfterFunc(g.policy.Resume, func() { r.released(key, g) })
+// work gets a ticket and tries its replicas, again and again while the generation is preempted.
+// When it returns, everything for the subscribers has been published.
+func (g *generation) work() (Result, *Answer) {
+	defer g.startDeadlines()()
+	for {
+		ticket, preemption, fault := g.dispatch()
+		if fault != nil {
+			return Result{Fault: g.refusal(fault), Attempts: g.attempts}, nil
+		}
+		f := g.newFailover(ticket, preemption)
+		preempted := f.run()
+		if !preempted {
+			ticket.Settle(f.response()) // a preempted attempt is not charged, and nothing is learned from it
+		}
+		ticket.Release()
+		if !preempted {
+			return f.result, f.answer
+		}
+		g.request.Preempted++
+		if g.trace != nil {
+			g.trace.Queued()
+		}
+		g.relay.config.Retried(reasonPreempted)
 	}
 }
 
-// closing is what clients are told when the gateway goes.
-func closing() *openai.Error {
-	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")
+// startDeadlines starts the timers that cancel the generation when its time is over. stop stops
+// them.
+func (g *generation) startDeadlines() (stop func()) {
+	var timers []*time.Timer
+	start := func(limit time.Duration, cause error) {
+		if limit > 0 {
+			timers = append(timers, time.AfterFunc(time.Until(g.call.Received.Add(limit)), func() { g.cancel(cause) }))
+		}
+	}
+	start(g.call.Scan.Timeout, errTimeout)
+	start(g.call.Scan.MaxDuration, errTooLong)
+	return func() {
+		for _, t := range timers {
+			t.Stop()
+		}
+	}
+}
+
+// dispatch waits for a ticket. p passes requests to preempt the generation on to its attempts; nil:
+// it cannot be preempted.
+func (g *generation) dispatch() (ticket *dispatch.Ticket, p *preemption, fault *openai.Error) {
+	if pending := g.pending; pending != nil {
+		g.pending = nil
+		g.status.enter(Queued, pending.Progress())
+		ticket, fault = pending.Await(g.ctx)
+		return ticket, nil, fault
+	}
+	request := g.request
+	request.Watch = new(dispatch.Wait)
+	g.status.enter(Queued, request.Watch)
+	if request.Timeout > 0 {
+		request.Timeout = max(request.Timeout-time.Since(g.call.Received), time.Millisecond)
+	}
+	p = new(preemption)
+	if request.Preempted < maxPreemptions && g.call.Scan.Stream { // an answer that is no stream has no first token
+		request.Preempt = p.request
+	}
+	ticket, fault = g.relay.config.Dispatcher.Dispatch(g.ctx, &request)
+	return ticket, p, fault
+}
+
+// refusal returns what the client is told when no ticket was given: the dispatcher's fault, or the
+// cause of the generation's context.
+func (g *generation) refusal(fault *openai.Error) *openai.Error {
+	switch cause := context.Cause(g.ctx); {
+	case g.ctx.Err() == nil:
+		return fault
+	case errors.Is(cause, errTimeout):
+		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
+			Message: "The request's own timeout ended before it could start."}
+	default:
+		return faultOf(cause)
+	}
+}
+
+// dropPrompt drops what only a further attempt would need, so that a long prompt is not held while
+// the answer streams.
+func (g *generation) dropPrompt() {
+	g.call.Body, g.call.Header, g.request.Key, g.request.Keys = nil, nil, nil, nil
+}
+
+// onIdle is called when the last subscriber has gone, and when one has come back. A generation
+// without a name ends at once. A named one goes on for Policy.Resume.
+func (g *generation) onIdle(idle bool) {
+	if idle && !(g.call.isNamed() && g.policy.Resume > 0) {
+		g.cancelIfIdle()
+		return
+	}
+	if g.leaveTimer != nil {
+		g.leaveTimer.Stop()
+		g.leaveTimer = nil
+	}
+	if idle {
+		g.leaveTimer = time.AfterFunc(g.policy.Resume, g.cancelIfIdle)
+	}
+}
+
+// cancelIfIdle cancels the generation, unless a subscriber has come back meanwhile.
+func (g *generation) cancelIfIdle() {
+	if g.broadcast.Subscribers() == 0 {
+		g.cancel(errLeft)
+	}
 }

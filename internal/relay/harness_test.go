@@ -28,7 +28,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bench is a relay with simulated engines behind it.
-type bench struct {
+type harness struct {
 	t          testing.TB
 	relay      *Relay
 	dispatcher *dispatch.Dispatcher
@@ -46,7 +46,7 @@ type bench struct {
 }
 
 // setup is what a bench is made of.
-type setup struct {
+type options struct {
 	replicas int
 	engine   sim.Config
 	policy   Policy
@@ -60,114 +60,114 @@ type setup struct {
 	write time.Duration
 }
 
-func newBench(t testing.TB, s setup) *bench {
+func newHarness(t testing.TB, o options) *harness {
 	t.Helper()
-	b := &bench{t: t}
+	h := &harness{t: t}
 	fleet := engines.NewFleet()
 	part := engines.Part{Models: []engines.Model{{Name: "m"}}}
 	routable := map[string]netip.AddrPort{}
-	if s.slots == 0 {
-		s.slots = 1000
+	if o.slots == 0 {
+		o.slots = 1000
 	}
-	s.engine.Models = []string{"m"}
-	for i := range max(s.replicas, 1) {
-		handler := s.handler
+	o.engine.Models = []string{"m"}
+	for i := range max(o.replicas, 1) {
+		handler := o.handler
 		if handler == nil {
-			handler = sim.New(s.engine)
+			handler = sim.New(o.engine)
 		}
 		server := httptest.NewServer(handler)
-		b.engines = append(b.engines, server)
+		h.engines = append(h.engines, server)
 		address := netip.MustParseAddrPort(strings.TrimPrefix(server.URL, "http://"))
 		id := fmt.Sprint("m-", i)
-		part.Replicas = append(part.Replicas, engines.Replica{ID: id, Model: "m", State: engines.Ready, Slots: s.slots, Address: address})
+		part.Replicas = append(part.Replicas, engines.Replica{ID: id, Model: "m", State: engines.Ready, Slots: o.slots, Address: address})
 		routable[id] = address
 	}
 	fleet.Set("test", part)
-	b.admission = admission.New(admission.Config{})
-	b.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: b.admission,
-		Default: dispatch.Policy{Limits: s.limits, Strategy: dispatch.RoundRobin}})
-	b.dispatcher.SetRoutable("model/m", routable)
-	b.relay = New(Config{Dispatcher: b.dispatcher, WriteTimeout: s.write, Retried: func(reason string) {
-		b.mu.Lock()
-		b.retries = append(b.retries, reason)
-		b.mu.Unlock()
+	h.admission = admission.New(admission.Config{})
+	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission,
+		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin}})
+	h.dispatcher.SetRoutable("model/m", routable)
+	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Retried: func(reason string) {
+		h.mu.Lock()
+		h.retries = append(h.retries, reason)
+		h.mu.Unlock()
 	}, Failed: func(replica string, _ dispatch.Failure, reason string) {
-		b.mu.Lock()
-		b.failures = append(b.failures, replica+" "+reason)
-		b.mu.Unlock()
+		h.mu.Lock()
+		h.failures = append(h.failures, replica+" "+reason)
+		h.mu.Unlock()
 	}})
-	b.relay.SetRules(&Rules{Models: map[string]Policy{"m": s.policy}, Moderation: s.rules})
-	b.serve()
+	h.relay.SetRules(&Rules{Models: map[string]Policy{"m": o.policy}, Moderation: o.rules})
+	h.listenAndServe()
 	t.Cleanup(func() {
-		b.relay.Close(t.Context())
-		if err := b.server.Close(); err != nil {
+		h.relay.Close(t.Context())
+		if err := h.server.Close(); err != nil {
 			t.Error(err)
 		}
-		for _, e := range b.engines {
+		for _, e := range h.engines {
 			e.Close()
 		}
 	})
-	return b
+	return h
 }
 
 // serve serves the relay as cmd/sluice does.
-func (b *bench) serve() {
+func (h *harness) listenAndServe() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	b.url = "http://" + l.Addr().String()
-	b.server = &h1server.Server{Handler: b.relay.Handler(), Other: &http.Server{Handler: b.relay.Handler(), ReadHeaderTimeout: time.Minute}}
-	go b.server.Serve(l) //nolint:errcheck // it ends when it is closed
+	h.url = "http://" + l.Addr().String()
+	h.server = &h1server.Server{Handler: h.relay.Handler(), Other: &http.Server{Handler: h.relay.Handler(), ReadHeaderTimeout: time.Minute}}
+	go h.server.Serve(l) //nolint:errcheck // it ends when it is closed
 }
 
 // tenant of all calls.
 var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 
 // Decided and Carried implement Entry.
-func (b *bench) Decided(string, string, time.Duration) {}
-func (b *bench) Carried(r Result) {
-	b.mu.Lock()
-	b.results = append(b.results, r)
-	b.mu.Unlock()
+func (h *harness) Decided(string, string, time.Duration) {}
+func (h *harness) Carried(r Result) {
+	h.mu.Lock()
+	h.results = append(h.results, r)
+	h.mu.Unlock()
 }
 
 // last waits for the n-th result, from 1.
-func (b *bench) last(n int) Result {
-	b.t.Helper()
+func (h *harness) result(n int) Result {
+	h.t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		b.mu.Lock()
-		if len(b.results) >= n {
-			defer b.mu.Unlock()
-			return b.results[n-1]
+		h.mu.Lock()
+		if len(h.results) >= n {
+			defer h.mu.Unlock()
+			return h.results[n-1]
 		}
-		b.mu.Unlock()
+		h.mu.Unlock()
 	}
-	b.t.Fatalf("no %d. result", n)
+	h.t.Fatalf("no %d. result", n)
 	return Result{}
 }
 
 // offer has the relay expect a request, as ext_proc does.
-func (b *bench) offer(body, id, path string) string {
-	b.t.Helper()
+func (h *harness) offer(body, id, path string) string {
+	h.t.Helper()
 	scan, fault := openai.Scan(openai.Chat, "application/json", []byte(body))
 	if fault != nil {
-		b.t.Fatal(fault)
+		h.t.Fatal(fault)
 	}
 	if id != "" {
 		scan.RequestID = id
 	}
-	return b.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
-		Received: time.Now(), Record: b})
+	return h.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
+		Received: time.Now(), Record: h})
 }
 
 // open sends a request that the relay expects.
-func (b *bench) open(body string, more ...string) *http.Response {
-	b.t.Helper()
+func (h *harness) send(body string, more ...string) *http.Response {
+	h.t.Helper()
 	id, query := "", ""
-	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, b.url+"/v1/chat/completions", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(h.t.Context(), http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	for _, h := range more {
 		name, value, _ := strings.Cut(h, ": ")
@@ -182,47 +182,47 @@ func (b *bench) open(body string, more ...string) *http.Response {
 		}
 		request.Header.Set(name, value)
 	}
-	request.Header.Set(headers.Handoff, b.offer(body, id, "/v1/chat/completions"+query))
+	request.Header.Set(headers.Handoff, h.offer(body, id, "/v1/chat/completions"+query))
 	request.Header.Set("content-type", "application/json")
 	response, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return response
 }
 
 // read sends a request and reads the response to its end.
-func (b *bench) read(body string, more ...string) (int, string) {
-	b.t.Helper()
-	r := b.open(body, more...)
+func (h *harness) sendAndRead(body string, more ...string) (int, string) {
+	h.t.Helper()
+	r := h.send(body, more...)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return r.StatusCode, string(text)
 }
 
 // idle waits until nothing is in flight.
-func (b *bench) idle() {
-	b.t.Helper()
+func (h *harness) waitIdle() {
+	h.t.Helper()
 	busy := 0
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		busy = 0
-		for i := range b.engines {
-			busy += b.dispatcher.Load(fmt.Sprint("m-", i))
+		for i := range h.engines {
+			busy += h.dispatcher.Load(fmt.Sprint("m-", i))
 		}
 		if busy == 0 {
 			return
 		}
 	}
-	b.t.Fatalf("%d requests are still in flight", busy)
+	h.t.Fatalf("%d requests are still in flight", busy)
 }
 
 const hello = `{"model":"m","stream":true,"ignore_eos":true,"max_tokens":10,"messages":[{"role":"user","content":"hello"}]}`
 
 // ends says how a stream's text ends.
-func ends(text string) string {
+func endingOf(text string) string {
 	switch {
 	case strings.HasSuffix(text, "data: [DONE]\n\n") && strings.Contains(text, `"finish_reason":"`):
 		return "whole"
@@ -233,7 +233,7 @@ func ends(text string) string {
 }
 
 // crowd runs work n times and the others once, all at the same time.
-func crowd(n int, work func(n int), others ...func()) {
+func runConcurrently(n int, work func(n int), others ...func()) {
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() { work(i) })

@@ -8,54 +8,49 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Reasons for which a call is tried at another replica, as the metrics have them.
-const (
-	reasonConnect   = "connect"
-	reasonReset     = "reset"
-	reason5xx       = "5xx"
-	reasonTTFT      = "ttft_timeout"
-	reasonPreempted = "preempted"
-)
-
 // RoundTripper sends a request to a replica.
 type RoundTripper interface {
 	RoundTrip(*http.Request) (*http.Response, error)
 }
 
-// Peers are the other gateways that share their state with this one. A client's request id belongs to the gateway that runs it.
+// Peers are the remote gateways that share state with this gateway. A client's request id belongs
+// to the gateway that runs the request.
 type Peers interface {
-	// Claim makes the id ours unless another gateway has it, whose name it gives then.
+	// Claim makes the request id ours for ttl, unless a remote gateway has it. mine is false in
+	// that case, and owner is the name of that gateway. After an error the id counts as ours.
 	Claim(ctx context.Context, tenant, id string, ttl time.Duration) (owner string, mine bool, err error)
-	// Find says which other gateway has the id.
+	// Find returns the remote gateway that has the request id.
 	Find(ctx context.Context, tenant, id string) (owner string, ok bool, err error)
-	// Keep holds an id that is ours until it is released.
+	// Keep renews a request id that is ours until Release.
 	Keep(tenant, id string)
-	// Release gives the id up.
+	// Release gives the request id up.
 	Release(ctx context.Context, tenant, id string)
-	// Forward has the other gateway answer.
+	// Forward has the remote gateway owner answer the request. The error is for the client; nil:
+	// a response was written.
 	Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error
 }
 
-// Tracer follows calls.
+// Tracer traces calls.
 type Tracer interface {
-	// Begin begins the trace of a call; nil when it is not followed.
+	// Begin begins the trace of a call. nil: the call is not traced.
 	Begin(c *Call) Trace
 }
 
-// Trace follows one call.
+// Trace records one call.
 type Trace interface {
-	// Queued: the call waits again.
+	// Queued records that the call waits for a ticket again.
 	Queued()
-	// Admitted: the call leaves for this replica, which works on so many requests with it.
+	// Admitted records that the call is sent to a replica. batch is the number of requests that the
+	// replica works on, with this one.
 	Admitted(model, replica string, batch int)
-	// Traceparent is the header of that name for the engine.
+	// Traceparent returns the header of that name for the engine. Empty: none.
 	Traceparent() string
-	// FirstToken has come.
+	// FirstToken records that the first token has come.
 	FirstToken()
-	// Token is the n-th, from 0, read from the engine.
+	// Token records a later token. n counts the tokens from 0.
 	Token(n int64)
-	// Emitted is the m-th write to the client, from 0.
+	// Emitted records a write of events to the client. m counts the writes from 0.
 	Emitted(m int64)
-	// End of the call.
+	// End ends the trace.
 	End(Result)
 }

@@ -11,70 +11,72 @@ import (
 )
 
 // get asks for a stream by its name, as acme.
-func (b *bench) get(method, path string) (status int, header http.Header, text string) {
-	b.t.Helper()
-	request, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, nil)
+func (h *harness) getStream(method, path string) (status int, header http.Header, text string) {
+	h.t.Helper()
+	request, err := http.NewRequestWithContext(h.t.Context(), method, h.url+path, nil)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	request.Header.Set("x-sluice-tenant", "acme")
 	r, err := http.DefaultTransport.RoundTrip(request)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	defer r.Body.Close()
 	all, err := io.ReadAll(r.Body)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return r.StatusCode, r.Header, string(all)
 }
 
 // counted is an engine that counts its requests.
-func counted(n *atomic.Int64, engine http.Handler) http.Handler {
+func countRequests(n *atomic.Int64, engine http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)
 		engine.ServeHTTP(w, r)
 	})
 }
 
-// Who wants to go on with a stream that nobody knows begins none. The number of an event means nothing to a call without a name.
+// Who wants to go on with a stream that nobody knows begins none. The number of an event means
+// nothing to a call without a name.
 func TestNothingBeginsForWhoWantsToGoOn(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{handler: counted(&calls, script(role, say("a"), finish("", "stop"), done)), policy: Policy{Resume: time.Minute}})
-	if status, text := b.read(hello, "id: r", "last-event-id: 7"); status != 404 || !strings.Contains(text, "stream_not_found") || calls.Load() != 0 {
+	h := newHarness(t, options{handler: countRequests(&calls, engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)), policy: Policy{Resume: time.Minute}})
+	if status, text := h.sendAndRead(hello, "id: r", "last-event-id: 7"); status != 404 || !strings.Contains(text, "stream_not_found") || calls.Load() != 0 {
 		t.Errorf("%d %s, %d calls", status, text, calls.Load())
 	}
 	for _, number := range []string{"7", "nonsense"} {
-		if status, text := b.read(hello, "last-event-id: "+number); status != 200 || ends(text) != "whole" {
+		if status, text := h.sendAndRead(hello, "last-event-id: "+number); status != 200 || endingOf(text) != "whole" {
 			t.Errorf("%s without a name: %d %s", number, status, text)
 		}
 	}
-	if status, text := b.read(hello, "id: r", "last-event-id: nonsense"); status != 400 || !strings.Contains(text, "Last-Event-ID") {
+	if status, text := h.sendAndRead(hello, "id: r", "last-event-id: nonsense"); status != 400 || !strings.Contains(text, "Last-Event-ID") {
 		t.Errorf("%d %s", status, text)
 	}
-	if status, text := b.read(hello, "id: r"); status != 200 || ends(text) != "whole" || calls.Load() != 3 {
+	if status, text := h.sendAndRead(hello, "id: r"); status != 200 || endingOf(text) != "whole" || calls.Load() != 3 {
 		t.Errorf("the name is not free: %d %s, %d calls", status, text, calls.Load())
 	}
-	b.idle()
+	h.waitIdle()
 }
 
-// A start that is repeated with the number of an event goes on with the stream, by header or by parameter.
+// A start that is repeated with the number of an event goes on with the stream, by header or by
+// parameter.
 func TestRepeatedStartGoesOn(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{handler: counted(&calls, script(role, say("a"), say("b"), finish("", "stop"), done)), policy: Policy{Resume: time.Minute}})
-	_, all := b.read(hello, "id: r")
+	h := newHarness(t, options{handler: countRequests(&calls, engineThatSends(roleEvent, tokenEvent("a"), tokenEvent("b"), finishEvent("", "stop"), doneEvent)), policy: Policy{Resume: time.Minute}})
+	_, all := h.sendAndRead(hello, "id: r")
 	_, rest, _ := strings.Cut(all, "id: 1\n")
 	_, rest, _ = strings.Cut(rest, "\n\n")
 	for _, how := range [][]string{{"last-event-id: 1"}, {"query: after=1"}} {
-		if status, text := b.read(hello, append(how, "id: r")...); status != 200 || text != rest {
+		if status, text := h.sendAndRead(hello, append(how, "id: r")...); status != 200 || text != rest {
 			t.Errorf("%v: %d %s, not %s", how, status, text, rest)
 		}
 	}
-	if status, header, text := b.get(http.MethodGet, "/v1/streams/r?after=4"); status != 200 || text != "" || header.Get("content-type") != "text/event-stream" {
+	if status, header, text := h.getStream(http.MethodGet, "/v1/streams/r?after=4"); status != 200 || text != "" || header.Get("content-type") != "text/event-stream" {
 		t.Errorf("who has all of it: %d %v %s", status, header, text)
 	}
-	if status, _, text := b.get(http.MethodGet, "/v1/streams/r?after=5"); status != 409 {
+	if status, _, text := h.getStream(http.MethodGet, "/v1/streams/r?after=5"); status != 409 {
 		t.Errorf("who has more than all of it: %d %s", status, text)
 	}
 	if calls.Load() != 1 {
@@ -82,9 +84,10 @@ func TestRepeatedStartGoesOn(t *testing.T) {
 	}
 }
 
-// A call that has failed in a way that may be tried again is begun anew by a start that is repeated; others are told what became of it.
+// A call that has failed in a way that may be tried again is begun anew by a start that is
+// repeated; others are told what became of it.
 func TestRepeatedStartAfterAFault(t *testing.T) {
-	good := script(role, say("a"), finish("", "stop"), done)
+	good := engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)
 	refuses := func(status int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
 	}
@@ -92,21 +95,21 @@ func TestRepeatedStartAfterAFault(t *testing.T) {
 		first http.Handler
 		anew  bool
 	}{
-		"cut": {script(role, say("a")), true}, "503": {refuses(503), true}, "429": {refuses(429), true},
+		"cut": {engineThatSends(roleEvent, tokenEvent("a")), true}, "503": {refuses(503), true}, "429": {refuses(429), true},
 		"400": {refuses(400), false}, "whole": {good, false},
 	} {
 		var calls atomic.Int64
-		b := newBench(t, setup{policy: Policy{Resume: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := newHarness(t, options{policy: Policy{Resume: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if calls.Add(1) == 1 {
 				c.first.ServeHTTP(w, r)
 			} else {
 				good.ServeHTTP(w, r)
 			}
 		})})
-		_, first := b.read(hello, "id: r")
-		b.last(1)
-		_, again := b.read(hello, "id: r")
-		if anew := calls.Load() == 2; anew != c.anew || !anew && first != again || anew && ends(again) != "whole" {
+		_, first := h.sendAndRead(hello, "id: r")
+		h.result(1)
+		_, again := h.sendAndRead(hello, "id: r")
+		if anew := calls.Load() == 2; anew != c.anew || !anew && first != again || anew && endingOf(again) != "whole" {
 			t.Errorf("%s: %d calls: %s\nand then %s", name, calls.Load(), first, again)
 		}
 	}
@@ -115,95 +118,97 @@ func TestRepeatedStartAfterAFault(t *testing.T) {
 // A call that was left for longer than its grace is over and forgotten: its name is free.
 func TestLeftCallIsForgotten(t *testing.T) {
 	var calls atomic.Int64
-	b := newBench(t, setup{policy: Policy{Resume: time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := newHarness(t, options{policy: Policy{Resume: time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if calls.Add(1) == 1 {
-			hangs(role, say("a")).ServeHTTP(w, r)
+			engineThatHangs(roleEvent, tokenEvent("a")).ServeHTTP(w, r)
 		} else {
-			write(w, role, say("b"), finish("", "stop"), done)
+			writeEvents(w, roleEvent, tokenEvent("b"), finishEvent("", "stop"), doneEvent)
 		}
 	})})
-	r := b.open(hello, "id: r")
+	r := h.send(hello, "id: r")
 	io.ReadFull(r.Body, make([]byte, 20))
 	r.Body.Close()
-	b.idle()
-	if _, text := b.read(hello, "id: r"); ends(text) != "whole" {
+	h.waitIdle()
+	if _, text := h.sendAndRead(hello, "id: r"); endingOf(text) != "whole" {
 		t.Errorf("%s", text)
 	}
-	b.last(2)
-	for end := time.Now().Add(20 * time.Second); b.relay.named.Len() > 0; time.Sleep(time.Millisecond) {
+	h.result(2)
+	for end := time.Now().Add(20 * time.Second); h.relay.named.Len() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d names are still known", b.relay.named.Len())
+			t.Fatalf("%d names are still known", h.relay.named.Len())
 		}
 	}
 }
 
 // Names may hold what paths do not like.
 func TestOddNames(t *testing.T) {
-	b := newBench(t, setup{handler: script(role, say("a"), finish("", "stop"), done), policy: Policy{Resume: time.Minute}})
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
 	for _, name := range []string{"a//b", "..", "a/../b", "./a", "cancel", "a/cancel", "ü ?&#%"} {
-		_, text := b.read(hello, "id: "+name)
-		if status, _, again := b.get(http.MethodGet, "/v1/streams/"+url.PathEscape(name)); status != 200 || again != text {
+		_, text := h.sendAndRead(hello, "id: "+name)
+		if status, _, again := h.getStream(http.MethodGet, "/v1/streams/"+url.PathEscape(name)); status != 200 || again != text {
 			t.Errorf("%s: %d %s", name, status, again)
 		}
-		if status, _, _ := b.get(http.MethodPost, "/v1/streams/"+url.PathEscape(name)+"/cancel"); status != 200 {
+		if status, _, _ := h.getStream(http.MethodPost, "/v1/streams/"+url.PathEscape(name)+"/cancel"); status != 200 {
 			t.Errorf("%s: cancel answers %d", name, status)
 		}
 	}
 	for path, want := range map[string]int{"/v1/streams/": 400, "/v1/streams/x/y": 400, "/v1/streams/none": 404, "/other": 404} {
-		if status, _, text := b.get(http.MethodGet, path); status != want || !strings.Contains(text, `"error"`) {
+		if status, _, text := h.getStream(http.MethodGet, path); status != want || !strings.Contains(text, `"error"`) {
 			t.Errorf("%s: %d %s", path, status, text)
 		}
 	}
 }
 
-// Many who start, repeat, leave and come back under few names leave nothing behind, also when the relay closes meanwhile.
+// Many who start, repeat, leave and come back under few names leave nothing behind, also when the
+// relay closes meanwhile.
 func TestNamesInACrowd(t *testing.T) {
-	b := newBench(t, setup{handler: script(role, say("a"), say("b"), finish("", "stop"), done), policy: Policy{Resume: time.Millisecond}})
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), tokenEvent("b"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Millisecond}})
 	stop := make(chan struct{})
-	crowd(8, func(n int) {
+	runConcurrently(8, func(n int) {
 		for i := range 60 {
 			if n == 0 && i == 40 {
 				close(stop)
 			}
-			r := b.open(hello, "id: "+string(rune('a'+i%3)))
+			r := h.send(hello, "id: "+string(rune('a'+i%3)))
 			if (n+i)%3 == 0 {
 				r.Body.Close()
 				continue
 			}
 			text, err := io.ReadAll(r.Body)
 			r.Body.Close()
-			if err != nil || r.StatusCode == 200 && ends("data: "+string(text)) == "cut" {
+			if err != nil || r.StatusCode == 200 && endingOf("data: "+string(text)) == "cut" {
 				t.Errorf("%v %s", err, text)
 			}
 		}
-	}, func() { <-stop; b.relay.Close(t.Context()) })
-	b.idle()
-	if n := b.relay.named.Len(); n > 0 {
+	}, func() { <-stop; h.relay.Close(t.Context()) })
+	h.waitIdle()
+	if n := h.relay.named.Len(); n > 0 {
 		t.Errorf("%d names are still known", n)
 	}
 }
 
-// The grace of a call ends it only if nobody listens then; and what begins after Close is over at once.
+// The grace of a call ends it only if nobody listens then; and what begins after Close is over at
+// once.
 func TestGraceAndClose(t *testing.T) {
-	b := newBench(t, setup{handler: http.NotFoundHandler()})
-	c := b.call(hello)
+	h := newHarness(t, options{handler: http.NotFoundHandler()})
+	c := h.newCall(hello)
 	c.Scan.RequestID = "r"
-	g := b.relay.prepare(c, nil)
+	g := h.relay.newGeneration(c, nil)
 	l, err := g.broadcast.Subscribe(-1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.leave()
+	g.cancelIfIdle()
 	if g.ctx.Err() != nil {
 		t.Error("a call that somebody listens to was ended")
 	}
 	l.Unsubscribe()
-	if g.ctx.Err() == nil || !g.spent() {
+	if g.ctx.Err() == nil || !g.mayRestart() {
 		t.Error("a call that nobody listens to goes on")
 	}
-	b.relay.Close(t.Context())
-	g = b.relay.prepare(b.call(hello), nil)
-	b.relay.start(g)
+	h.relay.Close(t.Context())
+	g = h.relay.newGeneration(h.newCall(hello), nil)
+	h.relay.start(g)
 	select {
 	case <-g.done:
 		if g.result.Fault == nil || g.result.Fault.HTTPStatus() != 503 {

@@ -12,49 +12,54 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
-// Config is what a Relay works with.
+// Config has what a Relay works with.
 type Config struct {
 	Dispatcher *dispatch.Dispatcher
 	// Handoff holds the requests that ext_proc offers. nil: a new one, to which nobody offers any.
 	Handoff *dispatch.Handoff
-	// Failed is told that a request failed on a replica's side, and how. nil: nobody is.
+	// Failed is called when a request has failed on the side of a replica. nil: nobody is told.
 	Failed func(replica string, kind dispatch.Failure, reason string)
-	// Retried is told why a call was tried at another replica, by one of the Reason constants. nil: nobody is.
+	// Retried is called when a call is tried again, with one of the reasons that the metrics name.
+	// nil: nobody is told.
 	Retried func(reason string)
-	// Gap is told of the time between two tokens, of the share of the calls that the policy samples. nil: nobody is.
+	// Gap is called with the time between two tokens, for a part of the calls. nil: nobody is told.
 	Gap func(model string, gap time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
 	Workers RoundTripper
-	// Peers are the other gateways that a client's request id may belong to. nil: there are none.
+	// Peers are the remote gateways that a client's request id may belong to. nil: there are none.
 	Peers Peers
-	// Tracer follows calls. nil: nobody does.
+	// Tracer traces calls. nil: calls are not traced.
 	Tracer Tracer
-	// ReplicaHeader puts the id of the replica on responses.
+	// ReplicaHeader reports whether responses name their replica in a header. nil: they do.
 	ReplicaHeader func() bool
-	// WriteTimeout is how long a client may take for one write, of some 32 KiB at most, before it counts as gone; 0: a minute.
+	// WriteTimeout is how long a client may take for one write, of at most about 32 KiB, before it
+	// counts as gone. 0: one minute.
 	WriteTimeout time.Duration
-	Log          *zap.Logger
+	// Log is the logger. nil: nothing is logged.
+	Log *zap.Logger
 }
 
-// Relay carries managed streams. Make one with New; it serves until Close.
+// Relay carries managed streams. New makes one, and it serves until Close.
 type Relay struct {
 	config  Config
 	rules   atomic.Pointer[Rules]
-	clients clients
-	// sessions are the calls that their clients have named, by tenant and name
+	clients replicaClients
+	// named are the generations of named calls.
 	named *replay.Registry[*generation]
+	// streamsRead counts the streams of replicas, to observe the token gaps of some.
+	streamsRead atomic.Uint64
 
-	// life ends with the relay, and every call with it
-	life context.Context
-	end  context.CancelCauseFunc
-	// running are the generations, and those who listen; closed says that no more are added to them
+	// ctx ends with the relay, and every generation with it.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// running counts what Close waits for: generations, and subscribers that must still be told.
 	running sync.WaitGroup
-	mu      sync.Mutex
-	closed  bool // guarded by mu
-	sampled atomic.Uint64
+	// mu guards closed. It is locked around running.Add, so that nothing is added after Close.
+	mu     sync.Mutex
+	closed bool
 }
 
-// New returns a Relay that knows no rules yet.
+// New returns a Relay without rules.
 func New(c Config) *Relay {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
@@ -79,30 +84,32 @@ func New(c Config) *Relay {
 	}
 	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
 	r.rules.Store(&Rules{})
-	r.life, r.end = context.WithCancelCause(context.Background())
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	return r
 }
 
-// Close ends every call: its client is told that the gateway goes. It returns when all have been told, or when ctx ends.
+// Close ends every generation; its clients are told that the gateway stops. Close returns when all
+// clients have been told, or when ctx ends.
 func (r *Relay) Close(ctx context.Context) {
-	r.end(errClosing)
+	r.cancel(errClosing)
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
-	ended := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
 		r.running.Wait()
-		close(ended)
+		close(done)
 	}()
 	select {
-	case <-ended:
+	case <-done:
 	case <-ctx.Done():
 	}
 	r.clients.close()
 }
 
-// listens has Close wait until over is called: somebody is yet to be told how a call ends.
-func (r *Relay) listens() (over func()) {
+// delayClose makes Close wait until release is called, because a client must still be told how its
+// call ends. After Close it has no effect.
+func (r *Relay) delayClose() (release func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -112,7 +119,8 @@ func (r *Relay) listens() (over func()) {
 	return r.running.Done
 }
 
-// start runs a generation. After Close it is over before it has begun, and its clients are told so.
+// start runs a generation in a goroutine of its own. After Close the generation is over at once,
+// and its clients are told that the gateway stops.
 func (r *Relay) start(g *generation) {
 	r.mu.Lock()
 	if !r.closed {

@@ -15,60 +15,61 @@ import (
 )
 
 // elsewhere are Peers to whom every name belongs, and who answer like this.
-type elsewhere func(w http.ResponseWriter, r *http.Request) *openai.Error
+type fakePeers func(w http.ResponseWriter, r *http.Request) *openai.Error
 
-func (elsewhere) Claim(context.Context, string, string, time.Duration) (string, bool, error) {
+func (fakePeers) Claim(context.Context, string, string, time.Duration) (string, bool, error) {
 	return "other", false, nil
 }
-func (elsewhere) Find(context.Context, string, string) (string, bool, error) {
+func (fakePeers) Find(context.Context, string, string) (string, bool, error) {
 	return "other", true, nil
 }
-func (elsewhere) Keep(string, string)                     {}
-func (elsewhere) Release(context.Context, string, string) {}
-func (e elsewhere) Forward(w http.ResponseWriter, r *http.Request, _ string) *openai.Error {
+func (fakePeers) Keep(string, string)                     {}
+func (fakePeers) Release(context.Context, string, string) {}
+func (e fakePeers) Forward(w http.ResponseWriter, r *http.Request, _ string) *openai.Error {
 	return e(w, r)
 }
 
 // notes is a Sink that writes down what it hears.
-type notes struct {
+type recordingSink struct {
 	events  strings.Builder
 	silence []Progress
 	answer  *Answer
 	result  Result
 }
 
-func (n *notes) Event(raw []byte, _ uint64) error { n.events.Write(raw); return nil }
-func (n *notes) Flush() error                     { return nil }
-func (n *notes) Answer(a *Answer) error           { n.answer = a; return nil }
-func (n *notes) Silence(p Progress) error         { n.silence = append(n.silence, p); return nil }
-func (n *notes) End(r Result) error               { n.result = r; return nil }
+func (n *recordingSink) Event(raw []byte, _ uint64) error { n.events.Write(raw); return nil }
+func (n *recordingSink) Flush() error                     { return nil }
+func (n *recordingSink) Answer(a *Answer) error           { n.answer = a; return nil }
+func (n *recordingSink) Heartbeat(p Progress) error       { n.silence = append(n.silence, p); return nil }
+func (n *recordingSink) Finish(r Result) error            { n.result = r; return nil }
 
 // abroad has a relay whose peers answer like this carry a call with a name.
-func (b *bench) abroad(ctx context.Context, peers elsewhere) *notes {
-	b.relay.config.Peers = peers
-	call := b.call(hello)
+func (h *harness) callRemotely(ctx context.Context, peers fakePeers) *recordingSink {
+	h.relay.config.Peers = peers
+	call := h.newCall(hello)
 	call.Scan.RequestID, call.Patient = "x/y", true
-	n := new(notes)
-	b.relay.Generate(ctx, call, n)
+	n := new(recordingSink)
+	h.relay.Generate(ctx, call, n)
 	return n
 }
 
-// A call that another gateway runs is heard as one of our own: events, heartbeats of both kinds, the end.
+// A call that another gateway runs is heard as one of our own: events, heartbeats of both kinds,
+// the end.
 func TestAbroadStream(t *testing.T) {
 	queued := Progress{Phase: Queued, Position: 3, Waited: 1500 * time.Millisecond, Note: "loading weights"}
 	chunk := "data: " + string(heartbeatChunk(&Call{})) + "\n\n"
 	var asked *http.Request
-	n := newBench(t, setup{}).abroad(t.Context(), func(w http.ResponseWriter, r *http.Request) *openai.Error {
+	n := newHarness(t, options{}).callRemotely(t.Context(), func(w http.ResponseWriter, r *http.Request) *openai.Error {
 		asked = r
 		w.Header().Set("content-type", "text/event-stream")
 		w.Header().Set(headers.Replica, "m-0")
-		io.WriteString(w, ": "+queued.String()+"\n\n"+chunk+"id: 0\n"+say("a")+chunk+finish("", "stop")+done)
+		io.WriteString(w, ": "+queued.String()+"\n\n"+chunk+"id: 0\n"+tokenEvent("a")+chunk+finishEvent("", "stop")+doneEvent)
 		return nil
 	})
 	if asked.Header.Get(headers.Patient) == "" || asked.Header.Get(headers.IdempotencyKey) != "x/y" || asked.Header.Get(headers.Tenant) != "acme" {
 		t.Errorf("asked with %v", asked.Header)
 	}
-	if want := "id: 0\n" + say("a") + finish("", "stop") + done; n.events.String() != want {
+	if want := "id: 0\n" + tokenEvent("a") + finishEvent("", "stop") + doneEvent; n.events.String() != want {
 		t.Errorf("heard %q, want %q", n.events.String(), want)
 	}
 	if diff := cmp.Diff([]Progress{queued, {Phase: Prefill}, {Phase: Decode}}, n.silence); diff != "" {
@@ -79,11 +80,12 @@ func TestAbroadStream(t *testing.T) {
 	}
 }
 
-// A refusal of the other gateway's own is one of ours, and an engine's is the engine's; what is cut says so.
+// A refusal of the other gateway's own is one of ours, and an engine's is the engine's; what is cut
+// says so.
 func TestAbroadEnds(t *testing.T) {
-	b := newBench(t, setup{})
-	answers := func(source, kind string, status int, body string) *notes {
-		return b.abroad(t.Context(), func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+	h := newHarness(t, options{})
+	answers := func(source, kind string, status int, body string) *recordingSink {
+		return h.callRemotely(t.Context(), func(w http.ResponseWriter, _ *http.Request) *openai.Error {
 			w.Header().Set(headers.Source, source)
 			w.Header().Set("content-type", kind)
 			w.Header().Set("retry-after", "7")
@@ -101,12 +103,12 @@ func TestAbroadEnds(t *testing.T) {
 	if n.result.Fault != nil || n.answer == nil || n.answer.Status != 400 || string(n.answer.Body) != refusal {
 		t.Errorf("the engine's: %+v, %+v", n.result, n.answer)
 	}
-	n = answers(headers.SourceEngine, "text/event-stream", 200, say("a"))
+	n = answers(headers.SourceEngine, "text/event-stream", 200, tokenEvent("a"))
 	if f := n.result.Fault; f == nil || f.Code != openai.CodeUpstreamTruncated {
 		t.Errorf("cut: %+v", n.result)
 	}
 	fault := openai.Errorf(openai.CodeClientTooSlow, "slow")
-	n = answers(headers.SourceEngine, "text/event-stream", 200, say("a")+"data: "+string(fault.EventData())+"\n\n")
+	n = answers(headers.SourceEngine, "text/event-stream", 200, tokenEvent("a")+"data: "+string(fault.EventData())+"\n\n")
 	if f := n.result.Fault; f == nil || f.Code != openai.CodeClientTooSlow || !n.result.Told {
 		t.Errorf("an error event: %+v", n.result)
 	}
@@ -114,10 +116,10 @@ func TestAbroadEnds(t *testing.T) {
 
 // Who cancels does so for the other gateway too, and a relay that goes tells its clients.
 func TestAbroadIsLeft(t *testing.T) {
-	b := newBench(t, setup{})
+	h := newHarness(t, options{})
 	cancelled := make(chan string, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	n := b.abroad(ctx, func(_ http.ResponseWriter, r *http.Request) *openai.Error {
+	n := h.callRemotely(ctx, func(_ http.ResponseWriter, r *http.Request) *openai.Error {
 		if strings.HasSuffix(r.URL.Path, "/cancel") {
 			cancelled <- r.URL.EscapedPath() + " of " + r.Header.Get(headers.Tenant)
 			return nil
@@ -129,8 +131,8 @@ func TestAbroadIsLeft(t *testing.T) {
 	if got := <-cancelled; got != "/v1/streams/x%2Fy/cancel of acme" || n.result.Cause != causeCancelled {
 		t.Errorf("%q, %+v", got, n.result)
 	}
-	n = b.abroad(t.Context(), func(_ http.ResponseWriter, r *http.Request) *openai.Error {
-		go b.relay.Close(context.Background())
+	n = h.callRemotely(t.Context(), func(_ http.ResponseWriter, r *http.Request) *openai.Error {
+		go h.relay.Close(context.Background())
 		<-r.Context().Done()
 		return nil
 	})

@@ -8,15 +8,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Dialect is an API of reranking other than POST /v1/rerank.
+// Dialect is an API for reranking other than POST /v1/rerank.
 type Dialect string
 
-// RerankTEI is that of text-embeddings-inference: POST /rerank with {"query","texts"}, answered with a list of indexes and scores.
+// RerankTEI is the dialect of text-embeddings-inference: POST /rerank with {"query","texts"},
+// answered with a list of indexes and scores.
 const RerankTEI Dialect = "tei"
 
 const teiRerankPath = "/rerank"
 
-// rerankRequest is a request to /v1/rerank, in what its dialects have in common.
+// rerankRequest is a request to /v1/rerank.
 type rerankRequest struct {
 	Query           string            `json:"query"`
 	Documents       []json.RawMessage `json:"documents"`
@@ -26,6 +27,7 @@ type rerankRequest struct {
 	Direction       string            `json:"truncation_direction"`
 	RawScores       bool              `json:"raw_scores"`
 
+	// texts are the texts of Documents.
 	texts []string
 }
 
@@ -52,7 +54,7 @@ type rerankDocument struct {
 	Text string `json:"text"`
 }
 
-// readRerank reads a request to /v1/rerank.
+// readRerank reads the body of a request to /v1/rerank.
 func readRerank(body []byte) (*rerankRequest, *openai.Error) {
 	r := new(rerankRequest)
 	if json.Unmarshal(body, r) != nil {
@@ -79,7 +81,7 @@ func readRerank(body []byte) (*rerankRequest, *openai.Error) {
 	return r, nil
 }
 
-// tei is the request in the dialect of text-embeddings-inference.
+// tei returns the body of the request in the dialect of text-embeddings-inference.
 func (r *rerankRequest) tei() []byte {
 	b, err := json.Marshal(teiRequest{Query: r.Query, Texts: r.texts, Truncate: r.Truncate, Direction: r.Direction, RawScores: r.RawScores})
 	if err != nil { // texts and numbers always marshal
@@ -88,8 +90,9 @@ func (r *rerankRequest) tei() []byte {
 	return b
 }
 
-// fromTEI is an answer of text-embeddings-inference as one to /v1/rerank, the best first; false when it is none.
-func (r *rerankRequest) fromTEI(model string, answer []byte) ([]byte, bool) {
+// fromTEI translates an answer of text-embeddings-inference into an answer to /v1/rerank, with the
+// best document first. ok is false when the answer cannot be read.
+func (r *rerankRequest) fromTEI(model string, answer []byte) (body []byte, ok bool) {
 	var scores []teiScore
 	if json.Unmarshal(answer, &scores) != nil {
 		return nil, false

@@ -9,30 +9,35 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
-// Policy is how the calls of one model are carried.
+// Policy says how the calls of one model are carried.
 type Policy struct {
-	// Heartbeat is the longest silence of a managed stream; 0 means 15 s.
+	// Heartbeat is the interval after indexes a stream without events gets a heartbeat. 0: 15 s.
 	Heartbeat time.Duration
-	// EmptyChunks makes heartbeats chunks without content, for clients that cannot read comments.
+	// EmptyChunks says that heartbeats are chunks without content, for clients that cannot read
+	// comments.
 	EmptyChunks bool
-	// Resume is how long the events of a call with a request id are kept for a client that comes back, and how long a call goes on that
-	// nobody listens to; 0: not at all.
+	// Resume is how long a named call goes on without a subscriber, and how long its events are
+	// kept after its end for a client that comes back. 0: neither.
 	Resume time.Duration
-	// TTFTTimeout is how long one replica has for its first token before another is tried; 0: as long as it takes.
+	// TTFTTimeout is how long one replica has for its first token before another one is tried.
+	// 0: there is no limit.
 	TTFTTimeout time.Duration
-	// StallTimeout is the longest time between two events of an engine after the first token; 0: none.
+	// StallTimeout is the longest time between two events of an engine after the first token.
+	// 0: there is no limit.
 	StallTimeout time.Duration
-	// InjectUsage asks the engine for the token usage of every stream, and keeps it from clients that did not.
+	// InjectUsage says that the engine is asked for the token usage of every stream. A client that
+	// has not asked for the usage does not get it.
 	InjectUsage bool
-	// Sample is the share of the streams that come here to see the times between their tokens, from 0 to 1. More than 0: all that come are measured.
+	// Sample is the share of streams that are managed only to observe the times between their
+	// tokens, from 0 to 1. If it is greater than 0, every managed stream is observed.
 	Sample float64
-	// GRPC says that its replicas speak llm.v1.
+	// GRPC says that the replicas speak llm.v1.
 	GRPC bool
-	// Rerank is the dialect in which its replicas rerank; empty: that of the API.
+	// Rerank is the dialect of the replicas for reranking. Empty: that of the API.
 	Rerank Dialect
 }
 
-// heartbeat is the interval.
+// heartbeat returns the interval of heartbeats.
 func (p Policy) heartbeat() time.Duration {
 	if p.Heartbeat == 0 {
 		return defaultHeartbeat
@@ -40,38 +45,44 @@ func (p Policy) heartbeat() time.Duration {
 	return p.Heartbeat
 }
 
+// defaultHeartbeat is the default of Policy.Heartbeat.
 const defaultHeartbeat = 15 * time.Second
 
-// Rules are the policies in force. They are not changed once they are set, nor copied.
+// Rules are the policies of all models. They must be neither changed after SetRules nor copied.
 type Rules struct {
-	// Default is the policy of discovered models, Models holds those of configured ones by name.
+	// Default is the policy of discovered models. Models has the policies of configured models by
+	// name.
 	Default Policy
 	Models  map[string]Policy
-	// Moderation lists what ends streams early.
+	// Moderation lists the rules that can end streams early.
 	Moderation []Moderation
 
-	// sets are the compiled rules, by which of Moderation they are
-	sets sync.Map // string → *moderation.Set
+	// compiled has the compiled rules for each subset of Moderation that was needed so far. The key
+	// lists their indexes.
+	compiled sync.Map // string → *moderation.Set
 }
 
-// Moderation is rules for the answers of some models to some tenants. "*" is all; so is an empty list.
+// Moderation is a rule for the answers of some models to some tenants. "*" means all, and so does
+// an empty list.
 type Moderation struct {
-	Models, Tenants []string
-	Rule            moderation.Rule
+	Models  []string
+	Tenants []string
+	Rule    moderation.Rule
 }
 
 func (m *Moderation) covers(model, tenant string) bool {
 	return among(m.Models, model) && among(m.Tenants, tenant)
 }
 
+// among reports whether the list contains the name, or means all.
 func among(names []string, name string) bool {
 	return len(names) == 0 || slices.Contains(names, "*") || slices.Contains(names, name)
 }
 
-// SetRules replaces the rules, effective on the next call.
+// SetRules replaces the rules. They apply to calls that come later.
 func (r *Relay) SetRules(rules *Rules) { r.rules.Store(rules) }
 
-// Moderated says whether a rule may end the model's answers to the tenant early.
+// Moderated reports whether a rule may end the model's answers to the tenant early.
 func (r *Rules) Moderated(model, tenant string) bool {
 	return slices.ContainsFunc(r.Moderation, func(m Moderation) bool { return m.covers(model, tenant) })
 }
@@ -83,21 +94,21 @@ func (r *Rules) policy(model string) Policy {
 	return r.Default
 }
 
-// moderated finds the rules for a model's answers to a tenant; nil: there are none.
+// moderated returns the compiled rules for a model's answers to a tenant. nil: there are none.
 func (r *Rules) moderated(model, tenant string) *moderation.Set {
 	var rules []moderation.Rule
-	var which []byte
+	var indexes []byte
 	for i := range r.Moderation {
 		if m := &r.Moderation[i]; m.covers(model, tenant) {
-			rules, which = append(rules, m.Rule), strconv.AppendInt(append(which, ' '), int64(i), 10)
+			rules, indexes = append(rules, m.Rule), strconv.AppendInt(append(indexes, ' '), int64(i), 10)
 		}
 	}
 	if len(rules) == 0 {
 		return nil
 	}
-	if set, ok := r.sets.Load(string(which)); ok {
+	if set, ok := r.compiled.Load(string(indexes)); ok {
 		return set.(*moderation.Set)
 	}
-	set, _ := r.sets.LoadOrStore(string(which), moderation.New(rules))
+	set, _ := r.compiled.LoadOrStore(string(indexes), moderation.New(rules))
 	return set.(*moderation.Set)
 }

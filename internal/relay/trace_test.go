@@ -8,34 +8,35 @@ import (
 )
 
 // diary is a Tracer and the Trace of all its calls.
-type diary struct {
+type recordingTracer struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (d *diary) add(line string) {
+func (d *recordingTracer) add(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lines = append(d.lines, line)
 }
 
-func (d *diary) Begin(*Call) Trace            { d.add("begin"); return d }
-func (d *diary) Queued()                      { d.add("queued") }
-func (d *diary) Admitted(string, string, int) { d.add("admitted") }
-func (d *diary) Traceparent() string          { return "" }
-func (d *diary) FirstToken()                  { d.add("first") }
-func (d *diary) Token(int64)                  { d.add("token") }
-func (d *diary) Emitted(int64)                { d.add("emitted") }
-func (d *diary) End(Result)                   { d.add("end") }
+func (d *recordingTracer) Begin(*Call) Trace            { d.add("begin"); return d }
+func (d *recordingTracer) Queued()                      { d.add("queued") }
+func (d *recordingTracer) Admitted(string, string, int) { d.add("admitted") }
+func (d *recordingTracer) Traceparent() string          { return "" }
+func (d *recordingTracer) FirstToken()                  { d.add("first") }
+func (d *recordingTracer) Token(int64)                  { d.add("token") }
+func (d *recordingTracer) Emitted(int64)                { d.add("emitted") }
+func (d *recordingTracer) End(Result)                   { d.add("end") }
 
-// However quickly a stream is over, its trace has what was written to the client, and ends once, after that.
+// However quickly a stream is over, its trace has what was written to the client, and ends once,
+// after that.
 func TestTraceEndsAfterTheLastWrite(t *testing.T) {
-	b := newBench(t, setup{handler: script(role + say("a") + say("b") + finish("", "stop") + done)})
-	d := new(diary)
-	b.relay.config.Tracer = d
+	h := newHarness(t, options{handler: engineThatSends(roleEvent + tokenEvent("a") + tokenEvent("b") + finishEvent("", "stop") + doneEvent)})
+	d := new(recordingTracer)
+	h.relay.config.Tracer = d
 	for n := range 20 {
-		b.read(hello)
-		b.last(n + 1)
+		h.sendAndRead(hello)
+		h.result(n + 1)
 		d.mu.Lock()
 		lines := d.lines
 		d.lines = nil
@@ -48,12 +49,12 @@ func TestTraceEndsAfterTheLastWrite(t *testing.T) {
 }
 
 // slowEnd takes its time to tell its client of the end.
-type slowEnd struct {
-	taker
+type slowFinish struct {
+	funcSink
 	entered, release chan struct{}
 }
 
-func (s slowEnd) End(Result) error {
+func (s slowFinish) Finish(Result) error {
 	close(s.entered)
 	<-s.release
 	return nil
@@ -61,17 +62,17 @@ func (s slowEnd) End(Result) error {
 
 // Close returns when clients have been told, not when that has become known.
 func TestCloseWaitsForWhoTells(t *testing.T) {
-	b := newBench(t, setup{handler: hangs(role, say("a"))})
+	h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent("a"))})
 	began := make(chan struct{}, 2)
-	s := slowEnd{taker{event: func([]byte) { began <- struct{}{} }, ended: nil}, make(chan struct{}), make(chan struct{})}
+	s := slowFinish{funcSink{event: func([]byte) { began <- struct{}{} }, ended: nil}, make(chan struct{}), make(chan struct{})}
 	over, closed := make(chan struct{}), make(chan struct{})
 	go func() {
-		b.relay.Generate(t.Context(), b.call(hello), s)
+		h.relay.Generate(t.Context(), h.newCall(hello), s)
 		close(over)
 	}()
 	<-began
 	go func() {
-		b.relay.Close(t.Context())
+		h.relay.Close(t.Context())
 		close(closed)
 	}()
 	<-s.entered

@@ -7,9 +7,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// askForUsage adds stream_options.include_usage to a request's body. Options that the client has set stay, and a body that says something about
-// the usage itself stays as it is.
-func askForUsage(body []byte) []byte {
+// injectUsage adds stream_options.include_usage to the body of a request. Other options of the
+// client stay. A body that has include_usage itself is returned as it is.
+func injectUsage(body []byte) []byte {
 	var r jsonscan.Reader
 	r.Reset(body)
 	if !r.Open('{') {
@@ -22,7 +22,7 @@ func askForUsage(body []byte) []byte {
 			continue
 		}
 		if r.Kind() != '{' {
-			return body // null, or the engine's to refuse
+			return body // null, or something that the engine refuses
 		}
 		at := r.Pos()
 		r.Skip()
@@ -31,7 +31,7 @@ func askForUsage(body []byte) []byte {
 			return body
 		}
 		comma := []byte{','}
-		if empty(options) {
+		if isEmptyObject(options) {
 			comma = nil
 		}
 		return slices.Concat(body[:at+1], []byte(`"include_usage":true`), comma, body[at+1:])
@@ -42,4 +42,4 @@ func askForUsage(body []byte) []byte {
 	return slices.Concat(body[:first], []byte(`"stream_options":{"include_usage":true},`), body[first:])
 }
 
-func empty(object []byte) bool { return len(bytes.Trim(object, "{} \t\r\n")) == 0 }
+func isEmptyObject(object []byte) bool { return len(bytes.Trim(object, "{} \t\r\n")) == 0 }

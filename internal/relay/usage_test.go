@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestAskForUsage(t *testing.T) {
+func TestInjectUsage(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"model":"m"}`:                                                  `{"stream_options":{"include_usage":true},"model":"m"}`,
 		` {  "model" : "m" , "stream":true } `:                           ` {  "stream_options":{"include_usage":true},"model" : "m" , "stream":true } `,
@@ -16,7 +16,7 @@ func TestAskForUsage(t *testing.T) {
 		`{"messages":[{"content":"\"stream_options\":{}"}],"model":"m"}`: `{"stream_options":{"include_usage":true},"messages":[{"content":"\"stream_options\":{}"}],"model":"m"}`,
 		`not JSON`: `not JSON`,
 	} {
-		got := string(askForUsage([]byte(body)))
+		got := string(injectUsage([]byte(body)))
 		if got != want || json.Valid([]byte(body)) && !json.Valid([]byte(got)) {
 			t.Errorf("%s became %s, want %s", body, got, want)
 		}

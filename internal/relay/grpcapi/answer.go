@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// Answer implements stream.Sink: an engine's refusal, or a whole answer of an engine that does not stream.
+// Answer implements relay.Sink: an engine's refusal, or a whole answer of an engine that does not stream.
 func (s *sink) Answer(a *relay.Answer) error {
 	s.engine = true
 	if a.Status >= http.StatusMultipleChoices {

@@ -86,7 +86,7 @@ func TestEngineAnswers(t *testing.T) {
 		return func(_ context.Context, _ *relay.Call, to relay.Sink) {
 			a := &relay.Answer{Status: code, Header: http.Header{"Retry-After": {"2"}}, Body: []byte(body)}
 			if err := to.Answer(a); err == nil {
-				_ = to.End(relay.Result{Replica: "m-0", Finish: "stop", Usage: relay.Usage{Completion: 3, Known: true}})
+				_ = to.Finish(relay.Result{Replica: "m-0", Finish: "stop", Usage: relay.Usage{Completion: 3, Known: true}})
 			}
 		}
 	}

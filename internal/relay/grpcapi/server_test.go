@@ -92,7 +92,7 @@ func tell(end relay.Result, events ...[]byte) generator {
 				return
 			}
 		}
-		_ = to.End(end)
+		_ = to.Finish(end)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestCallThatIsMade(t *testing.T) {
 	var made *relay.Call
 	c := client(t, func(_ context.Context, c *relay.Call, to relay.Sink) {
 		made = c
-		_ = to.End(relay.Result{})
+		_ = to.Finish(relay.Result{})
 	})
 	ctx := as(t.Context(), "traceparent", "00-1", "authorization", "Bearer secret", "x-sluice-priority", "batch", "x-sluice-task-id", "t1", "x-own", "1")
 	for name, c2 := range map[string]struct {
@@ -202,7 +202,7 @@ func TestDeadlineIsTheTimeout(t *testing.T) {
 	var timeout time.Duration
 	c := client(t, func(_ context.Context, c *relay.Call, to relay.Sink) {
 		timeout = c.Scan.Timeout
-		_ = to.End(relay.Result{})
+		_ = to.Finish(relay.Result{})
 	})
 	hour := time.Hour.Milliseconds()
 	for _, x := range []struct {
@@ -232,9 +232,9 @@ func TestDeadlineIsTheTimeout(t *testing.T) {
 func TestHeartbeats(t *testing.T) {
 	before := time.Now().UnixMilli()
 	c := client(t, func(_ context.Context, _ *relay.Call, to relay.Sink) {
-		_ = to.Silence(relay.Progress{Phase: relay.Queued, Position: 3, Waited: 1500 * time.Millisecond})
-		_ = to.Silence(relay.Progress{Phase: relay.Starting, Note: "loading"})
-		_ = to.End(relay.Result{Finish: "stop"})
+		_ = to.Heartbeat(relay.Progress{Phase: relay.Queued, Position: 3, Waited: 1500 * time.Millisecond})
+		_ = to.Heartbeat(relay.Progress{Phase: relay.Starting, Note: "loading"})
+		_ = to.Finish(relay.Result{Finish: "stop"})
 	})
 	got, _, err := listen(as(t.Context()), c, hello)
 	if err != nil || len(got) != 3 {
@@ -257,7 +257,7 @@ func TestHeartbeats(t *testing.T) {
 func TestClientLeaves(t *testing.T) {
 	entered, left := make(chan struct{}), make(chan struct{})
 	c := client(t, func(ctx context.Context, _ *relay.Call, to relay.Sink) {
-		_ = to.Silence(relay.Progress{Phase: relay.Prefill})
+		_ = to.Heartbeat(relay.Progress{Phase: relay.Prefill})
 		close(entered)
 		<-ctx.Done()
 		close(left)

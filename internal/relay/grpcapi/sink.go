@@ -45,7 +45,7 @@ type textOf struct {
 	kind         delta.Kind
 }
 
-// Event implements stream.Sink.
+// Event implements relay.Sink.
 func (s *sink) Event(raw []byte, _ uint64) error {
 	s.engine = true
 	s.scanner.Feed(raw)
@@ -152,11 +152,11 @@ func incomplete(text string) int {
 	return 0
 }
 
-// Flush implements stream.Sink: what is sent is on its way.
+// Flush implements relay.Sink: what is sent is on its way.
 func (s *sink) Flush() error { return nil }
 
-// Silence implements stream.Sink.
-func (s *sink) Silence(p relay.Progress) error {
+// Heartbeat implements relay.Sink.
+func (s *sink) Heartbeat(p relay.Progress) error {
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Hb{Hb: &pb.Heartbeat{
 		TsUnixMs: time.Now().UnixMilli(), Phase: string(p.Phase), Position: clamp(int64(p.Position)), WaitedMs: p.Waited.Milliseconds(),
 		Note: valid([]byte(p.Note)),
@@ -171,8 +171,8 @@ func (s *sink) send(c *pb.StreamChunk) error {
 	return s.out.Send(c)
 }
 
-// End implements stream.Sink.
-func (s *sink) End(r relay.Result) error {
+// Finish implements relay.Sink.
+func (s *sink) Finish(r relay.Result) error {
 	s.trailers(&r)
 	switch {
 	case r.Fault != nil:

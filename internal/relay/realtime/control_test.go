@@ -215,7 +215,7 @@ func TestFinalOfAPausedTurn(t *testing.T) {
 	c.send(`{"type":"pause"}`)
 	c.send(`{"type":"?"}`)
 	c.fault("invalid_request")
-	within(t, r.later(func(s relay.Sink) error { return s.Silence(relay.Progress{Phase: relay.Decode}) }))
+	within(t, r.later(func(s relay.Sink) error { return s.Heartbeat(relay.Progress{Phase: relay.Decode}) }))
 	c.expect("heartbeat")
 	r.finish("stop")
 	c.final("stop")

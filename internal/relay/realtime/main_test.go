@@ -104,7 +104,7 @@ func chunk(delta string) string {
 // end ends the call.
 func (r *running) end(result relay.Result) {
 	r.steps <- func() {
-		r.sink.End(result)
+		r.sink.Finish(result)
 		r.over = true
 	}
 }

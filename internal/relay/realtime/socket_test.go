@@ -335,7 +335,7 @@ func (echo) Generate(_ context.Context, c *relay.Call, sink relay.Sink) {
 	for range 3 {
 		sink.Event([]byte("data: "+chunk(`{"content":"`+c.Scan.Model+`"}`)+"\n\n"), 0)
 	}
-	sink.End(relay.Result{Finish: "stop"})
+	sink.Finish(relay.Result{Finish: "stop"})
 }
 
 func (c *client) converse(model string) error {

@@ -53,7 +53,7 @@ type place struct {
 	tool   int
 }
 
-// Event implements stream.Sink.
+// Event implements relay.Sink.
 func (t *turn) Event(raw []byte, _ uint64) error {
 	t.scanner.Feed(raw)
 	for t.scanner.Next() {
@@ -71,17 +71,17 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 	return nil
 }
 
-// Flush implements stream.Sink: nothing is held back.
+// Flush implements relay.Sink: nothing is held back.
 func (t *turn) Flush() error { return nil }
 
-// Silence implements stream.Sink.
-func (t *turn) Silence(p relay.Progress) error {
+// Heartbeat implements relay.Sink.
+func (t *turn) Heartbeat(p relay.Progress) error {
 	return t.socket.send(heartbeatMessage{Type: "heartbeat", RequestID: t.id, Phase: string(p.Phase), Position: p.Position,
 		Waited: p.Waited.Milliseconds(), Note: p.Note})
 }
 
-// End implements stream.Sink.
-func (t *turn) End(r relay.Result) error {
+// Finish implements relay.Sink.
+func (t *turn) Finish(r relay.Result) error {
 	t.ended, t.result = true, r
 	return nil
 }
@@ -181,7 +181,7 @@ func (t *turn) pass() error {
 		case <-changed:
 			waits, changed = t.gate.take()
 		case <-beat.C:
-			if err := t.Silence(relay.Progress{Phase: relay.Phase(waits), Waited: time.Since(t.received)}); err != nil {
+			if err := t.Heartbeat(relay.Progress{Phase: relay.Phase(waits), Waited: time.Since(t.received)}); err != nil {
 				return err
 			}
 		case <-hold.C:

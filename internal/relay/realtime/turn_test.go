@@ -42,7 +42,7 @@ func TestATurn(t *testing.T) {
 		t.Errorf("call: %+v", r.call)
 	}
 	within(t, r.later(func(s relay.Sink) error {
-		return s.Silence(relay.Progress{Phase: relay.Starting, Position: 2, Waited: 1500 * time.Millisecond, Note: "loading"})
+		return s.Heartbeat(relay.Progress{Phase: relay.Starting, Position: 2, Waited: 1500 * time.Millisecond, Note: "loading"})
 	}))
 	beat := c.expect("heartbeat")
 	if want := `{"type":"heartbeat","request_id":"abc","phase":"starting","position":2,"waited_ms":1500,"note":"loading"}`; beat.raw != want {
@@ -374,5 +374,5 @@ func (f flood) Generate(_ context.Context, _ *relay.Call, sink relay.Sink) {
 	for range <-f {
 		sink.Event(event, 0)
 	}
-	sink.End(relay.Result{Finish: "stop"})
+	sink.Finish(relay.Result{Finish: "stop"})
 }

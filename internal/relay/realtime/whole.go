@@ -11,7 +11,7 @@ import (
 // maxEngineMessage bounds what is passed on of an engine's words about an error, in bytes.
 const maxEngineMessage = 4 << 10
 
-// Answer implements stream.Sink: the engine has refused, or it answered without streaming.
+// Answer implements relay.Sink: the engine has refused, or it answered without streaming.
 func (t *turn) Answer(a *relay.Answer) error {
 	if a.Status >= 300 {
 		t.fault = faultOf(a)

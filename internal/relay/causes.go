@@ -1,0 +1,89 @@
+package relay
+
+import (
+	"errors"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Causes of a generation's context: why the generation ended before its end.
+var (
+	errClosing   = errors.New("the gateway is stopping")
+	errLeft      = errors.New("the client has left")
+	errSlow      = errors.New("the client reads too slowly")
+	errCancelled = errors.New("the request was cancelled")
+	errTimeout   = errors.New("the request's own timeout is over")
+	errTooLong   = errors.New("the response takes longer than it may")
+)
+
+// Causes for which a stream ended before its end, as the metrics name them.
+const (
+	causeClient     = "client"
+	causeEngine     = "engine"
+	causeTimeout    = "timeout"
+	causeSlow       = "slow_client"
+	causeCancelled  = "cancelled"
+	causeModeration = "moderation"
+	causeGateway    = "gateway"
+)
+
+// faultOf returns what a client is told when its generation has ended for this cause.
+func faultOf(cause error) *openai.Error {
+	switch {
+	case errors.Is(cause, errClosing):
+		return closingFault()
+	case errors.Is(cause, errTimeout):
+		return openai.Errorf(openai.CodeRequestTimeout, "The response took longer than the request's own timeout.")
+	case errors.Is(cause, errTooLong):
+		return openai.Errorf(openai.CodeUpstreamTimeout, "The response took longer than it may.")
+	case errors.Is(cause, errCancelled):
+		return openai.Errorf(openai.CodeCancelled, "The request was cancelled.")
+	case errors.Is(cause, errSlow):
+		return tooSlowFault()
+	}
+	return &openai.Error{Code: openai.CodeCancelled, Message: "The client left."}
+}
+
+// causeOf returns the metrics' name of a cause of a generation's context.
+func causeOf(cause error) string {
+	switch {
+	case errors.Is(cause, errClosing):
+		return causeGateway
+	case errors.Is(cause, errTimeout), errors.Is(cause, errTooLong):
+		return causeTimeout
+	case errors.Is(cause, errCancelled):
+		return causeCancelled
+	case errors.Is(cause, errSlow):
+		return causeSlow
+	}
+	return causeClient
+}
+
+// causeOfCode returns the metrics' name of the cause for which a sink has ended its stream with an
+// error of this code.
+func causeOfCode(code openai.Code) string {
+	switch code {
+	case openai.CodeCancelled:
+		return causeCancelled
+	case openai.CodeClientTooSlow:
+		return causeSlow
+	case openai.CodeGatewayUnavailable:
+		return causeGateway
+	}
+	return causeClient
+}
+
+// closingFault returns what clients are told when the gateway stops.
+func closingFault() *openai.Error {
+	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")
+}
+
+// tooSlowFault returns what a client is told that is cut off because it reads too slowly.
+func tooSlowFault() *openai.Error {
+	return openai.Errorf(openai.CodeClientTooSlow, "The client read more slowly than the engine wrote, and too much was waiting for it.")
+}
+
+// notFoundFault returns what a client is told that asks for a stream that nobody runs.
+func notFoundFault() *openai.Error {
+	return openai.Errorf(openai.CodeStreamNotFound, "No request with this id is running, or ended a moment ago.")
+}

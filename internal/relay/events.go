@@ -1,0 +1,352 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
+	"github.com/sluice-gateway/sluice/internal/relay/moderation"
+	"github.com/sluice-gateway/sluice/internal/relay/queue"
+)
+
+const (
+	// smallRead is the size of most reads of an engine's response, in bytes: a few events. A
+	// stream that fills a small read changes to reads of largeRead bytes.
+	smallRead = 2 << 10
+	largeRead = 8 << 10
+	// maxHeldBytes bounds the events that are held before the first token, in bytes.
+	maxHeldBytes = 64 << 10
+	// maxFirstTokenData bounds engineStream.firstTokenData, in bytes.
+	maxFirstTokenData = 4 << 10
+	// gapSampling is the share of managed streams of which token gaps are observed: one in so many.
+	gapSampling = 4
+	// lingerTimeout is how long an engine may keep its response open after the end marker, so that
+	// the connection can be used again.
+	lingerTimeout = 500 * time.Millisecond
+)
+
+// Pools of read buffers. A stream that waits for its engine holds one buffer, so most are small.
+var (
+	smallBuffers = sync.Pool{New: func() any { return new([smallRead]byte) }}
+	largeBuffers = sync.Pool{New: func() any { return new([largeRead]byte) }}
+)
+
+// engineStream reads the event stream with which a replica answers, and publishes the events. Only
+// the generation's goroutine uses it.
+//
+// Events are held until the first token: until then another replica may still take over, and the
+// client must not see events of two replicas. The first token commits the attempt.
+type engineStream struct {
+	gen      *generation
+	failover *failover
+	attempt  *attempt
+	timers   engineTimers
+
+	scanner sse.Scanner
+	tracker sse.Tracker
+
+	// filter applies the moderation rules. nil: there are none.
+	filter *moderation.Filter
+	// held are the events from before the first token.
+	held []byte
+	// withheld are events that a rule keeps back, because it has to see more or has blocked them.
+	withheld eventList
+
+	// started says that events are published as they come and no other replica can take over.
+	started bool
+	// sentDone says that the end marker was published.
+	sentDone bool
+	// cutInEvent says that the response broke off within an event.
+	cutInEvent bool
+	// finished says that no more is read of the response.
+	finished bool
+	// stopCause is why no more events are wanted. nil: they are.
+	stopCause error
+
+	// firstToken and lastToken are when the first and the latest token came. Zero: none has come.
+	firstToken, lastToken time.Time
+	// firstTokenData is the beginning of the data of the event with the first token. Events that
+	// Sluice itself adds copy their id, model and time from it.
+	firstTokenData []byte
+	// observesGaps says that the times between the tokens are observed.
+	observesGaps bool
+}
+
+// Reasons for engineStream.stopCause, beside the causes of a generation's context.
+var (
+	errBlocked   = errors.New("a moderation rule has blocked the stream")
+	errMalformed = errors.New("the engine has sent an event that is not JSON")
+	errAbandoned = errors.New("the attempt was abandoned for another one")
+	errReported  = errors.New("the engine has reported an error in an event")
+	errLinger    = errors.New("the engine does not end its response after the end marker")
+	errStalled   = errors.New("the engine has sent nothing for too long")
+)
+
+// read publishes the events of the response until it ends. The reason is as for failover.try.
+func (s *engineStream) read(body io.Reader) (reason string) {
+	s.tracker.Choices = s.gen.call.Scan.Choices
+	if s.failover.rules != nil {
+		s.filter = s.failover.rules.Stream()
+		s.filter.Model = s.failover.ticket.Model
+	}
+	s.observesGaps = s.gen.relay.streamsRead.Add(1)%gapSampling == 0 || s.failover.policy.Sample > 0
+	small := smallBuffers.Get().(*[smallRead]byte)
+	defer smallBuffers.Put(small)
+	defer s.timers.pause()
+	buffer := small[:]
+	for s.stopCause == nil {
+		s.timers.start(s)
+		n, err := body.Read(buffer)
+		s.timers.pause()
+		s.failover.bytesRead += int64(n)
+		s.scanner.Feed(buffer[:n])
+		s.handleEvents()
+		s.gen.broadcast.Flush()
+		if n == len(buffer) && n == smallRead { // the engine sends faster than small reads take
+			large := largeBuffers.Get().(*[largeRead]byte)
+			defer largeBuffers.Put(large) // the loop comes here once
+			buffer = large[:]
+		}
+		if err != nil {
+			s.scanner.End()
+			s.handleEvents()
+			return s.finish(err)
+		}
+	}
+	return s.finish(nil)
+}
+
+// handleEvents handles the events that the scanner has read.
+func (s *engineStream) handleEvents() {
+	for s.stopCause == nil && s.scanner.Next() {
+		s.handleEvent(s.scanner.Event())
+	}
+	if err := s.scanner.Err(); err != nil && s.stopCause == nil {
+		s.stopCause = err
+	}
+}
+
+func (s *engineStream) handleEvent(e *sse.Event) {
+	endpoint := s.gen.call.Scan.Endpoint
+	switch {
+	case s.tracker.Done() && (s.sentDone || !e.IsDone()):
+		return // an event after the end of the stream means nothing
+	case e.Cut:
+		s.tracker.See(e)
+		s.cutInEvent = true
+		return // a client that follows the standard would ignore it
+	case e.IsComment():
+		if s.started && s.withheld.len() == 0 {
+			s.publish(e)
+		}
+		return
+	}
+	chunk := s.tracker.See(e)
+	if chunk.Bad && !e.IsDone() && endpoint.Generates() {
+		s.stopCause = errMalformed
+		return
+	}
+	s.timers.hasEvents = true
+	if chunk.Token || !endpoint.Generates() { // any event of another endpoint is a part of the answer
+		s.recordToken(e)
+	}
+	if s.stopCause != nil || s.isInjectedUsage(chunk) {
+		return
+	}
+	last := e.IsDone() || chunk.Last || finishesChoice(chunk)
+	if !s.started && !last && len(s.held)+len(e.Raw) <= maxHeldBytes {
+		s.held = sse.AppendRaw(s.held, e.Raw)
+	} else if s.start(); s.stopCause == nil {
+		s.moderate(e, last && (e.IsDone() || chunk.Last || len(s.tracker.Unfinished()) == 0))
+	}
+	if chunk.Error && s.stopCause == nil {
+		s.stopCause = errReported // no event after an error matters, not even an end marker
+	}
+}
+
+// finishesChoice reports whether the chunk ends a choice.
+func finishesChoice(chunk *sse.Chunk) bool {
+	return slices.ContainsFunc(chunk.Choices, func(c sse.Choice) bool { return len(c.Finish) > 0 })
+}
+
+// isInjectedUsage reports whether the event has only the usage that the relay has asked for and the
+// client has not. Such an event is not published.
+func (s *engineStream) isInjectedUsage(c *sse.Chunk) bool {
+	scan := &s.gen.call.Scan
+	return s.failover.policy.InjectUsage && !scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && !c.Error && scan.Endpoint.Chunked()
+}
+
+// recordToken records that the event e has a token. The first token commits the attempt and starts
+// the stream.
+func (s *engineStream) recordToken(e *sse.Event) {
+	now, g := time.Now(), s.gen
+	if !s.firstToken.IsZero() {
+		if s.observesGaps {
+			g.relay.config.Gap(s.failover.ticket.Model, now.Sub(s.lastToken))
+		}
+		if g.trace != nil {
+			g.trace.Token(s.tracker.Tokens() - 1)
+		}
+		s.lastToken = now
+		return
+	}
+	if !s.attempt.commit() {
+		s.stopCause = errAbandoned
+		return
+	}
+	s.firstToken, s.lastToken = now, now
+	s.firstTokenData = append([]byte(nil), e.Data[:min(len(e.Data), maxFirstTokenData)]...)
+	s.failover.result.TTFT, s.failover.prefill = now.Sub(g.call.Received), now.Sub(s.attempt.sent)
+	g.status.enter(Decode, nil)
+	g.status.update(func(r *Result) { r.TTFT = s.failover.result.TTFT })
+	if g.trace != nil {
+		g.trace.FirstToken()
+	}
+	s.start()
+}
+
+// start commits the attempt and publishes the held events. If the attempt was abandoned before, it
+// sets stopCause instead.
+func (s *engineStream) start() {
+	if s.started {
+		return
+	}
+	if !s.attempt.commit() {
+		s.stopCause = errAbandoned
+		return
+	}
+	s.started = true
+	held := s.held
+	s.held = nil
+	eachEvent(held, func(e *sse.Event) bool {
+		s.moderate(e, false)
+		return s.stopCause == nil
+	})
+}
+
+// moderate applies the moderation rules to an event and publishes what they allow. last says that
+// the answer ends with this event: the rules must judge the whole answer before the client learns
+// that it has ended.
+func (s *engineStream) moderate(e *sse.Event, last bool) {
+	if s.filter == nil {
+		s.publish(e)
+		return
+	}
+	ctx := s.attempt.ctx
+	s.gen.broadcast.Flush() // the service of a rule may take its time
+	verdict := s.filter.See(ctx, e.Data)
+	s.logUnanswered(verdict)
+	if last && verdict.Action != moderation.Block {
+		verdict = s.filter.End(ctx)
+		s.logUnanswered(verdict)
+	}
+	switch {
+	case verdict.Action == moderation.Block && verdict.Err != nil && ctx.Err() != nil:
+		// The context has ended the question, no rule has blocked the stream. An event that was not
+		// judged must not be published, and the client is told the cause of the context.
+		s.stopCause = context.Cause(ctx)
+		s.withheld, s.filter = eventList{}, nil
+	case verdict.Action == moderation.Block:
+		s.withheld.add(e.Raw)
+		s.stopCause = errBlocked
+	case verdict.Action == moderation.Hold:
+		s.withheld.add(e.Raw)
+		s.publishWithheld(verdict.Keep)
+	default:
+		s.publishWithheld(0)
+		s.publish(e)
+	}
+}
+
+// logUnanswered logs that the service of a rule has given no answer.
+func (s *engineStream) logUnanswered(v moderation.Verdict) {
+	if v.Err != nil && s.attempt.ctx.Err() == nil {
+		s.gen.relay.config.Log.Warn("moderation service gave no answer", zap.String("rule", v.Rule), zap.Error(v.Err))
+	}
+}
+
+// publishWithheld publishes the withheld events, except the last keep of them.
+func (s *engineStream) publishWithheld(keep int) {
+	if n := s.withheld.len() - keep; n > 0 {
+		eachEvent(s.withheld.removeFirst(n), func(e *sse.Event) bool {
+			s.publish(e)
+			return s.stopCause == nil
+		})
+	}
+}
+
+// publish gives an event to all subscribers. When they have gone, or the only one was too slow, it
+// sets stopCause.
+func (s *engineStream) publish(e *sse.Event) {
+	if !s.failover.result.Answered {
+		s.failover.result.Answered = true
+		s.gen.status.update(func(r *Result) { r.Answered = true })
+	}
+	s.sentDone = s.sentDone || e.IsDone()
+	if err := s.gen.broadcast.Publish(e); err != nil {
+		s.stopCause = errLeft
+		if errors.Is(err, queue.ErrTooSlow) {
+			s.stopCause = errSlow
+		}
+		return
+	}
+	if s.gen.call.Patient && !s.finished {
+		s.gen.broadcast.Flush()
+		if err := s.gen.broadcast.AwaitRoom(s.attempt.ctx, queue.DefaultMergeAfter); err != nil {
+			s.stopCause = err
+		}
+	}
+}
+
+// engineTimers end an attempt whose engine keeps the relay waiting.
+type engineTimers struct {
+	// stall runs out after Policy.StallTimeout, counted from lastHandled. It runs only while the
+	// relay waits for the engine. nil: there is no such limit, or no token yet.
+	stall *time.Timer
+	// lastHandled is when the latest events had been handled. hasEvents says that there were
+	// further events since then.
+	lastHandled time.Time
+	hasEvents   bool
+	// linger runs out after lingerTimeout. nil: the end marker has not come.
+	linger *time.Timer
+}
+
+// start starts the timers. The stream calls it before it waits for the engine's next bytes.
+func (t *engineTimers) start(s *engineStream) {
+	if d := s.failover.policy.StallTimeout; d > 0 && !s.firstToken.IsZero() {
+		if t.hasEvents {
+			t.lastHandled, t.hasEvents = time.Now(), false
+		}
+		left := d - time.Since(t.lastHandled)
+		if t.stall == nil {
+			t.stall = time.AfterFunc(left, func() { s.attempt.cancel(errStalled) })
+		} else {
+			t.stall.Reset(left)
+		}
+	}
+	if t.linger == nil && s.tracker.Done() {
+		t.linger = time.AfterFunc(lingerTimeout, func() { s.attempt.cancel(errLinger) })
+	}
+}
+
+// pause stops the stall timer while the relay does not wait for the engine. The linger timer goes
+// on.
+func (t *engineTimers) pause() {
+	if t.stall != nil {
+		t.stall.Stop()
+	}
+}
+
+// stop stops all timers.
+func (t *engineTimers) stop() {
+	t.pause()
+	if t.linger != nil {
+		t.linger.Stop()
+	}
+}

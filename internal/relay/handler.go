@@ -1,0 +1,243 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay/replay"
+)
+
+const (
+	// streamsPath is the path below which clients find the streams that they have named.
+	streamsPath = "/v1/streams/"
+	// bodyTimeout is how long a body may take that Envoy has received already.
+	bodyTimeout = time.Minute
+	// maxIgnoredBody bounds what is read of a body that means nothing, in bytes.
+	maxIgnoredBody = 64 << 10
+)
+
+// Handler returns the handler of the relay's socket: requests that ext_proc has offered, and
+// requests for the streams that clients have named. Only Envoy may reach it.
+func (r *Relay) Handler() http.Handler {
+	return r.routes(r.serveInference)
+}
+
+// routes routes by path. It is not a ServeMux, which would clean paths and the request ids in them.
+func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case strings.HasPrefix(req.URL.Path, streamsPath):
+			r.serveStreams(w, req)
+		case strings.HasPrefix(req.URL.Path, "/v1/"):
+			inference(w, req)
+		default:
+			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
+		}
+	})
+}
+
+// serveInference serves a request that ext_proc has offered.
+func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
+	offer, ok := r.config.Handoff.Claim(req.Header.Get(headers.Handoff))
+	if !ok {
+		writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+		return
+	}
+	defer offer.Done() // also when the answer of a remote gateway is cut, which is a panic
+	c := callOfOffer(offer)
+	c.Header = forwardedHeaders(req.Header)
+	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
+	if c.Body, ok = readBody(w, req, c.Scan.Size); !ok {
+		cancelPending(offer.Pending)
+		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
+		return
+	}
+	r.serveCall(w, req, c, offer.Pending)
+}
+
+// readBody reads a body of this size. It reads up to the end of the body, because the server
+// notices that a client leaves only after that.
+func readBody(w http.ResponseWriter, req *http.Request, size int) (body []byte, ok bool) {
+	controller := http.NewResponseController(w)
+	_ = controller.SetReadDeadline(time.Now().Add(bodyTimeout)) // some requests, as in tests, have no deadline
+	body = make([]byte, size)
+	if _, err := io.ReadFull(req.Body, body); err != nil {
+		return nil, false
+	}
+	n, err := io.CopyN(io.Discard, req.Body, 1)
+	_ = controller.SetReadDeadline(time.Time{})
+	return body, n == 0 && errors.Is(err, io.EOF)
+}
+
+// serveCall carries the call, or has the remote gateway answer that has its request id. pending may
+// be nil.
+func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pending *dispatch.Pending) {
+	after := int64(noEvent)
+	var fault *openai.Error
+	if c.isNamed() { // the events of other calls have no numbers
+		after, fault = parseAfter(req)
+		c.Path = withoutAfter(c.Path)
+	}
+	if fault != nil {
+		cancelPending(pending)
+		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		return
+	}
+	if owner, mine := r.claimID(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
+		cancelPending(pending)
+		r.forwardRequest(w, req, c, owner)
+		return
+	}
+	r.carry(req.Context(), c, pending, subscription{sink: r.newHTTPSink(w, c), after: after, foreseen: c.Foreseen})
+}
+
+// Generate carries the call to its end and writes it to the sink. If a generation already runs
+// under the call's request id, here or at a remote gateway, the sink joins that one. ctx ends when
+// the client has left.
+func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
+	call := *c
+	if owner, mine := r.claimID(ctx, &call); !mine {
+		r.forwardCall(ctx, &call, owner, sink)
+		return
+	}
+	r.carry(ctx, &call, nil, subscription{sink: sink, after: noEvent})
+}
+
+// carry starts or joins the generation of the call, subscribes to it, and reports the result. It
+// drops the call's body and headers once the generation has them. pending may be nil.
+func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, how subscription) {
+	g, started, fault := r.startOrJoin(c, pending, how.after)
+	if !started {
+		cancelPending(pending)
+	}
+	c.Body, c.Header = nil, nil
+	if fault != nil {
+		if c.isNamed() {
+			r.releaseID(c.key(), nil)
+		}
+		r.refuse(c, how.sink, Result{Fault: fault})
+		return
+	}
+	result := g.subscribe(ctx, how)
+	if started && g.trace != nil && !c.isNamed() {
+		g.trace.End(result)
+	}
+	if !started { // the times and the usage count for the call that has started the generation
+		result = Result{Model: result.Model, Replica: result.Replica, Fault: result.Fault, Told: result.Told, Finish: result.Finish, Cause: result.Cause}
+	}
+	if c.Entry != nil {
+		c.Entry.Carried(result)
+	}
+}
+
+// refuse ends a call for which there is no generation.
+func (r *Relay) refuse(c *Call, sink Sink, result Result) {
+	_ = sink.Finish(result) // the call is over anyway
+	if c.Entry != nil {
+		c.Entry.Carried(result)
+	}
+}
+
+// cancelPending cancels a dispatch that has begun; nil: there is none.
+func cancelPending(p *dispatch.Pending) {
+	if p != nil {
+		p.Cancel()
+	}
+}
+
+// serveStreams serves /v1/streams/{id} and /v1/streams/{id}/cancel.
+func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
+	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // the server notices that a client leaves only after its body
+	escaped, cancel := strings.CutSuffix(strings.TrimPrefix(req.URL.EscapedPath(), streamsPath), "/cancel")
+	id, err := url.PathUnescape(escaped)
+	method := http.MethodGet
+	if cancel {
+		method = http.MethodPost
+	}
+	switch {
+	case err != nil || id == "" || strings.Contains(escaped, "/"):
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "This is no request id."))
+		return
+	case req.Method != method:
+		w.Header().Set("allow", method)
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed, Message: "This URL takes " + method + " requests only."})
+		return
+	}
+	key := replay.Key{Tenant: req.Header.Get(headers.Tenant), ID: id}
+	g, ok := r.named.Find(key)
+	switch {
+	case !ok:
+		r.serveRemoteStream(w, req, key)
+	case cancel:
+		g.cancel(errCancelled)
+		w.Header().Set("content-type", "application/json")
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		io.WriteString(w, `{"ok":true}`) //nolint:errcheck // the client may be gone
+	default:
+		r.resume(w, req, g)
+	}
+}
+
+// resume continues a stream after the last event that the client has seen.
+func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) {
+	after, fault := parseAfter(req)
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	g.subscribe(req.Context(), subscription{sink: r.newHTTPSink(w, g.call), after: after})
+}
+
+// serveRemoteStream has the remote gateway answer that has the request id.
+func (r *Relay) serveRemoteStream(w http.ResponseWriter, req *http.Request, key replay.Key) {
+	if r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
+		if owner, ok, _ := r.config.Peers.Find(req.Context(), key.Tenant, key.ID); ok {
+			if fault := r.config.Peers.Forward(w, req, owner); fault != nil {
+				writeError(w, fault)
+			}
+			return
+		}
+	}
+	writeError(w, notFoundFault())
+}
+
+// parseAfter returns the number of the last event that the client has seen, or noEvent.
+func parseAfter(req *http.Request) (int64, *openai.Error) {
+	text, param := req.Header.Get("last-event-id"), "Last-Event-ID"
+	if query := req.URL.Query(); query.Has("after") {
+		text, param = query.Get("after"), "after"
+	}
+	if text == "" {
+		return noEvent, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < noEvent {
+		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " must be the id of an event."}
+	}
+	return n, nil
+}
+
+// withoutAfter removes the parameter after from a path. The parameter is for the relay only: a
+// repeated start is the same request with it and without it.
+func withoutAfter(path string) string {
+	path, query, _ := strings.Cut(path, "?")
+	var rest []string
+	for parameter := range strings.SplitSeq(query, "&") {
+		if name, _, _ := strings.Cut(parameter, "="); name != "after" && parameter != "" {
+			rest = append(rest, parameter)
+		}
+	}
+	if len(rest) == 0 {
+		return path
+	}
+	return path + "?" + strings.Join(rest, "&")
+}

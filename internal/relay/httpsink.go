@@ -1,0 +1,278 @@
+package relay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/http1/server"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
+)
+
+const (
+	// maxWriteBytes bounds what is gathered for one write to a client, in bytes.
+	maxWriteBytes = 32 << 10
+	// maxForeignError bounds an error of an engine that is passed on although it is not in the form
+	// of the API, in bytes.
+	maxForeignError = 2 << 10
+	// patientWriteTimeout is the write timeout of a patient call that another gateway has
+	// forwarded. That gateway ends a call whose own client accepts nothing for too long.
+	patientWriteTimeout = 10 * time.Minute
+)
+
+// httpSink is a Sink that writes an HTTP response: a stream of server-sent events, or an answer.
+type httpSink struct {
+	w http.ResponseWriter
+	// inline is w if it can write without waiting. nil: it cannot.
+	inline     tryWriter
+	controller *http.ResponseController
+	call       *Call
+	// showReplica says that responses name their replica in a header.
+	showReplica bool
+	// numbersEvents says that events get their number as id.
+	numbersEvents bool
+	// writeTimeout is how long one write may take.
+	writeTimeout time.Duration
+
+	// gen is the generation of the call. nil: the call was refused before there was one.
+	gen *generation
+	// headerSent says that the response has begun, and isStream that its header has promised
+	// events.
+	headerSent, isStream bool
+	// buffer holds what was not written yet. unflushed says that something was written since the
+	// last flush.
+	buffer    []byte
+	unflushed bool
+}
+
+// tryWriter is what responses of h1server have beside the methods of http.ResponseWriter.
+type tryWriter interface {
+	TryWrite(b []byte) (whole bool, err error)
+}
+
+// newHTTPSink returns a sink for a response to the call.
+func (r *Relay) newHTTPSink(w http.ResponseWriter, c *Call) *httpSink {
+	s := &httpSink{w: w, controller: http.NewResponseController(w), call: c, showReplica: r.config.ReplicaHeader(),
+		writeTimeout: r.config.WriteTimeout, numbersEvents: c.isNamed()}
+	s.inline, _ = w.(tryWriter)
+	if c.Patient {
+		s.writeTimeout = max(s.writeTimeout, patientWriteTimeout)
+	}
+	return s
+}
+
+// sendStreamHeader sends the header of a stream, unless a header was sent before. source says who
+// speaks first: the engine or the gateway.
+func (s *httpSink) sendStreamHeader(source string) {
+	if s.headerSent {
+		return
+	}
+	s.headerSent, s.isStream = true, true
+	h := s.w.Header()
+	h.Set("content-type", "text/event-stream")
+	h.Set("cache-control", "no-cache, no-transform")
+	h.Set("x-accel-buffering", "no")
+	s.setSourceHeader(source)
+	s.w.WriteHeader(http.StatusOK)
+}
+
+// setSourceHeader sets the headers that say who answers and how much the tenant may still ask for.
+func (s *httpSink) setSourceHeader(source string) {
+	h := s.w.Header()
+	h.Set(headers.Source, source)
+	if s.gen == nil {
+		return
+	}
+	replica, quota := s.gen.status.responseHeader()
+	if source == headers.SourceEngine && s.showReplica && replica != "" {
+		h.Set(headers.Replica, replica)
+	}
+	for name, value := range quota {
+		h.Set(name, value)
+	}
+}
+
+// Answer implements Sink.
+func (s *httpSink) Answer(a *Answer) error {
+	if s.headerSent { // the header has promised a stream, so the answer becomes an event
+		s.buffer = sse.AppendData(s.buffer, a.eventData())
+		return s.Flush()
+	}
+	s.headerSent = true
+	h := s.w.Header()
+	for name, values := range a.Header {
+		if lower := strings.ToLower(name); !isHopByHop(lower) && lower != "server" && lower != headers.Source && lower != headers.Replica {
+			h[name] = values
+		}
+	}
+	s.setSourceHeader(headers.SourceEngine)
+	h.Set("content-length", strconv.Itoa(len(a.Body)))
+	s.w.WriteHeader(a.Status)
+	for rest := a.Body; len(rest) > 0; {
+		n := min(len(rest), maxWriteBytes)
+		if err := s.write(rest[:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// eventData returns the data of an error event that stands for the answer: the engine's own error
+// if there is one, else a description of the answer. A successful answer becomes an error too,
+// because a client that was promised chunks cannot read it.
+func (a *Answer) eventData() []byte {
+	var engine struct{ Error json.RawMessage }
+	var compact bytes.Buffer
+	if a.Status >= http.StatusBadRequest && json.Unmarshal(a.Body, &engine) == nil && bytes.HasPrefix(engine.Error, []byte("{")) &&
+		json.Compact(&compact, a.Body) == nil {
+		return compact.Bytes()
+	}
+	if a.Status < http.StatusBadRequest {
+		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status).EventData()
+	}
+	e := openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d.", a.Status)
+	if text := bytes.TrimSpace(a.Body); len(text) > 0 && len(text) <= maxForeignError && utf8.Valid(text) {
+		e.Message = fmt.Sprintf("The engine answered with status %d: %s", a.Status, text)
+	}
+	e.Status = a.Status // the status says whether another try may help
+	return e.EventData()
+}
+
+// Event implements Sink.
+func (s *httpSink) Event(raw []byte, number uint64) error {
+	s.Append(raw, number)
+	if len(s.buffer) < maxWriteBytes {
+		return nil
+	}
+	return s.writeBuffer()
+}
+
+// CanWriteInline implements InlineSink.
+func (s *httpSink) CanWriteInline() bool { return s.inline != nil }
+
+// Append implements InlineSink.
+func (s *httpSink) Append(raw []byte, number uint64) {
+	s.sendStreamHeader(headers.SourceEngine)
+	if s.numbersEvents {
+		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
+		return
+	}
+	s.buffer = sse.AppendRaw(s.buffer, raw)
+}
+
+// TryFlush implements InlineSink.
+func (s *httpSink) TryFlush() (whole bool, err error) {
+	if len(s.buffer) == 0 {
+		return true, nil
+	}
+	whole, err = s.inline.TryWrite(s.buffer)
+	switch {
+	case errors.Is(err, h1server.ErrFull): // the connection has accepted nothing
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	s.unflushed = s.unflushed || !whole
+	s.clearBuffer()
+	return whole, nil
+}
+
+// Flush implements Sink.
+func (s *httpSink) Flush() error {
+	if len(s.buffer) > 0 {
+		if err := s.writeBuffer(); err != nil {
+			return err
+		}
+	}
+	if !s.unflushed {
+		return nil
+	}
+	s.clearBuffer()
+	s.setWriteDeadline()
+	s.unflushed = false
+	return s.controller.Flush()
+}
+
+// clearBuffer empties the buffer and drops a large one.
+func (s *httpSink) clearBuffer() {
+	s.buffer = s.buffer[:0]
+	if cap(s.buffer) > maxIdleBuffer {
+		s.buffer = nil
+	}
+}
+
+func (s *httpSink) writeBuffer() error {
+	err := s.write(s.buffer)
+	s.buffer, s.unflushed = s.buffer[:0], true
+	return err
+}
+
+// write writes b within the write timeout. A client that neither reads nor leaves would otherwise
+// hold the goroutine and the connection for ever.
+func (s *httpSink) write(b []byte) error {
+	s.setWriteDeadline()
+	_, err := s.w.Write(b)
+	return err
+}
+
+// setWriteDeadline starts the write timeout. Some responses, as in tests, have none.
+func (s *httpSink) setWriteDeadline() {
+	_ = s.controller.SetWriteDeadline(time.Now().Add(s.writeTimeout))
+}
+
+// Heartbeat implements Sink. A client that has not asked for a stream gets none.
+func (s *httpSink) Heartbeat(p Progress) error {
+	if !s.call.Scan.Stream {
+		return nil
+	}
+	s.sendStreamHeader(headers.SourceGateway)
+	wantsChunk := s.call.EmptyChunks || s.gen != nil && s.gen.policy.EmptyChunks
+	if wantsChunk && s.call.Scan.Endpoint.Chunked() {
+		s.buffer = sse.AppendData(s.buffer, heartbeatChunk(s.call))
+	} else {
+		s.buffer = sse.AppendComment(s.buffer, p.String())
+	}
+	return s.Flush()
+}
+
+// heartbeatPrefix is how the data of a heartbeat begins that is a chunk.
+const heartbeatPrefix = `{"id":"heartbeat",`
+
+// heartbeatChunk returns the data of a heartbeat that is a chunk without content.
+func heartbeatChunk(c *Call) []byte {
+	id := responseIdentity{id: "heartbeat", object: "chat.completion.chunk", model: c.Scan.Model, created: time.Now().Unix()}
+	if c.Scan.Endpoint == openai.Completions {
+		id.object = "text_completion"
+	}
+	return id.emptyChunk()
+}
+
+// Finish implements Sink.
+func (s *httpSink) Finish(r Result) error {
+	s.setWriteDeadline() // the server still has to write the end of the body, and the last deadline may be over
+	switch {
+	case r.Fault != nil && !s.headerSent:
+		writeError(s.w, r.Fault)
+		return nil
+	case r.Fault != nil && !r.Told && s.isStream:
+		s.buffer = sse.AppendData(s.buffer, r.Fault.EventData())
+	case !s.headerSent: // a client that came back has seen every event already
+		s.sendStreamHeader(headers.SourceEngine)
+	}
+	return s.Flush()
+}
+
+// writeError answers with an error of the gateway.
+func writeError(w http.ResponseWriter, e *openai.Error) {
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	e.Answer(w)
+}

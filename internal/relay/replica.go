@@ -1,0 +1,194 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/http1/client"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+const (
+	// connectTimeout and idleTimeout are those of Envoy's clusters: see package xds.
+	connectTimeout = 2 * time.Second
+	idleTimeout    = 4 * time.Second
+)
+
+// replicaClients has one HTTP client for each transport to replicas. The zero value is ready to
+// use.
+type replicaClients struct {
+	mu sync.Mutex
+	// byTransport has the client of each transport; nil is plain HTTP. mu guards it.
+	byTransport map[*engines.Transport]*replicaClient
+}
+
+// replicaClient calls replicas by one transport.
+type replicaClient struct {
+	transport *h1client.Transport
+	// lastUsed is guarded by replicaClients.mu.
+	lastUsed time.Time
+}
+
+// clientIdleTimeout is how long a client may be unused before it is dropped. Its transport has
+// probably left the configuration by then.
+const clientIdleTimeout = 10 * time.Minute
+
+// send sends the request to the replica.
+func (r *Relay) send(request *http.Request, replica dispatch.Upstream, p Policy) (*http.Response, error) {
+	client := r.config.Workers
+	if !p.GRPC || client == nil {
+		client = r.clients.get(replica.Transport)
+	}
+	response, err := client.RoundTrip(request)
+	request.Body, request.GetBody = nil, nil // so that a long prompt is not held with the request
+	return response, err
+}
+
+// get returns the client of a transport, and makes it if there is none.
+func (c *replicaClients) get(t *engines.Transport) *h1client.Transport {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.byTransport[t]
+	if known == nil {
+		c.dropUnusedLocked(clientIdleTimeout)
+		if c.byTransport == nil {
+			c.byTransport = map[*engines.Transport]*replicaClient{}
+		}
+		known = &replicaClient{transport: newClient(t)}
+		c.byTransport[t] = known
+	}
+	known.lastUsed = time.Now()
+	return known.transport
+}
+
+// dropUnusedLocked drops the clients that were not used for so long. Requests that run go on.
+func (c *replicaClients) dropUnusedLocked(unused time.Duration) {
+	for t, known := range c.byTransport {
+		if time.Since(known.lastUsed) >= unused {
+			known.transport.CloseIdleConnections()
+			delete(c.byTransport, t)
+		}
+	}
+}
+
+// close drops all clients.
+func (c *replicaClients) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropUnusedLocked(0)
+}
+
+// newClient returns an HTTP client for a transport; nil is plain HTTP.
+func newClient(t *engines.Transport) *h1client.Transport {
+	client := &h1client.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout}
+	if t == nil || t.TLS == nil {
+		return client
+	}
+	client.TLS = &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // the configuration says so of this server
+	if t.TLS.CA != "" {
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM([]byte(t.TLS.CA))
+		client.TLS.RootCAs = pool
+	}
+	return client
+}
+
+// newRequest returns the request to a replica: the client's, with the model's own name, and in the
+// dialect of the replica.
+func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*http.Request, *openai.Error) {
+	call := f.gen.call
+	body, _ := call.Scan.Rewrite(call.Body, f.ticket.Served)
+	if f.policy.InjectUsage && call.Scan.Stream && !call.Scan.IncludeUsage && call.Scan.Endpoint.Chunked() {
+		body = injectUsage(body)
+	}
+	path, query, _ := strings.Cut(call.Path, "?")
+	if f.policy.Rerank == RerankTEI && call.Scan.Endpoint == openai.Rerank {
+		rerank, fault := readRerank(body)
+		if fault != nil {
+			return nil, fault
+		}
+		f.rerank, path, body = rerank, teiRerankPath, rerank.tei()
+	}
+	url := "http://"
+	if t := replica.Transport; t != nil {
+		path = t.Prefix + path
+		if t.TLS != nil {
+			url = "https://"
+		}
+	}
+	url += replica.Address + path
+	if query != "" {
+		url += "?" + query
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
+	}
+	request.Header = f.newHeader(replica)
+	if replica.Host != "" {
+		request.Host = replica.Host
+	}
+	return request, nil
+}
+
+// newHeader returns the headers of the request to a replica.
+func (f *failover) newHeader(replica dispatch.Upstream) http.Header {
+	call := f.gen.call
+	header := call.Header.Clone()
+	if header == nil {
+		header = http.Header{}
+	}
+	if t := replica.Transport; t != nil {
+		for _, h := range t.Headers {
+			header.Set(h.Name, h.Value)
+		}
+	}
+	header.Set("accept-encoding", "identity")
+	if header.Get("content-type") == "" {
+		header.Set("content-type", "application/json")
+	}
+	if f.gen.trace != nil {
+		if parent := f.gen.trace.Traceparent(); parent != "" {
+			header.Set("traceparent", parent)
+		}
+	}
+	if left := call.Scan.Timeout - time.Since(call.Received); f.policy.GRPC && call.Scan.Timeout > 0 {
+		header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10)) // the worker sets a deadline of its own
+	}
+	return header
+}
+
+// forwardedHeaders returns the headers of a client's request that the engine gets.
+func forwardedHeaders(from http.Header) http.Header {
+	to := make(http.Header, len(from))
+	for name, values := range from {
+		lower := strings.ToLower(name)
+		if isHopByHop(lower) || strings.HasPrefix(lower, "x-sluice-") || strings.HasPrefix(lower, "x-envoy-") || strings.HasPrefix(lower, headers.Endpoint) {
+			continue
+		}
+		to[name] = values
+	}
+	return to
+}
+
+// isHopByHop reports whether a header, in lower case, belongs to one connection or to the gateway,
+// so that it is not passed on.
+func isHopByHop(lower string) bool {
+	switch lower {
+	case "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "expect",
+		"authorization", "x-api-key", "api-key", "proxy-authorization", "accept-encoding", headers.IdempotencyKey, "last-event-id":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,12 @@
+package relay
+
+import "github.com/sluice-gateway/sluice/internal/request"
+
+// Entry is told what becomes of one call.
+type Entry = request.Follower
+
+// Result is how a call has ended.
+type Result = request.Outcome
+
+// Usage is what a call has used, in tokens.
+type Usage = request.Usage
