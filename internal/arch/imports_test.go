@@ -48,7 +48,7 @@ var allowed = map[string]string{
 	"authz":                    "internal/headers internal/openai internal/routes",
 	"internal/headers":         "",
 	"internal/routes":          "internal/headers",
-	"internal/openai":          "",
+	"internal/openai":          "internal/openai/jsonscan",
 	"internal/process":         "",
 	"internal/sim":             "api/llm/v1 internal/openai",
 	"internal/config":          "engines",

@@ -264,7 +264,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Priority:    c.Priority,
 		Allowed:     c.Tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
-		Keys:        func(most int) []uint64 { return scan.TurnKeys(body, most) },
+		Keys:        func(most int) []uint64 { return scan.PrefixKeys(body, most) },
 		ID:          scan.RequestID,
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),

@@ -36,7 +36,7 @@ func chat(t testing.TB, users ...string) *Request {
 		t.Fatal(fault)
 	}
 	return &Request{Model: "m", Tenant: "t", Key: func(n int) uint64 { return scan.CacheKey(body, n) },
-		Keys: func(most int) []uint64 { return scan.TurnKeys(body, most) }}
+		Keys: func(most int) []uint64 { return scan.PrefixKeys(body, most) }}
 }
 
 // messages are the user messages of a conversation up to a turn.

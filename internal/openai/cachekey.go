@@ -6,36 +6,40 @@ import (
 	"unicode/utf8"
 
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// CacheKey hashes (XXH64, seed 0) what a request shares with others that can use the same prefix cache. body must be the
-// bytes that were scanned.
+// CacheKey hashes (XXH64, seed 0) what a request shares with others that can use the same prefix
+// cache of an engine. body must be the bytes that were scanned.
 //
-// Of a chat these are the texts of all system and developer messages, in order, then those of the first userMessages user
-// messages. Of a response: the instructions, then the first userMessages inputs of the user, where an input that is a
-// string is one. Each text is preceded by its length in bytes, 8 bytes big endian, so that no two lists of texts read
-// alike. A text is hashed as it reads without JSON's escapes (half a surrogate pair is U+FFFD). When the content is an
-// array, the texts of its text parts and the JSON of its other parts, as it stands in the body, make one text, joined
-// without a separator. A content that is missing or null is an empty text; any other is its JSON.
+// A chat's key covers the texts of all system and developer messages, in order, then those of the
+// first userMessages user messages. A response's key covers the instructions, then the first
+// userMessages inputs of the user, where an input that is a string counts as one.
 //
-// Every other request is hashed as a whole, and so is a chat or response that has no such text at all.
+// Each text is preceded by its length in bytes, 8 bytes big endian, so that no two lists of texts
+// hash the same bytes. A text is hashed without JSON's escapes; half a surrogate pair is U+FFFD. When
+// the content is a list, the texts of its text parts and the JSON of its other parts, as it stands in
+// the body, make one text, joined without a separator. A content that is missing or null is an empty
+// text; any other content is its JSON.
+//
+// Every other request is hashed as a whole, and so is a chat or response that has no such text.
 func (r *Request) CacheKey(body []byte, userMessages int) uint64 {
 	r.mustBe(body)
-	k := keyHash{body: body}
-	k.digest.Reset()
+	k := newKeyHash(body)
 	texts := 0
-	for _, t := range r.turns {
-		if t.role == roleSystem {
-			k.add(t.text)
+	for _, m := range r.messages {
+		if m.role == roleSystem {
+			k.add(m.text)
 			texts++
 		}
 	}
-	for _, t := range r.turns {
+	for _, m := range r.messages {
 		if userMessages <= 0 {
 			break
 		}
-		if t.role == roleUser {
-			k.add(t.text)
+		if m.role == roleUser {
+			k.add(m.text)
 			texts++
 			userMessages--
 		}
@@ -46,15 +50,21 @@ func (r *Request) CacheKey(body []byte, userMessages int) uint64 {
 	return k.sum()
 }
 
-// keyHash is a cache key in the making.
+// keyHash computes a cache key.
 type keyHash struct {
 	body   []byte
 	digest xxhash.Digest
-	buffer [256]byte // gathers short pieces, for the digest is slow with them
+	buffer [256]byte // gathers short pieces, because the digest is slow with them
 	used   int
 }
 
-// add takes in a text, with its length.
+func newKeyHash(body []byte) (k keyHash) {
+	k.body = body
+	k.digest.Reset()
+	return k
+}
+
+// add hashes a text with its length.
 func (k *keyHash) add(t text) {
 	if t.form == formParts {
 		k.addParts(t)
@@ -64,18 +74,20 @@ func (k *keyHash) add(t text) {
 	k.write(t)
 }
 
-// addParts takes in the parts of a content array as one text. The length comes first, so the array is walked once to
-// measure it; the first parts are remembered from that, and only a longer array is walked again. (To remember all would
-// let a small body of many parts take much memory.)
+// addParts hashes the parts of a content list as one text. The length comes first, so the list is
+// read once to measure it. The first parts are remembered from that, and only a longer list is read
+// again. To remember all parts would let a small body of many parts use much memory.
 func (k *keyHash) addParts(t text) {
 	var known [8]text
+	var r jsonscan.Reader // the body is known to be valid
 	count, size := 0, 0
-	for w := k.walk(t); w.more; count++ {
-		part := w.next()
+	for more := k.open(&r, t); more; more = r.More('[') {
+		part := partText(&r)
 		size += k.size(part)
 		if count < len(known) {
 			known[count] = part
 		}
+		count++
 	}
 	k.length(size)
 	for _, part := range known[:min(count, len(known))] {
@@ -85,30 +97,19 @@ func (k *keyHash) addParts(t text) {
 		return
 	}
 	n := 0
-	for w := k.walk(t); w.more; n++ {
-		if part := w.next(); n >= len(known) {
+	for more := k.open(&r, t); more; more = r.More('[') {
+		if part := partText(&r); n >= len(known) {
 			k.write(part)
 		}
+		n++
 	}
 }
 
-// partWalk goes over the parts of a content array. (Depth does not matter any more: the body is known to be valid.)
-type partWalk struct {
-	scan scanner
-	pos  int
-	more bool
-}
-
-func (k *keyHash) walk(t text) partWalk {
-	w := partWalk{scan: scanner{body: k.body}}
-	w.pos, w.more = w.scan.first(int(t.start), 0, ']')
-	return w
-}
-
-func (w *partWalk) next() text {
-	part, i := w.scan.part(w.pos, 0)
-	w.pos, w.more = w.scan.next(i, ']')
-	return part
+// open makes r enter a content list.
+func (k *keyHash) open(r *jsonscan.Reader, t text) (more bool) {
+	r.Reset(k.body)
+	r.Seek(int(t.start))
+	return r.Open('[')
 }
 
 func (k *keyHash) length(n int) {
@@ -117,14 +118,15 @@ func (k *keyHash) length(n int) {
 	k.put(b[:])
 }
 
-// size is how many bytes write will write.
+// size returns how many bytes write hashes.
 func (k *keyHash) size(t text) int {
 	if t.form == formEscaped {
-		return unescapedLen(k.body[t.start:t.end])
+		return jsonscan.UnescapedLen(k.body[t.start:t.end])
 	}
 	return int(t.end - t.start)
 }
 
+// write hashes a text that is not in parts.
 func (k *keyHash) write(t text) {
 	raw := k.body[t.start:t.end]
 	for t.form == formEscaped {
@@ -132,7 +134,7 @@ func (k *keyHash) write(t text) {
 		if n < 0 {
 			break
 		}
-		r, size, _ := escape(raw[n:])
+		r, size, _ := jsonscan.DecodeEscape(raw[n:])
 		var b [utf8.UTFMax]byte
 		k.put(raw[:n])
 		k.put(b[:utf8.EncodeRune(b[:], r)])
@@ -141,19 +143,20 @@ func (k *keyHash) write(t text) {
 	k.put(raw)
 }
 
+// put hashes bytes, by way of the buffer if they are few.
 func (k *keyHash) put(b []byte) {
 	if len(b) > len(k.buffer)-k.used {
 		k.flush()
 	}
 	if len(b) > len(k.buffer) {
-		_, _ = k.digest.Write(b) // a hash takes everything
+		_, _ = k.digest.Write(b) // never fails
 		return
 	}
 	k.used += copy(k.buffer[k.used:], b)
 }
 
 func (k *keyHash) flush() {
-	_, _ = k.digest.Write(k.buffer[:k.used])
+	_, _ = k.digest.Write(k.buffer[:k.used]) // never fails
 	k.used = 0
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Values, and whether they are JSON. After JSONTestSuite by Nicolas Seriot, which collects where parsers differ.
@@ -84,7 +86,7 @@ func TestTruncated(t *testing.T) {
 	}
 	for _, more := range []string{"}", "{}", ",", "\x00", "x", "\ufeff", "1"} {
 		_, fault := Scan(Chat, jsonType, []byte(body+more))
-		want := fmt.Sprintf("The request body is not valid JSON: unexpected data behind the object at byte %d.", len(body))
+		want := fmt.Sprintf("The request body is not valid JSON: unexpected data after the value at byte %d.", len(body))
 		if fault == nil || fault.Message != want {
 			t.Errorf("with %q behind it: %v; want %s", more, fault, want)
 		}
@@ -126,16 +128,16 @@ func TestDepth(t *testing.T) {
 			continue // brackets that are closed before the value
 		}
 		for _, nest := range [][2]string{{"[", "]"}, {`{"a":`, "}"}} {
-			n := maxDepth - outer
+			n := jsonscan.MaxDepth - outer
 			deep := func(n int) []byte {
 				return fmt.Appendf(nil, frame, strings.Repeat(nest[0], n)+"0"+strings.Repeat(nest[1], n))
 			}
 			if _, fault := Scan(e, jsonType, deep(n)); fault != nil {
-				t.Errorf("%s, %d levels of %s: %v", frame, maxDepth, nest[0], fault)
+				t.Errorf("%s, %d levels of %s: %v", frame, jsonscan.MaxDepth, nest[0], fault)
 			}
 			_, fault := Scan(e, jsonType, deep(n+1))
 			if fault == nil || !strings.HasPrefix(fault.Message, "The request body is nested deeper than 256 levels at byte") {
-				t.Errorf("%s, %d levels of %s: %v", frame, maxDepth+1, nest[0], fault)
+				t.Errorf("%s, %d levels of %s: %v", frame, jsonscan.MaxDepth+1, nest[0], fault)
 			}
 		}
 	}

@@ -5,26 +5,28 @@ import (
 	"slices"
 	"time"
 	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// Request is what routing needs to know of a request. It does not hold the body: only copies of the short texts below,
-// and 12 bytes for each message that a cache key may take in. It may be copied.
+// Request is what routing needs to know of a request. It does not hold the body: only copies of the
+// short texts below, and 12 bytes for each message that a prefix key may include. It may be copied.
 type Request struct {
 	Endpoint Endpoint
 	// Model is the model asked for; never empty, at most 256 bytes, without control characters.
 	Model string
 	// Stream asks for the answer as server-sent events.
 	Stream bool
-	// IncludeUsage says that the client wants the event with the token usage at the end of a stream
-	// (stream_options.include_usage; stream_include_usage for audio).
+	// IncludeUsage reports whether the client wants the event with the token usage at the end of a
+	// stream (stream_options.include_usage; stream_include_usage for audio).
 	IncludeUsage bool
-	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens, max_completion_tokens and
-	// max_output_tokens. 0: no bound given.
+	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
+	// max_completion_tokens and max_output_tokens. 0: no bound given.
 	MaxTokens int
 	// Choices is how many answers are generated (n). 0: not given, which means 1.
 	Choices int
-	// RequestID is the client's own name for the request (request_id): at most 256 bytes without control characters.
-	// Empty: none.
+	// RequestID is the client's own name for the request (request_id): at most 256 bytes without
+	// control characters. Empty: none.
 	RequestID string
 	// Timeout bounds the whole request (timeout_ms), at most 24 h. 0: none.
 	Timeout time.Duration
@@ -33,20 +35,19 @@ type Request struct {
 	// Size of the body in bytes.
 	Size int
 
-	name   cut    // where the model's name stands: a JSON string with its quotes, or the content of a form's part
-	prompt int    // see PromptBytes
-	turns  []turn // what a cache key may be made of, in the body's order
-	cuts   [3]cut // what Strip removes, in the body's order: one for each option of ours
-	ncuts  int
+	// modelAt is where the model's name stands: a JSON string with its quotes, or the content of a
+	// form's part.
+	modelAt     jsonscan.Span
+	promptBytes int       // see PromptBytes
+	messages    []message // those that a prefix key may include, in the body's order
+	// cuts is what Strip removes, in the body's order: one range for each option of Sluice's own.
+	cuts     [3]jsonscan.Span
+	cutCount int
 }
-
-// cut is a range of the body.
-type cut struct{ start, end int }
 
 // Bounds of what is read.
 const (
 	maxSize      = 1 << 30 // offsets are kept in 32 bits
-	maxDepth     = 256     // nested arrays and objects
 	maxFields    = 256     // at the top level of a JSON body: each is compared with all before it
 	maxModel     = 256     // bytes
 	maxRequestID = 256     // bytes
@@ -54,12 +55,12 @@ const (
 	maxMillis    = int64(24 * time.Hour / time.Millisecond)
 )
 
-// Scan reads the body of a request to e in one pass. The whole body is validated, also what is not of interest here, so
-// that the engine cannot understand it differently. The body is not kept and not changed; [Request.CacheKey] and
-// [Request.Strip] want it again.
+// Scan reads the body of a request to e in one pass. Scan validates the whole body, also what is not
+// of interest here, so that the engine cannot understand it differently. Scan does not keep and does
+// not change the body; [Request.CacheKey] and [Request.Strip] need it again.
 //
-// The fault is CodeInvalidRequest with status 400, or 415 for a Content-Type that the endpoint does not take, or
-// CodeRequestTooLarge for a body over 1 GiB.
+// The fault has code invalid_request and status 400, or 415 for a Content-Type that the endpoint does
+// not accept. A body over 1 GiB has code request_too_large.
 func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	if fault := checkContentType(e, contentType); fault != nil {
 		return Request{}, fault
@@ -74,33 +75,35 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	return scanJSON(e, body)
 }
 
-// PromptBytes is how many bytes of the body may be text for the model: the base of an estimate of its tokens. Parts of
-// messages that are not text (images, audio, files) do not count, nor does the file of an audio request.
-func (r *Request) PromptBytes() int { return r.prompt }
+// PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate
+// of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
+// the file of an audio request.
+func (r *Request) PromptBytes() int { return r.promptBytes }
 
-// Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from the body that was
-// scanned. The body itself is not changed. Everything else stays byte for byte, but for the comma and the white space that
-// parted the option from its neighbour. Without such options it returns the very body, and false.
+// Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from the
+// body that was scanned. The body itself is not changed. Everything else stays byte for byte, except
+// for the comma and the white space between the option and its neighbour. Without such options Strip
+// returns the very body, and false.
 func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 	r.mustBe(body)
-	if r.ncuts == 0 {
+	if r.cutCount == 0 {
 		return body, false
 	}
 	size := len(body)
-	for _, c := range r.cuts[:r.ncuts] {
-		size -= c.end - c.start
+	for _, c := range r.cuts[:r.cutCount] {
+		size -= c.To - c.From
 	}
 	stripped = make([]byte, 0, size)
 	from := 0
-	for _, c := range r.cuts[:r.ncuts] {
-		stripped = append(stripped, body[from:c.start]...)
-		from = c.end
+	for _, c := range r.cuts[:r.cutCount] {
+		stripped = append(stripped, body[from:c.From]...)
+		from = c.To
 	}
 	return append(stripped, body[from:]...), true
 }
 
-// Rewrite is Strip, and puts the name of another model in the place of the one that was asked for, because the engine knows the
-// model by its name and not by an alias. A model that is the one asked for changes nothing.
+// Rewrite is Strip, and replaces the model's name by another one, because the engine knows the model
+// by its own name and not by an alias. A model that is the one asked for changes nothing.
 func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed bool) {
 	if model == r.Model {
 		return r.Strip(body)
@@ -112,35 +115,36 @@ func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed 
 	}
 	rewritten = make([]byte, 0, len(body)+len(name))
 	from := 0
-	edits := slices.Clone(r.cuts[:r.ncuts])
-	edits = append(edits, r.name)
-	slices.SortFunc(edits, func(a, b cut) int { return a.start - b.start })
+	edits := slices.Clone(r.cuts[:r.cutCount])
+	edits = append(edits, r.modelAt)
+	slices.SortFunc(edits, func(a, b jsonscan.Span) int { return a.From - b.From })
 	for _, e := range edits {
-		rewritten = append(rewritten, body[from:e.start]...)
-		if e == r.name {
+		rewritten = append(rewritten, body[from:e.From]...)
+		if e == r.modelAt {
 			rewritten = append(rewritten, name...)
 		}
-		from = e.end
+		from = e.To
 	}
 	return append(rewritten, body[from:]...), true
 }
 
-// mustBe stops a caller who passes another body than the one that was scanned: the spans would point to anything.
+// mustBe stops a caller that passes another body than the one that was scanned: the offsets would
+// mean nothing there.
 func (r *Request) mustBe(body []byte) {
 	if len(body) != r.Size {
 		panic("openai: this is not the body that was scanned")
 	}
 }
 
-// remove notes a range for Strip. Options appear once, so there is always room.
-func (r *Request) remove(start, end int) {
-	if r.ncuts < len(r.cuts) {
-		r.cuts[r.ncuts] = cut{start, end}
-		r.ncuts++
+// remove records a range for Strip. Each option appears once, so there is always room.
+func (r *Request) remove(from, to int) {
+	if r.cutCount < len(r.cuts) {
+		r.cuts[r.cutCount] = jsonscan.Span{From: from, To: to}
+		r.cutCount++
 	}
 }
 
-// checkName says what is wrong with a name that a client gave; empty: nothing.
+// checkName returns what is wrong with a name that a client gave; empty: nothing.
 func checkName(name []byte, limit int) string {
 	if len(name) == 0 {
 		return "must not be empty"

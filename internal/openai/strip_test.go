@@ -90,17 +90,17 @@ func checkStrip(t *testing.T, e Endpoint, body []byte) {
 		t.Fatalf("%q became %q (%v):\n%s", body, got, changed, diff)
 	}
 	again, fault := Scan(e, jsonType, got)
-	if fault != nil || again.Model != r.Model || again.ncuts != 0 {
+	if fault != nil || again.Model != r.Model || again.cutCount != 0 {
 		t.Fatalf("%q became %q: %+v, %v", body, got, again, fault)
 	}
-	for _, c := range r.cuts[:r.ncuts] {
-		gone := string(bytes.TrimSpace(body[c.start:c.end]))
+	for _, c := range r.cuts[:r.cutCount] {
+		gone := string(bytes.TrimSpace(body[c.From:c.To]))
 		gone = strings.TrimSuffix(strings.TrimPrefix(gone, ","), ",")
 		if list, ok := members([]byte("{" + gone + "}")); !ok || len(list) != 1 {
-			t.Fatalf("%q lost %q", body, body[c.start:c.end])
+			t.Fatalf("%q lost %q", body, body[c.From:c.To])
 		}
-		head, tail := string(got[:min(c.start, len(got))]), string(body[:c.start])
-		if r.ncuts == 1 && head != tail {
+		head, tail := string(got[:min(c.From, len(got))]), string(body[:c.From])
+		if r.cutCount == 1 && head != tail {
 			t.Fatalf("%q became %q", body, got)
 		}
 	}

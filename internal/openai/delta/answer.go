@@ -39,11 +39,11 @@ type Answer struct {
 func (a *Answer) Read(body []byte) bool {
 	a.Parts, a.Endings, a.Model = nil, nil, ""
 	a.r.reset(body)
-	if a.r.js.Kind() != '{' {
+	if a.r.json.Kind() != '{' {
 		return false
 	}
 	a.members()
-	if !a.r.js.Valid() {
+	if !a.r.json.Valid() {
 		a.Parts, a.Endings = nil, nil
 		return false
 	}
@@ -51,10 +51,10 @@ func (a *Answer) Read(body []byte) bool {
 }
 
 func (a *Answer) members() {
-	js := &a.r.js
+	js := &a.r.json
 	whole := Ending{}
 	for more := js.Open('{'); more; more = js.More('{') {
-		switch string(a.r.name()) {
+		switch string(a.r.json.Name()) {
 		case "choices":
 			a.choices()
 		case "model":
@@ -63,9 +63,9 @@ func (a *Answer) members() {
 			whole.Response = true
 			whole.Also = append(whole.Also, a.output()...)
 		case "status":
-			whole.Finish = a.r.value()
+			whole.Finish = a.r.json.Value()
 		case "incomplete_details":
-			whole.Details = a.r.value()
+			whole.Details = a.r.json.Value()
 		default:
 			js.Skip()
 		}
@@ -86,7 +86,7 @@ func (a *Answer) members() {
 const ofResponse = -1
 
 func (a *Answer) choices() {
-	js := &a.r.js
+	js := &a.r.json
 	if js.Kind() != '[' {
 		js.Skip()
 		return
@@ -103,10 +103,10 @@ func (a *Answer) choices() {
 }
 
 func (a *Answer) choice(index int) {
-	js, r := &a.r.js, &a.r
+	js, r := &a.r.json, &a.r
 	e := Ending{}
 	for more := js.Open('{'); more; more = js.More('{') {
-		switch string(r.name()) {
+		switch string(r.json.Name()) {
 		case "index":
 			index = r.index()
 		case "message":
@@ -114,9 +114,9 @@ func (a *Answer) choice(index int) {
 		case "text":
 			r.add(Text, r.text())
 		case "finish_reason":
-			e.Finish = r.value()
+			e.Finish = r.json.Value()
 		case "logprobs", "token_ids":
-			r.also = append(r.also, r.value())
+			r.also = append(r.also, r.json.Value())
 		default:
 			js.Skip()
 		}
@@ -141,7 +141,7 @@ func (a *Answer) take(choice, ending int) (also []Span) {
 }
 
 func (a *Answer) output() (also []Span) {
-	js := &a.r.js
+	js := &a.r.json
 	if js.Kind() != '[' {
 		js.Skip()
 		return nil
@@ -160,13 +160,13 @@ func (a *Answer) output() (also []Span) {
 
 // item reads an output item: a message, reasoning, a tool call.
 func (a *Answer) item(place int) {
-	js, r := &a.r.js, &a.r
+	js, r := &a.r.json, &a.r
 	first := len(r.deltas)
 	var typ []byte
 	d := Delta{Kind: ToolCall, Tool: place}
 	var at Span
 	for more := js.Open('{'); more; more = js.More('{') {
-		switch string(r.name()) {
+		switch string(r.json.Name()) {
 		case "type":
 			typ = r.text()
 		case "content", "summary":
@@ -179,7 +179,7 @@ func (a *Answer) item(place int) {
 		case "name":
 			d.Name = r.text()
 		case "encrypted_content":
-			r.also = append(r.also, r.value())
+			r.also = append(r.also, r.json.Value())
 		default:
 			js.Skip()
 		}
@@ -196,7 +196,7 @@ func (a *Answer) item(place int) {
 
 // content reads the parts of an item.
 func (a *Answer) content() {
-	js, r := &a.r.js, &a.r
+	js, r := &a.r.json, &a.r
 	if js.Kind() != '[' {
 		r.content(Text)
 		return
@@ -211,15 +211,15 @@ func (a *Answer) content() {
 }
 
 func (a *Answer) part() {
-	js, r := &a.r.js, &a.r
+	js, r := &a.r.json, &a.r
 	for more := js.Open('{'); more; more = js.More('{') {
-		switch string(r.name()) {
+		switch string(r.json.Name()) {
 		case "text":
 			r.add(Text, r.text())
 		case "refusal":
 			r.add(Refusal, r.text())
 		case "logprobs":
-			r.also = append(r.also, r.value())
+			r.also = append(r.also, r.json.Value())
 		default:
 			js.Skip()
 		}

@@ -61,11 +61,11 @@ type event struct {
 // Read reads the data of an event. What it gives holds until the next call. It is not ok when the data is no JSON object.
 func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 	r.reset(data)
-	if r.js.Kind() != '{' {
+	if r.json.Kind() != '{' {
 		return nil, false
 	}
 	r.members()
-	if !r.js.Valid() {
+	if !r.json.Valid() {
 		r.deltas, r.finished = r.deltas[:0], r.finished[:0]
 		return nil, false
 	}
@@ -85,7 +85,7 @@ func (r *Reader) reset(data []byte) {
 // add adds the text that was read last.
 func (r *Reader) add(kind Kind, text []byte) {
 	if len(text) > 0 {
-		r.push(Delta{Kind: kind, Text: text, Low: r.low, High: r.high}, r.span)
+		r.push(Delta{Kind: kind, Text: text, Low: r.halves.Low, High: r.halves.High}, r.span)
 	}
 }
 
@@ -94,36 +94,36 @@ func (r *Reader) push(d Delta, at Span) {
 }
 
 func (r *Reader) members() {
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "choices":
 			r.choices()
 		case "type":
 			r.event.typ = r.text()
 		case "delta":
 			text := r.text()
-			r.event.delta = Delta{Text: text, Low: r.low, High: r.high}
+			r.event.delta = Delta{Text: text, Low: r.halves.Low, High: r.halves.High}
 		case "output_index":
 			r.event.output = r.index()
 		case "item":
 			r.item()
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 }
 
 func (r *Reader) choices() {
-	if r.js.Kind() != '[' {
-		r.js.Skip()
+	if r.json.Kind() != '[' {
+		r.json.Skip()
 		return
 	}
 	place := 0
-	for more := r.js.Open('['); more; more = r.js.More('[') {
-		if r.js.Kind() == '{' {
+	for more := r.json.Open('['); more; more = r.json.More('[') {
+		if r.json.Kind() == '{' {
 			r.choice(place)
 		} else {
-			r.js.Skip()
+			r.json.Skip()
 		}
 		place++
 	}
@@ -132,8 +132,8 @@ func (r *Reader) choices() {
 // choice reads a choice. Its index may come after its delta.
 func (r *Reader) choice(index int) {
 	first, finished := len(r.deltas), false
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "index":
 			index = r.index()
 		case "delta":
@@ -143,7 +143,7 @@ func (r *Reader) choice(index int) {
 		case "finish_reason":
 			finished = len(r.text()) > 0
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 	for i := first; i < len(r.deltas); i++ {
@@ -155,12 +155,12 @@ func (r *Reader) choice(index int) {
 }
 
 func (r *Reader) delta() {
-	if r.js.Kind() != '{' {
-		r.js.Skip()
+	if r.json.Kind() != '{' {
+		r.json.Skip()
 		return
 	}
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "content":
 			r.content(Text)
 		case "reasoning_content", "reasoning":
@@ -172,34 +172,34 @@ func (r *Reader) delta() {
 		case "function_call":
 			r.call(Delta{Kind: ToolCall}, true)
 		case "audio", "reasoning_details":
-			r.also = append(r.also, r.value())
+			r.also = append(r.also, r.json.Value())
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 }
 
 // content reads a string, or a list of parts as some engines write it.
 func (r *Reader) content(kind Kind) {
-	switch r.js.Kind() {
+	switch r.json.Kind() {
 	case '"':
 		r.add(kind, r.text())
 	case '[':
-		for more := r.js.Open('['); more; more = r.js.More('[') {
+		for more := r.json.Open('['); more; more = r.json.More('[') {
 			r.part(kind)
 		}
 	default:
-		r.js.Skip()
+		r.json.Skip()
 	}
 }
 
 func (r *Reader) part(kind Kind) {
-	if r.js.Kind() != '{' {
-		r.js.Skip()
+	if r.json.Kind() != '{' {
+		r.json.Skip()
 		return
 	}
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "text":
 			r.add(kind, r.text())
 		case "thinking":
@@ -207,18 +207,18 @@ func (r *Reader) part(kind Kind) {
 		case "refusal":
 			r.add(Refusal, r.text())
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 }
 
 func (r *Reader) calls() {
-	if r.js.Kind() != '[' {
-		r.js.Skip()
+	if r.json.Kind() != '[' {
+		r.json.Skip()
 		return
 	}
 	place := 0
-	for more := r.js.Open('['); more; more = r.js.More('[') {
+	for more := r.json.Open('['); more; more = r.json.More('[') {
 		r.call(Delta{Kind: ToolCall, Tool: place}, false)
 		place++
 	}
@@ -226,8 +226,8 @@ func (r *Reader) calls() {
 
 // call reads a fragment of a tool call. bare says that it is a function's name and arguments and nothing around them.
 func (r *Reader) call(d Delta, bare bool) {
-	if r.js.Kind() != '{' {
-		r.js.Skip()
+	if r.json.Kind() != '{' {
+		r.json.Skip()
 		return
 	}
 	var at Span
@@ -242,8 +242,8 @@ func (r *Reader) call(d Delta, bare bool) {
 }
 
 func (r *Reader) toolCall(d *Delta) (arguments Span) {
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "index":
 			d.Tool = r.index()
 		case "id":
@@ -251,26 +251,26 @@ func (r *Reader) toolCall(d *Delta) (arguments Span) {
 		case "function", "custom":
 			arguments = r.function(d)
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 	return arguments
 }
 
 func (r *Reader) function(d *Delta) (arguments Span) {
-	if r.js.Kind() != '{' {
-		r.js.Skip()
+	if r.json.Kind() != '{' {
+		r.json.Skip()
 		return arguments
 	}
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "name":
 			d.Name = r.text()
 		case "arguments", "input":
 			d.Text = r.text()
-			d.Low, d.High, arguments = r.low, r.high, r.span
+			d.Low, d.High, arguments = r.halves.Low, r.halves.High, r.span
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 	return arguments
@@ -278,13 +278,13 @@ func (r *Reader) function(d *Delta) (arguments Span) {
 
 // item reads an output item: only a tool call's says something that no delta does.
 func (r *Reader) item() {
-	if r.js.Kind() != '{' {
-		r.js.Skip()
+	if r.json.Kind() != '{' {
+		r.json.Skip()
 		return
 	}
 	r.event.item, r.event.itemType = Delta{Kind: ToolCall}, nil
-	for more := r.js.Open('{'); more; more = r.js.More('{') {
-		switch string(r.name()) {
+	for more := r.json.Open('{'); more; more = r.json.More('{') {
+		switch string(r.json.Name()) {
 		case "type":
 			r.event.itemType = r.text()
 		case "call_id":
@@ -292,7 +292,7 @@ func (r *Reader) item() {
 		case "name":
 			r.event.item.Name = r.text()
 		default:
-			r.js.Skip()
+			r.json.Skip()
 		}
 	}
 }

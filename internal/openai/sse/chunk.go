@@ -75,7 +75,7 @@ func (c *Chunk) members() {
 		case "usage":
 			c.usage()
 		case "type":
-			c.typ = c.text()
+			c.typ = r.Text()
 		case "delta":
 			c.delta = c.filled()
 		case "response":
@@ -86,33 +86,24 @@ func (c *Chunk) members() {
 				r.Skip()
 			}
 		case "object":
-			c.Error = string(c.text()) == "error" || c.Error
+			c.Error = string(r.Text()) == "error" || c.Error
 		default:
 			r.Skip()
 		}
 	}
 }
 
-// text reads a string; of anything else it is empty.
-func (c *Chunk) text() []byte {
-	if c.r.Kind() == '"' {
-		return c.r.Text()
-	}
-	c.r.Skip()
-	return nil
-}
-
 // filled reads a value and says whether it has content: a string, a list or an object that is not empty.
 func (c *Chunk) filled() bool {
 	r := &c.r
-	switch k := r.Kind(); k {
+	switch r.Kind() {
 	case '"':
-		return len(r.Text()) > 0
+		raw, _ := r.RawText()
+		return len(raw) > 0
 	case '[', '{':
-		start := r.Pos()
-		r.Skip()
+		at := r.Value()
 		// Between brackets of an empty one there can be white space, but engines write none.
-		return r.Pos()-start > len("[]")
+		return at.To-at.From > len("[]")
 	}
 	r.Skip()
 	return false
@@ -150,7 +141,7 @@ func (c *Chunk) choice(to *Choice) {
 			}
 			to.Index = n
 		case "finish_reason":
-			to.Finish = c.text()
+			to.Finish = r.Text()
 		case "text":
 			to.Token = c.filled() || to.Token
 		case "delta":

@@ -108,7 +108,7 @@ func (m *members) object(text []byte, without ...string) bool {
 		return false
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
-		name := r.Name()
+		name := r.RawName()
 		r.Kind()
 		start := r.Pos()
 		r.Skip()

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"slices"
-	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
@@ -101,8 +100,9 @@ const lead = len("data:")
 // read says whether the event, a plain one, has the shape of a chunk that may be merged.
 func (s *shape) read(raw []byte) bool {
 	*s = shape{raw: raw, choices: s.choices[:0], calls: s.calls[:0]}
+	s.r.RequireUTF8 = true
 	s.r.Reset(raw[lead:])
-	return s.r.Kind() == '{' && s.members() && s.r.Valid() && len(s.choices) > 0 && s.known() && utf8.Valid(raw)
+	return s.r.Kind() == '{' && s.members() && s.r.Valid() && len(s.choices) > 0 && s.known()
 }
 
 // known says whether the chunk says that it is one.
@@ -126,11 +126,9 @@ func (s *shape) value(to *span) bool {
 	if to.there() {
 		return false
 	}
-	s.r.Kind()
-	to.from = s.pos()
-	s.r.Skip()
-	to.to = s.pos()
-	return to.to > to.from
+	at := s.r.Value()
+	*to = span{lead + at.From, lead + at.To}
+	return at.To > at.From
 }
 
 // text reads a string or a null that may be there once.

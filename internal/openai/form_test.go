@@ -215,7 +215,7 @@ func checkForm(t *testing.T, contentType string, body []byte, r Request) {
 		t.Fatalf("%q became %q, %v: %v\n%s", body, stripped, changed, err, diff)
 	}
 	again, fault := Scan(r.Endpoint, contentType, stripped)
-	if fault != nil || again.ncuts != 0 || again.Model != r.Model {
+	if fault != nil || again.cutCount != 0 || again.Model != r.Model {
 		t.Fatalf("%q became %q: %v", body, stripped, fault)
 	}
 }

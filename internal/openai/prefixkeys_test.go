@@ -6,7 +6,7 @@ import (
 )
 
 // The keys are those of CacheKey over so many user messages, the longest first.
-func TestTurnKeys(t *testing.T) {
+func TestPrefixKeys(t *testing.T) {
 	chat := `{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":"x"},` +
 		`{"role":"user","content":[{"type":"text","text":"b\n"}]},{"role":"developer","content":"d"},{"role":"user","content":"c"}]}`
 	for _, c := range []struct {
@@ -31,7 +31,7 @@ func TestTurnKeys(t *testing.T) {
 		for _, n := range c.want {
 			want = append(want, r.CacheKey(body, n))
 		}
-		if got := r.TurnKeys(body, c.most); !slices.Equal(got, want) {
+		if got := r.PrefixKeys(body, c.most); !slices.Equal(got, want) {
 			t.Errorf("%s, at most %d: %v, want %v", c.body, c.most, got, want)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"mime"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Bounds of a form.
@@ -121,7 +123,7 @@ func (f *formScanner) part(start, i int) (next int) {
 	id := partField(name)
 	f.field(id, content[:length-2], isFile)
 	if id == fieldModel {
-		f.req.name = cut{i, next - 2}
+		f.req.modelAt = jsonscan.Span{From: i, To: next - 2}
 	}
 	if id.own() {
 		f.req.remove(start, next)
@@ -158,7 +160,7 @@ func (f *formScanner) field(id field, value []byte, isFile bool) {
 	case fieldMaxDuration:
 		r.MaxDuration = millis(f.integer(id, value, maxMillis))
 	case fieldPrompt:
-		r.prompt = len(value)
+		r.promptBytes = len(value)
 	}
 }
 

@@ -1,4 +1,4 @@
-package openai
+package jsonscan
 
 import (
 	"bytes"
@@ -9,43 +9,50 @@ import (
 	"unicode/utf8"
 )
 
+// endsPlain reports whether a byte ends a run of plain text.
+func endsPlain(c byte, ascii bool) bool {
+	return c < 0x20 || c == '"' || c == '\\' || ascii && c >= 0x80
+}
+
 // Every special byte at every place of a run is found, and nothing else is.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	for length := range 80 {
 		b := bytes.Repeat([]byte{'a'}, length)
-		if got := plain(b, 0); got != length {
-			t.Fatalf("%d plain bytes: stopped at %d", length, got)
-		}
+		checkPlain(t, b)
 		for at := range length {
 			for c := range 256 {
 				b[at] = byte(c)
-				want := length
-				if c < 0x20 || c == '"' || c == '\\' || c >= 0x80 {
-					want = at
-				}
-				if got := plain(b, 0); got != want {
-					t.Fatalf("%#x at %d of %d: stopped at %d", c, at, length, got)
-				}
+				checkPlain(t, b)
 			}
 			b[at] = 'a'
 		}
 	}
 }
 
-// A byte that a borrow may mark falsely stands behind each special one.
+// A borrow may mark the byte behind a special one falsely. A byte beyond ASCII must not borrow from
+// the next byte.
 func TestPlainBorrow(t *testing.T) {
 	t.Parallel()
 	for first := range 256 {
 		for second := range 256 {
-			b := []byte{byte(first), byte(second), 'a', 'a', 'a', 'a', 'a', 'a', 'a'}
-			want := 0
-			for want < len(b) && b[want] >= 0x20 && b[want] < 0x80 && b[want] != '"' && b[want] != '\\' {
-				want++
-			}
-			if got := plain(b, 0); got != want {
-				t.Fatalf("% x: stopped at %d; want %d", b, got, want)
-			}
+			checkPlain(t, []byte{byte(first), byte(second), 'a', 'a', 'a', 'a', 'a', 'a', 'a'})
+			checkPlain(t, []byte{0xc3, 0xff, byte(first), byte(second), 0x80, 0xa9, 'a', '"', 'a'})
+		}
+	}
+}
+
+// checkPlain compares the search in words with a search byte by byte.
+func checkPlain(t *testing.T, b []byte) {
+	t.Helper()
+	for _, ascii := range []bool{true, false} {
+		want := 0
+		for want < len(b) && !endsPlain(b[want], ascii) {
+			want++
+		}
+		r := Reader{RequireUTF8: ascii, data: b}
+		if got := r.plain(0); got != want {
+			t.Fatalf("% x: plain text, ASCII only %v, ends at %d; want %d", b, ascii, got, want)
 		}
 	}
 }
@@ -97,14 +104,16 @@ func TestUnescape(t *testing.T) {
 		if err := json.Unmarshal([]byte(`"`+string(raw)+`"`), &want); err != nil {
 			t.Fatalf("%q: %v", raw, err)
 		}
-		got, _ := unescape(raw)
-		if string(got) != want || unescapedLen(raw) != len(want) {
-			t.Fatalf("%q: %q (%d bytes); want %q", raw, got, unescapedLen(raw), want)
+		got, _ := Unescape(nil, raw)
+		if string(got) != want || UnescapedLen(raw) != len(want) {
+			t.Fatalf("%q: %q (%d bytes); want %q", raw, got, UnescapedLen(raw), want)
 		}
 	}
-	for raw, want := range map[string]bool{`\ud83d\ude00`: true, `\ufffd`: true, `\ud83d`: false, `\ude00x`: false, `a\n`: true} {
-		if _, whole := unescape([]byte(raw)); whole != want {
-			t.Errorf("%q: whole %v; want %v", raw, whole, want)
+	for raw, want := range map[string]Halves{`\ud83d\ude00`: {}, `\ufffd`: {}, `a\n`: {}, `\ud83d`: {Any: true, High: 0xd83d},
+		`\ude00x`: {Any: true, Low: 0xde00}, `\ude00\ud83d`: {Any: true, Low: 0xde00, High: 0xd83d}, `a\ude00`: {Any: true},
+		`\ud83da`: {Any: true}, `\\ud83d`: {}, `\ud83d\ud83d`: {Any: true, High: 0xd83d}} {
+		if _, halves := Unescape(nil, []byte(raw)); halves != want {
+			t.Errorf("%q has the halves %+v; want %+v", raw, halves, want)
 		}
 	}
 }

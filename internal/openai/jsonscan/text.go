@@ -1,0 +1,108 @@
+package jsonscan
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// Masks for eight bytes at once.
+const (
+	ones = 0x0101010101010101
+	high = 0x80 * ones
+)
+
+// special marks, by its high bit, each byte of w that ends a run of plain ASCII inside a JSON string:
+// quotes, backslashes, control characters and every byte beyond ASCII. The lowest mark is exact; a
+// borrow may set false marks above it.
+//
+// The first half finds control characters and the quote: w^2 moves the quote, 0x22, next to the
+// control characters. The second half finds the backslash. Each half misses only some of the bytes
+// beyond ASCII, and the other half finds those. A byte beyond ASCII borrows from no other byte.
+func special(w uint64) uint64 {
+	return ((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)
+}
+
+// plain returns the offset of the first byte at or after i that ends a run of plain text, and the
+// length of the text when there is none. If strings must be UTF-8, bytes beyond ASCII end a run.
+func (r *Reader) plain(i int) int {
+	if r.RequireUTF8 {
+		return plainASCII(r.data, i)
+	}
+	return plainBytes(r.data, i)
+}
+
+// plainASCII is plain for strings that must be UTF-8.
+func plainASCII(b []byte, i int) int {
+	for len(b)-i >= 8 {
+		if m := special(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
+			return i + bits.TrailingZeros64(m)>>3
+		}
+		i += 8
+		for len(b)-i >= 32 {
+			c := b[i : i+32 : i+32]
+			m := special(binary.LittleEndian.Uint64(c)) | special(binary.LittleEndian.Uint64(c[8:])) |
+				special(binary.LittleEndian.Uint64(c[16:])) | special(binary.LittleEndian.Uint64(c[24:]))
+			if m&high != 0 {
+				break
+			}
+			i += 32
+		}
+	}
+	for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' && b[i] < utf8.RuneSelf {
+		i++
+	}
+	return i
+}
+
+// plainBytes is plain for strings that need not be UTF-8.
+func plainBytes(b []byte, i int) int {
+	for ; len(b)-i >= 8; i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		if m := special(w) & high &^ w; m != 0 {
+			return i + bits.TrailingZeros64(m)>>3
+		}
+	}
+	for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
+		i++
+	}
+	return i
+}
+
+// beyondASCII skips the characters beyond ASCII that start at i.
+func (r *Reader) beyondASCII(i int) int {
+	if !r.RequireUTF8 {
+		return plainBytes(r.data, i)
+	}
+	end := beyondASCII(r.data, i)
+	if end < 0 {
+		return r.fail(NotUTF8, ^end)
+	}
+	return end
+}
+
+// beyondASCII skips the characters beyond ASCII that start at i. It returns the offset of the first
+// ASCII byte, or ^offset of a byte that is not UTF-8.
+func beyondASCII(b []byte, i int) int {
+	for i < len(b) && b[i] >= utf8.RuneSelf {
+		if len(b)-i >= 4 {
+			w := binary.LittleEndian.Uint32(b[i:])
+			// Three bytes 1110xxxx 10xxxxxx 10xxxxxx, neither overlong nor a surrogate.
+			if x := w & 0x200f; w&0xc0c0f0 == 0x8080e0 && x != 0 && x != 0x200d {
+				i += 3
+				continue
+			}
+			// Two bytes 110xxxxx 10xxxxxx, not overlong.
+			if w&0xc0e0 == 0x80c0 && w&0x1e != 0 {
+				i += 2
+				continue
+			}
+		}
+		r, size := utf8.DecodeRune(b[i:])
+		if r == utf8.RuneError && size == 1 {
+			return ^i
+		}
+		i += size
+	}
+	return i
+}

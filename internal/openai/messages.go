@@ -1,0 +1,189 @@
+package openai
+
+import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+
+// message is a message that a prefix key may include.
+type message struct {
+	text
+	role role
+}
+
+// text is where a message's text stands in the body. The zero text is none.
+type text struct {
+	start, end uint32
+	form       form
+}
+
+// role is the role of a message, as far as prefix keys distinguish it.
+type role uint8
+
+const (
+	roleOther  role = iota
+	roleSystem      // system or developer
+	roleUser
+)
+
+// form says how the text stands in the body.
+type form uint8
+
+const (
+	formNone    form = iota // no content, or null
+	formRaw                 // JSON that is not text: used as it stands
+	formPlain               // the inside of a string without escapes: the text itself
+	formEscaped             // the inside of a string with escapes
+	formParts               // a list of content parts
+)
+
+// messages reads the messages of a chat, or the input of a response when the input is a list. A value
+// that is no list is left to the engine to refuse.
+func (s *scanner) messages() {
+	if s.json.Kind() != '[' {
+		s.json.Skip()
+		return
+	}
+	for more := s.json.Open('['); more; more = s.json.More('[') {
+		s.message()
+	}
+}
+
+// message reads a message: an object with a role and a content. Of a field that is there twice the
+// last one counts, as in all parsers that accept it at all.
+func (s *scanner) message() {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+		return
+	}
+	var m message
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		switch string(s.json.Name()) {
+		case "role":
+			m.role = s.role()
+		case "content":
+			m.text = s.content()
+		default:
+			s.json.Skip()
+		}
+	}
+	if m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat {
+		s.keep(m)
+	}
+}
+
+// input reads the input of a response: a string, which is one message of the user, or a list of
+// items.
+func (s *scanner) input() {
+	if s.json.Kind() != '"' {
+		s.messages()
+		return
+	}
+	s.keep(message{text: s.content(), role: roleUser})
+}
+
+// instructions reads the instructions of a response, which are its system prompt.
+func (s *scanner) instructions() {
+	if t := s.content(); t.form != formNone {
+		s.keep(message{text: t, role: roleSystem})
+	}
+}
+
+func (s *scanner) keep(m message) {
+	if s.req.messages == nil {
+		s.req.messages = make([]message, 0, 8)
+	}
+	s.req.messages = append(s.req.messages, m)
+}
+
+// role reads the role of a message.
+func (s *scanner) role() role {
+	switch string(wordText(&s.json)) {
+	case "system", "developer":
+		return roleSystem
+	case "user":
+		return roleUser
+	}
+	return roleOther
+}
+
+// wordText reads a string that may be one of a few short words. The word is empty for a longer string and
+// for any other value.
+func wordText(r *jsonscan.Reader) []byte {
+	raw, _ := r.RawText()
+	if len(raw) > 126 { // 21 characters, each written as an escape of six bytes
+		return nil
+	}
+	if r.Escaped() {
+		raw, _ = jsonscan.Unescape(nil, raw)
+	}
+	return raw
+}
+
+// content reads the content of a message.
+func (s *scanner) content() text {
+	switch s.json.Kind() {
+	case '"':
+		return stringText(&s.json)
+	case 'n':
+		s.json.Null()
+		return text{}
+	case '[':
+		start := s.json.Pos()
+		for more := s.json.Open('['); more; more = s.json.More('[') {
+			if part := partText(&s.json); part.form == formRaw {
+				s.mediaBytes += int(part.end - part.start)
+			}
+		}
+		return textAt(start, s.json.Pos(), formParts)
+	}
+	return rawText(&s.json)
+}
+
+// partText reads one part of a content list: the text of a part that is text, the JSON of any other.
+func partText(r *jsonscan.Reader) text {
+	if r.Kind() != '{' {
+		return rawText(r)
+	}
+	start := r.Pos()
+	var t text
+	isText := false
+	for more := r.Open('{'); more; more = r.More('{') {
+		switch string(r.Name()) {
+		case "type":
+			switch string(wordText(r)) {
+			case "text", "input_text", "output_text":
+				isText = true
+			default:
+				isText = false
+			}
+		case "text":
+			t = stringText(r)
+		default:
+			r.Skip()
+		}
+	}
+	if isText && t.form != formNone {
+		return t
+	}
+	return textAt(start, r.Pos(), formRaw)
+}
+
+// stringText reads any value and returns where the text of a string stands. Any other value has none.
+func stringText(r *jsonscan.Reader) text {
+	raw, ok := r.RawText()
+	if !ok {
+		return text{}
+	}
+	form := formPlain
+	if r.Escaped() {
+		form = formEscaped
+	}
+	end := r.Pos() - len(`"`)
+	return textAt(end-len(raw), end, form)
+}
+
+// rawText reads any value and returns where it stands.
+func rawText(r *jsonscan.Reader) text {
+	at := r.Value()
+	return textAt(at.From, at.To, formRaw)
+}
+
+func textAt(start, end int, f form) text { return text{uint32(start), uint32(end), f} }

@@ -1,0 +1,253 @@
+package openai
+
+import (
+	"bytes"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+)
+
+// scanner reads the JSON body of a request.
+//
+// fault is the first fault of a field. After it the reader is stopped, so that every loop over
+// members ends. The reader keeps the faults of the JSON itself.
+type scanner struct {
+	json       jsonscan.Reader
+	body       []byte
+	fault      *Error
+	req        Request
+	mediaBytes int // bytes of content parts that are not text
+}
+
+// scanJSON reads a JSON body.
+func scanJSON(e Endpoint, body []byte) (Request, *Error) {
+	s := scanner{body: body}
+	s.json.RequireUTF8 = true
+	s.json.Reset(body)
+	s.req.Endpoint, s.req.Size = e, len(body)
+	switch s.json.Kind() {
+	case '{':
+		s.fields()
+	case 0:
+		if s.json.Pos() == len(body) {
+			return Request{}, Errorf(CodeInvalidRequest, "The request body is empty.")
+		}
+		fallthrough
+	default:
+		return Request{}, Errorf(CodeInvalidRequest, "The request body must be a JSON object.")
+	}
+	if s.fault == nil && !s.json.Valid() {
+		s.fault = jsonFault(s.json.Fault())
+	}
+	if s.fault == nil && s.req.Model == "" {
+		s.fault = fieldModel.invalid("is missing")
+	}
+	if s.fault != nil {
+		return Request{}, s.fault
+	}
+	s.req.promptBytes = len(body) - s.mediaBytes
+	return s.req, nil
+}
+
+// jsonFault returns the error for a body that is not JSON, or not such JSON as is accepted.
+func jsonFault(reason jsonscan.Reason, offset int) *Error {
+	switch reason {
+	case jsonscan.TooDeep:
+		return Errorf(CodeInvalidRequest, "The request body is nested deeper than %d levels at byte %d.",
+			jsonscan.MaxDepth, offset)
+	case jsonscan.NotUTF8:
+		return Errorf(CodeInvalidRequest, "The request body is not valid UTF-8 at byte %d.", offset)
+	}
+	return Errorf(CodeInvalidRequest, "The request body is not valid JSON: %v at byte %d.", reason, offset)
+}
+
+// fail records the fault of a field and stops the reader. A fault that was recorded before stays.
+func (s *scanner) fail(fault *Error) {
+	if reason, _ := s.json.Fault(); s.fault == nil && reason == jsonscan.NoFault {
+		s.fault = fault
+	}
+	s.json.Stop()
+}
+
+// invalid records that the next value is not what the field must be. A body that ends here is a fault
+// of the JSON instead.
+func (s *scanner) invalid(f field, what string) {
+	if s.json.Kind() == 0 {
+		s.json.Skip()
+	}
+	s.fail(f.invalid(what))
+}
+
+// fields reads the members of the body's object. It records what Strip has to remove for each option
+// of Sluice's own: the member and, if another member stays before it, what separates the two; if not,
+// what separates the member from the next one. One member always stays, the model.
+func (s *scanner) fields() {
+	var buffer [32][]byte
+	names := buffer[:0]
+	stays, end := false, 0 // of the members so far: whether one stays, where the last one ends
+	for more := s.json.Open('{'); more; {
+		start := s.json.Pos()
+		name := s.json.Name()
+		if !s.isNew(names, name, start) {
+			return
+		}
+		names = append(names, name)
+		f := jsonField(s.req.Endpoint, name)
+		s.field(f)
+		before := end
+		end = s.json.Pos()
+		more = s.json.More('{')
+		switch {
+		case !f.own():
+			stays = true
+		case stays:
+			s.req.remove(before, end)
+		default:
+			s.req.remove(start, s.json.Pos())
+		}
+	}
+}
+
+// isNew refuses a name that was there before: the gateway might read one of the two fields and the
+// engine the other. It also refuses too many names, because each is compared with all others.
+func (s *scanner) isNew(names [][]byte, name []byte, start int) bool {
+	if known, found := disguised(name); found {
+		s.fail(&Error{Code: CodeInvalidRequest, Param: known, Message: "A field of the request body is spelled like " +
+			known + " but for its case; engines may take it for that."})
+		return false
+	}
+	for _, other := range names {
+		if bytes.Equal(other, name) {
+			fault := Errorf(CodeInvalidRequest, "The request body has the same field twice, the second time at byte %d.", start)
+			fault.Param = jsonField(s.req.Endpoint, name).String()
+			s.fail(fault)
+			return false
+		}
+	}
+	if len(names) == maxFields {
+		s.fail(Errorf(CodeInvalidRequest, "The request body has more than %d fields.", maxFields))
+		return false
+	}
+	return true
+}
+
+// field reads the value of a field of the body's object.
+func (s *scanner) field(f field) {
+	r := &s.req
+	switch f {
+	case fieldModel:
+		r.Model, r.modelAt = s.name(f, maxModel)
+	case fieldStream:
+		r.Stream = s.boolean(f)
+	case fieldStreamOptions:
+		s.streamOptions()
+	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens:
+		r.MaxTokens = max(r.MaxTokens, int(s.integer(f, maxCount)))
+	case fieldChoices:
+		r.Choices = int(s.integer(f, maxCount))
+	case fieldMessages:
+		s.messages()
+	case fieldInput:
+		s.input()
+	case fieldInstructions:
+		s.instructions()
+	case fieldRequestID:
+		if !s.json.Null() {
+			r.RequestID, _ = s.name(f, maxRequestID)
+		}
+	case fieldTimeout:
+		r.Timeout = millis(s.integer(f, maxMillis))
+	case fieldMaxDuration:
+		r.MaxDuration = millis(s.integer(f, maxMillis))
+	default:
+		s.json.Skip()
+	}
+}
+
+// name reads a short string that names something. at is where it stands, with its quotes.
+func (s *scanner) name(f field, limit int) (name string, at jsonscan.Span) {
+	if s.json.Kind() != '"' {
+		s.invalid(f, "must be a string")
+		return "", at
+	}
+	at.From = s.json.Pos()
+	raw, ok := s.json.RawText()
+	if !ok {
+		return "", at
+	}
+	at.To = s.json.Pos()
+	if s.json.Escaped() && len(raw) <= 6*limit { // an escape takes at most six bytes for one
+		var halves jsonscan.Halves
+		if raw, halves = jsonscan.Unescape(nil, raw); halves.Any {
+			s.fail(f.invalid("must be valid Unicode"))
+			return "", at
+		}
+	}
+	if what := checkName(raw, limit); what != "" {
+		s.fail(f.invalid(what))
+		return "", at
+	}
+	return string(raw), at
+}
+
+// boolean reads true, false or null, which is false.
+func (s *scanner) boolean(f field) bool {
+	if s.json.Null() {
+		return false
+	}
+	value, ok := s.json.Bool()
+	if !ok {
+		s.invalid(f, "must be a boolean")
+	}
+	return value
+}
+
+// integer reads a number of digits alone, at most limit, or null, which is 0. Fractions and exponents
+// are refused also where the value would be whole: engines differ in whether they accept them.
+func (s *scanner) integer(f field, limit int64) int64 {
+	if s.json.Null() {
+		return 0
+	}
+	if c := s.json.Kind(); c < '0' || c > '9' {
+		s.invalid(f, "must be an integer of 0 or more")
+		return 0
+	}
+	at := s.json.Value()
+	digits := s.body[at.From:at.To]
+	if bytes.ContainsAny(digits, ".eE") {
+		s.fail(f.invalid("must be an integer of 0 or more"))
+		return 0
+	}
+	n, ok := decimal(digits, limit)
+	if !ok {
+		s.fail(f.invalid("is too large"))
+	}
+	return n
+}
+
+// decimal returns the value of digits, if it is at most limit.
+func decimal(digits []byte, limit int64) (n int64, ok bool) {
+	for _, c := range digits {
+		if n = n*10 + int64(c-'0'); n > limit {
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// streamOptions reads the options of a stream: an object or null.
+func (s *scanner) streamOptions() {
+	if s.json.Null() {
+		return
+	}
+	if s.json.Kind() != '{' {
+		s.invalid(fieldStreamOptions, "must be an object")
+		return
+	}
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		if string(s.json.Name()) == "include_usage" {
+			s.req.IncludeUsage = s.boolean(fieldIncludeUsage)
+		} else {
+			s.json.Skip()
+		}
+	}
+}
