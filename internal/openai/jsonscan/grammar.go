@@ -159,9 +159,11 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 			escaped = true
 		case c < 0x20:
 			return r.fail(ControlCharacter, i), false
+		case !r.RequireUTF8:
+			i = plainBytes(b, i)
 		default:
-			if i = r.beyondASCII(i); i < 0 {
-				return -1, false
+			if i = beyondASCII(b, i); i < 0 {
+				return r.fail(NotUTF8, ^i), false
 			}
 		}
 	}

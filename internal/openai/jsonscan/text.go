@@ -69,18 +69,6 @@ func plainBytes(b []byte, i int) int {
 	return i
 }
 
-// beyondASCII skips the characters beyond ASCII that start at i.
-func (r *Reader) beyondASCII(i int) int {
-	if !r.RequireUTF8 {
-		return plainBytes(r.data, i)
-	}
-	end := beyondASCII(r.data, i)
-	if end < 0 {
-		return r.fail(NotUTF8, ^end)
-	}
-	return end
-}
-
 // beyondASCII skips the characters beyond ASCII that start at i. It returns the offset of the first
 // ASCII byte, or ^offset of a byte that is not UTF-8.
 func beyondASCII(b []byte, i int) int {
