@@ -165,6 +165,7 @@ func (a *Agent) loadIdentity() error {
 	return err
 }
 
+// launcherConfig returns AgentConfig.Launcher with the fields that the agent determines.
 func (a *Agent) launcherConfig() local.Config {
 	c := a.config.Launcher
 	c.Dir, c.Fleet, c.Log, c.InFlight = a.config.Dir, a.fleet, a.log, a.counts.inFlight
@@ -194,18 +195,18 @@ func (a *Agent) Run(ctx context.Context) error {
 // adopt takes over the running replicas that the saved assignment still contains. The launcher
 // stops the others.
 func (a *Agent) adopt() {
-	w, err := a.store.assignment()
+	saved, err := a.store.assignment()
 	if err != nil {
 		a.log.Error("saved assignment unreadable, stopping the replicas", zap.Error(err))
 	}
 	found := a.launcher.Found()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.assignment, a.lastContact = w, time.Now()
+	a.assignment, a.lastContact = saved, time.Now()
 	for model := range found {
 		a.models[model] = true
 	}
-	a.launcher.Adopt(a.registerLocked(onlyRunning(w.Models, found)))
+	a.launcher.Adopt(a.registerLocked(onlyRunning(saved.Models, found)))
 }
 
 // registerLocked adds the models to the agent's own fleet and returns them with the path of this
@@ -227,18 +228,18 @@ func (a *Agent) registerLocked(models []local.Model) []local.Model {
 
 // assign stores the assignment and wakes applyAssignments. It does not wait until the assignment is
 // applied.
-func (a *Agent) assign(w assignment) {
+func (a *Agent) assign(next assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.assignLocked(w)
+	a.assignLocked(next)
 }
 
-func (a *Agent) assignLocked(w assignment) {
+func (a *Agent) assignLocked(next assignment) {
 	if a.stopping {
 		return
 	}
-	a.assignment = w
-	a.counts.setDeadline(w.Stop)
+	a.assignment = next
+	a.counts.setDeadline(next.Stop)
 	signal(a.assigned)
 }
 
@@ -252,14 +253,14 @@ func (a *Agent) applyAssignments(ctx context.Context) {
 		case <-a.assigned:
 		}
 		a.mu.Lock()
-		w := a.assignment
+		next := a.assignment
 		a.mu.Unlock()
-		if err := a.store.saveAssignment(w); err != nil {
+		if err := a.store.saveAssignment(next); err != nil {
 			a.log.Error("assignment not saved: after a restart the node applies the one before", zap.Error(err))
 		}
 		a.mu.Lock()
 		if !a.stopping {
-			a.launcher.Set(a.registerLocked(w.Models))
+			a.launcher.Set(a.registerLocked(next.Models))
 		}
 		a.mu.Unlock()
 	}

@@ -72,21 +72,21 @@ func (i *identity) matches(name string, t *token) bool {
 
 // assignment reads the saved assignment. It returns an empty assignment if none was saved.
 func (s agentStore) assignment() (assignment, error) {
-	var w assignment
+	var saved assignment
 	data, err := os.ReadFile(s.assignmentPath())
 	if errors.Is(err, fs.ErrNotExist) {
-		return w, nil
+		return saved, nil
 	} else if err != nil {
-		return w, err
+		return saved, err
 	}
-	if err := json.Unmarshal(data, &w); err != nil {
+	if err := json.Unmarshal(data, &saved); err != nil {
 		return assignment{}, fmt.Errorf("%s is damaged: %w", s.assignmentPath(), err)
 	}
-	return w, nil
+	return saved, nil
 }
 
-func (s agentStore) saveAssignment(w assignment) error {
-	data, err := json.Marshal(w)
+func (s agentStore) saveAssignment(saved assignment) error {
+	data, err := json.Marshal(saved)
 	if err != nil {
 		return err
 	}

@@ -103,14 +103,14 @@ type inFlight struct {
 
 // UnmarshalJSON implements json.Unmarshaler. It keeps integers exact, as the decoder of the
 // configuration file does. An engine must get the same flags on every node.
-func (w *assignment) UnmarshalJSON(data []byte) error {
+func (a *assignment) UnmarshalJSON(data []byte) error {
 	type plain assignment
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
-	if err := d.Decode((*plain)(w)); err != nil {
+	if err := d.Decode((*plain)(a)); err != nil {
 		return err
 	}
-	for _, m := range w.Models {
+	for _, m := range a.Models {
 		restoreNumbers(m.Launch.Variables)
 		restoreNumbers(m.Version.Schema)
 		for _, variables := range m.Version.TaskVariables {

@@ -112,8 +112,9 @@ func (n *Node) stop(drain time.Duration) {
 	n.assignLocked(assignment{Models: withoutReplicas(n.assignment.Models), Stop: drain})
 }
 
-func (n *Node) assignLocked(w assignment) {
-	n.assignment, n.isAssigned, n.assignedIDs = w, true, assignedIDs(w.Models)
+// assignLocked replaces the assignment and tells the session.
+func (n *Node) assignLocked(a assignment) {
+	n.assignment, n.isAssigned, n.assignedIDs = a, true, assignedIDs(a.Models)
 	n.revision++
 	n.publishLocked()
 	if n.session != nil {
@@ -128,8 +129,8 @@ func (n *Node) nextAssignment(revision uint64) (*assignment, uint64) {
 	if !n.isAssigned || n.revision == revision {
 		return nil, revision
 	}
-	w := n.assignment
-	return &w, n.revision
+	current := n.assignment
+	return &current, n.revision
 }
 
 // restartSilence makes the silence of the node count from now on. The server calls it when it
@@ -175,6 +176,7 @@ func (n *Node) checkKey(key *ecdsa.PublicKey) error {
 	return n.checkKeyLocked(key)
 }
 
+// checkKeyLocked is checkKey with n.mu held.
 func (n *Node) checkKeyLocked(key *ecdsa.PublicKey) error {
 	hash := keyHash(key)
 	if n.key == "" {
@@ -206,11 +208,11 @@ func (n *Node) openSession(s *session, key *ecdsa.PublicKey) error {
 // stopping, else after LostAfter.
 func (n *Node) closeSession(s *session) {
 	n.mu.Lock()
-	gone := n.session == s
-	if gone {
+	isCurrent := n.session == s
+	if isCurrent {
 		n.session, n.lastSeen = nil, time.Now()
 	}
-	lost := gone && n.nodeStopping && n.markLostLocked(time.Now())
+	lost := isCurrent && n.nodeStopping && n.markLostLocked(time.Now())
 	n.mu.Unlock()
 	n.notify(lost)
 }
@@ -225,6 +227,8 @@ func (n *Node) checkSilence(now time.Time) {
 	}
 }
 
+// markLostLocked marks the node as lost and ends its session. It returns false if the node was lost
+// already. n.mu must be held.
 func (n *Node) markLostLocked(now time.Time) bool {
 	if n.lost {
 		return false
@@ -286,7 +290,6 @@ func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
 	present := map[string]bool{}
 	// If the node was lost, or has not reported in this run, other nodes may run its replicas by
 	// now. A new machine may run replicas of another gateway.
-
 	doubtful := n.isNewMachine || n.isAssigned && (n.lost || !n.hasReportedOnce)
 	for _, r := range n.reported {
 		present[r.ID] = true
@@ -337,14 +340,14 @@ func (n *Node) publishLocked() {
 func (n *Node) visibleReplicasLocked() []engines.Replica {
 	var shown []engines.Replica
 	for _, r := range n.reported {
-		since, unnamed := n.unassignedSince[r.ID]
+		since, unassigned := n.unassignedSince[r.ID]
 		switch {
-		case n.hidden[r.ID], n.lost && unnamed:
+		case n.hidden[r.ID], n.lost && unassigned:
 			continue
 		case n.lost:
 			r = asFailed(r, fmt.Sprintf("node %s does not answer", n.name))
 			r.Since = n.lostAt.UTC()
-		case unnamed && r.State != engines.Draining:
+		case unassigned && r.State != engines.Draining:
 			r.State, r.Reason, r.Since = engines.Draining, "no longer wanted", since.UTC()
 		}
 		shown = append(shown, r)

@@ -89,7 +89,6 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	}
 	defer ses.node.closeSession(ses)
 	// A blocked stream ends only when this function returns. Serve waits for both goroutines.
-
 	s.streamLoops.Go(func() { end(ses.receive(&first)) })
 	s.streamLoops.Go(func() { end(ses.send(ctx)) })
 	// The records are saved after the goroutines have started, because a slow disk may block.

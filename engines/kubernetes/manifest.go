@@ -208,7 +208,6 @@ func (in install) baseDeployment(m Model) (*appsv1.Deployment, error) {
 		AutomountServiceAccountToken:  new(false),
 		// With service links, a Service that is named like an engine would set that engine's
 		// environment variables.
-
 		EnableServiceLinks: new(false),
 	}
 	m.addVolumes(&pod)

@@ -18,12 +18,13 @@ import (
 
 // modelReconciler reconciles one model once.
 type modelReconciler struct {
-	*cluster
+	cluster *cluster
 	// model is zero if the model is no longer wanted.
-	model   wanted
-	objects []*appsv1.Deployment
-	pods    map[string][]*corev1.Pod
-	now     time.Time
+	model wanted
+	// deployments are the model's Deployments. pods holds the pods of all Deployments by name.
+	deployments []*appsv1.Deployment
+	pods        map[string][]*corev1.Pod
+	now         time.Time
 }
 
 // reconcile plans and executes the actions for the model with this hash.
@@ -32,24 +33,24 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 	if r.model.manifest != nil {
 		want = target{current: r.model.manifest.Name, desired: r.model.Desired}
 	}
-	if since, waits := r.needsRoomSince[hash]; waits {
+	if since, waits := r.cluster.needsRoomSince[hash]; waits {
 		want.makeRoom = r.now.Sub(since) >= makeRoomAfter
 	}
 	var all []deployment
-	for _, d := range r.objects {
-		read := r.describe(d, r.pods, r.now)
+	for _, d := range r.deployments {
+		read := r.cluster.describe(d, r.pods, r.now)
 		all = append(all, read)
 		soon = soon || slices.ContainsFunc(read.pods, func(p pod) bool { return p.active() && p.draining != "" })
 	}
 	slices.SortFunc(all, func(a, b deployment) int { return a.created.Compare(b.created) })
 	actions, needsRoom := plan(want, all)
-	if _, waits := r.needsRoomSince[hash]; !needsRoom {
-		delete(r.needsRoomSince, hash)
+	if _, waits := r.cluster.needsRoomSince[hash]; !needsRoom {
+		delete(r.cluster.needsRoomSince, hash)
 	} else if !waits {
-		r.needsRoomSince[hash] = r.now
+		r.cluster.needsRoomSince[hash] = r.now
 	}
 	for _, a := range actions {
-		if !r.isLeader() || ctx.Err() != nil {
+		if !r.cluster.isLeader() || ctx.Err() != nil {
 			return soon, nil
 		}
 		if err := r.execute(ctx, a); err != nil {
@@ -59,6 +60,7 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 	return soon || needsRoom, r.updateMetadata(ctx)
 }
 
+// podSuffix returns ", pod NAME" if the action concerns a pod, else "".
 func podSuffix(a action) string {
 	if a.pod == "" {
 		return ""
@@ -88,29 +90,31 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 		err = r.annotate(ctx, a, map[string]any{annotationCost: "-1000"})
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) && a.kind != actionCreate {
-		signal(r.reconcileSignal)
+		signal(r.cluster.reconcileSignal)
 		return nil
 	}
 	if err == nil {
-		r.Log.Info("Kubernetes object written", zap.String("action", string(a.kind)), zap.String("deployment", a.deployment),
+		r.cluster.Log.Info("Kubernetes object written", zap.String("action", string(a.kind)), zap.String("deployment", a.deployment),
 			zap.String("pod", a.pod), zap.Int("replicas", a.replicas))
 	}
 	return err
 }
 
+// create creates the current Deployment with count replicas.
 func (r modelReconciler) create(ctx context.Context, count int) error {
 	d := r.model.manifest.DeepCopy()
-	d.Namespace, d.Spec.Replicas = r.location.namespace, new(int32(count))
+	d.Namespace, d.Spec.Replicas = r.cluster.location.namespace, new(int32(count))
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
-	made, err := r.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
+	made, err := r.cluster.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
 	if err == nil {
-		r.deployments.recordWrite(made, "", time.Now())
+		r.cluster.deployments.recordWrite(made, "", time.Now())
 	}
 	return err
 }
 
-func (r modelReconciler) object(name string) *appsv1.Deployment {
-	for _, d := range r.objects {
+// deployment returns the Deployment of this name, or nil.
+func (r modelReconciler) deployment(name string) *appsv1.Deployment {
+	for _, d := range r.deployments {
 		if d.Name == name {
 			return d
 		}
@@ -118,15 +122,17 @@ func (r modelReconciler) object(name string) *appsv1.Deployment {
 	return nil
 }
 
+// patchDeployment applies a merge patch to the version of the Deployment that the plan was based
+// on.
 func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch map[string]any) error {
-	d := r.object(name)
+	d := r.deployment(name)
 	data, err := versionedPatch(patch, d)
 	if err != nil {
 		return err
 	}
-	changed, err := r.client.AppsV1().Deployments(r.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+	changed, err := r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
 	if err == nil {
-		r.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+		r.cluster.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
 	}
 	return err
 }
@@ -142,14 +148,16 @@ func versionedPatch(patch map[string]any, of metav1.Object) ([]byte, error) {
 	return json.Marshal(patch)
 }
 
+// remove deletes the version of the Deployment that the plan was based on, and its pods.
 func (r modelReconciler) remove(ctx context.Context, name string) error {
-	d := r.object(name)
-	return r.client.AppsV1().Deployments(r.location.namespace).Delete(ctx, name, metav1.DeleteOptions{
+	d := r.deployment(name)
+	return r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Delete(ctx, name, metav1.DeleteOptions{
 		Preconditions:     &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion},
 		PropagationPolicy: new(metav1.DeletePropagationBackground),
 	})
 }
 
+// annotate sets annotations of the pod in a. A nil value removes an annotation.
 func (r modelReconciler) annotate(ctx context.Context, a action, annotations map[string]any) error {
 	for _, p := range r.pods[a.deployment] {
 		if p.Name != a.pod {
@@ -159,10 +167,10 @@ func (r modelReconciler) annotate(ctx context.Context, a action, annotations map
 		if err != nil {
 			return err
 		}
-		changed, err := r.client.CoreV1().Pods(r.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
+		changed, err := r.cluster.client.CoreV1().Pods(r.cluster.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
 		if err == nil {
 			r.cluster.pods.recordWrite(changed, p.ResourceVersion, time.Now())
-			signal(r.observeSignal)
+			signal(r.cluster.observeSignal)
 		}
 		return err
 	}
@@ -173,11 +181,11 @@ func (r modelReconciler) annotate(ctx context.Context, a action, annotations map
 // Deployment first. Another gateway that has not seen the change then fails to scale the Deployment
 // down.
 func (r modelReconciler) undrain(ctx context.Context, a action) error {
-	marked := slices.ContainsFunc(r.pods[a.deployment], func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" })
-	if marked {
-		now := time.Now().UTC().Format(time.RFC3339Nano)
-		err := r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationRecalled: now}}})
-		if err != nil {
+	isMarked := func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" }
+	if slices.ContainsFunc(r.pods[a.deployment], isMarked) {
+		annotations := map[string]any{annotationRecalled: time.Now().UTC().Format(time.RFC3339Nano)}
+		patch := map[string]any{"metadata": map[string]any{"annotations": annotations}}
+		if err := r.patchDeployment(ctx, a.deployment, patch); err != nil {
 			return err
 		}
 	}
@@ -190,7 +198,7 @@ func (r modelReconciler) updateMetadata(ctx context.Context) error {
 	if r.model.manifest == nil {
 		return nil
 	}
-	d, want := r.object(r.model.manifest.Name), r.model.manifest
+	d, want := r.deployment(r.model.manifest.Name), r.model.manifest
 	if d == nil || d.DeletionTimestamp != nil {
 		return nil
 	}

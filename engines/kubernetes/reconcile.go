@@ -59,38 +59,40 @@ func (c *cluster) reconcileLoop(ctx context.Context) {
 func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	now := time.Now()
 	var errs []error
+	leases := c.client.CoordinationV1().Leases(c.location.namespace)
 	for _, name := range c.peers.expired() {
-		errs = append(errs, ignoreNotFound(c.client.CoordinationV1().Leases(c.location.namespace).Delete(ctx, name, metav1.DeleteOptions{})))
+		err := leases.Delete(ctx, name, metav1.DeleteOptions{})
+		errs = append(errs, ignoreNotFound(err))
 	}
-	models, frozen, some := c.modelsByHash()
+	models, frozen, partial := c.modelsByHash()
 	pods := c.podsByDeployment(now)
-	objects := map[string][]*appsv1.Deployment{} // by model hash
+	deployments := map[string][]*appsv1.Deployment{} // by model hash
 	for _, d := range c.deployments.list(now) {
 		hash := d.Labels[labelModel]
-		objects[hash] = append(objects[hash], d)
-		if _, known := models[hash]; !known && !frozen[hash] && !some {
+		deployments[hash] = append(deployments[hash], d)
+		if _, known := models[hash]; !known && !frozen[hash] && !partial {
 			models[hash] = wanted{}
 		}
 	}
-	refused := map[string]string{}
+	writeErrors := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
-		r := modelReconciler{cluster: c, model: models[hash], objects: objects[hash], pods: pods, now: now}
+		r := modelReconciler{cluster: c, model: models[hash], deployments: deployments[hash], pods: pods, now: now}
 		again, err := r.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
 		if err != nil {
-			refused[models[hash].Name] = err.Error()
+			writeErrors[models[hash].Name] = err.Error()
 		}
 	}
-	c.setWriteErrors(refused)
+	c.setWriteErrors(writeErrors)
 	return soon, errors.Join(errs...)
 }
 
 // setWriteErrors replaces the errors of this gateway's last writes.
-func (c *cluster) setWriteErrors(refused map[string]string) {
+func (c *cluster) setWriteErrors(writeErrors map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.writeErrors = refused
+	c.writeErrors = writeErrors
 }
 
 // modelsByHash returns the wanted models by hash, the hashes of models that must stay untouched,

@@ -1,5 +1,6 @@
-// Command kubetest is a Kubernetes control plane for tests, in one binary: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl.
-// The first argument says which of them it is; the others are those of that program. See internal/kubetest, which runs it.
+// Command kubetest is a Kubernetes control plane for tests in one binary: etcd, kube-apiserver,
+// kube-controller-manager, kube-scheduler and kubectl. The package internal/kubetest runs it. The
+// first argument selects the program, and the other arguments are passed to the program.
 package main
 
 import (
@@ -19,7 +20,8 @@ import (
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 )
 
-// programs makes the command of each program. The programs read os.Args for themselves, so only the one that is asked for may be made.
+// programs holds the constructor of each program. The constructors read os.Args, so only the one of
+// the selected program may be called.
 var programs = map[string]func() *cobra.Command{
 	"etcd":                    etcdCommand,
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
@@ -42,7 +44,8 @@ func main() {
 	os.Exit(cli.Run(command))
 }
 
-// etcdCommand is a single etcd that keeps its data in DIR, does not care about a power cut, and listens at the URLs given.
+// etcdCommand returns the command of a single etcd. It keeps its data in DIR without syncing them
+// to disk, and listens at the URLs.
 func etcdCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:  "etcd DIR CLIENT-URL PEER-URL",
@@ -51,6 +54,7 @@ func etcdCommand() *cobra.Command {
 	}
 }
 
+// etcd runs etcd until it fails.
 func etcd(dir, clientURL, peerURL string) error {
 	client, err := url.Parse(clientURL)
 	if err != nil {
@@ -66,7 +70,7 @@ func etcd(dir, clientURL, peerURL string) error {
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	c.LogLevel = "warn"
-	c.UnsafeNoFsync = true // the data is thrown away
+	c.UnsafeNoFsync = true // the data are temporary
 	e, err := embed.StartEtcd(c)
 	if err != nil {
 		return err
@@ -75,7 +79,7 @@ func etcd(dir, clientURL, peerURL string) error {
 	select {
 	case err = <-e.Err():
 	case <-e.Server.StopNotify():
-		err = errors.New("etcd has stopped")
+		err = errors.New("etcd has stopped unexpectedly")
 	}
 	return err
 }
