@@ -40,7 +40,7 @@ func (t *table) settle(s *slot, m Model) {
 		s.replica.Reason = "waits until it is known what this host has"
 		return
 	}
-	devices, missing := placement.Place(t.node.Node, t.claims(), placement.Want{Model: m.Name, Resources: *m.Resources, Policy: m.Placement})
+	devices, missing := placement.PickDevices(t.node.Node, t.claims(), placement.Want{Model: m.Name, Resources: *m.Resources, Policy: m.Placement})
 	if s.replica.Reason = missing; missing != "" {
 		return
 	}

@@ -8,10 +8,11 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 )
 
-// BenchmarkPlan: 1,000 replicas of 200 models on 20 hosts of 8 GPUs. None has a host at first; all have theirs; there is room for 640
-// only, and half of the models may evict.
+// BenchmarkPlan plans 1,000 replicas of 200 models on 20 nodes of 8 GPUs. In "new" no replica has a
+// node, in "stable" all have one. In "short of room" 640 replicas fit, and half of the models may
+// evict.
 func BenchmarkPlan(b *testing.B) {
-	large := func(gpu float64, room bool) *world {
+	large := func(gpu float64, room bool) *observation {
 		var models []local.Model
 		for i := range 200 {
 			m := model(fmt.Sprintf("model-%d", i), 5, gpu)
@@ -20,47 +21,47 @@ func BenchmarkPlan(b *testing.B) {
 		}
 		var members []member
 		for i := range 20 {
-			members = append(members, with(fmt.Sprintf("host-%d", i), 8))
+			members = append(members, with(fmt.Sprintf("node-%d", i), 8))
 		}
-		w := worldOf(models, members...)
-		if p := w.plan(memory{}); room != (len(p.vacancies) == 0) {
-			b.Fatalf("%d have no host", len(p.vacancies))
+		o := observationOf(models, members...)
+		if p := o.plan(planState{}); room != (len(p.pending) == 0) {
+			b.Fatalf("%d replicas are pending", len(p.pending))
 		}
-		return w
+		return o
 	}
 	b.Run("new", func(b *testing.B) {
-		w := large(0.12, true)
+		o := large(0.12, true)
 		for b.Loop() {
-			w.plan(memory{})
+			o.plan(planState{})
 		}
 	})
 	b.Run("stable", func(b *testing.B) {
-		w := large(0.12, true)
-		p := w.plan(memory{})
-		w.shown = shownFor(p)
+		o := large(0.12, true)
+		p := o.plan(planState{})
+		o.shown = shownFor(p)
 		for b.Loop() {
-			w.plan(p.memory)
+			o.plan(p.planState)
 		}
 	})
 	b.Run("short of room", func(b *testing.B) {
-		w := large(0.25, false)
-		p := w.plan(memory{})
-		w.shown = shownFor(p)
+		o := large(0.25, false)
+		p := o.plan(planState{})
+		o.shown = shownFor(p)
 		var idle []string
 		for i := range 100 {
 			idle = append(idle, fmt.Sprintf("model-%d", i))
 		}
 		for b.Loop() {
-			w.plan(p.memory).evict(idle)
+			o.plan(p.planState).evict(idle)
 		}
 	})
 }
 
-// shownFor is the fleet in which all seats have ready replicas.
+// shownFor returns a ready replica for each assignment of the plan.
 func shownFor(p *plan) (shown []replica) {
-	for i, h := range p.hosts {
-		for _, c := range h.Claims {
-			shown = append(shown, replica{spot{c.ID, p.members[i].key}, c.Model, indexOf(c.Model, c.ID), engines.Ready, 0, c.Resources, c.Devices[0]})
+	for i, n := range p.nodes {
+		for _, c := range n.Claims {
+			shown = append(shown, replica{location{c.ID, p.members[i].key}, c.Model, replicaIndex(c.Model, c.ID), engines.Ready, 0, c.Resources, c.Devices[0]})
 		}
 	}
 	return shown

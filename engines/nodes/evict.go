@@ -7,96 +7,108 @@ import (
 	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
-// evictAgain is how long those who are to make room have until somebody else is asked; one that leaves may take as long as it needs.
-const evictAgain = 30 * time.Second
+// evictionTimeout is how long a replica that was chosen for eviction may go on before another one
+// is chosen in its place. Once it drains, it may take as long as it needs.
+const evictionTimeout = 30 * time.Second
 
-// wantsEviction tells that somebody without a host may have others make room.
-func (p *plan) wantsEviction() bool {
-	return slices.ContainsFunc(p.vacancies, func(v vacancy) bool { return v.model.EvictIdle })
+// needsEviction reports whether there is a pending replica for which others may be evicted.
+func (p *plan) needsEviction() bool {
+	return slices.ContainsFunc(p.pending, func(r pendingReplica) bool { return r.model.EvictIdle })
 }
 
-// evict marks the replicas of idle models that must go for those without a host, and lists their models, each as often as it is to lose
-// a replica. It reckons with the room of those that leave or are marked already, and gives it to those without a host in their order: nobody
-// is evicted for whom there will be room anyhow.
+// evict chooses replicas of idle models to evict for pending replicas. It returns their models,
+// once for each replica. The room of replicas that drain or were chosen before counts as free, and
+// pending replicas get it in their order. So no replica is evicted for one that will have room
+// anyway.
 func (p *plan) evict(idle []string) (models []string) {
-	sitting := make(map[spot]bool, len(p.seats))
-	for _, s := range p.seats {
-		sitting[s.spot] = true
+	assigned := make(map[location]bool, len(p.assignments))
+	for _, a := range p.assignments {
+		assigned[a.location] = true
 	}
-	soon := p.withClaims(func(s spot) bool { _, marked := p.marked[s]; return sitting[s] && !marked })
-	spare := p.evictable(idle)
-	hopeless := map[*edition]bool{} // those of which one more has no room even so
-	for _, v := range p.vacancies {
-		candidates := p.candidates(v.model)
-		if hopeless[v.model] || len(candidates) == 0 {
+	later := p.nodesWithClaims(func(l location) bool { _, evicting := p.evicting[l]; return assigned[l] && !evicting })
+	evictable := p.evictable(idle)
+	hopeless := map[*revision]bool{} // one more replica of the model finds no room even so
+	for _, r := range p.pending {
+		candidates := p.candidates(r.model)
+		if hopeless[r.model] || len(candidates) == 0 {
 			continue
 		}
-		if v.model.EvictIdle {
-			for _, s := range p.victims(p.only(soon, candidates), v.model, spare) {
-				models = append(models, s.model)
-				p.marked[s.spot] = p.now
-				at := p.at[s.host]
-				soon[at].Claims = slices.DeleteFunc(soon[at].Claims, func(c placement.Claim) bool { return c.ID == s.id })
-				spare = slices.DeleteFunc(spare, func(other seat) bool { return other.spot == s.spot })
+		if r.model.EvictIdle {
+			for _, a := range p.evictionsFor(r.model, selectNodes(later, candidates), evictable) {
+				models = append(models, a.model)
+				p.evicting[a.location] = p.now
+				at := p.memberAt[a.node]
+				later[at].Claims = slices.DeleteFunc(later[at].Claims, func(c placement.Claim) bool { return c.ID == a.id })
+				evictable = slices.DeleteFunc(evictable, func(other assignment) bool { return other.location == a.location })
 			}
 		}
-		want := wantOf(v.model)
-		host := placement.Find(p.only(soon, candidates), want)
-		if hopeless[v.model] = host < 0; host >= 0 {
-			at := candidates[host]
-			devices, _ := placement.Place(soon[at].Node, soon[at].Claims, want)
-			soon[at].Claims = append(soon[at].Claims, placement.Claim{ID: v.id, Model: v.model.Name, Resources: want.Resources, Devices: devices})
-		}
+		hopeless[r.model] = !claimLater(r, later, candidates)
 	}
 	return models
 }
 
-// victims are those that must go for one more replica of the model, which is not among them: it has one without a host.
-func (p *plan) victims(hosts []placement.Host, e *edition, spare []seat) (gone []seat) {
-	var ids []string
-	for _, s := range spare {
-		ids = append(ids, s.id)
+// claimLater gives a pending replica room on one of the candidates. It returns false if none has
+// room.
+func claimLater(r pendingReplica, nodes []placement.Node, candidates []int) bool {
+	want := wantOf(r.model)
+	i := placement.PickNode(selectNodes(nodes, candidates), want)
+	if i < 0 {
+		return false
 	}
-	ids = placement.Victims(hosts, wantOf(e), ids)
-	for _, s := range spare {
-		if slices.Contains(ids, s.id) {
-			gone = append(gone, s)
-		}
-	}
-	return gone
+	n := &nodes[candidates[i]]
+	devices, _ := placement.PickDevices(n.Node, n.Claims, want)
+	n.Claims = append(n.Claims, placement.Claim{ID: r.id, Model: r.model.Name, Resources: want.Resources, Devices: devices})
+	return true
 }
 
-// evictable lists the replicas that idle models may lose, as many of each as it is there often, the one to go first first: of each model
-// those that go next when it is to have fewer. One that has requests is not among them. A model that itself has replicas without a host
-// frees no room by having fewer.
-func (p *plan) evictable(idle []string) (spare []seat) {
-	seats := map[string][]seat{}
-	for _, s := range p.seats {
-		_, marked := p.marked[s.spot]
-		if slices.Contains(idle, s.model) && !marked && !p.seen[s.spot].leaves() && p.inFlight(s.id) == 0 {
-			seats[s.model] = append(seats[s.model], s)
+// evictionsFor returns the replicas that must be evicted for one more replica of the model. None of
+// them belongs to the model itself, because a model with a pending replica has no evictable ones.
+func (p *plan) evictionsFor(m *revision, nodes []placement.Node, evictable []assignment) (evicted []assignment) {
+	var ids []string
+	for _, a := range evictable {
+		ids = append(ids, a.id)
+	}
+	ids = placement.PickEvictions(nodes, wantOf(m), ids)
+	for _, a := range evictable {
+		if slices.Contains(ids, a.id) {
+			evicted = append(evicted, a)
 		}
 	}
-	for _, v := range p.vacancies {
-		delete(seats, v.model.Name)
+	return evicted
+}
+
+// evictable returns the replicas that idle models may lose, in the order of eviction. A model loses
+// as many as idle lists it, in the order in which it would lose them when scaled down. A replica
+// with requests is not evictable. Nor are those of a model with pending replicas: scaling it down
+// frees no room.
+func (p *plan) evictable(idle []string) (evictable []assignment) {
+	byModel := map[string][]assignment{}
+	for _, a := range p.assignments {
+		_, evicting := p.evicting[a.location]
+		if slices.Contains(idle, a.model) && !evicting && !p.seen[a.location].isStopping() && p.inFlight(a.id) == 0 {
+			byModel[a.model] = append(byModel[a.model], a)
+		}
 	}
-	for _, list := range seats {
-		p.inOrderOfLeaving(list)
+	for _, r := range p.pending {
+		delete(byModel, r.model.Name)
+	}
+	for _, list := range byModel {
+		p.sortForStopping(list)
 	}
 	for _, model := range idle {
-		if list := seats[model]; len(list) > 0 {
-			spare, seats[model] = append(spare, list[0]), list[1:]
+		if list := byModel[model]; len(list) > 0 {
+			evictable, byModel[model] = append(evictable, list[0]), list[1:]
 		}
 	}
-	return spare
+	return evictable
 }
 
-// withClaims copies the hosts with those claims only that stay.
-func (p *plan) withClaims(stays func(spot) bool) []placement.Host {
-	hosts := slices.Clone(p.hosts)
-	for i := range hosts {
+// nodesWithClaims returns a copy of the nodes with only those claims that stay.
+func (p *plan) nodesWithClaims(stays func(location) bool) []placement.Node {
+	nodes := slices.Clone(p.nodes)
+	for i := range nodes {
 		key := p.members[i].key
-		hosts[i].Claims = slices.DeleteFunc(slices.Clone(hosts[i].Claims), func(c placement.Claim) bool { return !stays(spot{c.ID, key}) })
+		nodes[i].Claims = slices.DeleteFunc(slices.Clone(nodes[i].Claims), func(c placement.Claim) bool { return !stays(location{c.ID, key}) })
 	}
-	return hosts
+	return nodes
 }

@@ -15,33 +15,33 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// here is how tests write this host.
+// here is the name of the gateway's own machine in tests.
 const here = "here"
 
-// with is a host with so many GPUs, named like it and a number.
+// with returns a node with this number of GPUs, whose UUIDs are the node's name and a number.
 func with(name string, gpus int, labels ...string) member {
 	m := member{key: name, Node: engines.Node{Name: name, Labels: labels, CPUs: 16, Memory: 64 << 30}, known: true}
 	for i := range gpus {
 		m.GPUs = append(m.GPUs, engines.GPU{UUID: fmt.Sprintf("%s/%d", name, i), Index: i})
 	}
 	if name == here {
-		m.key = thisHost
+		m.key = localNode
 	}
 	return m
 }
 
-// lost is a host that does not answer.
+// lost returns the node as one that does not answer.
 func lost(m member) member {
 	m.Lost = true
 	return m
 }
 
-// unknown is a host that has not said yet what it has.
+// unknown returns the node as one whose resources are not known yet.
 func unknown(m member) member {
 	return member{key: m.key}
 }
 
-// model is one whose replicas take so many GPUs each; 0: it names no resources.
+// model returns a model whose replicas need this share of GPUs each; with 0 it names no resources.
 func model(name string, desired int, gpu float64) local.Model {
 	m := local.Model{Model: engines.Model{Name: name, Desired: desired}}
 	if gpu > 0 {
@@ -50,52 +50,53 @@ func model(name string, desired int, gpu float64) local.Model {
 	return m
 }
 
-// changed is the model after f.
+// changed returns the model as f changes it.
 func changed(m local.Model, f func(*local.Model)) local.Model {
 	f(&m)
 	return m
 }
 
-// spotOf reads "chat-0@gpu-1".
-func spotOf(text string) spot {
-	id, host, _ := strings.Cut(text, "@")
-	if host == here {
-		host = thisHost
+// locationOf parses "chat-0@gpu-1".
+func locationOf(text string) location {
+	id, node, _ := strings.Cut(text, "@")
+	if node == here {
+		node = localNode
 	}
-	return spot{id, host}
+	return location{id, node}
 }
 
-func seatOf(text string) seat {
-	s := spotOf(text)
+func assignmentOf(text string) assignment {
+	s := locationOf(text)
 	name := s.id[:strings.LastIndex(s.id, "-")]
-	return seat{s, name, indexOf(name, s.id)}
+	return assignment{s, name, replicaIndex(name, s.id)}
 }
 
-func seatsOf(text string) (seats []seat) {
+func assignmentsOf(text string) (assignments []assignment) {
 	for field := range strings.FieldsSeq(text) {
-		seats = append(seats, seatOf(field))
+		assignments = append(assignments, assignmentOf(field))
 	}
-	return seats
+	return assignments
 }
 
-// shownOf reads "chat-0@gpu-1 ready 0,1": a state, and the numbers of its GPUs; each line is a replica.
-func shownOf(w *world, text string) (shown []replica) {
+// shownOf parses replicas that are separated by "; ". Each is written "chat-0@gpu-1 ready 0,1": a
+// location, a state, and the numbers of the GPUs.
+func shownOf(o *observation, text string) (shown []replica) {
 	for line := range strings.SplitSeq(text, "; ") {
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
 			continue
 		}
-		s := seatOf(fields[0])
-		r := replica{spot: s.spot, model: s.model, index: s.index, state: engines.State(fields[1])}
+		s := assignmentOf(fields[0])
+		r := replica{location: s.location, model: s.model, index: s.index, state: engines.State(fields[1])}
 		if len(fields) > 2 {
-			_, host, _ := strings.Cut(fields[0], "@")
+			_, node, _ := strings.Cut(fields[0], "@")
 			var devices []string
 			for _, number := range strings.Split(fields[2], ",") {
-				devices = append(devices, host+"/"+number)
+				devices = append(devices, node+"/"+number)
 			}
 			r.gpus = strings.Join(devices, ",")
-			if r.resources = (engines.Resources{CPU: 1, GPU: float64(len(devices))}); w.editions[s.model].Resources.GPU < 1 {
-				r.resources.GPU = w.editions[s.model].Resources.GPU
+			if r.resources = (engines.Resources{CPU: 1, GPU: float64(len(devices))}); o.revisions[s.model].Resources.GPU < 1 {
+				r.resources.GPU = o.revisions[s.model].Resources.GPU
 			}
 		}
 		shown = append(shown, r)
@@ -103,33 +104,33 @@ func shownOf(w *world, text string) (shown []replica) {
 	return shown
 }
 
-// worldOf is a world of these models and hosts.
-func worldOf(wanted []local.Model, members ...member) *world {
-	var m models
-	m.learn(&wanted)
-	return &world{
-		now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC), models: m.list, editions: m.byName, members: members, inFlight: func(string) int { return 0 },
+// observationOf returns an observation of these models and nodes in which no replica runs.
+func observationOf(wanted []local.Model, members ...member) *observation {
+	var m desiredModels
+	m.update(&wanted)
+	return &observation{
+		now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC), models: m.list, revisions: m.byName, members: members, inFlight: func(string) int { return 0 },
 	}
 }
 
-// text writes the seats in the order of their ids.
-func text(seats []seat) string {
+// text formats assignments in the order of their ids.
+func text(assignments []assignment) string {
 	var list []string
-	for _, s := range seats {
-		host := s.host
-		if host == thisHost {
-			host = here
+	for _, s := range assignments {
+		node := s.node
+		if node == localNode {
+			node = here
 		}
-		list = append(list, s.id+"@"+host)
+		list = append(list, s.id+"@"+node)
 	}
 	slices.Sort(list)
 	return strings.Join(list, " ")
 }
 
-// without writes who has no host, and why.
-func without(vacancies []vacancy) string {
+// without formats pending replicas with their reasons.
+func without(pending []pendingReplica) string {
 	var list []string
-	for _, v := range vacancies {
+	for _, v := range pending {
 		list = append(list, v.id+": "+v.reason)
 	}
 	return strings.Join(list, "; ")

@@ -1,14 +1,18 @@
-// Package nodes decides which replica runs on which host: this one, and those that have joined.
+// Package nodes assigns replicas to nodes: to the gateway's own machine and to those that have
+// joined. The gateway (internal/gateway) runs its Controller.
 //
-// One goroutine, Run's loop, compares what is wanted with what exists and tells each host which replicas there shall be on it; the launcher
-// on the host makes that true. What exists is what the fleet shows. Beside that the loop keeps what it has assigned: the seats. A seat
-// whose replica the fleet does not show yet is counted as if it was there. After a restart the seats are made of the fleet, so replicas
-// that run on go on where they are.
+// One goroutine, Controller.Run, compares the desired models with the fleet and sets on each node
+// which replicas it shall run. The launcher on the node starts and stops them. The controller
+// remembers its assignments, because the fleet shows a new replica only some time later. After a
+// restart of the gateway the controller assigns each replica that still runs to the node where it
+// runs.
 //
-// A host hears only of models of which it is to have replicas, and of a change of a model when its turn comes (rollout.go).
+// A node gets only the models of which it runs replicas. When a model changes, the nodes get the
+// change one after another (rollout.go).
 //
-// A plan is pure (plan.go): the same world and the same memory of the plan before make the same plan. What fits nowhere is told to the fleet
-// as pending, with the reason, and holds up nobody behind it.
+// A plan (plan.go) is a pure function of an observation and of the state that the previous plan
+// left. The controller reports a replica that fits on no node to the fleet as pending, with the
+// reason. Such a replica does not delay the others.
 package nodes
 
 import (
@@ -26,89 +30,102 @@ import (
 const (
 	// source is the controller's name in the fleet.
 	source = "nodes"
-	// lookAgain is how often everything is looked at without a cause.
-	lookAgain = 10 * time.Second
-	// lookSoon is how often this host is asked what it has, until it says.
-	lookSoon = 100 * time.Millisecond
-	// Settle is how long after a start, at most, hosts that are known from before, and have not said yet what runs there, hold up those who
-	// need a host; and how long nobody loses one for being too many when there were such hosts. Whoever keeps the numbers learns them meanwhile.
-	Settle = 10 * time.Second
-	// restAtMost bounds the pause after a plan. The pause is four times as long as the plan took: a large fleet in which much changes at
-	// once takes a fifth of a processor.
-	restAtMost = 200 * time.Millisecond
+	// reconcileInterval is how often the controller reconciles without a cause.
+	reconcileInterval = 10 * time.Second
+	// unknownNodeInterval is how often it reconciles while the resources of a node are not known.
+	unknownNodeInterval = 100 * time.Millisecond
+	// RejoinTimeout is how long after a start the controller waits at most for nodes that had
+	// joined before. Until such a node says what it runs, no replica is assigned. If there were
+	// such nodes, no replica is stopped as surplus during this time, so that the scaler can learn
+	// the numbers.
+	RejoinTimeout = 10 * time.Second
+	// maxPause limits the pause after a plan. The pause is four times as long as the plan took, so
+	// that a large fleet with many changes uses a fifth of a CPU.
+	maxPause = 200 * time.Millisecond
 )
 
-// Host is where replicas can be run: this host, or one that has joined. Its methods are quick. Values are told apart by ==, so they are
-// pointers.
-type Host interface {
-	// Node tells what it has; false before that is known. What an earlier run of the gateway left there is in the fleet by then: what is
-	// not leaves as soon as the host is told what to run.
+// Node is a machine on which replicas can run. Its methods do not block. Implementations are
+// pointers, because nodes are compared with ==.
+type Node interface {
+	// Node returns the resources of the node; false before they are known. By then the fleet must
+	// show the replicas that an earlier run of the gateway left on the node. A replica that the
+	// fleet does not show is stopped by the first Set.
 	Node() (engines.Node, bool)
-	// Set says which replicas (Model.Indices) there shall be on it, all of them. It does not block.
+	// Set says which replicas (Model.Indices) the node shall run. It replaces what the last Set
+	// said.
 	Set(models []local.Model)
 }
 
-// Config says what the controller works with. Fleet is needed.
+// Config configures a Controller. Fleet is required.
 type Config struct {
-	// Fleet is read for what exists. The controller reports to it, under the source "nodes", its models and the replicas that have no host.
+	// Fleet is what the controller observes. The controller reports the desired models and the
+	// pending replicas to it, under the source "nodes".
 	Fleet *engines.Fleet
-	// Local is this host; nil: no replicas run here. Until its Node is known, only models without resources and without a label go there.
-	// What an earlier run left there must be in the fleet before Run is called, and stays.
-	Local Host
-	// Others are the hosts that have joined, by name; nil: none. One that has the name of another before it, or of this host, is told
-	// to run nothing. One that is lost, and was never seen otherwise, is told nothing until it is back. One that is there at the first plan
-	// and whose Node is not known may have replicas of an earlier run: nobody gets a host until it has spoken or is lost; see Settle.
-	Others func() []Host
-	// InFlight tells how many requests a replica has; nil: that is not known, and counts as none.
+	// Local is the gateway's own machine; nil means that no replicas run there. Until its resources
+	// are known, it gets only models without resources and without a label. The replicas that an
+	// earlier run left there must be in the fleet before Run is called.
+	Local Node
+	// Joined returns the nodes that have joined; nil means none. A node whose name another node
+	// before it has, or Local, gets no replicas. A node that is lost and was never seen otherwise
+	// gets nothing until it is back. For a node that is listed at the first plan and whose
+	// resources are not known, see RejoinTimeout.
+	Joined func() []Node
+	// InFlight returns the number of requests at a replica; nil counts as 0 everywhere.
 	InFlight func(replica string) int
-	// Idle lists models that nobody uses and that may lose a replica (are above their minimum), longest unused first; one that may lose
-	// several is there as often. nil: none.
+	// Idle returns the names of models that nobody uses and that have more replicas than their
+	// minimum, the longest unused first. A model is listed once for each replica that it may lose.
+	// nil means none.
 	Idle func() []string
-	// Evict is told which models are to lose a replica now, each as often as it is to lose one. It is called without locks, from Run, and may
-	// call Set. Whom it does not want to lose one keeps it, and for 30 s nobody is asked in its stead. nil: nobody is evicted.
+	// Evict is called with the names of the models that shall lose a replica now, once for each
+	// replica. The goroutine of Run calls it without locks; it may call Set. A model that is not
+	// scaled down keeps its replica, and for 30 s no other is chosen in its place. nil turns
+	// eviction off.
 	Evict func(models []string)
-	// Log may be nil: silent.
+	// Log may be nil.
 	Log *zap.Logger
 }
 
-// Controller keeps the hosts' wishes. Make one with New; its methods may be called from different goroutines.
+// Controller assigns replicas to nodes. Make one with New. Its methods may be called from any
+// goroutine.
 type Controller struct {
 	config Config
-	// wake tells the loop that the wanted models or the hosts have changed; it holds at most one token.
+	// wake tells Run that the desired models or the nodes have changed. It holds at most one token.
 	wake chan struct{}
 
 	mu sync.Mutex
-	// wanted is the desired state, nil before the first Set; guarded by mu
+	// wanted are the desired models, nil before the first Set; guarded by mu
 	wanted *[]local.Model
-	// reasons by model; guarded by mu
+	// reasons says by model why replicas are pending; guarded by mu
 	reasons map[string]string
 
-	// The loop's own:
-	models models
-	memory memory
-	// vague: this host has not said yet what it has.
-	vague bool
-	// silent are the hosts that were known from before and have not said what they have; nil before the first plan.
-	silent map[Host]bool
-	// keepUntil is until when nobody loses its host for being too many.
+	// The fields below belong to the goroutine of Run.
+
+	desired desiredModels
+	state   planState
+	// localUnknown: the resources of Local are not known yet.
+	localUnknown bool
+	// silent are the nodes that had joined before and have not said yet what they run; nil before
+	// the first plan.
+	silent map[Node]bool
+	// keepUntil is when surplus replicas may be stopped.
 	keepUntil time.Time
-	// told is what the hosts have been told, by their names.
-	told map[string]*told
-	// turns are the hosts that were the last to be told of a change, by model.
-	turns map[string]turn
+	// applied is what was last set on each node, by its key.
+	applied map[string]*appliedState
+	// rollouts are the latest rollouts by model.
+	rollouts map[string]rollout
 	// shown is what the fleet showed at the last plan.
 	shown []replica
-	// pending is what the fleet was last told.
+	// pending is what was last reported to the fleet, by replica id.
 	pending map[string]engines.Replica
 }
 
-// New returns a controller that does nothing yet.
+// New returns a controller. It does nothing until Run is called.
 func New(c Config) *Controller {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	if c.Others == nil {
-		c.Others = func() []Host { return nil }
+	if c.Joined == nil {
+		c.Joined = func() []Node { return nil }
 	}
 	if c.InFlight == nil {
 		c.InFlight = func(string) int { return 0 }
@@ -116,62 +133,66 @@ func New(c Config) *Controller {
 	if c.Idle == nil {
 		c.Idle = func() []string { return nil }
 	}
-	return &Controller{config: c, wake: make(chan struct{}, 1), told: map[string]*told{}, turns: map[string]turn{}}
+	return &Controller{
+		config: c, wake: make(chan struct{}, 1), applied: map[string]*appliedState{}, rollouts: map[string]rollout{},
+	}
 }
 
-// Set says which models there shall be, all of them, and how many replicas of each (Desired). Their Indices are ignored. Where hosts are
-// short of room, models that come first go first. Hosts are told nothing before the first Set.
+// Set replaces the desired models and their numbers of replicas (Desired). Set ignores their
+// Indices. If room is short, models that come first get it first. Nodes get nothing before the
+// first Set.
 func (c *Controller) Set(models []local.Model) {
 	c.mu.Lock()
 	c.wanted = &models
 	c.mu.Unlock()
-	c.Kick()
+	c.Trigger()
 }
 
-// Kick tells that hosts have come or gone, or have something else to give.
-func (c *Controller) Kick() {
+// Trigger makes Run reconcile soon. Call it after nodes have come, gone or changed their resources.
+func (c *Controller) Trigger() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Pending tells why replicas have no host, by model.
+// Pending returns by model why replicas have no node.
 func (c *Controller) Pending() map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.reasons)
 }
 
-// Run tells the hosts what to run until ctx ends, and then returns nil and leaves them as they are. It is called once.
+// Run reconciles until ctx ends, then returns nil. It leaves the nodes as they are. It is called
+// once.
 func (c *Controller) Run(ctx context.Context) error {
-	timer := time.NewTimer(lookAgain)
+	timer := time.NewTimer(reconcileInterval)
 	defer timer.Stop()
 	defer c.report(nil)
-	for all := true; ; {
+	for always := true; ; {
 		_, changed := c.config.Fleet.Watch()
 		began := time.Now()
-		if c.step(began, all) {
-			timer.Reset(c.lookIn())
+		if c.reconcile(began, always) {
+			timer.Reset(c.nextInterval())
 		}
-		if !rest(ctx, min(4*time.Since(began), restAtMost)) {
+		if !sleep(ctx, min(4*time.Since(began), maxPause)) {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-			all = false
+			always = false
 		case <-c.wake:
-			all = true
+			always = true
 		case <-timer.C:
-			all = true
+			always = true
 		}
 	}
 }
 
-// rest pauses, and tells false when ctx ended meanwhile.
-func rest(ctx context.Context, pause time.Duration) bool {
+// sleep pauses. It returns false if ctx ends before the pause is over.
+func sleep(ctx context.Context, pause time.Duration) bool {
 	if pause <= 0 {
 		return ctx.Err() == nil
 	}

@@ -4,382 +4,412 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
-// unseenFor is how long the number of a seat that was released before the fleet showed its replica is not used elsewhere: the host
-// may have begun it.
-const unseenFor = 10 * time.Second
+const (
+	// unseenTimeout is how long the id of a released replica stays in use if the fleet has never
+	// shown the replica. Its node may have started it.
+	unseenTimeout = 10 * time.Second
+	// refusedTimeout is how long an assigned replica may wait for resources on its node, although
+	// there should be some, before it is assigned to another node.
+	refusedTimeout = 5 * time.Second
+)
 
-// refusedFor is how long a replica that should fit may wait on its host before it goes to another one.
-const refusedFor = 5 * time.Second
-
-// vacancy is a replica that has no host.
-type vacancy struct {
+// pendingReplica is a replica that no node has room for.
+type pendingReplica struct {
 	id     string
-	model  *edition
+	model  *revision
 	reason string
 }
 
-// act is for the log.
-type act struct {
-	spot
-	what string
+// change is a change of an assignment, for the log.
+type change struct {
+	location
+	message, reason string
 }
 
-// plan is which replica runs on which host.
+// plan says which replica shall run on which node.
 type plan struct {
-	*world
-	memory
-	vacancies []vacancy
-	acts      []act
+	*observation
+	planState
+	// pending are the replicas that are wanted and have no node.
+	pending []pendingReplica
+	changes []change
 
-	// hosts are the members with what is taken of them, at their places by key.
-	hosts []placement.Host
-	at    map[string]int
-	seen  map[spot]replica
-	// taken are the ids that are in use anywhere, next the lowest number of a model that may be free, have the seats of a model.
-	taken map[string]bool
-	next  map[string]int
-	have  map[string]int
-	// avoid are hosts that have refused replicas of a model.
+	// nodes are the members with the claims of their replicas, in the same order. memberAt maps a
+	// member's key to its index.
+	nodes    []placement.Node
+	memberAt map[string]int
+	// seen are the replicas that the fleet shows.
+	seen map[location]replica
+	// usedIDs are the replica ids in use on any node. nextIndex is by model the lowest number that
+	// may be free. assigned counts the assignments by model.
+	usedIDs   map[string]bool
+	nextIndex map[string]int
+	assigned  map[string]int
+	// avoid are nodes that have refused a replica of a model.
 	avoid map[refusal]bool
 }
 
-// refusal is a host that had no room for a model, though there should be.
-type refusal struct{ model, host string }
+// refusal is a node that had no room for a replica of the model although there should have been
+// some.
+type refusal struct{ model, node string }
 
-// plan says which replica runs on which host from now on. Replicas that have a host stay there as long as they can.
-func (w *world) plan(before memory) *plan {
+// plan computes which replica runs on which node. A replica that has a node keeps it as long as
+// possible.
+func (o *observation) plan(before planState) *plan {
 	p := &plan{
-		world: w, hosts: make([]placement.Host, len(w.members)), at: map[string]int{}, seen: make(map[spot]replica, len(w.shown)),
-		taken: make(map[string]bool, len(w.shown)), next: map[string]int{}, have: map[string]int{}, avoid: map[refusal]bool{},
+		observation: o, nodes: make([]placement.Node, len(o.members)), memberAt: map[string]int{},
+		seen: make(map[location]replica, len(o.shown)), usedIDs: make(map[string]bool, len(o.shown)),
+		nextIndex: map[string]int{}, assigned: map[string]int{}, avoid: map[refusal]bool{},
 	}
-	p.released, p.marked, p.refused = map[spot]release{}, map[spot]time.Time{}, map[spot]time.Time{}
-	p.survey(before)
-	p.keep(before.seats)
+	p.released, p.evicting, p.refused = map[location]release{}, map[location]time.Time{}, map[location]time.Time{}
+	p.observe(before)
+	p.keepAssignments(before.assignments)
 	p.adopt()
-	if !w.keeps {
+	if !o.shrinkingPaused {
 		p.shrink()
 	}
-	p.reserve()
-	p.relieve(before.refused)
-	for i := range w.models {
-		p.grow(w.editions[w.models[i].Name])
+	p.reserveResources()
+	p.unbindRefused(before.refused)
+	for i := range o.models {
+		p.grow(o.revisions[o.models[i].Name])
 	}
 	return p
 }
 
-// survey counts what the fleet shows, and forgets what is over.
-func (p *plan) survey(before memory) {
+// observe takes over what the fleet shows, and those parts of the previous state that still matter.
+func (p *plan) observe(before planState) {
 	for i, m := range p.members {
-		p.hosts[i].Node = m.Node
-		p.at[m.key] = i
+		p.nodes[i].Node = m.Node
+		p.memberAt[m.key] = i
 	}
 	for _, r := range p.shown {
-		p.seen[r.spot] = r
-		p.taken[r.id] = true
-		if i, ok := p.at[r.host]; ok && p.placed(r) {
-			p.claim(i, r.seat(), r.resources, engines.Replica{GPUs: r.gpus}.Devices())
+		p.seen[r.location] = r
+		p.usedIDs[r.id] = true
+		if i, ok := p.memberAt[r.node]; ok && p.holdsResources(r) {
+			p.addClaim(i, r.assignment(), r.resources, engines.Replica{GPUs: r.gpus}.Devices())
 		}
 	}
-	for s, r := range before.released {
-		_, there := p.seen[s]
-		if there || !r.seen && p.now.Sub(r.at) < unseenFor {
-			r.seen = r.seen || there
-			p.released[s] = r
-			p.taken[s.id] = true
+	for l, r := range before.released {
+		_, runs := p.seen[l]
+		if runs || !r.seen && p.now.Sub(r.at) < unseenTimeout {
+			r.seen = r.seen || runs
+			p.released[l] = r
+			p.usedIDs[l.id] = true
 		}
 	}
-	for s, since := range before.marked {
-		if r, there := p.seen[s]; there && (r.leaves() || p.now.Sub(since) < evictAgain) {
-			p.marked[s] = since
+	for l, since := range before.evicting {
+		if r, runs := p.seen[l]; runs && (r.isStopping() || p.now.Sub(since) < evictionTimeout) {
+			p.evicting[l] = since
 		}
 	}
 }
 
-// placed tells that the replica has what it takes of its host.
-func (p *plan) placed(r replica) bool {
-	e := p.editions[r.model]
-	return r.resources != engines.Resources{} || wantOf(e).Resources == engines.Resources{}
+// holdsResources reports whether the node has given the replica its resources, or the replica needs
+// none.
+func (p *plan) holdsResources(r replica) bool {
+	return r.resources != engines.Resources{} || wantOf(p.revisions[r.model]).Resources == engines.Resources{}
 }
 
-func (p *plan) claim(host int, s seat, taken engines.Resources, devices []string) {
-	p.hosts[host].Claims = append(p.hosts[host].Claims, placement.Claim{ID: s.id, Model: s.model, Resources: taken, Devices: devices})
+func (p *plan) addClaim(node int, a assignment, used engines.Resources, devices []string) {
+	claim := placement.Claim{ID: a.id, Model: a.model, Resources: used, Devices: devices}
+	p.nodes[node].Claims = append(p.nodes[node].Claims, claim)
 }
 
-// may tells whether replicas of the model may be on the host as far as its label goes, and whether it answers.
-func (p *plan) may(e *edition, host int) bool {
-	m := &p.members[host]
-	return !m.Lost && !m.shut && (e.Cluster == "" || !m.known || slices.Contains(m.Labels, e.Cluster))
+// isEligible reports whether the node answers and has the label that the model requires.
+func (p *plan) isEligible(m *revision, node int) bool {
+	n := &p.members[node]
+	return !n.Lost && !n.nameTaken && (m.Cluster == "" || !n.known || slices.Contains(n.Labels, m.Cluster))
 }
 
-// sit gives a replica a host.
-func (p *plan) sit(s seat, what string) {
-	p.seats = append(p.seats, s)
-	p.have[s.model]++
-	p.taken[s.id] = true
-	delete(p.released, s.spot)
-	if what != "" {
-		p.acts = append(p.acts, act{s.spot, what})
+// bind adds an assignment. An empty message is not logged.
+func (p *plan) bind(a assignment, message string) {
+	p.assignments = append(p.assignments, a)
+	p.assigned[a.model]++
+	p.usedIDs[a.id] = true
+	delete(p.released, a.location)
+	if message != "" {
+		p.changes = append(p.changes, change{a.location, message, ""})
 	}
 }
 
-// let takes its host from a replica. The caller takes it off seats.
-func (p *plan) let(s seat, what string) {
-	p.have[s.model]--
-	_, seen := p.seen[s.spot]
-	p.released[s.spot] = release{p.editions[s.model].spec, p.now, seen}
-	p.taken[s.id] = true
-	p.acts = append(p.acts, act{s.spot, what})
+// unbind releases an assignment. The caller removes it from p.assignments.
+func (p *plan) unbind(a assignment, reason string) {
+	p.assigned[a.model]--
+	_, seen := p.seen[a.location]
+	p.released[a.location] = release{p.revisions[a.model].spec, p.now, seen}
+	p.usedIDs[a.id] = true
+	p.changes = append(p.changes, change{a.location, "replica unassigned", reason})
 }
 
-// keep takes over the seats of the plan before.
-func (p *plan) keep(seats []seat) {
-	p.seats = make([]seat, 0, len(seats))
-	for _, s := range seats {
-		e := p.editions[s.model]
-		if e == nil {
-			continue // the fleet does not show it either
+// keepAssignments takes over the assignments of the previous plan whose nodes are still eligible.
+func (p *plan) keepAssignments(before []assignment) {
+	p.assignments = make([]assignment, 0, len(before))
+	for _, a := range before {
+		m := p.revisions[a.model]
+		if m == nil {
+			continue // the model is gone, and the fleet does not show the replica either
 		}
-		if i, ok := p.at[s.host]; ok && p.may(e, i) {
-			p.sit(s, "")
+		if i, ok := p.memberAt[a.node]; ok && p.isEligible(m, i) {
+			p.bind(a, "")
 		} else {
-			p.have[s.model]++ // let counts it out
-			p.let(s, "must go: its host is lost or not for it")
+			p.assigned[a.model]++ // unbind subtracts it
+			p.unbind(a, "its node is lost or lacks the label")
 		}
 	}
 }
 
-// adopt gives seats to replicas that are there, do not leave, and have none: they were begun by an earlier run.
+// adopt assigns replicas that run without an assignment to the nodes where they run. An earlier run
+// of the gateway started them.
 func (p *plan) adopt() {
-	sits := make(map[string]bool, len(p.seats))
-	for _, s := range p.seats {
-		sits[s.id] = true
+	assigned := make(map[string]bool, len(p.assignments))
+	for _, a := range p.assignments {
+		assigned[a.id] = true
 	}
 	for _, r := range p.shown {
-		i, ok := p.at[r.host]
-		_, released := p.released[r.spot]
-		if ok && r.index >= 0 && !r.leaves() && !released && !sits[r.id] && p.may(p.editions[r.model], i) {
-			sits[r.id] = true
-			p.sit(r.seat(), "is taken over")
+		i, ok := p.memberAt[r.node]
+		_, released := p.released[r.location]
+		if ok && r.index >= 0 && !r.isStopping() && !released && !assigned[r.id] && p.isEligible(p.revisions[r.model], i) {
+			assigned[r.id] = true
+			p.bind(r.assignment(), "replica adopted")
 		}
 	}
 }
 
-// shrink takes the seats of models that have too many.
+// shrink unbinds the surplus replicas of models that have more than they should.
 func (p *plan) shrink() {
-	var most []seat
-	for _, s := range p.seats {
-		if p.have[s.model] > max(p.editions[s.model].Desired, 0) {
-			most = append(most, s)
+	surplus := func(a assignment) bool { return p.assigned[a.model] > max(p.revisions[a.model].Desired, 0) }
+	var candidates []assignment
+	for _, a := range p.assignments {
+		if surplus(a) {
+			candidates = append(candidates, a)
 		}
 	}
-	if len(most) == 0 {
+	if len(candidates) == 0 {
 		return
 	}
-	p.inOrderOfLeaving(most)
-	gone := map[spot]bool{}
-	for _, s := range most {
-		if p.have[s.model] > max(p.editions[s.model].Desired, 0) {
-			gone[s.spot] = true
-			p.let(s, "is wanted no longer")
+	p.sortForStopping(candidates)
+	gone := map[location]bool{}
+	for _, a := range candidates {
+		if surplus(a) {
+			gone[a.location] = true
+			p.unbind(a, "its model needs fewer replicas")
 		}
 	}
-	p.seats = slices.DeleteFunc(p.seats, func(s seat) bool { return gone[s.spot] })
+	p.assignments = slices.DeleteFunc(p.assignments, func(a assignment) bool { return gone[a.location] })
 }
 
-// inOrderOfLeaving sorts seats, of each model the one first that goes first.
-func (p *plan) inOrderOfLeaving(seats []seat) {
-	busy := make(map[string]int, len(seats))
-	for _, s := range seats {
-		busy[s.id] = p.inFlight(s.id)
+// sortForStopping sorts assignments so that, of each model, the replica to stop first comes first.
+func (p *plan) sortForStopping(assignments []assignment) {
+	requests := make(map[string]int, len(assignments))
+	for _, a := range assignments {
+		requests[a.id] = p.inFlight(a.id)
 	}
-	slices.SortFunc(seats, func(a, b seat) int {
+	slices.SortFunc(assignments, func(a, b assignment) int {
 		return cmp.Or(
-			cmp.Compare(p.worth(a, busy[a.id]), p.worth(b, busy[b.id])), cmp.Compare(busy[a.id], busy[b.id]),
+			cmp.Compare(p.stopRank(a, requests[a.id]), p.stopRank(b, requests[b.id])),
+			cmp.Compare(requests[a.id], requests[b.id]),
 			cmp.Compare(b.index, a.index), cmp.Compare(a.id, b.id))
 	})
 }
 
-// worth is the lower the less is lost with the replica. One that is to make room for another goes first, unless it is in use again.
-func (p *plan) worth(s seat, busy int) int {
-	if _, marked := p.marked[s.spot]; marked && busy == 0 {
+// stopRank is lower the less is lost when the replica stops. A replica that was chosen for eviction
+// has the lowest rank, unless it has requests again.
+func (p *plan) stopRank(a assignment, requests int) int {
+	if _, evicting := p.evicting[a.location]; evicting && requests == 0 {
 		return 0
 	}
-	switch p.seen[s.spot].state {
+	switch p.seen[a.location].state {
 	case engines.Failed:
 		return 1
 	case engines.Ready:
 		return 4
 	case engines.Starting:
 		return 3
-	default: // pending, leaving, or not shown yet
+	default: // pending, draining, stopped, or not shown yet
 		return 2
 	}
 }
 
-// reserve counts what seats take whose replicas have not got it yet. One that does not fit any more loses its seat.
-func (p *plan) reserve() {
-	p.seats = slices.DeleteFunc(p.seats, func(s seat) bool {
-		i := p.at[s.host]
-		if r, ok := p.seen[s.spot]; ok && p.placed(r) {
+// reserveResources claims the resources of assigned replicas that do not hold them yet. A replica
+// that does not fit on its node any more is unbound.
+func (p *plan) reserveResources() {
+	p.assignments = slices.DeleteFunc(p.assignments, func(a assignment) bool {
+		i := p.memberAt[a.node]
+		if r, ok := p.seen[a.location]; ok && p.holdsResources(r) {
 			return false
 		}
-		want := wantOf(p.editions[s.model])
+		want := wantOf(p.revisions[a.model])
 		if want.Resources != (engines.Resources{}) && !p.members[i].known {
 			return false
 		}
-		devices, missing := placement.Place(p.hosts[i].Node, p.hosts[i].Claims, want)
+		devices, missing := placement.PickDevices(p.nodes[i].Node, p.nodes[i].Claims, want)
 		if missing != "" {
-			p.let(s, "must go: it does not fit on its host any more")
+			p.unbind(a, "it does not fit on its node any more")
 			return true
 		}
-		p.claim(i, s, want.Resources, devices)
+		p.addClaim(i, a, want.Resources, devices)
 		return false
 	})
 }
 
-// relieve takes their seats from replicas that should fit and still have no room on their hosts, if there is room elsewhere. The fleet does
-// not show all that takes room: not what leaves of a model that is wanted no longer, nor what a host that was lost has left over.
-func (p *plan) relieve(before map[spot]time.Time) {
-	p.seats = slices.DeleteFunc(p.seats, func(s seat) bool {
-		r, seen := p.seen[s.spot]
-		if !seen || r.state != engines.Pending || p.placed(r) || !p.members[p.at[s.host]].known {
+// unbindRefused unbinds replicas that wait for resources on their node for refusedTimeout although
+// there should be some, if another node has room. The fleet does not show everything that uses
+// resources: not the draining replicas of a model that is gone, nor what a node still runs after it
+// was lost.
+func (p *plan) unbindRefused(before map[location]time.Time) {
+	p.assignments = slices.DeleteFunc(p.assignments, func(a assignment) bool {
+		r, seen := p.seen[a.location]
+		if !seen || r.state != engines.Pending || p.holdsResources(r) || !p.members[p.memberAt[a.node]].known {
 			return false
 		}
-		since, ok := before[s.spot]
+		since, ok := before[a.location]
 		if !ok {
 			since = p.now
 		}
-		p.refused[s.spot] = since
-		if p.now.Sub(since) < refusedFor {
+		p.refused[a.location] = since
+		if p.now.Sub(since) < refusedTimeout {
 			return false
 		}
-		e := p.editions[s.model]
-		p.avoid[refusal{s.model, s.host}] = true
-		if places := p.candidates(e); len(places) == 0 || placement.Find(p.only(p.hosts, places), wantOf(e)) < 0 {
-			delete(p.avoid, refusal{s.model, s.host})
+		m := p.revisions[a.model]
+		p.avoid[refusal{a.model, a.node}] = true
+		if others := p.candidates(m); len(others) == 0 || placement.PickNode(selectNodes(p.nodes, others), wantOf(m)) < 0 {
+			delete(p.avoid, refusal{a.model, a.node})
 			return false
 		}
-		p.let(s, "must go: its host has no room for it")
+		p.unbind(a, "its node has no room for it")
 		return true
 	})
 }
 
-// grow gives the model the replicas that it lacks.
-func (p *plan) grow(e *edition) {
-	lack := e.Desired - p.have[e.Name]
+// grow assigns the replicas that the model lacks. Those that fit nowhere become pending.
+func (p *plan) grow(m *revision) {
+	lack := m.Desired - p.assigned[m.Name]
 	if lack <= 0 {
 		return
 	}
-	for _, s := range p.recallable(e) {
-		if lack > 0 && p.recall(e, s) {
+	for _, a := range p.rebindable(m) {
+		if lack > 0 && p.rebind(m, a) {
 			lack--
 		}
 	}
-	want, reason := wantOf(e), ""
-	candidates := p.candidates(e)
+	want, reason := wantOf(m), ""
+	candidates := p.candidates(m)
 	for ; lack > 0; lack-- {
-		var host int
-		if host, reason = p.choose(e, candidates, want); reason != "" {
+		var node int
+		if node, reason = p.pickNode(m, candidates, want); reason != "" {
 			break
 		}
-		index := p.free(e.Name)
-		s := seat{spot{idOf(e.Name, index), p.members[host].key}, e.Name, index}
-		devices, _ := placement.Place(p.hosts[host].Node, p.hosts[host].Claims, want)
-		p.claim(host, s, want.Resources, devices)
-		p.sit(s, "has a host")
+		index := p.allocateIndex(m.Name)
+		a := assignment{location{replicaID(m.Name, index), p.members[node].key}, m.Name, index}
+		devices, _ := placement.PickDevices(p.nodes[node].Node, p.nodes[node].Claims, want)
+		p.addClaim(node, a, want.Resources, devices)
+		p.bind(a, "replica assigned")
 	}
 	for ; lack > 0; lack-- {
-		p.vacancies = append(p.vacancies, vacancy{idOf(e.Name, p.free(e.Name)), e, reason})
+		p.pending = append(p.pending, pendingReplica{replicaID(m.Name, p.allocateIndex(m.Name)), m, reason})
 	}
 }
 
-// free is the lowest number that no replica of the model has anywhere. It is in use then.
-func (p *plan) free(model string) int {
-	for index := p.next[model]; ; index++ {
-		if id := idOf(model, index); !p.taken[id] {
-			p.taken[id] = true
-			p.next[model] = index + 1
+// allocateIndex returns the lowest number that no replica of the model has on any node, and marks
+// it used.
+func (p *plan) allocateIndex(model string) int {
+	for index := p.nextIndex[model]; ; index++ {
+		if id := replicaID(model, index); !p.usedIDs[id] {
+			p.usedIDs[id] = true
+			p.nextIndex[model] = index + 1
 			return index
 		}
 	}
 }
 
-// recallable lists seats that the model has lost and that it may have again: the replica has hardly left, and is still what it
-// should be.
-func (p *plan) recallable(e *edition) []seat {
-	var list []seat
-	for s, r := range p.released {
-		index := indexOf(e.Name, s.id)
-		if index < 0 || r.spec != e.spec {
+// rebindable lists released assignments of the model whose replicas may still run and have its
+// current revision.
+func (p *plan) rebindable(m *revision) []assignment {
+	var list []assignment
+	for l, r := range p.released {
+		index := replicaIndex(m.Name, l.id)
+		if index < 0 || r.spec != m.spec {
 			continue
 		}
-		list = append(list, seat{s, e.Name, index})
+		list = append(list, assignment{l, m.Name, index})
 	}
-	slices.SortFunc(list, func(a, b seat) int { return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(a.host, b.host)) })
+	slices.SortFunc(list, func(a, b assignment) int { return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(a.node, b.node)) })
 	return list
 }
 
-// recall gives a seat back. It tells false when the host is not there, has no room, or the replica is to make room for another.
-func (p *plan) recall(e *edition, s seat) bool {
-	i, ok := p.at[s.host]
-	_, marked := p.marked[s.spot]
-	if !ok || marked || !p.may(e, i) || p.avoid[refusal{e.Name, s.host}] || p.sits(s.id) {
+// rebind restores a released assignment. It returns false if the node is not eligible or has no
+// room, or if the replica was chosen for eviction.
+func (p *plan) rebind(m *revision, a assignment) bool {
+	i, ok := p.memberAt[a.node]
+	_, evicting := p.evicting[a.location]
+	if !ok || evicting || !p.isEligible(m, i) || p.avoid[refusal{m.Name, a.node}] || p.isAssigned(a.id) {
 		return false
 	}
-	if r, ok := p.seen[s.spot]; !ok || !p.placed(r) {
-		want := wantOf(e)
-		devices, missing := placement.Place(p.hosts[i].Node, p.hosts[i].Claims, want)
+	if r, ok := p.seen[a.location]; !ok || !p.holdsResources(r) {
+		want := wantOf(m)
+		devices, missing := placement.PickDevices(p.nodes[i].Node, p.nodes[i].Claims, want)
 		if missing != "" {
 			return false
 		}
-		p.claim(i, s, want.Resources, devices)
+		p.addClaim(i, a, want.Resources, devices)
 	}
-	p.sit(s, "is called back")
+	p.bind(a, "replica reassigned")
 	return true
 }
 
-// sits tells that a replica of this id has a seat somewhere.
-func (p *plan) sits(id string) bool {
-	return slices.ContainsFunc(p.seats, func(s seat) bool { return s.id == id })
+// isAssigned reports whether a replica of this id is assigned to any node.
+func (p *plan) isAssigned(id string) bool {
+	return slices.ContainsFunc(p.assignments, func(a assignment) bool { return a.id == id })
 }
 
-// candidates are the members that a replica of the model may be on. This host is no candidate for one with resources before it says
-// what it has, nor for one with a label.
-func (p *plan) candidates(e *edition) []int {
+// candidates returns the indices of the members that a replica of the model may be assigned to. The
+// gateway's own machine is no candidate for a replica with resources before its own are known, nor
+// for one that requires a label.
+func (p *plan) candidates(m *revision) []int {
 	var list []int
 	for i := range p.members {
-		m := &p.members[i]
-		free := e.Cluster == "" && wantOf(e).Resources == engines.Resources{}
-		if !m.shut && !p.avoid[refusal{e.Name, m.key}] && (m.known || free) && (e.Cluster == "" || slices.Contains(m.Labels, e.Cluster)) {
+		n := &p.members[i]
+		unrestricted := m.Cluster == "" && wantOf(m).Resources == engines.Resources{}
+		labelled := m.Cluster == "" || slices.Contains(n.Labels, m.Cluster)
+		if !n.nameTaken && !p.avoid[refusal{m.Name, n.key}] && (n.known || unrestricted) && labelled {
 			list = append(list, i)
 		}
 	}
 	return list
 }
 
-// choose finds the host for one more replica, or says why there is none.
-func (p *plan) choose(e *edition, candidates []int, want placement.Want) (host int, missing string) {
-	if p.waits {
-		return -1, "waits until the hosts that had joined before have said what runs there"
+// pickNode picks the node for one more replica of the model, or says why there is none.
+func (p *plan) pickNode(m *revision, candidates []int, want placement.Want) (node int, missing string) {
+	if p.bindingPaused {
+		return -1, "waits until the nodes that had joined before have said what they run"
 	}
 	if len(candidates) > 0 {
-		if host, missing = placement.Choose(p.only(p.hosts, candidates), want); missing == "" {
-			return candidates[host], ""
+		if node, missing = placement.PickNodeOrExplain(selectNodes(p.nodes, candidates), want); missing == "" {
+			return candidates[node], ""
 		}
-	} else if missing = "there is no host"; e.Cluster != "" {
-		missing = fmt.Sprintf("no host has the label %q", e.Cluster)
+	} else if missing = "there is no node"; m.Cluster != "" {
+		missing = fmt.Sprintf("no node has the label %q", m.Cluster)
 	}
-	if len(p.members) > 0 && p.members[0].key == thisHost && !p.members[0].known {
+	if len(p.members) > 0 && p.members[0].key == localNode && !p.members[0].known {
 		if len(candidates) == 0 {
-			return -1, "waits until it is known what this host has"
+			return -1, "waits until the resources of this node are known"
 		}
-		missing += "; it is not known yet what this host has"
+		missing += "; the resources of this node are not known yet"
 	}
 	return -1, missing
+}
+
+// nodeName returns the name of a node for the log.
+func (p *plan) nodeName(key string) string {
+	if i, ok := p.memberAt[key]; ok {
+		return p.members[i].Name
+	}
+	return strings.TrimPrefix(key, unusable)
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
-// planned is one case: what a plan is made of, and the plan.
+// planned is a test case: what a plan is computed from, and what it should be.
 type planned struct {
-	models  []local.Model
-	members []member
-	shown   string
-	seats   string         // of the plan before
-	busy    map[string]int // requests in flight
+	models      []local.Model
+	members     []member
+	shown       string
+	assignments string         // of the plan before
+	busy        map[string]int // requests in flight
 
 	want    string
 	missing string
@@ -24,21 +24,21 @@ type planned struct {
 
 func (c planned) check(t *testing.T, name string) {
 	t.Helper()
-	w := worldOf(c.models, c.members...)
-	w.shown = shownOf(w, c.shown)
-	w.inFlight = func(id string) int { return c.busy[id] }
-	before := memory{seats: seatsOf(c.seats)}
-	p := w.plan(before)
-	if got := text(p.seats); got != c.want || without(p.vacancies) != c.missing {
-		t.Errorf("%s: %s\n  want %s\n  missing %s\n  want    %s", name, got, c.want, without(p.vacancies), c.missing)
+	o := observationOf(c.models, c.members...)
+	o.shown = shownOf(o, c.shown)
+	o.inFlight = func(id string) int { return c.busy[id] }
+	before := planState{assignments: assignmentsOf(c.assignments)}
+	p := o.plan(before)
+	if got := text(p.assignments); got != c.want || without(p.pending) != c.missing {
+		t.Errorf("%s: %s\n  want %s\n  missing %s\n  want    %s", name, got, c.want, without(p.pending), c.missing)
 	}
-	again := w.plan(p.memory)
-	if text(again.seats) != text(p.seats) || len(again.acts) > 0 {
-		t.Errorf("%s: a second plan of the same moves: %+v", name, again.acts)
+	again := o.plan(p.planState)
+	if text(again.assignments) != text(p.assignments) || len(again.changes) > 0 {
+		t.Errorf("%s: a second plan of the same observation changes: %+v", name, again.changes)
 	}
 }
 
-func TestPlanGivesHosts(t *testing.T) {
+func TestPlanAssignsNodes(t *testing.T) {
 	t.Parallel()
 	a, b, none := with("a", 2), with("b", 2), with(here, 0)
 	pack := func(m *local.Model) { m.Placement = placement.Pack }
@@ -52,12 +52,12 @@ func TestPlanGivesHosts(t *testing.T) {
 		"what does not fit":     {models: []local.Model{model("chat", 3, 2)}, members: []member{a}, want: "chat-0@a", missing: "chat-1: needs 2 GPUs, 0 of 2 are free: GPU 0 has chat-0, GPU 1 has chat-0; chat-2: needs 2 GPUs, 0 of 2 are free: GPU 0 has chat-0, GPU 1 has chat-0"},
 		"it holds up nobody":    {models: []local.Model{model("large", 1, 8), model("chat", 1, 1)}, members: []member{a}, want: "chat-0@a", missing: "large-0: needs 8 GPUs, 2 of 2 are free"},
 		"in the order of files": {models: []local.Model{model("y", 2, 1), model("x", 1, 1)}, members: []member{a}, want: "y-0@a y-1@a", missing: "x-0: needs 1 GPU, 0 of 2 are free: GPU 0 has y-0, GPU 1 has y-1"},
-		"no host at all":        {models: []local.Model{model("chat", 1, 1)}, missing: "chat-0: there is no host"},
-		"lost hosts":            {models: []local.Model{model("chat", 2, 1)}, members: []member{lost(a), with("b", 1)}, want: "chat-0@b", missing: "chat-1: a: does not answer; b: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-0"},
+		"no node at all":        {models: []local.Model{model("chat", 1, 1)}, missing: "chat-0: there is no node"},
+		"lost nodes":            {models: []local.Model{model("chat", 2, 1)}, members: []member{lost(a), with("b", 1)}, want: "chat-0@b", missing: "chat-1: a: does not answer; b: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-0"},
 		"names with dashes":     {models: []local.Model{model("a", 1, 1), model("a-1", 1, 1)}, members: []member{a}, want: "a-0@a a-1-0@a"},
 		"a name that is taken": {models: []local.Model{model("chat", 2, 1)}, want: "chat-0@b chat-1@b",
-			members: []member{b, changedMember(a, func(m *member) { m.key, m.shut = "\x00a", true })}},
-		"a host whose model leaves": {models: []local.Model{model("chat", 1, 1)}, members: []member{with("a", 1)}, shown: "chat-0@gone failed 0",
+			members: []member{b, changedMember(a, func(m *member) { m.key, m.nameTaken = "\x00a", true })}},
+		"a node whose model leaves": {models: []local.Model{model("chat", 1, 1)}, members: []member{with("a", 1)}, shown: "chat-0@gone failed 0",
 			want: "chat-1@a"},
 	} {
 		c.check(t, name)
@@ -77,28 +77,28 @@ func TestPlanByLabel(t *testing.T) {
 	free := []local.Model{changed(model("chat", 1, 0), west)}
 	for name, c := range map[string]planned{
 		"only there":                  {models: chat, members: []member{a, b}, want: "chat-0@b", missing: "chat-1: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-0"},
-		"nobody has it":               {models: free, members: []member{a}, missing: `chat-0: no host has the label "west"`},
-		"a host lost it":              {models: free, members: []member{a, b}, shown: "chat-0@a ready", seats: "chat-0@a", want: "chat-1@b"},
-		"this host has not said":      {models: free, members: []member{unknown(with(here, 1)), a}, missing: "chat-0: waits until it is known what this host has"},
-		"this host has it":            {models: free, members: []member{with(here, 0, "west"), a}, want: "chat-0@here"},
-		"this host has other ones":    {models: free, members: []member{with(here, 0, "south"), a, b}, want: "chat-0@b"},
+		"nobody has it":               {models: free, members: []member{a}, missing: `chat-0: no node has the label "west"`},
+		"a node lost it":              {models: free, members: []member{a, b}, shown: "chat-0@a ready", assignments: "chat-0@a", want: "chat-1@b"},
+		"this node has not said":      {models: free, members: []member{unknown(with(here, 1)), a}, missing: "chat-0: waits until the resources of this node are known"},
+		"this node has it":            {models: free, members: []member{with(here, 0, "west"), a}, want: "chat-0@here"},
+		"this node has other ones":    {models: free, members: []member{with(here, 0, "south"), a, b}, want: "chat-0@b"},
 		"it was begun in another run": {models: free, members: []member{a, b}, shown: "chat-0@a ready", want: "chat-1@b"},
 	} {
 		c.check(t, name)
 	}
 }
 
-func TestPlanBeforeThisHostIsKnown(t *testing.T) {
+func TestPlanBeforeThisNodeIsKnown(t *testing.T) {
 	t.Parallel()
-	vague := unknown(with(here, 1))
+	localUnknown := unknown(with(here, 1))
 	chat, free := []local.Model{model("chat", 1, 1)}, []local.Model{model("chat", 1, 0)}
 	for name, c := range map[string]planned{
-		"no resources: at once":    {models: free, members: []member{vague}, want: "chat-0@here"},
-		"resources: not yet":       {models: chat, members: []member{vague}, missing: "chat-0: waits until it is known what this host has"},
-		"resources: elsewhere":     {models: chat, members: []member{vague, with("a", 1)}, want: "chat-0@a"},
-		"resources: not elsewhere": {models: chat, members: []member{vague, with("a", 0)}, missing: "chat-0: needs 1 GPU, this host has none; it is not known yet what this host has"},
-		"of an earlier run":        {models: chat, members: []member{vague, with("a", 1)}, shown: "chat-0@here ready 0", want: "chat-0@here"},
-		"of an earlier run, waits": {models: chat, members: []member{vague, with("a", 1)}, shown: "chat-0@here pending", want: "chat-0@here"},
+		"no resources: at once":    {models: free, members: []member{localUnknown}, want: "chat-0@here"},
+		"resources: not yet":       {models: chat, members: []member{localUnknown}, missing: "chat-0: waits until the resources of this node are known"},
+		"resources: elsewhere":     {models: chat, members: []member{localUnknown, with("a", 1)}, want: "chat-0@a"},
+		"resources: not elsewhere": {models: chat, members: []member{localUnknown, with("a", 0)}, missing: "chat-0: needs 1 GPU, this node has none; the resources of this node are not known yet"},
+		"of an earlier run":        {models: chat, members: []member{localUnknown, with("a", 1)}, shown: "chat-0@here ready 0", want: "chat-0@here"},
+		"of an earlier run, waits": {models: chat, members: []member{localUnknown, with("a", 1)}, shown: "chat-0@here pending", want: "chat-0@here"},
 	} {
 		c.check(t, name)
 	}
@@ -109,79 +109,80 @@ func TestPlanIsSticky(t *testing.T) {
 	a, b, c := with("a", 2), with("b", 2), with("c", 2)
 	chat := []local.Model{model("chat", 2, 1)}
 	for name, c := range map[string]planned{
-		"it stays, however uneven":          {models: chat, members: []member{a, b}, shown: "chat-0@a ready 0; chat-1@a ready 1", seats: "chat-0@a chat-1@a", want: "chat-0@a chat-1@a"},
-		"before the fleet shows it":         {models: chat, members: []member{a, b}, seats: "chat-4@a chat-7@a", want: "chat-4@a chat-7@a"},
-		"what is assigned counts":           {models: []local.Model{model("x", 1, 1), model("chat", 1, 1)}, members: []member{with("a", 1), b}, seats: "chat-0@a", want: "chat-0@a x-0@b"},
+		"it stays, however uneven":          {models: chat, members: []member{a, b}, shown: "chat-0@a ready 0; chat-1@a ready 1", assignments: "chat-0@a chat-1@a", want: "chat-0@a chat-1@a"},
+		"before the fleet shows it":         {models: chat, members: []member{a, b}, assignments: "chat-4@a chat-7@a", want: "chat-4@a chat-7@a"},
+		"what is assigned counts":           {models: []local.Model{model("x", 1, 1), model("chat", 1, 1)}, members: []member{with("a", 1), b}, assignments: "chat-0@a", want: "chat-0@a x-0@b"},
 		"of an earlier run":                 {models: chat, members: []member{a, b}, shown: "chat-3@b ready 0; chat-1@b starting 1", want: "chat-1@b chat-3@b"},
-		"of an earlier run, on two hosts":   {models: chat, members: []member{a, b}, shown: "chat-0@b ready 0; chat-0@a ready 0", want: "chat-0@b chat-1@a"},
+		"of an earlier run, on two nodes":   {models: chat, members: []member{a, b}, shown: "chat-0@b ready 0; chat-0@a ready 0", want: "chat-0@b chat-1@a"},
 		"of an earlier run, leaving":        {models: chat, members: []member{a, b}, shown: "chat-0@a draining 0", want: "chat-1@b chat-2@a"},
-		"its predecessor leaves":            {models: chat, members: []member{a, b}, shown: "chat-0@a draining 0; chat-1@b ready 0", seats: "chat-0@a chat-1@b", want: "chat-0@a chat-1@b"},
-		"its host is lost":                  {models: chat, members: []member{lost(a), b, c}, shown: "chat-0@a failed 0; chat-1@b ready 0", seats: "chat-0@a chat-1@b", want: "chat-1@b chat-2@c"},
-		"its host is gone":                  {models: chat, members: []member{b, c}, seats: "chat-0@a chat-1@b", want: "chat-1@b chat-2@c"},
-		"its device is gone: it serves":     {models: chat, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0; chat-1@a ready 1", seats: "chat-0@a chat-1@a", want: "chat-0@a chat-1@a"},
-		"its device is gone: it waits":      {models: chat, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0; chat-1@a pending", seats: "chat-0@a chat-1@a", want: "chat-0@a chat-2@b"},
-		"it grew: the old one still serves": {models: []local.Model{model("chat", 1, 2)}, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0", seats: "chat-0@a", want: "chat-0@a"},
-		"it grew: the new one waits":        {models: []local.Model{model("chat", 1, 2)}, members: []member{with("a", 1), b}, shown: "chat-0@a pending", seats: "chat-0@a", want: "chat-1@b"},
+		"its predecessor leaves":            {models: chat, members: []member{a, b}, shown: "chat-0@a draining 0; chat-1@b ready 0", assignments: "chat-0@a chat-1@b", want: "chat-0@a chat-1@b"},
+		"its node is lost":                  {models: chat, members: []member{lost(a), b, c}, shown: "chat-0@a failed 0; chat-1@b ready 0", assignments: "chat-0@a chat-1@b", want: "chat-1@b chat-2@c"},
+		"its node is gone":                  {models: chat, members: []member{b, c}, assignments: "chat-0@a chat-1@b", want: "chat-1@b chat-2@c"},
+		"its device is gone: it serves":     {models: chat, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0; chat-1@a ready 1", assignments: "chat-0@a chat-1@a", want: "chat-0@a chat-1@a"},
+		"its device is gone: it waits":      {models: chat, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0; chat-1@a pending", assignments: "chat-0@a chat-1@a", want: "chat-0@a chat-2@b"},
+		"it grew: the old one still serves": {models: []local.Model{model("chat", 1, 2)}, members: []member{with("a", 1), b}, shown: "chat-0@a ready 0", assignments: "chat-0@a", want: "chat-0@a"},
+		"it grew: the new one waits":        {models: []local.Model{model("chat", 1, 2)}, members: []member{with("a", 1), b}, shown: "chat-0@a pending", assignments: "chat-0@a", want: "chat-1@b"},
 		"a strange id":                      {models: chat, members: []member{a}, shown: "chat-01@a ready 0", want: "chat-0@a", missing: "chat-1: needs 1 GPU, 0 of 2 are free: GPU 0 has chat-01, GPU 1 has chat-0"},
 	} {
 		c.check(t, name)
 	}
 }
 
-func TestPlanTakesTheLeast(t *testing.T) {
+func TestPlanStopsTheLeastUseful(t *testing.T) {
 	t.Parallel()
 	a := with("a", 4)
 	two, one := []local.Model{model("chat", 2, 1)}, []local.Model{model("chat", 1, 1)}
 	all := "chat-0@a ready 0; chat-1@a ready 1; chat-2@a ready 2"
-	seats := "chat-0@a chat-1@a chat-2@a"
+	assignments := "chat-0@a chat-1@a chat-2@a"
 	for name, c := range map[string]planned{
-		"first who has no host":      {models: one, members: []member{with("a", 1)}, shown: "chat-0@a starting 0", seats: "chat-0@a", want: "chat-0@a"},
-		"of equals the highest":      {models: two, members: []member{a}, shown: all, seats: seats, want: "chat-0@a chat-1@a"},
-		"who has the least to do":    {models: two, members: []member{a}, shown: all, seats: seats, busy: map[string]int{"chat-0": 2, "chat-1": 1, "chat-2": 3}, want: "chat-0@a chat-2@a"},
-		"before that who starts":     {models: two, members: []member{a}, shown: "chat-0@a starting 0; chat-1@a ready 1; chat-2@a ready 2", seats: seats, want: "chat-1@a chat-2@a"},
-		"before that who is not yet": {models: two, members: []member{a}, shown: "chat-0@a starting 0; chat-2@a starting 2", seats: seats, want: "chat-0@a chat-2@a"},
-		"before that who has failed": {models: two, members: []member{a}, shown: "chat-0@a failed 0; chat-1@a pending; chat-2@a starting 2", seats: seats, want: "chat-1@a chat-2@a"},
-		"all":                        {models: []local.Model{model("chat", 0, 1)}, members: []member{a}, shown: all, seats: seats},
-		"fewer than none":            {models: []local.Model{model("chat", -1, 1)}, members: []member{a}, shown: all, seats: seats},
-		"a model that is gone":       {models: []local.Model{model("x", 1, 1)}, members: []member{a}, seats: seats, want: "x-0@a"},
-		"who came back from a loss":  {models: one, members: []member{a, with("b", 1)}, shown: "chat-0@a starting 0; chat-7@b ready 0", seats: "chat-0@a", want: "chat-7@b"},
+		"first who has no node":      {models: one, members: []member{with("a", 1)}, shown: "chat-0@a starting 0", assignments: "chat-0@a", want: "chat-0@a"},
+		"of equals the highest":      {models: two, members: []member{a}, shown: all, assignments: assignments, want: "chat-0@a chat-1@a"},
+		"who has the least to do":    {models: two, members: []member{a}, shown: all, assignments: assignments, busy: map[string]int{"chat-0": 2, "chat-1": 1, "chat-2": 3}, want: "chat-0@a chat-2@a"},
+		"before that who starts":     {models: two, members: []member{a}, shown: "chat-0@a starting 0; chat-1@a ready 1; chat-2@a ready 2", assignments: assignments, want: "chat-1@a chat-2@a"},
+		"before that who is not yet": {models: two, members: []member{a}, shown: "chat-0@a starting 0; chat-2@a starting 2", assignments: assignments, want: "chat-0@a chat-2@a"},
+		"before that who has failed": {models: two, members: []member{a}, shown: "chat-0@a failed 0; chat-1@a pending; chat-2@a starting 2", assignments: assignments, want: "chat-1@a chat-2@a"},
+		"all":                        {models: []local.Model{model("chat", 0, 1)}, members: []member{a}, shown: all, assignments: assignments},
+		"fewer than none":            {models: []local.Model{model("chat", -1, 1)}, members: []member{a}, shown: all, assignments: assignments},
+		"a model that is gone":       {models: []local.Model{model("x", 1, 1)}, members: []member{a}, assignments: assignments, want: "x-0@a"},
+		"who came back from a loss":  {models: one, members: []member{a, with("b", 1)}, shown: "chat-0@a starting 0; chat-7@b ready 0", assignments: "chat-0@a", want: "chat-7@b"},
 	} {
 		c.check(t, name)
 	}
 }
 
-// follow makes plans one after another; each step changes the world first.
-func follow(t *testing.T, w *world, before memory, steps ...func() string) {
+// follow computes plans one after another. Each step changes the observation first.
+func follow(t *testing.T, o *observation, before planState, steps ...func() string) {
 	t.Helper()
 	for i, step := range steps {
 		want := step()
-		p := w.plan(before)
-		if got := strings.TrimSpace(text(p.seats) + " " + without(p.vacancies)); got != want {
+		p := o.plan(before)
+		if got := strings.TrimSpace(text(p.assignments) + " " + without(p.pending)); got != want {
 			t.Fatalf("step %d: %s; want %s", i, got, want)
 		}
-		before = p.memory
+		before = p.planState
 	}
 }
 
-func (w *world) want(model string, desired int) { w.editions[model].Desired = desired }
+func (o *observation) want(model string, desired int) { o.revisions[model].Desired = desired }
 
-// What leaves and is wanted again is called back where it is; a number that may be in use is given to nobody else.
-func TestPlanCallsBack(t *testing.T) {
+// A released replica that is wanted again is assigned to its node again. A number that may be in
+// use is not given to another replica.
+func TestPlanRebinds(t *testing.T) {
 	t.Parallel()
-	w := worldOf([]local.Model{model("chat", 2, 1)}, with("a", 1), with("b", 1), with("c", 1))
-	show := func(text string) { w.shown = shownOf(w, text) }
-	follow(t, w, memory{},
+	o := observationOf([]local.Model{model("chat", 2, 1)}, with("a", 1), with("b", 1), with("c", 1))
+	show := func(text string) { o.shown = shownOf(o, text) }
+	follow(t, o, planState{},
 		func() string { return "chat-0@a chat-1@b" },
-		func() string { show("chat-0@a ready 0; chat-1@b ready 0"); w.want("chat", 1); return "chat-0@a" },
-		func() string { return "chat-0@a" }, // the host has not heard of it yet: it is not taken for one of an earlier run
+		func() string { show("chat-0@a ready 0; chat-1@b ready 0"); o.want("chat", 1); return "chat-0@a" },
+		func() string { return "chat-0@a" }, // the node has not heard of it yet: it is not taken for one of an earlier run
 		func() string {
 			show("chat-0@a ready 0; chat-1@b draining 0")
-			w.want("chat", 3)
+			o.want("chat", 3)
 			return "chat-0@a chat-1@b chat-2@c"
 		},
-		func() string { show("chat-0@a ready 0; chat-1@b ready 0"); w.want("chat", 1); return "chat-0@a" },
+		func() string { show("chat-0@a ready 0; chat-1@b ready 0"); o.want("chat", 1); return "chat-0@a" },
 		func() string { show("chat-0@a ready 0; chat-1@b draining 0; chat-2@c draining 0"); return "chat-0@a" },
-		func() string { w.editions["chat"].spec++; w.want("chat", 2); return "chat-0@a chat-3: " + full }, // it was something else
+		func() string { o.revisions["chat"].spec++; o.want("chat", 2); return "chat-0@a chat-3: " + full }, // it was something else
 		func() string { show("chat-0@a ready 0; chat-2@c draining 0"); return "chat-0@a chat-1@b" },
 	)
 }
@@ -189,61 +190,65 @@ func TestPlanCallsBack(t *testing.T) {
 const full = "a: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-0; b: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-1; " +
 	"c: needs 1 GPU, 0 of 1 are free: GPU 0 has chat-2"
 
-// A seat that was taken before the fleet showed anything: the host may have begun it.
+// An assignment ends before the fleet has shown its replica. The node may have started the replica.
 func TestPlanDoesNotGiveAwayWhatMayBeThere(t *testing.T) {
 	t.Parallel()
-	w := worldOf([]local.Model{model("chat", 1, 1), model("x", 0, 1)}, with("a", 1), with("b", 1))
-	follow(t, w, memory{},
+	o := observationOf([]local.Model{model("chat", 1, 1), model("x", 0, 1)}, with("a", 1), with("b", 1))
+	follow(t, o, planState{},
 		func() string { return "chat-0@a" },
-		func() string { w.members[0].Lost = true; return "chat-1@b" },
-		func() string { w.want("chat", 0); return "" },
-		func() string { w.members[0].Lost = false; w.want("chat", 1); return "chat-0@a" }, // where it may be
-		func() string { w.members[0].Lost = true; return "chat-1@b" },
+		func() string { o.members[0].Lost = true; return "chat-1@b" },
+		func() string { o.want("chat", 0); return "" },
+		func() string { o.members[0].Lost = false; o.want("chat", 1); return "chat-0@a" }, // where it may be
+		func() string { o.members[0].Lost = true; return "chat-1@b" },
 		func() string {
-			w.members[1].Lost = true
-			w.now = w.now.Add(unseenFor / 2)
+			o.members[1].Lost = true
+			o.now = o.now.Add(unseenTimeout / 2)
 			return "chat-2: a: does not answer; b: does not answer"
 		},
-		func() string { w.now = w.now.Add(unseenFor); return "chat-0: a: does not answer; b: does not answer" },
+		func() string {
+			o.now = o.now.Add(unseenTimeout)
+			return "chat-0: a: does not answer; b: does not answer"
+		},
 	)
 }
 
-// Two replicas that the fleet does not show yet are given room in the order in which they got their seats.
-func TestPlanKeepsTheOrderOfSeats(t *testing.T) {
+// Two replicas that the fleet does not show yet get room in the order of their assignments.
+func TestPlanKeepsTheOrderOfAssignments(t *testing.T) {
 	t.Parallel()
-	w := worldOf([]local.Model{model("a", 1, 0.6), model("b", 1, 1)}, with("h", 2))
-	w.members[0].GPUs = w.members[0].GPUs[:1]
-	p := w.plan(memory{seats: seatsOf("b-0@h a-0@h")})
-	if got := text(p.seats); got != "b-0@h" {
+	o := observationOf([]local.Model{model("a", 1, 0.6), model("b", 1, 1)}, with("h", 2))
+	o.members[0].GPUs = o.members[0].GPUs[:1]
+	p := o.plan(planState{assignments: assignmentsOf("b-0@h a-0@h")})
+	if got := text(p.assignments); got != "b-0@h" {
 		t.Errorf("%s", got)
 	}
-	p = w.plan(memory{seats: seatsOf("a-0@h b-0@h")})
-	if got := text(p.seats); got != "a-0@h" {
+	p = o.plan(planState{assignments: assignmentsOf("a-0@h b-0@h")})
+	if got := text(p.assignments); got != "a-0@h" {
 		t.Errorf("%s", got)
 	}
 }
 
-// A host may have less room than the fleet shows: what waits there too long goes elsewhere, unless there is no room anywhere.
-func TestPlanRelieves(t *testing.T) {
+// A node may have less room than the fleet shows. A replica that waits there too long is assigned
+// to another node that has room.
+func TestPlanUnbindsRefused(t *testing.T) {
 	t.Parallel()
-	w := worldOf([]local.Model{model("chat", 1, 1)}, with("a", 2), with("b", 1))
-	w.shown = shownOf(w, "chat-0@a pending")
-	wait := func(d time.Duration) { w.now = w.now.Add(d) }
-	follow(t, w, memory{seats: seatsOf("chat-0@a")},
+	o := observationOf([]local.Model{model("chat", 1, 1)}, with("a", 2), with("b", 1))
+	o.shown = shownOf(o, "chat-0@a pending")
+	wait := func(d time.Duration) { o.now = o.now.Add(d) }
+	follow(t, o, planState{assignments: assignmentsOf("chat-0@a")},
 		func() string { return "chat-0@a" },
-		func() string { wait(refusedFor - 1); return "chat-0@a" },
-		func() string { wait(1); w.members[1].Lost = true; return "chat-0@a" },
-		func() string { w.members[1].Lost = false; return "chat-1@b" },
-		func() string { wait(time.Minute); w.shown = shownOf(w, "chat-1@b pending"); return "chat-1@b" },
-		func() string { w.shown = shownOf(w, "chat-1@b starting 0"); wait(time.Minute); return "chat-1@b" },
-		func() string { w.shown = shownOf(w, "chat-1@b pending"); return "chat-1@b" },
+		func() string { wait(refusedTimeout - 1); return "chat-0@a" },
+		func() string { wait(1); o.members[1].Lost = true; return "chat-0@a" },
+		func() string { o.members[1].Lost = false; return "chat-1@b" },
+		func() string { wait(time.Minute); o.shown = shownOf(o, "chat-1@b pending"); return "chat-1@b" },
+		func() string { o.shown = shownOf(o, "chat-1@b starting 0"); wait(time.Minute); return "chat-1@b" },
+		func() string { o.shown = shownOf(o, "chat-1@b pending"); return "chat-1@b" },
 	)
 }
 
-// evictions is what a plan evicts.
-func evictions(w *world, before memory, idle string) (*plan, string) {
-	p := w.plan(before)
-	if !p.wantsEviction() {
+// evictions computes a plan and returns it with the models that it evicts.
+func evictions(o *observation, before planState, idle string) (*plan, string) {
+	p := o.plan(before)
+	if !p.needsEviction() {
 		return p, ""
 	}
 	return p, strings.Join(p.evict(strings.Fields(idle)), " ")
@@ -276,92 +281,94 @@ func TestPlanEvicts(t *testing.T) {
 		"there will be for one":   {planned{models: []local.Model{changed(chat, func(m *local.Model) { m.Desired = 2 }), x, model("y", 0, 1)}, members: []member{a}, shown: "x-0@a ready 0; y-0@a draining 1"}, "x", "x"},
 		"another comes first":     {planned{models: []local.Model{model("z", 1, 1), chat, x, model("y", 0, 1)}, members: []member{a}, shown: "x-0@a ready 0; y-0@a draining 1"}, "x", "x"},
 		"only where it may run":   {planned{models: []local.Model{changed(chat, func(m *local.Model) { m.Cluster = "west" }), model("x", 2, 2)}, members: []member{a, with("b", 2, "west")}, shown: "x-0@a ready 0,1; x-1@b ready 0,1"}, "x x", "x"},
-		"not a host that is lost": {planned{models: []local.Model{chat, model("x", 1, 2)}, members: []member{a, lost(b)}, shown: "x-0@a ready 0,1; y-0@b failed 0"}, "y", ""},
+		"not a node that is lost": {planned{models: []local.Model{chat, model("x", 1, 2)}, members: []member{a, lost(b)}, shown: "x-0@a ready 0,1; y-0@b failed 0"}, "y", ""},
 	} {
-		w := worldOf(append(c.models, model("w", 0, 1)), c.members...)
-		if w.editions["y"] == nil {
+		o := observationOf(append(c.models, model("w", 0, 1)), c.members...)
+		if o.revisions["y"] == nil {
 			c.shown, _, _ = strings.Cut(c.shown, "; y-")
 		}
-		w.shown = shownOf(w, c.shown)
-		w.inFlight = func(id string) int { return c.busy[id] }
-		if p, got := evictions(w, memory{}, c.idle); got != c.want {
-			t.Errorf("%s: %q, want %q; %s", name, got, c.want, without(p.vacancies))
-		} else if _, again := evictions(w, p.memory, c.idle); again != "" {
+		o.shown = shownOf(o, c.shown)
+		o.inFlight = func(id string) int { return c.busy[id] }
+		if p, got := evictions(o, planState{}, c.idle); got != c.want {
+			t.Errorf("%s: %q, want %q; %s", name, got, c.want, without(p.pending))
+		} else if _, again := evictions(o, p.planState, c.idle); again != "" {
 			t.Errorf("%s: then %s", name, again)
 		}
 	}
 }
 
-// An eviction from its beginning to its end: nobody else is asked while room is being made, nor for 30 s when it is not.
+// While a chosen replica drains, no other one is evicted for the same pending replica. If the
+// chosen replica does not drain, no other one is chosen for 30 s.
 func TestPlanWaitsForRoom(t *testing.T) {
 	t.Parallel()
 	chat := changed(model("chat", 1, 1), func(m *local.Model) { m.EvictIdle = true })
-	w := worldOf([]local.Model{chat, model("x", 2, 1), model("y", 1, 1)}, with("a", 3))
-	w.shown = shownOf(w, "x-0@a ready 0; x-1@a ready 1; y-0@a ready 2")
-	w.inFlight = func(id string) int { return map[string]int{"x-0": 0, "x-1": 0}[id] }
-	p, got := evictions(w, memory{}, "x y")
-	if got != "x" || len(p.marked) != 1 {
-		t.Fatalf("%q, %v", got, p.marked)
+	o := observationOf([]local.Model{chat, model("x", 2, 1), model("y", 1, 1)}, with("a", 3))
+	o.shown = shownOf(o, "x-0@a ready 0; x-1@a ready 1; y-0@a ready 2")
+	o.inFlight = func(id string) int { return map[string]int{"x-0": 0, "x-1": 0}[id] }
+	p, got := evictions(o, planState{}, "x y")
+	if got != "x" || len(p.evicting) != 1 {
+		t.Fatalf("%q, %v", got, p.evicting)
 	}
-	marked := spotOf("x-1@a")
-	w.now = w.now.Add(evictAgain - time.Second)
-	if p, got = evictions(w, p.memory, "x y"); got != "" {
+	marked := locationOf("x-1@a")
+	o.now = o.now.Add(evictionTimeout - time.Second)
+	if p, got = evictions(o, p.planState, "x y"); got != "" {
 		t.Fatalf("it is too early for %s", got)
 	}
-	kept := p.memory
-	w.now = w.now.Add(time.Second)
-	if _, got = evictions(w, kept, "y x"); got != "y" {
+	kept := p.planState
+	o.now = o.now.Add(time.Second)
+	if _, got = evictions(o, kept, "y x"); got != "y" {
 		t.Fatalf("%q was evicted after 30 s, want y", got)
 	}
-	w.now = w.now.Add(-time.Second)
+	o.now = o.now.Add(-time.Second)
 
-	// The scaler obeys. The marked one goes, though the other has failed; it may leave as long as it likes, and is not called back.
-	w.want("x", 1)
-	w.shown = shownOf(w, "x-0@a failed 0; x-1@a ready 1; y-0@a ready 2")
-	p, _ = evictions(w, kept, "y")
-	if got := text(p.seats); got != "x-0@a y-0@a" {
+	// The scaler scales the model down. The chosen replica stops, although another one has failed.
+	// It may drain for any time, and is not assigned again.
+	o.want("x", 1)
+	o.shown = shownOf(o, "x-0@a failed 0; x-1@a ready 1; y-0@a ready 2")
+	p, _ = evictions(o, kept, "y")
+	if got := text(p.assignments); got != "x-0@a y-0@a" {
 		t.Fatal(got)
 	}
-	w.shown = shownOf(w, "x-0@a ready 0; x-1@a draining 1; y-0@a ready 2")
-	w.now = w.now.Add(time.Hour)
-	w.want("x", 2)
-	if p, got = evictions(w, p.memory, "y"); got != "" || text(p.seats) != "x-0@a y-0@a" || p.marked[marked].IsZero() {
-		t.Fatalf("%q, %s", got, text(p.seats))
+	o.shown = shownOf(o, "x-0@a ready 0; x-1@a draining 1; y-0@a ready 2")
+	o.now = o.now.Add(time.Hour)
+	o.want("x", 2)
+	if p, got = evictions(o, p.planState, "y"); got != "" || text(p.assignments) != "x-0@a y-0@a" || p.evicting[marked].IsZero() {
+		t.Fatalf("%q, %s", got, text(p.assignments))
 	}
-	w.shown = shownOf(w, "x-0@a ready 0; y-0@a ready 2")
-	p, got = evictions(w, p.memory, "y")
-	if got != "" || text(p.seats) != "chat-0@a x-0@a y-0@a" || len(p.marked)+len(p.released) != 0 {
-		t.Fatalf("%q, %s, %v %v", got, text(p.seats), p.marked, p.released)
+	o.shown = shownOf(o, "x-0@a ready 0; y-0@a ready 2")
+	p, got = evictions(o, p.planState, "y")
+	if got != "" || text(p.assignments) != "chat-0@a x-0@a y-0@a" || len(p.evicting)+len(p.released) != 0 {
+		t.Fatalf("%q, %s, %v %v", got, text(p.assignments), p.evicting, p.released)
 	}
 }
 
-// One that is in use again when it was to make room is treated like all others.
+// A replica that was chosen for eviction and has requests again is treated like all others.
 func TestPlanSparesWhoIsInUseAgain(t *testing.T) {
 	t.Parallel()
-	w := worldOf([]local.Model{model("x", 1, 1)}, with("a", 2))
-	w.shown = shownOf(w, "x-0@a ready 0; x-1@a ready 1")
+	o := observationOf([]local.Model{model("x", 1, 1)}, with("a", 2))
+	o.shown = shownOf(o, "x-0@a ready 0; x-1@a ready 1")
 	for busy, want := range map[int]string{0: "x-1@a", 1: "x-0@a"} {
-		w.inFlight = func(id string) int { return map[string]int{"x-0": busy, "x-1": 0}[id] }
-		p := w.plan(memory{marked: marks(w, "x-0@a")})
-		if got := text(p.seats); got != want {
+		o.inFlight = func(id string) int { return map[string]int{"x-0": busy, "x-1": 0}[id] }
+		p := o.plan(planState{evicting: marks(o, "x-0@a")})
+		if got := text(p.assignments); got != want {
 			t.Errorf("with %d requests: %s, want %s", busy, got, want)
 		}
 	}
 }
 
-func marks(w *world, text string) map[spot]time.Time {
-	all := map[spot]time.Time{}
+func marks(o *observation, text string) map[location]time.Time {
+	all := map[location]time.Time{}
 	for field := range strings.FieldsSeq(text) {
-		all[spotOf(field)] = w.now
+		all[locationOf(field)] = o.now
 	}
 	return all
 }
 
-func TestIndexOf(t *testing.T) {
+func TestReplicaIndex(t *testing.T) {
 	t.Parallel()
 	got := []int{}
 	for _, id := range []string{"chat-0", "chat-12", "chat-012", "chat--1", "chat-+1", "chat", "other-1", "chat-x", "chat-1-0"} {
-		got = append(got, indexOf("chat", id))
+		got = append(got, replicaIndex("chat", id))
 	}
 	if want := []int{0, 12, -1, -1, -1, -1, -1, -1, -1}; !slices.Equal(got, want) {
 		t.Errorf("%v", got)

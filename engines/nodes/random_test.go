@@ -11,14 +11,14 @@ import (
 	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
-// life is a controller over hosts that come, go, and are slow.
+// life is a controller over slow nodes that come and go.
 type life struct {
 	t      *testing.T
 	seed   uint64
 	random *rand.Rand
 	now    time.Time
 	fleet  *engines.Fleet
-	hosts  []*fakeHost
+	nodes  []*fakeNode
 	models []local.Model
 	*Controller
 }
@@ -30,11 +30,11 @@ func newLife(t *testing.T, seed uint64) *life {
 		if i > 0 && l.random.IntN(2) == 0 {
 			m.Labels = []string{"west"}
 		}
-		l.hosts = append(l.hosts, newFakeHost(m, l.fleet, l.random))
+		l.nodes = append(l.nodes, newFakeNode(m, l.fleet, l.random))
 	}
-	var others []Host
-	for _, h := range l.hosts[1:] {
-		others = append(others, h)
+	var others []Node
+	for _, n := range l.nodes[1:] {
+		others = append(others, n)
 	}
 	for i := range 1 + l.random.IntN(5) {
 		m := model(string(rune('p'+i)), l.random.IntN(4), []float64{0, 0, 0.3, 0.5, 1, 1, 2}[l.random.IntN(7)])
@@ -46,7 +46,7 @@ func newLife(t *testing.T, seed uint64) *life {
 		l.models = append(l.models, m)
 	}
 	l.Controller = New(Config{
-		Fleet: l.fleet, Local: l.hosts[0], Others: func() []Host { return others },
+		Fleet: l.fleet, Local: l.nodes[0], Joined: func() []Node { return others },
 		InFlight: func(string) int { return l.random.IntN(2) },
 		Idle:     func() []string { return []string{l.models[l.random.IntN(len(l.models))].Name} },
 		Evict:    l.evict,
@@ -55,7 +55,7 @@ func newLife(t *testing.T, seed uint64) *life {
 	return l
 }
 
-// evict obeys mostly.
+// evict scales most of the models down.
 func (l *life) evict(names []string) {
 	for i := range l.models {
 		if slices.Contains(names, l.models[i].Name) && l.models[i].Desired > 0 && l.random.IntN(3) > 0 {
@@ -67,10 +67,10 @@ func (l *life) evict(names []string) {
 
 func (l *life) set() { l.Set(slices.Clone(l.models)) }
 
-// trouble changes the world.
+// trouble makes a random change.
 func (l *life) trouble() {
 	m := &l.models[l.random.IntN(len(l.models))]
-	h := l.hosts[l.random.IntN(len(l.hosts))]
+	n := l.nodes[l.random.IntN(len(l.nodes))]
 	switch l.random.IntN(12) {
 	case 0, 1, 2:
 		m.Desired = l.random.IntN(5)
@@ -81,32 +81,32 @@ func (l *life) trouble() {
 			l.set()
 		}
 	case 4, 5:
-		if h != l.hosts[0] {
-			h.Lost = !h.Lost
+		if n != l.nodes[0] {
+			n.Lost = !n.Lost
 		}
 	case 6:
-		if h != l.hosts[0] {
-			h.known = !h.known
+		if n != l.nodes[0] {
+			n.known = !n.known
 		}
 	}
 }
 
 func (l *life) tick() {
 	l.now = l.now.Add(time.Second)
-	for _, h := range l.hosts {
-		h.tick()
+	for _, n := range l.nodes {
+		n.tick()
 	}
-	l.step(l.now, true)
+	l.reconcile(l.now, true)
 	l.check()
 }
 
-// check holds what must be true at any moment.
+// check checks what must be true at any moment.
 func (l *life) check() {
 	l.t.Helper()
 	ids := map[string]bool{}
-	for _, s := range l.memory.seats {
+	for _, s := range l.state.assignments {
 		if ids[s.id] {
-			l.t.Fatalf("seed %d: two seats of %s", l.seed, s.id)
+			l.t.Fatalf("seed %d: two assignments of %s", l.seed, s.id)
 		}
 		ids[s.id] = true
 	}
@@ -119,31 +119,31 @@ func (l *life) check() {
 			seen[r.ID] = r
 		}
 	}
-	for _, h := range l.hosts {
-		l.checkRoom(h.Name, h.member.Node, h.claims()) // of the fake itself
+	for _, n := range l.nodes {
+		l.checkRoom(n.Name, n.member.Node, n.claims()) // of the fake itself
 	}
 	p := l.again()
-	if len(p.acts) > 0 {
-		l.t.Fatalf("seed %d: a second plan of the same moves: %+v", l.seed, p.acts)
+	if len(p.changes) > 0 {
+		l.t.Fatalf("seed %d: a second plan of the same observation changes: %+v", l.seed, p.changes)
 	}
-	for i, h := range p.hosts {
+	for i, n := range p.nodes {
 		if p.members[i].known {
-			l.checkRoom(h.Name, h.Node, h.Claims)
+			l.checkRoom(n.Name, n.Node, n.Claims)
 		}
 	}
-	for _, v := range p.vacancies {
+	for _, v := range p.pending {
 		if ids[v.id] {
-			l.t.Fatalf("seed %d: %s has a seat and is pending: %s", l.seed, v.id, v.reason)
+			l.t.Fatalf("seed %d: %s is assigned and is pending: %s", l.seed, v.id, v.reason)
 		}
 	}
 }
 
-// again plans the world as it is.
+// again computes another plan from the present state.
 func (l *life) again() *plan {
-	_, members := l.roll(l.now)
-	w := &world{now: l.now, models: l.Controller.models.list, editions: l.Controller.models.byName, members: members, shown: l.look(members),
-		inFlight: func(string) int { return 0 }, waits: len(l.silent) > 0, keeps: l.now.Before(l.keepUntil)}
-	return w.plan(l.memory)
+	_, members := l.listNodes(l.now)
+	o := &observation{now: l.now, models: l.Controller.desired.list, revisions: l.Controller.desired.byName, members: members, shown: l.listReplicas(members),
+		inFlight: func(string) int { return 0 }, bindingPaused: len(l.silent) > 0, shrinkingPaused: l.now.Before(l.keepUntil)}
+	return o.plan(l.state)
 }
 
 func (l *life) checkRoom(name string, node engines.Node, claims []placement.Claim) {
@@ -157,35 +157,35 @@ func (l *life) checkRoom(name string, node engines.Node, claims []placement.Clai
 	}
 	for uuid, taken := range gpu {
 		if taken > 1.000001 {
-			l.t.Fatalf("seed %d: %v of %s are taken: %+v", l.seed, taken, uuid, claims)
+			l.t.Fatalf("seed %d: %v of %s are in use: %+v", l.seed, taken, uuid, claims)
 		}
 	}
 	if cpu > node.CPUs {
-		l.t.Fatalf("seed %d: %v processors of %s are taken", l.seed, cpu, name)
+		l.t.Fatalf("seed %d: %v CPUs of %s are in use", l.seed, cpu, name)
 	}
 }
 
-// settle lets the world be until everything is as wanted.
+// settle lets time pass without trouble, and checks that the nodes run what is desired.
 func (l *life) settle() {
-	for _, h := range l.hosts {
-		h.Lost, h.known = false, true
+	for _, n := range l.nodes {
+		n.Lost, n.known = false, true
 	}
 	for range 300 {
 		l.tick()
 	}
 	p := l.again()
 	have := map[string]int{}
-	for _, s := range p.seats {
+	for _, s := range p.assignments {
 		have[s.model]++
-		if r := p.seen[s.spot]; r.state != engines.Ready {
-			l.t.Fatalf("seed %d: %+v has a seat and is %+v", l.seed, s, r)
+		if r := p.seen[s.location]; r.state != engines.Ready {
+			l.t.Fatalf("seed %d: %+v is assigned and is %+v", l.seed, s, r)
 		}
 	}
-	for _, v := range p.vacancies {
+	for _, v := range p.pending {
 		have[v.model.Name]++
-		if places := p.candidates(v.model); len(places) > 0 {
-			if at, missing := placement.Choose(p.only(p.hosts, places), wantOf(v.model)); missing == "" {
-				l.t.Fatalf("seed %d: %s is pending, and %s has room", l.seed, v.id, p.members[places[at]].Name)
+		if others := p.candidates(v.model); len(others) > 0 {
+			if at, missing := placement.PickNodeOrExplain(selectNodes(p.nodes, others), wantOf(v.model)); missing == "" {
+				l.t.Fatalf("seed %d: %s is pending, and %s has room", l.seed, v.id, p.members[others[at]].Name)
 			}
 		}
 	}
@@ -194,13 +194,14 @@ func (l *life) settle() {
 			l.t.Fatalf("seed %d: %d of %s, want %d", l.seed, have[m.Name], m.Name, m.Desired)
 		}
 	}
-	if len(p.shown) != len(p.seats) {
-		l.t.Fatalf("seed %d: there are %+v, and seats %+v", l.seed, p.shown, p.seats)
+	if len(p.shown) != len(p.assignments) {
+		l.t.Fatalf("seed %d: there are %+v, and assignments %+v", l.seed, p.shown, p.assignments)
 	}
 }
 
-// Whatever comes and goes: ids are unique, no host has more than it can give, a plan is where a second plan stays, what has room gets it,
-// and a world in which nothing happens is left alone.
+// TestLife makes random changes. At any moment ids are unique, no node is over-committed, and a
+// second plan changes nothing. In the end each replica that fits has a node, and without changes
+// nothing is set.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	moved, pending := 0, 0
@@ -212,12 +213,12 @@ func TestLife(t *testing.T) {
 			}
 			l.tick()
 			pending += len(l.pending)
-			moved += len(l.memory.released)
+			moved += len(l.state.released)
 		}
 		l.settle()
-		before, sets := slices.Clone(l.memory.seats), 0
-		for _, h := range l.hosts {
-			sets += h.sets
+		before, sets := slices.Clone(l.state.assignments), 0
+		for _, n := range l.nodes {
+			sets += n.sets
 		}
 		for i := range l.models { // whoever is evicted for is content now
 			l.models[i].EvictIdle = false
@@ -225,14 +226,14 @@ func TestLife(t *testing.T) {
 		for range 40 {
 			l.tick()
 		}
-		for _, h := range l.hosts {
-			sets -= h.sets
+		for _, n := range l.nodes {
+			sets -= n.sets
 		}
-		if !slices.Equal(before, l.memory.seats) || sets != 0 {
-			t.Fatalf("seed %d: a world in which nothing happens: %+v and then %+v, %d more wishes", seed, before, l.memory.seats, -sets)
+		if !slices.Equal(before, l.state.assignments) || sets != 0 {
+			t.Fatalf("seed %d: without any change: %+v, then %+v, and %d more sets", seed, before, l.state.assignments, -sets)
 		}
 	}
 	if moved < 300 || pending < 300 {
-		t.Errorf("%d seats were taken, %d replicas pending: little has happened", moved, pending)
+		t.Errorf("%d assignments were released, %d replicas were pending: too few for a test", moved, pending)
 	}
 }

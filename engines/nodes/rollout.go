@@ -6,76 +6,81 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// unchangedFor is after what time replicas that have not left are taken to have no reason to: what has changed of their model is not
-// in their command.
-const unchangedFor = 5 * time.Second
+// unchangedTimeout is when a rollout is over although no replica was replaced. The change then
+// concerns something that is not in the command, and the launcher keeps the replicas.
+const unchangedTimeout = 5 * time.Second
 
-// turn is a host that replaces its replicas of a model.
-type turn struct {
-	host string
-	// pids of its replicas before, by id.
+// rollout is the replacement of a model's replicas on one node after the model has changed.
+type rollout struct {
+	node string
+	// pids are the processes of the replicas before the change, by replica id.
 	pids  map[string]int
 	since time.Time
 }
 
-// editionFor is what the model's replicas on the host are to be: the newest, but that a host whose replicas all serve keeps them until its
-// turn comes, so that a model which changes is replaced host by host. The host itself replaces one after another.
-func (c *Controller) editionFor(p *plan, e *edition, host string, last *told) *edition {
-	before := last.edition(e.Name)
-	if before == nil || before.spec == e.spec || !p.serves(e.Name, func(s seat) bool { return s.host == host }) {
-		return e
+// revisionFor returns the revision of the model that the node shall run. A node whose replicas of
+// the model all serve keeps its revision until the rollout on the previous node is over. So a
+// change that does not work costs the replicas of one node only. A node with replicas that do not
+// serve gets the newest revision at once. The launcher on the node replaces its replicas one after
+// another.
+func (c *Controller) revisionFor(p *plan, m *revision, node string, last *appliedState) *revision {
+	before := last.revision(m.Name)
+	if before == nil || before.spec == m.spec || !p.allReady(m.Name, func(a assignment) bool { return a.node == node }) {
+		return m
 	}
-	if t, ok := c.turns[e.Name]; ok && !p.isOver(e.Name, t) || !p.serves(e.Name, func(s seat) bool { return s.host != host }) {
+	if r, ok := c.rollouts[m.Name]; ok && !p.isDone(m.Name, r) || !p.allReady(m.Name, func(a assignment) bool { return a.node != node }) {
 		return before
 	}
-	t := turn{host, map[string]int{}, p.now}
-	for _, s := range p.seats {
-		if s.model == e.Name && s.host == host {
-			t.pids[s.id] = p.seen[s.spot].pid
+	r := rollout{node, map[string]int{}, p.now}
+	for _, a := range p.assignments {
+		if a.model == m.Name && a.node == node {
+			r.pids[a.id] = p.seen[a.location].pid
 		}
 	}
-	c.turns[e.Name] = t
-	return e
+	c.rollouts[m.Name] = r
+	return m
 }
 
-// edition is what the host was told of the model; nil: nothing.
-func (t *told) edition(model string) *edition {
-	if t != nil {
-		for _, o := range t.wish {
-			if o.Name == model {
-				return o.edition
-			}
+// revision returns the revision of the model that was last set on the node, or nil. s may be nil.
+func (s *appliedState) revision(model string) *revision {
+	if s == nil {
+		return nil
+	}
+	for _, m := range s.models {
+		if m.Name == model {
+			return m.revision
 		}
 	}
 	return nil
 }
 
-// serves tells whether those of the model's replicas are all ready.
-func (p *plan) serves(model string, those func(seat) bool) bool {
-	for _, s := range p.seats {
-		if s.model == model && those(s) && p.seen[s.spot].state != engines.Ready {
+// allReady reports whether all replicas of the model are ready whose assignment matches.
+func (p *plan) allReady(model string, matches func(assignment) bool) bool {
+	for _, a := range p.assignments {
+		if a.model == model && matches(a) && p.seen[a.location].state != engines.Ready {
 			return false
 		}
 	}
 	return true
 }
 
-// isOver tells whether the host has replaced its replicas, or needs not.
-func (p *plan) isOver(model string, t turn) bool {
-	old, others := 0, 0
-	for _, s := range p.seats {
-		if s.model != model || s.host != t.host {
+// isDone reports whether the rollout's node has replaced all its replicas of the model, or none
+// within unchangedTimeout, and all of them are ready.
+func (p *plan) isDone(model string, r rollout) bool {
+	kept, replaced := 0, 0
+	for _, a := range p.assignments {
+		if a.model != model || a.node != r.node {
 			continue
 		}
-		r := p.seen[s.spot]
-		if r.state != engines.Ready {
+		shown := p.seen[a.location]
+		if shown.state != engines.Ready {
 			return false
 		}
-		if pid, ok := t.pids[s.id]; ok && pid == r.pid {
-			old++
+		if pid, ok := r.pids[a.id]; ok && pid == shown.pid {
+			kept++
 		} else {
-			others++
+			replaced++
 		}
 	}
-	return old == 0 || others == 0 && p.now.Sub(t.since) >= unchangedFor
+	return kept == 0 || replaced == 0 && p.now.Sub(r.since) >= unchangedTimeout
 }

@@ -9,33 +9,34 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 )
 
-// env is a model that is told apart by its environment.
+// env returns a model that differs from others only by its environment.
 func env(desired int, value string) local.Model {
 	return changed(model("x", desired, 1), func(m *local.Model) { m.Env = map[string]string{"A": value} })
 }
 
-// has compares what the host was told of the only model.
-func (r *running) has(h *fakeHost, value string) {
+// has checks the environment of the only model that was set on the node.
+func (r *running) has(n *fakeNode, value string) {
 	r.t.Helper()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.wish) != 1 || h.wish[0].Env["A"] != value {
-		r.t.Errorf("%s was told %+v, want %s", h.Name, h.wish, value)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.set) != 1 || n.set[0].Env["A"] != value {
+		r.t.Errorf("%s: %+v is set, want %s", n.Name, n.set, value)
 	}
 }
 
-// restart gives the host's only replica another process in a state.
-func (h *fakeHost) restart(state engines.State) {
-	for _, r := range h.replicas {
+// restart gives the node's only replica another process and this state.
+func (n *fakeNode) restart(state engines.State) {
+	for _, r := range n.replicas {
 		r.PID++
 		r.State = state
 	}
-	h.report(h.wish)
+	n.report(n.set)
 	synctest.Wait()
 }
 
-// A command that does not work must not cost a model all its replicas because each is on a host of its own.
-func TestChangesGoFromHostToHost(t *testing.T) {
+// A command that does not work must not stop all replicas of a model, even if each has a node of
+// its own.
+func TestChangesGoFromNodeToNode(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
 		a := r.join(with("a", 1))
@@ -47,7 +48,7 @@ func TestChangesGoFromHostToHost(t *testing.T) {
 		r.local.restart(engines.Starting)
 		time.Sleep(time.Minute)
 		r.has(a, "1")
-		r.set(env(2, "3")) // nothing serves on the first host: it hears at once
+		r.set(env(2, "3")) // nothing serves on the first node: it hears at once
 		r.has(r.local, "3")
 		r.has(a, "1")
 		r.local.restart(engines.Ready)
@@ -58,7 +59,7 @@ func TestChangesGoFromHostToHost(t *testing.T) {
 	})
 }
 
-// What is not in the command ends no process: nobody waits for that.
+// A change that is not in the command replaces no process. The rollout does not wait for one.
 func TestChangesWithoutANewProcess(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -67,41 +68,42 @@ func TestChangesWithoutANewProcess(t *testing.T) {
 		r.live(r.local, a)
 		r.set(env(2, "2"))
 		r.has(a, "1")
-		time.Sleep(unchangedFor + lookAgain)
+		time.Sleep(unchangedTimeout + reconcileInterval)
 		synctest.Wait()
 		r.has(a, "2")
 	})
 }
 
-// After a restart of the gateway a host may be a moment late. What it has is neither begun a second time elsewhere, nor too many.
-func TestHostsThatAreLate(t *testing.T) {
+// After a restart of the gateway a node may report late. Its replicas are neither started a second
+// time on another node, nor stopped as surplus.
+func TestNodesThatAreLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		fleet := engines.NewFleet()
-		here := newFakeHost(with(here, 4), fleet, nil)
-		late := newFakeHost(unknown(with("a", 4)), fleet, nil)
-		c := New(Config{Fleet: fleet, Local: here, Others: func() []Host { return []Host{late} }})
+		here := newFakeNode(with(here, 4), fleet, nil)
+		late := newFakeNode(unknown(with("a", 4)), fleet, nil)
+		c := New(Config{Fleet: fleet, Local: here, Joined: func() []Node { return []Node{late} }})
 		now := time.Now()
 		step := func(in time.Duration) {
 			now = now.Add(in)
-			c.step(now, true)
+			c.reconcile(now, true)
 		}
-		told := func(h *fakeHost, want string) {
+		applied := func(n *fakeNode, want string) {
 			t.Helper()
 			got := ""
-			for _, m := range h.wish {
+			for _, m := range n.set {
 				for _, i := range m.Indices {
-					got += " " + idOf(m.Name, i)
+					got += " " + replicaID(m.Name, i)
 				}
 			}
 			if got != want {
-				t.Errorf("%s was told%s, want%s", h.Name, got, want)
+				t.Errorf("%s:%s is set, want%s", n.Name, got, want)
 			}
 		}
 		wanted := []local.Model{model("zero", 0, 1), model("x", 2, 1)}
 		c.Set(wanted)
 		step(0)
-		told(here, "")
+		applied(here, "")
 		late.change(func(m *member) { *m = with("a", 4) })
 		for id, name := range map[string]string{"zero-0": "zero", "x-0": "x"} {
 			late.replicas[id] = &fakeReplica{Replica: engines.Replica{ID: id, Model: name, State: engines.Ready, Launcher: engines.Local, Node: "a",
@@ -109,18 +111,18 @@ func TestHostsThatAreLate(t *testing.T) {
 		}
 		late.report(nil)
 		step(time.Second)
-		told(late, " zero-0 x-0")
-		told(here, " x-1")
-		step(Settle)
-		told(late, " x-0")
+		applied(late, " zero-0 x-0")
+		applied(here, " x-1")
+		step(RejoinTimeout)
+		applied(late, " x-0")
 
-		silent := newFakeHost(unknown(with("b", 4)), fleet, nil)
-		never := New(Config{Fleet: engines.NewFleet(), Local: here, Others: func() []Host { return []Host{silent} }})
+		silent := newFakeNode(unknown(with("b", 4)), fleet, nil)
+		never := New(Config{Fleet: engines.NewFleet(), Local: here, Joined: func() []Node { return []Node{silent} }})
 		never.Set(wanted)
-		never.step(now, true)
-		never.step(now.Add(Settle/2), true)
-		told(here, "")
-		never.step(now.Add(Settle), true)
-		told(here, " x-0 x-1")
+		never.reconcile(now, true)
+		never.reconcile(now.Add(RejoinTimeout/2), true)
+		applied(here, "")
+		never.reconcile(now.Add(RejoinTimeout), true)
+		applied(here, " x-0 x-1")
 	})
 }

@@ -16,25 +16,25 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 )
 
-// running is a controller that runs, over hosts that do at their ticks what they are told.
+// running is a running controller over nodes that apply a Set at their ticks.
 type running struct {
 	t     *testing.T
 	fleet *engines.Fleet
-	local *fakeHost
+	local *fakeNode
 	*Controller
 
 	mu     sync.Mutex
-	others []Host
+	others []Node
 }
 
-// run runs a controller in a bubble of its own until check returns.
+// run runs a controller in a synctest bubble until check returns.
 func run(t *testing.T, c Config, check func(t *testing.T, r *running)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &running{t: t, fleet: engines.NewFleet()}
-		r.local = newFakeHost(with(here, 1), r.fleet, nil)
+		r.local = newFakeNode(with(here, 1), r.fleet, nil)
 		c.Fleet, c.Local = r.fleet, r.local
-		c.Others = func() []Host {
+		c.Joined = func() []Node {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.others
@@ -59,15 +59,15 @@ func run(t *testing.T, c Config, check func(t *testing.T, r *running)) {
 	})
 }
 
-// join adds a host.
-func (r *running) join(m member) *fakeHost {
-	h := newFakeHost(m, r.fleet, nil)
+// join adds a node.
+func (r *running) join(m member) *fakeNode {
+	n := newFakeNode(m, r.fleet, nil)
 	r.mu.Lock()
-	r.others = append(r.others, h)
+	r.others = append(r.others, n)
 	r.mu.Unlock()
-	r.Kick()
+	r.Trigger()
 	synctest.Wait()
-	return h
+	return n
 }
 
 func (r *running) set(models ...local.Model) {
@@ -75,29 +75,29 @@ func (r *running) set(models ...local.Model) {
 	synctest.Wait()
 }
 
-// expect compares what a host was told, and how often.
-func (r *running) expect(h *fakeHost, sets int, indices map[string][]int) {
+// expect checks what is set on a node, and how often Set was called.
+func (r *running) expect(n *fakeNode, sets int, indices map[string][]int) {
 	r.t.Helper()
-	got, count := h.told()
+	got, count := n.applied()
 	if diff := cmp.Diff(indices, got); diff != "" || count != sets {
-		r.t.Errorf("told %d times, want %d: %s", count, sets, diff)
+		r.t.Errorf("Set was called %d times, want %d: %s", count, sets, diff)
 	}
 }
 
-// live lets the hosts do things until nothing is left to do.
-func (r *running) live(hosts ...*fakeHost) {
+// live lets the nodes take steps until they have none left.
+func (r *running) live(nodes ...*fakeNode) {
 	for range 8 {
-		for _, h := range hosts {
-			h.tick()
+		for _, n := range nodes {
+			n.tick()
 		}
 		synctest.Wait()
 	}
 }
 
-func TestRunTellsHosts(t *testing.T) {
+func TestRunSetsNodes(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
-		r.Kick()
+		r.Trigger()
 		synctest.Wait()
 		r.expect(r.local, 0, map[string][]int{})
 		x := model("x", 2, 1)
@@ -121,23 +121,23 @@ func TestRunTellsHosts(t *testing.T) {
 		r.set(model("chat", 1, 0), x)
 		r.expect(r.local, 2, map[string][]int{"chat": {0}, "x": {0}})
 		r.expect(a, 2, map[string][]int{"x": {1}})
-		if len(a.wish) != 1 || a.wish[0].Env["A"] != "2" || a.wish[0].Launcher != engines.Local || a.wish[0].Desired != 2 {
-			t.Errorf("%+v; what is in a model's environment is for the hosts that run it", a.wish)
+		if len(a.set) != 1 || a.set[0].Env["A"] != "2" || a.set[0].Launcher != engines.Local || a.set[0].Desired != 2 {
+			t.Errorf("%+v is set; a model's environment is only for the nodes that run it", a.set)
 		}
 	})
 }
 
-// Another value of the same name is another host: what the old one was told it does not know.
-func TestRunTellsNewHosts(t *testing.T) {
+// Another value with the same name is another node. It does not know what was set on the old one.
+func TestRunSetsNewNodes(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
 		r.set(model("x", 3, 1))
 		r.join(with("a", 1))
-		again := newFakeHost(with("a", 1), r.fleet, nil)
+		again := newFakeNode(with("a", 1), r.fleet, nil)
 		r.mu.Lock()
-		r.others = []Host{again}
+		r.others = []Node{again}
 		r.mu.Unlock()
-		r.Kick()
+		r.Trigger()
 		synctest.Wait()
 		r.expect(again, 1, map[string][]int{"x": {1}})
 		r.join(with("a", 1))
@@ -147,13 +147,14 @@ func TestRunTellsNewHosts(t *testing.T) {
 		lost := r.join(lost(with("b", 1)))
 		r.expect(lost, 0, map[string][]int{})
 		lost.change(func(m *member) { m.Lost = false })
-		time.Sleep(lookAgain)
+		time.Sleep(reconcileInterval)
 		synctest.Wait()
 		r.expect(lost, 1, map[string][]int{"x": {2}})
 	})
 }
 
-// What waits is pending in the fleet, with one moment of beginning, and goes to the host as soon as there is one.
+// A pending replica is in the fleet with a constant Since, and is assigned as soon as there is a
+// node.
 func TestRunReportsWhatWaits(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -173,16 +174,16 @@ func TestRunReportsWhatWaits(t *testing.T) {
 				t.Error(diff)
 			}
 		}
-		waits("waits until it is known what this host has")
+		waits("waits until the resources of this node are known")
 		if m, ok := r.fleet.Snapshot().Resolve("gratis"); !ok || m.Launcher != engines.Local || len(m.Replicas) > 0 {
 			t.Errorf("%+v", m)
 		}
 		r.local.change(func(m *member) { m.known, m.GPUs = true, nil })
-		time.Sleep(lookSoon)
+		time.Sleep(unknownNodeInterval)
 		synctest.Wait()
-		waits("needs 1 GPU, this host has none")
+		waits("needs 1 GPU, this node has none")
 		r.local.change(func(m *member) { *m = with(here, 1) })
-		time.Sleep(lookAgain)
+		time.Sleep(reconcileInterval)
 		synctest.Wait()
 		r.expect(r.local, 2, map[string][]int{"chat": {0}, "free": {0}})
 		if m, _ := r.fleet.Snapshot().Resolve("chat"); len(m.Replicas) > 0 {
@@ -195,7 +196,7 @@ func TestRunReportsWhatWaits(t *testing.T) {
 	})
 }
 
-// A fleet in which something else changes all the time does not put off the look at the hosts.
+// Constant changes of other models in the fleet do not delay the regular reconciliation.
 func TestRunLooksAtHostsInABusyFleet(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -204,14 +205,14 @@ func TestRunLooksAtHostsInABusyFleet(t *testing.T) {
 		r.local.change(func(m *member) { m.known = true })
 		for i := range 10 {
 			r.fleet.Set("other", engines.Part{Models: []engines.Model{{Name: "other", Desired: i + 1}}})
-			time.Sleep(lookSoon / 2)
+			time.Sleep(unknownNodeInterval / 2)
 			synctest.Wait()
 		}
 		r.expect(r.local, 2, map[string][]int{"chat": {0}})
 	})
 }
 
-// Changes of the fleet are enough to go on: what has left makes room.
+// A change of the fleet triggers a plan: a replica that has stopped makes room.
 func TestRunFollowsTheFleet(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -224,7 +225,7 @@ func TestRunFollowsTheFleet(t *testing.T) {
 		r.expect(r.local, 3, map[string][]int{"y": {0}})
 		r.expect(a, 3, map[string][]int{"y": {1}})
 		a.change(func(m *member) { m.Lost = true })
-		r.Kick()
+		r.Trigger()
 		synctest.Wait()
 		r.expect(a, 4, map[string][]int{})
 		if got := r.Pending()["y"]; got != "here: needs 1 GPU, 0 of 1 are free: GPU 0 has y-0; a: does not answer" {
@@ -233,7 +234,7 @@ func TestRunFollowsTheFleet(t *testing.T) {
 	})
 }
 
-// What has hardly left is called back: the number of replicas alone makes nothing else of them.
+// A draining replica is assigned again when only the number of replicas has changed.
 func TestRunCallsBack(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -248,7 +249,7 @@ func TestRunCallsBack(t *testing.T) {
 	})
 }
 
-// A model that is new again may still have replicas that leave; their numbers are in use.
+// A model that is desired again may still have draining replicas. Their numbers are in use.
 func TestRunSeesWhatLeavesOfANewModel(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -287,13 +288,13 @@ func TestRunEvicts(t *testing.T) {
 		r.set(model("x", 1, 1))
 		r.live(r.local)
 		r.set(model("x", 1, 1), chat)
-		time.Sleep(evictAgain - time.Second)
+		time.Sleep(evictionTimeout - time.Second)
 		synctest.Wait()
 		if asked.Load() != 1 {
 			t.Fatalf("asked %d times within 30 s", asked.Load())
 		}
 		obey.Store(true)
-		time.Sleep(time.Second + lookAgain)
+		time.Sleep(time.Second + reconcileInterval)
 		synctest.Wait()
 		if asked.Load() != 2 {
 			t.Fatalf("asked %d times after 30 s", asked.Load())

@@ -66,14 +66,14 @@ func (g *Gateway) makeLaunchers() error {
 	})
 	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log})
 	l.nodes = nodes.New(nodes.Config{
-		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Others: l.joinedNodes, InFlight: g.dispatcher.Load,
+		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Joined: l.joinedNodes, InFlight: g.dispatcher.Load,
 		Idle: l.idleModels, Evict: l.evict, Log: g.log,
 	})
 	if c.Control != "" {
 		var err error
 		l.joined, err = join.NewServer(join.ServerConfig{
 			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.Load,
-			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Kick, Labels: l.labels, Log: g.log,
+			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Trigger, Labels: l.labels, Log: g.log,
 		})
 		if err != nil {
 			return err
@@ -195,7 +195,7 @@ type ownNode struct {
 	labels func(node string) []string
 }
 
-// Node implements nodes.Host.
+// Node implements nodes.Node.
 func (n *ownNode) Node() (engines.Node, bool) {
 	node := n.Launcher.Node()
 	node.Labels = n.labels(node.Name)
@@ -213,8 +213,8 @@ func (l *launchers) labels(node string) []string {
 }
 
 // joinedNodes lists the nodes that have joined.
-func (l *launchers) joinedNodes() []nodes.Host {
-	var all []nodes.Host
+func (l *launchers) joinedNodes() []nodes.Node {
+	var all []nodes.Node
 	if l.joined != nil {
 		for _, n := range l.joined.Nodes() {
 			all = append(all, n)
@@ -236,9 +236,9 @@ func (l *launchers) allNodes() []engines.Node {
 }
 
 // awaitLateNodes does what awaitNodes does for nodes that take longer to come back. What such nodes
-// run is kept for nodes.Settle after the start.
+// run is kept for nodes.RejoinTimeout after the start.
 func (l *launchers) awaitLateNodes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, nodes.Settle-time.Second)
+	ctx, cancel := context.WithTimeout(ctx, nodes.RejoinTimeout-time.Second)
 	defer cancel()
 	l.awaitNodes(ctx)
 	return nil

@@ -323,7 +323,7 @@ func TestE2E_N4_AHostIsLateAfterARestart(t *testing.T) {
 	h.signal(syscall.SIGCONT)
 	after := g.awaitOn(map[string]int{"gpu-1": 1})
 	ask()
-	if after["chat-0"].PID != before["chat-0"].PID || strings.Contains(g.logText(), "is wanted no longer") {
+	if after["chat-0"].PID != before["chat-0"].PID || strings.Contains(g.logText(), "needs fewer replicas") {
 		t.Errorf("%+v is now %+v, or leaves", before, after)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// gpus are whole devices GPU-0, GPU-1 and so on.
+// gpus returns a node with the GPUs GPU-0, GPU-1 and so on.
 func gpus(n int) engines.Node {
 	node := engines.Node{Name: "here", CPUs: 16, Memory: 64 << 30}
 	for i := range n {
@@ -19,7 +19,7 @@ func gpus(n int) engines.Node {
 	return node
 }
 
-// divided adds a GPU of so many MIG devices.
+// divided adds a GPU with this number of MIG devices.
 func divided(node engines.Node, parts int) engines.Node {
 	index := len(node.GPUs)
 	for i := range parts {
@@ -33,7 +33,7 @@ func taken(id string, gpu float64, devices ...string) Claim {
 	return Claim{id, model, engines.Resources{CPU: 1, Memory: 1 << 30, GPU: gpu}, devices}
 }
 
-func TestPlace(t *testing.T) {
+func TestPickDevices(t *testing.T) {
 	t.Parallel()
 	chat := func(gpu float64, p Policy) Want { return Want{"chat", engines.Resources{GPU: gpu}, p} }
 	broken := engines.Node{Reason: "no driver"}
@@ -61,25 +61,25 @@ func TestPlace(t *testing.T) {
 		"a part that is taken, and why more are missing": {engines.Node{GPUs: divided(gpus(0), 1).GPUs, Reason: "GPU 1 is lost"}, []Claim{taken("a-0", 1, "MIG-0-0")}, chat(1, Pack), "",
 			"needs 1 GPU, 0 of 1 are free: MIG-0-0 has a-0; GPU 1 is lost"},
 		"too few there":                {gpus(2), nil, chat(4, Spread), "", "needs 4 GPUs, 2 of 2 are free"},
-		"none there":                   {gpus(0), nil, chat(1, Spread), "", "needs 1 GPU, this host has none"},
-		"none there, and why":          {broken, nil, chat(0.5, Spread), "", "needs 0.5 of a GPU, this host has none (no driver)"},
+		"none there":                   {gpus(0), nil, chat(1, Spread), "", "needs 1 GPU, this node has none"},
+		"none there, and why":          {broken, nil, chat(0.5, Spread), "", "needs 0.5 of a GPU, this node has none (no driver)"},
 		"no share that large":          {gpus(2), []Claim{taken("a-0", 0.75, "GPU-0"), taken("b-0", 1, "GPU-1")}, chat(0.3, Pack), "", "needs 0.3 of a GPU, none of 2 has that much left: GPU 0 has a-0 (0.75), GPU 1 has b-0"},
 		"processors and memory":        {gpus(0), []Claim{taken("a-0", 0)}, Want{"chat", engines.Resources{CPU: 15, Memory: 63 << 30}, Spread}, "", ""},
 		"more than is left of either":  {gpus(0), []Claim{taken("a-0", 0)}, Want{"chat", engines.Resources{CPU: 15.5, Memory: 63<<30 + 1<<29}, Spread}, "", "needs 15.5 CPUs, 15 of 16 are free; needs 63.5 GiB of memory, 63 GiB of 64 GiB is free"},
-		"everything is missing":        {gpus(0), nil, Want{"chat", engines.Resources{CPU: 17, GPU: 1}, Spread}, "", "needs 17 CPUs, 16 of 16 are free; needs 1 GPU, this host has none"},
-		"a full host, nothing counted": {gpus(1), []Claim{taken("a-0", 0), {ID: "b-0", Resources: engines.Resources{CPU: 99, Memory: 1 << 50}}}, chat(1, Spread), "GPU-0", ""},
-		"a host that does not say":     {engines.Node{}, nil, Want{"chat", engines.Resources{CPU: 99, Memory: 1 << 50}, Spread}, "", ""},
+		"everything is missing":        {gpus(0), nil, Want{"chat", engines.Resources{CPU: 17, GPU: 1}, Spread}, "", "needs 17 CPUs, 16 of 16 are free; needs 1 GPU, this node has none"},
+		"a full node, nothing counted": {gpus(1), []Claim{taken("a-0", 0), {ID: "b-0", Resources: engines.Resources{CPU: 99, Memory: 1 << 50}}}, chat(1, Spread), "GPU-0", ""},
+		"a node that does not say":     {engines.Node{}, nil, Want{"chat", engines.Resources{CPU: 99, Memory: 1 << 50}, Spread}, "", ""},
 		"a device that vanished":       {gpus(1), []Claim{taken("a-0", 1, "GPU-7")}, chat(1, Spread), "GPU-0", ""},
 	} {
-		devices, missing := Place(c.node, c.claims, c.want)
+		devices, missing := PickDevices(c.node, c.claims, c.want)
 		if got := strings.Join(devices, ","); got != c.devices || missing != c.missing {
 			t.Errorf("%s: %q, %q; want %q, %q", name, got, missing, c.devices, c.missing)
 		}
 	}
 }
 
-// Whatever comes and goes, nobody gets what another has, and nobody is refused for whom there is room.
-func TestPlaceProperties(t *testing.T) {
+// Over random claims, no replica gets what another one holds, and none is refused that fits.
+func TestPickDevicesProperties(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -95,8 +95,8 @@ func TestPlaceProperties(t *testing.T) {
 				continue
 			}
 			w := randomWant(random)
-			devices, missing := Place(node, claims, w)
-			again, _ := Place(node, claims, w)
+			devices, missing := PickDevices(node, claims, w)
+			again, _ := PickDevices(node, claims, w)
 			if !slices.Equal(devices, again) {
 				t.Fatalf("seed %d: %v and then %v", seed, devices, again)
 			}
@@ -124,7 +124,8 @@ func randomWant(random *rand.Rand) Want {
 	return w
 }
 
-// used is what is taken of a device, in thousandths so that sums are exact, and by how many.
+// used returns the used share of a device and the number of its replicas. The share is in
+// thousandths, so that sums are exact.
 func used(claims []Claim, uuid string) (thousandths, replicas int) {
 	for _, c := range claims {
 		if slices.Contains(c.Devices, uuid) {
@@ -141,7 +142,7 @@ func checkInvariants(t *testing.T, node engines.Node, claims []Claim) {
 		all, replicas := used(claims, gpu.UUID)
 		whole := slices.ContainsFunc(claims, func(c Claim) bool { return c.GPU >= 1 && slices.Contains(c.Devices, gpu.UUID) })
 		if all > 1000 || whole && replicas > 1 {
-			t.Fatalf("%s has too many: %+v", gpu.UUID, claims)
+			t.Fatalf("%s is over-committed: %+v", gpu.UUID, claims)
 		}
 	}
 	cpu, memory := 0.0, int64(0)
@@ -152,12 +153,12 @@ func checkInvariants(t *testing.T, node engines.Node, claims []Claim) {
 			t.Fatalf("%+v", c)
 		}
 	}
-	if cpu > node.CPUs+grain || memory > node.Memory {
-		t.Fatalf("%v CPUs and %d bytes are taken: %+v", cpu, memory, claims)
+	if cpu > node.CPUs+rounding || memory > node.Memory {
+		t.Fatalf("%v CPUs and %d bytes are in use: %+v", cpu, memory, claims)
 	}
 }
 
-// hasRoom counts the room in another way than Place does.
+// hasRoom computes in another way than PickDevices whether the replica fits.
 func hasRoom(node engines.Node, claims []Claim, w Want) bool {
 	cpu, memory, free := w.CPU, w.Memory, 0
 	for _, c := range claims {
@@ -172,7 +173,7 @@ func hasRoom(node engines.Node, claims []Claim, w Want) bool {
 	return (w.CPU == 0 || cpu <= node.CPUs) && (w.Memory == 0 || memory <= node.Memory) && (w.GPU == 0 || free >= w.Devices())
 }
 
-// checkChoice holds a share's device against all others that had room.
+// checkChoice checks that no other device with room was the better choice for a share of a GPU.
 func checkChoice(t *testing.T, node engines.Node, claims []Claim, w Want, devices []string) {
 	t.Helper()
 	if len(devices) != 1 || w.GPU >= 1 || slices.ContainsFunc(node.GPUs, func(gpu engines.GPU) bool { return gpu.MIG }) {
