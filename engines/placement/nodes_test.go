@@ -144,8 +144,8 @@ func TestPickEvictionsOfACrowd(t *testing.T) {
 	}
 }
 
-// If a set of idle replicas is sufficient, PickEvictions finds one. The set is the smallest, and in the
-// order of eviction.
+// If a set of idle replicas is sufficient, PickEvictions finds one. The set is the smallest, and in
+// the order of eviction.
 func TestPickEvictionsProperties(t *testing.T) {
 	t.Parallel()
 	needed := map[int]int{}
