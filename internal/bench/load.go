@@ -16,9 +16,12 @@ import (
 
 // workload is what the clients of one measurement do.
 type workload struct {
-	name, unit      string
+	// name describes the workload in the output, and unit is what its cost is counted in.
+	name, unit string
+	// workers is the number of clients, tokens the number of tokens of each response.
 	workers, tokens int
-	stream          bool
+	// stream tells that responses are streamed.
+	stream bool
 	// eventPause is the pause of the engine before each event; 0: none.
 	eventPause time.Duration
 }
@@ -35,6 +38,7 @@ func (l workload) requestBody(model string, worker, n int) string {
 
 // proxy is one way from clients to the engines: a plain Envoy, or Sluice with its Envoy.
 type proxy struct {
+	// url is the base URL for clients, admin that of Sluice's API for operators.
 	url, admin string
 	// envoyPID and gatewayPID are the processes whose CPU time counts. gatewayPID is 0 for plain
 	// Envoy.
@@ -45,6 +49,7 @@ type proxy struct {
 // variant is a proxy and the model that selects how a stream passes through it.
 type variant struct {
 	*proxy
+	// name is the name in the output, and model the model that clients request.
 	name, model string
 }
 

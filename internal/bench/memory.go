@@ -152,11 +152,14 @@ func memoryOf(pid int, name string) (float64, error) {
 // longStreamEngine is an engine with streams of a given size. It is never more than maxBlocksAhead
 // blocks ahead of its client, so that the measurement does not show a slow client.
 type longStreamEngine struct {
-	address   string
-	size      int // bytes of a stream
-	block     []byte
-	server    *http.Server
-	blockRead chan struct{} // receives a value for each block that the client has read
+	address string
+	// size is the size of a stream in bytes.
+	size int
+	// block is the text of several events, which the engine writes at once.
+	block  []byte
+	server *http.Server
+	// blockRead receives a value for each block that the client has read.
+	blockRead chan struct{}
 }
 
 const (

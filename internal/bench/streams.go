@@ -54,11 +54,16 @@ type measurement struct {
 
 // streamGroup is a group of streams that run at the same time.
 type streamGroup struct {
-	counting atomic.Bool // whether events and gaps are counted
-	events   atomic.Int64
+	// counting tells whether events and gaps are counted now.
+	counting atomic.Bool
+	// events is the number of counted events.
+	events atomic.Int64
 
-	mu    sync.Mutex
-	gaps  []float64
+	// mu guards the fields below.
+	mu sync.Mutex
+	// gaps are the counted times between events, in milliseconds.
+	gaps []float64
+	// fault is what went wrong on the streams; nil if nothing did.
 	fault error
 }
 

@@ -19,9 +19,11 @@ import (
 // testbed is three simulated engines and the two proxies in front of them.
 type testbed struct {
 	options
-	dir                string
-	processes          []*exec.Cmd
-	addresses          []string // of the engines
+	// dir holds the configuration, the logs and the state of all processes.
+	dir       string
+	processes []*exec.Cmd
+	// addresses are the host:port of the engines.
+	addresses          []string
 	plainEnvoy, sluice *proxy
 }
 

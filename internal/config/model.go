@@ -28,10 +28,10 @@ type Model struct {
 	// Source says where a launched model comes from. It is required when the engine's command uses
 	// {{.Model}}.
 	Source *Source `yaml:"source"`
-	// Launcher says how replicas are started: local (processes on this node and on those that
-	// joined), kubernetes (pods), upstream (servers that someone else runs) or none (no replicas:
-	// /schedule admits tasks for the model, which are done elsewhere). Default local; in a custom
-	// resource kubernetes.
+	// Launcher says how replicas are started. local starts processes on this node and on those that
+	// joined. kubernetes starts pods. upstream uses servers that someone else runs. none has no
+	// replicas: /schedule admits tasks for the model, which are done elsewhere. Default local; in a
+	// custom resource kubernetes.
 	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,kubernetes,upstream,none"`
 	// Cluster says where replicas are launched. For launcher local it is a label that the node must
 	// have, one of those in nodes. For launcher kubernetes it is context/namespace, context or
@@ -56,12 +56,11 @@ type Model struct {
 	// GPUResource is the name of the GPU resource on Kubernetes. A share of a GPU needs the name of
 	// a shared resource, and the replica gets one unit of it. Default nvidia.com/gpu.
 	GPUResource string `yaml:"gpu_resource"`
-	// Placement says which node and GPU a replica gets: spread (prefer those without this model,
-	// then the least used) or pack (prefer those in use, as long as they have room). Default
-	// spread.
+	// Placement says which node and GPU a replica gets. spread prefers those without this model,
+	// then the least used. pack prefers those in use, as long as they have room. Default spread.
 	Placement Placement `yaml:"placement" default:"spread" oneof:"spread,pack"`
-	// Evict says what a replica with launcher local does when it fits nowhere: never (it waits for
-	// room) or idle (it evicts replicas above replicas.min of models that have no request at all).
+	// Evict says what a replica with launcher local does when it fits nowhere. never: it waits for
+	// room. idle: it evicts replicas above replicas.min of models that have no request at all.
 	// Default never.
 	Evict Evict `yaml:"evict" default:"never" oneof:"never,idle"`
 	// Variables are the variables of the engine, checked against its schema.
@@ -78,9 +77,9 @@ type Model struct {
 	// ColdStartTimeout is how long a starting replica may take to become ready. It is also how long
 	// a request waits for the first replica. At most 55m. Default 10m.
 	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" default:"10m" min:"1s"`
-	// UnhealthyOn lists the failures that take a replica out of rotation until a probe succeeds:
-	// connect (it accepts no connection), reset (it breaks a connection that carries a request),
-	// 5xx (a status from 500 to 599 except 503) and 503 (which engines answer when they are busy).
+	// UnhealthyOn lists the failures that take a replica out of rotation until a probe succeeds.
+	// connect: it accepts no connection. reset: it breaks a connection that carries a request. 5xx:
+	// a status from 500 to 599 except 503. 503: the status that engines answer when they are busy.
 	// The last replica of a model always stays in rotation. Default: all of them for launcher
 	// upstream, [connect, 5xx] for a launched model.
 	UnhealthyOn []Failure `yaml:"unhealthy_on" oneof:"connect,reset,5xx,503"`

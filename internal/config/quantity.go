@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Size is a number of bytes. In the file it is a whole number, or a number with B, KiB, MiB, GiB,
-// TiB (powers of 1024, also as Kubernetes writes them: Ki, Mi, Gi, Ti) or kB, MB, GB, TB (powers of
-// 1000).
+// Size is a number of bytes. In the file it is a whole number, or a number with a unit. The units
+// B, KiB, MiB, GiB, TiB are powers of 1024, also written as Kubernetes writes them: Ki, Mi, Gi, Ti.
+// The units kB, MB, GB, TB are powers of 1000.
 type Size int64
 
 // unit is a unit of sizes: factor is its number of bytes.

@@ -127,8 +127,8 @@ func valueFault(value string) string {
 	return ""
 }
 
-// headerFault says why the file may not set the header name, which is in lower case; empty when it
-// may. repeated tells that the header was set already, withKey that api_key_env is set.
+// headerFault says why the file may not set the header name; empty when it may. name is in lower
+// case. repeated tells that the header was set already, and withKey that api_key_env is set.
 func headerFault(name string, repeated, withKey bool) string {
 	reserved := []string{"host", "connection", "content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 	reservedPrefixes := []string{"x-sluice-", "x-envoy-", "x-gateway-"}

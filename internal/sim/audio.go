@@ -24,11 +24,14 @@ const (
 // audioRequest is the form of both audio endpoints.
 type audioRequest struct {
 	sampling
+	// format is the response_format.
 	format   string
 	language string
-	words    bool // whether every word gets timestamps
-	audio    []byte
-	seconds  float64
+	// words tells that every word gets timestamps.
+	words bool
+	audio []byte
+	// seconds is the length of the recording.
+	seconds float64
 }
 
 // transcribe answers POST /v1/audio/transcriptions.

@@ -5,9 +5,12 @@ import "container/list"
 // prefixCache simulates the blocks whose keys and values are in GPU memory. It evicts the least
 // recently used block. It is not safe for concurrent use.
 type prefixCache struct {
-	capacity int // blocks
-	order    *list.List
-	blocks   map[uint64]*list.Element // elements hold the block's hash, a uint64
+	// capacity is the largest number of blocks.
+	capacity int
+	// order holds the hashes of the blocks, the most recently used first.
+	order *list.List
+	// blocks are the elements of order, by hash.
+	blocks map[uint64]*list.Element
 }
 
 // newPrefixCache returns a cache with a capacity in tokens. A negative capacity caches nothing.

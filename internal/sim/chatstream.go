@@ -11,9 +11,12 @@ type chatStream struct {
 	handler    *handler
 	generation *generation
 	options    *sampling
-	head       []byte // the beginning of every event
-	buf        []byte
-	roleSent   []bool // by choice: whether its role has been sent
+	// head is the beginning of every event.
+	head []byte
+	// buf is reused for every event.
+	buf []byte
+	// roleSent tells, by choice, whether the role was sent.
+	roleSent []bool
 }
 
 // newChatStream returns the stream of a chat completion.

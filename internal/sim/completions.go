@@ -130,8 +130,10 @@ type completionStream struct {
 	handler    *handler
 	generation *generation
 	options    *sampling
-	head       []byte
-	buf        []byte
+	// head is the beginning of every event.
+	head []byte
+	// buf is reused for every event.
+	buf []byte
 }
 
 // run sends the headers and the whole stream.

@@ -32,9 +32,13 @@ type RecordedRequest struct {
 
 // requestLog keeps the last requests. Its methods may be called concurrently.
 type requestLog struct {
-	mu       sync.Mutex
-	limit    int
-	total    int
+	// mu guards total and requests.
+	mu sync.Mutex
+	// limit is the number of requests to keep.
+	limit int
+	// total is the number of all requests so far.
+	total int
+	// requests are the kept requests, oldest first.
 	requests []*RecordedRequest
 }
 

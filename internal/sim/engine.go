@@ -29,16 +29,19 @@ var ErrExit = errors.New("sim: simulated early exit")
 // Engine is a simulated inference engine. It is an http.Handler; Run serves it on a listener. Its
 // methods may be called concurrently.
 type Engine struct {
-	config     Config
-	loadedAt   time.Time // the time at which loading ends
+	config Config
+	// loadedAt is the time at which loading ends.
+	loadedAt   time.Time
 	mux        *http.ServeMux
 	scheduler  *scheduler
 	metrics    *metrics
 	requestLog *requestLog
-	filler     []string // tokens that extend an answer that is too short
+	// filler are the tokens that extend an answer that is too short.
+	filler []string
 
+	// faultMu guards active, the process-wide fault.
 	faultMu sync.Mutex
-	active  activeFault // guarded by faultMu
+	active  activeFault
 }
 
 // New returns an Engine. It starts no goroutine. LoadTime begins with this call.

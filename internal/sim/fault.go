@@ -20,10 +20,13 @@ type Fault struct {
 
 // faultPart is one fault of a combination.
 type faultPart struct {
-	kind        faultKind
-	afterEvents int           // events before the fault takes effect; -1: not given
-	status      int           // for faultStatus
-	pause       time.Duration // 0: until the client disconnects
+	kind faultKind
+	// afterEvents is the number of events before the fault takes effect; -1 if it is not given.
+	afterEvents int
+	// status is the HTTP status of faultStatus.
+	status int
+	// pause is the length of a pause. 0 lasts until the client disconnects.
+	pause time.Duration
 }
 
 // faultKind is the name of a fault.
@@ -192,8 +195,10 @@ func (e *Engine) faultFor(r *http.Request) (Fault, error) {
 // activeFault is the process-wide fault.
 type activeFault struct {
 	Fault
-	remaining  int    // requests that it still applies to; 0: all
-	pathPrefix string // applies only to paths with this prefix
+	// remaining is the number of requests that the fault still applies to. 0: all.
+	remaining int
+	// pathPrefix limits the fault to paths with this prefix. Empty: all paths below /v1.
+	pathPrefix string
 }
 
 // useActiveFault returns the process-wide fault for a request with that path, and uses it up by

@@ -21,16 +21,21 @@ const maxChoices = 128
 type choice struct {
 	sequence *sequence
 	answer   *answer
-	sent     int // number of tokens sent to the client
-	closed   bool
+	// sent is the number of tokens sent to the client.
+	sent int
+	// closed tells that sink.finish was called for the choice.
+	closed bool
 }
 
 // generation is the work on one request: one sequence for each of its choices.
 type generation struct {
-	scheduler  *scheduler
-	changed    chan struct{}
-	choices    []*choice
-	prompts    []prompt
+	scheduler *scheduler
+	// changed receives a value when one of the sequences has changed.
+	changed chan struct{}
+	choices []*choice
+	prompts []prompt
+	// stopCancel stops the cancellation that a disconnect of the client causes. It returns false if
+	// the cancellation has run.
 	stopCancel func() bool
 }
 

@@ -93,11 +93,14 @@ func messageOf(text string) (message, error) {
 
 // inferenceStream renders a chat as chunks of llm.v1.
 type inferenceStream struct {
-	handler       *handler
-	generation    *generation
-	id            string
-	finishReasons []string // by choice; empty: not complete
-	lastFinish    string
+	handler    *handler
+	generation *generation
+	// id is the request_id of every chunk.
+	id string
+	// finishReasons are the finish reasons by choice; empty for a choice that is not complete.
+	finishReasons []string
+	// lastFinish is the finish reason of the choice that ended last.
+	lastFinish string
 }
 
 // run sends the whole stream and the status of the call.

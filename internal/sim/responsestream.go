@@ -9,11 +9,16 @@ import (
 // closed before the next.
 type responseStream struct {
 	*response
-	sequenceNumber int // sequence_number of the next event
-	index          int // index of the open output item; -1: none yet
-	output         []any
-	open           *openItem
-	buf            []byte
+	// sequenceNumber is the sequence_number of the next event.
+	sequenceNumber int
+	// index is the index of the open output item; -1 before the first.
+	index int
+	// output are the finished output items.
+	output []any
+	// open is the output item that is being filled; nil if there is none.
+	open *openItem
+	// buf is reused for every delta.
+	buf []byte
 }
 
 // openItem is the output item that is being filled.

@@ -15,20 +15,30 @@ const maxLag = 100 * time.Millisecond
 // sequence is one stream of tokens that the engine generates.
 type sequence struct {
 	prompt prompt
-	limit  int // number of tokens to generate; 0 if only a prefill is needed, as for an embedding
+	// limit is the number of tokens to generate. It is 0 if only a prefill is needed, as for an
+	// embedding.
+	limit int
 	// changed receives a value, without blocking, when prefilled or produced has changed. Several
 	// sequences may share the channel.
-	changed   chan struct{}
-	truncated bool // the limit of the request ended the answer early
+	changed chan struct{}
+	// truncated tells that the limit of the request ended the answer early.
+	truncated bool
 
+	// prefilled tells that the prompt is prefilled.
 	prefilled atomic.Bool
-	produced  atomic.Int64
-	cached    int // number of prompt tokens found in the cache; valid once prefilled
+	// produced is the number of tokens generated so far.
+	produced atomic.Int64
+	// cached is the number of prompt tokens found in the prefix cache. It is valid once prefilled
+	// is true.
+	cached int
 
-	// The fields below are guarded by scheduler.mu.
-	state                               sequenceState
-	arrivedAt, admittedAt, firstTokenAt time.Time // times at which the sequence reached each state
-	slot                                int       // index in scheduler.decoding
+	// state and the fields below are guarded by scheduler.mu.
+	state sequenceState
+	// arrivedAt, admittedAt and firstTokenAt are the times of the submission, of the slot and of
+	// the first token.
+	arrivedAt, admittedAt, firstTokenAt time.Time
+	// slot is the index of the sequence in scheduler.decoding, while the sequence decodes.
+	slot int
 }
 
 // sequenceState is the state of a sequence in the scheduler.
@@ -57,24 +67,41 @@ func (q *sequence) notify() {
 // being prefilled, and when the next step ends. It has no goroutine of its own: a timer is set for
 // the next event, and only while there is one. Its methods may be called concurrently.
 type scheduler struct {
-	slots       int
-	prefillRate float64 // prefilled tokens per second; 0: no limit
-	interval    time.Duration
-	slowdown    float64
-	kvTokens    int
-	metrics     *metrics
+	// slots is the number of sequences that run at the same time.
+	slots int
+	// prefillRate is the number of prefilled tokens per second. 0: no limit.
+	prefillRate float64
+	// interval is the length of a step with one sequence. Each further sequence lengthens the step
+	// by slowdown × interval.
+	interval time.Duration
+	slowdown float64
+	// kvTokens is the capacity of the simulated GPU memory in tokens, for kvUsage alone: it does
+	// not limit the batch.
+	kvTokens int
+	metrics  *metrics
 
-	mu           sync.Mutex
-	waiting      []*sequence
-	prefilling   []*sequence // sequences with a slot, in order of arrival; the first is being prefilled
-	prefillEndAt time.Time   // the time at which the first is prefilled; zero: not started
-	decoding     []*sequence
+	// mu guards the fields below.
+	mu sync.Mutex
+	// waiting are the sequences without a slot, in order of arrival.
+	waiting []*sequence
+	// prefilling are the sequences with a slot that are not prefilled, in order of admission. The
+	// first is being prefilled.
+	prefilling []*sequence
+	// prefillEndAt is the time at which the first of prefilling is prefilled. It is zero if its
+	// prefill has not started.
+	prefillEndAt time.Time
+	// decoding are the sequences that get a token with each step.
+	decoding []*sequence
+	// nextStepAt is the time at which the current step ends, and stepDuration the length of this
+	// step.
 	nextStepAt   time.Time
-	stepDuration time.Duration // length of the step that ends at nextStepAt
-	heldTokens   int           // tokens of all sequences with a slot
-	cache        *prefixCache
-	timer        *time.Timer
-	timerAt      time.Time // the time that the timer is set for; zero: not set
+	stepDuration time.Duration
+	// heldTokens is the number of tokens of all sequences with a slot.
+	heldTokens int
+	cache      *prefixCache
+	// timer calls onTimer at timerAt, which is zero if the timer is not set.
+	timer   *time.Timer
+	timerAt time.Time
 }
 
 // newScheduler returns an idle scheduler that records into m.
@@ -150,9 +177,11 @@ func (s *scheduler) clearCache() {
 
 // loadSnapshot is the load of the scheduler at one moment.
 type loadSnapshot struct {
+	// running and waiting are numbers of sequences.
 	running, waiting int
 	cachedTokens     int
-	kvUsage          float64 // 0 to 1
+	// kvUsage is the used share of the simulated GPU memory, from 0 to 1.
+	kvUsage float64
 }
 
 // snapshot returns the present load.

@@ -21,9 +21,11 @@ const fillerText = " I was asked for more words than I have, so I count the wave
 
 // piece is one token of an answer.
 type piece struct {
-	text      string
-	call      int  // 0: text for the user; n: part of the n-th tool call
-	opensCall bool // opens its tool call and has no text
+	text string
+	// call is the number, from 1, of the tool call that the token is part of. It is 0 for text.
+	call int
+	// opensCall tells that the token opens its tool call. Such a token has no text.
+	opensCall bool
 }
 
 // toolCall is one call of a function that the answer requests.
@@ -35,9 +37,12 @@ type toolCall struct {
 type answer struct {
 	pieces []piece
 	calls  []toolCall
+	// filler are the tokens that follow the pieces when the answer must be longer.
 	filler []string
-	limit  int    // number of tokens that will be generated
-	finish string // finish_reason: stop, length or tool_calls
+	// limit is the number of tokens that are generated.
+	limit int
+	// finish is the finish_reason: stop, length or tool_calls.
+	finish string
 }
 
 // token returns token i, for any i ≥ 0. Beyond the pieces it returns filler.
@@ -85,14 +90,20 @@ func (a *answer) generatedCalls() []toolCall {
 
 // question is what an answer is made from.
 type question struct {
-	engineName   string // name of the engine
-	lastMessage  string // the last message of the caller
-	isToolResult bool   // lastMessage is the result of a tool
-	turn         int    // number of messages of the user
-	seed         int64  // seed of the request
-	choice       int
-	format       *format
-	tools        toolUse
+	// engineName is the name of the engine in the answer.
+	engineName string
+	// lastMessage is the last message of the user, or the last result of a tool.
+	lastMessage string
+	// isToolResult tells that lastMessage is the result of a tool.
+	isToolResult bool
+	// turn is the number of messages of the user.
+	turn int
+	// seed is the seed of the request.
+	seed int64
+	// choice is the index of the choice that the answer is for.
+	choice int
+	format *format
+	tools  toolUse
 }
 
 // format is a request's demand for a JSON document as its answer.
@@ -221,9 +232,12 @@ func topic(said string) string {
 
 // limits are the request's limits on the length of an answer.
 type limits struct {
-	max       int // 0: no limit
-	min       int
-	ignoreEOS bool // extend the answer to max
+	// max is the largest number of tokens. 0: no limit.
+	max int
+	// min is the smallest number of tokens. A shorter answer is extended.
+	min int
+	// ignoreEOS extends the answer to max.
+	ignoreEOS bool
 }
 
 // apply sets the length and the finish reason of an answer.

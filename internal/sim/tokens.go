@@ -91,9 +91,12 @@ func tokenize(text string) []string {
 // prompt is what the engine keeps of an input: its length in tokens and the hashes of its full
 // blocks. Each hash also covers everything before its block, so equal hashes mean equal prefixes.
 type prompt struct {
+	// tokens is the length in tokens.
 	tokens int
+	// blocks are the hashes of the full blocks.
 	blocks []uint64
-	tail   string // the text after the last full block
+	// tail is the text after the last full block.
+	tail string
 }
 
 // textPrompt returns the prompt of a text.

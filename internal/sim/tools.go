@@ -24,8 +24,11 @@ type tool struct {
 
 // toolUse is what a request says about tools.
 type toolUse struct {
-	offered  []function
-	choice   string // auto, none, required, or the name of a function
+	// offered are the functions that the request offers.
+	offered []function
+	// choice is auto, none, required, or the name of a function.
+	choice string
+	// parallel permits several calls in one answer.
 	parallel bool
 }
 
