@@ -13,7 +13,7 @@ func TestCheckRendersKubernetesTemplates(t *testing.T) {
 	t.Parallel()
 	for template, want := range map[string]string{
 		"spec: {replicas: 1}":                      "",
-		"spec: {{.Nonsense}}":                      "sluice.yaml:6: engines[mine].versions[1].kubernetes: its line 1",
+		"spec: {{.Nonsense}}":                      "sluice.yaml:6: engines[mine].versions[1].kubernetes: in the template, line 1",
 		"{{if .GPUs}}":                             "unexpected EOF",
 		"spec: [":                                  "sluice.yaml:6: engines[mine].versions[1].kubernetes: ",
 		"kind: Pod":                                "kind must be Deployment",
