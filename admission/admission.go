@@ -33,12 +33,12 @@
 // package waits. Locks are taken in this order; a goroutine that holds one may only take those
 // after it:
 //
-//  1. dispatch.Dispatcher.mu: held while rules or the fleet change, and so around SetLimits, SetTenants,
-//     SetPools, Remove and RetryWaiters.
+//  1. dispatch.Dispatcher.mu: held while rules or the fleet change, and so around SetLimits,
+//     SetTenants, SetPools, Remove and RetryWaiters.
 //  2. the lock of dispatch's recovered requests: held around RecoverRequest.
 //  3. taskJournal.mu: held while a task is written to the file.
 //  4. Controller.mu.
-//  5. the locks of a request and its replicas (dispatch.Ticket.mu and counters), which LockedHooks take.
+//  5. the locks of a request and of its replicas (dispatch.Ticket.mu), which LockedHooks take, and
 //     redis.Store.mu, which Shared.ReportLease takes. Nothing is called with one of them held.
 //
 // With Controller.mu held, the Controller calls [LockedHooks] and Shared.ReportLease. After it has

@@ -5,12 +5,13 @@ import (
 	"slices"
 )
 
-// bands is how many priorities there are. Their indexes rise with them.
+// bands is the number of priorities. A higher index is a higher priority.
 const bands = 3
 
 func (p Priority) band() int { return min(max(int(p)-int(Batch), 0), bands-1) }
 
-// list is a doubly linked list of waiters. A waiter has a place for two of them: one by turn, one by arrival.
+// waiterList is a doubly linked list of waiters. A waiter can be in two lists: one in flowOrder,
+// one in arrivalOrder.
 type waiterList struct {
 	first, last *waiter
 	order       int
@@ -23,7 +24,7 @@ const (
 
 type link struct{ next, prev *waiter }
 
-// insert puts w before another; nil is the end.
+// insert puts w before another waiter, or at the end for nil.
 func (l *waiterList) insert(w, before *waiter) {
 	prev := l.last
 	if before != nil {
@@ -55,24 +56,27 @@ func (l *waiterList) remove(w *waiter) {
 	w.links[l.order] = link{}
 }
 
-// flow is what waits of one tenant in one band of one queue, in the order in which it came.
+// flow holds the waiters of one tenant in one band of one queue, in the order of their arrival (a
+// flow of deficit round robin).
 type flow struct {
 	tenant  *tenant
 	band    *band
 	waiters waiterList
-	// count is how many wait, the chosen ones included.
+	// count is the number of waiters, the returned ones included.
 	count int
-	// tokens are what they will take.
+	// tokens is what the waiters will be charged.
 	tokens  int64
 	deficit int64
-	// round is the last one that gave credit.
+	// creditedRound is the last round in which the flow got its credit.
 	creditedRound uint64
 	parked        bool
-	// The neighbours in the band's ring, or among the tenant's parked flows.
+	// The neighbours in the band's ring, or among the tenant's parked flows. nil means that the
+	// flow is in neither.
 	next, prev *flow
 }
 
-// ring is a circle of flows; cur is the one at hand, and the end is before it.
+// ring is a circle of flows. cursor is the flow of the current visit; new flows are added before
+// it.
 type ring struct {
 	cursor *flow
 	length int
@@ -101,26 +105,30 @@ func (r *ring) remove(f *flow) {
 	f.next, f.prev = nil, nil
 }
 
-// band shares one queue's turns among tenants by deficit round robin (Shreedhar and Varghese, 1995). A flow earns weight × quantum once a
-// round, when the cursor comes to it, and never by being asked about. The quantum of a round is the largest cost, rounded up to
-// a power of two, that waits when the round begins; so nearly every visit serves somebody, and a decision costs the same however
+// band shares the order of one queue among tenants by deficit round robin (M. Shreedhar and G.
+// Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995). A flow gets a credit of
+// weight × quantum once in a round, when the cursor comes to it, and never because somebody asks.
+// The quantum of a round is the largest cost that waits when the round begins, rounded up to a
+// power of two. So nearly every visit serves a waiter, and a decision takes the same time however
 // many flows there are.
 //
-// For two flows that wait all the time, the served tokens divided by the weights differ by at most one quantum and one largest
-// cost, that is by three largest costs.
+// For two flows that always have waiters, the served tokens divided by the weights differ by at
+// most one quantum and one largest cost, which is at most three largest costs.
 type band struct {
 	flows map[string]*flow
 	ring  ring
 	round uint64
-	// quantum of this round.
+	// quantum is that of the current round.
 	quantum int64
-	// chosen have had their turn already, and were then turned away by what gateways share; they are next, and are paid for.
+	// returned are waiters that were already picked and charged to their flow, and whose claims the
+	// shared state then denied. They are the next in order.
 	returned waiterList
-	// all who wait, by arrival.
+	// arrivals holds all waiters by the time of their arrival.
 	arrivals waiterList
 	length   int
 	tokens   int64
-	// sizes counts those who wait by the length of their cost in bits; present has a bit for each that is not 0.
+	// costBits counts waiters by the number of bits of their cost. costBitsSet has a bit for each
+	// count that is not 0.
 	costBits    [64]int
 	costBitsSet uint64
 }
@@ -129,7 +137,7 @@ func (b *band) largestCost() int64 {
 	return 1 << min(bits.Len64(b.costBitsSet), 62) >> 1
 }
 
-// count adds a waiter to the sums, or takes it away.
+// countWaiter adds a waiter to the sums (n = 1), or removes it (n = -1).
 func (b *band) countWaiter(w *waiter, n int) {
 	size := bits.Len64(uint64(w.cost - 1))
 	b.length += n
@@ -142,7 +150,7 @@ func (b *band) countWaiter(w *waiter, n int) {
 	}
 }
 
-// flow finds the tenant's flow, or makes it.
+// flowOf returns the tenant's flow, or creates it.
 func (b *band) flowOf(t *tenant) *flow {
 	f := b.flows[t.name]
 	if f == nil {
@@ -155,7 +163,7 @@ func (b *band) flowOf(t *tenant) *flow {
 	return f
 }
 
-// enroll gives the flow a place at the end of the ring, if it has something that waits.
+// addToRing adds the flow at the end of the ring, if it has waiters and is in no ring.
 func (b *band) addToRing(f *flow) {
 	if f.next != nil || f.waiters.first == nil {
 		return
@@ -168,13 +176,13 @@ func (b *band) addToRing(f *flow) {
 	b.ring.add(f)
 }
 
-// advance moves the cursor off a flow.
+// advance moves the cursor to the next flow.
 func (b *band) advance() {
 	b.ring.cursor = b.ring.cursor.next
 	b.startRoundIfDone()
 }
 
-// begin starts a round when the cursor is where this one has been.
+// startRoundIfDone starts a round if the cursor is at a flow that this round has visited.
 func (b *band) startRoundIfDone() {
 	if b.ring.cursor != nil && b.ring.cursor.creditedRound == b.round {
 		b.round++
@@ -190,7 +198,8 @@ func (b *band) removeFromRing(f *flow) {
 	}
 }
 
-// push adds w: at the end, or, if it has waited before, at the front of its flow. A preempted one comes there too, and pays once more.
+// enqueue adds w at the end of its flow, or, if it was dequeued for an inquiry, at the front. A
+// preempted waiter is added at the front too, and is charged to the flow again.
 func (b *band) enqueue(w *waiter, front bool) {
 	f := b.flowOf(w.tenant)
 	w.flow, w.state = f, stateQueued
@@ -209,7 +218,7 @@ func (b *band) enqueue(w *waiter, front bool) {
 	}
 }
 
-// pushChosen gives w, which had its turn, the first place before all flows.
+// enqueueReturned adds w, which was picked before, in front of all flows.
 func (b *band) enqueueReturned(w *waiter) {
 	w.flow, w.state = b.flowOf(w.tenant), stateReturned
 	b.insert(w, true)
@@ -228,10 +237,10 @@ func (b *band) insert(w *waiter, front bool) {
 	for n := 0; n < maxInquiry && at != nil && at.arrived.Before(w.arrived); n++ {
 		at = at.links[arrivalOrder].next
 	}
-	b.arrivals.insert(w, at) // those before it are older, so that the first is the oldest
+	b.arrivals.insert(w, at) // the waiters before it are older, so the first is the oldest
 }
 
-// remove takes w out, wherever it stands. One that goes has been served: its flow pays.
+// dequeue removes w. If it was served, its flow is charged the cost.
 func (b *band) dequeue(w *waiter, served bool) {
 	f := w.flow
 	f.count--
@@ -254,14 +263,15 @@ func (b *band) dequeue(w *waiter, served bool) {
 	b.forgetIfEmpty(f)
 }
 
-// debts is how many visits' credit bounds a flow's deficit either way.
+// maxDebtVisits bounds the deficit of a flow, in credits of a visit, in both directions.
 const maxDebtVisits = 4
 
 func (f *flow) maxDeficit() int64 {
 	return maxDebtVisits * f.tenant.limits.weight() * max(f.band.quantum, f.band.largestCost(), 1)
 }
 
-// settle forgets what an empty flow has saved, and the flow itself. A parked one whose first has left may go on if the next can.
+// forgetIfEmpty clears the deficit of a flow without waiters, and deletes a flow that has not even
+// returned ones. A parked flow whose head has left is unparked if its new head may go.
 func (b *band) forgetIfEmpty(f *flow) {
 	if first := f.waiters.first; first != nil {
 		if f.parked && !f.tenant.isAtLimit(&first.arrival) {
@@ -281,7 +291,8 @@ func (b *band) forgetIfEmpty(f *flow) {
 	}
 }
 
-// park takes w's flow out of the ring until its tenant has room again, so that it holds nobody up.
+// park removes w's flow from the ring until its tenant has room again, so that the flow holds up
+// nobody.
 func (b *band) park(w *waiter) {
 	f := w.flow
 	b.requeueReturned(f)
@@ -295,7 +306,7 @@ func (b *band) park(w *waiter) {
 	f.tenant.parked.add(f)
 }
 
-// unchoose puts the chosen of a flow back to its front.
+// requeueReturned moves the returned waiters of a flow back to its front.
 func (b *band) requeueReturned(f *flow) {
 	for w := b.returned.last; w != nil; {
 		prev := w.links[flowOrder].prev
@@ -309,7 +320,8 @@ func (b *band) requeueReturned(f *flow) {
 	}
 }
 
-// head is who goes next, nil when nobody can: the ring's turn, unless somebody has had it already.
+// head returns the next waiter, nil if no waiter may go: the first returned one, else the head of
+// the ring. It parks the flows of tenants at a limit.
 func (b *band) head() *waiter {
 	for b.length > 0 {
 		w := b.returned.first
@@ -324,14 +336,14 @@ func (b *band) head() *waiter {
 	return nil
 }
 
-// turn is the first of the flow whose turn it is.
+// headOfRing returns the first waiter of the flow that deficit round robin serves next.
 func (b *band) headOfRing() *waiter {
 	for b.ring.cursor != nil {
 		f := b.ring.cursor
 		if f.creditedRound != b.round {
 			f.creditedRound = b.round
 			credit := f.tenant.limits.weight() * b.quantum
-			// A debt of a time with larger costs must not take many rounds to pay.
+			// A debt from a time with larger costs must not take many rounds to pay.
 			f.deficit = max(f.deficit, -maxDebtVisits*credit) + credit
 		}
 		if w := f.waiters.first; w.cost <= f.deficit {
@@ -342,10 +354,11 @@ func (b *band) headOfRing() *waiter {
 	return nil
 }
 
-// searched is how deep a flow is searched for one that a model may serve.
+// maxSearched is the number of waiters of a flow that headFor tries.
 const maxSearched = 16
 
-// headFor is the first in order that the gate may serve. Those that it may not serve are not in its way.
+// headFor returns the next waiter that the gate can serve. Waiters that it cannot serve do not
+// block the others.
 func (b *band) headFor(g *gate) *waiter {
 	first := b.head()
 	if first == nil || g.canServe(&first.arrival) {
@@ -370,15 +383,17 @@ func (b *band) headFor(g *gate) *waiter {
 	return nil
 }
 
-// queue is who waits for one model, or for any of a pool's.
+// queue holds the requests that wait for one model, or for any model of a pool. One of gate and
+// pool is nil.
 type queue struct {
-	gate *gate // or
+	gate *gate
 	pool *pool
 
 	bands  [bands]band
 	length int
 	bytes  int64
-	// fresh have had no verdict yet, so they do not count against the queue's limit.
+	// newcomers have had no verdict of the shared state yet. They do not count against the limit of
+	// the queue.
 	newcomers     []*waiter
 	newcomerCount int
 }
@@ -398,8 +413,8 @@ func (q *queue) add(w *waiter) {
 	}
 }
 
-// putBack is push for one that was taken out to be asked about. chosen: it stays before all others of its band; otherwise
-// its tenant has no room, and its flow is parked.
+// requeue adds a waiter that was dequeued for an inquiry. With keepHead it stays before all others
+// of its band. Without, its tenant is at a limit, and its flow is parked.
 func (q *queue) requeue(w *waiter, keepHead bool) {
 	q.add(w)
 	b := &q.bands[w.band]
@@ -412,13 +427,13 @@ func (q *queue) requeue(w *waiter, keepHead bool) {
 	b.park(w)
 }
 
-// remove takes w out; see band.remove.
+// dequeue removes w; see band.dequeue.
 func (q *queue) dequeue(w *waiter, served bool) {
 	q.length--
 	q.bytes -= int64(w.Bytes)
 	if w.newcomer {
 		q.newcomerCount--
-		if q.newcomers[0] == w { // mostly
+		if q.newcomers[0] == w { // the usual case
 			q.newcomers = q.newcomers[1:]
 		} else if i := slices.Index(q.newcomers, w); i > 0 {
 			q.newcomers = slices.Delete(q.newcomers, i, i+1)
@@ -427,7 +442,7 @@ func (q *queue) dequeue(w *waiter, served bool) {
 	q.bands[w.band].dequeue(w, served)
 }
 
-// all lists everybody, the oldest of the highest band first.
+// allWaiters returns all waiters, those of the highest band first, the oldest first in each band.
 func (q *queue) allWaiters() []*waiter {
 	waiting := make([]*waiter, 0, q.length)
 	for b := bands - 1; b >= 0; b-- {

@@ -2,41 +2,54 @@ package admission
 
 import "time"
 
-// gate is one model's way in: what it has given, and the queue before it. Whatever changes one of them ends with Controller.pump, so
-// that outside the lock the next in order is always one that cannot go.
+// gate admits requests to one model. It knows what the model has granted (usage) and which requests
+// wait (queue).
+//
+// A method that changes a gate is called with Controller.mu held and is followed by
+// Controller.admitWaiters. This keeps the invariant that, whenever Controller.mu is free, the head
+// waiter of every gate cannot be admitted.
 type gate struct {
 	model  string
 	usage  usage
 	queue  queue
 	closed bool
-	// members are its places in pools, whose queues it serves beside its own.
+	// memberships are the pools that the model belongs to. The gate serves their queues beside its
+	// own.
 	memberships []*membership
-	// spare: there may be one more lease, as its pools have noted.
+	// hasFreeLease is usage.hasFreeLease as it was last reported to the pools, which count the
+	// gates that have one.
 	hasFreeLease bool
-	// In each band the gate's own queue and those of its pools take turns by tokens (start-time fair queueing): the source with the
-	// smallest tag is next.
+	// finishTags and virtualTime are those of start-time fair queueing (Goyal, Vin and Cheng,
+	// 1996). In each band it shares the model between the gate's own queue and the queues of its
+	// pools, by tokens: the source with the smallest start tag is next.
 	finishTags, virtualTime [bands]int64
-	// turn counts admissions, up to seven, since an aged waiter of a lower band was let in; aged is when each band last was.
+	// admittedSinceAged counts admissions since an aged waiter of a lower band was admitted. It
+	// stops at agedEvery-1. lastAged is the value of admissions at which an aged waiter of each
+	// band was last admitted.
 	admittedSinceAged int
 	lastAged          [bands]uint64
 	admissions        uint64
 	pace              admissionPace
-	// timer fires when the tokens of the next in order are there, or when it is time to ask again.
+	// timer fires when the tokens of the head waiter are there, or when the next inquiry may be
+	// sent.
 	timer *time.Timer
-	// lacks is the next in order if it is tokens that it waits for. Where it is not, the next may have enough.
+	// blockedOnTokens is the head waiter if it waits for tokens, else nil. If it is nil, or has
+	// left, a later waiter that needs fewer tokens may be tried.
 	blockedOnTokens *waiter
 	inquiry         inquiry
-	// preemptibles may be preempted; victim was, and has not been released yet.
+	// preemptible holds the leases that a request of a higher band may preempt. preempted is the
+	// lease that was preempted last, until it is released.
 	preemptible [bands]preemptibleLeases
 	preempted   *Lease
 }
 
-// takes reports whether the model may ever serve the request.
+// canServe reports whether the model can ever serve the request.
 func (g *gate) canServe(a *arrival) bool {
 	return !g.closed && (a.Locked.Allowed == nil || a.Pool == "" || a.Locked.Allowed(g.model)) && (a.SlotOnly || g.usage.fits(a.Tokens))
 }
 
-// source is where the next waiter of a band comes from: a pool's queue, or the gate's own for nil.
+// bandHead returns the next waiter of a band and the membership of the pool that it comes from,
+// which is nil for the gate's own queue.
 func (g *gate) bandHead(b int) (*waiter, *membership) {
 	best := g.queue.bands[b].head()
 	var from *membership
@@ -68,7 +81,9 @@ func (g *gate) before(w *waiter, m *membership, other *waiter, from *membership)
 	return a < b || a == b && w.arrived.Before(other.arrived)
 }
 
-// next is who goes next, and from where; nil when nobody can be helped by this model.
+// head returns the waiter to admit next and the pool membership that it comes from (nil for the
+// gate's own queue). It returns nil if no waiter can use this model. Bands are strict, except that
+// an aged waiter of a lower band is admitted once in agedEvery admissions.
 func (g *gate) head(c *Controller, now time.Time) (*waiter, *membership) {
 	if !g.hasWaiters() {
 		return nil, nil
@@ -86,7 +101,7 @@ func (g *gate) head(c *Controller, now time.Time) (*waiter, *membership) {
 	return nil, nil
 }
 
-// crowd is how many wait that the gate might serve.
+// waiterCount is the number of waiters in the queues that the gate serves.
 func (g *gate) waiterCount() int {
 	n := g.queue.length
 	for _, m := range g.memberships {
@@ -97,11 +112,12 @@ func (g *gate) waiterCount() int {
 
 func (g *gate) hasWaiters() bool { return g.waiterCount() > 0 }
 
-// turns is how many admissions there are for each that an aged waiter gets before a higher band.
+// agedEvery is the number of admissions of which an aged waiter of a lower band gets one.
 const agedEvery = 8
 
-// agedBelow is who goes now although a band above has somebody: every eighth time one of a band whose oldest has waited since a
-// certain time. If there are two such bands they take turns.
+// agedHead returns the waiter of a band below top that is admitted now because it has aged, or nil.
+// The oldest waiter of its band must have arrived at since or before. Two such bands are served
+// alternately.
 func (g *gate) agedHead(top int, since time.Time) (*waiter, *membership) {
 	if g.admittedSinceAged < agedEvery-1 {
 		return nil, nil
@@ -131,8 +147,8 @@ func (g *gate) hasWaiterSince(b int, since time.Time) bool {
 	return false
 }
 
-// clear reports whether one that comes now would be next: nobody of its band or a higher one, and nobody aged, can be
-// helped by this model.
+// wouldBeHead reports whether a request that arrives now would be the head: this model can serve no
+// waiter of its band or a higher one, and no aged waiter.
 func (g *gate) wouldBeHead(c *Controller, a *arrival, now time.Time) bool {
 	if !g.hasWaiters() {
 		return true
@@ -149,7 +165,7 @@ func (g *gate) wouldBeHead(c *Controller, a *arrival, now time.Time) bool {
 	return w == nil
 }
 
-// served tells the order that w goes.
+// recordAdmission updates the fair-queueing tags and the ageing counters after w was admitted.
 func (g *gate) recordAdmission(w *waiter, from *membership) {
 	start := g.startTag(from, w.band)
 	g.virtualTime[w.band] = start
@@ -168,14 +184,17 @@ func (g *gate) recordAdmission(w *waiter, from *membership) {
 	g.admittedSinceAged = min(g.admittedSinceAged+1, agedEvery-1)
 }
 
-// passed tells the order that one went that had not to wait. Who waits in a lower band, for more tokens than that, has been passed.
+// recordBypass updates the ageing counters after a request was admitted without waiting while
+// requests of a lower band wait. They wait longer because of it, so it counts as an admission of a
+// higher band.
 func (g *gate) recordBypass(a *arrival) {
 	if a.band > 0 && g.hasWaiters() {
 		g.admittedSinceAged = min(g.admittedSinceAged+1, agedEvery-1)
 	}
 }
 
-// note tells the pools whether there may be one more lease, after the leases or the limits have changed.
+// reportFreeLease tells the pools if the gate gained its first free lease or lost its last. Call it
+// after leases or limits have changed.
 func (g *gate) reportFreeLease() {
 	hasFreeLease := g.usage.hasFreeLease()
 	if hasFreeLease == g.hasFreeLease {
@@ -191,12 +210,13 @@ func (g *gate) reportFreeLease() {
 	}
 }
 
-// room reports whether the model's own limits let the request go now.
+// hasCapacity reports whether the model's own limits allow the request now.
 func (g *gate) hasCapacity(a *arrival, now time.Time) bool {
 	return a.SlotOnly || g.usage.hasFreeLease() && g.usage.bucket.wait(int64(a.Tokens), now) == 0
 }
 
-// passes reports whether the request can go now; if so it has its slot on a replica, and must go.
+// reserve reports whether the request can be admitted now. If so, it has reserved a slot, and the
+// caller must admit the request.
 func (g *gate) reserve(a *arrival, now time.Time) bool {
 	if g.closed || !g.hasCapacity(a, now) {
 		return false
@@ -208,7 +228,7 @@ func (g *gate) reserve(a *arrival, now time.Time) bool {
 	return ok
 }
 
-// arm sets the timer; 0 stops it.
+// setTimer starts the timer; a wait of 0 stops it.
 func (g *gate) setTimer(c *Controller, wait time.Duration) {
 	switch {
 	case wait > 0 && g.timer == nil:
@@ -224,13 +244,14 @@ func (g *gate) setTimer(c *Controller, wait time.Duration) {
 	}
 }
 
-// idle reports whether a new gate would be just like this one.
+// isIdle reports whether a new gate would be in the same state.
 func (g *gate) isIdle(now time.Time) bool {
 	g.usage.bucket.refill(now)
 	return g.usage.leases == 0 && g.usage.bucket.level == g.usage.bucket.size() && !g.inquiry.inFlight
 }
 
-// pump lets in whoever can go, in order.
+// admitWaiters admits waiters in order until the head cannot be admitted. With shared state it
+// sends an inquiry instead.
 func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	if g.closed {
 		g.setTimer(c, 0)
@@ -262,7 +283,8 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	}
 }
 
-// await waits for what the next in order lacks.
+// blockHead sets the timer for what the head waiter lacks, and preempts a lease for it if that
+// helps.
 func (g *gate) blockHead(c *Controller, w *waiter, now time.Time) {
 	wait := g.tokenWait(&w.arrival, now)
 	if g.blockedOnTokens = nil; wait > 0 {
@@ -272,7 +294,8 @@ func (g *gate) blockHead(c *Controller, w *waiter, now time.Time) {
 	c.preemptIfBlocked(g, w, now)
 }
 
-// loosen reports whether the gate has waited for the tokens of one that has gone, perhaps to another model of its pool, and ends that.
+// clearBlockedOnTokens reports whether the waiter whose tokens the gate waits for has left, for
+// example to another model of its pool, and if so stops waiting for them.
 func (g *gate) clearBlockedOnTokens() bool {
 	if g.blockedOnTokens == nil || g.blockedOnTokens.state != stateDecided {
 		return false
@@ -281,7 +304,7 @@ func (g *gate) clearBlockedOnTokens() bool {
 	return true
 }
 
-// unstick lets those gates of a pool go on.
+// admitUnblocked admits waiters at those gates of a pool that no longer wait for tokens.
 func (c *Controller) admitUnblocked(p *pool, now time.Time) {
 	for _, m := range p.memberships {
 		if m.gate.clearBlockedOnTokens() {
@@ -290,13 +313,14 @@ func (c *Controller) admitUnblocked(p *pool, now time.Time) {
 	}
 }
 
-// holds reports whether w is not to be asked about yet.
+// isHeld reports whether w must not be part of an inquiry yet.
 func (g *gate) isHeld(w *waiter, now time.Time) bool {
 	g.clearBlockedOnTokens()
 	return g.inquiry.isHeld(w, now)
 }
 
-// known is when the request can go if tokens, and nothing else that is known here, keep it waiting. Everything else announces itself.
+// tokenWait is how long the tokens keep the request waiting, and 0 if anything else keeps it too.
+// All other obstacles end with an event.
 func (g *gate) tokenWait(a *arrival, now time.Time) time.Duration {
 	if a.SlotOnly || !g.usage.hasFreeLease() {
 		return 0
@@ -304,25 +328,25 @@ func (g *gate) tokenWait(a *arrival, now time.Time) time.Duration {
 	return g.usage.bucket.wait(int64(a.Tokens), now)
 }
 
-// release takes w out of its queue, with all that it held by waiting.
+// dequeue removes w from its queue and from the sums of waiters.
 func (c *Controller) dequeue(w *waiter, served bool) {
 	w.queue.dequeue(w, served)
 	c.countWaiter(w, -1)
 }
 
-// hold counts what w holds while it is neither running nor refused, or no longer.
+// countWaiter counts w among the waiters of its tenant (n = 1), or uncounts it (n = -1).
 func (c *Controller) countWaiter(w *waiter, n int) {
 	w.tenant.countWaiter(w, n)
 	c.waitingBytes += int64(n * w.Bytes)
 }
 
-// refuse ends the waiting of one that is in a queue.
+// refuse removes a waiter from its queue and fails it with err.
 func (c *Controller) refuse(w *waiter, err error) {
 	c.dequeue(w, false)
 	w.decide(nil, err)
 }
 
-// pumpQueue lets in from one queue: of a gate, or of a pool through all its gates.
+// admitFromQueue admits waiters from one queue: that of a gate, or that of a pool at all its gates.
 func (c *Controller) admitFromQueue(q *queue, now time.Time) {
 	if q.gate != nil {
 		c.admitWaiters(q.gate, now)
@@ -339,7 +363,7 @@ func (c *Controller) admitFromQueue(q *queue, now time.Time) {
 	}
 }
 
-// welcome gives the tenant's parked flows another chance, in the order in which they were parked.
+// unparkFlows tries the tenant's parked flows again, in the order in which they were parked.
 func (c *Controller) unparkFlows(t *tenant, now time.Time) {
 	for n := t.parked.length; n > 0 && t.parked.cursor != nil; n-- {
 		f := t.parked.cursor

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Lease is a part of a model's capacity, and of its tenant's. It lasts until Release.
+// Lease is a hold on a part of the capacity of a model and of a tenant. It lasts until Release.
 type Lease struct {
 	c      *Controller
 	gate   *gate
@@ -14,34 +14,37 @@ type Lease struct {
 	tokens int
 	quota  Quota
 
-	// What follows is guarded by Controller.mu.
+	// The fields below are guarded by Controller.mu.
 
 	replica string
-	// admitted leases hold nothing but a slot.
+	// slotOnly says that the lease holds nothing but a slot (Request.SlotOnly).
 	slotOnly bool
-	// silent leases are no longer known to the shared state.
+	// unknownToShared says that the shared state has forgotten the lease, so its release is not
+	// reported.
 	unknownToShared bool
 	prefill         bool
 	task            bool
 	released        bool
 	corrected       bool
-	// correction is what Settle found before Release, for the shared state.
+	// correction is what Correct found before Release. Release reports it to the shared state.
 	correction int64
-	// preemptible is nil when nobody may take the lease back. preempted: it was, and is yet to be released.
+	// preemptible is the lease's entry among the preemption candidates; nil means that the lease
+	// cannot be preempted. preempted says that it was, and that it waits to be released.
 	preemptible *preemptionCandidate
 	preempted   bool
 }
 
-// Model is the name of the model that the lease is of.
+// Model returns the name of the model that the lease belongs to.
 func (l *Lease) Model() string { return l.gate.model }
 
-// ID is unique over all gateways. It is empty where nobody else needs to know the lease.
+// ID returns the id of the lease, which is unique over all gateways. It is "" if no other process
+// needs to know the lease.
 func (l *Lease) ID() string { return l.id }
 
-// Quota is what the tenant had left after the admission.
+// Quota returns what the tenant had left after the admission.
 func (l *Lease) Quota() Quota { return l.quota }
 
-// lease takes what the request needs; nobody asks whether there is room.
+// acquireLease counts a lease and charges its estimate. It does not check whether there is room.
 func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time) *Lease {
 	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, slotOnly: a.SlotOnly, id: a.taskID, task: a.task != nil}
 	if !a.SlotOnly {
@@ -61,7 +64,7 @@ func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time)
 	return l
 }
 
-// take counts the lease.
+// countLease adds the lease to the sums of its model and its tenant.
 func (c *Controller) countLease(l *Lease, prefill bool) {
 	l.gate.usage.leases++
 	l.gate.reportFreeLease()
@@ -74,8 +77,9 @@ func (c *Controller) countLease(l *Lease, prefill bool) {
 	}
 }
 
-// Resume returns a lease for a request that runs already. It asks for nothing and cannot be refused for want of room; until
-// leases have ended, a model or a tenant may so be over its limits. It takes no tokens. The error is ErrUnknownModel.
+// RecoverRequest returns a lease for a request that runs already. It always grants the lease, so a
+// model or a tenant may be over its limits until leases are released. It charges no tokens. The
+// error is ErrUnknownModel.
 func (c *Controller) RecoverRequest(r RecoveredRequest) (*Lease, error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -101,21 +105,21 @@ func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *L
 	return l
 }
 
-// newID makes the id of a lease.
+// newLeaseID returns the id of a new lease.
 func (c *Controller) newLeaseID() string {
 	c.lastLeaseID++
 	return c.gateway + "-" + strconv.FormatUint(c.lastLeaseID, 36)
 }
 
-// Release gives back everything but the tokens, which are spent, and lets the next requests in. Only the first call counts. Give the
-// replica's slot back before, so that the next request finds it.
+// Release gives back everything but the tokens, which are spent, and admits the next waiters. Only
+// the first call counts. Release the replica's slot before, so that the next waiter finds it.
 func (l *Lease) Release() {
 	l.c.mu.Lock()
 	defer l.c.unlockAndRun()
 	l.c.endLease(l, true)
 }
 
-// end ends a lease. One that was not used gives back all that it took.
+// endLease releases a lease. A lease that was not used gives back its charge too.
 func (c *Controller) endLease(l *Lease, used bool) {
 	if l.released {
 		return
@@ -145,7 +149,7 @@ func (c *Controller) endLease(l *Lease, used bool) {
 	c.admitAfterRelease(l.gate, l.tenant, now)
 }
 
-// forget takes the lease out of the book.
+// uncountLease removes the lease from the sums of its model and its tenant.
 func (c *Controller) uncountLease(l *Lease) {
 	l.gate.usage.leases--
 	l.gate.reportFreeLease()
@@ -164,7 +168,7 @@ func (c *Controller) uncountLease(l *Lease) {
 	}
 }
 
-// freed lets in who may go after a lease of this model and tenant has ended.
+// admitAfterRelease admits waiters after a lease of this model and tenant was released.
 func (c *Controller) admitAfterRelease(g *gate, t *tenant, now time.Time) {
 	g.inquiry.onLeaseReleased()
 	c.admitWaiters(g, now)
@@ -174,8 +178,8 @@ func (c *Controller) admitAfterRelease(g *gate, t *tenant, now time.Time) {
 	}
 }
 
-// FirstToken tells that the response has begun: the request is no longer in prefill. Only the first call counts. False: the lease was
-// preempted before.
+// FirstToken says that the response has begun, so the request is no longer in prefill. Only the
+// first call counts. It returns false if the lease was preempted before.
 func (l *Lease) FirstToken() bool {
 	c := l.c
 	c.mu.Lock()
@@ -201,9 +205,10 @@ func (l *Lease) FirstToken() bool {
 	return true
 }
 
-// Settle tells what the request has really cost. Its model's bucket and its tenant's get back what was estimated too much, or
-// lose what was too little, down to a debt of one full bucket. Only the first call counts; less than 0 is not known, and
-// changes nothing. It may come before Release or after. Of a preempted lease nothing is charged, whatever it says.
+// Correct replaces the estimate by what the request has really cost: the buckets of its model and
+// its tenant get back the difference, or are charged it, down to a debt of one full bucket. Only
+// the first call counts. A cost below 0 is unknown and changes nothing. Correct may be called
+// before Release or after. A preempted lease costs nothing, whatever Correct is told.
 func (l *Lease) Correct(actual int) {
 	l.c.mu.Lock()
 	defer l.c.unlockAndRun()
@@ -215,7 +220,7 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 		return
 	}
 	l.corrected = true
-	l.endPreemptible() // the response is known, so it has begun
+	l.endPreemptible() // the cost is known, so the response has begun
 	correction := int64(l.tokens) - int64(min(actual, maxTokens))
 	now := time.Now()
 	l.gate.usage.bucket.refill(now)
@@ -228,7 +233,7 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 		l.correction = correction
 	}
 	if correction > 0 {
-		l.gate.inquiry.clearHold() // what was wanting may be there now
+		l.gate.inquiry.clearHold() // the tokens that were missing may be there now
 	}
 	if correction != 0 {
 		c.admitWaiters(l.gate, now)

@@ -1,27 +1,32 @@
 package admission
 
-// pool is several models that a request may go to alike. Its members share the tokens by deficit round robin as long as they have
-// room: a member earns weight × quantum when the cursor comes to it and it could serve, and never by being asked. One that could not
-// keeps what it has.
+// pool is a set of models of which any may serve a request. While several members have room, they
+// share the tokens by deficit round robin: a member gets a credit of weight × quantum when the
+// cursor comes to it and it can serve, and never because somebody asks. A member that cannot serve
+// keeps its deficit.
 type pool struct {
 	name        string
 	models      []string
 	memberships []*membership
-	// spare is how many of them may have one more lease.
+	// gatesWithFreeLease counts the members that have a free lease.
 	gatesWithFreeLease int
 	queue              queue
-	// quiet: its models are being asked one after the other, and before that is done nobody is told to wait.
+	// deferNewcomers is true while the members are asked one after the other. Until that is done,
+	// no newcomer is told to wait.
 	deferNewcomers bool
-	// cursor is the member whose visit it is; visiting says that it has had this visit's credit.
+	// cursor is the index of the member of the current visit. credited says that the member has had
+	// the credit of this visit.
 	cursor   int
 	credited bool
-	// quantum of this round; largest is the largest cost lately, which the next round's will be.
+	// quantum is that of the current round. largestCost is the largest cost lately, which the next
+	// round takes as its quantum.
 	quantum, largestCost int64
-	// lightest is the least weight of the members, which earns one quantum a visit.
+	// minWeight is the smallest weight of the members. A member of that weight gets one quantum a
+	// visit.
 	minWeight int64
 }
 
-// member is a model's place in a pool.
+// membership is the state of one model in one pool.
 type membership struct {
 	pool       *pool
 	gate       *gate
@@ -29,13 +34,14 @@ type membership struct {
 	finishTags [bands]int64
 }
 
-// quantumLoss is what part of the largest cost is forgotten with each request, so that one large request does not make all later
-// rounds coarse.
+// costDecay is the part of largestCost that each request takes off, so that one large request does
+// not make all later rounds coarse.
 const costDecay = 64
 
-// offer goes round the members, in their fair order, until one takes a request of this cost, and returns that one. able says whether a
-// member has room; take makes it serve, and may fail. Each is asked at most once. If nobody takes it, nothing has changed but
-// what able ones have earned.
+// pick visits the members in their fair order until one takes a request of this cost, and returns
+// that member. canServe reports whether a member has room. reserve makes it take the request, and
+// may fail. Each is called at most once for a member. If nobody takes the request, pick returns nil
+// and changes only the deficits.
 func (p *pool) pick(cost int64, canServe, reserve func(*gate) bool) *membership {
 	p.largestCost = max(p.largestCost-(p.largestCost+costDecay-1)/costDecay, cost)
 	cursor, credited, quantum := p.cursor, p.credited, p.quantum
@@ -93,7 +99,7 @@ func (p *pool) credit(m *membership) int64 {
 		return 0
 	}
 	full := p.quantum * m.gate.usage.limits.weight() / p.minWeight
-	// A member that was kept from serving in the midst of its visits does not save up more than two of them.
+	// A member that could not serve during a visit saves up at most two credits.
 	return max(min(full, 2*full-m.deficit), 0)
 }
 
@@ -106,7 +112,7 @@ func (p *pool) hasMember(g *gate) bool {
 	return false
 }
 
-// fits reports whether any member's bucket can ever hold so many tokens.
+// fits reports whether the bucket of any member can ever hold so many tokens.
 func (p *pool) fits(tokens int) bool {
 	for _, m := range p.memberships {
 		if m.gate.usage.fits(tokens) {
@@ -116,7 +122,7 @@ func (p *pool) fits(tokens int) bool {
 	return false
 }
 
-// PoolStats returns what waits for any model of the pool.
+// PoolStats returns the state of the pool's own queue. Tokens is -1.
 func (c *Controller) PoolStats(name string) Stats {
 	c.mu.Lock()
 	defer c.unlockAndRun()

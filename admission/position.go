@@ -1,18 +1,20 @@
 package admission
 
-// Spot is where a request waits, for whoever wants to look while it does: put it into Request.Spot. It is good for one Admit at a time. The
-// zero value is ready to use.
+// WaitHandle lets others ask for the position of a waiting request (Request.WaitHandle). It serves
+// one Admit at a time. The zero value is ready to use.
 type WaitHandle struct {
-	// waiter is nil before it waits; guarded by Controller.mu
+	// nil until the request waits; guarded by Controller.mu
 	waiter *waiter
 }
 
-// walked bounds how many waiting requests are looked at for one position.
+// maxWalked is the number of waiters that Position looks at.
 const maxWalked = 1000
 
-// Position tells how many requests go before this one in its queue, counted from 1, if nobody else comes; 0 when it does not wait. The
-// order between tenants is taken as if they were served side by side by their weights, which is what deficit round robin comes close
-// to. What waits behind a limit of its own tenant does not count. Where more than 1,000 would have to be looked at, it is the last of its band.
+// Position returns the position of the request in its queue, counted from 1, if no other request
+// arrives; 0 if it does not wait. Tenants are taken as served side by side by their weights, which
+// deficit round robin approximates. Waiters behind a limit of their own tenant do not count. If
+// Position would have to look at more than 1,000 waiters, it takes the request for the last of its
+// band.
 func (c *Controller) Position(s *WaitHandle) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,7 +35,7 @@ func (c *Controller) Position(s *WaitHandle) int {
 	return before + w.queue.bands[w.band].position(w)
 }
 
-// position is w's within the band, from 1.
+// position returns w's position within the band, from 1.
 func (b *band) position(w *waiter) int {
 	n, left := 1, maxWalked
 	for x := b.returned.first; x != nil; x = x.links[flowOrder].next {
@@ -43,7 +45,7 @@ func (b *band) position(w *waiter) int {
 		n++
 		left--
 	}
-	mine := int64(0) // tokens of its tenant until it has gone
+	mine := int64(0) // tokens of w's tenant up to w
 	for x := w.flow.waiters.first; x != nil && left > 0; x = x.links[flowOrder].next {
 		mine += x.cost
 		if x == w {
@@ -66,7 +68,8 @@ func (b *band) position(w *waiter) int {
 	return n
 }
 
-// before counts those of the flow that go before w, when w's tenant has had so many tokens by then, and those looked at.
+// countAhead returns how many waiters of the flow go before w, and how many it looked at. mine is
+// the tokens that w's tenant has been served by then.
 func (f *flow) countAhead(w *waiter, mine int64, most int) (ahead, looked int) {
 	share := float64(mine) / float64(w.flow.tenant.limits.weight())
 	had := int64(0)

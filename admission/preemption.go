@@ -2,23 +2,25 @@ package admission
 
 import "time"
 
-// A lease is preemptible as long as its request has had no token, if the request said so (Request.Preempt). When the next in order lacks a
-// place, a preemptible lease of a lower band may be asked to make way: of the lowest band, the youngest. It keeps what it holds until
-// its holder releases it, and until then no other lease of the model is asked. A request causes this once. One that was let in because
-// it had waited long (Config.Ageing) is never asked: otherwise ageing would be in vain.
+// A lease is a preemption candidate until its request has had a token, if the request has a hook
+// OnPreempt. When the head waiter lacks a lease or a slot, a candidate of a lower band is
+// preempted: the youngest of the lowest band. It keeps what it holds until its holder releases it,
+// and until then no other lease of the model is preempted. A waiter causes this at most once. A
+// request that was admitted because it had aged (Config.Ageing) is no candidate; otherwise ageing
+// would be in vain.
 
-// preemptible is what is known of such a lease. Guarded by Controller.mu.
+// preemptionCandidate is the entry of a lease in the list of its gate. Controller.mu guards it.
 type preemptionCandidate struct {
 	lease *Lease
 	band  int
-	// preempt and helps are those of the request.
+	// onPreempt and wouldFreeSlot are hooks of the request.
 	onPreempt     func()
 	wouldFreeSlot func() bool
-	// The neighbours in the gate's list of the band.
+	// older and younger are the neighbours in the list.
 	older, younger *preemptionCandidate
 }
 
-// preemptibles are those of one band of one gate; last is the youngest.
+// preemptibleLeases are the candidates of one band of one gate. last is the youngest.
 type preemptibleLeases struct{ last *preemptionCandidate }
 
 func (l *preemptibleLeases) add(p *preemptionCandidate) {
@@ -41,13 +43,13 @@ func (l *preemptibleLeases) remove(p *preemptionCandidate) {
 	p.older, p.younger = nil, nil
 }
 
-// yielding notes that the lease may be preempted.
+// makePreemptible adds the lease to the candidates.
 func (l *Lease) makePreemptible(a *arrival) {
 	l.preemptible = &preemptionCandidate{lease: l, band: a.band, onPreempt: a.Unlocked.OnPreempt, wouldFreeSlot: a.Locked.WouldFreeSlot}
 	l.gate.preemptible[a.band].add(l.preemptible)
 }
 
-// steady ends that.
+// endPreemptible removes the lease from the candidates, if it is one.
 func (l *Lease) endPreemptible() {
 	if p := l.preemptible; p != nil {
 		l.preemptible = nil
@@ -55,18 +57,18 @@ func (l *Lease) endPreemptible() {
 	}
 }
 
-// firm makes the lease to come of one that has waited for so long that it goes before its turn one that is never preempted.
+// exemptAged makes the lease of a waiter that has aged one that cannot be preempted.
 func (c *Controller) exemptAged(w *waiter, now time.Time) {
 	if now.Sub(w.arrived) >= c.ageing {
 		w.Unlocked.OnPreempt = nil
 	}
 }
 
-// candidates bounds how many leases of a band are asked whether their end would help.
+// maxCandidates is the number of candidates of a band that preemptFor tries.
 const maxCandidates = 64
 
-// makeWay has a lease preempted for w, the next in order of the gate, which lacks a place. slotOnly says that it lacks nothing but a slot on
-// a replica, so that the lease of a task's request will do too.
+// preemptFor preempts a lease for w, the head waiter of the gate. slotOnly says that w lacks
+// nothing but a slot, so that the slot of a task's request will do too.
 func (c *Controller) preemptFor(g *gate, w *waiter, slotOnly bool) {
 	if !g.mayPreemptFor(w) {
 		return
@@ -85,7 +87,7 @@ func (c *Controller) preemptFor(g *gate, w *waiter, slotOnly bool) {
 	}
 }
 
-// mayYield reports whether there is anybody to ask, and this waiter may have somebody asked.
+// mayPreemptFor reports whether there is a candidate for w, and w may cause a preemption.
 func (g *gate) mayPreemptFor(w *waiter) bool {
 	if w.causedPreemption || g.preempted != nil || w.state == stateDecided {
 		return false
@@ -98,7 +100,8 @@ func (g *gate) mayPreemptFor(w *waiter) bool {
 	return false
 }
 
-// crave is makeWay for one that cannot go by the book of this process, if it is a place that it lacks and one less lease would do.
+// preemptIfBlocked preempts a lease for a head waiter that this gateway's counts keep waiting, if
+// it lacks a lease or a slot and one less lease is enough.
 func (c *Controller) preemptIfBlocked(g *gate, w *waiter, now time.Time) {
 	switch {
 	case !g.mayPreemptFor(w):
@@ -110,7 +113,7 @@ func (c *Controller) preemptIfBlocked(g *gate, w *waiter, now time.Time) {
 	}
 }
 
-// craveShared is crave for one that is held because of what gateways share.
+// preemptIfHeld preempts a lease for a head waiter that the shared state keeps waiting.
 func (c *Controller) preemptIfHeld(g *gate, w *waiter) {
 	switch g.inquiry.heldReason {
 	case ReplicaFull:

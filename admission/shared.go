@@ -5,70 +5,80 @@ import (
 	"time"
 )
 
-// Shared is capacity that several gateways share. Package admission/redis keeps it in Redis. A Controller without one shares with
-// nobody.
+// Shared is the state that several gateways share: leases, buckets and tasks. Package
+// admission/redis keeps it in Redis. A Controller without a Shared shares with nobody.
 //
-// Every lease of a Controller is known to its Shared: it was granted by Acquire or told by Keep, and it is forgotten by Release. What
-// is known is renewed, and is told again to a store that has lost it. All methods are safe for concurrent use; none but those
-// with a context blocks.
+// Each lease of a Controller is known to its Shared from Acquire or ReportLease until Release. The
+// Shared renews what it knows, and reports it again to a store that has lost it. All methods are
+// safe for concurrent use. Only those with a context block.
 type Shared interface {
-	// Acquire asks for the claims in their order and calls done once, with one verdict for each, within some 100 ms and from any
-	// goroutine. After a claim that its model's own limits turned away (ModelConcurrency, ModelTokens), no later claim of the
-	// same call for that model is granted: they get the same verdict, so that nobody passes. A claim whose ID holds a lease already is
-	// granted and takes nothing more.
+	// Acquire asks for the claims in their order. It calls done once, with one verdict for each
+	// claim, within some 100 ms and from any goroutine. If the model's own limits deny a claim
+	// (ModelConcurrency, ModelTokens), no later claim of the same call for that model is granted:
+	// it gets the same verdict, so that no claim passes another. A claim whose ID already holds a
+	// lease is granted and charged nothing.
 	Acquire(claims []Claim, done func([]Verdict))
-	// Keep tells of a lease that was taken without asking: the store did not answer, or the request is of before a restart.
+	// ReportLease reports a lease that was granted without asking: the store did not answer, or the
+	// request ran before a restart. It is called with Controller.mu held.
 	ReportLease(Claim)
-	// Release ends a lease and gives so many of its tokens back to the buckets of its model and its tenant. A negative number
-	// takes more. A lease of a request that was never begun also gives back the request.
+	// Release releases a lease and gives tokens back to the buckets of its model and its tenant. A
+	// negative number charges more. unused also gives back the request.
 	Release(id string, tokens int64, unused bool)
-	// FirstToken tells that the request has had its first token and is no longer in prefill.
+	// FirstToken says that the request is no longer in prefill.
 	FirstToken(id string)
-	// Settle corrects the buckets of a model and a tenant after a lease has ended: a positive number is given back.
+	// Correct corrects the buckets of a model and a tenant after a lease was released. A positive
+	// number is given back.
 	Correct(model, tenant string, tokens int64)
-	// Gateways is how many gateways live, this one included; at least 1. While the store does not answer, it is what was last known.
+	// Gateways returns the number of live gateways, this one included; at least 1. While the store
+	// does not answer, it is the last known number.
 	Gateways() int
-	// Task finds a task of any gateway by its id. It fails with ErrUnknownTask, or with ErrUnavailable.
+	// Task finds a task of any gateway by its id. It fails with ErrUnknownTask or ErrUnavailable.
 	Task(ctx context.Context, tenant, id string) (Task, error)
-	// EndTask ends a task, once; tokens is as in Release. Errors are those of Task.
+	// EndTask ends a task, once. tokens returns what to give back, as in Release. Errors are those
+	// of Task.
 	EndTask(ctx context.Context, tenant, id string, tokens func(Task) int64) error
-	// RenewTask makes the task last for so long from now on. Errors are those of Task.
+	// RenewTask makes the task last for the time lease from now on. Errors are those of Task.
 	RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error
-	// Attach names who is told of what happens elsewhere. It is called once, before anything else.
+	// Subscribe sets who is told of what happens at other gateways. It is called once, before all
+	// other methods.
 	Subscribe(Subscriber)
 }
 
-// Listener hears from a Shared. Its methods are called without a lock of the Shared and must be quick.
+// Subscriber is told of what happens at other gateways. Its methods are called without a lock of
+// the Shared, and must be quick.
 type Subscriber interface {
-	// Freed tells that capacity of the model may have become free elsewhere.
+	// CapacityFreed says that capacity of the model may have become free at another gateway.
 	CapacityFreed(model string)
-	// Served tells that so many tokens of the model went to the tenant through other gateways since the last word.
+	// TokensServed says how many tokens of the model went to the tenant through other gateways
+	// since the last call.
 	TokensServed(model, tenant string, tokens int64)
 }
 
-// Claim is what one request takes: everything, or nothing.
+// Claim is what one request asks of the shared state. It is granted as a whole or not at all.
 type Claim struct {
-	// ID is the lease's, unique over all gateways and all time.
+	// ID is the id of the lease, unique over all gateways and all time.
 	ID string
-	// Model and Tenant whose limits it counts against.
+	// Model and Tenant are those whose limits the claim counts against.
 	Model, Tenant string
-	// Limits and TenantLimits that hold. Only the fields that bound running requests and tokens matter.
+	// Limits and TenantLimits are those in force. Only the rows of LimitTable with Shared matter.
 	Limits       Limits
 	TenantLimits TenantLimits
-	// Tokens to take from both buckets.
+	// Tokens are charged to both buckets.
 	Tokens int64
 	// Prefill counts the request against TenantLimits.MaxPrefill until its first token.
 	Prefill bool
-	// Replica whose slot it takes, and the most that this replica is given at once; 0 is no limit, "" is no replica.
+	// Replica is the replica whose slot the request holds; "" means none. ReplicaLimit is how many
+	// requests it may have at once; 0 means no limit.
 	Replica      string
 	ReplicaLimit int
-	// Task, if it is one: its lease ends by itself and is renewed only on demand.
+	// Task is set for a task, whose lease expires unless it is renewed on demand.
 	Task *TaskClaim
 }
 
-// TaskClaim is what is particular about the lease of a task.
+// TaskClaim is what is special about the lease of a task.
 type TaskClaim struct {
-	// Key makes a repeated call find the task of the first: the caller's own request id. Empty: nothing does. Keys belong to their tenant.
+	// Key is the caller's own id of the request. A repeated call with it finds the task of the
+	// first. Keys belong to their tenant. "" finds nothing.
 	Key string
 	// Lease is how long the task lasts without a renewal.
 	Lease time.Duration
@@ -77,29 +87,32 @@ type TaskClaim struct {
 // Verdict is the answer to a claim.
 type Verdict struct {
 	Reason Reason
-	// Wait is how long the tokens or the request will take to come, if nobody else takes any; 0 for what ends at no known time.
+	// Wait is how long the tokens or the request will be missing, if nobody else is charged. 0
+	// means an unknown time.
 	Wait time.Duration
-	// ModelInUse and ReplicaInUse count the leases of the model and of the replica over all gateways, this one included if granted.
+	// ModelInUse and ReplicaInUse count the leases of the model and of the replica over all
+	// gateways, the new one included.
 	ModelInUse, ReplicaInUse int
-	// Quota of the tenant after the claim.
+	// Quota is that of the tenant after the claim.
 	Quota Quota
-	// Task is the one that a claim with a known key has found; its ID differs from the claim's.
+	// Task is the earlier task that the key of the claim has found. Its ID differs from the
+	// claim's.
 	Task *Task
 }
 
 // Quota is what a tenant has left.
 type Quota struct {
-	// Requests and Tokens a minute.
+	// Requests and Tokens are per minute.
 	Requests, Tokens Allowance
 }
 
-// Allowance is one limit a minute and what is left of it.
+// Allowance is one limit per minute and what is left of it.
 type Allowance struct {
-	// Limit is 0 where there is none; then the others mean nothing.
+	// Limit is the limit. 0 means that there is none; the other fields then mean nothing.
 	Limit int64
-	// Remaining of the limit.
+	// Remaining is what is left.
 	Remaining int64
-	// Reset is the time until the whole limit is there again.
+	// Reset is the time until the whole limit is available again.
 	Reset time.Duration
 }
 
@@ -107,10 +120,10 @@ type Allowance struct {
 type Task struct {
 	// ID is the handle of the task.
 	ID string
-	// Model it was admitted to, Tenant whose it is.
+	// Model is the model that it was admitted to, Tenant the tenant that it belongs to.
 	Model, Tenant string
-	// Tokens it was estimated to cost.
+	// Tokens is the estimate that it was charged.
 	Tokens int64
-	// Expires is when its lease ends unless it is renewed. The clock is that of this machine.
+	// Expires is when its lease ends unless it is renewed, by the clock of this machine.
 	Expires time.Time
 }

@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// journal keeps the tasks of this process over a restart: one line of JSON for each that began, ended or was renewed. A line is
-// with the kernel before the caller hears of it, so it outlives the process, though perhaps not the machine. The lock of the
-// Controller is taken inside that of the journal, never the other way round.
+// taskJournal keeps the tasks of this process over a restart. It has a line of JSON for each task
+// that was added, ended or renewed. A line is written before the caller gets its answer, without
+// fsync: it survives the process, but perhaps not the machine. taskJournal.mu comes before
+// Controller.mu.
 type taskJournal struct {
 	path string
 
 	mu                sync.Mutex
 	file              *os.File // guarded by mu
 	lines             int      // guarded by mu
-	tasksAtCompaction int      // tasks in the file when it was last compacted; guarded by mu
+	tasksAtCompaction int      // number of tasks when the file was last compacted; guarded by mu
 }
 
 type journalOp string
@@ -33,14 +34,14 @@ const (
 	opRenew journalOp = "renew"
 )
 
-// entry is one line.
+// journalEntry is one line of the file.
 type journalEntry struct {
 	Op journalOp `json:"op"`
 	Task
 	Key string `json:",omitempty"`
 }
 
-// slack is how many lines the journal may have beyond twice its tasks before it is written anew.
+// maxExtraLines is the number of lines beyond twice the tasks after which the file is compacted.
 const maxExtraLines = 1000
 
 // append writes one entry.
@@ -56,14 +57,14 @@ func (j *taskJournal) append(c *Controller, e journalEntry) error {
 		}
 	}
 	if e.Op == opAdd && !c.taskExists(e.ID) {
-		return nil // its end may have been written, and forgotten, before
+		return nil // the task's end may have been written and compacted away already
 	}
 	line, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("admission: journal: %w", err)
 	}
 	if _, err := j.file.Write(append(line, '\n')); err != nil {
-		j.file.Close() // part of the line may be there, which would spoil the next
+		j.file.Close() // the file may end with a part of the line, which would spoil the next one
 		j.file = nil
 		return fmt.Errorf("admission: journal: %w", err)
 	}
@@ -71,7 +72,7 @@ func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	return nil
 }
 
-// compactLocked writes the tasks that live to a new file, which takes the place of the old one.
+// compactLocked writes the live tasks to a new file, which replaces the old one.
 func (j *taskJournal) compactLocked(c *Controller) error {
 	var text bytes.Buffer
 	live := c.allTasks()
@@ -82,7 +83,7 @@ func (j *taskJournal) compactLocked(c *Controller) error {
 		}
 		text.Write(append(line, '\n'))
 	}
-	file, err := os.CreateTemp(filepath.Dir(j.path), filepath.Base(j.path)+".*") // 0600
+	file, err := os.CreateTemp(filepath.Dir(j.path), filepath.Base(j.path)+".*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("admission: journal: %w", err)
 	}
@@ -101,7 +102,7 @@ func (j *taskJournal) compactLocked(c *Controller) error {
 	return nil
 }
 
-// lives reports whether the task has not ended.
+// taskExists reports whether the task has not ended.
 func (c *Controller) taskExists(id string) bool {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -118,8 +119,9 @@ func (c *Controller) allTasks() []task {
 	return live
 }
 
-// Recover reads the journal: the tasks of before a restart that have neither ended nor expired hold their leases again, also of
-// models whose limits are not set yet. Call it once, before all else. Without a journal it does nothing.
+// RecoverTasks reads the journal: tasks of before a restart that have neither ended nor expired
+// hold their leases again, also of models without limits yet. Call it once, before all other
+// methods. Without Config.TaskJournal it does nothing.
 func (c *Controller) RecoverTasks() error {
 	if c.taskJournal.path == "" {
 		return nil
@@ -136,8 +138,9 @@ func (c *Controller) RecoverTasks() error {
 	return c.taskJournal.compactLocked(c)
 }
 
-// replay finds the tasks that live at the end of a journal. A line that was torn by the end of the process is nothing. Lines
-// of one task may come in any order, because tasks end while others wait to be written.
+// readJournal returns the live tasks at the end of a journal. It ignores a line that is cut off.
+// The lines of one task may come in any order, because a task may end while its first line waits to
+// be written.
 func readJournal(text []byte) []journalEntry {
 	ended := map[string]bool{}
 	expires := map[string]time.Time{}
@@ -175,7 +178,7 @@ func readJournal(text []byte) []journalEntry {
 	return live
 }
 
-// restore gives a task its lease again.
+// restoreTask gives a task its lease again.
 func (c *Controller) restoreTask(e journalEntry) {
 	c.mu.Lock()
 	defer c.unlockAndRun()

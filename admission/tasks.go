@@ -12,13 +12,14 @@ import (
 
 const defaultTaskLease = 15 * time.Minute
 
-// task is one that was admitted here.
+// task is a task that this gateway admitted.
 type task struct {
 	Task
 	key   string
 	span  time.Duration
 	lease *Lease
-	// kept: this gateway admitted it alone, so that the shared state may not know it yet.
+	// grantedAlone says that this gateway admitted the task without the shared state, which may not
+	// know it yet.
 	grantedAlone bool
 	index        int
 }
@@ -29,7 +30,7 @@ type taskKey struct{ tenant, key string }
 type tasks struct {
 	byID  map[string]*task
 	byKey map[taskKey]*task
-	// expiring is a heap, the first to expire first.
+	// expiring is a heap; the task that expires first is first.
 	expiring byExpiry
 	timer    *time.Timer
 }
@@ -69,7 +70,7 @@ func (ts *tasks) remove(t *task) {
 	heap.Remove(&ts.expiring, t.index)
 }
 
-// find is the tenant's task with this id, if it lives.
+// find returns the tenant's live task with this id, or nil.
 func (ts *tasks) find(tenant, id string, now time.Time) *task {
 	if t := ts.byID[id]; t != nil && t.Tenant == tenant && now.Before(t.Expires) {
 		return t
@@ -84,17 +85,18 @@ func (ts *tasks) findByKey(tenant, key string, now time.Time) *task {
 	return nil
 }
 
-// newTaskID makes an id that nobody can guess.
+// newTaskID returns an id that nobody can guess.
 func newTaskID() string {
 	var bits [16]byte
-	rand.Read(bits[:]) // never fails
+	rand.Read(bits[:]) // it never fails
 	return "tsk_" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
 }
 
-// Schedule admits a task: work that is done elsewhere, by somebody who will Complete it. It returns the task, or how long to stay
-// away before the next call, which is never 0, or an error: ErrNeverFits, ErrUnknownModel, ErrRemoved, or that of the context or
-// of the journal. Who may wait (MaxWait) is in the same order as all requests. Who may not is told at once, and does not pass those
-// who wait.
+// Schedule admits a task: work that is done elsewhere, by a caller that will Complete it. It
+// returns the task, or how long to stay away before the next call (never 0), or an error:
+// ErrNeverFits, ErrUnknownModel, ErrRemoved, or one of the context or of the journal. A call that
+// may wait (MaxWait) is in the same order as all requests. A call that may not is answered at once,
+// and does not pass waiters.
 func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return Task{}, 0, err
@@ -129,7 +131,7 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	return c.registerTask(t)
 }
 
-// known finds a task by its key. Where tasks are shared, only the shared state knows.
+// findTaskByKey finds a task by its key. With shared state, only that knows the keys.
 func (c *Controller) findTaskByKey(tenant, key string) (Task, bool) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -140,7 +142,7 @@ func (c *Controller) findTaskByKey(tenant, key string) (Task, bool) {
 	return t.Task, true
 }
 
-// later is how long one should stay away that has waited in vain.
+// retryAfterTimeout is how long a call that has waited in vain should stay away.
 func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -151,7 +153,8 @@ func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 	return c.postponement(q, a, time.Now())
 }
 
-// register makes a lease a task's. If the key has found another meanwhile, that one is the task.
+// registerTask makes a task of a lease. If the key has found another task meanwhile, that one is
+// returned and the lease is released.
 func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	c.mu.Lock()
 	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.grantedAlone) {
@@ -174,7 +177,7 @@ func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	return t.Task, 0, nil
 }
 
-// watch sets the timer for the task that expires first.
+// setExpiryTimer sets the timer for the task that expires first.
 func (c *Controller) setExpiryTimer() {
 	ts := &c.tasks
 	if len(ts.expiring) == 0 {
@@ -191,7 +194,7 @@ func (c *Controller) setExpiryTimer() {
 	}
 }
 
-// expire ends the tasks that nobody renewed.
+// expireTasks ends the tasks that nobody has renewed.
 func (c *Controller) expireTasks() {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -199,13 +202,14 @@ func (c *Controller) expireTasks() {
 	for len(c.tasks.expiring) > 0 && !now.Before(c.tasks.expiring[0].Expires) {
 		t := c.tasks.expiring[0]
 		c.tasks.remove(t)
-		t.lease.unknownToShared = !t.grantedAlone // the shared state has its own clock
+		t.lease.unknownToShared = !t.grantedAlone // the shared state ends it by its own clock
 		c.endLease(t.lease, true)
 	}
 	c.setExpiryTimer()
 }
 
-// Task finds a task by its id. It fails with ErrUnknownTask, also for one of another tenant, or with ErrUnavailable.
+// Task finds a task by its id. It fails with ErrUnknownTask, also for a task of another tenant, or
+// with ErrUnavailable.
 func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
@@ -228,8 +232,9 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 	return found, err
 }
 
-// Complete ends a task, once. actual is what it has cost, which corrects the buckets like Lease.Settle; below 0 it is not known. It
-// fails with ErrUnknownTask, also the second time and for a task of another tenant, or with ErrUnavailable.
+// Complete ends a task, once. actual is what it has cost, which corrects the buckets like
+// Lease.Correct; below 0 it is unknown. It fails with ErrUnknownTask, also the second time and for
+// a task of another tenant, or with ErrUnavailable.
 func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int) error {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
@@ -255,13 +260,13 @@ func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int
 		c.endLocalTask(tenant, id, actual, true)
 	}
 	if err == nil {
-		// Where this fails, the task is back after a restart, until its lease ends.
+		// If this fails, a restart brings the task back until its lease expires.
 		_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
 	}
 	return err
 }
 
-// finish ends a task in the book of this process, silently if the shared state has ended it already.
+// endLocalTask ends a task of this process. silent says that the shared state has ended it already.
 func (c *Controller) endLocalTask(tenant, id string, actual int, silent bool) bool {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -277,7 +282,8 @@ func (c *Controller) endLocalTask(tenant, id string, actual int, silent bool) bo
 	return true
 }
 
-// Renew makes a task last for so long from now on; 0 or less means 15 minutes. Errors are those of Task.
+// Renew makes a task last for the time lease from now on; 0 or less means 15 minutes. Errors are
+// those of Task.
 func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
 	if lease <= 0 {
 		lease = defaultTaskLease

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// judge does what the answer to a question says: first all that can be done under one lock, then, after the slots of those who were
-// turned away have been given back, the rest.
+// applyVerdicts handles the answer to an inquiry. It admits what was granted and records denials
+// under one lock, gives back the slots of denied waiters without it, and then requeues them. A
+// goroutine of Shared calls it.
 func (c *Controller) applyVerdicts(g *gate, batch []*waiter, verdicts []Verdict) {
 	for _, unplace := range c.admitGranted(g, batch, verdicts) {
 		unplace()
@@ -30,14 +31,14 @@ func (c *Controller) applyVerdicts(g *gate, batch []*waiter, verdicts []Verdict)
 		p.deferNewcomers = false
 		c.admitFromQueue(&p.queue, now)
 	}
-	for _, m := range g.memberships { // whose first may have gone by this model
+	for _, m := range g.memberships { // whose head may have been admitted by this model
 		c.admitUnblocked(m.pool, now)
 	}
 	c.settleNewcomers(&g.queue, now)
 }
 
-// accept lets those in who were granted, and returns how the others give back their slots. verdicts that the shared state could not
-// give become this gateway's own.
+// admitGranted admits the waiters that were granted, and returns the calls that give back the slots
+// of the others. A verdict that the shared state could not give is replaced by this gateway's own.
 func (c *Controller) admitGranted(g *gate, batch []*waiter, verdicts []Verdict) []func() {
 	gateways := max(c.shared.Gateways(), 1)
 	c.mu.Lock()
@@ -77,7 +78,7 @@ func (c *Controller) admitGranted(g *gate, batch []*waiter, verdicts []Verdict) 
 	return unplaces
 }
 
-// divide takes note of how many gateways share the limits.
+// setGateways sets how many gateways share the limits.
 func (c *Controller) setGateways(gateways int, now time.Time) {
 	if gateways == c.gateways {
 		return
@@ -91,7 +92,8 @@ func (c *Controller) setGateways(gateways int, now time.Time) {
 	}
 }
 
-// granted lets a waiter in. This process's own book takes note whatever its limits say.
+// admitWaiter admits a waiter that was granted. This gateway counts its lease whatever its own
+// limits say.
 func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) {
 	c.countWaiter(w, -1)
 	t := w.tenant
@@ -118,8 +120,9 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 	w.decide(l, nil)
 }
 
-// alone is this gateway's own verdict while the shared state does not answer: its part of every limit, and of the model's no more than
-// others were last seen to leave.
+// decideAlone is this gateway's own verdict while the shared state does not answer. It uses its
+// part of every limit, and of the model's concurrency no more than the other gateways were last
+// seen to leave.
 func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 	t := w.tenant
 	t.sharedQuota = Quota{}
@@ -157,7 +160,8 @@ func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, ti
 	return Granted, 0
 }
 
-// reasons notes why waiters were turned away, ends those that cannot wait for it, and returns the others.
+// recordDenials records why waiters were denied, fails those that may not wait for it, and returns
+// the others.
 func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict, now time.Time) []*waiter {
 	var denied []*waiter
 	var pause time.Duration // one step of the backoff for each answer
@@ -169,7 +173,7 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 		switch v.Reason {
 		case ModelConcurrency, ReplicaFull:
 			if v.Reason == ReplicaFull && w.slot.OnFull != nil {
-				break // Place knows it now, and finds another replica or none
+				break // ReserveSlot knows it now, and finds another replica or none
 			}
 			if pause == 0 {
 				pause = g.inquiry.backoff.next()
@@ -207,7 +211,8 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 	return denied
 }
 
-// tenantDenied notes that the tenant has no room. A request that has not waited before is refused, except for want of prefill.
+// recordTenantDenial records that the tenant is at a limit. A newcomer is refused, except for the
+// limit of prefill. It reports whether it refused the waiter.
 func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bool {
 	t := w.tenant
 	t.sharedQuota = v.Quota
@@ -238,7 +243,7 @@ func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bo
 	return false
 }
 
-// lost is why a waiter that was turned away does not wait on.
+// endOfWait returns why a waiter that was denied stops waiting, or nil.
 func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) error {
 	switch {
 	case w == g.blockedOnTokens && w.newcomer && !w.noWait && !w.Preempted && w.homeQueue.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
@@ -253,7 +258,8 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 	return nil
 }
 
-// putBack returns those who were turned away to the front of their queues, in their order, and which pools are among these.
+// requeueDenied puts denied waiters back to the front of their queues, in their order, and returns
+// the pools among these.
 func (c *Controller) requeueDenied(denied []*waiter) []*pool {
 	var pools []*pool
 	for _, w := range slices.Backward(denied) {

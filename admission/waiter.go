@@ -2,18 +2,18 @@ package admission
 
 import "time"
 
-// arrival is a request, normalized, with what is particular about a task.
+// arrival is a request with its values in their bounds, and what is special about a task.
 type arrival struct {
 	Request
-	// cost is what it counts in the fair order: its tokens, and at least one.
+	// cost is what the request counts in the fair order: its tokens, at least one.
 	cost int64
 	band int
-	// task, if it is to become one, under this id.
+	// task is set, with its id, if the request is to become a task.
 	task   *TaskClaim
 	taskID string
-	// once: it does not wait, but is told how long to stay away.
+	// noWait says that the request does not wait, but is told when to try again.
 	noWait bool
-	// held: what it holds by waiting is counted already.
+	// counted says that the sums of waiters include the request.
 	counted bool
 }
 
@@ -23,7 +23,7 @@ func newArrival(r Request) arrival {
 	return arrival{Request: r, cost: int64(max(r.Tokens, 1)), band: r.Priority.band()}
 }
 
-// due is what it will take from the buckets.
+// charge is what the request will be charged.
 func (a *arrival) charge() int64 {
 	if a.SlotOnly {
 		return 0
@@ -33,8 +33,8 @@ func (a *arrival) charge() int64 {
 
 type waiterState uint8
 
-// Where a waiter is. Queued and chosen ones are in a queue; one that is asked about or judged is with its gate, waiting for the verdict
-// of the shared state or for what that entails.
+// The states of a waiter. Queued and returned waiters are in a queue. An asked one is part of an
+// inquiry. A denied one has its verdict and is about to be requeued.
 const (
 	stateIdle waiterState = iota
 	stateQueued
@@ -44,8 +44,8 @@ const (
 	stateDecided
 )
 
-// waiter is a request that was not decided at once. After done is closed, lease, found or err says how it ended; before, all
-// of it belongs to the Controller's lock.
+// waiter is a request that was not decided at once. Controller.mu guards it until done is closed;
+// after that, lease, foundTask or err says how it ended.
 type waiter struct {
 	arrival
 	tenant   *tenant
@@ -53,7 +53,8 @@ type waiter struct {
 	deadline time.Time
 
 	state waiterState
-	// home is the queue that it waits in; until its first verdict, one that asks for a pool may be in a model's instead.
+	// homeQueue is the queue in which it waits. Until its first verdict, a request for a pool may
+	// be in the queue of a member instead.
 	homeQueue *queue
 	queue     *queue
 	flow      *flow
@@ -64,25 +65,26 @@ type waiter struct {
 	foundTask *Task
 	err       error
 
-	// What follows is for waiters that are asked about.
+	// The fields below are for waiters of an inquiry.
 
-	// fresh: no verdict has made it wait yet. waits is closed when one does.
+	// newcomer says that no verdict has made it wait yet. mustWait is closed when one does.
 	newcomer bool
 	mustWait chan struct{}
-	// tried are the models of its pool that it was bound to in vain.
+	// triedGates are the members of its pool at which it was enqueued in vain.
 	triedGates []*gate
 	id         string
 	slot       Slot
-	// kept: it was admitted by this gateway alone.
+	// grantedAlone says that this gateway admitted it without the shared state.
 	grantedAlone bool
-	// placed: Place gave it a slot that nobody has given back.
+	// hasSlot says that it holds a slot from ReserveSlot.
 	hasSlot bool
-	// gone: the caller has left, and whatever is granted goes back. leaving: it leaves with this error unless it is granted now.
+	// cancelled says that its caller has left, so whatever is granted is given back. cancelErr
+	// makes it fail with this error unless it is granted now.
 	cancelled bool
 	cancelErr error
-	// stale counts verdicts in a row that came too late for the limits.
+	// staleVerdicts counts verdicts in a row that were for old limits.
 	staleVerdicts int
-	// madeWay: a lease was preempted for it.
+	// causedPreemption says that a lease was preempted for it.
 	causedPreemption bool
 }
 
