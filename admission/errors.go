@@ -16,7 +16,7 @@ var (
 	ErrRemoved = errors.New("admission: model removed")
 	// ErrNeverFits means that the request needs more tokens than the model or the tenant gets in a
 	// minute. A retry is in vain.
-	ErrNeverFits = errors.New("admission: more tokens than there are in a minute")
+	ErrNeverFits = errors.New("admission: the request needs more tokens than its limit per minute")
 	// ErrTimeout means that the request has waited as long as it may.
 	ErrTimeout = errors.New("admission: waited too long")
 	// ErrClosed means that the Controller was closed and the request would have to wait.

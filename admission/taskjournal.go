@@ -61,12 +61,12 @@ func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	}
 	line, err := json.Marshal(e)
 	if err != nil {
-		return fmt.Errorf("admission: journal: %w", err)
+		return fmt.Errorf("admission: task journal: %w", err)
 	}
 	if _, err := j.file.Write(append(line, '\n')); err != nil {
 		j.file.Close() // the file may end with a part of the line, which would spoil the next one
 		j.file = nil
-		return fmt.Errorf("admission: journal: %w", err)
+		return fmt.Errorf("admission: task journal: %w", err)
 	}
 	j.lines++
 	return nil
@@ -79,13 +79,13 @@ func (j *taskJournal) compactLocked(c *Controller) error {
 	for _, t := range live {
 		line, err := json.Marshal(journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
 		if err != nil {
-			return fmt.Errorf("admission: journal: %w", err)
+			return fmt.Errorf("admission: task journal: %w", err)
 		}
 		text.Write(append(line, '\n'))
 	}
 	file, err := os.CreateTemp(filepath.Dir(j.path), filepath.Base(j.path)+".*") // mode 0600
 	if err != nil {
-		return fmt.Errorf("admission: journal: %w", err)
+		return fmt.Errorf("admission: task journal: %w", err)
 	}
 	if _, err = file.Write(text.Bytes()); err == nil {
 		err = os.Rename(file.Name(), j.path)
@@ -93,7 +93,7 @@ func (j *taskJournal) compactLocked(c *Controller) error {
 	if err != nil {
 		file.Close()
 		os.Remove(file.Name()) //nolint:errcheck // what matters is the error before
-		return fmt.Errorf("admission: journal: %w", err)
+		return fmt.Errorf("admission: task journal: %w", err)
 	}
 	if j.file != nil {
 		j.file.Close()
@@ -130,7 +130,7 @@ func (c *Controller) RecoverTasks() error {
 	defer c.taskJournal.mu.Unlock()
 	text, err := os.ReadFile(c.taskJournal.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("admission: journal: %w", err)
+		return fmt.Errorf("admission: task journal: %w", err)
 	}
 	for _, e := range readJournal(text) {
 		c.restoreTask(e)

@@ -1,15 +1,19 @@
-// Package ringhash is a consistent hash ring with bounded loads: requests with the same key keep going to the same
-// replica, so that its prefix cache is of use, until that replica has clearly more to do than the others.
+// Package ringhash is a consistent hash ring with bounded loads. Package dispatch uses it to send
+// requests with the same key to the same replica, so that the replica's prefix cache helps, until
+// that replica has clearly more load than the others.
 //
-// A ring holds the ids of replicas and nothing else. It is immutable: build a new one when a replica comes or goes, swap a
-// pointer, and readers need no lock. Loads are the caller's and are given to every Pick.
+// A ring holds the ids of replicas and nothing else. It is immutable. When a replica comes or goes,
+// the caller builds a new ring and swaps a pointer, so readers need no lock. Loads belong to the
+// caller and are an argument of each Pick.
 //
-// The algorithm is "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam, https://arxiv.org/abs/1608.01350)
-// with fixed positions, so that other programs and other versions of this one agree on who serves which key:
+// The algorithm is "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam,
+// https://arxiv.org/abs/1608.01350). Positions are fixed, so that other programs and other versions
+// of this one agree on which replica serves a key:
 //
-//   - virtual node i of a replica sits at the first 8 bytes, big endian, of MD5(id + ":" + i), i counted from 0 in decimal;
-//   - a key sits at its XXH64 with seed 0;
-//   - a key belongs to the first node at or after it, and the ring wraps around.
+//   - virtual node i of a replica has the position of the first 8 bytes, big endian, of MD5(id + ":" + i),
+//     with i in decimal, counted from 0;
+//   - a key has the position of its XXH64 with seed 0;
+//   - a key belongs to the first node at or after its position, and the ring wraps around.
 package ringhash
 
 import (
@@ -22,22 +26,24 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// DefaultVirtualNodes is how many positions a replica has on the ring when nobody says otherwise.
+// DefaultVirtualNodes is the default number of positions of a replica on the ring.
 const DefaultVirtualNodes = 100
 
-// Ring is an immutable hash ring. It is safe for concurrent use. Replicas are named by their index in the ids that New was
-// given, so that a caller can keep loads and addresses in plain slices beside it.
+// Ring is an immutable hash ring. It is safe for concurrent use. A replica is named by its index in
+// the ids given to New, so a caller can keep loads and addresses in slices beside the ring.
 type Ring struct {
 	ids []string
-	// The nodes in ring order, as two columns: the binary search reads positions alone.
+	// positions and owners are the nodes in ring order, as two columns: the binary search reads
+	// only positions.
 	positions []uint64
 	owners    []int32
 }
 
-// New builds a ring of the replicas with these ids, each with virtualNodes positions; 0 or less means DefaultVirtualNodes.
+// New returns a ring of the replicas with these ids. Each has virtualNodes positions; 0 or less
+// means DefaultVirtualNodes.
 //
-// Ids should be stable names, not addresses, and distinct. Which id a key belongs to does not depend on their order. New takes
-// about 0.2 µs per virtual node.
+// Ids should be distinct, stable names, not addresses. The replica that a key belongs to does not
+// depend on their order. New takes about 0.2 µs for each virtual node.
 func New(ids []string, virtualNodes int) *Ring {
 	return build(ids, virtualNodes, position)
 }
@@ -45,7 +51,7 @@ func New(ids []string, virtualNodes int) *Ring {
 // Key returns the position of a key on every ring.
 func Key(key []byte) uint64 { return xxhash.Sum64(key) }
 
-// position is where virtual node index of the replica sits.
+// position returns the position of a replica's virtual node.
 func position(id string, index int) uint64 {
 	name := make([]byte, 0, 64)
 	name = append(name, id...)
@@ -73,7 +79,8 @@ func build(ids []string, virtualNodes int, position func(id string, index int) u
 		if c := cmp.Compare(a.position, b.position); c != 0 {
 			return c
 		}
-		// Two nodes on one spot: the ids decide, because the order in which the caller lists them may change.
+		// For two nodes at one position the ids decide, because the caller's order of the ids may
+		// change.
 		if c := cmp.Compare(ids[a.owner], ids[b.owner]); c != 0 {
 			return c
 		}
@@ -90,26 +97,27 @@ func build(ids []string, virtualNodes int, position func(id string, index int) u
 	return r
 }
 
-// Len is the number of replicas.
+// Len returns the number of replicas.
 func (r *Ring) Len() int { return len(r.ids) }
 
-// IDs returns a copy of the ids that New was given, in that order.
+// IDs returns a copy of the ids given to New, in their order.
 func (r *Ring) IDs() []string { return slices.Clone(r.ids) }
 
-// Order lists every replica once, in the order in which the ring meets them from the key on. The first is the one that the
-// key belongs to.
+// Order returns every replica once, in the order in which the ring meets them from the key on. The
+// key belongs to the first one.
 func (r *Ring) Order(key uint64) []int {
 	return r.AppendOrder(make([]int, 0, len(r.ids)), key, nil, 0)
 }
 
-// stackWords bounds the rings whose visited set lives on the stack: 64 replicas per word.
+// stackWords is the size of a visited set that lives on the stack; each word is for 64 replicas.
 const stackWords = 16
 
-// AppendOrder appends to dst the first limit candidates that the ring meets from the key on, each once, and returns the
-// extended slice. A replica is a candidate unless its load is negative; nil loads make every replica one, otherwise there must
-// be one for each of the Len replicas. A limit of 0 or less means all of them.
+// AppendOrder appends to dst the first limit candidates that the ring meets from the key on, each
+// once, and returns the extended slice. A replica is a candidate unless its load is negative. With
+// nil loads all replicas are candidates; otherwise loads has one entry for each of the Len
+// replicas. A limit of 0 or less means all candidates.
 //
-// It allocates only when dst is too small or the ring has more than 1,024 replicas.
+// It allocates only if dst is too small or the ring has more than 1,024 replicas.
 func (r *Ring) AppendOrder(dst []int, key uint64, loads []int, limit int) []int {
 	left := r.candidates(loads)
 	if limit > 0 {
@@ -147,7 +155,8 @@ func (r *Ring) candidates(loads []int) int {
 	return n
 }
 
-// start is the node that a key belongs to. The ring must not be empty of nodes if the result is used.
+// firstNode returns the node that a key belongs to. The result means nothing for a ring without
+// nodes.
 func (r *Ring) firstNode(key uint64) int {
 	i, _ := slices.BinarySearch(r.positions, key)
 	if i == len(r.positions) {
@@ -156,7 +165,7 @@ func (r *Ring) firstNode(key uint64) int {
 	return i
 }
 
-// next is the node after node i.
+// nextNode returns the node after node i.
 func (r *Ring) nextNode(i int) int {
 	if i++; i < len(r.owners) {
 		return i

@@ -15,10 +15,11 @@ import (
 
 const defaultPort = "6379"
 
-// errURL says nothing of the URL, which may hold a password.
+// errURL does not quote the URL, which may hold a password.
 var errURL = errors.New("redis: the URL must be redis://[user:password@]host:port[,host:port…][/db] or rediss://…")
 
-// parse reads a URL. Package net/url knows only one host, so the others are taken out first.
+// parseURL reads a URL with one or more hosts. Package net/url knows only one host, so parseURL
+// takes the others out first.
 func parseURL(text string) (*client.UniversalOptions, error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
@@ -50,12 +51,12 @@ func parseURL(text string) (*client.UniversalOptions, error) {
 	return o, setOptions(u, o)
 }
 
-// options are all but the addresses.
+// setOptions sets all options but the addresses.
 func setOptions(u *url.URL, o *client.UniversalOptions) error {
 	switch u.Scheme {
 	case "redis":
 	case "rediss":
-		// Without a ServerName, each connection verifies the name that it was dialled by.
+		// Without a ServerName, each connection verifies the name that was dialled.
 		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	default:
 		return errURL
@@ -73,12 +74,13 @@ func setOptions(u *url.URL, o *client.UniversalOptions) error {
 		o.DB = n
 	}
 	if o.IsClusterMode && o.DB != 0 {
-		return errors.New("redis: a cluster has no database but 0")
+		return errors.New("redis: the URL names a database, but a cluster has only database 0")
 	}
 	return nil
 }
 
-// tune makes calls fail when their context ends and not be repeated: this package knows what may be.
+// setTimeouts makes calls fail when their context ends, and disables retries: this package knows
+// which calls may be repeated.
 func setTimeouts(o *client.UniversalOptions, timeout time.Duration) {
 	long := backgroundTimeouts * timeout
 	o.MaxRetries = -1

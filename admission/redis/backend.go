@@ -64,7 +64,7 @@ func (s *Store) Save(ctx context.Context, changed limits.Records, version string
 	args := []any{s.prefix, version}
 	for _, key := range slices.Sorted(maps.Keys(changed)) {
 		if kind, _, ok := strings.Cut(key, "/"); !ok || kind != "model" && kind != "tenant" {
-			return false, fmt.Errorf("redis: no place for limits of %q", key)
+			return false, fmt.Errorf("redis: the key %q of limits is not model/<name> or tenant/<name>", key)
 		}
 		r := changed[key]
 		args = append(args, key)

@@ -6,17 +6,18 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// refilled is how long a bucket takes to be full again. What was taken longer ago than that is not owed any more.
+// refillTime is the time in which a bucket fills. What was charged longer ago is no longer owed.
 const refillTime = time.Minute
 
-// held is a lease that this process has.
+// heldLease is a lease of this process.
 type heldLease struct {
 	claim admission.Claim
-	// kept is when it was taken without asking, as long as it has not been told; else zero.
+	// grantedAloneAt is when the lease was granted without the store, until it is reported; zero
+	// otherwise.
 	grantedAloneAt time.Time
-	// expires is when the lease of a task ends.
+	// expires is when the lease of a task expires.
 	expires time.Time
-	// inStore: the store has had it, so that other gateways may have ended it.
+	// inStore says that the store has the task, so that other gateways may have ended it.
 	inStore bool
 }
 
@@ -30,21 +31,22 @@ const (
 	bucketLevel      changeKind = 'L'
 )
 
-// change is one thing that the store is to be told.
+// change is one thing to report to the store. The letter of its kind selects a function in
+// sync.lua.
 type change struct {
 	kind  changeKind
 	claim admission.Claim
-	// tokens and requests that are given back.
+	// tokens and requests are given back; negative numbers are charged.
 	tokens, requests int64
-	// kept is when a lease was taken that the store was never told of.
+	// grantedAloneAt is set for a lease that the store never knew.
 	grantedAloneAt time.Time
 	expires        time.Time
 	bucket         bucketName
 	level          level
 }
 
-// owed is what of a lease taken without asking still counts. One without tokens is of before a restart: its request was counted
-// then.
+// owed returns what the store must still charge for a lease that was granted without it. A lease
+// without tokens is of before a restart: its request was charged then.
 func (c change) owed(now time.Time) (tokens, requests int64) {
 	if c.grantedAloneAt.IsZero() || now.Sub(c.grantedAloneAt) >= refillTime || c.claim.Tokens <= 0 {
 		return 0, 0
@@ -52,7 +54,7 @@ func (c change) owed(now time.Time) (tokens, requests int64) {
 	return c.claim.Tokens, 1
 }
 
-// Keep implements admission.Shared.
+// ReportLease implements admission.Shared.
 func (s *Store) ReportLease(c admission.Claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +107,7 @@ func (s *Store) FirstToken(id string) {
 	s.addChangeLocked(change{kind: firstToken, claim: h.claim})
 }
 
-// Settle implements admission.Shared.
+// Correct implements admission.Shared.
 func (s *Store) Correct(model, tenant string, tokens int64) {
 	if tokens == 0 {
 		return
@@ -123,13 +125,14 @@ func (s *Store) addChangeLocked(c change) {
 	s.wakeRun()
 }
 
-// batch is what was told last. It keeps its number until the answer is there, so that it counts once however often it is sent.
+// batch is the changes of one sync. It keeps its number until it has an answer, so the store
+// applies it once however often it is sent. seq 0 means that there is none.
 type batch struct {
 	changes []change
 	seq     int64
 }
 
-// takeChanges makes the batch of the next turn, unless the last one has had no answer.
+// nextBatch makes the batch of the next sync, or returns the last one again if it has no answer.
 func (s *Store) nextBatch() batch {
 	if s.batch.seq > 0 {
 		return s.batch
@@ -148,7 +151,7 @@ func (s *Store) nextBatch() batch {
 		}
 		delete(s.unreported, id)
 		b.changes = append(b.changes, change{kind: leaseAlive, claim: h.claim, grantedAloneAt: h.grantedAloneAt, expires: h.expires})
-		h.grantedAloneAt = time.Time{} // from here on it is charged
+		h.grantedAloneAt = time.Time{} // from here on the store charges it
 	}
 	if len(b.changes) > 0 {
 		s.batchSeq++
@@ -158,7 +161,7 @@ func (s *Store) nextBatch() batch {
 	return b
 }
 
-// told is called when the batch has had its answer.
+// confirmBatch is called when the batch has its answer.
 func (s *Store) confirmBatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,14 +173,14 @@ func (s *Store) confirmBatch() {
 	s.batch = batch{}
 }
 
-// pending reports whether there is something to tell.
+// hasChanges reports whether there is anything to report.
 func (s *Store) hasChanges() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
-// renew has every lease told again, and forgets what is of no use any more.
+// renewLeases marks all leases for the next report, and forgets expired tasks and old levels.
 func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

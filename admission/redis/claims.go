@@ -6,16 +6,16 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// call is one Acquire.
+// call is one call of Acquire.
 type call struct {
 	claims []admission.Claim
 	done   func([]admission.Verdict)
-	// version of the limits when it came, and when that was.
+	// version is that of the limits when the call came, at its time.
 	version string
 	at      time.Time
-	// verdicts of the first claims, as far as they are known.
+	// verdicts are those of the first claims, as far as they are known.
 	verdicts []admission.Verdict
-	// blocked are models whose own limits turned a claim away.
+	// blocked has the verdicts of models whose own limits denied a claim.
 	blocked map[string]admission.Verdict
 }
 
@@ -36,7 +36,7 @@ func (s *Store) Acquire(claims []admission.Claim, done func([]admission.Verdict)
 	}
 }
 
-// finish answers those claims that have no verdict yet with the reason.
+// finish answers the claims that have no verdict yet with the reason.
 func (c *call) finish(r admission.Reason) {
 	for len(c.verdicts) < len(c.claims) {
 		c.verdicts = append(c.verdicts, admission.Verdict{Reason: r})
@@ -44,7 +44,7 @@ func (c *call) finish(r admission.Reason) {
 	c.done(c.verdicts)
 }
 
-// skip answers claims that need no asking because of a verdict before them.
+// skipBlocked answers claims that an earlier verdict for their model decides.
 func (c *call) skipBlocked() {
 	for len(c.verdicts) < len(c.claims) {
 		v, ok := c.blocked[c.claims[len(c.verdicts)].Model]
@@ -55,7 +55,7 @@ func (c *call) skipBlocked() {
 	}
 }
 
-// add is the next verdict.
+// addVerdict adds the verdict of the next claim.
 func (c *call) addVerdict(v admission.Verdict) {
 	model := c.claims[len(c.verdicts)].Model
 	c.verdicts = append(c.verdicts, v)
@@ -67,14 +67,14 @@ func (c *call) addVerdict(v admission.Verdict) {
 	}
 }
 
-// part is a run of claims of one call that are asked in one turn.
+// callPart is a run of claims of one call that one sync sends.
 type callPart struct {
 	call   *call
 	claims []admission.Claim
 }
 
-// takeClaims chooses the claims of the next turn. Calls that waited too long are unavailable, those of other limits stale; the
-// caller tells them.
+// nextClaims returns the claims of the next sync. Calls in late have waited too long, and calls in
+// stale carry old limits; the caller answers both.
 func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +93,7 @@ func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 			parts = append(parts, callPart{c, rest[:n]})
 			room -= n
 			if n < len(rest) {
-				return parts, late, stale // it stays the first
+				return parts, late, stale // c stays the first
 			}
 		}
 		s.calls[0] = nil
@@ -102,7 +102,8 @@ func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 	return parts, late, stale
 }
 
-// answer tells a call whose part has verdicts, if that was its last one; otherwise what is left is asked in the next turn.
+// finishIfComplete calls done if all claims of the call have verdicts. Otherwise the next sync
+// sends the rest.
 func (s *Store) finishIfComplete(c *call) {
 	c.skipBlocked()
 	if len(c.verdicts) < len(c.claims) {
@@ -116,7 +117,8 @@ func (s *Store) finishIfComplete(c *call) {
 	c.done(c.verdicts)
 }
 
-// abandon answers the calls of a turn whose claims got no verdict. The claims that were sent may have been granted.
+// failParts answers the calls of a sync that brought no verdicts. sent says that Redis may have
+// granted the claims, so they must be undone.
 func (s *Store) failParts(parts []callPart, reason admission.Reason, sent bool) {
 	s.mu.Lock()
 	for _, p := range parts {

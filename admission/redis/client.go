@@ -7,8 +7,9 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// NewClient returns a client of its own for others who keep something in the same Redis. It takes the URL, and means the timeout, as Config
-// does, and repeats no call by itself. It connects when it is used; the caller closes it. The error names no secret.
+// NewClient returns a Redis client for packages that keep other things in the same Redis. url and
+// timeout are as in Config. The client repeats no call by itself. It connects when it is used; the
+// caller closes it. The error contains no secret.
 func NewClient(url string, timeout time.Duration) (client.UniversalClient, error) {
 	options, err := parseURL(url)
 	if err != nil {
@@ -18,6 +19,7 @@ func NewClient(url string, timeout time.Duration) (client.UniversalClient, error
 		timeout = defaultTimeout
 	}
 	setTimeouts(options, timeout)
-	client.SetLogger(&logging.VoidLogger{}) // what it would print to stderr comes back as an error too
+	// what it would print to stderr is also returned as an error
+	client.SetLogger(&logging.VoidLogger{})
 	return client.NewUniversalClient(options), nil
 }

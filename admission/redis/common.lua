@@ -1,8 +1,11 @@
--- Runs before each of the other scripts, in the same chunk. ARGV[1] is the prefix of all keys: "{deployment}:".
+-- The part before each of the other scripts, in the same chunk. ARGV[1] is the prefix of all keys,
+-- "{deployment}:". KEYS[1] is the key of the epoch; it only routes the call to the right node of a
+-- cluster.
 --
--- All times are microseconds of Redis' clock unless they say ms; they stay below 2^53, so a double holds them exactly.
--- A bucket is whole tokens and, apart, 60-millionths of one: a bucket of n tokens a minute gains n of those each microsecond. Both
--- stay whole and below 2^53 too, so no rounding ever adds a token.
+-- All times are microseconds of Redis' clock unless their name says ms. They stay below 2^53, so a
+-- double holds them exactly. A bucket has whole tokens and, apart from them, units: 60-millionths
+-- of a token. A bucket of n tokens per minute gains n units in each microsecond. Tokens and units
+-- stay whole and below 2^53, so no rounding adds a token.
 
 local call, floor, ceil = redis.call, math.floor, math.ceil
 local P = ARGV[1]
@@ -12,15 +15,15 @@ local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = floor(now / 1000)
 
--- whole writes a number as digits: tostring would give 14 of them and an exponent.
+-- whole formats a number as digits. tostring would round it to 14 digits and write an exponent.
 local function whole(x) return string.format('%.0f', x) end
 
 local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end
 local function num() return tonumber(arg()) end
 
--- Sets of leases: id -> expiry in ms. What has expired does not count, and is removed now and then. A set is counted after the changes of the
--- call, so that these need not know what of it counts.
+-- leases returns a set of leases: id -> expiry in ms. Expired leases do not count, and are removed
+-- now and then. Changes come first in a sync, so a set is counted when its changes are written.
 local sets = {}
 local set_list = {}
 local function leases(key)
@@ -34,7 +37,8 @@ local function leases(key)
   return s
 end
 
--- Rows are the hashes of models and tenants: each is read once and written once, in whole numbers.
+-- row reads the hash of a model or a tenant. Each hash is read once and written once by save, in
+-- whole numbers.
 local MODEL_FIELDS = { 'tokens', 'tokens_units', 'tokens_limit', 'tokens_at', 'deficit', 'in_flight' }
 local TENANT_FIELDS = { 'tokens', 'tokens_units', 'tokens_limit', 'tokens_at', 'requests', 'requests_units', 'requests_limit', 'requests_at' }
 local rows = {}
@@ -70,7 +74,7 @@ local function refill(b)
   b.at = now
   local minutes = floor(elapsed / UNITS)
   local rest = elapsed - minutes * UNITS
-  if minutes >= 3 then -- a bucket owes at most its own size
+  if minutes >= 3 then -- the debt of a bucket is at most its size
     b.tokens, b.units = b.size, 0
     return
   end
@@ -82,7 +86,7 @@ local function refill(b)
   if b.tokens >= b.size then b.tokens, b.units = b.size, 0 end
 end
 
--- resize changes the limit. A bucket that had none starts full.
+-- resize changes the limit of a bucket. A bucket that had no limit starts full.
 local function resize(b, limit)
   if b.size == limit then return end
   if b.size then
@@ -94,7 +98,8 @@ local function resize(b, limit)
   b.size, b.dirty = limit, true
 end
 
--- bucket finds a bucket of a row, full if there is none yet; limit is its size now, or nil for what it had (and nil if there is none).
+-- bucket returns a bucket of a row. limit is its size now; nil means the size that it had. A new
+-- bucket is full. Without a size, the result is nil.
 local function bucket(r, what, limit)
   local b = r.buckets[what]
   if not b then
@@ -110,7 +115,7 @@ local function model_bucket(name, limit) return bucket(model(name), 'tokens', li
 local function token_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'tokens', limit) end
 local function request_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'requests', limit) end
 
--- wait is the time until so many tokens will be there, if nobody else takes any.
+-- wait returns the time until the bucket has so many tokens, if nobody else is charged.
 local function wait(b, need)
   local missing = need - b.tokens
   if missing <= 0 then return 0 end
@@ -119,7 +124,7 @@ local function wait(b, need)
   return minutes * UNITS + ceil(((missing - minutes * b.size) * UNITS - b.units) / b.size)
 end
 
--- give puts tokens back; a negative number takes them, down to a debt of the bucket's size.
+-- give puts tokens back. A negative number charges them, down to a debt of the bucket's size.
 local function give(b, tokens)
   if not b or tokens == 0 then return end
   b.tokens, b.dirty = b.tokens + tokens, true
@@ -133,11 +138,12 @@ local function adjust(model_name, tenant, tokens, requests)
   give(request_bucket(tenant), requests)
 end
 
--- Who waits for capacity is told when some may have become free.
+-- free records that capacity may have become free. announce tells the gateways that wait for it.
 local freed = {}
 local function free(kind, name) freed[#freed + 1] = { kind, name } end
 
--- message is kind, the length of the gateway's id, that id, and the rest.
+-- publish sends a message: its kind, the length of the gateway's id, a colon, that id, and the
+-- rest.
 local function publish(kind, gateway, rest)
   call('PUBLISH', P .. 'events', kind .. #gateway .. ':' .. gateway .. rest)
 end
@@ -159,7 +165,7 @@ local function announce(gateway)
   end
 end
 
--- release ends a lease; true if it was there.
+-- release removes a lease from its sets, and returns whether it was there.
 local function release(id, model_name, tenant, replica, prefill)
   local m = model(model_name)
   local there = call('ZREM', m.lease_key, id)
@@ -172,7 +178,7 @@ local function release(id, model_name, tenant, replica, prefill)
   return there == 1
 end
 
--- hold puts a lease in its sets; true if it is new.
+-- hold adds a lease to its sets or renews it, and returns whether it is new.
 local function hold(id, c, expiry)
   local m = model(c.model)
   expiry = whole(expiry)
@@ -194,7 +200,8 @@ local function record(id, c, lease_ms)
   end
 end
 
--- forget removes a task's record. A gateway that remembers the task from before must not bring it back while it could still run.
+-- forget removes the record of a task. A gateway that still knows the task must not bring it back
+-- while it could still run.
 local function forget(id)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key')
@@ -204,7 +211,7 @@ local function forget(id)
   call('DEL', key)
 end
 
--- save writes what the call has decided.
+-- save writes what the script has decided.
 local function save()
   for _, s in ipairs(set_list) do
     for i = 1, #s.add, 1000 do

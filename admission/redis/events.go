@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// listen hears what other gateways publish, until ctx ends. What it misses while Redis is away is made good by asking again.
+// receiveEvents handles what other gateways publish, until ctx ends. Events that are missed while
+// Redis is away are made up for by asking again.
 func (s *Store) receiveEvents(ctx context.Context) {
 	for ctx.Err() == nil {
 		subscription := s.redis.Subscribe(ctx, s.prefix+"events")
-		// A read that waits does not look at its context.
+		// A read that waits ignores its context.
 		ended := context.AfterFunc(ctx, func() { _ = subscription.Close() })
 		for {
 			message, err := subscription.ReceiveMessage(ctx)
@@ -21,12 +22,14 @@ func (s *Store) receiveEvents(ctx context.Context) {
 			s.handleEvent(message.Payload)
 		}
 		ended()
-		_ = subscription.Close() // it is broken, or no longer needed
+		_ = subscription.Close() // it is broken or no longer needed
 		sleep(ctx, probeEvery)
 	}
 }
 
-// heard takes one message: its kind, the length of the sender's name, that name, and the rest.
+// handleEvent handles one message: a letter for its kind, the length of the sender's name, a colon,
+// that name, and the rest. F: capacity of the model may be free. E: the task has ended. N: the task
+// was renewed.
 func (s *Store) handleEvent(message string) {
 	if message == "" {
 		return

@@ -1,5 +1,12 @@
--- A gateway lives. ARGV: prefix, gateway, epoch, ms that its word holds; then models and, for each, how many tenants and who they are, of
--- whom it wants to know what they were served.
+-- The heartbeat of a gateway.
+--
+-- ARGV: prefix; gateway; epoch; ms that the gateway then counts as live; number of models, and for
+-- each: its name, the number of tenants, and their names.
+--
+-- Replies:
+--   { 'epoch', now }  the store is in another epoch
+--   { 'ok', now, gateways, us until claims are granted, version of the limits, served }
+-- served has the tokens that each of the tenants was granted of the model, in the order of ARGV.
 
 local gateway, epoch, alive = arg(), arg(), num()
 local state = call('HMGET', P .. 'epoch', 'id', 'ready')

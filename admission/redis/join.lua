@@ -1,9 +1,16 @@
--- A gateway joins. ARGV: prefix, gateway, the epoch it knew ('' for none), 1 if it has nothing to tell, ms that its word holds, 1 if it
--- returns after an outage, when it was told to go on sharing (0: not yet).
+-- A gateway joins, after its start or after an outage.
 --
--- An epoch is the time during which the store has lost nothing. Who finds none makes one. If that is a gateway which knew an
--- earlier one, or holds leases, the store has been emptied: nothing is granted until the others had time to tell theirs. A gateway that knows
--- nothing cannot tell an emptied store from a new one; the first gateway that can corrects it, a second later at most.
+-- ARGV: prefix; gateway; the epoch that it knew ('' for none); 1 if it has nothing to report; ms
+-- that the gateway then counts as live; 1 if it returns after an outage; when it was told to share
+-- again (0: not yet).
+--
+-- Reply: { 'ok', now, epoch, us to wait, when to share again, gateways, version of the limits }
+--
+-- An epoch is the time during which the store has lost nothing. A gateway that finds no epoch makes
+-- one. If that gateway knew an earlier epoch or holds leases, the store was emptied: nothing is
+-- granted until the others had time to report theirs. A gateway that knows nothing cannot tell an
+-- emptied store from a new one. The first gateway that can corrects the epoch, a second later at
+-- most.
 
 local gateway, known, fresh, alive, returning, at = arg(), arg(), arg() == '1', num(), num() == 1, num()
 local PAUSE, YOUNG, RETURN = 2000000, 5000000, 600000
@@ -17,7 +24,8 @@ elseif not fresh and known ~= id and known ~= '' and ready == born and now - bor
   ready = now + PAUSE
   call('HSET', P .. 'epoch', 'ready', whole(ready))
 end
--- Who was without the store goes on sharing at one time with all others that were, when each had time to tell what it admitted alone.
+-- All gateways that were without the store share again at one moment, when each had time to report
+-- what it admitted alone.
 if returning and at == 0 then
   at = tonumber(call('GET', P .. 'return') or nil) or 0
   if at <= now then

@@ -1,4 +1,5 @@
--- All limits. ARGV: prefix. Answers version, then kind, name, values, and values of the file, for each.
+-- Loads all limits. ARGV: prefix. Reply: the version; then for each record its key, its values, and
+-- the values of the file.
 
 local out = { call('GET', P .. 'limits_version') or '' }
 for _, key in ipairs(call('SMEMBERS', P .. 'limits')) do

@@ -1,36 +1,59 @@
-// Package redis keeps what several gateways share in Redis: how much of every limit is in use, the tasks, and the limits that an
-// operator has set. A [Store] is an [admission.Shared] and a backend of package limits.
+// Package redis keeps in Redis what several gateways share: the use of every limit, tasks, and the
+// limits that an operator has changed. The gateway uses a [Store] as its [admission.Shared] and as
+// the backend of package limits.
 //
 // # How it works
 //
-// Callers never wait for Redis. Claims, ended leases and the like pile up in memory, and one goroutine (Run) takes them to
-// Redis in turns: one script, one round trip, everything that came meanwhile. The script reads all it needs, decides the claims in their order
-// and writes. Redis' clock is the only one that counts there. Every key has the deployment as its hash tag, so that all of them lie in one slot
-// of a cluster: Redis Cluster gives availability, not more throughput.
+// Callers never wait for Redis. Claims and changes (released leases and the like) pile up in
+// memory. One goroutine, [Store.Run], sends them in syncs: one script and one round trip for
+// everything that came since the last sync. The script reads all it needs, decides the claims in
+// their order, and writes. Only Redis' clock counts there. Every key has the deployment as its hash
+// tag, so all keys lie in one slot of a cluster: Redis Cluster gives availability, not more
+// throughput.
 //
-// A lease is a member of sorted sets (of its model, tenant and replica) with the time when it expires; what is in use is the number of
-// members. Run renews the leases of this process. A lease that the store has lost is put back by its next renewal.
+// A lease is a member of sorted sets (of its model, tenant and replica), with its expiry as the
+// score. The use of a limit is the number of members. Run renews the leases of this process. If the
+// store has lost a lease, the next renewal adds it again.
 //
 // # When Redis fails
 //
-// A call that fails or takes too long makes the store unavailable at once: every claim is answered so without asking, until Run has
-// put things right. Then the batch of changes that got no answer is sent again, which counts it once; claims that were asked
-// and got no answer are undone; all live leases are told, those taken meanwhile with what they cost in the last minute (what was taken before
-// has been refilled since). All gateways that were without the store share again at one agreed moment, so that none is granted what another has
-// admitted alone. A script that Redis runs too late, because it was paused, finds that its time is over and does nothing.
+// A call that fails or takes too long makes the store unavailable at once. Every claim is then
+// answered with Unavailable, without asking Redis, until Run has joined again. Joining takes four
+// steps. Run sends again the batch of changes that got no answer, which counts it once. It undoes
+// claims that were sent and got no answer. It reports all live leases; leases that were granted
+// meanwhile carry what they cost in the last minute, because buckets have refilled what is older.
+// Then all gateways that were without the store share again at one agreed moment, so that none is
+// granted what another has admitted alone. A script that runs too late, because Redis was paused,
+// does nothing.
 //
-// Buckets are as in process, but for one thing: a limit that is taken away and set again finds its bucket as it was, not full.
+// Buckets behave as in process, except that a limit that is removed and set again finds its bucket
+// as it was, not full.
 //
-// When Redis comes back empty, the first gateway to find that begins a new epoch. Nothing is granted during its first two seconds, in which all
-// gateways tell their leases and how full the buckets were when they last saw them.
+// When Redis comes back empty, the first gateway that notices begins a new epoch. Nothing is
+// granted during its first two seconds. In this time all gateways report their leases, and how full
+// the buckets were when they last saw them.
 //
 // # Keys
 //
-// With the default deployment: {sluice}:model:<m> and {sluice}:tenant:<t>, the limits in force; {sluice}:file_model:<m> and so on, what the file said;
-// {sluice}:limits and {sluice}:limits_version; {sluice}:runtime:<m> with tokens, in_flight and deficit (the tokens that were served in all; by tenant in
-// {sluice}:served:<m>); {sluice}:tenant_runtime:<t>; the sorted sets {sluice}:leases:<m>,
-// tenant_leases:<t>, prefill:<t>, replica:<r>; {sluice}:task:<id> and task_key; {sluice}:gateways, {sluice}:epoch. Nothing stands behind a name, so
-// no two names can mean one key.
+// With the default deployment, the keys are:
+//
+//	{sluice}:model:<m>, {sluice}:tenant:<t>            hash: the limits in force
+//	{sluice}:file_model:<m>, {sluice}:file_tenant:<t>  hash: the limits of the file
+//	{sluice}:limits, {sluice}:limits_version           set of the keys of records; their version
+//	{sluice}:runtime:<m>                               hash: token bucket, in_flight, deficit (tokens served)
+//	{sluice}:served:<m>                                hash: tokens served, by tenant
+//	{sluice}:tenant_runtime:<t>                        hash: token bucket, request bucket
+//	{sluice}:leases:<m>, {sluice}:tenant_leases:<t>    sorted set: lease ids by expiry in ms
+//	{sluice}:prefill:<t>, {sluice}:replica:<r>         sorted set: lease ids by expiry in ms
+//	{sluice}:task:<id>, {sluice}:task_key:<…>          hash of a task; id of a task by its key
+//	{sluice}:ended:<id>                                an ended task that must not come back
+//	{sluice}:waiting, waiting:<m>, waiting_tenant:<t>  somebody waits for capacity
+//	{sluice}:seq:<gateway>                             number of the last batch of changes
+//	{sluice}:gateways                                  sorted set: live gateways by expiry in ms
+//	{sluice}:epoch, {sluice}:return                    the epoch; the agreed moment after an outage
+//	{sluice}:events                                    channel
+//
+// Nothing follows a name in a key, so no two names make the same key.
 package redis
 
 import (
@@ -48,40 +71,43 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// Config is what a Store is made of.
+// Config is what New needs.
 type Config struct {
-	// URL is redis://[user:password@]host:port[/db], rediss:// with TLS. Several hosts, host:port,host:port, are nodes of one
-	// Redis Cluster. It is never logged.
+	// URL is redis://[user:password@]host:port[/db], or rediss:// for TLS. Several hosts
+	// (host:port,host:port) are nodes of one Redis Cluster. It is never logged.
 	URL string
-	// Deployment keeps several in one Redis apart: letters, digits, '.', '_', '-'. Empty means "sluice".
+	// Deployment separates deployments in one Redis. It consists of letters, digits, '.', '_' and
+	// '-'. "" means "sluice".
 	Deployment string
-	// Gateway names this process among all gateways, and no process before it. Empty means random.
+	// Gateway names this process. No other gateway, and no earlier process, may have the name. ""
+	// means a random one.
 	Gateway string
-	// Lease is how long leases outlive this process, unless someone keeps them. They are renewed five times in this time.
-	// 0 or less means 75 s.
+	// Lease is how long leases outlive this process. Run renews them five times in this time. 0 or
+	// less means 75 s.
 	Lease time.Duration
 	// Timeout is how long callers wait for one round trip to Redis. 0 or less means 50 ms.
 	Timeout time.Duration
-	// Refresh loads the limits again, applies them to this process, and returns their version. It is called when the store has
-	// limits of another version than it last returned. nil: limits are not kept in this store.
+	// Refresh loads the limits, applies them to this process, and returns their version. It is
+	// called when the store has limits of another version than Refresh last returned. nil means
+	// that limits are not kept in this store.
 	Refresh func(context.Context) (version string, err error)
-	// Log gets a line when Redis is lost and when it is back. nil means none.
+	// Log gets a line when Redis is lost and when it is back. nil means no log.
 	Log *zap.Logger
 }
 
-// Status is for an operator.
+// Status is the state of a Store, for an operator.
 type Status struct {
-	// Up: Redis answers, and limits hold over all gateways.
+	// Up says that Redis answers, and that limits hold over all gateways.
 	Up bool
-	// Mode is "shared", or "alone" as long as this gateway goes on without the others.
+	// Mode is "shared", or "alone" while this gateway decides without the others.
 	Mode string
 	// Since is when the mode began.
 	Since time.Time
-	// Gateways that live, as last known, this one included.
+	// Gateways is the last known number of live gateways, this one included.
 	Gateways int
-	// Errors counts failed calls of all time.
+	// Errors counts failed calls since the start.
 	Errors int64
-	// LastError is of the last failed call, and stays when Redis is back.
+	// LastError is the error of the last failed call. It stays when Redis is back.
 	LastError string
 }
 
@@ -89,74 +115,81 @@ const (
 	defaultDeployment = "sluice"
 	defaultLease      = 75 * time.Second
 	defaultTimeout    = 50 * time.Millisecond
-	// patience is the timeout of what no caller waits for, in timeouts of callers: connecting may take several round trips.
+	// backgroundTimeouts is the timeout of calls that no caller waits for, in multiples of
+	// Config.Timeout. Connecting may take several round trips.
 	backgroundTimeouts = 20
 	// probeEvery is the pause between attempts while Redis does not answer.
 	probeEvery = 250 * time.Millisecond
-	// beatEvery is how often a gateway says that it lives, and aliveFor how long its word holds.
+	// heartbeatEvery is the interval of heartbeats. A gateway counts as live for aliveFor after its
+	// last one.
 	heartbeatEvery = time.Second
 	aliveFor       = 3 * time.Second
-	// batchLimit bounds the changes, and the claims, of one turn.
+	// batchLimit bounds the changes of one sync, and its claims.
 	batchLimit = 256
-	// queueLimit bounds the changes that wait for Redis. The oldest are dropped: their leases expire by themselves.
+	// queueLimit bounds the changes that wait for Redis. The oldest are dropped; their leases
+	// expire by themselves.
 	queueLimit = 1 << 16
 )
 
-// Store is shared capacity in Redis. It is safe for concurrent use. As long as Run does not run, claims are Unavailable.
+// Store is the state in Redis that gateways share. It is safe for concurrent use. While Run does
+// not run, every claim is answered with Unavailable.
 type Store struct {
 	cfg    Config
 	prefix string
 	redis  client.UniversalClient
-	// started is what monotonic times count from.
+	// started is the zero of monotonic times.
 	started time.Time
-	// wake has room for one, so that telling Run never blocks.
+	// wake holds one signal, so that wakeRun never blocks.
 	wake chan struct{}
 
 	mu sync.Mutex
-	// All below is guarded by mu.
+	// mu guards everything down to served. No method of the Subscriber is called with mu held.
 
 	subscriber admission.Subscriber
 	shared     bool
-	// quiet: not shared yet, but about to be; claims wait.
+	// resuming says that the store is about to be shared. Claims wait meanwhile.
 	resuming bool
 	status   Status
-	// version of the limits that this process uses.
+	// version is that of the limits that this process uses.
 	version string
-	// epoch that is known; "" before the first.
+	// epoch is the known epoch; "" before the first.
 	epoch string
-	// offset is what Redis' clock is ahead of our monotonic one, in microseconds.
+	// offset is Redis' clock minus our monotonic clock, in microseconds.
 	offset int64
-	// notAfter is when the last turn, as long as it has no answer, has surely run or never will, by Redis' clock.
+	// notAfter is the time, by Redis' clock, after which the last sync has run or never will. 0
+	// means that it has its answer.
 	notAfter int64
 
 	calls []*call
-	// changes wait to be told, in order.
+	// changes wait to be reported, in order.
 	changes []change
-	// live are the leases of this process but for tasks, tasks those that it knows of.
+	// live are the leases of this process that are no tasks. tasks are the tasks that it knows of.
 	live, tasks map[string]*heldLease
-	// untold are the leases of both that are to be told.
+	// unreported are the leases of both to report with the next sync.
 	unreported map[string]*heldLease
-	// lost are claims that were asked and not answered.
+	// unanswered are claims that were sent and got no answer.
 	unanswered map[string]admission.Claim
-	// levels are the buckets as last seen.
+	// levels are the levels of buckets as last seen.
 	levels map[bucketName]level
-	// ours is what was granted here, by model and tenant, for as long as both have claims.
+	// served is what this process was granted, by model and tenant, while both have claims.
 	served map[string]map[string]*servedTokens
 
-	// Below belongs to Run alone.
+	// Only Run uses the fields below.
 
 	batch    batch
 	batchSeq int64
-	// returning: the store was shared before. returnAt is when to share again, by Redis' clock; 0 as long as that is not agreed.
+	// wasShared says that the store was shared before an outage. resumeAt is when to share again,
+	// by Redis' clock; 0 until that is agreed.
 	wasShared bool
 	resumeAt  int64
-	// nextBeat and nextRenewal are due.
+	// nextHeartbeat and nextRenewal are when they are due.
 	nextHeartbeat, nextRenewal time.Time
 }
 
 var deployments = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
-// New returns a Store that has not connected yet. The error is of the configuration and names no secret.
+// New returns a Store. It does not connect. The error is about the configuration and contains no
+// secret.
 func New(cfg Config) (*Store, error) {
 	if cfg.Deployment == "" {
 		cfg.Deployment = defaultDeployment
@@ -181,7 +214,7 @@ func New(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	setTimeouts(options, cfg.Timeout)
-	// What the library would print to stderr comes back as an error too.
+	// What the library would print to stderr is also returned as an error.
 	client.SetLogger(&logging.VoidLogger{})
 	return &Store{
 		cfg:        cfg,
@@ -199,7 +232,7 @@ func New(cfg Config) (*Store, error) {
 	}, nil
 }
 
-// Attach implements admission.Shared.
+// Subscribe implements admission.Shared.
 func (s *Store) Subscribe(l admission.Subscriber) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +246,7 @@ func (s *Store) Gateways() int {
 	return s.status.Gateways
 }
 
-// Status says how the store is.
+// Status returns the state of the store.
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +262,7 @@ func (s *Store) setSharedLocked(shared bool) {
 	}
 }
 
-// failed notes an error of Redis and makes the store unavailable.
+// markUnavailable records an error of Redis, makes the store unavailable, and answers all calls.
 func (s *Store) markUnavailable(err error) {
 	s.mu.Lock()
 	was := s.shared
@@ -244,7 +277,7 @@ func (s *Store) markUnavailable(err error) {
 	s.calls = nil
 	s.mu.Unlock()
 	if was || first {
-		s.cfg.Log.Warn("redis does not answer: going on with this gateway's share of the limits", zap.Error(err))
+		s.cfg.Log.Warn("redis lost, limits divided by the number of gateways", zap.Error(err))
 	}
 	for _, c := range calls {
 		c.finish(admission.Unavailable)
@@ -252,7 +285,7 @@ func (s *Store) markUnavailable(err error) {
 	s.wakeRun()
 }
 
-// signal makes Run look.
+// wakeRun makes Run look for work.
 func (s *Store) wakeRun() {
 	select {
 	case s.wake <- struct{}{}:

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// Run talks to Redis until ctx ends, and then disconnects. Leases that are still there go on until they expire. It is called
-// once; it returns nil.
+// Run talks to Redis until ctx ends, and then disconnects. Leases that still exist last until they
+// expire. Run is called once and returns nil.
 func (s *Store) Run(ctx context.Context) error {
 	listening := make(chan struct{})
 	listenCtx, stop := context.WithCancel(ctx)
@@ -39,7 +39,8 @@ func (s *Store) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve takes turns for as long as Redis answers. Without an error, ctx has ended or another goroutine has found that Redis does not answer.
+// serve makes syncs while Redis answers. It returns nil when ctx has ended, or when another
+// goroutine has found that Redis does not answer.
 func (s *Store) serve(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -72,14 +73,15 @@ func (s *Store) isShared() bool {
 	return s.shared
 }
 
-// busy reports whether another turn is due at once.
+// hasWork reports whether another sync is due at once.
 func (s *Store) hasWork() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.calls) > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
-// beat says that this gateway lives and hears how the others are, and sees to renewals, whenever it is time.
+// sendHeartbeat tells the other gateways that this one is live, learns how many are, and renews
+// leases, each when it is due.
 func (s *Store) sendHeartbeat(ctx context.Context) error {
 	now := time.Now()
 	if !now.Before(s.nextRenewal) {
@@ -123,8 +125,8 @@ func (s *Store) sendHeartbeat(ctx context.Context) error {
 	return nil
 }
 
-// rejoin brings the store and this process to the same state, after which claims are asked again. It returns how long to wait before
-// the next attempt; 0 after success.
+// rejoin brings the store and this process to the same state, after which claims are sent again. It
+// returns how long to wait before the next attempt; 0 means success.
 func (s *Store) rejoin(ctx context.Context) time.Duration {
 	wait, err := s.join(ctx)
 	if err == nil && wait == 0 {
@@ -161,7 +163,8 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	s.resumeAt = returnAt
-	// What was sent before and got no answer must not run after what is sent now. A clock that was put back is not waited for.
+	// A sync that was sent before and got no answer must not run after what is sent now. A clock
+	// that was put back is not waited for.
 	if still := micros(notAfter - r.now); still >= 0 && still < 2*backgroundTimeouts*s.cfg.Timeout {
 		return still + time.Millisecond, nil
 	}
@@ -174,8 +177,8 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	return s.reportAndResume(ctx, micros(wait))
 }
 
-// settleIn tells the store everything and, when it is nearly time, has claims wait for the store, so that nothing is admitted any more
-// of which it does not know.
+// reportAndResume reports everything to the store. When the moment is near, it makes claims wait
+// for the store, so that this gateway admits nothing that the store does not know.
 func (s *Store) reportAndResume(ctx context.Context, wait time.Duration) (time.Duration, error) {
 	if soon := wait - s.cfg.Timeout; soon > 0 {
 		return soon, s.flush(ctx)
@@ -198,12 +201,13 @@ func (s *Store) currentVersion() string {
 	return s.version
 }
 
-// adopt prepares what the store is to be told: all live leases, claims without an answer undone, and for a store that has lost its state the
-// buckets and the tasks.
+// prepareReports prepares what to report: all live leases, the undoing of claims without an answer,
+// and for a store that has lost its state the buckets and the tasks.
 func (s *Store) prepareReports(epoch string, gateways int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A store that was emptied has not heard of the others yet. Until claims are asked again the larger number is the safe one.
+	// A store that was emptied does not know the other gateways yet. Until claims are sent again,
+	// the larger number is the safe one.
 	s.status.Gateways = max(s.status.Gateways, gateways)
 	if epoch != s.epoch && s.epoch != "" {
 		s.restoreLevelsLocked()
@@ -218,8 +222,9 @@ func (s *Store) prepareReports(epoch string, gateways int) {
 	}
 }
 
-// rebuildLocked is for a store that has lost its state. Levels come first, so that what is owed has something to be taken from; the last batch
-// may or may not have been counted by the old state, and is counted by the new one.
+// restoreLevelsLocked is for a store that has lost its state. The levels of buckets come first, so
+// that what is owed is taken from them. The old state may have counted the last batch; the new one
+// counts it in any case.
 func (s *Store) restoreLevelsLocked() {
 	var first []change
 	now := time.Now()
@@ -235,7 +240,7 @@ func (s *Store) restoreLevelsLocked() {
 	}
 }
 
-// resume has claims asked again.
+// startSharing makes claims go to Redis again.
 func (s *Store) startSharing() {
 	s.mu.Lock()
 	s.setSharedLocked(true)
@@ -245,16 +250,16 @@ func (s *Store) startSharing() {
 		waiting = append(waiting, model)
 	}
 	s.mu.Unlock()
-	s.cfg.Log.Info("redis answers: limits hold over all gateways", zap.Int("gateways", gateways))
+	s.cfg.Log.Info("redis connected, limits shared by all gateways", zap.Int("gateways", gateways))
 	if subscriber == nil {
 		return
 	}
-	for _, model := range waiting { // news of the outage was missed
+	for _, model := range waiting { // their events of the outage were missed
 		subscriber.CapacityFreed(model)
 	}
 }
 
-// leave answers who still waits, tells what is left, and disconnects.
+// disconnect answers all calls, reports what is left, and disconnects.
 func (s *Store) disconnect() {
 	s.mu.Lock()
 	calls, was := s.calls, s.shared
@@ -269,11 +274,11 @@ func (s *Store) disconnect() {
 	if was {
 		ctx, cancel := context.WithTimeout(context.Background(), backgroundTimeouts*s.cfg.Timeout)
 		defer cancel()
-		_ = s.flush(ctx) // leases that could not be told expire
+		_ = s.flush(ctx) // leases that could not be reported expire
 		_ = s.redis.ZRem(ctx, s.prefix+"gateways", s.cfg.Gateway).Err()
 	}
 	if err := s.redis.Close(); err != nil {
-		s.cfg.Log.Warn("redis: closing", zap.Error(err))
+		s.cfg.Log.Warn("redis connection not closed cleanly", zap.Error(err))
 	}
 }
 

@@ -1,5 +1,7 @@
--- Changes limits unless somebody else has. ARGV: prefix, version they are of; then key, number of words and words of the values (-1: it
--- is deleted), the same for what the file says.
+-- Changes limits, unless somebody else has since. ARGV: prefix; the version that the changes are
+-- based on; then for each record its key, the number of words of its values and these words (-1:
+-- the record is deleted), and the same for the values of the file. Reply: 1, or 0 if the store has
+-- another version.
 
 local current = call('GET', P .. 'limits_version') or ''
 if arg() ~= current then return 0 end

@@ -2,7 +2,7 @@ package redis
 
 import (
 	"context"
-	_ "embed" // the scripts
+	_ "embed" // for the scripts
 	"errors"
 	"fmt"
 	"maps"
@@ -62,16 +62,17 @@ func limitsLua() string {
 	return b.String()
 }
 
-var errReply = errors.New("redis: a reply that no script of this version gives")
+var errReply = errors.New("redis: the reply has a form that no script of this version sends: do gateways of several versions share the deployment?")
 
-// reply is what a script answered: a word, Redis' time, and what the word is about.
+// reply is what a script answered: a status, Redis' time in microseconds, and what belongs to the
+// status.
 type reply struct {
 	status string
 	now    int64
 	rest   []any
 }
 
-// run calls a script within the timeout, however long the client takes to notice. It returns what the script returned.
+// run calls a script, and returns after the timeout even if the client does not notice it.
 func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -92,7 +93,8 @@ func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Dur
 	}
 }
 
-// ask is run for the scripts that answer with a word and Redis' time, from which it learns what time it is there.
+// runTimed calls a script that answers with a status and Redis' time, and learns the offset of
+// Redis' clock from it.
 func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (reply, error) {
 	sent := time.Since(s.started)
 	value, err := s.run(ctx, script, timeout, args)
@@ -118,7 +120,7 @@ func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout tim
 	return r, nil
 }
 
-// deadline is until when a script that is sent now may run, by Redis' clock.
+// deadline returns the time until which a script that is sent now may run, by Redis' clock.
 func (s *Store) deadline(timeout time.Duration) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +128,7 @@ func (s *Store) deadline(timeout time.Duration) int64 {
 	return s.notAfter
 }
 
-// number is the integer at i of a reply, text the string there.
+// intAt returns the integer at index i of a reply.
 func intAt(list []any, i int) (int64, error) {
 	if i >= len(list) {
 		return 0, errReply
@@ -149,7 +151,7 @@ func stringAt(list []any, i int) (string, error) {
 	return t, nil
 }
 
-// numbers is the list of integers at i of a reply.
+// intsAt returns the list of integers at index i of a reply.
 func intsAt(list []any, i int) ([]int64, error) {
 	if i >= len(list) {
 		return nil, errReply

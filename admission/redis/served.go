@@ -7,23 +7,23 @@ import (
 )
 
 const (
-	// interestFor is how long after its last claim a tenant's service elsewhere is asked for, and interestLimit for how many pairs of
-	// model and tenant at once.
+	// queryFor is how long after its last claim a tenant's use at other gateways is asked for.
+	// queryLimit bounds the pairs of model and tenant in one heartbeat.
 	queryFor   = 10 * time.Second
 	queryLimit = 512
 )
 
-// servedTokens is what a tenant had of a model.
+// servedTokens counts the tokens that a tenant was granted of a model.
 type servedTokens struct {
-	// here is what this process granted since total was first read.
+	// local is what this process was granted since total was last read.
 	local int64
-	// total is what all gateways granted, as last read; below 0 before that.
+	// total is what all gateways were granted, as last read; below 0 before that.
 	total int64
-	// claimed is when the tenant last asked here.
+	// claimed is when the tenant last had a claim here.
 	claimed time.Time
 }
 
-// activeLocked notes a claim, and what it was granted.
+// recordClaimLocked records a claim, and whether it was granted.
 func (s *Store) recordClaimLocked(c admission.Claim, granted bool) {
 	tenants := s.served[c.Model]
 	if tenants == nil {
@@ -41,15 +41,15 @@ func (s *Store) recordClaimLocked(c admission.Claim, granted bool) {
 	}
 }
 
-// interest is one model whose tenants ask here.
+// servedQuery asks for the tokens of one model, for the tenants with claims here.
 type servedQuery struct {
 	model   string
 	tenants []string
-	// here is what each was granted here before the question.
+	// local is servedTokens.local when the query was made.
 	local []int64
 }
 
-// interestLocked chooses what to ask the store for, and forgets who has not asked for long.
+// servedQueriesLocked returns what to ask the store for, and forgets tenants without recent claims.
 func (s *Store) servedQueriesLocked(now time.Time) []servedQuery {
 	var out []servedQuery
 	room := queryLimit
@@ -86,7 +86,7 @@ func appendServedQueries(args []any, asked []servedQuery) []any {
 	return args
 }
 
-// servedElsewhere tells the listener what others served.
+// reportServed tells the subscriber what other gateways were granted.
 func (s *Store) reportServed(asked []servedQuery, totals []int64) {
 	type news struct {
 		model, tenant string

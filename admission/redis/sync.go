@@ -9,13 +9,14 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// errEpoch means that the store was emptied, or is not what this process knew.
+// errEpoch means that the store was emptied, or is not the one that this process knew.
 var errEpoch = errors.New("redis: the store has lost its state")
 
-// headerArgs is how many arguments of a turn come before the changes.
+// syncHeaderArgs is the number of arguments of a sync before the changes.
 const syncHeaderArgs = 8
 
-// turn takes what there is to Redis, once. An error means that the store is unavailable; everybody has been answered.
+// sync sends waiting claims and changes to Redis, once. An error means that the store is
+// unavailable; all calls were answered then.
 func (s *Store) sync(ctx context.Context) error {
 	parts, late, stale := s.nextClaims()
 	for _, c := range late {
@@ -55,7 +56,7 @@ func (s *Store) sync(ctx context.Context) error {
 	return statusError(r)
 }
 
-// sendTurn makes one round trip, or two when Redis' clock was not what it seemed.
+// sendSync makes one round trip, or two if Redis' clock was not what this process thought.
 func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout time.Duration) (reply, error) {
 	r, err := s.runTimed(ctx, syncScript, timeout, s.syncArgs(b, f, timeout))
 	if err == nil && r.status == "late" {
@@ -87,7 +88,7 @@ func (s *Store) syncArgs(b batch, f *claimTable, timeout time.Duration) []any {
 	return f.args(args)
 }
 
-// flush tells changes until none is left. Nobody waits for it.
+// flush sends changes until none is left. No caller waits for it.
 func (s *Store) flush(ctx context.Context) error {
 	for s.hasChanges() {
 		r, err := s.sendSync(ctx, s.nextBatch(), newClaimTable(nil), backgroundTimeouts*s.cfg.Timeout)
@@ -102,7 +103,7 @@ func (s *Store) flush(ctx context.Context) error {
 	return nil
 }
 
-// verdicts reads the answers to the claims and passes them on.
+// applyVerdicts reads the answers to the claims and passes them on.
 func (s *Store) applyVerdicts(parts []callPart, f *claimTable, r reply) error {
 	if f.count == 0 {
 		return nil
@@ -133,7 +134,7 @@ func (s *Store) applyVerdicts(parts []callPart, f *claimTable, r reply) error {
 	return nil
 }
 
-// verdictSize is how many numbers one verdict is.
+// verdictSize is the number of integers in one verdict.
 const verdictSize = 8
 
 func verdict(c admission.Claim, n []int64) admission.Verdict {
@@ -153,7 +154,7 @@ func allowance(limit, remaining, reset int64) admission.Allowance {
 	return admission.Allowance{Limit: limit, Remaining: remaining, Reset: micros(reset)}
 }
 
-// foundTasks are the tasks of earlier calls, by the index of the claim that found them.
+// foundTasks returns the tasks of earlier calls, by the index of the claim that found them.
 func foundTasks(rest []any) (map[int]admission.Task, error) {
 	if len(rest) < 2 {
 		return nil, errReply
@@ -175,7 +176,7 @@ func foundTasks(rest []any) (map[int]admission.Task, error) {
 	return tasks, nil
 }
 
-// note remembers the leases that a part of a call was granted.
+// recordGrants records the leases that a part of a call was granted.
 func (s *Store) recordGrants(p callPart) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +197,7 @@ func (s *Store) recordGrants(p callPart) {
 	}
 }
 
-// seen remembers how full the buckets are.
+// recordLevels records how full the buckets are.
 func (s *Store) recordLevels(f *claimTable, levels []int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +216,7 @@ func (s *Store) recordLevels(f *claimTable, levels []int64) {
 	}
 }
 
-// refresh has the limits loaded again. Callers may be waiting meanwhile.
+// refresh loads the limits again. Callers may wait meanwhile.
 func (s *Store) refresh(ctx context.Context, timeout time.Duration) error {
 	if s.cfg.Refresh == nil {
 		return nil
@@ -224,7 +225,7 @@ func (s *Store) refresh(ctx context.Context, timeout time.Duration) error {
 	defer cancel()
 	version, err := s.cfg.Refresh(ctx)
 	if err != nil {
-		return fmt.Errorf("redis: loading changed limits: %w", err)
+		return fmt.Errorf("redis: cannot load changed limits: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,15 +233,15 @@ func (s *Store) refresh(ctx context.Context, timeout time.Duration) error {
 	return nil
 }
 
-// wordError says why a script did nothing.
+// statusError returns why a script did nothing.
 func statusError(r reply) error {
 	switch r.status {
 	case "epoch":
 		return errEpoch
 	case "wait":
-		return errors.New("redis: the store is being filled again")
+		return errors.New("redis: nothing is granted until the gateways have reported their leases")
 	case "late":
-		return errors.New("redis: the clock jumps, or Redis is slow")
+		return errors.New("redis: the script ran too late: the clock jumped, or Redis is slow")
 	}
 	return errReply
 }

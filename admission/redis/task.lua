@@ -1,4 +1,10 @@
--- What any gateway may do with a task. ARGV: prefix, gateway, verb, tenant, id, number: get; end, tokens that are given back; renew, ms.
+-- What any gateway may do with a task. ARGV: prefix; gateway; verb; tenant; id; number. The number
+-- is 0 for get, the tokens to give back for end, and ms for renew.
+--
+-- Replies:
+--   { 'wait', now }     nothing is known for a time after the store was emptied
+--   { 'unknown', now }  the tenant has no such task
+--   { 'ok', now, model, tokens, ms left }
 
 local gateway, verb, tenant, id, number = arg(), arg(), arg(), arg(), num()
 local ready = call('HGET', P .. 'epoch', 'ready')
@@ -6,14 +12,14 @@ if not ready or tonumber(ready) > now then return { 'wait', now } end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
--- Redis' expiry of the record may be a millisecond late; the lease counts.
+-- Redis may expire the record a millisecond late, so the expiry of the lease counts.
 local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)
 if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
 
 if verb == 'end' then
   forget(id)
   if release(id, v[1], tenant, v[4], false) then adjust(v[1], tenant, number, 0) end
-  announce('') -- to this gateway too: the task may have been another's
+  announce('') -- this gateway is told too: the task may be another's
   save()
   publish('E', gateway, id)
 elseif verb == 'renew' then

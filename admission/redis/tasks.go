@@ -56,13 +56,13 @@ func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Dur
 	if h := s.tasks[id]; h != nil {
 		h.expires = expires
 		if !h.inStore {
-			s.unreported[id] = h // perhaps it is on its way with the old time
+			s.unreported[id] = h // a report with the old expiry may be on its way
 		}
 	}
 	return nil
 }
 
-// localTask finds a task that the store has not had yet.
+// localTask returns a live task that was not reported to the store yet.
 func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +73,7 @@ func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires}, true
 }
 
-// taskCall asks the store about a task of a tenant: args are the tenant, the id and a number.
+// runTaskScript asks the store about a task of a tenant. args are the tenant, the id and a number.
 func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (admission.Task, error) {
 	if !s.isShared() {
 		return admission.Task{}, admission.ErrUnavailable

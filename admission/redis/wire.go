@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// maxTokens is the largest bucket; larger ones are taken for that, as they are in process.
+// maxTokens is the size of the largest bucket. A larger limit counts as this one, as it does in
+// process.
 const maxTokens = (1<<63 - 1) / 60_000_000 / 2
 
 // modelLimits and tenantLimits are the limits that a claim carries, in the order in which the script
@@ -25,7 +26,7 @@ type limitSet struct {
 	values [maxSharedLimits]int64
 }
 
-// value is the value of the limit with this name.
+// value returns the value of the limit with this name.
 func (s *limitSet) value(name string, limits []admission.Limit) int64 {
 	for i := range limits {
 		if limits[i].Name == name {
@@ -39,13 +40,13 @@ func (s *limitSet) value(name string, limits []admission.Limit) int64 {
 type claimTable struct {
 	models  []limitSet
 	tenants []limitSet
-	// modelAt and tenantAt are the positions in models and tenants, counted from 1 as in Lua.
+	// modelAt and tenantAt are positions in models and tenants, counted from 1 as in Lua.
 	modelAt, tenantAt map[limitSet]int
 	claims            []any
 	count             int
 }
 
-// clampLimit keeps a limit within what the script can count with.
+// clampLimit keeps a limit within the numbers that the script can count with.
 func clampLimit(n int64) int64 { return min(max(n, 0), maxTokens) }
 
 func (f *claimTable) model(c admission.Claim) int {
@@ -64,7 +65,7 @@ func (f *claimTable) tenant(c admission.Claim) int {
 	return position(t, f.tenantAt, &f.tenants)
 }
 
-// position finds a set of limits in a list, or appends it.
+// position returns the position of a set of limits in a list. It appends a set that is not there.
 func position(s limitSet, at map[limitSet]int, list *[]limitSet) int {
 	i, ok := at[s]
 	if !ok {
@@ -96,7 +97,7 @@ func newClaimTable(parts []callPart) *claimTable {
 	return f
 }
 
-// args is the part of a script's arguments that the claims are.
+// args appends the arguments of the claims. sync.lua describes them.
 func (f *claimTable) args(args []any) []any {
 	args = appendLimits(args, f.models, len(modelLimits))
 	args = appendLimits(args, f.tenants, len(tenantLimits))
@@ -121,7 +122,7 @@ func boolArg(b bool) int {
 	return 0
 }
 
-// args is a change as the script reads it.
+// args appends the arguments of the change. changes in sync.lua reads them.
 func (c change) args(args []any, now time.Time) []any {
 	claim := c.claim
 	back := min(max(c.tokens, -maxTokens), maxTokens)
@@ -144,26 +145,28 @@ func (c change) args(args []any, now time.Time) []any {
 	if claim.Task != nil {
 		key = claim.Task.Key
 		if taskMillis = c.expires.Sub(now).Milliseconds(); taskMillis <= 0 {
-			taskMillis = -1 // it has expired untold: it only costs
+			// the task expired before it was reported: its buckets are still charged
+			taskMillis = -1
 		}
 	}
 	return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), min(max(claim.Tokens, 0), maxTokens),
 		owed, requests, taskMillis, key)
 }
 
-// bucketName is a bucket: of a model's tokens 'm', of a tenant's tokens 't' or its requests 'r'.
+// bucketName names a bucket: 'm' for a model's tokens, 't' for a tenant's tokens, 'r' for its
+// requests.
 type bucketName struct {
 	kind byte
 	name string
 }
 
-// level is how full a bucket of so many tokens a minute was.
+// level is how full a bucket of size tokens per minute was at the time seen.
 type level struct {
 	size, tokens int64
 	seen         time.Time
 }
 
-// at is how full the bucket is now, if nobody else has taken any.
+// at returns how full the bucket is now, if nobody else was charged.
 func (l level) at(now time.Time) int64 {
 	elapsed := now.Sub(l.seen)
 	if elapsed >= 2*refillTime {

@@ -1,19 +1,26 @@
-// Package backlog measures how fast a backlog of tasks is solved: in batches, as by the set-up that Sluice was asked to replace, and one by one
-// through package admission. It is to be run in a bubble of testing/synctest, where an hour takes a moment: `go test ./internal/backlog -run Report -v`
-// prints the table.
+// Package backlog measures how fast a backlog of tasks is solved, in batches and one by one through
+// package admission. Only its own tests use it: `go test ./internal/backlog -run Report -v` prints
+// the table. The measurement runs in a bubble of testing/synctest, where an hour takes a moment.
 //
-// Both ways have the same tasks in the same order, the same models with the same limits, and the same time for each task, whatever model it goes to. That
-// time is log-uniform between 1 s and 2 min and known to nobody before. Tokens are known, and are charged when a call begins.
+// Both ways have the same tasks in the same order, the same models with the same limits, and the
+// same time for each task on every model. That time is log-uniform between 1 s and 2 min, and
+// nobody knows it before. Tokens are known, and are charged when a call starts.
 //
-// Batches: the unsolved tasks are split into 20 equal parts for 20 workers. A worker sends 10 tasks at a time to the Models Backend, which calls the
-// models in turn, all 10 at once, and answers when the slowest is done. A worker is ended after 30 minutes, and the batch that it waits for is lost and
-// solved again. When all workers are done or ended, the next round splits what is left. What is not known is set in favour of the batches: calls of
-// an ended worker stop at once, rounds follow each other without a pause, writing answers takes no time, nothing ever fails, and a model that
-// is given more than its limit answers no later for that. Batches have no control over limits, so two kinds are measured: Batches ignores them, as the set-up
-// does, and the Observer counts how often they are exceeded; with Obey each call waits at its model until the limits have room.
+// Batches is the set-up that Sluice replaces. The unsolved tasks are split into 20 equal parts for
+// 20 workers. A worker sends 10 tasks at a time to the Models Backend. The backend calls the models
+// in turn, all 10 at once, and answers when the slowest is done. A worker is stopped after 30
+// minutes; the batch that it waits for is lost and solved again. When all workers are done or
+// stopped, the next round splits what is left.
 //
-// Scheduled: as many callers as the models may have calls at once take the tasks from one list. A caller asks the Controller for a model, waits as
-// told, calls, completes, and takes the next task.
+// Where the set-up is unknown, it is taken in favour of the batches. Calls of a stopped worker stop
+// at once. Rounds follow each other without a pause. Writing answers takes no time. Nothing fails.
+// A model above its limit answers no later. Batches have no control over limits, so two kinds are
+// measured. Batches ignores the limits, and the observer counts how often they are exceeded. With
+// Obey, each call waits at its model until the limits have room.
+//
+// Scheduled takes the tasks from one list, with as many callers as the models may have calls at
+// once. A caller asks the Controller for a model, waits as told, calls the model, completes the
+// task, and takes the next one.
 package backlog
 
 import (
@@ -25,18 +32,18 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// pace of an answer, in tokens a second.
+// pace is the speed of an answer in tokens per second.
 const pace = 30
 
 // Task is one task.
 type Task struct {
-	// Tokens that it costs.
+	// Tokens is what it costs.
 	Tokens int
 	// Takes is how long a model works on it.
 	Takes time.Duration
 }
 
-// Tasks makes n tasks, the same ones for the same seed.
+// Tasks returns n tasks. The same seed gives the same tasks.
 func Tasks(n int, seed uint64) []Task {
 	rng := rand.New(rand.NewPCG(seed, 8))
 	tasks := make([]Task, n)
@@ -54,7 +61,8 @@ type Model struct {
 	admission.Limits
 }
 
-// Models makes models that may have so many calls at once, and so many tokens a minute as that many calls cost on average, times tokens.
+// Models returns models that may have so many calls at once. Each may use as many tokens per minute
+// as that many calls cost on average, times tokens.
 func Models(tokens float64, concurrency ...int) []Model {
 	const (
 		takes = 119 / 4.787      // mean of Task.Takes in seconds: (120 − 1) ÷ ln 120
@@ -68,18 +76,19 @@ func Models(tokens float64, concurrency ...int) []Model {
 	return models
 }
 
-// Result is how it went.
+// Result is what a run measured.
 type Result struct {
 	// Makespan is the time until the last task was solved.
 	Makespan time.Duration
-	// Calls is how many calls were begun; more than tasks if some were lost.
+	// Calls counts calls that were started. There are more calls than tasks if some were lost.
 	Calls int
-	// OverConcurrency and OverTokens count the calls that began although their model had no room for them.
+	// OverConcurrency and OverTokens count the calls that started although their model's limit had
+	// no room.
 	OverConcurrency, OverTokens int
 }
 
-// Bound is the time in which no schedule whatever can be done: all work spread evenly over all that may run at once, the longest task, or
-// all tokens at the pace of the limits.
+// Bound is a time that no schedule can beat: the largest of Spread, the longest task, and all
+// tokens at the rate of the limits.
 func Bound(models []Model, tasks []Task) time.Duration {
 	var longest time.Duration
 	tokens, perMinute := 0, 0
@@ -94,7 +103,7 @@ func Bound(models []Model, tasks []Task) time.Duration {
 	return max(Spread(models, tasks), longest, paced)
 }
 
-// Spread is all work spread evenly over all that may run at once.
+// Spread is the time of all work, spread evenly over all calls that may run at once.
 func Spread(models []Model, tasks []Task) time.Duration {
 	var work time.Duration
 	slots := 0
@@ -107,12 +116,12 @@ func Spread(models []Model, tasks []Task) time.Duration {
 	return work / time.Duration(slots)
 }
 
-// Utilisation is the part of all that may run at once that was used for work that counted.
+// Utilisation is the part of the possible calls that was used for work that counted.
 func (r Result) Utilisation(models []Model, tasks []Task) float64 {
 	return Spread(models, tasks).Seconds() / r.Makespan.Seconds()
 }
 
-// sleep waits for so long and says whether ctx allowed it.
+// sleep waits for d and reports whether ctx allowed it.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -13,13 +13,13 @@ const (
 	workerTimeout = 30 * time.Minute
 )
 
-// Batches solves the tasks in batches without a look at the limits.
+// Batches solves the tasks in batches and ignores the limits.
 func Batches(models []Model, tasks []Task) Result {
 	o := newObserver(models)
 	return inBatches(tasks, &modelsBackend{models: models, call: o.call}, o)
 }
 
-// Obey solves the tasks in batches, but each call waits at its model until the limits have room.
+// Obey solves the tasks in batches; each call waits at its model until the limits have room.
 func Obey(models []Model, tasks []Task) Result {
 	o := newObserver(models)
 	gates := map[string]*gate{}
@@ -66,14 +66,15 @@ func round(tasks []Task, backend *modelsBackend) (left []Task) {
 	return left
 }
 
-// turns is the Models Backend.
+// modelsBackend is the Models Backend, which calls the models in turn.
 type modelsBackend struct {
 	models []Model
 	next   atomic.Int64
 	call   func(ctx context.Context, model string, t Task) bool
 }
 
-// batch solves the tasks and returns when the slowest is done. It says whether all were done before ctx ended.
+// batch solves the tasks and returns when the slowest is done. It reports whether all were done
+// before ctx ended.
 func (b *modelsBackend) batch(ctx context.Context, tasks []Task) bool {
 	var wg sync.WaitGroup
 	var lost atomic.Bool
@@ -89,10 +90,10 @@ func (b *modelsBackend) batch(ctx context.Context, tasks []Task) bool {
 	return !lost.Load()
 }
 
-// gate makes calls wait until their model has room for them, the first one first.
+// gate makes calls wait in order until their model has room for them.
 type gate struct {
 	order, slots chan struct{}
-	// The bucket belongs to who holds the turn.
+	// The goroutine that holds order may use the bucket.
 	size, level, rate float64
 	at                time.Time
 }
@@ -102,7 +103,7 @@ func newGate(m Model) *gate {
 	return &gate{order: make(chan struct{}, 1), slots: make(chan struct{}, m.MaxConcurrent), size: size, level: size, rate: size / 60, at: time.Now()}
 }
 
-// enter returns when the call may begin, or false when ctx has ended before.
+// acquire returns true when the call may start, and false when ctx has ended before.
 func (g *gate) acquire(ctx context.Context, tokens int) bool {
 	if !acquire(ctx, g.order) {
 		return false

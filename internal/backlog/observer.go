@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// observer stands where the calls reach their models and knows nothing of who sent them, or of package admission. It holds each call
-// against the limits of its model.
+// observer sees the calls where they reach their models, and checks each against the limits of its
+// model. It knows nothing of the callers or of package admission.
 type observer struct {
 	mu     sync.Mutex
 	models map[string]*observed
@@ -16,7 +16,7 @@ type observer struct {
 
 type observed struct {
 	maxRunning, running int
-	// The bucket, in tokens; a rate in tokens a second.
+	// The bucket: size and level in tokens, rate in tokens per second.
 	size, level, rate float64
 	at                time.Time
 }
@@ -30,7 +30,7 @@ func newObserver(models []Model) *observer {
 	return o
 }
 
-// call lets the model work on the task and says whether it was solved before ctx ended.
+// call makes the model work on the task, and reports whether it was solved before ctx ended.
 func (o *observer) call(ctx context.Context, model string, t Task) bool {
 	o.callStarted(model, t)
 	defer o.callFinished(model)
@@ -48,7 +48,8 @@ func (o *observer) callStarted(model string, t Task) {
 	now := time.Now()
 	m.level = min(m.size, m.level+m.rate*now.Sub(m.at).Seconds())
 	m.at = now
-	// What goes over counts once and does not burden those that follow. A thousandth of a token is for the rounding of this bucket.
+	// A call over the limit counts once and is not charged to those that follow. A thousandth of a
+	// token allows for rounding.
 	if m.level-float64(t.Tokens) < -0.001 {
 		o.result.OverTokens++
 		return

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// Scheduled solves the tasks one by one through a Controller of its own. The error is one of the Controller's.
+// Scheduled solves the tasks one by one through a Controller of its own. The error is one of the
+// Controller.
 func Scheduled(models []Model, tasks []Task) (Result, error) {
 	const pool = "all"
 	c := admission.New(admission.Config{})
@@ -51,7 +52,7 @@ func Scheduled(models []Model, tasks []Task) (Result, error) {
 	return o.result, err
 }
 
-// schedule asks until there is a task, as the callers of /schedule do.
+// schedule asks until it gets a task, as the callers of /schedule do.
 func schedule(ctx context.Context, c *admission.Controller, ask admission.TaskRequest) (admission.Task, error) {
 	for {
 		task, wait, err := c.Schedule(ctx, ask)

@@ -1,8 +1,10 @@
-// Package limits knows which limits of models and tenants are in force: those of the configuration file, or those an operator has
-// set since at run time, which win until the file's value for that field changes.
+// Package limits knows which limits of models and tenants are in force: those of the configuration
+// file, or overrides that an operator has set at run time. The gateway uses it to read the limits
+// that it gives to package admission, and to serve PATCH of the operator's API.
 //
-// A [Book] holds them. It is told the file by Sync and the operator's wishes by Patch, and it keeps both in a [Backend], so that a
-// restart, or another gateway, finds them. Nothing here enforces a limit: the caller reads Get and tells the parts that do.
+// An override wins until the file's value for that field changes. [Overrides] gets the file by Sync
+// and overrides by Patch. It stores both in a [Backend], so that a restart or another gateway finds
+// them. Nothing in this package enforces a limit.
 package limits
 
 import (
@@ -11,14 +13,15 @@ import (
 	"maps"
 )
 
-// Values are limits by the names that the file has for them.
+// Values are limits by their names in the file (admission.Limit.Name).
 type Values map[string]int64
 
-// Record is what outlives a process about one model or tenant.
+// Record is what is stored about one model or tenant.
 type Record struct {
-	// Values are in force. Nil in a Save: the record is to be deleted.
+	// Values are in force. nil in a Save means that the record is deleted.
 	Values Values `json:"values"`
-	// File is what the file said when Values were last taken from it. Empty: the file does not name the model or tenant.
+	// File is the file's values when Values were last taken from it. Empty means that the file does
+	// not name the model or tenant.
 	File Values `json:"file,omitempty"`
 }
 
@@ -30,35 +33,39 @@ func (r Record) equal(o Record) bool {
 	return maps.Equal(r.Values, o.Values) && maps.Equal(r.File, o.File)
 }
 
-// Records are found by key: a kind, a slash and a name, such as "model/llama" and "tenant/acme". A name may hold slashes.
+// Records are records by key: a kind, a slash and a name, such as "model/llama" and "tenant/acme".
+// A name may contain slashes.
 type Records map[string]Record
 
-// Backend is where records outlive a process. Its methods are safe for concurrent use.
+// Backend stores records. Its methods are safe for concurrent use.
 type Backend interface {
-	// Load gives all records and their version, which is another after every change. The version is empty when there is nothing because
-	// nothing was saved yet, or all is lost. What it gives belongs to the caller.
+	// Load returns all records and their version. Every change makes another version. "" means that
+	// nothing was saved yet, or that all was lost. The caller may change what Load returns.
 	Load(context.Context) (Records, string, error)
-	// Save changes the records given and leaves the others, if the version is still that one; a record with nil Values is
-	// deleted. False without an error: somebody else has changed something since. After an error, either may be so.
+	// Save changes the given records and leaves the others, if the stored version is still this
+	// one. A record with nil Values is deleted. False without an error means that the version was
+	// another. After an error the change may be stored or not.
 	Save(ctx context.Context, changed Records, version string) (bool, error)
 }
 
-// Entry is what holds for one model or tenant. Its maps are shared: they are not to be changed.
+// Entry is what is in force for one model or tenant. The maps are shared: callers must not change
+// them.
 type Entry struct {
-	// Values are in force, for every field of the kind.
+	// Values are in force, with a value for every field of the kind.
 	Values Values
-	// File is what the file says, for every field of the kind; nil for a model that the file does not name.
+	// File is the file's values, for every field of the kind; nil for a model that the file does
+	// not name.
 	File Values
-	// Patched are the fields whose value is not the file's, sorted.
+	// Patched are the fields whose value is not that of the file, sorted.
 	Patched []string
 }
 
-// ErrUnknown is the answer to a key that the last Sync did not name.
+// ErrUnknown means that the last Sync did not name the key.
 var ErrUnknown = errors.New("limits: unknown model or tenant")
 
-// Invalid is a change that cannot be made.
+// Invalid is the error of a change that cannot be made.
 type Invalid struct {
-	// Field at fault.
+	// Field is the field at fault.
 	Field string
 	// Reason is a sentence without the field's name and without a full stop: "must be at least 1".
 	Reason string

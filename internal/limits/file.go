@@ -17,17 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPatience is how long a look for the lock of the file sleeps; a change holds it for the time of one small write.
+// lockRetry is the pause between attempts to lock the file. A change holds the lock for one small
+// write.
 const lockRetry = 5 * time.Millisecond
 
-// File keeps records in a JSON file, which is replaced in one step: after a crash there is the old one or the new one. Several
-// processes may use the same one. A file that cannot be read is an error and stays; one that is not what Save writes is an error
-// too, once: it is put aside under its name with .bad, and the next Load finds none.
+// File returns a Backend in a JSON file. The file is replaced in one step, so a crash leaves the
+// old one or the new one. Several processes may use the same file. A file that cannot be read is an
+// error and stays. A file that Save did not write is an error once: it is renamed to its name with
+// .bad, and the next Load finds none.
 func File(path string) Backend { return &fileBackend{path} }
 
 type fileBackend struct{ path string }
 
-// content is what is in the file.
+// content is the content of the file.
 type content struct {
 	Limits Records `json:"limits"`
 }
@@ -42,14 +44,14 @@ func (f *fileBackend) Load(ctx context.Context) (Records, string, error) {
 
 var errFaulty = errors.New("faulty")
 
-// read needs no lock: a file is replaced in one step.
+// read needs no lock, because the file is replaced in one step.
 func (f *fileBackend) read() (Records, string, error) {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Records{}, "", nil
 	}
 	if err != nil {
-		return nil, "", err // names the file
+		return nil, "", err // the error names the file
 	}
 	var c content
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -64,7 +66,8 @@ func (f *fileBackend) read() (Records, string, error) {
 	return c.Limits, hex.EncodeToString(sum[:8]), nil
 }
 
-// putAside renames a faulty file and says so; somebody else may have done it meanwhile.
+// moveAside renames a faulty file and returns an error that says so. Another process may have done
+// it meanwhile.
 func (f *fileBackend) moveAside(ctx context.Context) error {
 	unlock, err := f.lock(ctx)
 	if err != nil {
@@ -85,7 +88,7 @@ func (f *fileBackend) moveAside(ctx context.Context) error {
 	if err := os.Rename(f.path, aside); err != nil {
 		return errors.Join(fault, err)
 	}
-	return fmt.Errorf("%w; it is kept as %s", fault, aside)
+	return fmt.Errorf("%w; it was renamed to %s", fault, aside)
 }
 
 func (f *fileBackend) Save(ctx context.Context, changed Records, version string) (bool, error) {
@@ -112,10 +115,11 @@ func (f *fileBackend) Save(ctx context.Context, changed Records, version string)
 	return true, nil
 }
 
-// replace needs the lock.
+// replace writes the file anew. The caller holds the lock of the file.
 func (f *fileBackend) replace(data []byte) error {
 	temporary := f.path + ".tmp"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
+	// left by a crash
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	t, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -140,7 +144,7 @@ func (f *fileBackend) replace(data []byte) error {
 	return dir.Sync()
 }
 
-// lock keeps other processes, and other Files of this one, from changing the file.
+// lock keeps other processes, and other Files of this process, from changing the file.
 func (f *fileBackend) lock(ctx context.Context) (func(), error) {
 	l, err := os.OpenFile(f.path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -14,41 +14,42 @@ import (
 	"go.uber.org/zap"
 )
 
-// tries bounds how often one change is begun anew because somebody else was faster.
+// maxTries is how often a change is tried while others change the limits too.
 const maxTries = 16
 
-var errContended = errors.New("the limits are being changed by too many at once")
+var errContended = errors.New("the limits were changed by others at each of 16 tries: try again")
 
-// Config of a Book.
+// Config is what New needs.
 type Config struct {
-	// Backend keeps what was patched. Nil: nothing outlives the process.
+	// Backend stores the limits. nil means that overrides are lost with the process.
 	Backend Backend
-	// Log hears of changes; nil: nobody does.
+	// Log gets a line for each change. nil means no log.
 	Log *zap.Logger
 }
 
-// Book holds the limits in force. It is safe for concurrent use.
+// Overrides holds the limits in force. It is safe for concurrent use.
 type Overrides struct {
 	backend Backend
 	log     *zap.Logger
 	kinds   map[string]rules
 	current atomic.Pointer[snapshot]
 
-	// turn holds one token: whoever has it may use what follows.
+	// updating holds one token. The goroutine that has taken it may use the fields below.
 	updating chan struct{}
-	// file is what the file says, with nil for what it does not name; settled is the file that the backend has heard of, nil for none.
+	// file is the file's values, nil for a model that the file does not name. reconciled is the
+	// file that the backend last had; nil means none.
 	file, reconciled map[string]Values
-	// records are the backend's, as far as is known.
+	// records are those of the backend, as last seen.
 	records Records
 }
 
-// page is what Get reads. It is never changed.
+// snapshot is what Get reads. It is immutable.
 type snapshot struct {
 	entries map[string]Entry
 	version string
 }
 
-// New returns a Book that knows nothing until its first Sync.
+// New returns an Overrides that knows no limits before its first Sync.
 func New(c Config) *Overrides {
 	if c.Backend == nil {
 		c.Backend = &memoryBackend{}
@@ -62,30 +63,34 @@ func New(c Config) *Overrides {
 	return b
 }
 
-// Get says what holds for the key; false when the last Sync did not name it. It takes no lock.
+// Get returns what is in force for the key, and false if the last Sync did not name it. It takes no
+// lock.
 func (b *Overrides) Get(key string) (Entry, bool) {
 	e, ok := b.current.Load().entries[key]
 	return e, ok
 }
 
-// Version is another after every change of what was kept, by whomever, that this Book has seen. It is the backend's.
+// Version returns the backend's version of the limits, as last seen. Every change by any gateway
+// makes another version.
 func (b *Overrides) Version() string { return b.current.Load().version }
 
-// Sync tells what the file says now, by key, with all models and tenants of each kind that it tells of; what was told of other
-// kinds stays. A field whose value in the file has changed takes that value, whatever was patched. What the file does not name any
-// more is forgotten, and its patches with it.
+// Sync sets the file's values by key, for all models and tenants of each kind that it contains.
+// Kinds that it does not contain keep theirs. A field whose value in the file has changed takes the
+// new value, also if it was patched. What the file no longer names is forgotten, with its patches.
 //
-// A nil Values stands for a model that the file does not name and that is there all the same: it can be patched, and its patches
-// are kept while it is away. A missing field has its usual value: weight 1, no limit for all others.
+// nil Values stand for a model that exists without the file naming it. It can be patched, and its
+// patches are kept while the model is away. A missing field has its default: weight 1, and no limit
+// for all others.
 //
-// When the backend fails, the file and the patches that are known hold, the error is returned, and the next Sync, Patch or Reload
-// tries again. Sync waits for a change that is under way even when ctx has ended: the file is heard in any case.
+// If the backend fails, Sync returns the error. The file and the known patches are then in force,
+// and the next Sync, Patch or Reload tries again. Sync waits for a change that is under way, even
+// if ctx has ended, so the file always takes effect.
 func (b *Overrides) Sync(ctx context.Context, file map[string]Values) error {
 	said := map[string]Values{}
 	for key, values := range file {
 		rs, ok := b.kinds[kindOf(key)]
 		if !ok {
-			return fmt.Errorf("limits: %q is of no known kind", key)
+			return fmt.Errorf("limits: the key %q is not model/<name> or tenant/<name>", key)
 		}
 		for field := range values {
 			if _, ok := rs[field]; !ok {
@@ -101,12 +106,12 @@ func (b *Overrides) Sync(ctx context.Context, file map[string]Values) error {
 		known := b.records.clone()
 		b.reconcile(known)
 		b.publish(known, b.Version())
-		return fmt.Errorf("limits: cannot keep what was changed at run time: %w", err)
+		return fmt.Errorf("limits: cannot store overrides: %w", err)
 	}
 	return nil
 }
 
-// hear replaces what is known of the kinds that are told of.
+// mergeFile replaces the values of the kinds that said contains.
 func (b *Overrides) mergeFile(said map[string]Values) {
 	told := map[string]bool{}
 	for key := range said {
@@ -120,8 +125,9 @@ func (b *Overrides) mergeFile(said map[string]Values) {
 	b.file = said
 }
 
-// Patch changes fields of one model or tenant; nil takes the file's value again. All changes are made, or none. It fails with
-// ErrUnknown, with *Invalid, or with the backend's error; after that the change may have been kept or not.
+// Patch changes fields of one model or tenant; nil restores the file's value. Patch makes all
+// changes or none. It fails with ErrUnknown, with *Invalid, or with the backend's error. After a
+// backend's error the change may be stored or not.
 func (b *Overrides) Patch(ctx context.Context, key string, changes map[string]*int64) (Entry, error) {
 	rs := b.kinds[kindOf(key)]
 	if err := b.lock(ctx); err != nil {
@@ -151,21 +157,22 @@ func (b *Overrides) Patch(ctx context.Context, key string, changes map[string]*i
 		b.putOrDelete(records, key, r)
 	})
 	if err != nil {
-		return Entry{}, fmt.Errorf("limits: cannot keep the change: %w", err)
+		return Entry{}, fmt.Errorf("limits: cannot store the change: %w", err)
 	}
 	e, _ := b.Get(key)
 	b.log.Info("limits changed at run time", zap.String("of", key), zap.Any("values", e.Values), zap.Strings("patched", e.Patched))
 	return e, nil
 }
 
-// Reload reads what others have changed. A backend that has lost everything is told again what is known here.
+// Reload reads what other gateways have changed. If the backend has lost everything, Reload stores
+// what is known here.
 func (b *Overrides) Reload(ctx context.Context) error {
 	if err := b.lock(ctx); err != nil {
 		return err
 	}
 	defer b.unlock()
 	if err := b.update(ctx, nil); err != nil {
-		return fmt.Errorf("limits: cannot read what was changed at run time: %w", err)
+		return fmt.Errorf("limits: cannot read overrides: %w", err)
 	}
 	return nil
 }
@@ -181,8 +188,8 @@ func (b *Overrides) lock(ctx context.Context) error {
 
 func (b *Overrides) unlock() { b.updating <- struct{}{} }
 
-// update brings the backend to what the file says, as far as it has not heard of it, and makes the change, if there is one. It begins
-// anew while others are faster.
+// update writes the file to the backend where the backend does not have it yet, and makes the
+// change, if there is one. It starts again while others change the limits.
 func (b *Overrides) update(ctx context.Context, change func(Records)) error {
 	for try := range maxTries {
 		kept, version, err := b.load(ctx)
@@ -217,14 +224,15 @@ func (b *Overrides) update(ctx context.Context, change func(Records)) error {
 		b.reconciled = b.file
 		b.publish(next, version)
 		for _, what := range replaced {
-			b.log.Info("the file's new value replaces what was set at run time", zap.String("limit", what))
+			b.log.Info("override replaced by the new value of the file", zap.String("limit", what))
 		}
 		return nil
 	}
 	return errContended
 }
 
-// pause lets the others finish: up to 1 ms after the first try, and twice as long after each other up to 64 ms.
+// pause gives others time to finish: up to 1 ms after the first try, twice as long after each
+// further one, at most 64 ms.
 func pause(ctx context.Context, try int) error {
 	select {
 	case <-time.After(rand.N(time.Millisecond << min(try, 6))):
@@ -240,8 +248,8 @@ func (b *Overrides) load(ctx context.Context) (Records, string, error) {
 	return records, version, err
 }
 
-// again reads what was just saved, for the sake of its version. Nothing is lost when that fails: the version is then one that the
-// backend never gives, and the next Reload mends it.
+// reloadVersion reads the version of what was just saved. If that fails, nothing is lost: it
+// returns a version that the backend never gives, and the next Reload corrects it.
 func (b *Overrides) reloadVersion(ctx context.Context, saved Records, version string) (Records, string) {
 	if records, v, err := b.load(ctx); err == nil && v != "" {
 		return records, v
@@ -249,7 +257,7 @@ func (b *Overrides) reloadVersion(ctx context.Context, saved Records, version st
 	return saved, version + "+"
 }
 
-// accept makes the records those in force.
+// publish puts the records in force.
 func (b *Overrides) publish(records Records, version string) {
 	b.records = records
 	entries := make(map[string]Entry, len(b.file))
@@ -284,7 +292,7 @@ func (r Records) clone() Records {
 	return out
 }
 
-// difference is what a Save must be told to get from one to the other.
+// difference returns what Save needs to get from one set of records to the other.
 func difference(from, to Records) Records {
 	changed := Records{}
 	for key, r := range to {
@@ -300,7 +308,7 @@ func difference(from, to Records) Records {
 	return changed
 }
 
-// memory is the backend of a Book that has none.
+// memoryBackend is the backend of an Overrides without one.
 type memoryBackend struct {
 	mu      sync.Mutex
 	records Records
@@ -332,7 +340,7 @@ func (m *memoryBackend) Save(_ context.Context, changed Records, version string)
 	return true, nil
 }
 
-// put makes the changes of a Save.
+// apply makes the changes of a Save.
 func (r Records) apply(changed Records) {
 	for key, record := range changed {
 		if record.Values == nil {

@@ -2,11 +2,12 @@ package limits
 
 import "maps"
 
-// reconcile makes the records what the file asks for, where the file has changed since it was last heard of, and returns the
-// patches that gave way to it.
+// reconcile changes the records where the file has changed since the backend last had it. It
+// returns the patches that a new value of the file has replaced.
 //
-// What counts is a change of this process's file, not a difference from the record: gateways whose files differ for a while, as in a
-// rolling update, would otherwise take turns for ever. Only the first look after a start compares with the record.
+// What counts is a change of this process's file, not a difference from the record. Gateways whose
+// files differ for a while, as in a rolling update, would otherwise overwrite each other without
+// end. Only the first call after a start compares the file with the record.
 func (b *Overrides) reconcile(records Records) []string {
 	var replaced []string
 	for key, file := range b.file {
@@ -58,7 +59,8 @@ func replacedPatches(key string, before, after []string) []string {
 	return fields
 }
 
-// forget drops the records of what the file named and names no more.
+// deleteRemoved deletes the records of models and tenants that the file named before and no longer
+// names.
 func (b *Overrides) deleteRemoved(records Records) {
 	told := map[string]bool{}
 	for key := range b.file {
@@ -74,7 +76,8 @@ func (b *Overrides) deleteRemoved(records Records) {
 	}
 }
 
-// put keeps a record unless it says nothing: the file does not name it, and nothing is patched.
+// putOrDelete keeps a record, unless it says nothing: the file does not name it, and nothing is
+// patched.
 func (b *Overrides) putOrDelete(records Records, key string, r Record) {
 	if len(r.File) == 0 && len(b.kinds[kindOf(key)].patched(r)) == 0 {
 		delete(records, key)

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// rule says what a field may be. Its usual value is least: weight 1, and no limit for all others.
+// rule is the bounds of a limit. min is also its default: weight 1, and no limit for all others.
 type rule struct{ min, max int64 }
 
 func (r rule) check(v int64) string {
@@ -22,7 +22,7 @@ func (r rule) check(v int64) string {
 	return ""
 }
 
-// of reads a value that may be missing.
+// valueIn returns the value of a field, or the default if it is missing.
 func (r rule) valueIn(v Values, field string) int64 {
 	if n, ok := v[field]; ok {
 		return n
@@ -53,7 +53,8 @@ func kindOf(key string) string {
 	return kind
 }
 
-// whole gives every field a value within its bounds: the file has been validated elsewhere, and perhaps less strictly. Nil stays nil.
+// complete returns all fields with values within their bounds. The file was validated elsewhere,
+// and perhaps less strictly. nil stays nil.
 func (rs rules) complete(v Values) Values {
 	if v == nil {
 		return nil
@@ -65,7 +66,7 @@ func (rs rules) complete(v Values) Values {
 	return out
 }
 
-// fresh is the record of something that was never patched.
+// newRecord returns the record of a model or tenant without patches.
 func (rs rules) newRecord(file Values) Record {
 	if file == nil {
 		return Record{Values: rs.complete(Values{})}
@@ -73,8 +74,8 @@ func (rs rules) newRecord(file Values) Record {
 	return Record{Values: maps.Clone(file), File: maps.Clone(file)}
 }
 
-// mend gives the record every field, within its bounds: it may have been written by another version, or by hand. Fields that are not
-// known here stay.
+// repair gives the record all fields, within their bounds: another version or a person may have
+// written it. Unknown fields stay.
 func (rs rules) repair(r *Record) {
 	for field, rule := range rs {
 		if len(r.File) > 0 {
@@ -86,7 +87,7 @@ func (rs rules) repair(r *Record) {
 	}
 }
 
-// patched lists the fields whose value is not the file's, sorted.
+// patched returns the fields whose value is not that of the file, sorted.
 func (rs rules) patched(r Record) []string {
 	fields := []string{}
 	for field, rule := range rs {
@@ -98,7 +99,7 @@ func (rs rules) patched(r Record) []string {
 	return fields
 }
 
-// check finds the first fault of a change, in the order of the fields' names.
+// check returns the first fault of a change, in the order of the fields' names, or nil.
 func (rs rules) check(changes map[string]*int64) *Invalid {
 	for _, field := range slices.Sorted(maps.Keys(changes)) {
 		rule, ok := rs[field]

@@ -8,10 +8,10 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// ModelKey and TenantKey are the keys of a model and of a tenant in Records.
+// ModelKey returns the key of a model in Records.
 func ModelKey(name string) string { return string(admission.ModelScope) + "/" + name }
 
-// TenantKey is the key of a tenant.
+// TenantKey returns the key of a tenant in Records.
 func TenantKey(name string) string { return string(admission.TenantScope) + "/" + name }
 
 // FromFile returns the values of all limits of a scope that structs of the configuration file hold.
