@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -127,17 +126,9 @@ func (r *remoteResponse) finish(result *Result) {
 // parseError reads an error in the form of the API: one of a gateway, with its code, or any other
 // as the fault of an engine.
 func parseError(data []byte) *openai.Error {
-	var event struct {
-		Error struct {
-			Code       openai.Code
-			Message    string
-			Param      string
-			RetryAfter int64 `json:"retry_after_ms"`
-		}
+	e := openai.ParseEngineError(data)
+	if code := openai.Code(e.Code); code.Known() {
+		return &openai.Error{Code: code, Message: e.Message, Param: e.Param, RetryAfter: e.RetryAfter}
 	}
-	if json.Unmarshal(data, &event) != nil || event.Error.Code.Status() == http.StatusInternalServerError {
-		return openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")
-	}
-	e := event.Error
-	return &openai.Error{Code: e.Code, Message: e.Message, Param: e.Param, RetryAfter: time.Duration(e.RetryAfter) * time.Millisecond}
+	return openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")
 }

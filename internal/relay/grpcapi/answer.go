@@ -86,37 +86,19 @@ func (s *sink) choice(c *choice) error {
 	return nil
 }
 
-// refusal is what engines say instead of an answer: OpenAI's shape around words, vLLM's former one, FastAPI's.
-type refusal struct {
-	Error   json.RawMessage `json:"error"`
-	Detail  json.RawMessage `json:"detail"`
-	Message string          `json:"message"`
-	Type    string          `json:"type"`
-	Param   string          `json:"param"`
-	Code    any             `json:"code"`
-}
-
+// refusalOf returns an engine's refusal in the words of llm.v1.
 func refusalOf(a *relay.Answer) *pb.Error {
-	var outer refusal
-	_ = json.Unmarshal(a.Body, &outer) // what is no JSON has nothing to tell
-	r := outer
-	if len(outer.Error) > 0 && json.Unmarshal(outer.Error, &r) != nil {
-		_ = json.Unmarshal(outer.Error, &r.Message)
+	said := openai.ParseEngineError(a.Body)
+	if said.Message == "" {
+		said.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
 	}
-	if r.Message == "" && json.Unmarshal(outer.Detail, &r.Message) != nil {
-		r.Message = string(outer.Detail)
+	if said.Type == "" {
+		said.Type = openai.TypeOf(a.Status)
 	}
-	if r.Message == "" {
-		r.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
-	}
-	if r.Type == "" {
-		r.Type = openai.TypeOf(a.Status)
-	}
-	name, _ := r.Code.(string) // some have the status there, as a number
 	like := openai.Error{Status: a.Status, RetryAfter: retryAfter(a.Header)}
 	return &pb.Error{
-		Code: int32(a.Status), Message: valid([]byte(r.Message)), Type: valid([]byte(r.Type)), Param: valid([]byte(r.Param)),
-		Name: valid([]byte(name)), Retryable: like.Retryable(), RetryAfterMs: like.RetryAfterMillis(),
+		Code: int32(a.Status), Message: said.Message, Type: said.Type, Param: said.Param, Name: said.Code,
+		Retryable: like.Retryable(), RetryAfterMs: like.RetryAfterMillis(),
 	}
 }
 

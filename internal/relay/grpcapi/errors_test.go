@@ -49,7 +49,7 @@ func TestRefusedRequests(t *testing.T) {
 }
 
 func TestFaults(t *testing.T) {
-	for code, want := range map[openai.Code]codes.Code{
+	statuses := map[openai.Code]codes.Code{
 		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeInvalidAPIKey: codes.Unauthenticated,
 		openai.CodeForbiddenModel: codes.PermissionDenied, openai.CodeModelNotFound: codes.NotFound,
 		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,
@@ -59,7 +59,17 @@ func TestFaults(t *testing.T) {
 		openai.CodeQueueTimeout: codes.Unavailable, openai.CodeNoReplica: codes.Unavailable,
 		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
 		openai.CodeUpstreamTimeout: codes.DeadlineExceeded, openai.CodeCancelled: codes.Canceled,
-	} {
+		openai.CodeStreamNotFound: codes.NotFound,
+	}
+	for _, row := range openai.Codes() {
+		if _, ok := statuses[row.Code]; !ok {
+			t.Errorf("the code %s has no gRPC status here", row.Code)
+		}
+		if got := pb.CodeOf(int32(row.Status)); got == codes.Internal {
+			t.Errorf("the code %s has status %d, which llm.v1 does not map", row.Code, row.Status)
+		}
+	}
+	for code, want := range statuses {
 		fault := &openai.Error{Code: code, Message: "why", RetryAfter: 3 * time.Second, Header: map[string]string{"x-ratelimit-limit-requests": "5"}}
 		for _, events := range [][][]byte{nil, {chunk(`{"index":0,"delta":{"content":"a"}}`)}} {
 			c := client(t, tell(relay.Result{Fault: fault}, events...))

@@ -58,35 +58,22 @@ func (t *turn) Answer(a *relay.Answer) error {
 	return nil
 }
 
-// faultOf is an engine's refusal. Its words are for the client, as they are where the answer passes as it is.
+// faultOf returns an engine's refusal. The engine's words are for the client, as they are where the
+// answer passes unchanged.
 func faultOf(a *relay.Answer) *openai.Error {
-	type words struct {
-		Message string          `json:"message"`
-		Code    json.RawMessage `json:"code"`
-		Param   any             `json:"param"`
-	}
-	var body struct {
-		words
-		Error words `json:"error"`
-	}
 	fault := &openai.Error{Code: openai.CodeUpstreamError, Status: a.Status, Message: "The engine refused the request."}
 	if a.Status < 500 {
 		fault.Code = openai.CodeInvalidRequest
 	}
-	json.Unmarshal(a.Body, &body) //nolint:errcheck // what cannot be read stays empty
-	said := body.Error
-	if said.Message == "" { // vLLM's older form
-		said = body.words
-	}
+	said := openai.ParseEngineError(a.Body)
 	if said.Message != "" {
 		fault.Message = said.Message[:min(len(said.Message), maxEngineMessage)]
 	}
-	var code string
-	if json.Unmarshal(said.Code, &code) == nil && code != "" && !badName(code) {
-		fault.Code = openai.Code(code)
+	if said.Code != "" && !badName(said.Code) {
+		fault.Code = openai.Code(said.Code)
 	}
-	if param, ok := said.Param.(string); ok && !badName(param) {
-		fault.Param = param
+	if !badName(said.Param) {
+		fault.Param = said.Param
 	}
 	return fault
 }

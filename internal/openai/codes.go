@@ -1,0 +1,118 @@
+package openai
+
+import (
+	"slices"
+	"time"
+)
+
+// Code is the stable, machine-readable name of an error. Clients may branch on it; the message is for
+// people.
+type Code string
+
+// The codes that a client can meet. Each is a row of the table below.
+const (
+	CodeInvalidRequest     Code = "invalid_request"
+	CodeInvalidAPIKey      Code = "invalid_api_key"
+	CodeForbiddenModel     Code = "forbidden_model"
+	CodeModelNotFound      Code = "model_not_found"
+	CodeStreamNotFound     Code = "stream_not_found"
+	CodeRequestTimeout     Code = "request_timeout"
+	CodeClientTooSlow      Code = "client_too_slow"
+	CodeRequestIDConflict  Code = "request_id_conflict"
+	CodeRequestTooLarge    Code = "request_too_large"
+	CodeRateLimited        Code = "rate_limited"
+	CodeQueueFull          Code = "queue_full"
+	CodeCancelled          Code = "cancelled"
+	CodeUpstreamError      Code = "upstream_error"
+	CodeUpstreamTruncated  Code = "upstream_truncated"
+	CodeQueueTimeout       Code = "queue_timeout"
+	CodeNoReplica          Code = "no_replica"
+	CodeColdStartTimeout   Code = "cold_start_timeout"
+	CodeGatewayUnavailable Code = "gateway_unavailable"
+	CodeUpstreamTimeout    Code = "upstream_timeout"
+)
+
+// CodeInfo is a row of the table of codes.
+type CodeInfo struct {
+	Code Code
+	// Status is the HTTP status of the code. An Error may override it.
+	Status int
+	// Meaning is what the code means, for the documentation.
+	Meaning string
+}
+
+// codes is the one table of codes. The type of an error, whether it is retryable and its gRPC status
+// follow from the HTTP status, because an engine's error has a status and no code of Sluice's: see
+// TypeOf, retryableStatus and CodeOf in api/llm/v1. docs/errors.md is generated from the table.
+var codes = [...]CodeInfo{
+	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
+		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
+	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
+	{CodeForbiddenModel, 403, "The tenant may not use this model."},
+	{CodeModelNotFound, 404, "No model has this name."},
+	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
+	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended."},
+	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},
+	{CodeRequestIDConflict, 409, "A request with this `request_id` is running, or its first events are not kept any more."},
+	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
+	{CodeRateLimited, 429, "A limit of the model or of the tenant is reached."},
+	{CodeQueueFull, 429, "Too many requests wait, or the request left the queue for one that goes before it."},
+	{CodeCancelled, 499, "The request was cancelled, or its client disconnected."},
+	{CodeUpstreamError, 502, "The replica failed."},
+	{CodeUpstreamTruncated, 502, "The answer of the replica ended before it was whole."},
+	{CodeQueueTimeout, 503, "The request waited for longer than `queue_timeout`."},
+	{CodeNoReplica, 503, "The model has no replica that is ready."},
+	{CodeColdStartTimeout, 503, "No replica of the model became ready in time."},
+	{CodeGatewayUnavailable, 503, "The gateway is starting or stopping, or a part of it does not answer."},
+	{CodeUpstreamTimeout, 504, "The replica did not answer in time."},
+}
+
+// defaultRetryAfter is the Retry-After of a retryable error that does not say when to retry.
+const defaultRetryAfter = time.Second
+
+// Codes returns the table of codes, by status.
+func Codes() []CodeInfo { return slices.Clone(codes[:]) }
+
+// Known reports whether the code is one of the table.
+func (c Code) Known() bool { return c.info() != nil }
+
+// Status returns the HTTP status of the code, and 500 for a code that is not of the table.
+func (c Code) Status() int {
+	if info := c.info(); info != nil {
+		return info.Status
+	}
+	return 500
+}
+
+func (c Code) info() *CodeInfo {
+	for i := range codes {
+		if codes[i].Code == c {
+			return &codes[i]
+		}
+	}
+	return nil
+}
+
+// TypeOf returns OpenAI's coarse class of an error with the given HTTP status.
+func TypeOf(status int) string {
+	switch {
+	case status == 401:
+		return "authentication_error"
+	case status == 403:
+		return "permission_error"
+	case status == 429:
+		return "rate_limit_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+// retryableStatus reports whether the same request may succeed later.
+func retryableStatus(status int) bool {
+	switch status {
+	case 408, 429, 502, 503, 504:
+		return true
+	}
+	return false
+}

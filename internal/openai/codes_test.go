@@ -1,0 +1,108 @@
+package openai
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write docs/errors.md")
+
+// Every code has one row, every row has a code, and the rows are in the order of their status.
+func TestEachCodeIsOneRow(t *testing.T) {
+	t.Parallel()
+	var inTable []string
+	for i, row := range Codes() {
+		inTable = append(inTable, string(row.Code))
+		if row.Meaning == "" || row.Status < 400 || row.Code.Status() != row.Status || !row.Code.Known() {
+			t.Errorf("row %d: %+v, status %d", i, row, row.Code.Status())
+		}
+		if i > 0 && row.Status < codes[i-1].Status {
+			t.Errorf("row %d, %s, has a smaller status than the row before", i, row.Code)
+		}
+		if http.StatusText(row.Status) == "" && row.Status != 499 { // 499 is nginx's: client closed request
+			t.Errorf("%s has status %d, which is not one of HTTP", row.Code, row.Status)
+		}
+	}
+	declared := declaredCodes(t)
+	slices.Sort(inTable)
+	slices.Sort(declared)
+	if diff := cmp.Diff(declared, inTable); diff != "" {
+		t.Errorf("codes that are declared (-) and codes of the table (+):\n%s", diff)
+	}
+	if Code("new").Known() || Code("").Known() {
+		t.Error("a code without a row is known")
+	}
+}
+
+// declaredCodes returns the constants of type Code.
+func declaredCodes(t *testing.T) (declared []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "codes.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		if typ, ok := spec.Type.(*ast.Ident); ok && typ.Name == "Code" {
+			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			declared = append(declared, value)
+		}
+		return true
+	})
+	return declared
+}
+
+// TestDocument holds docs/errors.md to the table.
+func TestDocument(t *testing.T) {
+	const path = "../../docs/errors.md"
+	if *update {
+		if err := os.WriteFile(path, document(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(document()), string(got)); diff != "" {
+		t.Errorf("docs/errors.md is out of date; run the test with -update (-want +got):\n%s", diff)
+	}
+}
+
+// document returns the text of docs/errors.md.
+func document() []byte {
+	var b bytes.Buffer
+	b.WriteString("# Errors\n\n" +
+		"The errors that clients meet. This page is generated from `internal/openai/codes.go` by\n" +
+		"`go test ./internal/openai -run Document -update`.\n\n" +
+		"Every error is `{\"error\":{\"message\",\"type\",\"code\",\"param\"}}`. In a stream that has started it is an\n" +
+		"event, with `retryable` and `retry_after_ms` beside those. A retryable error has a `Retry-After` header,\n" +
+		"of 1 second if nothing better is known. The header `x-sluice-source` says whether the gateway or the\n" +
+		"engine answered. Over gRPC the status follows from the HTTP status, and `llm.v1.Error` holds the rest.\n\n" +
+		"| status | code | type | retryable | meaning |\n| --- | --- | --- | --- | --- |\n")
+	for _, row := range Codes() {
+		retryable := "no"
+		if retryableStatus(row.Status) {
+			retryable = "yes"
+		}
+		fmt.Fprintf(&b, "| %d | `%s` | `%s` | %s | %s |\n", row.Status, row.Code, TypeOf(row.Status), retryable, row.Meaning)
+	}
+	return b.Bytes()
+}

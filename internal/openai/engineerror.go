@@ -1,0 +1,128 @@
+package openai
+
+import (
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+)
+
+// EngineError is what an engine, or another gateway, says of a failure. A field is empty if the engine
+// does not say it. All texts are valid UTF-8. They are the engine's words: they may quote a prompt, so
+// they are for the client alone.
+type EngineError struct {
+	Message string
+	Type    string
+	// Code is empty if the engine's code is no string. Some engines repeat the status there.
+	Code  string
+	Param string
+	// RetryAfter is when a retry makes sense; 0: not said. Only gateways say it in the body.
+	RetryAfter time.Duration
+}
+
+// ParseEngineError reads the body of an answer with an error status, or the data of an error event.
+// It knows these shapes:
+//
+//	{"error":{"message","type","code","param"}}   OpenAI, and a gateway with "retry_after_ms"
+//	{"error":"words"}                             TGI and others
+//	{"message","type","code","param"}             older vLLM, and error events of the Responses API
+//	{"detail":"words"} or {"detail":[…]}          FastAPI
+//
+// An error object counts before the members beside it, and both before the detail, which is JSON if it
+// is no string. The EngineError is empty for a body that is no JSON object or has no such member.
+func ParseEngineError(data []byte) EngineError {
+	var e engineErrorReader
+	e.json.Reset(data)
+	e.data = data
+	if e.json.Kind() != '{' {
+		return EngineError{}
+	}
+	e.body()
+	if !e.json.Valid() {
+		return EngineError{}
+	}
+	return e.merged()
+}
+
+// engineErrorReader keeps apart what stands in the body and in its error object.
+type engineErrorReader struct {
+	json          jsonscan.Reader
+	data          []byte
+	outer, object EngineError
+	detail        string
+}
+
+func (e *engineErrorReader) body() {
+	for more := e.json.Open('{'); more; more = e.json.More('{') {
+		switch name := string(e.json.Name()); name {
+		case "error":
+			e.error()
+		case "detail":
+			e.detail = e.words()
+		default:
+			e.member(&e.outer, name)
+		}
+	}
+}
+
+// error reads the value of "error": an object, or the message alone.
+func (e *engineErrorReader) error() {
+	if e.json.Kind() != '{' {
+		e.object = EngineError{Message: e.text()}
+		return
+	}
+	for more := e.json.Open('{'); more; more = e.json.More('{') {
+		e.member(&e.object, string(e.json.Name()))
+	}
+}
+
+func (e *engineErrorReader) member(to *EngineError, name string) {
+	switch name {
+	case "message":
+		to.Message = e.text()
+	case "type":
+		to.Type = e.text()
+	case "code":
+		to.Code = e.text()
+	case "param":
+		to.Param = e.text()
+	case "retry_after_ms":
+		ms, _ := e.json.Int()
+		to.RetryAfter = time.Duration(min(ms, maxMillis)) * time.Millisecond
+	default:
+		e.json.Skip()
+	}
+}
+
+// text reads any value and returns the text of a string; of anything else it is empty.
+func (e *engineErrorReader) text() string {
+	return strings.ToValidUTF8(string(e.json.Text()), "\ufffd")
+}
+
+// words reads any value and returns the text of a string, nothing for a null, and the JSON of
+// anything else.
+func (e *engineErrorReader) words() string {
+	switch e.json.Kind() {
+	case '"', 'n':
+		return e.text()
+	}
+	at := e.json.Value()
+	return strings.ToValidUTF8(string(e.data[at.From:at.To]), "\ufffd")
+}
+
+// merged returns the members of the error object, and those beside it that the object lacks.
+func (e *engineErrorReader) merged() EngineError {
+	said := e.object
+	for _, f := range []struct{ to, from *string }{
+		{&said.Message, &e.outer.Message}, {&said.Message, &e.detail}, {&said.Type, &e.outer.Type},
+		{&said.Code, &e.outer.Code}, {&said.Param, &e.outer.Param},
+	} {
+		if *f.to == "" {
+			*f.to = *f.from
+		}
+	}
+	if said.RetryAfter == 0 {
+		said.RetryAfter = e.outer.RetryAfter
+	}
+	return said
+}
