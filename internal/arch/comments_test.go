@@ -42,7 +42,6 @@ var briefComments = map[string]bool{
 	"internal/openai":           true,
 	"internal/http1/client":     true,
 	"internal/openai/jsonscan":  true,
-	"internal/relay/moderation": true,
 	"internal/openai/sse":       true,
 	"internal/telemetry/trace":  true,
 }
@@ -71,9 +70,7 @@ var wideComments = map[string]bool{
 	"internal/http1/server":     true,
 	"internal/openai/jsonscan":  true,
 	"internal/relay/grpcapi":    true,
-	"internal/relay/moderation": true,
 	"internal/http1/nonblock":   true,
-	"internal/relay/peers":      true,
 	"internal/relay/realtime":   true,
 	"internal/openai/sse":       true,
 	"internal/telemetry":        true,

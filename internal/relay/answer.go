@@ -75,7 +75,7 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 		f.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}
 	if f.rules != nil && !a.gen.call.Scan.Endpoint.NoOutput() {
-		body, verdict := f.rules.Body(a.gen.ctx, answer.Body)
+		body, verdict := f.rules.CheckAnswer(a.gen.ctx, answer.Body)
 		a.stream.logUnanswered(verdict)
 		if verdict.Action == moderation.Block {
 			answer.Body, f.result.Cause, f.result.Finish = body, causeModeration, finishFiltered

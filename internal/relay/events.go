@@ -92,7 +92,7 @@ var (
 func (s *engineStream) read(body io.Reader) (reason string) {
 	s.tracker.Choices = s.gen.call.Scan.Choices
 	if s.failover.rules != nil {
-		s.filter = s.failover.rules.Stream()
+		s.filter = s.failover.rules.NewFilter()
 		s.filter.Model = s.failover.ticket.Model
 	}
 	s.observesGaps = s.gen.relay.streamsRead.Add(1)%gapSampling == 0 || s.failover.policy.Sample > 0
@@ -240,10 +240,10 @@ func (s *engineStream) moderate(e *sse.Event, last bool) {
 	}
 	ctx := s.attempt.ctx
 	s.gen.broadcast.Flush() // the service of a rule may take its time
-	verdict := s.filter.See(ctx, e.Data)
+	verdict := s.filter.Check(ctx, e.Data)
 	s.logUnanswered(verdict)
 	if last && verdict.Action != moderation.Block {
-		verdict = s.filter.End(ctx)
+		verdict = s.filter.Finish(ctx)
 		s.logUnanswered(verdict)
 	}
 	switch {

@@ -83,7 +83,7 @@ func (s *engineStream) finishModeration() (allowed bool) {
 		return true
 	}
 	s.gen.broadcast.Flush() // the service of a rule may take its time
-	verdict := s.filter.End(context.WithoutCancel(s.attempt.ctx))
+	verdict := s.filter.Finish(context.WithoutCancel(s.attempt.ctx))
 	s.logUnanswered(verdict)
 	if verdict.Action == moderation.Block {
 		s.stopCause = errBlocked

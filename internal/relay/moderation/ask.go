@@ -6,28 +6,28 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuestions is how many questions of one stream are asked at the same time.
+// maxQuestions bounds the questions of one stream that are asked at the same time.
 const maxQuestions = 16
 
-// keepSaid keeps what hooks are to be asked about, and as much before that as they want to see again.
-func (t *text) keepSaid(hooks []*hook, b []byte) {
+// keepRecent keeps the text that hooks have not been asked about, and the window before it.
+func (t *text) keepRecent(hooks []*hook, b []byte) {
 	if len(hooks) == 0 {
 		return
 	}
-	from := t.total // the first byte that is needed
+	from := t.total // the first byte that is still needed
 	for i, h := range hooks {
 		from = min(from, t.asked[i]-int64(h.window))
 	}
-	have := t.total - int64(len(t.said))
-	if unused := from - have; unused > 0 && unused >= int64(len(t.said))/2 { // half of it, so that it is seldom moved
-		t.said = append(t.said[:0], t.said[unused:]...)
+	have := t.total - int64(len(t.recent))
+	if unused := from - have; unused > 0 && unused >= int64(len(t.recent))/2 { // only if it is half of the bytes, so that the rest is seldom moved
+		t.recent = append(t.recent[:0], t.recent[unused:]...)
 	}
-	t.said = append(t.said, b...)
+	t.recent = append(t.recent, b...)
 	t.total += int64(len(b))
 }
 
-// due is a question that is to be asked.
-type due struct {
+// pendingQuestion is a question to a hook, and then its answer.
+type pendingQuestion struct {
 	hook    *hook
 	text    *text
 	q       question
@@ -35,17 +35,18 @@ type due struct {
 	err     error
 }
 
-// ask asks hooks about the texts that have grown enough, at the end about all that have grown. It blocks, or passes.
-func (f *Filter) ask(ctx context.Context, final bool) Verdict {
+// askHooks asks hooks about the texts that have grown enough, at the end about all that have grown.
+// The verdict is Block or Pass.
+func (f *Filter) askHooks(ctx context.Context, final bool) Verdict {
 	if len(f.set.hooks) == 0 {
 		return Verdict{}
 	}
-	var questions []*due
+	var questions []*pendingQuestion
 	for _, t := range f.texts {
 		for i, h := range f.set.hooks {
 			fresh := t.total - t.asked[i]
 			if fresh >= int64(h.every) || final && fresh > 0 {
-				questions = append(questions, &due{hook: h, text: t, q: question{f.Model, t.question(i, h), t.choice, final}})
+				questions = append(questions, &pendingQuestion{hook: h, text: t, q: question{f.Model, t.questionText(i, h), t.choice, final}})
 				t.asked[i] = t.total
 			}
 		}
@@ -68,17 +69,19 @@ func (f *Filter) ask(ctx context.Context, final bool) Verdict {
 	return v
 }
 
-// question is what a hook is asked about: what is new, and the window before it from its first whole rune.
-func (t *text) question(i int, h *hook) string {
-	from := max(t.asked[i]-int64(h.window), t.total-int64(len(t.said)), 0)
-	b := t.said[int64(len(t.said))-(t.total-from):]
+// questionText returns what a hook is asked about: the new text, and the window before it from its
+// first complete rune.
+func (t *text) questionText(i int, h *hook) string {
+	from := max(t.asked[i]-int64(h.window), t.total-int64(len(t.recent)), 0)
+	b := t.recent[int64(len(t.recent))-(t.total-from):]
 	for n := 0; from > 0 && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
 		b = b[1:]
 	}
 	return string(b)
 }
 
-func askAll(ctx context.Context, questions []*due) {
+// askAll asks all questions, up to maxQuestions at the same time.
+func askAll(ctx context.Context, questions []*pendingQuestion) {
 	if len(questions) == 1 {
 		d := questions[0]
 		d.blocked, d.err = d.hook.ask(ctx, d.q)

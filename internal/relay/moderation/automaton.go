@@ -5,19 +5,19 @@ import (
 	"unicode"
 )
 
-// automaton finds literals in one pass (Aho and Corasick 1975), rune by rune. Its state stands for the longest end of the text that
-// begins a literal: at depth 0 there is none.
+// automaton finds literals in one pass, rune by rune (Aho and Corasick 1975). Its state stands for
+// the longest suffix of the text that begins a literal. State 0 has depth 0: no suffix does.
 type automaton struct {
 	fold  bool
-	root  [128]int32 // where the ASCII runes lead from state 0
+	root  [128]int32 // the states that ASCII runes lead to from state 0
 	nodes []node
 }
 
 type node struct {
 	next  []edge // ordered by rune
-	fail  int32  // the state of the longest proper end
+	fail  int32  // the state of the longest proper suffix
 	depth int32  // in runes
-	rule  int32  // of a literal that ends here; -1: none does
+	rule  int32  // the rule of a literal that ends here; -1: none does
 }
 
 type edge struct {
@@ -25,9 +25,10 @@ type edge struct {
 	to int32
 }
 
+// empty reports whether there are no literals.
 func (a *automaton) empty() bool { return len(a.nodes) == 1 }
 
-// step is the state after one more rune.
+// step returns the state after one more rune.
 func (a *automaton) step(state int32, r rune) int32 {
 	if a.fold {
 		r = foldRune(r)
@@ -44,7 +45,7 @@ func (a *automaton) step(state int32, r rune) int32 {
 	return a.nodes[0].find(r)
 }
 
-// find is where a rune leads, 0 when it leads nowhere.
+// find returns the state that a rune leads to, 0 if there is none.
 func (n *node) find(r rune) int32 {
 	if len(n.next) <= 8 {
 		for _, e := range n.next {
@@ -61,7 +62,7 @@ func (n *node) find(r rune) int32 {
 	return n.next[i].to
 }
 
-// foldRune is the least of the runes that differ by case alone.
+// foldRune returns the least of the runes that differ only by case.
 func foldRune(r rune) rune {
 	if r < 128 {
 		if 'a' <= r && r <= 'z' {
@@ -71,20 +72,21 @@ func foldRune(r rune) rune {
 	}
 	for {
 		next := unicode.SimpleFold(r)
-		if next <= r { // it went around
+		if next <= r { // the runes of a fold form a cycle
 			return next
 		}
 		r = next
 	}
 }
 
-// trie is an automaton that is being made.
+// trie is an automaton under construction.
 type trie struct{ a automaton }
 
 func newTrie(fold bool) *trie {
 	return &trie{automaton{fold: fold, nodes: []node{{rule: -1}}}}
 }
 
+// add adds a literal of a rule. Of several rules with the same literal the first one counts.
 func (t *trie) add(literal string, rule int) {
 	state := int32(0)
 	for _, r := range literal {
@@ -109,7 +111,7 @@ func (n *node) insert(e edge) {
 	n.next = slices.Insert(n.next, i, e)
 }
 
-// automaton finds the states to fall back to, those of little depth first.
+// automaton computes the fail states in breadth-first order, and returns the finished automaton.
 func (t *trie) automaton() automaton {
 	a := t.a
 	queue := []int32{0}
@@ -125,7 +127,7 @@ func (t *trie) automaton() automaton {
 				continue
 			}
 			to := &a.nodes[e.to]
-			to.fail = a.folded(a.nodes[from].fail, e.r)
+			to.fail = a.stepFolded(a.nodes[from].fail, e.r)
 			if r := a.nodes[to.fail].rule; r >= 0 && (to.rule < 0 || r < to.rule) {
 				to.rule = r
 			}
@@ -134,8 +136,8 @@ func (t *trie) automaton() automaton {
 	return a
 }
 
-// folded is step for a rune that is folded already, while the automaton is made.
-func (a *automaton) folded(state int32, r rune) int32 {
+// stepFolded is step for a rune that is folded already. It works during construction.
+func (a *automaton) stepFolded(state int32, r rune) int32 {
 	for {
 		if to := a.nodes[state].find(r); to != 0 || state == 0 {
 			return to

@@ -11,21 +11,27 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/delta"
 )
 
-// Body looks at an answer that did not stream, of a chat, a completion or the Responses API, where each string is a text of its own. If a
-// rule blocks it, the text is cut before what was found (all of it when a hook said so), what the choice would have said after that is
-// empty, its log probabilities and the like are gone, and its finish_reason is content_filter; a response is incomplete for that reason. Other
-// choices, and all else, stay byte for byte. The verdict is Pass, or Block of what stands first; an answer that is not understood passes.
-func (s *Set) Body(ctx context.Context, body []byte) (rewritten []byte, v Verdict) {
+// CheckAnswer checks an answer that is no stream, of a chat, a completion or the Responses API.
+// Each string of it is a separate text.
+//
+// If a rule blocks a text, the text is cut before the match (all of it is cut if a hook blocks it).
+// The later texts of the choice become empty, its log probabilities and the like are removed, and
+// its finish_reason becomes content_filter. A response of the Responses API becomes incomplete for
+// that reason. Other choices and all other bytes do not change.
+//
+// The verdict is Pass, or Block by the rule that applies first. An answer that cannot be read
+// passes.
+func (s *Set) CheckAnswer(ctx context.Context, body []byte) (rewritten []byte, v Verdict) {
 	var a delta.Answer
 	if s.Empty() || !a.Read(body) {
 		return body, Verdict{}
 	}
 	cuts := s.cuts(&a)
-	err := s.askWhole(ctx, &a, cuts)
+	err := s.askHooksAboutAnswer(ctx, &a, cuts)
 	v = Verdict{Err: err}
 	var edits []edit
 	for of := range a.Endings {
-		order := speaking(&a, of)
+		order := partsInOrder(&a, of)
 		first := slices.IndexFunc(order, func(i int) bool { return cuts[i].rule >= 0 })
 		if first < 0 {
 			continue
@@ -33,7 +39,7 @@ func (s *Set) Body(ctx context.Context, body []byte) (rewritten []byte, v Verdic
 		if v.Action == Pass {
 			v = Verdict{Action: Block, Rule: s.names[cuts[order[first]].rule], Choice: a.Endings[of].Choice, Err: err}
 		}
-		edits = append(edits, ended(&a.Endings[of], body)...)
+		edits = append(edits, endingEdits(&a.Endings[of], body)...)
 		for n, i := range order[first:] {
 			keep := 0
 			if n == 0 {
@@ -42,27 +48,28 @@ func (s *Set) Body(ctx context.Context, body []byte) (rewritten []byte, v Verdic
 			edits = append(edits, edit{a.Parts[i].At, quote(a.Parts[i].Text[:keep])})
 		}
 	}
-	return apply(body, edits), v
+	return applyEdits(body, edits), v
 }
 
-// cut is where a text must end, in bytes, and the rule that says so; -1: none does.
+// cut is where a text has to end, in bytes, and the rule that wants it. -1: there is no such rule.
 type cut struct{ at, rule int }
 
+// cuts returns a cut for each part of an answer.
 func (s *Set) cuts(a *delta.Answer) []cut {
 	cuts := make([]cut, len(a.Parts))
-	f := s.Stream()
+	f := s.NewFilter()
 	for i := range a.Parts {
 		f.texts = f.texts[:0]
-		cuts[i] = f.whole(f.text(&a.Parts[i].Delta), a.Parts[i].Text)
+		cuts[i] = f.checkText(f.textOf(&a.Parts[i].Delta), a.Parts[i].Text)
 	}
 	return cuts
 }
 
-// whole looks at a text that is all there.
-func (f *Filter) whole(t *text, b []byte) cut {
+// checkText checks a text that is complete.
+func (f *Filter) checkText(t *text, b []byte) cut {
 	_, rule := f.scan(t, b, true)
 	if rule < 0 {
-		rule = f.ends(t, -1)
+		rule = f.patternAtEnd(t, -1)
 	}
 	if rule < 0 {
 		return cut{rule: rule}
@@ -75,7 +82,7 @@ func (f *Filter) whole(t *text, b []byte) cut {
 		}
 		return cut{at, rule}
 	}
-	// The machine knows the shortest match: it may have begun earlier.
+	// The machine finds the shortest match. A longer one may have begun earlier.
 	at := int(t.start)
 	if loc := t.found.whole.FindIndex(b); loc != nil {
 		at = min(at, loc[0])
@@ -83,16 +90,16 @@ func (f *Filter) whole(t *text, b []byte) cut {
 	return cut{at, rule}
 }
 
-// askWhole asks hooks about the texts that no other rule cuts.
-func (s *Set) askWhole(ctx context.Context, a *delta.Answer, cuts []cut) (err error) {
-	var questions []*due
+// askHooksAboutAnswer asks hooks about the texts that no other rule cuts.
+func (s *Set) askHooksAboutAnswer(ctx context.Context, a *delta.Answer, cuts []cut) (err error) {
+	var questions []*pendingQuestion
 	var of []int
 	for i := range a.Parts {
 		if cuts[i].rule >= 0 {
 			continue
 		}
 		for _, h := range s.hooks {
-			questions = append(questions, &due{hook: h, q: question{a.Model, string(a.Parts[i].Text), a.Parts[i].Choice, true}})
+			questions = append(questions, &pendingQuestion{hook: h, q: question{a.Model, string(a.Parts[i].Text), a.Parts[i].Choice, true}})
 			of = append(of, i)
 		}
 	}
@@ -108,20 +115,22 @@ func (s *Set) askWhole(ctx context.Context, a *delta.Answer, cuts []cut) (err er
 	return err
 }
 
-// speaking are the places of the parts of a choice in the order in which they would have come in a stream.
-func speaking(a *delta.Answer, of int) (order []int) {
+// partsInOrder returns the indexes of the parts of a choice, in the order in which they would come
+// in a stream.
+func partsInOrder(a *delta.Answer, of int) (order []int) {
 	for i := range a.Parts {
 		if a.Parts[i].Of == of {
 			order = append(order, i)
 		}
 	}
-	if a.Endings[of].Response { // its items stand in that order
+	if a.Endings[of].Response { // its items are in the order of a stream
 		return order
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(rank(a.Parts[i].Kind), rank(a.Parts[j].Kind)) })
 	return order
 }
 
+// rank returns the position of a kind of text in a stream.
 func rank(k delta.Kind) int {
 	switch k {
 	case delta.Reasoning:
@@ -134,14 +143,14 @@ func rank(k delta.Kind) int {
 	return 3
 }
 
-// edit puts another value in the place of one; where From is To it is put between.
+// edit replaces a span of the body. An empty span makes it an insertion.
 type edit struct {
 	at   delta.Span
 	with string
 }
 
-// ended are the edits that say that a choice was ended by a filter.
-func ended(e *delta.Ending, body []byte) (edits []edit) {
+// endingEdits returns the edits that say that a filter has ended a choice.
+func endingEdits(e *delta.Ending, body []byte) (edits []edit) {
 	member := func(at delta.Span, name, value string) {
 		if at == (delta.Span{}) {
 			at, value = delta.Span{From: e.Close, To: e.Close}, `,"`+name+`":`+value
@@ -164,17 +173,19 @@ func ended(e *delta.Ending, body []byte) (edits []edit) {
 	return edits
 }
 
+// quote returns a text as a JSON string.
 func quote(text []byte) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if e.Encode(string(text)) != nil {
-		return `""` // strings can always be written
+		return `""` // strings always encode
 	}
 	return string(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }
 
-func apply(body []byte, edits []edit) []byte {
+// applyEdits returns the body with the edits.
+func applyEdits(body []byte, edits []edit) []byte {
 	if len(edits) == 0 {
 		return body
 	}

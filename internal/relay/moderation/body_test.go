@@ -57,7 +57,7 @@ func TestBody(t *testing.T) {
 		"error":    {`{"error":{"message":"secret"}}`, ""},
 		"no JSON":  {`secret`, ""},
 	} {
-		got, v := moderation.New([]moderation.Rule{words, digits}).Body(t.Context(), []byte(test.body))
+		got, v := moderation.New([]moderation.Rule{words, digits}).CheckAnswer(t.Context(), []byte(test.body))
 		if blocked := test.want != ""; blocked != (v.Action == moderation.Block) || blocked != (v.Rule != "") {
 			t.Errorf("%s: %+v", name, v)
 		}
@@ -73,7 +73,7 @@ func TestBody(t *testing.T) {
 func TestBodyVerdict(t *testing.T) {
 	body := `{"choices":[{"index":4,"message":{"content":"two"}},{"index":5,"message":{"content":"one"}}]}`
 	set := moderation.New([]moderation.Rule{literals("one"), {Name: "second", Literals: []string{"two"}}})
-	_, got := set.Body(t.Context(), []byte(body))
+	_, got := set.CheckAnswer(t.Context(), []byte(body))
 	if d := cmp.Diff(moderation.Verdict{Action: moderation.Block, Rule: "second", Choice: 4}, got); d != "" {
 		t.Error(d)
 	}
@@ -93,7 +93,7 @@ func TestBodyProperty(t *testing.T) {
 		if r.last.Action != moderation.Block {
 			r.end(t)
 		}
-		out, v := moderation.New(rules).Body(t.Context(), []byte(`{"choices":[{"message":{"content":"`+quoted(text, rnd)+`"}}]}`))
+		out, v := moderation.New(rules).CheckAnswer(t.Context(), []byte(`{"choices":[{"message":{"content":"`+quoted(text, rnd)+`"}}]}`))
 		var answer struct {
 			Choices []struct {
 				Message struct{ Content string }

@@ -9,31 +9,33 @@ import (
 )
 
 const (
-	// patience is after how many events that add to other texts of the same choice a text is held to be over, as far as holding goes: a
-	// model that has thought begins to speak, and what it says must not wait to the end because a thought ended with the first letter of a
-	// literal. A literal that is continued later than that is found too, but its beginning has been sent.
-	patience = 32
-	// maxTexts bounds what one stream makes a filter keep: texts beyond it are looked at as one. A text keeps some hundred bytes,
-	// a thread for each place that a pattern may have got to, and with hooks twice their window and what they have not been asked about.
+	// maxIdleEvents is the number of events that add to other texts of the same choice after which
+	// a text holds events no longer. When a model has finished thinking, its answer must not be
+	// held to the end because its thought ended with the first letter of a literal. A literal that
+	// is continued after that is still found, but its beginning has been sent.
+	maxIdleEvents = 32
+	// maxTexts bounds the texts of one stream. Further texts are checked as one. A text needs some
+	// hundred bytes, a thread for each state of a pattern and, with hooks, twice their window and
+	// the text that they have not seen.
 	maxTexts = 1024
 )
 
-// Filter sees one stream. It is for one goroutine.
+// Filter checks the events of one stream. It is for one goroutine.
 type Filter struct {
-	// Model is told to hooks; empty: nothing is.
+	// Model is given to hooks. Empty: none is given.
 	Model string
 
 	set     *Set
 	reader  delta.Reader
-	runs    []*run // by machine
+	runs    []*run // of the machines of set, in the same order
 	texts   []*text
-	event   int64 // how many events were seen
+	event   int64 // the number of events so far
 	joined  []byte
-	blocked *Verdict // for good
+	blocked *Verdict // nil: the stream is not blocked
 }
 
-// Stream begins a stream.
-func (s *Set) Stream() *Filter {
+// NewFilter returns a filter for one stream.
+func (s *Set) NewFilter() *Filter {
 	f := &Filter{set: s}
 	for _, m := range s.machines {
 		f.runs = append(f.runs, newRun(m))
@@ -41,9 +43,9 @@ func (s *Set) Stream() *Filter {
 	return f
 }
 
-// See reads the data of the stream's next event, whatever that is, and says what is to be done with it. While a hook is asked it does not
-// return, for the hook's timeout at most. When ctx has ended, its client has left and the verdict means nothing.
-func (f *Filter) See(ctx context.Context, data []byte) Verdict {
+// Check checks the data of the next event. It blocks while a hook is asked, at most for the hook's
+// timeout. When ctx has ended, the verdict means nothing.
+func (f *Filter) Check(ctx context.Context, data []byte) Verdict {
 	if f.blocked != nil {
 		return *f.blocked
 	}
@@ -53,48 +55,50 @@ func (f *Filter) See(ctx context.Context, data []byte) Verdict {
 		if len(deltas[i].Text) == 0 {
 			continue
 		}
-		t := f.text(&deltas[i])
-		if rule, found := f.feed(t, &deltas[i]); found {
+		t := f.textOf(&deltas[i])
+		if rule, found := f.addDelta(t, &deltas[i]); found {
 			return f.block(rule, t)
 		}
 	}
 	for _, choice := range f.reader.Finished() {
-		if v, found := f.finish(choice); found {
+		if v, found := f.finishChoice(choice); found {
 			return v
 		}
 	}
-	v := f.ask(ctx, false)
+	v := f.askHooks(ctx, false)
 	if v.Action == Block {
 		return v
 	}
-	f.leave(deltas)
-	if v.Keep = f.keep(); v.Keep > 0 {
+	f.releaseIdle(deltas)
+	if v.Keep = f.countHeld(); v.Keep > 0 {
 		v.Action = Hold
 	}
 	return v
 }
 
-// End says, when the stream is over, whether what is held may go. It asks hooks about what they have not seen, all texts at the same time.
-func (f *Filter) End(ctx context.Context) Verdict {
+// Finish says at the end of the stream whether the held events may be sent. It asks the hooks about
+// text that they have not seen, about all texts at the same time.
+func (f *Filter) Finish(ctx context.Context) Verdict {
 	if f.blocked != nil {
 		return *f.blocked
 	}
 	for _, t := range f.texts {
-		if rule, found := f.close(t); found {
+		if rule, found := f.finishText(t); found {
 			return f.block(rule, t)
 		}
 	}
-	return f.ask(ctx, true)
+	return f.askHooks(ctx, true)
 }
 
+// block returns a verdict that blocks the stream for good.
 func (f *Filter) block(rule int, t *text) Verdict {
 	f.blocked = &Verdict{Action: Block, Rule: f.set.names[rule], Choice: t.choice}
 	f.texts = nil
 	return *f.blocked
 }
 
-// text is the text that a delta adds to.
-func (f *Filter) text(d *delta.Delta) *text {
+// textOf returns the text that a delta adds to.
+func (f *Filter) textOf(d *delta.Delta) *text {
 	for _, t := range f.texts {
 		if t.choice == d.Choice && t.kind == d.Kind && t.tool == d.Tool {
 			return t
@@ -108,10 +112,10 @@ func (f *Filter) text(d *delta.Delta) *text {
 	return t
 }
 
-// feed adds to a text and says which rule forbids it, if one does.
-func (f *Filter) feed(t *text, d *delta.Delta) (rule int, found bool) {
-	t.grew(f.event, f.set.literal())
-	t.keepSaid(f.set.hooks, d.Text)
+// addDelta adds a delta to a text. It returns the rule that forbids the text, if one does.
+func (f *Filter) addDelta(t *text, d *delta.Delta) (rule int, found bool) {
+	t.recordGrowth(f.event, f.set.hasLiterals())
+	t.keepRecent(f.set.hooks, d.Text)
 	b := f.join(t, d)
 	if t.high = d.High; t.high != 0 {
 		b = b[:len(b)-len(replacement)]
@@ -119,16 +123,17 @@ func (f *Filter) feed(t *text, d *delta.Delta) (rule int, found bool) {
 	b, rule = f.scan(t, b, t.high != 0)
 	t.half = append(t.half[:0], b...)
 	if rule < 0 {
-		rule = f.ends(t, unknown)
+		rule = f.patternAtEnd(t, unknownRune)
 	}
 	t.trim()
 	return rule, rule >= 0
 }
 
-// replacement is what a delta has for half a surrogate pair.
+// replacement is what a delta has in place of half a surrogate pair.
 const replacement = "\ufffd"
 
-// join is what a delta adds, behind what the text was left with.
+// join returns the bytes that a delta adds, preceded by the incomplete rune that the text ended
+// with.
 func (f *Filter) join(t *text, d *delta.Delta) []byte {
 	rest := d.Text
 	f.joined = append(f.joined[:0], t.half...)
@@ -145,46 +150,49 @@ func (f *Filter) join(t *text, d *delta.Delta) []byte {
 	return f.joined
 }
 
-// finish ends the texts of a choice: what they held up may go.
-func (f *Filter) finish(choice int) (v Verdict, found bool) {
+// finishChoice ends the texts of a choice, so that they hold no events any longer.
+func (f *Filter) finishChoice(choice int) (v Verdict, found bool) {
 	for _, t := range f.texts {
 		if t.choice != choice {
 			continue
 		}
-		if rule, found := f.close(t); found {
+		if rule, found := f.finishText(t); found {
 			return f.block(rule, t), true
 		}
 	}
 	return Verdict{}, false
 }
 
-// close says whether a rule forbids a text that ends here. The text goes on if more comes all the same.
-func (f *Filter) close(t *text) (rule int, found bool) {
+// finishText returns the rule that forbids a text that ends here. The text may still grow
+// afterwards.
+func (f *Filter) finishText(t *text) (rule int, found bool) {
 	if t.high != 0 {
 		t.half, t.high = append(t.half, replacement...), 0
 	}
 	_, rule = f.scan(t, t.half, true)
 	t.half = t.half[:0]
 	if rule < 0 {
-		rule = f.ends(t, -1)
+		rule = f.patternAtEnd(t, -1)
 	}
 	t.release()
 	return rule, rule >= 0
 }
 
-// leave counts, for texts that hold events, how long they have not grown.
-func (f *Filter) leave(deltas []delta.Delta) {
+// releaseIdle counts for each text that holds events how long it has not grown, and releases the
+// events in the end.
+func (f *Filter) releaseIdle(deltas []delta.Delta) {
 	for _, t := range f.texts {
-		if !t.holds() || t.last() == f.event || !speaks(deltas, t.choice) {
+		if !t.isHolding() || t.lastEvent() == f.event || !addsText(deltas, t.choice) {
 			continue
 		}
-		if t.away++; t.away >= patience {
+		if t.idleEvents++; t.idleEvents >= maxIdleEvents {
 			t.release()
 		}
 	}
 }
 
-func speaks(deltas []delta.Delta, choice int) bool {
+// addsText reports whether a delta adds text to the choice.
+func addsText(deltas []delta.Delta, choice int) bool {
 	for i := range deltas {
 		if deltas[i].Choice == choice && len(deltas[i].Text) > 0 {
 			return true
@@ -193,12 +201,12 @@ func speaks(deltas []delta.Delta, choice int) bool {
 	return false
 }
 
-// keep is how many of the last events must stay.
-func (f *Filter) keep() int {
+// countHeld returns how many of the last events must be held.
+func (f *Filter) countHeld() int {
 	n := int64(0)
 	for _, t := range f.texts {
-		if t.holds() {
-			n = max(n, f.event-t.grown[0].event+1)
+		if t.isHolding() {
+			n = max(n, f.event-t.growths[0].event+1)
 		}
 	}
 	return int(n)

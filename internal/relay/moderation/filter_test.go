@@ -16,7 +16,8 @@ func pattern(p string) moderation.Rule {
 	return moderation.Rule{Name: "pattern", Patterns: []*regexp.Regexp{regexp.MustCompile(p)}}
 }
 
-// What is sent of a stream before it ends, or is blocked; without a block all of it goes in the end, in its order.
+// What is sent of a stream before it ends, or is blocked; without a block all of it goes in the
+// end, in its order.
 func TestLiterals(t *testing.T) {
 	for name, test := range map[string]struct {
 		rule   moderation.Rule
@@ -59,7 +60,8 @@ func TestLiterals(t *testing.T) {
 	}
 }
 
-// A thought that ends with the first letter of a literal does not hold up to the end what is said after it.
+// A thought that ends with the first letter of a literal does not hold up to the end what is said
+// after it.
 func TestPatience(t *testing.T) {
 	r := newRelay(literals("secret")).see(t, chunk(0, "reasoning", "it is"))
 	for range 31 {
@@ -84,10 +86,10 @@ func TestVerdict(t *testing.T) {
 	if d := cmp.Diff(want, r.last); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff(want, r.filter.See(t.Context(), []byte(content("x")))); d != "" {
+	if d := cmp.Diff(want, r.filter.Check(t.Context(), []byte(content("x")))); d != "" {
 		t.Errorf("after it: %s", d)
 	}
-	if d := cmp.Diff(want, r.filter.End(t.Context())); d != "" {
+	if d := cmp.Diff(want, r.filter.Finish(t.Context())); d != "" {
 		t.Errorf("at the end: %s", d)
 	}
 }
@@ -129,12 +131,12 @@ func TestPatterns(t *testing.T) {
 
 // What a stream keeps does not grow with it.
 func TestMemory(t *testing.T) {
-	filter := moderation.New([]moderation.Rule{literals("secret", "sss"), pattern(`s.*\d`), pattern(`s\s\d`)}).Stream()
+	filter := moderation.New([]moderation.Rule{literals("secret", "sss"), pattern(`s.*\d`), pattern(`s\s\d`)}).NewFilter()
 	event := []byte(content(strings.Repeat("ss ", 20)))
 	for range 1000 {
-		filter.See(t.Context(), event)
+		filter.Check(t.Context(), event)
 	}
-	if allocs := testing.AllocsPerRun(1000, func() { filter.See(t.Context(), event) }); allocs != 0 {
+	if allocs := testing.AllocsPerRun(1000, func() { filter.Check(t.Context(), event) }); allocs != 0 {
 		t.Errorf("%v allocations for each event", allocs)
 	}
 }
@@ -158,7 +160,7 @@ func benchmarkRules() []moderation.Rule {
 }
 
 func BenchmarkSee(b *testing.B) {
-	filter := moderation.New(benchmarkRules()).Stream()
+	filter := moderation.New(benchmarkRules()).NewFilter()
 	var events [][]byte
 	for _, word := range strings.SplitAfter("The quick brown fox said: sketch 12 of 100 things, in any order you like. ", " ") {
 		events = append(events, []byte(`{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"llama-3-8b",`+
@@ -167,6 +169,6 @@ func BenchmarkSee(b *testing.B) {
 	ctx := b.Context()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		filter.See(ctx, events[i%len(events)])
+		filter.Check(ctx, events[i%len(events)])
 	}
 }

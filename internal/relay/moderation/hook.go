@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// maxAnswer bounds what is read of a hook's answer, in bytes.
-const maxAnswer = 64 << 10
+// maxHookAnswer bounds what is read of a hook's answer, in bytes.
+const maxHookAnswer = 64 << 10
 
-// hook is a Hook with its defaults filled in.
+// hook is a Hook with its defaults.
 type hook struct {
 	url           string
 	client        *http.Client
@@ -38,7 +38,7 @@ func newHook(rule *Rule, index int) *hook {
 	if rule.Hook.Client != nil {
 		client = *rule.Hook.Client
 	}
-	// The text goes where the configuration says and nowhere else.
+	// The text must only go to the address in the configuration.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	h.client = &client
 	return h
@@ -52,7 +52,7 @@ type question struct {
 	Final  bool   `json:"final"`
 }
 
-// ask says whether the text may not go, and why there was no answer if there was none.
+// ask reports whether the hook blocks the text. err says that the hook gave no answer.
 func (h *hook) ask(ctx context.Context, q question) (blocked bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
@@ -63,7 +63,7 @@ func (h *hook) ask(ctx context.Context, q question) (blocked bool, err error) {
 	return action == "block", nil
 }
 
-// post asks once. Its errors hold neither text nor the address.
+// post sends one question. Its errors hold neither text nor the address.
 func (h *hook) post(ctx context.Context, q question) (action string, err error) {
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -76,12 +76,12 @@ func (h *hook) post(ctx context.Context, q question) (action string, err error) 
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := h.client.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("moderation hook: %w", bare(err))
+		return "", fmt.Errorf("moderation hook: %w", withoutAddress(err))
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxHookAnswer))
 	if err != nil {
-		return "", fmt.Errorf("moderation hook: %w", bare(err))
+		return "", fmt.Errorf("moderation hook: %w", withoutAddress(err))
 	}
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("moderation hook: status %d", resp.StatusCode)
@@ -95,8 +95,9 @@ func (h *hook) post(ctx context.Context, q question) (action string, err error) 
 	return a.Action, nil
 }
 
-// bare is an error without the address that net/http puts into it, which may hold a secret.
-func bare(err error) error {
+// withoutAddress removes from an error the address that net/http has put into it, which may hold a
+// secret.
+func withoutAddress(err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		return wrapped.Err

@@ -95,7 +95,7 @@ func TestHookTexts(t *testing.T) {
 func TestHookBody(t *testing.T) {
 	s := newService(t)
 	body := `{"model":"m","choices":[{"message":{"content":"fine"},"finish_reason":"stop"},{"message":{"content":"a bad one"},"finish_reason":"stop"}]}`
-	got, v := moderation.New([]moderation.Rule{s.rule()}).Body(t.Context(), []byte(body))
+	got, v := moderation.New([]moderation.Rule{s.rule()}).CheckAnswer(t.Context(), []byte(body))
 	want := `{"model":"m","choices":[{"message":{"content":"fine"},"finish_reason":"stop"},{"message":{"content":""},"finish_reason":"content_filter"}]}`
 	if string(got) != want || v.Action != moderation.Block || v.Choice != 1 {
 		t.Errorf("%s, %+v", got, v)
@@ -105,7 +105,8 @@ func TestHookBody(t *testing.T) {
 	}
 }
 
-// A hook that gives no answer passes or blocks, as it was said, and its error tells neither the text nor the address.
+// A hook that gives no answer passes or blocks, as it was said, and its error tells neither the
+// text nor the address.
 func TestHookFails(t *testing.T) {
 	stop := make(chan struct{})
 	other := newService(t)
@@ -164,8 +165,8 @@ func TestHookLeft(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-asked; cancel() }()
 	hook := &moderation.Hook{URL: server.URL, Every: 1, Timeout: time.Hour, Client: server.Client()}
-	filter := moderation.New([]moderation.Rule{{Hook: hook}}).Stream()
-	if v := filter.See(ctx, []byte(content("x"))); v.Err == nil {
+	filter := moderation.New([]moderation.Rule{{Hook: hook}}).NewFilter()
+	if v := filter.Check(ctx, []byte(content("x"))); v.Err == nil {
 		t.Errorf("%+v", v)
 	}
 }

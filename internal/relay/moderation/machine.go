@@ -5,35 +5,38 @@ import (
 	"regexp/syntax"
 )
 
-// machine matches a pattern as its text comes, rune by rune (Thompson 1968; https://swtch.com/~rsc/regexp/regexp2.html). The regexp package
-// begins anew with each call, which would read the whole window again for each event. It runs the program of regexp/syntax, so it matches
-// what regexp does.
+// machine matches a pattern as its text comes, rune by rune (Thompson 1968;
+// https://swtch.com/~rsc/regexp/regexp2.html). The package regexp starts anew with each call, which
+// would read the whole window again for each event. machine runs the program of regexp/syntax, so
+// it matches what regexp does.
 type machine struct {
 	prog   *syntax.Prog
-	whole  *regexp.Regexp // the same, for text that is all there
+	whole  *regexp.Regexp // the same pattern, for text that is complete
 	rule   int
 	window int64
-	// nothing says that it matches an empty text somewhere.
-	nothing bool
-	// begin are the ASCII runes with which a match may begin. Others always may.
-	begin [128]bool
+	// matchesEmpty says that the pattern can match an empty text.
+	matchesEmpty bool
+	// firstRunes has the ASCII runes with which a match may begin. It may begin with any other
+	// rune.
+	firstRunes [128]bool
 }
 
-// thread is a place in the program that the text since start has led to.
+// thread is a state of the program that the text since start has led to.
 type thread struct {
 	pc    uint32
 	start int64 // offset in the text, in bytes
 }
 
-// unknown stands for the rune that follows when it is not there yet.
-const unknown = -2
+// unknownRune stands for the next rune when it has not come yet.
+const unknownRune = -2
 
+// newMachine compiles a pattern of the rule with this index.
 func newMachine(rule *Rule, pattern *regexp.Regexp, index int) *machine {
 	if rule.IgnoreCase {
 		pattern = regexp.MustCompile("(?i:" + pattern.String() + ")")
 	}
 	parsed, err := syntax.Parse(pattern.String(), syntax.Perl)
-	if err != nil { // it was made by regexp.CompilePOSIX
+	if err != nil { // the pattern was compiled by regexp.CompilePOSIX
 		parsed, err = syntax.Parse(pattern.String(), syntax.POSIX)
 	}
 	if err != nil {
@@ -44,38 +47,38 @@ func newMachine(rule *Rule, pattern *regexp.Regexp, index int) *machine {
 		panic("moderation: " + err.Error())
 	}
 	m := &machine{prog: prog, whole: pattern, rule: index, window: int64(rule.Window)}
-	m.beginnings()
+	m.findFirstRunes()
 	return m
 }
 
-// beginnings notes with what a match may begin, taking every condition for true.
-func (m *machine) beginnings() {
+// findFirstRunes finds the runes with which a match may begin, with every condition taken for true.
+func (m *machine) findFirstRunes() {
 	r := newRun(m)
 	r.close(uint32(m.prog.Start), 0, ^syntax.EmptyOp(0))
-	m.nothing = r.matched
+	m.matchesEmpty = r.matched
 	for _, th := range r.ready {
 		for c := range rune(128) {
-			m.begin[c] = m.begin[c] || m.prog.Inst[th.pc].MatchRune(c)
+			m.firstRunes[c] = m.firstRunes[c] || m.prog.Inst[th.pc].MatchRune(c)
 		}
 	}
 }
 
-// run is room for one step of a machine; it keeps nothing between two.
+// run has the memory for one step of a machine. It keeps no state between two steps.
 type run struct {
 	m       *machine
-	ready   []thread // at instructions that want a rune, the youngest first
-	seen    []uint32 // by instruction: the step that was there
+	ready   []thread // at instructions that need a rune, the youngest first
+	seen    []uint32 // for each instruction, the step that reached it last
 	step    uint32
 	matched bool
-	start   int64 // of the youngest match
+	start   int64 // where the youngest match begins
 }
 
 func newRun(m *machine) *run { return &run{m: m, seen: make([]uint32, len(m.prog.Inst)), step: 1} }
 
-// next moves threads over the rune r at the offset pos. prev is the rune before it, -1 at the beginning. It says whether a
-// match ends before r.
+// next moves threads over the rune c at the offset pos. prev is the rune before c, -1 at the
+// beginning of the text. matched says that a match ends before c.
 func (r *run) next(threads []thread, prev, c rune, pos int64) (moved []thread, matched bool) {
-	if len(threads) == 0 && c < 128 && !r.m.nothing && !r.m.begin[c] {
+	if len(threads) == 0 && c < 128 && !r.m.matchesEmpty && !r.m.firstRunes[c] {
 		return threads, false
 	}
 	r.expand(threads, syntax.EmptyOpContext(prev, c), pos)
@@ -101,13 +104,14 @@ func matches(inst *syntax.Inst, c rune) bool {
 	return inst.MatchRune(c)
 }
 
-// ends says whether a match ends at the offset pos, behind prev. next is -1 at the end of the text, unknown before.
-func (r *run) ends(threads []thread, prev, next rune, pos int64) bool {
-	if len(threads) == 0 && !r.m.nothing {
+// matchesAtEnd reports whether a match ends at the offset pos, after prev. next is -1 at the end of
+// the text, and otherwise unknownRune.
+func (r *run) matchesAtEnd(threads []thread, prev, next rune, pos int64) bool {
+	if len(threads) == 0 && !r.m.matchesEmpty {
 		return false
 	}
 	flags := syntax.EmptyOpContext(prev, next)
-	if next == unknown { // only what lies behind counts
+	if next == unknownRune { // only the text so far counts
 		flags = 0
 		if prev < 0 {
 			flags = syntax.EmptyBeginText
@@ -120,8 +124,9 @@ func (r *run) ends(threads []thread, prev, next rune, pos int64) bool {
 	return r.matched
 }
 
-// expand follows threads, and one that begins at pos, up to instructions that want a rune. Of two at the same instruction the younger stays:
-// it is the one that the window leaves alive longer. Threads come in that order, and keep it.
+// expand follows the threads, and a new one that begins at pos, up to instructions that need a
+// rune. Of two threads at the same instruction it keeps the younger one, which stays within the
+// window longer. Threads come in that order, and keep it.
 func (r *run) expand(threads []thread, flags syntax.EmptyOp, pos int64) {
 	r.step++
 	if r.step == 0 {
@@ -137,6 +142,7 @@ func (r *run) expand(threads []thread, flags syntax.EmptyOp, pos int64) {
 	}
 }
 
+// close follows one thread up to instructions that need a rune.
 func (r *run) close(pc uint32, start int64, flags syntax.EmptyOp) {
 	for r.seen[pc] != r.step {
 		r.seen[pc] = r.step

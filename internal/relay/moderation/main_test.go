@@ -30,7 +30,8 @@ func arguments(tool int, text string) string {
 	return fmt.Sprintf(`{"choices":[{"index":0,"delta":{"tool_calls":[{"index":%d,"function":{"arguments":"%s"}}]}}]}`, tool, quoted(text, nil))
 }
 
-// quoted writes a text between the quotes of JSON; with rnd some of its runes become escapes, and parts of runes stay as they are.
+// quoted writes a text between the quotes of JSON; with rnd some of its runes become escapes, and
+// parts of runes stay as they are.
 func quoted(text string, rnd *rand.Rand) string {
 	var b strings.Builder
 	for i := 0; i < len(text); {
@@ -58,7 +59,7 @@ type relay struct {
 }
 
 func newRelay(rules ...moderation.Rule) *relay {
-	return &relay{filter: moderation.New(rules).Stream()}
+	return &relay{filter: moderation.New(rules).NewFilter()}
 }
 
 // see gives events to the filter until one is blocked.
@@ -69,14 +70,14 @@ func (r *relay) see(t *testing.T, events ...string) *relay {
 			return r
 		}
 		r.held = append(r.held, e)
-		r.do(t, r.filter.See(t.Context(), []byte(e)))
+		r.do(t, r.filter.Check(t.Context(), []byte(e)))
 	}
 	return r
 }
 
 func (r *relay) end(t *testing.T) *relay {
 	t.Helper()
-	r.do(t, r.filter.End(t.Context()))
+	r.do(t, r.filter.Finish(t.Context()))
 	return r
 }
 

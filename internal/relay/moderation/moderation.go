@@ -1,18 +1,20 @@
-// Package moderation ends streams that say what a rule forbids. A [Set] is made once of the rules and shared; a [Filter] sees the
-// events of one stream, each before it is sent, and says whether it may go.
+// Package moderation ends streams that say what a rule forbids. The package internal/relay uses it:
+// a [Set] is compiled once from the rules and shared, and a [Filter] checks each event of one
+// stream before the event is sent.
 //
-// A rule has literals, patterns and a hook. What each promises differs:
+// A rule has literals, patterns and a hook, which promise different things:
 //
-//   - Of a literal nothing is ever sent: an event whose text may be the beginning of one is held until the text that follows has
-//     decided. (The exception is a text that is left for another of the same choice, see patience.)
-//   - A pattern is matched as the text comes, and nothing waits for it: the event that completes a match is not sent, what came
-//     before it has been.
-//   - A hook is asked about each stretch of text, and the stream waits for its answer. What came since the last question has been
-//     sent.
+//   - No part of a literal is ever sent. An event whose text may be the beginning of a literal is
+//     held until the text that follows has decided. (The exception is a text that stops growing
+//     while another text of the same choice grows; see maxIdleEvents.)
+//   - A pattern is matched as the text comes, and no event is held for it. The event that completes
+//     a match is not sent; the events before it have been sent.
+//   - A hook is asked about each stretch of text, and the stream waits for its answer. The text
+//     since the last question has been sent.
 //
-// Text, reasoning, refusal and the arguments of each tool call of each choice are texts of their own; what a rule finds never spans two of
-// them. Arguments are looked at as the JSON text that they are. What is looked at is what clients see: escapes undone, bytes that are no
-// UTF-8 as U+FFFD.
+// Text, reasoning, refusal and the arguments of each tool call are separate texts, for each choice.
+// A match never spans two texts. Arguments are checked as the JSON text that they are. Rules see
+// what clients see: escapes are undone, and bytes that are not UTF-8 become U+FFFD.
 package moderation
 
 import (
@@ -21,61 +23,67 @@ import (
 	"time"
 )
 
-// Rule is what may not be said.
+// Rule is what must not be said.
 type Rule struct {
 	Name string
-	// Literals are found wherever they stand, in words too. Empty ones are ignored.
+	// Literals are found anywhere, also within words. Empty ones are ignored.
 	Literals []string
-	// Patterns are found wherever they match; one that matches nothing at all blocks everything. ^ and $ are the text's beginning and end.
+	// Patterns are found wherever they match. A pattern that matches the empty text blocks
+	// everything. ^ and $ are the beginning and the end of a text.
 	Patterns []*regexp.Regexp
-	// IgnoreCase is for literals and patterns alike, by Unicode's simple folding.
+	// IgnoreCase says that literals and patterns ignore case, by Unicode's simple folding.
 	IgnoreCase bool
-	// Window is how many bytes a match of a pattern may span, and how many of what a hook has seen it is told again; 0: 4096.
+	// Window is how many bytes a match of a pattern may span, and how many bytes before the new
+	// text a hook is given again. 0: 4096.
 	Window int
-	Hook   *Hook
+	// Hook is asked about texts. nil: there is none.
+	Hook *Hook
 }
 
-// Hook is a service that is asked about text by HTTP. It gets POST with
+// Hook is a service that judges text over HTTP. It gets POST with
 //
 //	{"model":"m","text":"…","choice":0,"final":false}
 //
-// and answers 200 with {"action":"allow"} or {"action":"block"}; anything else, redirects too, is a failure. final says that the text is at
-// its end; it is asked then only if there is text that it has not seen.
+// and answers 200 with {"action":"allow"} or {"action":"block"}. Any other answer is a failure, a
+// redirect too. final says that the text is at its end; that is only asked if there is text that
+// the hook has not seen.
 type Hook struct {
-	// URL comes from the gateway's own configuration, never from a request.
+	// URL is from the gateway's own configuration, never from a request.
 	URL string
-	// Timeout is how long one question may take; 0: 1 s.
+	// Timeout is how long one question may take. 0: 1 s.
 	Timeout time.Duration
-	// FailOpen lets pass what the hook gave no answer about. Else it is blocked.
+	// FailOpen says that text passes if the hook gives no answer. Otherwise it is blocked.
 	FailOpen bool
-	// Every is how many bytes of new text there are between two questions; 0: 512.
+	// Every is how many bytes of new text there are between two questions. 0: 512.
 	Every int
-	// Client asks; nil: one with net/http's default transport.
+	// Client sends the questions. nil: a client with net/http's default transport.
 	Client *http.Client
 }
 
-// Action is what is to be done with an event.
+// Action is what has to be done with an event.
 type Action uint8
 
 // The actions.
 const (
-	// Pass: it, and whatever was held, may go on.
+	// Pass says that the event, and every held event, may be sent.
 	Pass Action = iota
-	// Hold: it stays for now, behind what is held already.
+	// Hold says that the event must be held, after the events that are held already.
 	Hold
-	// Block: neither it nor anything that is held may go, and nothing follows.
+	// Block says that neither the event nor any held event may be sent, and that the stream ends.
 	Block
 )
 
-// Verdict is what a filter says of an event.
+// Verdict is what a filter says about an event.
 type Verdict struct {
 	Action Action
-	// Keep is for Hold: how many of the last events must stay, this one included. Those before them may go.
+	// Keep is for Hold: how many of the last events must be held, this one included. The events
+	// before them may be sent.
 	Keep int
-	// Rule is the name of the rule that blocks, Choice the index of the choice that it found.
+	// Rule is the name of the rule that blocks, and Choice the index of the choice that it blocks.
 	Rule   string
 	Choice int
-	// Err says that a hook gave no answer. It holds neither text nor the hook's address. The action has taken FailOpen into account.
+	// Err says that a hook gave no answer. It holds neither text nor the hook's address. Action
+	// already follows Hook.FailOpen.
 	Err error
 }
 
@@ -85,7 +93,7 @@ const (
 	defaultTimeout = time.Second
 )
 
-// Set is rules, compiled. It is not changed, and may be used by many at a time.
+// Set is a compiled list of rules. It does not change, and any goroutine may use it.
 type Set struct {
 	names    []string
 	exact    automaton
@@ -94,7 +102,7 @@ type Set struct {
 	hooks    []*hook
 }
 
-// New compiles rules. Of several that apply at the same place the first is named.
+// New compiles rules. If several rules apply at the same place, a verdict names the first.
 func New(rules []Rule) *Set {
 	s := &Set{}
 	exact, folded := newTrie(false), newTrie(true)
@@ -121,9 +129,9 @@ func New(rules []Rule) *Set {
 	return s
 }
 
-// Empty says that the rules forbid nothing, so that no filter is needed.
+// Empty reports whether the rules forbid nothing, so that no filter is needed.
 func (s *Set) Empty() bool {
-	return !s.literal() && len(s.machines) == 0 && len(s.hooks) == 0
+	return !s.hasLiterals() && len(s.machines) == 0 && len(s.hooks) == 0
 }
 
-func (s *Set) literal() bool { return !s.exact.empty() || !s.folded.empty() }
+func (s *Set) hasLiterals() bool { return !s.exact.empty() || !s.folded.empty() }

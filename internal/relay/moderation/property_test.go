@@ -231,7 +231,7 @@ func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"output":[{"content":[{"text":"secret","logprobs":[]}],"input":"x"}],"status":"completed","output":[{"arguments":"secret"}]}`))
 	set := moderation.New([]moderation.Rule{{Name: "words", Literals: []string{"secret", "é"}, Patterns: []*regexp.Regexp{regexp.MustCompile(`\d$`)}}})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got, v := set.Body(t.Context(), body)
+		got, v := set.CheckAnswer(t.Context(), body)
 		if v.Action == moderation.Pass && string(got) != string(body) {
 			t.Fatalf("changed to %s", got)
 		}
@@ -241,7 +241,7 @@ func FuzzBody(f *testing.F) {
 		if !json.Valid(got) || !strings.Contains(string(got), `content_filter"`) {
 			t.Fatalf("%s", got)
 		}
-		if again, v := set.Body(t.Context(), got); v.Action == moderation.Block && string(again) == string(got) {
+		if again, v := set.CheckAnswer(t.Context(), got); v.Action == moderation.Block && string(again) == string(got) {
 			t.Fatalf("%s is blocked and stays", got)
 		}
 	})

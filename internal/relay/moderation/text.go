@@ -12,69 +12,70 @@ type text struct {
 	kind   delta.Kind
 	tool   int
 
-	half  []byte // the bytes of a rune that has not come to its end
-	high  rune   // half of a surrogate pair at its end, 0: none
-	prev  rune   // the last rune, -1: none
+	half  []byte // the bytes of an incomplete rune at its end
+	high  rune   // half of a surrogate pair at its end; 0: none
+	prev  rune   // the last rune; -1: none
 	runes int64
-	bytes int64 // of whole runes
+	bytes int64 // of complete runes
 
-	exact, folded int32      // states of the set's automatons
-	depth         int64      // how many runes at the end begin a literal
-	threads       [][]thread // by machine
+	exact, folded int32      // states of the automatons of the set
+	depth         int64      // how many runes at the end may begin a literal
+	threads       [][]thread // of each machine
 	found         *machine   // the pattern that has matched
 	start         int64      // where that match began, in bytes
-	grown         []growth   // events that may have to stay, while literals are looked for
-	away          int        // events of the choice since then that added to others
+	growths       []growth   // events that may have to be held, if there are literals
+	idleEvents    int        // events since then that added to other texts of the choice
 
-	said  []byte  // for hooks: the end of the text
-	asked []int64 // by hook: how much of the text it has been asked about, in bytes
-	total int64   // bytes of the text, those of said last
+	recent []byte  // the end of the text, for hooks
+	asked  []int64 // for each hook, how many bytes of the text it has been asked about
+	total  int64   // bytes of the whole text; recent has the last ones
 }
 
-// growth is an event that has added to a text, and the first rune that may have come with it.
+// growth is an event that has added to a text, and the first rune that may have come with the
+// event.
 type growth struct{ event, rune int64 }
 
-// grew notes that an event adds to the text.
-func (t *text) grew(event int64, literals bool) {
-	t.away = 0
-	if literals && t.last() != event {
+// recordGrowth records that an event adds to the text.
+func (t *text) recordGrowth(event int64, literals bool) {
+	t.idleEvents = 0
+	if literals && t.lastEvent() != event {
 		open := len(t.half)
 		if t.high != 0 {
 			open++
 		}
-		t.grown = append(t.grown, growth{event, t.runes + int64(open)})
+		t.growths = append(t.growths, growth{event, t.runes + int64(open)})
 	}
 }
 
-// last is the last event that may have to stay.
-func (t *text) last() int64 {
-	if len(t.grown) == 0 {
+// lastEvent returns the last event that may have to be held, 0 if there is none.
+func (t *text) lastEvent() int64 {
+	if len(t.growths) == 0 {
 		return 0
 	}
-	return t.grown[len(t.grown)-1].event
+	return t.growths[len(t.growths)-1].event
 }
 
-// holds says whether events must stay until the text goes on.
-func (t *text) holds() bool { return len(t.grown) > 0 }
+// isHolding reports whether events must be held until the text goes on.
+func (t *text) isHolding() bool { return len(t.growths) > 0 }
 
-// release lets go what it holds, whatever may come.
-func (t *text) release() { t.grown = t.grown[:0] }
+// release releases the events that are held for the text.
+func (t *text) release() { t.growths = t.growths[:0] }
 
-// trim forgets events that came before what may begin a literal.
+// trim releases the events that came before the possible beginning of a literal.
 func (t *text) trim() {
 	if t.depth == 0 && len(t.half) == 0 && t.high == 0 {
 		t.release()
 		return
 	}
 	first, n := t.runes-t.depth, 0
-	for n+1 < len(t.grown) && t.grown[n+1].rune <= first {
+	for n+1 < len(t.growths) && t.growths[n+1].rune <= first {
 		n++
 	}
-	t.grown = append(t.grown[:0], t.grown[n:]...)
+	t.growths = append(t.growths[:0], t.growths[n:]...)
 }
 
-// scan reads the runes of b, all of them when the text ends there, and gives what is left. rule is that which forbids the text, -1: none
-// does.
+// scan reads the runes of b. An incomplete rune at the end is returned as rest, unless the text
+// ends there. rule is the rule that forbids the text, -1 if there is none.
 func (f *Filter) scan(t *text, b []byte, end bool) (rest []byte, rule int) {
 	for len(b) > 0 {
 		r, size := rune(b[0]), 1
@@ -84,7 +85,7 @@ func (f *Filter) scan(t *text, b []byte, end bool) (rest []byte, rule int) {
 			}
 			r, size = utf8.DecodeRune(b)
 		}
-		if rule = f.rune(t, r, size); rule >= 0 {
+		if rule = f.addRune(t, r, size); rule >= 0 {
 			return nil, rule
 		}
 		b = b[size:]
@@ -92,8 +93,8 @@ func (f *Filter) scan(t *text, b []byte, end bool) (rest []byte, rule int) {
 	return nil, -1
 }
 
-// rune adds one to the text.
-func (f *Filter) rune(t *text, r rune, size int) (rule int) {
+// addRune adds one rune to the text.
+func (f *Filter) addRune(t *text, r rune, size int) (rule int) {
 	for i, run := range f.runs {
 		moved, matched := run.next(t.threads[i], t.prev, r, t.bytes)
 		if t.threads[i] = moved; matched {
@@ -104,10 +105,12 @@ func (f *Filter) rune(t *text, r rune, size int) (rule int) {
 	t.prev = r
 	t.runes++
 	t.bytes += int64(size)
-	return f.literal(t, r)
+	return f.stepLiterals(t, r)
 }
 
-func (f *Filter) literal(t *text, r rune) (rule int) {
+// stepLiterals steps the automatons of literals. It returns the rule of a literal that ends here,
+// or -1.
+func (f *Filter) stepLiterals(t *text, r rune) (rule int) {
 	rule, t.depth = -1, 0
 	if a := &f.set.exact; !a.empty() {
 		t.exact = a.step(t.exact, r)
@@ -125,10 +128,10 @@ func (f *Filter) literal(t *text, r rune) (rule int) {
 	return rule
 }
 
-// ends says which pattern has a match that ends with the text, -1: none has.
-func (f *Filter) ends(t *text, next rune) (rule int) {
+// patternAtEnd returns the rule of a pattern that has a match ending with the text, or -1.
+func (f *Filter) patternAtEnd(t *text, next rune) (rule int) {
 	for i, run := range f.runs {
-		if run.ends(t.threads[i], t.prev, next, t.bytes) {
+		if run.matchesAtEnd(t.threads[i], t.prev, next, t.bytes) {
 			t.found, t.start = run.m, run.start
 			return run.m.rule
 		}

@@ -11,34 +11,36 @@ import (
 	"go.uber.org/zap"
 )
 
-// batchLimit bounds the claims of one script: Redis does nothing else meanwhile.
-const batchLimit = 256
+// maxBatch bounds the claims that one script renews. Redis does nothing else while a script runs.
+const maxBatch = 256
 
-// claim is one of ours.
+// claim is a claim of this gateway.
 type claim struct {
-	// ttl is how long it holds in Redis from each renewal on.
+	// ttl is how long the claim holds in Redis after each renewal.
 	ttl time.Duration
-	// kept: it is renewed. Else it ends at until.
+	// kept says that Run renews the claim. Otherwise the claim ends at until.
 	kept  bool
 	until time.Time
 }
 
-// claimKey holds nothing of the id itself. The tenant's length keeps "a","bc" and "ab","c" apart.
+// claimKey returns the key of a claim: a hash, so that it does not reveal the id. The length of the
+// tenant's name tells "a","bc" from "ab","c".
 func (p *Peers) claimKey(tenant, id string) string {
 	text := binary.BigEndian.AppendUint64(nil, uint64(len(tenant)))
 	sum := sha256.Sum256(append(append(text, tenant...), id...))
 	return p.prefix + "stream:" + hex.EncodeToString(sum[:])
 }
 
-// Claim makes the tenant's request id this gateway's, unless another one that lives has it. It tells who owns it then, and whether that is this
-// gateway. A claim holds for ttl, or with Keep until Release. A ttl of less than Config.Expiry counts as that.
+// Claim makes the tenant's request id this gateway's, unless another live gateway has it. It
+// returns the owner, and whether that is this gateway. A claim holds for ttl, or until Release if
+// it is kept. A ttl below Config.Expiry counts as Config.Expiry.
 //
-// The error wraps ErrLocal: Redis has not answered within Config.Timeout, or Serve has not begun, or Run has ended. Then mine is true, and the claim
-// binds nobody else.
+// The error wraps ErrLocal: Redis has not answered within Config.Timeout, Serve has not begun, or
+// Run has ended. Then mine is true, and the claim does not bind other gateways.
 func (p *Peers) Claim(ctx context.Context, tenant, id string, ttl time.Duration) (owner string, mine bool, err error) {
-	ttl = max(ttl, p.cfg.Expiry) // so that none that is kept expires between two beats
+	ttl = max(ttl, p.cfg.Expiry) // so that no kept claim expires between two renewals
 	key := p.claimKey(tenant, id)
-	owner, err = p.claim(ctx, key, ttl)
+	owner, err = p.claimInRedis(ctx, key, ttl)
 	if err != nil {
 		owner, err = p.cfg.ID, fmt.Errorf("%w: %w", ErrLocal, err)
 	}
@@ -56,13 +58,13 @@ func (p *Peers) Claim(ctx context.Context, tenant, id string, ttl time.Duration)
 	return owner, true, err
 }
 
-// claim asks Redis.
-func (p *Peers) claim(ctx context.Context, key string, ttl time.Duration) (owner string, err error) {
-	address := p.own()
+// claimInRedis claims a key in Redis and returns its owner.
+func (p *Peers) claimInRedis(ctx context.Context, key string, ttl time.Duration) (owner string, err error) {
+	address := p.ownAddress()
 	if address == "" {
-		return "", errGone
+		return "", errNoRecord
 	}
-	value, err := p.ask(ctx, claimScript, []string{key, p.recordKey(p.cfg.ID)},
+	value, err := p.runQuick(ctx, claimScript, []string{key, p.recordKey(p.cfg.ID)},
 		p.cfg.ID, p.recordsPrefix(), millis(ttl), address, p.sum, millis(p.cfg.Expiry))
 	if err != nil {
 		return "", err
@@ -74,8 +76,8 @@ func (p *Peers) claim(ctx context.Context, key string, ttl time.Duration) (owner
 	return owner, nil
 }
 
-// Keep has Run renew a claim of this gateway until it is released. Once is enough; more do no harm, and neither does it to keep what is not
-// ours. It does not wait for Redis.
+// Keep makes Run renew a claim until Release. It has no effect on a claim of another gateway, or
+// when it is called again. It does not wait for Redis.
 func (p *Peers) Keep(tenant, id string) {
 	key := p.claimKey(tenant, id)
 	p.mu.Lock()
@@ -85,8 +87,9 @@ func (p *Peers) Keep(tenant, id string) {
 	}
 }
 
-// Release gives a claim up, if it is still this gateway's. When Redis does not answer within Config.Timeout, the claim holds until it expires;
-// requests for it still come here then.
+// Release gives up a claim, if it is still this gateway's. If Redis does not answer within
+// Config.Timeout, the claim holds until it expires; other gateways forward requests for it to this
+// one until then.
 func (p *Peers) Release(ctx context.Context, tenant, id string) {
 	key := p.claimKey(tenant, id)
 	p.mu.Lock()
@@ -96,15 +99,15 @@ func (p *Peers) Release(ctx context.Context, tenant, id string) {
 	if c == nil {
 		return
 	}
-	if _, err := p.ask(ctx, releaseScript, []string{key}, p.cfg.ID); err != nil {
-		p.cfg.Log.Debug("a request id stays this gateway's until its claim expires", zap.Error(err))
+	if _, err := p.runQuick(ctx, releaseScript, []string{key}, p.cfg.ID); err != nil {
+		p.cfg.Log.Debug("claim not released in redis, it will expire", zap.Error(err))
 	}
 }
 
-// Find tells which other gateway has the tenant's request id; false when none that lives has, or this one. The error is that Redis has not
-// answered within Config.Timeout: nobody knows then.
+// Find returns the other live gateway that has the tenant's request id. ok is false if there is
+// none, or if it is this gateway. The error says that Redis has not answered within Config.Timeout.
 func (p *Peers) Find(ctx context.Context, tenant, id string) (owner string, ok bool, err error) {
-	value, err := p.ask(ctx, findScript, []string{p.claimKey(tenant, id)}, p.recordsPrefix())
+	value, err := p.runQuick(ctx, findScript, []string{p.claimKey(tenant, id)}, p.recordsPrefix())
 	if err != nil {
 		return "", false, err
 	}
@@ -115,14 +118,14 @@ func (p *Peers) Find(ctx context.Context, tenant, id string) (owner string, ok b
 	return owner, true, nil
 }
 
-// renew renews the claims that are kept, and forgets those that nobody kept and whose time is over.
+// renew renews the claims that are kept, and forgets claims that have expired.
 func (p *Peers) renew(ctx context.Context) error {
-	if p.own() == "" {
+	if p.ownAddress() == "" {
 		return nil
 	}
-	keys, ttls := p.due()
+	keys, ttls := p.dueClaims()
 	for len(keys) > 0 {
-		n := min(len(keys), batchLimit)
+		n := min(len(keys), maxBatch)
 		if err := p.renewBatch(ctx, keys[:n], ttls[:n]); err != nil {
 			return err
 		}
@@ -131,8 +134,8 @@ func (p *Peers) renew(ctx context.Context) error {
 	return nil
 }
 
-// due are the claims to renew.
-func (p *Peers) due() (keys []string, ttls []any) {
+// dueClaims returns the claims to renew, and forgets those that have expired.
+func (p *Peers) dueClaims() (keys []string, ttls []any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -146,8 +149,9 @@ func (p *Peers) due() (keys []string, ttls []any) {
 	return keys, ttls
 }
 
+// renewBatch renews claims with one script. It releases again what was released meanwhile.
 func (p *Peers) renewBatch(ctx context.Context, keys []string, ttls []any) error {
-	value, err := p.call(ctx, renewScript, keys, append([]any{p.cfg.ID, p.recordsPrefix()}, ttls...)...)
+	value, err := p.runSlow(ctx, renewScript, keys, append([]any{p.cfg.ID, p.recordsPrefix()}, ttls...)...)
 	if err != nil {
 		return err
 	}
@@ -156,23 +160,23 @@ func (p *Peers) renewBatch(ctx context.Context, keys []string, ttls []any) error
 		return fmt.Errorf("redis answers %T for %d claims", value, len(keys))
 	}
 	var released []string
-	taken := 0
+	lost := 0
 	p.mu.Lock()
 	for i, key := range keys {
 		switch c := p.claims[key]; {
 		case ours[i] == int64(0) && c != nil:
 			delete(p.claims, key)
-			taken++
-		case ours[i] != int64(0) && c == nil: // while Redis was asked; it may have come back to life
+			lost++
+		case ours[i] != int64(0) && c == nil: // released meanwhile; the script may have claimed it again
 			released = append(released, key)
 		}
 	}
 	p.mu.Unlock()
-	if taken > 0 {
-		p.cfg.Log.Warn("another gateway has request ids that run here too: one of them could not reach redis", zap.Int("ids", taken))
+	if lost > 0 {
+		p.cfg.Log.Warn("request ids lost to another gateway, one of the two could not reach redis", zap.Int("ids", lost))
 	}
 	if len(released) > 0 {
-		_, err = p.call(ctx, releaseScript, released, p.cfg.ID)
+		_, err = p.runSlow(ctx, releaseScript, released, p.cfg.ID)
 	}
 	return err
 }

@@ -35,7 +35,8 @@ func (g *gateway) finds(t *testing.T, tenant, id string) string {
 	return owner
 }
 
-// Of many who ask at once through two gateways, all are told the same owner. In a cluster the keys of one script must be in one slot.
+// Of many who ask at once through two gateways, all are told the same owner. In a cluster the keys
+// of one script must be in one slot.
 func TestClaimRace(t *testing.T) {
 	t.Parallel()
 	run := func(t *testing.T, c redis.Scripter) {
@@ -168,7 +169,7 @@ func TestKeepMany(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
 	a := start(t, c, nil, nil)
-	const n = 2*batchLimit + 1
+	const n = 2*maxBatch + 1
 	for i := range n {
 		a.claims(t, "acme", fmt.Sprint(i))
 		a.Keep("acme", fmt.Sprint(i))
@@ -205,7 +206,7 @@ func TestReleaseWhileRenewed(t *testing.T) {
 	a := start(t, c, nil, nil)
 	a.claims(t, "acme", "x")
 	a.Keep("acme", "x")
-	keys, ttls := a.due()
+	keys, ttls := a.dueClaims()
 	a.Release(t.Context(), "acme", "x")
 	if err := a.renewBatch(t.Context(), keys, ttls); err != nil {
 		t.Fatal(err)
@@ -215,7 +216,8 @@ func TestReleaseWhileRenewed(t *testing.T) {
 	}
 }
 
-// The claims of a gateway that Redis hears nothing of are free when its record has expired, not before, and stay with who takes them.
+// The claims of a gateway that Redis hears nothing of are free when its record has expired, not
+// before, and stay with who takes them.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -264,7 +266,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A Redis that stands still costs a claim its timeout and no more; what was claimed meanwhile is told later.
+// A Redis that stands still costs a claim its timeout and no more; what was claimed meanwhile is
+// told later.
 func TestRedisStands(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -24,7 +24,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// eventStream writes what comes from a channel, and flushes each; it ends with the channel or the request.
+// eventStream writes what comes from a channel, and flushes each; it ends with the channel or the
+// request.
 func eventStream(texts <-chan string, left chan<- struct{}) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-type", "text/event-stream; charset=utf-8")
@@ -54,7 +55,8 @@ func code(t *testing.T, answer *http.Response) openai.Code {
 	return body.Error.Code
 }
 
-// Each event arrives before the owner has the next one; a client that leaves ends the request at the owner.
+// Each event arrives before the owner has the next one; a client that leaves ends the request at
+// the owner.
 func TestForwardEventByEvent(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -134,7 +136,8 @@ func TestForwardRequest(t *testing.T) {
 	}
 }
 
-// What was passed on is not passed on again, nor is anything to itself; a gateway does not hear from another that it was not passed on.
+// What was passed on is not passed on again, nor is anything to itself; a gateway does not hear
+// from another that it was not passed on.
 func TestForwardLoop(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -142,7 +145,7 @@ func TestForwardLoop(t *testing.T) {
 	var a *gateway
 	a = start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := a.Forward(w, r, b.ID()); fault != nil {
-			refuse(w, fault)
+			writeError(w, fault)
 		}
 	}))
 	for _, owner := range []string{a.ID(), b.ID()} {
@@ -175,7 +178,8 @@ func TestForwardNobodyThere(t *testing.T) {
 	}
 }
 
-// A stream that breaks off between two events ends with an error event; what breaks off otherwise must not look whole.
+// A stream that breaks off between two events ends with an error event; what breaks off otherwise
+// must not look whole.
 func TestForwardBreaksOff(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -216,7 +220,8 @@ func TestForwardBreaksOff(t *testing.T) {
 	}
 }
 
-// A gateway that says nothing any more, but whose connections stay, is given up when its record has been missing for long enough.
+// A gateway that says nothing any more, but whose connections stay, is given up when its record has
+// been missing for long enough.
 func TestForwardOwnerSilent(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
@@ -241,16 +246,16 @@ func TestEndOfGivenUp(t *testing.T) {
 	for _, events := range []bool{true, false} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var cut error
-		b := &body{ReadCloser: io.NopCloser(strings.NewReader("data: 1\n\n")), ctx: ctx, events: events, cut: &cut}
+		b := &responseBody{ReadCloser: io.NopCloser(strings.NewReader("data: 1\n\n")), ctx: ctx, isEventStream: events, cut: &cut}
 		if _, err := io.ReadFull(b, make([]byte, 9)); err != nil {
 			t.Fatal(err)
 		}
-		cancel(errGone)
+		cancel(errNoRecord)
 		rest, err := io.ReadAll(b)
-		if events && (err != nil || !strings.Contains(string(rest), "gateway_unavailable") || !errors.Is(cut, errGone)) {
+		if events && (err != nil || !strings.Contains(string(rest), "gateway_unavailable") || !errors.Is(cut, errNoRecord)) {
 			t.Errorf("the events end with %q, %v, %v", rest, err, cut)
 		}
-		if !events && !errors.Is(err, errGone) {
+		if !events && !errors.Is(err, errNoRecord) {
 			t.Errorf("the answer ends with %q, %v", rest, err)
 		}
 	}
@@ -280,7 +285,7 @@ func playOwner(url string) {
 	texts <- "data: 1\n\n"
 	go func() { check(p.Run(context.Background())) }()
 	go func() { check(p.Serve(context.Background(), nil, eventStream(texts, make(chan struct{})))) }()
-	for p.own() == "" {
+	for p.ownAddress() == "" {
 		time.Sleep(time.Millisecond)
 	}
 	_, mine, err := p.Claim(context.Background(), "acme", "x", time.Hour)
@@ -293,7 +298,8 @@ func playOwner(url string) {
 	select {}
 }
 
-// An owner that is killed: its streams end with an error event, and its ids are free when its record has expired.
+// An owner that is killed: its streams end with an error event, and its ids are free when its
+// record has expired.
 func TestOwnerKilled(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

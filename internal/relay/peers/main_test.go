@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// soon is how long a test waits for something that happens soon, on a machine that is busy with other things.
+	// soon is how long a test waits for something that happens soon, on a machine that is busy with
+	// other things.
 	soon = 30 * time.Second
 	// short is an Expiry for tests that wait until it is over.
 	short = time.Second
@@ -55,7 +56,8 @@ type gateway struct {
 	wire *wire
 	// address at which it serves the others.
 	address string
-	// front is where its clients come in: all that they ask is passed on to the owner in the header x-owner.
+	// front is where its clients come in: all that they ask is passed on to the owner in the header
+	// x-owner.
 	front *httptest.Server
 	// stopServing and stop end parts of it, and wait until they have.
 	stopServing, stop func()
@@ -76,7 +78,8 @@ func newClient(url string) (redis.UniversalClient, error) {
 	return store.NewClient(url, 10*time.Second)
 }
 
-// start starts a gateway. change may change its configuration; h answers what others pass on, nil: nothing.
+// start starts a gateway. change may change its configuration; h answers what others pass on, nil:
+// nothing.
 func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler) *gateway {
 	t.Helper()
 	g := &gateway{wire: &wire{Scripter: c}}
@@ -100,12 +103,12 @@ func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler)
 	g.stopServing = background(t, func(ctx context.Context) error { return g.Serve(ctx, l, h) })
 	g.stop = func() { stopRun(); g.stopServing() }
 	eventually(t, "the gateway has a record", func() bool {
-		_, err := g.look(t.Context(), g.ID())
+		_, err := g.fetchRecord(t.Context(), g.ID())
 		return err == nil
 	})
 	g.front = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := g.Forward(w, r, r.Header.Get("x-owner")); fault != nil {
-			refuse(w, fault)
+			writeError(w, fault)
 		}
 	}))
 	t.Cleanup(g.front.Close)

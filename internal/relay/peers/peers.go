@@ -1,32 +1,43 @@
-// Package peers lets several gateways that share one Redis act as one towards a client that comes back. A client's request id belongs
-// to the gateway that runs it; a repeated start, a resume or a cancel that reaches another gateway is passed on to the owner, and the
-// owner's answer goes back event by event.
+// Package peers lets several gateways that share one Redis act as one towards a client that comes
+// back. internal/gateway runs it, and the package internal/relay uses it through its interface
+// Peers.
+//
+// A client's request id belongs to the gateway that runs the request. A repeated start, a resume or
+// a cancel that reaches another gateway is forwarded to the owner, and the owner's answer goes back
+// event by event.
 //
 // # Who owns what
 //
-// A claim is a key in Redis that names the owner; the first gateway that asks gets it. Besides, each gateway has a record there: where
-// it listens for the others, and the SHA-256 of its certificate. The record expires unless Run renews it. A claim whose owner has no
-// record is free: whatever the owner ran has died with it. Keys hold hashes of request ids, never the ids, which may be long or secret.
+// A claim is a key in Redis that names the owner. The first gateway that asks gets the claim. Each
+// gateway also has a record in Redis: the address where it listens for the others, and the SHA-256
+// of its certificate. The record expires unless Run renews it. A claim whose owner has no record is
+// free, because the streams of that owner have ended with it. Keys hold hashes of request ids,
+// never the ids themselves, which may be long or secret.
 //
-// Requests without an id never come here. With one, a start costs one round trip to Redis, on the gateway that runs it.
+// Requests without an id never use this package. A start with an id costs one round trip to Redis.
 //
 // # Whom a gateway trusts
 //
-// Each gateway makes a key and a certificate when it starts, in memory. Gateways speak TLS 1.3 with each other, both show their
-// certificate, and each accepts exactly those whose hash stands in the record of a live gateway of this deployment: who dials,
-// only the one that it means to reach. So there is no authority to hand round, and whoever may write to Redis is trusted as a gateway:
-// give it a password and TLS where others can reach it. What a record says is believed until it would have expired, so a gateway
-// whose record somebody deletes is trusted for up to Config.Expiry more. Names and dates in certificates are not looked at.
+// Each gateway makes a key and a certificate in memory when it starts. Gateways speak TLS 1.3 with
+// each other and both sides show their certificate. A gateway that serves accepts every certificate
+// whose hash is in the record of a live gateway of this deployment. A gateway that dials accepts
+// only the certificate of the gateway that it means to reach. So no certificate authority has to be
+// distributed, and whoever may write to Redis is trusted as a gateway: protect Redis with a
+// password and TLS where others can reach it. A gateway believes a record until it would have
+// expired, so a gateway whose record is deleted is trusted for up to Config.Expiry more. The names
+// and dates in certificates are not checked.
 //
-// A gateway that has a request passed on to it believes its headers: tenant and priority were settled where the client came in.
-// It never passes such a request on again, so there are no loops.
+// A gateway believes the headers of a forwarded request: the first gateway has authenticated the
+// tenant and the priority. A gateway never forwards such a request again, so there are no loops.
 //
 // # When Redis is slow or away
 //
-// A claim is answered within Config.Timeout, with an error that wraps ErrLocal: the request goes on, and the id holds at this gateway
-// only. Such a claim is told as soon as Redis answers, if it is kept and nobody else has the id by then. A gateway that cannot reach
-// Redis for Config.Expiry, while others can, loses its claims to those who ask for them: to answer goes before to answer once. The
-// same happens when a claim is free by mistake for a moment, because Redis has lost its data.
+// A claim is answered within Config.Timeout, with an error that wraps ErrLocal: the request goes
+// on, and the claim holds at this gateway only. If the claim is kept, Run writes it to Redis as
+// soon as Redis answers, unless another gateway has the id by then. A gateway that cannot reach
+// Redis for Config.Expiry, while others can, loses its claims to gateways that ask for them: that a
+// client gets an answer is more important than that it gets only one. The same happens when a claim
+// is free for a moment because Redis has lost its data.
 package peers
 
 import (
@@ -46,24 +57,28 @@ import (
 	"go.uber.org/zap"
 )
 
-// Config is what Peers are made of.
+// Config configures Peers.
 type Config struct {
-	// Redis is where the gateways meet. Its owner closes it, after Run has returned.
+	// Redis is where the gateways meet. Its owner closes it after Run has returned.
 	Redis redis.Scripter
-	// Deployment keeps several in one Redis apart: letters, digits, '.', '_', '-'. Empty means "sluice". It is the hash tag of all keys.
+	// Deployment separates several deployments in one Redis: letters, digits, '.', '_' and '-'. It
+	// is the hash tag of all keys. Empty: "sluice".
 	Deployment string
-	// ID names this process among all gateways, and no process before it: at most 64 of the same characters. Empty means random.
+	// ID names this process among all gateways, and must not have named another process before: at
+	// most 64 of the same characters. Empty: random.
 	ID string
-	// Listen is host:port, where Serve listens when it is given no listener. Advertise follows from it.
+	// Listen is the host:port where Serve listens when it is given no listener.
 	Listen string
-	// Advertise is host:port, at which other gateways reach this one. Empty means the address that Serve listens on, which must then be one
-	// address and not all of the host.
+	// Advertise is the host:port at which other gateways reach this one. Empty: the address that
+	// Serve listens on, which must then be one address and not all addresses of the host.
 	Advertise string
-	// Expiry is how long a gateway counts as living after its last word, which comes three times in this time. 0 or less means 15 s.
+	// Expiry is how long a gateway counts as alive after it has renewed its record, which it does
+	// three times in this time. 0 or less: 15 s.
 	Expiry time.Duration
-	// Timeout is how long a request waits for Redis at most. 0 or less means 50 ms. What no new request waits for has twenty times as long.
+	// Timeout is how long a request waits for Redis. 0 or less: 50 ms. Calls that no new request
+	// waits for have 20 times as long.
 	Timeout time.Duration
-	// Log gets what an operator should know. nil means none.
+	// Log is for the operator. nil: nothing is logged.
 	Log *zap.Logger
 }
 
@@ -71,55 +86,55 @@ const (
 	defaultDeployment = "sluice"
 	defaultExpiry     = 15 * time.Second
 	defaultTimeout    = 50 * time.Millisecond
-	// beats is how often a record is renewed while it holds.
-	beats = 3
-	// patience is the timeout of what no new request waits for, in timeouts.
-	patience = 20
+	// renewalsPerExpiry is how often a record is renewed before it would expire.
+	renewalsPerExpiry = 3
+	// slowFactor is the timeout of calls that no new request waits for, in units of Config.Timeout.
+	slowFactor = 20
 )
 
-// ErrLocal is wrapped by the errors of Claim: the id holds at this gateway only.
+// ErrLocal is wrapped by the errors of Claim. It says that the claim holds at this gateway only.
 var ErrLocal = errors.New("the other gateways do not know of it")
 
-// errGone: Redis has no record of the gateway.
-var errGone = errors.New("there is no such gateway, or not any more")
+// errNoRecord says that Redis has no record of the gateway.
+var errNoRecord = errors.New("there is no such gateway, or not any more")
 
-// Peers are the gateways of a deployment as one of them sees them. It is safe for concurrent use.
+// Peers are the gateways of a deployment, as seen from one of them. Any goroutine may call its
+// methods.
 type Peers struct {
 	cfg Config
-	// prefix begins every key.
+	// prefix is what every key in Redis begins with.
 	prefix      string
 	certificate tls.Certificate
-	// sum is the hash of certificate, as it stands in the record.
+	// sum is the hash of certificate that is in the record of this gateway.
 	sum       string
 	transport *http.Transport
-	// wake has room for one, so that telling Run never blocks.
-	wake chan struct{}
+	// wakeRun makes Run refresh at once. It has room for one element, so that a send never blocks.
+	wakeRun chan struct{}
 
+	// mu guards the fields up to forwards.
 	mu sync.Mutex
-	// All below is guarded by mu.
-
-	// address is what the record says; empty before Serve has begun and after Run has ended: then there is none.
+	// address is the address in this gateway's record. Empty: there is no record, because Serve has
+	// not begun or Run has ended.
 	address string
-	// claims of this gateway, by their keys.
+	// claims are the claims of this gateway by their keys.
 	claims map[string]*claim
-	// records of others, as long as what they say holds.
+	// records are the records of other gateways that have not expired.
 	records map[string]record
-	// forwards are the answers of others that are on their way through this gateway.
+	// forwards are the requests that this gateway is forwarding.
 	forwards map[*forward]struct{}
 
-	// Below belongs to Run alone.
-
-	// lost: Redis did not answer the last time.
-	lost bool
-	// missing are gateways that answer somebody here and had no record when looked for, and since when.
-	missing map[string]time.Time
+	// redisDown says that Redis did not answer the last time. Only Run uses it.
+	redisDown bool
+	// missingSince says since when gateways have no record that answer a forward. Only Run uses it.
+	missingSince map[string]time.Time
 }
 
-var names = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
-func isID(text string) bool { return len(text) <= 64 && names.MatchString(text) }
+func isID(text string) bool { return len(text) <= 64 && namePattern.MatchString(text) }
 
-// New returns Peers that have not connected yet. It makes the certificate. The error is of the configuration.
+// New returns Peers that have not connected yet, and makes their certificate. An error is about the
+// configuration.
 func New(cfg Config) (*Peers, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("peers: %w", err)
@@ -130,14 +145,14 @@ func New(cfg Config) (*Peers, error) {
 	}
 	p := &Peers{
 		cfg: cfg, prefix: "{" + cfg.Deployment + "}:", certificate: certificate, sum: fingerprint(certificate.Leaf),
-		wake:   make(chan struct{}, 1),
-		claims: map[string]*claim{}, records: map[string]record{}, forwards: map[*forward]struct{}{}, missing: map[string]time.Time{},
+		wakeRun: make(chan struct{}, 1),
+		claims:  map[string]*claim{}, records: map[string]record{}, forwards: map[*forward]struct{}{}, missingSince: map[string]time.Time{},
 	}
 	p.transport = p.newTransport()
 	return p, nil
 }
 
-// complete sets the defaults and checks the rest.
+// complete sets the defaults and checks the configuration.
 func (c *Config) complete() error {
 	if c.Deployment == "" {
 		c.Deployment = defaultDeployment
@@ -157,26 +172,26 @@ func (c *Config) complete() error {
 	switch {
 	case c.Redis == nil:
 		return errors.New("there must be a Redis")
-	case !names.MatchString(c.Deployment) || !isID(c.ID):
+	case !namePattern.MatchString(c.Deployment) || !isID(c.ID):
 		return errors.New("a deployment and a gateway are named by letters, digits, '.', '_' and '-', a gateway by 64 at most")
 	case c.Advertise != "":
-		return reachable(c.Advertise)
+		return checkAdvertised(c.Advertise)
 	case c.Listen != "":
-		return dialable(c.Listen)
+		return checkDialable(c.Listen)
 	}
 	return nil
 }
 
-// reachable refuses an address that nobody else can dial.
-func reachable(address string) error {
+// checkAdvertised returns an error if no other gateway could dial the address.
+func checkAdvertised(address string) error {
 	if _, port, err := net.SplitHostPort(address); err != nil || port == "" || port == "0" {
 		return fmt.Errorf("%q is no host:port that other gateways could dial", address)
 	}
-	return dialable(address)
+	return checkDialable(address)
 }
 
-// dialable refuses an address that stands for all of a host.
-func dialable(address string) error {
+// checkDialable returns an error if the address stands for all addresses of a host.
+func checkDialable(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("%q is no host:port", address)
@@ -187,78 +202,79 @@ func dialable(address string) error {
 	return nil
 }
 
-// ID is this gateway's name among the others.
+// ID returns the name of this gateway among the others.
 func (p *Peers) ID() string { return p.cfg.ID }
 
-// Run keeps this gateway's record and its claims alive until ctx ends, and takes the record away then: all claims are free from there on. It
-// is called once; it returns nil.
+// Run keeps the record and the claims of this gateway alive until ctx ends. Then it removes the
+// record, which frees all claims. Run is called once and returns nil.
 func (p *Peers) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer p.leave()
+	defer p.removeRecord()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.wake:
+		case <-p.wakeRun:
 		case <-timer.C:
 		}
-		timer.Reset(p.beat(ctx))
+		timer.Reset(p.refresh(ctx))
 	}
 }
 
-// beat tells Redis all that is due, and returns when it is due again.
-func (p *Peers) beat(ctx context.Context) time.Duration {
-	every := p.cfg.Expiry / beats
-	err := p.announce(ctx)
+// refresh renews the record and the claims, and checks the owners of forwards. It returns when it
+// is due again.
+func (p *Peers) refresh(ctx context.Context) time.Duration {
+	every := p.cfg.Expiry / renewalsPerExpiry
+	err := p.writeRecord(ctx)
 	if err == nil {
 		err = p.renew(ctx)
 	}
 	if err == nil {
-		err = p.watch(ctx)
+		err = p.cancelLostForwards(ctx)
 	}
 	if ctx.Err() != nil {
 		return every
 	}
 	switch {
-	case err != nil && !p.lost:
-		p.cfg.Log.Warn("redis does not answer: request ids hold at this gateway only", zap.Error(err))
-	case err == nil && p.lost:
-		p.cfg.Log.Info("redis answers: request ids hold over all gateways")
+	case err != nil && !p.redisDown:
+		p.cfg.Log.Warn("redis did not answer, request ids hold at this gateway only", zap.Error(err))
+	case err == nil && p.redisDown:
+		p.cfg.Log.Info("redis answered again, request ids hold for all gateways")
 	}
-	p.lost = err != nil
-	if p.lost {
-		return every / beats
+	p.redisDown = err != nil
+	if p.redisDown {
+		return every / renewalsPerExpiry
 	}
 	return every
 }
 
-// setAddress has the record say where this gateway is reached.
+// setAddress sets the address in this gateway's record.
 func (p *Peers) setAddress(address string) {
 	p.mu.Lock()
 	p.address = address
 	p.mu.Unlock()
 	select {
-	case p.wake <- struct{}{}:
+	case p.wakeRun <- struct{}{}:
 	default:
 	}
 }
 
-// own is the address that this gateway's record says; empty when it has none.
-func (p *Peers) own() string {
+// ownAddress returns the address in this gateway's record. Empty: there is no record.
+func (p *Peers) ownAddress() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.address
 }
 
-// leave takes the record away.
-func (p *Peers) leave() {
+// removeRecord removes this gateway's record.
+func (p *Peers) removeRecord() {
 	p.mu.Lock()
 	p.address = ""
 	p.mu.Unlock()
 	p.transport.CloseIdleConnections()
-	_, err := p.call(context.Background(), leaveScript, []string{p.recordKey(p.cfg.ID)}, p.sum)
+	_, err := p.runSlow(context.Background(), removeRecordScript, []string{p.recordKey(p.cfg.ID)}, p.sum)
 	if err != nil {
-		p.cfg.Log.Info("this gateway's record stays in redis until it expires", zap.Error(err))
+		p.cfg.Log.Info("record of this gateway not removed from redis, it will expire", zap.Error(err))
 	}
 }

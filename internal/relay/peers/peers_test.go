@@ -55,17 +55,17 @@ func TestServeListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		background(t, func(ctx context.Context) error { return p.Serve(ctx, l, http.NotFoundHandler()) })
-		eventually(t, "it serves", func() bool { return p.own() != "" })
+		eventually(t, "it serves", func() bool { return p.ownAddress() != "" })
 		return p
 	}
 	p := serve(Config{Listen: "127.0.0.1:0"}, nil)
-	if conn, err := net.Dial("tcp", p.own()); err != nil {
+	if conn, err := net.Dial("tcp", p.ownAddress()); err != nil {
 		t.Error(err)
 	} else {
 		conn.Close()
 	}
-	if p := serve(Config{Listen: ":0", Advertise: "gateway-1.example:7"}, nil); p.own() != "gateway-1.example:7" {
-		t.Errorf("it advertises %q", p.own())
+	if p := serve(Config{Listen: ":0", Advertise: "gateway-1.example:7"}, nil); p.ownAddress() != "gateway-1.example:7" {
+		t.Errorf("it advertises %q", p.ownAddress())
 	}
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {

@@ -7,43 +7,43 @@ import (
 	"time"
 )
 
-// record is what a gateway says of itself, as it stands in Redis.
+// record is what a gateway has written about itself to Redis.
 type record struct {
 	// address is host:port.
 	address string
-	// certificate is its SHA-256, in hex.
+	// certificate is the SHA-256 of its certificate in hex.
 	certificate string
-	// until is when it expires if it is not renewed; rather early than late.
+	// until is when the record expires unless it is renewed, rather too early than too late.
 	until time.Time
 }
 
-// recordsPrefix begins the keys of records; the gateway's name follows.
+// recordsPrefix returns what the keys of records begin with. The gateway's name follows.
 func (p *Peers) recordsPrefix() string { return p.prefix + "peer:" }
 
 func (p *Peers) recordKey(gateway string) string { return p.recordsPrefix() + gateway }
 
-// announce renews the record of this gateway, if it has one yet.
-func (p *Peers) announce(ctx context.Context) error {
-	address := p.own()
+// writeRecord writes or renews the record of this gateway, if it has an address.
+func (p *Peers) writeRecord(ctx context.Context) error {
+	address := p.ownAddress()
 	if address == "" {
 		return nil
 	}
-	_, err := p.call(ctx, announceScript, []string{p.recordKey(p.cfg.ID)}, address, p.sum, millis(p.cfg.Expiry))
+	_, err := p.runSlow(ctx, writeRecordScript, []string{p.recordKey(p.cfg.ID)}, address, p.sum, millis(p.cfg.Expiry))
 	return err
 }
 
-// known is the record of a gateway, as far as it holds without asking.
-func (p *Peers) known(gateway string) (record, bool) {
+// cachedRecord returns the record of a gateway if it is known and has not expired.
+func (p *Peers) cachedRecord(gateway string) (record, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, ok := p.records[gateway]
 	return r, ok && time.Now().Before(r.until)
 }
 
-// look asks Redis for a record; errGone when there is none.
-func (p *Peers) look(ctx context.Context, gateway string) (record, error) {
+// fetchRecord reads a record from Redis. The error is errNoRecord when there is none.
+func (p *Peers) fetchRecord(ctx context.Context, gateway string) (record, error) {
 	asked := time.Now()
-	value, err := p.call(ctx, lookScript, []string{p.recordKey(gateway)})
+	value, err := p.runSlow(ctx, readRecordScript, []string{p.recordKey(gateway)})
 	if err != nil {
 		return record{}, err
 	}
@@ -59,23 +59,24 @@ func (p *Peers) look(ctx context.Context, gateway string) (record, error) {
 	defer p.mu.Unlock()
 	if r.address == "" || r.certificate == "" || left <= 0 {
 		delete(p.records, gateway)
-		return record{}, fmt.Errorf("gateway %s: %w", gateway, errGone)
+		return record{}, fmt.Errorf("gateway %s: %w", gateway, errNoRecord)
 	}
 	p.records[gateway] = r
 	return r, nil
 }
 
-// record is look for those who believe a record until it would have expired.
-func (p *Peers) record(ctx context.Context, gateway string) (record, error) {
-	if r, ok := p.known(gateway); ok {
+// findRecord returns the cached record of a gateway, or fetches it.
+func (p *Peers) findRecord(ctx context.Context, gateway string) (record, error) {
+	if r, ok := p.cachedRecord(gateway); ok {
 		return r, nil
 	}
-	return p.look(ctx, gateway)
+	return p.fetchRecord(ctx, gateway)
 }
 
-// watch ends what is on its way from gateways that have had no record for as long as one holds: their process may be stopped, or the network
-// between, without a connection being closed. A record is missed for so long because Redis may have lost all of them.
-func (p *Peers) watch(ctx context.Context) error {
+// cancelLostForwards cancels the forwards to gateways that have had no record for Config.Expiry.
+// Such a gateway may have stopped, or the network may be cut, without a connection being closed. It
+// waits that long because Redis may have lost all records.
+func (p *Peers) cancelLostForwards(ctx context.Context) error {
 	p.mu.Lock()
 	now := time.Now()
 	maps.DeleteFunc(p.records, func(_ string, r record) bool { return !now.Before(r.until) })
@@ -84,9 +85,9 @@ func (p *Peers) watch(ctx context.Context) error {
 		owners[f.owner] = true
 	}
 	p.mu.Unlock()
-	maps.DeleteFunc(p.missing, func(owner string, _ time.Time) bool { return !owners[owner] })
+	maps.DeleteFunc(p.missingSince, func(owner string, _ time.Time) bool { return !owners[owner] })
 	for owner := range owners {
-		if err := p.watchOne(ctx, owner); err != nil {
+		if err := p.checkOwner(ctx, owner); err != nil {
 			return err
 		}
 	}

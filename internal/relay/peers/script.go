@@ -8,26 +8,31 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The scripts. Each is one step for Redis, and all keys of one are in one slot.
+// The Lua scripts. Redis runs each one atomically. All keys of a script are in one hash slot.
 var (
-	// announceScript writes the record of this gateway. KEYS: record. ARGV: address, hash of the certificate, ms that it holds.
-	announceScript = redis.NewScript(`
+	// writeRecordScript writes the record of this gateway. KEYS: record. ARGV: address, hash of the
+	// certificate, expiry in ms.
+	writeRecordScript = redis.NewScript(`
 redis.call('HSET', KEYS[1], 'address', ARGV[1], 'certificate', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1`)
 
-	// leaveScript removes a record, unless another process of the same name has put its own there. KEYS: record. ARGV: hash.
-	leaveScript = redis.NewScript(`
+	// removeRecordScript removes a record, unless another process of the same name has replaced it.
+	// KEYS: record. ARGV: hash.
+	removeRecordScript = redis.NewScript(`
 if redis.call('HGET', KEYS[1], 'certificate') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])`)
 
-	// lookScript reads a record. KEYS: record. Returns address, hash, ms that it still holds.
-	lookScript = redis.NewScript(`
+	// readRecordScript reads a record. KEYS: record. It returns the address, the hash, and the ms
+	// until it expires.
+	readRecordScript = redis.NewScript(`
 local v = redis.call('HMGET', KEYS[1], 'address', 'certificate')
 return { v[1] or '', v[2] or '', redis.call('PTTL', KEYS[1]) }`)
 
-	// claimScript takes a claim that is free and returns the owner. It writes the record too: without one, the claim would still be free.
-	// KEYS: claim, record of this gateway. ARGV: this gateway, what begins the keys of records, ms that the claim holds, then as in announceScript.
+	// claimScript claims a key that is free, and returns the owner. It writes the record too,
+	// because a claim of a gateway without a record is free. KEYS: claim, record of this gateway.
+	// ARGV: this gateway, the prefix of records, expiry of the claim in ms, then as in
+	// writeRecordScript.
 	claimScript = redis.NewScript(`
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] and redis.call('EXISTS', ARGV[2] .. owner) == 1 then return owner end
@@ -36,8 +41,9 @@ redis.call('PEXPIRE', KEYS[2], ARGV[6])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 return ARGV[1]`)
 
-	// renewScript renews claims, or takes those that are free. KEYS: claims. ARGV: this gateway, what begins the keys of records, then for each
-	// claim the ms that it holds. Returns for each whether it is ours.
+	// renewScript renews claims, and claims those that are free. KEYS: claims. ARGV: this gateway,
+	// the prefix of records, then the expiry of each claim in ms. It returns for each claim whether
+	// it is this gateway's.
 	renewScript = redis.NewScript(`
 local ours = {}
 for i, key in ipairs(KEYS) do
@@ -51,36 +57,37 @@ for i, key in ipairs(KEYS) do
 end
 return ours`)
 
-	// releaseScript removes the claims that are ours. KEYS: claims. ARGV: this gateway.
+	// releaseScript removes the claims that are this gateway's. KEYS: claims. ARGV: this gateway.
 	releaseScript = redis.NewScript(`
 for _, key in ipairs(KEYS) do
   if redis.call('GET', key) == ARGV[1] then redis.call('DEL', key) end
 end
 return 1`)
 
-	// findScript returns the owner of a claim, '' when it is free. KEYS: claim. ARGV: what begins the keys of records.
+	// findScript returns the owner of a claim, '' when it is free. KEYS: claim. ARGV: the prefix of
+	// records.
 	findScript = redis.NewScript(`
 local owner = redis.call('GET', KEYS[1])
 if owner and redis.call('EXISTS', ARGV[1] .. owner) == 1 then return owner end
 return ''`)
 )
 
-// ask runs a script for a request that waits.
-func (p *Peers) ask(ctx context.Context, script *redis.Script, keys []string, args ...any) (any, error) {
+// runQuick runs a script for a request that waits, within Config.Timeout.
+func (p *Peers) runQuick(ctx context.Context, script *redis.Script, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer cancel()
-	return p.run(ctx, script, keys, args)
+	return p.runScript(ctx, script, keys, args)
 }
 
-// call is ask for what may take longer.
-func (p *Peers) call(ctx context.Context, script *redis.Script, keys []string, args ...any) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience*p.cfg.Timeout)
+// runSlow runs a script that no new request waits for.
+func (p *Peers) runSlow(ctx context.Context, script *redis.Script, keys []string, args ...any) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, slowFactor*p.cfg.Timeout)
 	defer cancel()
-	return p.run(ctx, script, keys, args)
+	return p.runScript(ctx, script, keys, args)
 }
 
-// run runs a script for as long as ctx holds, however long the client takes to notice that it has ended.
-func (p *Peers) run(ctx context.Context, script *redis.Script, keys []string, args []any) (any, error) {
+// runScript runs a script until ctx ends, even if the Redis client does not return then.
+func (p *Peers) runScript(ctx context.Context, script *redis.Script, keys []string, args []any) (any, error) {
 	type result struct {
 		value any
 		err   error

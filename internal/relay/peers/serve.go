@@ -16,22 +16,26 @@ import (
 )
 
 const (
-	// headersWithin bounds the handshake, and the headers of a request.
-	headersWithin = 10 * time.Second
-	// idleServer is longer than idleClient, so that the client's side closes an idle connection and no request meets one that is being closed.
-	idleServer = 90 * time.Second
-	idleClient = 60 * time.Second
-	// closingWithin is how long handlers have to end after their context has.
-	closingWithin = 2 * time.Second
+	// headerTimeout bounds the handshake, and the time for the headers of a request.
+	headerTimeout = 10 * time.Second
+	// serverIdleTimeout is longer than clientIdleTimeout, so that the client closes an idle
+	// connection and no request meets a connection that the server is closing.
+	serverIdleTimeout = 90 * time.Second
+	clientIdleTimeout = 60 * time.Second
+	// shutdownTimeout is how long handlers have to end after their context has ended.
+	shutdownTimeout = 2 * time.Second
 )
 
-// keepAlive finds a host that is gone within 20 s.
+// keepAlive finds a gateway whose machine is gone within 20 s.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Serve answers what other gateways pass on, until ctx ends: then the contexts of all requests end too. l is closed then; nil means a
-// listener at Config.Listen. The handler gets requests with the headers that the other gateway had, tenant and priority among them, and may
-// trust them; those without a tenant are refused before. headers.Forwarded is the name of the other gateway, by its certificate. A client that
-// leaves the other gateway ends the request's context.
+// Serve serves the requests that other gateways forward, until ctx ends; the contexts of all
+// requests end then too. Serve closes l. nil: a listener at Config.Listen.
+//
+// The handler may trust the headers of its requests, tenant and priority among them: Serve refuses
+// requests of strangers and requests without a tenant. headers.Forwarded is the name of the other
+// gateway, as its certificate proves it. A client that leaves the other gateway ends the request's
+// context.
 func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		var err error
@@ -42,14 +46,14 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 	address := p.cfg.Advertise
 	if address == "" {
 		address = l.Addr().String()
-		if err := dialable(address); err != nil {
+		if err := checkDialable(address); err != nil {
 			return errors.Join(fmt.Errorf("peers: %w", err), l.Close())
 		}
 	}
 	server := &http.Server{
-		Handler: p.trusting(h), ReadHeaderTimeout: headersWithin, IdleTimeout: idleServer,
+		Handler: p.authenticate(h), ReadHeaderTimeout: headerTimeout, IdleTimeout: serverIdleTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog:    quiet(p.cfg.Log),
+		ErrorLog:    debugLogger(p.cfg.Log),
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(tls.NewListener(l, p.serverTLS())) }()
@@ -59,10 +63,10 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 		return fmt.Errorf("peers: %w", err)
 	case <-ctx.Done():
 	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingWithin)
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	err := server.Shutdown(closing)
-	if errors.Is(err, context.DeadlineExceeded) { // somebody does not read what it is sent
+	if errors.Is(err, context.DeadlineExceeded) { // a client does not read its answer
 		err = server.Close()
 	}
 	if why := <-ended; !errors.Is(why, http.ErrServerClosed) {
@@ -71,18 +75,19 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 	return err
 }
 
-// trusting asks for each request whether its gateway is still one: a connection may be older than the record that let it in.
-func (p *Peers) trusting(h http.Handler) http.Handler {
+// authenticate checks for each request that its gateway still has a record, because a connection
+// may be older than the record.
+func (p *Peers) authenticate(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		gateway, err := p.caller(r.Context(), r.TLS)
+		gateway, err := p.callerOf(r.Context(), r.TLS)
 		if err != nil {
-			p.cfg.Log.Warn("a request of a gateway that is none any more was refused", zap.Error(err))
+			p.cfg.Log.Warn("forwarded request refused, its gateway has no record", zap.Error(err))
 			w.Header().Set("connection", "close")
-			refuse(w, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
+			writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
 			return
 		}
 		if r.Header.Get(headers.Tenant) == "" {
-			refuse(w, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
+			writeError(w, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
 			return
 		}
 		r.Header.Set(headers.Forwarded, gateway)
@@ -90,7 +95,8 @@ func (p *Peers) trusting(h http.Handler) http.Handler {
 	})
 }
 
-func refuse(w http.ResponseWriter, e *openai.Error) {
+// writeError answers with an error of this gateway.
+func writeError(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }

@@ -17,15 +17,16 @@ import (
 )
 
 const (
-	certificateLasts = 365 * 24 * time.Hour
-	// clockSlack is how far another clock may be behind.
+	certificateLifetime = 365 * 24 * time.Hour
+	// clockSlack is how far the clock of another gateway may be behind.
 	clockSlack = time.Hour
 )
 
-// errStranger: whoever is at the other end has not the certificate that its record names.
-var errStranger = errors.New("who is at the other end is not that gateway")
+// errUntrusted says that the other end has not the certificate that its record names.
+var errUntrusted = errors.New("the other end does not have the certificate of that gateway")
 
-// newCertificate signs itself. Its name is the gateway's, by which the other end finds the record.
+// newCertificate returns a self-signed certificate. Its name is the gateway's, by which the other
+// end finds the record.
 func newCertificate(gateway string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -34,7 +35,7 @@ func newCertificate(gateway string) (tls.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: gateway}, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(certificateLasts),
+		NotBefore: time.Now().Add(-clockSlack), NotAfter: time.Now().Add(certificateLifetime),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -47,59 +48,61 @@ func newCertificate(gateway string) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
+// fingerprint returns the SHA-256 of a certificate in hex.
 func fingerprint(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.Raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// serverTLS accepts any gateway that lives.
+// serverTLS returns the configuration of a server that accepts every live gateway.
 func (p *Peers) serverTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{p.certificate}, NextProtos: []string{"http/1.1"},
-		ClientAuth:             tls.RequireAnyClientCert, // VerifyConnection decides, by our own rule
-		SessionTicketsDisabled: true,                     // each connection proves anew who it is
+		ClientAuth:             tls.RequireAnyClientCert, // VerifyConnection decides, by the records
+		SessionTicketsDisabled: true,                     // every connection has to prove its identity
 		VerifyConnection: func(state tls.ConnectionState) error {
-			_, err := p.caller(context.Background(), &state)
+			_, err := p.callerOf(context.Background(), &state)
 			return err
 		},
 	}
 }
 
-// clientTLS accepts the one gateway that has this record.
+// clientTLS returns the configuration of a client that accepts only the gateway with this record.
 func (p *Peers) clientTLS(r record) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{p.certificate}, NextProtos: []string{"http/1.1"},
-		InsecureSkipVerify: true, // VerifyConnection does it, by our own rule
+		InsecureSkipVerify: true, // VerifyConnection decides, by the record
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 || fingerprint(state.PeerCertificates[0]) != r.certificate {
-				return errStranger
+				return errUntrusted
 			}
 			return nil
 		},
 	}
 }
 
-// caller is the gateway at the other end, by the certificate whose key it has shown to have. A record that is known and does not fit may be
-// that of a process before it, so Redis is asked too.
-func (p *Peers) caller(ctx context.Context, state *tls.ConnectionState) (gateway string, err error) {
+// callerOf returns the gateway at the other end of a connection, as its certificate proves it. A
+// cached record that does not fit may be that of an earlier process with the same name, so callerOf
+// also asks Redis.
+func (p *Peers) callerOf(ctx context.Context, state *tls.ConnectionState) (gateway string, err error) {
 	if state == nil || len(state.PeerCertificates) == 0 {
-		return "", errStranger
+		return "", errUntrusted
 	}
 	leaf := state.PeerCertificates[0]
 	gateway = leaf.Subject.CommonName
 	if !isID(gateway) {
-		return "", errStranger
+		return "", errUntrusted
 	}
 	sum := fingerprint(leaf)
-	if r, ok := p.known(gateway); ok && r.certificate == sum {
+	if r, ok := p.cachedRecord(gateway); ok && r.certificate == sum {
 		return gateway, nil
 	}
-	r, err := p.look(ctx, gateway)
+	r, err := p.fetchRecord(ctx, gateway)
 	if err != nil {
 		return "", err
 	}
 	if r.certificate != sum {
-		return "", fmt.Errorf("gateway %s: %w", gateway, errStranger)
+		return "", fmt.Errorf("gateway %s: %w", gateway, errUntrusted)
 	}
 	return gateway, nil
 }

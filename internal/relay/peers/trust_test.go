@@ -172,9 +172,9 @@ func TestKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.records["a"], p.records["b"] = record{until: time.Now().Add(time.Hour)}, record{until: time.Now()}
-	_, a := p.known("a")
-	_, b := p.known("b")
-	if _, c := p.known("c"); !a || b || c {
+	_, a := p.cachedRecord("a")
+	_, b := p.cachedRecord("b")
+	if _, c := p.cachedRecord("c"); !a || b || c {
 		t.Errorf("%t, %t, %t", a, b, c)
 	}
 }
@@ -205,7 +205,7 @@ func TestImpostor(t *testing.T) {
 	asked := &counting{}
 	impostor := httptest.NewUnstartedServer(asked)
 	impostor.TLS = &tls.Config{Certificates: certificate(t, a.ID()), ClientAuth: tls.RequestClientCert}
-	impostor.Config.ErrorLog = quiet(a.cfg.Log)
+	impostor.Config.ErrorLog = debugLogger(a.cfg.Log)
 	impostor.StartTLS()
 	defer impostor.Close()
 	if err := c.HSet(t.Context(), a.recordKey(a.ID()), "address", impostor.Listener.Addr().String()).Err(); err != nil {
