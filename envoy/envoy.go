@@ -298,12 +298,14 @@ func (e *Envoy) sleep(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
+// currentProcess returns the last process, or nil if none was started.
 func (e *Envoy) currentProcess() *process.Process {
 	e.processMu.Lock()
 	defer e.processMu.Unlock()
 	return e.proc
 }
 
+// isStopped reports whether Stop was called.
 func (e *Envoy) isStopped() bool {
 	select {
 	case <-e.stopped:

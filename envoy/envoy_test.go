@@ -255,8 +255,8 @@ func TestRunFailsWithoutAnEnvoyOrABootstrap(t *testing.T) {
 	b := newTestbed(t)
 	for want, change := range map[string]func(*Config){
 		"not that of an Envoy": func(c *Config) { c.Binary = "/bin/echo" },
-		"no-such-program":   func(c *Config) { c.Binary = "/no-such-program" },
-		"the admin socket":  func(c *Config) { c.Bootstrap.AdminSocket = "" },
+		"no-such-program":      func(c *Config) { c.Binary = "/no-such-program" },
+		"the admin socket":     func(c *Config) { c.Bootstrap.AdminSocket = "" },
 	} {
 		c := b.config
 		c.Dir = b.dir

@@ -43,6 +43,7 @@ type finder struct {
 	dirs []string
 }
 
+// find implements Find.
 func (f finder) find(flag string) (string, error) {
 	switch {
 	case flag != "":

@@ -54,6 +54,7 @@ func failedOrRetried() *accesslog.AccessLogFilter {
 	}}
 }
 
+// logConfig configures a log that Envoy sends to Sluice over gRPC.
 func logConfig(name string) *grpclog.CommonGrpcAccessLogConfig {
 	return &grpclog.CommonGrpcAccessLogConfig{
 		LogName:             name,
@@ -66,10 +67,12 @@ func logConfig(name string) *grpclog.CommonGrpcAccessLogConfig {
 	}
 }
 
+// valueTag adds a formatted value to each record of a log.
 func valueTag(name, format string) *tag.CustomTag {
 	return &tag.CustomTag{Tag: name, Type: &tag.CustomTag_Value{Value: format}}
 }
 
+// grpcLog wraps a configuration. It logs only what the filter matches; nil matches everything.
 func grpcLog(common *grpclog.CommonGrpcAccessLogConfig, only *accesslog.AccessLogFilter) *accesslog.AccessLog {
 	return &accesslog.AccessLog{
 		Name:       "envoy.access_loggers.http_grpc",

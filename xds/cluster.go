@@ -77,6 +77,7 @@ func replicaPolicy() *cluster.LoadBalancingPolicy {
 	})
 }
 
+// lbPolicy returns a load balancing policy.
 func lbPolicy(name string, m validatedMessage) *cluster.LoadBalancingPolicy {
 	return &cluster.LoadBalancingPolicy{Policies: []*cluster.LoadBalancingPolicy_Policy{{
 		TypedExtensionConfig: extension(name, m),
@@ -170,6 +171,7 @@ func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) 
 	return map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": mustPack(options)}
 }
 
+// httpFilter returns an HTTP filter with its configuration.
 func httpFilter(name string, m validatedMessage) *hcm.HttpFilter {
 	return &hcm.HttpFilter{Name: name, ConfigType: &hcm.HttpFilter_TypedConfig{TypedConfig: mustPack(m)}}
 }

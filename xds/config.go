@@ -72,6 +72,7 @@ func (c Config) check() error {
 	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket))
 }
 
+// checkSocket refuses the path of a unix socket that Envoy cannot use. Empty is allowed.
 func checkSocket(name, path string) error {
 	if path == "" || path[0] == '/' && len(path) <= maxSocketPath {
 		return nil

@@ -39,6 +39,7 @@ func kindOf(typeURL string) (resourceKind, bool) {
 // nameSet is a set of resource names for each kind. The zero value is empty.
 type nameSet [kindCount]map[string]struct{}
 
+// put adds a name.
 func (n *nameSet) put(k resourceKind, name string) {
 	if n[k] == nil {
 		n[k] = map[string]struct{}{}
@@ -46,6 +47,7 @@ func (n *nameSet) put(k resourceKind, name string) {
 	n[k][name] = struct{}{}
 }
 
+// add adds all names of another set.
 func (n *nameSet) add(more nameSet) {
 	for k := range kindCount {
 		for name := range more[k] {
@@ -54,6 +56,7 @@ func (n *nameSet) add(more nameSet) {
 	}
 }
 
+// empty reports whether the set has no name of any kind.
 func (n *nameSet) empty() bool {
 	for k := range kindCount {
 		if len(n[k]) > 0 {

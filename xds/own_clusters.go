@@ -100,6 +100,7 @@ func grpcProtocol() *upstreamhttp.HttpProtocolOptions {
 	})
 }
 
+// ownProtocol adds the idle timeout to a protocol.
 func ownProtocol(explicit *upstreamhttp.HttpProtocolOptions_ExplicitHttpConfig) *upstreamhttp.HttpProtocolOptions {
 	return &upstreamhttp.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &core.HttpProtocolOptions{IdleTimeout: durationpb.New(ownIdleTimeout)},

@@ -140,6 +140,7 @@ func localReplies() *hcm.LocalReplyConfig {
 	return config
 }
 
+// mapper returns the reply in the form of Envoy's configuration.
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
 		Filter:             celFilter(r.when),
@@ -155,6 +156,7 @@ func (r reply) mapper() *hcm.ResponseMapper {
 	return m
 }
 
+// format returns the format of the body.
 func (r reply) format() *core.SubstitutionFormatString {
 	if r.plain {
 		text := &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: r.message}}
@@ -163,6 +165,7 @@ func (r reply) format() *core.SubstitutionFormatString {
 	return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_JsonFormat{JsonFormat: r.body()}}
 }
 
+// body returns the error in the form of OpenAI's API.
 func (r reply) body() *structpb.Struct {
 	inner := &structpb.Struct{Fields: map[string]*structpb.Value{
 		"message": structpb.NewStringValue(r.message),

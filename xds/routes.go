@@ -95,6 +95,7 @@ func tableRoute(row routes.Route) *route.Route {
 	return r
 }
 
+// tableMatch returns which requests belong to the route of a row.
 func tableMatch(row routes.Route) *route.RouteMatch {
 	m := new(route.RouteMatch)
 	switch row.Match {

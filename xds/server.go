@@ -242,6 +242,7 @@ func (s *Server) addStream(st *stream) {
 	s.status.Refused = nil
 }
 
+// removeStream forgets a stream that has ended.
 func (s *Server) removeStream(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -113,6 +113,7 @@ func (c Config) resolve(id string) (name, shown string, ok bool) {
 	return m.Name, m.Name, true
 }
 
+// pools returns the names of the pools.
 func (c Config) pools() []string {
 	if c.Pools == nil {
 		return nil
@@ -120,6 +121,7 @@ func (c Config) pools() []string {
 	return c.Pools()
 }
 
+// card returns the entry of a model or pool in the list of models.
 func (c Config) card(name string) openai.ModelCard {
 	return openai.NewModelCard(name, "sluice", c.Created)
 }
@@ -139,6 +141,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	writeBytes(w, status, b)
 }
 
+// writeBytes writes an answer that is JSON already.
 func writeBytes(w http.ResponseWriter, status int, b []byte) {
 	w.Header().Set("content-type", "application/json")
 	w.Header().Set(headers.Source, headers.SourceGateway)

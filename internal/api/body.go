@@ -35,12 +35,12 @@ func readObject(w http.ResponseWriter, r *http.Request, known map[string]fieldPa
 	}
 	if err != nil {
 		return openai.Errorf(openai.CodeInvalidRequest, "The request body could not be read.")
-		// parseObject parses the body, which must be one JSON object with known fields only. A null
-		// leaves its field unset.
 	}
 	return parseObject(body, known)
 }
 
+// parseObject parses the body, which must be one JSON object with known fields only. A null leaves
+// its field unset.
 func parseObject(body []byte, known map[string]fieldParser) *openai.Error {
 	if fault := checkObject(body); fault != nil {
 		return fault
@@ -107,7 +107,6 @@ func nextField(d *json.Decoder) (name string, value json.RawMessage, err error) 
 
 // invalid returns the error of a field or header whose value is wrong. Its message is the name and
 // what is wrong.
-
 func invalid(param, wrong string) *openai.Error {
 	shown := param
 	if len(shown) > 100 {

@@ -86,6 +86,7 @@ func notPost(r *http.Request) *openai.Error {
 	return fault
 }
 
+// schedule serves POST /schedule.
 func (c Config) schedule(w http.ResponseWriter, r *http.Request) *openai.Error {
 	request, fault := readSchedule(w, r)
 	if fault != nil {
@@ -173,6 +174,7 @@ func addRequestID(r *http.Request, id *string) *openai.Error {
 	return nil
 }
 
+// complete serves POST /complete.
 func (c Config) complete(w http.ResponseWriter, r *http.Request) *openai.Error {
 	var id string
 	var actual, prompt, completion *int64
@@ -213,6 +215,7 @@ func sum(numbers ...*int64) *int {
 	return total
 }
 
+// renew serves POST /renew.
 func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 	var id string
 	if fault := readObject(w, r, map[string]fieldParser{"task_id": name(&id)}); fault != nil {
@@ -223,8 +226,10 @@ func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 	}
 	lease, found, fault := c.Tasks.Renew(r.Context(), r.Header.Get(headers.Tenant), id)
 	return answerTask(w, found, fault, struct {
-		OK    bool  `json:"ok"`
-		Lease int64 `json:"lease_ms"` // Lease is rounded down, so that a caller who renews in time does so before the lease expires.
+		OK bool `json:"ok"`
+		// Lease is rounded down, so that a caller who renews in time does so before the lease
+		// expires.
+		Lease int64 `json:"lease_ms"`
 	}{true, lease.Milliseconds()})
 }
 

@@ -20,7 +20,7 @@ import (
 
 // fakeTasks is a Tasks whose answers the test sets. It records the requests.
 type fakeTasks struct {
-	calls     []string
+	calls    []string
 	schedule func(ctx context.Context) (api.ScheduleAnswer, *openai.Error)
 	lease    time.Duration
 	found    bool
@@ -77,9 +77,9 @@ func TestTasksShapes(t *testing.T) {
 	const asked = "schedule acme/batch 1800 id= pool= model= wait=0s"
 	for _, c := range []struct {
 		name, path, body string
-		fakeTasks             fakeTasks
+		fakeTasks        fakeTasks
 		status           int
-		want, calls       string
+		want, calls      string
 	}{
 		{"a task", "/schedule", `{"estimated_tokens": 1800}`, fakeTasks{}, 200, task, asked},
 		{"a float", "/schedule", ` {"estimated_tokens":1800.000}` + "\n", fakeTasks{}, 200, task, asked},
@@ -223,8 +223,8 @@ func TestNoTasks(t *testing.T) {
 
 func TestIdempotencyKey(t *testing.T) {
 	for _, c := range []struct {
-		body  string
-		keys  []string
+		body string
+		keys []string
 		// the field that the error names
 		param string
 	}{
@@ -277,7 +277,7 @@ func TestTasksFail(t *testing.T) {
 // admitted nevertheless is completed, unless the caller can ask for the task again.
 func TestCallerLeaves(t *testing.T) {
 	for _, c := range []struct {
-		body string
+		body  string
 		calls []string
 	}{
 		{`{"estimated_tokens":5,"max_wait_ms":300000}`, []string{"schedule / 5 id= pool= model= wait=5m0s", "complete /late 0"}},

@@ -47,6 +47,7 @@ func (d *Dir) guardPID() int {
 	return lock.readHolder().PID
 }
 
+// guardPath is the path of the lock file of the guard.
 func guardPath(dir string) string { return filepath.Join(dir, "guard.lock") }
 
 // StartGuard starts a guard unless the directory has one. The directory must be claimed. command is
@@ -213,6 +214,7 @@ type guard struct {
 	grace time.Duration
 }
 
+// run guards the directory until it is unclaimed and empty, or ctx ends.
 func (g *guard) run(ctx context.Context) error {
 	for {
 		if err := g.waitForClaim(ctx, false); err != nil {

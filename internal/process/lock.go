@@ -37,6 +37,7 @@ const (
 	roleGuard   = "guard"
 )
 
+// openLock opens a lock file, and creates it if it does not exist. It does not lock the file.
 func openLock(path string) (*lockFile, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {

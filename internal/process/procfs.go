@@ -27,6 +27,7 @@ type procStat struct {
 // but its pid.
 func (s procStat) dead() bool { return s.state == 'Z' || s.state == 'X' }
 
+// readStat reads the state of a process. It returns false if the process does not exist.
 func readStat(pid int) (procStat, bool) {
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -79,6 +80,7 @@ func listProcesses(since uint64) []procStat {
 	return all
 }
 
+// listDirectory returns the names in a directory, in no order.
 func listDirectory(path string) ([]string, error) {
 	dir, err := os.Open(path)
 	if err != nil {

@@ -35,8 +35,10 @@ func fileName(name string) string {
 	return escaped
 }
 
+// recordsPath is the directory of the records.
 func (d *Dir) recordsPath() string { return filepath.Join(d.path, "processes") }
 
+// recordPath is the path of the record of the process with that name.
 func (d *Dir) recordPath(name string) string {
 	return filepath.Join(d.recordsPath(), fileName(name)+recordSuffix)
 }
@@ -64,6 +66,7 @@ func (d *Dir) readRecords() []Record {
 	return records
 }
 
+// readRecord reads one record.
 func readRecord(path string) (Record, error) {
 	var r Record
 	data, err := os.ReadFile(path)
@@ -83,6 +86,7 @@ func writeFile(path string, data []byte) error {
 	return os.Rename(temporary, path)
 }
 
+// writeRecord writes the record of a process in one step.
 func (d *Dir) writeRecord(r Record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -61,6 +61,7 @@ func spawn(c spawnSpec, logFile *os.File) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// isMarker reports whether an entry of the environment is a marker.
 func isMarker(entry string) bool { return strings.HasPrefix(entry, markerKey+"=") }
 
 // setCloseOnExec keeps inherited descriptors from children, such as a pipe whose reader waits for

@@ -119,9 +119,12 @@ const (
 type Protocol string
 
 const (
-	HTTP      Protocol = "HTTP"
+	// HTTP is plain HTTP.
+	HTTP Protocol = "HTTP"
+	// WebSocket is a WebSocket. The backend refuses plain HTTP requests.
 	WebSocket Protocol = "WebSocket"
-	OverGRPC  Protocol = "gRPC"
+	// OverGRPC is gRPC. Envoy does not match other requests to the route.
+	OverGRPC Protocol = "gRPC"
 )
 
 // Route is one row of the table.
@@ -155,6 +158,7 @@ func inference(path, purpose string) Route {
 	}
 }
 
+// table is the table; Table returns a copy.
 var table = []Route{
 	inference("/v1/chat/completions", "chat completions"),
 	inference("/v1/completions", "text completions"),
