@@ -87,20 +87,19 @@ type sink interface {
 func (g *generation) stream(ctx context.Context, to sink) error {
 	for open := len(g.choices); open > 0; {
 		progress := false
-		for n, ch := range g.choices {
+		for n := range g.choices {
 			moved, err := g.sendNextToken(n, to)
 			if err != nil {
 				return err
 			}
-			progress = progress || moved
-			if !ch.closed && ch.sent == ch.answer.limit && ch.sequence.complete() {
-				ch.closed, progress = true, true
-				open--
-				g.cacheAnswer(ch)
-				if err := to.finish(n); err != nil {
-					return err
-				}
+			ended, err := g.finishIfComplete(n, to)
+			if err != nil {
+				return err
 			}
+			if ended {
+				open--
+			}
+			progress = progress || moved || ended
 		}
 		if progress {
 			continue
@@ -110,6 +109,18 @@ func (g *generation) stream(ctx context.Context, to sink) error {
 		}
 	}
 	return nil
+}
+
+// finishIfComplete ends a choice if all its tokens are generated and sent. It returns whether it
+// ended the choice.
+func (g *generation) finishIfComplete(n int, to sink) (bool, error) {
+	ch := g.choices[n]
+	if ch.closed || ch.sent != ch.answer.limit || !ch.sequence.complete() {
+		return false, nil
+	}
+	ch.closed = true
+	g.cacheAnswer(ch)
+	return true, to.finish(n)
 }
 
 // sendNextToken sends at most one token of a choice, so that all choices advance together. It
