@@ -13,9 +13,9 @@ func TestDecisionsAtOnce(t *testing.T) {
 		name   string
 		limits Limits
 		before []int // tokens of the requests that came before; those beyond the limits wait
-		ended  bool  // the context
+		ended  bool  // the context has ended
 		ask    Request
-		want   error // nil: a lease
+		want   error // nil means a lease
 	}{
 		{name: "no limits", ask: Request{Tokens: 1 << 60}},
 		{name: "no limits, many before", before: make([]int, 50)},
@@ -61,7 +61,7 @@ func TestDecisionsAtOnce(t *testing.T) {
 					d.wantRefused(got, tt.want, 0)
 					d.wantStats(before) // a refused request changes nothing
 				}
-				d.Remove("chat") // ends those who wait
+				d.Remove("chat") // fails the waiters
 			})
 		})
 	}
@@ -168,7 +168,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestHeadLeaves: whoever stood behind a head that leaves goes in the same moment, if there is enough for it.
+// TestHeadLeaves: when the head leaves, the waiters behind it are admitted at the same moment, if
+// there is enough for them.
 func TestHeadLeaves(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"timeout", "abort"} {
@@ -205,18 +206,18 @@ func TestQueuedBytesOfAllModels(t *testing.T) {
 		ask := func(model string, bytes int) *admitCall {
 			return d.start(t.Context(), Request{Model: model, Bytes: bytes})
 		}
-		d.wantAdmitted(ask("chat", 1000), 0) // does not wait, so holds nothing
+		d.wantAdmitted(ask("chat", 1000), 0) // refused, so it holds nothing
 		embed := ask("embed", 0)
 		d.wantWaiting(ask("chat", 60), ask("embed", 30))
 		d.wantRefused(ask("embed", 11), errQueueFull, 0)
 		d.wantRefused(ask("chat", 11), errQueueFull, 0)
 		d.wantWaiting(ask("embed", 10), ask("chat", 0), ask("chat", -1))
 		d.wantStats(Stats{InFlight: 1, Queued: 3, QueuedBytes: 60, Tokens: -1})
-		embed.release() // the one with 30 goes
+		embed.release() // the request of 30 bytes is admitted
 		synctest.Wait()
 		d.wantWaiting(ask("chat", 30))
 		d.wantRefused(ask("chat", 1), errQueueFull, 0)
-		time.Sleep(time.Hour) // all time out
+		time.Sleep(time.Hour) // all waiters time out
 		if held := waitingBytesOf(d.Controller); held != 0 {
 			t.Errorf("%d bytes held, want 0", held)
 		}

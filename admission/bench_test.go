@@ -56,7 +56,8 @@ func BenchmarkParallel(b *testing.B) {
 	})
 }
 
-// BenchmarkWaiting has 10,000 callers for 100 places: every Release wakes the head, every Admit joins the end.
+// BenchmarkWaiting has 10,000 callers for 100 leases: each Release admits the head, each Admit
+// joins the end of the queue.
 func BenchmarkWaiting(b *testing.B) {
 	const callers = 10_000
 	c := benchController(Limits{MaxConcurrent: 100, MaxQueue: 2 * callers, QueueTimeout: time.Hour})
@@ -70,13 +71,13 @@ func BenchmarkWaiting(b *testing.B) {
 				b.Error(err)
 				return
 			}
-			runtime.Gosched() // hold it, so that others have to wait
+			runtime.Gosched() // others have to wait while it holds the lease
 			lease.Release()
 		}
 	})
 }
 
-// BenchmarkLeaving is an abort in the midst of 10,000 who wait.
+// BenchmarkLeaving cancels a waiter in the middle of 10,000.
 func BenchmarkLeaving(b *testing.B) {
 	const callers = 10_000
 	c := benchController(Limits{MaxConcurrent: 1, MaxQueue: 2 * callers, QueueTimeout: time.Hour})
@@ -100,8 +101,9 @@ func BenchmarkLeaving(b *testing.B) {
 	}
 }
 
-// BenchmarkThousands has 10,000 requests of 1,000 tenants wait for 512 models. One decision is a Release, which lets the next in, or the
-// Admit of one that joins the queue instead. It reports the 99th percentile of how long a decision keeps its caller.
+// BenchmarkThousands has 10,000 requests of 1,000 tenants that wait for 512 models. One decision is
+// a Release, which admits the next waiter, or an Admit that joins the queue. It reports the 99th
+// percentile of the time of a decision.
 func BenchmarkThousands(b *testing.B) {
 	const models, tenants, waiting = 512, 1000, 10_000
 	c := New(Config{})
@@ -157,7 +159,7 @@ func BenchmarkThousands(b *testing.B) {
 
 func name(kind string, i int) string { return kind + strconv.Itoa(i) }
 
-// BenchmarkPool is a decision about a pool, with room everywhere and with room nowhere.
+// BenchmarkPool is a decision about a pool, with room at all models and with room at none.
 func BenchmarkPool(b *testing.B) {
 	for _, models := range []int{8, 512} {
 		for _, busy := range []bool{false, true} {

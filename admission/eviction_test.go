@@ -18,9 +18,9 @@ func TestEvictLowerBand(t *testing.T) {
 			return d.start(t.Context(), Request{Priority: p, Tenant: "t"})
 		}
 		batch1, batch2, normal := ask(Batch), ask(Batch), ask(Default)
-		d.wantRefused(ask(Batch), errQueueFull, 0) // does not push out its own
+		d.wantRefused(ask(Batch), errQueueFull, 0) // a tenant does not evict its own waiters
 		high := ask(Interactive)
-		d.wantRefused(batch2, errEvicted, 3*time.Second) // the youngest of the lowest
+		d.wantRefused(batch2, errEvicted, 3*time.Second) // the youngest of the lowest band
 		next := ask(Default)
 		d.wantRefused(batch1, errEvicted, 5*time.Second)
 		d.wantRefused(ask(Default), errQueueFull, 0)
@@ -54,13 +54,14 @@ func TestEvictLongestFlow(t *testing.T) {
 		d.wantRefused(crowd[3], errEvicted, 0)
 		e := d.start(t.Context(), requestOf("heavy", 0))
 		d.wantRefused(crowd[2], errEvicted, 0)
-		d.wantRefused(d.start(t.Context(), requestOf("a", 0)), errQueueFull, 0) // would have no fewer than the longest
+		// its tenant would have no fewer waiters than the longest flow
+		d.wantRefused(d.start(t.Context(), requestOf("a", 0)), errQueueFull, 0)
 		d.wantWaiting(crowd[0], crowd[1], a, b, c, e)
 		d.Remove("chat")
 	})
 }
 
-// TestEvictDoesNotSwap: a tenant without a place does not get it from one that has only one.
+// TestEvictDoesNotSwap: a tenant without a waiter does not evict the only waiter of another.
 func TestEvictDoesNotSwap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestEvictForBytes(t *testing.T) {
 			low = append(low, d.start(t.Context(), Request{Priority: Batch, Bytes: 10}))
 		}
 		d.wantRefused(d.start(t.Context(), Request{Bytes: 61}), errQueueFull, 0)
-		d.wantWaiting(low...) // who does not fit either way evicts nobody
+		d.wantWaiting(low...) // a request that fits in no case evicts nobody
 		high := d.start(t.Context(), Request{Bytes: 25})
 		for i := range 3 {
 			d.wantRefused(low[5-i], errEvicted, 0)
@@ -101,7 +102,8 @@ func TestEvictForBytes(t *testing.T) {
 	})
 }
 
-// TestAdviceIsLearned: who finds a full queue is told how long the queue will take at the model's pace.
+// TestAdviceIsLearned: a request that finds a full queue is told how long the queue will take at
+// the model's pace.
 func TestAdviceIsLearned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// naive is deficit round robin as it is told in words: flows in a circle, each gets its credit when the round comes to it.
+// referenceDRR is deficit round robin as the paper tells it: flows in a circle, each of which gets
+// its credit when the round comes to it.
 type referenceDRR struct {
-	circle  []*referenceFlow // the first is the one at hand
+	circle  []*referenceFlow // the first is the flow of the current visit
 	quantum int
 }
 
@@ -49,7 +50,7 @@ func (n *referenceDRR) round() {
 	n.quantum = most
 }
 
-// serve returns who goes next.
+// serve returns the id that is served next.
 func (n *referenceDRR) serve() int {
 	for {
 		f := n.circle[0]
@@ -78,7 +79,7 @@ func (n *referenceDRR) startRound() {
 	}
 }
 
-// drawn runs a band without its Controller: what is next is served.
+// simulatedBand runs a band without a Controller: the head is served at once.
 type simulatedBand struct {
 	band    band
 	tenants map[string]*tenant
@@ -134,8 +135,8 @@ func TestBandAgainstNaive(t *testing.T) {
 	}
 }
 
-// TestBandIsFair holds the bound: two flows that wait all the time differ in tokens by weight by no more than three largest costs,
-// whatever others come, go and leave meanwhile.
+// TestBandIsFair checks the bound: two flows that always wait differ in tokens by weight by at most
+// three largest costs, whatever other flows do meanwhile.
 func TestBandIsFair(t *testing.T) {
 	t.Parallel()
 	const most = 5000
@@ -183,7 +184,8 @@ func TestBandIsFair(t *testing.T) {
 	}
 }
 
-// TestBandCostsTheSameForAnyFlows: the cursor moves a few steps for each who is served, and no more with many flows.
+// TestBandCostsTheSameForAnyFlows: the cursor moves a few steps for each served waiter, and no more
+// when there are many flows.
 func TestBandCostsTheSameForAnyFlows(t *testing.T) {
 	t.Parallel()
 	for _, flows := range []int{2, 1000} {
@@ -203,7 +205,8 @@ func TestBandCostsTheSameForAnyFlows(t *testing.T) {
 	}
 }
 
-// TestDebtIsPaidSoon: a flow that got much elsewhere while costs were large is not behind for ever when they are small.
+// TestDebtIsPaidSoon: a flow that was served at other gateways while costs were large is not behind
+// for ever when costs are small.
 func TestDebtIsPaidSoon(t *testing.T) {
 	t.Parallel()
 	d := newSimulatedBand()
@@ -224,10 +227,11 @@ func TestDebtIsPaidSoon(t *testing.T) {
 	}
 }
 
-// from is a request of a tenant.
+// requestOf is a request of a tenant.
 func requestOf(tenant string, tokens int) Request { return Request{Tenant: tenant, Tokens: tokens} }
 
-// drain releases leases one after the other and returns the names in the order in which they were admitted.
+// drainInOrder releases leases one after the other and returns the names in the order of their
+// admission.
 func (d testController) drainInOrder(first *admitCall, waiting map[string]*admitCall) []string {
 	d.t.Helper()
 	var order []string
@@ -283,8 +287,8 @@ func TestBandsAreStrict(t *testing.T) {
 	})
 }
 
-// TestAgeing: as long as higher bands always have somebody, those who have waited long get every eighth admission, the two
-// lower bands in turn, and nobody gets one before.
+// TestAgeing: while higher bands always have waiters, aged waiters get every eighth admission, the
+// two lower bands alternately. No waiter gets one before it has aged.
 func TestAgeing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -337,8 +341,8 @@ func TestAgeing(t *testing.T) {
 	})
 }
 
-// TestLargeOneIsNotPassed: the first in order waits for its tokens; a smaller one of its band or of a lower does not go before, one of a
-// higher band does.
+// TestLargeOneIsNotPassed: the head waits for its tokens. A smaller request of its band or of a
+// lower one does not pass it; a request of a higher band does.
 func TestLargeOneIsNotPassed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -358,7 +362,7 @@ func TestLargeOneIsNotPassed(t *testing.T) {
 	})
 }
 
-// jain is Jain's index of fairness: 1 when all have the same.
+// jain is Jain's index of fairness: 1 means that all shares are equal.
 func jain(shares []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, x := range shares {
@@ -368,7 +372,8 @@ func jain(shares []float64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
-// TestFairUnderUnevenLoad: tenants of the same weight get the same, though one asks a hundred times as often as another.
+// TestFairUnderUnevenLoad: tenants of equal weight get equal tokens, though one asks a hundred
+// times as often as another.
 func TestFairUnderUnevenLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -378,9 +383,9 @@ func TestFairUnderUnevenLoad(t *testing.T) {
 		var served [tenants]atomic.Int64
 		ctx := t.Context()
 		random := rand.New(rand.NewPCG(6, 6))
-		for tick := range 20_000 { // a millisecond each; all together can have 4 at once for 100 ms
+		for tick := range 20_000 { // a millisecond each; four run at once, for 100 ms
 			for i := range tenants {
-				// The first asks every millisecond, the last every hundred.
+				// The first tenant asks every millisecond, the last every hundred.
 				if tick%[tenants]int{1, 3, 10, 50, 100}[i] != 0 {
 					continue
 				}

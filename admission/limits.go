@@ -16,13 +16,14 @@ const (
 type Limits struct {
 	// MaxConcurrent is the number of leases at once. 0 or less means no limit.
 	MaxConcurrent int
-	// TokensPerMinute is the size of the model's token bucket. The bucket is full at first and fills
-	// evenly at this rate. 0 or less means no limit. A limit above 3.8e10 counts as 3.8e10.
+	// TokensPerMinute is the size of the model's token bucket. The bucket is full at first and
+	// fills evenly at this rate. 0 or less means no limit. A limit above 3.8e10 counts as 3.8e10.
 	TokensPerMinute int
-	// MaxQueue is the number of requests that may wait. 0 means 1000. Below 0 no request waits: one that
-	// cannot be admitted at once is Refused with QueueFull.
+	// MaxQueue is the number of requests that may wait. 0 means 1000. Below 0 no request waits: one
+	// that cannot be admitted at once is Refused with QueueFull.
 	MaxQueue int
-	// QueueTimeout is how long a request without a Request.Timeout may wait. 0 or less means one minute.
+	// QueueTimeout is how long a request without a Request.Timeout may wait. 0 or less means one
+	// minute.
 	QueueTimeout time.Duration
 	// Weight is the model's share of the tokens of its pools. 0 or less means 1.
 	Weight int
@@ -33,16 +34,16 @@ type Limits struct {
 type TenantLimits struct {
 	// Weight is the tenant's share of a model beside other tenants of its band. 0 or less means 1.
 	Weight int
-	// RequestsPerMinute and TokensPerMinute are the sizes of buckets that are full at first. 0 or less
-	// means no limit.
+	// RequestsPerMinute and TokensPerMinute are the sizes of buckets that are full at first. 0 or
+	// less means no limit.
 	RequestsPerMinute, TokensPerMinute int
 	// MaxConcurrent bounds the tenant's requests that run or wait. 0 or less means no limit.
 	MaxConcurrent int
-	// MaxPrefill bounds the tenant's requests that are at a replica and have had no token yet. Further
-	// requests wait. 0 or less means no limit.
+	// MaxPrefill bounds the tenant's requests that are at a replica and have had no token yet.
+	// Further requests wait. 0 or less means no limit.
 	MaxPrefill int
-	// MaxQueueBytes bounds the sum of Request.Bytes of the tenant's waiters. 0 or less means no limit
-	// but Config.MaxQueueBytes.
+	// MaxQueueBytes bounds the sum of Request.Bytes of the tenant's waiters. 0 or less means no
+	// limit but Config.MaxQueueBytes.
 	MaxQueueBytes int64
 }
 

@@ -84,7 +84,7 @@ func TestBucketResize(t *testing.T) {
 	}
 }
 
-// TestBucketResizeLater: what came before the change came at the old rate.
+// TestBucketResizeLater: the time before a change counts at the old rate.
 func TestBucketResizeLater(t *testing.T) {
 	t.Parallel()
 	b := &bucket{}
@@ -96,8 +96,8 @@ func TestBucketResizeLater(t *testing.T) {
 	}
 }
 
-// TestBucketIsExact takes whatever the bucket gives and compares with exact fractions: never a token too many, and none
-// missing either when the promised wait is over.
+// TestBucketIsExact takes all that the bucket gives and compares with exact fractions: never a
+// token too many, and none missing when the promised wait is over.
 func TestBucketIsExact(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(11, 11))
@@ -164,13 +164,14 @@ func TestLoweredLimits(t *testing.T) {
 		d.wantWaiting(never, soon, tardy, last)
 		d.SetLimits("chat", Limits{MaxConcurrent: 1, TokensPerMinute: 60, MaxQueue: 1})
 		d.wantRefused(never, ErrNeverFits, 0)
-		// Behind soon, whose tokens come after 10 s; those of never are no longer in the way.
+		// last is behind soon, whose tokens come after 10 s. The tokens of never are no longer
+		// ahead of it.
 		d.wantWaiting(soon, last)
 		d.wantRefused(tardy, errTokensTooLate(20*time.Second), 0)
 		d.wantStats(Stats{InFlight: 2, Queued: 2, Tokens: 0})
 		time.Sleep(11 * time.Second)
 		one.release()
-		d.wantWaiting(soon) // one is in flight, which is the limit now
+		d.wantWaiting(soon) // one lease exists, which is the limit now
 		two.release()
 		d.wantAdmitted(soon, 11*time.Second)
 		d.wantWaiting(last)
@@ -179,8 +180,8 @@ func TestLoweredLimits(t *testing.T) {
 	})
 }
 
-// TestSameLimits: a fleet that changes sets all limits again. That must not refuse anybody, not even one whose tokens come too
-// late if all before it go.
+// TestSameLimits: a change of the fleet sets all limits again. This must not refuse any waiter,
+// even if its tokens come too late should all waiters before it be admitted.
 func TestSameLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -216,7 +217,7 @@ func TestRemove(t *testing.T) {
 			t.Errorf("%d bytes held, want 0", n)
 		}
 
-		// It comes back with what it left with: one lease, an empty bucket.
+		// It comes back as it left: with one lease and an empty bucket.
 		d.SetLimits("chat", limits)
 		d.wantStats(Stats{InFlight: 1, Tokens: 0})
 		again := d.startTokens(0)
@@ -224,7 +225,7 @@ func TestRemove(t *testing.T) {
 		held.release()
 		d.wantAdmitted(again, 0)
 
-		// Once there is nothing to remember it is forgotten.
+		// An idle gate is forgotten.
 		d.Remove("chat")
 		again.release()
 		time.Sleep(time.Minute)

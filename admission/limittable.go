@@ -16,8 +16,8 @@ const (
 	GatewayScope LimitScope = "gateway"
 )
 
-// The bounds of limits that are changed at run time. They keep sums and products of limits far inside
-// an int64, and inside the whole numbers of a float64, which Lua has.
+// The bounds of limits that are changed at run time. They keep sums and products of limits far
+// inside an int64, and inside the whole numbers of a float64, which Lua has.
 const (
 	maxPatchPerMinute = 1_000_000_000_000
 	maxPatchAtOnce    = 1_000_000_000
@@ -26,16 +26,16 @@ const (
 
 // Limit is one row of LimitTable: all that other packages know of one limit.
 type Limit struct {
-	// Name is the field's name in the configuration file, in PATCH, in answers of the operator's API
-	// and in the store of changed limits.
+	// Name is the field's name in the configuration file, in PATCH, in answers of the operator's
+	// API and in the store of changed limits.
 	Name string
 	// Scope is what the limit bounds.
 	Scope LimitScope
-	// Reason is why a request at the limit waits or is refused. It holds the texts and the number in
-	// replies of the Redis script. Granted means that no request waits because of the limit.
+	// Reason is why a request at the limit waits or is refused. It holds the texts and the number
+	// in replies of the Redis script. Granted means that no request waits because of the limit.
 	Reason Reason
-	// Patchable says that the limit can be changed at run time, to a value from Min to Max. Min is also
-	// the default: weight 1, and no limit for all others.
+	// Patchable says that the limit can be changed at run time, to a value from Min to Max. Min is
+	// also the default: weight 1, and no limit for all others.
 	Patchable bool
 	Min, Max  int64
 	// Shared says that the limit holds over all gateways: its value is part of every Claim, and the
@@ -48,8 +48,9 @@ type Limit struct {
 
 // limitTable holds the rows in the order in which a claim carries the shared limits of a scope.
 //
-// To add a limit: add a field to Limits or TenantLimits and a row here. TestLimitTable of this package,
-// of admission/redis and of internal/limits then fail for every place that does not handle the row.
+// To add a limit: add a field to Limits or TenantLimits and a row here. TestLimitTable of this
+// package, of admission/redis and of internal/limits then fail for every place that does not handle
+// the row.
 var limitTable = []Limit{
 	{Name: "weight", Scope: ModelScope, Patchable: true, Min: 1, Max: maxPatchWeight,
 		model: field(func(l *Limits) *int { return &l.Weight })},
@@ -81,8 +82,8 @@ var limitTable = []Limit{
 	{Name: "max_queue_bytes", Scope: TenantScope, Reason: TenantBytes,
 		tenant: field(func(l *TenantLimits) *int64 { return &l.MaxQueueBytes })},
 
-	// Limits that no struct of this package holds. Slot.Limit is the first, Config.MaxQueueBytes the
-	// last; package dispatch enforces the one between in ReserveSlot.
+	// Limits that no struct of this package holds. Slot.Limit is the first, Config.MaxQueueBytes
+	// the last; package dispatch enforces the one between in ReserveSlot.
 	{Name: "max_per_replica", Scope: ReplicaScope, Reason: ReplicaFull, Shared: true},
 	{Name: "max_prefill_per_replica", Scope: ReplicaScope},
 	{Name: "max_queue_bytes", Scope: GatewayScope, Reason: QueueFull},

@@ -74,8 +74,8 @@ func checkLimitField(t *testing.T, l Limit, s reflect.Value, fields map[string]b
 	}
 }
 
-// TestLimitTable sets each limit that has a Reason to 1. A Controller must then admit one request of
-// several, and make the others wait or refuse them for that reason.
+// TestLimitTable sets each limit that has a Reason to 1. A Controller must then admit one request
+// of several, and make the others wait or refuse them for that reason.
 func TestLimitTable(t *testing.T) {
 	t.Parallel()
 	for _, l := range limitTable {
@@ -132,7 +132,8 @@ func checkEnforced(t *testing.T, l Limit) {
 	if admitted != 1 || refused+waiting != requests-1 {
 		t.Errorf("admitted %d, refused %d, waiting %d of %d requests; want 1 admitted", admitted, refused, waiting, requests)
 	}
-	if l.Reason.refuses() && refused == 0 && l.Reason != ModelTokens { // ModelTokens refuses what would wait too long
+	// ModelTokens refuses what would wait too long
+	if l.Reason.refuses() && refused == 0 && l.Reason != ModelTokens {
 		t.Errorf("no request was refused for the reason %q", l.Reason)
 	}
 	cancel()

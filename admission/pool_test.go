@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// newPool is a desk with a pool "auto" of models m0, m1, … with these weights.
+// newPoolController has a pool "auto" of the models m0, m1, … with these weights.
 func newPoolController(t *testing.T, l Limits, weights ...int) testController {
 	d := testController{New(Config{}), t}
 	var models []string
@@ -29,7 +29,7 @@ func (d testController) startInPool(tokens int) *admitCall {
 	return d.start(d.t.Context(), Request{Pool: "auto", Tokens: tokens})
 }
 
-// shares are parts of 1.
+// shares returns the fractions of the sum.
 func shares(tokens []int) []float64 {
 	sum, parts := 0, make([]float64, len(tokens))
 	for _, n := range tokens {
@@ -51,7 +51,8 @@ func wantShares(t *testing.T, got []int, want ...float64) {
 	}
 }
 
-// naivePool is weighted deficit round robin over models as it is told in words. quantum is of the round.
+// referencePool is weighted deficit round robin over models as the paper tells it. quantum is that
+// of the round.
 type referencePool struct {
 	weights, deficits []int
 	at                int
@@ -146,8 +147,8 @@ func TestPoolShares(t *testing.T) {
 	}
 }
 
-// TestPoolPollers has two callers of Schedule, one of which asks ten times as often as the other. Every model has one place, so that most calls are
-// in vain; none of them may change what comes next.
+// TestPoolPollers has two callers of Schedule, of which one asks ten times as often as the other.
+// Every model has one lease, so most calls are refused. No refused call may change what comes next.
 func TestPoolPollers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -171,7 +172,7 @@ func TestPoolPollers(t *testing.T) {
 			if err := d.Complete(t.Context(), task.Tenant, task.ID, -1); err != nil {
 				t.Fatal(err)
 			}
-			for i := range 10 { // in vain: there is never room for this one
+			for i := range 10 { // always refused: there is never room for so many tokens
 				_, wait, err := d.Schedule(t.Context(), TaskRequest{Pool: "auto", Tokens: 100, Allowed: func(string) bool { return false }})
 				if wait <= 0 || err != nil {
 					t.Fatal(i, wait, err)
@@ -182,7 +183,7 @@ func TestPoolPollers(t *testing.T) {
 	})
 }
 
-// TestPoolFaults: the five faults of weighted deficit round robin as the textbook has it.
+// TestPoolFaults checks for five known faults of textbook weighted deficit round robin.
 func TestPoolFaults(t *testing.T) {
 	t.Parallel()
 	hold := func(d testController, model string) *Lease {
@@ -226,7 +227,7 @@ func TestPoolFaults(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			d := newPoolController(t, Limits{MaxConcurrent: 1}, 1, 1, 1)
-			l := hold(d, "m2") // has no room for long
+			l := hold(d, "m2") // has no room for a long time
 			count(d, 5000)
 			l.Release()
 			if got := count(d, 30); got[2] > 1300 {
@@ -266,7 +267,7 @@ func TestPoolFaults(t *testing.T) {
 			d := newPoolController(t, Limits{TokensPerMinute: 60}, 1, 1)
 			d.wantRefused(d.startInPool(61), ErrNeverFits, 0)
 			d.SetLimits("m1", Limits{TokensPerMinute: 100})
-			c := d.startInPool(61) // the larger bucket has what the smaller had
+			c := d.startInPool(61) // the larger bucket has the level of the smaller one
 			time.Sleep(time.Second)
 			d.wantAdmitted(c, 600*time.Millisecond)
 			if got := c.state().lease.Model(); got != "m1" {
@@ -276,7 +277,8 @@ func TestPoolFaults(t *testing.T) {
 	})
 }
 
-// TestPoolQueue: who finds no model with room waits for all of them, beside those who wait for one of them.
+// TestPoolQueue: a request that finds no model with room waits for all of them, beside the waiters
+// of each model.
 func TestPoolQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -301,7 +303,7 @@ func TestPoolQueue(t *testing.T) {
 			t.Fatal("nobody is at " + model)
 			return nil
 		}
-		// m0 takes turns by tokens: 10 of its own, 20 of the pool, 10 and 10 of its own …
+		// m0 shares by tokens: 10 of its own, 20 of the pool, 10 and 10 of its own …
 		for _, want := range []*admitCall{own[0], pooled[0], own[1], own[2], pooled[1]} {
 			at("m0").release()
 			synctest.Wait()
@@ -313,7 +315,7 @@ func TestPoolQueue(t *testing.T) {
 		d.wantAdmitted(pooled[2], 0)
 		at("m0").release()
 		d.wantAdmitted(own[3], 0)
-		at("m0").release() // the last of the pool may not go there
+		at("m0").release() // the last waiter of the pool may not go there
 		d.wantWaiting(only1)
 		at("m1").release()
 		d.wantAdmitted(only1, 0)
@@ -349,7 +351,7 @@ func TestPoolsChange(t *testing.T) {
 	})
 }
 
-// TestPoolWaitsForReplicas: no model is allowed now, because none has a replica; that changes.
+// TestPoolWaitsForReplicas: no model is allowed now, because none has a replica. Then one is.
 func TestPoolWaitsForReplicas(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// spot asks for a place in the queue, and can be looked at.
+// startWithHandle starts an Admit and returns the handle for its position.
 func (d testController) startWithHandle(tenant string, r Request) *WaitHandle {
 	d.t.Helper()
 	r.Tenant, r.WaitHandle = tenant, new(WaitHandle)
 	d.start(d.t.Context(), r)
-	time.Sleep(time.Nanosecond) // of equals the older is first
+	time.Sleep(time.Nanosecond) // of equal requests the older is first
 	return r.WaitHandle
 }
 
@@ -24,7 +24,8 @@ func (d testController) wantPositions(want map[*WaitHandle]int) {
 	}
 }
 
-// The position is that in which they go: those who wait are let in one by one, and each must be the first then.
+// TestPositionsAreTheOrder: waiters are admitted one by one, and each must have position 1 just
+// before.
 func TestPositionsAreTheOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -39,7 +40,7 @@ func TestPositionsAreTheOrder(t *testing.T) {
 		one, heavy, second := d.startWithHandle("one", r), d.startWithHandle("heavy", r), d.startWithHandle("heavy", r)
 		urgent := d.startWithHandle("one", Request{Priority: Interactive})
 		batch := d.startWithHandle("one", Request{Priority: Batch})
-		// of heavy two go for one of the others
+		// two of heavy's requests go for one of the others
 		d.wantPositions(map[*WaitHandle]int{urgent: 1, heavy: 2, many[0]: 3, one: 4, second: 5, many[1]: 6, many[19]: 24, batch: 25, new(WaitHandle): 0})
 		current.release()
 		synctest.Wait()
@@ -50,7 +51,8 @@ func TestPositionsAreTheOrder(t *testing.T) {
 	})
 }
 
-// Who waits behind a limit of its own tenant is in nobody's way, and a long queue is not counted through.
+// TestPositionsBesideOthers: waiters behind a limit of their own tenant do not count, and a long
+// queue is not counted to its end.
 func TestPositionsBesideOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -65,7 +67,7 @@ func TestPositionsBesideOthers(t *testing.T) {
 			d.startWithHandle("t", Request{})
 		}
 		last := d.startWithHandle("t", Request{})
-		d.wantPositions(map[*WaitHandle]int{first: 1, last: maxWalked + 3}) // all that are there
+		d.wantPositions(map[*WaitHandle]int{first: 1, last: maxWalked + 3}) // all waiters
 		d.Close()
 		synctest.Wait()
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// soft asks for a lease that may be preempted, and counts how often it is.
+// startPreemptible asks for a preemptible lease, and counts how often it is preempted.
 func (s *testGateway) startPreemptible(r admission.Request) (*admitCall, *atomic.Int64) {
 	n := new(atomic.Int64)
 	r.Unlocked.OnPreempt = func() { n.Add(1) }
@@ -18,14 +18,15 @@ func (s *testGateway) startPreemptible(r admission.Request) (*admitCall, *atomic
 	return v, n
 }
 
-// left is what is in the model's bucket.
+// modelTokensLeft is the level of the model's bucket.
 func (s *testGateway) modelTokensLeft() float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bucketLocked("model chat", 1000).left
 }
 
-// With a state that is shared, one of this gateway's leases makes way, and what it took is given back there too.
+// TestSharedPreemption: with shared state a lease of this gateway is preempted, and its charge is
+// given back there too.
 func TestSharedPreemption(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -41,7 +42,8 @@ func TestSharedPreemption(t *testing.T) {
 		before := s.modelTokensLeft()
 		younger.state().lease.Release()
 		s.wantAdmitted(urgent, 50*time.Millisecond)
-		if got := s.modelTokensLeft() - before; got < 90 || got > 92 { // and what the minute brings
+		// and what the bucket gains meanwhile
+		if got := s.modelTokensLeft() - before; got < 90 || got > 92 {
 			t.Errorf("%v tokens came back, less the 10 of the urgent one", got)
 		}
 		if !older.state().lease.FirstToken() {
@@ -58,7 +60,8 @@ func TestSharedPreemption(t *testing.T) {
 	})
 }
 
-// A preempted request whose tenant has meanwhile as many as it may waits where a new one is refused.
+// TestSharedPreemptedComesAgain: a preempted request whose tenant is at its limit of requests at
+// once waits, where a new one is refused.
 func TestSharedPreemptedComesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

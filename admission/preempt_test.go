@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// hall is a desk whose leases may be preempted, and knows which were, in order.
+// preemptionTest is a testController that records which leases were preempted, in order.
 type preemptionTest struct {
 	testController
 	preempted []string
 }
 
-// soft asks for a lease of this name that may be preempted.
+// startPreemptible asks for a preemptible lease of this name.
 func (h *preemptionTest) startPreemptible(name string, r Request) *admitCall {
 	h.t.Helper()
 	r.Unlocked.OnPreempt = func() { h.preempted = append(h.preempted, name) }
@@ -29,7 +29,7 @@ func (h *preemptionTest) wantPreempted(names ...string) {
 	}
 }
 
-// urgent is an interactive request of another tenant.
+// startInteractive starts an interactive request of another tenant.
 func (h *preemptionTest) startInteractive(tokens int) *admitCall {
 	h.t.Helper()
 	return h.start(h.t.Context(), Request{Tenant: "urgent", Priority: Interactive, Tokens: tokens})
@@ -45,7 +45,7 @@ func runPreemptionTest(t *testing.T, l Limits, test func(*preemptionTest)) {
 	})
 }
 
-// The youngest of the lowest band makes way, one at a time, and once for each that waits.
+// The youngest lease of the lowest band is preempted, one at a time, and once for each waiter.
 func TestPreemptsTheYoungestOfTheLowestBand(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 5}, func(h *preemptionTest) {
 		calls := map[string]*admitCall{}
@@ -62,7 +62,7 @@ func TestPreemptsTheYoungestOfTheLowestBand(t *testing.T) {
 		h.wantPreempted("young")
 		second, third, fourth := h.startInteractive(0), h.startInteractive(0), h.startInteractive(0)
 		h.RetryWaiters("chat")
-		h.wantPreempted("young") // it has not gone yet
+		h.wantPreempted("young") // it was not released yet
 		if calls["young"].state().lease.FirstToken() {
 			t.Error("a first token of a preempted lease")
 		}
@@ -74,13 +74,14 @@ func TestPreemptsTheYoungestOfTheLowestBand(t *testing.T) {
 		h.wantPreempted("young", "old", "default")
 		calls["default"].release()
 		h.wantAdmitted(third, 0)
-		h.wantWaiting(fourth) // nobody of a lower band is left that may be preempted
+		h.wantWaiting(fourth) // no preemptible lease of a lower band is left
 		h.wantPreempted("young", "old", "default")
-		h.wantStats(Stats{InFlight: 5, Queued: 2, Tokens: -1}) // the last, and the equal one
+		// the last one, and the one of the same band
+		h.wantStats(Stats{InFlight: 5, Queued: 2, Tokens: -1})
 	})
 }
 
-// One that waits causes one preemption, even if another takes what it got by it.
+// A waiter causes one preemption, even if another request takes what became free.
 func TestPreemptsOnceForEach(t *testing.T) {
 	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
 		s := newSlotCounter(2)
@@ -90,7 +91,7 @@ func TestPreemptsOnceForEach(t *testing.T) {
 		r.Priority = Interactive
 		waits := h.start(h.t.Context(), r)
 		h.wantPreempted("b")
-		soft[1].release() // and somebody else takes its slot
+		soft[1].release() // another request takes its slot
 		h.wantWaiting(waits)
 		h.wantPreempted("b")
 		s.free.Store(1)
@@ -99,7 +100,8 @@ func TestPreemptsOnceForEach(t *testing.T) {
 	})
 }
 
-// When the one leaves for whom somebody makes way, the next has that, and one whose end would not help is passed over.
+// When the waiter leaves for which a lease was preempted, the next waiter gets its room. A
+// candidate whose end would not help is passed over.
 func TestPreemptsForWhoeverIsNext(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 3}, func(h *preemptionTest) {
 		h.startPreemptible("a", Request{Priority: Batch})
@@ -120,7 +122,7 @@ func TestPreemptsForWhoeverIsNext(t *testing.T) {
 	})
 }
 
-// Nobody is preempted where it would not help, or must not be.
+// No lease is preempted if that would not help, or must not be.
 func TestPreemptsNobody(t *testing.T) {
 	batch := Request{Priority: Batch, Tokens: 10}
 	for name, test := range map[string]func(*preemptionTest){
@@ -184,7 +186,7 @@ func TestPreemptsNobody(t *testing.T) {
 	}
 }
 
-// A tenant at a cap of its own pushes nobody out.
+// A tenant at a limit of its own causes no preemption.
 func TestPreemptsNobodyForATenantsCap(t *testing.T) {
 	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"urgent": {MaxPrefill: 1}})
@@ -196,14 +198,16 @@ func TestPreemptsNobodyForATenantsCap(t *testing.T) {
 	})
 }
 
-// What a preempted lease took is given back, whatever is said of its cost. When it comes again it goes before the others of its tenant,
-// and is not refused although its quotas are used up.
+// The charge of a preempted lease is given back, whatever Correct is told. When the request comes
+// again, it goes before the others of its tenant, and is not refused although its tenant's buckets
+// are empty.
 func TestPreemptedComesAgain(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 1, TokensPerMinute: 1000}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {RequestsPerMinute: 2, TokensPerMinute: 150, MaxConcurrent: 2}})
 		r := Request{Tenant: "t", Priority: Batch, Tokens: 100}
 		first := h.startPreemptible("first", r)
-		behind := h.start(h.t.Context(), Request{Tenant: "t", Priority: Batch, Tokens: 50}) // the quotas are used up
+		// the buckets are empty
+		behind := h.start(h.t.Context(), Request{Tenant: "t", Priority: Batch, Tokens: 50})
 		urgent := h.startInteractive(1)
 		h.wantPreempted("first")
 		first.state().lease.Correct(70)
@@ -213,7 +217,7 @@ func TestPreemptedComesAgain(t *testing.T) {
 		if q := h.Tenant("t").Quota; q.Requests.Remaining != 1 || q.Tokens.Remaining != 100 {
 			t.Fatalf("quota %+v after the preemption", q)
 		}
-		h.wantWaiting(h.start(h.t.Context(), r)) // and somebody takes them
+		h.wantWaiting(h.start(h.t.Context(), r)) // another request takes the lease
 		r.Preempted = true
 		again := h.startPreemptible("again", r)
 		h.wantWaiting(again)
@@ -226,7 +230,7 @@ func TestPreemptedComesAgain(t *testing.T) {
 	})
 }
 
-// A preempted request has room in a full queue, and is not evicted from it.
+// A full queue accepts a preempted request, and does not evict it.
 func TestPreemptedHasRoom(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 1, MaxQueue: 1}, func(h *preemptionTest) {
 		first := h.startPreemptible("first", Request{Priority: Batch})
@@ -237,14 +241,15 @@ func TestPreemptedHasRoom(t *testing.T) {
 		h.wantRefused(h.start(h.t.Context(), Request{Priority: Batch, Tenant: "a"}), errQueueFull, 0)
 		again := h.startPreemptible("again", Request{Priority: Batch, Preempted: true})
 		h.wantWaiting(again)
-		h.wantRefused(h.start(h.t.Context(), Request{Tenant: "b"}), errQueueFull, 0) // to evict the one new request is not enough
+		// evicting the one new request would not be enough
+		h.wantRefused(h.start(h.t.Context(), Request{Tenant: "b"}), errQueueFull, 0)
 		h.wantStats(Stats{InFlight: 1, Queued: 2, Tokens: -1})
 		urgent.release()
 		h.wantAdmitted(again, 0)
 	})
 }
 
-// A quota that is lowered ends the waiting of new requests, and not of a preempted one.
+// A lower limit refuses new waiters, but no preempted one.
 func TestPreemptedKeepsWaiting(t *testing.T) {
 	runPreemptionTest(t, Limits{MaxConcurrent: 1}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {TokensPerMinute: 150}})
@@ -261,7 +266,8 @@ func TestPreemptedKeepsWaiting(t *testing.T) {
 	})
 }
 
-// A preempted request waits for its tenant's own cap on requests at once, where a new one would be refused.
+// A preempted request waits for its tenant's limit of requests at once, where a new one would be
+// refused.
 func TestPreemptedStaysWithinItsTenant(t *testing.T) {
 	runPreemptionTest(t, Limits{}, func(h *preemptionTest) {
 		h.SetTenants(map[string]TenantLimits{"t": {MaxConcurrent: 1}})

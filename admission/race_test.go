@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestExactlyTheBudget: of 2,000 callers at once exactly 100 get in; the others follow as those end, and never more than 100
-// are in.
+// TestExactlyTheBudget: of 2,000 callers at once exactly 100 are admitted. The others follow as
+// those end, and never more than 100 run.
 func TestExactlyTheBudget(t *testing.T) {
 	t.Parallel()
 	const callers, budget = 2000, 100
@@ -56,20 +56,21 @@ func TestExactlyTheBudget(t *testing.T) {
 	}
 }
 
-// crowd is a few models with slots, and many callers that come, go, give up and hold on as they like.
+// stressTest is two models with slots, and many callers that come, end, time out and cancel at
+// random.
 type stressTest struct {
 	*Controller
 	t *testing.T
-	// most are the concurrency limits of the moment: the larger one while a change is on its way.
+	// most are the limits of concurrency: the larger one while a change is under way.
 	most   [2]atomic.Int64
 	inside [2]atomic.Int64
 	slots  [2]atomic.Int64
-	// tenants counts what each tenant has running; crowdTenant is the most.
+	// tenants counts the running requests of each tenant. maxPerTenant is their limit.
 	tenants [stressTenants]atomic.Int64
 	ended   atomic.Int64
 	// reasons counts refusals.
 	reasons [Stale + 1]atomic.Int64
-	// preempted counts leases that made way.
+	// preempted counts preempted leases.
 	preempted atomic.Int64
 }
 
@@ -81,7 +82,7 @@ const (
 
 var stressModels = [2]string{"chat", "embed"}
 
-// place counts a request in when it is placed, so under the model's lock.
+// reserve counts a request when it gets its slot, which is with Controller.mu held.
 func (c *stressTest) reserve(m int) (Slot, bool) {
 	for {
 		free := c.slots[m].Load()
@@ -105,7 +106,7 @@ func (c *stressTest) releaseSlot(m int) {
 	}
 }
 
-// call is one caller's visit.
+// runRequest is one request, which comes again while it is preempted.
 func (c *stressTest) runRequest(random *rand.Rand) {
 	defer c.ended.Add(1)
 	m, tenant := random.IntN(2), random.IntN(stressTenants)
@@ -137,14 +138,14 @@ func (c *stressTest) runRequest(random *rand.Rand) {
 	}
 }
 
-// visitor is who makes a visit: of which tenant, at which model in the end, and whether it may be preempted.
+// stressCaller is the tenant of a request, the model that it got, and whether it may be preempted.
 type stressCaller struct {
 	tenant      int
 	model       *int
 	preemptible bool
 }
 
-// visit is one lease, or none. It returns true when that was preempted.
+// admitOnce gets one lease, or none. It returns true if that was preempted.
 func (c *stressTest) admitOnce(ctx context.Context, random *rand.Rand, r Request, v stressCaller) (preempted bool) {
 	asked := make(chan struct{}, 1)
 	if v.preemptible {
@@ -185,7 +186,7 @@ func (c *stressTest) admitOnce(ctx context.Context, random *rand.Rand, r Request
 	return false
 }
 
-// poll is one call for a task, which is ended, renewed or left to its lease.
+// runTask schedules a task, and completes it, renews it or lets it expire.
 func (c *stressTest) runTask(random *rand.Rand) {
 	defer c.ended.Add(1)
 	r := TaskRequest{Model: "task", Tenant: name("tenant", random.IntN(stressTenants)), Tokens: random.IntN(50), Lease: pause(random, time.Second)}
@@ -204,7 +205,7 @@ func (c *stressTest) runTask(random *rand.Rand) {
 	}
 }
 
-// tune changes a model's limits.
+// changeLimits changes a model's limits.
 func (c *stressTest) changeLimits(random *rand.Rand, m int) {
 	before, now := c.most[m].Load(), int64(1+random.IntN(stressSlots+20))
 	c.most[m].Store(max(before, now))
@@ -218,8 +219,8 @@ func pause(random *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(1 + random.Int64N(int64(most)))
 }
 
-// TestCrowd lets everything happen at once, on virtual time: no limit is exceeded at any moment, everybody's call ends, and
-// afterwards nothing is left: no lease, no slot, no byte.
+// TestCrowd lets everything happen at once, in virtual time. No limit is exceeded at any moment,
+// every call ends, and afterwards no lease, slot or byte is left.
 func TestCrowd(t *testing.T) {
 	t.Parallel()
 	const callers = 3000
@@ -287,7 +288,8 @@ func TestCrowd(t *testing.T) {
 	})
 }
 
-// TestAbortRacesWithAdmission: a release and an abort at the same time, for real. Whoever wins, lease and slot come out even.
+// TestAbortRacesWithAdmission: a release and a cancellation race in real time. Whichever is first,
+// leases and slots balance.
 func TestAbortRacesWithAdmission(t *testing.T) {
 	t.Parallel()
 	const rounds = 3000

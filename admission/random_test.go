@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// world runs a Controller and the reference side by side, one step after the other.
+// randomRun runs a Controller and the reference side by side, one step after the other.
 type randomRun struct {
 	testController
 	random *rand.Rand
@@ -23,7 +23,7 @@ type randomRun struct {
 
 	mu    sync.Mutex
 	slots int   // guarded by mu
-	order []int // ids, as they were admitted; guarded by mu
+	order []int // ids, in the order of admission; guarded by mu
 }
 
 func newRandomRun(t *testing.T, seed uint64) *randomRun {
@@ -38,15 +38,15 @@ func newRandomRun(t *testing.T, seed uint64) *randomRun {
 
 func (w *randomRun) limits() Limits {
 	return Limits{
-		MaxConcurrent:   w.random.IntN(7), // 0: none
+		MaxConcurrent:   w.random.IntN(7), // 0 means no limit
 		TokensPerMinute: []int{0, 77, 600, 6000, 1_000_000}[w.random.IntN(5)],
 		MaxQueue:        1 + w.random.IntN(15),
 	}
 }
 
-// TestAgainstReference makes random arrivals, aborts, releases, changes of limits and pauses, and after each of them the
-// Controller must be in exactly the state that the reference says: who was admitted in which order and when, who was
-// refused why, how many tokens are left.
+// TestAgainstReference makes random arrivals, aborts, releases, changes of limits and pauses, and
+// after each of them the Controller must be in exactly the state that the reference says: who was
+// admitted in which order and when, who was refused why, how many tokens are left.
 func TestAgainstReference(t *testing.T) {
 	t.Parallel()
 	const runs, steps = 150, 150
@@ -195,7 +195,7 @@ func (w *randomRun) fail(format string, args ...any) {
 	w.t.Fatalf(format, args...)
 }
 
-// finish releases everything; then nothing may be left.
+// finish releases all leases. Nothing may be left then.
 func (w *randomRun) finish() {
 	for len(w.ref.inFlight)+len(w.ref.waiting) > 0 {
 		for len(w.ref.inFlight) > 0 {

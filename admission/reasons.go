@@ -8,7 +8,8 @@ import (
 // Reason says what became of a claim or of a request.
 type Reason uint8
 
-// The reasons. Their numbers appear in the replies of the Redis script, which gets them from Reasons.
+// The reasons. Their numbers appear in the replies of the Redis script, which gets them from
+// Reasons.
 const (
 	// Granted means that nothing stands in the way.
 	Granted Reason = iota
@@ -20,7 +21,8 @@ const (
 	TenantRequests
 	// TenantTokens means that the tenant's bucket has too few tokens.
 	TenantTokens
-	// TenantStreams means that the tenant has as many requests as TenantLimits.MaxConcurrent allows.
+	// TenantStreams means that the tenant has as many requests as TenantLimits.MaxConcurrent
+	// allows.
 	TenantStreams
 	// TenantPrefill means that as many requests of the tenant are in prefill as
 	// TenantLimits.MaxPrefill allows.
@@ -32,12 +34,13 @@ const (
 	TenantBytes
 	// QueueFull means that too many requests, or requests of too many bytes, wait already.
 	QueueFull
-	// Evicted means that the request waited, and that a request before it in order needed its room in
-	// the queue.
+	// Evicted means that the request waited, and that a request before it in order needed its room
+	// in the queue.
 	Evicted
 	// Unavailable means that the shared state did not answer in time.
 	Unavailable
-	// Stale means that the limits changed while the shared state was asked. The claim is sent again.
+	// Stale means that the limits changed while the shared state was asked. The claim is sent
+	// again.
 	Stale
 
 	reasonCount
@@ -49,8 +52,8 @@ type reasonRow struct {
 	name string
 	// text is Reason.String.
 	text string
-	// message is Reason.Message, with {} for what is asked for. "" means that the reason makes a request
-	// wait and never refuses it.
+	// message is Reason.Message, with {} for what is asked for. "" means that the reason makes a
+	// request wait and never refuses it.
 	message string
 	// queue is Reason.IsQueue.
 	queue bool
@@ -108,8 +111,8 @@ func (r Reason) Message(subject string) string {
 	return strings.ReplaceAll(reasonTable[r].message, "{}", subject)
 }
 
-// IsQueue reports whether a refusal for this reason is about the queue, and not about a rate. Clients
-// get another error code for it.
+// IsQueue reports whether a refusal for this reason is about the queue, and not about a rate.
+// Clients get another error code for it.
 func (r Reason) IsQueue() bool { return !r.refuses() || reasonTable[r].queue }
 
 // refuses reports whether a request may be refused for this reason.

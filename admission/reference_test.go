@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// reference is what the package promises to one tenant, written a second time and as plainly as possible: slices, exact fractions, one
-// event after the other. Its clock is its own; advance lets happen what happens by itself until then.
+// reference is what the package promises to one tenant, written a second time and as plainly as
+// possible: slices, exact fractions, one event after the other. Its clock is its own; advance lets
+// happen what happens by itself until then.
 type reference struct {
 	limits   Limits
 	now      time.Duration // since the start, in whole microseconds
@@ -20,11 +21,11 @@ type reference struct {
 	admitted []int // ids in order
 }
 
-// asked is one request and what became of it.
+// expectedCall is one request and its expected outcome.
 type expectedCall struct {
 	id             int
 	tokens, bytes  int
-	slot           bool // needs one
+	slot           bool // the request needs one
 	came, deadline time.Duration
 	ended          bool
 	err            error
@@ -52,7 +53,7 @@ func (r *reference) tokenWait(tokens int) time.Duration {
 	return time.Duration(up.Div(up, micros.Denom()).Int64()) * time.Microsecond
 }
 
-// goes says whether a request could be admitted now.
+// goes reports whether a request could be admitted now.
 func (r *reference) goes(a *expectedCall) bool {
 	return (r.limits.MaxConcurrent == 0 || len(r.inFlight) < r.limits.MaxConcurrent) &&
 		r.tokenWait(a.tokens) == 0 && (!a.slot || r.slots > 0)
@@ -70,7 +71,7 @@ func (r *reference) admit(a *expectedCall) {
 	r.end(a, nil)
 }
 
-// settle admits from the front of the queue while it can.
+// admitNext admits from the front of the queue while it can.
 func (r *reference) admitNext() {
 	for len(r.waiting) > 0 && r.goes(r.waiting[0]) {
 		a := r.waiting[0]
@@ -79,7 +80,7 @@ func (r *reference) admitNext() {
 	}
 }
 
-// hopeless is the error of a request whose tokens, behind those of others, come too late.
+// checkTokenWait is the error of a request whose tokens, behind those of others, come too late.
 func (r *reference) checkTokenWait(a *expectedCall, before []*expectedCall) error {
 	if r.limits.TokensPerMinute > 0 && a.tokens > r.limits.TokensPerMinute {
 		return ErrNeverFits
@@ -132,7 +133,7 @@ func (r *reference) release(a *expectedCall) {
 	r.admitNext()
 }
 
-// limit changes the limits, which are another than before.
+// limit changes the limits. They differ from those before.
 func (r *reference) limit(l Limits) {
 	size := big.NewRat(int64(l.TokensPerMinute), 1)
 	if r.limits.TokensPerMinute == 0 || r.tokens.Cmp(size) > 0 {
@@ -151,7 +152,7 @@ func (r *reference) limit(l Limits) {
 	r.admitNext()
 }
 
-// remove ends all waiting.
+// remove fails all waiters.
 func (r *reference) remove() {
 	for _, a := range r.waiting {
 		r.end(a, ErrRemoved)
@@ -159,7 +160,7 @@ func (r *reference) remove() {
 	r.waiting = nil
 }
 
-// advance lets time pass, from one thing that happens by itself to the next: a deadline, or the tokens of the first in the queue.
+// advance moves the clock from one timed event to the next: a deadline, or the tokens of the head.
 func (r *reference) advance(until time.Duration) {
 	for {
 		next, late := until, (*expectedCall)(nil)
@@ -199,14 +200,14 @@ func (r *reference) stats() Stats {
 	return Stats{InFlight: len(r.inFlight), Queued: len(r.waiting), QueuedBytes: int64(r.queuedBytes()), Tokens: tokens, Share: len(r.inFlight)}
 }
 
-// alike compares up to the rounding of a float.
+// sameStats compares up to the rounding of a float.
 func sameStats(a, b Stats) bool {
 	far := math.Abs(a.Tokens-b.Tokens) > 1e-6
 	a.Tokens, b.Tokens = 0, 0
 	return a == b && !far
 }
 
-// sameOutcome compares what the two say about a request.
+// sameOutcome compares what the Controller and the reference say about a request.
 func sameOutcome(got outcome, want *expectedCall) bool {
 	if !got.ended || !want.ended {
 		return got.ended == want.ended

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// house is models and pools that change while requests come and go.
+// changingPools is models and pools that change while requests come and go.
 type changingPools struct {
 	*Controller
 	t      *testing.T
@@ -26,7 +26,7 @@ var changingModels = [...]string{"a", "b", "c", "d"}
 
 const maxChangingCost = 200
 
-// change is anything that an operator may do.
+// change is any change that an operator may make.
 func (h *changingPools) change() {
 	m := changingModels[h.random.IntN(len(changingModels))]
 	switch h.random.IntN(50) {
@@ -43,7 +43,7 @@ func (h *changingPools) change() {
 	}
 }
 
-// come is one request, for a model or a pool, that may leave before its turn.
+// startRequest starts one request, for a model or a pool, which may be cancelled.
 func (h *changingPools) startRequest() {
 	r := Request{Model: changingModels[h.random.IntN(len(changingModels))], Tenant: "t" + strconv.Itoa(h.random.IntN(4)),
 		Tokens: h.random.IntN(maxChangingCost), Bytes: h.random.IntN(1000), Priority: Priority(h.random.IntN(3) - 1)}
@@ -63,7 +63,7 @@ func (h *changingPools) startRequest() {
 	synctest.Wait()
 }
 
-// look fails the test when somebody waits for a model that has room for anybody.
+// checkNoIdleRoom fails the test if a request waits for a model that has room for every request.
 func (h *changingPools) checkNoIdleRoom() {
 	for _, m := range changingModels {
 		l, ok := h.Limits(m)
@@ -84,8 +84,8 @@ func (h *changingPools) checkNoIdleRoom() {
 	}
 }
 
-// TestNobodyWaitsBesideRoom: whatever models, pools, limits and clients do, nobody waits at any moment for a model that has room, and
-// nothing is left in the end.
+// TestNobodyWaitsBesideRoom: whatever models, pools, limits and clients do, no request waits for a
+// model that has room, and nothing is left in the end.
 func TestNobodyWaitsBesideRoom(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {

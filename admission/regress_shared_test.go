@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// TestSharedPollKeepsNobody: a task that does not wait lacked tokens. A request that needs fewer is neither told to stay away as long,
-// nor does it wait.
+// TestSharedPollKeepsNobody: a task that does not wait lacked tokens. A request that needs fewer is
+// not told to stay away as long, and does not wait.
 func TestSharedPollKeepsNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,8 @@ func TestSharedPollKeepsNobody(t *testing.T) {
 	})
 }
 
-// TestSharedTokensOfOneThatLeft: who waits behind one that lacks tokens goes when that leaves.
+// TestSharedTokensOfOneThatLeft: a waiter behind one that lacks tokens is admitted when that one
+// leaves.
 func TestSharedTokensOfOneThatLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +44,8 @@ func TestSharedTokensOfOneThatLeft(t *testing.T) {
 	})
 }
 
-// TestSharedAnswerOfOldLimits: limits change while a question is on its way. What the answer says of the old ones keeps nobody.
+// TestSharedAnswerOfOldLimits: limits change during an inquiry. A denial for the old limits holds
+// back nobody.
 func TestSharedAnswerOfOldLimits(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*testGateway){
@@ -66,7 +68,8 @@ func TestSharedAnswerOfOldLimits(t *testing.T) {
 	}
 }
 
-// TestSharedFreedMeanwhile: a lease ends while a question is on its way, and the answer does not know of it.
+// TestSharedFreedMeanwhile: a lease is released during an inquiry, and the answer does not know of
+// it.
 func TestSharedFreedMeanwhile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,7 +81,8 @@ func TestSharedFreedMeanwhile(t *testing.T) {
 	})
 }
 
-// TestSharedDenialEndsWithWhoWaited: what a tenant lacked for one that waited and has left is nothing to the next.
+// TestSharedDenialEndsWithWhoWaited: what a tenant lacked for a waiter that has left does not count
+// for the next.
 func TestSharedDenialEndsWithWhoWaited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestPoolOfOneThatWentElsewhere: the first of a pool's queue lacks tokens here and goes to another model. Who comes after it, and has
-// enough, goes here.
+// TestPoolOfOneThatWentElsewhere: the head of a pool's queue lacks tokens here and is admitted by
+// another model. The next waiter, which has enough, is admitted here.
 func TestPoolOfOneThatWentElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -20,7 +20,7 @@ func TestPoolOfOneThatWentElsewhere(t *testing.T) {
 		d.wantAdmitted(d.start(t.Context(), Request{Model: "a", Tokens: 300}), 0)
 		busy := d.start(t.Context(), Request{Model: "b"})
 		large, own := d.startInPool(600), d.start(t.Context(), Request{Model: "a", Tokens: 10})
-		d.wantAdmitted(own, 0) // its queue takes turns with the pool's
+		d.wantAdmitted(own, 0) // its queue shares the model with the pool's
 		small := d.startInPool(10)
 		d.wantWaiting(large, small)
 		busy.release()
@@ -30,7 +30,7 @@ func TestPoolOfOneThatWentElsewhere(t *testing.T) {
 	})
 }
 
-// TestPoolOfOthersModels: a request may go to a model that no other of its tenant's may.
+// TestPoolOfOthersModels: a request may go to a model that no other request of its tenant may use.
 func TestPoolOfOthersModels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestPoolOfOthersModels(t *testing.T) {
 	})
 }
 
-// TestAgeingBesideThoseWhoNeverWait: small requests that find room at once take the tokens that a large one of a lower band waits
-// for, but not for ever.
+// TestAgeingBesideThoseWhoNeverWait: small requests that find room at once take the tokens that a
+// large one of a lower band waits for, but not for ever.
 func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -69,7 +69,8 @@ func TestAgeingBesideThoseWhoNeverWait(t *testing.T) {
 	})
 }
 
-// TestEvictionOfNobodyInVain: for want of bytes, those who hold none stay, and for want of places those who have none.
+// TestEvictionOfNobodyInVain: if bytes are short, waiters without bytes stay. If the queue is too
+// long, newcomers stay.
 func TestEvictionOfNobodyInVain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -88,7 +89,7 @@ func TestEvictionOfNobodyInVain(t *testing.T) {
 	})
 }
 
-// TestJournalAfterAFault: a line that could not be written spoils none of those after it.
+// TestJournalAfterAFault: a line that could not be written spoils no later line.
 func TestJournalAfterAFault(t *testing.T) {
 	t.Parallel()
 	cfg := Config{TaskJournal: filepath.Join(t.TempDir(), "tasks")}
@@ -118,7 +119,8 @@ func TestJournalAfterAFault(t *testing.T) {
 	}
 }
 
-// TestJournalOfOneThatEndedFirst: a task may end before its own line is written, and the journal be written anew in between.
+// TestJournalOfOneThatEndedFirst: a task may end before its own line is written, and the journal
+// may be compacted in between.
 func TestJournalOfOneThatEndedFirst(t *testing.T) {
 	t.Parallel()
 	cfg := Config{TaskJournal: filepath.Join(t.TempDir(), "tasks")}
@@ -139,7 +141,7 @@ func TestJournalOfOneThatEndedFirst(t *testing.T) {
 	}
 }
 
-// TestPutBackIsNotTheOldest: one that was asked about in vain does not hide that another has waited longer.
+// TestPutBackIsNotTheOldest: a waiter that was denied does not hide that another has waited longer.
 func TestPutBackIsNotTheOldest(t *testing.T) {
 	t.Parallel()
 	var q queue
@@ -156,7 +158,7 @@ func TestPutBackIsNotTheOldest(t *testing.T) {
 	}
 }
 
-// TestLimitsOfALongQueue: a change of limits looks at everybody once.
+// TestLimitsOfALongQueue: a change of limits looks at each waiter once.
 func TestLimitsOfALongQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -167,7 +169,7 @@ func TestLimitsOfALongQueue(t *testing.T) {
 		for i := range calls {
 			calls[i] = d.startTokens(10)
 		}
-		d.SetLimits("chat", Limits{TokensPerMinute: 120, QueueTimeout: time.Hour}) // 12 each minute
+		d.SetLimits("chat", Limits{TokensPerMinute: 120, QueueTimeout: time.Hour}) // 12 per minute
 		d.wantWaiting(calls[:710]...)
 		for _, c := range calls[730:] {
 			if c.state().err == nil {

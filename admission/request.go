@@ -17,53 +17,53 @@ const (
 type Slot struct {
 	// Replica is the id of the replica. "" means that no replica is involved.
 	Replica string
-	// Limit is the number of requests that the replica may have at once over all gateways. 0 means no
-	// limit.
+	// Limit is the number of requests that the replica may have at once over all gateways. 0 means
+	// no limit.
 	Limit int
 	// OnFull is called when other gateways have filled the replica. It is called without
-	// Controller.mu, and before ReleaseSlot. After it, ReserveSlot must not return this replica for a
-	// moment, and the callee must call RetryWaiters when that moment is over. If OnFull is nil, the
-	// Controller calls ReserveSlot again after a backoff.
+	// Controller.mu, and before ReleaseSlot. After it, ReserveSlot must not return this replica for
+	// a moment, and the callee must call RetryWaiters when that moment is over. If OnFull is nil,
+	// the Controller calls ReserveSlot again after a backoff.
 	OnFull func()
 }
 
-// LockedHooks are the callbacks of a request that the Controller calls with Controller.mu held. A hook
-// must be quick and must not call the Controller. It must not take a lock under which anybody calls
-// the Controller.
+// LockedHooks are the callbacks of a request that the Controller calls with Controller.mu held. A
+// hook must be quick and must not call the Controller. It must not take a lock under which anybody
+// calls the Controller.
 type LockedHooks struct {
-	// Allowed reports whether the request may go to this model of Request.Pool. It is also false for a
-	// model that has no replica now. nil means that all models are allowed. It is not called when
-	// Request.Pool is "".
+	// Allowed reports whether the request may go to this model of Request.Pool. It is also false
+	// for a model that has no replica now. nil means that all models are allowed. It is not called
+	// when Request.Pool is "".
 	Allowed func(model string) bool
-	// ReserveSlot reserves a slot on a replica of the model, and reports whether it found one. It is
-	// called when nothing else keeps the request waiting. After false it is called again when
+	// ReserveSlot reserves a slot on a replica of the model, and reports whether it found one. It
+	// is called when nothing else keeps the request waiting. After false it is called again when
 	// something has changed: a lease was released, another waiter left, or RetryWaiters was called.
 	// nil means that the request needs no slot.
 	ReserveSlot func(model string) (Slot, bool)
-	// WouldFreeSlot reports whether another request would find a slot if this one gave back its own.
-	// The Controller asks it of a preemption candidate, and only while the request holds a lease. nil
-	// means yes.
+	// WouldFreeSlot reports whether another request would find a slot if this one gave back its
+	// own. The Controller asks it of a preemption candidate, and only while the request holds a
+	// lease. nil means yes.
 	WouldFreeSlot func() bool
 }
 
-// UnlockedHooks are the callbacks of a request that the Controller calls without Controller.mu, so they
-// may call the Controller.
+// UnlockedHooks are the callbacks of a request that the Controller calls without Controller.mu, so
+// they may call the Controller.
 type UnlockedHooks struct {
-	// ReleaseSlot gives back the slot that ReserveSlot returned, if the request could not use it. It is
-	// called before ReserveSlot is called again and before Admit or Pending.Await returns, by their
-	// goroutine or by one of Shared.
+	// ReleaseSlot gives back the slot that ReserveSlot returned, if the request could not use it.
+	// It is called before ReserveSlot is called again and before Admit or Pending.Await returns, by
+	// their goroutine or by one of Shared.
 	ReleaseSlot func()
-	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor, when
-	// the request has entered a queue and is about to wait.
+	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor,
+	// when the request has entered a queue and is about to wait.
 	OnWait func()
-	// OnPreempt makes the lease preemptible until its first token (Lease.FirstToken). nil means that the
-	// lease is never preempted. The Controller calls OnPreempt at most once, when a request of a higher
-	// band waits for what the lease holds. The lease keeps everything that it holds until its holder
-	// releases it; then all that it was charged is given back.
+	// OnPreempt makes the lease preemptible until its first token (Lease.FirstToken). nil means
+	// that the lease is never preempted. The Controller calls OnPreempt at most once, when a
+	// request of a higher band waits for what the lease holds. The lease keeps everything that it
+	// holds until its holder releases it; then all that it was charged is given back.
 	//
-	// OnPreempt may be called before Admit has returned. The goroutine is any that calls a method of
-	// the Controller, and that caller may hold locks of its own: dispatch.Dispatcher.SetRules holds
-	// Dispatcher.mu. So OnPreempt must be quick, and must not take such a lock.
+	// OnPreempt may be called before Admit has returned. The goroutine is any that calls a method
+	// of the Controller, and that caller may hold locks of its own: dispatch.Dispatcher.SetRules
+	// holds Dispatcher.mu. So OnPreempt must be quick, and must not take such a lock.
 	OnPreempt func()
 }
 
@@ -71,35 +71,37 @@ type UnlockedHooks struct {
 type Request struct {
 	// Model is the model's name, as given to SetLimits.
 	Model string
-	// Pool asks for any model of this pool instead of Model, unless it is "". Lease.Model returns the
-	// model that was chosen.
+	// Pool asks for any model of this pool instead of Model, unless it is "". Lease.Model returns
+	// the model that was chosen.
 	Pool string
 	// Tenant is who asks. Tenants share a model by their weights.
 	Tenant string
 	// Priority is the request's band.
 	Priority Priority
-	// Tokens is the estimate of what the request will cost of the tokens per minute. Below 0 means 0.
+	// Tokens is the estimate of what the request will cost of the tokens per minute. Below 0 means
+	// 0.
 	Tokens int
 	// Bytes is the memory that the request keeps in use while it waits. Below 0 means 0.
 	Bytes int
-	// Timeout is how long the request may wait, in place of the model's QueueTimeout. It may be shorter
-	// or longer. 0 or less means QueueTimeout.
+	// Timeout is how long the request may wait, in place of the model's QueueTimeout. It may be
+	// shorter or longer. 0 or less means QueueTimeout.
 	Timeout time.Duration
 	// Prefill counts the request against TenantLimits.MaxPrefill until Lease.FirstToken.
 	Prefill bool
-	// SlotOnly says that the request belongs to a task. The task already holds the lease and was charged
-	// the tokens, so the request needs nothing but a slot. It waits for the slot in the same order as
-	// all other requests.
+	// SlotOnly says that the request belongs to a task. The task already holds the lease and was
+	// charged the tokens, so the request needs nothing but a slot. It waits for the slot in the
+	// same order as all other requests.
 	SlotOnly bool
-	// Preempted says that the request had a lease before, which was preempted. It is admitted before all
-	// other requests of its tenant. Limits that refuse on arrival make it wait instead, and a full
-	// queue accepts it. It is refused only if it can never be admitted.
+	// Preempted says that the request had a lease before, which was preempted. It is admitted
+	// before all other requests of its tenant. Limits that refuse on arrival make it wait instead,
+	// and a full queue accepts it. It is refused only if it can never be admitted.
 	Preempted bool
 	// Locked are the callbacks that are called with Controller.mu held.
 	Locked LockedHooks
 	// Unlocked are the callbacks that are called without it.
 	Unlocked UnlockedHooks
-	// WaitHandle can be asked for the request's position while it waits. nil means that nobody asks.
+	// WaitHandle can be asked for the request's position while it waits. nil means that nobody
+	// asks.
 	WaitHandle *WaitHandle
 }
 
@@ -109,23 +111,23 @@ type RecoveredRequest struct {
 	Model, Tenant string
 	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
-	// Tokens is the estimate that the request was charged before the restart. It is not charged again.
-	// The estimate stands unless the holder calls Lease.Correct. Package dispatch does not: it releases
-	// recovered requests without a correction.
+	// Tokens is the estimate that the request was charged before the restart. It is not charged
+	// again. The estimate stands unless the holder calls Lease.Correct. Package dispatch does not:
+	// it releases recovered requests without a correction.
 	Tokens int
 }
 
 // TaskRequest asks for a task.
 type TaskRequest struct {
-	// Model or Pool, Tenant, Priority and Tokens are as in Request. Allowed is as in LockedHooks, and
-	// obeys the same rules: it is called with Controller.mu held.
+	// Model or Pool, Tenant, Priority and Tokens are as in Request. Allowed is as in LockedHooks,
+	// and obeys the same rules: it is called with Controller.mu held.
 	Model, Pool string
 	Allowed     func(model string) bool
 	Tenant      string
 	Priority    Priority
 	Tokens      int
-	// Key makes a repeated call return the task of the first call while that task lives. Keys belong to
-	// their tenant. "" means that every call makes a new task.
+	// Key makes a repeated call return the task of the first call while that task lives. Keys
+	// belong to their tenant. "" means that every call makes a new task.
 	Key string
 	// Lease is how long the task lasts without a renewal. 0 or less means 15 minutes.
 	Lease time.Duration
@@ -141,11 +143,11 @@ type Stats struct {
 	Queued int
 	// QueuedBytes is the sum of their Request.Bytes.
 	QueuedBytes int64
-	// Tokens is the level of the model's token bucket, as this process knows it. -1 means that the model
-	// has no token limit.
+	// Tokens is the level of the model's token bucket, as this process knows it. -1 means that the
+	// model has no token limit.
 	Tokens float64
-	// Share is the number of leases of all gateways, as last heard. Without other gateways it equals
-	// InFlight.
+	// Share is the number of leases of all gateways, as last heard. Without other gateways it
+	// equals InFlight.
 	Share int
 }
 

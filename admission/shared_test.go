@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// site is one gateway's Controller inside a synctest bubble.
+// testGateway is the Controller of one gateway inside a synctest bubble.
 type testGateway struct {
 	*admission.Controller
 	*fakeShared
@@ -23,20 +23,20 @@ type testGateway struct {
 }
 
 func newTestGateway(t *testing.T, s *fakeStore, l admission.Limits) *testGateway {
-	t.Cleanup(func() { time.Sleep(time.Second) }) // answers that are on their way
+	t.Cleanup(func() { time.Sleep(time.Second) }) // for answers that are on the way
 	g := s.newShared()
 	c := admission.New(admission.Config{Shared: g, Gateway: fmt.Sprint("gw", len(s.gateways))})
 	c.SetLimits("chat", l)
 	return &testGateway{c, g, t}
 }
 
-// visit is one Admit.
+// admitCall is one Admit.
 type admitCall struct {
 	mu  sync.Mutex
 	now callState // guarded by mu
 }
 
-// seen is what became of a visit until now.
+// callState is the outcome of a call so far.
 type callState struct {
 	lease   *admission.Lease
 	err     error
@@ -59,7 +59,7 @@ func (v *admitCall) update(change func(*callState)) {
 	change(&v.now)
 }
 
-// ask starts an Admit; everybody has a replica's slot.
+// start starts an Admit. Every request gets a slot.
 func (s *testGateway) start(ctx context.Context, r admission.Request) *admitCall {
 	v := &admitCall{}
 	if r.Model == "" && r.Pool == "" {
@@ -130,7 +130,7 @@ func TestSharedGrantDoesNotWait(t *testing.T) {
 	})
 }
 
-// TestSharedOrder: those who are turned away keep their place, and a question is about many at once.
+// TestSharedOrder: denied waiters keep their order, and an inquiry is about many of them.
 func TestSharedOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestSharedOrder(t *testing.T) {
 		if got := s.Stats("chat").Queued; got != 7 {
 			t.Errorf("%d queued, want 7", got)
 		}
-		// Nobody asks faster than the backoff while nothing happens.
+		// No inquiry is sent before the backoff while nothing happens.
 		s.change(func() { s.asked = nil })
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
@@ -210,7 +210,8 @@ func TestSharedTokens(t *testing.T) {
 	})
 }
 
-// TestSharedTenant: a tenant at its limits is refused if it comes, and waits if it is here already.
+// TestSharedTenant: a tenant at its limits is refused on arrival, and keeps waiting if it waits
+// already.
 func TestSharedTenant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -230,12 +231,12 @@ func TestSharedTenant(t *testing.T) {
 		prefill := s.start(t.Context(), admission.Request{Tenant: "acme", Prefill: true})
 		s.wantWaiting(prefill)
 		stranger := s.start(t.Context(), admission.Request{Tenant: "stranger"})
-		s.wantAdmitted(stranger, 300*time.Millisecond) // passes
+		s.wantAdmitted(stranger, 300*time.Millisecond) // it passes
 		one.state().lease.FirstToken()
 		stranger.state().lease.Release()
 		s.wantAdmitted(prefill, 500*time.Millisecond)
 
-		// A waiting one that finds its tenant at the limit later waits on.
+		// A waiter keeps waiting when its tenant reaches its limit later.
 		waiting := s.start(t.Context(), admission.Request{Tenant: "acme"})
 		s.wantRefused(waiting, admission.TenantStreams)
 		prefill.state().lease.Release()
@@ -247,7 +248,7 @@ func TestSharedTenant(t *testing.T) {
 		resumed, _ := other.RecoverRequest(admission.RecoveredRequest{Model: "chat", Tenant: "acme", ID: "x"})
 		filler.state().lease.Release()
 		blocker.state().lease.Release()
-		s.wantWaiting(waiting) // now the tenant is
+		s.wantWaiting(waiting) // now the tenant is at its limit
 		s.wantAdmitted(s.start(t.Context(), admission.Request{Tenant: "filler"}), time.Millisecond)
 		resumed.Release()
 		s.wantAdmitted(waiting, 350*time.Millisecond)
@@ -275,7 +276,7 @@ func TestSharedFreedElsewhere(t *testing.T) {
 	})
 }
 
-// TestSharedServed: what a tenant has got elsewhere counts in its turn here.
+// TestSharedServed: what a tenant got at other gateways counts in the order here.
 func TestSharedServed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -345,7 +346,7 @@ func TestSharedUnavailable(t *testing.T) {
 		s.wantAdmitted(third, time.Millisecond)
 		two.state().lease.Release()
 		tokens := s.start(t.Context(), admission.Request{Tokens: 100})
-		s.wantWaiting(tokens) // a third of 600, of which 150 went
+		s.wantWaiting(tokens) // a third of 600, of which 150 are charged
 		s.wantAdmitted(tokens, 20*time.Second)
 		third.state().lease.Release()
 		tokens.state().lease.Release()
@@ -358,7 +359,8 @@ func TestSharedUnavailable(t *testing.T) {
 	})
 }
 
-// TestSharedUnavailableKeepsOff: others were last seen with most of the limit, so only the rest of it is there.
+// TestSharedUnavailableKeepsOff: other gateways were last seen with most of the limit, so only the
+// rest is granted.
 func TestSharedUnavailableKeepsOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -375,14 +377,16 @@ func TestSharedUnavailableKeepsOff(t *testing.T) {
 		}
 		s.change(func() { s.down, s.live = true, 2 })
 		s.wantAdmitted(s.start(t.Context(), admission.Request{}), 5*time.Millisecond)
-		s.wantWaiting(s.start(t.Context(), admission.Request{})) // half of 6 is 3, but others have 4
+		// half of 6 is 3, but others have 4
+		s.wantWaiting(s.start(t.Context(), admission.Request{}))
 		s.change(func() { s.down = false })
 		own.state().lease.Release()
 		s.Remove("chat")
 	})
 }
 
-// TestSharedLeaveWhileAsking: whoever leaves while it is asked about returns at once, and what it is granted goes back.
+// TestSharedLeaveWhileAsking: a waiter that is cancelled during an inquiry returns at once, and
+// what it is granted is given back.
 func TestSharedLeaveWhileAsking(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -402,7 +406,8 @@ func TestSharedLeaveWhileAsking(t *testing.T) {
 		}
 		next := s.start(t.Context(), admission.Request{Tenant: "acme", Tokens: 600})
 		s.wantAdmitted(next, 200*time.Millisecond)
-		// A timeout meanwhile is forgiven if the answer is a grant, and holds if it is not.
+		// A timeout during an inquiry is ignored if the answer is a grant, and fails the waiter
+		// otherwise.
 		late := s.start(t.Context(), admission.Request{Timeout: 20 * time.Millisecond})
 		time.Sleep(60 * time.Millisecond)
 		synctest.Wait()
@@ -419,7 +424,7 @@ func TestSharedLeaveWhileAsking(t *testing.T) {
 	})
 }
 
-// TestSharedLeaveWhileJudged: the context ends while the slot of one that was turned away is given back.
+// TestSharedLeaveWhileJudged: the context ends while the slot of a denied waiter is given back.
 func TestSharedLeaveWhileJudged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -445,7 +450,7 @@ func TestSharedLeaveWhileJudged(t *testing.T) {
 	})
 }
 
-// TestSharedTasksElsewhere: a task is every gateway's.
+// TestSharedTasksElsewhere: any gateway may use a task.
 func TestSharedTasksElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -471,7 +476,7 @@ func TestSharedTasksElsewhere(t *testing.T) {
 		if err := a.Complete(ctx, "", task.ID, 0); err != admission.ErrUnknownTask {
 			t.Error(err)
 		}
-		// Without the store: own tasks can be ended, others cannot be known.
+		// Without the store a gateway can end its own tasks, and knows no others.
 		a.change(func() { a.down = true })
 		b.change(func() { b.down = true })
 		own, _, err := a.Schedule(ctx, admission.TaskRequest{Model: "chat", Key: "k2"})
@@ -490,8 +495,9 @@ func TestSharedTasksElsewhere(t *testing.T) {
 	})
 }
 
-// TestSharedCrowd lets several gateways' callers come, go and leave at random while the store is sometimes down: while it is up no limit is
-// exceeded, everybody's call ends, and afterwards nothing is left.
+// TestSharedCrowd lets the callers of several gateways come, end and cancel at random, while the
+// store sometimes does not answer. While it does, no limit is exceeded. Every call ends, and
+// afterwards nothing is left.
 func TestSharedCrowd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {

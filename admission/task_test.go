@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestTaskHerd: callers that are told to wait for the same tokens are not told the same.
+// TestTaskHerd: callers that wait for the same tokens get different times.
 func TestTaskHerd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTaskHerd(t *testing.T) {
 	})
 }
 
-// TestTaskKeysRace: calls with the same key that wait at once become one task.
+// TestTaskKeysRace: calls with the same key that wait at once get one task.
 func TestTaskKeysRace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -87,7 +87,8 @@ func TestTasksExpireInOrder(t *testing.T) {
 			}
 			tasks = append(tasks, task)
 		}
-		if _, err := d.Renew(t.Context(), "", tasks[0].ID, 30*time.Second); err != nil { // the first to expire
+		// the first to expire
+		if _, err := d.Renew(t.Context(), "", tasks[0].ID, 30*time.Second); err != nil {
 			t.Fatal(err)
 		}
 		for left := 20; left > 1; left-- {
@@ -107,7 +108,7 @@ func TestTasksExpireInOrder(t *testing.T) {
 	})
 }
 
-// life is one life of a process with a journal.
+// newJournalController is the Controller of a process that starts with a journal.
 func newJournalController(t *testing.T, path string) testController {
 	t.Helper()
 	c := New(Config{TaskJournal: path})
@@ -128,7 +129,8 @@ func (d testController) scheduleTask(r TaskRequest) Task {
 	return task
 }
 
-// TestJournal: after a kill tasks hold their leases again, but not those that had ended or expire meanwhile.
+// TestJournal: after a kill tasks hold their leases again, except those that had ended or have
+// expired since.
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tasks")
@@ -149,7 +151,7 @@ func TestJournal(t *testing.T) {
 		if stat, err := os.Stat(path); err != nil || stat.Mode() != 0o600 {
 			t.Errorf("%v, %v, want mode 0600", stat.Mode(), err)
 		}
-		// The process dies in the midst of a line.
+		// The process dies in the middle of a line.
 		file, _ := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 		file.WriteString(`{"op":"end","ID":"` + keyed.ID)
 		file.Close()
@@ -221,7 +223,8 @@ func TestJournalReplay(t *testing.T) {
 	}
 }
 
-// TestJournalFails: a task that could not be written down is none, and takes nothing.
+// TestJournalFails: a task that could not be written to the journal is not admitted, and nothing is
+// charged.
 func TestJournalFails(t *testing.T) {
 	t.Parallel()
 	d := testController{New(Config{TaskJournal: filepath.Join(t.TempDir(), "no such folder", "tasks")}), t}

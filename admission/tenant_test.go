@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// newTenantDesk is a desk at which tenant "acme" has limits.
+// newTenantController is a testController with limits for the tenant "acme".
 func newTenantController(t *testing.T, l Limits, acme TenantLimits) testController {
 	d := newTestController(t, l)
 	d.SetTenants(map[string]TenantLimits{"acme": acme})
@@ -19,7 +19,7 @@ func TestTenantLimitsAtOnce(t *testing.T) {
 	tests := []struct {
 		name   string
 		limits TenantLimits
-		before []Request // some run, the rest waits: the model takes two
+		before []Request // some run, the others wait: the model has two leases
 		ask    Request
 		want   error
 	}{
@@ -72,7 +72,8 @@ func TestTenantLimitsAtOnce(t *testing.T) {
 	}
 }
 
-// TestReservedBudget: what a waiting request needs of its tenant's budget is there when its turn comes, and is back when it leaves.
+// TestReservedBudget: what a waiter needs of its tenant's buckets is there when it is admitted, and
+// is given back when it leaves.
 func TestReservedBudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +105,7 @@ func TestReservedBudget(t *testing.T) {
 	})
 }
 
-// TestPrefillHoldsNobodyUp: a tenant with as many requests in prefill as it may waits, and others pass it.
+// TestPrefillHoldsNobodyUp: a tenant at its limit of prefill waits, and others pass it.
 func TestPrefillHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -128,7 +129,7 @@ func TestPrefillHoldsNobodyUp(t *testing.T) {
 		one.state().lease.FirstToken()
 		d.wantAdmitted(three, 0)
 		d.wantWaiting(four, five)
-		one.release() // is in prefill no longer
+		one.release() // it is no longer in prefill
 		d.wantWaiting(four, five)
 		time.Sleep(time.Second)
 		two.release()
@@ -166,7 +167,8 @@ func TestParkedLeave(t *testing.T) {
 	})
 }
 
-// TestParkedHeadLeaves: whoever stood behind a parked head that leaves goes in the same moment, if nothing keeps it.
+// TestParkedHeadLeaves: when a parked head leaves, the waiters behind it are admitted at the same
+// moment, if nothing else keeps them.
 func TestParkedHeadLeaves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -184,7 +186,8 @@ func TestParkedHeadLeaves(t *testing.T) {
 	})
 }
 
-// TestTenantLimitsChange: changed limits hold at once; the youngest of those who wait beyond them are refused.
+// TestTenantLimitsChange: changed limits take effect at once. Waiters beyond them are refused, the
+// youngest first.
 func TestTenantLimitsChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +260,7 @@ func TestSettle(t *testing.T) {
 		d.wantWaiting(waiting)
 		time.Sleep(time.Nanosecond)
 		d.wantAdmitted(waiting, 61*time.Second)
-		// What is given back lets in at once, and fills no bucket beyond its size.
+		// Tokens that are given back admit waiters at once, and fill no bucket beyond its size.
 		rich := d.start(t.Context(), Request{Tenant: "acme", SlotOnly: true}).state().lease
 		rich.Correct(0)
 		again, _ := d.RecoverRequest(RecoveredRequest{Model: "chat", Tenant: "acme", Tokens: 100_000, ID: "x"})

@@ -46,7 +46,8 @@ func TestPick(t *testing.T) {
 		{"floor below the bound", 0, []int{9, 9, 9, 9}, Bound{Floor: 8}, 0},
 		{"negative floor", 0, []int{0, 0, 0, 0}, Bound{Floor: -3}, 0},
 		{"first is no candidate", 0, []int{-1, 0, 0, 0}, Bound{Floor: 8}, 1},
-		// Candidates b and d: total 3, average 2, bound 2.5: d passes. Had a and c counted, it would be 1.25 and nobody would.
+		// Candidates b and d: total 3, average 2, bound 2.5: d passes. If a and c counted, the
+		// bound would be 1.25 and no replica would pass.
 		{"average among candidates", 0, []int{-1, 2, -1, 1}, Bound{}, 3},
 		{"all candidates over: the first of them", 5, []int{-1, -1, 3, 3}, Bound{Factor: 0.5}, 2},
 		{"one candidate", 0, []int{-1, -1, -1, 100}, Bound{}, 3},
@@ -70,7 +71,7 @@ func TestPickOnEmptyRing(t *testing.T) {
 	}
 }
 
-// TestDecimalFactor: 1.15 is not a binary number, but 100 × 1.15 / 5 is 23 to whoever wrote it.
+// TestDecimalFactor: 1.15 is not a binary number, but 100 × 1.15 / 5 must be 23.
 func TestDecimalFactor(t *testing.T) {
 	t.Parallel()
 	if got := (Bound{Factor: 1.15}).maxLoad(99, 5); got != 23 {
@@ -78,7 +79,8 @@ func TestDecimalFactor(t *testing.T) {
 	}
 }
 
-// requirement is N7 read out loud, with nothing taken from the code under test: hash with fmt, no search, exact fractions.
+// referenceRing is N7 written out, with nothing of the code under test: hash with fmt, no search,
+// exact fractions.
 type referenceRing struct {
 	ids    []string
 	nodes  int
@@ -86,7 +88,8 @@ type referenceRing struct {
 	floor  int
 }
 
-// order lists the replicas as the ring meets them: all nodes sorted, first those at or after the key, then the others.
+// order returns the replicas as the ring meets them: all nodes sorted, first those at or after the
+// key, then the others.
 func (q referenceRing) order(key uint64) []int {
 	type node struct {
 		at    [8]byte
@@ -167,7 +170,8 @@ func TestPickAgainstTheRequirement(t *testing.T) {
 	}
 }
 
-// randomLoads are close to each other, because far apart the bound is easy to get right.
+// randomLoads are close to each other, because the bound is easy to get right when they are far
+// apart.
 func randomLoads(random *rand.Rand, n int) []int {
 	base, spread := random.IntN(40), 1+random.IntN(12)
 	loads := make([]int, n)
@@ -180,8 +184,9 @@ func randomLoads(random *rand.Rand, n int) []int {
 	return loads
 }
 
-// TestLoadStaysBounded: however skewed the keys, no request takes its replica above the bound. (Below about one request per
-// replica the textbook rule finds everybody over it; the test starts above.)
+// TestLoadStaysBounded: however skewed the keys, no request takes its replica above the bound.
+// (Below about one request per replica the textbook rule finds everybody over it; the test starts
+// above.)
 func TestLoadStaysBounded(t *testing.T) {
 	t.Parallel()
 	const replicas, requests, each = 16, 4000, 20
@@ -192,9 +197,10 @@ func TestLoadStaysBounded(t *testing.T) {
 			loads[i] = each
 		}
 		random := rand.New(rand.NewPCG(3, 3))
-		full := 0 // picks that took a replica to its bound
+		full := 0 // picks that filled a replica to its bound
 		for range requests {
-			key := random.Uint64() >> 32 // all keys on one short arc: they belong to one replica
+			// all keys lie on one short arc: they belong to one replica
+			key := random.Uint64() >> 32
 			bound := max(b.Factor*float64(total+1)/replicas, float64(b.Floor))
 			i := r.Pick(key, loads, b)
 			loads[i]++
@@ -205,7 +211,8 @@ func TestLoadStaysBounded(t *testing.T) {
 			if float64(loads[i]+1) > bound {
 				full++
 			}
-			if j := random.IntN(replicas); random.IntN(3) == 0 && loads[j] > 0 { // some end
+			// some requests end
+			if j := random.IntN(replicas); random.IntN(3) == 0 && loads[j] > 0 {
 				loads[j]--
 				total--
 			}
@@ -216,8 +223,8 @@ func TestLoadStaysBounded(t *testing.T) {
 	}
 }
 
-// TestFloorKeepsConversations is the reason for the floor: 16 live conversations on 8 replicas all return to their replica
-// with it, and most do not without.
+// TestFloorKeepsConversations is the reason for the floor: 16 live conversations on 8 replicas all
+// return to their replica with it, and most do not without.
 func TestFloorKeepsConversations(t *testing.T) {
 	t.Parallel()
 	stay := func(b Bound) int {

@@ -10,8 +10,8 @@
 // https://arxiv.org/abs/1608.01350). Positions are fixed, so that other programs and other versions
 // of this one agree on which replica serves a key:
 //
-//   - virtual node i of a replica has the position of the first 8 bytes, big endian, of MD5(id + ":" + i),
-//     with i in decimal, counted from 0;
+//   - virtual node i of a replica has the position of the first 8 bytes, big endian, of
+//     MD5(id + ":" + i), with i in decimal, counted from 0;
 //   - a key has the position of its XXH64 with seed 0;
 //   - a key belongs to the first node at or after its position, and the ring wraps around.
 package ringhash

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The vectors of this file were computed with Python's hashlib and xxhash, by a program that shares nothing with this package.
+// The vectors of this file were computed with Python's hashlib and xxhash, by a program that shares
+// nothing with this package.
 
 func TestPosition(t *testing.T) {
 	t.Parallel()
@@ -75,7 +76,7 @@ func TestOrderVectors(t *testing.T) {
 	}
 }
 
-// spots is a ring whose nodes sit where the test says.
+// ringAt is a ring with nodes at given positions.
 func ringAt(at map[string][]uint64, ids ...string) *Ring {
 	return build(ids, len(at[ids[0]]), func(id string, index int) uint64 { return at[id][index] })
 }
@@ -108,7 +109,7 @@ func TestOrderOnSmallRings(t *testing.T) {
 	}
 }
 
-// TestCollision: two replicas on one position keep their order whatever the order in which the caller lists them.
+// TestCollision: two replicas at one position keep their order, whatever the order of the ids.
 func TestCollision(t *testing.T) {
 	t.Parallel()
 	at := map[string][]uint64{"a": {10}, "b": {10}, "c": {5}}
@@ -179,7 +180,8 @@ func TestAppendOrder(t *testing.T) {
 	}
 }
 
-// TestLargeRing: every replica once also where the visited set does not fit on the stack, and at its edges.
+// TestLargeRing: every replica appears once, also if the visited set does not fit on the stack, and
+// at the edges of that size.
 func TestLargeRing(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{63, 64, 65, 64 * stackWords, 64*stackWords + 1} {
@@ -194,8 +196,8 @@ func TestLargeRing(t *testing.T) {
 	}
 }
 
-// TestMinimalMovement: a key changes its replica only if it goes to the one that joined, or comes from the one that left; and
-// that happens to about one key in n.
+// TestMinimalMovement: a key changes its replica only to the one that joined, or from the one that
+// left. This happens to about one key in n.
 func TestMinimalMovement(t *testing.T) {
 	t.Parallel()
 	const keys = 20_000
@@ -209,7 +211,7 @@ func TestMinimalMovement(t *testing.T) {
 			if after[0] == newcomer {
 				moved++
 			}
-			// Without the newcomer the whole order must be what it was.
+			// Without the new replica the order must be the old one.
 			rest := slices.DeleteFunc(after, func(i int) bool { return i == newcomer })
 			if !slices.Equal(before, rest) {
 				t.Fatalf("%d replicas and one more: order of %#x was %v, is %v", n, key, before, rest)

@@ -1,5 +1,7 @@
-// Package admissiontest holds what every admission.Controller must show, whatever keeps its limits: one process, or a store that gateways
-// share. It runs in real time, for a few seconds, because a store has a clock of its own.
+// Package admissiontest is the contract that every admission.Controller must meet, whether one
+// process keeps its limits or a store that gateways share. The tests of admission and of
+// admission/redis use it. It runs in real time, for a few seconds, because a store has its own
+// clock.
 package admissiontest
 
 import (
@@ -14,10 +16,11 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// patience is how long a condition that must come true may take.
+// patience is the time in which a condition must become true.
 const patience = 10 * time.Second
 
-// Run runs all tests. open returns a Controller that nobody has used; it ends with its test.
+// Run runs all tests. open returns a Controller that nobody has used. The Controller ends with its
+// test.
 func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 	for name, test := range map[string]func(*suite){
 		"concurrency":      concurrency,
@@ -56,13 +59,13 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 	}
 }
 
-// bench is a Controller and its test.
+// suite is a Controller and its test.
 type suite struct {
 	*admission.Controller
 	*testing.T
 }
 
-// ctx is the test's: it ends with the test.
+// ctx ends with the test.
 func (b *suite) ctx() context.Context { return b.T.Context() }
 
 // admit expects a lease at once.
@@ -75,7 +78,7 @@ func (b *suite) admit(r admission.Request) *admission.Lease {
 	return lease
 }
 
-// try waits a few seconds at most.
+// tryAdmit waits a few seconds at most.
 func (b *suite) tryAdmit(r admission.Request) (*admission.Lease, error) {
 	if r.Model == "" && r.Pool == "" {
 		r.Model = "chat"
@@ -86,7 +89,7 @@ func (b *suite) tryAdmit(r admission.Request) (*admission.Lease, error) {
 	return b.Admit(b.ctx(), r)
 }
 
-// refuse expects a refusal at once, and returns after how long to retry.
+// wantRefused expects a refusal at once, and returns its RetryAfter.
 func (b *suite) wantRefused(r admission.Request, reason admission.Reason) time.Duration {
 	b.Helper()
 	lease, err := b.tryAdmit(r)
@@ -97,14 +100,14 @@ func (b *suite) wantRefused(r admission.Request, reason admission.Reason) time.D
 	return refused.RetryAfter
 }
 
-// pending is an Admit that has not ended.
+// pendingAdmit is an Admit that has not ended.
 type pendingAdmit struct {
 	done  chan struct{}
 	lease *admission.Lease
 	err   error
 }
 
-// queue starts an Admit and returns when it waits in a queue.
+// startAdmit starts an Admit and returns when it waits in a queue.
 func (b *suite) startAdmit(r admission.Request) *pendingAdmit {
 	b.Helper()
 	p := &pendingAdmit{done: make(chan struct{})}
@@ -124,7 +127,7 @@ func (b *suite) startAdmit(r admission.Request) *pendingAdmit {
 	return p
 }
 
-// get expects that the call ends with a lease.
+// wantAdmitted expects that the call ends with a lease.
 func (b *suite) wantAdmitted(p *pendingAdmit) *admission.Lease {
 	b.Helper()
 	select {
@@ -215,7 +218,7 @@ func exactBudget(b *suite) {
 }
 
 func tokens(b *suite) {
-	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000}) // 100 a second
+	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000}) // 100 per second
 	b.admit(admission.Request{Tokens: 6000}).Release()
 	start := time.Now()
 	large, small := b.startAdmit(admission.Request{Tokens: 50}), b.startAdmit(admission.Request{Tokens: 1})
@@ -251,7 +254,7 @@ func neverFits(b *suite) {
 	}
 }
 
-// unused: who leaves while it waits takes nothing with it.
+// unused: a waiter that is cancelled holds nothing and was charged nothing.
 func unused(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
 	b.setTenantLimits(admission.TenantLimits{RequestsPerMinute: 2, TokensPerMinute: 600})
@@ -354,7 +357,8 @@ func correction(b *suite) {
 	})
 }
 
-// settleWakes: tokens that come back are there for those who wait for tokens. Without them the wait would be 50 s.
+// correctionAdmitsWaiters: tokens that are given back admit waiters. Without them the wait would be
+// 50 s.
 func correctionAdmitsWaiters(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	first := b.admit(admission.Request{Tokens: 600})
@@ -364,7 +368,7 @@ func correctionAdmitsWaiters(b *suite) {
 	b.wantAdmitted(waiting)
 }
 
-// closing: nobody waits any more, and what runs goes on.
+// closing: no request waits any more, and running requests go on.
 func closing(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.SetLimits("free", admission.Limits{})
@@ -385,7 +389,7 @@ func closing(b *suite) {
 	running.Release()
 }
 
-// order: bands, and tenants by weight inside them.
+// order: bands are strict, and tenants inside a band share by weight.
 func order(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.SetTenants(map[string]admission.TenantLimits{"b": {Weight: 2}})
@@ -423,7 +427,8 @@ func order(b *suite) {
 	}
 }
 
-// noPassing: a small request does not pass a large one that waits for its tokens; one of a higher band does.
+// noPassing: a small request does not pass a large one that waits for its tokens; one of a higher
+// band does.
 func noPassing(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	b.admit(admission.Request{Tokens: 590})
@@ -510,7 +515,7 @@ func recoveredRequest(b *suite) {
 		b.Fatalf("got %v, %v", lease, err)
 	}
 	b.eventually("the resumed lease counts", func() bool { return b.Stats("chat").InFlight == 1 })
-	b.admit(admission.Request{Tokens: 50}) // resumed requests take no tokens
+	b.admit(admission.Request{Tokens: 50}) // recovered requests are charged no tokens
 	waiting := b.startAdmit(admission.Request{})
 	b.wantWaiting(waiting)
 	lease.Release()
@@ -530,7 +535,7 @@ func (b *suite) schedule(r admission.TaskRequest) admission.Task {
 	return got
 }
 
-// postponed expects a wait.
+// postponed expects to be told to wait.
 func (b *suite) postponed(r admission.TaskRequest) time.Duration {
 	b.Helper()
 	if r.Model == "" && r.Pool == "" {

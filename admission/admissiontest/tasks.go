@@ -11,7 +11,7 @@ import (
 
 var taskID = regexp.MustCompile(`^tsk_[a-z2-7]{26}$`)
 
-// task: one is admitted, seen by its tenant only, and completed once.
+// task: a task is admitted, visible only to its tenant, and completed once.
 func task(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 7})
@@ -35,7 +35,7 @@ func task(b *suite) {
 	}
 	var ended sync.Map
 	var wg sync.WaitGroup
-	for i := range 8 { // only one of them ends it
+	for i := range 8 { // only one call ends it
 		wg.Go(func() {
 			if err := b.Complete(b.ctx(), "acme", got.ID, 7); err == nil {
 				ended.Store(i, true)
@@ -56,7 +56,7 @@ func task(b *suite) {
 	b.postponed(admission.TaskRequest{Tenant: "acme"})
 }
 
-// taskKey: a repeated call finds the task of the first, and takes nothing more.
+// taskKey: a repeated call finds the task of the first, and is charged nothing.
 func taskKey(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 3})
 	r := admission.TaskRequest{Tenant: "acme", Key: "k"}
@@ -86,7 +86,7 @@ func taskKey(b *suite) {
 	}
 }
 
-// taskRenewal: a task lasts as long as its lease, which a renewal begins anew.
+// taskRenewal: a task lasts as long as its lease, which a renewal starts again.
 func taskRenewal(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2})
 	short := b.schedule(admission.TaskRequest{Lease: 300 * time.Millisecond})
@@ -113,7 +113,8 @@ func taskRenewal(b *suite) {
 	}
 }
 
-// taskWaits: what a task is told, and that one that may wait does so in the queue.
+// taskWaits: what a call that may not wait is told, and that one that may wait does so in the
+// queue.
 func taskWaits(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 600})
 	b.SetLimits("quick", admission.Limits{TokensPerMinute: 6000})
@@ -154,7 +155,7 @@ func taskWaits(b *suite) {
 	b.schedule(admission.TaskRequest{Model: "slow", MaxWait: patience})
 }
 
-// taskSettles: what a task has really cost corrects the buckets.
+// taskCorrection: the real cost of a task corrects the buckets.
 func taskCorrection(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
 	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 600})

@@ -72,7 +72,7 @@ func save(t testing.TB, s *Store, r limits.Records, version string, want bool) {
 	}
 }
 
-// TestConcurrentWriters: of writers that read, add one and write, none loses another's.
+// TestConcurrentWriters: of writers that read, add one and write, none loses the change of another.
 func TestConcurrentWriters(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -105,7 +105,8 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 }
 
-// TestChangedLimits: a claim under limits that another gateway has changed is not granted under the old ones.
+// TestChangedLimits: a claim with limits that another gateway has changed is not granted under the
+// old ones.
 func TestChangedLimits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -145,7 +146,8 @@ func TestChangedLimits(t *testing.T) {
 	}
 }
 
-// TestBooks: what an operator changes at one gateway holds at the other a heartbeat later, and outlives both.
+// TestBooks: what an operator changes at one gateway is in force at the other a heartbeat later,
+// and outlives both.
 func TestBooks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// BenchmarkAcquire counts decisions a second: 512 callers ask for one lease each, with all limits, and give it back. Beside it stands what
-// redis-benchmark gets from the same server with a script that does nothing but one GET, one command in a round trip. The
-// number of models must not matter.
+// BenchmarkAcquire counts decisions a second: 512 callers ask for one lease each, with all limits,
+// and give it back. Beside it stands what redis-benchmark gets from the same server with a script
+// that does nothing but one GET, one command in a round trip. The number of models must not matter.
 func BenchmarkAcquire(b *testing.B) {
 	for _, models := range []int{8, 512} {
 		b.Run(fmt.Sprint("models=", models), func(b *testing.B) {
@@ -61,7 +61,7 @@ func benchClaim(n, models int) admission.Claim {
 	}
 }
 
-// trivialScript is how many EVALSHA a second redis-benchmark gets done.
+// trivialScript is how many EVALSHA per second redis-benchmark gets.
 func trivialScript(b *testing.B, server *redistest.Server) float64 {
 	b.Helper()
 	sha, err := server.Client().ScriptLoad(b.Context(), "return redis.call('GET', KEYS[1])").Result()

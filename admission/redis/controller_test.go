@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// controllers are n gateways of one deployment. gateway tells their processes apart.
+// controllers returns the Controllers of n gateways of one deployment.
 func controllers(t *testing.T, n int, deployment string, servers ...*redistest.Server) []*admission.Controller {
 	t.Helper()
 	var all []*admission.Controller
@@ -27,7 +27,7 @@ func controllers(t *testing.T, n int, deployment string, servers ...*redistest.S
 	return all
 }
 
-// TestContract is what every Controller must show, with this store.
+// TestContract is the contract of every Controller, with this store.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	for name, start := range servers(t) {
@@ -42,8 +42,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestLikeInProcess: a Controller on this store says the same as one without, for the same requests one after the other. Buckets fill
-// too slowly to matter while it runs.
+// TestLikeInProcess: a Controller with this store answers like one without, for the same requests
+// in turn. Buckets fill too slowly to matter meanwhile.
 func TestLikeInProcess(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -68,7 +68,7 @@ func TestLikeInProcess(t *testing.T) {
 	}
 }
 
-// pair is the same Controller twice.
+// controllerPair is a Controller without a store and one with a store.
 type controllerPair struct {
 	*rand.Rand
 	t             *testing.T
@@ -82,7 +82,8 @@ func (p *controllerPair) both(f func(c *admission.Controller)) { f(p.alone); f(p
 
 func (p *controllerPair) limits() {
 	for i := range 3 {
-		// The sizes of buckets stay: in process a change holds at once, in the store from the next claim on.
+		// The sizes of buckets stay: in process a change takes effect at once, in the store with
+		// the next claim.
 		l := admission.Limits{MaxConcurrent: p.IntN(12), TokensPerMinute: i * 500, MaxQueue: -1}
 		p.both(func(c *admission.Controller) { c.SetLimits(fmt.Sprint("m", i), l) })
 	}
@@ -93,7 +94,7 @@ func (p *controllerPair) limits() {
 	p.both(func(c *admission.Controller) { c.SetTenants(tenants) })
 }
 
-// outcome is what a request became, without the jitter and the clock.
+// pairOutcome is the outcome of a request, without jitter and times.
 type pairOutcome struct {
 	what  string
 	quota admission.Quota
@@ -111,7 +112,7 @@ func (p *controllerPair) ask(c *admission.Controller, r admission.Request) (*adm
 	default:
 		o.what = err.Error()
 	}
-	// The two are asked milliseconds apart, and one may stand before a whole second and one after.
+	// The two are asked milliseconds apart, so one may round to another second.
 	o.quota.Requests.Reset, o.quota.Tokens.Reset = 0, 0
 	return lease, o
 }
@@ -125,7 +126,8 @@ func (p *controllerPair) step(i int) {
 		shared, got := p.ask(p.shared, r)
 		p.seen[want.what]++
 		if got.what == admission.QueueFull.String() && alone == nil {
-			got.what = want.what // it was told before that the model has none, and need not ask about the tenant
+			// it knows that the model has no tokens, and need not ask about the tenant
+			got.what = want.what
 		}
 		if want.what != got.what || alone != nil && (!near(want.quota.Tokens, got.quota.Tokens) || !near(want.quota.Requests, got.quota.Requests)) {
 			p.t.Fatalf("step %d, %+v: in process %+v, shared %+v\n%s", i, r, want, got, cmp.Diff(want.what, got.what))
@@ -134,7 +136,7 @@ func (p *controllerPair) step(i int) {
 			p.leases = append(p.leases, [2]*admission.Lease{alone, shared})
 		}
 	case p.IntN(3) == 0 && len(p.ended) > 0:
-		actual := 10 + p.IntN(20) // never less: a gateway does not ask again for tokens before their time
+		actual := 10 + p.IntN(20) // never less: a gateway does not ask for tokens before their time
 		last := p.ended[len(p.ended)-1]
 		last[0].Correct(actual)
 		last[1].Correct(actual)
@@ -143,7 +145,8 @@ func (p *controllerPair) step(i int) {
 		both := p.leases[n]
 		p.leases = append(p.leases[:n], p.leases[n+1:]...)
 		if p.IntN(2) == 0 {
-			actual := 10 + p.IntN(20) // never less: a gateway does not ask again for tokens before their time
+			// never less: a gateway does not ask for tokens before their time
+			actual := 10 + p.IntN(20)
 			both[0].Correct(actual)
 			both[1].Correct(actual)
 		}
@@ -153,18 +156,19 @@ func (p *controllerPair) step(i int) {
 	}
 }
 
-// near allows for what a bucket gains in the moments between the two questions.
+// near allows for what a bucket gains between the two questions.
 func near(a, b admission.Allowance) bool {
 	return a.Limit == b.Limit && a.Remaining-b.Remaining <= 2 && b.Remaining-a.Remaining <= 2
 }
 
-// raise makes most at least n.
+// raiseMax makes most at least n.
 func raiseMax(most *atomic.Int64, n int64) {
 	for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 	}
 }
 
-// TestThreeGateways: 2,000 callers at three gateways, never more than 100 at once, and all get their turn.
+// TestThreeGateways: of 2,000 callers at three gateways never more than 100 run at once, and all
+// are admitted in the end.
 func TestThreeGateways(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -195,7 +199,8 @@ func TestThreeGateways(t *testing.T) {
 	t.Logf("at most %d at once", most.Load())
 }
 
-// TestSharesOverGateways: two gateways whose tenants want all they can get have tokens by their tenants' weights, whoever asks more.
+// TestSharesOverGateways: two gateways whose tenants want all they can get share tokens by their
+// tenants' weights, whichever asks more.
 func TestSharesOverGateways(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -229,7 +234,8 @@ func TestSharesOverGateways(t *testing.T) {
 	}
 }
 
-// TestPause: two gateways go on through a pause of Redis, each with its share, and from the moment when both are back the limit holds.
+// TestPause: two gateways go on through a pause of Redis, each with its part. From the moment when
+// both are back the limit holds.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -270,7 +276,7 @@ func TestPause(t *testing.T) {
 	server.Pause()
 	eventually(t, "both are alone", func() bool { return !both[0].Status().Up && !both[1].Status().Up })
 	serve(200)
-	time.Sleep(2 * time.Second) // that is the pause
+	time.Sleep(2 * time.Second) // the pause
 	t.Logf("paused: at most %d inside, slowest %v", most.Load(), time.Duration(slowest.Swap(0)))
 	server.Resume()
 	eventually(t, "both are back", func() bool { return both[0].Status().Up && both[1].Status().Up })

@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// oracle is what the scripts do, written again in the plainest way: whole numbers, one step at a time, at the time that Redis said it was.
+// oracle does what the scripts do, in the plainest way: whole numbers, one step at a time, at the
+// time that Redis has reported.
 type oracle struct {
 	now     int64 // microseconds
 	lease   int64 // ms
@@ -57,7 +58,7 @@ func (b *oracleBucket) give(tokens int64) {
 	}
 }
 
-// wait tries whole microseconds, after a guess that is too early.
+// wait tries whole microseconds, beginning with a guess that is too early.
 func (b *oracleBucket) wait(tokens int64) time.Duration {
 	if b == nil || b.units >= tokens*oracleUnit {
 		return 0
@@ -70,7 +71,7 @@ func (b *oracleBucket) wait(tokens int64) time.Duration {
 	return micros(n)
 }
 
-// expired leases do not count. One that is released nevertheless still gives back its tokens.
+// Expired leases do not count. An expired lease that is released still gives back its tokens.
 func (o *oracle) expired(l oracleLease) bool { return l.expires <= o.now/1000 }
 
 func (o *oracle) count(matches func(admission.Claim) bool) int {
@@ -187,13 +188,13 @@ func (o *oracle) allowance(kind byte, tenant string, size int) admission.Allowan
 		return admission.Allowance{}
 	}
 	units := b.units
-	if units < 0 { // rounding goes down, also below zero
+	if units < 0 { // integer division must round down, also below zero
 		units = 0
 	}
 	return admission.Allowance{Limit: int64(size), Remaining: units / oracleUnit, Reset: b.wait(b.size)}
 }
 
-// TestOracle runs random turns, one at a time, against a single Redis and a cluster.
+// TestOracle runs random syncs, one at a time, on a single Redis and on a cluster.
 func TestOracle(t *testing.T) {
 	t.Parallel()
 	for name, start := range servers(t) {
@@ -238,7 +239,7 @@ func servers(t *testing.T) map[string]func(testing.TB) []*redistest.Server {
 	return ways
 }
 
-// dice makes random turns and compares what becomes of them.
+// randomTurns makes random syncs and compares their replies.
 type randomTurns struct {
 	*rand.Rand
 	oracle *oracle
@@ -302,7 +303,7 @@ func (d *randomTurns) sync(t *testing.T, s *Store, i int) {
 		d.changeLimits()
 	}
 	if d.IntN(4) == 0 {
-		time.Sleep(time.Duration(d.IntN(20)) * time.Millisecond) // of Redis' clock there is only the real one
+		time.Sleep(time.Duration(d.IntN(20)) * time.Millisecond) // Redis has only a real clock
 	}
 	var b batch
 	for range d.IntN(4) {
@@ -354,7 +355,7 @@ func (d *randomTurns) compare(t *testing.T, i int, r reply, b batch, parts []cal
 	}
 }
 
-// remember keeps some recent claims to come back to.
+// remember keeps some recent claims to use again.
 func (d *randomTurns) remember(c admission.Claim) {
 	if d.known = append(d.known, c); len(d.known) > 30 {
 		d.known = slices.Delete(d.known, 0, 1)

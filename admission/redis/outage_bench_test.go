@@ -13,9 +13,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// BenchmarkOutage stops a Redis for 10 s under load and reports what that adds to an admission: 32 callers who hold a lease for a millisecond
-// go through a Controller whose model has room for all of them, before, while it is stopped, and after. The figures are of the slowest of
-// a hundred and of the slowest of all. over counts moments with more leases than the limit.
+// BenchmarkOutage stops a Redis for 10 s under load and reports what that adds to an admission: 32
+// callers who hold a lease for a millisecond go through a Controller whose model has room for all
+// of them, before, while it is stopped, and after. The figures are of the slowest of a hundred and
+// of the slowest of all. over counts moments with more leases than the limit.
 func BenchmarkOutage(b *testing.B) {
 	const limit, callers = 64, 32
 	for range b.N {
@@ -41,7 +42,8 @@ func BenchmarkOutage(b *testing.B) {
 	}
 }
 
-// load has callers come and go, and says how long each admission took and how often there were too many.
+// load has callers come and go, and says how long each admission took and how often there were too
+// many.
 func load(b *testing.B, c *admission.Controller, begin func(), callers, limit int, lasts time.Duration) (all []time.Duration, over int64) {
 	b.Helper()
 	var mu sync.Mutex

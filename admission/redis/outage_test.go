@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// budget is what a tenant bucket has left, by the store.
+// budget is what a tenant's bucket has left, according to the store.
 func budget(t testing.TB, s *Store, limit int) int64 {
 	t.Helper()
 	c := admission.Claim{ID: "probe" + fmt.Sprint(time.Now().UnixNano()), Model: "probe", Tenant: "acme",
@@ -22,7 +22,8 @@ func budget(t testing.TB, s *Store, limit int) int64 {
 	return v[0].Quota.Tokens.Remaining
 }
 
-// TestManyCallers: 2,000 callers at once against a budget of 100 get exactly 100, through one gateway or three, on one Redis or a cluster.
+// TestManyCallers: of 2,000 callers at once against a budget of 100 exactly 100 are granted,
+// through one gateway or three, on one Redis or a cluster.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
 	for name, start := range servers(t) {
@@ -56,7 +57,7 @@ func TestManyCallers(t *testing.T) {
 	}
 }
 
-// TestTooLate: a script that comes to run after its time changes nothing, and nothing runs twice.
+// TestTooLate: a script that runs after its time changes nothing, and nothing runs twice.
 func TestTooLate(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,12 +80,12 @@ func TestTooLate(t *testing.T) {
 	if keys := server.Client().Keys(t.Context(), "{sluice}:leases:*").Val(); len(keys) > 0 {
 		t.Errorf("a late script wrote %v", keys)
 	}
-	// With a wrong idea of Redis' clock it is asked again with the right one.
+	// With a wrong offset of Redis' clock the sync is sent again with the right one.
 	s.offset -= 3_600_000_000
 	if r, err = s.sendSync(t.Context(), batch{}, form, time.Second); err != nil || r.status != "ok" {
 		t.Error(r, err)
 	}
-	// The same batch again.
+	// The same batch is sent again.
 	give := batch{[]change{{kind: bucketsCorrected, claim: admission.Claim{Model: "m", Tenant: "acme"}, tokens: -10}}, 2}
 	full := admission.Claim{ID: "c", Model: "m", Tenant: "acme", Limits: admission.Limits{TokensPerMinute: 60}}
 	for i, b := range []batch{{}, give, give} {
@@ -99,7 +100,8 @@ func TestTooLate(t *testing.T) {
 	}
 }
 
-// TestUnavailableAtOnce: without Redis claims are answered without asking, and what happens meanwhile counts afterwards.
+// TestUnavailableAtOnce: without Redis claims are answered without asking, and what happens
+// meanwhile counts afterwards.
 func TestUnavailableAtOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -118,21 +120,22 @@ func TestUnavailableAtOnce(t *testing.T) {
 	}
 	s.ReportLease(charged("kept"))
 	s.ReportLease(charged("short"))
-	s.Release("short", 40, false) // costs 60, though the store never hears of its lease
+	s.Release("short", 40, false) // costs 60, though the store never knows its lease
 	s.Release("a", 70, false)
 	s.Correct("chat", "acme", 5)
 	wantReasons(t, acquire(s, charged("x")), admission.Unavailable)
 	server.Resume()
 	eventually(t, "it is back", func() bool { return s.Status().Up && all[1].Status().Up })
 	wantInUse(t, server, "chat", 2) // b and kept
-	// 1000 less a and b and kept and short, and what came back; more trickles in at 17 a second.
+	// 1000 less a, b, kept and short, and what was given back; the bucket gains 17 per second.
 	const want = 1000 - 300 - 60 + 70 + 5
 	if got := budget(t, all[1], 1000); got < want || got > want+150 {
 		t.Errorf("%d tokens are left, want %d and what came since", got, want)
 	}
 }
 
-// TestRestartEmpty: a Redis that has forgotten everything admits nothing beside the leases that live, and no tokens that were spent.
+// TestRestartEmpty: a Redis that has lost everything grants nothing beside the live leases, and no
+// tokens that were spent.
 func TestRestartEmpty(t *testing.T) {
 	t.Parallel()
 	for name, start := range servers(t) {
@@ -155,7 +158,8 @@ func restartEmpty(t *testing.T, servers []*redistest.Server) {
 	wantReasons(t, acquire(all[1], claim("c"), claim("d")), admission.Granted, admission.Granted)
 	server.Kill()
 	server.Restart()
-	// Asked all the time, the first of them that is granted anything must have been told of all leases.
+	// Claims are sent all the time. The first one that is granted anything comes after all leases
+	// were reported.
 	done := time.Now().Add(testPatience)
 	back := func(s *Store) bool { return s.Status().Errors > 0 && s.Status().Up }
 	for i := 0; !back(all[0]) || !back(all[1]); i++ {
@@ -171,7 +175,7 @@ func restartEmpty(t *testing.T, servers []*redistest.Server) {
 	}
 	wantInUse(t, server, "chat", 4)
 	wantReasons(t, acquire(all[0], claim("e")), admission.ModelConcurrency)
-	// 200 were left, and at 17 a second there are not many more.
+	// 200 were left, and at 17 per second there are not many more.
 	if got := budget(t, all[0], 1000); got > 200+200 {
 		t.Errorf("%d tokens are left, want those that were not spent before", got)
 	}
@@ -181,7 +185,7 @@ func restartEmpty(t *testing.T, servers []*redistest.Server) {
 	})
 }
 
-// owner is the server that has the deployment's keys.
+// slotOwner is the server that has the deployment's keys.
 func slotOwner(t *testing.T, servers []*redistest.Server) *redistest.Server {
 	t.Helper()
 	for _, s := range servers {
@@ -193,7 +197,7 @@ func slotOwner(t *testing.T, servers []*redistest.Server) *redistest.Server {
 	return nil
 }
 
-// TestFlushed: a database that was emptied under running gateways is found by the next turn.
+// TestFlushed: the next sync notices a database that was emptied under running gateways.
 func TestFlushed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -207,7 +211,8 @@ func TestFlushed(t *testing.T) {
 	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
 }
 
-// TestFirstStart: a gateway at an empty Redis does not wait, unless it comes with leases of a former life.
+// TestFirstStart: a gateway at an empty Redis does not wait, unless it comes with leases of an
+// earlier process.
 func TestFirstStart(t *testing.T) {
 	t.Parallel()
 	for _, leases := range []int{0, 1} {
@@ -227,8 +232,9 @@ func TestFirstStart(t *testing.T) {
 	}
 }
 
-// TestReturnTogether: gateways that were without Redis agree when to share again, and the first one back does not go ahead with
-// what it cannot know of the others. One that was not without it, or is new, does not wait.
+// TestReturnTogether: gateways that were without Redis agree when to share again, and the first one
+// back does not go ahead with what it cannot know of the others. One that was not without it, or is
+// new, does not wait.
 func TestReturnTogether(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -265,7 +271,7 @@ func TestReturnTogether(t *testing.T) {
 	}
 }
 
-// TestCallersAfterTheEnd are not left hanging.
+// TestCallersAfterTheEnd: calls after the end of Run are answered.
 func TestCallersAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -280,5 +286,5 @@ func TestCallersAfterTheEnd(t *testing.T) {
 	s.Release("a", 0, false)
 	stop()
 	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
-	wantInUse(t, server, "chat", 0) // the release was told before the end
+	wantInUse(t, server, "chat", 0) // the release was reported before the end
 }

@@ -35,25 +35,27 @@
 //
 // # Keys
 //
-// With the default deployment, the keys are:
+// Every key begins with the deployment in braces and a colon, "{sluice}:" by default. After that:
 //
-//	{sluice}:model:<m>, {sluice}:tenant:<t>            hash: the limits in force
-//	{sluice}:file_model:<m>, {sluice}:file_tenant:<t>  hash: the limits of the file
-//	{sluice}:limits, {sluice}:limits_version           set of the keys of records; their version
-//	{sluice}:runtime:<m>                               hash: token bucket, in_flight, deficit (tokens served)
-//	{sluice}:served:<m>                                hash: tokens served, by tenant
-//	{sluice}:tenant_runtime:<t>                        hash: token bucket, request bucket
-//	{sluice}:leases:<m>, {sluice}:tenant_leases:<t>    sorted set: lease ids by expiry in ms
-//	{sluice}:prefill:<t>, {sluice}:replica:<r>         sorted set: lease ids by expiry in ms
-//	{sluice}:task:<id>, {sluice}:task_key:<…>          hash of a task; id of a task by its key
-//	{sluice}:ended:<id>                                an ended task that must not come back
-//	{sluice}:waiting, waiting:<m>, waiting_tenant:<t>  somebody waits for capacity
-//	{sluice}:seq:<gateway>                             number of the last batch of changes
-//	{sluice}:gateways                                  sorted set: live gateways by expiry in ms
-//	{sluice}:epoch, {sluice}:return                    the epoch; the agreed moment after an outage
-//	{sluice}:events                                    channel
+//	model:<m>, tenant:<t>             hash: the limits in force
+//	file_model:<m>, file_tenant:<t>   hash: the limits of the file
+//	limits, limits_version            set of the keys of all records; their version
+//	runtime:<m>                       hash: token bucket, in_flight, deficit (tokens served)
+//	served:<m>                        hash: tokens served, by tenant
+//	tenant_runtime:<t>                hash: token bucket, request bucket
+//	leases:<m>, tenant_leases:<t>     sorted set: lease ids by expiry in ms
+//	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
+//	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
+//	ended:<id>                        an ended task that must not come back
+//	waiting, waiting:<m>              a gateway waits for capacity, of this model
+//	waiting_tenant:<t>                set: models at which the tenant waits
+//	seq:<gateway>                     number of the last batch of changes
+//	gateways                          sorted set: live gateways by expiry in ms
+//	epoch, return                     the epoch; the agreed moment after an outage
+//	events                            channel
 //
-// Nothing follows a name in a key, so no two names make the same key.
+// Nothing but a task's own key follows a name, and the name's length is before it, so no two names
+// make the same key.
 package redis
 
 import (

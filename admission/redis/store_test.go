@@ -16,10 +16,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait for a condition.
+// testPatience bounds every wait for a condition.
 const testPatience = 30 * time.Second
 
-// stores runs n stores on the servers. Their timeouts are long, because the machine of a test may be busy.
+// stores runs n stores on the servers. Their timeouts are long, because the machine of a test may
+// be busy.
 func stores(t testing.TB, n int, cfg Config, servers ...*redistest.Server) []*Store {
 	t.Helper()
 	if cfg.URL = redistest.URL(servers...); cfg.Timeout == 0 {
@@ -65,7 +66,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// acquire is an Acquire that waits for its verdicts.
+// acquire calls Acquire and waits for the verdicts.
 func acquire(s *Store, claims ...admission.Claim) []admission.Verdict {
 	answer := make(chan []admission.Verdict, 1)
 	s.Acquire(claims, func(v []admission.Verdict) { answer <- v })
@@ -137,7 +138,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestDeniedBlocksItsCall: nobody of the same call passes one that its model turned away; the next call is free to try.
+// TestDeniedBlocksItsCall: no claim passes a claim of the same call that its model denied; the next
+// call may try.
 func TestDeniedBlocksItsCall(t *testing.T) {
 	t.Parallel()
 	s := stores(t, 1, Config{}, redistest.Start(t))[0]
@@ -145,7 +147,7 @@ func TestDeniedBlocksItsCall(t *testing.T) {
 		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Tokens: tokens, Limits: admission.Limits{TokensPerMinute: 100}}
 	}
 	many := []admission.Claim{claim("a", 50), claim("b", 60)}
-	for i := range 3 * batchLimit { // over several turns
+	for i := range 3 * batchLimit { // over several syncs
 		many = append(many, claim(fmt.Sprint(i), 1))
 	}
 	got := acquire(s, many...)
@@ -160,7 +162,7 @@ func TestDeniedBlocksItsCall(t *testing.T) {
 	wantReasons(t, acquire(s, claim("c", 1)), admission.Granted)
 }
 
-// TestNamesDoNotMeet: names that would be one key if they were put together carelessly.
+// TestNamesDoNotMeet uses names that would make one key if they were joined carelessly.
 func TestNamesDoNotMeet(t *testing.T) {
 	t.Parallel()
 	s := stores(t, 1, Config{}, redistest.Start(t))[0]
@@ -195,10 +197,10 @@ func TestExpiryAndRenewal(t *testing.T) {
 	if n := c.Del(t.Context(), "{sluice}:leases:chat").Val(); n != 1 {
 		t.Fatal("nothing to lose")
 	}
-	wantInUse(t, server, "chat", 2) // the renewal puts them back
+	wantInUse(t, server, "chat", 2) // the renewal adds them again
 }
 
-// TestFreed: who waits at one gateway hears of what another one gives back.
+// TestFreed: a gateway with waiters is told of what another one gives back.
 func TestFreed(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
@@ -211,7 +213,7 @@ func TestFreed(t *testing.T) {
 	wantReasons(t, acquire(all[1], limited("b", 1)), admission.Granted)
 }
 
-// TestFirstToken: a tenant's cap on prefill lets the next one in with the first token, over two gateways.
+// TestFirstToken: the first token makes room in a tenant's limit of prefill, over two gateways.
 func TestFirstToken(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
@@ -230,7 +232,7 @@ func TestFirstToken(t *testing.T) {
 	}
 }
 
-// TestServed: what one gateway serves, the other hears, each token once.
+// TestServed: each gateway is told what the other serves, each token once.
 func TestServed(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
@@ -251,7 +253,7 @@ func TestServed(t *testing.T) {
 		return all[1].served["chat"]["acme"].total == 5
 	})
 	ask(all[0], "acme", 7)
-	ask(all[0], "other", 100) // nobody of this tenant is at the other gateway
+	ask(all[0], "other", 100) // the other gateway has no claims of this tenant
 	ask(all[1], "acme", 11)
 	eventually(t, "it is told", func() bool { return heard.served("chat/acme") == 7 })
 	ask(all[0], "acme", 13)
@@ -261,7 +263,7 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// ear is a Listener.
+// recordingSubscriber is a Subscriber that counts its calls.
 type recordingSubscriber struct {
 	mu     sync.Mutex
 	models map[string]int

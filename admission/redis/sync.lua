@@ -1,5 +1,5 @@
--- One sync of a gateway: first what happened to its leases since the last sync, in order and once; then
--- its claims, in order.
+-- One sync of a gateway: first what happened to its leases since the last sync, in order and once;
+-- then its claims, in order.
 --
 -- ARGV:
 --   prefix      of all keys
@@ -13,9 +13,9 @@
 --   changes     each is its kind and the arguments that changes.<kind> reads
 --   models      a count; for each the name and its MODEL_LIMITS
 --   tenants     a count; for each the name and its TENANT_LIMITS
---   claims      a count; for each: id, index of its model, index of its tenant, replica, limit of the
---               replica, tokens, 1 if in prefill, 1 if first of an Acquire, ms that a task lasts (0: no
---               task), key of the task
+--   claims      a count; for each: id, index of its model, index of its tenant, replica, limit of
+--               the replica, tokens, 1 if in prefill, 1 if first of an Acquire, ms that a task
+--               lasts (0: no task), key of the task
 --
 -- Replies:
 --   { 'late', now }               the script ran after not_after
@@ -23,10 +23,11 @@
 --   { 'wait', now, us }           nothing is granted for so long after the store was emptied
 --   { 'stale', now }              the store has limits of another version
 --   { 'ok', now, verdicts, tasks, levels }
--- verdicts has eight numbers for each claim: reason, wait, leases of the model, leases of the replica,
--- then remaining and reset of the tenant's requests and of its tokens. tasks has an entry for each claim
--- that found an earlier task: index from 0, id, model, tokens, ms left. levels has the tokens of each
--- model's bucket, then for each tenant those of its token bucket and of its request bucket.
+-- verdicts has eight numbers for each claim: reason, wait, leases of the model, leases of the
+-- replica, then remaining and reset of the tenant's requests and of its tokens. tasks has an entry
+-- for each claim that found an earlier task: index from 0, id, model, tokens, ms left. levels has
+-- the tokens of each model's bucket, then for each tenant those of its token bucket and of its
+-- request bucket.
 --
 -- limitsLua in script.go generates REASON, MODEL_LIMITS and TENANT_LIMITS from the table of limits.
 
@@ -67,9 +68,9 @@ function changes.S()
   end
 end
 
--- K: a gateway reports a lease. The lease is renewed if the store knows it. Otherwise the lease is added,
--- and its buckets are charged what the gateway says is owed. task_ms is 0 for a lease that is no task's,
--- and negative for a task that expired before it was reported.
+-- K: a gateway reports a lease. The lease is renewed if the store knows it. Otherwise the lease is
+-- added, and its buckets are charged what the gateway says is owed. task_ms is 0 for a lease that
+-- is no task's, and negative for a task that expired before it was reported.
 function changes.K()
   local id = arg()
   local c = { model = arg(), tenant = arg(), replica = arg(), prefill = num() == 1, tokens = num() }
@@ -144,8 +145,8 @@ local function sized(bucket, find, name, size)
   return bucket
 end
 
--- use gives the buckets of a claim the sizes that the claim carries. While limits change, one sync may
--- bring claims with old limits and claims with new ones.
+-- use gives the buckets of a claim the sizes that the claim carries. While limits change, one sync
+-- may bring claims with old limits and claims with new ones.
 local function use(c)
   local m, t = c.m, c.t
   m.bucket = sized(m.bucket, model_bucket, m.name, m.max_tokens_per_minute)
@@ -156,8 +157,8 @@ end
 -- is_reached tells whether n things use up a limit; 0 is no limit.
 local function is_reached(n, limit) return limit > 0 and n >= limit end
 
--- obstacle returns the first limit that stands in the way of a claim, and how long it will. The tenant's
--- limits come first, as in process: a tenant at a limit must not hold up the model.
+-- obstacle returns the first limit that stands in the way of a claim, and how long it will. The
+-- tenant's limits come first, as in process: a tenant at a limit must not hold up the model.
 local function obstacle(c)
   local m, t, w = c.m, c.t, 0
   if t.request_bucket then
@@ -226,8 +227,8 @@ local granted = {}  -- ids granted by this call, whose sets save writes at the e
 local blocked = {}  -- model -> verdict of its own limits, within one Acquire
 local marks = {}    -- keys that mark has set in this call
 
--- mark records for two seconds that a gateway waits for the model, or for the tenant. announce tells the
--- gateways only of capacity that somebody waits for.
+-- mark records for two seconds that a gateway waits for the model, or for the tenant. announce
+-- tells the gateways only of capacity that somebody waits for.
 local function mark(c, reason)
   if not marks.any then call('SET', P .. 'waiting', '1', 'PX', 2000) end
   marks.any = true

@@ -28,7 +28,7 @@ func wantError(t testing.TB, got, want error) {
 	}
 }
 
-// TestTasks: a task belongs to its tenant, and any gateway may find, renew and end it, once.
+// TestTasks: a task belongs to its tenant, and any gateway may find it, renew it, and end it once.
 func TestTasks(t *testing.T) {
 	t.Parallel()
 	for name, start := range servers(t) {
@@ -106,8 +106,9 @@ func TestTaskExpires(t *testing.T) {
 	wantError(t, err, admission.ErrUnknownTask)
 }
 
-// TestTasksAlone: what was admitted without Redis can be ended without it; the rest waits for it. A task that was ended elsewhere
-// does not come back with a gateway that remembers it.
+// TestTasksAlone: a task that was admitted without Redis can be ended without it; other tasks
+// cannot. A task that was ended at another gateway does not come back with a gateway that remembers
+// it.
 func TestTasksAlone(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -120,7 +121,7 @@ func TestTasksAlone(t *testing.T) {
 	for _, id := range []string{"ended", "renewed"} {
 		s.ReportLease(task(id, "key of "+id, time.Minute))
 	}
-	s.ReportLease(task("gone", "", time.Minute)) // as a journal of before does
+	s.ReportLease(task("gone", "", time.Minute)) // as a gateway does after it has read its journal
 	wantError(t, s.EndTask(ctx, "acme", "stored", noCorrection), admission.ErrUnavailable)
 	_, err := s.Task(ctx, "acme", "nobody")
 	wantError(t, err, admission.ErrUnavailable)
@@ -147,7 +148,8 @@ func TestTasksAlone(t *testing.T) {
 	wantError(t, s.EndTask(ctx, "acme", "renewed", noCorrection), admission.ErrUnknownTask)
 }
 
-// TestForeignTaskFrees: who ends a task of another gateway hears itself that there is room now.
+// TestForeignTaskFrees: a gateway that ends a task of another gateway is itself told that there is
+// room now.
 func TestForeignTaskFrees(t *testing.T) {
 	t.Parallel()
 	all := stores(t, 2, Config{}, redistest.Start(t))
@@ -159,7 +161,7 @@ func TestForeignTaskFrees(t *testing.T) {
 	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 }
 
-// TestReleasedTask: a task that nobody began leaves nothing behind.
+// TestReleasedTask: a task that was released unused leaves nothing behind.
 func TestReleasedTask(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

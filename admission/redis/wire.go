@@ -10,8 +10,8 @@ import (
 // process.
 const maxTokens = (1<<63 - 1) / 60_000_000 / 2
 
-// modelLimits and tenantLimits are the limits that a claim carries, in the order in which the script
-// reads them.
+// modelLimits and tenantLimits are the limits that a claim carries, in the order in which the
+// script reads them.
 var (
 	modelLimits  = admission.SharedLimits(admission.ModelScope)
 	tenantLimits = admission.SharedLimits(admission.TenantScope)

@@ -12,22 +12,26 @@ import (
 	"github.com/sluice-gateway/sluice/internal/backlog"
 )
 
-// longest is the most that a task takes.
+// longest is the longest time of a task.
 const longest = 2 * time.Minute
 
-// profile is what the models may have. The batches have up to 200 calls at once, whatever the limits.
+// profile is the limits of the models. The batches have up to 200 calls at once, whatever the
+// limits.
 type profile struct {
 	name   string
 	models []backlog.Model
-	// tight says that tokens run out before places do.
+	// tight says that tokens run out before concurrency does.
 	tight bool
-	// faster is the least ratio that Scheduled must reach, against Batches and against Obey, for 1,000 tasks and for more.
+	// few and many are the least ratios that Scheduled must reach, against Batches and against
+	// Obey, for 1,000 tasks and for more.
 	few, many [2]float64
 }
 
-// profiles are ordered from the one that suits the batches best: with equal limits turns are as good as any choice, and with 200 places in all there
-// is no parallelism but theirs. 1,000 tasks are then only five batches for a worker, and what counts is the end, when there are no
-// tasks left to fill the places beside a long one: no scheduler that does not know the times before is much better than ours there.
+// profiles are ordered from the one that suits the batches best: with equal limits turns are as
+// good as any choice, and with 200 places in all there is no parallelism but theirs. 1,000 tasks
+// are then only five batches for a worker, and what counts is the end, when there are no tasks left
+// to fill the places beside a long one: no scheduler that does not know the times before is much
+// better than ours there.
 func profiles() []profile {
 	mixed := []int{5, 5, 10, 10, 15, 20, 25, 30, 40, 40}
 	twice := []int{10, 10, 20, 20, 30, 40, 50, 60, 80, 80}
@@ -39,7 +43,7 @@ func profiles() []profile {
 	}
 }
 
-// figures of one backlog.
+// figures are those of one backlog.
 type figures struct {
 	batches, obey, ours backlog.Result
 	bound               time.Duration
@@ -59,8 +63,8 @@ func measure(t *testing.T, models []backlog.Model, tasks []backlog.Task) figures
 	return f
 }
 
-// TestReport measures backlogs of several sizes with several limits, holds them against what they must reach, and prints the table: with -v also that
-// of a larger backlog.
+// TestReport measures backlogs of several sizes with several limits, holds them against what they
+// must reach, and prints the table: with -v also that of a larger backlog.
 func TestReport(t *testing.T) {
 	sizes := []int{1000, 5000}
 	if testing.Verbose() {
@@ -118,7 +122,8 @@ func check(t *testing.T, p profile, tasks []backlog.Task, f figures) {
 	if f.ours.Calls != len(tasks) {
 		fail("%d calls", f.ours.Calls)
 	}
-	// Graham's bound: who leaves no place empty while there is a task is never later than this. A fiftieth is for waits for tokens.
+	// Graham's bound: who leaves no place empty while there is a task is never later than this. A
+	// fiftieth is for waits for tokens.
 	if most := backlog.Spread(p.models, tasks) + longest; !p.tight && f.ours.Makespan > most*51/50 {
 		fail("places were left empty: %v; want at most %v", f.ours.Makespan, most)
 	}
@@ -127,7 +132,8 @@ func check(t *testing.T, p profile, tasks []backlog.Task, f figures) {
 	}
 }
 
-// TestBatches follows one backlog by hand: 20 parts of 20 tasks of 10 minutes make two batches each, and then one more round for what the limit cut off.
+// TestBatches follows one backlog by hand: 20 parts of 20 tasks of 10 minutes make two batches
+// each, and one more round for what the timeout cut off.
 func TestBatches(t *testing.T) {
 	models := backlog.Models(100, slices.Repeat([]int{20}, 10)...)
 	for _, c := range []struct {
@@ -135,8 +141,10 @@ func TestBatches(t *testing.T) {
 		takes, want  time.Duration
 	}{
 		{400, 400, 10 * time.Minute, 20 * time.Minute},
-		{410, 410, 10 * time.Minute, 30 * time.Minute},                      // 20 or 21 each: a third batch of one
-		{400, 400 + 200, 20 * time.Minute, 30*time.Minute + 20*time.Minute}, // the second batch is lost
+		// 20 or 21 each: a third batch of one
+		{410, 410, 10 * time.Minute, 30 * time.Minute},
+		// the second batch is lost
+		{400, 400 + 200, 20 * time.Minute, 30*time.Minute + 20*time.Minute},
 		{1, 1, time.Minute, time.Minute},
 		{0, 0, time.Minute, 0},
 	} {
@@ -151,13 +159,14 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestObserver: limits that are exceeded are seen, and waiting at the models heals them.
+// TestObserver: calls over a limit are counted, and waiting at the models avoids them.
 func TestObserver(t *testing.T) {
 	models := backlog.Models(1, 3, 20)
 	size := models[0].TokensPerMinute
 	tasks := slices.Repeat([]backlog.Task{{Tokens: size, Takes: 30 * time.Second}}, 20)
 	synctest.Test(t, func(t *testing.T) {
-		// One task for each worker, in turn: ten at once on a model that takes three and one minute of tokens, and ten on one for six of them.
+		// One task for each worker, in turn: ten at once on a model that takes three and one minute
+		// of tokens, and ten on one for six of them.
 		if r := backlog.Batches(models, tasks); r.OverConcurrency != 7 || r.OverTokens != 9+4 || r.Makespan != 30*time.Second {
 			t.Errorf("%+v", r)
 		}

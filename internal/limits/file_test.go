@@ -21,7 +21,7 @@ func TestFile(t *testing.T) {
 	if err != nil || len(records) != 0 || first != "" {
 		t.Fatalf("%v %q %v", records, first, err)
 	}
-	// What a crash left behind is in nobody's way.
+	// What a crash left behind does not disturb.
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path+".tmp", []byte("{"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,8 @@ func TestFaultyFile(t *testing.T) {
 	}
 }
 
-// TestUnreadableFile: a file that cannot be read may be good, so it stays where it is and nothing is written over it.
+// TestUnreadableFile: a file that cannot be read may be good, so it stays where it is and nothing
+// replaces it.
 func TestUnreadableFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "limits.json")
@@ -108,7 +109,7 @@ func TestUnreadableFile(t *testing.T) {
 	}
 }
 
-// TestFileIsLocked: while another process changes the file, a change waits, as long as its context lets it.
+// TestFileIsLocked: while another process changes the file, a change waits until its context ends.
 func TestFileIsLocked(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "limits.json")

@@ -11,10 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// naive is the rule in its simplest words: what was patched, and what the file said last. It keeps all over restarts.
+// referenceOverrides is the rule in its simplest form: what was patched, and what the file said
+// last. It keeps all over restarts.
 type referenceOverrides struct {
 	patched map[string]map[string]int64
-	// file has a row for every key that was ever named or is there without being named; named says which is which.
+	// file has an entry for every key that was ever named, or that exists without being named;
+	// named says which.
 	file  map[string]map[string]int64
 	named map[string]bool
 	there map[string]bool
@@ -117,7 +119,8 @@ func randomChange(r *rand.Rand, key string) map[string]*int64 {
 	return change
 }
 
-// TestAgainstTheRule compares books on both backends with the rule over random changes of the file, patches and restarts.
+// TestAgainstTheRule compares Overrides on both backends with the rule, over random changes of the
+// file, patches and restarts.
 func TestAgainstTheRule(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {
@@ -170,8 +173,8 @@ func TestAgainstTheRule(t *testing.T) {
 	}
 }
 
-// TestBooksConverge: whatever several gateways did, and with whatever files, they agree once they have read the same file and
-// each other.
+// TestBooksConverge: whatever several gateways did, and with whatever files, they agree once they
+// have read the same file and each other's changes.
 func TestBooksConverge(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
@@ -190,7 +193,8 @@ func TestBooksConverge(t *testing.T) {
 					t.Fatal(err)
 				}
 			default:
-				_, _ = books[i].Patch(t.Context(), key, randomChange(r, key)) // may not be known there
+				// it may be unknown there
+				_, _ = books[i].Patch(t.Context(), key, randomChange(r, key))
 			}
 		}
 		file := randomFile(r)

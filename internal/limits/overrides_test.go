@@ -13,7 +13,7 @@ import (
 
 func int64Ptr(n int64) *int64 { return &n }
 
-// one is a change of one field; nil is the file's value again.
+// changeOf is a change of one field; nil restores the file's value.
 func changeOf(field string, v *int64) map[string]*int64 { return map[string]*int64{field: v} }
 
 func sync1(t *testing.T, b *Overrides, file map[string]Values) {
@@ -91,7 +91,7 @@ func TestInvalidPatches(t *testing.T) {
 			"max_concurrent_streams, max_prefill, requests_per_minute, tokens_per_minute, weight"},
 		{"model/chat", "max_queue", nil, "is not a limit that can be changed; those are max_concurrent_requests, max_tokens_per_minute, weight"},
 	} {
-		// The good half of a change that has a bad half is not made either.
+		// If one half of a change is bad, the other half is not made either.
 		changes := map[string]*int64{"weight": int64Ptr(5)}
 		changes[c.field] = c.value
 		_, err := b.Patch(t.Context(), c.key, changes)
@@ -127,8 +127,8 @@ func TestSyncOfWhatIsNoLimit(t *testing.T) {
 	}
 }
 
-// TestNotInTheFile: a model that only a server makes known keeps its patches while it is away and over restarts; what the file
-// named and names no more loses them.
+// TestNotInTheFile: a model that the file does not name keeps its patches while it is away and over
+// restarts. What the file named before and names no longer loses them.
 func TestNotInTheFile(t *testing.T) {
 	t.Parallel()
 	backend := &memoryBackend{}
@@ -165,7 +165,7 @@ func TestNotInTheFile(t *testing.T) {
 	}
 }
 
-// TestKinds: a Sync that tells of models only leaves the tenants alone.
+// TestKinds: a Sync of models leaves the tenants as they are.
 func TestKinds(t *testing.T) {
 	t.Parallel()
 	b := New(Config{})
@@ -177,7 +177,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// flaky is a backend that fails or loses races on demand.
+// flakyBackend fails or loses races on demand.
 type flakyBackend struct {
 	memoryBackend
 	err   error
@@ -286,7 +286,8 @@ func TestLostRaces(t *testing.T) {
 	}
 }
 
-// TestForeignRecords: what another version or a hand has written is mended where it is known and left where it is not.
+// TestForeignRecords: what another version or a person has written is corrected where it is known,
+// and kept where it is not.
 func TestForeignRecords(t *testing.T) {
 	t.Parallel()
 	backend := &memoryBackend{}
@@ -304,7 +305,8 @@ func TestForeignRecords(t *testing.T) {
 	}
 }
 
-// TestDifferentFiles: in a rolling update, gateways with the old file and with the new one do not take turns: the newest change holds.
+// TestDifferentFiles: in a rolling update, gateways with the old file and with the new one do not
+// overwrite each other: the newest change is in force.
 func TestDifferentFiles(t *testing.T) {
 	t.Parallel()
 	backend := &memoryBackend{}

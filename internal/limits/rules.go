@@ -32,8 +32,8 @@ func (r rule) valueIn(v Values, field string) int64 {
 
 type rules map[string]rule
 
-// patchableLimits are the limits that can be changed at run time, by the kind of key. They are rows of
-// admission.LimitTable.
+// patchableLimits are the limits that can be changed at run time, by the kind of key. They are rows
+// of admission.LimitTable.
 func patchableLimits() map[string]rules {
 	kinds := map[string]rules{}
 	for _, scope := range []admission.LimitScope{admission.ModelScope, admission.TenantScope} {

@@ -134,8 +134,8 @@ func filled(structs []any, name string, value int64) []any {
 	return out
 }
 
-// The operator's API shows each limit of a model and of a tenant. PATCH changes the patchable ones, and
-// says of each other that only the file can change it.
+// The operator's API shows each limit of a model and of a tenant. PATCH changes the patchable ones,
+// and says of each other that only the file can change it.
 func TestLimitTableInTheAPI(t *testing.T) {
 	t.Parallel()
 	paths := map[admission.LimitScope]string{

@@ -15,8 +15,8 @@ func ModelKey(name string) string { return string(admission.ModelScope) + "/" + 
 func TenantKey(name string) string { return string(admission.TenantScope) + "/" + name }
 
 // FromFile returns the values of all limits of a scope that structs of the configuration file hold.
-// The field of a limit has the tag `yaml:"<name>"`. FromFile panics if no struct has the field, which
-// is a fault of the program.
+// The field of a limit has the tag `yaml:"<name>"`. FromFile panics if no struct has the field,
+// which is a fault of the program.
 func FromFile(scope admission.LimitScope, structs ...any) Values {
 	values := Values{}
 	for _, l := range admission.LimitTable(scope) {

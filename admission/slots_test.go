@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// replicas stands for the slots of a model's replicas.
+// slotCounter stands for the slots of a model's replicas.
 type slotCounter struct{ free, asked, returned atomic.Int64 }
 
 func newSlotCounter(free int64) *slotCounter {
@@ -39,7 +39,7 @@ func TestPlace(t *testing.T) {
 		first := d.start(t.Context(), s.request())
 		d.wantAdmitted(first, 0)
 		second, third := d.start(t.Context(), s.request()), d.start(t.Context(), s.request())
-		slotless := d.startTokens(0) // needs no slot, but waits for its turn
+		slotless := d.startTokens(0) // needs no slot, but waits in order
 		d.wantWaiting(second, third, slotless)
 		if n := s.asked.Load(); n != 2 {
 			t.Errorf("Place called %d times, want 2: only the head asks", n)
@@ -50,10 +50,10 @@ func TestPlace(t *testing.T) {
 		d.wantAdmitted(second, 0)
 		d.wantWaiting(third, slotless)
 		time.Sleep(time.Second)
-		s.free.Add(1) // first gives its slot back
+		s.free.Add(1) // first releases its slot
 		first.release()
 		d.wantAdmitted(third, time.Second)
-		d.wantWaiting(slotless) // two at once are the limit
+		d.wantWaiting(slotless) // the limit is two at once
 		asked := s.asked.Load()
 		last := d.start(t.Context(), s.request())
 		if d.wantWaiting(last); s.asked.Load() != asked {
@@ -86,13 +86,14 @@ func TestPlaceIsAskedLast(t *testing.T) {
 	})
 }
 
-// TestContextEndsWithAdmission: a request whose context ends in the moment of its admission leaves no trace, and the next
-// gets what it had. (Both happen inside OnWait, so that neither can be first.)
+// TestContextEndsWithAdmission: a request whose context ends at the moment of its admission leaves
+// nothing behind, and the next waiter gets what it had. Both happen inside OnWait, so neither can
+// be first.
 func TestContextEndsWithAdmission(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := newTestController(t, Limits{MaxConcurrent: 1, TokensPerMinute: 600, QueueTimeout: time.Hour})
-		for range 20 { // a select between the two is random
+		for range 20 { // the select between the two is random
 			holder := d.startTokens(100)
 			d.wantAdmitted(holder, 0)
 			s := newSlotCounter(1)
@@ -120,7 +121,7 @@ func TestContextEndsWithAdmission(t *testing.T) {
 	})
 }
 
-// TestTimeoutWithAdmission: an admission in the moment of the timeout is used.
+// TestTimeoutWithAdmission: an admission at the moment of the timeout is used.
 func TestTimeoutWithAdmission(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -145,7 +146,8 @@ func TestTimeoutWithAdmission(t *testing.T) {
 	})
 }
 
-// TestPlacePanics: a Place that panics must not leave the model locked or a lease behind.
+// TestPlacePanics: a ReserveSlot that panics must not leave the Controller locked or a lease
+// behind.
 func TestPlacePanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// store is what gateways share, kept plainly in memory.
+// fakeStore is the state that gateways share, kept in memory.
 type fakeStore struct {
 	mu       sync.Mutex
 	leases   map[string]admission.Claim
@@ -20,7 +20,7 @@ type fakeStore struct {
 	reported int
 }
 
-// level is a bucket in fractions of a token.
+// fakeBucket is a bucket in fractions of a token.
 type fakeBucket struct {
 	size, left float64
 	at         time.Time
@@ -30,19 +30,19 @@ func newFakeStore() *fakeStore {
 	return &fakeStore{leases: map[string]admission.Claim{}, expires: map[string]time.Time{}, prefill: map[string]bool{}, buckets: map[string]*fakeBucket{}}
 }
 
-// gateway is one gateway's way to the store.
+// fakeShared is the admission.Shared of one gateway.
 type fakeShared struct {
 	*fakeStore
 	subscriber admission.Subscriber
 
-	// Guarded by store.mu.
+	// The fields below are guarded by fakeStore.mu.
 
 	delay time.Duration
 	down  bool
-	// stale is how many of the next claims are Stale.
+	// stale is the number of next claims that are answered with Stale.
 	stale int
 	asked [][]admission.Claim
-	// meanwhile runs while a question is on its way.
+	// beforeAnswer runs during an inquiry.
 	beforeAnswer func()
 	live         int
 }
@@ -65,7 +65,7 @@ func (s *fakeStore) bucketLocked(name string, perMinute int) *fakeBucket {
 	return b
 }
 
-// lacks is how long n take to come.
+// wait is how long n tokens take to come.
 func (b *fakeBucket) wait(n float64) time.Duration {
 	if b.size <= 0 || b.left >= n-1e-6 {
 		return 0
@@ -95,7 +95,7 @@ func (s *fakeStore) countLocked(of func(admission.Claim) bool) int {
 
 func reached(n, limit int) bool { return limit > 0 && n >= limit }
 
-// decideLocked is one verdict; a claim that is granted is taken.
+// decideLocked returns one verdict, and adds the lease of a granted claim.
 func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
 	ofModel := func(o admission.Claim) bool { return o.Model == c.Model }
 	ofTenant := func(o admission.Claim) bool { return o.Tenant == c.Tenant }
@@ -192,7 +192,7 @@ func (g *fakeShared) Acquire(claims []admission.Claim, done func([]admission.Ver
 	}()
 }
 
-// Keep implements admission.Shared.
+// ReportLease implements admission.Shared.
 func (g *fakeShared) ReportLease(c admission.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -237,7 +237,7 @@ func (g *fakeShared) FirstToken(id string) {
 	delete(g.prefill, id)
 }
 
-// Settle implements admission.Shared.
+// Correct implements admission.Shared.
 func (g *fakeShared) Correct(model, tenant string, tokens int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -258,7 +258,7 @@ func (g *fakeShared) Task(_ context.Context, tenant, id string) (admission.Task,
 	if g.down {
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	g.countLocked(func(admission.Claim) bool { return false }) // the expired go
+	g.countLocked(func(admission.Claim) bool { return false }) // removes expired leases
 	if c, ok := g.leases[id]; !ok || c.Tenant != tenant || c.Task == nil {
 		return admission.Task{}, admission.ErrUnknownTask
 	}
@@ -295,10 +295,10 @@ func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease tim
 	return nil
 }
 
-// Attach implements admission.Shared.
+// Subscribe implements admission.Shared.
 func (g *fakeShared) Subscribe(l admission.Subscriber) { g.subscriber = l }
 
-// live is how many leases the store has.
+// leaseCount is the number of leases in the store.
 func (s *fakeStore) leaseCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

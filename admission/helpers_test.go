@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// desk is a Controller with one model, "chat", inside a synctest bubble.
+// testController is a Controller with one model, "chat", inside a synctest bubble.
 type testController struct {
 	*Controller
 	t *testing.T
@@ -24,19 +24,19 @@ func newTestController(t *testing.T, l Limits) testController {
 	return testController{c, t}
 }
 
-// call is one Admit in a goroutine of its own.
+// admitCall is one Admit in a goroutine of its own.
 type admitCall struct{ result atomic.Pointer[outcome] }
 
 // outcome is how an Admit ended.
 type outcome struct {
 	lease *Lease
 	err   error
-	// after is how long it took.
+	// after is how long Admit took.
 	after time.Duration
 	ended bool
 }
 
-// get returns how the call ended; the zero outcome as long as it waits.
+// state returns how the call ended; the zero outcome while it waits.
 func (c *admitCall) state() outcome {
 	if o := c.result.Load(); o != nil {
 		return *o
@@ -46,7 +46,7 @@ func (c *admitCall) state() outcome {
 
 func (c *admitCall) release() { c.state().lease.Release() }
 
-// ask starts an Admit and returns when it has ended or waits.
+// start starts an Admit and returns when it has ended or waits.
 func (d testController) start(ctx context.Context, r Request) *admitCall {
 	d.t.Helper()
 	if r.Model == "" && r.Pool == "" {
@@ -62,13 +62,13 @@ func (d testController) start(ctx context.Context, r Request) *admitCall {
 	return c
 }
 
-// request is ask for when nothing but the tokens matters.
+// startTokens starts an Admit of which only the tokens matter.
 func (d testController) startTokens(tokens int) *admitCall {
 	d.t.Helper()
 	return d.start(d.t.Context(), Request{Tokens: tokens})
 }
 
-// admitted fails the test unless the call got its lease after exactly this time.
+// wantAdmitted fails the test unless the call got its lease after exactly this time.
 func (d testController) wantAdmitted(c *admitCall, after time.Duration) {
 	d.t.Helper()
 	synctest.Wait()
@@ -77,7 +77,7 @@ func (d testController) wantAdmitted(c *admitCall, after time.Duration) {
 	}
 }
 
-// refused fails the test unless the call got this error after exactly this time.
+// wantRefused fails the test unless the call got this error after exactly this time.
 func (d testController) wantRefused(c *admitCall, want error, after time.Duration) {
 	d.t.Helper()
 	synctest.Wait()
@@ -86,7 +86,7 @@ func (d testController) wantRefused(c *admitCall, want error, after time.Duratio
 	}
 }
 
-// waits fails the test if the call has ended.
+// wantWaiting fails the test if a call has ended.
 func (d testController) wantWaiting(calls ...*admitCall) {
 	d.t.Helper()
 	synctest.Wait()
@@ -106,10 +106,10 @@ func (d testController) wantStats(want Stats) {
 	}
 }
 
-// full is a refusal for want of a place in the queue.
+// errQueueFull is the refusal of a full queue.
 var errQueueFull = &Refused{Reason: QueueFull}
 
-// late is a refusal for want of the model's tokens.
+// errTokensTooLate is the refusal because the model's tokens come too late.
 func errTokensTooLate(after time.Duration) error {
 	return &Refused{Reason: ModelTokens, RetryAfter: after}
 }
@@ -118,7 +118,8 @@ func sameError(got, want error) bool {
 	a, ok := got.(*Refused)
 	b, both := want.(*Refused)
 	if ok && both {
-		// The advice has jitter on top: never less, and at most a quarter or 50 ms more. 0 in want: any that is learned.
+		// RetryAfter has jitter on top: never less, and at most a quarter or 50 ms more. 0 in want
+		// means any learned value.
 		most := b.RetryAfter + max(b.RetryAfter/4, 50*time.Millisecond)
 		inTime := a.RetryAfter > b.RetryAfter && a.RetryAfter <= most
 		learned := b.RetryAfter == 0 && a.RetryAfter > time.Second && a.RetryAfter <= 75*time.Second
@@ -127,7 +128,7 @@ func sameError(got, want error) bool {
 	return got == want
 }
 
-// heldNow is how many bytes all queues hold.
+// waitingBytesOf returns the bytes that all waiters hold.
 func waitingBytesOf(c *Controller) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
