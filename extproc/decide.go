@@ -35,10 +35,10 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 
 // offer has Envoy bring the request to the relay.
 func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.ProcessingResponse {
-	entry := x.entry // not the exchange, which ends before
+	record := x.record // not the exchange, which ends before
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.path, Scan: *scan, Task: x.head.task,
-		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: entry, Done: func() { entry.Ended(nil) },
+		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
 	}
 	x.token = x.server.Handoff.Offer(offer)
 	x.claimed = offer.Claimed()
@@ -54,9 +54,10 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 	}
 }
 
-// awaitClaim waits until the relay has claimed the request; until then nobody else hears of a client that leaves. Then nothing is left to say,
-// and Envoy takes the end of the exchange for the processor's word that it wants no more messages. (ext_proc.cc, onGrpcClose: what has
-// been said holds, what Envoy waits for at that moment goes on as it is.)
+// awaitClaim waits until the relay has claimed the request; until then nobody else hears of a
+// client that leaves. Then nothing is left to say, and Envoy takes the end of the exchange for the
+// processor's word that it wants no more messages. (ext_proc.cc, onGrpcClose: what has been said
+// holds, what Envoy waits for at that moment goes on as it is.)
 func (x *exchange) awaitClaim() error {
 	left := make(chan error, 1)
 	go func() { // Recv returns at the latest when Process has

@@ -46,7 +46,8 @@ func TestWay(t *testing.T) {
 	}
 }
 
-// A request that has waited for its replica to come does not depend on Envoy's workers knowing it; the next one may.
+// A request that has waited for its replica to come does not depend on Envoy's workers knowing it;
+// the next one may.
 func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
 	s, d := newRelayed(t, dispatch.WayPolicy{})
 	known := map[string]netip.AddrPort{"m-0": netip.MustParseAddrPort("127.0.0.1:9000")}

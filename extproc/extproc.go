@@ -1,12 +1,14 @@
-// Package extproc speaks Envoy's external processing protocol: it hears of every inference request, says whether and where it
-// goes, and holds its slot until the response has ended.
+// Package extproc speaks Envoy's external processing protocol: it hears of every inference request,
+// says whether and where it goes, and holds its slot until the response has ended.
 //
-// One exchange per request, four messages at most. The request's headers bring the key: a caller without a good one is
-// answered before a body is read. The body brings the model: it is read in one pass, admitted (which may take a while, so
-// Envoy's message timeout is stretched first), and answered with the cluster and the ordered list of replicas. Response bodies
-// never come here. The exchange stays open until the response has ended; its end is what frees the slot, and it also tells
-// within milliseconds that a client has left. Of a request that goes to the relay it ends when the relay has it: the relay holds the slot and
-// sees the client leave, and a stream may last for hours.
+// One exchange per request, four messages at most. The request's headers bring the key: a caller
+// without a good one is answered before a body is read. The body brings the model: it is read in
+// one pass, admitted (which may take a while, so Envoy's message timeout is stretched first), and
+// answered with the cluster and the ordered list of replicas. Response bodies never come here. The
+// exchange stays open until the response has ended; its end is what frees the slot, and it also
+// tells within milliseconds that a client has left. Of a request that goes to the relay it ends
+// when the relay has it: the relay holds the slot and sees the client leave, and a stream may last
+// for hours.
 package extproc
 
 import (
@@ -32,46 +34,28 @@ import (
 type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
-	// Handoff is how the relay gets what Envoy alone cannot carry. nil: there is no relay, and every request is native.
+	// Handoff is how the relay gets what Envoy alone cannot carry. nil: there is no relay, and
+	// every request is native.
 	Handoff *dispatch.Handoff
-	// Trace settles whether a request that goes to its replica at once is traced, by the traceparent header of its client's, and gives the one
-	// that the engine is to get. nil: none is.
+	// Trace settles whether a request that goes to its replica at once is traced, by the
+	// traceparent header of its client's, and gives the one that the engine is to get. nil: none
+	// is.
 	Trace func(client string) (own string, traced bool)
-	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB. Envoy holds the
-	// same bound for requests that do not declare their length.
+	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB.
+	// Envoy holds the same bound for requests that do not declare their length.
 	MaxBody int64
-	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter. 0 means 1 hour, the longest that Envoy allows.
+	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter.
+	// 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration
-	// Journal is told what becomes of the requests. nil: nobody is.
-	Journal Journal
-	Log     *zap.Logger
-}
-
-// Journal hears of requests. Its methods must be quick.
-type Journal interface {
-	// Begin is called when a request's body has been understood.
-	Begin(Begun) Entry
-}
-
-// Begun is what is known of a request before it is dispatched.
-type Begun struct {
-	RequestID, Path, Tenant, Model string
-	Stream                         bool
-	Bytes                          int
-}
-
-// Entry follows one request in the journal.
-type Entry interface {
-	request.Follower
-	// Traced: the request has a span of this traceparent, and its client sent that one.
-	Traced(own, client string)
-	// Ended: the exchange is over, or, if the relay has the request, the relay is done with it. fault is nil unless the exchange answered.
-	Ended(fault *openai.Error)
+	// Requests has the records of the requests; nil: none are made.
+	Requests *request.Store
+	Log      *zap.Logger
 }
 
 const (
 	defaultMaxBody = 32 << 20
-	// defaultHold is the longest that Envoy allows, and beyond the longest wait that a file may ask for.
+	// defaultHold is the longest that Envoy allows, and beyond the longest wait that a file may ask
+	// for.
 	defaultHold = time.Hour
 )
 
@@ -79,7 +63,6 @@ const (
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 	Config
-	live  live
 	notes notes
 }
 
@@ -91,8 +74,8 @@ func New(c Config) *Server {
 	if c.Hold == 0 {
 		c.Hold = defaultHold
 	}
-	if c.Journal == nil {
-		c.Journal = silence{}
+	if c.Requests == nil {
+		c.Requests = request.NewStore(1) // it finds the tickets of the requests that run
 	}
 	return &Server{Config: c}
 }
@@ -143,12 +126,14 @@ type exchange struct {
 	priority admission.Priority
 	// received is when the headers came, understood when the body had been read
 	received, understood time.Time
-	ticket               *dispatch.Ticket
-	// token is that of the request's offer to the relay; empty: the request was not offered. claimed is closed when the relay has claimed it.
+	// token is that of the request's offer to the relay; empty: the request was not offered.
+	// claimed is closed when the relay has claimed it.
 	token   string
 	claimed <-chan struct{}
-	entry   Entry
-	fault   *openai.Error
+	// record is made when the body has been understood. It is nil before, and once the exchange has
+	// ended, or has left it to the relay.
+	record *request.Record
+	fault  *openai.Error
 }
 
 // answer handles one message; nil ends the exchange.
@@ -188,7 +173,7 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 }
 
 func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
-	if x.tenant == nil || x.entry != nil {
+	if x.tenant == nil || x.record != nil {
 		return nil // no headers came first, or two bodies did: not our Envoy
 	}
 	r := &x.head
@@ -199,8 +184,8 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	x.entry = x.server.Journal.Begin(Begun{
-		RequestID: r.id, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
+	x.record = x.server.Requests.Begin(request.Arrival{
+		ID: r.id, Method: r.method, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
 	})
 	x.understood = time.Now()
 	return x.decide(&scan, body)
@@ -208,16 +193,15 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 
 // native lets the request go to its replica at once, with the ticket it got.
 func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
-	x.ticket = t
 	waited := time.Since(x.understood)
-	x.entry.Decided(t.Model, t.Replica(), waited)
-	x.server.live.add(x.head.id, t)
+	x.record.SetNative(t, t.Model, t.Replica(), waited)
 	answer := decided(t, scan, body, leaving{waited, x.traced()})
 	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, t)
 	return answer
 }
 
-// traced is the traceparent header that the engine is to get; empty: the client's own, if there is one.
+// traced is the traceparent header that the engine is to get; empty: the client's own, if there is
+// one.
 func (x *exchange) traced() string {
 	if x.server.Trace == nil {
 		return ""
@@ -226,7 +210,7 @@ func (x *exchange) traced() string {
 	if !traced {
 		return ""
 	}
-	x.entry.Traced(own, x.head.traceparent)
+	x.record.SetTrace(own, x.head.traceparent)
 	return own
 }
 
@@ -238,8 +222,8 @@ func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai
 	return dispatch.PriorityOf(name), nil
 }
 
-// stretch makes Envoy wait for us as long as the request may be held; without it a held request would fail after the message
-// timeout, which is short so that a hung Sluice is noticed.
+// stretch makes Envoy wait for us as long as the request may be held; without it a held request
+// would fail after the message timeout, which is short so that a hung Sluice is noticed.
 func (x *exchange) stretch() {
 	// A failed send means that the exchange is over; its context tells the dispatcher so.
 	_ = x.envoy.Send(stretched(x.server.Hold))
@@ -253,26 +237,11 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 
 // end frees what the request holds, unless the relay has it. It may be called twice.
 func (x *exchange) end() {
-	if x.entry == nil {
+	if x.record == nil {
 		return
 	}
-	if x.token != "" && !x.server.Handoff.Cancel(x.token) {
-		x.entry = nil // the relay says when it is over
-		return
-	}
-	if x.ticket != nil {
-		x.server.live.end(x.head.id, x.ticket)
-		x.ticket.Release()
-	}
-	x.entry.Ended(x.fault)
-	x.entry = nil
+	if x.token == "" || x.server.Handoff.Cancel(x.token) {
+		x.record.Close(x.fault)
+	} // else the relay says when it is over
+	x.record = nil
 }
-
-// silence is the journal of a server that has none.
-type silence struct{}
-
-func (silence) Begin(Begun) Entry                     { return silence{} }
-func (silence) Decided(string, string, time.Duration) {}
-func (silence) Traced(string, string)                 {}
-func (silence) Carried(request.Outcome)               {}
-func (silence) Ended(*openai.Error)                   {}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -117,7 +116,7 @@ func set(mutation *pb.HeaderMutation) map[string]string {
 }
 
 // newServer is a server with one model m on two replicas that take one request each.
-func newServer(t testing.TB, journal Journal) (*Server, *dispatch.Dispatcher) {
+func newServer(t testing.TB, requests *request.Store) (*Server, *dispatch.Dispatcher) {
 	t.Helper()
 	fleet := engines.NewFleet()
 	fleet.Set("test", engines.Part{
@@ -136,7 +135,7 @@ func newServer(t testing.TB, journal Journal) (*Server, *dispatch.Dispatcher) {
 		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []string{authz.HashKey("key")}}}}); err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Journal: journal, Log: zap.NewNop()}), d
+	return New(Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Requests: requests, Log: zap.NewNop()}), d
 }
 
 const key = "authorization: Bearer key"
@@ -305,41 +304,23 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 }
 
-// diary writes down what a journal is told.
-type diary struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (d *diary) write(format string, args ...any) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.lines = append(d.lines, fmt.Sprintf(format, args...))
-}
-
-func (d *diary) Begin(b Begun) Entry {
-	d.write("begin %s %s %s %t %d", b.RequestID, b.Tenant, b.Model, b.Stream, b.Bytes)
-	return d
-}
-func (d *diary) Decided(model, replica string, _ time.Duration) {
-	d.write("decided %s %.2s", model, replica)
-}
-func (d *diary) Carried(request.Outcome) { d.write("carried") }
-func (d *diary) Traced(string, string)   {}
-func (d *diary) Ended(fault *openai.Error) {
-	if fault != nil {
-		d.write("ended %s", fault.Code)
-		return
-	}
-	d.write("ended")
-}
-
-func TestJournal(t *testing.T) {
-	var d diary
-	s, _ := newServer(t, &d)
+// A request has a record from when its body has been understood to the end of its exchange.
+func TestRecord(t *testing.T) {
+	requests := request.NewStore(0)
+	var dispatched []string
+	requests.Subscribe(request.Subscribers{Dispatched: func(model, replica string, _ time.Duration) {
+		dispatched = append(dispatched, fmt.Sprintf("%s %.2s", model, replica))
+	}})
+	s, _ := newServer(t, requests)
 	e := open(t, s)
 	e.headers(key)
+	if all, _ := requests.List(0); len(all) != 0 {
+		t.Errorf("before its body: %+v", all)
+	}
 	e.body(`{"model":"m","stream":true}`)
+	if all, running := requests.List(0); running != 1 || all[0].State != request.Streaming {
+		t.Errorf("while it runs: %+v", all)
+	}
 	e.say(&pb.ProcessingRequest{Request: &pb.ProcessingRequest_ResponseTrailers{}})
 	close(e.toSluice)
 	<-e.processed
@@ -350,10 +331,22 @@ func TestJournal(t *testing.T) {
 	close(e.toSluice)
 	<-e.processed
 	e.processed <- nil
-	want := []string{"begin e-1 acme m true 27", "decided m m-", "ended", "begin e-1 acme x false 13", "ended model_not_found"}
-	if diff := cmp.Diff(want, d.lines); diff != "" {
+	want := []string{"done e-1 acme x false 13 model_not_found", "done e-1 acme m true 27 "}
+	if diff := cmp.Diff(want, lines(requests)); diff != "" {
 		t.Error(diff)
 	}
+	if diff := cmp.Diff([]string{"m m-"}, dispatched); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// lines are the requests, running ones first, each newest first.
+func lines(requests *request.Store) (all []string) {
+	summaries, _ := requests.List(0)
+	for _, q := range summaries {
+		all = append(all, fmt.Sprintf("%s %s %s %s %t %d %s%s", q.State, q.ID, q.Tenant, q.Model, q.Stream, q.BytesIn, q.Route, q.Code))
+	}
+	return all
 }
 
 func TestMoved(t *testing.T) {
@@ -365,8 +358,11 @@ func TestMoved(t *testing.T) {
 	if strings.HasPrefix(first, to) {
 		to, id = "127.0.0.1:9000", "m-0"
 	}
-	s.Moved("nobody's", to)
-	s.Moved("e-1", to)
+	moved := func(id string) request.Entry {
+		return request.Entry{Log: headers.LogAttempts, Interim: true, RequestID: id, Upstream: to}
+	}
+	s.Requests.Observe(moved("nobody's"))
+	s.Requests.Observe(moved("e-1"))
 	if d.Load(id) != 1 {
 		t.Error("the slot did not follow")
 	}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,16 +20,17 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 const managedBody = `{"model":"m","stream":true,"messages":[]}`
 
-// relayed is a gateway whose streams are managed and whose two slots are taken, so that the relay has requests wait.
+// relayed is a gateway whose streams are managed and whose two slots are taken, so that the relay
+// has requests wait.
 type relayed struct {
 	*Server
 	t          *testing.T
 	dispatcher *dispatch.Dispatcher
-	diary      *diary
 	socket     *httptest.Server
 }
 
@@ -45,8 +45,8 @@ func newFull(t *testing.T) *relayed {
 			t.Fatal("no slot was free")
 		}
 	}
-	r := &relayed{Server: s, t: t, dispatcher: d, diary: new(diary), socket: httptest.NewServer(carrier.Handler())}
-	s.Journal = r.diary
+	r := &relayed{Server: s, t: t, dispatcher: d, socket: httptest.NewServer(carrier.Handler())}
+	s.Requests = request.NewStore(1000)
 	t.Cleanup(r.socket.Close)
 	return r
 }
@@ -63,7 +63,8 @@ func (r *relayed) hand() (e *envoy, ticket string) {
 	return e, ticket
 }
 
-// bring is Envoy, bringing the request to the relay. It returns the status of the answer, 0 when the client (ctx) has left before there was one.
+// bring is Envoy, bringing the request to the relay. It returns the status of the answer, 0 when
+// the client (ctx) has left before there was one.
 func (r *relayed) bring(ctx context.Context, ticket string) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.socket.URL+"/v1/chat/completions", strings.NewReader(managedBody))
 	if err != nil {
@@ -113,21 +114,6 @@ func (e *envoy) over() {
 	}
 }
 
-func (d *diary) all() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.lines)
-}
-
-func (d *diary) count(line string) (n int) {
-	for _, l := range d.all() {
-		if l == line {
-			n++
-		}
-	}
-	return n
-}
-
 // An exchange has nothing to do for a request that the relay has; the request goes on without it.
 func TestEndsWhenTheRelayHasTheRequest(t *testing.T) {
 	r := newFull(t)
@@ -143,14 +129,14 @@ func TestEndsWhenTheRelayHasTheRequest(t *testing.T) {
 	client.Go(func() { r.bring(ctx, ticket) })
 	e.over()
 	r.queued(1)
-	if diff := cmp.Diff([]string{"begin e-1 acme m true 41"}, r.diary.all()); diff != "" {
+	if diff := cmp.Diff([]string{"queued e-1 acme m true 41 "}, lines(r.Requests)); diff != "" {
 		t.Error("while it waits: ", diff)
 	}
 	leave()
 	client.Wait()
 	r.queued(0)
-	until(t, "the journal hears of its end", func() bool { return r.diary.count("ended") == 1 })
-	if diff := cmp.Diff([]string{"begin e-1 acme m true 41", "carried", "ended"}, r.diary.all()); diff != "" {
+	until(t, "its record is closed", func() bool { _, running := r.Requests.List(0); return running == 0 })
+	if diff := cmp.Diff([]string{"done e-1 acme m true 41 managedcancelled"}, lines(r.Requests)); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -172,7 +158,7 @@ func TestClientLeavesBeforeTheRelayHasTheRequest(t *testing.T) {
 			if status := r.bring(t.Context(), ticket); status != http.StatusServiceUnavailable {
 				t.Errorf("the withdrawn ticket was good: %d", status)
 			}
-			if diff := cmp.Diff([]string{"begin e-1 acme m true 41", "ended"}, r.diary.all()); diff != "" {
+			if diff := cmp.Diff([]string{"done e-1 acme m true 41 "}, lines(r.Requests)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -193,9 +179,9 @@ func TestClientLeavesAsTheRelayGetsTheRequest(t *testing.T) {
 		e.over()
 	}
 	r.queued(0)
-	until(t, "all have ended", func() bool { return r.diary.count("ended") >= requests })
-	if carried, ended := r.diary.count("carried"), r.diary.count("ended"); carried > requests || ended != requests {
-		t.Errorf("%d were carried and %d have ended, of %d", carried, ended, requests)
+	until(t, "all have ended", func() bool { _, running := r.Requests.List(0); return running == 0 })
+	if ended, _ := r.Requests.List(0); len(ended) != requests {
+		t.Errorf("%d have ended, of %d", len(ended), requests)
 	}
 }
 

@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"testing"
-	"time"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // notesOf are what the answer notes about the request.
@@ -73,7 +73,8 @@ func TestPriorityAndTaskAreOptionsOfClients(t *testing.T) {
 	}
 }
 
-// TestNewsOfAnEndedRequest: the access log tells of a request's cost a moment after its exchange has ended.
+// TestNewsOfAnEndedRequest: the access log tells of a request's cost a moment after its exchange
+// has ended.
 func TestNewsOfAnEndedRequest(t *testing.T) {
 	s, d := newServer(t, nil)
 	d.SetRules(dispatch.Rules{Default: dispatch.Policy{Limits: admission.Limits{TokensPerMinute: 1000}}})
@@ -92,19 +93,12 @@ func TestNewsOfAnEndedRequest(t *testing.T) {
 	if before := tokens(); before > 800 {
 		t.Fatalf("%v tokens are left although 256 are expected to be used", before)
 	}
+	told := request.Entry{Log: headers.LogRequests, RequestID: "e-1", Model: "m", Status: 200, Usage: request.Usage{Known: true, Prompt: 5, Completion: 5}}
 	for range 2 {
-		s.Settled("e-1", dispatch.Response{Known: true, Prompt: 5, Completion: 5})
+		s.Requests.Observe(told)
 	}
 	if after := tokens(); after < 989 || after > 995 {
 		t.Errorf("%v tokens are left of 1000 after a request of 10", after)
-	}
-	s.Settled("nobody", dispatch.Response{})
-	s.live.mu.Lock()
-	s.live.ended[0].at = time.Now().Add(-time.Hour)
-	s.live.mu.Unlock()
-	s.live.end("e-2", nil)
-	if len(s.live.ended) != 1 {
-		t.Errorf("%d ended requests are remembered", len(s.live.ended))
 	}
 }
 

@@ -10,9 +10,11 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// notes are what Envoy is to keep with a request as dynamic metadata: for its access log, from which a gateway that was restarted learns whose
-// the streams are that still run, and for the headers that tell the client what it has left. Those of a tenant without limits, in a gateway
-// that shares its state with nobody, are the same for all its requests and are made once. The zero value is ready to use.
+// notes are what Envoy is to keep with a request as dynamic metadata: for its access log, from
+// which a gateway that was restarted learns whose the streams are that still run, and for the
+// headers that tell the client what it has left. Those of a tenant without limits, in a gateway
+// that shares its state with nobody, are the same for all its requests and are made once. The zero
+// value is ready to use.
 type notes struct {
 	byTenant sync.Map // tenant → *structpb.Struct
 }

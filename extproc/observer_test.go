@@ -36,7 +36,8 @@ func TestObserverIsTold(t *testing.T) {
 	}
 }
 
-// seen is what Envoy's observer sends: the first message of an exchange has attributes, the others have not.
+// seen is what Envoy's observer sends: the first message of an exchange has attributes, the others
+// have not.
 func seen(id, body string) *pb.ProcessingRequest {
 	m := &pb.ProcessingRequest{
 		ObservabilityMode: true,
@@ -59,7 +60,8 @@ func observed(t *testing.T, s *Server) *envoy {
 	return e
 }
 
-// prefillServer is a server with one model m on two replicas that take four requests each, one of them without a token.
+// prefillServer is a server with one model m on two replicas that take four requests each, one of
+// them without a token.
 func prefillServer(t *testing.T) *Server {
 	t.Helper()
 	s, _ := newServer(t, nil)
@@ -78,7 +80,8 @@ func prefillServer(t *testing.T) *Server {
 	return s
 }
 
-// asPrefillEnds is a server on whose replicas one request at a time may be without a token. Both replicas have one, and a third request waits.
+// asPrefillEnds is a server on whose replicas one request at a time may be without a token. Both
+// replicas have one, and a third request waits.
 func asPrefillEnds(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
 	s = prefillServer(t)
 	for _, id := range []string{"e-1", "e-2"} {

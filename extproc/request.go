@@ -25,7 +25,8 @@ type requestHead struct {
 	priority         string
 	task             string
 	traceparent      string
-	// repeated names a header that came more than once; who reads which of the two is anybody's guess
+	// repeated names a header that came more than once; who reads which of the two is anybody's
+	// guess
 	repeated string
 }
 
@@ -114,7 +115,8 @@ const (
 	maxTimeout   = 24 * time.Hour
 )
 
-// mergeOptions adds the options that came as headers to those of the body. What both say must agree.
+// mergeOptions adds the options that came as headers to those of the body. What both say must
+// agree.
 func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 	if r.requestID != "" {
 		if len(r.requestID) > maxRequestID {

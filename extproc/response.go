@@ -27,14 +27,15 @@ func stretched(d time.Duration) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d)}
 }
 
-// leaving is how a request leaves for its replica: how much of its time has gone by, and the traceparent of its span, if it has one.
+// leaving is how a request leaves for its replica: how much of its time has gone by, and the
+// traceparent of its span, if it has one.
 type leaving struct {
 	waited      time.Duration
 	traceparent string
 }
 
-// decided lets the request go: the cluster and the replicas in headers that a route is waiting for, the body as it is unless
-// it held options of ours or an alias.
+// decided lets the request go: the cluster and the replicas in headers that a route is waiting for,
+// the body as it is unless it held options of ours or an alias.
 func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, how leaving) *extproc.ProcessingResponse {
 	set := make([]*core.HeaderValueOption, 0, 10)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
@@ -62,8 +63,8 @@ func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, how leaving)
 		RequestBody: &extproc.BodyResponse{Response: common}}}
 }
 
-// appendTimeout bounds the response by the shortest of the model's limit and the client's own. Envoy counts from now on; the
-// client's limits count from its request.
+// appendTimeout bounds the response by the shortest of the model's limit and the client's own.
+// Envoy counts from now on; the client's limits count from its request.
 func appendTimeout(set []*core.HeaderValueOption, model time.Duration, scan *openai.Request, waited time.Duration) []*core.HeaderValueOption {
 	shortest, clients := model, false
 	if d := scan.MaxDuration - waited; scan.MaxDuration > 0 && (shortest == 0 || d < shortest) {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Config says where the answers come from. Fleet and Status are needed; an endpoint whose func is nil does not exist. All
@@ -43,8 +43,8 @@ type Config struct {
 	// Nodes are the hosts that local replicas are launched on, as they were last read; one that was not read yet has no name.
 	Nodes func() []engines.Node
 	// Requests are the running and the last finished requests, at most limit of each, and how many run
-	// (telemetry.Requests.List).
-	Requests func(limit int) ([]telemetry.Request, int)
+	// (request.Store.List).
+	Requests func(limit int) ([]request.Summary, int)
 	// Tenants are the callers.
 	Tenants func() []Tenant
 	// Pools are the groups of models that a caller may ask for by one name.

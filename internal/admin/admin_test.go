@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 var noon = time.Date(2030, 5, 4, 12, 0, 0, 0, time.UTC)
@@ -78,10 +78,10 @@ func config() Config {
 				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
-		Requests: func(limit int) ([]telemetry.Request, int) {
-			rows := []telemetry.Request{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
-				Upstream: "127.0.0.1:41000", State: telemetry.Done, Status: 200, Source: "engine", Stream: true, Attempts: 1, BytesIn: 10,
-				Route: telemetry.RouteManaged, Cause: telemetry.CauseModeration, FinishReason: "content_filter", CompletionTokens: 7,
+		Requests: func(limit int) ([]request.Summary, int) {
+			rows := []request.Summary{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
+				Upstream: "127.0.0.1:41000", State: request.Done, Status: 200, Source: "engine", Stream: true, Attempts: 1, BytesIn: 10,
+				Route: request.RouteManaged, Cause: request.CauseModeration, FinishReason: "content_filter", CompletionTokens: 7,
 				Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
 			return rows[:min(limit, len(rows))], 3
 		},

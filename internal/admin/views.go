@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // ModelLoad is what a model is doing and may do.
@@ -333,7 +333,7 @@ type requestView struct {
 	Started     *time.Time `json:"started"`
 }
 
-func viewRequest(q telemetry.Request) requestView {
+func viewRequest(q request.Summary) requestView {
 	return requestView{
 		RequestID:    q.ID,
 		Method:       q.Method,

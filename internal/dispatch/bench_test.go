@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// BenchmarkFleet is what one replica that goes or comes back costs here, with Envoy's word of it, in fleets of several sizes.
+// BenchmarkFleet is what one replica that goes or comes back costs here, with Envoy's word of it,
+// in fleets of several sizes.
 func BenchmarkFleet(b *testing.B) {
 	const perModel = 5 // 1,000 replicas are 200 models
 	for _, size := range []int{10, 100, 1000} {

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// choice is what a request may go to: one model, or those of a pool that have replicas and that its tenant may use.
+// choice is what a request may go to: one model, or those of a pool that have replicas and that its
+// tenant may use.
 type choice struct {
 	// pool is its name; empty for a model
 	pool string
@@ -18,7 +19,8 @@ type choice struct {
 	members []*target
 }
 
-// resolve finds the model or the pool of this name. A pool goes before a discovered model of the same name.
+// resolve finds the model or the pool of this name. A pool goes before a discovered model of the
+// same name.
 func (w *world) resolve(r *Request) (choice, *openai.Error) {
 	if pool, ok := w.pools[r.Model]; ok {
 		return w.resolvePool(r, pool)
@@ -130,8 +132,8 @@ func (c choice) watched(tenant admission.TenantLimits) bool {
 	return tenant.MaxPrefill > 0 || c.any(func(t *target) bool { return t.policy.MaxPrefillPerReplica > 0 })
 }
 
-// cacheKeys are the keys of a request on the rings of the models it may go to. They are made before it waits, so that its body need
-// not be kept.
+// cacheKeys are the keys of a request on the rings of the models it may go to. They are made before
+// it waits, so that its body need not be kept.
 type cacheKeys []cacheKey
 
 type cacheKey struct {

@@ -1,10 +1,13 @@
-// Package dispatch takes the four steps that every request takes, whatever protocol it came by: resolve the model, admit the
-// request (it may wait), pick a replica, settle when the response has ended.
+// Package dispatch takes the four steps that every request takes, whatever protocol it came by:
+// resolve the model, admit the request (it may wait), pick a replica, settle when the response has
+// ended.
 //
-// The world a request sees is immutable: a change of the fleet, of Envoy's view of it or of the policies makes a new one, and
-// the request path loads a pointer. What changes under it are only counters: one per replica, shared by every world and, for
-// an upstream that serves several models, by every model. A pick takes its slot in the same step, under the lock of the model's
-// queue and by compare-and-swap on the counter, so that two requests of the same moment never see the same load.
+// The world a request sees is immutable: a change of the fleet, of Envoy's view of it or of the
+// policies makes a new one, and the request path loads a pointer. What changes under it are only
+// counters: one per replica, shared by every world and, for an upstream that serves several models,
+// by every model. A pick takes its slot in the same step, under the lock of the model's queue and
+// by compare-and-swap on the counter, so that two requests of the same moment never see the same
+// load.
 package dispatch
 
 import (
@@ -26,13 +29,15 @@ type Strategy string
 
 // The strategies of a model's routing.
 const (
-	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor under the bound.
+	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor
+	// under the bound.
 	Prefix Strategy = "prefix"
 	// CHWBL is consistent hashing with bounded loads and nothing else.
 	CHWBL Strategy = "chwbl"
 	// RoundRobin takes replicas in turn.
 	RoundRobin Strategy = "round_robin"
-	// LeastConnections takes the replica with the fewest requests; of equals the one that has served fewest.
+	// LeastConnections takes the replica with the fewest requests; of equals the one that has
+	// served fewest.
 	LeastConnections Strategy = "least_connections"
 )
 
@@ -46,21 +51,26 @@ type Policy struct {
 	LoadFactor float64
 	// LoadFloor is a load that is never "too much"; 0 means none.
 	LoadFloor int
-	// UserMessages is how many user messages the cache key of a chat takes in; 0 means none but the system prompt.
+	// UserMessages is how many user messages the cache key of a chat takes in; 0 means none but the
+	// system prompt.
 	UserMessages int
-	// MaxPerReplica bounds the requests on one replica; 0 means what the engine says, and 1 for an upstream that says nothing.
+	// MaxPerReplica bounds the requests on one replica; 0 means what the engine says, and 1 for an
+	// upstream that says nothing.
 	MaxPerReplica int
-	// MaxPrefillPerReplica bounds the requests on one replica that have no token yet; 0 means no bound.
+	// MaxPrefillPerReplica bounds the requests on one replica that have no token yet; 0 means no
+	// bound.
 	MaxPrefillPerReplica int
-	// ColdStart bounds the wait for a model none of whose replicas is ready yet; 0 means 10 minutes.
+	// ColdStart bounds the wait for a model none of whose replicas is ready yet; 0 means 10
+	// minutes.
 	ColdStart time.Duration
-	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 leaves it to the route.
+	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0
+	// leaves it to the route.
 	MaxDuration time.Duration
-	// SlowStart is how long a replica that becomes pickable beside others that serve counts as having more to do than it has; 0 means not at
-	// all.
+	// SlowStart is how long a replica that becomes pickable beside others that serve counts as
+	// having more to do than it has; 0 means not at all.
 	SlowStart time.Duration
-	// UnhealthyOn are the failures that take a replica out of rotation. 0 means, of an upstream, all; of a launched one Connect and
-	// FiveHundreds.
+	// UnhealthyOn are the failures that take a replica out of rotation. 0 means, of an upstream,
+	// all; of a launched one Connect and FiveHundreds.
 	UnhealthyOn Failure
 	// Way says which way the model's requests take.
 	Way WayPolicy
@@ -78,7 +88,8 @@ type Config struct {
 	Models map[string]Policy
 	// Demand is told that a request waits for the model; nil: nobody is.
 	Demand func(model string)
-	// Shared says that Admission shares its state with other gateways, so that leases outlive this process.
+	// Shared says that Admission shares its state with other gateways, so that leases outlive this
+	// process.
 	Shared bool
 }
 
@@ -99,16 +110,20 @@ type Dispatcher struct {
 	rules Rules
 	// special is what rules.special says; guarded by mu
 	special bool
-	// ruled says that they are not in the world yet, dirty lists the models of which something else is not; guarded by mu
+	// ruled says that they are not in the world yet, dirty lists the models of which something else
+	// is not; guarded by mu
 	ruled bool
 	dirty map[string]struct{}
-	// routable holds, per cluster of Envoy, the replicas that it has acknowledged there, with the address it knows; guarded by mu
+	// routable holds, per cluster of Envoy, the replicas that it has acknowledged there, with the
+	// address it knows; guarded by mu
 	routable map[string]map[string]netip.AddrPort
 	// suspensions by replica id; guarded by mu
 	suspensions map[string]*suspension
-	// counters by replica id, kept while the fleet names the replica or a ticket holds it; guarded by mu
+	// counters by replica id, kept while the fleet names the replica or a ticket holds it; guarded
+	// by mu
 	counters map[string]*counter
-	// leaving are those of counters whose replica may not be picked, with the model that it was of last; guarded by mu
+	// leaving are those of counters whose replica may not be picked, with the model that it was of
+	// last; guarded by mu
 	leaving map[string]string
 	// cursors of round robin, and what responses have taught, by model; guarded by mu
 	cursors map[string]*atomic.Uint64
@@ -120,19 +135,21 @@ type Rules struct {
 	// Default is the policy of discovered models, Models holds those of configured ones by name.
 	Default Policy
 	Models  map[string]Policy
-	// Pools holds the models of each pool by its name. FirstPool is the one that tasks are taken from when they name none; empty means all
-	// models.
+	// Pools holds the models of each pool by its name. FirstPool is the one that tasks are taken
+	// from when they name none; empty means all models.
 	Pools     map[string][]string
 	FirstPool string
 	// Tenants holds the limits of those that have any.
 	Tenants map[string]admission.TenantLimits
 	// TaskLease is how long a task lasts without a word; 0 means 15 minutes.
 	TaskLease time.Duration
-	// Moderated says whether a rule may end the model's answers to the tenant early; nil: there are no such rules.
+	// Moderated says whether a rule may end the model's answers to the tenant early; nil: there are
+	// no such rules.
 	Moderated func(model, tenant string) bool
 }
 
-// special says that there are requests which need the relay though they neither stream nor have a name.
+// special says that there are requests which need the relay though they neither stream nor have a
+// name.
 func (r *Rules) special() bool {
 	special := r.Moderated != nil || r.Default.Way.translated()
 	for _, p := range r.Models {
@@ -185,9 +202,10 @@ func (d *Dispatcher) SetRules(r Rules) {
 	d.rebuildLocked()
 }
 
-// SetRoutable tells which replicas Envoy has in a cluster, and at which addresses; none when it has not, or has no such cluster. A replica is
-// picked only when the fleet calls it ready and Envoy knows it there, where it is now: a request released sooner meets a cluster that Envoy
-// does not know or that has not the host, and fails. The map must not be changed afterwards.
+// SetRoutable tells which replicas Envoy has in a cluster, and at which addresses; none when it has
+// not, or has no such cluster. A replica is picked only when the fleet calls it ready and Envoy
+// knows it there, where it is now: a request released sooner meets a cluster that Envoy does not
+// know or that has not the host, and fails. The map must not be changed afterwards.
 func (d *Dispatcher) SetRoutable(cluster string, replicas map[string]netip.AddrPort) {
 	model, ok := headers.ClusterModel(cluster)
 	if !ok {
@@ -217,10 +235,11 @@ type Request struct {
 	Key func(userMessages int) uint64
 	// ID is the client's own request id; empty when it gave none.
 	ID string
-	// Task is the id of the task that the request belongs to, which was admitted before; empty: none.
+	// Task is the id of the task that the request belongs to, which was admitted before; empty:
+	// none.
 	Task string
-	// PromptBytes, MaxTokens and Choices estimate the cost. MaxTokens 0 means the client set no bound, Choices 0 means one answer.
-	// NoOutput says that the answer is no text.
+	// PromptBytes, MaxTokens and Choices estimate the cost. MaxTokens 0 means the client set no
+	// bound, Choices 0 means one answer. NoOutput says that the answer is no text.
 	PromptBytes, MaxTokens, Choices int
 	NoOutput                        bool
 	// Endpoint and Stream say what the client asked for.
@@ -228,22 +247,25 @@ type Request struct {
 	Stream   bool
 	// Bytes are held by somebody while the request waits.
 	Bytes int
-	// Timeout is the client's own bound on the whole request, MaxDuration that on the response; 0 means none.
+	// Timeout is the client's own bound on the whole request, MaxDuration that on the response; 0
+	// means none.
 	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
-	// Keys are the keys over all user messages of a conversation, over all but the last, and so on, at most so many of them and none without a
-	// user message. nil: it is no conversation.
+	// Keys are the keys over all user messages of a conversation, over all but the last, and so on,
+	// at most so many of them and none without a user message. nil: it is no conversation.
 	Keys func(most int) []uint64
 	// Watch can be asked what the request waits for; nil: nobody asks.
 	Watch *Wait
-	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill: when one of a higher priority waits for its place,
-	// Preempt is called once, from any goroutine, without a lock. Its caller then ends the request at the replica, Releases the ticket and
-	// may Dispatch it again, with Preempted one higher; nothing that it has cost is charged. Preempt may be called a moment before Dispatch
-	// has returned the ticket, but never once FirstToken has said true.
+	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill:
+	// when one of a higher priority waits for its place, Preempt is called once, from any
+	// goroutine, without a lock. Its caller then ends the request at the replica, Releases the
+	// ticket and may Dispatch it again, with Preempted one higher; nothing that it has cost is
+	// charged. Preempt may be called a moment before Dispatch has returned the ticket, but never
+	// once FirstToken has said true.
 	Preempt func()
-	// Preempted is how often the request was preempted. It goes before the others of its tenant, is not refused for want of room or quota, and
-	// after the third time it is not preempted again.
+	// Preempted is how often the request was preempted. It goes before the others of its tenant, is
+	// not refused for want of room or quota, and after the third time it is not preempted again.
 	Preempted int
 }
 
@@ -255,8 +277,8 @@ type Caller struct {
 	Task string
 }
 
-// NewRequest returns what dispatch needs to know of a request, from the scan of its body. The request
-// keeps scan and body until its Key and Keys are nil.
+// NewRequest returns what dispatch needs to know of a request, from the scan of its body. The
+// request keeps scan and body until its Key and Keys are nil.
 func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	return &Request{
 		Model:       scan.Model,
@@ -279,8 +301,9 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	}
 }
 
-// Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when ctx ends. The caller must
-// Release the ticket when the response has ended, however it ended, and Settle it when more is known of the response.
+// Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when
+// ctx ends. The caller must Release the ticket when the response has ended, however it ended, and
+// Settle it when more is known of the response.
 func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai.Error) {
 	ticket, pending, fault := d.Begin(ctx, r)
 	if pending != nil {
@@ -289,8 +312,8 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 	return ticket, fault
 }
 
-// admissionRequest makes the request for a slot. The pick happens in it: it always looks at the newest world, because the
-// request may have waited through several.
+// admissionRequest makes the request for a slot. The pick happens in it: it always looks at the
+// newest world, because the request may have waited through several.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
 	ticket.question = first.lessons.estimate(r)
@@ -345,8 +368,8 @@ func (d *Dispatcher) waits(c choice, r *Request) {
 	}
 }
 
-// serves says whether a request that waits for a pool may go to this model of it: by the newest world, because one may have got its
-// first replica, or lost its last, since the request came.
+// serves says whether a request that waits for a pool may go to this model of it: by the newest
+// world, because one may have got its first replica, or lost its last, since the request came.
 func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
 	t, ok := d.world.Load().targets[model]
 	return ok && t.serves() && (allowed == nil || allowed(model))

@@ -83,7 +83,8 @@ func (s stage) must(t *testing.T, r *Request) *Ticket {
 	return ticket
 }
 
-// queue sends a request that has to wait; the ticket comes when it is let go. It is for use in a synctest bubble.
+// queue sends a request that has to wait; the ticket comes when it is let go. It is for use in a
+// synctest bubble.
 func (s stage) queue(model string) <-chan *Ticket {
 	got := make(chan *Ticket)
 	go func() {

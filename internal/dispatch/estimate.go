@@ -3,10 +3,12 @@ package dispatch
 import (
 	"sync"
 	"sync/atomic"
-	"time"
+
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Until a model has taught better ones, tokens are estimated from these. A streamed token costs its whole event.
+// Until a model has taught better ones, tokens are estimated from these. A streamed token costs its
+// whole event.
 const (
 	bytesPerPromptToken = 4
 	bytesPerToken       = 4
@@ -14,7 +16,8 @@ const (
 	expectedOutput      = 256
 )
 
-// What is learned counts this much against what was known before: the last 100 requests or so decide.
+// What is learned counts this much against what was known before: the last 100 requests or so
+// decide.
 const memory = 0.99
 
 // weightOfGuess is how many tokens' worth the first guess counts in a ratio.
@@ -36,13 +39,15 @@ func (r *ratio) learn(bytes, tokens int64) {
 // maxTenants bounds the tenants whose outputs are remembered apart, for each model.
 const maxTenants = 1024
 
-// lessons are what the requests of one model have taught: what they cost, and where their conversations are. The zero value is ready to use.
+// lessons are what the requests of one model have taught: what they cost, and where their
+// conversations are. The zero value is ready to use.
 type lessons struct {
 	// asked counts requests, to look closely at some of them.
 	asked atomic.Uint64
 
 	mu sync.Mutex
-	// prompt, plain and events say how many bytes of a request's text, of a response, and of a streamed response are a token; guarded by mu
+	// prompt, plain and events say how many bytes of a request's text, of a response, and of a
+	// streamed response are a token; guarded by mu
 	prompt, plain, events ratio
 	// output is the usual number of tokens of an answer, outputs that to one tenant; guarded by mu
 	output  average
@@ -76,8 +81,8 @@ type question struct {
 	guess                estimate
 }
 
-// estimate guesses the tokens of a request: its text by the model's usual bytes per token, its answer by what this tenant's answers
-// usually cost, at most what the client lets it be.
+// estimate guesses the tokens of a request: its text by the model's usual bytes per token, its
+// answer by what this tenant's answers usually cost, at most what the client lets it be.
 func (l *lessons) estimate(r *Request) question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,23 +108,10 @@ func (l *lessons) promptLocked(bytes int) float64 {
 }
 
 // Response is what is known of a response that has ended.
-type Response struct {
-	// Bytes of its body.
-	Bytes int64
-	// Stream says that it came as events.
-	Stream bool
-	// Failed says that the engine gave no answer: an error, or nothing.
-	Failed bool
-	// Prompt and Completion are the tokens that the engine counted, if Known.
-	Prompt, Completion int64
-	Known              bool
-	// Cached is how many of Prompt the engine needed not compute, as far as it told.
-	Cached int64
-	// TTFT is from when the request left for the replica to its first token; 0: not known, or there was none.
-	TTFT time.Duration
-}
+type Response = request.Response
 
-// settle says what a request has cost in the end, by the engine's own count or else by the bytes that came, and learns from it.
+// settle says what a request has cost in the end, by the engine's own count or else by the bytes
+// that came, and learns from it.
 func (l *lessons) settle(r Response, q question) int {
 	switch {
 	case r.Failed && !r.Known:

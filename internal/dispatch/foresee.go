@@ -4,19 +4,21 @@ import "time"
 
 // Foresight is what can be said of a request before it is sent.
 type Foresight struct {
-	// Exists says that the model, or the pool, is there for this tenant, and may be dispatched to. Where it is false, nothing else is known, and
-	// Dispatch says why.
+	// Exists says that the model, or the pool, is there for this tenant, and may be dispatched to.
+	// Where it is false, nothing else is known, and Dispatch says why.
 	Exists bool
-	// Models are the names of the models that the request may go to: one, or those of its pool. The slice is the caller's.
+	// Models are the names of the models that the request may go to: one, or those of its pool. The
+	// slice is the caller's.
 	Models []string
 	// Cold says that no replica of any of them is ready, and one has to be started.
 	Cold bool
-	// TTFT is the usual time to the first token of a prompt of this length, counted from when the request leaves for a replica; of several
-	// models the longest. 0: not known.
+	// TTFT is the usual time to the first token of a prompt of this length, counted from when the
+	// request leaves for a replica; of several models the longest. 0: not known.
 	TTFT time.Duration
 }
 
-// Foresee looks ahead, and changes nothing. Of the request it reads Model, Allowed, Tenant and PromptBytes.
+// Foresee looks ahead, and changes nothing. Of the request it reads Model, Allowed, Tenant and
+// PromptBytes.
 func (d *Dispatcher) Foresee(r *Request) Foresight {
 	c, fault := d.world.Load().resolve(r)
 	if fault != nil {
@@ -29,7 +31,8 @@ func (d *Dispatcher) Foresee(r *Request) Foresight {
 	return f
 }
 
-// firstToken is the usual time to the first token of a prompt of so many bytes: of several models the longest, 0 if no model knows it.
+// firstToken is the usual time to the first token of a prompt of so many bytes: of several models
+// the longest, 0 if no model knows it.
 func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 	for _, t := range c.members {
 		longest = max(longest, t.lessons.firstToken(promptBytes))
@@ -37,7 +40,8 @@ func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 	return longest
 }
 
-// starts says that no model of the choice has a replica that may be picked now, and one has to be started first.
+// starts says that no model of the choice has a replica that may be picked now, and one has to be
+// started first.
 func (c choice) starts() bool {
 	return !c.any(func(t *target) bool { return len(t.replicas) > 0 }) && c.any((*target).cold)
 }

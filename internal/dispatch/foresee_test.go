@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// teach settles a request of so many prompt tokens, of which some were cached, with this time to the first token.
+// teach settles a request of so many prompt tokens, of which some were cached, with this time to
+// the first token.
 func (s stage) teach(t *testing.T, prompt, cached int64, ttft time.Duration) {
 	t.Helper()
 	r := newRequest("m", "k")
@@ -62,7 +63,8 @@ func TestForeseesTheFirstToken(t *testing.T) {
 	between(t, "slow whatever the length", s.foreseen(0), 4*time.Second, 6*time.Second)
 }
 
-// What the engine had in its cache takes no time; how much that usually is, is known only afterwards.
+// What the engine had in its cache takes no time; how much that usually is, is known only
+// afterwards.
 func TestForeseesWhatIsCached(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a")...)

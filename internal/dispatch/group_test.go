@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// What a request may be tried at is in the cluster of the picked replica, whatever the strategy, and a retry leads nowhere else.
+// What a request may be tried at is in the cluster of the picked replica, whatever the strategy,
+// and a retry leads nowhere else.
 func TestEndpointsStayInTheCluster(t *testing.T) {
 	t.Parallel()
 	way := &engines.Transport{Group: "c:443"}

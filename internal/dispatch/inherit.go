@@ -3,14 +3,18 @@ package dispatch
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// inheritance is the requests that still run from before a restart: Envoy kept them going, and all that is known of them at first is
-// where they are. Each holds a slot on its replica and a lease of its model, so that no limit is exceeded meanwhile. Envoy's access
-// log tells whose they are, and then their leases count against their tenants too. The zero value is ready to use.
+// inheritance is the requests that still run from before a restart: Envoy kept them going, and all
+// that is known of them at first is where they are. Each holds a slot on its replica and a lease of
+// its model, so that no limit is exceeded meanwhile. Envoy's access log tells whose they are, and
+// then their leases count against their tenants too. The zero value is ready to use.
 type inheritance struct {
 	mu sync.Mutex
 	// held by replica; guarded by mu
@@ -27,7 +31,8 @@ type Running struct {
 	Place
 	// Request is Envoy's id of it.
 	Request string
-	// Tenant whose it is, Lease the id of the lease it was given (empty when no other process could know it), Tokens what it was charged.
+	// Tenant whose it is, Lease the id of the lease it was given (empty when no other process could
+	// know it), Tokens what it was charged.
 	Tenant, Lease string
 	Tokens        int
 }
@@ -41,8 +46,9 @@ type inherited struct {
 	request string
 }
 
-// Inherit counts the requests of before a restart that still run, by where they are. Those at a place that is nobody's weigh on no replica that
-// could be picked; they are counted when one is known there: whoever tells of it may be late.
+// Inherit counts the requests of before a restart that still run, by where they are. Those at a
+// place that is nobody's weigh on no replica that could be picked; they are counted when one is
+// known there: whoever tells of it may be late.
 func (d *Dispatcher) Inherit(running map[Place]int) {
 	d.past.mu.Lock()
 	if d.past.unplaced == nil {
@@ -88,7 +94,8 @@ func (d *Dispatcher) inheritLocked(at Place, c *counter, n int) {
 	}
 }
 
-// Recognize gives one of the inherited requests its name. One that has it already, and one that was not counted, changes nothing.
+// Recognize gives one of the inherited requests its name. One that has it already, and one that was
+// not counted, changes nothing.
 func (d *Dispatcher) Recognize(r Running) {
 	d.past.mu.Lock()
 	defer d.past.mu.Unlock()
@@ -110,8 +117,9 @@ func (d *Dispatcher) Recognize(r Running) {
 	held[i].lease, held[i].request = lease, r.Request
 }
 
-// Settle is told how many of the inherited requests may be left at most at some places, and frees the others there: they have ended. Of a
-// place that is not in it nothing is known: Envoy no longer lists a replica that leaves, whose requests go on. nil: none are left anywhere.
+// Settle is told how many of the inherited requests may be left at most at some places, and frees
+// the others there: they have ended. Of a place that is not in it nothing is known: Envoy no longer
+// lists a replica that leaves, whose requests go on. nil: none are left anywhere.
 func (d *Dispatcher) Settle(most map[Place]int) {
 	d.past.mu.Lock()
 	places := slices.Collect(maps.Keys(d.past.held))
@@ -154,6 +162,22 @@ func (d *Dispatcher) SettleOne(r Running) {
 	})
 }
 
+// ObserveRecovered takes in what an entry of Envoy's access log tells of a request of before the
+// restart: whose it is, and that it has ended.
+func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
+	if e.Log != headers.LogRequests || e.Model == "" {
+		return
+	}
+	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 where nothing was attached
+	r := Running{Place: Place{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
+		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens}
+	if e.Interim {
+		d.Recognize(r)
+		return
+	}
+	d.SettleOne(r)
+}
+
 // endOne ends the request at the index that which names; false when that is negative.
 func (d *Dispatcher) endOne(at Place, which func([]inherited) int) bool {
 	d.past.mu.Lock()
@@ -178,7 +202,8 @@ func (d *Dispatcher) endOne(at Place, which func([]inherited) int) bool {
 	return true
 }
 
-// Inherited is the number of inherited requests that still run: those that are counted, and those at places where no replica is known.
+// Inherited is the number of inherited requests that still run: those that are counted, and those
+// at places where no replica is known.
 func (d *Dispatcher) Inherited() (counted, unplaced int) {
 	d.past.mu.Lock()
 	defer d.past.mu.Unlock()

@@ -7,13 +7,15 @@ import (
 	"time"
 )
 
-// The key of a conversation on the ring changes between its first turn and its second, and the bound of loads may send any turn elsewhere. So
-// with Strategy Prefix a model remembers which replica was given the longest known beginning of a conversation, over whole turns up to
-// a user message, and goes on there within the same bound. Only beginnings with a user message count: a system prompt that all share must
-// spread.
+// The key of a conversation on the ring changes between its first turn and its second, and the
+// bound of loads may send any turn elsewhere. So with Strategy Prefix a model remembers which
+// replica was given the longest known beginning of a conversation, over whole turns up to a user
+// message, and goes on there within the same bound. Only beginnings with a user message count: a
+// system prompt that all share must spread.
 
 const (
-	// levels is how many turns back a conversation is looked for: a client that edits an earlier turn continues from there.
+	// levels is how many turns back a conversation is looked for: a client that edits an earlier
+	// turn continues from there.
 	levels = 8
 	// remembered is for how long a beginning is known that nobody asks for.
 	remembered = 10 * time.Minute
@@ -23,8 +25,9 @@ const (
 	mostPlaces  = 1 << 16
 )
 
-// prefixes is what a model remembers: a table in which a key has its place in one set, where the one that was asked for longest ago makes way. A
-// replica is known by its counter, so that one that is gone and comes back empty is not found. The zero value is ready to use.
+// prefixes is what a model remembers: a table in which a key has its place in one set, where the
+// one that was asked for longest ago makes way. A replica is known by its counter, so that one that
+// is gone and comes back empty is not found. The zero value is ready to use.
 type prefixes struct {
 	mu sync.Mutex
 	// places, of which used are or were taken; guarded by mu
@@ -126,13 +129,14 @@ type home struct {
 	replica *counter
 }
 
-// remembers says that the conversations of the model are remembered: where a request goes makes a difference now, or may soon.
+// remembers says that the conversations of the model are remembered: where a request goes makes a
+// difference now, or may soon.
 func (t *target) remembers() bool {
 	return (t.policy.Strategy == Prefix || t.policy.Strategy == "") && max(len(t.replicas), t.Most) > 1
 }
 
-// recall finds out where the conversation of a request is known, and what to remember of it. It looks once, before the request waits: what it
-// goes on from was answered long ago.
+// recall finds out where the conversation of a request is known, and what to remember of it. It
+// looks once, before the request waits: what it goes on from was answered long ago.
 func (t *Ticket) recall(c choice, r *Request) {
 	if r.Keys == nil || !c.any((*target).remembers) {
 		return
@@ -178,7 +182,8 @@ func (t *target) homeOf(ticket *Ticket) int {
 	return -1
 }
 
-// firstNode is where the first virtual node of a replica sits on every ring (package ringhash). A key there belongs to that replica.
+// firstNode is where the first virtual node of a replica sits on every ring (package ringhash). A
+// key there belongs to that replica.
 func firstNode(id string) uint64 {
 	sum := md5.Sum([]byte(id + ":0"))
 	return binary.BigEndian.Uint64(sum[:8])

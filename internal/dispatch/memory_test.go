@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
-// chat is the request of a conversation of these user messages, with an answer after each but the last.
+// chat is the request of a conversation of these user messages, with an answer after each but the
+// last.
 func chat(t testing.TB, users ...string) *Request {
 	t.Helper()
 	type message struct {
@@ -50,7 +51,8 @@ func messages(conversation, turns int) []string {
 
 func eight() []engines.Replica { return replicas("a", "b", "c", "d", "e", "f", "g", "h") }
 
-// returns is how many of the later turns of 16 conversations, two of which run at any time, come to the replica of the turn before.
+// returns is how many of the later turns of 16 conversations, two of which run at any time, come to
+// the replica of the turn before.
 func (s stage) returns(t *testing.T, change func(*Request)) (returned, turns int, used map[string]int) {
 	at, used := map[int]string{}, map[string]int{}
 	var last *Ticket
@@ -100,8 +102,8 @@ func TestConversationsAreRemembered(t *testing.T) {
 	}
 }
 
-// One conversation asked for many times at once spreads as the bound says. (Without a floor the first six have no bound: whoever has nothing
-// to do is over it too.)
+// One conversation asked for many times at once spreads as the bound says. (Without a floor the
+// first six have no bound: whoever has nothing to do is over it too.)
 func TestRememberedWithinTheBound(t *testing.T) {
 	for _, floor := range []int{0, 8} {
 		s := newStage(Policy{LoadFloor: floor, UserMessages: 2})
@@ -167,7 +169,8 @@ func TestARememberedReplicaThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// A conversation that goes on from an earlier turn is known by that one, and one that a retry took elsewhere is known there.
+// A conversation that goes on from an earlier turn is known by that one, and one that a retry took
+// elsewhere is known there.
 func TestOtherWaysOfAConversation(t *testing.T) {
 	s := newStage(Policy{LoadFloor: 8, UserMessages: 0})
 	s.put("m", eight()...)
@@ -244,7 +247,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkRemembered is a dispatch whose conversation is known by the turn before, and one whose is not, without the making of keys.
+// BenchmarkRemembered is a dispatch whose conversation is known by the turn before, and one whose
+// is not, without the making of keys.
 func BenchmarkRemembered(b *testing.B) {
 	s := newStage(Policy{LoadFloor: 8})
 	s.put("m", eight()...)

@@ -6,8 +6,9 @@ import (
 	"unicode"
 )
 
-// A note is the last line of an engine's log, and goes to clients. An engine may log what it was started with, so whatever looks like a secret is
-// left out: the value of a name like api_key or HF_TOKEN, a word like a key of a well-known kind, an address with a password or a query.
+// A note is the last line of an engine's log, and goes to clients. An engine may log what it was
+// started with, so whatever looks like a secret is left out: the value of a name like api_key or
+// HF_TOKEN, a word like a key of a well-known kind, an address with a password or a query.
 
 const hidden = "…"
 
@@ -53,7 +54,8 @@ func plainWord(word string, secret bool) (plain string, next bool) {
 	}
 }
 
-// namesSecret reports whether one of the words that a name is made of says that its value is a secret.
+// namesSecret reports whether one of the words that a name is made of says that its value is a
+// secret.
 func namesSecret(name string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) }), func(part string) bool {
 		return slices.Contains(secretNames, strings.ToLower(part))

@@ -11,7 +11,8 @@ import (
 // fallbacks bounds how many replicas Envoy is told beside the picked one, should that one refuse.
 const fallbacks = 3
 
-// place picks a replica, takes a slot on it and writes both into the ticket. False: none has a free slot.
+// place picks a replica, takes a slot on it and writes both into the ticket. False: none has a free
+// slot.
 func (t *target) place(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
 	home := t.homeOf(ticket)
@@ -45,8 +46,9 @@ func (t *target) loads(into []int) []int {
 	return into
 }
 
-// pick chooses among the replicas whose load is not negative; -1: there is none. home is the one that knows the conversation, or -1. now is
-// zero while none warms up. It adds to the loads of those that do.
+// pick chooses among the replicas whose load is not negative; -1: there is none. home is the one
+// that knows the conversation, or -1. now is zero while none warms up. It adds to the loads of
+// those that do.
 func (t *target) pick(key uint64, home int, loads []int, now time.Time) int {
 	if t.policy.Strategy == RoundRobin {
 		return t.pickRoundRobin(loads, now)
@@ -64,7 +66,8 @@ func (t *target) pick(key uint64, home int, loads []int, now time.Time) int {
 	}
 }
 
-// pickPrefix takes the home if a request whose key belongs there would go there: so the same bound holds.
+// pickPrefix takes the home if a request whose key belongs there would go there: so the same bound
+// holds.
 func (t *target) pickPrefix(key uint64, home int, loads []int) int {
 	bound := ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}
 	if home >= 0 && t.ring.Pick(t.replicas[home].node, loads, bound) == home {
@@ -73,7 +76,8 @@ func (t *target) pickPrefix(key uint64, home int, loads []int) int {
 	return t.ring.Pick(key, loads, bound)
 }
 
-// pickRoundRobin takes the next that is free. One that warms up is passed over at some of its turns, and taken then if no other is free.
+// pickRoundRobin takes the next that is free. One that warms up is passed over at some of its
+// turns, and taken then if no other is free.
 func (t *target) pickRoundRobin(loads []int, now time.Time) int {
 	n, spare := uint64(len(loads)), -1
 	warming := !now.IsZero() && t.someWarm(now)
@@ -103,8 +107,8 @@ func (t *target) pickLeast(loads []int) int {
 	return best
 }
 
-// list is the header that Envoy's override_host policy follows: the picked replica, then others with a free slot in the
-// order of the ring, all in the cluster of the picked one. It spoils loads.
+// list is the header that Envoy's override_host policy follows: the picked replica, then others
+// with a free slot in the order of the ring, all in the cluster of the picked one. It spoils loads.
 func (t *target) list(key uint64, picked int, loads []int) string {
 	if len(t.replicas) == 1 {
 		return t.replicas[picked].address

@@ -13,7 +13,8 @@ func (t *Ticket) preempts(preempt func()) func() {
 	}
 }
 
-// helps reports whether another request of the model would find a slot if this one gave back its own. Called under the lock of admission.
+// helps reports whether another request of the model would find a slot if this one gave back its
+// own. Called under the lock of admission.
 func (t *Ticket) helps() bool {
 	t.mu.Lock()
 	held, prefill, model, counter := t.held, t.prefill, t.target.Name, t.target.replicas[t.at].counter

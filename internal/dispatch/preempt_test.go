@@ -92,7 +92,8 @@ func expect(t *testing.T, what string, all []*preemptible, want ...string) {
 	}
 }
 
-// The slots of two replicas are taken. One of a higher band gets that of the youngest of the lowest band, which waits and comes back.
+// The slots of two replicas are taken. One of a higher band gets that of the youngest of the lowest
+// band, which waits and comes back.
 func TestPreemption(t *testing.T) {
 	inStage(t, Policy{Strategy: LeastConnections, MaxPerReplica: 1}, func(t *testing.T, s stage, ctx context.Context) {
 		var all []*preemptible
@@ -151,7 +152,8 @@ func TestNobodyMakesWayOnAReplicaThatLeaves(t *testing.T) {
 	})
 }
 
-// A replica that two models share: who was made way for goes before the other model's, whose turn it would be.
+// A replica that two models share: who was made way for goes before the other model's, whose turn
+// it would be.
 func TestTheSlotIsForWhomItWasMade(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -176,8 +178,9 @@ func TestTheSlotIsForWhomItWasMade(t *testing.T) {
 	})
 }
 
-// Whatever comes and goes, on virtual time: everybody is served in the end, nobody is preempted more than three times or after its first
-// token, no slot is lost, and those of the lowest band, who come against a crowd of the highest, are not starved.
+// Whatever comes and goes, on virtual time: everybody is served in the end, nobody is preempted
+// more than three times or after its first token, no slot is lost, and those of the lowest band,
+// who come against a crowd of the highest, are not starved.
 func TestPreemptionInACrowd(t *testing.T) {
 	t.Parallel()
 	const callers = 1000
@@ -249,7 +252,8 @@ func (s stage) served(t *testing.T, random *rand.Rand, p admission.Priority, n i
 	return true
 }
 
-// Ageing still lets a lower band in while a higher one never ceases, and what it let in is not preempted.
+// Ageing still lets a lower band in while a higher one never ceases, and what it let in is not
+// preempted.
 func TestAgeingAgainstPreemption(t *testing.T) {
 	inStage(t, Policy{Limits: admission.Limits{MaxConcurrent: 1, QueueTimeout: time.Hour}}, func(t *testing.T, s stage, ctx context.Context) {
 		var last context.CancelFunc

@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// TestPoolGoesOnToAModelThatComes: requests that wait for a pool go to a model that had no replica when they came.
+// TestPoolGoesOnToAModelThatComes: requests that wait for a pool go to a model that had no replica
+// when they came.
 func TestPoolGoesOnToAModelThatComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPerReplica: 1})
@@ -35,7 +36,8 @@ func TestPoolGoesOnToAModelThatComes(t *testing.T) {
 	})
 }
 
-// TestModelsOfAReplicaTakeTurns: of models that share a replica, the one whose request ends does not keep the slot for its own queue.
+// TestModelsOfAReplicaTakeTurns: of models that share a replica, the one whose request ends does
+// not keep the slot for its own queue.
 func TestModelsOfAReplicaTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPerReplica: 1})
@@ -76,7 +78,8 @@ func TestModelsOfAReplicaTakeTurns(t *testing.T) {
 	})
 }
 
-// TestViewSaysWhatAReplicaWillTake: how many replicas a crowd needs is asked while the first of them starts, or before.
+// TestViewSaysWhatAReplicaWillTake: how many replicas a crowd needs is asked while the first of
+// them starts, or before.
 func TestViewSaysWhatAReplicaWillTake(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})

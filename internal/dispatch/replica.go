@@ -25,11 +25,13 @@ type counter struct {
 	// prefill counts those of load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
-	// fullUntil is when other gateways are asked again whether they have filled it, in Unix nanoseconds; 0 is now.
+	// fullUntil is when other gateways are asked again whether they have filled it, in Unix
+	// nanoseconds; 0 is now.
 	fullUntil atomic.Int64
 	// turns counts the turns of round robin while it warms up, in parts of a whole one.
 	turns atomic.Uint64
-	// users lists the models that the replica may be picked for now, sorted. The slice is never changed.
+	// users lists the models that the replica may be picked for now, sorted. The slice is never
+	// changed.
 	users atomic.Pointer[[]string]
 	// since is when it became pickable, at address; guarded by Dispatcher.mu
 	since   time.Time
@@ -61,7 +63,8 @@ func (c *counter) part(model string) {
 	}
 }
 
-// begin notes when the replica became pickable at the address, unless it has been so all the time. Dispatcher.mu is held.
+// begin notes when the replica became pickable at the address, unless it has been so all the time.
+// Dispatcher.mu is held.
 func (c *counter) begin(address netip.AddrPort, now time.Time) time.Time {
 	if len(c.models()) == 0 || c.address != address {
 		c.since, c.address = now, address
@@ -91,7 +94,8 @@ func (d *Dispatcher) lookAgain(r replica, after time.Duration) {
 	})
 }
 
-// take counts one more request unless a limit is reached. watched says that it counts as prefill until its first token.
+// take counts one more request unless a limit is reached. watched says that it counts as prefill
+// until its first token.
 func (r replica) take(watched bool) bool {
 	if watched && !raise(&r.prefill, r.mostPrefill) {
 		return false

@@ -3,12 +3,16 @@ package dispatch
 import (
 	"maps"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Failure is a kind of failure on a replica's side, or a set of them. What a client did (a 4xx, or that it left) is none.
+// Failure is a kind of failure on a replica's side, or a set of them. What a client did (a 4xx, or
+// that it left) is none.
 type Failure uint8
 
 // The kinds of failures.
@@ -23,8 +27,9 @@ const (
 	Unavailable
 )
 
-// What makes a replica unhealthy where the policy does not say: of a server that someone else runs everything; of one that was launched
-// not its back-pressure, and not a broken connection, behind which may be one bad request and whose launcher sees it when it ends.
+// What makes a replica unhealthy where the policy does not say: of a server that someone else runs
+// everything; of one that was launched not its back-pressure, and not a broken connection, behind
+// which may be one bad request and whose launcher sees it when it ends.
 const (
 	upstreamUnhealthyOn = Connect | Reset | FiveHundreds | Unavailable
 	launchedUnhealthyOn = Connect | FiveHundreds
@@ -41,8 +46,25 @@ func Answered(status int) Failure {
 	return 0
 }
 
-// A suspension lasts suspendedFor at most, twice as long each time it begins again within goodService after the last, up to
-// suspendedMost.
+// FailureOf returns what an entry of Envoy's access log says that the replica did wrong; 0 when
+// nothing. The log of attempts tells of broken connections, at once and of each replica that was
+// tried; the log of requests tells of answers.
+func FailureOf(e *request.Entry) (kind Failure, reason string) {
+	switch {
+	case e.Log == headers.LogRequests && !e.Interim && e.Details == "via_upstream":
+		return Answered(e.Status), "answered " + strconv.Itoa(e.Status)
+	case e.Moved():
+		return 0, ""
+	case e.Log == headers.LogAttempts && e.HasFlag("UF"):
+		return Connect, "refused a connection"
+	case e.Log == headers.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
+		return Reset, "broke a response off"
+	}
+	return 0, ""
+}
+
+// A suspension lasts suspendedFor at most, twice as long each time it begins again within
+// goodService after the last, up to suspendedMost.
 const (
 	suspendedFor  = 10 * time.Second
 	suspendedMost = time.Minute
@@ -69,9 +91,11 @@ type process struct {
 
 func processOf(r *engines.Replica) process { return process{r.Address, r.PID, r.Restarts} }
 
-// Failed tells that a request failed on the replica's side. It returns the launcher that is to look at the replica at once, empty when
-// the model's UnhealthyOn does not count such a failure or the replica is out already. One that was launched is no candidate from now on, until
-// Recovered or for 10 s to a minute, unless it is the last candidate of its model: that stays. An upstream is its launcher's to take out.
+// Failed tells that a request failed on the replica's side. It returns the launcher that is to look
+// at the replica at once, empty when the model's UnhealthyOn does not count such a failure or the
+// replica is out already. One that was launched is no candidate from now on, until Recovered or for
+// 10 s to a minute, unless it is the last candidate of its model: that stays. An upstream is its
+// launcher's to take out.
 func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines.Launcher {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,8 +115,9 @@ func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines
 	return r.Launcher
 }
 
-// Recovered tells that the launcher has found the replica well after it was suspended. It is a candidate again. Who fails again within a minute
-// of that is not believed a second time, and comes back when its time is over.
+// Recovered tells that the launcher has found the replica well after it was suspended. It is a
+// candidate again. Who fails again within a minute of that is not believed a second time, and comes
+// back when its time is over.
 func (d *Dispatcher) Recovered(replica string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,7 +139,8 @@ func (d *Dispatcher) Suspended() map[string]string {
 	return out
 }
 
-// pickableLocked finds a replica that may be picked, and one of the models that it serves; nil when it may not.
+// pickableLocked finds a replica that may be picked, and one of the models that it serves; nil when
+// it may not.
 func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *target) {
 	c := d.counters[id]
 	if c == nil || len(c.models()) == 0 {
@@ -129,8 +155,8 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *target) {
 	return nil, nil
 }
 
-// unhealthyOnLocked is the model's own rule, or that of the launcher for a model without one, and for a server that is not one model's
-// alone.
+// unhealthyOnLocked is the model's own rule, or that of the launcher for a model without one, and
+// for a server that is not one model's alone.
 func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *target) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
@@ -173,7 +199,8 @@ func (s *suspension) stop() {
 	s.timer.Stop()
 }
 
-// wellLocked leaves out who is suspended, unless that is everybody. A replica that was started again has nothing to do with what was.
+// wellLocked leaves out who is suspended, unless that is everybody. A replica that was started
+// again has nothing to do with what was.
 func (d *Dispatcher) wellLocked(known []*engines.Replica) []*engines.Replica {
 	if len(d.suspensions) == 0 {
 		return known

@@ -150,7 +150,8 @@ func TestTheLastIsNeverSuspended(t *testing.T) {
 	})
 }
 
-// TestANewProcessStartsAfresh: what an earlier process did is not held against one that was started in its place.
+// TestANewProcessStartsAfresh: what an earlier process did is not held against one that was started
+// in its place.
 func TestANewProcessStartsAfresh(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

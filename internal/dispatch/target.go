@@ -23,13 +23,15 @@ type target struct {
 	mixed   bool
 	cursor  *atomic.Uint64
 	lessons *lessons
-	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected back).
+	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected
+	// back).
 	hope bool
 	// starting: one is on its way for the first time.
 	starting bool
 	// elastic: one more comes when requests wait for it.
 	elastic bool
-	// warming: some replica may be in its slow start, which ends for all at warmAt. The first pick after that clears it.
+	// warming: some replica may be in its slow start, which ends for all at warmAt. The first pick
+	// after that clears it.
 	warming atomic.Bool
 	warmAt  time.Time
 }

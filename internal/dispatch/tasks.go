@@ -45,8 +45,9 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 	return task, wait, nil
 }
 
-// offers says whether the model is one that was asked for. A task that a repeated call finds may be of another one. What a pool has lost since
-// is no mistake of the caller's, so only a model that is in another pool counts.
+// offers says whether the model is one that was asked for. A task that a repeated call finds may be
+// of another one. What a pool has lost since is no mistake of the caller's, so only a model that is
+// in another pool counts.
 func (w *world) offers(ask admission.TaskRequest, model string) bool {
 	if ask.Model != "" {
 		return ask.Model == model
@@ -62,7 +63,8 @@ func (w *world) offers(ask admission.TaskRequest, model string) bool {
 	return true
 }
 
-// taskRequest finds the models that a task may go to. They need no replica: who calls them does it elsewhere.
+// taskRequest finds the models that a task may go to. They need no replica: who calls them does it
+// elsewhere.
 func (w *world) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, MaxWait: r.MaxWait}
@@ -114,7 +116,8 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 	return openai.Errorf(openai.CodeModelNotFound, "The models of %s%s are gone.", ask.Pool, ask.Model)
 }
 
-// Complete ends a task; actual is what it has cost, negative if that is not known. False: the tenant has no such task.
+// Complete ends a task; actual is what it has cost, negative if that is not known. False: the
+// tenant has no such task.
 func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, actual int) (bool, *openai.Error) {
 	return found(d.admission.Complete(ctx, tenant, id, actual))
 }
@@ -137,7 +140,8 @@ func found(err error) (bool, *openai.Error) {
 	return false, unreachable()
 }
 
-// byTask narrows the choice to the model that the request's task was admitted to, and makes the task last longer.
+// byTask narrows the choice to the model that the request's task was admitted to, and makes the
+// task last longer.
 func (d *Dispatcher) byTask(ctx context.Context, w *world, c choice, r *Request) (choice, *openai.Error) {
 	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
 	if ok, fault := found(err); fault != nil {
@@ -154,7 +158,8 @@ func (d *Dispatcher) byTask(ctx context.Context, w *world, c choice, r *Request)
 		Message: "The task was admitted to the model `" + task.Model + "`, not to " + c.name() + "."}
 }
 
-// inTask claims the task for one request at a time: what was admitted once must not run many times at once.
+// inTask claims the task for one request at a time: what was admitted once must not run many times
+// at once.
 func (d *Dispatcher) inTask(r *Request, release func()) (func(), bool) {
 	end, ok := d.names.take(r.Tenant, "task\x00"+r.Task)
 	if !ok {

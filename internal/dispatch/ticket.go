@@ -13,7 +13,8 @@ import (
 type Ticket struct {
 	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
-	// Served is the name that the engine is to be asked for: the model's, or that of an adapter on it that the client asked for.
+	// Served is the name that the engine is to be asked for: the model's, or that of an adapter on
+	// it that the client asked for.
 	Served string
 	// MaxDuration of the response; 0 leaves it to the route.
 	MaxDuration time.Duration
@@ -21,11 +22,13 @@ type Ticket struct {
 	dispatcher *Dispatcher
 	lease      *admission.Lease
 	unname     func()
-	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is wanted.
+	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is
+	// wanted.
 	watch, measure bool
 	// preemptible: Request.Preempt may be called.
 	preemptible bool
-	// homes are the replicas that know the conversation, mostly one, in space; turn is its key up to the last user message, if turned.
+	// homes are the replicas that know the conversation, mostly one, in space; turn is its key up
+	// to the last user message, if turned.
 	homes    []home
 	space    [1]home
 	turn     uint64
@@ -46,7 +49,8 @@ type Ticket struct {
 	endpoints string
 }
 
-// measureEvery is how many requests there are to one whose tokens are counted although no limit asks for it: to learn.
+// measureEvery is how many requests there are to one whose tokens are counted although no limit
+// asks for it: to learn.
 const measureEvery = 16
 
 // granted fills in what is known when the request may go.
@@ -69,7 +73,8 @@ func (t *Ticket) Cluster() string {
 	return t.target.replicas[t.at].cluster
 }
 
-// Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when that one refuses.
+// Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when
+// that one refuses.
 func (t *Ticket) Endpoints() string { return t.endpoints }
 
 // Watched says that FirstToken is to be called.
@@ -78,15 +83,16 @@ func (t *Ticket) Watched() bool { return t.watch }
 // Measured says that the engine's own count of tokens is wanted in Settle.
 func (t *Ticket) Measured() bool { return t.measure }
 
-// Lease is the id of the lease, empty when no other process could know it, and Tokens what it was charged.
+// Lease is the id of the lease, empty when no other process could know it, and Tokens what it was
+// charged.
 func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.question.guess.total() }
 
 // Quota is what the tenant has left, as response headers; nil when it has no limits a minute.
 func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota()) }
 
-// Retries is how often Envoy may try again: once for each further replica of Endpoints, and at least once, because a single
-// replica may have closed an idle connection in the moment it was used. Beyond the list Envoy would pick replicas by itself, also
-// full ones.
+// Retries is how often Envoy may try again: once for each further replica of Endpoints, and at
+// least once, because a single replica may have closed an idle connection in the moment it was
+// used. Beyond the list Envoy would pick replicas by itself, also full ones.
 func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) }
 
 // Replica is the id of the replica whose slot the ticket holds.
@@ -103,7 +109,8 @@ func (t *Ticket) Age() time.Duration {
 	return time.Since(t.target.replicas[t.at].since)
 }
 
-// hold writes the pick into the ticket; its slot is already taken. Called under the lock of admission.
+// hold writes the pick into the ticket; its slot is already taken. Called under the lock of
+// admission.
 func (t *Ticket) hold(target *target, at int, endpoints string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,8 +138,8 @@ func (t *Ticket) endPrefillLocked() bool {
 	return was
 }
 
-// unplace gives the slot back that the request did not come to use: its client left in the moment of admission, or another gateway was
-// quicker. The queue of its own model looks again by itself.
+// unplace gives the slot back that the request did not come to use: its client left in the moment
+// of admission, or another gateway was quicker. The queue of its own model looks again by itself.
 func (t *Ticket) unplace() {
 	t.leave()
 	t.mu.Lock()
@@ -141,8 +148,9 @@ func (t *Ticket) unplace() {
 	t.dispatcher.freed(replica, model)
 }
 
-// FirstToken tells that the response has begun: the request is in prefill no longer. It may be called always, also when nobody watches.
-// False: it is too late, the request was preempted a moment ago (Request.Preempt), and the token must not reach the client.
+// FirstToken tells that the response has begun: the request is in prefill no longer. It may be
+// called always, also when nobody watches. False: it is too late, the request was preempted a
+// moment ago (Request.Preempt), and the token must not reach the client.
 func (t *Ticket) FirstToken() bool {
 	if t.preemptible && !t.lease.FirstToken() {
 		return false
@@ -162,8 +170,8 @@ func (t *Ticket) FirstToken() bool {
 	return true
 }
 
-// Moved tells that another replica serves the request, as Envoy's retry may decide: the slot follows it. An address that is not
-// of the model changes nothing.
+// Moved tells that another replica serves the request, as Envoy's retry may decide: the slot
+// follows it. An address that is not of the model changes nothing.
 func (t *Ticket) Moved(address string) {
 	t.mu.Lock()
 	if !t.held || t.target.replicas[t.at].address == address {
@@ -214,8 +222,8 @@ func (t *Ticket) Release() {
 	t.lease.Release() // lets the next of this model in
 }
 
-// Settle tells what the response was, before or after Release: what was charged as an estimate becomes what it was. Only the first
-// call counts.
+// Settle tells what the response was, before or after Release: what was charged as an estimate
+// becomes what it was. Only the first call counts.
 func (t *Ticket) Settle(r Response) {
 	t.mu.Lock()
 	again := t.settled
@@ -226,8 +234,8 @@ func (t *Ticket) Settle(r Response) {
 	}
 }
 
-// freed wakes the other models that use the replica, which so take turns: the one after the model that has had it comes first, and that
-// one last.
+// freed wakes the other models that use the replica, which so take turns: the one after the model
+// that has had it comes first, and that one last.
 func (d *Dispatcher) freed(replica *counter, had string) {
 	users := replica.models()
 	at := slices.Index(users, had)

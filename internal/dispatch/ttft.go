@@ -2,19 +2,24 @@ package dispatch
 
 import "time"
 
-// The usual time to the first token is foreseen as a straight line over the prompt tokens that the engine has to compute:
+// The usual time to the first token is foreseen as a straight line over the prompt tokens that the
+// engine has to compute:
 //
 //	TTFT ≈ base + perToken × tokens × (usual share of a prompt that is not cached)
 //
-// Base and perToken are the least squares over what responses told, each answer counting 0.99 of the next, and neither is negative: where the
-// best line falls, or begins below 0, the best of those that do not is taken. Prompts that were all about as long tell no line; then the
-// time is taken to grow with the length. A time far above what the line says counts as 4 times that
-// and a second, so that one that hung does not change much, and a model that has become slow is known for it after a few.
+// Base and perToken are the least squares over what responses told, each answer counting 0.99 of
+// the next, and neither is negative: where the best line falls, or begins below 0, the best of
+// those that do not is taken. Prompts that were all about as long tell no line; then the time is
+// taken to grow with the length. A time far above what the line says counts as 4 times that and a
+// second, so that one that hung does not change much, and a model that has become slow is known for
+// it after a few.
 
 const (
-	// knownFrom is how many times must have been told before anything is foreseen, boundedFrom before one is taken for an outlier.
+	// knownFrom is how many times must have been told before anything is foreseen, boundedFrom
+	// before one is taken for an outlier.
 	knownFrom, boundedFrom = 3, 8
-	// alike are lengths whose variance is less than this share of the square of their mean: 20 % to either side.
+	// alike are lengths whose variance is less than this share of the square of their mean: 20 % to
+	// either side.
 	alike = 0.04
 	// longestTTFT bounds what is learned and what is foreseen.
 	longestTTFT = 10 * time.Minute
@@ -58,7 +63,8 @@ func (p *prediction) computed(prompt float64) float64 {
 	return prompt * p.uncached / p.prompt
 }
 
-// line is how long so many computed tokens take, in seconds. There must be something that was learned.
+// line is how long so many computed tokens take, in seconds. There must be something that was
+// learned.
 func (p *prediction) line(tokens float64) float64 {
 	meanX, meanY := p.x/p.n, p.y/p.n
 	spread := p.xx/p.n - meanX*meanX

@@ -16,7 +16,8 @@ type Upstream struct {
 	Transport *engines.Transport
 }
 
-// Upstreams lists the replicas of Endpoints, in that order: the picked one, then those that may be tried when it refuses.
+// Upstreams lists the replicas of Endpoints, in that order: the picked one, then those that may be
+// tried when it refuses.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
 	target, cluster := t.target, t.target.replicas[t.at].cluster // which no retry leaves

@@ -12,7 +12,8 @@ type View struct {
 	Loads map[string]int
 	// Admitted counts the requests that were ever let go to a replica.
 	Admitted uint64
-	// PerReplica is how many requests the replicas take at once, each, also those that are not ready yet; 0 is no bound, or nobody knows.
+	// PerReplica is how many requests the replicas take at once, each, also those that are not
+	// ready yet; 0 is no bound, or nobody knows.
 	PerReplica int
 }
 
@@ -49,13 +50,15 @@ func (d *Dispatcher) Load(replica string) int {
 type ReplicaView struct {
 	// Load is the number of requests on it, Limit the most it is given at once (0: no limit).
 	Load, Limit int
-	// Prefill counts those of Load that are known to have no token yet: of requests under a cap on prefill.
+	// Prefill counts those of Load that are known to have no token yet: of requests under a cap on
+	// prefill.
 	Prefill int
 	// Served counts the requests it was given.
 	Served uint64
 }
 
-// Replica returns the traffic of one replica of a model; zero for one that may not be picked now and has no request left.
+// Replica returns the traffic of one replica of a model; zero for one that may not be picked now
+// and has no request left.
 func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.world.Load().targets[model]; ok {
 		for _, r := range t.replicas {
@@ -71,7 +74,8 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 type Routing struct {
 	// Key is the position of the key on the ring.
 	Key uint64
-	// Picked is the replica that a request with this key would get now; empty when none has a free slot.
+	// Picked is the replica that a request with this key would get now; empty when none has a free
+	// slot.
 	Picked string
 	// Order is every replica in ring order from the key.
 	Order []Candidate
@@ -85,7 +89,8 @@ type Candidate struct {
 	Free bool
 }
 
-// Explain tells what a pick with this key would do now; false when there is no such model. It changes nothing.
+// Explain tells what a pick with this key would do now; false when there is no such model. It
+// changes nothing.
 func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
 	w := d.world.Load()
 	m, ok := w.snapshot.Resolve(model)

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Wait follows one request while it waits: put it into Request.Watch, and Look at it from another goroutine. It is good for one Dispatch at a
-// time. The zero value is ready to use.
+// Wait follows one request while it waits: put it into Request.Watch, and Look at it from another
+// goroutine. It is good for one Dispatch at a time. The zero value is ready to use.
 type Wait struct {
 	mu sync.Mutex
 	// choice is what the request may go to; empty before it waits. Guarded by mu.
@@ -17,8 +17,9 @@ type Wait struct {
 	spot admission.WaitHandle
 }
 
-// Look says what the request waits for: its position in the queue from 1 (0: it does not wait, or nobody knows), whether a replica is
-// being started for it, and what that replica has said last (at most 200 bytes in one line, without what looks like a secret).
+// Look says what the request waits for: its position in the queue from 1 (0: it does not wait, or
+// nobody knows), whether a replica is being started for it, and what that replica has said last (at
+// most 200 bytes in one line, without what looks like a secret).
 func (w *Wait) Look(d *Dispatcher) (position int, starting bool, note string) {
 	w.mu.Lock()
 	c := d.world.Load().again(w.choice)

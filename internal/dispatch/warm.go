@@ -2,11 +2,13 @@ package dispatch
 
 import "time"
 
-// Slow start: a replica that becomes pickable beside others that serve is idle, so that a rule which looks at loads would send it
-// everything at once, with an empty prefix cache and perhaps kernels yet to be compiled. For Policy.SlowStart its load counts as higher
-// than it is. Replicas that are all new have nobody to be compared with, and start at once.
+// Slow start: a replica that becomes pickable beside others that serve is idle, so that a rule
+// which looks at loads would send it everything at once, with an empty prefix cache and perhaps
+// kernels yet to be compiled. For Policy.SlowStart its load counts as higher than it is. Replicas
+// that are all new have nobody to be compared with, and start at once.
 
-// clock is the time while a replica warms up, and zero when none does: then no pick asks for the time.
+// clock is the time while a replica warms up, and zero when none does: then no pick asks for the
+// time.
 func (t *target) clock() time.Time {
 	if !t.warming.Load() {
 		return time.Time{}
@@ -47,8 +49,9 @@ func (t *target) someWarm(now time.Time) bool {
 	return false
 }
 
-// handicap adds to the loads of replicas that warm up: at first the average load of the warm ones (at least 1, at most the replica's
-// limit), less and less until nothing. The full ones are warm too. It makes no candidate a full one.
+// handicap adds to the loads of replicas that warm up: at first the average load of the warm ones
+// (at least 1, at most the replica's limit), less and less until nothing. The full ones are warm
+// too. It makes no candidate a full one.
 func (t *target) handicap(loads []int, now time.Time) {
 	total, warm := int64(0), 0
 	for i := range t.replicas {
@@ -77,8 +80,8 @@ func (t *target) handicap(loads []int, now time.Time) {
 // wholeTurn is what a replica's turns of round robin add up to when it takes one.
 const wholeTurn = 1 << 16
 
-// passes says whether the replica lets this turn of round robin pass: it takes the share of its turns that is its warmth. taken is how many
-// parts of a turn it has had, this one included.
+// passes says whether the replica lets this turn of round robin pass: it takes the share of its
+// turns that is its warmth. taken is how many parts of a turn it has had, this one included.
 func passes(warmth float64, taken func(step uint64) uint64) bool {
 	if warmth == 1 {
 		return false

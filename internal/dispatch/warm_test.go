@@ -11,7 +11,8 @@ import (
 
 const slow = 10 * time.Second
 
-// warmStage has four warm replicas with so many requests each, and one, "new", that has just come beside them.
+// warmStage has four warm replicas with so many requests each, and one, "new", that has just come
+// beside them.
 func warmStage(t *testing.T, p Policy, load int) stage {
 	t.Helper()
 	s := newStage(p)
@@ -35,7 +36,8 @@ func (s stage) arrivals(t *testing.T, n int) map[string]int {
 	return got
 }
 
-// TestSlowStart: of the next 32 requests, what a replica gets that has just come beside four which have 8 each.
+// TestSlowStart: of the next 32 requests, what a replica gets that has just come beside four which
+// have 8 each.
 func TestSlowStart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -76,8 +78,8 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// TestSlowStartRespectsTheBound: no replica gets more than the ring's rule allows when the new one counts for as much as an average one more
-// than it has.
+// TestSlowStartRespectsTheBound: no replica gets more than the ring's rule allows when the new one
+// counts for as much as an average one more than it has.
 func TestSlowStartRespectsTheBound(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +106,8 @@ func TestSlowStartRespectsTheBound(t *testing.T) {
 	})
 }
 
-// TestSlowStartNeverMakesWait: where the others are full, the new one takes what comes, whatever its age.
+// TestSlowStartNeverMakesWait: where the others are full, the new one takes what comes, whatever
+// its age.
 func TestSlowStartNeverMakesWait(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range []Strategy{LeastConnections, RoundRobin, CHWBL, Prefix} {
@@ -117,7 +120,8 @@ func TestSlowStartNeverMakesWait(t *testing.T) {
 	}
 }
 
-// TestWhoIsNew: replicas that come together, after none, have no slow start; one that comes back has, under another address too.
+// TestWhoIsNew: replicas that come together, after none, have no slow start; one that comes back
+// has, under another address too.
 func TestWhoIsNew(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -106,8 +106,8 @@ func autoRequest(onWait func()) *Request {
 	return r
 }
 
-// A stream that waits for longer than its model's patience is handed off with its place in the queue,
-// and gets its ticket there.
+// A stream that waits for longer than its model's patience is handed off with its place in the
+// queue, and gets its ticket there.
 func TestWaitIsHandedOff(t *testing.T) {
 	s, first := full(t)
 	waits := 0

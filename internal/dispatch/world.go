@@ -14,15 +14,16 @@ import (
 type world struct {
 	snapshot *engines.Snapshot
 	targets  map[string]*target
-	// pools holds the models of every pool of the file, admissionPools what admission knows: those, or the one of all models where there
-	// are none.
+	// pools holds the models of every pool of the file, admissionPools what admission knows: those,
+	// or the one of all models where there are none.
 	pools, admissionPools map[string][]string
 	// tenants holds the limits of those that have any.
 	tenants map[string]admission.TenantLimits
 	// moderated is Rules.Moderated, special says what Rules.special says.
 	moderated func(model, tenant string) bool
 	special   bool
-	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they last.
+	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they
+	// last.
 	taskPool  string
 	taskLease time.Duration
 }
@@ -39,8 +40,8 @@ func (d *Dispatcher) rebuild() {
 	d.rebuildLocked()
 }
 
-// rebuildLocked makes the world anew. Models of which nothing has changed keep their target, so that the work is that of those that have
-// changed, and a glance at the others.
+// rebuildLocked makes the world anew. Models of which nothing has changed keep their target, so
+// that the work is that of those that have changed, and a glance at the others.
 func (d *Dispatcher) rebuildLocked() {
 	old := d.world.Load()
 	w := d.worldLocked(old)
@@ -149,7 +150,8 @@ func sameKeys(a, b map[string]*target) bool {
 	return true
 }
 
-// rejoinLocked keeps account of which models every replica may be picked for, when one's target changes; nil is none.
+// rejoinLocked keeps account of which models every replica may be picked for, when one's target
+// changes; nil is none.
 func (d *Dispatcher) rejoinLocked(model string, before, after *target) {
 	var old, now []replica
 	if before != nil {
@@ -186,8 +188,8 @@ func (d *Dispatcher) counterLocked(model, id string) *counter {
 	return c
 }
 
-// forgetLocked drops the counters of replicas that are gone and idle. One that is gone and not idle keeps its counter: it may
-// come back under the same id while its old streams still run.
+// forgetLocked drops the counters of replicas that are gone and idle. One that is gone and not idle
+// keeps its counter: it may come back under the same id while its old streams still run.
 func (d *Dispatcher) forgetLocked(s *engines.Snapshot) {
 	for id, model := range d.leaving {
 		if d.counters[id].load.Load() == 0 && !named(s, model, id) {

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
@@ -55,7 +56,7 @@ type Gateway struct {
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
-	requests   *telemetry.Requests
+	requests   *request.Store
 	metrics    *telemetry.Metrics
 
 	settings  settings
@@ -99,7 +100,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
-		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: telemetry.NewRequests(0),
+		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: request.NewStore(0),
 	}
 	g.settings.file = o.Config
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, KnownModel: g.knownModel})
@@ -113,9 +114,10 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := g.makeStreams(); err != nil {
 		return nil, err
 	}
+	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(extproc.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
-		MaxBody: int64(o.Config.MaxBody), Journal: journal{g.requests, g.metrics, g.dispatcher}, Log: g.log,
+		MaxBody: int64(o.Config.MaxBody), Requests: g.requests, Log: g.log,
 	})
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)

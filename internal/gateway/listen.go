@@ -83,12 +83,7 @@ func (g *Gateway) controlServer() *grpc.Server {
 	g.envoy.server.Register(s)
 	g.decisions.Register(s)
 	(&authz.Server{Authenticator: g.auth}).Register(s)
-	(&telemetry.AccessLog{OnEntry: observer{
-		record: telemetry.Record(g.requests, g.metrics,
-			telemetry.NewRequestLog(g.log, g.options.Config.LogRequests).Finished, g.streams.tracer.Native),
-		decisions: g.decisions, upstreams: g.launchers.upstream,
-		replicas: g.launchers.local, dispatcher: g.dispatcher, since: g.started,
-	}.observe}).Register(s)
+	(&telemetry.AccessLog{OnEntry: g.observe}).Register(s)
 	return s
 }
 

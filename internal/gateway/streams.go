@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 	"github.com/sluice-gateway/sluice/internal/relay/peers"
 	"github.com/sluice-gateway/sluice/internal/relay/realtime"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 )
 
@@ -50,23 +51,30 @@ func (g *Gateway) makeStreams() error {
 	}
 	replicaHeader := func() bool { return g.config().ReplicaHeader }
 	parts := relay.Config{
-		Dispatcher: g.dispatcher, Handoff: &s.handoff, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
+		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
 		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log,
 	}
 	if s.tracer != nil {
-		parts.Tracer = calls{s.tracer}
+		parts.StartTrace = s.startTrace
 	}
 	if s.peers != nil {
 		parts.Peers = s.peers
 	}
 	s.relay = relay.New(parts)
-	turns := turns{s.relay, journal{g.requests, g.metrics, g.dispatcher}, s.tracer}
 	s.realtime = &realtime.Handler{
-		Generator: turns, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
+		Generator: s.relay, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
 		Heartbeat: shortestHeartbeat(c), Log: g.log,
 	}
-	s.grpc = &grpcapi.Server{Generator: turns, Tenants: g.auth.Tenant, ReplicaHeader: replicaHeader}
+	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Tenant, ReplicaHeader: replicaHeader}
 	return nil
+}
+
+// startTrace begins the trace of a managed stream.
+func (s *streams) startTrace(a request.Arrival, traceparent string, received time.Time) relay.Trace {
+	if call := s.tracer.Start(a, traceparent, received); call != nil {
+		return call
+	}
+	return nil // not a nil *trace.Call, which is no nil Trace
 }
 
 // components lists what runs until its context ends.
@@ -116,11 +124,6 @@ func collectorHeaders(text string) map[string]string {
 		}
 	}
 	return all
-}
-
-// failed reports a failure that the relay has seen. The access log reports all others.
-func (g *Gateway) failed(replica string, kind dispatch.Failure, reason string) {
-	observer{upstreams: g.launchers.upstream, replicas: g.launchers.local, dispatcher: g.dispatcher}.failed(replica, kind, reason)
 }
 
 // handOverPatience is how long clients have to read that the gateway hands over.

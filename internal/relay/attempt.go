@@ -11,15 +11,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Reasons for which another replica is tried, as the metrics name them.
 const (
-	reasonConnect   = "connect"
-	reasonReset     = "reset"
-	reason5xx       = "5xx"
-	reasonTTFT      = "ttft_timeout"
-	reasonPreempted = "preempted"
+	reasonConnect   = request.ReasonConnect
+	reasonReset     = request.ReasonReset
+	reason5xx       = request.Reason5xx
+	reasonTTFT      = request.ReasonTTFTTimeout
+	reasonPreempted = request.ReasonPreempted
 )
 
 // Causes of an attempt's context for which it is abandoned before its first token.
@@ -69,7 +70,7 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 	g.status.enter(Prefill, nil)
 	g.status.admitted(f.result, t.Quota())
 	if g.call.Entry != nil {
-		g.call.Entry.Decided(t.Model, t.Replica(), f.result.Held)
+		g.call.Entry.SetDispatched(t.Model, t.Replica(), f.result.Held)
 	}
 	if g.trace != nil {
 		replica := g.relay.config.Dispatcher.Replica(t.Model, t.Replica())

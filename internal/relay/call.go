@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Call is a request for one generation. It does not change after it was given to the relay.
@@ -109,4 +110,10 @@ func (c *Call) Asked() dispatch.Request {
 	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, &c.Scan, c.Body)
 	asked.ID = ""
 	return *asked
+}
+
+// arrival returns what the call's record and its trace begin with.
+func (c *Call) arrival() request.Arrival {
+	return request.Arrival{ID: c.RequestID, Method: http.MethodPost, Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
+		Stream: c.Scan.Stream, Bytes: len(c.Body), OnConnection: c.Turn}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Causes of a generation's context: why the generation ended before its end.
@@ -18,13 +19,13 @@ var (
 
 // Causes for which a stream ended before its end, as the metrics name them.
 const (
-	causeClient     = "client"
-	causeEngine     = "engine"
-	causeTimeout    = "timeout"
-	causeSlow       = "slow_client"
-	causeCancelled  = "cancelled"
-	causeModeration = "moderation"
-	causeGateway    = "gateway"
+	causeClient     = request.CauseClient
+	causeEngine     = request.CauseEngine
+	causeTimeout    = request.CauseTimeout
+	causeSlow       = request.CauseSlowClient
+	causeCancelled  = request.CauseCancelled
+	causeModeration = request.CauseModeration
+	causeGateway    = request.CauseGateway
 )
 
 // faultOf returns what a client is told when its generation has ended for this cause.

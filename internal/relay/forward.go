@@ -28,7 +28,7 @@ func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call
 		writeError(w, fault)
 	}
 	if c.Entry != nil {
-		c.Entry.Carried(result)
+		c.Entry.SetOutcome(result)
 	}
 }
 
@@ -69,7 +69,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sin
 	_ = sink.Finish(result) // the call is over anyway
 	if c.Entry != nil {
 		result.Usage = Usage{} // the remote gateway counts it
-		c.Entry.Carried(result)
+		c.Entry.SetOutcome(result)
 	}
 }
 

@@ -73,10 +73,20 @@ func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
 	}
 	g.broadcast = replay.NewBroadcast(limits)
 	g.broadcast.OnIdle(g.onIdle)
-	if r.config.Tracer != nil {
-		g.trace = r.config.Tracer.Begin(c)
-	}
+	g.startTrace()
 	return g
+}
+
+// startTrace starts the trace of the call, if the call is traced, and tells the call's record.
+func (g *generation) startTrace() {
+	if g.relay.config.StartTrace == nil {
+		return
+	}
+	client := g.call.Header.Get("traceparent")
+	g.trace = g.relay.config.StartTrace(g.call.arrival(), client, g.call.Received)
+	if g.trace != nil && g.call.Entry != nil {
+		g.call.Entry.SetTrace(g.trace.Traceparent(), client)
+	}
 }
 
 // policyOf returns the policy of the model that the call names, or of the first model of a pool.

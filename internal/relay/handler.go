@@ -105,6 +105,11 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 // the client has left.
 func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 	call := *c
+	if call.Entry == nil && r.config.Requests != nil {
+		record := r.config.Requests.Begin(call.arrival())
+		defer record.Close(nil)
+		call.Entry = record
+	}
 	if owner, mine := r.claimID(ctx, &call); !mine {
 		r.forwardCall(ctx, &call, owner, sink)
 		return
@@ -135,7 +140,7 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		result = Result{Model: result.Model, Replica: result.Replica, Fault: result.Fault, Told: result.Told, Finish: result.Finish, Cause: result.Cause}
 	}
 	if c.Entry != nil {
-		c.Entry.Carried(result)
+		c.Entry.SetOutcome(result)
 	}
 }
 
@@ -143,7 +148,7 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 func (r *Relay) refuse(c *Call, sink Sink, result Result) {
 	_ = sink.Finish(result) // the call is over anyway
 	if c.Entry != nil {
-		c.Entry.Carried(result)
+		c.Entry.SetOutcome(result)
 	}
 }
 

@@ -124,9 +124,10 @@ func (h *harness) listenAndServe() {
 // tenant of all calls.
 var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 
-// Decided and Carried implement Entry.
-func (h *harness) Decided(string, string, time.Duration) {}
-func (h *harness) Carried(r Result) {
+// SetDispatched, SetTrace and SetOutcome implement Entry.
+func (h *harness) SetDispatched(string, string, time.Duration) {}
+func (h *harness) SetTrace(string, string)                     {}
+func (h *harness) SetOutcome(r Result) {
 	h.mu.Lock()
 	h.results = append(h.results, r)
 	h.mu.Unlock()

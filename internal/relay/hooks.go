@@ -30,12 +30,6 @@ type Peers interface {
 	Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error
 }
 
-// Tracer traces calls.
-type Tracer interface {
-	// Begin begins the trace of a call. nil: the call is not traced.
-	Begin(c *Call) Trace
-}
-
 // Trace records one call.
 type Trace interface {
 	// Queued records that the call waits for a ticket again.

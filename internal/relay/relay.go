@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Config has what a Relay works with.
@@ -28,8 +29,13 @@ type Config struct {
 	Workers RoundTripper
 	// Peers are the remote gateways that a client's request id may belong to. nil: there are none.
 	Peers Peers
-	// Tracer traces calls. nil: calls are not traced.
-	Tracer Tracer
+	// StartTrace starts the trace of a call, by the traceparent header that the client has sent
+	// (empty: none) and the time at which the request came. It returns nil for a call that is not
+	// traced. nil: no call is.
+	StartTrace func(a request.Arrival, traceparent string, received time.Time) Trace
+	// Requests makes the records of the calls that come by Generate. An offer of ext_proc has its
+	// record already. nil: no records are made.
+	Requests *request.Store
 	// ReplicaHeader reports whether responses name their replica in a header. nil: they do.
 	ReplicaHeader func() bool
 	// WriteTimeout is how long a client may take for one write, of at most about 32 KiB, before it

@@ -5,9 +5,11 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// diary is a Tracer and the Trace of all its calls.
+// recordingTracer is the Trace of all calls.
 type recordingTracer struct {
 	mu    sync.Mutex
 	lines []string
@@ -19,7 +21,6 @@ func (d *recordingTracer) add(line string) {
 	d.lines = append(d.lines, line)
 }
 
-func (d *recordingTracer) Begin(*Call) Trace            { d.add("begin"); return d }
 func (d *recordingTracer) Queued()                      { d.add("queued") }
 func (d *recordingTracer) Admitted(string, string, int) { d.add("admitted") }
 func (d *recordingTracer) Traceparent() string          { return "" }
@@ -33,7 +34,7 @@ func (d *recordingTracer) End(Result)                   { d.add("end") }
 func TestTraceEndsAfterTheLastWrite(t *testing.T) {
 	h := newHarness(t, options{handler: engineThatSends(roleEvent + tokenEvent("a") + tokenEvent("b") + finishEvent("", "stop") + doneEvent)})
 	d := new(recordingTracer)
-	h.relay.config.Tracer = d
+	h.relay.config.StartTrace = func(request.Arrival, string, time.Time) Trace { return d }
 	for n := range 20 {
 		h.sendAndRead(hello)
 		h.result(n + 1)

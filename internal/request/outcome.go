@@ -31,14 +31,45 @@ type Outcome struct {
 	Answered bool
 }
 
+// Code is the code of the error that the client was told, before its stream or in it; empty: none.
+func (o *Outcome) Code() string {
+	if o.Fault == nil {
+		return ""
+	}
+	return string(o.Fault.Code)
+}
+
+// status is what the HTTP status of the response would be if the request had a response of its own:
+// that of its error, unless that came after tokens; 0 if its client has left.
+func (o *Outcome) status() int {
+	switch {
+	case o.Cause == CauseClient || o.Fault == nil && !o.Answered:
+		return 0
+	case o.Answered:
+		return 200
+	}
+	return o.Fault.HTTPStatus()
+}
+
+// usage is Usage as it is counted. An engine that told the relay its counts told the cached tokens
+// too.
+func (o *Outcome) usage() Usage {
+	u := o.Usage
+	u.CachedKnown = u.CachedKnown || u.Known
+	return u
+}
+
 // Usage is what a response has cost, in tokens.
 type Usage struct {
 	// Prompt and Completion count tokens. A response without a completion, an embedding say, has 0
 	// of those.
 	Prompt, Completion int64
-	// Cached counts those of Prompt that the engine had in its cache.
-	Cached int64
-	// Known says that the engine has told the counts. Else Completion counts the events of a
-	// managed stream that had something of the answer, and the others are 0.
+	// Known says that the engine told the counts and that its response was read for them to the
+	// end. Else all are 0, but for a managed stream Completion counts the events that had something
+	// of the answer.
 	Known bool
+	// Cached counts those of Prompt that the engine had in its cache; 0 unless CachedKnown, because
+	// not every engine says.
+	Cached      int64
+	CachedKnown bool
 }

@@ -1,14 +1,188 @@
-// Package request is what Sluice knows of one inference request as a whole. Package extproc and
-// internal/relay use it to tell each other and internal/telemetry how a request begins and ends.
+// Package request keeps one record of each inference request, from its arrival to its end. It is
+// used by package extproc and internal/relay, which add what they know, and by internal/telemetry
+// and its trace package, which are told when a request has ended.
 package request
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
-// Follower is told what becomes of a request.
+// State is where a request is in its life.
+type State string
+
+// The states of a request.
+const (
+	// Queued: it waits for admission or for a replica.
+	Queued State = "queued"
+	// Streaming: it was sent to a replica and its response, streamed or not, has not ended.
+	Streaming State = "streaming"
+	// Done: its response has ended, or Sluice or Envoy answered in a replica's stead.
+	Done State = "done"
+)
+
+// The ways that a request takes to its replica, as metrics and logs name them.
+const (
+	// RouteNative: Envoy passes the response on, and nobody reads it.
+	RouteNative = "native"
+	// RouteManaged: the response goes through Sluice's relay, which reads every event.
+	RouteManaged = "managed"
+)
+
+// Arrival is what is known of a request before it is dispatched.
+type Arrival struct {
+	// ID is Envoy's x-request-id.
+	ID string
+	// Method and Path of the request, if they are known. The query is cut off the path.
+	Method, Path string
+	// Tenant is the name of the caller's tenant, Model the model's name or alias as the client sent
+	// it.
+	Tenant, Model string
+	// Stream says that the client asked for a streamed response.
+	Stream bool
+	// Bytes of the request's body.
+	Bytes int
+	// OnConnection says that the request is one of several on a connection, a WebSocket's say.
+	// Envoy writes no access log entry for it, so Close ends it. ID is then one that no other
+	// request has.
+	OnConnection bool
+}
+
+// Summary is one request as an operator sees it. Fields that are not known (yet) are zero.
+type Summary struct {
+	// ID is Envoy's x-request-id.
+	ID string
+	// Method and Path; the path without its query. Empty until Envoy's log entry for the request
+	// has come.
+	Method, Path string
+	Tenant       string
+	// Model as the client named it until the request is dispatched, the model's own name after.
+	Model string
+	// Replica is where the dispatcher sent the request; once it has ended, the replica that served
+	// it.
+	Replica string
+	// Upstream is the ip:port of the replica that served.
+	Upstream string
+	State    State
+	// Status is the HTTP status of the answer; 0 when the client left without one.
+	Status int
+	// Code is the error code of an answer that Sluice itself gave, such as queue_full, or of the
+	// error in which a managed stream has ended; empty otherwise.
+	Code string
+	// Route is RouteManaged when Sluice's relay carried the request, RouteNative when an engine's
+	// response came through Envoy alone; empty until the request has ended, and for all others.
+	Route string
+	// Source says which side answered: headers.SourceGateway or headers.SourceEngine; empty until
+	// the request has ended.
+	Source string
+	// Flags and Details are Envoy's words for how the request ended: see Entry.
+	Flags, Details string
+	// Stream is true when the client asked for a streamed response.
+	Stream bool
+	// Attempts is how often the request was tried at a replica.
+	Attempts int
+	// BytesIn and BytesOut count the bodies.
+	BytesIn, BytesOut int64
+	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended,
+	// and where the count is not known. For a managed stream whose engine did not count,
+	// CompletionTokens is the number of its events that had something of the answer.
+	PromptTokens, CompletionTokens int64
+	// UsageKnown says that the engine counted the two.
+	UsageKnown bool
+	// CachedTokens are those of PromptTokens that the engine had in its cache; 0 unless
+	// CachedKnown.
+	CachedTokens int64
+	CachedKnown  bool
+	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in
+	// native streams.
+	FinishReason string
+	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or
+	// the response was no stream.
+	Cause string
+	// Trace is the traceparent of the request's own span, TraceParent the one that its client sent;
+	// empty where the request is not traced.
+	Trace, TraceParent string
+	Started            time.Time
+	// Waited is how long the request was held before it was sent to a replica or refused.
+	Waited time.Duration
+	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body, of
+	// a managed one to its first token.
+	FirstByte time.Duration
+	// Decode is from the first token to the last, of managed streams.
+	Decode time.Duration
+	// LastByte is from Envoy's receipt of the request to the last byte of the engine's response; 0
+	// unless that is whole.
+	LastByte time.Duration
+	// Duration is from Envoy's receipt of the request to its end, or until now.
+	Duration time.Duration
+	// UpstreamDuration is what the replica took: first byte sent to last byte received. Of a
+	// managed response it is the time from its leaving for the replica to the end.
+	UpstreamDuration time.Duration
+}
+
+// Usage is what the response has cost.
+func (q *Summary) Usage() Usage {
+	return Usage{Prompt: q.PromptTokens, Completion: q.CompletionTokens, Known: q.UsageKnown, Cached: q.CachedTokens, CachedKnown: q.CachedKnown}
+}
+
+func (q *Summary) setUsage(u Usage) {
+	q.PromptTokens, q.CompletionTokens, q.UsageKnown = u.Prompt, u.Completion, u.Known
+	q.CachedTokens, q.CachedKnown = u.Cached, u.CachedKnown
+}
+
+// TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not
+// traced.
+func (q *Summary) TraceID() string {
+	_, rest, _ := strings.Cut(q.Trace, "-") // version-trace-span-flags
+	id, _, _ := strings.Cut(rest, "-")
+	return id
+}
+
+// IsProbe says that the request was a load balancer's health check, and went well. Such requests
+// are counted but not kept, as they would push the others out of sight.
+func (q *Summary) IsProbe() bool { return isProbe(q.Path, q.Status) }
+
+func isProbe(path string, status int) bool { return path == "/health" && status == 200 }
+
+// Response is what is known of a response that has ended: it corrects what the request was charged,
+// and teaches the dispatcher's estimates.
+type Response struct {
+	// Bytes of its body.
+	Bytes int64
+	// Stream says that it came as events.
+	Stream bool
+	// Failed says that the engine gave no answer: an error, or nothing.
+	Failed bool
+	// Prompt and Completion are the tokens that the engine counted, if Known.
+	Prompt, Completion int64
+	Known              bool
+	// Cached is how many of Prompt the engine needed not compute, as far as it told.
+	Cached int64
+	// TTFT is from when the request left for the replica to its first token; 0: not known, or there
+	// was none.
+	TTFT time.Duration
+}
+
+// Hold is what a native request holds at its model and its replica until it ends: the dispatcher's
+// ticket. Its methods may be called from any goroutine and without a lock.
+type Hold interface {
+	// Moved tells that Envoy's retry took the request to the replica at this address (ip:port).
+	Moved(address string)
+	// FirstToken tells that the response has begun. False: it is too late for that.
+	FirstToken() bool
+	// Settle corrects the charge. Only the first call counts, before or after Release.
+	Settle(Response)
+	// Release frees everything. Only the first call counts.
+	Release()
+}
+
+// Follower is told what becomes of a request that the relay carries. A *Record is one.
 type Follower interface {
-	// Decided tells that the request leaves for this replica of this model (by its own name, not an
-	// alias) after it has waited so long.
-	Decided(model, replica string, waited time.Duration)
-	// Carried tells that a request which the relay carried has ended, and how.
-	Carried(o Outcome)
+	// SetDispatched tells that the request leaves for this replica of this model (by its own name,
+	// not an alias) after it has waited so long.
+	SetDispatched(model, replica string, waited time.Duration)
+	// SetTrace tells the traceparent of the request's own span, and the one that its client sent.
+	SetTrace(own, client string)
+	// SetOutcome tells how the request has ended.
+	SetOutcome(o Outcome)
 }

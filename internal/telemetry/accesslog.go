@@ -6,18 +6,21 @@ import (
 
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/grpc"
+
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// AccessLog receives Envoy's gRPC access log (envoy.service.accesslog.v3.AccessLogService). The zero value discards it.
+// AccessLog receives Envoy's gRPC access log (envoy.service.accesslog.v3.AccessLogService). The
+// zero value discards it.
 //
-// Envoy opens one stream per worker and log and reopens it by itself; records written meanwhile are lost, so whoever counts on
-// an end must have a second way to learn of it.
+// Envoy opens one stream per worker and log and reopens it by itself; records written meanwhile are
+// lost, so whoever counts on an end must have a second way to learn of it.
 type AccessLog struct {
 	alsv3.UnimplementedAccessLogServiceServer
 
-	// OnEntry hears of every HTTP record, several streams at once, in order within a stream only. It holds up its stream
-	// and must be quick. nil: nobody hears.
-	OnEntry func(Entry)
+	// OnEntry hears of every HTTP record, several streams at once, in order within a stream only.
+	// It holds up its stream and must be quick. nil: nobody hears.
+	OnEntry func(request.Entry)
 }
 
 // Register adds the service to a gRPC server.

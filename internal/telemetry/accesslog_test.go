@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
@@ -63,8 +64,8 @@ func socketAddress(ip string, port uint32) *corev3.Address {
 
 func TestAccessLogOverGRPC(t *testing.T) {
 	t.Parallel()
-	entries := make(chan Entry, 10)
-	stream := dial(t, &AccessLog{OnEntry: func(e Entry) { entries <- e }})
+	entries := make(chan request.Entry, 10)
+	stream := dial(t, &AccessLog{OnEntry: func(e request.Entry) { entries <- e }})
 	refused := &datav3.HTTPAccessLogEntry{ // Envoy's codec refused it: next to nothing is known
 		CommonProperties: &datav3.AccessLogCommon{
 			AccessLogType: datav3.AccessLogType_DownstreamEnd,
@@ -82,16 +83,16 @@ func TestAccessLogOverGRPC(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	whole := Entry{
+	whole := request.Entry{
 		Log: headers.LogRequests, RequestID: "id-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/2", Route: "stream",
 		Status: 200, Details: "via_upstream", Upstream: "127.0.0.1:41001", Cluster: "model/org/chat", Model: "org/chat", Replica: "chat-1",
-		Attempts: 2, Streamed: true, Notes: map[string]string{"tenant": "acme", "cost": "1200", "held": "true"},
+		Attempts: 2, Streamed: true, Metadata: map[string]string{"tenant": "acme", "cost": "1200", "held": "true"},
 		BytesIn: 512, BytesOut: 9000, Start: began, Duration: 2 * time.Second,
 		FirstByte: 450250 * time.Microsecond, LastByte: 1900 * time.Millisecond, UpstreamDuration: 1600 * time.Millisecond,
 	}
 	soFar := whole
-	soFar.Interim, soFar.Duration, soFar.Notes = true, 0, nil
-	want := []Entry{whole, {Log: headers.LogRequests, Status: 400, Flags: "DPE"}, soFar}
+	soFar.Interim, soFar.Duration, soFar.Metadata = true, 0, nil
+	want := []request.Entry{whole, {Log: headers.LogRequests, Status: 400, Flags: "DPE"}, soFar}
 	for i := range want {
 		if diff := cmp.Diff(want[i], <-entries); diff != "" {
 			t.Errorf("entry %d (-want +got)\n%s", i, diff)
@@ -140,14 +141,14 @@ func TestAttemptRecords(t *testing.T) {
 		failed string
 		moved  bool
 	}{
-		{"refused", record(end, &datav3.ResponseFlags{UpstreamConnectionFailure: true}, nil), ReasonConnect, false},
-		{"dropped", record(end, &datav3.ResponseFlags{UpstreamConnectionTermination: true}, nil), ReasonReset, false},
-		{"reset", record(end, &datav3.ResponseFlags{UpstreamRemoteReset: true}, nil), ReasonReset, false},
-		{"garbled", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, nil), ReasonReset, false},
+		{"refused", record(end, &datav3.ResponseFlags{UpstreamConnectionFailure: true}, nil), request.ReasonConnect, false},
+		{"dropped", record(end, &datav3.ResponseFlags{UpstreamConnectionTermination: true}, nil), request.ReasonReset, false},
+		{"reset", record(end, &datav3.ResponseFlags{UpstreamRemoteReset: true}, nil), request.ReasonReset, false},
+		{"garbled", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, nil), request.ReasonReset, false},
 		{"cut after its headers", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, wrapperspb.UInt32(200)), "", false},
-		{"answered an error", record(end, nil, wrapperspb.UInt32(503)), Reason5xx, false},
+		{"answered an error", record(end, nil, wrapperspb.UInt32(503)), request.Reason5xx, false},
 		{"refused it", record(end, nil, wrapperspb.UInt32(429)), "", false},
-		{"did not begin in time", record(end, &datav3.ResponseFlags{UpstreamRequestTimeout: true}, nil), ReasonTTFTTimeout, false},
+		{"did not begin in time", record(end, &datav3.ResponseFlags{UpstreamRequestTimeout: true}, nil), request.ReasonTTFTTimeout, false},
 		{"taken over", record(ready, nil, nil), "", true},
 		{"end of the one that took over", record(end, nil, wrapperspb.UInt32(200)), "", false},
 	} {
@@ -187,25 +188,9 @@ func TestFlagsComplete(t *testing.T) {
 	if both != "UF,URX" {
 		t.Errorf("got %q, want UF,URX", both)
 	}
-	e := Entry{Flags: both}
+	e := request.Entry{Flags: both}
 	if !e.HasFlag("URX") || e.HasFlag("UR") || e.HasFlag("X") {
 		t.Error("HasFlag must compare whole flags")
-	}
-}
-
-func TestCleanPath(t *testing.T) {
-	t.Parallel()
-	long := "/" + string(make([]byte, 1000))
-	for _, c := range []struct{ in, want string }{
-		{"/v1/models?key=sk-secret", "/v1/models"},
-		{"/v1/models#sk-secret", "/v1/models"},
-		{"", ""},
-		{"/\xff", "/?"},
-		{long, long[:maxPath]},
-	} {
-		if got := cleanPath(c.in); got != c.want {
-			t.Errorf("cleanPath(%.20q) = %.20q, want %.20q", c.in, got, c.want)
-		}
 	}
 }
 

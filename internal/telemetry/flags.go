@@ -7,7 +7,8 @@ type responseFlag struct {
 	set   func(*datav3.ResponseFlags) bool
 }
 
-// responseFlags is the list of Envoy's documentation (%RESPONSE_FLAGS%), without the flags of TCP. It is never changed.
+// responseFlags is the list of Envoy's documentation (%RESPONSE_FLAGS%), without the flags of TCP.
+// It is never changed.
 var responseFlags = []responseFlag{
 	{"UH", (*datav3.ResponseFlags).GetNoHealthyUpstream},
 	{"UF", (*datav3.ResponseFlags).GetUpstreamConnectionFailure},

@@ -10,20 +10,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The window of stream_inter_token_p95_seconds: gapSlots of gapSlot each, the youngest of which is not full yet.
+// The window of stream_inter_token_p95_seconds: gapSlots of gapSlot each, the youngest of which is
+// not full yet.
 const (
 	gapSlot  = 10 * time.Second
 	gapSlots = 6
 )
 
-// Gaps are counted in classes that grow by gapGrowth, so that a percentile is off by 1 % at most and a window stays small whatever the traffic:
-// from the shortest to an hour there are a thousand.
+// Gaps are counted in classes that grow by gapGrowth, so that a percentile is off by 1 % at most
+// and a window stays small whatever the traffic: from the shortest to an hour there are a thousand.
 const (
 	gapGrowth   = 1.02
 	shortestGap = 10 * time.Microsecond
 )
 
-// gapGauge is stream_inter_token_p95_seconds: per model the 95th percentile of the gaps between two tokens over the last minute.
+// gapGauge is stream_inter_token_p95_seconds: per model the 95th percentile of the gaps between two
+// tokens over the last minute.
 type gapGauge struct {
 	desc  *prometheus.Desc
 	began time.Time

@@ -7,7 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// gaugeCollector reads the gauges at a scrape. Nothing is counted up and down, so nothing can drift.
+// gaugeCollector reads the gauges at a scrape. Nothing is counted up and down, so nothing can
+// drift.
 type gaugeCollector struct {
 	metrics                                  *Metrics
 	inFlight, queued, replicas, nacks, build *prometheus.Desc

@@ -13,12 +13,14 @@ import (
 const (
 	// FormatJSON is one JSON object per line, for machines.
 	FormatJSON = "json"
-	// FormatConsole is one line of text, for people; coloured when stderr is a terminal and NO_COLOR is not set.
+	// FormatConsole is one line of text, for people; coloured when stderr is a terminal and
+	// NO_COLOR is not set.
 	FormatConsole = "console"
 )
 
-// NewLogger returns a logger that writes to stderr. Level is debug, info, warn or error (empty: info), format is FormatJSON
-// or FormatConsole (empty: FormatConsole). It drops no lines. Anything else is an error that lists what is allowed.
+// NewLogger returns a logger that writes to stderr. Level is debug, info, warn or error (empty:
+// info), format is FormatJSON or FormatConsole (empty: FormatConsole). It drops no lines. Anything
+// else is an error that lists what is allowed.
 func NewLogger(level, format string) (*zap.Logger, error) {
 	terminal := false
 	if st, err := os.Stderr.Stat(); err == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // MetricsConfig says what Metrics reads. The zero value counts requests and shows no gauges.
@@ -18,11 +19,12 @@ type MetricsConfig struct {
 	Version string
 	// Gauges is read at every scrape. It must be quick and safe for concurrent use. nil: no gauges.
 	Gauges func() Gauges
-	// KnownModel says whether a name is that of a model that exists; all others are counted as "other", because clients
-	// choose them. It is called once or twice for every request. nil: every name is known.
+	// KnownModel says whether a name is that of a model that exists; all others are counted as
+	// "other", because clients choose them. It is called once or twice for every request. nil:
+	// every name is known.
 	KnownModel func(name string) bool
-	// MaxModels and MaxUpstreams bound the values of the labels model and upstream over the life of the process; what is
-	// beyond is "other". 0: 500 and 1000.
+	// MaxModels and MaxUpstreams bound the values of the labels model and upstream over the life of
+	// the process; what is beyond is "other". 0: 500 and 1000.
 	MaxModels, MaxUpstreams int
 }
 
@@ -72,8 +74,8 @@ type ModelGauges struct {
 	Replicas map[string]int
 }
 
-// Metrics are Sluice's Prometheus metrics, on a registry of their own. Make them with NewMetrics. The methods are safe for
-// concurrent use and do nothing on a nil *Metrics.
+// Metrics are Sluice's Prometheus metrics, on a registry of their own. Make them with NewMetrics.
+// The methods are safe for concurrent use and do nothing on a nil *Metrics.
 type Metrics struct {
 	known     func(string) bool
 	models    labelSet
@@ -100,7 +102,8 @@ type Metrics struct {
 // Other is the label value that stands for everything beyond a cap.
 const Other = "other"
 
-// The phases of a request at an engine. A request waits for its prefill: Sluice schedules requests, the engine its decode steps.
+// The phases of a request at an engine. A request waits for its prefill: Sluice schedules requests,
+// the engine its decode steps.
 const (
 	phasePrefill = "prefill"
 	phaseDecode  = "decode"
@@ -176,10 +179,10 @@ func (m *Metrics) makeVectors() {
 
 // startAtZero makes the series exist before the first event, so that rates and alerts see it.
 func (m *Metrics) startAtZero() {
-	for _, cause := range causes() {
+	for _, cause := range request.Causes() {
 		m.disconnects.WithLabelValues(cause)
 	}
-	for _, reason := range reasons() {
+	for _, reason := range request.Reasons() {
 		m.retries.WithLabelValues(reason)
 	}
 	for _, ok := range []bool{true, false} {
@@ -200,8 +203,8 @@ func (m *Metrics) Waited(d time.Duration) {
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica, by what had failed: ReasonConnect and so on. Of native requests Record counts
-// them; those of managed ones the relay tells.
+// Retried counts an attempt that was repeated on another replica, by what had failed:
+// request.ReasonConnect and so on.
 func (m *Metrics) Retried(reason string) {
 	if m != nil {
 		m.retries.WithLabelValues(reason).Inc()
@@ -222,8 +225,8 @@ func result(ok bool) string {
 	return "failure"
 }
 
-// Finished counts a request that has ended, and its stream if it was one (see Record, which calls it).
-func (m *Metrics) Finished(q Request) {
+// Finished counts a request that has ended, and its stream if it was one (see request.Subscribers).
+func (m *Metrics) Finished(q request.Summary) {
 	if m == nil {
 		return
 	}
@@ -234,24 +237,24 @@ func (m *Metrics) Finished(q Request) {
 		if q.FirstByte > 0 {
 			m.firstByte.WithLabelValues(model).Observe(q.FirstByte.Seconds())
 		}
-		if upstream := upstreamOf(q); upstream != "" && q.UpstreamDuration > 0 {
+		if upstream := upstreamOf(&q); upstream != "" && q.UpstreamDuration > 0 {
 			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
 		}
 	}
-	m.countTokens(model, q)
-	if s := streamOf(q); s.TTFT > 0 {
+	m.countTokens(model, &q)
+	if s := streamOf(&q); s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
 	}
 	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // 200 where a stream of heartbeats ended in an error
 		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
 	}
-	if cause := disconnectCause(q); cause != "" {
+	if cause := q.DisconnectCause(); cause != "" {
 		m.disconnects.WithLabelValues(cause).Inc()
 	}
 }
 
-func (m *Metrics) countTokens(model string, q Request) {
+func (m *Metrics) countTokens(model string, q *request.Summary) {
 	if !q.UsageKnown {
 		return
 	}
@@ -274,7 +277,7 @@ func (m *Metrics) model(name string) string {
 	return m.models.admit(name)
 }
 
-func upstreamOf(q Request) string {
+func upstreamOf(q *request.Summary) string {
 	if q.Replica != "" {
 		return q.Replica
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // scrape returns the sample lines that begin with one of the prefixes.
@@ -34,15 +35,15 @@ func scrape(t *testing.T, m *Metrics, prefixes ...string) []string {
 func TestMetricsOfFinished(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	ok := Request{Model: "chat", Replica: "chat-0", Status: 200, Source: "engine", Stream: true,
+	ok := request.Summary{Model: "chat", Replica: "chat-0", Status: 200, Source: "engine", Stream: true,
 		Duration: 2 * time.Second, FirstByte: 40 * time.Millisecond, UpstreamDuration: time.Second}
 	cut := ok
 	cut.Flags, cut.UpstreamDuration = "UPE", 0
-	left := Request{Model: "chat", Stream: true, Flags: "DC", Source: "gateway", Duration: time.Second}
-	refused := Request{Model: "chat", Status: 429, Source: "gateway"}
-	unauthorized := Request{Status: 401, Source: "gateway"}
-	slow := Request{Model: "chat", Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Cause: CauseSlowClient}
-	for _, q := range []Request{ok, ok, cut, left, refused, unauthorized, slow} {
+	left := request.Summary{Model: "chat", Stream: true, Flags: "DC", Source: "gateway", Duration: time.Second}
+	refused := request.Summary{Model: "chat", Status: 429, Source: "gateway"}
+	unauthorized := request.Summary{Status: 401, Source: "gateway"}
+	slow := request.Summary{Model: "chat", Stream: true, Route: request.RouteManaged, Status: 200, Source: "engine", Cause: request.CauseSlowClient}
+	for _, q := range []request.Summary{ok, ok, cut, left, refused, unauthorized, slow} {
 		m.Finished(q)
 	}
 	got := scrape(t, m, "sluice_requests_total", "sluice_request_duration_seconds_sum", "sluice_request_duration_seconds_count",
@@ -82,7 +83,7 @@ func TestMetricsOfEvents(t *testing.T) {
 			GPUs: []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
 	}})
 	m.Waited(20 * time.Millisecond)
-	m.Retried(ReasonConnect)
+	m.Retried(request.ReasonConnect)
 	m.ConfigReloaded(true)
 	m.ConfigReloaded(false)
 	m.ConfigReloaded(false)
@@ -120,7 +121,8 @@ func TestMetricsOfEvents(t *testing.T) {
 	}
 }
 
-// TestCardinality: however many names there are, in requests or in the fleet, the labels stay few and the sums stay right.
+// TestCardinality: however many names there are, in requests or in the fleet, the labels stay few
+// and the sums stay right.
 func TestCardinality(t *testing.T) {
 	t.Parallel()
 	var gauges Gauges
@@ -136,10 +138,10 @@ func TestCardinality(t *testing.T) {
 	for w := range 4 {
 		all.Go(func() {
 			for i := range 100 {
-				q := Request{Model: fmt.Sprint("model-", i), Replica: fmt.Sprint("r-", i), Status: 200, Source: "engine", UpstreamDuration: 1}
+				q := request.Summary{Model: fmt.Sprint("model-", i), Replica: fmt.Sprint("r-", i), Status: 200, Source: "engine", UpstreamDuration: 1}
 				m.Finished(q)
-				m.Finished(Request{Model: fmt.Sprint("made-up-", w, i), Status: 404, Source: "gateway"})
-				m.Finished(Request{Model: "model-\xff", Status: 12345, Source: "gateway"})
+				m.Finished(request.Summary{Model: fmt.Sprint("made-up-", w, i), Status: 404, Source: "gateway"})
+				m.Finished(request.Summary{Model: "model-\xff", Status: 12345, Source: "gateway"})
 			}
 		})
 	}
@@ -177,54 +179,21 @@ func TestCardinality(t *testing.T) {
 	}
 }
 
-func TestDisconnectCause(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		q    Request
-		want string
-	}{
-		{Request{Stream: true, Status: 200, Source: "engine"}, ""},
-		{Request{Stream: true, Flags: "DC"}, "client"},
-		{Request{Stream: true, Flags: "DR", Source: "engine"}, "client"},
-		{Request{Stream: true, Flags: "UT", Source: "engine"}, "timeout"},
-		{Request{Stream: true, Flags: "UPE", Source: "engine"}, "engine"},
-		{Request{Stream: true, Flags: "UC", Source: "engine"}, "engine"},
-		{Request{Stream: true, Flags: "UC,URX", Status: 503, Source: "gateway"}, ""}, // an error answer, no stream
-		{Request{Flags: "DC"}, ""},
-		{Request{Stream: true, Flags: "DPE", Source: "engine"}, "client"},
-		{Request{Stream: true, Flags: "DPE", Status: 400, Source: "gateway"}, ""}, // refused before it was one
-		{Request{Stream: true, Flags: "DC", Details: "downstream_remote_disconnect", Source: "engine"}, "client"},
-		{Request{Stream: true, Flags: "DC", Details: "downstream_local_disconnect(http2_ping_timeout)", Source: "engine"}, "client"},
-		{Request{Stream: true, Flags: "DC", Details: "downstream_local_disconnect(max_connection_duration_reached)", Source: "engine"}, "gateway"},
-		{Request{Stream: true, Flags: "LR", Source: "engine"}, "gateway"},
-		{Request{Stream: true, Flags: "OM", Status: 503, Source: "gateway"}, ""},
-		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Cause: "moderation", Flags: "DC"}, "moderation"}, // the relay knows
-		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "engine", Flags: "DC"}, "client"},
-		{Request{Stream: true, Route: RouteManaged, Status: 200, Source: "gateway", Flags: "UC"}, "gateway"}, // it is gone
-		{Request{Stream: true, Route: RouteManaged, Status: 503, Source: "gateway", Flags: "UC"}, ""},
-		{Request{Route: RouteManaged, Status: 200, Source: "engine", Cause: "client"}, ""},
-	} {
-		if got := disconnectCause(c.q); got != c.want {
-			t.Errorf("%+v: %q, want %q", c.q, got, c.want)
-		}
-	}
-}
-
 // TestRecordCounts follows one retried request from Envoy's records to the counters.
 func TestRecordCounts(t *testing.T) {
 	t.Parallel()
-	r, m := NewRequests(0), NewMetrics(MetricsConfig{})
-	record := Record(r, m)
-	live := r.Begin(Begun{ID: "a", Model: "chat"})
-	live.Decided("chat", "chat-0", 0)
-	record(Entry{Log: headers.LogAttempts, RequestID: "a", Flags: "UF"})
-	record(Entry{Log: headers.LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1"})
+	r, m := request.NewStore(0), NewMetrics(MetricsConfig{})
+	record := observed(r, m)
+	live := r.Begin(request.Arrival{ID: "a", Model: "chat"})
+	live.SetDispatched("chat", "chat-0", 0)
+	record(request.Entry{Log: headers.LogAttempts, RequestID: "a", Flags: "UF"})
+	record(request.Entry{Log: headers.LogAttempts, RequestID: "a", Interim: true, Replica: "chat-1"})
 	e := final("a")
 	e.Interim = true
 	record(e)
 	e.Interim = false
 	record(e)
-	live.End(0, "")
+	live.Close(nil)
 	got := scrape(t, m, "stream_retries_total", "sluice_requests_total")
 	want := []string{
 		`sluice_requests_total{code="200",model="chat",source="engine"} 1`,

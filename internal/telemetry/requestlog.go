@@ -1,15 +1,17 @@
 package telemetry
 
 import (
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// RequestLog writes one line for every finished request, at level info under the name "request". It tells who was served by what, when and
-// how it ended, and nothing of what was asked or answered. A nil *RequestLog writes nothing.
+// RequestLog writes one line for every finished request, at level info under the name "request". It
+// tells who was served by what, when and how it ended, and nothing of what was asked or answered. A
+// nil *RequestLog writes nothing.
 type RequestLog struct{ log *zap.Logger }
 
 // NewRequestLog returns a log that writes to log; nil when on is false.
@@ -20,14 +22,17 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 	return &RequestLog{log.Named("request")}
 }
 
-// Finished writes the line of a request whose final record has been joined; see Record. The probes of load balancers have none.
+// Finished writes the line of a request whose final record has been joined; see Record. The probes
+// of load balancers have none.
 //
-// Times are in milliseconds, from Envoy's receipt of the request. What is not known of a request is left out: the time to the first token of
-// one that has no stream, tokens that the engine did not count or that were not read. Of a managed stream whose engine did not count, tokens_out
-// is there without tokens_in: it is the number of events that had something of the answer. tpot_ms is the mean time of an output token after
-// the first. The reason for which a native stream has finished is not known, but that field is always there.
-func (l *RequestLog) Finished(q Request) {
-	if l == nil || probe(q.Path, q.Status) {
+// Times are in milliseconds, from Envoy's receipt of the request. What is not known of a request is
+// left out: the time to the first token of one that has no stream, tokens that the engine did not
+// count or that were not read. Of a managed stream whose engine did not count, tokens_out is there
+// without tokens_in: it is the number of events that had something of the answer. tpot_ms is the
+// mean time of an output token after the first. The reason for which a native stream has finished
+// is not known, but that field is always there.
+func (l *RequestLog) Finished(q request.Summary) {
+	if l == nil || q.IsProbe() {
 		return
 	}
 	line := l.log.Check(zapcore.InfoLevel, "finished")
@@ -42,7 +47,7 @@ func (l *RequestLog) Finished(q Request) {
 		fields = append(fields, milliseconds("ttft_ms", q.FirstByte))
 	}
 	fields = append(fields, milliseconds("duration_ms", q.Duration))
-	fields = appendTokens(fields, q)
+	fields = appendTokens(fields, &q)
 	if q.Cause != "" {
 		fields = append(fields, zap.String("cause", q.Cause))
 	}
@@ -53,7 +58,7 @@ func (l *RequestLog) Finished(q Request) {
 		zap.Int64("bytes", q.BytesOut))...)
 }
 
-func appendTokens(fields []zap.Field, q Request) []zap.Field {
+func appendTokens(fields []zap.Field, q *request.Summary) []zap.Field {
 	if q.UsageKnown {
 		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens))
 	}
@@ -67,13 +72,6 @@ func appendTokens(fields []zap.Field, q Request) []zap.Field {
 		fields = append(fields, milliseconds("tpot_ms", each))
 	}
 	return fields
-}
-
-// TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not traced.
-func (q *Request) TraceID() string {
-	_, rest, _ := strings.Cut(q.Trace, "-") // version-trace-span-flags
-	id, _, _ := strings.Cut(rest, "-")
-	return id
 }
 
 func milliseconds(name string, d time.Duration) zap.Field {

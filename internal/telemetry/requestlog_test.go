@@ -12,21 +12,22 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // lines runs the entries through a log and returns what it has written.
-func lines(t *testing.T, level string, on bool, entries ...Entry) []map[string]any {
+func lines(t *testing.T, level string, on bool, entries ...request.Entry) []map[string]any {
 	t.Helper()
 	var out bytes.Buffer
 	log, err := newLogger(level, FormatJSON, false, zapcore.AddSync(&out))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := NewRequests(0)
-	record := Record(r, nil, NewRequestLog(log, on).Finished)
+	r := request.NewStore(0)
+	record := observed(r, nil, NewRequestLog(log, on).Finished)
 	for _, e := range entries {
 		if e.Log == headers.LogRequests && e.Model != "" && !e.Interim {
-			r.Begin(Begun{ID: e.RequestID, Tenant: "acme", Model: "alias"}).Decided("chat", "chat-0", 1500*time.Microsecond)
+			r.Begin(request.Arrival{ID: e.RequestID, Tenant: "acme", Model: "alias"}).SetDispatched("chat", "chat-0", 1500*time.Microsecond)
 		}
 		record(e)
 	}
@@ -47,13 +48,13 @@ func TestRequestLog(t *testing.T) {
 	soFar := final("whole")
 	soFar.Interim, soFar.Duration = true, 0
 	whole := final("whole")
-	whole.Attempts, whole.Usage = 2, Usage{Prompt: 7, Completion: 11, Known: true, Cached: 5, CachedKnown: true}
+	whole.Attempts, whole.Usage = 2, request.Usage{Prompt: 7, Completion: 11, Known: true, Cached: 5, CachedKnown: true}
 	embedded := final("embedded")
-	embedded.Streamed, embedded.Path, embedded.Usage = false, "/v1/embeddings", Usage{Prompt: 7, Known: true}
-	refused := Entry{Log: headers.LogRequests, RequestID: "refused", Path: "/v1/chat/completions", Status: 401, Details: "sluice_invalid_api_key",
+	embedded.Streamed, embedded.Path, embedded.Usage = false, "/v1/embeddings", request.Usage{Prompt: 7, Known: true}
+	refused := request.Entry{Log: headers.LogRequests, RequestID: "refused", Path: "/v1/chat/completions", Status: 401, Details: "sluice_invalid_api_key",
 		Duration: 1250 * time.Microsecond, BytesOut: 90}
-	probed := Entry{Log: headers.LogRequests, RequestID: "probed", Path: "/health", Status: 200}
-	attempt := Entry{Log: headers.LogAttempts, RequestID: "whole", Status: 200}
+	probed := request.Entry{Log: headers.LogRequests, RequestID: "probed", Path: "/health", Status: 200}
+	attempt := request.Entry{Log: headers.LogAttempts, RequestID: "whole", Status: 200}
 
 	line := func(id string, more map[string]any) map[string]any {
 		l := map[string]any{"level": "info", "logger": "request", "msg": "finished", "request_id": id, "tenant": "acme", "model": "chat",
@@ -73,7 +74,7 @@ func TestRequestLog(t *testing.T) {
 			"stream": false, "queued_ms": 0.0, "ttft_ms": nil, "duration_ms": 1.25, "bytes": 90.0}),
 		line("unread", nil),
 	}
-	entries := []Entry{soFar, whole, attempt, embedded, refused, probed, final("unread")}
+	entries := []request.Entry{soFar, whole, attempt, embedded, refused, probed, final("unread")}
 	if diff := cmp.Diff(want, lines(t, "info", true, entries...)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -85,7 +86,8 @@ func TestRequestLog(t *testing.T) {
 	}
 }
 
-// TestRequestLogOfManaged: the relay's figures are in the line, an engine that did not count tokens included.
+// TestRequestLogOfManaged: the relay's figures are in the line, an engine that did not count tokens
+// included.
 func TestRequestLogOfManaged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -93,14 +95,14 @@ func TestRequestLogOfManaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := NewRequests(0)
-	record := Record(r, nil, NewRequestLog(log, true).Finished)
+	r := request.NewStore(0)
+	record := observed(r, nil, NewRequestLog(log, true).Finished)
 	c := whole()
-	c.Usage, c.Cause = Usage{Completion: 41}, CauseSlowClient
-	live := r.Begin(Begun{ID: "a", Tenant: "acme", Model: "alias", Stream: true})
-	live.Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
-	live.Carried(c)
-	live.End(0, "")
+	c.Usage, c.Cause = request.Usage{Completion: 41}, request.CauseSlowClient
+	live := r.Begin(request.Arrival{ID: "a", Tenant: "acme", Model: "alias", Stream: true})
+	live.SetTrace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
+	live.SetOutcome(c)
+	live.Close(nil)
 	record(relayed("a"))
 	var got map[string]any
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
@@ -116,12 +118,13 @@ func TestRequestLogOfManaged(t *testing.T) {
 	}
 }
 
-// TestRequestLogTellsNoSecret: what a client sends reaches the line as the names that it chose only, and a path not at all.
+// TestRequestLogTellsNoSecret: what a client sends reaches the line as the names that it chose
+// only, and a path not at all.
 func TestRequestLogTellsNoSecret(t *testing.T) {
 	t.Parallel()
 	e := final("a")
 	e.Path, e.Details = "/v1/secret", "secret"
-	e.Notes = map[string]string{headers.MetadataTenant: "acme", headers.MetadataLease: "secret"}
+	e.Metadata = map[string]string{headers.MetadataTenant: "acme", headers.MetadataLease: "secret"}
 	for _, line := range lines(t, "info", true, e) {
 		for field, value := range line {
 			if s, ok := value.(string); ok && strings.Contains(s, "secret") {
@@ -137,7 +140,7 @@ func BenchmarkRequestLog(b *testing.B) {
 		b.Fatal(err)
 	}
 	l := NewRequestLog(log, true)
-	q := Request{ID: "0f5b0d5e-7d1c-4b7a-9d5e-0123456789ab", Tenant: "acme", Model: "chat", Replica: "chat-0", Route: RouteNative, Status: 200,
+	q := request.Summary{ID: "0f5b0d5e-7d1c-4b7a-9d5e-0123456789ab", Tenant: "acme", Model: "chat", Replica: "chat-0", Route: request.RouteNative, Status: 200,
 		Stream: true, FirstByte: time.Second, Duration: 2 * time.Second, UsageKnown: true, CachedKnown: true}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -147,10 +150,10 @@ func BenchmarkRequestLog(b *testing.B) {
 
 func BenchmarkStreamFigures(b *testing.B) {
 	m := NewMetrics(MetricsConfig{})
-	q := Request{Model: "chat", Route: RouteNative, Source: headers.SourceEngine, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
+	q := request.Summary{Model: "chat", Route: request.RouteNative, Source: headers.SourceEngine, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
 		PromptTokens: 100, CompletionTokens: 101, UsageKnown: true, CachedKnown: true}
 	b.ReportAllocs()
 	for b.Loop() {
-		m.streams.observe("chat", streamOf(q))
+		m.streams.observe("chat", streamOf(&q))
 	}
 }

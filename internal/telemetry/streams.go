@@ -7,21 +7,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Ways of a stream from its engine to the client.
-const (
-	// RouteNative: Envoy passes it on, and nobody reads it.
-	RouteNative = "native"
-	// RouteManaged: it goes through Sluice's relay, which reads every event.
-	RouteManaged = "managed"
-)
-
-// stream is what a finished streamed response tells of how it fared. What is not known is zero and counts nowhere.
+// stream is what a finished streamed response tells of how it fared. What is not known is zero and
+// counts nowhere.
 type stream struct {
 	// Replica that answered, or its address.
 	Replica string
-	// Route is RouteNative or RouteManaged.
+	// Route is request.RouteNative or request.RouteManaged.
 	Route string
 	// TTFT is from the receipt of the request to the first token.
 	TTFT time.Duration
@@ -29,18 +23,19 @@ type stream struct {
 	Held time.Duration
 	// Decode is from the first token to the last.
 	Decode time.Duration
-	// Usage is what the engine has counted; see Carried.
-	Usage Usage
+	// Usage is what the engine has counted; see request.Outcome.
+	Usage request.Usage
 }
 
-// streamOf is what a request tells of its stream; zero when it was none, or has no response of an engine. The first byte of a native one stands for
-// its first token: engines send their headers early but their first event with it.
-func streamOf(q Request) stream {
+// streamOf is what a request tells of its stream; zero when it was none, or has no response of an
+// engine. The first byte of a native one stands for its first token: engines send their headers
+// early but their first event with it.
+func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}
 	}
-	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Decode: q.Decode, Usage: q.usage()}
-	if q.Route == RouteManaged {
+	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Decode: q.Decode, Usage: q.Usage()}
+	if q.Route == request.RouteManaged {
 		return s
 	}
 	if q.Status >= 300 {
@@ -95,16 +90,17 @@ func newStreamFigures(r prometheus.Registerer) *streamFigures {
 	return f
 }
 
-// Gap counts the time between two tokens of a managed stream. While there are such gaps of a model, they alone are its
-// stream_inter_token_p95_seconds. The relay may tell of a share of the streams only, if it chooses them by chance.
+// Gap counts the time between two tokens of a managed stream. While there are such gaps of a model,
+// they alone are its stream_inter_token_p95_seconds. The relay may tell of a share of the streams
+// only, if it chooses them by chance.
 func (m *Metrics) Gap(model string, gap time.Duration) {
 	if m != nil {
 		m.streams.gaps.measured(m.model(model), gap)
 	}
 }
 
-// Dispatched counts what runs on a replica to which a request was just sent, with that one: the requests that have no token yet, and all
-// others.
+// Dispatched counts what runs on a replica to which a request was just sent, with that one: the
+// requests that have no token yet, and all others.
 func (m *Metrics) Dispatched(prefill, decode int) {
 	if m != nil {
 		m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
@@ -129,7 +125,7 @@ func (f *streamFigures) observe(model string, s stream) {
 		gaps := u.Completion - 1
 		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
 		f.perToken.WithLabelValues(model, s.Replica).Observe(each.Seconds())
-		if s.Route == RouteNative { // of managed ones the relay tells single gaps
+		if s.Route == request.RouteNative { // of managed ones the relay tells single gaps
 			f.gaps.estimated(model, each, gaps)
 		}
 	}

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// streamed is Envoy's record of a whole stream: 0.4 s to the first byte, of which the request was held 0.1 s, then a token each 20 ms.
-func streamed(id string, u Usage) Entry {
+// streamed is Envoy's record of a whole stream: 0.4 s to the first byte, of which the request was
+// held 0.1 s, then a token each 20 ms.
+func streamed(id string, u request.Usage) request.Entry {
 	e := final(id)
 	e.FirstByte, e.LastByte, e.Duration, e.Usage = 400*time.Millisecond, 2400*time.Millisecond, 2401*time.Millisecond, u
 	return e
@@ -20,30 +22,30 @@ func streamed(id string, u Usage) Entry {
 
 func TestStreamFigures(t *testing.T) {
 	t.Parallel()
-	r, m := NewRequests(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
-	record := Record(r, m)
-	usage := Usage{Prompt: 300, Completion: 101, Known: true}
+	r, m := request.NewStore(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
+	record := observed(r, m)
+	usage := request.Usage{Prompt: 300, Completion: 101, Known: true}
 	cold, half, warm := usage, usage, usage
 	cold.Cached, cold.CachedKnown = 0, true
 	half.Cached, half.CachedKnown = 150, true
 	warm.Cached, warm.CachedKnown = 300, true
 	buffered := streamed("buffered", usage) // all of it in one piece
 	buffered.LastByte = buffered.FirstByte
-	cut := streamed("cut", Usage{})
+	cut := streamed("cut", request.Usage{})
 	cut.LastByte, cut.Flags = 0, "UPE"
 	whole := streamed("whole", usage)
 	whole.Streamed = false
 	refused := streamed("refused", usage)
 	refused.Status, refused.Flags = 400, ""
-	silent := streamed("silent", Usage{})
+	silent := streamed("silent", request.Usage{})
 	silent.FirstByte = 0
-	foreign := streamed("foreign", Usage{})
+	foreign := streamed("foreign", request.Usage{})
 	foreign.Model = "made-up"
-	for _, e := range []Entry{
-		streamed("unread", Usage{}), streamed("unsaid", usage), streamed("cold", cold), streamed("half", half), streamed("warm", warm),
-		streamed("short", Usage{Prompt: 300, Completion: 1, Known: true}), buffered, cut, whole, refused, silent, foreign,
+	for _, e := range []request.Entry{
+		streamed("unread", request.Usage{}), streamed("unsaid", usage), streamed("cold", cold), streamed("half", half), streamed("warm", warm),
+		streamed("short", request.Usage{Prompt: 300, Completion: 1, Known: true}), buffered, cut, whole, refused, silent, foreign,
 	} {
-		r.Begin(Begun{ID: e.RequestID, Model: "chat"}).Decided("chat", "chat-0", 100*time.Millisecond)
+		r.Begin(request.Arrival{ID: e.RequestID, Model: "chat"}).SetDispatched("chat", "chat-0", 100*time.Millisecond)
 		record(e)
 	}
 	want := []string{
@@ -66,11 +68,12 @@ func TestStreamFigures(t *testing.T) {
 	wantP95(t, m, "chat", 0.020)
 }
 
-// TestManagedStreamFigures: the relay tells the figures of a stream; the gaps that it tells count, and nothing is estimated any more.
+// TestManagedStreamFigures: the relay tells the figures of a stream; the gaps that it tells count,
+// and nothing is estimated any more.
 func TestManagedStreamFigures(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	q := Request{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: RouteManaged, FirstByte: time.Second,
+	q := request.Summary{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: request.RouteManaged, FirstByte: time.Second,
 		Waited: 500 * time.Millisecond, Decode: time.Second, LastByte: 9 * time.Second, PromptTokens: 10, CompletionTokens: 11, UsageKnown: true}
 	m.Finished(q)
 	q.UsageKnown, q.PromptTokens, q.CompletionTokens = false, 0, 51 // as many events as that
@@ -80,8 +83,8 @@ func TestManagedStreamFigures(t *testing.T) {
 	if got := scrape(t, m, "stream_inter_token_p95_seconds"); len(got) != 0 {
 		t.Errorf("a stream whose gaps are told was estimated: %q", got)
 	}
-	native := streamed("a", Usage{Prompt: 10, Completion: 1001, Known: true}) // gaps of 2 ms
-	Record(NewRequests(0), m)(native)
+	native := streamed("a", request.Usage{Prompt: 10, Completion: 1001, Known: true}) // gaps of 2 ms
+	observed(request.NewStore(0), m)(native)
 	wantP95(t, m, "chat", 0.002)
 	m.Gap("chat", 50*time.Millisecond)
 	wantP95(t, m, "chat", 0.050)
@@ -132,14 +135,15 @@ func TestBatchSize(t *testing.T) {
 	}
 }
 
-// TestP95 compares with the percentile of a sorted list, in which a stream of n tokens has n−1 gaps, and sees gaps leave after a minute.
+// TestP95 compares with the percentile of a sorted list, in which a stream of n tokens has n−1
+// gaps, and sees gaps leave after a minute.
 func TestP95(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := NewMetrics(MetricsConfig{})
 		estimate := func(gap time.Duration, gaps int64) {
-			m.streams.observe("chat", stream{Route: RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
-				Usage: Usage{Prompt: 1, Completion: gaps + 1, Known: true}})
+			m.streams.observe("chat", stream{Route: request.RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
+				Usage: request.Usage{Prompt: 1, Completion: gaps + 1, Known: true}})
 		}
 		for i := 1; i <= 100; i++ { // the longest streams have the shortest gaps: by streams it would be 95 ms
 			estimate(time.Duration(i)*time.Millisecond, int64(101-i))

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 func tokens(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
@@ -40,37 +41,37 @@ func TestUsage(t *testing.T) {
 	partial.ExtractionStatus = aiv3.TokenUsage_PARTIAL
 	for name, c := range map[string]struct {
 		in   proto.Message
-		want Usage
+		want request.Usage
 	}{
-		"whole":              {whole, Usage{Prompt: 7, Completion: 11, Known: true}},
-		"no completion":      {&aiv3.TokenUsage{InputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{Prompt: 7, Completion: 0, Known: true}},
-		"some cached":        {details(5), Usage{7, 11, true, 5, true}},
-		"none cached":        {details(0), Usage{7, 11, true, 0, true}},
-		"absurdly cached":    {details(8), Usage{Prompt: 7, Completion: 11, Known: true}},
-		"nothing":            {&aiv3.TokenUsage{InputTokens: tokens(0), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{Prompt: 0, Completion: 0, Known: true}},
-		"a part was lost":    {partial, Usage{}},
-		"failed":             {&aiv3.TokenUsage{ExtractionStatus: aiv3.TokenUsage_FAILED}, Usage{}},
-		"only the sum":       {&aiv3.TokenUsage{ProviderTotalTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
-		"only a completion":  {&aiv3.TokenUsage{OutputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
-		"absurd":             {&aiv3.TokenUsage{InputTokens: tokens(math.MaxUint64), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
-		"something else":     {wrapperspb.String("x"), Usage{}},
-		"absurd in one only": {&aiv3.TokenUsage{InputTokens: tokens(1), OutputTokens: tokens(1 << 41), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, Usage{}},
+		"whole":              {whole, request.Usage{Prompt: 7, Completion: 11, Known: true}},
+		"no completion":      {&aiv3.TokenUsage{InputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{Prompt: 7, Completion: 0, Known: true}},
+		"some cached":        {details(5), request.Usage{Prompt: 7, Completion: 11, Known: true, Cached: 5, CachedKnown: true}},
+		"none cached":        {details(0), request.Usage{Prompt: 7, Completion: 11, Known: true, CachedKnown: true}},
+		"absurdly cached":    {details(8), request.Usage{Prompt: 7, Completion: 11, Known: true}},
+		"nothing":            {&aiv3.TokenUsage{InputTokens: tokens(0), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{Prompt: 0, Completion: 0, Known: true}},
+		"a part was lost":    {partial, request.Usage{}},
+		"failed":             {&aiv3.TokenUsage{ExtractionStatus: aiv3.TokenUsage_FAILED}, request.Usage{}},
+		"only the sum":       {&aiv3.TokenUsage{ProviderTotalTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{}},
+		"only a completion":  {&aiv3.TokenUsage{OutputTokens: tokens(7), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{}},
+		"absurd":             {&aiv3.TokenUsage{InputTokens: tokens(math.MaxUint64), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{}},
+		"something else":     {wrapperspb.String("x"), request.Usage{}},
+		"absurd in one only": {&aiv3.TokenUsage{InputTokens: tokens(1), OutputTokens: tokens(1 << 41), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{}},
 	} {
 		record := told(t, c.in)
 		e := newEntry(headers.LogRequests, record)
 		if diff := cmp.Diff(c.want, e.Usage); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
-		if e.Notes[headers.MetadataTenant] != "acme" {
-			t.Errorf("%s: the notes became %v", name, e.Notes)
+		if e.Metadata[headers.MetadataTenant] != "acme" {
+			t.Errorf("%s: the notes became %v", name, e.Metadata)
 		}
 		// What is not over has no usage, whatever the record has.
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_DownstreamPeriodic
-		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (Usage{}) || soFar.Notes[headers.MetadataTenant] != "acme" {
+		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (request.Usage{}) || soFar.Metadata[headers.MetadataTenant] != "acme" {
 			t.Errorf("%s: so far %+v", name, soFar)
 		}
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_UpstreamEnd
-		if attempt := newEntry(headers.LogAttempts, record); attempt.Usage != (Usage{}) {
+		if attempt := newEntry(headers.LogAttempts, record); attempt.Usage != (request.Usage{}) {
 			t.Errorf("%s: an attempt has %+v", name, attempt.Usage)
 		}
 	}
@@ -78,22 +79,22 @@ func TestUsage(t *testing.T) {
 
 func TestTokensAreCountedOnce(t *testing.T) {
 	t.Parallel()
-	r, m := NewRequests(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
-	record := Record(r, m)
+	r, m := request.NewStore(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
+	record := observed(r, m)
 	for _, id := range []string{"a", "b", "c"} {
-		r.Begin(Begun{ID: id, Model: "chat"}).Decided("chat", "chat-0", 0)
+		r.Begin(request.Arrival{ID: id, Model: "chat"}).SetDispatched("chat", "chat-0", 0)
 	}
 	known := final("a")
-	known.Usage = Usage{Prompt: 7, Completion: 11, Known: true}
+	known.Usage = request.Usage{Prompt: 7, Completion: 11, Known: true}
 	soFar := final("a")
 	soFar.Interim = true
 	attempt := known
 	attempt.Log = headers.LogAttempts
 	embedded := final("b")
-	embedded.Usage = Usage{Prompt: 5, Known: true}
+	embedded.Usage = request.Usage{Prompt: 5, Known: true}
 	foreign := known
 	foreign.RequestID, foreign.Model = "d", "gone"
-	for _, e := range []Entry{soFar, attempt, known, embedded, final("c"), foreign} {
+	for _, e := range []request.Entry{soFar, attempt, known, embedded, final("c"), foreign} {
 		record(e)
 	}
 	want := []string{
@@ -118,7 +119,7 @@ func TestTokensAreCountedOnce(t *testing.T) {
 func TestRejectedByReason(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	for _, q := range []Request{
+	for _, q := range []request.Summary{
 		{Model: "chat", Status: 429, Code: "queue_full", Source: headers.SourceGateway},
 		{Model: "chat", Status: 429, Code: "queue_full", Source: headers.SourceGateway},
 		{Model: "chat", Status: 429, Code: "rate_limited", Source: headers.SourceGateway},

@@ -41,8 +41,6 @@ type Server struct {
 	Tenants func(name string) (*authz.Tenant, bool)
 	// ReplicaHeader puts the id of the replica into the trailers. nil: always.
 	ReplicaHeader func() bool
-	// Entry makes what follows a call in the journal; nil: nothing does.
-	Entry func(*relay.Call) relay.Entry
 }
 
 // Register has a gRPC server serve it. That server's MaxRecvMsgSize is what bounds a request: gRPC's own default is 4 MiB.
@@ -58,9 +56,6 @@ func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[p
 	}
 	if to.id == "" {
 		to.id = call.RequestID
-	}
-	if s.Entry != nil {
-		call.Entry = s.Entry(call)
 	}
 	to.several = call.Scan.Choices > 1
 	s.Generator.Generate(ctx, call, to)

@@ -3,10 +3,11 @@ package trace
 import (
 	"testing"
 
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// BenchmarkNative is what a sampled native request costs beside its sending; nothing is sent, since nothing runs.
+// BenchmarkNative is what a sampled native request costs beside its sending; nothing is sent, since
+// nothing runs.
 func BenchmarkNative(b *testing.B) {
 	tracer, err := New(Config{Endpoint: "http://127.0.0.1:1", Sample: 1})
 	if err != nil {
@@ -29,6 +30,6 @@ func BenchmarkUnsampled(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		tracer.Inject("")
-		tracer.Start(telemetry.Begun{}, "", began)
+		tracer.Start(request.Arrival{}, "", began)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 func TestConfigFaults(t *testing.T) {
@@ -39,14 +39,15 @@ func TestPathOfTheCollector(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		running(t, tracer, func(tracer *Tracer) { tracer.Start(telemetry.Begun{}, "", began).End(telemetry.Carried{}) })
+		running(t, tracer, func(tracer *Tracer) { tracer.Start(request.Arrival{}, "", began).End(request.Outcome{}) })
 		if got := len(s.spans) / 2; got != want { // with its queue
 			t.Errorf("%q: %d spans came", path, len(s.spans))
 		}
 	}
 }
 
-// TestCollectorIsDown: nobody waits for a collector, what waits for it is bounded, and the log has one line.
+// TestCollectorIsDown: nobody waits for a collector, what waits for it is bounded, and the log has
+// one line.
 func TestCollectorIsDown(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*sink) string{
@@ -65,7 +66,7 @@ func TestCollectorIsDown(t *testing.T) {
 			running(t, tracer, func(tracer *Tracer) {
 				began := time.Now()
 				for range 3 * tracer.queue {
-					tracer.Start(telemetry.Begun{}, "", began).End(telemetry.Carried{})
+					tracer.Start(request.Arrival{}, "", began).End(request.Outcome{})
 				}
 				if took := time.Since(began); took > 20*time.Second {
 					t.Errorf("it was waited for: %v", took)
@@ -92,7 +93,7 @@ func TestCollectorReturns(t *testing.T) {
 			s.mu.Lock()
 			s.refuse = refuse
 			s.mu.Unlock()
-			tracer.Start(telemetry.Begun{}, "", began).End(telemetry.Carried{})
+			tracer.Start(request.Arrival{}, "", began).End(request.Outcome{})
 			if err := tracer.provider.ForceFlush(t.Context()); err != nil {
 				t.Error(err)
 			}

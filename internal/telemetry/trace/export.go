@@ -48,7 +48,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	return nil
 }
 
-// Shutdown implements sdktrace.SpanExporter. It is called once, by the processor whose batches these are, after the last of them.
+// Shutdown implements sdktrace.SpanExporter. It is called once, by the processor whose batches
+// these are, after the last of them.
 func (e *exporter) Shutdown(ctx context.Context) error {
 	close(e.ended)
 	return e.Exporter.Shutdown(ctx)
@@ -67,7 +68,8 @@ func (t *Tracer) run(ctx context.Context) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.flush)
 	defer cancel()
 	if t.provider.Shutdown(end) != nil {
-		// It has taken too long. What is still being sent is broken off, and what is left fails at once; the exporter says so.
+		// It has taken too long. What is still being sent is broken off, and what is left fails at
+		// once; the exporter says so.
 		_ = t.exporter.Exporter.Shutdown(context.WithoutCancel(ctx))
 		<-t.exporter.ended
 	}

@@ -10,7 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// The parts of a traceparent header (W3C Trace Context): version, trace id, span id and flags, with a dash between two.
+// The parts of a traceparent header (W3C Trace Context): version, trace id, span id and flags, with
+// a dash between two.
 const (
 	traceAt  = 3
 	spanAt   = traceAt + 32 + 1
@@ -18,7 +19,8 @@ const (
 	wholeLen = flagsAt + 2
 )
 
-// parse reads a traceparent header; false for what is none. Of later versions it reads what the first has, as the recommendation asks for.
+// parse reads a traceparent header; false for what is none. Of later versions it reads what the
+// first has, as the recommendation asks for.
 func parse(header string) (trace.SpanContext, bool) {
 	if len(header) < wholeLen || header[traceAt-1] != '-' || header[spanAt-1] != '-' || header[flagsAt-1] != '-' {
 		return trace.SpanContext{}, false
@@ -74,7 +76,8 @@ func render(s trace.SpanContext) string {
 	return string(b)
 }
 
-// decide says whether a request is traced, and gives its own span and its client's, which is empty where it has none.
+// decide says whether a request is traced, and gives its own span and its client's, which is empty
+// where it has none.
 func (t *Tracer) decide(header string) (own, client trace.SpanContext, traced bool) {
 	client, ok := parse(header)
 	traceID := client.TraceID()
@@ -108,7 +111,8 @@ func newSpanID() (id trace.SpanID) {
 	return id
 }
 
-// ids gives a span the ids that were settled before it was made, if its context has them, and others by chance.
+// ids gives a span the ids that were settled before it was made, if its context has them, and
+// others by chance.
 type ids struct{}
 
 type settled struct{}

@@ -5,7 +5,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // The phases of a request.
@@ -13,7 +13,8 @@ const (
 	phaseQueue   = "queue"
 	phasePrefill = "prefill"
 	phaseDecode  = "decode"
-	// phaseGenerate stands for both of them where a response that is no stream tells nothing of its first token.
+	// phaseGenerate stands for both of them where a response that is no stream tells nothing of its
+	// first token.
 	phaseGenerate = "generate"
 )
 
@@ -26,8 +27,12 @@ type recorded struct {
 	decided         string
 	stream, managed bool
 	// status is the HTTP status; 0: not known
-	status        int
-	result        telemetry.Carried
+	status int
+	result request.Outcome
+	// code is the error code that the client was told, codeStatus the HTTP status that belongs to
+	// it; empty and 0: none, or not known
+	code          string
+	codeStatus    int
 	phases        []phase
 	steps, chunks series
 }
@@ -55,16 +60,24 @@ func (r *recorded) enter(p phase) {
 	r.phases = append(r.phases, p)
 }
 
+// setOutcome takes over what the relay tells of the end of a call.
+func (r *recorded) setOutcome(o request.Outcome) {
+	r.result, r.code = o, o.Code()
+	if o.Fault != nil {
+		r.codeStatus = o.Fault.HTTPStatus()
+	}
+	r.result.Usage.CachedKnown = o.Usage.CachedKnown || o.Usage.Known // the relay reads them all
+}
+
 // native is what the joined record of a request tells.
-func native(q telemetry.Request, own, client trace.SpanContext) *recorded {
-	answered := q.Route == telemetry.RouteNative
+func native(q request.Summary, own, client trace.SpanContext) *recorded {
+	answered := q.Route == request.RouteNative
 	r := &recorded{
 		own: own, client: client, began: q.Started, ended: q.Started.Add(q.Duration),
 		id: q.ID, path: q.Path, tenant: q.Tenant, model: q.Model, stream: q.Stream, status: q.Status,
-		result: telemetry.Carried{
-			Replica: q.Replica, Code: q.Code, Cause: q.Cause, Attempts: q.Attempts, Answered: answered, FinishReason: q.FinishReason,
-			Usage: telemetry.Usage{Prompt: q.PromptTokens, Completion: q.CompletionTokens, Known: q.UsageKnown,
-				Cached: q.CachedTokens, CachedKnown: q.CachedKnown},
+		code: q.Code,
+		result: request.Outcome{
+			Replica: q.Replica, Cause: q.Cause, Attempts: q.Attempts, Answered: answered, Finish: q.FinishReason, Usage: q.Usage(),
 		},
 	}
 	r.enter(phase{name: phaseQueue, began: q.Started})
@@ -75,7 +88,7 @@ func native(q telemetry.Request, own, client trace.SpanContext) *recorded {
 	if !q.Stream || q.FirstByte <= 0 || !answered {
 		return r
 	}
-	r.result.FirstToken, r.result.Held = q.FirstByte, q.Waited
+	r.result.TTFT, r.result.Held = q.FirstByte, q.Waited
 	r.enter(phase{name: phaseDecode, began: q.Started.Add(max(q.FirstByte, q.Waited))})
 	if q.LastByte > q.FirstByte {
 		r.result.Decode = q.LastByte - q.FirstByte
@@ -87,8 +100,8 @@ func native(q telemetry.Request, own, client trace.SpanContext) *recorded {
 // maxKept is how many of a series are kept; two of them are what a stream has in steps and chunks.
 const maxKept = 32
 
-// series keeps some of many moments whose number is not known before, evenly spread: those whose number the stride divides. When there are too
-// many, it doubles.
+// series keeps some of many moments whose number is not known before, evenly spread: those whose
+// number the stride divides. When there are too many, it doubles.
 type series struct {
 	stride, next int
 	kept         []moment

@@ -77,7 +77,8 @@ func read(r *http.Request) ([]byte, error) {
 	return io.ReadAll(plain)
 }
 
-// traced runs a tracer that sends to the sink, lets do use it, and returns when everything was sent.
+// traced runs a tracer that sends to the sink, lets do use it, and returns when everything was
+// sent.
 func (s *sink) traced(t *testing.T, c Config, do func(*Tracer)) {
 	t.Helper()
 	c.Endpoint = s.URL
@@ -109,7 +110,8 @@ func running(t *testing.T, tracer *Tracer, do func(*Tracer)) {
 	}
 }
 
-// tree renders the spans below a parent, each with its times since began and what is asked of its attributes, sorted by when they began.
+// tree renders the spans below a parent, each with its times since began and what is asked of its
+// attributes, sorted by when they began.
 func (s *sink) tree(began time.Time, parent []byte, attributes ...string) string {
 	var out strings.Builder
 	s.mu.Lock()

@@ -12,10 +12,11 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Attributes for which there is no convention. batchSize counts the requests on the replica with this one, seqLen tokens.
+// Attributes for which there is no convention. batchSize counts the requests on the replica with
+// this one, seqLen tokens.
 const (
 	batchSize    = attribute.Key("batch_size")
 	seqLen       = attribute.Key("seq_len")
@@ -120,17 +121,17 @@ func (r *recorded) attributes(operation string) []attribute.KeyValue {
 	if r.status > 0 {
 		all = append(all, semconv.HTTPResponseStatusCode(r.status))
 	}
-	if c.FinishReason != "" {
-		all = append(all, semconv.GenAIResponseFinishReasonsKey.StringSlice([]string{text(c.FinishReason)}))
+	if c.Finish != "" {
+		all = append(all, semconv.GenAIResponseFinishReasonsKey.StringSlice([]string{text(c.Finish)}))
 	}
-	if c.FirstToken > 0 {
-		all = append(all, semconv.GenAIResponseTimeToFirstChunkKey.Float64(c.FirstToken.Seconds()))
+	if c.TTFT > 0 {
+		all = append(all, semconv.GenAIResponseTimeToFirstChunkKey.Float64(c.TTFT.Seconds()))
 	}
 	return append(all, usage(c)...)
 }
 
 // usage is what the request has cost, where that is known.
-func usage(c telemetry.Carried) (all []attribute.KeyValue) {
+func usage(c request.Outcome) (all []attribute.KeyValue) {
 	u := c.Usage
 	if u.Known {
 		all = append(all, semconv.GenAIUsageInputTokens(int(u.Prompt)), semconv.GenAIUsageOutputTokens(int(u.Completion)))
@@ -163,24 +164,25 @@ func (r *recorded) phaseAttributes(p phase) (all []attribute.KeyValue) {
 	return all
 }
 
-// failure is the class of what went wrong, empty when nothing did. A client that leaves, or is refused for what it sent, is no error of ours.
+// failure is the class of what went wrong, empty when nothing did. A client that leaves, or is
+// refused for what it sent, is no error of ours.
 func (r *recorded) failure() string {
 	switch c := r.result; c.Cause {
-	case telemetry.CauseClient, telemetry.CauseCancelled, telemetry.CauseModeration:
+	case request.CauseClient, request.CauseCancelled, request.CauseModeration:
 		return ""
 	case "":
 		switch {
-		case r.status > 0 && r.status < 500, c.Status > 0 && c.Status < 500:
+		case r.status > 0 && r.status < 500, r.codeStatus > 0 && r.codeStatus < 500:
 			return ""
-		case c.Code != "":
-			return text(c.Code)
+		case r.code != "":
+			return text(r.code)
 		case r.status >= 500:
 			return strconv.Itoa(r.status)
 		}
 		return ""
 	default:
-		if c.Code != "" {
-			return text(c.Code)
+		if r.code != "" {
+			return text(r.code)
 		}
 		return c.Cause
 	}
@@ -189,9 +191,9 @@ func (r *recorded) failure() string {
 // route is the way the request took.
 func (r *recorded) route() string {
 	if r.managed {
-		return telemetry.RouteManaged
+		return request.RouteManaged
 	}
-	return telemetry.RouteNative
+	return request.RouteNative
 }
 
 // operation is what a request asks for, in the conventions' words as far as they go.
@@ -215,7 +217,8 @@ func operation(path string) string {
 // maxText bounds a name in an attribute.
 const maxText = 200
 
-// text is a name that others chose, in the form that OTLP allows: one that is not UTF-8 would lose the whole batch.
+// text is a name that others chose, in the form that OTLP allows: one that is not UTF-8 would lose
+// the whole batch.
 func text(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

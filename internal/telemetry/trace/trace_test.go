@@ -11,7 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // clients is a traceparent of a client's, with its parts in hexadecimal.
@@ -35,9 +36,9 @@ func bin(t *testing.T, s string) []byte {
 }
 
 // streamed is the joined record of a native stream.
-func streamed() telemetry.Request {
-	return telemetry.Request{
-		ID: "r-1", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0", Status: 200, Route: telemetry.RouteNative,
+func streamed() request.Summary {
+	return request.Summary{
+		ID: "r-1", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0", Status: 200, Route: request.RouteNative,
 		Source: "engine", Stream: true, Attempts: 1, Started: began, Waited: 100 * time.Millisecond, FirstByte: 300 * time.Millisecond,
 		LastByte: 1300 * time.Millisecond, Duration: 1400 * time.Millisecond,
 		PromptTokens: 10, CompletionTokens: 11, UsageKnown: true, CachedTokens: 4, CachedKnown: true,
@@ -58,9 +59,9 @@ func TestNative(t *testing.T) {
 		q := streamed()
 		q.Trace, q.TraceParent = header, clients
 		tracer.Native(q)
-		q.Route = telemetry.RouteManaged // the relay's own
+		q.Route = request.RouteManaged // the relay's own
 		tracer.Native(q)
-		q.Route, q.Trace = telemetry.RouteNative, ""
+		q.Route, q.Trace = request.RouteNative, ""
 		tracer.Native(q)
 	})
 	want := "chat chat 0s-1.4s gen_ai.usage.input_tokens=10 gen_ai.usage.output_tokens=11 sluice.replica=chat-0\n" +
@@ -121,32 +122,32 @@ func TestRootAttributes(t *testing.T) {
 func TestNativeEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		change func(*telemetry.Request)
+		change func(*request.Summary)
 		want   string
 	}{
-		"no stream": {func(q *telemetry.Request) { q.Stream, q.Path = false, "/v1/embeddings?x=y" },
+		"no stream": {func(q *request.Summary) { q.Stream, q.Path = false, "/v1/embeddings?x=y" },
 			"embeddings chat 0s-1.4s\n  queue 0s-100ms\n  generate 100ms-1.4s\n"},
-		"refused": {func(q *telemetry.Request) {
+		"refused": {func(q *request.Summary) {
 			q.Replica, q.Source, q.Route, q.Status, q.Code = "", "gateway", "", 429, "queue_full"
 		}, "chat chat 0s-1.4s\n  queue 0s-1.4s\n"},
-		"no replica": {func(q *telemetry.Request) {
+		"no replica": {func(q *request.Summary) {
 			q.Replica, q.Source, q.Route, q.Status, q.Code = "", "gateway", "", 503, "no_replica"
 		},
 			"chat chat 0s-1.4s error.type=no_replica error=no_replica\n  queue 0s-1.4s\n"},
-		"failed": {func(q *telemetry.Request) { q.Status, q.Path = 500, "/v1/completions" },
+		"failed": {func(q *request.Summary) { q.Status, q.Path = 500, "/v1/completions" },
 			"text_completion chat 0s-1.4s error.type=500 error=500\n  queue 0s-100ms\n  prefill 100ms-300ms\n  decode 300ms-1.3s\n"},
-		"cut": {func(q *telemetry.Request) { q.Cause, q.LastByte = telemetry.CauseEngine, 0 },
+		"cut": {func(q *request.Summary) { q.Cause, q.LastByte = request.CauseEngine, 0 },
 			"chat chat 0s-1.4s error.type=engine sluice.disconnect_cause=engine error=engine\n" +
 				"  queue 0s-100ms\n  prefill 100ms-300ms\n  decode 300ms-1.4s\n"},
-		"left": {func(q *telemetry.Request) {
-			q.Cause, q.LastByte, q.FirstByte, q.Status = telemetry.CauseClient, 0, 0, 0
+		"left": {func(q *request.Summary) {
+			q.Cause, q.LastByte, q.FirstByte, q.Status = request.CauseClient, 0, 0, 0
 		},
 			"chat chat 0s-1.4s sluice.disconnect_cause=client\n  queue 0s-100ms\n  prefill 100ms-1.4s\n"},
-		"two clocks": {func(q *telemetry.Request) {
+		"two clocks": {func(q *request.Summary) {
 			q.Waited, q.Duration, q.LastByte = 400*time.Millisecond, time.Second, 2*time.Second
 		},
 			"chat chat 0s-1s\n  queue 0s-400ms\n  prefill 400ms-400ms\n  decode 400ms-1s\n"},
-		"no name": {func(q *telemetry.Request) { q.Model, q.Path = "", "/v1/rerank" },
+		"no name": {func(q *request.Summary) { q.Model, q.Path = "", "/v1/rerank" },
 			"rerank 0s-1.4s\n  queue 0s-100ms\n  prefill 100ms-300ms\n  decode 300ms-1.3s\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,27 +173,27 @@ func TestManaged(t *testing.T) {
 	var given trace.SpanContext
 	s.traced(t, Config{}, func(tracer *Tracer) {
 		tracer.now = func() time.Time { return after(1000) }
-		c := tracer.Start(telemetry.Begun{ID: "r-1/2", Path: "/v1/chat/completions", Tenant: "acme", Model: "alias", Stream: true}, clients, began)
+		c := tracer.Start(request.Arrival{ID: "r-1/2", Path: "/v1/chat/completions", Tenant: "acme", Model: "alias", Stream: true}, clients, began)
 		if own, ok := parse(c.Traceparent()); !ok || own.TraceID().String() != clientTrace || !own.IsSampled() {
 			t.Errorf("the engine is given %q", c.Traceparent())
 		}
 		given, _ = parse(c.Traceparent())
-		c.Admitted(after(100), "chat", "chat-0", 3)
-		c.Queue(after(200)) // it made way
-		c.Admitted(after(300), "chat", "chat-1", 5)
-		c.Step(0, after(490)) // the role
-		c.FirstToken(after(500))
-		c.Step(1, after(500))
-		c.Emit(0, after(510))
-		c.Step(2, after(600))
-		c.Step(3, after(700))
-		c.Emit(1, after(750)) // both of them
-		end := telemetry.Carried{Replica: "chat-1", FirstToken: 500 * time.Millisecond, Held: 300 * time.Millisecond,
-			Decode: 200 * time.Millisecond, Usage: telemetry.Usage{Prompt: 10, Completion: 3, Known: true}, FinishReason: "length",
-			Cause: telemetry.CauseTimeout, Attempts: 2, Answered: true}
+		c.admitted(after(100), "chat", "chat-0", 3)
+		c.queue(after(200)) // it made way
+		c.admitted(after(300), "chat", "chat-1", 5)
+		c.step(0, after(490)) // the role
+		c.firstToken(after(500))
+		c.step(1, after(500))
+		c.emit(0, after(510))
+		c.step(2, after(600))
+		c.step(3, after(700))
+		c.emit(1, after(750)) // both of them
+		end := request.Outcome{Replica: "chat-1", TTFT: 500 * time.Millisecond, Held: 300 * time.Millisecond,
+			Decode: 200 * time.Millisecond, Usage: request.Usage{Prompt: 10, Completion: 3, Known: true}, Finish: "length",
+			Cause: request.CauseTimeout, Attempts: 2, Answered: true}
 		c.End(end)
-		c.Step(4, after(800))
-		c.FirstToken(after(900))
+		c.step(4, after(800))
+		c.firstToken(after(900))
 		c.End(end)
 	})
 	want := "chat alias 0s-1s gen_ai.request.model=alias gen_ai.response.model=chat sluice.route=managed error=timeout\n" +
@@ -217,25 +218,26 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// TestLongStream: however long a stream is, there are few steps and chunks of it, evenly spread, and tries without end are no more phases.
+// TestLongStream: however long a stream is, there are few steps and chunks of it, evenly spread,
+// and tries without end are no more phases.
 func TestLongStream(t *testing.T) {
 	t.Parallel()
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
-		c := tracer.Start(telemetry.Begun{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
-		c.Admitted(time.Now(), "chat", "chat-0", 1)
-		c.FirstToken(time.Now())
+		c := tracer.Start(request.Arrival{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
+		c.admitted(time.Now(), "chat", "chat-0", 1)
+		c.firstToken(time.Now())
 		for i := range 10_000 {
-			c.Step(i, time.Now())
-			c.Emit(i, time.Now())
+			c.step(i, time.Now())
+			c.emit(i, time.Now())
 		}
-		c.End(telemetry.Carried{})
-		tired := tracer.Start(telemetry.Begun{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
+		c.End(request.Outcome{})
+		tired := tracer.Start(request.Arrival{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
 		for range 1000 {
-			tired.Admitted(time.Now(), "chat", "chat-0", 1)
-			tired.Queue(time.Now())
+			tired.admitted(time.Now(), "chat", "chat-0", 1)
+			tired.queue(time.Now())
 		}
-		tired.End(telemetry.Carried{})
+		tired.End(request.Outcome{})
 	})
 	counts := map[string]int{}
 	for _, span := range s.spans {
@@ -278,7 +280,7 @@ func TestSampling(t *testing.T) {
 			} else if header != "" {
 				t.Fatalf("%q of what is not sampled", header)
 			}
-			if tracer.Start(telemetry.Begun{}, c.header, began) != nil {
+			if tracer.Start(request.Arrival{}, c.header, began) != nil {
 				started++
 			}
 		}
@@ -298,19 +300,19 @@ func TestOffCostsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, b := streamed(), telemetry.Begun{ID: "a"}
+	q, b := streamed(), request.Arrival{ID: "a"}
 	for name, tracer := range map[string]*Tracer{"off": none, "not sampled": never} {
 		for _, header := range []string{"", strings.TrimSuffix(clients, "1") + "0"} {
 			if n := testing.AllocsPerRun(100, func() {
 				tracer.Inject(header)
 				tracer.Native(q)
 				c := tracer.Start(b, header, began)
-				c.Admitted(began, "chat", "chat-0", 1)
-				c.FirstToken(began)
-				c.Step(1, began)
-				c.Emit(1, began)
-				c.Queue(began)
-				c.End(telemetry.Carried{})
+				c.admitted(began, "chat", "chat-0", 1)
+				c.firstToken(began)
+				c.step(1, began)
+				c.emit(1, began)
+				c.queue(began)
+				c.End(request.Outcome{})
 				if c.Traceparent() != "" {
 					t.Error("there is a header")
 				}
@@ -331,9 +333,9 @@ func TestOddNames(t *testing.T) {
 	t.Parallel()
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
-		c := tracer.Start(telemetry.Begun{ID: "\xff", Path: "/v1/chat/completions", Tenant: "\xff", Model: strings.Repeat("\xffx", 1000)}, "", began)
-		c.Admitted(began, "\xff", "\xff", 1)
-		c.End(telemetry.Carried{Model: "\xff", Replica: "\xff", FinishReason: strings.Repeat("é", 1000), Code: "\xff", Cause: "engine"})
+		c := tracer.Start(request.Arrival{ID: "\xff", Path: "/v1/chat/completions", Tenant: "\xff", Model: strings.Repeat("\xffx", 1000)}, "", began)
+		c.admitted(began, "\xff", "\xff", 1)
+		c.End(request.Outcome{Model: "\xff", Replica: "\xff", Finish: strings.Repeat("é", 1000), Fault: &openai.Error{Code: "\xff", Status: 500}, Cause: "engine"})
 	})
 	if len(s.spans) != 3 {
 		t.Fatalf("%d spans came", len(s.spans))
@@ -356,21 +358,21 @@ func TestCallConcurrently(t *testing.T) {
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
 		for range 20 {
-			c := tracer.Start(telemetry.Begun{Stream: true}, "", time.Now())
+			c := tracer.Start(request.Arrival{Stream: true}, "", time.Now())
 			var all sync.WaitGroup
-			all.Go(func() { c.Admitted(time.Now(), "chat", "chat-0", 1); c.FirstToken(time.Now()) })
+			all.Go(func() { c.admitted(time.Now(), "chat", "chat-0", 1); c.firstToken(time.Now()) })
 			all.Go(func() {
 				for i := range 100 {
-					c.Step(i, time.Now())
+					c.step(i, time.Now())
 				}
 			})
 			all.Go(func() {
 				for i := range 100 {
-					c.Emit(i, time.Now())
+					c.emit(i, time.Now())
 				}
 			})
-			all.Go(func() { c.End(telemetry.Carried{}) })
-			all.Go(func() { c.End(telemetry.Carried{}) })
+			all.Go(func() { c.End(request.Outcome{}) })
+			all.Go(func() { c.End(request.Outcome{}) })
 			all.Wait()
 		}
 	})

@@ -17,14 +17,16 @@ import (
 
 // Config says where spans go.
 type Config struct {
-	// Endpoint is the collector's OTLP/HTTP address, "http://127.0.0.1:4318"; without a path it is asked at /v1/traces. Empty: nothing is traced.
+	// Endpoint is the collector's OTLP/HTTP address, "http://127.0.0.1:4318"; without a path it is
+	// asked at /v1/traces. Empty: nothing is traced.
 	Endpoint string
 	// Headers are sent with every request to it, a credential say.
 	Headers map[string]string
-	// Sample is the share, from 0 to 1, of the requests without a trace of their client's that are traced. Where the client has one, its sampled
-	// flag decides.
+	// Sample is the share, from 0 to 1, of the requests without a trace of their client's that are
+	// traced. Where the client has one, its sampled flag decides.
 	Sample float64
-	// Service is the name by which the collector knows us; empty: "sluice". Version is that of Sluice, and may be empty.
+	// Service is the name by which the collector knows us; empty: "sluice". Version is that of
+	// Sluice, and may be empty.
 	Service, Version string
 	// Log is told when the collector cannot be reached, and when it can again; nil: nobody is.
 	Log *zap.Logger
@@ -34,12 +36,14 @@ type Config struct {
 const (
 	// queueSize in spans, some 1 KB each. What is beyond it is lost.
 	queueSize = 8192
-	// exportTimeout bounds one request to the collector with its repetitions, flushTimeout what is left to be sent at the end.
+	// exportTimeout bounds one request to the collector with its repetitions, flushTimeout what is
+	// left to be sent at the end.
 	exportTimeout = 10 * time.Second
 	flushTimeout  = 5 * time.Second
 )
 
-// Tracer makes spans. Make it with New and run it with Run. Its methods are safe for concurrent use. A nil *Tracer traces nothing, at no cost.
+// Tracer makes spans. Make it with New and run it with Run. Its methods are safe for concurrent
+// use. A nil *Tracer traces nothing, at no cost.
 type Tracer struct {
 	config   Config
 	exporter *exporter
@@ -54,8 +58,8 @@ type Tracer struct {
 	started chan struct{}
 }
 
-// New returns a Tracer that has yet to be run; nil, and no error, when the Config has no Endpoint. It fails when the Endpoint is no URL of HTTP, or
-// Sample no share.
+// New returns a Tracer that has yet to be run; nil, and no error, when the Config has no Endpoint.
+// It fails when the Endpoint is no URL of HTTP, or Sample no share.
 func New(c Config) (*Tracer, error) {
 	if c.Endpoint == "" {
 		return nil, nil
@@ -90,8 +94,8 @@ func New(c Config) (*Tracer, error) {
 
 const scope = "github.com/sluice-gateway/sluice"
 
-// Run sends spans until ctx ends, and then what is left, for 5 s at most. Spans of before are lost. It blocks, and is called once. Its error is nil:
-// a collector that is away does not end a gateway.
+// Run sends spans until ctx ends, and then what is left, for 5 s at most. Spans of before are lost.
+// It blocks, and is called once. Its error is nil: a collector that is away does not end a gateway.
 func (t *Tracer) Run(ctx context.Context) error {
 	if t == nil {
 		<-ctx.Done()

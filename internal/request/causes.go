@@ -1,4 +1,4 @@
-package telemetry
+package request
 
 import (
 	"strings"
@@ -10,31 +10,32 @@ import (
 const (
 	// ReasonConnect: the replica did not accept the connection.
 	ReasonConnect = "connect"
-	// ReasonReset: it dropped the request before its response had begun.
+	// ReasonReset: the replica dropped the request before its response had begun.
 	ReasonReset = "reset"
-	// Reason5xx: it answered with a status of 500 or more.
+	// Reason5xx: the replica answered with a status of 500 or more.
 	Reason5xx = "5xx"
-	// ReasonTTFTTimeout: it had not begun its response in the time that one attempt has.
+	// ReasonTTFTTimeout: the replica had not begun its response in the time that one attempt has.
 	ReasonTTFTTimeout = "ttft_timeout"
-	// ReasonPreempted: nothing has failed; it was pushed out of its prefill by a more urgent one.
+	// ReasonPreempted: nothing has failed; a more urgent request preempted this one in its prefill.
 	ReasonPreempted = "preempted"
 )
 
-func reasons() []string {
+// Reasons returns the list of them.
+func Reasons() []string {
 	return []string{ReasonConnect, ReasonReset, Reason5xx, ReasonTTFTTimeout, ReasonPreempted}
 }
 
 // Causes of a disconnect: who ended a streamed response before its end.
 const (
-	// CauseClient: it left.
+	// CauseClient: the client left.
 	CauseClient = "client"
-	// CauseEngine: it broke the response off.
+	// CauseEngine: the engine broke the response off.
 	CauseEngine = "engine"
 	// CauseTimeout: a limit on the response's time, the client's own or the model's.
 	CauseTimeout = "timeout"
-	// CauseSlowClient: it read more slowly than may be waited for.
+	// CauseSlowClient: the client read more slowly than may be waited for.
 	CauseSlowClient = "slow_client"
-	// CauseCancelled: a call asked for it.
+	// CauseCancelled: a call of the client's asked for it.
 	CauseCancelled = "cancelled"
 	// CauseModeration: a rule forbade what was to come.
 	CauseModeration = "moderation"
@@ -42,20 +43,23 @@ const (
 	CauseGateway = "gateway"
 )
 
-func causes() []string {
+// Causes returns the list of them.
+func Causes() []string {
 	return []string{CauseClient, CauseEngine, CauseTimeout, CauseSlowClient, CauseCancelled, CauseModeration, CauseGateway}
 }
 
-// localDisconnect begins Envoy's details of a response whose connection to the client it has closed itself; the reason follows in brackets.
-// Those of HTTP/2, a ping without an answer and a broken protocol, are the client's doing.
+// localDisconnect begins Envoy's details of a response whose connection to the client Envoy has
+// closed itself; the reason follows in brackets. Reasons of HTTP/2, a ping without an answer and a
+// broken protocol, are the client's doing.
 const (
 	localDisconnect = "downstream_local_disconnect"
 	clientsFault    = "(http2_"
 )
 
-// disconnectCause says who ended a streamed response before its end, as the relay has told, or as far as Envoy's record tells; empty when nobody
-// did, or when no stream was asked for. What Envoy calls the upstream of a managed stream is the relay.
-func disconnectCause(q Request) string {
+// DisconnectCause says who ended a streamed response before its end, as the relay has told, or as
+// far as Envoy's log entry tells; empty when nobody did, or when no stream was asked for. What
+// Envoy calls the upstream of a managed stream is the relay.
+func (q *Summary) DisconnectCause() string {
 	if !q.Stream {
 		return ""
 	}
@@ -67,28 +71,16 @@ func disconnectCause(q Request) string {
 		begun, upstream = q.Status > 0 && q.Status < 400, CauseGateway
 	}
 	switch {
-	case anyFlag(q.Flags, "UT", "SI", "UMSDR", "DT"):
+	case hasAnyFlag(q.Flags, "UT", "SI", "UMSDR", "DT"):
 		return CauseTimeout
 	case strings.HasPrefix(q.Details, localDisconnect) && !strings.Contains(q.Details, clientsFault):
 		return CauseGateway
-	case anyFlag(q.Flags, "DC", "DR"), begun && hasFlag(q.Flags, "DPE"):
+	case hasAnyFlag(q.Flags, "DC", "DR"), begun && hasFlag(q.Flags, "DPE"):
 		return CauseClient
-	case begun && anyFlag(q.Flags, "UC", "UR", "UPE"):
+	case begun && hasAnyFlag(q.Flags, "UC", "UR", "UPE"):
 		return upstream
-	case begun && anyFlag(q.Flags, "LR", "OM"):
+	case begun && hasAnyFlag(q.Flags, "LR", "OM"):
 		return CauseGateway
 	}
 	return ""
-}
-
-func anyFlag(flags string, shorts ...string) bool {
-	if flags == "" {
-		return false
-	}
-	for _, s := range shorts {
-		if hasFlag(flags, s) {
-			return true
-		}
-	}
-	return false
 }

@@ -1,4 +1,4 @@
-package telemetry
+package request
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // final is Envoy's record of a request that a replica served.
@@ -26,27 +27,27 @@ func final(id string) Entry {
 func TestRequestLife(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := NewRequests(0)
+		r := NewStore(0)
 		began := time.Now()
-		live := r.Begin(Begun{ID: "a", Method: "POST", Path: "/v1/chat/completions?key=x", Tenant: "acme", Model: "alias", Stream: true, Bytes: 100})
-		row := Request{ID: "a", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "alias", State: Queued, Stream: true,
+		live := r.Begin(Arrival{ID: "a", Method: "POST", Path: "/v1/chat/completions?key=x", Tenant: "acme", Model: "alias", Stream: true, Bytes: 100})
+		row := Summary{ID: "a", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "alias", State: Queued, Stream: true,
 			BytesIn: 100, Started: began}
 
 		time.Sleep(time.Second)
 		row.Waited, row.Duration = time.Second, time.Second
 		wantRows(t, r, 1, row)
 
-		live.Decided("chat", "chat-0", time.Second)
+		live.SetDispatched("chat", "chat-0", time.Second)
 		time.Sleep(time.Second)
 		row.Model, row.Replica, row.State, row.Duration = "chat", "chat-0", Streaming, 2*time.Second
 		wantRows(t, r, 1, row)
 
 		time.Sleep(time.Second)
-		live.End(0, "")
+		live.Close(nil)
 		row.State, row.Duration = Done, 3*time.Second
 		wantRows(t, r, 0, row)
 
-		got, done := r.Join(final("a"))
+		got, done := r.join(final("a"))
 		row.Status, row.Source, row.Route, row.Details = 200, "engine", "native", "via_upstream"
 		row.Upstream, row.Attempts = "127.0.0.1:41000", 1
 		row.BytesOut, row.FirstByte, row.UpstreamDuration = 2000, 200*time.Millisecond, 2*time.Second
@@ -54,7 +55,7 @@ func TestRequestLife(t *testing.T) {
 		if diff := cmp.Diff(row, got); diff != "" || !done {
 			t.Errorf("done %v, (-want +got)\n%s", done, diff)
 		}
-		live.End(500, "late") // a second End changes nothing
+		live.Close(&openai.Error{Code: "late", Status: 500}) // a second End changes nothing
 		wantRows(t, r, 0, row)
 		if len(r.byID) != 0 {
 			t.Errorf("%d requests are still waited for", len(r.byID))
@@ -62,18 +63,19 @@ func TestRequestLife(t *testing.T) {
 	})
 }
 
-// TestJoinOrder: the record may come before or after End and Begin's knowledge is in the row either way.
+// TestJoinOrder: the record may come before or after End and Begin's knowledge is in the row either
+// way.
 func TestJoinOrder(t *testing.T) {
 	t.Parallel()
 	refused := Entry{Log: headers.LogRequests, RequestID: "a", Status: 429, Details: "sluice_queue_full", Start: time.Now(), Duration: time.Second}
-	for name, steps := range map[string][]func(*Requests, *Live){
-		"record last": {func(_ *Requests, l *Live) { l.End(429, "queue_full") }, func(r *Requests, _ *Live) { r.Join(refused) }},
-		"end last":    {func(r *Requests, _ *Live) { r.Join(refused) }, func(_ *Requests, l *Live) { l.End(429, "queue_full") }},
-		"no end":      {func(r *Requests, _ *Live) { r.Join(refused) }},
-		"no record":   {func(_ *Requests, l *Live) { l.End(429, "queue_full") }},
+	for name, steps := range map[string][]func(*Store, *Record){
+		"record last": {func(_ *Store, l *Record) { l.Close(&openai.Error{Code: "queue_full", Status: 429}) }, func(r *Store, _ *Record) { r.join(refused) }},
+		"end last":    {func(r *Store, _ *Record) { r.join(refused) }, func(_ *Store, l *Record) { l.Close(&openai.Error{Code: "queue_full", Status: 429}) }},
+		"no end":      {func(r *Store, _ *Record) { r.join(refused) }},
+		"no record":   {func(_ *Store, l *Record) { l.Close(&openai.Error{Code: "queue_full", Status: 429}) }},
 	} {
-		r := NewRequests(4)
-		live := r.Begin(Begun{ID: "a", Tenant: "acme", Model: "chat"})
+		r := NewStore(4)
+		live := r.Begin(Arrival{ID: "a", Tenant: "acme", Model: "chat"})
 		for _, step := range steps {
 			step(r, live)
 		}
@@ -83,24 +85,25 @@ func TestJoinOrder(t *testing.T) {
 		}
 		got := rows[0]
 		got.Started, got.Duration, got.Waited, got.Details = time.Time{}, 0, 0, ""
-		want := Request{ID: "a", Tenant: "acme", Model: "chat", State: Done, Status: 429, Code: "queue_full", Source: "gateway"}
+		want := Summary{ID: "a", Tenant: "acme", Model: "chat", State: Done, Status: 429, Code: "queue_full", Source: "gateway"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", name, diff)
 		}
 	}
 }
 
-// TestNeverBegun: answers that Envoy gave, or that were given before the body, exist in the access log alone.
+// TestNeverBegun: answers that Envoy gave, or that were given before the body, exist in the access
+// log alone.
 func TestNeverBegun(t *testing.T) {
 	t.Parallel()
-	r := NewRequests(4)
+	r := NewStore(4)
 	for _, e := range []Entry{
 		{RequestID: "1", Path: "/v1/chat/completions", Status: 401, Details: "sluice_invalid_api_key"},
 		{RequestID: "2", Path: "/v1/chat/completions", Status: 503, Details: "cluster_not_found", Flags: "NC"},
 		{RequestID: "", Status: 400, Flags: "DPE"},
 		{RequestID: "3", Path: "/health", Status: 200},
 	} {
-		if q, done := r.Join(e); !done || q.Status != e.Status || q.State != Done || q.Source != "gateway" {
+		if q, done := r.join(e); !done || q.Status != e.Status || q.State != Done || q.Source != "gateway" {
 			t.Errorf("%+v: done %v, got %+v", e, done, q)
 		}
 	}
@@ -135,22 +138,22 @@ func TestSource(t *testing.T) {
 		{Entry{Cluster: "sluice_api", Status: 200, Details: "via_upstream"}, "gateway"},
 		{Entry{Status: 429, Details: "sluice_queue_full"}, "gateway"},
 	} {
-		if q, _ := NewRequests(1).Join(c.e); q.Source != c.want {
+		if q, _ := NewStore(1).join(c.e); q.Source != c.want {
 			t.Errorf("%+v: source %q, want %q", c.e, q.Source, c.want)
 		}
 	}
 }
 
-// TestStreamsOfBefore: streams that outlived a restart are known from periodic records, until their end or until nobody has
-// heard of them for long.
+// TestStreamsOfBefore: streams that outlived a restart are known from periodic records, until their
+// end or until nobody has heard of them for long.
 func TestStreamsOfBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := NewRequests(4)
+		r := NewStore(4)
 		tell := func(id string) {
 			e := final(id)
-			e.Interim, e.Duration, e.Notes = true, 0, map[string]string{"tenant": "acme"}
-			if _, done := r.Join(e); done {
+			e.Interim, e.Duration, e.Metadata = true, 0, map[string]string{"tenant": "acme"}
+			if _, done := r.join(e); done {
 				t.Fatal("a periodic record ended a request")
 			}
 		}
@@ -167,13 +170,21 @@ func TestStreamsOfBefore(t *testing.T) {
 		if rows, running := r.List(0); running != 1 || rows[0].ID != "whole" {
 			t.Fatalf("%d running: %+v", running, rows)
 		}
-		if _, done := r.Join(final("whole")); !done {
+		if _, done := r.join(final("whole")); !done {
 			t.Fatal("not done")
 		}
 		if rows, running := r.List(0); running != 0 || len(rows) != 1 || rows[0].State != Done || len(r.byID) != 0 {
 			t.Fatalf("%d running, %d waited for: %+v", running, len(r.byID), rows)
 		}
 	})
+}
+
+// tried observes an entry of headers.LogAttempts, and returns why the attempt before was repeated.
+func (s *Store) tried(e Entry) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reason, _ := s.addAttemptLocked(&e)
+	return reason
 }
 
 func TestTried(t *testing.T) {
@@ -192,21 +203,21 @@ func TestTried(t *testing.T) {
 		"cut after its headers":       {[]Entry{{Log: headers.LogAttempts, RequestID: "a", Status: 200, Flags: "UC"}}, []string{""}},
 		"of another request":          {[]Entry{{Log: headers.LogAttempts, RequestID: "b", Flags: "UF"}, moved}, []string{"", ""}},
 	} {
-		r := NewRequests(1)
-		r.Begin(Begun{ID: "a"}).Decided("chat", "chat-0", 0)
+		r := NewStore(1)
+		r.Begin(Arrival{ID: "a"}).SetDispatched("chat", "chat-0", 0)
 		var got []string
 		for _, e := range c.entries {
-			got = append(got, r.Tried(e))
+			got = append(got, r.tried(e))
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", name, diff)
 		}
 	}
 
-	r := NewRequests(1)
-	r.Begin(Begun{ID: "a"}).Decided("chat", "chat-0", 0)
-	r.Tried(failed("UF"))
-	r.Tried(moved)
+	r := NewStore(1)
+	r.Begin(Arrival{ID: "a"}).SetDispatched("chat", "chat-0", 0)
+	r.tried(failed("UF"))
+	r.tried(moved)
 	if rows, _ := r.List(0); rows[0].Replica != "chat-1" || rows[0].Upstream != "127.0.0.1:41001" || rows[0].Attempts != 2 {
 		t.Errorf("the row did not follow: %+v", rows[0])
 	}
@@ -214,10 +225,10 @@ func TestTried(t *testing.T) {
 
 func TestListLimits(t *testing.T) {
 	t.Parallel()
-	r := NewRequests(3)
+	r := NewStore(3)
 	for i := range 5 {
-		r.Begin(Begun{ID: fmt.Sprint("done-", i)}).End(0, "")
-		r.Begin(Begun{ID: fmt.Sprint("live-", i)})
+		r.Begin(Arrival{ID: fmt.Sprint("done-", i)}).Close(nil)
+		r.Begin(Arrival{ID: fmt.Sprint("live-", i)})
 	}
 	for limit, want := range map[int][]string{
 		0:  {"live-4", "live-3", "live-2", "live-1", "live-0", "done-4", "done-3", "done-2"},
@@ -239,12 +250,12 @@ func TestListLimits(t *testing.T) {
 	}
 }
 
-// TestRequestsConcurrently lets every kind of caller loose at once: nothing may be left running, waited for or counted twice.
+// TestRequestsConcurrently lets every kind of caller loose at once: nothing may be left running,
+// waited for or counted twice.
 func TestRequestsConcurrently(t *testing.T) {
 	t.Parallel()
 	const workers, each = 8, 300
-	r := NewRequests(64)
-	m := NewMetrics(MetricsConfig{})
+	r := NewStore(64)
 	var mu sync.Mutex
 	finished := map[string]int{}
 	var all sync.WaitGroup
@@ -252,13 +263,12 @@ func TestRequestsConcurrently(t *testing.T) {
 		all.Go(func() {
 			for i := range each {
 				id := fmt.Sprint(w, "-", i)
-				live := r.Begin(Begun{ID: id, Model: "chat"})
-				live.Decided("chat", "chat-0", time.Millisecond)
+				live := r.Begin(Arrival{ID: id, Model: "chat"})
+				live.SetDispatched("chat", "chat-0", time.Millisecond)
 				ends := []func(){
-					func() { live.End(0, "") },
+					func() { live.Close(nil) },
 					func() {
-						if q, done := r.Join(final(id)); done {
-							m.Finished(q)
+						if q, done := r.join(final(id)); done {
 							mu.Lock()
 							finished[q.ID]++
 							mu.Unlock()
@@ -287,55 +297,90 @@ func TestRequestsConcurrently(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
-	t.Parallel()
-	var r *Requests
-	var m *Metrics
-	live := r.Begin(Begun{ID: "a"})
-	live.Decided("chat", "chat-0", 0)
-	live.End(0, "")
-	m.Waited(0)
-	m.Retried(ReasonConnect)
-	live.Trace("00-1-2-01", "")
-	live.Carried(Carried{})
-	m.Gap("chat", 1)
-	m.Dispatched(1, 1)
-	m.ConfigReloaded(true)
-	record := Record(r, m, NewRequestLog(nil, false).Finished)
-	record(final("a"))
-	record(Entry{Log: headers.LogAttempts})
-	if rows, running := r.List(1); rows != nil || running != 0 {
-		t.Error("a nil Requests has rows")
-	}
-}
-
-func BenchmarkRequest(b *testing.B) {
-	r, m := NewRequests(0), NewMetrics(MetricsConfig{})
-	record := Record(r, m)
-	e := final("")
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		e.RequestID = ids[i%len(ids)]
-		live := r.Begin(Begun{ID: e.RequestID, Tenant: "acme", Model: "chat", Stream: true})
-		live.Decided("chat", "chat-0", time.Millisecond)
-		m.Waited(time.Millisecond)
-		live.End(0, "")
-		record(e)
-	}
-}
-
-var ids = func() []string {
-	s := make([]string, 1024)
-	for i := range s {
-		s[i] = fmt.Sprintf("0f5b0d5e-7d1c-4b7a-9d5e-%012x", i)
-	}
-	return s
-}()
-
-func wantRows(t *testing.T, r *Requests, running int, want ...Request) {
+func wantRows(t *testing.T, r *Store, running int, want ...Summary) {
 	t.Helper()
 	got, n := r.List(0)
 	if diff := cmp.Diff(want, got); diff != "" || n != running {
 		t.Errorf("%d running, want %d; (-want +got)\n%s", n, running, diff)
 	}
+}
+
+// hold counts what a Hold is told.
+type hold struct {
+	moved                 []string
+	settled               []Response
+	firstTokens, released int
+}
+
+func (h *hold) Moved(address string) { h.moved = append(h.moved, address) }
+func (h *hold) FirstToken() bool     { h.firstTokens++; return true }
+func (h *hold) Settle(r Response)    { h.settled = append(h.settled, r) }
+func (h *hold) Release()             { h.released++ }
+
+// The hold of a native request is told what the access log and ext_proc tell of the request, and is
+// released once, whatever comes first.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	moved := Entry{Log: headers.LogAttempts, Interim: true, RequestID: "a", Upstream: "127.0.0.1:41001"}
+	type step = func(*Store, *Record)
+	end := func(_ *Store, r *Record) { r.Close(nil) }
+	entry := func(s *Store, _ *Record) { s.Observe(final("a")) }
+	for name, steps := range map[string][]step{
+		"the entry is last": {end, entry, entry},
+		"the end is last":   {entry, end, end},
+		"no entry":          {end},
+	} {
+		s, h := NewStore(1), new(hold)
+		r := s.Begin(Arrival{ID: "a", Stream: true})
+		r.SetNative(h, "chat", "chat-0", 0)
+		s.Observe(moved)
+		s.FirstToken("a")
+		s.FirstToken("nobody's")
+		for _, step := range steps {
+			step(s, r)
+		}
+		wantSettled := 1
+		if name == "no entry" {
+			wantSettled = 0
+		}
+		if len(h.settled) != wantSettled || h.released != 1 || h.firstTokens != 1 || len(h.moved) != 1 || h.moved[0] != moved.Upstream {
+			t.Errorf("%s: %+v", name, h)
+		}
+		if wantSettled == 1 && (h.settled[0].Bytes != 2000 || !h.settled[0].Stream || h.settled[0].Failed) {
+			t.Errorf("%s: %+v", name, h.settled[0])
+		}
+		if name != "no entry" && len(s.byID) != 0 {
+			t.Errorf("%s: %d are waited for", name, len(s.byID))
+		}
+	}
+}
+
+// News of a request that comes late still corrects its charge, however many have ended since; but
+// not for ever.
+func TestLateNews(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, h := NewStore(2), new(hold)
+		native := func(id string, h *hold) {
+			r := s.Begin(Arrival{ID: id})
+			r.SetNative(h, "chat", "chat-0", 0)
+			r.Close(nil)
+		}
+		native("a", h)
+		for i := range 10 {
+			native(fmt.Sprint(i), new(hold))
+		}
+		time.Sleep(lateNews)
+		s.Observe(final("a"))
+		if len(h.settled) != 1 {
+			t.Errorf("settled %d times", len(h.settled))
+		}
+		time.Sleep(1)
+		native("b", new(hold))
+		native("c", new(hold))
+		native("d", new(hold)) // pushes the others out
+		if len(s.late) > 3 || len(s.byID) > 5 {
+			t.Errorf("%d late ones, %d are waited for", len(s.late), len(s.byID))
+		}
+	})
 }

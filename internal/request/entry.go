@@ -1,0 +1,181 @@
+package request
+
+import (
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// Entry is one entry of Envoy's access log in plain types. What Envoy did not send is zero. An
+// Entry shares no memory with Envoy's message.
+type Entry struct {
+	// Log is headers.LogRequests or headers.LogAttempts.
+	Log string
+	// Interim marks an entry for what is not over yet. In LogRequests it is a periodic one, with
+	// the figures so far and no Duration. In LogAttempts it says that a replica has taken over a
+	// request from one that failed: see Moved.
+	Interim bool
+
+	// RequestID is Envoy's x-request-id; empty for requests that were too broken to have one.
+	RequestID string
+	// Method and Path as the client sent them; the path without its query, and at most 200 bytes of
+	// it.
+	Method, Path string
+	// Protocol is HTTP/1.0, HTTP/1.1, HTTP/2 or HTTP/3, the client's side.
+	Protocol string
+	// Route is the name of Envoy's route; empty when Envoy looked none up.
+	Route string
+
+	// Status is the HTTP status sent to the client; 0 when the client left before there was one. In
+	// LogAttempts it is 0 when the attempt failed before its response headers.
+	Status int
+	// Details are Envoy's response code details, such as via_upstream; a machine's words, not a
+	// client's.
+	Details string
+	// Flags are Envoy's response flags in short form, separated by commas: "UF,URX"; empty when
+	// nothing was out of the ordinary. Ask with HasFlag.
+	Flags string
+
+	// Upstream is the ip:port that served, after retries; empty when none was reached.
+	Upstream string
+	// Cluster is the Envoy cluster of Upstream.
+	Cluster string
+	// Model is the model whose cluster it was; empty for clusters that belong to no model.
+	Model string
+	// Replica is the id of the replica that served, or that was tried last.
+	Replica string
+	// Attempts is how often the request was tried upstream; 0 when it never was, and always in
+	// LogAttempts.
+	Attempts int
+	// Streamed is true when the client had asked for a streamed response.
+	Streamed bool
+	// Metadata is what ext_proc attached to the request as dynamic metadata in the namespace
+	// "sluice"; nil when nothing.
+	Metadata map[string]string
+
+	// Usage is what the response has cost; known at the end only.
+	Usage Usage
+
+	// BytesIn and BytesOut are the bytes of the request's and the response's body. In LogAttempts
+	// they mean nothing.
+	BytesIn, BytesOut int64
+	// Start is when Envoy received the first byte of the request, or when the attempt began.
+	Start time.Time
+	// Duration is from Start to the end.
+	Duration time.Duration
+	// FirstByte is from Start to the first byte of the upstream's response body; 0 when there was
+	// none. An engine may send headers long before it has a token, so header times would not do.
+	FirstByte time.Duration
+	// LastByte is from Start to the last byte received from the upstream; 0 when the response did
+	// not end.
+	LastByte time.Duration
+	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte
+	// received from it; 0 when the response did not end.
+	UpstreamDuration time.Duration
+}
+
+// Moved says that a replica has taken over the request from one that failed: Replica and Upstream
+// are the new ones.
+func (e *Entry) Moved() bool { return e.Log == headers.LogAttempts && e.Interim }
+
+// FailedAttempt says why an attempt failed before the response began, so that Envoy could try
+// another replica: ReasonConnect and so on. It is empty for every other entry.
+func (e *Entry) FailedAttempt() string {
+	switch {
+	case e.Log != headers.LogAttempts || e.Interim:
+		return ""
+	case e.Status >= 500:
+		return Reason5xx
+	case e.Status != 0:
+		return ""
+	case e.HasFlag("UF"):
+		return ReasonConnect
+	case hasAnyFlag(e.Flags, "UC", "UR", "UPE"):
+		return ReasonReset
+	case e.HasFlag("UT"):
+		return ReasonTTFTTimeout
+	}
+	return ""
+}
+
+// HasFlag says whether the response flag, in short form, is among the entry's Flags.
+func (e *Entry) HasFlag(short string) bool { return hasFlag(e.Flags, short) }
+
+func hasFlag(flags, short string) bool {
+	for f := range strings.SplitSeq(flags, ",") {
+		if f == short {
+			return true
+		}
+	}
+	return false
+}
+
+func hasAnyFlag(flags string, shorts ...string) bool {
+	if flags == "" {
+		return false
+	}
+	for _, s := range shorts {
+		if hasFlag(flags, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// byRelay says that one of Sluice's own listeners for managed streams has answered the request.
+func (e *Entry) byRelay() bool {
+	return e.Cluster == headers.RelayCluster || e.Cluster == headers.GRPCCluster
+}
+
+// answeredByEngine tells a replica's answer, whole or cut short, from one that Sluice or Envoy gave
+// in its stead: those are errors, and no byte of them came from a replica.
+func (e *Entry) answeredByEngine() bool {
+	if e.Model == "" || e.Status == 0 {
+		return false
+	}
+	return e.Status < 400 || e.FirstByte > 0 || e.Details == "via_upstream"
+}
+
+// response is what the entry tells of a native request's response.
+func (e *Entry) response() Response {
+	return Response{
+		Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400,
+		Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Cached: e.Usage.Cached, Known: e.Usage.Known,
+		TTFT: e.ttft(),
+	}
+}
+
+// ttft is the time from when a streamed request left for its replica to the first byte of the
+// response; 0 when it is not known.
+func (e *Entry) ttft() time.Duration {
+	if !e.Streamed || e.UpstreamDuration == 0 || e.FirstByte == 0 {
+		return 0
+	}
+	return max(0, e.FirstByte-(e.LastByte-e.UpstreamDuration))
+}
+
+// Bounds of what a client chooses and Sluice keeps, in bytes.
+const (
+	maxPath = 200
+	maxName = 200
+)
+
+// CleanPath cuts off a path what may be secret (a key in a query) and what may be huge.
+func CleanPath(path string) string {
+	if i := strings.IndexAny(path, "?#"); i >= 0 {
+		path = path[:i]
+	}
+	if len(path) > maxPath {
+		path = path[:maxPath]
+	}
+	return strings.ToValidUTF8(path, "?")
+}
+
+// clip bounds a name that a client chose.
+func clip(name string) string {
+	if len(name) > maxName {
+		return name[:maxName]
+	}
+	return name
+}

@@ -1,0 +1,197 @@
+package request
+
+import (
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// Envoy carries every request and knows how it ended; Sluice knows who called and what it decided.
+// The two halves are joined here. Answers that Envoy gave alone (a 503 while Sluice was away, a
+// 413) reach no filter but do reach the access log, so every request is counted.
+
+// Observe adds an entry of Envoy's access log to the request that it belongs to, and tells the
+// subscribers and the request's hold what follows from it. Entries of one request may come from
+// several goroutines.
+func (s *Store) Observe(e Entry) {
+	switch {
+	case s == nil:
+	case e.Log == headers.LogAttempts:
+		s.observeAttempt(&e)
+	default:
+		s.observeRequest(&e)
+	}
+}
+
+// observeAttempt adds an entry of headers.LogAttempts. A retry is told once, when it is seen to
+// have happened: the last of several failed attempts was not repeated.
+func (s *Store) observeAttempt(e *Entry) {
+	s.mu.Lock()
+	reason, hold := s.addAttemptLocked(e)
+	s.mu.Unlock()
+	if hold != nil {
+		hold.Moved(e.Upstream)
+	}
+	if reason != "" && s.subscribers.Retried != nil {
+		s.subscribers.Retried(reason)
+	}
+}
+
+// addAttemptLocked returns why the attempt before was repeated, if it was, and the hold that is to
+// move to the replica that has taken over, if one has.
+func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
+	r := s.byID[e.RequestID]
+	if r == nil {
+		return "", nil
+	}
+	failed := e.FailedAttempt()
+	if failed == "" && !e.Moved() {
+		return "", nil
+	}
+	reason, r.failure = r.failure, failed
+	if failed != "" {
+		r.failures++
+	}
+	if e.Moved() {
+		hold = r.hold
+	}
+	if !r.logged {
+		r.summary.Replica, r.summary.Upstream = e.Replica, e.Upstream
+		r.summary.Attempts = r.failures
+		if e.Moved() {
+			r.summary.Attempts++
+		}
+	}
+	return reason, hold
+}
+
+// observeRequest adds an entry of headers.LogRequests. The final one ends the request, once, unless
+// the relay has yet to tell the outcome. A request that was never begun (a 401, Envoy's own 503)
+// becomes a finished one out of the entry alone.
+func (s *Store) observeRequest(e *Entry) {
+	s.mu.Lock()
+	hold, q, ended := s.addLocked(e)
+	s.mu.Unlock()
+	if hold != nil {
+		hold.Settle(e.response())
+	}
+	if ended {
+		s.finish(q)
+	}
+}
+
+func (s *Store) addLocked(e *Entry) (hold Hold, q Summary, ended bool) {
+	r := s.byID[e.RequestID]
+	if e.RequestID == "" || r != nil && r.logged {
+		r = nil // nothing to join with, or a second request of the same id
+	}
+	if e.Interim {
+		s.addInterimLocked(r, e)
+		return nil, Summary{}, false
+	}
+	if r == nil {
+		r = s.adoptLocked(e, true)
+	}
+	r.logged = true
+	if e.Model != "" {
+		hold = r.hold
+	}
+	if e.byRelay() && !r.logOnly && r.outcome == nil && !r.closed {
+		own := *e
+		r.entry = &own
+		return hold, Summary{}, false
+	}
+	return hold, r.joinLocked(e), true
+}
+
+// joinLocked joins the log entry that ends the request.
+func (r *Record) joinLocked(e *Entry) Summary {
+	q := &r.summary
+	q.apply(e)
+	q.applyEnd(e)
+	if r.outcome != nil {
+		q.applyOutcome(r.outcome)
+	}
+	q.Cause = q.DisconnectCause()
+	if r.closed {
+		r.store.forgetLocked(r)
+	}
+	switch {
+	case r.element == nil:
+	case r.logOnly && isProbe(e.Path, e.Status):
+		r.store.dropLocked(r)
+	default:
+		r.store.finishLocked(r)
+	}
+	return *q
+}
+
+// addInterimLocked takes the figures so far. A running request that Sluice does not know is one of
+// before its restart.
+func (s *Store) addInterimLocked(r *Record, e *Entry) {
+	now := time.Now()
+	if r == nil {
+		if e.Model == "" {
+			return
+		}
+		s.sweepLocked(now)
+		r = s.adoptLocked(e, false)
+	}
+	r.heard = now
+	r.summary.apply(e)
+}
+
+// adoptLocked makes a request out of an entry alone; no Close will come for it. A final entry needs
+// no index.
+func (s *Store) adoptLocked(e *Entry, final bool) *Record {
+	r := &Record{store: s, began: time.Now(), logOnly: true, closed: true}
+	r.summary = Summary{ID: clip(e.RequestID), Started: r.began, State: Streaming}
+	r.element = s.running.PushBack(r)
+	if !final && e.RequestID != "" {
+		s.byID[r.summary.ID] = r
+	}
+	return r
+}
+
+// apply copies what the entry knows better than Sluice does.
+func (q *Summary) apply(e *Entry) {
+	upstream, attempts, firstByte, upstreamDuration := e.Upstream, e.Attempts, e.FirstByte, e.UpstreamDuration
+	if e.byRelay() { // these are the relay's own figures, not a replica's
+		upstream, attempts, firstByte, upstreamDuration = "", 0, 0, 0
+	}
+	q.Method, q.Path = e.Method, e.Path
+	if e.Model != "" {
+		q.Model = e.Model
+	}
+	if e.Replica != "" {
+		q.Replica = e.Replica
+	}
+	q.Upstream, q.Attempts = upstream, max(q.Attempts, attempts)
+	q.Stream = q.Stream || e.Streamed
+	if tenant := e.Metadata[headers.MetadataTenant]; tenant != "" {
+		q.Tenant = tenant
+	}
+	q.BytesIn, q.BytesOut = max(q.BytesIn, e.BytesIn), e.BytesOut
+	q.FirstByte, q.LastByte, q.Duration, q.UpstreamDuration = firstByte, e.LastByte, e.Duration, upstreamDuration
+	if !e.Start.IsZero() {
+		q.Started = e.Start
+	}
+}
+
+// applyEnd copies how the request ended.
+func (q *Summary) applyEnd(e *Entry) {
+	q.State = Done
+	q.Status, q.Flags, q.Details = e.Status, e.Flags, e.Details
+	q.setUsage(e.Usage)
+	q.Source = headers.SourceGateway
+	if e.byRelay() {
+		q.Route = RouteManaged
+	}
+	if e.answeredByEngine() {
+		q.Source, q.Route = headers.SourceEngine, RouteNative
+	}
+	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
+		q.Code = code
+	}
+}

@@ -1,0 +1,219 @@
+package request
+
+import (
+	"cmp"
+	"container/list"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Record is one request. Store.Begin makes it, each part that has something to add finds it, and it
+// ends once, when nothing more is expected: Close was called, and Envoy's log entry has come unless
+// the request is one on a connection. The entry of a request that the relay carried, which may come
+// before SetOutcome when the client has left, waits for SetOutcome or for Close. A nil *Record does
+// nothing.
+type Record struct {
+	store        *Store
+	began        time.Time
+	onConnection bool
+
+	// What follows is guarded by store.mu.
+
+	summary Summary
+	// element is the record's in store.running; nil once the request is done.
+	element *list.Element
+	// hold is what a native request holds; nil once it was released and its charge corrected.
+	hold Hold
+	// dispatched: it was sent to a replica. closed: Close was called, at closedAt. logged: Envoy's
+	// final entry has come. The request is done with the first of the latter two.
+	dispatched, closed, logged bool
+	closedAt                   time.Time
+	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
+	// be repeated.
+	failures int
+	failure  string
+	// logOnly: the request is known from the access log alone. heard: when its last periodic entry
+	// came.
+	logOnly bool
+	heard   time.Time
+	// outcome is what the relay told, entry is Envoy's final one that came before that.
+	outcome *Outcome
+	entry   *Entry
+}
+
+// SetDispatched implements Follower.
+func (r *Record) SetDispatched(model, replica string, waited time.Duration) {
+	r.SetNative(nil, model, replica, waited)
+}
+
+// SetNative tells that the request leaves for this replica of this model (by its own name, not an
+// alias) after it has waited so long, by Envoy alone. The record releases hold in Close.
+func (r *Record) SetNative(hold Hold, model, replica string, waited time.Duration) {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	r.dispatched, r.hold = true, hold
+	r.summary.Model, r.summary.Replica, r.summary.Waited = model, replica, waited
+	if r.summary.State == Queued {
+		r.summary.State = Streaming
+	}
+	r.store.mu.Unlock()
+	if tell := r.store.subscribers.Dispatched; tell != nil {
+		tell(model, replica, waited)
+	}
+}
+
+// SetTrace implements Follower.
+func (r *Record) SetTrace(own, client string) {
+	if r == nil || own == "" {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.summary.Trace, r.summary.TraceParent = own, client
+}
+
+// SetOutcome implements Follower. What the relay tells wins over what Envoy's log entry says of the
+// same, since Envoy knows the relay and not the replica, and its first byte may be a heartbeat's.
+// It comes before Close; calls after the first do nothing.
+func (r *Record) SetOutcome(o Outcome) {
+	if r == nil {
+		return
+	}
+	if q, ended := r.setOutcome(o); ended {
+		r.store.finish(q)
+	}
+}
+
+// setOutcome returns true, and how the request has ended, if nothing else was awaited.
+func (r *Record) setOutcome(o Outcome) (Summary, bool) {
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	if r.outcome != nil {
+		return Summary{}, false
+	}
+	r.outcome = &o
+	if !r.dispatched {
+		r.summary.Waited = time.Since(r.began)
+	}
+	r.summary.applyOutcome(&o)
+	return r.joinHeldLocked()
+}
+
+// Close tells that the request is over for Sluice, and releases its hold. fault is the error with
+// which Sluice answered; nil when it was not Sluice that answered. Calls after the first do
+// nothing.
+func (r *Record) Close(fault *openai.Error) {
+	if r == nil {
+		return
+	}
+	hold, q, ended := r.close(fault)
+	if hold != nil {
+		hold.Release()
+	}
+	if ended {
+		r.store.finish(q)
+	}
+}
+
+// close returns what is to be released; and true, and how the request has ended, if nothing else
+// was awaited and nobody was told yet.
+func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
+	now := time.Now()
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	if r.closed {
+		return nil, Summary{}, false
+	}
+	r.closed, r.closedAt, hold = true, now, r.hold
+	if fault != nil {
+		r.summary.Code = cmp.Or(string(fault.Code), r.summary.Code)
+		r.summary.Status = cmp.Or(r.summary.Status, fault.HTTPStatus())
+		if r.outcome == nil {
+			r.summary.Source = headers.SourceGateway
+		}
+	}
+	if !r.dispatched && r.outcome == nil {
+		r.summary.Waited = now.Sub(r.began)
+	}
+	switch {
+	case r.onConnection:
+		return hold, r.endOnConnectionLocked(now), true
+	case r.entry != nil:
+		q, ended = r.joinHeldLocked()
+		return hold, q, ended
+	case r.logged:
+		r.store.forgetLocked(r)
+	default:
+		r.summary.Duration = now.Sub(r.began)
+		r.store.finishLocked(r)
+	}
+	return hold, Summary{}, false
+}
+
+// joinHeldLocked joins the log entry that came too soon; false when there is none.
+func (r *Record) joinHeldLocked() (Summary, bool) {
+	if r.entry == nil {
+		return Summary{}, false
+	}
+	e := *r.entry
+	r.entry = nil
+	return r.joinLocked(&e), true
+}
+
+// endOnConnectionLocked finishes a request on a connection, of which no log entry comes.
+func (r *Record) endOnConnectionLocked(now time.Time) Summary {
+	q := &r.summary
+	q.Duration = now.Sub(r.began)
+	if r.outcome != nil {
+		if q.FirstByte > 0 {
+			q.LastByte = q.FirstByte + q.Decode
+		}
+		q.Status = cmp.Or(q.Status, r.outcome.status())
+		q.applyOutcome(r.outcome)
+	}
+	q.Cause = q.DisconnectCause()
+	if q.Source == "" {
+		q.Source = headers.SourceGateway
+	}
+	r.store.finishLocked(r)
+	r.hold = nil
+	return r.summary
+}
+
+// soFar is a running request with its times until now.
+func (r *Record) soFar(now time.Time) Summary {
+	q := r.summary
+	q.Duration = now.Sub(q.Started)
+	if q.State == Queued {
+		q.Waited = now.Sub(r.began)
+	}
+	return q
+}
+
+// applyOutcome copies what the relay knows better than Envoy does.
+func (q *Summary) applyOutcome(o *Outcome) {
+	q.Route, q.Source = RouteManaged, headers.SourceGateway
+	if o.Answered {
+		q.Source = headers.SourceEngine
+	}
+	q.Model = cmp.Or(o.Model, q.Model)
+	q.Replica = cmp.Or(o.Replica, q.Replica)
+	q.Code = cmp.Or(o.Code(), q.Code)
+	if o.Held > 0 {
+		q.Waited = o.Held
+	}
+	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
+	q.setUsage(o.usage())
+	q.FirstByte, q.Decode = o.TTFT, o.Decode
+	if !o.Answered || o.Cause != "" || o.Fault != nil {
+		q.LastByte = 0 // what ended was not the engine's response
+	}
+	q.UpstreamDuration = 0
+	if q.LastByte > 0 {
+		q.UpstreamDuration = max(0, q.LastByte-q.Waited)
+	}
+}

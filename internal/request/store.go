@@ -1,0 +1,201 @@
+package request
+
+import (
+	"container/list"
+	"sync"
+	"time"
+)
+
+// Store keeps the requests that run and the last that have ended. Make it with NewStore. Its
+// methods are safe for concurrent use. Each takes one lock, for well under a microsecond, and calls
+// subscribers and holds without it. A nil *Store keeps nothing.
+type Store struct {
+	subscribers Subscribers
+
+	mu sync.Mutex
+	// byID finds a record by Envoy's request id while news of the request may still come: an entry
+	// of the access log, or Close; guarded by mu.
+	byID map[string]*Record
+	// running has every running request, *Record, oldest first; guarded by mu.
+	running *list.List
+	// finished is a ring of the last finished requests, next the index of the next; guarded by mu.
+	finished []*Record
+	next     int
+	// late has requests, oldest first, that were pushed out of finished before Envoy's log entry
+	// for them came. They stay in byID for lateNews, so that the entry still corrects their charge;
+	// guarded by mu.
+	late []*Record
+	// swept is when requests that nobody hears of any more were last looked for; guarded by mu.
+	swept time.Time
+}
+
+// Subscribers are told what happens to requests. Each func must be quick and safe for concurrent
+// use; nil: nobody is told.
+type Subscribers struct {
+	// Dispatched is told of each request that leaves for a replica of a model, after it has waited
+	// so long.
+	Dispatched func(model, replica string, waited time.Duration)
+	// Retried is told why Envoy repeated an attempt at another replica: ReasonConnect and so on.
+	Retried func(reason string)
+	// Finished are told of every request that has ended, once.
+	Finished []func(Summary)
+}
+
+const (
+	defaultKeep = 512
+	// logOnlyTTL is how long a running request that is known from the access log alone is believed
+	// in without a new entry; its end was lost with the Envoy that served it.
+	logOnlyTTL = 5 * time.Minute
+	sweepEvery = time.Minute
+	// lateNews is how long the access log may take to tell of a request's end. Entries come within
+	// some 100 ms, unless Envoy has died.
+	lateNews = 10 * time.Second
+)
+
+// NewStore returns a store that keeps the last keep finished requests; 0 means 512.
+func NewStore(keep int) *Store {
+	if keep <= 0 {
+		keep = defaultKeep
+	}
+	return &Store{byID: map[string]*Record{}, running: list.New(), finished: make([]*Record, keep)}
+}
+
+// Subscribe sets who is told. Call it once, before the first request.
+func (s *Store) Subscribe(to Subscribers) {
+	if s != nil {
+		s.subscribers = to
+	}
+}
+
+// Begin makes the record of a request that Sluice is to dispatch. Every Begin must be followed by
+// one Record.Close.
+func (s *Store) Begin(a Arrival) *Record {
+	if s == nil {
+		return nil
+	}
+	r := &Record{store: s, began: time.Now(), onConnection: a.OnConnection}
+	r.summary = Summary{
+		ID: a.ID, Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
+		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.began,
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.element = s.running.PushBack(r)
+	if a.ID != "" && !a.OnConnection {
+		s.byID[a.ID] = r
+	}
+	return r
+}
+
+// FirstToken tells that the response of a native request has begun. An id that is not known is
+// ignored.
+func (s *Store) FirstToken(id string) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	var hold Hold
+	if r := s.byID[id]; r != nil {
+		hold = r.hold
+	}
+	s.mu.Unlock()
+	if hold != nil {
+		hold.FirstToken()
+	}
+}
+
+// List returns the running requests and then the finished ones, each newest first and each at most
+// limit, and the number of all that run. A limit of 0 or less means all that are kept.
+func (s *Store) List(limit int) (all []Summary, running int) {
+	if s == nil {
+		return nil, 0
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweepLocked(now)
+	running = s.running.Len()
+	if limit <= 0 {
+		limit = max(running, len(s.finished))
+	}
+	all = make([]Summary, 0, min(limit, running)+min(limit, len(s.finished)))
+	for e := s.running.Back(); e != nil && len(all) < limit; e = e.Prev() {
+		all = append(all, e.Value.(*Record).soFar(now))
+	}
+	for i := 1; i <= min(limit, len(s.finished)); i++ {
+		r := s.finished[(s.next-i+len(s.finished))%len(s.finished)]
+		if r == nil {
+			break
+		}
+		all = append(all, r.summary)
+	}
+	return all, running
+}
+
+// finishLocked moves a request from the running to the finished, where it replaces the oldest.
+func (s *Store) finishLocked(r *Record) {
+	s.running.Remove(r.element)
+	r.element = nil
+	r.summary.State = Done
+	if old := s.finished[s.next]; old != nil {
+		s.evictLocked(old)
+	}
+	s.finished[s.next] = r
+	s.next = (s.next + 1) % len(s.finished)
+}
+
+// evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
+// log entry may still correct its charge.
+func (s *Store) evictLocked(r *Record) {
+	if r.hold == nil || r.logged {
+		s.forgetLocked(r)
+		return
+	}
+	now := time.Now()
+	s.late = append(s.late, r)
+	for len(s.late) > 0 && now.Sub(s.late[0].closedAt) > lateNews {
+		s.forgetLocked(s.late[0])
+		s.late[0] = nil
+		s.late = s.late[1:]
+	}
+}
+
+// forgetLocked ends the joining: nothing more is expected for this request.
+func (s *Store) forgetLocked(r *Record) {
+	if r.closed { // else Close has yet to release it
+		r.hold = nil
+	}
+	if s.byID[r.summary.ID] == r {
+		delete(s.byID, r.summary.ID)
+	}
+}
+
+// dropLocked takes a running request out of the list without counting it.
+func (s *Store) dropLocked(r *Record) {
+	s.running.Remove(r.element)
+	r.element = nil
+	s.forgetLocked(r)
+}
+
+// sweepLocked drops running requests that are known from the access log alone and were not heard of
+// for long. It walks all that run, so it does that once a minute at most.
+func (s *Store) sweepLocked(now time.Time) {
+	if now.Sub(s.swept) < sweepEvery {
+		return
+	}
+	s.swept = now
+	for e := s.running.Front(); e != nil; {
+		r := e.Value.(*Record)
+		e = e.Next()
+		if r.logOnly && now.Sub(r.heard) > logOnlyTTL {
+			s.dropLocked(r)
+		}
+	}
+}
+
+// finish tells the subscribers of a request that has ended. Called without the lock.
+func (s *Store) finish(q Summary) {
+	for _, tell := range s.subscribers.Finished {
+		tell(q)
+	}
+}
