@@ -106,7 +106,7 @@ func TestAnotherGateway(t *testing.T) {
 	plan := g.agentPlan("n", "127.0.0.1", dir)
 	plan.Gateway = other.address
 	a := plan.run(t, nil)
-	eventually(t, "the node says why", func() bool { return hasLogged(a.logs, "the token is another gateway's") })
+	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, "the token is another gateway's") })
 	a.stop()
 	// A node that has joined one gateway rejects the other, too.
 	plan.Gateway = g.address
@@ -115,7 +115,7 @@ func TestAnotherGateway(t *testing.T) {
 	a.stop()
 	plan.Gateway, plan.Token = other.address, ""
 	a = plan.run(t, nil)
-	eventually(t, "the node says why", func() bool { return hasLogged(a.logs, errWrongGateway.Error()) })
+	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, errWrongGateway.Error()) })
 	a.stop()
 	if nodes := other.server.Nodes(); len(nodes) != 0 {
 		t.Errorf("the other gateway knows %v", nodes)
@@ -160,7 +160,7 @@ func TestExpiredCertificate(t *testing.T) {
 	// The node logs the reason.
 	plan.Token = ""
 	a = plan.run(t, nil)
-	eventually(t, "the node says why", func() bool { return hasLogged(a.logs, "its certificate was valid until") })
+	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, "its certificate was valid until") })
 	a.stop()
 	// The node joins again with a token.
 	plan.Token = g.token()
@@ -192,7 +192,7 @@ func TestNameTaken(t *testing.T) {
 	first := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
 	g.waitConnected("n")
 	second := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	eventually(t, "the second one is told", func() bool { return hasLogged(second.logs, "another node is connected as") })
+	eventually(t, "the second node logs the conflict", func() bool { return hasLogged(second.logs, "another node is connected as") })
 	if n := g.server.Nodes()[0]; !n.hasReported() {
 		t.Error("the first node is no longer connected")
 	}
@@ -280,8 +280,8 @@ func TestUnauthorisedCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Without a certificate a caller gets neither a stream nor a renewal.
-	nobody := clientTLS(func([]*x509.Certificate) (*x509.Certificate, error) { return i.authority, nil })
-	conn := dialGateway(t, g, nobody)
+	noCertificate := clientTLS(func([]*x509.Certificate) (*x509.Certificate, error) { return i.authority, nil })
+	conn := dialGateway(t, g, noCertificate)
 	var answer certificates
 	request, err := makeSigningRequest("n", i.key)
 	if err != nil {

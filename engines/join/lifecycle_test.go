@@ -282,7 +282,7 @@ func TestAgentStop(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- a.Stop(context.Background()) }()
 	g.waitState("chat-0", engines.Draining)
-	eventually(t, "nothing is placed there", func() bool { node, _ := n.Node(); return node.Lost })
+	eventually(t, "the node counts as lost", func() bool { node, _ := n.Node(); return node.Lost })
 	n.Set([]local.Model{model("chat")})
 	if !isProcessRunning(pid) {
 		t.Error("a replica with a request was stopped")

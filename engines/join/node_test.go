@@ -82,25 +82,25 @@ func TestVisibleReplicas(t *testing.T) {
 		steps steps
 		want  string
 	}{
-		"nobody has said what shall be there":     {steps{tell("chat-0")}, "chat-0 ready"},
-		"wanted":                                  {steps{set(0), tell("chat-0")}, "chat-0 ready"},
-		"nil is all up to Desired":                {steps{func(n *Node, _ *session) { m := model("chat"); m.Indices = nil; n.Set([]local.Model{m}) }, tell("chat-8")}, "chat-8 ready"},
-		"others took over before it was heard of": {steps{set(1), tell("chat-0", "chat-1")}, "chat-1 ready"},
-		"wanted no longer":                        {steps{tell("chat-0", "chat-1"), set(1)}, "chat-0 draining, chat-1 ready"},
-		"wanted again":                            {steps{tell("chat-0"), set(), set(0)}, "chat-0 ready"},
-		"gone":                                    {steps{tell("chat-0"), set(), tell()}, ""},
-		"lost":                                    {steps{tell("chat-0"), set(0), lose}, "chat-0 failed"},
-		"lost while it drains":                    {steps{tell("chat-0"), set(), lose}, ""},
-		"lost and given up":                       {steps{tell("chat-0"), set(0), lose, set()}, ""},
-		"lost before anything was set":            {steps{tell("chat-0"), lose}, "chat-0 failed"},
-		"back, and still wanted":                  {steps{tell("chat-0"), set(0), lose, back("chat-0")}, "chat-0 ready"},
-		"back, and replaced":                      {steps{tell("chat-0", "chat-1"), set(0, 1), lose, set(1), back("chat-0", "chat-1")}, "chat-1 ready"},
-		"back, replaced, and wanted again": {
+		"nothing was assigned":            {steps{tell("chat-0")}, "chat-0 ready"},
+		"assigned":                        {steps{set(0), tell("chat-0")}, "chat-0 ready"},
+		"nil is all up to Desired":        {steps{func(n *Node, _ *session) { m := model("chat"); m.Indices = nil; n.Set([]local.Model{m}) }, tell("chat-8")}, "chat-8 ready"},
+		"replaced before it has reported": {steps{set(1), tell("chat-0", "chat-1")}, "chat-1 ready"},
+		"no longer assigned":              {steps{tell("chat-0", "chat-1"), set(1)}, "chat-0 draining, chat-1 ready"},
+		"assigned again":                  {steps{tell("chat-0"), set(), set(0)}, "chat-0 ready"},
+		"gone":                            {steps{tell("chat-0"), set(), tell()}, ""},
+		"lost":                            {steps{tell("chat-0"), set(0), lose}, "chat-0 failed"},
+		"lost while it drains":            {steps{tell("chat-0"), set(), lose}, ""},
+		"lost and unassigned":             {steps{tell("chat-0"), set(0), lose, set()}, ""},
+		"lost before anything was set":    {steps{tell("chat-0"), lose}, "chat-0 failed"},
+		"back, still assigned":            {steps{tell("chat-0"), set(0), lose, back("chat-0")}, "chat-0 ready"},
+		"back, replaced":                  {steps{tell("chat-0", "chat-1"), set(0, 1), lose, set(1), back("chat-0", "chat-1")}, "chat-1 ready"},
+		"back, replaced, assigned again": {
 			steps{tell("chat-0"), set(0), lose, set(), back("chat-0"), set(0)}, "chat-0 ready"},
 		"back in time": {steps{tell("chat-0"), set(0), back("chat-0")}, "chat-0 ready"},
-		"connected, but has said nothing yet": {
+		"connected, not reported yet": {
 			steps{tell("chat-0"), set(0), func(n *Node, _ *session) { openTestSession(t, n) }}, "chat-0 ready"},
-		"connected after a loss, but has said nothing yet": {
+		"connected after a loss, not reported yet": {
 			steps{tell("chat-0"), set(0), lose, func(n *Node, _ *session) { openTestSession(t, n) }}, "chat-0 failed"},
 		"an old stream": {steps{tell("chat-0"), set(0, 1), func(n *Node, _ *session) { openTestSession(t, n) }, tell("chat-1")}, "chat-0 ready"},
 	} {
@@ -121,7 +121,7 @@ func TestAcceptReplicas(t *testing.T) {
 	since := time.Now()
 	good := readyReplicas("chat-0").Replicas[0]
 	good.Since = since
-	lie := func(change func(*engines.Replica)) engines.Replica {
+	changed := func(change func(*engines.Replica)) engines.Replica {
 		r := good
 		change(&r)
 		return r
@@ -129,47 +129,47 @@ func TestAcceptReplicas(t *testing.T) {
 	want := good
 	want.Node, want.Launcher, want.Since = "n", engines.Local, since.Add(time.Hour).UTC()
 	for name, r := range map[string]engines.Replica{
-		"another node":       lie(func(r *engines.Replica) { r.Node = "m" }),
-		"another launcher":   lie(func(r *engines.Replica) { r.Launcher = engines.Upstream }),
-		"a transport":        lie(func(r *engines.Replica) { r.Transport = &engines.Transport{Group: "g"} }),
-		"a header of a host": lie(func(r *engines.Replica) { r.Host = "example.com" }),
+		"another node":       changed(func(r *engines.Replica) { r.Node = "m" }),
+		"another launcher":   changed(func(r *engines.Replica) { r.Launcher = engines.Upstream }),
+		"a transport":        changed(func(r *engines.Replica) { r.Transport = &engines.Transport{Group: "g"} }),
+		"a header of a host": changed(func(r *engines.Replica) { r.Host = "example.com" }),
 	} {
 		if diff := cmp.Diff([]engines.Replica{want}, ses.acceptReplicas([]engines.Replica{r}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("%s: the gateway took the value over: %s", name, diff)
 		}
 	}
 	for name, r := range map[string]engines.Replica{
-		"another model": lie(func(r *engines.Replica) { r.Model = "embed" }),
-		"no model":      lie(func(r *engines.Replica) { r.Model, r.ID = "", "-0" }),
-		"no number":     lie(func(r *engines.Replica) { r.ID = "chat-x" }),
-		"below zero":    lie(func(r *engines.Replica) { r.ID = "chat--1" }),
-		"not its form":  lie(func(r *engines.Replica) { r.ID = "chat-01" }),
+		"another model": changed(func(r *engines.Replica) { r.Model = "embed" }),
+		"no model":      changed(func(r *engines.Replica) { r.Model, r.ID = "", "-0" }),
+		"no number":     changed(func(r *engines.Replica) { r.ID = "chat-x" }),
+		"below zero":    changed(func(r *engines.Replica) { r.ID = "chat--1" }),
+		"not its form":  changed(func(r *engines.Replica) { r.ID = "chat-01" }),
 	} {
 		if got := ses.acceptReplicas([]engines.Replica{r}); len(got) != 0 {
 			t.Errorf("%s: the replica was accepted: %+v", name, got)
 		}
 	}
 	for name, r := range map[string]engines.Replica{
-		"ready without address": lie(func(r *engines.Replica) { r.Address = netip.AddrPort{} }),
-		"ready everywhere":      lie(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("0.0.0.0:80") }),
-		"no such state":         lie(func(r *engines.Replica) { r.State = "splendid" }),
+		"ready without address": changed(func(r *engines.Replica) { r.Address = netip.AddrPort{} }),
+		"ready everywhere":      changed(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("0.0.0.0:80") }),
+		"no such state":         changed(func(r *engines.Replica) { r.State = "splendid" }),
 	} {
 		if got := ses.acceptReplicas([]engines.Replica{r}); len(got) != 1 || got[0].State != engines.Failed {
 			t.Errorf("%s: the replica did not become failed: %+v", name, got)
 		}
 	}
-	ours := lie(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("[::ffff:127.0.0.1]:80") })
-	if got := ses.acceptReplicas([]engines.Replica{ours}); got[0].State != engines.Ready {
+	loopback := changed(func(r *engines.Replica) { r.Address = netip.MustParseAddrPort("[::ffff:127.0.0.1]:80") })
+	if got := ses.acceptReplicas([]engines.Replica{loopback}); got[0].State != engines.Ready {
 		t.Errorf("a loopback address of a node on this machine: %+v", got)
 	}
 	ses.isRemote = true
-	if got := ses.acceptReplicas([]engines.Replica{ours}); got[0].State != engines.Failed {
+	if got := ses.acceptReplicas([]engines.Replica{loopback}); got[0].State != engines.Failed {
 		t.Errorf("a loopback address of a node on another machine was accepted: %+v", got)
 	}
 	if got := ses.acceptReplicas([]engines.Replica{good, good}); len(got) != 1 {
 		t.Errorf("a replica reported twice was accepted twice: %+v", got)
 	}
-	long := lie(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
+	long := changed(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
 	if got := ses.acceptReplicas([]engines.Replica{long})[0].Reason; len(got) > maxReasonBytes {
 		t.Errorf("a reason has %d bytes, more than the limit", len(got))
 	}

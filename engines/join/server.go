@@ -53,7 +53,7 @@ type ServerConfig struct {
 	// DrainSettle is how long the users of the fleet may take to apply a change. 0 means 1 s.
 	DrainSettle time.Duration
 	// Changed is called when a node connects, is lost, or reports another inventory. It must not
-	// block. Nil means nobody is told.
+	// block. Nil means no call.
 	Changed func()
 	// Labels returns the labels of a node from the configuration file. Nil means no labels.
 	Labels func(node string) []string

@@ -48,7 +48,7 @@ type Config struct {
 	// means that every Set suffices.
 	OnFound func(replicas map[string]int)
 	// OnDemand is called when another gateway reports waiting requests for a model. Nil means
-	// nobody is told.
+	// no call.
 	OnDemand func(model string)
 	// DrainSettle is the minimum time for which a draining pod is kept, because users of the fleet
 	// may still have an older snapshot. 0 means 1 s.

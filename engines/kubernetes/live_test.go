@@ -95,7 +95,7 @@ func TestReasons(t *testing.T) {
 	g.waitReplicas("secret", "no Secret", func(all []engines.Replica) bool {
 		return len(all) == 1 && strings.Contains(all[0].Reason, `"none" not found`)
 	})
-	waitUntil(t, "what the cluster does not make is told", func() bool {
+	waitUntil(t, "the rejected objects are reported", func() bool {
 		blocked := g.Status().Blocked
 		return len(blocked) == 2 && strings.Contains(blocked["refused"], "no such/name") && strings.Contains(blocked["blocked"], `"nobody" not found`)
 	})
@@ -216,7 +216,7 @@ spec:
 	a.Set(nil)
 	waitUntil(t, "gone at the first", func() bool { return a.IsGone("m", "") })
 	b.waitReady("m", 2)
-	waitUntil(t, "ours without a model is cleared away", func() bool { return !slices.Contains(s.deployments(), "deployment.apps/stray") })
+	waitUntil(t, "a Deployment without a model is deleted", func() bool { return !slices.Contains(s.deployments(), "deployment.apps/stray") })
 	if names := s.deployments(); len(names) != 3 {
 		t.Errorf("Deployments left are %v, want 3", names)
 	}

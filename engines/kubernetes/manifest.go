@@ -87,11 +87,11 @@ func (in install) labels() map[string]string {
 // manifest renders the Deployment of a model without a namespace and with 0 replicas. The
 // Deployment's name depends on its pod template, so another template is another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {
-	ours, err := in.baseDeployment(m)
+	base, err := in.baseDeployment(m)
 	if err != nil {
 		return nil, err
 	}
-	merged, err := override(ours, m.Version, m.launch())
+	merged, err := override(base, m.Version, m.launch())
 	if err != nil {
 		return nil, err
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-var ours = install{name: "sluice", drainTimeout: 30 * time.Minute}
+var testInstall = install{name: "sluice", drainTimeout: 30 * time.Minute}
 
 // simpleModel returns a model of the simulated engine.
 func simpleModel(name string) Model {
@@ -72,7 +72,7 @@ func TestManifests(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
 	for _, m := range []Model{simpleModel("chat"), fullModel()} {
-		d, err := ours.manifest(m)
+		d, err := testInstall.manifest(m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestEveryEngineHasAManifest(t *testing.T) {
 			for _, task := range version.Tasks {
 				m := Model{Model: engines.Model{Name: "m"}, Version: version, Resources: &engines.Resources{GPU: 1},
 					Launch: engines.Launch{Name: "m", Model: "org/m", Registry: "huggingface", Task: task}}
-				d, err := ours.manifest(m)
+				d, err := testInstall.manifest(m)
 				if err != nil {
 					t.Errorf("%s %s %s: %v", engine.Name, version.Version, task, err)
 					continue
@@ -132,7 +132,7 @@ func TestEveryEngineHasAManifest(t *testing.T) {
 func TestNamesDifferByModelAndTemplate(t *testing.T) {
 	t.Parallel()
 	name := func(m Model) string {
-		d, err := ours.manifest(m)
+		d, err := testInstall.manifest(m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +188,7 @@ func TestGPUResourceAndShare(t *testing.T) {
 	t.Parallel()
 	m := simpleModel("chat")
 	m.Resources, m.GPUResource = &engines.Resources{GPU: 1}, "nvidia.com/mig-1g.10gb"
-	d, err := ours.manifest(m)
+	d, err := testInstall.manifest(m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,11 +244,11 @@ func TestEngineWithoutImageHasNoManifest(t *testing.T) {
 	t.Parallel()
 	m := simpleModel("chat")
 	m.Version.Image = ""
-	if _, err := ours.manifest(m); err == nil || !strings.Contains(err.Error(), "no image") {
+	if _, err := testInstall.manifest(m); err == nil || !strings.Contains(err.Error(), "no image") {
 		t.Errorf("got %v", err)
 	}
 	m.Version.Kubernetes = "spec: {template: {spec: {containers: [{name: engine, image: own}]}}}"
-	if _, err := ours.manifest(m); err != nil {
+	if _, err := testInstall.manifest(m); err != nil {
 		t.Error(err)
 	}
 }

@@ -81,46 +81,46 @@ func TestPlan(t *testing.T) {
 		{name: "nothing wanted", replicas: -1},
 		{name: "from zero", desired: 3, replicas: -1, want: "create new 3"},
 		{name: "as wanted", desired: 2, replicas: 2, pods: "a:r b:r"},
-		{name: "wanted and not made yet", desired: 2, replicas: 2, pods: ""},
+		{name: "wanted and not created yet", desired: 2, replicas: 2, pods: ""},
 		{name: "more wanted", desired: 3, replicas: 1, pods: "a:r", want: "scale new 3"},
 		{name: "fewer: the one with the fewest requests", desired: 2, replicas: 3, pods: "a:r3 b:r1 c:r2", want: "drain b"},
 		{name: "fewer: the newest of equals", desired: 1, replicas: 3, pods: "a:r b:r c:r", want: "drain c, drain b"},
 		{name: "fewer: one that is not ready", desired: 1, replicas: 2, pods: "a:n9 b:r", want: "drain a"},
-		{name: "fewer: one that has no host before that", desired: 2, replicas: 3, pods: "a:n b: c:r", want: "drain b"},
-		{name: "fewer: one that was never made", desired: 1, replicas: 3, pods: "a:r b:r", want: "drain b, scale new 2"},
+		{name: "fewer: one without a node before that", desired: 2, replicas: 3, pods: "a:n b: c:r", want: "drain b"},
+		{name: "fewer: one that was never created", desired: 1, replicas: 3, pods: "a:r b:r", want: "drain b, scale new 2"},
 		{name: "one drains, and that is enough", desired: 1, replicas: 2, pods: "a:r b:rd"},
 		{name: "done: marked first", desired: 1, replicas: 2, pods: "a:r b:rdf", want: "mark b"},
 		{name: "marked: lowered", desired: 1, replicas: 2, pods: "a:r b:rdfl", want: "scale new 1"},
-		{name: "marked a moment ago: whoever chooses shall see it first", desired: 1, replicas: 2, pods: "a:r b:rdflx"},
+		{name: "marked a moment ago: the controllers shall see the mark first", desired: 1, replicas: 2, pods: "a:r b:rdflx"},
 		{name: "marked, and another to be marked: one thing at a time", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rdf", want: "mark c"},
-		{name: "somebody else has scaled to none: its pods end first", desired: 0, replicas: 0, pods: "a:r"},
+		{name: "scaled to zero by others: its pods end first", desired: 0, replicas: 0, pods: "a:r"},
 		{name: "lowered: its end is waited for", desired: 1, replicas: 1, pods: "a:r b:rdfl"},
 		{name: "it ends", desired: 1, replicas: 1, pods: "a:r b:rdflt"},
 		{name: "only those that are done", desired: 1, replicas: 3, pods: "a:r b:rdfl c:rd", want: "scale new 2"},
 		{name: "one after the other", desired: 1, replicas: 2, pods: "a:r b:rdfl c:rd"},
-		{name: "recalled", desired: 2, replicas: 2, pods: "a:r b:rd", want: "undrain b"},
-		{name: "recalled, and more", desired: 4, replicas: 2, pods: "a:r b:rdf", want: "undrain b, scale new 4"},
-		{name: "recalled although marked", desired: 2, replicas: 2, pods: "a:r b:rdfl", want: "undrain b"},
-		{name: "too late for a recall", desired: 2, replicas: 1, pods: "a:r b:rdfl", want: "scale new 2"},
+		{name: "undrained", desired: 2, replicas: 2, pods: "a:r b:rd", want: "undrain b"},
+		{name: "undrained, and more", desired: 4, replicas: 2, pods: "a:r b:rdf", want: "undrain b, scale new 4"},
+		{name: "undrained although marked", desired: 2, replicas: 2, pods: "a:r b:rdfl", want: "undrain b"},
+		{name: "too late for undraining", desired: 2, replicas: 1, pods: "a:r b:rdfl", want: "scale new 2"},
 		{name: "the one that is not too late", desired: 2, replicas: 2, pods: "a:r b:rdfl c:rd", want: "undrain c"},
 		{name: "a pod breaks while another drains", desired: 1, replicas: 2, pods: "a:n b:rd", want: "undrain b, drain a"},
-		{name: "a pod breaks while another leaves", desired: 1, replicas: 2, pods: "a:n b:rdfl", want: "undrain b, drain a"},
+		{name: "a pod breaks while another is marked", desired: 1, replicas: 2, pods: "a:n b:rdfl", want: "undrain b, drain a"},
 		{name: "to zero", desired: 0, replicas: 2, pods: "a:r b:r", want: "drain b, drain a"},
 		{name: "to zero, drained in part", desired: 0, replicas: 2, pods: "a:rdf b:rd", want: "mark a"},
 		{name: "to zero, all marked", desired: 0, replicas: 2, pods: "a:rdfl b:rdfl", want: "delete new"},
-		{name: "to zero, nothing was made yet", desired: 0, replicas: 2, want: "delete new"},
+		{name: "to zero, nothing was created yet", desired: 0, replicas: 2, want: "delete new"},
 		{name: "to zero: remains do not count", desired: 0, replicas: 1, pods: "a:e b:rdfl", want: "delete new"},
-		{name: "evicted: its ReplicaSet makes another", desired: 1, replicas: 1, pods: "a:e b:n"},
-		{name: "somebody else has scaled", desired: 2, replicas: 0, want: "scale new 2"},
-		{name: "a pod dies while it drains", desired: 1, replicas: 2, pods: "a:r b:rdt c:p", want: "drain c"},
+		{name: "evicted: its ReplicaSet creates another", desired: 1, replicas: 1, pods: "a:e b:n"},
+		{name: "scaled by others", desired: 2, replicas: 0, want: "scale new 2"},
+		{name: "a pod is deleted while it drains", desired: 1, replicas: 2, pods: "a:r b:rdt c:p", want: "drain c"},
 
 		{name: "model gone", replicas: -1, old: 2, oldPods: "x:r y:n", want: "drain y, drain x"},
 		{name: "model gone, nothing left", replicas: -1, old: 1, oldPods: "x:rdfl", want: "delete old"},
-		{name: "model gone, nothing made", replicas: -1, old: 3, want: "delete old"},
+		{name: "model gone, nothing created", replicas: -1, old: 3, want: "delete old"},
 
 		{name: "new template: a surge pod first", desired: 2, replicas: -1, old: 2, oldPods: "x:r y:r", want: "create new 1"},
 		{name: "new template: waits for it", desired: 2, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r"},
-		{name: "new template: an old one leaves when it is ready", desired: 2, replicas: 1, pods: "a:r", old: 2, oldPods: "x:r1 y:r0",
+		{name: "new template: an old one drains when it is ready", desired: 2, replicas: 1, pods: "a:r", old: 2, oldPods: "x:r1 y:r0",
 			want: "scale new 2, drain y"},
 		{name: "new template: next", desired: 2, replicas: 2, pods: "a:r b:n", old: 2, oldPods: "x:r yd:rd"},
 		{name: "new template: last", desired: 2, replicas: 2, pods: "a:r b:r", old: 1, oldPods: "x:r", want: "drain x"},
@@ -135,8 +135,8 @@ func TestPlan(t *testing.T) {
 		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
 			want: "drain x, scale new 2"},
 		{name: "no room, and nothing old to make it", desired: 2, replicas: 2, pods: "a:r b:u"},
-		{name: "two templates that are past", desired: 1, replicas: 1, pods: "a:r", old: 1, oldPods: "x:rdfl", want: "delete old"},
-		{name: "old pods that were never made", desired: 1, replicas: -1, old: 2, oldPods: "x:r", want: "create new 1, scale old 1"},
+		{name: "two old templates", desired: 1, replicas: 1, pods: "a:r", old: 1, oldPods: "x:rdfl", want: "delete old"},
+		{name: "old pods that were never created", desired: 1, replicas: -1, old: 2, oldPods: "x:r", want: "create new 1, scale old 1"},
 	} {
 		var all []deployment
 		if tt.old > 0 {
@@ -345,7 +345,7 @@ func (w *simulation) deletePod(d *deployment) {
 		return cost(*a) - cost(*b)
 	})
 	if !active[0].marked {
-		w.fail(active[0].name + " is given up and was not drained")
+		w.fail(active[0].name + " was deleted and had not been drained")
 	}
 	active[0].terminating = true
 	w.log = append(w.log, active[0].name+" ends")

@@ -79,8 +79,8 @@ func TestReplicas(t *testing.T) {
 	}{
 		{"new", newPod(), engines.Replica{State: engines.Pending, Since: at(10).Time}},
 		{"fits nowhere", newPod(unscheduled), engines.Replica{State: engines.Pending, Reason: "0/3 nodes: Insufficient nvidia.com/gpu", Since: at(10).Time}},
-		{"has a host", newPod(onNode), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
-		{"has a host, and no address yet", newPod(onNode, waitingEngine("ContainerCreating", "")), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"has a node", newPod(onNode), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
+		{"has a node, and no address yet", newPod(onNode, waitingEngine("ContainerCreating", "")), engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time}},
 		{"volume", newPod(onNode, waitingEngine("CreateContainerConfigError", `secret "hub" not found`)),
 			engines.Replica{State: engines.Pending, Node: "n1", Since: at(10).Time, Reason: `CreateContainerConfigError: secret "hub" not found`}},
 		{"image", newPod(withIP, waitingEngine("ImagePullBackOff", "no such image")),
@@ -106,9 +106,9 @@ func TestReplicas(t *testing.T) {
 		{"evicted", newPod(withIP, func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "disk pressure"
 		}), engines.Replica{State: engines.Failed, Node: "n1", Address: address, Since: at(10).Time, Reason: "Evicted: disk pressure"}},
-		{"given up", newPod(ready, drainingPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: time.Unix(50, 5e8).UTC()}},
-		{"told to end", newPod(ready, drainingPod, deletedPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: at(60).Time}},
-		{"told to end before it began", newPod(deletedPod), engines.Replica{State: engines.Draining, Since: at(60).Time}},
+		{"draining", newPod(ready, drainingPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: time.Unix(50, 5e8).UTC()}},
+		{"deleted", newPod(ready, drainingPod, deletedPod), engines.Replica{State: engines.Draining, Node: "n1", Address: address, Since: at(60).Time}},
+		{"deleted before it was scheduled", newPod(deletedPod), engines.Replica{State: engines.Draining, Since: at(60).Time}},
 		{"ready with an address that is none", newPod(ready, func(p *corev1.Pod) { p.Annotations[annotationPort] = "x" }),
 			engines.Replica{State: engines.Starting, Node: "n1", Since: at(30).Time, Reason: "ready, but its address cannot be read"}},
 	} {
@@ -127,14 +127,14 @@ func TestReadPod(t *testing.T) {
 		want pod
 	}{
 		{"new", newPod(), pod{rank: unscheduled}},
-		{"has a host", newPod(onNode), pod{rank: notRunning}},
+		{"has a node", newPod(onNode), pod{rank: notRunning}},
 		{"runs", newPod(started), pod{rank: notReady}},
 		{"serves", newPod(ready), pod{rank: serving}},
-		{"given up", newPod(ready, drainingPod), pod{rank: serving, draining: "1970-01-01T00:00:50.5Z"}},
+		{"draining", newPod(ready, drainingPod), pod{rank: serving, draining: "1970-01-01T00:00:50.5Z"}},
 		{"leaves", newPod(ready, drainingPod, func(p *corev1.Pod) { p.Annotations[annotationCost] = "-1000" }),
 			pod{rank: serving, draining: "1970-01-01T00:00:50.5Z", marked: true}},
 		{"another's cost", newPod(ready, func(p *corev1.Pod) { p.Annotations[annotationCost] = "5" }), pod{rank: serving}},
-		{"told to end", newPod(ready, deletedPod), pod{rank: serving, terminating: true}},
+		{"deleted", newPod(ready, deletedPod), pod{rank: serving, terminating: true}},
 		{"ended", newPod(onNode, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), pod{rank: notRunning, finished: true}},
 		{"waits for its readiness gate", newPod(started, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}}

@@ -51,7 +51,7 @@ func (s *watchStore[T]) list(now time.Time) []T {
 	defer s.mu.Unlock()
 	all := make([]T, 0, len(s.items))
 	for name, item := range s.items {
-		if w, ours := s.ownWrites[name]; ours && w.replaced == item.GetResourceVersion() {
+		if w, ok := s.ownWrites[name]; ok && w.replaced == item.GetResourceVersion() {
 			item = w.object
 		}
 		all = append(all, item)

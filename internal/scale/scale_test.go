@@ -148,11 +148,11 @@ func TestReplicasFromBeforeARestartStay(t *testing.T) {
 func TestDemandUpdatesItsModelOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		looks := map[string]int{}
+		updates := map[string]int{}
 		s := New(Config{Apply: func() {}, Load: func(name string) Load {
 			mu.Lock()
 			defer mu.Unlock()
-			looks[name]++
+			updates[name]++
 			return Load{Queued: 1}
 		}})
 		s.Set(map[string]Model{"a": {Max: 9}, "b": {Max: 9}})
@@ -161,24 +161,24 @@ func TestDemandUpdatesItsModelOnly(t *testing.T) {
 		go s.Run(ctx)
 		synctest.Wait()
 		mu.Lock()
-		a, b := looks["a"], looks["b"]
+		a, b := updates["a"], updates["b"]
 		mu.Unlock()
 		for range 5 {
 			s.ReportDemand("a")
 			synctest.Wait()
 		}
 		mu.Lock()
-		if looks["a"] != a+5 || looks["b"] != b {
-			t.Errorf("%d looks at a, %d at b; want 5 and none", looks["a"]-a, looks["b"]-b)
+		if updates["a"] != a+5 || updates["b"] != b {
+			t.Errorf("%d updates of a, %d of b; want 5 and none", updates["a"]-a, updates["b"]-b)
 		}
-		a, b = looks["a"], looks["b"]
+		a, b = updates["a"], updates["b"]
 		mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
-		if looks["a"] == a || looks["b"] == b {
-			t.Error("nobody looks now and then")
+		if updates["a"] == a || updates["b"] == b {
+			t.Error("no update without demand")
 		}
 	})
 }

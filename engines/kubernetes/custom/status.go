@@ -49,11 +49,11 @@ func optionalText(s string) any {
 
 // conditions returns the existing conditions with those of this package replaced.
 func (s Status) conditions(before []any, now time.Time) []any {
-	verdict := condition{kind: conditionAccepted, holds: s.Accepted, reason: "Valid"}
+	acceptance := condition{kind: conditionAccepted, holds: s.Accepted, reason: "Valid"}
 	if !s.Accepted {
-		verdict.reason, verdict.message = "Invalid", s.Message
+		acceptance.reason, acceptance.message = "Invalid", s.Message
 	}
-	ours := []condition{verdict}
+	own := []condition{acceptance}
 	if s.Kind == Model {
 		c := condition{kind: conditionReady, holds: s.Phase == conditionReady, reason: s.Phase}
 		if c.reason == "" {
@@ -62,10 +62,10 @@ func (s Status) conditions(before []any, now time.Time) []any {
 		if s.Accepted {
 			c.message = s.Message
 		}
-		ours = append(ours, c)
+		own = append(own, c)
 	}
 	after := append([]any{}, before...)
-	for _, c := range ours {
+	for _, c := range own {
 		after = c.setIn(after, s.Generation, now)
 	}
 	return after
