@@ -18,9 +18,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(kubetest.Main(m)) }
 
-// patience is how long a test waits for something that normally happens soon. It is long because
+// waitLimit is how long a test waits for something that normally happens soon. It is long because
 // the machine may be busy.
-const patience = time.Minute
+const waitLimit = time.Minute
 
 const base = "../../../examples/kubernetes/base"
 
@@ -32,9 +32,15 @@ func installed(t *testing.T) *kubetest.Cluster {
 	return c
 }
 
+// installMu serialises install: of two concurrent "kubectl apply" that create the definitions, one
+// fails with AlreadyExists.
+var installMu sync.Mutex
+
 // install applies the definitions and waits until the API serves them.
 func install(t *testing.T, c *kubetest.Cluster) {
 	t.Helper()
+	installMu.Lock()
+	defer installMu.Unlock()
 	c.Kubectl(t, "apply", "-f", base+"/crds.yaml")
 	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/engines.sluice.dev", "crd/inferencemodels.sluice.dev")
 }
@@ -119,7 +125,7 @@ func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 // until waits until is returns true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(waitLimit); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it did not happen in time: %s", what)
 		}

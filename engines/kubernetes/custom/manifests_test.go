@@ -9,7 +9,7 @@ import (
 )
 
 // The API accepts the manifests in examples/kubernetes.
-func TestManifestsAreTaken(t *testing.T) {
+func TestManifestsAreAccepted(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
 	ns := c.Namespace(t)
@@ -17,7 +17,7 @@ func TestManifestsAreTaken(t *testing.T) {
 	for _, what := range []string{"inferencemodels.sluice.dev", "serviceaccount/sluice", "role.rbac.authorization.k8s.io/sluice", "configmap/sluice",
 		"rolebinding.rbac.authorization.k8s.io/sluice", "service/sluice", "deployment.apps/sluice", "networkpolicy.networking.k8s.io/sluice"} {
 		if !strings.Contains(out, what) {
-			t.Errorf("nothing was made of %s: %s", what, out)
+			t.Errorf("the API did not accept %s: %s", what, out)
 		}
 	}
 	files, err := filepath.Glob("../../../examples/kubernetes/models/*.yaml")

@@ -12,7 +12,7 @@ import (
 
 // OnChange gets all objects in order, and again when a spec changes or an object is deleted, and
 // not after other changes.
-func TestObjectsAreTold(t *testing.T) {
+func TestObjectsAreDelivered(t *testing.T) {
 	t.Parallel()
 	c := installed(t)
 	ns := c.Namespace(t)

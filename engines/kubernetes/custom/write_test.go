@@ -121,7 +121,7 @@ func TestWritesAreSpaced(t *testing.T) {
 }
 
 // A rejected object does not keep others from being written, and is retried.
-func TestOneRefusedObjectHidesNone(t *testing.T) {
+func TestRejectedObjectHidesNone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := New(Config{IsLeader: always})
