@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// Found tells which replicas of each model an earlier run has left, by their numbers in ascending order.
+// Found returns the numbers of the replicas that an earlier run has left, by model and in ascending
+// order.
 func (l *Launcher) Found() map[string][]int {
 	found := map[string][]int{}
 	for _, record := range l.config.Dir.Records() {
@@ -34,9 +35,10 @@ func (l *Launcher) Found() map[string][]int {
 	return found
 }
 
-// Adopt takes over the live replicas of an earlier run and reports them, after one probe of each, so that the fleet's first
-// snapshot has them as they are. Replicas that models does not want are reported as draining and leave once Run is called.
-// It implies Set, and is called before Run.
+// Adopt takes over the live replicas of an earlier run and reports them. It probes each replica
+// once, so that the fleet's first snapshot shows their states. A replica that models does not
+// contain is reported as draining and stops after Run is called. Adopt implies Set, and is called
+// before Run.
 func (l *Launcher) Adopt(models []Model) {
 	l.Set(models)
 	byName := map[string]Model{}
@@ -55,7 +57,7 @@ func (l *Launcher) Adopt(models []Model) {
 		}
 		r, err := l.adopt(record)
 		if err != nil {
-			l.config.Log.Error("a recorded replica cannot be adopted", zap.String("process", record.Name), zap.Error(err))
+			l.config.Log.Error("adoption of a replica failed", zap.String("process", record.Name), zap.Error(err))
 			continue
 		}
 		if m, ok := byName[r.replica.Model]; ok {
@@ -67,22 +69,22 @@ func (l *Launcher) Adopt(models []Model) {
 	}
 	probing.Wait()
 	for _, r := range adopted {
-		l.table.add(r, r.process.Record().Meta[metaFingerprint]).placed = true
+		l.table.add(r, r.process.Record().Meta[metaFingerprint]).allocated = true
 		if r.readySince.IsZero() {
-			l.turns.take(r.id, r.replica.Devices())
+			l.startLocks.tryLock(r.id, r.replica.Devices())
 		}
 	}
-	l.limits.sweep(cgroups)
+	l.limits.removeStale(cgroups)
 	wanted := l.desired()
 	l.table.reconcile(wanted, nil)
 	l.table.publish(wanted)
 }
 
-// adopt makes a runner of a record. A process that is a replica by its record, but whose record says too little, is ended.
+// adopt makes a runner from a record. It stops a process whose record lacks what a replica needs.
 func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	p, ok := l.config.Dir.Adopt(record.Name)
 	if !ok {
-		return nil, errors.New("it has just ended")
+		return nil, errors.New("its process has just ended")
 	}
 	meta := record.Meta
 	model := meta[metaModel]
@@ -94,7 +96,7 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Stop(context.Background(), l.config.StopGrace))
 	}
-	drain, _ := time.ParseDuration(meta[metaDrain]) // an older record says nothing
+	drain, _ := time.ParseDuration(meta[metaDrain]) // an older record has no drain timeout
 	r := l.newRunner(Model{Model: engines.Model{Name: model}, DrainTimeout: drain}, index)
 	r.process, r.served, r.cgroup = p, meta[metaReady] == "true", record.Cgroup
 	restarts, _ := strconv.Atoi(meta[metaRestarts])
@@ -105,11 +107,12 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	return r, nil
 }
 
-// probeAdopted finds out whether the engine is ready. One that was ready before and does not answer in time is taken for busy.
+// probeAdopted probes whether the engine is ready. An engine that was ready before and does not
+// answer in time counts as busy.
 func (r *runner) probeAdopted() {
 	m := r.model.Load()
-	got, text := r.launcher.prober.ask(context.Background(), r.replica.Address, m.Version.Ready.Path)
-	if got == well || got == busy && r.served {
+	got, text := r.launcher.prober.probe(context.Background(), r.replica.Address, m.Version.Ready.Path)
+	if got == healthy || got == busy && r.served {
 		r.replica.State, r.readySince, r.served = engines.Ready, time.Now(), true
 		return
 	}

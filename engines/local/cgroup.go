@@ -21,61 +21,70 @@ import (
 )
 
 const (
-	// leaf is the cgroup for Sluice itself, and for what it runs without limits: a cgroup that gives controllers to its children may have no
-	// processes of its own (cgroups(7), "no internal processes").
+	// leaf is the cgroup for Sluice itself and for what it runs without limits. A cgroup that gives
+	// controllers to its children may have no processes of its own (cgroups(7), "no internal
+	// processes").
 	leaf = "sluice"
-	// cpuPeriod is what cpu.max is counted over, in microseconds; leastQuota is the least that the kernel takes.
+	// cpuPeriod is the period of cpu.max in microseconds. leastQuota is the least quota that the
+	// kernel accepts.
 	cpuPeriod  = 100_000
 	leastQuota = 1_000
-	// moveRounds is how often we look for processes that were forked while we moved the others.
+	// moveRounds is how often moveOut looks for processes that were forked while it moved the
+	// others.
 	moveRounds = 10
-	// removeRounds times removePause is how long a cgroup may take to become empty when its processes have ended.
+	// removeRounds times removePause is how long a cgroup may take to become empty after its
+	// processes have ended.
 	removeRounds = 50
 	removePause  = 10 * time.Millisecond
-	// longestCgroup leaves room for a suffix below the 255 bytes of a file name.
+	// longestCgroup leaves room for a suffix within the 255 bytes of a file name.
 	longestCgroup = 200
 )
 
-// cgroups gives each replica that is to have limits a cgroup of its own (version 2), below the one that we were given. Nothing is
-// touched before the first such replica starts. Where it is not permitted, replicas run without limits.
+// cgroups gives each replica with limits a cgroup of its own (version 2), below the cgroup of
+// Sluice. It changes nothing before the first such replica starts. If it lacks the permission,
+// replicas run without limits.
 type cgroups struct {
 	dir *process.Dir
 	log *zap.Logger
 	// proc is /proc/self.
 	proc string
-	// write and rmdir are what the kernel understands: a value for a file, and the end of an empty cgroup.
+	// write and rmdir are the operations that the kernel offers: writing a value to a file, and
+	// removing an empty cgroup.
 	write func(path, value string) error
 	rmdir func(path string) error
-	// owns tells which processes are Sluice's.
+	// owns reports whether a process belongs to Sluice.
 	owns func(pid int) bool
 
 	mu sync.Mutex
-	// prepared: base was looked for; guarded by mu
+	// prepared: prepareLocked was called; guarded by mu
 	prepared bool
-	// base is the cgroup that ours are made in; empty where there can be none; guarded by mu
+	// base is the cgroup in which the replicas' cgroups are created; empty if none can be created;
+	// guarded by mu
 	base string
-	// controllers that are switched on for ours; guarded by mu
+	// controllers are those that are on in the replicas' cgroups; guarded by mu
 	controllers []string
-	// fault says why limits do not hold; empty when they do; guarded by mu
+	// fault says why limits do not hold; empty if they do; guarded by mu
 	fault string
 }
 
 func newCgroups(dir *process.Dir, log *zap.Logger) *cgroups {
 	c := &cgroups{dir: dir, log: log, proc: "/proc/self", rmdir: os.Remove}
 	c.owns = func(pid int) bool { return dir.Owns(pid) }
-	c.write = func(path, value string) error { return os.WriteFile(path, []byte(value), 0o644) } //nolint:gosec // a file of the kernel's
+	c.write = func(path, value string) error { return os.WriteFile(path, []byte(value), 0o644) } //nolint:gosec // a file of the kernel
 	return c
 }
 
-// Limits says in words why replicas are not held to their CPU and memory. It is empty when they are, and until one with limits has started.
+// Limits says why replicas run without limits of CPU and memory. It returns "" if the limits hold,
+// and until a replica with limits has started.
 func (l *Launcher) Limits() string {
 	l.limits.mu.Lock()
 	defer l.limits.mu.Unlock()
 	return l.limits.fault
 }
 
-// open makes the cgroup of a replica that is about to start, and returns its directory. It is empty for a replica that gets none.
-func (c *cgroups) open(id string, r engines.Resources) string {
+// create creates the cgroup of a replica that is about to start and returns its directory. It
+// returns "" for a replica that gets none.
+func (c *cgroups) create(id string, r engines.Resources) string {
 	if r.CPU <= 0 && r.Memory <= 0 {
 		return ""
 	}
@@ -104,23 +113,24 @@ func (c *cgroups) open(id string, r engines.Resources) string {
 	return path
 }
 
-// failed takes in that a replica could not be born in its cgroup.
-func (c *cgroups) failed(err error) {
+// recordFailure records that a process could not be started in its cgroup.
+func (c *cgroups) recordFailure(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failLocked(err)
 }
 
-// failLocked says so in the log, once as long as the reason is the same.
+// failLocked records why limits do not hold. It logs each reason once. mu is held.
 func (c *cgroups) failLocked(err error) {
 	if err.Error() == c.fault {
 		return
 	}
 	c.fault = err.Error()
-	c.log.Warn("replicas run without limits of CPU and memory", zap.String("reason", c.fault))
+	c.log.Warn("limits of CPU and memory not applied", zap.String("reason", c.fault))
 }
 
-// prepareLocked finds the cgroup that was given to us and has it give its controllers to what we make there.
+// prepareLocked finds the cgroup of Sluice and turns its controllers on for the cgroups below it.
+// mu is held.
 func (c *cgroups) prepareLocked() error {
 	base, err := c.locate()
 	if err != nil {
@@ -150,8 +160,8 @@ func (c *cgroups) prepareLocked() error {
 	return c.write(filepath.Join(base, "cgroup.subtree_control"), strings.Join(missing, " "))
 }
 
-// locate finds the cgroup that we may divide: our own, or the one above it if we live in the leaf that an earlier run, or systemd
-// (DelegateSubgroup=sluice), has made for us.
+// locate finds the cgroup that may be divided. This is the cgroup of Sluice, or its parent if
+// Sluice runs in the leaf that an earlier run, or systemd (DelegateSubgroup=sluice), has created.
 func (c *cgroups) locate() (string, error) {
 	text, err := os.ReadFile(filepath.Join(c.proc, "cgroup"))
 	if err != nil {
@@ -167,7 +177,7 @@ func (c *cgroups) locate() (string, error) {
 	}
 	path, ok := mounted(string(mounts), own)
 	if !ok {
-		return "", fmt.Errorf("our cgroup %s (version 2) is not mounted here", own)
+		return "", fmt.Errorf("the cgroup %s (version 2) of this process is not mounted here", own)
 	}
 	above := filepath.Dir(path)
 	if filepath.Base(path) == leaf && len(words(filepath.Join(above, "cgroup.procs"))) == 0 &&
@@ -177,7 +187,7 @@ func (c *cgroups) locate() (string, error) {
 	return path, nil
 }
 
-// unified finds our cgroup of version 2 in /proc/self/cgroup.
+// unified returns the cgroup of version 2 in the text of /proc/self/cgroup.
 func unified(text string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if own, ok := strings.CutPrefix(line, "0::"); ok {
@@ -187,8 +197,9 @@ func unified(text string) (string, bool) {
 	return "", false
 }
 
-// mounted finds the directory of a cgroup of version 2 by /proc/self/mountinfo (proc_pid_mountinfo(5)). A mount may show a part of the
-// hierarchy only, and a cgroup outside of our namespace begins with "/..".
+// mounted returns the directory of a cgroup of version 2 by the text of /proc/self/mountinfo
+// (proc_pid_mountinfo(5)). A mount may show only a part of the hierarchy. A cgroup outside of the
+// namespace begins with "/..".
 func mounted(mountinfo, cgroup string) (string, bool) {
 	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for line := range strings.Lines(mountinfo) {
@@ -205,8 +216,9 @@ func mounted(mountinfo, cgroup string) (string, bool) {
 	return "", false
 }
 
-// moveOut moves ourselves and what we have started out of the cgroup and into the leaf. If anybody else is there, it moves nobody. The
-// root of all cgroups, which has no type, may have processes.
+// moveOut moves Sluice and the processes that it has started from the cgroup into the leaf. If
+// another process is in the cgroup, it moves none. The root cgroup, which has no type, may have
+// processes.
 func (c *cgroups) moveOut(base string) error {
 	if _, err := os.Stat(filepath.Join(base, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -218,7 +230,7 @@ func (c *cgroups) moveOut(base string) error {
 		}
 		for _, pid := range pids {
 			if number, _ := strconv.Atoi(pid); !c.owns(number) && exists(pid) {
-				return fmt.Errorf("process %s, which is not Sluice's, is in the same cgroup, %s", pid, base)
+				return fmt.Errorf("process %s in the cgroup %s does not belong to Sluice: run Sluice in a cgroup of its own", pid, base)
 			}
 		}
 		if err := os.Mkdir(filepath.Join(base, leaf), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -230,15 +242,16 @@ func (c *cgroups) moveOut(base string) error {
 			}
 		}
 	}
-	return fmt.Errorf("there are always new processes in our cgroup, %s", base)
+	return fmt.Errorf("new processes keep appearing in the cgroup %s of this process", base)
 }
 
+// exists reports whether there is such a process. "0" stands for a process of another container.
 func exists(pid string) bool {
 	_, err := os.Stat(filepath.Join("/proc", pid))
-	return err == nil || pid == "0" // one of another container, of which we see nothing else
+	return err == nil || pid == "0"
 }
 
-// makeLocked makes a cgroup that has counted nothing yet.
+// makeLocked creates a cgroup whose counters are zero. mu is held.
 func (c *cgroups) makeLocked(id string) (string, error) {
 	path := filepath.Join(c.base, c.prefix()+cgroupName(id))
 	err := os.Mkdir(path, 0o755)
@@ -251,10 +264,11 @@ func (c *cgroups) makeLocked(id string) (string, error) {
 	return path, err
 }
 
-// prefix tells the cgroups of this state directory from those of another Sluice in the same place.
+// prefix distinguishes the cgroups of this state directory from those of another Sluice in the same
+// place.
 func (c *cgroups) prefix() string { return "sluice-" + c.dir.ID() + "-" }
 
-// cgroupName makes a file name out of a replica's id, different ones for different ids.
+// cgroupName returns a file name for a replica's id. Different ids have different names.
 func cgroupName(id string) string {
 	name := url.PathEscape(id)
 	if len(name) > longestCgroup {
@@ -264,7 +278,8 @@ func cgroupName(id string) string {
 	return name
 }
 
-// limitLocked writes the limits of a cgroup. When memory is short, all of its processes end: half an engine is of no use.
+// limitLocked writes the limits of a cgroup. If memory runs out, the kernel kills all processes in
+// it: a part of an engine is of no use. mu is held.
 func (c *cgroups) limitLocked(path string, r engines.Resources) error {
 	var lacks []string
 	if r.CPU > 0 && !slices.Contains(c.controllers, "cpu") {
@@ -285,13 +300,14 @@ func (c *cgroups) limitLocked(path string, r engines.Resources) error {
 			return err
 		}
 	}
-	if len(lacks) > 0 { // what is there holds all the same
+	if len(lacks) > 0 { // the other limits hold
 		c.failLocked(fmt.Errorf("the controller %s is not there in the cgroup %s", lacks[0], c.base))
 	}
 	return nil
 }
 
-// remove removes the cgroup of a replica that has ended. One that does not become empty is left to a later run.
+// remove removes the cgroup of a replica that has ended. A later run removes one that does not
+// become empty.
 func (c *cgroups) remove(path string) {
 	for range removeRounds {
 		if err := c.rmdir(path); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -301,11 +317,11 @@ func (c *cgroups) remove(path string) {
 	}
 }
 
-// sweep removes the cgroups that earlier runs left behind, but for those in use.
-func (c *cgroups) sweep(used map[string]bool) {
+// removeStale removes the cgroups that earlier runs have left, except those in use.
+func (c *cgroups) removeStale(used map[string]bool) {
 	base, err := c.locate()
 	if err != nil {
-		return // then there are none
+		return // then there are no cgroups either
 	}
 	entries, _ := os.ReadDir(base)
 	for _, e := range entries {
@@ -315,18 +331,19 @@ func (c *cgroups) sweep(used map[string]bool) {
 	}
 }
 
-// outOfMemory tells whether the kernel has killed anything in the cgroup because of its limit of memory.
+// outOfMemory reports whether the kernel has killed a process in the cgroup because of its memory
+// limit.
 func outOfMemory(path string) bool {
 	events := words(filepath.Join(path, "memory.events"))
 	i := slices.Index(events, "oom_kill")
 	return i >= 0 && i+1 < len(events) && events[i+1] != "0"
 }
 
-// words reads a file of the kernel's; what cannot be read has none.
+// words reads the words of a file. A file that cannot be read has none.
 func words(path string) []string {
 	data, _ := os.ReadFile(path)
 	return strings.Fields(string(data))
 }
 
-// gibibytes writes a size for people.
+// gibibytes formats a size in bytes.
 func gibibytes(n int64) string { return fmt.Sprintf("%.4g GiB", float64(n)/(1<<30)) }

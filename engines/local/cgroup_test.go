@@ -25,7 +25,8 @@ type kernel struct {
 	logs *observer.ObservedLogs
 }
 
-// newKernel has one cgroup, "/ours", with these processes and these controllers. We are in the cgroup own.
+// newKernel has one cgroup, "/ours", with these processes and these controllers. We are in the
+// cgroup own.
 func newKernel(t *testing.T, own, controllers string, pids ...int) *kernel {
 	t.Helper()
 	core, logs := observer.New(zap.WarnLevel)
@@ -69,7 +70,8 @@ func (k *kernel) set(path, text string) {
 
 func (k *kernel) get(name string) string { return strings.Join(words(k.path(name)), " ") }
 
-// obey is a write as the kernel takes it: a process is in one cgroup at a time, and a cgroup with processes gives no controllers away.
+// obey is a write as the kernel takes it: a process is in one cgroup at a time, and a cgroup with
+// processes gives no controllers away.
 func (k *kernel) obey(path, value string) error {
 	switch filepath.Base(path) {
 	case "cgroup.procs":
@@ -105,10 +107,10 @@ func (k *kernel) end(path string) error {
 func TestCgroupOfAReplica(t *testing.T) {
 	t.Parallel()
 	k := newKernel(t, "/ours", "cpuset cpu io memory pids", os.Getpid(), os.Getppid())
-	if got := k.open("free-0", engines.Resources{GPU: 1}); got != "" || k.get("/ours/sluice/cgroup.procs") != "" {
+	if got := k.create("free-0", engines.Resources{GPU: 1}); got != "" || k.get("/ours/sluice/cgroup.procs") != "" {
 		t.Errorf("a replica without limits got %q", got)
 	}
-	path := k.open("a/b-0", engines.Resources{CPU: 1.5, Memory: 4 << 30})
+	path := k.create("a/b-0", engines.Resources{CPU: 1.5, Memory: 4 << 30})
 	if want := k.path("/ours/sluice-" + k.dir.ID() + "-a%2Fb-0"); path != want || k.fault != "" {
 		t.Fatalf("it is %q, want %q; %s", path, want, k.fault)
 	}
@@ -124,7 +126,7 @@ func TestCgroupOfAReplica(t *testing.T) {
 	if k.get("/ours/cgroup.procs") != "" || k.get("/ours/sluice/cgroup.procs") != moved || k.get("/ours/cgroup.subtree_control") != "cpu memory" {
 		t.Errorf("processes %q and %q, controllers %q", k.get("/ours/cgroup.procs"), k.get("/ours/sluice/cgroup.procs"), k.get("/ours/cgroup.subtree_control"))
 	}
-	tiny := k.open("tiny-0", engines.Resources{CPU: 0.001})
+	tiny := k.create("tiny-0", engines.Resources{CPU: 0.001})
 	if got := words(filepath.Join(tiny, "cpu.max")); !slices.Equal(got, []string{"1000", "100000"}) {
 		t.Errorf("less than the kernel takes: %v", got)
 	}
@@ -137,16 +139,16 @@ func TestCgroupComesAndGoes(t *testing.T) {
 	t.Parallel()
 	k := newKernel(t, "/ours", "cpu memory")
 	r := engines.Resources{Memory: 1 << 30}
-	first := k.open("chat-0", r)
+	first := k.create("chat-0", r)
 	k.set(filepath.Join(first, "memory.events"), "low 0\noom 1\noom_kill 2\n")
 	if !outOfMemory(first) {
 		t.Error("a kill was not seen")
 	}
-	if again := k.open("chat-0", r); again != first || outOfMemory(again) {
+	if again := k.create("chat-0", r); again != first || outOfMemory(again) {
 		t.Errorf("%q counts what %q has seen", again, first)
 	}
 	k.set(filepath.Join(first, "cgroup.procs"), "7")
-	second := k.open("chat-0", r) // while something still ends in the first
+	second := k.create("chat-0", r) // while something still ends in the first
 	if second == first || !strings.HasPrefix(second, first) {
 		t.Errorf("the second is %q", second)
 	}
@@ -159,10 +161,10 @@ func TestCgroupComesAndGoes(t *testing.T) {
 	if err := os.Mkdir(k.path("/ours/sluice-other-chat-0"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	left, used := k.open("left-0", r), k.open("used-0", r)
+	left, used := k.create("left-0", r), k.create("used-0", r)
 	k.make("/ours/sluice", "cpu memory")
 	k.set(filepath.Join(k.proc, "cgroup"), "0::/ours/sluice\n")
-	k.sweep(map[string]bool{used: true})
+	k.removeStale(map[string]bool{used: true})
 	for path, want := range map[string]bool{left: false, used: true, first: true, k.path("/ours/sluice-other-chat-0"): true, k.path("/ours/sluice"): true} {
 		if _, err := os.Stat(path); (err == nil) != want {
 			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
@@ -183,19 +185,19 @@ func TestLimitsThatDoNotHold(t *testing.T) {
 		want    string
 	}{
 		"version 1 only": {prepare: func(k *kernel) { k.set(filepath.Join(k.proc, "cgroup"), "4:memory:/x\n") }, want: "the kernel has no cgroups of version 2"},
-		"not mounted":    {prepare: func(k *kernel) { k.set(filepath.Join(k.proc, "mountinfo"), "") }, want: "our cgroup /ours (version 2) is not mounted here"},
+		"not mounted":    {prepare: func(k *kernel) { k.set(filepath.Join(k.proc, "mountinfo"), "") }, want: "the cgroup /ours (version 2) of this process is not mounted here"},
 		"outside of what is mounted": {prepare: func(k *kernel) { k.set(filepath.Join(k.proc, "cgroup"), "0::/../x\n") },
-			want: "our cgroup /../x (version 2) is not mounted here"},
+			want: "the cgroup /../x (version 2) of this process is not mounted here"},
 		"no controllers": {prepare: func(k *kernel) { k.set(k.path("/ours/cgroup.controllers"), "hugetlb") },
 			want: "neither of the controllers cpu and memory is there in the cgroup "},
 		"one controller": {prepare: func(k *kernel) { k.set(k.path("/ours/cgroup.controllers"), "cpu") }, opened: true,
 			want: "the controller memory is not there in the cgroup "},
-		"others beside us":     {pids: []int{os.Getpid(), 1}, want: "process 1, which is not Sluice's, is in the same cgroup, "},
-		"one that nobody sees": {pids: []int{os.Getpid(), 0}, want: "process 0, which is not Sluice's, is in the same cgroup, "},
+		"others beside us":     {pids: []int{os.Getpid(), 1}, want: "process 1 in the cgroup "},
+		"one that nobody sees": {pids: []int{os.Getpid(), 0}, want: "process 0 in the cgroup "},
 		"a file that cannot be written": {prepare: func(k *kernel) { k.write = func(string, string) error { return syscall.EACCES } },
 			want: "permission denied"},
 		"always new ones": {pids: []int{os.Getpid()}, prepare: func(k *kernel) { k.write = func(string, string) error { return nil } },
-			want: "there are always new processes in our cgroup, "},
+			want: "new processes keep appearing in the cgroup "},
 	} {
 		k := newKernel(t, "/ours", "cpu memory", c.pids...)
 		before := k.get("/ours/cgroup.procs")
@@ -203,7 +205,7 @@ func TestLimitsThatDoNotHold(t *testing.T) {
 			c.prepare(k)
 		}
 		for range 2 {
-			if got := k.open("chat-0", both); (got != "") != c.opened {
+			if got := k.create("chat-0", both); (got != "") != c.opened {
 				t.Errorf("%s: opened %q", name, got)
 			}
 		}
@@ -234,10 +236,11 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// What is no cgroup cannot be born in: the replica runs all the same, and it is said why it has no limits.
+// What is no cgroup cannot be born in: the replica runs all the same, and it is said why it has no
+// limits.
 func TestReplicaRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	k := newKernel(t, "/ours", "cpu memory")
 	l := New(w.config())
 	k.dir, l.limits = w.dir, k.cgroups
@@ -252,10 +255,11 @@ func TestReplicaRunsWithoutLimits(t *testing.T) {
 	}
 }
 
-// The real kernel: here it may have no controllers for us, but it has cgroups, in which replicas are born and which go with them.
+// The real kernel: here it may have no controllers for us, but it has cgroups, in which replicas
+// are born and which go with them.
 func TestReplicaIsBornInItsCgroup(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	base, err := l.limits.locate()
 	if err != nil {
@@ -306,7 +310,7 @@ func mountCgroups(t *testing.T) string {
 
 func TestOutOfMemoryIsNamed(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	started, err := w.dir.Start(process.Spec{Name: "replica/chat-0", Command: []string{"sh", "-c", "echo last words; kill -9 $$"}})
 	if err != nil {
 		t.Fatal(err)

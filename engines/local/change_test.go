@@ -17,7 +17,7 @@ import (
 
 func TestScaleUpAndDown(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
@@ -43,7 +43,7 @@ func TestScaleUpAndDown(t *testing.T) {
 // A replica must be gone from the fleet before its process gets the first signal.
 func TestDrainingComesBeforeTheEnd(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	c.DrainSettle = 100 * time.Millisecond
 	l := New(c)
@@ -64,7 +64,7 @@ func TestDrainingComesBeforeTheEnd(t *testing.T) {
 
 func TestDrainIsBounded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setLoad("chat-0", 1)
 	c := w.config()
 	c.DrainTimeout = 50 * time.Millisecond
@@ -78,7 +78,7 @@ func TestDrainIsBounded(t *testing.T) {
 
 func TestChangedCommandReplacesOneAtATime(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 3)})
 	run(t, l)
@@ -110,7 +110,7 @@ func TestChangedCommandReplacesOneAtATime(t *testing.T) {
 
 func TestChangedCommandThatFailsStopsAtOne(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 3)})
 	run(t, l)
@@ -134,7 +134,7 @@ func TestChangedCommandThatFailsStopsAtOne(t *testing.T) {
 
 func TestOtherChangesReplaceNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 2)})
 	run(t, l)
@@ -155,7 +155,7 @@ func TestOtherChangesReplaceNothing(t *testing.T) {
 
 func TestAdoptionAfterACrash(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 3), w.model("gone", 1)})
 	stop := run(t, l)
@@ -200,7 +200,7 @@ func TestAdoptionAfterACrash(t *testing.T) {
 
 func TestAdoptionOfDifferentStates(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 3)
 	m.Version.Health.Every = time.Hour
@@ -227,7 +227,7 @@ func TestAdoptionOfDifferentStates(t *testing.T) {
 
 func TestAdoptionWhileStarting(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("loading")
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 1)})
@@ -249,7 +249,7 @@ func TestAdoptionWhileStarting(t *testing.T) {
 
 func TestAdoptionOfAnOldCommand(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 2)})
 	stop := run(t, l)
@@ -275,7 +275,7 @@ func TestAdoptionOfAnOldCommand(t *testing.T) {
 
 func TestStop(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setLoad("chat-0", 1)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 2)})
@@ -306,7 +306,7 @@ func TestStop(t *testing.T) {
 
 func TestStopIsBounded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setLoad("chat-0", 1)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 1)})
@@ -320,10 +320,11 @@ func TestStopIsBounded(t *testing.T) {
 	}
 }
 
-// A model that is in the file no longer when the gateway comes back has requests all the same, and they have as long as they had.
+// A model that is in the file no longer when the gateway comes back has requests all the same, and
+// they have as long as they had.
 func TestAdoptedReplicaOfNoModelHasItsTimeToDrain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 1)
 	m.DrainTimeout = time.Hour
@@ -336,12 +337,12 @@ func TestAdoptedReplicaOfNoModelHasItsTimeToDrain(t *testing.T) {
 	c.DrainTimeout = time.Nanosecond
 	l = New(c)
 	l.Adopt(nil)
-	leaving := l.table.slots["chat-0"].runner
+	leaving := l.table.entries["chat-0"].runner
 	if got := leaving.model.Load().DrainTimeout; got != time.Hour {
 		t.Fatalf("it has %v, want an hour", got)
 	}
 	run(t, l)
-	w.eventually("it is told to leave", func() bool { return leaving.notice.current().left.Err() != nil })
+	w.eventually("it is told to stop", func() bool { return leaving.stopSignal.current().requested.Err() != nil })
 	if !processRuns(pid) {
 		t.Error("it was ended with a request on it")
 	}

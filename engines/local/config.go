@@ -10,17 +10,19 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// BackOff is how long a replica that failed waits for its next start.
+// BackOff says how long a replica that failed waits for its next start.
 type BackOff struct {
-	// First is the pause after the first failure, doubled after each further one; 0 means 1 s.
+	// First is the pause after the first failure. It doubles after each further failure. 0 means 1
+	// s.
 	First time.Duration
-	// Most is the longest pause; 0 means 300 s.
+	// Most is the longest pause. 0 means 300 s.
 	Most time.Duration
-	// Reset is how long a replica must have been ready for its earlier failures to be forgotten; 0 means 60 s.
+	// Reset is how long a replica must have been ready for its earlier failures to be forgotten. 0
+	// means 60 s.
 	Reset time.Duration
 }
 
-// after is the pause after so many failures in a row.
+// after returns the pause after this number of failures in a row.
 func (b BackOff) after(failures int) time.Duration {
 	pause := min(b.First, b.Most)
 	for range failures - 1 {
@@ -31,39 +33,45 @@ func (b BackOff) after(failures int) time.Duration {
 	return pause
 }
 
-// Config says what the launcher works with. Dir and Fleet are needed.
+// Config configures a Launcher. Dir and Fleet are required.
 type Config struct {
-	// Dir holds the processes; it must be claimed.
-	Dir   *process.Dir
+	// Dir is the state directory that holds the processes. It must be claimed.
+	Dir *process.Dir
+	// Fleet gets the reports of the launcher.
 	Fleet *engines.Fleet
-	// Log may be nil: silent.
+	// Log may be nil.
 	Log *zap.Logger
-	// Name is this host's in the fleet; empty: what the inventory says, which is the host's own name.
+	// Name is the name of this node in the fleet. Empty means the name that the inventory gives,
+	// which is the host name.
 	Name string
-	// Address is where replicas listen, one of this host's; zero means 127.0.0.1.
+	// Address is the address of this machine on which replicas listen. Zero means 127.0.0.1.
 	Address netip.Addr
-	// InFlight tells how many requests a replica has. nil means that it is not known: then nothing is waited for when a replica
-	// drains, and an engine that does not answer its probes is taken for busy.
+	// InFlight returns the number of requests at a replica. If it is nil, a draining replica does
+	// not wait for its requests, and an engine that does not answer its probes counts as busy.
 	InFlight func(replicaID string) int
-	// Well hears of a replica whose health was asked for by Suspect that it is well. nil: nobody does. It must be quick.
-	Well func(replicaID string)
-	// Inventory tells what this host has for replicas whose models name resources; nil: its processors and memory, and no GPUs.
+	// OnHealthy is called when a replica that was suspected (Suspect) is found healthy. It must not
+	// block. It may be nil.
+	OnHealthy func(replicaID string)
+	// Inventory reads the resources of this machine. nil means its CPUs and memory, and no GPUs.
 	Inventory Inventory
-	// ReadEvery is the pause between two readings of the inventory; 0 means 1 min.
+	// ReadEvery is the interval between two readings of the inventory. 0 means 1 min.
 	ReadEvery time.Duration
 
+	// BackOff is the pause between a failure of a replica and its next start.
 	BackOff BackOff
-	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops; 0 means 30 s.
+	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops. 0
+	// means 30 s.
 	DrainTimeout time.Duration
-	// DrainSettle is how long a leaving replica waits at least, for those who route by an older snapshot; 0 means 1 s.
+	// DrainSettle is the minimum time for which a replica drains, because readers of an older
+	// snapshot may still send it requests. 0 means 1 s.
 	DrainSettle time.Duration
-	// StopGrace is the time between SIGTERM and SIGKILL; 0 means 10 s.
+	// StopGrace is the time between SIGTERM and SIGKILL. 0 means 10 s.
 	StopGrace time.Duration
-	// ProbeTimeout is how long a probe waits for its answer; 0 means 5 s.
+	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
 }
 
-// withDefaults fills in what zero stands for.
+// withDefaults replaces zero values by their defaults.
 func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
@@ -72,7 +80,7 @@ func (c Config) withDefaults() Config {
 		c.Address = loopback()
 	}
 	if c.Inventory == nil {
-		c.Inventory = processors{}
+		c.Inventory = cpuInventory{}
 	}
 	for _, d := range []struct {
 		value    *time.Duration
@@ -85,7 +93,7 @@ func (c Config) withDefaults() Config {
 		{&c.DrainSettle, time.Second},
 		{&c.StopGrace, 10 * time.Second},
 		{&c.ProbeTimeout, 5 * time.Second},
-		{&c.ReadEvery, readEvery},
+		{&c.ReadEvery, readInterval},
 	} {
 		if *d.value == 0 {
 			*d.value = d.standard

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// What an engine wants in the environment comes after our own, and what the model says wins over it.
+// What an engine wants in the environment comes after our own, and what the model says wins over
+// it.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	m := Model{

@@ -9,11 +9,12 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// visible is the variable that tells CUDA which devices there are. Ours are named by UUID, so that no order of theirs matters.
+// visible is the variable that tells CUDA which devices there are. The launcher names them by UUID,
+// so that their order does not matter.
 const visible = "CUDA_VISIBLE_DEVICES"
 
-// devices is what the replica's environment says of its GPUs. A model with resources sees what it was given and nothing else; one
-// without sees what we see.
+// devices returns the replica's environment about GPUs. A replica of a model with resources sees
+// only its own GPUs. Without resources, it sees the GPUs that the launcher sees.
 func (r *runner) devices(m *Model) []string {
 	if r.replica.GPUs == "" && (m.Resources == nil || r.launcher.hasNoGPUs()) {
 		return nil
@@ -21,70 +22,75 @@ func (r *runner) devices(m *Model) []string {
 	return []string{visible + "=" + r.replica.GPUs}
 }
 
-// turns lets the replicas that share a GPU start one after another: an engine looks how much memory is free and takes it, and two that look
-// at once take the same.
-type turns struct {
+// startLocks lets only one of the replicas that share a GPU start at a time. An engine allocates
+// memory by what is free when it starts, so two that start together would both count on the same
+// memory.
+type startLocks struct {
 	mu sync.Mutex
-	// starting is the replica that starts, by device; guarded by mu
+	// starting is the id of the replica that starts, by device; guarded by mu
 	starting map[string]string
-	// changed is closed when a device becomes free, and replaced; guarded by mu
+	// changed is closed when a device is unlocked, and replaced; guarded by mu
 	changed chan struct{}
 }
 
-func newTurns() *turns { return &turns{starting: map[string]string{}, changed: make(chan struct{})} }
+func newStartLocks() *startLocks {
+	return &startLocks{starting: map[string]string{}, changed: make(chan struct{})}
+}
 
-// take gives the replica its turn on all the devices, or tells which replica has one of them and when to ask again.
-func (t *turns) take(id string, devices []string) (holder string, again <-chan struct{}) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// tryLock locks all the devices for the replica. If another replica has locked one of them, tryLock
+// returns its id and a channel that is closed when trying again makes sense.
+func (l *startLocks) tryLock(id string, devices []string) (holder string, unlocked <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, d := range devices {
-		if other, ok := t.starting[d]; ok && other != id {
-			return other, t.changed
+		if other, ok := l.starting[d]; ok && other != id {
+			return other, l.changed
 		}
 	}
 	for _, d := range devices {
-		t.starting[d] = id
+		l.starting[d] = id
 	}
 	return "", nil
 }
 
-// done ends the turn of a replica, if it has one.
-func (t *turns) done(id string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	before := len(t.starting)
-	maps.DeleteFunc(t.starting, func(_, holder string) bool { return holder == id })
-	if len(t.starting) < before {
-		close(t.changed)
-		t.changed = make(chan struct{})
+// unlock unlocks the devices of a replica, if it has locked any.
+func (l *startLocks) unlock(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := len(l.starting)
+	maps.DeleteFunc(l.starting, func(_, holder string) bool { return holder == id })
+	if len(l.starting) < before {
+		close(l.changed)
+		l.changed = make(chan struct{})
 	}
 }
 
-// awaitTurn waits until nobody else starts on the replica's GPUs, or until staying ends.
-func (r *runner) awaitTurn(staying context.Context) {
+// awaitStartLock waits until no other replica starts on the replica's GPUs, or until ctx ends.
+func (r *runner) awaitStartLock(ctx context.Context) {
 	for {
-		holder, again := r.launcher.turns.take(r.id, r.replica.Devices())
+		holder, unlocked := r.launcher.startLocks.tryLock(r.id, r.replica.Devices())
 		if holder == "" {
 			return
 		}
-		r.report(staying, engines.Pending, "waits for "+holder+", which starts on the same GPU")
+		r.report(ctx, engines.Pending, "waits for "+holder+", which starts on the same GPU")
 		select {
-		case <-again:
-		case <-staying.Done():
+		case <-unlocked:
+		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// resources is what the replica takes, for its record.
+// resources returns the replica's resources for its record.
 func (r *runner) resources() string {
 	data, _ := json.Marshal(r.replica.Resources) // numbers that came from text: they always marshal
 	return string(data)
 }
 
-// resourcesOf reads what a record says. An older one says nothing.
+// resourcesOf parses the resources in a record. It returns none for an older record, which has
+// none.
 func resourcesOf(text string) engines.Resources {
 	var r engines.Resources
-	_ = json.Unmarshal([]byte(text), &r) // what cannot be read is nothing
+	_ = json.Unmarshal([]byte(text), &r) // what cannot be parsed counts as nothing
 	return r
 }

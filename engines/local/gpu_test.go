@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// rack is a host whose devices the test puts in and takes out.
+// rack is a node whose devices the test puts in and takes out.
 type rack struct {
 	mu sync.Mutex
 	// node and err are what is read; guarded by mu
@@ -38,21 +38,21 @@ func (r *rack) set(node engines.Node, err error) {
 }
 
 // onRack is the configuration of a launcher that reads the rack often.
-func (w *world) onRack(r *rack) Config {
+func (w *fixture) onRack(r *rack) Config {
 	c := w.config()
 	c.Inventory, c.ReadEvery = r, 10*time.Millisecond
 	return c
 }
 
-// needs is a model whose replicas need a part of the host.
-func (w *world) needs(name string, replicas int, r engines.Resources) Model {
+// needs is a model whose replicas need a part of the node.
+func (w *fixture) needs(name string, replicas int, r engines.Resources) Model {
 	m := w.model(name, replicas)
 	m.Resources = &r
 	return m
 }
 
 // sees is what a living process was told of its devices.
-func (w *world) sees(id string) string {
+func (w *fixture) sees(id string) string {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(w.replica(id).PID), "environ"))
 	if err != nil {
@@ -68,7 +68,7 @@ func (w *world) sees(id string) string {
 
 func TestN8_ReplicasSeeTheDevicesTheyWereGiven(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.onRack(&rack{node: divided(gpus(4), 2)}))
 	pair := w.needs("pair", 1, engines.Resources{CPU: 2, GPU: 2})
 	pair.Env[visible] = "0" // placement knows better
@@ -103,10 +103,10 @@ func TestN8_ReplicasSeeTheDevicesTheyWereGiven(t *testing.T) {
 	}
 }
 
-// A host without GPUs needs no word on them.
+// A node without GPUs needs no word on them.
 func TestN8_NoGPUsNothingHidden(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.onRack(&rack{node: gpus(0)}))
 	l.Set([]Model{w.needs("cpu", 1, engines.Resources{CPU: 1})})
 	run(t, l)
@@ -118,7 +118,7 @@ func TestN8_NoGPUsNothingHidden(t *testing.T) {
 
 func TestReplicaWithoutRoomWaits(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.onRack(&rack{node: gpus(1)}))
 	first, second := w.needs("a", 1, engines.Resources{GPU: 1}), w.needs("b", 2, engines.Resources{GPU: 1})
 	l.Set([]Model{first, second})
@@ -153,17 +153,17 @@ func TestReplicaWithoutRoomWaits(t *testing.T) {
 
 func TestAdoptedReplicasKeepTheirDevices(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	host := &rack{node: gpus(3)}
-	l := New(w.onRack(host))
+	w := newFixture(t)
+	node := &rack{node: gpus(3)}
+	l := New(w.onRack(node))
 	old := w.needs("old", 2, engines.Resources{GPU: 1})
 	l.Set([]Model{old})
 	stop := run(t, l)
 	before := w.awaitReady("old", 2)
 	w.crash(stop)
 
-	l = New(w.onRack(host))
-	models := []Model{w.needs("early", 2, engines.Resources{GPU: 1}), old} // first in the file, and later on this host
+	l = New(w.onRack(node))
+	models := []Model{w.needs("early", 2, engines.Resources{GPU: 1}), old} // first in the file, and later on this node
 	l.Adopt(models)
 	for i, r := range w.replicas("old") {
 		if r.GPUs != before[i].GPUs || r.Resources != before[i].Resources || r.PID != before[i].PID {
@@ -186,27 +186,27 @@ func TestAdoptedReplicasKeepTheirDevices(t *testing.T) {
 
 func TestGPUThatVanishes(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	host := &rack{node: gpus(2)}
-	l := New(w.onRack(host))
+	w := newFixture(t)
+	node := &rack{node: gpus(2)}
+	l := New(w.onRack(node))
 	l.Set([]Model{w.needs("chat", 1, engines.Resources{GPU: 1})})
 	run(t, l)
 	before := w.awaitReady("chat", 1)[0]
 	less := gpus(2)
 	less.GPUs = less.GPUs[1:]
-	host.set(less, nil)
+	node.set(less, nil)
 	w.eventually("it says so, and serves", func() bool {
 		r := w.replica("chat-0")
-		return r.State == engines.Ready && r.Reason == "its GPU is not there any more: GPU-0"
+		return r.State == engines.Ready && r.Reason == "its GPU is missing: GPU-0"
 	})
-	host.set(gpus(2), nil)
+	node.set(gpus(2), nil)
 	w.eventually("it is there again", func() bool { return w.replica("chat-0") == before })
-	host.set(engines.Node{}, errors.New("the driver hangs"))
+	node.set(engines.Node{}, errors.New("the driver hangs"))
 	w.eventually("the driver is silent", func() bool { return l.Node().Reason == "the driver hangs" })
 	if got := w.replica("chat-0"); got != before || len(l.Node().GPUs) != 2 {
 		t.Errorf("silence was taken for a loss: %+v, %+v", got, l.Node())
 	}
-	host.set(less, nil)
+	node.set(less, nil)
 	w.eventually("it is gone again", func() bool { return w.replica("chat-0").Reason != "" })
 	if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestGPUThatVanishes(t *testing.T) {
 
 func TestOneStartAtATimePerGPU(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("loading")
 	l := New(w.onRack(&rack{node: gpus(2)}))
 	share := w.needs("share", 3, engines.Resources{GPU: 0.3})
@@ -264,7 +264,7 @@ func TestOneStartAtATimePerGPU(t *testing.T) {
 
 func TestChangedResourcesReplace(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.onRack(&rack{node: gpus(2)}))
 	m := w.needs("chat", 1, engines.Resources{GPU: 0.5})
 	l.Set([]Model{m})
@@ -282,36 +282,36 @@ func TestChangedResourcesReplace(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	t.Parallel()
-	turns := newTurns()
-	if holder, _ := turns.take("a", []string{"x", "y"}); holder != "" {
+	startLocks := newStartLocks()
+	if holder, _ := startLocks.tryLock("a", []string{"x", "y"}); holder != "" {
 		t.Fatalf("%s has a free device", holder)
 	}
-	if holder, _ := turns.take("a", []string{"x", "y"}); holder != "" {
+	if holder, _ := startLocks.tryLock("a", []string{"x", "y"}); holder != "" {
 		t.Errorf("its own turn holds it up: %s", holder)
 	}
-	if holder, _ := turns.take("c", []string{"z"}); holder != "" {
+	if holder, _ := startLocks.tryLock("c", []string{"z"}); holder != "" {
 		t.Errorf("%s holds another device", holder)
 	}
-	if holder, _ := turns.take("d", nil); holder != "" {
+	if holder, _ := startLocks.tryLock("d", nil); holder != "" {
 		t.Errorf("%s holds up one that needs none", holder)
 	}
-	holder, again := turns.take("b", []string{"w", "y"})
+	holder, again := startLocks.tryLock("b", []string{"w", "y"})
 	if holder != "a" {
 		t.Errorf("holder = %q", holder)
 	}
-	if holder, _ := turns.take("e", []string{"w"}); holder != "" {
+	if holder, _ := startLocks.tryLock("e", []string{"w"}); holder != "" {
 		t.Errorf("one that waits holds %s", holder)
 	}
-	turns.done("nobody")
+	startLocks.unlock("nobody")
 	select {
 	case <-again:
 		t.Error("nothing became free")
 	default:
 	}
-	turns.done("e")
-	turns.done("a")
+	startLocks.unlock("e")
+	startLocks.unlock("a")
 	<-again
-	if holder, _ := turns.take("b", []string{"w", "y"}); holder != "" {
+	if holder, _ := startLocks.tryLock("b", []string{"w", "y"}); holder != "" {
 		t.Errorf("%s still has it", holder)
 	}
 }

@@ -17,26 +17,27 @@ import (
 )
 
 const (
-	// readEvery is the pause between two readings of the inventory.
-	readEvery = time.Minute
-	// readTimeout is how long replicas wait for a reading. A driver in trouble may take for ever.
+	// readInterval is the default of Config.ReadEvery.
+	readInterval = time.Minute
+	// readTimeout is how long replicas wait for a reading. A faulty driver may never answer.
 	readTimeout = 10 * time.Second
 )
 
-// Inventory tells what this host has to give.
+// Inventory reads the resources of this machine.
 type Inventory interface {
-	// Read reads it anew. Together with an error it returns what is known all the same: a host without GPUs.
+	// Read reads the resources anew. Together with an error it returns what is known: a node
+	// without GPUs.
 	Read() (engines.Node, error)
 }
 
-// processors is the inventory of a host whose GPUs nobody asks for.
-type processors struct{}
+// cpuInventory is the inventory of a machine without GPUs, or whose GPUs are not used.
+type cpuInventory struct{}
 
 // Read implements Inventory.
-func (processors) Read() (engines.Node, error) { return thisHost(), nil }
+func (cpuInventory) Read() (engines.Node, error) { return nodeWithoutGPUs(), nil }
 
-// thisHost is the host without its GPUs.
-func thisHost() engines.Node {
+// nodeWithoutGPUs reads this machine's name, CPUs and memory.
+func nodeWithoutGPUs() engines.Node {
 	meminfo, _ := os.ReadFile("/proc/meminfo") // where there is none, memory is not counted
 	return engines.Node{Name: hostName(), CPUs: float64(runtime.NumCPU()), Memory: memoryOf(meminfo)}
 }
@@ -49,7 +50,8 @@ func hostName() string {
 	return name
 }
 
-// memoryOf finds the host's memory in the text of /proc/meminfo (proc_meminfo(5)); 0 if it is not there.
+// memoryOf returns the memory in bytes that /proc/meminfo gives (proc_meminfo(5)); 0 if it is not
+// there.
 func memoryOf(meminfo []byte) int64 {
 	for line := range bytes.Lines(meminfo) {
 		fields := strings.Fields(string(line))
@@ -61,25 +63,26 @@ func memoryOf(meminfo []byte) int64 {
 	return 0
 }
 
-// word is what is known of this host's devices.
-type word int
+// driverState says what the GPU driver has answered so far.
+type driverState int
 
 const (
-	// unheard: the driver has never answered.
-	unheard word = iota
-	// faulty: it has answered, but never with devices.
-	faulty
-	// heard: it has told of its devices, now or earlier.
-	heard
+	// driverSilent: the driver has never answered.
+	driverSilent driverState = iota
+	// driverFailed: it has answered, but never with devices.
+	driverFailed
+	// driverAnswered: it has listed its devices, now or earlier.
+	driverAnswered
 )
 
-// reading is this host as the inventory tells of it.
+// reading is one reading of the inventory.
 type reading struct {
 	engines.Node
-	devices word
+	driver driverState
 }
 
-// Node is this host as it was last read. Before the first reading, which Run does, it is zero.
+// Node returns this machine as it was last read. Before Run has read it, Node returns the zero
+// value.
 func (l *Launcher) Node() engines.Node {
 	if node := l.node.Load(); node != nil {
 		return node.Node
@@ -87,14 +90,16 @@ func (l *Launcher) Node() engines.Node {
 	return engines.Node{}
 }
 
-// hasNoGPUs tells whether nothing has to be hidden from a replica that was given no GPU. Those of a driver that does not answer may be there.
+// hasNoGPUs reports whether there is no GPU that must be hidden from a replica without GPUs. It is
+// false while the driver does not answer, because there may be GPUs.
 func (l *Launcher) hasNoGPUs() bool {
 	node := l.node.Load()
-	return node == nil || len(node.GPUs) == 0 && node.devices != unheard
+	return node == nil || len(node.GPUs) == 0 && node.driver != driverSilent
 }
 
-// readInventory reads what the host has, at once and then every minute, and tells the loop. A driver that hangs delays nobody's end, and
-// after readTimeout nobody's start: then the host is what it was before, or has no GPUs as far as we know.
+// readInventory reads the inventory at once and then at each interval, and tells the loop. A driver
+// that hangs does not delay a stop. After readTimeout it does not delay starts either: the node is
+// then what it was before, or has no GPUs.
 func (l *Launcher) readInventory(ctx context.Context) {
 	var last reading
 	for ctx.Err() == nil {
@@ -106,9 +111,9 @@ func (l *Launcher) readInventory(ctx context.Context) {
 			case <-ctx.Done():
 			case last = <-read:
 				answered = true
-				l.learn(ctx, last)
+				l.storeReading(ctx, last)
 			case <-late.C:
-				l.learn(ctx, l.unanswered(last))
+				l.storeReading(ctx, l.unanswered(last))
 			}
 		}
 		late.Stop()
@@ -116,8 +121,8 @@ func (l *Launcher) readInventory(ctx context.Context) {
 	}
 }
 
-// learn makes a reading known.
-func (l *Launcher) learn(ctx context.Context, now reading) {
+// storeReading stores a reading and tells the loop.
+func (l *Launcher) storeReading(ctx context.Context, now reading) {
 	if l.config.Name != "" {
 		now.Name = l.config.Name
 	}
@@ -131,24 +136,25 @@ func (l *Launcher) learn(ctx context.Context, now reading) {
 	}
 }
 
-// readOnce keeps the GPUs of before when the driver does not answer: its silence is no proof that they are gone.
+// readOnce reads the inventory. If the driver does not answer, it keeps the GPUs of the last
+// reading: silence does not prove that they are gone.
 func (l *Launcher) readOnce(last reading) reading {
 	node, err := l.config.Inventory.Read()
 	if err == nil {
-		return reading{node, heard}
+		return reading{node, driverAnswered}
 	}
 	node.Name, node.GPUs, node.Reason = cmp.Or(node.Name, last.Name), last.GPUs, err.Error()
-	return reading{node, max(last.devices, faulty)}
+	return reading{node, max(last.driver, driverFailed)}
 }
 
-// unanswered is the host while its driver does not answer.
+// unanswered returns the node while its driver does not answer.
 func (l *Launcher) unanswered(last reading) reading {
-	node := thisHost()
+	node := nodeWithoutGPUs()
 	if last.Name != "" {
 		node = last.Node
 	}
 	node.GPUs, node.Reason = last.GPUs, "NVIDIA's driver does not answer"
-	return reading{node, last.devices}
+	return reading{node, last.driver}
 }
 
 func sameDevices(a, b engines.Node) bool {
@@ -164,5 +170,5 @@ func (l *Launcher) logNode(node engines.Node) {
 	if node.Reason != "" {
 		fields = append(fields, zap.String("reason", node.Reason))
 	}
-	l.config.Log.Info("what this host has for replicas", fields...)
+	l.config.Log.Info("node resources detected", fields...)
 }

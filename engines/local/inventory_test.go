@@ -38,9 +38,9 @@ func TestMemoryOf(t *testing.T) {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}
 	}
-	node := thisHost()
+	node := nodeWithoutGPUs()
 	if node.Name == "" || node.CPUs < 1 || node.Memory < 1<<20 {
-		t.Errorf("this host: %+v", node)
+		t.Errorf("this node: %+v", node)
 	}
 	if diff := cmp.Diff([]string(nil), engines.Replica{}.Devices()); diff != "" {
 		t.Error(diff)
@@ -60,7 +60,7 @@ func (s stuck) Read() (engines.Node, error) {
 
 func TestDriverThatHangs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	s := stuck{make(chan struct{}), gpus(1)}
 	c := w.config()
 	c.Inventory = s
@@ -71,7 +71,7 @@ func TestDriverThatHangs(t *testing.T) {
 	w.awaitReady("bare", 1)
 	w.awaitReady("cpu", 1)
 	w.eventually("the one with a GPU is told why", func() bool {
-		return w.replica("gpu-0").Reason == "needs 1 GPU, this host has none (NVIDIA's driver does not answer)"
+		return w.replica("gpu-0").Reason == "needs 1 GPU, this node has none (NVIDIA's driver does not answer)"
 	})
 	if got := w.sees("cpu-0"); got != "[]" {
 		t.Errorf("a replica that was given no GPU sees %s while nobody knows which there are", got)
@@ -109,7 +109,7 @@ func (h hanging) Read() (engines.Node, error) {
 
 func TestDriverThatHangsLater(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	h := hanging{gpus(1), make(chan struct{}, 1), make(chan struct{})}
 	defer close(h.rest)
 	h.first <- struct{}{}
@@ -126,10 +126,11 @@ func TestDriverThatHangsLater(t *testing.T) {
 	}
 }
 
-// After a restart of ours a driver in trouble has told us of nothing yet: what replicas have of it is not lost for that.
+// After a restart of ours a driver in trouble has told us of nothing yet: what replicas have of it
+// is not lost for that.
 func TestAdoptedDeviceOfASilentDriver(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	m := w.needs("chat", 1, engines.Resources{GPU: 1})
 	l := New(w.onRack(&rack{node: gpus(1)}))
 	l.Set([]Model{m})
@@ -148,7 +149,7 @@ func TestAdoptedDeviceOfASilentDriver(t *testing.T) {
 
 func TestHostHasTheNameThatItIsGiven(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.onRack(&rack{node: gpus(0)})
 	c.Name = "other"
 	l := New(c)
@@ -157,44 +158,44 @@ func TestHostHasTheNameThatItIsGiven(t *testing.T) {
 	if r := w.awaitReady("chat", 1)[0]; r.Node != "other" {
 		t.Errorf("it is on %q", r.Node)
 	}
-	w.eventually("so is the host", func() bool { return l.Node().Name == "other" })
+	w.eventually("so is the node", func() bool { return l.Node().Name == "other" })
 }
 
 func TestRestrict(t *testing.T) {
 	t.Parallel()
-	host := divided(gpus(2), 2) // GPU-0, GPU-1, MIG-2-0, MIG-2-1
-	host.GPUs = append(host.GPUs, engines.GPU{UUID: "GPU-31", Index: 3}, engines.GPU{UUID: "GPU-32", Index: 4})
-	host.Reason = "GPU 5 is lost"
+	node := divided(gpus(2), 2) // GPU-0, GPU-1, MIG-2-0, MIG-2-1
+	node.GPUs = append(node.GPUs, engines.GPU{UUID: "GPU-31", Index: 3}, engines.GPU{UUID: "GPU-32", Index: 4})
+	node.Reason = "GPU 5 is lost"
 	for list, want := range map[string]string{
 		"": "", "-1": "", "NoDevFiles": "", "99": "", "GPU-": "", "GPU-3": "", "0x1": "",
 		"0": "GPU-0", "1,0": "GPU-0 GPU-1", "1, 3": "GPU-1 GPU-31", "0,-1,1": "GPU-0", "0,,1": "GPU-0", "2": "MIG-2-0 MIG-2-1",
 		"MIG-2-1": "MIG-2-1", "GPU-31": "GPU-31", "GPU-32,MIG-2-0,GPU-7,0": "MIG-2-0 GPU-32", "0,0": "GPU-0",
 		"0,1,2,3,4": "GPU-0 GPU-1 MIG-2-0 MIG-2-1 GPU-31 GPU-32",
 	} {
-		got := restrict(host, list)
+		got := restrict(node, list)
 		var uuids []string
 		for _, gpu := range got.GPUs {
 			uuids = append(uuids, gpu.UUID)
 		}
 		reason := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q leaves %d of 6 devices; GPU 5 is lost", list, len(uuids))
 		if len(uuids) == 6 {
-			reason = host.Reason
+			reason = node.Reason
 		}
 		if diff := cmp.Diff([]string{want, reason}, []string{strings.Join(uuids, " "), got.Reason}); diff != "" {
 			t.Errorf("%q: %s", list, diff)
 		}
 	}
-	if len(host.GPUs) != 6 || host.GPUs[5].UUID != "GPU-32" {
-		t.Errorf("the reading was changed: %+v", host)
+	if len(node.GPUs) != 6 || node.GPUs[5].UUID != "GPU-32" {
+		t.Errorf("the reading was changed: %+v", node)
 	}
 	if got := restrict(engines.Node{Reason: "none"}, "0"); got.Reason != "none" {
-		t.Errorf("of a host without GPUs it says %q", got.Reason)
+		t.Errorf("of a node without GPUs it says %q", got.Reason)
 	}
 }
 
 func TestInventoryOfAnOperatorsChoice(t *testing.T) {
 	t.Setenv(visible, "GPU-1")
-	node, err := asAllowed(&rack{node: gpus(3)}).Read()
+	node, err := withVisibleDevices(&rack{node: gpus(3)}).Read()
 	if err != nil || len(node.GPUs) != 1 || node.GPUs[0].UUID != "GPU-1" {
 		t.Errorf("%+v, %v", node, err)
 	}

@@ -1,9 +1,11 @@
-// Package local is the launcher whose replicas are processes on this host.
+// Package local runs replicas as processes on the machine of the gateway or of an agent. The
+// gateway (internal/gateway) and the agents of joined nodes (engines/join) use its Launcher.
 //
-// One goroutine, Run's loop, owns the table of replicas: it compares it with what is wanted, decides which replicas begin and
-// leave, and alone reports to the fleet. Each replica has a runner, a goroutine that lives through the replica's processes one after
-// another and tells the loop what became of them. The processes belong to the state directory (internal/process): they outlive
-// a crash, and Adopt takes them over.
+// One goroutine, Launcher.Run, owns the table of replicas. It compares the table with the desired
+// models, decides which replicas start and stop, and alone reports to the fleet. Each replica has a
+// runner: a goroutine that starts one process of the replica after another and reports to Run. The
+// processes belong to the state directory (internal/process). They outlive a crash of the gateway,
+// and Adopt takes them over.
 package local
 
 import (
@@ -23,106 +25,107 @@ import (
 // source is the launcher's name in the fleet.
 const source = "local"
 
-// rotateEvery is the pause between two looks at the logs of what runs.
-const rotateEvery = time.Minute
+// rotateInterval is how often the launcher rotates the logs of its processes.
+const rotateInterval = time.Minute
 
-// Model is what the launcher keeps running: Desired replicas of one engine version.
+// Model is a model that the launcher runs: Desired replicas of one version of an engine.
 type Model struct {
-	// Model is reported to the fleet as it is. Its Desired is how many replicas there shall be.
+	// Model is reported to the fleet as it is. Its Desired is the number of replicas.
 	engines.Model
-	// Indices are the numbers of the replicas that there shall be on this host. nil: from 0 up to Desired.
+	// Indices are the numbers of the replicas on this node. nil means from 0 up to Desired.
 	Indices []int
-	// Version is how the engine is started and probed.
+	// Version says how the engine is started and probed.
 	Version engines.Version
-	// Launch is what the command is rendered with. Host and Port are the launcher's to fill.
+	// Launch is what the command is rendered with. The launcher sets Host and Port.
 	Launch engines.Launch
-	// Env is added to our own environment, and wins.
+	// Env is added to the launcher's own environment and overrides it.
 	Env map[string]string
-	// Resources are what a replica takes of this host; one that does not fit waits. nil: the model is not placed, and its replicas see the
-	// GPUs that we see.
+	// Resources are what a replica needs of the node. A replica that does not fit stays pending.
+	// nil means that nothing is counted, and that the replicas see the GPUs that the launcher sees.
 	Resources *engines.Resources
-	// Placement says which of several hosts and GPUs with room a replica gets; empty means Spread.
+	// Placement says which of several nodes and GPUs with room a replica gets. Empty means Spread.
 	Placement Placement
-	// Cluster is a label that the host must have; empty: any host will do.
+	// Cluster is a label that the node must have. Empty means any node.
 	Cluster string
-	// EvictIdle lets a replica that fits nowhere take the place of replicas of models that nobody uses.
+	// EvictIdle: if a replica fits nowhere, replicas of models that nobody uses are evicted for it.
 	EvictIdle bool
-	// StartTimeout is how long a replica may take from its start to its readiness; 0 means 10 min.
+	// StartTimeout is how long a replica may take from its start until it is ready. 0 means 10 min.
 	StartTimeout time.Duration
-	// DrainTimeout is how long a replica that is wanted no longer may take to finish its requests while the gateway runs on: as long as a
-	// response may take. 0 means Config.DrainTimeout.
+	// DrainTimeout is how long a replica that is stopped while the gateway runs may take to finish
+	// its requests: as long as a response may take. 0 means Config.DrainTimeout.
 	DrainTimeout time.Duration
 }
 
-// Launcher keeps the wanted replicas running. Set, Run and Stop may be called from different goroutines.
+// Launcher keeps the desired replicas running. Set, Run and Stop may be called from any goroutine.
 type Launcher struct {
-	config Config
-	prober *prober
-	ports  *ports
-	turns  *turns
-	events chan event
-	// limits holds replicas to what they may take.
+	config     Config
+	prober     *prober
+	ports      *ports
+	startLocks *startLocks
+	events     chan event
+	// limits gives processes their limits of CPU and memory.
 	limits *cgroups
-	// doubted holds a channel by replica id, for every runner that runs: see Suspect.
-	doubted sync.Map
-	// node is what the inventory said last; nil before the first reading.
+	// suspected maps the id of a replica whose runner runs to the runner's channel; see Suspect.
+	suspected sync.Map
+	// node is the last reading of the inventory; nil before the first one.
 	node atomic.Pointer[reading]
-	// read tells the loop that node is new.
+	// read tells the loop that node has changed.
 	read chan struct{}
-	// wake tells the loop that wanted has changed; it holds at most one token.
+	// wake tells the loop that wanted has changed. It holds at most one token.
 	wake chan struct{}
-	// quit is closed to make the loop leave the table to Stop.
+	// quit is closed to make the loop give the table to Stop.
 	quit chan struct{}
 
-	// What tests replace: how a process is ended, how long a reading of the inventory may take, and the pause between looks at the logs.
-	stop        func(p *process.Process, ctx context.Context, grace time.Duration) error
-	readTimeout time.Duration
-	rotateEvery time.Duration
+	// Tests replace these: how a process is stopped, how long a reading of the inventory may take,
+	// and the interval between rotations of logs.
+	stop           func(p *process.Process, ctx context.Context, grace time.Duration) error
+	readTimeout    time.Duration
+	rotateInterval time.Duration
 
 	mu sync.Mutex
-	// wanted is the desired state; guarded by mu
-	wanted []wish
-	// running is closed when Run has returned, and nil before it is called; guarded by mu
+	// wanted are the desired models; guarded by mu
+	wanted []desiredModel
+	// running is closed when Run has returned, and nil before Run is called; guarded by mu
 	running chan struct{}
 	// stopped: quit is closed; guarded by mu
 	stopped bool
 
-	// table is owned by Run's loop while it runs; before that by Adopt, after it by Stop.
+	// table is owned by Run's loop while it runs, before that by Adopt, after that by Stop.
 	table *table
 }
 
-// New returns a launcher that does nothing yet.
+// New returns a launcher. It does nothing until Adopt or Run is called.
 func New(c Config) *Launcher {
 	c = c.withDefaults()
 	return &Launcher{
-		config: c,
-		prober: newProber(c.ProbeTimeout),
-		ports:  newPorts(c.Address),
-		turns:  newTurns(),
-		events: make(chan event),
-		read:   make(chan struct{}),
-		wake:   make(chan struct{}, 1),
-		quit:   make(chan struct{}),
-		limits: newCgroups(c.Dir, c.Log),
-		table:  newTable(c),
+		config:     c,
+		prober:     newProber(c.ProbeTimeout),
+		ports:      newPorts(c.Address),
+		startLocks: newStartLocks(),
+		events:     make(chan event),
+		read:       make(chan struct{}),
+		wake:       make(chan struct{}, 1),
+		quit:       make(chan struct{}),
+		limits:     newCgroups(c.Dir, c.Log),
+		table:      newTable(c),
 
-		stop:        (*process.Process).Stop,
-		readTimeout: readTimeout,
-		rotateEvery: rotateEvery,
+		stop:           (*process.Process).Stop,
+		readTimeout:    readTimeout,
+		rotateInterval: rotateInterval,
 	}
 }
 
-// Set says which models there shall be, all of them, and how many replicas of each. A model whose command or environment has
-// changed is replaced replica by replica: one leaves, its successor must be ready before the next one leaves. Replicas that are wanted
-// no longer finish their requests first.
+// Set replaces the desired models. If the command or the environment of a model has changed, its
+// replicas are replaced one by one: the next one stops only when the successor of the last one is
+// ready. A replica that is not wanted any more first finishes its requests.
 func (l *Launcher) Set(models []Model) {
-	wishes := make([]wish, len(models))
+	desired := make([]desiredModel, len(models))
 	for i, m := range models {
 		m.Launcher = engines.Local
-		wishes[i] = wish{Model: m, fingerprint: m.fingerprint(l.config.Address)}
+		desired[i] = desiredModel{Model: m, fingerprint: m.fingerprint(l.config.Address)}
 	}
 	l.mu.Lock()
-	l.wanted = wishes
+	l.wanted = desired
 	l.mu.Unlock()
 	select {
 	case l.wake <- struct{}{}:
@@ -130,16 +133,16 @@ func (l *Launcher) Set(models []Model) {
 	}
 }
 
-func (l *Launcher) desired() []wish {
+func (l *Launcher) desired() []desiredModel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.wanted
 }
 
-// Run keeps the replicas as Set says until ctx ends, and then returns nil and leaves the processes running for the next
-// Adopt. It is called once.
+// Run keeps the replicas as Set says until ctx ends, then returns nil. It leaves the processes
+// running for the next Adopt. It is called once.
 func (l *Launcher) Run(ctx context.Context) error {
-	finished, err := l.enter()
+	finished, err := l.claimTable()
 	if finished == nil {
 		return err
 	}
@@ -148,16 +151,16 @@ func (l *Launcher) Run(ctx context.Context) error {
 	var runners sync.WaitGroup
 	defer runners.Wait()
 	defer cancel()
-	begin := func(r *runner) { runners.Go(func() { l.watch(r, func() { r.run(ctx) }) }) }
+	begin := func(r *runner) { runners.Go(func() { l.runRegistered(r, func() { r.run(ctx) }) }) }
 	runners.Go(func() { l.readInventory(ctx) })
 	runners.Go(func() { l.rotateLogs(ctx) })
 	for {
 		wanted := l.desired()
 		l.table.reconcile(wanted, l.newRunner)
-		l.table.place(wanted)
+		l.table.allocateAll(wanted)
 		l.table.publish(wanted)
-		// Only now: what leaves must be out of the fleet before it is told to.
-		l.table.carryOut(begin)
+		// This comes after publish: a replica must have left the fleet before its runner stops it.
+		l.table.signalRunners(begin)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -172,31 +175,32 @@ func (l *Launcher) Run(ctx context.Context) error {
 	}
 }
 
-// rotateLogs keeps the logs of this directory's processes from growing without bound: a replica may run for months.
+// rotateLogs keeps the logs of the processes from growing without bound. A replica may run for
+// months.
 func (l *Launcher) rotateLogs(ctx context.Context) {
-	for wait(ctx, l.rotateEvery); ctx.Err() == nil; wait(ctx, l.rotateEvery) {
+	for wait(ctx, l.rotateInterval); ctx.Err() == nil; wait(ctx, l.rotateInterval) {
 		if err := l.config.Dir.RotateLogs(); err != nil {
-			l.config.Log.Warn("not all logs could be rotated", zap.Error(err))
+			l.config.Log.Warn("log rotation failed for some replicas", zap.Error(err))
 		}
 	}
 }
 
-// enter makes Run the owner of the table. It returns nil when Run must not run.
-func (l *Launcher) enter() (chan struct{}, error) {
+// claimTable makes Run the owner of the table. It returns nil if Stop was called before.
+func (l *Launcher) claimTable() (chan struct{}, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stopped {
 		return nil, nil
 	}
 	if l.running != nil {
-		return nil, errors.New("the local launcher was run before")
+		return nil, errors.New("the local launcher was already run: Run may be called only once")
 	}
 	l.running = make(chan struct{})
 	return l.running, nil
 }
 
-// quitLoop makes Stop the owner of the table.
-func (l *Launcher) quitLoop() {
+// stopLoop makes Stop the owner of the table. It waits until Run has returned.
+func (l *Launcher) stopLoop() {
 	l.mu.Lock()
 	if !l.stopped {
 		l.stopped = true
@@ -209,19 +213,19 @@ func (l *Launcher) quitLoop() {
 	}
 }
 
-// Stop takes all replicas out of the fleet's rotation, waits until each has finished its requests or until DrainTimeout or
-// ctx is over, and ends the processes. Run, if it is running, returns nil first; if it is called later, it returns nil at once.
-// The errors name what could not be ended.
+// Stop drains all replicas, waits until each has finished its requests or until DrainTimeout or ctx
+// is over, and ends the processes. If Run is running, it returns nil first. If Run is called later,
+// it returns nil at once. The errors name the replicas that could not be stopped.
 func (l *Launcher) Stop(ctx context.Context) error {
-	l.quitLoop()
+	l.stopLoop()
 	wanted := l.desired()
-	replicas := l.table.allLeave()
+	replicas := l.table.drainAll()
 	l.table.publish(wanted)
 	errs := make([]error, len(replicas))
 	var stopping sync.WaitGroup
 	for i, r := range replicas {
 		stopping.Go(func() {
-			if err := r.leave(ctx, l.config.DrainTimeout); err != nil {
+			if err := r.shutdown(ctx, l.config.DrainTimeout); err != nil {
 				errs[i] = fmt.Errorf("replica %s: %w", r.id, err)
 			}
 		})

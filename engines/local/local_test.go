@@ -20,7 +20,7 @@ import (
 
 func TestReplicasStart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 3), w.model("none", 0)})
 	run(t, l)
@@ -51,7 +51,7 @@ func TestReplicasStart(t *testing.T) {
 
 func TestKilledReplicaIsReplaced(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	c.BackOff.First = 200 * time.Millisecond // long enough to be seen
 	l := New(c)
@@ -78,7 +78,7 @@ func TestKilledReplicaIsReplaced(t *testing.T) {
 
 func TestEarlyExitIsExplained(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("exit")
 	c := w.config()
 	c.BackOff.First = time.Hour
@@ -95,7 +95,7 @@ func TestEarlyExitIsExplained(t *testing.T) {
 
 func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
 	l := New(c)
@@ -118,7 +118,7 @@ func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 
 func TestBackOffGrows(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("exit")
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 1)})
@@ -160,7 +160,7 @@ func TestBackOffAfter(t *testing.T) {
 
 func TestBackOffIsReset(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("exit")
 	c := w.config()
 	c.BackOff.Reset = time.Nanosecond
@@ -185,7 +185,7 @@ func TestNeverReady(t *testing.T) {
 	for what, reason := range map[string]string{"mute": "connection refused", "loading": "answers 503", "hang": "no answer in time"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newFixture(t)
 			w.tell(what)
 			c := w.config()
 			c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
@@ -208,7 +208,7 @@ func TestNeverReady(t *testing.T) {
 
 func TestLostPortIsNoFailure(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("collide")
 	c := w.config()
 	c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
@@ -216,8 +216,8 @@ func TestLostPortIsNoFailure(t *testing.T) {
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
 	w.eventually("it gives up", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start in 1h0m0s") })
-	if got := w.replica("chat-0").Restarts; got != quickStarts {
-		t.Errorf("it started %d times anew, want %d", got, quickStarts)
+	if got := w.replica("chat-0").Restarts; got != maxPortRetries {
+		t.Errorf("it started %d times anew, want %d", got, maxPortRetries)
 	}
 }
 
@@ -265,7 +265,7 @@ func TestHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newFixture(t)
 			w.setLoad("chat-0", test.load)
 			c := w.config()
 			c.ProbeTimeout = 100 * time.Millisecond
@@ -300,7 +300,7 @@ func TestHealth(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 1)
 	m.Version.Ready.Path, m.Version.Health.Path = "", ""
@@ -310,14 +310,14 @@ func TestProbe(t *testing.T) {
 	r := w.awaitReady("chat", 1)[0]
 	w.tell("deaf")
 	w.eventually("it fails", func() bool { return w.replica(r.ID).State == engines.Failed })
-	if got := classify(&net.OpError{Err: errors.New("reset")}); got != unwell {
+	if got := classify(&net.OpError{Err: errors.New("reset")}); got != unhealthy {
 		t.Errorf("an unknown fault is %v", got)
 	}
 }
 
 func TestCommandThatCannotBeRendered(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 1)
 	m.Launch.Model = ""

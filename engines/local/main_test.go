@@ -19,7 +19,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// patience is how long a test waits for something that happens soon, on a machine that is busy with other things.
+// patience is how long a test waits for something that happens soon, on a machine that is busy with
+// other things.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -30,7 +31,8 @@ func TestMain(m *testing.M) {
 	playEngine(net.JoinHostPort(os.Args[1], os.Args[2]), os.Args[3])
 }
 
-// playEngine is an engine that does what files in a folder tell it to; a file "x-<pid>" means only this process.
+// playEngine is an engine that does what files in a folder tell it to; a file "x-<pid>" means only
+// this process.
 //
 //	exit     prints two lines and ends at once
 //	collide  says that its port is in use and ends at once
@@ -88,7 +90,7 @@ func stay() {
 }
 
 // world is a launcher's surroundings.
-type world struct {
+type fixture struct {
 	t      *testing.T
 	path   string // the state directory
 	dir    *process.Dir
@@ -100,9 +102,9 @@ type world struct {
 	inFlight map[string]int
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &world{t: t, path: t.TempDir(), folder: t.TempDir(), inFlight: map[string]int{}}
+	w := &fixture{t: t, path: t.TempDir(), folder: t.TempDir(), inFlight: map[string]int{}}
 	w.open()
 	t.Cleanup(func() {
 		if err := w.dir.EndAll(context.Background(), 0); err != nil {
@@ -115,7 +117,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) open() {
+func (w *fixture) open() {
 	w.t.Helper()
 	dir, err := process.Open(w.path, nil)
 	if err != nil {
@@ -128,7 +130,7 @@ func (w *world) open() {
 }
 
 // crash forgets everything but the state directory, as a kill -9 does.
-func (w *world) crash(stop func()) {
+func (w *fixture) crash(stop func()) {
 	w.t.Helper()
 	stop()
 	if err := w.dir.Release(); err != nil {
@@ -137,7 +139,7 @@ func (w *world) crash(stop func()) {
 	w.open()
 }
 
-func (w *world) config() Config {
+func (w *fixture) config() Config {
 	return Config{
 		Dir: w.dir, Fleet: w.fleet, InFlight: w.load,
 		BackOff:     BackOff{First: 20 * time.Millisecond, Most: 400 * time.Millisecond, Reset: time.Hour},
@@ -145,27 +147,27 @@ func (w *world) config() Config {
 	}
 }
 
-func (w *world) load(id string) int {
+func (w *fixture) load(id string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.inFlight[id]
 }
 
-func (w *world) setLoad(id string, n int) {
+func (w *fixture) setLoad(id string, n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.inFlight[id] = n
 }
 
 // tell tells the engines what to do from now on.
-func (w *world) tell(what string) {
+func (w *fixture) tell(what string) {
 	w.t.Helper()
 	if err := os.WriteFile(filepath.Join(w.folder, what), nil, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) untell(what string) {
+func (w *fixture) untell(what string) {
 	w.t.Helper()
 	if err := os.Remove(filepath.Join(w.folder, what)); err != nil {
 		w.t.Fatal(err)
@@ -173,7 +175,7 @@ func (w *world) untell(what string) {
 }
 
 // model is one of the fake engine, with probes that do not wait long.
-func (w *world) model(name string, replicas int) Model {
+func (w *fixture) model(name string, replicas int) Model {
 	return Model{
 		Model: engines.Model{Name: name, Desired: replicas, Task: engines.TextGeneration, Launcher: engines.Local},
 		Version: engines.Version{
@@ -188,7 +190,8 @@ func (w *world) model(name string, replicas int) Model {
 	}
 }
 
-// run runs a launcher until the returned function is called, which leaves its processes as they are.
+// run runs a launcher until the returned function is called, which leaves its processes as they
+// are.
 func run(t *testing.T, l *Launcher) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -208,7 +211,7 @@ func run(t *testing.T, l *Launcher) (stop func()) {
 }
 
 // replicas is what the fleet says of a model.
-func (w *world) replicas(model string) []engines.Replica {
+func (w *fixture) replicas(model string) []engines.Replica {
 	m, ok := w.fleet.Snapshot().Models[model]
 	if !ok {
 		return nil
@@ -216,7 +219,7 @@ func (w *world) replicas(model string) []engines.Replica {
 	return m.Replicas
 }
 
-func (w *world) replica(id string) engines.Replica {
+func (w *fixture) replica(id string) engines.Replica {
 	for _, m := range w.fleet.Snapshot().Models {
 		for _, r := range m.Replicas {
 			if r.ID == id {
@@ -228,7 +231,7 @@ func (w *world) replica(id string) engines.Replica {
 }
 
 // states is "id state" of every replica of a model, in order of id.
-func (w *world) states(model string) string {
+func (w *fixture) states(model string) string {
 	var all []string
 	for _, r := range w.replicas(model) {
 		all = append(all, r.ID+" "+string(r.State))
@@ -236,7 +239,7 @@ func (w *world) states(model string) string {
 	return strings.Join(all, ", ")
 }
 
-func (w *world) eventually(what string, condition func() bool) {
+func (w *fixture) eventually(what string, condition func() bool) {
 	w.t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -253,14 +256,14 @@ func (w *world) eventually(what string, condition func() bool) {
 	}
 }
 
-func (w *world) all() (all []engines.Replica) {
+func (w *fixture) all() (all []engines.Replica) {
 	for _, m := range w.fleet.Snapshot().Models {
 		all = append(all, m.Replicas...)
 	}
 	return all
 }
 
-func (w *world) awaitReady(model string, n int) []engines.Replica {
+func (w *fixture) awaitReady(model string, n int) []engines.Replica {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("%d replicas of %s are ready", n, model), func() bool {
 		all := w.replicas(model)
@@ -270,7 +273,7 @@ func (w *world) awaitReady(model string, n int) []engines.Replica {
 }
 
 // history records every snapshot of one model as a string, until the test's end.
-func (w *world) history(model string) (read func() []string) {
+func (w *fixture) history(model string) (read func() []string) {
 	var mu sync.Mutex
 	var lines []string
 	ctx, cancel := context.WithCancel(context.Background())

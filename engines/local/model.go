@@ -15,20 +15,22 @@ import (
 )
 
 const (
-	// standardStart is the time that a replica has to become ready when its model says nothing.
-	standardStart = 10 * time.Minute
-	// standardReady and standardHealth are the pauses between probes when the engine says nothing.
-	standardReady  = 500 * time.Millisecond
-	standardHealth = 10 * time.Second
+	// defaultStartTimeout is Model.StartTimeout if the model does not set it.
+	defaultStartTimeout = 10 * time.Minute
+	// defaultReadyInterval and defaultHealthInterval are the intervals between probes if the engine
+	// does not set them.
+	defaultReadyInterval  = 500 * time.Millisecond
+	defaultHealthInterval = 10 * time.Second
 )
 
-// loopback is where replicas listen when nothing else is said: they are reached through the Envoy of this host only.
+// loopback is the default address of replicas: only the Envoy of the same machine reaches them.
 func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
-// ReplicaID is stable over restarts: it is the place on the hash ring.
+// ReplicaID returns the id of a model's replica. The id is stable over restarts, and with it the
+// replica's position on the hash ring.
 func ReplicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
-// Numbers are those of the replicas that there shall be here.
+// Numbers returns the numbers of the replicas on this node.
 func (m Model) Numbers() []int {
 	if m.Indices != nil {
 		return m.Indices
@@ -40,17 +42,18 @@ func (m Model) Numbers() []int {
 	return all
 }
 
-// launchAt is what a replica that listens there is rendered with.
+// launchAt returns what a replica is rendered with that listens at the address.
 func (m Model) launchAt(at netip.AddrPort) engines.Launch {
 	l := m.Launch
 	l.Host, l.Port = at.Addr().String(), int(at.Port())
 	return l
 }
 
-// render makes the command line of a replica that listens there.
+// render returns the command line of a replica that listens at the address.
 func (m Model) render(at netip.AddrPort) ([]string, error) { return m.Version.Render(m.launchAt(at)) }
 
-// environment is ours, over it the engine's, over that the model's own, for a replica that listens there.
+// environment returns the environment of a replica that listens at the address: the launcher's own,
+// overridden by the engine's, overridden by the model's.
 func (m Model) environment(at netip.AddrPort) ([]string, error) {
 	added, err := m.added(at)
 	if err != nil {
@@ -63,7 +66,7 @@ func (m Model) environment(at netip.AddrPort) ([]string, error) {
 	return env, nil
 }
 
-// added is what a replica's environment has beyond ours.
+// added returns what the environment of a replica has beyond the launcher's own.
 func (m Model) added(at netip.AddrPort) (map[string]string, error) {
 	env, err := m.Version.RenderEnv(m.launchAt(at))
 	if err != nil {
@@ -73,7 +76,8 @@ func (m Model) added(at netip.AddrPort) (map[string]string, error) {
 	return env, nil
 }
 
-// fingerprint tells commands, environments, resources and addresses apart, whatever the port. A command that cannot be rendered has one too.
+// fingerprint identifies the command, environment, resources and address of a replica, but not its
+// port. A command that cannot be rendered has a fingerprint too.
 func (m Model) fingerprint(address netip.Addr) string {
 	at := netip.AddrPortFrom(address, 1)
 	command, err := m.render(at)
@@ -88,7 +92,7 @@ func (m Model) fingerprint(address netip.Addr) string {
 	if m.Resources != nil {
 		identity = append(identity, *m.Resources)
 	}
-	if address != loopback() { // an engine need not be told where it listens to listen there
+	if address != loopback() { // the command need not contain the address
 		identity = append(identity, address.String())
 	}
 	data, _ := json.Marshal(identity) // strings and numbers: they always marshal
@@ -96,23 +100,27 @@ func (m Model) fingerprint(address netip.Addr) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// slots is how many requests a replica works on at once; 0 is unknown.
+// slots returns the number of requests that a replica works on at once; 0 means unknown.
 func (m Model) slots() int {
 	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
 }
 
-func (m Model) startTimeout() time.Duration { return orStandard(m.StartTimeout, standardStart) }
-func (m Model) readyEvery() time.Duration   { return orStandard(m.Version.Ready.Every, standardReady) }
-func (m Model) healthEvery() time.Duration  { return orStandard(m.Version.Health.Every, standardHealth) }
+func (m Model) startTimeout() time.Duration { return orDefault(m.StartTimeout, defaultStartTimeout) }
+func (m Model) readyInterval() time.Duration {
+	return orDefault(m.Version.Ready.Every, defaultReadyInterval)
+}
+func (m Model) healthInterval() time.Duration {
+	return orDefault(m.Version.Health.Every, defaultHealthInterval)
+}
 
-func orStandard(d, standard time.Duration) time.Duration {
+func orDefault(d, standard time.Duration) time.Duration {
 	if d <= 0 {
 		return standard
 	}
 	return d
 }
 
-// pending is the replica before its first start.
+// pending returns the replica as it is before its first start.
 func (m Model) pending(index int) engines.Replica {
 	return engines.Replica{
 		ID: ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.slots(),

@@ -12,17 +12,20 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// NewInventory returns the inventory of this host, with its GPUs as NVIDIA's management library (NVML, libnvidia-ml.so.1) tells of them.
-// The library is looked for at each reading; a host without it has no GPUs. Where CUDA_VISIBLE_DEVICES is set, only the GPUs that it names count.
-func NewInventory() Inventory { return asAllowed(driver{nvml.New()}) }
+// NewInventory returns the inventory of this machine, with its GPUs as NVIDIA's management library
+// (NVML, libnvidia-ml.so.1) lists them. Each reading looks for the library; a machine without it
+// has no GPUs. If CUDA_VISIBLE_DEVICES is set, only the GPUs that it names count.
+func NewInventory() Inventory { return withVisibleDevices(driver{nvml.New()}) }
 
-// driver reads GPUs through NVML. The library lists the devices when it is initialised, so each reading does that anew: a GPU that fell
-// off the bus is gone then, and one that came back is there.
+// driver reads GPUs through NVML. The library lists the devices when it is initialised, so each
+// reading initialises it anew. So a GPU that fell off the bus disappears, and one that came back
+// appears.
 type driver struct{ library nvml.Interface }
 
-// Read implements Inventory. A GPU that cannot be read is left out, and the node's Reason says why.
+// Read implements Inventory. It leaves out a GPU that cannot be read, and the node's Reason says
+// why.
 func (d driver) Read() (engines.Node, error) {
-	node := thisHost()
+	node := nodeWithoutGPUs()
 	if ret := d.library.Init(); ret == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return node, errors.New("NVIDIA's driver library, libnvidia-ml.so.1, is not there")
 	} else if ret != nvml.SUCCESS {
@@ -51,7 +54,7 @@ func (d driver) Read() (engines.Node, error) {
 	return node, nil
 }
 
-// devices lists what replicas can be given of one GPU: itself, or its parts if it is divided.
+// devices lists the devices of one GPU: the GPU itself, or its MIG devices.
 func (d driver) devices(index int) ([]engines.GPU, error) {
 	handle, ret := d.library.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
@@ -68,7 +71,8 @@ func (d driver) devices(index int) ([]engines.GPU, error) {
 	return []engines.GPU{whole}, err
 }
 
-// divided tells whether MIG is on. Drivers before 450 do not have the function, and calling it would end the process.
+// divided reports whether MIG is on. Drivers before 450 lack the function, and calling it would end
+// the process.
 func (d driver) divided(handle nvml.Device) (bool, error) {
 	if d.library.Extensions().LookupSymbol("nvmlDeviceGetMigMode") != nil {
 		return false, nil
@@ -111,7 +115,7 @@ func parts(handle nvml.Device, index int) ([]engines.GPU, error) {
 	return all, nil
 }
 
-// device describes a device. What it cannot do without is the UUID.
+// device describes a device. Only the UUID is required.
 func device(handle nvml.Device, index int) (engines.GPU, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {

@@ -8,12 +8,14 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// NewInventory returns the inventory of this host, without GPUs: this program was built without cgo, which their driver library needs.
+// NewInventory returns the inventory of this machine without GPUs: this program was built without
+// cgo, which the driver's library needs.
 func NewInventory() Inventory { return withoutDriver{} }
 
+// withoutDriver is the inventory of a program without the driver's library.
 type withoutDriver struct{}
 
 // Read implements Inventory.
 func (withoutDriver) Read() (engines.Node, error) {
-	return thisHost(), errors.New("this sluice was built without cgo and cannot ask for GPUs")
+	return nodeWithoutGPUs(), errors.New("this sluice was built without cgo and cannot ask for GPUs")
 }

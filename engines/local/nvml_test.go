@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// card is a device as the driver describes it. A return other than SUCCESS is what the call for it answers.
+// card is a device as the driver describes it. A return other than SUCCESS is what the call for it
+// answers.
 type card struct {
 	uuid           string
 	handle, answer nvml.Return
@@ -109,7 +110,7 @@ func TestGPUsAreRead(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 		if node.CPUs < 1 || node.Memory == 0 {
-			t.Errorf("%s: the host itself is missing: %+v", name, node)
+			t.Errorf("%s: the node itself is missing: %+v", name, node)
 		}
 	}
 }
@@ -147,7 +148,8 @@ func TestDriverThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Whatever this machine has, it is read and nothing breaks, twice because the library is let go in between.
+// Whatever this machine has, it is read and nothing breaks, twice because the library is let go in
+// between.
 func TestThisMachine(t *testing.T) {
 	t.Parallel()
 	for range 2 {

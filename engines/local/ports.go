@@ -9,19 +9,20 @@ import (
 	"syscall"
 )
 
-// ports hands out free ports of one address. A port is held by a listener of ours until just before its engine starts, and is not
-// given to another replica while it has one.
+// ports hands out free ports of one address. A listener holds a port until just before the engine
+// starts. A port is not given to another replica until it is released.
 type ports struct {
 	address netip.Addr
 
 	mu sync.Mutex
-	// taken by our replicas; guarded by mu
+	// taken are the ports of replicas; guarded by mu
 	taken map[uint16]bool
 }
 
 func newPorts(address netip.Addr) *ports { return &ports{address: address, taken: map[uint16]bool{}} }
 
-// hold finds a free port. Closing the listener lets the engine have it; release gives it back for good.
+// hold finds a free port. The caller closes the listener to let the engine listen, and calls
+// release when the engine has ended.
 func (p *ports) hold() (net.Listener, netip.AddrPort, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,25 +36,27 @@ func (p *ports) hold() (net.Listener, netip.AddrPort, error) {
 			p.taken[address.Port()] = true
 			return listener, address, nil
 		}
-		// Its replica does not listen yet. Held until we return, it does not come up again.
+		// The replica that has this port does not listen yet. The listener is held until hold
+		// returns, so that the kernel does not offer the port again.
 		defer listener.Close()
 	}
 }
 
-// keep marks the port of an adopted replica.
+// keep marks the port of an adopted replica as taken.
 func (p *ports) keep(port uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.taken[port] = true
 }
 
+// release gives the port back.
 func (p *ports) release(port uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.taken, port)
 }
 
-// occupied tells whether somebody listens on the address, or has it in another way.
+// occupied reports whether the address is in use.
 func occupied(address netip.AddrPort) bool {
 	listener, err := net.Listen("tcp", address.String())
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// What a record keeps for the next run of the gateway.
 const (
+	// The keys of a process record, by which the next run of the gateway adopts the replica. They
+	// are a file format.
 	purpose         = "replica"
 	metaModel       = "model"
 	metaIndex       = "index"
@@ -30,109 +31,119 @@ const (
 )
 
 const (
-	// quickStarts is how often a replica that lost its port to somebody else starts anew without back-off.
-	quickStarts = 3
-	// strikes is how many bad probes in a row make a replica fail. One that nobody listens for fails at once.
-	strikes = 3
-	// lastMoment is how long a process that has stopped listening may take to end: how it ended says more.
-	lastMoment = 100 * time.Millisecond
-	// progressEvery is how often a starting replica looks for a new line in its log.
-	progressEvery = time.Second
-	// drainLook is how often a draining replica looks whether its requests are done.
-	drainLook = 20 * time.Millisecond
+	// maxPortRetries is how often a replica that lost its port to another program is started again
+	// without back-off.
+	maxPortRetries = 3
+	// maxBadProbes is how many failed probes in a row make a replica fail. A refused connection
+	// makes it fail at once.
+	maxBadProbes = 3
+	// exitGrace is how long a process that refuses connections may take to end, because its exit
+	// status says more.
+	exitGrace = 100 * time.Millisecond
+	// progressInterval is how often the log of a starting replica is read.
+	progressInterval = time.Second
+	// drainPollInterval is how often a draining replica's requests are counted.
+	drainPollInterval = 20 * time.Millisecond
 )
 
-// runner lives through the processes of one replica, one after another, until it is told to leave or its run ends.
+// runner starts the processes of one replica, one after another, until the replica is stopped or
+// Run ends.
 type runner struct {
 	launcher *Launcher
 	id       string
 	index    int
-	// model is the newest wish for this replica; nil for an adopted one that nobody wants. The table writes, the runner reads.
+	// model is the newest revision of the replica's model. The table writes it, the runner reads
+	// it. For an adopted replica that is not desired it holds only what the record says.
 	model atomic.Pointer[Model]
 
-	// notice tells whether the replica is to leave. The table writes, the runner reads.
-	notice notice
-	// doubted has at most one token: see Launcher.Suspect.
-	doubted chan struct{}
+	// stopSignal tells the runner to stop the replica. The table writes it, the runner reads it.
+	stopSignal stopSignal
+	// suspected holds at most one token; see Launcher.Suspect.
+	suspected chan struct{}
 
-	// The rest belongs to the runner's goroutine; before that to Adopt, after it to Stop.
+	// The fields below belong to the runner's goroutine, before it starts to Adopt, after it to
+	// Stop.
 
 	// replica is what was last reported.
 	replica engines.Replica
-	// process is the living or just ended one; nil between two.
+	// process is the running or just ended process; nil between two processes.
 	process *process.Process
 	// readySince is when the process became ready; zero while it is not.
 	readySince time.Time
-	// cgroup is the directory of the process' own cgroup; empty where it has none.
+	// cgroup is the directory of the process's own cgroup; empty if it has none.
 	cgroup string
-	// served: the process has been ready, maybe in an earlier run of the gateway, so it may have requests.
+	// served: the process has been ready, maybe in an earlier run of the gateway, so it may have
+	// requests.
 	served bool
-	// failures in a row, for the back-off.
+	// failures counts the failures in a row, for the back-off.
 	failures int
-	// collisions is how often in a row the port was lost to somebody else.
+	// collisions counts how often in a row the port was lost to another program.
 	collisions int
-	// doubtedAt is when a probe was last brought forward.
-	doubtedAt time.Time
-	// starts of processes so far, in earlier runs of the gateway too.
+	// suspectedAt is when a probe was last brought forward.
+	suspectedAt time.Time
+	// starts counts the processes so far, including those of earlier runs of the gateway.
 	starts int
 }
 
+// newRunner returns a runner that has not started.
 func (l *Launcher) newRunner(m Model, index int) *runner {
-	r := &runner{launcher: l, id: ReplicaID(m.Name, index), index: index, replica: m.pending(index), doubted: make(chan struct{}, 1)}
+	r := &runner{launcher: l, id: ReplicaID(m.Name, index), index: index, replica: m.pending(index), suspected: make(chan struct{}, 1)}
 	r.model.Store(&m)
-	r.notice.begin()
+	r.stopSignal.reset()
 	return r
 }
 
-// heed takes the newest wish for this replica. What the record should say of it is due at once, not at the next probe.
-func (r *runner) heed(m *Model) {
+// setModel replaces the model. If its DrainTimeout has changed, the runner writes it into the
+// record at once.
+func (r *runner) setModel(m *Model) {
 	if before := r.model.Swap(m); before != nil && before.DrainTimeout != m.DrainTimeout {
-		r.doubt()
+		r.suspect()
 	}
 }
 
-// run returns when ctx ends, and leaves the process running then, or when the replica has left.
+// run runs the replica. It returns when the replica has stopped, or when ctx ends; then the process
+// runs on.
 func (r *runner) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		term := r.notice.current()
-		r.keep(ctx, term)
-		if ctx.Err() == nil && r.depart(ctx, term) {
+		signal := r.stopSignal.current()
+		r.keepRunning(ctx, signal)
+		if ctx.Err() == nil && r.drainAndStop(ctx, signal) {
 			return
 		}
 	}
 }
 
-// keep keeps the replica running until it is told to leave or ctx ends.
-func (r *runner) keep(ctx context.Context, t *term) {
-	staying, cancel := context.WithCancel(ctx)
+// keepRunning starts the replica again and again until it is told to stop or ctx ends.
+func (r *runner) keepRunning(ctx context.Context, s *stopRequest) {
+	running, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(t.left, cancel)()
+	defer context.AfterFunc(s.requested, cancel)()
 	if r.process != nil && r.process.ExitStatus() == "" {
-		r.report(staying, r.replica.State, r.replica.Reason) // adopted, or recalled: the table knows too little of it
+		r.report(running, r.replica.State, r.replica.Reason) // adopted, or draining was cancelled: the table does not know its state
 	}
-	for staying.Err() == nil && t.left.Err() == nil {
-		reason := r.live(staying)
-		if staying.Err() != nil {
+	for running.Err() == nil && s.requested.Err() == nil {
+		reason := r.runProcess(running)
+		if running.Err() != nil {
 			return
 		}
-		wait(staying, r.fail(ctx, reason))
+		wait(running, r.fail(ctx, reason))
 	}
 }
 
-// live takes one process from its start to its end, or from wherever it was adopted. It returns why the replica failed, and nothing
-// that matters when staying has ended.
-func (r *runner) live(staying context.Context) string {
+// runProcess starts a process, or takes over the adopted one, and watches it until its end. It
+// returns why the replica failed. If ctx has ended, the result means nothing.
+func (r *runner) runProcess(running context.Context) string {
 	if r.process == nil {
-		if r.awaitTurn(staying); staying.Err() != nil {
+		if r.awaitStartLock(running); running.Err() != nil {
 			return ""
 		}
 		if err := r.start(); err != nil {
 			return err.Error()
 		}
-		r.report(staying, engines.Starting, "")
+		r.report(running, engines.Starting, "")
 	}
 	r.renew()
-	alive, cancel := whileAlive(staying, r.process)
+	alive, cancel := whileAlive(running, r.process)
 	defer cancel()
 	if r.readySince.IsZero() {
 		if fault := r.awaitReady(alive); fault != "" {
@@ -140,7 +151,7 @@ func (r *runner) live(staying context.Context) string {
 		}
 		if alive.Err() == nil {
 			r.becomeReady()
-			r.report(staying, engines.Ready, "")
+			r.report(running, engines.Ready, "")
 		}
 	}
 	if alive.Err() == nil {
@@ -148,10 +159,10 @@ func (r *runner) live(staying context.Context) string {
 			return fault
 		}
 	}
-	if staying.Err() != nil {
+	if running.Err() != nil {
 		return ""
 	}
-	r.report(staying, engines.Failed, "its process has ended") // at once; how it ended takes some milliseconds to find out
+	r.report(running, engines.Failed, "its process has ended") // at once, because reading the exit status takes some milliseconds
 	return r.exitReason()
 }
 
@@ -181,7 +192,7 @@ func (r *runner) start() error {
 			metaDrain: m.DrainTimeout.String(),
 		},
 	}
-	_ = listener.Close() // from here on somebody else may take the port: then the engine ends early, and starts anew
+	_ = listener.Close() // if another program takes the port now, the engine ends early and is started again
 	if err := r.spawn(spec); err != nil {
 		return err
 	}
@@ -190,16 +201,17 @@ func (r *runner) start() error {
 	return nil
 }
 
-// spawn starts the process in a cgroup of its own if it is to have limits, and without one where that cannot be.
+// spawn starts the process. A process that is to have limits gets a cgroup of its own. If that is
+// not possible, it runs without limits.
 func (r *runner) spawn(s process.Spec) error {
 	c := r.launcher.config
-	s.Cgroup = r.launcher.limits.open(r.id, r.replica.Resources)
+	s.Cgroup = r.launcher.limits.create(r.id, r.replica.Resources)
 	started, err := c.Dir.Start(s)
 	if fault := err; err != nil && s.Cgroup != "" {
 		r.launcher.limits.remove(s.Cgroup)
 		s.Cgroup = ""
 		if started, err = c.Dir.Start(s); err == nil {
-			r.launcher.limits.failed(fault)
+			r.launcher.limits.recordFailure(fault)
 		}
 	}
 	if err != nil {
@@ -209,32 +221,33 @@ func (r *runner) spawn(s process.Spec) error {
 	return nil
 }
 
-// renew brings the record to what a reload has changed without a new process.
+// renew writes into the record what a reload has changed without a new process.
 func (r *runner) renew() {
 	drain := r.model.Load().DrainTimeout.String()
 	if r.process.Record().Meta[metaDrain] == drain {
 		return
 	}
 	if err := r.process.SetMeta(metaDrain, drain); err != nil && r.process.ExitStatus() == "" {
-		r.launcher.config.Log.Warn("a new drain timeout cannot be recorded", zap.String("replica", r.id), zap.Error(err))
+		r.launcher.config.Log.Warn("recording of a new drain timeout failed", zap.String("replica", r.id), zap.Error(err))
 	}
 }
 
-// awaitReady probes until the engine is ready and then returns nothing, as when alive ends. Otherwise it returns what is wrong.
+// awaitReady probes until the engine is ready or alive ends, then returns "". Otherwise it returns
+// what is wrong.
 func (r *runner) awaitReady(alive context.Context) string {
 	m := r.model.Load()
 	deadline := time.Now().Add(m.startTimeout())
-	progress := time.NewTicker(progressEvery)
+	progress := time.NewTicker(progressInterval)
 	defer progress.Stop()
 	for {
-		got, text := r.askReady(alive, m.Version.Ready.Path, progress.C)
-		if got == well || alive.Err() != nil {
+		got, text := r.probeReady(alive, m.Version.Ready.Path, progress.C)
+		if got == healthy || alive.Err() != nil {
 			return ""
 		}
 		if time.Now().After(deadline) {
-			return withLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(strikes))
+			return withLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(maxBadProbes))
 		}
-		next := time.NewTimer(m.readyEvery())
+		next := time.NewTimer(m.readyInterval())
 		for due := false; !due; {
 			select {
 			case <-alive.Done():
@@ -242,33 +255,34 @@ func (r *runner) awaitReady(alive context.Context) string {
 			case <-next.C:
 				due = true
 			case <-progress.C:
-				r.showProgress(alive)
+				r.reportProgress(alive)
 			}
 		}
 		next.Stop()
 	}
 }
 
-// askReady probes once, and shows progress while the engine takes its time to answer.
-func (r *runner) askReady(alive context.Context, path string, progress <-chan time.Time) (got answer, text string) {
+// probeReady probes once. It reports progress while the engine takes its time to answer.
+func (r *runner) probeReady(alive context.Context, path string, progress <-chan time.Time) (got probeResult, text string) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		got, text = r.launcher.prober.ask(alive, r.replica.Address, path)
+		got, text = r.launcher.prober.probe(alive, r.replica.Address, path)
 	}()
 	for {
 		select {
 		case <-answered:
 			return got, text
 		case <-progress:
-			r.showProgress(alive)
+			r.reportProgress(alive)
 		}
 	}
 }
 
-// showProgress tells the last log line of a starting process, when it is a new one. There are no prompts in it: nobody could send any yet.
-// One that has served in an earlier run of the gateway may have logged some.
-func (r *runner) showProgress(alive context.Context) {
+// reportProgress reports the last log line of a starting process if it is new. The line holds no
+// prompts, because nobody could send any yet. A process that has served in an earlier run of the
+// gateway may have logged prompts, so its lines are not reported.
+func (r *runner) reportProgress(alive context.Context) {
 	if r.served {
 		return
 	}
@@ -279,61 +293,65 @@ func (r *runner) showProgress(alive context.Context) {
 
 func (r *runner) becomeReady() {
 	r.readySince, r.served = time.Now(), true
-	r.launcher.turns.done(r.id)
+	r.launcher.startLocks.unlock(r.id)
 	if err := r.process.SetMeta(metaReady, "true"); err != nil {
-		r.launcher.config.Log.Warn("a ready replica cannot be recorded as ready", zap.String("replica", r.id), zap.Error(err))
+		r.launcher.config.Log.Warn("recording of a ready replica failed", zap.String("replica", r.id), zap.Error(err))
 	}
 }
 
-// serve watches over a ready engine until alive ends; then it returns nothing. Otherwise it returns what is wrong.
+// serve probes a ready engine until alive ends, then returns "". Otherwise it returns what is
+// wrong.
 func (r *runner) serve(alive context.Context) string {
 	bad := 0
 	for {
-		doubted := r.awaitProbe(alive)
+		suspected := r.awaitProbe(alive)
 		if alive.Err() != nil {
 			return ""
 		}
 		r.renew()
-		got, text := r.launcher.prober.ask(alive, r.replica.Address, r.model.Load().Version.Health.Path)
+		got, text := r.launcher.prober.probe(alive, r.replica.Address, r.model.Load().Version.Health.Path)
 		switch {
 		case alive.Err() != nil:
 			return ""
-		case got == gone:
-			if wait(alive, lastMoment); alive.Err() != nil {
+		case got == refused:
+			if wait(alive, exitGrace); alive.Err() != nil {
 				return ""
 			}
 			return text
-		case got == well, got == busy && r.mayBeBusy():
+		case got == healthy, got == busy && r.mayBeBusy():
 			bad = 0
-			r.clear(doubted)
+			r.reportHealthy(suspected)
 		default:
-			if bad++; bad == strikes {
-				return fmt.Sprintf("%d times in a row: %s", strikes, text)
+			if bad++; bad == maxBadProbes {
+				return fmt.Sprintf("%d times in a row: %s", maxBadProbes, text)
 			}
 		}
 	}
 }
 
-// mayBeBusy: only work excuses silence.
+// mayBeBusy reports whether the replica has requests. Only requests excuse a probe without an
+// answer.
 func (r *runner) mayBeBusy() bool {
 	inFlight := r.launcher.config.InFlight
 	return inFlight == nil || inFlight(r.id) > 0
 }
 
-// report tells the loop. It gives up when ctx ends: then the loop is gone as well.
+// report sends the replica's state to Run's loop. It gives up when ctx ends, because the loop ends
+// too.
 func (r *runner) report(ctx context.Context, state engines.State, reason string) {
 	r.replica.State, r.replica.Reason = state, reason
-	told := r.replica
+	reported := r.replica
 	if state == engines.Failed {
-		told.PID, told.Address = 0, netip.AddrPort{} // whoever has them next is somebody else
+		reported.PID, reported.Address = 0, netip.AddrPort{} // another process may get them
 	}
 	select {
-	case r.launcher.events <- event{runner: r, replica: told}:
+	case r.launcher.events <- event{runner: r, replica: reported}:
 	case <-ctx.Done():
 	}
 }
 
-// whileAlive is a context that ends with the process. The cancel function must be called; it leaves nothing behind.
+// whileAlive returns a context that ends with the process. The caller must call the cancel
+// function, which waits for the goroutine that whileAlive has started.
 func whileAlive(ctx context.Context, p *process.Process) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
@@ -348,7 +366,7 @@ func whileAlive(ctx context.Context, p *process.Process) (context.Context, func(
 	return ctx, func() { cancel(); <-watched }
 }
 
-// wait returns after d or when ctx ends.
+// wait returns after d, or when ctx ends.
 func wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -358,6 +376,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
+// withLog appends the last log lines to a reason.
 func withLog(text string, lines []string) string {
 	if len(lines) == 0 {
 		return text

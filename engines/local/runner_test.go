@@ -17,7 +17,7 @@ import (
 
 func TestReplicasListenWhereTheyAreTold(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	c.Address = netip.MustParseAddr("127.0.0.2")
 	l := New(c)
@@ -64,7 +64,7 @@ func tough(l *Launcher) (relent func(), attempts *atomic.Int32) {
 // Its GPU, its port and its place belong to a process as long as it lives.
 func TestProcessThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.onRack(&rack{node: gpus(1)}))
 	relent, attempts := tough(l)
 	first, second := w.needs("a", 1, engines.Resources{GPU: 1}), w.needs("b", 1, engines.Resources{GPU: 1})
@@ -73,7 +73,7 @@ func TestProcessThatDoesNotEnd(t *testing.T) {
 	before := w.awaitReady("a", 1)[0]
 	first.Desired = 0
 	l.Set([]Model{first, second})
-	const why = "it cannot be ended, which is tried again and again: process 7 is still there after SIGKILL"
+	const why = "its process cannot be stopped, retrying: process 7 is still there after SIGKILL"
 	w.eventually("it says why it is still there", func() bool {
 		r := w.replica("a-0")
 		return r.State == engines.Draining && r.Reason == why && r.PID == before.PID
@@ -96,7 +96,7 @@ func TestProcessThatDoesNotEnd(t *testing.T) {
 
 func TestFailedProcessThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	relent, attempts := tough(l)
 	l.Set([]Model{w.model("chat", 1)})
@@ -104,7 +104,7 @@ func TestFailedProcessThatDoesNotEnd(t *testing.T) {
 	before := w.awaitReady("chat", 1)[0]
 	w.tell("broken")
 	w.eventually("it cannot be ended", func() bool {
-		return strings.HasPrefix(w.replica("chat-0").Reason, "it cannot be ended") && attempts.Load() > 1
+		return strings.HasPrefix(w.replica("chat-0").Reason, "its process cannot be stopped") && attempts.Load() > 1
 	})
 	if r := w.replica("chat-0"); r.State != engines.Failed || !processRuns(before.PID) {
 		t.Errorf("%+v", r)
@@ -118,7 +118,7 @@ func TestFailedProcessThatDoesNotEnd(t *testing.T) {
 
 func TestRecordFollowsTheDrainTimeout(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 1)
 	m.DrainTimeout, m.Version.Health.Every = time.Minute, time.Hour // not with the next probe, but at once
@@ -145,10 +145,10 @@ func TestRecordFollowsTheDrainTimeout(t *testing.T) {
 
 func TestSuspectIsProbedAtOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	found := make(chan string, 100)
-	c.Well = func(id string) { found <- id }
+	c.OnHealthy = func(id string) { found <- id }
 	l := New(c)
 	m := w.model("chat", 2)
 	m.Version.Health.Every = time.Hour
@@ -175,7 +175,7 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 	}
 }
 
-// However many requests fail, an engine that stumbles has as long as its strikes take.
+// However many requests fail, an engine that stumbles has as long as its maxBadProbes take.
 func TestDoubtsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, boundedDoubts)
@@ -185,27 +185,27 @@ func boundedDoubts(t *testing.T) {
 	l := New(Config{Fleet: engines.NewFleet()})
 	r := l.newRunner(Model{Version: engines.Version{Health: engines.Probe{Every: time.Hour}}}, 0)
 	begun := time.Now()
-	r.doubt()
+	r.suspect()
 	r.awaitProbe(t.Context())
-	if r.doubtedAt.Before(begun) {
-		t.Error("the doubt was not heard")
+	if r.suspectedAt.Before(begun) {
+		t.Error("the doubt was not driverAnswered")
 	}
-	first := r.doubtedAt
+	first := r.suspectedAt
 	for range 10 {
-		r.doubt()
+		r.suspect()
 	}
 	r.awaitProbe(t.Context())
-	if pause := r.doubtedAt.Sub(first); pause < doubtPause {
+	if pause := r.suspectedAt.Sub(first); pause < suspectPause {
 		t.Errorf("the second probe came after %v", pause)
 	}
-	if len(r.doubted) != 0 {
+	if len(r.suspected) != 0 {
 		t.Error("ten doubts bring more than one probe")
 	}
 }
 
 func TestProgressOfAStart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.tell("loading")
 	l := New(w.config())
 	l.Set([]Model{w.model("chat", 1)})
@@ -242,8 +242,8 @@ func TestProgressOfAStart(t *testing.T) {
 	say("prompt: secret\n")
 	l = New(w.config())
 	l.Adopt([]Model{w.model("chat", 1)})
-	r := l.table.slots["chat-0"].runner
-	r.showProgress(t.Context())
+	r := l.table.entries["chat-0"].runner
+	r.reportProgress(t.Context())
 	if r.replica.State != engines.Starting || strings.Contains(r.replica.Reason, "secret") {
 		t.Errorf("%+v", r.replica)
 	}
@@ -251,9 +251,9 @@ func TestProgressOfAStart(t *testing.T) {
 
 func TestLogsAreRotatedWhileReplicasRun(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
-	l.rotateEvery = 5 * time.Millisecond
+	l.rotateInterval = 5 * time.Millisecond
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
 	before := w.awaitReady("chat", 1)[0]

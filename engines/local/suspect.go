@@ -7,59 +7,63 @@ import (
 	"go.uber.org/zap"
 )
 
-// doubtPause is the least pause between two probes that were brought forward: requests may fail by the thousand, and an engine that
-// stumbles for a moment must not run through its strikes in that moment.
-const doubtPause = time.Second
+// suspectPause is the minimum pause between two probes that were brought forward. Requests may fail
+// by the thousand, and an engine that fails for a moment must not use up maxBadProbes in that
+// moment.
+const suspectPause = time.Second
 
-// Suspect tells that a request to the replica has failed in a way that may be the replica's fault: its health is asked for at once, and
-// not only when the next probe is due. Further doubts within a second count as one. It never blocks; a replica that is not known, or
-// does not serve, is left alone.
+// Suspect brings the next probe of the replica forward. Call it after a request has failed in a way
+// that may be the replica's fault. Calls within a second count as one. Suspect never blocks. It
+// does nothing if the replica is unknown or not ready.
 func (l *Launcher) Suspect(replicaID string) {
-	if doubted, ok := l.doubted.Load(replicaID); ok {
-		poke(doubted.(chan struct{}))
+	if suspected, ok := l.suspected.Load(replicaID); ok {
+		notify(suspected.(chan struct{}))
 	}
 }
 
-// watch runs a runner so that Suspect finds it.
-func (l *Launcher) watch(r *runner, run func()) {
-	l.doubted.Store(r.id, r.doubted)
-	defer l.doubted.CompareAndDelete(r.id, r.doubted)
+// runRegistered runs a runner so that Suspect finds it.
+func (l *Launcher) runRegistered(r *runner, run func()) {
+	l.suspected.Store(r.id, r.suspected)
+	defer l.suspected.CompareAndDelete(r.id, r.suspected)
 	run()
 }
 
-func (r *runner) doubt() { poke(r.doubted) }
+// suspect brings the next probe forward.
+func (r *runner) suspect() { notify(r.suspected) }
 
-func poke(c chan struct{}) {
+// notify puts a token into the channel, unless there is one.
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// clear tells whoever wants to know that a replica that was doubted is well.
-func (r *runner) clear(doubted bool) {
-	if !doubted {
+// reportHealthy calls OnHealthy for a suspected replica that is healthy.
+func (r *runner) reportHealthy(suspected bool) {
+	if !suspected {
 		return
 	}
-	r.launcher.config.Log.Info("replica is well, a request that failed notwithstanding", zap.String("replica", r.id))
-	if r.launcher.config.Well != nil {
-		r.launcher.config.Well(r.id)
+	r.launcher.config.Log.Info("suspected replica found healthy", zap.String("replica", r.id))
+	if r.launcher.config.OnHealthy != nil {
+		r.launcher.config.OnHealthy(r.id)
 	}
 }
 
-// awaitProbe returns when the next probe is due: after the engine's usual pause, or when somebody doubts, which it tells.
-func (r *runner) awaitProbe(alive context.Context) (doubted bool) {
-	every := r.model.Load().healthEvery()
+// awaitProbe returns when the next probe is due: after the engine's interval, or when the replica
+// is suspected, which it returns.
+func (r *runner) awaitProbe(alive context.Context) (suspected bool) {
+	every := r.model.Load().healthInterval()
 	timer := time.NewTimer(every)
 	defer timer.Stop()
 	select {
 	case <-alive.Done():
 	case <-timer.C:
-	case <-r.doubted:
-		wait(alive, time.Until(r.doubtedAt.Add(min(doubtPause, every))))
-		r.doubtedAt = time.Now()
+	case <-r.suspected:
+		wait(alive, time.Until(r.suspectedAt.Add(min(suspectPause, every))))
+		r.suspectedAt = time.Now()
 		select {
-		case <-r.doubted: // the probe that comes now answers this one too
+		case <-r.suspected: // the next probe serves this suspicion too
 		default:
 		}
 		return true

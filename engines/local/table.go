@@ -10,74 +10,75 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// table is what exists: one slot for every replica that is wanted or has not left yet. One goroutine at a time owns it.
+// table holds one entry for every replica that is desired or has not stopped yet. One goroutine at
+// a time owns it.
 type table struct {
-	fleet *engines.Fleet
-	log   *zap.Logger
-	slots map[string]*slot // by replica id
-	// node is what this host has; nil until it is known.
+	fleet   *engines.Fleet
+	log     *zap.Logger
+	entries map[string]*entry // by replica id
+	// node is the last reading of the inventory; nil until there is one.
 	node *reading
-	// host is the name of this host until the inventory tells it.
+	// host is the name of this node until the inventory says it.
 	host string
 }
 
-// slot is the place of one replica, from its creation until it has left.
-type slot struct {
+// entry is one replica from its creation until it has stopped.
+type entry struct {
 	runner *runner
-	// fingerprint tells what the replica was started as.
+	// fingerprint identifies the command and environment that the replica was started with.
 	fingerprint string
-	// replica is what the fleet is told.
+	// replica is what the fleet shows.
 	replica engines.Replica
-	// placed: the replica has what it needs of the host, or needs nothing.
-	placed bool
-	// begun: the runner's goroutine runs.
-	begun bool
-	// leaving: the replica gets no more requests and ends; told: its runner knows.
-	leaving, told bool
-	// served: it was ready when it was to leave, and may be recalled.
-	served bool
+	// allocated: the replica holds its resources, or needs none.
+	allocated bool
+	// started: the runner's goroutine runs.
+	started bool
+	// draining: the replica gets no new requests and will stop. stopRequested: its runner knows.
+	draining, stopRequested bool
+	// wasReady: the replica was ready when it began to drain, so that draining may be cancelled.
+	wasReady bool
 }
 
-// wish is a model that is wanted.
-type wish struct {
+// desiredModel is a model of the last Set.
+type desiredModel struct {
 	Model
 	fingerprint string
 }
 
-// event is what a runner tells of its replica. A replica that says Stopped has left.
+// event is a runner's report on its replica. A replica whose State is Stopped is gone.
 type event struct {
 	runner  *runner
 	replica engines.Replica
 }
 
 func newTable(c Config) *table {
-	return &table{fleet: c.Fleet, log: c.Log, slots: map[string]*slot{}, host: cmp.Or(c.Name, hostName())}
+	return &table{fleet: c.Fleet, log: c.Log, entries: map[string]*entry{}, host: cmp.Or(c.Name, hostName())}
 }
 
-// add makes a slot for a runner that has not begun.
-func (t *table) add(r *runner, fingerprint string) *slot {
-	s := &slot{runner: r, fingerprint: fingerprint, replica: r.replica}
+// add creates the entry of a runner that has not started.
+func (t *table) add(r *runner, fingerprint string) *entry {
+	s := &entry{runner: r, fingerprint: fingerprint, replica: r.replica}
 	s.replica.Since = time.Now()
-	t.slots[r.replica.ID] = s
+	t.entries[r.replica.ID] = s
 	return s
 }
 
-// apply takes in what a runner tells.
+// apply takes over a runner's report.
 func (t *table) apply(e event) {
-	s, ok := t.slots[e.replica.ID]
+	s, ok := t.entries[e.replica.ID]
 	if !ok || s.runner != e.runner {
 		return
 	}
 	if e.replica.State == engines.Stopped {
-		delete(t.slots, e.replica.ID)
-		t.log.Info("replica has left", zap.String("replica", e.replica.ID))
+		delete(t.entries, e.replica.ID)
+		t.log.Info("replica stopped", zap.String("replica", e.replica.ID))
 		return
 	}
-	if s.leaving {
-		if e.replica.State == engines.Draining { // it cannot be ended
+	if s.draining {
+		if e.replica.State == engines.Draining { // its process cannot be stopped
 			s.replica.Reason = e.replica.Reason
 		}
-		return // anything else was under way before the runner knew
+		return // the runner sent any other report before it got the signal
 	}
 	next := e.replica
 	next.Since = s.replica.Since
@@ -88,128 +89,135 @@ func (t *table) apply(e event) {
 	s.replica = next
 }
 
-// logChange leaves a failure to the runner, which knows its reason a little later than it tells that there is one.
+// logChange logs a change of state. It does not log a failure: the runner does so, because it knows
+// the reason only some time after it has reported the failure.
 func (t *table) logChange(r engines.Replica) {
 	if r.State != engines.Failed {
-		t.log.Info("replica", zap.String("replica", r.ID), zap.String("state", string(r.State)), zap.Int("pid", r.PID))
+		t.log.Info("replica state changed", zap.String("replica", r.ID), zap.String("state", string(r.State)), zap.Int("pid", r.PID))
 	}
 }
 
-// reconcile compares the table with what is wanted. It creates slots by create, unless that is nil, and marks those that leave.
-func (t *table) reconcile(wanted []wish, create func(m Model, index int) *runner) {
-	stay := map[*slot]bool{}
+// reconcile compares the table with the desired models. It creates missing entries by create,
+// unless create is nil, and drains those that are not desired.
+func (t *table) reconcile(wanted []desiredModel, create func(m Model, index int) *runner) {
+	keep := map[*entry]bool{}
 	for _, m := range wanted {
 		indices := m.Numbers()
-		slots := make([]*slot, len(indices))
+		entries := make([]*entry, len(indices))
 		for i, index := range indices {
-			s, ok := t.slots[ReplicaID(m.Name, index)]
+			s, ok := t.entries[ReplicaID(m.Name, index)]
 			if !ok && create != nil {
 				s = t.add(create(m.Model, index), m.fingerprint)
 			}
 			if s != nil {
-				t.recall(s, m.fingerprint)
-				s.runner.heed(&m.Model)
-				slots[i], stay[s] = s, true
+				t.cancelDrain(s, m.fingerprint)
+				s.runner.setModel(&m.Model)
+				entries[i], keep[s] = s, true
 			}
 		}
-		t.replaceOutdated(slots, m.fingerprint)
-		t.replaceLost(slots)
+		t.replaceOutdated(entries, m.fingerprint)
+		t.replaceLost(entries)
 	}
-	for _, s := range t.slots {
-		if !stay[s] {
-			t.leave(s, "no longer wanted")
+	for _, s := range t.entries {
+		if !keep[s] {
+			t.drain(s, "its model needs fewer replicas here")
 		}
 	}
 }
 
-// replaceOutdated lets replicas of an earlier command leave; the next reconcile puts new ones in their places. One that serves
-// leaves only while all others of its model serve too. So a command that does not work costs one replica, not all.
-func (t *table) replaceOutdated(slots []*slot, fingerprint string) {
+// replaceOutdated drains replicas of an earlier command; the next reconcile creates their
+// successors. A replica that serves is drained only while all others of its model serve too. So a
+// command that does not work costs one replica, not all.
+func (t *table) replaceOutdated(entries []*entry, fingerprint string) {
 	serving := 0
-	for _, s := range slots {
-		if s != nil && !s.leaving && s.replica.State == engines.Ready {
+	for _, s := range entries {
+		if s != nil && !s.draining && s.replica.State == engines.Ready {
 			serving++
 		}
 	}
-	for _, s := range slots {
-		if s == nil || s.leaving || s.fingerprint == fingerprint {
+	for _, s := range entries {
+		if s == nil || s.draining || s.fingerprint == fingerprint {
 			continue
 		}
-		if s.replica.State != engines.Ready || serving == len(slots) {
-			t.leave(s, "replaced: its command has changed")
+		if s.replica.State != engines.Ready || serving == len(entries) {
+			t.drain(s, "replaced: its command has changed")
 			serving = 0
 		}
 	}
 }
 
-// replaceLost lets replicas leave that have failed and could not start again, because a device of theirs is gone. One that
-// still serves in spite of it may.
-func (t *table) replaceLost(slots []*slot) {
-	for _, s := range slots {
+// replaceLost drains replicas that have failed and could not start again because one of their
+// devices is missing. A replica that still serves without the device goes on.
+func (t *table) replaceLost(entries []*entry) {
+	for _, s := range entries {
 		if s == nil || s.replica.State != engines.Failed {
 			continue
 		}
-		if lost := t.lost(s.replica); lost != "" {
-			t.leave(s, lost)
+		if lost := t.missingDevices(s.replica); lost != "" {
+			t.drain(s, lost)
 		}
 	}
 }
 
-func (t *table) leave(s *slot, why string) {
-	if s.leaving {
+// drain takes a replica out of the fleet's rotation. Its runner stops it when it has no requests.
+func (t *table) drain(s *entry, why string) {
+	if s.draining {
 		return
 	}
-	s.leaving, s.served = true, s.replica.State == engines.Ready
+	s.draining, s.wasReady = true, s.replica.State == engines.Ready
 	s.replica.State, s.replica.Reason, s.replica.Since = engines.Draining, why, time.Now()
 	t.logChange(s.replica)
 }
 
-// recall lets a replica that leaves stay, if it is what is wanted and still serves what it has. Its runner then says what it is: until
-// then it gets no requests. A runner that has told its process to end is not to be stopped; another replica comes when it is gone.
-func (t *table) recall(s *slot, fingerprint string) {
-	if !s.leaving || !s.served || s.fingerprint != fingerprint || !s.runner.notice.recall() {
+// cancelDrain lets a draining replica serve on if it is what is desired now and was ready. The
+// runner then reports its state; until then the replica gets no requests. Once the runner has begun
+// to stop the process, draining cannot be cancelled; a successor is created after the process has
+// ended.
+func (t *table) cancelDrain(s *entry, fingerprint string) {
+	if !s.draining || !s.wasReady || s.fingerprint != fingerprint || !s.runner.stopSignal.cancel() {
 		return
 	}
-	s.leaving, s.told = false, false
+	s.draining, s.stopRequested = false, false
 	s.replica.Reason = "wanted again"
-	t.log.Info("replica is wanted again", zap.String("replica", s.replica.ID))
+	t.log.Info("replica draining cancelled", zap.String("replica", s.replica.ID))
 }
 
-// carryOut begins the runners that are new and have a place, and tells those that leave.
-func (t *table) carryOut(begin func(*runner)) {
-	for _, s := range t.slots {
-		if s.leaving && !s.told {
-			s.told = true
-			s.runner.notice.leave()
+// signalRunners starts the runners that are new and have their resources, and signals those that
+// must stop.
+func (t *table) signalRunners(start func(*runner)) {
+	for _, s := range t.entries {
+		if s.draining && !s.stopRequested {
+			s.stopRequested = true
+			s.runner.stopSignal.request()
 		}
-		if !s.begun && (s.placed || s.leaving) {
-			s.begun = true
-			begin(s.runner)
+		if !s.started && (s.allocated || s.draining) {
+			s.started = true
+			start(s.runner)
 		}
 	}
 }
 
-// allLeave marks every replica and returns their runners.
-func (t *table) allLeave() []*runner {
+// drainAll drains every replica and returns the runners.
+func (t *table) drainAll() []*runner {
 	var runners []*runner
-	for _, s := range t.slots {
-		t.leave(s, "the gateway stops")
+	for _, s := range t.entries {
+		t.drain(s, "the gateway stops")
 		runners = append(runners, s.runner)
 	}
 	return runners
 }
 
-// publish reports to the fleet.
-func (t *table) publish(wanted []wish) {
+// publish reports all entries to the fleet.
+func (t *table) publish(wanted []desiredModel) {
 	part := engines.Part{}
 	for _, m := range wanted {
 		part.Models = append(part.Models, m.Model.Model)
 	}
-	for _, s := range t.slots {
+	for _, s := range t.entries {
 		part.Replicas = append(part.Replicas, t.report(s))
 	}
 	slices.SortFunc(part.Replicas, func(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	t.fleet.Set(source, part)
 }
 
-func (t *table) clear() { clear(t.slots) }
+func (t *table) clear() { clear(t.entries) }

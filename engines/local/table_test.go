@@ -8,16 +8,17 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// What a runner says that does not know yet, or that is not there any more, must not bring a replica back into rotation.
+// What a runner says that does not know yet, or that is not there any more, must not bring a
+// replica back into rotation.
 func TestLateNewsIsIgnored(t *testing.T) {
 	t.Parallel()
 	fleet := engines.NewFleet()
 	table := newTable(Config{Fleet: fleet, Log: zap.NewNop()})
 	l := New(Config{Fleet: fleet})
 	m := Model{Model: engines.Model{Name: "chat", Desired: 1}}
-	wanted := []wish{{Model: m}}
+	wanted := []desiredModel{{Model: m}}
 	table.reconcile(wanted, l.newRunner)
-	first := table.slots["chat-0"].runner
+	first := table.entries["chat-0"].runner
 	ready := first.replica
 	ready.State = engines.Ready
 	state := func() engines.State {
@@ -32,7 +33,7 @@ func TestLateNewsIsIgnored(t *testing.T) {
 	if got := state(); got != engines.Ready {
 		t.Fatalf("state = %q, want ready", got)
 	}
-	table.reconcile([]wish{}, nil)
+	table.reconcile([]desiredModel{}, nil)
 	table.apply(event{first, ready})
 	if got := state(); got != engines.Draining {
 		t.Errorf("state = %q after late news of a replica that leaves", got)

@@ -27,7 +27,7 @@ func (g *gateway) breakAt(conversation string) (before, after string) {
 	fail()
 	eventually(g.t, before+" is believed to be well", func() error {
 		for line := range strings.Lines(g.logText()) {
-			if strings.Contains(line, "replica is well") && strings.Contains(line, `"`+before+`"`) {
+			if strings.Contains(line, "suspected replica found healthy") && strings.Contains(line, `"`+before+`"`) {
 				return nil
 			}
 		}

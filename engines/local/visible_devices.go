@@ -10,34 +10,36 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// restricted is an inventory of which an operator lets us have a part: CUDA_VISIBLE_DEVICES of our own environment says which.
-type restricted struct {
+// restrictedInventory is an inventory of which the launcher may use a part, as CUDA_VISIBLE_DEVICES
+// of its own environment says.
+type restrictedInventory struct {
 	Inventory
 	list string
 }
 
 // Read implements Inventory.
-func (r restricted) Read() (engines.Node, error) {
+func (r restrictedInventory) Read() (engines.Node, error) {
 	node, err := r.Inventory.Read()
 	return restrict(node, r.list), err
 }
 
-// asAllowed is the part of an inventory that we may use.
-func asAllowed(i Inventory) Inventory {
+// withVisibleDevices returns the part of an inventory that CUDA_VISIBLE_DEVICES allows.
+func withVisibleDevices(i Inventory) Inventory {
 	if list, ok := os.LookupEnv(visible); ok {
-		return restricted{i, list}
+		return restrictedInventory{i, list}
 	}
 	return i
 }
 
-// restrict leaves the GPUs that the list names, as CUDA reads it: numbers, or beginnings of UUIDs of GPUs and of their parts (MIG), up to the
-// first entry that names none; "" and "-1" name none. Numbers are counted as the driver does (CUDA_DEVICE_ORDER=PCI_BUS_ID), and
-// that of a divided GPU means all its parts.
+// restrict keeps the GPUs that the list names, as CUDA reads it: numbers, or prefixes of UUIDs of
+// GPUs and MIG devices, up to the first entry that names none. "" and "-1" name none. Numbers count
+// as the driver counts (CUDA_DEVICE_ORDER=PCI_BUS_ID). The number of a GPU with MIG devices names
+// all of these.
 func restrict(node engines.Node, list string) engines.Node {
 	all := node.GPUs
 	chosen := map[string]bool{}
 	for entry := range strings.SplitSeq(list, ",") {
-		named := named(all, strings.TrimSpace(entry))
+		named := matching(all, strings.TrimSpace(entry))
 		if len(named) == 0 {
 			break
 		}
@@ -57,8 +59,9 @@ func restrict(node engines.Node, list string) engines.Node {
 	return node
 }
 
-// named lists the UUIDs of the devices that one entry names: none, if it could be several GPUs.
-func named(all []engines.GPU, entry string) []string {
+// matching returns the UUIDs of the devices that one entry names. It returns none if a prefix fits
+// several devices.
+func matching(all []engines.GPU, entry string) []string {
 	number, err := strconv.Atoi(entry)
 	byUUID := strings.HasPrefix(entry, "GPU-") || strings.HasPrefix(entry, "MIG-")
 	var uuids []string

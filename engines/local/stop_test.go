@@ -12,7 +12,7 @@ import (
 
 func TestReplicaIsRecalled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setLoad("chat-0", 1)
 	l := New(w.onRack(&rack{node: gpus(1)}))
 	m := w.needs("chat", 1, engines.Resources{GPU: 1})
@@ -42,7 +42,7 @@ func TestReplicaIsRecalled(t *testing.T) {
 
 func TestReplicaOfAnotherCommandIsNotRecalled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setLoad("chat-0", 1)
 	l := New(w.config())
 	m := w.model("chat", 1)
@@ -65,10 +65,11 @@ func TestReplicaOfAnotherCommandIsNotRecalled(t *testing.T) {
 	}
 }
 
-// Whichever comes first, the recall or the end: the replica serves in the end, with one process, and it is never ready while it ends.
+// Whichever comes first, the recall or the end: the replica serves in the end, with one process,
+// and it is never ready while it ends.
 func TestRecallAgainstTheEnd(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	l := New(c)
 	m, none := w.model("chat", 1), w.model("chat", 0)
@@ -95,40 +96,40 @@ func TestRecallAgainstTheEnd(t *testing.T) {
 	t.Logf("%d recalled, %d ended", recalled, ended)
 }
 
-func TestNotice(t *testing.T) {
+func TestStopSignal(t *testing.T) {
 	t.Parallel()
-	var n notice
-	n.begin()
-	first := n.current()
-	if !n.recall() || n.current() != first {
-		t.Error("a replica that was not told to leave is recalled into another term")
+	var s stopSignal
+	s.reset()
+	first := s.current()
+	if !s.cancel() || s.current() != first {
+		t.Error("a cancellation without a request replaced the request")
 	}
-	n.leave()
-	if first.left.Err() == nil || first.recalled.Err() != nil {
-		t.Error("it does not know that it is to leave")
+	s.request()
+	if first.requested.Err() == nil || first.cancelled.Err() != nil {
+		t.Error("the runner does not know of the request")
 	}
-	if !n.recall() || first.recalled.Err() == nil || n.current().left.Err() != nil {
-		t.Error("it does not know that it was recalled")
+	if !s.cancel() || first.cancelled.Err() == nil || s.current().requested.Err() != nil {
+		t.Error("the runner does not know that the request was cancelled")
 	}
-	n.leave() // again, before the runner has looked
-	if n.end(first) {
-		t.Error("it ended in a term that was over, without its time to drain")
+	s.request() // again, before the runner has looked
+	if s.commit(first) {
+		t.Error("the runner committed a cancelled request, and did not drain for the new one")
 	}
-	if !n.end(n.current()) || n.recall() {
-		t.Error("it was recalled from its end")
+	if !s.commit(s.current()) || s.cancel() {
+		t.Error("a committed request was cancelled")
 	}
 	for range 2000 {
-		var n notice
-		n.begin()
-		n.leave()
-		t0 := n.current()
-		var ended, recalled bool
+		var s stopSignal
+		s.reset()
+		s.request()
+		request := s.current()
+		var committed, cancelled bool
 		var both sync.WaitGroup
-		both.Go(func() { ended = n.end(t0) })
-		both.Go(func() { recalled = n.recall() })
+		both.Go(func() { committed = s.commit(request) })
+		both.Go(func() { cancelled = s.cancel() })
 		both.Wait()
-		if ended == recalled {
-			t.Fatalf("ended: %v, recalled: %v", ended, recalled)
+		if committed == cancelled {
+			t.Fatalf("committed: %v, cancelled: %v", committed, cancelled)
 		}
 	}
 }
@@ -136,11 +137,11 @@ func TestNotice(t *testing.T) {
 // A hand-over in the middle of a drain: the next run goes on with it.
 func TestDrainingReplicaOutlivesUs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	c := w.config()
 	asked := make(chan struct{}, 1)
 	c.InFlight = func(string) int { // which is asked in a drain
-		poke(asked)
+		notify(asked)
 		return 1
 	}
 	l := New(c)
@@ -171,7 +172,7 @@ func TestDrainingReplicaOutlivesUs(t *testing.T) {
 
 func TestIndices(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 5)
 	m.Most, m.Indices = 7, []int{1, 3}

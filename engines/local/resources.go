@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
-// Placement says which of several devices with room a replica gets.
+// Placement says which of several nodes and GPUs with room a replica gets.
 type Placement = placement.Policy
 
 // The placements.
@@ -18,42 +18,44 @@ const (
 	Pack   = placement.Pack
 )
 
-// place gives a place to every replica that has none, in the order of the file and of their numbers. One that does not fit holds up
-// nobody behind it.
-func (t *table) place(wanted []wish) {
+// allocateAll allocates resources to every replica that has none yet, in the order of the models
+// and of the replicas' numbers. A replica that does not fit does not delay the ones behind it.
+func (t *table) allocateAll(wanted []desiredModel) {
 	for _, m := range wanted {
 		for _, i := range m.Numbers() {
-			if s, ok := t.slots[ReplicaID(m.Name, i)]; ok && !s.placed && !s.leaving {
-				t.settle(s, m.Model)
+			if s, ok := t.entries[ReplicaID(m.Name, i)]; ok && !s.allocated && !s.draining {
+				t.allocate(s, m.Model)
 			}
 		}
 	}
 }
 
-// settle gives one replica its place, or the reason why it has none. Its runner has not begun.
-func (t *table) settle(s *slot, m Model) {
+// allocate allocates the resources of one replica, or sets the reason why it has none. The runner
+// of the replica has not started.
+func (t *table) allocate(s *entry, m Model) {
 	if m.Resources == nil {
-		s.placed = true
+		s.allocated = true
 		return
 	}
 	if t.node == nil {
-		s.replica.Reason = "waits until it is known what this host has"
+		s.replica.Reason = "waits until the resources of this node are known"
 		return
 	}
 	devices, missing := placement.PickDevices(t.node.Node, t.claims(), placement.Want{Model: m.Name, Resources: *m.Resources, Policy: m.Placement})
 	if s.replica.Reason = missing; missing != "" {
 		return
 	}
-	s.placed = true
+	s.allocated = true
 	s.replica.Resources, s.replica.GPUs = *m.Resources, strings.Join(devices, ",")
 	s.runner.replica.Resources, s.runner.replica.GPUs = s.replica.Resources, s.replica.GPUs
 }
 
-// claims is what the replicas have, in the order of their ids. One that leaves has it until it is gone.
+// claims returns what the replicas hold, in the order of their ids. A draining replica holds its
+// resources until its process has ended.
 func (t *table) claims() []placement.Claim {
 	var all []placement.Claim
-	for _, s := range t.slots {
-		if r := s.replica; s.placed && r.Resources != (engines.Resources{}) {
+	for _, s := range t.entries {
+		if r := s.replica; s.allocated && r.Resources != (engines.Resources{}) {
 			all = append(all, placement.Claim{ID: r.ID, Model: r.Model, Resources: r.Resources, Devices: r.Devices()})
 		}
 	}
@@ -61,9 +63,11 @@ func (t *table) claims() []placement.Claim {
 	return all
 }
 
-// lost names the replica's devices that are not there any more. What a driver does not answer is no loss.
-func (t *table) lost(r engines.Replica) string {
-	if t.node == nil || t.node.devices != heard {
+// missingDevices says which devices of the replica the node does not have any more. It returns ""
+// if there are none, or if the driver did not answer: silence of the driver does not prove that a
+// device is gone.
+func (t *table) missingDevices(r engines.Replica) string {
+	if t.node == nil || t.node.driver != driverAnswered {
 		return ""
 	}
 	var gone []string
@@ -75,10 +79,10 @@ func (t *table) lost(r engines.Replica) string {
 	if len(gone) == 0 {
 		return ""
 	}
-	return "its GPU is not there any more: " + strings.Join(gone, ", ")
+	return "its GPU is missing: " + strings.Join(gone, ", ")
 }
 
-// name is this host's.
+// name returns the name of this node.
 func (t *table) name() string {
 	if t.node != nil && t.node.Name != "" {
 		return t.node.Name
@@ -86,11 +90,11 @@ func (t *table) name() string {
 	return t.host
 }
 
-// report is the replica as the fleet hears of it.
-func (t *table) report(s *slot) engines.Replica {
+// report returns the replica as the fleet shows it.
+func (t *table) report(s *entry) engines.Replica {
 	r := s.replica
 	r.Node = t.name()
-	if lost := t.lost(r); lost != "" && r.Reason != "" {
+	if lost := t.missingDevices(r); lost != "" && r.Reason != "" {
 		r.Reason = lost + "; " + r.Reason
 	} else if lost != "" {
 		r.Reason = lost

@@ -1,0 +1,162 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+const (
+	// stopRetryMin and stopRetryMax bound the pauses between attempts to stop a process that does
+	// not end.
+	stopRetryMin = time.Second
+	stopRetryMax = time.Minute
+)
+
+// stopSignal tells a runner to stop its replica. The table requests the stop and may cancel it; the
+// runner commits it when it stops the process. If a cancellation and a commit meet, exactly one of
+// them wins.
+type stopSignal struct {
+	mu sync.Mutex
+	// next is the current request; guarded by mu
+	next *stopRequest
+	// committed: the process is being stopped, and the request cannot be cancelled; guarded by mu
+	committed bool
+}
+
+// stopRequest is one request to stop. It exists before it is made.
+type stopRequest struct {
+	// requested ends when the table requests the stop, cancelled when it cancels the request.
+	requested, cancelled context.Context
+	send, cancel         context.CancelFunc
+}
+
+// reset prepares the next request. mu is held, or no other goroutine has s yet.
+func (s *stopSignal) reset() {
+	r := new(stopRequest)
+	r.requested, r.send = context.WithCancel(context.Background())
+	r.cancelled, r.cancel = context.WithCancel(context.Background())
+	s.next = r
+}
+
+// current returns the current request.
+func (s *stopSignal) current() *stopRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next
+}
+
+// request requests the stop.
+func (s *stopSignal) request() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next.send()
+}
+
+// cancel cancels the request. It returns false if the runner has committed it.
+func (s *stopSignal) cancel() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.committed {
+		return false
+	}
+	if s.next.requested.Err() != nil {
+		s.next.cancel()
+		s.reset()
+	}
+	return true
+}
+
+// commit makes the request final. It returns false if the request was cancelled.
+func (s *stopSignal) commit(r *stopRequest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.committed = s.next == r
+	return s.committed
+}
+
+// drainAndStop lets the replica finish its requests and stops its process. It returns false if the
+// stop was cancelled before that, or if ctx has ended; then the process still runs.
+func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
+	if r.process != nil && r.served {
+		draining, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(s.cancelled, cancel)
+		r.drain(draining, orDefault(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout))
+		stop()
+		cancel()
+	}
+	if ctx.Err() != nil || !r.stopSignal.commit(s) || !r.stopUntilGone(ctx, engines.Draining) {
+		return false
+	}
+	r.report(ctx, engines.Stopped, "")
+	return true
+}
+
+// shutdown waits at most the given time until the replica's requests are finished, and stops the
+// process.
+func (r *runner) shutdown(ctx context.Context, atMost time.Duration) error {
+	if r.process != nil && r.served {
+		r.drain(ctx, atMost)
+	}
+	return r.stopProcess(ctx)
+}
+
+// drain returns when the replica has no requests, but not before DrainSettle: until then a reader
+// of an older snapshot may send it a request.
+func (r *runner) drain(ctx context.Context, atMost time.Duration) {
+	c := r.launcher.config
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	alive, cancel := whileAlive(ctx, r.process)
+	defer cancel()
+	wait(alive, c.DrainSettle)
+	for c.InFlight != nil && alive.Err() == nil && c.InFlight(r.id) > 0 {
+		wait(alive, drainPollInterval)
+	}
+}
+
+// stopUntilGone stops the process, with as many attempts as it takes. It returns false if ctx ends
+// before that. A process that hangs in a system call of a driver survives even SIGKILL and keeps
+// its GPU and port, so no other replica may get them.
+func (r *runner) stopUntilGone(ctx context.Context, state engines.State) bool {
+	for pause := stopRetryMin; ; pause = min(2*pause, stopRetryMax) {
+		err := r.stopProcess(ctx)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		r.launcher.config.Log.Error("replica stop failed, retrying", zap.String("replica", r.id), zap.Error(err))
+		r.report(ctx, state, "its process cannot be stopped, retrying: "+err.Error())
+		wait(ctx, pause)
+	}
+}
+
+// stopProcess stops the process, if there is one, and gives its port, start lock and cgroup back.
+// If that fails, the replica keeps them.
+func (r *runner) stopProcess(ctx context.Context) error {
+	if r.process != nil {
+		err := r.launcher.stop(r.process, ctx, r.launcher.config.StopGrace)
+		if err != nil && !errors.Is(err, process.ErrNotClaimed) {
+			return err
+		}
+	}
+	r.launcher.startLocks.unlock(r.id)
+	if r.replica.Address.IsValid() {
+		r.launcher.ports.release(r.replica.Address.Port())
+	}
+	if r.cgroup != "" {
+		r.launcher.limits.remove(r.cgroup)
+	}
+	r.process, r.readySince, r.served, r.cgroup = nil, time.Time{}, false, ""
+	r.replica.Address, r.replica.PID = netip.AddrPort{}, 0
+	return nil
+}
