@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// sim is the simulated engine, `sluice sim` of our own binary. Its flags are vLLM's where vLLM has them.
+// sim is the simulated engine: `sluice sim` of the running program. Its flags have the names of
+// vLLM's where vLLM has such flags.
 func sim() Engine {
 	const slots = 256
 	return Engine{Name: "sim", Versions: []Version{{
@@ -31,7 +32,7 @@ func sim() Engine {
 	}}}
 }
 
-// variables is a schema of exactly these variables.
+// variables returns a schema of exactly these variables.
 func variables(properties map[string]any) map[string]any {
 	return map[string]any{"type": "object", "properties": properties, "additionalProperties": false}
 }
@@ -57,7 +58,7 @@ func flag(description string) map[string]any {
 	return map[string]any{"type": "boolean", "description": description}
 }
 
-// duration is a string that Go's time.ParseDuration reads.
+// duration is a string in the syntax of time.ParseDuration.
 func duration(description string) map[string]any {
 	return map[string]any{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`, "description": description}
 }
@@ -79,12 +80,12 @@ func share(description string) map[string]any {
 	return map[string]any{"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": description}
 }
 
-// between is a whole number in a range.
+// between is an integer in a range.
 func between(least, most int, description string) map[string]any {
 	return map[string]any{"type": "integer", "minimum": least, "maximum": most, "description": description}
 }
 
-// merged puts variables together; a later one of the same name takes the place of an earlier one.
+// merged merges variables. A later one replaces an earlier one of the same name.
 func merged(all ...map[string]any) map[string]any {
 	together := map[string]any{}
 	for _, some := range all {

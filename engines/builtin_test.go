@@ -115,7 +115,8 @@ func rendered(t *testing.T, version Version, launch Launch) ([]string, map[strin
 	return command, env
 }
 
-// knownFlags reads the flags and environment variables that a version of an engine knows, which testdata/flags lists.
+// knownFlags reads the flags and environment variables that a version of an engine knows, which
+// testdata/flags lists.
 func knownFlags(t *testing.T, engine, version string) []string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata/flags", engine+"-"+version+".txt"))
@@ -126,7 +127,8 @@ func knownFlags(t *testing.T, engine, version string) []string {
 	return strings.Fields(list)
 }
 
-// Every variable of every engine becomes a flag or an environment variable that the engine knows, whatever the task.
+// Every variable of every engine becomes a flag or an environment variable that the engine knows,
+// whatever the task.
 func TestBuiltinVariablesAreKnown(t *testing.T) {
 	t.Parallel()
 	for _, engine := range Builtin() {
@@ -157,7 +159,8 @@ func TestBuiltinVariablesAreKnown(t *testing.T) {
 	}
 }
 
-// checkKnown holds all flags and environment variables of a start against those that the engine knows.
+// checkKnown holds all flags and environment variables of a start against those that the engine
+// knows.
 func checkKnown(t *testing.T, version Version, launch Launch, known []string) {
 	t.Helper()
 	command, env := rendered(t, version, launch)
@@ -242,7 +245,8 @@ func TestBuiltinVariablesAreChecked(t *testing.T) {
 	}
 }
 
-// Engines that spread a model over GPUs use all that the replica has, unless a variable, which comes later, says otherwise.
+// Engines that spread a model over GPUs use all that the replica has, unless a variable, which
+// comes later, says otherwise.
 func TestBuiltinUseAllGPUs(t *testing.T) {
 	t.Parallel()
 	for _, engine := range Builtin() {
@@ -341,7 +345,8 @@ func TestOllamaScript(t *testing.T) {
 	}
 }
 
-// alone runs a command and waits for it and for everything it has started, which holds its output open.
+// alone runs a command and waits for it and for everything it has started, which holds its output
+// open.
 func alone(t *testing.T, run *exec.Cmd) (string, error) {
 	t.Helper()
 	reader, writer, err := os.Pipe()

@@ -1,14 +1,14 @@
 package engines
 
 import (
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestBuiltinDefinitionsAreSound(t *testing.T) {
@@ -75,16 +75,11 @@ func TestSlotsCount(t *testing.T) {
 	}
 }
 
-// Every variable of llama-cpp must be a flag of the real llama-server.
+// TestLlamaCppVariablesAreItsFlags checks that every variable of llama-cpp is a flag of the real
+// llama-server.
 func TestLlamaCppVariablesAreItsFlags(t *testing.T) {
 	t.Parallel()
-	binary, err := filepath.Abs("../.tools/llama-server")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(binary); err != nil {
-		t.Fatalf("llama-server is missing, run scripts/llama-server.sh: %v", err)
-	}
+	binary := testutil.Tool(t, "llama-server")
 	help, err := exec.Command(binary, "--help").CombinedOutput()
 	if err != nil {
 		t.Fatal(err)

@@ -10,11 +10,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Tasks lists every task there is.
-func Tasks() []Task { return []Task{TextGeneration, Embedding, Rerank, Transcription} }
-
-// Check returns every fault in the definition of a version: its schema, its command, its probes. Whether a command renders also
-// depends on a model's variables; Render tells.
+// Check returns every fault in the definition of a version. Whether its command renders also
+// depends on the model's variables; Render tells.
 func (v Version) Check() []Fault {
 	faults := v.checkSchema()
 	if len(v.Command) == 0 {
@@ -77,7 +74,7 @@ func (v Version) checkSchema() []Fault {
 	return faults
 }
 
-// schemaFaults says where a schema is not one.
+// schemaFaults says where a schema is not valid.
 func schemaFaults(err error) []Fault {
 	var refused *jsonschema.SchemaValidationError
 	var invalid *jsonschema.ValidationError
@@ -91,5 +88,5 @@ func schemaFaults(err error) []Fault {
 	return faults
 }
 
-// oneLine puts a message of several lines into one.
+// oneLine joins the lines of a message.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

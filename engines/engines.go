@@ -1,9 +1,11 @@
-// Package engines holds the nouns of Sluice: engines, models, replicas, and the fleet they make up.
+// Package engines is the vocabulary of Sluice: engines and their versions, models, replicas, nodes,
+// and the fleet. Nearly every other package uses it.
 //
-// An Engine is data: how some inference server is launched, which tasks it serves, what tells that it is ready. A Model
-// is what a client asks for by name; it names its engine and how its replicas come to be. A Replica is one running
-// server of one model. A launcher (engines/local, engines/upstream) makes replicas out of models and reports them to the
-// Fleet; everybody else reads the Fleet's immutable Snapshot and never talks to a launcher.
+// An Engine is data: how an inference server is started, which tasks it serves, and how its
+// readiness is probed. A Model is what a client asks for by name. It names its engine and how its
+// replicas come to be. A Replica is one running server of one model. A launcher (engines/local,
+// engines/kubernetes, engines/upstream) makes replicas and reports them to the Fleet. All other
+// parts read the Fleet's immutable Snapshot and never call a launcher.
 package engines
 
 import (
@@ -12,7 +14,7 @@ import (
 	"time"
 )
 
-// Task is what a model can be asked to do.
+// Task is a kind of work that a model does.
 type Task string
 
 // The tasks a model may have.
@@ -23,84 +25,93 @@ const (
 	Transcription  Task = "transcription"
 )
 
-// Launcher names how a model's replicas come to be.
+// Launcher names how the replicas of a model come to be.
 type Launcher string
 
 // The launchers.
 const (
-	// Local replicas are processes on this host.
+	// Local replicas are processes on a node.
 	Local Launcher = "local"
 	// Kubernetes replicas are pods of Deployments.
 	Kubernetes Launcher = "kubernetes"
-	// Upstream replicas are servers that someone else runs.
+	// Upstream replicas are servers that Sluice does not start.
 	Upstream Launcher = "upstream"
-	// None is for a model without replicas, which is only admitted: its work is done elsewhere.
+	// None is for a model without replicas. Sluice only admits its requests; they are served
+	// elsewhere.
 	None Launcher = "none"
 )
 
 // Model is what clients ask for by name.
 type Model struct {
+	// Name identifies the model. Aliases are further names that clients may use.
 	Name    string
 	Aliases []string
-	// Adapters are those of the aliases that the engine itself knows, and is to be asked for by: LoRA adapters on the model.
+	// Adapters are those aliases that the engine itself knows and must be asked for by: LoRA
+	// adapters on the model.
 	Adapters []string
-	// Task is empty when it is not known, as for a discovered model.
-	Task     Task
+	// Task is empty if it is not known, as for a discovered model.
+	Task Task
+	// Launcher is how the model's replicas come to be.
 	Launcher Launcher
-	// Discovered models were found on an upstream and are not in the file.
+	// Discovered models were found on an upstream and are not in the configuration.
 	Discovered bool
-	// Desired is how many replicas there should be; 0 for upstreams, which are what they are.
+	// Desired is the number of replicas that there should be. It is 0 for upstreams, which are not
+	// scaled.
 	Desired int
-	// Most is how many there may be: more than Desired come when requests wait for them.
-	Most int
+	// MaxReplicas is the greatest number of replicas that scaling out may reach. Its JSON name is
+	// part of the protocol of joined nodes.
+	MaxReplicas int `json:"Most"`
 }
 
-// State is where a replica is in its life.
+// State is a phase in the life of a replica.
 type State string
 
 // The states of a replica. Only a Ready one is in Envoy's endpoints and gets requests.
 const (
-	Pending  State = "pending"  // wanted, not started yet
-	Starting State = "starting" // process runs, readiness probe has not passed
+	Pending  State = "pending"  // desired, not started yet
+	Starting State = "starting" // the process runs, the readiness probe has not passed
 	Ready    State = "ready"
-	Draining State = "draining" // gets no new requests, finishes what it has
-	Failed   State = "failed"   // ended or unhealthy, perhaps waiting for its next start; Reason says why
+	Draining State = "draining" // gets no new requests, finishes those it has
+	Failed   State = "failed"   // ended or unhealthy; may wait for its next start
 	Stopped  State = "stopped"
 )
 
-// Replica is one server of one model. It is a value: a changed replica is a new value in the next Snapshot.
+// Replica is one server of one model. It is a value: a change of the replica is a new value in the
+// next Snapshot.
 type Replica struct {
-	// ID is stable over restarts: "<model>-<n>" for local replicas, the name of the pod, or host:port for upstreams, with the path where
-	// there is one.
+	// ID is stable over restarts. It is "<model>-<n>" for local replicas, the name of the pod on
+	// Kubernetes, and host:port, with the path if there is one, for upstreams.
 	ID      string
 	Model   string
 	State   State
 	Address netip.AddrPort
-	// Host is what requests to an upstream say in their Host header; empty leaves them as they are.
+	// Host is the Host header of requests to an upstream. Empty leaves the client's.
 	Host string
-	// Transport is nil for a replica that is called by plain HTTP, and with nothing added.
+	// Transport is nil if the replica is called by plain HTTP and nothing is added to requests.
 	Transport *Transport
 	// Launcher is where the replica came from.
 	Launcher Launcher
-	// Node is the host that it is on; empty where that is not known, as for an upstream.
+	// Node is the name of the node that the replica runs on. It is empty if it is not known, as for
+	// an upstream.
 	Node string
-	// PID is the process of a local replica, 0 otherwise.
+	// PID is the process of a local replica, otherwise 0.
 	PID int
-	// Reason says in words why the replica is not ready, with the last log line where there is one.
+	// Reason says why the replica is not ready, with the last log line if there is one.
 	Reason string
-	// Slots is how many requests the engine works on at once, as far as it is known; 0 means unknown.
+	// Slots is the number of requests that the engine works on at once. 0 means unknown.
 	Slots int
 	// Since is when the replica entered State.
 	Since time.Time
-	// Restarts counts the starts after the first.
+	// Restarts counts the starts after the first one.
 	Restarts int
-	// Resources are what a local replica takes of its host, as far as its model says.
+	// Resources are what a local replica uses of its node, as far as its model says.
 	Resources Resources
-	// GPUs are the UUIDs of its devices, separated by commas as CUDA_VISIBLE_DEVICES has them; empty where it was given none.
+	// GPUs are the UUIDs of its devices, separated by commas as in CUDA_VISIBLE_DEVICES. It is
+	// empty if the replica was given none.
 	GPUs string
 }
 
-// Group is the name of the replica's Transport, empty for a plain one.
+// Group returns the name of the replica's Transport, or "" for plain HTTP.
 func (r Replica) Group() string {
 	if r.Transport == nil {
 		return ""
@@ -108,33 +119,38 @@ func (r Replica) Group() string {
 	return r.Transport.Group
 }
 
-// Transport is how servers are called for which plain HTTP is not enough. Replicas with different ones share nothing in Envoy, so that
-// the secrets of one never reach another. It is immutable, holds secrets, and prints as its group.
+// Transport says how servers are called for which plain HTTP is not enough. Replicas with different
+// Transports share nothing in Envoy, so that the secrets of one never reach another. A Transport is
+// immutable, holds secrets, and prints only its group.
 type Transport struct {
-	// Group is a name for all replicas with the same content here. It tells nothing of the secrets, and has no #.
+	// Group is a name for all replicas with the same Transport. It reveals no secret, and contains
+	// no #.
 	Group string
-	// TLS is nil where there is none.
+	// TLS is nil for servers without TLS.
 	TLS *TLS
-	// Prefix goes before the path of every request: a slash and more, without one at the end; or empty.
+	// Prefix precedes the path of every request. It begins with a slash and does not end with one,
+	// or is empty.
 	Prefix string
-	// Headers are set on every request, by name, whatever the client wrote; Authorization among them.
+	// Headers are set on every request and replace those of the client. Authorization may be among
+	// them.
 	Headers []Header
 }
 
-// TLS is how a server proves who it is.
+// TLS says how a server proves its identity.
 type TLS struct {
-	// ServerName is the host name or IP address that its certificate must be for.
+	// ServerName is the host name or IP address that the server's certificate must be for.
 	ServerName string
-	// CA holds the certificates, as PEM, one of which must have signed it; empty means those that the system trusts.
+	// CA holds PEM certificates, one of which must have signed the server's. Empty means those that
+	// the system trusts.
 	CA string
-	// Unchecked takes any certificate.
+	// Unchecked accepts any certificate.
 	Unchecked bool
 }
 
 // Header is one header of a request.
 type Header struct{ Name, Value string }
 
-// String names the transport without its secrets.
+// String returns the group, without the secrets.
 func (t *Transport) String() string {
 	if t == nil {
 		return "plain"
@@ -145,5 +161,5 @@ func (t *Transport) String() string {
 // GoString is String.
 func (t *Transport) GoString() string { return t.String() }
 
-// MarshalJSON is String as JSON, so that no dump of a replica holds a secret.
+// MarshalJSON encodes String, so that no dump of a replica holds a secret.
 func (t *Transport) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }

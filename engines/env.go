@@ -8,15 +8,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/template"
 )
 
-// RenderEnv makes what a replica's environment has beyond that of its launcher.
+// RenderEnv returns what the environment of a replica has beyond that of its launcher.
 //
-// Each value of Env is a template over l, in which a list of the variables is its items joined by commas and an object is JSON. An entry
-// that names a variable which neither the model nor a default gives is left out: the engine then does as it does by itself.
+// Each value of Env is a template over l. In it, a list is printed as its items joined by commas,
+// and an object as JSON. An entry is left out if it names a variable that neither the model nor a
+// default sets, so that the engine uses its own default.
 func (v Version) RenderEnv(l Launch) (map[string]string, error) {
 	given := v.Complete(l.Task, l.Variables)
 	l.Variables = map[string]any{}
 	for name, value := range given {
-		text, err := wordOf(value)
+		text, err := printable(value)
 		if err != nil {
 			return nil, fmt.Errorf("variables.%s: %w", name, err)
 		}
@@ -38,8 +39,9 @@ func (v Version) RenderEnv(l Launch) (map[string]string, error) {
 	return env, nil
 }
 
-// wordOf is a variable as a template prints it. Booleans and whole numbers stay what they are, for {{if}}.
-func wordOf(value any) (any, error) {
+// printable returns a variable as a template prints it. Booleans and integers keep their types, so
+// that {{if}} works.
+func printable(value any) (any, error) {
 	switch value.(type) {
 	case []any, map[string]any, float64:
 		return argument(value)
@@ -47,12 +49,12 @@ func wordOf(value any) (any, error) {
 	return value, nil
 }
 
-// lacks tells whether the template names a variable that nothing gives.
+// lacks reports whether the template names a variable that has no value.
 func lacks(t *template.Template, variables map[string]any) bool {
 	return slices.ContainsFunc(variablesOf(t), func(name string) bool { return variables[name] == nil })
 }
 
-// envVariables are the variables that Env names, which therefore are no flags.
+// envVariables returns the names of the variables that Env names. They are not passed as flags.
 func (v Version) envVariables() ([]string, error) {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(v.Env)) {

@@ -10,11 +10,13 @@ import (
 	"strings"
 )
 
-// FlagStyle says how an engine takes variables on its command line. The zero value is the usual way; see Flags.
+// FlagStyle says how an engine takes variables on its command line. The zero value is the usual
+// style.
 type FlagStyle struct {
-	// Underscores leaves names as they are: --n_ctx instead of --n-ctx.
+	// Underscores keeps the underscores of names: --n_ctx instead of --n-ctx.
 	Underscores bool
-	// BooleanValues writes true and false as values (--cache true) instead of the flag alone and no flag at all.
+	// BooleanValues writes true and false as values (--cache true). Without it, true is the flag
+	// alone and false is no flag.
 	BooleanValues bool
 	// Lists says how the items of a list follow their flag.
 	Lists ListStyle
@@ -25,18 +27,20 @@ type ListStyle string
 
 // The styles of lists.
 const (
-	// ListCommas joins the items by commas: --device a,b. The empty style is the same.
+	// ListCommas joins the items by commas: --device a,b. It is the default.
 	ListCommas ListStyle = "commas"
 	// ListArguments makes each item an argument of its own: --device a b.
 	ListArguments ListStyle = "arguments"
 )
 
-// flags writes variables as command line flags, in order of name. Those named in except are left out. In the usual style, the empty one:
+// flags formats variables as command line flags, in the order of their names. It leaves out the
+// variables in except.
 //
-// A name becomes --name with dashes for underscores. true is the flag alone; false and null are no flag at all (a flag that
-// switches something off is a variable of its own, such as no_webui). Numbers and strings follow as the next argument, the items of a
-// list joined by commas, an object as JSON. A list holds numbers and strings; a string with a comma in it cannot be told from two
-// and is an error.
+// In the usual style a name becomes --name, with dashes for underscores. true becomes the flag
+// alone; false and null become no flag. (A flag that turns something off is a variable of its own,
+// such as no_webui.) Numbers and strings follow as the next argument, a list as its items joined by
+// commas, an object as JSON. A list may hold numbers and strings. A string with a comma in it is an
+// error, because the engine would read two items.
 func (s FlagStyle) flags(variables map[string]any, except []string) ([]string, error) {
 	var flags []string
 	for _, name := range slices.Sorted(maps.Keys(variables)) {
@@ -52,7 +56,7 @@ func (s FlagStyle) flags(variables map[string]any, except []string) ([]string, e
 	return flags, nil
 }
 
-// flag is one variable as arguments; none at all for what is not set.
+// flag formats one variable as arguments. It returns none for a variable that is not set.
 func (s FlagStyle) flag(name string, value any) ([]string, error) {
 	flag := "--" + name
 	if !s.Underscores {
@@ -79,7 +83,7 @@ func (s FlagStyle) flag(name string, value any) ([]string, error) {
 	return []string{flag, text}, err
 }
 
-// argument is a value as one argument, or as the value of an environment variable.
+// argument formats a value as one argument, or as the value of an environment variable.
 func argument(value any) (string, error) {
 	switch v := value.(type) {
 	case string:
@@ -96,9 +100,10 @@ func argument(value any) (string, error) {
 	case []any:
 		return joined(v)
 	}
-	return "", fmt.Errorf("a value of type %T makes no argument", value)
+	return "", fmt.Errorf("a value of type %T cannot be an argument: use a string, number, boolean, list or object", value)
 }
 
+// joined formats a list as its items joined by commas.
 func joined(items []any) (string, error) {
 	all, err := itemWords(items)
 	if err != nil {
@@ -112,7 +117,7 @@ func joined(items []any) (string, error) {
 	return strings.Join(all, ","), nil
 }
 
-// itemWords are the items of a list.
+// itemWords formats the items of a list.
 func itemWords(items []any) ([]string, error) {
 	all := make([]string, len(items))
 	for i, item := range items {

@@ -7,25 +7,25 @@ import (
 	"sync/atomic"
 )
 
-// Snapshot is the whole fleet at one moment. It is immutable: readers keep it as long as they like.
+// Snapshot is an immutable view of the fleet. Readers may keep it.
 //
-// A model that has not changed is the same pointer in the next one.
+// A model that has not changed is the same pointer in the next snapshot.
 type Snapshot struct {
 	// Version counts the changes of the fleet from 1.
 	Version uint64
-	// Models by name.
+	// Models are by name.
 	Models map[string]*ModelSnapshot
-	// Names maps every alias to the name of its model. A model's own name is not in it.
+	// Names maps each alias to the name of its model. It does not contain the models' own names.
 	Names map[string]string
 }
 
-// ModelSnapshot is one model with its replicas, ordered by id.
+// ModelSnapshot is one model with its replicas, in the order of their ids.
 type ModelSnapshot struct {
 	Model
 	Replicas []Replica
 }
 
-// Resolve finds a model by name or alias.
+// Resolve finds a model by its name or an alias.
 func (s *Snapshot) Resolve(name string) (*ModelSnapshot, bool) {
 	if m, ok := s.Models[name]; ok {
 		return m, true
@@ -34,7 +34,7 @@ func (s *Snapshot) Resolve(name string) (*ModelSnapshot, bool) {
 	return m, ok
 }
 
-// Ready lists the model's replicas that may serve.
+// Ready returns the model's replicas that may serve.
 func (m *ModelSnapshot) Ready() []Replica {
 	ready := make([]Replica, 0, len(m.Replicas))
 	for _, r := range m.Replicas {
@@ -45,20 +45,21 @@ func (m *ModelSnapshot) Ready() []Replica {
 	return ready
 }
 
-// Fleet is what exists: every model with its replicas. Each source (a launcher, the file) owns its own part and sets it as a
-// whole, level-triggered; readers take the Snapshot without a lock.
+// Fleet holds every model with its replicas. Each source (a launcher, the configuration) owns a
+// Part and replaces it as a whole. Readers get the Snapshot without a lock.
 type Fleet struct {
 	current atomic.Pointer[Snapshot]
 
 	mu sync.Mutex
-	// sources by name; guarded by mu
+	// sources are the parts by the name of their source; guarded by mu
 	sources map[string]Part
-	// changed is closed at the next change and replaced; guarded by mu
+	// changed is closed and replaced at each change; guarded by mu
 	changed chan struct{}
 }
 
-// Part is what one source says of the fleet. The first source (by name) that brings a model defines it; replicas of the same
-// model from several sources add up. A discovered model cannot take a name that is another model's alias.
+// Part is what one source reports. If several sources report a model, the first by name defines it;
+// the replicas of all sources add up. A discovered model is left out if its name is an alias of
+// another model.
 type Part struct {
 	Models   []Model
 	Replicas []Replica
@@ -71,7 +72,7 @@ func NewFleet() *Fleet {
 	return f
 }
 
-// Snapshot returns the fleet as it is now.
+// Snapshot returns the fleet as it is now. It takes no lock.
 func (f *Fleet) Snapshot() *Snapshot { return f.current.Load() }
 
 // Watch returns the current snapshot and a channel that is closed when a newer one exists.
@@ -81,9 +82,12 @@ func (f *Fleet) Watch() (*Snapshot, <-chan struct{}) {
 	return f.current.Load(), f.changed
 }
 
-// Set replaces what the source says. The part must not be changed afterwards. Setting what is already there changes nothing. Models of which
-// nothing has changed keep their *ModelSnapshot, so that readers see by the pointer what is new. The work is that for the models that have
-// changed, and a comparison of the part with the one before.
+// Set replaces the part of a source. The caller must not change the part afterwards. Setting an
+// equal part changes nothing.
+//
+// Models that have not changed keep their *ModelSnapshot, so that readers see by the pointer which
+// have. Set compares the part with the last one and rebuilds only the models that differ, up to
+// maxTouched.
 func (f *Fleet) Set(source string, part Part) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,10 +109,11 @@ func (f *Fleet) Set(source string, part Part) {
 	f.changed = make(chan struct{})
 }
 
-// mostTouched is how many models are looked for one by one. Beyond it the fleet is merged anew.
-const mostTouched = 8
+// maxTouched is how many models Set rebuilds one by one. If more differ, it rebuilds the fleet.
+const maxTouched = 8
 
-// touched lists the models that may not be the same in both parts. False: they are too many, or models came, went or changed their names.
+// touched returns the names of the models that may differ between both parts. It returns false if
+// there are more than maxTouched, or if models came, went or changed their names.
 func touched(before, after Part) (models map[string]struct{}, ok bool) {
 	models = map[string]struct{}{}
 	a, b := middle(before.Models, after.Models, sameModel)
@@ -128,10 +133,10 @@ func touched(before, after Part) (models map[string]struct{}, ok bool) {
 	for i := range d {
 		models[d[i].Model] = struct{}{}
 	}
-	return models, len(models) <= mostTouched
+	return models, len(models) <= maxTouched
 }
 
-// middle leaves out what two lists have in common at their beginning and at their end.
+// middle drops what two lists have in common at their beginnings and ends.
 func middle[T any](a, b []T, same func(a, b *T) bool) (restA, restB []T) {
 	for len(a) > 0 && len(b) > 0 && same(&a[0], &b[0]) {
 		a, b = a[1:], b[1:]
@@ -142,13 +147,14 @@ func middle[T any](a, b []T, same func(a, b *T) bool) (restA, restB []T) {
 	return a, b
 }
 
-// patchLocked is the old snapshot with these models made anew; the old one itself if they are as they were.
+// patchLocked returns the snapshot with these models rebuilt, or the old snapshot if they are
+// equal. mu is held.
 func (f *Fleet) patchLocked(old *Snapshot, models map[string]struct{}) *Snapshot {
 	next := old
 	for name := range models {
 		before := old.Models[name]
 		if before == nil {
-			continue // replicas of a model that nobody brings
+			continue // replicas of a model that no source reports
 		}
 		if m := f.modelLocked(name); !m.equal(before) {
 			if next == old {
@@ -160,14 +166,14 @@ func (f *Fleet) patchLocked(old *Snapshot, models map[string]struct{}) *Snapshot
 	return next
 }
 
-// modelLocked merges one model that some source brings.
+// modelLocked builds a model that at least one source reports. mu is held.
 func (f *Fleet) modelLocked(name string) *ModelSnapshot {
 	m := new(ModelSnapshot)
 	found := false
 	for _, source := range slices.Sorted(maps.Keys(f.sources)) {
 		part := f.sources[source]
 		for i := 0; !found && i < len(part.Models); i++ {
-			if p := &part.Models[i]; p.Name == name && !(p.Discovered && f.aliasLocked(name)) {
+			if p := &part.Models[i]; p.Name == name && !(p.Discovered && f.isAliasLocked(name)) {
 				m.Model, found = *p, true
 			}
 		}
@@ -181,8 +187,8 @@ func (f *Fleet) modelLocked(name string) *ModelSnapshot {
 	return m
 }
 
-// aliasLocked says whether some model has the name as an alias.
-func (f *Fleet) aliasLocked(name string) bool {
+// isAliasLocked reports whether a model has the name as an alias. mu is held.
+func (f *Fleet) isAliasLocked(name string) bool {
 	for _, part := range f.sources {
 		if slices.ContainsFunc(part.Models, func(m Model) bool { return slices.Contains(m.Aliases, name) }) {
 			return true
@@ -191,20 +197,21 @@ func (f *Fleet) aliasLocked(name string) bool {
 	return false
 }
 
+// merge builds a snapshot from all parts.
 func merge(sources map[string]Part) *Snapshot {
 	s := &Snapshot{Models: map[string]*ModelSnapshot{}, Names: map[string]string{}}
 	names := slices.Sorted(maps.Keys(sources))
-	named := map[string]bool{} // by the file, as aliases
+	aliases := map[string]bool{}
 	for _, part := range sources {
 		for _, m := range part.Models {
 			for _, alias := range m.Aliases {
-				named[alias] = true
+				aliases[alias] = true
 			}
 		}
 	}
 	for _, source := range names {
 		for _, m := range sources[source].Models {
-			if _, taken := s.Models[m.Name]; !taken && !(m.Discovered && named[m.Name]) {
+			if _, taken := s.Models[m.Name]; !taken && !(m.Discovered && aliases[m.Name]) {
 				s.Models[m.Name] = &ModelSnapshot{Model: m}
 			}
 		}
@@ -228,7 +235,7 @@ func merge(sources map[string]Part) *Snapshot {
 	return s
 }
 
-// compareIDs orders replica ids so that chat-2 comes before chat-10.
+// compareIDs orders replica ids so that chat-2 precedes chat-10.
 func compareIDs(a, b string) int {
 	if len(a) != len(b) {
 		return len(a) - len(b)
@@ -245,7 +252,7 @@ func (m *ModelSnapshot) sort() {
 	slices.SortFunc(m.Replicas, func(a, b Replica) int { return compareIDs(a.ID, b.ID) })
 }
 
-// share is s with everything from old that is the same in both; old itself if that is all.
+// share replaces models of s by equal ones of old. If everything is equal, it returns old.
 func (s *Snapshot) share(old *Snapshot) *Snapshot {
 	same := len(s.Models) == len(old.Models)
 	for name, m := range s.Models {
@@ -270,5 +277,5 @@ func (m *ModelSnapshot) equal(o *ModelSnapshot) bool {
 
 func sameModel(a, b *Model) bool {
 	return a.Name == b.Name && slices.Equal(a.Aliases, b.Aliases) && slices.Equal(a.Adapters, b.Adapters) && a.Task == b.Task && a.Launcher == b.Launcher &&
-		a.Discovered == b.Discovered && a.Desired == b.Desired && a.Most == b.Most
+		a.Discovered == b.Discovered && a.Desired == b.Desired && a.MaxReplicas == b.MaxReplicas
 }

@@ -71,8 +71,8 @@ func TestFleetTellsOfChangesOnly(t *testing.T) {
 	}
 }
 
-// TestFleetIsWhatItsSourcesSay: however it came about, the fleet is what one would be that was told everything at once; and a model is a new
-// value exactly if something of it is new.
+// TestFleetIsWhatItsSourcesSay: however it came about, the fleet is what one would be that was told
+// everything at once; and a model is a new value exactly if something of it is new.
 func TestFleetIsWhatItsSourcesSay(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	sources := []string{"local", "kubernetes", "upstream"}

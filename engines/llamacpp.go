@@ -2,14 +2,17 @@ package engines
 
 import "time"
 
-// llamaCpp is llama.cpp behind an HTTP server: its own in C++, and the one in Python that comes with its binding.
+// llamaCpp is llama.cpp behind an HTTP server: its own in C++, and the one in Python that comes
+// with its binding.
 func llamaCpp() Engine {
 	return Engine{Name: "llama-cpp", Versions: []Version{llamaCppPython(), llamaServer()}}
 }
 
-// llamaServer is llama-server, checked against 0.5.0-dev as vendored in llama-cpp-python 0.3.36. Left alone it has four slots that share
-// one context (n_parallel = -1 in its tools/server); with `parallel` given, the context is cut into that many equal parts unless
-// kv_unified is set. /health answers 503 while the model is loaded. A model without a head for ranking reranks too, and its scores mean nothing.
+// llamaServer is llama-server, checked against 0.5.0-dev as vendored in llama-cpp-python 0.3.36. By
+// default it has four slots that share one context (n_parallel = -1 in its tools/server). With
+// `parallel`, the context is divided into equal parts unless kv_unified is set. /health answers 503
+// while the model is loaded. A model without a head for ranking answers rerank requests too, with
+// meaningless scores.
 func llamaServer() Version {
 	source := `{{if eq .Registry "huggingface"}}--hf-repo{{else}}--model{{end}}`
 	return Version{
@@ -88,9 +91,10 @@ func llamaCppVariables() map[string]any {
 	}
 }
 
-// llamaCppPython is `python -m llama_cpp.server` of llama-cpp-python 0.3, checked against 0.3.35; its flags have been the same since 0.3.0
-// but for chat_template_kwargs, which came between 0.3.16 and 0.3.30. It listens only when the model is loaded and works on one
-// request at a time. Everything under /v1 waits for that request, so its health is asked for elsewhere.
+// llamaCppPython is `python -m llama_cpp.server` of llama-cpp-python 0.3, checked against 0.3.35;
+// its flags have been the same since 0.3.0 but for chat_template_kwargs, which came between 0.3.16
+// and 0.3.30. It listens only when the model is loaded and works on one request at a time.
+// Everything under /v1 waits for that request, so its health is asked for elsewhere.
 func llamaCppPython() Version {
 	return Version{
 		Version:       "python-0.3",

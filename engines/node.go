@@ -5,55 +5,60 @@ import (
 	"strings"
 )
 
-// Node is a host that replicas run on, and what it has to give.
+// Node is a machine that replicas run on, with its resources.
 type Node struct {
-	// Name is the host's name.
+	// Name is the name of the machine.
 	Name string
-	// Labels are what models may ask for in `cluster`.
+	// Labels are what `cluster` of a model may require.
 	Labels []string
-	// CPUs is the number of processors that the launcher may use; 0 is unknown, and then they are not counted.
+	// CPUs is the number of CPUs that replicas may use. 0 means unknown; then CPUs are not counted.
 	CPUs float64
-	// Memory is the host's memory in bytes; 0 is unknown, and then it is not counted.
+	// Memory is in bytes. 0 means unknown; then memory is not counted.
 	Memory int64
-	// GPUs in the order of their indices.
+	// GPUs are in the order of their indices.
 	GPUs []GPU
-	// Reason says in words why there are no GPUs, or not all of them.
+	// Reason says why there are no GPUs, or not all of them.
 	Reason string
-	// Lost tells that the host has joined before and does not answer now: nothing is placed there.
+	// Lost: the node has joined before and does not answer now. It gets no replicas.
 	Lost bool
 }
 
-// GPU is a device that replicas can be given: a whole GPU, or one part of a GPU that is divided by MIG.
+// GPU is a device that a replica can be given: a whole GPU, or a MIG device, which is a part of
+// one.
 type GPU struct {
 	// UUID is what CUDA_VISIBLE_DEVICES takes: GPU-… or MIG-….
 	UUID string
-	// Name is the product's.
+	// Name is the name of the product.
 	Name string
-	// Index of the GPU on its host, from 0. The parts of one GPU have the same.
+	// Index is the number of the GPU on its node, from 0. The MIG devices of one GPU have the same
+	// index.
 	Index int
-	// MIG tells that it is a part of the GPU.
+	// MIG: the device is a part of a GPU.
 	MIG bool
-	// MemoryTotal and MemoryUsed in bytes, by whomever; 0 where the driver does not say.
+	// MemoryTotal and MemoryUsed are in bytes and count all processes. They are 0 if the driver
+	// does not say.
 	MemoryTotal, MemoryUsed int64
 }
 
-// Resources are what one replica takes of its node. Placement counts them, and CPU and Memory are limits where the launcher can set such.
+// Resources are what one replica uses of its node. Placement counts them. CPU and Memory are also
+// limits if the launcher can set limits.
 type Resources struct {
-	// CPU is a number of processors.
+	// CPU is a number of CPUs.
 	CPU float64
-	// Memory in bytes.
+	// Memory is in bytes.
 	Memory int64
-	// GPU is a whole number of devices, which nobody else gets, or less than 1: a share of one device.
+	// GPU is a whole number of devices for this replica alone, or less than 1: a share of one
+	// device.
 	GPU float64
 }
 
-// Devices is the number of GPUs that the replica sees: one when it shares it.
+// Devices returns the number of GPUs that the replica sees. It is 1 for a share.
 func (r Resources) Devices() int { return int(math.Ceil(r.GPU)) }
 
-// Share is what the replica has of each of its GPUs, at most 1.
+// Share returns the part of each of its GPUs that the replica uses, at most 1.
 func (r Resources) Share() float64 { return min(r.GPU, 1) }
 
-// Devices lists the UUIDs of the replica's GPUs.
+// Devices returns the UUIDs of the replica's GPUs.
 func (r Replica) Devices() []string {
 	if r.GPUs == "" {
 		return nil

@@ -2,10 +2,10 @@ package engines
 
 import "time"
 
-// ollama is configured by its environment, checked against 0.12.11 and 0.32.15. It listens before it has any model, so that its own
-// health says little: see ollamaScript.
+// ollama is configured by its environment. It was checked against 0.12.11 and 0.32.15. Ollama
+// listens before it has any model, so ollamaScript gets the model first.
 //
-// It works on num_parallel requests at once, and one when nothing is said. It counts nothing that would tell how
+// Ollama works on num_parallel requests at once, by default on one. It has no metrics that say how
 // busy it is.
 func ollama() Engine {
 	old := ollamaVersion("0.12", "0.12.11", map[string]any{
@@ -25,12 +25,14 @@ func ollama() Engine {
 	return Engine{Name: "ollama", Versions: []Version{old, current}}
 }
 
-// ollamaScript fetches the model and puts it under the name that clients ask for, by a server that only the script knows, and serves
-// after that: so a replica that answers has its model. A source from huggingface is pulled from there, one from a directory (a file in
-// GGUF or a folder of safetensors) is imported, and without a source the name itself is pulled from Ollama's own library. A model that is
-// there already does when it cannot be pulled anew.
+// ollamaScript gets the model and gives it the name that clients ask for, through a server that
+// only the script uses. After that it serves, so that a replica that answers has its model. A
+// source of the registry huggingface is pulled from there. A source in a directory (a GGUF file or
+// a folder of safetensors) is imported. Without a source, the name is pulled from Ollama's own
+// library. If the pull fails, a model that is there already is used.
 //
-// The other server listens on another loopback address with the same port, which nobody else on the host is given.
+// The first server listens on another loopback address with the same port, which no other replica
+// on the node is given.
 const ollamaScript = `set -eu
 name=$1 registry=$2 source=$3 port=$4 own=$OLLAMA_HOST
 export OLLAMA_HOST=127.0.0.2:$port

@@ -1,10 +1,12 @@
 package engines
 
-// What pods of the built-in engines need that is not so for all of them, as YAML of a Deployment: see Version.Kubernetes. Everything else is
-// the launcher's: image, command, probes, shared memory for several GPUs.
+// The functions below return what pods of a built-in engine need beyond the usual, as YAML of a
+// Deployment; see Version.Kubernetes. The launcher sets everything else: image, command, probes,
+// shared memory for several GPUs.
 
-// keeps gives the pod a volume for what its engine downloads. It outlives the container, so that an engine that has crashed starts again with
-// the weights that it had, and goes with the pod. Nothing is said in the environment: who sets HF_HOME and the like means another place.
+// keeps gives the pod a volume for what its engine downloads. The volume outlives the container, so
+// that an engine that has crashed starts again with its weights. It is deleted with the pod.
+// Nothing is set in the environment: an operator who sets HF_HOME and the like means another path.
 func keeps(path string) string {
 	return `
 spec:
@@ -17,17 +19,17 @@ spec:
 `
 }
 
-// keepsFromHub is keeps for engines that download only what comes from huggingface.
+// keepsFromHub is keeps for engines that only download models of the registry huggingface.
 func keepsFromHub(path string) string {
 	return `{{if eq .Registry "huggingface"}}` + keeps(path) + `{{end}}`
 }
 
-// hubCache is where the libraries of Hugging Face keep models when they run as root, as they do in the images of vLLM, SGLang, llama.cpp and
-// llama-cpp-python.
+// hubCache is where the libraries of Hugging Face store models when they run as root. They do so in
+// the images of vLLM, SGLang, llama.cpp and llama-cpp-python.
 const hubCache = "/root/.cache/huggingface"
 
-// llamaServerPod: the images of llama.cpp have their programs in /app, which is not on $PATH, and only some can use a GPU (.devops and
-// docs/docker.md of llama.cpp).
+// llamaServerPod sets PATH, because the images of llama.cpp have their programs in /app, and picks
+// the image for GPUs if there are any (.devops and docs/docker.md of llama.cpp).
 const llamaServerPod = `
 spec:
   template:
@@ -44,8 +46,8 @@ spec:
         {{- end}}
 `
 
-// teiPod: the images are for GPUs of compute capability 8 (A100 to L40S) or, without a GPU, for CPUs; both keep models in /data (their
-// Dockerfiles).
+// teiPod picks the image: the usual ones are for GPUs of compute capability 8 (A100 to L40S),
+// another one is for CPUs. Both store models in /data (their Dockerfiles).
 func teiPod(version string) string {
 	return `
 spec:
@@ -61,9 +63,10 @@ spec:
 `
 }
 
-// teiAnyGPUPod is teiPod for the image that has a program for each kind of GPU, text-embeddings-router-75 and so on, and /entrypoint.sh,
-// which looks at the GPU and runs the right one with the same arguments: here that is put under the name of the command. It
-// ends at once where there is no GPU (cuda-all-entrypoint.sh).
+// teiAnyGPUPod is teiPod for the image with a program for each kind of GPU,
+// text-embeddings-router-75 and so on. Its /entrypoint.sh looks at the GPU and runs the right one
+// with the same arguments, so an init container links it under the name of the command. The script
+// fails if there is no GPU (cuda-all-entrypoint.sh).
 func teiAnyGPUPod(version string) string {
 	return `{{if not .GPUs}}` + teiPod(version) + `{{else}}
 spec:

@@ -60,7 +60,8 @@ func podLaunches(v Version) []Launch {
 	return all
 }
 
-// What pods of the built-in engines have beyond the usual, for models from a hub and from a directory, with and without GPUs.
+// What pods of the built-in engines have beyond the usual, for models from a hub and from a
+// directory, with and without GPUs.
 func TestBuiltinPods(t *testing.T) {
 	t.Parallel()
 	var texts []string
@@ -96,7 +97,8 @@ func TestBuiltinPods(t *testing.T) {
 	}
 }
 
-// checkPod holds the YAML against Kubernetes' own rules, as far as it goes: known fields, the engine's container, mounts of volumes that are there.
+// checkPod holds the YAML against Kubernetes' own rules, as far as it goes: known fields, the
+// engine's container, mounts of volumes that are there.
 func checkPod(t *testing.T, name, text string) {
 	t.Helper()
 	if strings.TrimSpace(text) == "" {
@@ -133,7 +135,8 @@ func checkPod(t *testing.T, name, text string) {
 	}
 }
 
-// In a pod every engine listens to the outside, and at the port that it is told, by its command or its environment.
+// In a pod every engine listens to the outside, and at the port that it is told, by its command or
+// its environment.
 func TestBuiltinPodsListen(t *testing.T) {
 	t.Parallel()
 	for _, engine := range Builtin() {

@@ -9,28 +9,31 @@ import (
 	"github.com/sluice-gateway/sluice/internal/template"
 )
 
-// Launch is what one replica is started with. Its fields are what the templates of a Version's Command may name.
+// Launch is what one replica is started with. Templates of a Version may name its fields.
 type Launch struct {
 	// Name is the model's name, under which the engine serves it.
 	Name string
-	// Model is the model's source: a path, or an id that the engine resolves itself. Empty when the model names no source.
+	// Model is the model's source: a path, or an id that the engine resolves itself. It is empty if
+	// the model has no source.
 	Model string
-	// Registry is the kind of registry that Model came from: "directory" (Model is a path), "huggingface" (Model is an id) or "".
+	// Registry is the kind of registry that Model comes from: "directory" (Model is a path),
+	// "huggingface" (Model is an id) or "".
 	Registry string
-	// Task that the replica serves; it selects the version's TaskVariables.
+	// Task is what the replica serves. It selects the version's TaskVariables.
 	Task Task
-	// Host and Port are where the replica must listen.
+	// Host and Port are the address on which the replica must listen.
 	Host string
 	Port int
-	// GPUs is how many devices the replica sees: 1 also when it shares one, 0 when its model asks for none.
+	// GPUs is the number of devices that the replica sees: 1 for a share, 0 if its model asks for
+	// none.
 	GPUs int
-	// Sluice is the path of our own binary, for engines that live in it.
+	// Sluice is the path of the program that runs, for engines that are part of it.
 	Sluice string
 	// Variables are the model's own. Render adds the schema's defaults and the task's variables.
 	Variables map[string]any
 }
 
-// data is what a template is executed with.
+// data returns what a template is executed with.
 func (l Launch) data() template.Data {
 	return template.Data{
 		"Name": l.Name, "Model": l.Model, "Registry": l.Registry, "Task": string(l.Task), "Host": l.Host, "Port": l.Port,
@@ -38,17 +41,19 @@ func (l Launch) data() template.Data {
 	}
 }
 
-// launchFields are the names that a template may use, beside {{.Flags}}.
+// launchFields are the names of the fields that a template may use, besides {{.Flags}}.
 func launchFields() []string {
 	return []string{"Name", "Model", "Registry", "Task", "Host", "Port", "GPUs", "Sluice", "Variables"}
 }
 
-// Render makes the command line of one replica: the program and its arguments, for exec, never for a shell.
+// Render returns the command line of one replica: the program and its arguments, for exec and never
+// for a shell.
 //
-// Each element of Command is a template over l (package internal/template says what it may hold). An element that is {{.Flags}} and nothing else becomes as many arguments
-// as the variables need: every variable that no other element and no entry of Env names as {{.Variables.x}}, in order of name, in the
-// version's FlagStyle. A template that names a variable which neither the model nor a default gives is an error, and so is
-// {{.Model}} for a model without a source.
+// Each element of Command is a template over l; package internal/template says what a template may
+// hold. An element that is {{.Flags}} and nothing else becomes the flags of all variables that no
+// other element and no entry of Env names as {{.Variables.x}}, in the order of their names and in
+// the version's FlagStyle. It is an error if a template names a variable that neither the model nor
+// a default sets, or {{.Model}} for a model without a source.
 func (v Version) Render(l Launch) ([]string, error) {
 	if len(v.Command) == 0 {
 		return nil, errors.New("the engine version has no command")
@@ -77,7 +82,7 @@ func (v Version) Render(l Launch) ([]string, error) {
 	return parsed.execute(l, flags)
 }
 
-// Source tells what the command makes of a model's source: whether it names {{.Model}} at all, and whether it cannot do without.
+// Source reports whether the command names {{.Model}}, and whether it requires a source.
 func (v Version) Source() (used, needed bool) {
 	parsed, err := parseCommand(v.Command)
 	if err != nil {
@@ -94,7 +99,8 @@ type command struct {
 	needsModel bool                 // some argument holds a plain {{.Model}}
 }
 
-// parseCommand parses every argument and collects the fields and variables that they name. An error begins with command[i].
+// parseCommand parses every argument and collects the fields and variables that they name. An error
+// begins with command[i].
 func parseCommand(arguments []string) (*command, error) {
 	c := &command{}
 	for i, text := range arguments {
@@ -116,8 +122,8 @@ func parseCommand(arguments []string) (*command, error) {
 	return c, nil
 }
 
-// parseTemplate parses a template that may name only the known fields. An error begins with the label and the place in the template;
-// hint ends the error about an unknown field.
+// parseTemplate parses a template that may name only the known fields. An error begins with the
+// label and the place in the template; hint ends the error about an unknown field.
 func parseTemplate(label, text string, known []string, hint string) (*template.Template, error) {
 	t, err := template.Parse(label, text)
 	if err != nil {
@@ -142,6 +148,7 @@ func variablesOf(t *template.Template) []string {
 	return names
 }
 
+// execute returns the command line. flags stand for {{.Flags}}.
 func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	var line []string
 	data := l.data()
@@ -162,16 +169,16 @@ func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	return line, nil
 }
 
-// isFlags tells whether the argument is {{.Flags}} and nothing else.
+// isFlags reports whether the argument is {{.Flags}} and nothing else.
 func isFlags(argument string) bool {
 	inner, opened := strings.CutPrefix(strings.TrimSpace(argument), "{{")
 	inner, closed := strings.CutSuffix(inner, "}}")
 	return opened && closed && strings.Trim(inner, " -") == ".Flags"
 }
 
-// RenderKubernetes makes the YAML that the version merges over a Deployment. The template may name the fields of Launch, and {{.Image}}.
-//
-// An error begins with "kubernetes:", the line and the column. It is a *template.MissingKeyError where a variable has no value.
+// RenderKubernetes returns the YAML that the version merges over a Deployment. The template may
+// name the fields of Launch and {{.Image}}. An error begins with "kubernetes:", the line and the
+// column. It is a *template.MissingKeyError if a variable has no value.
 func (v Version) RenderKubernetes(l Launch) (string, error) {
 	t, err := parseTemplate("kubernetes", v.Kubernetes, append(launchFields(), "Image"), "")
 	if err != nil {

@@ -2,12 +2,13 @@ package engines
 
 import "time"
 
-// sglang is SGLang's server, by releases at which its flags changed in ways that matter here. Checked against the wheels of 0.4.10.post2,
-// 0.5.5 and 0.5.23.
+// sglang is SGLang's server, in the releases at which flags changed that matter here. It was
+// checked against the wheels of 0.4.10.post2, 0.5.5 and 0.5.23.
 //
-// /health and /health_generate both have one token generated, or see that tokens come anyway, so either takes a second; they answer 503
-// until the server has warmed up. Without max_running_requests the engine counts how many requests fit into its cache, which
-// nobody outside can know. Reranking needs the settings that the model's page names, often disable_radix_cache and attention_backend.
+// /health and /health_generate both wait for a token, so either takes up to a second. They answer
+// 503 until the server has warmed up. Without max_running_requests the engine computes how many
+// requests fit into its cache, which Sluice cannot know. Reranking needs the settings that the
+// model's page names, often disable_radix_cache and attention_backend.
 func sglang() Engine {
 	return Engine{Name: "sglang", Versions: []Version{
 		sglangVersion("0.4.10", "v0.4.10.post2", sglang0410()),
@@ -38,7 +39,7 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 	}
 }
 
-// sglangModel says what is loaded, and how.
+// sglangModel are the variables of the model and its loading.
 func sglangModel() map[string]any {
 	return map[string]any{
 		"dtype":                    choice("type of weights and activations", "auto", "half", "float16", "bfloat16", "float", "float32"),

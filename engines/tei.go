@@ -2,11 +2,13 @@ package engines
 
 import "time"
 
-// tei is Hugging Face's text-embeddings-inference, checked against 1.7.4, 1.8.3 and 1.9.3. It listens when the model has answered a first
-// request. More than max_concurrent_requests it refuses (429). It serves the model under any name. It tells how many wait, but
-// not how many it works on.
+// tei is Hugging Face's text-embeddings-inference, checked against 1.7.4, 1.8.3 and 1.9.3. It
+// listens after the model has answered a first request. It rejects requests above
+// max_concurrent_requests (429). It serves the model under any name. It reports how many requests
+// wait, but not how many it works on.
 //
-// Embeddings are on /v1/embeddings as everywhere. Reranking is on /rerank, with a body of its own, which RerankAPI says.
+// Embeddings are on /v1/embeddings as usual. Reranking is on /rerank with another body; see
+// RerankAPI.
 func tei() Engine {
 	noServedName := []string{}
 	served := []string{"--served-model-name", "{{.Name}}"} // since 1.9
@@ -19,7 +21,8 @@ func tei() Engine {
 	}}
 }
 
-// teiSince19 hands auto_truncate over in the environment: since 1.9 it is on by default, and false must be said. Its image is for all GPUs.
+// teiSince19 passes auto_truncate in the environment: since 1.9 it is on by default, and the flag
+// cannot turn it off. The image is for all GPUs.
 func teiSince19(v Version) Version {
 	v.Env = map[string]string{"AUTO_TRUNCATE": "{{.Variables.auto_truncate}}"}
 	v.Kubernetes = teiAnyGPUPod(v.Version)
@@ -30,7 +33,7 @@ const teiImage = "ghcr.io/huggingface/text-embeddings-inference:"
 
 func teiVersion(name, tag string, served []string, own map[string]any) Version {
 	command := []string{"text-embeddings-router", "--model-id", "{{.Model}}", "--hostname", "{{.Host}}", "--port", "{{.Port}}",
-		"--uds-path", "/tmp/text-embeddings-inference-{{.Port}}"} // one for each replica on the host
+		"--uds-path", "/tmp/text-embeddings-inference-{{.Port}}"} // one for each replica on the node
 	return Version{
 		Version:    name,
 		Tasks:      []Task{Embedding, Rerank},

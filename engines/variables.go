@@ -14,18 +14,19 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// Fault is one thing that is wrong with a model's variables or with the definition of an engine's version.
+// Fault is one thing that is wrong with a model's variables or with the definition of a version.
 type Fault struct {
-	// Path leads to what is wrong, from the variables or the version down.
+	// Path leads from the variables or the version to what is wrong.
 	Path []string
-	// Reason says what is wrong and what would be right. It holds no value of type string: such a value may be a secret.
+	// Reason says what is wrong and what would be right. It contains no string value, because such
+	// a value may be a secret.
 	Reason string
-	// Known lists the names that would have been right, when the last name of Path is one that nobody knows.
+	// Known lists the names that would be right if the last name of Path is unknown.
 	Known []string
 }
 
-// Complete returns the variables that a replica is launched with: the schema's defaults, over them what the task implies, over
-// them the model's own.
+// Complete returns the variables that a replica is started with: the schema's defaults, overridden
+// by the variables of the task, overridden by the model's own.
 func (v Version) Complete(t Task, given map[string]any) map[string]any {
 	all := map[string]any{}
 	for name, property := range v.properties() {
@@ -40,14 +41,14 @@ func (v Version) Complete(t Task, given map[string]any) map[string]any {
 	return all
 }
 
-// properties are the variables that the schema names.
+// properties returns the schemas of the variables by name.
 func (v Version) properties() map[string]any {
 	properties, _ := v.Schema["properties"].(map[string]any)
 	return properties
 }
 
-// CheckVariables holds a model's variables against the schema and returns every fault, in order of path. Values are as decoded
-// from YAML or JSON.
+// CheckVariables checks a model's variables against the schema. It returns every fault, in the
+// order of their paths. Values are as decoded from YAML or JSON.
 func (v Version) CheckVariables(t Task, given map[string]any) []Fault {
 	all := v.Complete(t, given)
 	faults := checkNames(all)
@@ -71,7 +72,8 @@ func (v Version) CheckVariables(t Task, given map[string]any) []Fault {
 	return faults
 }
 
-// meaning is what the schema says of the variable at the head of a path, to stand behind what is wrong with it.
+// meaning returns the schema's description of the variable at the head of a path. It is added to
+// what is wrong with the variable.
 func (v Version) meaning(path []string) string {
 	if len(path) == 0 {
 		return ""
@@ -83,7 +85,7 @@ func (v Version) meaning(path []string) string {
 	return ""
 }
 
-// checkNames refuses names that make no flag, which only an open schema would let through.
+// checkNames rejects names that cannot be flags. Only an open schema lets them through.
 func checkNames(variables map[string]any) []Fault {
 	var faults []Fault
 	for _, name := range slices.Sorted(maps.Keys(variables)) {
@@ -105,7 +107,7 @@ func isVariableName(name string) bool {
 	return name != ""
 }
 
-// noLoader keeps a schema from reading files or URLs by $ref.
+// noLoader prevents a schema from reading files or URLs by $ref.
 type noLoader struct{}
 
 func (noLoader) Load(string) (any, error) {
@@ -175,7 +177,7 @@ func (v Version) alternatives(e *jsonschema.ValidationError) string {
 	return strings.Join(reasons, ", or ")
 }
 
-// reason puts a fault of the schema into words.
+// reason describes a fault of the schema.
 func reason(k jsonschema.ErrorKind) string {
 	switch k := k.(type) {
 	case *kind.Type:

@@ -111,7 +111,8 @@ func TestCheckVariablesNamesEveryFault(t *testing.T) {
 	}
 }
 
-// What a default or the task gives counts as given, and what the model says is held against the schema all the same.
+// What a default or the task gives counts as given, and what the model says is held against the
+// schema all the same.
 func TestCheckVariablesCompletes(t *testing.T) {
 	t.Parallel()
 	schema := variables(map[string]any{"a": withDefault(1, integer(1, "")), "b": flag("")})

@@ -2,15 +2,16 @@ package engines
 
 import "time"
 
-// vllm is vLLM's OpenAI server, by the releases at which its flags changed in ways that matter here. A release between two of them
-// takes the lower one's flags but for those that the comments on the variables name. Checked against the source packages of 0.8.5,
-// 0.11.0 and 0.33.0, and 0.10.0, 0.13.0, 0.17.1 and 0.24.0 for when flags came and went.
+// vllm is vLLM's OpenAI server, in the releases at which flags changed that matter here. A release
+// between two of them takes the flags of the lower one, except for those that the descriptions of
+// the variables name. It was checked against the source packages of 0.8.5, 0.11.0 and 0.33.0, and
+// against 0.10.0, 0.13.0, 0.17.1 and 0.24.0 for when flags came and went.
 //
-// It serves under --served-model-name only, and listens when the model is loaded; /health then asks whether its engine is alive. Without
-// max_num_seqs it works on 256 requests at once, or 1,024 on GPUs of 70 GiB and more.
+// vLLM serves under --served-model-name only, and listens after the model is loaded. /health asks
+// whether its engine is alive. Without max_num_seqs it works on 256 requests at once, or 1,024 on
+// GPUs of 70 GiB and more.
 //
-// A LoRA adapter is a further name on the same server. Requests for a launched model carry that model's own name, also when it was asked for by an
-// alias, so that adapters are only reached through a server that is listed as an upstream, where each is found as a model.
+// A LoRA adapter is a further name on the same server; see Model.Adapters.
 func vllm() Engine {
 	oldest := vllmVersion("0.8", "v0.8.5", vllm08())
 	oldest.Metrics.KVUsage = "vllm:gpu_cache_usage_perc" // the other name came between 0.8.5 and 0.11.0
@@ -24,8 +25,9 @@ func vllm() Engine {
 	}}
 }
 
-// vllmVersion is a version with variables of its own beside the common ones. --runner and --convert, which took the place of --task between
-// 0.10.0 and 0.11.0, are told that a model makes vectors or scores; which of the two it knows itself.
+// vllmVersion is a version with variables of its own besides the common ones. --runner and
+// --convert replaced --task between 0.10.0 and 0.11.0. They say that a model makes vectors or
+// scores; vLLM itself knows which of the two.
 func vllmVersion(name, release string, own map[string]any) Version {
 	return Version{
 		Version:       name,
@@ -45,11 +47,11 @@ func vllmVersion(name, release string, own map[string]any) Version {
 	}
 }
 
-// allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It stands before the variables: what a variable says
-// comes later on the command line and wins.
+// allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It
+// precedes the variables, because what a variable says later on the command line wins.
 const allGPUs = "{{or .GPUs 1}}"
 
-// vllmModel says what is loaded, and how.
+// vllmModel are the variables of the model and its loading.
 func vllmModel() map[string]any {
 	return map[string]any{
 		"dtype":                    choice("type of weights and activations", "auto", "half", "float16", "bfloat16", "float", "float32"),
@@ -82,7 +84,7 @@ func vllmModel() map[string]any {
 	}
 }
 
-// vllmWork says what of the machine is used, and for how many requests.
+// vllmWork are the variables of hardware and scheduling.
 func vllmWork() map[string]any {
 	return map[string]any{
 		"max_num_seqs":                 integer(1, "requests worked on at once"),
@@ -110,7 +112,7 @@ func vllmWork() map[string]any {
 	}
 }
 
-// vllmServing is the server around the engine.
+// vllmServing are the variables of the server around the engine.
 func vllmServing() map[string]any {
 	return map[string]any{
 		"chat_template":                text("path of a Jinja template of chats, or the template"),
@@ -135,7 +137,7 @@ func vllmSwapSpace() map[string]any {
 	return number0("GiB of the machine's memory for caches of requests that were put off, for each GPU; gone between 0.17.1 and 0.24.0")
 }
 
-// vllm08 is what 0.8 has and later ones have not, or otherwise.
+// vllm08 are variables that 0.8 has and later versions lack or define otherwise.
 func vllm08() map[string]any {
 	return map[string]any{
 		"task": choice("what the model does; set by the task of the model",
@@ -178,7 +180,7 @@ func vllm033() map[string]any {
 	})
 }
 
-// vllmSince011 came between 0.8.5 and 0.11.0 and is there in 0.33.0.
+// vllmSince011 are variables that came between 0.8.5 and 0.11.0 and are still there in 0.33.0.
 func vllmSince011() map[string]any {
 	return map[string]any{
 		"runner":                    choice("what the model does; set by the task of the model", "auto", "generate", "pooling"),

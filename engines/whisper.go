@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// fasterWhisper is speaches, the server of faster-whisper that speaks OpenAI's API (faster-whisper-server until 0.6), checked against
-// 0.7.0, 0.8.3 and 0.9.0-rc.3. It is configured by its environment, and must be started where its own files are: as in its image, whose
-// working directory is the checkout.
+// fasterWhisper is speaches, the server of faster-whisper with OpenAI's API (faster-whisper-server
+// until 0.6), checked against 0.7.0, 0.8.3 and 0.9.0-rc.3. It is configured by its environment, and
+// must be started in the directory of its own files, as its image does.
 //
-// It serves every model under the model's id on Hugging Face. So the name of a model in the file is that id, and its aliases are
-// what clients may call it; there is no source. The weights are read into memory by the first request and stay there, as stt_model_ttl is
-// -1 here. It counts nothing that would tell how busy it is.
+// It serves every model under the model's id on Hugging Face. So the model's name in the
+// configuration is that id, clients use its aliases, and there is no source. The first request
+// loads the weights into memory. They stay there, because stt_model_ttl is -1 by default here. It
+// has no metrics that say how busy it is.
 func fasterWhisper() Engine {
 	return Engine{Name: "faster-whisper", Versions: []Version{whisper07(), whisper08(), whisper09()}}
 }
 
-// whisper07 downloads a model when it is first asked for.
+// whisper07 downloads a model at its first request.
 func whisper07() Version {
 	return whisperVersion("0.7", "0.7.0-cuda", map[string]any{
 		"stt_model_ttl":           whisperTTL(),
@@ -32,7 +33,8 @@ func whisper07() Version {
 	})
 }
 
-// whisper08 serves only what was downloaded before, by POST /v1/models/{id} or by another program, and answers 404 for the rest.
+// whisper08 serves only models that were downloaded before, by POST /v1/models/{id} or by another
+// program. It answers 404 for others.
 func whisper08() Version {
 	return whisperVersion("0.8", "0.8.3-cuda", map[string]any{
 		"stt_model_ttl":    whisperTTL(),

@@ -17,7 +17,7 @@ func fleetPart(size int) engines.Part {
 	for n := range size {
 		name := fmt.Sprintf("model-%d", n/perModel)
 		if n%perModel == 0 {
-			p.Models = append(p.Models, engines.Model{Name: name, Launcher: engines.Local, Desired: perModel, Most: perModel})
+			p.Models = append(p.Models, engines.Model{Name: name, Launcher: engines.Local, Desired: perModel, MaxReplicas: perModel})
 		}
 		r := ready(fmt.Sprintf("%s-%d", name, n%perModel), fmt.Sprintf("10.0.%d.%d:80", n>>8, n&255))
 		r.Model = name

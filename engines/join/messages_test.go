@@ -19,7 +19,7 @@ import (
 // fullMessages returns an order and a report that have a value in every field.
 func fullMessages() (order, report) {
 	m := model("chat", 0, 3)
-	m.Aliases, m.Adapters, m.Most = []string{"c"}, []string{"c"}, 9
+	m.Aliases, m.Adapters, m.MaxReplicas = []string{"c"}, []string{"c"}, 9
 	m.Version = engines.Version{Version: "1", Tasks: []engines.Task{engines.Embedding},
 		Schema:        map[string]any{"properties": map[string]any{"n": map[string]any{"default": 8192}}},
 		TaskVariables: map[engines.Task]map[string]any{engines.Embedding: {"pooling": 1}},

@@ -156,7 +156,7 @@ func TestNamesDifferByModelAndTemplate(t *testing.T) {
 		return name(m) == name(base)
 	}
 	for what, change := range map[string]func(*Model){
-		"number":  func(m *Model) { m.Desired, m.Most = 5, 9 },
+		"number":  func(m *Model) { m.Desired, m.MaxReplicas = 5, 9 },
 		"aliases": func(m *Model) { m.Aliases = []string{"x"} },
 		"owner":   func(m *Model) { m.Owner = &Owner{UID: "1"} },
 		"drain":   func(m *Model) { m.DrainTimeout = time.Minute },

@@ -15,8 +15,8 @@ type BackOff struct {
 	// First is the pause after the first failure. It doubles after each further failure. 0 means 1
 	// s.
 	First time.Duration
-	// Most is the longest pause. 0 means 300 s.
-	Most time.Duration
+	// Max is the longest pause. 0 means 300 s.
+	Max time.Duration
 	// Reset is how long a replica must have been ready for its earlier failures to be forgotten. 0
 	// means 60 s.
 	Reset time.Duration
@@ -24,10 +24,10 @@ type BackOff struct {
 
 // after returns the pause after this number of failures in a row.
 func (b BackOff) after(failures int) time.Duration {
-	pause := min(b.First, b.Most)
+	pause := min(b.First, b.Max)
 	for range failures - 1 {
-		if pause *= 2; pause >= b.Most {
-			return b.Most
+		if pause *= 2; pause >= b.Max {
+			return b.Max
 		}
 	}
 	return pause
@@ -87,7 +87,7 @@ func (c Config) withDefaults() Config {
 		standard time.Duration
 	}{
 		{&c.BackOff.First, time.Second},
-		{&c.BackOff.Most, 300 * time.Second},
+		{&c.BackOff.Max, 300 * time.Second},
 		{&c.BackOff.Reset, time.Minute},
 		{&c.DrainTimeout, 30 * time.Second},
 		{&c.DrainSettle, time.Second},

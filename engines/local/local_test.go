@@ -82,7 +82,7 @@ func TestEarlyExitIsExplained(t *testing.T) {
 	w.tell("exit")
 	c := w.config()
 	c.BackOff.First = time.Hour
-	c.BackOff.Most = time.Hour
+	c.BackOff.Max = time.Hour
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
@@ -97,7 +97,7 @@ func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
 	c := w.config()
-	c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
+	c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
@@ -153,7 +153,7 @@ func TestBackOffAfter(t *testing.T) {
 			t.Errorf("after %d failures = %v, want %v", failures, got, want)
 		}
 	}
-	if got := (BackOff{First: time.Hour, Most: time.Minute}).after(1); got != time.Minute {
+	if got := (BackOff{First: time.Hour, Max: time.Minute}).after(1); got != time.Minute {
 		t.Errorf("the longest pause is exceeded: %v", got)
 	}
 }
@@ -188,7 +188,7 @@ func TestNeverReady(t *testing.T) {
 			w := newFixture(t)
 			w.tell(what)
 			c := w.config()
-			c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
+			c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
 			c.ProbeTimeout = 100 * time.Millisecond
 			l := New(c)
 			m := w.model("chat", 1)
@@ -211,7 +211,7 @@ func TestLostPortIsNoFailure(t *testing.T) {
 	w := newFixture(t)
 	w.tell("collide")
 	c := w.config()
-	c.BackOff = BackOff{First: time.Hour, Most: time.Hour}
+	c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)

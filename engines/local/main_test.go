@@ -142,7 +142,7 @@ func (w *fixture) crash(stop func()) {
 func (w *fixture) config() Config {
 	return Config{
 		Dir: w.dir, Fleet: w.fleet, InFlight: w.load,
-		BackOff:     BackOff{First: 20 * time.Millisecond, Most: 400 * time.Millisecond, Reset: time.Hour},
+		BackOff:     BackOff{First: 20 * time.Millisecond, Max: 400 * time.Millisecond, Reset: time.Hour},
 		DrainSettle: 10 * time.Millisecond,
 	}
 }

@@ -175,15 +175,15 @@ func TestIndices(t *testing.T) {
 	w := newFixture(t)
 	l := New(w.config())
 	m := w.model("chat", 5)
-	m.Most, m.Indices = 7, []int{1, 3}
+	m.MaxReplicas, m.Indices = 7, []int{1, 3}
 	l.Set([]Model{m})
 	stop := run(t, l)
 	w.awaitReady("chat", 2)
 	if got := w.states("chat"); got != "chat-1 ready, chat-3 ready" {
 		t.Errorf("there are %s", got)
 	}
-	if got := w.fleet.Snapshot().Models["chat"]; got.Desired != 5 || got.Most != 7 {
-		t.Errorf("the fleet is told of %d replicas, at most %d", got.Desired, got.Most)
+	if got := w.fleet.Snapshot().Models["chat"]; got.Desired != 5 || got.MaxReplicas != 7 {
+		t.Errorf("the fleet is told of %d replicas, at most %d", got.Desired, got.MaxReplicas)
 	}
 	m.Indices = []int{3, 9}
 	l.Set([]Model{m})

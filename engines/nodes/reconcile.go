@@ -79,7 +79,7 @@ func (d *desiredModels) update(wanted *[]local.Model) (changed bool) {
 
 // sameSpec compares two models except for their numbers of replicas.
 func sameSpec(a, b local.Model) bool {
-	a.Desired, a.Most = b.Desired, b.Most
+	a.Desired, a.MaxReplicas = b.Desired, b.MaxReplicas
 	return reflect.DeepEqual(a, b)
 }
 
@@ -294,7 +294,7 @@ func (c *Controller) modelsFor(p *plan, node string, last *appliedState, indices
 	for i := range c.desired.list {
 		m := c.desired.byName[c.desired.list[i].Name]
 		if own := indices[m.Name]; len(own) > 0 {
-			models = append(models, modelAssignment{c.revisionFor(p, m, node, last), m.Desired, m.Most, slices.Sorted(slices.Values(own))})
+			models = append(models, modelAssignment{c.revisionFor(p, m, node, last), m.Desired, m.MaxReplicas, slices.Sorted(slices.Values(own))})
 		}
 	}
 	return models
@@ -305,7 +305,7 @@ func localModels(models []modelAssignment) []local.Model {
 	list := make([]local.Model, len(models))
 	for i, m := range models {
 		list[i] = m.Model
-		list[i].Desired, list[i].Most, list[i].Indices = m.desired, m.most, slices.Clone(m.indices)
+		list[i].Desired, list[i].MaxReplicas, list[i].Indices = m.desired, m.most, slices.Clone(m.indices)
 	}
 	return list
 }

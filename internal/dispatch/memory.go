@@ -132,7 +132,7 @@ type home struct {
 // remembers says that the conversations of the model are remembered: where a request goes makes a
 // difference now, or may soon.
 func (t *target) remembers() bool {
-	return (t.policy.Strategy == Prefix || t.policy.Strategy == "") && max(len(t.replicas), t.Most) > 1
+	return (t.policy.Strategy == Prefix || t.policy.Strategy == "") && max(len(t.replicas), t.MaxReplicas) > 1
 }
 
 // recall finds out where the conversation of a request is known, and what to remember of it. It

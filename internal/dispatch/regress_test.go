@@ -85,12 +85,12 @@ func TestViewSaysWhatAReplicaWillTake(t *testing.T) {
 	s := newStage(Policy{})
 	r := replicas("r")[0]
 	r.State, r.Model, r.Slots, r.Launcher = engines.Starting, "m", 7, engines.Local
-	s.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, Most: 2}}, Replicas: []engines.Replica{r}})
+	s.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, MaxReplicas: 2}}, Replicas: []engines.Replica{r}})
 	s.rebuild()
 	if v, _ := s.View("m"); v.PerReplica != 7 || len(v.Loads) != 0 {
 		t.Errorf("one that starts: %+v", v)
 	}
-	s.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, Most: 2}}})
+	s.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, MaxReplicas: 2}}})
 	s.SetRules(Rules{Default: Policy{MaxPerReplica: 3}})
 	if v, _ := s.View("m"); v.PerReplica != 3 {
 		t.Errorf("none, and the file says: %+v", v)

@@ -86,7 +86,7 @@ func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target
 		t.replicas = append(t.replicas, d.replicaLocked(t.policy, r, now))
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
-	t.elastic = m.Most > len(known)+failed // one that cannot start is not worth the wait for a start
+	t.elastic = m.MaxReplicas > len(known)+failed // one that cannot start is not worth the wait for a start
 	t.hope = t.hope || m.Desired > 0 || t.elastic
 	t.beginWarming(now)
 	if old != nil && old.policy.VirtualNodes == t.policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {

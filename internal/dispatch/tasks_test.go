@@ -306,7 +306,7 @@ func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
 		fleet := engines.NewFleet()
 		s := stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Demand: func(model string) { asked <- model },
 			Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}}), fleet}
-		model := engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, Most: 1}}}
+		model := engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, MaxReplicas: 1}}}
 		s.fleet.Set("test-m", model)
 		s.rebuild()
 		waiting := s.queue("m")

@@ -184,7 +184,7 @@ func describe(m config.Model) engines.Model {
 
 func describeLaunched(m config.Model, desired int) engines.Model {
 	d := describe(m)
-	d.Desired, d.Most = desired, m.Replicas.Max
+	d.Desired, d.MaxReplicas = desired, m.Replicas.Max
 	return d
 }
 
