@@ -89,7 +89,7 @@ type Replica struct {
 	Host string
 	// Transport is nil if the replica is called by plain HTTP and nothing is added to requests.
 	Transport *Transport
-	// Launcher is where the replica came from.
+	// Launcher is what made the replica.
 	Launcher Launcher
 	// Node is the name of the node that the replica runs on. It is empty if it is not known, as for
 	// an upstream.

@@ -75,7 +75,8 @@ func TestShown(t *testing.T) {
 	}
 }
 
-// TestTasksAreTheTasks checks that the file accepts the tasks of the built-in engines, and no other.
+// TestTasksAreTheTasks checks that the file accepts the tasks of the built-in engines, and no
+// other.
 func TestTasksAreTheTasks(t *testing.T) {
 	t.Parallel()
 	var tasks []engines.Task
