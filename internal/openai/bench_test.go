@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// chatOf makes a chat body of about size bytes: a system prompt and turns of prose, as an SDK writes it.
+// chatOf makes a chat body of about size bytes: a system prompt and turns of prose, as an SDK
+// writes it.
 func chatOf(size int, prose string) []byte {
 	type message struct {
 		Role    string `json:"role"`
@@ -89,7 +90,8 @@ func BenchmarkScanAndKey(b *testing.B) {
 	}
 }
 
-// BenchmarkUnmarshal is the same by encoding/json: what a gateway needs, and no check of duplicates.
+// BenchmarkUnmarshal is the same by encoding/json: what a gateway needs, and no check of
+// duplicates.
 func BenchmarkUnmarshal(b *testing.B) {
 	for _, body := range bodies() {
 		b.Run(body.name, func(b *testing.B) {

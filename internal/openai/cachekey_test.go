@@ -19,7 +19,8 @@ func keyOf(texts ...string) uint64 {
 	return xxhash.Sum64(key)
 }
 
-// The framing to the byte, worked out by hand, so that any other implementation can be held against it.
+// The framing to the byte, worked out by hand, so that any other implementation can be held against
+// it.
 func TestCacheKeyVector(t *testing.T) {
 	t.Parallel()
 	body := []byte(`{"model":"m","messages":[{"role":"system","content":"sys"},{"role":"user","content":"a\u00e9"}]}`)
@@ -99,7 +100,8 @@ func TestCacheKey(t *testing.T) {
 	}
 }
 
-// What the key must not see: how the JSON is written, and what comes behind the messages that count.
+// What the key must not see: how the JSON is written, and what comes behind the messages that
+// count.
 func TestCacheKeyStable(t *testing.T) {
 	t.Parallel()
 	key := func(body string) uint64 {

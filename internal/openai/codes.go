@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Code is the stable, machine-readable name of an error. Clients may branch on it; the message is for
-// people.
+// Code is the stable, machine-readable name of an error. Clients may branch on it; the message is
+// for people.
 type Code string
 
 // The codes that a client can meet. Each is a row of the table below.
@@ -41,9 +41,10 @@ type CodeInfo struct {
 	Meaning string
 }
 
-// codes is the one table of codes. The type of an error, whether it is retryable and its gRPC status
-// follow from the HTTP status, because an engine's error has a status and no code of Sluice's: see
-// TypeOf, retryableStatus and CodeOf in api/llm/v1. docs/errors.md is generated from the table.
+// codes is the one table of codes. The type of an error, whether it is retryable and its gRPC
+// status follow from the HTTP status, because an engine's error has a status and no code of
+// Sluice's: see TypeOf, retryableStatus and CodeOf in api/llm/v1. docs/errors.md is generated from
+// the table.
 var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},

@@ -17,7 +17,8 @@ const (
 	Translations                   // /v1/audio/translations
 )
 
-// EndpointOf finds the endpoint of a request's path. A query string is ignored; apart from it the path must be exact.
+// EndpointOf returns the endpoint of a request's path. A query string is ignored; apart from it the
+// path must be exact.
 func EndpointOf(path string) (Endpoint, bool) {
 	path, _, _ = strings.Cut(path, "?")
 	switch path {
@@ -41,7 +42,7 @@ func EndpointOf(path string) (Endpoint, bool) {
 	return 0, false
 }
 
-// String is the endpoint's short name, as in a log line or a metric's label.
+// String returns the endpoint's short name, as in a log line or a metric's label.
 func (e Endpoint) String() string {
 	switch e {
 	case Chat:
@@ -64,20 +65,23 @@ func (e Endpoint) String() string {
 	return "unknown"
 }
 
-// form says that the endpoint takes a form, because a file comes with the request; all others take JSON.
+// form reports whether the endpoint accepts a form, because a file comes with the request. All
+// others accept JSON.
 func (e Endpoint) form() bool { return e == Transcriptions || e == Translations }
 
-// Generates says that the endpoint makes text, so that the options which bound it apply.
+// Generates reports whether the endpoint generates text, so that the options which bound it apply.
 func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e == Responses }
 
-// Chunked says that its streams are chunks of choices, as those of chats.
+// Chunked reports whether the endpoint's streams are chunks with choices.
 func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
 
-// NoOutput says that the answer holds no generated text, so that a request costs its prompt alone.
+// NoOutput reports whether the answer holds no generated text, so that the estimate of a request is
+// its prompt alone.
 func (e Endpoint) NoOutput() bool { return e == Embeddings || e == Rerank || e == Score }
 
-// CheckEncoding refuses a request whose body is encoded (gzip and the like): what cannot be read cannot be routed, and a
-// small body may unpack to a huge one. An empty value and "identity" are fine. The fault has status 415.
+// CheckEncoding refuses a request whose body is encoded (gzip and the like). Sluice cannot route a
+// body that it cannot read, and a small body may unpack to a huge one. An empty value and
+// "identity" are accepted. The fault has status 415.
 func CheckEncoding(contentEncoding string) *Error {
 	e := strings.Trim(contentEncoding, " \t")
 	if e == "" || strings.EqualFold(e, "identity") {
@@ -86,7 +90,8 @@ func CheckEncoding(contentEncoding string) *Error {
 	return unsupported("The request body must not be encoded: send it without Content-Encoding.")
 }
 
-// checkContentType holds the media type against the one that the endpoint takes. Parameters are allowed.
+// checkContentType compares the media type with the one that the endpoint accepts. Parameters are
+// allowed.
 func checkContentType(e Endpoint, contentType string) *Error {
 	want := "application/json"
 	if e.form() {

@@ -7,9 +7,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// EngineError is what an engine, or another gateway, says of a failure. A field is empty if the engine
-// does not say it. All texts are valid UTF-8. They are the engine's words: they may quote a prompt, so
-// they are for the client alone.
+// EngineError is what an engine, or another gateway, says of a failure. A field is empty if the
+// engine does not say it. All texts are valid UTF-8. They are the engine's words: they may quote a
+// prompt, so they are for the client alone.
 type EngineError struct {
 	Message string
 	Type    string
@@ -25,11 +25,12 @@ type EngineError struct {
 //
 //	{"error":{"message","type","code","param"}}   OpenAI, and a gateway with "retry_after_ms"
 //	{"error":"words"}                             TGI and others
-//	{"message","type","code","param"}             older vLLM, and error events of the Responses API
+//	{"message","type","code","param"}             older vLLM, and events of the Responses API
 //	{"detail":"words"} or {"detail":[…]}          FastAPI
 //
-// An error object counts before the members beside it, and both before the detail, which is JSON if it
-// is no string. The EngineError is empty for a body that is no JSON object or has no such member.
+// An error object counts before the members beside it, and both before the detail, which is JSON if
+// it is no string. The EngineError is empty for a body that is no JSON object or has no such
+// member.
 func ParseEngineError(data []byte) EngineError {
 	var e engineErrorReader
 	e.json.Reset(data)

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Error is the one error type that clients see, over every protocol. Its text must never hold a key,
-// a prompt or a completion.
+// Error is the one error type that clients see, over every protocol. Its text must never hold a
+// key, a prompt or a completion.
 type Error struct {
 	Code    Code
 	Message string
 	// Param names the request field at fault; empty is rendered as null.
 	Param string
-	// Status overrides the code's own status, for the few cases where one code has several (405, 415).
-	// 0: the code's.
+	// Status overrides the code's own status, for the few cases where one code has several (405,
+	// 415). 0: the code's.
 	Status int
 	// RetryAfter is when a retry makes sense. 0 on a retryable error means 1 s.
 	RetryAfter time.Duration
@@ -109,8 +109,8 @@ func render(o errorObject) []byte {
 	return b
 }
 
-// Answer writes the error as an HTTP response: the headers of the error, Retry-After if the error is
-// retryable, and Body. Headers that w has already stay.
+// Answer writes the error as an HTTP response: the headers of the error, Retry-After if the error
+// is retryable, and Body. Headers that w has already stay.
 func (e *Error) Answer(w http.ResponseWriter) {
 	h, body := w.Header(), e.Body()
 	for name, value := range e.Header {

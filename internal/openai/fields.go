@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// field is a field of a request that means something here.
+// field is a field of a request that Scan interprets.
 type field uint8
 
 const (
@@ -28,10 +28,10 @@ const (
 	fieldMaxDuration
 )
 
-// own says that the field is an option of Sluice's, which engines do not see.
+// own reports whether the field is an option of Sluice's own, which engines do not see.
 func (f field) own() bool { return f >= fieldRequestID }
 
-// commonField knows the fields that all endpoints have, in JSON and in forms.
+// commonField returns the field of a name that all endpoints have, in JSON and in forms.
 func commonField(name []byte) field {
 	switch string(name) {
 	case "model":
@@ -48,7 +48,7 @@ func commonField(name []byte) field {
 	return fieldOther
 }
 
-// jsonField knows the fields of a JSON body.
+// jsonField returns the field of a name in a JSON body.
 func jsonField(e Endpoint, name []byte) field {
 	if f := commonField(name); f != fieldOther || !e.Generates() {
 		return f
@@ -74,7 +74,7 @@ func jsonField(e Endpoint, name []byte) field {
 	return fieldOther
 }
 
-// partField knows the fields of a form.
+// partField returns the field of a name in a form.
 func partField(name []byte) field {
 	switch string(name) {
 	case "stream_include_usage":
@@ -85,8 +85,9 @@ func partField(name []byte) field {
 	return commonField(name)
 }
 
-// disguised finds the field of ours that a name stands for in the eyes of a reader that ignores case, as many engines' JSON decoders
-// do, while it is not spelled like that field. Such a name could have the engine obey what was never checked here.
+// disguised reports whether a name is spelled like a field that Scan interprets but for its case,
+// and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
+// obey a value that Scan has never checked.
 func disguised(name []byte) (known string, found bool) {
 	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
 		return "", false // lower case: spelled as it is read
@@ -106,7 +107,7 @@ func only(f field, applies bool) field {
 	return fieldOther
 }
 
-// String is the name that errors give the field.
+// String returns the name that errors give the field; empty for fieldOther.
 func (f field) String() string {
 	switch f {
 	case fieldModel:
@@ -145,7 +146,7 @@ func (f field) String() string {
 	return ""
 }
 
-// invalid is the fault of a field's value.
+// invalid returns the error for a field's value.
 func (f field) invalid(what string) *Error {
 	name := f.String()
 	return &Error{Code: CodeInvalidRequest, Param: name, Message: name + " " + what + "."}

@@ -15,11 +15,12 @@ const (
 	maxBoundary   = 70       // RFC 2046, 5.1.1
 )
 
-// formScanner reads a form (multipart/form-data, RFC 7578). It goes from boundary to boundary and never touches what is
-// inside the file.
+// formScanner reads a form (multipart/form-data, RFC 7578). It goes from boundary to boundary and
+// does not read the content of the file.
 //
-// It takes only what readers agree on: no preamble or epilogue, the boundary nowhere but in delimiters, header lines ended
-// by CRLF and not folded, one plain name for each part, no transfer encoding. Clients send nothing else.
+// It accepts only what all readers agree on: no preamble or epilogue, the boundary nowhere but in
+// delimiters, header lines ended by CRLF and not folded, one plain name for each part, no transfer
+// encoding. Clients send nothing else.
 type formScanner struct {
 	body  []byte
 	dash  []byte // "--" and the boundary
@@ -46,7 +47,8 @@ func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	return f.req, nil
 }
 
-// boundaryOf reads the boundary out of a Content-Type. An encoded one (boundary*=…) is refused: readers differ.
+// boundaryOf returns the boundary of a Content-Type. An encoded boundary (boundary*=…) is refused,
+// because readers differ in how they decode it.
 func boundaryOf(contentType string) (string, *Error) {
 	_, params, err := mime.ParseMediaType(contentType)
 	boundary := params["boundary"]
@@ -91,7 +93,8 @@ func (f *formScanner) parts() {
 	}
 }
 
-// part reads the part whose delimiter begins at start and ends at i, and returns where the next delimiter begins.
+// part reads the part whose delimiter is at start and ends at i. It returns the offset of the next
+// delimiter.
 func (f *formScanner) part(start, i int) (next int) {
 	if !bytes.HasPrefix(f.body[i:], []byte("\r\n")) {
 		return f.fail("has a bad boundary line", i)

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// partName reads the header of a form's part: its name, whether it is a file, and what is wrong with it, if anything.
+// partName reads the header of a form's part. It returns the name of the part, whether the part is
+// a file, and what is wrong with the header; empty: nothing.
 func partName(header []byte) (name []byte, isFile bool, fault string) {
 	found := false
 	for more := true; more; {
@@ -68,8 +69,8 @@ func disposition(value []byte) (name []byte, isFile, ok bool) {
 	return name, isFile, named
 }
 
-// parameter reads key=token or key="quoted" from the front, up to the next semicolon. Keys come back in lower case, quoted
-// values with their escapes.
+// parameter reads key=token or key="quoted" from the front, up to the next semicolon. It returns
+// keys in lower case, and quoted values with their escapes.
 func parameter(b []byte) (key string, value, rest []byte, ok bool) {
 	k, b, found := bytes.Cut(b, []byte("="))
 	k = bytes.Trim(k, " \t")
@@ -102,7 +103,7 @@ func parameter(b []byte) (key string, value, rest []byte, ok bool) {
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-// isToken says whether b is a token (RFC 9110, 5.6.2).
+// isToken reports whether b is a token (RFC 9110, 5.6.2).
 func isToken(b []byte) bool {
 	for _, c := range b {
 		if c <= ' ' || c >= 0x7f || strings.IndexByte(`()<>@,;:\"/[]?={}`, c) >= 0 {

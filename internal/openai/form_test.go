@@ -18,7 +18,8 @@ import (
 
 const formType = "multipart/form-data; boundary=x"
 
-// formOf makes a form with the boundary x. Each part is the rest of its Content-Disposition, "=", and the value.
+// formOf makes a form with the boundary x. Each part is the rest of its Content-Disposition, "=",
+// and the value.
 func formOf(parts ...string) string {
 	var b strings.Builder
 	for _, part := range parts {
@@ -189,7 +190,8 @@ func partsOf(contentType string, body []byte) (parts []part, err error) {
 	}
 }
 
-// checkForm holds a form that was taken against the standard library's reading of it, before and after Strip.
+// checkForm holds a form that was taken against the standard library's reading of it, before and
+// after Strip.
 func checkForm(t *testing.T, contentType string, body []byte, r Request) {
 	t.Helper()
 	parts, err := partsOf(contentType, body)

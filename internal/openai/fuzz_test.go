@@ -34,7 +34,8 @@ func addSeeds(f *testing.F) {
 	}
 }
 
-// FuzzScan holds Scan against the rules as they read on encoding/json: the same bodies are taken, with the same result.
+// FuzzScan holds Scan against the rules as they read on encoding/json: the same bodies are taken,
+// with the same result.
 func FuzzScan(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, endpoint uint8, body []byte) {
@@ -96,7 +97,8 @@ func checkKey(t *testing.T, e Endpoint, body []byte) {
 	}
 }
 
-// TestMutants is a small fuzzing in every run: the seeds, with pieces taken out, put in and overwritten.
+// TestMutants is a small fuzzing in every run: the seeds, with pieces taken out, put in and
+// overwritten.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	pieces := []string{`{`, `}`, `[`, `]`, `,`, `:`, `"`, `\`, ` `, `"model":"m",`, `"role":"user",`, `"content":["a"],`, `"content":"b\n",`, `null`,

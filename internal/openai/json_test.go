@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// Values, and whether they are JSON. After JSONTestSuite by Nicolas Seriot, which collects where parsers differ.
+// Values, and whether they are JSON. After JSONTestSuite by Nicolas Seriot, which collects where
+// parsers differ.
 var values = map[string]bool{
 	`0`: true, `-0`: true, `1`: true, `-1`: true, `10`: true, `0.5`: true, `-0.0`: true, `1e1`: true, `1E+1`: true,
 	`1e-01`: true, `0e0`: true, `123.456e789`: true, `-9223372036854775809`: true, strings.Repeat("9", 500): true,

@@ -34,8 +34,8 @@ const (
 	formParts               // a list of content parts
 )
 
-// messages reads the messages of a chat, or the input of a response when the input is a list. A value
-// that is no list is left to the engine to refuse.
+// messages reads the messages of a chat, or the input of a response when the input is a list. A
+// value that is no list is left to the engine to refuse.
 func (s *scanner) messages() {
 	if s.json.Kind() != '[' {
 		s.json.Skip()
@@ -104,8 +104,8 @@ func (s *scanner) role() role {
 	return roleOther
 }
 
-// wordText reads a string that may be one of a few short words. The word is empty for a longer string and
-// for any other value.
+// wordText reads a string that may be one of a few short words. The word is empty for a longer
+// string and for any other value.
 func wordText(r *jsonscan.Reader) []byte {
 	raw, _ := r.RawText()
 	if len(raw) > 126 { // 21 characters, each written as an escape of six bytes
@@ -137,7 +137,8 @@ func (s *scanner) content() text {
 	return rawText(&s.json)
 }
 
-// partText reads one part of a content list: the text of a part that is text, the JSON of any other.
+// partText reads one part of a content list: the text of a part that is text, the JSON of any
+// other.
 func partText(r *jsonscan.Reader) text {
 	if r.Kind() != '{' {
 		return rawText(r)
@@ -166,7 +167,8 @@ func partText(r *jsonscan.Reader) text {
 	return textAt(start, r.Pos(), formRaw)
 }
 
-// stringText reads any value and returns where the text of a string stands. Any other value has none.
+// stringText reads any value and returns where the text of a string stands. Any other value has
+// none.
 func stringText(r *jsonscan.Reader) text {
 	raw, ok := r.RawText()
 	if !ok {

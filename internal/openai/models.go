@@ -8,7 +8,7 @@ type ModelList struct {
 	Data   []ModelCard `json:"data"`
 }
 
-// ModelCard is one model of the list, and the answer to GET /v1/models/{id}.
+// ModelCard is one model of a ModelList, and the answer to GET /v1/models/{id}.
 type ModelCard struct {
 	ID     string `json:"id"`
 	Object string `json:"object"`
@@ -17,7 +17,7 @@ type ModelCard struct {
 	OwnedBy string `json:"owned_by"`
 }
 
-// NewModelList makes a list; without cards it is an empty one, not null.
+// NewModelList returns a list. A list without cards is rendered as an empty list, not as null.
 func NewModelList(cards ...ModelCard) ModelList {
 	if cards == nil {
 		cards = []ModelCard{}
@@ -25,7 +25,7 @@ func NewModelList(cards ...ModelCard) ModelList {
 	return ModelList{Object: "list", Data: cards}
 }
 
-// NewModelCard makes a card.
+// NewModelCard returns the card of a model.
 func NewModelCard(id, ownedBy string, created time.Time) ModelCard {
 	return ModelCard{ID: id, Object: "model", Created: created.Unix(), OwnedBy: ownedBy}
 }

@@ -101,7 +101,8 @@ func naiveName(raw json.RawMessage) (string, bool) {
 	return s, ok && !halfSurrogate(string(raw))
 }
 
-// halfSurrogate compares the escapes one by one: pairs are the only ones of the range that may stand.
+// halfSurrogate compares the escapes one by one: pairs are the only ones of the range that may
+// stand.
 func halfSurrogate(raw string) bool {
 	pair := regexp.MustCompile(`(?i)\\ud[89ab]..\\ud[c-f]..`)
 	raw = strings.ReplaceAll(raw, `\\`, "")
@@ -258,7 +259,8 @@ func naiveStrip(body []byte) (rest []member, changed bool) {
 	return rest, changed
 }
 
-// naiveDisguise says whether a reader that ignores case would take the name for another one that means something.
+// naiveDisguise says whether a reader that ignores case would take the name for another one that
+// means something.
 func naiveDisguise(name string) bool {
 	for _, known := range []string{"model", "stream", "stream_options", "stream_options.include_usage", "stream_include_usage", "max_tokens",
 		"max_completion_tokens", "max_output_tokens", "n", "messages", "input", "instructions", "prompt", "request_id", "timeout_ms",

@@ -1,9 +1,9 @@
 package openai
 
-// PrefixKeys returns the cache keys of a conversation's beginnings: over all its user messages, over
-// all but the last, and so on down to the first. Each key is what CacheKey returns for as many user
-// messages. The longest beginning comes first, and there are at most limit keys. A request without a
-// user message has none. body must be the bytes that were scanned.
+// PrefixKeys returns the cache keys of a conversation's beginnings: over all its user messages,
+// over all but the last, and so on down to the first. Each key is what CacheKey returns for as many
+// user messages. The longest beginning comes first, and there are at most limit keys. A request
+// without a user message has none. body must be the bytes that were scanned.
 //
 // The work is that of one cache key over all user messages.
 func (r *Request) PrefixKeys(body []byte, limit int) []uint64 {

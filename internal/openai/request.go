@@ -55,12 +55,12 @@ const (
 	maxMillis    = int64(24 * time.Hour / time.Millisecond)
 )
 
-// Scan reads the body of a request to e in one pass. Scan validates the whole body, also what is not
-// of interest here, so that the engine cannot understand it differently. Scan does not keep and does
-// not change the body; [Request.CacheKey] and [Request.Strip] need it again.
+// Scan reads the body of a request to e in one pass. Scan validates the whole body, also what is
+// not of interest here, so that the engine cannot understand it differently. Scan does not keep and
+// does not change the body; [Request.CacheKey] and [Request.Strip] need it again.
 //
-// The fault has code invalid_request and status 400, or 415 for a Content-Type that the endpoint does
-// not accept. A body over 1 GiB has code request_too_large.
+// The fault has code invalid_request and status 400, or 415 for a Content-Type that the endpoint
+// does not accept. A body over 1 GiB has code request_too_large.
 func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	if fault := checkContentType(e, contentType); fault != nil {
 		return Request{}, fault
@@ -80,10 +80,10 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 // the file of an audio request.
 func (r *Request) PromptBytes() int { return r.promptBytes }
 
-// Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from the
-// body that was scanned. The body itself is not changed. Everything else stays byte for byte, except
-// for the comma and the white space between the option and its neighbour. Without such options Strip
-// returns the very body, and false.
+// Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from
+// the body that was scanned. The body itself is not changed. Everything else stays byte for byte,
+// except for the comma and the white space between the option and its neighbour. Without such
+// options Strip returns the very body, and false.
 func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 	r.mustBe(body)
 	if r.cutCount == 0 {
@@ -102,8 +102,8 @@ func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 	return append(stripped, body[from:]...), true
 }
 
-// Rewrite is Strip, and replaces the model's name by another one, because the engine knows the model
-// by its own name and not by an alias. A model that is the one asked for changes nothing.
+// Rewrite is Strip, and replaces the model's name by another one, because the engine knows the
+// model by its own name and not by an alias. A model that is the one asked for changes nothing.
 func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed bool) {
 	if model == r.Model {
 		return r.Strip(body)

@@ -68,8 +68,8 @@ func (s *scanner) fail(fault *Error) {
 	s.json.Stop()
 }
 
-// invalid records that the next value is not what the field must be. A body that ends here is a fault
-// of the JSON instead.
+// invalid records that the next value is not what the field must be. A body that ends here is a
+// fault of the JSON instead.
 func (s *scanner) invalid(f field, what string) {
 	if s.json.Kind() == 0 {
 		s.json.Skip()
@@ -77,9 +77,9 @@ func (s *scanner) invalid(f field, what string) {
 	s.fail(f.invalid(what))
 }
 
-// fields reads the members of the body's object. It records what Strip has to remove for each option
-// of Sluice's own: the member and, if another member stays before it, what separates the two; if not,
-// what separates the member from the next one. One member always stays, the model.
+// fields reads the members of the body's object. It records what Strip has to remove for each
+// option of Sluice's own: the member and, if another member stays before it, what separates the
+// two; if not, what separates the member from the next one. One member always stays, the model.
 func (s *scanner) fields() {
 	var buffer [32][]byte
 	names := buffer[:0]
@@ -201,8 +201,9 @@ func (s *scanner) boolean(f field) bool {
 	return value
 }
 
-// integer reads a number of digits alone, at most limit, or null, which is 0. Fractions and exponents
-// are refused also where the value would be whole: engines differ in whether they accept them.
+// integer reads a number of digits alone, at most limit, or null, which is 0. Fractions and
+// exponents are refused also where the value would be whole: engines differ in whether they accept
+// them.
 func (s *scanner) integer(f field, limit int64) int64 {
 	if s.json.Null() {
 		return 0

@@ -202,7 +202,8 @@ func TestPromptBytes(t *testing.T) {
 	}
 }
 
-// The whole way of a request of the usual kind costs two allocations: the model's name and the list of messages.
+// The whole way of a request of the usual kind costs two allocations: the model's name and the list
+// of messages.
 func TestAllocations(t *testing.T) {
 	body := chatOf(900, prose)
 	const most = 2

@@ -1,41 +1,45 @@
 package delta
 
-// Part is one text of an answer. Its Text is the whole of it.
+// Part is one text of an answer. Its Text is the whole text.
 type Part struct {
 	Delta
-	// At is where the string stands.
+	// At is where the string stands in the answer.
 	At Span
-	// Of is the place in Endings of what it belongs to.
+	// Of is the index in Answer.Endings of the choice, or of the response, that the text belongs
+	// to.
 	Of int
 }
 
-// Ending is how a choice ended, or a response.
+// Ending is how a choice, or a response, has ended.
 type Ending struct {
 	Choice int
-	// Finish is the value of finish_reason, of a response that of status.
+	// Finish is the value of a choice's finish_reason, or of a response's status.
 	Finish Span
 	// Details is the value of a response's incomplete_details.
 	Details Span
-	// Also are values that say the same again in other forms, or that cannot be read here: log probabilities, the ids of tokens, audio.
-	Also []Span
-	// Close is where the bracket is that closes the choice, or the response.
+	// Duplicates are values that repeat the texts in other forms, which are not read here: log
+	// probabilities, token ids, audio.
+	Duplicates []Span
+	// Close is the offset of the bracket that closes the choice, or the response.
 	Close int
-	// Response says that it is a response of the Responses API and no choice.
+	// Response means that this is a response of the Responses API and no choice.
 	Response bool
 }
 
-// Answer reads an answer that did not stream: of a chat, of a completion, of the Responses API.
+// Answer reads an answer that did not stream: of a chat, of a completion or of the Responses API.
+// The zero Answer is ready.
 type Answer struct {
 	// Parts are the texts that are not empty, in the order in which they stand.
 	Parts   []Part
 	Endings []Ending
-	// Model is what the answer says of its model.
+	// Model is the name of the model in the answer; empty: none.
 	Model string
 
 	r Reader
 }
 
-// Read reads an answer. What it gives holds until the next call. It is false when the body is no JSON object.
+// Read reads an answer. The fields are valid until the next call. Read reports whether the body is
+// a JSON object.
 func (a *Answer) Read(body []byte) bool {
 	a.Parts, a.Endings, a.Model = nil, nil, ""
 	a.r.reset(body)
@@ -61,7 +65,7 @@ func (a *Answer) members() {
 			a.Model = string(a.r.text())
 		case "output":
 			whole.Response = true
-			whole.Also = append(whole.Also, a.output()...)
+			whole.Duplicates = append(whole.Duplicates, a.output()...)
 		case "status":
 			whole.Finish = a.r.json.Value()
 		case "incomplete_details":
@@ -91,14 +95,14 @@ func (a *Answer) choices() {
 		js.Skip()
 		return
 	}
-	place := 0
+	position := 0
 	for more := js.Open('['); more; more = js.More('[') {
 		if js.Kind() == '{' {
-			a.choice(place)
+			a.choice(position)
 		} else {
 			js.Skip()
 		}
-		place++
+		position++
 	}
 }
 
@@ -116,18 +120,18 @@ func (a *Answer) choice(index int) {
 		case "finish_reason":
 			e.Finish = r.json.Value()
 		case "logprobs", "token_ids":
-			r.also = append(r.also, r.json.Value())
+			r.duplicates = append(r.duplicates, r.json.Value())
 		default:
 			js.Skip()
 		}
 	}
 	e.Choice, e.Close = index, js.Pos()-1
-	e.Also = a.take(index, len(a.Endings))
+	e.Duplicates = a.moveParts(index, len(a.Endings))
 	a.Endings = append(a.Endings, e)
 }
 
-// take makes parts of what the reader has read.
-func (a *Answer) take(choice, ending int) (also []Span) {
+// moveParts moves the deltas that the reader has read to Parts, and returns the duplicates.
+func (a *Answer) moveParts(choice, ending int) (duplicates []Span) {
 	r := &a.r
 	for i, d := range r.deltas {
 		d.Choice = choice
@@ -135,35 +139,36 @@ func (a *Answer) take(choice, ending int) (also []Span) {
 			a.Parts = append(a.Parts, Part{d, r.at[i], ending})
 		}
 	}
-	also = append(also, r.also...)
-	r.deltas, r.at, r.also = r.deltas[:0], r.at[:0], r.also[:0]
-	return also
+	duplicates = append(duplicates, r.duplicates...)
+	r.deltas, r.at, r.duplicates = r.deltas[:0], r.at[:0], r.duplicates[:0]
+	return duplicates
 }
 
-func (a *Answer) output() (also []Span) {
+// output reads the output items of a response.
+func (a *Answer) output() (duplicates []Span) {
 	js := &a.r.json
 	if js.Kind() != '[' {
 		js.Skip()
 		return nil
 	}
-	place := 0
+	position := 0
 	for more := js.Open('['); more; more = js.More('[') {
 		if js.Kind() == '{' {
-			a.item(place)
+			a.item(position)
 		} else {
 			js.Skip()
 		}
-		place++
+		position++
 	}
-	return a.take(0, ofResponse)
+	return a.moveParts(0, ofResponse)
 }
 
-// item reads an output item: a message, reasoning, a tool call.
-func (a *Answer) item(place int) {
+// item reads an output item: a message, reasoning or a tool call.
+func (a *Answer) item(position int) {
 	js, r := &a.r.json, &a.r
 	first := len(r.deltas)
 	var typ []byte
-	d := Delta{Kind: ToolCall, Tool: place}
+	d := Delta{Kind: ToolCall, Tool: position}
 	var at Span
 	for more := js.Open('{'); more; more = js.More('{') {
 		switch string(r.json.Name()) {
@@ -179,7 +184,7 @@ func (a *Answer) item(place int) {
 		case "name":
 			d.Name = r.text()
 		case "encrypted_content":
-			r.also = append(r.also, r.json.Value())
+			r.duplicates = append(r.duplicates, r.json.Value())
 		default:
 			js.Skip()
 		}
@@ -219,7 +224,7 @@ func (a *Answer) part() {
 		case "refusal":
 			r.add(Refusal, r.text())
 		case "logprobs":
-			r.also = append(r.also, r.json.Value())
+			r.duplicates = append(r.duplicates, r.json.Value())
 		default:
 			js.Skip()
 		}

@@ -17,7 +17,7 @@ func TestAnswer(t *testing.T) {
 	type ending struct {
 		Choice          int
 		Finish, Details string
-		Also            []string
+		Duplicates      []string
 		Close           string
 		Response        bool
 	}
@@ -31,7 +31,7 @@ func TestAnswer(t *testing.T) {
 				`"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{}"}}]},"logprobs":null,"finish_reason":"stop"}]}`,
 			[]part{{said{Choice: 1, Text: "a\n"}, `"a\n"`, 0}, {said{Choice: 1, Kind: delta.Reasoning, Text: "hm"}, `"hm"`, 0},
 				{said{Choice: 1, Kind: delta.ToolCall, ID: "i", Name: "f", Text: "{}"}, `"{}"`, 0}},
-			[]ending{{Choice: 1, Finish: `"stop"`, Also: []string{`{"data":"x"}`, "null"}, Close: "}]}"}},
+			[]ending{{Choice: 1, Finish: `"stop"`, Duplicates: []string{`{"data":"x"}`, "null"}, Close: "}]}"}},
 		},
 		"completions": {
 			`{"choices":[{"text":"a","finish_reason":null},{"text":""},{"text":"b","index":7}]}`,
@@ -43,7 +43,7 @@ func TestAnswer(t *testing.T) {
 				`{"type":"function_call","call_id":"i","name":"f","arguments":"{}"}],"status":"completed","incomplete_details":null}`,
 			[]part{{said{Kind: delta.Reasoning, Text: "hm"}, `"hm"`, 0}, {said{Text: "x"}, `"x"`, 0}, {said{Kind: delta.Refusal, Text: "No"}, `"No"`, 0},
 				{said{Kind: delta.ToolCall, Tool: 3, ID: "i", Name: "f", Text: "{}"}, `"{}"`, 0}},
-			[]ending{{Finish: `"completed"`, Details: "null", Also: []string{"[]"}, Close: "}", Response: true}},
+			[]ending{{Finish: `"completed"`, Details: "null", Duplicates: []string{"[]"}, Close: "}", Response: true}},
 		},
 		"odd":   {`{"choices":[1,{"message":2}],"output":3}`, nil, []ending{{Choice: 1, Close: `}],"output":3}`}, {Close: "}", Response: true}}},
 		"error": {`{"error":{"message":"x"}}`, nil, nil},
@@ -63,8 +63,8 @@ func TestAnswer(t *testing.T) {
 		var endings []ending
 		for _, e := range a.Endings {
 			got := ending{Choice: e.Choice, Finish: in(e.Finish), Details: in(e.Details), Close: test.body[e.Close:], Response: e.Response}
-			for _, also := range e.Also {
-				got.Also = append(got.Also, in(also))
+			for _, at := range e.Duplicates {
+				got.Duplicates = append(got.Duplicates, in(at))
 			}
 			endings = append(endings, got)
 		}

@@ -1,14 +1,18 @@
-// Package delta reads what the data of one event of a stream says, in words: text, reasoning, a refusal, a fragment of a tool
-// call. [Reader] reads chunks of chats and completions and events of the Responses API; [Answer] reads the same of an answer that
-// did not stream, and says where each text stands in it.
+// Package delta reads the deltas of a model's output: text, reasoning, refusals and fragments of
+// tool calls. Moderation (internal/relay/moderation), the WebSocket (internal/relay/realtime) and
+// the gRPC service (internal/relay/grpcapi) use it.
 //
-// Nothing is kept from one event to the next, and on the usual path nothing is allocated or copied. Data that is not understood
-// says nothing.
+// [Reader] reads the data of one event: a chunk of a chat or of a completion, or an event of the
+// Responses API. [Answer] reads the same from an answer that did not stream, and says where each
+// text stands in it.
+//
+// A Reader keeps nothing from one event to the next. For the usual event it allocates and copies
+// nothing. Data that is no JSON object, or no known shape, has no deltas.
 package delta
 
 import "bytes"
 
-// Kind is what sort of text a delta adds to.
+// Kind is the kind of text that a delta adds to.
 type Kind uint8
 
 // The kinds of text.
@@ -19,37 +23,42 @@ const (
 	ToolCall
 )
 
-// Delta is what an event adds to one text of one choice. Its slices belong to the reader and to the data it read: they hold until
-// its next Read, or until the data changes.
+// Delta is what an event adds to one text of one choice. Its slices are part of the reader and of
+// the data: they are valid until the next Read, or until the data changes.
 type Delta struct {
-	// Choice is the choice's index, its place in the list when it has none, and -1 when that is no number. Of the Responses API it is
-	// 0: the output items of an answer are one choice here.
+	// Choice is the choice's index. A choice without an index has its position in the list, and one
+	// whose index is no number has -1. For the Responses API it is 0: all output items of an answer
+	// are one choice.
 	Choice int
 	Kind   Kind
-	// Text is what is added: never empty but for a tool call that is merely named. Escapes are undone; half a surrogate pair becomes
-	// U+FFFD. Bytes that are no UTF-8 stay as the engine wrote them, since the rest of a character may come with the next event. Of
-	// a tool call it is a fragment of the arguments, as the JSON text that they are.
+	// Text is what is added, without JSON's escapes; half a surrogate pair is U+FFFD. Bytes that
+	// are not UTF-8 stay, because the rest of a character may come with the next event. Of a tool
+	// call Text is a fragment of the arguments, which are JSON. Text is empty only for a tool call
+	// that has an ID or a Name.
 	Text []byte
-	// Low and High are the halves of surrogate pairs that the text begins and ends with, 0: it does not. Clients that join strings of UTF-16
-	// see a pair where one event ends with its high half and the next begins with its low one.
+	// Low is the low surrogate that the text starts with, High the high surrogate that it ends
+	// with; 0: none. A client that joins strings of UTF-16 gets a character when one event ends
+	// with High and the next starts with Low.
 	Low, High rune
-	// Tool tells the tool calls of a choice apart: their index, of the Responses API the output_index of the item.
+	// Tool distinguishes the tool calls of a choice: their index, or for the Responses API the
+	// output_index of the item.
 	Tool int
-	// ID and Name are of a tool call's first fragment, else nil.
+	// ID and Name are those of the tool call, in its first fragment; else nil.
 	ID, Name []byte
 }
 
-// Reader reads one event after the other. The zero Reader is ready.
+// Reader reads one event after the other. The zero Reader is ready. It is for one goroutine.
 type Reader struct {
-	deltas   []Delta
-	at       []Span // by delta: where its text stands
-	also     []Span // see Ending.Also
-	finished []int
-	event    event
-	texts    // of the last event
+	deltas     []Delta
+	at         []Span // by delta: where its text stands
+	duplicates []Span // see Ending.Duplicates
+	finished   []int
+	event      event
+	texts      // of the last event
 }
 
-// event is what is read of an event of the Responses API before it is known to be one: its type may come last.
+// event holds the members of an event of the Responses API until its type is known, which may be
+// the last member.
 type event struct {
 	typ      []byte
 	delta    Delta
@@ -58,7 +67,8 @@ type event struct {
 	itemType []byte
 }
 
-// Read reads the data of an event. What it gives holds until the next call. It is not ok when the data is no JSON object.
+// Read reads the data of an event. The deltas are valid until the next call. ok is false if the
+// data is no JSON object.
 func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 	r.reset(data)
 	if r.json.Kind() != '{' {
@@ -73,16 +83,16 @@ func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 	return r.deltas, true
 }
 
-// Finished are the indexes of the choices that the event read last has ended, with a finish_reason or as the end of a response. It
-// holds until the next Read.
+// Finished returns the indexes of the choices that the last event has finished, by a finish_reason
+// or by the end of a response. It is valid until the next Read.
 func (r *Reader) Finished() []int { return r.finished }
 
 func (r *Reader) reset(data []byte) {
-	r.deltas, r.at, r.also, r.finished, r.event = r.deltas[:0], r.at[:0], r.also[:0], r.finished[:0], event{}
+	r.deltas, r.at, r.duplicates, r.finished, r.event = r.deltas[:0], r.at[:0], r.duplicates[:0], r.finished[:0], event{}
 	r.texts.reset(data)
 }
 
-// add adds the text that was read last.
+// add adds a delta of the text that was read last.
 func (r *Reader) add(kind Kind, text []byte) {
 	if len(text) > 0 {
 		r.push(Delta{Kind: kind, Text: text, Low: r.halves.Low, High: r.halves.High}, r.span)
@@ -118,18 +128,18 @@ func (r *Reader) choices() {
 		r.json.Skip()
 		return
 	}
-	place := 0
+	position := 0
 	for more := r.json.Open('['); more; more = r.json.More('[') {
 		if r.json.Kind() == '{' {
-			r.choice(place)
+			r.choice(position)
 		} else {
 			r.json.Skip()
 		}
-		place++
+		position++
 	}
 }
 
-// choice reads a choice. Its index may come after its delta.
+// choice reads a choice at the given position of the list. Its index may come after its delta.
 func (r *Reader) choice(index int) {
 	first, finished := len(r.deltas), false
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
@@ -172,14 +182,14 @@ func (r *Reader) delta() {
 		case "function_call":
 			r.call(Delta{Kind: ToolCall}, true)
 		case "audio", "reasoning_details":
-			r.also = append(r.also, r.json.Value())
+			r.duplicates = append(r.duplicates, r.json.Value())
 		default:
 			r.json.Skip()
 		}
 	}
 }
 
-// content reads a string, or a list of parts as some engines write it.
+// content reads a text: a string, or a list of parts as some engines write it.
 func (r *Reader) content(kind Kind) {
 	switch r.json.Kind() {
 	case '"':
@@ -217,14 +227,15 @@ func (r *Reader) calls() {
 		r.json.Skip()
 		return
 	}
-	place := 0
+	position := 0
 	for more := r.json.Open('['); more; more = r.json.More('[') {
-		r.call(Delta{Kind: ToolCall, Tool: place}, false)
-		place++
+		r.call(Delta{Kind: ToolCall, Tool: position}, false)
+		position++
 	}
 }
 
-// call reads a fragment of a tool call. bare says that it is a function's name and arguments and nothing around them.
+// call reads a fragment of a tool call. bare means that the value is the function itself, with its
+// name and arguments.
 func (r *Reader) call(d Delta, bare bool) {
 	if r.json.Kind() != '{' {
 		r.json.Skip()
@@ -276,7 +287,7 @@ func (r *Reader) function(d *Delta) (arguments Span) {
 	return arguments
 }
 
-// item reads an output item: only a tool call's says something that no delta does.
+// item reads an output item. Only the item of a tool call says something that no delta says.
 func (r *Reader) item() {
 	if r.json.Kind() != '{' {
 		r.json.Skip()
@@ -297,7 +308,7 @@ func (r *Reader) item() {
 	}
 }
 
-// responses says what an event of the Responses API means, if it is one.
+// responses adds what an event of the Responses API means, if the data is one.
 func (r *Reader) responses() {
 	name, ok := bytes.CutPrefix(r.event.typ, []byte("response."))
 	if !ok {
@@ -305,13 +316,13 @@ func (r *Reader) responses() {
 	}
 	switch string(name) {
 	case "output_text.delta":
-		r.said(Text, 0)
+		r.addEventDelta(Text, 0)
 	case "reasoning_text.delta", "reasoning_summary_text.delta":
-		r.said(Reasoning, 0)
+		r.addEventDelta(Reasoning, 0)
 	case "refusal.delta":
-		r.said(Refusal, 0)
+		r.addEventDelta(Refusal, 0)
 	case "function_call_arguments.delta", "custom_tool_call_input.delta", "mcp_call_arguments.delta":
-		r.said(ToolCall, r.event.output)
+		r.addEventDelta(ToolCall, r.event.output)
 	case "output_item.added":
 		d := r.event.item
 		if bytes.HasSuffix(r.event.itemType, []byte("_call")) && len(d.ID)+len(d.Name) > 0 {
@@ -323,8 +334,8 @@ func (r *Reader) responses() {
 	}
 }
 
-// said adds the delta of an event of the Responses API.
-func (r *Reader) said(kind Kind, tool int) {
+// addEventDelta adds the delta of an event of the Responses API.
+func (r *Reader) addEventDelta(kind Kind, tool int) {
 	d := r.event.delta
 	if d.Kind, d.Tool = kind, tool; len(d.Text) > 0 {
 		r.push(d, Span{})

@@ -8,8 +8,8 @@ type Span = jsonscan.Span
 // texts reads the strings of one JSON text.
 type texts struct {
 	json jsonscan.Reader
-	// buf holds the strings that had escapes. When buf grows, strings that were read before stay valid
-	// in the old array.
+	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
+	// valid in the old array.
 	buf []byte
 	// span and halves describe the string that text read last.
 	span   Span

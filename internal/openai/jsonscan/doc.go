@@ -1,10 +1,11 @@
 // Package jsonscan is the one JSON tokenizer of Sluice: it reads JSON in one pass, in place, and
 // builds no tree. The readers of requests, of engines' events and of errors (internal/openai,
-// internal/openai/sse, internal/openai/delta) and the merger of chunks (internal/relay/queue) use it.
+// internal/openai/sse, internal/openai/delta) and the merger of chunks (internal/relay/queue) use
+// it.
 //
 // A [Reader] says where values stand, so that its caller can pass them on, cut them out or add to
-// them byte for byte. Reading allocates nothing, except that [Reader.Name] and [Reader.Text] allocate
-// for a string with escapes.
+// them byte for byte. Reading allocates nothing, except that [Reader.Name] and [Reader.Text]
+// allocate for a string with escapes.
 //
 // The grammar is RFC 8259 as encoding/json reads it, with two differences:
 //

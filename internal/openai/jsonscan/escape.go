@@ -11,8 +11,9 @@ import (
 type Halves struct {
 	// Any reports whether there is at least one.
 	Any bool
-	// Low is the low surrogate that the string starts with, and High the high surrogate that it ends
-	// with; 0: none. Together they are one character if High ends one string and Low starts the next.
+	// Low is the low surrogate that the string starts with, and High the high surrogate that it
+	// ends with; 0: none. Together they are one character if High ends one string and Low starts
+	// the next.
 	Low, High rune
 }
 
@@ -58,9 +59,9 @@ func UnescapedLen(raw []byte) int {
 	}
 }
 
-// DecodeEscape decodes the valid escape at the start of b, two escapes if they are a surrogate pair.
-// size is how many bytes it has read. half is a surrogate without its partner, for which r is U+FFFD,
-// and 0 for anything else.
+// DecodeEscape decodes the valid escape at the start of b, two escapes if they are a surrogate
+// pair. size is how many bytes it has read. half is a surrogate without its partner, for which r is
+// U+FFFD, and 0 for anything else.
 func DecodeEscape(b []byte) (r rune, size int, half rune) {
 	switch b[1] {
 	case 'b':

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// The functions of this file are the grammar. Each takes the offset at which something must start and
-// returns the offset behind it. After a fault it returns -1, and each function passes a negative
-// offset on. depth is the level of a container at that offset: 1 for the outermost.
+// The functions of this file are the grammar. Each takes the offset at which something must start
+// and returns the offset behind it. After a fault it returns -1, and each function passes a
+// negative offset on. depth is the level of a container at that offset: 1 for the outermost.
 
 // at returns the byte at offset i, and 0 outside of the text. A zero byte is valid nowhere in JSON.
 func (r *Reader) at(i int) byte {
@@ -87,8 +87,8 @@ func (r *Reader) list(i, depth int) int {
 	return i
 }
 
-// first enters the container whose bracket is at i. It returns the offset of the first member, or of
-// what stands behind an empty container.
+// first enters the container whose bracket is at i. It returns the offset of the first member, or
+// of what stands behind an empty container.
 func (r *Reader) first(i, depth int, closing byte) (member int, more bool) {
 	if depth > MaxDepth {
 		return r.fail(TooDeep, i), false

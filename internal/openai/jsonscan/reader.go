@@ -3,15 +3,15 @@ package jsonscan
 // MaxDepth is how many levels of objects and lists a text may have.
 const MaxDepth = 256
 
-// Span is where a value stands in a text: from the offset of its first byte to the offset behind its
-// last byte. The span of a string includes the quotes. The zero Span is no value.
+// Span is where a value stands in a text: from the offset of its first byte to the offset behind
+// its last byte. The span of a string includes the quotes. The zero Span is no value.
 type Span struct{ From, To int }
 
-// Reader reads one JSON text. A caller reads the values in their order; each method skips white space
-// before the value that it reads. The zero Reader is ready for [Reader.Reset].
+// Reader reads one JSON text. A caller reads the values in their order; each method skips white
+// space before the value that it reads. The zero Reader is ready for [Reader.Reset].
 //
-// The first fault ends the text: after it, Kind is 0, Open, More and Valid are false, and every other
-// method returns nothing. So a caller may read on without looking, and ask Valid at the end.
+// The first fault ends the text: after it, Kind is 0, Open, More and Valid are false, and every
+// other method returns nothing. So a caller may read on without looking, and ask Valid at the end.
 //
 // A Reader is for one goroutine. The slices that it returns are part of the text, unless the method
 // says otherwise.
@@ -34,8 +34,8 @@ func (r *Reader) Reset(data []byte) { *r = Reader{RequireUTF8: r.RequireUTF8, da
 // Seek moves the reader to the offset of a value. The depth is counted from there.
 func (r *Reader) Seek(offset int) { r.pos, r.depth = offset, 0 }
 
-// Pos returns the offset behind the value that was read last. After Kind it is the offset of the next
-// value, after Open and More the offset of the next member.
+// Pos returns the offset behind the value that was read last. After Kind it is the offset of the
+// next value, after Open and More the offset of the next member.
 func (r *Reader) Pos() int { return r.pos }
 
 // Valid reports whether the text was read to its end without a fault. Data behind the text's value
@@ -57,7 +57,8 @@ func (r *Reader) Stop() {
 	r.pos = len(r.data)
 }
 
-// Fault returns the first fault of the text and its offset. The reason is NoFault when there is none.
+// Fault returns the first fault of the text and its offset. The reason is NoFault when there is
+// none.
 func (r *Reader) Fault() (reason Reason, offset int) {
 	if r.reason == stopped {
 		return NoFault, 0
@@ -65,7 +66,8 @@ func (r *Reader) Fault() (reason Reason, offset int) {
 	return r.reason, r.faultAt
 }
 
-// Kind returns the first byte of the next value, which tells its type, and 0 at the end of the text.
+// Kind returns the first byte of the next value, which tells its type, and 0 at the end of the
+// text.
 func (r *Reader) Kind() byte {
 	for ; r.pos < len(r.data); r.pos++ {
 		switch c := r.data[r.pos]; c {
@@ -148,8 +150,8 @@ func (r *Reader) Name() []byte {
 	return r.data[from+1 : end-1]
 }
 
-// RawText reads any value. If the value is a string, RawText returns what stands between its quotes;
-// Escaped reports whether that has escapes. If not, ok is false.
+// RawText reads any value. If the value is a string, RawText returns what stands between its
+// quotes; Escaped reports whether that has escapes. If not, ok is false.
 func (r *Reader) RawText() (raw []byte, ok bool) {
 	if r.Kind() != '"' {
 		r.Skip()
@@ -164,8 +166,8 @@ func (r *Reader) RawText() (raw []byte, ok bool) {
 	return r.data[from+1 : end-1], true
 }
 
-// Text is RawText without escapes, and nil for a value that is no string. A text that had escapes is
-// a new slice.
+// Text is RawText without escapes, and nil for a value that is no string. A text that had escapes
+// is a new slice.
 func (r *Reader) Text() []byte {
 	if r.Kind() != '"' {
 		r.Skip()

@@ -12,9 +12,9 @@ const (
 	high = 0x80 * ones
 )
 
-// special marks, by its high bit, each byte of w that ends a run of plain ASCII inside a JSON string:
-// quotes, backslashes, control characters and every byte beyond ASCII. The lowest mark is exact; a
-// borrow may set false marks above it.
+// special marks, by its high bit, each byte of w that ends a run of plain ASCII inside a JSON
+// string: quotes, backslashes, control characters and every byte beyond ASCII. The lowest mark is
+// exact; a borrow may set false marks above it.
 //
 // The first half finds control characters and the quote: w^2 moves the quote, 0x22, next to the
 // control characters. The second half finds the backslash. Each half misses only some of the bytes

@@ -6,16 +6,18 @@ import (
 	"strings"
 )
 
-// AppendRaw appends an event as it came. Only a byte order mark is left out: it means nothing at the beginning of a stream,
-// and spoils an event that is not there any more.
+// AppendRaw appends an event as it came, without a byte order mark. The mark means nothing at the
+// start of a stream, and it would spoil an event that does not come first any more.
 func AppendRaw(dst []byte, raw []byte) []byte {
 	return append(dst, bytes.TrimPrefix(raw, []byte(bom))...)
 }
 
-// AppendNumbered appends an event with an id line in front: a client that comes back names the last one it has seen. An
-// engine's own id lines are left out, the rest is as it came. It is for events that are neither comments nor cut.
+// AppendNumbered appends an event with an id line in front, so that a client that resumes can name
+// the last event that it has seen. The engine's own id lines are left out, the rest stays as it
+// came. The event must be neither a comment nor cut.
 func AppendNumbered(dst []byte, raw []byte, id uint64) []byte {
-	raw = bytes.TrimPrefix(bytes.TrimPrefix(raw, []byte(bom)), []byte("\n")) // a late half of a line end, see boundary
+	// The line feed is the late half of a line end, see boundary.
+	raw = bytes.TrimPrefix(bytes.TrimPrefix(raw, []byte(bom)), []byte("\n"))
 	dst = append(dst, "id: "...)
 	dst = strconv.AppendUint(dst, id, 10)
 	dst = append(dst, '\n')
@@ -54,8 +56,8 @@ func AppendData(dst []byte, data []byte) []byte {
 	}
 }
 
-// AppendComment appends a comment, which clients ignore and proxies take for traffic: a heartbeat. Line breaks become
-// spaces.
+// AppendComment appends a comment as a heartbeat: clients ignore it, and for proxies it is traffic.
+// Line breaks become spaces.
 func AppendComment(dst []byte, text string) []byte {
 	dst = append(dst, ':')
 	if text != "" {

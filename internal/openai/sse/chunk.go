@@ -6,56 +6,63 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// maxChoices is how many choices of one chunk are told apart; OpenAI allows 128. More are read and not listed.
+// maxChoices is how many choices of one chunk are listed; OpenAI allows 128. Read skips further
+// choices.
 const maxChoices = 4096
 
 // Usage is what a request has used so far, in tokens.
 type Usage struct {
-	Prompt     int64 // of the prompt, cached ones included
+	Prompt     int64 // of the prompt, cached tokens included
 	Completion int64
 	Cached     int64 // of the prompt, found in the prefix cache
 }
 
-// Choice is what a chunk says of one choice. A chunk lists those it has something of.
+// Choice is what a chunk says of one choice.
 type Choice struct {
-	// Index is the choice's own; -1 when it is no number.
+	// Index is the choice's index. A choice without an index has its position in the list, and one
+	// whose index is no number has -1.
 	Index int64
-	// Finish is why the choice ended, part of the data that was read; empty: it goes on.
+	// Finish is the finish_reason, usually a part of the data; empty: the choice goes on.
 	Finish []byte
-	// Token says that the chunk carries some of the answer: text, reasoning, a refusal, a tool call. A role alone is none.
+	// Token reports whether the choice carries output of the model: text, reasoning, a refusal or a
+	// tool call. A role alone is no output.
 	Token bool
 }
 
-// Chunk is what a gateway has to know of an event's data. It is read into again and again, and then allocates nothing.
+// Chunk is what a gateway has to know of an event's data. A Chunk that is used for many events
+// allocates nothing.
 type Chunk struct {
-	// Token says that there is some of the answer in it. Events of the Responses API have it without choices.
+	// Token reports whether the event carries output of the model. Events of the Responses API have
+	// no choices.
 	Token bool
-	// Error says that the engine tells of a failure.
+	// Error reports whether the event is an engine's error.
 	Error bool
-	// Bad says, of an event that a Tracker has seen, that its data is no JSON object, or not whole.
+	// Bad is set by Tracker.See: the data is no whole JSON object.
 	Bad bool
-	// Last says that it is the event which ends a stream of the Responses API, whole or cut short by a limit.
+	// Last reports whether the event is the last one of a stream of the Responses API: the answer
+	// is complete, or a limit has cut it short.
 	Last     bool
 	HasUsage bool
 	Usage    Usage
-	Choices  []Choice
+	// Choices are the choices that the chunk says something of.
+	Choices []Choice
 
-	typ   []byte // type of a Responses event
-	delta bool   // a Responses event with a delta that is not empty
-	r     jsonscan.Reader
+	eventType []byte // the type of an event of the Responses API
+	hasDelta  bool   // the event has a delta that is not empty
+	json      jsonscan.Reader
 }
 
-// Read reads the data of a chat.completion.chunk, a text_completion or an event of the Responses API. It says whether the
-// data is a JSON object; of anything else the chunk is empty.
+// Read reads the data of a chat.completion.chunk, of a text_completion or of an event of the
+// Responses API. It reports whether the data is a JSON object; of anything else the chunk is empty.
 func (c *Chunk) Read(data []byte) bool {
 	choices := c.Choices[:0]
 	*c = Chunk{Choices: choices}
-	c.r.Reset(data)
-	if c.r.Kind() != '{' {
+	c.json.Reset(data)
+	if c.json.Kind() != '{' {
 		return false
 	}
 	c.members()
-	if !c.r.Valid() {
+	if !c.json.Valid() {
 		*c = Chunk{Choices: choices}
 		return false
 	}
@@ -67,7 +74,7 @@ func (c *Chunk) Read(data []byte) bool {
 }
 
 func (c *Chunk) members() {
-	r := &c.r
+	r := &c.json
 	for more := r.Open('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "choices":
@@ -75,9 +82,9 @@ func (c *Chunk) members() {
 		case "usage":
 			c.usage()
 		case "type":
-			c.typ = r.Text()
+			c.eventType = r.Text()
 		case "delta":
-			c.delta = c.filled()
+			c.hasDelta = c.filled()
 		case "response":
 			c.response()
 		case "error":
@@ -93,16 +100,16 @@ func (c *Chunk) members() {
 	}
 }
 
-// filled reads a value and says whether it has content: a string, a list or an object that is not empty.
+// filled reads any value and reports whether it is a string, a list or an object that is not empty.
 func (c *Chunk) filled() bool {
-	r := &c.r
+	r := &c.json
 	switch r.Kind() {
 	case '"':
 		raw, _ := r.RawText()
 		return len(raw) > 0
 	case '[', '{':
 		at := r.Value()
-		// Between brackets of an empty one there can be white space, but engines write none.
+		// White space between the brackets would count as content, but engines write none.
 		return at.To-at.From > len("[]")
 	}
 	r.Skip()
@@ -110,15 +117,15 @@ func (c *Chunk) filled() bool {
 }
 
 func (c *Chunk) choices() {
-	r := &c.r
+	r := &c.json
 	if r.Kind() != '[' {
 		r.Skip()
 		return
 	}
-	at := int64(0)
+	position := int64(0)
 	for more := r.Open('['); more; more = r.More('[') {
-		choice := Choice{Index: at} // for who leaves it out
-		at++
+		choice := Choice{Index: position}
+		position++
 		if r.Kind() != '{' {
 			r.Skip()
 			continue
@@ -131,7 +138,7 @@ func (c *Chunk) choices() {
 }
 
 func (c *Chunk) choice(to *Choice) {
-	r := &c.r
+	r := &c.json
 	for more := r.Open('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "index":
@@ -152,9 +159,9 @@ func (c *Chunk) choice(to *Choice) {
 	}
 }
 
-// deltaOf reads a choice's delta and says whether it carries a token.
+// deltaOf reads a choice's delta and reports whether it carries output of the model.
 func (c *Chunk) deltaOf() (token bool) {
-	r := &c.r
+	r := &c.json
 	if r.Kind() != '{' {
 		r.Skip()
 		return false
@@ -171,7 +178,7 @@ func (c *Chunk) deltaOf() (token bool) {
 }
 
 func (c *Chunk) usage() {
-	r := &c.r
+	r := &c.json
 	if r.Kind() != '{' {
 		r.Skip()
 		return
@@ -192,7 +199,7 @@ func (c *Chunk) usage() {
 }
 
 func (c *Chunk) cached() {
-	r := &c.r
+	r := &c.json
 	if r.Kind() != '{' {
 		r.Skip()
 		return
@@ -208,7 +215,7 @@ func (c *Chunk) cached() {
 
 // response reads the response inside an event of the Responses API.
 func (c *Chunk) response() {
-	r := &c.r
+	r := &c.json
 	if r.Kind() != '{' {
 		r.Skip()
 		return
@@ -222,11 +229,11 @@ func (c *Chunk) response() {
 	}
 }
 
-// events reads what the type of a Responses event means.
+// events sets what the type of an event of the Responses API means.
 func (c *Chunk) events() {
-	name, ok := bytes.CutPrefix(c.typ, []byte("response."))
+	name, ok := bytes.CutPrefix(c.eventType, []byte("response."))
 	switch {
-	case string(c.typ) == "error":
+	case string(c.eventType) == "error":
 		c.Error = true
 	case !ok:
 	case string(name) == "completed", string(name) == "incomplete":
@@ -234,6 +241,6 @@ func (c *Chunk) events() {
 	case string(name) == "failed":
 		c.Error = true
 	case bytes.HasSuffix(name, []byte(".delta")):
-		c.Token = c.delta
+		c.Token = c.hasDelta
 	}
 }

@@ -1,11 +1,15 @@
-// Package sse reads and writes server-sent events (WHATWG HTML, section 9.2) on the way from an engine to a client, and
-// finds in them what a gateway has to know.
+// Package sse reads and writes server-sent events (WHATWG HTML, section 9.2), and finds in them
+// what a gateway has to know. The relay of managed streams (internal/relay) uses it on the way from
+// an engine to a client.
 //
-// [Scanner] is fed bytes as they come from the network and yields events that keep their exact bytes, so that they can be
-// passed on as they came. [Chunk] reads an event's data, a chunk of a chat or a completion or an event of the Responses
-// API: whether it carries a token, what ends, what was used. [Tracker] sees a whole stream and says at its end whether
-// that was one: a connection that merely closes is no end. The Append functions write events.
+// A [Scanner] is fed bytes as they come from the network. It yields events that keep their exact
+// bytes, so that the relay can write them as they came. A [Chunk] reads an event's data, which is a
+// chunk of a chat or of a completion, or an event of the Responses API: whether it carries a token,
+// what has finished, what was used. A [Tracker] sees a whole stream and reports at its end whether
+// the stream was complete: a connection that merely closes is no proper end. The Append functions
+// write events.
 //
-// On the usual path nothing is allocated and nothing is copied. Data that is not understood is passed on and counts as
-// nothing: a fault in metering never fails a stream.
+// Reading the usual event allocates nothing and copies nothing. The relay forwards data that the
+// package does not understand, and such data counts as nothing: a fault in metering never fails a
+// stream.
 package sse

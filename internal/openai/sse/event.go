@@ -5,44 +5,48 @@ import (
 	"time"
 )
 
-// Event is what stands between two blank lines of a stream. Its slices belong to the [Scanner] and hold until the
-// scanner's next call.
+// Event is what stands between two blank lines of a stream. Its slices belong to the [Scanner] and
+// are valid until the next call of the scanner.
 type Event struct {
-	// Raw is all of the event, byte for byte, its blank line included. The Raw of all events of a stream, one after the
-	// other, are the stream.
+	// Raw is the whole event, byte for byte, with its blank line. All bytes of a stream are in the
+	// Raw of one of its events.
 	Raw []byte
-	// Data is the value of the data lines, joined by line feeds. Of a single line it is a part of Raw.
+	// Data is the value of the data lines, joined by line feeds. The data of a single line is a
+	// part of Raw.
 	Data []byte
 	// Type is the value of the last event line; empty: a "message".
 	Type []byte
-	// ID is the value of the last id line, if HasID.
+	// ID is the value of the last id line. HasID reports whether there is one.
 	ID    []byte
 	HasID bool
-	// Retry is what the last retry line asks for; 0: none. At most about 11 days.
+	// Retry is the value of the last retry line, at most about 11 days; 0: none.
 	Retry time.Duration
-	// Cut says that the stream ended inside this event. A client by the book ignores it.
+	// Cut reports whether the stream has ended inside this event. Clients that follow the standard
+	// ignore such an event.
 	Cut bool
 
 	dataLines int
 	plain     bool
 }
 
-// IsComment says that a client makes nothing of the event: it has no data. It may have comments, an id, unknown fields, or
-// be a blank line alone.
+// IsComment reports whether the event has no data, so that clients ignore it. It may have comments,
+// an id or unknown fields, or be a blank line alone.
 func (e *Event) IsComment() bool { return e.dataLines == 0 }
 
-// IsDone says that the event is OpenAI's end marker.
+// IsDone reports whether the event is OpenAI's end marker, [DONE].
 func (e *Event) IsDone() bool {
 	return len(e.Data) < 16 && string(bytes.TrimSpace(e.Data)) == "[DONE]"
 }
 
-// IsPlain says that the event is one whole data line and nothing else, so that its data may be replaced where it stands.
+// IsPlain reports whether the event is one whole data line and nothing else, so that its data may
+// be replaced in place.
 func (e *Event) IsPlain() bool { return e.plain }
 
-// bom may stand at the beginning of a stream, and means nothing.
+// bom is the byte order mark. It may stand at the start of a stream, and means nothing.
 const bom = "\ufeff"
 
-// parse reads the lines of an event. joined is room for data of several lines; it is given back, grown where needed.
+// parse reads the lines of an event. joined is a buffer for data of several lines. parse returns
+// the buffer, which may have grown.
 func (e *Event) parse(raw, joined []byte) []byte {
 	*e = Event{Raw: raw}
 	b, lines, lf := raw, 0, -1
@@ -95,21 +99,22 @@ func (e *Event) addData(value, joined []byte) []byte {
 	return joined
 }
 
-// millis reads decimal digits and nothing else.
+// millis reads a number of milliseconds, which must be decimal digits alone.
 func millis(digits []byte) (time.Duration, bool) {
-	const most = 1_000_000_000
+	const limit = 1_000_000_000
 	n := 0
 	for _, c := range digits {
 		if c < '0' || c > '9' {
 			return 0, false
 		}
-		n = min(n*10+int(c-'0'), most)
+		n = min(n*10+int(c-'0'), limit)
 	}
 	return time.Duration(n) * time.Millisecond, len(digits) > 0
 }
 
-// breakAt is the offset of the first CR or LF at or after i; len(b) when there is none. lf is where the next LF is, kept by
-// the caller from call to call so that no byte is looked at twice; -1 at first.
+// breakAt returns the offset of the first CR or LF at or after i, and len(b) when there is none. lf
+// is the offset of the next LF, -1 at first. The caller keeps lf from call to call, so that no byte
+// is searched twice.
 func breakAt(b []byte, i int, lf *int) int {
 	if *lf < i {
 		*lf = len(b)

@@ -2,16 +2,17 @@ package sse
 
 import "errors"
 
-// DefaultLimit is the size of the largest event that is taken by default, 8 MiB. The last event of a Responses stream
-// repeats the whole answer: 128k tokens in a script that is written as \u escapes are above 1 MiB, and reasoning and
-// logprobs come on top. Only a stream that has such an event ever holds so much.
+// DefaultLimit is the default of Scanner.Limit, 8 MiB. The last event of a stream of the Responses
+// API repeats the whole answer: 128k tokens in a script that is written as \u escapes are above 1
+// MiB, and reasoning and logprobs come on top. Only a stream that has such an event ever holds so
+// much.
 const DefaultLimit = 8 << 20
 
-// ErrTooLarge is what a scanner fails with when an event is larger than its limit.
+// ErrTooLarge is the error of a scanner after an event that is larger than its limit.
 var ErrTooLarge = errors.New("sse: event larger than the limit")
 
-// keepBuffer is how large a buffer is kept for the next event that is not whole in its chunk.
-const keepBuffer = 32 << 10
+// maxKeptBuffer is the largest buffer, in bytes, that a scanner keeps for later events.
+const maxKeptBuffer = 32 << 10
 
 // Scanner cuts a stream of bytes into events. The zero value is ready for a new stream.
 //
@@ -23,43 +24,44 @@ const keepBuffer = 32 << 10
 //		return err
 //	}
 //
-// How the stream is cut into chunks makes no difference to its events. It is for one goroutine.
+// The events do not depend on how the stream is cut into chunks. A Scanner is for one goroutine.
 type Scanner struct {
 	// Limit is the size of the largest event in bytes. 0: DefaultLimit.
 	Limit int
 
-	event Event
-	err   error
-	chunk []byte // of the last Feed, what has not been given out
-	buf   []byte // the event that began in an earlier chunk
-	data  []byte // room for data of several lines
-	given bool   // buf holds the event that was given out
-	begun bool   // something of the stream has been given out
-	ended bool
-	end   boundary
+	event   Event
+	err     error
+	chunk   []byte // the rest of the last Feed
+	buf     []byte // the event that started in an earlier chunk
+	data    []byte // buffer for data of several lines
+	yielded bool   // buf holds the current event
+	started bool   // there was an event
+	ended   bool
+	end     boundary
 }
 
-// Feed takes the next bytes of the stream. They must not change until Next is false; what is needed of them later is
-// copied by then.
+// Feed adds the next bytes of the stream. The caller must not change them until Next is false. By
+// then the scanner has copied what it needs later.
 func (s *Scanner) Feed(chunk []byte) {
 	s.chunk = chunk
 	s.end.lf = -1
 }
 
-// End says that there are no more bytes. Next may yield one more event after that; it is Cut, unless what it lacked was
-// only the second half of a line end.
+// End tells the scanner that no more bytes come. Next may yield one more event after that. The
+// event is Cut, unless only the second half of its last line end was missing.
 func (s *Scanner) End() { s.ended = true }
 
-// Next goes to the next event that is complete. It is false when more bytes are needed, at the end, and after an error.
+// Next moves to the next event that is complete. It is false when more bytes are needed, at the
+// end, and after an error.
 func (s *Scanner) Next() bool {
-	if s.given {
-		s.given = false
-		if cap(s.buf) > keepBuffer {
+	if s.yielded {
+		s.yielded = false
+		if cap(s.buf) > maxKeptBuffer {
 			s.buf = nil
 		}
 		s.buf = s.buf[:0]
 	}
-	if cap(s.data) > keepBuffer {
+	if cap(s.data) > maxKeptBuffer {
 		s.data = nil
 	}
 	if s.err != nil {
@@ -74,21 +76,21 @@ func (s *Scanner) Next() bool {
 		s.err, s.buf, s.chunk = ErrTooLarge, nil, nil
 		return false
 	}
-	raw := s.take(n, whole)
+	raw := s.consume(n, whole)
 	if whole {
-		s.give(raw)
+		s.yield(raw)
 		return true
 	}
 	return s.last()
 }
 
-// Event is the event that Next went to. It holds until Next or Feed is called.
+// Event returns the event that Next moved to. It is valid until Next or Feed is called.
 func (s *Scanner) Event() *Event { return &s.event }
 
-// Err is ErrTooLarge after an event that was too large, else nil.
+// Err returns ErrTooLarge after an event that was too large, else nil.
 func (s *Scanner) Err() error { return s.err }
 
-// Buffered is how many bytes the scanner holds, in all.
+// Buffered returns how much memory the scanner holds, in bytes.
 func (s *Scanner) Buffered() int { return cap(s.buf) + cap(s.data) }
 
 func (s *Scanner) limit() int {
@@ -98,8 +100,9 @@ func (s *Scanner) limit() int {
 	return s.Limit
 }
 
-// take takes n bytes of the chunk, and joins them to what is there of the same event.
-func (s *Scanner) take(n int, whole bool) []byte {
+// consume removes n bytes from the chunk and joins them to what is buffered of the same event.
+// whole means that the event is complete.
+func (s *Scanner) consume(n int, whole bool) []byte {
 	raw := s.chunk[:n:n]
 	s.chunk = s.chunk[n:]
 	s.end.lf -= n
@@ -110,49 +113,51 @@ func (s *Scanner) take(n int, whole bool) []byte {
 		s.buf = append(make([]byte, 0, max(need, 2*cap(s.buf))), s.buf...)
 	}
 	s.buf = append(s.buf, raw...)
-	s.given = whole
+	s.yielded = whole
 	return s.buf
 }
 
-// last gives out what is left at the end of the stream.
+// last yields what is left at the end of the stream.
 func (s *Scanner) last() bool {
 	if !s.ended || len(s.buf) == 0 {
 		return false
 	}
-	s.given = true
-	s.give(s.buf)
+	s.yielded = true
+	s.yield(s.buf)
 	if !s.end.blank {
 		s.event.Cut, s.event.plain = true, false
 	}
 	return true
 }
 
-func (s *Scanner) give(raw []byte) {
+func (s *Scanner) yield(raw []byte) {
 	lines := raw
-	if !s.begun && len(raw) >= len(bom) && string(raw[:len(bom)]) == bom {
+	if !s.started && len(raw) >= len(bom) && string(raw[:len(bom)]) == bom {
 		lines = raw[len(bom):]
 	}
-	s.begun = true
+	s.started = true
 	s.data = s.event.parse(lines, s.data)
 	if len(lines) != len(raw) {
 		s.event.Raw, s.event.plain = raw, false
 	}
 }
 
-// boundary finds where events end. It remembers what it has seen of an event's line, for that may end in another chunk.
+// boundary finds where events end. It remembers what it has seen of an event's line, because the
+// line may end in another chunk.
 //
-// A blank line that ends with CR may go on with LF. An event waits for that byte, because it belongs to it, unless the line
-// before ended with CR alone: that is a stream that does not write LF, and its events must not be late by one. Should an LF
-// come after all, it is the first byte of the next event and means nothing there.
+// A blank line that ends with CR may go on with LF. The event waits for that byte, because the byte
+// belongs to the event. The event does not wait if the line before ended with CR alone: such a
+// stream writes no LF, and its events must not be late by one. Should an LF come after all, it is
+// the first byte of the next event and means nothing there.
 type boundary struct {
 	lf    int  // see breakAt
-	text  bool // the line has begun
+	text  bool // the line has started
 	cr    bool // the last byte was a CR: an LF belongs to it
 	lone  bool // the last line end was a CR alone
 	blank bool // that CR ended a blank line
 }
 
-// find gives the length of what belongs to the event in b; -1 when its end is not there.
+// find returns how many bytes of b belong to the event, and -1 if the event does not end in b.
 func (d *boundary) find(b []byte) int {
 	for i := 0; i < len(b); {
 		if d.cr {
@@ -180,7 +185,7 @@ func (d *boundary) find(b []byte) int {
 	return -1
 }
 
-// line notes the end of a line, and says whether the event ends there.
+// line records the end of a line and reports whether the event ends there.
 func (d *boundary) line(end byte) bool {
 	blank := !d.text
 	d.text = false

@@ -1,19 +1,19 @@
 package sse
 
-// Outcome is how a stream ended.
+// Outcome is how a stream has ended.
 type Outcome uint8
 
 // The ways a stream can end.
 const (
-	// Truncated: it just stopped. To whom it was sent must be told.
+	// Truncated: the stream stopped without a proper end. The client must be told.
 	Truncated Outcome = iota
-	// Complete: with the end marker, or all of its choices finished.
+	// Complete: the stream has an end marker, or all of its choices have finished.
 	Complete
-	// Failed: the engine said itself that something went wrong.
+	// Failed: the engine has reported an error.
 	Failed
 )
 
-// String is the outcome as in a log line.
+// String returns the outcome as in a log line.
 func (o Outcome) String() string {
 	switch o {
 	case Complete:
@@ -24,27 +24,29 @@ func (o Outcome) String() string {
 	return "truncated"
 }
 
-// maxIndex bounds what a tracker keeps for choices. A stream with a larger index is complete by its end marker only.
+// maxIndex bounds what a tracker keeps for choices. A stream with a larger index is complete only
+// by its end marker.
 const maxIndex = 1 << 16
 
-// Tracker sees all events of a stream, and knows at its end whether that was one. It adds nothing up, so that it is as
-// small at the end as at the beginning. It is for one goroutine.
+// Tracker observes all events of a stream and reports at its end whether the stream was complete.
+// Its size does not grow with the length of the stream. A Tracker is for one goroutine.
 type Tracker struct {
-	// Choices is how many choices were asked for. 0: unknown, those that were seen are all.
+	// Choices is how many choices the client asked for. 0: unknown, the choices of the stream are
+	// all.
 	Choices int
 
-	chunk  Chunk
-	usage  Usage
-	used   bool
-	events int64
-	finish string
-	state  []choiceState // by index
-	open   int           // choices seen and not finished
-	closed int
-	vague  bool // there was an index that is not kept
-	done   bool
-	failed bool
-	cut    bool
+	chunk    Chunk
+	usage    Usage
+	hasUsage bool
+	events   int64 // with output of the model
+	finish   string
+	state    []choiceState // by index
+	open     int           // choices that are not finished
+	closed   int
+	hasOdd   bool // there was an index that is not kept
+	done     bool
+	failed   bool
+	cut      bool
 }
 
 type choiceState uint8
@@ -55,9 +57,9 @@ const (
 	finished
 )
 
-// See reads the next event. What it gives belongs to the tracker and holds until the next call.
+// See reads the next event. The chunk belongs to the tracker and is valid until the next call.
 func (t *Tracker) See(e *Event) *Chunk {
-	if e.IsDone() { // also without its line end: nothing that matters can be missing
+	if e.IsDone() { // also without its line end: nothing that matters is missing
 		t.chunk.Read(nil)
 		t.done = true
 		return &t.chunk
@@ -70,18 +72,18 @@ func (t *Tracker) See(e *Event) *Chunk {
 	read := t.chunk.Read(e.Data)
 	t.chunk.Bad = !read && !e.IsComment()
 	t.chunk.Error = t.chunk.Error || string(e.Type) == "error" && !e.IsComment()
-	t.note(&t.chunk)
+	t.record(&t.chunk)
 	return &t.chunk
 }
 
-func (t *Tracker) note(c *Chunk) {
+func (t *Tracker) record(c *Chunk) {
 	t.failed = t.failed || c.Error
 	t.done = t.done || c.Last
 	if c.Token {
 		t.events++
 	}
 	if c.HasUsage {
-		t.used = true
+		t.hasUsage = true
 		t.usage.Prompt = max(t.usage.Prompt, c.Usage.Prompt)
 		t.usage.Completion = max(t.usage.Completion, c.Usage.Completion)
 		t.usage.Cached = max(t.usage.Cached, c.Usage.Cached)
@@ -93,7 +95,7 @@ func (t *Tracker) note(c *Chunk) {
 
 func (t *Tracker) choice(c *Choice) {
 	if c.Index < 0 || c.Index >= maxIndex {
-		t.vague = true
+		t.hasOdd = true
 		return
 	}
 	for int(c.Index) >= len(t.state) {
@@ -117,21 +119,23 @@ func (t *Tracker) choice(c *Choice) {
 	}
 }
 
-// Outcome is how the stream ended, if it ended now. An end marker that follows an error does not make it complete, and a
-// stream that ends inside an event was cut, even though its choices had finished: their usage may be missing.
+// Outcome returns how the stream has ended, if it ends now. An end marker after an error does not
+// make the stream complete. A stream that ends inside an event is truncated even if its choices
+// have finished, because the usage may be missing.
 func (t *Tracker) Outcome() Outcome {
 	switch {
 	case t.failed:
 		return Failed
 	case t.done:
 		return Complete
-	case t.cut, t.vague, t.open > 0, t.closed == 0, t.closed < t.Choices:
+	case t.cut, t.hasOdd, t.open > 0, t.closed == 0, t.closed < t.Choices:
 		return Truncated
 	}
 	return Complete
 }
 
-// Unfinished lists the indexes of the choices that have not ended: those that were asked for, or seen.
+// Unfinished returns the indexes of the choices that have not finished, of those that were asked
+// for or seen.
 func (t *Tracker) Unfinished() []int {
 	var indexes []int
 	for i := range max(t.Choices, len(t.state), 1) {
@@ -142,14 +146,16 @@ func (t *Tracker) Unfinished() []int {
 	return indexes
 }
 
-// Done says that the end marker was seen: what follows it means nothing.
+// Done reports whether the end marker was seen. Events after it mean nothing.
 func (t *Tracker) Done() bool { return t.done }
 
-// Usage is the most that any event told, if one did: engines count up.
-func (t *Tracker) Usage() (Usage, bool) { return t.usage, t.used }
+// Usage returns the largest usage that an event has reported, because engines count up. ok is false
+// if no event has reported one.
+func (t *Tracker) Usage() (usage Usage, ok bool) { return t.usage, t.hasUsage }
 
-// Tokens is how many events carried some of the answer: about the number of tokens, where the engine does not tell it.
+// Tokens returns how many events carried output of the model: about the number of tokens, for an
+// engine that reports no usage.
 func (t *Tracker) Tokens() int64 { return t.events }
 
-// Finish is the finish_reason that came last; empty: none.
+// Finish returns the last finish_reason; empty: none.
 func (t *Tracker) Finish() string { return t.finish }

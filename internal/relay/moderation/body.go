@@ -163,7 +163,7 @@ func endingEdits(e *delta.Ending, body []byte) (edits []edit) {
 	} else {
 		member(e.Finish, "finish_reason", `"content_filter"`)
 	}
-	for _, also := range e.Also {
+	for _, also := range e.Duplicates {
 		nothing := "null"
 		if body[also.From] == '[' {
 			nothing = "[]"

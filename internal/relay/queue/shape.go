@@ -19,7 +19,7 @@ type container struct {
 	members int
 }
 
-// Members that are the same in all chunks of a stream.
+// Members that must be the same in both chunks of a merge.
 const (
 	topID = iota
 	topObject
@@ -30,7 +30,7 @@ const (
 	topCount
 )
 
-// Members of a delta (and the text of a completion) that are strings, and grow.
+// Members of a delta, and the text of a completion: strings that a merge joins.
 const (
 	fieldContent = iota
 	fieldReasoningContent
@@ -42,7 +42,7 @@ const (
 
 var fieldNames = [fieldCount]string{"content", "reasoning_content", "reasoning", "refusal", "text"}
 
-// Members of logprobs, lists with an entry for each token: two of a chat, four of a completion.
+// Members of logprobs: lists with an entry for each token, two of a chat and four of a completion.
 const listCount = 6
 
 var listNames = [listCount]string{"content", "refusal", "tokens", "token_logprobs", "top_logprobs", "text_offset"}
@@ -79,25 +79,27 @@ type choice struct {
 	kinds    uint // bits of what it carries some of
 }
 
-// call is a fragment of a tool call.
+// call is a fragment of a tool call, of the choice at that index in shape.choices.
 type call struct {
 	span
 	choice   int // in shape.choices
 	index    int64
 	hasIndex bool
-	head     bool // it names the call: nothing of that may be joined
+	head     bool // it names the call: such a fragment is never joined to another
 	typ      span
 	function container
 	args     span
 }
 
-// kindCalls is the bit of tool calls in choice.kinds; those below are of the fields.
+// kindCalls is the bit of tool calls in choice.kinds; the lower bits are those of the fields.
 const kindCalls = 1 << fieldCount
 
-// lead is what stands before the data of a plain event.
+// lead is the length of what stands before the data of a plain event.
 const lead = len("data:")
 
-// read says whether the event, a plain one, has the shape of a chunk that may be merged.
+// read reports whether a plain event has the shape of a chunk that may be merged. Its strings must
+// be UTF-8: a character that an engine has split over two events must not end up in the middle of
+// one.
 func (s *shape) read(raw []byte) bool {
 	*s = shape{raw: raw, choices: s.choices[:0], calls: s.calls[:0]}
 	s.r.RequireUTF8 = true
@@ -105,7 +107,7 @@ func (s *shape) read(raw []byte) bool {
 	return s.r.Kind() == '{' && s.members() && s.r.Valid() && len(s.choices) > 0 && s.known()
 }
 
-// known says whether the chunk says that it is one.
+// known reports whether the object member says that this is a chunk of a chat or of a completion.
 func (s *shape) known() bool {
 	switch string(s.bytes(s.top[topObject])) {
 	case `"chat.completion.chunk"`, `"text_completion"`:
@@ -116,12 +118,12 @@ func (s *shape) known() bool {
 
 func (s *shape) bytes(v span) []byte { return s.raw[v.from:v.to] }
 
-// isNull says whether the value is a null.
+// isNull reports whether the value is a null.
 func (s *shape) isNull(v span) bool { return s.raw[v.from] == 'n' }
 
 func (s *shape) pos() int { return lead + s.r.Pos() }
 
-// value reads a value that may be there once.
+// value reads a value of a member that may be there once.
 func (s *shape) value(to *span) bool {
 	if to.there() {
 		return false
@@ -131,7 +133,7 @@ func (s *shape) value(to *span) bool {
 	return at.To > at.From
 }
 
-// text reads a string or a null that may be there once.
+// text reads a string or a null of a member that may be there once.
 func (s *shape) text(to *span) bool {
 	k := s.r.Kind()
 	return (k == '"' || k == 'n') && s.value(to)
@@ -140,7 +142,7 @@ func (s *shape) text(to *span) bool {
 // null reads a member that must be null.
 func (s *shape) null() bool { return s.r.Null() }
 
-// each reads the members of an object, and notes where it ends.
+// each reads the members of an object and records where the object ends.
 func (s *shape) each(c *container, member func(name []byte) bool) bool {
 	for more := s.r.Open('{'); more; more = s.r.More('{') {
 		if !member(s.r.Name()) {
@@ -168,7 +170,7 @@ func (s *shape) members() bool {
 			return s.value(&s.top[topFingerprint])
 		case "service_tier":
 			return s.value(&s.top[topTier])
-		case "obfuscation": // padding, which says nothing
+		case "obfuscation": // padding without a meaning
 			return s.value(&obfuscation)
 		case "usage":
 			k := s.r.Kind()
@@ -199,7 +201,7 @@ func (s *shape) readChoices() bool {
 	return true
 }
 
-// find is the place of the choice with that index; -1 when there is none.
+// find returns the position in s.choices of the choice with that index, and -1 when there is none.
 func (s *shape) find(index int64) int {
 	return slices.IndexFunc(s.choices, func(c choice) bool { return c.index == index })
 }
@@ -230,7 +232,7 @@ func (s *shape) choice(c *choice) bool {
 	return ok && c.chat != c.fields[fieldText].there()
 }
 
-// carries notes what the choice has some of.
+// carries sets the bits of kinds: what the choice has some of.
 func (c *choice) carries(s *shape) {
 	for i, v := range c.fields {
 		if v.there() && !s.isNull(v) && v.to-v.from > len(`""`) {
@@ -242,7 +244,7 @@ func (c *choice) carries(s *shape) {
 	}
 }
 
-// indexOf is slices.Index without making a string of the name.
+// indexOf is slices.Index without an allocation for the name.
 func indexOf(names []string, name []byte) int {
 	return slices.IndexFunc(names, func(n string) bool { return n == string(name) })
 }

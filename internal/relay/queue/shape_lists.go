@@ -32,7 +32,7 @@ func (s *shape) readList(v *span, c *container) bool {
 	}
 	v.to = s.pos()
 	c.end = v.to - 1
-	return true // a fault is seen at the end of the text
+	return true // read finds a fault at the end of the text
 }
 
 // readCalls reads the tool calls of a delta.
@@ -59,14 +59,14 @@ func (s *shape) readCalls(c *choice) bool {
 	return true
 }
 
-// callsOf are the tool calls of the choice at a place.
-func (s *shape) callsOf(place int) []call {
-	from := slices.IndexFunc(s.calls, func(k call) bool { return k.choice == place })
+// callsOf returns the tool calls of the choice at a position of s.choices.
+func (s *shape) callsOf(position int) []call {
+	from := slices.IndexFunc(s.calls, func(k call) bool { return k.choice == position })
 	if from < 0 {
 		return nil
 	}
 	to := from
-	for to < len(s.calls) && s.calls[to].choice == place {
+	for to < len(s.calls) && s.calls[to].choice == position {
 		to++
 	}
 	return s.calls[from:to]
