@@ -65,14 +65,14 @@ func New(c Config) *Overrides {
 
 // Get returns what is in force for the key, and false if the last Sync did not name it. It takes no
 // lock.
-func (b *Overrides) Get(key string) (Entry, bool) {
-	e, ok := b.current.Load().entries[key]
+func (o *Overrides) Get(key string) (Entry, bool) {
+	e, ok := o.current.Load().entries[key]
 	return e, ok
 }
 
 // Version returns the backend's version of the limits, as last seen. Every change by any gateway
 // makes another version.
-func (b *Overrides) Version() string { return b.current.Load().version }
+func (o *Overrides) Version() string { return o.current.Load().version }
 
 // Sync sets the file's values by key, for all models and tenants of each kind that it contains.
 // Kinds that it does not contain keep theirs. A field whose value in the file has changed takes the
@@ -85,10 +85,10 @@ func (b *Overrides) Version() string { return b.current.Load().version }
 // If the backend fails, Sync returns the error. The file and the known patches are then in force,
 // and the next Sync, Patch or Reload tries again. Sync waits for a change that is under way, even
 // if ctx has ended, so the file always takes effect.
-func (b *Overrides) Sync(ctx context.Context, file map[string]Values) error {
-	said := map[string]Values{}
+func (o *Overrides) Sync(ctx context.Context, file map[string]Values) error {
+	all := map[string]Values{}
 	for key, values := range file {
-		rs, ok := b.kinds[kindOf(key)]
+		rs, ok := o.kinds[kindOf(key)]
 		if !ok {
 			return fmt.Errorf("limits: the key %q is not model/<name> or tenant/<name>", key)
 		}
@@ -97,51 +97,51 @@ func (b *Overrides) Sync(ctx context.Context, file map[string]Values) error {
 				return &Invalid{field, "is no limit of " + key}
 			}
 		}
-		said[key] = rs.complete(values)
+		all[key] = rs.complete(values)
 	}
-	<-b.updating
-	defer b.unlock()
-	b.mergeFile(said)
-	if err := b.update(ctx, nil); err != nil {
-		known := b.records.clone()
-		b.reconcile(known)
-		b.publish(known, b.Version())
+	<-o.updating
+	defer o.unlock()
+	o.mergeFile(all)
+	if err := o.update(ctx, nil); err != nil {
+		known := o.records.clone()
+		o.reconcile(known)
+		o.publish(known, o.Version())
 		return fmt.Errorf("limits: cannot store overrides: %w", err)
 	}
 	return nil
 }
 
-// mergeFile replaces the values of the kinds that said contains.
-func (b *Overrides) mergeFile(said map[string]Values) {
-	told := map[string]bool{}
-	for key := range said {
-		told[kindOf(key)] = true
+// mergeFile replaces the values of the kinds of key that file contains.
+func (o *Overrides) mergeFile(file map[string]Values) {
+	kinds := map[string]bool{}
+	for key := range file {
+		kinds[kindOf(key)] = true
 	}
-	for key, values := range b.file {
-		if !told[kindOf(key)] {
-			said[key] = values
+	for key, values := range o.file {
+		if !kinds[kindOf(key)] {
+			file[key] = values
 		}
 	}
-	b.file = said
+	o.file = file
 }
 
 // Patch changes fields of one model or tenant; nil restores the file's value. Patch makes all
 // changes or none. It fails with ErrUnknown, with *Invalid, or with the backend's error. After a
 // backend's error the change may be stored or not.
-func (b *Overrides) Patch(ctx context.Context, key string, changes map[string]*int64) (Entry, error) {
-	rs := b.kinds[kindOf(key)]
-	if err := b.lock(ctx); err != nil {
+func (o *Overrides) Patch(ctx context.Context, key string, changes map[string]*int64) (Entry, error) {
+	rs := o.kinds[kindOf(key)]
+	if err := o.lock(ctx); err != nil {
 		return Entry{}, err
 	}
-	defer b.unlock()
-	file, ok := b.file[key]
+	defer o.unlock()
+	file, ok := o.file[key]
 	if !ok || rs == nil {
 		return Entry{}, ErrUnknown
 	}
 	if fault := rs.check(changes); fault != nil {
 		return Entry{}, fault
 	}
-	err := b.update(ctx, func(records Records) {
+	err := o.update(ctx, func(records Records) {
 		r, ok := records[key]
 		if !ok {
 			r = rs.newRecord(file)
@@ -154,60 +154,60 @@ func (b *Overrides) Patch(ctx context.Context, key string, changes map[string]*i
 				r.Values[field] = *v
 			}
 		}
-		b.putOrDelete(records, key, r)
+		o.putOrDelete(records, key, r)
 	})
 	if err != nil {
 		return Entry{}, fmt.Errorf("limits: cannot store the change: %w", err)
 	}
-	e, _ := b.Get(key)
-	b.log.Info("limits changed at run time", zap.String("of", key), zap.Any("values", e.Values), zap.Strings("patched", e.Patched))
+	e, _ := o.Get(key)
+	o.log.Info("limits changed at run time", zap.String("of", key), zap.Any("values", e.Values), zap.Strings("patched", e.Patched))
 	return e, nil
 }
 
 // Reload reads what other gateways have changed. If the backend has lost everything, Reload stores
 // what is known here.
-func (b *Overrides) Reload(ctx context.Context) error {
-	if err := b.lock(ctx); err != nil {
+func (o *Overrides) Reload(ctx context.Context) error {
+	if err := o.lock(ctx); err != nil {
 		return err
 	}
-	defer b.unlock()
-	if err := b.update(ctx, nil); err != nil {
+	defer o.unlock()
+	if err := o.update(ctx, nil); err != nil {
 		return fmt.Errorf("limits: cannot read overrides: %w", err)
 	}
 	return nil
 }
 
-func (b *Overrides) lock(ctx context.Context) error {
+func (o *Overrides) lock(ctx context.Context) error {
 	select {
-	case <-b.updating:
+	case <-o.updating:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (b *Overrides) unlock() { b.updating <- struct{}{} }
+func (o *Overrides) unlock() { o.updating <- struct{}{} }
 
 // update writes the file to the backend where the backend does not have it yet, and makes the
 // change, if there is one. It starts again while others change the limits.
-func (b *Overrides) update(ctx context.Context, change func(Records)) error {
+func (o *Overrides) update(ctx context.Context, change func(Records)) error {
 	for try := range maxTries {
-		kept, version, err := b.load(ctx)
+		kept, version, err := o.load(ctx)
 		if err != nil {
 			return err
 		}
 		next := kept.clone()
-		if version == "" && len(b.records) > 0 {
-			next = b.records.clone() // the backend has lost everything
+		if version == "" && len(o.records) > 0 {
+			next = o.records.clone() // the backend has lost everything
 		}
-		replaced := b.reconcile(next)
+		replaced := o.reconcile(next)
 		if change != nil {
 			change(next)
 		}
 		changed := difference(kept, next)
 		saved := true
 		if len(changed) > 0 {
-			saved, err = b.backend.Save(ctx, changed, version)
+			saved, err = o.backend.Save(ctx, changed, version)
 		}
 		if err != nil {
 			return err
@@ -219,12 +219,12 @@ func (b *Overrides) update(ctx context.Context, change func(Records)) error {
 			continue
 		}
 		if len(changed) > 0 {
-			next, version = b.reloadVersion(ctx, next, version)
+			next, version = o.reloadVersion(ctx, next, version)
 		}
-		b.reconciled = b.file
-		b.publish(next, version)
+		o.reconciled = o.file
+		o.publish(next, version)
 		for _, what := range replaced {
-			b.log.Info("override replaced by the new value of the file", zap.String("limit", what))
+			o.log.Info("override replaced by the new value of the file", zap.String("limit", what))
 		}
 		return nil
 	}
@@ -242,27 +242,27 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-func (b *Overrides) load(ctx context.Context) (Records, string, error) {
-	records, version, err := b.backend.Load(ctx)
+func (o *Overrides) load(ctx context.Context) (Records, string, error) {
+	records, version, err := o.backend.Load(ctx)
 	maps.DeleteFunc(records, func(_ string, r Record) bool { return r.Values == nil })
 	return records, version, err
 }
 
 // reloadVersion reads the version of what was just saved. If that fails, nothing is lost: it
 // returns a version that the backend never gives, and the next Reload corrects it.
-func (b *Overrides) reloadVersion(ctx context.Context, saved Records, version string) (Records, string) {
-	if records, v, err := b.load(ctx); err == nil && v != "" {
+func (o *Overrides) reloadVersion(ctx context.Context, saved Records, version string) (Records, string) {
+	if records, v, err := o.load(ctx); err == nil && v != "" {
 		return records, v
 	}
 	return saved, version + "+"
 }
 
 // publish puts the records in force.
-func (b *Overrides) publish(records Records, version string) {
-	b.records = records
-	entries := make(map[string]Entry, len(b.file))
-	for key, file := range b.file {
-		rs := b.kinds[kindOf(key)]
+func (o *Overrides) publish(records Records, version string) {
+	o.records = records
+	entries := make(map[string]Entry, len(o.file))
+	for key, file := range o.file {
+		rs := o.kinds[kindOf(key)]
 		r, ok := records[key]
 		if !ok {
 			r = rs.newRecord(file)
@@ -281,7 +281,7 @@ func (b *Overrides) publish(records Records, version string) {
 		}
 		entries[key] = e
 	}
-	b.current.Store(&snapshot{entries, version})
+	o.current.Store(&snapshot{entries, version})
 }
 
 func (r Records) clone() Records {

@@ -8,28 +8,28 @@ import "maps"
 // What counts is a change of this process's file, not a difference from the record. Gateways whose
 // files differ for a while, as in a rolling update, would otherwise overwrite each other without
 // end. Only the first call after a start compares the file with the record.
-func (b *Overrides) reconcile(records Records) []string {
+func (o *Overrides) reconcile(records Records) []string {
 	var replaced []string
-	for key, file := range b.file {
-		rs := b.kinds[kindOf(key)]
-		was, known := b.reconciled[key]
+	for key, file := range o.file {
+		rs := o.kinds[kindOf(key)]
+		was, known := o.reconciled[key]
 		r, kept := records[key]
 		if !kept {
-			b.putOrDelete(records, key, rs.newRecord(file))
+			o.putOrDelete(records, key, rs.newRecord(file))
 			continue
 		}
 		rs.repair(&r)
 		patched := rs.patched(r)
 		for field, rule := range rs {
-			said := rule.valueIn(file, field)
-			if said == rule.valueIn(r.File, field) || known && said == rule.valueIn(was, field) {
+			value := rule.valueIn(file, field)
+			if value == rule.valueIn(r.File, field) || known && value == rule.valueIn(was, field) {
 				continue
 			}
-			r.Values[field] = said
+			r.Values[field] = value
 			if r.File == nil {
 				r.File = rs.complete(Values{})
 			}
-			r.File[field] = said
+			r.File[field] = value
 		}
 		if named := file != nil; !known || named != (was != nil) {
 			if !named {
@@ -39,9 +39,9 @@ func (b *Overrides) reconcile(records Records) []string {
 			}
 		}
 		replaced = append(replaced, replacedPatches(key, patched, rs.patched(r))...)
-		b.putOrDelete(records, key, r)
+		o.putOrDelete(records, key, r)
 	}
-	b.deleteRemoved(records)
+	o.deleteRemoved(records)
 	return replaced
 }
 
@@ -61,16 +61,16 @@ func replacedPatches(key string, before, after []string) []string {
 
 // deleteRemoved deletes the records of models and tenants that the file named before and no longer
 // names.
-func (b *Overrides) deleteRemoved(records Records) {
-	told := map[string]bool{}
-	for key := range b.file {
-		told[kindOf(key)] = true
+func (o *Overrides) deleteRemoved(records Records) {
+	kinds := map[string]bool{}
+	for key := range o.file {
+		kinds[kindOf(key)] = true
 	}
 	for key, r := range records {
-		if _, ok := b.file[key]; ok || !told[kindOf(key)] || len(r.File) == 0 {
+		if _, ok := o.file[key]; ok || !kinds[kindOf(key)] || len(r.File) == 0 {
 			continue
 		}
-		if _, known := b.reconciled[key]; known || b.reconciled == nil {
+		if _, known := o.reconciled[key]; known || o.reconciled == nil {
 			delete(records, key)
 		}
 	}
@@ -78,8 +78,8 @@ func (b *Overrides) deleteRemoved(records Records) {
 
 // putOrDelete keeps a record, unless it says nothing: the file does not name it, and nothing is
 // patched.
-func (b *Overrides) putOrDelete(records Records, key string, r Record) {
-	if len(r.File) == 0 && len(b.kinds[kindOf(key)].patched(r)) == 0 {
+func (o *Overrides) putOrDelete(records Records, key string, r Record) {
+	if len(r.File) == 0 && len(o.kinds[kindOf(key)].patched(r)) == 0 {
 		delete(records, key)
 		return
 	}
