@@ -30,7 +30,6 @@ var briefComments = map[string]bool{
 	"internal/dispatch":        true,
 	"tests/e2e":                true,
 	"internal/gateway":         true,
-	"internal/http1/client":    true,
 	"internal/telemetry/trace": true,
 }
 
@@ -45,10 +44,7 @@ var wideComments = map[string]bool{
 	"internal/dispatch":        true,
 	"tests/e2e":                true,
 	"internal/gateway":         true,
-	"internal/http1/client":    true,
-	"internal/http1/server":    true,
 	"internal/relay/grpcapi":   true,
-	"internal/http1/nonblock":  true,
 	"internal/relay/realtime":  true,
 	"internal/telemetry":       true,
 	"internal/telemetry/trace": true,

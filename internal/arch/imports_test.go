@@ -33,13 +33,10 @@ var allowed = map[string]string{
 	"internal/openai/sse":       "internal/openai/jsonscan",
 	"internal/relay/queue":      "internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/replay":     "internal/relay/queue internal/openai/sse",
-	"internal/http1/nonblock":   "",
-	"internal/http1/client":     "internal/http1/nonblock",
-	"internal/http1/server":     "internal/http1/nonblock",
 	"internal/openai/delta":     "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/delta internal/openai/jsonscan",
-	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/request internal/http1/client " +
-		"internal/http1/server internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/openai/sse",
+	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/request internal/http1 " +
+		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",
@@ -47,6 +44,7 @@ var allowed = map[string]string{
 	"internal/kubetest":        "",
 	"authz":                    "internal/headers internal/openai internal/routes",
 	"internal/headers":         "",
+	"internal/http1":           "",
 	"internal/routes":          "internal/headers",
 	"internal/openai":          "internal/openai/jsonscan",
 	"internal/process":         "",

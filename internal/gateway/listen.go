@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
-	"github.com/sluice-gateway/sluice/internal/http1/server"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
@@ -25,7 +25,7 @@ type sockets struct {
 	control, api, relay, grpc, admin net.Listener
 
 	controlServer, grpcServer *grpc.Server
-	relayServer               *h1server.Server
+	relayServer               *http1.Server
 	apiServer, adminServer    *http.Server
 }
 
@@ -92,7 +92,7 @@ const relayIdle = 2 * time.Minute
 
 // relayServer serves the managed streams and the WebSockets that Envoy forwards. It does not bound their
 // duration: the relay does, by the model's stream.max_duration.
-func (g *Gateway) relayServer() *h1server.Server {
+func (g *Gateway) relayServer() *http1.Server {
 	// A ServeMux would clean the path, and a request id in a path may have any form.
 	isRealtime := func(r *http.Request) bool { return r.URL.Path == realtimePath }
 	streams := g.streams.relay.Handler()
@@ -103,8 +103,8 @@ func (g *Gateway) relayServer() *h1server.Server {
 		}
 		streams.ServeHTTP(w, r)
 	})
-	return &h1server.Server{
-		Handler: streams, Lean: func(r *http.Request) bool { return !isRealtime(r) },
+	return &http1.Server{
+		Handler: streams, Own: func(r *http.Request) bool { return !isRealtime(r) },
 		Other:             &http.Server{Handler: all, ReadHeaderTimeout: time.Minute},
 		ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
 	}

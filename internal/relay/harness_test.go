@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/http1/server"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
@@ -34,7 +34,7 @@ type harness struct {
 	dispatcher *dispatch.Dispatcher
 	admission  *admission.Controller
 	engines    []*httptest.Server
-	server     *h1server.Server
+	server     *http1.Server
 	// url is the server's
 	url string
 
@@ -117,7 +117,7 @@ func (h *harness) listenAndServe() {
 		h.t.Fatal(err)
 	}
 	h.url = "http://" + l.Addr().String()
-	h.server = &h1server.Server{Handler: h.relay.Handler(), Other: &http.Server{Handler: h.relay.Handler(), ReadHeaderTimeout: time.Minute}}
+	h.server = &http1.Server{Handler: h.relay.Handler(), Other: &http.Server{Handler: h.relay.Handler(), ReadHeaderTimeout: time.Minute}}
 	go h.server.Serve(l) //nolint:errcheck // it ends when it is closed
 }
 

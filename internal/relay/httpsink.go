@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/http1/server"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
@@ -176,7 +176,7 @@ func (s *httpSink) TryFlush() (whole bool, err error) {
 	}
 	whole, err = s.inline.TryWrite(s.buffer)
 	switch {
-	case errors.Is(err, h1server.ErrFull): // the connection has accepted nothing
+	case errors.Is(err, http1.ErrFull): // the connection has accepted nothing
 		return false, nil
 	case err != nil:
 		return false, err

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/http1/client"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -34,7 +34,7 @@ type replicaClients struct {
 
 // replicaClient calls replicas by one transport.
 type replicaClient struct {
-	transport *h1client.Transport
+	transport http1.Client
 	// lastUsed is guarded by replicaClients.mu.
 	lastUsed time.Time
 }
@@ -55,7 +55,7 @@ func (r *Relay) send(request *http.Request, replica dispatch.Upstream, p Policy)
 }
 
 // get returns the client of a transport, and makes it if there is none.
-func (c *replicaClients) get(t *engines.Transport) *h1client.Transport {
+func (c *replicaClients) get(t *engines.Transport) http1.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := c.byTransport[t]
@@ -64,7 +64,7 @@ func (c *replicaClients) get(t *engines.Transport) *h1client.Transport {
 		if c.byTransport == nil {
 			c.byTransport = map[*engines.Transport]*replicaClient{}
 		}
-		known = &replicaClient{transport: newClient(t)}
+		known = &replicaClient{transport: newClient(t).Client()}
 		c.byTransport[t] = known
 	}
 	known.lastUsed = time.Now()
@@ -89,8 +89,8 @@ func (c *replicaClients) close() {
 }
 
 // newClient returns an HTTP client for a transport; nil is plain HTTP.
-func newClient(t *engines.Transport) *h1client.Transport {
-	client := &h1client.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout}
+func newClient(t *engines.Transport) *http1.Transport {
+	client := &http1.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout}
 	if t == nil || t.TLS == nil {
 		return client
 	}

@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bufio"
@@ -55,8 +55,8 @@ var answers = []struct {
 	{"only hints", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 4), false},
 }
 
-// told is what a caller gets to know.
-type told struct {
+// outcome is what a caller gets to know.
+type outcome struct {
 	Status, Proto string
 	Code          int
 	Header        http.Header
@@ -66,7 +66,7 @@ type told struct {
 	Body, Fault   string
 }
 
-func tell(response *http.Response, body string, err error) (what told) {
+func outcomeOf(response *http.Response, body string, err error) (what outcome) {
 	switch {
 	case err == nil:
 	case errors.Is(err, io.ErrUnexpectedEOF):
@@ -83,15 +83,16 @@ func tell(response *http.Response, body string, err error) (what told) {
 	return what
 }
 
-// TestAnswersAreAsNetHTTPHasThem holds what is made of an answer against http.Transport, and counts the connections of two requests.
+// TestAnswersAreAsNetHTTPHasThem holds what is made of an answer against http.Transport, and counts
+// the connections of two requests.
 func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 	for _, test := range answers {
 		t.Run(test.name, func(t *testing.T) {
-			e := says(t, test.answer, !test.again)
+			e := startAnswering(t, test.answer, !test.again)
 			theirs := &http.Transport{DisableCompression: true}
 			defer theirs.CloseIdleConnections()
 			ours := transport(t)
-			want, got := tell(ask(theirs, post(t, e.url, "{}"))), tell(ask(ours, post(t, e.url, "{}")))
+			want, got := outcomeOf(fetch(theirs, post(t, e.url, "{}"))), outcomeOf(fetch(ours, post(t, e.url, "{}")))
 			if d := cmp.Diff(want, got); d != "" {
 				t.Fatal(d)
 			}
@@ -100,7 +101,7 @@ func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 			}
 			theirs.CloseIdleConnections()
 			before := e.taken.Load()
-			if got := tell(ask(ours, post(t, e.url, "{}"))); !cmp.Equal(want, got) {
+			if got := outcomeOf(fetch(ours, post(t, e.url, "{}"))); !cmp.Equal(want, got) {
 				t.Error(cmp.Diff(want, got))
 			}
 			if again := e.taken.Load() == before; again != test.again {
@@ -110,14 +111,15 @@ func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 	}
 }
 
-// TestCutAnywhere ends answers after each of their bytes: the whole comes, or it is said that it did not.
+// TestCutAnywhere ends answers after each of their bytes: the whole comes, or it is said that it
+// did not.
 func TestCutAnywhere(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n7\r\ndefghij\r\n0\r\n\r\n"
 	const length = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabcdefghij"
 	for _, answer := range []string{chunked, length} {
 		for cut := range len(answer) + 1 {
-			e := says(t, answer[:cut], true)
-			response, body, err := ask(transport(t), post(t, e.url, "{}"))
+			e := startAnswering(t, answer[:cut], true)
+			response, body, err := fetch(transport(t), post(t, e.url, "{}"))
 			switch {
 			case cut == len(answer):
 				if err != nil || body != "abcdefghij" {
@@ -137,8 +139,8 @@ func TestCutAnywhere(t *testing.T) {
 
 func TestSwitchingProtocols(t *testing.T) {
 	gone := make(chan struct{})
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		take(in)
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		readBody(in)
 		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\nhello")
 		in.ReadByte()
 		close(gone)
@@ -162,31 +164,31 @@ func TestHeadsAreBounded(t *testing.T) {
 		"many":       "HTTP/1.1 200 OK\r\n" + strings.Repeat("X-Y: abcdefgh\r\n", 1<<17) + "\r\n",
 		"no newline": strings.Repeat("a", 1<<21),
 	} {
-		e := says(t, answer, true)
-		if _, _, err := ask(transport(t), post(t, e.url, "{}")); !errors.Is(err, errHeaderTooLarge) {
+		e := startAnswering(t, answer, true)
+		if _, _, err := fetch(transport(t), post(t, e.url, "{}")); !errors.Is(err, errHeaderTooLarge) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	e := says(t, strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 6)+"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", true)
-	if _, _, err := ask(transport(t), post(t, e.url, "{}")); !errors.Is(err, errInformational) {
+	e := startAnswering(t, strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 6)+"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", true)
+	if _, _, err := fetch(transport(t), post(t, e.url, "{}")); !errors.Is(err, errInformational) {
 		t.Error(err)
 	}
 	// A body is not a head.
-	e = says(t, "HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n"+strings.Repeat("a", 50_000), true)
+	e = startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n"+strings.Repeat("a", 50_000), true)
 	small := &Transport{MaxHeaderBytes: 100}
-	if _, body, err := ask(small, post(t, e.url, "{}")); err != nil || len(body) != 50_000 {
+	if _, body, err := fetch(small, post(t, e.url, "{}")); err != nil || len(body) != 50_000 {
 		t.Error(len(body), err)
 	}
 }
 
 // TestHead has no body, whatever its length is said to be.
 func TestHead(t *testing.T) {
-	e := says(t, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", false)
+	e := startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", false)
 	c := transport(t)
 	for range 2 {
 		r := post(t, e.url, "")
 		r.Method = http.MethodHead
-		if response, body, err := ask(c, r); err != nil || body != "" || response.ContentLength != 5 {
+		if response, body, err := fetch(c, r); err != nil || body != "" || response.ContentLength != 5 {
 			t.Fatal(response, body, err)
 		}
 	}
@@ -195,7 +197,8 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// TestRequestsAreAsNetHTTPWritesThem compares the bytes, but for the User-Agent that net/http makes up.
+// TestRequestsAreAsNetHTTPWritesThem compares the bytes, but for the User-Agent that net/http makes
+// up.
 func TestRequestsAreAsNetHTTPWritesThem(t *testing.T) {
 	for _, test := range []struct {
 		method, url, host, body string
@@ -234,7 +237,7 @@ func TestRequestsAreAsNetHTTPWritesThem(t *testing.T) {
 }
 
 func TestWhatIsNotSpoken(t *testing.T) {
-	e := says(t, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false)
+	e := startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false)
 	for name, change := range map[string]func(r *http.Request){
 		"newline in a value":  func(r *http.Request) { r.Header.Set("x-a", "1\r\nX-B: 2") },
 		"newline in a name":   func(r *http.Request) { r.Header["X-A: 1\r\nX-B"] = []string{"2"} },
@@ -251,8 +254,8 @@ func TestWhatIsNotSpoken(t *testing.T) {
 		"shorter":             func(r *http.Request) { r.ContentLength = 3 },
 		"much shorter":        func(r *http.Request) { r.ContentLength = 30 << 10 },
 		"longer than large": func(r *http.Request) {
-			r.ContentLength = promptBody + 1
-			r.Body = io.NopCloser(strings.NewReader(strings.Repeat("a", promptBody+2)))
+			r.ContentLength = syncBody + 1
+			r.Body = io.NopCloser(strings.NewReader(strings.Repeat("a", syncBody+2)))
 		},
 		"very much shorter": func(r *http.Request) { r.ContentLength = 1 << 20 },
 		"broken":            func(r *http.Request) { r.Body = io.NopCloser(io.MultiReader(strings.NewReader("{"), brokenBody{})) },
@@ -261,10 +264,10 @@ func TestWhatIsNotSpoken(t *testing.T) {
 		change(r)
 		shut := &shutting{ReadCloser: r.Body}
 		r.Body = shut
-		if response, _, err := ask(transport(t), r); err == nil || dead(err) || errors.Is(err, net.ErrClosed) { // it is not the engine that takes offence
+		if response, _, err := fetch(transport(t), r); err == nil || closedByPeer(err) || errors.Is(err, net.ErrClosed) { // it is not the engine that takes offence
 			t.Errorf("%s: %v, %v", name, response, err)
 		}
-		until(t, name+": the body is closed", shut.shut.Load)
+		eventually(t, name+": the body is closed", shut.shut.Load)
 	}
-	until(t, "no connection is left", func() bool { return e.open.Load() == 0 })
+	eventually(t, "no connection is left", func() bool { return e.open.Load() == 0 })
 }

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"bufio"
@@ -12,17 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// patience is how long a test waits for what must come.
-const patience = 10 * time.Second
-
-// world is a server on a socket.
-type world struct {
+// testServer is a server on a socket.
+type testServer struct {
 	t      testing.TB
 	server *Server
 	path   string
@@ -30,13 +24,13 @@ type world struct {
 }
 
 // serve starts a server with this handler. change may change the rest of it.
-func serve(t testing.TB, handler http.HandlerFunc, change func(*Server)) *world {
+func startServer(t testing.TB, handler http.HandlerFunc, change func(*Server)) *testServer {
 	t.Helper()
 	s := &Server{Handler: handler, Other: &http.Server{Handler: handler}, Log: zap.NewNop()}
 	if change != nil {
 		change(s)
 	}
-	w := &world{t: t, server: s, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
+	w := &testServer{t: t, server: s, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
 	l, err := net.Listen("unix", w.path)
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +43,7 @@ func serve(t testing.TB, handler http.HandlerFunc, change func(*Server)) *world 
 	return w
 }
 
-func (w *world) dial(t testing.TB) *peer {
+func (w *testServer) dial(t testing.TB) *peer {
 	t.Helper()
 	c, err := net.Dial("unix", w.path)
 	if err != nil {
@@ -60,7 +54,7 @@ func (w *world) dial(t testing.TB) *peer {
 	return &peer{t: t, UnixConn: c.(*net.UnixConn), in: bufio.NewReader(c)}
 }
 
-func (w *world) transport(t testing.TB) *http.Transport {
+func (w *testServer) transport(t testing.TB) *http.Transport {
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", w.path)
 	}, MaxIdleConnsPerHost: 100}
@@ -136,16 +130,6 @@ func within[T any](t testing.TB, c <-chan T) (v T) {
 		t.Fatal("nothing happens")
 	}
 	return v
-}
-
-// eventually waits for a condition.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 const get = "GET / HTTP/1.1\r\nhost: x\r\n\r\n"

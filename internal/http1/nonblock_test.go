@@ -1,12 +1,10 @@
-package nowait_test
+package http1
 
 import (
 	"bytes"
 	"errors"
 	"syscall"
 	"testing"
-
-	"github.com/sluice-gateway/sluice/internal/http1/nonblock"
 )
 
 // What goes in at one end comes out at the other, nothing waits, and a peer's leaving is told.
@@ -18,13 +16,13 @@ func TestSocket(t *testing.T) {
 	a, b := uintptr(pair[0]), uintptr(pair[1])
 	defer syscall.Close(pair[1])
 	buffer := make([]byte, 1<<20)
-	if n, err := nowait.Read(b, buffer); n != 0 || !errors.Is(err, syscall.EAGAIN) {
+	if n, err := readNonblock(b, buffer); n != 0 || !errors.Is(err, syscall.EAGAIN) {
 		t.Errorf("nothing is there: %d, %v", n, err)
 	}
 	sent := bytes.Repeat([]byte("event "), 1<<18)
 	written := 0
 	for {
-		n, err := nowait.Write(a, sent[written:])
+		n, err := writeNonblock(a, sent[written:])
 		written += n
 		if errors.Is(err, syscall.EAGAIN) {
 			break
@@ -36,7 +34,7 @@ func TestSocket(t *testing.T) {
 	syscall.Close(pair[0])
 	var got []byte
 	for {
-		n, err := nowait.Read(b, buffer)
+		n, err := readNonblock(b, buffer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,10 +46,10 @@ func TestSocket(t *testing.T) {
 	if written == 0 || !bytes.Equal(got, sent[:written]) {
 		t.Errorf("%d bytes were written, %d read", written, len(got))
 	}
-	if n, err := nowait.Write(b, []byte("x")); n != 0 || !errors.Is(err, syscall.EPIPE) {
+	if n, err := writeNonblock(b, []byte("x")); n != 0 || !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("the peer has gone: %d, %v", n, err)
 	}
-	if _, err := nowait.Read(1<<20, buffer); !errors.Is(err, syscall.EBADF) {
+	if _, err := readNonblock(1<<20, buffer); !errors.Is(err, syscall.EBADF) {
 		t.Errorf("no descriptor: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"bytes"
@@ -14,11 +14,11 @@ import (
 )
 
 // writing has a handler do this with its Writer, and the peer ask for it.
-func writing(t *testing.T, do func(*Writer)) (*peer, <-chan bool) {
+func writing(t *testing.T, do func(*ResponseWriter)) (*peer, <-chan bool) {
 	t.Helper()
 	done := make(chan bool, 2)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		do(w.(*Writer))
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
+		do(w.(*ResponseWriter))
 		done <- true
 	}, nil)
 	p := w.dial(t)
@@ -29,34 +29,43 @@ func writing(t *testing.T, do func(*Writer)) (*peer, <-chan bool) {
 func TestWhatGoesOverTheWire(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	for name, c := range map[string]struct {
-		do   func(*Writer)
+		do   func(*ResponseWriter)
 		want string
 	}{
-		"nothing":  {func(w *Writer) {}, ok + "content-length: 0\r\n\r\n"},
-		"a status": {func(w *Writer) { w.WriteHeader(503) }, "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"},
-		"an odd status, twice": {func(w *Writer) { w.WriteHeader(599); w.WriteHeader(200) },
+		"nothing":  {func(w *ResponseWriter) {}, ok + "content-length: 0\r\n\r\n"},
+		"a status": {func(w *ResponseWriter) { w.WriteHeader(503) }, "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"},
+		"an odd status, twice": {func(w *ResponseWriter) { w.WriteHeader(599); w.WriteHeader(200) },
 			"HTTP/1.1 599 status code 599\r\ncontent-length: 0\r\n\r\n"},
-		"no body": {func(w *Writer) { w.WriteHeader(204); w.Write([]byte("x")) }, "HTTP/1.1 204 No Content\r\n\r\n"},
-		"flushed": {func(w *Writer) { w.Flush(); w.Flush() }, ok + "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"},
-		"two Writes": {func(w *Writer) { io.WriteString(w, "abc"); w.Write(nil); io.WriteString(w, strings.Repeat("x", 17)) },
+		"no body": {func(w *ResponseWriter) { w.WriteHeader(204); w.Write([]byte("x")) }, "HTTP/1.1 204 No Content\r\n\r\n"},
+		"flushed": {func(w *ResponseWriter) { w.Flush(); w.Flush() }, ok + "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"},
+		"two Writes": {func(w *ResponseWriter) {
+			io.WriteString(w, "abc")
+			w.Write(nil)
+			io.WriteString(w, strings.Repeat("x", 17))
+		},
 			ok + "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n11\r\n" + strings.Repeat("x", 17) + "\r\n0\r\n\r\n"},
-		"two TryWrites": {func(w *Writer) { w.TryWrite(nil); w.TryWrite([]byte("abc")); w.TryWrite(nil); w.TryWrite([]byte("d")) },
+		"two TryWrites": {func(w *ResponseWriter) {
+			w.TryWrite(nil)
+			w.TryWrite([]byte("abc"))
+			w.TryWrite(nil)
+			w.TryWrite([]byte("d"))
+		},
 			ok + "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"},
-		"a length": {func(w *Writer) {
+		"a length": {func(w *ResponseWriter) {
 			w.Header().Set("content-length", "4")
 			w.Write([]byte("abc"))
 			w.TryWrite([]byte("d"))
 		},
 			ok + "Content-Length: 4\r\n\r\nabcd"},
-		"a bad length": {func(w *Writer) { w.Header().Set("content-length", "+4"); w.Write([]byte("a")) },
+		"a bad length": {func(w *ResponseWriter) { w.Header().Set("content-length", "+4"); w.Write([]byte("a")) },
 			ok + "transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n"},
-		"framing of the handler's own": {func(w *Writer) { w.Header().Set("transfer-encoding", "gzip"); w.Header().Set("trailer", "x") },
+		"framing of the handler's own": {func(w *ResponseWriter) { w.Header().Set("transfer-encoding", "gzip"); w.Header().Set("trailer", "x") },
 			ok + "content-length: 0\r\n\r\n"},
-		"line breaks":        {func(w *Writer) { w.Header().Set("a", " b\r\nc: d\n") }, ok + "A: b  c: d\r\ncontent-length: 0\r\n\r\n"},
-		"an impossible name": {func(w *Writer) { w.Header()["a b:\r\n"] = []string{"x"} }, ok + "content-length: 0\r\n\r\n"},
-		"a late header":      {func(w *Writer) { w.WriteHeader(200); w.Header().Set("a", "b") }, ok + "content-length: 0\r\n\r\n"},
-		"a hint":             {func(w *Writer) { w.Header().Set("a", "b"); w.WriteHeader(103) }, "HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" + ok + "A: b\r\ncontent-length: 0\r\n\r\n"},
-		"the last":           {func(w *Writer) { w.Header().Set("Connection", "close") }, ok + "connection: close\r\ncontent-length: 0\r\n\r\n"},
+		"line breaks":        {func(w *ResponseWriter) { w.Header().Set("a", " b\r\nc: d\n") }, ok + "A: b  c: d\r\ncontent-length: 0\r\n\r\n"},
+		"an impossible name": {func(w *ResponseWriter) { w.Header()["a b:\r\n"] = []string{"x"} }, ok + "content-length: 0\r\n\r\n"},
+		"a late header":      {func(w *ResponseWriter) { w.WriteHeader(200); w.Header().Set("a", "b") }, ok + "content-length: 0\r\n\r\n"},
+		"a hint":             {func(w *ResponseWriter) { w.Header().Set("a", "b"); w.WriteHeader(103) }, "HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" + ok + "A: b\r\ncontent-length: 0\r\n\r\n"},
+		"the last":           {func(w *ResponseWriter) { w.Header().Set("Connection", "close") }, ok + "connection: close\r\ncontent-length: 0\r\n\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, done := writing(t, c.do)
@@ -70,7 +79,7 @@ func TestWhatGoesOverTheWire(t *testing.T) {
 }
 
 func TestHeadHasNoBody(t *testing.T) {
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/length" {
 			w.Header().Set("content-length", "5")
 		}
@@ -78,7 +87,7 @@ func TestHeadHasNoBody(t *testing.T) {
 			t.Error(n, err)
 		}
 		if r.URL.Path == "/try" {
-			w.(*Writer).TryWrite([]byte("hello"))
+			w.(*ResponseWriter).TryWrite([]byte("hello"))
 		}
 	}, nil)
 	p := w.dial(t)
@@ -92,7 +101,7 @@ func TestHeadHasNoBody(t *testing.T) {
 
 func TestPromisedLength(t *testing.T) {
 	results := make(chan error, 1)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-length", "5")
 		io.WriteString(w, "hey")
 		_, err := io.WriteString(w, strings.TrimPrefix(r.URL.Path, "/"))
@@ -114,27 +123,27 @@ func TestPromisedLength(t *testing.T) {
 }
 
 func TestNothingIsWrittenAfterTheHandler(t *testing.T) {
-	writers := make(chan *Writer, 1)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) { writers <- w.(*Writer) }, nil)
+	writers := make(chan *ResponseWriter, 1)
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) { writers <- w.(*ResponseWriter) }, nil)
 	p := w.dial(t)
 	p.say(get)
 	p.expect(200, "")
 	late := within(t, writers)
 	p.say(get)
 	p.expect(200, "") // the first handler's goroutine has gone on to the second: late is nobody's
-	if _, err := late.Write([]byte("x")); !errors.Is(err, errOver) {
+	if _, err := late.Write([]byte("x")); !errors.Is(err, errHandlerReturned) {
 		t.Errorf("Write: %v", err)
 	}
-	if _, err := late.TryWrite([]byte("x")); !errors.Is(err, errOver) {
+	if _, err := late.TryWrite([]byte("x")); !errors.Is(err, errHandlerReturned) {
 		t.Errorf("TryWrite: %v", err)
 	}
-	if err := late.FlushError(); !errors.Is(err, errOver) {
+	if err := late.FlushError(); !errors.Is(err, errHandlerReturned) {
 		t.Errorf("Flush: %v", err)
 	}
 }
 
 // filled writes until the socket and the Writer are full, and returns what was taken.
-func filled(t *testing.T, w *Writer, piece func(i int) []byte) (taken []byte) {
+func filled(t *testing.T, w *ResponseWriter, piece func(i int) []byte) (taken []byte) {
 	for i := 0; ; i++ {
 		b := piece(i)
 		whole, err := w.TryWrite(b)
@@ -158,7 +167,7 @@ func TestTryWriteNeverWaits(t *testing.T) {
 	for name, size := range map[string]int{"small": 100, "large": 100 << 10} {
 		t.Run(name, func(t *testing.T) {
 			full, goOn := make(chan []byte, 1), make(chan bool)
-			p, _ := writing(t, func(w *Writer) {
+			p, _ := writing(t, func(w *ResponseWriter) {
 				soon := time.Now().Add(100 * time.Millisecond)
 				w.SetWriteDeadline(soon)
 				if err := w.FlushError(); err != nil {
@@ -195,11 +204,11 @@ func TestTryWriteNeverWaits(t *testing.T) {
 }
 
 func TestWhatIsKeptGoesOutFirst(t *testing.T) {
-	for name, then := range map[string]func(*Writer){
-		"Write":   func(w *Writer) { w.Write([]byte("!")) },
-		"Flush":   func(w *Writer) { w.Flush() },
-		"the end": func(w *Writer) {},
-		"many tries": func(w *Writer) {
+	for name, then := range map[string]func(*ResponseWriter){
+		"Write":   func(w *ResponseWriter) { w.Write([]byte("!")) },
+		"Flush":   func(w *ResponseWriter) { w.Flush() },
+		"the end": func(w *ResponseWriter) {},
+		"many tries": func(w *ResponseWriter) {
 			for n := 0; n < 100; n++ {
 				w.TryWrite(nil)
 			}
@@ -207,7 +216,7 @@ func TestWhatIsKeptGoesOutFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			full := make(chan []byte, 1)
-			p, _ := writing(t, func(w *Writer) {
+			p, _ := writing(t, func(w *ResponseWriter) {
 				full <- filled(t, w, func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i%26)}, 5000) })
 				then(w)
 			})
@@ -222,7 +231,7 @@ func TestWhatIsKeptGoesOutFirst(t *testing.T) {
 
 func TestWriteDeadlineIsTheEnd(t *testing.T) {
 	errs := make(chan error, 3)
-	p, done := writing(t, func(w *Writer) {
+	p, done := writing(t, func(w *ResponseWriter) {
 		filled(t, w, func(int) []byte { return make([]byte, 1000) })
 		w.SetWriteDeadline(time.Now().Add(time.Millisecond))
 		errs <- w.FlushError()
@@ -245,7 +254,7 @@ func TestWriteDeadlineIsTheEnd(t *testing.T) {
 
 func TestWritingToNobody(t *testing.T) {
 	errs := make(chan error, 2)
-	p, done := writing(t, func(w *Writer) {
+	p, done := writing(t, func(w *ResponseWriter) {
 		var err error
 		for end := time.Now().Add(patience); (err == nil || errors.Is(err, ErrFull)) && time.Now().Before(end); {
 			_, err = w.TryWrite([]byte("x"))
@@ -269,9 +278,9 @@ func TestRandomWrites(t *testing.T) {
 	}
 	next := make(chan response, 1)
 	var tries [3]int // whole, kept, refused
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		now := <-next
-		now.want <- writeRandomly(t, w.(*Writer), rand.New(rand.NewPCG(now.seed, 1)), &tries)
+		now.want <- writeRandomly(t, w.(*ResponseWriter), rand.New(rand.NewPCG(now.seed, 1)), &tries)
 	}, nil)
 	p := w.dial(t)
 	for seed := range uint64(1000) {
@@ -293,7 +302,7 @@ func TestRandomWrites(t *testing.T) {
 	}
 }
 
-func writeRandomly(t *testing.T, w *Writer, r *rand.Rand, tries *[3]int) (wrote []byte) {
+func writeRandomly(t *testing.T, w *ResponseWriter, r *rand.Rand, tries *[3]int) (wrote []byte) {
 	data := make([]byte, 64<<10)
 	for i := range data {
 		data[i] = byte(i * i >> 3)
@@ -353,7 +362,7 @@ func readSlowly(from io.Reader, r *rand.Rand) (got []byte) {
 }
 
 func TestStatusThatIsNone(t *testing.T) {
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, code := range []int{0, 99, 1000, 101} {
 			func() {
 				defer func() {

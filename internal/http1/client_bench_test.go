@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bytes"
@@ -16,13 +16,14 @@ import (
 
 // clients are this one and net/http's, as the relay would set it up.
 func clients(b *testing.B) map[string]http.RoundTripper {
-	theirs := &http.Transport{DisableCompression: true, IdleConnTimeout: DefaultIdleTimeout, MaxIdleConnsPerHost: DefaultMaxIdlePerHost,
+	theirs := &http.Transport{DisableCompression: true, IdleConnTimeout: DefaultClientIdleTimeout, MaxIdleConnsPerHost: DefaultMaxIdlePerHost,
 		ReadBufferSize: 2 << 10, WriteBufferSize: 2 << 10}
 	b.Cleanup(theirs.CloseIdleConnections)
 	return map[string]http.RoundTripper{"h1client": transport(b), "nethttp": theirs}
 }
 
-// frugal is an engine that allocates nothing for a request: it has ended when the bytes "{}" have come. Each gets what the function writes.
+// frugal is an engine that allocates nothing for a request: it has ended when the bytes "{}" have
+// come. Each gets what the function writes.
 func frugal(b *testing.B, answer func(c net.Conn)) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,8 +56,8 @@ func frugal(b *testing.B, answer func(c net.Conn)) string {
 	return "http://" + listener.Addr().String() + "/v1/chat/completions"
 }
 
-// BenchmarkRequest is one request on a connection that waits, and its short answer.
-func BenchmarkRequest(b *testing.B) {
+// BenchmarkClientRequest is one request on a connection that waits, and its short answer.
+func BenchmarkClientRequest(b *testing.B) {
 	short := []byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\nok")
 	url := frugal(b, func(c net.Conn) { c.Write(short) })
 	for name, client := range clients(b) {
@@ -74,8 +75,9 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkEvent is a read of one event of a stream that comes for itself, with the engine's write of it.
-func BenchmarkEvent(b *testing.B) {
+// BenchmarkClientEvent is a read of one event of a stream that comes for itself, with the engine's
+// write of it.
+func BenchmarkClientEvent(b *testing.B) {
 	event := "data: " + strings.Repeat("x", 220) + "\n\n"
 	chunk := []byte(fmt.Sprintf("%x\r\n%s\r\n", len(event), event))
 	next := make(chan bool)
@@ -116,8 +118,8 @@ func busy() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkOpen is what an open response holds whose reader waits: of the heap and of stacks, that of who reads included. The engine holds nothing but
-// sockets.
+// BenchmarkOpen is what an open response holds whose reader waits: of the heap and of stacks, that
+// of who reads included. The engine holds nothing but sockets.
 func BenchmarkOpen(b *testing.B) {
 	const responses = 1000
 	for _, name := range []string{"h1client", "nethttp"} {
@@ -128,7 +130,7 @@ func BenchmarkOpen(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				before := held()
+				before := clientHeap()
 				conns := make([]net.Conn, responses)
 				request := make([]byte, 4<<10)
 				var all sync.WaitGroup
@@ -155,7 +157,7 @@ func BenchmarkOpen(b *testing.B) {
 					}
 					io.WriteString(conns[i], "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
 				}
-				after := held()
+				after := clientHeap()
 				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/responses, "heap-B/response")
 				b.ReportMetric(float64(after.StackInuse-before.StackInuse)/responses, "stack-B/response")
 				for _, c := range conns {
@@ -169,7 +171,7 @@ func BenchmarkOpen(b *testing.B) {
 }
 
 // held is what the process holds when it has come to rest.
-func held() (m runtime.MemStats) {
+func clientHeap() (m runtime.MemStats) {
 	for range 4 { // stacks shrink by half each time
 		runtime.GC()
 	}

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"bufio"
@@ -29,12 +29,13 @@ func theirs(b *testing.B, handler http.HandlerFunc) (path string) {
 
 // both runs a benchmark on both servers.
 func both(b *testing.B, handler http.HandlerFunc, run func(b *testing.B, path string)) {
-	b.Run("h1server", func(b *testing.B) { run(b, serve(b, handler, nil).path) })
+	b.Run("h1server", func(b *testing.B) { run(b, startServer(b, handler, nil).path) })
 	b.Run("net/http", func(b *testing.B) { run(b, theirs(b, handler)) })
 }
 
-// BenchmarkEvent is an event of 200 bytes, from the handler to a peer that reads whatever comes.
-func BenchmarkEvent(b *testing.B) {
+// BenchmarkServerEvent is an event of 200 bytes, from the handler to a peer that reads whatever
+// comes.
+func BenchmarkServerEvent(b *testing.B) {
 	event := []byte("data: " + strings.Repeat("x", 192) + "\n\n")
 	events := make(chan int)
 	stream := func(w http.ResponseWriter, write func() error) {
@@ -50,13 +51,13 @@ func BenchmarkEvent(b *testing.B) {
 		events <- n
 	}
 	b.Run("TryWrite", func(b *testing.B) {
-		benchmarkEvents(b, events, serve(b, func(w http.ResponseWriter, r *http.Request) {
+		benchmarkEvents(b, events, startServer(b, func(w http.ResponseWriter, r *http.Request) {
 			stream(w, func() error {
 				for {
-					if _, err := w.(*Writer).TryWrite(event); err != ErrFull {
+					if _, err := w.(*ResponseWriter).TryWrite(event); err != ErrFull {
 						return err
 					}
-					w.(*Writer).Flush()
+					w.(*ResponseWriter).Flush()
 				}
 			})
 		}, nil).path)
@@ -68,7 +69,7 @@ func BenchmarkEvent(b *testing.B) {
 			return flow.Flush()
 		})
 	}
-	b.Run("Write", func(b *testing.B) { benchmarkEvents(b, events, serve(b, handler, nil).path) })
+	b.Run("Write", func(b *testing.B) { benchmarkEvents(b, events, startServer(b, handler, nil).path) })
 	b.Run("net/http", func(b *testing.B) { benchmarkEvents(b, events, theirs(b, handler)) })
 }
 
@@ -97,8 +98,8 @@ func benchmarkEvents(b *testing.B, events chan int, path string) {
 	b.StopTimer()
 }
 
-// BenchmarkRequest is a small request with a small answer, on a connection that is kept.
-func BenchmarkRequest(b *testing.B) {
+// BenchmarkServerRequest is a small request with a small answer, on a connection that is kept.
+func BenchmarkServerRequest(b *testing.B) {
 	both(b, echo, func(b *testing.B, path string) {
 		c, err := net.Dial("unix", path)
 		if err != nil {
@@ -116,7 +117,8 @@ func BenchmarkRequest(b *testing.B) {
 	})
 }
 
-// BenchmarkIdleStream is what a stream holds that has begun and waits. The peer's own end is in it for both: a connection without a goroutine.
+// BenchmarkIdleStream is what a stream holds that has begun and waits. The peer's own end is in it
+// for both: a connection without a goroutine.
 func BenchmarkIdleStream(b *testing.B) {
 	const streams = 1000
 	both(b, func(w http.ResponseWriter, r *http.Request) {
@@ -126,12 +128,12 @@ func BenchmarkIdleStream(b *testing.B) {
 		<-r.Context().Done()
 	}, func(b *testing.B, path string) {
 		for b.Loop() {
-			before := held()
+			before := serverHeap()
 			conns := make([]net.Conn, streams)
 			for i := range conns {
 				conns[i] = begin(b, path, i)
 			}
-			after := held()
+			after := serverHeap()
 			b.ReportMetric(float64(after.HeapInuse-before.HeapInuse)/streams, "heap-B/stream")
 			b.ReportMetric((float64(after.StackInuse)-float64(before.StackInuse))/streams, "stack-B/stream")
 			for _, c := range conns {
@@ -162,8 +164,9 @@ func begin(b *testing.B, path string, i int) net.Conn {
 	return c
 }
 
-// held is what is in use when garbage is gone and stacks have shrunk, which takes several collections.
-func held() (m runtime.MemStats) {
+// held is what is in use when garbage is gone and stacks have shrunk, which takes several
+// collections.
+func serverHeap() (m runtime.MemStats) {
 	for range 5 {
 		runtime.GC()
 		time.Sleep(10 * time.Millisecond)

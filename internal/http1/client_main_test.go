@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bufio"
@@ -28,7 +28,7 @@ type engine struct {
 	taken, open atomic.Int64
 }
 
-func serve(t testing.TB, script func(c *net.TCPConn, in *bufio.Reader)) *engine {
+func startEngine(t testing.TB, script func(c *net.TCPConn, in *bufio.Reader)) *engine {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,10 +58,11 @@ func serve(t testing.TB, script func(c *net.TCPConn, in *bufio.Reader)) *engine 
 	return e
 }
 
-// says is an engine that answers each request of a connection with the same bytes, and closes it then if it is told to.
-func says(t testing.TB, answer string, then bool) *engine {
-	return serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		for take(in) != "" {
+// says is an engine that answers each request of a connection with the same bytes, and closes it
+// then if it is told to.
+func startAnswering(t testing.TB, answer string, then bool) *engine {
+	return startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for readBody(in) != "" {
 			io.WriteString(c, answer)
 			if then {
 				return
@@ -71,7 +72,7 @@ func says(t testing.TB, answer string, then bool) *engine {
 }
 
 // take reads a request. It returns its body with one byte in front, or nothing if there was none.
-func take(in *bufio.Reader) string {
+func readBody(in *bufio.Reader) string {
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		return ""
@@ -103,7 +104,7 @@ func postIn(ctx context.Context, t testing.TB, url, body string) *http.Request {
 }
 
 // ask makes a request and reads the whole answer.
-func ask(by http.RoundTripper, r *http.Request) (*http.Response, string, error) {
+func fetch(by http.RoundTripper, r *http.Request) (*http.Response, string, error) {
 	response, err := by.RoundTrip(r)
 	if err != nil {
 		return nil, "", err
@@ -113,11 +114,12 @@ func ask(by http.RoundTripper, r *http.Request) (*http.Response, string, error) 
 	return response, string(body), err
 }
 
-func until(t testing.TB, what string, is func() bool) {
+// eventually waits until a condition holds.
+func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it never came to: " + what)
+			t.Fatal("still not so: " + what)
 		}
 	}
 }
@@ -129,7 +131,7 @@ func transport(t testing.TB) *Transport {
 	return c
 }
 
-func (p *pool) waiting() (n int) {
+func (p *idlePool) waiting() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.idle {

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"fmt"
@@ -77,7 +77,7 @@ type seen struct {
 	Err    string
 }
 
-func ask(t *testing.T, client *http.Transport, method, path string, body io.Reader) (s seen) {
+func exchangeBytes(t *testing.T, client *http.Transport, method, path string, body io.Reader) (s seen) {
 	req, err := http.NewRequest(method, "http://host/"+path, body)
 	if err != nil {
 		t.Fatal(err)
@@ -108,8 +108,8 @@ func TestLikeNetHTTP(t *testing.T) {
 		w.Header()["Content-Type"] = nil // net/http would guess it
 		ordinary[r.URL.Path[1:]](w, r)
 	}
-	ours := serve(t, handler, nil)
-	theirs := &world{t: t, path: filepath.Join(t.TempDir(), "s")}
+	ours := startServer(t, handler, nil)
+	theirs := &testServer{t: t, path: filepath.Join(t.TempDir(), "s")}
 	l, err := net.Listen("unix", theirs.path)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestLikeNetHTTP(t *testing.T) {
 						}
 						return strings.NewReader(body)
 					}
-					got, want := ask(t, ourClient, method, path, sent()), ask(t, theirClient, method, path, sent())
+					got, want := exchangeBytes(t, ourClient, method, path, sent()), exchangeBytes(t, theirClient, method, path, sent())
 					if diff := cmp.Diff(want, got); diff != "" {
 						t.Errorf("%s /%s, body of %d, chunked %v: net/http - and ours +\n%.2000s", method, name, len(body), chunked, diff)
 					}

@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bufio"
@@ -22,8 +22,8 @@ func TestLastInFirstOut(t *testing.T) {
 	var mu sync.Mutex
 	var ports []string
 	release := make(chan struct{})
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		for body := take(in); body != ""; body = take(in) {
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for body := readBody(in); body != ""; body = readBody(in) {
 			mu.Lock()
 			ports = append(ports, c.RemoteAddr().String())
 			mu.Unlock()
@@ -35,13 +35,13 @@ func TestLastInFirstOut(t *testing.T) {
 	})
 	c := transport(t)
 	var all sync.WaitGroup
-	all.Go(func() { ask(c, post(t, e.url, "wait")) })
-	until(t, "one is under way", func() bool { return e.taken.Load() == 1 })
-	ask(c, post(t, e.url, "second"))
+	all.Go(func() { fetch(c, post(t, e.url, "wait")) })
+	eventually(t, "one is under way", func() bool { return e.taken.Load() == 1 })
+	fetch(c, post(t, e.url, "second"))
 	close(release)
 	all.Wait()
 	for range 3 {
-		ask(c, post(t, e.url, "again"))
+		fetch(c, post(t, e.url, "again"))
 	}
 	if len(ports) != 5 || ports[2] != ports[0] || ports[4] != ports[0] || ports[0] == ports[1] {
 		t.Error(ports)
@@ -51,8 +51,8 @@ func TestLastInFirstOut(t *testing.T) {
 func TestAsManyWaitAsMay(t *testing.T) {
 	for most, want := range map[int]int{-1: 0, 2: 2, 0: 5} {
 		release := make(chan struct{})
-		e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-			for take(in) != "" {
+		e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+			for readBody(in) != "" {
 				<-release
 				io.WriteString(c, fine)
 			}
@@ -61,33 +61,33 @@ func TestAsManyWaitAsMay(t *testing.T) {
 		c.MaxIdlePerHost = most
 		var all sync.WaitGroup
 		for range 5 {
-			all.Go(func() { ask(c, post(t, e.url, "")) })
+			all.Go(func() { fetch(c, post(t, e.url, "")) })
 		}
-		until(t, "all are under way", func() bool { return e.taken.Load() == 5 })
+		eventually(t, "all are under way", func() bool { return e.taken.Load() == 5 })
 		close(release)
 		all.Wait()
 		if n := c.pool.waiting(); n != want {
 			t.Errorf("at most %d: %d wait", most, n)
 		}
-		until(t, "the others are closed", func() bool { return e.open.Load() == int64(want) })
+		eventually(t, "the others are closed", func() bool { return e.open.Load() == int64(want) })
 		c.CloseIdleConnections()
-		until(t, "all are closed", func() bool { return e.open.Load() == 0 })
+		eventually(t, "all are closed", func() bool { return e.open.Load() == 0 })
 	}
 }
 
 func TestIdleConnectionsExpire(t *testing.T) {
-	e := says(t, fine, false)
+	e := startAnswering(t, fine, false)
 	c := transport(t)
 	c.IdleTimeout = 30 * time.Millisecond
 	for range 3 {
 		for end := time.Now().Add(2 * c.IdleTimeout); time.Now().Before(end); { // the timer comes too early
-			if _, _, err := ask(c, post(t, e.url, "")); err != nil {
+			if _, _, err := fetch(c, post(t, e.url, "")); err != nil {
 				t.Fatal(err)
 			}
 		}
-		until(t, "it has expired", func() bool { return e.open.Load() == 0 })
+		eventually(t, "it has expired", func() bool { return e.open.Load() == 0 })
 	}
-	until(t, "the timer has ended", func() bool {
+	eventually(t, "the timer has ended", func() bool {
 		c.pool.mu.Lock()
 		defer c.pool.mu.Unlock()
 		return c.pool.timer == nil && len(c.pool.idle) == 0
@@ -96,26 +96,27 @@ func TestIdleConnectionsExpire(t *testing.T) {
 
 // TestExpiredIsNotTaken is for a timer that comes late.
 func TestExpiredIsNotTaken(t *testing.T) {
-	e := says(t, fine, false)
+	e := startAnswering(t, fine, false)
 	c := transport(t)
 	c.IdleTimeout = time.Hour
-	ask(c, post(t, e.url, ""))
+	fetch(c, post(t, e.url, ""))
 	for _, waiting := range c.pool.idle {
-		waiting[0].since = time.Now().Add(-time.Hour)
+		waiting[0].idleSince = time.Now().Add(-time.Hour)
 	}
-	ask(c, post(t, e.url, ""))
+	fetch(c, post(t, e.url, ""))
 	if n := e.taken.Load(); n != 2 {
 		t.Errorf("%d connections", n)
 	}
 }
 
-// TestClosedWithoutAWord is an engine that closes each connection after its answer, at any moment. No request fails of it.
+// TestClosedWithoutAWord is an engine that closes each connection after its answer, at any moment.
+// No request fails of it.
 func TestClosedWithoutAWord(t *testing.T) {
 	for _, body := range []string{"", "{}", strings.Repeat("a", 20<<10)} {
-		e := says(t, fine, true)
+		e := startAnswering(t, fine, true)
 		c := transport(t)
 		for i := range 1000 {
-			if _, answer, err := ask(c, post(t, e.url, body)); err != nil || answer != "ok" {
+			if _, answer, err := fetch(c, post(t, e.url, body)); err != nil || answer != "ok" {
 				t.Fatalf("%d: %q, %v", i, answer, err)
 			}
 		}
@@ -125,21 +126,21 @@ func TestClosedWithoutAWord(t *testing.T) {
 // TestStrayBytesEndAConnection has an engine say more after its answer.
 func TestStrayBytesEndAConnection(t *testing.T) {
 	more, said := make(chan struct{}), make(chan struct{})
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		take(in)
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		readBody(in)
 		io.WriteString(c, fine)
 		if _, ok := <-more; ok {
 			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
 			said <- struct{}{}
-			take(in)
+			readBody(in)
 		}
 	})
 	c := transport(t)
-	ask(c, post(t, e.url, ""))
+	fetch(c, post(t, e.url, ""))
 	more <- struct{}{}
 	<-said
 	close(more)
-	if _, body, err := ask(c, post(t, e.url, "")); err != nil || body != "ok" || e.taken.Load() != 2 {
+	if _, body, err := fetch(c, post(t, e.url, "")); err != nil || body != "ok" || e.taken.Load() != 2 {
 		t.Errorf("%q, %v, %d connections", body, err, e.taken.Load())
 	}
 }
@@ -161,8 +162,8 @@ func TestOnceMore(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var requests atomic.Int64
-			e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-				for body := take(in); body != ""; body = take(in) {
+			e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+				for body := readBody(in); body != ""; body = readBody(in) {
 					if body != ">"+test.body {
 						t.Errorf("%d bytes came", len(body))
 					}
@@ -174,16 +175,16 @@ func TestOnceMore(t *testing.T) {
 				}
 			})
 			c := transport(t)
-			until(t, "a connection waits", func() bool {
+			eventually(t, "a connection waits", func() bool {
 				requests.Store(0)
-				ask(c, post(t, e.url, test.body))
+				fetch(c, post(t, e.url, test.body))
 				return c.pool.waiting() == 1 // after a large body it may be too early for it
 			})
 			r := post(t, e.url, test.body)
 			if test.forget {
 				r.GetBody = nil
 			}
-			if _, _, err := ask(c, r); (err == nil) != test.ok || requests.Load() != test.requests {
+			if _, _, err := fetch(c, r); (err == nil) != test.ok || requests.Load() != test.requests {
 				t.Errorf("%v after %d requests", err, requests.Load())
 			}
 		})
@@ -193,22 +194,22 @@ func TestOnceMore(t *testing.T) {
 // TestNeverTwiceMore has an engine that answers the first request of all, and none after it.
 func TestNeverTwiceMore(t *testing.T) {
 	var requests atomic.Int64
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		for take(in) != "" && requests.Add(1) == 1 {
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for readBody(in) != "" && requests.Add(1) == 1 {
 			io.WriteString(c, fine)
 		}
 	})
 	c := transport(t)
-	ask(c, post(t, e.url, "{}"))
-	if _, _, err := ask(c, post(t, e.url, "{}")); !errors.Is(err, io.EOF) || requests.Load() != 3 {
+	fetch(c, post(t, e.url, "{}"))
+	if _, _, err := fetch(c, post(t, e.url, "{}")); !errors.Is(err, io.EOF) || requests.Load() != 3 {
 		t.Errorf("%v after %d requests", err, requests.Load())
 	}
 }
 
 func TestErrorsOfConnecting(t *testing.T) {
-	gone := says(t, "", true)
+	gone := startAnswering(t, "", true)
 	gone.Close()
-	mute := serve(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
+	mute := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
 	known := httptest.NewTLSServer(http.NotFoundHandler())
 	defer known.Close()
 	known.Config.ErrorLog = nil
@@ -229,7 +230,8 @@ func TestErrorsOfConnecting(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce has 8 goroutines ask net/http's server, plain and by TLS, for answers of all sizes, some of which they do not read to the end.
+// TestManyAtOnce has 8 goroutines ask net/http's server, plain and by TLS, for answers of all
+// sizes, some of which they do not read to the end.
 func TestManyAtOnce(t *testing.T) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -260,7 +262,7 @@ func TestManyAtOnce(t *testing.T) {
 					leave(t, c, post(t, url, body))
 					continue
 				}
-				if r, got, err := ask(c, post(t, url, body)); err != nil || got != body || r.Header.Get("x-length") != fmt.Sprint(len(body)) {
+				if r, got, err := fetch(c, post(t, url, body)); err != nil || got != body || r.Header.Get("x-length") != fmt.Sprint(len(body)) {
 					t.Errorf("%d bytes: %d, %v", len(body), len(got), err)
 				}
 			}
@@ -295,7 +297,7 @@ func TestTLSConnectionsAreUsedAgain(t *testing.T) {
 		c := transport(t)
 		c.TLS = server.Client().Transport.(*http.Transport).TLSClientConfig
 		for range 5 {
-			if _, _, err := ask(c, post(t, server.URL, "{}")); err != nil {
+			if _, _, err := fetch(c, post(t, server.URL, "{}")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -303,7 +305,7 @@ func TestTLSConnectionsAreUsedAgain(t *testing.T) {
 			t.Errorf("%d connections", n)
 		}
 		server.CloseClientConnections()
-		if _, _, err := ask(c, post(t, server.URL, "{}")); err != nil {
+		if _, _, err := fetch(c, post(t, server.URL, "{}")); err != nil {
 			t.Error(err)
 		}
 		if n := taken.Load(); n != 2 {

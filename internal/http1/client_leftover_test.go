@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bufio"
@@ -15,16 +15,17 @@ import (
 	"time"
 )
 
-// TestLeftOverUnderTLS: what an engine says beyond its answer, in the same record, must not answer the next request.
+// TestLeftOverUnderTLS: what an engine says beyond its answer, in the same record, must not answer
+// the next request.
 func TestLeftOverUnderTLS(t *testing.T) {
 	plain := httptest.NewUnstartedServer(nil)
 	plain.StartTLS()
 	certificates, roots := plain.TLS.Certificates, plain.Client().Transport.(*http.Transport).TLSClientConfig
 	plain.Close()
-	e := serve(t, func(c *net.TCPConn, _ *bufio.Reader) {
+	e := startEngine(t, func(c *net.TCPConn, _ *bufio.Reader) {
 		secure := tls.Server(c, &tls.Config{Certificates: certificates, MinVersion: tls.VersionTLS12})
 		in := bufio.NewReader(secure)
-		for asked := take(in); asked != ""; asked = take(in) {
+		for asked := readBody(in); asked != ""; asked = readBody(in) {
 			answer := "right"
 			if size, err := strconv.Atoi(asked[1:]); err == nil {
 				answer = strings.Repeat("a", size) + "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
@@ -46,31 +47,32 @@ func TestLeftOverUnderTLS(t *testing.T) {
 			t.Fatalf("%d bytes of %d: %v", whole.Len(), size, err)
 		}
 		r.Body.Close()
-		if _, body, err := ask(by, post(t, url, "second")); err != nil || body != "right" {
+		if _, body, err := fetch(by, post(t, url, "second")); err != nil || body != "right" {
 			t.Errorf("after %d bytes the second request was answered %q, %v", size, body, err)
 		}
 		by.CloseIdleConnections()
 	}
 }
 
-// TestWorkIsNotDoneTwice: an engine that has taken a while before it closed the connection may have done what it was asked.
+// TestWorkIsNotDoneTwice: an engine that has taken a while before it closed the connection may have
+// done what it was asked.
 func TestWorkIsNotDoneTwice(t *testing.T) {
 	worked := make(chan struct{}, 8)
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		for n := 0; take(in) != ""; n++ {
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for n := 0; readBody(in) != ""; n++ {
 			if n > 0 {
 				worked <- struct{}{}
-				time.Sleep(staleWithin + 100*time.Millisecond) // the work
+				time.Sleep(staleWindow + 100*time.Millisecond) // the work
 				return
 			}
 			io.WriteString(c, fine)
 		}
 	})
 	c := transport(t)
-	if _, _, err := ask(c, post(t, e.url, "a")); err != nil {
+	if _, _, err := fetch(c, post(t, e.url, "a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := ask(c, post(t, e.url, "b")); err == nil || len(worked) != 1 {
+	if _, _, err := fetch(c, post(t, e.url, "b")); err == nil || len(worked) != 1 {
 		t.Errorf("%d engines worked on it, %v", len(worked), err)
 	}
 }

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"net/http"
@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
+// appendStatus appends the status line.
 func appendStatus(out []byte, code int) []byte {
 	out = append(out, "HTTP/1.1 "...)
 	out = strconv.AppendInt(out, int64(code), 10)
@@ -20,17 +21,18 @@ func appendStatus(out []byte, code int) []byte {
 	return append(append(out, text...), "\r\n"...)
 }
 
-// appendHeader appends the lines of what the handler has set, and returns the length that it promises. Framing and whether the connection
-// stays are this package's: of what the handler says of them it takes the length, and that the connection is to end.
-func (w *Writer) appendHeader(out []byte, code int) (head []byte, length int64) {
-	length = unknown
+// appendHeader appends the headers that the handler has set, and returns the length that they
+// promise. This package decides the framing and whether the connection stays open. From the handler
+// it takes the length, and that the connection is to end.
+func (w *ResponseWriter) appendHeader(out []byte, code int) (head []byte, length int64) {
+	length = unknownLength
 	for name, values := range w.header {
 		if len(values) == 0 || !httpguts.ValidHeaderFieldName(name) {
 			continue
 		}
 		switch http.CanonicalHeaderKey(name) {
 		case "Content-Length":
-			if n, err := strconv.ParseUint(textproto.TrimString(values[0]), 10, 63); err == nil && allowsLength(code) && length == unknown {
+			if n, err := strconv.ParseUint(textproto.TrimString(values[0]), 10, 63); err == nil && allowsContentLength(code) && length == unknownLength {
 				length = int64(n)
 				out = appendLine(out, name, strconv.FormatInt(length, 10))
 			}
@@ -54,12 +56,14 @@ func (w *Writer) appendHeader(out []byte, code int) (head []byte, length int64) 
 	return out, length
 }
 
-// allowsLength says whether a response of this status may have a Content-Length (RFC 9110, section 8.6; one of a 304 is optional and is left out).
-func allowsLength(code int) bool {
+// allowsContentLength says whether a response with this status may have a Content-Length (RFC 9110,
+// section 8.6). It is optional for 304 and is left out there.
+func allowsContentLength(code int) bool {
 	return code >= http.StatusOK && code != http.StatusNoContent && code != http.StatusNotModified
 }
 
-// appendLine appends a header. As net/http does it, line breaks in a value become spaces: they would be the end of the header.
+// appendLine appends a header. Line breaks in a value would end the header, so they become spaces,
+// as in net/http.
 func appendLine(out []byte, name, value string) []byte {
 	out = append(append(out, name...), ": "...)
 	value = textproto.TrimString(value)

@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bytes"
@@ -16,23 +16,25 @@ import (
 )
 
 const (
-	// smallBody is up to what size a body is copied behind its head, to leave in one write, in bytes.
+	// smallBody is the largest body, in bytes, that is copied behind its head to leave in one
+	// write.
 	smallBody = 16 << 10
-	// promptBody is up to what size a body is written before its answer is looked for, in bytes: sockets hold so much when the engine does not read.
-	promptBody = 64 << 10
+	// syncBody is the largest body, in bytes, that is written before the response is read. The
+	// socket buffers hold as much when the engine does not read.
+	syncBody = 64 << 10
 	// keptBuffer is how large a buffer for writing may be to be used again, in bytes.
-	keptBuffer = 32 << 10
+	maxPooledBuffer = 32 << 10
 )
 
-var writers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+var requestBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// excluded are the headers that come from other fields of a request.
-var excluded = map[string]bool{"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true}
+// framingHeaders are the headers that are written from other fields of a request.
+var framingHeaders = map[string]bool{"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true}
 
-// bodyError is the fault of a request's own body.
+// bodyError is an error of the body that the caller gave, not of the connection.
 type bodyError struct{ err error }
 
-func (e *bodyError) Error() string { return "h1client: the request's body: " + e.err.Error() }
+func (e *bodyError) Error() string { return "http1: request body: " + e.err.Error() }
 func (e *bodyError) Unwrap() error { return e.err }
 
 var (
@@ -40,34 +42,35 @@ var (
 	errLong  = errors.New("longer than ContentLength")
 )
 
-// targetOf checks the request and says where it goes.
+// targetOf checks a request and returns where it goes. It refuses what could smuggle a second
+// request into the connection.
 func targetOf(request *http.Request) (target, error) {
 	u := request.URL
 	switch {
 	case u == nil || u.Host == "":
-		return target{}, errors.New("h1client: no host in the request's URL")
+		return target{}, errors.New("http1: the URL of the request has no host")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return target{}, fmt.Errorf("h1client: the scheme %q is not spoken", u.Scheme)
+		return target{}, fmt.Errorf("http1: unsupported URL scheme %q, expected http or https", u.Scheme)
 	case request.Method == http.MethodConnect, request.Method != "" && !httpguts.ValidHeaderFieldName(request.Method):
-		return target{}, fmt.Errorf("h1client: the method %q is not spoken", request.Method)
+		return target{}, fmt.Errorf("http1: unsupported method %q", request.Method)
 	case request.ContentLength < 0, request.ContentLength > 0 && request.Body == nil, len(request.TransferEncoding) > 0:
-		return target{}, errors.New("h1client: the length of the request's body is not known")
-	case strings.ContainsFunc(u.RequestURI(), control):
-		return target{}, errors.New("h1client: a control character in the request's URL")
+		return target{}, errors.New("http1: the length of the request body is unknown, set ContentLength")
+	case strings.ContainsFunc(u.RequestURI(), isControl):
+		return target{}, errors.New("http1: the URL of the request has a control character")
 	}
 	for name, values := range request.Header {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return target{}, fmt.Errorf("h1client: %q is no name of a header", name)
+			return target{}, fmt.Errorf("http1: invalid header name %q", name)
 		}
 		for _, value := range values {
 			if !httpguts.ValidHeaderFieldValue(value) {
-				return target{}, fmt.Errorf("h1client: the value of the header %q has characters that it must not", name) // it may be a secret
+				return target{}, fmt.Errorf("http1: the value of header %q has invalid characters", name) // the value may be a secret
 			}
 		}
 	}
 	host, err := httpguts.PunycodeHostPort(u.Host)
 	if err != nil {
-		return target{}, fmt.Errorf("h1client: the request's host: %w", err)
+		return target{}, fmt.Errorf("http1: host of the request: %w", err)
 	}
 	to := target{address: host, secure: u.Scheme == "https"}
 	if u.Port() == "" {
@@ -80,9 +83,10 @@ func targetOf(request *http.Request) (target, error) {
 	return to, nil
 }
 
-func control(r rune) bool { return r < ' ' || r == 0x7f }
+// isControl says whether a character must not be in a request line.
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
-// writeHead writes what http.Request.Write would, but no User-Agent unless the request has one.
+// writeHead writes what http.Request.Write writes, but no User-Agent unless the request has one.
 func writeHead(to *bytes.Buffer, request *http.Request) {
 	host := request.Host
 	if host == "" {
@@ -90,7 +94,7 @@ func writeHead(to *bytes.Buffer, request *http.Request) {
 	}
 	host, err := httpguts.PunycodeHostPort(host)
 	if err != nil || !httpguts.ValidHostHeader(host) {
-		host = "" // as net/http: an engine may take offence, but nothing is smuggled
+		host = "" // as net/http does: an engine may refuse the request, but nothing is smuggled
 	}
 	method := request.Method
 	if method == "" {
@@ -108,11 +112,12 @@ func writeHead(to *bytes.Buffer, request *http.Request) {
 		to.Write(strconv.AppendInt(to.AvailableBuffer(), request.ContentLength, 10))
 		to.WriteString("\r\n")
 	}
-	_ = request.Header.WriteSubset(to, excluded) // a buffer takes everything
+	_ = request.Header.WriteSubset(to, framingHeaders) // writing to a buffer never fails
 	to.WriteString("\r\n")
 }
 
-// withoutZone drops the zone of an IPv6 address, which means nothing to the other end: RFC 6874.
+// withoutZone removes the zone of an IPv6 address, which means nothing to the other side (RFC
+// 6874).
 func withoutZone(host string) string {
 	end := strings.LastIndexByte(host, ']')
 	zone := strings.IndexByte(host, '%')
@@ -122,15 +127,15 @@ func withoutZone(host string) string {
 	return host[:zone] + host[end:]
 }
 
-// send writes the request. A large body it leaves to a goroutine.
-func (e *exchange) send(request *http.Request) error {
-	buffer := writers.Get().(*bytes.Buffer)
+// send writes the request. A goroutine of its own writes a large body.
+func (e *roundTrip) send(request *http.Request) error {
+	buffer := requestBuffers.Get().(*bytes.Buffer)
 	writeHead(buffer, request)
 	body, length := request.Body, request.ContentLength
 	if body == nil {
 		body = http.NoBody
 	}
-	if length > promptBody {
+	if length > syncBody {
 		go e.sendLarge(buffer, body, length)
 		return nil
 	}
@@ -141,30 +146,31 @@ func (e *exchange) send(request *http.Request) error {
 		err = e.conn.sendBody(buffer, body, length)
 	}
 	body.Close()
-	recycle(buffer)
+	releaseBuffer(buffer)
 	e.sent.Store(err == nil)
 	return err
 }
 
-// sendLarge writes a request whose answer may come before its body was read, by a goroutine of its own. It ends with the connection.
-func (e *exchange) sendLarge(head *bytes.Buffer, body io.ReadCloser, length int64) {
+// sendLarge writes a request whose response may come before its body was read. It ends at the
+// latest when the connection is closed.
+func (e *roundTrip) sendLarge(head *bytes.Buffer, body io.ReadCloser, length int64) {
 	err := e.conn.sendBody(head, body, length)
 	body.Close()
-	recycle(head)
+	releaseBuffer(head)
 	switch {
 	case err == nil:
 		e.sent.Store(true)
-	case errors.Is(err, net.ErrClosed): // we closed it, and who did knows why
-	case dead(err):
-		e.sendErr.Store(&err) // who reads finds the end, or an answer before it
+	case errors.Is(err, net.ErrClosed): // our side closed the connection and reports why
+	case closedByPeer(err):
+		e.sendErr.Store(&err) // the reader finds the end of the connection, or a response before it
 	default:
 		e.sendErr.Store(&err)
-		e.conn.breakOff()
+		e.conn.abort()
 	}
 }
 
-// sendSmall sends head and body in one write.
-func (c *conn) sendSmall(buffer *bytes.Buffer, body io.Reader, length int64) error {
+// sendSmall writes head and body in one call.
+func (c *clientConn) sendSmall(buffer *bytes.Buffer, body io.Reader, length int64) error {
 	buffer.Grow(int(length) + bytes.MinRead)
 	if _, err := io.CopyN(buffer, body, length); errors.Is(err, io.EOF) {
 		return &bodyError{errShort}
@@ -178,8 +184,9 @@ func (c *conn) sendSmall(buffer *bytes.Buffer, body io.Reader, length int64) err
 	return err
 }
 
-// sendBody sends a body without a copy, if it knows io.WriterTo, and the head with the first of it.
-func (c *conn) sendBody(head *bytes.Buffer, body io.Reader, length int64) error {
+// sendBody writes the head together with the first bytes of the body, then the rest. It does not
+// copy a body that implements io.WriterTo.
+func (c *clientConn) sendBody(head *bytes.Buffer, body io.Reader, length int64) error {
 	s := &sender{to: c.stream, head: head.Bytes(), left: length}
 	_, err := io.Copy(s, body)
 	switch {
@@ -193,7 +200,7 @@ func (c *conn) sendBody(head *bytes.Buffer, body io.Reader, length int64) error 
 	return nil
 }
 
-// sender writes a head with the first bytes of its body, and then the rest.
+// sender writes a head with the first bytes of its body, and then the rest of the body.
 type sender struct {
 	to   net.Conn
 	head []byte
@@ -221,13 +228,15 @@ func (s *sender) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func recycle(buffer *bytes.Buffer) {
-	if buffer.Cap() <= keptBuffer {
+// releaseBuffer gives a buffer back to the pool.
+func releaseBuffer(buffer *bytes.Buffer) {
+	if buffer.Cap() <= maxPooledBuffer {
 		buffer.Reset()
-		writers.Put(buffer)
+		requestBuffers.Put(buffer)
 	}
 }
 
+// closeBody closes the body of a request that was not sent.
 func closeBody(request *http.Request) {
 	if request.Body != nil {
 		request.Body.Close()

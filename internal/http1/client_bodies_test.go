@@ -1,4 +1,4 @@
-package h1client
+package http1
 
 import (
 	"bufio"
@@ -39,10 +39,10 @@ func TestEarlyAnswers(t *testing.T) {
 	const refused = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig"
 	for name, then := range map[string]func(in *bufio.Reader){
 		"closed": func(*bufio.Reader) {},
-		"held":   func(in *bufio.Reader) { until(t, "the client has left", func() bool { return brokenBy(in) }) },
+		"held":   func(in *bufio.Reader) { eventually(t, "the client has left", func() bool { return brokenBy(in) }) },
 	} {
 		for _, size := range []int{10, 60 << 10, 100 << 10, 16 << 20} {
-			e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+			e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 				in.ReadString('\n')
 				io.WriteString(c, refused)
 				then(in)
@@ -63,14 +63,15 @@ func TestEarlyAnswers(t *testing.T) {
 			if name == "held" && size > 1<<20 && c.pool.waiting() != 0 {
 				t.Errorf("%s, %d: the connection waits for another request", name, size)
 			}
-			until(t, "the body is let go", body.shut.Load)
+			eventually(t, "the body is let go", body.shut.Load)
 			c.CloseIdleConnections()
-			until(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
+			eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 		}
 	}
 }
 
-// brokenBy reads nothing, until the other end has left: what waits in the socket is then followed by an end.
+// brokenBy reads nothing, until the other end has left: what waits in the socket is then followed
+// by an end.
 func brokenBy(in *bufio.Reader) bool {
 	_, err := in.Discard(1 << 16)
 	return err != nil
@@ -78,8 +79,8 @@ func brokenBy(in *bufio.Reader) bool {
 
 // TestLargeBodies arrive whole, and their connection is good for another one, or is closed.
 func TestLargeBodies(t *testing.T) {
-	e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
-		for body := take(in); body != ""; body = take(in) {
+	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
+		for body := readBody(in); body != ""; body = readBody(in) {
 			if body[1:] != strings.Repeat("a", len(body)-1) {
 				t.Error("the body is another")
 			}
@@ -87,13 +88,13 @@ func TestLargeBodies(t *testing.T) {
 		}
 	})
 	c := transport(t)
-	for _, size := range []int{smallBody - 1, smallBody, smallBody + 1, promptBody, promptBody + 1, 8 << 20} {
+	for _, size := range []int{smallBody - 1, smallBody, smallBody + 1, syncBody, syncBody + 1, 8 << 20} {
 		for _, plain := range []bool{true, false} {
 			r := post(t, e.url, strings.Repeat("a", size))
 			if !plain { // without io.WriterTo
 				r.Body = io.NopCloser(io.MultiReader(r.Body))
 			}
-			if _, body, err := ask(c, r); err != nil || body != "ok" {
+			if _, body, err := fetch(c, r); err != nil || body != "ok" {
 				t.Errorf("%d: %q, %v", size, body, err)
 			}
 		}
@@ -115,9 +116,9 @@ func TestAnswerBehindABrokenPipe(t *testing.T) {
 	for _, size := range []int{2, 30 << 10, 1 << 20} {
 		for _, answer := range []string{fine, ""} {
 			in := deaf{Reader: strings.NewReader(answer)}
-			response, err := transport(t).exchange(post(t, "http://engine/", strings.Repeat("a", size)), &conn{stream: in, tcp: in})
+			response, err := transport(t).roundTripOn(post(t, "http://engine/", strings.Repeat("a", size)), &clientConn{stream: in, tcp: in})
 			switch {
-			case answer == "" && (errors.Is(err, syscall.EPIPE) || size > promptBody && errors.Is(err, io.EOF)):
+			case answer == "" && (errors.Is(err, syscall.EPIPE) || size > syncBody && errors.Is(err, io.EOF)):
 			case answer == "" || err != nil || response.StatusCode != http.StatusOK:
 				t.Errorf("%d: %v, %v", size, response, err)
 			default:
@@ -154,44 +155,44 @@ func TestContextEnds(t *testing.T) {
 		for _, used := range []bool{false, true} {
 			t.Run(stage.name, func(t *testing.T) {
 				there := make(chan struct{}, 1)
-				e := serve(t, func(c *net.TCPConn, in *bufio.Reader) {
+				e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 					if used {
-						take(in)
+						readBody(in)
 						io.WriteString(c, fine)
 					}
 					if !stage.deaf {
-						take(in)
+						readBody(in)
 					} else if _, err := in.ReadString('\n'); err != nil {
 						return
 					}
 					io.WriteString(c, stage.said)
 					there <- struct{}{}
-					until(t, "the client has left", func() bool { return brokenBy(in) })
+					eventually(t, "the client has left", func() bool { return brokenBy(in) })
 				})
 				c := transport(t)
 				if used {
-					ask(c, post(t, e.url, ""))
+					fetch(c, post(t, e.url, ""))
 				}
 				ctx, cancel := context.WithCancelCause(t.Context())
 				go func() {
 					<-there
 					cancel(why)
 				}()
-				_, body, err := ask(c, postIn(ctx, t, e.url, strings.Repeat("a", stage.body)))
+				_, body, err := fetch(c, postIn(ctx, t, e.url, strings.Repeat("a", stage.body)))
 				if !errors.Is(err, why) {
 					t.Errorf("%q, %v", body, err)
 				}
 				if n := e.taken.Load(); n != 1 || c.pool.waiting() != 0 {
 					t.Errorf("%d connections, %d wait", n, c.pool.waiting())
 				}
-				until(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
+				eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 			})
 		}
 	}
 }
 
 func TestContextEndsWhileConnecting(t *testing.T) {
-	mute := serve(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
+	mute := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
 	why := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, why)
 	defer cancel()
@@ -208,9 +209,10 @@ func TestContextEndsWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestContextEndsWithTheResponse has both happen at once. No connection is used again that was broken off, and none is lost.
+// TestContextEndsWithTheResponse has both happen at once. No connection is used again that was
+// broken off, and none is lost.
 func TestContextEndsWithTheResponse(t *testing.T) {
-	e := says(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", false)
+	e := startAnswering(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", false)
 	c := transport(t)
 	why := errors.New("enough")
 	for range 500 {
@@ -228,7 +230,7 @@ func TestContextEndsWithTheResponse(t *testing.T) {
 			t.Fatalf("%d wait", n)
 		}
 	}
-	until(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
+	eventually(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
 }
 
 func TestContextEndsUnderTLS(t *testing.T) {
@@ -247,7 +249,7 @@ func TestContextEndsUnderTLS(t *testing.T) {
 	var all sync.WaitGroup
 	for _, path := range []string{"/stream", "/nothing"} {
 		all.Go(func() {
-			if _, body, err := ask(c, postIn(ctx, t, server.URL+path, "")); err == nil || err.Error() != "enough" {
+			if _, body, err := fetch(c, postIn(ctx, t, server.URL+path, "")); err == nil || err.Error() != "enough" {
 				t.Errorf("%s: %q, %v", path, body, err)
 			}
 		})
@@ -256,7 +258,7 @@ func TestContextEndsUnderTLS(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	e := says(t, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", false)
+	e := startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", false)
 	c := transport(t)
 	response, err := c.RoundTrip(post(t, e.url, "{}"))
 	if err != nil {
@@ -276,12 +278,13 @@ func TestClose(t *testing.T) {
 	if n, err := response.Body.Read(make([]byte, 10)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
 		t.Error(n, err)
 	}
-	until(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
+	eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 }
 
-// TestCloseWithTheEnd closes bodies while their last bytes are read: a connection waits once or is closed.
+// TestCloseWithTheEnd closes bodies while their last bytes are read: a connection waits once or is
+// closed.
 func TestCloseWithTheEnd(t *testing.T) {
-	e := says(t, fine, false)
+	e := startAnswering(t, fine, false)
 	c := transport(t)
 	for range 500 {
 		response, err := c.RoundTrip(post(t, e.url, "{}"))
@@ -299,12 +302,12 @@ func TestCloseWithTheEnd(t *testing.T) {
 			t.Fatalf("%d wait", n)
 		}
 	}
-	until(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
+	eventually(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
 }
 
 // TestReadsAfterTheEnd tell how it was, and touch nothing.
 func TestReadsAfterTheEnd(t *testing.T) {
-	whole, cut := says(t, fine, false), says(t, fine[:len(fine)-1], true)
+	whole, cut := startAnswering(t, fine, false), startAnswering(t, fine[:len(fine)-1], true)
 	c := transport(t)
 	for e, want := range map[*engine]error{whole: io.EOF, cut: io.ErrUnexpectedEOF} {
 		response, err := c.RoundTrip(post(t, e.url, "{}"))
@@ -312,15 +315,15 @@ func TestReadsAfterTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, response.Body)
-		response.Body.(*exchange).breakOff() // a context that comes late
-		ask(c, post(t, whole.url, "{}"))
+		response.Body.(*roundTrip).abort() // a context that comes late
+		fetch(c, post(t, whole.url, "{}"))
 		for range 2 {
 			if n, err := response.Body.Read(make([]byte, 10)); n != 0 || !errors.Is(err, want) {
 				t.Error(n, err)
 			}
 		}
 		response.Body.Close()
-		if _, _, err := ask(c, post(t, whole.url, "{}")); err != nil {
+		if _, _, err := fetch(c, post(t, whole.url, "{}")); err != nil {
 			t.Error(err)
 		}
 	}
@@ -352,9 +355,9 @@ func TestContextIsLetGo(t *testing.T) {
 	ctx := &watched{Context: t.Context()}
 	c := transport(t)
 	for _, test := range answers[:7] {
-		ask(c, postIn(ctx, t, says(t, test.answer, true).url, "{}"))
-		ask(c, postIn(ctx, t, says(t, test.answer[:len(test.answer)-3], true).url, "{}"))
-		leave(t, c, postIn(ctx, t, says(t, test.answer, true).url, "{}"))
+		fetch(c, postIn(ctx, t, startAnswering(t, test.answer, true).url, "{}"))
+		fetch(c, postIn(ctx, t, startAnswering(t, test.answer[:len(test.answer)-3], true).url, "{}"))
+		leave(t, c, postIn(ctx, t, startAnswering(t, test.answer, true).url, "{}"))
 	}
 	if n := ctx.watchers.Load(); n != 0 {
 		t.Errorf("%d are left", n)

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/coder/websocket"
 )
 
-// told is a server whose two handlers say who they are.
-func told(t *testing.T, change func(*Server)) *world {
-	return serve(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "lean") }, func(s *Server) {
-		s.Lean = func(r *http.Request) bool { return r.URL.Path != "/other" }
+// startBothServers starts a server whose two handlers say who they are.
+func startBothServers(t *testing.T, change func(*Server)) *testServer {
+	return startServer(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "lean") }, func(s *Server) {
+		s.Own = func(r *http.Request) bool { return r.URL.Path != "/other" }
 		s.Other = &http.Server{MaxHeaderBytes: 8 << 10, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -29,7 +29,7 @@ func told(t *testing.T, change func(*Server)) *world {
 }
 
 func TestWhatIsHandedOver(t *testing.T) {
-	w := told(t, func(s *Server) { s.MaxHeaderBytes = 8 << 10 })
+	w := startBothServers(t, func(s *Server) { s.MaxHeaderBytes = 8 << 10 })
 	long := strings.Repeat("x", 9<<10)
 	for name, c := range map[string]struct {
 		said   string
@@ -67,7 +67,7 @@ func TestWhatIsHandedOver(t *testing.T) {
 }
 
 func TestExpectIsHandedOver(t *testing.T) {
-	w := told(t, nil)
+	w := startBothServers(t, nil)
 	p := w.dial(t)
 	p.say("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
 	if res, err := http.ReadResponse(p.in, nil); err != nil || res.StatusCode != 100 {
@@ -78,7 +78,7 @@ func TestExpectIsHandedOver(t *testing.T) {
 }
 
 func TestHalfAHeadIsMalformed(t *testing.T) {
-	w := told(t, nil)
+	w := startBothServers(t, nil)
 	p := w.dial(t)
 	p.say("GET / HTTP/1.1\r\nho")
 	p.CloseWrite()
@@ -87,7 +87,7 @@ func TestHalfAHeadIsMalformed(t *testing.T) {
 
 // A connection may turn out to be Other's at any of its requests, and however its bytes come.
 func TestHandedOverLater(t *testing.T) {
-	w := told(t, nil)
+	w := startBothServers(t, nil)
 	other := "POST /other HTTP/1.1\r\nhost: x\r\na: b\r\ncontent-length: 3\r\n\r\nabc"
 	for i := range other {
 		p := w.dial(t)
@@ -104,7 +104,7 @@ func TestHandedOverLater(t *testing.T) {
 }
 
 func TestNoOther(t *testing.T) {
-	w := serve(t, echo, func(s *Server) { s.Other = nil })
+	w := startServer(t, echo, func(s *Server) { s.Other = nil })
 	p := w.dial(t)
 	p.say(get)
 	p.expect(200, "GET / 0 ")
@@ -116,7 +116,7 @@ func TestNoOther(t *testing.T) {
 }
 
 func TestWebSocket(t *testing.T) {
-	w := told(t, func(s *Server) {
+	w := startBothServers(t, func(s *Server) {
 		s.Other.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			conn, err := websocket.Accept(w, r, nil)
 			if err != nil {
@@ -155,13 +155,13 @@ func TestWebSocket(t *testing.T) {
 
 // What is handed over has no deadline of the answer before it.
 func TestHandedOverWithoutTheLastDeadline(t *testing.T) {
-	w := serve(t, func(rw http.ResponseWriter, _ *http.Request) {
-		if _, ours := rw.(*Writer); ours {
+	w := startServer(t, func(rw http.ResponseWriter, _ *http.Request) {
+		if _, ours := rw.(*ResponseWriter); ours {
 			http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		}
 		io.WriteString(rw, "x")
 	}, func(s *Server) {
-		s.Lean = func(r *http.Request) bool { return !strings.HasPrefix(r.URL.Path, "/other") }
+		s.Own = func(r *http.Request) bool { return !strings.HasPrefix(r.URL.Path, "/other") }
 	})
 	p := w.dial(t)
 	p.say(get)

@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // states counts the connections in each state.
-func (w *world) states() (n [stateGone + 1]int) {
+func (w *testServer) states() (n [stateGone + 1]int) {
 	w.server.mu.Lock()
 	defer w.server.mu.Unlock()
 	for c := range w.server.conns {
@@ -22,7 +22,7 @@ func (w *world) states() (n [stateGone + 1]int) {
 
 func TestShutdown(t *testing.T) {
 	running, goOn := make(chan bool), make(chan bool)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			running <- true
 			<-goOn
@@ -70,7 +70,7 @@ func TestShutdown(t *testing.T) {
 }
 
 func TestShutdownClosesWhatSaysNothing(t *testing.T) {
-	w := serve(t, echo, nil)
+	w := startServer(t, echo, nil)
 	p := w.dial(t)
 	eventually(t, "it has arrived", func() bool { return w.states()[stateFresh] == 1 })
 	if err := w.server.Shutdown(context.Background()); err != nil {
@@ -82,7 +82,7 @@ func TestShutdownClosesWhatSaysNothing(t *testing.T) {
 func TestShutdownGivesUp(t *testing.T) {
 	running := make(chan bool)
 	causes := make(chan error, 1)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- true
 		<-r.Context().Done()
 		causes <- context.Cause(r.Context())
@@ -109,10 +109,10 @@ func TestShutdownGivesUp(t *testing.T) {
 
 func TestShutdownWaitsForOther(t *testing.T) {
 	running, goOn := make(chan bool), make(chan bool)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- true
 		<-goOn
-	}, func(s *Server) { s.Lean = func(*http.Request) bool { return false } })
+	}, func(s *Server) { s.Own = func(*http.Request) bool { return false } })
 	p := w.dial(t)
 	p.say(get)
 	within(t, running)
@@ -133,7 +133,7 @@ func TestShutdownWaitsForOther(t *testing.T) {
 
 func TestTimeouts(t *testing.T) {
 	t.Run("head", func(t *testing.T) {
-		w := serve(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
+		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
 		p.say(get[:10])
 		if got := p.over(); got != "" {
@@ -143,7 +143,7 @@ func TestTimeouts(t *testing.T) {
 		p.over()
 	})
 	t.Run("second head", func(t *testing.T) {
-		w := serve(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
+		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
 		p.say(get)
 		p.expect(200, "GET / 0 ")
@@ -151,14 +151,14 @@ func TestTimeouts(t *testing.T) {
 		p.over()
 	})
 	t.Run("idle", func(t *testing.T) {
-		w := serve(t, echo, func(s *Server) { s.IdleTimeout = 20 * time.Millisecond })
+		w := startServer(t, echo, func(s *Server) { s.IdleTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
 		p.say(get)
 		p.expect(200, "GET / 0 ")
 		p.over()
 	})
 	t.Run("not the body", func(t *testing.T) {
-		w := serve(t, echo, func(s *Server) { s.ReadHeaderTimeout, s.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond })
+		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout, s.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond })
 		p := w.dial(t)
 		p.say("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
 		time.Sleep(60 * time.Millisecond) // longer than either: the body has time all the same

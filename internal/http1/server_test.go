@@ -1,4 +1,4 @@
-package h1server
+package http1
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestKeepAlive(t *testing.T) {
-	w := serve(t, echo, nil)
+	w := startServer(t, echo, nil)
 	p := w.dial(t)
 	for i := range 300 {
 		p.say(get)
@@ -45,7 +45,7 @@ func TestKeepAlive(t *testing.T) {
 }
 
 func TestSplitAtEveryByte(t *testing.T) {
-	w := serve(t, echo, nil)
+	w := startServer(t, echo, nil)
 	for _, request := range []struct{ text, want string }{
 		{"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "POST /a 3 abc"},
 		{"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n", "POST /b -1 abcd"},
@@ -64,7 +64,7 @@ func TestSplitAtEveryByte(t *testing.T) {
 }
 
 func TestRequestsThatComeTogether(t *testing.T) {
-	w := serve(t, echo, nil)
+	w := startServer(t, echo, nil)
 	p := w.dial(t)
 	post := "POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
 	p.say(post + get + get + post + get[:10])
@@ -78,7 +78,7 @@ func TestRequestsThatComeTogether(t *testing.T) {
 
 func TestNextRequestWhileOneRuns(t *testing.T) {
 	running, goOn := make(chan bool), make(chan bool)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- true
 		<-goOn
 		echo(w, r)
@@ -115,7 +115,7 @@ func TestLeavingEndsTheContext(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			read, causes := make(chan error, 2), make(chan error, 1)
-			w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 				if c.whole {
 					_, err := io.ReadAll(r.Body)
 					read <- err
@@ -146,10 +146,11 @@ func TestLeavingEndsTheContext(t *testing.T) {
 	}
 }
 
-// A body that was read to its last byte is at its end, though the handler never asks whether there is more.
+// A body that was read to its last byte is at its end, though the handler never asks whether there
+// is more.
 func TestLeavingIsNoticedAfterTheLastByte(t *testing.T) {
 	read, ended := make(chan bool), make(chan bool)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		io.ReadFull(r.Body, make([]byte, 3))
 		read <- true
 		<-r.Context().Done()
@@ -164,7 +165,7 @@ func TestLeavingIsNoticedAfterTheLastByte(t *testing.T) {
 
 func TestContextEndsWithTheHandler(t *testing.T) {
 	contexts := make(chan context.Context, 1)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		contexts <- r.Context()
 		if r.Context().Value(http.ServerContextKey) == nil {
 			t.Error("httputil.ReverseProxy will take this for a test")
@@ -187,7 +188,7 @@ func TestUnreadBodyStillGetsTheAnswer(t *testing.T) {
 		"after a close": "POST /close HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc",
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/close" {
 					r.Body.Close()
 					if _, err := r.Body.Read(make([]byte, 1)); !errors.Is(err, http.ErrBodyReadAfterClose) {
@@ -209,7 +210,7 @@ func TestUnreadBodyStillGetsTheAnswer(t *testing.T) {
 
 func TestReadDeadline(t *testing.T) {
 	errs := make(chan error, 1)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		flow := http.NewResponseController(w)
 		if err := flow.SetReadDeadline(time.Unix(1, 0)); err != nil {
 			t.Error(err)
@@ -247,7 +248,7 @@ func isTimeout(err error) bool {
 
 func TestPanics(t *testing.T) {
 	core, logs := observer.New(zap.ErrorLevel)
-	w := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "begun")
 		switch r.URL.Path {
 		case "/panic":
