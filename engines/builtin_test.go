@@ -20,12 +20,12 @@ import (
 
 var update = goflag.Bool("update", false, "write golden files anew")
 
-// launchOf is a typical start of a model.
+// launchOf returns a typical Launch.
 func launchOf(task Task) Launch {
 	return Launch{Name: "chat", Model: "org/model", Registry: "huggingface", Task: task, Host: "127.0.0.1", Port: 9001, Sluice: "sluice"}
 }
 
-// typical are variables that an operator of the engine may well set.
+// typical returns variables that an operator of the engine may well set.
 func typical(engine, version string) map[string]any {
 	switch engine {
 	case "sim":
@@ -50,7 +50,8 @@ func typical(engine, version string) map[string]any {
 	return nil
 }
 
-// The command line and the environment of a typical model on every built-in engine.
+// TestBuiltinCommands compares the command line and environment of a typical model on every
+// built-in engine with a golden file.
 func TestBuiltinCommands(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
@@ -83,7 +84,7 @@ func TestBuiltinCommands(t *testing.T) {
 	}
 }
 
-// started puts what a replica is started with into lines.
+// started formats the environment and the command line of a replica.
 func started(t *testing.T, version Version, launch Launch) string {
 	t.Helper()
 	command, env := rendered(t, version, launch)
@@ -115,8 +116,8 @@ func rendered(t *testing.T, version Version, launch Launch) ([]string, map[strin
 	return command, env
 }
 
-// knownFlags reads the flags and environment variables that a version of an engine knows, which
-// testdata/flags lists.
+// knownFlags returns the flags and environment variables that a version of an engine knows, by
+// testdata/flags.
 func knownFlags(t *testing.T, engine, version string) []string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata/flags", engine+"-"+version+".txt"))
@@ -159,8 +160,7 @@ func TestBuiltinVariablesAreKnown(t *testing.T) {
 	}
 }
 
-// checkKnown holds all flags and environment variables of a start against those that the engine
-// knows.
+// checkKnown checks that the engine knows all flags and environment variables of a start.
 func checkKnown(t *testing.T, version Version, launch Launch, known []string) {
 	t.Helper()
 	command, env := rendered(t, version, launch)
@@ -176,7 +176,7 @@ func checkKnown(t *testing.T, version Version, launch Launch, known []string) {
 	}
 }
 
-// sample is a value that fits the schema of a variable and is not its default.
+// sample returns a value that fits the schema of a variable and is not its default.
 func sample(schema map[string]any) any {
 	if values, ok := schema["enum"].([]any); ok {
 		if values[0] == schema["default"] {
@@ -206,7 +206,8 @@ func sample(schema map[string]any) any {
 	return "x"
 }
 
-// A variable that is not there comes with a suggestion, and one that is wrong with what it means.
+// A fault about an unknown variable lists the known ones. A fault about a wrong value says what the
+// variable means.
 func TestBuiltinVariablesAreChecked(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -232,7 +233,7 @@ func TestBuiltinVariablesAreChecked(t *testing.T) {
 			t.Errorf("%s: %s", tt.engine, diff)
 		}
 	}
-	// Flags that went or came with a version are unknown to the other.
+	// Flags that a version has removed or added are unknown to the other version.
 	for _, tt := range []struct{ engine, version, name string }{
 		{"vllm", "0.8", "runner"}, {"vllm", "0.11", "task"}, {"vllm", "0.33", "swap_space"}, {"sglang", "0.5.23", "cuda_graph_max_bs"},
 		{"tei", "1.7", "dense_path"}, {"ollama", "0.32", "new_engine"}, {"faster-whisper", "0.9", "use_batched_mode"}, {"llama-cpp", "0.5", "n_ctx"},
@@ -245,8 +246,8 @@ func TestBuiltinVariablesAreChecked(t *testing.T) {
 	}
 }
 
-// Engines that spread a model over GPUs use all that the replica has, unless a variable, which
-// comes later, says otherwise.
+// Engines that spread a model over GPUs use all GPUs of the replica, unless a variable says
+// otherwise.
 func TestBuiltinUseAllGPUs(t *testing.T) {
 	t.Parallel()
 	for _, engine := range Builtin() {
@@ -280,7 +281,7 @@ func TestBuiltinUseAllGPUs(t *testing.T) {
 	}
 }
 
-// fakeOllama writes down what it is asked for. It serves until it is ended.
+// fakeOllama records its calls. It serves until it is killed.
 const fakeOllama = `#!/bin/sh
 case $1 in
 list) grep -qs serve "$ASKED"; exit ;;
@@ -294,7 +295,7 @@ case "$1 $OLLAMA_HOST" in
 esac
 `
 
-// The script of ollama serves at the replica's own address only when the model is there.
+// The script of ollama serves at the replica's address only after it has the model.
 func TestOllamaScript(t *testing.T) {
 	t.Parallel()
 	const before, after = "127.0.0.2:9001 serve\n", "127.0.0.1:9001 serve\n"
@@ -345,8 +346,8 @@ func TestOllamaScript(t *testing.T) {
 	}
 }
 
-// alone runs a command and waits for it and for everything it has started, which holds its output
-// open.
+// alone runs a command and waits for it and for all processes that it has started, which hold its
+// output open.
 func alone(t *testing.T, run *exec.Cmd) (string, error) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
@@ -370,7 +371,7 @@ func alone(t *testing.T, run *exec.Cmd) (string, error) {
 	return string(output), result
 }
 
-// sorted puts lines in order: the server in the background writes its own when it gets to it.
+// sorted sorts lines, because the server in the background writes its lines at any time.
 func sorted(text string) []string {
 	return slices.Sorted(strings.Lines(text))
 }

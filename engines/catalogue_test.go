@@ -148,7 +148,7 @@ func TestVersionCheck(t *testing.T) {
 	}
 }
 
-// words puts faults into lines of text.
+// words formats faults as lines.
 func words(faults []Fault) []string {
 	var lines []string
 	for _, f := range faults {

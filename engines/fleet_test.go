@@ -71,8 +71,8 @@ func TestFleetTellsOfChangesOnly(t *testing.T) {
 	}
 }
 
-// TestFleetIsWhatItsSourcesSay: however it came about, the fleet is what one would be that was told
-// everything at once; and a model is a new value exactly if something of it is new.
+// TestFleetIsWhatItsSourcesSay makes random changes. The fleet always equals one that was set at
+// once, and a model is a new pointer exactly if it has changed.
 func TestFleetIsWhatItsSourcesSay(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	sources := []string{"local", "kubernetes", "upstream"}
@@ -106,7 +106,7 @@ func TestFleetIsWhatItsSourcesSay(t *testing.T) {
 	}
 }
 
-// mutate changes one thing of a part, or nothing.
+// mutate makes one random change to a part, or none.
 func mutate(random *rand.Rand, p engines.Part) engines.Part {
 	p = engines.Part{Models: slices.Clone(p.Models), Replicas: slices.Clone(p.Replicas)}
 	name := func() string { return fmt.Sprint("m", random.IntN(12)) }

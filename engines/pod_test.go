@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// deployment is as much of a Deployment as the built-in engines speak of.
+// deployment has the fields of a Deployment that the built-in engines use.
 type deployment struct {
 	Spec struct {
 		Template struct {
@@ -38,7 +38,7 @@ type podContainer struct {
 	} `yaml:"volumeMounts"`
 }
 
-// kubernetesPart renders what a version says of its Deployment.
+// kubernetesPart renders the version's part of a Deployment.
 func kubernetesPart(t *testing.T, v Version, l Launch) string {
 	t.Helper()
 	l.Host, l.Port = "0.0.0.0", 8000
@@ -49,7 +49,7 @@ func kubernetesPart(t *testing.T, v Version, l Launch) string {
 	return text
 }
 
-// podLaunches are the starts that the Deployments may depend on.
+// podLaunches returns the launches that the Deployments may depend on.
 func podLaunches(v Version) []Launch {
 	var all []Launch
 	for _, registry := range []string{"huggingface", "directory"} {
@@ -60,8 +60,8 @@ func podLaunches(v Version) []Launch {
 	return all
 }
 
-// What pods of the built-in engines have beyond the usual, for models from a hub and from a
-// directory, with and without GPUs.
+// TestBuiltinPods compares the parts of Deployments with a golden file: for models from a hub and
+// from a directory, with and without GPUs.
 func TestBuiltinPods(t *testing.T) {
 	t.Parallel()
 	var texts []string
@@ -97,8 +97,8 @@ func TestBuiltinPods(t *testing.T) {
 	}
 }
 
-// checkPod holds the YAML against Kubernetes' own rules, as far as it goes: known fields, the
-// engine's container, mounts of volumes that are there.
+// checkPod checks some of Kubernetes' rules: known fields, the engine's container, mounts of
+// existing volumes.
 func checkPod(t *testing.T, name, text string) {
 	t.Helper()
 	if strings.TrimSpace(text) == "" {
@@ -135,8 +135,8 @@ func checkPod(t *testing.T, name, text string) {
 	}
 }
 
-// In a pod every engine listens to the outside, and at the port that it is told, by its command or
-// its environment.
+// In a pod every engine listens on all addresses, and on the port that its command or environment
+// names.
 func TestBuiltinPodsListen(t *testing.T) {
 	t.Parallel()
 	for _, engine := range Builtin() {

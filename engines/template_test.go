@@ -29,8 +29,8 @@ func catalogueTemplates() []string {
 	return slices.Sorted(maps.Keys(texts))
 }
 
-// randomLaunch is data for a template: fields that are empty or not, and a random value for each
-// variable that the template names, or none.
+// randomLaunch returns random data for a template: fields that are empty or not, and for each
+// variable a value or none.
 func randomLaunch(random *rand.Rand, variables []string) Launch {
 	word := func(words ...string) string { return words[random.IntN(len(words))] }
 	l := Launch{
@@ -47,8 +47,8 @@ func randomLaunch(random *rand.Rand, variables []string) Launch {
 	return l
 }
 
-// TestTemplatesAreTheStandardOnes: over random data, each template of the catalogue gives what
-// text/template makes of it.
+// TestTemplatesAreTheStandardOnes checks over random data that each template of the catalogue gives
+// the same text as with text/template.
 func TestTemplatesAreTheStandardOnes(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -77,7 +77,7 @@ func TestTemplatesAreTheStandardOnes(t *testing.T) {
 	}
 }
 
-// TestDataHasTheFieldsOfLaunch: templates may name each field of Launch.
+// TestDataHasTheFieldsOfLaunch checks that templates may name each field of Launch.
 func TestDataHasTheFieldsOfLaunch(t *testing.T) {
 	t.Parallel()
 	var fields []string

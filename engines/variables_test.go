@@ -92,7 +92,7 @@ func TestCheckVariables(t *testing.T) {
 	}
 }
 
-// All faults come at once, in order of path, each with its own path.
+// CheckVariables returns all faults at once, each with its path, in the order of the paths.
 func TestCheckVariablesNamesEveryFault(t *testing.T) {
 	t.Parallel()
 	schema := variables(map[string]any{"a": integer(1, ""), "b": flag(""), "c": text("")})
@@ -111,8 +111,8 @@ func TestCheckVariablesNamesEveryFault(t *testing.T) {
 	}
 }
 
-// What a default or the task gives counts as given, and what the model says is held against the
-// schema all the same.
+// Defaults and variables of the task count as given. The model's variables are checked against the
+// schema as well.
 func TestCheckVariablesCompletes(t *testing.T) {
 	t.Parallel()
 	schema := variables(map[string]any{"a": withDefault(1, integer(1, "")), "b": flag("")})

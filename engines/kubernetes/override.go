@@ -14,8 +14,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/template"
 )
 
-// Check tells whether the version's own part of a Deployment can be read, rendered and merged: with sample values, for what a model will
-// say is not known yet. It asks no API, so that what only a cluster refuses (a bad resource name, say) is not seen.
+// Check reports whether a version's part of a Deployment can be parsed, rendered and merged. It
+// uses sample values, because the values of a model are not known yet. It calls no API, so it does
+// not find what only a cluster rejects, such as the name of an unknown resource.
 func Check(v engines.Version) error {
 	if v.Kubernetes == "" {
 		return nil
@@ -40,7 +41,7 @@ func Check(v engines.Version) error {
 		return err
 	}
 	merged, err := override(ours, v, l)
-	for range 100 { // variables that no schema names are known from what is missing, one at a time
+	for range 100 { // without a schema, each round finds one more variable that the template names
 		var missing *template.MissingKeyError
 		if v.Schema != nil || !errors.As(err, &missing) {
 			break
@@ -54,7 +55,7 @@ func Check(v engines.Version) error {
 	return checkContainer(merged)
 }
 
-// sample is some value of a schema's type.
+// sample returns a value that fits the schema of a variable.
 func sample(schema any) any {
 	s, _ := schema.(map[string]any)
 	if value, ok := s["default"]; ok {
@@ -76,12 +77,12 @@ func sample(schema any) any {
 	return "sample"
 }
 
-// override merges what the version says of Kubernetes over the Deployment, as kubectl patch would.
+// override merges the version's part over the Deployment, as kubectl patch does.
 func override(d *appsv1.Deployment, v engines.Version, l engines.Launch) (*appsv1.Deployment, error) {
 	if v.Kubernetes == "" {
 		return d, nil
 	}
-	patch, err := rendered(v, l)
+	patch, err := renderPatch(v, l)
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +101,8 @@ func override(d *appsv1.Deployment, v engines.Version, l engines.Launch) (*appsv
 	return merged, nil
 }
 
-// rendered is the version's own part as JSON.
-func rendered(v engines.Version, l engines.Launch) ([]byte, error) {
+// renderPatch returns the version's part as JSON.
+func renderPatch(v engines.Version, l engines.Launch) ([]byte, error) {
 	text, err := v.RenderKubernetes(l)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// kernel is a plain directory that behaves like a hierarchy of cgroups, as far as we use one.
+// kernel is a plain directory that behaves like a hierarchy of cgroups, as far as Sluice uses one.
 type kernel struct {
 	t    *testing.T
 	root string
@@ -25,8 +25,8 @@ type kernel struct {
 	logs *observer.ObservedLogs
 }
 
-// newKernel has one cgroup, "/ours", with these processes and these controllers. We are in the
-// cgroup own.
+// newKernel returns a kernel with one cgroup, "/ours", with these processes and controllers. The
+// test is in the cgroup own.
 func newKernel(t *testing.T, own, controllers string, pids ...int) *kernel {
 	t.Helper()
 	core, logs := observer.New(zap.WarnLevel)
@@ -70,8 +70,8 @@ func (k *kernel) set(path, text string) {
 
 func (k *kernel) get(name string) string { return strings.Join(words(k.path(name)), " ") }
 
-// obey is a write as the kernel takes it: a process is in one cgroup at a time, and a cgroup with
-// processes gives no controllers away.
+// obey is a write as the kernel handles it: a process is in one cgroup at a time, and a cgroup with
+// processes gives no controllers to its children.
 func (k *kernel) obey(path, value string) error {
 	switch filepath.Base(path) {
 	case "cgroup.procs":
@@ -93,7 +93,8 @@ func (k *kernel) obey(path, value string) error {
 	return nil
 }
 
-// end is rmdir as the kernel does it: with the files, but not with processes.
+// end is rmdir as the kernel handles it: it removes a cgroup with its files, but not one with
+// processes.
 func (k *kernel) end(path string) error {
 	if len(words(filepath.Join(path, "cgroup.procs"))) > 0 {
 		return syscall.EBUSY
@@ -157,7 +158,7 @@ func TestCgroupComesAndGoes(t *testing.T) {
 	if _, err := os.Stat(second); err == nil {
 		t.Error("it was not removed")
 	}
-	// The next run: we live in the leaf now.
+	// In the next run, Sluice runs in the leaf.
 	if err := os.Mkdir(k.path("/ours/sluice-other-chat-0"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -236,8 +237,8 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// What is no cgroup cannot be born in: the replica runs all the same, and it is said why it has no
-// limits.
+// If a process cannot be started in its cgroup, the replica runs without limits, and Limits says
+// why.
 func TestReplicaRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
@@ -255,8 +256,8 @@ func TestReplicaRunsWithoutLimits(t *testing.T) {
 	}
 }
 
-// The real kernel: here it may have no controllers for us, but it has cgroups, in which replicas
-// are born and which go with them.
+// This test uses the real kernel. Even without controllers, replicas start in cgroups, which are
+// removed with them.
 func TestReplicaIsBornInItsCgroup(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

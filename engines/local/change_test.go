@@ -40,7 +40,7 @@ func TestScaleUpAndDown(t *testing.T) {
 	}
 }
 
-// A replica must be gone from the fleet before its process gets the first signal.
+// A replica must have left the fleet before its process gets the first signal.
 func TestDrainingComesBeforeTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
@@ -165,7 +165,7 @@ func TestAdoptionAfterACrash(t *testing.T) {
 
 	l = New(w.config())
 	l.Adopt([]Model{w.model("chat", 2)})
-	// Before Run: the very first snapshot must be right.
+	// This is before Run: already the first snapshot must be right.
 	if got := w.fleet.Snapshot().Version; got != 1 {
 		t.Errorf("the fleet is at version %d, want one step to the whole truth", got)
 	}
@@ -320,8 +320,8 @@ func TestStopIsBounded(t *testing.T) {
 	}
 }
 
-// A model that is in the file no longer when the gateway comes back has requests all the same, and
-// they have as long as they had.
+// If a model is no longer in the configuration when the gateway comes back, its requests still have
+// the model's DrainTimeout.
 func TestAdoptedReplicaOfNoModelHasItsTimeToDrain(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// What an engine wants in the environment comes after our own, and what the model says wins over
-// it.
+// The engine's environment overrides the launcher's own, and the model's overrides the engine's.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	m := Model{

@@ -17,10 +17,10 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// rack is a node whose devices the test puts in and takes out.
+// rack is the inventory of a node whose devices the test inserts and removes.
 type rack struct {
 	mu sync.Mutex
-	// node and err are what is read; guarded by mu
+	// node and err are what Read returns; guarded by mu
 	node engines.Node
 	err  error
 }
@@ -37,21 +37,21 @@ func (r *rack) set(node engines.Node, err error) {
 	r.node, r.err = node, err
 }
 
-// onRack is the configuration of a launcher that reads the rack often.
+// onRack returns the configuration of a launcher that reads the rack often.
 func (w *fixture) onRack(r *rack) Config {
 	c := w.config()
 	c.Inventory, c.ReadEvery = r, 10*time.Millisecond
 	return c
 }
 
-// needs is a model whose replicas need a part of the node.
+// needs returns a model whose replicas need these resources.
 func (w *fixture) needs(name string, replicas int, r engines.Resources) Model {
 	m := w.model(name, replicas)
 	m.Resources = &r
 	return m
 }
 
-// sees is what a living process was told of its devices.
+// sees returns CUDA_VISIBLE_DEVICES of a replica's process.
 func (w *fixture) sees(id string) string {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(w.replica(id).PID), "environ"))
@@ -103,7 +103,7 @@ func TestN8_ReplicasSeeTheDevicesTheyWereGiven(t *testing.T) {
 	}
 }
 
-// A node without GPUs needs no word on them.
+// On a node without GPUs, the environment does not mention GPUs.
 func TestN8_NoGPUsNothingHidden(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

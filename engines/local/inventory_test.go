@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// gpus are whole devices GPU-0, GPU-1 and so on.
+// gpus returns a node with the GPUs GPU-0, GPU-1 and so on.
 func gpus(n int) engines.Node {
 	node := engines.Node{Name: "here", CPUs: 16, Memory: 64 << 30}
 	for i := range n {
@@ -20,7 +20,7 @@ func gpus(n int) engines.Node {
 	return node
 }
 
-// divided adds a GPU of so many MIG devices.
+// divided adds a GPU with this number of MIG devices.
 func divided(node engines.Node, parts int) engines.Node {
 	index := len(node.GPUs)
 	for i := range parts {
@@ -47,7 +47,7 @@ func TestMemoryOf(t *testing.T) {
 	}
 }
 
-// stuck is a driver that does not answer before it is released.
+// stuck is a driver that does not answer until it is released.
 type stuck struct {
 	release chan struct{}
 	node    engines.Node
@@ -92,7 +92,7 @@ func TestDriverThatHangs(t *testing.T) {
 	}
 }
 
-// hanging is a driver that tells of its devices once and then never answers.
+// hanging is a driver that lists its devices once and then never answers.
 type hanging struct {
 	node  engines.Node
 	first chan struct{}
@@ -126,8 +126,8 @@ func TestDriverThatHangsLater(t *testing.T) {
 	}
 }
 
-// After a restart of ours a driver in trouble has told us of nothing yet: what replicas have of it
-// is not lost for that.
+// After a restart of the gateway, a faulty driver has listed no devices yet. The devices of adopted
+// replicas do not count as missing for that.
 func TestAdoptedDeviceOfASilentDriver(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

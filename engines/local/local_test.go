@@ -132,7 +132,7 @@ func TestBackOffGrows(t *testing.T) {
 		}
 		return pause == "400ms"
 	})
-	// The first ones are so short that the test may overlook them.
+	// The first states are so short that the test may miss them.
 	if got := pauses[len(pauses)-2:]; !cmp.Equal(got, []string{"320ms", "400ms"}) {
 		t.Errorf("pauses = %v", pauses)
 	}

@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// patience is how long a test waits for something that happens soon, on a machine that is busy with
-// other things.
+// patience is how long a test waits for something that happens soon on a busy machine.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -31,8 +30,8 @@ func TestMain(m *testing.M) {
 	playEngine(net.JoinHostPort(os.Args[1], os.Args[2]), os.Args[3])
 }
 
-// playEngine is an engine that does what files in a folder tell it to; a file "x-<pid>" means only
-// this process.
+// playEngine is an engine that is controlled by files in a directory. A file "x-<pid>" controls
+// only this process.
 //
 //	exit     prints two lines and ends at once
 //	collide  says that its port is in use and ends at once
@@ -82,14 +81,15 @@ func playEngine(address, folder string) {
 	stay()
 }
 
-// stay is not select{}, which Go ends as a deadlock in a program without cgo.
+// stay blocks for ever. It does not use select{}, which Go reports as a deadlock in a program
+// without cgo.
 func stay() {
 	for {
 		time.Sleep(time.Hour)
 	}
 }
 
-// world is a launcher's surroundings.
+// fixture is what a launcher under test works with.
 type fixture struct {
 	t      *testing.T
 	path   string // the state directory
@@ -98,7 +98,7 @@ type fixture struct {
 	folder string // tells the engines what to do
 
 	mu sync.Mutex
-	// inFlight by replica id; guarded by mu
+	// inFlight counts requests by replica id; guarded by mu
 	inFlight map[string]int
 }
 
@@ -129,7 +129,7 @@ func (w *fixture) open() {
 	w.dir, w.fleet = dir, engines.NewFleet()
 }
 
-// crash forgets everything but the state directory, as a kill -9 does.
+// crash drops everything but the state directory, as kill -9 does.
 func (w *fixture) crash(stop func()) {
 	w.t.Helper()
 	stop()
@@ -159,7 +159,7 @@ func (w *fixture) setLoad(id string, n int) {
 	w.inFlight[id] = n
 }
 
-// tell tells the engines what to do from now on.
+// tell writes a file that controls the engines from now on.
 func (w *fixture) tell(what string) {
 	w.t.Helper()
 	if err := os.WriteFile(filepath.Join(w.folder, what), nil, 0o600); err != nil {
@@ -174,7 +174,7 @@ func (w *fixture) untell(what string) {
 	}
 }
 
-// model is one of the fake engine, with probes that do not wait long.
+// model returns a model of the fake engine with short probe intervals.
 func (w *fixture) model(name string, replicas int) Model {
 	return Model{
 		Model: engines.Model{Name: name, Desired: replicas, Task: engines.TextGeneration, Launcher: engines.Local},
@@ -190,8 +190,7 @@ func (w *fixture) model(name string, replicas int) Model {
 	}
 }
 
-// run runs a launcher until the returned function is called, which leaves its processes as they
-// are.
+// run runs a launcher until the returned function is called. The processes then run on.
 func run(t *testing.T, l *Launcher) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -210,7 +209,7 @@ func run(t *testing.T, l *Launcher) (stop func()) {
 	return stop
 }
 
-// replicas is what the fleet says of a model.
+// replicas returns the replicas of a model in the fleet.
 func (w *fixture) replicas(model string) []engines.Replica {
 	m, ok := w.fleet.Snapshot().Models[model]
 	if !ok {
@@ -230,7 +229,7 @@ func (w *fixture) replica(id string) engines.Replica {
 	return engines.Replica{}
 }
 
-// states is "id state" of every replica of a model, in order of id.
+// states returns "id state" of every replica of a model, in the order of ids.
 func (w *fixture) states(model string) string {
 	var all []string
 	for _, r := range w.replicas(model) {
@@ -272,7 +271,7 @@ func (w *fixture) awaitReady(model string, n int) []engines.Replica {
 	return w.replicas(model)
 }
 
-// history records every snapshot of one model as a string, until the test's end.
+// history records every snapshot of a model as a string until the test ends.
 func (w *fixture) history(model string) (read func() []string) {
 	var mu sync.Mutex
 	var lines []string

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// card is a device as the driver describes it. A return other than SUCCESS is what the call for it
-// answers.
+// card is a device as the driver describes it. A return value other than SUCCESS is what its call
+// returns.
 type card struct {
 	uuid           string
 	handle, answer nvml.Return
@@ -47,7 +47,7 @@ func (c *card) device() *mock.Device {
 	}
 }
 
-// library is NVML with these cards.
+// library returns an NVML with these cards.
 func library(cards ...*card) *mock.Interface {
 	return &mock.Interface{
 		InitFunc:           func() nvml.Return { return nvml.SUCCESS },
@@ -62,7 +62,7 @@ func library(cards ...*card) *mock.Interface {
 	}
 }
 
-// told is a node's GPUs in short: index, UUID, gibibytes.
+// told formats a node's GPUs: index, UUID, gibibytes.
 func shortly(node engines.Node) string {
 	var all []string
 	for _, gpu := range node.GPUs {
@@ -115,7 +115,7 @@ func TestGPUsAreRead(t *testing.T) {
 	}
 }
 
-// A call that the driver does not have would end the process.
+// A call of a function that the driver lacks would end the process.
 func TestOldDriverIsNotAskedForMIG(t *testing.T) {
 	t.Parallel()
 	l := library(&card{uuid: "GPU-a", divided: true})
@@ -148,8 +148,8 @@ func TestDriverThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Whatever this machine has, it is read and nothing breaks, twice because the library is let go in
-// between.
+// The inventory of the real machine can be read. It is read twice, because each reading loads the
+// library anew.
 func TestThisMachine(t *testing.T) {
 	t.Parallel()
 	for range 2 {

@@ -47,7 +47,7 @@ func TestFingerprintKnowsTheAddress(t *testing.T) {
 	}
 }
 
-// tough makes ending a process fail until it is told otherwise.
+// tough makes stopping a process fail until the test allows it.
 func tough(l *Launcher) (relent func(), attempts *atomic.Int32) {
 	var soft atomic.Bool
 	attempts = new(atomic.Int32)
@@ -61,7 +61,7 @@ func tough(l *Launcher) (relent func(), attempts *atomic.Int32) {
 	return func() { soft.Store(true) }, attempts
 }
 
-// Its GPU, its port and its place belong to a process as long as it lives.
+// A process keeps its GPU, its port and its entry as long as it lives.
 func TestProcessThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
@@ -175,7 +175,7 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 	}
 }
 
-// However many requests fail, an engine that stumbles has as long as its maxBadProbes take.
+// However many requests fail, an engine has the time that maxBadProbes probes take.
 func TestDoubtsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, boundedDoubts)
@@ -236,7 +236,7 @@ func TestProgressOfAStart(t *testing.T) {
 	if r := w.awaitReady("chat", 1)[0]; r.Reason != "" {
 		t.Errorf("ready, and %q", r.Reason)
 	}
-	// After it has served there may be prompts in its log.
+	// After the engine has served, its log may hold prompts.
 	w.crash(stop)
 	w.tell("broken")
 	say("prompt: secret\n")

@@ -27,7 +27,7 @@ func TestReplicaIsRecalled(t *testing.T) {
 			t.Errorf("%+v was recalled as %+v", before, got)
 		}
 	}
-	// It is watched over as before.
+	// It is probed as before.
 	w.tell("broken")
 	w.eventually("it fails", func() bool { return w.replica("chat-0").State == engines.Failed })
 	w.untell("broken")
@@ -65,8 +65,8 @@ func TestReplicaOfAnotherCommandIsNotRecalled(t *testing.T) {
 	}
 }
 
-// Whichever comes first, the recall or the end: the replica serves in the end, with one process,
-// and it is never ready while it ends.
+// Whether the cancellation or the stop comes first, the replica serves in the end, with one
+// process. It is never ready while it stops.
 func TestRecallAgainstTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
@@ -134,7 +134,7 @@ func TestStopSignal(t *testing.T) {
 	}
 }
 
-// A hand-over in the middle of a drain: the next run goes on with it.
+// If the gateway restarts in the middle of a drain, the next run continues the drain.
 func TestDrainingReplicaOutlivesUs(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// What a runner says that does not know yet, or that is not there any more, must not bring a
+// A report of a runner that does not know of the stop yet, or that is gone, must not bring a
 // replica back into rotation.
 func TestLateNewsIsIgnored(t *testing.T) {
 	t.Parallel()
