@@ -26,7 +26,8 @@ import (
 // Every other request is hashed as a whole, and so is a chat or response that has no such text.
 func (r *Request) CacheKey(body []byte, userMessages int) uint64 {
 	r.mustBe(body)
-	k := newKeyHash(body)
+	k := keyHash{body: body}
+	k.digest.Reset()
 	texts := 0
 	for _, m := range r.messages {
 		if m.role == roleSystem {
@@ -58,12 +59,6 @@ type keyHash struct {
 	used   int
 }
 
-func newKeyHash(body []byte) (k keyHash) {
-	k.body = body
-	k.digest.Reset()
-	return k
-}
-
 // add hashes a text with its length.
 func (k *keyHash) add(t text) {
 	if t.form == formParts {
@@ -79,7 +74,7 @@ func (k *keyHash) add(t text) {
 // again. To remember all parts would let a small body of many parts use much memory.
 func (k *keyHash) addParts(t text) {
 	var known [8]text
-	var r jsonscan.Reader // the body is known to be valid
+	r := jsonscan.Reader{RequireUTF8: true} // as in Scan, which has validated the body
 	count, size := 0, 0
 	for more := k.open(&r, t); more; more = r.More('[') {
 		part := partText(&r)

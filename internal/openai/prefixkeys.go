@@ -18,7 +18,8 @@ func (r *Request) PrefixKeys(body []byte, limit int) []uint64 {
 	if len(keys) == 0 {
 		return nil
 	}
-	k := newKeyHash(body)
+	k := keyHash{body: body}
+	k.digest.Reset()
 	for _, m := range r.messages {
 		if m.role == roleSystem {
 			k.add(m.text)

@@ -23,6 +23,9 @@ func special(w uint64) uint64 {
 	return ((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)
 }
 
+// specialByte is special without the bytes beyond ASCII.
+func specialByte(w uint64) uint64 { return special(w) &^ w }
+
 // plain returns the offset of the first byte at or after i that ends a run of plain text, and the
 // length of the text when there is none. If strings must be UTF-8, bytes beyond ASCII end a run.
 func (r *Reader) plain(i int) int {
@@ -57,10 +60,21 @@ func plainASCII(b []byte, i int) int {
 
 // plainBytes is plain for strings that need not be UTF-8.
 func plainBytes(b []byte, i int) int {
-	for ; len(b)-i >= 8; i += 8 {
-		w := binary.LittleEndian.Uint64(b[i:])
-		if m := special(w) & high &^ w; m != 0 {
+	for len(b)-i >= 8 {
+		if m := specialByte(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
 			return i + bits.TrailingZeros64(m)>>3
+		}
+		i += 8
+		for len(b)-i >= 32 {
+			c := b[i : i+32 : i+32]
+			m := specialByte(binary.LittleEndian.Uint64(c)) |
+				specialByte(binary.LittleEndian.Uint64(c[8:])) |
+				specialByte(binary.LittleEndian.Uint64(c[16:])) |
+				specialByte(binary.LittleEndian.Uint64(c[24:]))
+			if m&high != 0 {
+				break
+			}
+			i += 32
 		}
 	}
 	for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
