@@ -11,11 +11,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// Answer implements relay.Sink: an engine's refusal, or a whole answer of an engine that does not stream.
+// Answer implements relay.Sink. The answer is an engine's refusal, or a whole answer of an engine
+// that does not stream.
 func (s *sink) Answer(a *relay.Answer) error {
-	s.engine = true
+	s.engineAnswered = true
 	if a.Status >= http.StatusMultipleChoices {
-		s.refusal = refusalOf(a)
+		s.refusal = refusalError(a)
 		return nil
 	}
 	var completion struct {
@@ -26,21 +27,21 @@ func (s *sink) Answer(a *relay.Answer) error {
 		return nil
 	}
 	for i := range completion.Choices {
-		if err := s.choice(&completion.Choices[i]); err != nil {
+		if err := s.sendChoice(&completion.Choices[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// choice is one answer of a chat.completion.
+// choice is one choice of a chat.completion.
 type choice struct {
 	Index   int     `json:"index"`
 	Message message `json:"message"`
 	Finish  string  `json:"finish_reason"`
 }
 
-// message is what the assistant says in it.
+// message is the message of a choice.
 type message struct {
 	Role      string     `json:"role"`
 	Content   *string    `json:"content"`
@@ -60,8 +61,8 @@ type function struct {
 	Arguments string `json:"arguments"`
 }
 
-// choice sends a whole answer as pieces.
-func (s *sink) choice(c *choice) error {
+// sendChoice sends a whole choice as deltas.
+func (s *sink) sendChoice(c *choice) error {
 	pieces := []*pb.TokenDelta{{Kind: pb.TokenDelta_REASONING, Text: c.Message.Reasoning}}
 	if c.Message.Content != nil {
 		pieces = append(pieces, &pb.TokenDelta{Text: *c.Message.Content})
@@ -82,28 +83,28 @@ func (s *sink) choice(c *choice) error {
 			return err
 		}
 	}
-	s.finished(c.Index, c.Finish)
+	s.recordFinish(c.Index, c.Finish)
 	return nil
 }
 
-// refusalOf returns an engine's refusal in the words of llm.v1.
-func refusalOf(a *relay.Answer) *pb.Error {
-	said := openai.ParseEngineError(a.Body)
-	if said.Message == "" {
-		said.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
+// refusalError returns an engine's refusal as an error of llm.v1.
+func refusalError(a *relay.Answer) *pb.Error {
+	engineError := openai.ParseEngineError(a.Body)
+	if engineError.Message == "" {
+		engineError.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
 	}
-	if said.Type == "" {
-		said.Type = openai.TypeOf(a.Status)
+	if engineError.Type == "" {
+		engineError.Type = openai.TypeOf(a.Status)
 	}
-	like := openai.Error{Status: a.Status, RetryAfter: retryAfter(a.Header)}
+	like := openai.Error{Status: a.Status, RetryAfter: parseRetryAfter(a.Header)}
 	return &pb.Error{
-		Code: int32(a.Status), Message: said.Message, Type: said.Type, Param: said.Param, Name: said.Code,
+		Code: int32(a.Status), Message: engineError.Message, Type: engineError.Type, Param: engineError.Param, Name: engineError.Code,
 		Retryable: like.Retryable(), RetryAfterMs: like.RetryAfterMillis(),
 	}
 }
 
-// retryAfter reads the header in whole seconds; a date means nothing here.
-func retryAfter(h http.Header) time.Duration {
+// parseRetryAfter reads the header Retry-After in seconds. A date counts as 0.
+func parseRetryAfter(h http.Header) time.Duration {
 	seconds, err := strconv.ParseInt(h.Get("Retry-After"), 10, 32)
 	if err != nil || seconds < 0 {
 		return 0

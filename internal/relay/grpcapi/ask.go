@@ -9,19 +9,20 @@ import (
 	pb "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// question is a chat request of OpenAI's API in the words of llm.v1.
-type question struct {
+// workerRequest is a chat request of OpenAI's API, translated to llm.v1.
+type workerRequest struct {
 	start    *pb.StartRequest
-	streamed bool // the answer is to be a stream
-	usage    bool // with an event of its own for the usage
+	streamed bool // the client wants a stream
+	usage    bool // the client wants an event with the usage
 	model    string
 }
 
 var errNoChat = errors.New("llmv1: no chat request")
 
-// ask reads a chat request. What the plain fields can say they say, so that workers without JSON understand the usual request; anything
-// more makes the whole go into the field request.
-func ask(body []byte) (question, error) {
+// newWorkerRequest translates a chat request. The plain fields of llm.v1 hold everything that they
+// can, so that workers without a JSON parser understand usual requests. If they cannot hold all of
+// the request, the field request holds it.
+func newWorkerRequest(body []byte) (workerRequest, error) {
 	var all map[string]json.RawMessage
 	var known struct {
 		Model         string            `json:"model"`
@@ -32,31 +33,31 @@ func ask(body []byte) (question, error) {
 		} `json:"stream_options"`
 	}
 	if json.Unmarshal(body, &all) != nil || json.Unmarshal(body, &known) != nil {
-		return question{}, errNoChat
+		return workerRequest{}, errNoChat
 	}
-	q := question{start: &pb.StartRequest{Model: known.Model}, streamed: known.Stream, usage: known.StreamOptions.IncludeUsage, model: known.Model}
-	if q.plain(all, known.Messages) {
+	q := workerRequest{start: &pb.StartRequest{Model: known.Model}, streamed: known.Stream, usage: known.StreamOptions.IncludeUsage, model: known.Model}
+	if q.setPlainFields(all, known.Messages) {
 		return q, nil
 	}
 	q.start.Reset()
 	q.start.Model = known.Model
 	m := members{buf: []byte("{")}
 	if !m.object(body, "model", "stream", "stream_options", "request_id", "timeout_ms") {
-		return question{}, errNoChat
+		return workerRequest{}, errNoChat
 	}
 	m.buf = append(m.buf, '}')
 	q.start.Request = m.buf
 	return q, nil
 }
 
-// plain says the request in plain fields, if they can say it.
-func (q *question) plain(all map[string]json.RawMessage, messages []json.RawMessage) bool {
+// setPlainFields translates the request to plain fields. It returns false if they cannot hold it.
+func (q *workerRequest) setPlainFields(all map[string]json.RawMessage, messages []json.RawMessage) bool {
 	for name, value := range all {
 		ok := true
 		switch name {
 		case "model", "messages", "stream", "stream_options", "request_id", "timeout_ms":
 		case "temperature":
-			q.start.Temperature, ok = single(value)
+			q.start.Temperature, ok = exactFloat32(value)
 		case "max_tokens":
 			ok = json.Unmarshal(value, &q.start.MaxTokens) == nil && q.start.MaxTokens > 0
 		default:
@@ -76,22 +77,24 @@ func (q *question) plain(all map[string]json.RawMessage, messages []json.RawMess
 	return len(messages) > 0
 }
 
-// single is a number that a float says as it is written.
-func single(value json.RawMessage) (*float32, bool) {
+// exactFloat32 returns a number as a float32. ok is false if that would change the number as it is
+// written.
+func exactFloat32(value json.RawMessage) (f *float32, ok bool) {
 	var written float64
 	if json.Unmarshal(value, &written) != nil || math.Abs(written) > math.MaxFloat32 {
 		return nil, false
 	}
-	f := float32(written)
+	single := float32(written)
 	var back float64
-	again, err := json.Marshal(f) // the shortest that is this float
+	again, err := json.Marshal(single) // the shortest text that stands for this float
 	if err != nil || json.Unmarshal(again, &back) != nil || back != written || string(value) == "null" {
 		return nil, false
 	}
-	return &f, true
+	return &single, true
 }
 
-// plainMessage is a message as text: what the user says as it is, anything else as JSON.
+// plainMessage returns a message as text: the content of a user's message, and other messages as
+// JSON.
 func plainMessage(raw json.RawMessage) (string, bool) {
 	var m map[string]json.RawMessage
 	text := string(raw)

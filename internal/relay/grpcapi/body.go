@@ -13,9 +13,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// bodyOf is the request as a chat request of OpenAI's API that asks for a stream with its usage. What the fields say comes first; should
-// request say it again, the same member is there twice, and openai.Scan refuses that.
-func bodyOf(start *pb.StartRequest) ([]byte, *openai.Error) {
+// chatBody returns the request as a chat request of OpenAI's API that asks for a stream with its
+// usage. The fields of start come first. If the field request repeats one of them, the member is in
+// the body twice, and openai.Scan refuses the body.
+func chatBody(start *pb.StartRequest) ([]byte, *openai.Error) {
 	m := members{buf: []byte("{")}
 	m.raw("stream", []byte("true"))
 	m.raw("stream_options", []byte(`{"include_usage":true}`))
@@ -39,6 +40,7 @@ func bodyOf(start *pb.StartRequest) ([]byte, *openai.Error) {
 	return append(m.buf, '}'), nil
 }
 
+// invalid returns the error for a field with a bad value.
 func invalid(param, message string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: message}
 }
@@ -48,6 +50,7 @@ type members struct {
 	buf []byte
 }
 
+// raw writes a member whose value is JSON already.
 func (m *members) raw(name string, value []byte) {
 	if len(m.buf) > 1 {
 		m.buf = append(m.buf, ',')
@@ -56,13 +59,14 @@ func (m *members) raw(name string, value []byte) {
 	m.buf = append(m.buf, value...)
 }
 
-// text writes a string that is not empty.
+// text writes a string, unless it is empty.
 func (m *members) text(name, value string) {
 	if value != "" {
-		m.raw(name, quoted(value))
+		m.raw(name, quoteJSON(value))
 	}
 }
 
+// numbers writes the numbers of start.
 func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 	if start.Temperature != nil {
 		t := float64(start.GetTemperature())
@@ -85,6 +89,7 @@ func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 	return nil
 }
 
+// messages writes the messages. A text that is no message becomes one of the user.
 func (m *members) messages(list []string) {
 	value := []byte("[")
 	for i, text := range list {
@@ -95,12 +100,12 @@ func (m *members) messages(list []string) {
 			value = append(value, text...)
 			continue
 		}
-		value = append(append(append(value, `{"role":"user","content":`...), quoted(text)...), '}')
+		value = append(append(append(value, `{"role":"user","content":`...), quoteJSON(text)...), '}')
 	}
 	m.raw("messages", append(value, ']'))
 }
 
-// object writes the members of a JSON object, but for those named.
+// object writes the members of a JSON object, except those in without.
 func (m *members) object(text []byte, without ...string) bool {
 	var r jsonscan.Reader
 	r.Reset(text)
@@ -119,7 +124,8 @@ func (m *members) object(text []byte, without ...string) bool {
 	return r.Valid()
 }
 
-// isMessage says that a text is a message as OpenAI's API has it, and not something that the user says.
+// isMessage reports whether a text is a message in the form of OpenAI's API. Any other text is what
+// the user says.
 func isMessage(text string) bool {
 	var m struct {
 		Role    *string         `json:"role"`
@@ -128,8 +134,8 @@ func isMessage(text string) bool {
 	return strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") && json.Unmarshal([]byte(text), &m) == nil && m.Role != nil && m.Content != nil
 }
 
-// quoted is a text as JSON, without the escapes that are meant for HTML.
-func quoted(text string) []byte {
+// quoteJSON returns a text as JSON, without the escapes that are meant for HTML.
+func quoteJSON(text string) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

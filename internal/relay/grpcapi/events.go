@@ -13,37 +13,40 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
-// events is a worker's stream as the body of a response: server-sent events of chat.completion.chunk. It reads a chunk when it is read,
-// so that whoever reads slowly slows the worker down.
-type events struct {
-	*call
-	next *pb.StreamChunk // came with the headers
-	id   string
-	head []byte // what every event begins with
-	told []bool // choices whose role has been told
+// eventBody is the stream of a worker as the body of a response: server-sent events of
+// chat.completion.chunk. It receives a chunk only when it is read, so that a slow reader slows the
+// worker down.
+type eventBody struct {
+	call        *call
+	first       *pb.StreamChunk // the chunk that came with the headers; nil: it was read
+	id          string
+	eventPrefix []byte // the data that every event begins with
+	roleSent    []bool // the choices whose role was rendered
 
-	buf, rest []byte // rest of buf is to be read
-	err       error  // follows
-	done      bool   // the result has come
+	buf, rest []byte // rest is the part of buf that was not read yet
+	err       error  // the error after rest
+	finished  bool   // the final result was rendered
 }
 
-func newEvents(c *call, first *pb.StreamChunk, id string) *events {
-	e := &events{call: c, next: first, id: "chatcmpl-" + cmp.Or(id, first.GetRequestId())}
-	e.head = append(append(e.head, `{"id":`...), quoted(e.id)...)
-	e.head = append(e.head, `,"object":"chat.completion.chunk","created":`...)
-	e.head = strconv.AppendInt(e.head, time.Now().Unix(), 10)
-	e.head = append(append(append(e.head, `,"model":`...), quoted(c.model)...), `,"choices":[`...)
+// newEventBody returns a body that begins with the chunk first. id is Envoy's id of the request;
+// empty: the worker's.
+func newEventBody(c *call, first *pb.StreamChunk, id string) *eventBody {
+	e := &eventBody{call: c, first: first, id: "chatcmpl-" + cmp.Or(id, first.GetRequestId())}
+	e.eventPrefix = append(append(e.eventPrefix, `{"id":`...), quoteJSON(e.id)...)
+	e.eventPrefix = append(e.eventPrefix, `,"object":"chat.completion.chunk","created":`...)
+	e.eventPrefix = strconv.AppendInt(e.eventPrefix, time.Now().Unix(), 10)
+	e.eventPrefix = append(append(append(e.eventPrefix, `,"model":`...), quoteJSON(c.request.model)...), `,"choices":[`...)
 	return e
 }
 
 // Read implements io.Reader.
-func (e *events) Read(p []byte) (int, error) {
+func (e *eventBody) Read(p []byte) (int, error) {
 	for len(e.rest) == 0 {
 		if e.err != nil {
 			return 0, e.err
 		}
 		e.buf = e.buf[:0]
-		e.err = e.advance()
+		e.err = e.renderNext()
 		e.rest = e.buf
 	}
 	n := copy(p, e.rest)
@@ -51,30 +54,30 @@ func (e *events) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close implements io.Closer: it cancels a call that has not ended.
-func (e *events) Close() error {
-	e.end()
+// Close implements io.Closer. It cancels a call that has not ended.
+func (e *eventBody) Close() error {
+	e.call.end()
 	return nil
 }
 
-// chunk is the next one.
-func (e *events) chunk() (*pb.StreamChunk, error) {
-	if first := e.next; first != nil {
-		e.next = nil
+// nextChunk returns the next chunk.
+func (e *eventBody) nextChunk() (*pb.StreamChunk, error) {
+	if first := e.first; first != nil {
+		e.first = nil
 		return first, nil
 	}
-	return e.recv()
+	return e.call.recv()
 }
 
-// advance renders the next chunk. The error is what follows what it has rendered.
-func (e *events) advance() error {
-	chunk, err := e.chunk()
-	if e.done {
-		return io.EOF // whatever it is: there is nothing to add to a result
+// renderNext renders the next chunk into buf. The error comes after the rendered bytes.
+func (e *eventBody) renderNext() error {
+	chunk, err := e.nextChunk()
+	if e.finished {
+		return io.EOF // nothing after the result counts
 	}
-	var told *refused
+	var told *workerError
 	if errors.As(err, &told) {
-		e.buf = sse.AppendData(e.buf, render(told.cause, true))
+		e.buf = sse.AppendData(e.buf, errorJSON(told.cause, true))
 		return io.EOF
 	}
 	if err != nil {
@@ -82,30 +85,31 @@ func (e *events) advance() error {
 	}
 	switch p := chunk.GetPayload().(type) {
 	case *pb.StreamChunk_Delta:
-		return e.delta(p.Delta)
+		return e.renderDelta(p.Delta)
 	case *pb.StreamChunk_Final:
-		e.done = true
-		e.final(p.Final)
+		e.finished = true
+		e.renderFinal(p.Final)
 	case *pb.StreamChunk_Hb:
 		e.buf = sse.AppendComment(e.buf, p.Hb.GetPhase())
 	}
 	return nil
 }
 
-func (e *events) delta(d *pb.TokenDelta) error {
+// renderDelta renders a delta. The first delta of a choice is preceded by one with the role.
+func (e *eventBody) renderDelta(d *pb.TokenDelta) error {
 	n := int(d.GetChoice())
 	if n < 0 || n >= maxChoices {
 		return fmt.Errorf("llmv1: the worker names choice %d", n)
 	}
-	for len(e.told) <= n {
-		e.told = append(e.told, false)
+	for len(e.roleSent) <= n {
+		e.roleSent = append(e.roleSent, false)
 	}
-	if !e.told[n] {
-		e.told[n] = true
-		e.event(n, `"role":"assistant","content":""`, "")
+	if !e.roleSent[n] {
+		e.roleSent[n] = true
+		e.renderChunk(n, `"role":"assistant","content":""`, "")
 	}
 	if t := d.GetToolCall(); t != nil {
-		e.event(n, `"tool_calls":[`+string(fragment(t))+`]`, "")
+		e.renderChunk(n, `"tool_calls":[`+string(toolCallJSON(t))+`]`, "")
 		return nil
 	}
 	name := "content"
@@ -115,55 +119,55 @@ func (e *events) delta(d *pb.TokenDelta) error {
 	case pb.TokenDelta_REFUSAL:
 		name = "refusal"
 	}
-	e.event(n, `"`+name+`":`+string(quoted(d.GetText())), "")
+	e.renderChunk(n, `"`+name+`":`+string(quoteJSON(d.GetText())), "")
 	return nil
 }
 
-// fragment is a piece of a tool call as JSON.
-func fragment(t *pb.ToolCall) []byte {
+// toolCallJSON returns a fragment of a tool call as JSON.
+func toolCallJSON(t *pb.ToolCall) []byte {
 	b := strconv.AppendInt([]byte(`{"index":`), int64(t.GetIndex()), 10)
 	if t.GetId() != "" {
-		b = append(append(append(b, `,"id":`...), quoted(t.GetId())...), `,"type":"function"`...)
+		b = append(append(append(b, `,"id":`...), quoteJSON(t.GetId())...), `,"type":"function"`...)
 	}
 	b = append(b, `,"function":{`...)
 	if t.GetName() != "" {
-		b = append(append(append(b, `"name":`...), quoted(t.GetName())...), ',')
+		b = append(append(append(b, `"name":`...), quoteJSON(t.GetName())...), ',')
 	}
-	return append(append(append(b, `"arguments":`...), quoted(t.GetArguments())...), "}}"...)
+	return append(append(append(b, `"arguments":`...), quoteJSON(t.GetArguments())...), "}}"...)
 }
 
-// event renders a chunk of one choice.
-func (e *events) event(choice int, delta, finish string) {
-	b := append(append(e.buf, "data: "...), e.head...)
+// renderChunk renders a chunk of one choice.
+func (e *eventBody) renderChunk(choice int, delta, finish string) {
+	b := append(append(e.buf, "data: "...), e.eventPrefix...)
 	b = strconv.AppendInt(append(b, `{"index":`...), int64(choice), 10)
 	b = append(append(append(b, `,"delta":{`...), delta...), `},"logprobs":null,"finish_reason":`...)
 	if finish == "" {
 		b = append(b, "null"...)
 	} else {
-		b = append(b, quoted(finish)...)
+		b = append(b, quoteJSON(finish)...)
 	}
 	b = append(b, "}]}\n\n"...)
 	e.buf = b
 }
 
-// final renders the end of a stream that went well.
-func (e *events) final(f *pb.FinalResult) {
-	for n := range e.choices(f) {
-		e.event(n, "", finishOf(f, n))
+// renderFinal renders the end of a stream that was successful.
+func (e *eventBody) renderFinal(f *pb.FinalResult) {
+	for n := range e.countChoices(f) {
+		e.renderChunk(n, "", finishOf(f, n))
 	}
-	if e.usage {
-		b := append(append(append(e.buf, "data: "...), e.head...), `],"usage":`...)
+	if e.call.request.usage {
+		b := append(append(append(e.buf, "data: "...), e.eventPrefix...), `],"usage":`...)
 		e.buf = append(append(b, usageOf(f)...), "}\n\n"...)
 	}
 	e.buf = sse.AppendDone(e.buf)
 }
 
-// choices is how many choices there were: at least one, even if nothing was said.
-func (e *events) choices(f *pb.FinalResult) int {
-	return min(max(len(e.told), len(f.GetFinishReasons()), 1), maxChoices)
+// countChoices returns the number of choices, at least one.
+func (e *eventBody) countChoices(f *pb.FinalResult) int {
+	return min(max(len(e.roleSent), len(f.GetFinishReasons()), 1), maxChoices)
 }
 
-// finishOf is why a choice ended.
+// finishOf returns why a choice ended.
 func finishOf(f *pb.FinalResult, choice int) string {
 	if all := f.GetFinishReasons(); choice < len(all) && all[choice] != "" {
 		return all[choice]
@@ -171,6 +175,7 @@ func finishOf(f *pb.FinalResult, choice int) string {
 	return cmp.Or(f.GetFinishReason(), "stop")
 }
 
+// usageOf returns the usage as JSON.
 func usageOf(f *pb.FinalResult) []byte {
 	b, err := json.Marshal(map[string]any{
 		"prompt_tokens": f.GetInputTokens(), "completion_tokens": f.GetOutputTokens(),
@@ -183,8 +188,9 @@ func usageOf(f *pb.FinalResult) []byte {
 	return b
 }
 
-// render is an error as JSON, in a stream with advice that a response has in its headers.
-func render(e *pb.Error, inStream bool) []byte {
+// errorJSON returns an error as JSON. Within a stream it includes the advice on retries, which a
+// response has in its headers.
+func errorJSON(e *pb.Error, inStream bool) []byte {
 	shape := map[string]any{"message": e.GetMessage(), "type": e.GetType(), "code": nil, "param": nil}
 	if e.GetName() != "" {
 		shape["code"] = e.GetName()
@@ -199,7 +205,7 @@ func render(e *pb.Error, inStream bool) []byte {
 		}
 	}
 	b, err := json.Marshal(map[string]any{"error": shape})
-	if err != nil { // as above
+	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}
 	return b

@@ -114,7 +114,8 @@ func TestStreamsThatBreak(t *testing.T) {
 			t.Errorf("%s, not streamed: %v", fault, err)
 		}
 	}
-	// What cannot be read is the worker's error, or that of a connection, as its status was there by then or not.
+	// What cannot be read is the worker's error, or that of a connection, as its status was there
+	// by then or not.
 	r, err := post(t.Context(), workers(t), url, body, sim.FaultHeader, "malformed=2")
 	if err != nil {
 		t.Fatal(err)

@@ -19,37 +19,40 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// chatPath is the endpoint that a call stands for.
+// chatPath is the path of the endpoint that a call stands for.
 const chatPath = "/v1/chat/completions"
 
-// maxTimeout bounds a client's timeout, as in JSON.
+// maxTimeout bounds a client's timeout, as in the HTTP API.
 const maxTimeout = 24 * time.Hour
 
-// Generator runs calls.
+// Generator runs calls. The relay is one.
 type Generator interface {
-	// Generate runs the call to its end, telling the sink from the calling goroutine. ctx ends when the client has left.
+	// Generate runs the call to its end and writes it to the sink. ctx ends when the client has
+	// left.
 	Generate(ctx context.Context, c *relay.Call, sink relay.Sink)
 }
 
-// Server serves llm.v1.Inference to clients, behind Envoy, which has asked ext_authz who calls. The metadata that Envoy sets is trusted,
-// so nobody else may reach it. It is ready to use when Generator and Tenants are set.
+// Server serves llm.v1.Inference to clients, behind Envoy, which has had ext_authz authenticate the
+// caller. Server trusts the metadata that Envoy sets, so only Envoy may reach it. Generator and
+// Tenants must be set.
 type Server struct {
 	pb.UnimplementedInferenceServer
 
 	Generator Generator
-	// Tenants finds the tenant whom ext_authz has named.
+	// Tenants finds the tenant that ext_authz has named.
 	Tenants func(name string) (*authz.Tenant, bool)
-	// ReplicaHeader puts the id of the replica into the trailers. nil: always.
+	// ReplicaHeader reports whether the trailers name the replica. nil: they do.
 	ReplicaHeader func() bool
 }
 
-// Register has a gRPC server serve it. That server's MaxRecvMsgSize is what bounds a request: gRPC's own default is 4 MiB.
+// Register registers the service with a gRPC server. The MaxRecvMsgSize of that server bounds a
+// request: gRPC's own default is 4 MiB.
 func (s *Server) Register(on grpc.ServiceRegistrar) { pb.RegisterInferenceServer(on, s) }
 
 // Stream implements llm.v1.Inference.
 func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
 	received, ctx := time.Now(), out.Context()
-	to := &sink{out: out, id: start.GetRequestId(), named: s.ReplicaHeader == nil || s.ReplicaHeader()}
+	to := &sink{out: out, id: start.GetRequestId(), showReplica: s.ReplicaHeader == nil || s.ReplicaHeader()}
 	call, fault := s.call(ctx, start, received)
 	if fault != nil {
 		return to.refuse(errorOf(fault))
@@ -57,25 +60,25 @@ func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[p
 	if to.id == "" {
 		to.id = call.RequestID
 	}
-	to.several = call.Scan.Choices > 1
+	to.severalChoices = call.Scan.Choices > 1
 	s.Generator.Generate(ctx, call, to)
 	switch {
-	case to.ended:
+	case to.finished:
 		return to.err
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return status.Error(codes.Internal, "The call ended without a word.") // a Generator that keeps its word does not
+	return status.Error(codes.Internal, "The call ended without a result.") // a Generator always calls Finish unless ctx has ended
 }
 
-// call makes the call that a request asks for.
+// call returns the call that a request asks for.
 func (s *Server) call(ctx context.Context, start *pb.StartRequest, received time.Time) (*relay.Call, *openai.Error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	tenant, ok := s.Tenants(first(md, headers.Tenant))
 	if !ok {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The caller is not known.")
 	}
-	body, fault := bodyOf(start)
+	body, fault := chatBody(start)
 	if fault != nil {
 		return nil, fault
 	}
@@ -84,19 +87,20 @@ func (s *Server) call(ctx context.Context, start *pb.StartRequest, received time
 		id = rand.Text()
 	}
 	call, fault := relay.NewCall(relay.CallParams{
-		Tenant: tenant, Priority: first(md, headers.Priority), Path: chatPath, Body: body, Header: passed(md), RequestID: id, Received: received,
+		Tenant: tenant, Priority: first(md, headers.Priority), Path: chatPath, Body: body, Header: forwardedHeaders(md), RequestID: id, Received: received,
 	})
 	if fault != nil {
 		return nil, fault
 	}
 	call.Patient = true
 	call.Task = first(md, headers.TaskID)
-	bound(ctx, call)
+	applyDeadline(ctx, call)
 	return call, nil
 }
 
-// bound makes the client's deadline the call's timeout, unless that is shorter.
-func bound(ctx context.Context, call *relay.Call) {
+// applyDeadline makes the client's deadline the timeout of the call, unless the call has a shorter
+// one.
+func applyDeadline(ctx context.Context, call *relay.Call) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return
@@ -107,6 +111,7 @@ func bound(ctx context.Context, call *relay.Call) {
 	}
 }
 
+// first returns the first value of a metadata key, empty if there is none.
 func first(md metadata.MD, name string) string {
 	if values := md.Get(name); len(values) > 0 {
 		return values[0]
@@ -114,11 +119,12 @@ func first(md metadata.MD, name string) string {
 	return ""
 }
 
-// passed is what an engine gets of a client's metadata: neither credentials nor what is between us and the client.
-func passed(md metadata.MD) http.Header {
+// forwardedHeaders returns the client's metadata that the engine gets: neither credentials nor
+// headers between Sluice and the client.
+func forwardedHeaders(md metadata.MD) http.Header {
 	to := make(http.Header, len(md))
 	for name, values := range md {
-		if between(name) || credential(name) || strings.HasPrefix(name, "x-sluice-") || strings.HasPrefix(name, "x-envoy-") ||
+		if isHopByHop(name) || isCredential(name) || strings.HasPrefix(name, "x-sluice-") || strings.HasPrefix(name, "x-envoy-") ||
 			strings.HasPrefix(name, headers.Endpoint) {
 			continue
 		}
@@ -129,7 +135,8 @@ func passed(md metadata.MD) http.Header {
 	return to
 }
 
-func credential(name string) bool {
+// isCredential reports whether a header, in lower case, holds a credential.
+func isCredential(name string) bool {
 	switch name {
 	case "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key":
 		return true
@@ -137,8 +144,8 @@ func credential(name string) bool {
 	return false
 }
 
-// between says that a header, in lower case, is of one connection or of one protocol and means nothing to the next.
-func between(name string) bool {
+// isHopByHop reports whether a header, in lower case, belongs to one connection or one protocol.
+func isHopByHop(name string) bool {
 	switch name {
 	case "content-type", "content-length", "content-encoding", "accept", "accept-encoding", "connection", "keep-alive", "proxy-connection", "te",
 		"trailer", "transfer-encoding", "upgrade", "expect", "host", "user-agent", headers.IdempotencyKey:

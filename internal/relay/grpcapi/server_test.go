@@ -278,7 +278,8 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// A client that does not read holds the generator up, after what flow control lets go: nothing is gathered here.
+// A client that does not read holds the generator up, after what flow control lets go: nothing is
+// gathered here.
 func TestClientThatDoesNotRead(t *testing.T) {
 	const enough = 4 << 20
 	sent := make(chan int, 1)

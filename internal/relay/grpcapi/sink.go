@@ -17,29 +17,29 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// maxChoices bounds what is kept for the choices of one answer; OpenAI allows 128.
+// maxChoices bounds the choices of one answer that are tracked. OpenAI allows 128.
 const maxChoices = 1024
 
-// sink is a stream.Sink that is a gRPC stream.
+// sink is a relay.Sink that writes to a gRPC stream.
 type sink struct {
-	out     grpc.ServerStreamingServer[pb.StreamChunk]
-	id      string
-	named   bool // trailers name the replica
-	several bool // several answers were asked for
+	out            grpc.ServerStreamingServer[pb.StreamChunk]
+	id             string
+	showReplica    bool // the trailers name the replica
+	severalChoices bool // the client has asked for several choices
 
-	scanner  sse.Scanner
-	words    delta.Reader
-	chunk    sse.Chunk
-	finishes []string          // by choice
-	halves   map[textOf]string // beginnings of characters whose rest comes with the next event
-	begun    bool              // something was sent
-	engine   bool              // the engine has spoken
-	refusal  *pb.Error         // what the engine answered instead of a stream
-	ended    bool
-	err      error // with which the call ends
+	scanner        sse.Scanner
+	deltas         delta.Reader
+	chunk          sse.Chunk
+	finishes       []string          // the finish reasons by choice
+	incomplete     map[textOf]string // the beginnings of characters whose rest has not come
+	hasSent        bool              // a chunk was sent
+	engineAnswered bool              // the engine has answered
+	refusal        *pb.Error         // what the engine has answered instead of a stream; nil: nothing
+	finished       bool
+	err            error // the error with which the call ends
 }
 
-// textOf names one of the texts of a stream.
+// textOf identifies one of the texts of a stream.
 type textOf struct {
 	choice, tool int
 	kind         delta.Kind
@@ -47,39 +47,41 @@ type textOf struct {
 
 // Event implements relay.Sink.
 func (s *sink) Event(raw []byte, _ uint64) error {
-	s.engine = true
+	s.engineAnswered = true
 	s.scanner.Feed(raw)
 	for s.scanner.Next() {
 		event := s.scanner.Event()
 		if event.IsComment() || event.IsDone() {
 			continue
 		}
-		if err := s.event(event.Data); err != nil {
+		if err := s.handleEvent(event.Data); err != nil {
 			return err
 		}
 	}
 	return s.scanner.Err()
 }
 
-func (s *sink) event(data []byte) error {
-	deltas, ok := s.words.Read(data)
+// handleEvent sends the deltas of an event.
+func (s *sink) handleEvent(data []byte) error {
+	deltas, ok := s.deltas.Read(data)
 	if !ok {
 		return nil
 	}
 	for i := range deltas {
-		if err := s.delta(&deltas[i]); err != nil {
+		if err := s.sendDelta(&deltas[i]); err != nil {
 			return err
 		}
 	}
 	if s.chunk.Read(data) {
 		for _, c := range s.chunk.Choices {
-			s.finished(int(c.Index), string(c.Finish))
+			s.recordFinish(int(c.Index), string(c.Finish))
 		}
 	}
 	return nil
 }
 
-func (s *sink) finished(choice int, reason string) {
+// recordFinish records the finish reason of a choice.
+func (s *sink) recordFinish(choice int, reason string) {
 	if reason == "" || choice < 0 || choice >= maxChoices {
 		return
 	}
@@ -89,9 +91,9 @@ func (s *sink) finished(choice int, reason string) {
 	s.finishes[choice] = reason
 }
 
-// delta sends one piece.
-func (s *sink) delta(d *delta.Delta) error {
-	text := s.whole(textOf{d.Choice, d.Tool, d.Kind}, d.Text)
+// sendDelta sends one delta.
+func (s *sink) sendDelta(d *delta.Delta) error {
+	text := s.completeText(textOf{d.Choice, d.Tool, d.Kind}, d.Text)
 	to := &pb.TokenDelta{Choice: int32(d.Choice)}
 	if d.Kind != delta.ToolCall {
 		if text == "" {
@@ -101,10 +103,11 @@ func (s *sink) delta(d *delta.Delta) error {
 		return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
 	}
 	to.Kind = pb.TokenDelta_TOOL_CALL
-	to.ToolCall = &pb.ToolCall{Index: int32(d.Tool), Id: valid(d.ID), Name: valid(d.Name), Arguments: text}
+	to.ToolCall = &pb.ToolCall{Index: int32(d.Tool), Id: validUTF8(d.ID), Name: validUTF8(d.Name), Arguments: text}
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
 }
 
+// kindOf returns the kind of a delta in llm.v1.
 func kindOf(k delta.Kind) pb.TokenDelta_Kind {
 	switch k {
 	case delta.Reasoning:
@@ -117,30 +120,32 @@ func kindOf(k delta.Kind) pb.TokenDelta_Kind {
 	return pb.TokenDelta_TEXT
 }
 
-// valid is a text as protobuf wants it, in UTF-8.
-func valid(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+// validUTF8 returns a text in valid UTF-8, which protobuf requires.
+func validUTF8(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 
-// whole is a piece of a text in UTF-8: engines cut between bytes of a character, protobuf refuses half of one.
-func (s *sink) whole(of textOf, b []byte) string {
-	half, waits := s.halves[of]
+// completeText returns a piece of a text without the incomplete character at its end, which is sent
+// with the next piece. Engines cut between the bytes of a character, and protobuf refuses a part of
+// one.
+func (s *sink) completeText(of textOf, b []byte) string {
+	half, waits := s.incomplete[of]
 	if !waits && utf8.Valid(b) {
 		return string(b)
 	}
 	text := half + string(b)
-	cut := len(text) - incomplete(text)
-	if cut < len(text) && len(s.halves) < maxChoices {
-		if s.halves == nil {
-			s.halves = map[textOf]string{}
+	cut := len(text) - incompleteSuffix(text)
+	if cut < len(text) && len(s.incomplete) < maxChoices {
+		if s.incomplete == nil {
+			s.incomplete = map[textOf]string{}
 		}
-		s.halves[of] = text[cut:]
+		s.incomplete[of] = text[cut:]
 		return strings.ToValidUTF8(text[:cut], "\uFFFD")
 	}
-	delete(s.halves, of)
+	delete(s.incomplete, of)
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// incomplete is how many bytes at the end of a text are the beginning of a character.
-func incomplete(text string) int {
+// incompleteSuffix returns how many bytes at the end of a text are the beginning of a character.
+func incompleteSuffix(text string) int {
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
 			if utf8.FullRuneInString(tail) {
@@ -152,55 +157,58 @@ func incomplete(text string) int {
 	return 0
 }
 
-// Flush implements relay.Sink: what is sent is on its way.
+// Flush implements relay.Sink. Every message was sent already.
 func (s *sink) Flush() error { return nil }
 
 // Heartbeat implements relay.Sink.
 func (s *sink) Heartbeat(p relay.Progress) error {
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Hb{Hb: &pb.Heartbeat{
 		TsUnixMs: time.Now().UnixMilli(), Phase: string(p.Phase), Position: clamp(int64(p.Position)), WaitedMs: p.Waited.Milliseconds(),
-		Note: valid([]byte(p.Note)),
+		Note: validUTF8([]byte(p.Note)),
 	}}})
 }
 
+// clamp returns n as an int32 that is not negative.
 func clamp(n int64) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
+// send sends a chunk.
 func (s *sink) send(c *pb.StreamChunk) error {
-	s.begun = true
+	s.hasSent = true
 	c.RequestId = s.id
 	return s.out.Send(c)
 }
 
 // Finish implements relay.Sink.
 func (s *sink) Finish(r relay.Result) error {
-	s.trailers(&r)
+	s.setTrailers(&r)
 	switch {
 	case r.Fault != nil:
 		s.err = s.refuse(errorOf(r.Fault))
 	case s.refusal != nil:
 		s.err = s.refuse(s.refusal)
 	default:
-		s.err = s.final(&r)
+		s.err = s.sendFinal(&r)
 	}
-	s.ended = true
+	s.finished = true
 	return s.err
 }
 
-// final sends what a stream that went well ends with.
-func (s *sink) final(r *relay.Result) error {
+// sendFinal sends the end of a stream that was successful.
+func (s *sink) sendFinal(r *relay.Result) error {
 	f := &pb.FinalResult{
 		FinishReason: r.Finish, Model: r.Model, Estimated: !r.Usage.Known,
 		OutputTokens: clamp(r.Usage.Completion), InputTokens: clamp(r.Usage.Prompt), CachedTokens: clamp(r.Usage.Cached),
 	}
-	if s.several || len(s.finishes) > 1 {
+	if s.severalChoices || len(s.finishes) > 1 {
 		f.FinishReasons = s.finishes
 	}
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: f}})
 }
 
-// refuse tells of an error, in a chunk too when something was sent before, and gives the status to end with.
+// refuse reports an error: in a chunk if chunks were sent before, and in the status that it
+// returns.
 func (s *sink) refuse(e *pb.Error) error {
-	if s.begun {
+	if s.hasSent {
 		if err := s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Error{Error: e}}); err != nil {
 			return err
 		}
@@ -208,12 +216,12 @@ func (s *sink) refuse(e *pb.Error) error {
 	return e.Status().Err()
 }
 
-// trailers say who has answered, and what headers an error has.
-func (s *sink) trailers(r *relay.Result) {
+// setTrailers sets the trailers that say who has answered, and the headers of an error.
+func (s *sink) setTrailers(r *relay.Result) {
 	md := metadata.Pairs(headers.Source, headers.SourceGateway)
-	if s.engine {
+	if s.engineAnswered {
 		md.Set(headers.Source, headers.SourceEngine)
-		if s.named && r.Replica != "" {
+		if s.showReplica && r.Replica != "" {
 			md.Set(headers.Replica, r.Replica)
 		}
 	}
@@ -225,10 +233,10 @@ func (s *sink) trailers(r *relay.Result) {
 	s.out.SetTrailer(md)
 }
 
-// errorOf is an error of ours in the words of llm.v1.
+// errorOf returns an error of the gateway as an error of llm.v1.
 func errorOf(e *openai.Error) *pb.Error {
 	return &pb.Error{
-		Code: int32(e.HTTPStatus()), Message: valid([]byte(e.Message)), Type: e.Type(), Retryable: e.Retryable(),
-		RetryAfterMs: e.RetryAfterMillis(), Name: string(e.Code), Param: valid([]byte(e.Param)),
+		Code: int32(e.HTTPStatus()), Message: validUTF8([]byte(e.Message)), Type: e.Type(), Retryable: e.Retryable(),
+		RetryAfterMs: e.RetryAfterMillis(), Name: string(e.Code), Param: validUTF8([]byte(e.Param)),
 	}
 }

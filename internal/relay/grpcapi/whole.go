@@ -10,28 +10,28 @@ import (
 	pb "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// maxWhole bounds an answer that is put together, in bytes.
-const maxWhole = 64 << 20
+// maxAnswerBytes bounds an answer that is assembled, in bytes.
+const maxAnswerBytes = 64 << 20
 
 var errTooLarge = errors.New("llmv1: the worker's answer is too large")
 
-// said is one choice in the making.
-type said struct {
+// choiceBuilder assembles one choice.
+type choiceBuilder struct {
 	content, reasoning, refusal strings.Builder
 	calls                       []toolCall
 	arguments                   [][]byte // of calls
 }
 
-// whole reads the stream to its end and puts a chat.completion together.
-func (e *events) whole() ([]byte, error) {
-	var choices []*said
+// readWhole reads the stream to its end and returns a chat.completion.
+func (e *eventBody) readWhole() ([]byte, error) {
+	var choices []*choiceBuilder
 	for size := 0; ; {
-		chunk, err := e.chunk()
+		chunk, err := e.nextChunk()
 		if err != nil {
 			return nil, err
 		}
 		if f := chunk.GetFinal(); f != nil {
-			e.told = make([]bool, len(choices))
+			e.roleSent = make([]bool, len(choices))
 			return e.completion(choices, f)
 		}
 		d := chunk.GetDelta()
@@ -43,18 +43,19 @@ func (e *events) whole() ([]byte, error) {
 			return nil, fmt.Errorf("llmv1: the worker names choice %d", n)
 		}
 		for len(choices) <= n {
-			choices = append(choices, new(said))
+			choices = append(choices, new(choiceBuilder))
 		}
-		if size += len(d.GetText()) + len(d.GetToolCall().GetArguments()); size > maxWhole {
+		if size += len(d.GetText()) + len(d.GetToolCall().GetArguments()); size > maxAnswerBytes {
 			return nil, errTooLarge
 		}
 		choices[n].add(d)
 	}
 }
 
-func (s *said) add(d *pb.TokenDelta) {
+// add adds a delta.
+func (s *choiceBuilder) add(d *pb.TokenDelta) {
 	if t := d.GetToolCall(); t != nil {
-		s.call(t)
+		s.addToolCall(t)
 		return
 	}
 	switch d.GetKind() {
@@ -67,8 +68,9 @@ func (s *said) add(d *pb.TokenDelta) {
 	}
 }
 
-// call adds to a tool call. An index that is out of bounds is that of the last one.
-func (s *said) call(t *pb.ToolCall) {
+// addToolCall adds a fragment to a tool call. An index that is out of bounds means the last tool
+// call.
+func (s *choiceBuilder) addToolCall(t *pb.ToolCall) {
 	n := int(t.GetIndex())
 	if n == len(s.calls) && n < maxChoices || len(s.calls) == 0 {
 		s.calls, s.arguments = append(s.calls, toolCall{Type: "function"}), append(s.arguments, nil)
@@ -82,13 +84,13 @@ func (s *said) call(t *pb.ToolCall) {
 	s.arguments[n] = append(s.arguments[n], t.GetArguments()...)
 }
 
-// completion renders the whole answer.
-func (e *events) completion(choices []*said, f *pb.FinalResult) ([]byte, error) {
-	list := make([]choice, e.choices(f))
+// completion returns the chat.completion as JSON.
+func (e *eventBody) completion(choices []*choiceBuilder, f *pb.FinalResult) ([]byte, error) {
+	list := make([]choice, e.countChoices(f))
 	for i := range list {
 		list[i] = choice{Index: i, Finish: finishOf(f, i), Message: message{Role: "assistant"}}
 		if i >= len(choices) {
-			choices = append(choices, new(said))
+			choices = append(choices, new(choiceBuilder))
 		}
 		m, s := &list[i].Message, choices[i]
 		for i := range s.calls {
@@ -103,6 +105,6 @@ func (e *events) completion(choices []*said, f *pb.FinalResult) ([]byte, error) 
 		}
 	}
 	return json.Marshal(map[string]any{
-		"id": e.id, "object": "chat.completion", "created": time.Now().Unix(), "model": e.model, "choices": list, "usage": json.RawMessage(usageOf(f)),
+		"id": e.id, "object": "chat.completion", "created": time.Now().Unix(), "model": e.call.request.model, "choices": list, "usage": json.RawMessage(usageOf(f)),
 	})
 }

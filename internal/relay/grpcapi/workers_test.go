@@ -137,7 +137,7 @@ type event struct {
 	}
 }
 
-func read(t *testing.T, text string) (e event) {
+func readEvent(t *testing.T, text string) (e event) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(text), &e); err != nil {
 		t.Fatalf("%v in %s", err, text)
@@ -183,7 +183,7 @@ func TestWorkerStreamsLikeAnEngine(t *testing.T) {
 		if diff := cmp.Diff(summary(t, want), summary(t, got)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
-		if e := read(t, got[0]); e.ID != "chatcmpl-abc" || e.Object != "chat.completion.chunk" || e.Model != "sim" || e.Choices[0].Delta.Role != "assistant" {
+		if e := readEvent(t, got[0]); e.ID != "chatcmpl-abc" || e.Object != "chat.completion.chunk" || e.Model != "sim" || e.Choices[0].Delta.Role != "assistant" {
 			t.Errorf("%s begins with %s", name, got[0])
 		}
 		tracker := sse.Tracker{}
@@ -209,7 +209,7 @@ func summary(t *testing.T, events []string) (s struct {
 		if text == "[DONE]" {
 			continue
 		}
-		e := read(t, text)
+		e := readEvent(t, text)
 		for _, c := range e.Choices {
 			s.Text[c.Index] += c.Delta.Role + c.Delta.Content
 			s.Finish[c.Index] += c.Finish

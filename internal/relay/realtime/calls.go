@@ -8,27 +8,29 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// cancelledCall is what the model is told of a call that the user cancelled.
+// cancelledCall is the answer of a tool call that the user has cancelled.
 const cancelledCall = `"The user cancelled this tool call."`
 
-// toolCalls are those of one turn: the turn adds them while the client may already answer.
+// toolCalls are the tool calls of one turn. The turn adds them while the client may already answer.
 type toolCalls struct {
 	mu    sync.Mutex
 	list  []*toolCall // guarded by mu
 	bytes int         // of answers; guarded by mu
 }
 
-// toolCall is one of them. Its index, id and name do not change once it is in the list, but for a name that comes late.
+// toolCall is one tool call. Its index, id and name do not change after it was added, except that a
+// name may come late.
 type toolCall struct {
 	index     int
 	id, name  string
 	arguments []byte
-	// answer is the content of the tool message; nil: there is none yet.
+	// answer is the content of the tool message. nil: there is none yet.
 	answer json.RawMessage
 }
 
-// of finds the call of this index, or makes it. An engine may leave the id out, or use it twice.
-func (c *toolCalls) of(index int, id, name []byte) *toolCall {
+// findOrAdd returns the call with this index, and adds it if there is none. An engine may omit the
+// id or use it twice.
+func (c *toolCalls) findOrAdd(index int, id, name []byte) *toolCall {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.list {
@@ -56,7 +58,7 @@ func (c *toolCalls) findLocked(id string) *toolCall {
 	return nil
 }
 
-// answer takes the client's answer, which may be so large.
+// answer stores the client's answer to a call. limit bounds the answers of all calls, in bytes.
 func (c *toolCalls) answer(id string, content json.RawMessage, limit int) *openai.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,8 +76,8 @@ func (c *toolCalls) answer(id string, content json.RawMessage, limit int) *opena
 	return nil
 }
 
-// state says how many calls there are, and how many of them wait for answers.
-func (c *toolCalls) state() (all, open int) {
+// count returns the number of calls, and how many of them have no answer.
+func (c *toolCalls) count() (all, open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.list {
@@ -86,7 +88,7 @@ func (c *toolCalls) state() (all, open int) {
 	return len(c.list), open
 }
 
-// answers are the tool messages, in the order of the calls.
+// answers returns the tool messages, in the order of the calls.
 func (c *toolCalls) answers() []json.RawMessage {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -274,7 +274,7 @@ func TestGateIsExact(t *testing.T) {
 	for range 4 {
 		takers.Go(func() {
 			for {
-				waits, changed := g.take()
+				waits, changed := g.acquire()
 				if waits == "" {
 					taken.Add(1)
 					continue
@@ -291,12 +291,12 @@ func TestGateIsExact(t *testing.T) {
 	for range 4 {
 		givers.Go(func() {
 			for i := range 500 {
-				g.give(int64(i%3 + 1))
+				g.addCredit(int64(i%3 + 1))
 				if i%7 == 0 {
-					g.pause(i%2 == 0)
+					g.setPaused(i%2 == 0)
 				}
 			}
-			g.pause(false)
+			g.setPaused(false)
 		})
 	}
 	givers.Wait()
@@ -313,12 +313,12 @@ func TestGateIsExact(t *testing.T) {
 
 // TestAnswersAreBounded: what is too large for the conversation is not held either.
 func TestAnswersAreBounded(t *testing.T) {
-	turn := &turn{keep: 5}
+	turn := &turn{bytesLeft: 5}
 	for range 100 {
-		turn.remember(&delta.Delta{Kind: delta.Text}, "abc")
-		turn.remember(&delta.Delta{Kind: delta.ToolCall}, "abc")
+		turn.record(&delta.Delta{Kind: delta.Text}, "abc")
+		turn.record(&delta.Delta{Kind: delta.ToolCall}, "abc")
 	}
-	if text := len(turn.answer.text); !turn.lost || text > 5 {
-		t.Errorf("%d bytes kept, lost %v", text, turn.lost)
+	if text := len(turn.answer.text); !turn.tooLarge || text > 5 {
+		t.Errorf("%d bytes kept, lost %v", text, turn.tooLarge)
 	}
 }

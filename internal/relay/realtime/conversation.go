@@ -9,20 +9,20 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// conversation is what has been said, and what turns are asked with. It is a value: whoever tries something out works on a copy, whose
-// slices and maps are not changed in place.
+// conversation has the messages so far, and the parameters of turns. It is a value: a change is
+// tried on a copy, and slices and maps are not changed in place.
 type conversation struct {
 	model    string
 	tools    json.RawMessage
 	params   map[string]json.RawMessage
 	messages []json.RawMessage
-	// size of all of it, and what it may be, in bytes.
+	// size is the size of the conversation, and limit the greatest size, in bytes.
 	size, limit int
-	// lost says that an answer was too large to be kept, so that the conversation cannot go on.
-	lost bool
+	// tooLarge says that an answer did not fit, so that the conversation cannot continue.
+	tooLarge bool
 }
 
-// with is the conversation as a start wants it.
+// with returns the conversation as a start message changes it.
 func (c conversation) with(m *message) (conversation, *openai.Error) {
 	if m.Model != "" {
 		c.model = m.Model
@@ -35,7 +35,7 @@ func (c conversation) with(m *message) (conversation, *openai.Error) {
 	}
 	switch {
 	case m.Messages != nil:
-		c.messages, c.lost = m.Messages, false
+		c.messages, c.tooLarge = m.Messages, false
 	case m.Message != nil:
 		c.messages = append(slices.Clip(c.messages), m.Message)
 	}
@@ -48,7 +48,7 @@ func (c conversation) with(m *message) (conversation, *openai.Error) {
 	return c.updated(m.Params)
 }
 
-// updated is the conversation with other parameters.
+// updated returns the conversation with other parameters.
 func (c conversation) updated(params map[string]json.RawMessage) (conversation, *openai.Error) {
 	if len(params) > 0 {
 		c.params = maps.Clone(c.params)
@@ -65,10 +65,10 @@ func (c conversation) updated(params map[string]json.RawMessage) (conversation, 
 			delete(c.params, name)
 		}
 	}
-	return c.measured()
+	return c.measure()
 }
 
-// checkParam refuses what is not for clients to set here.
+// checkParam refuses parameters that a client cannot set.
 func checkParam(name string, value json.RawMessage) *openai.Error {
 	switch name {
 	case "model", "messages", "tools", "request_id":
@@ -83,13 +83,14 @@ func checkParam(name string, value json.RawMessage) *openai.Error {
 	return nil
 }
 
-// added is the conversation with more messages.
+// added returns the conversation with more messages.
 func (c conversation) added(messages ...json.RawMessage) (conversation, *openai.Error) {
 	c.messages = append(slices.Clip(c.messages), messages...)
-	return c.measured()
+	return c.measure()
 }
 
-func (c conversation) measured() (conversation, *openai.Error) {
+// measure returns the conversation with its size, or an error if it is too large.
+func (c conversation) measure() (conversation, *openai.Error) {
 	c.size = len(c.tools)
 	for name, value := range c.params {
 		c.size += len(name) + len(value)
@@ -97,17 +98,18 @@ func (c conversation) measured() (conversation, *openai.Error) {
 	for _, m := range c.messages {
 		c.size += len(m)
 	}
-	if c.lost || c.size > c.limit {
+	if c.tooLarge || c.size > c.limit {
 		return c, tooLarge()
 	}
 	return c, nil
 }
 
+// tooLarge returns the error for a conversation that is too large.
 func tooLarge() *openai.Error {
 	return openai.Errorf(openai.CodeRequestTooLarge, "The conversation has become too large: begin a new one, with messages.")
 }
 
-// body is the request for the next turn. Without a request id nobody can join it.
+// body returns the request for the next turn. Without a request id nobody can join the turn.
 func (c conversation) body(requestID string) []byte {
 	b := append(make([]byte, 0, c.size+256), `{"model":`...)
 	b = append(b, encode(c.model)...)
@@ -125,14 +127,14 @@ func (c conversation) body(requestID string) []byte {
 	if requestID != "" {
 		b = append(append(b, `,"request_id":`...), encode(requestID)...)
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.params)) { // in one order: the same turn has the same body
+	for _, name := range slices.Sorted(maps.Keys(c.params)) { // sorted, so that the same turn has the same body
 		b = append(append(append(b, ','), encode(name)...), ':')
 		b = append(b, c.params[name]...)
 	}
 	return append(b, '}')
 }
 
-// unforced is the conversation without a tool_choice that makes the model call a tool.
+// unforced returns the conversation without a tool_choice that forces the model to call a tool.
 func (c conversation) unforced() conversation {
 	switch string(c.params["tool_choice"]) {
 	case "", `"auto"`, `"none"`:
@@ -143,7 +145,7 @@ func (c conversation) unforced() conversation {
 	return c
 }
 
-// encode renders what always can be.
+// encode returns a value as JSON. The value must be one that always encodes.
 func encode(v any) json.RawMessage {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -154,13 +156,13 @@ func encode(v any) json.RawMessage {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// answer is what a turn has said.
+// answer is what the model has said in a turn.
 type answer struct {
 	text, refusal []byte
 	calls         []*toolCall
 }
 
-// message is the answer as a part of the conversation; nil when it says nothing.
+// message returns the answer as a message of the conversation. nil: the answer is empty.
 func (a *answer) message() json.RawMessage {
 	type function struct {
 		Name      string `json:"name"`

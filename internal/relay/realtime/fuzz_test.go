@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// FuzzMessage: whatever a client sends, what comes of it is a request for a stream from the model it named, or a refusal without its words.
+// FuzzMessage: whatever a client sends, what comes of it is a request for a stream from the model
+// it named, or a refusal without its words.
 func FuzzMessage(f *testing.F) {
 	for _, seed := range []string{
 		hello, `{"type":"start","model":"m","messages":[{}],"params":{"n":1,"temperature":0.5,"x":null},"tools":[],"credit":3}`,
@@ -32,11 +33,11 @@ func FuzzMessage(f *testing.F) {
 		if m.Type != typeStart {
 			return
 		}
-		talk, fault := conversation{limit: 1 << 20}.with(&m)
+		next, fault := conversation{limit: 1 << 20}.with(&m)
 		if fault != nil {
 			return
 		}
-		body := talk.body(m.RequestID)
+		body := next.body(m.RequestID)
 		scan, fault := openai.Scan(openai.Chat, "application/json", body)
 		if fault != nil {
 			return // told before the turn begins

@@ -2,42 +2,44 @@ package realtime
 
 import "sync"
 
-// Phases of a turn that waits for its client, beside those of stream.
+// Phases of a turn that waits for its client, beside those of the relay.
 const (
 	phasePaused = "paused"
 	phaseCredit = "credit"
 )
 
-// gate holds back what a client does not want yet: it has paused, or has given credit and used it up.
+// gate holds back messages that the client does not want yet, because it has paused the turn or has
+// used up its credit.
 type gate struct {
-	mu       sync.Mutex
-	paused   bool
-	windowed bool // credit counts
-	credit   int64
-	// changed is closed when another take may succeed; nil: nobody waits
+	mu           sync.Mutex
+	paused       bool
+	countsCredit bool // the client has given credit
+	credit       int64
+	// changed is closed when another acquire may succeed. nil: nobody waits.
 	changed chan struct{}
 }
 
-// newGate lets everything pass, or so many messages if there is a credit.
+// newGate returns a gate that lets every message pass, or only so many if there is a credit.
 func newGate(credit *int64) *gate {
-	g := &gate{windowed: credit != nil}
+	g := &gate{countsCredit: credit != nil}
 	if credit != nil {
 		g.credit = *credit
 	}
 	return g
 }
 
-// take lets one message pass, or says what it waits for and when to try again.
-func (g *gate) take() (waits string, changed <-chan struct{}) {
+// acquire lets one message pass, or returns the phase that the turn waits in, and a channel that is
+// closed when it should try again.
+func (g *gate) acquire() (waits string, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case g.paused:
 		waits = phasePaused
-	case g.windowed && g.credit == 0:
+	case g.countsCredit && g.credit == 0:
 		waits = phaseCredit
 	default:
-		if g.windowed {
+		if g.countsCredit {
 			g.credit--
 		}
 		return "", nil
@@ -48,22 +50,22 @@ func (g *gate) take() (waits string, changed <-chan struct{}) {
 	return waits, g.changed
 }
 
-// pause holds everything back, or lets it go.
-func (g *gate) pause(on bool) {
+// setPaused pauses or resumes the turn.
+func (g *gate) setPaused(on bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.paused = on
 	g.wakeLocked()
 }
 
-// give adds credit; false when none is counted.
-func (g *gate) give(n int64) bool {
+// addCredit adds credit. It returns false if credit is not counted.
+func (g *gate) addCredit(n int64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.windowed {
+	if !g.countsCredit {
 		return false
 	}
-	g.credit = min(g.credit+n, 1<<62) // both are far below: no overflow
+	g.credit = min(g.credit+n, 1<<62) // both are far below the bound, so the sum does not overflow
 	g.wakeLocked()
 	return true
 }

@@ -13,42 +13,45 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// subprotocol is ours. A browser that offers any, and it offers its key as one, wants one of them in the answer.
+// subprotocol is the one that the server chooses. A browser that offers subprotocols, its key among
+// them, expects one of them in the answer.
 const subprotocol = "realtime"
 
-// ServeHTTP implements http.Handler. It returns when the socket is closed and nothing of it runs any more.
+// ServeHTTP implements http.Handler. It returns when the socket is closed and nothing of it runs
+// any more.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, fault := h.accept(w, r)
 	if fault != nil {
-		refuse(w, fault)
+		writeError(w, fault)
 		return
 	}
 	if s == nil {
 		return
 	}
-	defer h.leave(s)
+	defer h.removeSession(s)
 	why := s.run()
 	if h.Log != nil {
 		h.Log.Debug("realtime socket closed", zap.String("tenant", s.tenant), zap.String("request_id", s.id),
-			zap.Int("code", int(why.code)), zap.String("reason", why.reason), zap.Int("turns", s.turns))
+			zap.Int("code", int(why.code)), zap.String("reason", why.reason), zap.Int("turns", s.turnsStarted))
 	}
 }
 
-// accept makes the request a socket. It returns neither a session nor a fault when the answer has been written.
+// accept upgrades the request to a WebSocket. It returns neither a session nor a fault when it has
+// written the answer itself.
 func (h *Handler) accept(w http.ResponseWriter, r *http.Request) (*session, *openai.Error) {
 	if fault := h.check(r); fault != nil {
 		return nil, fault
 	}
 	s := newSession(h, r)
-	full, ok := h.enter(s)
+	full, ok := h.addSession(s)
 	if !ok {
-		return nil, going()
+		return nil, stoppingFault()
 	}
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}, InsecureSkipVerify: true})
-	if err != nil { // the library has answered
+	if err != nil { // websocket.Accept has answered
 		s.socket.stop(closeGone)
-		h.leave(s)
+		h.removeSession(s)
 		return nil, nil
 	}
 	s.socket.attach(conn)
@@ -58,7 +61,8 @@ func (h *Handler) accept(w http.ResponseWriter, r *http.Request) (*session, *ope
 	return s, nil
 }
 
-// check looks at the handshake (RFC 6455, section 4.2.1), so that what is wrong with it is answered as all of the API's errors are.
+// check checks the handshake (RFC 6455, section 4.2.1), so that its errors are answered in the form
+// of the API.
 func (h *Handler) check(r *http.Request) *openai.Error {
 	switch key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key"))); {
 	case r.Method != http.MethodGet:
@@ -82,6 +86,7 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 	return nil
 }
 
+// hasToken reports whether a header has the token in its comma-separated list.
 func hasToken(header http.Header, name, token string) bool {
 	for _, value := range header.Values(name) {
 		for word := range strings.SplitSeq(value, ",") {
@@ -93,7 +98,8 @@ func hasToken(header http.Header, name, token string) bool {
 	return false
 }
 
-// sameOrigin says whether the page is the gateway's own, or there is none: only browsers send an origin.
+// sameOrigin reports whether a page of the gateway's own host asks, or no page: only browsers send
+// an origin.
 func sameOrigin(r *http.Request) bool {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -103,7 +109,8 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && strings.EqualFold(u.Host, r.Host)
 }
 
-func refuse(w http.ResponseWriter, e *openai.Error) {
+// writeError answers with an error of the gateway.
+func writeError(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }

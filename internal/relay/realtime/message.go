@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// message is what a client sends. Fields that its type does not have are empty.
+// message is a message from the client. Fields that its type does not have are empty.
 type message struct {
 	Type      string `json:"type"`
 	RequestID string `json:"request_id"`
@@ -41,14 +41,15 @@ const (
 )
 
 const (
-	// maxID bounds the names that clients give, in bytes.
+	// maxID bounds names that clients choose, in bytes.
 	maxID = 256
-	// maxCredit bounds what one message may allow, in tokens.
+	// maxCredit bounds the credit of one message, in messages.
 	maxCredit = 1 << 31
 )
 
-// fieldsOf are the fields of a message beside its type; false: there is no such type.
-func fieldsOf(kind string) ([]string, bool) {
+// fieldsOf returns the fields that a message of this type may have beside its type. ok is false if
+// there is no such type.
+func fieldsOf(kind string) (fields []string, ok bool) {
 	switch kind {
 	case typeStart:
 		return []string{"request_id", "model", "messages", "message", "params", "tools", "credit"}, true
@@ -66,7 +67,7 @@ func fieldsOf(kind string) ([]string, bool) {
 	return nil, false
 }
 
-// readMessage reads one. The fault is for the client.
+// readMessage reads a message. The fault is for the client.
 func readMessage(data []byte) (message, *openai.Error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil || fields == nil {
@@ -82,7 +83,7 @@ func readMessage(data []byte) (message, *openai.Error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		if name != "type" && !slices.Contains(known, name) {
-			if badName(name) {
+			if isInvalidName(name) {
 				name = ""
 			}
 			return message{}, invalid(name, "A message of type "+kind+" takes only these fields: "+strings.Join(known, ", ")+".")
@@ -95,7 +96,7 @@ func readMessage(data []byte) (message, *openai.Error) {
 	return m, m.check()
 }
 
-// notJSON says what is wrong without a word of what was sent.
+// notJSON returns the error for a message that cannot be read. It does not repeat what was sent.
 func notJSON(err error) *openai.Error {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError
@@ -108,11 +109,12 @@ func notJSON(err error) *openai.Error {
 	return invalid("", "A message must be a JSON object.")
 }
 
+// invalid returns the error for a bad field.
 func invalid(param, text string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: text}
 }
 
-// check looks at the values.
+// check checks the values of the fields.
 func (m *message) check() *openai.Error {
 	if isNull(m.Message) {
 		m.Message = nil
@@ -120,7 +122,7 @@ func (m *message) check() *openai.Error {
 	if isNull(m.Tools) {
 		m.Tools = nil
 	}
-	if badName(m.RequestID) {
+	if isInvalidName(m.RequestID) {
 		return invalid("request_id", "request_id must be at most 256 bytes without control characters.")
 	}
 	switch m.Type {
@@ -134,7 +136,7 @@ func (m *message) check() *openai.Error {
 		if m.ToolCallID == "" {
 			return invalid("tool_call_id", "tool_call_id is missing.")
 		}
-		if c := first(m.Content); m.Type == typeToolResult && c != '"' && c != '[' {
+		if c := firstByte(m.Content); m.Type == typeToolResult && c != '"' && c != '[' {
 			return invalid("content", "content must be a text or a list of parts.")
 		}
 	case typeCredit:
@@ -151,29 +153,30 @@ func (m *message) checkStart() *openai.Error {
 		return invalid("message", "A start has either messages or a message.")
 	case m.Messages != nil && len(m.Messages) == 0:
 		return invalid("messages", "messages must not be empty.")
-	case m.Message != nil && first(m.Message) != '{':
+	case m.Message != nil && firstByte(m.Message) != '{':
 		return invalid("message", "message must be an object.")
-	case m.Tools != nil && first(m.Tools) != '[':
+	case m.Tools != nil && firstByte(m.Tools) != '[':
 		return invalid("tools", "tools must be a list.")
 	case m.Credit != nil && (*m.Credit < 0 || *m.Credit > maxCredit):
 		return invalid("credit", "credit must be from 0 to 2147483648.")
 	}
 	for _, each := range m.Messages {
-		if first(each) != '{' {
+		if firstByte(each) != '{' {
 			return invalid("messages", "messages must be objects.")
 		}
 	}
 	return nil
 }
 
-func badName(name string) bool {
+// isInvalidName reports whether a name is too long or has control characters.
+func isInvalidName(name string) bool {
 	return len(name) > maxID || strings.ContainsFunc(name, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
 func isNull(raw json.RawMessage) bool { return string(raw) == "null" }
 
-// first is the first byte of a value, which tells what it is; 0: there is none.
-func first(raw json.RawMessage) byte {
+// firstByte returns the first byte of a JSON value, which tells its kind. 0: there is no value.
+func firstByte(raw json.RawMessage) byte {
 	if raw = bytes.TrimLeft(raw, " \t\r\n"); len(raw) > 0 {
 		return raw[0]
 	}
@@ -230,12 +233,12 @@ type (
 	}
 )
 
-// newError renders the fault; with a request id it says that the turn has ended.
+// newError returns an error message. With a request id it says that the turn has ended.
 func newError(requestID string, fault *openai.Error) errorMessage {
 	var data struct {
 		Error json.RawMessage `json:"error"`
 	}
-	if err := json.Unmarshal(fault.EventData(), &data); err != nil { // it was rendered just now
+	if err := json.Unmarshal(fault.EventData(), &data); err != nil { // EventData always returns valid JSON
 		panic(err)
 	}
 	return errorMessage{Type: "error", RequestID: requestID, Error: data.Error}

@@ -13,83 +13,85 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// chatPath is where turns are asked.
+// chatPath is the endpoint of the turns.
 const chatPath = "/v1/chat/completions"
 
-// session is what goes on over one socket. One goroutine owns it; others send and receive, and carry the turn.
+// session is the conversation over one socket. One goroutine, in run, owns it. Other goroutines
+// send and receive, and run the turn.
 type session struct {
 	handler   *Handler
 	limits    Limits
 	heartbeat time.Duration
 	tenant    string
-	key       string // its digest
+	key       string // the digest of the key
 	priority  string
-	// id is Envoy's of the handshake.
+	// id is Envoy's id of the handshake.
 	id string
-	// trace is what of the handshake's headers every turn has: the trace that it belongs to.
-	trace  http.Header
-	socket *socket
+	// traceHeader has the headers of the handshake that every turn gets: the trace that it belongs
+	// to.
+	traceHeader http.Header
+	socket      *socket
 
-	// life is what turns live in; it ends with the socket, or by cut.
-	life     context.Context
-	endLife  context.CancelCauseFunc
-	draining chan struct{}
-	drained  sync.Once
+	// turnCtx is the parent of the contexts of turns. It ends with the socket, or by cancelTurn.
+	turnCtx     context.Context
+	cancelTurns context.CancelCauseFunc
+	draining    chan struct{}
+	drained     sync.Once
 
-	talk conversation
-	// turn runs; nil: none does. ended hands it over when it is over.
-	turn  *turn
-	ended chan *turn
-	turns int
-	// takeBack is how many messages of the conversation stay when the turn fails.
-	takeBack int
-	// last is the turn whose calls wait for answers; nil: none does.
-	last *turn
-	// gate is that of the last start.
+	conversation conversation
+	// turn is the running turn. nil: none runs. turnDone receives it when its call has ended.
+	turn         *turn
+	turnDone     chan *turn
+	turnsStarted int
+	// keptMessages is how many messages of the conversation stay if the turn fails.
+	keptMessages int
+	// awaitingTools is the turn whose tool calls wait for answers. nil: there is none.
+	awaitingTools *turn
+	// gate is that of the last start message.
 	gate *gate
 }
 
-// newSession reads what the handshake tells. The session has no connection yet.
+// newSession reads the handshake. The session has no connection yet.
 func newSession(h *Handler, r *http.Request) *session {
 	s := &session{
-		handler: h, limits: h.Limits.withDefaults(), heartbeat: orElse(h.Heartbeat, 15*time.Second),
+		handler: h, limits: h.Limits.withDefaults(), heartbeat: orDefault(h.Heartbeat, 15*time.Second),
 		tenant: r.Header.Get(headers.Tenant), key: r.Header.Get(headers.Key), priority: r.Header.Get(headers.Priority), id: r.Header.Get(headers.RequestID),
-		trace: http.Header{}, draining: make(chan struct{}), ended: make(chan *turn, 1),
+		traceHeader: http.Header{}, draining: make(chan struct{}), turnDone: make(chan *turn, 1),
 	}
 	for _, name := range []string{"Traceparent", "Tracestate"} {
 		if values := r.Header[name]; values != nil {
-			s.trace[name] = values
+			s.traceHeader[name] = values
 		}
 	}
-	s.talk = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
+	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
 	s.socket = newSocket(s.limits)
-	s.life, s.endLife = context.WithCancelCause(s.socket.ctx)
+	s.turnCtx, s.cancelTurns = context.WithCancelCause(s.socket.ctx)
 	return s
 }
 
-// drain has the socket closed when nothing runs on it any more.
+// drain closes the socket as soon as no turn runs.
 func (s *session) drain() { s.drained.Do(func() { close(s.draining) }) }
 
-// cut ends the turn that runs: the gateway goes.
-func (s *session) cut() { s.endLife(going()) }
+// cancelTurn ends the running turn because the gateway stops.
+func (s *session) cancelTurn() { s.cancelTurns(stoppingFault()) }
 
-// run serves the socket until it is closed, and says why it was.
-func (s *session) run() *closing {
+// run serves the socket until it is closed, and returns why it was.
+func (s *session) run() *closeReason {
 	messages := make(chan []byte)
 	var receiver sync.WaitGroup
 	receiver.Go(func() { s.socket.receive(messages) })
 	s.serve(messages)
 	if s.turn != nil {
-		<-s.ended
+		<-s.turnDone
 	}
 	receiver.Wait()
 	s.socket.pings.Wait()
 	<-s.socket.closed
-	s.endLife(nil)
-	return s.socket.why()
+	s.cancelTurns(nil)
+	return s.socket.closeReason()
 }
 
-// serve handles one thing after the other until the socket is stopped.
+// serve handles messages and ends of turns until the socket is stopped.
 func (s *session) serve(messages <-chan []byte) {
 	tick := time.NewTicker(s.heartbeat)
 	defer tick.Stop()
@@ -100,36 +102,37 @@ func (s *session) serve(messages <-chan []byte) {
 			return
 		case data := <-messages:
 			s.handle(data)
-		case t := <-s.ended:
-			s.conclude(t)
+		case t := <-s.turnDone:
+			s.finishTurn(t)
 		case <-tick.C:
 			s.socket.ping(s.heartbeat)
 		case <-draining:
 			draining = nil
 		}
 		if draining == nil && s.turn == nil {
-			s.socket.stop(closeGoing)
+			s.socket.stop(closeStopping)
 		}
 	}
 }
 
-// handle does what the client asks. What is wrong with it is told and changes nothing.
+// handle handles a message. A message with an error changes nothing, and the client is told.
 func (s *session) handle(data []byte) {
 	m, fault := readMessage(data)
 	if fault == nil {
-		fault = s.do(&m)
+		fault = s.execute(&m)
 	}
 	if fault == nil {
 		return
 	}
 	id := ""
-	if m.Type == typeStart && (s.turn == nil || s.turn.id != m.RequestID) && !badName(m.RequestID) {
+	if m.Type == typeStart && (s.turn == nil || s.turn.id != m.RequestID) && !isInvalidName(m.RequestID) {
 		id = m.RequestID
 	}
-	s.socket.send(newError(id, fault)) //nolint:errcheck // the socket is stopped then, which serve sees
+	s.socket.send(newError(id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
 }
 
-func (s *session) do(m *message) *openai.Error {
+// execute does what a message asks for.
+func (s *session) execute(m *message) *openai.Error {
 	switch m.Type {
 	case typeStart:
 		return s.start(m)
@@ -138,11 +141,11 @@ func (s *session) do(m *message) *openai.Error {
 	case typePause, typeResume, typeCancel:
 		return s.control(m)
 	case typeToolResult:
-		return s.toolAnswer(m.ToolCallID, m.Content)
+		return s.answerToolCall(m.ToolCallID, m.Content)
 	case typeToolCancel:
-		return s.toolAnswer(m.ToolCallID, json.RawMessage(cancelledCall))
+		return s.answerToolCall(m.ToolCallID, json.RawMessage(cancelledCall))
 	case typeCredit:
-		if s.gate == nil || !s.gate.give(m.Tokens) {
+		if s.gate == nil || !s.gate.addCredit(m.Tokens) {
 			return invalid("", "No credit is counted: the start gave none.")
 		}
 	}
@@ -156,10 +159,10 @@ func (s *session) start(m *message) *openai.Error {
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id", Message: "The turn of this request_id runs already."}
 	case s.turn != nil:
 		return invalid("", "Another turn runs: cancel it, or wait for its end.")
-	case s.last != nil && m.Messages == nil:
+	case s.awaitingTools != nil && m.Messages == nil:
 		return invalid("messages", "Tool calls wait for their answers: answer or cancel them, or begin anew with messages.")
 	}
-	talk, fault := s.talk.with(m)
+	next, fault := s.conversation.with(m)
 	if fault != nil {
 		return fault
 	}
@@ -167,24 +170,24 @@ func (s *session) start(m *message) *openai.Error {
 	if id == "" {
 		id = s.nextID()
 	}
-	call, fault := s.call(talk, m.RequestID)
+	call, fault := s.newCall(next, m.RequestID)
 	if fault != nil {
 		return fault
 	}
-	s.takeBack = len(talk.messages)
+	s.keptMessages = len(next.messages)
 	if m.Message != nil {
-		s.takeBack--
+		s.keptMessages--
 	}
-	s.talk, s.last, s.gate = talk, nil, newGate(m.Credit)
-	s.begin(id, call)
+	s.conversation, s.awaitingTools, s.gate = next, nil, newGate(m.Credit)
+	s.startTurn(id, call)
 	return nil
 }
 
-// call is the next turn of the conversation as a call.
-func (s *session) call(talk conversation, requestID string) (*relay.Call, *openai.Error) {
+// newCall returns the call for the next turn of a conversation.
+func (s *session) newCall(next conversation, requestID string) (*relay.Call, *openai.Error) {
 	select {
 	case <-s.draining:
-		return nil, going()
+		return nil, stoppingFault()
 	default:
 	}
 	tenant, ok := s.handler.Tenants(s.tenant)
@@ -192,8 +195,8 @@ func (s *session) call(talk conversation, requestID string) (*relay.Call, *opena
 		s.socket.stop(closeTenant)
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
-	call, fault := relay.NewCall(relay.CallParams{Tenant: tenant, Priority: s.priority, Path: chatPath, Body: talk.body(requestID),
-		Header: s.trace, RequestID: s.nextID(), Received: time.Now()})
+	call, fault := relay.NewCall(relay.CallParams{Tenant: tenant, Priority: s.priority, Path: chatPath, Body: next.body(requestID),
+		Header: s.traceHeader, RequestID: s.nextID(), Received: time.Now()})
 	if fault != nil {
 		return nil, fault
 	}
@@ -201,24 +204,24 @@ func (s *session) call(talk conversation, requestID string) (*relay.Call, *opena
 	return call, nil
 }
 
-// nextID is our own name of the next turn.
-func (s *session) nextID() string { return s.id + "." + strconv.Itoa(s.turns+1) }
+// nextID returns Sluice's own id of the next turn.
+func (s *session) nextID() string { return s.id + "." + strconv.Itoa(s.turnsStarted+1) }
 
-// begin lets the turn run.
-func (s *session) begin(id string, call *relay.Call) {
-	s.turns++
+// startTurn runs a turn in a goroutine of its own.
+func (s *session) startTurn(id string, call *relay.Call) {
+	s.turnsStarted++
 	t := &turn{id: id, socket: s.socket, gate: s.gate, heartbeat: s.heartbeat, hold: s.limits.Hold, received: call.Received,
-		keep: s.talk.limit - s.talk.size}
-	t.ctx, t.cancel = context.WithCancelCause(s.life)
-	s.talk = s.talk.unforced()
+		bytesLeft: s.conversation.limit - s.conversation.size}
+	t.ctx, t.cancel = context.WithCancelCause(s.turnCtx)
+	s.conversation = s.conversation.unforced()
 	s.turn = t
 	go func() {
 		s.handler.Generator.Generate(t.ctx, call, t)
-		s.ended <- t
+		s.turnDone <- t
 	}()
 }
 
-// control does what is about the turn that runs.
+// control handles pause, resume and cancel.
 func (s *session) control(m *message) *openai.Error {
 	switch {
 	case s.turn == nil:
@@ -228,9 +231,9 @@ func (s *session) control(m *message) *openai.Error {
 	}
 	switch m.Type {
 	case typePause:
-		s.gate.pause(true)
+		s.gate.setPaused(true)
 	case typeResume:
-		s.gate.pause(false)
+		s.gate.setPaused(false)
 	case typeCancel:
 		s.turn.cancel(openai.Errorf(openai.CodeCancelled, "The client cancelled the turn."))
 	}
@@ -239,88 +242,88 @@ func (s *session) control(m *message) *openai.Error {
 
 // update changes the parameters of later turns.
 func (s *session) update(m *message) *openai.Error {
-	talk, fault := s.talk.updated(m.Params)
+	next, fault := s.conversation.updated(m.Params)
 	if fault != nil {
 		return fault
 	}
-	probe := conversation{model: "any", params: talk.params}
+	probe := conversation{model: "any", params: next.params}
 	if _, fault := openai.Scan(openai.Chat, "application/json", probe.body("")); fault != nil {
 		return fault
 	}
-	s.talk = talk
+	s.conversation = next
 	return nil
 }
 
-// toolAnswer answers a tool call, of the turn that runs or of the last one.
-func (s *session) toolAnswer(id string, content json.RawMessage) *openai.Error {
+// answerToolCall answers a tool call of the running turn or of the last one.
+func (s *session) answerToolCall(id string, content json.RawMessage) *openai.Error {
 	t := s.turn
 	if t == nil {
-		t = s.last
+		t = s.awaitingTools
 	}
 	if t == nil {
 		return invalid("tool_call_id", "There is no such tool call in the last turn.")
 	}
-	if fault := t.calls.answer(id, content, s.talk.limit-s.talk.size); fault != nil {
+	if fault := t.calls.answer(id, content, s.conversation.limit-s.conversation.size); fault != nil {
 		return fault
 	}
 	if s.turn != nil {
 		return nil
 	}
-	return s.answered(t)
+	return s.continueAfterTools(t)
 }
 
-// conclude is the end of the turn.
-func (s *session) conclude(t *turn) {
+// finishTurn handles the end of a turn.
+func (s *session) finishTurn(t *turn) {
 	s.turn = nil
 	finish, fault := t.outcome()
-	broken := !t.ended && t.fault == nil && t.ctx.Err() == nil
+	broken := !t.finished && t.fault == nil && t.ctx.Err() == nil
 	t.cancel(nil)
-	s.gate.pause(false)
+	s.gate.setPaused(false)
 	if fault != nil {
-		s.retract()
-		s.socket.send(newError(t.id, fault)) //nolint:errcheck // the socket is stopped then, which serve sees
+		s.removePrompt()
+		s.socket.send(newError(t.id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
 		if broken {
 			s.socket.stop(closeInternal)
 		}
 		return
 	}
-	calls := s.keep(t, finish)
-	if s.tell(t, finish, calls) != nil || len(calls) == 0 {
+	calls := s.addAnswer(t, finish)
+	if s.sendFinal(t, finish, calls) != nil || len(calls) == 0 {
 		return
 	}
-	s.last = t
-	if fault := s.answered(t); fault != nil {
+	s.awaitingTools = t
+	if fault := s.continueAfterTools(t); fault != nil {
 		s.socket.send(newError(t.id, fault)) //nolint:errcheck // as above
 	}
 }
 
-// retract takes the message back that the turn was to answer.
-func (s *session) retract() {
-	s.talk.messages = s.talk.messages[:s.takeBack]
-	s.talk, _ = s.talk.measured() // it was no larger before
+// removePrompt removes the message that the turn should have answered.
+func (s *session) removePrompt() {
+	s.conversation.messages = s.conversation.messages[:s.keptMessages]
+	s.conversation, _ = s.conversation.measure() // the conversation was no larger before
 }
 
-// keep has the answer join the conversation. It returns the calls that are to be answered.
-func (s *session) keep(t *turn, finish string) []*toolCall {
-	if !cutShort(finish) {
+// addAnswer adds the answer to the conversation. It returns the tool calls that need answers.
+func (s *session) addAnswer(t *turn, finish string) []*toolCall {
+	if !isCutShort(finish) {
 		t.answer.calls = t.calls.list
 	}
 	message := t.answer.message()
 	if message == nil && finish == finishCancelled {
-		s.retract()
+		s.removePrompt()
 		return nil
 	}
 	if message != nil {
-		s.talk.messages = append(s.talk.messages, message)
+		s.conversation.messages = append(s.conversation.messages, message)
 	}
-	s.talk.lost = s.talk.lost || t.lost
-	s.talk, _ = s.talk.measured() // the next start says that it is too large
-	s.takeBack = len(s.talk.messages)
+	s.conversation.tooLarge = s.conversation.tooLarge || t.tooLarge
+	s.conversation, _ = s.conversation.measure() // the next start reports that it is too large
+	s.keptMessages = len(s.conversation.messages)
 	return t.answer.calls
 }
 
-// tell sends the end of the turn.
-func (s *session) tell(t *turn, finish string, calls []*toolCall) error {
+// sendFinal sends the last messages of a turn.
+func (s *session) sendFinal(t *turn, finish string, calls []*toolCall) error {
 	for _, c := range calls {
 		done := toolCallMessage{Type: "tool_call", RequestID: t.id, ID: c.id, Index: c.index, Name: c.name, Done: true}
 		if err := s.socket.send(done); err != nil {
@@ -334,20 +337,20 @@ func (s *session) tell(t *turn, finish string, calls []*toolCall) error {
 	return s.socket.send(final)
 }
 
-// answered begins the next turn when no call waits for an answer any more.
-func (s *session) answered(t *turn) *openai.Error {
-	if _, open := t.calls.state(); open > 0 {
+// continueAfterTools begins the next turn when every tool call has its answer.
+func (s *session) continueAfterTools(t *turn) *openai.Error {
+	if _, open := t.calls.count(); open > 0 {
 		return nil
 	}
-	talk, fault := s.talk.added(t.calls.answers()...)
+	next, fault := s.conversation.added(t.calls.answers()...)
 	if fault != nil {
 		return fault
 	}
-	call, fault := s.call(talk, "")
+	call, fault := s.newCall(next, "")
 	if fault != nil {
 		return fault
 	}
-	s.talk, s.last, s.takeBack = talk, nil, len(talk.messages)
-	s.begin(t.id, call)
+	s.conversation, s.awaitingTools, s.keptMessages = next, nil, len(next.messages)
+	s.startTurn(t.id, call)
 	return nil
 }

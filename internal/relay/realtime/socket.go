@@ -14,35 +14,36 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// closing is why a socket is closed. It is the cause of the socket's context, and what a call that runs then ends with.
-type closing struct {
-	// code is sent to the client; 0: it is gone, or is not worth a word.
+// closeReason is why a socket is closed. It is the cause of the socket's context, and the error
+// with which a running call ends.
+type closeReason struct {
+	// code is sent to the client. 0: the client is gone, or gets none.
 	code   websocket.StatusCode
 	reason string
 	fault  openai.Code
 }
 
-func (c *closing) Error() string { return "socket closed: " + c.reason }
+func (c *closeReason) Error() string { return "socket closed: " + c.reason }
 
-// Unwrap gives the fault, for whoever looks for an *openai.Error.
-func (c *closing) Unwrap() error {
+// Unwrap returns the reason as an *openai.Error, if it has a code of the API.
+func (c *closeReason) Unwrap() error {
 	if c.fault == "" {
 		return nil
 	}
 	return openai.Errorf(c.fault, "The socket is closed: %s.", c.reason)
 }
 
-// The ways a socket is closed. They are never changed.
+// The reasons for which a socket is closed. They do not change.
 var (
-	closeGone     = &closing{reason: "the client left"}
-	closeDead     = &closing{reason: "the client did not answer a ping"}
-	closeGoing    = &closing{code: websocket.StatusGoingAway, reason: "the gateway is stopping", fault: openai.CodeGatewayUnavailable}
-	closeBinary   = &closing{code: websocket.StatusUnsupportedData, reason: "messages are text"}
-	closeTooSlow  = &closing{code: websocket.StatusPolicyViolation, reason: "the client does not read", fault: openai.CodeClientTooSlow}
-	closeTenant   = &closing{code: websocket.StatusPolicyViolation, reason: "the key, or its tenant, is not known any more"}
-	closeTooBig   = &closing{code: websocket.StatusMessageTooBig, reason: "the message is too large"}
-	closeInternal = &closing{code: websocket.StatusInternalError, reason: "a fault of the gateway"}
-	closeFull     = &closing{code: websocket.StatusTryAgainLater, reason: "too many sockets are open"}
+	closeGone     = &closeReason{reason: "the client left"}
+	closeNoPong   = &closeReason{reason: "the client did not answer a ping"}
+	closeStopping = &closeReason{code: websocket.StatusGoingAway, reason: "the gateway is stopping", fault: openai.CodeGatewayUnavailable}
+	closeBinary   = &closeReason{code: websocket.StatusUnsupportedData, reason: "messages are text"}
+	closeTooSlow  = &closeReason{code: websocket.StatusPolicyViolation, reason: "the client does not read", fault: openai.CodeClientTooSlow}
+	closeTenant   = &closeReason{code: websocket.StatusPolicyViolation, reason: "the key, or its tenant, is not known any more"}
+	closeTooBig   = &closeReason{code: websocket.StatusMessageTooBig, reason: "the message is too large"}
+	closeInternal = &closeReason{code: websocket.StatusInternalError, reason: "a fault of the gateway"}
+	closeFull     = &closeReason{code: websocket.StatusTryAgainLater, reason: "too many sockets are open"}
 )
 
 // socket sends and receives messages until it is stopped.
@@ -50,20 +51,21 @@ type socket struct {
 	conn   *websocket.Conn
 	limits Limits
 
-	// ctx ends when the socket is to be closed; its cause is the closing. What is written or read does not hang on it, or it would
-	// end without a word: the library drops a connection whose context ends.
+	// ctx ends when the socket is to be closed; its cause is a *closeReason. Reads and writes do
+	// not use ctx: the library drops a connection without a close frame when their context ends.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	closed chan struct{}
-	// heard is when the client was heard last, in nanoseconds since the epoch.
-	heard   atomic.Int64
-	pinging atomic.Bool
-	pings   sync.WaitGroup
+	// lastReceived is when the client has sent something last, in nanoseconds since the epoch.
+	lastReceived atomic.Int64
+	pinging      atomic.Bool
+	pings        sync.WaitGroup
 
-	sending sync.Mutex
-	buf     bytes.Buffer  // guarded by sending
-	encoder *json.Encoder // guarded by sending
-	late    *time.Timer   // guarded by sending
+	// writeMu guards the fields below.
+	writeMu    sync.Mutex
+	buf        bytes.Buffer
+	encoder    *json.Encoder
+	writeTimer *time.Timer
 }
 
 func newSocket(limits Limits) *socket {
@@ -74,39 +76,41 @@ func newSocket(limits Limits) *socket {
 	return s
 }
 
-// attach gives the socket its connection, which it owns from then on. It may have been stopped before.
+// attach gives the socket its connection, which the socket closes. The socket may have been stopped
+// before.
 func (s *socket) attach(conn *websocket.Conn) {
 	s.conn = conn
 	conn.SetReadLimit(int64(s.limits.Message))
-	s.late = time.AfterFunc(s.limits.Write, func() { s.stop(closeTooSlow) })
-	s.late.Stop()
-	s.hear()
+	s.writeTimer = time.AfterFunc(s.limits.Write, func() { s.stop(closeTooSlow) })
+	s.writeTimer.Stop()
+	s.recordReceived()
 	context.AfterFunc(s.ctx, s.close)
 }
 
-// stop has the socket closed. The first reason counts.
-func (s *socket) stop(why *closing) { s.cancel(why) }
+// stop closes the socket. The first reason counts.
+func (s *socket) stop(why *closeReason) { s.cancel(why) }
 
-// why is what the socket was stopped for.
-func (s *socket) why() *closing {
-	var c *closing
+// closeReason returns why the socket was stopped.
+func (s *socket) closeReason() *closeReason {
+	var c *closeReason
 	errors.As(context.Cause(s.ctx), &c)
 	return c
 }
 
-// close ends the connection, which unblocks who reads or writes: after 5 s for the close frame to be sent, and 5 s for its answer.
+// close closes the connection, which unblocks readers and writers. It takes up to 5 s to send the
+// close frame and up to 5 s for the answer.
 func (s *socket) close() {
 	defer close(s.closed)
-	if why := s.why(); why.code != 0 {
+	if why := s.closeReason(); why.code != 0 {
 		s.conn.Close(why.code, why.reason) //nolint:errcheck // the client may be gone
 	}
-	s.conn.CloseNow() //nolint:errcheck // it is closed by now, most of the time
+	s.conn.CloseNow() //nolint:errcheck // the connection is mostly closed already
 }
 
 // send writes one message. An error says that the socket is stopped.
 func (s *socket) send(message any) error {
-	s.sending.Lock()
-	defer s.sending.Unlock()
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
@@ -115,9 +119,9 @@ func (s *socket) send(message any) error {
 		s.stop(closeInternal)
 		return err
 	}
-	s.late.Reset(s.limits.Write)
+	s.writeTimer.Reset(s.limits.Write)
 	err := s.conn.Write(context.Background(), websocket.MessageText, bytes.TrimSuffix(s.buf.Bytes(), []byte("\n")))
-	s.late.Stop()
+	s.writeTimer.Stop()
 	if err != nil {
 		s.stop(closeGone)
 		return context.Cause(s.ctx)
@@ -125,7 +129,7 @@ func (s *socket) send(message any) error {
 	return nil
 }
 
-// receive hands messages over until the socket is stopped, or stops it.
+// receive receives messages until the socket is stopped.
 func (s *socket) receive(to chan<- []byte) {
 	for {
 		kind, data, err := s.conn.Read(context.Background())
@@ -140,7 +144,7 @@ func (s *socket) receive(to chan<- []byte) {
 		if s.ctx.Err() != nil {
 			return
 		}
-		s.hear()
+		s.recordReceived()
 		select {
 		case to <- data:
 		case <-s.ctx.Done():
@@ -149,22 +153,23 @@ func (s *socket) receive(to chan<- []byte) {
 	}
 }
 
-func (s *socket) hear() { s.heard.Store(time.Now().UnixNano()) }
+func (s *socket) recordReceived() { s.lastReceived.Store(time.Now().UnixNano()) }
 
-// ping asks a client that has been silent for so long whether it is there, and drops it when it is not. It does not wait.
+// ping pings a client that has been silent for so long, and stops the socket if the client does not
+// answer. It does not wait.
 func (s *socket) ping(silent time.Duration) {
-	if time.Now().UnixNano()-s.heard.Load() < int64(silent) || !s.pinging.CompareAndSwap(false, true) {
+	if time.Now().UnixNano()-s.lastReceived.Load() < int64(silent) || !s.pinging.CompareAndSwap(false, true) {
 		return
 	}
 	s.pings.Go(func() {
 		defer s.pinging.Store(false)
-		// A client that reads slowly comes upon the ping after all that was sent before it.
+		// A client that reads slowly receives the ping after everything that was sent before.
 		ctx, cancel := context.WithTimeout(s.ctx, max(silent, s.limits.Write))
 		defer cancel()
 		if s.conn.Ping(ctx) != nil {
-			s.stop(closeDead)
+			s.stop(closeNoPong)
 			return
 		}
-		s.hear()
+		s.recordReceived()
 	})
 }

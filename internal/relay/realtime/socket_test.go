@@ -179,8 +179,8 @@ func TestADeadPeer(t *testing.T) {
 	c := g.dial(t)
 	c.send(hello)
 	r := g.engine.next(t)
-	var dead *closing
-	if err := r.left(); !errors.As(err, &dead) || dead != closeDead {
+	var dead *closeReason
+	if err := r.left(); !errors.As(err, &dead) || dead != closeNoPong {
 		t.Errorf("cause %v", err)
 	}
 }

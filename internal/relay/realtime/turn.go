@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// turn is one answer on its way: the sink of its call. Its methods run in the turn's goroutine; the session looks at it when that has
-// ended, and before only at ctx, gate and calls.
+// turn is one answer of the model while it comes: the sink of its call. Its methods run in the
+// turn's goroutine. Before that has ended, the session only uses ctx, gate and calls.
 type turn struct {
 	// id is the request_id of its messages.
 	id     string
@@ -23,31 +23,33 @@ type turn struct {
 	socket *socket
 	gate   *gate
 	calls  toolCalls
-	// heartbeat and hold are for a client that holds the turn up.
+	// heartbeat and hold bound how long the client may hold up the turn: until a heartbeat, and
+	// until the turn ends.
 	heartbeat, hold time.Duration
 	received        time.Time
-	// keep is how much of the answer may be kept for the conversation, in bytes; lost says that there was more.
-	keep int
-	lost bool
+	// bytesLeft is how many more bytes of the answer fit into the conversation. tooLarge says that
+	// the answer did not fit.
+	bytesLeft int
+	tooLarge  bool
 
 	scanner sse.Scanner
 	reader  delta.Reader
-	// halves are bytes of characters whose rest has not come
-	halves map[place][]byte
-	answer answer
-	// sent counts token and tool_call messages
+	// incomplete has the bytes of characters whose rest has not come.
+	incomplete map[textKey][]byte
+	answer     answer
+	// sent counts token and tool_call messages.
 	sent int64
 
-	// fault is what the turn found wrong itself: it goes before the result's.
-	fault  *openai.Error
-	ended  bool
-	result relay.Result
-	// finish is what an answer that was no stream said.
+	// fault is an error that the turn has found itself. It comes before that of the result.
+	fault    *openai.Error
+	finished bool
+	result   relay.Result
+	// finish is the finish_reason of an answer that was no stream.
 	finish string
 }
 
-// place is one of the texts that an answer is made of.
-type place struct {
+// textKey identifies one of the texts of an answer.
+type textKey struct {
 	choice int
 	kind   delta.Kind
 	tool   int
@@ -71,7 +73,7 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 	return nil
 }
 
-// Flush implements relay.Sink: nothing is held back.
+// Flush implements relay.Sink. Every message was sent already.
 func (t *turn) Flush() error { return nil }
 
 // Heartbeat implements relay.Sink.
@@ -82,22 +84,22 @@ func (t *turn) Heartbeat(p relay.Progress) error {
 
 // Finish implements relay.Sink.
 func (t *turn) Finish(r relay.Result) error {
-	t.ended, t.result = true, r
+	t.finished, t.result = true, r
 	return nil
 }
 
-// deliver sends what an event adds to the answer, as soon as the client wants it.
+// deliver sends a delta, as soon as the client wants it.
 func (t *turn) deliver(d *delta.Delta) error {
-	text := t.whole(d)
+	text := t.completeText(d)
 	if text == "" && len(d.ID)+len(d.Name) == 0 {
-		return nil // what there is of it will come with the rest of its character
+		return nil // the delta is a part of a character, which is sent with its rest
 	}
-	if err := t.pass(); err != nil {
+	if err := t.awaitClient(); err != nil {
 		return err
 	}
 	var message any
 	if d.Kind == delta.ToolCall {
-		call := t.calls.of(d.Tool, d.ID, d.Name)
+		call := t.calls.findOrAdd(d.Tool, d.ID, d.Name)
 		message = toolCallMessage{Type: "tool_call", RequestID: t.id, ID: call.id, Index: d.Tool, Name: call.name, Arguments: text, Choice: d.Choice}
 	} else {
 		message = tokenMessage{Type: "token", RequestID: t.id, Delta: text, Choice: d.Choice, Kind: kindOf(d.Kind)}
@@ -106,10 +108,11 @@ func (t *turn) deliver(d *delta.Delta) error {
 		return err
 	}
 	t.sent++
-	t.remember(d, text)
+	t.record(d, text)
 	return nil
 }
 
+// kindOf returns the kind of a token message, empty for text.
 func kindOf(k delta.Kind) string {
 	switch k {
 	case delta.Reasoning:
@@ -120,13 +123,13 @@ func kindOf(k delta.Kind) string {
 	return ""
 }
 
-// whole is the delta's text without the beginning of a character at its end, which is put before the text's next one: a message can hold
-// only whole ones.
-func (t *turn) whole(d *delta.Delta) string {
-	at := place{d.Choice, d.Kind, d.Tool}
+// completeText returns the text of a delta without the incomplete character at its end, which is
+// put before the next delta of the same text. A message can only hold complete characters.
+func (t *turn) completeText(d *delta.Delta) string {
+	at := textKey{d.Choice, d.Kind, d.Tool}
 	text := d.Text
-	if half := t.halves[at]; half != nil {
-		delete(t.halves, at)
+	if half := t.incomplete[at]; half != nil {
+		delete(t.incomplete, at)
 		text = append(half, text...)
 	}
 	cut := len(text)
@@ -139,21 +142,21 @@ func (t *turn) whole(d *delta.Delta) string {
 		}
 	}
 	if cut < len(text) {
-		if t.halves == nil {
-			t.halves = map[place][]byte{}
+		if t.incomplete == nil {
+			t.incomplete = map[textKey][]byte{}
 		}
-		t.halves[at] = bytes.Clone(text[cut:])
+		t.incomplete[at] = bytes.Clone(text[cut:])
 	}
 	return string(text[:cut])
 }
 
-// remember keeps what was sent for the conversation, which has one choice.
-func (t *turn) remember(d *delta.Delta, text string) {
-	if d.Choice != 0 || t.lost {
+// record records what was sent, for the conversation, which has one choice.
+func (t *turn) record(d *delta.Delta, text string) {
+	if d.Choice != 0 || t.tooLarge {
 		return
 	}
-	if t.keep -= len(text); t.keep < 0 {
-		t.lost = true
+	if t.bytesLeft -= len(text); t.bytesLeft < 0 {
+		t.tooLarge = true
 		return
 	}
 	switch d.Kind {
@@ -162,16 +165,16 @@ func (t *turn) remember(d *delta.Delta, text string) {
 	case delta.Refusal:
 		t.answer.refusal = append(t.answer.refusal, text...)
 	case delta.ToolCall:
-		call := t.calls.of(d.Tool, nil, nil)
+		call := t.calls.findOrAdd(d.Tool, nil, nil)
 		call.arguments = append(call.arguments, text...)
 	}
 }
 
-// pass waits until the client wants another message. Meanwhile it hears that the turn waits for it.
-func (t *turn) pass() error {
-	waits, changed := t.gate.take()
+// awaitClient waits until the client wants another message. Meanwhile the client gets heartbeats.
+func (t *turn) awaitClient() error {
+	waits, changed := t.gate.acquire()
 	if waits == "" {
-		return context.Cause(t.ctx) // nil while the turn runs
+		return context.Cause(t.ctx) // nil: the turn runs
 	}
 	beat, hold := time.NewTicker(t.heartbeat), time.NewTimer(t.hold)
 	defer beat.Stop()
@@ -179,7 +182,7 @@ func (t *turn) pass() error {
 	for waits != "" {
 		select {
 		case <-changed:
-			waits, changed = t.gate.take()
+			waits, changed = t.gate.acquire()
 		case <-beat.C:
 			if err := t.Heartbeat(relay.Progress{Phase: relay.Phase(waits), Waited: time.Since(t.received)}); err != nil {
 				return err
@@ -194,12 +197,12 @@ func (t *turn) pass() error {
 	return context.Cause(t.ctx)
 }
 
-// outcome is how the turn ended: for what reason, or with what fault.
+// outcome returns how the turn has ended: its finish reason, or its fault.
 func (t *turn) outcome() (finish string, fault *openai.Error) {
 	switch {
 	case t.fault != nil:
 		return "", t.fault
-	case t.ended && t.result.Fault == nil && (t.ctx.Err() == nil || t.result.Finish != ""):
+	case t.finished && t.result.Fault == nil && (t.ctx.Err() == nil || t.result.Finish != ""):
 		if t.result.Finish == "" {
 			return t.finish, nil
 		}
@@ -208,7 +211,7 @@ func (t *turn) outcome() (finish string, fault *openai.Error) {
 	case t.result.Fault != nil:
 		fault = t.result.Fault
 	default:
-		fault = openai.Errorf(openai.CodeGatewayUnavailable, "The turn ended without a word.")
+		fault = openai.Errorf(openai.CodeGatewayUnavailable, "The turn ended without a result.")
 	}
 	if fault.Code == openai.CodeCancelled {
 		return finishCancelled, nil
@@ -218,12 +221,12 @@ func (t *turn) outcome() (finish string, fault *openai.Error) {
 
 const finishCancelled = "cancelled"
 
-// cutShort says that what the model was about to say has no end: its tool calls cannot be made.
-func cutShort(finish string) bool {
+// isCutShort reports whether the answer was not finished, so that its tool calls cannot be made.
+func isCutShort(finish string) bool {
 	return finish == "length" || finish == "content_filter" || finish == finishCancelled
 }
 
-// usage is what the turn has cost.
+// usage returns what the turn has used.
 func (t *turn) usage() usage {
 	u := t.result.Usage
 	if !u.Known {

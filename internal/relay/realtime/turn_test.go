@@ -204,7 +204,8 @@ func TestToolCalls(t *testing.T) {
 	c.final("stop")
 }
 
-// TestCallsThatWereAnsweredEarly: the next turn begins with the end of the turn, when nothing is left to be answered.
+// TestCallsThatWereAnsweredEarly: the next turn begins with the end of the turn, when nothing is
+// left to be answered.
 func TestCallsThatWereAnsweredEarly(t *testing.T) {
 	g := newGateway(t, nil)
 	c := g.dial(t)

@@ -8,10 +8,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
-// maxEngineMessage bounds what is passed on of an engine's words about an error, in bytes.
+// maxEngineMessage bounds what is passed on of an engine's error message, in bytes.
 const maxEngineMessage = 4 << 10
 
-// Answer implements relay.Sink: the engine has refused, or it answered without streaming.
+// Answer implements relay.Sink. The engine has refused, or has answered without a stream.
 func (t *turn) Answer(a *relay.Answer) error {
 	if a.Status >= 300 {
 		t.fault = faultOf(a)
@@ -58,22 +58,22 @@ func (t *turn) Answer(a *relay.Answer) error {
 	return nil
 }
 
-// faultOf returns an engine's refusal. The engine's words are for the client, as they are where the
-// answer passes unchanged.
+// faultOf returns the refusal of an engine. Its message is for the client, as it is where answers
+// pass unchanged.
 func faultOf(a *relay.Answer) *openai.Error {
 	fault := &openai.Error{Code: openai.CodeUpstreamError, Status: a.Status, Message: "The engine refused the request."}
 	if a.Status < 500 {
 		fault.Code = openai.CodeInvalidRequest
 	}
-	said := openai.ParseEngineError(a.Body)
-	if said.Message != "" {
-		fault.Message = said.Message[:min(len(said.Message), maxEngineMessage)]
+	engineError := openai.ParseEngineError(a.Body)
+	if engineError.Message != "" {
+		fault.Message = engineError.Message[:min(len(engineError.Message), maxEngineMessage)]
 	}
-	if said.Code != "" && !badName(said.Code) {
-		fault.Code = openai.Code(said.Code)
+	if engineError.Code != "" && !isInvalidName(engineError.Code) {
+		fault.Code = openai.Code(engineError.Code)
 	}
-	if !badName(said.Param) {
-		fault.Param = said.Param
+	if !isInvalidName(engineError.Param) {
+		fault.Param = engineError.Param
 	}
 	return fault
 }
