@@ -16,12 +16,12 @@ type choice struct {
 	// pool is its name; empty for a model
 	pool string
 	// members are one or more
-	members []*target
+	members []*modelRoute
 }
 
 // resolve finds the model or the pool of this name. A pool goes before a discovered model of the
 // same name.
-func (w *world) resolve(r *Request) (choice, *openai.Error) {
+func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	if pool, ok := w.pools[r.Model]; ok {
 		return w.resolvePool(r, pool)
 	}
@@ -33,7 +33,7 @@ func (w *world) resolve(r *Request) (choice, *openai.Error) {
 	if fault := mayUse(r.Allowed, "model", m.Name); fault != nil {
 		return choice{}, fault
 	}
-	t := w.targets[m.Name]
+	t := w.routes[m.Name]
 	switch {
 	case m.Launcher == engines.None:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
@@ -41,7 +41,7 @@ func (w *world) resolve(r *Request) (choice, *openai.Error) {
 	case !t.serves():
 		return choice{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", m.Name)
 	}
-	return choice{members: []*target{t}}, nil
+	return choice{members: []*modelRoute{t}}, nil
 }
 
 // mayUse refuses a name that is not allowed; what is the field that named it, and the word for it.
@@ -53,14 +53,14 @@ func mayUse(allowed func(string) bool, what, name string) *openai.Error {
 		Message: "This API key may not use the " + what + " `" + name + "`."}
 }
 
-func (w *world) resolvePool(r *Request, models []string) (choice, *openai.Error) {
+func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai.Error) {
 	if fault := mayUse(r.Allowed, "model", r.Model); fault != nil {
 		return choice{}, fault
 	}
 	c := choice{pool: r.Model}
 	forbidden, served := true, false
 	for _, name := range models {
-		t, ok := w.targets[name]
+		t, ok := w.routes[name]
 		if !ok || r.Allowed != nil && !r.Allowed(name) {
 			continue
 		}
@@ -83,15 +83,15 @@ func (w *world) resolvePool(r *Request, models []string) (choice, *openai.Error)
 }
 
 // serves says that a request may go here now, or soon.
-func (t *target) serves() bool {
+func (t *modelRoute) serves() bool {
 	return t.Launcher != engines.None && (len(t.replicas) > 0 || t.hope)
 }
 
 // again is the same choice in a newer world. It may be empty.
-func (w *world) again(c choice) choice {
+func (w *routingTable) again(c choice) choice {
 	now := choice{pool: c.pool}
 	for _, m := range c.members {
-		if t, ok := w.targets[m.Name]; ok {
+		if t, ok := w.routes[m.Name]; ok {
 			now.members = append(now.members, t)
 		}
 	}
@@ -116,7 +116,7 @@ func (c choice) name() string {
 	return "the model `" + c.members[0].Name + "`"
 }
 
-func (c choice) any(is func(*target) bool) bool { return slices.ContainsFunc(c.members, is) }
+func (c choice) any(is func(*modelRoute) bool) bool { return slices.ContainsFunc(c.members, is) }
 
 // patience is how long the request may wait: the longest that one of the models allows.
 func (c choice) patience(own time.Duration) time.Duration {
@@ -129,7 +129,7 @@ func (c choice) patience(own time.Duration) time.Duration {
 
 // watched says whether somebody wants to know when the request has its first token.
 func (c choice) watched(tenant admission.TenantLimits) bool {
-	return tenant.MaxPrefill > 0 || c.any(func(t *target) bool { return t.policy.MaxPrefillPerReplica > 0 })
+	return tenant.MaxPrefill > 0 || c.any(func(t *modelRoute) bool { return t.policy.MaxPrefillPerReplica > 0 })
 }
 
 // cacheKeys are the keys of a request on the rings of the models it may go to. They are made before

@@ -24,23 +24,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Strategy is how a replica is chosen.
-type Strategy string
-
-// The strategies of a model's routing.
-const (
-	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor
-	// under the bound.
-	Prefix Strategy = "prefix"
-	// CHWBL is consistent hashing with bounded loads and nothing else.
-	CHWBL Strategy = "chwbl"
-	// RoundRobin takes replicas in turn.
-	RoundRobin Strategy = "round_robin"
-	// LeastConnections takes the replica with the fewest requests; of equals the one that has
-	// served fewest.
-	LeastConnections Strategy = "least_connections"
-)
-
 // Policy is how requests for one model are admitted and routed.
 type Policy struct {
 	// Strategy defaults to Prefix.
@@ -99,9 +82,9 @@ type Dispatcher struct {
 	admission *admission.Controller
 	shared    bool
 	demand    func(model string)
-	world     atomic.Pointer[world]
-	names     identities
-	past      inheritance
+	table     atomic.Pointer[routingTable]
+	ids       idClaims
+	recovered recoveredRequests
 	// turn is which model of a replica is woken first where none has had it
 	turn atomic.Uint64
 
@@ -126,8 +109,8 @@ type Dispatcher struct {
 	// last; guarded by mu
 	leaving map[string]string
 	// cursors of round robin, and what responses have taught, by model; guarded by mu
-	cursors map[string]*atomic.Uint64
-	lessons map[string]*lessons
+	cursors    map[string]*atomic.Uint64
+	estimators map[string]*estimator
 }
 
 // Rules say how requests are treated, beside what the fleet is.
@@ -172,10 +155,10 @@ func New(c Config) *Dispatcher {
 		counters:    map[string]*counter{},
 		leaving:     map[string]string{},
 		cursors:     map[string]*atomic.Uint64{},
-		lessons:     map[string]*lessons{},
+		estimators:  map[string]*estimator{},
 	}
 	d.special = d.rules.special()
-	d.world.Store(&world{snapshot: &engines.Snapshot{}})
+	d.table.Store(&routingTable{snapshot: &engines.Snapshot{}})
 	d.rebuild()
 	return d
 }
@@ -316,16 +299,16 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 // newest world, because the request may have waited through several.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.question = first.lessons.estimate(r)
+	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)
-	ticket.recall(c, r)
+	ticket.findAffinity(c, r)
 	request := admission.Request{
 		Model:    c.model(),
 		Pool:     c.pool,
 		Tenant:   r.Tenant,
 		Priority: r.Priority,
-		Tokens:   ticket.question.guess.total(),
+		Tokens:   ticket.estimate.tokens.total(),
 		Bytes:    r.Bytes,
 		Timeout:  c.patience(r.Timeout),
 		Prefill:  ticket.watch,
@@ -333,16 +316,16 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Locked: admission.LockedHooks{
 			Allowed: func(model string) bool { return d.serves(model, r.Allowed) },
 			ReserveSlot: func(model string) (admission.Slot, bool) {
-				now, ok := d.world.Load().targets[model]
+				now, ok := d.table.Load().routes[model]
 				if !ok {
 					return admission.Slot{}, false
 				}
-				return now.place(keys.of(now.policy.UserMessages), ticket)
+				return now.reserve(keys.of(now.policy.UserMessages), ticket)
 			},
 		},
 		Unlocked: admission.UnlockedHooks{
 			OnWait:      func() { d.waits(c, r) },
-			ReleaseSlot: ticket.unplace,
+			ReleaseSlot: ticket.returnSlot,
 		},
 		Preempted: r.Preempted > 0,
 	}
@@ -371,11 +354,11 @@ func (d *Dispatcher) waits(c choice, r *Request) {
 // serves says whether a request that waits for a pool may go to this model of it: by the newest
 // world, because one may have got its first replica, or lost its last, since the request came.
 func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
-	t, ok := d.world.Load().targets[model]
+	t, ok := d.table.Load().routes[model]
 	return ok && t.serves() && (allowed == nil || allowed(model))
 }
 
 // tenant is the limits of a tenant.
 func (d *Dispatcher) tenant(name string) admission.TenantLimits {
-	return d.world.Load().tenants[name]
+	return d.table.Load().tenants[name]
 }

@@ -98,19 +98,19 @@ func (s stage) queue(model string) <-chan *Ticket {
 func TestConversationsStay(t *testing.T) {
 	s := newStage(Policy{LoadFloor: 8})
 	s.put("m", replicas("a", "b", "c", "d")...)
-	homes := map[string]int{}
+	affinities := map[string]int{}
 	for key := range 40 {
 		first := s.must(t, newRequest("m", fmt.Sprint(key)))
 		second := s.must(t, newRequest("m-alias", fmt.Sprint(key)))
 		if first.Replica() != second.Replica() || second.Model != "m" || second.Cluster() != "model/m" {
 			t.Errorf("key %d: %s, then %s of %s", key, first.Replica(), second.Replica(), second.Model)
 		}
-		homes[first.Replica()]++
+		affinities[first.Replica()]++
 		first.Release()
 		second.Release()
 	}
-	if len(homes) != 4 {
-		t.Errorf("40 keys went to %v", homes)
+	if len(affinities) != 4 {
+		t.Errorf("40 keys went to %v", affinities)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestEndpointsListThePickFirst(t *testing.T) {
 	for key := range 20 {
 		ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 		list := strings.Split(ticket.Endpoints(), ",")
-		if len(list) != 1+fallbacks || list[0] != ticket.target.replicas[ticket.at].address {
+		if len(list) != 1+fallbacks || list[0] != ticket.route.replicas[ticket.at].address {
 			t.Fatalf("picked %s, list %v", ticket.Replica(), list)
 		}
 		seen := map[string]bool{}
@@ -342,29 +342,29 @@ func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
 }
 
 // inherited counts those of both kinds.
-func (s *stage) inherited() int {
-	counted, unplaced := s.Inherited()
-	return counted + unplaced
+func (s *stage) recoveredRequest() int {
+	counted, unlocated := s.RecoveredCount()
+	return counted + unlocated
 }
 
 // Who tells of a replica may be late: a pod is known when Kubernetes has been read.
 func TestInheritWhereNoReplicaIsKnownYet(t *testing.T) {
 	s := newStage(Policy{})
-	at := Place{"m", "127.0.0.1:9000"}
-	s.Inherit(map[Place]int{at: 3, {"m", "127.0.0.1:1"}: 2})
-	s.SettleOne(Running{Place: at, Request: "1"})
-	if counted, unplaced := s.Inherited(); counted != 0 || unplaced != 4 {
-		t.Fatalf("%d and %d", counted, unplaced)
+	at := Location{"m", "127.0.0.1:9000"}
+	s.Recover(map[Location]int{at: 3, {"m", "127.0.0.1:1"}: 2})
+	s.EndRecovered(RecoveredRequest{Location: at, Request: "1"})
+	if counted, unlocated := s.RecoveredCount(); counted != 0 || unlocated != 4 {
+		t.Fatalf("%d and %d", counted, unlocated)
 	}
 	s.put("m", replicas("a")...)
 	if v, _ := s.View("m"); v.Loads["a"] != 2 || v.InFlight != 2 {
 		t.Errorf("%+v", v)
 	}
-	s.Settle(map[Place]int{at: 1})
-	if counted, unplaced := s.Inherited(); counted != 1 || unplaced != 2 {
-		t.Errorf("%d and %d", counted, unplaced)
+	s.LimitRecovered(map[Location]int{at: 1})
+	if counted, unlocated := s.RecoveredCount(); counted != 1 || unlocated != 2 {
+		t.Errorf("%d and %d", counted, unlocated)
 	}
-	if s.Settle(nil); s.inherited() != 0 {
+	if s.LimitRecovered(nil); s.recoveredRequest() != 0 {
 		t.Error("some are left")
 	}
 }
@@ -376,15 +376,15 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 		Replicas: []engines.Replica{{ID: "a", Model: "m", State: engines.Ready, Launcher: engines.Upstream,
 			Address: netip.MustParseAddrPort("127.0.0.1:9000")}},
 	})
-	s.Inherit(map[Place]int{{"m", "127.0.0.1:9000"}: 3})
-	if n, _ := s.Inherited(); n != 3 {
-		t.Errorf("inherited %d of 3", n)
+	s.Recover(map[Location]int{{"m", "127.0.0.1:9000"}: 3})
+	if n, _ := s.RecoveredCount(); n != 3 {
+		t.Errorf("recoveredRequest %d of 3", n)
 	}
-	s.Settle(map[Place]int{{Model: "m", Address: "127.0.0.1:1"}: 0})
-	if n, _ := s.Inherited(); n != 3 {
+	s.LimitRecovered(map[Location]int{{Model: "m", Address: "127.0.0.1:1"}: 0})
+	if n, _ := s.RecoveredCount(); n != 3 {
 		t.Errorf("%d of 3 are left, and Envoy has said nothing of their place", n)
 	}
-	s.Settle(nil)
+	s.LimitRecovered(nil)
 	if v, _ := s.View("m"); v.InFlight != 0 {
 		t.Errorf("in flight: %d", v.InFlight)
 	}
@@ -419,7 +419,7 @@ func TestARetryThatLeavesLetsTheNextIn(t *testing.T) {
 		defer second.Release()
 		got := s.queue("m")
 		from := first.Replica()
-		first.Moved(second.target.replicas[second.at].address) // onto the other, past its limit: Envoy has decided so
+		first.Moved(second.route.replicas[second.at].address) // onto the other, past its limit: Envoy has decided so
 		ticket := <-got
 		if ticket.Replica() != from {
 			t.Errorf("at %s, want %s", ticket.Replica(), from)
@@ -433,23 +433,23 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{MaxConcurrent: 3, QueueTimeout: time.Second}})
 		s.put("m", replicas("a", "b")...)
-		at := Place{"m", "127.0.0.1:9000"}
-		s.Inherit(map[Place]int{at: 3, {"m", "10.0.0.1:1"}: 5}) // the latter is nobody's
-		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.inherited() != 8 {
+		at := Location{"m", "127.0.0.1:9000"}
+		s.Recover(map[Location]int{at: 3, {"m", "10.0.0.1:1"}: 5}) // the latter is nobody's
+		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.recoveredRequest() != 8 {
 			t.Errorf("%+v", v)
 		}
 		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.Settle(map[Place]int{at: 1})
-		s.Settle(map[Place]int{at: 2}) // they do not come back
+		s.LimitRecovered(map[Location]int{at: 1})
+		s.LimitRecovered(map[Location]int{at: 2}) // they do not come back
 		s.must(t, newRequest("m", "k"))
 		s.must(t, newRequest("m", "k"))
 		if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil {
 			t.Error("the limit of 3 was exceeded")
 		}
-		s.SettleOne(Running{Place: at, Request: "1"})
-		s.SettleOne(Running{Place: at, Request: "1"})
+		s.EndRecovered(RecoveredRequest{Location: at, Request: "1"})
+		s.EndRecovered(RecoveredRequest{Location: at, Request: "1"})
 		if v, _ := s.View("m"); v.InFlight != 2 || v.Loads["a"]+v.Loads["b"] != 2 {
 			t.Errorf("%+v", v)
 		}

@@ -67,14 +67,14 @@ func words(a admission.Allowance) (limit, remaining, reset string) {
 }
 
 func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
-	now := d.world.Load().again(c)
+	now := d.table.Load().again(c)
 	switch {
 	case r.Timeout > 0 && (len(now.members) == 0 || r.Timeout <= now.patience(0)):
 		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
 			Message: "The request's own timeout ended before it could start."}
-	case !now.any(func(t *target) bool { return len(t.replicas) > 0 || t.cold() }):
+	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 || t.cold() }):
 		return openai.Errorf(openai.CodeNoReplica, "No replica of %s is ready.", c.name())
-	case !now.any(func(t *target) bool { return len(t.replicas) > 0 }):
+	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }):
 		return openai.Errorf(openai.CodeColdStartTimeout, "No replica of %s became ready in time.", c.name())
 	}
 	return openai.Errorf(openai.CodeQueueTimeout, "%s stayed busy for too long.", c.title())

@@ -27,7 +27,7 @@ type Pending struct {
 // wait, or the reason of one that is refused. ctx is that of the client; Begin reads it only for
 // its cause.
 func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, *openai.Error) {
-	table := d.world.Load()
+	table := d.table.Load()
 	c, fault := table.resolve(r)
 	if fault != nil {
 		return nil, nil, fault
@@ -42,13 +42,13 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 		return nil, nil, fault
 	}
 	if err := ctx.Err(); err != nil {
-		t.unname()
+		t.releaseIDs()
 		return nil, nil, d.explain(ctx, c, r, err)
 	}
 	lease, wait, err := d.admission.Begin(d.admissionRequest(c, r, t))
 	switch {
 	case err != nil:
-		t.unname()
+		t.releaseIDs()
 		return nil, nil, d.explain(ctx, c, r, err)
 	case wait != nil:
 		return nil, &Pending{dispatcher: d, admission: wait, choice: c, request: r, ticket: t}, nil
@@ -60,16 +60,16 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 // claimIDs claims the client's request id and the task of the request, which one request at a time
 // may have. Ticket.unname releases both.
 func (d *Dispatcher) claimIDs(t *Ticket, r *Request) *openai.Error {
-	release, ok := d.names.take(r.Tenant, r.ID)
+	release, ok := d.ids.claim(r.Tenant, r.ID)
 	if !ok {
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "A request with this request_id is still running."}
 	}
-	t.unname = release
+	t.releaseIDs = release
 	if r.Task == "" {
 		return nil
 	}
-	if t.unname, ok = d.inTask(r, release); !ok {
+	if t.releaseIDs, ok = d.inTask(r, release); !ok {
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
 			Message: "Another request of this task is still running."}
 	}
@@ -89,7 +89,7 @@ func (p *Pending) Await(ctx context.Context) (*Ticket, *openai.Error) {
 	}
 	lease, err := p.admission.Await(ctx)
 	if err != nil {
-		t.unname()
+		t.releaseIDs()
 		return nil, p.dispatcher.explain(ctx, p.choice, p.request, err)
 	}
 	t.granted(lease, p.request.Model)

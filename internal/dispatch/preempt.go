@@ -17,9 +17,9 @@ func (t *Ticket) preempts(preempt func()) func() {
 // own. Called under the lock of admission.
 func (t *Ticket) helps() bool {
 	t.mu.Lock()
-	held, prefill, model, counter := t.held, t.prefill, t.target.Name, t.target.replicas[t.at].counter
+	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.route.replicas[t.at].counter
 	t.mu.Unlock()
-	now, ok := t.dispatcher.world.Load().targets[model]
+	now, ok := t.dispatcher.table.Load().routes[model]
 	if !held || !ok {
 		return false
 	}

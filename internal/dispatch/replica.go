@@ -90,13 +90,13 @@ func (d *Dispatcher) lookAgain(r replica, after time.Duration) {
 			d.lookAgain(r, rest)
 			return
 		}
-		d.freed(r.counter, "")
+		d.wakeOthers(r.counter, "")
 	})
 }
 
 // take counts one more request unless a limit is reached. watched says that it counts as prefill
 // until its first token.
-func (r replica) take(watched bool) bool {
+func (r replica) acquire(watched bool) bool {
 	if watched && !raise(&r.prefill, r.mostPrefill) {
 		return false
 	}

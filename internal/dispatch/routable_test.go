@@ -64,16 +64,16 @@ func TestAChangeRebuildsOneTarget(t *testing.T) {
 	for m := range 10 {
 		s.put(fmt.Sprint("m", m), replicas(fmt.Sprint("m", m, "-0"))...)
 	}
-	before := s.world.Load()
+	before := s.table.Load()
 	s.put("m3", replicas("m3-0", "m3-1")...)
 	s.SetRules(Rules{Models: map[string]Policy{"m5": {LoadFloor: 3}}})
-	after := s.world.Load()
-	for name, target := range after.targets {
-		if same := target == before.targets[name]; same == (name == "m3" || name == "m5") {
+	after := s.table.Load()
+	for name, route := range after.routes {
+		if same := route == before.routes[name]; same == (name == "m3" || name == "m5") {
 			t.Errorf("%s is the same: %t", name, same)
 		}
 	}
-	if after.targets["m5"].policy.LoadFloor != 3 {
+	if after.routes["m5"].policy.LoadFloor != 3 {
 		t.Error("the new rule is not in force")
 	}
 }

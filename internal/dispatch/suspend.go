@@ -141,12 +141,12 @@ func (d *Dispatcher) Suspended() map[string]string {
 
 // pickableLocked finds a replica that may be picked, and one of the models that it serves; nil when
 // it may not.
-func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *target) {
+func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 	c := d.counters[id]
 	if c == nil || len(c.models()) == 0 {
 		return nil, nil
 	}
-	t := d.world.Load().targets[c.models()[0]]
+	t := d.table.Load().routes[c.models()[0]]
 	for i := range t.source.Replicas {
 		if r := &t.source.Replicas[i]; r.ID == id {
 			return r, t
@@ -157,7 +157,7 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *target) {
 
 // unhealthyOnLocked is the model's own rule, or that of the launcher for a model without one, and
 // for a server that is not one model's alone.
-func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *target) Failure {
+func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
 		return own

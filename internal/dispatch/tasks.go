@@ -29,7 +29,7 @@ type TaskRequest struct {
 
 // Schedule admits a task, or says how long to wait before asking again.
 func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Task, time.Duration, *openai.Error) {
-	w := d.world.Load()
+	w := d.table.Load()
 	ask, fault := w.taskRequest(r)
 	if fault != nil {
 		return admission.Task{}, 0, fault
@@ -48,7 +48,7 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 // offers says whether the model is one that was asked for. A task that a repeated call finds may be
 // of another one. What a pool has lost since is no mistake of the caller's, so only a model that is
 // in another pool counts.
-func (w *world) offers(ask admission.TaskRequest, model string) bool {
+func (w *routingTable) offers(ask admission.TaskRequest, model string) bool {
 	if ask.Model != "" {
 		return ask.Model == model
 	}
@@ -65,7 +65,7 @@ func (w *world) offers(ask admission.TaskRequest, model string) bool {
 
 // taskRequest finds the models that a task may go to. They need no replica: who calls them does it
 // elsewhere.
-func (w *world) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
+func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, MaxWait: r.MaxWait}
 	switch {
@@ -124,7 +124,7 @@ func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, actual int
 
 // Renew makes a task last longer. False: the tenant has no such task.
 func (d *Dispatcher) Renew(ctx context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
-	lease := d.world.Load().taskLease
+	lease := d.table.Load().taskLease
 	_, err := d.admission.Renew(ctx, tenant, id, lease)
 	ok, fault := found(err)
 	return lease, ok, fault
@@ -142,7 +142,7 @@ func found(err error) (bool, *openai.Error) {
 
 // byTask narrows the choice to the model that the request's task was admitted to, and makes the
 // task last longer.
-func (d *Dispatcher) byTask(ctx context.Context, w *world, c choice, r *Request) (choice, *openai.Error) {
+func (d *Dispatcher) byTask(ctx context.Context, w *routingTable, c choice, r *Request) (choice, *openai.Error) {
 	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
 	if ok, fault := found(err); fault != nil {
 		return c, fault
@@ -151,7 +151,7 @@ func (d *Dispatcher) byTask(ctx context.Context, w *world, c choice, r *Request)
 	}
 	for _, t := range c.members {
 		if t.Name == task.Model {
-			return choice{members: []*target{t}}, nil
+			return choice{members: []*modelRoute{t}}, nil
 		}
 	}
 	return c, &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.TaskID,
@@ -161,7 +161,7 @@ func (d *Dispatcher) byTask(ctx context.Context, w *world, c choice, r *Request)
 // inTask claims the task for one request at a time: what was admitted once must not run many times
 // at once.
 func (d *Dispatcher) inTask(r *Request, release func()) (func(), bool) {
-	end, ok := d.names.take(r.Tenant, "task\x00"+r.Task)
+	end, ok := d.ids.claim(r.Tenant, "task\x00"+r.Task)
 	if !ok {
 		release()
 		return nil, false

@@ -205,11 +205,11 @@ func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Second}})
 		s.put("m", replicas("a")...)
 		s.SetRules(Rules{Tenants: map[string]admission.TenantLimits{"acme": {MaxConcurrent: 2}}})
-		at := Place{"m", "127.0.0.1:9000"}
-		s.Inherit(map[Place]int{at: 3})
+		at := Location{"m", "127.0.0.1:9000"}
+		s.Recover(map[Location]int{at: 3})
 		for range 3 { // entries come again and again
-			s.Recognize(Running{Place: at, Request: "1", Tenant: "acme", Tokens: 5})
-			s.Recognize(Running{Place: at, Request: "2", Tenant: "acme"})
+			s.IdentifyRecovered(RecoveredRequest{Location: at, Request: "1", Tenant: "acme", Tokens: 5})
+			s.IdentifyRecovered(RecoveredRequest{Location: at, Request: "2", Tenant: "acme"})
 		}
 		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 {
 			t.Errorf("%+v", v)
@@ -219,33 +219,33 @@ func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
 		if _, fault := s.Dispatch(t.Context(), mine); fault == nil || fault.Code != openai.CodeRateLimited {
 			t.Errorf("a third request of a tenant that may have two: %v", fault)
 		}
-		s.SettleOne(Running{Place: at, Request: "2", Tenant: "acme"})
+		s.EndRecovered(RecoveredRequest{Location: at, Request: "2", Tenant: "acme"})
 		ticket, fault := s.Dispatch(t.Context(), mine)
 		if fault != nil {
 			t.Fatal(fault)
 		}
 		ticket.Release()
-		s.SettleOne(Running{Place: at, Request: "3", Tenant: "other"})
-		s.Settle(nil)
-		if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 || s.inherited() != 0 {
-			t.Errorf("%+v, %d inherited", v, s.inherited())
+		s.EndRecovered(RecoveredRequest{Location: at, Request: "3", Tenant: "other"})
+		s.LimitRecovered(nil)
+		if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 || s.recoveredRequest() != 0 {
+			t.Errorf("%+v, %d recoveredRequest", v, s.recoveredRequest())
 		}
 	})
 }
 
 func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
-	var l lessons
+	var l estimator
 	r := &Request{Tenant: "t", PromptBytes: 4000, MaxTokens: 10_000}
 	q := l.estimate(r)
-	if q.guess != (estimate{1000, expectedOutput}) {
-		t.Errorf("at first %+v", q.guess)
+	if q.tokens != (tokenCount{1000, expectedOutput}) {
+		t.Errorf("at first %+v", q.tokens)
 	}
 	for range 300 {
 		l.settle(Response{Bytes: 30_000, Stream: true, Known: true, Prompt: 2000, Completion: 100}, l.estimate(r))
 	}
 	near := func(got, want int) bool { return got > want*9/10 && got < want*11/10 }
-	if q = l.estimate(r); !near(q.guess.prompt, 2000) || !near(q.guess.output, 100) {
-		t.Errorf("learned %+v, the answers were of 100 tokens and the prompts of 2000", q.guess)
+	if q = l.estimate(r); !near(q.tokens.prompt, 2000) || !near(q.tokens.output, 100) {
+		t.Errorf("learned %+v, the answers were of 100 tokens and the prompts of 2000", q.tokens)
 	}
 	if cost := l.settle(Response{Bytes: 60_000, Stream: true}, q); !near(cost, 2000+200) {
 		t.Errorf("60,000 bytes of a stream at 300 a token cost %d", cost)
@@ -253,17 +253,17 @@ func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
 	if cost := l.settle(Response{Failed: true}, q); cost != 0 {
 		t.Errorf("a failed request cost %d", cost)
 	}
-	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, MaxTokens: 7, Choices: 2}); q.guess.output != 14 {
-		t.Errorf("two answers of at most 7 tokens are taken for %d", q.guess.output)
+	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, MaxTokens: 7, Choices: 2}); q.tokens.output != 14 {
+		t.Errorf("two answers of at most 7 tokens are taken for %d", q.tokens.output)
 	}
-	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, NoOutput: true}); q.guess.output != 0 {
-		t.Errorf("an embedding is taken for %d tokens of output", q.guess.output)
+	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, NoOutput: true}); q.tokens.output != 0 {
+		t.Errorf("an embedding is taken for %d tokens of output", q.tokens.output)
 	}
 	for i := range 3 * maxTenants {
 		l.settle(Response{Known: true, Completion: 1}, l.estimate(&Request{Tenant: string(rune(i))}))
 	}
 	if n := len(l.outputs); n > maxTenants {
-		t.Errorf("%d tenants are remembered", n)
+		t.Errorf("%d tenants are affinityTTL", n)
 	}
 }
 

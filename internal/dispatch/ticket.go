@@ -21,7 +21,7 @@ type Ticket struct {
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
-	unname     func()
+	releaseIDs func()
 	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is
 	// wanted.
 	watch, measure bool
@@ -29,18 +29,18 @@ type Ticket struct {
 	preemptible bool
 	// homes are the replicas that know the conversation, mostly one, in space; turn is its key up
 	// to the last user message, if turned.
-	homes    []home
-	space    [1]home
-	turn     uint64
-	turned   bool
-	question question
-	lessons  *lessons
+	affinities []affinity
+	space      [1]affinity
+	turn       uint64
+	turned     bool
+	estimate   estimate
+	estimator  *estimator
 
 	mu sync.Mutex
 	// target and at say which replica is held; guarded by mu
-	target *target
-	at     int
-	held   bool
+	route *modelRoute
+	at    int
+	held  bool
 	// prefill: held, and no token yet; released; settled; guarded by mu
 	prefill, released, settled bool
 	// preempted: Request.Preempt has been called, or is about to be; guarded by mu
@@ -56,21 +56,21 @@ const measureEvery = 16
 // granted fills in what is known when the request may go.
 func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
-	t.Model, t.MaxDuration, t.lessons = t.target.Name, t.target.policy.MaxDuration, t.target.lessons
-	if t.Served = t.Model; slices.Contains(t.target.Adapters, asked) {
+	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
+	if t.Served = t.Model; slices.Contains(t.route.Adapters, asked) {
 		t.Served = asked
 	}
-	t.measure = t.target.policy.Limits.TokensPerMinute > 0 ||
-		t.dispatcher.tenant(t.question.tenant).TokensPerMinute > 0 ||
-		t.lessons.asked.Add(1)%measureEvery == 1
-	t.remember(t.target, t.target.replicas[t.at].counter)
+	t.measure = t.route.policy.Limits.TokensPerMinute > 0 ||
+		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
+		t.estimator.asked.Add(1)%measureEvery == 1
+	t.recordAffinity(t.route, t.route.replicas[t.at].counter)
 }
 
 // Cluster is the name of the Envoy cluster of the picked replica, and of all others in Endpoints.
 func (t *Ticket) Cluster() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.target.replicas[t.at].cluster
+	return t.route.replicas[t.at].cluster
 }
 
 // Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when
@@ -85,7 +85,7 @@ func (t *Ticket) Measured() bool { return t.measure }
 
 // Lease is the id of the lease, empty when no other process could know it, and Tokens what it was
 // charged.
-func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.question.guess.total() }
+func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.estimate.tokens.total() }
 
 // Quota is what the tenant has left, as response headers; nil when it has no limits a minute.
 func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota()) }
@@ -99,32 +99,32 @@ func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) 
 func (t *Ticket) Replica() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.target.replicas[t.at].id
+	return t.route.replicas[t.at].id
 }
 
 // Age is how long the picked replica could be picked, at most since this process began.
 func (t *Ticket) Age() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return time.Since(t.target.replicas[t.at].since)
+	return time.Since(t.route.replicas[t.at].since)
 }
 
 // hold writes the pick into the ticket; its slot is already taken. Called under the lock of
 // admission.
-func (t *Ticket) hold(target *target, at int, endpoints string) {
+func (t *Ticket) setSlot(route *modelRoute, at int, endpoints string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.target, t.at, t.endpoints, t.held, t.prefill = target, at, endpoints, true, t.watch
+	t.route, t.at, t.endpoints, t.held, t.prefill = route, at, endpoints, true, t.watch
 }
 
 // leave gives the slot back.
-func (t *Ticket) leave() {
+func (t *Ticket) releaseSlot() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.held {
 		t.held = false
 		t.endPrefillLocked()
-		t.target.replicas[t.at].load.Add(-1)
+		t.route.replicas[t.at].load.Add(-1)
 	}
 }
 
@@ -133,19 +133,19 @@ func (t *Ticket) endPrefillLocked() bool {
 	was := t.prefill
 	if was {
 		t.prefill = false
-		t.target.replicas[t.at].prefill.Add(-1)
+		t.route.replicas[t.at].prefill.Add(-1)
 	}
 	return was
 }
 
 // unplace gives the slot back that the request did not come to use: its client left in the moment
 // of admission, or another gateway was quicker. The queue of its own model looks again by itself.
-func (t *Ticket) unplace() {
-	t.leave()
+func (t *Ticket) returnSlot() {
+	t.releaseSlot()
 	t.mu.Lock()
-	replica, model := t.target.replicas[t.at].counter, t.target.Name
+	replica, model := t.route.replicas[t.at].counter, t.route.Name
 	t.mu.Unlock()
-	t.dispatcher.freed(replica, model)
+	t.dispatcher.wakeOthers(replica, model)
 }
 
 // FirstToken tells that the response has begun: the request is in prefill no longer. It may be
@@ -159,12 +159,12 @@ func (t *Ticket) FirstToken() bool {
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
 	if was {
-		replica = t.target.replicas[t.at].counter
+		replica = t.route.replicas[t.at].counter
 	}
 	t.mu.Unlock()
 	if was {
 		t.lease.FirstToken() // it only counts once
-		t.dispatcher.freed(replica, t.Model)
+		t.dispatcher.wakeOthers(replica, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
 	return true
@@ -174,13 +174,13 @@ func (t *Ticket) FirstToken() bool {
 // follows it. An address that is not of the model changes nothing.
 func (t *Ticket) Moved(address string) {
 	t.mu.Lock()
-	if !t.held || t.target.replicas[t.at].address == address {
+	if !t.held || t.route.replicas[t.at].address == address {
 		t.mu.Unlock()
 		return
 	}
-	from := t.target.replicas[t.at].counter
-	cluster := t.target.replicas[t.at].cluster // a retry never leaves it
-	for i, r := range t.target.replicas {
+	from := t.route.replicas[t.at].counter
+	cluster := t.route.replicas[t.at].cluster // a retry never leaves it
+	for i, r := range t.route.replicas {
 		if r.address == address && r.cluster == cluster {
 			r.load.Add(1)
 			r.served.Add(1)
@@ -188,16 +188,16 @@ func (t *Ticket) Moved(address string) {
 				t.prefill = true
 				r.prefill.Add(1)
 			}
-			t.target.replicas[t.at].load.Add(-1)
+			t.route.replicas[t.at].load.Add(-1)
 			t.at = i
 			break
 		}
 	}
-	target, to := t.target, t.target.replicas[t.at].counter
+	route, to := t.route, t.route.replicas[t.at].counter
 	t.mu.Unlock()
 	if to != from {
-		t.remember(target, to)
-		t.dispatcher.freed(from, t.Model)
+		t.recordAffinity(route, to)
+		t.dispatcher.wakeOthers(from, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
 }
@@ -210,15 +210,15 @@ func (t *Ticket) Release() {
 		return
 	}
 	t.released = true
-	replica, preempted := t.target.replicas[t.at].counter, t.preempted
+	replica, preempted := t.route.replicas[t.at].counter, t.preempted
 	t.mu.Unlock()
 
-	t.unname()
-	t.leave()
+	t.releaseIDs()
+	t.releaseSlot()
 	if preempted {
 		t.lease.Release() // whom it made way for goes before those of other models
 	}
-	t.dispatcher.freed(replica, t.Model)
+	t.dispatcher.wakeOthers(replica, t.Model)
 	t.lease.Release() // lets the next of this model in
 }
 
@@ -230,13 +230,13 @@ func (t *Ticket) Settle(r Response) {
 	t.settled = true
 	t.mu.Unlock()
 	if !again {
-		t.lease.Correct(t.lessons.settle(r, t.question))
+		t.lease.Correct(t.estimator.settle(r, t.estimate))
 	}
 }
 
 // freed wakes the other models that use the replica, which so take turns: the one after the model
 // that has had it comes first, and that one last.
-func (d *Dispatcher) freed(replica *counter, had string) {
+func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 	users := replica.models()
 	at := slices.Index(users, had)
 	if at < 0 && len(users) > 0 {
@@ -250,14 +250,14 @@ func (d *Dispatcher) freed(replica *counter, had string) {
 }
 
 // identities are the request ids that run now. The zero value is ready to use.
-type identities struct {
+type idClaims struct {
 	running sync.Map // identity → struct{}
 }
 
 type identity struct{ tenant, id string }
 
 // take claims the id for the tenant. An empty id is nobody's.
-func (s *identities) take(tenant, id string) (release func(), ok bool) {
+func (s *idClaims) claim(tenant, id string) (release func(), ok bool) {
 	if id == "" {
 		return func() {}, true
 	}

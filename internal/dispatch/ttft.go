@@ -91,14 +91,14 @@ func (p *prediction) of(prompt float64) time.Duration {
 }
 
 // firstToken is the usual time to the first token of a prompt of so many bytes; 0: not known.
-func (l *lessons) firstToken(promptBytes int) time.Duration {
+func (l *estimator) firstToken(promptBytes int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ttft.of(l.promptLocked(promptBytes))
 }
 
 // learnTTFTLocked learns from a response when its first token came.
-func (l *lessons) learnTTFTLocked(r Response, q question) {
+func (l *estimator) learnTTFTLocked(r Response, q estimate) {
 	if r.Known && r.Prompt > 0 {
 		l.ttft.share(r.Prompt, max(r.Prompt-r.Cached, 0))
 	}
@@ -107,6 +107,6 @@ func (l *lessons) learnTTFTLocked(r Response, q question) {
 	case r.Known && r.Prompt > 0:
 		l.ttft.learn(float64(max(r.Prompt-r.Cached, 0)), r.TTFT)
 	default:
-		l.ttft.learn(l.ttft.computed(float64(q.guess.prompt)), r.TTFT)
+		l.ttft.learn(l.ttft.computed(float64(q.tokens.prompt)), r.TTFT)
 	}
 }

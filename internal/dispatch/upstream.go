@@ -20,13 +20,13 @@ type Upstream struct {
 // tried when it refuses.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
-	target, cluster := t.target, t.target.replicas[t.at].cluster // which no retry leaves
+	route, cluster := t.route, t.route.replicas[t.at].cluster // which no retry leaves
 	t.mu.Unlock()
 	list := make([]Upstream, 0, 1+fallbacks)
 	for address := range strings.SplitSeq(t.endpoints, ",") {
-		for _, r := range target.replicas {
+		for _, r := range route.replicas {
 			if r.address == address && r.cluster == cluster {
-				list = append(list, target.upstream(r))
+				list = append(list, route.upstream(r))
 				break
 			}
 		}
@@ -35,7 +35,7 @@ func (t *Ticket) Upstreams() []Upstream {
 }
 
 // upstream is the replica as the fleet knew it when it was picked.
-func (t *target) upstream(r replica) Upstream {
+func (t *modelRoute) upstream(r replica) Upstream {
 	u := Upstream{ID: r.id, Address: r.address}
 	for i := range t.source.Replicas {
 		if from := &t.source.Replicas[i]; from.ID == r.id {

@@ -19,12 +19,12 @@ type View struct {
 
 // View returns the traffic of a model; false when there is no such model.
 func (d *Dispatcher) View(model string) (View, bool) {
-	w := d.world.Load()
-	t, ok := w.targets[model]
+	w := d.table.Load()
+	t, ok := w.routes[model]
 	if !ok {
 		return View{}, false
 	}
-	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.lessons.asked.Load()}
+	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load()}
 	v.PerReplica = t.policy.MaxPerReplica
 	for i := range t.source.Replicas {
 		v.PerReplica = limit(t.policy, &t.source.Replicas[i])
@@ -60,7 +60,7 @@ type ReplicaView struct {
 // Replica returns the traffic of one replica of a model; zero for one that may not be picked now
 // and has no request left.
 func (d *Dispatcher) Replica(model, id string) ReplicaView {
-	if t, ok := d.world.Load().targets[model]; ok {
+	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
 				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Prefill: int(r.prefill.Load()), Served: r.served.Load()}
@@ -92,12 +92,12 @@ type Candidate struct {
 // Explain tells what a pick with this key would do now; false when there is no such model. It
 // changes nothing.
 func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
-	w := d.world.Load()
+	w := d.table.Load()
 	m, ok := w.snapshot.Resolve(model)
 	if !ok {
 		return Routing{}, false
 	}
-	t := w.targets[m.Name]
+	t := w.routes[m.Name]
 	loads := t.loads(nil)
 	r := Routing{Key: key}
 	if i := t.peek(key, loads); i >= 0 {
@@ -107,24 +107,4 @@ func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
 		r.Order = append(r.Order, Candidate{ID: t.replicas[i].id, Load: int(t.replicas[i].load.Load()), Free: loads[i] >= 0})
 	}
 	return r, true
-}
-
-// peek is pick without moving the cursor of round robin.
-func (t *target) peek(key uint64, loads []int) int {
-	if t.policy.Strategy != RoundRobin {
-		return t.pick(key, -1, loads, t.clock())
-	}
-	n, spare, now := uint64(len(loads)), -1, t.clock()
-	warming := !now.IsZero() && t.someWarm(now)
-	for step := range n {
-		i := int((t.cursor.Load() + step) % n)
-		switch {
-		case loads[i] < 0:
-		case warming && passes(t.warmth(i, now), func(step uint64) uint64 { return t.replicas[i].turns.Load() + step }):
-			spare = i
-		default:
-			return i
-		}
-	}
-	return spare
 }

@@ -22,7 +22,7 @@ type Wait struct {
 // most 200 bytes in one line, without what looks like a secret).
 func (w *Wait) Look(d *Dispatcher) (position int, starting bool, note string) {
 	w.mu.Lock()
-	c := d.world.Load().again(w.choice)
+	c := d.table.Load().again(w.choice)
 	w.mu.Unlock()
 	position = d.admission.Position(&w.spot)
 	if starting = len(c.members) > 0 && c.starts(); starting {
@@ -44,7 +44,7 @@ func (c choice) note() string {
 	for _, t := range c.members {
 		for i := range t.source.Replicas {
 			if r := &t.source.Replicas[i]; r.Reason != "" && (r.State == engines.Starting || r.State == engines.Pending) {
-				return plainNote(r.Reason)
+				return redact(r.Reason)
 			}
 		}
 	}

@@ -83,7 +83,7 @@ func TestNotesTellNoSecrets(t *testing.T) {
 		"https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct": "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct",
 		"256 tokens per second, max_tokens=4096":                  "256 tokens per second, max_tokens=4096",
 	} {
-		if got := plainNote(text); got != want {
+		if got := redact(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}

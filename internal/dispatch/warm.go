@@ -9,7 +9,7 @@ import "time"
 
 // clock is the time while a replica warms up, and zero when none does: then no pick asks for the
 // time.
-func (t *target) clock() time.Time {
+func (t *modelRoute) clock() time.Time {
 	if !t.warming.Load() {
 		return time.Time{}
 	}
@@ -22,7 +22,7 @@ func (t *target) clock() time.Time {
 }
 
 // beginWarming notes until when some replica warms up.
-func (t *target) beginWarming(now time.Time) {
+func (t *modelRoute) beginWarming(now time.Time) {
 	if t.policy.SlowStart <= 0 || len(t.replicas) < 2 {
 		return
 	}
@@ -35,12 +35,12 @@ func (t *target) beginWarming(now time.Time) {
 }
 
 // warmth is how far the replica is in its slow start: 1 is warm.
-func (t *target) warmth(i int, now time.Time) float64 {
+func (t *modelRoute) warmth(i int, now time.Time) float64 {
 	return min(max(float64(now.Sub(t.replicas[i].since))/float64(t.policy.SlowStart), 0), 1)
 }
 
 // someWarm says whether there is a warm replica to compare the others with.
-func (t *target) someWarm(now time.Time) bool {
+func (t *modelRoute) someWarm(now time.Time) bool {
 	for i := range t.replicas {
 		if t.warmth(i, now) == 1 {
 			return true
@@ -52,7 +52,7 @@ func (t *target) someWarm(now time.Time) bool {
 // handicap adds to the loads of replicas that warm up: at first the average load of the warm ones
 // (at least 1, at most the replica's limit), less and less until nothing. The full ones are warm
 // too. It makes no candidate a full one.
-func (t *target) handicap(loads []int, now time.Time) {
+func (t *modelRoute) handicap(loads []int, now time.Time) {
 	total, warm := int64(0), 0
 	for i := range t.replicas {
 		if t.warmth(i, now) == 1 {

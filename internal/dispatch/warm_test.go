@@ -131,13 +131,13 @@ func TestWhoIsNew(t *testing.T) {
 			t.Errorf("all new: %v", got)
 		}
 		time.Sleep(slow)
-		if s.arrivals(t, 1); s.world.Load().targets["m"].warming.Load() {
+		if s.arrivals(t, 1); s.table.Load().routes["m"].warming.Load() {
 			t.Error("picks go on asking for the time although all are warm")
 		}
 		back := replicas("a", "b")
 		back[1].State = engines.Failed
 		s.put("m", back...)
-		if s.world.Load().targets["m"].warming.Load() {
+		if s.table.Load().routes["m"].warming.Load() {
 			t.Error("one that is alone warms up")
 		}
 		s.counters["b"].load.Store(0)

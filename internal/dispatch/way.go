@@ -161,7 +161,7 @@ type decision struct {
 // way decides which way a request takes. A request that cannot be resolved is native: its dispatch
 // says why it cannot.
 func (d *Dispatcher) way(r *Request) (all decision) {
-	table := d.world.Load()
+	table := d.table.Load()
 	if !r.Stream && r.ID == "" && !table.special {
 		return decision{} // only native is possible
 	}

@@ -14,8 +14,8 @@ import (
 // recoverRequests counts the requests of an earlier run that Envoy still carries, so that they weigh on
 // their replicas and on the limits of their models. The access log tells when each of them ends.
 func (g *Gateway) recoverRequests(ctx context.Context) {
-	g.dispatcher.Inherit(g.activeRequests(ctx))
-	if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced > 0 {
+	g.dispatcher.Recover(g.activeRequests(ctx))
+	if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced > 0 {
 		g.log.Info("requests of the earlier run recovered",
 			zap.Int("requests", counted), zap.Int("at_replicas_not_known_yet", unplaced))
 	}
@@ -33,10 +33,10 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	last := g.started.Add(maxDuration(g.config()) + time.Minute)
-	var before map[dispatch.Place]int
+	var before map[dispatch.Location]int
 	idle := false // Envoy had no request a second ago
 	for {
-		if counted, unplaced := g.dispatcher.Inherited(); counted+unplaced == 0 {
+		if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced == 0 {
 			return nil
 		}
 		select {
@@ -45,10 +45,10 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if before != nil {
-			g.dispatcher.Settle(before)
+			g.dispatcher.LimitRecovered(before)
 		}
 		if idle || time.Now().After(last) {
-			g.dispatcher.Settle(nil)
+			g.dispatcher.LimitRecovered(nil)
 		}
 		before, idle = g.activeRequests(ctx), g.envoyIsIdle(ctx)
 	}
@@ -66,19 +66,19 @@ func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 }
 
 // activeRequests counts the requests that Envoy has at replicas. It is nil when Envoy does not answer.
-func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Place]int {
+func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Location]int {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()
 	clusters, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.ActiveRequests(ctx)
 	if err != nil {
 		return nil
 	}
-	counts := map[dispatch.Place]int{}
+	counts := map[dispatch.Location]int{}
 	for cluster, endpoints := range clusters {
 		if model, ok := headers.ClusterModel(cluster); ok {
 			for address, n := range endpoints {
 				// A server that is called in several ways is in several clusters.
-				counts[dispatch.Place{Model: model, Address: address}] += n
+				counts[dispatch.Location{Model: model, Address: address}] += n
 			}
 		}
 	}

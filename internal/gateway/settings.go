@@ -106,8 +106,9 @@ func (g *Gateway) configParts() []part {
 			models := admittedModels(c)
 			return done(func() { g.fleet.Set("none", models) }), nil
 		}},
-		{"limits", func(*config.Config) (func() error, error) {
-			return done(g.limits.sync), nil
+		{"limits", func(c *config.Config) (func() error, error) {
+			rules := g.limits.rules(c)
+			return done(g.limits.sync), rules.Check()
 		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)

@@ -44,7 +44,7 @@ func chat(t testing.TB, users ...string) *Request {
 func messages(conversation, turns int) []string {
 	list := make([]string, turns)
 	for i := range list {
-		list[i] = fmt.Sprintf("%d: question %d", conversation, i)
+		list[i] = fmt.Sprintf("%d: estimate %d", conversation, i)
 	}
 	return list
 }
@@ -195,7 +195,7 @@ func TestOtherWaysOfAConversation(t *testing.T) {
 
 // What nobody asks for is forgotten, and there is an end to what is remembered.
 func TestMemoryIsBounded(t *testing.T) {
-	var p prefixes
+	var p prefixIndex
 	now := time.Unix(1e9, 0)
 	a, b := new(counter), new(counter)
 	find := func(keys ...uint64) *counter { return p.find(keys, now) }
@@ -207,7 +207,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if find(1, 2) != a || find(3, 2) != b {
 		t.Error("the longest known beginning counts")
 	}
-	now = now.Add(remembered - 1)
+	now = now.Add(affinityTTL - 1)
 	if find(1) != a {
 		t.Error("forgotten too soon")
 	}
@@ -215,7 +215,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if find(2) != nil || find(1) != a {
 		t.Error("what was asked for stays, and nothing else")
 	}
-	if now = now.Add(remembered); find(1) != nil {
+	if now = now.Add(affinityTTL); find(1) != nil {
 		t.Error("an old one is still known")
 	}
 	hash := func(n uint64) uint64 { return ringhash.Key(binary.BigEndian.AppendUint64(nil, n)) }
@@ -239,7 +239,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if len(p.places) != mostPlaces || found < mostPlaces*9/10 || old > mostPlaces/20 {
 		t.Errorf("%d found, %d of them old, in %d places", found, old, len(p.places))
 	}
-	now = now.Add(remembered)
+	now = now.Add(affinityTTL)
 	find()
 	p.used, p.places = mostPlaces/4, p.places[:mostPlaces/2]
 	if p.put(1, a); len(p.places) != mostPlaces/2 || find(1) != a {

@@ -15,20 +15,20 @@ import (
 // that is known of them at first is where they are. Each holds a slot on its replica and a lease of
 // its model, so that no limit is exceeded meanwhile. Envoy's access log tells whose they are, and
 // then their leases count against their tenants too. The zero value is ready to use.
-type inheritance struct {
+type recoveredRequests struct {
 	mu sync.Mutex
 	// held by replica; guarded by mu
-	held map[Place][]inherited
+	held map[Location][]recoveredRequest
 	// unplaced counts the requests at places where no replica is known yet; guarded by mu
-	unplaced map[Place]int
+	unlocated map[Location]int
 }
 
 // Place is a replica as Envoy names it: a model, and an address (ip:port).
-type Place struct{ Model, Address string }
+type Location struct{ Model, Address string }
 
 // Running is what Envoy's access log tells of a request of before a restart.
-type Running struct {
-	Place
+type RecoveredRequest struct {
+	Location
 	// Request is Envoy's id of it.
 	Request string
 	// Tenant whose it is, Lease the id of the lease it was given (empty when no other process could
@@ -38,7 +38,7 @@ type Running struct {
 }
 
 // inherited is one such request.
-type inherited struct {
+type recoveredRequest struct {
 	// lease is nil while the shared state has the lease of before, and nobody has said which.
 	lease   *admission.Lease
 	counter *counter
@@ -49,39 +49,39 @@ type inherited struct {
 // Inherit counts the requests of before a restart that still run, by where they are. Those at a
 // place that is nobody's weigh on no replica that could be picked; they are counted when one is
 // known there: whoever tells of it may be late.
-func (d *Dispatcher) Inherit(running map[Place]int) {
-	d.past.mu.Lock()
-	if d.past.unplaced == nil {
-		d.past.unplaced = map[Place]int{}
+func (d *Dispatcher) Recover(running map[Location]int) {
+	d.recovered.mu.Lock()
+	if d.recovered.unlocated == nil {
+		d.recovered.unlocated = map[Location]int{}
 	}
 	for at, n := range running {
 		if n > 0 {
-			d.past.unplaced[at] = n
+			d.recovered.unlocated[at] = n
 		}
 	}
-	d.past.mu.Unlock()
+	d.recovered.mu.Unlock()
 	d.rebuild()
 }
 
 // placeInheritedLocked counts the requests of before a restart at replicas that are known by now.
-func (d *Dispatcher) placeInheritedLocked() {
-	d.past.mu.Lock()
-	defer d.past.mu.Unlock()
-	for at, n := range d.past.unplaced {
+func (d *Dispatcher) locateRecoveredLocked() {
+	d.recovered.mu.Lock()
+	defer d.recovered.mu.Unlock()
+	for at, n := range d.recovered.unlocated {
 		if id, ok := d.replicaAt(at); ok {
-			delete(d.past.unplaced, at)
-			d.inheritLocked(at, d.counterLocked(at.Model, id), n)
+			delete(d.recovered.unlocated, at)
+			d.recoverLocked(at, d.counterLocked(at.Model, id), n)
 		}
 	}
 }
 
 // inheritLocked counts n requests at a place. Both locks are held.
-func (d *Dispatcher) inheritLocked(at Place, c *counter, n int) {
-	if d.past.held == nil {
-		d.past.held = map[Place][]inherited{}
+func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
+	if d.recovered.held == nil {
+		d.recovered.held = map[Location][]recoveredRequest{}
 	}
 	for range n {
-		one := inherited{counter: c}
+		one := recoveredRequest{counter: c}
 		if !d.shared { // else the lease of before still counts
 			lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 			if err != nil {
@@ -90,20 +90,20 @@ func (d *Dispatcher) inheritLocked(at Place, c *counter, n int) {
 			one.lease = lease
 		}
 		c.load.Add(1)
-		d.past.held[at] = append(d.past.held[at], one)
+		d.recovered.held[at] = append(d.recovered.held[at], one)
 	}
 }
 
 // Recognize gives one of the inherited requests its name. One that has it already, and one that was
 // not counted, changes nothing.
-func (d *Dispatcher) Recognize(r Running) {
-	d.past.mu.Lock()
-	defer d.past.mu.Unlock()
-	held := d.past.held[r.Place]
-	if slices.ContainsFunc(held, func(one inherited) bool { return one.request == r.Request }) {
+func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
+	d.recovered.mu.Lock()
+	defer d.recovered.mu.Unlock()
+	held := d.recovered.held[r.Location]
+	if slices.ContainsFunc(held, func(one recoveredRequest) bool { return one.request == r.Request }) {
 		return
 	}
-	i := slices.IndexFunc(held, func(one inherited) bool { return one.request == "" })
+	i := slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" })
 	if i < 0 {
 		return
 	}
@@ -120,45 +120,45 @@ func (d *Dispatcher) Recognize(r Running) {
 // Settle is told how many of the inherited requests may be left at most at some places, and frees
 // the others there: they have ended. Of a place that is not in it nothing is known: Envoy no longer
 // lists a replica that leaves, whose requests go on. nil: none are left anywhere.
-func (d *Dispatcher) Settle(most map[Place]int) {
-	d.past.mu.Lock()
-	places := slices.Collect(maps.Keys(d.past.held))
-	for at, n := range d.past.unplaced {
+func (d *Dispatcher) LimitRecovered(most map[Location]int) {
+	d.recovered.mu.Lock()
+	places := slices.Collect(maps.Keys(d.recovered.held))
+	for at, n := range d.recovered.unlocated {
 		if left, known := most[at]; most == nil || known {
-			d.past.unplaced[at] = min(n, left)
+			d.recovered.unlocated[at] = min(n, left)
 		}
 	}
-	maps.DeleteFunc(d.past.unplaced, func(_ Place, n int) bool { return n == 0 })
-	d.past.mu.Unlock()
+	maps.DeleteFunc(d.recovered.unlocated, func(_ Location, n int) bool { return n == 0 })
+	d.recovered.mu.Unlock()
 	for _, at := range places {
 		if _, known := most[at]; most != nil && !known {
 			continue
 		}
-		for d.endOne(at, func(held []inherited) int {
+		for d.endOne(at, func(held []recoveredRequest) int {
 			if len(held) <= most[at] {
 				return -1
 			}
 			// The unknown ones first: of the others the log will tell.
-			return max(slices.IndexFunc(held, func(one inherited) bool { return one.request == "" }), 0)
+			return max(slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" }), 0)
 		}) {
 		}
 	}
 }
 
 // SettleOne frees the inherited request that has ended.
-func (d *Dispatcher) SettleOne(r Running) {
-	d.past.mu.Lock()
-	if n := d.past.unplaced[r.Place]; n > 0 {
-		if d.past.unplaced[r.Place]--; n == 1 {
-			delete(d.past.unplaced, r.Place)
+func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
+	d.recovered.mu.Lock()
+	if n := d.recovered.unlocated[r.Location]; n > 0 {
+		if d.recovered.unlocated[r.Location]--; n == 1 {
+			delete(d.recovered.unlocated, r.Location)
 		}
-		d.past.mu.Unlock()
+		d.recovered.mu.Unlock()
 		return
 	}
-	d.past.mu.Unlock()
-	d.Recognize(r)
-	d.endOne(r.Place, func(held []inherited) int {
-		return slices.IndexFunc(held, func(one inherited) bool { return one.request == r.Request })
+	d.recovered.mu.Unlock()
+	d.IdentifyRecovered(r)
+	d.endOne(r.Location, func(held []recoveredRequest) int {
+		return slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == r.Request })
 	})
 }
 
@@ -169,54 +169,54 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 		return
 	}
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 where nothing was attached
-	r := Running{Place: Place{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
+	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens}
 	if e.Interim {
-		d.Recognize(r)
+		d.IdentifyRecovered(r)
 		return
 	}
-	d.SettleOne(r)
+	d.EndRecovered(r)
 }
 
 // endOne ends the request at the index that which names; false when that is negative.
-func (d *Dispatcher) endOne(at Place, which func([]inherited) int) bool {
-	d.past.mu.Lock()
-	held := d.past.held[at]
+func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) bool {
+	d.recovered.mu.Lock()
+	held := d.recovered.held[at]
 	i := which(held)
 	if i < 0 {
-		d.past.mu.Unlock()
+		d.recovered.mu.Unlock()
 		return false
 	}
 	one := held[i]
 	if held = slices.Delete(held, i, i+1); len(held) == 0 {
-		delete(d.past.held, at)
+		delete(d.recovered.held, at)
 	} else {
-		d.past.held[at] = held
+		d.recovered.held[at] = held
 	}
-	d.past.mu.Unlock()
+	d.recovered.mu.Unlock()
 	one.counter.load.Add(-1)
 	if one.lease != nil {
 		one.lease.Release()
 	}
-	d.freed(one.counter, "")
+	d.wakeOthers(one.counter, "")
 	return true
 }
 
 // Inherited is the number of inherited requests that still run: those that are counted, and those
 // at places where no replica is known.
-func (d *Dispatcher) Inherited() (counted, unplaced int) {
-	d.past.mu.Lock()
-	defer d.past.mu.Unlock()
-	for _, held := range d.past.held {
+func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
+	d.recovered.mu.Lock()
+	defer d.recovered.mu.Unlock()
+	for _, held := range d.recovered.held {
 		counted += len(held)
 	}
-	for _, n := range d.past.unplaced {
-		unplaced += n
+	for _, n := range d.recovered.unlocated {
+		unlocated += n
 	}
-	return counted, unplaced
+	return counted, unlocated
 }
 
-func (d *Dispatcher) replicaAt(at Place) (id string, ok bool) {
+func (d *Dispatcher) replicaAt(at Location) (id string, ok bool) {
 	m, ok := d.fleet.Snapshot().Models[at.Model]
 	if !ok {
 		return "", false

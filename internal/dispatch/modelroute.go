@@ -12,17 +12,19 @@ import (
 )
 
 // target is a model with the replicas that may be picked. All but warming never changes.
-type target struct {
+type modelRoute struct {
 	engines.Model
 	// source is what it was made from, together with policy and what Envoy knows.
-	source   *engines.ModelSnapshot
-	policy   Policy
+	source *engines.ModelSnapshot
+	policy Policy
+	// strategy is the policy's row in strategies.
+	strategy *strategy
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
 	// mixed: they are in several clusters of Envoy.
-	mixed   bool
-	cursor  *atomic.Uint64
-	lessons *lessons
+	mixed     bool
+	cursor    *atomic.Uint64
+	estimator *estimator
 	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected
 	// back).
 	hope bool
@@ -37,12 +39,12 @@ type target struct {
 }
 
 // cold says that the request has to wait until a replica has been started.
-func (t *target) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
+func (t *modelRoute) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
 
 const defaultColdStart = 10 * time.Minute
 
 // patience is how long a request may wait: the model's, cut to the client's own.
-func (t *target) patience(own time.Duration) time.Duration {
+func (t *modelRoute) patience(own time.Duration) time.Duration {
 	wait := t.policy.Limits.QueueTimeout
 	if wait == 0 {
 		wait = time.Minute
@@ -59,10 +61,11 @@ func (t *target) patience(own time.Duration) time.Duration {
 	return wait
 }
 
-func (d *Dispatcher) targetLocked(m *engines.ModelSnapshot, old *target) *target {
+func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *modelRoute {
 	now := time.Now()
-	t := &target{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
-	t.cursor, t.lessons = d.cursorLocked(m.Name)
+	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
+	t.strategy = strategyOf(t.policy.Strategy)
+	t.cursor, t.estimator = d.cursorLocked(m.Name)
 	failed := 0
 	var known []*engines.Replica
 	for i := range m.Replicas {

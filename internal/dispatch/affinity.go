@@ -18,7 +18,7 @@ const (
 	// turn continues from there.
 	levels = 8
 	// remembered is for how long a beginning is known that nobody asks for.
-	remembered = 10 * time.Minute
+	affinityTTL = 10 * time.Minute
 	// A table has places in sets of ways, leastPlaces at first and mostPlaces (2 MiB) at most.
 	ways        = 4
 	leastPlaces = 256
@@ -28,7 +28,7 @@ const (
 // prefixes is what a model remembers: a table in which a key has its place in one set, where the
 // one that was asked for longest ago makes way. A replica is known by its counter, so that one that
 // is gone and comes back empty is not found. The zero value is ready to use.
-type prefixes struct {
+type prefixIndex struct {
 	mu sync.Mutex
 	// places, of which used are or were taken; guarded by mu
 	places []prefix
@@ -46,16 +46,16 @@ type prefix struct {
 }
 
 // set is where the key has its place.
-func (p *prefixes) setLocked(key uint64) []prefix {
+func (p *prefixIndex) setLocked(key uint64) []prefix {
 	sets := uint64(len(p.places) / ways)
 	at := int(key&(sets-1)) * ways
 	return p.places[at : at+ways]
 }
 
-func (x *prefix) livesAt(now int64) bool { return x.replica != nil && now-x.asked < int64(remembered) }
+func (x *prefix) livesAt(now int64) bool { return x.replica != nil && now-x.asked < int64(affinityTTL) }
 
 // find is the replica that knows the first of the keys that is known at all; nil: none is.
-func (p *prefixes) find(keys []uint64, now time.Time) *counter {
+func (p *prefixIndex) find(keys []uint64, now time.Time) *counter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = now
@@ -76,7 +76,7 @@ func (p *prefixes) find(keys []uint64, now time.Time) *counter {
 }
 
 // put notes that the replica was given this beginning, at the time of the last look.
-func (p *prefixes) put(key uint64, c *counter) {
+func (p *prefixIndex) put(key uint64, c *counter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if 2*p.used >= len(p.places) && len(p.places) < mostPlaces {
@@ -85,7 +85,7 @@ func (p *prefixes) put(key uint64, c *counter) {
 	p.putLocked(prefix{key, c, p.latest.UnixNano()})
 }
 
-func (p *prefixes) putLocked(x prefix) {
+func (p *prefixIndex) putLocked(x prefix) {
 	set := p.setLocked(x.key)
 	place := &set[0]
 	for i := range set {
@@ -104,7 +104,7 @@ func (p *prefixes) putLocked(x prefix) {
 }
 
 // growLocked makes room for twice as many, or none if enough of them are forgotten by now.
-func (p *prefixes) growLocked() {
+func (p *prefixIndex) growLocked() {
 	old, now, lives := p.places, p.latest.UnixNano(), 0
 	for i := range old {
 		if old[i].livesAt(now) {
@@ -124,21 +124,21 @@ func (p *prefixes) growLocked() {
 }
 
 // home is the replica of a model that knows a conversation.
-type home struct {
+type affinity struct {
 	model   string
 	replica *counter
 }
 
 // remembers says that the conversations of the model are remembered: where a request goes makes a
 // difference now, or may soon.
-func (t *target) remembers() bool {
-	return (t.policy.Strategy == Prefix || t.policy.Strategy == "") && max(len(t.replicas), t.MaxReplicas) > 1
+func (t *modelRoute) hasAffinity() bool {
+	return t.strategy != nil && t.strategy.affinity && max(len(t.replicas), t.MaxReplicas) > 1
 }
 
 // recall finds out where the conversation of a request is known, and what to remember of it. It
 // looks once, before the request waits: what it goes on from was answered long ago.
-func (t *Ticket) recall(c choice, r *Request) {
-	if r.Keys == nil || !c.any((*target).remembers) {
+func (t *Ticket) findAffinity(c choice, r *Request) {
+	if r.Keys == nil || !c.any((*modelRoute).hasAffinity) {
 		return
 	}
 	keys := r.Keys(levels)
@@ -148,28 +148,28 @@ func (t *Ticket) recall(c choice, r *Request) {
 	t.turn, t.turned = keys[0], true
 	now := time.Now()
 	for _, m := range c.members {
-		if !m.remembers() {
+		if !m.hasAffinity() {
 			continue
 		}
-		if replica := m.lessons.prefixes.find(keys, now); replica != nil {
-			if t.homes == nil {
-				t.homes = t.space[:0]
+		if replica := m.estimator.prefixIndex.find(keys, now); replica != nil {
+			if t.affinities == nil {
+				t.affinities = t.space[:0]
 			}
-			t.homes = append(t.homes, home{m.Name, replica})
+			t.affinities = append(t.affinities, affinity{m.Name, replica})
 		}
 	}
 }
 
 // remember notes where the conversation is known from now on.
-func (t *Ticket) remember(m *target, c *counter) {
-	if t.turned && m.remembers() {
-		m.lessons.prefixes.put(t.turn, c)
+func (t *Ticket) recordAffinity(m *modelRoute, c *counter) {
+	if t.turned && m.hasAffinity() {
+		m.estimator.prefixIndex.put(t.turn, c)
 	}
 }
 
 // homeOf is the index of the replica that knows the conversation of the ticket; -1: none does.
-func (t *target) homeOf(ticket *Ticket) int {
-	for _, h := range ticket.homes {
+func (t *modelRoute) affineReplica(ticket *Ticket) int {
+	for _, h := range ticket.affinities {
 		if h.model != t.Name {
 			continue
 		}

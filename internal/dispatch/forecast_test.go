@@ -21,7 +21,7 @@ func (s stage) teach(t *testing.T, prompt, cached int64, ttft time.Duration) {
 }
 
 func (s stage) foreseen(tokens int) time.Duration {
-	return s.Foresee(&Request{Model: "m", PromptBytes: tokens * bytesPerPromptToken}).TTFT
+	return s.Forecast(&Request{Model: "m", PromptBytes: tokens * bytesPerPromptToken}).TTFT
 }
 
 func between(t *testing.T, what string, got, least, most time.Duration) {
@@ -101,16 +101,16 @@ func TestForesight(t *testing.T) {
 	forbidden := func(string) bool { return false }
 	for name, c := range map[string]struct {
 		r    Request
-		want Foresight
+		want Forecast
 	}{
-		"a model":         {Request{Model: "m"}, Foresight{Exists: true, Models: []string{"m"}}},
-		"by its alias":    {Request{Model: "m-alias"}, Foresight{Exists: true, Models: []string{"m"}}},
-		"one that starts": {Request{Model: "n"}, Foresight{Exists: true, Models: []string{"n"}, Cold: true}},
-		"a pool":          {Request{Model: "auto"}, Foresight{Exists: true, Models: []string{"m", "n"}}},
-		"unknown":         {Request{Model: "x"}, Foresight{}},
-		"forbidden":       {Request{Model: "m", Allowed: forbidden}, Foresight{}},
+		"a model":         {Request{Model: "m"}, Forecast{Exists: true, Models: []string{"m"}}},
+		"by its alias":    {Request{Model: "m-alias"}, Forecast{Exists: true, Models: []string{"m"}}},
+		"one that starts": {Request{Model: "n"}, Forecast{Exists: true, Models: []string{"n"}, Cold: true}},
+		"a pool":          {Request{Model: "auto"}, Forecast{Exists: true, Models: []string{"m", "n"}}},
+		"unknown":         {Request{Model: "x"}, Forecast{}},
+		"forbidden":       {Request{Model: "m", Allowed: forbidden}, Forecast{}},
 	} {
-		got := s.Foresee(&c.r)
+		got := s.Forecast(&c.r)
 		if !slices.Equal(got.Models, c.want.Models) || got.Exists != c.want.Exists || got.Cold != c.want.Cold || got.TTFT != 0 {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}

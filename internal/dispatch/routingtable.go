@@ -11,9 +11,9 @@ import (
 )
 
 // world is everything a pick looks at. It is immutable.
-type world struct {
+type routingTable struct {
 	snapshot *engines.Snapshot
-	targets  map[string]*target
+	routes   map[string]*modelRoute
 	// pools holds the models of every pool of the file, admissionPools what admission knows: those,
 	// or the one of all models where there are none.
 	pools, admissionPools map[string][]string
@@ -43,45 +43,45 @@ func (d *Dispatcher) rebuild() {
 // rebuildLocked makes the world anew. Models of which nothing has changed keep their target, so
 // that the work is that of those that have changed, and a glance at the others.
 func (d *Dispatcher) rebuildLocked() {
-	old := d.world.Load()
-	w := d.worldLocked(old)
+	old := d.table.Load()
+	w := d.nextTableLocked(old)
 	changed := d.changedLocked(old, w.snapshot)
 	for name := range changed {
 		m, ok := w.snapshot.Models[name]
 		if !ok {
-			delete(w.targets, name)
-			d.rejoinLocked(name, old.targets[name], nil)
+			delete(w.routes, name)
+			d.rejoinLocked(name, old.routes[name], nil)
 			continue
 		}
-		t := d.targetLocked(m, old.targets[name])
-		w.targets[name] = t
-		d.rejoinLocked(name, old.targets[name], t)
-		if before := old.targets[name]; before == nil || before.policy.Limits != t.policy.Limits {
+		t := d.routeLocked(m, old.routes[name])
+		w.routes[name] = t
+		d.rejoinLocked(name, old.routes[name], t)
+		if before := old.routes[name]; before == nil || before.policy.Limits != t.policy.Limits {
 			d.admission.SetLimits(name, t.policy.Limits)
 		}
 	}
 	d.poolsLocked(old, w)
-	d.world.Store(w)
-	d.placeInheritedLocked()
+	d.table.Store(w)
+	d.locateRecoveredLocked()
 	for name := range changed {
-		if w.targets[name] != nil {
+		if w.routes[name] != nil {
 			d.admission.RetryWaiters(name)
 			continue
 		}
 		d.admission.Remove(name)
 		delete(d.cursors, name)
-		delete(d.lessons, name)
+		delete(d.estimators, name)
 	}
 	d.forgetLocked(w.snapshot)
 }
 
 // worldLocked is the world to come, with the targets of before.
-func (d *Dispatcher) worldLocked(old *world) *world {
-	w := &world{snapshot: d.fleet.Snapshot(), targets: maps.Clone(old.targets),
+func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
+	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease,
 		moderated: d.rules.Moderated, special: d.special}
-	if w.targets == nil {
-		w.targets = map[string]*target{}
+	if w.routes == nil {
+		w.routes = map[string]*modelRoute{}
 	}
 	if w.taskPool == "" {
 		w.taskPool = everyModel
@@ -93,20 +93,20 @@ func (d *Dispatcher) worldLocked(old *world) *world {
 }
 
 // changedLocked lists the models whose targets are to be made anew, and those that are gone.
-func (d *Dispatcher) changedLocked(old *world, next *engines.Snapshot) map[string]struct{} {
+func (d *Dispatcher) changedLocked(old *routingTable, next *engines.Snapshot) map[string]struct{} {
 	changed := d.dirty
 	d.dirty = map[string]struct{}{}
 	for name := range changed {
-		if next.Models[name] == nil && old.targets[name] == nil {
+		if next.Models[name] == nil && old.routes[name] == nil {
 			delete(changed, name) // Envoy still has a cluster of it
 		}
 	}
 	for name, m := range next.Models {
-		if t := old.targets[name]; t == nil || t.source != m || d.ruled && t.policy != d.policyLocked(name) {
+		if t := old.routes[name]; t == nil || t.source != m || d.ruled && t.policy != d.policyLocked(name) {
 			changed[name] = struct{}{}
 		}
 	}
-	for name := range old.targets {
+	for name := range old.routes {
 		if next.Models[name] == nil {
 			changed[name] = struct{}{}
 		}
@@ -123,22 +123,22 @@ func (d *Dispatcher) policyLocked(model string) Policy {
 }
 
 // poolsLocked tells admission of the pools, if they have changed.
-func (d *Dispatcher) poolsLocked(old, w *world) {
+func (d *Dispatcher) poolsLocked(old, w *routingTable) {
 	switch {
 	case w.taskPool != everyModel:
 		w.admissionPools = w.pools
-	case old.taskPool == everyModel && old.admissionPools != nil && sameKeys(old.targets, w.targets):
+	case old.taskPool == everyModel && old.admissionPools != nil && sameKeys(old.routes, w.routes):
 		w.admissionPools = old.admissionPools
 		return
 	default:
-		w.admissionPools = map[string][]string{everyModel: slices.Sorted(maps.Keys(w.targets))}
+		w.admissionPools = map[string][]string{everyModel: slices.Sorted(maps.Keys(w.routes))}
 	}
 	if !maps.EqualFunc(w.admissionPools, old.admissionPools, slices.Equal) {
 		d.admission.SetPools(w.admissionPools)
 	}
 }
 
-func sameKeys(a, b map[string]*target) bool {
+func sameKeys(a, b map[string]*modelRoute) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -152,7 +152,7 @@ func sameKeys(a, b map[string]*target) bool {
 
 // rejoinLocked keeps account of which models every replica may be picked for, when one's target
 // changes; nil is none.
-func (d *Dispatcher) rejoinLocked(model string, before, after *target) {
+func (d *Dispatcher) rejoinLocked(model string, before, after *modelRoute) {
 	var old, now []replica
 	if before != nil {
 		old = before.replicas
@@ -205,9 +205,9 @@ func named(s *engines.Snapshot, model, id string) bool {
 }
 
 // cursorLocked makes what a model keeps over the worlds.
-func (d *Dispatcher) cursorLocked(model string) (*atomic.Uint64, *lessons) {
+func (d *Dispatcher) cursorLocked(model string) (*atomic.Uint64, *estimator) {
 	if d.cursors[model] == nil {
-		d.cursors[model], d.lessons[model] = new(atomic.Uint64), new(lessons)
+		d.cursors[model], d.estimators[model] = new(atomic.Uint64), new(estimator)
 	}
-	return d.cursors[model], d.lessons[model]
+	return d.cursors[model], d.estimators[model]
 }

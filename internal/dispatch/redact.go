@@ -19,17 +19,17 @@ var (
 )
 
 // plainNote is the text in one line of at most 200 bytes, without what looks like a secret.
-func plainNote(text string) string {
+func redact(text string) string {
 	words := strings.Fields(text)
 	secret := false // the next word is one
 	for i, word := range words {
-		words[i], secret = plainWord(word, secret)
+		words[i], secret = redactWord(word, secret)
 	}
 	return clip(strings.Join(words, " "))
 }
 
 // plainWord is the word as it may be seen, and whether the next one may not.
-func plainWord(word string, secret bool) (plain string, next bool) {
+func redactWord(word string, secret bool) (plain string, next bool) {
 	bare := strings.Trim(word, `"'(),;[]{}`)
 	if secret || slices.ContainsFunc(secretKinds, func(kind string) bool { return strings.HasPrefix(bare, kind) }) {
 		return hidden, strings.EqualFold(bare, "bearer")

@@ -3,7 +3,7 @@ package dispatch
 import "time"
 
 // Foresight is what can be said of a request before it is sent.
-type Foresight struct {
+type Forecast struct {
 	// Exists says that the model, or the pool, is there for this tenant, and may be dispatched to.
 	// Where it is false, nothing else is known, and Dispatch says why.
 	Exists bool
@@ -19,12 +19,12 @@ type Foresight struct {
 
 // Foresee looks ahead, and changes nothing. Of the request it reads Model, Allowed, Tenant and
 // PromptBytes.
-func (d *Dispatcher) Foresee(r *Request) Foresight {
-	c, fault := d.world.Load().resolve(r)
+func (d *Dispatcher) Forecast(r *Request) Forecast {
+	c, fault := d.table.Load().resolve(r)
 	if fault != nil {
-		return Foresight{}
+		return Forecast{}
 	}
-	f := Foresight{Exists: true, Models: make([]string, len(c.members)), Cold: c.starts(), TTFT: c.firstToken(r.PromptBytes)}
+	f := Forecast{Exists: true, Models: make([]string, len(c.members)), Cold: c.starts(), TTFT: c.firstToken(r.PromptBytes)}
 	for i, t := range c.members {
 		f.Models[i] = t.Name
 	}
@@ -35,7 +35,7 @@ func (d *Dispatcher) Foresee(r *Request) Foresight {
 // the longest, 0 if no model knows it.
 func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 	for _, t := range c.members {
-		longest = max(longest, t.lessons.firstToken(promptBytes))
+		longest = max(longest, t.estimator.firstToken(promptBytes))
 	}
 	return longest
 }
@@ -43,5 +43,5 @@ func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 // starts says that no model of the choice has a replica that may be picked now, and one has to be
 // started first.
 func (c choice) starts() bool {
-	return !c.any(func(t *target) bool { return len(t.replicas) > 0 }) && c.any((*target).cold)
+	return !c.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }) && c.any((*modelRoute).cold)
 }

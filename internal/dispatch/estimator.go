@@ -21,14 +21,14 @@ const (
 const memory = 0.99
 
 // weightOfGuess is how many tokens' worth the first guess counts in a ratio.
-const weightOfGuess = 1000
+const initialWeight = 1000
 
 // ratio is bytes per token, learned from pairs of both. The zero value has learned nothing.
 type ratio struct{ bytes, tokens float64 }
 
 // of is the ratio, beginning at guess.
 func (r ratio) of(guess float64) float64 {
-	return (r.bytes + guess*weightOfGuess) / (r.tokens + weightOfGuess)
+	return (r.bytes + guess*initialWeight) / (r.tokens + initialWeight)
 }
 
 func (r *ratio) learn(bytes, tokens int64) {
@@ -41,7 +41,7 @@ const maxTenants = 1024
 
 // lessons are what the requests of one model have taught: what they cost, and where their
 // conversations are. The zero value is ready to use.
-type lessons struct {
+type estimator struct {
 	// asked counts requests, to look closely at some of them.
 	asked atomic.Uint64
 
@@ -55,7 +55,7 @@ type lessons struct {
 	// ttft foresees the time to the first token; guarded by mu
 	ttft prediction
 	// prefixes has a lock of its own
-	prefixes prefixes
+	prefixIndex prefixIndex
 }
 
 // average forgets slowly. The zero value has seen nothing.
@@ -70,24 +70,24 @@ func (a *average) of(before float64) float64 {
 }
 
 // estimate is what a request will probably cost.
-type estimate struct{ prompt, output int }
+type tokenCount struct{ prompt, output int }
 
-func (e estimate) total() int { return e.prompt + e.output }
+func (e tokenCount) total() int { return e.prompt + e.output }
 
 // question is what must be remembered of a request to learn from its answer.
-type question struct {
+type estimate struct {
 	tenant               string
 	promptBytes, choices int
-	guess                estimate
+	tokens               tokenCount
 }
 
 // estimate guesses the tokens of a request: its text by the model's usual bytes per token, its
 // answer by what this tenant's answers usually cost, at most what the client lets it be.
-func (l *lessons) estimate(r *Request) question {
+func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q := question{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
-	q.guess.prompt = int(l.promptLocked(r.PromptBytes) + 0.5)
+	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
+	q.tokens.prompt = int(l.promptLocked(r.PromptBytes) + 0.5)
 	if r.NoOutput {
 		return q
 	}
@@ -95,15 +95,15 @@ func (l *lessons) estimate(r *Request) question {
 	if own := l.outputs[r.Tenant]; own != nil {
 		usual = own.of(usual)
 	}
-	q.guess.output = max(int(usual*float64(q.choices)+0.5), 1)
+	q.tokens.output = max(int(usual*float64(q.choices)+0.5), 1)
 	if most := r.MaxTokens * q.choices; most > 0 {
-		q.guess.output = min(q.guess.output, most)
+		q.tokens.output = min(q.tokens.output, most)
 	}
 	return q
 }
 
 // promptLocked is how many tokens so many bytes of text are.
-func (l *lessons) promptLocked(bytes int) float64 {
+func (l *estimator) promptLocked(bytes int) float64 {
 	return float64(bytes) / l.prompt.of(bytesPerPromptToken)
 }
 
@@ -112,18 +112,18 @@ type Response = request.Response
 
 // settle says what a request has cost in the end, by the engine's own count or else by the bytes
 // that came, and learns from it.
-func (l *lessons) settle(r Response, q question) int {
+func (l *estimator) settle(r Response, q estimate) int {
 	switch {
 	case r.Failed && !r.Known:
 		return 0
-	case q.guess.output == 0 && !r.Known:
-		return q.guess.prompt
+	case q.tokens.output == 0 && !r.Known:
+		return q.tokens.prompt
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.learnTTFTLocked(r, q)
 	if !r.Known {
-		r.Prompt, r.Completion = int64(q.guess.prompt), int64(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
+		r.Prompt, r.Completion = int64(q.tokens.prompt), int64(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
 	} else {
 		l.learnLocked(r, q)
 	}
@@ -136,14 +136,14 @@ func (l *lessons) settle(r Response, q question) int {
 }
 
 // bytesLocked is what one token of a response takes.
-func (l *lessons) bytesLocked(stream bool) float64 {
+func (l *estimator) bytesLocked(stream bool) float64 {
 	if stream {
 		return l.events.of(bytesPerEvent)
 	}
 	return l.plain.of(bytesPerToken)
 }
 
-func (l *lessons) learnLocked(r Response, q question) {
+func (l *estimator) learnLocked(r Response, q estimate) {
 	if r.Prompt > 0 && q.promptBytes > 0 {
 		l.prompt.learn(int64(q.promptBytes), r.Prompt)
 	}
@@ -155,7 +155,7 @@ func (l *lessons) learnLocked(r Response, q question) {
 }
 
 // ofLocked is the memory of one tenant's answers. Beyond maxTenants somebody is forgotten.
-func (l *lessons) ofLocked(tenant string) *average {
+func (l *estimator) ofLocked(tenant string) *average {
 	if own := l.outputs[tenant]; own != nil {
 		return own
 	}

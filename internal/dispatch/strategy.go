@@ -1,0 +1,183 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-gateway/sluice/ringhash"
+)
+
+// Strategy is the name of a way to choose a replica. Each has one row in strategies.
+type Strategy string
+
+// The strategies of a model's routing.
+const (
+	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor under
+	// the bound. It is the strategy of a policy that names none.
+	Prefix Strategy = "prefix"
+	// CHWBL is consistent hashing with bounded loads and nothing else.
+	CHWBL Strategy = "chwbl"
+	// RoundRobin picks the replicas in turn.
+	RoundRobin Strategy = "round_robin"
+	// LeastConnections picks the replica with the fewest requests; of equals the one that has served
+	// the fewest.
+	LeastConnections Strategy = "least_connections"
+)
+
+// strategy is what a Strategy does.
+type strategy struct {
+	name Strategy
+	// pick returns the index of a replica whose load is not negative; -1: there is none.
+	pick func(t *modelRoute, p pickInput) int
+	// peek is pick without any effect on later picks; nil: pick has none.
+	peek func(t *modelRoute, p pickInput) int
+	// affinity says that conversations stay at the replica that has served their beginning.
+	affinity bool
+	// slowStart says that pick itself holds back the replicas that warm up. Else their loads are raised
+	// before the pick.
+	slowStart bool
+}
+
+// pickInput is what a pick looks at beside the model route.
+type pickInput struct {
+	// key is the request's position on the hash ring.
+	key uint64
+	// affine is the index of the replica that has served the beginning of the conversation; -1: none.
+	affine int
+	// loads of the replicas, in the order of modelRoute.replicas; -1 stands for a full one. A pick may
+	// change them.
+	loads []int
+	// now is zero while no replica warms up.
+	now time.Time
+}
+
+// strategies is the table of all strategies. To add one, add a row, and a row to the table of
+// internal/config. The table is never changed.
+var strategies = []strategy{
+	{name: Prefix, pick: (*modelRoute).pickPrefix, affinity: true},
+	{name: CHWBL, pick: (*modelRoute).pickCHWBL},
+	{name: RoundRobin, pick: (*modelRoute).pickRoundRobin, peek: (*modelRoute).peekRoundRobin, slowStart: true},
+	{name: LeastConnections, pick: (*modelRoute).pickLeast},
+}
+
+// Strategies returns the names of all strategies.
+func Strategies() []Strategy {
+	names := make([]Strategy, len(strategies))
+	for i := range strategies {
+		names[i] = strategies[i].name
+	}
+	return names
+}
+
+// strategyOf returns the row of a name; nil: there is none. The empty name stands for Prefix.
+func strategyOf(name Strategy) *strategy {
+	if name == "" {
+		name = Prefix
+	}
+	if i := slices.IndexFunc(strategies, func(s strategy) bool { return s.name == name }); i >= 0 {
+		return &strategies[i]
+	}
+	return nil
+}
+
+// Check refuses rules that name a strategy which does not exist.
+func (r *Rules) Check() error {
+	check := func(model string, p *Policy) error {
+		if strategyOf(p.Strategy) == nil {
+			return fmt.Errorf("%s: routing strategy %q does not exist: use one of %v", model, p.Strategy, Strategies())
+		}
+		return nil
+	}
+	if err := check("discovered models", &r.Default); err != nil {
+		return err
+	}
+	for name, p := range r.Models {
+		if err := check("model "+name, &p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pick chooses among the replicas whose load is not negative; -1: there is none. No replica of a model
+// whose strategy does not exist is picked; Rules.Check refuses such rules.
+func (t *modelRoute) pick(p pickInput) int {
+	if t.strategy == nil {
+		return -1
+	}
+	if !p.now.IsZero() && !t.strategy.slowStart {
+		t.handicap(p.loads, p.now)
+	}
+	return t.strategy.pick(t, p)
+}
+
+// peek is pick without any effect on later picks.
+func (t *modelRoute) peek(key uint64, loads []int) int {
+	p := pickInput{key: key, affine: -1, loads: loads, now: t.clock()}
+	if t.strategy != nil && t.strategy.peek != nil {
+		return t.strategy.peek(t, p)
+	}
+	return t.pick(p)
+}
+
+// pickPrefix picks the replica that has served the beginning of the conversation, if a request whose key
+// belongs to that replica would go there: so the same bound holds.
+func (t *modelRoute) pickPrefix(p pickInput) int {
+	bound := ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}
+	if p.affine >= 0 && t.ring.Pick(t.replicas[p.affine].node, p.loads, bound) == p.affine {
+		return p.affine
+	}
+	return t.ring.Pick(p.key, p.loads, bound)
+}
+
+func (t *modelRoute) pickCHWBL(p pickInput) int {
+	return t.ring.Pick(p.key, p.loads, ringhash.Bound{Factor: t.policy.LoadFactor})
+}
+
+// pickRoundRobin picks the next replica that is free. One that warms up is passed over in some of the
+// rounds, and picked then if no other is free.
+func (t *modelRoute) pickRoundRobin(p pickInput) int {
+	n := uint64(len(p.loads))
+	return t.nextInTurn(p, func(uint64) int { return int((t.cursor.Add(1) - 1) % n) },
+		func(i int) func(step uint64) uint64 { return t.replicas[i].turns.Add })
+}
+
+func (t *modelRoute) peekRoundRobin(p pickInput) int {
+	n := uint64(len(p.loads))
+	return t.nextInTurn(p, func(step uint64) int { return int((t.cursor.Load() + step) % n) },
+		func(i int) func(step uint64) uint64 {
+			return func(step uint64) uint64 { return t.replicas[i].turns.Load() + step }
+		})
+}
+
+// nextInTurn goes through the replicas in the order that next gives. taken counts the parts of a turn that
+// a replica has had.
+func (t *modelRoute) nextInTurn(p pickInput, next func(step uint64) int, taken func(i int) func(step uint64) uint64) int {
+	spare := -1
+	warming := !p.now.IsZero() && t.someWarm(p.now)
+	for step := range p.loads {
+		i := next(uint64(step))
+		switch {
+		case p.loads[i] < 0:
+		case warming && passes(t.warmth(i, p.now), taken(i)):
+			spare = i
+		default:
+			return i
+		}
+	}
+	return spare
+}
+
+func (t *modelRoute) pickLeast(p pickInput) int {
+	best := -1
+	for i, load := range p.loads {
+		if load < 0 {
+			continue
+		}
+		if best < 0 || load < p.loads[best] || load == p.loads[best] && t.replicas[i].served.Load() < t.replicas[best].served.Load() {
+			best = i
+		}
+	}
+	return best
+}
