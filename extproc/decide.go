@@ -47,7 +47,7 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 		set = append(set, header(headers.Stream, "1"))
 	}
 	return &extproc.ProcessingResponse{
-		DynamicMetadata: x.server.notes.ofTenant(x.tenant.Name),
+		DynamicMetadata: x.server.metadata.ofTenant(x.tenant.Name),
 		Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{
 			ClearRouteCache: true, HeaderMutation: &extproc.HeaderMutation{SetHeaders: set},
 		}}},

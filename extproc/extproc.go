@@ -1,14 +1,15 @@
-// Package extproc speaks Envoy's external processing protocol: it hears of every inference request,
-// says whether and where it goes, and holds its slot until the response has ended.
+// Package extproc speaks Envoy's external processing protocol: it learns of every inference
+// request, says whether and where the request goes, and holds its ticket until the response has
+// ended. Package internal/gateway runs it.
 //
-// One exchange per request, four messages at most. The request's headers bring the key: a caller
-// without a good one is answered before a body is read. The body brings the model: it is read in
-// one pass, admitted (which may take a while, so Envoy's message timeout is stretched first), and
-// answered with the cluster and the ordered list of replicas. Response bodies never come here. The
-// exchange stays open until the response has ended; its end is what frees the slot, and it also
-// tells within milliseconds that a client has left. Of a request that goes to the relay it ends
-// when the relay has it: the relay holds the slot and sees the client leave, and a stream may last
-// for hours.
+// There is one exchange per request, of four messages at most. The request's headers bring the key:
+// a caller without a good one is answered before a body is read. The body brings the model: extproc
+// reads it in one pass and has it dispatched, which may take a while, so extproc extends Envoy's
+// message timeout first. The answer names the cluster and the ordered list of replicas. Response
+// bodies never come here. The exchange stays open until the response has ended; its end frees the
+// ticket, and also tells within milliseconds that a client has left. The exchange of a request that
+// goes to the relay ends when the relay has claimed the request: the relay then holds the ticket
+// and sees the client leave, and a stream may last for hours.
 package extproc
 
 import (
@@ -63,7 +64,7 @@ const (
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 	Config
-	notes notes
+	metadata dynamicMetadata
 }
 
 // New returns a Server.
@@ -127,7 +128,7 @@ type exchange struct {
 	// received is when the headers came, understood when the body had been read
 	received, understood time.Time
 	// token is that of the request's offer to the relay; empty: the request was not offered.
-	// claimed is closed when the relay has claimed it.
+	// claimed is closed when the relay has claimed the request.
 	token   string
 	claimed <-chan struct{}
 	// record is made when the body has been understood. It is nil before, and once the exchange has
@@ -191,12 +192,12 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	return x.decide(&scan, body)
 }
 
-// native lets the request go to its replica at once, with the ticket it got.
+// native lets the request go to its replica with its ticket.
 func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
 	waited := time.Since(x.understood)
 	x.record.SetNative(t, t.Model, t.Replica(), waited)
 	answer := decided(t, scan, body, leaving{waited, x.traced()})
-	answer.DynamicMetadata = x.server.notes.of(x.tenant.Name, t)
+	answer.DynamicMetadata = x.server.metadata.of(x.tenant.Name, t)
 	return answer
 }
 
@@ -235,7 +236,8 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 	return immediate(e)
 }
 
-// end frees what the request holds, unless the relay has it. It may be called twice.
+// end closes the record of the request, which releases its ticket, unless the relay has claimed the
+// request. It may be called twice.
 func (x *exchange) end() {
 	if x.record == nil {
 		return

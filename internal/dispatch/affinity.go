@@ -17,7 +17,7 @@ const (
 	// levels is how many turns back a conversation is looked for: a client that edits an earlier
 	// turn continues from there.
 	levels = 8
-	// remembered is for how long a beginning is known that nobody asks for.
+	// affinityTTL is how long a beginning is kept that no request asks for.
 	affinityTTL = 10 * time.Minute
 	// A table has places in sets of ways, leastPlaces at first and mostPlaces (2 MiB) at most.
 	ways        = 4
@@ -25,9 +25,10 @@ const (
 	mostPlaces  = 1 << 16
 )
 
-// prefixes is what a model remembers: a table in which a key has its place in one set, where the
-// one that was asked for longest ago makes way. A replica is known by its counter, so that one that
-// is gone and comes back empty is not found. The zero value is ready to use.
+// prefixIndex finds the replica of a model that has served the beginning of a conversation. It is a
+// set-associative table: a key belongs to one set, in which it replaces the entry that was asked
+// for longest ago. A replica is known by its counter, so one that is gone and comes back empty is
+// not found. The zero value is ready to use.
 type prefixIndex struct {
 	mu sync.Mutex
 	// places, of which used are or were taken; guarded by mu
@@ -123,20 +124,21 @@ func (p *prefixIndex) growLocked() {
 	}
 }
 
-// home is the replica of a model that knows a conversation.
+// affinity is the replica of a model that has served the beginning of a conversation.
 type affinity struct {
 	model   string
 	replica *counter
 }
 
-// remembers says that the conversations of the model are remembered: where a request goes makes a
-// difference now, or may soon.
+// hasAffinity reports whether conversations of the model stay at their replica: the strategy wants
+// it, and there is more than one replica now, or may be soon.
 func (t *modelRoute) hasAffinity() bool {
 	return t.strategy != nil && t.strategy.affinity && max(len(t.replicas), t.MaxReplicas) > 1
 }
 
-// recall finds out where the conversation of a request is known, and what to remember of it. It
-// looks once, before the request waits: what it goes on from was answered long ago.
+// findAffinity finds the replicas that have served the beginning of the request's conversation, and
+// the key under which its own replica will be recorded. It looks once, before the request waits:
+// the response that the conversation goes on from ended long ago.
 func (t *Ticket) findAffinity(c choice, r *Request) {
 	if r.Keys == nil || !c.any((*modelRoute).hasAffinity) {
 		return
@@ -160,14 +162,15 @@ func (t *Ticket) findAffinity(c choice, r *Request) {
 	}
 }
 
-// remember notes where the conversation is known from now on.
+// recordAffinity records that the conversation is served at this replica from now on.
 func (t *Ticket) recordAffinity(m *modelRoute, c *counter) {
 	if t.turned && m.hasAffinity() {
 		m.estimator.prefixIndex.put(t.turn, c)
 	}
 }
 
-// homeOf is the index of the replica that knows the conversation of the ticket; -1: none does.
+// affineReplica returns the index of the replica that has served the beginning of the ticket's
+// conversation; -1: there is none.
 func (t *modelRoute) affineReplica(ticket *Ticket) int {
 	for _, h := range ticket.affinities {
 		if h.model != t.Name {

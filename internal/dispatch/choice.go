@@ -87,7 +87,7 @@ func (t *modelRoute) serves() bool {
 	return t.Launcher != engines.None && (len(t.replicas) > 0 || t.hope)
 }
 
-// again is the same choice in a newer world. It may be empty.
+// again returns the same choice in a newer routing table. It may be empty.
 func (w *routingTable) again(c choice) choice {
 	now := choice{pool: c.pool}
 	for _, m := range c.members {

@@ -1,13 +1,23 @@
-// Package dispatch takes the four steps that every request takes, whatever protocol it came by:
-// resolve the model, admit the request (it may wait), pick a replica, settle when the response has
-// ended.
+// Package dispatch takes every request to a replica: it resolves the model, decides the way
+// (way.go), admits the request, which may wait, and picks a replica. Package extproc and
+// internal/relay call it for each request and correct its charge when the response has ended;
+// internal/gateway runs it.
 //
-// The world a request sees is immutable: a change of the fleet, of Envoy's view of it or of the
-// policies makes a new one, and the request path loads a pointer. What changes under it are only
-// counters: one per replica, shared by every world and, for an upstream that serves several models,
-// by every model. A pick takes its slot in the same step, under the lock of the model's queue and
-// by compare-and-swap on the counter, so that two requests of the same moment never see the same
-// load.
+// A request reads an immutable routing table. A change of the fleet, of the replicas that Envoy has
+// acknowledged, or of the rules makes a new table, and the request path loads a pointer. Only
+// counters change under a table: one per replica, which all tables share and, for an upstream that
+// serves several models, all models.
+//
+// A pick acquires its slot in the same step, by compare-and-swap on the counter, so two requests of
+// the same moment never see the same load. The pick runs inside admission, under the one lock of
+// admission.Controller, so a request leaves its queue only with a slot.
+//
+// Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, Ticket.mu; the
+// estimator's and the prefix index's locks come last and nothing is called under them. Under
+// Dispatcher.mu: SetRules, SetRoutable, Failed, Recovered, and each rebuild of the routing table,
+// which call admission. Under Controller.mu: the callbacks Allowed, Place and Helps of
+// admission.Request, which may lock a Ticket and call neither Dispatcher nor Controller. Without
+// Controller.mu, but possibly under Dispatcher.mu: Unplace and Preempt.
 package dispatch
 
 import (
@@ -82,10 +92,14 @@ type Dispatcher struct {
 	admission *admission.Controller
 	shared    bool
 	demand    func(model string)
-	table     atomic.Pointer[routingTable]
-	ids       idClaims
+	// table is what requests read.
+	table atomic.Pointer[routingTable]
+	// ids are the request ids and tasks that are in use now.
+	ids idClaims
+	// recovered has the requests that run since before a restart.
 	recovered recoveredRequests
-	// turn is which model of a replica is woken first where none has had it
+	// turn counts the slots that were freed for models of which none had the slot before: it says
+	// which of them is woken first.
 	turn atomic.Uint64
 
 	mu sync.Mutex
@@ -238,14 +252,15 @@ type Request struct {
 	// Keys are the keys over all user messages of a conversation, over all but the last, and so on,
 	// at most so many of them and none without a user message. nil: it is no conversation.
 	Keys func(most int) []uint64
-	// Watch can be asked what the request waits for; nil: nobody asks.
+	// Watch lets another goroutine ask what the request waits for; nil: no goroutine asks.
 	Watch *Wait
-	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill:
-	// when one of a higher priority waits for its place, Preempt is called once, from any
-	// goroutine, without a lock. Its caller then ends the request at the replica, Releases the
-	// ticket and may Dispatch it again, with Preempted one higher; nothing that it has cost is
-	// charged. Preempt may be called a moment before Dispatch has returned the ticket, but never
-	// once FirstToken has said true.
+	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill.
+	// Dispatch calls Preempt once, from any goroutine and possibly with Dispatcher.mu held, when a
+	// request of a higher priority waits for its slot; Preempt must not call the Dispatcher. Its
+	// caller then ends the request at the replica and releases the ticket; nothing that the attempt
+	// has cost is charged. The caller may dispatch the request again, with Preempted one higher.
+	// Preempt may be called a moment before Dispatch has returned the ticket, but never once
+	// FirstToken has returned true.
 	Preempt func()
 	// Preempted is how often the request was preempted. It goes before the others of its tenant, is
 	// not refused for want of room or quota, and after the third time it is not preempted again.
@@ -295,8 +310,9 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 	return ticket, fault
 }
 
-// admissionRequest makes the request for a slot. The pick happens in it: it always looks at the
-// newest world, because the request may have waited through several.
+// admissionRequest makes the request to admission. Admission calls Place, which picks, when
+// everything else is granted. Place always reads the newest routing table, because the request may
+// have waited through several.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
 	ticket.estimate = first.estimator.estimate(r)
@@ -339,7 +355,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	return request
 }
 
-// waits tells whoever wants to know that the request is about to wait.
+// waits tells the scaler and the caller that the request is about to wait.
 func (d *Dispatcher) waits(c choice, r *Request) {
 	if d.demand != nil {
 		for _, t := range c.members {
@@ -351,8 +367,9 @@ func (d *Dispatcher) waits(c choice, r *Request) {
 	}
 }
 
-// serves says whether a request that waits for a pool may go to this model of it: by the newest
-// world, because one may have got its first replica, or lost its last, since the request came.
+// serves reports whether a request that waits for a pool may go to this model of the pool. It reads
+// the newest routing table: a model may have got its first replica, or lost its last, since the
+// request came.
 func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
 	t, ok := d.table.Load().routes[model]
 	return ok && t.serves() && (allowed == nil || allowed(model))

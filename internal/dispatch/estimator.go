@@ -20,15 +20,15 @@ const (
 // decide.
 const memory = 0.99
 
-// weightOfGuess is how many tokens' worth the first guess counts in a ratio.
+// initialWeight is how many tokens' worth the initial ratio counts.
 const initialWeight = 1000
 
 // ratio is bytes per token, learned from pairs of both. The zero value has learned nothing.
 type ratio struct{ bytes, tokens float64 }
 
-// of is the ratio, beginning at guess.
-func (r ratio) of(guess float64) float64 {
-	return (r.bytes + guess*initialWeight) / (r.tokens + initialWeight)
+// of returns the ratio, where initial counts like initialWeight tokens.
+func (r ratio) of(initial float64) float64 {
+	return (r.bytes + initial*initialWeight) / (r.tokens + initialWeight)
 }
 
 func (r *ratio) learn(bytes, tokens int64) {
@@ -39,8 +39,8 @@ func (r *ratio) learn(bytes, tokens int64) {
 // maxTenants bounds the tenants whose outputs are remembered apart, for each model.
 const maxTenants = 1024
 
-// lessons are what the requests of one model have taught: what they cost, and where their
-// conversations are. The zero value is ready to use.
+// estimator estimates what requests for one model will cost, from what earlier ones have cost. The
+// zero value has learned nothing.
 type estimator struct {
 	// asked counts requests, to look closely at some of them.
 	asked atomic.Uint64
@@ -54,7 +54,7 @@ type estimator struct {
 	outputs map[string]*average
 	// ttft foresees the time to the first token; guarded by mu
 	ttft prediction
-	// prefixes has a lock of its own
+	// prefixIndex has a lock of its own.
 	prefixIndex prefixIndex
 }
 
@@ -69,20 +69,20 @@ func (a *average) of(before float64) float64 {
 	return (a.sum + before*patience) / (a.weight + patience)
 }
 
-// estimate is what a request will probably cost.
+// tokenCount is what a request will probably cost.
 type tokenCount struct{ prompt, output int }
 
 func (e tokenCount) total() int { return e.prompt + e.output }
 
-// question is what must be remembered of a request to learn from its answer.
+// estimate is the estimate of one request, with what is needed to learn from its response.
 type estimate struct {
 	tenant               string
 	promptBytes, choices int
 	tokens               tokenCount
 }
 
-// estimate guesses the tokens of a request: its text by the model's usual bytes per token, its
-// answer by what this tenant's answers usually cost, at most what the client lets it be.
+// estimate estimates the tokens of a request: its text by the model's usual bytes per token, its
+// answer by what this tenant's answers usually cost, at most what the client allows.
 func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,7 +110,7 @@ func (l *estimator) promptLocked(bytes int) float64 {
 // Response is what is known of a response that has ended.
 type Response = request.Response
 
-// settle says what a request has cost in the end, by the engine's own count or else by the bytes
+// settle returns what a request has cost in the end, by the engine's own count or else by the bytes
 // that came, and learns from it.
 func (l *estimator) settle(r Response, q estimate) int {
 	switch {
@@ -154,7 +154,8 @@ func (l *estimator) learnLocked(r Response, q estimate) {
 	}
 }
 
-// ofLocked is the memory of one tenant's answers. Beyond maxTenants somebody is forgotten.
+// ofLocked returns the average output for one tenant. Beyond maxTenants an arbitrary tenant's is
+// dropped.
 func (l *estimator) ofLocked(tenant string) *average {
 	if own := l.outputs[tenant]; own != nil {
 		return own

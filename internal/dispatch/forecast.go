@@ -2,7 +2,7 @@ package dispatch
 
 import "time"
 
-// Foresight is what can be said of a request before it is sent.
+// Forecast is what can be said of a request before it is sent.
 type Forecast struct {
 	// Exists says that the model, or the pool, is there for this tenant, and may be dispatched to.
 	// Where it is false, nothing else is known, and Dispatch says why.
@@ -17,8 +17,8 @@ type Forecast struct {
 	TTFT time.Duration
 }
 
-// Foresee looks ahead, and changes nothing. Of the request it reads Model, Allowed, Tenant and
-// PromptBytes.
+// Forecast looks ahead, and changes nothing. It reads Model, Allowed, Tenant and PromptBytes of the
+// request.
 func (d *Dispatcher) Forecast(r *Request) Forecast {
 	c, fault := d.table.Load().resolve(r)
 	if fault != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
-// target is a model with the replicas that may be picked. All but warming never changes.
+// modelRoute is one model with the replicas that may be picked. Nothing of it changes but warming.
 type modelRoute struct {
 	engines.Model
 	// source is what it was made from, together with policy and what Envoy knows.
@@ -25,8 +25,8 @@ type modelRoute struct {
 	mixed     bool
 	cursor    *atomic.Uint64
 	estimator *estimator
-	// hope: no replica may be picked now, but one may come (it starts, or was lost and is expected
-	// back).
+	// hope: no replica may be picked now, but one may come: it starts, or was lost and is expected
+	// back.
 	hope bool
 	// starting: one is on its way for the first time.
 	starting bool
@@ -61,6 +61,8 @@ func (t *modelRoute) patience(own time.Duration) time.Duration {
 	return wait
 }
 
+// routeLocked makes the route of a model. old is the one before, whose ring is kept if it is the
+// same; nil: there was none.
 func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *modelRoute {
 	now := time.Now()
 	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}

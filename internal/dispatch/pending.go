@@ -58,7 +58,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 }
 
 // claimIDs claims the client's request id and the task of the request, which one request at a time
-// may have. Ticket.unname releases both.
+// may have. Ticket.releaseIDs releases both.
 func (d *Dispatcher) claimIDs(t *Ticket, r *Request) *openai.Error {
 	release, ok := d.ids.claim(r.Tenant, r.ID)
 	if !ok {

@@ -9,8 +9,8 @@ import (
 // fallbacks bounds how many replicas Envoy is told beside the picked one, should that one refuse.
 const fallbacks = 3
 
-// place picks a replica, takes a slot on it and writes both into the ticket. False: none has a free
-// slot.
+// reserve picks a replica, acquires a slot on it and writes both into the ticket. False: no replica
+// has a free slot.
 func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
 	affine := t.affineReplica(ticket)

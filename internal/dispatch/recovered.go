@@ -11,22 +11,22 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// inheritance is the requests that still run from before a restart: Envoy kept them going, and all
-// that is known of them at first is where they are. Each holds a slot on its replica and a lease of
-// its model, so that no limit is exceeded meanwhile. Envoy's access log tells whose they are, and
-// then their leases count against their tenants too. The zero value is ready to use.
+// recoveredRequests are the requests that still run from before a restart: Envoy kept them going,
+// and at first only their replica is known. Each holds a slot on its replica and a lease of its
+// model, so no limit is exceeded meanwhile. Envoy's access log tells whose they are, and then their
+// leases count against their tenants too. The zero value is ready to use.
 type recoveredRequests struct {
 	mu sync.Mutex
 	// held by replica; guarded by mu
 	held map[Location][]recoveredRequest
-	// unplaced counts the requests at places where no replica is known yet; guarded by mu
+	// unlocated counts the requests at addresses where no replica is known yet; guarded by mu.
 	unlocated map[Location]int
 }
 
-// Place is a replica as Envoy names it: a model, and an address (ip:port).
+// Location is a replica as Envoy names it: a model, and an address (ip:port).
 type Location struct{ Model, Address string }
 
-// Running is what Envoy's access log tells of a request of before a restart.
+// RecoveredRequest is what Envoy's access log tells of a request from before a restart.
 type RecoveredRequest struct {
 	Location
 	// Request is Envoy's id of it.
@@ -37,18 +37,18 @@ type RecoveredRequest struct {
 	Tokens        int
 }
 
-// inherited is one such request.
+// recoveredRequest is one such request.
 type recoveredRequest struct {
-	// lease is nil while the shared state has the lease of before, and nobody has said which.
+	// lease is nil while the shared state has the lease of before, and no log entry has told which.
 	lease   *admission.Lease
 	counter *counter
 	// request is empty until it is known.
 	request string
 }
 
-// Inherit counts the requests of before a restart that still run, by where they are. Those at a
-// place that is nobody's weigh on no replica that could be picked; they are counted when one is
-// known there: whoever tells of it may be late.
+// Recover counts the requests from before a restart that still run, by their location. Requests at
+// a location where no replica is known weigh on no replica that could be picked. They are counted
+// when a replica is known there: the launcher that reports it may be late.
 func (d *Dispatcher) Recover(running map[Location]int) {
 	d.recovered.mu.Lock()
 	if d.recovered.unlocated == nil {
@@ -63,7 +63,7 @@ func (d *Dispatcher) Recover(running map[Location]int) {
 	d.rebuild()
 }
 
-// placeInheritedLocked counts the requests of before a restart at replicas that are known by now.
+// locateRecoveredLocked counts the recovered requests at replicas that are known by now.
 func (d *Dispatcher) locateRecoveredLocked() {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
@@ -75,7 +75,8 @@ func (d *Dispatcher) locateRecoveredLocked() {
 	}
 }
 
-// inheritLocked counts n requests at a place. Both locks are held.
+// recoverLocked counts n requests at a location. The caller holds Dispatcher.mu and
+// recoveredRequests.mu.
 func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	if d.recovered.held == nil {
 		d.recovered.held = map[Location][]recoveredRequest{}
@@ -94,8 +95,8 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	}
 }
 
-// Recognize gives one of the inherited requests its name. One that has it already, and one that was
-// not counted, changes nothing.
+// IdentifyRecovered gives one of the recovered requests its id and its tenant. A request that is
+// identified already, or that was not counted, changes nothing.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
@@ -117,9 +118,10 @@ func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	held[i].lease, held[i].request = lease, r.Request
 }
 
-// Settle is told how many of the inherited requests may be left at most at some places, and frees
-// the others there: they have ended. Of a place that is not in it nothing is known: Envoy no longer
-// lists a replica that leaves, whose requests go on. nil: none are left anywhere.
+// LimitRecovered is told how many of the recovered requests may be left at some locations at most,
+// and frees the others there: they have ended. Of a location that is missing in most nothing is
+// known: Envoy no longer lists a replica that leaves, whose requests go on. nil: none are left
+// anywhere.
 func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 	d.recovered.mu.Lock()
 	places := slices.Collect(maps.Keys(d.recovered.held))
@@ -145,7 +147,7 @@ func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 	}
 }
 
-// SettleOne frees the inherited request that has ended.
+// EndRecovered frees the recovered request that has ended.
 func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 	d.recovered.mu.Lock()
 	if n := d.recovered.unlocated[r.Location]; n > 0 {
@@ -162,8 +164,8 @@ func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 	})
 }
 
-// ObserveRecovered takes in what an entry of Envoy's access log tells of a request of before the
-// restart: whose it is, and that it has ended.
+// ObserveRecovered takes over what an entry of Envoy's access log tells of a recovered request:
+// whose it is, and that it has ended.
 func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	if e.Log != headers.LogRequests || e.Model == "" {
 		return
@@ -178,7 +180,8 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	d.EndRecovered(r)
 }
 
-// endOne ends the request at the index that which names; false when that is negative.
+// endOne ends one request at a location: which returns its index. It returns false when the index
+// is negative.
 func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) bool {
 	d.recovered.mu.Lock()
 	held := d.recovered.held[at]
@@ -202,8 +205,8 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) boo
 	return true
 }
 
-// Inherited is the number of inherited requests that still run: those that are counted, and those
-// at places where no replica is known.
+// RecoveredCount returns the number of recovered requests that still run: those that are counted,
+// and those at locations where no replica is known.
 func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()

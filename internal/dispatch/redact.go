@@ -6,10 +6,10 @@ import (
 	"unicode"
 )
 
-// A note is the last line of an engine's log, and goes to clients. An engine may log what it was
-// started with, so whatever looks like a secret is left out: the value of a name like api_key or
-// HF_TOKEN, a word like a key of a well-known kind, an address with a password or a query.
-
+// The last line of an engine's log goes to clients that wait for the engine. An engine may log what
+// it was started with, so whatever looks like a secret is left out: the value of a name like
+// api_key or HF_TOKEN, a word like a key of a well-known kind, an address with a password or a
+// query.
 const hidden = "…"
 
 // secretNames are words in the names of secrets, secretKinds the beginnings of keys.
@@ -18,7 +18,7 @@ var (
 	secretKinds = []string{"sk-", "hf_", "ghp_", "gho_", "github_pat_", "glpat-", "xox", "AKIA", "ASIA", "AIza", "eyJ"}
 )
 
-// plainNote is the text in one line of at most 200 bytes, without what looks like a secret.
+// redact returns the text in one line of at most 200 bytes, without what looks like a secret.
 func redact(text string) string {
 	words := strings.Fields(text)
 	secret := false // the next word is one

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// replica is a candidate of one world.
+// replica is a replica of one model route.
 type replica struct {
 	id, address string
 	cluster     string // in Envoy
@@ -19,7 +19,7 @@ type replica struct {
 	*counter
 }
 
-// counter outlives worlds: it counts what is on a replica.
+// counter counts what is on a replica. It outlives routing tables.
 type counter struct {
 	load atomic.Int64
 	// prefill counts those of load that are known to have no token yet.
@@ -75,7 +75,7 @@ func (c *counter) begin(address netip.AddrPort, now time.Time) time.Time {
 // fullFor is how long a replica that other gateways have filled is not offered.
 const fullFor = 100 * time.Millisecond
 
-// fullElsewhere takes note that other gateways have filled the replica.
+// fullElsewhere records that other gateways have filled the replica.
 func (d *Dispatcher) fullElsewhere(r replica) {
 	now := time.Now()
 	if before := r.fullUntil.Swap(now.Add(fullFor).UnixNano()); before < now.UnixNano() {
@@ -94,8 +94,8 @@ func (d *Dispatcher) lookAgain(r replica, after time.Duration) {
 	})
 }
 
-// take counts one more request unless a limit is reached. watched says that it counts as prefill
-// until its first token.
+// acquire counts one more request unless a limit is reached. watched says that the request counts
+// as prefill until its first token.
 func (r replica) acquire(watched bool) bool {
 	if watched && !raise(&r.prefill, r.mostPrefill) {
 		return false

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// world is everything a pick looks at. It is immutable.
+// routingTable is everything that a pick reads. It is immutable, but for the counters of its
+// replicas.
 type routingTable struct {
 	snapshot *engines.Snapshot
 	routes   map[string]*modelRoute
@@ -33,15 +34,15 @@ const everyModel = "*"
 
 const defaultTaskLease = 15 * time.Minute
 
-// rebuild makes the world anew and wakes whoever waits for what has changed in it.
+// rebuild makes a new routing table and wakes the requests that wait for what has changed in it.
 func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.rebuildLocked()
 }
 
-// rebuildLocked makes the world anew. Models of which nothing has changed keep their target, so
-// that the work is that of those that have changed, and a glance at the others.
+// rebuildLocked makes a new routing table. A model of which nothing has changed keeps its model
+// route, so the work is that of the models that have changed, and one comparison for each other.
 func (d *Dispatcher) rebuildLocked() {
 	old := d.table.Load()
 	w := d.nextTableLocked(old)
@@ -75,7 +76,7 @@ func (d *Dispatcher) rebuildLocked() {
 	d.forgetLocked(w.snapshot)
 }
 
-// worldLocked is the world to come, with the targets of before.
+// nextTableLocked returns the table to come, with the model routes of the old one.
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease,
@@ -92,7 +93,7 @@ func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	return w
 }
 
-// changedLocked lists the models whose targets are to be made anew, and those that are gone.
+// changedLocked returns the models whose routes are to be made again, and those that are gone.
 func (d *Dispatcher) changedLocked(old *routingTable, next *engines.Snapshot) map[string]struct{} {
 	changed := d.dirty
 	d.dirty = map[string]struct{}{}
@@ -150,8 +151,8 @@ func sameKeys(a, b map[string]*modelRoute) bool {
 	return true
 }
 
-// rejoinLocked keeps account of which models every replica may be picked for, when one's target
-// changes; nil is none.
+// rejoinLocked records for which models every replica may be picked, when the route of one model
+// changes; nil is no route.
 func (d *Dispatcher) rejoinLocked(model string, before, after *modelRoute) {
 	var old, now []replica
 	if before != nil {
@@ -204,7 +205,7 @@ func named(s *engines.Snapshot, model, id string) bool {
 	return ok && slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id })
 }
 
-// cursorLocked makes what a model keeps over the worlds.
+// cursorLocked returns what a model keeps from one routing table to the next.
 func (d *Dispatcher) cursorLocked(model string) (*atomic.Uint64, *estimator) {
 	if d.cursors[model] == nil {
 		d.cursors[model], d.estimators[model] = new(atomic.Uint64), new(estimator)

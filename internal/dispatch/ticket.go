@@ -21,14 +21,15 @@ type Ticket struct {
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
+	// releaseIDs releases the request id and the task.
 	releaseIDs func()
 	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is
 	// wanted.
 	watch, measure bool
 	// preemptible: Request.Preempt may be called.
 	preemptible bool
-	// homes are the replicas that know the conversation, mostly one, in space; turn is its key up
-	// to the last user message, if turned.
+	// affinities are the replicas that have served the beginning of the conversation, mostly one,
+	// in space. turn is the conversation's key up to the last user message, if turned.
 	affinities []affinity
 	space      [1]affinity
 	turn       uint64
@@ -109,15 +110,15 @@ func (t *Ticket) Age() time.Duration {
 	return time.Since(t.route.replicas[t.at].since)
 }
 
-// hold writes the pick into the ticket; its slot is already taken. Called under the lock of
-// admission.
+// setSlot writes the pick into the ticket; its slot is already acquired. Admission calls it with
+// Controller.mu held.
 func (t *Ticket) setSlot(route *modelRoute, at int, endpoints string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.route, t.at, t.endpoints, t.held, t.prefill = route, at, endpoints, true, t.watch
 }
 
-// leave gives the slot back.
+// releaseSlot gives the slot back.
 func (t *Ticket) releaseSlot() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,7 +139,7 @@ func (t *Ticket) endPrefillLocked() bool {
 	return was
 }
 
-// unplace gives the slot back that the request did not come to use: its client left in the moment
+// returnSlot gives back a slot that the request did not come to use: its client left in the moment
 // of admission, or another gateway was quicker. The queue of its own model looks again by itself.
 func (t *Ticket) returnSlot() {
 	t.releaseSlot()
@@ -202,7 +203,7 @@ func (t *Ticket) Moved(address string) {
 	}
 }
 
-// Release frees everything the ticket holds. Only the first call counts.
+// Release frees everything that the ticket holds. Only the first call counts.
 func (t *Ticket) Release() {
 	t.mu.Lock()
 	if t.released {
@@ -222,8 +223,8 @@ func (t *Ticket) Release() {
 	t.lease.Release() // lets the next of this model in
 }
 
-// Settle tells what the response was, before or after Release: what was charged as an estimate
-// becomes what it was. Only the first call counts.
+// Settle tells what the response was, before or after Release, and corrects the charge. Only the
+// first call counts.
 func (t *Ticket) Settle(r Response) {
 	t.mu.Lock()
 	again := t.settled
@@ -234,8 +235,9 @@ func (t *Ticket) Settle(r Response) {
 	}
 }
 
-// freed wakes the other models that use the replica, which so take turns: the one after the model
-// that has had it comes first, and that one last.
+// wakeOthers wakes the queues of the other models that use a replica of which a slot is free. The
+// models take turns: the one after the model that has had the slot comes first, and that model
+// last.
 func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 	users := replica.models()
 	at := slices.Index(users, had)
@@ -249,14 +251,14 @@ func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 	}
 }
 
-// identities are the request ids that run now. The zero value is ready to use.
+// idClaims are the request ids and tasks that are in use now. The zero value is ready to use.
 type idClaims struct {
 	running sync.Map // identity → struct{}
 }
 
 type identity struct{ tenant, id string }
 
-// take claims the id for the tenant. An empty id is nobody's.
+// claim claims the id for the tenant, until release is called. An empty id is always free.
 func (s *idClaims) claim(tenant, id string) (release func(), ok bool) {
 	if id == "" {
 		return func() {}, true

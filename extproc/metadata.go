@@ -10,20 +10,21 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// notes are what Envoy is to keep with a request as dynamic metadata: for its access log, from
-// which a gateway that was restarted learns whose the streams are that still run, and for the
-// headers that tell the client what it has left. Those of a tenant without limits, in a gateway
-// that shares its state with nobody, are the same for all its requests and are made once. The zero
-// value is ready to use.
-type notes struct {
+// dynamicMetadata makes what Envoy is to keep with a request as dynamic metadata. Envoy's access
+// log carries it, from which a gateway that was restarted learns whose the streams are that still
+// run; and Envoy puts the tenant's remaining quota into response headers from it. For a tenant
+// without limits, in a gateway that shares its state with no other, it is the same for all requests
+// and is made once. The zero value is ready to use.
+type dynamicMetadata struct {
 	byTenant sync.Map // tenant → *structpb.Struct
 }
 
-func (n *notes) of(tenant string, t *dispatch.Ticket) *structpb.Struct {
+// of returns the metadata of a native request: its tenant, its lease and what the tenant has left.
+func (m *dynamicMetadata) of(tenant string, t *dispatch.Ticket) *structpb.Struct {
 	lease, tokens := t.Lease()
 	quota := t.Quota()
 	if lease == "" && quota == nil {
-		return n.ofTenant(tenant)
+		return m.ofTenant(tenant)
 	}
 	fields := make(map[string]*structpb.Value, 3+len(quota))
 	fields[headers.MetadataTenant] = structpb.NewStringValue(tenant)
@@ -37,12 +38,13 @@ func (n *notes) of(tenant string, t *dispatch.Ticket) *structpb.Struct {
 	return inNamespace(fields)
 }
 
-func (n *notes) ofTenant(tenant string) *structpb.Struct {
-	if made, ok := n.byTenant.Load(tenant); ok {
+// ofTenant returns the metadata of a request that has no lease yet.
+func (m *dynamicMetadata) ofTenant(tenant string) *structpb.Struct {
+	if made, ok := m.byTenant.Load(tenant); ok {
 		return made.(*structpb.Struct)
 	}
 	all := inNamespace(map[string]*structpb.Value{headers.MetadataTenant: structpb.NewStringValue(tenant)})
-	made, _ := n.byTenant.LoadOrStore(tenant, all)
+	made, _ := m.byTenant.LoadOrStore(tenant, all)
 	return made.(*structpb.Struct)
 }
 
