@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// recorded is an engine without a network: its answer is there at once, a few events at a time.
+// recordedEngine is an engine without a network. Its answer is there at once, a few events at a
+// time.
 type recordedEngine struct{ answer []byte }
 
 // RoundTrip implements RoundTripper.
@@ -19,12 +20,12 @@ func (e recordedEngine) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(&smallReads{bytes.NewReader(e.answer)})}, nil
 }
 
-// sips reads a little at a time, as events come from an engine.
+// smallReads reads a little at a time, as events come from an engine.
 type smallReads struct{ from *bytes.Reader }
 
 func (s *smallReads) Read(b []byte) (int, error) { return s.from.Read(b[:min(len(b), 180)]) }
 
-// nowhere is a response that nobody reads.
+// discardResponse is a response that is discarded.
 type discardResponse struct{ header http.Header }
 
 func (n discardResponse) Header() http.Header         { return n.header }
@@ -32,8 +33,8 @@ func (n discardResponse) Write(b []byte) (int, error) { return len(b), nil }
 func (n discardResponse) WriteHeader(int)             {}
 func (n discardResponse) Flush()                      {}
 
-// BenchmarkRelay is what an event costs from an engine's bytes to a client's, without either of
-// their sockets. An operation is a stream of 10,000.
+// BenchmarkRelay measures an event from an engine's bytes to a client's, without their sockets. An
+// operation is a stream of 10,000 events.
 func BenchmarkRelay(b *testing.B) {
 	for name, id := range map[string]string{"plain": "", "named": "r"} {
 		b.Run(name, func(b *testing.B) {
@@ -50,7 +51,7 @@ func BenchmarkRelay(b *testing.B) {
 	}
 }
 
-// bare sends hello to the relay without a socket.
+// sendWithoutSocket sends hello to the relay without a socket.
 func (b *harness) sendWithoutSocket(id string) {
 	request := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(hello))
 	request.Header.Set("x-sluice-ticket", b.offer(hello, id, "/v1/chat/completions"))

@@ -58,7 +58,7 @@ func TestBodyThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// floods is an engine that writes until the relay has had enough.
+// engineThatFloods returns an engine that writes until the relay ends the request.
 func engineThatFloods() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for writeEvents(w, roleEvent); r.Context().Err() == nil; {
@@ -108,7 +108,7 @@ func TestLargeAnswerForASlowReader(t *testing.T) {
 	}
 }
 
-// taker is a sink that looks at each event.
+// funcSink is a sink that calls a function for each event.
 type funcSink struct {
 	event func(raw []byte)
 	ended chan Result
@@ -120,7 +120,7 @@ func (s funcSink) Flush() error                     { return nil }
 func (s funcSink) Heartbeat(Progress) error         { return nil }
 func (s funcSink) Finish(r Result) error            { s.ended <- r; return nil }
 
-// call is one for Generate.
+// newCall returns a call for Relay.Generate.
 func (h *harness) newCall(body string) *Call {
 	h.t.Helper()
 	c, fault := NewCall(CallParams{Tenant: acme, Path: "/v1/chat/completions", Body: []byte(body), Received: time.Now()})
@@ -184,8 +184,8 @@ func TestPromptIsLetGo(t *testing.T) {
 	h.waitIdle()
 }
 
-// closer is a server that answers one request on each connection, and closes it when the next one
-// comes.
+// engineThatClosesConnections returns a server that answers one request on each connection, and
+// closes the connection when the next one comes.
 func engineThatClosesConnections(t *testing.T) http.Handler {
 	var mu sync.Mutex
 	seen := map[string]bool{}

@@ -29,12 +29,12 @@ func tokenEvent(text string) string {
 	return fmt.Sprintf(`data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":%q}}]}`+"\n\n", text)
 }
 
-// closing event of a choice, with its last words.
+// finishEvent returns the last event of a choice, with its last text.
 func finishEvent(text, reason string) string {
 	return fmt.Sprintf(`data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":%q},"finish_reason":%q}]}`+"\n\n", text, reason)
 }
 
-// write sends pieces of a stream, each at once.
+// writeEvents sends pieces of a stream, each at once.
 func writeEvents(w http.ResponseWriter, pieces ...string) {
 	w.Header().Set("content-type", "text/event-stream")
 	for _, p := range pieces {
@@ -43,12 +43,12 @@ func writeEvents(w http.ResponseWriter, pieces ...string) {
 	}
 }
 
-// script is an engine that says the same to everybody.
+// engineThatSends returns an engine that answers every request with the same pieces.
 func engineThatSends(pieces ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeEvents(w, pieces...) })
 }
 
-// hangs is an engine that says something and then nothing until the relay has left.
+// engineThatHangs returns an engine that sends pieces and then nothing until the relay has left.
 func engineThatHangs(pieces ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -59,7 +59,7 @@ func engineThatHangs(pieces ...string) http.Handler {
 
 var contents = regexp.MustCompile(`"content":"([^"]*)"`)
 
-// told is what a stream says, and how often it has an end marker.
+// contentOf returns the text of a stream, and the number of its end markers.
 func contentOf(text string) (words string, ends int) {
 	for _, m := range contents.FindAllStringSubmatch(text, -1) {
 		words += m[1]

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is a relay with simulated engines behind it.
+// harness is a relay with simulated engines behind it.
 type harness struct {
 	t          testing.TB
 	relay      *Relay
@@ -35,28 +35,28 @@ type harness struct {
 	admission  *admission.Controller
 	engines    []*httptest.Server
 	server     *http1.Server
-	// url is the server's
+	// url is that of server.
 	url string
 
 	mu      sync.Mutex
 	results []Result
 	retries []string
-	// failures are those that a replica was blamed for
+	// failures are the failures that a replica was blamed for.
 	failures []string
 }
 
-// setup is what a bench is made of.
+// options configure a harness.
 type options struct {
 	replicas int
 	engine   sim.Config
 	policy   Policy
 	rules    []Moderation
-	// limits of the model, slots of each replica
+	// limits are those of the model, slots those of each replica.
 	limits admission.Limits
 	slots  int
-	// handler in the place of the simulated engine
+	// handler takes the place of the simulated engine. nil: none does.
 	handler http.Handler
-	// write is the WriteTimeout
+	// write is Config.WriteTimeout.
 	write time.Duration
 }
 
@@ -110,7 +110,7 @@ func newHarness(t testing.TB, o options) *harness {
 	return h
 }
 
-// serve serves the relay as cmd/sluice does.
+// listenAndServe serves the relay as the gateway does.
 func (h *harness) listenAndServe() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -121,7 +121,7 @@ func (h *harness) listenAndServe() {
 	go h.server.Serve(l) //nolint:errcheck // it ends when it is closed
 }
 
-// tenant of all calls.
+// acme is the tenant of all calls.
 var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 
 // SetDispatched, SetTrace and SetOutcome implement Entry.
@@ -133,7 +133,7 @@ func (h *harness) SetOutcome(r Result) {
 	h.mu.Unlock()
 }
 
-// last waits for the n-th result, from 1.
+// result waits for the n-th result, counted from 1.
 func (h *harness) result(n int) Result {
 	h.t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -148,7 +148,7 @@ func (h *harness) result(n int) Result {
 	return Result{}
 }
 
-// offer has the relay expect a request, as ext_proc does.
+// offer offers a request to the relay, as ext_proc does, and returns its token.
 func (h *harness) offer(body, id, path string) string {
 	h.t.Helper()
 	scan, fault := openai.Scan(openai.Chat, "application/json", []byte(body))
@@ -162,7 +162,7 @@ func (h *harness) offer(body, id, path string) string {
 		Received: time.Now(), Record: h})
 }
 
-// open sends a request that the relay expects.
+// send offers a request and sends it. more has headers, and "id: …" and "query: …".
 func (h *harness) send(body string, more ...string) *http.Response {
 	h.t.Helper()
 	id, query := "", ""
@@ -192,7 +192,7 @@ func (h *harness) send(body string, more ...string) *http.Response {
 	return response
 }
 
-// read sends a request and reads the response to its end.
+// sendAndRead sends a request and reads the response to its end.
 func (h *harness) sendAndRead(body string, more ...string) (int, string) {
 	h.t.Helper()
 	r := h.send(body, more...)
@@ -204,7 +204,7 @@ func (h *harness) sendAndRead(body string, more ...string) (int, string) {
 	return r.StatusCode, string(text)
 }
 
-// idle waits until nothing is in flight.
+// waitIdle waits until no request is in flight.
 func (h *harness) waitIdle() {
 	h.t.Helper()
 	busy := 0
@@ -222,7 +222,7 @@ func (h *harness) waitIdle() {
 
 const hello = `{"model":"m","stream":true,"ignore_eos":true,"max_tokens":10,"messages":[{"role":"user","content":"hello"}]}`
 
-// ends says how a stream's text ends.
+// endingOf returns how the text of a stream ends: "whole", "error" or "cut".
 func endingOf(text string) string {
 	switch {
 	case strings.HasSuffix(text, "data: [DONE]\n\n") && strings.Contains(text, `"finish_reason":"`):
@@ -233,7 +233,7 @@ func endingOf(text string) string {
 	return "cut"
 }
 
-// crowd runs work n times and the others once, all at the same time.
+// runConcurrently runs work n times and each of the others once, all at the same time.
 func runConcurrently(n int, work func(n int), others ...func()) {
 	var all sync.WaitGroup
 	for i := range n {

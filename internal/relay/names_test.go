@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// get asks for a stream by its name, as acme.
+// getStream asks for a named stream, as acme.
 func (h *harness) getStream(method, path string) (status int, header http.Header, text string) {
 	h.t.Helper()
 	request, err := http.NewRequestWithContext(h.t.Context(), method, h.url+path, nil)
@@ -30,7 +30,7 @@ func (h *harness) getStream(method, path string) (status int, header http.Header
 	return r.StatusCode, r.Header, string(all)
 }
 
-// counted is an engine that counts its requests.
+// countRequests returns an engine that counts its requests.
 func countRequests(n *atomic.Int64, engine http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// elsewhere are Peers to whom every name belongs, and who answer like this.
+// fakePeers are Peers to which every request id belongs. The function answers.
 type fakePeers func(w http.ResponseWriter, r *http.Request) *openai.Error
 
 func (fakePeers) Claim(context.Context, string, string, time.Duration) (string, bool, error) {
@@ -29,7 +29,7 @@ func (e fakePeers) Forward(w http.ResponseWriter, r *http.Request, _ string) *op
 	return e(w, r)
 }
 
-// notes is a Sink that writes down what it hears.
+// recordingSink is a Sink that records what it receives.
 type recordingSink struct {
 	events  strings.Builder
 	silence []Progress
@@ -43,7 +43,7 @@ func (n *recordingSink) Answer(a *Answer) error           { n.answer = a; return
 func (n *recordingSink) Heartbeat(p Progress) error       { n.silence = append(n.silence, p); return nil }
 func (n *recordingSink) Finish(r Result) error            { n.result = r; return nil }
 
-// abroad has a relay whose peers answer like this carry a call with a name.
+// callRemotely has a relay with these peers carry a named call.
 func (h *harness) callRemotely(ctx context.Context, peers fakePeers) *recordingSink {
 	h.relay.config.Peers = peers
 	call := h.newCall(hello)

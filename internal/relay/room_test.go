@@ -59,7 +59,7 @@ func TestWhoMakesRoom(t *testing.T) {
 	}
 }
 
-// queued waits until so many requests wait for their turn.
+// waitQueued waits until n requests are queued.
 func (h *harness) waitQueued(n int) {
 	h.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {

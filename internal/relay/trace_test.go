@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// recordingTracer is the Trace of all calls.
+// recordingTracer is a Tracer, and the Trace of all its calls.
 type recordingTracer struct {
 	mu    sync.Mutex
 	lines []string
@@ -49,7 +49,7 @@ func TestTraceEndsAfterTheLastWrite(t *testing.T) {
 	}
 }
 
-// slowEnd takes its time to tell its client of the end.
+// slowFinish is a sink whose Finish blocks until release is closed.
 type slowFinish struct {
 	funcSink
 	entered, release chan struct{}

@@ -6,27 +6,28 @@ import (
 	"strings"
 )
 
-// maxMerged is the size at which a merged chunk is large enough, in bytes. Merging reads both
-// chunks, so this bounds what an event costs; and a client should not get more than a page at once.
+// maxMerged bounds a merged chunk, in bytes. Merging reads both chunks, so maxMerged bounds the
+// cost of an event.
 const maxMerged = 8 << 10
 
-// merger merges two chunks by a few insertions into the first, whose bytes stay as they are
-// otherwise.
+// merger merges two chunks by a few insertions into the first one. The other bytes of the first
+// chunk stay as they are.
 type merger struct {
 	into, from shape
 	edits      []edit
 	out        []byte
 }
 
-// edit replaces a span of the first chunk, mostly an empty one, by a prefix and some of the second.
+// edit replaces a span of the first chunk, mostly an empty one, by a prefix and bytes of the second
+// chunk.
 type edit struct {
 	span
 	prefix string
 	text   []byte
 }
 
-// merge merges the second event into the first, which gives m.out. It says whether it could:
-// nothing may be lost.
+// merge merges the second event into the first one; the result is m.out. It returns false if the
+// two cannot be merged without a loss.
 func (m *merger) merge(into, from []byte) bool {
 	if len(into)+len(from) > maxMerged || !bytes.HasPrefix(into, []byte("data:")) {
 		return false
@@ -45,7 +46,7 @@ func (m *merger) merge(into, from []byte) bool {
 	return true
 }
 
-// sameStream says whether what should be the same in both chunks is.
+// sameStream reports whether the members that all chunks of a stream share are equal.
 func (m *merger) sameStream() bool {
 	for i, v := range m.into.top {
 		w := m.from.top[i]
@@ -56,12 +57,12 @@ func (m *merger) sameStream() bool {
 	return true
 }
 
-// insert adds text at a place of the first chunk.
+// insert adds text at an offset of the first chunk.
 func (m *merger) insert(at int, prefix string, text []byte) {
 	m.edits = append(m.edits, edit{span: span{at, at}, prefix: prefix, text: text})
 }
 
-// member adds a value to an object, under a name, or to a list, under none.
+// member adds a named value to an object, or an unnamed one to a list.
 func (m *merger) member(to *container, name string, value []byte) {
 	comma := ","
 	if to.members == 0 {
@@ -74,7 +75,8 @@ func (m *merger) member(to *container, name string, value []byte) {
 	to.members++
 }
 
-// put adds a value that the first chunk lacks, or has a null for. It says whether that was so.
+// put adds a value that the first chunk lacks or has as null. It returns false if the first chunk
+// has another value.
 func (m *merger) put(to *container, name string, old, value span) bool {
 	text := m.from.bytes(value)
 	switch {
@@ -88,10 +90,11 @@ func (m *merger) put(to *container, name string, old, value span) bool {
 	return true
 }
 
-// absent says that the second chunk has nothing there.
+// absent reports whether a value of the second chunk is missing or null.
 func (m *merger) absent(v span) bool { return !v.there() || m.from.isNull(v) }
 
-// join joins a string with the one of the second chunk.
+// join appends a string of the second chunk to the one of the first chunk. It returns false if that
+// would change the text.
 func (m *merger) join(to *container, name string, old, more span) bool {
 	if m.absent(more) || m.put(to, name, old, more) {
 		return true
@@ -107,9 +110,8 @@ func (m *merger) join(to *container, name string, old, more span) bool {
 	return true
 }
 
-// splitsPair says whether the two strings, as they stand in JSON, each hold half of a surrogate
-// pair. Apart they are two broken characters and joined a whole one, and most readers would not
-// have seen that.
+// splitsPair reports whether each of two strings in JSON has one half of a surrogate pair. Joined
+// they would become one character, apart most readers see two broken ones.
 func splitsPair(before, after []byte) bool {
 	if len(before) < 6 || len(after) < 6 {
 		return false
@@ -118,8 +120,8 @@ func splitsPair(before, after []byte) bool {
 	return isSurrogate(before, "89ab") && isSurrogate(after, "cdef")
 }
 
-// isSurrogate says whether b begins with the escape of a surrogate whose second digit is one of the
-// given.
+// isSurrogate reports whether b begins with the escape of a surrogate whose second digit is one of
+// digits.
 func isSurrogate(b []byte, digits string) bool {
 	return b[0] == '\\' && b[1] == 'u' && b[2]|0x20 == 'd' && strings.IndexByte(digits, b[3]|0x20) >= 0
 }
@@ -133,8 +135,8 @@ func (m *merger) choice(i int) bool {
 		return true
 	}
 	c := &m.into.choices[place]
-	// One that goes over from reasoning to text, or to calls, stays apart: within a chunk there is
-	// no before and after.
+	// A chunk has no order between reasoning, text and calls, so choices with different kinds are
+	// not merged.
 	if c.chat != more.chat || c.kinds != 0 && more.kinds != 0 && c.kinds != more.kinds {
 		return false
 	}
@@ -183,7 +185,7 @@ func (m *merger) call(old, more *call) bool {
 	return m.absent(more.args) || old.function.end > 0 && m.join(&old.function, "arguments", old.args, more.args)
 }
 
-// logprobs appends the second chunk's entries.
+// logprobs appends the entries of the second chunk.
 func (m *merger) logprobs(c, more *choice) {
 	if m.absent(more.logprobs) || m.put(&c.container, "logprobs", c.logprobs, more.logprobs) {
 		return
@@ -197,7 +199,7 @@ func (m *merger) logprobs(c, more *choice) {
 	}
 }
 
-// usage lets the newest usage stand.
+// usage keeps the newest usage.
 func (m *merger) usage() {
 	v := m.from.usage
 	if m.absent(v) || m.put(&m.into.object, "usage", m.into.usage, v) {
@@ -206,7 +208,7 @@ func (m *merger) usage() {
 	m.edits = append(m.edits, edit{span: m.into.usage, text: m.from.bytes(v)})
 }
 
-// apply writes the first chunk with the edits.
+// apply writes the first chunk with the edits to m.out.
 func (m *merger) apply() {
 	slices.SortStableFunc(m.edits, func(a, b edit) int { return a.from - b.from })
 	out, at := m.out[:0], 0
