@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// What an engine says of Kubernetes is rendered: its faults are found before there is a cluster, on their lines.
+// The command check renders the Kubernetes template of an engine. Faults of the template are thus
+// found, with their lines, without a cluster.
 func TestCheckRendersKubernetesTemplates(t *testing.T) {
 	t.Parallel()
 	for template, want := range map[string]string{

@@ -8,14 +8,15 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// newGuardCommand is the small process that ends what a crashed gateway left behind, unless somebody claims it in time. Sluice
-// starts it by itself.
+// newGuardCommand returns "sluice guard". The guard is a small process that Sluice starts by
+// itself. When the gateway has crashed and no other process claims the state directory within the
+// grace period, the guard stops the processes that the gateway left running.
 func newGuardCommand(g *globals) *cobra.Command {
 	var dir string
 	var grace time.Duration
 	c := &cobra.Command{
 		Use:    "guard",
-		Short:  "End the processes of a state directory that nobody claims",
+		Short:  "Stop the processes of a state directory that no gateway claims",
 		Args:   cobra.NoArgs,
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -27,6 +28,6 @@ func newGuardCommand(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&dir, "state-dir", "", "the state directory")
-	c.Flags().DurationVar(&grace, "grace", time.Minute, "how long to wait for somebody to claim it")
+	c.Flags().DurationVar(&grace, "grace", time.Minute, "how long to wait for a gateway to claim the state directory")
 	return c
 }

@@ -10,18 +10,18 @@ import (
 )
 
 func newKeysCommand() *cobra.Command {
-	keys := &cobra.Command{Use: "keys", Short: "Make API keys"}
+	keys := &cobra.Command{Use: "keys", Short: "Create API keys"}
 	var tenant string
 	create := &cobra.Command{
 		Use:   "new --tenant NAME",
-		Short: "Print a new API key once, and the hash to put in the file",
+		Short: "Print a new API key, and its hash for the configuration file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if tenant == "" {
-				return errors.New("keys new: --tenant must name the tenant")
+				return errors.New("keys new: --tenant is empty: set it to the name of the tenant")
 			}
 			k := authz.NewKey()
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), `key (shown only now): %s
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), `key (shown only once): %s
 
 tenants:
   - name: %s

@@ -1,4 +1,6 @@
-// Command sluice is an LLM inference gateway around Envoy: see README.md.
+// Command sluice is an LLM inference gateway around Envoy. An operator runs it as a gateway, as a
+// node that runs replicas for a gateway, or as a tool for configuration files and keys: see
+// README.md.
 package main
 
 import (
@@ -16,14 +18,16 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, unless it says otherwise (gateway.drain)
+	// A second Ctrl-C kills the process, unless the package gateway handles the signal while it
+	// drains.
+	context.AfterFunc(ctx, stop)
 	if err := newCommand().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "sluice:", err)
 		os.Exit(1)
 	}
 }
 
-// globals are the flags of every command.
+// globals holds the flags that every command has.
 type globals struct {
 	logLevel, logFormat string
 }

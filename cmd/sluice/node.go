@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,14 +14,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
-// tokenVariable may hold the token. It is taken out of our environment, which engines inherit.
+// tokenVariable is the environment variable that may hold the join token. The node removes it from
+// its environment, because engines inherit that environment.
 const tokenVariable = "SLUICE_TOKEN"
 
-// nodeFlags are the flags of "sluice node".
+// nodeFlags holds the flags of "sluice node".
 type nodeFlags struct {
 	join, token, tokenFile, name, address, stateDir string
 	orphanGrace, drainTimeout                       time.Duration
-	// fromVariable is a token that came by the environment, for a hand-over.
+	// fromVariable is the token from the environment variable. The process that replaces this one
+	// in a hand-over gets the token by the same variable.
 	fromVariable string
 }
 
@@ -30,29 +31,33 @@ func newNodeCommand(g *globals) *cobra.Command {
 	var flags nodeFlags
 	c := &cobra.Command{
 		Use:   "node --join HOST:PORT",
-		Short: "Run replicas on this host for a gateway elsewhere",
-		Long: `Run replicas on this host for a gateway elsewhere.
+		Short: "Run replicas on this machine for a gateway on another machine",
+		Long: `Run replicas on this machine for a gateway on another machine.
 
-The first time a node joins it needs the token that "sluice node token" prints at the gateway; from then on it has a certificate. Give the
-token by --token-file or by the variable ` + tokenVariable + `: everybody on this host can read a command line.
+A node that joins for the first time needs the token that "sluice node token" prints on the
+gateway's machine. Later the node uses the certificate that the gateway has issued. Give the token
+by --token-file or by the variable ` + tokenVariable + `: every user of this machine can read a command line.
 
-The replicas outlive this command when it is killed; the next one on the same state directory takes them over. SIGTERM lets them finish
-their requests and ends them, a second one ends them at once. SIGUSR2 starts the binary that is there now in the place of this one.`,
+When this command is killed, its replicas go on. The next "sluice node" on the same state directory
+adopts them. On SIGTERM the node lets the replicas finish their requests and then stops them. On a
+second SIGTERM it stops them at once. On SIGUSR2 the node replaces itself by the binary that is
+installed now.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runNode(cmd.Context(), g, &flags) },
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringVar(&flags.join, "join", "", "host:port of the gateway (control in its file)")
+	f.StringVar(&flags.join, "join", "", "host:port of the gateway (the key control of its configuration file)")
 	f.StringVar(&flags.tokenFile, "token-file", "", "file with the token")
 	f.StringVar(&flags.token, "token", "", "the token itself")
-	f.StringVar(&flags.name, "name", "", "what this node is called (default: the host's name)")
+	f.StringVar(&flags.name, "name", "", "name of this node (default: the machine's host name)")
 	f.StringVar(&flags.address, "address", "", "IP address on which replicas listen, for the gateway's Envoy (default: the one that reaches the gateway)")
-	f.StringVar(&flags.stateDir, "state-dir", "", "what outlives a crash (default: ~/.local/state/sluice-node)")
-	f.DurationVar(&flags.orphanGrace, "orphan-grace", 5*time.Minute, "how long replicas are kept while the gateway, or this command, is away")
-	f.DurationVar(&flags.drainTimeout, "drain-timeout", 30*time.Second, "how long replicas may take to finish their requests at the end")
+	f.StringVar(&flags.stateDir, "state-dir", "", "directory of the state that survives a crash (default: ~/.local/state/sluice-node)")
+	f.DurationVar(&flags.orphanGrace, "orphan-grace", 5*time.Minute,
+		"how long replicas are kept while the gateway cannot be reached, or this command does not run")
+	f.DurationVar(&flags.drainTimeout, "drain-timeout", 30*time.Second, "how long replicas may take to finish their requests when the node stops")
 	c.MarkFlagsMutuallyExclusive("token", "token-file")
-	_ = c.MarkFlagRequired("join") // fails only for a flag that is not there
+	_ = c.MarkFlagRequired("join") // fails only for a flag that is not defined
 	c.AddCommand(newNodeTokenCommand())
 	return c
 }
@@ -61,7 +66,7 @@ func newNodeTokenCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "token -c FILE",
-		Short: "Print the token by which nodes join the gateway of this file",
+		Short: "Print the token with which nodes join the gateway of this file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := config.Load(file)
@@ -81,10 +86,10 @@ func newNodeTokenCommand() *cobra.Command {
 	return c
 }
 
-// fill fills in what no flag says.
+// fill sets the defaults of the flags that were not given, and reads the token.
 func (f *nodeFlags) fill() error {
 	if f.orphanGrace <= 0 || f.drainTimeout <= 0 {
-		return errors.New("--orphan-grace and --drain-timeout must be more than 0s")
+		return fmt.Errorf("--orphan-grace is %s and --drain-timeout is %s: both must be more than 0s", f.orphanGrace, f.drainTimeout)
 	}
 	f.fromVariable = os.Getenv(tokenVariable)
 	if err := os.Unsetenv(tokenVariable); err != nil {
@@ -102,7 +107,7 @@ func (f *nodeFlags) fill() error {
 	if f.name == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return fmt.Errorf("--name is needed: %w", err)
+			return fmt.Errorf("the host name cannot be read, set --name: %w", err)
 		}
 		f.name = name
 	}
@@ -112,7 +117,8 @@ func (f *nodeFlags) fill() error {
 	return nil
 }
 
-// nodeStateDir is not the gateway's: both may run on one host.
+// nodeStateDir returns the default state directory of a node. It differs from the gateway's,
+// because a gateway and a node may run on one machine.
 func nodeStateDir() string {
 	const name = "sluice-node"
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
@@ -124,7 +130,7 @@ func nodeStateDir() string {
 	return filepath.Join("/var/lib", name)
 }
 
-// runNode runs the node's agent with what the flags say.
+// runNode runs the node's agent with the options that the flags give.
 func runNode(ctx context.Context, g *globals, flags *nodeFlags) error {
 	if err := flags.fill(); err != nil {
 		return err

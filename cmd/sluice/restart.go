@@ -15,7 +15,7 @@ func newRestartCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "restart -c FILE",
-		Short: "Restart a running gateway, for an upgrade: its Envoy, replicas and streams go on",
+		Short: "Restart a running gateway for an upgrade, while its Envoy, replicas and streams go on",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := config.Load(file)
@@ -28,7 +28,7 @@ func newRestartCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until it is ready again")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until the gateway is ready again")
 	_ = c.MarkFlagRequired("config")
 	return c
 }

@@ -19,9 +19,11 @@ func newUpCommand(g *globals) *cobra.Command {
 	var upstreams []string
 	c := &cobra.Command{
 		Use:   "up [-c FILE] [--upstream URL]...",
-		Short: "Run everything on this machine: the gateway, its own Envoy, the replicas",
-		Long: `Run everything on this machine: the gateway, its own Envoy, the replicas.
-Without a file it runs the quick start's simulated models; with --upstream only these servers, whose models are discovered.`,
+		Short: "Run the gateway, its own Envoy and the replicas on this machine",
+		Long: `Run the gateway, its own Envoy and the replicas on this machine.
+
+With -c FILE the gateway runs the models of the file. With --upstream URL it serves the models that
+it discovers on these servers. Without both it runs the simulated models of the quick start.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o, cleanUp, err := upOptions(file, upstreams)
@@ -37,7 +39,7 @@ Without a file it runs the quick start's simulated models; with --upstream only 
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
 	c.Flags().StringArrayVar(&upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
-	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary; default: $SLUICE_ENVOY, $PATH, .tools/envoy")
+	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
 	c.MarkFlagsMutuallyExclusive("config", "upstream")
 	return c
 }
@@ -57,7 +59,7 @@ func newServeCommand(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
-	_ = c.MarkFlagRequired("config") // fails only for a flag that is not there
+	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
 	return c
 }
 
@@ -85,17 +87,7 @@ func newBootstrapCommand() *cobra.Command {
 	return c
 }
 
-// settings is what one run of the gateway is given.
-type settings struct {
-	config *config.Config
-	// envoy is the binary to run; empty when someone else runs Envoy.
-	envoy string
-	// temporary says that the state directory was made for this run alone; cleanUp removes it.
-	temporary bool
-	cleanUp   func()
-}
-
-// run runs a gateway with the logger that the flags ask for.
+// run runs a gateway with the logger that the flags configure.
 func run(ctx context.Context, g *globals, o gateway.Options) error {
 	log, err := g.logger()
 	if err != nil {
@@ -106,8 +98,9 @@ func run(ctx context.Context, g *globals, o gateway.Options) error {
 	return gateway.Run(ctx, o)
 }
 
-// upOptions reads the file. Without a file it makes a configuration for the quick start, or for the
-// upstreams if there are any, with a temporary state directory that cleanUp removes.
+// upOptions reads the configuration file. Without a file it creates a configuration for the
+// upstreams or, if there are none, for the quick start. Such a configuration has a temporary state
+// directory, which cleanUp removes.
 func upOptions(file string, upstreams []string) (o gateway.Options, cleanUp func(), err error) {
 	if file != "" {
 		c, err := config.Load(file)
@@ -127,11 +120,12 @@ func upOptions(file string, upstreams []string) (o gateway.Options, cleanUp func
 	return gateway.Options{Config: c, Temporary: true}, cleanUp, nil
 }
 
-// temporaryStateDir makes one, or takes that of the process which this one replaces by a hand-over.
+// temporaryStateDir creates a temporary state directory. In a hand-over it returns the directory of
+// the process that this one replaces.
 func temporaryStateDir() (string, error) {
 	const name, state = "sluice-", "state"
 	handed := os.Getenv(gateway.StateDirVariable)
-	if err := os.Unsetenv(gateway.StateDirVariable); err != nil { // it is not for our children
+	if err := os.Unsetenv(gateway.StateDirVariable); err != nil { // child processes must not inherit it
 		return "", err
 	}
 	parent := filepath.Dir(handed)

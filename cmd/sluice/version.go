@@ -13,7 +13,7 @@ const testedEnvoy = "1.40.0"
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version, and the version of Envoy it was tested with",
+		Short: "Print the version of Sluice, and the version of Envoy it is tested with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s\ntested with Envoy %s\n", version(), testedEnvoy)
@@ -22,10 +22,12 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// release is the version that `make build` sets by the linker: what git describe says of the commit. It is empty in other builds.
+// release is the version that `make build` sets through the linker: the output of git describe. It
+// is empty in other builds.
 var release string
 
-// version is the release, or else the module's version as the Go tool knows it: a tag, or a pseudo-version of the commit.
+// version returns release. If release is empty, it returns the version that the Go tool recorded
+// for the module: a tag, or a pseudo-version of the commit.
 func version() string {
 	if release != "" {
 		return release
