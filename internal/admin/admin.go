@@ -1,11 +1,12 @@
-// Package admin is what an operator looks at: one page and a JSON API on a listener of its own, with the metrics and the two
-// health endpoints beside them.
+// Package admin serves the operator's listener: a page, a JSON API, the metrics and the two health
+// endpoints. The package internal/gateway uses it and gives it the data by the funcs of Config.
 //
-// It decides nothing and keeps nothing. Every answer is read from the running parts through the funcs of Config at the moment
-// of the request. The page is plain HTML, CSS and JavaScript in this binary; it reads the same API as everybody else.
+// The package keeps no state. For every request it reads the running parts through these funcs. The
+// page is plain HTML, CSS and JavaScript that is embedded in the binary. It reads the same JSON API
+// as other clients.
 //
-// There is no login: the listener is on loopback unless the operator says otherwise. What a hostile web page in the operator's
-// browser could do is warded off here (see guard).
+// There is no login, so the listener is on a loopback address unless the operator configures
+// another. The type guard protects the API from hostile web pages in the operator's browser.
 package admin
 
 import (
@@ -24,45 +25,51 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Config says where the answers come from. Fleet and Status are needed; an endpoint whose func is nil does not exist. All
-// funcs are called concurrently and must be quick.
+// Config holds the funcs from which New's handler reads its answers. Fleet and Status are required.
+// An endpoint whose func is nil does not exist. All funcs are called concurrently and must not
+// block.
 type Config struct {
-	// Listen is the host:port the handler is served on. On a loopback address only requests that name a loopback host
-	// are answered.
+	// Listen is the host:port that the handler is served on. On a loopback address the handler
+	// answers only requests whose Host header names a loopback host.
 	Listen string
-	// Fleet is the fleet as it is now.
+	// Fleet returns the current fleet.
 	Fleet func() *engines.Snapshot
-	// Status is how Sluice itself and its Envoy are.
+	// Status returns the status of Sluice and of its Envoy.
 	Status func() Status
-	// NotReady says in words why requests cannot be served; empty means ready. nil: always ready.
+	// NotReady returns the reasons for which requests cannot be served, one sentence each. An empty
+	// list means ready. If NotReady is nil, the gateway is always ready.
 	NotReady func() []string
-	// ModelLoad is what a model is doing and may do; nil: nothing is known.
+	// ModelLoad returns the load and the limits of a model. If ModelLoad is nil, all are shown as
+	// 0.
 	ModelLoad func(model string) ModelLoad
-	// ReplicaLoad is what a replica is doing; nil: nothing is known.
+	// ReplicaLoad returns the load of a replica. If ReplicaLoad is nil, all loads are shown as 0.
 	ReplicaLoad func(engines.Replica) ReplicaLoad
-	// Nodes are the hosts that local replicas are launched on, as they were last read; one that was not read yet has no name.
+	// Nodes returns the nodes that run local replicas, as they were last read. A node that was not
+	// read yet has an empty name.
 	Nodes func() []engines.Node
-	// Requests are the running and the last finished requests, at most limit of each, and how many run
-	// (request.Store.List).
+	// Requests returns the running and the last finished requests, at most limit of each, and the
+	// number of running requests (see request.Store.List).
 	Requests func(limit int) ([]request.Summary, int)
-	// Tenants are the callers.
+	// Tenants returns the tenants.
 	Tenants func() []Tenant
-	// Pools are the groups of models that a caller may ask for by one name.
+	// Pools returns the pools.
 	Pools func() []Pool
-	// Limits says what can be changed at run time of "model/NAME" or "tenant/NAME": the values in force, those of the file (empty
-	// if the file does not name it) and the names of those that were changed. False: nothing is known under that key. nil: all limits
-	// are the file's.
+	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time:
+	// the values in force, the values of the file (empty if the file does not name the key), and
+	// the names of the changed limits. ok is false for an unknown key. If Limits is nil, no limit
+	// can be changed.
 	Limits func(key string) (values, file map[string]int64, patched []string, ok bool)
-	// PatchLimits changes limits under a key of Limits, all that are named or none; nil takes the file's value again. It says which
-	// field is at fault in Error.Param. When it returns, Limits gives the new values. nil: limits cannot be changed.
+	// PatchLimits changes limits of a key of Limits: all that changes names, or none. A nil value
+	// restores the value of the file. Error.Param names the field at fault. Once PatchLimits has
+	// returned, Limits returns the new values. If PatchLimits is nil, limits cannot be changed.
 	PatchLimits func(ctx context.Context, key string, changes map[string]*int64) *openai.Error
-	// Pick says where a request with this cache key would go. The model exists.
+	// Pick returns the replica that a request with this cache key would go to. The model exists.
 	Pick func(model, key string) (Pick, *openai.Error)
-	// Reload reads the configuration file again; the error lists its faults.
+	// Reload reads the configuration file again. Its error lists the faults of the file.
 	Reload func(context.Context) error
 	// Metrics serves /metrics.
 	Metrics http.Handler
-	// Log hears of failed reloads; nil: nobody does.
+	// Log receives failed reloads. If Log is nil, they are not logged.
 	Log *zap.Logger
 }
 
@@ -76,15 +83,17 @@ func New(c Config) http.Handler {
 	return h
 }
 
+// handler implements the admin listener. routes holds the endpoints with a fixed path.
 type handler struct {
 	Config
 	guard  *guard
 	routes map[string]route
 }
 
-// route is one path: what it does by method. GET stands for HEAD too.
+// route holds the handlers of one path by HTTP method. The handler of GET also serves HEAD.
 type route map[string]http.HandlerFunc
 
+// allowed returns the methods of the route, for the header Allow.
 func (r route) allowed() string {
 	methods := slices.Collect(maps.Keys(r))
 	if r[http.MethodGet] != nil {
@@ -146,14 +155,15 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		w.Header().Set("Allow", route.allowed())
 		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
-			Message: "This URL takes " + route.allowed() + "."})
+			Message: "This URL allows only the methods " + route.allowed() + "."})
 		return
 	}
 	serve(w, r)
 }
 
-// find works on the escaped path because the name of a model or a tenant may hold slashes, and some names would not survive the
-// cleaning that http.ServeMux does.
+// find returns the route of an escaped path. The path is escaped because the name of a model or a
+// tenant may contain slashes. http.ServeMux is not used because it would change some names when it
+// cleans the path.
 func (h *handler) find(path string) (route, bool) {
 	if rest, ok := strings.CutPrefix(path, "/api/v1/models/"); ok {
 		return h.findModel(rest)
@@ -169,6 +179,7 @@ func (h *handler) find(path string) (route, bool) {
 	return r, ok
 }
 
+// findModel returns the route of a path below /api/v1/models/. rest is the part after that prefix.
 func (h *handler) findModel(rest string) (route, bool) {
 	if name, ok := strings.CutSuffix(rest, "/limits"); ok {
 		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc {
@@ -181,12 +192,13 @@ func (h *handler) findModel(rest string) (route, bool) {
 	return nil, false
 }
 
-// ofModel serves an endpoint of one model, named by the raw part of a path; aliases are resolved.
+// ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
+// escaped as in the path.
 func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		name, err := url.PathUnescape(raw)
 		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL is not well escaped."))
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL has an invalid percent-encoding."))
 			return
 		}
 		m, ok := h.Fleet().Resolve(name)
@@ -206,7 +218,7 @@ func writeError(w http.ResponseWriter, e *openai.Error) { e.Answer(w) }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
-	if err != nil { // a value of ours that cannot be rendered
+	if err != nil { // a type of this package that cannot be encoded is a bug
 		panic(err)
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -21,9 +21,9 @@ import (
 
 var noon = time.Date(2030, 5, 4, 12, 0, 0, 0, time.UTC)
 
-// fleet has a local model in every kind of trouble, a discovered one whose name would break a careless router or page, and one
-// without replicas.
-func fleet() *engines.Snapshot {
+// newSnapshot returns a fleet of three models: a local model with a failed and a missing replica, a
+// discovered model whose name contains slashes and markup, and a model without replicas.
+func newSnapshot() *engines.Snapshot {
 	f := engines.NewFleet()
 	f.Set("test", engines.Part{
 		Models: []engines.Model{
@@ -43,11 +43,12 @@ func fleet() *engines.Snapshot {
 	return f.Snapshot()
 }
 
-func config() Config {
-	world := fleet()
+// newConfig returns a Config with all funcs but Limits and PatchLimits.
+func newConfig() Config {
+	snapshot := newSnapshot()
 	return Config{
 		Listen: "127.0.0.1:9090",
-		Fleet:  func() *engines.Snapshot { return world },
+		Fleet:  func() *engines.Snapshot { return snapshot },
 		Status: func() Status {
 			nack := Nack{Type: "cluster", Resource: "model/chat", Message: "bad", Time: noon}
 			return Status{
@@ -123,7 +124,7 @@ const acmeLimits = `{"weight":3,"requests_per_minute":600,"tokens_per_minute":5,
 
 func TestAPI(t *testing.T) {
 	t.Parallel()
-	h := New(config())
+	h := New(newConfig())
 	for _, c := range []struct {
 		path   string
 		status int
@@ -170,13 +171,13 @@ func TestAPI(t *testing.T) {
 			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
 		{"/api/v1/models/chat/pick?key=", 200, `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0",
 			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
-		{"/api/v1/models/chat/pick", 400, `{"error":{"message":"Name a cache key: ?key=…","type":"invalid_request_error","code":"invalid_request","param":"key"}}`},
+		{"/api/v1/models/chat/pick", 400, `{"error":{"message":"The query parameter key is missing: name a cache key with ?key=…","type":"invalid_request_error","code":"invalid_request","param":"key"}}`},
 		{"/api/v1/models/chat/pick?key=bad", 503, "{\"error\":{\"message\":\"The model `chat` has no replica.\",\"type\":\"server_error\",\"code\":\"no_replica\",\"param\":null}}"},
 		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},
 		{"/api/v1/models/chat", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/nothing", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
-		{"/api/v1/requests?limit=x", 400, `{"error":{"message":"limit must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
-		{"/api/v1/requests?limit=1001", 400, `{"error":{"message":"limit must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
+		{"/api/v1/requests?limit=x", 400, `{"error":{"message":"limit is \"x\": it must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
+		{"/api/v1/requests?limit=1001", 400, `{"error":{"message":"limit is \"1001\": it must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
 	} {
 		w := get(h, c.path)
 		if w.Code != c.status {
@@ -190,9 +191,9 @@ func TestAPI(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	got := parse(t, get(New(config()), "/api/v1/status").Body.String()).(map[string]any)
+	got := parse(t, get(New(newConfig()), "/api/v1/status").Body.String()).(map[string]any)
 	if up := got["uptime_s"].(float64); up < 59 || up > 120 {
-		t.Errorf("up for %v s, want about 60", up)
+		t.Errorf("uptime_s is %v, want about 60", up)
 	}
 	delete(got, "uptime_s")
 	delete(got, "started")
@@ -209,19 +210,19 @@ func TestStatus(t *testing.T) {
 
 func TestReady(t *testing.T) {
 	t.Parallel()
-	c := config()
+	c := newConfig()
 	c.NotReady = nil
 	w := get(New(c), "/readyz")
 	if got := strings.TrimSpace(w.Body.String()); w.Code != 200 || got != `{"ready":true,"reasons":[]}` {
-		t.Errorf("%d %s", w.Code, got)
+		t.Errorf("/readyz without NotReady answers %d %s, want 200 and ready", w.Code, got)
 	}
 }
 
-// TestAbsent: what the gateway does not have is not there, rather than empty.
+// TestAbsent: an endpoint whose func is nil answers 404 rather than an empty list.
 func TestAbsent(t *testing.T) {
 	t.Parallel()
-	world := fleet()
-	h := New(Config{Fleet: func() *engines.Snapshot { return world }, Status: func() Status { return Status{} }})
+	snapshot := newSnapshot()
+	h := New(Config{Fleet: func() *engines.Snapshot { return snapshot }, Status: func() Status { return Status{} }})
 	for path, want := range map[string]int{
 		"/api/v1/requests": 404, "/api/v1/tenants": 404, "/api/v1/models/chat/pick?key=x": 404, "/metrics": 404, "/api/v1/reload": 404,
 		"/api/v1/pools": 404, "/api/v1/tenants/acme/limits": 404,
@@ -255,7 +256,7 @@ func TestModelState(t *testing.T) {
 			m.Replicas = append(m.Replicas, engines.Replica{State: s})
 		}
 		if got := modelState(m); got != c.want {
-			t.Errorf("%d wanted, there are %v: %s, want %s", c.desired, c.states, got, c.want)
+			t.Errorf("%d replicas are desired and %v exist: state %s, want %s", c.desired, c.states, got, c.want)
 		}
 	}
 }
@@ -270,7 +271,7 @@ func TestReload(t *testing.T) {
 		{nil, 200, `{"reloaded":true}`},
 		{errors.New("sluice.yaml:3: no"), 422, `{"error":{"message":"sluice.yaml:3: no","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 	} {
-		cfg := config()
+		cfg := newConfig()
 		cfg.Reload = func(context.Context) error { return c.err }
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("POST", "/api/v1/reload", strings.NewReader("{}"))
@@ -278,7 +279,7 @@ func TestReload(t *testing.T) {
 		r.Header.Set("Content-Type", "application/json; charset=utf-8")
 		New(cfg).ServeHTTP(w, r)
 		if got := strings.TrimSpace(w.Body.String()); w.Code != c.status || got != c.want {
-			t.Errorf("%v: %d %s", c.err, w.Code, got)
+			t.Errorf("Reload returned %v: the answer is %d %s, want %d %s", c.err, w.Code, got, c.status, c.want)
 		}
 	}
 }

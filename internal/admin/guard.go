@@ -10,8 +10,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// guard wards off what a web page in the operator's own browser could try: to read the API under a name of its own that it
-// has pointed at 127.0.0.1 (DNS rebinding), and to send a state-changing call across origins.
+// guard refuses attacks by hostile web pages in the operator's browser. Such a page may read the
+// API under its own name after that name was resolved to 127.0.0.1 (DNS rebinding). It may also
+// send a state-changing request from another origin (CSRF).
 type guard struct {
 	loopback bool
 	origins  *http.CrossOriginProtection
@@ -22,8 +23,9 @@ func newGuard(listen string) *guard {
 	return &guard{loopback: err == nil && loopback(host), origins: http.NewCrossOriginProtection()}
 }
 
+// check returns the error to answer a request with, or nil if the request is allowed.
 func (g *guard) check(r *http.Request) *openai.Error {
-	// Browsers always send a Host; HTTP/1.0 clients, which are not browsers, need not.
+	// Browsers always send a Host header. HTTP/1.0 clients may omit it, but they are not browsers.
 	if g.loopback && r.Host != "" && !loopback(hostname(r.Host)) {
 		return refusal(http.StatusForbidden,
 			"The admin listener is on a loopback address and answers only under localhost, 127.0.0.1 or [::1].")
@@ -34,7 +36,8 @@ func (g *guard) check(r *http.Request) *openai.Error {
 	if err := g.origins.Check(r); err != nil {
 		return refusal(http.StatusForbidden, "Calls from other sites are not allowed.")
 	}
-	// A form cannot send this type, and a script of another origin cannot without asking first.
+	// An HTML form cannot send this media type. A script of another origin must send a preflight
+	// request first, which fails.
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
 		return refusal(http.StatusUnsupportedMediaType, "Send this call with content-type: application/json.")
 	}
@@ -45,7 +48,7 @@ func refusal(status int, message string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: status, Message: message}
 }
 
-// hostname takes the port off a Host header.
+// hostname returns a Host header without its port and brackets.
 func hostname(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		return h
@@ -53,7 +56,8 @@ func hostname(host string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 }
 
-// loopback says whether a host is this machine whatever a name server says: RFC 6761 reserves localhost for that.
+// loopback reports whether a host name or address always means this machine. RFC 6761 reserves
+// localhost and the names below it for loopback addresses.
 func loopback(host string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
@@ -63,7 +67,8 @@ func loopback(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// protect sets the headers of every answer. The page needs nothing but its own files; the API is nobody else's to read.
+// protect sets the security headers of every response. The page loads only files of its own origin,
+// and no other origin may read the API.
 func protect(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'")

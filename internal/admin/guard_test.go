@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// TestHosts: on loopback, a name that somebody else's name server points at us gets nothing, not even the health.
+// TestHosts: a listener on a loopback address refuses every request whose Host is not a loopback
+// name, even for /healthz.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -38,7 +39,7 @@ func TestHosts(t *testing.T) {
 		{":9090", "gateway.internal:9090", 200},
 		{"10.0.0.1:9090", "10.0.0.1:9090", 200},
 	} {
-		cfg := config()
+		cfg := newConfig()
 		cfg.Listen = c.listen
 		h := New(cfg)
 		for _, path := range []string{"/", "/healthz", "/metrics", "/api/v1/models"} {
@@ -53,8 +54,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestMethods: what changes state takes POST or PATCH of JSON from this very page or from no page; nothing else takes anything
-// but GET.
+// TestMethods: endpoints that change state accept only POST or PATCH of JSON, from the page itself
+// or from a client that is no browser. All others accept only GET and HEAD.
 func TestMethods(t *testing.T) {
 	t.Parallel()
 	json := "application/json"
@@ -89,7 +90,7 @@ func TestMethods(t *testing.T) {
 		{"head", "HEAD", "/api/v1/models", "", [2]string{}, 200},
 		{"preflight", "OPTIONS", "/api/v1/reload", "", [2]string{"Origin", "http://evil.example"}, 415},
 	} {
-		cfg := config()
+		cfg := newConfig()
 		calls := 0
 		cfg.Reload = func(context.Context) error { calls++; return nil }
 		cfg.PatchLimits = func(context.Context, string, map[string]*int64) *openai.Error { calls++; return nil }
@@ -105,20 +106,20 @@ func TestMethods(t *testing.T) {
 			t.Errorf("%s: status %d, want %d", c.name, w.Code, c.status)
 		}
 		if changed := calls > 0; changed != (c.method != "HEAD" && c.status == 200) {
-			t.Errorf("%s: changed something: %v", c.name, changed)
+			t.Errorf("%s: the request changed the state: %v, want %v", c.name, changed, !changed)
 		}
 		if c.status == 405 && w.Header().Get("Allow") == "" {
-			t.Errorf("%s: no Allow", c.name)
+			t.Errorf("%s: the answer has no Allow header", c.name)
 		}
 		if w.Header().Get("Access-Control-Allow-Origin") != "" {
-			t.Errorf("%s: other origins may read", c.name)
+			t.Errorf("%s: the answer lets other origins read it", c.name)
 		}
 	}
 }
 
 func TestHeadersOfEveryAnswer(t *testing.T) {
 	t.Parallel()
-	h := New(config())
+	h := New(newConfig())
 	for _, path := range []string{"/", "/app.js", "/style.css", "/api/v1/models", "/readyz", "/metrics", "/nothing"} {
 		header := get(h, path).Header()
 		for name, want := range map[string]string{
@@ -130,16 +131,16 @@ func TestHeadersOfEveryAnswer(t *testing.T) {
 			}
 		}
 		if strings.Contains(header.Get("Content-Security-Policy"), "unsafe") {
-			t.Errorf("%s: an unsafe policy", path)
+			t.Errorf("%s: the Content-Security-Policy contains unsafe", path)
 		}
 	}
 }
 
-// TestPageIsSelfContained: the page loads its own files only, all of them are served, and none makes markup out of text or needs
-// what the policy forbids.
+// TestPageIsSelfContained: the page refers only to its own files, and all of them are served. No
+// file turns text into markup or uses what the Content-Security-Policy forbids.
 func TestPageIsSelfContained(t *testing.T) {
 	t.Parallel()
-	h := New(config())
+	h := New(newConfig())
 	reference := regexp.MustCompile(`(?:src|href)="([^"#][^"]*)"|from '([^']+)'`)
 	forbidden := regexp.MustCompile(`https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|<style|style="|\son\w+="`)
 	files, err := fs.Glob(page, "page/*")

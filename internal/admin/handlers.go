@@ -15,11 +15,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// healthz says that the process lives, and no more.
+// healthz answers 200 as long as the process runs.
 func (h *handler) healthz(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
+// readyz answers 200 when requests can be served, else 503 with the reasons.
 func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
 	reasons := h.reasons()
 	status := http.StatusOK
@@ -32,12 +33,13 @@ func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
 	}{len(reasons) == 0, reasons})
 }
 
+// reasons returns why requests cannot be served, never nil.
 func (h *handler) reasons() []string {
 	if h.NotReady == nil {
 		return []string{}
 	}
 	reasons := slices.Clone(orEmpty(h.NotReady()))
-	slices.Sort(reasons) // a reason keeps its place from one look to the next
+	slices.Sort(reasons) // the order is the same in every answer
 	return reasons
 }
 
@@ -104,7 +106,7 @@ func (h *handler) replicas(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]replicaView{"replicas": views})
 }
 
-// sorted lists the models by name.
+// sorted returns the models in the order of their names.
 func sorted(s *engines.Snapshot) []*engines.ModelSnapshot {
 	models := make([]*engines.ModelSnapshot, 0, len(s.Models))
 	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
@@ -120,6 +122,7 @@ func (h *handler) modelLoad(model string) ModelLoad {
 	return h.ModelLoad(model)
 }
 
+// The number of requests that /api/v1/requests lists without and at most with ?limit.
 const (
 	defaultRequests = 100
 	maxRequests     = 1000
@@ -131,7 +134,7 @@ func (h *handler) requests(w http.ResponseWriter, r *http.Request) {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 1 || n > maxRequests {
 			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "limit",
-				Message: fmt.Sprintf("limit must be a number from 1 to %d.", maxRequests)})
+				Message: fmt.Sprintf("limit is %q: it must be a number from 1 to %d.", s, maxRequests)})
 			return
 		}
 		limit = n
@@ -166,7 +169,7 @@ func (h *handler) pools(w http.ResponseWriter, _ *http.Request) {
 func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
 	query := r.URL.Query()
 	if !query.Has("key") {
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "key", Message: "Name a cache key: ?key=…"})
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "key", Message: "The query parameter key is missing: name a cache key with ?key=…"})
 		return
 	}
 	pick, fault := h.Pick(m.Name, query.Get("key"))
@@ -176,7 +179,7 @@ func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelS
 	}
 	writeJSON(w, http.StatusOK, struct {
 		Model    string        `json:"model"`
-		Position string        `json:"position"` // hexadecimal: JSON numbers lose bits of a uint64
+		Position string        `json:"position"` // hexadecimal, because a JSON number cannot hold every uint64
 		First    string        `json:"first"`
 		Picked   string        `json:"picked"`
 		Order    []PickReplica `json:"order"`
@@ -185,7 +188,7 @@ func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelS
 
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	if err := h.Reload(r.Context()); err != nil {
-		h.Log.Warn("reload asked for on the admin listener failed", zap.Error(err))
+		h.Log.Warn("reload by the admin listener failed", zap.Error(err))
 		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
 		return
 	}

@@ -15,14 +15,15 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// maxPatch bounds the body of a PATCH in bytes.
+// maxPatch is the maximum length of the body of a PATCH, in bytes.
 const maxPatch = 64 << 10
 
-// origin says where limits come from.
+// origin tells which limits come from the file and which were changed at run time.
 type origin struct {
-	// Patched are the fields that were changed at run time.
+	// Patched are the names of the limits that were changed at run time.
 	Patched []string `json:"patched"`
-	// File is what the file says of the fields that can be changed; empty for what it does not name.
+	// File holds the file's values of the limits that can be changed. It is empty for a model or a
+	// tenant that the file does not name.
 	File map[string]int64 `json:"file"`
 }
 
@@ -37,8 +38,9 @@ type tenantLimitsView struct {
 	origin
 }
 
-// known is Limits with empty values in place of what is not known.
-func (h *handler) known(key string) (map[string]int64, origin, bool) {
+// lookupLimits calls Limits. The origin that it returns has no nil fields. The bool is false if the
+// key is unknown or Limits is nil.
+func (h *handler) lookupLimits(key string) (map[string]int64, origin, bool) {
 	o := origin{Patched: []string{}, File: map[string]int64{}}
 	if h.Limits == nil {
 		return nil, o, false
@@ -55,7 +57,8 @@ func (h *handler) known(key string) (map[string]int64, origin, bool) {
 	return values, o, true
 }
 
-// set replaces a limit by its value in force, if that is known: what enforces the limits may hear of a change a moment later.
+// set sets field to the value in force of the limit name, if values has one. The field may still
+// hold the old value, because the parts that enforce a limit learn of a change a moment later.
 func set(field *int, values map[string]int64, name string) {
 	if v, ok := values[name]; ok {
 		*field = int(v)
@@ -63,7 +66,7 @@ func set(field *int, values map[string]int64, name string) {
 }
 
 func (h *handler) viewLimits(model string, l Limits) limitsView {
-	values, o, _ := h.known("model/" + model)
+	values, o, _ := h.lookupLimits("model/" + model)
 	set(&l.Weight, values, "weight")
 	set(&l.MaxConcurrentRequests, values, "max_concurrent_requests")
 	set(&l.MaxTokensPerMinute, values, "max_tokens_per_minute")
@@ -72,7 +75,7 @@ func (h *handler) viewLimits(model string, l Limits) limitsView {
 
 func (h *handler) viewTenantLimits(t Tenant) tenantLimitsView {
 	l := t.Limits
-	values, o, _ := h.known("tenant/" + t.Name)
+	values, o, _ := h.lookupLimits("tenant/" + t.Name)
 	set(&l.Weight, values, "weight")
 	set(&l.RequestsPerMinute, values, "requests_per_minute")
 	set(&l.TokensPerMinute, values, "tokens_per_minute")
@@ -81,12 +84,13 @@ func (h *handler) viewTenantLimits(t Tenant) tenantLimitsView {
 	return tenantLimitsView{l, o}
 }
 
-// subject is whose limits an endpoint shows and changes: a model's or a tenant's.
+// subject is the model or the tenant whose limits an endpoint shows and changes.
 type subject struct {
+	// key is "model/NAME" or "tenant/NAME".
 	key string
-	// view is what GET answers.
+	// view returns the body of the response.
 	view func() any
-	// fixed are the fields of the view that only the file can change.
+	// fixed are the fields of the view that can only be changed in the file.
 	fixed []string
 }
 
@@ -100,12 +104,13 @@ func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 	}
 }
 
-// ofTenant serves an endpoint of one tenant, named by the raw part of a path.
+// ofTenant returns the handler of an endpoint of one tenant. raw is the tenant's name, escaped as
+// in the path.
 func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		name, err := url.PathUnescape(raw)
 		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The tenant's name in the URL is not well escaped."))
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The tenant's name in the URL has an invalid percent-encoding."))
 			return
 		}
 		if !h.hasTenant(name) {
@@ -120,16 +125,18 @@ func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
 	}
 }
 
-// hasTenant asks the list of tenants; Limits may go on knowing one that is gone.
+// hasTenant reports whether a tenant exists. It prefers the list of tenants to Limits, because
+// Limits may still know a deleted tenant.
 func (h *handler) hasTenant(name string) bool {
 	if h.Tenants != nil {
 		return slices.ContainsFunc(h.Tenants(), func(t Tenant) bool { return t.Name == name })
 	}
-	_, _, ok := h.known("tenant/" + name)
+	_, _, ok := h.lookupLimits("tenant/" + name)
 	return ok
 }
 
-// tenant finds a row of Tenants; there is none where there is no list, or it is gone meanwhile.
+// tenant returns the tenant of this name. It returns a Tenant with only a name if Tenants is nil,
+// or if the tenant was deleted meanwhile.
 func (h *handler) tenant(name string) Tenant {
 	if h.Tenants != nil {
 		for _, t := range h.Tenants() {
@@ -141,6 +148,8 @@ func (h *handler) tenant(name string) Tenant {
 	return Tenant{Name: name}
 }
 
+// limitsRoute returns the route that shows and changes limits. of returns the handler for the
+// subject that the path names.
 func (h *handler) limitsRoute(of func(subjectHandler) http.HandlerFunc) route {
 	r := route{http.MethodGet: of(func(w http.ResponseWriter, _ *http.Request, s subject) { writeJSON(w, http.StatusOK, s.view()) })}
 	if h.PatchLimits != nil {
@@ -149,17 +158,18 @@ func (h *handler) limitsRoute(of func(subjectHandler) http.HandlerFunc) route {
 	return r
 }
 
+// patch changes the limits that the body names.
 func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPatch))
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body is longer than %d bytes.", maxPatch))
 		return
 	}
-	if err != nil { // the client has left
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body did not arrive."))
+	if err != nil { // the client has disconnected
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body could not be read."))
 		return
 	}
-	values, _, _ := h.known(s.key)
+	values, _, _ := h.lookupLimits(s.key)
 	changes, fault := parsePatch(body, func(field string) string {
 		if slices.Contains(s.fixed, field) {
 			return "can only be changed in the configuration file."
@@ -179,8 +189,9 @@ func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
 	writeJSON(w, http.StatusOK, s.view())
 }
 
-// parsePatch reads one JSON object of whole numbers and nulls, in which no field comes twice. refuse says what is wrong with a field's
-// name; empty is nothing. What the fields may be is checked by PatchLimits.
+// parsePatch reads a JSON object of whole numbers and nulls in which no field occurs twice. refuse
+// returns what is wrong with a field's name, or "" if nothing is. parsePatch does not check the
+// ranges of the values: PatchLimits does.
 func parsePatch(body []byte, refuse func(field string) string) (map[string]*int64, *openai.Error) {
 	if !json.Valid(body) {
 		return nil, openai.Errorf(openai.CodeInvalidRequest, "The body is not valid JSON.")
@@ -213,16 +224,18 @@ func parsePatch(body []byte, refuse func(field string) string) (map[string]*int6
 	return changes, nil
 }
 
+// fieldName reads the name of the next field of an object.
 func fieldName(d *json.Decoder) (string, error) {
 	t, err := d.Token()
 	if err != nil {
 		return "", err
 	}
-	name, _ := t.(string) // json.Valid has seen that it is one
+	name, _ := t.(string) // always a string, because json.Valid was called before
 	return name, nil
 }
 
-// limitValue reads a field's value, or says what is wrong with it.
+// limitValue reads a field's value. The string is what is wrong with the value, or "" if nothing
+// is.
 func limitValue(d *json.Decoder) (*int64, string) {
 	const wrong = "must be a whole number that is not negative, or null for the value of the file."
 	t, err := d.Token()

@@ -13,18 +13,18 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// known are limits as they may be changed, by key.
-type known map[string]struct {
+// limitStore holds the limits that can be changed, by the keys of Config.Limits.
+type limitStore map[string]struct {
 	values, file map[string]int64
 	patched      []string
 }
 
-func (k known) limits(key string) (values, file map[string]int64, patched []string, ok bool) {
+func (k limitStore) limits(key string) (values, file map[string]int64, patched []string, ok bool) {
 	e, ok := k[key]
 	return e.values, e.file, e.patched, ok
 }
 
-func (k known) patch(_ context.Context, key string, changes map[string]*int64) *openai.Error {
+func (k limitStore) patch(_ context.Context, key string, changes map[string]*int64) *openai.Error {
 	e, ok := k[key]
 	if !ok {
 		return openai.Errorf(openai.CodeModelNotFound, "no %s", key)
@@ -43,8 +43,9 @@ func (k known) patch(_ context.Context, key string, changes map[string]*int64) *
 	return nil
 }
 
-func patchable() (Config, known) {
-	k := known{}
+// newPatchable returns a Config with Limits and PatchLimits, and the limits that they use.
+func newPatchable() (Config, limitStore) {
+	k := limitStore{}
 	for key, values := range map[string]map[string]int64{
 		"model/chat":            {"weight": 2, "max_concurrent_requests": 64, "max_tokens_per_minute": 9},
 		"model/org/a<b>/limits": {"weight": 1, "max_concurrent_requests": 0, "max_tokens_per_minute": 0},
@@ -59,14 +60,15 @@ func patchable() (Config, known) {
 		k[key] = e
 	}
 	k["tenant/gone"] = k["tenant/acme"]
-	c := config()
+	c := newConfig()
 	rows := append(c.Tenants(), Tenant{Name: "a/b c"})
 	c.Tenants = func() []Tenant { return rows }
 	c.Limits, c.PatchLimits = k.limits, k.patch
 	return c, k
 }
 
-func send(c Config, path, body string) *httptest.ResponseRecorder {
+// patch sends a PATCH with body to path.
+func patch(c Config, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest("PATCH", path, strings.NewReader(body))
 	r.Host = "localhost:9090"
@@ -99,8 +101,8 @@ func TestPatchLimits(t *testing.T) {
 			"max_queue_bytes":0,"patched":["requests_per_minute"],
 			"file":{"weight":1,"requests_per_minute":0,"tokens_per_minute":0,"max_concurrent_streams":0,"max_prefill":0}}`},
 	} {
-		cfg, _ := patchable()
-		w := send(cfg, c.path, c.body)
+		cfg, _ := newPatchable()
+		w := patch(cfg, c.path, c.body)
 		if w.Code != 200 {
 			t.Errorf("%s: status %d: %s", c.path, w.Code, w.Body)
 			continue
@@ -114,12 +116,13 @@ func TestPatchLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsInLists: the lists show the changed limits at once, and which they are.
+// TestLimitsInLists: the lists of models and tenants show a changed limit at once, and name it as
+// patched.
 func TestLimitsInLists(t *testing.T) {
 	t.Parallel()
-	cfg, _ := patchable()
-	send(cfg, "/api/v1/models/chat/limits", `{"weight":7}`)
-	send(cfg, "/api/v1/tenants/acme/limits", `{"weight":8}`)
+	cfg, _ := newPatchable()
+	patch(cfg, "/api/v1/models/chat/limits", `{"weight":7}`)
+	patch(cfg, "/api/v1/tenants/acme/limits", `{"weight":8}`)
 	for path, list := range map[string]string{"/api/v1/models": "models", "/api/v1/tenants": "tenants"} {
 		first := parse(t, get(New(cfg), path).Body.String()).(map[string]any)[list].([]any)[0].(map[string]any)
 		limits := first["limits"].(map[string]any)
@@ -172,9 +175,9 @@ func TestPatchesThatAreRefused(t *testing.T) {
 		{"models/nope", `{"weight":1}`, "", "does not exist", 404},
 		{"tenants/nope", `{"weight":1}`, "", "does not exist", 404},
 		{"tenants/gone", `{"weight":1}`, "", "does not exist", 404},
-		{"models/empty", `{"weight":1}`, "", "no model/empty", 404}, // the func's own answer
+		{"models/empty", `{"weight":1}`, "", "no model/empty", 404}, // this error comes from PatchLimits
 	} {
-		cfg, k := patchable()
+		cfg, k := newPatchable()
 		before := fmt.Sprint(k)
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("PATCH", "/", strings.NewReader(c.body))
@@ -185,24 +188,25 @@ func TestPatchesThatAreRefused(t *testing.T) {
 		fault := parse(t, w.Body.String()).(map[string]any)["error"].(map[string]any)
 		param, _ := fault["param"].(string)
 		if w.Code != c.status || param != c.param || !strings.Contains(fault["message"].(string), c.message) || fault["type"] != "invalid_request_error" {
-			t.Errorf("%s %.60s: %d %s", c.path, c.body, w.Code, w.Body)
+			t.Errorf("PATCH %s %.60s: %d %s, want %d, param %q and %q", c.path, c.body, w.Code, w.Body, c.status, c.param, c.message)
 		}
 		if after := fmt.Sprint(k); after != before {
-			t.Errorf("%s %.60s changed something", c.path, c.body)
+			t.Errorf("PATCH %s %.60s was refused, but the limits are %s, want %s", c.path, c.body, after, before)
 		}
 	}
 }
 
-// TestLimitsThatCannotBeChanged: without a func there is no PATCH, and GET shows what there is.
+// TestLimitsThatCannotBeChanged: without PatchLimits a PATCH is refused, and GET shows the limits
+// of the file.
 func TestLimitsThatCannotBeChanged(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/api/v1/models/chat/limits", "/api/v1/tenants/acme/limits"} {
-		w := send(config(), path, `{"weight":1}`)
+		w := patch(newConfig(), path, `{"weight":1}`)
 		if w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
 			t.Errorf("%s: %d, Allow %q", path, w.Code, w.Header().Get("Allow"))
 		}
 	}
-	cfg, _ := patchable()
+	cfg, _ := newPatchable()
 	cfg.Tenants = nil
 	w := get(New(cfg), "/api/v1/tenants/acme/limits")
 	if got := parse(t, w.Body.String()).(map[string]any); w.Code != 200 || got["max_prefill"] != 4.0 {
@@ -217,11 +221,11 @@ func FuzzPatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		changes, fault := parsePatch(body, func(string) string { return "" })
 		if (fault == nil) == (changes == nil) {
-			t.Fatalf("%v and %v", changes, fault)
+			t.Fatalf("parsePatch(%q) = %v and %v, want exactly one of them", body, changes, fault)
 		}
 		for field, v := range changes {
 			if v != nil && *v < 0 {
-				t.Errorf("%s is %d", field, *v)
+				t.Errorf("parsePatch(%q): %s is %d, want no negative value", body, field, *v)
 			}
 		}
 	})

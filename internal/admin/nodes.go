@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// nodeView is a host: what it has, and what of that is given to replicas.
+// nodeView shows a node: its resources, and the part of them that is assigned to replicas.
 type nodeView struct {
 	Name   string     `json:"name"`
 	Labels []string   `json:"labels"`
@@ -15,35 +15,37 @@ type nodeView struct {
 	CPUs   amountView `json:"cpus"`
 	Memory amountView `json:"memory"` // bytes
 	GPUs   []gpuView  `json:"gpus"`
-	// Reason says why GPUs are missing.
+	// Reason is why GPUs are missing. It is empty when none is.
 	Reason string `json:"reason"`
 }
 
-// amountView is something that models may ask for. Total 0 is unknown, and then it is not counted.
+// amountView shows a resource that models may ask for. If Total is 0, the total is unknown and the
+// resource is not limited. Placed is the part that is assigned to replicas.
 type amountView struct {
 	Total  float64 `json:"total"`
 	Placed float64 `json:"placed"`
 }
 
+// gpuView shows a GPU or a MIG instance.
 type gpuView struct {
 	UUID   string        `json:"uuid"`
 	Name   string        `json:"name"`
 	Index  int           `json:"index"`
 	MIG    bool          `json:"mig"`
 	Memory gpuMemoryView `json:"memory"`
-	// Free is what no replica has, from 0 to 1.
-	Free     float64       `json:"free"`
-	Replicas []tenancyView `json:"replicas"`
+	// Free is the share that is assigned to no replica, from 0 to 1.
+	Free     float64          `json:"free"`
+	Replicas []gpuReplicaView `json:"replicas"`
 }
 
-// gpuMemoryView is in bytes, by whomever it is used.
+// gpuMemoryView shows the memory of a GPU in bytes. Used includes other programs.
 type gpuMemoryView struct {
 	Total int64 `json:"total"`
 	Used  int64 `json:"used"`
 }
 
-// tenancyView is a replica on a GPU.
-type tenancyView struct {
+// gpuReplicaView shows a replica on a GPU. Share is its share of the GPU, from 0 to 1.
+type gpuReplicaView struct {
 	ID    string  `json:"id"`
 	Model string  `json:"model"`
 	Share float64 `json:"share"`
@@ -60,12 +62,12 @@ func (h *handler) nodes(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]nodeView{"nodes": views})
 }
 
-// viewNode joins a host with the replicas that are on it.
+// viewNode returns the view of a node with the replicas that run on it.
 func viewNode(n engines.Node, models []*engines.ModelSnapshot) nodeView {
 	v := nodeView{Name: n.Name, Labels: orEmpty(n.Labels), Lost: n.Lost, Reason: n.Reason,
 		CPUs: amountView{Total: n.CPUs}, Memory: amountView{Total: float64(n.Memory)}, GPUs: []gpuView{}}
-	on := map[string][]tenancyView{}
-	taken := map[string]float64{}
+	onGPU := map[string][]gpuReplicaView{}
+	assigned := map[string]float64{}
 	for _, m := range models {
 		for i := range m.Replicas {
 			r := &m.Replicas[i]
@@ -75,20 +77,20 @@ func viewNode(n engines.Node, models []*engines.ModelSnapshot) nodeView {
 			v.CPUs.Placed += r.Resources.CPU
 			v.Memory.Placed += float64(r.Resources.Memory)
 			for _, uuid := range r.Devices() {
-				on[uuid] = append(on[uuid], tenancyView{r.ID, r.Model, r.Resources.Share()})
-				taken[uuid] += r.Resources.Share()
+				onGPU[uuid] = append(onGPU[uuid], gpuReplicaView{r.ID, r.Model, r.Resources.Share()})
+				assigned[uuid] += r.Resources.Share()
 			}
 		}
 	}
 	for _, g := range n.GPUs {
 		v.GPUs = append(v.GPUs, gpuView{
 			UUID: g.UUID, Name: g.Name, Index: g.Index, MIG: g.MIG, Memory: gpuMemoryView{g.MemoryTotal, g.MemoryUsed},
-			Free: thousandths(max(1-taken[g.UUID], 0)), Replicas: orEmpty(on[g.UUID]),
+			Free: thousandths(max(1-assigned[g.UUID], 0)), Replicas: orEmpty(onGPU[g.UUID]),
 		})
 	}
 	v.CPUs.Placed = thousandths(v.CPUs.Placed)
 	return v
 }
 
-// thousandths hides what sums of fractions are off by.
+// thousandths rounds to three decimals, which hides the rounding errors of sums.
 func thousandths(f float64) float64 { return math.Round(f*1000) / 1000 }

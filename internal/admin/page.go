@@ -8,7 +8,7 @@ import (
 //go:embed page
 var page embed.FS
 
-// pageFiles are the page's files by URL path.
+// pageFiles returns the handlers of the page's files by URL path.
 func pageFiles() map[string]http.Handler {
 	files := map[string]http.Handler{}
 	for path, f := range map[string]struct{ name, mediaType string }{
@@ -21,12 +21,12 @@ func pageFiles() map[string]http.Handler {
 		"/favicon.svg": {"favicon.svg", "image/svg+xml"},
 	} {
 		body, err := page.ReadFile("page/" + f.name)
-		if err != nil { // the file is not in this binary: a build fault
+		if err != nil { // a file that is not embedded is a bug
 			panic(err)
 		}
 		files[path] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", f.mediaType)
-			// A failed write means that the client has left.
+			// A failed write means that the client has disconnected.
 			_, _ = w.Write(body)
 		})
 	}

@@ -10,16 +10,17 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// ModelLoad is what a model is doing and may do.
+// ModelLoad is the load of a model and its limits in force.
 type ModelLoad struct {
-	// InFlight counts the requests that are at replicas, Queued those that wait.
+	// InFlight counts the requests that run on replicas. Queued counts the waiting requests.
 	InFlight, Queued int
-	// QueuedBytes are the bodies that are held for the waiting ones.
+	// QueuedBytes is the total length of the bodies of the waiting requests.
 	QueuedBytes int64
 	Limits      Limits
 }
 
-// Limits of a model, under the names they have in the file. 0 means no limit; for MaxPerReplica, that it is the engine's own.
+// Limits are the limits of a model, under their names in the file. 0 means no limit. A
+// MaxPerReplica of 0 means the engine's own limit.
 type Limits struct {
 	// Weight is the model's share in its pools.
 	Weight                int           `json:"weight"`
@@ -30,38 +31,41 @@ type Limits struct {
 	QueueTimeout          time.Duration `json:"-"`
 }
 
-// ReplicaLoad is what a replica is doing.
+// ReplicaLoad is the load of a replica.
 type ReplicaLoad struct {
-	// InFlight counts the requests that are on it.
+	// InFlight counts the requests that run on the replica.
 	InFlight int
-	// Served counts the requests it was given since Sluice started.
+	// Served counts the requests that the replica was given since Sluice started.
 	Served uint64
-	// Max is the most requests it is given at once; 0: no bound is known.
+	// Max is the greatest number of concurrent requests of the replica. 0 means that no limit is
+	// known.
 	Max int
 }
 
-// Tenant is a caller. Keys and their hashes are not in it.
+// Tenant is the state of a tenant. It contains neither keys nor their hashes.
 type Tenant struct {
 	Name string `json:"name"`
-	// Models it may use; "*" stands for all.
+	// Models are the names of the models that the tenant may use. "*" stands for all.
 	Models []string `json:"models"`
-	// InFlight counts its requests that are held or at replicas.
+	// InFlight is Running + Queued.
 	InFlight int `json:"in_flight"`
-	// Keys is the number of its keys.
+	// Keys is the number of the tenant's keys.
 	Keys int `json:"keys"`
 	// Priority is interactive, default or batch.
 	Priority string `json:"priority"`
-	// Running counts its requests at replicas, Prefill those of them that have no token yet, Queued those that wait.
+	// Running counts the tenant's requests that run on replicas. Prefill counts those of them that
+	// have no output token yet. Queued counts the tenant's waiting requests.
 	Running int `json:"running"`
 	Prefill int `json:"prefill"`
 	Queued  int `json:"queued"`
-	// Limits that hold.
+	// Limits are the limits in force.
 	Limits TenantLimits `json:"-"`
 }
 
-// TenantLimits are a tenant's limits over all models, under the names they have in the file. 0 means no limit.
+// TenantLimits are a tenant's limits over all models, under their names in the file. 0 means no
+// limit.
 type TenantLimits struct {
-	// Weight is the tenant's share beside others of its priority.
+	// Weight is the tenant's weight among the tenants of its priority.
 	Weight               int   `json:"weight"`
 	RequestsPerMinute    int   `json:"requests_per_minute"`
 	TokensPerMinute      int   `json:"tokens_per_minute"`
@@ -70,23 +74,23 @@ type TenantLimits struct {
 	MaxQueueBytes        int64 `json:"max_queue_bytes"`
 }
 
-// Pool is a group of models that a caller may ask for by one name.
+// Pool is a group of models that a client may ask for by one name.
 type Pool struct {
 	Name   string   `json:"name"`
 	Models []string `json:"models"`
-	// Queued counts the requests that wait for any of them.
+	// Queued counts the requests that wait for any model of the pool.
 	Queued int `json:"queued"`
 }
 
-// Pick is where a request with a certain cache key would go.
+// Pick tells which replica a request with a given cache key would go to.
 type Pick struct {
-	// Position of the key on the ring.
+	// Position is the key's position on the ring.
 	Position uint64
-	// First is the replica that owns the position, before loads are looked at.
+	// First is the replica that owns the position. Its load is not considered.
 	First string
-	// Picked is the replica that would be taken now; empty when none could be.
+	// Picked is the replica that would be picked now. It is empty if no replica can be picked.
 	Picked string
-	// Order is every replica on the ring, in the order in which they are tried.
+	// Order lists all replicas of the ring, in the order in which they are tried.
 	Order []PickReplica
 }
 
@@ -94,48 +98,51 @@ type Pick struct {
 type PickReplica struct {
 	ID   string `json:"id"`
 	Load int    `json:"load"`
-	// Candidate is false for a replica that may not be picked at all: full, or not known to Envoy yet.
+	// Candidate is false for a replica that cannot be picked: it is full, or Envoy does not know it
+	// yet.
 	Candidate bool `json:"candidate"`
 }
 
-// Status is how Sluice itself and its Envoy are.
+// Status is the status of the gateway.
 type Status struct {
-	// Version of Sluice.
+	// Version is the version of Sluice.
 	Version string
 	// Started is when this process started.
 	Started time.Time
-	// Listen is where clients reach the API, host:port.
+	// Listen is the host:port on which clients reach the API.
 	Listen string
 	Envoy  EnvoyStatus
 	XDS    XDSStatus
 	Config ConfigStatus
 	Shared SharedStatus
-	// Problems are further things that the operator should know, a sentence each.
+	// Problems are the faults that no other field shows, one sentence each.
 	Problems []string
 }
 
-// EnvoyStatus is how Envoy is. State is external for an Envoy that someone else runs.
+// EnvoyStatus is the status of Envoy.
 type EnvoyStatus struct {
+	// State is one of the states of the package envoy, or "external" for an Envoy that someone else
+	// runs.
 	State    string `json:"state"`
 	PID      int    `json:"pid"`
 	Version  string `json:"version"`
 	Adopted  bool   `json:"adopted"`
 	Restarts int    `json:"restarts"`
-	// Reason says why it is not live, with its last log line where there is one.
+	// Reason is why Envoy is not live, with its last log line if there is one.
 	Reason string `json:"reason"`
 }
 
-// XDSStatus is what Envoy has accepted.
+// XDSStatus tells which configuration Envoy has accepted and refused.
 type XDSStatus struct {
 	Connected bool   `json:"connected"`
 	Nacks     uint64 `json:"nacks"`
-	// LastNack is the last refusal, which may be mended since; nil when there was none.
+	// LastNack is the last refusal, even if Envoy has accepted the resource since. nil means none.
 	LastNack *Nack `json:"last_nack"`
-	// Refused is what Envoy does not take as it is now; the page asks for attention while there is any.
+	// Refused are the resources whose current version Envoy refuses. The page shows them as faults.
 	Refused []Nack `json:"refused"`
 }
 
-// Nack is Envoy's refusal of a resource.
+// Nack is a refusal of a resource by Envoy.
 type Nack struct {
 	Type     string    `json:"type"`
 	Resource string    `json:"resource"`
@@ -145,30 +152,31 @@ type Nack struct {
 
 // ConfigStatus is the configuration in force.
 type ConfigStatus struct {
-	// Path of the file; empty when there is none.
+	// Path is the path of the file. It is empty when there is no file.
 	Path string
 	// LoadedAt is when the configuration in force was read.
 	LoadedAt time.Time
-	// Faults of a newer file that was refused, one sentence each.
+	// Faults are the faults of a newer file that was refused, one sentence each.
 	Faults []string
 }
 
-// SharedStatus is how the state is that several gateways share.
+// SharedStatus is the status of the state that several gateways share in Redis.
 type SharedStatus struct {
-	// Configured is false for a gateway that shares with nobody; then nothing else matters.
+	// Configured is false for a gateway that shares no state. The other fields are then zero.
 	Configured bool `json:"configured"`
-	// Up says whether it answers.
+	// Up tells whether Redis answers.
 	Up bool `json:"up"`
-	// Mode is shared, or alone while this gateway goes by its last known share of the limits.
+	// Mode is "shared", or "alone" while this gateway uses its last known share of the limits.
 	Mode string `json:"mode"`
-	// Gateways that are known to live, this one included.
+	// Gateways counts the gateways that are known to be alive, including this one.
 	Gateways int `json:"gateways"`
-	// Since is when it went up or down.
+	// Since is when Up changed last.
 	Since time.Time `json:"-"`
-	// LastError says why it did not answer; it may be mended since.
+	// LastError is the last error of Redis, even if Redis answers again.
 	LastError string `json:"last_error"`
 }
 
+// modelView shows a model.
 type modelView struct {
 	Name        string     `json:"name"`
 	Aliases     []string   `json:"aliases"`
@@ -186,6 +194,7 @@ type modelView struct {
 	Limits      limitsView `json:"limits"`
 }
 
+// tenantView shows a tenant.
 type tenantView struct {
 	Tenant
 	Weight int              `json:"weight"`
@@ -198,7 +207,7 @@ func (h *handler) viewTenant(t Tenant) tenantView {
 	return tenantView{t, limits.Weight, limits}
 }
 
-// shortDuration is a duration as the file would say it: 1m, not 1m0s.
+// shortDuration writes a duration as people write it in the file: 1m, not 1m0s.
 func shortDuration(d time.Duration) string {
 	s := d.String()
 	if t, ok := strings.CutSuffix(s, "m0s"); ok {
@@ -231,20 +240,21 @@ func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
 	}
 }
 
-// modelState puts the states of a model's replicas into one word: ready, degraded (some are missing), starting, draining,
-// failed, or idle (there are none, and none on the way).
+// modelState sums up the states of a model's replicas in one word: ready, degraded (fewer are ready
+// than desired, or one has failed), starting, draining, failed, or idle (the model has no replicas
+// and desires none).
 func modelState(m *engines.ModelSnapshot) string {
 	count := map[engines.State]int{}
 	for i := range m.Replicas {
 		count[m.Replicas[i].State]++
 	}
-	ready, coming := count[engines.Ready], count[engines.Starting]+count[engines.Pending]
+	ready, starting := count[engines.Ready], count[engines.Starting]+count[engines.Pending]
 	switch {
 	case ready > 0 && (ready < m.Desired || count[engines.Failed] > 0):
 		return "degraded"
 	case ready > 0:
 		return "ready"
-	case coming > 0:
+	case starting > 0:
 		return "starting"
 	case count[engines.Failed] > 0:
 		return "failed"
@@ -256,6 +266,7 @@ func modelState(m *engines.ModelSnapshot) string {
 	return "idle"
 }
 
+// replicaView shows a replica.
 type replicaView struct {
 	ID       string     `json:"id"`
 	Model    string     `json:"model"`
@@ -302,6 +313,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 	}
 }
 
+// requestView shows a running or finished request.
 type requestView struct {
 	RequestID string `json:"request_id"`
 	Method    string `json:"method"`
@@ -314,11 +326,13 @@ type requestView struct {
 	Status    int    `json:"status"`
 	Code      string `json:"code"`
 	Source    string `json:"source"`
-	// Route is native or managed; Cause is who ended a stream before its end, FinishReason why its engine did.
+	// Route is native or managed. Cause is what ended a stream before its engine did. FinishReason
+	// is the finish reason that the engine gave.
 	Route        string `json:"route"`
 	Cause        string `json:"cause"`
 	FinishReason string `json:"finish_reason"`
-	// TokensOut is what the response has cost as far as that is known, TraceID the trace that it belongs to.
+	// TokensOut counts the output tokens, as far as they are known. TraceID is the id of the trace
+	// that the request belongs to.
 	TokensOut   int64      `json:"tokens_out"`
 	TraceID     string     `json:"trace_id"`
 	Flags       string     `json:"flags"`
@@ -364,11 +378,12 @@ func viewRequest(q request.Summary) requestView {
 	}
 }
 
-// milliseconds with two decimals.
+// milliseconds returns a duration in milliseconds, rounded to two decimals.
 func milliseconds(d time.Duration) float64 {
 	return math.Round(float64(d)/float64(time.Millisecond)*100) / 100
 }
 
+// orNull returns nil, which is encoded as null, for the zero time.
 func orNull(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -377,7 +392,7 @@ func orNull(t time.Time) *time.Time {
 	return &t
 }
 
-// orEmpty makes a nil slice render as [].
+// orEmpty replaces a nil slice by an empty one, which is encoded as [].
 func orEmpty[T any](s []T) []T {
 	if s == nil {
 		return []T{}

@@ -1,26 +1,27 @@
-// The page's loop: reads the API once a second and shows what it says.
+// The page's poll loop: it reads the JSON API once a second and shows the answers.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
 import { models, tenants, replicas, nodes, requests } from './tables.js';
 
 const $ = (id) => document.getElementById(id);
-const every = 1000; // ms between two looks
-const patience = 5000; // ms until a look counts as failed
-const kept = 120; // samples in the curve
+const pollInterval = 1000; // ms between two polls
+const pollTimeout = 5000; // ms until a poll fails
+const maxSamples = 120; // samples of requests in flight in the curve
 const shownRequests = 100;
 
-let last = null; // what the API said last
-let lostSince = null; // when it stopped answering
+let last = null; // the result of the last successful poll
+let lostSince = null; // when the first of the failed polls failed; null while polls succeed
 let paused = false;
-const curve = [];
+const samples = [];
 
+/** Returns the parsed answer of the API, and the server's time in ms. */
 async function get(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(patience), headers: { accept: 'application/json' } });
-  if (!answer.ok) throw new Error(await fault(answer));
+  const answer = await fetch(path, { signal: AbortSignal.timeout(pollTimeout), headers: { accept: 'application/json' } });
+  if (!answer.ok) throw new Error(await errorMessage(answer));
   return [await answer.json(), Date.parse(answer.headers.get('date')) || Date.now()];
 }
 
-async function fault(answer) {
+async function errorMessage(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {
@@ -28,7 +29,8 @@ async function fault(answer) {
   }
 }
 
-async function look() {
+/** Reads everything that the page shows. */
+async function poll() {
   const [[status, now], [m], [t], [r], [n], [q]] = await Promise.all([
     get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'), get('/api/v1/nodes'),
     get(`/api/v1/requests?limit=${shownRequests}`),
@@ -73,7 +75,7 @@ function cards(w) {
   $('reload').hidden = !c.path;
 }
 
-/** The state that gateways share, where one is configured. */
+/** Shows the state that gateways share, if one is configured. */
 function shared(s, now) {
   $('shared').hidden = !s.configured;
   if (!s.configured) return;
@@ -88,37 +90,37 @@ function sum(rows, field) {
   return rows.reduce((n, row) => n + row[field], 0);
 }
 
-/** Draws the requests in flight of the last looks. */
+/** Adds a sample of the requests in flight, and draws the curve of the last samples. */
 function draw(value) {
-  curve.push(value);
-  if (curve.length > kept) curve.shift();
-  const top = Math.max(4, ...curve);
-  const step = kept / Math.max(curve.length - 1, 29); // the first half minute fills the width
-  const x = (i) => (kept - (curve.length - 1 - i) * step).toFixed(1);
-  const points = curve.map((v, i) => `${x(i)},${(31 - (29 * v) / top).toFixed(1)}`);
+  samples.push(value);
+  if (samples.length > maxSamples) samples.shift();
+  const top = Math.max(4, ...samples);
+  const step = maxSamples / Math.max(samples.length - 1, 29); // 30 samples are enough to fill the width
+  const x = (i) => (maxSamples - (samples.length - 1 - i) * step).toFixed(1);
+  const points = samples.map((v, i) => `${x(i)},${(31 - (29 * v) / top).toFixed(1)}`);
   const [area, line] = $('spark').children;
   attr(line, 'd', `M${points.join('L')}`);
-  attr(area, 'd', `M${x(0)},32L${points.join('L')}L${kept},32Z`);
+  attr(area, 'd', `M${x(0)},32L${points.join('L')}L${maxSamples},32Z`);
 }
 
-// What needs attention
+// The faults that need the operator's attention
 
-function troubles(w) {
+function faults(w) {
   const s = w.status;
   const all = s.reasons.map((why) => ({ what: 'Not ready', why }));
   if (tone(s.envoy.state) === 'bad') all.push({ what: 'Envoy is down', why: s.envoy.reason });
   for (const n of s.xds.refused) {
-    all.push({ what: `Envoy refused ${n.type} ${n.resource} at ${clock(n.time)} and goes on with what it had`, why: n.message });
+    all.push({ what: `Envoy refused ${n.type} ${n.resource} at ${clock(n.time)} and uses the version before`, why: n.message });
   }
   if (s.config.faults.length > 0) {
-    all.push({ what: 'The configuration file has faults; the one before it stays in force', why: s.config.faults.join('\n') });
+    all.push({ what: 'The configuration file has faults; the configuration before it stays in force', why: s.config.faults.join('\n') });
   }
   if (s.shared.configured && !s.shared.up) {
-    all.push({ what: 'The shared state does not answer; this gateway goes by its own share of the limits', why: s.shared.last_error });
+    all.push({ what: 'Redis does not answer; this gateway enforces only its own share of the limits', why: s.shared.last_error });
   }
-  for (const why of s.problems) all.push({ what: 'Something is not as it should be', why });
+  for (const why of s.problems) all.push({ what: 'Fault', why });
   for (const n of w.nodes) {
-    if (n.lost) all.push({ what: `Host ${n.name} does not answer`, why: 'its replicas are started elsewhere, where there is room' });
+    if (n.lost) all.push({ what: `Node ${n.name} does not answer`, why: 'its replicas are started on other nodes that have free resources' });
   }
   for (const r of w.replicas) {
     if (r.state === 'failed') all.push({ what: `Replica ${r.id} of ${r.model} failed`, why: r.reason });
@@ -127,19 +129,19 @@ function troubles(w) {
 }
 
 function attention(w) {
-  const all = troubles(w);
+  const all = faults(w);
   $('attention').hidden = all.length === 0;
   text($('attention-count'), all.length);
   list($('attention-list'), all, (t) => `${t.what}\n${t.why}`,
-    (t) => el('li', {}, el('span', { class: 'what', text: t.what }), el('span', { class: 'why', text: t.why || 'no reason is known' })),
+    (t) => el('li', {}, el('span', { class: 'what', text: t.what }), el('span', { class: 'why', text: t.why || 'the reason is unknown' })),
     () => {});
   text($('announce'), all.length === 0 ? '' : `${all.length} things need attention: ${all.map((t) => t.what).join('; ')}`);
   document.title = all.length === 0 ? 'Sluice' : `(${all.length}) Sluice`;
 }
 
-// Where a key goes
+// The replica that a cache key is routed to
 
-async function lookUp(event) {
+async function pickForKey(event) {
   event.preventDefault();
   const model = $('ring-model').value;
   const result = $('ring-result');
@@ -152,11 +154,11 @@ async function lookUp(event) {
 }
 
 function ring(pick) {
-  const most = Math.max(0, ...pick.order.map((r) => r.load));
+  const maxLoad = Math.max(0, ...pick.order.map((r) => r.load));
   const order = pick.order.map((r) => {
-    const notes = [r.id === pick.first && 'owns the key', r.id === pick.picked && 'would be taken now', !r.candidate && 'no candidate now'];
+    const notes = [r.id === pick.first && 'owns the key', r.id === pick.picked && 'would be picked now', !r.candidate && 'cannot be picked now'];
     const load = makeLoad();
-    setLoad(load, r.load, 0, most);
+    setLoad(load, r.load, 0, maxLoad);
     const item = el('li', {}, el('span', { class: 'name', text: r.id }), load,
       el('span', { class: 'sub', text: notes.filter(Boolean).join(' · ') || '\u00a0' }));
     attr(item, 'data-picked', r.id === pick.picked ? '' : null);
@@ -173,7 +175,7 @@ function ringModels(all) {
   list($('ring-model'), all, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }), () => {});
 }
 
-// The loop
+// The poll loop
 
 function show(w) {
   cards(w);
@@ -203,14 +205,14 @@ function connection(error) {
 async function tick() {
   if (!paused && !document.hidden) {
     try {
-      last = await look();
+      last = await poll();
       connection(null);
       if (!paused) show(last);
     } catch (e) {
       connection(e);
     }
   }
-  setTimeout(tick, every);
+  setTimeout(tick, pollInterval);
 }
 
 async function reload() {
@@ -239,7 +241,7 @@ function filtered() {
   requests(last.requests, last.running);
 }
 
-/** Shows changed limits before the next look, also while the page is paused. */
+/** Shows changed limits before the next poll, even while the page is paused. */
 function limitsChanged({ detail: { kind, name, limits } }) {
   if (!last) return;
   const row = last[kind].find((r) => r.name === name);
@@ -251,6 +253,6 @@ function limitsChanged({ detail: { kind, name, limits } }) {
 document.addEventListener('limits', limitsChanged);
 $('pause').addEventListener('click', pause);
 $('reload').addEventListener('click', reload);
-$('ring-form').addEventListener('submit', lookUp);
+$('ring-form').addEventListener('submit', pickForKey);
 for (const id of ['replicas-filter', 'requests-filter', 'requests-kind']) $(id).addEventListener('input', filtered);
 tick();

@@ -1,12 +1,13 @@
-// Limits: their words in the tables, and the dialog that changes them at run time.
+// Limits: how the tables show them, and the dialog that changes them at run time.
 
 import { el, text, number, bytes } from './view.js';
 
 const $ = (id) => document.getElementById(id);
-const patience = 10000; // ms until a change counts as failed
+const patchTimeout = 10000; // ms until a change fails
 
-// What can be changed: name, label, words in a table for a value and for none, and the least value, which is the usual one. 0 stands
-// for no limit. A tenant's weight has a column of its own.
+// The limits that can be changed. A row holds the field's name, its label in the dialog, its text in
+// a table for a value and for no limit, and its least value, which is also its default. A value of 0
+// means no limit. A tenant's weight has no text because it has a column of its own.
 const kinds = {
   models: [
     ['max_concurrent_requests', 'Requests at once', (n) => `${n} at once`, 'any number at once', 0],
@@ -24,14 +25,14 @@ const kinds = {
 
 // In the tables
 
-/** What the file says of a field; what it does not speak of has its usual value. */
-function ofFile(limits, field, least) {
+/** Returns the file's value of a field, or the default if the file has none. */
+function fileValue(limits, field, least) {
   return limits.file[field] ?? least;
 }
 
 function part(words, limits, field, least) {
   if (!limits.patched.includes(field)) return { words };
-  const file = ofFile(limits, field, least);
+  const file = fileValue(limits, field, least);
   return { words, why: `set at run time; the file says ${file ? number(file) : 'no limit'}` };
 }
 
@@ -47,7 +48,7 @@ function parts(kind, limits) {
   return all;
 }
 
-/** Shows limits in a cell, with a mark on those that are not the file's. Nodes stay while nothing changes. */
+/** Shows limits in a cell, and marks those that differ from the file. DOM nodes are kept while nothing changes. */
 export function showLimits(cell, kind, limits) {
   show(cell, parts(kind, limits));
 }
@@ -68,7 +69,7 @@ function show(cell, all) {
   cell.classList.toggle('zero', all.length === 0);
 }
 
-/** The button that opens the dialog; current gives the row of the API as it is at the click. */
+/** Returns the button that opens the dialog. current returns the API's row at the time of the click. */
 export function editButton(kind, name, current) {
   const button = el('button', { type: 'button', class: 'edit', 'aria-label': `Edit the limits of ${name}`, text: 'Edit' });
   button.addEventListener('click', () => open(kind, name, current().limits));
@@ -77,7 +78,7 @@ export function editButton(kind, name, current) {
 
 // The dialog
 
-let edited = null; // { kind, name, limits, rows } while the dialog is open
+let edited = null; // { kind, name, limits, rows } of the dialog that was opened last
 
 function open(kind, name, limits) {
   const rows = kinds[kind].map(([field, label, , , least]) => makeField(field, label, least, limits));
@@ -91,7 +92,7 @@ function open(kind, name, limits) {
 }
 
 function makeField(field, label, least, limits) {
-  const file = ofFile(limits, field, least);
+  const file = fileValue(limits, field, least);
   const patched = limits.patched.includes(field);
   const hint = el('span', { class: 'sub', id: `limit-hint-${field}`, text: `${patched ? 'Set at run time. ' : ''}The file: ${file ? number(file) : 'no limit'}` });
   const input = el('input', {
@@ -102,13 +103,13 @@ function makeField(field, label, least, limits) {
   return { field, least, file, input, node: el('label', {}, label, input, hint) };
 }
 
-/** Fills in what the file says; it holds once it is saved. */
-function takeFile() {
+/** Fills in the file's values. They take effect when the operator saves them. */
+function fillInFile() {
   for (const r of edited.rows) r.input.value = r.file || '';
   edited.rows[0].input.focus();
 }
 
-/** What differs from what was shown. The file's own value is asked for as such. */
+/** Returns the changed fields. A field that was set to the file's value becomes null, which restores the file's value. */
 function changes() {
   const changed = {};
   for (const { field, least, file, input } of edited.rows) {
@@ -120,7 +121,7 @@ function changes() {
 
 async function save(event) {
   event.preventDefault();
-  const asked = edited; // the dialog may be closed, and opened for another, before the answer is here
+  const asked = edited; // before the answer arrives, the operator may close the dialog and open another
   const changed = changes();
   if (Object.keys(changed).length === 0) {
     $('limits-dialog').close();
@@ -135,16 +136,16 @@ async function save(event) {
   else $('limits-dialog').close();
 }
 
-/** Sends a change and gives the new limits, or what is wrong. */
+/** Sends a change. Returns the new limits, or the error. */
 async function send({ kind, name }, changed) {
   try {
     const answer = await fetch(`/api/v1/${kind}/${encodeURIComponent(name)}/limits`, {
-      method: 'PATCH', headers: { 'content-type': 'application/json' }, body: JSON.stringify(changed), signal: AbortSignal.timeout(patience),
+      method: 'PATCH', headers: { 'content-type': 'application/json' }, body: JSON.stringify(changed), signal: AbortSignal.timeout(patchTimeout),
     });
     const said = await answer.json();
     return answer.ok ? [said, null] : [null, said.error];
   } catch {
-    return [null, { message: 'Sluice did not answer. The limits may have changed or not.' }];
+    return [null, { message: 'Sluice did not answer. It is unknown whether the limits have changed.' }];
   }
 }
 
@@ -165,4 +166,4 @@ function busy(on) {
 
 $('limits-form').addEventListener('submit', save);
 $('limits-cancel').addEventListener('click', () => $('limits-dialog').close());
-$('limits-file').addEventListener('click', takeFile);
+$('limits-file').addEventListener('click', fillInFile);

@@ -1,11 +1,11 @@
-// The tables: models, tenants, replicas, hosts, requests.
+// The tables: models, tenants, replicas, nodes, requests.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, duration, ago, clock, bytes } from './view.js';
 import { showLimits, showWeight, editButton } from './limits.js';
 
 const $ = (id) => document.getElementById(id);
 
-/** A row whose cells are reached by name: row.cells_.name. Columns are [name, classes]; the first is the row's header. */
+/** Makes a row whose cells are row.parts.NAME. Columns are [name, classes]. The first column is the row's header. */
 function makeRow(columns) {
   const row = el('tr');
   row.parts = {};
@@ -29,7 +29,7 @@ function twoLines(cell, main, sub) {
   cell.lines[1].hidden = !sub;
 }
 
-/** One line that may be cut; the whole of it is the tooltip. */
+/** Puts a line into a cell that may clip it. The tooltip shows the whole line. */
 function clipped(cell, s, whole = s) {
   text(cell, s || '–');
   attr(cell, 'title', whole || null);
@@ -40,7 +40,7 @@ function figure(cell, n) {
   cell.classList.toggle('zero', n === 0);
 }
 
-/** Gives a cell its chip once. */
+/** Returns the cell's chip. The first call creates it. */
 function chipOf(cell) {
   if (!cell.chip) {
     cell.chip = el('span', { class: 'chip' });
@@ -100,7 +100,7 @@ function makeTenant(t) {
 
 function updateTenant(row, t) {
   const p = row.parts;
-  twoLines(p.name, t.name, reach(t));
+  twoLines(p.name, t.name, access(t));
   text(p.priority, t.priority || 'default');
   showWeight(p.weight, t.limits);
   figure(p.running, t.running);
@@ -110,13 +110,13 @@ function updateTenant(row, t) {
   row.shown = t;
 }
 
-/** How many keys a tenant has, and what it may use. */
-function reach(t) {
+/** Returns how many keys a tenant has, and which models it may use. */
+function access(t) {
   const models = t.models.includes('*') ? 'all models' : t.models.join(', ') || 'no models';
   return `${t.keys === 1 ? '1 key' : `${number(t.keys)} keys`} · ${models}`;
 }
 
-// Replicas, under a heading for each model
+// Replicas, with a heading for each model
 
 export function replicas(all, now) {
   const ready = all.filter((r) => r.state === 'ready').length;
@@ -125,8 +125,8 @@ export function replicas(all, now) {
   $('replicas-empty').hidden = shown.length > 0;
   text($('replicas-empty'), all.length > 0 ? 'No replica matches the filter.' : 'No replicas.');
 
-  const most = new Map();
-  for (const r of all) most.set(r.model, Math.max(most.get(r.model) ?? 0, r.in_flight));
+  const maxLoad = new Map();
+  for (const r of all) maxLoad.set(r.model, Math.max(maxLoad.get(r.model) ?? 0, r.in_flight));
   const rows = [];
   let model = null;
   for (const r of shown) {
@@ -134,7 +134,7 @@ export function replicas(all, now) {
     rows.push(r);
   }
   list($('replicas'), rows, (r) => r.heading !== undefined ? `model ${r.heading}` : `replica ${r.model} ${r.id}`, makeReplica,
-    (row, r) => r.heading === undefined && updateReplica(row, r, most.get(r.model), now));
+    (row, r) => r.heading === undefined && updateReplica(row, r, maxLoad.get(r.model), now));
 }
 
 function makeReplica(r) {
@@ -150,12 +150,12 @@ function makeReplica(r) {
   return row;
 }
 
-function updateReplica(row, r, most, now) {
+function updateReplica(row, r, maxLoad, now) {
   const p = row.parts;
   row.dataset.state = r.state;
   twoLines(p.id, r.id, r.reason && lastLine(r.reason));
   chip(chipOf(p.state), r.state, tone(r.state));
-  setLoad(row.load, r.in_flight, r.max, most);
+  setLoad(row.load, r.in_flight, r.max, maxLoad);
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
@@ -167,7 +167,7 @@ function lastLine(s) {
   return s.trimEnd().split('\n').at(-1);
 }
 
-// Hosts, with a row for each GPU; only when they have any, or replicas that count what they take
+// Nodes, with a row for each GPU. The panel is hidden for a single node without GPUs and without replicas that reserve CPU or memory.
 
 export function nodes(all) {
   const gpus = all.reduce((n, node) => n + node.gpus.length, 0);
@@ -175,16 +175,16 @@ export function nodes(all) {
   text($('nodes-count'), gpus === 1 ? '1 GPU' : `${number(gpus)} GPUs`);
   const rows = [];
   for (const node of all) {
-    rows.push({ heading: hostLine(node), node: node.name });
+    rows.push({ heading: nodeLine(node), node: node.name });
     rows.push(...node.gpus);
   }
   list($('nodes'), rows, (g) => g.heading !== undefined ? `node ${g.node}` : g.uuid, makeGPU,
     (row, g) => g.heading === undefined ? updateGPU(row, g) : text(row.firstChild, g.heading));
 }
 
-function hostLine(n) {
-  const parts = [`${[n.name, ...n.labels].join(', ')}${n.lost ? ' (does not answer)' : ''}: ${number(n.cpus.placed)} of ${number(n.cpus.total)} CPUs given`,
-    `${bytes(n.memory.placed)} of ${bytes(n.memory.total)} memory given`, n.reason];
+function nodeLine(n) {
+  const parts = [`${[n.name, ...n.labels].join(', ')}${n.lost ? ' (does not answer)' : ''}: ${number(n.cpus.placed)} of ${number(n.cpus.total)} CPUs assigned`,
+    `${bytes(n.memory.placed)} of ${bytes(n.memory.total)} memory assigned`, n.reason];
   return parts.filter(Boolean).join(' · ');
 }
 
@@ -248,9 +248,9 @@ function status(cell, q) {
   if (!cell.note) cell.append((cell.chip = el('span', { class: 'chip' })), (cell.note = el('span', { class: 'note' })));
   const [words, t] = outcome(q);
   chip(cell.chip, words, t);
-  const refused = q.state === 'done' && q.source === 'gateway' && q.status >= 400;
+  const refusal = q.state === 'done' && q.source === 'gateway' && q.status >= 400;
   const cause = q.cause && q.cause !== 'client' && `ended by ${q.cause.replaceAll('_', ' ')}`;
-  const notes = [cause, q.code || (refused && q.details.split('{')[0].replaceAll('_', ' ')), q.flags, q.attempts > 1 && `${q.attempts} attempts`];
+  const notes = [cause, q.code || (refusal && q.details.split('{')[0].replaceAll('_', ' ')), q.flags, q.attempts > 1 && `${q.attempts} attempts`];
   text(cell.note, notes.filter(Boolean).join(' · '));
   cell.note.hidden = cell.note.textContent === '';
   attr(cell, 'title', q.details || null);
@@ -259,14 +259,14 @@ function status(cell, q) {
 function outcome(q) {
   if (q.state === 'queued') return ['queued', 'warn'];
   if (q.state === 'streaming') return [q.stream ? 'streaming' : 'running', 'busy'];
-  if (q.cause === 'client' || /\b(DC|DR)\b/.test(q.flags)) return [q.status ? `${q.status}, client left` : 'client left', 'warn'];
+  if (q.cause === 'client' || /\b(DC|DR)\b/.test(q.flags)) return [q.status ? `${q.status}, client disconnected` : 'client disconnected', 'warn'];
   if (q.status === 0) return ['ended', 'idle'];
   if (q.status >= 500) return [q.status, 'bad'];
   if (q.status >= 400) return [q.status, 'warn'];
   return q.flags || q.cause || q.code ? [`${q.status}, cut`, 'bad'] : [q.status, 'ok'];
 }
 
-/** A test for rows that hold every word of the filter. */
+/** Returns a predicate for rows whose fields contain every word of the filter. */
 function matches(filter, fields) {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   return (row) => {

@@ -1,7 +1,7 @@
-// Building blocks of the page: DOM nodes, keyed lists and words for figures. Everything foreign goes in as text, never as
-// markup.
+// Building blocks of the page: DOM nodes, keyed lists and the format of numbers. Data of the API is
+// inserted as text and never as markup.
 
-/** Makes an element. Props are attributes, except "class", "text" and data-* as usual; children are nodes or strings. */
+/** Makes an element. Props are attributes, except text, which is the element's text. Children are nodes or strings. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -12,26 +12,26 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
-/** Sets a node's text, if it differs: a selection in unchanged text survives. */
+/** Sets a node's text if it differs, so that a selection in unchanged text is kept. */
 export function text(node, value) {
   const s = String(value);
   if (node.textContent !== s) node.textContent = s;
 }
 
-/** Sets or, for null and false, removes an attribute. */
+/** Sets an attribute, or removes it if the value is null, undefined or false. */
 export function attr(node, name, value) {
   if (value === null || value === undefined || value === false) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
 /**
- * Makes the children of parent the nodes of items, in order: nodes are made once for each key, updated in place and moved
- * only when the order changes, so that focus and selection survive.
+ * Makes the nodes of items the children of parent, in order. A node is made once for each key and then
+ * updated in place. It is moved only when the order changes, so that focus and selection are kept.
  */
 export function list(parent, items, key, make, update) {
   const known = parent.known ?? (parent.known = new Map());
   const seen = new Set();
-  let at = parent.firstChild;
+  let next = parent.firstChild;
   for (const item of items) {
     const k = key(item);
     if (seen.has(k)) continue;
@@ -42,8 +42,8 @@ export function list(parent, items, key, make, update) {
       known.set(k, node);
     }
     update(node, item);
-    if (node === at) at = at.nextSibling;
-    else parent.insertBefore(node, at);
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
   }
   for (const [k, node] of known) {
     if (!seen.has(k)) {
@@ -53,7 +53,7 @@ export function list(parent, items, key, make, update) {
   }
 }
 
-/** Shows a state as a chip: its tone is a colour and a shape. */
+/** Shows a state as a chip. The tone selects its colour and shape. */
 export function chip(node, words, tone) {
   text(node, words);
   attr(node, 'data-tone', tone);
@@ -65,31 +65,32 @@ const tones = {
   failed: 'bad', down: 'bad',
 };
 
-/** The tone of a model's, a replica's or Envoy's state. */
+/** Returns the tone of a state of a model, a replica or Envoy. */
 export function tone(state) {
   return tones[state] ?? 'idle';
 }
 
-/** A load as a bar with its words: "3 / 8". Without a bound the bar is relative to most. */
+/** Makes a bar with a text such as "3 / 8". setLoad fills it. */
 export function makeLoad() {
   const bar = el('div', { class: 'bar', 'aria-hidden': 'true' }, el('i'));
   return el('div', { class: 'load' }, bar, el('span'));
 }
 
-export function setLoad(node, load, bound, most) {
+/** Shows a load. If bound is 0, no bound is known and the bar is relative to maxLoad. */
+export function setLoad(node, load, bound, maxLoad) {
   const [bar, words] = node.children;
-  const whole = bound > 0 ? bound : Math.max(most, 1);
+  const whole = bound > 0 ? bound : Math.max(maxLoad, 1);
   bar.firstChild.style.width = `${Math.min(100, (100 * load) / whole)}%`;
   attr(bar, 'data-full', bound > 0 && load >= bound ? '' : null);
   text(words, bound > 0 ? `${load} / ${bound}` : load);
 }
 
-/** 1234567 → "1,234,567" */
+/** Formats a number: 1234567 becomes "1,234,567". */
 export function number(n) {
   return n.toLocaleString('en');
 }
 
-/** Milliseconds as people say them: "12 ms", "1.24 s", "3 min 5 s". Nothing for 0, which means not known. */
+/** Formats milliseconds: "12 ms", "1.24 s", "3 min 5 s". 0 means unknown and becomes "–". */
 export function duration(ms) {
   if (!ms) return '–';
   if (ms < 10) return `${ms.toFixed(1)} ms`;
@@ -98,7 +99,7 @@ export function duration(ms) {
   return span(ms / 1000);
 }
 
-/** Seconds as the two largest units: "45 s", "3 min 5 s", "2 h 10 min", "4 d 3 h". */
+/** Formats seconds in their two largest units: "45 s", "3 min 5 s", "2 h 10 min", "4 d 3 h". */
 export function span(seconds) {
   const s = Math.max(0, Math.round(seconds));
   if (s < 60) return `${s} s`;
@@ -107,17 +108,17 @@ export function span(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-/** How long ago an ISO time was, against the same machine's clock. */
+/** Formats the time from an ISO time to now. now must be of the same machine's clock. */
 export function ago(iso, now) {
   return iso ? span((now - Date.parse(iso)) / 1000) : '–';
 }
 
-/** An ISO time as the operator's clock shows it. */
+/** Formats an ISO time in the browser's time zone. */
 export function clock(iso) {
   return iso ? new Date(iso).toLocaleTimeString('en-GB') : '–';
 }
 
-/** Bytes: "812 B", "14.2 kB", "3.1 MB". */
+/** Formats a number of bytes: "812 B", "14.2 kB", "3.1 MB". */
 export function bytes(n) {
   if (n < 1000) return `${n} B`;
   if (n < 1e6) return `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB`;
