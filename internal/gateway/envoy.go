@@ -16,13 +16,14 @@ import (
 	"github.com/sluice-gateway/sluice/xds"
 )
 
-// envoyLink is the gateway's Envoy: the process, if the gateway runs it, and what it is told by xDS.
+// envoyLink is the gateway's Envoy: the process, if the gateway runs it, and what it is told by
+// xDS.
 type envoyLink struct {
 	log   *zap.Logger
 	dir   *process.Dir
 	fleet *engines.Fleet
-	// first is the configuration that the gateway was started with. Its listener holds until the next
-	// start, whatever the file says later.
+	// first is the configuration that the gateway was started with. Its listener holds until the
+	// next start, whatever the file says later.
 	first *config.Config
 	// config returns the configuration in force.
 	config func() *config.Config
@@ -30,8 +31,8 @@ type envoyLink struct {
 	// process is nil when somebody else runs Envoy.
 	process *envoy.Envoy
 
-	// pushing is held while Envoy is told a change, so that an older view of the fleet never follows a
-	// newer one.
+	// pushing is held while Envoy is told a change, so that an older view of the fleet never
+	// follows a newer one.
 	pushing sync.Mutex
 	// pushed is what Envoy was told last. Guarded by pushing.
 	pushed *xds.Resources
@@ -110,8 +111,8 @@ func (e *envoyLink) logFaultsLocked(next *xds.Resources) {
 	}
 }
 
-// checkListen fails early when another program has the clients' address. An Envoy that an earlier run
-// left may have it.
+// checkListen fails early when another program has the clients' address. An Envoy that an earlier
+// run left may have it.
 func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	if e.process == nil {
 		return nil
@@ -156,7 +157,7 @@ func bootstrap(dir *process.Dir) envoy.BootstrapConfig {
 	}
 }
 
-// relaySocket and grpcSocket are where Envoy sends managed streams. Envoy learns them by xDS and not
-// by its bootstrap, so that an Envoy that was started by an older version learns them too.
+// relaySocket and grpcSocket are where Envoy sends managed streams. Envoy learns them by xDS and
+// not by its bootstrap, so that an Envoy that was started by an older version learns them too.
 func relaySocket(dir *process.Dir) string { return dir.Socket("relay.sock") }
 func grpcSocket(dir *process.Dir) string  { return dir.Socket("grpc.sock") }

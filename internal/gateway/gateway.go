@@ -1,9 +1,10 @@
-// Package gateway composes the parts of one Sluice process: it makes them from a configuration, runs
-// them, puts changed configurations in force, drains, hands over, and adopts what an earlier process
-// left running. The commands up, serve, restart and node of cmd/sluice use it.
+// Package gateway composes the parts of one Sluice process: it makes them from a configuration,
+// runs them, puts changed configurations in force, drains, hands over, and adopts what an earlier
+// process left running. The commands up, serve, restart and node of cmd/sluice use it.
 //
-// Read gateway.go (the parts and their life), settings.go and plan.go (a change of the configuration),
-// then the file of the part in question: limits.go, launchers.go, envoy.go, streams.go, resources.go.
+// Read gateway.go (the parts and their life), settings.go and plan.go (a change of the
+// configuration), then the file of the part in question: limits.go, launchers.go, envoy.go,
+// streams.go, resources.go.
 package gateway
 
 import (
@@ -127,9 +128,10 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Run brings the parts up in the order in which they need each other. What exists is adopted first, so
-// that Envoy's first answer is complete; then the listeners open; then everything starts that keeps
-// the parts up to date. Run returns when the gateway has drained, or does not return after a hand-over.
+// Run brings the parts up in the order in which they need each other. What exists is adopted first,
+// so that Envoy's first answer is complete; then the listeners open; then everything starts that
+// keeps the parts up to date. Run returns when the gateway has drained, or does not return after a
+// hand-over.
 func (g *Gateway) Run(ctx context.Context) error {
 	// Signals are caught from here to the end: one that comes too early or too late must not kill.
 	signals := make(chan os.Signal, 1)
@@ -236,10 +238,10 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 	}
 }
 
-// drain ends everything that Sluice started: first Envoy, when its responses have ended or the time is
-// up, then the replicas of all nodes. A second signal ends everything at once.
+// drain ends everything that Sluice started: first Envoy, when its responses have ended or the time
+// is up, then the replicas of all nodes. A second signal ends everything at once.
 func (g *Gateway) drain(timeout time.Duration) error {
-	g.log.Info("draining", zap.Duration("at_most", timeout))
+	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()

@@ -172,8 +172,8 @@ func pidOf(g *Gateway, model string) int {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// A hand-over leaves the replicas running. The next gateway on the directory adopts them, and a clean
-// stop ends them.
+// A hand-over leaves the replicas running. The next gateway on the directory adopts them, and a
+// clean stop ends them.
 func TestHandOverKeepsReplicasAndTheNextGatewayAdoptsThem(t *testing.T) {
 	path := t.TempDir()
 	dir := claimed(t, path)

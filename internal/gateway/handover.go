@@ -22,8 +22,8 @@ const handOverSignal = syscall.SIGUSR2
 // hand-over. The command removes the variable from its environment when it has read it.
 const StateDirVariable = "SLUICE_STATE_DIR"
 
-// await blocks until the gateway is to end, and says whether it is to hand over. On SIGHUP it reads the
-// file again.
+// await blocks until the gateway is to end, and says whether it is to hand over. On SIGHUP it reads
+// the file again.
 func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) (handOver bool) {
 	for {
 		select {
@@ -45,9 +45,9 @@ func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) 
 	}
 }
 
-// replaceSelf executes the binary that is now at this program's path, in this process: the pid stays
-// the same. It returns only when that fails. The exec closes this program's files, and with them its
-// claim of the state directory.
+// replaceSelf executes the binary that is now at this program's path, in this process: the pid
+// stays the same. It returns only when that fails. The exec closes this program's files, and with
+// them its claim of the state directory.
 func (g *Gateway) replaceSelf() error {
 	if g.options.Temporary {
 		return g.exec(StateDirVariable + "=" + g.dir.Path())

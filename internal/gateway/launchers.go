@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
-// launchers are all ways by which replicas come to be, and the scaler that says how many. They report
-// what exists to the fleet; apply tells them what shall exist.
+// launchers are all ways by which replicas come to be, and the scaler that says how many. They
+// report what exists to the fleet; apply tells them what shall exist.
 type launchers struct {
 	log        *zap.Logger
 	self       string
@@ -48,8 +48,8 @@ type launchers struct {
 	// resources is nil without custom resources.
 	resources *customResources
 
-	// applying is held from the reading of what is wanted until the launchers have it, so that an older
-	// wish never follows a newer one.
+	// applying is held from the reading of what is wanted until the launchers have it, so that an
+	// older wish never follows a newer one.
 	applying sync.Mutex
 }
 
@@ -86,8 +86,8 @@ func (g *Gateway) makeLaunchers() error {
 	return nil
 }
 
-// makeKubernetes makes the launcher of pods, and the watcher of custom resources if the configuration
-// asks for it. reapply puts the custom resources in force when they have changed.
+// makeKubernetes makes the launcher of pods, and the watcher of custom resources if the
+// configuration asks for it. reapply puts the custom resources in force when they have changed.
 func (l *launchers) makeKubernetes(c config.Kubernetes, reapply func() error) {
 	access := kubernetes.Access{Kubeconfig: c.Kubeconfig, Context: c.Context}
 	l.kubernetes = kubernetes.New(kubernetes.Config{
@@ -171,7 +171,8 @@ func (l *launchers) awaitFirstReports(ctx context.Context) {
 	waiting.Wait()
 }
 
-// stop ends the replicas of all nodes at the same time, so that no node uses up another node's time.
+// stop ends the replicas of all nodes at the same time, so that no node uses up another node's
+// time.
 func (l *launchers) stop(ctx context.Context) error {
 	var failed [2]error
 	var stopping sync.WaitGroup
@@ -281,8 +282,8 @@ func (l *launchers) serveNodes(ctx context.Context, group *errgroup.Group) error
 	return nil
 }
 
-// watchKubernetes follows pods and custom resources until ctx ends. It starts before the requests of
-// an earlier run are counted, because some of them may be at pods.
+// watchKubernetes follows pods and custom resources until ctx ends. It starts before the requests
+// of an earlier run are counted, because some of them may be at pods.
 func (l *launchers) watchKubernetes(ctx context.Context, group *errgroup.Group) {
 	if l.kubernetes != nil {
 		group.Go(func() error { return l.kubernetes.Run(ctx) })
@@ -303,8 +304,8 @@ func (l *launchers) awaitPods(ctx context.Context) {
 	}
 }
 
-// idleModels lists the local models that no request uses and that have more replicas than their least
-// number.
+// idleModels lists the local models that no request uses and that have more replicas than their
+// least number.
 func (l *launchers) idleModels() []string {
 	return slices.DeleteFunc(l.scaler.IdleModels(), func(model string) bool {
 		m := l.fleet.Snapshot().Models[model]
@@ -341,8 +342,8 @@ func (l *launchers) load(model string) scale.Load {
 	return own
 }
 
-// ownLoad is the load of a model at this gateway. A request that waits for a pool counts for each of
-// the pool's models.
+// ownLoad is the load of a model at this gateway. A request that waits for a pool counts for each
+// of the pool's models.
 func (l *launchers) ownLoad(model string) scale.Load {
 	v, _ := l.dispatcher.View(model)
 	load := scale.Load{

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// limitKeeper puts limits in force: those of the file, with the overrides that operators have set at
-// run time.
+// limitKeeper puts limits in force: those of the file, with the overrides that operators have set
+// at run time.
 type limitKeeper struct {
 	log        *zap.Logger
 	fleet      *engines.Fleet
@@ -34,8 +34,8 @@ type limitKeeper struct {
 	// overrides joins the limits of the file with those set at run time.
 	overrides *limits.Overrides
 
-	// syncing is held while the limits of the file are read and handed to overrides, so that an older
-	// file never follows a newer one.
+	// syncing is held while the limits of the file are read and handed to overrides, so that an
+	// older file never follows a newer one.
 	syncing sync.Mutex
 	// enforcing is the same for what the dispatcher is told.
 	enforcing sync.Mutex
@@ -80,8 +80,9 @@ func (k *limitKeeper) components() []func(context.Context) error {
 	return []func(context.Context) error{k.shared.Run}
 }
 
-// fileLimits returns the limits that the file gives to models and tenants, by the keys of overrides.
-// Discovered models are there too, without a limit, so that overrides accepts limits for them.
+// fileLimits returns the limits that the file gives to models and tenants, by the keys of
+// overrides. Discovered models are there too, without a limit, so that overrides accepts limits for
+// them.
 func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 	all := map[string]limits.Values{}
 	for name, m := range k.fleet.Snapshot().Models {
@@ -162,8 +163,9 @@ func limitsFault(key string, err error) *openai.Error {
 // limitsTimeout bounds how long a change waits for the place where overrides are stored.
 const limitsTimeout = 2 * time.Second
 
-// sync hands the limits of the configuration in force to overrides, and puts the result in force. When
-// the stored overrides are out of reach, the limits of the file hold, and the overrides that are known.
+// sync hands the limits of the configuration in force to overrides, and puts the result in force.
+// When the stored overrides are out of reach, the limits of the file hold, and the overrides that
+// are known.
 func (k *limitKeeper) sync() {
 	ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
 	defer cancel()
@@ -191,8 +193,8 @@ func (k *limitKeeper) enforce() {
 	k.dispatcher.SetRules(k.rules(k.config()))
 }
 
-// patch changes limits at run time, effective on the next request. key names the model or the tenant;
-// a nil value removes an override.
+// patch changes limits at run time, effective on the next request. key names the model or the
+// tenant; a nil value removes an override.
 func (k *limitKeeper) patch(ctx context.Context, key string, changes map[string]*int64) *openai.Error {
 	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 	defer cancel()
@@ -203,8 +205,8 @@ func (k *limitKeeper) patch(ctx context.Context, key string, changes map[string]
 	return nil
 }
 
-// lookup returns the limits in force of the model or tenant that key names, those of the file, and the
-// names of the limits that are overridden.
+// lookup returns the limits in force of the model or tenant that key names, those of the file, and
+// the names of the limits that are overridden.
 func (k *limitKeeper) lookup(key string) (values, file map[string]int64, patched []string, ok bool) {
 	e, ok := k.overrides.Get(key)
 	return e.Values, e.File, e.Patched, ok

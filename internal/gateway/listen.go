@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
-// sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay and
-// grpc, which are unix sockets in the state directory. Operators use admin.
+// sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay
+// and grpc, which are unix sockets in the state directory. Operators use admin.
 type sockets struct {
 	control, api, relay, grpc, admin net.Listener
 
@@ -59,8 +59,8 @@ func (g *Gateway) listen() (*sockets, error) {
 	return &s, nil
 }
 
-// listenUnix listens on a socket of the state directory, in the place of one that an earlier run left.
-// This process holds the directory's claim, so no other process listens there.
+// listenUnix listens on a socket of the state directory, in the place of one that an earlier run
+// left. This process holds the directory's claim, so no other process listens there.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -90,8 +90,8 @@ func (g *Gateway) controlServer() *grpc.Server {
 // relayIdle is how long a connection from Envoy to the relay may be idle. Envoy closes it sooner.
 const relayIdle = 2 * time.Minute
 
-// relayServer serves the managed streams and the WebSockets that Envoy forwards. It does not bound their
-// duration: the relay does, by the model's stream.max_duration.
+// relayServer serves the managed streams and the WebSockets that Envoy forwards. It does not bound
+// their duration: the relay does, by the model's stream.max_duration.
 func (g *Gateway) relayServer() *http1.Server {
 	// A ServeMux would clean the path, and a request id in a path may have any form.
 	isRealtime := func(r *http.Request) bool { return r.URL.Path == realtimePath }

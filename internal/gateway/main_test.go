@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
-// TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and the
-// simulated engine when it is called as "sluice guard" and "sluice sim" are.
+// TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and
+// the simulated engine when it is called as "sluice guard" and "sluice sim" are.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {

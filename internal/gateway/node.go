@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// node is a running `sluice node`.
+// node is the running agent of `sluice node`.
 type node struct {
 	log   *zap.Logger
 	flags NodeOptions
@@ -26,33 +26,37 @@ type node struct {
 	self  string // path of this program
 }
 
-// NodeOptions is what one run of a node's agent is given.
+// NodeOptions are the options of RunNode.
 type NodeOptions struct {
-	// Gateway is the host:port of the gateway to join (control in its file).
+	// Gateway is the host:port of the gateway to join (the key control of its configuration file).
 	Gateway string
 	// Token lets the node join for the first time. It is empty when the node has a certificate.
 	Token string
 	// Name of the node, unique at its gateway.
 	Name string
-	// Address is the IP address on which replicas listen. When it is not valid, the agent uses the address from which it
-	// reaches the gateway.
+	// Address is the IP address on which replicas listen. If it is not valid, the agent uses the
+	// address from which it reaches the gateway.
 	Address netip.Addr
-	// StateDir outlives a crash of the agent.
+	// StateDir is the directory of the state that survives a crash of the agent.
 	StateDir string
-	// OrphanGrace is how long replicas are kept while the gateway or the agent is away.
+	// OrphanGrace is how long replicas are kept while the gateway cannot be reached or no agent
+	// runs.
 	OrphanGrace time.Duration
-	// DrainTimeout is how long the requests of replicas may take to finish at the end.
+	// DrainTimeout is how long replicas may take to finish their requests when the node stops.
 	DrainTimeout time.Duration
-	// HandOverEnv are variables, NAME=VALUE, that the process which replaces this one gets besides its environment.
+	// HandOverEnv are variables, NAME=VALUE. The process that replaces this one in a hand-over gets
+	// them besides the environment of this process.
 	HandOverEnv []string
 	Log         *zap.Logger
 }
 
-// RunNode runs replicas for a gateway until ctx ends and then drains them, or until the process is told to hand over.
+// RunNode runs replicas for a gateway until ctx ends, and then drains them. On the signal to hand
+// over it replaces this process by the installed binary and leaves the replicas running. RunNode
+// returns the first error of the agent or of the drain.
 func RunNode(ctx context.Context, flags NodeOptions) error {
 	log := flags.Log
 	if err := process.RaiseFileLimit(); err != nil {
-		log.Warn("the limit of open files stays low", zap.Error(err))
+		log.Warn("limit of open files not raised", zap.Error(err))
 	}
 	dir, err := process.Open(flags.StateDir, log)
 	if err != nil {
@@ -87,18 +91,20 @@ func newNode(log *zap.Logger, dir *process.Dir, flags NodeOptions) (*node, error
 func (n *node) run(ctx context.Context) error {
 	handOver := make(chan os.Signal, 1)
 	signal.Notify(handOver, handOverSignal)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // there is no file to read again; engines must not inherit that it is ignored
+	// A node has no file to read again, so SIGHUP does nothing. The signal is caught rather than
+	// ignored, because engines would inherit that it is ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	guard := guardCommand(n.self, n.dir.Path(), n.flags.OrphanGrace)
-	if err := n.dir.StartGuard(guard); err != nil { // before anything that would need it
+	if err := n.dir.StartGuard(guard); err != nil { // before any process starts that it would have to stop
 		return err
 	}
-	// The parts outlive ctx: they are needed to drain.
+	// The parts run on after ctx has ended, because drain needs them.
 	parts, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, parts := errgroup.WithContext(parts)
 	group.Go(func() error { return n.agent.Run(parts) })
 	group.Go(func() error { return n.dir.KeepGuard(parts, guard) })
-	n.log.Info("node", zap.String("name", n.flags.Name), zap.String("gateway", n.flags.Gateway), zap.Stringer("address", n.agent.Address()))
+	n.log.Info("node started", zap.String("name", n.flags.Name), zap.String("gateway", n.flags.Gateway), zap.Stringer("address", n.agent.Address()))
 
 	select {
 	case <-ctx.Done():
@@ -109,26 +115,28 @@ func (n *node) run(ctx context.Context) error {
 		return errors.Join(group.Wait(), n.drain())
 	case <-handOver:
 	}
-	n.log.Info("handing over")
+	n.log.Info("hand-over started")
 	end()
 	err := group.Wait()
 	if err == nil && ctx.Err() == nil {
 		err = n.replaceSelf()
 	}
-	// It is not to be, or could not be: leave nothing behind.
+	// The hand-over was cancelled or has failed, so the replicas are stopped.
 	return errors.Join(err, n.drain())
 }
 
-// drain ends the replicas, when their requests have ended or the time is up. A second signal ends everything at once.
+// drain stops the replicas when their requests have finished, or after DrainTimeout. On a second
+// signal to stop it stops them at once.
 func (n *node) drain() error {
-	n.log.Info("draining", zap.Duration("at_most", n.flags.DrainTimeout))
+	n.log.Info("drain started", zap.Duration("at_most", n.flags.DrainTimeout))
 	ctx, cancel := context.WithTimeout(context.Background(), n.flags.DrainTimeout+30*time.Second)
 	defer cancel()
 	defer hurry(ctx, n.dir, n.log)()
 	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
 }
 
-// replaceSelf starts this program anew in this very process: same pid, new binary if there is one. It returns only when that fails.
+// replaceSelf replaces this process by the installed binary. The process keeps its pid. replaceSelf
+// returns only if the exec fails.
 func (n *node) replaceSelf() error {
 	return execSelf(n.flags.HandOverEnv...)
 }

@@ -101,8 +101,8 @@ func (r *customResources) apply() {
 	}
 }
 
-// merge adds the objects to the file, except those that are being deleted. A refused object stays as
-// it was accepted last, as far as this process knows: a slip in an edit must not stop what runs.
+// merge adds the objects to the file, except those that are being deleted. A refused object stays
+// as it was accepted last, as far as this process knows: a slip in an edit must not stop what runs.
 func (r *customResources) merge(file *config.Config) (*config.Config, error) {
 	if r == nil {
 		return file, nil
@@ -167,8 +167,8 @@ func newVerdicts(c *config.Config, all []verdict, accepted map[string][]byte) *v
 	return result
 }
 
-// commit puts the verdicts in force that belong to c: those that merge made last, or those that were in
-// force before when the gateway goes back to c.
+// commit puts the verdicts in force that belong to c: those that merge made last, or those that
+// were in force before when the gateway goes back to c.
 func (r *customResources) commit(c *config.Config) {
 	if r == nil {
 		return
@@ -318,8 +318,8 @@ func (r *customResources) statuses() []custom.Status {
 	return all
 }
 
-// withModelStatus adds what the fleet knows of the model to a status. m is nil when the fleet does not
-// have the model.
+// withModelStatus adds what the fleet knows of the model to a status. m is nil when the fleet does
+// not have the model.
 func withModelStatus(s custom.Status, m *engines.ModelSnapshot) custom.Status {
 	s.Phase = "Pending"
 	if m == nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// Restart signals the gateway that holds the state directory and waits until its successor is ready.
+// Restart signals the gateway that holds the state directory and waits until its successor is
+// ready.
 func Restart(ctx context.Context, c *config.Config) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
@@ -22,7 +23,7 @@ func Restart(ctx context.Context, c *config.Config) error {
 	var claimed *process.ClaimedError
 	switch err := dir.Claim(ctx); {
 	case err == nil:
-		return errors.Join(errors.New("no gateway runs on "+c.StateDir), dir.Release())
+		return errors.Join(errors.New("no gateway runs on the state directory "+c.StateDir), dir.Release())
 	case !errors.As(err, &claimed):
 		return err
 	}
@@ -31,7 +32,7 @@ func Restart(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	if err := syscall.Kill(claimed.PID, handOverSignal); err != nil {
-		return fmt.Errorf("gateway with pid %d: %w", claimed.PID, err)
+		return fmt.Errorf("signal to the gateway with pid %d: %w", claimed.PID, err)
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -41,12 +42,13 @@ func Restart(ctx context.Context, c *config.Config) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("the restarted gateway is not ready yet")
+			return errors.New("the restarted gateway is not ready yet: see its log and /readyz of its admin listener")
 		case <-tick.C:
 		}
 	}
 }
 
+// startedAt asks the admin listener when the gateway's process started.
 func startedAt(ctx context.Context, admin string) (time.Time, error) {
 	var status struct {
 		Started time.Time `json:"started"`
@@ -59,6 +61,7 @@ func startedAt(ctx context.Context, admin string) (time.Time, error) {
 	return status.Started, json.NewDecoder(resp.Body).Decode(&status)
 }
 
+// ready asks the admin listener whether the gateway can serve requests.
 func ready(ctx context.Context, admin string) bool {
 	resp, err := adminGet(ctx, admin, "/readyz")
 	if err != nil {

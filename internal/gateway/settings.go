@@ -21,8 +21,8 @@ type settings struct {
 	current atomic.Pointer[config.Config]
 }
 
-// config returns the configuration in force. Before the first was applied, that is the one which the
-// gateway was started with.
+// config returns the configuration in force. Before the first was applied, that is the one which
+// the gateway was started with.
 func (g *Gateway) config() *config.Config {
 	if c := g.settings.current.Load(); c != nil {
 		return c
@@ -44,8 +44,8 @@ func (g *Gateway) reload(file *config.Config) error {
 // reapply puts the file in force again, together with the custom resources as they are now.
 func (g *Gateway) reapply() error { return g.applyFile(nil) }
 
-// applyFile puts a file in force together with the custom resources as they are now. A nil file means
-// the file in force.
+// applyFile puts a file in force together with the custom resources as they are now. A nil file
+// means the file in force.
 func (g *Gateway) applyFile(file *config.Config) error {
 	g.settings.applying.Lock()
 	defer g.settings.applying.Unlock()
@@ -63,8 +63,8 @@ func (g *Gateway) applyFile(file *config.Config) error {
 	return nil
 }
 
-// applyFirst puts the configuration in force that the gateway was started with. The custom resources
-// are not known yet.
+// applyFirst puts the configuration in force that the gateway was started with. The custom
+// resources are not known yet.
 func (g *Gateway) applyFirst() error {
 	g.settings.applying.Lock()
 	defer g.settings.applying.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
-// adminConfig says what the admin listener shows. Everything is read from the parts at the moment of
-// the question.
+// adminConfig returns the funcs from which the admin listener reads. Each func reads the current
+// state of the running parts.
 func (g *Gateway) adminConfig() admin.Config {
 	return admin.Config{
 		Listen:      g.options.Config.Admin,
@@ -66,8 +66,8 @@ func (g *Gateway) status() admin.Status {
 	return s
 }
 
-// problems are faults of models, replicas and custom resources, a sentence each. The file, Envoy and
-// Redis have their own place in the status.
+// problems returns the faults of models, replicas and custom resources, one sentence each. Faults
+// of the file, of Envoy and of Redis have fields of their own in the status.
 func (g *Gateway) problems() []string {
 	var all []string
 	if g.launchers.kubernetes != nil {
@@ -81,7 +81,7 @@ func (g *Gateway) problems() []string {
 			all = append(all, "Model "+model+" cannot be launched on Kubernetes: "+why)
 		}
 		for model, why := range s.Blocked {
-			all = append(all, "Model "+model+" lacks pods: "+why)
+			all = append(all, "Model "+model+" has too few pods: "+why)
 		}
 	}
 	if g.launchers.resources != nil {
@@ -100,8 +100,9 @@ func (g *Gateway) problems() []string {
 	return all
 }
 
-// notReady lists what is missing before clients can be served: an Envoy that accepts connections with
-// our configuration, and for every model the replicas that the file asks for.
+// notReady returns the reasons for which clients cannot be served, one sentence each. The gateway
+// is ready when Envoy has accepted its configuration and every model has the replicas that it
+// needs.
 func (g *Gateway) notReady() []string {
 	var missing []string
 	if g.envoy.process != nil {
@@ -125,8 +126,9 @@ func (g *Gateway) notReady() []string {
 	return missing
 }
 
-// needed is how many replicas a model must have to count as ready: all that are desired. Replicas above
-// least that fit on no node are not counted, because a full node is no reason to send clients elsewhere.
+// needed returns how many replicas a model must have to count as ready: the desired number, without
+// the replicas above least that fit on no node. Those are not counted, because clients can be
+// served without them.
 func needed(m *engines.ModelSnapshot, least int) int {
 	n := m.Desired
 	for i := range m.Replicas {
@@ -137,7 +139,7 @@ func needed(m *engines.ModelSnapshot, least int) int {
 	return n
 }
 
-// modelLoad is the load of a model with its limits in force.
+// modelLoad returns the load of a model and its limits in force.
 func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 	v, ok := g.dispatcher.View(model)
 	if !ok {
@@ -156,13 +158,14 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 	}
 }
 
-// replicaLoad is the load of a replica at this gateway.
+// replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
 	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit}
 }
 
-// tenants are the tenants of the file, and the one that everybody is when auth.mode is none.
+// tenants returns the tenants of the file. When auth.mode is none, the list also has the tenant
+// that stands for callers without a key.
 func (g *Gateway) tenants() []admin.Tenant {
 	var list []admin.Tenant
 	for _, t := range g.watcher.Current().Tenants {
@@ -186,7 +189,7 @@ func (g *Gateway) tenant(t config.Tenant) admin.Tenant {
 	}
 }
 
-// poolViews are the pools as the operator sees them.
+// poolViews returns the pools for the admin listener.
 func (g *Gateway) poolViews() []admin.Pool {
 	var list []admin.Pool
 	for _, p := range g.config().Pools {
@@ -195,7 +198,7 @@ func (g *Gateway) poolViews() []admin.Pool {
 	return list
 }
 
-// poolNames are the names of the pools that a client may ask for.
+// poolNames returns the names of the pools that a client may ask for.
 func (g *Gateway) poolNames() []string {
 	var names []string
 	for _, p := range g.config().Pools {
@@ -204,7 +207,7 @@ func (g *Gateway) poolNames() []string {
 	return names
 }
 
-// status is the status of the state in Redis; zero without Redis.
+// status returns the status of the state in Redis. It is zero without Redis.
 func (k *limitKeeper) status() admin.SharedStatus {
 	if k.shared == nil {
 		return admin.SharedStatus{}
@@ -213,7 +216,7 @@ func (k *limitKeeper) status() admin.SharedStatus {
 	return admin.SharedStatus{Configured: true, Up: s.Up, Mode: s.Mode, Gateways: s.Gateways, Since: s.Since, LastError: s.LastError}
 }
 
-// pick explains which replica of a model a key would go to.
+// pick explains to which replica of a model a request with the key would go.
 func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 	r, ok := g.dispatcher.Explain(model, ringhash.Key([]byte(key)))
 	if !ok {
@@ -229,7 +232,7 @@ func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 	return p, nil
 }
 
-// gauges are the values of gauges, read at every scrape.
+// gauges returns the values of the gauges. It is called at every scrape.
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
 	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks}

@@ -10,13 +10,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// tasks is the batch API's view of the dispatcher.
+// tasks implements api.Tasks, the interface of the batch API, with the dispatcher.
 type tasks struct {
 	dispatcher *dispatch.Dispatcher
 	auth       *authz.Authenticator
 }
 
-// Schedule implements api.Tasks. A tenant that vanished since it was let in may use nothing.
+// Schedule implements api.Tasks. It refuses a tenant that was deleted after the request was
+// authenticated.
 func (t tasks) Schedule(ctx context.Context, r api.ScheduleRequest) (api.ScheduleAnswer, *openai.Error) {
 	tenant, ok := t.auth.Tenant(r.Tenant)
 	if !ok {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
-// This file turns the data of a configuration into what each part is told. All functions are pure.
+// This file converts a configuration to the types of each part. All functions are pure.
 
 func authConfig(c *config.Config) authz.Config {
 	a := authz.Config{Open: c.Auth.Mode == config.AuthNone}
@@ -33,7 +33,7 @@ func authConfig(c *config.Config) authz.Config {
 	return a
 }
 
-// keys are the hashes of the tenant's keys that have this priority: the tenant's own, or a lower one.
+// keys returns the hashes of the tenant's keys that have this priority.
 func keys(t config.Tenant, priority config.Priority) []string {
 	var hashes []string
 	for _, k := range t.Keys {
@@ -73,7 +73,7 @@ func policy(m config.Model) dispatch.Policy {
 	}
 }
 
-// unhealthyOn is the set of failures that the file lists.
+// unhealthyOn returns the set of the listed failures.
 func unhealthyOn(list []config.Failure) dispatch.Failure {
 	bits := map[config.Failure]dispatch.Failure{config.FailConnect: dispatch.Connect, config.FailReset: dispatch.Reset,
 		config.Fail5xx: dispatch.FiveHundreds, config.Fail503: dispatch.Unavailable}
@@ -108,7 +108,8 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 	return models
 }
 
-// podSecrets are the entries of the environment that come from Secrets. The file's check has seen to their form.
+// podSecrets returns the environment variables that come from Secrets. The check of the
+// configuration guarantees the form NAME/KEY.
 func podSecrets(m config.Model) map[string]kubernetes.SecretKey {
 	all := map[string]kubernetes.SecretKey{}
 	for name, text := range m.Secrets {
@@ -118,7 +119,7 @@ func podSecrets(m config.Model) map[string]kubernetes.SecretKey {
 	return all
 }
 
-// podVolumes are the volumes that hold the model's files, if it comes from a directory.
+// podVolumes returns the volumes that hold the model's files, if the model comes from a directory.
 func podVolumes(c *config.Config, m config.Model) []kubernetes.Volume {
 	if m.Source == nil {
 		return nil
@@ -131,7 +132,8 @@ func podVolumes(c *config.Config, m config.Model) []kubernetes.Volume {
 	return nil
 }
 
-// needs is what a replica takes of this host; nil when the file does not say.
+// needs returns the resources that a replica needs of its node. It returns nil if the configuration
+// does not say.
 func needs(m config.Model) *engines.Resources {
 	if m.Resources == nil {
 		return nil
@@ -160,14 +162,16 @@ func urls(servers []config.Upstream) []string {
 	return all
 }
 
-// access fills in how the servers are called. The file's check has seen to it that a server is called in one way only.
+// access sets the access data of the servers in all, by URL. The check of the configuration
+// guarantees that a URL has the same access data everywhere.
 func access(all map[string]upstream.Access, servers []config.Upstream) {
 	for _, s := range servers {
 		all[s.URL] = upstream.Access{Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
 	}
 }
 
-// admittedModels are the models that Sluice only admits requests for. Somebody else calls them.
+// admittedModels returns the models for which Sluice only admits requests. Other programs call
+// their servers.
 func admittedModels(c *config.Config) engines.Part {
 	var part engines.Part
 	for _, m := range c.Models {
@@ -188,7 +192,8 @@ func describeLaunched(m config.Model, desired int) engines.Model {
 	return d
 }
 
-// scales are the bounds of the models that are launched here.
+// scales returns the bounds on the number of replicas, by model, of all models that Sluice
+// launches.
 func scales(c *config.Config) map[string]scale.Model {
 	all := map[string]scale.Model{}
 	for _, m := range c.Models {
@@ -199,8 +204,8 @@ func scales(c *config.Config) map[string]scale.Model {
 	return all
 }
 
-// podModel is a model that is launched on Kubernetes. owner is its custom resource, nil for a model of
-// the file.
+// podModel returns a model that is launched on Kubernetes. owner is its custom resource. It is nil
+// for a model of the file.
 func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.Owner) kubernetes.Model {
 	version, launch := c.Launch(m)
 	launch.Sluice = "sluice" // the name of the program in its image
