@@ -1,0 +1,93 @@
+package arch_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// functionName matches a name of docs/walks.md: directory, then a function or a type and its method.
+var functionName = regexp.MustCompile("`([a-z0-9/]+)\\.((?:[A-Za-z]\\w*\\.)?[A-Za-z]\\w*)`")
+
+// TestWalksNameFunctionsThatExist keeps docs/walks.md true to the code.
+func TestWalksNameFunctionsThatExist(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "walks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string]map[string]bool{}
+	checked := 0
+	for _, match := range functionName.FindAllStringSubmatch(string(text), -1) {
+		dir, name := match[1], match[2]
+		if info, err := os.Stat(filepath.Join("..", "..", dir)); err != nil || !info.IsDir() {
+			continue // a file, or a name that is no path
+		}
+		if declared[dir] == nil {
+			declared[dir] = functionsOf(t, filepath.Join("..", "..", dir))
+		}
+		if !declared[dir][name] {
+			t.Errorf("docs/walks.md names %s.%s, which does not exist", dir, name)
+		}
+		checked++
+	}
+	if checked < 50 {
+		t.Errorf("docs/walks.md names %d functions in a form that can be checked, want at least 50", checked)
+	}
+}
+
+// functionsOf lists the functions, the methods as Type.Method, and the types of a directory.
+func functionsOf(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				all[receiver(d)+d.Name.Name] = true
+			case *ast.GenDecl:
+				for _, s := range d.Specs {
+					if s, ok := s.(*ast.TypeSpec); ok {
+						all[s.Name.Name] = true
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// receiver is the name of the method's type with a dot; empty for a function.
+func receiver(d *ast.FuncDecl) string {
+	if d.Recv == nil {
+		return ""
+	}
+	e := d.Recv.List[0].Type
+	for {
+		switch x := e.(type) {
+		case *ast.StarExpr:
+			e = x.X
+		case *ast.IndexExpr:
+			e = x.X
+		case *ast.Ident:
+			return x.Name + "."
+		default:
+			return ""
+		}
+	}
+}
