@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// functionName matches a name of docs/walks.md: directory, then a function or a type and its method.
+// functionName matches a name of docs/walks.md: directory, then a function or a type and its
+// method.
 var functionName = regexp.MustCompile("`([a-z0-9/]+)\\.((?:[A-Za-z]\\w*\\.)?[A-Za-z]\\w*)`")
 
 // TestWalksNameFunctionsThatExist keeps docs/walks.md true to the code.
