@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 )
 
-// BenchmarkExchange is one request over gRPC on a unix socket, both ends counted.
+// BenchmarkExchange measures one request over gRPC on a Unix socket, with the work of both ends.
 func BenchmarkExchange(b *testing.B) {
 	b.Run("native", func(b *testing.B) {
 		s, _ := newServer(b, nil)

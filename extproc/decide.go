@@ -9,33 +9,35 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// decide refuses the request, lets it go to its replica, or has Envoy bring it to the relay.
+// decide has the request dispatched. It answers the client with an error, sends the request to its
+// replica, or offers the request to the relay. nil means that the client has left.
 func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.ProcessingResponse {
-	asked := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
-	asked.OnWait = x.stretch
+	r := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
+	r.OnWait = x.extendTimeout
 	ctx, dispatcher := x.envoy.Context(), x.server.Dispatcher
 	var ticket *dispatch.Ticket
 	var managed *dispatch.Managed
 	var fault *openai.Error
 	if x.server.Handoff == nil {
-		ticket, fault = dispatcher.Dispatch(ctx, asked)
+		ticket, fault = dispatcher.Dispatch(ctx, r)
 	} else {
-		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, asked)
+		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, r)
 	}
 	switch {
 	case managed != nil:
 		return x.offer(scan, managed)
 	case fault == nil:
-		return x.native(scan, body, ticket)
+		return x.sendNative(scan, body, ticket)
 	case scan.Stream && ctx.Err() != nil:
-		return nil // its client has left
+		return nil // the client has left
 	}
 	return x.refuse(fault)
 }
 
-// offer has Envoy bring the request to the relay.
+// offer offers the request to the relay. The answer makes Envoy route the request to the relay,
+// with the token of the offer in a header.
 func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.ProcessingResponse {
-	record := x.record // not the exchange, which ends before
+	record := x.record // the callback must not use x, which ends before the relay is done
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.path, Scan: *scan, Task: x.head.task,
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
@@ -54,20 +56,22 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 	}
 }
 
-// awaitClaim waits until the relay has claimed the request; until then nobody else hears of a
-// client that leaves. Then nothing is left to say, and Envoy takes the end of the exchange for the
-// processor's word that it wants no more messages. (ext_proc.cc, onGrpcClose: what has been said
-// holds, what Envoy waits for at that moment goes on as it is.)
+// awaitClaim waits until the relay has claimed the request. Until the claim, only this exchange can
+// see that the client leaves.
+//
+// The exchange then ends without a further message. Envoy takes this end as the processor's word
+// that the processor wants no more messages. Answers that Envoy has received stay in force, and a
+// message that Envoy waits for is skipped (ext_proc.cc, onGrpcClose).
 func (x *exchange) awaitClaim() error {
 	left := make(chan error, 1)
-	go func() { // Recv returns at the latest when Process has
+	go func() { // Recv returns at the latest when Process has returned
 		_, err := x.envoy.Recv()
 		left <- err
 	}()
 	select {
 	case <-x.claimed:
 		return nil
-	case err := <-left: // a message would be of a response that is not the relay's, of which nothing has to be said either
-		return ended(err)
+	case err := <-left: // a message here concerns a response that did not come from the relay, and needs no answer
+		return ignoreOrdinaryEnd(err)
 	}
 }

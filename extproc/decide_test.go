@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// newRelayed is newServer with a relay and this policy for the model m.
+// newRelayed returns a newServer with a relay, and this policy for the model m.
 func newRelayed(t testing.TB, p dispatch.WayPolicy) (*Server, *dispatch.Dispatcher) {
 	s, d := newServer(t, nil)
 	s.Handoff = new(dispatch.Handoff)
@@ -17,7 +17,7 @@ func newRelayed(t testing.TB, p dispatch.WayPolicy) (*Server, *dispatch.Dispatch
 	return s, d
 }
 
-// Which way a request goes.
+// TestWay checks which way a request takes.
 func TestWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy  dispatch.WayPolicy
@@ -46,8 +46,8 @@ func TestWay(t *testing.T) {
 	}
 }
 
-// A request that has waited for its replica to come does not depend on Envoy's workers knowing it;
-// the next one may.
+// A request that has waited for a new replica goes to the relay, because Envoy's workers may not
+// know the replica yet. The next request is native.
 func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
 	s, d := newRelayed(t, dispatch.WayPolicy{})
 	known := map[string]netip.AddrPort{"m-0": netip.MustParseAddrPort("127.0.0.1:9000")}
@@ -62,7 +62,7 @@ func TestWhoWaitedForTheReplicaGoesByTheRelay(t *testing.T) {
 		t.Errorf("it goes by Envoy: %v", got)
 	}
 	e.reset()
-	for d.Replica("m", "m-0").Load > 0 { // the ticket that nobody came with is taken back
+	for d.Replica("m", "m-0").Load > 0 { // the ticket of the unclaimed offer is released
 		time.Sleep(time.Millisecond)
 	}
 	e = open(t, s)

@@ -1,15 +1,18 @@
-// Package extproc speaks Envoy's external processing protocol: it learns of every inference
-// request, says whether and where the request goes, and holds its ticket until the response has
-// ended. Package internal/gateway runs it.
+// Package extproc implements Envoy's external processing protocol (ext_proc): it authenticates
+// every inference request, decides where the request goes, and holds the request's ticket until the
+// response has ended. Package internal/gateway runs it.
 //
-// There is one exchange per request, of four messages at most. The request's headers bring the key:
-// a caller without a good one is answered before a body is read. The body brings the model: extproc
-// reads it in one pass and has it dispatched, which may take a while, so extproc extends Envoy's
-// message timeout first. The answer names the cluster and the ordered list of replicas. Response
-// bodies never come here. The exchange stays open until the response has ended; its end frees the
-// ticket, and also tells within milliseconds that a client has left. The exchange of a request that
-// goes to the relay ends when the relay has claimed the request: the relay then holds the ticket
-// and sees the client leave, and a stream may last for hours.
+// There is one exchange per request, with at most four messages. Envoy first sends the request's
+// headers, which carry the API key. extproc refuses a caller without a valid key before Envoy reads
+// the body. Envoy then sends the body, which names the model. extproc scans the body in one pass
+// and has the request dispatched. Dispatch may take long, so extproc first extends Envoy's message
+// timeout. The answer names the Envoy cluster and the ordered list of replicas. Envoy never sends
+// response bodies to extproc.
+//
+// The exchange of a native request stays open until the response has ended. Its end releases the
+// ticket, and also reports within milliseconds that a client has left. The exchange of a managed
+// request ends when the relay has claimed the request. From then on the relay holds the ticket and
+// sees the client leave. So no exchange stays open for a managed stream, which may last for hours.
 package extproc
 
 import (
@@ -31,32 +34,33 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Config is what a Server works with.
+// Config is the configuration of a Server.
 type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
-	// Handoff is how the relay gets what Envoy alone cannot carry. nil: there is no relay, and
-	// every request is native.
+	// Handoff passes requests that Envoy alone cannot serve to the relay. nil means that there is
+	// no relay, and every request is native.
 	Handoff *dispatch.Handoff
-	// Trace settles whether a request that goes to its replica at once is traced, by the
-	// traceparent header of its client's, and gives the one that the engine is to get. nil: none
-	// is.
+	// Trace decides whether a native request is traced, from the traceparent header of the client.
+	// It returns the traceparent header for the engine. nil means that no native request is traced.
 	Trace func(client string) (own string, traced bool)
-	// MaxBody in bytes; a request that declares more is refused before it is read. 0 means 32 MiB.
-	// Envoy holds the same bound for requests that do not declare their length.
+	// MaxBody is the greatest request body in bytes. The server refuses a request that declares a
+	// longer body before Envoy reads the body. 0 means 32 MiB. Envoy enforces the same limit for
+	// requests that do not declare their length.
 	MaxBody int64
-	// Hold is the longest a request may wait here; Envoy's max_message_timeout must not be shorter.
-	// 0 means 1 hour, the longest that Envoy allows.
+	// Hold is the longest time that a request may wait in an exchange. Envoy's max_message_timeout
+	// must not be shorter. 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration
-	// Requests has the records of the requests; nil: none are made.
+	// Requests stores the records of the requests. nil means that the server keeps a store of its
+	// own, which nobody else reads.
 	Requests *request.Store
 	Log      *zap.Logger
 }
 
 const (
 	defaultMaxBody = 32 << 20
-	// defaultHold is the longest that Envoy allows, and beyond the longest wait that a file may ask
-	// for.
+	// defaultHold is the longest time that Envoy allows. It is longer than the longest wait that
+	// the configuration file may set.
 	defaultHold = time.Hour
 )
 
@@ -67,7 +71,7 @@ type Server struct {
 	metadata dynamicMetadata
 }
 
-// New returns a Server.
+// New returns a Server with the defaults of Config filled in.
 func New(c Config) *Server {
 	if c.MaxBody == 0 {
 		c.MaxBody = defaultMaxBody
@@ -76,7 +80,7 @@ func New(c Config) *Server {
 		c.Hold = defaultHold
 	}
 	if c.Requests == nil {
-		c.Requests = request.NewStore(1) // it finds the tickets of the requests that run
+		c.Requests = request.NewStore(1) // the observer finds the tickets of running requests in it
 	}
 	return &Server{Config: c}
 }
@@ -84,24 +88,25 @@ func New(c Config) *Server {
 // Register adds the server to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
 
-// Process is one request, or the first token of one.
+// Process serves one exchange of Envoy: either one request, or one report of a first token (see
+// observe).
 func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 	if observing(envoy.Context()) {
 		return s.observe(envoy)
 	}
 	x := exchange{server: s, envoy: envoy}
-	defer x.end()
+	defer x.close()
 	for {
 		in, err := envoy.Recv()
 		if err != nil {
-			return ended(err)
+			return ignoreOrdinaryEnd(err)
 		}
 		out := x.answer(in)
 		if out == nil {
 			return nil
 		}
 		if err := envoy.Send(out); err != nil {
-			return ended(err)
+			return ignoreOrdinaryEnd(err)
 		}
 		if x.claimed != nil {
 			return x.awaitClaim()
@@ -109,8 +114,9 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 	}
 }
 
-// ended tells the ordinary ends of an exchange from faults.
-func ended(err error) error {
+// ignoreOrdinaryEnd returns nil if err is an ordinary end of an exchange: the end of the stream or
+// a cancellation by Envoy. It returns any other error unchanged.
+func ignoreOrdinaryEnd(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
 		return nil
 	}
@@ -125,19 +131,18 @@ type exchange struct {
 	head     requestHead
 	tenant   *authz.Tenant
 	priority admission.Priority
-	// received is when the headers came, understood when the body had been read
-	received, understood time.Time
-	// token is that of the request's offer to the relay; empty: the request was not offered.
-	// claimed is closed when the relay has claimed the request.
+	// received is when the headers arrived, scanned when the body had been scanned.
+	received, scanned time.Time
+	// token is the token of the request's offer to the relay. It is empty if the request was not
+	// offered. claimed is closed when the relay has claimed the request.
 	token   string
 	claimed <-chan struct{}
-	// record is made when the body has been understood. It is nil before, and once the exchange has
-	// ended, or has left it to the relay.
+	// record is created when the body has been scanned. It is nil before, and after close.
 	record *request.Record
 	fault  *openai.Error
 }
 
-// answer handles one message; nil ends the exchange.
+// answer returns the answer to one message. nil ends the exchange.
 func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResponse {
 	switch m := in.Request.(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
@@ -145,14 +150,15 @@ func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 	case *extproc.ProcessingRequest_RequestBody:
 		return x.body(m.RequestBody.GetBody())
 	case *extproc.ProcessingRequest_ResponseTrailers:
-		x.end() // the response is over: free the slot before Envoy has even read our answer
+		x.close() // the response has ended: free the slot before Envoy has read the answer
 		return continueTrailers
 	}
-	x.server.Log.Error("Envoy sent a message that it was not configured to send; is it using Sluice's own listener?",
+	x.server.Log.Error("unexpected ext_proc message received from Envoy; check that Envoy uses the listener that Sluice generates",
 		zap.String("type", messageName(in)))
 	return nil
 }
 
+// headers authenticates the caller and checks what the headers of the request say.
 func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	x.received = time.Now()
 	x.head.read(h.GetHeaders())
@@ -173,9 +179,10 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	return continueHeaders
 }
 
+// body scans the body of the request, opens the record of the request and has it dispatched.
 func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if x.tenant == nil || x.record != nil {
-		return nil // no headers came first, or two bodies did: not our Envoy
+		return nil // Envoy sends the headers first and one body: this is not Sluice's Envoy
 	}
 	r := &x.head
 	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
@@ -188,22 +195,22 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	x.record = x.server.Requests.Begin(request.Arrival{
 		ID: r.id, Method: r.method, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
 	})
-	x.understood = time.Now()
+	x.scanned = time.Now()
 	return x.decide(&scan, body)
 }
 
-// native lets the request go to its replica with its ticket.
-func (x *exchange) native(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
-	waited := time.Since(x.understood)
+// sendNative returns the answer with which Envoy sends the request to the replica of its ticket.
+func (x *exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
+	waited := time.Since(x.scanned)
 	x.record.SetNative(t, t.Model, t.Replica(), waited)
-	answer := decided(t, scan, body, leaving{waited, x.traced()})
+	answer := nativeAnswer(t, scan, body, departure{waited, x.traceparent()})
 	answer.DynamicMetadata = x.server.metadata.of(x.tenant.Name, t)
 	return answer
 }
 
-// traced is the traceparent header that the engine is to get; empty: the client's own, if there is
-// one.
-func (x *exchange) traced() string {
+// traceparent returns the traceparent header for the engine. It is empty if the request is not
+// traced; Envoy then passes on the header of the client, if there is one.
+func (x *exchange) traceparent() string {
 	if x.server.Trace == nil {
 		return ""
 	}
@@ -215,6 +222,8 @@ func (x *exchange) traced() string {
 	return own
 }
 
+// priorityOf returns the priority that the client asked for by name, or the tenant's default. The
+// error says that the tenant may not use it.
 func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai.Error) {
 	name, fault := tenant.PriorityOf(asked)
 	if fault != nil {
@@ -223,27 +232,28 @@ func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai
 	return dispatch.PriorityOf(name), nil
 }
 
-// stretch makes Envoy wait for us as long as the request may be held; without it a held request
-// would fail after the message timeout, which is short so that a hung Sluice is noticed.
-func (x *exchange) stretch() {
-	// A failed send means that the exchange is over; its context tells the dispatcher so.
-	_ = x.envoy.Send(stretched(x.server.Hold))
+// extendTimeout asks Envoy to wait for the answer as long as the request may be held. Otherwise a
+// held request would fail after the message timeout. That timeout is short, so that Envoy notices a
+// Sluice that hangs.
+func (x *exchange) extendTimeout() {
+	// A failed send means that the exchange has ended; its context then cancels the dispatch.
+	_ = x.envoy.Send(overrideTimeout(x.server.Hold))
 }
 
-// refuse answers the client in Envoy's stead.
+// refuse returns the answer with which Envoy sends the error e to the client.
 func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 	x.fault = e
 	return immediate(e)
 }
 
-// end closes the record of the request, which releases its ticket, unless the relay has claimed the
-// request. It may be called twice.
-func (x *exchange) end() {
+// close closes the record of the request, which releases its ticket, unless the relay has claimed
+// the request. Further calls do nothing.
+func (x *exchange) close() {
 	if x.record == nil {
 		return
 	}
 	if x.token == "" || x.server.Handoff.Cancel(x.token) {
 		x.record.Close(x.fault)
-	} // else the relay says when it is over
+	} // else the relay closes the record (Offer.Done)
 	x.record = nil
 }

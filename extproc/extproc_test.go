@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// envoy is the other end of one exchange.
+// envoy is Envoy's end of one exchange.
 type envoy struct {
 	grpc.ServerStream
 	t         *testing.T
@@ -62,7 +62,7 @@ func (e *envoy) Send(m *pb.ProcessingResponse) error {
 	}
 }
 
-// open begins an exchange.
+// open opens an exchange.
 func open(t *testing.T, s *Server) *envoy {
 	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
 	e.ctx, e.reset = context.WithCancel(context.Background())
@@ -106,7 +106,7 @@ func (e *envoy) body(text string) *pb.ProcessingResponse {
 		RequestBody: &pb.HttpBody{Body: []byte(text), EndOfStream: true}}})
 }
 
-// set are the headers that an answer sets.
+// set returns the headers that an answer sets.
 func set(mutation *pb.HeaderMutation) map[string]string {
 	all := map[string]string{}
 	for _, h := range mutation.GetSetHeaders() {
@@ -115,7 +115,8 @@ func set(mutation *pb.HeaderMutation) map[string]string {
 	return all
 }
 
-// newServer is a server with one model m on two replicas that take one request each.
+// newServer returns a server with one model m on two replicas, which serve one request each at a
+// time.
 func newServer(t testing.TB, requests *request.Store) (*Server, *dispatch.Dispatcher) {
 	t.Helper()
 	fleet := engines.NewFleet()
@@ -200,8 +201,8 @@ func TestDecided(t *testing.T) {
 			delete(got, "x-envoy-max-retries")
 			delete(got, headers.Cluster)
 			delete(got, headers.Endpoint)
-			delete(got, headers.Usage)                         // on some, to learn from
-			if got["x-envoy-upstream-rq-timeout-ms"] == "69" { // a millisecond has gone by
+			delete(got, headers.Usage)                         // some requests have it, so that the estimator learns
+			if got["x-envoy-upstream-rq-timeout-ms"] == "69" { // a millisecond has passed
 				got["x-envoy-upstream-rq-timeout-ms"] = "70"
 			}
 			if got["x-envoy-upstream-rq-timeout-ms"] == "4999" {
@@ -277,7 +278,7 @@ func TestHeldAndAborted(t *testing.T) {
 	if v, _ := d.View("m"); v.Queued != 2 {
 		t.Fatalf("queued: %d", v.Queued)
 	}
-	gone.reset() // its client leaves
+	gone.reset() // the client of the waiting request leaves
 	if err := <-gone.processed; err != nil {
 		t.Error(err)
 	}
@@ -285,7 +286,7 @@ func TestHeldAndAborted(t *testing.T) {
 	if v, _ := d.View("m"); v.Queued != 1 {
 		t.Errorf("queued: %d", v.Queued)
 	}
-	running[0].reset() // so does one that ran, whose slot goes to the one that waits
+	running[0].reset() // the client of a running request leaves; the next waiter gets its slot
 	if a := <-held.toEnvoy; a.GetRequestBody() == nil {
 		t.Errorf("got %v", a)
 	}
@@ -304,7 +305,7 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 }
 
-// A request has a record from when its body has been understood to the end of its exchange.
+// A request has a record from the scan of its body to the end of its exchange.
 func TestRecord(t *testing.T) {
 	requests := request.NewStore(0)
 	var dispatched []string
@@ -340,7 +341,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// lines are the requests, running ones first, each newest first.
+// lines returns the records of requests: running ones first, the newest first in each group.
 func lines(requests *request.Store) (all []string) {
 	summaries, _ := requests.List(0)
 	for _, q := range summaries {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// notesOf are what the answer notes about the request.
-func notesOf(answer *pb.ProcessingResponse) map[string]string {
+// metadataOf returns the dynamic metadata that the answer sets for the request.
+func metadataOf(answer *pb.ProcessingResponse) map[string]string {
 	all := map[string]string{}
 	for name, v := range answer.GetDynamicMetadata().GetFields()[headers.Metadata].GetStructValue().GetFields() {
 		all[name] = v.GetStringValue()
@@ -28,10 +28,10 @@ func TestALimitedTenantHearsWhatItHasLeft(t *testing.T) {
 	d.SetRules(dispatch.Rules{Tenants: map[string]admission.TenantLimits{"acme": {RequestsPerMinute: 1, TokensPerMinute: 1000}}})
 	e := open(t, s)
 	e.headers(key)
-	notes := notesOf(e.body(ask))
-	if notes[headers.MetadataTenant] != "acme" || notes[headers.LimitRequests] != "1" || notes[headers.RemainingRequests] != "0" ||
-		notes[headers.LimitTokens] != "1000" || notes[headers.ResetRequests] != "1m0s" {
-		t.Errorf("noted %v", notes)
+	metadata := metadataOf(e.body(ask))
+	if metadata[headers.MetadataTenant] != "acme" || metadata[headers.LimitRequests] != "1" || metadata[headers.RemainingRequests] != "0" ||
+		metadata[headers.LimitTokens] != "1000" || metadata[headers.ResetRequests] != "1m0s" {
+		t.Errorf("noted %v", metadata)
 	}
 	e = open(t, s)
 	e.headers(key, "x-request-id: e-2")
@@ -46,7 +46,7 @@ func TestOneWithoutLimitsIsNotedWithItsTenantAlone(t *testing.T) {
 	s, _ := newServer(t, nil)
 	e := open(t, s)
 	e.headers(key)
-	if diff := cmp.Diff(map[string]string{headers.MetadataTenant: "acme"}, notesOf(e.body(ask))); diff != "" {
+	if diff := cmp.Diff(map[string]string{headers.MetadataTenant: "acme"}, metadataOf(e.body(ask))); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -73,8 +73,8 @@ func TestPriorityAndTaskAreOptionsOfClients(t *testing.T) {
 	}
 }
 
-// TestNewsOfAnEndedRequest: the access log tells of a request's cost a moment after its exchange
-// has ended.
+// TestNewsOfAnEndedRequest checks that the cost of a request counts although its access log record
+// arrives after the exchange has ended.
 func TestNewsOfAnEndedRequest(t *testing.T) {
 	s, d := newServer(t, nil)
 	d.SetRules(dispatch.Rules{Default: dispatch.Policy{Limits: admission.Limits{TokensPerMinute: 1000}}})

@@ -10,16 +10,18 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// dynamicMetadata makes what Envoy is to keep with a request as dynamic metadata. Envoy's access
-// log carries it, from which a gateway that was restarted learns whose the streams are that still
-// run; and Envoy puts the tenant's remaining quota into response headers from it. For a tenant
-// without limits, in a gateway that shares its state with no other, it is the same for all requests
-// and is made once. The zero value is ready to use.
+// dynamicMetadata makes the dynamic metadata that Envoy keeps with each request. Envoy writes it
+// into the access log, from which a restarted gateway learns the tenants of the streams that still
+// run. Envoy also copies the tenant's remaining quota from it into response headers.
+//
+// All requests of a tenant share one value, if the tenant has no limits and the gateway shares its
+// state with no other gateway. The zero value is ready to use.
 type dynamicMetadata struct {
 	byTenant sync.Map // tenant → *structpb.Struct
 }
 
-// of returns the metadata of a native request: its tenant, its lease and what the tenant has left.
+// of returns the metadata of a native request: its tenant, its lease and the tenant's remaining
+// quota.
 func (m *dynamicMetadata) of(tenant string, t *dispatch.Ticket) *structpb.Struct {
 	lease, tokens := t.Lease()
 	quota := t.Quota()
@@ -48,6 +50,7 @@ func (m *dynamicMetadata) ofTenant(tenant string) *structpb.Struct {
 	return made.(*structpb.Struct)
 }
 
+// inNamespace puts the fields under the namespace of Sluice's metadata.
 func inNamespace(fields map[string]*structpb.Value) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{
 		headers.Metadata: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}

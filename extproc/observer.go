@@ -9,25 +9,26 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// observing says whether the exchange is one of Envoy's observer, which asks nothing and only tells
-// of a response's first bytes. Envoy opens one for a request that was let go with the header
-// x-sluice-observe, and not before there are such bytes: an engine may send its headers long before
-// it has a token.
+// observing reports whether Envoy's observer filter opened the exchange. The observer reports the
+// first bytes of a response and expects no answer. Envoy opens such an exchange for a request that
+// has the header x-sluice-observe, when the first bytes of the body arrive. Response headers do not
+// count, since an engine may send them long before its first token.
 func observing(ctx context.Context) bool {
 	role := metadata.ValueFromIncomingContext(ctx, headers.Role)
 	return len(role) == 1 && role[0] == headers.RoleObserver
 }
 
-// observe waits for the first bytes of the response's body, tells the request's ticket, and ends
-// the exchange: Envoy sends none of the later ones then. Nothing may be answered on it.
+// observe waits for the first bytes of the response's body, reports the first token to the
+// request's ticket, and ends the exchange. After that end Envoy sends no further bytes. An observer
+// expects no answer, so observe must not send any.
 func (s *Server) observe(stream extproc.ExternalProcessor_ProcessServer) error {
 	id := ""
 	for {
 		in, err := stream.Recv()
 		if err != nil {
-			return ended(err)
+			return ignoreOrdinaryEnd(err)
 		}
-		if named := observedID(in); named != "" { // in the first message only
+		if named := observedID(in); named != "" { // only the first message has it
 			id = named
 		}
 		if len(in.GetResponseBody().GetBody()) == 0 {
@@ -38,11 +39,11 @@ func (s *Server) observe(stream extproc.ExternalProcessor_ProcessServer) error {
 	}
 }
 
-// observedID is the id of the request that a message of the observer is about; empty when it does
-// not say.
+// observedID returns the id of the request that an observer's message is about. It is empty if the
+// message has none.
 func observedID(in *extproc.ProcessingRequest) string {
-	for _, of := range in.GetAttributes() { // by the kind of the filter, of which there is one
-		if id := of.GetFields()[headers.AttributeRequestID].GetStringValue(); id != "" {
+	for _, attributes := range in.GetAttributes() { // the map has one entry, named after the filter
+		if id := attributes.GetFields()[headers.AttributeRequestID].GetStringValue(); id != "" {
 			return id
 		}
 	}

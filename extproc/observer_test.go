@@ -36,8 +36,7 @@ func TestObserverIsTold(t *testing.T) {
 	}
 }
 
-// seen is what Envoy's observer sends: the first message of an exchange has attributes, the others
-// have not.
+// seen returns a message of Envoy's observer. Only the first message of an exchange has attributes.
 func seen(id, body string) *pb.ProcessingRequest {
 	m := &pb.ProcessingRequest{
 		ObservabilityMode: true,
@@ -51,7 +50,7 @@ func seen(id, body string) *pb.ProcessingRequest {
 	return m
 }
 
-// observed is an exchange of the observer. Its end comes over processed.
+// observed opens an exchange of the observer. Its end is sent to processed.
 func observed(t *testing.T, s *Server) *envoy {
 	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
 	e.ctx, e.reset = context.WithCancel(metadata.NewIncomingContext(context.Background(), metadata.Pairs(headers.Role, headers.RoleObserver)))
@@ -60,8 +59,8 @@ func observed(t *testing.T, s *Server) *envoy {
 	return e
 }
 
-// prefillServer is a server with one model m on two replicas that take four requests each, one of
-// them without a token.
+// prefillServer returns a server with one model m on two replicas. A replica serves four requests
+// at a time, one of which may be in prefill.
 func prefillServer(t *testing.T) *Server {
 	t.Helper()
 	s, _ := newServer(t, nil)
@@ -80,9 +79,9 @@ func prefillServer(t *testing.T) *Server {
 	return s
 }
 
-// asPrefillEnds is a server on whose replicas one request at a time may be without a token. Both
-// replicas have one, and a third request waits.
-func asPrefillEnds(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
+// newFullPrefill returns a server whose replicas may have one request in prefill each. Both replicas
+// have one, and a third request waits.
+func newFullPrefill(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
 	s = prefillServer(t)
 	for _, id := range []string{"e-1", "e-2"} {
 		e := open(t, s)
@@ -101,7 +100,7 @@ func asPrefillEnds(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
 }
 
 func TestFirstToken(t *testing.T) {
-	s, running, waiting := asPrefillEnds(t)
+	s, running, waiting := newFullPrefill(t)
 	for _, messages := range [][]*pb.ProcessingRequest{
 		{seen("nobody's", "data: 1\n\n")},
 		{seen("", "data: 1\n\n")},
@@ -130,7 +129,7 @@ func TestFirstToken(t *testing.T) {
 	if a := <-waiting.toEnvoy; a.GetRequestBody() == nil {
 		t.Errorf("got %v", a)
 	}
-	late := observed(t, s) // of a request that has ended
+	late := observed(t, s) // observes a request that has ended
 	running[0].reset()
 	<-running[0].processed
 	running[0].processed <- nil
@@ -143,7 +142,7 @@ func TestFirstToken(t *testing.T) {
 	}
 }
 
-// TestObserverCut: Envoy resets the exchange when the client leaves before there is a token.
+// TestObserverCut checks the reset of the exchange when the client leaves before the first token.
 func TestObserverCut(t *testing.T) {
 	s, _ := newServer(t, nil)
 	for _, end := range []func(*envoy){func(e *envoy) { e.reset() }, func(e *envoy) { close(e.toSluice) }} {

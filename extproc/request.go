@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// requestHead is what the headers of a request say.
+// requestHead holds the headers of a request that Sluice reads.
 type requestHead struct {
 	id, method, path string
 	endpoint         openai.Endpoint
@@ -20,16 +20,17 @@ type requestHead struct {
 	contentType      string
 	contentEncoding  string
 	contentLength    string
-	requestID        string // the client's own
+	requestID        string // the client's own id of the request
 	timeout          string
 	priority         string
 	task             string
 	traceparent      string
-	// repeated names a header that came more than once; who reads which of the two is anybody's
-	// guess
+	// repeated is the name of a header that the client sent more than once. Such a request is
+	// refused, since two readers could choose different values.
 	repeated string
 }
 
+// read copies the headers that Sluice reads into r.
 func (r *requestHead) read(h *core.HeaderMap) {
 	for _, header := range h.GetHeaders() {
 		value := header.GetValue()
@@ -45,7 +46,8 @@ func (r *requestHead) read(h *core.HeaderMap) {
 	}
 }
 
-// field is where a header's value is kept; nil for a header that means nothing here.
+// field returns the field that keeps the value of a header. It is nil for a header that Sluice does
+// not read.
 func (r *requestHead) field(name string) *string {
 	switch name {
 	case ":method":
@@ -78,7 +80,7 @@ func (r *requestHead) field(name string) *string {
 	return nil
 }
 
-// check finds what is wrong with a request before its body is read.
+// check validates the headers and sets the endpoint. It runs before Envoy reads the body.
 func (r *requestHead) check(maxBody int64) *openai.Error {
 	if r.repeated != "" {
 		return invalid(r.repeated, "must not be sent twice")
@@ -109,14 +111,14 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 	return nil
 }
 
-// Bounds of the client's own options.
+// Limits of the client's own options.
 const (
 	maxRequestID = 256
 	maxTimeout   = 24 * time.Hour
 )
 
-// mergeOptions adds the options that came as headers to those of the body. What both say must
-// agree.
+// mergeOptions adds the options of the headers to those of the body. The error says that the two
+// differ, or that a header has an invalid value.
 func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 	if r.requestID != "" {
 		if len(r.requestID) > maxRequestID {
@@ -141,6 +143,7 @@ func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 	return nil
 }
 
+// invalid returns the error for a parameter or header with an invalid value.
 func invalid(param, what string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Answers that are the same for every request. Messages are read-only once they are made.
+// These answers are the same for every request. They must not be changed.
 var (
 	continueHeaders = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
 		RequestHeaders: &extproc.HeadersResponse{}}}
@@ -22,21 +22,22 @@ var (
 		ResponseTrailers: &extproc.TrailersResponse{}}}
 )
 
-// stretched asks Envoy for more time.
-func stretched(d time.Duration) *extproc.ProcessingResponse {
+// overrideTimeout returns the message that sets Envoy's timeout for the pending answer to d.
+func overrideTimeout(d time.Duration) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d)}
 }
 
-// leaving is how a request leaves for its replica: how much of its time has gone by, and the
-// traceparent of its span, if it has one.
-type leaving struct {
+// departure says how a request leaves for its replica: how long it has waited, and the traceparent
+// header for the engine. An empty traceparent means that the request is not traced.
+type departure struct {
 	waited      time.Duration
 	traceparent string
 }
 
-// decided lets the request go: the cluster and the replicas in headers that a route is waiting for,
-// the body as it is unless it held options of ours or an alias.
-func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, how leaving) *extproc.ProcessingResponse {
+// nativeAnswer returns the answer with which Envoy sends the request to a replica. Headers name the
+// cluster and the replicas; Envoy's route matches on them. The body is changed only if it has
+// options of Sluice or an alias for the model.
+func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from departure) *extproc.ProcessingResponse {
 	set := make([]*core.HeaderValueOption, 0, 10)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
@@ -49,41 +50,43 @@ func decided(t *dispatch.Ticket, scan *openai.Request, body []byte, how leaving)
 	if t.Measured() {
 		set = append(set, header(headers.Usage, "1"))
 	}
-	if how.traceparent != "" {
-		set = append(set, header("traceparent", how.traceparent))
+	if from.traceparent != "" {
+		set = append(set, header("traceparent", from.traceparent))
 	}
-	set = appendTimeout(set, t.MaxDuration, scan, how.waited)
+	set = appendTimeout(set, t.MaxDuration, scan, from.waited)
 	common := &extproc.CommonResponse{ClearRouteCache: true}
-	if stripped, changed := scan.Rewrite(body, t.Served); changed {
-		set = append(set, header("content-length", strconv.Itoa(len(stripped))))
-		common.BodyMutation = &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: stripped}}
+	if rewritten, changed := scan.Rewrite(body, t.Served); changed {
+		set = append(set, header("content-length", strconv.Itoa(len(rewritten))))
+		common.BodyMutation = &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: rewritten}}
 	}
 	common.HeaderMutation = &extproc.HeaderMutation{SetHeaders: set}
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
 		RequestBody: &extproc.BodyResponse{Response: common}}}
 }
 
-// appendTimeout bounds the response by the shortest of the model's limit and the client's own.
-// Envoy counts from now on; the client's limits count from its request.
+// appendTimeout appends the timeout of the response: the shortest of the model's limit, the
+// client's MaxDuration and the client's Timeout. Envoy counts the timeout from now. The client's
+// limits count from the arrival of its request, so waited is subtracted from them.
 func appendTimeout(set []*core.HeaderValueOption, model time.Duration, scan *openai.Request, waited time.Duration) []*core.HeaderValueOption {
-	shortest, clients := model, false
+	shortest, isClients := model, false
 	if d := scan.MaxDuration - waited; scan.MaxDuration > 0 && (shortest == 0 || d < shortest) {
 		shortest = d
 	}
 	if d := scan.Timeout - waited; scan.Timeout > 0 && (shortest == 0 || d < shortest) {
-		shortest, clients = d, true
+		shortest, isClients = d, true
 	}
 	if shortest == 0 {
 		return set
 	}
-	if clients { // its end is then the client's doing: 408, not 504
+	if isClients { // when the client's own timeout expires, the status is 408, not 504
 		set = append(set, header(headers.ClientTimeout, "1"))
 	}
 	ms := max(shortest.Milliseconds(), 1)
 	return append(set, header("x-envoy-upstream-rq-timeout-ms", strconv.FormatInt(ms, 10)))
 }
 
-// immediate answers the client with the error.
+// immediate returns the answer with which Envoy sends the error e to the client without calling an
+// upstream.
 func immediate(e *openai.Error) *extproc.ProcessingResponse {
 	set := make([]*core.HeaderValueOption, 0, 4)
 	set = append(set, header("content-type", "application/json"), header(headers.Source, headers.SourceGateway))
@@ -108,6 +111,7 @@ func immediate(e *openai.Error) *extproc.ProcessingResponse {
 		}}}
 }
 
+// header returns a header that replaces any header of the same name.
 func header(key, value string) *core.HeaderValueOption {
 	return &core.HeaderValueOption{
 		Header:       &core.HeaderValue{Key: key, RawValue: []byte(value)},
@@ -115,6 +119,7 @@ func header(key, value string) *core.HeaderValueOption {
 	}
 }
 
+// messageName returns the protocol's name of a message that Envoy is not configured to send.
 func messageName(in *extproc.ProcessingRequest) string {
 	switch in.Request.(type) {
 	case *extproc.ProcessingRequest_RequestTrailers:

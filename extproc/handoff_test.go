@@ -25,8 +25,8 @@ import (
 
 const managedBody = `{"model":"m","stream":true,"messages":[]}`
 
-// relayed is a gateway whose streams are managed and whose two slots are taken, so that the relay
-// has requests wait.
+// relayed is a gateway whose streams are managed and whose two slots are in use, so that requests
+// wait in the relay.
 type relayed struct {
 	*Server
 	t          *testing.T
@@ -51,38 +51,38 @@ func newFull(t *testing.T) *relayed {
 	return r
 }
 
-// hand brings a request as far as the answer that sends it to the relay.
-func (r *relayed) hand() (e *envoy, ticket string) {
+// handOff drives a request to the answer that routes it to the relay.
+func (r *relayed) handOff() (e *envoy, token string) {
 	r.t.Helper()
 	e = open(r.t, r.Server)
 	e.headers(key)
-	ticket = set(e.body(managedBody).GetRequestBody().GetResponse().GetHeaderMutation())[headers.Handoff]
-	if ticket == "" {
+	token = set(e.body(managedBody).GetRequestBody().GetResponse().GetHeaderMutation())[headers.Handoff]
+	if token == "" {
 		r.t.Fatal("it does not go to the relay")
 	}
-	return e, ticket
+	return e, token
 }
 
-// bring is Envoy, bringing the request to the relay. It returns the status of the answer, 0 when
-// the client (ctx) has left before there was one.
-func (r *relayed) bring(ctx context.Context, ticket string) int {
+// sendToRelay sends the request to the relay as Envoy does. It returns the status of the answer, and 0 if
+// the client (ctx) has left before an answer.
+func (r *relayed) sendToRelay(ctx context.Context, token string) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.socket.URL+"/v1/chat/completions", strings.NewReader(managedBody))
 	if err != nil {
 		r.t.Error(err)
 		return 0
 	}
-	req.Header.Set(headers.Handoff, ticket)
+	req.Header.Set(headers.Handoff, token)
 	answer, err := r.socket.Client().Do(req)
 	if err != nil {
 		return 0
 	}
 	defer answer.Body.Close()
-	io.Copy(io.Discard, answer.Body) //nolint:errcheck // it ends with the client
+	io.Copy(io.Discard, answer.Body) //nolint:errcheck // the copy ends when the client leaves
 	return answer.StatusCode
 }
 
-// queued waits until so many requests wait for a slot.
-func (r *relayed) queued(n int) {
+// awaitQueued waits until n requests wait for a slot.
+func (r *relayed) awaitQueued(n int) {
 	r.t.Helper()
 	until(r.t, "as many wait as should", func() bool {
 		v, _ := r.dispatcher.View("m")
@@ -90,7 +90,7 @@ func (r *relayed) queued(n int) {
 	})
 }
 
-// until waits for a condition, for ten seconds at most.
+// until waits up to ten seconds for a condition.
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for begun := time.Now(); !holds(); time.Sleep(time.Millisecond) {
@@ -100,8 +100,8 @@ func until(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// over waits until the exchange has ended.
-func (e *envoy) over() {
+// awaitEnd waits until the exchange has ended.
+func (e *envoy) awaitEnd() {
 	e.t.Helper()
 	select {
 	case err := <-e.processed:
@@ -114,34 +114,35 @@ func (e *envoy) over() {
 	}
 }
 
-// An exchange has nothing to do for a request that the relay has; the request goes on without it.
+// The exchange of a request ends when the relay has claimed the request. The request goes on
+// without it.
 func TestEndsWhenTheRelayHasTheRequest(t *testing.T) {
 	r := newFull(t)
-	e, ticket := r.hand()
+	e, token := r.handOff()
 	select {
 	case err := <-e.processed:
 		e.processed <- err // for the cleanup
 		t.Fatalf("the exchange has ended before the relay had the request: %v", err)
-	case <-time.After(20 * time.Millisecond): // that it goes on cannot be waited for
+	case <-time.After(20 * time.Millisecond): // there is no event that says that the exchange goes on
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	var client sync.WaitGroup
-	client.Go(func() { r.bring(ctx, ticket) })
-	e.over()
-	r.queued(1)
+	client.Go(func() { r.sendToRelay(ctx, token) })
+	e.awaitEnd()
+	r.awaitQueued(1)
 	if diff := cmp.Diff([]string{"queued e-1 acme m true 41 "}, lines(r.Requests)); diff != "" {
 		t.Error("while it waits: ", diff)
 	}
 	leave()
 	client.Wait()
-	r.queued(0)
+	r.awaitQueued(0)
 	until(t, "its record is closed", func() bool { _, running := r.Requests.List(0); return running == 0 })
 	if diff := cmp.Diff([]string{"done e-1 acme m true 41 managedcancelled"}, lines(r.Requests)); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// Before the relay has the request, only the exchange tells that its client has left.
+// Before the relay has claimed the request, only the exchange reports that the client has left.
 func TestClientLeavesBeforeTheRelayHasTheRequest(t *testing.T) {
 	for name, leave := range map[string]func(*envoy){
 		"reset": func(e *envoy) { e.reset() },
@@ -152,11 +153,11 @@ func TestClientLeavesBeforeTheRelayHasTheRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newFull(t)
-			e, ticket := r.hand()
+			e, token := r.handOff()
 			leave(e)
-			e.over()
-			if status := r.bring(t.Context(), ticket); status != http.StatusServiceUnavailable {
-				t.Errorf("the withdrawn ticket was good: %d", status)
+			e.awaitEnd()
+			if status := r.sendToRelay(t.Context(), token); status != http.StatusServiceUnavailable {
+				t.Errorf("the withdrawn token was good: %d", status)
 			}
 			if diff := cmp.Diff([]string{"done e-1 acme m true 41 "}, lines(r.Requests)); diff != "" {
 				t.Error(diff)
@@ -165,27 +166,28 @@ func TestClientLeavesBeforeTheRelayHasTheRequest(t *testing.T) {
 	}
 }
 
-// The client leaves just when Envoy comes to the relay: either ends the request, once.
+// The client leaves while Envoy connects to the relay. Whichever comes first, the request ends
+// exactly once.
 func TestClientLeavesAsTheRelayGetsTheRequest(t *testing.T) {
 	const requests = 100
 	r := newFull(t)
 	for range requests {
-		e, ticket := r.hand()
+		e, token := r.handOff()
 		ctx, leave := context.WithCancel(t.Context())
 		var both sync.WaitGroup
-		both.Go(func() { r.bring(ctx, ticket) })
+		both.Go(func() { r.sendToRelay(ctx, token) })
 		both.Go(func() { e.reset(); leave() })
 		both.Wait()
-		e.over()
+		e.awaitEnd()
 	}
-	r.queued(0)
+	r.awaitQueued(0)
 	until(t, "all have ended", func() bool { _, running := r.Requests.List(0); return running == 0 })
 	if ended, _ := r.Requests.List(0); len(ended) != requests {
 		t.Errorf("%d have ended, of %d", len(ended), requests)
 	}
 }
 
-// What Envoy sees: a stream that ends well.
+// Envoy sees a gRPC stream that ends with status OK.
 func TestEndsWellOverGRPC(t *testing.T) {
 	r := newFull(t)
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -194,27 +196,27 @@ func TestEndsWellOverGRPC(t *testing.T) {
 	}
 	server := grpc.NewServer()
 	r.Register(server)
-	go server.Serve(l) //nolint:errcheck // Stop ends it
+	go server.Serve(l) //nolint:errcheck // Stop ends Serve
 	defer server.Stop()
 	conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	exchange, ticket := exchangeTo(t, pb.NewExternalProcessorClient(conn))
+	exchange, token := exchangeTo(t, pb.NewExternalProcessorClient(conn))
 	ctx, leave := context.WithCancel(t.Context())
 	var client sync.WaitGroup
-	client.Go(func() { r.bring(ctx, ticket) })
+	client.Go(func() { r.sendToRelay(ctx, token) })
 	if m, err := exchange.Recv(); err != io.EOF {
 		t.Errorf("%v, %v", m, err)
 	}
-	r.queued(1)
+	r.awaitQueued(1)
 	leave()
 	client.Wait()
 }
 
-// exchangeTo has an exchange over gRPC answered as far as the ticket for the relay.
-func exchangeTo(t testing.TB, client pb.ExternalProcessorClient) (exchange pb.ExternalProcessor_ProcessClient, ticket string) {
+// exchangeTo drives an exchange over gRPC to the answer that carries the relay's token.
+func exchangeTo(t testing.TB, client pb.ExternalProcessorClient) (exchange pb.ExternalProcessor_ProcessClient, token string) {
 	t.Helper()
 	exchange, err := client.Process(t.Context())
 	if err != nil {
