@@ -63,8 +63,8 @@ func (r *relayed) handOff() (e *envoy, token string) {
 	return e, token
 }
 
-// sendToRelay sends the request to the relay as Envoy does. It returns the status of the answer, and 0 if
-// the client (ctx) has left before an answer.
+// sendToRelay sends the request to the relay as Envoy does. It returns the status of the answer,
+// and 0 if the client (ctx) has left before an answer.
 func (r *relayed) sendToRelay(ctx context.Context, token string) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.socket.URL+"/v1/chat/completions", strings.NewReader(managedBody))
 	if err != nil {

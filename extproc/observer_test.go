@@ -79,8 +79,8 @@ func prefillServer(t *testing.T) *Server {
 	return s
 }
 
-// newFullPrefill returns a server whose replicas may have one request in prefill each. Both replicas
-// have one, and a third request waits.
+// newFullPrefill returns a server whose replicas may have one request in prefill each. Both
+// replicas have one, and a third request waits.
 func newFullPrefill(t *testing.T) (s *Server, running []*envoy, waiting *envoy) {
 	s = prefillServer(t)
 	for _, id := range []string{"e-1", "e-2"} {
