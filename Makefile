@@ -3,9 +3,10 @@
 
 # RACE= runs the tests without the race detector, which needs a C compiler.
 RACE ?= -race
-# Tests through real Envoys and whole gateways measure time, so they run without the race detector.
-E2E = $(shell go list ./... | grep /tests/e2e)
-UNIT = $(shell go list ./... | grep -v /tests/e2e)
+# Tests through real Envoys and whole gateways measure time, so they run without the race detector. Their packages run one after another
+# (-p 1): the tests of one package already run side by side.
+E2E = $(shell go list ./... | grep /tests/e2e/)
+UNIT = $(shell go list ./... | grep -v /tests/e2e/)
 # FUZZTIME is for each fuzz target.
 FUZZTIME ?= 20s
 BENCHTIME ?= 1s
@@ -29,12 +30,12 @@ run: envoy build
 # test is everything, with a real Envoy, a real llama.cpp, the official clients and a real browser.
 test: tools vet
 	go test $(RACE) -vet=off -timeout 10m $(UNIT)
-	go test -vet=off -count=1 -timeout 20m $(E2E)
+	go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
 
 # test-vllm starts a real vLLM on the CPU. It is no part of test: it fetches a gigabyte and takes minutes.
 test-vllm: tools
 	@scripts/vllm.sh
-	go test -tags vllm -run VLLM -count=1 -timeout 30m ./tests/e2e
+	go test -tags vllm -run VLLM -count=1 -timeout 30m ./tests/e2e/engines
 
 vet:
 	go vet ./...
@@ -51,7 +52,7 @@ bench: envoy build
 RUNS ?= 10000
 soak: tools
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/relay
-	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e
+	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e/streams
 
 # fuzz gives every fuzz target its time.
 fuzz:

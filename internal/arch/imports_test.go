@@ -67,7 +67,15 @@ var allowed = map[string]string{
 	"api/llm/v1":           "",
 	"examples/grpc/client": "api/llm/v1",
 	"internal/arch":        "",
-	"tests/e2e":            "*",
+	"tests/e2e/admission":  "",
+	"tests/e2e/clients":    "",
+	"tests/e2e/engines":    "",
+	"tests/e2e/kubernetes": "",
+	"tests/e2e/lifecycle":  "",
+	"tests/e2e/nodes":      "",
+	"tests/e2e/routing":    "",
+	"tests/e2e/streams":    "",
+	"tests/e2e/harness":    "authz internal/testutil",
 	"internal/bench":       "*",
 }
 
@@ -79,8 +87,8 @@ var confined = map[string]string{
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",
 	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers",
-	"github.com/coder/websocket":             "internal/relay/realtime tests/e2e xds",
-	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e",
+	"github.com/coder/websocket":             "internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/streams xds",
+	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
 }
 
 func TestImports(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // hierarchy returns the root of a cgroup version 2 hierarchy in which the test may make cgroups. It
@@ -39,7 +41,7 @@ func TestBornInItsCgroup(t *testing.T) {
 		t.Skipf("no cgroup can be made: %v", err)
 	}
 	t.Cleanup(func() {
-		eventually(t, "its cgroup is empty", func() bool { return os.Remove(group) == nil })
+		testutil.Eventually(t, "its cgroup is empty", func() bool { return os.Remove(group) == nil })
 	})
 	file := filepath.Join(t.TempDir(), "pid")
 	s := script("born", fmt.Sprintf(`cat /proc/self/cgroup; setsid sh -c 'echo $$ >%s; exec sleep 1000' & wait`, file))
@@ -61,7 +63,7 @@ func TestBornInItsCgroup(t *testing.T) {
 		t.Errorf("records: %+v", d.Records())
 	}
 	// While the child executes sleep(1), the kernel shows an empty environment for a moment.
-	eventually(t, "the directory owns the child", func() bool { return d.Owns(child) })
+	testutil.Eventually(t, "the directory owns the child", func() bool { return d.Owns(child) })
 	if !d.Owns(os.Getpid()) || d.Owns(1) {
 		t.Errorf("Owns: this process %v, want true; process 1 %v, want false", d.Owns(os.Getpid()), d.Owns(1))
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // pids reads the recorded pids by name, without claiming the directory.
@@ -140,7 +142,7 @@ func TestWorkersOfAnAdoptedProcessEndWithIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait(t, p)
-	eventually(t, "the worker ends with its leader", func() bool { return !running(worker) })
+	testutil.Eventually(t, "the worker ends with its leader", func() bool { return !running(worker) })
 }
 
 func TestReusedPIDIsNotTouched(t *testing.T) {
@@ -211,7 +213,7 @@ func TestGuardEndsWhatNobodyClaims(t *testing.T) {
 	}
 	guard := awaitGuard(t, path)
 	kill9(gateway)
-	eventually(t, "everything is ended, the guard last", func() bool { return !running(guard) })
+	testutil.Eventually(t, "everything is ended, the guard last", func() bool { return !running(guard) })
 	if len(all) != 4 || guard == 0 {
 		t.Fatalf("the test has lost track: processes %v, guard %d", all, guard)
 	}
@@ -232,7 +234,7 @@ func TestGuardLeavesWhatIsClaimedInTime(t *testing.T) {
 	gateway := startGateway(t, gatewayPlan{Dir: path, Grace: grace, Start: []Spec{sleeper("a")}})
 	guard := awaitGuard(t, path)
 	kill9(gateway)
-	eventually(t, "the guard notices", func() bool {
+	testutil.Eventually(t, "the guard notices", func() bool {
 		log, _ := os.ReadFile(filepath.Join(path, "guard.log"))
 		return strings.Contains(string(log), "state directory unclaimed")
 	})
@@ -255,7 +257,7 @@ func TestGuardLeavesWhatIsClaimedInTime(t *testing.T) {
 	if err := d.Release(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the guard ends after a clean stop", func() bool { return !running(guard) })
+	testutil.Eventually(t, "the guard ends after a clean stop", func() bool { return !running(guard) })
 }
 
 func TestStoppedGatewayKeepsItsProcesses(t *testing.T) {
@@ -272,7 +274,7 @@ func TestStoppedGatewayKeepsItsProcesses(t *testing.T) {
 		t.Error("the guard ended the processes of a gateway that is only stopped")
 	}
 	kill9(gateway)
-	eventually(t, "the guard ends them after its death", func() bool { return !running(pid) })
+	testutil.Eventually(t, "the guard ends them after its death", func() bool { return !running(pid) })
 }
 
 func TestGuardIsReplaced(t *testing.T) {
@@ -292,7 +294,7 @@ func TestGuardIsReplaced(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "there is another guard", func() bool {
+	testutil.Eventually(t, "there is another guard", func() bool {
 		now := guardPID(d.Path())
 		return now != 0 && now != first
 	})
@@ -379,5 +381,5 @@ func TestGuardOfARemovedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill9(gateway)
-	eventually(t, "process and guard end", func() bool { return !running(pid) && !running(guard) })
+	testutil.Eventually(t, "process and guard end", func() bool { return !running(pid) && !running(guard) })
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestStartedProcessIsIndependent(t *testing.T) {
@@ -49,7 +51,7 @@ func onlyDescriptors(t *testing.T, pid int, want map[string]string) {
 			t.Logf("descriptors (-want +got):\n%s", diff)
 		}
 	}()
-	eventually(t, "only the intended descriptors are open", func() bool {
+	testutil.Eventually(t, "only the intended descriptors are open", func() bool {
 		folder := fmt.Sprintf("/proc/%d/fd", pid)
 		names, err := listDirectory(folder)
 		if err != nil {
@@ -300,7 +302,7 @@ func TestStopWaitsForGrace(t *testing.T) {
 		t.Errorf("ExitReason = %q, want a proper end", got)
 	}
 	stopped := start(t, d, script("stopped", `kill -STOP $$`))
-	eventually(t, "it has stopped itself", func() bool {
+	testutil.Eventually(t, "it has stopped itself", func() bool {
 		s, _ := readStat(stopped.PID())
 		return s.state == 'T'
 	})
@@ -311,7 +313,7 @@ func TestStopWaitsForGrace(t *testing.T) {
 		t.Errorf("ExitReason = %q, want a stopped process to see its SIGTERM", got)
 	}
 	stubborn := start(t, d, script("stubborn", `trap '' TERM; echo up; while :; do sleep 0.05; done`))
-	eventually(t, "it is up", func() bool { return len(stubborn.Tail(1)) == 1 })
+	testutil.Eventually(t, "it is up", func() bool { return len(stubborn.Tail(1)) == 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := stubborn.Stop(ctx, time.Hour); err != nil {
@@ -332,7 +334,7 @@ func TestGroupEndsWithItsLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait(t, p)
-	eventually(t, "the worker ends with its leader", func() bool { return !running(child) })
+	testutil.Eventually(t, "the worker ends with its leader", func() bool { return !running(child) })
 	if got := d.Records(); len(got) != 0 {
 		t.Errorf("a record is left: %v", got)
 	}

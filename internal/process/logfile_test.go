@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // lines returns about size bytes of numbered lines of ten bytes each.
@@ -62,7 +64,7 @@ func TestLogRotationWhileItRuns(t *testing.T) {
 		if _, err := file.WriteString(text + "\n"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "it is in the log", func() bool {
+		testutil.Eventually(t, "it is in the log", func() bool {
 			got := p.Tail(1)
 			return len(got) == 1 && got[0] == text
 		})

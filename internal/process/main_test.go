@@ -18,6 +18,8 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // roleKey is the environment variable that makes the test binary play another part, see TestMain.
@@ -146,7 +148,7 @@ func stateDir(t *testing.T) string {
 		if err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the guard ends", func() bool { return guardPID(path) == 0 })
+		testutil.Eventually(t, "the guard ends", func() bool { return guardPID(path) == 0 })
 	})
 	return path
 }
@@ -183,15 +185,6 @@ func script(name, text string) Spec { return Spec{Name: name, Command: []string{
 
 func sleeper(name string) Spec { return Spec{Name: name, Command: []string{"sleep", "1000"}} }
 
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come true in %v: %s", testTimeout, what)
-		}
-	}
-}
-
 func running(pid int) bool {
 	s, ok := readStat(pid)
 	return ok && !s.dead()
@@ -212,7 +205,7 @@ func guardPID(dir string) int {
 // awaitGuard waits until the guard has written its pid.
 func awaitGuard(t *testing.T, dir string) (pid int) {
 	t.Helper()
-	eventually(t, "there is a guard", func() bool {
+	testutil.Eventually(t, "there is a guard", func() bool {
 		pid = guardPID(dir)
 		return pid != 0
 	})
@@ -222,7 +215,7 @@ func awaitGuard(t *testing.T, dir string) (pid int) {
 // pidFile waits for a script to write a pid.
 func pidFile(t *testing.T, path string) (pid int) {
 	t.Helper()
-	eventually(t, "a pid in "+filepath.Base(path), func() bool {
+	testutil.Eventually(t, "a pid in "+filepath.Base(path), func() bool {
 		data, err := os.ReadFile(path)
 		if err != nil || !strings.HasSuffix(string(data), "\n") {
 			return false

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestTimeOnTheWire follows one stream through the whole engine. The headers come at once, the
@@ -128,7 +130,7 @@ func TestRequestsReportTheBody(t *testing.T) {
 	for _, b := range []string{`{"input":"forgotten"}`, body, `{`} {
 		s.post("/v1/embeddings?a=b", b, "X-Sluice-Test", "1", "Cookie", "secret", "Traceparent", "00-1")
 	}
-	waitFor(t, "all are over", func() bool {
+	testutil.Eventually(t, "all are over", func() bool {
 		list, _ := s.engine.requestLog.all()
 		return !slices.ContainsFunc(list, func(r RecordedRequest) bool { return r.Outcome == "running" })
 	})
@@ -178,18 +180,18 @@ func TestClientDisconnects(t *testing.T) {
 				r.Body.Close()
 			}
 		}()
-		waitFor(t, "one more request", state(1, i))
+		testutil.Eventually(t, "one more request", state(1, i))
 	}
 	start := time.Now()
 	if _, body := s.get("/sim/state"); !strings.HasPrefix(body, `{"running":1,"waiting":2,"loaded":true`) {
 		t.Errorf("state: %s", body)
 	}
 	leave[1]()
-	waitFor(t, "the queue is shorter", state(1, 1))
+	testutil.Eventually(t, "the queue is shorter", state(1, 1))
 	leave[0]()
-	waitFor(t, "the next is running", state(1, 0))
+	testutil.Eventually(t, "the next is running", state(1, 0))
 	leave[2]()
-	waitFor(t, "all have left", state(0, 0))
+	testutil.Eventually(t, "all have left", state(0, 0))
 	if took := time.Since(start); took > time.Second { // a few milliseconds on an idle machine
 		t.Errorf("the slots were free after %v", took)
 	}
@@ -222,7 +224,7 @@ func TestBlockedWriteHoldsNoSlot(t *testing.T) {
 		t.Errorf("%d running", got)
 	}
 	cancel()
-	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	testutil.Eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 	close(w.release)
 	<-over
 }

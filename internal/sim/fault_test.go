@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestParseFault(t *testing.T) {
@@ -219,9 +221,9 @@ func TestHangAndStallEndOnDisconnect(t *testing.T) {
 			events, _ := readEvents(r.Body)
 			over <- len(events)
 		}()
-		waitFor(t, "the request is there", func() bool { return s.lastOutcome() == "running" })
+		testutil.Eventually(t, "the request is there", func() bool { return s.lastOutcome() == "running" })
 		if fault != "hang" {
-			waitFor(t, "it stalls", func() bool { return s.engine.State().Running == 0 })
+			testutil.Eventually(t, "it stalls", func() bool { return s.engine.State().Running == 0 })
 		}
 		select {
 		case n := <-over:
@@ -232,7 +234,7 @@ func TestHangAndStallEndOnDisconnect(t *testing.T) {
 				t.Errorf("%s: %d events", fault, n)
 			}
 		}
-		waitFor(t, "the engine saw it leave", func() bool { return s.lastOutcome() == "client left" })
+		testutil.Eventually(t, "the engine saw it leave", func() bool { return s.lastOutcome() == "client left" })
 		s.engine.requestLog.clear()
 		cancel()
 	}

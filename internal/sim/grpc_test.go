@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // runEngine serves an engine with Run until the end of the test.
@@ -219,7 +220,7 @@ func TestGRPCCancelFreesTheSlot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "the engine has the request", func() bool {
+		testutil.Eventually(t, "the engine has the request", func() bool {
 			seen, _ := e.requestLog.all()
 			return len(seen) > 0 && seen[len(seen)-1].Outcome == "running" && (fault == "hang" || e.State().Running == 1)
 		})
@@ -230,7 +231,7 @@ func TestGRPCCancelFreesTheSlot(t *testing.T) {
 		if status.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
-		waitFor(t, "the slot is free", func() bool {
+		testutil.Eventually(t, "the slot is free", func() bool {
 			seen, _ := e.requestLog.all()
 			return e.State().Running == 0 && seen[len(seen)-1].Outcome == "client left"
 		})
@@ -250,7 +251,7 @@ func TestGRPCCutFreesTheSlot(t *testing.T) {
 	if _, err := readChunks(withFault(t.Context(), "cut=0"), client, &llmv1.StartRequest{Messages: []string{"hello"}}); status.Code(err) != codes.Internal {
 		t.Error(err)
 	}
-	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	testutil.Eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 func TestGRPCDeadline(t *testing.T) {
@@ -261,7 +262,7 @@ func TestGRPCDeadline(t *testing.T) {
 	if status.Code(err) != codes.DeadlineExceeded || len(list) != 1 {
 		t.Errorf("%d chunks, then %v", len(list), err)
 	}
-	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	testutil.Eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 // TestGRPCDeadlineOfTheEngine checks that the engine ends a call at its deadline, with a client
@@ -289,7 +290,7 @@ func TestGRPCDeadlineOfTheEngine(t *testing.T) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil || r.Trailer.Get("Grpc-Status") != "4" {
 		t.Errorf("%v, trailers %v", err, r.Trailer)
 	}
-	waitFor(t, "the slot is free", func() bool { return e.State().Running == 0 })
+	testutil.Eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 
 func TestGRPCTimeoutMillis(t *testing.T) {
@@ -303,7 +304,7 @@ func TestGRPCTimeoutMillis(t *testing.T) {
 	if status.Code(err) != codes.DeadlineExceeded {
 		t.Error(err)
 	}
-	waitFor(t, "the slots are free", func() bool { return e.State().Running+e2.State().Running == 0 })
+	testutil.Eventually(t, "the slots are free", func() bool { return e.State().Running+e2.State().Running == 0 })
 }
 
 func TestGRPCTimeoutHeader(t *testing.T) {

@@ -140,16 +140,6 @@ func lookup(v any, path ...any) any {
 	return v
 }
 
-// waitFor waits for a condition, up to ten seconds.
-func waitFor(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 10s: %s", what)
-		}
-	}
-}
-
 // chatBody returns a chat request with one user message. more is further JSON members, with a
 // leading comma.
 func chatBody(said, more string) string {

@@ -2,10 +2,23 @@
 package testutil
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
+)
+
+const (
+	// Patience is how long Eventually waits. It is long, because it only ends a test that fails, on
+	// a machine that may be busy.
+	Patience = 90 * time.Second
+
+	// firstPollInterval is how long Eventually sleeps after the first check of the condition. Each
+	// later sleep is twice as long as the one before, up to maxPollInterval.
+	firstPollInterval = time.Millisecond
+	maxPollInterval   = 20 * time.Millisecond
 )
 
 // Root returns the path of the repository's root directory.
@@ -24,13 +37,20 @@ func Tool(t testing.TB, name string) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	message := path + " is missing: run `make tools`"
+	Missing(t, path)
+	return path
+}
+
+// Missing skips the test because a tool is missing. With the environment variable CI=true it fails
+// the test instead.
+func Missing(t testing.TB, tool string) {
+	t.Helper()
+	message := tool + " is missing: run `make tools`"
 	if inCI() {
 		t.Fatal(message)
 	} else {
 		t.Skip(message)
 	}
-	return path
 }
 
 // inCI tells whether the environment variable CI says that this is a run of the continuous
@@ -38,4 +58,36 @@ func Tool(t testing.TB, name string) string {
 func inCI() bool {
 	ci := os.Getenv("CI")
 	return ci != "" && ci != "false" && ci != "0"
+}
+
+// Eventually waits until ok returns true. It fails the test, naming what it waited for, if that
+// does not happen within Patience.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	EventuallyNil(t, what, func() error {
+		if !ok() {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// errNotYet says that a condition of Eventually does not hold.
+var errNotYet = errors.New("the condition does not hold")
+
+// EventuallyNil waits until ok returns nil. It fails the test with the last error if that does not
+// happen within Patience.
+func EventuallyNil(t testing.TB, what string, ok func() error) {
+	t.Helper()
+	deadline := time.Now().Add(Patience)
+	for interval := firstPollInterval; ; interval = min(2*interval, maxPollInterval) {
+		err := ok()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, Patience, err)
+		}
+		time.Sleep(interval)
+	}
 }

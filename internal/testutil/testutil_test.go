@@ -34,3 +34,15 @@ func TestAMissingToolFailsOnlyInCI(t *testing.T) {
 		}
 	}
 }
+
+// TestEventually checks that Eventually returns as soon as its condition holds.
+func TestEventually(t *testing.T) {
+	checks := 0
+	Eventually(t, "the third check", func() bool {
+		checks++
+		return checks == 3
+	})
+	if checks != 3 {
+		t.Errorf("the condition was checked %d times, want 3", checks)
+	}
+}

@@ -1,0 +1,320 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// slowEngine is an engine that takes its time and counts how many requests it has at once.
+type slowEngine struct {
+	url                    string
+	running, most, started atomic.Int64
+}
+
+func startSlowEngine(t *testing.T, takes time.Duration) *slowEngine {
+	s := new(slowEngine)
+	s.url = harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "m") {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		n := s.running.Add(1)
+		defer s.running.Add(-1)
+		s.started.Add(1)
+		for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
+		}
+		select {
+		case <-time.After(takes):
+			io.WriteString(w, `{"choices":[{"text":"ok"}]}`)
+		case <-r.Context().Done():
+		}
+	})
+	return s
+}
+
+// sharedConfig is the configuration of gateways that share a Redis and one model.
+func sharedConfig(redis, upstream string, limit int) string {
+	return fmt.Sprintf(`
+redis: %s
+models:
+  - {name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 1000, max_concurrent_requests: %d}}
+`, redis, upstream, limit)
+}
+
+func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
+	t.Parallel()
+	const limit, callers = 20, 600
+	up := startSlowEngine(t, 50*time.Millisecond)
+	redis := redistest.Start(t)
+	var gateways []*harness.Gateway
+	for range 3 {
+		gateways = append(gateways, harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit)))
+	}
+	for _, g := range gateways {
+		g.AwaitSharedState(true, 3)
+	}
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			a, err := gateways[i%3].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`)
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	all.Wait()
+	if most := up.most.Load(); most != limit {
+		t.Errorf("%d requests at once over three gateways, want exactly %d", most, limit)
+	}
+	for _, g := range gateways {
+		g.AwaitIdle("m")
+	}
+	t.Run("a limit is changed for all", func(t *testing.T) {
+		if a := patchLimits(gateways[0], "/api/v1/models/m/limits", `{"max_concurrent_requests": 5}`); a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+		round := func() error {
+			up.most.Store(0)
+			for i := range 60 {
+				all.Go(func() { gateways[i%3].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`) })
+			}
+			all.Wait()
+			if most := up.most.Load(); most != 5 {
+				return fmt.Errorf("%d at once after the limit was patched to 5 at one of three gateways", most)
+			}
+			return nil
+		}
+		harness.Eventually(t, "the others have heard of it", round)
+		if err := round(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("any gateway ends a task", func(t *testing.T) {
+		task := admitTask(gateways[0], `{"estimated_tokens": 10, "request_id": "one"}`)
+		if again := scheduleTask(gateways[1], `{"estimated_tokens": 10, "request_id": "one"}`); again.Task != task.Task {
+			t.Errorf("a retry at another gateway got %+v, want %+v", again, task)
+		}
+		if a := completeTask(gateways[2], task.Task); a.StatusCode != 200 {
+			t.Error(a)
+		}
+		if a := completeTask(gateways[0], task.Task); a.StatusCode != 404 {
+			t.Error(a)
+		}
+	})
+}
+
+func TestE2E_W5_ARedisThatStopsCostsNoRequest(t *testing.T) {
+	t.Parallel()
+	const limit = 10
+	up := startSlowEngine(t, 20*time.Millisecond)
+	redis := redistest.Start(t)
+	a, b := harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit)), harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit))
+	gateways := []*harness.Gateway{a, b}
+	for _, g := range gateways {
+		g.AwaitSharedState(true, 2)
+	}
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	var failed atomic.Int64
+	for i := range 40 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if r, err := gateways[i%2].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`); err != nil || r.StatusCode != 200 {
+					failed.Add(1)
+					t.Errorf("%v %v", r, err)
+					return
+				}
+			}
+		})
+	}
+	goOn := func() {
+		t.Helper()
+		from := up.started.Load()
+		harness.Eventually(t, "requests go on", func() error {
+			if n := up.started.Load() - from; n < 100 && failed.Load() == 0 {
+				return fmt.Errorf("%d since", n)
+			}
+			return nil
+		})
+	}
+	for _, outage := range []struct {
+		name       string
+		begin, end func()
+	}{
+		{"stopped", redis.Pause, redis.Resume},
+		{"restarted empty", redis.Kill, redis.Restart},
+	} {
+		goOn()
+		outage.begin()
+		for _, g := range gateways {
+			g.AwaitSharedState(false, 0)
+		}
+		goOn()
+		outage.end()
+		for _, g := range gateways {
+			g.AwaitSharedState(true, 2)
+		}
+		goOn()
+		if most := up.most.Load(); most > limit {
+			t.Errorf("%s: %d at once, the limit is %d", outage.name, most, limit)
+		}
+	}
+	close(stop)
+	callers.Wait()
+	for _, g := range gateways {
+		g.AwaitIdle("m")
+	}
+}
+
+func TestE2E_W6_LeasesOfStreamsOutliveTheirGateway(t *testing.T) {
+	t.Parallel()
+	up := harness.StartHeldUpstream(t)
+	redis := redistest.Start(t)
+	a, b := harness.Start(t, sharedConfig(redistest.URL(redis), up.URL, 3)), harness.Start(t, sharedConfig(redistest.URL(redis), up.URL, 3))
+	a.AwaitSharedState(true, 2)
+	ask := func(g *harness.Gateway) {
+		r, err := g.Open(context.Background(), "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+	}
+	var streams sync.WaitGroup
+	for range 2 {
+		streams.Go(func() { ask(a) })
+	}
+	running := func(n int64) {
+		t.Helper()
+		harness.Eventually(t, fmt.Sprint(n, " at the engine"), func() error {
+			if got := up.Running.Load(); got != n {
+				return fmt.Errorf("%d", got)
+			}
+			return nil
+		})
+	}
+	running(2)
+	a.Kill() // its streams run on, and count
+	for range 2 {
+		streams.Go(func() { ask(b) })
+	}
+	running(3)
+	b.AwaitQueued("m", 1)
+	a.Launch()
+	a.AwaitReady()
+	harness.Eventually(t, "the gateway that is back knows its streams", func() error {
+		if m := a.Model("m"); m.InFlight != 2 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	if n := up.Most.Load(); n != 3 {
+		t.Errorf("%d at once, the limit is 3", n)
+	}
+	// Their end is heard of at once, long before their leases would end by themselves.
+	for range 4 {
+		up.Release <- struct{}{}
+	}
+	done := make(chan struct{})
+	go func() {
+		streams.Wait()
+		close(done)
+	}()
+	harness.Eventually(t, "all streams end", func() error {
+		select {
+		case <-done:
+			return nil
+		default:
+			return errors.New("some still run or wait")
+		}
+	})
+	for _, g := range []*harness.Gateway{a, b} {
+		g.AwaitIdle("m")
+	}
+	for range 3 { // all three places are free again
+		streams.Go(func() { ask(a) })
+	}
+	running(3)
+	for range 3 {
+		up.Release <- struct{}{}
+	}
+	streams.Wait()
+}
+
+func TestE2E_T2_AReplicaThatIsFullForOneGatewayIsFullForAll(t *testing.T) {
+	t.Parallel()
+	one, two := harness.StartHeldUpstream(t), harness.StartHeldUpstream(t)
+	redis := redistest.Start(t)
+	config := fmt.Sprintf(`
+redis: %s
+models:
+  - {name: m, launcher: upstream, upstreams: [%s, %s], admission: {max_per_replica: 2}}
+`, redistest.URL(redis), one.URL, two.URL)
+	gateways := []*harness.Gateway{harness.Start(t, config), harness.Start(t, config)}
+	for _, g := range gateways {
+		g.AwaitSharedState(true, 2)
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	var streams sync.WaitGroup
+	ask := func(g *harness.Gateway) {
+		streams.Go(func() {
+			if r, err := g.Open(ctx, "/v1/completions", `{"model":"m","prompt":"the same","stream":true}`); err == nil {
+				io.Copy(io.Discard, r.Body)
+				r.Body.Close()
+			}
+		})
+	}
+	// Four slots on two servers. One prompt means one server at first; the second gateway has not
+	// seen that the first has filled it.
+	for range 2 {
+		ask(gateways[0])
+	}
+	harness.Eventually(t, "one server is full", func() error {
+		if n := one.Running.Load() + two.Running.Load(); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	for range 2 {
+		ask(gateways[1])
+	}
+	full := func() {
+		t.Helper()
+		harness.Eventually(t, "all four slots are taken", func() error {
+			if a, b := one.Running.Load(), two.Running.Load(); a != 2 || b != 2 {
+				return fmt.Errorf("%d and %d", a, b)
+			}
+			return nil
+		})
+	}
+	full()
+	for _, g := range gateways {
+		ask(g)
+	}
+	one.Release <- struct{}{} // the next one that waits takes the slot, wherever it waits
+	full()
+	if a, b := one.Most.Load(), two.Most.Load(); a != 2 || b != 2 {
+		t.Errorf("%d and %d at once, two may be", a, b)
+	}
+	leave()
+	streams.Wait()
+	for _, g := range gateways {
+		g.AwaitIdle("m")
+	}
+}

@@ -1,0 +1,348 @@
+package engines
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// tinyModels makes the models of random weights: tiny.gguf, and rank.gguf that reranks.
+func tinyModels(t *testing.T) string {
+	t.Helper()
+	testutil.Tool(t, "llama-server") // found by PATH
+	folder := t.TempDir()
+	for _, arguments := range [][]string{{"tiny.gguf"}, {"rank.gguf", "rerank"}} {
+		arguments[0] = filepath.Join(folder, arguments[0])
+		generator := append([]string{filepath.Join(testutil.Root(), "tests/models/tinygguf.py")}, arguments...)
+		if out, err := exec.Command(testutil.Tool(t, "venv/bin/python"), generator...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return folder
+}
+
+// fromZero has one model of each task, and one more for text alone. None of them runs before it is
+// asked.
+func fromZero(models string) string {
+	config := "registries:\n  - {name: local, kind: directory, path: " + models + "}\nmodels:"
+	for _, m := range []struct{ name, task, file, variables string }{
+		{"chat", "text-generation", "tiny.gguf", "parallel: 2, "},
+		{"text", "text-generation", "tiny.gguf", ""},
+		{"embed", "embedding", "tiny.gguf", "pooling: mean, "},
+		{"rank", "rerank", "rank.gguf", ""},
+	} {
+		config += fmt.Sprintf(`
+  - name: %s
+    task: %s
+    engine: llama-cpp
+    source: {registry: local, name: %s}
+    replicas: {min: 0, max: 1}
+    cooldown: 1s
+    variables: {%sctx_size: 2048, threads: 1}
+`, m.name, m.task, m.file, m.variables)
+	}
+	return config
+}
+
+// countServers counts the engines of this gateway that run for a model.
+func countServers(g *harness.Gateway, model string) int {
+	n := 0
+	for _, command := range g.Processes() {
+		if strings.Contains(command, "llama-server ") && strings.Contains(command, " --alias "+model+" ") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest: a real engine for each task begins with the first
+// request, answers it, and is gone when nobody has asked for a while.
+func TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, fromZero(tinyModels(t)))
+	for _, tt := range []struct {
+		what, model string
+		ask         func(*harness.Gateway) error
+	}{
+		{"a chat", "chat", askChat},
+		{"a streamed chat", "chat", askStream},
+		{"a completion", "text", askCompletion},
+		{"embeddings", "embed", askEmbeddings},
+		{"reranking", "rank", askRerank},
+	} {
+		if n := countServers(g, tt.model); n != 0 {
+			t.Fatalf("%s: %d engines run and nobody has asked", tt.what, n)
+		}
+		if err := tt.ask(g); err != nil {
+			t.Errorf("%s: %v", tt.what, err)
+		}
+		if n := countServers(g, tt.model); n != 1 {
+			t.Errorf("%s: %d engines run after it", tt.what, n)
+		}
+		g.AwaitReplicas(tt.model, 0)
+		if n := countServers(g, tt.model); n != 0 {
+			t.Errorf("%s: %d engines run although nobody has asked for long", tt.what, n)
+		}
+	}
+	// Once more by the official client, which asks for embeddings in base64 and reads streams
+	// strictly.
+	harness.RunScript(t, []string{testutil.Tool(t, "venv/bin/python"), filepath.Join(testutil.Root(), "tests/clients/chat.py")}, map[string]string{
+		"BASE_URL": g.URL + "/v1", "MODEL": "chat", "EMBED_MODEL": "embed",
+		// The engine's responses do not satisfy the client, a template without tools calls none,
+		// and nothing transcribes.
+		"SKIP": "responses,streamed tool call,transcription",
+	})
+	for _, model := range []string{"chat", "embed"} {
+		g.AwaitReplicas(model, 0)
+	}
+}
+
+// usage is what an engine says a request took.
+type usage struct {
+	Prompt     int `json:"prompt_tokens"`
+	Completion int `json:"completion_tokens"`
+	Total      int `json:"total_tokens"`
+}
+
+// is says what is wrong when the usage is not so many tokens read and written.
+func (u usage) is(prompt, completion int) error {
+	if want := (usage{prompt, completion, prompt + completion}); u != want {
+		return fmt.Errorf("usage %+v, want %+v", u, want)
+	}
+	return nil
+}
+
+// ask posts the body and reads the answer into the value given, which must have come from an
+// engine.
+func ask(g *harness.Gateway, path, body string, into any) error {
+	a, err := g.TryPost(context.Background(), path, body)
+	if err != nil {
+		return err
+	}
+	if a.StatusCode != 200 || a.Header.Get("X-Sluice-Source") != "engine" {
+		return fmt.Errorf("from %q: %s", a.Header.Get("X-Sluice-Source"), a)
+	}
+	if err := json.Unmarshal(a.Content, into); err != nil {
+		return fmt.Errorf("%w: %s", err, a)
+	}
+	return nil
+}
+
+// askChat: the prompt of the chat is a token for the beginning, one for each role, and one for each
+// byte.
+func askChat(g *harness.Gateway) error {
+	var reply struct {
+		Choices []struct {
+			Message      struct{ Content string }
+			FinishReason string `json:"finish_reason"`
+		}
+		Usage usage
+	}
+	if err := ask(g, "/v1/chat/completions", harness.ChatBody("chat", false, 12, "hello"), &reply); err != nil {
+		return err
+	}
+	if len(reply.Choices) != 1 || reply.Choices[0].Message.Content == "" || reply.Choices[0].FinishReason != "length" {
+		return fmt.Errorf("%+v", reply)
+	}
+	return reply.Usage.is(3+len("hello"), 12)
+}
+
+func askStream(g *harness.Gateway) error {
+	body := strings.Replace(harness.ChatBody("chat", true, 12, "hello"), "{", `{"stream_options":{"include_usage":true},`, 1)
+	a, err := g.TryPost(context.Background(), "/v1/chat/completions", body)
+	if err != nil {
+		return err
+	}
+	if err := harness.CheckWholeStream(a.Content); err != nil {
+		return fmt.Errorf("%w: %s", err, a)
+	}
+	said, took, err := readStream(a.Content)
+	if err != nil || said == "" {
+		return fmt.Errorf("said %q: %w", said, err)
+	}
+	return took.is(3+len("hello"), 12)
+}
+
+// readStream returns the text and the usage of a streamed chat.
+func readStream(body []byte) (string, usage, error) {
+	var text strings.Builder
+	var last usage
+	for line := range strings.Lines(string(body)) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if !ok || data == "[DONE]" {
+			continue
+		}
+		var chunk struct {
+			Choices []struct{ Delta struct{ Content string } }
+			Usage   *usage
+		}
+		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
+			return "", last, fmt.Errorf("%w: %s", err, data)
+		}
+		for _, choice := range chunk.Choices {
+			text.WriteString(choice.Delta.Content)
+		}
+		if chunk.Usage != nil {
+			last = *chunk.Usage
+		}
+	}
+	return text.String(), last, nil
+}
+
+func askCompletion(g *harness.Gateway) error {
+	var reply struct {
+		Choices []struct{ Text string }
+		Usage   usage
+	}
+	if err := ask(g, "/v1/completions", `{"model":"text","prompt":"once","max_tokens":7}`, &reply); err != nil {
+		return err
+	}
+	if len(reply.Choices) != 1 || len(reply.Choices[0].Text) < 7 { // tokens of one byte, and one of two
+		return fmt.Errorf("%+v", reply)
+	}
+	return reply.Usage.is(1+len("once"), 7)
+}
+
+// askEmbeddings: one vector for each text, as long as the model is wide, of length one, and equal
+// for equal texts only.
+func askEmbeddings(g *harness.Gateway) error {
+	var reply struct {
+		Data []struct {
+			Index     int
+			Embedding []float64
+		}
+		Usage usage
+	}
+	if err := ask(g, "/v1/embeddings", `{"model":"embed","input":["one","another","one"]}`, &reply); err != nil {
+		return err
+	}
+	if len(reply.Data) != 3 || reply.Usage.Prompt < len("oneanotherone") {
+		return fmt.Errorf("%d vectors, usage %+v", len(reply.Data), reply.Usage)
+	}
+	for i, v := range reply.Data {
+		if norm := dotProduct(v.Embedding, v.Embedding); v.Index != i || len(v.Embedding) != 64 || math.Abs(norm-1) > 1e-3 {
+			return fmt.Errorf("vector %d has index %d, %d dimensions, length² %v", i, v.Index, len(v.Embedding), norm)
+		}
+	}
+	one := reply.Data[0].Embedding
+	if same, other := dotProduct(one, reply.Data[2].Embedding), dotProduct(one, reply.Data[1].Embedding); same < 0.999 || other > same-1e-4 {
+		return fmt.Errorf("equal texts are %v alike, others %v", same, other)
+	}
+	return nil
+}
+
+func dotProduct(a, b []float64) float64 {
+	sum := 0.0
+	for i := range min(len(a), len(b)) {
+		sum += a[i] * b[i]
+	}
+	return sum
+}
+
+// askRerank: every document once, best first, and the same scores for the same documents in another
+// order.
+func askRerank(g *harness.Gateway) error {
+	documents := []string{"Envoy is a proxy", "the weather of Lisbon", "a sluice lets water through, or holds it", "x"}
+	first, err := rank(g, documents)
+	if err != nil {
+		return err
+	}
+	backwards := []string{documents[3], documents[2], documents[1], documents[0]}
+	second, err := rank(g, backwards)
+	if err != nil {
+		return err
+	}
+	different := false
+	for i := range documents {
+		if math.Abs(first[i]-second[len(documents)-1-i]) > 1e-4 {
+			return fmt.Errorf("document %d scores %v and %v", i, first, second)
+		}
+		different = different || math.Abs(first[i]-first[0]) > 1e-4
+	}
+	if !different {
+		return errors.New("all documents score alike")
+	}
+	return nil
+}
+
+// rank returns the scores by document.
+func rank(g *harness.Gateway, documents []string) ([]float64, error) {
+	body, err := json.Marshal(map[string]any{"model": "rank", "query": "what is a sluice?", "documents": documents})
+	if err != nil {
+		return nil, err
+	}
+	var reply struct {
+		Results []struct {
+			Index int
+			Score *float64 `json:"relevance_score"`
+		}
+		Usage usage
+	}
+	if err := ask(g, "/v1/rerank", string(body), &reply); err != nil {
+		return nil, err
+	}
+	if len(reply.Results) != len(documents) || reply.Usage.Prompt == 0 {
+		return nil, fmt.Errorf("%d of %d documents, usage %+v", len(reply.Results), len(documents), reply.Usage)
+	}
+	scores, seen, last := make([]float64, len(documents)), map[int]bool{}, math.Inf(1)
+	for _, r := range reply.Results {
+		if r.Index < 0 || r.Index >= len(documents) || seen[r.Index] || r.Score == nil || *r.Score > last || *r.Score <= 0 || *r.Score >= 1 {
+			return nil, fmt.Errorf("not each document once, best first, with a share: %+v", reply.Results)
+		}
+		scores[r.Index], seen[r.Index], last = *r.Score, true, *r.Score
+	}
+	return scores, nil
+}
+
+// TestE2E_N1_N2_N3_T6_RealLlamaServer: a conversation stays with its replica, and more requests
+// than slots wait outside the engines.
+func TestE2E_N1_N2_N3_T6_RealLlamaServer(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+registries:
+  - {name: local, kind: directory, path: `+tinyModels(t)+`}
+models:
+  - name: chat
+    task: text-generation
+    engine: llama-cpp
+    source: {registry: local, name: tiny.gguf}
+    replicas: {min: 2, max: 2}
+    variables: {parallel: 2, ctx_size: 2048, threads: 1}
+    routing: {slow_start: 0s}
+`)
+	if err := askStream(g); err != nil {
+		t.Error(err)
+	}
+	home := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 12, "hello")).Header.Get("X-Sluice-Replica")
+	for range 5 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", true, 12, "hello")); a.Header.Get("X-Sluice-Replica") != home {
+			t.Errorf("at %s after %s: %s", a.Header.Get("X-Sluice-Replica"), home, a.Status)
+		}
+	}
+	// Four slots in all: six requests at once, and nobody waits inside the engine.
+	done := make(chan error, 6)
+	for i := range 6 {
+		go func() {
+			a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", true, 64, fmt.Sprint("text ", i)))
+			if err == nil {
+				err = harness.CheckWholeStream(a.Content)
+			}
+			done <- err
+		}()
+	}
+	for range 6 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	g.AwaitIdle("chat")
+}

@@ -1,0 +1,181 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+)
+
+// AwaitQueued waits until exactly n requests wait for the model.
+func (g *Gateway) AwaitQueued(model string, n int) {
+	g.T.Helper()
+	Eventually(g.T, fmt.Sprint(n, " queued"), func() error {
+		if m := g.Model(model); m.Queued != n {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}
+
+// EnvoyAdmin returns what a GET on Envoy's own admin socket answers.
+func (g *Gateway) EnvoyAdmin(path string) string {
+	g.T.Helper()
+	sockets, _ := filepath.Glob(filepath.Join(g.Dir, "*", "envoy.sock"))
+	if direct := filepath.Join(g.Dir, "envoy.sock"); len(sockets) == 0 {
+		sockets = []string{direct}
+	}
+	unix := &http.Client{Transport: &http.Transport{DialContext: dialUnix(sockets[0]), DisableKeepAlives: true}}
+	req, err := http.NewRequest(http.MethodGet, "http://envoy"+path, nil)
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	return string(g.Do(unix, req).Content)
+}
+
+// Get decodes the JSON answer of a GET on the admin listener. It fails the test if the GET fails.
+func (g *Gateway) Get(path string, into any) {
+	g.T.Helper()
+	if err := g.TryGet(path, into); err != nil {
+		g.T.Fatal(err)
+	}
+}
+
+// TryGet is Get for tests that expect errors: it returns the error.
+func (g *Gateway) TryGet(path string, into any) error {
+	r, err := http.Get(g.Admin + path)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != 200 {
+		return fmt.Errorf("%s: %s", path, r.Status)
+	}
+	return json.NewDecoder(r.Body).Decode(into)
+}
+
+// Replica is what the tests read of a replica in the admin API.
+type Replica struct {
+	ID, Model, State, Address, Reason, Node string
+	PID                                     int
+	InFlight                                int `json:"in_flight"`
+}
+
+// Replicas returns all replicas by their ids.
+func (g *Gateway) Replicas() map[string]Replica {
+	g.T.Helper()
+	var list struct{ Replicas []Replica }
+	g.Get("/api/v1/replicas", &list)
+	all := map[string]Replica{}
+	for _, r := range list.Replicas {
+		all[r.ID] = r
+	}
+	return all
+}
+
+// Model is what the tests read of a model in the admin API.
+type Model struct {
+	Name, State             string
+	Replicas, Ready, Queued int
+	InFlight                int `json:"in_flight"`
+}
+
+// Model returns the model of that name. It returns the zero Model if the gateway has none.
+func (g *Gateway) Model(name string) Model {
+	g.T.Helper()
+	var list struct{ Models []Model }
+	g.Get("/api/v1/models", &list)
+	for _, m := range list.Models {
+		if m.Name == name {
+			return m
+		}
+	}
+	return Model{}
+}
+
+// AwaitIdle waits until no request of the model is in flight or queued.
+func (g *Gateway) AwaitIdle(name string) {
+	g.T.Helper()
+	Eventually(g.T, "idle", func() error {
+		if m := g.Model(name); m.InFlight != 0 || m.Queued != 0 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}
+
+// AdminText returns the body that a GET on the admin listener answers.
+func (g *Gateway) AdminText(path string) string {
+	g.T.Helper()
+	req, err := http.NewRequest(http.MethodGet, g.Admin+path, nil)
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	return string(g.Do(Client, req).Content)
+}
+
+// dialUnix returns a dialer for http.Transport that connects to the Unix socket, whatever the
+// address.
+func dialUnix(path string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+}
+
+// AwaitAdmin waits until the admin listener answers. The gateway need not be ready then.
+func (g *Gateway) AwaitAdmin() {
+	g.T.Helper()
+	Eventually(g.T, "the admin listener answers", func() error { return g.TryGet("/api/v1/status", new(struct{})) })
+}
+
+// AwaitSharedState waits until the gateway reports that Redis is reachable, or not, as up says. If
+// up is true, so many gateways must share the Redis.
+func (g *Gateway) AwaitSharedState(up bool, gateways int) {
+	g.T.Helper()
+	Eventually(g.T, fmt.Sprintf("shared state up: %v", up), func() error {
+		var s struct {
+			Shared struct {
+				Configured, Up bool
+				Mode           string
+				Gateways       int
+			}
+		}
+		if err := g.TryGet("/api/v1/status", &s); err != nil {
+			return err
+		}
+		if !s.Shared.Configured || s.Shared.Up != up || (s.Shared.Mode == "shared") != up || up && s.Shared.Gateways != gateways {
+			return fmt.Errorf("%+v", s.Shared)
+		}
+		return nil
+	})
+}
+
+// Generations returns how many chat requests the simulated replica has received.
+func (g *Gateway) Generations(replica string) int {
+	g.T.Helper()
+	r, err := http.Get("http://" + g.Replicas()[replica].Address + "/sim/requests")
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	return bytes.Count(b, []byte(`"/v1/chat/completions"`))
+}
+
+// AwaitReplicas waits until the model has exactly n replicas, in any state.
+func (g *Gateway) AwaitReplicas(model string, n int) {
+	g.T.Helper()
+	Eventually(g.T, fmt.Sprint(n, " replicas of ", model), func() error {
+		if m := g.Model(model); m.Replicas != n {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,193 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+// RunCommand runs a command of the program to its end and returns its output.
+func (g *Gateway) RunCommand(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, Program(), args...).CombinedOutput()
+	return string(out), err
+}
+
+// Gateway is a `sluice up`, or another command of the program, with the processes that it starts.
+// Start makes a Gateway.
+type Gateway struct {
+	T           *testing.T
+	URL, Admin  string        // Envoy's listener and the admin listener, as http://127.0.0.1:port
+	Dir, Config string        // the state directory, and the path of the configuration
+	Command     []string      // the program's arguments
+	Process     *exec.Cmd     // the process that Launch started last
+	Exited      chan struct{} // closed when Process has exited
+	Log         *os.File      // what the processes print
+}
+
+// Prepare writes the configuration and returns a Gateway that is not started. It adds the listeners
+// and the state directory to the configuration.
+func Prepare(t *testing.T, config string) *Gateway {
+	t.Helper()
+	testutil.Tool(t, "envoy")           // before there is something that has to be stopped
+	dir, err := os.MkdirTemp("", "sl-") // a short path: those of Unix sockets are limited to 108 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	g := &Gateway{T: t, Dir: filepath.Join(dir, "state"), Config: filepath.Join(dir, "sluice.yaml")}
+	g.URL = fmt.Sprint("http://127.0.0.1:", FreePort(t))
+	g.Admin = fmt.Sprint("http://127.0.0.1:", FreePort(t))
+	g.Configure(config)
+	g.Command = []string{"up", "-c", g.Config}
+	if g.Log, err = os.Create(filepath.Join(dir, "sluice.log")); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Start runs `sluice up` with the configuration and waits until it is ready. The gateway is stopped
+// when the test ends.
+func Start(t *testing.T, config string) *Gateway {
+	t.Helper()
+	g := Prepare(t, config)
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	return g
+}
+
+// Configure replaces the configuration. A running gateway applies the new one.
+func (g *Gateway) Configure(config string) {
+	g.T.Helper()
+	text := fmt.Sprintf("listen: %s\nadmin: %s\nstate_dir: %s\n", strings.TrimPrefix(g.URL, "http://"), strings.TrimPrefix(g.Admin, "http://"), g.Dir)
+	if !strings.Contains(config, "\nauth:") {
+		text += "auth: {mode: none}\n"
+	}
+	// The rename replaces the file in one step, as editors and ConfigMaps do. The gateway, which
+	// watches the file, must never read half of it.
+	if err := os.WriteFile(g.Config+".new", []byte(text+config), 0o600); err != nil {
+		g.T.Fatal(err)
+	}
+	if err := os.Rename(g.Config+".new", g.Config); err != nil {
+		g.T.Fatal(err)
+	}
+}
+
+// Launch starts the program with g.Command. It does not wait.
+func (g *Gateway) Launch() {
+	g.T.Helper()
+	g.Process = exec.Command(Program(), g.Command...)
+	g.Process.Stdout, g.Process.Stderr = g.Log, g.Log
+	g.Process.Env = append(os.Environ(), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
+		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))
+	g.Process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := g.Process.Start(); err != nil {
+		g.T.Fatal(err)
+	}
+	g.Exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		cmd.Wait()
+		close(exited)
+	}(g.Process, g.Exited)
+}
+
+// Signal sends a signal to the program, and to none of the processes that it started.
+func (g *Gateway) Signal(s syscall.Signal) {
+	g.T.Helper()
+	if err := g.Process.Process.Signal(s); err != nil {
+		g.T.Fatal(err)
+	}
+}
+
+// Kill kills the program with SIGKILL and waits until it has exited. The processes that it started
+// keep running.
+func (g *Gateway) Kill() {
+	g.T.Helper()
+	g.Signal(syscall.SIGKILL)
+	<-g.Exited
+}
+
+// Stop stops the program and waits until every process that it started has exited. It fails the
+// test if one stays. It logs the logs if the test has failed.
+func (g *Gateway) Stop() {
+	if g.T.Failed() || os.Getenv("SLUICE_E2E_DUMP") != "" {
+		g.dump()
+	}
+	g.Process.Process.Signal(syscall.SIGCONT)
+	g.Process.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-g.Exited:
+	case <-time.After(60 * time.Second):
+		g.T.Error("Sluice did not stop within 60 s")
+		g.Process.Process.Kill()
+		<-g.Exited
+	}
+	g.Log.Close()
+	Eventually(g.T, "nothing of the gateway is left", func() error {
+		if left := g.Processes(); len(left) > 0 {
+			return fmt.Errorf("still running: %v", left)
+		}
+		return nil
+	})
+}
+
+// Processes returns the command lines of the gateway's processes by process id: the program, Envoy,
+// the guard and the replicas.
+func (g *Gateway) Processes() map[int]string { return processesWith(directoryMark + g.Dir) }
+
+// dump logs the end of each log file of the gateway.
+func (g *Gateway) dump() {
+	files, _ := filepath.Glob(filepath.Join(g.Dir, "*", "*.log"))
+	more, _ := filepath.Glob(filepath.Join(g.Dir, "*.log"))
+	for _, file := range append([]string{g.Log.Name()}, append(files, more...)...) {
+		b, _ := os.ReadFile(file)
+		if len(b) > 6000 {
+			b = b[len(b)-6000:]
+		}
+		g.T.Logf("--- %s\n%s", filepath.Base(file), b)
+	}
+}
+
+// LogText returns what the processes have printed so far.
+func (g *Gateway) LogText() string {
+	b, err := os.ReadFile(g.Log.Name())
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	return string(b)
+}
+
+// AwaitReady waits until the gateway is ready. It fails the test if the program exits.
+func (g *Gateway) AwaitReady() {
+	g.T.Helper()
+	Eventually(g.T, "ready", func() error {
+		select {
+		case <-g.Exited:
+			g.dump()
+			g.T.Fatal("Sluice has ended")
+		default:
+		}
+		r, err := http.Get(g.Admin + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		if r.StatusCode != 200 {
+			return fmt.Errorf("%d: %s", r.StatusCode, b)
+		}
+		return nil
+	})
+}

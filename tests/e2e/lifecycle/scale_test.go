@@ -1,0 +1,250 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+const elastic = `
+  - name: %s
+    task: text-generation
+    engine: sim
+    replicas: {min: 0, max: %d}
+    cooldown: %s
+    variables: {prefill_rate: 0, token_interval: %s, batch_slowdown: 0, max_num_seqs: %d}
+`
+
+func TestE2E_P3_FromZeroOnTheFirstRequestAndBackWhenIdle(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "models:"+fmt.Sprintf(elastic, "m", 1, "1s", "0s", 8))
+	sims := func() int {
+		n := 0
+		for _, command := range g.Processes() {
+			if strings.Contains(command, " sim ") {
+				n++
+			}
+		}
+		return n
+	}
+	if n := sims(); n != 0 {
+		t.Fatalf("%d engines run and nobody has asked", n)
+	}
+	for range 2 {
+		for _, stream := range []bool{false, true} {
+			a := g.Post("/v1/chat/completions", harness.ChatBody("m", stream, 5, "Hello"))
+			if a.StatusCode != 200 {
+				t.Fatal(a)
+			}
+		}
+		if n := sims(); n != 1 {
+			t.Errorf("%d engines run after a request", n)
+		}
+		g.AwaitReplicas("m", 0)
+		if n := sims(); n != 0 {
+			t.Errorf("%d engines run although nobody has asked for long", n)
+		}
+	}
+	if list := string(g.Fetch("/v1/models").Content); !strings.Contains(list, `"id":"m"`) {
+		t.Errorf("a model without replicas is not listed: %s", list)
+	}
+}
+
+func TestE2E_P3_NothingIsEndedThatStillStreams(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "models:"+fmt.Sprintf(elastic, "m", 1, "200ms", "20ms", 8))
+	a := g.Post("/v1/chat/completions", harness.ChatBody("m", true, 200, "Hello")) // four seconds: twenty cooldowns
+	if a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	if err := harness.CheckWholeStream(a.Content); err != nil {
+		t.Error(err)
+	}
+	g.AwaitReplicas("m", 0)
+}
+
+func TestE2E_P4_ManyColdRequestsStartEachModelOnce(t *testing.T) {
+	t.Parallel()
+	models := []string{"one", "two", "three"}
+	config := "models:"
+	for _, m := range models {
+		config += fmt.Sprintf(elastic, m, 1, "1m", "0s", 256)
+	}
+	g := harness.Start(t, config)
+	var callers sync.WaitGroup
+	for i := range 210 {
+		callers.Go(func() {
+			a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody(models[i%3], i%2 == 0, 3, fmt.Sprint("question ", i)))
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	callers.Wait()
+	log := g.LogText()
+	for _, m := range models {
+		if n := strings.Count(log, `"replica": "`+m+`-0", "state": "starting"`); n != 1 {
+			t.Errorf("%s was started %d times", m, n)
+		}
+	}
+}
+
+func TestE2E_P4_AModelThatDoesNotStartInTime(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 0, max: 1}
+    cold_start_timeout: 1s
+    variables: {load_time: 1h}
+`)
+	a := g.Post("/v1/chat/completions", harness.ChatBody("m", false, 1, "Hello"))
+	if a.StatusCode != 503 || a.Code() != "cold_start_timeout" || a.Header.Get("Retry-After") == "" {
+		t.Errorf("%s", a)
+	}
+}
+
+// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: a thousand requests come about when the
+// replica goes. Every one is answered, none was tried at a replica that refused it or broke off,
+// and none was answered by a replica that was on its way out when it came.
+func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
+	t.Parallel()
+	const models, tries = 25, 40
+	config := "models:"
+	for m := range models {
+		config += fmt.Sprintf(elastic, fmt.Sprint("m", m), 1, "200ms", "0s", 8)
+	}
+	g := harness.Start(t, config)
+	var callers sync.WaitGroup
+	asked := make([][]time.Time, models) // when each try began and ended, in turn
+	for m := range models {
+		callers.Go(func() {
+			for range tries {
+				time.Sleep(100*time.Millisecond + rand.N(500*time.Millisecond)) // around the cooldown, and the leaving after it
+				began := time.Now()
+				a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody(fmt.Sprint("m", m), false, 2, "Hello"))
+				if err != nil || a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != fmt.Sprintf("m%d-0", m) {
+					t.Errorf("%v %v", a, err)
+					return
+				}
+				asked[m] = append(asked[m], began, time.Now())
+			}
+		})
+	}
+	callers.Wait()
+	for m := range models {
+		g.AwaitReplicas(fmt.Sprint("m", m), 0)
+	}
+	if retries := metricSum(g, "stream_retries_total"); retries != 0 {
+		t.Errorf("%v attempts met a replica that did not serve them", retries)
+	}
+	deletions := 0
+	for m, times := range asked {
+		if len(times) == 0 {
+			continue // its first failed
+		}
+		lives := replicaLives(g, fmt.Sprintf("m%d-0", m), times[0])
+		deletions += len(lives)
+		for i := 0; i+1 < len(times); i += 2 {
+			if !slices.ContainsFunc(lives, func(l replicaLife) bool { return l.ready.Before(times[i+1]) && times[i].Add(-clockStep).Before(l.left) }) {
+				t.Errorf("m%d: a request from %v to %v was served while no replica was ready: %v", m, times[i], times[i+1], lives)
+			}
+		}
+	}
+	t.Logf("%d tries met %d deletions", models*tries, deletions)
+	if deletions < 2*models {
+		t.Error("hardly a replica went: the test has met no deletion")
+	}
+}
+
+// replicaLife is the time in which a replica was to get requests.
+type replicaLife struct{ ready, left time.Time }
+
+// clockStep is how exactly the log tells the time.
+const clockStep = 5 * time.Millisecond
+
+// replicaLives reads from the log when the replica was ready, each time until it began to leave.
+// The log has only the time of the day.
+func replicaLives(g *harness.Gateway, replica string, since time.Time) []replicaLife {
+	g.T.Helper()
+	var lives []replicaLife
+	day := since.Format(time.DateOnly)
+	for line := range strings.Lines(g.LogText()) {
+		if !strings.Contains(line, `"replica": "`+replica+`"`) {
+			continue
+		}
+		at, err := time.ParseInLocation(time.DateOnly+" 15:04:05.000", day+" "+strings.Fields(line)[0], time.Local)
+		if err != nil {
+			g.T.Fatalf("%v in %q", err, line)
+		}
+		if at.Before(since.Add(-time.Minute)) {
+			at = at.AddDate(0, 0, 1) // midnight has passed
+		}
+		switch {
+		case strings.Contains(line, `"state": "ready"`):
+			lives = append(lives, replicaLife{ready: at})
+		case strings.Contains(line, `"state": "draining"`) && len(lives) > 0:
+			lives[len(lives)-1].left = at
+		}
+	}
+	return lives
+}
+
+// metricSum adds up a metric over its labels.
+func metricSum(g *harness.Gateway, name string) float64 {
+	g.T.Helper()
+	sum := 0.0
+	for line := range strings.Lines(g.AdminText("/metrics")) {
+		if !strings.HasPrefix(line, name+"{") {
+			continue
+		}
+		fields := strings.Fields(line)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			g.T.Fatalf("%v in %q", err, line)
+		}
+		sum += v
+	}
+	return sum
+}
+
+func TestE2E_P5_ReplicasComeWithLoadAndGoWithIt(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "models:"+fmt.Sprintf(elastic, "m", 3, "1s", "20ms", 1)+"    stream: {mode: native}\n") // they outlive the gateway
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	var streams sync.WaitGroup
+	for i := range 5 {
+		streams.Go(func() {
+			if r, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("m", true, 100_000, fmt.Sprint("question ", i))); err == nil {
+				defer r.Body.Close()
+				<-ctx.Done()
+			}
+		})
+	}
+	harness.Eventually(t, "three replicas work, and no more come", func() error {
+		if m := g.Model("m"); m.Ready != 3 || m.InFlight != 3 || m.Queued != 2 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	// A gateway that comes back keeps what works.
+	g.Kill()
+	g.Launch()
+	g.AwaitReady()
+	if m := g.Model("m"); m.Replicas != 3 || m.InFlight != 3 {
+		t.Errorf("after a crash: %+v", m)
+	}
+	leave()
+	streams.Wait()
+	g.AwaitReplicas("m", 0)
+}

@@ -1,0 +1,41 @@
+package lifecycle
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+func TestE2E_E4_ServeBesideAnEnvoyOfSomeoneElse(t *testing.T) {
+	t.Parallel()
+	g := harness.Prepare(t, harness.OneSim)
+	bootstrap, err := g.RunCommand("bootstrap", "-c", g.Config)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, bootstrap)
+	}
+	file := filepath.Join(filepath.Dir(g.Config), "envoy.json")
+	if err := os.WriteFile(file, []byte(bootstrap), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	envoy := exec.Command(testutil.Tool(t, "envoy"), "-c", file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
+	envoy.Stdout, envoy.Stderr = g.Log, g.Log
+	if err := envoy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		envoy.Process.Kill()
+		envoy.Wait()
+		g.Stop()
+	})
+	g.Command = []string{"serve", "-c", g.Config}
+	g.Launch()
+	g.AwaitReady()
+	a := g.Post("/v1/chat/completions", harness.ChatBody("chat", true, 5, "hello"))
+	if err := harness.CheckWholeStream(a.Content); err != nil {
+		t.Errorf("%v: %s", err, a)
+	}
+}

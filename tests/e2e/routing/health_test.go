@@ -1,0 +1,234 @@
+package routing
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// findBreak has the conversation's replica answer 500 until another one has the conversation for
+// tens of seconds, and returns both. That takes two failures: after the first the replica is asked
+// for its health, and believed.
+func findBreak(g *harness.Gateway, conversation string) (before, after string) {
+	g.T.Helper()
+	served := func(headers ...string) *harness.Answer {
+		return g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, conversation), headers...)
+	}
+	before = served().Header.Get("X-Sluice-Replica")
+	fail := func() {
+		if a := served("X-Sim-Fault: status=500"); a.StatusCode != 500 || a.Header.Get("X-Sluice-Replica") != before {
+			g.T.Fatalf("a request that was to fail at %s: %s %v", before, a, a.Header)
+		}
+	}
+	fail()
+	harness.Eventually(g.T, before+" is believed to be well", func() error {
+		for line := range strings.Lines(g.LogText()) {
+			if strings.Contains(line, "suspected replica found healthy") && strings.Contains(line, `"`+before+`"`) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it was not asked, or not heard")
+	})
+	harness.Eventually(g.T, before+" has the conversation again", func() error {
+		if now := served().Header.Get("X-Sluice-Replica"); now != before {
+			return fmt.Errorf("%s has it", now)
+		}
+		return nil
+	})
+	fail()
+	harness.Eventually(g.T, before+" is out", func() error {
+		a := served()
+		if a.StatusCode != 200 {
+			g.T.Fatalf("nothing was to fail: %s", a)
+		}
+		if after = a.Header.Get("X-Sluice-Replica"); after == before {
+			return fmt.Errorf("it still has the conversation")
+		}
+		return nil
+	})
+	return before, after
+}
+
+// TestE2E_N5_AReplicaThatFailsIsSpared: launched replicas whose answers are 500 get no requests for
+// a while, but for the last. The operator sees which and why; a process that takes the place of a
+// failing one starts with a clean slate.
+func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims)
+	at := func() string {
+		a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"))
+		if a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+		return a.Header.Get("X-Sluice-Replica")
+	}
+	a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "X-Sim-Fault: status=503")
+	if a.StatusCode != 503 || a.Header.Get("X-Sluice-Replica") != at() {
+		t.Errorf("an engine that has enough to do lost its conversation: %s", a)
+	}
+	first, second := findBreak(g, "Hello")
+	if _, third := findBreak(g, "Hello"); third == first || third == second {
+		t.Errorf("%s, then %s, then %s", first, second, third)
+	}
+	last := at()
+	for range 3 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "X-Sim-Fault: status=500"); a.Header.Get("X-Sluice-Replica") != last {
+			t.Errorf("the last one is out: %v", a.Header)
+		}
+	}
+	if now := at(); now != last {
+		t.Errorf("the last one is out: %s serves, not %s", now, last)
+	}
+	var status struct{ Problems []string }
+	g.Get("/api/v1/status", &status)
+	for _, id := range []string{first, second} {
+		if all := strings.Join(status.Problems, "\n"); !strings.Contains(all, id) || !strings.Contains(all, "answered 500") {
+			t.Errorf("the operator is not told that %s gets no requests: %q", id, all)
+		}
+	}
+	syscall.Kill(g.Replicas()[first].PID, syscall.SIGKILL)
+	harness.Eventually(t, "the new process has conversations", func() error { // the old one stays where its cache is now
+		prompt := fmt.Sprint("Hello ", time.Now())
+		if now := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, prompt)).Header.Get("X-Sluice-Replica"); now != first {
+			return fmt.Errorf("%s has this one", now)
+		}
+		return nil
+	})
+}
+
+// faultyUpstream is an upstream that answers every chat with a status.
+type faultyUpstream struct {
+	url            string
+	status, served atomic.Int64
+}
+
+func startFaultyUpstream(t *testing.T, models ...string) *faultyUpstream {
+	f := new(faultyUpstream)
+	f.status.Store(200)
+	f.url = harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, models...) {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		f.served.Add(1)
+		w.WriteHeader(int(f.status.Load()))
+		fmt.Fprint(w, `{"choices":[]}`)
+	})
+	return f
+}
+
+func (f *faultyUpstream) id() string { return strings.TrimPrefix(f.url, "http://") }
+
+// TestE2E_T4_UnhealthyOn: what takes an upstream out is its model's own rule; a server that two
+// models share follows neither's.
+func TestE2E_T4_UnhealthyOn(t *testing.T) {
+	t.Parallel()
+	own, other := startFaultyUpstream(t, "own"), startFaultyUpstream(t, "own")
+	shared, beside := startFaultyUpstream(t, "x", "y"), startFaultyUpstream(t, "x", "y")
+	const text = `
+  - name: %s
+    launcher: upstream
+    upstreams: [%s, %s]
+    unhealthy_on: ["503"]
+    routing: {strategy: round_robin, slow_start: 0s}
+`
+	g := harness.Start(t, "models:"+fmt.Sprintf(text, "own", own.url, other.url)+fmt.Sprintf(text, "x", shared.url, beside.url)+
+		fmt.Sprintf(text, "y", shared.url, beside.url))
+	fails := func(model string, f *faultyUpstream, status int64) (failed int) {
+		f.status.Store(status)
+		for range 10 {
+			if a := g.Post("/v1/chat/completions", harness.ChatBody(model, false, 1, "Hello")); a.StatusCode != 200 {
+				failed++
+			}
+		}
+		return failed
+	}
+	if n := fails("own", own, 500); n != 5 {
+		t.Errorf("%d of 10 requests went to a server whose 500 is none of the rule, in turn with another", n)
+	}
+	out := func(f *faultyUpstream) {
+		t.Helper()
+		harness.Eventually(t, f.id()+" is out", func() error {
+			if r := g.Replicas()[f.id()]; r.State != "failed" {
+				return fmt.Errorf("%+v", r)
+			}
+			return nil
+		})
+	}
+	if r := g.Replicas()[own.id()]; r.State != "ready" {
+		t.Errorf("its 500 is none of the rule: %+v", r)
+	}
+	fails("own", own, 503)
+	out(own)
+	fails("x", shared, 500)
+	out(shared)
+	shared.status.Store(200)
+	own.status.Store(200)
+	harness.Eventually(t, "a good look brings them back", func() error {
+		if all := g.Replicas(); all[own.id()].State != "ready" || all[shared.id()].State != "ready" {
+			return fmt.Errorf("%+v", all)
+		}
+		return nil
+	})
+}
+
+// TestE2E_N6_SlowStart: a replica that comes beside one that is busy is not sent everything at
+// once; without slow start it is.
+func TestE2E_N6_SlowStart(t *testing.T) {
+	t.Parallel()
+	const slow, n = 5 * time.Second, 16
+	const text = `
+  - name: %s
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_per_replica: 64}
+    routing: {strategy: least_connections, slow_start: %s}
+`
+	names, old, young := []string{"slow", "sudden"}, []*harness.HeldUpstream{harness.StartHeldUpstream(t), harness.StartHeldUpstream(t)}, []*harness.HeldUpstream{harness.StartHeldUpstream(t), harness.StartHeldUpstream(t)}
+	g := harness.Start(t, "models:"+fmt.Sprintf(text, "slow", old[0].URL, slow)+fmt.Sprintf(text, "sudden", old[1].URL, "0s"))
+	send := func(model string) {
+		for i := range n {
+			r, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody(model, true, 1, fmt.Sprint(i)))
+			if err != nil || r.StatusCode != 200 {
+				t.Fatal(r, err)
+			}
+			t.Cleanup(func() { r.Body.Close() })
+		}
+	}
+	for _, model := range names {
+		send(model)
+	}
+	warm := time.Now().Add(slow)
+	harness.Eventually(t, "they are warm", func() error {
+		if left := time.Until(warm); left > 0 {
+			return fmt.Errorf("in %v", left)
+		}
+		return nil
+	})
+	begun := time.Now()
+	g.Configure("models:" + fmt.Sprintf(text, "slow", old[0].URL+", "+young[0].URL, slow) + fmt.Sprintf(text, "sudden", old[1].URL+", "+young[1].URL, "0s"))
+	g.Signal(syscall.SIGHUP)
+	for i, model := range names {
+		harness.Eventually(t, "both serve "+model, func() error {
+			var pick struct{ Order []struct{ ID string } }
+			if g.Get("/api/v1/models/"+model+"/pick?key=k", &pick); len(pick.Order) != 2 {
+				return fmt.Errorf("%+v", pick)
+			}
+			return nil
+		})
+		send(model)
+		// It counts as having what the old one has, less as time goes by.
+		got, warmth := float64(young[i].Running.Load()), time.Since(begun).Seconds()/slow.Seconds()
+		t.Logf("%s: the new one has %v of the next %d requests, after %.2f of its slow start", model, got, n, warmth)
+		if model == "slow" && got > 2*n*warmth+2 || model == "sudden" && got < n-1 {
+			t.Errorf("%s: the new one has %v of the next %d requests", model, got, n)
+		}
+	}
+}

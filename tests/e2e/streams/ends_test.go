@@ -1,0 +1,173 @@
+package streams
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// A gateway that hands over tells the clients of managed streams; native ones notice nothing.
+func TestE2E_S8_HandOverTellsManagedStreams(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+models:
+  - {name: native, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}, stream: {mode: native}}
+  - {name: managed, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}, stream: {mode: managed}}
+`)
+	open := func(model string) *http.Response {
+		r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody(model, true, 300, "hand over"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.ReadFull(r.Body, make([]byte, 300))
+		return r
+	}
+	native, managed := open("native"), open("managed")
+	defer native.Body.Close()
+	defer managed.Body.Close()
+	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	told, err := harness.ReadEvents(managed.Body)
+	if err != nil || told[len(told)-1].Chunk(t).Error == nil || told[len(told)-1].Chunk(t).Error.Code != "gateway_unavailable" {
+		t.Errorf("%v %v", err, told[max(0, len(told)-1):])
+	}
+	whole, err := harness.ReadEvents(native.Body)
+	if err != nil || whole[len(whole)-1].Data != "[DONE]" {
+		t.Errorf("the native stream: %v %v", err, whole[max(0, len(whole)-1):])
+	}
+	for _, name := range []string{"native", "managed"} {
+		g.AwaitIdle(name)
+	}
+	if _, all := g.Stream(harness.ChatPath, harness.ChatBody("managed", true, 5, "again")); all[len(all)-1].Data != "[DONE]" {
+		t.Errorf("%v", all)
+	}
+}
+
+// The engine is asked for its count of tokens, of which clients that did not ask hear nothing.
+func TestE2E_S12_T5_InjectedUsageIsHidden(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+models:
+  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 1ms}, stream: {inject_usage: true}}
+`)
+	_, all := g.Stream(harness.ChatPath, harness.ChatBody("m", true, 17, "count"))
+	for _, e := range all {
+		if strings.Contains(e.Data, `"usage":{`) {
+			t.Errorf("told without being asked: %s", e.Data)
+		}
+	}
+	if _, all = g.Stream(harness.ChatPath, withFields(harness.ChatBody("m", true, 17, "count"), `"stream_options":{"include_usage":true}`)); !strings.Contains(all[len(all)-2].Data, `"completion_tokens":17`) {
+		t.Errorf("who asked was told %s", all[len(all)-2].Data)
+	}
+	harness.Eventually(t, "the log has the tokens of both", func() error {
+		if n := strings.Count(g.LogText(), `"tokens_out": 17`); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+}
+
+// A client that leaves a managed stream frees the engine, whatever the stream is at.
+func TestE2E_S4_ClientLeavesAManagedStream(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+models:
+  - name: m
+    engine: sim
+    launcher: local
+    variables: {prefill_rate: 100, token_interval: 10ms}
+    admission: {max_concurrent_requests: 1}
+    stream: {mode: managed, heartbeat: 300ms}
+`)
+	leave := func(what, body, until string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		r, err := g.Open(ctx, harness.ChatPath, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []byte
+		for buffer := make([]byte, 512); !bytes.Contains(got, []byte(until)); {
+			n, err := r.Body.Read(buffer)
+			if got = append(got, buffer[:n]...); err != nil {
+				t.Fatalf("%s: %v after %s", what, err, got)
+			}
+		}
+		left := time.Now()
+		cancel()
+		r.Body.Close()
+		if what != "queue" {
+			harness.Eventually(t, "the engine is free after "+what, func() error { return checkRunning(g.Replicas()["m-0"].Address) })
+			t.Logf("%s: free after %v", what, time.Since(left))
+		}
+	}
+	leave("prefill", harness.ChatBody("m", true, 10, strings.Repeat("word ", 2000)), ": prefill")
+	leave("decode", harness.ChatBody("m", true, 100000, "x"), `"content"`)
+	busy, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("m", true, 100000, "busy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave("queue", harness.ChatBody("m", true, 10, "waits"), ": queued")
+	harness.Eventually(t, "the queue is empty", func() error {
+		if m := g.Model("m"); m.Queued != 0 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	busy.Body.Close()
+	g.AwaitIdle("m")
+}
+
+// A gateway that stops lets streams end; who is left when the time is up is told, as long as there
+// is an Envoy to tell them by.
+func TestE2E_S8_S9_DrainTellsWhoIsLeft(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+drain_timeout: 4s
+models:
+  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}, stream: {mode: managed}}
+`)
+	open := func(tokens int) *http.Response {
+		r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("m", true, tokens, fmt.Sprint("drain ", tokens)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.ReadFull(r.Body, make([]byte, 300))
+		return r
+	}
+	short, long, idle := open(60), open(100000), g.Realtime("")
+	defer short.Body.Close()
+	defer long.Body.Close()
+	closed := make(chan websocket.StatusCode, 1)
+	go func() {
+		_, _, err := idle.Read(context.Background())
+		closed <- websocket.CloseStatus(err)
+	}()
+	g.Signal(syscall.SIGTERM)
+	whole, err := harness.ReadEvents(short.Body)
+	if err != nil || whole[len(whole)-1].Data != "[DONE]" {
+		t.Errorf("a stream with time enough: %v %v", err, whole[max(0, len(whole)-1):])
+	}
+	told, err := harness.ReadEvents(long.Body)
+	if err != nil || told[len(told)-1].Chunk(t).Error == nil || told[len(told)-1].Chunk(t).Error.Code != "gateway_unavailable" {
+		t.Errorf("a stream without: %v %v", err, told[max(0, len(told)-1):])
+	}
+	if code := <-closed; code != websocket.StatusGoingAway {
+		t.Errorf("an idle WebSocket: %v", code)
+	}
+	<-g.Exited
+	g.Launch() // for the clean-up
+	g.AwaitReady()
+}

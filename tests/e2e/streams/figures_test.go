@@ -1,0 +1,394 @@
+package streams
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// figuresConfig is a model that takes 200 ms for a prompt of 200 tokens and 15 ms for a token. Its
+// limit of tokens makes Envoy read the usage of every response.
+const figuresConfig = `
+models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 1, max: 1}
+    variables: {prefill_rate: 1000, token_interval: 15ms, batch_slowdown: 0}
+    admission: {max_tokens_per_minute: 100000000}
+    stream: {mode: %s}
+`
+
+// The ways of carrying that figures are compared for.
+const (
+	native  = "native"
+	managed = "managed, sample: 1" // every gap counts
+)
+
+// startFigured runs such a model behind a gateway that logs JSON.
+func startFigured(t *testing.T, mode string) *harness.Gateway {
+	t.Helper()
+	g := harness.Prepare(t, fmt.Sprintf(figuresConfig, mode))
+	g.Command = append(g.Command, "--log-format=json")
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	return g
+}
+
+// confidential is in every prompt.
+const confidential = "wherefore"
+
+// chatBody is the body of a request for a stream that says what it cost. Each n is a prompt that no
+// cache knows.
+func chatBody(n, tokens int) string {
+	prompt := fmt.Sprint("prompt ", n, strings.Repeat(" "+confidential, 95))
+	return fmt.Sprintf(`{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":%d,"ignore_eos":true,
+		"messages":[{"role":"user","content":%q}]}`, tokens, prompt)
+}
+
+// requestLine is a line of the log of requests.
+type requestLine struct {
+	Logger, Tenant, Model, Replica, Route, Code string
+	RequestID                                   string `json:"request_id"`
+	Status, Retries                             int
+	Stream                                      bool
+	Queued                                      *float64 `json:"queued_ms"`
+	TTFT                                        *float64 `json:"ttft_ms"`
+	Duration                                    float64  `json:"duration_ms"`
+	TokensIn                                    *int     `json:"tokens_in"`
+	TokensOut                                   *int     `json:"tokens_out"`
+	CachedTokens                                *int     `json:"cached_tokens"`
+	FinishReason                                *string  `json:"finish_reason"`
+	Bytes                                       int64
+}
+
+// requestLines are the lines there are, by the id of their request; two of one are a fault.
+func requestLines(g *harness.Gateway) map[string]requestLine {
+	g.T.Helper()
+	all := map[string]requestLine{}
+	for text := range strings.Lines(g.LogText()) {
+		var line requestLine
+		if json.Unmarshal([]byte(text), &line) != nil || line.Logger != "request" { // what Envoy says stands in a log of its own
+			continue
+		}
+		if _, twice := all[line.RequestID]; twice {
+			g.T.Errorf("request %s has two lines", line.RequestID)
+		}
+		all[line.RequestID] = line
+	}
+	return all
+}
+
+// awaitLine waits for the line of a request: Envoy tells of an end within about 100 ms.
+func awaitLine(g *harness.Gateway, id string) (line requestLine) {
+	g.T.Helper()
+	harness.Eventually(g.T, "a line for request "+id, func() error {
+		var ok bool
+		if line, ok = requestLines(g)[id]; !ok {
+			return fmt.Errorf("%s", g.LogText())
+		}
+		return nil
+	})
+	return line
+}
+
+// metricValue is the value of a series of the gateway's metrics, named as it stands there; 0 when
+// there is none.
+func metricValue(g *harness.Gateway, name string) float64 {
+	g.T.Helper()
+	for line := range strings.Lines(g.AdminText("/metrics")) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				g.T.Fatal(err)
+			}
+			return f
+		}
+	}
+	return 0
+}
+
+// watchedStream is a stream as its client saw it.
+type watchedStream struct {
+	id   string
+	ttft time.Duration   // to the first byte of the body
+	gaps []time.Duration // between two events with a token
+}
+
+// watchStream asks for a stream and reads it to its end.
+func watchStream(g *harness.Gateway, body string) (seen watchedStream) {
+	g.T.Helper()
+	asked := time.Now()
+	r, err := g.Open(context.Background(), "/v1/chat/completions", body)
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		g.T.Fatal(r.Status)
+	}
+	seen.id = r.Header.Get("x-request-id")
+	var last time.Time
+	for events := bufio.NewReader(r.Body); ; {
+		event, err := events.ReadBytes('\n')
+		now := time.Now()
+		if err == io.EOF {
+			return seen
+		}
+		if err != nil {
+			g.T.Fatal(err)
+		}
+		if seen.ttft == 0 {
+			seen.ttft = now.Sub(asked)
+		}
+		if !bytes.Contains(event, []byte(`"content":"`)) || bytes.Contains(event, []byte(`"content":""`)) {
+			continue
+		}
+		if !last.IsZero() {
+			seen.gaps = append(seen.gaps, now.Sub(last))
+		}
+		last = now
+	}
+}
+
+// mean gap of the stream, in milliseconds.
+func (w watchedStream) mean() float64 {
+	var sum time.Duration
+	for _, gap := range w.gaps {
+		sum += gap
+	}
+	return milliseconds(sum) / float64(len(w.gaps))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// quantile is the value that the share q of all does not exceed.
+func quantile(values []float64, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[int(math.Ceil(q*float64(len(sorted))))-1]
+}
+
+// checkAlike is what two measurements of one thing must be: within 5 % and 2 ms.
+func checkAlike(what string, client, reported float64) error {
+	if math.Abs(client-reported) > 0.05*client+2 || reported == 0 {
+		return fmt.Errorf("%s: %.3f ms at the client, %.3f ms reported", what, client, reported)
+	}
+	return nil
+}
+
+// TestE2E_S12_ReportedTimesAreThoseOfTheClient has no other test of its package beside it. Where
+// something else takes the processors, a client sees its tokens later than Envoy, so it may try
+// again; a figure that is wrong is wrong each time.
+func TestE2E_S12_ReportedTimesAreThoseOfTheClient(t *testing.T) {
+	for _, mode := range []string{native, managed} {
+		alike := func() bool {
+			g := startFigured(t, mode)
+			err := compareFigures(g, mode, 20, 20)
+			checkCounts(g, mode, 20)
+			if err != nil {
+				t.Logf("%s: not alike: %v", mode, err)
+			}
+			return err == nil
+		}
+		if !slices.ContainsFunc(make([]int, 5), func(int) bool { return alike() }) {
+			t.Errorf("%s: what is reported was never what the client had seen", mode)
+		}
+	}
+}
+
+// routeOf is the label of a mode.
+func routeOf(mode string) string { return strings.Split(mode, ",")[0] }
+
+// compareFigures asks for streams, one after the other, and says in what their client and the
+// gateway do not agree.
+func compareFigures(g *harness.Gateway, mode string, streams, tokens int) error {
+	g.T.Helper()
+	var ttfts, told, means, gaps []float64
+	for n := range streams {
+		seen := watchStream(g, chatBody(n, tokens))
+		if len(seen.gaps) != tokens-1 {
+			g.T.Fatalf("%d gaps between %d tokens", len(seen.gaps), tokens)
+		}
+		ttfts, means = append(ttfts, milliseconds(seen.ttft)), append(means, seen.mean())
+		for _, gap := range seen.gaps {
+			gaps = append(gaps, milliseconds(gap))
+		}
+		line := awaitLine(g, seen.id)
+		if line.TTFT == nil {
+			g.T.Fatalf("%+v", line)
+		}
+		told = append(told, *line.TTFT)
+	}
+	p95 := 1000 * metricValue(g, `stream_inter_token_p95_seconds{model="m"}`)
+	ttft := 1000 * metricValue(g, `stream_ttft_seconds_sum{model="m",route="`+routeOf(mode)+`"}`) / float64(streams)
+	gap := 1000 * float64(streams) / metricValue(g, `stream_tokens_per_second_sum{model="m",phase="decode"}`)
+	g.T.Logf("to the first token: median %.3f ms at the client, %.3f ms reported", quantile(ttfts, 0.5), quantile(told, 0.5))
+	g.T.Logf("between tokens: 95th percentile of streams %.3f ms at the client, %.3f ms reported; of single gaps %.3f ms",
+		quantile(means, 0.95), p95, quantile(gaps, 0.95))
+	p95OfClient := quantile(means, 0.95) // of native streams the mean of each is known
+	if mode == managed {
+		p95OfClient = quantile(gaps, 0.95)
+	}
+	return errors.Join(
+		checkAlike("median time to first token", quantile(ttfts, 0.5), quantile(told, 0.5)),
+		checkAlike("mean time to first token", sum(ttfts)/float64(streams), ttft),
+		checkAlike("95th percentile of the time between tokens", p95OfClient, p95),
+		checkAlike("time between tokens", sum(means)/float64(streams), gap))
+}
+
+// checkCounts asks once more for the first of so many streams, which is then cached, and looks at
+// what has been counted.
+func checkCounts(g *harness.Gateway, mode string, streams float64) {
+	g.T.Helper()
+	awaitLine(g, watchStream(g, chatBody(0, 2)).id)
+	for name, want := range map[string]float64{
+		`stream_ttft_seconds_count{model="m",route="` + routeOf(mode) + `"}`: streams + 1,
+		`sluice_ttft_seconds_count{cached="false",model="m"}`:                streams,
+		`sluice_ttft_seconds_count{cached="true",model="m"}`:                 1,
+		`stream_tokens_per_second_count{model="m",phase="decode"}`:           streams + 1,
+		`stream_tokens_per_second_count{model="m",phase="prefill"}`:          streams + 1,
+		`scheduler_batch_size_count{phase="prefill"}`:                        streams + 1,
+		`scheduler_batch_size_sum{phase="prefill"}`:                          streams + 1, // each alone
+		`scheduler_batch_size_sum{phase="decode"}`:                           0,
+		`scheduler_wait_time_seconds_count{phase="prefill"}`:                 streams + 1,
+		`stream_disconnects_total{cause="client"}`:                           0,
+	} {
+		if got := metricValue(g, name); got != want {
+			g.T.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	cold := metricValue(g, `sluice_ttft_seconds_sum{cached="false",model="m"}`) / streams
+	if warm := metricValue(g, `sluice_ttft_seconds_sum{cached="true",model="m"}`); warm > cold {
+		g.T.Errorf("cached %.3f s to the first token, cold %.3f s", warm, cold)
+	}
+	// The engine takes in 1000 tokens of a prompt in a second.
+	if rate := metricValue(g, `stream_tokens_per_second_sum{model="m",phase="prefill"}`) / (streams + 1); rate > 1000 || rate < 10 {
+		g.T.Errorf("%.0f tokens a second in prefill", rate)
+	}
+}
+
+func sum(values []float64) (all float64) {
+	for _, v := range values {
+		all += v
+	}
+	return all
+}
+
+// TestE2E_S12_EndsAreCountedOnceByTheirCause counts streams that end early, and one attempt that is
+// repeated.
+func TestE2E_S12_EndsAreCountedOnceByTheirCause(t *testing.T) {
+	t.Parallel()
+	g := startFigured(t, native)
+	watchStream(g, chatBody(0, 2)) // whole
+	cutStreams(g)
+	want := map[string]float64{
+		`stream_disconnects_total{cause="client"}`: 1, `stream_disconnects_total{cause="engine"}`: 1, `stream_disconnects_total{cause="timeout"}`: 1,
+		`stream_disconnects_total{cause="gateway"}`: 0, `stream_disconnects_total{cause="slow_client"}`: 0,
+		`stream_disconnects_total{cause="cancelled"}`: 0, `stream_disconnects_total{cause="moderation"}`: 0,
+		`stream_retries_total{reason="connect"}`: 0, `stream_retries_total{reason="reset"}`: 1,
+		`stream_retries_total{reason="5xx"}`: 0, `stream_retries_total{reason="ttft_timeout"}`: 0,
+	}
+	g.AwaitIdle("m")
+	harness.Eventually(t, "all five are logged", func() error {
+		if lines := requestLines(g); len(lines) != 5 {
+			return fmt.Errorf("%d lines", len(lines))
+		}
+		return nil
+	})
+	for name, n := range want {
+		if got := metricValue(g, name); got != n {
+			t.Errorf("%s is %v, want %v", name, got, n)
+		}
+	}
+}
+
+// cutStreams asks for four streams that do not come whole and returns the ids of the requests:
+// their client leaves, their engine cuts them off, their time is over, and their engine never
+// answers.
+func cutStreams(g *harness.Gateway) (left, cut, late, dropped string) {
+	g.T.Helper()
+	open := func(body string, headers ...string) (id string, begun io.ReadCloser, leave func()) {
+		ctx, cancel := context.WithCancel(context.Background())
+		r, err := g.Open(ctx, "/v1/chat/completions", body, headers...)
+		if err != nil {
+			g.T.Fatal(err)
+		}
+		if _, err := io.ReadFull(r.Body, make([]byte, 10)); err != nil {
+			g.T.Fatal(err)
+		}
+		return r.Header.Get("x-request-id"), r.Body, func() { cancel(); r.Body.Close() }
+	}
+	id, _, leave := open(chatBody(1, 1000))
+	leave()
+	left = id
+	broken := func(body string, headers ...string) string {
+		id, rest, leave := open(body, headers...)
+		defer leave()
+		if _, err := io.Copy(io.Discard, rest); err == nil {
+			g.T.Errorf("a stream that was cut ended well")
+		}
+		return id
+	}
+	cut = broken(chatBody(2, 1000), "x-sim-fault: cut=3")
+	late = broken(strings.Replace(chatBody(3, 1000), "{", `{"max_duration_ms":500,`, 1))
+	a := g.Post("/v1/chat/completions", chatBody(4, 5), "x-sim-fault: reset-before-headers")
+	if a.StatusCode < 500 {
+		g.T.Error(a)
+	}
+	return left, cut, late, a.Header.Get("x-request-id")
+}
+
+func TestE2E_S13_EveryRequestHasOneLine(t *testing.T) {
+	t.Parallel()
+	const tokens = 7
+	g := startFigured(t, native)
+	whole := watchStream(g, chatBody(0, tokens))
+	again := watchStream(g, chatBody(0, tokens))
+	left, cut, late, dropped := cutStreams(g)
+	plain := g.Post("/v1/chat/completions", harness.ChatBody("m", false, tokens, "Hello "+confidential)).Header.Get("x-request-id")
+	refused := g.Post("/v1/chat/completions", harness.ChatBody("absent", true, tokens, "Hello "+confidential)).Header.Get("x-request-id")
+
+	line := awaitLine(g, whole.id)
+	if line.TokensIn == nil || *line.TokensIn < 95 || line.TokensOut == nil || *line.TokensOut != tokens || line.CachedTokens == nil ||
+		line.Model != "m" || line.Replica != "m-0" || line.Route != "native" || line.Status != 200 || !line.Stream || line.Code != "" ||
+		line.Tenant == "" || line.Queued == nil || line.TTFT == nil || line.Duration < *line.TTFT || line.FinishReason == nil || line.Bytes < 1000 {
+		t.Errorf("a whole stream: %+v", line)
+	}
+	if c := awaitLine(g, again.id).CachedTokens; c == nil || *c < 100 {
+		t.Errorf("the same once more: %+v", awaitLine(g, again.id))
+	}
+	for _, id := range []string{left, cut, late} {
+		if l := awaitLine(g, id); l.Status != 200 || l.TTFT == nil || l.TokensOut != nil || l.Route != "native" || l.Retries != 0 {
+			t.Errorf("a stream that was cut: %+v", l)
+		}
+	}
+	if l := awaitLine(g, dropped); l.Status < 500 || l.Retries != 1 || l.TTFT != nil || l.Route != "" {
+		t.Errorf("one that was never answered: %+v", l)
+	}
+	if l := awaitLine(g, plain); l.Stream || l.TTFT != nil || l.TokensOut == nil || *l.TokensOut != tokens {
+		t.Errorf("one without a stream: %+v", l)
+	}
+	if l := awaitLine(g, refused); l.Status != 404 || l.Code != "model_not_found" || l.Route != "" || l.Replica != "" {
+		t.Errorf("one that was refused: %+v", l)
+	}
+	if n := len(requestLines(g)); n != 8 {
+		t.Errorf("%d lines of 8 requests", n)
+	}
+	if strings.Contains(g.LogText(), confidential) {
+		t.Error("a prompt is in the log")
+	}
+}

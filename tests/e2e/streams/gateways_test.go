@@ -1,0 +1,167 @@
+package streams
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// twoGateways share a Redis and the engine of a third gateway, its replica m-0.
+func twoGateways(t *testing.T) (third *harness.Gateway, two [2]*harness.Gateway) {
+	t.Helper()
+	redis := redistest.Start(t)
+	third = harness.Start(t, `
+models:
+  - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 10ms}}
+`)
+	for i := range two {
+		two[i] = harness.Start(t, fmt.Sprintf(`
+redis: %s
+peers: 127.0.0.1:%d
+models:
+  - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
+`, redistest.URL(redis), harness.FreePort(t), third.Replicas()["m-0"].Address))
+	}
+	for _, g := range two {
+		g.AwaitSharedState(true, 2)
+	}
+	return third, two
+}
+
+// A client that comes back to another gateway gets its stream from the one that has it.
+func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
+	t.Parallel()
+	one, gateways := twoGateways(t)
+	engine, a, b := one.Replicas()["m-0"].Address, gateways[0], gateways[1]
+	body := withFields(harness.ChatBody("m", true, 150, "across"), `"request_id":"x"`)
+	r, err := a.Open(context.Background(), harness.ChatPath, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := make([]byte, 1500) // more than the events up to the one that is resumed after
+	io.ReadFull(r.Body, head)
+	joined, err := b.Open(context.Background(), harness.ChatPath, body) // a start that is repeated elsewhere
+	if err != nil {
+		t.Fatal(err)
+	}
+	resumed := resume(b, "x", "2")
+	whole, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole = append(head, whole...)
+	other, err := io.ReadAll(joined.Body)
+	if err != nil || !bytes.Equal(plainStream(other), plainStream(whole)) || harness.CheckWholeStream(whole) != nil {
+		t.Errorf("joined (%v):\n%s\nthe first:\n%s", err, other, whole)
+	}
+	if at := bytes.Index(whole, []byte("id: 3\n")); at < 0 || !bytes.Equal(plainStream(resumed.Content), plainStream(whole[at:])) {
+		t.Errorf("resumed:\n%s", resumed.Content)
+	}
+	if n := one.Generations("m-0"); n != 1 {
+		t.Errorf("%d generations", n)
+	}
+	// A cancel at the other gateway.
+	r, err = a.Open(context.Background(), harness.ChatPath, withFields(harness.ChatBody("m", true, 100000, "long"), `"request_id":"y"`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.ReadFull(r.Body, head)
+	if c := b.Post("/v1/streams/y/cancel", ""); c.StatusCode != 200 {
+		t.Errorf("cancel: %s", c)
+	}
+	harness.Eventually(t, "the engine is free", func() error { return checkRunning(engine) })
+	r.Body.Close()
+	if c := b.Fetch("/v1/streams/nobody"); c.StatusCode != 404 {
+		t.Errorf("an unknown id: %s", c)
+	}
+	// The owner is gone, and with it what it ran: the other one begins anew.
+	r, err = a.Open(context.Background(), harness.ChatPath, withFields(harness.ChatBody("m", true, 100000, "lost"), `"request_id":"z"`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.ReadFull(r.Body, head)
+	a.Signal(syscall.SIGKILL)
+	<-a.Exited
+	harness.Eventually(t, "another gateway takes over", func() error {
+		again, err := b.TryPost(context.Background(), harness.ChatPath, withFields(harness.ChatBody("m", true, 5, "lost"), `"request_id":"z"`))
+		if err != nil || again.StatusCode != 200 || harness.CheckWholeStream(again.Content) != nil {
+			return fmt.Errorf("%v %v", err, again)
+		}
+		return nil
+	})
+	r.Body.Close()
+	a.Launch()
+	a.AwaitReady()
+}
+
+// What has a name is found from a WebSocket or a gRPC call at another gateway too, and cancelled
+// from there.
+func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
+	t.Parallel()
+	one, gateways := twoGateways(t)
+	engine := one.Replicas()["m-0"].Address
+	turn := func(id string, tokens int) harness.Message {
+		return harness.Message{"type": "start", "request_id": id, "model": "m", "messages": []harness.Message{{"role": "user", "content": id}},
+			"params": harness.Message{"max_tokens": tokens, "ignore_eos": true}}
+	}
+	sockets := []*websocket.Conn{gateways[0].Realtime(""), gateways[1].Realtime("")}
+	begin := func(id string, tokens int) (begun [2][]harness.Message) {
+		for i, ws := range sockets {
+			harness.SendMessage(t, ws, turn(id, tokens))
+			begun[i] = readMessages(t, ws, "token")
+		}
+		return begun
+	}
+	begun := begin("w", 150)
+	var finals [2]harness.Message
+	var texts [2]string
+	for i, ws := range sockets {
+		all := slices.Concat(begun[i], readMessages(t, ws, "final"))
+		finals[i], texts[i] = all[len(all)-1], messageText(all)
+	}
+	if texts[0] == "" || texts[0] != texts[1] || fmt.Sprint(finals[0]) != fmt.Sprint(finals[1]) {
+		t.Errorf("two sockets heard %q %v and %q %v", texts[0], finals[0], texts[1], finals[1])
+	}
+	if n := one.Generations("m-0"); n != 1 {
+		t.Errorf("%d generations of one turn", n)
+	}
+	begin("long", 100_000)
+	harness.SendMessage(t, sockets[1], harness.Message{"type": "cancel"})
+	for _, ws := range sockets {
+		if all := readMessages(t, ws, "final"); all[len(all)-1]["finish_reason"] != "cancelled" {
+			t.Errorf("%v", all[len(all)-1])
+		}
+	}
+	harness.Eventually(t, "the engine is free", func() error { return checkRunning(engine) })
+
+	var calls sync.WaitGroup
+	var heard [2]string
+	for i, g := range gateways {
+		client := dialGRPC(g)
+		calls.Go(func() {
+			text, final, err := generate(t.Context(), client, &llmv1.StartRequest{Model: "m", RequestId: "g", Messages: []string{"tell me"}, MaxTokens: 50})
+			if err != nil || final == nil {
+				t.Errorf("gateway %d: %v %v", i, final, err)
+			}
+			heard[i] = text
+		})
+	}
+	calls.Wait()
+	if heard[0] == "" || heard[0] != heard[1] {
+		t.Errorf("two calls heard %q and %q", heard[0], heard[1])
+	}
+	if n := one.Generations("m-0"); n != 3 {
+		t.Errorf("%d generations in all, want 3", n)
+	}
+}
