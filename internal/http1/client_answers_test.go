@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// answers are what engines say, and whether a connection is good for another request after it.
+// answers are answers of engines. again tells whether the connection can serve another request
+// after the answer.
 var answers = []struct {
 	name, answer string
 	again        bool
@@ -55,7 +56,7 @@ var answers = []struct {
 	{"only hints", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 4), false},
 }
 
-// outcome is what a caller gets to know.
+// outcome is everything that a caller learns from a round trip.
 type outcome struct {
 	Status, Proto string
 	Code          int
@@ -83,8 +84,8 @@ func outcomeOf(response *http.Response, body string, err error) (what outcome) {
 	return what
 }
 
-// TestAnswersAreAsNetHTTPHasThem holds what is made of an answer against http.Transport, and counts
-// the connections of two requests.
+// TestAnswersAreAsNetHTTPHasThem compares the outcome of every answer with that of http.Transport.
+// It also counts the connections that two requests use.
 func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 	for _, test := range answers {
 		t.Run(test.name, func(t *testing.T) {
@@ -96,8 +97,8 @@ func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 			if d := cmp.Diff(want, got); d != "" {
 				t.Fatal(d)
 			}
-			if n := ours.pool.waiting(); n == 1 != test.again {
-				t.Errorf("%d wait", n)
+			if n := ours.pool.size(); n == 1 != test.again {
+				t.Errorf("%d connections are idle, want 1 at most", n)
 			}
 			theirs.CloseIdleConnections()
 			before := e.taken.Load()
@@ -111,8 +112,8 @@ func TestAnswersAreAsNetHTTPHasThem(t *testing.T) {
 	}
 }
 
-// TestCutAnywhere ends answers after each of their bytes: the whole comes, or it is said that it
-// did not.
+// TestCutAnywhere cuts answers off after each of their bytes. The caller gets the whole answer or
+// an error.
 func TestCutAnywhere(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n7\r\ndefghij\r\n0\r\n\r\n"
 	const length = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabcdefghij"
@@ -173,7 +174,7 @@ func TestHeadsAreBounded(t *testing.T) {
 	if _, _, err := fetch(transport(t), post(t, e.url, "{}")); !errors.Is(err, errInformational) {
 		t.Error(err)
 	}
-	// A body is not a head.
+	// The limit is for the head and not for the body.
 	e = startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n"+strings.Repeat("a", 50_000), true)
 	small := &Transport{MaxHeaderBytes: 100}
 	if _, body, err := fetch(small, post(t, e.url, "{}")); err != nil || len(body) != 50_000 {
@@ -181,7 +182,7 @@ func TestHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// TestHead has no body, whatever its length is said to be.
+// TestHead: the answer to a HEAD request has no body, even if it has a Content-Length.
 func TestHead(t *testing.T) {
 	e := startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", false)
 	c := transport(t)
@@ -193,12 +194,12 @@ func TestHead(t *testing.T) {
 		}
 	}
 	if n := e.taken.Load(); n != 1 {
-		t.Errorf("%d connections", n)
+		t.Errorf("the engine accepted %d connections", n)
 	}
 }
 
-// TestRequestsAreAsNetHTTPWritesThem compares the bytes, but for the User-Agent that net/http makes
-// up.
+// TestRequestsAreAsNetHTTPWritesThem compares the bytes of requests with those that net/http
+// writes, except for net/http's own User-Agent.
 func TestRequestsAreAsNetHTTPWritesThem(t *testing.T) {
 	for _, test := range []struct {
 		method, url, host, body string
@@ -236,7 +237,9 @@ func TestRequestsAreAsNetHTTPWritesThem(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSpoken(t *testing.T) {
+// TestInvalidRequestsAreRefused: the transport refuses a request that it cannot write as valid
+// HTTP/1.1. It then closes the request's body and the connection.
+func TestInvalidRequestsAreRefused(t *testing.T) {
 	e := startAnswering(t, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", false)
 	for name, change := range map[string]func(r *http.Request){
 		"newline in a value":  func(r *http.Request) { r.Header.Set("x-a", "1\r\nX-B: 2") },
@@ -262,12 +265,12 @@ func TestWhatIsNotSpoken(t *testing.T) {
 	} {
 		r := post(t, e.url, "{}")
 		change(r)
-		shut := &shutting{ReadCloser: r.Body}
-		r.Body = shut
-		if response, _, err := fetch(transport(t), r); err == nil || closedByPeer(err) || errors.Is(err, net.ErrClosed) { // it is not the engine that takes offence
+		closing := &closeRecorder{ReadCloser: r.Body}
+		r.Body = closing
+		if response, _, err := fetch(transport(t), r); err == nil || closedByPeer(err) || errors.Is(err, net.ErrClosed) { // the transport and not the engine must refuse the request
 			t.Errorf("%s: %v, %v", name, response, err)
 		}
-		eventually(t, name+": the body is closed", shut.shut.Load)
+		eventually(t, name+": the body is closed", closing.closed.Load)
 	}
 	eventually(t, "no connection is left", func() bool { return e.open.Load() == 0 })
 }

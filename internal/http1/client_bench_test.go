@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// clients are this one and net/http's, as the relay would set it up.
+// clients returns a Transport of this package, and one of net/http with the same settings.
 func clients(b *testing.B) map[string]http.RoundTripper {
-	theirs := &http.Transport{DisableCompression: true, IdleConnTimeout: DefaultClientIdleTimeout, MaxIdleConnsPerHost: DefaultMaxIdlePerHost,
+	std := &http.Transport{DisableCompression: true, IdleConnTimeout: DefaultClientIdleTimeout, MaxIdleConnsPerHost: DefaultMaxIdlePerHost,
 		ReadBufferSize: 2 << 10, WriteBufferSize: 2 << 10}
-	b.Cleanup(theirs.CloseIdleConnections)
-	return map[string]http.RoundTripper{"h1client": transport(b), "nethttp": theirs}
+	b.Cleanup(std.CloseIdleConnections)
+	return map[string]http.RoundTripper{"http1": transport(b), "nethttp": std}
 }
 
-// frugal is an engine that allocates nothing for a request: it has ended when the bytes "{}" have
-// come. Each gets what the function writes.
-func frugal(b *testing.B, answer func(c net.Conn)) string {
+// startFrugal starts an engine that allocates nothing for a request, and returns its URL. A request
+// ends with the bytes "{}". The engine then calls answer.
+func startFrugal(b *testing.B, answer func(c net.Conn)) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -56,10 +56,10 @@ func frugal(b *testing.B, answer func(c net.Conn)) string {
 	return "http://" + listener.Addr().String() + "/v1/chat/completions"
 }
 
-// BenchmarkClientRequest is one request on a connection that waits, and its short answer.
+// BenchmarkClientRequest measures a request with a short answer on an idle connection.
 func BenchmarkClientRequest(b *testing.B) {
 	short := []byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\nok")
-	url := frugal(b, func(c net.Conn) { c.Write(short) })
+	url := startFrugal(b, func(c net.Conn) { c.Write(short) })
 	for name, client := range clients(b) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -75,13 +75,13 @@ func BenchmarkClientRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkClientEvent is a read of one event of a stream that comes for itself, with the engine's
-// write of it.
+// BenchmarkClientEvent measures the read of one event of a stream, together with the engine's write
+// of the event.
 func BenchmarkClientEvent(b *testing.B) {
 	event := "data: " + strings.Repeat("x", 220) + "\n\n"
 	chunk := []byte(fmt.Sprintf("%x\r\n%s\r\n", len(event), event))
 	next := make(chan bool)
-	url := frugal(b, func(c net.Conn) {
+	url := startFrugal(b, func(c net.Conn) {
 		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 		for <-next {
 			c.Write(chunk)
@@ -97,32 +97,32 @@ func BenchmarkClientEvent(b *testing.B) {
 			defer r.Body.Close()
 			buffer := make([]byte, 2<<10)
 			b.ReportAllocs()
-			before := busy()
+			before := cpuTime()
 			for b.Loop() {
 				next <- true
 				if n, err := r.Body.Read(buffer); n != len(event) || err != nil {
 					b.Fatal(n, err)
 				}
 			}
-			b.ReportMetric(float64(busy()-before)/float64(b.N), "cpu-ns/op")
+			b.ReportMetric(float64(cpuTime()-before)/float64(b.N), "cpu-ns/op")
 			next <- false
 			io.Copy(io.Discard, r.Body)
 		})
 	}
 }
 
-// busy is the time of the processors that this process has had.
-func busy() time.Duration {
+// cpuTime returns the processor time that this process has used.
+func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkOpen is what an open response holds whose reader waits: of the heap and of stacks, that
-// of who reads included. The engine holds nothing but sockets.
+// BenchmarkOpen measures the heap and the stacks of an open response, including those of the
+// goroutine that waits for its next bytes. The engine holds only sockets.
 func BenchmarkOpen(b *testing.B) {
 	const responses = 1000
-	for _, name := range []string{"h1client", "nethttp"} {
+	for _, name := range []string{"http1", "nethttp"} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				client := clients(b)[name]
@@ -170,9 +170,9 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// held is what the process holds when it has come to rest.
+// clientHeap returns the memory in use after garbage collections.
 func clientHeap() (m runtime.MemStats) {
-	for range 4 { // stacks shrink by half each time
+	for range 4 { // each collection halves a stack at most
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)

@@ -16,30 +16,34 @@ import (
 	"time"
 )
 
-// shutting tells whether it was closed.
-type shutting struct {
+// closeRecorder is a body that records whether it was closed.
+type closeRecorder struct {
 	io.ReadCloser
-	shut atomic.Bool
+	closed atomic.Bool
 }
 
-func (s *shutting) Close() error {
-	s.shut.Store(true)
+func (s *closeRecorder) Close() error {
+	s.closed.Store(true)
 	if s.ReadCloser == nil {
 		return nil
 	}
 	return s.ReadCloser.Close()
 }
 
+// brokenBody is a body that cannot be read.
 type brokenBody struct{}
 
 func (brokenBody) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
-// TestEarlyAnswers come before the request's body was read, and the rest of it never is.
+// TestEarlyAnswers: an engine may answer before it has read the request's body. It never reads the
+// rest of the body.
 func TestEarlyAnswers(t *testing.T) {
 	const refused = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig"
 	for name, then := range map[string]func(in *bufio.Reader){
 		"closed": func(*bufio.Reader) {},
-		"held":   func(in *bufio.Reader) { eventually(t, "the client has left", func() bool { return brokenBy(in) }) },
+		"held": func(in *bufio.Reader) {
+			eventually(t, "the client has disconnected", func() bool { return peerClosed(in) })
+		},
 	} {
 		for _, size := range []int{10, 60 << 10, 100 << 10, 16 << 20} {
 			e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
@@ -49,7 +53,7 @@ func TestEarlyAnswers(t *testing.T) {
 			})
 			c := transport(t)
 			r := post(t, e.url, strings.Repeat("a", size))
-			body := &shutting{ReadCloser: r.Body}
+			body := &closeRecorder{ReadCloser: r.Body}
 			r.Body = body
 			response, err := c.RoundTrip(r)
 			if err != nil {
@@ -60,31 +64,32 @@ func TestEarlyAnswers(t *testing.T) {
 			if response.StatusCode != 413 || err != nil || string(all) != "big" {
 				t.Errorf("%s, %d: %q, %v", name, size, all, err)
 			}
-			if name == "held" && size > 1<<20 && c.pool.waiting() != 0 {
-				t.Errorf("%s, %d: the connection waits for another request", name, size)
+			if name == "held" && size > 1<<20 && c.pool.size() != 0 {
+				t.Errorf("%s, body of %d: the connection is idle, want closed", name, size)
 			}
-			eventually(t, "the body is let go", body.shut.Load)
+			eventually(t, "the body is closed", body.closed.Load)
 			c.CloseIdleConnections()
 			eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 		}
 	}
 }
 
-// brokenBy reads nothing, until the other end has left: what waits in the socket is then followed
-// by an end.
-func brokenBy(in *bufio.Reader) bool {
+// peerClosed reports whether the peer has closed the connection, by discarding bytes up to an
+// error.
+func peerClosed(in *bufio.Reader) bool {
 	_, err := in.Discard(1 << 16)
 	return err != nil
 }
 
-// TestLargeBodies arrive whole, and their connection is good for another one, or is closed.
+// TestLargeBodies: large request bodies arrive whole. Their connection serves the next request or
+// is closed.
 func TestLargeBodies(t *testing.T) {
 	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 		for body := readBody(in); body != ""; body = readBody(in) {
 			if body[1:] != strings.Repeat("a", len(body)-1) {
-				t.Error("the body is another")
+				t.Errorf("a body of %d bytes differs from the body that was sent", len(body)-1)
 			}
-			io.WriteString(c, fine)
+			io.WriteString(c, okAnswer)
 		}
 	})
 	c := transport(t)
@@ -101,21 +106,22 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
-// deaf is a connection on which an answer waits, and that takes no more.
-type deaf struct {
+// brokenPipe is a connection that has an answer to read and refuses every write.
+type brokenPipe struct {
 	net.Conn
 	io.Reader
 }
 
-func (d deaf) Read(p []byte) (int, error) { return d.Reader.Read(p) }
-func (deaf) Write([]byte) (int, error)    { return 0, syscall.EPIPE }
-func (deaf) Close() error                 { return nil }
+func (c brokenPipe) Read(p []byte) (int, error) { return c.Reader.Read(p) }
+func (brokenPipe) Write([]byte) (int, error)    { return 0, syscall.EPIPE }
+func (brokenPipe) Close() error                 { return nil }
 
-// TestAnswerBehindABrokenPipe is what counts, if there is one.
+// TestAnswerBehindABrokenPipe: when a write fails but the engine has answered, the caller gets the
+// answer.
 func TestAnswerBehindABrokenPipe(t *testing.T) {
 	for _, size := range []int{2, 30 << 10, 1 << 20} {
-		for _, answer := range []string{fine, ""} {
-			in := deaf{Reader: strings.NewReader(answer)}
+		for _, answer := range []string{okAnswer, ""} {
+			in := brokenPipe{Reader: strings.NewReader(answer)}
 			response, err := transport(t).roundTripOn(post(t, "http://engine/", strings.Repeat("a", size)), &clientConn{stream: in, tcp: in})
 			switch {
 			case answer == "" && (errors.Is(err, syscall.EPIPE) || size > syncBody && errors.Is(err, io.EOF)):
@@ -130,25 +136,27 @@ func TestAnswerBehindABrokenPipe(t *testing.T) {
 	}
 }
 
-// stages are the points at which an engine stalls.
+// stages are the points at which an engine stalls: after it has written said. body is the length of
+// the request's body. If ignoresBody is true, the engine does not read the body.
 var stages = []struct {
-	name, said string
-	body       int
-	deaf       bool // it does not read
+	name, said  string
+	body        int
+	ignoresBody bool
 }{
 	{name: "no answer"},
 	{name: "no answer to a body", body: 10},
-	{name: "a body that is not read", body: 16 << 20, deaf: true},
+	{name: "a body that is not read", body: 16 << 20, ignoresBody: true},
 	{name: "within the head", said: "HTTP/1.1 200 OK\r\nContent-"},
 	{name: "after hints", said: "HTTP/1.1 103 Early Hints\r\n\r\n"},
 	{name: "before the body", said: "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"},
 	{name: "within the body", said: "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"},
 	{name: "within a chunk", said: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"},
 	{name: "to its end", said: "HTTP/1.1 200 OK\r\n\r\nabc"},
-	{name: "early, with a body that is not read", said: "HTTP/1.1 200 OK\r\n\r\nabc", body: 16 << 20, deaf: true},
+	{name: "early, with a body that is not read", said: "HTTP/1.1 200 OK\r\n\r\nabc", body: 16 << 20, ignoresBody: true},
 }
 
-// TestContextEnds at each stage, on fresh connections and on used ones.
+// TestContextEnds: when the context of a request ends, the request fails with the context's cause
+// and the connection is closed. This holds at each stage, on new connections and on used ones.
 func TestContextEnds(t *testing.T) {
 	why := errors.New("enough")
 	for _, stage := range stages {
@@ -158,16 +166,16 @@ func TestContextEnds(t *testing.T) {
 				e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 					if used {
 						readBody(in)
-						io.WriteString(c, fine)
+						io.WriteString(c, okAnswer)
 					}
-					if !stage.deaf {
+					if !stage.ignoresBody {
 						readBody(in)
 					} else if _, err := in.ReadString('\n'); err != nil {
 						return
 					}
 					io.WriteString(c, stage.said)
 					there <- struct{}{}
-					eventually(t, "the client has left", func() bool { return brokenBy(in) })
+					eventually(t, "the client has disconnected", func() bool { return peerClosed(in) })
 				})
 				c := transport(t)
 				if used {
@@ -182,8 +190,8 @@ func TestContextEnds(t *testing.T) {
 				if !errors.Is(err, why) {
 					t.Errorf("%q, %v", body, err)
 				}
-				if n := e.taken.Load(); n != 1 || c.pool.waiting() != 0 {
-					t.Errorf("%d connections, %d wait", n, c.pool.waiting())
+				if n := e.taken.Load(); n != 1 || c.pool.size() != 0 {
+					t.Errorf("the engine accepted %d connections and %d are idle, want 1 and 0", n, c.pool.size())
 				}
 				eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 			})
@@ -192,25 +200,25 @@ func TestContextEnds(t *testing.T) {
 }
 
 func TestContextEndsWhileConnecting(t *testing.T) {
-	mute := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
+	silent := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
 	why := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, why)
 	defer cancel()
 	c := transport(t)
-	if _, err := c.RoundTrip(postIn(ctx, t, strings.Replace(mute.url, "http", "https", 1), "{}")); !errors.Is(err, why) {
+	if _, err := c.RoundTrip(postIn(ctx, t, strings.Replace(silent.url, "http", "https", 1), "{}")); !errors.Is(err, why) {
 		t.Error(err)
 	}
 	var op *net.OpError
-	if _, err := c.RoundTrip(postIn(ctx, t, mute.url, "{}")); !errors.Is(err, why) || errors.As(err, &op) {
+	if _, err := c.RoundTrip(postIn(ctx, t, silent.url, "{}")); !errors.Is(err, why) || errors.As(err, &op) {
 		t.Error(err)
 	}
-	if n := mute.taken.Load(); n != 1 {
-		t.Errorf("%d connections", n)
+	if n := silent.taken.Load(); n != 1 {
+		t.Errorf("the engine accepted %d connections", n)
 	}
 }
 
-// TestContextEndsWithTheResponse has both happen at once. No connection is used again that was
-// broken off, and none is lost.
+// TestContextEndsWithTheResponse: the context ends at the moment at which the response ends. No
+// aborted connection is used again, and no connection is leaked.
 func TestContextEndsWithTheResponse(t *testing.T) {
 	e := startAnswering(t, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", false)
 	c := transport(t)
@@ -226,11 +234,11 @@ func TestContextEndsWithTheResponse(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ctx.Done()
-		if n := c.pool.waiting(); n > 1 {
-			t.Fatalf("%d wait", n)
+		if n := c.pool.size(); n > 1 {
+			t.Fatalf("%d connections are idle, want 1 at most", n)
 		}
 	}
-	eventually(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
+	eventually(t, "only idle connections are open", func() bool { return e.open.Load() == int64(c.pool.size()) })
 }
 
 func TestContextEndsUnderTLS(t *testing.T) {
@@ -239,7 +247,7 @@ func TestContextEndsUnderTLS(t *testing.T) {
 			io.WriteString(w, "data: x\n\n")
 			w.(http.Flusher).Flush()
 		}
-		<-r.Context().Done() // the body was read, or there was none
+		<-r.Context().Done() // the server notices the disconnect because the request has no unread body
 	}))
 	defer server.Close()
 	c := transport(t)
@@ -281,10 +289,10 @@ func TestClose(t *testing.T) {
 	eventually(t, "the connection is closed", func() bool { return e.open.Load() == 0 })
 }
 
-// TestCloseWithTheEnd closes bodies while their last bytes are read: a connection waits once or is
-// closed.
+// TestCloseWithTheEnd closes bodies while their last bytes are read. The connection is put into the
+// pool once, or is closed.
 func TestCloseWithTheEnd(t *testing.T) {
-	e := startAnswering(t, fine, false)
+	e := startAnswering(t, okAnswer, false)
 	c := transport(t)
 	for range 500 {
 		response, err := c.RoundTrip(post(t, e.url, "{}"))
@@ -298,16 +306,17 @@ func TestCloseWithTheEnd(t *testing.T) {
 		if err != nil && !errors.Is(err, http.ErrBodyReadAfterClose) {
 			t.Fatal(err)
 		}
-		if n := c.pool.waiting(); n > 1 {
-			t.Fatalf("%d wait", n)
+		if n := c.pool.size(); n > 1 {
+			t.Fatalf("%d connections are idle, want 1 at most", n)
 		}
 	}
-	eventually(t, "only what waits is open", func() bool { return e.open.Load() == int64(c.pool.waiting()) })
+	eventually(t, "only idle connections are open", func() bool { return e.open.Load() == int64(c.pool.size()) })
 }
 
-// TestReadsAfterTheEnd tell how it was, and touch nothing.
+// TestReadsAfterTheEnd: reads after the end of a body return the body's result again, and do not
+// touch the connection, which may serve another request.
 func TestReadsAfterTheEnd(t *testing.T) {
-	whole, cut := startAnswering(t, fine, false), startAnswering(t, fine[:len(fine)-1], true)
+	whole, cut := startAnswering(t, okAnswer, false), startAnswering(t, okAnswer[:len(okAnswer)-1], true)
 	c := transport(t)
 	for e, want := range map[*engine]error{whole: io.EOF, cut: io.ErrUnexpectedEOF} {
 		response, err := c.RoundTrip(post(t, e.url, "{}"))
@@ -315,7 +324,7 @@ func TestReadsAfterTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, response.Body)
-		response.Body.(*roundTrip).abort() // a context that comes late
+		response.Body.(*roundTrip).abort() // as if the context ended after the response
 		fetch(c, post(t, whole.url, "{}"))
 		for range 2 {
 			if n, err := response.Body.Read(make([]byte, 10)); n != 0 || !errors.Is(err, want) {
@@ -328,18 +337,18 @@ func TestReadsAfterTheEnd(t *testing.T) {
 		}
 	}
 	if n := whole.taken.Load(); n != 1 {
-		t.Errorf("%d connections", n)
+		t.Errorf("the engine accepted %d connections", n)
 	}
 }
 
-// watched counts who waits for its end.
-type watched struct {
+// watchedContext counts the functions that are registered for its end.
+type watchedContext struct {
 	context.Context
 	watchers atomic.Int64
 }
 
-// AfterFunc is what package context asks for if it is there.
-func (w *watched) AfterFunc(func()) (stop func() bool) {
+// AfterFunc implements the interface by which package context registers a function.
+func (w *watchedContext) AfterFunc(func()) (stop func() bool) {
 	w.watchers.Add(1)
 	return func() bool {
 		w.watchers.Add(-1)
@@ -347,19 +356,19 @@ func (w *watched) AfterFunc(func()) (stop func() bool) {
 	}
 }
 
-// Value hides what package context would find instead.
-func (w *watched) Value(any) any { return nil }
+// Value hides the parent context from package context, which would register the function there.
+func (w *watchedContext) Value(any) any { return nil }
 
-// TestContextIsLetGo of by whatever ends a response.
-func TestContextIsLetGo(t *testing.T) {
-	ctx := &watched{Context: t.Context()}
+// TestContextIsReleased: no function stays registered with the context, however a response ends.
+func TestContextIsReleased(t *testing.T) {
+	ctx := &watchedContext{Context: t.Context()}
 	c := transport(t)
 	for _, test := range answers[:7] {
 		fetch(c, postIn(ctx, t, startAnswering(t, test.answer, true).url, "{}"))
 		fetch(c, postIn(ctx, t, startAnswering(t, test.answer[:len(test.answer)-3], true).url, "{}"))
-		leave(t, c, postIn(ctx, t, startAnswering(t, test.answer, true).url, "{}"))
+		readOneByte(t, c, postIn(ctx, t, startAnswering(t, test.answer, true).url, "{}"))
 	}
 	if n := ctx.watchers.Load(); n != 0 {
-		t.Errorf("%d are left", n)
+		t.Errorf("%d functions are still registered with the context, want 0", n)
 	}
 }

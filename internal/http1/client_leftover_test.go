@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// TestLeftOverUnderTLS: what an engine says beyond its answer, in the same record, must not answer
-// the next request.
+// TestLeftOverUnderTLS: bytes that an engine sends after its answer, in the same TLS record, must
+// not be taken for the answer to the next request.
 func TestLeftOverUnderTLS(t *testing.T) {
 	plain := httptest.NewUnstartedServer(nil)
 	plain.StartTLS()
@@ -25,9 +25,9 @@ func TestLeftOverUnderTLS(t *testing.T) {
 	e := startEngine(t, func(c *net.TCPConn, _ *bufio.Reader) {
 		secure := tls.Server(c, &tls.Config{Certificates: certificates, MinVersion: tls.VersionTLS12})
 		in := bufio.NewReader(secure)
-		for asked := readBody(in); asked != ""; asked = readBody(in) {
+		for body := readBody(in); body != ""; body = readBody(in) {
 			answer := "right"
-			if size, err := strconv.Atoi(asked[1:]); err == nil {
+			if size, err := strconv.Atoi(body[1:]); err == nil {
 				answer = strings.Repeat("a", size) + "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
 				fmt.Fprintf(secure, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, answer)
 				continue
@@ -37,8 +37,8 @@ func TestLeftOverUnderTLS(t *testing.T) {
 	})
 	url := strings.Replace(e.url, "http:", "https:", 1)
 	for size := 1000; size < 16000; size += 1000 {
-		by := &Transport{TLS: roots}
-		r, err := by.RoundTrip(post(t, url, strconv.Itoa(size)))
+		c := &Transport{TLS: roots}
+		r, err := c.RoundTrip(post(t, url, strconv.Itoa(size)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,15 +47,15 @@ func TestLeftOverUnderTLS(t *testing.T) {
 			t.Fatalf("%d bytes of %d: %v", whole.Len(), size, err)
 		}
 		r.Body.Close()
-		if _, body, err := fetch(by, post(t, url, "second")); err != nil || body != "right" {
+		if _, body, err := fetch(c, post(t, url, "second")); err != nil || body != "right" {
 			t.Errorf("after %d bytes the second request was answered %q, %v", size, body, err)
 		}
-		by.CloseIdleConnections()
+		c.CloseIdleConnections()
 	}
 }
 
-// TestWorkIsNotDoneTwice: an engine that has taken a while before it closed the connection may have
-// done what it was asked.
+// TestWorkIsNotDoneTwice: a request is not sent again if the engine closed the connection after a
+// while, because the engine may have processed the request.
 func TestWorkIsNotDoneTwice(t *testing.T) {
 	worked := make(chan struct{}, 8)
 	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
@@ -65,7 +65,7 @@ func TestWorkIsNotDoneTwice(t *testing.T) {
 				time.Sleep(staleWindow + 100*time.Millisecond) // the work
 				return
 			}
-			io.WriteString(c, fine)
+			io.WriteString(c, okAnswer)
 		}
 	})
 	c := transport(t)
@@ -73,6 +73,6 @@ func TestWorkIsNotDoneTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := fetch(c, post(t, e.url, "b")); err == nil || len(worked) != 1 {
-		t.Errorf("%d engines worked on it, %v", len(worked), err)
+		t.Errorf("the engine received the request %d times, want 1; error %v, want one", len(worked), err)
 	}
 }

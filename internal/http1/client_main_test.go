@@ -17,14 +17,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what is waited for, so that a failure ends.
+// patience bounds every wait of the tests, so that a test which fails ends.
 const patience = 20 * time.Second
 
-// engine is a server that does what its script says with each connection, and closes it then.
+// engine is a server that runs a script on each connection and then closes the connection.
 type engine struct {
 	net.Listener
 	url string
-	// taken and open count connections.
+	// taken counts the accepted connections, open those of them that are still open.
 	taken, open atomic.Int64
 }
 
@@ -58,20 +58,21 @@ func startEngine(t testing.TB, script func(c *net.TCPConn, in *bufio.Reader)) *e
 	return e
 }
 
-// says is an engine that answers each request of a connection with the same bytes, and closes it
-// then if it is told to.
-func startAnswering(t testing.TB, answer string, then bool) *engine {
+// startAnswering starts an engine that answers every request with the same bytes. If closeAfter is
+// true, the engine closes the connection after the first answer.
+func startAnswering(t testing.TB, answer string, closeAfter bool) *engine {
 	return startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 		for readBody(in) != "" {
 			io.WriteString(c, answer)
-			if then {
+			if closeAfter {
 				return
 			}
 		}
 	})
 }
 
-// take reads a request. It returns its body with one byte in front, or nothing if there was none.
+// readBody reads a request and returns ">" and the request's body. It returns "" if no request
+// came.
 func readBody(in *bufio.Reader) string {
 	r, err := http.ReadRequest(in)
 	if err != nil {
@@ -84,12 +85,13 @@ func readBody(in *bufio.Reader) string {
 	return ">" + string(body)
 }
 
-// post makes a request; without a body it is a GET.
+// post returns a POST request with the body, or a GET request if the body is empty.
 func post(t testing.TB, url, body string) *http.Request {
 	t.Helper()
 	return postIn(t.Context(), t, url, body)
 }
 
+// postIn is post with a context.
 func postIn(ctx context.Context, t testing.TB, url, body string) *http.Request {
 	t.Helper()
 	method, from := http.MethodPost, io.Reader(strings.NewReader(body))
@@ -103,7 +105,7 @@ func postIn(ctx context.Context, t testing.TB, url, body string) *http.Request {
 	return r
 }
 
-// ask makes a request and reads the whole answer.
+// fetch sends a request and reads the whole answer.
 func fetch(by http.RoundTripper, r *http.Request) (*http.Response, string, error) {
 	response, err := by.RoundTrip(r)
 	if err != nil {
@@ -114,24 +116,25 @@ func fetch(by http.RoundTripper, r *http.Request) (*http.Response, string, error
 	return response, string(body), err
 }
 
-// eventually waits until a condition holds.
+// eventually waits until a condition is true. what describes the condition.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("still not so: " + what)
+			t.Fatalf("this is still not true after %v: %s", patience, what)
 		}
 	}
 }
 
-// transport is one that leaves nothing behind.
+// transport returns a Transport whose idle connections are closed at the end of the test.
 func transport(t testing.TB) *Transport {
 	c := new(Transport)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 
-func (p *idlePool) waiting() (n int) {
+// size counts the idle connections.
+func (p *idlePool) size() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.idle {

@@ -16,8 +16,10 @@ import (
 	"time"
 )
 
-const fine = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+// okAnswer is a complete answer with the body "ok".
+const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
+// TestLastInFirstOut: a request uses the connection that was idle for the shortest time.
 func TestLastInFirstOut(t *testing.T) {
 	var mu sync.Mutex
 	var ports []string
@@ -30,13 +32,13 @@ func TestLastInFirstOut(t *testing.T) {
 			if body == ">wait" {
 				<-release
 			}
-			io.WriteString(c, fine)
+			io.WriteString(c, okAnswer)
 		}
 	})
 	c := transport(t)
 	var all sync.WaitGroup
 	all.Go(func() { fetch(c, post(t, e.url, "wait")) })
-	eventually(t, "one is under way", func() bool { return e.taken.Load() == 1 })
+	eventually(t, "the first request has a connection", func() bool { return e.taken.Load() == 1 })
 	fetch(c, post(t, e.url, "second"))
 	close(release)
 	all.Wait()
@@ -44,30 +46,32 @@ func TestLastInFirstOut(t *testing.T) {
 		fetch(c, post(t, e.url, "again"))
 	}
 	if len(ports) != 5 || ports[2] != ports[0] || ports[4] != ports[0] || ports[0] == ports[1] {
-		t.Error(ports)
+		t.Errorf("the requests came from the ports %v, want the first port for the third and the last", ports)
 	}
 }
 
-func TestAsManyWaitAsMay(t *testing.T) {
-	for most, want := range map[int]int{-1: 0, 2: 2, 0: 5} {
+// TestIdleConnectionsAreLimited: the pool keeps at most MaxIdlePerHost connections, and closes
+// others.
+func TestIdleConnectionsAreLimited(t *testing.T) {
+	for limit, want := range map[int]int{-1: 0, 2: 2, 0: 5} {
 		release := make(chan struct{})
 		e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 			for readBody(in) != "" {
 				<-release
-				io.WriteString(c, fine)
+				io.WriteString(c, okAnswer)
 			}
 		})
 		c := transport(t)
-		c.MaxIdlePerHost = most
+		c.MaxIdlePerHost = limit
 		var all sync.WaitGroup
 		for range 5 {
 			all.Go(func() { fetch(c, post(t, e.url, "")) })
 		}
-		eventually(t, "all are under way", func() bool { return e.taken.Load() == 5 })
+		eventually(t, "all requests have a connection", func() bool { return e.taken.Load() == 5 })
 		close(release)
 		all.Wait()
-		if n := c.pool.waiting(); n != want {
-			t.Errorf("at most %d: %d wait", most, n)
+		if n := c.pool.size(); n != want {
+			t.Errorf("MaxIdlePerHost %d: %d connections are idle, want %d", limit, n, want)
 		}
 		eventually(t, "the others are closed", func() bool { return e.open.Load() == int64(want) })
 		c.CloseIdleConnections()
@@ -76,16 +80,16 @@ func TestAsManyWaitAsMay(t *testing.T) {
 }
 
 func TestIdleConnectionsExpire(t *testing.T) {
-	e := startAnswering(t, fine, false)
+	e := startAnswering(t, okAnswer, false)
 	c := transport(t)
 	c.IdleTimeout = 30 * time.Millisecond
 	for range 3 {
-		for end := time.Now().Add(2 * c.IdleTimeout); time.Now().Before(end); { // the timer comes too early
+		for end := time.Now().Add(2 * c.IdleTimeout); time.Now().Before(end); { // the connection is used before the timer fires
 			if _, _, err := fetch(c, post(t, e.url, "")); err != nil {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "it has expired", func() bool { return e.open.Load() == 0 })
+		eventually(t, "the connection has expired", func() bool { return e.open.Load() == 0 })
 	}
 	eventually(t, "the timer has ended", func() bool {
 		c.pool.mu.Lock()
@@ -94,9 +98,9 @@ func TestIdleConnectionsExpire(t *testing.T) {
 	})
 }
 
-// TestExpiredIsNotTaken is for a timer that comes late.
-func TestExpiredIsNotTaken(t *testing.T) {
-	e := startAnswering(t, fine, false)
+// TestExpiredIsNotUsed: an expired connection is not used, even if the timer fires late.
+func TestExpiredIsNotUsed(t *testing.T) {
+	e := startAnswering(t, okAnswer, false)
 	c := transport(t)
 	c.IdleTimeout = time.Hour
 	fetch(c, post(t, e.url, ""))
@@ -105,15 +109,15 @@ func TestExpiredIsNotTaken(t *testing.T) {
 	}
 	fetch(c, post(t, e.url, ""))
 	if n := e.taken.Load(); n != 2 {
-		t.Errorf("%d connections", n)
+		t.Errorf("the engine accepted %d connections", n)
 	}
 }
 
-// TestClosedWithoutAWord is an engine that closes each connection after its answer, at any moment.
-// No request fails of it.
-func TestClosedWithoutAWord(t *testing.T) {
+// TestEngineClosesAfterAnswer: no request fails because an engine closes each connection after its
+// answer without saying so.
+func TestEngineClosesAfterAnswer(t *testing.T) {
 	for _, body := range []string{"", "{}", strings.Repeat("a", 20<<10)} {
-		e := startAnswering(t, fine, true)
+		e := startAnswering(t, okAnswer, true)
 		c := transport(t)
 		for i := range 1000 {
 			if _, answer, err := fetch(c, post(t, e.url, body)); err != nil || answer != "ok" {
@@ -123,12 +127,12 @@ func TestClosedWithoutAWord(t *testing.T) {
 	}
 }
 
-// TestStrayBytesEndAConnection has an engine say more after its answer.
+// TestStrayBytesEndAConnection: a connection is closed if the engine sends bytes after its answer.
 func TestStrayBytesEndAConnection(t *testing.T) {
 	more, said := make(chan struct{}), make(chan struct{})
 	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 		readBody(in)
-		io.WriteString(c, fine)
+		io.WriteString(c, okAnswer)
 		if _, ok := <-more; ok {
 			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
 			said <- struct{}{}
@@ -145,8 +149,9 @@ func TestStrayBytesEndAConnection(t *testing.T) {
 	}
 }
 
-// TestOnceMore is for requests whose connection is closed in the moment in which it is used.
-func TestOnceMore(t *testing.T) {
+// TestRetryOnce: a request is sent again if the engine closes the idle connection while the request
+// is written, unless the engine has answered or the body cannot be repeated.
+func TestRetryOnce(t *testing.T) {
 	for _, test := range []struct {
 		name, second string
 		body         string
@@ -165,20 +170,20 @@ func TestOnceMore(t *testing.T) {
 			e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 				for body := readBody(in); body != ""; body = readBody(in) {
 					if body != ">"+test.body {
-						t.Errorf("%d bytes came", len(body))
+						t.Errorf("the engine received %d bytes, want the request's body", len(body)-1)
 					}
 					if requests.Add(1) == 2 {
 						io.WriteString(c, test.second)
 						return
 					}
-					io.WriteString(c, fine)
+					io.WriteString(c, okAnswer)
 				}
 			})
 			c := transport(t)
-			eventually(t, "a connection waits", func() bool {
+			eventually(t, "a connection is idle", func() bool {
 				requests.Store(0)
 				fetch(c, post(t, e.url, test.body))
-				return c.pool.waiting() == 1 // after a large body it may be too early for it
+				return c.pool.size() == 1 // the connection becomes idle a moment after a large body
 			})
 			r := post(t, e.url, test.body)
 			if test.forget {
@@ -191,12 +196,13 @@ func TestOnceMore(t *testing.T) {
 	}
 }
 
-// TestNeverTwiceMore has an engine that answers the first request of all, and none after it.
-func TestNeverTwiceMore(t *testing.T) {
+// TestNoSecondRetry: a request is sent again once at most. The engine answers only the first
+// request.
+func TestNoSecondRetry(t *testing.T) {
 	var requests atomic.Int64
 	e := startEngine(t, func(c *net.TCPConn, in *bufio.Reader) {
 		for readBody(in) != "" && requests.Add(1) == 1 {
-			io.WriteString(c, fine)
+			io.WriteString(c, okAnswer)
 		}
 	})
 	c := transport(t)
@@ -209,14 +215,14 @@ func TestNeverTwiceMore(t *testing.T) {
 func TestErrorsOfConnecting(t *testing.T) {
 	gone := startAnswering(t, "", true)
 	gone.Close()
-	mute := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
+	silent := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
 	known := httptest.NewTLSServer(http.NotFoundHandler())
 	defer known.Close()
 	known.Config.ErrorLog = nil
 	for name, url := range map[string]string{
 		"refused":   gone.url,
 		"untrusted": known.URL,
-		"handshake": strings.Replace(mute.url, "http", "https", 1),
+		"handshake": strings.Replace(silent.url, "http", "https", 1),
 	} {
 		c := &Transport{TLSHandshakeTimeout: 50 * time.Millisecond}
 		_, err := c.RoundTrip(post(t, url, "{}"))
@@ -230,8 +236,8 @@ func TestErrorsOfConnecting(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce has 8 goroutines ask net/http's server, plain and by TLS, for answers of all
-// sizes, some of which they do not read to the end.
+// TestManyAtOnce: 8 goroutines send requests to net/http's server, with and without TLS. The
+// answers have all sizes, and some are not read to their end.
 func TestManyAtOnce(t *testing.T) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -259,7 +265,7 @@ func TestManyAtOnce(t *testing.T) {
 				}
 				body := strings.Repeat(string(rune('a'+g)), []int{0, 1, 700, 5000, 40 << 10, 200 << 10}[i/2%6])
 				if i%5 == 4 {
-					leave(t, c, post(t, url, body))
+					readOneByte(t, c, post(t, url, body))
 					continue
 				}
 				if r, got, err := fetch(c, post(t, url, body)); err != nil || got != body || r.Header.Get("x-length") != fmt.Sprint(len(body)) {
@@ -271,8 +277,8 @@ func TestManyAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-// leave reads a byte of the answer and leaves.
-func leave(t *testing.T, c *Transport, r *http.Request) {
+// readOneByte sends a request, reads a byte of the answer and closes the body.
+func readOneByte(t *testing.T, c *Transport, r *http.Request) {
 	response, err := c.RoundTrip(r)
 	if err != nil {
 		t.Error(err)
@@ -282,7 +288,8 @@ func leave(t *testing.T, c *Transport, r *http.Request) {
 	response.Body.Close()
 }
 
-// TestTLSConnectionsAreUsedAgain, and those that the engine has closed are not.
+// TestTLSConnectionsAreUsedAgain: idle TLS connections are used again, except those that the engine
+// has closed.
 func TestTLSConnectionsAreUsedAgain(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		var taken atomic.Int64
@@ -302,14 +309,14 @@ func TestTLSConnectionsAreUsedAgain(t *testing.T) {
 			}
 		}
 		if n := taken.Load(); n != 1 {
-			t.Errorf("%d connections", n)
+			t.Errorf("the engine accepted %d connections", n)
 		}
 		server.CloseClientConnections()
 		if _, _, err := fetch(c, post(t, server.URL, "{}")); err != nil {
 			t.Error(err)
 		}
 		if n := taken.Load(); n != 2 {
-			t.Errorf("%d connections", n)
+			t.Errorf("the engine accepted %d connections", n)
 		}
 		c.CloseIdleConnections()
 		server.Close()

@@ -5,13 +5,13 @@ import (
 	"syscall"
 )
 
-// The functions of this file read and write descriptors in non-blocking mode without a word to Go's
+// The functions of this file read and write descriptors in non-blocking mode without notice to Go's
 // scheduler.
 //
-// The functions of package syscall tell the scheduler of every call, in case it blocks. A socket in
-// non-blocking mode never blocks, and the word is not cheap: in a process that is mostly idle it
-// wakes the runtime's monitor thread at the first call of each burst, which then polls every 20 µs.
-// A relayed event is such a burst.
+// The functions of package syscall notify the scheduler of every call, in case the call blocks. A
+// socket in non-blocking mode never blocks, and the notice is not cheap. In a process that is
+// mostly idle, the first call of each burst wakes the runtime's monitor thread, which then polls
+// every 20 µs. A relayed event is such a burst.
 //
 // On a descriptor in blocking mode these functions would block a thread that the scheduler believes
 // to run. checkNonblocking is called once for each connection, before the first of them.

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// What goes in at one end comes out at the other, nothing waits, and a peer's leaving is told.
+// Bytes that are written to one end are read at the other. No call blocks, and a close by the peer
+// is reported.
 func TestSocket(t *testing.T) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// theirs serves the handler as net/http does.
-func theirs(b *testing.B, handler http.HandlerFunc) (path string) {
+// startNetHTTP serves the handler with net/http's server on a Unix socket.
+func startNetHTTP(b *testing.B, handler http.HandlerFunc) (path string) {
 	path = filepath.Join(b.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -27,14 +27,14 @@ func theirs(b *testing.B, handler http.HandlerFunc) (path string) {
 	return path
 }
 
-// both runs a benchmark on both servers.
-func both(b *testing.B, handler http.HandlerFunc, run func(b *testing.B, path string)) {
-	b.Run("h1server", func(b *testing.B) { run(b, startServer(b, handler, nil).path) })
-	b.Run("net/http", func(b *testing.B) { run(b, theirs(b, handler)) })
+// benchmarkBoth runs a benchmark on the servers of this package and of net/http.
+func benchmarkBoth(b *testing.B, handler http.HandlerFunc, run func(b *testing.B, path string)) {
+	b.Run("http1", func(b *testing.B) { run(b, startServer(b, handler, nil).path) })
+	b.Run("net/http", func(b *testing.B) { run(b, startNetHTTP(b, handler)) })
 }
 
-// BenchmarkServerEvent is an event of 200 bytes, from the handler to a peer that reads whatever
-// comes.
+// BenchmarkServerEvent measures an event of 200 bytes, from the handler to a peer that reads all
+// the time.
 func BenchmarkServerEvent(b *testing.B) {
 	event := []byte("data: " + strings.Repeat("x", 192) + "\n\n")
 	events := make(chan int)
@@ -70,9 +70,10 @@ func BenchmarkServerEvent(b *testing.B) {
 		})
 	}
 	b.Run("Write", func(b *testing.B) { benchmarkEvents(b, events, startServer(b, handler, nil).path) })
-	b.Run("net/http", func(b *testing.B) { benchmarkEvents(b, events, theirs(b, handler)) })
+	b.Run("net/http", func(b *testing.B) { benchmarkEvents(b, events, startNetHTTP(b, handler)) })
 }
 
+// benchmarkEvents opens a stream at path and has the handler write b.N events.
 func benchmarkEvents(b *testing.B, events chan int, path string) {
 	c, err := net.Dial("unix", path)
 	if err != nil {
@@ -98,9 +99,9 @@ func benchmarkEvents(b *testing.B, events chan int, path string) {
 	b.StopTimer()
 }
 
-// BenchmarkServerRequest is a small request with a small answer, on a connection that is kept.
+// BenchmarkServerRequest measures a small request with a small answer, on a kept-alive connection.
 func BenchmarkServerRequest(b *testing.B) {
-	both(b, echo, func(b *testing.B, path string) {
+	benchmarkBoth(b, echo, func(b *testing.B, path string) {
 		c, err := net.Dial("unix", path)
 		if err != nil {
 			b.Fatal(err)
@@ -117,11 +118,11 @@ func BenchmarkServerRequest(b *testing.B) {
 	})
 }
 
-// BenchmarkIdleStream is what a stream holds that has begun and waits. The peer's own end is in it
-// for both: a connection without a goroutine.
+// BenchmarkIdleStream measures the memory of an open stream that writes nothing. It includes the
+// peer's end, which is a connection without a goroutine.
 func BenchmarkIdleStream(b *testing.B) {
 	const streams = 1000
-	both(b, func(w http.ResponseWriter, r *http.Request) {
+	benchmarkBoth(b, func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		io.WriteString(w, "data: begun\n\n")
 		w.(http.Flusher).Flush()
@@ -131,7 +132,7 @@ func BenchmarkIdleStream(b *testing.B) {
 			before := serverHeap()
 			conns := make([]net.Conn, streams)
 			for i := range conns {
-				conns[i] = begin(b, path, i)
+				conns[i] = openStream(b, path, i)
 			}
 			after := serverHeap()
 			b.ReportMetric(float64(after.HeapInuse-before.HeapInuse)/streams, "heap-B/stream")
@@ -144,8 +145,8 @@ func BenchmarkIdleStream(b *testing.B) {
 	})
 }
 
-// begin begins a stream, with a request of the size that Envoy's have.
-func begin(b *testing.B, path string, i int) net.Conn {
+// openStream opens a stream with a request that is as long as Envoy's requests.
+func openStream(b *testing.B, path string, i int) net.Conn {
 	c, err := net.Dial("unix", path)
 	if err != nil {
 		b.Fatal(err)
@@ -164,8 +165,8 @@ func begin(b *testing.B, path string, i int) net.Conn {
 	return c
 }
 
-// held is what is in use when garbage is gone and stacks have shrunk, which takes several
-// collections.
+// serverHeap returns the memory in use after garbage collections. Stacks need several collections
+// to shrink.
 func serverHeap() (m runtime.MemStats) {
 	for range 5 {
 		runtime.GC()

@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// ordinary are handlers as anybody writes them.
-var ordinary = map[string]http.HandlerFunc{
+// handlers are ordinary handlers, by the path that they serve.
+var handlers = map[string]http.HandlerFunc{
 	"nothing":      func(w http.ResponseWriter, r *http.Request) {},
 	"echo":         echo,
 	"error":        func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusTeapot) },
@@ -52,7 +52,7 @@ var ordinary = map[string]http.HandlerFunc{
 	"unread": func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "unread") },
 	"abort":  func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) },
 	"abort halfway": func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) // else the peer may be reset before it has seen the first half
+		io.Copy(io.Discard, r.Body) // a body that is not read may reset the connection before the peer reads the first half
 		io.WriteString(w, "x")
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
@@ -69,22 +69,26 @@ var ordinary = map[string]http.HandlerFunc{
 	},
 }
 
-// seen is what a client gets.
-type seen struct {
+// clientResult is everything that a client learns from a request.
+type clientResult struct {
 	Status int
 	Header http.Header
 	Body   string
 	Err    string
 }
 
-func exchangeBytes(t *testing.T, client *http.Transport, method, path string, body io.Reader) (s seen) {
+// sendTo sends a request and returns what the client sees. It leaves out what differs between the
+// servers on purpose.
+func sendTo(t *testing.T, client *http.Transport, method, path string, body io.Reader) (s clientResult) {
 	req, err := http.NewRequest(method, "http://host/"+path, body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("a-b", "c")
 	if strings.HasPrefix(path, "abort") {
-		client.CloseIdleConnections() // a HEAD was answered in full before its connection went, and the client may not know yet
+		// The server has closed the connection of a HEAD request after its answer, which the client
+		// may not have noticed yet.
+		client.CloseIdleConnections()
 	}
 	res, err := client.RoundTrip(req)
 	if err != nil {
@@ -93,20 +97,25 @@ func exchangeBytes(t *testing.T, client *http.Transport, method, path string, bo
 	}
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
-	s = seen{Status: res.StatusCode, Header: res.Header, Body: string(b)}
+	s = clientResult{Status: res.StatusCode, Header: res.Header, Body: string(b)}
 	if err != nil {
-		s.Err = "cut off" // an end that comes too early or, if net/http read some of the request that we have not, a reset
+		// The error is an early end, or a reset if one server has left more of the request unread
+		// than the other.
+		s.Err = "cut off"
 	}
-	for _, name := range []string{"Date", "Content-Length", "Connection"} { // net/http counts a short body, and reads an unread one to keep the connection
+	// net/http sets the length of a short body, and reads an unread body in order to keep the
+	// connection.
+	for _, name := range []string{"Date", "Content-Length", "Connection"} {
 		s.Header.Del(name)
 	}
 	return s
 }
 
+// TestLikeNetHTTP: a client sees the same responses of Server and of net/http's server.
 func TestLikeNetHTTP(t *testing.T) {
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		w.Header()["Content-Type"] = nil // net/http would guess it
-		ordinary[r.URL.Path[1:]](w, r)
+		handlers[r.URL.Path[1:]](w, r)
 	}
 	ours := startServer(t, handler, nil)
 	theirs := &testServer{t: t, path: filepath.Join(t.TempDir(), "s")}
@@ -119,7 +128,7 @@ func TestLikeNetHTTP(t *testing.T) {
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() { server.Close(); within(t, served) })
 	ourClient, theirClient := ours.transport(t), theirs.transport(t)
-	for name := range ordinary {
+	for name := range handlers {
 		path := strings.ReplaceAll(name, " ", "%20")
 		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"} {
 			for _, body := range []string{"", "x", strings.Repeat("body", 5000)} {
@@ -133,7 +142,7 @@ func TestLikeNetHTTP(t *testing.T) {
 						}
 						return strings.NewReader(body)
 					}
-					got, want := exchangeBytes(t, ourClient, method, path, sent()), exchangeBytes(t, theirClient, method, path, sent())
+					got, want := sendTo(t, ourClient, method, path, sent()), sendTo(t, theirClient, method, path, sent())
 					if diff := cmp.Diff(want, got); diff != "" {
 						t.Errorf("%s /%s, body of %d, chunked %v: net/http - and ours +\n%.2000s", method, name, len(body), chunked, diff)
 					}

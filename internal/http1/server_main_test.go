@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// testServer is a server on a socket.
+// testServer is a Server on a Unix socket.
 type testServer struct {
 	t      testing.TB
 	server *Server
@@ -23,7 +23,7 @@ type testServer struct {
 	served chan error
 }
 
-// serve starts a server with this handler. change may change the rest of it.
+// startServer starts a Server with this handler. change, if not nil, may set its other fields.
 func startServer(t testing.TB, handler http.HandlerFunc, change func(*Server)) *testServer {
 	t.Helper()
 	s := &Server{Handler: handler, Other: &http.Server{Handler: handler}, Log: zap.NewNop()}
@@ -38,7 +38,7 @@ func startServer(t testing.TB, handler http.HandlerFunc, change func(*Server)) *
 	go func() { w.served <- s.Serve(l) }()
 	t.Cleanup(func() {
 		s.Close()
-		within(t, s.stop()) // the connections' goroutines are gone
+		within(t, s.stop()) // until the goroutines of all connections have ended
 	})
 	return w
 }
@@ -62,22 +62,23 @@ func (w *testServer) transport(t testing.TB) *http.Transport {
 	return tr
 }
 
-// peer is a client that says what it is told to.
+// peer is a client that sends the bytes of a test.
 type peer struct {
 	t testing.TB
 	*net.UnixConn
 	in *bufio.Reader
 }
 
-func (p *peer) say(text string) {
+// send writes the text to the connection.
+func (p *peer) send(text string) {
 	p.t.Helper()
 	if _, err := io.WriteString(p.UnixConn, text); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// hear is the next response, and all of its body.
-func (p *peer) hear(method string) (*http.Response, string) {
+// receive reads the next response with its whole body.
+func (p *peer) receive(method string) (*http.Response, string) {
 	p.t.Helper()
 	res, err := http.ReadResponse(p.in, &http.Request{Method: method})
 	if err != nil {
@@ -90,26 +91,27 @@ func (p *peer) hear(method string) (*http.Response, string) {
 	return res, string(body)
 }
 
+// expect reads the next response, which must have this status and body.
 func (p *peer) expect(status int, body string) *http.Response {
 	p.t.Helper()
-	res, got := p.hear("GET")
+	res, got := p.receive("GET")
 	if res.StatusCode != status || got != body {
 		p.t.Fatalf("got %d %s, want %d %s", res.StatusCode, short(got), status, short(body))
 	}
 	return res
 }
 
-// over waits for the server to close, and says what came before.
-func (p *peer) over() string {
+// awaitClose waits until the server closes the connection. It returns the bytes that came before.
+func (p *peer) awaitClose() string {
 	p.t.Helper()
 	rest, err := io.ReadAll(p.in)
 	if err != nil && !isReset(err) {
-		p.t.Fatalf("instead of the end, after %s: %v", short(rest), err)
+		p.t.Fatalf("the connection is not closed after %s: %v", short(rest), err)
 	}
 	return string(rest)
 }
 
-// short is a text for a message: its end, if it is long.
+// short quotes a text for a message. Of a long text it shows only the length and the end.
 func short[T string | []byte](text T) string {
 	if len(text) <= 100 {
 		return fmt.Sprintf("%q", text)
@@ -117,19 +119,22 @@ func short[T string | []byte](text T) string {
 	return fmt.Sprintf("%d bytes ...%q", len(text), text[len(text)-100:])
 }
 
+// isReset reports whether a read failed for another reason than a timeout.
 func isReset(err error) bool {
 	var timeout net.Error
 	return err != nil && !(errors.As(err, &timeout) && timeout.Timeout())
 }
 
+// within receives a value from c, or fails the test after patience.
 func within[T any](t testing.TB, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
 	case <-time.After(patience):
-		t.Fatal("nothing happens")
+		t.Fatalf("no value is received within %v", patience)
 	}
 	return v
 }
 
+// get is the smallest request that the server accepts.
 const get = "GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -11,7 +11,8 @@ import (
 	"github.com/coder/websocket"
 )
 
-// startBothServers starts a server whose two handlers say who they are.
+// startBothServers starts a Server that hands requests for /other to Other. The handler of Server
+// answers "lean", and the handler of Other answers "other".
 func startBothServers(t *testing.T, change func(*Server)) *testServer {
 	return startServer(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "lean") }, func(s *Server) {
 		s.Own = func(r *http.Request) bool { return r.URL.Path != "/other" }
@@ -28,7 +29,9 @@ func startBothServers(t *testing.T, change func(*Server)) *testServer {
 	})
 }
 
-func TestWhatIsHandedOver(t *testing.T) {
+// TestRequestsForOther: Other serves the requests that Own refuses and those that Server does not
+// support. It also answers malformed requests.
+func TestRequestsForOther(t *testing.T) {
 	w := startBothServers(t, func(s *Server) { s.MaxHeaderBytes = 8 << 10 })
 	long := strings.Repeat("x", 9<<10)
 	for name, c := range map[string]struct {
@@ -55,13 +58,13 @@ func TestWhatIsHandedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := w.dial(t)
-			p.say(c.said)
-			res, body := p.hear("GET")
+			p.send(c.said)
+			res, body := p.receive("GET")
 			if res.StatusCode != c.status || body != c.body && !strings.HasPrefix(body, c.body+":") {
 				t.Errorf("got %d %s, want %d %s", res.StatusCode, short(body), c.status, short(c.body))
 			}
 			p.CloseWrite()
-			p.over()
+			p.awaitClose()
 		})
 	}
 }
@@ -69,47 +72,47 @@ func TestWhatIsHandedOver(t *testing.T) {
 func TestExpectIsHandedOver(t *testing.T) {
 	w := startBothServers(t, nil)
 	p := w.dial(t)
-	p.say("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
+	p.send("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
 	if res, err := http.ReadResponse(p.in, nil); err != nil || res.StatusCode != 100 {
 		t.Fatal(res, err)
 	}
-	p.say("abc")
+	p.send("abc")
 	p.expect(200, "other  abc")
 }
 
 func TestHalfAHeadIsMalformed(t *testing.T) {
 	w := startBothServers(t, nil)
 	p := w.dial(t)
-	p.say("GET / HTTP/1.1\r\nho")
+	p.send("GET / HTTP/1.1\r\nho")
 	p.CloseWrite()
 	p.expect(400, "400 Bad Request")
 }
 
-// A connection may turn out to be Other's at any of its requests, and however its bytes come.
+// Any request of a connection may be the first for Other, wherever its bytes are split.
 func TestHandedOverLater(t *testing.T) {
 	w := startBothServers(t, nil)
 	other := "POST /other HTTP/1.1\r\nhost: x\r\na: b\r\ncontent-length: 3\r\n\r\nabc"
 	for i := range other {
 		p := w.dial(t)
-		p.say(get)
+		p.send(get)
 		p.expect(200, "lean")
-		p.say(get + other[:i]) // one after the other, and then both at once
+		p.send(get + other[:i]) // one after the other, and then both at once
 		p.expect(200, "lean")
-		p.say(other[i:])
+		p.send(other[i:])
 		if res := p.expect(200, "other b abc"); !res.Close {
-			t.Error("Envoy would send its next request here")
+			t.Error("the response does not close the connection, so Envoy would send its next request on it")
 		}
-		p.over()
+		p.awaitClose()
 	}
 }
 
 func TestNoOther(t *testing.T) {
 	w := startServer(t, echo, func(s *Server) { s.Other = nil })
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	p.expect(200, "GET / 0 ")
-	p.say("GET / HTTP/1.0\r\n\r\n")
-	p.over()
+	p.send("GET / HTTP/1.0\r\n\r\n")
+	p.awaitClose()
 	if err := w.server.Shutdown(context.Background()); err != nil {
 		t.Error(err)
 	}
@@ -153,7 +156,7 @@ func TestWebSocket(t *testing.T) {
 	}
 }
 
-// What is handed over has no deadline of the answer before it.
+// A request that Other serves is not subject to a write deadline of the response before it.
 func TestHandedOverWithoutTheLastDeadline(t *testing.T) {
 	w := startServer(t, func(rw http.ResponseWriter, _ *http.Request) {
 		if _, ours := rw.(*ResponseWriter); ours {
@@ -164,9 +167,9 @@ func TestHandedOverWithoutTheLastDeadline(t *testing.T) {
 		s.Own = func(r *http.Request) bool { return !strings.HasPrefix(r.URL.Path, "/other") }
 	})
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	p.expect(200, "x")
 	time.Sleep(100 * time.Millisecond) // until it has passed
-	p.say("GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
+	p.send("GET /other HTTP/1.1\r\nhost: x\r\n\r\n")
 	p.expect(200, "x")
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// states counts the connections in each state.
+// states counts the connections by state.
 func (w *testServer) states() (n [stateGone + 1]int) {
 	w.server.mu.Lock()
 	defer w.server.mu.Unlock()
@@ -21,46 +21,46 @@ func (w *testServer) states() (n [stateGone + 1]int) {
 }
 
 func TestShutdown(t *testing.T) {
-	running, goOn := make(chan bool), make(chan bool)
+	running, proceed := make(chan bool), make(chan bool)
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			running <- true
-			<-goOn
+			<-proceed
 		}
 		io.WriteString(w, "done")
 	}, nil)
 	slow, idle, half, fresh := w.dial(t), w.dial(t), w.dial(t), w.dial(t)
-	slow.say("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+	slow.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
 	within(t, running)
-	idle.say(get)
+	idle.send(get)
 	idle.expect(200, "done")
-	half.say(get[:10])
-	eventually(t, "all have arrived", func() bool { return w.states() == [...]int{stateFresh: 1, stateActive: 2, stateIdle: 1, stateGone: 0} })
+	half.send(get[:10])
+	eventually(t, "the server knows all connections", func() bool { return w.states() == [...]int{stateFresh: 1, stateActive: 2, stateIdle: 1, stateGone: 0} })
 
 	down := make(chan error, 1)
 	go func() { down <- w.server.Shutdown(context.Background()) }()
 	if err := within(t, w.served); !errors.Is(err, http.ErrServerClosed) {
 		t.Errorf("Serve: %v", err)
 	}
-	idle.over()
+	idle.awaitClose()
 	if _, err := net.Dial("unix", w.path); err == nil {
 		t.Error("new connections are accepted")
 	}
-	fresh.say(get) // what had no time to say what it wants has it now
+	fresh.send(get) // a new connection may still send its first request
 	if res := fresh.expect(200, "done"); !res.Close {
 		t.Error("the client is not told that this is the last response")
 	}
-	half.say(get[10:])
+	half.send(get[10:])
 	half.expect(200, "done")
-	half.over()
+	half.awaitClose()
 	select {
 	case err := <-down:
-		t.Fatalf("Shutdown left a request alone: %v", err)
+		t.Fatalf("Shutdown returned while a request runs: %v", err)
 	default:
 	}
-	goOn <- true
+	proceed <- true
 	slow.expect(200, "done")
-	slow.over()
+	slow.awaitClose()
 	if err := within(t, down); err != nil {
 		t.Errorf("Shutdown: %v", err)
 	}
@@ -69,14 +69,14 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-func TestShutdownClosesWhatSaysNothing(t *testing.T) {
+func TestShutdownClosesSilentConnections(t *testing.T) {
 	w := startServer(t, echo, nil)
 	p := w.dial(t)
-	eventually(t, "it has arrived", func() bool { return w.states()[stateFresh] == 1 })
+	eventually(t, "the server knows the connection", func() bool { return w.states()[stateFresh] == 1 })
 	if err := w.server.Shutdown(context.Background()); err != nil {
 		t.Error(err)
 	}
-	p.over()
+	p.awaitClose()
 }
 
 func TestShutdownGivesUp(t *testing.T) {
@@ -88,7 +88,7 @@ func TestShutdownGivesUp(t *testing.T) {
 		causes <- context.Cause(r.Context())
 	}, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	within(t, running)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
@@ -97,34 +97,34 @@ func TestShutdownGivesUp(t *testing.T) {
 	}
 	select {
 	case err := <-causes:
-		t.Errorf("the request was ended: %v", err)
+		t.Errorf("Shutdown has cancelled the request: %v", err)
 	default:
 	}
 	w.server.Close()
 	if err := within(t, causes); !errors.Is(err, http.ErrServerClosed) {
-		t.Errorf("cause %v", err)
+		t.Errorf("the request's context has the cause %v, want http.ErrServerClosed", err)
 	}
-	p.over()
+	p.awaitClose()
 }
 
 func TestShutdownWaitsForOther(t *testing.T) {
-	running, goOn := make(chan bool), make(chan bool)
+	running, proceed := make(chan bool), make(chan bool)
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- true
-		<-goOn
+		<-proceed
 	}, func(s *Server) { s.Own = func(*http.Request) bool { return false } })
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	within(t, running)
 	down := make(chan error, 1)
 	go func() { down <- w.server.Shutdown(context.Background()) }()
 	within(t, w.served)
 	select {
 	case err := <-down:
-		t.Fatalf("Shutdown left a request of Other alone: %v", err)
+		t.Fatalf("Shutdown returned while Other serves a request: %v", err)
 	default:
 	}
-	goOn <- true
+	proceed <- true
 	p.expect(200, "")
 	if err := within(t, down); err != nil {
 		t.Error(err)
@@ -135,34 +135,34 @@ func TestTimeouts(t *testing.T) {
 	t.Run("head", func(t *testing.T) {
 		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
-		p.say(get[:10])
-		if got := p.over(); got != "" {
+		p.send(get[:10])
+		if got := p.awaitClose(); got != "" {
 			t.Errorf("got %q", got)
 		}
 		p = w.dial(t)
-		p.over()
+		p.awaitClose()
 	})
 	t.Run("second head", func(t *testing.T) {
 		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
-		p.say(get)
+		p.send(get)
 		p.expect(200, "GET / 0 ")
-		p.say(get[:1])
-		p.over()
+		p.send(get[:1])
+		p.awaitClose()
 	})
 	t.Run("idle", func(t *testing.T) {
 		w := startServer(t, echo, func(s *Server) { s.IdleTimeout = 20 * time.Millisecond })
 		p := w.dial(t)
-		p.say(get)
+		p.send(get)
 		p.expect(200, "GET / 0 ")
-		p.over()
+		p.awaitClose()
 	})
 	t.Run("not the body", func(t *testing.T) {
 		w := startServer(t, echo, func(s *Server) { s.ReadHeaderTimeout, s.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond })
 		p := w.dial(t)
-		p.say("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
-		time.Sleep(60 * time.Millisecond) // longer than either: the body has time all the same
-		p.say("bc")
+		p.send("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
+		time.Sleep(60 * time.Millisecond) // longer than both timeouts, which do not apply to the body
+		p.send("bc")
 		p.expect(200, "POST /a 3 abc")
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// echo answers with the body that it was sent.
+// echo answers with the request's method, URL, length and body.
 func echo(w http.ResponseWriter, r *http.Request) {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -29,19 +29,19 @@ func TestKeepAlive(t *testing.T) {
 	w := startServer(t, echo, nil)
 	p := w.dial(t)
 	for i := range 300 {
-		p.say(get)
+		p.send(get)
 		p.expect(200, "GET / 0 ")
-		p.say("POST /a?b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+		p.send("POST /a?b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
 		p.expect(200, "POST /a?b 3 abc")
 		body := strings.Repeat("x", i*50)
-		p.say(fmt.Sprintf("POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n%x;e=f\r\n%sy\r\n0\r\nt: u\r\n\r\n", len(body)+1, body))
+		p.send(fmt.Sprintf("POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n%x;e=f\r\n%sy\r\n0\r\nt: u\r\n\r\n", len(body)+1, body))
 		p.expect(200, "POST /c -1 abc"+body+"y")
 	}
-	p.say("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+	p.send("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
 	if res := p.expect(200, "GET / 0 "); !res.Close {
 		t.Error("the response does not say that it is the last")
 	}
-	p.over()
+	p.awaitClose()
 }
 
 func TestSplitAtEveryByte(t *testing.T) {
@@ -52,57 +52,59 @@ func TestSplitAtEveryByte(t *testing.T) {
 	} {
 		p := w.dial(t)
 		for i := range request.text {
-			p.say(request.text[:i])
-			p.say(request.text[i:])
+			p.send(request.text[:i])
+			p.send(request.text[i:])
 			p.expect(200, request.want)
 		}
 		for _, b := range []byte(request.text) {
-			p.say(string(b))
+			p.send(string(b))
 		}
 		p.expect(200, request.want)
 	}
 }
 
-func TestRequestsThatComeTogether(t *testing.T) {
+func TestPipelinedRequests(t *testing.T) {
 	w := startServer(t, echo, nil)
 	p := w.dial(t)
 	post := "POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
-	p.say(post + get + get + post + get[:10])
+	p.send(post + get + get + post + get[:10])
 	p.expect(200, "POST /a 3 abc")
 	p.expect(200, "GET / 0 ")
 	p.expect(200, "GET / 0 ")
 	p.expect(200, "POST /a 3 abc")
-	p.say(get[10:])
+	p.send(get[10:])
 	p.expect(200, "GET / 0 ")
 }
 
 func TestNextRequestWhileOneRuns(t *testing.T) {
-	running, goOn := make(chan bool), make(chan bool)
+	running, proceed := make(chan bool), make(chan bool)
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- true
-		<-goOn
+		<-proceed
 		echo(w, r)
 		if r.Context().Err() != nil {
-			t.Error("a peer that has sent a request is taken to have left")
+			t.Error("the context ended although the peer is connected")
 		}
 	}, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	within(t, running)
-	p.say("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
-	goOn <- true
+	p.send("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+	proceed <- true
 	p.expect(200, "GET / 0 ")
 	within(t, running)
-	goOn <- true
+	proceed <- true
 	p.expect(200, "POST /a 3 abc")
 }
 
-func TestLeavingEndsTheContext(t *testing.T) {
+// TestDisconnectEndsTheContext: when the client disconnects, the request's context ends with the
+// cause ErrClientLeft. whole tells whether the client has sent the whole body.
+func TestDisconnectEndsTheContext(t *testing.T) {
 	const head, chunked = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n", "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for name, c := range map[string]struct {
-		said  string
-		whole bool
-		leave func(*peer)
+		said       string
+		whole      bool
+		disconnect func(*peer)
 	}{
 		"no body":             {get, true, func(p *peer) { p.Close() }},
 		"half closed":         {get, true, func(p *peer) { p.CloseWrite() }},
@@ -129,26 +131,26 @@ func TestLeavingEndsTheContext(t *testing.T) {
 				causes <- context.Cause(r.Context())
 			}, nil)
 			p := w.dial(t)
-			p.say(c.said)
+			p.send(c.said)
 			if err := within(t, read); err != nil {
 				t.Fatal(err)
 			}
-			c.leave(p)
+			c.disconnect(p)
 			if !c.whole {
 				if err := within(t, read); err == nil {
-					t.Error("half a body is a body")
+					t.Error("the read of a cut body returned no error")
 				}
 			}
 			if err := within(t, causes); !errors.Is(err, ErrClientLeft) {
-				t.Errorf("cause %v", err)
+				t.Errorf("the request's context has the cause %v, want ErrClientLeft", err)
 			}
 		})
 	}
 }
 
-// A body that was read to its last byte is at its end, though the handler never asks whether there
-// is more.
-func TestLeavingIsNoticedAfterTheLastByte(t *testing.T) {
+// The server notices a disconnect once the handler has read the last byte of the body, even if the
+// handler does not read up to io.EOF.
+func TestDisconnectIsNoticedAfterTheLastByte(t *testing.T) {
 	read, ended := make(chan bool), make(chan bool)
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		io.ReadFull(r.Body, make([]byte, 3))
@@ -157,7 +159,7 @@ func TestLeavingIsNoticedAfterTheLastByte(t *testing.T) {
 		ended <- true
 	}, nil)
 	p := w.dial(t)
-	p.say("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+	p.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
 	within(t, read)
 	p.Close()
 	within(t, ended)
@@ -168,11 +170,11 @@ func TestContextEndsWithTheHandler(t *testing.T) {
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		contexts <- r.Context()
 		if r.Context().Value(http.ServerContextKey) == nil {
-			t.Error("httputil.ReverseProxy will take this for a test")
+			t.Error("the context has no server, so httputil.ReverseProxy would not panic with http.ErrAbortHandler")
 		}
 	}, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	p.expect(200, "")
 	ctx := within(t, contexts)
 	within(t, ctx.Done())
@@ -198,12 +200,12 @@ func TestUnreadBodyStillGetsTheAnswer(t *testing.T) {
 				http.Error(w, "no", http.StatusRequestEntityTooLarge)
 			}, nil)
 			p := w.dial(t)
-			p.say(said)
+			p.send(said)
 			if res := p.expect(413, "no\n"); !res.Close {
-				t.Error("the next request would come here")
+				t.Error("the response does not close the connection, so the client would send its next request on it")
 			}
 			p.CloseWrite()
-			p.over()
+			p.awaitClose()
 		})
 	}
 }
@@ -217,23 +219,23 @@ func TestReadDeadline(t *testing.T) {
 		}
 		_, err := io.ReadAll(r.Body)
 		errs <- err
-		select { // for as long as anybody who was woken by the deadline needs to get here
+		select { // the deadline must not end the context, not even a moment later
 		case <-r.Context().Done():
-			t.Error("a client is taken to have left")
+			t.Error("the context ended although the client is connected")
 		case <-time.After(30 * time.Millisecond):
 		}
 	}, nil)
 	slow := w.dial(t)
-	slow.say("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
+	slow.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
 	if err := within(t, errs); !isTimeout(err) {
 		t.Errorf("reading a body that does not come: %v", err)
 	}
 	slow.expect(200, "")
-	slow.over()
+	slow.awaitClose()
 
-	whole := w.dial(t) // the deadline is for bodies: what has none is not cut off by it
+	whole := w.dial(t) // the deadline applies only to the body: a request without one is not affected
 	for range 3 {
-		whole.say(get)
+		whole.send(get)
 		if err := within(t, errs); err != nil {
 			t.Error(err)
 		}
@@ -258,15 +260,15 @@ func TestPanics(t *testing.T) {
 		}
 	}, func(s *Server) { s.Log = zap.New(core) })
 	bystander := w.dial(t)
-	bystander.say(get)
+	bystander.send(get)
 	bystander.expect(200, "begun")
 	for i, path := range []string{"/abort", "/panic"} {
 		p := w.dial(t)
-		p.say("GET " + path + " HTTP/1.1\r\nhost: x\r\n\r\n")
-		if got := p.over(); !strings.HasSuffix(got, "begun\r\n") {
+		p.send("GET " + path + " HTTP/1.1\r\nhost: x\r\n\r\n")
+		if got := p.awaitClose(); !strings.HasSuffix(got, "begun\r\n") {
 			t.Errorf("%s: got %q", path, got)
 		}
-		eventually(t, "the connection is gone", func() bool {
+		eventually(t, "the server has closed the connection", func() bool {
 			w.server.mu.Lock()
 			defer w.server.mu.Unlock()
 			return len(w.server.conns) == 1
@@ -276,8 +278,8 @@ func TestPanics(t *testing.T) {
 		}
 	}
 	if stack, _ := logs.All()[0].ContextMap()["stack"].(string); !strings.Contains(stack, "TestPanics") {
-		t.Errorf("the log does not say where: %v", logs.All())
+		t.Errorf("the log has no stack that names TestPanics: %v", logs.All())
 	}
-	bystander.say(get)
+	bystander.send(get)
 	bystander.expect(200, "begun")
 }

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// writing has a handler do this with its Writer, and the peer ask for it.
+// writing starts a server whose handler calls do, and sends a request. A value is sent on the
+// channel when do has returned.
 func writing(t *testing.T, do func(*ResponseWriter)) (*peer, <-chan bool) {
 	t.Helper()
 	done := make(chan bool, 2)
@@ -22,11 +23,12 @@ func writing(t *testing.T, do func(*ResponseWriter)) (*peer, <-chan bool) {
 		done <- true
 	}, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	return p, done
 }
 
-func TestWhatGoesOverTheWire(t *testing.T) {
+// TestResponseBytes compares the bytes that a handler's calls produce.
+func TestResponseBytes(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	for name, c := range map[string]struct {
 		do   func(*ResponseWriter)
@@ -71,7 +73,7 @@ func TestWhatGoesOverTheWire(t *testing.T) {
 			p, done := writing(t, c.do)
 			within(t, done)
 			p.CloseWrite()
-			if got := p.over(); got != c.want {
+			if got := p.awaitClose(); got != c.want {
 				t.Errorf("got  %q\nwant %q", got, c.want)
 			}
 		})
@@ -92,8 +94,8 @@ func TestHeadHasNoBody(t *testing.T) {
 	}, nil)
 	p := w.dial(t)
 	for _, path := range []string{"/", "/length", "/try", "/"} {
-		p.say("HEAD " + path + " HTTP/1.1\r\nhost: x\r\n\r\n")
-		if res, body := p.hear("HEAD"); res.StatusCode != 200 || body != "" || res.ContentLength > 5 {
+		p.send("HEAD " + path + " HTTP/1.1\r\nhost: x\r\n\r\n")
+		if res, body := p.receive("HEAD"); res.StatusCode != 200 || body != "" || res.ContentLength > 5 {
 			t.Errorf("%s: got %v %q", path, res, body)
 		}
 	}
@@ -108,16 +110,16 @@ func TestPromisedLength(t *testing.T) {
 		results <- err
 	}, nil)
 	p := w.dial(t)
-	p.say("GET /ab HTTP/1.1\r\nhost: x\r\n\r\n")
+	p.send("GET /ab HTTP/1.1\r\nhost: x\r\n\r\n")
 	p.expect(200, "heyab")
 	if err := within(t, results); err != nil {
 		t.Error(err)
 	}
-	p.say("GET /more HTTP/1.1\r\nhost: x\r\n\r\n")
+	p.send("GET /more HTTP/1.1\r\nhost: x\r\n\r\n")
 	if err := within(t, results); !errors.Is(err, http.ErrContentLength) {
 		t.Errorf("too much: %v", err)
 	}
-	if got := p.over(); !strings.HasSuffix(got, "\r\n\r\nhey") {
+	if got := p.awaitClose(); !strings.HasSuffix(got, "\r\n\r\nhey") {
 		t.Errorf("too little: got %q", got)
 	}
 }
@@ -126,11 +128,11 @@ func TestNothingIsWrittenAfterTheHandler(t *testing.T) {
 	writers := make(chan *ResponseWriter, 1)
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) { writers <- w.(*ResponseWriter) }, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	p.expect(200, "")
 	late := within(t, writers)
-	p.say(get)
-	p.expect(200, "") // the first handler's goroutine has gone on to the second: late is nobody's
+	p.send(get)
+	p.expect(200, "") // the connection's goroutine now serves the second request
 	if _, err := late.Write([]byte("x")); !errors.Is(err, errHandlerReturned) {
 		t.Errorf("Write: %v", err)
 	}
@@ -142,7 +144,7 @@ func TestNothingIsWrittenAfterTheHandler(t *testing.T) {
 	}
 }
 
-// filled writes until the socket and the Writer are full, and returns what was taken.
+// filled writes until the socket and the ResponseWriter are full, and returns the accepted bytes.
 func filled(t *testing.T, w *ResponseWriter, piece func(i int) []byte) (taken []byte) {
 	for i := 0; ; i++ {
 		b := piece(i)
@@ -157,7 +159,7 @@ func filled(t *testing.T, w *ResponseWriter, piece func(i int) []byte) (taken []
 		taken = append(taken, b...)
 		if !whole {
 			if _, err := w.TryWrite([]byte("refused")); !errors.Is(err, ErrFull) {
-				t.Errorf("what is not taken: %v", err)
+				t.Errorf("TryWrite on a full writer: %v, want ErrFull", err)
 			}
 		}
 	}
@@ -166,19 +168,20 @@ func filled(t *testing.T, w *ResponseWriter, piece func(i int) []byte) (taken []
 func TestTryWriteNeverWaits(t *testing.T) {
 	for name, size := range map[string]int{"small": 100, "large": 100 << 10} {
 		t.Run(name, func(t *testing.T) {
-			full, goOn := make(chan []byte, 1), make(chan bool)
+			full, proceed := make(chan []byte, 1), make(chan bool)
 			p, _ := writing(t, func(w *ResponseWriter) {
 				soon := time.Now().Add(100 * time.Millisecond)
 				w.SetWriteDeadline(soon)
 				if err := w.FlushError(); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(time.Until(soon)) // of a Flush that did not need it, the deadline plays no part in what follows
+				// Flush did not wait, so its deadline must not affect the writes that follow.
+				time.Sleep(time.Until(soon))
 				taken := filled(t, w, func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i%26)}, size) })
 				w.SetWriteDeadline(time.Time{})
 				full <- taken
-				<-goOn
-				for { // the peer reads now
+				<-proceed
+				for { // the peer reads from here on
 					if whole, err := w.TryWrite([]byte("then")); err == nil {
 						if !whole {
 							w.Flush()
@@ -193,17 +196,18 @@ func TestTryWriteNeverWaits(t *testing.T) {
 				w.Write([]byte(" the end"))
 			})
 			taken := within(t, full)
-			goOn <- true
+			proceed <- true
 			p.expect(200, string(taken)+"then the end")
-			p.say(get) // the connection is as good as new
+			p.send(get) // the connection serves another request
 			taken = within(t, full)
-			goOn <- true
+			proceed <- true
 			p.expect(200, string(taken)+"then the end")
 		})
 	}
 }
 
-func TestWhatIsKeptGoesOutFirst(t *testing.T) {
+// TestBufferedBytesAreSentFirst: bytes that TryWrite has buffered are sent before later ones.
+func TestBufferedBytesAreSentFirst(t *testing.T) {
 	for name, then := range map[string]func(*ResponseWriter){
 		"Write":   func(w *ResponseWriter) { w.Write([]byte("!")) },
 		"Flush":   func(w *ResponseWriter) { w.Flush() },
@@ -229,7 +233,9 @@ func TestWhatIsKeptGoesOutFirst(t *testing.T) {
 	}
 }
 
-func TestWriteDeadlineIsTheEnd(t *testing.T) {
+// TestWriteDeadlineIsFinal: after the write deadline has passed, all writes fail, even if the
+// deadline is moved.
+func TestWriteDeadlineIsFinal(t *testing.T) {
 	errs := make(chan error, 3)
 	p, done := writing(t, func(w *ResponseWriter) {
 		filled(t, w, func(int) []byte { return make([]byte, 1000) })
@@ -247,12 +253,12 @@ func TestWriteDeadlineIsTheEnd(t *testing.T) {
 			t.Errorf("after the deadline: %v", err)
 		}
 	}
-	if got := p.over(); strings.HasSuffix(got, "0\r\n\r\n") {
-		t.Error("what was cut off looks whole")
+	if got := p.awaitClose(); strings.HasSuffix(got, "0\r\n\r\n") {
+		t.Error("the cut response ends like a complete one")
 	}
 }
 
-func TestWritingToNobody(t *testing.T) {
+func TestWritesAfterDisconnect(t *testing.T) {
 	errs := make(chan error, 2)
 	p, done := writing(t, func(w *ResponseWriter) {
 		var err error
@@ -270,14 +276,15 @@ func TestWritingToNobody(t *testing.T) {
 	}
 }
 
-// Whatever a handler writes in whatever way, and however the peer reads, it reads what was written.
+// TestRandomWrites: the peer reads exactly the bytes that the handler has written, for random
+// writes and reads.
 func TestRandomWrites(t *testing.T) {
 	type response struct {
 		seed uint64
 		want chan []byte
 	}
 	next := make(chan response, 1)
-	var tries [3]int // whole, kept, refused
+	var tries [3]int // results of TryWrite: sent whole, buffered, refused
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		now := <-next
 		now.want <- writeRandomly(t, w.(*ResponseWriter), rand.New(rand.NewPCG(now.seed, 1)), &tries)
@@ -287,7 +294,7 @@ func TestRandomWrites(t *testing.T) {
 		now := response{seed, make(chan []byte, 1)}
 		next <- now
 		p.SetDeadline(time.Now().Add(patience))
-		p.say(get)
+		p.send(get)
 		res, err := http.ReadResponse(p.in, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -297,11 +304,13 @@ func TestRandomWrites(t *testing.T) {
 			t.Fatalf("seed %d: got %d bytes, want %d", seed, len(got), len(want))
 		}
 	}
-	if t.Logf("whole, kept, refused: %v", tries); slices.Contains(tries[:], 0) {
-		t.Error("the test does not see all that TryWrite may say")
+	if t.Logf("sent whole, buffered, refused: %v", tries); slices.Contains(tries[:], 0) {
+		t.Error("the test does not cover all results of TryWrite")
 	}
 }
 
+// writeRandomly writes with random calls, from random goroutines, and returns the accepted bytes.
+// tries counts the results of TryWrite.
 func writeRandomly(t *testing.T, w *ResponseWriter, r *rand.Rand, tries *[3]int) (wrote []byte) {
 	data := make([]byte, 64<<10)
 	for i := range data {
@@ -336,7 +345,7 @@ func writeRandomly(t *testing.T, w *ResponseWriter, r *rand.Rand, tries *[3]int)
 				}
 			}
 		}
-		if done := make(chan bool); r.IntN(2) == 0 { // whichever goroutine it is
+		if done := make(chan bool); r.IntN(2) == 0 { // any goroutine may write
 			go func() { write(); close(done) }()
 			<-done
 		} else {
@@ -347,6 +356,7 @@ func writeRandomly(t *testing.T, w *ResponseWriter, r *rand.Rand, tries *[3]int)
 	return wrote
 }
 
+// readSlowly reads to the end in random pieces with random pauses.
 func readSlowly(from io.Reader, r *rand.Rand) (got []byte) {
 	b := make([]byte, 64<<10)
 	for {
@@ -361,13 +371,13 @@ func readSlowly(from io.Reader, r *rand.Rand) (got []byte) {
 	}
 }
 
-func TestStatusThatIsNone(t *testing.T) {
+func TestInvalidStatusPanics(t *testing.T) {
 	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, code := range []int{0, 99, 1000, 101} {
 			func() {
 				defer func() {
 					if recover() == nil {
-						t.Errorf("%d passes for a status", code)
+						t.Errorf("WriteHeader(%d) does not panic", code)
 					}
 				}()
 				w.WriteHeader(code)
@@ -375,6 +385,6 @@ func TestStatusThatIsNone(t *testing.T) {
 		}
 	}, nil)
 	p := w.dial(t)
-	p.say(get)
+	p.send(get)
 	p.expect(200, "")
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// With SLUICE_HTTP1=std, client and server are net/http's.
+// With SLUICE_HTTP1=std, the client and the server are those of net/http.
 func TestStdLeavesEverythingToNetHTTP(t *testing.T) {
 	t.Setenv("SLUICE_HTTP1", "std")
 	if _, ok := new(Transport).Client().(*http.Transport); !ok {
@@ -30,7 +30,7 @@ func TestStdLeavesEverythingToNetHTTP(t *testing.T) {
 	}
 }
 
-// Without the environment's wish, the server answers itself.
+// Without SLUICE_HTTP1, the client and the server are those of this package.
 func TestServerAnswersItself(t *testing.T) {
 	server := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, own := w.(*ResponseWriter); !own {
@@ -45,7 +45,8 @@ func TestServerAnswersItself(t *testing.T) {
 	}
 }
 
-// A descriptor in blocking mode would block a thread that the scheduler believes to run.
+// A descriptor in blocking mode is refused, because it would block a thread without the knowledge
+// of Go's scheduler.
 func TestBlockingDescriptorIsRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
