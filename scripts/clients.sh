@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Puts the clients that the tests use under .tools: a Python environment at .tools/venv, Node packages at .tools/node, grpcurl, and sees
-# to a Chromium, curl, a redis-server, and the proxies nginx and HAProxy. Which versions: the requirements.txt of tests/clients and tests/models,
+# Installs the clients of the tests under .tools: a Python environment at .tools/venv, Node packages at
+# .tools/node, and grpcurl. It also installs Chromium, curl, redis-server, nginx and HAProxy if they are
+# missing. The versions are in the requirements.txt of tests/clients and tests/models, in
 # tests/clients/package-lock.json, and below.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 one_at_a_time clients
 
-# digest FILE...: short, and another one whenever the pins change.
+# digest FILE...: prints a short digest of the files, which changes with the pinned versions.
 digest() {
   cat "$@" | sha256sum | cut -c1-12
 }
@@ -40,7 +41,7 @@ grpcurl=1.9.4
 if [ ! -x "$store/grpcurl-$grpcurl" ]; then
   command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
   echo "building grpcurl $grpcurl once: a minute or two on two cores"
-  # Outside of our module, so that what grpcurl needs stays out of it.
+  # grpcurl is built outside of Sluice's module, so that its dependencies stay out of the module.
   GOBIN="$work" GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "-s -w" "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"
   keep "$work/grpcurl" "grpcurl-$grpcurl"
 fi
@@ -49,14 +50,15 @@ link grpcurl "grpcurl-$grpcurl"
 debian /usr/bin/chromium chromium
 debian curl curl
 
-# served COMMAND PACKAGE: a package that starts a server as a service, where there are services. The tests start their own.
-served() {
+# server COMMAND PACKAGE: installs a package and stops the service that the package starts, because
+# the tests start their own servers.
+server() {
   # Not every account has /usr/sbin in its path.
   PATH=$PATH:/usr/sbin command -v "$1" >/dev/null && return
   debian "$1" "$2"
   service "$1" stop >/dev/null 2>&1 || true
   update-rc.d "$1" disable >/dev/null 2>&1 || true
 }
-served redis-server redis-server
-served nginx nginx-light
-served haproxy haproxy
+server redis-server redis-server
+server nginx nginx-light
+server haproxy haproxy

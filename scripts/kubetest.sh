@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes control plane of the tests (tests/kubetest) out of the Go module proxy and puts it at .tools/kubetest.
-# Tests only: it takes some minutes once, then it is kept by version and by what it is built from.
+# Builds the Kubernetes control plane of the tests (tests/kubetest) from modules of the Go module proxy
+# and installs it at .tools/kubetest. The first build takes some minutes. The result is kept by the
+# version of Kubernetes and a digest of the sources.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 kubernetes=1.36.3
@@ -9,12 +10,12 @@ log=$store/kubetest.log
 source=tests/kubetest
 name=kubetest-$kubernetes-$(cat "$source"/{go.mod,go.sum,main.go} | sha256sum | cut -c 1-12)
 
-# Kubernetes takes its version from the linker; without it kubectl and the API server call themselves v0.0.0.
+# The linker sets the version of Kubernetes. Without it, kubectl and the API server report v0.0.0.
 version=k8s.io/component-base/version
 flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $version.gitMinor=36"
 
 build() {
-  # A second try costs little: what was built is kept, and only what the proxy did not give is asked for again.
+  # A second try is cheap, because Go keeps what it has built and downloaded.
   CGO_ENABLED=0 twice nice go -C "$source" build -mod=readonly -trimpath -ldflags "$flags" -o "$work/kubetest" .
 }
 

@@ -1,8 +1,9 @@
 # The other scripts source this file. It changes to the root of the repository.
 #
-# Everything that a script downloads or builds is kept by version in one directory of the user ($store), which all clones of the
-# repository share: only a new machine builds. `.tools` of a clone holds links into that directory. A rename puts each thing in
-# place, so scripts may run at the same time, and an interrupted script leaves nothing half done.
+# The scripts keep what they download or build in one directory of the user ($store), by version. All
+# clones of the repository share that directory, so each tool is built once on a machine. The directory
+# .tools of a clone holds links into it. A rename puts each tool in place: scripts may run at the same
+# time, and an interrupted script leaves no partial tool.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 store=${SLUICE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/tools}
@@ -13,17 +14,17 @@ fail() {
   exit 1
 }
 
-# twice COMMAND...: runs it, and once more when it fails, because networks do.
+# twice COMMAND...: runs the command, and runs it again if it fails, because networks may fail.
 twice() {
   "$@" || { echo "again: $1 ${2-} ${3-}" >&2; sleep 2; "$@"; }
 }
 
-# python_needed: Python is what gets packages out of the Python package index.
+# python_needed: fails without Python, which downloads packages from the Python package index.
 python_needed() {
   command -v python3 >/dev/null || fail "python3 is needed, with pip: on Debian apt-get install python3-pip python3-venv"
 }
 
-# debian COMMAND PACKAGE...: sees to it that COMMAND is there; installs the Debian packages where we may.
+# debian COMMAND PACKAGE...: installs the Debian packages if COMMAND is missing and apt-get may be run.
 debian() {
   local command=$1
   shift
@@ -36,19 +37,22 @@ debian() {
   DEBIAN_FRONTEND=noninteractive twice apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# one_at_a_time NAME: waits until no other script holds the lock NAME. The kernel releases the lock of a script that dies.
+# one_at_a_time NAME: waits until no other script holds the lock NAME, and takes it. The kernel releases
+# the lock when the script ends.
 one_at_a_time() {
   exec 9>"$store/.$1.lock"
   flock 9
 }
 
-# workspace: creates an empty directory, $work, on the file system of $store. It is removed when the script ends.
+# workspace: creates an empty directory, $work, on the file system of $store. The directory is removed
+# when the script ends.
 workspace() {
   work=$(mktemp -d "$store/.work.XXXXXX")
   trap 'rm -rf "$work"' EXIT
 }
 
-# keep BUILT NAME: moves a file or directory to $store/NAME. If NAME exists already, BUILT is dropped: both are the same version.
+# keep BUILT NAME: moves a file or directory to $store/NAME. If NAME exists already, BUILT is dropped,
+# because both are of the same version.
 keep() {
   mv -T --no-clobber "$1" "$store/$2" 2>/dev/null || [ -e "$store/$2" ] || fail "cannot write $store/$2"
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs golangci-lint, built once at a version of its own: it is no part of the program's module. Arguments: what to lint.
+# Runs golangci-lint on the packages of the arguments (default: all). It is built once at a pinned
+# version, outside of Sluice's module.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=2.15.0

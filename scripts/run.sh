@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Starts Sluice with the quick start's models, streams a first chat through it, prints it as it comes, and serves until Ctrl-C.
-# ONCE=1 ends everything after the chat. CONFIG names another file; then API, ADMIN and MODEL say where it listens and what to ask.
+# Starts Sluice with the quick start's models, streams a first chat through it, prints the answer as it
+# arrives, and serves until Ctrl-C. With ONCE=1 it stops Sluice after the chat. CONFIG names another
+# configuration file. API, ADMIN and MODEL then name its two listeners and the model to ask.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,20 +17,20 @@ mkdir -p .out
 work=$(mktemp -d)
 pid=
 
-# stop ends Sluice, which ends its Envoy and its replicas, and returns Sluice's own status.
+# stop stops Sluice, which stops its Envoy and its replicas, and returns Sluice's exit status.
 stop() {
-  local ending=$pid
+  local stopping=$pid
   pid=
-  [ -z "$ending" ] && return
-  kill -TERM "$ending" 2>/dev/null || true
-  wait "$ending"
+  [ -z "$stopping" ] && return
+  kill -TERM "$stopping" 2>/dev/null || true
+  wait "$stopping"
 }
 
-leave() {
+clean_up() {
   stop || true
   rm -rf "$work"
 }
-trap leave EXIT
+trap clean_up EXIT
 
 fail() {
   echo "$*" >&2
@@ -45,29 +46,30 @@ is_ready() {
 }
 
 start() {
-  ! is_ready || { : >"$log"; fail "something that is ready listens at $admin already: stop it first"; }
-  # Job control gives Sluice a process group of its own: a Ctrl-C reaches only this script, which then stops it in order.
+  ! is_ready || { : >"$log"; fail "another gateway listens at $admin: stop it first"; }
+  # Job control gives Sluice a process group of its own. A Ctrl-C thus reaches only this script, which
+  # then stops Sluice in order.
   set -m
   bin/sluice up ${CONFIG:+--config "$CONFIG"} >"$log" 2>&1 &
   pid=$!
   set +m
   for _ in $(seq 600); do
     is_ready && return
-    kill -0 "$pid" 2>/dev/null || fail "Sluice has ended"
+    kill -0 "$pid" 2>/dev/null || fail "Sluice has exited"
     sleep 0.1
   done
   fail "Sluice is not ready after a minute: $(curl -sS --max-time 2 "$admin/readyz" 2>&1)"
 }
 
-# show prints the text of a streamed chat as it comes in; its status says whether the stream came to its end.
+# show prints the text of a streamed chat as it arrives. It fails if the stream does not end with [DONE].
 show() {
-  local line end=1 content='"content":"(([^"\\]|\\.)*)"'
+  local line status=1 content='"content":"(([^"\\]|\\.)*)"'
   while IFS= read -r line; do
-    [[ $line == 'data: [DONE]'* ]] && end=0
+    [[ $line == 'data: [DONE]'* ]] && status=0
     [[ $line =~ $content ]] && printf '%b' "${BASH_REMATCH[1]//\\\"/\"}"
   done
   echo
-  return $end
+  return $status
 }
 
 chat() {
@@ -101,4 +103,4 @@ Ctrl-C stops everything.
 END
 trap 'echo; echo stopping; stop && exit; fail "Sluice did not stop cleanly"' INT TERM HUP
 wait "$pid" || true
-fail "Sluice has ended"
+fail "Sluice has exited"

@@ -2,10 +2,12 @@
 //
 //     GATEWAY_URL=http://127.0.0.1:8080 MODEL=m API_KEY=sk-… PAGE=file:///…/chat.html node browser.mjs
 //
-// MODEL must be a simulated engine with 100 ms between tokens and heartbeats far below a second. The page that asks is one of the gateway's own
-// host, since the gateway lets no other page read its answers; PAGE is one of another origin that holds a conversation over a WebSocket
-// (examples/realtime/chat.html). Prints "ok <check>" for every check; the first that fails ends it with a line that says why. More settings:
-// CHROMIUM (default /usr/bin/chromium), NODE_MODULES (where playwright-core is; default: .tools/node/node_modules of this repository).
+// MODEL must be served by a simulated engine with 100 ms between tokens and heartbeats far below a
+// second. The requests come from a page of the gateway's own origin, because the gateway lets no other
+// page read its answers. PAGE is a page of another origin that holds a conversation over a WebSocket
+// (examples/realtime/chat.html). The script prints "ok <check>" for every check. The first check that
+// fails ends the script with a line that says why. More settings: CHROMIUM (default /usr/bin/chromium),
+// NODE_MODULES (the directory of playwright-core, default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -18,13 +20,13 @@ function expect(holds, what) {
   if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
 }
 
-// oneByOne: pieces must have come with pauses in between, as the engine makes them, and not in one burst.
+// oneByOne checks that pieces arrived with the engine's pauses between them and not in one burst.
 function oneByOne(times) {
   const pauses = times.filter((at, i) => i > 0 && at - times[i - 1] > 20).length;
   expect(pauses >= 5 && times.at(-1) - times[0] > 300, `${pauses} pauses between ${times.length} pieces: ${times.map(Math.round)}`);
 }
 
-// fetched runs in the page: the text of a streamed response, and when its pieces came.
+// fetched runs in the page. It returns the text of a streamed response and the times of its pieces.
 async function fetched({ headers, body }) {
   const response = await fetch('/v1/chat/completions', {
     method: 'POST', headers: { 'content-type': 'application/json', ...headers }, body: JSON.stringify(body),
@@ -40,7 +42,7 @@ async function fetched({ headers, body }) {
   }
 }
 
-// conversed runs in the page: the messages of one turn on a WebSocket, and when they came.
+// conversed runs in the page. It returns the messages of one answer on a WebSocket and their times.
 function conversed({ protocols, start }) {
   return new Promise((resolve) => {
     const socket = new WebSocket(`${location.origin.replace('http', 'ws')}/v1/realtime`, protocols);
@@ -84,7 +86,7 @@ async function checkSocket(page) {
   expect(stranger.messages.length === 0 && stranger.code === 1006, stranger);
 }
 
-// checkPage: the example, opened from a file, holds a conversation of two turns and stops one.
+// checkPage: the example page, opened from a file, gets two answers and stops one of them.
 async function checkPage(browser) {
   const page = await browser.newPage();
   const talk = page.locator('#talk');

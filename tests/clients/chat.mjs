@@ -1,10 +1,11 @@
-// Drives an OpenAI endpoint with the official Node client and holds what comes back against what OpenAI's API promises.
+// Calls an OpenAI endpoint with the official Node client and checks the answers against OpenAI's API.
 //
 //     BASE_URL=http://127.0.0.1:8080/v1 MODEL=chat EMBED_MODEL=embed node chat.mjs
 //
-// Prints "ok <check>" for every check; the first that fails ends it with a line that says why. More settings: API_KEY (then a
-// wrong key must be refused), AUDIO_MODEL (default MODEL), BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out,
-// with commas), NODE_MODULES (where the packages are; default: .tools/node/node_modules of this repository).
+// The script prints "ok <check>" for every check. The first check that fails ends the script with a line
+// that says why. More settings: API_KEY (a wrong key must then be refused), AUDIO_MODEL (default MODEL),
+// BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out, separated by commas),
+// NODE_MODULES (the directory of the packages, default .tools/node/node_modules of this repository).
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
@@ -34,7 +35,7 @@ function expect(holds, what) {
   if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
 }
 
-// refused: the call must fail with this very error class, with Sluice's code in it.
+// refused checks that the call fails with exactly this error class and with Sluice's error code.
 async function refused(ErrorClass, status, code, call) {
   let error;
   try {
@@ -77,7 +78,7 @@ async function checkChat() {
   expect(response.headers.get('x-sluice-replica'), 'no x-sluice-replica');
 }
 
-// checkOneStream: the shape of a streamed chat that was asked to include usage.
+// checkOneStream checks a streamed chat that was asked to include usage.
 function checkOneStream(chunks) {
   const choices = chunks.flatMap((c) => c.choices);
   const text = choices.map((c) => c.delta.content ?? '').join('');
@@ -152,7 +153,7 @@ async function checkEmbeddings() {
   expect(one.some(Boolean) && one.some((x, i) => x !== other[i]), 'texts without a difference');
 }
 
-// silence is one second of it, as a WAV file.
+// silence returns a WAV file with one second of silence.
 function silence() {
   const header = Buffer.alloc(44);
   header.write('RIFF', 0);

@@ -1,10 +1,10 @@
-"""Drives an OpenAI endpoint with the official Python client and holds what comes back against what OpenAI's API promises.
+"""Calls an OpenAI endpoint with the official Python client and checks the answers against OpenAI's API.
 
     BASE_URL=http://127.0.0.1:8080/v1 MODEL=chat EMBED_MODEL=embed chat.py
 
-Prints "ok <check>" for every check; the first that fails ends it with a line that says why. More settings: API_KEY (then a
-wrong key must be refused), AUDIO_MODEL (default MODEL), BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out,
-with commas).
+The script prints "ok <check>" for every check. The first check that fails ends the script with a line
+that says why. More settings: API_KEY (a wrong key must then be refused), AUDIO_MODEL (default MODEL),
+BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out, separated by commas).
 """
 import asyncio
 import io
@@ -40,7 +40,7 @@ def expect(holds, what):
 
 
 def refused(error, status, code, call):
-    """The call must raise this very error class, with Sluice's code in it."""
+    """Checks that the call raises exactly this error class, with Sluice's error code."""
     try:
         call()
     except openai.APIStatusError as e:
@@ -73,7 +73,7 @@ def check_chat():
 
 
 def check_one_stream(chunks):
-    """The shape of a streamed chat that was asked to include usage."""
+    """Checks a streamed chat that was asked to include usage."""
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     reasons = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
     usage = [c.usage for c in chunks if c.usage]

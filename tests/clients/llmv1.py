@@ -2,8 +2,10 @@
 
     GRPC_TARGET=127.0.0.1:8080 ENGINE_URL=http://127.0.0.1:9000 MODEL=m API_KEY=sk-… STUBS=/tmp/stubs llmv1.py
 
-STUBS is where grpc_tools.protoc has put its modules. MODEL must be one simulated engine (`sluice sim`) at ENGINE_URL, with 10 ms or so
-between tokens and heartbeats far below a second. Prints "ok <check>" for every check; the first that fails ends it with a line that says why.
+STUBS is the directory of the modules that grpc_tools.protoc has generated. MODEL must be served by one
+simulated engine (`sluice sim`) at ENGINE_URL, with about 10 ms between tokens and with heartbeats far
+below a second. The script prints "ok <check>" for every check. The first check that fails ends the
+script with a line that says why.
 """
 import json
 import os
@@ -28,7 +30,7 @@ def expect(holds, what):
 
 
 def read(call):
-    """The text, the final result and the heartbeats of a call."""
+    """Returns the text, the final result and the heartbeats of a call."""
     text, final, beats = "", None, []
     for chunk in call:
         kind = chunk.WhichOneof("payload")
@@ -50,7 +52,7 @@ def fails(code, call):
 
 
 def idle():
-    """Waits until the engine has nothing to do."""
+    """Waits until the engine runs no request."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         with urllib.request.urlopen(os.environ["ENGINE_URL"] + "/sim/state", timeout=PATIENCE) as r:

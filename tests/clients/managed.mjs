@@ -1,10 +1,11 @@
-// Drives managed streams of Sluice with the official Node client, unmodified, which knows nothing of them.
+// Reads managed streams of Sluice with the official, unmodified Node client.
 //
 //     BASE_URL=http://127.0.0.1:8080/v1 ENGINE_URL=http://127.0.0.1:9000 MANAGED_MODEL=a AUTO_MODEL=b API_KEY=sk-… node managed.mjs
 //
-// The models must be one simulated engine each (`sluice sim`), with heartbeats far below a second; ENGINE_URL is that of AUTO_MODEL. Prints
-// "ok <check>" for every check; the first that fails ends it with a line that says why. NODE_MODULES says where the packages are
-// (default: .tools/node/node_modules of this repository).
+// Each model must be served by one simulated engine (`sluice sim`), with heartbeats far below a second.
+// ENGINE_URL is the engine of AUTO_MODEL. The script prints "ok <check>" for every check. The first check
+// that fails ends the script with a line that says why. NODE_MODULES is the directory of the packages
+// (default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -27,7 +28,7 @@ function expect(holds, what) {
   if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
 }
 
-// chat is the body of a streamed chat that is as long as max_tokens says.
+// chat returns the body of a streamed chat of exactly max_tokens tokens.
 function chat(model, content, more) {
   return { model, messages: [{ role: 'user', content }], stream: true, max_tokens: 20, ignore_eos: true,
     stream_options: { include_usage: true }, ...more };
@@ -39,7 +40,7 @@ async function collect(stream) {
   return all;
 }
 
-// said is the text of a stream that ended with its length and told its usage.
+// said returns the text of a stream, which must end with the reason length and contain its usage.
 function said(chunks) {
   const choices = chunks.flatMap((c) => c.choices);
   const text = choices.map((c) => c.delta.content ?? '').join('');
@@ -50,7 +51,7 @@ function said(chunks) {
   return text;
 }
 
-// fails: going through the stream must end with an error of the client's, with this code.
+// fails checks that reading the stream ends with an error of the client that has this code.
 async function fails(stream, code) {
   let error;
   const got = [];
@@ -67,7 +68,7 @@ async function fails(stream, code) {
 async function checkHeartbeats() {
   const want = said(await collect(client.chat.completions.create(chat(MANAGED_MODEL, 'heartbeats'))));
   for (const model of [MANAGED_MODEL, AUTO_MODEL]) {
-    // That there are heartbeats at all shows only below the client.
+    // The client hides heartbeats, so the script reads them from the response below it.
     const raw = await stalling.chat.completions.create(chat(model, 'raw', { max_duration_ms: 60_000 })).asResponse();
     const comments = (await raw.text()).split('\n').filter((line) => line.startsWith(':'));
     expect(comments.length >= 2 && comments.every((c) => c.includes('decode')), `heartbeats ${comments}`);
@@ -81,7 +82,7 @@ async function checkEmptyChunks() {
   const chunks = await collect(chunked.chat.completions.create(chat(MANAGED_MODEL, 'chunks')));
   expect(chunks.some((c) => c.id === 'heartbeat'), 'no heartbeat among the chunks');
   expect(said(chunks) === want, 'another text between empty chunks');
-  // The client puts the answer together itself.
+  // The client assembles the whole answer.
   const whole = await chunked.chat.completions.stream(chat(MANAGED_MODEL, 'chunks')).finalContent();
   expect(whole === want, `put together: ${whole}, not ${want}`);
 }

@@ -1,9 +1,10 @@
-"""Drives managed streams of Sluice with the official Python client, unmodified, which knows nothing of them.
+"""Reads managed streams of Sluice with the official, unmodified Python client.
 
     BASE_URL=http://127.0.0.1:8080/v1 ENGINE_URL=http://127.0.0.1:9000 MANAGED_MODEL=a AUTO_MODEL=b API_KEY=sk-… managed.py
 
-The models must be one simulated engine each (`sluice sim`), with heartbeats far below a second; ENGINE_URL is that of AUTO_MODEL. Prints
-"ok <check>" for every check; the first that fails ends it with a line that says why.
+Each model must be served by one simulated engine (`sluice sim`), with heartbeats far below a second.
+ENGINE_URL is the engine of AUTO_MODEL. The script prints "ok <check>" for every check. The first check
+that fails ends the script with a line that says why.
 """
 import asyncio
 import json
@@ -31,14 +32,14 @@ def expect(holds, what):
 
 
 def chat(model, text, **more):
-    """A streamed chat that is as long as max_tokens says."""
+    """Returns the arguments of a streamed chat of exactly max_tokens tokens."""
     body = {"ignore_eos": True} | more.pop("extra_body", {})
     return {"model": model, "messages": [{"role": "user", "content": text}], "stream": True, "max_tokens": 20, "extra_body": body,
             "stream_options": {"include_usage": True}} | more
 
 
 def said(chunks, reason="length"):
-    """The text of a stream that ended for that reason and told its usage."""
+    """Returns the text of a stream, which must end with that finish reason and contain its usage."""
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     reasons = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
     usage = [c.usage for c in chunks if c.usage]
@@ -50,7 +51,7 @@ def said(chunks, reason="length"):
 def check_heartbeats():
     want = said(list(client.chat.completions.create(**chat(MANAGED, "heartbeats"))))
     for model in (MANAGED, AUTO):
-        # That there are heartbeats at all shows only below the client.
+        # The client hides heartbeats, so the script reads them from the response below it.
         with stalling.chat.completions.with_streaming_response.create(**chat(model, "raw", extra_body={"max_duration_ms": 60000})) as raw:
             comments = [line for line in raw.iter_lines() if line.startswith(":")]
         expect(len(comments) >= 2 and all("decode" in c for c in comments), f"heartbeats {comments}")
@@ -100,7 +101,7 @@ def engine(path):
 
 
 def generations(mark):
-    """How many requests with this mark the engine has had."""
+    """Counts the requests with this mark that the engine has received."""
     return sum(r["headers"].get("x-mark") == mark for r in engine("/sim/requests")["requests"])
 
 

@@ -1,13 +1,15 @@
-// Opens the operator's page in Chromium and looks whether it shows what runs, live.
+// Opens the operator's page in Chromium and checks that it shows the running models and requests, live.
 //
 //     ADMIN_URL=http://127.0.0.1:9090 EXPECT_MODEL=chat EXPECT_REPLICA=chat-0 node page.mjs
 //
-// Somebody must be sending requests meanwhile, or set API_URL (http://127.0.0.1:8080/v1) and, if keys are needed, API_KEY: then
-// the script sends them itself, to EXPECT_MODEL. EXPECT_MODEL and EXPECT_REPLICA may be lists with commas. Prints "ok page"; a
-// fault is one line and exit 1. With EDIT_MODEL or EDIT_TENANT, names of a model and a tenant, it changes a limit of theirs on the page
-// and takes the file's again. More settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default
-// 15000), SCREENSHOT (a .png to write at the end), NODE_MODULES (where playwright-core is; default: .tools/node/node_modules of
-// this repository).
+// The page needs requests to show. With API_URL (http://127.0.0.1:8080/v1) and, if keys are needed,
+// API_KEY, the script sends them itself, to EXPECT_MODEL. Without API_URL another client must send
+// requests meanwhile. EXPECT_MODEL and EXPECT_REPLICA may be lists separated by commas. The script
+// prints "ok page", or one line about a fault and exits with 1. EDIT_MODEL and EDIT_TENANT name a model
+// and a tenant: the script changes one of their limits on the page and restores the file's value. More
+// settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 15000),
+// SCREENSHOT (a .png to write at the end), NODE_MODULES (the directory of playwright-core, default
+// .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -18,7 +20,7 @@ const timeout = Number(process.env.TIMEOUT ?? 15_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const { chromium } = createRequire(packages + '/')('playwright-core');
 
-const faults = []; // what the browser complained of
+const faults = []; // the errors and warnings of the browser
 
 function expect(holds, what) {
   if (!holds) throw new Error(what);
@@ -28,7 +30,7 @@ function list(names) {
   return (names ?? '').split(',').filter(Boolean);
 }
 
-// row is the selector of a table row, by the name it carries; names are foreign text.
+// row returns the selector of a table row by its name, which may be any text.
 function row(kind, name) {
   return `tr[data-${kind}=${JSON.stringify(name)}]`;
 }
@@ -37,13 +39,13 @@ async function open(browser) {
   const page = await browser.newPage();
   page.on('console', (m) => ['error', 'warning'].includes(m.type()) && faults.push(`console: ${m.text()}`));
   page.on('pageerror', (e) => faults.push(`uncaught: ${e.message}`));
-  // The page itself gives up a look that takes too long, and tries again.
+  // The page aborts a poll that takes too long and polls again, so aborted requests are no fault.
   page.on('requestfailed', (r) => /ERR_ABORTED/.test(r.failure()?.errorText) || faults.push(`request failed: ${r.url()} ${r.failure()?.errorText}`));
   page.on('request', (r) => new URL(r.url()).origin === new URL(ADMIN_URL).origin || faults.push(`foreign request: ${r.url()}`));
   await page.exposeFunction('violated', (what) => faults.push(`content security policy: ${what}`));
   await page.addInitScript(() => {
     document.addEventListener('securitypolicyviolation', (e) => window.violated(`${e.violatedDirective} ${e.blockedURI}`));
-    window.loadedAt = performance.timeOrigin; // changes with a reload
+    window.loadedAt = performance.timeOrigin; // changes when the page is loaded again
   });
   const answer = await page.goto(ADMIN_URL, { timeout });
   expect(answer.status() === 200, `the page answered ${answer.status()}`);
@@ -51,7 +53,7 @@ async function open(browser) {
   return page;
 }
 
-// shows waits for a row and gives its text, which must hold every word.
+// shows waits for a row that contains every word, and returns the row's text.
 async function shows(page, selector, ...words) {
   const found = page.locator(selector).first();
   await found.waitFor({ timeout }).catch(() => { throw new Error(`the page never showed ${selector}`); });
@@ -72,7 +74,7 @@ function shownRequests(page) {
   return page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request));
 }
 
-// checkLive: a request that was not there appears by itself, and is seen to finish.
+// checkLive: a new request appears without a reload of the page, and is then shown as finished.
 async function checkLive(page) {
   const origin = await page.evaluate(() => window.loadedAt);
   await page.waitForFunction(() => document.getElementById('updated').textContent !== '', null, { timeout });
@@ -83,7 +85,7 @@ async function checkLive(page) {
   expect(await page.evaluate(() => window.loadedAt) === origin, 'the page was loaded again');
 }
 
-// checkPick: the ring's answer names every replica expected.
+// checkPick: the answer to "Which replica does a cache key go to?" names every expected replica.
 async function checkPick(page) {
   const [model] = list(EXPECT_MODEL);
   if (!model) return;
@@ -101,7 +103,8 @@ async function limitsOf(kind, name) {
   return answer.json();
 }
 
-// checkEdit: a limit that is changed on the page holds, is marked, and can be given back to the file, by keyboard alone.
+// checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can be
+// restored. All this works with the keyboard alone.
 async function checkEdit(page, kind, name, field) {
   const before = await limitsOf(kind, name);
   expect(before.patched.length === 0, `${name} has changed limits already: ${before.patched}`);
@@ -136,7 +139,7 @@ async function checkEdit(page, kind, name, field) {
   expect(JSON.stringify(after) === JSON.stringify(before), `back to the file's: ${JSON.stringify(after)}`);
 }
 
-// checkNarrow: on a telephone the page is not wider than the screen.
+// checkNarrow: the page is not wider than the screen of a telephone.
 async function checkNarrow(page) {
   await page.setViewportSize({ width: 390, height: 844 });
   const width = await page.evaluate(() => document.documentElement.scrollWidth);

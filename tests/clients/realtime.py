@@ -2,8 +2,9 @@
 
     REALTIME_URL=ws://127.0.0.1:8080/v1/realtime ENGINE_URL=http://127.0.0.1:9000 MODEL=m API_KEY=sk-… realtime.py
 
-MODEL must be one simulated engine (`sluice sim`) at ENGINE_URL, with 10 ms or so between tokens and heartbeats far below a second. Prints
-"ok <check>" for every check; the first that fails ends it with a line that says why.
+MODEL must be served by one simulated engine (`sluice sim`) at ENGINE_URL, with about 10 ms between
+tokens and with heartbeats far below a second. The script prints "ok <check>" for every check. The
+first check that fails ends the script with a line that says why.
 """
 import asyncio
 import json
@@ -33,7 +34,7 @@ async def say(socket, message):
 
 
 async def hear(socket, kind, number=1):
-    """Everything up to the message which is the number-th of that type."""
+    """Returns all messages up to the number-th message of that type."""
     heard = []
     async with asyncio.timeout(PATIENCE):
         while sum(m["type"] == kind for m in heard) < number:
@@ -47,7 +48,7 @@ def of(kind, heard):
 
 
 async def idle():
-    """Waits until the engine has nothing to do."""
+    """Waits until the engine runs no request."""
     async with asyncio.timeout(PATIENCE):
         while True:
             with urllib.request.urlopen(ENGINE + "/sim/state", timeout=PATIENCE) as r:
@@ -70,7 +71,7 @@ async def check_turns(socket):
 
 
 async def silent(socket):
-    """What comes until no token comes any more, for many times the interval of tokens. Heartbeats may."""
+    """Returns the messages up to the point where no token has come for many token intervals. Heartbeats may still come."""
     heard = []
     loop = asyncio.get_running_loop()
     until = loop.time() + 0.5

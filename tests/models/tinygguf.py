@@ -1,8 +1,8 @@
-"""tinygguf.py OUT.gguf [rerank]: a llama model of random weights, half a megabyte, for tests of a real engine.
+"""tinygguf.py OUT.gguf [rerank]: writes a llama model with random weights (half a megabyte) for tests of a real engine.
 
-It speaks nonsense, in ASCII, until it has said all that it may. Its tokens are single bytes, so that prompts and answers can be counted by
-hand. With `rerank` it is a Qwen3 with a head that says yes or no, as the rerankers of that family have: without one llama.cpp's scores are
-whatever lies in memory.
+The model generates random ASCII text up to its token limit. Its tokens are single bytes, so that the tokens of prompts and
+answers can be counted by hand. With `rerank` the script writes a Qwen3 model with a classifier head for yes and no, as the
+rerankers of that family have. Without such a head, llama.cpp returns uninitialised memory as scores.
 """
 import sys
 
@@ -19,12 +19,12 @@ LABELS = ["yes", "no"]
 
 
 def byte_alphabet():
-    """GPT-2's names for the 256 bytes: printable ones stand for themselves, the others for code points from 256 on."""
+    """Returns GPT-2's names of the 256 bytes: printable bytes are themselves, the others are code points from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
 
 
-VOCABULARY = SPECIAL + byte_alphabet() + ["th"]  # llama.cpp wants one merge at least
+VOCABULARY = SPECIAL + byte_alphabet() + ["th"]  # llama.cpp requires at least one merge
 
 
 def add_shape(w):
