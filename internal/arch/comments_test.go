@@ -21,8 +21,7 @@ const (
 
 // briefComments are the packages whose comment is not yet what TestPackageComments wants. The list
 // may only shrink.
-var briefComments = map[string]bool{
-}
+var briefComments = map[string]bool{}
 
 // wideComments are the packages that still have comments wider than maxCommentColumns. The list may
 // only shrink.

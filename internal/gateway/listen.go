@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
 	"github.com/sluice-gateway/sluice/internal/http1"
+	"github.com/sluice-gateway/sluice/internal/routes"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
@@ -94,7 +95,7 @@ const relayIdle = 2 * time.Minute
 // their duration: the relay does, by the model's stream.max_duration.
 func (g *Gateway) relayServer() *http1.Server {
 	// A ServeMux would clean the path, and a request id in a path may have any form.
-	isRealtime := func(r *http.Request) bool { return r.URL.Path == realtimePath }
+	isRealtime := func(r *http.Request) bool { return r.URL.Path == routes.RealtimePath }
 	streams := g.streams.relay.Handler()
 	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if isRealtime(r) {
@@ -110,9 +111,7 @@ func (g *Gateway) relayServer() *http1.Server {
 	}
 }
 
-const realtimePath = "/v1/realtime"
-
-// allowed says whether a tenant may use a model.
+// allowed reports whether a tenant may use a model.
 func (g *Gateway) allowed(tenant, model string) bool {
 	t, ok := g.auth.Tenant(tenant)
 	return ok && t.Allows(model)
