@@ -15,6 +15,9 @@ import (
 // method.
 var functionName = regexp.MustCompile("`([a-z0-9/]+)\\.((?:[A-Za-z]\\w*\\.)?[A-Za-z]\\w*)`")
 
+// testName matches the name of a test.
+var testName = regexp.MustCompile("`(Test[A-Z]\\w*)`")
+
 // TestWalksNameFunctionsThatExist keeps docs/walks.md true to the code.
 func TestWalksNameFunctionsThatExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "walks.md"))
@@ -35,6 +38,12 @@ func TestWalksNameFunctionsThatExist(t *testing.T) {
 			t.Errorf("docs/walks.md names %s.%s, which does not exist", dir, name)
 		}
 		checked++
+	}
+	tests := allTests(t)
+	for _, match := range testName.FindAllStringSubmatch(string(text), -1) {
+		if !tests[match[1]] {
+			t.Errorf("docs/walks.md names %s, which does not exist", match[1])
+		}
 	}
 	if checked < 50 {
 		t.Errorf("docs/walks.md names %d functions in a form that can be checked, want at least 50", checked)
@@ -91,4 +100,28 @@ func receiver(d *ast.FuncDecl) string {
 			return ""
 		}
 	}
+}
+
+// allTests lists the tests of the module.
+func allTests(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, p := range listPackages(t) {
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range f.Decls {
+				if d, ok := d.(*ast.FuncDecl); ok && d.Recv == nil {
+					all[d.Name.Name] = true
+				}
+			}
+		}
+	}
+	return all
 }

@@ -93,7 +93,7 @@ func processOf(r *engines.Replica) process { return process{r.Address, r.PID, r.
 
 // Failed tells that a request failed on the replica's side. It returns the launcher that is to look
 // at the replica at once, empty when the model's UnhealthyOn does not count such a failure or the
-// replica is out already. One that was launched is no candidate from now on, until Recovered or for
+// replica is out already. One that was launched is no candidate from now on, until EndSuspension or for
 // 10 s to a minute, unless it is the last candidate of its model: that stays. An upstream is its
 // launcher's to take out.
 func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines.Launcher {
@@ -115,10 +115,10 @@ func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines
 	return r.Launcher
 }
 
-// Recovered tells that the launcher has found the replica well after it was suspended. It is a
+// EndSuspension tells that the launcher has found the replica well after it was suspended. It is a
 // candidate again. Who fails again within a minute of that is not believed a second time, and comes
 // back when its time is over.
-func (d *Dispatcher) Recovered(replica string) {
+func (d *Dispatcher) EndSuspension(replica string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s := d.suspensions[replica]; s != nil && s.on && s.times == 1 {

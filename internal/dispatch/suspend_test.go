@@ -59,7 +59,7 @@ func TestWhichFailuresCount(t *testing.T) {
 			if taken := want != "" && c.launcher != engines.Upstream; (out["a"] == "it failed") != taken || len(out) > 1 {
 				t.Errorf("%s with %b, %b: suspended %v", c.launcher, c.own, kind, out)
 			}
-			s.Recovered("a") // ends the timer
+			s.EndSuspension("a") // ends the timer
 		}
 	}
 	for status, want := range map[int]Failure{200: 0, 404: 0, 429: 0, 499: 0, 500: FiveHundreds, 502: FiveHundreds, 503: Unavailable, 504: FiveHundreds} {
@@ -96,7 +96,7 @@ func TestSuspensionsEndAndGrow(t *testing.T) {
 			s.Failed("a", FiveHundreds, "answered 500")
 			s.Failed("a", FiveHundreds, "answered 500") // one that was on its way
 			if n > 0 {
-				s.Recovered("a")
+				s.EndSuspension("a")
 			}
 			time.Sleep(lasts - time.Second)
 			s.expectCandidates(t, fmt.Sprint(n, " just before the end"), "b", "c")
@@ -108,7 +108,7 @@ func TestSuspensionsEndAndGrow(t *testing.T) {
 		time.Sleep(time.Second) // a minute of good service
 		s.Failed("a", FiveHundreds, "answered 500")
 		s.expectCandidates(t, "after good service", "b", "c")
-		s.Recovered("a")
+		s.EndSuspension("a")
 		s.expectCandidates(t, "its launcher finds it well", "a", "b", "c")
 		if out := s.Suspended(); len(out) > 0 {
 			t.Errorf("suspended %v", out)
@@ -131,7 +131,7 @@ func TestTheLastIsNeverSuspended(t *testing.T) {
 		if v, _ := s.View("m"); v.Queued != 1 || busy.Replica() != "b" {
 			t.Errorf("%+v, the first is on %s", v, busy.Replica())
 		}
-		s.Recovered("a")
+		s.EndSuspension("a")
 		if second := <-waiting; second.Replica() != "a" {
 			t.Errorf("it went to %s", second.Replica())
 		}
@@ -164,7 +164,7 @@ func TestANewProcessStartsAfresh(t *testing.T) {
 		s.expectCandidates(t, "another process", "a", "b")
 		time.Sleep(time.Hour) // the timer of the first has nothing to do
 		s.Failed("a", Connect, "refused")
-		s.Recovered("a")
+		s.EndSuspension("a")
 		s.expectCandidates(t, "its first failure", "a", "b")
 	})
 }

@@ -62,7 +62,7 @@ func (g *Gateway) makeLaunchers() error {
 	l.scaler = scale.New(scale.Config{Load: l.load, Apply: l.apply, Log: g.log})
 	l.local = local.New(local.Config{
 		Dir: g.dir, Fleet: g.fleet, Log: g.log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
-		OnHealthy: g.dispatcher.Recovered, Inventory: local.NewInventory(),
+		OnHealthy: g.dispatcher.EndSuspension, Inventory: local.NewInventory(),
 	})
 	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log})
 	l.nodes = nodes.New(nodes.Config{
