@@ -14,10 +14,11 @@
 //
 // Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, Ticket.mu; the
 // estimator's and the prefix index's locks come last and nothing is called under them. Under
-// Dispatcher.mu: SetRules, SetRoutable, Failed, Recovered, and each rebuild of the routing table,
-// which call admission. Under Controller.mu: the callbacks Allowed, Place and Helps of
-// admission.Request, which may lock a Ticket and call neither Dispatcher nor Controller. Without
-// Controller.mu, but possibly under Dispatcher.mu: Unplace and Preempt.
+// Dispatcher.mu: SetRules, SetRoutable, Failed, EndSuspension, and each rebuild of the routing
+// table, which call admission. Under Controller.mu: the callbacks Allowed, ReserveSlot and
+// WouldFreeSlot of admission.LockedHooks, which may lock a Ticket and call neither Dispatcher nor
+// Controller. Without Controller.mu, but possibly under Dispatcher.mu: ReleaseSlot and OnPreempt of
+// admission.UnlockedHooks.
 package dispatch
 
 import (
@@ -310,9 +311,9 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 	return ticket, fault
 }
 
-// admissionRequest makes the request to admission. Admission calls Place, which picks, when
-// everything else is granted. Place always reads the newest routing table, because the request may
-// have waited through several.
+// admissionRequest makes the request to admission. Admission calls ReserveSlot, which picks, when
+// everything else is granted. ReserveSlot always reads the newest routing table, because the
+// request may have waited through several.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
 	ticket.estimate = first.estimator.estimate(r)
