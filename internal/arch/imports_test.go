@@ -16,7 +16,7 @@ var allowed = map[string]string{
 	"admission/admissiontest":   "admission",
 	"admission/redis":           "admission internal/limits",
 	"internal/limits":           "admission",
-	"internal/redistest":        "",
+	"internal/redistest":        "internal/testutil",
 	"internal/template":         "",
 	"internal/testutil":         "",
 	"internal/scale":            "",
@@ -41,7 +41,7 @@ var allowed = map[string]string{
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/peers":     "internal/headers internal/openai",
-	"internal/kubetest":        "",
+	"internal/kubetest":        "internal/testutil",
 	"authz":                    "internal/headers internal/openai internal/routes",
 	"internal/headers":         "",
 	"internal/http1":           "",

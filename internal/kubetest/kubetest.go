@@ -27,6 +27,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 const (
@@ -57,10 +59,11 @@ type Cluster struct {
 	control []*program
 }
 
-// Start starts a control plane that is removed when the test ends. It fails the test if the binary
-// is missing, which "make tools" builds.
+// Start starts a control plane that is removed when the test ends. It skips the test if the binary
+// is missing, which "make tools" builds. In the continuous integration it fails the test instead.
 func Start(t testing.TB) *Cluster {
 	t.Helper()
+	testutil.Tool(t, "kubetest")
 	c, err := start()
 	if err != nil {
 		t.Fatal(err)
@@ -82,6 +85,7 @@ var shared struct {
 // The package's TestMain must call Main, which stops it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
+	testutil.Tool(t, "kubetest")
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil && shared.err == nil {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // waitLimit is how long a server may take to start or to reach a state.
@@ -82,6 +84,9 @@ func URL(servers ...*Server) string {
 // start starts a server, as a member of a cluster or alone.
 func start(t testing.TB, cluster bool) *Server {
 	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		testutil.Missing(t, "redis-server")
+	}
 	s := &Server{t: t, dir: t.TempDir(), cluster: cluster}
 	var err error
 	for range 3 { // another process may have taken the free port meanwhile
