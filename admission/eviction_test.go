@@ -82,7 +82,7 @@ func TestEvictForBytes(t *testing.T) {
 		d.SetLimits("embed", Limits{MaxConcurrent: 1})
 		d.startTokens(0)
 		d.start(t.Context(), Request{Model: "embed"})
-		elsewhere := d.start(t.Context(), Request{Model: "embed", Priority: Batch, Bytes: 40})
+		embed := d.start(t.Context(), Request{Model: "embed", Priority: Batch, Bytes: 40})
 		low := []*admitCall{}
 		for range 6 {
 			low = append(low, d.start(t.Context(), Request{Priority: Batch, Bytes: 10}))
@@ -93,7 +93,7 @@ func TestEvictForBytes(t *testing.T) {
 		for i := range 3 {
 			d.wantRefused(low[5-i], errEvicted, 0)
 		}
-		d.wantWaiting(high, elsewhere, low[0], low[1], low[2])
+		d.wantWaiting(high, embed, low[0], low[1], low[2])
 		if got := waitingBytesOf(d.Controller); got != 95 {
 			t.Errorf("%d bytes held, want 95", got)
 		}

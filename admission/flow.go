@@ -107,7 +107,7 @@ func (r *ring) remove(f *flow) {
 
 // band shares the order of one queue among tenants by deficit round robin (M. Shreedhar and G.
 // Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995). A flow gets a credit of
-// weight × quantum once in a round, when the cursor comes to it, and never because somebody asks.
+// weight × quantum once in a round, when the cursor comes to it, and never because a request asks.
 // The quantum of a round is the largest cost that waits when the round begins, rounded up to a
 // power of two. So nearly every visit serves a waiter, and a decision takes the same time however
 // many flows there are.

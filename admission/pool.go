@@ -2,7 +2,7 @@ package admission
 
 // pool is a set of models of which any may serve a request. While several members have room, they
 // share the tokens by deficit round robin: a member gets a credit of weight × quantum when the
-// cursor comes to it and it can serve, and never because somebody asks. A member that cannot serve
+// cursor comes to it and it can serve, and never because a request asks. A member that cannot serve
 // keeps its deficit.
 type pool struct {
 	name        string

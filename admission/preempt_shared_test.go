@@ -66,12 +66,12 @@ func TestSharedPreemptedComesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := newFakeStore()
-		here, elsewhere := newTestGateway(t, store, admission.Limits{MaxQueue: -1}), newTestGateway(t, store, admission.Limits{})
+		here, other := newTestGateway(t, store, admission.Limits{MaxQueue: -1}), newTestGateway(t, store, admission.Limits{})
 		limits := map[string]admission.TenantLimits{"t": {MaxConcurrent: 1}}
 		here.SetTenants(limits)
-		elsewhere.SetTenants(limits)
-		running := elsewhere.start(t.Context(), admission.Request{Tenant: "t"})
-		elsewhere.wantAdmitted(running, 10*time.Millisecond)
+		other.SetTenants(limits)
+		running := other.start(t.Context(), admission.Request{Tenant: "t"})
+		other.wantAdmitted(running, 10*time.Millisecond)
 		here.wantRefused(here.start(t.Context(), admission.Request{Tenant: "t"}), admission.TenantStreams)
 		again := here.start(t.Context(), admission.Request{Tenant: "t", Preempted: true})
 		here.wantWaiting(again)

@@ -116,7 +116,7 @@ type Allowance struct {
 	Reset time.Duration
 }
 
-// Task is work that was admitted here and is done elsewhere.
+// Task is admitted work that the caller does outside Sluice.
 type Task struct {
 	// ID is the handle of the task.
 	ID string

@@ -92,8 +92,8 @@ func newTaskID() string {
 	return "tsk_" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
 }
 
-// Schedule admits a task: work that is done elsewhere, by a caller that will Complete it. It
-// returns the task, or how long to stay away before the next call (never 0), or an error:
+// Schedule admits a task, which is work that the caller does outside Sluice and then reports with
+// Complete. It returns the task, or how long to wait before the next call (never 0), or an error:
 // ErrNeverFits, ErrUnknownModel, ErrRemoved, or one of the context or of the journal. A call that
 // may wait (MaxWait) is in the same order as all requests. A call that may not is answered at once,
 // and does not pass waiters.

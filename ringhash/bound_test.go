@@ -103,12 +103,12 @@ func (q referenceRing) order(key uint64) []int {
 		}
 	}
 	sort.Slice(nodes, func(i, j int) bool { return bytes.Compare(nodes[i].at[:], nodes[j].at[:]) < 0 })
-	spot := new(big.Int).SetUint64(key).FillBytes(make([]byte, 8))
+	position := new(big.Int).SetUint64(key).FillBytes(make([]byte, 8))
 	var order []int
 	met := map[int]bool{}
 	for _, after := range []bool{true, false} {
 		for _, n := range nodes {
-			if (bytes.Compare(n.at[:], spot) >= 0) == after && !met[n.owner] {
+			if (bytes.Compare(n.at[:], position) >= 0) == after && !met[n.owner] {
 				met[n.owner] = true
 				order = append(order, n.owner)
 			}

@@ -51,7 +51,7 @@ func newListener(c Config) *listener.Listener {
 		panic(err)
 	}
 	socket := socketAddress(address.Addr().String(), address.Port())
-	// As elsewhere, [::] means all IPv6 and IPv4 addresses.
+	// As in other programs, [::] means all IPv6 and IPv4 addresses.
 	socket.GetSocketAddress().Ipv4Compat = address.Addr() == netip.IPv6Unspecified()
 	return &listener.Listener{
 		Name:                          resourceName,

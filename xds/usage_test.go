@@ -249,6 +249,6 @@ func checkUsage(t *testing.T, g *gateway, a answer, want string) {
 		t.Errorf("usage %q, want %q: %v", got, want, &u)
 	}
 	if m.GetFilterMetadata()[headers.Metadata].GetFields()[headers.MetadataTenant].GetStringValue() != "acme" {
-		t.Errorf("the notes became %v", m)
+		t.Errorf("the dynamic metadata became %v", m)
 	}
 }

@@ -146,28 +146,28 @@ func TestChangedLimits(t *testing.T) {
 	}
 }
 
-// TestBooks: what an operator changes at one gateway is in force at the other a heartbeat later,
-// and outlives both.
-func TestBooks(t *testing.T) {
+// TestOverridesAreShared: a limit that an operator changes at one gateway is in force at the other
+// after a heartbeat. The change survives both gateways.
+func TestOverridesAreShared(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
 	open := func() *limits.Overrides {
-		var book *limits.Overrides
+		var overrides *limits.Overrides
 		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
-			err := book.Reload(ctx)
-			return book.Version(), err
+			err := overrides.Reload(ctx)
+			return overrides.Version(), err
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		book = limits.New(limits.Config{Backend: s})
-		if err := book.Sync(t.Context(), file); err != nil {
+		overrides = limits.New(limits.Config{Backend: s})
+		if err := overrides.Sync(t.Context(), file); err != nil {
 			t.Fatal(err)
 		}
 		runStore(t, s)
 		eventually(t, "it is up", func() bool { return s.Status().Up })
-		return book
+		return overrides
 	}
 	holds := func(b *limits.Overrides, want int64) bool {
 		e, ok := b.Get("model/chat")

@@ -102,8 +102,8 @@ func (s *Store) reportServed(asked []servedQuery, totals []int64) {
 			}
 			total := totals[0]
 			totals = totals[1:]
-			if elsewhere := total - t.total - i.local[j]; t.total >= 0 && elsewhere > 0 {
-				all = append(all, news{i.model, tenant, elsewhere})
+			if byOthers := total - t.total - i.local[j]; t.total >= 0 && byOthers > 0 {
+				all = append(all, news{i.model, tenant, byOthers})
 			}
 			t.total = total
 			t.local -= i.local[j]

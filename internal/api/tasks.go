@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// Tasks admits work that callers run elsewhere, on a backend of their own, and report as done (POST
+// Tasks admits work that callers run on a backend of their own and report as done (POST
 // /schedule, /renew, /complete). All methods are safe for concurrent use. A task belongs to its
 // tenant; the methods do not find the tasks of other tenants.
 type Tasks interface {

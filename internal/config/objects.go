@@ -196,7 +196,7 @@ func restrictModel(spec map[string]any) error {
 	default:
 		return fmt.Errorf("launcher must be kubernetes, upstream or none in a custom resource, is %v", quoted(fmt.Sprint(launcher)))
 	}
-	if cluster, elsewhere := spec["cluster"]; elsewhere && cluster != "" {
+	if cluster, set := spec["cluster"]; set && cluster != "" {
 		return errors.New("cluster is not allowed in a custom resource, whose replicas run in its own namespace: remove it")
 	}
 	servers, _ := spec["upstreams"].([]any)

@@ -28,7 +28,7 @@ type envoyLink struct {
 	// config returns the configuration in force.
 	config func() *config.Config
 	server *xds.Server
-	// process is nil when somebody else runs Envoy.
+	// process is nil when someone else runs Envoy.
 	process *envoy.Envoy
 
 	// pushing is held while Envoy is told a change, so that an older view of the fleet never
@@ -138,7 +138,7 @@ func maxDuration(c *config.Config) time.Duration {
 	return d
 }
 
-// Bootstrap returns the bootstrap configuration for an Envoy that somebody else runs beside the
+// Bootstrap returns the bootstrap configuration for an Envoy that someone else runs beside the
 // gateway of this configuration.
 func Bootstrap(c *config.Config) ([]byte, error) {
 	dir, err := process.Open(c.StateDir, nil)

@@ -34,7 +34,7 @@ import (
 type Options struct {
 	// Config is the configuration to start with. The file that it was read from is watched.
 	Config *config.Config
-	// Envoy is the path of the Envoy binary to run. It is empty when somebody else runs Envoy.
+	// Envoy is the path of the Envoy binary to run. It is empty when someone else runs Envoy.
 	Envoy string
 	// Temporary says that the state directory was made for this run alone.
 	Temporary bool

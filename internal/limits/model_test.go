@@ -162,7 +162,7 @@ func TestAgainstTheRule(t *testing.T) {
 				}
 				if ok {
 					if diff := cmp.Diff(rule.entry(key), got); diff != "" {
-						t.Fatalf("seed %d, step %d: %s (-rule +book)\n%s", seed, step, key, diff)
+						t.Fatalf("seed %d, step %d: %s (-rule +overrides)\n%s", seed, step, key, diff)
 					}
 				}
 			}
@@ -173,9 +173,9 @@ func TestAgainstTheRule(t *testing.T) {
 	}
 }
 
-// TestBooksConverge: whatever several gateways did, and with whatever files, they agree once they
+// TestOverridesConverge: whatever several gateways did, and with whatever files, they agree once they
 // have read the same file and each other's changes.
-func TestBooksConverge(t *testing.T) {
+func TestOverridesConverge(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))

@@ -46,9 +46,9 @@ type gapWindow [gapSlots]struct {
 func newGapGauge() *gapGauge {
 	return &gapGauge{
 		desc: prometheus.NewDesc("stream_inter_token_p95_seconds",
-			"95th percentile of the time between two tokens of a stream over the last minute, by model; absent where no stream told of its tokens. "+
-				"Of native streams, which pass unread, a stream's gaps are estimated as alike: from its first byte to its last by the tokens less one "+
-				"that the engine has counted. Where gaps were measured, one by one, only those count.",
+			"95th percentile of the time between two tokens of a stream over the last minute, by model. The gauge is absent for a model whose "+
+				"streams did not report tokens. Managed streams are measured. For native streams, every gap is estimated as the time from the first byte "+
+				"to the last, divided by the engine's token count less one. Estimates are used only if nothing was measured.",
 			[]string{"model"}, nil),
 		began:   time.Now(),
 		windows: map[string]*gapWindow{},

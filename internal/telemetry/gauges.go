@@ -23,18 +23,18 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 	}
 	return &gaugeCollector{
 		metrics:  m,
-		inFlight: desc("sluice_in_flight", "Requests that are at replicas now.", "model"),
+		inFlight: desc("sluice_in_flight", "Requests that run on replicas now.", "model"),
 		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now.", "model"),
 		replicas: desc("sluice_replicas", "Replicas by state.", "model", "state"),
-		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy refused."),
-		build:    desc("sluice_build_info", "Always 1; the versions are in the labels.", "version", "envoy"),
+		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy has refused."),
+		build:    desc("sluice_build_info", "Always 1. The labels hold the versions of Sluice and of Envoy.", "version", "envoy"),
 		running:  desc("sluice_tenant_running", "Requests and tasks of the tenant that have been admitted.", "tenant"),
-		waiting:  desc("sluice_tenant_queued", "Requests of the tenant that wait.", "tenant"),
-		up:       desc("sluice_shared_up", "1 while the state that gateways share answers, 0 while this gateway goes by its share of the limits."),
-		gateways: desc("sluice_gateways", "Gateways that share their state and are known to live."),
-		errors:   desc("sluice_shared_errors_total", "Calls that the shared state did not answer in time, or not well."),
+		waiting:  desc("sluice_tenant_queued", "Requests and tasks of the tenant that wait now.", "tenant"),
+		up:       desc("sluice_shared_up", "1 while the Redis of the shared state answers, 0 while this gateway uses its last known share of the limits."),
+		gateways: desc("sluice_gateways", "Gateways that share their state and are known to be alive, including this one."),
+		errors:   desc("sluice_shared_errors_total", "Calls to the Redis of the shared state that failed or timed out."),
 
-		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU of this host: in all (total), and used by whomever (used).", "uuid", "kind"),
+		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
 }
 

@@ -15,60 +15,62 @@ import (
 
 // MetricsConfig says what Metrics reads. The zero value counts requests and shows no gauges.
 type MetricsConfig struct {
-	// Version of Sluice, for sluice_build_info.
+	// Version is the version of Sluice, for sluice_build_info.
 	Version string
-	// Gauges is read at every scrape. It must be quick and safe for concurrent use. nil: no gauges.
+	// Gauges is called at every scrape. It must be quick and safe for concurrent use. If Gauges is
+	// nil, there are no gauges.
 	Gauges func() Gauges
-	// KnownModel says whether a name is that of a model that exists; all others are counted as
-	// "other", because clients choose them. It is called once or twice for every request. nil:
-	// every name is known.
+	// KnownModel reports whether a model has this name. All other names are counted as "other",
+	// because clients choose them. KnownModel is called once or twice for every request. If it is
+	// nil, every name is known.
 	KnownModel func(name string) bool
-	// MaxModels and MaxUpstreams bound the values of the labels model and upstream over the life of
-	// the process; what is beyond is "other". 0: 500 and 1000.
+	// MaxModels and MaxUpstreams are the greatest numbers of values of the labels model and
+	// upstream over the life of the process. Further values become "other". 0 means 500 and 1000.
 	MaxModels, MaxUpstreams int
 }
 
 // Gauges is the state of the gateway at one moment.
 type Gauges struct {
-	// Envoy is the version of the Envoy that is connected, empty while there is none.
+	// Envoy is the version of the connected Envoy. It is empty while none is connected.
 	Envoy string
 	// XDSNacks counts the configurations that Envoy has refused since Sluice started.
 	XDSNacks uint64
 	Models   []ModelGauges
 	Tenants  []TenantGauges
-	// Shared is the state that several gateways share; nil for a gateway that shares with nobody.
+	// Shared is the status of the state that several gateways share. It is nil for a gateway that
+	// shares no state.
 	Shared *SharedGauges
-	// GPUs of this host whose memory is known.
+	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
 }
 
-// GPUGauges is the memory of one GPU, by whomever it is used.
+// GPUGauges is the memory of one GPU.
 type GPUGauges struct {
 	UUID string
-	// Total and Used in bytes.
+	// Total and Used are in bytes. Used counts the memory that all programs use.
 	Total, Used int64
 }
 
 // TenantGauges is the state of one tenant.
 type TenantGauges struct {
 	Name string
-	// Running counts its requests and tasks that have been admitted, Queued those that wait.
+	// Running counts the tenant's admitted requests and tasks, Queued the waiting ones.
 	Running, Queued int
 }
 
-// SharedGauges is how the state is that several gateways share.
+// SharedGauges is the status of the state that several gateways share in Redis.
 type SharedGauges struct {
-	// Up says that it answers. Gateways are those that are known to live.
+	// Up tells whether Redis answers. Gateways counts the gateways that are known to be alive.
 	Up       bool
 	Gateways int
-	// Errors counts the calls that it did not answer in time, or not well.
+	// Errors counts the calls to Redis that failed or timed out.
 	Errors uint64
 }
 
 // ModelGauges is the state of one model.
 type ModelGauges struct {
 	Name string
-	// InFlight counts the requests that are at replicas, Queued those that wait.
+	// InFlight counts the requests that run on replicas, Queued the waiting ones.
 	InFlight, Queued int
 	// Replicas counts the replicas by state.
 	Replicas map[string]int
@@ -151,28 +153,29 @@ func NewMetrics(c MetricsConfig) *Metrics {
 
 func (m *Metrics) makeVectors() {
 	m.requests = counter("sluice_requests_total",
-		"Finished requests by HTTP status (499: the client left before an answer) and by the side that answered, gateway or engine.",
+		"Finished requests by HTTP status and by the side that answered, gateway or engine. Status 499 means that the client disconnected "+
+			"before an answer.",
 		"model", "code", "source")
 	m.duration = histogram("sluice_request_duration_seconds",
-		"From Envoy's receipt of a request to the end of its response.", longBuckets(), "model")
+		"Time from Envoy's receipt of a request to the end of the response.", longBuckets(), "model")
 	m.firstByte = histogram("sluice_first_byte_seconds",
-		"From Envoy's receipt of a request to the first byte of an engine's response body. For a streamed response this is the first event, "+
-			"which need not carry a token.", shortBuckets(), "model")
+		"Time from Envoy's receipt of a request to the first byte of an engine's response body. The first event of a streamed response may "+
+			"carry no token.", shortBuckets(), "model")
 	m.upstream = histogram("sluice_upstream_request_duration_seconds",
-		"What a replica took for a response that it finished: from the first byte sent to it to the last byte received from it.",
+		"Time of a replica for a response that it finished, from the first byte sent to the replica to the last byte received from it.",
 		longBuckets(), "model", "upstream")
 	m.wait = histogram("scheduler_wait_time_seconds",
-		"How long requests were held before they were sent to a replica.", shortBuckets(), "phase")
+		"Time that requests waited before they were sent to a replica.", shortBuckets(), "phase")
 	m.tokens = counter("sluice_tokens_total",
-		"Tokens as the engines counted them, by kind, prompt or completion. Only of the responses that were read for it.",
+		"Tokens by kind, prompt or completion, as the engines counted them. Responses whose usage Sluice did not read are not counted.",
 		"model", "kind")
 	m.rejected = counter("sluice_rejected_total",
 		"Requests that Sluice answered with an error, by the error's code: rate_limited, queue_full and so on.", "model", "reason")
 	m.retries = counter("stream_retries_total",
-		"Attempts that were repeated on another replica, by what had failed, connect, reset, 5xx or ttft_timeout, or that were preempted.", "reason")
+		"Attempts that were repeated on another replica, by reason: connect, reset, 5xx, ttft_timeout or preempted.", "reason")
 	m.disconnects = counter("stream_disconnects_total",
-		"Streamed responses that ended before their end, by who ended them: client, engine, timeout, slow_client, cancelled, moderation or gateway. "+
-			"Of native streams, which pass unread, client, engine, timeout and gateway can be told apart.", "cause")
+		"Streamed responses that were cut off, by cause: client, engine, timeout, slow_client, cancelled, moderation or gateway. "+
+			"Native streams have only the causes client, engine, timeout and gateway.", "cause")
 	m.reloads = counter("sluice_config_reloads_total",
 		"Reloads of the configuration file by result, success or failure.", "result")
 }
@@ -196,15 +199,15 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// Waited counts the time a request was held before it was sent to a replica.
+// Waited records the time that a request waited before it was sent to a replica.
 func (m *Metrics) Waited(d time.Duration) {
 	if m != nil {
 		m.wait.WithLabelValues(phasePrefill).Observe(d.Seconds())
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica, by what had failed:
-// request.ReasonConnect and so on.
+// Retried counts an attempt that was repeated on another replica. reason is request.ReasonConnect
+// or another of these constants.
 func (m *Metrics) Retried(reason string) {
 	if m != nil {
 		m.retries.WithLabelValues(reason).Inc()
@@ -266,7 +269,7 @@ func (m *Metrics) countTokens(model string, q *request.Summary) {
 	}
 }
 
-// model is the label of a model; empty for requests that name none.
+// model returns the label value of a model. It is empty for requests that name no model.
 func (m *Metrics) model(name string) string {
 	if name == "" {
 		return ""
@@ -284,7 +287,8 @@ func upstreamOf(q *request.Summary) string {
 	return q.Upstream
 }
 
-// statusLabel is the status as a label. 499, which nginx made known, stands for no status at all.
+// statusLabel returns the label value of a status. A request without a status gets 499, as in
+// nginx.
 func statusLabel(status int) string {
 	switch {
 	case status == 0:

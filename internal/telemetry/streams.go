@@ -64,22 +64,23 @@ type streamFigures struct {
 func newStreamFigures(r prometheus.Registerer) *streamFigures {
 	f := &streamFigures{
 		ttft: histogram("stream_ttft_seconds",
-			"From the receipt of a request for a stream to its first token, waits of every kind included. Of native streams it is the first byte of "+
-				"the response's body, however early the engine has sent its headers.", shortBuckets(), "model", "route"),
+			"Time from the receipt of a request for a stream to its first token, including all waits. For native streams, the first byte of the "+
+				"response's body stands for the first token.", shortBuckets(), "model", "route"),
 		cached: histogram("sluice_ttft_seconds",
-			"The same of the streams whose engine has told how many tokens of the prompt were in its cache: cached is true when they were half of it "+
-				"or more.", shortBuckets(), "model", "cached"),
+			"stream_ttft_seconds of the streams whose engine reported how many tokens of the prompt were in its cache. cached is true if at least "+
+				"half of them were.", shortBuckets(), "model", "cached"),
 		rate: histogram("stream_tokens_per_second",
-			"Tokens a second of one stream, where the engine's count is known, or, of managed streams, by their events. prefill: prompt tokens, "+
-				"less those known to be in its cache, by the time from the request's leaving for a replica to the first token. decode: the other "+
-				"tokens by the time from the first to the last.",
+			"Tokens per second of one stream, by the engine's count or, for managed streams without one, by their events. prefill: the prompt tokens "+
+				"that were not known to be cached, divided by the time from the dispatch to the first token. decode: the tokens after the first, divided "+
+				"by the time from the first token to the last.",
 			rateBuckets(), "model", "phase"),
 		perToken: histogram("sluice_time_per_output_token_seconds",
-			"Mean time of a token after the first of one stream, by the replica that served it, where stream_tokens_per_second has its decode.",
+			"Mean time of a token after the first of one stream, by the replica that served it. It covers the streams that the phase decode of "+
+				"stream_tokens_per_second covers.",
 			tokenBuckets(), "model", "upstream"),
 		batch: histogram("scheduler_batch_size",
-			"Requests on a replica whenever another was sent there, with that one: in prefill, that is known to have no token yet, and in decode, all "+
-				"others. Prefill is known to end of the requests under a cap on prefill; of others, only the one that was just sent counts there.",
+			"Requests on a replica at each dispatch to it, including the dispatched one. prefill: those known to have no token yet. decode: all "+
+				"others. Without a limit on prefill, only the dispatched request counts as prefill.",
 			batchBuckets(), "phase"),
 		gaps: newGapGauge(),
 	}
