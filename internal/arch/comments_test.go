@@ -28,7 +28,6 @@ var briefComments = map[string]bool{}
 var wideComments = map[string]bool{
 	"api/llm/v1":        true,
 	"internal/dispatch": true,
-	"internal/gateway":  true,
 }
 
 // A package comment begins with "Package x" or "Command x" and says what the package is. Its second

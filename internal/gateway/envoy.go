@@ -31,10 +31,10 @@ type envoyLink struct {
 	// process is nil when someone else runs Envoy.
 	process *envoy.Envoy
 
-	// pushing is held while Envoy is told a change, so that an older view of the fleet never
-	// follows a newer one.
+	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
+	// replaces a newer one.
 	pushing sync.Mutex
-	// pushed is what Envoy was told last. Guarded by pushing.
+	// pushed is the last configuration that was sent to Envoy. Guarded by pushing.
 	pushed *xds.Resources
 }
 
@@ -64,7 +64,7 @@ func (e *envoyLink) stop(ctx context.Context, timeout time.Duration) error {
 	return e.process.Stop(ctx, timeout)
 }
 
-// prepare checks that Envoy's resources can be built for c. The commit tells Envoy.
+// prepare checks that Envoy's resources can be built for c. The commit sends them to Envoy.
 func (e *envoyLink) prepare(c *config.Config) (func() error, error) {
 	var none *xds.Resources
 	if _, err := none.Rebuild(e.resourceConfig(c), e.fleet.Snapshot()); err != nil {
@@ -73,7 +73,7 @@ func (e *envoyLink) prepare(c *config.Config) (func() error, error) {
 	return e.push, nil
 }
 
-// resourceConfig says what Envoy is told beside the fleet.
+// resourceConfig returns what Envoy's configuration contains besides the fleet.
 func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 	return xds.Config{
 		Listen: e.first.Listen, MaxBody: int64(e.first.MaxBody),
@@ -82,7 +82,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 	}
 }
 
-// push tells Envoy the fleet and the configuration as they are now.
+// push sends the current fleet and configuration to Envoy.
 func (e *envoyLink) push() error {
 	e.pushing.Lock()
 	defer e.pushing.Unlock()
@@ -111,8 +111,8 @@ func (e *envoyLink) logFaultsLocked(next *xds.Resources) {
 	}
 }
 
-// checkListen fails early when another program has the clients' address. An Envoy that an earlier
-// run left may have it.
+// checkListen returns an error when another program listens on the address for clients. An Envoy of
+// an earlier run may listen there.
 func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	if e.process == nil {
 		return nil

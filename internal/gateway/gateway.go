@@ -30,15 +30,15 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
-// Options is what one run of a gateway is given.
+// Options are the options of New and Run.
 type Options struct {
 	// Config is the configuration to start with. The file that it was read from is watched.
 	Config *config.Config
 	// Envoy is the path of the Envoy binary to run. It is empty when someone else runs Envoy.
 	Envoy string
-	// Temporary says that the state directory was made for this run alone.
+	// Temporary tells that the state directory was created for this run alone.
 	Temporary bool
-	// Version of this program, for the admin API and the metrics.
+	// Version is the version of this program, for the admin API and the metrics.
 	Version string
 	Log     *zap.Logger
 }
@@ -128,16 +128,17 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// Run brings the parts up in the order in which they need each other. What exists is adopted first,
-// so that Envoy's first answer is complete; then the listeners open; then everything starts that
-// keeps the parts up to date. Run returns when the gateway has drained, or does not return after a
-// hand-over.
+// Run starts the parts in the order of their dependencies. It first adopts existing processes, so
+// that Envoy's first configuration is complete. It then opens the listeners, and then starts the
+// components that keep the parts up to date. Run returns when the gateway has drained. After a
+// hand-over it does not return.
 func (g *Gateway) Run(ctx context.Context) error {
-	// Signals are caught from here to the end: one that comes too early or too late must not kill.
+	// Signals are caught from here to the end, so that an early or a late one does not kill the
+	// process.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP, handOverSignal)
 	defer signal.Stop(signals)
-	// The parts outlive ctx, because they are needed to drain.
+	// The parts run on after ctx has ended, because drain needs them.
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, running := errgroup.WithContext(running)
@@ -163,7 +164,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if ctx.Err() == nil {
 		err = errors.Join(err, g.replaceSelf())
 	}
-	// The hand-over was overtaken by a stop, or it failed: leave nothing behind.
+	// The gateway was stopped during the hand-over, or the hand-over has failed. All processes are
+	// stopped.
 	return errors.Join(err, g.drain(c.DrainTimeout))
 }
 
@@ -238,8 +240,9 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 	}
 }
 
-// drain ends everything that Sluice started: first Envoy, when its responses have ended or the time
-// is up, then the replicas of all nodes. A second signal ends everything at once.
+// drain stops all processes that Sluice has started. It first stops Envoy, when Envoy's responses
+// have ended or after the timeout, and then the replicas of all nodes. On a second signal it stops
+// all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
@@ -265,8 +268,8 @@ func discoveredModels(s *engines.Snapshot) []string {
 	return names
 }
 
-// knownModel says whether a model has this name. Metrics ask it, so that clients cannot multiply
-// labels.
+// knownModel reports whether a model has this name. The metrics use it, so that clients cannot
+// create labels without bound.
 func (g *Gateway) knownModel(name string) bool {
 	_, ok := g.fleet.Snapshot().Models[name]
 	return ok

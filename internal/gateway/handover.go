@@ -22,8 +22,8 @@ const handOverSignal = syscall.SIGUSR2
 // hand-over. The command removes the variable from its environment when it has read it.
 const StateDirVariable = "SLUICE_STATE_DIR"
 
-// await blocks until the gateway is to end, and says whether it is to hand over. On SIGHUP it reads
-// the file again.
+// await blocks until the gateway must stop or hand over, and reports whether it must hand over. On
+// SIGHUP it reads the file again.
 func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) (handOver bool) {
 	for {
 		select {
@@ -65,8 +65,8 @@ func execSelf(extra ...string) error {
 	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, append(os.Environ(), extra...)))
 }
 
-// hurry ends all processes of the directory when a second signal to stop comes before ctx ends. The
-// function that it returns takes that back.
+// hurry kills all processes of the directory when a second signal to stop comes before ctx ends.
+// The function that it returns ends this behaviour.
 func hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (stop func()) {
 	second, release := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	cancel := context.AfterFunc(second, func() {

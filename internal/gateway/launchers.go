@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
-// launchers are all ways by which replicas come to be, and the scaler that says how many. They
-// report what exists to the fleet; apply tells them what shall exist.
+// launchers are all launchers of replicas, and the scaler that decides how many replicas a model
+// has. The launchers report the existing replicas to the fleet. apply gives them the wanted models.
 type launchers struct {
 	log        *zap.Logger
 	self       string
@@ -43,13 +43,13 @@ type launchers struct {
 	upstream *upstream.Launcher
 	// joined is nil when no node can join.
 	joined *join.Server
-	// kubernetes is nil when the configuration says nothing of Kubernetes.
+	// kubernetes is nil when the configuration does not use Kubernetes.
 	kubernetes *kubernetes.Launcher
 	// resources is nil without custom resources.
 	resources *customResources
 
-	// applying is held from the reading of what is wanted until the launchers have it, so that an
-	// older wish never follows a newer one.
+	// applying is held from the reading of the wanted models until the launchers have them, so that
+	// older models never replace newer ones.
 	applying sync.Mutex
 }
 
@@ -110,7 +110,7 @@ func (l *launchers) components() []func(context.Context) error {
 	return all
 }
 
-// prepare builds what the launchers shall run under c. The commit tells them.
+// prepare checks that the launchers can run the models of c. The commit gives them these models.
 func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	bounds, servers := scales(c), upstreams(c)
 	return func() error {
@@ -122,7 +122,7 @@ func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	}, nil
 }
 
-// apply tells the launchers the models of the configuration in force, with the scaler's numbers of
+// apply gives the launchers the models of the configuration in force, with the scaler's numbers of
 // replicas.
 func (l *launchers) apply() {
 	l.applying.Lock()
@@ -140,8 +140,8 @@ func (l *launchers) apply() {
 	}
 }
 
-// adoptLocal adopts the replicas that an earlier run left on this node, before anything is known of
-// the rest of the fleet.
+// adoptLocal adopts the replicas that an earlier run left on this node. It runs before the rest of
+// the fleet is known.
 func (l *launchers) adoptLocal(c *config.Config) {
 	found, counts := l.local.Found(), map[string]int{}
 	for model, indices := range found {
@@ -159,8 +159,8 @@ func (l *launchers) adoptLocal(c *config.Config) {
 // firstReportTimeout bounds the wait for the first reports of upstreams, nodes and Kubernetes.
 const firstReportTimeout = 2 * time.Second
 
-// awaitFirstReports gives upstreams, nodes and Kubernetes a moment to say what they have, so that
-// Envoy's first answer is as complete as it can be.
+// awaitFirstReports waits up to firstReportTimeout for the first reports of upstreams, nodes and
+// Kubernetes, so that Envoy's first configuration is as complete as possible.
 func (l *launchers) awaitFirstReports(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstReportTimeout)
 	defer cancel()
@@ -171,8 +171,8 @@ func (l *launchers) awaitFirstReports(ctx context.Context) {
 	waiting.Wait()
 }
 
-// stop ends the replicas of all nodes at the same time, so that no node uses up another node's
-// time.
+// stop stops the replicas of all nodes at the same time, so that a slow node does not shorten the
+// time of another node.
 func (l *launchers) stop(ctx context.Context) error {
 	var failed [2]error
 	var stopping sync.WaitGroup
@@ -184,7 +184,7 @@ func (l *launchers) stop(ctx context.Context) error {
 	return errors.Join(failed[:]...)
 }
 
-// joinDir is where a state directory keeps what it knows of nodes that join.
+// joinDir returns the directory, within a state directory, of the data about nodes that join.
 func joinDir(state string) string { return filepath.Join(state, "join") }
 
 // JoinToken returns the token by which nodes join the gateway of this configuration.
@@ -236,8 +236,8 @@ func (l *launchers) allNodes() []engines.Node {
 	return all
 }
 
-// awaitLateNodes does what awaitNodes does for nodes that take longer to come back. What such nodes
-// run is kept for nodes.RejoinTimeout after the start.
+// awaitLateNodes does the same as awaitNodes for nodes that rejoin later. The replicas of such
+// nodes are kept for nodes.RejoinTimeout after the start.
 func (l *launchers) awaitLateNodes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nodes.RejoinTimeout-time.Second)
 	defer cancel()
@@ -245,8 +245,8 @@ func (l *launchers) awaitLateNodes(ctx context.Context) error {
 	return nil
 }
 
-// awaitNodes waits until the nodes that joined before have said what they run, or ctx ends, and has
-// the scaler keep what they run.
+// awaitNodes waits until the nodes that joined before have reported their replicas, or until ctx
+// ends. The scaler then keeps these replicas.
 func (l *launchers) awaitNodes(ctx context.Context) {
 	if l.joined == nil {
 		return
@@ -313,7 +313,7 @@ func (l *launchers) idleModels() []string {
 	})
 }
 
-// evict takes one replica from each of these models, unless a request has come for it.
+// evict stops one replica of each of these models, unless a request has come for the model.
 func (l *launchers) evict(models []string) {
 	changed := false
 	for _, model := range models {
@@ -358,7 +358,7 @@ func (l *launchers) ownLoad(model string) scale.Load {
 	return load
 }
 
-// reportedLoad is ownLoad as the other gateways are told it.
+// reportedLoad returns ownLoad in the form that is reported to the other gateways.
 func (l *launchers) reportedLoad(model string) kubernetes.Load {
 	own := l.ownLoad(model)
 	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted}

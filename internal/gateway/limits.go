@@ -37,7 +37,7 @@ type limitKeeper struct {
 	// syncing is held while the limits of the file are read and handed to overrides, so that an
 	// older file never follows a newer one.
 	syncing sync.Mutex
-	// enforcing is the same for what the dispatcher is told.
+	// enforcing does the same for the rules that the dispatcher gets.
 	enforcing sync.Mutex
 }
 
@@ -160,12 +160,12 @@ func limitsFault(key string, err error) *openai.Error {
 		"The change could not be stored, so it is not in force at this gateway: %v", err)
 }
 
-// limitsTimeout bounds how long a change waits for the place where overrides are stored.
+// limitsTimeout bounds how long a change waits for the store of the overrides.
 const limitsTimeout = 2 * time.Second
 
 // sync hands the limits of the configuration in force to overrides, and puts the result in force.
-// When the stored overrides are out of reach, the limits of the file hold, and the overrides that
-// are known.
+// When the store of the overrides cannot be reached, the limits of the file and the overrides that
+// are already known are in force.
 func (k *limitKeeper) sync() {
 	ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
 	defer cancel()
@@ -177,7 +177,7 @@ func (k *limitKeeper) sync() {
 	k.enforce()
 }
 
-// refresh puts in force what another gateway has changed. It returns the version of that.
+// refresh puts the limits in force that another gateway has changed. It returns their version.
 func (k *limitKeeper) refresh(ctx context.Context) (string, error) {
 	if err := k.overrides.Reload(ctx); err != nil {
 		return "", err

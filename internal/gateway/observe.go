@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
-// subscribers returns who is told what happens to requests: the metrics, the request log and the
-// tracer.
+// subscribers returns the funcs that are called for events of requests: those of the metrics, the
+// request log and the tracer.
 func (g *Gateway) subscribers() request.Subscribers {
 	log := telemetry.NewRequestLog(g.log, g.options.Config.LogRequests)
 	return request.Subscribers{
@@ -20,17 +20,17 @@ func (g *Gateway) subscribers() request.Subscribers {
 	}
 }
 
-// dispatched counts how long a request has waited, and what runs on its replica now.
+// dispatched records how long a request has waited, and how many requests run on its replica now.
 func (g *Gateway) dispatched(model, replica string, waited time.Duration) {
 	g.metrics.Waited(waited)
 	on := g.dispatcher.Replica(model, replica)
-	prefill := max(1, on.Prefill) // this request, if nobody tells of first tokens
+	prefill := max(1, on.Prefill) // at least this request, even if first tokens are not reported
 	g.metrics.Dispatched(prefill, max(0, on.Load-prefill))
 }
 
-// observe draws the consequences of an entry of Envoy's access log: it is added to its request, a
-// request that began before this process did is counted until it ends, and a replica that fails
-// requests is taken out of rotation.
+// observe processes an entry of Envoy's access log. It adds the entry to its request. The end of a
+// request that an earlier process has started is reported to the dispatcher. A failure of a replica
+// is reported, so that a failing replica gets no requests for a while.
 func (g *Gateway) observe(e request.Entry) {
 	g.requests.Observe(e)
 	if e.Start.Before(g.started) {
@@ -41,8 +41,8 @@ func (g *Gateway) observe(e request.Entry) {
 	}
 }
 
-// failed tells the launcher that can do something about it that a request failed on a replica's
-// side.
+// failed reports that a request has failed because of its replica. The dispatcher and, if it can
+// check the replica, the replica's launcher learn of the failure.
 func (g *Gateway) failed(replica string, kind dispatch.Failure, reason string) {
 	switch g.dispatcher.Failed(replica, kind, reason) {
 	case engines.Upstream:

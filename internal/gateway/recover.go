@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// recoverRequests counts the requests of an earlier run that Envoy still carries, so that they weigh on
-// their replicas and on the limits of their models. The access log tells when each of them ends.
+// recoverRequests counts the requests of an earlier run that Envoy still serves, so that they count
+// for their replicas and for the limits of their models. The access log reports the end of each
+// one.
 func (g *Gateway) recoverRequests(ctx context.Context) {
 	g.dispatcher.Recover(g.activeRequests(ctx))
 	if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced > 0 {
@@ -21,14 +22,16 @@ func (g *Gateway) recoverRequests(ctx context.Context) {
 	}
 }
 
-// freeRecovered frees the recovered requests whose end the access log did not tell: entries are lost
-// while nobody receives them. It returns when none is left, or when ctx ends.
+// freeRecovered frees the recovered requests whose end the access log did not report. Entries are
+// lost while no gateway receives them. freeRecovered returns when no recovered request is left, or
+// when ctx ends.
 //
-// Each second it asks Envoy for the active requests at each replica, which is an upper bound of what is
-// left. It uses the answer of the second before, because by then the entries of all requests that have
-// ended have come: the end of one request must not count twice. Envoy does not list a replica that was
-// removed. Requests there end when the log says so, when Envoy has no request at all, or when no
-// response may last any longer.
+// Each second it asks Envoy for the number of active requests at each replica, which is an upper
+// bound of the recovered requests that still run. It applies the answer a second later, when the
+// entries of all requests that have ended by then have arrived. Otherwise the end of one request
+// could count twice. Envoy does not list a removed replica. Its requests are freed when the log
+// reports their end, when Envoy has no request at all, or when the longest allowed response has
+// passed.
 func (g *Gateway) freeRecovered(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -54,10 +57,11 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 	}
 }
 
-// envoyTimeout bounds a question to Envoy's admin interface.
+// envoyTimeout is the timeout of a request to Envoy's admin interface.
 const envoyTimeout = 2 * time.Second
 
-// envoyIsIdle says whether Envoy has no request of any client. It is false when Envoy does not answer.
+// envoyIsIdle reports whether Envoy has no request of any client. It is false when Envoy does not
+// answer.
 func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()
@@ -65,7 +69,8 @@ func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 	return err == nil && n == 0
 }
 
-// activeRequests counts the requests that Envoy has at replicas. It is nil when Envoy does not answer.
+// activeRequests counts the requests of Envoy at each replica. It returns nil when Envoy does not
+// answer.
 func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Location]int {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()

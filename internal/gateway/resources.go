@@ -75,7 +75,7 @@ func newCustomResources(l *launchers, access kubernetes.Access, namespace string
 	return r
 }
 
-// observe is told all objects whenever one of them has changed.
+// observe receives all objects whenever one of them has changed.
 func (r *customResources) observe(all []custom.Object) {
 	r.mu.Lock()
 	r.seen = all
@@ -83,7 +83,7 @@ func (r *customResources) observe(all []custom.Object) {
 	r.apply()
 }
 
-// apply puts the objects in force, or remembers why that failed.
+// apply puts the objects in force. If that fails, apply stores the reason in failure.
 func (r *customResources) apply() {
 	failure := ""
 	if err := r.reapply(); err != nil {
@@ -102,7 +102,7 @@ func (r *customResources) apply() {
 }
 
 // merge adds the objects to the file, except those that are being deleted. A refused object stays
-// as it was accepted last, as far as this process knows: a slip in an edit must not stop what runs.
+// as it was accepted last, as far as this process knows, because a typo must not stop replicas.
 func (r *customResources) merge(file *config.Config) (*config.Config, error) {
 	if r == nil {
 		return file, nil
@@ -197,7 +197,7 @@ func faultText(faults config.Faults) string {
 	return strings.Join(all, "; ")
 }
 
-// known says whether the configuration in force has all objects that exist.
+// known reports whether the configuration in force contains all objects that exist.
 func (r *customResources) known() bool {
 	if r == nil {
 		return true

@@ -23,7 +23,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/telemetry/trace"
 )
 
-// streams are the relay of managed streams and what leads to it: the WebSocket, gRPC, other gateways.
+// streams are the relay of managed streams and its entry points: the WebSocket, gRPC, and other
+// gateways.
 type streams struct {
 	relay *relay.Relay
 	// handoff is how ext_proc gives requests to relay.
@@ -41,7 +42,7 @@ type streams struct {
 	maxBody int64
 }
 
-// makeStreams makes the relay and what leads to it.
+// makeStreams makes the relay and its entry points.
 func (g *Gateway) makeStreams() error {
 	c := g.options.Config
 	s := &streams{tenant: g.auth.Tenant, maxBody: int64(c.MaxBody)}
@@ -69,12 +70,12 @@ func (g *Gateway) makeStreams() error {
 	return nil
 }
 
-// startTrace begins the trace of a managed stream.
+// startTrace starts the trace of a managed stream. It returns nil if the stream is not traced.
 func (s *streams) startTrace(a request.Arrival, traceparent string, received time.Time) relay.Trace {
 	if call := s.tracer.Start(a, traceparent, received); call != nil {
 		return call
 	}
-	return nil // not a nil *trace.Call, which is no nil Trace
+	return nil // a nil *trace.Call would be a Trace that is not nil
 }
 
 // components lists what runs until its context ends.
@@ -89,8 +90,8 @@ func (s *streams) components() []func(context.Context) error {
 	return all
 }
 
-// shortestHeartbeat is the shortest heartbeat interval of all models. A WebSocket uses it, because its
-// requests may go to any model.
+// shortestHeartbeat is the shortest heartbeat interval of all models. A WebSocket uses it, because
+// its requests may go to any model.
 func shortestHeartbeat(c *config.Config) time.Duration {
 	d := config.DiscoveredModel().Stream.Heartbeat
 	for _, m := range c.Models {
@@ -113,8 +114,8 @@ func (g *Gateway) makeTracer() error {
 	return err
 }
 
-// collectorHeaders reads OTEL_EXPORTER_OTLP_HEADERS: name=value pairs separated by commas, with values
-// escaped as in URLs (OpenTelemetry specification, OTLP exporter).
+// collectorHeaders reads OTEL_EXPORTER_OTLP_HEADERS: name=value pairs separated by commas, with
+// values escaped as in URLs (OpenTelemetry specification, OTLP exporter).
 func collectorHeaders(text string) map[string]string {
 	all := map[string]string{}
 	for pair := range strings.SplitSeq(text, ",") {
@@ -129,8 +130,8 @@ func collectorHeaders(text string) map[string]string {
 // handOverPatience is how long clients have to read that the gateway hands over.
 const handOverPatience = 2 * time.Second
 
-// stop tells the clients of all managed streams that the gateway stops. It returns when they have been
-// told, or after patience.
+// stop ends all managed streams with a notice that the gateway stops. It returns when all clients
+// have the notice, or after patience.
 func (s *streams) stop(patience time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -138,13 +139,14 @@ func (s *streams) stop(patience time.Duration) {
 	s.relay.Close(ctx)
 }
 
-// stopNotice is how long before the end of a drain the clients of managed streams are told of it. At
-// that time Envoy still runs, so they can be told.
+// stopNotice is how long before the end of a drain the clients of managed streams get a notice.
+// Envoy still runs then and can deliver it.
 const stopNotice = time.Second
 
-// drain closes WebSockets as their requests end, because Envoy counts an idle WebSocket as a running
-// request. Shortly before timeout it tells the clients of the streams that are left. The function that
-// it returns tells them at once, and waits until all have been told.
+// drain closes each WebSocket when its requests have ended, because Envoy counts an idle WebSocket
+// as a running request. Shortly before timeout it sends the stop notice to the clients of the
+// remaining streams. The function that it returns sends the notice at once, and waits until all
+// have it.
 func (s *streams) drain(timeout time.Duration) (stop func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout-min(stopNotice, timeout/4))
 	var closing sync.WaitGroup
@@ -161,7 +163,8 @@ func (s *streams) drain(timeout time.Duration) (stop func()) {
 	}
 }
 
-// makePeers makes what finds the other gateways of the same Redis, if the configuration asks for it.
+// makePeers makes the client of the other gateways of the same Redis, if the configuration asks for
+// it.
 func (g *Gateway) makePeers() error {
 	c := g.options.Config
 	if c.Peers == "" {
@@ -176,7 +179,7 @@ func (g *Gateway) makePeers() error {
 	return err
 }
 
-// runPeers keeps this gateway known to the others.
+// runPeers keeps this gateway registered for the others until ctx ends.
 func (s *streams) runPeers(ctx context.Context) error {
 	return errors.Join(s.peers.Run(ctx), s.peersRedis.Close())
 }
@@ -198,7 +201,7 @@ func streamRules(c *config.Config) *relay.Rules {
 	return rules
 }
 
-// wayPolicy says which way a model's requests take.
+// wayPolicy returns the rules by which a model's requests become native or managed.
 func wayPolicy(m config.Model) dispatch.WayPolicy {
 	s := m.Stream
 	return dispatch.WayPolicy{Mode: dispatch.Mode(s.Mode), Heartbeat: s.Heartbeat, Sample: s.Sample,
@@ -206,7 +209,8 @@ func wayPolicy(m config.Model) dispatch.WayPolicy {
 		GRPC:       m.Protocol == config.ProtocolGRPC, RerankAPI: m.RerankAPI == config.RerankTEI}
 }
 
-// moderated says whose answers rules may end early; nil where there are no rules.
+// moderated returns a func that reports whether moderation rules apply to a model and a tenant. It
+// returns nil if there are no rules.
 func moderated(c *config.Config) func(model, tenant string) bool {
 	if len(c.Moderation) == 0 {
 		return nil
