@@ -173,8 +173,8 @@ func TestAgainstTheRule(t *testing.T) {
 	}
 }
 
-// TestOverridesConverge: whatever several gateways did, and with whatever files, they agree once they
-// have read the same file and each other's changes.
+// TestOverridesConverge: whatever several gateways did, and with whatever files, they agree once
+// they have read the same file and each other's changes.
 func TestOverridesConverge(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
