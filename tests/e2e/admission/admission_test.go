@@ -17,7 +17,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// tenantsOf writes tenants with a key each, and says which headers are theirs.
+// tenantsOf returns a configuration with one tenant and key for each name, and the Authorization
+// headers by name. The value of a name is more fields of its tenant.
 func tenantsOf(names map[string]string) (config string, headers map[string]string) {
 	headers = map[string]string{}
 	config = "\nauth: {mode: keys}\ntenants:\n"

@@ -67,7 +67,8 @@ models:
 	}
 }
 
-// sendAndLeave sends a request and leaves after a while, if one is given.
+// sendAndLeave sends a request. If leaveAfter is not zero, the client disconnects after one to
+// three times that long.
 func sendAndLeave(g *harness.Gateway, i int, body string, leaveAfter time.Duration, header string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

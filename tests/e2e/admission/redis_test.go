@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// slowEngine is an engine that takes its time and counts how many requests it has at once.
+// slowEngine is an engine that answers after a fixed time and counts the requests in flight.
 type slowEngine struct {
 	url                    string
 	running, most, started atomic.Int64
@@ -42,7 +42,7 @@ func startSlowEngine(t *testing.T, takes time.Duration) *slowEngine {
 	return s
 }
 
-// sharedConfig is the configuration of gateways that share a Redis and one model.
+// sharedConfig returns the configuration of gateways that share a Redis and one model.
 func sharedConfig(redis, upstream string, limit int) string {
 	return fmt.Sprintf(`
 redis: %s

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// decision is what /schedule answers.
+// decision is the answer of the schedule API.
 type decision struct {
 	Wait  *int   `json:"wait_for_ms"`
 	Model string `json:"model_backend_id"`
@@ -42,7 +42,7 @@ func scheduleTask(g *harness.Gateway, body string, headers ...string) decision {
 	return d
 }
 
-// admitTask schedules until there is a task.
+// admitTask repeats scheduleTask until the gateway admits the task.
 func admitTask(g *harness.Gateway, body string, headers ...string) decision {
 	g.T.Helper()
 	var d decision

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// managedClients starts a gateway with streams for the clients below, and says what their scripts
-// need to know.
+// managedClients starts a gateway with managed streams. It returns the environment variables that
+// the client scripts need.
 func managedClients(t *testing.T) (*harness.Gateway, map[string]string) {
 	t.Helper()
 	keys, text := harness.TenantKeys("acme")
@@ -118,7 +118,8 @@ func TestE2E_S4_S5_S8_S9_S10_ClientsOfRealtimeAndGRPC(t *testing.T) {
 	t.Cleanup(func() { g.AwaitIdle("managed"); g.AwaitIdle("auto") })
 }
 
-// grpcurl calls as its users do, with the proto at hand since there is no reflection.
+// grpcurl calls the gateway by the program grpcurl. It passes the proto file, because the gateway
+// offers no reflection.
 func grpcurl(t *testing.T, target, key string) {
 	command := []string{testutil.Tool(t, "grpcurl"), "-plaintext", "-import-path", filepath.Join(testutil.Root(), "api"), "-proto", "llm/v1/inference.proto",
 		"-H", "authorization: Bearer " + key, "-d", `{"model": "managed", "messages": ["hello"], "max_tokens": 5}`}
@@ -133,7 +134,8 @@ func grpcurl(t *testing.T, target, key string) {
 	}
 }
 
-// commandOutput runs a program to its end, which must be a good one.
+// commandOutput returns the output of a program. The test fails if the program does not exit with
+// status 0.
 func commandOutput(t *testing.T, command ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -20,23 +20,23 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// behindProxy is the gateway as it is reached through a proxy on that port.
+// behindProxy returns a copy of the gateway that clients reach through the proxy on that port.
 func behindProxy(g *harness.Gateway, port int) *harness.Gateway {
 	behind := *g
 	behind.URL = fmt.Sprint("http://127.0.0.1:", port)
 	return &behind
 }
 
-// inSubtest is the gateway for a subtest: what goes wrong is that one's fault.
+// inSubtest returns a copy of the gateway whose errors fail the subtest t.
 func inSubtest(g *harness.Gateway, t *testing.T) *harness.Gateway {
 	own := *g
 	own.T = t
 	return &own
 }
 
-// startProxy runs a proxy in the foreground, in a directory of its own, until the test ends. Its
-// configuration is the file whose path is the last argument; in it, PORT, ENVOY and DIR stand for
-// where it listens, what it passes on to, and where its files go.
+// startProxy runs a proxy in the foreground, in a directory of its own, until the test ends. The
+// last argument of the command is the path of the configuration. In the configuration, PORT stands
+// for the address of the proxy, ENVOY for the address of Envoy and DIR for the directory.
 func startProxy(g *harness.Gateway, config string, command ...string) *harness.Gateway {
 	g.T.Helper()
 	dir, err := os.MkdirTemp("", "sl-proxy-") // a master of nginx as root has workers of another user
@@ -77,7 +77,8 @@ func startProxy(g *harness.Gateway, config string, command ...string) *harness.G
 	return behindProxy(g, port)
 }
 
-// debianProgram finds a program which Debian may have put where not every account looks.
+// debianProgram returns the path of a program. Debian installs some programs in /usr/sbin, which is
+// not in the PATH of every account.
 func debianProgram(t *testing.T, name string) string {
 	t.Helper()
 	for _, path := range []string{name, filepath.Join("/usr/sbin", name)} {
@@ -89,9 +90,9 @@ func debianProgram(t *testing.T, name string) string {
 	return ""
 }
 
-// startNginx is what a location with a proxy_pass and little else makes of it, buffering as it does
-// by default. To speak HTTP/1.1, and to pass on what opens a WebSocket, it has to be told: Envoy
-// refuses HTTP/1.0, in which the end of a stream and a cut are the same.
+// startNginx starts nginx with little more than a proxy_pass, so nginx buffers as it does by
+// default. The configuration asks for HTTP/1.1 and passes the headers that open a WebSocket. Envoy
+// refuses HTTP/1.0, in which a client cannot tell the end of a stream from a cut.
 func startNginx(g *harness.Gateway) *harness.Gateway {
 	g.T.Helper()
 	return startProxy(g, `
@@ -120,8 +121,8 @@ http {
 `, "nginx", "-e", "stderr", "-c")
 }
 
-// startHAProxy gives up what is silent for that long, on either side. It leaves it to the kernel to
-// gather what is small, for up to 200 ms, unless an option says that it must not.
+// startHAProxy starts an HAProxy that closes a connection when one side sends nothing for the idle
+// time. Without an option against it, the kernel collects small writes of HAProxy for up to 200 ms.
 func startHAProxy(g *harness.Gateway, idle time.Duration, options ...string) *harness.Gateway {
 	g.T.Helper()
 	return startProxy(g, fmt.Sprintf(`defaults
@@ -138,9 +139,9 @@ backend envoy
 `, idle.Milliseconds(), strings.Join(options, "\n  ")), "haproxy", "-db", "-f")
 }
 
-// checkOneByOne holds the times at which the pieces of a stream came against its engine's 100 ms
-// between tokens: a proxy that holds back makes one burst of them. At least so many pauses must
-// have been between them; a busy machine has fewer than it should.
+// checkOneByOne fails the test if the pieces of a stream arrived in bursts, because a proxy held
+// them back. The engine waits 100 ms between tokens. At least so many pauses must lie between the
+// pieces. A busy machine has fewer pauses than the engine made.
 func checkOneByOne(t *testing.T, came []time.Time, pauses int) {
 	t.Helper()
 	if len(came) < 10 {
@@ -157,7 +158,7 @@ func checkOneByOne(t *testing.T, came []time.Time, pauses int) {
 	}
 }
 
-// eventTimes are those of the events that an engine has sent.
+// eventTimes returns the times at which the events of the engine arrived.
 func eventTimes(all []harness.Event) (came []time.Time) {
 	for _, e := range all {
 		if e.Data != "" {
@@ -167,7 +168,7 @@ func eventTimes(all []harness.Event) (came []time.Time) {
 	return came
 }
 
-// steadySims are engines with 100 ms between tokens, whose streams go either way.
+// steadySims has a native and a managed model whose engines wait 100 ms between tokens.
 const steadySims = `
 models:
   - name: native
@@ -228,7 +229,7 @@ func TestE2E_S1_S9_ProxiesPassEventsOneByOne(t *testing.T) {
 	}
 }
 
-// socketBehind has a turn on a WebSocket, whose tokens come as they are made.
+// socketBehind checks that the tokens of a response on a WebSocket arrive one by one.
 func socketBehind(t *testing.T, way *harness.Gateway) {
 	ws := inSubtest(way, t).Realtime("")
 	harness.SendMessage(t, ws, harness.Message{"type": "start", "model": "auto", "messages": []harness.Message{{"role": "user", "content": "hello"}},
@@ -256,7 +257,7 @@ func socketBehind(t *testing.T, way *harness.Gateway) {
 	}
 }
 
-// curlTimes is when the events of a stream came out of curl -N.
+// curlTimes returns the times at which `curl -N` printed the events of a stream.
 func curlTimes(t *testing.T, url, body string) (came []time.Time) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

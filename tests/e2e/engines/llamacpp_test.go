@@ -106,14 +106,14 @@ func TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest(t *testing.T) {
 	}
 }
 
-// usage is what an engine says a request took.
+// usage is the usage that an engine reports for a request.
 type usage struct {
 	Prompt     int `json:"prompt_tokens"`
 	Completion int `json:"completion_tokens"`
 	Total      int `json:"total_tokens"`
 }
 
-// is says what is wrong when the usage is not so many tokens read and written.
+// is returns an error if the usage is not so many prompt and completion tokens.
 func (u usage) is(prompt, completion int) error {
 	if want := (usage{prompt, completion, prompt + completion}); u != want {
 		return fmt.Errorf("usage %+v, want %+v", u, want)
@@ -137,8 +137,8 @@ func ask(g *harness.Gateway, path, body string, into any) error {
 	return nil
 }
 
-// askChat: the prompt of the chat is a token for the beginning, one for each role, and one for each
-// byte.
+// askChat sends a chat and checks its usage. The prompt of the chat is a token for the beginning,
+// one for each role, and one for each byte.
 func askChat(g *harness.Gateway) error {
 	var reply struct {
 		Choices []struct {
@@ -212,8 +212,8 @@ func askCompletion(g *harness.Gateway) error {
 	return reply.Usage.is(1+len("once"), 7)
 }
 
-// askEmbeddings: one vector for each text, as long as the model is wide, of length one, and equal
-// for equal texts only.
+// askEmbeddings checks that the engine returns one vector for each text. A vector is as wide as the
+// model, has the length one, and is equal only for equal texts.
 func askEmbeddings(g *harness.Gateway) error {
 	var reply struct {
 		Data []struct {
@@ -248,8 +248,8 @@ func dotProduct(a, b []float64) float64 {
 	return sum
 }
 
-// askRerank: every document once, best first, and the same scores for the same documents in another
-// order.
+// askRerank checks that the engine returns every document once, the best first. The order of the
+// documents in the request must not change their scores.
 func askRerank(g *harness.Gateway) error {
 	documents := []string{"Envoy is a proxy", "the weather of Lisbon", "a sluice lets water through, or holds it", "x"}
 	first, err := rank(g, documents)

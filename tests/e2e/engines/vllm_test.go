@@ -26,7 +26,7 @@ import (
 // vLLM itself, on the CPU, which scripts/vllm.sh installs: `make test-vllm`. The tests run one
 // after the other, because each vLLM takes 1.5 GB and half a minute of a processor to start.
 
-// patience is for starts of vLLM on a machine that has other things to do; a failure ends by it.
+// patience is how long the tests wait for vLLM, which starts slowly on a busy machine.
 const patience = 10 * time.Minute
 
 // vllmModels makes the models of random weights: llama, lora and whisper.
@@ -40,7 +40,7 @@ func vllmModels(t *testing.T) string {
 	return folder
 }
 
-// resolved is the path of a tool without links.
+// resolved returns the path of a tool with its symbolic links resolved.
 func resolved(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.EvalSymlinks(testutil.Tool(t, name))
@@ -77,7 +77,7 @@ func registry(models string) string {
 	return "registries:\n  - {name: local, kind: directory, path: " + models + "}\n"
 }
 
-// eventuallyFor is eventually with patience.
+// eventuallyFor waits until ok returns nil, for at most patience.
 func eventuallyFor(t *testing.T, what string, ok func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
@@ -107,7 +107,7 @@ func awaitGone(g *harness.Gateway, model string) {
 	})
 }
 
-// gauge reads a replica's own metrics and adds up the series of a name.
+// gauge returns the sum of the series of that name in a replica's own metrics.
 func gauge(t *testing.T, address, name string) float64 {
 	t.Helper()
 	r, err := http.Get("http://" + address + "/metrics")
@@ -130,7 +130,7 @@ func gauge(t *testing.T, address, name string) float64 {
 	return sum
 }
 
-// chatOf is a chat without chance in its answer, and with usage at the end where it streams.
+// chatOf returns the body of a chat with temperature 0. A streamed chat asks for its usage.
 func chatOf(model string, stream bool, tokens int, messages ...string) string {
 	extra := `{"temperature":0,`
 	if stream {
@@ -178,7 +178,7 @@ func checkVLLMCompletion(t *testing.T, g *harness.Gateway) {
 	}
 }
 
-// checkCancel: a client that leaves in the middle frees the engine too.
+// checkCancel checks that the engine stops generating when the client disconnects.
 func checkCancel(t *testing.T, g *harness.Gateway) {
 	t.Helper()
 	ctx, leave := context.WithCancel(context.Background())
@@ -209,8 +209,8 @@ func checkCancel(t *testing.T, g *harness.Gateway) {
 	g.AwaitIdle("tiny")
 }
 
-// checkAdapter: the engine serves the adapter under a name of its own, by which it can be asked
-// for. Who lists the engine as an upstream finds both.
+// checkAdapter checks that clients can name the adapter as a model. A gateway that has the engine
+// as an upstream discovers the model and the adapter.
 func checkAdapter(t *testing.T, g *harness.Gateway, base string) {
 	t.Helper()
 	answer := func(g *harness.Gateway, model string) (string, error) {
@@ -275,7 +275,7 @@ func TestE2E_VLLM_N1_P3_TranscriptionFromZero(t *testing.T) {
 	awaitGone(g, "hear")
 }
 
-// silence is a WAV file of so many samples, at 16 kHz, 16 bit, one channel.
+// silence returns a WAV file of so many samples, at 16 kHz, 16 bit, one channel.
 func silence(samples uint32) []byte {
 	size := 2 * samples
 	word := func(n uint32) []byte { return []byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)} }
@@ -318,7 +318,7 @@ func TestE2E_VLLM_N7_PrefixRoutingFindsTheCache(t *testing.T) {
 	}
 }
 
-// replicaOf is where a chat is served.
+// replicaOf returns the id of the replica that serves a chat.
 func replicaOf(g *harness.Gateway, text string) string {
 	g.T.Helper()
 	return g.Post("/v1/chat/completions", chatOf("tiny", false, 1, text)).Header.Get("X-Sluice-Replica")

@@ -25,8 +25,8 @@ type kubernetes struct {
 	kubeconfig string
 }
 
-// newKubernetes starts a control plane: on a shared one, pods of one test would be put on nodes of
-// another.
+// newKubernetes starts a control plane for one test. On a shared control plane, the scheduler would
+// bind pods of one test to nodes of another.
 func newKubernetes(t *testing.T) *kubernetes {
 	t.Helper()
 	k := &kubernetes{t: t, Cluster: kubetest.Start(t)}
@@ -41,7 +41,8 @@ func newKubernetes(t *testing.T) *kubernetes {
 	return k
 }
 
-// node adds a node for this namespace's pods; more names and quantities may follow.
+// node adds a node for the pods of this namespace. capacity lists more resources by name and
+// quantity.
 func (k *kubernetes) node(name string, capacity ...string) *kubetest.Node {
 	k.t.Helper()
 	all := map[string]string{"cpu": "16", "memory": "64Gi"}
@@ -51,7 +52,7 @@ func (k *kubernetes) node(name string, capacity ...string) *kubetest.Node {
 	return k.Node(k.t, name, all)
 }
 
-// start is a gateway that reads the namespace's custom resources.
+// start starts a gateway that reads the custom resources of the namespace.
 func (k *kubernetes) start(more string) *harness.Gateway {
 	k.t.Helper()
 	return harness.Start(k.t, fmt.Sprintf("kubernetes: {kubeconfig: %s, namespace: %s}\n%s", k.kubeconfig, k.namespace, more))
@@ -62,14 +63,14 @@ func (k *kubernetes) kubectl(args ...string) string {
 	return strings.TrimSpace(k.Kubectl(k.t, append([]string{"-n", k.namespace}, args...)...))
 }
 
-// apply makes or changes an InferenceModel of the simulated engine; spec is more of its fields, in
-// one line.
+// apply creates or changes an InferenceModel of the simulated engine. spec has more of its fields
+// in one line.
 func (k *kubernetes) apply(name, spec string) {
 	k.t.Helper()
 	k.Apply(k.t, k.namespace, fmt.Sprintf(`{apiVersion: sluice.dev/v1alpha1, kind: InferenceModel, metadata: {name: %s}, spec: {engine: sim, task: text-generation, %s}}`, name, spec))
 }
 
-// awaitOutput waits until kubectl prints this.
+// awaitOutput waits until kubectl prints exactly want.
 func (k *kubernetes) awaitOutput(want string, args ...string) {
 	k.t.Helper()
 	harness.Eventually(k.t, "kubectl "+strings.Join(args, " "), func() error {
@@ -298,8 +299,8 @@ func TestE2E_N5_N4_ANodeOfKubernetesIsLost(t *testing.T) {
 
 const slowVariables = `variables: {prefill_rate: 0, token_interval: 20ms}`
 
-// stream opens a stream that lasts six seconds where the engine is slow. What it returns reads it
-// to its end.
+// stream opens a stream, which lasts six seconds with slowVariables. The returned function reads
+// the stream to its end.
 func (k *kubernetes) stream(g *harness.Gateway, model string) (finish func()) {
 	k.t.Helper()
 	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody(model, true, 300, "Hello"))

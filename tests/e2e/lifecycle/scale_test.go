@@ -166,14 +166,14 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	}
 }
 
-// replicaLife is the time in which a replica was to get requests.
+// replicaLife is the period in which a replica received requests: from ready until it was drained.
 type replicaLife struct{ ready, left time.Time }
 
-// clockStep is how exactly the log tells the time.
+// clockStep is the greatest error of the times in the log.
 const clockStep = 5 * time.Millisecond
 
-// replicaLives reads from the log when the replica was ready, each time until it began to leave.
-// The log has only the time of the day.
+// replicaLives returns the periods, read from the log, in which the replica was ready. The log has
+// only the time of the day, so since gives the date.
 func replicaLives(g *harness.Gateway, replica string, since time.Time) []replicaLife {
 	g.T.Helper()
 	var lives []replicaLife
@@ -199,7 +199,7 @@ func replicaLives(g *harness.Gateway, replica string, since time.Time) []replica
 	return lives
 }
 
-// metricSum adds up a metric over its labels.
+// metricSum returns the sum of a metric over all its labels.
 func metricSum(g *harness.Gateway, name string) float64 {
 	g.T.Helper()
 	sum := 0.0

@@ -43,7 +43,7 @@ func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 	})
 }
 
-// processIDs of Envoy and the replicas.
+// processIDs returns the process ids of Envoy and of the replicas by name.
 func processIDs(g *harness.Gateway) map[string]int {
 	pids := map[string]int{}
 	for id, r := range g.Replicas() {
@@ -55,7 +55,8 @@ func processIDs(g *harness.Gateway) map[string]int {
 	return pids
 }
 
-// mustHaveAdopted checks that the processes are those of before, and that they serve.
+// mustHaveAdopted checks that Envoy and the replicas are still the processes of before, and that
+// they serve requests.
 func mustHaveAdopted(g *harness.Gateway, before map[string]int) {
 	g.T.Helper()
 	for name, pid := range processIDs(g) {
@@ -68,7 +69,8 @@ func mustHaveAdopted(g *harness.Gateway, before map[string]int) {
 	}
 }
 
-// mustBeUnavailable checks that new requests are refused as they must be while Sluice is away.
+// mustBeUnavailable checks that Envoy refuses new requests with the documented error while Sluice
+// is not running.
 func mustBeUnavailable(g *harness.Gateway) {
 	g.T.Helper()
 	for _, path := range []string{"/v1/chat/completions", "/v1/models"} {
@@ -227,7 +229,7 @@ func TestE2E_E3_TwoThousandStreams(t *testing.T) {
 	}
 }
 
-// envoyStats lists Envoy's counters that match and are not zero.
+// envoyStats returns the lines of Envoy's counters that match the filter and are not zero.
 func envoyStats(g *harness.Gateway, filter string) string {
 	g.T.Helper()
 	var hits []string

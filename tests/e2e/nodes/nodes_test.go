@@ -18,28 +18,29 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// joinedNode is a `sluice node` on an address of its own.
+// joinedNode is a running `sluice node`. It stands for a machine with an address of its own.
 type joinedNode struct {
-	*harness.Gateway // only what starts, stops and looks at processes
+	*harness.Gateway // used only to start, stop and observe processes
 	name             string
 }
 
-// lastNodeAddress are addresses of the loopback network that stand for hosts, counted up.
+// lastNodeAddress counts the loopback addresses that stand for nodes.
 var lastNodeAddress atomic.Int64
 
-// nextNodeAddress is a loopback address of the test's own.
+// nextNodeAddress returns a loopback address that no other node of the tests has.
 func nextNodeAddress() string {
 	n := lastNodeAddress.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 1+os.Getpid()%40, os.Getpid()/40%250, n+1)
 }
 
-// controlAddress is the address that hosts join a gateway on, as a line of its file.
+// controlAddress returns a free address on which nodes join a gateway, and the line of the
+// configuration that sets it.
 func controlAddress(t *testing.T) (address, line string) {
 	address = fmt.Sprint("127.0.0.1:", harness.FreePort(t))
 	return address, "control: " + address + "\n"
 }
 
-// startBeforeNodes starts a gateway that is not ready before hosts have joined.
+// startBeforeNodes starts a gateway that is not ready before nodes have joined.
 func startBeforeNodes(g *harness.Gateway) {
 	g.T.Helper()
 	g.T.Cleanup(g.Stop)
@@ -47,7 +48,7 @@ func startBeforeNodes(g *harness.Gateway) {
 	g.AwaitAdmin()
 }
 
-// joinToken is what lets hosts join.
+// joinToken returns the token with which nodes join the gateway.
 func joinToken(g *harness.Gateway) string {
 	g.T.Helper()
 	out, err := exec.Command(harness.Program(), "node", "token", "-c", g.Config).Output()
@@ -57,7 +58,7 @@ func joinToken(g *harness.Gateway) string {
 	return strings.TrimSpace(string(out))
 }
 
-// joinNode starts a host that joins.
+// joinNode starts a node that joins the gateway at the control address.
 func joinNode(t *testing.T, control, token, name string) *joinedNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sn-")
@@ -75,7 +76,7 @@ func joinNode(t *testing.T, control, token, name string) *joinedNode {
 	return h
 }
 
-// killAll is the loss of the whole host: nothing on it runs any more.
+// killAll kills every process of the node, as the loss of the machine does.
 func (h *joinedNode) killAll() {
 	h.T.Helper()
 	for n := len(h.Processes()); n > 0; n = len(h.Processes()) {
@@ -86,10 +87,10 @@ func (h *joinedNode) killAll() {
 	<-h.Exited
 }
 
-// awaitNodes waits until these have joined and answer.
+// awaitNodes waits until the gateway reports each of the nodes as joined and not lost.
 func awaitNodes(g *harness.Gateway, names ...string) {
 	g.T.Helper()
-	harness.Eventually(g.T, fmt.Sprint("hosts that answer: ", names), func() error {
+	harness.Eventually(g.T, fmt.Sprint("nodes that are not lost: ", names), func() error {
 		var list struct {
 			Nodes []struct {
 				Name string
@@ -110,11 +111,12 @@ func awaitNodes(g *harness.Gateway, names ...string) {
 	})
 }
 
-// awaitReplicasOn waits until so many replicas of the model are ready on each of the hosts.
+// awaitReplicasOn waits until each node has as many ready replicas as want says. It returns all
+// replicas.
 func awaitReplicasOn(g *harness.Gateway, want map[string]int) map[string]harness.Replica {
 	g.T.Helper()
 	var all map[string]harness.Replica
-	harness.Eventually(g.T, fmt.Sprint("replicas by host: ", want), func() error {
+	harness.Eventually(g.T, fmt.Sprint("ready replicas by node: ", want), func() error {
 		all = g.Replicas()
 		on := map[string]int{}
 		for _, r := range all {
@@ -130,9 +132,11 @@ func awaitReplicasOn(g *harness.Gateway, want map[string]int) map[string]harness
 	return all
 }
 
-// mostCPUs is most of a host's processors: two replicas that take so much do not fit on one.
+// mostCPUs returns three quarters of the processors of a node. Two replicas that need so many do
+// not fit on one node.
 func mostCPUs() string { return fmt.Sprint(0.75 * float64(runtime.NumCPU())) }
 
+// hostname returns the name of the node on which the gateway itself runs.
 func hostname(t *testing.T) string {
 	name, err := os.Hostname()
 	if err != nil {
@@ -141,6 +145,7 @@ func hostname(t *testing.T) string {
 	return name
 }
 
+// modelOnNodes is a configuration with the nodes gpu-1 and gpu-2 and the simulated model chat.
 const modelOnNodes = `
 nodes: [{name: gpu-1, labels: [h100]}, {name: gpu-2, labels: [h100]}]
 models:

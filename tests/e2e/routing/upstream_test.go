@@ -42,7 +42,7 @@ func TestE2E_T1_UpWithNothingButUpstreams(t *testing.T) {
 	}
 }
 
-// provider is a server that wants a key, or wants none, and remembers who came with which.
+// provider is an upstream that requires a key, or none, and counts the requests by their key.
 type provider struct {
 	id          string
 	prefix, key string
@@ -131,7 +131,8 @@ func certificateFile(t *testing.T, der []byte) string {
 	return file
 }
 
-// strangersCA is an authority that has signed nothing.
+// strangersCA returns the file of a certificate authority that has signed no certificate of the
+// tests.
 func strangersCA(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -226,8 +227,8 @@ func TestE2E_T1_T6_DiscoveredByTLSOverARestart(t *testing.T) {
 	}
 }
 
-// noFallbackCrosses: a request that fails at one server is tried again there or nowhere, when that
-// server is out of rotation by then.
+// checkNoFallbackCrosses checks that a request which fails at one server is not retried at another
+// server. The broken server may be out of rotation by then.
 func checkNoFallbackCrosses(g *harness.Gateway, broken *provider, others ...*provider) {
 	g.T.Helper()
 	before := 0
@@ -260,7 +261,8 @@ func checkNoFallbackCrosses(g *harness.Gateway, broken *provider, others ...*pro
 	}
 }
 
-// checkSecretKept looks for a secret wherever an operator looks.
+// checkSecretKept fails the test if the secret appears in the log or on a page of the admin
+// listener.
 func checkSecretKept(g *harness.Gateway, secret string) {
 	g.T.Helper()
 	harness.Eventually(g.T, "the requests are in the list", func() error {

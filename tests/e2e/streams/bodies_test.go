@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// digests answers every request with the SHA-256 of its body.
+// digests starts an upstream that answers every request with the SHA-256 of its body.
 func digests(t *testing.T) string {
 	return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if harness.ServeModelList(w, r, "m") {
@@ -48,8 +48,8 @@ func TestE2E_T5_BodiesArriveByteForByte(t *testing.T) {
 	}
 }
 
-// oddJSON is a valid chat body of about that size with everything that a re-encoding would change:
-// spacing, escapes, number forms, key order, text beyond ASCII.
+// oddJSON returns a valid chat body of about that size with everything that a re-encoding would
+// change: spacing, escapes, number forms, key order, text beyond ASCII.
 func oddJSON(random *rand.Rand, size int) string {
 	var b strings.Builder
 	space := func() { b.WriteString([]string{"", " ", "\n\t", "\r\n  "}[random.IntN(4)]) }

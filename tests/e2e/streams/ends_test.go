@@ -109,7 +109,7 @@ models:
 		cancel()
 		r.Body.Close()
 		if what != "queue" {
-			harness.Eventually(t, "the engine is free after "+what, func() error { return checkRunning(g.Replicas()["m-0"].Address) })
+			harness.Eventually(t, "the engine is free after "+what, func() error { return checkIdle(g.Replicas()["m-0"].Address) })
 			t.Logf("%s: free after %v", what, time.Since(left))
 		}
 	}

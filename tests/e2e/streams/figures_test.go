@@ -76,7 +76,8 @@ type requestLine struct {
 	Bytes                                       int64
 }
 
-// requestLines are the lines there are, by the id of their request; two of one are a fault.
+// requestLines returns the lines of the request log by request id. The test fails if a request has
+// two lines.
 func requestLines(g *harness.Gateway) map[string]requestLine {
 	g.T.Helper()
 	all := map[string]requestLine{}
@@ -93,7 +94,8 @@ func requestLines(g *harness.Gateway) map[string]requestLine {
 	return all
 }
 
-// awaitLine waits for the line of a request: Envoy tells of an end within about 100 ms.
+// awaitLine waits for the log line of a request. Envoy reports the end of a request within about
+// 100 ms.
 func awaitLine(g *harness.Gateway, id string) (line requestLine) {
 	g.T.Helper()
 	harness.Eventually(g.T, "a line for request "+id, func() error {
@@ -106,8 +108,8 @@ func awaitLine(g *harness.Gateway, id string) (line requestLine) {
 	return line
 }
 
-// metricValue is the value of a series of the gateway's metrics, named as it stands there; 0 when
-// there is none.
+// metricValue returns the value of a series of the gateway's metrics, and 0 if there is no such
+// series. The name includes the labels.
 func metricValue(g *harness.Gateway, name string) float64 {
 	g.T.Helper()
 	for line := range strings.Lines(g.AdminText("/metrics")) {
@@ -165,7 +167,7 @@ func watchStream(g *harness.Gateway, body string) (seen watchedStream) {
 	}
 }
 
-// mean gap of the stream, in milliseconds.
+// mean returns the mean gap of the stream, in milliseconds.
 func (w watchedStream) mean() float64 {
 	var sum time.Duration
 	for _, gap := range w.gaps {
@@ -176,13 +178,14 @@ func (w watchedStream) mean() float64 {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// quantile is the value that the share q of all does not exceed.
+// quantile returns the value that the share q of all does not exceed.
 func quantile(values []float64, q float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[int(math.Ceil(q*float64(len(sorted))))-1]
 }
 
-// checkAlike is what two measurements of one thing must be: within 5 % and 2 ms.
+// checkAlike returns an error if two measurements of the same time differ by more than 5 % and 2
+// ms.
 func checkAlike(what string, client, reported float64) error {
 	if math.Abs(client-reported) > 0.05*client+2 || reported == 0 {
 		return fmt.Errorf("%s: %.3f ms at the client, %.3f ms reported", what, client, reported)
@@ -210,7 +213,7 @@ func TestE2E_S12_ReportedTimesAreThoseOfTheClient(t *testing.T) {
 	}
 }
 
-// routeOf is the label of a mode.
+// routeOf returns the value of the metric label route for a mode.
 func routeOf(mode string) string { return strings.Split(mode, ",")[0] }
 
 // compareFigures asks for streams, one after the other, and says in what their client and the

@@ -17,7 +17,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// twoGateways share a Redis and the engine of a third gateway, its replica m-0.
+// twoGateways starts two gateways that share a Redis. Their only upstream is the replica m-0 of a
+// third gateway, which it starts as well.
 func twoGateways(t *testing.T) (third *harness.Gateway, two [2]*harness.Gateway) {
 	t.Helper()
 	redis := redistest.Start(t)
@@ -80,7 +81,7 @@ func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
 	if c := b.Post("/v1/streams/y/cancel", ""); c.StatusCode != 200 {
 		t.Errorf("cancel: %s", c)
 	}
-	harness.Eventually(t, "the engine is free", func() error { return checkRunning(engine) })
+	harness.Eventually(t, "the engine is free", func() error { return checkIdle(engine) })
 	r.Body.Close()
 	if c := b.Fetch("/v1/streams/nobody"); c.StatusCode != 404 {
 		t.Errorf("an unknown id: %s", c)
@@ -143,7 +144,7 @@ func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
 			t.Errorf("%v", all[len(all)-1])
 		}
 	}
-	harness.Eventually(t, "the engine is free", func() error { return checkRunning(engine) })
+	harness.Eventually(t, "the engine is free", func() error { return checkIdle(engine) })
 
 	var calls sync.WaitGroup
 	var heard [2]string

@@ -266,7 +266,7 @@ models:
 	}
 }
 
-// setFault gives an engine a fault for all its requests.
+// setFault makes a simulated engine apply a fault to all its chat requests.
 func setFault(t *testing.T, address, fault string) {
 	t.Helper()
 	r, err := http.Post("http://"+address+"/sim/fault", "application/json", bytes.NewReader(fmt.Appendf(nil, `{"fault":%q,"path":"/v1/chat"}`, fault)))

@@ -73,14 +73,14 @@ models:
 	g.AwaitIdle("m")
 }
 
-// bytesInUse is the gateway's heap and stacks in use, in bytes.
+// bytesInUse returns the gateway's heap and stacks in use, in bytes.
 func bytesInUse(g *harness.Gateway) float64 {
 	g.T.Helper()
 	return metricValue(g, "go_memstats_heap_inuse_bytes") + metricValue(g, "go_memstats_stack_inuse_bytes")
 }
 
-// residentBytes is a line of the gateway's /proc/PID/status, in bytes: VmRSS, or VmHWM for the most
-// there ever was.
+// residentBytes returns a line of the gateway's /proc/PID/status in bytes. VmRSS is the resident
+// memory, VmHWM its peak.
 func residentBytes(g *harness.Gateway, name string) float64 {
 	g.T.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.Process.Process.Pid))
@@ -153,7 +153,7 @@ models:
 	g.AwaitIdle("m")
 }
 
-// drain reads a body to its end, and says so after every step.
+// drain reads a body to its end. It sends on taken after every step bytes.
 func drain(t *testing.T, body io.ReadCloser, step int, taken chan<- struct{}) (total int, last []byte) {
 	t.Helper()
 	defer body.Close()

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// readMessages reads messages until one of the type; it returns all of them.
+// readMessages reads messages up to the first of the given type, and returns all of them.
 func readMessages(t *testing.T, ws *websocket.Conn, until string) (all []harness.Message) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -257,7 +257,7 @@ models:
 		}
 		cancel()
 		g.AwaitIdle(model)
-		harness.Eventually(t, "the engine of "+model+" is free", func() error { return checkRunning(g.Replicas()[model+"-0"].Address) })
+		harness.Eventually(t, "the engine of "+model+" is free", func() error { return checkIdle(g.Replicas()[model+"-0"].Address) })
 	}
 	words, final, err := generate(as("acme"), c, &llmv1.StartRequest{Request: []byte(harness.ChatBody("m", true, 100000, "long")), TimeoutMs: 700})
 	if err != nil || final.GetFinishReason() != "length" || words == "" {
@@ -275,8 +275,8 @@ models:
 	g.AwaitIdle("worker")
 }
 
-// checkRunning says that the engine works on something.
-func checkRunning(address string) error {
+// checkIdle returns an error if a request runs at the engine.
+func checkIdle(address string) error {
 	r, err := http.Get("http://" + address + "/sim/state")
 	if err != nil {
 		return err
@@ -342,7 +342,7 @@ moderation:
 		}
 	}
 	g.AwaitIdle("m")
-	harness.Eventually(t, "the engine is free", func() error { return checkRunning(g.Replicas()["m-0"].Address) })
+	harness.Eventually(t, "the engine is free", func() error { return checkIdle(g.Replicas()["m-0"].Address) })
 	if !strings.Contains(g.AdminText("/metrics"), `stream_disconnects_total{cause="moderation"} 3`) {
 		t.Error("moderation is not in the metrics")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// resume goes on with a stream after an event.
+// resume resumes a stream after the given event.
 func resume(g *harness.Gateway, id, after string) *harness.Answer {
 	g.T.Helper()
 	return g.Fetch("/v1/streams/"+id, "Last-Event-ID: "+after)
@@ -92,7 +92,7 @@ func TestE2E_S6_RepeatedStartJoins(t *testing.T) {
 	g.AwaitIdle("m")
 }
 
-// plainStream is a numbered stream without its heartbeats.
+// plainStream returns a numbered stream without its heartbeats.
 func plainStream(b []byte) []byte {
 	var out []byte
 	for _, e := range bytes.SplitAfter(b, []byte("\n\n")) {
@@ -145,7 +145,8 @@ func escape(id string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(id, " ", "%20"), "/", "%2F")
 }
 
-// cutAndResume reads a stream over as many connections as it takes, each cut at some byte.
+// cutAndResume reads a stream over several connections. It closes each connection at a random byte
+// and resumes the stream on the next.
 func cutAndResume(g *harness.Gateway, id string, random *rand.Rand) ([]byte, error) {
 	body := withFields(harness.ChatBody("m", true, 40, id), fmt.Sprintf(`"request_id":%q`, id))
 	r, err := g.Open(context.Background(), harness.ChatPath, body)

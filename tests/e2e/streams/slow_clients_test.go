@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// textEngine is an engine that says what x-test-talk asks for: "words" and "tools" are streams of
-// x-test-events chunks, and "pages" is one of long ones, which cannot be merged.
+// textEngine is an engine that streams what the header x-test-talk names. "words" and "tools" are
+// streams of x-test-events chunks. "pages" is a stream of long chunks that cannot be merged.
 type textEngine struct {
 	url  string
 	said sync.Map // kind → channel that is closed when the slow client's stream of that kind is over
@@ -103,7 +103,7 @@ func (h *receivedText) add(key, text string) {
 	h.texts[key].WriteString(text)
 }
 
-// put reads one chunk as a client does.
+// put adds the data of one chunk, as a client does.
 func (h *receivedText) put(t *testing.T, data string) {
 	t.Helper()
 	var c struct {
@@ -139,7 +139,7 @@ func (h *receivedText) put(t *testing.T, data string) {
 	}
 }
 
-// same says what differs from what the engine has said.
+// same returns an error that names the first difference from want.
 func (h *receivedText) same(want *receivedText) error {
 	if got, want := fmt.Sprint(h.order), fmt.Sprint(want.order); got != want {
 		return fmt.Errorf("heard %s, said %s", got, want)
@@ -155,7 +155,7 @@ func (h *receivedText) same(want *receivedText) error {
 	return nil
 }
 
-// expectedText is what the engine says to such a request.
+// expectedText returns the text that the engine sends for such a request.
 func expectedText(t *testing.T, kind string, n int) *receivedText {
 	h := &receivedText{}
 	for i := range n {
@@ -165,8 +165,8 @@ func expectedText(t *testing.T, kind string, n int) *receivedText {
 	return h
 }
 
-// narrowClient is a client whose kernel takes little for it, though enough that it reads quickly
-// when it does.
+// narrowClient returns a client with a small socket buffer. The buffer is large enough for fast
+// reads.
 func narrowClient(t *testing.T) *http.Client {
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
@@ -179,7 +179,7 @@ func narrowClient(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// slowReader reads 1 kB a second of a stream until told to read on as fast as it can.
+// slowReader reads 1 kB of a stream each second, until it is told to read at full speed.
 type slowReader struct {
 	io.Reader
 	until <-chan struct{}

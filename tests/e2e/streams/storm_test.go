@@ -43,13 +43,13 @@ models:
      admission: {max_concurrent_requests: 20, max_queue: 40, queue_timeout: 1s}}
 `
 
-// stormIDs is how many request ids the clients of the storm share.
+// stormIDs is the number of request ids that the clients of the storm share.
 const stormIDs = 12
 
 // canary is in every prompt, and the simulated engine answers with its caller's words.
 const canary = "quetzalcoatlus"
 
-// storm is many clients that behave in every way, at engines that break in every way.
+// storm runs many clients that behave in all ways at engines that fail in all ways.
 type storm struct {
 	*harness.Gateway
 	grpc   llmv1.InferenceClient
@@ -108,7 +108,7 @@ func TestE2E_S4_S8_S13_NothingIsLeftOfAStorm(t *testing.T) {
 	}
 }
 
-// run has so many things happen, at 24 clients. from tells one part of the storm from another.
+// run runs n random actions on 24 clients. Storms with other values of from run other actions.
 func (s *storm) run(from uint64, n int) {
 	const clients = 24
 	var next atomic.Int64
@@ -123,7 +123,7 @@ func (s *storm) run(from uint64, n int) {
 	all.Wait()
 }
 
-// runOne is one thing that a client does.
+// runOne runs one action of a client.
 func (s *storm) runOne(r *rand.Rand) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -145,7 +145,7 @@ func (s *storm) runOne(r *rand.Rand) {
 	}
 }
 
-// count counts an end.
+// count counts one outcome.
 func (s *storm) count(what string) {
 	s.mu.Lock()
 	s.ends[what]++
@@ -184,7 +184,7 @@ func newStormRequest(r *rand.Rand, id string) stormRequest {
 	return a
 }
 
-// sendRequest sends a request, and does with the answer what clients do.
+// sendRequest sends a request. It reads the answer to its end, slowly, or in part.
 func (s *storm) sendRequest(ctx context.Context, r *rand.Rand, id string) {
 	a := newStormRequest(r, id)
 	how := r.IntN(16)
@@ -244,7 +244,7 @@ func (s *storm) sendRequest(ctx context.Context, r *rand.Rand, id string) {
 	}
 }
 
-// checkResponse looks at an answer that was read to its end.
+// checkResponse checks an answer that was read to its end.
 func (s *storm) checkResponse(a stormRequest, r *http.Response, body []byte, err error) {
 	stream := strings.HasPrefix(r.Header.Get("Content-Type"), "text/event-stream")
 	last := body[bytes.LastIndex(bytes.TrimSpace(body), []byte("\n"))+1:]
@@ -275,8 +275,8 @@ func (s *storm) checkResponse(a stormRequest, r *http.Response, body []byte, err
 	}
 }
 
-// halfClose sends a request and says at once that nothing more will come, and then resets the
-// connection or waits for its end.
+// halfClose sends a request and closes its side of the connection at once. Then it resets the
+// connection or waits for the end of the answer.
 func (s *storm) halfClose(r *rand.Rand, a stormRequest) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
 	if err != nil {
@@ -300,7 +300,7 @@ func (s *storm) halfClose(r *rand.Rand, a stormRequest) {
 	s.count("half closed")
 }
 
-// resume listens to a stream that may run.
+// resume resumes a stream that may be running.
 func (s *storm) resume(ctx context.Context, r *rand.Rand, id string) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprint(s.URL, "/v1/streams/", id, "?after=", r.IntN(12)-1), nil)
 	if err != nil {
@@ -324,7 +324,7 @@ func (s *storm) resume(ctx context.Context, r *rand.Rand, id string) {
 	}
 }
 
-// useRealtime opens a WebSocket for some turns.
+// useRealtime opens a WebSocket and asks for some responses.
 func (s *storm) useRealtime(ctx context.Context, r *rand.Rand) {
 	ws, _, err := websocket.Dial(ctx, s.URL+"/v1/realtime", nil)
 	if err != nil {
@@ -346,7 +346,8 @@ func (s *storm) useRealtime(ctx context.Context, r *rand.Rand) {
 	ws.Close(websocket.StatusNormalClosure, "")
 }
 
-// useSession hears a turn to its end, unless the client leaves before.
+// useSession reads one response to its end, unless the client disconnects before. left reports
+// whether it did.
 func (s *storm) useSession(ctx context.Context, r *rand.Rand, ws *websocket.Conn) (left bool) {
 	after, does := r.IntN(20), r.IntN(4)
 	for n := 0; ; n++ {
@@ -370,7 +371,7 @@ func (s *storm) useSession(ctx context.Context, r *rand.Rand, ws *websocket.Conn
 	}
 }
 
-// callGRPC asks by gRPC.
+// callGRPC sends a request by gRPC.
 func (s *storm) callGRPC(ctx context.Context, r *rand.Rand) {
 	how := r.IntN(3)
 	if how == 0 {
@@ -397,7 +398,7 @@ func (s *storm) callGRPC(ctx context.Context, r *rand.Rand) {
 	s.count(fmt.Sprint("gRPC ", err == nil))
 }
 
-// awaitQuiet waits until nothing runs, and nothing is kept.
+// awaitQuiet waits until no request runs and the gateways keep no streams for resumption.
 func (s *storm) awaitQuiet(t *testing.T) {
 	t.Helper()
 	for _, model := range []string{"native", "tight", "managed", "worker"} {
@@ -407,7 +408,7 @@ func (s *storm) awaitQuiet(t *testing.T) {
 		if r.InFlight != 0 {
 			t.Errorf("%s still has %d", id, r.InFlight)
 		}
-		harness.Eventually(t, id+" is free", func() error { return checkRunning(r.Address) })
+		harness.Eventually(t, id+" is free", func() error { return checkIdle(r.Address) })
 	}
 	for i := range stormIDs {
 		harness.Eventually(t, "no stream is kept", func() error {
@@ -434,7 +435,7 @@ func (s *storm) awaitQuiet(t *testing.T) {
 	}
 }
 
-// checkRecords holds log and metrics against each other and looks for what must not be in them.
+// checkRecords checks that log and metrics agree, and that neither has text of prompts.
 func (s *storm) checkRecords(t *testing.T) {
 	t.Helper()
 	harness.Eventually(t, "every request is counted and logged once", func() error {
@@ -469,9 +470,9 @@ func (s *storm) checkRecords(t *testing.T) {
 	}
 }
 
-// startCompletion asks the model m for the completion of a name. The channel is closed when there
-// is no answer.
-func startCompletion(g *harness.Gateway, ctx context.Context, name string, stream bool) <-chan *http.Response {
+// startCompletion asks the model m for the completion of a name. The channel is closed if the
+// request fails.
+func startCompletion(ctx context.Context, g *harness.Gateway, name string, stream bool) <-chan *http.Response {
 	answered := make(chan *http.Response, 1)
 	go func() {
 		defer close(answered)
@@ -503,7 +504,7 @@ models:
 		if name == "leaves" {
 			of = ctx
 		}
-		answers[name] = startCompletion(g, of, name, name != "whole")
+		answers[name] = startCompletion(of, g, name, name != "whole")
 		harness.Eventually(t, name+" is at the engine, or waits", func() error {
 			if m := g.Model("m"); m.InFlight != 1 || m.Queued != i {
 				return fmt.Errorf("%+v", m)
@@ -535,7 +536,7 @@ models:
 	}
 	leave()
 	g.AwaitQueued("m", 4)
-	answers["late"] = startCompletion(g, all, "late", true)
+	answers["late"] = startCompletion(all, g, "late", true)
 	g.AwaitQueued("m", 5)
 	for range 6 {
 		engine.Next <- struct{}{}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// traceCollector is a collector that keeps what it is sent.
+// traceCollector is an OpenTelemetry collector that keeps the spans that it receives.
 type traceCollector struct {
 	mu    sync.Mutex
 	spans []*tracev1.Span
@@ -47,7 +47,7 @@ func startTraceCollector(t *testing.T) (*traceCollector, string) {
 	})
 }
 
-// spanNames lists the names of the spans of a trace, once there is the root among them.
+// spanNames waits until the root span of a trace has arrived, and returns the names of its spans.
 func (c *traceCollector) spanNames(t *testing.T, trace string) (names []string) {
 	t.Helper()
 	harness.Eventually(t, "the spans of "+trace, func() error {
