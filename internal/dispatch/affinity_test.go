@@ -219,31 +219,31 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Error("an old one is still known")
 	}
 	hash := func(n uint64) uint64 { return ringhash.Key(binary.BigEndian.AppendUint64(nil, n)) }
-	for n := range uint64(3 * mostPlaces) {
+	for n := range uint64(3 * maxEntries) {
 		now = now.Add(time.Microsecond)
 		find()
 		p.put(hash(n), a)
-		if n == 10_000 && (len(p.places) < 20_000 || len(p.places) > 40_000) {
-			t.Errorf("%d places for 10,000", len(p.places))
+		if n == 10_000 && (len(p.entries) < 20_000 || len(p.entries) > 40_000) {
+			t.Errorf("%d entries for 10,000", len(p.entries))
 		}
 	}
 	found, old := 0, 0
-	for n := range uint64(3 * mostPlaces) {
+	for n := range uint64(3 * maxEntries) {
 		if find(hash(n)) == nil {
 			continue
 		}
-		if found++; n < mostPlaces {
+		if found++; n < maxEntries {
 			old++
 		}
 	}
-	if len(p.places) != mostPlaces || found < mostPlaces*9/10 || old > mostPlaces/20 {
-		t.Errorf("%d found, %d of them old, in %d places", found, old, len(p.places))
+	if len(p.entries) != maxEntries || found < maxEntries*9/10 || old > maxEntries/20 {
+		t.Errorf("%d found, %d of them old, in %d entries", found, old, len(p.entries))
 	}
 	now = now.Add(affinityTTL)
 	find()
-	p.used, p.places = mostPlaces/4, p.places[:mostPlaces/2]
-	if p.put(1, a); len(p.places) != mostPlaces/2 || find(1) != a {
-		t.Errorf("%d places after all was forgotten", len(p.places))
+	p.used, p.entries = maxEntries/4, p.entries[:maxEntries/2]
+	if p.put(1, a); len(p.entries) != maxEntries/2 || find(1) != a {
+		t.Errorf("%d entries after all was forgotten", len(p.entries))
 	}
 }
 

@@ -10,17 +10,17 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// choice is what a request may go to: one model, or those of a pool that have replicas and that its
-// tenant may use.
+// choice is the set of models that a request may go to: one model, or those of a pool that have
+// replicas and that its tenant may use.
 type choice struct {
-	// pool is its name; empty for a model
+	// pool is the name of the pool; empty for a model
 	pool string
-	// members are one or more
+	// members has at least one model
 	members []*modelRoute
 }
 
-// resolve finds the model or the pool of this name. A pool goes before a discovered model of the
-// same name.
+// resolve finds the model or the pool that the request names. A pool hides a discovered model of
+// the same name.
 func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	if pool, ok := w.pools[r.Model]; ok {
 		return w.resolvePool(r, pool)
@@ -37,14 +37,15 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	switch {
 	case m.Launcher == engines.None:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
-			Message: "The model `" + m.Name + "` is served elsewhere: it is only admitted here, by POST /schedule."}
+			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
 	case !t.serves():
 		return choice{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", m.Name)
 	}
 	return choice{members: []*modelRoute{t}}, nil
 }
 
-// mayUse refuses a name that is not allowed; what is the field that named it, and the word for it.
+// mayUse returns an error if the name is not allowed. what is the kind of name, "model" or "pool",
+// which is also the field of the request.
 func mayUse(allowed func(string) bool, what, name string) *openai.Error {
 	if allowed == nil || allowed(name) {
 		return nil
@@ -53,6 +54,7 @@ func mayUse(allowed func(string) bool, what, name string) *openai.Error {
 		Message: "This API key may not use the " + what + " `" + name + "`."}
 }
 
+// resolvePool returns the models of a pool that the request may go to.
 func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai.Error) {
 	if fault := mayUse(r.Allowed, "model", r.Model); fault != nil {
 		return choice{}, fault
@@ -77,18 +79,18 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 			Message: "This API key may not use any model of the pool `" + r.Model + "`."}
 	case !served:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
-			Message: "The models of the pool `" + r.Model + "` are served elsewhere: they are only admitted here, by POST /schedule."}
+			Message: "The models of the pool `" + r.Model + "` are served elsewhere: Sluice only admits tasks for them, by POST /schedule."}
 	}
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
 
-// serves says that a request may go here now, or soon.
+// serves reports whether a request may be dispatched to the model, now or when a replica comes.
 func (t *modelRoute) serves() bool {
-	return t.Launcher != engines.None && (len(t.replicas) > 0 || t.hope)
+	return t.Launcher != engines.None && (len(t.replicas) > 0 || t.mayServe)
 }
 
-// again returns the same choice in a newer routing table. It may be empty.
-func (w *routingTable) again(c choice) choice {
+// refresh returns the same choice in a newer routing table. It may be empty.
+func (w *routingTable) refresh(c choice) choice {
 	now := choice{pool: c.pool}
 	for _, m := range c.members {
 		if t, ok := w.routes[m.Name]; ok {
@@ -98,7 +100,7 @@ func (w *routingTable) again(c choice) choice {
 	return now
 }
 
-// model is the one model; empty for a pool.
+// model returns the name of the one model; empty for a pool.
 func (c choice) model() string {
 	if c.pool != "" {
 		return ""
@@ -106,7 +108,7 @@ func (c choice) model() string {
 	return c.members[0].Name
 }
 
-// title is how the choice is called at the beginning of a message, name elsewhere.
+// title names the choice at the beginning of a message, name within one.
 func (c choice) title() string { return "The " + strings.TrimPrefix(c.name(), "the ") }
 
 func (c choice) name() string {
@@ -118,7 +120,8 @@ func (c choice) name() string {
 
 func (c choice) any(is func(*modelRoute) bool) bool { return slices.ContainsFunc(c.members, is) }
 
-// patience is how long the request may wait: the longest that one of the models allows.
+// patience returns how long the request may wait: the longest that one of the models allows. own is
+// the client's own timeout; 0 means none.
 func (c choice) patience(own time.Duration) time.Duration {
 	var longest time.Duration
 	for _, t := range c.members {
@@ -127,13 +130,14 @@ func (c choice) patience(own time.Duration) time.Duration {
 	return longest
 }
 
-// watched says whether somebody wants to know when the request has its first token.
+// watched reports whether the first token of the request has to be reported, because a limit on
+// prefill applies.
 func (c choice) watched(tenant admission.TenantLimits) bool {
 	return tenant.MaxPrefill > 0 || c.any(func(t *modelRoute) bool { return t.policy.MaxPrefillPerReplica > 0 })
 }
 
-// cacheKeys are the keys of a request on the rings of the models it may go to. They are made before
-// it waits, so that its body need not be kept.
+// cacheKeys are the keys of a request on the hash rings of its models. They are computed before the
+// request waits, so that its body need not be kept.
 type cacheKeys []cacheKey
 
 type cacheKey struct {
@@ -141,6 +145,7 @@ type cacheKey struct {
 	position     uint64
 }
 
+// keys computes the keys of all models of the choice, one per number of user messages.
 func (c choice) keys(key func(userMessages int) uint64) cacheKeys {
 	keys := make(cacheKeys, 0, 1)
 	for _, t := range c.members {
@@ -151,7 +156,8 @@ func (c choice) keys(key func(userMessages int) uint64) cacheKeys {
 	return keys
 }
 
-// of is the key over so many user messages, or another one if the rules have changed since.
+// of returns the key over so many user messages. It returns another key if the rules have changed
+// since.
 func (k cacheKeys) of(userMessages int) uint64 {
 	for _, key := range k {
 		if key.userMessages == userMessages {
@@ -161,7 +167,8 @@ func (k cacheKeys) of(userMessages int) uint64 {
 	return k[0].position
 }
 
-// PriorityOf is the priority of this name: interactive, batch, or anything else for the default.
+// PriorityOf returns the priority of this name: "interactive", "batch", or Default for any other
+// name.
 func PriorityOf(name string) admission.Priority {
 	switch name {
 	case "interactive":

@@ -1,24 +1,25 @@
-// Package dispatch takes every request to a replica: it resolves the model, decides the way
+// Package dispatch sends every request to a replica: it resolves the model, decides the way
 // (way.go), admits the request, which may wait, and picks a replica. Package extproc and
 // internal/relay call it for each request and correct its charge when the response has ended;
 // internal/gateway runs it.
 //
 // A request reads an immutable routing table. A change of the fleet, of the replicas that Envoy has
 // acknowledged, or of the rules makes a new table, and the request path loads a pointer. Only
-// counters change under a table: one per replica, which all tables share and, for an upstream that
-// serves several models, all models.
+// counters change under a table: one per replica. All tables share it, and so do all models of an
+// upstream that serves several.
 //
-// A pick acquires its slot in the same step, by compare-and-swap on the counter, so two requests of
-// the same moment never see the same load. The pick runs inside admission, under the one lock of
+// A pick acquires its slot in the same step, by compare-and-swap on the counter. So two concurrent
+// requests never see the same load. The pick runs inside admission, under the one lock of
 // admission.Controller, so a request leaves its queue only with a slot.
 //
-// Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, Ticket.mu; the
-// estimator's and the prefix index's locks come last and nothing is called under them. Under
-// Dispatcher.mu: SetRules, SetRoutable, Failed, EndSuspension, and each rebuild of the routing
-// table, which call admission. Under Controller.mu: the callbacks Allowed, ReserveSlot and
-// WouldFreeSlot of admission.LockedHooks, which may lock a Ticket and call neither Dispatcher nor
-// Controller. Without Controller.mu, but possibly under Dispatcher.mu: ReleaseSlot and OnPreempt of
-// admission.UnlockedHooks.
+// Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, Ticket.mu. The locks of
+// the estimator and of the prefix index come last, and no other lock is taken under them.
+//
+// Dispatcher.mu is held by SetRules, SetRoutable, Failed, EndSuspension, and each rebuild of the
+// routing table, all of which call admission. Controller.mu is held when admission calls the hooks
+// of admission.LockedHooks (Allowed, ReserveSlot, WouldFreeSlot). These may lock a Ticket, and call
+// neither Dispatcher nor Controller. The hooks of admission.UnlockedHooks run without
+// Controller.mu, but possibly with Dispatcher.mu held.
 package dispatch
 
 import (
@@ -39,40 +40,39 @@ import (
 type Policy struct {
 	// Strategy defaults to Prefix.
 	Strategy Strategy
-	// VirtualNodes per replica on the ring; 0 means 100.
+	// VirtualNodes is the number of points of each replica on the hash ring; 0 means 100.
 	VirtualNodes int
 	// LoadFactor bounds a replica's load relative to the average; 0 means 1.25.
 	LoadFactor float64
-	// LoadFloor is a load that is never "too much"; 0 means none.
+	// LoadFloor is the load up to which a replica is always within the bound; 0 means no floor.
 	LoadFloor int
-	// UserMessages is how many user messages the cache key of a chat takes in; 0 means none but the
+	// UserMessages is how many user messages the cache key of a chat covers; 0 means only the
 	// system prompt.
 	UserMessages int
-	// MaxPerReplica bounds the requests on one replica; 0 means what the engine says, and 1 for an
-	// upstream that says nothing.
+	// MaxPerReplica bounds the requests on one replica; 0 means the engine's own number of slots,
+	// and 1 for an upstream that reports none.
 	MaxPerReplica int
 	// MaxPrefillPerReplica bounds the requests on one replica that have no token yet; 0 means no
 	// bound.
 	MaxPrefillPerReplica int
-	// ColdStart bounds the wait for a model none of whose replicas is ready yet; 0 means 10
-	// minutes.
+	// ColdStart bounds the wait for a model without a ready replica; 0 means 10 minutes.
 	ColdStart time.Duration
-	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0
-	// leaves it to the route.
+	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 means
+	// that the route of Envoy bounds it.
 	MaxDuration time.Duration
-	// SlowStart is how long a replica that becomes pickable beside others that serve counts as
-	// having more to do than it has; 0 means not at all.
+	// SlowStart is how long the load of a new replica counts as higher than it is, while other
+	// replicas serve; 0 means not at all.
 	SlowStart time.Duration
-	// UnhealthyOn are the failures that take a replica out of rotation. 0 means, of an upstream,
-	// all; of a launched one Connect and FiveHundreds.
+	// UnhealthyOn are the failures that take a replica out of rotation. 0 means all failures for an
+	// upstream, and Connect and FiveHundreds for a launched replica.
 	UnhealthyOn Failure
-	// Way says which way the model's requests take.
+	// Way decides which way the model's requests take.
 	Way WayPolicy
 	// Limits of the model.
 	Limits admission.Limits
 }
 
-// Config is what a Dispatcher works on.
+// Config is the configuration of a Dispatcher.
 type Config struct {
 	Fleet     *engines.Fleet
 	Admission *admission.Controller
@@ -80,7 +80,7 @@ type Config struct {
 	Default Policy
 	// Models holds the policies of configured models, by name.
 	Models map[string]Policy
-	// Demand is told that a request waits for the model; nil: nobody is.
+	// Demand is called with the model when a request waits for it. It may be nil.
 	Demand func(model string)
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this
 	// process.
@@ -93,61 +93,60 @@ type Dispatcher struct {
 	admission *admission.Controller
 	shared    bool
 	demand    func(model string)
-	// table is what requests read.
+	// table is the routing table in force
 	table atomic.Pointer[routingTable]
 	// ids are the request ids and tasks that are in use now.
 	ids idClaims
-	// recovered has the requests that run since before a restart.
+	// recovered holds the requests that still run from before a restart
 	recovered recoveredRequests
-	// turn counts the slots that were freed for models of which none had the slot before: it says
-	// which of them is woken first.
-	turn atomic.Uint64
+	// nextWoken rotates the models in wakeOthers when a slot was freed that none of them had
+	nextWoken atomic.Uint64
 
 	mu sync.Mutex
 	// rules are the policies in force; guarded by mu
 	rules Rules
-	// special is what rules.special says; guarded by mu
+	// special is the value of rules.special; guarded by mu
 	special bool
-	// ruled says that they are not in the world yet, dirty lists the models of which something else
-	// is not; guarded by mu
-	ruled bool
-	dirty map[string]struct{}
+	// rulesChanged says that the rules are not in the routing table yet. dirty lists the models
+	// with other changes that are not in it; guarded by mu
+	rulesChanged bool
+	dirty        map[string]struct{}
 	// routable holds, per cluster of Envoy, the replicas that it has acknowledged there, with the
 	// address it knows; guarded by mu
 	routable map[string]map[string]netip.AddrPort
 	// suspensions by replica id; guarded by mu
 	suspensions map[string]*suspension
-	// counters by replica id, kept while the fleet names the replica or a ticket holds it; guarded
-	// by mu
+	// counters by replica id. They are kept while the fleet has the replica or a ticket holds a
+	// slot on it; guarded by mu
 	counters map[string]*counter
-	// leaving are those of counters whose replica may not be picked, with the model that it was of
-	// last; guarded by mu
-	leaving map[string]string
-	// cursors of round robin, and what responses have taught, by model; guarded by mu
+	// unpickable maps the ids of those counters whose replica may not be picked to the model that
+	// the replica had last; guarded by mu
+	unpickable map[string]string
+	// cursors of round robin, and estimators, by model; guarded by mu
 	cursors    map[string]*atomic.Uint64
 	estimators map[string]*estimator
 }
 
-// Rules say how requests are treated, beside what the fleet is.
+// Rules are the configured part of dispatch: policies, pools and limits.
 type Rules struct {
 	// Default is the policy of discovered models, Models holds those of configured ones by name.
 	Default Policy
 	Models  map[string]Policy
-	// Pools holds the models of each pool by its name. FirstPool is the one that tasks are taken
-	// from when they name none; empty means all models.
+	// Pools holds the models of each pool by its name. FirstPool is the pool of tasks that name
+	// neither a pool nor a model; empty means all models.
 	Pools     map[string][]string
 	FirstPool string
-	// Tenants holds the limits of those that have any.
+	// Tenants holds the limits of the tenants that have any.
 	Tenants map[string]admission.TenantLimits
-	// TaskLease is how long a task lasts without a word; 0 means 15 minutes.
+	// TaskLease is how long a task lasts without a renewal; 0 means 15 minutes.
 	TaskLease time.Duration
-	// Moderated says whether a rule may end the model's answers to the tenant early; nil: there are
-	// no such rules.
+	// Moderated reports whether a rule may end the model's answers to the tenant early. nil means
+	// that there are no such rules.
 	Moderated func(model, tenant string) bool
 }
 
-// special says that there are requests which need the relay though they neither stream nor have a
-// name.
+// special reports whether a request may need the relay although it neither streams nor has a
+// request id.
 func (r *Rules) special() bool {
 	special := r.Moderated != nil || r.Default.Way.translated()
 	for _, p := range r.Models {
@@ -168,7 +167,7 @@ func New(c Config) *Dispatcher {
 		routable:    map[string]map[string]netip.AddrPort{},
 		suspensions: map[string]*suspension{},
 		counters:    map[string]*counter{},
-		leaving:     map[string]string{},
+		unpickable:  map[string]string{},
 		cursors:     map[string]*atomic.Uint64{},
 		estimators:  map[string]*estimator{},
 	}
@@ -178,7 +177,7 @@ func New(c Config) *Dispatcher {
 	return d
 }
 
-// Run follows the fleet until ctx ends.
+// Run keeps the routing table up to date with the fleet until ctx ends. Its error is nil.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	for {
 		_, changed := d.fleet.Watch()
@@ -191,19 +190,21 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 }
 
-// SetRules replaces the rules, effective on the next request and on those that wait.
+// SetRules replaces the rules. They apply to the next request and to the requests that wait.
 func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.rules, d.ruled, d.special = r, true, r.special()
+	d.rules, d.rulesChanged, d.special = r, true, r.special()
 	d.admission.SetTenants(r.Tenants)
 	d.rebuildLocked()
 }
 
-// SetRoutable tells which replicas Envoy has in a cluster, and at which addresses; none when it has
-// not, or has no such cluster. A replica is picked only when the fleet calls it ready and Envoy
-// knows it there, where it is now: a request released sooner meets a cluster that Envoy does not
-// know or that has not the host, and fails. The map must not be changed afterwards.
+// SetRoutable sets the replicas that Envoy has acknowledged in a cluster, with their addresses. An
+// empty map means that Envoy has no such cluster, or no replica in it.
+//
+// A replica is picked only if the fleet calls it ready and Envoy knows it at its present address. A
+// request released sooner would reach a cluster without that endpoint, and fail. The caller must
+// not change the map afterwards.
 func (d *Dispatcher) SetRoutable(cluster string, replicas map[string]netip.AddrPort) {
 	model, ok := headers.ClusterModel(cluster)
 	if !ok {
@@ -220,55 +221,59 @@ func (d *Dispatcher) SetRoutable(cluster string, replicas map[string]netip.AddrP
 	d.rebuildLocked()
 }
 
-// Request is what dispatch needs to know of a request.
+// Request is the part of a request that dispatch reads.
 type Request struct {
 	// Model or pool, as the client named it.
 	Model string
 	// Tenant is who calls, Priority how urgent it is.
 	Tenant   string
 	Priority admission.Priority
-	// Allowed says whether the tenant may use the model of this name; nil allows all.
+	// Allowed reports whether the tenant may use the model of this name; nil allows all.
 	Allowed func(model string) bool
-	// Key is the cache key over so many user messages (package ringhash: XXH64).
+	// Key returns the cache key over so many user messages (package ringhash: XXH64).
 	Key func(userMessages int) uint64
 	// ID is the client's own request id; empty when it gave none.
 	ID string
-	// Task is the id of the task that the request belongs to, which was admitted before; empty:
-	// none.
+	// Task is the id of the task that the request belongs to and that was admitted before; empty
+	// means none.
 	Task string
-	// PromptBytes, MaxTokens and Choices estimate the cost. MaxTokens 0 means the client set no
-	// bound, Choices 0 means one answer. NoOutput says that the answer is no text.
+	// PromptBytes, MaxTokens and Choices are the input of the estimate. MaxTokens 0 means that the
+	// client set no bound, Choices 0 means one answer. NoOutput says that the answer has no text.
 	PromptBytes, MaxTokens, Choices int
 	NoOutput                        bool
 	// Endpoint and Stream say what the client asked for.
 	Endpoint openai.Endpoint
 	Stream   bool
-	// Bytes are held by somebody while the request waits.
+	// Bytes is the memory that the request occupies while it waits.
 	Bytes int
 	// Timeout is the client's own bound on the whole request, MaxDuration that on the response; 0
 	// means none.
 	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
-	// Keys are the keys over all user messages of a conversation, over all but the last, and so on,
-	// at most so many of them and none without a user message. nil: it is no conversation.
+	// Keys returns the keys over all user messages of a conversation, over all but the last, and so
+	// on. It returns at most most keys, and none if there is no user message. nil means that the
+	// request is not a conversation.
 	Keys func(most int) []uint64
-	// Watch lets another goroutine ask what the request waits for; nil: no goroutine asks.
+	// Watch lets another goroutine read what the request waits for; nil means that none does.
 	Watch *Wait
 	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill.
 	// Dispatch calls Preempt once, from any goroutine and possibly with Dispatcher.mu held, when a
-	// request of a higher priority waits for its slot; Preempt must not call the Dispatcher. Its
-	// caller then ends the request at the replica and releases the ticket; nothing that the attempt
-	// has cost is charged. The caller may dispatch the request again, with Preempted one higher.
-	// Preempt may be called a moment before Dispatch has returned the ticket, but never once
-	// FirstToken has returned true.
+	// request of a higher priority waits for its slot. Preempt must not call the Dispatcher.
+	//
+	// The caller of Dispatch then ends the request at the replica and releases the ticket; the
+	// attempt is not charged. The caller may dispatch the request again, with Preempted one higher.
+	//
+	// Preempt may be called shortly before Dispatch has returned the ticket. It is never called
+	// after FirstToken has returned true.
 	Preempt func()
-	// Preempted is how often the request was preempted. It goes before the others of its tenant, is
-	// not refused for want of room or quota, and after the third time it is not preempted again.
+	// Preempted is how often the request was preempted. A preempted request goes before the others
+	// of its tenant and is not refused because of a full queue or a quota. After the third time it
+	// is not preempted again.
 	Preempted int
 }
 
-// Caller is who makes a request.
+// Caller identifies who makes a request.
 type Caller struct {
 	Tenant   *authz.Tenant
 	Priority admission.Priority
@@ -276,8 +281,8 @@ type Caller struct {
 	Task string
 }
 
-// NewRequest returns what dispatch needs to know of a request, from the scan of its body. The
-// request keeps scan and body until its Key and Keys are nil.
+// NewRequest builds a Request from the scan of its body. The request keeps scan and body alive
+// until its Key and Keys are nil.
 func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	return &Request{
 		Model:       scan.Model,
@@ -300,9 +305,9 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	}
 }
 
-// Dispatch resolves, admits and picks. It blocks while the request waits and returns at once when
-// ctx ends. The caller must Release the ticket when the response has ended, however it ended, and
-// Settle it when more is known of the response.
+// Dispatch resolves and admits a request and picks its replica. It blocks while the request waits,
+// and returns at once when ctx ends. The caller must Release the ticket when the response has ended
+// in any way. It must call Correct when the usage of the response is known.
 func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai.Error) {
 	ticket, pending, fault := d.Begin(ctx, r)
 	if pending != nil {
@@ -312,8 +317,8 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 }
 
 // admissionRequest makes the request to admission. Admission calls ReserveSlot, which picks, when
-// everything else is granted. ReserveSlot always reads the newest routing table, because the
-// request may have waited through several.
+// all other limits allow the request. ReserveSlot reads the newest routing table, because several
+// tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
 	ticket.estimate = first.estimator.estimate(r)
@@ -341,23 +346,23 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 			},
 		},
 		Unlocked: admission.UnlockedHooks{
-			OnWait:      func() { d.waits(c, r) },
+			OnWait:      func() { d.reportWait(c, r) },
 			ReleaseSlot: ticket.returnSlot,
 		},
 		Preempted: r.Preempted > 0,
 	}
-	if r.Preempt != nil && r.Preempted < mostPreempted {
+	if r.Preempt != nil && r.Preempted < maxPreempted {
 		ticket.preemptible = true
-		request.Unlocked.OnPreempt, request.Locked.WouldFreeSlot = ticket.preempts(r.Preempt), ticket.helps
+		request.Unlocked.OnPreempt, request.Locked.WouldFreeSlot = ticket.onPreempt(r.Preempt), ticket.wouldFreeSlot
 	}
 	if r.Watch != nil {
-		request.WaitHandle = r.Watch.begin(c)
+		request.WaitHandle = r.Watch.open(c)
 	}
 	return request
 }
 
-// waits tells the scaler and the caller that the request is about to wait.
-func (d *Dispatcher) waits(c choice, r *Request) {
+// reportWait reports to the scaler and to the caller that the request is about to wait.
+func (d *Dispatcher) reportWait(c choice, r *Request) {
 	if d.demand != nil {
 		for _, t := range c.members {
 			d.demand(t.Name)
@@ -369,14 +374,14 @@ func (d *Dispatcher) waits(c choice, r *Request) {
 }
 
 // serves reports whether a request that waits for a pool may go to this model of the pool. It reads
-// the newest routing table: a model may have got its first replica, or lost its last, since the
-// request came.
+// the newest routing table, because the model may have gained its first replica or lost its last
+// one.
 func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
 	t, ok := d.table.Load().routes[model]
 	return ok && t.serves() && (allowed == nil || allowed(model))
 }
 
-// tenant is the limits of a tenant.
+// tenant returns the limits of a tenant.
 func (d *Dispatcher) tenant(name string) admission.TenantLimits {
 	return d.table.Load().tenants[name]
 }

@@ -120,7 +120,7 @@ func TestEndpointsListThePickFirst(t *testing.T) {
 	for key := range 20 {
 		ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 		list := strings.Split(ticket.Endpoints(), ",")
-		if len(list) != 1+fallbacks || list[0] != ticket.route.replicas[ticket.at].address {
+		if len(list) != 1+fallbacks || list[0] != ticket.route.replicas[ticket.replicaIndex].address {
 			t.Fatalf("picked %s, list %v", ticket.Replica(), list)
 		}
 		seen := map[string]bool{}
@@ -419,7 +419,7 @@ func TestARetryThatLeavesLetsTheNextIn(t *testing.T) {
 		defer second.Release()
 		got := s.queue("m")
 		from := first.Replica()
-		first.Moved(second.route.replicas[second.at].address) // onto the other, past its limit: Envoy has decided so
+		first.Moved(second.route.replicas[second.replicaIndex].address) // onto the other, past its limit: Envoy has decided so
 		ticket := <-got
 		if ticket.Replica() != from {
 			t.Errorf("at %s, want %s", ticket.Replica(), from)

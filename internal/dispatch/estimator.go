@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Until a model has taught better ones, tokens are estimated from these. A streamed token costs its
-// whole event.
+// These defaults estimate tokens until the model's responses have taught better ratios. A streamed
+// token takes one whole event.
 const (
 	bytesPerPromptToken = 4
 	bytesPerToken       = 4
@@ -16,17 +16,17 @@ const (
 	expectedOutput      = 256
 )
 
-// What is learned counts this much against what was known before: the last 100 requests or so
+// memory is the weight of earlier observations against a new one: about the last 100 requests
 // decide.
 const memory = 0.99
 
-// initialWeight is how many tokens' worth the initial ratio counts.
+// initialWeight is the weight of the default ratio, in tokens.
 const initialWeight = 1000
 
-// ratio is bytes per token, learned from pairs of both. The zero value has learned nothing.
+// ratio is a learned number of bytes per token. The zero value has learned nothing.
 type ratio struct{ bytes, tokens float64 }
 
-// of returns the ratio, where initial counts like initialWeight tokens.
+// of returns the ratio, in which the default initial weighs initialWeight tokens.
 func (r ratio) of(initial float64) float64 {
 	return (r.bytes + initial*initialWeight) / (r.tokens + initialWeight)
 }
@@ -36,53 +36,55 @@ func (r *ratio) learn(bytes, tokens int64) {
 	r.tokens = r.tokens*memory + float64(tokens)
 }
 
-// maxTenants bounds the tenants whose outputs are remembered apart, for each model.
+// maxTenants bounds the tenants whose outputs are learned separately, for each model.
 const maxTenants = 1024
 
-// estimator estimates what requests for one model will cost, from what earlier ones have cost. The
+// estimator estimates the tokens of requests for one model from the usage of earlier requests. The
 // zero value has learned nothing.
 type estimator struct {
-	// asked counts requests, to look closely at some of them.
+	// asked counts the granted requests. One in measureEvery is measured.
 	asked atomic.Uint64
 
 	mu sync.Mutex
-	// prompt, plain and events say how many bytes of a request's text, of a response, and of a
-	// streamed response are a token; guarded by mu
+	// prompt, plain and events are the bytes per token of a request's text, of a plain response,
+	// and of a streamed response; guarded by mu
 	prompt, plain, events ratio
-	// output is the usual number of tokens of an answer, outputs that to one tenant; guarded by mu
+	// output is the average number of tokens of one answer, outputs the same per tenant; guarded by
+	// mu
 	output  average
 	outputs map[string]*average
-	// ttft foresees the time to the first token; guarded by mu
+	// ttft predicts the time to the first token; guarded by mu
 	ttft prediction
 	// prefixIndex has a lock of its own.
 	prefixIndex prefixIndex
 }
 
-// average forgets slowly. The zero value has seen nothing.
+// average is an average that decays with each new value. The zero value has no values.
 type average struct{ sum, weight float64 }
 
 func (a *average) add(v float64) { a.sum, a.weight = a.sum*memory+v, a.weight*memory+1 }
 
-// of is the average, with so much weight for what to expect before.
+// of returns the average, in which the expected value before weighs like four values.
 func (a *average) of(before float64) float64 {
-	const patience = 4
-	return (a.sum + before*patience) / (a.weight + patience)
+	const weight = 4
+	return (a.sum + before*weight) / (a.weight + weight)
 }
 
-// tokenCount is what a request will probably cost.
+// tokenCount is the estimated number of tokens of a request.
 type tokenCount struct{ prompt, output int }
 
 func (e tokenCount) total() int { return e.prompt + e.output }
 
-// estimate is the estimate of one request, with what is needed to learn from its response.
+// estimate is the estimate of one request, with the fields that correct needs to learn from the
+// response.
 type estimate struct {
 	tenant               string
 	promptBytes, choices int
 	tokens               tokenCount
 }
 
-// estimate estimates the tokens of a request: its text by the model's usual bytes per token, its
-// answer by what this tenant's answers usually cost, at most what the client allows.
+// estimate estimates the tokens of a request. The prompt follows from its bytes and the model's
+// bytes per token. The output is the tenant's average output, at most what the client allows.
 func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,7 +104,7 @@ func (l *estimator) estimate(r *Request) estimate {
 	return q
 }
 
-// promptLocked is how many tokens so many bytes of text are.
+// promptLocked returns the estimated tokens of so many bytes of text.
 func (l *estimator) promptLocked(bytes int) float64 {
 	return float64(bytes) / l.prompt.of(bytesPerPromptToken)
 }
@@ -110,9 +112,10 @@ func (l *estimator) promptLocked(bytes int) float64 {
 // Response is what is known of a response that has ended.
 type Response = request.Response
 
-// settle returns what a request has cost in the end, by the engine's own count or else by the bytes
-// that came, and learns from it.
-func (l *estimator) settle(r Response, q estimate) int {
+// correct returns the real number of tokens of a request and learns from its response. The engine's
+// count decides; without one, the bytes of the response do. A failed response without a count costs
+// nothing and teaches nothing.
+func (l *estimator) correct(r Response, q estimate) int {
 	switch {
 	case r.Failed && !r.Known:
 		return 0
@@ -135,7 +138,7 @@ func (l *estimator) settle(r Response, q estimate) int {
 	return int(r.Prompt + r.Completion)
 }
 
-// bytesLocked is what one token of a response takes.
+// bytesLocked returns the bytes per token of a response.
 func (l *estimator) bytesLocked(stream bool) float64 {
 	if stream {
 		return l.events.of(bytesPerEvent)
@@ -143,6 +146,7 @@ func (l *estimator) bytesLocked(stream bool) float64 {
 	return l.plain.of(bytesPerToken)
 }
 
+// learnLocked updates the bytes per token from a response whose usage is known.
 func (l *estimator) learnLocked(r Response, q estimate) {
 	if r.Prompt > 0 && q.promptBytes > 0 {
 		l.prompt.learn(int64(q.promptBytes), r.Prompt)
@@ -154,8 +158,8 @@ func (l *estimator) learnLocked(r Response, q estimate) {
 	}
 }
 
-// ofLocked returns the average output for one tenant. Beyond maxTenants an arbitrary tenant's is
-// dropped.
+// ofLocked returns the average output for one tenant. If there are maxTenants, it first drops an
+// arbitrary one.
 func (l *estimator) ofLocked(tenant string) *average {
 	if own := l.outputs[tenant]; own != nil {
 		return own

@@ -11,33 +11,34 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// explain turns what admission said into what the client reads.
+// explain turns an error of admission into the error for the client.
 func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err error) *openai.Error {
 	var refused *admission.Refused
 	switch {
 	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client left."}
+		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client disconnected."}
 	case errors.As(err, &refused):
 		return explainRefusal(c.name(), refused)
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest,
-			Message: "The request needs more tokens than " + c.name() + " or its tenant is given in a minute."}
+			Message: "The request needs more tokens than " + c.name() + " or its tenant may use in a minute. Send a shorter prompt or a lower max_tokens."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
 	case errors.Is(err, admission.ErrClosed):
-		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no room at once.", c.name())
+		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no free slot now.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
 	}
 	return openai.Errorf(openai.CodeNoReplica, "%s is no longer served.", c.title())
 }
 
-// unreachable is the answer while nobody can say what is shared.
+// unreachable returns the error for clients while the state that gateways share cannot be reached.
 func unreachable() *openai.Error {
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
 }
 
-// explainRefusal says which limit it was, and when a retry makes sense.
+// explainRefusal returns the error that names the exceeded limit and the time after which a retry
+// makes sense.
 func explainRefusal(name string, r *admission.Refused) *openai.Error {
 	e := &openai.Error{Code: openai.CodeRateLimited, Message: r.Reason.Message(name), RetryAfter: r.RetryAfter,
 		Header: quotaHeader(r.Quota)}
@@ -47,31 +48,36 @@ func explainRefusal(name string, r *admission.Refused) *openai.Error {
 	return e
 }
 
+// quotaHeader returns the response headers of the tenant's remaining quota. It is nil if the tenant
+// has no limits per minute.
 func quotaHeader(q admission.Quota) map[string]string {
 	if q.Requests.Limit <= 0 && q.Tokens.Limit <= 0 {
 		return nil
 	}
 	h := make(map[string]string, 6)
 	if q.Requests.Limit > 0 {
-		h[headers.LimitRequests], h[headers.RemainingRequests], h[headers.ResetRequests] = words(q.Requests)
+		h[headers.LimitRequests], h[headers.RemainingRequests], h[headers.ResetRequests] = formatAllowance(q.Requests)
 	}
 	if q.Tokens.Limit > 0 {
-		h[headers.LimitTokens], h[headers.RemainingTokens], h[headers.ResetTokens] = words(q.Tokens)
+		h[headers.LimitTokens], h[headers.RemainingTokens], h[headers.ResetTokens] = formatAllowance(q.Tokens)
 	}
 	return h
 }
 
-// words are an allowance as the headers have it: two numbers, and a duration such as 1.5s or 2m3s.
-func words(a admission.Allowance) (limit, remaining, reset string) {
+// formatAllowance formats an allowance for the headers: limit and remaining as numbers, reset as a
+// duration such as 1.5s or 2m3s.
+func formatAllowance(a admission.Allowance) (limit, remaining, reset string) {
 	return strconv.FormatInt(a.Limit, 10), strconv.FormatInt(max(a.Remaining, 0), 10), a.Reset.Round(time.Millisecond).String()
 }
 
+// explainTimeout returns the error of a request that waited too long. The newest routing table says
+// why.
 func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
-	now := d.table.Load().again(c)
+	now := d.table.Load().refresh(c)
 	switch {
 	case r.Timeout > 0 && (len(now.members) == 0 || r.Timeout <= now.patience(0)):
 		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
-			Message: "The request's own timeout ended before it could start."}
+			Message: "The request's own timeout expired before the request could start."}
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 || t.cold() }):
 		return openai.Errorf(openai.CodeNoReplica, "No replica of %s is ready.", c.name())
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }):
@@ -80,14 +86,14 @@ func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
 	return openai.Errorf(openai.CodeQueueTimeout, "%s stayed busy for too long.", c.title())
 }
 
-// clip keeps a client's text short enough to be repeated to it.
+// clip cuts a client's text to 200 bytes, so that a message may repeat it.
 func clip(s string) string {
-	const most = 200
-	if len(s) <= most {
+	const maxBytes = 200
+	if len(s) <= maxBytes {
 		return s
 	}
 	for i := range s {
-		if i > most-4 {
+		if i > maxBytes-4 {
 			return s[:i] + "…"
 		}
 	}

@@ -2,23 +2,23 @@ package dispatch
 
 import "time"
 
-// Forecast is what can be said of a request before it is sent.
+// Forecast is what dispatch knows of a request before the request is sent.
 type Forecast struct {
-	// Exists says that the model, or the pool, is there for this tenant, and may be dispatched to.
-	// Where it is false, nothing else is known, and Dispatch says why.
+	// Exists says that the model or pool exists, that the tenant may use it, and that it may be
+	// dispatched to. If it is false, the other fields are zero, and Dispatch returns the reason.
 	Exists bool
-	// Models are the names of the models that the request may go to: one, or those of its pool. The
-	// slice is the caller's.
+	// Models are the names of the models that the request may go to: one model, or those of a pool.
+	// The caller owns the slice.
 	Models []string
-	// Cold says that no replica of any of them is ready, and one has to be started.
+	// Cold says that no replica of these models is ready, and that one has to be started.
 	Cold bool
 	// TTFT is the usual time to the first token of a prompt of this length, counted from when the
-	// request leaves for a replica; of several models the longest. 0: not known.
+	// request leaves for a replica. For several models it is the longest. 0 means not known.
 	TTFT time.Duration
 }
 
-// Forecast looks ahead, and changes nothing. It reads Model, Allowed, Tenant and PromptBytes of the
-// request.
+// Forecast returns the forecast of a request and changes nothing. It reads the Model, Allowed,
+// Tenant and PromptBytes of the request.
 func (d *Dispatcher) Forecast(r *Request) Forecast {
 	c, fault := d.table.Load().resolve(r)
 	if fault != nil {
@@ -31,8 +31,8 @@ func (d *Dispatcher) Forecast(r *Request) Forecast {
 	return f
 }
 
-// firstToken is the usual time to the first token of a prompt of so many bytes: of several models
-// the longest, 0 if no model knows it.
+// firstToken returns the usual time to the first token of a prompt of so many bytes. For several
+// models it is the longest. 0 means not known.
 func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 	for _, t := range c.members {
 		longest = max(longest, t.estimator.firstToken(promptBytes))
@@ -40,8 +40,8 @@ func (c choice) firstToken(promptBytes int) (longest time.Duration) {
 	return longest
 }
 
-// starts says that no model of the choice has a replica that may be picked now, and one has to be
-// started first.
+// starts reports whether no model of the choice has a pickable replica and a replica has to be
+// started.
 func (c choice) starts() bool {
 	return !c.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }) && c.any((*modelRoute).cold)
 }

@@ -16,7 +16,7 @@ func (s stage) teach(t *testing.T, prompt, cached int64, ttft time.Duration) {
 	r := newRequest("m", "k")
 	r.PromptBytes = int(prompt) * bytesPerPromptToken
 	ticket := s.must(t, r)
-	ticket.Settle(Response{Known: true, Prompt: prompt, Cached: cached, Completion: 1, TTFT: ttft})
+	ticket.Correct(Response{Known: true, Prompt: prompt, Cached: cached, Completion: 1, TTFT: ttft})
 	ticket.Release()
 }
 

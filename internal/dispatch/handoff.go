@@ -12,28 +12,29 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Offer is a request that ext_proc gives to the relay: all that is known of it but its body and the
-// headers for the engine, which Envoy brings.
+// Offer is a request that ext_proc gives to the relay. It has everything but the body and the
+// headers for the engine, which Envoy sends to the relay.
 type Offer struct {
 	// RequestID is Envoy's own id of the request. The client's is Scan.RequestID.
 	RequestID string
 	Tenant    *authz.Tenant
 	Priority  admission.Priority
-	// Path is that of the request, with its query.
+	// Path is the path of the request, with its query.
 	Path string
 	Scan openai.Request
 	// Task is the client's task that the request belongs to; empty: none.
 	Task string
-	// Received is when the headers of the request came.
+	// Received is when the headers of the request arrived.
 	Received time.Time
 	// Foreseen says that the client will have to wait, so that the relay answers it at once.
 	Foreseen bool
-	// Pending is the request's place in the queue, or its ticket. nil: the relay dispatches it.
+	// Pending is the request's wait in the queue, or its ticket. nil means that the relay
+	// dispatches the request.
 	Pending *Pending
-	// Record is told what becomes of the request; nil: nobody is.
+	// Record follows what happens to the request; nil means that nothing does.
 	Record request.Follower
-	// Done is called when the relay is done with a request that it has claimed; never for one that
-	// was cancelled. nil: nobody is told.
+	// Done is called when the relay has finished a request that it had claimed. It is never called
+	// for a cancelled offer. It may be nil.
 	Done func()
 
 	claimed chan struct{}
@@ -44,14 +45,14 @@ type Offer struct {
 func (o *Offer) Claimed() <-chan struct{} { return o.claimed }
 
 // Handoff holds the requests that ext_proc has offered and the relay has not claimed yet. ext_proc
-// gives Envoy a token in a header, Envoy brings it to the relay with the request. Of Claim and
-// Cancel, which may race, the first one wins. The zero value is ready to use.
+// gives Envoy a token in a header, and Envoy sends it to the relay with the request. Claim and
+// Cancel may race: the first one wins. The zero value is ready to use.
 type Handoff struct {
 	offers sync.Map // token → *Offer
 }
 
-// Offer keeps o until Claim or Cancel, and returns its token. The token is a secret: whoever has it
-// is taken for Envoy.
+// Offer keeps o until Claim or Cancel, and returns its token. The token is a secret, because the
+// relay takes a caller with the token for Envoy.
 func (h *Handoff) Offer(o *Offer) (token string) {
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
@@ -64,8 +65,8 @@ func (h *Handoff) Offer(o *Offer) (token string) {
 	return token
 }
 
-// Claim returns the offer of the token, once. False: nobody has offered it, or it was claimed or
-// cancelled before.
+// Claim returns the offer of the token, once. False means that the token is unknown, or that the
+// offer was claimed or cancelled before.
 func (h *Handoff) Claim(token string) (*Offer, bool) {
 	o, ok := h.remove(token)
 	if ok {
@@ -74,8 +75,8 @@ func (h *Handoff) Claim(token string) (*Offer, bool) {
 	return o, ok
 }
 
-// Cancel withdraws the offer of a request whose client has left before Envoy brought it, and gives
-// up its place in the queue. False: the relay has claimed the request.
+// Cancel withdraws the offer of a request whose client disconnected before Envoy reached the relay,
+// and cancels its wait. False means that the relay has claimed the request.
 func (h *Handoff) Cancel(token string) (cancelled bool) {
 	o, ok := h.remove(token)
 	if ok && o.Pending != nil {

@@ -11,39 +11,40 @@ import (
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
-// modelRoute is one model with the replicas that may be picked. Nothing of it changes but warming.
+// modelRoute is one model with the replicas that may be picked. Only warming changes after it is
+// made.
 type modelRoute struct {
 	engines.Model
-	// source is what it was made from, together with policy and what Envoy knows.
+	// source is the state of the model in the fleet from which the route was made.
 	source *engines.ModelSnapshot
 	policy Policy
 	// strategy is the policy's row in strategies.
 	strategy *strategy
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
-	// mixed: they are in several clusters of Envoy.
+	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool
 	cursor    *atomic.Uint64
 	estimator *estimator
-	// hope: no replica may be picked now, but one may come: it starts, or was lost and is expected
-	// back.
-	hope bool
-	// starting: one is on its way for the first time.
+	// mayServe says that a replica may become pickable: one starts, or one is expected back.
+	mayServe bool
+	// starting says that a replica starts for the first time.
 	starting bool
-	// elastic: one more comes when requests wait for it.
+	// elastic says that the launcher starts one more replica when requests wait.
 	elastic bool
-	// warming: some replica may be in its slow start, which ends for all at warmAt. The first pick
-	// after that clears it.
+	// warming says that some replica may be in its slow start. All are warm at warmAt. The first
+	// pick after warmAt clears it.
 	warming atomic.Bool
 	warmAt  time.Time
 }
 
-// cold says that the request has to wait until a replica has been started.
+// cold reports whether a request has to wait until a replica has been started.
 func (t *modelRoute) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
 
 const defaultColdStart = 10 * time.Minute
 
-// patience is how long a request may wait: the model's, cut to the client's own.
+// patience returns how long a request may wait: the model's limit, at most the client's own
+// timeout. own is 0 if the client has none.
 func (t *modelRoute) patience(own time.Duration) time.Duration {
 	wait := t.policy.Limits.QueueTimeout
 	if wait == 0 {
@@ -61,8 +62,8 @@ func (t *modelRoute) patience(own time.Duration) time.Duration {
 	return wait
 }
 
-// routeLocked makes the route of a model. old is the one before, whose ring is kept if it is the
-// same; nil: there was none.
+// routeLocked makes the route of a model. old is its previous route, or nil; an unchanged hash ring
+// is reused from it.
 func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *modelRoute {
 	now := time.Now()
 	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
@@ -72,55 +73,56 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	var known []*engines.Replica
 	for i := range m.Replicas {
 		r := &m.Replicas[i]
-		t.hope = true
+		t.mayServe = true
 		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending
 		switch {
 		case r.State == engines.Failed:
 			failed++
 		case r.State != engines.Ready:
 		case !d.routableLocked(r):
-			t.starting = true // Envoy is about to know it
+			t.starting = true // Envoy has not acknowledged the replica yet
 		default:
 			known = append(known, r)
 		}
 	}
-	well := d.wellLocked(known)
-	ids := make([]string, len(well))
-	for i, r := range well {
+	healthy := d.healthyLocked(known)
+	ids := make([]string, len(healthy))
+	for i, r := range healthy {
 		ids[i] = r.ID
 		t.replicas = append(t.replicas, d.replicaLocked(t.policy, r, now))
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
-	t.elastic = m.MaxReplicas > len(known)+failed // one that cannot start is not worth the wait for a start
-	t.hope = t.hope || m.Desired > 0 || t.elastic
-	t.beginWarming(now)
+	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
+	t.mayServe = t.mayServe || m.Desired > 0 || t.elastic
+	t.startWarming(now)
 	if old != nil && old.policy.VirtualNodes == t.policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {
-		t.ring = old.ring // 100 MD5 sums a replica are worth keeping
+		t.ring = old.ring // a new ring costs 100 MD5 sums per replica
 	} else {
 		t.ring = ringhash.New(ids, t.policy.VirtualNodes)
 	}
 	return t
 }
 
-// routableLocked says whether Envoy knows the replica in its cluster and at its address.
+// routableLocked reports whether Envoy knows the replica in its cluster and at its address.
 func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 	at, ok := d.routable[clusterOf(r)][r.ID]
 	return ok && at == plain(r.Address)
 }
 
+// replicaLocked returns the replica as model routes hold it.
 func (d *Dispatcher) replicaLocked(p Policy, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
-	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), limit: limit(p, r), mostPrefill: p.MaxPrefillPerReplica,
-		node: firstNode(r.ID), since: c.begin(r.Address, now), counter: c}
+	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
+		node: firstNode(r.ID), since: c.setPickable(r.Address, now), counter: c}
 }
 
-// clusterOf is the Envoy cluster that the replica is in.
+// clusterOf returns the Envoy cluster of the replica.
 func clusterOf(r *engines.Replica) string { return headers.GroupCluster(r.Model, r.Group()) }
 
-// plain is an IPv4 address as such, even where it came as IPv6.
+// plain returns a with an IPv4-mapped IPv6 address as an IPv4 address.
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// limit is how many requests one replica takes at once.
+// limit returns how many requests one replica takes at once; 0 means no limit.
 func limit(p Policy, r *engines.Replica) int {
 	switch {
 	case p.MaxPerReplica > 0:

@@ -9,23 +9,21 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Pending is a dispatch that has begun and waits in a queue. One goroutine at a time uses it, and
-// may hand it to another: ext_proc hands it to the relay (Handoff). Its last user calls either
-// Await or Cancel.
+// Pending is a dispatch that waits in a queue. One goroutine at a time uses it, and may pass it to
+// another: ext_proc passes it to the relay (Handoff). The last user calls either Await or Cancel.
 type Pending struct {
 	dispatcher *Dispatcher
 	// admission is the wait for the lease; nil if the ticket has been granted (Granted).
 	admission *admission.Pending
 	choice    choice
 	request   *Request
-	// ticket is the one that Await will return. It is nil after Await and Cancel.
+	// ticket is the ticket that Await will return. It is nil after Await and Cancel.
 	ticket *Ticket
 }
 
-// Begin resolves the request and asks for its admission, and does not wait for it. Exactly one of
-// its results is not nil: the ticket of a request that may go at once, the wait of one that must
-// wait, or the reason of one that is refused. ctx is that of the client; Begin reads it only for
-// its cause.
+// Begin resolves the request and asks for its admission without waiting for it. Exactly one result
+// is not nil: the ticket of an admitted request, the Pending of a request that must wait, or the
+// error of a refused one. ctx is the client's; Begin reads only whether and why it has ended.
 func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, *openai.Error) {
 	table := d.table.Load()
 	c, fault := table.resolve(r)
@@ -33,7 +31,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 		return nil, nil, fault
 	}
 	if r.Task != "" {
-		if c, fault = d.byTask(ctx, table, c, r); fault != nil {
+		if c, fault = d.chooseByTask(ctx, table, c, r); fault != nil {
 			return nil, nil, fault
 		}
 	}
@@ -57,8 +55,8 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 	return t, nil, nil
 }
 
-// claimIDs claims the client's request id and the task of the request, which one request at a time
-// may have. Ticket.releaseIDs releases both.
+// claimIDs claims the client's request id and the task of the request, each of which one request at
+// a time may hold. Ticket.releaseIDs releases both.
 func (d *Dispatcher) claimIDs(t *Ticket, r *Request) *openai.Error {
 	release, ok := d.ids.claim(r.Tenant, r.ID)
 	if !ok {
@@ -69,21 +67,22 @@ func (d *Dispatcher) claimIDs(t *Ticket, r *Request) *openai.Error {
 	if r.Task == "" {
 		return nil
 	}
-	if t.releaseIDs, ok = d.inTask(r, release); !ok {
+	if t.releaseIDs, ok = d.claimTask(r, release); !ok {
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
 			Message: "Another request of this task is still running."}
 	}
 	return nil
 }
 
-// Granted is a dispatch that has ended with this ticket, for a request that is handed to the relay
+// Granted returns a Pending that has its ticket already, for a request that is given to the relay
 // although it no longer waits.
 func Granted(t *Ticket) *Pending { return &Pending{ticket: t} }
 
-// Await blocks until the request may go, or never will. A request whose ctx ends leaves the queue.
+// Await blocks until the request is admitted or refused. It removes the request from the queue when
+// ctx ends.
 func (p *Pending) Await(ctx context.Context) (*Ticket, *openai.Error) {
 	t := p.ticket
-	p.ticket = nil // the caller's from now on
+	p.ticket = nil // the caller owns it from now on
 	if p.admission == nil {
 		return t, nil
 	}
@@ -96,8 +95,8 @@ func (p *Pending) Await(ctx context.Context) (*Ticket, *openai.Error) {
 	return t, nil
 }
 
-// Cancel gives up the place in the queue, or the ticket if the request was granted one. The request
-// is not charged. After Await or another Cancel it does nothing.
+// Cancel ends the wait, or releases the ticket if the request was admitted. The request is not
+// charged. After Await or another Cancel it does nothing.
 func (p *Pending) Cancel() {
 	if p.ticket == nil {
 		return
@@ -105,12 +104,12 @@ func (p *Pending) Cancel() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if t, fault := p.Await(ctx); fault == nil {
-		t.Settle(Response{Failed: true})
+		t.Correct(Response{Failed: true})
 		t.Release()
 	}
 }
 
-// Progress tells what the request waits for; nil if nobody asked for that (Request.Watch).
+// Progress returns what reports the progress of the wait; nil if the Request has no Watch.
 func (p *Pending) Progress() *Wait {
 	if p.request == nil {
 		return nil
@@ -118,8 +117,8 @@ func (p *Pending) Progress() *Wait {
 	return p.request.Watch
 }
 
-// awaitFor waits no longer than patience after the request has begun to wait. False: it still
-// waits.
+// awaitFor waits no longer than patience after the request has begun to wait. False means that the
+// request still waits.
 func (p *Pending) awaitFor(ctx context.Context, patience time.Duration) (decided bool) {
 	return p.admission.AwaitFor(ctx, patience)
 }

@@ -1,10 +1,10 @@
 package dispatch
 
-// mostPreempted is how often one request is preempted.
-const mostPreempted = 3
+// maxPreempted bounds how often one request is preempted.
+const maxPreempted = 3
 
-// preempts is what admission calls to preempt the request.
-func (t *Ticket) preempts(preempt func()) func() {
+// onPreempt returns the function that admission calls to preempt the request.
+func (t *Ticket) onPreempt(preempt func()) func() {
 	return func() {
 		t.mu.Lock()
 		t.preempted = true
@@ -13,11 +13,11 @@ func (t *Ticket) preempts(preempt func()) func() {
 	}
 }
 
-// helps reports whether another request of the model would find a slot if this one gave back its
-// own. Called under the lock of admission.
-func (t *Ticket) helps() bool {
+// wouldFreeSlot reports whether the release of this ticket would free a slot for another request of
+// the model. Admission calls it with Controller.mu held.
+func (t *Ticket) wouldFreeSlot() bool {
 	t.mu.Lock()
-	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.route.replicas[t.at].counter
+	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.route.replicas[t.replicaIndex].counter
 	t.mu.Unlock()
 	now, ok := t.dispatcher.table.Load().routes[model]
 	if !held || !ok {
@@ -25,17 +25,18 @@ func (t *Ticket) helps() bool {
 	}
 	for _, r := range now.replicas {
 		if r.counter == counter {
-			return r.spares(prefill)
+			return r.isFreeWithoutOne(prefill)
 		}
 	}
-	return false // it may not be picked any more
+	return false // the replica may no longer be picked
 }
 
-// spares reports whether one request less, in prefill or not, leaves a free slot.
-func (r replica) spares(prefill bool) bool {
+// isFreeWithoutOne reports whether the replica has a free slot when one request fewer runs on it.
+// prefill says whether that request is in prefill.
+func (r replica) isFreeWithoutOne(prefill bool) bool {
 	n := r.prefill.Load()
 	if prefill {
 		n--
 	}
-	return (r.limit <= 0 || r.load.Load() <= int64(r.limit)) && (r.mostPrefill <= 0 || n < int64(r.mostPrefill))
+	return (r.limit <= 0 || r.load.Load() <= int64(r.limit)) && (r.maxPrefill <= 0 || n < int64(r.maxPrefill))
 }

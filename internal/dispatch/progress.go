@@ -7,39 +7,41 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Wait follows one request while it waits: put it into Request.Watch, and Look at it from another
-// goroutine. It is good for one Dispatch at a time. The zero value is ready to use.
+// Wait reports the progress of one request while the request waits. The caller puts it into
+// Request.Watch, and any goroutine may then call Progress. A Wait serves one Dispatch at a time.
+// The zero value is ready to use.
 type Wait struct {
 	mu sync.Mutex
-	// choice is what the request may go to; empty before it waits. Guarded by mu.
+	// choice is what the request may go to. It is empty before the request waits. Guarded by mu.
 	choice choice
-	// spot is admission's own
-	spot admission.WaitHandle
+	// handle identifies the waiter to admission
+	handle admission.WaitHandle
 }
 
-// Look says what the request waits for: its position in the queue from 1 (0: it does not wait, or
-// nobody knows), whether a replica is being started for it, and what that replica has said last (at
-// most 200 bytes in one line, without what looks like a secret).
-func (w *Wait) Look(d *Dispatcher) (position int, starting bool, note string) {
+// Progress returns what the request waits for. position is its position in the queue, from 1; 0
+// means that the request does not wait or that the position is not known. starting says that a
+// replica is being started for the request. note is then the last line that this replica logged: at
+// most 200 bytes, with secrets redacted.
+func (w *Wait) Progress(d *Dispatcher) (position int, starting bool, note string) {
 	w.mu.Lock()
-	c := d.table.Load().again(w.choice)
+	c := d.table.Load().refresh(w.choice)
 	w.mu.Unlock()
-	position = d.admission.Position(&w.spot)
+	position = d.admission.Position(&w.handle)
 	if starting = len(c.members) > 0 && c.starts(); starting {
 		note = c.note()
 	}
 	return position, starting, note
 }
 
-// begin is called when the request is about to ask for its place.
-func (w *Wait) begin(c choice) *admission.WaitHandle {
+// open prepares w for a request that is about to ask for admission.
+func (w *Wait) open(c choice) *admission.WaitHandle {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.choice = c
-	return &w.spot
+	return &w.handle
 }
 
-// note is what the first replica that starts has said last.
+// note returns the last line of the first replica of the choice that starts.
 func (c choice) note() string {
 	for _, t := range c.members {
 		for i := range t.source.Replicas {

@@ -28,7 +28,7 @@ func (s stage) watched(ctx context.Context, priority admission.Priority) *Wait {
 func (s stage) wantPlace(t *testing.T, w *Wait, position int) {
 	t.Helper()
 	synctest.Wait()
-	if got, starting, note := w.Look(s.Dispatcher); got != position || starting || note != "" {
+	if got, starting, note := w.Progress(s.Dispatcher); got != position || starting || note != "" {
 		t.Errorf("position %d, starting %v, %q, want %d", got, starting, note, position)
 	}
 }
@@ -58,7 +58,7 @@ func TestWhatARequestWaitsFor(t *testing.T) {
 		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Reason: reason})
 		ctx, cancel := context.WithCancel(t.Context())
 		w := s.watched(ctx, admission.Default)
-		position, starting, note := w.Look(s.Dispatcher)
+		position, starting, note := w.Progress(s.Dispatcher)
 		if position != 1 || !starting || !strings.HasPrefix(note, "loading: 3 of 7 shards é") || len(note) > 200 || !strings.HasSuffix(note, "é…") {
 			t.Errorf("%d, %v, %q", position, starting, note)
 		}

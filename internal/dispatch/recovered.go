@@ -11,13 +11,13 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// recoveredRequests are the requests that still run from before a restart: Envoy kept them going,
+// recoveredRequests are the requests that still run from before a restart: Envoy kept them running,
 // and at first only their replica is known. Each holds a slot on its replica and a lease of its
-// model, so no limit is exceeded meanwhile. Envoy's access log tells whose they are, and then their
-// leases count against their tenants too. The zero value is ready to use.
+// model, so no limit is exceeded meanwhile. Envoy's access log later names their tenants. From then
+// on their leases count against the tenants too. The zero value is ready to use.
 type recoveredRequests struct {
 	mu sync.Mutex
-	// held by replica; guarded by mu
+	// held holds the counted requests by location; guarded by mu
 	held map[Location][]recoveredRequest
 	// unlocated counts the requests at addresses where no replica is known yet; guarded by mu.
 	unlocated map[Location]int
@@ -26,29 +26,29 @@ type recoveredRequests struct {
 // Location is a replica as Envoy names it: a model, and an address (ip:port).
 type Location struct{ Model, Address string }
 
-// RecoveredRequest is what Envoy's access log tells of a request from before a restart.
+// RecoveredRequest is what Envoy's access log reports of a request from before a restart.
 type RecoveredRequest struct {
 	Location
-	// Request is Envoy's id of it.
+	// Request is Envoy's id of the request.
 	Request string
-	// Tenant whose it is, Lease the id of the lease it was given (empty when no other process could
-	// know it), Tokens what it was charged.
+	// Tenant that made the request. Lease is the id of its lease, empty if no other process can
+	// know the lease. Tokens is what it was charged.
 	Tenant, Lease string
 	Tokens        int
 }
 
-// recoveredRequest is one such request.
+// recoveredRequest is one request that is counted at its replica.
 type recoveredRequest struct {
-	// lease is nil while the shared state has the lease of before, and no log entry has told which.
+	// lease is nil while the shared state still has the old lease, and no log entry has named it.
 	lease   *admission.Lease
 	counter *counter
-	// request is empty until it is known.
+	// request is Envoy's id, empty until it is known.
 	request string
 }
 
-// Recover counts the requests from before a restart that still run, by their location. Requests at
-// a location where no replica is known weigh on no replica that could be picked. They are counted
-// when a replica is known there: the launcher that reports it may be late.
+// Recover counts the requests from before a restart that still run, by their location. A request at
+// a location without a known replica is counted when a launcher reports a replica there, which may
+// be late. Until then it occupies no slot.
 func (d *Dispatcher) Recover(running map[Location]int) {
 	d.recovered.mu.Lock()
 	if d.recovered.unlocated == nil {
@@ -63,7 +63,7 @@ func (d *Dispatcher) Recover(running map[Location]int) {
 	d.rebuild()
 }
 
-// locateRecoveredLocked counts the recovered requests at replicas that are known by now.
+// locateRecoveredLocked counts the recovered requests whose replicas are known by now.
 func (d *Dispatcher) locateRecoveredLocked() {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	}
 	for range n {
 		one := recoveredRequest{counter: c}
-		if !d.shared { // else the lease of before still counts
+		if !d.shared { // else the old lease in the shared state still counts
 			lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 			if err != nil {
 				return
@@ -95,8 +95,8 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	}
 }
 
-// IdentifyRecovered gives one of the recovered requests its id and its tenant. A request that is
-// identified already, or that was not counted, changes nothing.
+// IdentifyRecovered assigns an id and a tenant to one of the recovered requests. It does nothing
+// for a request that is identified already or was not counted.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
@@ -118,13 +118,13 @@ func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	held[i].lease, held[i].request = lease, r.Request
 }
 
-// LimitRecovered is told how many of the recovered requests may be left at some locations at most,
-// and frees the others there: they have ended. Of a location that is missing in most nothing is
-// known: Envoy no longer lists a replica that leaves, whose requests go on. nil: none are left
-// anywhere.
+// LimitRecovered sets how many recovered requests may remain at some locations, and releases the
+// others there: they have ended. A location that is missing in most is not changed, because Envoy
+// no longer lists a replica that it drains, whose requests go on. If most is nil, none remain at
+// any location.
 func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 	d.recovered.mu.Lock()
-	places := slices.Collect(maps.Keys(d.recovered.held))
+	locations := slices.Collect(maps.Keys(d.recovered.held))
 	for at, n := range d.recovered.unlocated {
 		if left, known := most[at]; most == nil || known {
 			d.recovered.unlocated[at] = min(n, left)
@@ -132,7 +132,7 @@ func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 	}
 	maps.DeleteFunc(d.recovered.unlocated, func(_ Location, n int) bool { return n == 0 })
 	d.recovered.mu.Unlock()
-	for _, at := range places {
+	for _, at := range locations {
 		if _, known := most[at]; most != nil && !known {
 			continue
 		}
@@ -140,14 +140,14 @@ func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 			if len(held) <= most[at] {
 				return -1
 			}
-			// The unknown ones first: of the others the log will tell.
+			// Unidentified requests first: the access log will report the end of the others.
 			return max(slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" }), 0)
 		}) {
 		}
 	}
 }
 
-// EndRecovered frees the recovered request that has ended.
+// EndRecovered releases the recovered request, which has ended.
 func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 	d.recovered.mu.Lock()
 	if n := d.recovered.unlocated[r.Location]; n > 0 {
@@ -164,13 +164,13 @@ func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 	})
 }
 
-// ObserveRecovered takes over what an entry of Envoy's access log tells of a recovered request:
-// whose it is, and that it has ended.
+// ObserveRecovered applies an entry of Envoy's access log to the recovered requests: it identifies
+// one, or ends it.
 func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	if e.Log != headers.LogRequests || e.Model == "" {
 		return
 	}
-	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 where nothing was attached
+	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens}
 	if e.Interim {
@@ -180,8 +180,8 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	d.EndRecovered(r)
 }
 
-// endOne ends one request at a location: which returns its index. It returns false when the index
-// is negative.
+// endOne ends one request at a location. which returns the index of that request; endOne returns
+// false if the index is negative.
 func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) bool {
 	d.recovered.mu.Lock()
 	held := d.recovered.held[at]
@@ -205,8 +205,8 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) boo
 	return true
 }
 
-// RecoveredCount returns the number of recovered requests that still run: those that are counted,
-// and those at locations where no replica is known.
+// RecoveredCount returns the number of recovered requests that still run: the counted ones, and
+// those at locations without a known replica.
 func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()

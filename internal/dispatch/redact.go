@@ -6,13 +6,13 @@ import (
 	"unicode"
 )
 
-// The last line of an engine's log goes to clients that wait for the engine. An engine may log what
-// it was started with, so whatever looks like a secret is left out: the value of a name like
-// api_key or HF_TOKEN, a word like a key of a well-known kind, an address with a password or a
-// query.
+// Clients that wait for an engine get the last line of its log. An engine may log its own
+// configuration. So everything that looks like a secret is replaced: the value of a name such as
+// api_key or HF_TOKEN, a word that begins like a key of a known kind, and a URL with a password or
+// a query.
 const hidden = "…"
 
-// secretNames are words in the names of secrets, secretKinds the beginnings of keys.
+// secretNames are the words in the names of secrets, secretKinds the prefixes of keys.
 var (
 	secretNames = []string{"key", "apikey", "token", "secret", "password", "passwd", "pwd", "authorization", "credential", "credentials", "bearer"}
 	secretKinds = []string{"sk-", "hf_", "ghp_", "gho_", "github_pat_", "glpat-", "xox", "AKIA", "ASIA", "AIza", "eyJ"}
@@ -21,14 +21,14 @@ var (
 // redact returns the text in one line of at most 200 bytes, without what looks like a secret.
 func redact(text string) string {
 	words := strings.Fields(text)
-	secret := false // the next word is one
+	secret := false // whether the next word is a secret
 	for i, word := range words {
 		words[i], secret = redactWord(word, secret)
 	}
 	return clip(strings.Join(words, " "))
 }
 
-// plainWord is the word as it may be seen, and whether the next one may not.
+// redactWord returns the word with secrets replaced, and whether the next word is a secret.
 func redactWord(word string, secret bool) (plain string, next bool) {
 	bare := strings.Trim(word, `"'(),;[]{}`)
 	if secret || slices.ContainsFunc(secretKinds, func(kind string) bool { return strings.HasPrefix(bare, kind) }) {
@@ -54,8 +54,7 @@ func redactWord(word string, secret bool) (plain string, next bool) {
 	}
 }
 
-// namesSecret reports whether one of the words that a name is made of says that its value is a
-// secret.
+// namesSecret reports whether a word within the name says that its value is a secret.
 func namesSecret(name string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) }), func(part string) bool {
 		return slices.Contains(secretNames, strings.ToLower(part))

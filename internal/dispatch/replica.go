@@ -10,94 +10,96 @@ import (
 // replica is a replica of one model route.
 type replica struct {
 	id, address string
-	cluster     string // in Envoy
-	node        uint64 // see firstNode
-	limit       int    // 0: none
-	mostPrefill int    // 0: no bound
-	// since is when it became pickable: see slow start
+	cluster     string // the Envoy cluster
+	node        uint64 // position on the hash ring, see firstNode
+	limit       int    // of concurrent requests; 0: no limit
+	maxPrefill  int    // 0: no bound
+	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
 	*counter
 }
 
-// counter counts what is on a replica. It outlives routing tables.
+// counter counts the requests on a replica. It outlives routing tables, which share it.
 type counter struct {
 	load atomic.Int64
-	// prefill counts those of load that are known to have no token yet.
+	// prefill counts the requests in load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
-	// fullUntil is when other gateways are asked again whether they have filled it, in Unix
-	// nanoseconds; 0 is now.
+	// fullUntil is the time until which the replica counts as full, because other gateways use all
+	// its slots. It is in Unix nanoseconds.
 	fullUntil atomic.Int64
-	// turns counts the turns of round robin while it warms up, in parts of a whole one.
-	turns atomic.Uint64
-	// users lists the models that the replica may be picked for now, sorted. The slice is never
-	// changed.
-	users atomic.Pointer[[]string]
-	// since is when it became pickable, at address; guarded by Dispatcher.mu
+	// rounds counts the share of round robin's rounds that the replica got while it warmed up, in
+	// parts of wholeRound.
+	rounds atomic.Uint64
+	// usedBy is the sorted list of the models that the replica may be picked for now. The slice is
+	// never changed.
+	usedBy atomic.Pointer[[]string]
+	// since is when the replica became pickable at address; guarded by Dispatcher.mu
 	since   time.Time
 	address netip.AddrPort
 }
 
-// models lists the models that the replica may be picked for now.
+// models returns the models that the replica may be picked for now, sorted.
 func (c *counter) models() []string {
-	if all := c.users.Load(); all != nil {
+	if all := c.usedBy.Load(); all != nil {
 		return *all
 	}
 	return nil
 }
 
-// join and part take a model in among the users, and out. Dispatcher.mu is held.
-func (c *counter) join(model string) {
+// addModel adds a model that the replica may be picked for. Dispatcher.mu is held.
+func (c *counter) addModel(model string) {
 	users := c.models()
 	if i, in := slices.BinarySearch(users, model); !in {
 		users = slices.Insert(slices.Clone(users), i, model)
-		c.users.Store(&users)
+		c.usedBy.Store(&users)
 	}
 }
 
-func (c *counter) part(model string) {
+// removeModel removes a model that the replica may be picked for. Dispatcher.mu is held.
+func (c *counter) removeModel(model string) {
 	users := c.models()
 	if i, in := slices.BinarySearch(users, model); in {
 		users = slices.Delete(slices.Clone(users), i, i+1)
-		c.users.Store(&users)
+		c.usedBy.Store(&users)
 	}
 }
 
-// begin notes when the replica became pickable at the address, unless it has been so all the time.
-// Dispatcher.mu is held.
-func (c *counter) begin(address netip.AddrPort, now time.Time) time.Time {
+// setPickable returns when the replica became pickable at the address. It records now if the
+// replica was not pickable there before. Dispatcher.mu is held.
+func (c *counter) setPickable(address netip.AddrPort, now time.Time) time.Time {
 	if len(c.models()) == 0 || c.address != address {
 		c.since, c.address = now, address
 	}
 	return c.since
 }
 
-// fullFor is how long a replica that other gateways have filled is not offered.
+// fullFor is how long a replica that other gateways have filled is not picked.
 const fullFor = 100 * time.Millisecond
 
-// fullElsewhere records that other gateways have filled the replica.
-func (d *Dispatcher) fullElsewhere(r replica) {
+// markFull records that other gateways use all slots of the replica.
+func (d *Dispatcher) markFull(r replica) {
 	now := time.Now()
 	if before := r.fullUntil.Swap(now.Add(fullFor).UnixNano()); before < now.UnixNano() {
-		d.lookAgain(r, fullFor)
+		d.retryWhenFree(r, fullFor)
 	}
 }
 
-// lookAgain wakes who waits for the replica when it may be offered again.
-func (d *Dispatcher) lookAgain(r replica, after time.Duration) {
+// retryWhenFree wakes the waiters of the replica's models when the replica may be picked again.
+func (d *Dispatcher) retryWhenFree(r replica, after time.Duration) {
 	time.AfterFunc(after+time.Millisecond, func() {
 		if rest := time.Until(time.Unix(0, r.fullUntil.Load())); rest > 0 {
-			d.lookAgain(r, rest)
+			d.retryWhenFree(r, rest)
 			return
 		}
 		d.wakeOthers(r.counter, "")
 	})
 }
 
-// acquire counts one more request unless a limit is reached. watched says that the request counts
-// as prefill until its first token.
+// acquire takes one slot of the replica. It returns false if a limit is reached. A watched request
+// counts as prefill until its first token.
 func (r replica) acquire(watched bool) bool {
-	if watched && !raise(&r.prefill, r.mostPrefill) {
+	if watched && !raise(&r.prefill, r.maxPrefill) {
 		return false
 	}
 	if !raise(&r.load, r.limit) {
@@ -110,7 +112,7 @@ func (r replica) acquire(watched bool) bool {
 	return true
 }
 
-// raise counts one more, unless the limit is reached; 0 is none.
+// raise increments n unless n has reached the limit. A limit of 0 means none.
 func raise(n *atomic.Int64, limit int) bool {
 	for {
 		now := n.Load()
@@ -123,10 +125,10 @@ func raise(n *atomic.Int64, limit int) bool {
 	}
 }
 
-// full says that the replica takes no more now.
+// full reports whether the replica has no free slot at this load.
 func (r replica) full(load int64) bool {
 	if until := r.fullUntil.Load(); until != 0 && time.Now().UnixNano() < until {
 		return true
 	}
-	return r.limit > 0 && load >= int64(r.limit) || r.mostPrefill > 0 && r.prefill.Load() >= int64(r.mostPrefill)
+	return r.limit > 0 && load >= int64(r.limit) || r.maxPrefill > 0 && r.prefill.Load() >= int64(r.maxPrefill)
 }

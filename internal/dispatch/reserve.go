@@ -6,17 +6,17 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// fallbacks bounds how many replicas Envoy is told beside the picked one, should that one refuse.
+// fallbacks bounds how many replicas Envoy may retry on beside the picked one.
 const fallbacks = 3
 
-// reserve picks a replica, acquires a slot on it and writes both into the ticket. False: no replica
-// has a free slot.
+// reserve picks a replica, acquires a slot on it and records both in the ticket. It returns false
+// if no replica has a free slot.
 func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
 	affine := t.affineReplica(ticket)
 	for {
 		loads := t.loads(space[:0])
-		i := t.pick(pickInput{key: key, affine: affine, loads: loads, now: t.clock()})
+		i := t.pick(pickInput{key: key, affine: affine, loads: loads, now: t.warmUpTime()})
 		if i < 0 {
 			return admission.Slot{}, false
 		}
@@ -24,15 +24,16 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			ticket.setSlot(t, i, t.list(key, i, loads))
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}
 			if d := ticket.dispatcher; d.shared {
-				slot.OnFull = func() { d.fullElsewhere(r) }
+				slot.OnFull = func() { d.markFull(r) }
 			}
 			return slot, true
 		}
-		// Another model that shares the replica was quicker. Look again: its load has changed.
+		// Another model that shares the replica acquired the slot first. Pick again with the new load.
 	}
 }
 
-// loads reads the counters; -1 stands for a replica without a free slot.
+// loads appends the current load of each replica to into. -1 stands for a replica without a free
+// slot.
 func (t *modelRoute) loads(into []int) []int {
 	for _, r := range t.replicas {
 		n := r.load.Load()
@@ -44,8 +45,9 @@ func (t *modelRoute) loads(into []int) []int {
 	return into
 }
 
-// list is the header that Envoy's override_host policy follows: the picked replica, then others
-// with a free slot in the order of the ring, all in the cluster of the picked one. It spoils loads.
+// list returns the value of the header that Envoy's override_host policy reads: the picked replica,
+// then other replicas with a free slot in ring order. All are in the cluster of the picked one,
+// because a retry stays in its cluster. list overwrites loads.
 func (t *modelRoute) list(key uint64, picked int, loads []int) string {
 	if len(t.replicas) == 1 {
 		return t.replicas[picked].address
@@ -53,13 +55,13 @@ func (t *modelRoute) list(key uint64, picked int, loads []int) string {
 	if t.mixed {
 		for i := range loads {
 			if t.replicas[i].cluster != t.replicas[picked].cluster {
-				loads[i] = -1 // nothing to fall back to
+				loads[i] = -1 // a retry cannot reach another cluster
 			}
 		}
 	}
 	var b strings.Builder
 	b.WriteString(t.replicas[picked].address)
-	var space [fallbacks + 1]int // the picked one may be among them
+	var space [fallbacks + 1]int // the picked replica may be among them
 	more := fallbacks
 	for _, i := range t.ring.AppendOrder(space[:0], key, loads, len(space)) {
 		if i != picked && more > 0 {

@@ -52,8 +52,8 @@ func TestCountersAreForgotten(t *testing.T) {
 	}
 	ticket.Release()
 	s.put("m")
-	if len(s.counters)+len(s.leaving) > 0 {
-		t.Errorf("left: %v %v", s.counters, s.leaving)
+	if len(s.counters)+len(s.unpickable) > 0 {
+		t.Errorf("left: %v %v", s.counters, s.unpickable)
 	}
 }
 

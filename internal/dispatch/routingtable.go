@@ -10,39 +10,40 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// routingTable is everything that a pick reads. It is immutable, but for the counters of its
+// routingTable is everything that a pick reads. It is immutable except for the counters of its
 // replicas.
 type routingTable struct {
 	snapshot *engines.Snapshot
 	routes   map[string]*modelRoute
-	// pools holds the models of every pool of the file, admissionPools what admission knows: those,
-	// or the one of all models where there are none.
+	// pools holds the models of every configured pool. admissionPools holds the pools of admission:
+	// the same, or everyModel if there are none.
 	pools, admissionPools map[string][]string
-	// tenants holds the limits of those that have any.
+	// tenants holds the limits of the tenants that have any.
 	tenants map[string]admission.TenantLimits
 	// moderated is Rules.Moderated, special says what Rules.special says.
 	moderated func(model, tenant string) bool
 	special   bool
-	// taskPool is where tasks go that name neither a pool nor a model, taskLease how long they
-	// last.
+	// taskPool is the pool of tasks that name neither a pool nor a model. taskLease is how long a
+	// task lasts.
 	taskPool  string
 	taskLease time.Duration
 }
 
-// everyModel is the pool of all models, where no pool is configured. It cannot be the name of one.
+// everyModel is the pool of all models if no pool is configured. No configured pool can have this
+// name.
 const everyModel = "*"
 
 const defaultTaskLease = 15 * time.Minute
 
-// rebuild makes a new routing table and wakes the requests that wait for what has changed in it.
+// rebuild makes a new routing table and makes the waiters of changed models retry.
 func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.rebuildLocked()
 }
 
-// rebuildLocked makes a new routing table. A model of which nothing has changed keeps its model
-// route, so the work is that of the models that have changed, and one comparison for each other.
+// rebuildLocked makes a new routing table. An unchanged model keeps its model route. So the cost is
+// the work for the changed models and one comparison for each other model.
 func (d *Dispatcher) rebuildLocked() {
 	old := d.table.Load()
 	w := d.nextTableLocked(old)
@@ -51,12 +52,12 @@ func (d *Dispatcher) rebuildLocked() {
 		m, ok := w.snapshot.Models[name]
 		if !ok {
 			delete(w.routes, name)
-			d.rejoinLocked(name, old.routes[name], nil)
+			d.updateUsersLocked(name, old.routes[name], nil)
 			continue
 		}
 		t := d.routeLocked(m, old.routes[name])
 		w.routes[name] = t
-		d.rejoinLocked(name, old.routes[name], t)
+		d.updateUsersLocked(name, old.routes[name], t)
 		if before := old.routes[name]; before == nil || before.policy.Limits != t.policy.Limits {
 			d.admission.SetLimits(name, t.policy.Limits)
 		}
@@ -73,10 +74,10 @@ func (d *Dispatcher) rebuildLocked() {
 		delete(d.cursors, name)
 		delete(d.estimators, name)
 	}
-	d.forgetLocked(w.snapshot)
+	d.dropCountersLocked(w.snapshot)
 }
 
-// nextTableLocked returns the table to come, with the model routes of the old one.
+// nextTableLocked returns the next table, with the model routes of the old one.
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease,
@@ -93,17 +94,17 @@ func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	return w
 }
 
-// changedLocked returns the models whose routes are to be made again, and those that are gone.
+// changedLocked returns the models whose routes have to be made again, and the removed models.
 func (d *Dispatcher) changedLocked(old *routingTable, next *engines.Snapshot) map[string]struct{} {
 	changed := d.dirty
 	d.dirty = map[string]struct{}{}
 	for name := range changed {
 		if next.Models[name] == nil && old.routes[name] == nil {
-			delete(changed, name) // Envoy still has a cluster of it
+			delete(changed, name) // Envoy still has a cluster of a removed model
 		}
 	}
 	for name, m := range next.Models {
-		if t := old.routes[name]; t == nil || t.source != m || d.ruled && t.policy != d.policyLocked(name) {
+		if t := old.routes[name]; t == nil || t.source != m || d.rulesChanged && t.policy != d.policyLocked(name) {
 			changed[name] = struct{}{}
 		}
 	}
@@ -112,7 +113,7 @@ func (d *Dispatcher) changedLocked(old *routingTable, next *engines.Snapshot) ma
 			changed[name] = struct{}{}
 		}
 	}
-	d.ruled = false
+	d.rulesChanged = false
 	return changed
 }
 
@@ -123,7 +124,7 @@ func (d *Dispatcher) policyLocked(model string) Policy {
 	return d.rules.Default
 }
 
-// poolsLocked tells admission of the pools, if they have changed.
+// poolsLocked sets the pools of admission if they have changed.
 func (d *Dispatcher) poolsLocked(old, w *routingTable) {
 	switch {
 	case w.taskPool != everyModel:
@@ -151,9 +152,9 @@ func sameKeys(a, b map[string]*modelRoute) bool {
 	return true
 }
 
-// rejoinLocked records for which models every replica may be picked, when the route of one model
-// changes; nil is no route.
-func (d *Dispatcher) rejoinLocked(model string, before, after *modelRoute) {
+// updateUsersLocked updates counter.usedBy when the route of one model changes. nil stands for no
+// route.
+func (d *Dispatcher) updateUsersLocked(model string, before, after *modelRoute) {
 	var old, now []replica
 	if before != nil {
 		old = before.replicas
@@ -165,37 +166,38 @@ func (d *Dispatcher) rejoinLocked(model string, before, after *modelRoute) {
 		return
 	}
 	for _, r := range old {
-		r.part(model)
+		r.removeModel(model)
 	}
 	for _, r := range now {
-		r.join(model)
-		delete(d.leaving, r.id)
+		r.addModel(model)
+		delete(d.unpickable, r.id)
 	}
 	for _, r := range old {
 		if len(r.models()) == 0 {
-			d.leaving[r.id] = model
+			d.unpickable[r.id] = model
 		}
 	}
 }
 
-// counterLocked finds the replica's counter or makes one.
+// counterLocked returns the counter of the replica, which it makes if necessary.
 func (d *Dispatcher) counterLocked(model, id string) *counter {
 	c := d.counters[id]
 	if c == nil {
 		c = new(counter)
 		d.counters[id] = c
-		d.leaving[id] = model // until it joins
+		d.unpickable[id] = model // until addModel
 	}
 	return c
 }
 
-// forgetLocked drops the counters of replicas that are gone and idle. One that is gone and not idle
-// keeps its counter: it may come back under the same id while its old streams still run.
-func (d *Dispatcher) forgetLocked(s *engines.Snapshot) {
-	for id, model := range d.leaving {
+// dropCountersLocked deletes the counters of removed replicas without requests. A removed replica
+// with requests keeps its counter, because it may come back under the same id while its old streams
+// still run.
+func (d *Dispatcher) dropCountersLocked(s *engines.Snapshot) {
+	for id, model := range d.unpickable {
 		if d.counters[id].load.Load() == 0 && !named(s, model, id) {
 			delete(d.counters, id)
-			delete(d.leaving, id)
+			delete(d.unpickable, id)
 		}
 	}
 }
@@ -205,7 +207,7 @@ func named(s *engines.Snapshot, model, id string) bool {
 	return ok && slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id })
 }
 
-// cursorLocked returns what a model keeps from one routing table to the next.
+// cursorLocked returns the cursor and the estimator of a model, which outlive routing tables.
 func (d *Dispatcher) cursorLocked(model string) (*atomic.Uint64, *estimator) {
 	if d.cursors[model] == nil {
 		d.cursors[model], d.estimators[model] = new(atomic.Uint64), new(estimator)

@@ -13,15 +13,15 @@ type Strategy string
 
 // The strategies of a model's routing.
 const (
-	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor under
-	// the bound. It is the strategy of a policy that names none.
+	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor
+	// under the bound. A policy that names no strategy has it.
 	Prefix Strategy = "prefix"
 	// CHWBL is consistent hashing with bounded loads and nothing else.
 	CHWBL Strategy = "chwbl"
 	// RoundRobin picks the replicas in turn.
 	RoundRobin Strategy = "round_robin"
-	// LeastConnections picks the replica with the fewest requests; of equals the one that has served
-	// the fewest.
+	// LeastConnections picks the replica with the fewest requests; of several such, the one that
+	// has served the fewest.
 	LeastConnections Strategy = "least_connections"
 )
 
@@ -34,8 +34,8 @@ type strategy struct {
 	peek func(t *modelRoute, p pickInput) int
 	// affinity says that conversations stay at the replica that has served their beginning.
 	affinity bool
-	// slowStart says that pick itself holds back the replicas that warm up. Else their loads are raised
-	// before the pick.
+	// slowStart says that pick itself holds back the replicas that warm up. If it is false, their
+	// loads are raised before the pick.
 	slowStart bool
 }
 
@@ -43,10 +43,11 @@ type strategy struct {
 type pickInput struct {
 	// key is the request's position on the hash ring.
 	key uint64
-	// affine is the index of the replica that has served the beginning of the conversation; -1: none.
+	// affine is the index of the replica that has served the beginning of the conversation; -1
+	// means none.
 	affine int
-	// loads of the replicas, in the order of modelRoute.replicas; -1 stands for a full one. A pick may
-	// change them.
+	// loads of the replicas, in the order of modelRoute.replicas; -1 stands for a full replica. A
+	// pick may change them.
 	loads []int
 	// now is zero while no replica warms up.
 	now time.Time
@@ -100,29 +101,29 @@ func (r *Rules) Check() error {
 	return nil
 }
 
-// pick chooses among the replicas whose load is not negative; -1: there is none. No replica of a model
-// whose strategy does not exist is picked; Rules.Check refuses such rules.
+// pick returns the index of a replica whose load is not negative; -1 means that there is none. It
+// picks no replica if the strategy does not exist; Rules.Check refuses such rules.
 func (t *modelRoute) pick(p pickInput) int {
 	if t.strategy == nil {
 		return -1
 	}
 	if !p.now.IsZero() && !t.strategy.slowStart {
-		t.handicap(p.loads, p.now)
+		t.raiseWarmingLoads(p.loads, p.now)
 	}
 	return t.strategy.pick(t, p)
 }
 
 // peek is pick without any effect on later picks.
 func (t *modelRoute) peek(key uint64, loads []int) int {
-	p := pickInput{key: key, affine: -1, loads: loads, now: t.clock()}
+	p := pickInput{key: key, affine: -1, loads: loads, now: t.warmUpTime()}
 	if t.strategy != nil && t.strategy.peek != nil {
 		return t.strategy.peek(t, p)
 	}
 	return t.pick(p)
 }
 
-// pickPrefix picks the replica that has served the beginning of the conversation, if a request whose key
-// belongs to that replica would go there: so the same bound holds.
+// pickPrefix picks the replica that has served the beginning of the conversation, if that replica
+// is within the bound of loads. Otherwise it picks by the request's own key.
 func (t *modelRoute) pickPrefix(p pickInput) int {
 	bound := ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}
 	if p.affine >= 0 && t.ring.Pick(t.replicas[p.affine].node, p.loads, bound) == p.affine {
@@ -131,36 +132,38 @@ func (t *modelRoute) pickPrefix(p pickInput) int {
 	return t.ring.Pick(p.key, p.loads, bound)
 }
 
+// pickCHWBL picks by consistent hashing with bounded loads.
 func (t *modelRoute) pickCHWBL(p pickInput) int {
 	return t.ring.Pick(p.key, p.loads, ringhash.Bound{Factor: t.policy.LoadFactor})
 }
 
-// pickRoundRobin picks the next replica that is free. One that warms up is passed over in some of the
-// rounds, and picked then if no other is free.
+// pickRoundRobin picks the next replica with a free slot. It skips a replica that warms up in some
+// rounds, unless no other replica is free.
 func (t *modelRoute) pickRoundRobin(p pickInput) int {
 	n := uint64(len(p.loads))
-	return t.nextInTurn(p, func(uint64) int { return int((t.cursor.Add(1) - 1) % n) },
-		func(i int) func(step uint64) uint64 { return t.replicas[i].turns.Add })
+	return t.nextInRound(p, func(uint64) int { return int((t.cursor.Add(1) - 1) % n) },
+		func(i int) func(step uint64) uint64 { return t.replicas[i].rounds.Add })
 }
 
+// peekRoundRobin returns what pickRoundRobin would pick, without moving the cursor.
 func (t *modelRoute) peekRoundRobin(p pickInput) int {
 	n := uint64(len(p.loads))
-	return t.nextInTurn(p, func(step uint64) int { return int((t.cursor.Load() + step) % n) },
+	return t.nextInRound(p, func(step uint64) int { return int((t.cursor.Load() + step) % n) },
 		func(i int) func(step uint64) uint64 {
-			return func(step uint64) uint64 { return t.replicas[i].turns.Load() + step }
+			return func(step uint64) uint64 { return t.replicas[i].rounds.Load() + step }
 		})
 }
 
-// nextInTurn goes through the replicas in the order that next gives. taken counts the parts of a turn that
-// a replica has had.
-func (t *modelRoute) nextInTurn(p pickInput, next func(step uint64) int, taken func(i int) func(step uint64) uint64) int {
+// nextInRound returns the first replica in the order of next that is free and not skipped. add(i)
+// adds to the counter.rounds of replica i and returns the sum.
+func (t *modelRoute) nextInRound(p pickInput, next func(step uint64) int, add func(i int) func(step uint64) uint64) int {
 	spare := -1
-	warming := !p.now.IsZero() && t.someWarm(p.now)
+	warming := !p.now.IsZero() && t.anyWarm(p.now)
 	for step := range p.loads {
 		i := next(uint64(step))
 		switch {
 		case p.loads[i] < 0:
-		case warming && passes(t.warmth(i, p.now), taken(i)):
+		case warming && skipsRound(t.warmth(i, p.now), add(i)):
 			spare = i
 		default:
 			return i
@@ -169,6 +172,7 @@ func (t *modelRoute) nextInTurn(p pickInput, next func(step uint64) int, taken f
 	return spare
 }
 
+// pickLeast picks the replica with the fewest requests.
 func (t *modelRoute) pickLeast(p pickInput) int {
 	best := -1
 	for i, load := range p.loads {

@@ -11,31 +11,31 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Failure is a kind of failure on a replica's side, or a set of them. What a client did (a 4xx, or
-// that it left) is none.
+// Failure is a set of kinds of failures that a replica causes. What a client causes (a 4xx, or that
+// it disconnects) is not a failure.
 type Failure uint8
 
 // The kinds of failures.
 const (
-	// Connect: the replica took no connection.
+	// Connect: the replica accepted no connection.
 	Connect Failure = 1 << iota
-	// Reset: it broke a connection off that had a request on it.
+	// Reset: the replica broke off a connection that had a request on it.
 	Reset
-	// FiveHundreds: it answered with 500 or more, but not 503.
+	// FiveHundreds: the replica answered with status 500 or more, but not 503.
 	FiveHundreds
-	// Unavailable: it answered 503, which engines say when they have too much to do.
+	// Unavailable: the replica answered 503, which an engine answers when it is overloaded.
 	Unavailable
 )
 
-// What makes a replica unhealthy where the policy does not say: of a server that someone else runs
-// everything; of one that was launched not its back-pressure, and not a broken connection, behind
-// which may be one bad request and whose launcher sees it when it ends.
+// These failures make a replica unhealthy if the policy names none. Of an upstream, all failures
+// count. Of a launched replica, a 503 does not count, because it is back-pressure. A reset does not
+// count either: one bad request may cause it, and the launcher notices if the process exits.
 const (
 	upstreamUnhealthyOn = Connect | Reset | FiveHundreds | Unavailable
 	launchedUnhealthyOn = Connect | FiveHundreds
 )
 
-// Answered is the failure that a replica's answer with this status is; 0 for none.
+// Answered returns the failure that an answer with this status is, and 0 if it is none.
 func Answered(status int) Failure {
 	switch {
 	case status == 503:
@@ -46,9 +46,9 @@ func Answered(status int) Failure {
 	return 0
 }
 
-// FailureOf returns what an entry of Envoy's access log says that the replica did wrong; 0 when
-// nothing. The log of attempts tells of broken connections, at once and of each replica that was
-// tried; the log of requests tells of answers.
+// FailureOf returns the failure of the replica in an entry of Envoy's access log, and the reason in
+// words; 0 if there is none. Entries of the log of attempts report broken connections, for each
+// replica that was tried and without delay. Entries of the log of requests report answers.
 func FailureOf(e *request.Entry) (kind Failure, reason string) {
 	switch {
 	case e.Log == headers.LogRequests && !e.Interim && e.Details == "via_upstream":
@@ -63,27 +63,28 @@ func FailureOf(e *request.Entry) (kind Failure, reason string) {
 	return 0, ""
 }
 
-// A suspension lasts suspendedFor at most, twice as long each time it begins again within
-// goodService after the last, up to suspendedMost.
+// A suspension lasts suspendedFor at first. It lasts twice as long, up to maxSuspended, each time
+// the replica is suspended again within healthyPeriod after the last suspension.
 const (
 	suspendedFor  = 10 * time.Second
-	suspendedMost = time.Minute
-	goodService   = time.Minute
+	maxSuspended  = time.Minute
+	healthyPeriod = time.Minute
 )
 
-// suspension is that a replica gets no requests for a while, or what is remembered of it.
+// suspension records that a replica gets no requests for a while. It is kept for healthyPeriod
+// after its end.
 type suspension struct {
 	model, reason string
 	process       process
-	// times is how often it was suspended without good service between
-	times int
-	on    bool
-	// ended is when it was last over
+	// times counts the suspensions that followed each other within healthyPeriod
+	times  int
+	active bool
+	// ended is when the suspension last ended
 	ended time.Time
 	timer *time.Timer
 }
 
-// process tells one life of a replica from the next.
+// process identifies one run of a replica's process.
 type process struct {
 	address       netip.AddrPort
 	pid, restarts int
@@ -91,11 +92,13 @@ type process struct {
 
 func processOf(r *engines.Replica) process { return process{r.Address, r.PID, r.Restarts} }
 
-// Failed tells that a request failed on the replica's side. It returns the launcher that is to look
-// at the replica at once, empty when the model's UnhealthyOn does not count such a failure or the
-// replica is out already. One that was launched is no candidate from now on, until EndSuspension or for
-// 10 s to a minute, unless it is the last candidate of its model: that stays. An upstream is its
-// launcher's to take out.
+// Failed reports that a request failed on the replica's side. It returns the launcher that has to
+// check the replica at once. The launcher is empty if the model's UnhealthyOn does not contain the
+// failure, or if the replica is suspended already.
+//
+// A launched replica is suspended: it is not picked until EndSuspension or for 10 s to a minute. The
+// last pickable replica of a model is never suspended. An upstream is not suspended here, because
+// its launcher takes it out of rotation.
 func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines.Launcher {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,7 +109,7 @@ func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines
 	if r.Launcher == engines.Upstream {
 		return r.Launcher
 	}
-	if s := d.suspensions[replica]; s != nil && s.on {
+	if s := d.suspensions[replica]; s != nil && s.active {
 		return ""
 	}
 	if len(t.replicas) > 1 {
@@ -115,32 +118,32 @@ func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines
 	return r.Launcher
 }
 
-// EndSuspension tells that the launcher has found the replica well after it was suspended. It is a
-// candidate again. Who fails again within a minute of that is not believed a second time, and comes
-// back when its time is over.
+// EndSuspension reports that the launcher has found the replica healthy after it was suspended. The
+// replica may be picked again. If it was suspended more than once within a minute, it stays
+// suspended until its time is over.
 func (d *Dispatcher) EndSuspension(replica string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s := d.suspensions[replica]; s != nil && s.on && s.times == 1 {
-		d.endLocked(s)
+	if s := d.suspensions[replica]; s != nil && s.active && s.times == 1 {
+		d.endSuspensionLocked(s)
 	}
 }
 
-// Suspended lists the replicas that get no requests because some failed there, with the reason.
+// Suspended returns the suspended replicas by id, with the reason for each.
 func (d *Dispatcher) Suspended() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := map[string]string{}
 	for id, s := range d.suspensions {
-		if c := d.counters[id]; s.on && (c == nil || len(c.models()) == 0) { // else it is all that is left, and serves
+		if c := d.counters[id]; s.active && (c == nil || len(c.models()) == 0) { // else the replica is the last of its model, and serves
 			out[id] = s.reason
 		}
 	}
 	return out
 }
 
-// pickableLocked finds a replica that may be picked, and one of the models that it serves; nil when
-// it may not.
+// pickableLocked returns a replica that may be picked, and one of the models that it serves. Both
+// are nil if the replica may not be picked.
 func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 	c := d.counters[id]
 	if c == nil || len(c.models()) == 0 {
@@ -155,8 +158,9 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 	return nil, nil
 }
 
-// unhealthyOnLocked is the model's own rule, or that of the launcher for a model without one, and
-// for a server that is not one model's alone.
+// unhealthyOnLocked returns the failures that count for the replica: those of the model's policy,
+// else those of its kind of launcher. A replica that serves several models follows no model's
+// policy.
 func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
@@ -168,44 +172,46 @@ func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failur
 	return launchedUnhealthyOn
 }
 
+// suspendLocked suspends a launched replica and starts the timer that ends the suspension.
 func (d *Dispatcher) suspendLocked(r *engines.Replica, reason string) {
 	now := time.Now()
-	maps.DeleteFunc(d.suspensions, func(_ string, s *suspension) bool { return !s.on && now.Sub(s.ended) >= goodService })
-	s := &suspension{model: r.Model, process: processOf(r), reason: reason, times: 1, on: true}
+	maps.DeleteFunc(d.suspensions, func(_ string, s *suspension) bool { return !s.active && now.Sub(s.ended) >= healthyPeriod })
+	s := &suspension{model: r.Model, process: processOf(r), reason: reason, times: 1, active: true}
 	if before := d.suspensions[r.ID]; before != nil && before.process == s.process {
 		s.times = before.times + 1
 	}
 	d.suspensions[r.ID] = s
-	s.timer = time.AfterFunc(min(suspendedFor<<(min(s.times, 8)-1), suspendedMost), func() {
+	s.timer = time.AfterFunc(min(suspendedFor<<(min(s.times, 8)-1), maxSuspended), func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if s.on {
-			d.endLocked(s)
+		if s.active {
+			d.endSuspensionLocked(s)
 		}
 	})
 	d.dirty[r.Model] = struct{}{}
 	d.rebuildLocked()
 }
 
-// endLocked makes the replica a candidate again.
-func (d *Dispatcher) endLocked(s *suspension) {
+// endSuspensionLocked makes the replica pickable again.
+func (d *Dispatcher) endSuspensionLocked(s *suspension) {
 	s.stop()
 	d.dirty[s.model] = struct{}{}
 	d.rebuildLocked()
 }
 
+// stop ends the suspension without a rebuild of the routing table. Dispatcher.mu is held.
 func (s *suspension) stop() {
-	s.on, s.ended = false, time.Now()
+	s.active, s.ended = false, time.Now()
 	s.timer.Stop()
 }
 
-// wellLocked leaves out who is suspended, unless that is everybody. A replica that was started
-// again has nothing to do with what was.
-func (d *Dispatcher) wellLocked(known []*engines.Replica) []*engines.Replica {
+// healthyLocked returns the replicas that are not suspended. If all are suspended, it returns all.
+// A replica whose process was restarted is no longer suspended.
+func (d *Dispatcher) healthyLocked(known []*engines.Replica) []*engines.Replica {
 	if len(d.suspensions) == 0 {
 		return known
 	}
-	well := make([]*engines.Replica, 0, len(known))
+	healthy := make([]*engines.Replica, 0, len(known))
 	for _, r := range known {
 		s := d.suspensions[r.ID]
 		if s != nil && s.process != processOf(r) {
@@ -213,12 +219,12 @@ func (d *Dispatcher) wellLocked(known []*engines.Replica) []*engines.Replica {
 			delete(d.suspensions, r.ID)
 			s = nil
 		}
-		if s == nil || !s.on {
-			well = append(well, r)
+		if s == nil || !s.active {
+			healthy = append(healthy, r)
 		}
 	}
-	if len(well) == 0 {
+	if len(healthy) == 0 {
 		return known
 	}
-	return well
+	return healthy
 }

@@ -103,7 +103,7 @@ func TestSuspensionsEndAndGrow(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 			s.expectCandidates(t, fmt.Sprint(n, " after the end"), "a", "b", "c")
-			time.Sleep(goodService - time.Second)
+			time.Sleep(healthyPeriod - time.Second)
 		}
 		time.Sleep(time.Second) // a minute of good service
 		s.Failed("a", FiveHundreds, "answered 500")

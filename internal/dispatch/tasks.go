@@ -11,23 +11,26 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// TaskRequest asks for a task: the right to call a model elsewhere.
+// TaskRequest asks for the admission of a task: the right to call a model that Sluice does not
+// serve itself.
 type TaskRequest struct {
 	Tenant   string
 	Priority admission.Priority
 	// Allowed says whether the tenant may use the model or pool of this name; nil allows all.
 	Allowed func(name string) bool
-	// Pool or Model to take; neither means the first pool, or all models where there is none.
+	// Pool or Model that the task is for. Neither means the first pool, or all models if there is
+	// no pool.
 	Pool, Model string
-	// Key is the caller's own id of the request; a repeated one finds the same task. Empty: none.
+	// Key is the caller's own id of the request. A repeated call with the same key returns the same
+	// task. Empty means none.
 	Key string
-	// Tokens it will cost.
+	// Tokens is the estimate of the task's cost.
 	Tokens int
-	// MaxWait is how long the caller is willing to wait for the answer; 0 means not at all.
+	// MaxWait is how long Schedule may wait before it answers. 0 means that it does not wait.
 	MaxWait time.Duration
 }
 
-// Schedule admits a task, or says how long to wait before asking again.
+// Schedule admits a task, or returns how long the caller has to wait before it asks again.
 func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Task, time.Duration, *openai.Error) {
 	w := d.table.Load()
 	ask, fault := w.taskRequest(r)
@@ -38,17 +41,17 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 	if err != nil {
 		return admission.Task{}, 0, explainTask(ctx, ask, err)
 	}
-	if task.ID != "" && !w.offers(ask, task.Model) {
+	if task.ID != "" && !w.allows(ask, task.Model) {
 		return admission.Task{}, 0, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "The task of this request_id was admitted to the model `" + task.Model + "`, which this call does not ask for."}
 	}
 	return task, wait, nil
 }
 
-// offers says whether the model is one that was asked for. A task that a repeated call finds may be
-// of another one. What a pool has lost since is no mistake of the caller's, so only a model that is
-// in another pool counts.
-func (w *routingTable) offers(ask admission.TaskRequest, model string) bool {
+// allows reports whether a task of this model answers the request ask. A repeated call may find a
+// task of another model. A model that has left its pool since then is not the caller's mistake. So
+// only a model that is in another pool is refused.
+func (w *routingTable) allows(ask admission.TaskRequest, model string) bool {
 	if ask.Model != "" {
 		return ask.Model == model
 	}
@@ -63,8 +66,8 @@ func (w *routingTable) offers(ask admission.TaskRequest, model string) bool {
 	return true
 }
 
-// taskRequest finds the models that a task may go to. They need no replica: who calls them does it
-// elsewhere.
+// taskRequest resolves the models that a task may be admitted to. They need no replica, because the
+// caller calls the model elsewhere.
 func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, MaxWait: r.MaxWait}
@@ -93,44 +96,48 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 	}
 	switch {
 	case len(models) == 0:
-		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model.")
+		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model to schedule a task for. Configure one.")
 	case r.Allowed != nil && !slices.ContainsFunc(models, r.Allowed):
 		return ask, openai.Errorf(openai.CodeForbiddenModel, "This API key may not use any of these models.")
 	}
 	return ask, nil
 }
 
+// explainTask turns an error of admission into the error for the client.
 func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *openai.Error {
 	var refused *admission.Refused
 	switch {
 	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client left."}
+		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client disconnected."}
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens",
-			Message: "No model is ever given so many tokens in a minute: the task can never be admitted."}
+			Message: "The task needs more tokens than any model or its tenant may use in a minute. It can never be admitted: lower estimated_tokens."}
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
 	case errors.As(err, &refused):
 		return explainRefusal("the models", refused)
 	}
-	return openai.Errorf(openai.CodeModelNotFound, "The models of %s%s are gone.", ask.Pool, ask.Model)
+	return openai.Errorf(openai.CodeModelNotFound, "The models of %s%s are no longer configured.", ask.Pool, ask.Model)
 }
 
-// Complete ends a task; actual is what it has cost, negative if that is not known. False: the
-// tenant has no such task.
+// Complete ends a task and corrects its charge to the actual tokens; a negative actual means that
+// they are not known. It returns false if the tenant has no such task.
 func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, actual int) (bool, *openai.Error) {
-	return found(d.admission.Complete(ctx, tenant, id, actual))
+	return taskExists(d.admission.Complete(ctx, tenant, id, actual))
 }
 
-// Renew makes a task last longer. False: the tenant has no such task.
+// Renew extends the lease of a task and returns its new length. It returns false if the tenant has
+// no such task.
 func (d *Dispatcher) Renew(ctx context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
 	lease := d.table.Load().taskLease
 	_, err := d.admission.Renew(ctx, tenant, id, lease)
-	ok, fault := found(err)
+	ok, fault := taskExists(err)
 	return lease, ok, fault
 }
 
-func found(err error) (bool, *openai.Error) {
+// taskExists turns an error of admission about a task into an answer: the task exists, it does not,
+// or admission is unavailable.
+func taskExists(err error) (bool, *openai.Error) {
 	switch {
 	case err == nil:
 		return true, nil
@@ -140,11 +147,11 @@ func found(err error) (bool, *openai.Error) {
 	return false, unreachable()
 }
 
-// byTask narrows the choice to the model that the request's task was admitted to, and makes the
-// task last longer.
-func (d *Dispatcher) byTask(ctx context.Context, w *routingTable, c choice, r *Request) (choice, *openai.Error) {
+// chooseByTask narrows the choice to the model that the request's task was admitted to. It also
+// extends the lease of the task.
+func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice, r *Request) (choice, *openai.Error) {
 	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
-	if ok, fault := found(err); fault != nil {
+	if ok, fault := taskExists(err); fault != nil {
 		return c, fault
 	} else if !ok {
 		return c, &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.TaskID, Message: "There is no such task."}
@@ -158,9 +165,10 @@ func (d *Dispatcher) byTask(ctx context.Context, w *routingTable, c choice, r *R
 		Message: "The task was admitted to the model `" + task.Model + "`, not to " + c.name() + "."}
 }
 
-// inTask claims the task for one request at a time: what was admitted once must not run many times
-// at once.
-func (d *Dispatcher) inTask(r *Request, release func()) (func(), bool) {
+// claimTask claims the task for one request at a time, so that the requests of one admission do not
+// run in parallel. The returned function releases the claim and calls release. If another request
+// has the claim, claimTask calls release and returns false.
+func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	end, ok := d.ids.claim(r.Tenant, "task\x00"+r.Task)
 	if !ok {
 		release()

@@ -241,16 +241,16 @@ func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
 		t.Errorf("at first %+v", q.tokens)
 	}
 	for range 300 {
-		l.settle(Response{Bytes: 30_000, Stream: true, Known: true, Prompt: 2000, Completion: 100}, l.estimate(r))
+		l.correct(Response{Bytes: 30_000, Stream: true, Known: true, Prompt: 2000, Completion: 100}, l.estimate(r))
 	}
 	near := func(got, want int) bool { return got > want*9/10 && got < want*11/10 }
 	if q = l.estimate(r); !near(q.tokens.prompt, 2000) || !near(q.tokens.output, 100) {
 		t.Errorf("learned %+v, the answers were of 100 tokens and the prompts of 2000", q.tokens)
 	}
-	if cost := l.settle(Response{Bytes: 60_000, Stream: true}, q); !near(cost, 2000+200) {
+	if cost := l.correct(Response{Bytes: 60_000, Stream: true}, q); !near(cost, 2000+200) {
 		t.Errorf("60,000 bytes of a stream at 300 a token cost %d", cost)
 	}
-	if cost := l.settle(Response{Failed: true}, q); cost != 0 {
+	if cost := l.correct(Response{Failed: true}, q); cost != 0 {
 		t.Errorf("a failed request cost %d", cost)
 	}
 	if q = l.estimate(&Request{Tenant: "t", PromptBytes: 400, MaxTokens: 7, Choices: 2}); q.tokens.output != 14 {
@@ -260,14 +260,14 @@ func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
 		t.Errorf("an embedding is taken for %d tokens of output", q.tokens.output)
 	}
 	for i := range 3 * maxTenants {
-		l.settle(Response{Known: true, Completion: 1}, l.estimate(&Request{Tenant: string(rune(i))}))
+		l.correct(Response{Known: true, Completion: 1}, l.estimate(&Request{Tenant: string(rune(i))}))
 	}
 	if n := len(l.outputs); n > maxTenants {
 		t.Errorf("%d tenants are affinityTTL", n)
 	}
 }
 
-func TestSettleCorrectsTheBucketOnce(t *testing.T) {
+func TestCorrectChangesTheBucketOnce(t *testing.T) {
 	s := newStage(Policy{Limits: admission.Limits{TokensPerMinute: 10_000}})
 	s.put("m", replicas("a")...)
 	r := newRequest("m", "k")
@@ -278,7 +278,7 @@ func TestSettleCorrectsTheBucketOnce(t *testing.T) {
 	}
 	ticket.Release()
 	for range 3 {
-		ticket.Settle(Response{Known: true, Prompt: 100, Completion: 100})
+		ticket.Correct(Response{Known: true, Prompt: 100, Completion: 100})
 	}
 	v, _ := s.View("m")
 	if v.Tokens < 9800 || v.Tokens > 9900 {

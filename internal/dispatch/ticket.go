@@ -9,52 +9,55 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// Ticket is a request that may go: where to, and what it holds until it is released.
+// Ticket is the lease and the slot of a request that may go to its replica. It holds them until
+// Release.
 type Ticket struct {
 	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
-	// Served is the name that the engine is to be asked for: the model's, or that of an adapter on
-	// it that the client asked for.
+	// Served is the name of the model in the request to the engine: the model's name, or that of
+	// the adapter that the client asked for.
 	Served string
-	// MaxDuration of the response; 0 leaves it to the route.
+	// MaxDuration bounds the response; 0 means that the route of Envoy bounds it.
 	MaxDuration time.Duration
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
-	// releaseIDs releases the request id and the task.
+	// releaseIDs releases the client's request id and the task.
 	releaseIDs func()
-	// watch: somebody will tell of the first token. measure: the engine's own count of tokens is
+	// watch says that FirstToken will be called. measure says that the engine's own token count is
 	// wanted.
 	watch, measure bool
-	// preemptible: Request.Preempt may be called.
+	// preemptible says that Request.Preempt may be called.
 	preemptible bool
-	// affinities are the replicas that have served the beginning of the conversation, mostly one,
-	// in space. turn is the conversation's key up to the last user message, if turned.
-	affinities []affinity
-	space      [1]affinity
-	turn       uint64
-	turned     bool
-	estimate   estimate
-	estimator  *estimator
+	// affinities are the replicas that have served the beginning of the conversation, at most one
+	// per model. affinitySpace is storage for the first. conversation is the key of the
+	// conversation up to its last user message; it is valid if hasConversation.
+	affinities      []affinity
+	affinitySpace   [1]affinity
+	conversation    uint64
+	hasConversation bool
+	estimate        estimate
+	estimator       *estimator
 
 	mu sync.Mutex
-	// target and at say which replica is held; guarded by mu
-	route *modelRoute
-	at    int
-	held  bool
-	// prefill: held, and no token yet; released; settled; guarded by mu
-	prefill, released, settled bool
-	// preempted: Request.Preempt has been called, or is about to be; guarded by mu
+	// route and replicaIndex say on which replica the slot is; guarded by mu
+	route        *modelRoute
+	replicaIndex int
+	held         bool
+	// prefill says that the slot is held and there is no token yet. released and corrected say that
+	// Release and Correct were called; guarded by mu
+	prefill, released, corrected bool
+	// preempted says that Request.Preempt has been called or is about to be called; guarded by mu
 	preempted bool
-	// endpoints is the list for Envoy
+	// endpoints is the list for Envoy, see Endpoints
 	endpoints string
 }
 
-// measureEvery is how many requests there are to one whose tokens are counted although no limit
-// asks for it: to learn.
+// measureEvery is the interval, in requests, at which the engine's token count is asked for
+// although no limit needs it. The estimator learns from these requests.
 const measureEvery = 16
 
-// granted fills in what is known when the request may go.
+// granted sets the lease and the fields that depend on the picked model.
 func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
@@ -64,94 +67,98 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.measure = t.route.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
-	t.recordAffinity(t.route, t.route.replicas[t.at].counter)
+	t.recordAffinity(t.route, t.route.replicas[t.replicaIndex].counter)
 }
 
-// Cluster is the name of the Envoy cluster of the picked replica, and of all others in Endpoints.
+// Cluster returns the Envoy cluster of the picked replica and of all others in Endpoints.
 func (t *Ticket) Cluster() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.at].cluster
+	return t.route.replicas[t.replicaIndex].cluster
 }
 
-// Endpoints lists addresses, ip:port,ip:port: the picked replica, then where Envoy may turn when
-// that one refuses.
+// Endpoints returns a list of addresses, ip:port,ip:port: the picked replica, then those that Envoy
+// may retry on.
 func (t *Ticket) Endpoints() string { return t.endpoints }
 
-// Watched says that FirstToken is to be called.
+// Watched reports whether FirstToken has to be called.
 func (t *Ticket) Watched() bool { return t.watch }
 
-// Measured says that the engine's own count of tokens is wanted in Settle.
+// Measured reports whether Correct wants the engine's own token count.
 func (t *Ticket) Measured() bool { return t.measure }
 
-// Lease is the id of the lease, empty when no other process could know it, and Tokens what it was
-// charged.
+// Lease returns the id of the lease and the tokens that it was charged. The id is empty if no other
+// process can know the lease.
 func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.estimate.tokens.total() }
 
-// Quota is what the tenant has left, as response headers; nil when it has no limits a minute.
+// Quota returns the tenant's remaining quota as response headers. It is nil if the tenant has no
+// limits per minute.
 func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota()) }
 
-// Retries is how often Envoy may try again: once for each further replica of Endpoints, and at
-// least once, because a single replica may have closed an idle connection in the moment it was
-// used. Beyond the list Envoy would pick replicas by itself, also full ones.
+// Retries returns how often Envoy may retry: once for each further replica of Endpoints, and at
+// least once. A single replica may have closed an idle connection at the moment of its use, which
+// justifies one retry. With more retries than endpoints, Envoy would pick replicas by itself,
+// including full ones.
 func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) }
 
-// Replica is the id of the replica whose slot the ticket holds.
+// Replica returns the id of the replica that the slot is on.
 func (t *Ticket) Replica() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.at].id
+	return t.route.replicas[t.replicaIndex].id
 }
 
-// Age is how long the picked replica could be picked, at most since this process began.
+// Age returns how long the replica has been pickable, at most since the process started.
 func (t *Ticket) Age() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return time.Since(t.route.replicas[t.at].since)
+	return time.Since(t.route.replicas[t.replicaIndex].since)
 }
 
-// setSlot writes the pick into the ticket; its slot is already acquired. Admission calls it with
-// Controller.mu held.
-func (t *Ticket) setSlot(route *modelRoute, at int, endpoints string) {
+// setSlot records the pick; its slot is already acquired. Admission calls it with Controller.mu
+// held.
+func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.route, t.at, t.endpoints, t.held, t.prefill = route, at, endpoints, true, t.watch
+	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
 }
 
-// releaseSlot gives the slot back.
+// releaseSlot releases the slot on the replica. Further calls do nothing.
 func (t *Ticket) releaseSlot() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.held {
 		t.held = false
 		t.endPrefillLocked()
-		t.route.replicas[t.at].load.Add(-1)
+		t.route.replicas[t.replicaIndex].load.Add(-1)
 	}
 }
 
-// endPrefillLocked says whether the request was in prefill until now.
+// endPrefillLocked ends the prefill of the request. It returns false if the request was not in
+// prefill.
 func (t *Ticket) endPrefillLocked() bool {
 	was := t.prefill
 	if was {
 		t.prefill = false
-		t.route.replicas[t.at].prefill.Add(-1)
+		t.route.replicas[t.replicaIndex].prefill.Add(-1)
 	}
 	return was
 }
 
-// returnSlot gives back a slot that the request did not come to use: its client left in the moment
-// of admission, or another gateway was quicker. The queue of its own model looks again by itself.
+// returnSlot releases a slot that the request did not use: its client disconnected during
+// admission, or another gateway took the last slot. It wakes the waiters of other models; admission
+// itself retries those of the ticket's model.
 func (t *Ticket) returnSlot() {
 	t.releaseSlot()
 	t.mu.Lock()
-	replica, model := t.route.replicas[t.at].counter, t.route.Name
+	replica, model := t.route.replicas[t.replicaIndex].counter, t.route.Name
 	t.mu.Unlock()
 	t.dispatcher.wakeOthers(replica, model)
 }
 
-// FirstToken tells that the response has begun: the request is in prefill no longer. It may be
-// called always, also when nobody watches. False: it is too late, the request was preempted a
-// moment ago (Request.Preempt), and the token must not reach the client.
+// FirstToken reports that the response has begun, which ends prefill. It may also be called if
+// Watched is false. False means that the request has already been preempted (Request.Preempt), and
+// that the token must not reach the client.
 func (t *Ticket) FirstToken() bool {
 	if t.preemptible && !t.lease.FirstToken() {
 		return false
@@ -160,27 +167,27 @@ func (t *Ticket) FirstToken() bool {
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
 	if was {
-		replica = t.route.replicas[t.at].counter
+		replica = t.route.replicas[t.replicaIndex].counter
 	}
 	t.mu.Unlock()
 	if was {
-		t.lease.FirstToken() // it only counts once
+		t.lease.FirstToken() // only the first call has an effect
 		t.dispatcher.wakeOthers(replica, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
 	return true
 }
 
-// Moved tells that another replica serves the request, as Envoy's retry may decide: the slot
-// follows it. An address that is not of the model changes nothing.
+// Moved reports that Envoy's retry moved the request to another replica. The slot moves with it,
+// even past the replica's limit. An address that the route does not have changes nothing.
 func (t *Ticket) Moved(address string) {
 	t.mu.Lock()
-	if !t.held || t.route.replicas[t.at].address == address {
+	if !t.held || t.route.replicas[t.replicaIndex].address == address {
 		t.mu.Unlock()
 		return
 	}
-	from := t.route.replicas[t.at].counter
-	cluster := t.route.replicas[t.at].cluster // a retry never leaves it
+	from := t.route.replicas[t.replicaIndex].counter
+	cluster := t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
 	for i, r := range t.route.replicas {
 		if r.address == address && r.cluster == cluster {
 			r.load.Add(1)
@@ -189,12 +196,12 @@ func (t *Ticket) Moved(address string) {
 				t.prefill = true
 				r.prefill.Add(1)
 			}
-			t.route.replicas[t.at].load.Add(-1)
-			t.at = i
+			t.route.replicas[t.replicaIndex].load.Add(-1)
+			t.replicaIndex = i
 			break
 		}
 	}
-	route, to := t.route, t.route.replicas[t.at].counter
+	route, to := t.route, t.route.replicas[t.replicaIndex].counter
 	t.mu.Unlock()
 	if to != from {
 		t.recordAffinity(route, to)
@@ -203,7 +210,7 @@ func (t *Ticket) Moved(address string) {
 	}
 }
 
-// Release frees everything that the ticket holds. Only the first call counts.
+// Release releases the lease, the slot and the ids. Only the first call has an effect.
 func (t *Ticket) Release() {
 	t.mu.Lock()
 	if t.released {
@@ -211,38 +218,39 @@ func (t *Ticket) Release() {
 		return
 	}
 	t.released = true
-	replica, preempted := t.route.replicas[t.at].counter, t.preempted
+	replica, preempted := t.route.replicas[t.replicaIndex].counter, t.preempted
 	t.mu.Unlock()
 
 	t.releaseIDs()
 	t.releaseSlot()
 	if preempted {
-		t.lease.Release() // whom it made way for goes before those of other models
+		t.lease.Release() // before other models retry: the preempting request gets the slot first
 	}
 	t.dispatcher.wakeOthers(replica, t.Model)
-	t.lease.Release() // lets the next of this model in
+	t.lease.Release() // admits the next waiter of this model; a second call does nothing
 }
 
-// Settle tells what the response was, before or after Release, and corrects the charge. Only the
-// first call counts.
-func (t *Ticket) Settle(r Response) {
+// Correct corrects the charge of the request to the real usage of its response, and has the
+// estimator learn from it. It may be called before or after Release. Only the first call has an
+// effect.
+func (t *Ticket) Correct(r Response) {
 	t.mu.Lock()
-	again := t.settled
-	t.settled = true
+	already := t.corrected
+	t.corrected = true
 	t.mu.Unlock()
-	if !again {
-		t.lease.Correct(t.estimator.settle(r, t.estimate))
+	if !already {
+		t.lease.Correct(t.estimator.correct(r, t.estimate))
 	}
 }
 
-// wakeOthers wakes the queues of the other models that use a replica of which a slot is free. The
-// models take turns: the one after the model that has had the slot comes first, and that model
-// last.
+// wakeOthers makes the waiters of the other models that use the replica retry, because one of its
+// slots is free. The models come in rotation, starting after the model that had the slot. had is
+// empty if no model had it; then the first model rotates too.
 func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 	users := replica.models()
 	at := slices.Index(users, had)
 	if at < 0 && len(users) > 0 {
-		at = int(d.turn.Add(1) % uint64(len(users)))
+		at = int(d.nextWoken.Add(1) % uint64(len(users)))
 	}
 	for n := range users {
 		if model := users[(at+1+n)%len(users)]; model != had {

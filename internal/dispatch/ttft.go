@@ -2,43 +2,45 @@ package dispatch
 
 import "time"
 
-// The usual time to the first token is foreseen as a straight line over the prompt tokens that the
-// engine has to compute:
+// The usual time to the first token (TTFT) is predicted as a straight line over the prompt tokens
+// that the engine has to compute:
 //
 //	TTFT ≈ base + perToken × tokens × (usual share of a prompt that is not cached)
 //
-// Base and perToken are the least squares over what responses told, each answer counting 0.99 of
-// the next, and neither is negative: where the best line falls, or begins below 0, the best of
-// those that do not is taken. Prompts that were all about as long tell no line; then the time is
-// taken to grow with the length. A time far above what the line says counts as 4 times that and a
-// second, so that one that hung does not change much, and a model that has become slow is known for
-// it after a few.
+// Base and perToken are a least-squares fit over the responses so far, in which each response
+// weighs 0.99 of the next one. Neither may be negative: if the best line falls or begins below 0,
+// the best line without a negative value is used. If all prompts were about equally long, they
+// determine no line; the time is then assumed to be proportional to the length. A time far above
+// the line counts as 4 times the line plus one second. So one request that hung changes little, and
+// a model that became slow is recognised after a few requests.
 
 const (
-	// knownFrom is how many times must have been told before anything is foreseen, boundedFrom
-	// before one is taken for an outlier.
-	knownFrom, boundedFrom = 3, 8
-	// alike are lengths whose variance is less than this share of the square of their mean: 20 % to
-	// either side.
-	alike = 0.04
-	// longestTTFT bounds what is learned and what is foreseen.
+	// minPairs is how many responses must be known before a time is predicted. minPairsForBound is
+	// how many must be known before a long time is cut to the bound for outliers.
+	minPairs, minPairsForBound = 3, 8
+	// similarVariance is the variance of prompt lengths, as a share of the square of their mean,
+	// below which the lengths count as equal. 0.04 is 20 % to either side.
+	similarVariance = 0.04
+	// longestTTFT bounds the times that are learned and the times that are predicted.
 	longestTTFT = 10 * time.Minute
 )
 
-// prediction is what is remembered for that. The zero value has learned nothing.
+// prediction predicts the time to the first token of a model. The zero value has learned nothing.
 type prediction struct {
-	// pairs of tokens and seconds that were ever told
+	// pairs counts the pairs of tokens and seconds that were learned
 	pairs uint64
-	// n is their weight; the others are the sums of them.
+	// n is the decayed number of pairs. The others are decayed sums over tokens (x) and seconds
+	// (y).
 	n, x, y, xx, xy float64
-	// prompt and uncached are sums of tokens.
+	// prompt and uncached are decayed sums of prompt tokens: all, and those not in the engine's
+	// cache.
 	prompt, uncached float64
 }
 
-// learn takes in the time of a prompt, of which so many tokens were computed.
+// learn adds one observation: the engine computed so many tokens of a prompt in the time took.
 func (p *prediction) learn(tokens float64, took time.Duration) {
 	y := min(took, longestTTFT).Seconds()
-	if p.pairs >= boundedFrom {
+	if p.pairs >= minPairsForBound {
 		y = min(y, 4*p.line(tokens)+1)
 	}
 	p.pairs++
@@ -49,29 +51,29 @@ func (p *prediction) learn(tokens float64, took time.Duration) {
 	p.xy = p.xy*memory + tokens*y
 }
 
-// share takes in how much of a prompt was computed.
-func (p *prediction) share(prompt, uncached int64) {
+// learnShare adds one observation of how many tokens of a prompt were not cached.
+func (p *prediction) learnShare(prompt, uncached int64) {
 	p.prompt = p.prompt*memory + float64(prompt)
 	p.uncached = p.uncached*memory + float64(uncached)
 }
 
-// computed is how many of so many prompt tokens are usually not cached.
-func (p *prediction) computed(prompt float64) float64 {
+// uncachedTokens returns how many tokens of a prompt are usually not cached.
+func (p *prediction) uncachedTokens(prompt float64) float64 {
 	if p.prompt <= 0 {
 		return prompt
 	}
 	return prompt * p.uncached / p.prompt
 }
 
-// line is how long so many computed tokens take, in seconds. There must be something that was
-// learned.
+// line returns the predicted seconds for so many computed tokens. The caller makes sure that there
+// is at least one pair.
 func (p *prediction) line(tokens float64) float64 {
 	meanX, meanY := p.x/p.n, p.y/p.n
 	spread := p.xx/p.n - meanX*meanX
 	switch {
-	case meanX < 1: // nothing was to be computed
+	case meanX < 1: // the prompts were all in the cache
 		return meanY
-	case spread < alike*meanX*meanX:
+	case spread < similarVariance*meanX*meanX:
 		return meanY / meanX * tokens
 	}
 	perToken := max((p.xy/p.n-meanX*meanY)/spread, 0)
@@ -82,31 +84,32 @@ func (p *prediction) line(tokens float64) float64 {
 	return base + perToken*tokens
 }
 
-// of is the usual time for a prompt of so many tokens; 0: not known.
-func (p *prediction) of(prompt float64) time.Duration {
-	if p.pairs < knownFrom {
+// predict returns the usual time for a prompt of so many tokens. 0 means not known.
+func (p *prediction) predict(prompt float64) time.Duration {
+	if p.pairs < minPairs {
 		return 0
 	}
-	return time.Duration(min(p.line(p.computed(prompt)), longestTTFT.Seconds()) * float64(time.Second))
+	return time.Duration(min(p.line(p.uncachedTokens(prompt)), longestTTFT.Seconds()) * float64(time.Second))
 }
 
-// firstToken is the usual time to the first token of a prompt of so many bytes; 0: not known.
+// firstToken returns the usual time to the first token of a prompt of so many bytes. 0 means not
+// known.
 func (l *estimator) firstToken(promptBytes int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ttft.of(l.promptLocked(promptBytes))
+	return l.ttft.predict(l.promptLocked(promptBytes))
 }
 
-// learnTTFTLocked learns from a response when its first token came.
+// learnTTFTLocked learns the time to the first token from a response.
 func (l *estimator) learnTTFTLocked(r Response, q estimate) {
 	if r.Known && r.Prompt > 0 {
-		l.ttft.share(r.Prompt, max(r.Prompt-r.Cached, 0))
+		l.ttft.learnShare(r.Prompt, max(r.Prompt-r.Cached, 0))
 	}
 	switch {
 	case r.TTFT <= 0:
 	case r.Known && r.Prompt > 0:
 		l.ttft.learn(float64(max(r.Prompt-r.Cached, 0)), r.TTFT)
 	default:
-		l.ttft.learn(l.ttft.computed(float64(q.tokens.prompt)), r.TTFT)
+		l.ttft.learn(l.ttft.uncachedTokens(float64(q.tokens.prompt)), r.TTFT)
 	}
 }

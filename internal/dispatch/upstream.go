@@ -6,21 +6,21 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Upstream is where a request may go, for somebody who calls replicas without Envoy.
+// Upstream is a replica that a request may go to, for callers that call replicas without Envoy.
 type Upstream struct {
-	// ID of the replica, Address its ip:port, which is also its name in Ticket.Moved.
+	// ID of the replica. Address is its ip:port, which Ticket.Moved also takes.
 	ID, Address string
-	// Host is what the request says in its Host header; empty: nothing particular.
+	// Host is the value of the Host header of requests to the replica. Empty means the address.
 	Host string
-	// Transport is how the replica is called; nil is plain HTTP. It holds secrets.
+	// Transport says how to connect to the replica; nil means plain HTTP. It holds secrets.
 	Transport *engines.Transport
 }
 
-// Upstreams lists the replicas of Endpoints, in that order: the picked one, then those that may be
-// tried when it refuses.
+// Upstreams returns the replicas of Endpoints in that order: the picked one, then those to try if
+// it refuses.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
-	route, cluster := t.route, t.route.replicas[t.at].cluster // which no retry leaves
+	route, cluster := t.route, t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
 	t.mu.Unlock()
 	list := make([]Upstream, 0, 1+fallbacks)
 	for address := range strings.SplitSeq(t.endpoints, ",") {
@@ -34,7 +34,8 @@ func (t *Ticket) Upstreams() []Upstream {
 	return list
 }
 
-// upstream is the replica as the fleet knew it when it was picked.
+// upstream returns the replica r with the host and transport that the fleet knew when it was
+// picked.
 func (t *modelRoute) upstream(r replica) Upstream {
 	u := Upstream{ID: r.id, Address: r.address}
 	for i := range t.source.Replicas {

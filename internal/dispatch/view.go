@@ -4,20 +4,20 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 )
 
-// View is what an operator sees of a model's traffic.
+// View is the traffic of one model, for operators.
 type View struct {
 	admission.Stats
 	Policy Policy
-	// Loads of the replicas by id.
+	// Loads are the numbers of requests on the replicas, by id.
 	Loads map[string]int
-	// Admitted counts the requests that were ever let go to a replica.
+	// Admitted counts the requests that were ever sent to a replica.
 	Admitted uint64
-	// PerReplica is how many requests the replicas take at once, each, also those that are not
-	// ready yet; 0 is no bound, or nobody knows.
+	// PerReplica is how many requests each replica serves at once, also before it is ready; 0 means
+	// no limit or not known.
 	PerReplica int
 }
 
-// View returns the traffic of a model; false when there is no such model.
+// View returns the traffic of a model; false means that there is no such model.
 func (d *Dispatcher) View(model string) (View, bool) {
 	w := d.table.Load()
 	t, ok := w.routes[model]
@@ -36,7 +36,7 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	return v, true
 }
 
-// Load is the number of requests on a replica, 0 for an unknown one.
+// Load returns the number of requests on a replica; 0 for an unknown one.
 func (d *Dispatcher) Load(replica string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,19 +46,19 @@ func (d *Dispatcher) Load(replica string) int {
 	return 0
 }
 
-// ReplicaView is what an operator sees of a replica's traffic.
+// ReplicaView is the traffic of one replica, for operators.
 type ReplicaView struct {
-	// Load is the number of requests on it, Limit the most it is given at once (0: no limit).
+	// Load is the number of requests on the replica. Limit is its limit; 0 means none.
 	Load, Limit int
-	// Prefill counts those of Load that are known to have no token yet: of requests under a cap on
-	// prefill.
+	// Prefill counts the requests in Load that are known to have no token yet. Only requests under
+	// a limit on prefill are known.
 	Prefill int
-	// Served counts the requests it was given.
+	// Served counts the requests that the replica was given.
 	Served uint64
 }
 
-// Replica returns the traffic of one replica of a model; zero for one that may not be picked now
-// and has no request left.
+// Replica returns the traffic of one replica of a model. It is zero for a replica that may not be
+// picked and has no requests.
 func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
@@ -74,10 +74,10 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 type Routing struct {
 	// Key is the position of the key on the ring.
 	Key uint64
-	// Picked is the replica that a request with this key would get now; empty when none has a free
+	// Picked is the replica that a request with this key would get now; empty if none has a free
 	// slot.
 	Picked string
-	// Order is every replica in ring order from the key.
+	// Order lists all replicas in ring order from the key.
 	Order []Candidate
 }
 
@@ -89,8 +89,8 @@ type Candidate struct {
 	Free bool
 }
 
-// Explain tells what a pick with this key would do now; false when there is no such model. It
-// changes nothing.
+// Explain returns what a pick with this key would do now; false means that there is no such model.
+// It changes nothing.
 func (d *Dispatcher) Explain(model string, key uint64) (Routing, bool) {
 	w := d.table.Load()
 	m, ok := w.snapshot.Resolve(model)

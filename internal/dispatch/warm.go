@@ -2,14 +2,14 @@ package dispatch
 
 import "time"
 
-// Slow start: a replica that becomes pickable beside others that serve is idle, so that a rule
-// which looks at loads would send it everything at once, with an empty prefix cache and perhaps
-// kernels yet to be compiled. For Policy.SlowStart its load counts as higher than it is. Replicas
-// that are all new have nobody to be compared with, and start at once.
+// Slow start: a replica that becomes pickable is idle, so a strategy that compares loads would send
+// it every new request. Its prefix cache is still empty, and its engine may have kernels left to
+// compile. So for Policy.SlowStart the replica's load counts as higher than it is. Without a warm
+// replica beside it there is nothing to compare with, and no load is raised.
 
-// clock is the time while a replica warms up, and zero when none does: then no pick asks for the
-// time.
-func (t *modelRoute) clock() time.Time {
+// warmUpTime returns the current time while some replica warms up, and the zero time otherwise.
+// Most picks so need not read the clock.
+func (t *modelRoute) warmUpTime() time.Time {
 	if !t.warming.Load() {
 		return time.Time{}
 	}
@@ -21,8 +21,8 @@ func (t *modelRoute) clock() time.Time {
 	return now
 }
 
-// beginWarming notes until when some replica warms up.
-func (t *modelRoute) beginWarming(now time.Time) {
+// startWarming sets warmAt, the time at which the last replica of the route is warm, and warming.
+func (t *modelRoute) startWarming(now time.Time) {
 	if t.policy.SlowStart <= 0 || len(t.replicas) < 2 {
 		return
 	}
@@ -34,13 +34,13 @@ func (t *modelRoute) beginWarming(now time.Time) {
 	t.warming.Store(t.warmAt.After(now))
 }
 
-// warmth is how far the replica is in its slow start: 1 is warm.
+// warmth returns how far replica i is in its slow start, from 0 to 1. 1 means warm.
 func (t *modelRoute) warmth(i int, now time.Time) float64 {
 	return min(max(float64(now.Sub(t.replicas[i].since))/float64(t.policy.SlowStart), 0), 1)
 }
 
-// someWarm says whether there is a warm replica to compare the others with.
-func (t *modelRoute) someWarm(now time.Time) bool {
+// anyWarm reports whether at least one replica is warm.
+func (t *modelRoute) anyWarm(now time.Time) bool {
 	for i := range t.replicas {
 		if t.warmth(i, now) == 1 {
 			return true
@@ -49,10 +49,11 @@ func (t *modelRoute) someWarm(now time.Time) bool {
 	return false
 }
 
-// handicap adds to the loads of replicas that warm up: at first the average load of the warm ones
-// (at least 1, at most the replica's limit), less and less until nothing. The full ones are warm
-// too. It makes no candidate a full one.
-func (t *modelRoute) handicap(loads []int, now time.Time) {
+// raiseWarmingLoads raises the loads of the replicas that warm up. The increase is at first the
+// average load of the warm replicas, at least 1 and at most the replica's limit. It falls linearly
+// to 0. The average includes replicas without a free slot. A load of -1, which means no free slot,
+// stays.
+func (t *modelRoute) raiseWarmingLoads(loads []int, now time.Time) {
 	total, warm := int64(0), 0
 	for i := range t.replicas {
 		if t.warmth(i, now) == 1 {
@@ -77,16 +78,17 @@ func (t *modelRoute) handicap(loads []int, now time.Time) {
 	}
 }
 
-// wholeTurn is what a replica's turns of round robin add up to when it takes one.
-const wholeTurn = 1 << 16
+// wholeRound is one round of round robin in the unit of counter.rounds.
+const wholeRound = 1 << 16
 
-// passes says whether the replica lets this turn of round robin pass: it takes the share of its
-// turns that is its warmth. taken is how many parts of a turn it has had, this one included.
-func passes(warmth float64, taken func(step uint64) uint64) bool {
+// skipsRound reports whether a replica that warms up is skipped in this round of round robin. The
+// replica is picked in a share of the rounds that equals its warmth. add adds a step to the
+// replica's counter.rounds and returns the sum.
+func skipsRound(warmth float64, add func(step uint64) uint64) bool {
 	if warmth == 1 {
 		return false
 	}
-	step := uint64(warmth * wholeTurn)
-	after := taken(step)
-	return after/wholeTurn == (after-step)/wholeTurn
+	step := uint64(warmth * wholeRound)
+	after := add(step)
+	return after/wholeRound == (after-step)/wholeRound
 }

@@ -93,11 +93,11 @@ func TestSlowStartRespectsTheBound(t *testing.T) {
 			for _, id := range []string{"a", "b", "c", "d"} {
 				warm += s.Load(id)
 			}
-			handicap := int(float64(warm)/4 + 0.5)
-			id, bound := ticket.Replica(), 1.25*float64(warm+s.Load("new")+handicap+1)/5
+			raiseWarmingLoads := int(float64(warm)/4 + 0.5)
+			id, bound := ticket.Replica(), 1.25*float64(warm+s.Load("new")+raiseWarmingLoads+1)/5
 			has := s.Load(id)
 			if id == "new" {
-				has, bound = has+handicap, bound-0.25 // it was counted twice
+				has, bound = has+raiseWarmingLoads, bound-0.25 // it was counted twice
 			}
 			if float64(has) > bound+1e-9 {
 				t.Fatalf("%s has %d of %d on four, the bound is %.2f", id, has, warm, bound)

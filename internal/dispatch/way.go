@@ -12,27 +12,27 @@ import (
 // none of its response. Managed: Envoy sends it to the relay, which sends it to the replica and
 // reads every event of the response. This file decides which, and nothing else does.
 
-// Mode is what the configuration says of the way of a model's streams.
+// Mode is the configured way of a model's streams.
 type Mode string
 
 // The modes.
 const (
-	// ModeAuto streams are native, unless the request needs the relay or its client has to wait. It
-	// is the mode of a model whose configuration says nothing.
+	// ModeAuto: streams are native, unless the request needs the relay or its client has to wait.
+	// It is the default.
 	ModeAuto Mode = "auto"
-	// ModeNative streams are native.
+	// ModeNative: streams are native.
 	ModeNative Mode = "native"
-	// ModeManaged streams are managed.
+	// ModeManaged: streams are managed.
 	ModeManaged Mode = "managed"
 )
 
-// WayPolicy is what the way of a model's requests depends on, beside the requests themselves. The
-// zero value is that of a model in ModeAuto whose engine speaks the API.
+// WayPolicy is the part of a model's policy that decides the way of its requests. The zero value is
+// that of a model in ModeAuto whose engine has the OpenAI API.
 type WayPolicy struct {
 	// Mode is ModeAuto when empty.
 	Mode Mode
-	// Heartbeat is the longest silence of a managed stream; 0 means 15 s. A stream in ModeAuto may
-	// keep its client waiting for a third of it.
+	// Heartbeat is the longest time without an event of a managed stream; 0 means 15 s. In ModeAuto
+	// the client of a native stream may wait for a third of it.
 	Heartbeat time.Duration
 	// Supervised says that the model has a bound on the time to the first token or between two
 	// events, or that the relay asks the engine for its token usage. Envoy can do none of that.
@@ -40,17 +40,17 @@ type WayPolicy struct {
 	// Sample is the share of the native streams, from 0 to 1, that are managed to measure the times
 	// between their tokens.
 	Sample float64
-	// GRPC says that the replicas speak llm.v1, RerankAPI that they rerank by an API of their own.
-	// The relay translates.
+	// GRPC says that the replicas have the API llm.v1. RerankAPI says that they have their own API
+	// for reranking. The relay translates.
 	GRPC, RerankAPI bool
 }
 
-// translated says that the relay translates some requests for the model's replicas.
+// translated reports whether the relay translates some requests for the model's replicas.
 func (p WayPolicy) translated() bool { return p.GRPC || p.RerankAPI }
 
 const defaultHeartbeat = 15 * time.Second
 
-// patience is how long the client of a stream in ModeAuto may wait before the relay keeps it
+// patience returns how long the client of a stream in ModeAuto may wait before the relay keeps it
 // informed.
 func (p WayPolicy) patience() time.Duration {
 	if p.Heartbeat == 0 {
@@ -59,26 +59,27 @@ func (p WayPolicy) patience() time.Duration {
 	return p.Heartbeat / 3
 }
 
-// way is how a request gets to its replica.
+// way is the way of a request to its replica.
 type way uint8
 
 const (
-	// native: by Envoy, however long it waits.
+	// native: Envoy sends the request, however long it waits.
 	native way = iota
-	// nativeUntilWait: by Envoy, unless the request waits for longer than the model's patience.
+	// nativeUntilWait: Envoy sends the request, unless it waits for longer than the model's
+	// patience.
 	nativeUntilWait
-	// managed: by the relay.
+	// managed: the relay sends the request.
 	managed
 )
 
-// wayQuestion is what the rules look at: a request and one of the models that it may go to.
+// wayQuestion is the input of the rules: a request and one of its possible models.
 type wayQuestion struct {
 	*Request
 	policy WayPolicy
 	// moderated says that a rule may end the model's answers to the tenant early.
 	moderated bool
-	// cold says that a replica has to be started for the request, slow that the first token usually
-	// takes longer than the model's patience.
+	// cold says that a replica has to be started for the request. slow says that the first token
+	// usually takes longer than the model's patience.
 	cold, slow bool
 }
 
@@ -99,26 +100,25 @@ type wayRule struct {
 // A request for a pool is managed if it would be for one of the pool's models, else nativeUntilWait
 // if it would be that for one. After the dispatch there is one more rule: see arrivedBefore.
 var wayRules = []wayRule{
-	// Only the relay can speak to such replicas.
+	// Only the relay can call such replicas.
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
-	// Nothing may pass beside moderation, streamed or not. An answer without text has nothing to
+	// No answer may bypass moderation, streamed or not. An answer without text has nothing to
 	// moderate.
 	{always: true, applies: func(q *wayQuestion) bool { return q.moderated && !q.Endpoint.NoOutput() }},
-	// The operator wants it so, even if the request asks for more.
+	// The operator demands it, even if the request needs the relay.
 	{way: native, applies: func(q *wayQuestion) bool { return q.policy.Mode == ModeNative }},
-	// A request that its client has named can be joined and resumed, streamed or not; the relay
-	// does that.
+	// A request with a client's request id can be joined and resumed, streamed or not; only the
+	// relay does that.
 	{way: managed, applies: func(q *wayQuestion) bool { return q.ID != "" }, waits: isCold},
-	// A response that is no stream has no events for the relay to look at.
+	// A response without a stream has no events for the relay to read.
 	{way: native, applies: func(q *wayQuestion) bool { return !q.Stream }},
-	// The operator wants it so, or Envoy cannot do what the request or the model asks for: end a
-	// stream in time with a proper last event, try another replica until the first token, count
-	// tokens.
+	// The operator demands it, or Envoy cannot do what the request or the model needs: end a stream
+	// in time with a proper last event, retry until the first token, or count tokens.
 	{way: managed, waits: isCold, applies: func(q *wayQuestion) bool {
 		return q.policy.Mode == ModeManaged || q.Timeout > 0 || q.MaxDuration > 0 || q.policy.Supervised
 	}},
-	// The client would hear nothing for so long that it might give up; the relay sends heartbeats.
+	// The client would get no bytes for so long that it might give up; the relay sends heartbeats.
 	{way: managed, applies: isCold, waits: isCold},
 	{way: managed, applies: isSlow, waits: isSlow},
 	// A share of the streams is measured.
@@ -153,13 +153,13 @@ func (q *wayQuestion) decide() (w way, waits bool) {
 // decision is the way of a request.
 type decision struct {
 	way way
-	// waits is as for wayRule, patience how long a request may wait that is nativeUntilWait.
+	// waits is as in wayRule. patience is how long a nativeUntilWait request may wait.
 	waits    bool
 	patience time.Duration
 }
 
 // way decides which way a request takes. A request that cannot be resolved is native: its dispatch
-// says why it cannot.
+// returns the error.
 func (d *Dispatcher) way(r *Request) (all decision) {
 	table := d.table.Load()
 	if !r.Stream && r.ID == "" && !table.special {
@@ -189,28 +189,30 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 	return all
 }
 
-// arrivedBefore is the one rule that needs the ticket: a request that has waited for its replica to
-// come is managed, unless it is a stream that the operator wants native. Envoy's workers learn of a
-// replica one turn of their event loops after Envoy's main thread has acknowledged it. In that turn
-// they may route all requests that have waited, to a cluster without a host. A request that comes
-// later makes the workers turn twice before it is let go.
+// arrivedBefore is the one rule that needs the ticket: a request that was waiting when its replica
+// became pickable is managed, unless the operator wants the stream native.
+//
+// The reason: Envoy's workers learn of a replica one iteration of their event loops after Envoy's
+// main thread has acknowledged it. Until then they may route all waiting requests to a cluster
+// without an endpoint. The ext_proc answer to a request that arrives later takes the workers
+// through two iterations first.
 func arrivedBefore(t *Ticket, r *Request, came time.Time, w way) bool {
 	return t.Age() < time.Since(came) && !(w == native && r.Stream)
 }
 
 // Managed is a request that goes to the relay.
 type Managed struct {
-	// Pending is the request's place in the queue, or its ticket; nil: the relay dispatches the
-	// request.
+	// Pending is the request's wait in the queue, or its ticket; nil means that the relay
+	// dispatches the request.
 	Pending *Pending
-	// ClientWaits says that the client will have to wait, or does so already.
+	// ClientWaits says that the client will have to wait or is waiting already.
 	ClientWaits bool
 }
 
-// DispatchOrHandOff decides which way a request takes that has come by ext_proc. Exactly one of its
-// results is not nil: the ticket of a native request, which it dispatches as Dispatch does; what is
-// to be offered to the relay for a managed one; or the reason of one that is refused. r must not be
-// changed afterwards, since a request that is handed off may still wait with it.
+// DispatchOrHandOff decides which way a request from ext_proc takes. Exactly one result is not nil:
+// the ticket of a native request, which it dispatches like Dispatch; the Managed for the offer to
+// the relay; or the error of a refused request. The caller must not change r afterwards, since a
+// request that is handed off may still wait with it.
 func (d *Dispatcher) DispatchOrHandOff(ctx context.Context, r *Request) (*Ticket, *Managed, *openai.Error) {
 	came, how := time.Now(), d.way(r)
 	if how.way == managed {

@@ -134,7 +134,7 @@ func (g *generation) work() (Result, *Answer) {
 		f := g.newFailover(ticket, preemption)
 		preempted := f.run()
 		if !preempted {
-			ticket.Settle(f.response()) // a preempted attempt is not charged, and nothing is learned from it
+			ticket.Correct(f.response()) // a preempted attempt is not charged, and nothing is learned from it
 		}
 		ticket.Release()
 		if !preempted {

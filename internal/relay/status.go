@@ -128,7 +128,7 @@ func (g *generation) progress() Progress {
 	s.mu.Unlock()
 	if p.Phase == Queued && wait != nil {
 		var starting bool
-		if p.Position, starting, p.Note = wait.Look(g.relay.config.Dispatcher); starting {
+		if p.Position, starting, p.Note = wait.Progress(g.relay.config.Dispatcher); starting {
 			p.Phase = Starting
 		}
 	}

@@ -308,13 +308,13 @@ func wantRows(t *testing.T, r *Store, running int, want ...Summary) {
 // hold counts what a Hold is told.
 type hold struct {
 	moved                 []string
-	settled               []Response
+	corrected             []Response
 	firstTokens, released int
 }
 
 func (h *hold) Moved(address string) { h.moved = append(h.moved, address) }
 func (h *hold) FirstToken() bool     { h.firstTokens++; return true }
-func (h *hold) Settle(r Response)    { h.settled = append(h.settled, r) }
+func (h *hold) Correct(r Response)   { h.corrected = append(h.corrected, r) }
 func (h *hold) Release()             { h.released++ }
 
 // The hold of a native request is told what the access log and ext_proc tell of the request, and is
@@ -339,15 +339,15 @@ func TestHold(t *testing.T) {
 		for _, step := range steps {
 			step(s, r)
 		}
-		wantSettled := 1
+		wantCorrected := 1
 		if name == "no entry" {
-			wantSettled = 0
+			wantCorrected = 0
 		}
-		if len(h.settled) != wantSettled || h.released != 1 || h.firstTokens != 1 || len(h.moved) != 1 || h.moved[0] != moved.Upstream {
+		if len(h.corrected) != wantCorrected || h.released != 1 || h.firstTokens != 1 || len(h.moved) != 1 || h.moved[0] != moved.Upstream {
 			t.Errorf("%s: %+v", name, h)
 		}
-		if wantSettled == 1 && (h.settled[0].Bytes != 2000 || !h.settled[0].Stream || h.settled[0].Failed) {
-			t.Errorf("%s: %+v", name, h.settled[0])
+		if wantCorrected == 1 && (h.corrected[0].Bytes != 2000 || !h.corrected[0].Stream || h.corrected[0].Failed) {
+			t.Errorf("%s: %+v", name, h.corrected[0])
 		}
 		if name != "no entry" && len(s.byID) != 0 {
 			t.Errorf("%s: %d are waited for", name, len(s.byID))
@@ -372,8 +372,8 @@ func TestLateNews(t *testing.T) {
 		}
 		time.Sleep(lateNews)
 		s.Observe(final("a"))
-		if len(h.settled) != 1 {
-			t.Errorf("settled %d times", len(h.settled))
+		if len(h.corrected) != 1 {
+			t.Errorf("settled %d times", len(h.corrected))
 		}
 		time.Sleep(1)
 		native("b", new(hold))
