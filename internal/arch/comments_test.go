@@ -26,8 +26,7 @@ var briefComments = map[string]bool{}
 // wideComments are the packages that still have comments wider than maxCommentColumns. The list may
 // only shrink.
 var wideComments = map[string]bool{
-	"api/llm/v1":        true,
-	"internal/dispatch": true,
+	"api/llm/v1": true,
 }
 
 // A package comment begins with "Package x" or "Command x" and says what the package is. Its second

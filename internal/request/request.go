@@ -170,7 +170,8 @@ type Hold interface {
 	Moved(address string)
 	// FirstToken tells that the response has begun. False: it is too late for that.
 	FirstToken() bool
-	// Correct corrects the charge of the request by its real usage. Only the first call counts, before or after Release.
+	// Correct corrects the charge of the request to its real usage. Only the first call counts,
+	// before or after Release.
 	Correct(Response)
 	// Release frees everything. Only the first call counts.
 	Release()

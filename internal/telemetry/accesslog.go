@@ -13,13 +13,13 @@ import (
 // AccessLog receives Envoy's gRPC access log (envoy.service.accesslog.v3.AccessLogService). The
 // zero value discards it.
 //
-// Envoy opens one stream per worker and log and reopens it by itself; records written meanwhile are
-// lost, so whoever counts on an end must have a second way to learn of it.
+// Envoy opens one stream per worker and log, and reopens a broken stream by itself. Records written
+// in the meantime are lost. So a component that must learn of each end needs a second source.
 type AccessLog struct {
 	alsv3.UnimplementedAccessLogServiceServer
 
-	// OnEntry hears of every HTTP record, several streams at once, in order within a stream only.
-	// It holds up its stream and must be quick. nil: nobody hears.
+	// OnEntry is called for every HTTP record, concurrently for several streams, in order within a
+	// stream. It blocks its stream and must be fast. nil means that records are discarded.
 	OnEntry func(request.Entry)
 }
 

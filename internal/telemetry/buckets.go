@@ -2,9 +2,9 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Buckets of the histograms. The aims that an operator has for an engine are among their bounds,
-// since a share below a bound is exact only where there is one: 150 ms and 800 ms to a first token,
-// 35 ms between two.
+// Buckets of the histograms. They include the usual latency targets: 150 ms and 800 ms to the first
+// token, 35 ms between two tokens. The share below a target is exact only if the target is a bucket
+// bound.
 
 // shortBuckets suit waits and first bytes: 1 ms to 5 min.
 func shortBuckets() []float64 {
@@ -21,8 +21,8 @@ func tokenBuckets() []float64 {
 	return []float64{0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2}
 }
 
-// rateBuckets suit tokens a second of one stream: a large model on a CPU to the prefill of a small
-// one on a GPU. 28.57 is a token each 35 ms.
+// rateBuckets suit tokens per second of one stream, from decode of a large model on a CPU to
+// prefill of a small one on a GPU. 28.57 is one token per 35 ms.
 func rateBuckets() []float64 {
 	return []float64{1, 2.5, 5, 10, 20, 28.57, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// newEntry is an entry of this log in plain types.
+// newEntry converts a record of the named log to plain types.
 func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	common, asked, response := in.GetCommonProperties(), in.GetRequest(), in.GetResponse()
 	e := request.Entry{
@@ -67,7 +67,7 @@ func tag(c *datav3.AccessLogCommon, name string) string {
 	return ""
 }
 
-// plainValues are the strings, numbers and booleans of a metadata struct, as text.
+// plainValues returns the strings, numbers and booleans of a metadata struct, as text.
 func plainValues(s *structpb.Struct) map[string]string {
 	if len(s.GetFields()) == 0 {
 		return nil
@@ -86,8 +86,8 @@ func plainValues(s *structpb.Struct) map[string]string {
 	return m
 }
 
-// usage reads what Envoy has found in the response. Counts of which it says that something was lost
-// are not taken: they may be those of the middle of a stream.
+// usage returns the token usage that Envoy has extracted from the response. It ignores an
+// incomplete extraction, whose counts may be from the middle of a stream.
 func usage(m *corev3.Metadata) request.Usage {
 	var found aiv3.TokenUsage
 	packed := m.GetTypedFilterMetadata()[headers.MetadataUsage]
@@ -124,7 +124,7 @@ func method(m corev3.RequestMethod) string {
 	return corev3.RequestMethod_name[int32(m)]
 }
 
-// maxTokens is more than any response can have; an engine that says more counts wrongly.
+// maxTokens is more than any response can have; a greater count of an engine is ignored.
 const maxTokens = 1 << 40
 
 func protocol(v datav3.HTTPAccessLogEntry_HTTPVersion) string {

@@ -10,34 +10,36 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The window of stream_inter_token_p95_seconds: gapSlots of gapSlot each, the youngest of which is
-// not full yet.
+// The window of stream_inter_token_p95_seconds is gapSlots slots of gapSlot each. The newest slot
+// is not complete yet.
 const (
 	gapSlot  = 10 * time.Second
 	gapSlots = 6
 )
 
-// Gaps are counted in classes that grow by gapGrowth, so that a percentile is off by 1 % at most
-// and a window stays small whatever the traffic: from the shortest to an hour there are a thousand.
+// Gaps are counted in classes whose bounds grow by gapGrowth. So a percentile is at most 1 % wrong,
+// and the size of a window does not depend on the traffic: about a thousand classes cover gaps up
+// to an hour.
 const (
 	gapGrowth   = 1.02
 	shortestGap = 10 * time.Microsecond
 )
 
-// gapGauge is stream_inter_token_p95_seconds: per model the 95th percentile of the gaps between two
-// tokens over the last minute.
+// gapGauge is the metric stream_inter_token_p95_seconds: per model, the 95th percentile of the time
+// between two tokens over the last minute.
 type gapGauge struct {
 	desc  *prometheus.Desc
 	began time.Time
 
 	mu sync.Mutex
-	// windows by the label of the model, of those that had a gap of late; guarded by mu
+	// windows by the label of the model, for models with recent gaps; guarded by mu
 	windows map[string]*gapWindow
 }
 
 // gapWindow holds the gaps of one model.
 type gapWindow [gapSlots]struct {
-	// number counts slots from the gauge's beginning; an old one is one to be emptied.
+	// number is the index of the slot since the start of the gauge. A slot with an old number is
+	// emptied before use.
 	number int64
 	// measured and estimated count gaps by class.
 	measured, estimated map[int]int64
@@ -55,7 +57,7 @@ func newGapGauge() *gapGauge {
 	}
 }
 
-// measured counts one gap that the relay has seen.
+// measured counts one gap that the relay has measured.
 func (g *gapGauge) measured(model string, gap time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -63,7 +65,7 @@ func (g *gapGauge) measured(model string, gap time.Duration) {
 	w[i].measured[gapClass(gap)]++
 }
 
-// estimated counts the gaps of a whole stream as alike.
+// estimated counts the gaps of a whole stream, all with the same length.
 func (g *gapGauge) estimated(model string, gap time.Duration, gaps int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,7 +73,7 @@ func (g *gapGauge) estimated(model string, gap time.Duration, gaps int64) {
 	w[i].estimated[gapClass(gap)] += gaps
 }
 
-// slotLocked is the slot of now.
+// slotLocked returns the window of the model and the index of the current slot.
 func (g *gapGauge) slotLocked(model string) (w *gapWindow, i int64) {
 	w = g.windows[model]
 	if w == nil {
@@ -88,7 +90,7 @@ func (g *gapGauge) slotLocked(model string) (w *gapWindow, i int64) {
 
 func (g *gapGauge) slotNumber() int64 { return int64(time.Since(g.began) / gapSlot) }
 
-// p95 is false when there was no gap since the slot oldest.
+// p95 returns the 95th percentile of the slots since oldest. ok is false if they have no gap.
 func (w *gapWindow) p95(oldest int64) (seconds float64, ok bool) {
 	measured, estimated := map[int]int64{}, map[int]int64{}
 	for i := range w {
@@ -108,7 +110,7 @@ func (w *gapWindow) p95(oldest int64) (seconds float64, ok bool) {
 	return percentile95(estimated), len(estimated) > 0
 }
 
-// percentile95 is the gap that is at least as long as 95 % of all.
+// percentile95 returns the shortest gap that is at least as long as 95 % of all gaps, in seconds.
 func percentile95(counts map[int]int64) float64 {
 	var all, passed int64
 	for _, n := range counts {
@@ -122,6 +124,7 @@ func percentile95(counts map[int]int64) float64 {
 	return 0
 }
 
+// gapClass returns the class of a gap.
 func gapClass(gap time.Duration) int {
 	return int(math.Round(math.Log(float64(max(gap, shortestGap))/float64(shortestGap)) / math.Log(gapGrowth)))
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// gaugeCollector reads the gauges at a scrape. Nothing is counted up and down, so nothing can
+// gaugeCollector reads all gauges at each scrape. No gauge is counted up and down, so none can
 // drift.
 type gaugeCollector struct {
 	metrics                                  *Metrics
 	inFlight, queued, replicas, nacks, build *prometheus.Desc
-	running, waiting                         *prometheus.Desc // of tenants
+	running, waiting                         *prometheus.Desc // per tenant
 	up, gateways, errors                     *prometheus.Desc // of the shared state
 	gpuMemory                                *prometheus.Desc
 }
@@ -24,11 +24,11 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 	return &gaugeCollector{
 		metrics:  m,
 		inFlight: desc("sluice_in_flight", "Requests that run on replicas now.", "model"),
-		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now.", "model"),
-		replicas: desc("sluice_replicas", "Replicas by state.", "model", "state"),
+		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now, by model.", "model"),
+		replicas: desc("sluice_replicas", "Replicas now, by model and state.", "model", "state"),
 		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy has refused."),
 		build:    desc("sluice_build_info", "Always 1. The labels hold the versions of Sluice and of Envoy.", "version", "envoy"),
-		running:  desc("sluice_tenant_running", "Requests and tasks of the tenant that have been admitted.", "tenant"),
+		running:  desc("sluice_tenant_running", "Admitted requests and tasks of the tenant that have not ended.", "tenant"),
 		waiting:  desc("sluice_tenant_queued", "Requests and tasks of the tenant that wait now.", "tenant"),
 		up:       desc("sluice_shared_up", "1 while the Redis of the shared state answers, 0 while this gateway uses its last known share of the limits."),
 		gateways: desc("sluice_gateways", "Gateways that share their state and are known to be alive, including this one."),
@@ -82,7 +82,8 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// tenantsByLabel sums the tenants that share a label because they are beyond the cap.
+// tenantsByLabel sums the tenants that share the label Other because there are more tenants than
+// label values.
 func (c *gaugeCollector) tenantsByLabel(tenants []TenantGauges) map[string]TenantGauges {
 	sums := make(map[string]TenantGauges, len(tenants))
 	for _, t := range tenants {
@@ -95,7 +96,8 @@ func (c *gaugeCollector) tenantsByLabel(tenants []TenantGauges) map[string]Tenan
 	return sums
 }
 
-// byLabel sums the models that share a label because they are beyond the cap.
+// byLabel sums the models that share the label Other because there are more models than label
+// values.
 func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
 	sums := make(map[string]ModelGauges, len(models))
 	for _, m := range models {
@@ -114,7 +116,8 @@ func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
 	return sums
 }
 
-// labelSet bounds the values of a label: first come, first admitted.
+// labelSet bounds the values of a label. The first max values are admitted, in the order of their
+// first use.
 type labelSet struct {
 	max int
 
@@ -123,7 +126,8 @@ type labelSet struct {
 	admitted map[string]struct{}
 }
 
-// admit returns the value itself or Other. Prometheus panics on a label that is not UTF-8.
+// admit returns value if it is admitted, and Other if not. Invalid UTF-8 is never a label, because
+// Prometheus panics on it.
 func (s *labelSet) admit(value string) string {
 	value = strings.ToValidUTF8(value, "?")
 	s.mu.RLock()

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// MetricsConfig says what Metrics reads. The zero value counts requests and shows no gauges.
+// MetricsConfig is the configuration of Metrics. The zero value counts requests and has no gauges.
 type MetricsConfig struct {
 	// Version is the version of Sluice, for sluice_build_info.
 	Version string
@@ -24,8 +24,8 @@ type MetricsConfig struct {
 	// because clients choose them. KnownModel is called once or twice for every request. If it is
 	// nil, every name is known.
 	KnownModel func(name string) bool
-	// MaxModels and MaxUpstreams are the greatest numbers of values of the labels model and
-	// upstream over the life of the process. Further values become "other". 0 means 500 and 1000.
+	// MaxModels and MaxUpstreams bound the values of the labels model and upstream during the life
+	// of the process. Further values are counted as "other". 0 means 500 and 1000.
 	MaxModels, MaxUpstreams int
 }
 
@@ -33,12 +33,12 @@ type MetricsConfig struct {
 type Gauges struct {
 	// Envoy is the version of the connected Envoy. It is empty while none is connected.
 	Envoy string
-	// XDSNacks counts the configurations that Envoy has refused since Sluice started.
+	// XDSNacks counts the configurations that Envoy has rejected since Sluice started.
 	XDSNacks uint64
 	Models   []ModelGauges
 	Tenants  []TenantGauges
-	// Shared is the status of the state that several gateways share. It is nil for a gateway that
-	// shares no state.
+	// Shared is the state that several gateways share. It is nil for a gateway without shared
+	// state.
 	Shared *SharedGauges
 	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
@@ -47,30 +47,30 @@ type Gauges struct {
 // GPUGauges is the memory of one GPU.
 type GPUGauges struct {
 	UUID string
-	// Total and Used are in bytes. Used counts the memory that all programs use.
+	// Total and Used are in bytes. Used includes all processes.
 	Total, Used int64
 }
 
 // TenantGauges is the state of one tenant.
 type TenantGauges struct {
 	Name string
-	// Running counts the tenant's admitted requests and tasks, Queued the waiting ones.
+	// Running counts the tenant's admitted requests and tasks. Queued counts its waiting requests.
 	Running, Queued int
 }
 
-// SharedGauges is the status of the state that several gateways share in Redis.
+// SharedGauges is the condition of the state that several gateways share.
 type SharedGauges struct {
 	// Up tells whether Redis answers. Gateways counts the gateways that are known to be alive.
 	Up       bool
 	Gateways int
-	// Errors counts the calls to Redis that failed or timed out.
+	// Errors counts the calls to the state that failed or timed out.
 	Errors uint64
 }
 
 // ModelGauges is the state of one model.
 type ModelGauges struct {
 	Name string
-	// InFlight counts the requests that run on replicas, Queued the waiting ones.
+	// InFlight counts the requests that replicas serve. Queued counts the waiting requests.
 	InFlight, Queued int
 	// Replicas counts the replicas by state.
 	Replicas map[string]int
@@ -101,11 +101,11 @@ type Metrics struct {
 	streams     *streamFigures
 }
 
-// Other is the label value that stands for everything beyond a cap.
+// Other is the label value for all values beyond the cap of a label.
 const Other = "other"
 
-// The phases of a request at an engine. A request waits for its prefill: Sluice schedules requests,
-// the engine its decode steps.
+// The phases of a request at an engine. The time that a request waits counts as waiting for
+// prefill, because Sluice schedules whole requests and the engine schedules decode steps.
 const (
 	phasePrefill = "prefill"
 	phaseDecode  = "decode"
@@ -170,7 +170,7 @@ func (m *Metrics) makeVectors() {
 		"Tokens by kind, prompt or completion, as the engines counted them. Responses whose usage Sluice did not read are not counted.",
 		"model", "kind")
 	m.rejected = counter("sluice_rejected_total",
-		"Requests that Sluice answered with an error, by the error's code: rate_limited, queue_full and so on.", "model", "reason")
+		"Requests that Sluice itself answered with an error, by error code (rate_limited, queue_full and so on).", "model", "reason")
 	m.retries = counter("stream_retries_total",
 		"Attempts that were repeated on another replica, by reason: connect, reset, 5xx, ttft_timeout or preempted.", "reason")
 	m.disconnects = counter("stream_disconnects_total",
@@ -180,7 +180,8 @@ func (m *Metrics) makeVectors() {
 		"Reloads of the configuration file by result, success or failure.", "result")
 }
 
-// startAtZero makes the series exist before the first event, so that rates and alerts see it.
+// startAtZero creates the series before their first event, so that rates and alerts see the first
+// increase.
 func (m *Metrics) startAtZero() {
 	for _, cause := range request.Causes() {
 		m.disconnects.WithLabelValues(cause)
@@ -206,15 +207,16 @@ func (m *Metrics) Waited(d time.Duration) {
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica. reason is request.ReasonConnect
-// or another of these constants.
+// Retried counts an attempt that was repeated on another replica, by its reason:
+// request.ReasonConnect and so on.
 func (m *Metrics) Retried(reason string) {
 	if m != nil {
 		m.retries.WithLabelValues(reason).Inc()
 	}
 }
 
-// ConfigReloaded counts a reload of the file; ok is false when the new file was refused.
+// ConfigReloaded counts a reload of the configuration file. ok is false if the new file was
+// refused.
 func (m *Metrics) ConfigReloaded(ok bool) {
 	if m != nil {
 		m.reloads.WithLabelValues(result(ok)).Inc()
@@ -228,7 +230,7 @@ func result(ok bool) string {
 	return "failure"
 }
 
-// Finished counts a request that has ended, and its stream if it was one (see request.Subscribers).
+// Finished counts a request that has ended, and its stream if it has one (see request.Subscribers).
 func (m *Metrics) Finished(q request.Summary) {
 	if m == nil {
 		return
@@ -249,7 +251,7 @@ func (m *Metrics) Finished(q request.Summary) {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
 	}
-	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // 200 where a stream of heartbeats ended in an error
+	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // the status is 200 if a stream ended in an error after heartbeats
 		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
 	}
 	if cause := q.DisconnectCause(); cause != "" {

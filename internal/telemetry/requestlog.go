@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// RequestLog writes one line for every finished request, at level info under the name "request". It
-// tells who was served by what, when and how it ended, and nothing of what was asked or answered. A
-// nil *RequestLog writes nothing.
+// RequestLog writes one line for every finished request, at level info under the name "request". A
+// line says who was served by which replica, when, and how the request ended. It has nothing of the
+// prompt or the answer. A nil *RequestLog writes nothing.
 type RequestLog struct{ log *zap.Logger }
 
 // NewRequestLog returns a log that writes to log; nil when on is false.
@@ -22,15 +22,14 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 	return &RequestLog{log.Named("request")}
 }
 
-// Finished writes the line of a request whose final record has been joined; see Record. The probes
-// of load balancers have none.
+// Finished writes the line of a request whose final record has been joined; see request.Record.
+// Probes of load balancers get no line.
 //
-// Times are in milliseconds, from Envoy's receipt of the request. What is not known of a request is
-// left out: the time to the first token of one that has no stream, tokens that the engine did not
-// count or that were not read. Of a managed stream whose engine did not count, tokens_out is there
-// without tokens_in: it is the number of events that had something of the answer. tpot_ms is the
-// mean time of an output token after the first. The reason for which a native stream has finished
-// is not known, but that field is always there.
+// Times are in milliseconds, from Envoy's receipt of the request. Unknown values are omitted: the
+// time to the first token without a stream, and tokens that the engine did not count or that were
+// not read. For a managed stream without an engine's count, tokens_out is the number of events with
+// a part of the answer, and tokens_in is missing. tpot_ms is the mean time per output token after
+// the first. finish_reason is always there, and empty for a native stream.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return

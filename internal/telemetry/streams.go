@@ -10,26 +10,26 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// stream is what a finished streamed response tells of how it fared. What is not known is zero and
-// counts nowhere.
+// stream holds the measurements of a finished streamed response. An unknown value is zero and is
+// not counted.
 type stream struct {
-	// Replica that answered, or its address.
+	// Replica that answered, or its address if its id is not known.
 	Replica string
 	// Route is request.RouteNative or request.RouteManaged.
 	Route string
-	// TTFT is from the receipt of the request to the first token.
+	// TTFT is the time from the receipt of the request to the first token.
 	TTFT time.Duration
 	// Held is the part of TTFT for which the request was held before it was sent to a replica.
 	Held time.Duration
-	// Decode is from the first token to the last.
+	// Decode is the time from the first token to the last.
 	Decode time.Duration
-	// Usage is what the engine has counted; see request.Outcome.
+	// Usage is the token count of the engine; see request.Outcome.
 	Usage request.Usage
 }
 
-// streamOf is what a request tells of its stream; zero when it was none, or has no response of an
-// engine. The first byte of a native one stands for its first token: engines send their headers
-// early but their first event with it.
+// streamOf returns the measurements of a request's stream. They are zero if it has none, or if no
+// engine answered. The first byte of a native stream counts as its first token: engines send their
+// headers early, but the first event with the first token.
 func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}
@@ -47,7 +47,7 @@ func streamOf(q *request.Summary) stream {
 	return s
 }
 
-// perToken is the mean time of a token after the first; 0 where it is not known.
+// perToken returns the mean time per token after the first; 0 if it is not known.
 func (s stream) perToken() time.Duration {
 	if gaps := s.Usage.Completion - 1; gaps > 0 && s.Decode > 0 {
 		return s.Decode / time.Duration(gaps)
@@ -55,14 +55,14 @@ func (s stream) perToken() time.Duration {
 	return 0
 }
 
-// streamFigures count how streams fare, and how the requests of a replica are batched.
-type streamFigures struct {
+// streamMetrics are the metrics of streams, and of the batches of requests on a replica.
+type streamMetrics struct {
 	ttft, cached, rate, perToken, batch *prometheus.HistogramVec
 	gaps                                *gapGauge
 }
 
-func newStreamFigures(r prometheus.Registerer) *streamFigures {
-	f := &streamFigures{
+func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
+	f := &streamMetrics{
 		ttft: histogram("stream_ttft_seconds",
 			"Time from the receipt of a request for a stream to its first token, including all waits. For native streams, the first byte of the "+
 				"response's body stands for the first token.", shortBuckets(), "model", "route"),
@@ -91,17 +91,17 @@ func newStreamFigures(r prometheus.Registerer) *streamFigures {
 	return f
 }
 
-// Gap counts the time between two tokens of a managed stream. While there are such gaps of a model,
-// they alone are its stream_inter_token_p95_seconds. The relay may tell of a share of the streams
-// only, if it chooses them by chance.
+// Gap counts the time between two tokens of a managed stream. While a model has such gaps, only
+// they determine its stream_inter_token_p95_seconds. The relay may report a random share of the
+// streams only.
 func (m *Metrics) Gap(model string, gap time.Duration) {
 	if m != nil {
 		m.streams.gaps.measured(m.model(model), gap)
 	}
 }
 
-// Dispatched counts what runs on a replica to which a request was just sent, with that one: the
-// requests that have no token yet, and all others.
+// Dispatched observes the requests on a replica to which a request was just sent, that one
+// included: those without a token yet, and all others.
 func (m *Metrics) Dispatched(prefill, decode int) {
 	if m != nil {
 		m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
@@ -110,12 +110,12 @@ func (m *Metrics) Dispatched(prefill, decode int) {
 }
 
 // observe counts a stream under the labels of its model and of its replica.
-func (f *streamFigures) observe(model string, s stream) {
+func (f *streamMetrics) observe(model string, s stream) {
 	if s.TTFT <= 0 {
 		return
 	}
 	f.ttft.WithLabelValues(model, s.Route).Observe(s.TTFT.Seconds())
-	u := s.Usage // all zero where it is not known
+	u := s.Usage // all zero if it is not known
 	if u.CachedKnown && u.Prompt > 0 {
 		f.cached.WithLabelValues(model, strconv.FormatBool(2*u.Cached >= u.Prompt)).Observe(s.TTFT.Seconds())
 	}
@@ -126,7 +126,7 @@ func (f *streamFigures) observe(model string, s stream) {
 		gaps := u.Completion - 1
 		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
 		f.perToken.WithLabelValues(model, s.Replica).Observe(each.Seconds())
-		if s.Route == request.RouteNative { // of managed ones the relay tells single gaps
+		if s.Route == request.RouteNative { // for managed streams the relay reports single gaps
 			f.gaps.estimated(model, each, gaps)
 		}
 	}
