@@ -98,7 +98,7 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	disconnects *prometheus.CounterVec
 	reloads     *prometheus.CounterVec
-	streams     *streamFigures
+	streams     *streamMetrics
 }
 
 // Other is the label value for all values beyond the cap of a label.
@@ -143,7 +143,7 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		reasons:   labelSet{max: maxReasons},
 	}
 	m.makeVectors()
-	m.streams = newStreamFigures(m.registry)
+	m.streams = newStreamMetrics(m.registry)
 	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries,
 		m.disconnects, m.reloads, newGaugeCollector(m), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
