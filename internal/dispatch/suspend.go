@@ -96,9 +96,9 @@ func processOf(r *engines.Replica) process { return process{r.Address, r.PID, r.
 // check the replica at once. The launcher is empty if the model's UnhealthyOn does not contain the
 // failure, or if the replica is suspended already.
 //
-// A launched replica is suspended: it is not picked until EndSuspension or for 10 s to a minute. The
-// last pickable replica of a model is never suspended. An upstream is not suspended here, because
-// its launcher takes it out of rotation.
+// A launched replica is suspended: it is not picked until EndSuspension or for 10 s to a minute.
+// The last pickable replica of a model is never suspended. An upstream is not suspended here,
+// because its launcher takes it out of rotation.
 func (d *Dispatcher) Failed(replica string, kind Failure, reason string) engines.Launcher {
 	d.mu.Lock()
 	defer d.mu.Unlock()
