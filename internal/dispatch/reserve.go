@@ -28,7 +28,8 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			}
 			return slot, true
 		}
-		// Another model that shares the replica acquired the slot first. Pick again with the new load.
+		// Another model that shares the replica acquired the slot first. Pick again with the new
+		// load.
 	}
 }
 

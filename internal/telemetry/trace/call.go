@@ -9,11 +9,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Inject settles whether a request that Envoy alone is to carry is traced, by the traceparent
-// header that its client has sent (empty: none). It returns the header that the engine is to get in
-// its place, for Record.SetTrace as well; empty and false when the request is not traced, and its
-// header passes on as it is. Native makes the spans. It is not for requests that the relay carries:
-// see Start.
+// Inject decides whether a native request is traced, from the traceparent header of its client
+// (empty: none). It returns the traceparent header for the engine, which the caller also passes to
+// Record.SetTrace. It returns false if the request is not traced; the client's header then passes
+// unchanged. Native makes the spans when the request has ended. For managed requests, use Start.
 func (t *Tracer) Inject(header string) (traceparent string, sampled bool) {
 	if t == nil {
 		return "", false
@@ -25,9 +24,9 @@ func (t *Tracer) Inject(header string) (traceparent string, sampled bool) {
 	return render(own), true
 }
 
-// Native makes the spans of a request that has ended, out of its joined record. It does so for
-// those that Record.SetTrace was called of with what Inject gave, and leaves those alone that the
-// relay carried. It is meant for a subscriber of the request store.
+// Native makes the spans of a native request that has ended, from its joined record. It skips a
+// request without the header of Inject in Record.SetTrace, and managed requests. It is a subscriber
+// of the request store.
 func (t *Tracer) Native(q request.Summary) {
 	if t == nil || q.Trace == "" || q.Route == request.RouteManaged {
 		return
@@ -38,33 +37,33 @@ func (t *Tracer) Native(q request.Summary) {
 	}
 	client, _ := parse(q.TraceParent)
 	if client.TraceID() != own.TraceID() {
-		client = trace.SpanContext{} // the trace begins here
+		client = trace.SpanContext{} // Sluice began the trace
 	}
 	t.send(native(q, own, client))
 }
 
-// Call follows one call of the relay. Its methods are safe for concurrent use. A nil *Call, of a
-// call that is not traced, does nothing, at no cost.
+// Call traces one call of the relay. Its methods are safe for concurrent use. A nil *Call stands
+// for a call that is not traced and does nothing, at no cost.
 type Call struct {
 	tracer      *Tracer
 	traceparent string
 
 	mu sync.Mutex
-	// what follows is guarded by mu
+	// mu guards the following fields
 	recorded recorded
 	ended    bool
-	// latest is when the first token came or the last step since, waiting when the first step came
-	// that was not emitted yet
+	// latest is the time of the first token or of the last step after it. waiting is the time of
+	// the first step that was not emitted yet.
 	latest, waiting time.Time
 }
 
-// maxPhases is more than a call has unless it is tried again and again; then its last attempt goes
-// on for all that follow.
+// maxPhases bounds the phases of a call with many attempts. The last phase then lasts until the end
+// of the call.
 const maxPhases = 32
 
-// Start begins the trace of a call that the relay carries, by the traceparent header that its
-// client has sent (empty: none). The call waits from when it was received, until Admitted. It must
-// be followed by one End. nil when the call is not traced.
+// Start starts the trace of a managed call, from the traceparent header of its client (empty:
+// none). The phase queue lasts from received until Admitted. The caller must call End once. Start
+// returns nil if the call is not traced.
 func (t *Tracer) Start(b request.Arrival, header string, received time.Time) *Call {
 	if t == nil {
 		return nil
@@ -80,8 +79,9 @@ func (t *Tracer) Start(b request.Arrival, header string, received time.Time) *Ca
 	return c
 }
 
-// Traceparent is the header of that name for the engine, whose spans then are below ours; empty
-// when the call is not traced, and its client's own header passes on as it is.
+// Traceparent returns the traceparent header for the engine, which makes the engine's spans
+// children of the call's span. It is empty if the call is not traced; the client's header then
+// passes unchanged.
 func (c *Call) Traceparent() string {
 	if c == nil {
 		return ""
@@ -89,25 +89,25 @@ func (c *Call) Traceparent() string {
 	return c.traceparent
 }
 
-// Queued tells that the call waits again, because its attempt has failed or was preempted.
+// Queued records that the call waits again, because its attempt has failed or was preempted.
 func (c *Call) Queued() { c.queue(c.now()) }
 
 func (c *Call) queue(at time.Time) { c.enter(phase{name: phaseQueue, began: at}) }
 
-// Admitted tells that the call leaves for this replica of the model (its own name), which works on
-// so many requests with it. 0: that is not known.
+// Admitted records that the call was sent to this replica of the model. batch is the number of
+// requests on the replica, this one included; 0 means not known.
 func (c *Call) Admitted(model, replica string, batch int) { c.admitted(c.now(), model, replica, batch) }
 
 func (c *Call) admitted(at time.Time, model, replica string, batch int) {
 	c.enter(phase{name: phasePrefill, began: at, model: model, replica: replica, batch: batch})
 }
 
-// FirstToken tells that the first token has come.
+// FirstToken records the arrival of the first token.
 func (c *Call) FirstToken() { c.firstToken(c.now()) }
 
 func (c *Call) firstToken(at time.Time) { c.enter(phase{name: phaseDecode, began: at}) }
 
-// now is the time by the tracer's clock; zero for a call that is not traced.
+// now returns the time of the tracer's clock, and the zero time for a call that is not traced.
 func (c *Call) now() time.Time {
 	if c == nil {
 		return time.Time{}
@@ -133,8 +133,9 @@ func (c *Call) enter(p phase) {
 	}
 }
 
-// Token tells of the n-th event of the engine, from 0, in their order. Up to 32 of those since
-// FirstToken, evenly spread, become spans decode_step[n], from the step before to this one.
+// Token records the n-th event of the engine, from 0, in order. Up to 32 events after FirstToken,
+// evenly spread, become spans decode_step[n]. Such a span lasts from the previous event to this
+// one.
 func (c *Call) Token(n int64) { c.step(int(n), c.now()) }
 
 func (c *Call) step(n int, at time.Time) {
@@ -155,9 +156,9 @@ func (c *Call) step(n int, at time.Time) {
 	}
 }
 
-// Emitted tells of the end of the m-th write to the client, from 0, in their order. Up to 32 of a
-// stream, evenly spread, become spans emit_chunk[m], from the first step since the write before to
-// this write's end.
+// Emitted records the end of the m-th write to the client, from 0, in order. Up to 32 writes,
+// evenly spread, become spans emit_chunk[m]. Such a span lasts from the first event after the
+// previous write to the end of this write.
 func (c *Call) Emitted(m int64) { c.emit(int(m), c.now()) }
 
 func (c *Call) emit(m int, at time.Time) {
@@ -177,7 +178,7 @@ func (c *Call) emit(m int, at time.Time) {
 	c.waiting = time.Time{}
 }
 
-// End ends the call, now. Calls after the first do nothing.
+// End ends the trace of the call now and sends its spans. Further calls do nothing.
 func (c *Call) End(o request.Outcome) {
 	if c == nil {
 		return
@@ -189,7 +190,7 @@ func (c *Call) End(o request.Outcome) {
 	if ended {
 		return
 	}
-	c.recorded.ended = c.tracer.now() // nobody else touches it any more
+	c.recorded.ended = c.tracer.now() // no other method changes recorded after ended
 	c.recorded.setOutcome(o)
 	c.tracer.send(&c.recorded)
 }

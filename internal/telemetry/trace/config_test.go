@@ -103,7 +103,7 @@ func TestCollectorReturns(t *testing.T) {
 	for _, line := range logs.All() {
 		lines = append(lines, line.Level.String()+" "+line.Message)
 	}
-	if got := strings.Join(lines, "; "); got != "warn spans cannot be sent and are lost; info spans are sent again" || len(s.spans) != 4 {
+	if got := strings.Join(lines, "; "); got != "warn spans lost, collector not reachable; info spans sent again, collector reachable" || len(s.spans) != 4 {
 		t.Errorf("the log has %s, %d spans came", got, len(s.spans))
 	}
 }

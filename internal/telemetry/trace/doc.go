@@ -1,17 +1,17 @@
-// Package trace turns requests into OpenTelemetry spans and sends them, by OTLP over HTTP, to a
-// collector. Package internal/gateway runs it: it subscribes the tracer to the requests of
+// Package trace converts requests to OpenTelemetry spans and sends them to a collector, by OTLP
+// over HTTP. Package internal/gateway runs it: it subscribes the tracer to the requests of
 // internal/request, and has internal/relay start the traces of managed streams.
 //
-// A request that a client's own trace samples, or a share of those without one, has a span named
-// after what it asks for ("chat <model>") with attributes by OpenTelemetry's conventions for
-// generative AI. Below it are the phases in which clients and engines differ: queue, prefill,
-// decode. For managed streams, which Sluice reads, some of the steps and of the writes are there as
-// well.
+// A request is traced if its client's trace is sampled. Of the requests without a client's trace, a
+// share is traced. The request's span is named after its operation ("chat <model>"), and its
+// attributes follow OpenTelemetry's conventions for generative AI. Its children are the phases
+// queue, prefill and decode. Managed streams, which Sluice reads, also have spans for some of their
+// steps and writes.
 //
-// Whether a request is traced, and by which ids, is decided when it comes, so that the engine's own
-// spans can be below ours. The spans themselves are made when the request has ended, out of the
-// times that are known anyway. So a request that is not traced costs nothing, and a native stream
-// nothing while it runs.
+// Whether a request is traced, and with which ids, is decided when it arrives, so that the engine's
+// own spans can be its children. The spans are made when the request has ended, from times that are
+// measured anyway. So an untraced request costs nothing, and a native stream costs nothing while it
+// runs.
 //
-// No attribute ever holds a key, a prompt or a completion.
+// No attribute ever contains a key, a prompt or a completion.
 package trace

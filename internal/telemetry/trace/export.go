@@ -13,12 +13,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// exporter sends batches of spans. It says once that it cannot, instead of for each batch.
+// exporter sends batches of spans. It logs a failure once, not for each batch.
 type exporter struct {
 	*otlptrace.Exporter
 	log     *zap.Logger
 	failing atomic.Bool
-	// ended is closed when no batch will follow
+	// ended is closed after the last batch
 	ended chan struct{}
 }
 
@@ -36,20 +36,20 @@ func newExporter(to *url.URL, c Config) *exporter {
 	return &exporter{Exporter: otlptrace.NewUnstarted(client), log: c.Log, ended: make(chan struct{})}
 }
 
-// ExportSpans implements sdktrace.SpanExporter. Spans that were not taken are lost.
+// ExportSpans implements sdktrace.SpanExporter. Spans that the collector did not accept are lost.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := e.Exporter.ExportSpans(ctx, spans)
 	switch {
 	case err != nil && e.failing.CompareAndSwap(false, true):
-		e.log.Warn("spans cannot be sent and are lost", zap.Error(err))
+		e.log.Warn("spans lost, collector not reachable", zap.Error(err))
 	case err == nil && e.failing.CompareAndSwap(true, false):
-		e.log.Info("spans are sent again")
+		e.log.Info("spans sent again, collector reachable")
 	}
 	return nil
 }
 
-// Shutdown implements sdktrace.SpanExporter. It is called once, by the processor whose batches
-// these are, after the last of them.
+// Shutdown implements sdktrace.SpanExporter. The batch processor calls it once, after its last
+// batch.
 func (e *exporter) Shutdown(ctx context.Context) error {
 	close(e.ended)
 	return e.Exporter.Shutdown(ctx)
@@ -57,7 +57,7 @@ func (e *exporter) Shutdown(ctx context.Context) error {
 
 func (t *Tracer) run(ctx context.Context) error {
 	if err := t.exporter.Start(context.WithoutCancel(ctx)); err != nil {
-		t.config.Log.Warn("spans are not sent", zap.Error(err))
+		t.config.Log.Warn("exporter failed to start, no spans will be sent", zap.Error(err))
 		<-ctx.Done()
 		return nil
 	}
@@ -68,8 +68,8 @@ func (t *Tracer) run(ctx context.Context) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.flush)
 	defer cancel()
 	if t.provider.Shutdown(end) != nil {
-		// It has taken too long. What is still being sent is broken off, and what is left fails at
-		// once; the exporter says so.
+		// The flush timed out. This Shutdown aborts the request in progress and makes the remaining
+		// batches fail at once; the exporter logs the failure.
 		_ = t.exporter.Exporter.Shutdown(context.WithoutCancel(ctx))
 		<-t.exporter.ended
 	}

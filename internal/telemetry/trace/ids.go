@@ -10,8 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// The parts of a traceparent header (W3C Trace Context): version, trace id, span id and flags, with
-// a dash between two.
+// The parts of a traceparent header (W3C Trace Context) are version, trace id, span id and flags,
+// with dashes in between. The constants are their offsets.
 const (
 	traceAt  = 3
 	spanAt   = traceAt + 32 + 1
@@ -19,8 +19,8 @@ const (
 	wholeLen = flagsAt + 2
 )
 
-// parse reads a traceparent header; false for what is none. Of later versions it reads what the
-// first has, as the recommendation asks for.
+// parse parses a traceparent header; false means that it is invalid. Of later versions it reads the
+// parts of version 00, as the recommendation demands.
 func parse(header string) (trace.SpanContext, bool) {
 	if len(header) < wholeLen || header[traceAt-1] != '-' || header[spanAt-1] != '-' || header[flagsAt-1] != '-' {
 		return trace.SpanContext{}, false
@@ -46,7 +46,7 @@ func parse(header string) (trace.SpanContext, bool) {
 	}), true
 }
 
-// octet reads two hexadecimal digits, in lower case.
+// octet parses two lower-case hexadecimal digits.
 func octet(s string) (byte, bool) {
 	high, ok := digit(s[0])
 	low, ok2 := digit(s[1])
@@ -63,7 +63,7 @@ func digit(c byte) (byte, bool) {
 	return 0, false
 }
 
-// render is the traceparent header of a span.
+// render returns the traceparent header of a span.
 func render(s trace.SpanContext) string {
 	b := make([]byte, 0, wholeLen)
 	traceID, spanID := s.TraceID(), s.SpanID()
@@ -76,8 +76,8 @@ func render(s trace.SpanContext) string {
 	return string(b)
 }
 
-// decide says whether a request is traced, and gives its own span and its client's, which is empty
-// where it has none.
+// decide decides whether a request is traced. It returns the request's own span and its client's
+// span, which is empty if the client has none.
 func (t *Tracer) decide(header string) (own, client trace.SpanContext, traced bool) {
 	client, ok := parse(header)
 	traceID := client.TraceID()
@@ -111,20 +111,21 @@ func newSpanID() (id trace.SpanID) {
 	return id
 }
 
-// ids gives a span the ids that were settled before it was made, if its context has them, and
-// others by chance.
+// ids is an ID generator. It gives a span the ids in its context (withIDs), and random ids if the
+// context has none.
 type ids struct{}
 
-type settled struct{}
+// presetIDs is the context key of withIDs.
+type presetIDs struct{}
 
-// withIDs settles the ids of the next span of the context.
+// withIDs sets the ids of the next span of the context.
 func withIDs(ctx context.Context, own trace.SpanContext) context.Context {
-	return context.WithValue(ctx, settled{}, own)
+	return context.WithValue(ctx, presetIDs{}, own)
 }
 
 // NewIDs implements sdktrace.IDGenerator.
 func (ids) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
-	if own, ok := ctx.Value(settled{}).(trace.SpanContext); ok {
+	if own, ok := ctx.Value(presetIDs{}).(trace.SpanContext); ok {
 		return own.TraceID(), own.SpanID()
 	}
 	return newTraceID(), newSpanID()
@@ -132,7 +133,7 @@ func (ids) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 
 // NewSpanID implements sdktrace.IDGenerator.
 func (ids) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
-	if own, ok := ctx.Value(settled{}).(trace.SpanContext); ok {
+	if own, ok := ctx.Value(presetIDs{}).(trace.SpanContext); ok {
 		return own.SpanID()
 	}
 	return newSpanID()

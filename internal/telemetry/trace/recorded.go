@@ -13,12 +13,12 @@ const (
 	phaseQueue   = "queue"
 	phasePrefill = "prefill"
 	phaseDecode  = "decode"
-	// phaseGenerate stands for both of them where a response that is no stream tells nothing of its
-	// first token.
+	// phaseGenerate replaces prefill and decode for a response that is not a stream, whose first
+	// token is not known.
 	phaseGenerate = "generate"
 )
 
-// recorded is a request as its spans will tell of it.
+// recorded holds the data of a request for its spans.
 type recorded struct {
 	own, client             trace.SpanContext
 	began, ended            time.Time
@@ -26,27 +26,27 @@ type recorded struct {
 	// decided is the model that a managed call was admitted to
 	decided         string
 	stream, managed bool
-	// status is the HTTP status; 0: not known
+	// status is the HTTP status; 0 means not known
 	status int
 	result request.Outcome
-	// code is the error code that the client was told, codeStatus the HTTP status that belongs to
-	// it; empty and 0: none, or not known
+	// code is the error code that the client received, codeStatus its HTTP status. They are empty
+	// and 0 if there was no error or it is not known.
 	code          string
 	codeStatus    int
 	phases        []phase
 	steps, chunks series
 }
 
-// phase is one of the phases, in a replica's case with what is known of that.
+// phase is one phase of a request. Phases on a replica also describe the replica.
 type phase struct {
 	name         string
 	began, ended time.Time
-	// model, by its own name, replica and batch are empty of a queue
+	// model is the model's own name. model, replica and batch are empty in the phase queue.
 	model, replica string
 	batch          int
 }
 
-// enter ends the phase that runs and begins another.
+// enter ends the current phase and begins another. It does nothing after maxPhases phases.
 func (r *recorded) enter(p phase) {
 	if n := len(r.phases); n >= maxPhases {
 		return
@@ -60,16 +60,16 @@ func (r *recorded) enter(p phase) {
 	r.phases = append(r.phases, p)
 }
 
-// setOutcome takes over what the relay tells of the end of a call.
+// setOutcome records the relay's outcome of the call.
 func (r *recorded) setOutcome(o request.Outcome) {
 	r.result, r.code = o, o.Code()
 	if o.Fault != nil {
 		r.codeStatus = o.Fault.HTTPStatus()
 	}
-	r.result.Usage.CachedKnown = o.Usage.CachedKnown || o.Usage.Known // the relay reads them all
+	r.result.Usage.CachedKnown = o.Usage.CachedKnown || o.Usage.Known // the relay reads the usage completely
 }
 
-// native is what the joined record of a request tells.
+// native converts the joined record of a native request.
 func native(q request.Summary, own, client trace.SpanContext) *recorded {
 	answered := q.Route == request.RouteNative
 	r := &recorded{
@@ -97,11 +97,11 @@ func native(q request.Summary, own, client trace.SpanContext) *recorded {
 	return r
 }
 
-// maxKept is how many of a series are kept; two of them are what a stream has in steps and chunks.
+// maxKept bounds the moments of a series. A stream has two series: steps and chunks.
 const maxKept = 32
 
-// series keeps some of many moments whose number is not known before, evenly spread: those whose
-// number the stride divides. When there are too many, it doubles.
+// series keeps evenly spread samples of moments whose number is not known in advance. It keeps
+// those whose number is a multiple of stride, and doubles stride when it has too many.
 type series struct {
 	stride, next int
 	kept         []moment
@@ -112,7 +112,7 @@ type moment struct {
 	began, ended time.Time
 }
 
-// add notes the n-th; numbers that do not grow are left out.
+// add adds the n-th moment. It ignores a number that is not greater than the last one.
 func (s *series) add(n int, began, ended time.Time) {
 	if n < s.next {
 		return

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Attributes for which there is no convention. batchSize counts the requests on the replica with
-// this one, seqLen tokens.
+// Attributes without an OpenTelemetry convention. batchSize is the number of requests on the
+// replica, this one included. seqLen is in tokens.
 const (
 	batchSize    = attribute.Key("batch_size")
 	seqLen       = attribute.Key("seq_len")
@@ -29,10 +29,11 @@ const (
 	perToken     = attribute.Key("sluice.time_per_output_token")
 )
 
-// provider is the provider as the conventions call it: we do not know whose model an upstream has.
+// provider is the gen_ai.provider.name of all spans, because the provider of an upstream's model is
+// not known.
 const provider = "sluice"
 
-// send makes the spans of a request and gives them to the exporter's queue, which never blocks.
+// send makes the spans of a request and adds them to the exporter's queue, which never blocks.
 func (t *Tracer) send(r *recorded) {
 	r.close()
 	ctx := trace.ContextWithRemoteSpanContext(withIDs(context.Background(), r.own), r.client)
@@ -43,14 +44,14 @@ func (t *Tracer) send(r *recorded) {
 		root.SetAttributes(semconv.ErrorTypeKey.String(failure))
 		root.SetStatus(codes.Error, failure)
 	}
-	ctx = context.WithValue(ctx, settled{}, nil) // all others have ids by chance
+	ctx = context.WithValue(ctx, presetIDs{}, nil) // the other spans have random ids
 	for _, p := range r.phases {
 		r.sendPhase(ctx, t.spans, p)
 	}
 	root.End(trace.WithTimestamp(r.ended))
 }
 
-// sendPhase makes the span of a phase, and below decode those of its steps and chunks.
+// sendPhase makes the span of a phase. The spans of steps and chunks are children of decode.
 func (r *recorded) sendPhase(ctx context.Context, spans trace.Tracer, p phase) {
 	name := p.name
 	if name == phasePrefill && !r.stream {
@@ -74,7 +75,8 @@ func child(ctx context.Context, spans trace.Tracer, name string, m moment) {
 	span.End(trace.WithTimestamp(m.ended))
 }
 
-// close ends the last phase, and puts times right that two clocks have told.
+// close ends the last phase and moves all times into the request's, because two clocks may have
+// measured them.
 func (r *recorded) close() {
 	if r.ended.Before(r.began) {
 		r.ended = r.began
@@ -99,7 +101,7 @@ func within(at, from, to time.Time) time.Time {
 	return at
 }
 
-// attributes of the request's own span.
+// attributes returns the attributes of the request's own span.
 func (r *recorded) attributes(operation string) []attribute.KeyValue {
 	c := r.result
 	all := []attribute.KeyValue{
@@ -130,7 +132,7 @@ func (r *recorded) attributes(operation string) []attribute.KeyValue {
 	return append(all, usage(c)...)
 }
 
-// usage is what the request has cost, where that is known.
+// usage returns the attributes of the known token usage.
 func usage(c request.Outcome) (all []attribute.KeyValue) {
 	u := c.Usage
 	if u.Known {
@@ -142,7 +144,7 @@ func usage(c request.Outcome) (all []attribute.KeyValue) {
 	return all
 }
 
-// phaseAttributes say on what a phase ran.
+// phaseAttributes returns the replica, batch size and token counts of a phase.
 func (r *recorded) phaseAttributes(p phase) (all []attribute.KeyValue) {
 	if p.replica != "" {
 		all = append(all, replica.String(text(p.replica)))
@@ -164,8 +166,8 @@ func (r *recorded) phaseAttributes(p phase) (all []attribute.KeyValue) {
 	return all
 }
 
-// failure is the class of what went wrong, empty when nothing did. A client that leaves, or is
-// refused for what it sent, is no error of ours.
+// failure returns the class of the error, empty if there was none. It is empty too if the client
+// disconnected or its request was invalid.
 func (r *recorded) failure() string {
 	switch c := r.result; c.Cause {
 	case request.CauseClient, request.CauseCancelled, request.CauseModeration:
@@ -188,7 +190,7 @@ func (r *recorded) failure() string {
 	}
 }
 
-// route is the way the request took.
+// route returns the way that the request took.
 func (r *recorded) route() string {
 	if r.managed {
 		return request.RouteManaged
@@ -196,7 +198,8 @@ func (r *recorded) route() string {
 	return request.RouteNative
 }
 
-// operation is what a request asks for, in the conventions' words as far as they go.
+// operation returns the operation of a request by its path, in the words of the conventions where
+// they have one.
 func operation(path string) string {
 	path, _, _ = strings.Cut(path, "?")
 	switch {
@@ -214,11 +217,11 @@ func operation(path string) string {
 	return "chat"
 }
 
-// maxText bounds a name in an attribute.
+// maxText bounds a text in an attribute, in bytes.
 const maxText = 200
 
-// text is a name that others chose, in the form that OTLP allows: one that is not UTF-8 would lose
-// the whole batch.
+// text cuts a string to maxText bytes and makes it valid UTF-8. With an invalid string, OTLP would
+// lose the whole batch.
 func text(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

@@ -15,35 +15,36 @@ import (
 	"go.uber.org/zap"
 )
 
-// Config says where spans go.
+// Config is the configuration of a Tracer.
 type Config struct {
-	// Endpoint is the collector's OTLP/HTTP address, "http://127.0.0.1:4318"; without a path it is
-	// asked at /v1/traces. Empty: nothing is traced.
+	// Endpoint is the collector's OTLP/HTTP address, such as "http://127.0.0.1:4318". Without a
+	// path, /v1/traces is used. If it is empty, nothing is traced.
 	Endpoint string
-	// Headers are sent with every request to it, a credential say.
+	// Headers are sent with every request to the collector, for example a credential.
 	Headers map[string]string
-	// Sample is the share, from 0 to 1, of the requests without a trace of their client's that are
-	// traced. Where the client has one, its sampled flag decides.
+	// Sample is the share, from 0 to 1, of the requests without a client's trace that are traced.
+	// If the client has a trace, its sampled flag decides.
 	Sample float64
-	// Service is the name by which the collector knows us; empty: "sluice". Version is that of
-	// Sluice, and may be empty.
+	// Service is the service name in the collector; empty means "sluice". Version is Sluice's
+	// version, and may be empty.
 	Service, Version string
-	// Log is told when the collector cannot be reached, and when it can again; nil: nobody is.
+	// Log gets a line when the collector cannot be reached, and when it can be reached again; nil
+	// means none.
 	Log *zap.Logger
 }
 
-// The bounds on what waits for a collector, and for it.
+// The limits of the queue of spans and of the times to send them.
 const (
-	// queueSize in spans, some 1 KB each. What is beyond it is lost.
+	// queueSize is in spans of about 1 KB each. Spans beyond it are lost.
 	queueSize = 8192
-	// exportTimeout bounds one request to the collector with its repetitions, flushTimeout what is
-	// left to be sent at the end.
+	// exportTimeout bounds one request to the collector with its retries. flushTimeout bounds the
+	// sending of the remaining spans when Run ends.
 	exportTimeout = 10 * time.Second
 	flushTimeout  = 5 * time.Second
 )
 
-// Tracer makes spans. Make it with New and run it with Run. Its methods are safe for concurrent
-// use. A nil *Tracer traces nothing, at no cost.
+// Tracer makes spans and sends them to a collector. Make it with New and run it with Run. Its
+// methods are safe for concurrent use. A nil *Tracer traces nothing, at no cost.
 type Tracer struct {
 	config   Config
 	exporter *exporter
@@ -51,28 +52,29 @@ type Tracer struct {
 	spans    trace.Tracer
 	sample   sdktrace.Sampler
 	now      func() time.Time
-	// queue bounds the spans that wait, flush the end of Run
+	// queue bounds the waiting spans, flush the time that Run takes to send the remaining ones
 	queue int
 	flush time.Duration
-	// started is closed when spans are no longer lost
+	// started is closed when Run has started; spans before that are lost
 	started chan struct{}
 }
 
-// New returns a Tracer that has yet to be run; nil, and no error, when the Config has no Endpoint.
-// It fails when the Endpoint is no URL of HTTP, or Sample no share.
+// New returns a Tracer that is not running yet. It returns nil and no error if the Config has no
+// Endpoint. It returns an error if the Endpoint is not an HTTP URL or Sample is not between 0 and
+// 1.
 func New(c Config) (*Tracer, error) {
 	if c.Endpoint == "" {
 		return nil, nil
 	}
-	if !(c.Sample >= 0 && c.Sample <= 1) { // a NaN neither
-		return nil, fmt.Errorf("a share of %v is not between 0 and 1", c.Sample)
+	if !(c.Sample >= 0 && c.Sample <= 1) { // also refuses NaN
+		return nil, fmt.Errorf("a sampled share of %v is not between 0 and 1", c.Sample)
 	}
 	to, err := url.Parse(c.Endpoint)
 	if err != nil || to.Host == "" || to.Scheme != "http" && to.Scheme != "https" {
-		return nil, errors.New("the endpoint is not the URL of an OTLP/HTTP collector") // it is not quoted: it may hold a credential
+		return nil, errors.New("the endpoint is not the URL of an OTLP/HTTP collector") // the error does not quote the endpoint, which may contain a credential
 	}
 	if to.User != nil {
-		return nil, errors.New("the endpoint has a credential, whose place is in the headers")
+		return nil, errors.New("the endpoint contains a credential: put the credential into the headers")
 	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
@@ -82,7 +84,7 @@ func New(c Config) (*Tracer, error) {
 		about = append(about, attribute.String("service.version", c.Version))
 	}
 	provider := sdktrace.NewTracerProvider(
-		sdktrace.WithSampler(sdktrace.AlwaysSample()), // what is not sampled never gets here
+		sdktrace.WithSampler(sdktrace.AlwaysSample()), // requests that are not sampled never make a span
 		sdktrace.WithIDGenerator(ids{}),
 		sdktrace.WithResource(resource.NewSchemaless(about...)),
 	)
@@ -94,8 +96,9 @@ func New(c Config) (*Tracer, error) {
 
 const scope = "github.com/sluice-gateway/sluice"
 
-// Run sends spans until ctx ends, and then what is left, for 5 s at most. Spans of before are lost.
-// It blocks, and is called once. Its error is nil: a collector that is away does not end a gateway.
+// Run sends spans until ctx ends, and then the remaining spans, for 5 s at most. Spans that ended
+// before Run are lost. It blocks and must be called once. Its error is nil, because an unreachable
+// collector must not end a gateway.
 func (t *Tracer) Run(ctx context.Context) error {
 	if t == nil {
 		<-ctx.Done()
