@@ -53,7 +53,7 @@ type httpSink struct {
 	unflushed bool
 }
 
-// tryWriter is what responses of h1server have beside the methods of http.ResponseWriter.
+// tryWriter is what the responses of internal/http1 have beside the methods of http.ResponseWriter.
 type tryWriter interface {
 	TryWrite(b []byte) (whole bool, err error)
 }
