@@ -40,9 +40,9 @@ type Call struct {
 	// EmptyChunks says that heartbeats are chunks without content, for a client that cannot read
 	// comments.
 	EmptyChunks bool
-	// Turn says that the call is one of several on a connection and has no request of its own at
-	// Envoy.
-	Turn bool
+	// OnConnection says that the call is one of several on a connection and has no request of its
+	// own at Envoy.
+	OnConnection bool
 	// Entry is told what becomes of the call. nil: nobody is.
 	Entry Entry
 }
@@ -115,5 +115,5 @@ func (c *Call) Asked() dispatch.Request {
 // arrival returns what the call's record and its trace begin with.
 func (c *Call) arrival() request.Arrival {
 	return request.Arrival{ID: c.RequestID, Method: http.MethodPost, Path: c.Path, Tenant: c.Tenant.Name, Model: c.Scan.Model,
-		Stream: c.Scan.Stream, Bytes: len(c.Body), OnConnection: c.Turn}
+		Stream: c.Scan.Stream, Bytes: len(c.Body), OnConnection: c.OnConnection}
 }

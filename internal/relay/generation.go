@@ -197,7 +197,7 @@ func (g *generation) refusal(fault *openai.Error) *openai.Error {
 		return fault
 	case errors.Is(cause, errTimeout):
 		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
-			Message: "The request's own timeout ended before it could start."}
+			Message: "The request's own timeout expired before the request could start."}
 	default:
 		return faultOf(cause)
 	}

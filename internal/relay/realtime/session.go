@@ -200,7 +200,7 @@ func (s *session) newCall(next conversation, requestID string) (*relay.Call, *op
 	if fault != nil {
 		return nil, fault
 	}
-	call.Patient, call.Turn = true, true
+	call.Patient, call.OnConnection = true, true
 	return call, nil
 }
 

@@ -37,7 +37,7 @@ func TestATurn(t *testing.T) {
 	if diff := cmp.Diff(http.Header{"Traceparent": {"00-1-2-01"}}, r.call.Header); diff != "" {
 		t.Errorf("header (-want +got):\n%s", diff)
 	}
-	if !r.call.Patient || !r.call.Turn || r.call.Tenant.Name != "acme" || r.call.Priority != admission.Batch || r.call.Scan.RequestID != "abc" ||
+	if !r.call.Patient || !r.call.OnConnection || r.call.Tenant.Name != "acme" || r.call.Priority != admission.Batch || r.call.Scan.RequestID != "abc" ||
 		r.call.Scan.Timeout != 5*time.Second || r.call.RequestID != "r1.1" || r.call.Received.IsZero() {
 		t.Errorf("call: %+v", r.call)
 	}
