@@ -137,7 +137,7 @@ type exchange struct {
 	// offered. claimed is closed when the relay has claimed the request.
 	token   string
 	claimed <-chan struct{}
-	// record is created when the body has been scanned. It is nil before, and after close.
+	// record is created when the headers have been accepted. It is nil before, and after close.
 	record *request.Record
 	fault  *openai.Error
 }
@@ -173,15 +173,16 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 		return x.refuse(fault)
 	}
 	x.tenant = tenant
+	x.record = x.server.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name})
 	if h.GetEndOfStream() {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}
 	return continueHeaders
 }
 
-// body scans the body of the request, opens the record of the request and has it dispatched.
+// body scans the body of the request and has the request dispatched.
 func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
-	if x.tenant == nil || x.record != nil {
+	if x.record == nil || !x.scanned.IsZero() {
 		return nil // Envoy sends the headers first and one body: this is not Sluice's Envoy
 	}
 	r := &x.head
@@ -192,9 +193,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	x.record = x.server.Requests.Begin(request.Arrival{
-		ID: r.id, Method: r.method, Path: r.path, Tenant: x.tenant.Name, Model: scan.Model, Stream: scan.Stream, Bytes: len(body),
-	})
+	x.record.SetBody(scan.Model, scan.Stream, len(body))
 	x.scanned = time.Now()
 	return x.decide(&scan, body)
 }

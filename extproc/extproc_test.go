@@ -305,7 +305,8 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 }
 
-// A request has a record from the scan of its body to the end of its exchange.
+// A request has a record from the check of its headers to the end of its exchange. A request without
+// a good key has none.
 func TestRecord(t *testing.T) {
 	requests := request.NewStore(0)
 	var dispatched []string
@@ -313,9 +314,13 @@ func TestRecord(t *testing.T) {
 		dispatched = append(dispatched, fmt.Sprintf("%s %.2s", model, replica))
 	}})
 	s, _ := newServer(t, requests)
+	open(t, s).headers()
+	if all, _ := requests.List(0); len(all) != 0 {
+		t.Errorf("a request without a key has a record: %+v", all)
+	}
 	e := open(t, s)
 	e.headers(key)
-	if all, _ := requests.List(0); len(all) != 0 {
+	if all, running := requests.List(0); running != 1 || all[0].Tenant != "acme" || all[0].State != request.Queued {
 		t.Errorf("before its body: %+v", all)
 	}
 	e.body(`{"model":"m","stream":true}`)

@@ -145,8 +145,8 @@ func (s *Store) addInterimLocked(r *Record, e *Entry) {
 // adoptLocked makes a request out of an entry alone; no Close will come for it. A final entry needs
 // no index.
 func (s *Store) adoptLocked(e *Entry, final bool) *Record {
-	r := &Record{store: s, began: time.Now(), logOnly: true, closed: true}
-	r.summary = Summary{ID: clip(e.RequestID), Started: r.began, State: Streaming}
+	r := &Record{store: s, waitingSince: time.Now(), logOnly: true, closed: true}
+	r.summary = Summary{ID: clip(e.RequestID), Started: r.waitingSince, State: Streaming}
 	r.element = s.running.PushBack(r)
 	if !final && e.RequestID != "" {
 		s.byID[r.summary.ID] = r

@@ -16,10 +16,12 @@ import (
 // nothing.
 type Record struct {
 	store        *Store
-	began        time.Time
 	onConnection bool
 
 	// What follows is guarded by store.mu.
+
+	// waitingSince is when the body had been read; before that, when the record was made.
+	waitingSince time.Time
 
 	summary Summary
 	// element is the record's in store.running; nil once the request is done.
@@ -41,6 +43,18 @@ type Record struct {
 	// outcome is what the relay told, entry is Envoy's final one that came before that.
 	outcome *Outcome
 	entry   *Entry
+}
+
+// SetBody adds what the body of the request says, when it has been read. The request waits from
+// then on.
+func (r *Record) SetBody(model string, stream bool, bytes int) {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.waitingSince = time.Now()
+	r.summary.Model, r.summary.Stream, r.summary.BytesIn = clip(model), stream, int64(bytes)
 }
 
 // SetDispatched implements Follower.
@@ -97,7 +111,7 @@ func (r *Record) setOutcome(o Outcome) (Summary, bool) {
 	}
 	r.outcome = &o
 	if !r.dispatched {
-		r.summary.Waited = time.Since(r.began)
+		r.summary.Waited = time.Since(r.waitingSince)
 	}
 	r.summary.applyOutcome(&o)
 	return r.joinHeldLocked()
@@ -137,7 +151,7 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 		}
 	}
 	if !r.dispatched && r.outcome == nil {
-		r.summary.Waited = now.Sub(r.began)
+		r.summary.Waited = now.Sub(r.waitingSince)
 	}
 	switch {
 	case r.onConnection:
@@ -148,7 +162,7 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 	case r.logged:
 		r.store.forgetLocked(r)
 	default:
-		r.summary.Duration = now.Sub(r.began)
+		r.summary.Duration = now.Sub(r.summary.Started)
 		r.store.finishLocked(r)
 	}
 	return hold, Summary{}, false
@@ -167,7 +181,7 @@ func (r *Record) joinHeldLocked() (Summary, bool) {
 // endOnConnectionLocked finishes a request on a connection, of which no log entry comes.
 func (r *Record) endOnConnectionLocked(now time.Time) Summary {
 	q := &r.summary
-	q.Duration = now.Sub(r.began)
+	q.Duration = now.Sub(q.Started)
 	if r.outcome != nil {
 		if q.FirstByte > 0 {
 			q.LastByte = q.FirstByte + q.Decode
@@ -189,7 +203,7 @@ func (r *Record) soFar(now time.Time) Summary {
 	q := r.summary
 	q.Duration = now.Sub(q.Started)
 	if q.State == Queued {
-		q.Waited = now.Sub(r.began)
+		q.Waited = now.Sub(r.waitingSince)
 	}
 	return q
 }

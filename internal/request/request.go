@@ -35,13 +35,14 @@ type Arrival struct {
 	ID string
 	// Method and Path of the request, if they are known. The query is cut off the path.
 	Method, Path string
-	// Tenant is the name of the caller's tenant, Model the model's name or alias as the client sent
-	// it.
-	Tenant, Model string
-	// Stream says that the client asked for a streamed response.
+	// Tenant is the name of the caller's tenant.
+	Tenant string
+	// Model is the model's name or alias as the client sent it, Stream says that the client asked
+	// for a streamed response, Bytes is the size of the body. If the body has not been read yet,
+	// they are zero, and Record.SetBody adds them.
+	Model  string
 	Stream bool
-	// Bytes of the request's body.
-	Bytes int
+	Bytes  int
 	// OnConnection says that the request is one of several on a connection, a WebSocket's say.
 	// Envoy writes no access log entry for it, so Close ends it. ID is then one that no other
 	// request has.

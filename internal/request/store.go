@@ -73,10 +73,10 @@ func (s *Store) Begin(a Arrival) *Record {
 	if s == nil {
 		return nil
 	}
-	r := &Record{store: s, began: time.Now(), onConnection: a.OnConnection}
+	r := &Record{store: s, waitingSince: time.Now(), onConnection: a.OnConnection}
 	r.summary = Summary{
 		ID: a.ID, Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
-		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.began,
+		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.waitingSince,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
