@@ -305,8 +305,8 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 }
 
-// A request has a record from the check of its headers to the end of its exchange. A request without
-// a good key has none.
+// A request has a record from the check of its headers to the end of its exchange. A request
+// without a good key has none.
 func TestRecord(t *testing.T) {
 	requests := request.NewStore(0)
 	var dispatched []string

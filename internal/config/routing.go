@@ -10,7 +10,8 @@ type Strategy string
 const (
 	// CHWBL is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
 	CHWBL Strategy = "chwbl"
-	// Prefix is CHWBL with a load floor: a replica with fewer requests never counts as busy.
+	// Prefix is CHWBL with a load floor: a replica with fewer requests never counts as busy. Within
+	// the bound, it prefers the replica that has served the beginning of the conversation.
 	Prefix Strategy = "prefix"
 	// RoundRobin gives requests to the replicas in rotation.
 	RoundRobin Strategy = "round_robin"

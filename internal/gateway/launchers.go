@@ -110,7 +110,8 @@ func (l *launchers) components() []func(context.Context) error {
 	return all
 }
 
-// prepare checks that the launchers can run the models of c. The commit gives them these models.
+// prepare builds what the launchers are told under c. They have nothing to refuse: internal/config
+// has checked c. The commit tells them.
 func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	bounds, servers := scales(c), upstreams(c)
 	return func() error {
