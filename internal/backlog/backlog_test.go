@@ -141,8 +141,8 @@ func TestBatches(t *testing.T) {
 		takes, want  time.Duration
 	}{
 		{400, 400, 10 * time.Minute, 20 * time.Minute},
-		// 20 or 21 each: a third batch of one
-		{410, 410, 10 * time.Minute, 30 * time.Minute},
+		// 20 or 21 each: a third batch of one, which ends before the timeout and not with it
+		{410, 410, 9 * time.Minute, 27 * time.Minute},
 		// the second batch is lost
 		{400, 400 + 200, 20 * time.Minute, 30*time.Minute + 20*time.Minute},
 		{1, 1, time.Minute, time.Minute},
