@@ -95,10 +95,13 @@ type wayRule struct {
 	waits func(q *wayQuestion) bool
 }
 
-// wayRules are tried in this order, and the first that applies decides; the last one always does.
+// wayRules are tried in this order. A row with always forces the managed way and does not end the
+// search: later rows then only say whether the client has to wait. Of the other rows the first that
+// applies decides; the last one always applies.
 //
-// A request for a pool is managed if it would be for one of the pool's models, else nativeUntilWait
-// if it would be that for one. After the dispatch there is one more rule: see arrivedBefore.
+// A request for a pool is managed if it would be managed for one of the pool's models, else
+// nativeUntilWait if it would be that for one. After the dispatch there is one more rule:
+// arrivedBefore.
 var wayRules = []wayRule{
 	// Only the relay can call such replicas.
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
@@ -106,7 +109,7 @@ var wayRules = []wayRule{
 	// No answer may bypass moderation, streamed or not. An answer without text has nothing to
 	// moderate.
 	{always: true, applies: func(q *wayQuestion) bool { return q.moderated && !q.Endpoint.NoOutput() }},
-	// The operator demands it, even if the request needs the relay.
+	// The operator demands it, even if the request asks for what only the relay can do.
 	{way: native, applies: func(q *wayQuestion) bool { return q.policy.Mode == ModeNative }},
 	// A request with a client's request id can be joined and resumed, streamed or not; only the
 	// relay does that.
