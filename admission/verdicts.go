@@ -246,7 +246,8 @@ func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bo
 // endOfWait returns why a waiter that was denied stops waiting, or nil.
 func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) error {
 	switch {
-	case w == g.blockedOnTokens && w.newcomer && !w.noWait && !w.Preempted && w.homeQueue.gate != nil && v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
+	case w == g.blockedOnTokens && w.newcomer && !w.noWait && !w.Preempted && w.homeQueue.gate != nil &&
+		v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
 		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(v.Wait), Quota: v.Quota}
 	case w.cancelErr != nil:
 		return w.cancelErr

@@ -261,7 +261,8 @@ func unused(b *suite) {
 	holder := b.admit(admission.Request{})
 	for range 5 {
 		ctx, leave := context.WithCancel(b.ctx())
-		_, err := b.Admit(ctx, admission.Request{Model: "chat", Tenant: "acme", Tokens: 600, Unlocked: admission.UnlockedHooks{OnWait: leave}, Timeout: patience})
+		_, err := b.Admit(ctx, admission.Request{Model: "chat", Tenant: "acme", Tokens: 600,
+			Unlocked: admission.UnlockedHooks{OnWait: leave}, Timeout: patience})
 		if !errors.Is(err, context.Canceled) {
 			b.Fatalf("got %v, want %v", err, context.Canceled)
 		}

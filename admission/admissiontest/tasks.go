@@ -176,10 +176,11 @@ func taskAndRequest(b *suite) {
 	b.setTenantLimits(admission.TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 1})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 60})
 	placed := 0
-	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, SlotOnly: true, Locked: admission.LockedHooks{ReserveSlot: func(model string) (admission.Slot, bool) {
-		placed++
-		return admission.Slot{Replica: model + "-0", Limit: 1}, true
-	}}})
+	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, SlotOnly: true,
+		Locked: admission.LockedHooks{ReserveSlot: func(model string) (admission.Slot, bool) {
+			placed++
+			return admission.Slot{Replica: model + "-0", Limit: 1}, true
+		}}})
 	if placed != 1 || lease.Model() != "chat" {
 		b.Errorf("placed %d times, at %s", placed, lease.Model())
 	}

@@ -17,7 +17,8 @@ func (b *testbed) streams(ctx context.Context) error {
 	for _, l := range []workload{
 		{name: "streams of 400 tokens, one per 5 ms, 32 streams at a time, from start to end", unit: "token", workers: 32, tokens: 400, stream: true,
 			eventPause: 5 * time.Millisecond},
-		{name: "streams of 4,000 tokens, as fast as the engine can, 4 streams at a time, from start to end", unit: "token", workers: 4, tokens: 4000, stream: true},
+		{name: "streams of 4,000 tokens, as fast as the engine can, 4 streams at a time, from start to end", unit: "token",
+			workers: 4, tokens: 4000, stream: true},
 	} {
 		if err := b.compareCPU(l, func(c variant) (cpuCost, error) { return c.measure(ctx, l, b.seconds) }, b.variants()); err != nil {
 			return err

@@ -112,7 +112,8 @@ func (k *checker) checkSource(at path, m *Model) {
 	}
 	if m.Launcher == engines.Kubernetes {
 		if registry.Claim == "" {
-			k.faultf(at.field("registry"), "registry %s has no claim: set claim to the PersistentVolumeClaim that holds its directory on Kubernetes", quoted(s.Registry))
+			k.faultf(at.field("registry"),
+				"registry %s has no claim: set claim to the PersistentVolumeClaim that holds its directory on Kubernetes", quoted(s.Registry))
 		}
 		return
 	}

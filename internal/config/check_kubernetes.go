@@ -37,7 +37,8 @@ func (k *checker) checkNamespace(at path, name string) {
 // checkKubernetesModel checks a model with launcher kubernetes.
 func (k *checker) checkKubernetesModel(at path, m *Model) {
 	if k.config.Kubernetes == nil {
-		k.faultf(at.field("launcher"), "kubernetes needs the section kubernetes at the top of the file: add kubernetes: {} to use the cluster that kubectl uses")
+		k.faultf(at.field("launcher"),
+			"kubernetes needs the section kubernetes at the top of the file: add kubernetes: {} to use the cluster that kubectl uses")
 	}
 	k.rejectSet(at.field("evict"), "launcher: kubernetes, which has priority classes for that")
 	if _, namespace, ok := strings.Cut(m.Cluster, "/"); ok {
@@ -53,7 +54,8 @@ func (k *checker) checkKubernetesModel(at path, m *Model) {
 // checkKubernetesGPU rejects a share of a GPU unless gpu_resource names a resource that is shared.
 func (k *checker) checkKubernetesGPU(at path, m *Model) {
 	if m.Resources != nil && m.Resources.GPU > 0 && m.Resources.GPU < 1 && m.GPUResource == "" && k.valid(at) {
-		k.faultf(at, "must be a whole number with launcher: kubernetes, is %v: for a share of a GPU name a shared resource in gpu_resource, such as nvidia.com/gpu.shared",
+		k.faultf(at,
+			"must be a whole number with launcher: kubernetes, is %v: for a share of a GPU name a shared resource in gpu_resource, such as nvidia.com/gpu.shared",
 			m.Resources.GPU)
 	}
 }
@@ -78,6 +80,7 @@ func (k *checker) checkClaim(at path, r *Registry) {
 		k.faultf(at.field("path"), "must be absolute with a claim, because the volume is mounted there, is %s", quoted(r.Path))
 	}
 	if k.valid(at.field("claim")) && !label.MatchString(r.Claim) {
-		k.faultf(at.field("claim"), "must be the name of a PersistentVolumeClaim: lower case letters, digits and -, at most 63 characters, is %s", quoted(r.Claim))
+		k.faultf(at.field("claim"),
+			"must be the name of a PersistentVolumeClaim: lower case letters, digits and -, at most 63 characters, is %s", quoted(r.Claim))
 	}
 }

@@ -109,7 +109,8 @@ func (p *pod) sendProbe(ctx context.Context, client *http.Client, probe *corev1.
 }
 
 func (p *pod) sendHTTPProbe(ctx context.Context, client *http.Client, sendHTTPProbe *corev1.HTTPGetAction) error {
-	url := strings.ToLower(string(sendHTTPProbe.Scheme)) + "://" + p.address(sendHTTPProbe.Host, sendHTTPProbe.Port) + "/" + strings.TrimPrefix(sendHTTPProbe.Path, "/")
+	url := strings.ToLower(string(sendHTTPProbe.Scheme)) + "://" + p.address(sendHTTPProbe.Host, sendHTTPProbe.Port) +
+		"/" + strings.TrimPrefix(sendHTTPProbe.Path, "/")
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err

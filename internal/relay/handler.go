@@ -174,7 +174,8 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 		return
 	case req.Method != method:
 		w.Header().Set("allow", method)
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed, Message: "This URL takes " + method + " requests only."})
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
+			Message: "This URL takes " + method + " requests only."})
 		return
 	}
 	key := replay.Key{Tenant: req.Header.Get(headers.Tenant), ID: id}

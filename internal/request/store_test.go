@@ -375,7 +375,7 @@ func TestLateNews(t *testing.T) {
 		if len(h.corrected) != 1 {
 			t.Errorf("settled %d times", len(h.corrected))
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		native("b", new(hold))
 		native("c", new(hold))
 		native("d", new(hold)) // pushes the others out

@@ -137,7 +137,8 @@ func New(config Config) *Watcher {
 	if config.Log == nil {
 		config.Log = zap.NewNop()
 	}
-	w := &Watcher{config: config, changed: make(chan struct{}, 1), writeSignal: make(chan struct{}, 1), released: map[types.UID]bool{}, errors: map[string]string{}}
+	w := &Watcher{config: config, changed: make(chan struct{}, 1), writeSignal: make(chan struct{}, 1),
+		released: map[types.UID]bool{}, errors: map[string]string{}}
 	w.engines, w.models = &store{kind: Engine, onChange: w.onStoreChange}, &store{kind: Model, onChange: w.onStoreChange}
 	return w
 }

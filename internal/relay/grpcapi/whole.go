@@ -105,6 +105,7 @@ func (e *eventBody) completion(choices []*choiceBuilder, f *pb.FinalResult) ([]b
 		}
 	}
 	return json.Marshal(map[string]any{
-		"id": e.id, "object": "chat.completion", "created": time.Now().Unix(), "model": e.call.request.model, "choices": list, "usage": json.RawMessage(usageOf(f)),
+		"id": e.id, "object": "chat.completion", "created": time.Now().Unix(), "model": e.call.request.model,
+		"choices": list, "usage": json.RawMessage(usageOf(f)),
 	})
 }
