@@ -36,7 +36,7 @@ var allowed = map[string]string{
 	"internal/openai/delta":     "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/delta internal/openai/jsonscan",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/request internal/http1 " +
-		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/openai/sse",
+		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",

@@ -351,7 +351,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		},
 		Preempted: r.Preempted > 0,
 	}
-	if r.Preempt != nil && r.Preempted < maxPreempted {
+	if r.Preempt != nil && r.Preempted < MaxPreempted {
 		ticket.preemptible = true
 		request.Unlocked.OnPreempt, request.Locked.WouldFreeSlot = ticket.onPreempt(r.Preempt), ticket.wouldFreeSlot
 	}

@@ -1,7 +1,7 @@
 package dispatch
 
-// maxPreempted bounds how often one request is preempted.
-const maxPreempted = 3
+// MaxPreempted bounds how often one request is preempted.
+const MaxPreempted = 3
 
 // onPreempt returns the function that admission calls to preempt the request.
 func (t *Ticket) onPreempt(preempt func()) func() {

@@ -129,7 +129,7 @@ func TestPreemptedThreeTimes(t *testing.T) {
 			urgent, leave := context.WithCancel(ctx)
 			m := s.send(urgent, admission.Interactive)
 			synctest.Wait()
-			if in := m.ticket.Load() != nil; in != (n < maxPreempted) || batch.preempted.Load() != int64(min(n+1, maxPreempted)) {
+			if in := m.ticket.Load() != nil; in != (n < MaxPreempted) || batch.preempted.Load() != int64(min(n+1, MaxPreempted)) {
 				t.Fatalf("urgent request %d: let in: %v, preempted %d times", n, in, batch.preempted.Load())
 			}
 			leave()
@@ -202,7 +202,7 @@ func TestPreemptionInACrowd(t *testing.T) {
 					p = admission.Interactive
 				}
 				for n := 0; !s.served(t, random, p, n, &inside); n++ {
-					if preempted.Add(1); n >= maxPreempted {
+					if preempted.Add(1); n >= MaxPreempted {
 						t.Errorf("preempted for the %dth time", n+1)
 					}
 				}

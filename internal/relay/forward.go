@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // remoteCancelTimeout is how long a remote gateway has to accept that a call is cancelled.
@@ -77,7 +78,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sin
 func (r *Relay) cancelRemote(c *Call, owner string) {
 	ctx, cancel := context.WithTimeout(r.ctx, remoteCancelTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, streamsPath+url.PathEscape(c.Scan.RequestID)+"/cancel", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, routes.StreamsPath+url.PathEscape(c.Scan.RequestID)+"/cancel", nil)
 	if err != nil { // the id was escaped
 		panic(err)
 	}

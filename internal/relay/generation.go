@@ -11,8 +11,6 @@ import (
 )
 
 const (
-	// maxPreemptions bounds how often one generation can be preempted.
-	maxPreemptions = 3
 	// replayLogBytes bounds the replay log of a named generation, in bytes. It holds some thousand
 	// tokens, so that a start that is repeated late mostly receives all events.
 	replayLogBytes = 1 << 20
@@ -182,7 +180,7 @@ func (g *generation) dispatch() (ticket *dispatch.Ticket, p *preemption, fault *
 		request.Timeout = max(request.Timeout-time.Since(g.call.Received), time.Millisecond)
 	}
 	p = new(preemption)
-	if request.Preempted < maxPreemptions && g.call.Scan.Stream { // an answer that is no stream has no first token
+	if request.Preempted < dispatch.MaxPreempted && g.call.Scan.Stream { // an answer that is no stream has no first token
 		request.Preempt = p.request
 	}
 	ticket, fault = g.relay.config.Dispatcher.Dispatch(g.ctx, &request)

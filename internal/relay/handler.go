@@ -14,11 +14,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 const (
-	// streamsPath is the path below which clients find the streams that they have named.
-	streamsPath = "/v1/streams/"
 	// bodyTimeout is how long a body may take that Envoy has received already.
 	bodyTimeout = time.Minute
 	// maxIgnoredBody bounds what is read of a body that means nothing, in bytes.
@@ -35,7 +34,7 @@ func (r *Relay) Handler() http.Handler {
 func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch {
-		case strings.HasPrefix(req.URL.Path, streamsPath):
+		case strings.HasPrefix(req.URL.Path, routes.StreamsPath):
 			r.serveStreams(w, req)
 		case strings.HasPrefix(req.URL.Path, "/v1/"):
 			inference(w, req)
@@ -162,7 +161,7 @@ func cancelPending(p *dispatch.Pending) {
 // serveStreams serves /v1/streams/{id} and /v1/streams/{id}/cancel.
 func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // the server notices that a client leaves only after its body
-	escaped, cancel := strings.CutSuffix(strings.TrimPrefix(req.URL.EscapedPath(), streamsPath), "/cancel")
+	escaped, cancel := strings.CutSuffix(strings.TrimPrefix(req.URL.EscapedPath(), routes.StreamsPath), "/cancel")
 	id, err := url.PathUnescape(escaped)
 	method := http.MethodGet
 	if cancel {
