@@ -290,6 +290,19 @@ func (l *Launcher) publishLocked() {
 	l.Fleet.Set(Source, part)
 }
 
+// Faults returns why servers fail their health check, by URL.
+func (l *Launcher) Faults() map[string]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[string]string{}
+	for url, s := range l.servers {
+		if s.checked && s.fault != "" {
+			all[url] = s.fault
+		}
+	}
+	return all
+}
+
 func (s *server) replica(model string) engines.Replica {
 	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
 		Launcher: engines.Upstream, Since: s.since, Reason: s.fault}

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -36,9 +37,11 @@ type Config struct {
 	Fleet func() *engines.Snapshot
 	// Status returns the status of Sluice and of its Envoy.
 	Status func() Status
-	// NotReady returns the reasons for which requests cannot be served, one sentence each. An empty
-	// list means ready. If NotReady is nil, the gateway is always ready.
+	// NotReady returns the reasons for which this gateway cannot take requests, one sentence each.
+	// An empty list means ready. If NotReady is nil, the gateway is always ready.
 	NotReady func() []string
+	// Conditions returns the conditions of the gateway, those that need attention first.
+	Conditions func() []condition.Condition
 	// ModelLoad returns the load and the limits of a model. If ModelLoad is nil, all are shown as
 	// 0.
 	ModelLoad func(model string) ModelLoad
@@ -113,6 +116,9 @@ func (h *handler) table() map[string]route {
 	}
 	for path, file := range pageFiles() {
 		routes[path] = route{http.MethodGet: file.ServeHTTP}
+	}
+	if h.Conditions != nil {
+		routes["/api/v1/conditions"] = route{http.MethodGet: h.conditions}
 	}
 	if h.Requests != nil {
 		routes["/api/v1/requests"] = route{http.MethodGet: h.requests}

@@ -53,11 +53,10 @@ func newConfig() Config {
 			nack := Nack{Type: "cluster", Resource: "model/chat", Message: "bad", Time: noon}
 			return Status{
 				Version: "1.2.3", Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
-				Envoy:    EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
-				XDS:      XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
-				Config:   ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}},
-				Shared:   SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
-				Problems: []string{"Kubernetes does not answer"},
+				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
+				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
+				Config: ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, NeedsRestart: []string{"listen"}},
+				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
 			}
 		},
 		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
@@ -201,8 +200,8 @@ func TestStatus(t *testing.T) {
 		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":""},
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
-		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"]},
-		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"},"problems":["Kubernetes does not answer"]}`)
+		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"],"needs_restart":["listen"]},
+		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"}}`)
 	if diff := cmp.Diff(want, any(got)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}

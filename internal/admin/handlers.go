@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -43,6 +44,11 @@ func (h *handler) reasons() []string {
 	return reasons
 }
 
+// conditions lists the conditions, those that need attention first.
+func (h *handler) conditions(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string][]condition.Condition{"conditions": orEmpty(h.Conditions())})
+}
+
 func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 	type sharedView struct {
 		SharedStatus
@@ -52,6 +58,8 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Path     string     `json:"path"`
 		LoadedAt *time.Time `json:"loaded_at"`
 		Faults   []string   `json:"faults"`
+
+		NeedsRestart []string `json:"needs_restart"`
 	}
 	s, reasons := h.Status(), h.reasons()
 	s.XDS.Refused = orEmpty(s.XDS.Refused)
@@ -66,8 +74,6 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		XDS     XDSStatus   `json:"xds"`
 		Config  configView  `json:"config"`
 		Shared  sharedView  `json:"shared"`
-
-		Problems []string `json:"problems"`
 	}{
 		Version: s.Version,
 		Listen:  s.Listen,
@@ -77,10 +83,8 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Reasons: reasons,
 		Envoy:   s.Envoy,
 		XDS:     s.XDS,
-		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults)},
+		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults), orEmpty(s.Config.NeedsRestart)},
 		Shared:  sharedView{s.Shared, orNull(s.Shared.Since)},
-
-		Problems: orEmpty(s.Problems),
 	})
 }
 

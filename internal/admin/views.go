@@ -115,8 +115,6 @@ type Status struct {
 	XDS    XDSStatus
 	Config ConfigStatus
 	Shared SharedStatus
-	// Problems are the faults that no other field shows, one sentence each.
-	Problems []string
 }
 
 // EnvoyStatus is the status of Envoy.
@@ -158,6 +156,8 @@ type ConfigStatus struct {
 	LoadedAt time.Time
 	// Faults are the faults of a newer file that was refused, one sentence each.
 	Faults []string
+	// NeedsRestart names the fields whose new values take effect at the next start.
+	NeedsRestart []string
 }
 
 // SharedStatus is the status of the state that several gateways share in Redis.

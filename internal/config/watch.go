@@ -64,14 +64,11 @@ type Status struct {
 	NeedsRestart []string `json:"needs_restart,omitempty"`
 }
 
-// Messages returns one sentence for each fault, and one for each field that needs a restart.
+// Messages returns one sentence for each fault.
 func (s Status) Messages() []string {
 	var messages []string
 	for _, fault := range s.Faults {
 		messages = append(messages, fault.Error())
-	}
-	for _, field := range s.NeedsRestart {
-		messages = append(messages, s.Path+": "+field+": the new value takes effect when Sluice is restarted")
 	}
 	return messages
 }

@@ -232,7 +232,7 @@ func TestWatcherApplyFails(t *testing.T) {
 	})
 }
 
-func TestWatcherNamesWhatNeedsARestart(t *testing.T) {
+func TestO2_WatcherNamesWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, oneModel)
@@ -244,16 +244,18 @@ func TestWatcherNamesWhatNeedsARestart(t *testing.T) {
 		if err := w.Reload(); err != nil {
 			t.Fatal(err)
 		}
-		want := []string{w.file + ": admin: the new value takes effect when Sluice is restarted"}
-		if diff := cmp.Diff(want, w.Status().Messages()); diff != "" {
+		if diff := cmp.Diff([]string{"admin"}, w.Status().NeedsRestart); diff != "" {
 			t.Error(diff)
+		}
+		if messages := w.Status().Messages(); len(messages) > 0 {
+			t.Errorf("a change that waits for a restart is shown as a fault of the file: %q", messages)
 		}
 		w.write(twoModels)
 		if err := w.Reload(); err != nil {
 			t.Fatal(err)
 		}
-		if messages := w.Status().Messages(); len(messages) > 0 {
-			t.Errorf("back to the values of the start: %q", messages)
+		if fields := w.Status().NeedsRestart; len(fields) > 0 {
+			t.Errorf("back to the values of the start: %q", fields)
 		}
 	})
 }

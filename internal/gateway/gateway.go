@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/extproc"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -59,6 +61,9 @@ type Gateway struct {
 	decisions  *extproc.Server
 	requests   *request.Store
 	metrics    *telemetry.Metrics
+	conditions *condition.Registry
+	// draining is true from the beginning of drain on.
+	draining atomic.Bool
 
 	settings  settings
 	watcher   *config.Watcher
@@ -102,6 +107,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: request.NewStore(0),
+		conditions: condition.New(o.Log),
 	}
 	g.settings.file = o.Config
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, KnownModel: g.knownModel})
@@ -124,6 +130,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		g.metrics.ConfigReloaded(false)
 		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
 	}})
+	g.watchConditions()
 	g.parts, g.exec = g.configParts(), execSelf
 	return g, nil
 }
@@ -210,7 +217,7 @@ func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*s
 // components lists what runs until its context ends: everything that keeps the gateway up to date.
 func (g *Gateway) components(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.dispatcher.Run, g.followFleet, g.freeRecovered, g.watcher.Run,
+		g.dispatcher.Run, g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)
@@ -244,6 +251,7 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 // have ended or after the timeout, and then the replicas of all nodes. On a second signal it stops
 // all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
+	g.draining.Store(true)
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/kubernetes/custom"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -272,16 +274,20 @@ func (r *customResources) goneModels() []string {
 }
 
 // problems says which objects are not in force, and why.
-func (r *customResources) problems() []string {
+func (r *customResources) conditions() []condition.Condition {
+	var all []condition.Condition
+	if why := r.watcher.Errors(); why != "" {
+		all = append(all, condition.Fault(condition.ResourceRejected, "", "CannotBeRead", "Custom resources: "+sentence(why)+"."))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []string
 	if r.failure != "" {
-		all = append(all, r.failure)
+		all = append(all, condition.Fault(condition.ResourceRejected, "", "NotInForce", sentence(r.failure)+"."))
 	}
 	for _, v := range r.inForce.objects {
 		if v.refused != "" {
-			all = append(all, string(v.Kind)+" "+v.Name+" is refused: "+v.refused)
+			all = append(all, condition.Fault(condition.ResourceRejected, string(v.Kind)+"/"+v.Name, "Refused",
+				fmt.Sprintf("%s %s is refused: %s.", v.Kind, v.Name, sentence(v.refused))))
 		}
 	}
 	return all

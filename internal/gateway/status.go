@@ -3,8 +3,6 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
@@ -24,6 +22,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Fleet:       g.fleet.Snapshot,
 		Status:      g.status,
 		NotReady:    g.notReady,
+		Conditions:  g.conditions.List,
 		ModelLoad:   g.modelLoad,
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
@@ -48,9 +47,8 @@ func (g *Gateway) status() admin.Status {
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.limits.status(),
-		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Messages()},
+		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Messages(), NeedsRestart: file.NeedsRestart},
 	}
-	s.Problems = g.problems()
 	if x.LastNack != nil {
 		last := admin.Nack(*x.LastNack)
 		s.XDS.LastNack = &last
@@ -66,45 +64,13 @@ func (g *Gateway) status() admin.Status {
 	return s
 }
 
-// problems returns the faults of models, replicas and custom resources, one sentence each. Faults
-// of the file, of Envoy and of Redis have fields of their own in the status.
-func (g *Gateway) problems() []string {
-	var all []string
-	if g.launchers.kubernetes != nil {
-		s := g.launchers.kubernetes.Status()
-		for _, c := range s.Clusters {
-			if c.Errors != "" {
-				all = append(all, strings.TrimSpace("Kubernetes "+c.Context)+": "+c.Errors)
-			}
-		}
-		for model, why := range s.Faults {
-			all = append(all, "Model "+model+" cannot be launched on Kubernetes: "+why)
-		}
-		for model, why := range s.Blocked {
-			all = append(all, "Model "+model+" has too few pods: "+why)
-		}
-	}
-	if g.launchers.resources != nil {
-		if why := g.launchers.resources.watcher.Errors(); why != "" {
-			all = append(all, "Custom resources: "+why)
-		}
-		all = append(all, g.launchers.resources.problems()...)
-	}
-	for model, why := range g.launchers.nodes.Pending() {
-		all = append(all, "Model "+model+" has replicas that fit on no node: "+why)
-	}
-	for id, why := range g.dispatcher.Suspended() {
-		all = append(all, "Replica "+id+" gets no requests for a while: it "+why)
-	}
-	slices.Sort(all)
-	return all
-}
-
-// notReady returns the reasons for which clients cannot be served, one sentence each. The gateway
-// is ready when Envoy has accepted its configuration and every model has the replicas that it
-// needs.
+// notReady returns the reasons for which this gateway cannot take requests, one sentence each. How
+// many replicas a model has is no such reason: see modelConditions.
 func (g *Gateway) notReady() []string {
 	var missing []string
+	if g.draining.Load() {
+		missing = append(missing, "the gateway is draining")
+	}
 	if g.envoy.process != nil {
 		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
 			missing = append(missing, fmt.Sprintf("Envoy is %s: %s", s.State, s.Reason))
@@ -112,16 +78,6 @@ func (g *Gateway) notReady() []string {
 	}
 	if x := g.envoy.server.Status(); !x.Configured {
 		missing = append(missing, "Envoy has not accepted its listener")
-	}
-	bounds := scales(g.config())
-	for name, m := range g.fleet.Snapshot().Models {
-		usable := 0
-		if v, ok := g.dispatcher.View(name); ok {
-			usable = len(v.Loads)
-		}
-		if n := needed(m, bounds[name].Min); usable < n {
-			missing = append(missing, fmt.Sprintf("model %s has %d of %d replicas", name, usable, n))
-		}
 	}
 	return missing
 }
@@ -235,7 +191,7 @@ func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 // gauges returns the values of the gauges. It is called at every scrape.
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
-	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks}
+	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Conditions: g.conditions.List()}
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)
 		states := map[string]int{}

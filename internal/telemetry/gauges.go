@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
 )
 
 // gaugeCollector reads all gauges at each scrape. No gauge is counted up and down, so none can
@@ -15,6 +17,7 @@ type gaugeCollector struct {
 	running, waiting                         *prometheus.Desc // per tenant
 	up, gateways, errors                     *prometheus.Desc // of the shared state
 	gpuMemory                                *prometheus.Desc
+	condition, modelReady                    *prometheus.Desc
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -34,13 +37,17 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		gateways: desc("sluice_gateways", "Gateways that share their state and are known to be alive, including this one."),
 		errors:   desc("sluice_shared_errors_total", "Calls to the Redis of the shared state that failed or timed out."),
 
+		condition:  desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.", "type", "subject"),
+		modelReady: desc("sluice_model_ready", "1 while the model has the replicas that it needs now, else 0.", "model"),
+
 		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory} {
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
+		c.condition, c.modelReady} {
 		out <- d
 	}
 }
@@ -67,6 +74,7 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.running, float64(t.Running), name)
 		gauge(c.waiting, float64(t.Queued), name)
 	}
+	c.collectConditions(g.Conditions, gauge)
 	for _, gpu := range g.GPUs {
 		gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")
 		gauge(c.gpuMemory, float64(gpu.Used), gpu.UUID, "used")
@@ -149,4 +157,22 @@ func (s *labelSet) admit(value string) string {
 	}
 	s.admitted[value] = struct{}{}
 	return value
+}
+
+// maxConditions bounds the conditions that one scrape reports, because subjects are names of
+// models, replicas and servers. Those that need attention come first in the list.
+const maxConditions = 2000
+
+// collectConditions reports the conditions, and for each model whether it is ready.
+func (c *gaugeCollector) collectConditions(all []condition.Condition, gauge func(*prometheus.Desc, float64, ...string)) {
+	for i := range all[:min(len(all), maxConditions)] {
+		one, attention := &all[i], 1.0
+		if one.Normal() {
+			attention = 0
+		}
+		gauge(c.condition, attention, string(one.Type), one.Subject)
+		if one.Type == condition.ModelReady {
+			gauge(c.modelReady, 1-attention, one.Subject)
+		}
+	}
 }

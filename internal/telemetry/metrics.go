@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -40,6 +41,8 @@ type Gauges struct {
 	// Shared is the state that several gateways share. It is nil for a gateway without shared
 	// state.
 	Shared *SharedGauges
+	// Conditions are the conditions of the gateway.
+	Conditions []condition.Condition
 	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
 }

@@ -31,11 +31,12 @@ async function errorMessage(answer) {
 
 /** Reads everything that the page shows. */
 async function poll() {
-  const [[status, now], [m], [t], [r], [n], [q]] = await Promise.all([
+  const [[status, now], [m], [t], [r], [n], [c], [q]] = await Promise.all([
     get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'), get('/api/v1/nodes'),
+    get('/api/v1/conditions'),
     get(`/api/v1/requests?limit=${shownRequests}`),
   ]);
-  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, requests: q.requests, running: q.running };
+  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, conditions: c.conditions, requests: q.requests, running: q.running };
 }
 
 // The cards
@@ -106,26 +107,22 @@ function draw(value) {
 // The faults that need the operator's attention
 
 function faults(w) {
-  const s = w.status;
-  const all = s.reasons.map((why) => ({ what: 'Not ready', why }));
-  if (tone(s.envoy.state) === 'bad') all.push({ what: 'Envoy is down', why: s.envoy.reason });
-  for (const n of s.xds.refused) {
-    all.push({ what: `Envoy refused ${n.type} ${n.resource} at ${clock(n.time)} and uses the version before`, why: n.message });
-  }
-  if (s.config.faults.length > 0) {
-    all.push({ what: 'The configuration file has faults; the configuration before it stays in force', why: s.config.faults.join('\n') });
-  }
-  if (s.shared.configured && !s.shared.up) {
-    all.push({ what: 'Redis does not answer; this gateway enforces only its own share of the limits', why: s.shared.last_error });
-  }
-  for (const why of s.problems) all.push({ what: 'Fault', why });
-  for (const n of w.nodes) {
-    if (n.lost) all.push({ what: `Node ${n.name} does not answer`, why: 'its replicas are started on other nodes that have free resources' });
-  }
-  for (const r of w.replicas) {
-    if (r.state === 'failed') all.push({ what: `Replica ${r.id} of ${r.model} failed`, why: r.reason });
+  const all = w.status.reasons.map((why) => ({ what: 'Not ready', why }));
+  for (const c of w.conditions) {
+    if (needsAttention(c)) all.push({ what: c.subject === '' ? words(c.type) : `${words(c.type)}: ${c.subject}`, why: c.message });
   }
   return all;
+}
+
+/** A normal start of a model and a change that waits for a restart are in the list of conditions, but they are no fault. */
+function needsAttention(c) {
+  return c.severity !== 'info';
+}
+
+/** Writes the name of a type as words: ConnectionsNearLimit becomes "Connections near limit", but ModelReady that is false is no "Model ready". */
+function words(type) {
+  if (type === 'ModelReady') return 'Model not ready';
+  return type.replace(/(?<=[a-z])([A-Z])/g, (c) => ` ${c.toLowerCase()}`);
 }
 
 function attention(w) {

@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
 )
 
 // AwaitQueued waits until exactly n requests wait for the model.
@@ -130,6 +132,53 @@ func dialUnix(path string) func(context.Context, string, string) (net.Conn, erro
 func (g *Gateway) AwaitAdmin() {
 	g.T.Helper()
 	Eventually(g.T, "the admin listener answers", func() error { return g.TryGet("/api/v1/status", new(struct{})) })
+}
+
+// Conditions returns the conditions of this type that need attention, by subject.
+func (g *Gateway) Conditions(kind condition.Type) (map[string]condition.Condition, error) {
+	var answer struct{ Conditions []condition.Condition }
+	if err := g.TryGet("/api/v1/conditions", &answer); err != nil {
+		return nil, err
+	}
+	all := map[string]condition.Condition{}
+	for _, c := range answer.Conditions {
+		if c.Type == kind && !c.Normal() {
+			all[c.Subject] = c
+		}
+	}
+	return all, nil
+}
+
+// AwaitCondition waits until a condition of this type needs attention for the subject, and returns
+// it.
+func (g *Gateway) AwaitCondition(kind condition.Type, subject string) condition.Condition {
+	g.T.Helper()
+	var found condition.Condition
+	Eventually(g.T, fmt.Sprintf("condition %s of %q", kind, subject), func() error {
+		all, err := g.Conditions(kind)
+		if err != nil {
+			return err
+		}
+		c, ok := all[subject]
+		if !ok {
+			return fmt.Errorf("only %v", all)
+		}
+		found = c
+		return nil
+	})
+	return found
+}
+
+// AwaitNoCondition waits until no condition of this type needs attention.
+func (g *Gateway) AwaitNoCondition(kind condition.Type) {
+	g.T.Helper()
+	Eventually(g.T, fmt.Sprintf("no condition %s", kind), func() error {
+		all, err := g.Conditions(kind)
+		if err == nil && len(all) > 0 {
+			err = fmt.Errorf("%v", all)
+		}
+		return err
+	})
 }
 
 // AwaitSharedState waits until the gateway reports that Redis is reachable, or not, as up says. If

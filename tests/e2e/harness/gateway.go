@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -169,7 +170,8 @@ func (g *Gateway) LogText() string {
 	return string(b)
 }
 
-// AwaitReady waits until the gateway is ready. It fails the test if the program exits.
+// AwaitReady waits until the gateway takes requests and every model has the replicas that it needs.
+// It fails the test if the program exits.
 func (g *Gateway) AwaitReady() {
 	g.T.Helper()
 	Eventually(g.T, "ready", func() error {
@@ -188,6 +190,10 @@ func (g *Gateway) AwaitReady() {
 		if r.StatusCode != 200 {
 			return fmt.Errorf("%d: %s", r.StatusCode, b)
 		}
-		return nil
+		waiting, err := g.Conditions(condition.ModelReady)
+		if err == nil && len(waiting) > 0 {
+			err = fmt.Errorf("%v", waiting)
+		}
+		return err
 	})
 }

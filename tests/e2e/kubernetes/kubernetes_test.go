@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/kubetest"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -243,10 +244,8 @@ func TestE2E_N4_TheAPIServerIsAway(t *testing.T) {
 	g.AwaitReady()
 	k.StopAPI(t)
 	harness.Eventually(t, "the operator is told", func() error {
-		var s struct{ Problems []string }
-		g.Get("/api/v1/status", &s)
-		if len(s.Problems) == 0 {
-			return fmt.Errorf("%+v", s)
+		if all, err := g.Conditions(condition.KubernetesFault); err != nil || len(all) == 0 {
+			return fmt.Errorf("%v %w", all, err)
 		}
 		return nil
 	})
@@ -358,14 +357,16 @@ func TestE2E_N4_StartWithoutCustomResources(t *testing.T) {
 	k.kubectl("patch", "role", "sluice", "--type=json", "-p", `[{"op": "remove", "path": "/rules/0"}, {"op": "remove", "path": "/rules/0"}]`)
 	g = k.start(`models: [{name: sign, launcher: kubernetes, engine: sim, task: text-generation, replicas: {min: 1, max: 1}, ` + fastVariables + `}]`)
 	harness.Eventually(t, "the file's own model is made, and the operator is told", func() error {
-		var s struct{ Problems []string }
-		g.Get("/api/v1/status", &s)
+		all, err := g.Conditions(condition.ResourceRejected)
+		if err != nil {
+			return err
+		}
 		for _, r := range g.Replicas() {
-			if r.Model == "sign" && r.State == "ready" && strings.Contains(strings.Join(s.Problems, "\n"), "forbidden") {
+			if r.Model == "sign" && r.State == "ready" && strings.Contains(all[""].Message, "forbidden") {
 				return nil
 			}
 		}
-		return fmt.Errorf("%+v %v", g.Replicas(), s)
+		return fmt.Errorf("%+v %v", g.Replicas(), all)
 	})
 	k.kubectl("apply", "-f", rights)
 	harness.Eventually(t, "the model is back", func() error {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -86,11 +87,9 @@ func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
 	if now := at(); now != last {
 		t.Errorf("the last one is out: %s serves, not %s", now, last)
 	}
-	var status struct{ Problems []string }
-	g.Get("/api/v1/status", &status)
 	for _, id := range []string{first, second} {
-		if all := strings.Join(status.Problems, "\n"); !strings.Contains(all, id) || !strings.Contains(all, "answered 500") {
-			t.Errorf("the operator is not told that %s gets no requests: %q", id, all)
+		if c := g.AwaitCondition(condition.ReplicaSuspended, id); !strings.Contains(c.Message, "answered 500") {
+			t.Errorf("the operator is not told why %s gets no requests: %+v", id, c)
 		}
 	}
 	syscall.Kill(g.Replicas()[first].PID, syscall.SIGKILL)

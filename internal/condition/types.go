@@ -1,0 +1,127 @@
+package condition
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Type is the kind of a condition, a row of the table of types.
+type Type string
+
+// The types of conditions. The table below says what each one means.
+const (
+	ModelReady           Type = "ModelReady"
+	ReplicaFailed        Type = "ReplicaFailed"
+	ReplicaSuspended     Type = "ReplicaSuspended"
+	ReplicaPending       Type = "ReplicaPending"
+	UpstreamUnreachable  Type = "UpstreamUnreachable"
+	NodeLost             Type = "NodeLost"
+	RedisUnavailable     Type = "RedisUnavailable"
+	EnvoyUnresponsive    Type = "EnvoyUnresponsive"
+	EnvoyRejectedConfig  Type = "EnvoyRejectedConfig"
+	ConfigRejected       Type = "ConfigRejected"
+	RestartRequired      Type = "RestartRequired"
+	KubernetesFault      Type = "KubernetesFault"
+	ResourceRejected     Type = "ResourceRejected"
+	NameClash            Type = "NameClash"
+	ConnectionsNearLimit Type = "ConnectionsNearLimit"
+	MemoryNearLimit      Type = "MemoryNearLimit"
+	StateNotWritable     Type = "StateNotWritable"
+)
+
+// row is what the table says about one type.
+type row struct {
+	kind Type
+	// severity is the severity of a condition that differs from its normal status.
+	severity Severity
+	// normal is the status that needs no attention.
+	normal Status
+	// global types are about the whole gateway. They are listed even while they are normal.
+	global bool
+	// meaning says when the condition differs from its normal status.
+	meaning string
+	// action says what the operator does about it. It is added to the message.
+	action string
+}
+
+// types is the table of all types. A new type is one constant and one row.
+var types = []row{
+	{ModelReady, Warning, True, false,
+		"The model has fewer usable replicas than it needs now. A model that is starting is Info.", ""},
+	{ReplicaFailed, Error, False, false,
+		"The replica has ended or does not get ready. Sluice starts it again after a pause.",
+		"Read the last lines of the replica's log, and correct the model's variables or resources."},
+	{ReplicaSuspended, Warning, False, false,
+		"Requests have failed at the replica, so it gets no new ones for a while.",
+		"Look at the log of the replica if this happens again."},
+	{ReplicaPending, Warning, False, false,
+		"The model has replicas that fit on no node.",
+		"Add a node, lower the model's resources, or lower its minimum of replicas."},
+	{UpstreamUnreachable, Warning, False, false,
+		"A server of `upstreams` does not answer its health check.",
+		"Check that the server runs and that its address in the file is right."},
+	{NodeLost, Error, False, false,
+		"A node that has joined does not answer. Its replicas are started on other nodes that have free resources.",
+		"Check the host and its connection to this gateway."},
+	{RedisUnavailable, Warning, False, true,
+		"Redis does not answer. The gateway enforces only its last known share of the limits.",
+		"Check Redis. The gateways share their limits again as soon as Redis answers."},
+	{EnvoyUnresponsive, Error, False, true,
+		"Envoy is not live, or it does not answer.",
+		"Sluice starts Envoy again by itself. Read Envoy's log in the state directory if this lasts."},
+	{EnvoyRejectedConfig, Error, False, false,
+		"Envoy has refused a resource and uses the version before it.",
+		"Change the part of the configuration that the message names. Report a bug if there is none."},
+	{ConfigRejected, Error, False, true,
+		"The newest configuration has faults. The configuration before it stays in force.",
+		"Correct the file. `sluice check FILE` shows the same faults."},
+	{RestartRequired, Info, False, true,
+		"Fields of the file have new values that take effect at the next start.",
+		"Run `sluice restart`."},
+	{KubernetesFault, Error, False, false,
+		"A Kubernetes cluster does not answer, or a model cannot be launched there.", ""},
+	{ResourceRejected, Error, False, false,
+		"A custom resource has faults, or custom resources cannot be read.", ""},
+	{NameClash, Warning, False, false,
+		"A discovered server names a model that belongs to the file. The server gets none of its requests.",
+		"Rename one of them, or set `join: true` for the server in `upstreams`."},
+	{ConnectionsNearLimit, Warning, False, true,
+		"Clients hold nearly as many connections as Envoy may have.",
+		"Raise the limit of open files (`ulimit -n`, LimitNOFILE), or find the source of the connections."},
+	{MemoryNearLimit, Warning, False, true,
+		"The gateway uses nearly as much memory as it may.",
+		"Raise the memory limit of the gateway, or lower its limits of buffered bytes."},
+	{StateNotWritable, Error, False, true,
+		"The state directory cannot be written. Running requests and replicas go on.",
+		"Free space on its file system, or give the gateway the right to write there."},
+}
+
+// rowOf returns the row of a type. A type without a row is a bug.
+func rowOf(t Type) *row {
+	for i := range types {
+		if types[i].kind == t {
+			return &types[i]
+		}
+	}
+	panic("condition type without a row: " + string(t))
+}
+
+// Document returns docs/conditions.md: a table of all types.
+func Document() string {
+	var b strings.Builder
+	b.WriteString(`# Conditions
+
+A condition is a named state of the gateway. ` + "`GET /api/v1/conditions`" + ` of the admin listener lists all conditions, those that need
+attention first. The page shows them, and the metric ` + "`sluice_condition{type,subject}`" + ` is 1 for each condition that needs attention and
+0 for the others. ` + "`/readyz`" + ` is another matter: it only says whether this gateway can take requests.
+
+This page is generated from ` + "`internal/condition/types.go`" + ` (` + "`go test ./internal/condition -update`" + `).
+
+| type | severity | normal status | what it means when the status differs | what to do |
+| --- | --- | --- | --- | --- |
+`)
+	for _, r := range types {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.kind, r.severity, r.normal, r.meaning, r.action)
+	}
+	return b.String()
+}

@@ -1,0 +1,191 @@
+package gateway
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/condition"
+)
+
+// watchConditions adds the sources of the conditions that can be read from the parts at any time.
+// Conditions that a part learns of by an event are set by the part.
+func (g *Gateway) watchConditions() {
+	for _, source := range []func() []condition.Condition{
+		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
+		g.envoyConditions, g.fileConditions, g.kubernetesConditions,
+	} {
+		g.conditions.AddSource(source)
+	}
+}
+
+// modelConditions tells for each model whether it has the replicas that it needs now.
+func (g *Gateway) modelConditions() []condition.Condition {
+	var all []condition.Condition
+	bounds := scales(g.config())
+	for name, m := range g.fleet.Snapshot().Models {
+		usable := 0
+		if v, ok := g.dispatcher.View(name); ok {
+			usable = len(v.Loads)
+		}
+		n := needed(m, bounds[name].Min)
+		message := fmt.Sprintf("Model %s has %d of %d replicas.", name, usable, n)
+		if usable >= n {
+			reason := "Ready"
+			if n == 0 {
+				reason = "ScaledToZero"
+			}
+			all = append(all, condition.OK(condition.ModelReady, name, reason, message))
+			continue
+		}
+		c := condition.Fault(condition.ModelReady, name, "TooFewReplicas", message)
+		switch {
+		case anyReplica(m, engines.Failed):
+			c.Reason, c.Severity = "ReplicaFailed", condition.Error
+			if usable > 0 {
+				c.Severity = condition.Warning
+			}
+		case anyReplica(m, engines.Starting):
+			c.Reason, c.Severity = "Starting", condition.Info
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
+	for i := range m.Replicas {
+		if m.Replicas[i].State == state {
+			return true
+		}
+	}
+	return false
+}
+
+// replicaConditions lists the replicas that have failed or get no requests, and the models whose
+// replicas fit on no node.
+func (g *Gateway) replicaConditions() []condition.Condition {
+	var all []condition.Condition
+	for name, m := range g.fleet.Snapshot().Models {
+		for i := range m.Replicas {
+			if r := &m.Replicas[i]; r.State == engines.Failed && r.Launcher != engines.Upstream {
+				all = append(all, condition.Fault(condition.ReplicaFailed, r.ID, "Failed",
+					fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, name, sentence(r.Reason))))
+			}
+		}
+	}
+	for model, why := range g.launchers.nodes.Pending() {
+		all = append(all, condition.Fault(condition.ReplicaPending, model, "NoNode",
+			fmt.Sprintf("Model %s has replicas that fit on no node: %s.", model, sentence(why))))
+	}
+	for id, why := range g.dispatcher.Suspended() {
+		all = append(all, condition.Fault(condition.ReplicaSuspended, id, "RequestsFailed",
+			fmt.Sprintf("Replica %s gets no requests for a while: it %s.", id, sentence(why))))
+	}
+	return all
+}
+
+// sentence returns a reason without the full stop at its end, for the middle of a sentence.
+func sentence(reason string) string {
+	if reason == "" {
+		return "the reason is unknown"
+	}
+	return strings.TrimSuffix(reason, ".")
+}
+
+// upstreamConditions lists the servers of the file that do not answer their health check.
+func (g *Gateway) upstreamConditions() []condition.Condition {
+	var all []condition.Condition
+	for url, why := range g.launchers.upstream.Faults() {
+		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, "HealthCheckFailed",
+			fmt.Sprintf("Upstream %s gets no requests: %s.", url, sentence(why))))
+	}
+	return all
+}
+
+// nodeConditions lists the nodes that have joined and do not answer.
+func (g *Gateway) nodeConditions() []condition.Condition {
+	var all []condition.Condition
+	for _, n := range g.launchers.allNodes() {
+		if n.Lost {
+			all = append(all, condition.Fault(condition.NodeLost, n.Name, "NoAnswer", fmt.Sprintf("Node %s does not answer.", n.Name)))
+		}
+	}
+	return all
+}
+
+// sharedConditions tells whether Redis answers, if the gateway uses it.
+func (g *Gateway) sharedConditions() []condition.Condition {
+	s := g.limits.status()
+	if !s.Configured || s.Up {
+		return nil
+	}
+	return []condition.Condition{condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
+		fmt.Sprintf("Redis does not answer: %s. This gateway enforces its share of the limits.", sentence(s.LastError)))}
+}
+
+// envoyConditions tells whether Envoy is live and has accepted its configuration.
+func (g *Gateway) envoyConditions() []condition.Condition {
+	var all []condition.Condition
+	if g.envoy.process != nil {
+		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
+			c := condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
+			if s.State == envoy.StateStarting {
+				c.Reason, c.Severity = "Starting", condition.Warning
+			}
+			all = append(all, c)
+		}
+	}
+	x := g.envoy.server.Status()
+	if g.envoy.process == nil && !x.Connected {
+		c := condition.Fault(condition.EnvoyUnresponsive, "", "NotConnected", "No Envoy is connected to this gateway, and someone else runs it.")
+		c.Status = condition.Unknown
+		all = append(all, c)
+	}
+	for _, n := range x.Refused {
+		all = append(all, condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack",
+			fmt.Sprintf("Envoy refused the %s %s: %s.", n.Type, n.Resource, sentence(n.Message))))
+	}
+	return all
+}
+
+// fileConditions tells whether the newest file is in force.
+func (g *Gateway) fileConditions() []condition.Condition {
+	var all []condition.Condition
+	s := g.watcher.Status()
+	if len(s.Faults) > 0 {
+		all = append(all, condition.Fault(condition.ConfigRejected, "", "Faults", s.Faults.Error()+"."))
+	}
+	if len(s.NeedsRestart) > 0 {
+		all = append(all, condition.Fault(condition.RestartRequired, "", "FieldsChanged",
+			fmt.Sprintf("%s: the new values of %s take effect at the next start.", s.Path, strings.Join(s.NeedsRestart, ", "))))
+	}
+	return all
+}
+
+// kubernetesConditions lists the faults of clusters, of models there and of custom resources.
+func (g *Gateway) kubernetesConditions() []condition.Condition {
+	var all []condition.Condition
+	if g.launchers.kubernetes != nil {
+		s := g.launchers.kubernetes.Status()
+		for _, c := range s.Clusters {
+			if c.Errors != "" {
+				all = append(all, condition.Fault(condition.KubernetesFault, c.Context, "ClusterFault",
+					fmt.Sprintf("%s: %s.", strings.TrimSpace("Kubernetes "+c.Context), sentence(c.Errors))))
+			}
+		}
+		for model, why := range s.Faults {
+			all = append(all, condition.Fault(condition.KubernetesFault, model, "CannotLaunch",
+				fmt.Sprintf("Model %s cannot be launched on Kubernetes: %s.", model, sentence(why))))
+		}
+		for model, why := range s.Blocked {
+			all = append(all, condition.Fault(condition.KubernetesFault, model, "TooFewPods",
+				fmt.Sprintf("Model %s has too few pods: %s.", model, sentence(why))))
+		}
+	}
+	if g.launchers.resources != nil {
+		all = append(all, g.launchers.resources.conditions()...)
+	}
+	return all
+}
