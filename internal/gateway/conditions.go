@@ -30,28 +30,36 @@ func (g *Gateway) modelConditions() []condition.Condition {
 			usable = len(v.Loads)
 		}
 		n := needed(m, bounds[name].Min)
-		message := fmt.Sprintf("Model %s has %d of %d replicas.", name, usable, n)
-		if usable >= n {
-			reason := "Ready"
-			if n == 0 {
-				reason = "ScaledToZero"
-			}
-			all = append(all, condition.OK(condition.ModelReady, name, reason, message))
-			continue
+		if m.Launcher == engines.Upstream {
+			n = 1
 		}
-		c := condition.Fault(condition.ModelReady, name, "TooFewReplicas", message)
-		switch {
-		case anyReplica(m, engines.Failed):
-			c.Reason, c.Severity = "ReplicaFailed", condition.Error
-			if usable > 0 {
-				c.Severity = condition.Warning
-			}
-		case anyReplica(m, engines.Starting):
-			c.Reason, c.Severity = "Starting", condition.Info
-		}
-		all = append(all, c)
+		all = append(all, modelCondition(m, usable, n))
 	}
 	return all
+}
+
+// modelCondition is the condition of a model that has usable replicas and needs n. A model whose
+// missing replicas are starting is no fault. One that has none and whose replicas fail is an error.
+func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition {
+	message := fmt.Sprintf("Model %s has %d of %d replicas.", m.Name, usable, n)
+	switch {
+	case usable >= n && n == 0:
+		return condition.OK(condition.ModelReady, m.Name, "ScaledToZero", message)
+	case usable >= n:
+		return condition.OK(condition.ModelReady, m.Name, "Ready", message)
+	}
+	c := condition.Fault(condition.ModelReady, m.Name, "Starting", message)
+	switch {
+	case anyReplica(m, engines.Failed) && usable == 0:
+		c.Reason, c.Severity = "ReplicaFailed", condition.Error
+	case anyReplica(m, engines.Failed):
+		c.Reason, c.Severity = "ReplicaFailed", condition.Warning
+	case anyReplica(m, engines.Pending):
+		c.Reason, c.Severity = "ReplicaPending", condition.Warning
+	default:
+		c.Severity = condition.Info
+	}
+	return c
 }
 
 func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
@@ -131,8 +139,8 @@ func (g *Gateway) envoyConditions() []condition.Condition {
 	if g.envoy.process != nil {
 		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
 			c := condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
-			if s.State == envoy.StateStarting {
-				c.Reason, c.Severity = "Starting", condition.Warning
+			if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
+				c.Reason, c.Severity = "Starting", condition.Info
 			}
 			all = append(all, c)
 		}

@@ -1,0 +1,36 @@
+package gateway
+
+import (
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/condition"
+)
+
+func TestO1_ModelCondition(t *testing.T) {
+	for _, c := range []struct {
+		usable, needed int
+		states         []engines.State
+		status         condition.Status
+		severity       condition.Severity
+		reason         string
+	}{
+		{0, 0, nil, condition.True, "", "ScaledToZero"},
+		{2, 2, []engines.State{engines.Ready, engines.Ready}, condition.True, "", "Ready"},
+		{1, 1, []engines.State{engines.Ready, engines.Failed}, condition.True, "", "Ready"},
+		{0, 1, nil, condition.False, condition.Info, "Starting"},
+		{0, 1, []engines.State{engines.Starting}, condition.False, condition.Info, "Starting"},
+		{0, 1, []engines.State{engines.Pending}, condition.False, condition.Warning, "ReplicaPending"},
+		{1, 2, []engines.State{engines.Ready, engines.Failed}, condition.False, condition.Warning, "ReplicaFailed"},
+		{0, 2, []engines.State{engines.Starting, engines.Failed}, condition.False, condition.Error, "ReplicaFailed"},
+	} {
+		m := &engines.ModelSnapshot{Model: engines.Model{Name: "chat"}}
+		for _, s := range c.states {
+			m.Replicas = append(m.Replicas, engines.Replica{State: s})
+		}
+		got := modelCondition(m, c.usable, c.needed)
+		if got.Status != c.status || got.Severity != c.severity || got.Reason != c.reason {
+			t.Errorf("%d of %d usable, %v: %+v", c.usable, c.needed, c.states, got)
+		}
+	}
+}
