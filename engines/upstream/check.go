@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,18 +22,23 @@ import (
 type checkResult struct {
 	startedAt time.Time
 	address   netip.AddrPort
-	models    []string
+	list      modelList
 	err       error
 	// inconclusive is true if err does not prove that the server is down: it may have been too busy
 	// to answer in time, or its name could not be resolved.
 	inconclusive bool
 }
 
-// Limits for a server's list of models: bytes, number of models, and bytes of a name.
+// modelList is a server's list of models. names are sorted. refused has no Server.
+type modelList struct {
+	names   []string
+	refused RefusedNames
+}
+
+// Limits for a server's list of models: bytes, and number of models.
 const (
 	maxListBytes = 4 << 20
 	maxModels    = 1000
-	maxNameBytes = 256
 )
 
 // modelClient fetches the list of models from one server.
@@ -51,10 +57,10 @@ func (l *Launcher) check(ctx context.Context, c modelClient) checkResult {
 		s.inconclusive = true // The name server may be the cause.
 		return s
 	}
-	s.models, s.err = c.fetchModels(ctx, baseURL(c.base)+"/v1/models")
+	s.list, s.err = c.fetchModels(ctx, baseURL(c.base)+"/v1/models")
 	var status *notFound
 	if errors.As(s.err, &status) {
-		s.models, s.err = c.fetchModels(ctx, baseURL(c.base)+"/models")
+		s.list, s.err = c.fetchModels(ctx, baseURL(c.base)+"/models")
 	}
 	s.inconclusive = errors.Is(s.err, errTimeout)
 	return s
@@ -66,10 +72,10 @@ type notFound struct{ code int }
 func (e *notFound) Error() string { return statusError(e.code).Error() }
 
 // fetchModels returns the list of models at url.
-func (c modelClient) fetchModels(ctx context.Context, url string) ([]string, error) {
+func (c modelClient) fetchModels(ctx context.Context, url string) (list modelList, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return list, err
 	}
 	req.Host = hostHeader(c.base)
 	if c.transport != nil {
@@ -79,28 +85,28 @@ func (c modelClient) fetchModels(ctx context.Context, url string) ([]string, err
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, withoutURL(err)
+		return list, withoutURL(err)
 	}
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
-		return nil, &notFound{resp.StatusCode}
+		return list, &notFound{resp.StatusCode}
 	case resp.StatusCode != http.StatusOK:
-		return nil, statusError(resp.StatusCode)
+		return list, statusError(resp.StatusCode)
 	}
 	return parseModels(io.LimitReader(resp.Body, maxListBytes))
 }
 
 // parseModels parses {"data":[{"id":…}]}, which is OpenAI's format, or an array of such models.
-// Some servers return "models" and "name" instead.
-func parseModels(r io.Reader) ([]string, error) {
+// Some servers return "models" and "name" instead. Models without a name are left out.
+func parseModels(r io.Reader) (list modelList, err error) {
 	type model struct {
 		ID   string `json:"id"`
 		Name string `json:"name"`
 	}
 	body, err := io.ReadAll(r)
 	if err != nil {
-		return nil, withoutURL(err)
+		return list, withoutURL(err)
 	}
 	var listed struct {
 		Data   []model `json:"data"`
@@ -108,24 +114,34 @@ func parseModels(r io.Reader) ([]string, error) {
 	}
 	if err := json.Unmarshal(body, &listed); err != nil {
 		if json.Unmarshal(body, &listed.Data) != nil {
-			return nil, errors.New("its list of models is not valid JSON of a known form")
+			return list, errors.New("its list of models is not valid JSON of a known form")
 		}
 	}
 	if listed.Data == nil {
 		listed.Data = listed.Models
 	}
-	names := []string{} // An empty list is not nil: the server was reached.
+	var names []string
 	for _, m := range listed.Data {
-		name := m.ID
-		if name == "" {
-			name = m.Name
-		}
-		if name != "" && len(name) <= maxNameBytes && len(names) < maxModels {
-			names = append(names, name)
+		names = append(names, cmp.Or(m.ID, m.Name))
+	}
+	return newModelList(names), nil
+}
+
+// newModelList separates the names that models can have from the others. It changes names.
+func newModelList(names []string) (list modelList) {
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		switch {
+		case name == "":
+		case !engines.ValidName(name):
+			list.refused.refuse(name)
+		case len(list.names) == maxModels:
+			list.refused.Beyond++
+		default:
+			list.names = append(list.names, name)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return list
 }
 
 var errTimeout = errors.New("its list of models did not come in time")

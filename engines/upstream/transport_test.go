@@ -118,7 +118,7 @@ func TestChangedKeyIsCheckedFirst(t *testing.T) {
 	url, ca := newTLSServer(t, "secret")
 	id := strings.TrimPrefix(url, "https://")
 	desired := func(key string) Desired {
-		return Desired{Discover: []string{url}, Access: map[string]Access{url: {Headers: bearer(key), CA: ca}}}
+		return Desired{Discover: discover(url), Access: map[string]Access{url: {Headers: bearer(key), CA: ca}}}
 	}
 	l, fleet := newTestLauncher(t, desired("secret"))
 	l.CheckOnce(t.Context())
@@ -129,7 +129,7 @@ func TestChangedKeyIsCheckedFirst(t *testing.T) {
 	l.Set(desired("wrong"))
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
 	// The result of a check that began earlier.
-	l.applyResult(before, checkResult{models: []string{"other"}})
+	l.applyResult(before, checkResult{list: modelList{names: []string{"other"}}})
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
 	l.CheckOnce(t.Context())
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Failed}})

@@ -4,7 +4,10 @@
 // The Launcher checks every server every ten seconds. A check fetches the server's list of models
 // from GET /v1/models or GET /models. The list shows that the server is alive and which models it
 // serves. The models of a server that is listed under upstreams appear and disappear with the list.
-// A model that the file defines itself is served by the servers that the file names for it.
+//
+// Names of the configuration belong to the configuration (names.go). A model that it defines is
+// served by the servers that it names for the model, and by discovered servers that may join. Any
+// other server that lists such a name is a clash, and gets no requests for it.
 package upstream
 
 import (
@@ -48,8 +51,10 @@ type Model struct {
 type Desired struct {
 	// Models are the models that the file defines.
 	Models []Model
-	// Discover lists the URLs of servers whose own models are to be served.
-	Discover []string
+	// Discover lists the servers whose own models are to be served.
+	Discover []Discovered
+	// Reserved holds the names of the configuration: models, aliases, adapters and pools.
+	Reserved map[string]Reserved
 	// Access tells how to call a server, by URL. Most servers need none.
 	Access map[string]Access
 }
@@ -65,6 +70,8 @@ type Launcher struct {
 	// desired is the argument of the last Set. servers holds the servers by URL. Guarded by mu.
 	desired Desired
 	servers map[string]*server
+	// clashes are those of the last report to the fleet. A new slice replaces them. Guarded by mu.
+	clashes []Clash
 }
 
 // server is the state of one upstream server. Launcher.mu guards the fields from address on; the
@@ -74,8 +81,10 @@ type server struct {
 	transport *engines.Transport
 	client    *http.Client
 	address   netip.AddrPort
-	// models is the server's list of models. It is nil before the first successful check.
-	models []string
+	// discovered is the server's entry in Discover; nil if it has none.
+	discovered *Discovered
+	// list is the server's list of models. It is empty before the first successful check.
+	list modelList
 	// fault tells why the server gets no requests. It is empty if the server is healthy.
 	fault string
 	since time.Time
@@ -110,11 +119,12 @@ func (l *Launcher) Set(d Desired) {
 		wanted[url] = true
 		s, t := l.servers[url], transports[url]
 		if s != nil && s.transport == t {
+			s.discovered = d.discovered(url)
 			continue
 		}
-		l.servers[url] = &server{url: url, id: replicaID(url), transport: t, client: l.clientFor(t), since: time.Now()}
+		l.servers[url] = &server{url: url, id: replicaID(url), transport: t, client: l.clientFor(t), discovered: d.discovered(url), since: time.Now()}
 		if s != nil {
-			l.servers[url].models = s.models // The server keeps its models until it is checked.
+			l.servers[url].list = s.list // The server keeps its models until it is checked.
 		}
 	}
 	maps.DeleteFunc(l.servers, func(url string, _ *server) bool { return !wanted[url] })
@@ -124,7 +134,10 @@ func (l *Launcher) Set(d Desired) {
 }
 
 func (d Desired) urls() []string {
-	urls := slices.Clone(d.Discover)
+	var urls []string
+	for _, s := range d.Discover {
+		urls = append(urls, s.URL)
+	}
 	for _, m := range d.Models {
 		urls = append(urls, m.URLs...)
 	}
@@ -193,7 +206,7 @@ func (l *Launcher) applyResult(s *server, seen checkResult) {
 	case seen.err == nil && seen.startedAt.Before(s.failedAt):
 		return // The check began before a request failed there.
 	case seen.err == nil:
-		s.models = seen.models
+		l.setListLocked(s, seen.list)
 		l.setFaultLocked(s, "")
 	case seen.inconclusive && s.checked && s.fault == "" && l.isLastLocked(s):
 		return // The server may only be too busy to answer, and it is the last one of a model.
@@ -222,18 +235,25 @@ func (l *Launcher) RecordFailure(replica, what string) {
 
 // isLastLocked reports whether s is the last healthy server of a model. l.mu must be held.
 func (l *Launcher) isLastLocked(s *server) bool {
-	for _, model := range l.servedLocked(s) {
-		others := 0
-		for _, o := range l.servers {
-			if o != s && o.fault == "" && o.checked && slices.Contains(l.servedLocked(o), model) {
-				others++
-			}
-		}
-		if others == 0 {
-			return true
+	models, _ := l.servedLocked(s)
+	for _, o := range l.servers {
+		if o != s && o.fault == "" && o.checked {
+			others, _ := l.servedLocked(o)
+			models = slices.DeleteFunc(models, func(name string) bool { return slices.Contains(others, name) })
 		}
 	}
-	return false
+	return len(models) > 0
+}
+
+// setListLocked replaces the server's list of models and logs names that are newly refused. l.mu
+// must be held.
+func (l *Launcher) setListLocked(s *server, list modelList) {
+	before := s.list.refused
+	s.list = list
+	if now := list.refused; now.any() && (now.Count != before.Count || now.Beyond != before.Beyond || !slices.Equal(now.Names, before.Names)) {
+		now.Server = s.url
+		l.Log.Warn("discovered names refused", zap.String("replica", s.id), zap.String("reason", now.Message()))
+	}
 }
 
 // setFaultLocked sets the fault of s and logs a change between healthy and faulty. l.mu must be
@@ -250,43 +270,32 @@ func (l *Launcher) setFaultLocked(s *server, fault string) {
 	s.fault = fault
 }
 
-// servedLocked returns the models of the server: those that the file assigns to it, and its own if
-// it is listed in Discover. l.mu must be held.
-func (l *Launcher) servedLocked(s *server) []string {
-	var models []string
-	for _, m := range l.desired.Models {
-		if slices.Contains(m.URLs, s.url) {
-			models = append(models, m.Name)
-		}
-	}
-	if slices.Contains(l.desired.Discover, s.url) {
-		for _, name := range s.models {
-			if !slices.Contains(models, name) {
-				models = append(models, name)
-			}
-		}
-	}
-	return models
-}
-
 // publishLocked reports all models and servers to the fleet. l.mu must be held.
 func (l *Launcher) publishLocked() {
 	var part engines.Part
-	named := map[string]bool{}
+	known, clashes := map[string]bool{}, map[string][]string{}
+	for name := range l.desired.Reserved {
+		known[name] = true // A model that a server joins is reported by its own launcher.
+	}
 	for _, m := range l.desired.Models {
-		named[m.Name] = true
+		known[m.Name] = true
 		part.Models = append(part.Models, m.Model)
 	}
 	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
 		s := l.servers[url]
-		for _, name := range l.servedLocked(s) {
-			if !named[name] {
-				named[name] = true
+		models, clashing := l.servedLocked(s)
+		for _, name := range models {
+			if !known[name] {
+				known[name] = true
 				part.Models = append(part.Models, engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true})
 			}
 			part.Replicas = append(part.Replicas, s.replica(name))
 		}
+		for _, name := range clashing {
+			clashes[name] = append(clashes[name], s.id)
+		}
 	}
+	l.setClashesLocked(clashes)
 	l.Fleet.Set(Source, part)
 }
 

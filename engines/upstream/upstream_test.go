@@ -83,7 +83,7 @@ type states = map[string]engines.State
 func TestModelsAppearAndGo(t *testing.T) {
 	a := newTestServer(t, "/v1/models", "chat", "embed")
 	b := newTestServer(t, "/models", "chat")
-	l, fleet := newTestLauncher(t, Desired{Discover: []string{a.URL, b.URL + "/v1"}})
+	l, fleet := newTestLauncher(t, Desired{Discover: discover(a.URL, b.URL+"/v1")})
 	expectStates(t, fleet, map[string]states{}) // No model is known before the first check.
 	l.CheckOnce(t.Context())
 	expectStates(t, fleet, map[string]states{
@@ -93,24 +93,33 @@ func TestModelsAppearAndGo(t *testing.T) {
 	a.models.Store(&[]string{"embed"})
 	l.CheckOnce(t.Context())
 	expectStates(t, fleet, map[string]states{"chat": {b.id(): engines.Ready}, "embed": {a.id(): engines.Ready}})
-	l.Set(Desired{Discover: []string{a.URL}})
+	l.Set(Desired{Discover: discover(a.URL)})
 	expectStates(t, fleet, map[string]states{"embed": {a.id(): engines.Ready}})
 }
 
+// discover returns entries of Desired.Discover for servers that may not join.
+func discover(urls ...string) []Discovered {
+	var all []Discovered
+	for _, url := range urls {
+		all = append(all, Discovered{URL: url})
+	}
+	return all
+}
+
 func TestNamedModels(t *testing.T) {
-	a, b := newTestServer(t, "/v1/models", "x"), newTestServer(t, "/v1/models", "remote")
+	a, b := newTestServer(t, "/v1/models", "x"), newTestServer(t, "/v1/models", "own")
 	l, fleet := newTestLauncher(t, Desired{
 		Models:   []Model{{Model: engines.Model{Name: "remote", Launcher: engines.Upstream}, URLs: []string{a.URL}}},
-		Discover: []string{b.URL},
+		Discover: discover(b.URL),
 	})
 	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Starting}})
 	l.CheckOnce(t.Context())
-	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Ready, b.id(): engines.Ready}})
+	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Ready}, "own": {b.id(): engines.Ready}})
 }
 
 func TestHealth(t *testing.T) {
 	a, b := newTestServer(t, "/v1/models", "chat"), newTestServer(t, "/v1/models", "chat", "only-b")
-	l, fleet := newTestLauncher(t, Desired{Discover: []string{a.URL, b.URL}})
+	l, fleet := newTestLauncher(t, Desired{Discover: discover(a.URL, b.URL)})
 	l.CheckOnce(t.Context())
 
 	a.status.Store(http.StatusServiceUnavailable)
@@ -141,7 +150,7 @@ func TestRunChecksAgain(t *testing.T) {
 	a := newTestServer(t, "/v1/models", "chat")
 	fleet := engines.NewFleet()
 	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Interval: 5 * time.Millisecond})
-	l.Set(Desired{Discover: []string{a.URL}})
+	l.Set(Desired{Discover: discover(a.URL)})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- l.Run(ctx) }()
@@ -173,20 +182,25 @@ func await(t *testing.T, f *engines.Fleet, ok func() bool) {
 func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
-		want       []string
+		want       []string // separated from the refused ones by "refused"
 		bad        bool
 	}{
 		{"openai", `{"object":"list","data":[{"id":"b"},{"id":"a"},{"id":"a"}]}`, []string{"a", "b"}, false},
 		{"bare array", `[{"id":"a"}]`, []string{"a"}, false},
 		{"models by name", `{"models":[{"name":"a"}]}`, []string{"a"}, false},
-		{"none", `{"data":[]}`, []string{}, false},
-		{"nameless", `{"data":[{"id":""},{}]}`, []string{}, false},
-		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", maxNameBytes+1) + `"}]}`, []string{}, false},
+		{"none", `{"data":[]}`, nil, false},
+		{"nameless", `{"data":[{"id":""},{}]}`, nil, false},
+		{"bad names", `{"data":[{"id":"/models/x"},{"id":"a"},{"id":"a b"}]}`, []string{"a", "refused", `"/models/x"`, `"a b"`}, false},
+		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", 201) + `"}]}`, []string{"refused", `"` + strings.Repeat("x", 60) + `…"`}, false},
 		{"not JSON", `<html>`, nil, true},
 		{"empty", ``, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := parseModels(strings.NewReader(c.body))
+			list, err := parseModels(strings.NewReader(c.body))
+			got := list.names
+			if list.refused.Count > 0 {
+				got = append(append(got, "refused"), list.refused.Names...)
+			}
 			if (err != nil) != c.bad || !cmp.Equal(got, c.want) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
 			}

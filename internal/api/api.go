@@ -68,7 +68,7 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	}
 	slices.Sort(names)
 	list := openai.NewModelList()
-	// A discovered model may have the name of a pool.
+	// While a new configuration is put in force, a discovered model may have the name of a pool.
 	for _, name := range slices.Compact(names) {
 		list.Data = append(list.Data, c.card(name))
 	}

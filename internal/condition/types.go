@@ -24,6 +24,7 @@ const (
 	KubernetesFault      Type = "KubernetesFault"
 	ResourceRejected     Type = "ResourceRejected"
 	NameClash            Type = "NameClash"
+	NamesRefused         Type = "NamesRefused"
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
 	MemoryNearLimit      Type = "MemoryNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
@@ -83,8 +84,11 @@ var types = []row{
 	{ResourceRejected, Error, False, false,
 		"A custom resource has faults, or custom resources cannot be read.", ""},
 	{NameClash, Warning, False, false,
-		"A discovered server names a model that belongs to the file. The server gets none of its requests.",
-		"Rename one of them, or set `join: true` for the server in `upstreams`."},
+		"A discovered server or a custom resource asks for a name that belongs to the configuration. It does not get the name.",
+		"Give one of them another name. A server that serves the very model of that name joins it with `join: true` at its entry of `upstreams`."},
+	{NamesRefused, Warning, False, false,
+		"A discovered server lists models under names that cannot be used, or too many models. Sluice does not serve these models.",
+		"Give the models other names at the server."},
 	{ConnectionsNearLimit, Warning, False, true,
 		"Clients hold nearly as many connections as Envoy may have.",
 		"Raise the limit of open files (`ulimit -n`, LimitNOFILE), or find the source of the connections."},

@@ -3,8 +3,9 @@ package config
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // checker finds the faults that concern several fields, and resolves what fields refer to. A field
@@ -112,11 +113,7 @@ func (k *checker) checkName(at path, name string) {
 	if !k.valid(at) || name == "" && !k.isSet(at) {
 		return
 	}
-	const longest = 200
-	first := strings.Trim(name[:min(1, len(name))], lettersAndDigits)
-	steps := strings.Split(name, "/")
-	if name == "" || len(name) > longest || first != "" || strings.Trim(name, plainCharacters) != "" ||
-		slices.Contains(steps, "") || slices.Contains(steps, ".") || slices.Contains(steps, "..") {
-		k.faultf(at, "must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most %d characters, is %s", longest, quoted(name))
+	if !engines.ValidName(name) {
+		k.faultf(at, "must be a name: %s, is %s", engines.NameRule, quoted(name))
 	}
 }

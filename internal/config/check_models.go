@@ -70,6 +70,9 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 	if len(m.Upstreams) == 0 && k.valid(where) {
 		k.faultf(where, "required with launcher: upstream, and missing: give the base URLs of the model's servers, such as [http://10.0.0.5:8000]")
 	}
+	for i := range m.Upstreams {
+		k.rejectSet(where.item(i).field("join"), "the upstreams of a model")
+	}
 	k.checkUpstreams(where, m.Upstreams)
 	m.Replicas = Replicas{}
 }

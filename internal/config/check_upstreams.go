@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // knownUpstream is an upstream that a list of the file has, and its path.
@@ -27,7 +29,7 @@ func (k *checker) checkUpstreams(at path, list []Upstream) {
 		}
 		id := serverID(u.URL)
 		servers = append(servers, named{id, where})
-		if other, known := k.knownUpstreams[id]; known && !reflect.DeepEqual(other.Upstream, *u) {
+		if other, known := k.knownUpstreams[id]; known && !other.isSameServer(*u) {
 			k.faultf(where, "the same server is%s at %s, with other settings: give it the same ones here", k.onLine(other.at), k.display(other.at))
 		}
 	}
@@ -40,6 +42,13 @@ func (k *checker) checkUpstreams(at path, list []Upstream) {
 			k.knownUpstreams[id] = knownUpstream{list[i], at.item(i)}
 		}
 	}
+}
+
+// isSameServer reports whether both entries call the server in the same way. Join is not about the
+// server: it says what the models that the server lists are for this entry.
+func (u knownUpstream) isSameServer(other Upstream) bool {
+	other.Join = u.Join
+	return reflect.DeepEqual(u.Upstream, other)
 }
 
 // checkUpstream checks one server. Its URL may contain a password, so no message repeats the URL.
@@ -103,7 +112,7 @@ func plainPath(prefix string) bool {
 	}
 	steps := strings.Split(strings.TrimPrefix(prefix, "/"), "/")
 	special := func(step string) bool { return step == "" || step == "." || step == ".." }
-	return strings.Trim(prefix, plainCharacters+"~") == "" && !slices.ContainsFunc(steps, special)
+	return strings.Trim(prefix, engines.NameCharacters+"~") == "" && !slices.ContainsFunc(steps, special)
 }
 
 // serverID identifies a server: host, port and path of its URL. The scheme is left out, as one port
@@ -170,5 +179,5 @@ func validHost(u *url.URL) bool {
 	if address, err := netip.ParseAddr(host); err == nil {
 		return address.Zone() == ""
 	}
-	return host != "" && strings.Trim(host, lettersAndDigits+"_-.") == ""
+	return host != "" && strings.Trim(host, engines.LettersAndDigits+"_-.") == ""
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // path is the place of a value in the file: names of fields, and "[0]" for the items of a list. The
@@ -57,11 +59,9 @@ func quoted(name string) string {
 	return strconv.Quote(name)
 }
 
-const lettersAndDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-
-// plainCharacters are the characters of names. A text of these alone is shown in messages without
-// quotes.
-const plainCharacters = lettersAndDigits + "_-./:*@+"
+// plainCharacters are the characters of names and the *. A text of these alone is shown in messages
+// without quotes.
+const plainCharacters = engines.NameCharacters + "*"
 
 // closest returns the known name with the smallest edit distance from name, or "" if none is close.
 func closest(name string, known []string) string {

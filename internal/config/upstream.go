@@ -32,6 +32,10 @@ type Upstream struct {
 	// InsecureSkipVerify accepts any certificate of an https server. Anyone on the network path can
 	// then read and change everything. Default false.
 	InsecureSkipVerify bool `yaml:"insecure_skip_verify"`
+	// Join makes the server a replica of each model of the configuration that it lists by name,
+	// beside the model's own replicas. Without it, such a model is a clash and the server gets no
+	// requests for it. It is for the list upstreams at the top of the file. Default false.
+	Join bool `yaml:"join"`
 
 	// RequestHeaders are Headers with the environment variables filled in, and the authorization
 	// header made of APIKeyEnv, by names in lower case. They contain secrets. nil: none.

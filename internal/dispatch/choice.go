@@ -19,8 +19,7 @@ type choice struct {
 	members []*modelRoute
 }
 
-// resolve finds the model or the pool that the request names. A pool hides a discovered model of
-// the same name.
+// resolve finds the model or the pool that the request names. No model has the name of a pool.
 func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	if pool, ok := w.pools[r.Model]; ok {
 		return w.resolvePool(r, pool)

@@ -14,7 +14,7 @@ import (
 func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
-		g.envoyConditions, g.fileConditions, g.kubernetesConditions,
+		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions,
 	} {
 		g.conditions.AddSource(source)
 	}

@@ -116,9 +116,9 @@ func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	bounds, servers := scales(c), upstreams(c)
 	return func() error {
 		l.resources.commit(c)
+		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it
 		l.scaler.Set(bounds)
 		l.apply()
-		l.upstream.Set(servers)
 		return nil
 	}, nil
 }

@@ -143,7 +143,10 @@ func needs(m config.Model) *engines.Resources {
 }
 
 func upstreams(c *config.Config) upstream.Desired {
-	d := upstream.Desired{Discover: urls(c.Upstreams), Access: map[string]upstream.Access{}}
+	d := upstream.Desired{Reserved: reservedNames(c), Access: map[string]upstream.Access{}}
+	for _, s := range c.Upstreams {
+		d.Discover = append(d.Discover, upstream.Discovered{URL: s.URL, Join: s.Join})
+	}
 	access(d.Access, c.Upstreams)
 	for _, m := range c.Models {
 		if m.Launcher == engines.Upstream {
@@ -152,6 +155,25 @@ func upstreams(c *config.Config) upstream.Desired {
 		}
 	}
 	return d
+}
+
+// reservedNames returns the names of the configuration, custom resources included. No discovered
+// server can take them.
+func reservedNames(c *config.Config) map[string]upstream.Reserved {
+	all := map[string]upstream.Reserved{}
+	for _, m := range c.Models {
+		all[m.Name] = upstream.Reserved{Owner: "a model of the configuration", Joinable: m.Launcher != engines.None}
+		if m.Launcher == engines.None {
+			all[m.Name] = upstream.Reserved{Owner: "a model of the configuration with launcher: none"}
+		}
+		for _, name := range m.OtherNames() {
+			all[name] = upstream.Reserved{Owner: "another name of the model " + m.Name + " of the configuration"}
+		}
+	}
+	for _, p := range c.Pools {
+		all[p.Name] = upstream.Reserved{Owner: "a pool of the configuration"}
+	}
+	return all
 }
 
 func urls(servers []config.Upstream) []string {

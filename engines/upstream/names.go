@@ -1,0 +1,173 @@
+package upstream
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Discovered is a server whose own models are to be served.
+type Discovered struct {
+	URL string
+	// Join makes the server a replica of each joinable model of the configuration that it lists.
+	Join bool
+}
+
+// Reserved says what a name of the configuration belongs to. A server cannot take such a name by
+// listing a model under it.
+type Reserved struct {
+	// Owner says what has the name, for messages: "a model of the configuration".
+	Owner string
+	// Joinable says that the name is that of a model which servers with Join are replicas of.
+	Joinable bool
+}
+
+// Clash is a name of the configuration that servers list although it is not theirs. The servers get
+// no requests for it.
+type Clash struct {
+	Name string
+	Reserved
+	// Servers are the ids of the servers, sorted.
+	Servers []string
+}
+
+// Message says what clashes.
+func (c Clash) Message() string {
+	list, get := "The server "+c.Servers[0]+" lists", "It gets"
+	if len(c.Servers) > 1 {
+		list, get = "The servers "+strings.Join(c.Servers, ", ")+" list", "They get"
+	}
+	return fmt.Sprintf("%s %s, which is %s. %s no requests for it.", list, c.Name, c.Owner, get)
+}
+
+// RefusedNames are names in a server's list that no model can have.
+type RefusedNames struct {
+	// Server is the URL of the server.
+	Server string
+	// Names holds the first of the names, quoted and shortened. Count counts all of them.
+	Names []string
+	Count int
+	// Beyond counts the models that were not read because the list is too long.
+	Beyond int
+}
+
+// any reports whether there is something to tell.
+func (r RefusedNames) any() bool { return r.Count > 0 || r.Beyond > 0 }
+
+// Message says which names were refused.
+func (r RefusedNames) Message() string {
+	var text []string
+	if r.Count > 0 {
+		names := strings.Join(r.Names, ", ")
+		if more := r.Count - len(r.Names); more > 0 {
+			names += fmt.Sprintf(" and %d more", more)
+		}
+		text = append(text, fmt.Sprintf("The server %s lists models whose names cannot be used: %s.", r.Server, names),
+			"A name is "+engines.NameRule+".")
+	}
+	if r.Beyond > 0 {
+		text = append(text, fmt.Sprintf("The server %s lists %d models more than the limit of %d. They are not served.", r.Server, r.Beyond, maxModels))
+	}
+	return strings.Join(text, " ")
+}
+
+// Limits for what messages show of refused names.
+const (
+	maxShownNames  = 5
+	maxShownLength = 60
+)
+
+// refuse counts a name that cannot be used.
+func (r *RefusedNames) refuse(name string) {
+	r.Count++
+	if len(r.Names) == maxShownNames {
+		return
+	}
+	if len(name) > maxShownLength {
+		name = strings.ToValidUTF8(name[:maxShownLength], "") + "…"
+	}
+	r.Names = append(r.Names, strconv.Quote(name))
+}
+
+// Clashes returns the names that servers list although the configuration gives them to something
+// else, sorted.
+func (l *Launcher) Clashes() []Clash {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.clashes
+}
+
+// RefusedNames returns the refused names of each server that has some, by server.
+func (l *Launcher) RefusedNames() []RefusedNames {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []RefusedNames
+	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
+		if s := l.servers[url]; s.discovered != nil && s.list.refused.any() {
+			refused := s.list.refused
+			refused.Server = s.url
+			all = append(all, refused)
+		}
+	}
+	return all
+}
+
+// discovered returns the entry of a server whose own models are to be served; nil for others.
+func (d Desired) discovered(url string) *Discovered {
+	for i := range d.Discover {
+		if d.Discover[i].URL == url {
+			return &d.Discover[i]
+		}
+	}
+	return nil
+}
+
+// servedLocked returns the models of the server: those that the file assigns to it and, if it is
+// listed in Discover, its own. clashing are the names that it lists and that are not its own. l.mu
+// must be held.
+func (l *Launcher) servedLocked(s *server) (models, clashing []string) {
+	for _, m := range l.desired.Models {
+		if slices.Contains(m.URLs, s.url) {
+			models = append(models, m.Name)
+		}
+	}
+	if s.discovered == nil {
+		return models, nil
+	}
+	assigned := len(models)
+	for _, name := range s.list.names {
+		reserved, ok := l.desired.Reserved[name]
+		switch {
+		case slices.Contains(models[:assigned], name):
+		case !ok || s.discovered.Join && reserved.Joinable:
+			models = append(models, name)
+		default:
+			clashing = append(clashing, name)
+		}
+	}
+	return models, clashing
+}
+
+// setClashesLocked replaces the clashes by those of servers, the ids of servers by name. It logs
+// each clash that is new. l.mu must be held.
+func (l *Launcher) setClashesLocked(servers map[string][]string) {
+	before := l.clashes
+	l.clashes = nil
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		slices.Sort(servers[name])
+		c := Clash{Name: name, Reserved: l.desired.Reserved[name], Servers: servers[name]}
+		l.clashes = append(l.clashes, c)
+		same := func(o Clash) bool {
+			return o.Name == name && o.Reserved == c.Reserved && slices.Equal(o.Servers, c.Servers)
+		}
+		if !slices.ContainsFunc(before, same) {
+			l.Log.Warn("model name clash found", zap.String("model", name), zap.String("reason", c.Message()))
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package upstream
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// clashesOf returns the names that clash, with the servers that list them.
+func clashesOf(l *Launcher) map[string][]string {
+	all := map[string][]string{}
+	for _, c := range l.Clashes() {
+		all[c.Name] = c.Servers
+	}
+	return all
+}
+
+// TestX3_NamesOfTheConfiguration: a discovered server takes no name of the configuration, unless it
+// may join a model of that name.
+func TestX3_NamesOfTheConfiguration(t *testing.T) {
+	own := newTestServer(t, "/v1/models", "x")
+	other := newTestServer(t, "/v1/models", "remote", "launched", "alias", "pool", "elsewhere", "free")
+	reserved := map[string]Reserved{
+		"remote": {Owner: "a model of the configuration", Joinable: true}, "launched": {Owner: "a model of the configuration", Joinable: true},
+		"elsewhere": {Owner: "a model with launcher: none"}, "alias": {Owner: "another name"}, "pool": {Owner: "a pool"},
+	}
+	desired := Desired{
+		Models:   []Model{{Model: engines.Model{Name: "remote", Launcher: engines.Upstream}, URLs: []string{own.URL}}},
+		Discover: discover(other.URL), Reserved: reserved,
+	}
+	l, fleet := newTestLauncher(t, desired)
+	local := engines.Part{Models: []engines.Model{{Name: "launched", Launcher: engines.Local}}}
+	fleet.Set("local", local)
+	l.CheckOnce(t.Context())
+	id := other.id()
+	expectStates(t, fleet, map[string]states{"remote": {own.id(): engines.Ready}, "free": {id: engines.Ready}, "launched": {}})
+	want := map[string][]string{"remote": {id}, "launched": {id}, "alias": {id}, "pool": {id}, "elsewhere": {id}}
+	if d := cmp.Diff(want, clashesOf(l)); d != "" {
+		t.Errorf("clashes (-want +got):\n%s", d)
+	}
+	if m := fleet.Snapshot().Models["launched"]; m.Discovered || m.Launcher != engines.Local {
+		t.Errorf("the model became %+v", m.Model)
+	}
+
+	desired.Discover = []Discovered{{URL: other.URL, Join: true}}
+	l.Set(desired)
+	expectStates(t, fleet, map[string]states{"remote": {own.id(): engines.Ready, id: engines.Ready}, "free": {id: engines.Ready},
+		"launched": {id: engines.Ready}})
+	want = map[string][]string{"alias": {id}, "pool": {id}, "elsewhere": {id}}
+	if d := cmp.Diff(want, clashesOf(l)); d != "" {
+		t.Errorf("clashes with join (-want +got):\n%s", d)
+	}
+	if m := fleet.Snapshot().Models["launched"]; m.Discovered || m.Launcher != engines.Local {
+		t.Errorf("the joined model became %+v", m.Model)
+	}
+
+	// A reload takes join away, and then the server.
+	desired.Discover = discover(other.URL)
+	l.Set(desired)
+	expectStates(t, fleet, map[string]states{"remote": {own.id(): engines.Ready}, "free": {id: engines.Ready}, "launched": {}})
+	desired.Discover = nil
+	l.Set(desired)
+	if got := clashesOf(l); len(got) != 0 {
+		t.Errorf("clashes of a server that is gone: %v", got)
+	}
+}
+
+// TestX3_OwnServerIsNoClash: a server of a model that is discovered too lists the model's name.
+func TestX3_OwnServerIsNoClash(t *testing.T) {
+	a := newTestServer(t, "/v1/models", "remote", "more")
+	l, fleet := newTestLauncher(t, Desired{
+		Models:   []Model{{Model: engines.Model{Name: "remote", Launcher: engines.Upstream}, URLs: []string{a.URL}}},
+		Discover: discover(a.URL), Reserved: map[string]Reserved{"remote": {Joinable: true}},
+	})
+	l.CheckOnce(t.Context())
+	expectStates(t, fleet, map[string]states{"remote": {a.id(): engines.Ready}, "more": {a.id(): engines.Ready}})
+	if got := clashesOf(l); len(got) != 0 {
+		t.Errorf("clashes: %v", got)
+	}
+}
+
+// TestX3_ClashIsLoggedOnce: checks of a server repeat every ten seconds, its log line does not.
+func TestX3_ClashIsLoggedOnce(t *testing.T) {
+	a := newTestServer(t, "/v1/models", "remote", "a b")
+	core, logs := observer.New(zap.WarnLevel)
+	l := New(Config{Fleet: engines.NewFleet(), Log: zap.New(core)})
+	t.Cleanup(l.Client.CloseIdleConnections)
+	l.Set(Desired{Discover: discover(a.URL), Reserved: map[string]Reserved{"remote": {Owner: "a pool"}}})
+	for range 3 {
+		l.CheckOnce(t.Context())
+	}
+	for _, message := range []string{"model name clash found", "discovered names refused"} {
+		if n := logs.FilterMessage(message).Len(); n != 1 {
+			t.Errorf("%s: %d lines", message, n)
+		}
+	}
+}
+
+// TestX3_RefusedNamesAreShown: names that no model of the file could have are counted, shown in
+// part, and served by nobody.
+func TestX3_RefusedNamesAreShown(t *testing.T) {
+	names := []string{"fine", "/models/x", "a b", "ünï", strings.Repeat("x", 300), "a//b", "../up"}
+	for i := range maxModels {
+		names = append(names, fmt.Sprint("z", i))
+	}
+	a := newTestServer(t, "/v1/models", names...)
+	l, fleet := newTestLauncher(t, Desired{Discover: discover(a.URL)})
+	l.CheckOnce(t.Context())
+	got := l.RefusedNames()
+	if len(got) != 1 || got[0].Server != a.URL || got[0].Count != 6 || len(got[0].Names) != maxShownNames || got[0].Beyond != 1 {
+		t.Fatalf("refused: %+v", got)
+	}
+	if n := len(fleet.Snapshot().Models); n != maxModels || fleet.Snapshot().Models["fine"] == nil {
+		t.Errorf("%d models", n)
+	}
+	a.models.Store(&[]string{"fine"})
+	l.CheckOnce(t.Context())
+	if got := l.RefusedNames(); len(got) != 0 {
+		t.Errorf("refused names of a server that was put right: %+v", got)
+	}
+}
+
+func TestX3_Messages(t *testing.T) {
+	for want, c := range map[string]interface{ Message() string }{
+		"The server h:1 lists chat, which is a pool. It gets no requests for it.":        Clash{"chat", Reserved{Owner: "a pool"}, []string{"h:1"}},
+		"The servers h:1, h:2 list auto, which is a model. They get no requests for it.": Clash{"auto", Reserved{Owner: "a model"}, []string{"h:1", "h:2"}},
+		`The server h:1 lists models whose names cannot be used: "a b", "c d" and 3 more. A name is ` + engines.NameRule + ". " +
+			"The server h:1 lists 7 models more than the limit of 1000. They are not served.": RefusedNames{"h:1", []string{`"a b"`, `"c d"`}, 5, 7},
+	} {
+		if got := c.Message(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
