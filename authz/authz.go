@@ -34,6 +34,9 @@ type Tenant struct {
 	// Priority is the priority of requests with this key: Interactive, Default or Batch. Empty
 	// means Default.
 	Priority string
+	// EngineLog permits the tenant to read the last log line of a replica that starts for its
+	// request.
+	EngineLog bool
 }
 
 // Allows reports whether the tenant may use the model or pool of this name.

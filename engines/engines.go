@@ -96,7 +96,9 @@ type Replica struct {
 	Node string
 	// PID is the process of a local replica, otherwise 0.
 	PID int
-	// Reason says why the replica is not ready, with the last log line if there is one.
+	// Reason says why the replica is not ready, with the last log line if there is one. The
+	// launcher has hidden the secrets in it (package redact), because operators and custom
+	// resources show it.
 	Reason string
 	// Slots is the number of requests that the engine works on at once. 0 means unknown.
 	Slots int

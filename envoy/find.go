@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 // EnvVar is the environment variable with the path of the Envoy binary.
@@ -84,7 +86,9 @@ var versionPattern = regexp.MustCompile(`version: \S*?/(\d+\.\d+\.\d+[^/\s]*)/`)
 func Version(ctx context.Context, binary string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "--version").CombinedOutput()
+	cmd := exec.CommandContext(ctx, binary, "--version")
+	cmd.Env = process.Environment()
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s --version: %w", binary, err)
 	}

@@ -107,6 +107,7 @@ func (l launchSpec) validate(ctx context.Context) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, l.command[0], "--mode", "validate", "--config-path", l.bootstrapFile,
 		"--disable-hot-restart", "--log-level", "error")
+	cmd.Env = process.Environment()
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	switch {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 // Node is a machine that has joined, as the gateway knows it. Its methods may be called from
@@ -50,7 +51,9 @@ type Node struct {
 	assignment  assignment
 	isAssigned  bool
 	assignedIDs map[string]bool
-	revision    uint64
+	// redactors holds the result of redactorsOf for the assignment.
+	redactors map[string]*redact.Redactor
+	revision  uint64
 	// gatewayStopping is true once stop was called. The assignment is then final.
 	gatewayStopping bool
 	// unassignedSince holds, for each reported replica that is not assigned, since when it is not.
@@ -115,11 +118,22 @@ func (n *Node) stop(drain time.Duration) {
 // assignLocked replaces the assignment and tells the session.
 func (n *Node) assignLocked(a assignment) {
 	n.assignment, n.isAssigned, n.assignedIDs = a, true, assignedIDs(a.Models)
+	n.redactors = redactorsOf(a.Models)
 	n.revision++
 	n.publishLocked()
 	if n.session != nil {
 		n.session.wakeSender()
 	}
+}
+
+// redactorsOf returns, by model, what hides the secrets of the model's environment in the lines of
+// its replicas.
+func redactorsOf(models []local.Model) map[string]*redact.Redactor {
+	all := map[string]*redact.Redactor{}
+	for _, m := range models {
+		all[m.Name] = redact.ForEnvironment(m.Env, m.SecretEnv)
+	}
+	return all
 }
 
 // nextAssignment returns the assignment and its revision, or nil if the caller has that revision.

@@ -175,6 +175,24 @@ func TestAcceptReplicas(t *testing.T) {
 	}
 }
 
+// A node is not trusted to hide the secrets in what its engines log.
+func TestX15_ReportsHideSecrets(t *testing.T) {
+	t.Parallel()
+	n, ses, _ := newTestNode(t)
+	m := model("chat", 0)
+	m.Env = map[string]string{}
+	m.Env["OPAQUE"], m.SecretEnv = "very-secret-value", []string{"OPAQUE"}
+	n.Set([]local.Model{m})
+	r := readyReplicas("chat-0").Replicas[0]
+	r.State, r.Reason = engines.Failed, "read very-secret-value and hf_0123456789"
+	if got, want := ses.acceptReplicas([]engines.Replica{r})[0].Reason, "read … and …"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := boundInventory(&engines.Node{Reason: "token=abc"}).Reason, "token=…"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestInventoryIsBounded(t *testing.T) {
 	t.Parallel()
 	n, ses, _ := newTestNode(t)

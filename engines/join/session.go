@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 const (
@@ -199,7 +200,7 @@ func (ses *session) settledSequence(now time.Time) uint64 {
 }
 
 // acceptReplicas returns the reported replicas that the gateway accepts, with the fields that a
-// node must not set overwritten.
+// node must not set overwritten and without secrets. node.mu is held.
 //
 // A replica is dropped if its id does not belong to its model. A replica becomes failed if it
 // reports an unknown state, no usable address, or a loopback address from another machine. Any
@@ -214,7 +215,7 @@ func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 		seen[r.ID] = true
 		r.Node, r.Launcher, r.Transport, r.Host = ses.node.name, engines.Local, nil, ""
 		r.Since = r.Since.Add(ses.clockSkew).UTC()
-		r.Reason = boundText(r.Reason)
+		r.Reason = ses.node.redactors[r.Model].Text(boundText(r.Reason))
 		if ses.isRemote && r.Address.Addr().Unmap().IsLoopback() {
 			r = asFailed(r, "the node reports it at "+r.Address.String()+", an address of the gateway's own machine: "+
 				"start the node with an --address that the gateway can reach")
@@ -239,7 +240,7 @@ func boundText(text string) string {
 // the number of GPUs.
 func boundInventory(n *engines.Node) *engines.Node {
 	own := *n
-	own.Reason, own.GPUs = boundText(n.Reason), n.GPUs[:min(len(n.GPUs), maxGPUs)]
+	own.Reason, own.GPUs = redact.Text(boundText(n.Reason)), n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	return &own
 }
 

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 // Ranks of pods, in the order in which a ReplicaSet deletes its pods. The deletion cost counts only
@@ -98,10 +99,25 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 		r.Restarts = int(engine.RestartCount)
 	}
 	r.State, r.Reason, r.Since = stateOf(p, engine)
+	if r.Reason != "" {
+		r.Reason = podRedactor(p).Text(r.Reason)
+	}
 	if r.State == engines.Ready && !r.Address.IsValid() {
 		r.State, r.Reason = engines.Starting, "ready, but its address cannot be read"
 	}
 	return r
+}
+
+// podRedactor returns what hides secrets in the lines that the pod's engine has logged. It does not
+// know the values of Secrets of Kubernetes, which only what they look like can hide.
+func podRedactor(p *corev1.Pod) *redact.Redactor {
+	env := map[string]string{}
+	for _, container := range p.Spec.Containers {
+		for _, v := range container.Env {
+			env[v.Name] = v.Value
+		}
+	}
+	return redact.ForEnvironment(env, nil)
 }
 
 // podAddress returns the engine's address. It is the zero value while the pod has none.

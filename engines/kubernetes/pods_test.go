@@ -119,6 +119,18 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// The message of a container that has ended holds the last lines of its log.
+func TestX15_PodsHideSecrets(t *testing.T) {
+	t.Parallel()
+	ended := termination(1, "Error")
+	ended.Message = "api_key=abc, and plainlooking"
+	p := newPod(withIP, withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: ended}}))
+	p.Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{{Name: "OWN_TOKEN", Value: "plainlooking"}}}}
+	if got, want := replicaOf(p).Reason, "exit code 1: api_key=…, and …"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestReadPod(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -63,6 +63,7 @@ func (l *Launcher) Adopt(models []Model) {
 		if m, ok := byName[r.replica.Model]; ok {
 			r.model.Store(&m)
 			r.replica.Slots = m.slots()
+			r.process.SetRedactor(m.redactor())
 			probing.Go(r.probeAdopted)
 		}
 		adopted = append(adopted, r)

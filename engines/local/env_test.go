@@ -1,9 +1,11 @@
 package local
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,7 +29,7 @@ func TestEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := slices.Concat(os.Environ(), []string{"ADDRESS=" + loopback().String() + ":9001", "LEVEL=debug", "MORE=1", "SLOTS=3"})
+	want := slices.Concat(inherited(), []string{"ADDRESS=" + loopback().String() + ":9001", "LEVEL=debug", "MORE=1", "SLOTS=3"})
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Error(diff)
 	}
@@ -43,4 +45,70 @@ func TestEnvironment(t *testing.T) {
 	if _, err := m.environment(at); err == nil {
 		t.Error("an environment that cannot be made was made")
 	}
+}
+
+// A real engine gets what it needs, what the file gives it, and no key of the gateway.
+func TestX11_EngineEnvironment(t *testing.T) {
+	for name, value := range map[string]string{
+		"OPENAI_API_KEY": "sk-upstream", "HF_TOKEN": "hf_gateway", "REDIS_URL": "redis://:pw@h:1", "HTTPS_PROXY": "http://u:p@proxy:1",
+		"NVIDIA_API_KEY": "nvapi-x", "CUDA_HOME": "/usr/cuda", "HF_HOME": "/models", "LD_LIBRARY_PATH": "/usr/cuda/lib", "LC_TIME": "C",
+	} {
+		t.Setenv(name, value)
+	}
+	w := newFixture(t)
+	m := w.model("chat", 1)
+	m.Env["GIVEN_TOKEN"] = "by the file"
+	l := New(w.config())
+	l.Set([]Model{m})
+	run(t, l)
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", w.awaitReady("chat", 1)[0].PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
+	for _, want := range []string{"CUDA_HOME=/usr/cuda", "HF_HOME=/models", "LD_LIBRARY_PATH=/usr/cuda/lib", "LC_TIME=C", "GIVEN_TOKEN=by the file"} {
+		if !slices.Contains(env, want) {
+			t.Errorf("the engine lacks %s", want)
+		}
+	}
+	for _, entry := range env {
+		for _, name := range []string{"OPENAI_API_KEY", "HF_TOKEN", "REDIS_URL", "HTTPS_PROXY", "NVIDIA_API_KEY"} {
+			if strings.HasPrefix(entry, name+"=") {
+				t.Errorf("the engine inherits %s", entry)
+			}
+		}
+	}
+}
+
+// What an engine logs is shown without its secrets: while it starts, when it fails, and after an
+// adoption.
+func TestX15_ReasonsHideSecrets(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	w.tell("loading")
+	m := w.model("chat", 1)
+	m.Env["OPAQUE"], m.SecretEnv = "very-secret-value", []string{"OPAQUE"}
+	l := New(w.config())
+	l.Set([]Model{m})
+	stop := run(t, l)
+	w.eventually("it starts", func() bool { return w.replica("chat-0").PID != 0 })
+	say := func(text string) {
+		t.Helper()
+		file, err := os.OpenFile(w.dir.Records()[0].LogFile, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("loading with very-secret-value and api_key=abc 1\n")
+	w.eventually("it shows", func() bool { return w.replica("chat-0").Reason == "loading with … and api_key=… 1" })
+	w.crash(stop)
+	l = New(w.config())
+	l.Adopt([]Model{m})
+	run(t, l)
+	say("loading with very-secret-value and api_key=abc 2\n")
+	w.eventually("it shows after the adoption", func() bool { return w.replica("chat-0").Reason == "loading with … and api_key=… 2" })
 }

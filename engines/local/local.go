@@ -38,8 +38,11 @@ type Model struct {
 	Version engines.Version
 	// Launch is what the command is rendered with. The launcher sets Host and Port.
 	Launch engines.Launch
-	// Env is added to the launcher's own environment and overrides it.
+	// Env is added to what engines get of the launcher's own environment, and overrides it.
 	Env map[string]string
+	// SecretEnv lists the names in Env whose values are hidden in the log lines of the replicas.
+	// Values whose names say that they are secrets are hidden anyway.
+	SecretEnv []string `json:",omitempty"`
 	// Resources are what a replica needs of the node. A replica that does not fit stays pending.
 	// nil means that nothing is counted, and that the replicas see the GPUs that the launcher sees.
 	Resources *engines.Resources

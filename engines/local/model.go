@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 const (
@@ -52,19 +53,37 @@ func (m Model) launchAt(at netip.AddrPort) engines.Launch {
 // render returns the command line of a replica that listens at the address.
 func (m Model) render(at netip.AddrPort) ([]string, error) { return m.Version.Render(m.launchAt(at)) }
 
-// environment returns the environment of a replica that listens at the address: the launcher's own,
-// overridden by the engine's, overridden by the model's.
+// environment returns the environment of a replica that listens at the address: what the launcher
+// passes on of its own (inherited), overridden by the engine's, overridden by the model's.
 func (m Model) environment(at netip.AddrPort) ([]string, error) {
 	added, err := m.added(at)
 	if err != nil {
 		return nil, err
 	}
-	env := os.Environ()
+	env := inherited()
 	for _, name := range slices.Sorted(maps.Keys(added)) {
 		env = append(env, name+"="+added[name])
 	}
 	return env, nil
 }
+
+// inherited returns the part of this process's environment that engines get: where their libraries,
+// devices, caches and proxies are. Keys of the gateway are not in it. The table in docs/secrets.md
+// says what each name is for.
+func inherited() []string {
+	return process.Environment(
+		"HOME", "USER", "LOGNAME",
+		"LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX",
+		"CUDA_*", "NVIDIA_*", "NCCL_*", "ROCR_*", "ROCM_*", "HIP_*", "HSA_*", "GPU_DEVICE_ORDINAL", "ONEAPI_*", "ZE_*",
+		"OMP_*", "MKL_*", "TORCH_HOME", "XDG_CACHE_HOME",
+		"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "OLLAMA_MODELS", "LLAMA_CACHE",
+		"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+		"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+	)
+}
+
+// redactor returns what hides the model's secrets in the log lines of its replicas.
+func (m Model) redactor() *redact.Redactor { return redact.ForEnvironment(m.Env, m.SecretEnv) }
 
 // added returns what the environment of a replica has beyond the launcher's own.
 func (m Model) added(at netip.AddrPort) (map[string]string, error) {

@@ -185,6 +185,7 @@ func (r *runner) start() error {
 	}
 	spec := process.Spec{
 		Name: purpose + "/" + r.id, Purpose: purpose, Command: command, Env: append(env, r.devices(m)...),
+		Redactor: m.redactor(),
 		Meta: map[string]string{
 			metaModel: m.Name, metaIndex: strconv.Itoa(r.index), metaAddress: address.String(),
 			metaFingerprint: m.fingerprint(address.Addr()), metaRestarts: strconv.Itoa(r.starts),

@@ -20,6 +20,11 @@ func (k *checker) checkEngines() {
 			k.faultf(at.field("versions"), "must have at least one version, is empty")
 		}
 		k.checkVersions(at.field("versions"), engine.Versions)
+		if _, isObject := k.objects[at.key()]; isObject {
+			for j := range engine.Versions {
+				k.rejectSet(at.field("versions").item(j).field("env_from"), "an engine of a custom resource")
+			}
+		}
 	}
 	k.checkUnique(names)
 	c := k.config

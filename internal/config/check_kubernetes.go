@@ -44,6 +44,7 @@ func (k *checker) checkKubernetesModel(at path, m *Model) {
 	if _, namespace, ok := strings.Cut(m.Cluster, "/"); ok {
 		k.checkNamespace(at.field("cluster"), namespace)
 	}
+	k.rejectSet(at.field("env_from"), "launcher: kubernetes, whose replicas get the Secrets that secrets names")
 	k.checkKubernetesGPU(at.field("resources").field("gpu"), m)
 	k.checkSecrets(at.field("secrets"), m)
 	if version, ok := k.checkLaunchedModel(at, m); ok && version.Image == "" {

@@ -21,6 +21,7 @@ func (k *checker) checkLocalModel(at path, m *Model) {
 		k.faultf(where, "no node in nodes has the label %s; %s", quoted(m.Cluster), suggest(m.Cluster, labels))
 	}
 	k.checkLaunchedModel(at, m)
+	k.setSecretEnv(at, m)
 }
 
 // nodeLabels returns the labels of all nodes, sorted, each once.

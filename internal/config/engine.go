@@ -36,6 +36,9 @@ type EngineVersion struct {
 	// Env is added to the environment of the replicas. Each value is a Go template as in command.
 	// An entry that uses a variable without a value is left out. The env of a model overrides it.
 	Env map[string]string `yaml:"env"`
+	// EnvFrom names variables with secrets for the replicas of all models with this version and
+	// launcher local, as env_from of a model does. The model overrides it. Default: none.
+	EnvFrom EnvFrom `yaml:"env_from"`
 	// Image is the container image of the program. The launcher local does not use it.
 	Image string `yaml:"image"`
 	// Kubernetes is a partial Deployment that is merged over the one that Sluice makes (a strategic

@@ -65,8 +65,13 @@ type Model struct {
 	Evict Evict `yaml:"evict" default:"never" oneof:"never,idle"`
 	// Variables are the variables of the engine, checked against its schema.
 	Variables map[string]any `yaml:"variables"`
-	// Env is added to the environment of a launched model's replicas.
+	// Env is added to the environment of a launched model's replicas. Of the environment of Sluice
+	// they get only what docs/secrets.md lists.
 	Env map[string]string `yaml:"env"`
+	// EnvFrom names variables with secrets that are added to the environment of replicas with
+	// launcher local. Their values are hidden wherever Sluice shows a line of the engine's log. Env
+	// overrides them. Default: none.
+	EnvFrom EnvFrom `yaml:"env_from"`
 	// Secrets are entries of the environment that come from Secrets of the replica's namespace on
 	// Kubernetes, each as secret/key.
 	Secrets map[string]string `yaml:"secrets"`
@@ -89,6 +94,10 @@ type Model struct {
 	Admission Admission `yaml:"admission"`
 	// Stream says how responses are delivered.
 	Stream Stream `yaml:"stream"`
+
+	// SecretEnv holds the variables that EnvFrom of the model and of its engine version name, with
+	// their values. They are secrets. nil: none.
+	SecretEnv map[string]string `yaml:"-"`
 }
 
 // Replicas says how many replicas a launched model has.

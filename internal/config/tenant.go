@@ -17,6 +17,10 @@ type Tenant struct {
 	// Priority is the priority of the tenant's waiting requests: interactive before default,
 	// default before batch. Default default.
 	Priority Priority `yaml:"priority" default:"default" oneof:"interactive,default,batch"`
+	// EngineLog shows the tenant, in the heartbeats of a stream that waits for a starting replica,
+	// the last line that the replica has logged. Secrets in it are hidden; addresses and paths are
+	// not. Default false: heartbeats show only the phase.
+	EngineLog bool `yaml:"engine_log"`
 	// Limits are the limits of the tenant over all models.
 	Limits TenantLimits `yaml:"limits"`
 }

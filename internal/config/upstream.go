@@ -108,13 +108,18 @@ func expandEnvironment(text string) (value, fault string) {
 // environmentVariable returns the value of an environment variable. fault does not repeat the name,
 // because it may be a key that was written there by mistake.
 func environmentVariable(name string) (value, fault string) {
-	if !regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`).MatchString(name) {
+	if !isVariableName(name) {
 		return "", "must be the name of an environment variable, never a key itself"
 	}
 	if value = os.Getenv(name); value == "" {
 		return "", "names an environment variable that is not set or empty: set it before Sluice starts"
 	}
 	return value, ""
+}
+
+// isVariableName reports whether name can be the name of an environment variable in a shell.
+func isVariableName(name string) bool {
+	return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`).MatchString(name)
 }
 
 // valueFault says why value cannot be the value of a header; empty when it can.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -20,8 +21,9 @@ type Wait struct {
 
 // Progress returns what the request waits for. position is its position in the queue, from 1; 0
 // means that the request does not wait or that the position is not known. starting says that a
-// replica is being started for the request. note is then the last line that this replica logged: at
-// most 200 bytes, with secrets redacted.
+// replica is being started for the request. note is then the last line that this replica logged, of
+// at most 200 bytes. It may name addresses of the fleet, so only some tenants may read it; see
+// authz.Tenant.
 func (w *Wait) Progress(d *Dispatcher) (position int, starting bool, note string) {
 	w.mu.Lock()
 	c := d.table.Load().refresh(w.choice)
@@ -46,7 +48,7 @@ func (c choice) note() string {
 	for _, t := range c.members {
 		for i := range t.source.Replicas {
 			if r := &t.source.Replicas[i]; r.Reason != "" && (r.State == engines.Starting || r.State == engines.Pending) {
-				return redact(r.Reason)
+				return clip(strings.Join(strings.Fields(r.Reason), " "))
 			}
 		}
 	}

@@ -69,22 +69,3 @@ func TestWhatARequestWaitsFor(t *testing.T) {
 		synctest.Wait()
 	})
 }
-
-// An engine may log what it was started with.
-func TestNotesTellNoSecrets(t *testing.T) {
-	for text, want := range map[string]string{
-		"Loading model weights took 3.2 s":                        "Loading model weights took 3.2 s",
-		"starts: api_key='sk-abc', port=8000":                     "starts: api_key=… port=8000",
-		"HF_TOKEN=hf_abcdefgh loaded":                             "HF_TOKEN=… loaded",
-		"--api-key hunter2 --port 80":                             "--api-key … --port 80",
-		"header Authorization: Bearer abc.def next":               "header Authorization: … … next",
-		"GET https://user:pw@host/x?sig=1 failed":                 "GET … failed",
-		"token hf_AbCdEfGhIjKlMnOp for meta-llama/Llama-3.1-8B":   "token … for meta-llama/Llama-3.1-8B",
-		"https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct": "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct",
-		"256 tokens per second, max_tokens=4096":                  "256 tokens per second, max_tokens=4096",
-	} {
-		if got := redact(text); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
-	}
-}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -21,7 +22,7 @@ import (
 func authConfig(c *config.Config) authz.Config {
 	a := authz.Config{Open: c.Auth.Mode == config.AuthNone}
 	for _, t := range c.Tenants {
-		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority)}
+		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
 		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keys(t, t.Priority)})
 		for _, lower := range []config.Priority{config.DefaultPriority, config.Batch} {
 			if own := keys(t, lower); lower != t.Priority && len(own) > 0 {
@@ -96,7 +97,8 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 			Model:        describeLaunched(m, desired(m.Name)),
 			Version:      version,
 			Launch:       launch,
-			Env:          maps.Clone(m.Env),
+			Env:          localEnv(m),
+			SecretEnv:    slices.Sorted(maps.Keys(m.SecretEnv)),
 			Resources:    needs(m),
 			Placement:    local.Placement(m.Placement),
 			Cluster:      m.Cluster,
@@ -106,6 +108,16 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 		})
 	}
 	return models
+}
+
+// localEnv returns the environment that the file gives the replicas of a model with launcher local.
+func localEnv(m config.Model) map[string]string {
+	env := maps.Clone(m.SecretEnv)
+	if env == nil {
+		return maps.Clone(m.Env)
+	}
+	maps.Copy(env, m.Env)
+	return env
 }
 
 // podSecrets returns the environment variables that come from Secrets. The check of the

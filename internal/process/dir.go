@@ -229,6 +229,7 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 		return nil, errors.New("the process ended before it could be watched")
 	}
 	p := &Process{record: r, child: child, exit: exit}
+	p.redactor.Store(s.Redactor)
 	d.watchLocked(p)
 	return p, nil
 }

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 const (
@@ -144,10 +146,20 @@ func (d *Dir) setLogStart(p *Process) error {
 	return d.writeRecord(p.record)
 }
 
-// tail returns the last n lines that are not empty, after the given offset. It returns none if the
+// tailOptions says which lines tail returns, and how.
+type tailOptions struct {
+	// from is the offset in bytes after which lines are read. lines is their greatest number.
+	from  int64
+	lines int
+	// redactor hides secrets. It may be nil.
+	redactor *redact.Redactor
+}
+
+// tail returns the last lines of a log that are not empty, without secrets. It returns none if the
 // file cannot be read. A file that ends before the offset was rotated, so all of it belongs to this
 // start.
-func tail(path string, from int64, n int) []string {
+func tail(path string, o tailOptions) []string {
+	from := o.from
 	file, err := os.Open(path)
 	if err != nil {
 		return nil
@@ -175,10 +187,23 @@ func tail(path string, from int64, n int) []string {
 			lines = append(lines, line)
 		}
 	}
-	return lines[max(len(lines)-n, 0):]
+	lines = lines[max(len(lines)-o.lines, 0):]
+	for i, line := range lines {
+		// The line is cut last, because half a secret would not be found.
+		lines[i] = cut(o.redactor.Text(line))
+	}
+	return lines
 }
 
-// printable removes the control characters of progress bars and colours, and cuts long lines.
+// cut cuts a line at maxTailLineBytes.
+func cut(line string) string {
+	if len(line) > maxTailLineBytes {
+		return strings.ToValidUTF8(line[:maxTailLineBytes], "") + "…"
+	}
+	return line
+}
+
+// printable removes the control characters of progress bars and colours.
 func printable(line string) string {
 	line = strings.TrimRight(line, "\r\n")
 	if i := strings.LastIndexByte(line, '\r'); i >= 0 {
@@ -191,8 +216,5 @@ func printable(line string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(line, "\uFFFD"))
-	if len(line) > maxTailLineBytes {
-		line = strings.ToValidUTF8(line[:maxTailLineBytes], "") + "…"
-	}
 	return strings.TrimSpace(line)
 }

@@ -134,7 +134,7 @@ func TestTailAfterARotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for from, want := range map[int64][]string{0: {"one", "two"}, 4: {"two"}, 8: nil, 9: {"one", "two"}, 1 << 40: {"one", "two"}} {
-		if diff := cmp.Diff(want, tail(path, from, 10)); diff != "" {
+		if diff := cmp.Diff(want, tail(path, tailOptions{from: from, lines: 10})); diff != "" {
 			t.Errorf("from %d (-want +got):\n%s", from, diff)
 		}
 	}
@@ -147,7 +147,7 @@ func TestTailOfALongLog(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := tail(path, 0, 10)
+	got := tail(path, tailOptions{lines: 10})
 	want := []string{strings.Repeat("ü", maxTailLineBytes/2) + "…", "last"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tail (-want +got):\n%s", diff)

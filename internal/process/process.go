@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 // exitReasonLines is the number of log lines in an ExitReason.
@@ -49,9 +51,11 @@ type Spec struct {
 	// Command is the program, which is looked up in $PATH, and its arguments. The record stores
 	// Command, so it must not hold secrets.
 	Command []string
-	// Env is the complete environment as KEY=VALUE. nil inherits the environment of Sluice. It is
-	// not recorded.
+	// Env is the complete environment as KEY=VALUE. nil means Environment(). It is not recorded.
 	Env []string
+	// Redactor hides secrets in what Tail and ExitReason return. nil hides only what looks like a
+	// secret. It is not recorded; see Process.SetRedactor.
+	Redactor *redact.Redactor
 	// WorkDir is the working directory of the process. Empty means that of Sluice.
 	WorkDir string
 	// LogFile is the file to which stdout and stderr are appended. Empty means logs/<name>.log in
@@ -107,6 +111,8 @@ type Process struct {
 	exit  *exitWatch
 	// tree finds what to end when the process ends by itself. Only watch uses it.
 	tree *processTree
+	// redactor hides secrets in the lines of the log. It may hold nil.
+	redactor atomic.Pointer[redact.Redactor]
 	// stopping is set when a Stop has begun. From then on, Stop and not watch ends what is left of
 	// the process tree.
 	stopping atomic.Bool
@@ -164,8 +170,14 @@ func (p *Process) ExitReason() string {
 }
 
 // Tail returns up to n of the last lines that this start has logged. Each line is cut at 400 bytes
-// and has no control characters.
-func (p *Process) Tail(n int) []string { return tail(p.record.LogFile, p.logStart.Load(), n) }
+// and has no control characters and no secrets, as far as the redactor knows them.
+func (p *Process) Tail(n int) []string {
+	return tail(p.record.LogFile, tailOptions{from: p.logStart.Load(), lines: n, redactor: p.redactor.Load()})
+}
+
+// SetRedactor replaces the redactor of Tail and ExitReason. An adopted process has none at first,
+// which hides only what looks like a secret.
+func (p *Process) SetRedactor(r *redact.Redactor) { p.redactor.Store(r) }
 
 // Stop ends the process and all its descendants: it sends SIGTERM, and after grace or when ctx ends
 // SIGKILL. The directory must be claimed. Stop returns when all of them have ended and the record

@@ -18,7 +18,7 @@ import (
 // spawnSpec says what to spawn.
 type spawnSpec struct {
 	args []string
-	// env is the environment. nil inherits that of Sluice.
+	// env is the environment. nil means Environment().
 	env     []string
 	workDir string
 	// marker is the value of the marker. Empty means no marker.
@@ -37,7 +37,7 @@ func spawn(c spawnSpec, logFile *os.File) (*exec.Cmd, error) {
 	cmd.Dir = c.workDir
 	cmd.Env = slices.DeleteFunc(slices.Clone(c.env), isMarker)
 	if c.env == nil {
-		cmd.Env = slices.DeleteFunc(os.Environ(), isMarker)
+		cmd.Env = slices.DeleteFunc(Environment(), isMarker)
 	}
 	if c.marker != "" {
 		cmd.Env = append(cmd.Env, markerKey+"="+c.marker)

@@ -32,7 +32,7 @@ type Progress struct {
 	// Waited is the time since the call was received.
 	Waited time.Duration
 	// Note is the last line that the starting replica has logged, without a line break. Empty:
-	// there is none.
+	// there is none, or the tenant may not read it.
 	Note string
 }
 
@@ -130,6 +130,9 @@ func (g *generation) progress() Progress {
 		var starting bool
 		if p.Position, starting, p.Note = wait.Progress(g.relay.config.Dispatcher); starting {
 			p.Phase = Starting
+		}
+		if !g.call.Tenant.EngineLog {
+			p.Note = ""
 		}
 	}
 	return p

@@ -18,12 +18,13 @@ import (
 
 const (
 	// runMark is an environment variable that every process which the tests start inherits. Its
-	// value is the process id of the test binary.
-	runMark = "SLUICE_E2E_RUN"
+	// value is the process id of the test binary. The name begins with LC_, because Sluice passes
+	// variables of the locale on to all its children, and hardly any others.
+	runMark = "LC_SLUICE_E2E_RUN"
 
 	// directoryMark is the beginning of an environment variable that a gateway passes to every
 	// process it starts. Its value is the gateway's state directory.
-	directoryMark = "SLUICE_E2E_DIR="
+	directoryMark = "LC_SLUICE_E2E_DIR="
 
 	// orphanPatience is how long Main waits for the last processes to exit.
 	orphanPatience = 10 * time.Second
