@@ -193,7 +193,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	x.record.SetBody(scan.Model, scan.Stream, len(body))
+	x.record.SetBody(scan.Model, scan.RequestID, scan.Stream, len(body))
 	x.scanned = time.Now()
 	return x.decide(&scan, body)
 }

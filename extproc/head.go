@@ -121,8 +121,8 @@ const (
 // differ, or that a header has an invalid value.
 func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 	if r.requestID != "" {
-		if len(r.requestID) > maxRequestID {
-			return invalid(headers.IdempotencyKey, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")
+		if fault := openai.CheckRequestID(headers.IdempotencyKey, r.requestID); fault != nil {
+			return fault
 		}
 		if scan.RequestID != "" && scan.RequestID != r.requestID {
 			return invalid("request_id", "differs from the header "+headers.IdempotencyKey)

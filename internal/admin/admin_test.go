@@ -79,7 +79,7 @@ func newConfig() Config {
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
 		Requests: func(limit int) ([]request.Summary, int) {
-			rows := []request.Summary{{ID: "r-1", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
+			rows := []request.Summary{{ID: "r-1", ClientID: "mine", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
 				Upstream: "127.0.0.1:41000", State: request.Done, Status: 200, Source: "engine", Stream: true, Attempts: 1, BytesIn: 10,
 				Route: request.RouteManaged, Cause: request.CauseModeration, FinishReason: "content_filter", CompletionTokens: 7,
 				Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", BytesOut: 2000, Started: noon, Waited: 1500 * time.Microsecond, FirstByte: 20 * time.Millisecond, Duration: time.Second}}
@@ -151,7 +151,7 @@ func TestAPI(t *testing.T) {
 			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
 			{"uuid":"GPU-d","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":1,"replicas":[]}]}]}`},
 		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
-			{"request_id":"r-1","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
+			{"request_id":"r-1","client_request_id":"mine","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
 			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine",
 			 "route":"managed","cause":"moderation","finish_reason":"content_filter","tokens_out":7,"trace_id":"0af7651916cd43dd8448eb211c80319c","flags":"","details":"","stream":true,
 			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,

@@ -315,17 +315,20 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 
 // requestView shows a running or finished request.
 type requestView struct {
-	RequestID string `json:"request_id"`
-	Method    string `json:"method"`
-	Path      string `json:"path"`
-	Tenant    string `json:"tenant"`
-	Model     string `json:"model"`
-	Replica   string `json:"replica"`
-	Upstream  string `json:"upstream"`
-	State     string `json:"state"`
-	Status    int    `json:"status"`
-	Code      string `json:"code"`
-	Source    string `json:"source"`
+	// RequestID is Envoy's id of the request. ClientRequestID is the client's own; it is empty if
+	// the client gave none.
+	RequestID       string `json:"request_id"`
+	ClientRequestID string `json:"client_request_id"`
+	Method          string `json:"method"`
+	Path            string `json:"path"`
+	Tenant          string `json:"tenant"`
+	Model           string `json:"model"`
+	Replica         string `json:"replica"`
+	Upstream        string `json:"upstream"`
+	State           string `json:"state"`
+	Status          int    `json:"status"`
+	Code            string `json:"code"`
+	Source          string `json:"source"`
 	// Route is native or managed. Cause is what ended a stream before its engine did. FinishReason
 	// is the finish reason that the engine gave.
 	Route        string `json:"route"`
@@ -349,32 +352,33 @@ type requestView struct {
 
 func viewRequest(q request.Summary) requestView {
 	return requestView{
-		RequestID:    q.ID,
-		Method:       q.Method,
-		Path:         q.Path,
-		Tenant:       q.Tenant,
-		Model:        q.Model,
-		Replica:      q.Replica,
-		Upstream:     q.Upstream,
-		State:        string(q.State),
-		Status:       q.Status,
-		Code:         q.Code,
-		Source:       q.Source,
-		Route:        q.Route,
-		Cause:        q.Cause,
-		FinishReason: q.FinishReason,
-		TokensOut:    q.CompletionTokens,
-		TraceID:      q.TraceID(),
-		Flags:        q.Flags,
-		Details:      q.Details,
-		Stream:       q.Stream,
-		QueuedMS:     milliseconds(q.Waited),
-		FirstByteMS:  milliseconds(q.FirstByte),
-		DurationMS:   milliseconds(q.Duration),
-		BytesIn:      q.BytesIn,
-		BytesOut:     q.BytesOut,
-		Attempts:     q.Attempts,
-		Started:      orNull(q.Started),
+		RequestID:       q.ID,
+		ClientRequestID: q.ClientID,
+		Method:          q.Method,
+		Path:            q.Path,
+		Tenant:          q.Tenant,
+		Model:           q.Model,
+		Replica:         q.Replica,
+		Upstream:        q.Upstream,
+		State:           string(q.State),
+		Status:          q.Status,
+		Code:            q.Code,
+		Source:          q.Source,
+		Route:           q.Route,
+		Cause:           q.Cause,
+		FinishReason:    q.FinishReason,
+		TokensOut:       q.CompletionTokens,
+		TraceID:         q.TraceID(),
+		Flags:           q.Flags,
+		Details:         q.Details,
+		Stream:          q.Stream,
+		QueuedMS:        milliseconds(q.Waited),
+		FirstByteMS:     milliseconds(q.FirstByte),
+		DurationMS:      milliseconds(q.Duration),
+		BytesIn:         q.BytesIn,
+		BytesOut:        q.BytesOut,
+		Attempts:        q.Attempts,
+		Started:         orNull(q.Started),
 	}
 }
 

@@ -163,4 +163,14 @@ func checkName(name []byte, limit int) string {
 	return ""
 }
 
+// CheckRequestID returns the error for a client's own id of a request that is too long, is no UTF-8
+// or has control characters. It returns nil for a good id. param is the field or header of the id.
+func CheckRequestID(param, id string) *Error {
+	what := checkName([]byte(id), maxRequestID)
+	if what == "" {
+		return nil
+	}
+	return &Error{Code: CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
+}
+
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

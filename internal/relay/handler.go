@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -161,14 +160,13 @@ func cancelPending(p *dispatch.Pending) {
 // serveStreams serves /v1/streams/{id} and /v1/streams/{id}/cancel.
 func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // the server notices that a client leaves only after its body
-	escaped, cancel := strings.CutSuffix(strings.TrimPrefix(req.URL.EscapedPath(), routes.StreamsPath), "/cancel")
-	id, err := url.PathUnescape(escaped)
+	id, cancel, named := routes.StreamID(req.URL.EscapedPath())
 	method := http.MethodGet
 	if cancel {
 		method = http.MethodPost
 	}
 	switch {
-	case err != nil || id == "" || strings.Contains(escaped, "/"):
+	case !named:
 		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "This is no request id."))
 		return
 	case req.Method != method:

@@ -22,6 +22,9 @@ type Entry struct {
 	// Method and Path as the client sent them; the path without its query, and at most 200 bytes of
 	// it.
 	Method, Path string
+	// ClientID is the client's own id of the stream that a request to resume or cancel names in its
+	// path; empty for all others.
+	ClientID string
 	// Protocol is HTTP/1.0, HTTP/1.1, HTTP/2 or HTTP/3, the client's side.
 	Protocol string
 	// Route is the name of Envoy's route; empty when Envoy looked none up.
@@ -175,7 +178,7 @@ func CleanPath(path string) string {
 // clip bounds a name that a client chose.
 func clip(name string) string {
 	if len(name) > maxName {
-		return name[:maxName]
+		return strings.ToValidUTF8(name[:maxName], "")
 	}
 	return name
 }

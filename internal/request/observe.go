@@ -161,6 +161,9 @@ func (q *Summary) apply(e *Entry) {
 		upstream, attempts, firstByte, upstreamDuration = "", 0, 0, 0
 	}
 	q.Method, q.Path = e.Method, e.Path
+	if e.ClientID != "" {
+		q.ClientID = clip(e.ClientID)
+	}
 	if e.Model != "" {
 		q.Model = e.Model
 	}

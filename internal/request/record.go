@@ -45,9 +45,9 @@ type Record struct {
 	entry   *Entry
 }
 
-// SetBody adds what the body of the request says, when it has been read. The request waits from
-// then on.
-func (r *Record) SetBody(model string, stream bool, bytes int) {
+// SetBody adds what the body of the request says, when it has been read: bytes of body for a model,
+// under the client's own id (empty: none). The request waits from then on.
+func (r *Record) SetBody(model, clientID string, stream bool, bytes int) {
 	if r == nil {
 		return
 	}
@@ -55,6 +55,7 @@ func (r *Record) SetBody(model string, stream bool, bytes int) {
 	defer r.store.mu.Unlock()
 	r.waitingSince = time.Now()
 	r.summary.Model, r.summary.Stream, r.summary.BytesIn = clip(model), stream, int64(bytes)
+	r.summary.ClientID = clip(clientID)
 }
 
 // SetDispatched implements Follower.

@@ -31,15 +31,16 @@ const (
 
 // Arrival is what is known of a request before it is dispatched.
 type Arrival struct {
-	// ID is Envoy's x-request-id.
-	ID string
+	// ID is Envoy's x-request-id. ClientID is the client's own id of the request (request_id), and
+	// empty if it gave none.
+	ID, ClientID string
 	// Method and Path of the request, if they are known. The query is cut off the path.
 	Method, Path string
 	// Tenant is the name of the caller's tenant.
 	Tenant string
 	// Model is the model's name or alias as the client sent it, Stream says that the client asked
 	// for a streamed response, Bytes is the size of the body. If the body has not been read yet,
-	// they are zero, and Record.SetBody adds them.
+	// they and ClientID are zero, and Record.SetBody adds them.
 	Model  string
 	Stream bool
 	Bytes  int
@@ -51,8 +52,9 @@ type Arrival struct {
 
 // Summary is one request as an operator sees it. Fields that are not known (yet) are zero.
 type Summary struct {
-	// ID is Envoy's x-request-id.
-	ID string
+	// ID is Envoy's x-request-id. ClientID is the client's own id of the request, at most maxName
+	// bytes of it; empty if the client gave none.
+	ID, ClientID string
 	// Method and Path; the path without its query. Empty until Envoy's log entry for the request
 	// has come.
 	Method, Path string

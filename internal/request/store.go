@@ -75,7 +75,7 @@ func (s *Store) Begin(a Arrival) *Record {
 	}
 	r := &Record{store: s, waitingSince: time.Now(), onConnection: a.OnConnection}
 	r.summary = Summary{
-		ID: a.ID, Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
+		ID: a.ID, ClientID: clip(a.ClientID), Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
 		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.waitingSince,
 	}
 	s.mu.Lock()

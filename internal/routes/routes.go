@@ -6,7 +6,9 @@
 package routes
 
 import (
+	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -51,6 +53,18 @@ const (
 	StreamsPath  = "/v1/streams/"
 	GRPCPath     = "/llm.v1.Inference"
 )
+
+// StreamID returns the client's id of a stream from an escaped path of the route Streams:
+// /v1/streams/{id} and /v1/streams/{id}/cancel. A query must be cut off before. It returns false if
+// the path names no id.
+func StreamID(path string) (id string, cancel, ok bool) {
+	escaped, cancel := strings.CutSuffix(strings.TrimPrefix(path, StreamsPath), "/cancel")
+	id, err := url.PathUnescape(escaped)
+	if err != nil || id == "" || strings.Contains(escaped, "/") {
+		return "", cancel, false
+	}
+	return id, cancel, true
+}
 
 // MaxSmallBody is the largest request body in bytes of a route with SmallBody.
 const MaxSmallBody = 64 << 10

@@ -229,3 +229,21 @@ func send(t *testing.T, stream alsv3.AccessLogService_StreamAccessLogsClient, lo
 		t.Fatal(err)
 	}
 }
+
+// TestR4_EntriesOfStreamsNameTheStream: a request that resumes or cancels a stream says which.
+func TestR4_EntriesOfStreamsNameTheStream(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]string{
+		"/v1/streams/mine?after=3": "mine", "/v1/streams/a%2Fb/cancel": "a/b", "/v1/streams/": "", "/v1/streams/a/b": "", "/v1/streams/%zz": "",
+	} {
+		in := &datav3.HTTPAccessLogEntry{
+			CommonProperties: &datav3.AccessLogCommon{RouteName: routes.Streams}, Request: &datav3.HTTPRequestProperties{Path: path}}
+		if got := newEntry(headers.LogRequests, in).ClientID; got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+		in.CommonProperties.RouteName = routes.Models
+		if got := newEntry(headers.LogRequests, in).ClientID; got != "" {
+			t.Errorf("another route: %q", got)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -42,6 +43,10 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	}
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
+	}
+	if e.Route == routes.Streams {
+		path, _, _ := strings.Cut(cmp.Or(asked.GetOriginalPath(), asked.GetPath()), "?")
+		e.ClientID, _, _ = routes.StreamID(path)
 	}
 	if log == headers.LogRequests && !e.Interim {
 		e.Usage = usage(common.GetMetadata())

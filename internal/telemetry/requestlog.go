@@ -29,7 +29,8 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 // time to the first token without a stream, and tokens that the engine did not count or that were
 // not read. For a managed stream without an engine's count, tokens_out is the number of events with
 // a part of the answer, and tokens_in is missing. tpot_ms is the mean time per output token after
-// the first. finish_reason is always there, and empty for a native stream.
+// the first. client_request_id is the client's own id of the request; it is missing if the client
+// gave none. finish_reason is always there, and empty for a native stream.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return
@@ -38,8 +39,12 @@ func (l *RequestLog) Finished(q request.Summary) {
 	if line == nil {
 		return
 	}
-	fields := make([]zap.Field, 0, 20)
-	fields = append(fields, zap.String("request_id", q.ID), zap.String("tenant", q.Tenant), zap.String("model", q.Model),
+	fields := make([]zap.Field, 0, 21)
+	fields = append(fields, zap.String("request_id", q.ID))
+	if q.ClientID != "" {
+		fields = append(fields, zap.String("client_request_id", q.ClientID))
+	}
+	fields = append(fields, zap.String("tenant", q.Tenant), zap.String("model", q.Model),
 		zap.String("replica", q.Replica), zap.String("route", q.Route), zap.Int("status", q.Status), zap.String("code", q.Code),
 		zap.Bool("stream", q.Stream), milliseconds("queued_ms", q.Waited))
 	if q.Stream && q.FirstByte > 0 {

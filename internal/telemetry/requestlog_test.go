@@ -157,3 +157,36 @@ func BenchmarkStreamFigures(b *testing.B) {
 		m.streams.observe("chat", streamOf(&q))
 	}
 }
+
+// TestR4_RequestLogHasTheClientsID: the id that the client knows its request by is in the line,
+// also of the requests that resume and cancel a stream by that id.
+func TestR4_RequestLogHasTheClientsID(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(&out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := request.NewStore(0)
+	record := observed(store, nil, NewRequestLog(log, true).Finished)
+	read := store.Begin(request.Arrival{ID: "a"})
+	read.SetBody("chat", "mine", true, 10)
+	record(final("a"))
+	read.Close(nil)
+	store.Begin(request.Arrival{ID: "b", ClientID: "on a socket", OnConnection: true}).Close(nil)
+	resumed := final("c")
+	resumed.ClientID = "resumed"
+	record(resumed)
+	record(final("d"))
+	var got []any
+	for line := range bytes.Lines(out.Bytes()) {
+		var l map[string]any
+		if err := json.Unmarshal(line, &l); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, l["client_request_id"])
+	}
+	if diff := cmp.Diff([]any{"mine", "on a socket", "resumed", nil}, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}

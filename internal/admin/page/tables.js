@@ -210,7 +210,7 @@ function updateGPU(row, g) {
 export function requests(all, running) {
   const kind = $('requests-kind').value;
   const shown = all.filter((q) => kind === 'all' || (kind === 'running') === (q.state !== 'done') && (kind === 'running' || failed(q)))
-    .filter(matches($('requests-filter').value, (q) => [q.request_id, q.model, q.tenant, q.replica, q.code, q.path]));
+    .filter(matches($('requests-filter').value, (q) => [q.request_id, q.client_request_id, q.model, q.tenant, q.replica, q.code, q.path]));
   text($('requests-count'), running === 1 ? '1 is running' : `${number(running)} are running`);
   $('requests-empty').hidden = shown.length > 0;
   text($('requests-empty'), all.length > 0 ? 'No request matches the filter.' : 'No requests yet.');
@@ -237,7 +237,8 @@ function updateRequest(row, q) {
   status(p.status, q);
   clipped(p.replica, q.replica || q.upstream);
   clipped(p.tenant, q.tenant);
-  clipped(p.call, q.path.replace(/^\/v1\//, ''), `${q.method} ${q.path}`.trim());
+  twoLines(p.call, q.path.replace(/^\/v1\//, '') || '–', q.client_request_id);
+  attr(p.call, 'title', [`${q.method} ${q.path}`.trim(), q.client_request_id].filter(Boolean).join('\n'));
   text(p.waited, q.queued_ms >= 1 ? duration(q.queued_ms) : '–');
   text(p.firstByte, duration(q.first_byte_ms));
   text(p.duration, duration(q.duration_ms));

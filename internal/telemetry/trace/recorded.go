@@ -23,6 +23,8 @@ type recorded struct {
 	own, client             trace.SpanContext
 	began, ended            time.Time
 	id, path, tenant, model string
+	// clientID is the client's own id of the request; empty if it gave none
+	clientID string
 	// decided is the model that a managed call was admitted to
 	decided         string
 	stream, managed bool
@@ -74,7 +76,7 @@ func native(q request.Summary, own, client trace.SpanContext) *recorded {
 	answered := q.Route == request.RouteNative
 	r := &recorded{
 		own: own, client: client, began: q.Started, ended: q.Started.Add(q.Duration),
-		id: q.ID, path: q.Path, tenant: q.Tenant, model: q.Model, stream: q.Stream, status: q.Status,
+		id: q.ID, clientID: q.ClientID, path: q.Path, tenant: q.Tenant, model: q.Model, stream: q.Stream, status: q.Status,
 		code: q.Code,
 		result: request.Outcome{
 			Replica: q.Replica, Cause: q.Cause, Attempts: q.Attempts, Answered: answered, Finish: q.FinishReason, Usage: q.Usage(),

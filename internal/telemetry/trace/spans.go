@@ -21,6 +21,7 @@ const (
 	batchSize    = attribute.Key("batch_size")
 	seqLen       = attribute.Key("seq_len")
 	requestID    = attribute.Key("sluice.request_id")
+	clientID     = attribute.Key("sluice.client_request_id")
 	tenant       = attribute.Key("sluice.tenant")
 	route        = attribute.Key("sluice.route")
 	replica      = attribute.Key("sluice.replica")
@@ -113,7 +114,7 @@ func (r *recorded) attributes(operation string) []attribute.KeyValue {
 		key   attribute.Key
 		value string
 	}{
-		{semconv.GenAIRequestModelKey, r.model}, {semconv.GenAIResponseModelKey, cmp.Or(c.Model, r.decided)}, {tenant, r.tenant}, {replica, c.Replica},
+		{semconv.GenAIRequestModelKey, r.model}, {semconv.GenAIResponseModelKey, cmp.Or(c.Model, r.decided)}, {tenant, r.tenant}, {clientID, r.clientID}, {replica, c.Replica},
 		{disconnected, c.Cause},
 	} {
 		if word.value != "" {

@@ -38,7 +38,7 @@ func bin(t *testing.T, s string) []byte {
 // streamed is the joined record of a native stream.
 func streamed() request.Summary {
 	return request.Summary{
-		ID: "r-1", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0", Status: 200, Route: request.RouteNative,
+		ID: "r-1", ClientID: "mine", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0", Status: 200, Route: request.RouteNative,
 		Source: "engine", Stream: true, Attempts: 1, Started: began, Waited: 100 * time.Millisecond, FirstByte: 300 * time.Millisecond,
 		LastByte: 1300 * time.Millisecond, Duration: 1400 * time.Millisecond,
 		PromptTokens: 10, CompletionTokens: 11, UsageKnown: true, CachedTokens: 4, CachedKnown: true,
@@ -87,8 +87,8 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// TestRootAttributes: all that the request's own span says, and nothing else.
-func TestRootAttributes(t *testing.T) {
+// TestR4_RootAttributes: all that the request's own span says, and nothing else.
+func TestR4_RootAttributes(t *testing.T) {
 	t.Parallel()
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
@@ -107,7 +107,7 @@ func TestRootAttributes(t *testing.T) {
 		"gen_ai.operation.name": "chat", "gen_ai.provider.name": "sluice", "gen_ai.request.model": "chat", "gen_ai.request.stream": true,
 		"gen_ai.response.finish_reasons": []string{"stop"}, "gen_ai.response.time_to_first_chunk": 0.3,
 		"gen_ai.usage.input_tokens": int64(10), "gen_ai.usage.output_tokens": int64(11), "gen_ai.usage.cache_read.input_tokens": int64(4),
-		"http.response.status_code": int64(200), "sluice.attempts": int64(1), "sluice.replica": "chat-0", "sluice.request_id": "r-1",
+		"http.response.status_code": int64(200), "sluice.attempts": int64(1), "sluice.replica": "chat-0", "sluice.request_id": "r-1", "sluice.client_request_id": "mine",
 		"sluice.route": "native", "sluice.tenant": "acme",
 	}
 	if diff := cmp.Diff(want, root); diff != "" {
