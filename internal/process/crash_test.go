@@ -313,12 +313,12 @@ func TestGuardIsReplaced(t *testing.T) {
 func TestGuardThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
-	if err := d.KeepGuard(t.Context(), []string{"/no/such/guard"}); err == nil {
+	if err := d.StartGuard([]string{"/no/such/guard"}); err == nil {
 		t.Error("StartGuard started a program that does not exist")
 	}
-	err := d.KeepGuard(t.Context(), []string{"sh", "-c", "echo no way; exit 1"})
+	err := d.StartGuard([]string{"sh", "-c", "echo no way; exit 1"})
 	if err == nil || !strings.Contains(err.Error(), "no way") {
-		t.Errorf("KeepGuard = %v, want the guard's last words", err)
+		t.Errorf("StartGuard = %v, want the guard's last words", err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -20,6 +21,8 @@ import (
 const (
 	// maxSocketName is the longest name of a socket in bytes.
 	maxSocketName = 31
+	// maxIDBytes bounds the id of a directory. newToken returns 26 bytes.
+	maxIDBytes = 64
 	// maxSocketPath is the longest path in a sockaddr_un, without the final zero (unix(7)).
 	maxSocketPath = 107
 )
@@ -47,7 +50,8 @@ type Dir struct {
 }
 
 // Open creates the directory (mode 0700) if it does not exist, and reads its id. It starts and
-// claims nothing. A nil log discards messages.
+// claims nothing. It refuses a directory that another user owns or may change. A nil log discards
+// messages.
 func Open(path string, log *zap.Logger) (*Dir, error) {
 	if log == nil {
 		log = zap.NewNop()
@@ -63,40 +67,86 @@ func Open(path string, log *zap.Logger) (*Dir, error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	id, err := readOrMakeID(filepath.Join(path, "id"))
-	if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+	d := &Dir{path: path, log: log, watched: map[string]*Process{}}
+	for _, folder := range []string{path, d.recordsPath()} {
+		if err := checkPrivate(folder); err != nil && !(folder != path && errors.Is(err, fs.ErrNotExist)) {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
 	}
-	d := &Dir{path: path, id: id, log: log, watched: map[string]*Process{}}
+	if d.id, err = d.findID(); err != nil {
+		return nil, fmt.Errorf("state directory: %w", writeFault(path, err))
+	}
 	d.sockets = d.socketsPath()
 	return d, nil
 }
 
-// readOrMakeID reads the random id of the directory, or makes one. The id is not derived from the
-// path, because two containers may have the same path and see each other's processes.
-func readOrMakeID(path string) (string, error) {
-	for {
-		data, err := os.ReadFile(path)
-		if id := strings.TrimSpace(string(data)); err == nil && id != "" && !strings.ContainsAny(id, "/\x00") {
-			return id, nil
-		} else if err == nil {
-			return "", fmt.Errorf("%s is not a valid id: stop the processes of this directory and remove the file", path)
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-		id := newToken()
-		temporary := path + "." + id
-		if err := os.WriteFile(temporary, []byte(id+"\n"), 0o600); err != nil {
-			return "", err
-		}
-		// Link fails if another process was faster. The loop then reads that process's id.
-		err = os.Link(temporary, path)
-		_ = os.Remove(temporary)
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return "", err
+// findID returns the id of the directory. The id in the file may be damaged. The processes of the
+// directory carry it too, so theirs counts.
+func (d *Dir) findID() (string, error) {
+	path := filepath.Join(d.path, "id")
+	id, err := readID(path)
+	if err != nil && !errors.Is(err, errBadID) && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	carried := d.carriedID()
+	switch {
+	case err == nil && (carried == "" || carried == id):
+		return id, nil
+	case carried == "":
+		return makeID(path, errors.Is(err, errBadID))
+	}
+	d.log.Warn("damaged id of the state directory replaced by the one that its processes carry", zap.String("file", path))
+	if err := writeFile(path, []byte(carried+"\n")); err != nil {
+		d.log.Warn("writing the id of the state directory failed", zap.Error(writeFault(d.path, err)))
+	}
+	return carried, nil
+}
+
+// errBadID means that the file of the id has no valid content.
+var errBadID = errors.New("not a valid id")
+
+// readID reads the id from its file.
+func readID(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	id := strings.TrimSpace(string(data))
+	isOther := func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) }
+	if id == "" || len(id) > maxIDBytes || strings.ContainsFunc(id, isOther) {
+		return "", errBadID
+	}
+	return id, nil
+}
+
+// carriedID returns the id that a recorded live process carries, or "" if none does.
+func (d *Dir) carriedID() string {
+	for _, r := range d.readRecords() {
+		if id, token, ok := readMarker(r.PID); ok && token == r.Token && r.identity().alive() {
+			return id
 		}
 	}
+	return ""
+}
+
+// makeID makes an id and its file. replace means that a damaged file is replaced. The id is not
+// derived from the path, because two containers may have the same path and see each other's
+// processes.
+func makeID(path string, replace bool) (string, error) {
+	id := newToken()
+	if replace {
+		return id, writeFile(path, []byte(id+"\n"))
+	}
+	temporary := path + "." + id
+	err := os.WriteFile(temporary, []byte(id+"\n"), 0o600)
+	if err == nil {
+		err = os.Link(temporary, path)
+	}
+	_ = os.Remove(temporary)
+	if errors.Is(err, fs.ErrExist) {
+		return readID(path) // another process was faster
+	}
+	return id, err
 }
 
 // socketsPath depends only on the directory, so that an adopted process and a later gateway use the

@@ -115,14 +115,15 @@ func (d *Dir) reapGuardLocked() {
 }
 
 // KeepGuard starts the guard, and starts another one whenever it ends, until ctx ends. The guard
-// then stays. It ends by itself when the directory is released and has no processes. KeepGuard
-// returns nil when ctx ends. It returns an error only if the first guard does not start.
+// then stays. It ends by itself when the directory is released and has no processes. A guard that
+// does not start is logged and tried again: without a guard the processes are as safe as before.
+// KeepGuard returns nil.
 func (d *Dir) KeepGuard(ctx context.Context, command []string) error {
-	if err := d.StartGuard(command); err != nil {
-		return err
-	}
 	backoff := minGuardBackoff
 	for {
+		if err := d.StartGuard(command); err != nil {
+			d.log.Error("guard start failed", zap.Error(err))
+		}
 		started := time.Now()
 		d.waitForGuardEnd(ctx)
 		if time.Since(started) > maxGuardBackoff {
@@ -135,9 +136,6 @@ func (d *Dir) KeepGuard(ctx context.Context, command []string) error {
 		}
 		backoff = min(2*backoff, maxGuardBackoff)
 		d.log.Warn("guard ended, starting another")
-		if err := d.StartGuard(command); err != nil {
-			d.log.Error("guard start failed", zap.Error(err))
-		}
 	}
 }
 

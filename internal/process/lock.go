@@ -1,11 +1,13 @@
 package process
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,7 +43,7 @@ const (
 func openLock(path string) (*lockFile, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, writeFault(filepath.Dir(path), fmt.Errorf("open %s: %w", path, err))
 	}
 	return &lockFile{fd: fd, path: path}, nil
 }
@@ -57,21 +59,25 @@ func (l *lockFile) acquire(role string) error {
 	if err != nil {
 		return fmt.Errorf("lock %s: %w", l.path, err)
 	}
-	self, err := identify(os.Getpid())
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(lockHolder{self, role})
-	if err != nil {
-		return err
-	}
-	if err := unix.Ftruncate(l.fd, 0); err != nil {
-		return fmt.Errorf("write %s: %w", l.path, err)
-	}
-	if _, err := unix.Pwrite(l.fd, data, 0); err != nil {
-		return fmt.Errorf("write %s: %w", l.path, err)
+	// The lock counts, and the holder is only information: on a full or read-only file system the
+	// lock is held without it.
+	if self, err := identify(os.Getpid()); err == nil {
+		l.writeHolder(lockHolder{self, role})
 	}
 	return nil
+}
+
+// holderSize is the size of a lock file with a holder in bytes. The content is written in place and
+// padded to this size, so that a full disk does not keep a new holder from writing it.
+const holderSize = 256
+
+// writeHolder writes the holder.
+func (l *lockFile) writeHolder(h lockHolder) {
+	data, err := json.Marshal(h)
+	if err != nil {
+		return
+	}
+	_, _ = unix.Pwrite(l.fd, append(data, bytes.Repeat([]byte{' '}, max(holderSize-len(data), 0))...), 0)
 }
 
 // heldByOther reports whether another process has the lock, without acquiring it.
@@ -97,7 +103,7 @@ func (l *lockFile) readHolder() lockHolder {
 
 // release releases the lock, if it was acquired, and keeps the file open.
 func (l *lockFile) release() {
-	_ = unix.Ftruncate(l.fd, 0)
+	l.writeHolder(lockHolder{})
 	lock := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
 	_ = unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_SETLK, &lock)
 }

@@ -66,6 +66,7 @@ func playGateway() {
 	}
 	for _, name := range plan.Unrecorded {
 		check(os.Remove(d.recordPath(name)))
+		check(os.Remove(d.recordPath(name) + copySuffix))
 	}
 	if plan.Grace > 0 {
 		check(d.StartGuard(guardCommand(plan.Dir, plan.Grace)))

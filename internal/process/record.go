@@ -15,10 +15,14 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/seal"
 )
 
 const (
 	recordSuffix = ".json"
+	// copySuffix is the end of the name of a record's copy, which is read if the record is damaged.
+	copySuffix = ".copy"
 	// maxFileName leaves room for suffixes within the 255 bytes of most file systems.
 	maxFileName = 200
 )
@@ -66,27 +70,72 @@ func (d *Dir) readRecords() []Record {
 	return records
 }
 
-// readRecord reads one record.
+// readRecord reads one record. It reads the copy if the record is damaged. The error is that of the
+// record.
 func readRecord(path string) (Record, error) {
-	var r Record
-	data, err := os.ReadFile(path)
-	if err != nil {
+	r, _, err := readRecordFile(path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}
-	err = json.Unmarshal(data, &r)
-	return r, err
+	if r, _, errCopy := readRecordFile(path + copySuffix); errCopy == nil {
+		return r, nil
+	}
+	return Record{}, err
+}
+
+// readRecordFile reads a record or a copy. It returns the content too.
+func readRecordFile(path string) (Record, []byte, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Record{}, nil, err
+	}
+	var r Record
+	if err := errors.Join(seal.Check(data), json.Unmarshal(data, &r)); err != nil {
+		return Record{}, nil, err
+	}
+	return r, data, nil
+}
+
+// repairRecords replaces each damaged record by its copy, and each damaged copy by its record. A
+// file that cannot be written stays as it is: readRecord reads the other one.
+func (d *Dir) repairRecords() {
+	names, _ := listDirectory(d.recordsPath()) // readRecords reports the error
+	for _, name := range names {
+		if !strings.HasSuffix(name, recordSuffix) {
+			continue
+		}
+		path := filepath.Join(d.recordsPath(), name)
+		_, record, errRecord := readRecordFile(path)
+		_, backup, errCopy := readRecordFile(path + copySuffix)
+		var err error
+		switch {
+		case errRecord != nil && errCopy == nil:
+			d.log.Warn("damaged record of a process replaced by its copy", zap.String("file", path), zap.Error(errRecord))
+			err = writeFile(path, backup)
+		case errRecord == nil && errCopy != nil:
+			err = writeFile(path+copySuffix, record)
+		}
+		if err != nil {
+			d.log.Warn("repair of the record of a process failed", zap.String("file", path), zap.Error(err))
+		}
+	}
 }
 
 // writeFile replaces a file in one step: after a crash the file has the old or the new content.
 func writeFile(path string, data []byte) error {
 	temporary := path + ".tmp"
-	if err := os.WriteFile(temporary, data, 0o600); err != nil {
-		return err
+	err := os.WriteFile(temporary, data, 0o600)
+	if err == nil {
+		err = os.Rename(temporary, path)
 	}
-	return os.Rename(temporary, path)
+	if err != nil {
+		_ = os.Remove(temporary) // on a full disk a part of it takes room
+	}
+	return err
 }
 
-// writeRecord writes the record of a process in one step.
+// writeRecord writes the record of a process in one step, and then its copy. A missing copy is no
+// fault.
 func (d *Dir) writeRecord(r Record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -95,7 +144,14 @@ func (d *Dir) writeRecord(r Record) error {
 	if err := os.MkdirAll(d.recordsPath(), 0o700); err != nil {
 		return err
 	}
-	return writeFile(d.recordPath(r.Name), append(data, '\n'))
+	path, data := d.recordPath(r.Name), append(seal.Add(data), '\n')
+	if err := writeFile(path, data); err != nil {
+		return err
+	}
+	if err := writeFile(path+copySuffix, data); err != nil {
+		d.log.Warn("writing the copy of a record failed", zap.String("process", r.Name), zap.Error(err))
+	}
+	return nil
 }
 
 // removeRecord removes the record of this start. It keeps the record of a later start of the same
@@ -105,6 +161,7 @@ func (d *Dir) removeRecord(r Record) {
 	if current, err := readRecord(path); err == nil && current.Token != r.Token {
 		return
 	}
+	_ = os.Remove(path + copySuffix) // a copy without a record is not read
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		d.log.Warn("removing the record of a process failed", zap.String("process", r.Name), zap.Error(err))
 	}

@@ -1,0 +1,72 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// probeSize is the size in bytes of the file that CheckWritable writes: one block of most file
+// systems.
+const probeSize = 4096
+
+// CheckWritable tries whether files can be written in the directory: it writes a small file and
+// removes it. The error says what is wrong, with the free bytes, and what to do. Any number of
+// goroutines may call it, one after the other.
+func (d *Dir) CheckWritable() error {
+	path := filepath.Join(d.path, "writable.probe")
+	err := os.WriteFile(path, make([]byte, probeSize), 0o600)
+	if errRemove := os.Remove(path); err == nil && !errors.Is(errRemove, fs.ErrNotExist) {
+		err = errRemove
+	}
+	return writeFault(d.path, err)
+}
+
+// writeFault adds to the error of a write in the state directory what the operator can do. A nil
+// error stays nil.
+func writeFault(dir string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return fmt.Errorf("%w: %s; free space there", err, freeSpace(dir))
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w: mount the file system of %s writable, or name another state_dir", err, dir)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: user %d needs the right to write in %s", err, os.Geteuid(), dir)
+	}
+	return err
+}
+
+// freeSpace describes how full the file system of dir is.
+func freeSpace(dir string) string {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return "the file system of " + dir + " is full"
+	}
+	block := uint64(st.Bsize) //nolint:gosec // never negative
+	return fmt.Sprintf("the file system of %s has %d of %d bytes and %d of %d files free",
+		dir, st.Bavail*block, st.Blocks*block, st.Ffree, st.Files)
+}
+
+// checkPrivate returns an error if another user may change the directory. The records in it say
+// which processes Sluice ends, and with whose sockets Envoy talks.
+func checkPrivate(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, and Sluice runs as user %d: `chown %d %s`, or name a directory in state_dir that does not exist yet",
+			path, st.Uid, os.Geteuid(), os.Geteuid(), path)
+	}
+	if mode := fs.FileMode(st.Mode).Perm(); mode&0o022 != 0 {
+		return fmt.Errorf("%s has mode %04o, so other users can make Sluice end processes: `chmod 700 %s`, or name a directory in state_dir that does not exist yet",
+			path, mode, path)
+	}
+	return nil
+}
