@@ -27,6 +27,9 @@ var (
 	// ErrUnavailable means that the shared state did not answer, and that this gateway does not
 	// know.
 	ErrUnavailable = errors.New("admission: shared state does not answer")
+	// ErrNotRecorded means that the task journal cannot be written. A new task was not admitted; a
+	// renewed one holds its lease, but not over a restart.
+	ErrNotRecorded = errors.New("admission: the task cannot be recorded")
 )
 
 // Refused says why a request may not go on, and when a retry has a chance. It is returned at once,

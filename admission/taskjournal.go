@@ -1,22 +1,22 @@
 package admission
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/seal"
 )
 
-// taskJournal keeps the tasks of this process over a restart. It has a line of JSON for each task
-// that was added, ended or renewed. A line is written before the caller gets its answer, without
-// fsync: it survives the process, but perhaps not the machine. taskJournal.mu comes before
-// Controller.mu.
+// taskJournal keeps the tasks of this process over a restart. It has a line of JSON with a checksum
+// for each task that was added, ended or renewed. A line is written before the caller gets its
+// answer, without fsync: it survives the process, but perhaps not the machine. taskJournal.mu comes
+// before Controller.mu.
 type taskJournal struct {
 	path string
 
@@ -44,7 +44,7 @@ type journalEntry struct {
 // maxExtraLines is the number of lines beyond twice the tasks after which the file is compacted.
 const maxExtraLines = 1000
 
-// append writes one entry.
+// append writes one entry. The error is ErrNotRecorded.
 func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	if j.path == "" {
 		return nil
@@ -52,54 +52,86 @@ func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.file == nil || j.lines > 2*j.tasksAtCompaction+maxExtraLines {
-		if err := j.compactLocked(c); err != nil {
+		// A journal that only could not be made smaller still takes the line.
+		if err := j.compactLocked(c, ""); err != nil && j.file == nil {
 			return err
 		}
 	}
 	if e.Op == opAdd && !c.taskExists(e.ID) {
 		return nil // the task's end may have been written and compacted away already
 	}
-	line, err := json.Marshal(e)
-	if err != nil {
-		return fmt.Errorf("admission: task journal: %w", err)
+	line, err := lineOf(e)
+	if err == nil {
+		_, err = j.file.Write(line)
 	}
-	if _, err := j.file.Write(append(line, '\n')); err != nil {
+	if err != nil {
 		j.file.Close() // the file may end with a part of the line, which would spoil the next one
 		j.file = nil
-		return fmt.Errorf("admission: task journal: %w", err)
+		return notRecorded(err)
 	}
 	j.lines++
 	return nil
 }
 
-// compactLocked writes the live tasks to a new file, which replaces the old one.
-func (j *taskJournal) compactLocked(c *Controller) error {
+// lineOf is the line of one entry, with its checksum.
+func lineOf(e journalEntry) ([]byte, error) {
+	text, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	return append(seal.Add(text), '\n'), nil
+}
+
+// notRecorded makes ErrNotRecorded of what went wrong.
+func notRecorded(err error) error { return fmt.Errorf("%w: %w", ErrNotRecorded, err) }
+
+// compactLocked writes the live tasks to a new file, which replaces the old one in one step. If
+// aside is not empty, the old file is kept under that name. After an error the old file is still
+// there, and is still open if it was. The error is ErrNotRecorded.
+func (j *taskJournal) compactLocked(c *Controller, aside string) error {
 	var text bytes.Buffer
 	live := c.allTasks()
 	for _, t := range live {
-		line, err := json.Marshal(journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
+		line, err := lineOf(journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
 		if err != nil {
-			return fmt.Errorf("admission: task journal: %w", err)
+			return notRecorded(err)
 		}
-		text.Write(append(line, '\n'))
+		text.Write(line)
 	}
-	file, err := os.CreateTemp(filepath.Dir(j.path), filepath.Base(j.path)+".*") // mode 0600
+	next := j.path + ".new"
+	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return fmt.Errorf("admission: task journal: %w", err)
+		return notRecorded(err)
 	}
-	if _, err = file.Write(text.Bytes()); err == nil {
-		err = os.Rename(file.Name(), j.path)
+	if _, err = file.Write(text.Bytes()); err == nil && aside != "" {
+		err = os.Link(j.path, aside)
+	}
+	if err == nil {
+		err = os.Rename(next, j.path)
 	}
 	if err != nil {
 		file.Close()
-		os.Remove(file.Name()) //nolint:errcheck // what matters is the error before
-		return fmt.Errorf("admission: task journal: %w", err)
+		os.Remove(next) //nolint:errcheck // what matters is the error before
+		return notRecorded(err)
 	}
 	if j.file != nil {
 		j.file.Close()
 	}
 	j.file, j.lines, j.tasksAtCompaction = file, len(live), len(live)
 	return nil
+}
+
+// reopenLocked goes on with the file as it is, when it could not be replaced. torn tells that its
+// last line is cut off.
+func (j *taskJournal) reopenLocked(torn bool) {
+	file, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err == nil && torn {
+		_, err = file.WriteString("\n")
+	}
+	if err != nil {
+		return // the next entry tries to write a new file
+	}
+	j.file = file
 }
 
 // taskExists reports whether the task has not ended.
@@ -122,35 +154,62 @@ func (c *Controller) allTasks() []task {
 // RecoverTasks reads the journal: tasks of before a restart that have neither ended nor expired
 // hold their leases again, also of models without limits yet. Call it once, before all other
 // methods. Without Config.TaskJournal it does nothing.
+//
+// The Controller works after an error too. The error says what could not be read or written: the
+// tasks of all good lines hold their leases, and a damaged journal is kept beside the new one,
+// under its name with .damaged-TIME.
 func (c *Controller) RecoverTasks() error {
-	if c.taskJournal.path == "" {
+	j := &c.taskJournal
+	if j.path == "" {
 		return nil
 	}
-	c.taskJournal.mu.Lock()
-	defer c.taskJournal.mu.Unlock()
-	text, err := os.ReadFile(c.taskJournal.path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("admission: task journal: %w", err)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	text, fault := os.ReadFile(j.path)
+	if errors.Is(fault, fs.ErrNotExist) {
+		return j.compactLocked(c, "")
 	}
-	for _, e := range readJournal(text) {
+	live, bad := readJournal(text)
+	for _, e := range live {
 		c.restoreTask(e)
 	}
-	return c.taskJournal.compactLocked(c)
+	if len(bad) > 0 {
+		fault = fmt.Errorf("it has %d damaged lines, the first is line %d", len(bad), bad[0])
+	}
+	aside := ""
+	if fault != nil {
+		aside = j.path + time.Now().UTC().Format(".damaged-20060102T150405.000Z")
+	}
+	err := j.compactLocked(c, aside)
+	if err != nil {
+		j.reopenLocked(len(text) > 0 && text[len(text)-1] != '\n')
+	}
+	switch {
+	case fault == nil:
+		return err
+	case err != nil:
+		return fmt.Errorf("admission: task journal %s: %w; %w", j.path, fault, err)
+	}
+	return fmt.Errorf("admission: task journal %s: %w; %d tasks hold their leases again; the damaged file is kept as %s",
+		j.path, fault, len(live), aside)
 }
 
-// readJournal returns the live tasks at the end of a journal. It ignores a line that is cut off.
-// The lines of one task may come in any order, because a task may end while its first line waits to
-// be written.
-func readJournal(text []byte) []journalEntry {
+// readJournal returns the live tasks at the end of a journal, and the numbers of the damaged lines,
+// from 1. The lines of one task may come in any order, because a task may end while its first line
+// waits to be written.
+func readJournal(text []byte) (live []journalEntry, bad []int) {
 	ended := map[string]bool{}
 	expires := map[string]time.Time{}
 	added := map[string]journalEntry{}
 	var order []string
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, len(text)+1)
-	for lines.Scan() {
+	number := 0
+	for line := range bytes.Lines(text) {
+		number++
 		var e journalEntry
-		if json.Unmarshal(lines.Bytes(), &e) != nil {
+		if errors.Join(seal.Check(line), json.Unmarshal(line, &e)) != nil || e.ID == "" {
+			if len(bytes.TrimSpace(line)) > 0 {
+				bad = append(bad, number)
+			}
 			continue
 		}
 		switch e.Op {
@@ -163,9 +222,10 @@ func readJournal(text []byte) []journalEntry {
 			expires[e.ID] = e.Expires
 		case opEnd:
 			ended[e.ID] = true
+		default:
+			bad = append(bad, number)
 		}
 	}
-	var live []journalEntry
 	for _, id := range order {
 		e := added[id]
 		if at, ok := expires[id]; ok {
@@ -175,7 +235,7 @@ func readJournal(text []byte) []journalEntry {
 			live = append(live, e)
 		}
 	}
-	return live
+	return live, bad
 }
 
 // restoreTask gives a task its lease again.

@@ -12,7 +12,7 @@ import (
 // without a row fails the test.
 var allowed = map[string]string{
 	"ringhash":                  "",
-	"admission":                 "",
+	"admission":                 "internal/seal",
 	"admission/admissiontest":   "admission",
 	"admission/redis":           "admission internal/limits",
 	"internal/limits":           "admission",
@@ -49,7 +49,8 @@ var allowed = map[string]string{
 	"internal/http1":           "",
 	"internal/routes":          "internal/headers",
 	"internal/openai":          "internal/openai/jsonscan",
-	"internal/process":         "internal/redact",
+	"internal/process":         "internal/redact internal/seal",
+	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai",
 	"internal/config":          "engines",
 	"internal/telemetry":       "internal/condition internal/headers internal/request internal/routes",

@@ -37,6 +37,15 @@ func unreachable() *openai.Error {
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
 }
 
+// notRecordedRetry is the Retry-After when a task cannot be recorded: somebody has to free space.
+const notRecordedRetry = 5 * time.Second
+
+// notRecorded is the error for a task when the task journal cannot be written.
+func notRecorded() *openai.Error {
+	return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: notRecordedRetry,
+		Message: "The gateway cannot record the task, because it cannot write its state directory. Try again later."}
+}
+
 // explainRefusal returns the error that names the exceeded limit and the time after which a retry
 // makes sense.
 func explainRefusal(name string, r *admission.Refused) *openai.Error {

@@ -114,6 +114,8 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 			Message: "The task needs more tokens than any model or its tenant may use in a minute. It can never be admitted: lower estimated_tokens."}
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
+	case errors.Is(err, admission.ErrNotRecorded):
+		return notRecorded()
 	case errors.As(err, &refused):
 		return explainRefusal("the models", refused)
 	}
@@ -143,6 +145,8 @@ func taskExists(err error) (bool, *openai.Error) {
 		return true, nil
 	case errors.Is(err, admission.ErrUnknownTask):
 		return false, nil
+	case errors.Is(err, admission.ErrNotRecorded):
+		return false, notRecorded()
 	}
 	return false, unreachable()
 }
@@ -151,6 +155,9 @@ func taskExists(err error) (bool, *openai.Error) {
 // extends the lease of the task.
 func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice, r *Request) (choice, *openai.Error) {
 	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
+	if errors.Is(err, admission.ErrNotRecorded) {
+		err = nil // the lease holds; only a restart of this gateway would shorten it
+	}
 	if ok, fault := taskExists(err); fault != nil {
 		return c, fault
 	} else if !ok {

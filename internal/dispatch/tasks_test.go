@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -335,4 +337,17 @@ func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
 			t.Errorf("none may come: %v", fault)
 		}
 	})
+}
+
+// A task that cannot be recorded is refused for a while. Before, its models did not exist.
+func TestX5_ATaskThatCannotBeRecordedIsRefusedForAWhile(t *testing.T) {
+	_, renewed := taskExists(fmt.Errorf("renew: %w", admission.ErrNotRecorded))
+	for name, fault := range map[string]*openai.Error{
+		"schedule": explainTask(t.Context(), admission.TaskRequest{Model: "a"}, fmt.Errorf("schedule: %w", admission.ErrNotRecorded)),
+		"renew":    renewed,
+	} {
+		if fault == nil || fault.HTTPStatus() != 503 || fault.RetryAfter == 0 || !strings.Contains(fault.Message, "state directory") {
+			t.Errorf("%s: %+v", name, fault)
+		}
+	}
 }

@@ -185,7 +185,7 @@ func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*s
 	}
 	g.launchers.adoptLocal(c)
 	if err := g.admission.RecoverTasks(); err != nil {
-		return nil, err
+		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))
 	}
 	if err := g.applyFirst(); err != nil {
 		return nil, err

@@ -49,8 +49,8 @@ func (d *Dir) claimPath() string { return filepath.Join(d.path, "claim.lock") }
 // Claim fails with *ClaimedError after half a second if a live gateway has the claim. It waits for
 // up to 20 s while the guard has the claim to end abandoned processes. Claiming again does nothing.
 //
-// A directory that is full can be claimed. A directory on a read-only file system cannot, because no
-// gateway could open its sockets there.
+// A directory that is full can be claimed. A directory on a read-only file system cannot, because
+// no gateway could open its sockets there.
 func (d *Dir) Claim(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()

@@ -72,8 +72,8 @@ func (s *survivors) claim(t testing.TB) *Dir {
 	return d
 }
 
-// start claims the directory with one damaged file, as the next gateway does, and adopts. Afterwards
-// the files are as before.
+// start claims the directory with one damaged file, as the next gateway does, and adopts.
+// Afterwards the files are as before.
 func (s *survivors) start(t testing.TB, file string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(file, content, 0o600); err != nil {
@@ -177,7 +177,8 @@ func TestX13_RecordsWithoutAChecksumAreAdopted(t *testing.T) {
 	s.start(t, file, []byte(text+"\n}\n"))
 }
 
-// A directory that other users may change is refused, because its records make Sluice end processes.
+// A directory that other users may change is refused, because its records make Sluice end
+// processes.
 func TestX13_StateDirectoryOfOthersIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []os.FileMode{0o777, 0o770, 0o702} {
@@ -254,8 +255,8 @@ func fullDir(t *testing.T) (path string, pid int, free func()) {
 	}
 }
 
-// A full state directory is claimed and its processes are adopted. The error of a write has the free
-// bytes and says what to do.
+// A full state directory is claimed and its processes are adopted. The error of a write has the
+// free bytes and says what to do.
 func TestX5_FullDirectoryIsClaimed(t *testing.T) {
 	path, pid, free := fullDir(t)
 	core, logs := observer.New(zap.WarnLevel)

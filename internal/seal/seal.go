@@ -1,5 +1,6 @@
-// Package seal adds a checksum to a JSON object, so that a reader notices a damaged byte that leaves
-// valid JSON. Packages internal/process and admission use it for their files in the state directory.
+// Package seal adds a checksum to a JSON object, so that a reader notices a damaged byte that
+// leaves valid JSON. Packages internal/process and admission use it for their files in the state
+// directory.
 package seal
 
 import (
@@ -23,9 +24,9 @@ func Add(object []byte) []byte {
 	return fmt.Appendf(bytes.Clone(open), `%s%016x"}`, field, xxhash.Sum64(open))
 }
 
-// Check returns ErrDamaged if data is a sealed object whose checksum does not fit. An object without
-// a checksum passes, because earlier versions wrote none. Check does not say whether data is valid
-// JSON.
+// Check returns ErrDamaged if data is a sealed object whose checksum does not fit. An object
+// without a checksum passes, because earlier versions wrote none. Check does not say whether data
+// is valid JSON.
 func Check(data []byte) error {
 	at := bytes.LastIndex(data, []byte(field))
 	if at < 0 {
