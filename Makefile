@@ -17,7 +17,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test test-vllm vet lint bench soak fuzz envoy tools clean
+.PHONY: build run test test-vllm vet lint bench chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
@@ -59,6 +59,18 @@ RUNS ?= 10000
 soak: tools
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/relay
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e/streams
+
+# chaos runs faults against a gateway under load and writes the table of docs/chaos.md. It needs root
+# and takes a quarter of an hour.
+chaos: envoy build
+	@scripts/chaos.sh
+	go run ./internal/chaos -out docs/chaos.md
+
+# soak-hour runs mixed traffic without faults for SOAK and plots what the processes hold.
+SOAK ?= 1h
+soak-hour: envoy build
+	@scripts/chaos.sh
+	go run ./internal/chaos -soak $(SOAK) -out docs/soak.svg
 
 # fuzz runs every fuzz target for FUZZTIME.
 fuzz:

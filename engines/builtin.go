@@ -20,6 +20,7 @@ func sim() Engine {
 			"cache_tokens":   integer(0, "size of the prefix cache; 0: no cache"),
 			"load_time":      duration("how long the engine pretends to load before it is ready, such as 3s"),
 			"embedding_dim":  integer(1, "length of embedding vectors"),
+			"name":           text("name of the engine in its answers; by default its model and port"),
 			"seed":           integer(0, "varies the sentences of the answers and the embedding space"),
 			"fault":          text("what goes wrong with every request, such as status=503, slow=50ms or cut=3"),
 		}),

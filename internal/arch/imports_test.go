@@ -22,6 +22,7 @@ var allowed = map[string]string{
 	"internal/scale":            "",
 	"internal/condition":        "",
 	"internal/redact":           "",
+	"internal/chaos":            "api/llm/v1",
 	"internal/backlog":          "admission",
 	"engines":                   "internal/template",
 	"engines/placement":         "engines",
@@ -90,7 +91,7 @@ var confined = map[string]string{
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",
 	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers",
-	"github.com/coder/websocket":             "internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/streams xds",
+	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/streams xds",
 	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
 }
 
