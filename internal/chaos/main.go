@@ -77,11 +77,6 @@ func chaos(ctx context.Context, o options) error {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), f.name) {
 			continue
 		}
-		if f.missing != nil {
-			if why := f.missing(); why != "" {
-				return fmt.Errorf("%s: %s", f.name, why)
-			}
-		}
 		r, err := runFault(ctx, o, texts, f)
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)

@@ -55,9 +55,13 @@ func newWorld(o options, f fault) (*world, error) {
 	if w.evil, err = newEvilEngine(); err != nil {
 		return w, err
 	}
-	w.redis = &child{name: "redis", log: w.path("redis.log"), env: f.redisEnv(w.path("clock")),
+	clock, err := f.redisEnv(w.path("clock"))
+	if err != nil {
+		return w, err
+	}
+	w.redis = &child{name: "redis", log: w.path("redis.log"), env: clock,
 		command: []string{"redis-server", "--port", fmt.Sprint(ports[2]), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no"}}
-	if err := os.WriteFile(w.path("clock"), []byte("+0s"), 0o600); err != nil {
+	if err := os.WriteFile(w.path("clock"), []byte("0"), 0o600); err != nil {
 		return w, err
 	}
 	if err := w.redis.start(); err != nil {
