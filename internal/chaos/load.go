@@ -35,7 +35,8 @@ type load struct {
 	lost map[string]int
 	// broken counts the small requests whose response had begun and was not whole.
 	broken int
-	// lastLost is when a request was lost the last time, slowest the longest time of one that was not.
+	// lastLost is when a request was lost the last time, slowest the longest time of one that was
+	// not.
 	lastLost time.Time
 	slowest  time.Duration
 	// streams is what became of the streams, by kind.
@@ -216,8 +217,8 @@ func (l *load) mark(now time.Time) {
 const recoveryLimit = 90 * time.Second
 
 // awaitRecovery waits until small requests have been answered for 5 s, and until no condition needs
-// attention. It waits at least 10 s, because the effect of a fault may come late. It reports whether
-// all was well before the limit.
+// attention. It waits at least 10 s, because the effect of a fault may come late. It reports
+// whether all was well before the limit.
 func (l *load) awaitRecovery(ctx context.Context) bool {
 	deadline := time.Now().Add(recoveryLimit)
 	sleep(ctx, 10*time.Second)

@@ -1,11 +1,11 @@
-// Command chaos runs faults against a whole gateway under load and says what clients lost. Developers
-// run it by make chaos, and make soak-hour uses its mode -soak.
+// Command chaos runs faults against a whole gateway under load and says what clients lost.
+// Developers run it by make chaos; make soak-hour uses its mode -soak.
 //
-// A world is a gateway with a real Envoy, a real Redis and simulated engines (world.go). The load is
-// streams whose text is compared byte by byte with that of an engine that nobody disturbs, and small
-// requests at a steady rate (load.go, stream.go). Each fault of the table in faults.go has a world of
-// its own. The report is a Markdown table (report.go). The mode -soak runs mixed traffic for a long
-// time and plots what the processes hold (soak.go, plot.go).
+// A world is a gateway with a real Envoy, a real Redis and simulated engines (world.go). The load
+// is streams whose text is compared byte by byte with that of an engine that nobody disturbs, and
+// small requests at a steady rate (load.go, stream.go). Each fault of the table in faults.go has a
+// world of its own. The report is a Markdown table (report.go). The mode -soak runs mixed traffic
+// for a long time and plots what the processes hold (soak.go, plot.go).
 package main
 
 import (

@@ -20,11 +20,12 @@ type result struct {
 	lost         map[string]int
 	slowest      time.Duration
 	streams      map[string]*streamCount
-	// recovery is the time from the beginning of the fault to the last lost request. recovered tells
-	// whether all was well again before the limit.
+	// recovery is the time from the beginning of the fault to the last lost request. recovered
+	// tells whether all was well again before the limit.
 	recovery  time.Duration
 	recovered bool
-	// conditions are those that needed attention, left is what was counted after all clients had gone.
+	// conditions are those that needed attention, left is what was counted after all clients had
+	// gone.
 	conditions []string
 	left       string
 }

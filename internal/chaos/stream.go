@@ -80,7 +80,8 @@ type stream struct {
 	// id is the request_id of a resumable stream.
 	id string
 
-	// text is the text so far, events the number of events and begun whether the response has begun.
+	// text is the text so far, events the number of events and begun whether the response has
+	// begun.
 	text   strings.Builder
 	lastID string
 	begun  bool

@@ -33,8 +33,8 @@ type world struct {
 	models string
 }
 
-// newWorld starts all processes and waits until all models are ready. It returns the world even with
-// an error, so that the caller can close it.
+// newWorld starts all processes and waits until all models are ready. It returns the world even
+// with an error, so that the caller can close it.
 func newWorld(o options, f fault) (*world, error) {
 	dir, err := os.MkdirTemp("", "chaos-")
 	if err != nil {
