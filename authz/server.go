@@ -27,6 +27,8 @@ import (
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator
+	// MaxHeaders are the limits of a request's headers. The zero value means no limits.
+	MaxHeaders headers.Limits
 }
 
 // Register adds the server to a gRPC server.
@@ -36,6 +38,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { auth.RegisterAuthorizationS
 func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckResponse, error) {
 	r := req.GetAttributes().GetRequest().GetHttp()
 	h := r.GetHeaders()
+	if fault := s.checkSize(h); fault != nil {
+		return denied(fault, h), nil
+	}
 	c := Credentials{Authorization: h["authorization"], APIKey: cmp.Or(h["x-api-key"], h["api-key"])}
 	passed := &auth.OkHttpResponse{HeadersToRemove: []string{"authorization", "x-api-key", "api-key"}}
 	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == routes.RealtimePath {
@@ -55,6 +60,18 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 		Status:       &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: passed},
 	}, nil
+}
+
+// checkSize refuses a request with too many headers.
+func (s *Server) checkSize(h map[string]string) *openai.Error {
+	size := 0
+	for name, value := range h {
+		size += len(name) + len(value)
+	}
+	if why := s.MaxHeaders.Exceeded(len(h), size); why != "" {
+		return &openai.Error{Code: openai.CodeHeadersTooLarge, Message: why}
+	}
+	return nil
 }
 
 // A browser can set no header of a WebSocket except the list of subprotocols. Therefore a client of

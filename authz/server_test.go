@@ -2,12 +2,14 @@ package authz_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // outcome is the result of a check: the tenant, the subprotocols that the upstream gets, or the
@@ -101,6 +103,19 @@ func TestARefusedGRPCRequestGetsAStatus(t *testing.T) {
 	} {
 		if d := cmp.Diff(c.want, outcomeOf(t, "/llm.v1.Inference/Stream", c.h)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+	}
+}
+
+func TestX8_TooManyHeadersAreRefused(t *testing.T) {
+	s := &authz.Server{Authenticator: new(authz.Authenticator), MaxHeaders: headers.Limits{Count: 10, Bytes: 1000}}
+	for name, value := range map[string]string{"large": strings.Repeat("x", 1000), "few": "x"} {
+		req := &auth.CheckRequest{Attributes: &auth.AttributeContext{Request: &auth.AttributeContext_Request{
+			Http: &auth.AttributeContext_HttpRequest{Path: "/v1/models", Headers: map[string]string{"x": value}},
+		}}}
+		answer, err := s.Check(t.Context(), req)
+		if got := answer.GetDeniedResponse().GetStatus().GetCode() == 431; err != nil || got != (name == "large") {
+			t.Errorf("%s: %v %v", name, answer, err)
 		}
 	}
 }

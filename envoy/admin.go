@@ -84,6 +84,17 @@ func (a Admin) InFlight(ctx context.Context) (int, error) {
 	return total, nil
 }
 
+// Heap returns how many bytes of its heap Envoy uses, as its own limit of memory counts them.
+func (a Admin) Heap(ctx context.Context) (int64, error) {
+	var answer struct {
+		Size     int64 `json:"heap_size,string"`
+		Unmapped int64 `json:"pageheap_unmapped,string"`
+		Free     int64 `json:"pageheap_free,string"`
+	}
+	err := a.getJSON(ctx, "/memory", &answer)
+	return answer.Size - answer.Unmapped - answer.Free, err
+}
+
 // Stats returns the counters and gauges whose names match the regular expression (RE2).
 func (a Admin) Stats(ctx context.Context, filter string) (map[string]uint64, error) {
 	var answer struct {

@@ -12,8 +12,6 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
-	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
-	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -25,10 +23,6 @@ import (
 )
 
 const (
-	// maxDownstreamConnections is a limit that never applies. Envoy logs a warning without a limit.
-	// The number of open files is what really bounds connections: a connection above it waits in
-	// the kernel's backlog and is not cut.
-	maxDownstreamConnections = 1 << 20
 	// maxHTTP2Streams is the largest value of the field. With the default of 1024, the 1025th
 	// exchange would wait.
 	maxHTTP2Streams = math.MaxInt32
@@ -36,6 +30,10 @@ const (
 	// apiIdleTimeout must be shorter than the idle timeout of Sluice's HTTP server. Otherwise Envoy
 	// may reuse a connection that the server is closing.
 	apiIdleTimeout = 30 * time.Second
+	// maxAPIConnections bounds the connections to the API's socket. Its answers are quick, so more
+	// requests wait for a connection. Otherwise the streams of one HTTP/2 client could take all
+	// descriptors, and Envoy ends itself when it cannot open a socket.
+	maxAPIConnections = 64
 	// reconnectFirst and reconnectLast bound the back-off of the xDS stream. Envoy's defaults, 500
 	// ms to 30 s, would delay the configuration after a restart of Sluice.
 	reconnectFirst = 50 * time.Millisecond
@@ -60,6 +58,12 @@ type BootstrapConfig struct {
 	// AdminSocket is the unix socket of Envoy's admin interface, which only its owner may open. The
 	// same rules apply as for ControlSocket.
 	AdminSocket string
+	// PressureFile is the path of a file with the share of the connections that is in use, from 0
+	// to 1. Idle timeouts shrink with it. Each change of the file must be a rename. Empty means
+	// that idle timeouts never shrink.
+	PressureFile string
+	// Budget is how much Envoy may use. The zero value means no limits.
+	Budget Budget
 }
 
 // Bootstrap renders the configuration that Envoy starts with, as JSON, which is also YAML. Equal
@@ -93,9 +97,7 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if err != nil {
 		return nil, err
 	}
-	connections, err := anypb.New(&connectionsv3.DownstreamConnectionsConfig{
-		MaxActiveDownstreamConnections: maxDownstreamConnections,
-	})
+	overload, err := overloadManager(c.Budget, c.PressureFile)
 	if err != nil {
 		return nil, err
 	}
@@ -107,12 +109,7 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			Address:               pipe(c.AdminSocket, 0o600),
 			IgnoreGlobalConnLimit: true,
 		},
-		OverloadManager: &overloadv3.OverloadManager{
-			ResourceMonitors: []*overloadv3.ResourceMonitor{{
-				Name:       "envoy.resource_monitors.global_downstream_max_connections",
-				ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: connections},
-			}},
-		},
+		OverloadManager: overload,
 	}, nil
 }
 
@@ -167,7 +164,7 @@ func controlCluster(socket string) (*clusterv3.Cluster, error) {
 
 // apiCluster leads to the HTTP listener of package internal/api.
 func apiCluster(socket string) (*clusterv3.Cluster, error) {
-	return staticCluster(headers.APICluster, socket, &httpv3.HttpProtocolOptions{
+	cluster, err := staticCluster(headers.APICluster, socket, &httpv3.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: durationpb.New(apiIdleTimeout)},
 		UpstreamProtocolOptions: explicit(&httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{
@@ -175,6 +172,13 @@ func apiCluster(socket string) (*clusterv3.Cluster, error) {
 			},
 		}),
 	})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range cluster.GetCircuitBreakers().GetThresholds() {
+		t.MaxConnections = wrapperspb.UInt32(maxAPIConnections)
+	}
+	return cluster, nil
 }
 
 func explicit(c *httpv3.HttpProtocolOptions_ExplicitHttpConfig) *httpv3.HttpProtocolOptions_ExplicitHttpConfig_ {

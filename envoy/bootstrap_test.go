@@ -19,6 +19,7 @@ func TestBootstrapGolden(t *testing.T) {
 	got, err := Bootstrap(BootstrapConfig{
 		NodeID: "gateway-1", Cluster: "edge",
 		ControlSocket: "/run/sluice/control.sock", APISocket: "/run/sluice/api.sock", AdminSocket: "/run/sluice/envoy.sock",
+		PressureFile: "/run/sluice/pressure", Budget: Budget{Connections: 437, Memory: 256 << 20},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -82,6 +82,9 @@ type Status struct {
 	Version string
 	// Adopted means that the Envoy was already running when Run began.
 	Adopted bool
+	// Budget is the budget of the running Envoy. An adopted Envoy has the one that it was started
+	// with.
+	Budget Budget
 	// Restarts counts how often the Envoy ended by itself.
 	Restarts int
 	// Reason says why the Envoy is not live. If it is live, Reason says how the previous one ended,
@@ -215,7 +218,7 @@ func (e *Envoy) start(l launchSpec) error {
 		return fmt.Errorf("envoy: %w", err)
 	}
 	e.proc = p
-	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), false })
+	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted, s.Budget = StateStarting, p.PID(), false, l.budget })
 	e.log.Info("envoy started", zap.Int("pid", p.PID()), zap.String("version", l.version),
 		zap.String("log", p.Record().LogFile))
 	return nil

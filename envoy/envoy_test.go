@@ -159,6 +159,33 @@ func TestAdoptedAndKilledIsRestarted(t *testing.T) {
 	})
 }
 
+// TestX1_AnotherBudgetReplacesNoEnvoy checks that an adopted Envoy keeps its own budget, since the
+// budget depends on the machine.
+func TestX1_AnotherBudgetReplacesNoEnvoy(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	budget := Budget{Connections: 400, Requests: 300, Memory: 256 << 20}
+	b.config.Bootstrap.Budget = budget
+	first, stop := b.live(t)
+	b.restart(t, stop)
+
+	b.config.Bootstrap.Budget = Budget{Connections: 100, Requests: 100, Memory: 1 << 30}
+	second, _ := b.live(t)
+	before, after := first.Status(), second.Status()
+	if after.PID != before.PID || !after.Adopted || before.Budget != budget || after.Budget != budget {
+		t.Errorf("adopted as %+v, was %+v", after, before)
+	}
+}
+
+func TestX1_FileBudget(t *testing.T) {
+	t.Parallel()
+	for files, want := range map[int]int{100: 1, 1024: 298, 1500: 437, 1 << 20: 305834} {
+		if got := FileBudget(files); got.Connections != want || got.Requests != want {
+			t.Errorf("budget of %d files: %+v, want %d", files, got, want)
+		}
+	}
+}
+
 func TestAnotherBootstrapReplaces(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

@@ -24,6 +24,7 @@ const (
 	metaVersion   = "version"
 	metaBootstrap = "bootstrap"
 	metaAdmin     = "admin"
+	metaBudget    = "budget"
 )
 
 // validateTimeout bounds `envoy --mode validate`.
@@ -36,10 +37,12 @@ type launchSpec struct {
 	// bootstrapFile is the path of the bootstrap.
 	bootstrapFile string
 	version       string
-	// digest is a hash of the bootstrap and the arguments.
+	// digest is a hash of the arguments and of the bootstrap without its budget. The budget depends
+	// on the machine, and a running Envoy keeps the budget that it was started with.
 	digest string
 	// adminSocket is the path of the admin interface.
 	adminSocket string
+	budget      Budget
 }
 
 // prepareLaunch writes the bootstrap into the state directory and returns what to run. Overwriting
@@ -58,16 +61,31 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		return launchSpec{}, fmt.Errorf("envoy bootstrap: %w", err)
 	}
 	args := e.arguments(file)
-	sum := sha256.New()
-	sum.Write(bootstrap)
-	sum.Write([]byte(strings.Join(args, "\x00")))
+	digest, err := launchDigest(e.cfg.Bootstrap, args)
+	if err != nil {
+		return launchSpec{}, err
+	}
 	return launchSpec{
 		command:       append([]string{e.cfg.Binary}, args...),
 		bootstrapFile: file,
 		version:       version,
-		digest:        hex.EncodeToString(sum.Sum(nil)),
+		digest:        digest,
 		adminSocket:   e.cfg.Bootstrap.AdminSocket,
+		budget:        e.cfg.Bootstrap.Budget,
 	}, nil
+}
+
+// launchDigest hashes the bootstrap without its budget, and the arguments.
+func launchDigest(c BootstrapConfig, args []string) (string, error) {
+	c.Budget, c.PressureFile = Budget{}, ""
+	bootstrap, err := Bootstrap(c)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	sum.Write(bootstrap)
+	sum.Write([]byte(strings.Join(args, "\x00")))
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // arguments returns the arguments of Envoy. Hot restart is off, because Envoys with hot restart on
@@ -87,7 +105,20 @@ func (e *Envoy) arguments(file string) []string {
 
 // meta returns what the record of the Envoy stores.
 func (l launchSpec) meta() map[string]string {
-	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket}
+	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket, metaBudget: l.budget.text()}
+}
+
+// text returns the budget as the record of an Envoy stores it: its numbers between spaces.
+func (b Budget) text() string { return fmt.Sprintf("%d %d %d", b.Connections, b.Requests, b.Memory) }
+
+// parseBudget reads the text of a budget. A text that is no budget gives the zero Budget, which is
+// no limit.
+func parseBudget(text string) Budget {
+	var b Budget
+	if _, err := fmt.Sscanf(text, "%d %d %d", &b.Connections, &b.Requests, &b.Memory); err != nil {
+		return Budget{}
+	}
+	return b
 }
 
 // difference says how the Envoy of a record differs from l. It is empty if they are the same.
@@ -192,7 +223,10 @@ func (e *Envoy) setAdopted(p *process.Process) {
 	e.processMu.Lock()
 	defer e.processMu.Unlock()
 	e.proc = p
-	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted = StateStarting, p.PID(), true })
+	e.updateStatus(func(s *Status) {
+		s.State, s.PID, s.Adopted = StateStarting, p.PID(), true
+		s.Budget = parseBudget(p.Record().Meta[metaBudget])
+	})
 }
 
 // writeFile replaces a file in one step.

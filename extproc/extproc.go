@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -48,6 +49,9 @@ type Config struct {
 	// longer body before Envoy reads the body. 0 means 32 MiB. Envoy enforces the same limit for
 	// requests that do not declare their length.
 	MaxBody int64
+	// MaxHeaders are the limits of a request's headers. The zero value means no limits. Envoy's own
+	// limits must be higher by what Envoy and this server add.
+	MaxHeaders headers.Limits
 	// Hold is the longest time that a request may wait in an exchange. Envoy's max_message_timeout
 	// must not be shorter. 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration
@@ -162,6 +166,9 @@ func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	x.received = time.Now()
 	x.head.read(h.GetHeaders())
+	if why := x.server.MaxHeaders.Exceeded(len(h.GetHeaders().GetHeaders()), x.head.bytes); why != "" {
+		return x.refuse(&openai.Error{Code: openai.CodeHeadersTooLarge, Message: why})
+	}
 	tenant, fault := x.server.Authenticator.Authenticate(x.head.credentials)
 	if fault != nil {
 		return x.refuse(fault)

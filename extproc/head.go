@@ -28,6 +28,8 @@ type requestHead struct {
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
+	// bytes is the size of all names and values.
+	bytes int
 }
 
 // read copies the headers that Sluice reads into r.
@@ -37,6 +39,7 @@ func (r *requestHead) read(h *core.HeaderMap) {
 		if raw := header.GetRawValue(); len(raw) > 0 {
 			value = string(raw)
 		}
+		r.bytes += len(header.GetKey()) + len(value)
 		if field := r.field(header.GetKey()); field != nil {
 			if *field != "" && field != &r.traceparent {
 				r.repeated = header.GetKey()

@@ -189,14 +189,21 @@ func packedIn(t testing.TB, m protoreflect.Message) []proto.Message {
 // Envoy itself accepts the resources, as a static configuration.
 func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	t.Parallel()
-	r := mustBuild(t, managedConfig("/run"), sample())
-	var listener, routeTable dict
-	for m, into := range map[*Resource]*dict{r.Listener: &listener, r.Routes: &routeTable} {
+	c := managedConfig("/run")
+	c.AskSource = true
+	r := mustBuild(t, c, sample())
+	var listener, routeTable, first, source dict
+	for m, into := range map[*Resource]*dict{r.Listener: &listener, r.Routes: &routeTable,
+		r.Filters[firstRequestName]: &first, r.Filters[sourceName]: &source} {
 		if err := json.Unmarshal(canonical(t, m.Message), into); err != nil {
 			t.Fatal(err)
 		}
 	}
-	manager := listener["filter_chains"].([]any)[0].(dict)["filters"].([]any)[0].(dict)["typed_config"].(dict)
+	// A static listener has its filters at hand.
+	listener["listener_filters"] = []any{first}
+	filters := listener["filter_chains"].([]any)[0].(dict)["filters"].([]any)
+	filters[0] = source
+	manager := filters[1].(dict)["typed_config"].(dict)
 	delete(manager, "rds")
 	manager["route_config"] = routeTable
 	dir := shortDir(t)

@@ -33,6 +33,20 @@ type Config struct {
 	// GRPCSocket is the path of the unix socket of Sluice's gRPC listener for clients. If it is
 	// empty, Envoy has no route to the gRPC service.
 	GRPCSocket string
+	// MaxHeaders and MaxHeaderBytes are Sluice's own limits of a request's headers. Envoy's are
+	// higher, so that Sluice can answer, and can add headers. 0 means 100 and 60 KiB.
+	MaxHeaders, MaxHeaderBytes int
+	// FirstRequest is how long a new connection may take to send the first line of a request. 0
+	// means 10 s.
+	FirstRequest time.Duration
+	// AskSource makes Envoy ask Sluice for each new connection whether its source may have one
+	// more.
+	AskSource bool
+	// NearLimit lets new connections in before they have sent anything. Envoy can then ask Sluice
+	// at once, and closes idle connections soon.
+	NearLimit bool
+	// MaxRelay is the greatest number of connections to the relay. 0 means no limit.
+	MaxRelay int
 }
 
 // The defaults of Config.
@@ -40,6 +54,12 @@ const (
 	DefaultMaxBody     = 32 << 20
 	DefaultMaxDuration = 30 * time.Minute
 	DefaultHoldTimeout = time.Hour
+	// DefaultFirstRequest is short, since a client connects when it has a request.
+	DefaultFirstRequest = 10 * time.Second
+	// DefaultMaxHeaders and DefaultMaxHeaderBytes are far above what clients and their proxies
+	// send.
+	DefaultMaxHeaders     = 100
+	DefaultMaxHeaderBytes = 60 << 10
 )
 
 // withDefaults replaces zero values by the defaults.
@@ -52,6 +72,15 @@ func (c Config) withDefaults() Config {
 	}
 	if c.HoldTimeout == 0 {
 		c.HoldTimeout = DefaultHoldTimeout
+	}
+	if c.MaxHeaders == 0 {
+		c.MaxHeaders = DefaultMaxHeaders
+	}
+	if c.MaxHeaderBytes == 0 {
+		c.MaxHeaderBytes = DefaultMaxHeaderBytes
+	}
+	if c.FirstRequest == 0 {
+		c.FirstRequest = DefaultFirstRequest
 	}
 	return c
 }
@@ -68,6 +97,9 @@ func (c Config) check() error {
 	}
 	if c.HoldTimeout < 0 {
 		err = errors.Join(err, fmt.Errorf("hold timeout %v is negative", c.HoldTimeout))
+	}
+	if c.FirstRequest < 0 {
+		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))
 	}
 	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket))
 }

@@ -11,6 +11,7 @@ type resourceKind int
 const (
 	clusterKind resourceKind = iota
 	endpointKind
+	filterKind
 	listenerKind
 	routeKind
 	kindCount
@@ -18,12 +19,12 @@ const (
 
 // String returns the name of the kind for operators.
 func (k resourceKind) String() string {
-	return [kindCount]string{"cluster", "endpoints", "listener", "routes"}[k]
+	return [kindCount]string{"cluster", "endpoints", "filter", "listener", "routes"}[k]
 }
 
 // typeURL returns the type URL of the kind in the xDS protocol.
 func (k resourceKind) typeURL() string {
-	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ListenerType, resource.RouteType}[k]
+	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.ListenerType, resource.RouteType}[k]
 }
 
 // kindOf returns the kind with a type URL.
@@ -69,6 +70,8 @@ func (n *nameSet) empty() bool {
 // find returns the resource with that name, or nil.
 func (r *Resources) find(k resourceKind, name string) *Resource {
 	switch k {
+	case filterKind:
+		return r.Filters[name]
 	case listenerKind:
 		if name == r.Listener.Name {
 			return r.Listener
@@ -94,6 +97,10 @@ func (r *Resources) find(k resourceKind, name string) *Resource {
 func (r *Resources) all(k resourceKind) map[string]struct{} {
 	var n nameSet
 	switch k {
+	case filterKind:
+		for name := range r.Filters {
+			n.put(k, name)
+		}
 	case listenerKind:
 		n.put(k, r.Listener.Name)
 	case routeKind:
@@ -126,6 +133,9 @@ func differences(old, next *Resources) nameSet {
 	}
 	compare(listenerKind, old.Listener, next.Listener)
 	compare(routeKind, old.Routes, next.Routes)
+	for name, b := range next.Filters { // their names never change
+		compare(filterKind, old.Filters[name], b)
+	}
 	for name, a := range old.byCluster {
 		b := next.byCluster[name]
 		if a == b {

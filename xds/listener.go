@@ -34,6 +34,9 @@ const (
 	headersTimeout = 30 * time.Second
 	// uploadTimeout bounds the time until a request's body has arrived.
 	uploadTimeout = 5 * time.Minute
+	// headerReserve is how many headers, and how many KiB of them, Envoy and Sluice may add to a
+	// request.
+	headerReserve = 50
 	// flushTimeout is how long a client may take to read the rest of a response that has ended.
 	flushTimeout = 5 * time.Minute
 	// http2Ping detects clients that disappeared without closing their connection. For HTTP/1.1,
@@ -58,7 +61,9 @@ func newListener(c Config) *listener.Listener {
 		Address:                       socket,
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		TcpKeepalive:                  keepalive(),
-		FilterChains: []*listener.FilterChain{{Filters: []*listener.Filter{{
+		ListenerFilters:               []*listener.ListenerFilter{firstRequestFilter()},
+		ListenerFiltersTimeout:        durationpb.New(c.FirstRequest),
+		FilterChains: []*listener.FilterChain{{Filters: []*listener.Filter{sourceFilter(), {
 			Name:       "envoy.filters.network.http_connection_manager",
 			ConfigType: &listener.Filter_TypedConfig{TypedConfig: mustPack(connectionManager(c))},
 		}}}},
@@ -82,6 +87,7 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 	}
 	setIdentity(m)
 	setProtocols(m)
+	setHeaderLimits(m, c)
 	setTimeouts(m, c)
 	return m
 }
@@ -134,6 +140,14 @@ func setProtocols(m *hcm.HttpConnectionManager) {
 			Interval: durationpb.New(http2Ping), Timeout: durationpb.New(http2PingTimeout),
 		},
 	}
+}
+
+// setHeaderLimits lets more headers pass than Sluice does, because Envoy's limits also hold after
+// ext_proc has added its headers. And Sluice answers 431, while Envoy resets an HTTP/2 stream above
+// its limits.
+func setHeaderLimits(m *hcm.HttpConnectionManager, c Config) {
+	m.CommonHttpProtocolOptions.MaxHeadersCount = wrapperspb.UInt32(uint32(2*c.MaxHeaders + headerReserve))
+	m.MaxRequestHeadersKb = wrapperspb.UInt32(uint32(2*c.MaxHeaderBytes/1024 + headerReserve))
 }
 
 // setTimeouts sets no idle timeout, because a generation may be silent for minutes and a held

@@ -28,11 +28,11 @@ func alterListener(t testing.TB, r *Resources, change func(*hcm.HttpConnectionMa
 	t.Helper()
 	l := proto.Clone(r.Listener.Message).(*listener.Listener)
 	var m hcm.HttpConnectionManager
-	if err := l.FilterChains[0].Filters[0].GetTypedConfig().UnmarshalTo(&m); err != nil {
+	if err := l.FilterChains[0].Filters[1].GetTypedConfig().UnmarshalTo(&m); err != nil {
 		t.Fatal(err)
 	}
 	change(&m)
-	l.FilterChains[0].Filters[0].ConfigType = &listener.Filter_TypedConfig{TypedConfig: mustPack(&m)}
+	l.FilterChains[0].Filters[1].ConfigType = &listener.Filter_TypedConfig{TypedConfig: mustPack(&m)}
 	var err error
 	if r.Listener, err = newResource(resourceName, l); err != nil {
 		t.Fatal(err)

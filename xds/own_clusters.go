@@ -49,8 +49,14 @@ func ownClusters(c Config) (map[string]*Resource, error) {
 		if cluster.socket == "" {
 			continue
 		}
+		message := ownCluster(cluster.name, cluster.socket, cluster.protocol)
+		if cluster.name == headers.RelayCluster && c.MaxRelay > 0 {
+			message.CircuitBreakers.Thresholds[0].MaxConnections = wrapperspb.UInt32(uint32(c.MaxRelay))
+			// A request that waits for a connection would wait for the end of a stream.
+			message.CircuitBreakers.Thresholds[0].MaxPendingRequests = wrapperspb.UInt32(1)
+		}
 		var err error
-		if own[cluster.name], err = newResource(cluster.name, ownCluster(cluster.name, cluster.socket, cluster.protocol)); err != nil {
+		if own[cluster.name], err = newResource(cluster.name, message); err != nil {
 			return nil, fmt.Errorf("cluster %s: %w", cluster.name, err)
 		}
 	}

@@ -88,6 +88,10 @@ func replies() []reply {
 			when: detailsAre("stream_idle_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
 			message: "nothing happened for too long",
 		},
+		{
+			when: "response.code == 431", code: "headers_too_large", kind: "invalid_request_error",
+			message: "the request has too many headers, or they are too large",
+		},
 		// Envoy answers some malformed requests with "not implemented".
 		malformed("response.code >= 500 && ("+detailsBegin("http1.")+" || "+detailsBegin("http2.")+")", 400),
 		malformed("response.code < 500", 0),

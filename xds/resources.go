@@ -80,6 +80,8 @@ func newEndpoint(r *engines.Replica) (endpoint, bool) {
 type Resources struct {
 	Listener *Resource
 	Routes   *Resource
+	// Filters are the filters of the listener that change while it runs, by name.
+	Filters map[string]*Resource
 	// Own are the clusters that lead to Sluice itself, by name.
 	Own map[string]*Resource
 	// Models are the models by name. A model that Envoy cannot represent is missing here and has a
@@ -128,7 +130,7 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	if r == nil {
 		r = &Resources{snapshot: &engines.Snapshot{}}
 	}
-	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Own: r.Own, Models: cloned(r.Models),
+	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Filters: r.Filters, Own: r.Own, Models: cloned(r.Models),
 		byCluster: cloned(r.byCluster), Faults: slices.Clone(r.Faults)}
 	if r.Listener == nil || r.config != c {
 		if err := next.buildStatic(); err != nil {
@@ -208,6 +210,9 @@ func (r *Resources) buildStatic() error {
 	}
 	if r.Routes, err = newResource(resourceName, routeConfiguration(c)); err != nil {
 		return fmt.Errorf("xds: routes: %w", err)
+	}
+	if r.Filters, err = connectionFilters(c); err != nil {
+		return fmt.Errorf("xds: %w", err)
 	}
 	if r.Own, err = ownClusters(c); err != nil {
 		return fmt.Errorf("xds: %w", err)

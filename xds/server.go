@@ -101,7 +101,7 @@ type Status struct {
 
 // Nack is Envoy's refusal of a resource.
 type Nack struct {
-	// Type is "cluster", "endpoints", "listener" or "routes".
+	// Type is "cluster", "endpoints", "filter", "listener" or "routes".
 	Type string
 	// Resource is the name of the resource.
 	Resource string

@@ -46,6 +46,7 @@ var allowed = map[string]string{
 	"internal/relay/peers":     "internal/headers internal/openai",
 	"internal/kubetest":        "internal/testutil",
 	"authz":                    "internal/headers internal/openai internal/routes",
+	"internal/connections":     "internal/headers",
 	"internal/headers":         "",
 	"internal/http1":           "",
 	"internal/routes":          "internal/headers",
@@ -73,6 +74,7 @@ var allowed = map[string]string{
 	"internal/arch":        "",
 	"tests/e2e/admission":  "internal/condition",
 	"tests/e2e/clients":    "internal/condition",
+	"tests/e2e/edge":       "internal/condition",
 	"tests/e2e/engines":    "internal/condition",
 	"tests/e2e/kubernetes": "internal/condition",
 	"tests/e2e/lifecycle":  "internal/condition",
@@ -86,7 +88,7 @@ var allowed = map[string]string{
 // confined lists which packages may import a technology. The key is the beginning of an import
 // path.
 var confined = map[string]string{
-	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/telemetry",
+	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/connections internal/telemetry",
 	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom internal/kubetest",
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",

@@ -24,6 +24,7 @@ type checker struct {
 func check(d *decoder, c *Config) {
 	k := &checker{decoder: d, config: c, versionValid: map[string]bool{}}
 	k.checkListeners()
+	k.checkConnections()
 	k.setStateDir()
 	k.checkEngines()
 	k.checkRegistries()

@@ -35,9 +35,19 @@ type Config struct {
 	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true"`
 	// MaxBody is the size of the largest request body that is accepted. Default 32MiB.
 	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" restart:"true"`
+	// MaxHeaders is the greatest number of headers of a request. A request with more gets 431.
+	// Default 100.
+	MaxHeaders int `yaml:"max_headers" default:"100" min:"20" max:"1000" restart:"true"`
+	// MaxHeaderBytes is the largest sum of the names and values of a request's headers. A request
+	// above it gets 431. Default 60KiB.
+	MaxHeaderBytes Size `yaml:"max_header_bytes" default:"60KiB" min:"4KiB" restart:"true"`
 	// MaxQueueBytes is the largest sum of the bodies of all waiting requests. A request that would
 	// exceed it is rejected with queue_full. Default 1GiB.
 	MaxQueueBytes Size `yaml:"max_queue_bytes" default:"1GiB" min:"1KiB" restart:"true"`
+	// Connections bounds the connections of clients.
+	Connections Connections `yaml:"connections" restart:"true"`
+	// Envoy bounds what Envoy may use.
+	Envoy Envoy `yaml:"envoy" restart:"true"`
 	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"30s" min:"0s" restart:"true"`
 	// StateDir is the directory of what outlives a crash of Sluice: records of started processes,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/xds"
 )
@@ -31,6 +33,11 @@ type envoyLink struct {
 	// process is nil when someone else runs Envoy.
 	process *envoy.Envoy
 
+	// mode is what Envoy does with new connections.
+	mode atomic.Pointer[connections.Mode]
+	// heap is how many bytes of its heap Envoy used when it was last asked.
+	heap atomic.Int64
+
 	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
 	// replaces a newer one.
 	pushing sync.Mutex
@@ -43,9 +50,14 @@ func (g *Gateway) makeEnvoy() {
 		log: g.log, dir: g.dir, fleet: g.fleet, first: g.options.Config, config: g.config,
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
-	if g.options.Envoy != "" {
-		g.envoy.process = envoy.New(envoy.Config{Binary: g.options.Envoy, Dir: g.dir, Bootstrap: bootstrap(g.dir), Log: g.log})
+	g.envoy.mode.Store(new(connections.Mode))
+	if g.options.Envoy == "" {
+		return
 	}
+	b := bootstrap(g.dir)
+	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
+	g.envoy.process = envoy.New(envoy.Config{Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log})
+	g.guardConnections(b.PressureFile)
 }
 
 // components lists what runs until its context ends.
@@ -53,7 +65,7 @@ func (e *envoyLink) components() []func(context.Context) error {
 	if e.process == nil {
 		return nil
 	}
-	return []func(context.Context) error{e.process.Run}
+	return []func(context.Context) error{e.process.Run, e.watchHeap}
 }
 
 // stop drains and ends Envoy, if the gateway runs it.
@@ -79,6 +91,9 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		Listen: e.first.Listen, MaxBody: int64(e.first.MaxBody),
 		MaxDuration: maxDuration(c), HideReplica: !c.ReplicaHeader,
 		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir),
+		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
+		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
+		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit,
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -70,7 +71,9 @@ type Gateway struct {
 	limits    *limitKeeper
 	launchers *launchers
 	envoy     *envoyLink
-	streams   *streams
+	// guard is nil when someone else runs Envoy.
+	guard   *connections.Guard
+	streams *streams
 	// parts run under the configuration, see configParts.
 	parts []part
 	// exec replaces this process by the program at its path, see execSelf.
@@ -124,7 +127,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(extproc.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
-		MaxBody: int64(o.Config.MaxBody), Requests: g.requests, Log: g.log,
+		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Requests: g.requests, Log: g.log,
 	})
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)
@@ -222,6 +225,9 @@ func (g *Gateway) components(guard []string) []func(context.Context) error {
 	}
 	all = append(all, g.launchers.components()...)
 	all = append(all, g.envoy.components()...)
+	if g.guard != nil {
+		all = append(all, g.guard.Run)
+	}
 	all = append(all, g.limits.components()...)
 	return append(all, g.streams.components()...)
 }

@@ -83,7 +83,10 @@ func (g *Gateway) controlServer() *grpc.Server {
 	)
 	g.envoy.server.Register(s)
 	g.decisions.Register(s)
-	(&authz.Server{Authenticator: g.auth}).Register(s)
+	if g.guard != nil {
+		g.guard.Register(s)
+	}
+	(&authz.Server{Authenticator: g.auth, MaxHeaders: headerLimits(g.options.Config)}).Register(s)
 	(&telemetry.AccessLog{OnEntry: g.observe}).Register(s)
 	return s
 }

@@ -192,6 +192,7 @@ func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
 	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Conditions: g.conditions.List()}
+	all.Budgets = g.edgeBudgets()
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)
 		states := map[string]int{}

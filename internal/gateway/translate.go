@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
@@ -32,6 +33,11 @@ func authConfig(c *config.Config) authz.Config {
 		}
 	}
 	return a
+}
+
+// headerLimits returns the limits of a request's headers.
+func headerLimits(c *config.Config) headers.Limits {
+	return headers.Limits{Count: c.MaxHeaders, Bytes: int(c.MaxHeaderBytes)}
 }
 
 // keys returns the hashes of the tenant's keys that have this priority.

@@ -3,7 +3,10 @@
 // envoy to define clusters, and telemetry to read the access log.
 package headers
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // The headers that only Sluice may set. Envoy removes them from every request of a client.
 const (
@@ -121,6 +124,33 @@ const (
 	// to it and becomes a 503.
 	UndecidedCluster = "sluice_undecided"
 )
+
+// Limits bound the headers of a client's request.
+type Limits struct {
+	// Count is the greatest number of headers, and Bytes that of the bytes of all names and values.
+	// 0 means no limit.
+	Count, Bytes int
+}
+
+// EnvoyHeaders is how many headers Envoy adds to a request before Sluice sees it: the pseudo
+// headers of HTTP/2, x-request-id and some that begin with x-forwarded- and x-envoy-. They do not
+// count as the client's.
+const EnvoyHeaders = 10
+
+// Exceeded returns the message for a client whose request has too many headers, or "".
+func (l Limits) Exceeded(count, bytes int) string {
+	switch {
+	case l.Count > 0 && count > l.Count+EnvoyHeaders:
+		return fmt.Sprintf("The request has more than %d headers.", l.Count)
+	case l.Bytes > 0 && bytes > l.Bytes:
+		return fmt.Sprintf("The headers of the request have more than %d bytes.", l.Bytes)
+	}
+	return ""
+}
+
+// SourceKey is the key under which Envoy names the address of a client when it asks Sluice about a
+// new connection.
+const SourceKey = "source"
 
 // Internal lists the headers that Envoy removes from the requests of clients.
 func Internal() []string {

@@ -22,6 +22,7 @@ const (
 	CodeRequestTooLarge    Code = "request_too_large"
 	CodeRateLimited        Code = "rate_limited"
 	CodeQueueFull          Code = "queue_full"
+	CodeHeadersTooLarge    Code = "headers_too_large"
 	CodeCancelled          Code = "cancelled"
 	CodeUpstreamError      Code = "upstream_error"
 	CodeUpstreamTruncated  Code = "upstream_truncated"
@@ -58,6 +59,7 @@ var codes = [...]CodeInfo{
 	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
 	{CodeRateLimited, 429, "A limit of the model or of the tenant is reached."},
 	{CodeQueueFull, 429, "Too many requests wait, or the request left the queue for one that goes before it."},
+	{CodeHeadersTooLarge, 431, "The request has more headers, or more bytes of them, than `max_headers` and `max_header_bytes` allow."},
 	{CodeCancelled, 499, "The request was cancelled, or its client disconnected."},
 	{CodeUpstreamError, 502, "The replica failed."},
 	{CodeUpstreamTruncated, 502, "The answer of the replica ended before it was whole."},

@@ -23,3 +23,13 @@ func RaiseFileLimit() error {
 	}
 	return nil
 }
+
+// FileLimit returns how many files this process, and each of its children, may have open. 0 means
+// that the limit cannot be read.
+func FileLimit() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur, maxOpenFiles))
+}

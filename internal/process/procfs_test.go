@@ -2,6 +2,7 @@ package process
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -39,4 +40,26 @@ func FuzzParseStat(f *testing.F) {
 			t.Errorf("parseStat(%q) fails and says %+v", data, s)
 		}
 	})
+}
+
+func TestX1_MemoryLimitIsTheLowest(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for path, text := range map[string]string{"a/b/memory.max": "max\n", "a/memory.max": "1000\n", "memory.max": "5000\n"} {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for limit, want := range map[int64]int64{0: 1000, 4000: 1000, 500: 500} {
+		if got := lowest(limit, root, "/a/b", "memory.max"); got != want {
+			t.Errorf("limit %d becomes %d, want %d", limit, got, want)
+		}
+	}
+	if got := MemoryLimit(); got < 64<<20 || got > machineMemory() {
+		t.Errorf("this process may use %d bytes of %d", got, machineMemory())
+	}
 }

@@ -18,6 +18,7 @@ type gaugeCollector struct {
 	up, gateways, errors                     *prometheus.Desc // of the shared state
 	gpuMemory                                *prometheus.Desc
 	condition, modelReady                    *prometheus.Desc
+	used, limit, refused                     *prometheus.Desc // of budgets
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -40,6 +41,10 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		condition:  desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.", "type", "subject"),
 		modelReady: desc("sluice_model_ready", "1 while the model has the replicas that it needs now, else 0.", "model"),
 
+		used:    desc("sluice_budget_used", "What is in use of a budget of the gateway: connections, or bytes.", "budget"),
+		limit:   desc("sluice_budget_limit", "The size of a budget of the gateway: connections, or bytes.", "budget"),
+		refused: desc("sluice_budget_refused_total", "Connections or requests that Sluice refused because they did not fit into a budget.", "budget"),
+
 		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
 }
@@ -47,7 +52,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
-		c.condition, c.modelReady} {
+		c.condition, c.modelReady, c.used, c.limit, c.refused} {
 		out <- d
 	}
 }
@@ -75,6 +80,11 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.waiting, float64(t.Queued), name)
 	}
 	c.collectConditions(g.Conditions, gauge)
+	for _, b := range g.Budgets {
+		gauge(c.used, float64(b.Used), b.Name)
+		gauge(c.limit, float64(b.Limit), b.Name)
+		out <- prometheus.MustNewConstMetric(c.refused, prometheus.CounterValue, float64(b.Refused), b.Name)
+	}
 	for _, gpu := range g.GPUs {
 		gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")
 		gauge(c.gpuMemory, float64(gpu.Used), gpu.UUID, "used")

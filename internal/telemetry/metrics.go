@@ -43,8 +43,18 @@ type Gauges struct {
 	Shared *SharedGauges
 	// Conditions are the conditions of the gateway.
 	Conditions []condition.Condition
+	// Budgets are what the gateway may use at most.
+	Budgets []BudgetGauges
 	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
+}
+
+// BudgetGauges is one budget and what is used of it: connections, or bytes.
+type BudgetGauges struct {
+	Name        string
+	Used, Limit int64
+	// Refused counts the connections or requests that did not fit.
+	Refused uint64
 }
 
 // GPUGauges is the memory of one GPU.

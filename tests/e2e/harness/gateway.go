@@ -32,6 +32,7 @@ type Gateway struct {
 	URL, Admin  string        // Envoy's listener and the admin listener, as http://127.0.0.1:port
 	Dir, Config string        // the state directory, and the path of the configuration
 	Command     []string      // the program's arguments
+	Files       int           // the limit of open files of the program; 0: that of the test
 	Process     *exec.Cmd     // the process that Launch started last
 	Exited      chan struct{} // closed when Process has exited
 	Log         *os.File      // what the processes print
@@ -90,6 +91,10 @@ func (g *Gateway) Configure(config string) {
 func (g *Gateway) Launch() {
 	g.T.Helper()
 	g.Process = exec.Command(Program(), g.Command...)
+	if g.Files > 0 {
+		limited := []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, g.Files), Program()}
+		g.Process = exec.Command("/bin/sh", append(limited, g.Command...)...)
+	}
 	g.Process.Stdout, g.Process.Stderr = g.Log, g.Log
 	g.Process.Env = append(os.Environ(), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
 		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))

@@ -1,0 +1,69 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Connections bounds the connections of clients, so that no client takes them from the others.
+type Connections struct {
+	// Max is the greatest number of connections of clients at a time. Envoy closes further ones.
+	// Default 0: a third of the limit of open files of Envoy, after an eighth for itself.
+	Max int `yaml:"max" min:"0" max:"1000000"`
+	// PerSource is the greatest number of connections of one source: an IPv4 address, or the first
+	// 64 bits of an IPv6 address. Default 0: no limit while fewer than 80 % of all connections are
+	// in use, and the source's fair share then.
+	PerSource int `yaml:"per_source" min:"0" max:"1000000"`
+	// TrustedProxies are the addresses of proxies and load balancers in front of this gateway, such
+	// as 10.0.0.5 or 10.0.0.0/24. per_source and fair shares do not apply to them. Default: none.
+	TrustedProxies []string `yaml:"trusted_proxies"`
+	// FirstRequest is how long a new connection may take to send the first line of a request.
+	// Default 10s.
+	FirstRequest time.Duration `yaml:"first_request" default:"10s" min:"1s"`
+}
+
+// Trusted returns TrustedProxies as networks. The check of the configuration guarantees their form.
+func (c Connections) Trusted() []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range c.TrustedProxies {
+		if p, err := parseNetwork(text); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// Envoy bounds what Envoy may use.
+type Envoy struct {
+	// Memory is the size of the heap that Envoy must not exceed. At 95 % of it, Envoy refuses
+	// requests with 503. An adopted Envoy keeps its size. Default 0: a quarter of the memory
+	// of the machine or of the container, at least 256MiB.
+	Memory Size `yaml:"memory"`
+}
+
+// parseNetwork parses an address or a network in CIDR notation.
+func parseNetwork(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	return p.Masked(), err
+}
+
+// checkConnections checks what bounds connections, headers and Envoy's memory.
+func (k *checker) checkConnections() {
+	for i, text := range k.config.Connections.TrustedProxies {
+		if _, err := parseNetwork(text); err != nil {
+			k.faultf(path{"connections", "trusted_proxies"}.item(i), "must be an address or a network such as 10.0.0.0/24, is %s", quoted(text))
+		}
+	}
+	const most = 1 << 20
+	if n := k.config.MaxHeaderBytes; n > most {
+		k.faultf(path{"max_header_bytes"}, "must be at most 1MiB, is %s", n)
+	}
+	const least = 64 << 20
+	if m := k.config.Envoy.Memory; m != 0 && m < least+2*k.config.MaxBody {
+		k.faultf(path{"envoy", "memory"}, "must be at least 64MiB and twice max_body (%s), is %s: an Envoy with less refuses every request", k.config.MaxBody, m)
+	}
+}

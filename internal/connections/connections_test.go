@@ -1,0 +1,248 @@
+package connections
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+)
+
+var (
+	anna  = netip.MustParseAddr("192.0.2.1")
+	bert  = netip.MustParseAddr("192.0.2.2")
+	clara = netip.MustParseAddr("2001:db8::")
+)
+
+func TestX1_FairShare(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		counts map[netip.Addr]int
+		total  int
+		want   int
+	}{
+		{nil, 10, math.MaxInt},
+		{map[netip.Addr]int{anna: 9}, 10, math.MaxInt},
+		{map[netip.Addr]int{anna: 10}, 10, 10},
+		{map[netip.Addr]int{anna: 11}, 10, 10},
+		{map[netip.Addr]int{anna: 100, bert: 2}, 10, 8},
+		{map[netip.Addr]int{anna: 100, bert: 90, clara: 2}, 10, 4},
+		{map[netip.Addr]int{anna: 3, bert: 3, clara: 3}, 2, 0},
+	} {
+		if got := fairShare(test.counts, test.total); got != test.want {
+			t.Errorf("fairShare(%v, %d) = %d, want %d", test.counts, test.total, got, test.want)
+		}
+	}
+}
+
+// TestX1_FairShareFits checks that the sources fit into the total under their share, and that no
+// larger share would do.
+func TestX1_FairShareFits(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 1000 {
+		sources := map[netip.Addr]int{}
+		for i := range 1 + random.IntN(20) {
+			sources[netip.AddrFrom4([4]byte{byte(i)})] = 1 + random.IntN(100)
+		}
+		total := 1 + random.IntN(1000)
+		share := fairShare(sources, total)
+		under := func(share int) int {
+			n := 0
+			for _, have := range sources {
+				n += min(have, share)
+			}
+			return n
+		}
+		if under(share) > total || share != math.MaxInt && under(share+1) <= total && under(share) < total || share == math.MaxInt && under(share) == total {
+			t.Fatalf("share %d of %d for %v: %d, and %d with one more", share, total, sources, under(share), under(share+1))
+		}
+	}
+}
+
+// TestX1_Count checks that the kernel's answer has the connections of a listener, by source.
+func TestX1_Count(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{"127.0.0.1:0", "[::]:0"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		listen := l.Addr().(*net.TCPAddr).AddrPort()
+		want := map[netip.Addr]int{}
+		for i, source := range []string{"127.0.0.1", "127.0.0.9", "127.0.0.9"} {
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+			c, err := dialer.Dial("tcp", fmt.Sprint("127.0.0.1:", listen.Port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if i == 0 { // one that the server has accepted and one that waits count alike
+				accepted, err := l.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer accepted.Close()
+			}
+			want[netip.MustParseAddr(source)]++
+		}
+		got, err := Count(listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+			t.Errorf("%s (-want +got):\n%s", address, d)
+		}
+	}
+}
+
+func TestX1_Source(t *testing.T) {
+	t.Parallel()
+	for client, want := range map[string]string{
+		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
+	} {
+		if got := Source(netip.MustParseAddr(client)); got != netip.MustParseAddr(want) {
+			t.Errorf("source of %s is %s, want %s", client, got, want)
+		}
+	}
+}
+
+// testGuard is a Guard with counts of the test's own.
+type testGuard struct {
+	*Guard
+	counts map[netip.Addr]int
+	err    error
+	modes  []Mode
+	now    time.Time
+}
+
+func newTestGuard(t *testing.T, c Config) *testGuard {
+	g := &testGuard{now: time.Unix(1000, 0)}
+	c.Count = func(netip.AddrPort) (map[netip.Addr]int, error) { return g.counts, g.err }
+	c.Changed = func(m Mode) { g.modes = append(g.modes, m) }
+	c.PressureFile = filepath.Join(t.TempDir(), "pressure")
+	c.Log = zap.NewNop()
+	if c.Limit == nil {
+		c.Limit = func() int { return 100 }
+	}
+	g.Guard = New(c)
+	return g
+}
+
+// count makes the guard look at counts after a time.
+func (g *testGuard) count(after time.Duration, counts map[netip.Addr]int) {
+	g.now, g.counts = g.now.Add(after), counts
+	g.look(g.now)
+}
+
+func (g *testGuard) pressure(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(g.PressureFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// admitted is how many of n further connections of a client are admitted.
+func (g *testGuard) admitted(client netip.Addr, n int) int {
+	admitted := 0
+	for range n {
+		r := &ratelimit.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{{
+			Entries: []*common.RateLimitDescriptor_Entry{{Key: "source", Value: client.String()}},
+		}}}
+		answer, err := (&service{guard: g.Guard}).ShouldRateLimit(context.Background(), r)
+		if err == nil && answer.GetOverallCode() == ratelimit.RateLimitResponse_OK {
+			admitted++
+		}
+	}
+	return admitted
+}
+
+func TestX1_NearTheLimitASourceHasItsShare(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{})
+	g.count(0, map[netip.Addr]int{anna: 40, bert: 3})
+	if got := g.pressure(t); len(g.modes) != 0 || got != "0.43" {
+		t.Fatalf("modes %v and pressure %s far from the limit", g.modes, got)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 90, bert: 3})
+	if d := cmp.Diff([]Mode{{AskSource: true, NearLimit: true}}, g.modes); d != "" {
+		t.Fatalf("modes near the limit:\n%s", d)
+	}
+	if n := g.admitted(anna, 1); n != 0 {
+		t.Error("a source with more than its share got one more")
+	}
+	if n := g.admitted(bert, 10); n != 7 {
+		t.Errorf("the other source got %d of 7 that are left", n)
+	}
+	if s := g.Status(); s.Source != anna || s.Most != 90 || s.Refused != 4 || !s.Near() {
+		t.Errorf("status %+v", s)
+	}
+	// The connections of the first source have ended, and it opens as many anew between two counts.
+	g.count(time.Second, map[netip.Addr]int{anna: 10, bert: 10})
+	if n := g.admitted(anna, 100); n != 60 {
+		t.Errorf("%d more connections, want 60: up to its share of 70", n)
+	}
+	if got := g.pressure(t); got != "0.80" {
+		t.Errorf("pressure %s while the guard acts", got)
+	}
+	g.count(calm, map[netip.Addr]int{anna: 10, bert: 10})
+	g.count(time.Second, map[netip.Addr]int{anna: 10, bert: 10})
+	if got := g.pressure(t); len(g.modes) != 2 || g.modes[1] != (Mode{}) || got != "0.20" {
+		t.Errorf("modes %v and pressure %s after the flood", g.modes, got)
+	}
+}
+
+func TestX1_CapOfASource(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{PerSource: 5, Trusted: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}})
+	if m := g.Mode(); !m.AskSource || m.NearLimit {
+		t.Errorf("mode %+v, want to be asked", m)
+	}
+	g.count(0, map[netip.Addr]int{anna: 3})
+	if a, b := g.admitted(anna, 10), g.admitted(bert, 10); a != 2 || b != 10 {
+		t.Errorf("%d and %d connections, want 2 up to the cap and 10 of the proxy", a, b)
+	}
+	if len(g.modes) != 0 {
+		t.Errorf("modes %v far from the limit", g.modes)
+	}
+}
+
+// TestX1_UncountedConnections checks that the guard lets everybody in when it cannot count.
+func TestX1_UncountedConnections(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{PerSource: 1})
+	g.err = errors.New("no netlink")
+	g.count(0, nil)
+	if n := g.admitted(anna, 3); n != 3 || g.Status().Err == nil {
+		t.Errorf("%d of 3 admitted, status %+v", n, g.Status())
+	}
+	g.err = nil
+	g.count(time.Second, map[netip.Addr]int{anna: 1})
+	if n := g.admitted(anna, 1); n != 0 || g.Status().Err != nil {
+		t.Errorf("%d admitted above the cap, status %+v", n, g.Status())
+	}
+}
+
+func TestX1_RunStops(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := g.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,160 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/connections"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+)
+
+const (
+	// memoryShare is the part of the memory that Envoy may use without a number in the file.
+	memoryShare = 4
+	// leastMemory suffices for Envoy and for uploads of some 100 MiB.
+	leastMemory = 256 << 20
+	// memoryNearLimit is the share of its memory from which on Envoy's memory is a condition.
+	memoryNearLimit = 0.8
+	heapInterval    = 2 * time.Second
+)
+
+// envoyBudget returns what an Envoy that is started now may use.
+func envoyBudget(c *config.Config) envoy.Budget {
+	var b envoy.Budget
+	if files := process.FileLimit(); files > 0 {
+		b = envoy.FileBudget(files)
+	}
+	if most := c.Connections.Max; most > 0 && (b.Connections == 0 || most < b.Connections) {
+		b.Connections = most
+	}
+	b.Memory = int64(c.Envoy.Memory)
+	if b.Memory == 0 {
+		b.Memory = max(process.MemoryLimit()/memoryShare, leastMemory, 2*int64(c.MaxBody))
+	}
+	return b
+}
+
+// budget returns what the running Envoy may use: the zero Budget if someone else runs Envoy.
+func (e *envoyLink) budget() envoy.Budget {
+	if e.process == nil {
+		return envoy.Budget{}
+	}
+	if s := e.process.Status(); s.PID != 0 {
+		return s.Budget
+	}
+	return envoyBudget(e.first)
+}
+
+// connectionLimit returns the greatest number of connections of clients, or 0 if it is not known.
+// An adopted Envoy may allow more than the file does now; the guard refuses those.
+func (e *envoyLink) connectionLimit() int {
+	limit := e.budget().Connections
+	if most := e.first.Connections.Max; most > 0 && (limit == 0 || most < limit) {
+		limit = most
+	}
+	return limit
+}
+
+// pressureFile returns the file in which Envoy reads how many connections are in use. It is empty
+// if Envoy could not watch the file: an Envoy that gets no inotify instance ends itself.
+func pressureFile(dir *process.Dir, log *zap.Logger) string {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		log.Warn("idle connections keep their time when connections become scarce: no inotify instance is left, raise fs.inotify.max_user_instances",
+			zap.Error(err))
+		return ""
+	}
+	_ = unix.Close(fd)
+	path := filepath.Join(dir.Path(), "connections.pressure")
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		if err := connections.WritePressure(path); err != nil {
+			log.Warn("file for the pressure of connections not written", zap.Error(err))
+		}
+	}
+	return path
+}
+
+// guardConnections makes the guard of the connections of clients.
+func (g *Gateway) guardConnections(pressureFile string) {
+	c := g.options.Config
+	listen, err := netip.ParseAddrPort(c.Listen)
+	if err != nil { // the check of the configuration has refused such an address
+		return
+	}
+	g.guard = connections.New(connections.Config{
+		Listen: listen, Limit: g.envoy.connectionLimit, PerSource: c.Connections.PerSource,
+		Trusted: c.Connections.Trusted(), PressureFile: pressureFile, Changed: g.envoy.setMode, Log: g.log,
+	})
+	mode := g.guard.Mode()
+	g.envoy.mode.Store(&mode)
+}
+
+// setMode tells Envoy what to do with new connections.
+func (e *envoyLink) setMode(m connections.Mode) {
+	e.mode.Store(&m)
+	if err := e.push(); err != nil {
+		e.log.Error("Envoy was not told what to do with new connections", zap.Error(err))
+	}
+}
+
+// watchHeap asks Envoy how much memory it uses, until ctx ends.
+func (e *envoyLink) watchHeap(ctx context.Context) error {
+	tick := time.NewTicker(heapInterval)
+	defer tick.Stop()
+	admin := envoy.Admin{Socket: bootstrap(e.dir).AdminSocket}
+	for {
+		if n, err := admin.Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
+			e.heap.Store(n)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// edgeBudgets returns the budgets of connections, of uploads and of Envoy's memory.
+func (g *Gateway) edgeBudgets() []telemetry.BudgetGauges {
+	if g.guard == nil {
+		return nil
+	}
+	s := g.guard.Status()
+	return []telemetry.BudgetGauges{
+		{Name: "connections", Used: int64(s.Open), Limit: int64(s.Limit), Refused: s.Refused},
+		{Name: "envoy_memory", Used: g.envoy.heap.Load(), Limit: g.envoy.budget().Memory},
+	}
+}
+
+// edgeConditions tells whether nearly all connections are in use, and nearly all memory of Envoy.
+func (g *Gateway) edgeConditions() []condition.Condition {
+	if g.guard == nil {
+		return nil
+	}
+	var all []condition.Condition
+	if s := g.guard.Status(); s.Near() {
+		all = append(all, condition.Fault(condition.ConnectionsNearLimit, "", "NearLimit",
+			fmt.Sprintf("Clients hold %d of %d connections; %s holds %d of them.", s.Open, s.Limit, s.Source, s.Most)))
+	}
+	heap, limit := g.envoy.heap.Load(), g.envoy.budget().Memory
+	if limit > 0 && float64(heap) >= memoryNearLimit*float64(limit) {
+		all = append(all, condition.Fault(condition.MemoryNearLimit, "envoy", "NearLimit",
+			fmt.Sprintf("Envoy uses %s of %s of memory.", mebibytes(heap), mebibytes(limit))))
+	}
+	return all
+}
+
+// mebibytes formats a number of bytes for people.
+func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }

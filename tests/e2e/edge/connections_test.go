@@ -1,0 +1,192 @@
+package edge
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// small is a configuration with one simulated replica, for a gateway with few files.
+const small = harness.OneSim
+
+// flood opens connections and sends no byte on them. It opens new ones for those that the gateway
+// closes, until the test ends or stop is called.
+type flood struct {
+	address string
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+}
+
+// startFlood keeps n connections open from each source.
+func startFlood(t *testing.T, g *harness.Gateway, n int, sources ...string) *flood {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &flood{address: strings.TrimPrefix(g.URL, "http://"), cancel: cancel}
+	for _, source := range sources {
+		for range n {
+			f.workers.Go(func() { f.hold(ctx, source) })
+		}
+	}
+	t.Cleanup(f.stop)
+	return f
+}
+
+// stop closes all connections.
+func (f *flood) stop() {
+	f.cancel()
+	f.workers.Wait()
+}
+
+// hold keeps one connection open from a source.
+func (f *flood) hold(ctx context.Context, source string) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Timeout: time.Second}
+	for ctx.Err() == nil {
+		c, err := dialer.DialContext(ctx, "tcp", f.address)
+		if err != nil {
+			continue
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		_, _ = io.Copy(io.Discard, c) // until either side closes
+		stop()
+		_ = c.Close()
+		select { // a client that is refused does not spin
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// ask makes one request with a client and returns its status.
+func ask(client *http.Client, g *harness.Gateway) error {
+	body := strings.NewReader(`{"model":"chat","messages":[{"role":"user","content":"Hello"}],"max_tokens":2}`)
+	r, err := client.Post(g.URL+"/v1/chat/completions", "application/json", body)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return err
+	}
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %s", r.Status)
+	}
+	return nil
+}
+
+// newClient returns a client with a connection of its own.
+func newClient(t *testing.T) *http.Client {
+	c := &http.Client{Transport: &http.Transport{}, Timeout: 10 * time.Second}
+	t.Cleanup(c.CloseIdleConnections)
+	return c
+}
+
+// limited starts a gateway with 1,500 files.
+func limited(t *testing.T, config string) *harness.Gateway {
+	t.Helper()
+	g := harness.Prepare(t, config)
+	g.Files = 1500
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	return g
+}
+
+// survives checks that a flood does not keep other clients from the gateway.
+func survives(t *testing.T, g *harness.Gateway, start func()) {
+	t.Helper()
+	connected := newClient(t)
+	harness.Eventually(t, "a request before the flood", func() error { return ask(connected, g) })
+	start()
+	if c := g.AwaitCondition(condition.ConnectionsNearLimit, ""); !strings.Contains(c.Message, "connections; 127.") {
+		t.Errorf("the condition lacks its numbers: %+v", c)
+	}
+	if err := ask(connected, g); err != nil {
+		t.Errorf("a client that was connected before the flood: %v", err)
+	}
+	if err := g.TryGet("/readyz", new(struct{})); err != nil {
+		t.Errorf("the gateway is not ready in the flood: %v", err)
+	}
+	for range 20 {
+		harness.Eventually(t, "a new client is served in the flood", func() error { return ask(newClient(t), g) })
+	}
+	if !strings.Contains(g.EnvoyAdmin("/server_info"), "LIVE") {
+		t.Error("Envoy's admin interface does not answer in the flood")
+	}
+	if text := g.AdminText("/metrics"); !strings.Contains(text, `sluice_budget_limit{budget="connections"} 437`) {
+		t.Error("the metrics do not tell how many connections there may be")
+	}
+}
+
+func TestE2E_X1_FloodFromOneSource(t *testing.T) {
+	t.Parallel()
+	g := limited(t, small)
+	survives(t, g, func() { startFlood(t, g, 1700, "127.0.0.2") })
+	harness.Eventually(t, "the flood is refused", func() error {
+		if text := g.AdminText("/metrics"); strings.Contains(text, `sluice_budget_refused_total{budget="connections"} 0`) {
+			return fmt.Errorf("no connection was refused")
+		}
+		return nil
+	})
+}
+
+func TestE2E_X1_FloodFromSeveralSources(t *testing.T) {
+	t.Parallel()
+	g := limited(t, small)
+	survives(t, g, func() {
+		startFlood(t, g, 170, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6", "127.0.0.7", "127.0.0.8", "127.0.0.9")
+	})
+}
+
+// TestE2E_X1_IdleConnectionIsClosed checks that a connection without a byte, and one with half a
+// line, are closed, and that a connection which has had a request stays.
+func TestE2E_X1_IdleConnectionIsClosed(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "connections: {first_request: 1s}\n"+small)
+	address := strings.TrimPrefix(g.URL, "http://")
+	used, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer used.Close()
+	request := "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+	if _, err := io.WriteString(used, request); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := used.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "POST /v1/ch"} {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
+		if n, err := c.Read(make([]byte, 1)); n != 0 || isTimeout(err) {
+			t.Errorf("a connection that sent %q: %d bytes, %v", text, n, err)
+		}
+	}
+	if _, err := io.WriteString(used, request); err != nil {
+		t.Fatalf("a connection that has had a request was closed: %v", err)
+	}
+	if n, err := used.Read(make([]byte, 1)); n != 1 {
+		t.Errorf("a connection that has had a request was closed: %v", err)
+	}
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := err.(net.Error)
+	return ok && timeout.Timeout()
+}
