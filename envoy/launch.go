@@ -96,6 +96,8 @@ func (e *Envoy) arguments(file string) []string {
 		"--disable-hot-restart",
 		"--drain-time-s", strconv.FormatInt(int64((e.cfg.DrainTime+time.Second-1)/time.Second), 10),
 		"--log-level", "warn",
+		// Envoy warns of each extension that is marked as work in progress, at each start.
+		"--component-log-level", "misc:error",
 	}
 	if e.cfg.Concurrency > 0 {
 		args = append(args, "--concurrency", strconv.Itoa(e.cfg.Concurrency))

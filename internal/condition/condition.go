@@ -131,6 +131,14 @@ func OK(t Type, subject, reason, message string) Condition {
 	return Condition{Type: t, Subject: subject, Status: rowOf(t).normal, Reason: reason, Message: message}
 }
 
+// Mute ends the log lines. A gateway that drains calls it, because all that the gateway then stops
+// would be logged as a fault.
+func (r *Registry) Mute() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.log = zap.NewNop()
+}
+
 // List returns all conditions. Those that need attention come first, errors before warnings. The
 // types that are about the whole gateway are always listed.
 func (r *Registry) List() []Condition {

@@ -258,6 +258,7 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 // all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
 	g.draining.Store(true)
+	g.conditions.Mute()
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
