@@ -28,12 +28,12 @@ func TestComplaint(t *testing.T) {
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	got := New(Config{}).arguments("/b.json")
-	want := []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "1860", "--log-level", "warn"}
+	want := []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "1860", "--log-level", "warn", "--component-log-level", "misc:error"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
 	got = New(Config{DrainTime: 1500 * time.Millisecond, Concurrency: 3}).arguments("/b.json")
-	want = []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "2", "--log-level", "warn", "--concurrency", "3"}
+	want = []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "2", "--log-level", "warn", "--component-log-level", "misc:error", "--concurrency", "3"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("a drain time is rounded up (-want +got):\n%s", d)
 	}
