@@ -55,7 +55,7 @@ func newConfig() Config {
 				Version: "1.2.3", Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
 				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
 				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
-				Config: ConfigStatus{Path: "/etc/sluice.yaml", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, NeedsRestart: []string{"listen"}},
+				Config: ConfigStatus{Path: "/etc/sluice.yaml", Hash: "f00d", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, NeedsRestart: []string{"listen"}},
 				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
 			}
 		},

@@ -152,6 +152,8 @@ type Nack struct {
 type ConfigStatus struct {
 	// Path is the path of the file. It is empty when there is no file.
 	Path string
+	// Hash is the SHA-256 of the content in force, in hex. Audit lines name it.
+	Hash string
 	// LoadedAt is when the configuration in force was read.
 	LoadedAt time.Time
 	// Faults are the faults of a newer file that was refused, one sentence each.

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/extproc"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
@@ -66,9 +67,11 @@ type Gateway struct {
 	// draining is true from the beginning of drain on.
 	draining atomic.Bool
 
-	settings  settings
-	watcher   *config.Watcher
-	limits    *limitKeeper
+	settings settings
+	watcher  *config.Watcher
+	limits   *limitKeeper
+	// access says who may use the admin listener. It holds nil while everybody may.
+	access    atomic.Pointer[admin.Access]
 	launchers *launchers
 	envoy     *envoyLink
 	// guard is nil when someone else runs Envoy.
