@@ -235,7 +235,7 @@ func TestRefusedWithTheBody(t *testing.T) {
 	}{
 		{"not JSON", `{`, "", openai.CodeInvalidRequest},
 		{"unknown model", `{"model":"x"}`, "", openai.CodeModelNotFound},
-		{"forbidden model", `{"model":"other"}`, "", openai.CodeForbiddenModel},
+		{"forbidden model", `{"model":"other"}`, "", openai.CodeModelNotFound},
 		{"timeout is no number", `{"model":"m"}`, "x-sluice-timeout-ms: soon", openai.CodeInvalidRequest},
 		{"two timeouts", `{"model":"m","timeout_ms":5}`, "x-sluice-timeout-ms: 6", openai.CodeInvalidRequest},
 		{"two ids", `{"model":"m","request_id":"a"}`, "idempotency-key: b", openai.CodeInvalidRequest},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -27,6 +28,18 @@ type Error struct {
 // Errorf returns an Error with a formatted message.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// ModelNotFound returns the one answer for a model or pool that does not exist and for one that the
+// caller may not use, so that nobody learns which names exist. param is the field that holds the
+// name, "model" or "pool". name is what the client sent: never the name behind an alias.
+func ModelNotFound(param, name string) *Error {
+	const longest = 200
+	if len(name) > longest {
+		name = name[:longest] + "…"
+	}
+	return &Error{Code: CodeModelNotFound, Param: param,
+		Message: "The " + param + " `" + strings.ToValidUTF8(name, "?") + "` does not exist, or this API key may not use it."}
 }
 
 // Error implements error.

@@ -34,7 +34,7 @@ func TestRefusedRequests(t *testing.T) {
 		"no object":        {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`[]`)}, codes.InvalidArgument},
 		"no JSON":          {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1`)}, codes.InvalidArgument},
 		"more than JSON":   {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1}}`)}, codes.InvalidArgument},
-		"negative tokens":  {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, MaxTokens: -1}, codes.InvalidArgument},
+		"negative tokens":  {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, MaxTokens: -2}, codes.InvalidArgument},
 		"negative time":    {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, TimeoutMs: -1}, codes.InvalidArgument},
 		"unknown priority": {as(t.Context(), "x-sluice-priority", "urgent"), hello, codes.InvalidArgument},
 		"request id too long": {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, RequestId: strings.Repeat("r", 300)},
@@ -51,7 +51,7 @@ func TestRefusedRequests(t *testing.T) {
 func TestFaults(t *testing.T) {
 	statuses := map[openai.Code]codes.Code{
 		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeInvalidAPIKey: codes.Unauthenticated,
-		openai.CodeForbiddenModel: codes.PermissionDenied, openai.CodeModelNotFound: codes.NotFound,
+		openai.CodeModelNotFound: codes.NotFound,
 		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,
 		openai.CodeRequestIDConflict: codes.AlreadyExists, openai.CodeRequestTooLarge: codes.ResourceExhausted,
 		openai.CodeRateLimited: codes.ResourceExhausted, openai.CodeQueueFull: codes.ResourceExhausted,
