@@ -198,6 +198,11 @@ func TestDecided(t *testing.T) {
 			if got["x-envoy-max-retries"] != fmt.Sprint(max(strings.Count(got[headers.Endpoint], ","), 1)) {
 				t.Errorf("retries %s for %s", got["x-envoy-max-retries"], got[headers.Endpoint])
 			}
+			if strings.Contains(got[headers.Endpoint], ",") != (got["x-envoy-retriable-status-codes"] == "429") {
+				t.Errorf("retries on %q, %q for %s", got["x-envoy-retry-on"], got["x-envoy-retriable-status-codes"], got[headers.Endpoint])
+			}
+			delete(got, "x-envoy-retry-on")
+			delete(got, "x-envoy-retriable-status-codes")
 			delete(got, "x-envoy-max-retries")
 			delete(got, headers.Cluster)
 			delete(got, headers.Endpoint)

@@ -40,6 +40,9 @@ type ReplicaLoad struct {
 	// Max is the greatest number of concurrent requests of the replica. 0 means that no limit is
 	// known.
 	Max int
+	// CloseDelimited says that the replica ends responses by closing their connections, so that all
+	// requests of its model are managed.
+	CloseDelimited bool
 }
 
 // Tenant is the state of a tenant. It contains neither keys nor their hashes.
@@ -285,6 +288,8 @@ type replicaView struct {
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
 	GPUs     []string   `json:"gpus"`
+	// CloseDelimited is ReplicaLoad.CloseDelimited.
+	CloseDelimited bool `json:"close_delimited"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -312,6 +317,8 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Since:    orNull(r.Since),
 		Restarts: r.Restarts,
 		GPUs:     orEmpty(r.Devices()),
+
+		CloseDelimited: load.CloseDelimited,
 	}
 }
 

@@ -24,6 +24,9 @@ func parsed(t *testing.T, file string) *Config {
 	return c
 }
 
+// allStatuses is the default of fail_over_on.
+var allStatuses = []StatusClass{Status429, Status503, Status5xx}
+
 // TestDefaults checks the defaults of a file with one model, one tenant and one engine.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
@@ -59,7 +62,7 @@ func TestDefaults(t *testing.T) {
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
 			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-			UnhealthyOn: []Failure{FailConnect, Fail5xx},
+			UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
@@ -112,21 +115,21 @@ func TestEveryField(t *testing.T) {
 			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
-				UnhealthyOn: []Failure{FailConnect, Fail503},
-				Variables:   map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
+				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429},
+				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: streamWith(StreamNative, time.Hour)},
 			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
 				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503},
-				Routing:     Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
-				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
+				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
+				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
+				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
 			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
 				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
-				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx},
+				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},

@@ -100,7 +100,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 	var refused *admission.Refused
 	switch {
 	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client disconnected."}
+		return &openai.Error{Code: openai.CodeCancelled, Message: "The client disconnected."}
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens",
 			Message: "The task needs more tokens than any model or its tenant may use in a minute. It can never be admitted: lower estimated_tokens."}

@@ -72,8 +72,8 @@ func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
 	return false
 }
 
-// replicaConditions lists the replicas that have failed or get no requests, and the models whose
-// replicas fit on no node.
+// replicaConditions lists the replicas that have failed, get no requests or answer without a
+// length, and the models whose replicas fit on no node.
 func (g *Gateway) replicaConditions() []condition.Condition {
 	var all []condition.Condition
 	for name, m := range g.fleet.Snapshot().Models {
@@ -91,6 +91,10 @@ func (g *Gateway) replicaConditions() []condition.Condition {
 	for id, why := range g.dispatcher.Suspended() {
 		all = append(all, condition.Fault(condition.ReplicaSuspended, id, "RequestsFailed",
 			fmt.Sprintf("Replica %s gets no requests for a while: it %s.", id, sentence(why))))
+	}
+	for id, models := range g.dispatcher.CloseDelimited() {
+		all = append(all, condition.Fault(condition.CloseDelimited, id, "NoLength",
+			fmt.Sprintf("Replica %s ends responses by closing their connections, so all requests of %s are managed.", id, strings.Join(models, ", "))))
 	}
 	return all
 }

@@ -119,7 +119,7 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 // replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
-	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit}
+	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, CloseDelimited: l.CloseDelimited}
 }
 
 // tenants returns the tenants of the file. When auth.mode is none, the list also has the tenant

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -76,6 +77,7 @@ func policy(m config.Model) dispatch.Policy {
 		MaxDuration:          m.Stream.MaxDuration,
 		SlowStart:            m.Routing.SlowStart,
 		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
+		FailOver:             failOver(m.FailOverOn),
 		Way:                  wayPolicy(m),
 	}
 }
@@ -87,6 +89,17 @@ func unhealthyOn(list []config.Failure) dispatch.Failure {
 	var all dispatch.Failure
 	for _, f := range list {
 		all |= bits[f]
+	}
+	return all
+}
+
+// failOver returns the set of the listed statuses.
+func failOver(list []config.StatusClass) failover.Statuses {
+	bits := map[config.StatusClass]failover.Statuses{config.Status429: failover.OnTooMany, config.Status503: failover.OnUnavailable,
+		config.Status5xx: failover.OnServerError}
+	all := failover.NoStatus
+	for _, s := range list {
+		all |= bits[s]
 	}
 	return all
 }

@@ -94,6 +94,22 @@ func (c Code) info() *CodeInfo {
 	return nil
 }
 
+// CodeOfStatus returns the code of an engine's error that has none of its own, by its HTTP status.
+// An engine that refuses Sluice's credentials has failed; the client's key is good.
+func CodeOfStatus(status int) Code {
+	switch {
+	case status == 408 || status == 504:
+		return CodeUpstreamTimeout
+	case status == 413:
+		return CodeRequestTooLarge
+	case status == 429:
+		return CodeRateLimited
+	case status == 401, status == 403, status == 407, status >= 500:
+		return CodeUpstreamError
+	}
+	return CodeInvalidRequest
+}
+
 // TypeOf returns OpenAI's coarse class of an error with the given HTTP status.
 func TypeOf(status int) string {
 	switch {

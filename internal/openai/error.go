@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -19,6 +20,8 @@ type Error struct {
 	// Status overrides the code's own status, for the few cases where one code has several (405,
 	// 415). 0: the code's.
 	Status int
+	// EngineType is the type of an engine's own error, in its words; empty: TypeOf the status.
+	EngineType string
 	// RetryAfter is when a retry makes sense. 0 on a retryable error means 1 s.
 	RetryAfter time.Duration
 	// Header has further headers for the answer, such as x-ratelimit-*; nil: none.
@@ -81,8 +84,20 @@ func (e *Error) retryAfter() time.Duration {
 	return e.RetryAfter
 }
 
-// Type returns OpenAI's coarse class of the error.
-func (e *Error) Type() string { return TypeOf(e.HTTPStatus()) }
+// ParseRetryAfter reads the value of a Retry-After header: seconds, or a date (RFC 9110, 10.2.3).
+// It is 0 for a date in the past and for what is neither. The result is at most a day.
+func ParseRetryAfter(value string, now time.Time) time.Duration {
+	var after time.Duration
+	if seconds, err := strconv.ParseUint(value, 10, 32); err == nil {
+		after = time.Duration(seconds) * time.Second
+	} else if date, err := http.ParseTime(value); err == nil {
+		after = date.Sub(now)
+	}
+	return min(max(after, 0), 24*time.Hour)
+}
+
+// Type returns OpenAI's coarse class of the error, or the engine's own word for it.
+func (e *Error) Type() string { return cmp.Or(e.EngineType, TypeOf(e.HTTPStatus())) }
 
 // errorObject is the error as clients see it.
 type errorObject struct {
