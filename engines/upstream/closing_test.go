@@ -33,7 +33,7 @@ func TestX6_CheckSeesCloseDelimitedServers(t *testing.T) {
 				conn.Close()
 			}
 		}()
-		l, fleet := newTestLauncher(t, Desired{Discover: []string{"http://" + ln.Addr().String()}})
+		l, fleet := newTestLauncher(t, Desired{Discover: discover("http://" + ln.Addr().String())})
 		l.CheckOnce(t.Context())
 		m := fleet.Snapshot().Models["m"]
 		if m == nil || len(m.Replicas) != 1 || m.Replicas[0].CloseDelimited != want {

@@ -33,8 +33,12 @@ func TestRawFaults(t *testing.T) {
 		body, fault string
 		check       func(head http.Header, body string) bool
 	}{
-		{plain, "close", func(h http.Header, b string) bool { return h.Get("Content-Length") == "" && strings.HasSuffix(b, "}\n") }},
-		{stream, "close", func(h http.Header, b string) bool { return h.Get("Content-Length") == "" && strings.HasSuffix(b, "[DONE]\n\n") }},
+		{plain, "close", func(h http.Header, b string) bool {
+			return h.Get("Content-Length") == "" && strings.HasSuffix(b, "}\n")
+		}},
+		{stream, "close", func(h http.Header, b string) bool {
+			return h.Get("Content-Length") == "" && strings.HasSuffix(b, "[DONE]\n\n")
+		}},
 		{stream, "close,cut=2", func(_ http.Header, b string) bool { return strings.Count(b, "data: ") == 2 }},
 		{plain, "length=7", func(h http.Header, b string) bool { return h.Get("Content-Length") == fmt.Sprint(len(b)+7) }},
 		{plain, "length=-7", func(h http.Header, b string) bool { return h.Get("Content-Length") == fmt.Sprint(len(b)-7) }},
