@@ -161,8 +161,8 @@ func TestE2E_R9_RestAfter429(t *testing.T) {
 	}
 }
 
-// TestE2E_R9_OneReplica: a model's only replica is not asked again after a status, and a status that
-// fail_over_on does not name is the client's.
+// TestE2E_R9_OneReplica: a model's only replica is not asked again after a status, and a status
+// that fail_over_on does not name is the client's.
 func TestE2E_R9_OneReplica(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, sims)

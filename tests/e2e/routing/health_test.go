@@ -36,8 +36,8 @@ func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
 	}
 	for _, id := range []string{"chat-0", "chat-1"} {
 		setFault(g, id, "status=500")
-		// After the first failure the replica is asked for its health, and believed. After the second
-		// it is spared.
+		// After the first failure the replica is asked for its health, and believed. After the
+		// second it is spared.
 		harness.Eventually(t, id+" is out", func() error {
 			if a := send(); a.StatusCode != 200 {
 				t.Fatalf("another replica was to answer: %s", a)
