@@ -47,6 +47,7 @@ func TestDefaults(t *testing.T) {
 		MaxQueueBytes: 1 << 30,
 		MaxHeaders:    100, MaxHeaderBytes: 60 << 10,
 		Connections:   Connections{FirstRequest: 10 * time.Second},
+		Envoy:         Envoy{HangTimeout: 30 * time.Second},
 		DrainTimeout:  30 * time.Second,
 		OrphanGrace:   time.Minute,
 		ReplicaHeader: true,
@@ -91,7 +92,7 @@ func TestEveryField(t *testing.T) {
 	want := &Config{
 		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second, MaxHeaders: 50, MaxHeaderBytes: 8 << 10,
 		Connections: Connections{Max: 900, PerSource: 100, TrustedProxies: []string{"10.0.0.5", "fd00::/8"}, FirstRequest: 5 * time.Second},
-		Envoy:       Envoy{Memory: 512 << 20},
+		Envoy:       Envoy{Memory: 512 << 20, HangTimeout: time.Minute},
 		StateDir:    filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Control: "127.0.0.1:82", Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
 		TaskLease: time.Minute, Auth: Auth{Mode: AuthNone},
 		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},

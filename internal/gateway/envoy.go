@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,7 +57,10 @@ func (g *Gateway) makeEnvoy() {
 	}
 	b := bootstrap(g.dir)
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
-	g.envoy.process = envoy.New(envoy.Config{Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log})
+	g.envoy.process = envoy.New(envoy.Config{
+		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
+		Probe: envoy.ProbeListener(dialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
+	})
 	g.guardConnections(b.PressureFile)
 }
 
@@ -142,6 +146,22 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	return l.Close()
+}
+
+// dialAddress returns the address at which this machine reaches a listener, host:port. A listener on
+// all addresses is reached on loopback.
+func dialAddress(listen string) string {
+	host, port, err := net.SplitHostPort(listen)
+	ip, errIP := netip.ParseAddr(host)
+	switch {
+	case err != nil:
+		return listen
+	case host == "" || errIP == nil && ip == netip.IPv4Unspecified():
+		host = "127.0.0.1"
+	case errIP == nil && ip == netip.IPv6Unspecified():
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.

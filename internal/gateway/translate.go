@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
@@ -50,6 +51,14 @@ func keys(t config.Tenant, priority config.Priority) []string {
 		}
 	}
 	return hashes
+}
+
+// hangTimeout returns envoy.Config.HangTimeout.
+func hangTimeout(c *config.Config) time.Duration {
+	if c.Envoy.HangTimeout == 0 {
+		return -1 // never
+	}
+	return c.Envoy.HangTimeout
 }
 
 // modelNames replaces aliases by the names of their models.
