@@ -291,8 +291,8 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 }
 
 // refreshState asks Envoy for its state, stores the state in the status and returns it. When the
-// admin interface does not answer, it asks the listener: an Envoy that was live stays live while its
-// listener answers.
+// admin interface does not answer, it asks the listener: an Envoy that was live stays live while
+// its listener answers.
 func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
 	reported, err := e.admin.ServerState(ctx)
 	listener := err

@@ -81,8 +81,8 @@ func (e *Envoy) endHung(ctx context.Context, p *process.Process) {
 }
 
 // ProbeListener returns a Probe for an HTTP listener at the address, host:port. The probe sends a
-// line that is not HTTP, which Envoy's codec refuses by itself, so that the probe does not depend on
-// routes, filters or Sluice. Any answer counts, as does a connection that Envoy closes: only a
+// line that is not HTTP, which Envoy's codec refuses by itself, so that the probe does not depend
+// on routes, filters or Sluice. Any answer counts, as does a connection that Envoy closes: only a
 // running process does either.
 func ProbeListener(address string) func(context.Context) error {
 	return func(ctx context.Context) error {

@@ -148,8 +148,8 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	return l.Close()
 }
 
-// dialAddress returns the address at which this machine reaches a listener, host:port. A listener on
-// all addresses is reached on loopback.
+// dialAddress returns the address at which this machine reaches a listener, host:port. A listener
+// on all addresses is reached on loopback.
 func dialAddress(listen string) string {
 	host, port, err := net.SplitHostPort(listen)
 	ip, errIP := netip.ParseAddr(host)
