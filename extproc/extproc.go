@@ -19,6 +19,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -52,6 +54,11 @@ type Config struct {
 	// MaxHeaders are the limits of a request's headers. The zero value means no limits. Envoy's own
 	// limits must be higher by what Envoy and this server add.
 	MaxHeaders headers.Limits
+	// Uploads bound the bodies that Envoy is receiving.
+	Uploads UploadLimits
+	// MaxOpen returns the greatest number of requests that wait or run at engines. Each may take a
+	// socket of Envoy, which ends itself when it cannot open one. 0 means no limit; nil as well.
+	MaxOpen func() int
 	// Hold is the longest time that a request may wait in an exchange. Envoy's max_message_timeout
 	// must not be shorter. 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration
@@ -73,6 +80,9 @@ type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 	Config
 	metadata dynamicMetadata
+	uploads  *uploads
+	// open counts the exchanges of requests.
+	open atomic.Int64
 }
 
 // New returns a Server with the defaults of Config filled in.
@@ -86,8 +96,11 @@ func New(c Config) *Server {
 	if c.Requests == nil {
 		c.Requests = request.NewStore(1) // the observer finds the tickets of running requests in it
 	}
-	return &Server{Config: c}
+	return &Server{Config: c, uploads: newUploads(c.Uploads, c.MaxBody)}
 }
+
+// UploadStats describes the bodies that Envoy is receiving.
+func (s *Server) UploadStats() UploadStats { return s.uploads.status() }
 
 // Register adds the server to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
@@ -98,6 +111,8 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 	if observing(envoy.Context()) {
 		return s.observe(envoy)
 	}
+	s.open.Add(1)
+	defer s.open.Add(-1)
 	x := exchange{server: s, envoy: envoy}
 	defer x.close()
 	for {
@@ -109,7 +124,7 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 		if out == nil {
 			return nil
 		}
-		if err := envoy.Send(out); err != nil {
+		if err := x.send(out); err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
 		if x.claimed != nil {
@@ -131,12 +146,18 @@ func ignoreOrdinaryEnd(err error) error {
 type exchange struct {
 	server *Server
 	envoy  extproc.ExternalProcessor_ProcessServer
+	// sending is held while a message is sent, since the answer to a late body is sent by another
+	// goroutine.
+	sending sync.Mutex
 
 	head     requestHead
 	tenant   *authz.Tenant
 	priority admission.Priority
 	// received is when the headers arrived, scanned when the body had been scanned.
 	received, scanned time.Time
+	// upload is the body while Envoy receives it. It is in uploads while uploading is true.
+	upload    upload
+	uploading bool
 	// token is the token of the request's offer to the relay. It is empty if the request was not
 	// offered. claimed is closed when the relay has claimed the request.
 	token   string
@@ -169,6 +190,9 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	if why := x.server.MaxHeaders.Exceeded(len(h.GetHeaders().GetHeaders()), x.head.bytes); why != "" {
 		return x.refuse(&openai.Error{Code: openai.CodeHeadersTooLarge, Message: why})
 	}
+	if fault := x.server.checkOpen(); fault != nil {
+		return x.refuse(fault)
+	}
 	tenant, fault := x.server.Authenticator.Authenticate(x.head.credentials)
 	if fault != nil {
 		return x.refuse(fault)
@@ -184,13 +208,30 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	if h.GetEndOfStream() {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}
+	if fault := x.beginUpload(); fault != nil {
+		return x.refuse(fault)
+	}
 	return continueHeaders
+}
+
+// checkOpen refuses a request if as many are open as Envoy has sockets for.
+func (s *Server) checkOpen() *openai.Error {
+	if s.MaxOpen == nil {
+		return nil
+	}
+	if most := s.MaxOpen(); most > 0 && s.open.Load() > int64(most) {
+		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway carries %d requests, as many as its limit of open files allows.", most)
+	}
+	return nil
 }
 
 // body scans the body of the request and has the request dispatched.
 func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if x.record == nil || !x.scanned.IsZero() {
 		return nil // Envoy sends the headers first and one body: this is not Sluice's Envoy
+	}
+	if !x.endUpload() {
+		return nil
 	}
 	r := &x.head
 	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
@@ -243,7 +284,14 @@ func priorityOf(tenant *authz.Tenant, asked string) (admission.Priority, *openai
 // Sluice that hangs.
 func (x *exchange) extendTimeout() {
 	// A failed send means that the exchange has ended; its context then cancels the dispatch.
-	_ = x.envoy.Send(overrideTimeout(x.server.Hold))
+	_ = x.send(overrideTimeout(x.server.Hold))
+}
+
+// send sends a message to Envoy.
+func (x *exchange) send(m *extproc.ProcessingResponse) error {
+	x.sending.Lock()
+	defer x.sending.Unlock()
+	return x.envoy.Send(m)
 }
 
 // refuse returns the answer with which Envoy sends the error e to the client.
@@ -255,6 +303,7 @@ func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 // close closes the record of the request, which releases its ticket, unless the relay has claimed
 // the request. Further calls do nothing.
 func (x *exchange) close() {
+	x.endUpload()
 	if x.record == nil {
 		return
 	}

@@ -108,13 +108,18 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 	if fault := openai.CheckEncoding(r.contentEncoding); fault != nil {
 		return fault
 	}
-	if fault := openai.CheckContentType(endpoint, r.contentType); fault != nil {
-		return fault
-	}
-	if n, err := strconv.ParseInt(r.contentLength, 10, 64); err == nil && n > maxBody {
+	if n := r.length(); n > maxBody {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.", n, maxBody)
 	}
 	return nil
+}
+
+// length returns the declared length of the body, or -1 if there is none.
+func (r *requestHead) length() int64 {
+	if n, err := strconv.ParseInt(r.contentLength, 10, 64); err == nil && n >= 0 {
+		return n
+	}
+	return -1
 }
 
 // Limits of the client's own options.

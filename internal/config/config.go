@@ -33,12 +33,6 @@ type Config struct {
 	// Admin is the host:port of the operator's page and API, of /metrics, /healthz and /readyz.
 	// Default 127.0.0.1:9090.
 	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true"`
-	// AdminAuth says who may use the admin listener. Default: absent, everybody who reaches it may
-	// change everything; admin must then be on loopback.
-	AdminAuth *AdminAuth `yaml:"admin_auth"`
-	// Health is the host:port of a further listener that serves only /healthz, /readyz and
-	// /metrics, to everybody. Default: empty, there is none.
-	Health string `yaml:"health" restart:"true"`
 	// MaxBody is the size of the largest request body that is accepted. Default 32MiB.
 	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" restart:"true"`
 	// MaxHeaders is the greatest number of headers of a request. A request with more gets 431.
@@ -52,6 +46,8 @@ type Config struct {
 	MaxQueueBytes Size `yaml:"max_queue_bytes" default:"1GiB" min:"1KiB" restart:"true"`
 	// Connections bounds the connections of clients.
 	Connections Connections `yaml:"connections" restart:"true"`
+	// Upload bounds the bodies of requests while they arrive.
+	Upload Upload `yaml:"upload" restart:"true"`
 	// Envoy bounds what Envoy may use.
 	Envoy Envoy `yaml:"envoy" restart:"true"`
 	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.
@@ -142,14 +138,14 @@ type AuthMode string
 const (
 	// AuthKeys admits a caller that presents the key of a tenant.
 	AuthKeys AuthMode = "keys"
-	// AuthNone admits every caller. It is allowed only when listen is on loopback.
+	// AuthNone admits every caller. It is allowed only when all listeners are on loopback.
 	AuthNone AuthMode = "none"
 )
 
 // Auth says who may call.
 type Auth struct {
 	// Mode is keys (callers need the key of a tenant) or none (everybody may call; rejected unless
-	// listen is on loopback). Default keys.
+	// every listener is on loopback). Default keys.
 	Mode AuthMode `yaml:"mode" default:"keys" oneof:"keys,none"`
 }
 

@@ -33,15 +33,31 @@ func (c Connections) Trusted() []netip.Prefix {
 	return all
 }
 
-// Envoy bounds what Envoy may use, and how long it may hang.
+// Upload bounds the bodies of requests while they arrive. Envoy buffers each body until it is
+// complete.
+type Upload struct {
+	// MinRate is the lowest rate of a body, in bytes per second. A body that takes longer than
+	// grace and its length divided by min_rate gets 408. A body of unknown length counts as
+	// max_body. 0 allows any rate. Default 32KiB.
+	MinRate Size `yaml:"min_rate" default:"32KiB"`
+	// Grace is the time that each body may take in any case. Default 10s.
+	Grace time.Duration `yaml:"grace" default:"10s" min:"1s"`
+	// MaxBytes is the greatest sum of the bodies that arrive at a time. A request above it waits
+	// for at most grace, then it gets 503. One tenant may have three quarters of it. Default 0: a
+	// quarter of Envoy's memory.
+	MaxBytes Size `yaml:"max_bytes"`
+	// PerTenant is the greatest number of bodies of one tenant that arrive at a time. A request
+	// above it gets 429. A tenant has never more of them than its max_concurrent_streams. Default
+	// 0: no other limit.
+	PerTenant int `yaml:"per_tenant" min:"0" max:"1000000"`
+}
+
+// Envoy bounds what Envoy may use.
 type Envoy struct {
 	// Memory is the size of the heap that Envoy must not exceed. At 95 % of it, Envoy refuses
-	// requests with 503. An adopted Envoy keeps its size. Default 0: a quarter of the memory
-	// of the machine or of the container, at least 256MiB.
+	// requests with 503. An adopted Envoy keeps its size. Default 0: a quarter of the memory of the
+	// machine or of the container, at least 256MiB.
 	Memory Size `yaml:"memory"`
-	// HangTimeout is how long Envoy may answer neither on its admin interface nor on listen before
-	// Sluice ends it and starts another one. 0s means never. Default 30s.
-	HangTimeout time.Duration `yaml:"hang_timeout" default:"30s" min:"0s"`
 }
 
 // parseNetwork parses an address or a network in CIDR notation.
@@ -64,6 +80,9 @@ func (k *checker) checkConnections() {
 	const most = 1 << 20
 	if n := k.config.MaxHeaderBytes; n > most {
 		k.faultf(path{"max_header_bytes"}, "must be at most 1MiB, is %s", n)
+	}
+	if n := k.config.Upload.MaxBytes; n != 0 && n < k.config.MaxBody {
+		k.faultf(path{"upload", "max_bytes"}, "must be at least max_body (%s), is %s", k.config.MaxBody, n)
 	}
 	const least = 64 << 20
 	if m := k.config.Envoy.Memory; m != 0 && m < least+2*k.config.MaxBody {

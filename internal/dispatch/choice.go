@@ -25,8 +25,12 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 		return w.resolvePool(r, pool)
 	}
 	m, ok := w.snapshot.Resolve(r.Model)
-	if !ok || !mayUse(r.Allowed, m.Name) {
-		return choice{}, openai.ModelNotFound("model", r.Model)
+	if !ok {
+		return choice{}, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
+			Message: "The model `" + clip(r.Model) + "` does not exist."}
+	}
+	if fault := mayUse(r.Allowed, "model", m.Name); fault != nil {
+		return choice{}, fault
 	}
 	t := w.routes[m.Name]
 	switch {
@@ -39,35 +43,40 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	return choice{members: []*modelRoute{t}}, nil
 }
 
-// mayUse reports whether the model or pool of this name is allowed; nil allows all.
-func mayUse(allowed func(string) bool, name string) bool { return allowed == nil || allowed(name) }
+// mayUse returns an error if the name is not allowed. what is the kind of name, "model" or "pool",
+// which is also the field of the request.
+func mayUse(allowed func(string) bool, what, name string) *openai.Error {
+	if allowed == nil || allowed(name) {
+		return nil
+	}
+	return &openai.Error{Code: openai.CodeForbiddenModel, Param: what,
+		Message: "This API key may not use the " + what + " `" + name + "`."}
+}
 
-// resolvePool returns the models of a pool that the request may go to. A model that its tenant may
-// not use counts as one that does not exist.
+// resolvePool returns the models of a pool that the request may go to.
 func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai.Error) {
-	usable := false
+	if fault := mayUse(r.Allowed, "model", r.Model); fault != nil {
+		return choice{}, fault
+	}
 	c := choice{pool: r.Model}
-	served, elsewhere := false, false
+	forbidden, served := true, false
 	for _, name := range models {
-		if !mayUse(r.Allowed, name) {
-			continue
-		}
-		usable = true
 		t, ok := w.routes[name]
-		if !ok {
+		if !ok || r.Allowed != nil && !r.Allowed(name) {
 			continue
 		}
-		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
+		forbidden, served = false, served || t.Launcher != engines.None
 		if t.serves() {
 			c.members = append(c.members, t)
 		}
 	}
 	switch {
-	case !usable || !mayUse(r.Allowed, r.Model):
-		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
-	case elsewhere && !served:
+	case forbidden:
+		return choice{}, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
+			Message: "This API key may not use any model of the pool `" + r.Model + "`."}
+	case !served:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
 			Message: "The models of the pool `" + r.Model + "` are served elsewhere: Sluice only admits tasks for them, by POST /schedule."}
 	}

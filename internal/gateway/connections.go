@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
@@ -25,7 +26,7 @@ const (
 	memoryShare = 4
 	// leastMemory suffices for Envoy and for uploads of some 100 MiB.
 	leastMemory = 256 << 20
-	// memoryNearLimit is the share of its memory from which on Envoy's memory is a condition.
+	// memoryNearLimit is the share of a budget of bytes from which on the budget is a condition.
 	memoryNearLimit = 0.8
 	heapInterval    = 2 * time.Second
 )
@@ -55,6 +56,22 @@ func (e *envoyLink) budget() envoy.Budget {
 		return s.Budget
 	}
 	return envoyBudget(e.first)
+}
+
+// maxOpen returns how many requests Envoy has sockets for. 0 means that it is not known.
+func (e *envoyLink) maxOpen() int { return int(e.requests.Load()) }
+
+// uploadLimits returns the limits of the bodies that Envoy is receiving.
+func (g *Gateway) uploadLimits() extproc.UploadLimits {
+	c := g.options.Config
+	bytes := int64(c.Upload.MaxBytes)
+	if bytes == 0 {
+		bytes = max(envoyBudget(c).Memory/memoryShare, int64(c.MaxBody))
+	}
+	return extproc.UploadLimits{
+		MinRate: int64(c.Upload.MinRate), Grace: c.Upload.Grace, MaxBytes: bytes,
+		PerTenant: c.Upload.PerTenant, MaxStreams: g.limits.maxStreams,
+	}
 }
 
 // connectionLimit returns the greatest number of connections of clients, or 0 if it is not known.
@@ -118,6 +135,7 @@ func (e *envoyLink) watchHeap(ctx context.Context) error {
 		if n, err := admin.Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
 			e.heap.Store(n)
 		}
+		e.requests.Store(int64(e.budget().Requests))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -128,22 +146,27 @@ func (e *envoyLink) watchHeap(ctx context.Context) error {
 
 // edgeBudgets returns the budgets of connections, of uploads and of Envoy's memory.
 func (g *Gateway) edgeBudgets() []telemetry.BudgetGauges {
+	up := g.decisions.UploadStats()
+	all := []telemetry.BudgetGauges{{Name: "upload_bytes", Used: up.Bytes, Limit: up.Limit, Refused: up.Refused + up.Late}}
 	if g.guard == nil {
-		return nil
+		return all
 	}
 	s := g.guard.Status()
-	return []telemetry.BudgetGauges{
-		{Name: "connections", Used: int64(s.Open), Limit: int64(s.Limit), Refused: s.Refused},
-		{Name: "envoy_memory", Used: g.envoy.heap.Load(), Limit: g.envoy.budget().Memory},
-	}
+	return append(all,
+		telemetry.BudgetGauges{Name: "connections", Used: int64(s.Open), Limit: int64(s.Limit), Refused: s.Refused},
+		telemetry.BudgetGauges{Name: "envoy_memory", Used: g.envoy.heap.Load(), Limit: g.envoy.budget().Memory})
 }
 
-// edgeConditions tells whether nearly all connections are in use, and nearly all memory of Envoy.
+// edgeConditions tells whether a budget of edgeBudgets is nearly used up.
 func (g *Gateway) edgeConditions() []condition.Condition {
-	if g.guard == nil {
-		return nil
-	}
 	var all []condition.Condition
+	if up := g.decisions.UploadStats(); up.Limit > 0 && float64(up.Bytes) >= memoryNearLimit*float64(up.Limit) {
+		all = append(all, condition.Fault(condition.MemoryNearLimit, "uploads", "NearLimit",
+			fmt.Sprintf("Clients send %d bodies of %s; there may be %s of them.", up.Count, mebibytes(up.Bytes), mebibytes(up.Limit))))
+	}
+	if g.guard == nil {
+		return all
+	}
 	if s := g.guard.Status(); s.Near() {
 		all = append(all, condition.Fault(condition.ConnectionsNearLimit, "", "NearLimit",
 			fmt.Sprintf("Clients hold %d of %d connections; %s holds %d of them.", s.Open, s.Limit, s.Source, s.Most)))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +37,8 @@ type envoyLink struct {
 	mode atomic.Pointer[connections.Mode]
 	// heap is how many bytes of its heap Envoy used when it was last asked.
 	heap atomic.Int64
+	// requests is Requests of the budget of the running Envoy, for the path of a request.
+	requests atomic.Int64
 
 	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
 	// replaces a newer one.
@@ -57,10 +58,8 @@ func (g *Gateway) makeEnvoy() {
 	}
 	b := bootstrap(g.dir)
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
-	g.envoy.process = envoy.New(envoy.Config{
-		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
-		Probe: envoy.ProbeListener(dialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
-	})
+	g.envoy.process = envoy.New(envoy.Config{Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log})
+	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)
 }
 
@@ -146,22 +145,6 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	return l.Close()
-}
-
-// dialAddress returns the address at which this machine reaches a listener, host:port. A listener
-// on all addresses is reached on loopback.
-func dialAddress(listen string) string {
-	host, port, err := net.SplitHostPort(listen)
-	ip, errIP := netip.ParseAddr(host)
-	switch {
-	case err != nil:
-		return listen
-	case host == "" || errIP == nil && ip == netip.IPv4Unspecified():
-		host = "127.0.0.1"
-	case errIP == nil && ip == netip.IPv6Unspecified():
-		host = "::1"
-	}
-	return net.JoinHostPort(host, port)
 }
 
 // maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -37,6 +38,8 @@ type limitKeeper struct {
 	// syncing is held while the limits of the file are read and handed to overrides, so that an
 	// older file never follows a newer one.
 	syncing sync.Mutex
+	// streams is max_concurrent_streams of each tenant that has one, for the path of a request.
+	streams atomic.Pointer[map[string]int]
 	// enforcing does the same for the rules that the dispatcher gets.
 	enforcing sync.Mutex
 }
@@ -190,7 +193,23 @@ func (k *limitKeeper) refresh(ctx context.Context) (string, error) {
 func (k *limitKeeper) enforce() {
 	k.enforcing.Lock()
 	defer k.enforcing.Unlock()
-	k.dispatcher.SetRules(k.rules(k.config()))
+	rules := k.rules(k.config())
+	streams := map[string]int{}
+	for name, l := range rules.Tenants {
+		if l.MaxConcurrent > 0 {
+			streams[name] = int(l.MaxConcurrent)
+		}
+	}
+	k.streams.Store(&streams)
+	k.dispatcher.SetRules(rules)
+}
+
+// maxStreams returns max_concurrent_streams of a tenant, or 0.
+func (k *limitKeeper) maxStreams(tenant string) int {
+	if all := k.streams.Load(); all != nil {
+		return (*all)[tenant]
+	}
+	return 0
 }
 
 // patch changes limits at run time, effective on the next request. key names the model or the

@@ -13,6 +13,7 @@ type Code string
 const (
 	CodeInvalidRequest     Code = "invalid_request"
 	CodeInvalidAPIKey      Code = "invalid_api_key"
+	CodeForbiddenModel     Code = "forbidden_model"
 	CodeModelNotFound      Code = "model_not_found"
 	CodeStreamNotFound     Code = "stream_not_found"
 	CodeRequestTimeout     Code = "request_timeout"
@@ -49,9 +50,10 @@ var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
 	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
-	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},
+	{CodeForbiddenModel, 403, "The tenant may not use this model."},
+	{CodeModelNotFound, 404, "No model has this name."},
 	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
-	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended."},
+	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended, or its body arrived too slowly (`upload.min_rate`)."},
 	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},
 	{CodeRequestIDConflict, 409, "A request with this `request_id` is running, or its first events are not kept any more."},
 	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
@@ -64,7 +66,7 @@ var codes = [...]CodeInfo{
 	{CodeQueueTimeout, 503, "The request waited for longer than `queue_timeout`."},
 	{CodeNoReplica, 503, "The model has no replica that is ready."},
 	{CodeColdStartTimeout, 503, "No replica of the model became ready in time."},
-	{CodeGatewayUnavailable, 503, "The gateway is starting or stopping, or a part of it does not answer."},
+	{CodeGatewayUnavailable, 503, "The gateway is starting or stopping, a part of it does not answer, or it has no room for the request (docs/budgets.md)."},
 	{CodeUpstreamTimeout, 504, "The replica did not answer in time."},
 }
 
@@ -92,22 +94,6 @@ func (c Code) info() *CodeInfo {
 		}
 	}
 	return nil
-}
-
-// CodeOfStatus returns the code of an engine's error that has none of its own, by its HTTP status.
-// An engine that refuses Sluice's credentials has failed; the client's key is good.
-func CodeOfStatus(status int) Code {
-	switch {
-	case status == 408 || status == 504:
-		return CodeUpstreamTimeout
-	case status == 413:
-		return CodeRequestTooLarge
-	case status == 429:
-		return CodeRateLimited
-	case status == 401, status == 403, status == 407, status >= 500:
-		return CodeUpstreamError
-	}
-	return CodeInvalidRequest
 }
 
 // TypeOf returns OpenAI's coarse class of an error with the given HTTP status.

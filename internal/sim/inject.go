@@ -26,16 +26,10 @@ func (h *handler) injectBeforeHeaders() error {
 	if _, ok := h.fault.find(faultReset); ok {
 		return h.resetConnection()
 	}
-	if err := h.injectEndlessHead(); err != nil {
-		return err
-	}
 	if m, ok := h.fault.find(faultStatus); ok {
-		return &apiError{status: m.status, kind: "InternalServerError", message: "simulated fault", retryAfter: m.retryAfter}
+		return &apiError{status: m.status, kind: "InternalServerError", message: "simulated fault"}
 	}
-	if h.has(faultGzipBomb) {
-		return h.sendGzipBomb()
-	}
-	return h.injectRawResponse()
+	return nil
 }
 
 // resetConnection closes the connection so that the kernel sends RST instead of FIN.
