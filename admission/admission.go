@@ -27,6 +27,10 @@
 // A request is charged an estimate (Request.Tokens) when it is admitted, and corrected with the
 // real usage when that is known ([Lease.Correct]). A lease that was not used gives back its charge.
 //
+// A task is charged its estimate too, and its requests (Request.UnderTask) use up that charge
+// before they are charged themselves. In the end the task has cost what its requests have used or
+// what its caller declares, whichever is more. So a task passes no limit.
+//
 // # Locks
 //
 // One lock, Controller.mu, guards all gates, queues, tenants and tasks. It is never held while this
@@ -195,11 +199,11 @@ func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 			c.refuse(w, err)
 			continue
 		}
-		ahead[w.flow] += w.charge()
+		ahead[w.flow] += w.needTokens
 	}
 	for _, m := range g.memberships {
 		for _, w := range m.pool.queue.allWaiters() {
-			if !w.SlotOnly && !m.pool.fits(w.Tokens) {
+			if !m.pool.fits(&w.arrival) {
 				c.refuse(w, ErrNeverFits)
 			}
 		}
@@ -394,12 +398,12 @@ func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	}
 	for _, w := range c.waitersOf(t) {
 		switch {
-		case !fitsBucket(w.Tokens, t.limits.TokensPerMinute) && !w.SlotOnly:
+		case !w.fits(t.limits.TokensPerMinute):
 			c.refuse(w, ErrNeverFits)
 		case w.Preempted:
 		case t.limits.MaxQueueBytes > 0 && t.waitingBytes > t.limits.MaxQueueBytes && w.Bytes > 0:
 			c.refuse(w, c.refusal(w.queue, t, TenantBytes, now))
-		case w.SlotOnly:
+		case !w.needsLease():
 		case t.limits.MaxConcurrent > 0 && t.running+t.waiting > t.limits.MaxConcurrent:
 			c.refuse(w, c.refusal(w.queue, t, TenantStreams, now))
 		case c.shared == nil:

@@ -29,11 +29,14 @@ func (c *Controller) Admit(ctx context.Context, r Request) (*Lease, error) {
 func (c *Controller) admitOrEnqueue(a *arrival) (*Lease, *waiter, error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
+	now := time.Now()
+	if err := c.findAccount(a, now); err != nil {
+		return nil, nil, err
+	}
 	q, err := c.queueOf(a)
 	if err != nil {
 		return nil, nil, err
 	}
-	now := time.Now()
 	t := c.tenant(a.Tenant)
 	if err := c.checkTenantLimits(q, t, a, now); err != nil {
 		return nil, nil, err
@@ -64,7 +67,7 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 		if !ok {
 			return nil, ErrUnknownModel
 		}
-		if !a.SlotOnly && !g.usage.fits(a.Tokens) {
+		if !a.fits(g.usage.limits.TokensPerMinute) {
 			return nil, ErrNeverFits
 		}
 		return &g.queue, nil
@@ -81,7 +84,7 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 		allowed = allowed || a.Locked.Allowed == nil || a.Locked.Allowed(m.gate.model)
 	}
 	// If no model is allowed now, one may be later.
-	if allowed || !a.SlotOnly && !p.fits(a.Tokens) {
+	if allowed || !p.fits(a) {
 		return nil, ErrNeverFits
 	}
 	return &p.queue, nil
@@ -90,23 +93,23 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 // checkTenantLimits returns why the tenant's own limits refuse the request. The tenant's waiters
 // count as if they were running.
 func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time.Time) error {
-	if a.SlotOnly || a.Preempted || t.limits == (TenantLimits{}) {
+	if a.Preempted || t.limits == (TenantLimits{}) {
 		return nil
 	}
-	if !fitsBucket(a.Tokens, t.limits.TokensPerMinute) {
+	if !a.fits(t.limits.TokensPerMinute) {
 		return ErrNeverFits
 	}
 	running := t.running
 	if c.shared != nil {
 		running -= t.tasks // other gateways may have ended them
 	}
-	if t.limits.MaxConcurrent > 0 && running+t.waiting >= t.limits.MaxConcurrent {
+	if a.needsLease() && t.limits.MaxConcurrent > 0 && running+t.waiting >= t.limits.MaxConcurrent {
 		return c.refusal(q, t, TenantStreams, now)
 	}
 	if c.shared != nil {
 		return nil
 	}
-	if reason, wait := t.shortage(a.Tokens, now); reason != Granted {
+	if reason, wait := t.shortage(a, now); reason != Granted {
 		return &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
 	}
 	return nil
@@ -119,12 +122,12 @@ func (c *Controller) reserveDirectly(q *queue, t *tenant, a *arrival, now time.T
 		return nil
 	}
 	if q.gate != nil {
-		if q.gate.wouldBeHead(c, a, now) && q.gate.reserve(a, now) {
+		if (!a.needsLease() || q.gate.wouldBeHead(c, a, now)) && q.gate.reserve(a, now) {
 			return q.gate
 		}
 		return nil
 	}
-	if f := q.bands[a.band].flows[t.name]; f != nil && f.parked || q.pool.gatesWithFreeLease == 0 && !a.SlotOnly {
+	if f := q.bands[a.band].flows[t.name]; f != nil && f.parked || q.pool.gatesWithFreeLease == 0 {
 		return nil
 	}
 	m := q.pool.pick(a.cost,

@@ -24,6 +24,8 @@ var (
 	// ErrUnknownTask means that the tenant has no such task: it never existed, has ended, or has
 	// expired.
 	ErrUnknownTask = errors.New("admission: unknown task")
+	// ErrTaskBusy means that another request of the task runs.
+	ErrTaskBusy = errors.New("admission: another request of the task is running")
 	// ErrUnavailable means that the shared state did not answer, and that this gateway does not
 	// know.
 	ErrUnavailable = errors.New("admission: shared state does not answer")

@@ -15,9 +15,18 @@ type fakeStore struct {
 	leases   map[string]admission.Claim
 	expires  map[string]time.Time
 	prefill  map[string]bool
+	accounts map[string]*fakeAccount
 	buckets  map[string]*fakeBucket
 	gateways []*fakeShared
 	reported int
+}
+
+// fakeAccount is what the requests of a task have used.
+type fakeAccount struct {
+	used, requests int64
+	running        map[string]bool
+	ended          bool
+	until          time.Time
 }
 
 // fakeBucket is a bucket in fractions of a token.
@@ -27,7 +36,7 @@ type fakeBucket struct {
 }
 
 func newFakeStore() *fakeStore {
-	return &fakeStore{leases: map[string]admission.Claim{}, expires: map[string]time.Time{}, prefill: map[string]bool{}, buckets: map[string]*fakeBucket{}}
+	return &fakeStore{leases: map[string]admission.Claim{}, expires: map[string]time.Time{}, prefill: map[string]bool{}, accounts: map[string]*fakeAccount{}, buckets: map[string]*fakeBucket{}}
 }
 
 // fakeShared is the admission.Shared of one gateway.
@@ -83,7 +92,12 @@ func (s *fakeStore) countLocked(of func(admission.Claim) bool) int {
 	n := 0
 	for id, c := range s.leases {
 		if at, ok := s.expires[id]; ok && !time.Now().Before(at) {
-			delete(s.leases, id)
+			if a := s.accounts[id]; a == nil || len(a.running) == 0 {
+				delete(s.leases, id)
+			}
+			if a := s.accounts[id]; a != nil {
+				a.ended = true
+			}
 			continue
 		}
 		if of(c) {
@@ -97,12 +111,12 @@ func reached(n, limit int) bool { return limit > 0 && n >= limit }
 
 // decideLocked returns one verdict, and adds the lease of a granted claim.
 func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
-	ofModel := func(o admission.Claim) bool { return o.Model == c.Model }
-	ofTenant := func(o admission.Claim) bool { return o.Tenant == c.Tenant }
+	ofModel := func(o admission.Claim) bool { return o.Model == c.Model && o.UnderTask == "" }
+	ofTenant := func(o admission.Claim) bool { return o.Tenant == c.Tenant && o.UnderTask == "" }
 	model, replica := s.countLocked(ofModel), s.countLocked(func(o admission.Claim) bool { return o.Replica == c.Replica })
 	if c.Task != nil && c.Task.Key != "" {
 		for id, o := range s.leases {
-			if o.Task != nil && o.Task.Key == c.Task.Key && o.Tenant == c.Tenant {
+			if o.Task != nil && !s.accounts[id].ended && o.Task.Key == c.Task.Key && o.Tenant == c.Tenant {
 				t := s.taskLocked(id)
 				return admission.Verdict{Task: &t, ModelInUse: model}
 			}
@@ -112,30 +126,61 @@ func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
 	own := s.bucketLocked("tenant "+c.Tenant, c.TenantLimits.TokensPerMinute)
 	requests := s.bucketLocked("requests "+c.Tenant, c.TenantLimits.RequestsPerMinute)
 	v := admission.Verdict{ModelInUse: model, ReplicaInUse: replica}
+	task, under := s.leases[c.UnderTask], c.UnderTask != ""
+	account := s.accounts[c.UnderTask]
+	needTokens, needRequests := s.excessLocked(c.UnderTask, c.Tokens, 1)
 	switch {
-	case requests.wait(1) > 0:
+	case under && (account == nil || account.ended || task.Tenant != c.Tenant || task.Model != c.Model):
+		v.Reason = admission.TaskEnded
+	case under && len(account.running) > 0:
+		v.Reason = admission.TaskBusy
+	case needRequests > 0 && requests.wait(1) > 0:
 		v.Reason, v.Wait = admission.TenantRequests, requests.wait(1)
-	case own.wait(float64(c.Tokens)) > 0:
-		v.Reason, v.Wait = admission.TenantTokens, own.wait(float64(c.Tokens))
-	case reached(s.countLocked(ofTenant), c.TenantLimits.MaxConcurrent):
+	case !(under && needTokens == 0) && own.wait(needTokens) > 0:
+		v.Reason, v.Wait = admission.TenantTokens, own.wait(needTokens)
+	case !under && reached(s.countLocked(ofTenant), c.TenantLimits.MaxConcurrent):
 		v.Reason = admission.TenantStreams
-	case c.Prefill && reached(s.countLocked(func(o admission.Claim) bool { return ofTenant(o) && s.prefill[o.ID] }), c.TenantLimits.MaxPrefill):
+	case c.Prefill && reached(s.countLocked(func(o admission.Claim) bool { return o.Tenant == c.Tenant && s.prefill[o.ID] }), c.TenantLimits.MaxPrefill):
 		v.Reason = admission.TenantPrefill
-	case reached(model, c.Limits.MaxConcurrent):
+	case !under && reached(model, c.Limits.MaxConcurrent):
 		v.Reason = admission.ModelConcurrency
 	case c.Replica != "" && reached(replica, c.ReplicaLimit):
 		v.Reason = admission.ReplicaFull
-	case tokens.wait(float64(c.Tokens)) > 0:
-		v.Reason, v.Wait = admission.ModelTokens, tokens.wait(float64(c.Tokens))
+	case !(under && needTokens == 0) && tokens.wait(needTokens) > 0:
+		v.Reason, v.Wait = admission.ModelTokens, tokens.wait(needTokens)
+	case under:
+		s.addLeaseLocked(c)
+		s.spendLocked(c, c.Tokens, 1)
 	default:
 		s.addLeaseLocked(c)
-		tokens.charge(float64(c.Tokens))
-		own.charge(float64(c.Tokens))
-		requests.charge(1)
+		s.spendLocked(c, c.Tokens, 1)
 		v.ModelInUse++
 	}
 	v.Quota = admission.Quota{Requests: requests.allowance(), Tokens: own.allowance()}
 	return v
+}
+
+// excessLocked returns what a task does not cover of so many tokens and requests.
+func (s *fakeStore) excessLocked(task string, tokens, requests int64) (float64, float64) {
+	a := s.accounts[task]
+	if a == nil || a.ended {
+		return float64(tokens), float64(requests)
+	}
+	estimate := s.leases[task].Tokens
+	return float64(max(estimate, a.used+tokens) - max(estimate, a.used)), float64(max(1, a.requests+requests) - max(1, a.requests))
+}
+
+// spendLocked charges what a claim uses.
+func (s *fakeStore) spendLocked(c admission.Claim, tokens, requests int64) {
+	more, moreRequests := s.excessLocked(c.UnderTask, tokens, requests)
+	if a := s.accounts[c.UnderTask]; a != nil {
+		a.used, a.requests = a.used+tokens, a.requests+requests
+	}
+	for name, n := range map[string]float64{"model " + c.Model: more, "tenant " + c.Tenant: more, "requests " + c.Tenant: moreRequests} {
+		if b := s.buckets[name]; b != nil {
+			b.charge(n)
+		}
+	}
 }
 
 func (b *fakeBucket) allowance() admission.Allowance {
@@ -148,6 +193,12 @@ func (b *fakeBucket) allowance() admission.Allowance {
 func (s *fakeStore) addLeaseLocked(c admission.Claim) {
 	s.leases[c.ID] = c
 	s.prefill[c.ID] = c.Prefill
+	if a := s.accounts[c.UnderTask]; a != nil {
+		a.running[c.ID] = true
+	}
+	if c.Task != nil {
+		s.accounts[c.ID] = &fakeAccount{running: map[string]bool{}, until: time.Now().Add(c.Task.Lifetime)}
+	}
 	if c.Task != nil {
 		s.expires[c.ID] = time.Now().Add(c.Task.Lease)
 	}
@@ -208,9 +259,16 @@ func (g *fakeShared) Release(id string, tokens int64, unused bool) {
 		delete(g.leases, id)
 		delete(g.expires, id)
 		delete(g.prefill, id)
-		g.correctLocked(c.Model, c.Tenant, tokens)
-		if b := g.buckets["requests "+c.Tenant]; unused && b != nil {
-			b.charge(-1)
+		requests := int64(0)
+		if unused {
+			requests = 1
+		}
+		g.spendLocked(c, -tokens, -requests)
+		if a := g.accounts[c.UnderTask]; a != nil {
+			delete(a.running, id)
+			if a.ended && len(a.running) == 0 {
+				delete(g.leases, c.UnderTask)
+			}
 		}
 	}
 	g.mu.Unlock()
@@ -218,14 +276,6 @@ func (g *fakeShared) Release(id string, tokens int64, unused bool) {
 		if ok && other != g && other.subscriber != nil {
 			other.subscriber.CapacityFreed(c.Model)
 			other.subscriber.TokensServed(c.Model, c.Tenant, c.Tokens)
-		}
-	}
-}
-
-func (g *fakeShared) correctLocked(model, tenant string, tokens int64) {
-	for _, name := range []string{"model " + model, "tenant " + tenant} {
-		if b := g.buckets[name]; b != nil {
-			b.charge(-float64(tokens))
 		}
 	}
 }
@@ -238,10 +288,10 @@ func (g *fakeShared) FirstToken(id string) {
 }
 
 // Correct implements admission.Shared.
-func (g *fakeShared) Correct(model, tenant string, tokens int64) {
+func (g *fakeShared) Correct(model, tenant, underTask string, tokens int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.correctLocked(model, tenant, tokens)
+	g.spendLocked(admission.Claim{Model: model, Tenant: tenant, UnderTask: underTask}, -tokens, 0)
 }
 
 // Gateways implements admission.Shared.
@@ -259,40 +309,45 @@ func (g *fakeShared) Task(_ context.Context, tenant, id string) (admission.Task,
 		return admission.Task{}, admission.ErrUnavailable
 	}
 	g.countLocked(func(admission.Claim) bool { return false }) // removes expired leases
-	if c, ok := g.leases[id]; !ok || c.Tenant != tenant || c.Task == nil {
+	if c, ok := g.leases[id]; !ok || c.Tenant != tenant || c.Task == nil || g.accounts[id].ended {
 		return admission.Task{}, admission.ErrUnknownTask
 	}
 	return g.taskLocked(id), nil
 }
 
 // EndTask implements admission.Shared.
-func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, tokens func(admission.Task) int64) error {
+func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	t, err := g.Task(ctx, tenant, id)
 	if err != nil {
 		return err
 	}
 	g.mu.Lock()
-	_, ok := g.leases[id]
-	if ok {
-		delete(g.leases, id)
-		g.correctLocked(t.Model, t.Tenant, tokens(t))
-	}
-	g.mu.Unlock()
-	if !ok {
+	defer g.mu.Unlock()
+	a := g.accounts[id]
+	if a.ended {
 		return admission.ErrUnknownTask
+	}
+	charged := max(t.Tokens, a.used)
+	if declared < 0 {
+		declared = charged
+	}
+	a.ended = true
+	g.spendLocked(admission.Claim{Model: t.Model, Tenant: t.Tenant}, max(declared, a.used)-charged, 0)
+	if len(a.running) == 0 {
+		delete(g.leases, id)
 	}
 	return nil
 }
 
 // RenewTask implements admission.Shared.
-func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
-	if _, err := g.Task(ctx, tenant, id); err != nil {
-		return err
+func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) (admission.Task, error) {
+	if t, err := g.Task(ctx, tenant, id); err != nil {
+		return t, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.expires[id] = time.Now().Add(lease)
-	return nil
+	g.expires[id] = time.Now().Add(min(lease, time.Until(g.accounts[id].until)))
+	return g.taskLocked(id), nil
 }
 
 // Subscribe implements admission.Shared.

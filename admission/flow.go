@@ -141,7 +141,7 @@ func (b *band) largestCost() int64 {
 func (b *band) countWaiter(w *waiter, n int) {
 	size := bits.Len64(uint64(w.cost - 1))
 	b.length += n
-	b.tokens += int64(n) * w.charge()
+	b.tokens += int64(n) * w.needTokens
 	b.costBits[size] += n
 	if b.costBits[size] > 0 {
 		b.costBitsSet |= 1 << size
@@ -227,7 +227,7 @@ func (b *band) enqueueReturned(w *waiter) {
 
 func (b *band) insert(w *waiter, front bool) {
 	w.flow.count++
-	w.flow.tokens += w.charge()
+	w.flow.tokens += w.needTokens
 	b.countWaiter(w, 1)
 	if !front {
 		b.arrivals.insert(w, nil)
@@ -244,7 +244,7 @@ func (b *band) insert(w *waiter, front bool) {
 func (b *band) dequeue(w *waiter, served bool) {
 	f := w.flow
 	f.count--
-	f.tokens -= w.charge()
+	f.tokens -= w.needTokens
 	b.countWaiter(w, -1)
 	b.arrivals.remove(w)
 	if w.state == stateReturned {
@@ -396,6 +396,9 @@ type queue struct {
 	// the queue.
 	newcomers     []*waiter
 	newcomerCount int
+	// underTasks are the waiters with Request.UnderTask, in no order. A head that waits for a lease
+	// does not hold them up: it may wait for the lease of their own task.
+	underTasks []*waiter
 }
 
 func (q *queue) enqueue(w *waiter) {
@@ -410,6 +413,9 @@ func (q *queue) add(w *waiter) {
 	if w.newcomer {
 		q.newcomerCount++
 		q.newcomers = append(q.newcomers, w)
+	}
+	if !w.needsLease() {
+		q.underTasks = append(q.underTasks, w)
 	}
 }
 
@@ -438,6 +444,9 @@ func (q *queue) dequeue(w *waiter, served bool) {
 		} else if i := slices.Index(q.newcomers, w); i > 0 {
 			q.newcomers = slices.Delete(q.newcomers, i, i+1)
 		}
+	}
+	if i := slices.Index(q.underTasks, w); i >= 0 {
+		q.underTasks = slices.Delete(q.underTasks, i, i+1)
 	}
 	q.bands[w.band].dequeue(w, served)
 }

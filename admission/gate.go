@@ -45,7 +45,7 @@ type gate struct {
 
 // canServe reports whether the model can ever serve the request.
 func (g *gate) canServe(a *arrival) bool {
-	return !g.closed && (a.Locked.Allowed == nil || a.Pool == "" || a.Locked.Allowed(g.model)) && (a.SlotOnly || g.usage.fits(a.Tokens))
+	return !g.closed && (a.Locked.Allowed == nil || a.Pool == "" || a.Locked.Allowed(g.model)) && a.fits(g.usage.limits.TokensPerMinute)
 }
 
 // bandHead returns the next waiter of a band and the membership of the pool that it comes from,
@@ -212,7 +212,7 @@ func (g *gate) reportFreeLease() {
 
 // hasCapacity reports whether the model's own limits allow the request now.
 func (g *gate) hasCapacity(a *arrival, now time.Time) bool {
-	return a.SlotOnly || g.usage.hasFreeLease() && g.usage.bucket.wait(int64(a.Tokens), now) == 0
+	return (!a.needsLease() || g.usage.hasFreeLease()) && a.waitFor(&g.usage.bucket, now) == 0
 }
 
 // reserve reports whether the request can be admitted now. If so, it has reserved a slot, and the
@@ -263,14 +263,13 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	}
 	for {
 		w, from := g.head(c, now)
-		if w == nil {
-			g.blockedOnTokens = nil
-			g.setTimer(c, 0)
-			return
-		}
-		if !g.reserve(&w.arrival, now) {
-			g.blockHead(c, w, now)
-			return
+		if w == nil || !g.reserve(&w.arrival, now) {
+			passing := g.reservePassing(w, now)
+			if passing == nil {
+				g.blockHead(c, w, now)
+				return
+			}
+			w, from = passing, nil
 		}
 		c.dequeue(w, true)
 		g.recordAdmission(w, from)
@@ -283,15 +282,47 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	}
 }
 
+// reservePassing reserves a slot for a waiter under a task that may pass the head, and returns that
+// waiter or nil. Such a waiter passes a head that waits for a lease. head is nil if the tenants of
+// all other waiters are at a limit.
+func (g *gate) reservePassing(head *waiter, now time.Time) *waiter {
+	if head != nil && (!head.needsLease() || g.usage.hasFreeLease()) {
+		return nil
+	}
+	for _, w := range g.queue.underTasks {
+		if w != head && !w.tenant.isAtLimit(&w.arrival) && g.reserve(&w.arrival, now) {
+			return w
+		}
+	}
+	return nil
+}
+
 // blockHead sets the timer for what the head waiter lacks, and preempts a lease for it if that
-// helps.
+// helps. w is nil if there is no head.
 func (g *gate) blockHead(c *Controller, w *waiter, now time.Time) {
-	wait := g.tokenWait(&w.arrival, now)
-	if g.blockedOnTokens = nil; wait > 0 {
+	wait := time.Duration(0)
+	if g.blockedOnTokens = nil; w != nil {
+		wait = g.tokenWait(&w.arrival, now)
+	}
+	if wait > 0 {
 		g.blockedOnTokens = w
 	}
-	g.setTimer(c, wait)
+	g.setTimer(c, g.firstTokenWait(wait, now))
+	if w == nil {
+		return
+	}
 	c.preemptIfBlocked(g, w, now)
+}
+
+// firstTokenWait returns the shortest wait for tokens of the head, which is 0 if the head does not
+// wait for tokens, and of the waiters under tasks.
+func (g *gate) firstTokenWait(wait time.Duration, now time.Time) time.Duration {
+	for _, w := range g.queue.underTasks {
+		if own := w.waitFor(&g.usage.bucket, now); own > 0 && (wait == 0 || own < wait) {
+			wait = own
+		}
+	}
+	return wait
 }
 
 // clearBlockedOnTokens reports whether the waiter whose tokens the gate waits for has left, for
@@ -322,10 +353,10 @@ func (g *gate) isHeld(w *waiter, now time.Time) bool {
 // tokenWait is how long the tokens keep the request waiting, and 0 if anything else keeps it too.
 // All other obstacles end with an event.
 func (g *gate) tokenWait(a *arrival, now time.Time) time.Duration {
-	if a.SlotOnly || !g.usage.hasFreeLease() {
+	if a.needsLease() && !g.usage.hasFreeLease() {
 		return 0
 	}
-	return g.usage.bucket.wait(int64(a.Tokens), now)
+	return a.waitFor(&g.usage.bucket, now)
 }
 
 // dequeue removes w from its queue and from the sums of waiters.

@@ -52,7 +52,7 @@ type inquiry struct {
 	heldReason Reason
 	// lackingTokens is what the denied waiter needed, if heldReason is ModelTokens.
 	// fewerTokensMayPass lets waiters pass that need fewer, because that waiter has left.
-	lackingTokens      int
+	lackingTokens      int64
 	fewerTokensMayPass bool
 	// backoff is for reasons that end at an unknown time.
 	backoff backoff
@@ -107,9 +107,16 @@ func (i *inquiry) outdated(n int, g *gate) bool {
 	return i.claims[n].Limits != g.usage.limits || i.claims[n].TenantLimits != i.waiters[n].tenant.limits
 }
 
-// mayPass reports whether the hold is only for requests that need more tokens than a.
+// mayPass reports whether the hold is only for requests that need more tokens than a, or a lease
+// that a does not need.
 func (i *inquiry) mayPass(a *arrival) bool {
-	return i.heldReason == ModelTokens && i.fewerTokensMayPass && a.Tokens < i.lackingTokens
+	switch i.heldReason {
+	case ModelConcurrency:
+		return !a.needsLease()
+	case ModelTokens:
+		return i.fewerTokensMayPass && a.needTokens < i.lackingTokens || !a.needsLease() && a.needTokens == 0
+	}
+	return false
 }
 
 // tokenWait is how long the model's tokens are known to be missing for a.
@@ -144,7 +151,7 @@ func (i *inquiry) waitingBytes() int64 {
 // enqueueShared enqueues a request as a newcomer. It waits only if the answer of the shared state
 // makes it.
 func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
-	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && !a.SlotOnly && !a.Preempted {
+	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && a.needsLease() && !a.Preempted {
 		return nil, &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
 	}
 	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.waitingBytes+int64(a.Bytes) > c.maxQueueBytes && !c.makeRoom(q, t, a, now)) {
@@ -156,7 +163,7 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 	}
 	w.counted, w.newcomer, w.mustWait = true, true, make(chan struct{})
 	c.countWaiter(w, 1)
-	if w.id = a.taskID; w.id == "" && !a.SlotOnly {
+	if w.id = a.taskID; w.id == "" {
 		w.id = c.newLeaseID()
 	}
 	if q.gate != nil {
@@ -230,10 +237,15 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 	var batch []*waiter
 	for len(batch) < g.inquiry.batchSize {
 		w, from := g.head(c, now)
+		if w == nil || g.isHeld(w, now) {
+			if passing := g.unheldPassing(w, now); passing != nil {
+				w, from = passing, nil
+			}
+		}
 		if w == nil {
 			break
 		}
-		if !w.SlotOnly && g.isHeld(w, now) {
+		if g.isHeld(w, now) {
 			if g.inquiry.heldReason == ModelTokens {
 				g.blockedOnTokens = w
 			}
@@ -250,23 +262,30 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 			g.recordAdmission(w, from)
 		}
 		w.queue.dequeue(w, true)
-		if w.SlotOnly {
-			c.countWaiter(w, -1)
-			c.exemptAged(w, now)
-			w.decide(c.acquireLease(g, w.tenant, &w.arrival, now), nil)
-			continue
-		}
 		w.state = stateAsked
 		batch = append(batch, w)
 	}
 	return batch, 0
 }
 
+// unheldPassing is reservePassing for an inquiry. head is held back, or nil.
+func (g *gate) unheldPassing(head *waiter, now time.Time) *waiter {
+	if head != nil && g.inquiry.heldReason != ModelConcurrency {
+		return nil
+	}
+	for _, w := range g.queue.underTasks {
+		if w != head && !w.tenant.isAtLimit(&w.arrival) && !g.isHeld(w, now) {
+			return w
+		}
+	}
+	return nil
+}
+
 // claimForWaiter is what the waiter asks of the model.
 func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
 	return Claim{
 		ID: w.id, Model: g.model, Tenant: w.Tenant, Limits: g.usage.limits, TenantLimits: w.tenant.limits, Tokens: int64(w.Tokens),
-		Prefill: w.Prefill, Replica: w.slot.Replica, ReplicaLimit: w.slot.Limit, Task: w.task,
+		Prefill: w.Prefill, Replica: w.slot.Replica, ReplicaLimit: w.slot.Limit, Task: w.task, UnderTask: w.UnderTask,
 	}
 }
 
@@ -274,7 +293,7 @@ func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
 func (c *Controller) claimForLease(l *Lease, task *TaskClaim, tokens int) Claim {
 	return Claim{
 		ID: l.id, Model: l.gate.model, Tenant: l.tenant.name, Limits: l.gate.usage.limits, TenantLimits: l.tenant.limits,
-		Tokens: int64(tokens), Prefill: l.prefill, Replica: l.replica, Task: task,
+		Tokens: int64(tokens), Prefill: l.prefill, Replica: l.replica, Task: task, UnderTask: l.underTask,
 	}
 }
 
@@ -313,10 +332,10 @@ func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
 	if w.Preempted {
 		return c.checkQueueRoom(q, t, &w.arrival, now)
 	}
-	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && !w.SlotOnly {
+	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && w.needsLease() {
 		return &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
 	}
-	if g := q.gate; g != nil && !w.noWait && !w.SlotOnly && g.isHeld(w, now) && now.Add(g.inquiry.tokenWait(&w.arrival, now)).After(w.deadline) {
+	if g := q.gate; g != nil && !w.noWait && g.isHeld(w, now) && now.Add(g.inquiry.tokenWait(&w.arrival, now)).After(w.deadline) {
 		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(g.inquiry.tokenWait(&w.arrival, now)), Quota: c.quota(t, now)}
 	}
 	if w.noWait {

@@ -17,8 +17,11 @@ type Lease struct {
 	// The fields below are guarded by Controller.mu.
 
 	replica string
-	// slotOnly says that the lease holds nothing but a slot (Request.SlotOnly).
-	slotOnly bool
+	// underTask is Request.UnderTask. If it is set, the lease holds nothing but a slot.
+	underTask string
+	// account is that of the task whose lease this is, or to which the request belongs. nil means
+	// none, or that of another gateway.
+	account *account
 	// unknownToShared says that the shared state has forgotten the lease, so its release is not
 	// reported.
 	unknownToShared bool
@@ -46,16 +49,21 @@ func (l *Lease) Quota() Quota { return l.quota }
 
 // acquireLease counts a lease and charges its estimate. It does not check whether there is room.
 func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time) *Lease {
-	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, slotOnly: a.SlotOnly, id: a.taskID, task: a.task != nil}
-	if !a.SlotOnly {
-		c.countLease(l, a.Prefill)
-		g.usage.bucket.refill(now)
-		g.usage.bucket.charge(int64(l.tokens))
-		t.requests.refill(now)
-		t.requests.charge(1)
-		t.tokens.refill(now)
-		t.tokens.charge(int64(l.tokens))
+	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, underTask: a.UnderTask, account: a.account, id: a.taskID, task: a.task != nil}
+	if l.task {
+		l.account = &account{estimate: int64(l.tokens), lease: l}
 	}
+	c.countLease(l, a.Prefill)
+	tokens, requests := int64(l.tokens), int64(1)
+	if l.underTask != "" {
+		tokens, requests = l.account.spend(tokens, requests)
+	}
+	g.usage.bucket.refill(now)
+	g.usage.bucket.charge(tokens)
+	t.requests.refill(now)
+	t.requests.charge(requests)
+	t.tokens.refill(now)
+	t.tokens.charge(tokens)
 	if a.Unlocked.OnPreempt != nil {
 		l.makePreemptible(a)
 	}
@@ -64,14 +72,19 @@ func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time)
 	return l
 }
 
-// countLease adds the lease to the sums of its model and its tenant.
+// countLease adds the lease to the sums of its model and its tenant. The sums have the lease of a
+// task already when one of its requests comes.
 func (c *Controller) countLease(l *Lease, prefill bool) {
-	l.gate.usage.leases++
-	l.gate.reportFreeLease()
-	l.tenant.running++
 	if l.prefill = prefill; prefill {
 		l.tenant.prefill++
 	}
+	if l.underTask != "" {
+		l.account.hold(1)
+		return
+	}
+	l.gate.usage.leases++
+	l.gate.reportFreeLease()
+	l.tenant.running++
 	if l.task {
 		l.tenant.tasks++
 	}
@@ -79,22 +92,18 @@ func (c *Controller) countLease(l *Lease, prefill bool) {
 
 // RecoverRequest returns a lease for a request that runs already. It always grants the lease, so a
 // model or a tenant may be over its limits until leases are released. It charges no tokens. The
-// error is ErrUnknownModel.
-func (c *Controller) RecoverRequest(r RecoveredRequest) (*Lease, error) {
+// lease of a model that has no limits counts when the model gets some.
+func (c *Controller) RecoverRequest(r RecoveredRequest) *Lease {
 	c.mu.Lock()
 	defer c.unlockAndRun()
-	g, ok := c.gates[r.Model]
-	if !ok {
-		return nil, ErrUnknownModel
-	}
-	l := c.recoverLease(g, r, time.Now())
+	l := c.recoverLease(c.findOrCreateGate(r.Model), r, time.Now())
 	if c.shared != nil && l.id == "" {
 		l.id = c.newLeaseID()
 	}
 	if c.shared != nil {
 		c.shared.ReportLease(c.claimForLease(l, nil, 0))
 	}
-	return l, nil
+	return l
 }
 
 func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *Lease {
@@ -121,8 +130,8 @@ func (l *Lease) Release() {
 
 // endLease releases a lease. A lease that was not used gives back its charge too.
 func (c *Controller) endLease(l *Lease, used bool) {
-	if l.released {
-		return
+	if l.released || l.task && l.account.isHeld() {
+		return // the last request of the task releases the lease of an ended task
 	}
 	l.released = true
 	l.endPreemptible()
@@ -133,38 +142,52 @@ func (c *Controller) endLease(l *Lease, used bool) {
 		}
 	}
 	now := time.Now()
-	if !l.slotOnly {
-		c.uncountLease(l)
-		correction := l.correction
-		if !used {
-			l.gate.usage.bucket.correct(int64(l.tokens))
-			l.tenant.tokens.correct(int64(l.tokens))
-			l.tenant.requests.correct(1)
-			correction, l.corrected = int64(l.tokens), true
-		}
-		if c.shared != nil && !l.unknownToShared {
-			c.afterUnlock = append(c.afterUnlock, func() { c.shared.Release(l.id, correction, !used) })
-		}
+	c.uncountLease(l)
+	correction := l.correction
+	if !used {
+		c.undoCharge(l)
+		correction, l.corrected = int64(l.tokens), true
+	}
+	if c.shared != nil && !l.unknownToShared {
+		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Release(l.id, correction, !used) })
 	}
 	c.admitAfterRelease(l.gate, l.tenant, now)
+	if l.underTask != "" && l.account.hold(-1) {
+		c.endLease(l.account.lease, true)
+	}
+}
+
+// undoCharge gives back all that a lease was charged.
+func (c *Controller) undoCharge(l *Lease) {
+	tokens, requests := int64(l.tokens), int64(1)
+	if l.underTask != "" {
+		tokens, requests = l.account.spend(-tokens, -requests)
+		tokens, requests = -tokens, -requests
+	}
+	l.gate.usage.bucket.correct(tokens)
+	l.tenant.tokens.correct(tokens)
+	l.tenant.requests.correct(requests)
 }
 
 // uncountLease removes the lease from the sums of its model and its tenant.
 func (c *Controller) uncountLease(l *Lease) {
-	l.gate.usage.leases--
-	l.gate.reportFreeLease()
-	l.tenant.running--
 	if l.prefill {
 		l.prefill = false
 		l.tenant.prefill--
-	}
-	if l.task {
-		l.tenant.tasks--
 	}
 	if l.replica != "" {
 		if c.replicaLeases[l.replica]--; c.replicaLeases[l.replica] <= 0 {
 			delete(c.replicaLeases, l.replica)
 		}
+	}
+	if l.underTask != "" {
+		return
+	}
+	l.gate.usage.leases--
+	l.gate.reportFreeLease()
+	l.tenant.running--
+	if l.task {
+		l.tenant.tasks--
 	}
 }
 
@@ -216,26 +239,34 @@ func (l *Lease) Correct(actual int) {
 }
 
 func (c *Controller) correctLease(l *Lease, actual int) {
-	if actual < 0 || l.corrected || l.slotOnly || l.preempted {
+	if actual < 0 || l.corrected || l.preempted {
 		return
 	}
 	l.corrected = true
 	l.endPreemptible() // the cost is known, so the response has begun
 	correction := int64(l.tokens) - int64(min(actual, maxTokens))
+	back := correction
+	switch {
+	case l.underTask != "":
+		back, _ = l.account.spend(-correction, 0)
+		back = -back
+	case l.task:
+		back = l.account.settle(int64(l.tokens) - correction)
+	}
 	now := time.Now()
 	l.gate.usage.bucket.refill(now)
-	l.gate.usage.bucket.correct(correction)
+	l.gate.usage.bucket.correct(back)
 	l.tenant.tokens.refill(now)
-	l.tenant.tokens.correct(correction)
+	l.tenant.tokens.correct(back)
 	if c.shared != nil && l.released {
-		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Correct(l.gate.model, l.tenant.name, correction) })
+		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Correct(l.gate.model, l.tenant.name, l.underTask, correction) })
 	} else {
 		l.correction = correction
 	}
-	if correction > 0 {
+	if back > 0 {
 		l.gate.inquiry.clearHold() // the tokens that were missing may be there now
 	}
-	if correction != 0 {
+	if back != 0 {
 		c.admitWaiters(l.gate, now)
 	}
 }

@@ -112,10 +112,10 @@ func (p *pool) hasMember(g *gate) bool {
 	return false
 }
 
-// fits reports whether the bucket of any member can ever hold so many tokens.
-func (p *pool) fits(tokens int) bool {
+// fits reports whether the bucket of any member can ever hold what the request needs.
+func (p *pool) fits(a *arrival) bool {
 	for _, m := range p.memberships {
-		if m.gate.usage.fits(tokens) {
+		if a.fits(m.gate.usage.limits.TokensPerMinute) {
 			return true
 		}
 	}

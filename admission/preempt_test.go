@@ -138,7 +138,9 @@ func TestPreemptsNobody(t *testing.T) {
 		},
 		"native": func(h *preemptionTest) { h.start(h.t.Context(), batch) },
 		"a task's, which has no place in the limits": func(h *preemptionTest) {
-			h.startPreemptible("a", Request{Priority: Batch, SlotOnly: true})
+			h.SetLimits("chat", Limits{MaxConcurrent: 2, TokensPerMinute: 100})
+			task := h.scheduleTask(TaskRequest{Tenant: "a", Tokens: 10})
+			h.startPreemptible("a", Request{Priority: Batch, Tokens: 10, UnderTask: task.ID})
 			h.startTokens(10)
 		},
 		"no slot would be free": func(h *preemptionTest) {

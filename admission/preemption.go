@@ -76,7 +76,7 @@ func (c *Controller) preemptFor(g *gate, w *waiter, slotOnly bool) {
 	for b := range w.band {
 		p := g.preemptible[b].last
 		for n := 0; n < maxCandidates && p != nil; n++ {
-			if (slotOnly || !p.lease.slotOnly) && (w.Locked.ReserveSlot == nil || p.wouldFreeSlot == nil || p.wouldFreeSlot()) {
+			if (slotOnly || p.lease.underTask == "") && (w.Locked.ReserveSlot == nil || p.wouldFreeSlot == nil || p.wouldFreeSlot()) {
 				w.causedPreemption, g.preempted, p.lease.preempted = true, p.lease, true
 				p.lease.endPreemptible()
 				c.afterUnlock = append(c.afterUnlock, p.onPreempt)
@@ -105,8 +105,8 @@ func (g *gate) mayPreemptFor(w *waiter) bool {
 func (c *Controller) preemptIfBlocked(g *gate, w *waiter, now time.Time) {
 	switch {
 	case !g.mayPreemptFor(w):
-	case g.closed || !w.SlotOnly && g.usage.bucket.wait(int64(w.Tokens), now) > 0:
-	case w.SlotOnly || g.usage.hasFreeLease():
+	case g.closed || w.waitFor(&g.usage.bucket, now) > 0:
+	case !w.needsLease() || g.usage.hasFreeLease():
 		c.preemptFor(g, w, true)
 	case g.usage.leases == g.usage.limits.MaxConcurrent:
 		c.preemptFor(g, w, false)

@@ -37,6 +37,10 @@ const (
 	// Evicted means that the request waited, and that a request before it in order needed its room
 	// in the queue.
 	Evicted
+	// TaskEnded means that the request's task does not exist, or no longer.
+	TaskEnded
+	// TaskBusy means that another request of the task runs.
+	TaskBusy
 	// Unavailable means that the shared state did not answer in time.
 	Unavailable
 	// Stale means that the limits changed while the shared state was asked. The claim is sent
@@ -55,29 +59,34 @@ type reasonRow struct {
 	// message is Reason.Message, with {} for what is asked for. "" means that the reason makes a
 	// request wait and never refuses it.
 	message string
-	// queue is Reason.IsQueue.
-	queue bool
+	// queue is Reason.IsQueue. limit is Reason.isLimit.
+	queue, limit bool
+	// fails is the error of a request that the reason ends. nil means that it ends none, or that
+	// the request is Refused.
+	fails error
 }
 
 // reasonTable has a row for every Reason. A Reason without one fails the tests.
 var reasonTable = [reasonCount]reasonRow{
 	Granted:          {name: "GRANTED", text: "granted"},
-	ModelConcurrency: {name: "MODEL_CONCURRENCY", text: "model is busy"},
-	ModelTokens: {name: "MODEL_TOKENS", text: "model's token limit reached",
+	ModelConcurrency: {name: "MODEL_CONCURRENCY", text: "model is busy", limit: true},
+	ModelTokens: {name: "MODEL_TOKENS", text: "model's token limit reached", limit: true,
 		message: "No tokens are left in this minute for {}."},
-	TenantRequests: {name: "TENANT_REQUESTS", text: "tenant's request limit reached",
+	TenantRequests: {name: "TENANT_REQUESTS", text: "tenant's request limit reached", limit: true,
 		message: "Your requests per minute are used up."},
-	TenantTokens: {name: "TENANT_TOKENS", text: "tenant's token limit reached",
+	TenantTokens: {name: "TENANT_TOKENS", text: "tenant's token limit reached", limit: true,
 		message: "Your tokens per minute are used up."},
-	TenantStreams: {name: "TENANT_STREAMS", text: "tenant has too many requests at once",
+	TenantStreams: {name: "TENANT_STREAMS", text: "tenant has too many requests at once", limit: true,
 		message: "You have as many requests at once as you may."},
-	TenantPrefill: {name: "TENANT_PREFILL", text: "tenant has too many requests in prefill"},
+	TenantPrefill: {name: "TENANT_PREFILL", text: "tenant has too many requests in prefill", limit: true},
 	ReplicaFull:   {name: "REPLICA_FULL", text: "replica is full"},
 	TenantBytes: {text: "tenant's waiting requests are too large", queue: true,
 		message: "Your waiting requests hold as many bytes as they may."},
 	QueueFull: {text: "queue is full", queue: true, message: "The queue of {} is full."},
 	Evicted: {text: "another request needed the room in the queue", queue: true,
 		message: "The request gave up its place in the queue of {} to one that goes before it."},
+	TaskEnded:   {name: "TASK_ENDED", text: "task has ended", fails: ErrUnknownTask},
+	TaskBusy:    {name: "TASK_BUSY", text: "task has a running request", fails: ErrTaskBusy},
 	Unavailable: {text: "shared state does not answer"},
 	Stale:       {text: "limits have changed"},
 }
@@ -119,4 +128,12 @@ func (r Reason) IsQueue() bool { return !r.refuses() || reasonTable[r].queue }
 func (r Reason) refuses() bool { return r < reasonCount && reasonTable[r].message != "" }
 
 // isLimit reports whether a limit of a model or of a tenant that Shared counts stands in the way.
-func (r Reason) isLimit() bool { return r >= ModelConcurrency && r <= TenantPrefill }
+func (r Reason) isLimit() bool { return r < reasonCount && reasonTable[r].limit }
+
+// fails returns the error of a request that the reason ends without a refusal, or nil.
+func (r Reason) fails() error {
+	if r < reasonCount {
+		return reasonTable[r].fails
+	}
+	return nil
+}

@@ -88,10 +88,13 @@ type Request struct {
 	Timeout time.Duration
 	// Prefill counts the request against TenantLimits.MaxPrefill until Lease.FirstToken.
 	Prefill bool
-	// SlotOnly says that the request belongs to a task. The task already holds the lease and was
-	// charged the tokens, so the request needs nothing but a slot. It waits for the slot in the
-	// same order as all other requests.
-	SlotOnly bool
+	// UnderTask is the id of the task that the request belongs to; "" means none. The task already
+	// holds a lease, so the request needs only a slot. Its tokens are taken from the estimate that
+	// the task was charged. What exceeds the estimate is charged to the model and the tenant, and
+	// so is every request of the task after the first. Limits on these may refuse the request or
+	// make it wait. It waits in the same order as all other requests, except that a request that
+	// waits for a lease does not hold it up.
+	UnderTask string
 	// Preempted says that the request had a lease before, which was preempted. It is admitted
 	// before all other requests of its tenant. Limits that refuse on arrival make it wait instead,
 	// and a full queue accepts it. It is refused only if it can never be admitted.
@@ -112,8 +115,7 @@ type RecoveredRequest struct {
 	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
 	// Tokens is the estimate that the request was charged before the restart. It is not charged
-	// again. The estimate stands unless the holder calls Lease.Correct. Package dispatch does not:
-	// it releases recovered requests without a correction.
+	// again. Lease.Correct charges what the request has cost beyond it.
 	Tokens int
 }
 
@@ -131,6 +133,9 @@ type TaskRequest struct {
 	Key string
 	// Lease is how long the task lasts without a renewal. 0 or less means 15 minutes.
 	Lease time.Duration
+	// Lifetime is how long the task lasts at most, however often it is renewed. 0 or less means 4
+	// hours.
+	Lifetime time.Duration
 	// MaxWait is how long the call may wait to be admitted. 0 or less means that it does not wait.
 	MaxWait time.Duration
 }

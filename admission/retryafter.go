@@ -88,11 +88,11 @@ func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) 
 // it may wait, ahead is the tokens of its own tenant before it. The waiters of other tenants may
 // give up, so they only make RetryAfter longer.
 func (c *Controller) checkTokenWait(g *gate, a *arrival, ahead int64, left time.Duration) error {
-	if a.SlotOnly {
-		return nil
-	}
-	if !g.usage.fits(a.Tokens) {
+	if !a.fits(g.usage.limits.TokensPerMinute) {
 		return ErrNeverFits
+	}
+	if !a.needsLease() && a.needTokens == 0 {
+		return nil
 	}
 	now := time.Now()
 	if c.shared != nil || a.Preempted || g.usage.bucket.wait(g.tokensAheadAtLeast(a, ahead), now) <= max(left, 0) {
@@ -109,7 +109,7 @@ func (g *gate) tokensAheadAtLeast(a *arrival, ahead int64) int64 {
 	for b := a.band + 1; b < bands; b++ {
 		ahead += g.queue.bands[b].tokens
 	}
-	return ahead + int64(a.Tokens)
+	return ahead + a.needTokens
 }
 
 // tokensAheadLikely adds what the fair shares of other tenants of the band take until then.
@@ -124,7 +124,7 @@ func (g *gate) tokensAheadLikely(t *tenant, a *arrival, ahead int64) int64 {
 		weights -= t.limits.weight()
 	}
 	// The product of a weight and tokens may be too large for an int64.
-	mine := float64(ahead + int64(a.Tokens))
+	mine := float64(ahead + a.needTokens)
 	return g.tokensAheadAtLeast(a, ahead) + int64(min(float64(others), mine*float64(max(weights, 0))/float64(t.limits.weight())))
 }
 
@@ -171,7 +171,7 @@ func (c *Controller) gatePostponement(g *gate, a *arrival, slot time.Duration, n
 		for b := bands - 1; b >= a.band; b-- {
 			ahead += g.queue.bands[b].tokens
 		}
-		tokens = g.usage.bucket.wait(ahead+int64(a.Tokens), now)
+		tokens = g.usage.bucket.wait(ahead+a.needTokens, now)
 	}
 	// Any other obstacle, such as a slot or earlier waiters, ends when a request ends.
 	if tokens == 0 || !g.usage.hasFreeLease() || g.hasWaiters() {

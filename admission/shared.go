@@ -15,30 +15,34 @@ type Shared interface {
 	// Acquire asks for the claims in their order. It calls done once, with one verdict for each
 	// claim, within some 100 ms and from any goroutine. If the model's own limits deny a claim
 	// (ModelConcurrency, ModelTokens), no later claim of the same call for that model is granted:
-	// it gets the same verdict, so that no claim passes another. A claim whose ID already holds a
-	// lease is granted and charged nothing.
+	// it gets the same verdict, so that no claim passes another. Claims under a task are exempt
+	// from that. A claim whose ID already holds a lease is granted and charged nothing.
 	Acquire(claims []Claim, done func([]Verdict))
 	// ReportLease reports a lease that was granted without asking: the store did not answer, or the
 	// request ran before a restart. It is called with Controller.mu held.
 	ReportLease(Claim)
 	// Release releases a lease and gives tokens back to the buckets of its model and its tenant. A
-	// negative number charges more. unused also gives back the request.
+	// negative number charges more. unused also gives back the request. The account of a task is
+	// kept in between, as in Claim.UnderTask.
 	Release(id string, tokens int64, unused bool)
 	// FirstToken says that the request is no longer in prefill.
 	FirstToken(id string)
 	// Correct corrects the buckets of a model and a tenant after a lease was released. A positive
-	// number is given back.
-	Correct(model, tenant string, tokens int64)
+	// number is given back. underTask is that of the lease's claim.
+	Correct(model, tenant, underTask string, tokens int64)
 	// Gateways returns the number of live gateways, this one included; at least 1. While the store
 	// does not answer, it is the last known number.
 	Gateways() int
 	// Task finds a task of any gateway by its id. It fails with ErrUnknownTask or ErrUnavailable.
 	Task(ctx context.Context, tenant, id string) (Task, error)
-	// EndTask ends a task, once. tokens returns what to give back, as in Release. Errors are those
-	// of Task.
-	EndTask(ctx context.Context, tenant, id string, tokens func(Task) int64) error
-	// RenewTask makes the task last for the time lease from now on. Errors are those of Task.
-	RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error
+	// EndTask ends a task, once. The buckets get back what the task was charged beyond declared,
+	// its cost, and beyond what its requests have used. A declared cost below 0 is unknown and
+	// gives nothing back. While a request of the task runs, its lease stays. Errors are those of
+	// Task.
+	EndTask(ctx context.Context, tenant, id string, declared int64) error
+	// RenewTask makes the task last for the time lease from now on, but not beyond its lifetime.
+	// Errors are those of Task.
+	RenewTask(ctx context.Context, tenant, id string, lease time.Duration) (Task, error)
 	// Subscribe sets who is told of what happens at other gateways. It is called once, before all
 	// other methods.
 	Subscribe(Subscriber)
@@ -73,6 +77,11 @@ type Claim struct {
 	ReplicaLimit int
 	// Task is set for a task, whose lease expires unless it is renewed on demand.
 	Task *TaskClaim
+	// UnderTask is the id of the task whose request the claim is for; "" means none. Such a claim
+	// holds a slot and counts as prefill, and the task holds the lease. Its tokens and requests
+	// beyond the task's are charged. It is denied with TaskEnded if the tenant has no such task
+	// for this model, and with TaskBusy while another request of the task runs.
+	UnderTask string
 }
 
 // TaskClaim is what is special about the lease of a task.
@@ -80,8 +89,8 @@ type TaskClaim struct {
 	// Key is the caller's own id of the request. A repeated call with it finds the task of the
 	// first. Keys belong to their tenant. "" finds nothing.
 	Key string
-	// Lease is how long the task lasts without a renewal.
-	Lease time.Duration
+	// Lease is how long the task lasts without a renewal, Lifetime how long it lasts at most.
+	Lease, Lifetime time.Duration
 }
 
 // Verdict is the answer to a claim.
@@ -124,6 +133,7 @@ type Task struct {
 	Model, Tenant string
 	// Tokens is the estimate that it was charged.
 	Tokens int64
-	// Expires is when its lease ends unless it is renewed, by the clock of this machine.
-	Expires time.Time
+	// Expires is when its lease ends unless it is renewed, by the clock of this machine. Until is
+	// when it ends at the latest. It is zero for a task that another gateway has admitted.
+	Expires, Until time.Time
 }

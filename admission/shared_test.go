@@ -245,7 +245,7 @@ func TestSharedTenant(t *testing.T) {
 		s.wantAdmitted(filler, time.Millisecond)
 		waiting = s.start(t.Context(), admission.Request{Tenant: "acme"})
 		s.wantWaiting(waiting) // the model is full
-		resumed, _ := other.RecoverRequest(admission.RecoveredRequest{Model: "chat", Tenant: "acme", ID: "x"})
+		resumed := other.RecoverRequest(admission.RecoveredRequest{Model: "chat", Tenant: "acme", ID: "x"})
 		filler.state().lease.Release()
 		blocker.state().lease.Release()
 		s.wantWaiting(waiting) // now the tenant is at its limit

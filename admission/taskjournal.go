@@ -246,13 +246,16 @@ func (c *Controller) restoreTask(e journalEntry) {
 	if !now.Before(e.Expires) || c.tasks.byID[e.ID] != nil {
 		return
 	}
+	if e.Until.IsZero() { // a version wrote it that did not bound the lifetime of tasks
+		e.Until = now.Add(defaultTaskLifetime)
+	}
 	l := c.recoverLease(c.findOrCreateGate(e.Model), RecoveredRequest{Tenant: e.Tenant, ID: e.ID, Tokens: int(e.Tokens)}, now)
-	l.task = true
+	l.task, l.account = true, &account{estimate: int64(l.tokens), lease: l}
 	l.tenant.tasks++
 	t := &task{Task: e.Task, key: e.Key, lease: l}
 	c.tasks.add(t)
 	c.setExpiryTimer()
 	if c.shared != nil {
-		c.shared.ReportLease(c.claimForLease(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now)}, 0))
+		c.shared.ReportLease(c.claimForLease(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now), Lifetime: e.Until.Sub(now)}, 0))
 	}
 }

@@ -10,13 +10,16 @@ import (
 	"time"
 )
 
-const defaultTaskLease = 15 * time.Minute
+// The defaults of TaskRequest.
+const (
+	defaultTaskLease    = 15 * time.Minute
+	defaultTaskLifetime = 4 * time.Hour
+)
 
 // task is a task that this gateway admitted.
 type task struct {
 	Task
 	key   string
-	span  time.Duration
 	lease *Lease
 	// grantedAlone says that this gateway admitted the task without the shared state, which may not
 	// know it yet.
@@ -104,13 +107,17 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	if r.Lease <= 0 {
 		r.Lease = defaultTaskLease
 	}
+	if r.Lifetime <= 0 {
+		r.Lifetime = defaultTaskLifetime
+	}
+	r.Lease = min(r.Lease, r.Lifetime)
 	if t, ok := c.findTaskByKey(r.Tenant, r.Key); ok {
 		return t, 0, nil
 	}
 	a := newArrival(Request{
 		Model: r.Model, Pool: r.Pool, Locked: LockedHooks{Allowed: r.Allowed}, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
 	})
-	a.task, a.taskID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease}, newTaskID(), r.MaxWait <= 0
+	a.task, a.taskID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease, Lifetime: r.Lifetime}, newTaskID(), r.MaxWait <= 0
 	lease, w, err := c.admitOrEnqueue(&a)
 	if w != nil {
 		lease, err = c.await(ctx, w)
@@ -126,8 +133,9 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	case lease == nil:
 		return *w.foundTask, 0, nil
 	}
-	t := &task{key: r.Key, span: r.Lease, lease: lease, grantedAlone: w != nil && w.grantedAlone}
-	t.Task = Task{ID: a.taskID, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: time.Now().Add(r.Lease)}
+	now := time.Now()
+	t := &task{key: r.Key, lease: lease, grantedAlone: w != nil && w.grantedAlone}
+	t.Task = Task{ID: a.taskID, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: now.Add(r.Lease), Until: now.Add(r.Lifetime)}
 	return c.registerTask(t)
 }
 
@@ -202,6 +210,7 @@ func (c *Controller) expireTasks() {
 	for len(c.tasks.expiring) > 0 && !now.Before(c.tasks.expiring[0].Expires) {
 		t := c.tasks.expiring[0]
 		c.tasks.remove(t)
+		c.endAccount(t.lease.account)
 		t.lease.unknownToShared = !t.grantedAlone // the shared state ends it by its own clock
 		c.endLease(t.lease, true)
 	}
@@ -232,32 +241,29 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 	return found, err
 }
 
-// Complete ends a task, once. actual is what it has cost, which corrects the buckets like
-// Lease.Correct; below 0 it is unknown. It fails with ErrUnknownTask, also the second time and for
-// a task of another tenant, or with ErrUnavailable.
-func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int) error {
+// Complete ends a task, once. declared is what it has cost by its caller's word, which corrects the
+// buckets like Lease.Correct; below 0 it is unknown. A task costs no less than its requests have
+// used. Requests of the task that wait fail with ErrUnknownTask. One that runs keeps the lease
+// until it ends. Complete fails with ErrUnknownTask, also the second time and for a task of another
+// tenant, or with ErrUnavailable.
+func (c *Controller) Complete(ctx context.Context, tenant, id string, declared int) error {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
 	alone := c.shared == nil || t != nil && t.grantedAlone
 	c.unlockAndRun()
 	var err error
 	if !alone {
-		err = c.shared.EndTask(ctx, tenant, id, func(t Task) int64 {
-			if actual < 0 {
-				return 0
-			}
-			return t.Tokens - int64(min(actual, maxTokens))
-		})
+		err = c.shared.EndTask(ctx, tenant, id, int64(min(declared, maxTokens)))
 		alone = errors.Is(err, ErrUnavailable)
 	}
 	if alone {
-		if c.endLocalTask(tenant, id, actual, false) {
+		if c.endLocalTask(tenant, id, declared, false) {
 			err = nil
 		} else if err == nil {
 			err = ErrUnknownTask
 		}
 	} else if err == nil || errors.Is(err, ErrUnknownTask) {
-		c.endLocalTask(tenant, id, actual, true)
+		c.endLocalTask(tenant, id, declared, true)
 	}
 	if err == nil {
 		// If this fails, a restart brings the task back until its lease expires.
@@ -267,7 +273,7 @@ func (c *Controller) Complete(ctx context.Context, tenant, id string, actual int
 }
 
 // endLocalTask ends a task of this process. silent says that the shared state has ended it already.
-func (c *Controller) endLocalTask(tenant, id string, actual int, silent bool) bool {
+func (c *Controller) endLocalTask(tenant, id string, declared int, silent bool) bool {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	t := c.tasks.find(tenant, id, time.Now())
@@ -277,13 +283,14 @@ func (c *Controller) endLocalTask(tenant, id string, actual int, silent bool) bo
 	c.tasks.remove(t)
 	c.setExpiryTimer()
 	t.lease.unknownToShared = silent
-	c.correctLease(t.lease, actual)
+	c.correctLease(t.lease, declared)
+	c.endAccount(t.lease.account)
 	c.endLease(t.lease, true)
 	return true
 }
 
-// Renew makes a task last for the time lease from now on; 0 or less means 15 minutes. Errors are
-// those of Task.
+// Renew makes a task last for the time lease from now on, but not beyond its lifetime; 0 or less
+// means 15 minutes. Errors are those of Task.
 func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
 	if lease <= 0 {
 		lease = defaultTaskLease
@@ -295,7 +302,7 @@ func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Du
 		}
 		return t, c.taskJournal.append(c, journalEntry{Op: opRenew, Task: t})
 	}
-	err := c.shared.RenewTask(ctx, tenant, id, lease)
+	renewed, err := c.shared.RenewTask(ctx, tenant, id, lease)
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
 	own := t != nil && (err == nil || t.grantedAlone || errors.Is(err, ErrUnavailable))
@@ -305,10 +312,7 @@ func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Du
 			return t, c.taskJournal.append(c, journalEntry{Op: opRenew, Task: t})
 		}
 	}
-	if err != nil {
-		return Task{}, err
-	}
-	return c.shared.Task(ctx, tenant, id)
+	return renewed, err
 }
 
 func (c *Controller) renewLocalTask(tenant, id string, lease time.Duration) (Task, bool) {
@@ -319,7 +323,9 @@ func (c *Controller) renewLocalTask(tenant, id string, lease time.Duration) (Tas
 	if t == nil {
 		return Task{}, false
 	}
-	t.Expires = now.Add(lease)
+	if t.Expires = now.Add(lease); t.Expires.After(t.Until) {
+		t.Expires = t.Until
+	}
 	heap.Fix(&c.tasks.expiring, t.index)
 	c.setExpiryTimer()
 	return t.Task, true

@@ -8,12 +8,12 @@ type tenant struct {
 	limits TenantLimits
 	// running counts leases: prefill of them have had no token yet, and tasks of them are tasks.
 	running, prefill, tasks int
-	// waiting counts waiters that are no task's. They were not charged yet, but the buckets reserve
-	// their tokens and requests for them.
-	waiting       int
-	waitingTokens int64
-	waitingBytes  int64
-	// waiters counts all waiters, also those with Request.SlotOnly.
+	// waiting counts waiters that need a lease. waitingRequests and waitingTokens are what the
+	// waiters will be charged, which the buckets reserve for them.
+	waiting                        int
+	waitingRequests, waitingTokens int64
+	waitingBytes                   int64
+	// waiters counts all waiters, also those with Request.UnderTask.
 	waiters  int
 	requests bucket
 	tokens   bucket
@@ -33,13 +33,22 @@ type tenant struct {
 // checkTenantLimits has checked the limit of requests at once on arrival, except for a preempted
 // request.
 func (t *tenant) isAtLimit(a *arrival) bool {
-	if a.SlotOnly {
-		return false
-	}
-	if t.deniedReason != Granted && (t.deniedReason != TenantPrefill || a.Prefill) {
+	if t.deniedReason != Granted && a.concernedBy(t.deniedReason) {
 		return true
 	}
-	return a.Prefill && isReached(t.prefill, t.limits.MaxPrefill) || a.Preempted && isReached(t.running, t.limits.MaxConcurrent)
+	return a.Prefill && isReached(t.prefill, t.limits.MaxPrefill) ||
+		a.Preempted && a.needsLease() && isReached(t.running, t.limits.MaxConcurrent)
+}
+
+// concernedBy reports whether the limit of a tenant that reason names bounds the request.
+func (a *arrival) concernedBy(reason Reason) bool {
+	switch reason {
+	case TenantPrefill:
+		return a.Prefill
+	case TenantStreams:
+		return a.needsLease()
+	}
+	return a.needsLease() || a.needTokens > 0 || a.needRequests > 0
 }
 
 func (t *tenant) unpark(f *flow) {
@@ -56,12 +65,19 @@ func (t *tenant) setLimits(l TenantLimits, share func(int) int, now time.Time) {
 
 // shortage returns which bucket has too little for one more request behind the waiters, and for how
 // long.
-func (t *tenant) shortage(tokens int, now time.Time) (Reason, time.Duration) {
-	if wait := t.requests.wait(int64(t.waiting)+1, now); wait > 0 {
-		return TenantRequests, max(wait, t.tokens.wait(t.waitingTokens+int64(tokens), now))
+func (t *tenant) shortage(a *arrival, now time.Time) (Reason, time.Duration) {
+	var requests, tokens time.Duration
+	if a.needRequests > 0 {
+		requests = t.requests.wait(t.waitingRequests+a.needRequests, now)
 	}
-	if wait := t.tokens.wait(t.waitingTokens+int64(tokens), now); wait > 0 {
-		return TenantTokens, wait
+	if a.needsLease() || a.needTokens > 0 {
+		tokens = t.tokens.wait(t.waitingTokens+a.needTokens, now)
+	}
+	switch {
+	case requests > 0:
+		return TenantRequests, max(requests, tokens)
+	case tokens > 0:
+		return TenantTokens, tokens
 	}
 	return Granted, 0
 }
@@ -70,9 +86,10 @@ func (t *tenant) shortage(tokens int, now time.Time) (Reason, time.Duration) {
 func (t *tenant) countWaiter(w *waiter, n int) {
 	t.waiters += n
 	t.waitingBytes += int64(n * w.Bytes)
-	if !w.SlotOnly {
+	t.waitingRequests += int64(n) * w.needRequests
+	t.waitingTokens += int64(n) * w.needTokens
+	if w.needsLease() {
 		t.waiting += n
-		t.waitingTokens += int64(n * w.Tokens)
 	}
 	if t.waiters == 0 {
 		t.deniedReason = Granted // the denial was for waiters that have left
@@ -90,7 +107,7 @@ func (t *tenant) isIdle(now time.Time) bool {
 // localQuota is the tenant's quota by this gateway's counts.
 func (t *tenant) localQuota(now time.Time) Quota {
 	return Quota{
-		Requests: allowance(&t.requests, int64(t.waiting), now),
+		Requests: allowance(&t.requests, t.waitingRequests, now),
 		Tokens:   allowance(&t.tokens, t.waitingTokens, now),
 	}
 }
@@ -105,7 +122,7 @@ func allowance(b *bucket, reserved int64, now time.Time) Allowance {
 
 // overdraft returns which bucket has less than the waiters need, and for how long.
 func (t *tenant) overdraft(now time.Time) (Reason, time.Duration) {
-	if wait := t.requests.wait(int64(t.waiting), now); wait > 0 {
+	if wait := t.requests.wait(t.waitingRequests, now); wait > 0 {
 		return TenantRequests, wait
 	}
 	if wait := t.tokens.wait(t.waitingTokens, now); wait > 0 {

@@ -11,5 +11,3 @@ type usage struct {
 func (b *usage) hasFreeLease() bool {
 	return b.limits.MaxConcurrent <= 0 || b.leases < b.limits.MaxConcurrent
 }
-
-func (b *usage) fits(tokens int) bool { return fitsBucket(tokens, b.limits.TokensPerMinute) }

@@ -133,10 +133,13 @@ func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 
 func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, time.Duration) {
 	t := w.tenant
-	if wait := t.requests.wait(1, now); wait > 0 {
+	if w.account != nil && w.account.ended {
+		return TaskEnded, 0
+	}
+	if wait := t.requests.wait(w.needRequests, now); w.needRequests > 0 && wait > 0 {
 		return TenantRequests, wait
 	}
-	if wait := t.tokens.wait(int64(w.Tokens), now); wait > 0 {
+	if wait := w.waitFor(&t.tokens, now); wait > 0 {
 		return TenantTokens, wait
 	}
 	limits := g.usage.limits
@@ -145,16 +148,16 @@ func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, ti
 		concurrent = max(min(concurrent, limits.MaxConcurrent-g.inquiry.remoteLeases), 1)
 	}
 	switch {
-	case isReached(t.running, c.shareOf(t.limits.MaxConcurrent)):
+	case w.needsLease() && isReached(t.running, c.shareOf(t.limits.MaxConcurrent)):
 		return TenantStreams, 0
 	case w.Prefill && isReached(t.prefill, c.shareOf(t.limits.MaxPrefill)):
 		return TenantPrefill, 0
-	case isReached(g.usage.leases, concurrent):
+	case w.needsLease() && isReached(g.usage.leases, concurrent):
 		return ModelConcurrency, 0
 	case w.slot.Replica != "" && isReached(c.replicaLeases[w.slot.Replica], c.shareOf(w.slot.Limit)):
 		return ReplicaFull, 0
 	}
-	if wait := g.usage.bucket.wait(int64(w.Tokens), now); wait > 0 {
+	if wait := w.waitFor(&g.usage.bucket, now); wait > 0 {
 		return ModelTokens, wait
 	}
 	return Granted, 0
@@ -183,8 +186,12 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 			}
 		case ModelTokens:
 			if g.inquiry.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond)) {
-				g.blockedOnTokens, g.inquiry.lackingTokens = w, w.Tokens
+				g.blockedOnTokens, g.inquiry.lackingTokens = w, w.needTokens
 			}
+		case TaskEnded, TaskBusy:
+			c.countWaiter(w, -1)
+			w.decide(nil, v.Reason.fails())
+			continue
 		case Stale:
 			if w.staleVerdicts++; w.staleVerdicts > maxStaleVerdicts {
 				w.staleVerdicts = 0

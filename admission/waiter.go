@@ -15,20 +15,41 @@ type arrival struct {
 	noWait bool
 	// counted says that the sums of waiters include the request.
 	counted bool
+	// account is that of the request's task. It is nil for a request without a task, and if another
+	// gateway has admitted the task.
+	account *account
+	// needTokens and needRequests are what the buckets must have for the request when it arrives.
+	// For a request under a task this is what its task does not cover.
+	needTokens, needRequests int64
 }
 
 func newArrival(r Request) arrival {
 	r.Tokens = min(max(r.Tokens, 0), maxTokens)
 	r.Bytes = max(r.Bytes, 0)
-	return arrival{Request: r, cost: int64(max(r.Tokens, 1)), band: r.Priority.band()}
+	return arrival{Request: r, cost: int64(max(r.Tokens, 1)), band: r.Priority.band(), needTokens: int64(r.Tokens), needRequests: 1}
 }
 
-// charge is what the request will be charged.
-func (a *arrival) charge() int64 {
-	if a.SlotOnly {
-		return 0
+// needsLease reports whether the request needs a lease of its own. A request under a task does not.
+func (a *arrival) needsLease() bool { return a.UnderTask == "" }
+
+// setAccount sets the account of the request's task, and with it what the buckets must have.
+func (a *arrival) setAccount(of *account) {
+	a.account = of
+	a.needTokens, a.needRequests = of.excess(int64(a.Tokens), 1)
+}
+
+// fits reports whether a bucket of perMinute tokens can ever hold what the request needs. Of a task
+// of another gateway only the shared state knows how much of its estimate is left.
+func (a *arrival) fits(perMinute int) bool {
+	return !a.needsLease() && a.account == nil || fitsBucket(int(a.needTokens), perMinute)
+}
+
+// waitFor is how long the bucket keeps the request waiting for its tokens.
+func (a *arrival) waitFor(b *bucket, now time.Time) time.Duration {
+	if !a.needsLease() && a.needTokens == 0 {
+		return 0 // a bucket in debt is no concern of a request that takes nothing from it
 	}
-	return int64(a.Tokens)
+	return b.wait(a.needTokens, now)
 }
 
 type waiterState uint8

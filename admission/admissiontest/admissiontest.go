@@ -51,6 +51,18 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"task waits":       taskWaits,
 		"task settles":     taskCorrection,
 		"task and request": taskAndRequest,
+
+		"X2 a task covers its estimate":          taskCoversEstimate,
+		"X2 requests of a task are requests":     taskRequestsCount,
+		"X2 requests of a task are settled":      taskRequestsSettled,
+		"X2 a declared cost cannot lie":          taskDeclaredCost,
+		"X2 a running request keeps the lease":   taskHeldByRequest,
+		"X2 an ended task admits nothing":        taskEndedWhileWaiting,
+		"X2 a request waits not for its own":     taskRequestPasses,
+		"X2 tasks of others do not exist":        taskOfAnother,
+		"X2 a task has a lifetime":               taskLifetime,
+		"X2 requests of a task count as prefill": taskPrefill,
+		"X2 an unused request costs nothing":     taskRequestUnused,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -511,9 +523,9 @@ func poolQueue(b *suite) {
 
 func recoveredRequest(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2, TokensPerMinute: 60})
-	lease, err := b.RecoverRequest(admission.RecoveredRequest{Model: "chat", ID: "before-1", Tokens: 60})
-	if err != nil || lease.ID() != "before-1" {
-		b.Fatalf("got %v, %v", lease, err)
+	lease := b.RecoverRequest(admission.RecoveredRequest{Model: "chat", ID: "before-1", Tokens: 60})
+	if lease.ID() != "before-1" {
+		b.Fatalf("got %v", lease)
 	}
 	b.eventually("the resumed lease counts", func() bool { return b.Stats("chat").InFlight == 1 })
 	b.admit(admission.Request{Tokens: 50}) // recovered requests are charged no tokens

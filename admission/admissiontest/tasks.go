@@ -170,13 +170,14 @@ func taskCorrection(b *suite) {
 	})
 }
 
-// taskAndRequest: the request of a task takes nothing but a slot on a replica.
+// taskAndRequest: the first request of a task that costs no more than its estimate takes nothing
+// but a slot on a replica.
 func taskAndRequest(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1, TokensPerMinute: 60})
 	b.setTenantLimits(admission.TenantLimits{MaxConcurrent: 1, RequestsPerMinute: 1})
 	got := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 60})
 	placed := 0
-	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, SlotOnly: true,
+	lease := b.admit(admission.Request{Tenant: "acme", Tokens: 60, UnderTask: got.ID,
 		Locked: admission.LockedHooks{ReserveSlot: func(model string) (admission.Slot, bool) {
 			placed++
 			return admission.Slot{Replica: model + "-0", Limit: 1}, true

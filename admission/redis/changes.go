@@ -15,8 +15,8 @@ type heldLease struct {
 	// grantedAloneAt is when the lease was granted without the store, until it is reported; zero
 	// otherwise.
 	grantedAloneAt time.Time
-	// expires is when the lease of a task expires.
-	expires time.Time
+	// expires is when the lease of a task expires, until when the task ends at the latest.
+	expires, until time.Time
 	// inStore says that the store has the task, so that other gateways may have ended it.
 	inStore bool
 }
@@ -40,7 +40,7 @@ type change struct {
 	tokens, requests int64
 	// grantedAloneAt is set for a lease that the store never knew.
 	grantedAloneAt time.Time
-	expires        time.Time
+	expires, until time.Time
 	bucket         bucketName
 	level          level
 }
@@ -61,7 +61,7 @@ func (s *Store) ReportLease(c admission.Claim) {
 	delete(s.unanswered, c.ID)
 	h := &heldLease{claim: c, grantedAloneAt: time.Now()}
 	if c.Task != nil {
-		h.expires = h.grantedAloneAt.Add(c.Task.Lease)
+		h.expires, h.until = h.grantedAloneAt.Add(c.Task.Lease), h.grantedAloneAt.Add(c.Task.Lifetime)
 		s.tasks[c.ID] = h
 	} else {
 		s.live[c.ID] = h
@@ -108,13 +108,13 @@ func (s *Store) FirstToken(id string) {
 }
 
 // Correct implements admission.Shared.
-func (s *Store) Correct(model, tenant string, tokens int64) {
+func (s *Store) Correct(model, tenant, underTask string, tokens int64) {
 	if tokens == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.addChangeLocked(change{kind: bucketsCorrected, claim: admission.Claim{Model: model, Tenant: tenant}, tokens: tokens})
+	s.addChangeLocked(change{kind: bucketsCorrected, claim: admission.Claim{Model: model, Tenant: tenant, UnderTask: underTask}, tokens: tokens})
 }
 
 func (s *Store) addChangeLocked(c change) {
@@ -150,7 +150,7 @@ func (s *Store) nextBatch() batch {
 			break
 		}
 		delete(s.unreported, id)
-		b.changes = append(b.changes, change{kind: leaseAlive, claim: h.claim, grantedAloneAt: h.grantedAloneAt, expires: h.expires})
+		b.changes = append(b.changes, change{kind: leaseAlive, claim: h.claim, grantedAloneAt: h.grantedAloneAt, expires: h.expires, until: h.until})
 		h.grantedAloneAt = time.Time{} // from here on the store charges it
 	}
 	if len(b.changes) > 0 {

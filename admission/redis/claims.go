@@ -47,8 +47,9 @@ func (c *call) finish(r admission.Reason) {
 // skipBlocked answers claims that an earlier verdict for their model decides.
 func (c *call) skipBlocked() {
 	for len(c.verdicts) < len(c.claims) {
-		v, ok := c.blocked[c.claims[len(c.verdicts)].Model]
-		if !ok {
+		next := &c.claims[len(c.verdicts)]
+		v, ok := c.blocked[next.Model]
+		if !ok || next.UnderTask != "" {
 			return
 		}
 		c.verdicts = append(c.verdicts, v)

@@ -138,6 +138,39 @@ local function adjust(model_name, tenant, tokens, requests)
   give(request_bucket(tenant), requests)
 end
 
+-- A task's account is in its record: tokens is its estimate, used and requests are what its
+-- requests have used. Model and tenant are charged the larger of tokens and used, and of requests
+-- and 1. An account that is gone covers nothing.
+
+-- excess returns what a task does not cover of so many tokens and requests, and its account.
+local function excess(task, tokens, requests)
+  local v = call('HMGET', P .. 'task:' .. task, 'tokens', 'used', 'requests')
+  if not v[1] then return tokens, requests end
+  local a = { estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') }
+  local used, made = math.max(a.used + tokens, 0), math.max(a.requests + requests, 0)
+  local more = math.max(a.estimate, used) - math.max(a.estimate, a.used)
+  local more_requests = math.max(1, made) - math.max(1, a.requests)
+  a.used, a.requests = used, made
+  return more, more_requests, a
+end
+
+-- spend adds what a request of a task uses, or takes it back if the numbers are negative, and
+-- charges the buckets.
+local function spend(task, model_name, tenant, tokens, requests)
+  local more, more_requests, account = excess(task, tokens, requests)
+  if account then
+    call('HSET', P .. 'task:' .. task, 'used', whole(account.used), 'requests', whole(account.requests))
+  end
+  adjust(model_name, tenant, -more, -more_requests)
+end
+
+-- refund returns what the buckets get back of a task that has cost so much by its caller's word;
+-- nil is unknown. It costs no less than its requests have used.
+local function refund(estimate, used, declared)
+  local charged = math.max(estimate, used)
+  return charged - math.max(declared or charged, used)
+end
+
 -- free records that capacity may have become free. announce tells the gateways that wait for it.
 local freed = {}
 local function free(kind, name) freed[#freed + 1] = { kind, name } end
@@ -165,6 +198,9 @@ local function announce(gateway)
   end
 end
 
+-- running counts the requests of a task that hold a slot.
+local function running(task) return call('ZCOUNT', P .. 'task_requests:' .. task, '(' .. whole(now_ms), '+inf') end
+
 -- release removes a lease from its sets, and returns whether it was there.
 local function release(id, model_name, tenant, replica, prefill)
   local m = model(model_name)
@@ -190,10 +226,41 @@ local function hold(id, c, expiry)
   return added == 1
 end
 
--- record keeps what any gateway must know to end a task.
+-- hold_request adds a request of a task, or renews it, and returns whether it is new. The lease of
+-- the task lasts as long as the request, even if the task ends before.
+local function hold_request(id, c, expiry)
+  local key, text = P .. 'task_requests:' .. c.under, whole(expiry)
+  local added = call('ZADD', key, text, id)
+  call('PEXPIREAT', key, text)
+  if c.prefill then call('ZADD', P .. 'prefill:' .. c.tenant, text, id) end
+  if c.replica ~= '' then call('ZADD', P .. 'replica:' .. c.replica, text, id) end
+  for _, set in ipairs({ P .. 'leases:' .. c.model, P .. 'tenant_leases:' .. c.tenant }) do
+    local ends = call('ZSCORE', set, c.under)
+    if ends and tonumber(ends) < expiry then call('ZADD', set, text, c.under) end
+  end
+  return added == 1
+end
+
+-- release_request removes a request of a task, and returns whether it was there. The last request
+-- of a task that has ended releases the task's lease.
+local function release_request(id, c)
+  local there = call('ZREM', P .. 'task_requests:' .. c.under, id)
+  if c.prefill then call('ZREM', P .. 'prefill:' .. c.tenant, id) end
+  if c.replica ~= '' then call('ZREM', P .. 'replica:' .. c.replica, id) end
+  if call('EXISTS', P .. 'task:' .. c.under) == 0 and running(c.under) == 0 then
+    release(c.under, c.model, c.tenant, '', false)
+  else
+    free('model', c.model)
+    free('tenant', c.tenant)
+  end
+  return there == 1
+end
+
+-- record keeps what any gateway must know to end a task. c.until_ms is when it ends at the latest.
 local function record(id, c, lease_ms)
   local key = P .. 'task:' .. id
-  call('HSET', key, 'model', c.model, 'tenant', c.tenant, 'tokens', whole(c.tokens), 'replica', c.replica, 'key', c.key)
+  call('HSET', key, 'model', c.model, 'tenant', c.tenant, 'tokens', whole(c.tokens), 'replica', c.replica, 'key', c.key,
+    'until', whole(c.until_ms))
   call('PEXPIRE', key, whole(lease_ms))
   if c.key ~= '' then
     call('SET', P .. 'task_key:' .. #c.tenant .. ':' .. c.tenant .. c.key, id, 'PX', whole(lease_ms))

@@ -122,7 +122,7 @@ func TestUnavailableAtOnce(t *testing.T) {
 	s.ReportLease(charged("short"))
 	s.Release("short", 40, false) // costs 60, though the store never knows its lease
 	s.Release("a", 70, false)
-	s.Correct("chat", "acme", 5)
+	s.Correct("chat", "acme", "", 5)
 	wantReasons(t, acquire(s, charged("x")), admission.Unavailable)
 	server.Resume()
 	eventually(t, "it is back", func() bool { return s.Status().Up && all[1].Status().Up })

@@ -46,6 +46,7 @@
 //	leases:<m>, tenant_leases:<t>     sorted set: lease ids by expiry in ms
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
+//	task_requests:<id>                sorted set: leases of a task's requests by expiry in ms
 //	ended:<id>                        an ended task that must not come back
 //	waiting, waiting:<m>              a gateway waits for capacity, of this model
 //	waiting_tenant:<t>                set: models at which the tenant waits

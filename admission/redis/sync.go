@@ -182,7 +182,7 @@ func (s *Store) recordGrants(p callPart) {
 	defer s.mu.Unlock()
 	verdicts := p.call.verdicts[len(p.call.verdicts)-len(p.claims):]
 	for i, claim := range p.claims {
-		s.recordClaimLocked(claim, verdicts[i].Reason == admission.Granted)
+		s.recordClaimLocked(claim, verdicts[i].Reason == admission.Granted && claim.UnderTask == "")
 		if verdicts[i].Reason != admission.Granted || verdicts[i].Task != nil {
 			continue
 		}
@@ -191,7 +191,8 @@ func (s *Store) recordGrants(p callPart) {
 		if claim.Task == nil {
 			s.live[claim.ID] = h
 		} else {
-			h.expires = time.Now().Add(claim.Task.Lease)
+			now := time.Now()
+			h.expires, h.until = now.Add(claim.Task.Lease), now.Add(claim.Task.Lifetime)
 			s.tasks[claim.ID] = h
 		}
 	}

@@ -15,7 +15,8 @@
 --   tenants     a count; for each the name and its TENANT_LIMITS
 --   claims      a count; for each: id, index of its model, index of its tenant, replica, limit of
 --               the replica, tokens, 1 if in prefill, 1 if first of an Acquire, ms that a task
---               lasts (0: no task), key of the task
+--               lasts (0: no task), ms that it lasts at most, key of the task, id of the task that
+--               the request belongs to ('': none)
 --
 -- Replies:
 --   { 'late', now }               the script ran after not_after
@@ -43,7 +44,20 @@ local changes = {}
 -- R: a lease was released. If the store never knew the lease, its buckets are charged now.
 function changes.R()
   local id, name, tenant, replica, prefill = arg(), arg(), arg(), arg(), num() == 1
-  local back, unused, owed, owed_requests, task = num(), num(), num(), num(), num()
+  local back, unused, owed, owed_requests, task, under = num(), num(), num(), num(), num(), arg()
+  if under ~= '' then
+    local c = { model = name, tenant = tenant, replica = replica, prefill = prefill, under = under }
+    if release_request(id, c) then
+      spend(under, name, tenant, -back, -unused)
+    elseif owed > 0 or owed_requests > 0 then
+      spend(under, name, tenant, owed - back, owed_requests - unused)
+    end
+    return
+  end
+  if task == 1 then
+    local v = call('HMGET', P .. 'task:' .. id, 'tokens', 'used')
+    if v[1] then back = refund(tonumber(v[1]), tonumber(v[2] or '0'), tonumber(v[1]) - back) end
+  end
   if release(id, name, tenant, replica, prefill) then
     adjust(name, tenant, back, unused)
   elseif owed > 0 or owed_requests > 0 then
@@ -60,8 +74,8 @@ end
 
 -- S: the buckets of a model and a tenant are corrected.
 function changes.S()
-  local name, tenant, tokens = arg(), arg(), num()
-  adjust(name, tenant, tokens, 0)
+  local name, tenant, tokens, under = arg(), arg(), num(), arg()
+  if under ~= '' then spend(under, name, tenant, -tokens, 0) else adjust(name, tenant, tokens, 0) end
   if tokens > 0 then
     free('model', name)
     free('tenant', tenant)
@@ -75,7 +89,12 @@ function changes.K()
   local id = arg()
   local c = { model = arg(), tenant = arg(), replica = arg(), prefill = num() == 1, tokens = num() }
   local owed, owed_requests, task_ms = num(), num(), num()
-  c.key = arg()
+  c.until_ms = now_ms + num()
+  c.key, c.under = arg(), arg()
+  if c.under ~= '' then
+    if hold_request(id, c, now_ms + lease_ms) then spend(c.under, c.model, c.tenant, owed, owed_requests) end
+    return
+  end
   local ms = task_ms ~= 0 and task_ms or lease_ms
   local is_new = true
   if task_ms ~= 0 and call('EXISTS', P .. 'ended:' .. id) == 1 then return end
@@ -161,22 +180,30 @@ local function is_reached(n, limit) return limit > 0 and n >= limit end
 -- tenant's limits come first, as in process: a tenant at a limit must not hold up the model.
 local function obstacle(c)
   local m, t, w = c.m, c.t, 0
-  if t.request_bucket then
-    w = wait(t.request_bucket, 1)
+  local tokens, requests = c.tokens, 1
+  if c.under ~= '' then
+    local v = call('HMGET', P .. 'task:' .. c.under, 'tenant', 'model')
+    if v[1] ~= t.name or v[2] ~= m.name then return REASON.TASK_ENDED, 0 end
+    if running(c.under) > 0 then return REASON.TASK_BUSY, 0 end
+    tokens, requests = excess(c.under, tokens, requests)
+  end
+  local free_of_charge = c.under ~= '' and tokens == 0
+  if t.request_bucket and requests > 0 then
+    w = wait(t.request_bucket, requests)
     if w > 0 then return REASON.TENANT_REQUESTS, w end
   end
-  if t.token_bucket then
-    w = wait(t.token_bucket, c.tokens)
+  if t.token_bucket and not free_of_charge then
+    w = wait(t.token_bucket, tokens)
     if w > 0 then return REASON.TENANT_TOKENS, w end
   end
-  if is_reached(t.leases.used, t.max_concurrent_streams) then return REASON.TENANT_STREAMS, 0 end
+  if c.under == '' and is_reached(t.leases.used, t.max_concurrent_streams) then return REASON.TENANT_STREAMS, 0 end
   if c.prefill and t.max_prefill > 0 and leases(t.prefill_key).used >= t.max_prefill then
     return REASON.TENANT_PREFILL, 0
   end
-  if is_reached(m.state.leases.used, m.max_concurrent_requests) then return REASON.MODEL_CONCURRENCY, 0 end
+  if c.under == '' and is_reached(m.state.leases.used, m.max_concurrent_requests) then return REASON.MODEL_CONCURRENCY, 0 end
   if c.slots and is_reached(c.slots.used, c.replica_limit) then return REASON.REPLICA_FULL, 0 end
-  if m.bucket then
-    w = wait(m.bucket, c.tokens)
+  if m.bucket and not free_of_charge then
+    w = wait(m.bucket, tokens)
     if w > 0 then return REASON.MODEL_TOKENS, w end
   end
   return REASON.GRANTED, 0
@@ -192,6 +219,13 @@ end
 -- grant counts the lease of a claim and charges the buckets.
 local function grant(c)
   local m, t = c.m, c.t
+  if c.under ~= '' then
+    if c.prefill then leases(t.prefill_key).used = leases(t.prefill_key).used + 1 end
+    if c.slots then c.slots.used = c.slots.used + 1 end
+    hold_request(c.id, { model = m.name, tenant = t.name, replica = c.replica, prefill = c.prefill, under = c.under }, now_ms + lease_ms)
+    spend(c.under, m.name, t.name, c.tokens, 1)
+    return
+  end
   local expiry = whole(now_ms + c.lease_ms)
   join_set(m.state.leases, c.id, expiry)
   join_set(t.leases, c.id, expiry)
@@ -210,7 +244,7 @@ local function grant(c)
     s.tenants[t.name] = s.tenants[t.name] + c.tokens
   end
   if c.task then
-    record(c.id, { model = m.name, tenant = t.name, tokens = c.tokens, replica = c.replica, key = c.key }, c.lease_ms)
+    record(c.id, { model = m.name, tenant = t.name, tokens = c.tokens, replica = c.replica, key = c.key, until_ms = now_ms + c.life_ms }, c.lease_ms)
   end
 end
 
@@ -247,7 +281,8 @@ end
 -- has_lease tells whether the claim's id holds a lease already.
 local function has_lease(c)
   if granted[c.id] then return true end
-  local expiry = call('ZSCORE', c.m.state.lease_key, c.id)
+  local set = c.under ~= '' and P .. 'task_requests:' .. c.under or c.m.state.lease_key
+  local expiry = call('ZSCORE', set, c.id)
   return expiry and tonumber(expiry) > now_ms
 end
 
@@ -257,13 +292,14 @@ local function decide(c)
   local task = found_task(c)
   if task then return REASON.GRANTED, 0, task end
   local before = blocked[c.m.name]
-  if before then return before[1], before[2] end
+  if before and c.under == '' then return before[1], before[2] end
   local reason, w = obstacle(c)
   if reason == REASON.GRANTED then
     grant(c)
     granted[c.id] = true
     return reason, w
   end
+  if reason == REASON.TASK_ENDED or reason == REASON.TASK_BUSY then return reason, w end
   mark(c, reason)
   if reason == REASON.MODEL_CONCURRENCY or reason == REASON.MODEL_TOKENS then blocked[c.m.name] = { reason, w } end
   return reason, w
@@ -280,7 +316,7 @@ for i = 1, count do
   c.prefill, c.task, c.lease_ms = num() == 1, false, lease_ms
   if num() == 1 then blocked = {} end
   local task_ms = num()
-  c.key = arg()
+  c.life_ms, c.key, c.under = num(), arg(), arg()
   if task_ms > 0 then c.task, c.lease_ms = true, task_ms end
   use(c)
   if c.replica ~= '' then c.slots = leases(P .. 'replica:' .. c.replica) end

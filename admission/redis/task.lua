@@ -1,5 +1,5 @@
 -- What any gateway may do with a task. ARGV: prefix; gateway; verb; tenant; id; number. The number
--- is 0 for get, the tokens to give back for end, and ms for renew.
+-- is 0 for get, for end the cost by the caller's word (-1: unknown), and ms for renew.
 --
 -- Replies:
 --   { 'wait', now }     nothing is known for a time after the store was emptied
@@ -10,7 +10,7 @@ local gateway, verb, tenant, id, number = arg(), arg(), arg(), arg(), num()
 local ready = call('HGET', P .. 'epoch', 'ready')
 if not ready or tonumber(ready) > now then return { 'wait', now } end
 local key = P .. 'task:' .. id
-local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key')
+local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
 -- Redis may expire the record a millisecond late, so the expiry of the lease counts.
 local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)
@@ -18,13 +18,16 @@ if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
 
 if verb == 'end' then
   forget(id)
-  if release(id, v[1], tenant, v[4], false) then adjust(v[1], tenant, number, 0) end
+  if running(id) == 0 then release(id, v[1], tenant, v[4], false) end
+  adjust(v[1], tenant, refund(tonumber(v[3]), tonumber(v[6] or '0'), number >= 0 and number or nil), 0)
   announce('') -- this gateway is told too: the task may be another's
   save()
   publish('E', gateway, id)
 elseif verb == 'renew' then
+  local until_ms = tonumber(v[7] or nil) or now_ms + 14400000 -- an older version has not kept it
+  number = math.min(number, until_ms - now_ms)
   hold(id, { model = v[1], tenant = tenant, replica = v[4] }, now_ms + number)
-  record(id, { model = v[1], tenant = tenant, tokens = tonumber(v[3]), replica = v[4], key = v[5] }, number)
+  record(id, { model = v[1], tenant = tenant, tokens = tonumber(v[3]), replica = v[4], key = v[5], until_ms = until_ms }, number)
   save()
   publish('N', gateway, whole(number) .. ':' .. id)
 end

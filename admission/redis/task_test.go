@@ -15,11 +15,12 @@ import (
 func task(id, key string, lease time.Duration) admission.Claim {
 	c := limited(id, 2)
 	c.Tokens, c.Limits.TokensPerMinute = 100, 1000
-	c.Task = &admission.TaskClaim{Key: key, Lease: lease}
+	c.Task = &admission.TaskClaim{Key: key, Lease: lease, Lifetime: 4 * time.Hour}
 	return c
 }
 
-func noCorrection(admission.Task) int64 { return 0 }
+// noCorrection is a cost that is not known.
+const noCorrection = -1
 
 func wantError(t testing.TB, got, want error) {
 	t.Helper()
@@ -50,13 +51,15 @@ func TestTasks(t *testing.T) {
 			_, err := all[1].Task(ctx, "stranger", "a")
 			wantError(t, err, admission.ErrUnknownTask)
 			wantError(t, all[1].EndTask(ctx, "stranger", "a", noCorrection), admission.ErrUnknownTask)
-			wantError(t, all[1].RenewTask(ctx, "acme", "nobody", time.Minute), admission.ErrUnknownTask)
-			wantError(t, all[1].RenewTask(ctx, "acme", "a", time.Hour), nil)
+			_, err = all[1].RenewTask(ctx, "acme", "nobody", time.Minute)
+			wantError(t, err, admission.ErrUnknownTask)
+			_, err = all[1].RenewTask(ctx, "acme", "a", time.Hour)
+			wantError(t, err, nil)
 			got, err := all[0].Task(ctx, "acme", "a")
 			if err != nil || got.Model != "chat" || got.Tokens != 100 || time.Until(got.Expires) < 59*time.Minute {
 				t.Errorf("%+v, %v", got, err)
 			}
-			wantError(t, all[1].EndTask(ctx, "acme", "a", func(t admission.Task) int64 { return t.Tokens - 30 }), nil)
+			wantError(t, all[1].EndTask(ctx, "acme", "a", 30), nil)
 			wantError(t, all[0].EndTask(ctx, "acme", "a", noCorrection), admission.ErrUnknownTask)
 			next := acquire(all[0], task("f", "k", time.Minute)) // the key is free again
 			wantReasons(t, next, admission.Granted)
@@ -78,7 +81,7 @@ func TestTaskEndsOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for j := range 8 {
 			wg.Go(func() {
-				err := all[j%2].EndTask(t.Context(), "acme", id, func(t admission.Task) int64 { return t.Tokens })
+				err := all[j%2].EndTask(t.Context(), "acme", id, 0)
 				if err == nil {
 					ends.Add(1)
 				} else if !errors.Is(err, admission.ErrUnknownTask) {
@@ -127,7 +130,8 @@ func TestTasksAlone(t *testing.T) {
 	wantError(t, err, admission.ErrUnavailable)
 	_, err = s.Task(ctx, "stranger", "renewed")
 	wantError(t, err, admission.ErrUnavailable)
-	wantError(t, s.RenewTask(ctx, "acme", "renewed", time.Hour), nil)
+	_, err = s.RenewTask(ctx, "acme", "renewed", time.Hour)
+	wantError(t, err, nil)
 	wantError(t, s.EndTask(ctx, "acme", "ended", noCorrection), nil)
 	server.Resume()
 	eventually(t, "they are back", func() bool { return s.Status().Up && all[1].Status().Up })

@@ -17,23 +17,21 @@ func (s *Store) Task(ctx context.Context, tenant, id string) (admission.Task, er
 }
 
 // EndTask implements admission.Shared.
-func (s *Store) EndTask(ctx context.Context, tenant, id string, tokens func(admission.Task) int64) error {
+func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	if t, ok := s.localTask(tenant, id); ok {
-		back := tokens(t)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.tasks[id] == nil {
 			return admission.ErrUnknownTask
 		}
+		back := int64(0)
+		if declared >= 0 {
+			back = t.Tokens - declared
+		}
 		s.releaseLocked(id, back, false)
 		return nil
 	}
-	t, err := s.runTaskScript(ctx, "get", []any{tenant, id, 0})
-	if err != nil {
-		return err
-	}
-	back := min(max(tokens(t), -maxTokens), maxTokens)
-	if _, err := s.runTaskScript(ctx, "end", []any{tenant, id, back}); err != nil {
+	if _, err := s.runTaskScript(ctx, "end", []any{tenant, id, min(max(declared, -1), maxTokens)}); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -44,22 +42,27 @@ func (s *Store) EndTask(ctx context.Context, tenant, id string, tokens func(admi
 }
 
 // RenewTask implements admission.Shared.
-func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) error {
-	expires := time.Now().Add(lease)
-	if _, ok := s.localTask(tenant, id); !ok {
-		if _, err := s.runTaskScript(ctx, "renew", []any{tenant, id, max(lease.Milliseconds(), 1)}); err != nil {
-			return err
+func (s *Store) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) (admission.Task, error) {
+	t, local := s.localTask(tenant, id)
+	if local {
+		if t.Expires = time.Now().Add(lease); t.Expires.After(t.Until) {
+			t.Expires = t.Until
+		}
+	} else {
+		var err error
+		if t, err = s.runTaskScript(ctx, "renew", []any{tenant, id, max(lease.Milliseconds(), 1)}); err != nil {
+			return t, err
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.tasks[id]; h != nil {
-		h.expires = expires
+		h.expires = t.Expires
 		if !h.inStore {
 			s.unreported[id] = h // a report with the old expiry may be on its way
 		}
 	}
-	return nil
+	return t, nil
 }
 
 // localTask returns a live task that was not reported to the store yet.
@@ -70,7 +73,7 @@ func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 	if h == nil || h.inStore || h.claim.Tenant != tenant || !time.Now().Before(h.expires) {
 		return admission.Task{}, false
 	}
-	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires}, true
+	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires, Until: h.until}, true
 }
 
 // runTaskScript asks the store about a task of a tenant. args are the tenant, the id and a number.

@@ -77,13 +77,13 @@ func position(s limitSet, at map[limitSet]int, list *[]limitSet) int {
 }
 
 func (f *claimTable) add(c admission.Claim, first bool) {
-	var taskMillis int64
+	var taskMillis, lifeMillis int64
 	key := ""
 	if c.Task != nil {
-		taskMillis, key = max(c.Task.Lease.Milliseconds(), 1), c.Task.Key
+		taskMillis, lifeMillis, key = max(c.Task.Lease.Milliseconds(), 1), c.Task.Lifetime.Milliseconds(), c.Task.Key
 	}
 	f.claims = append(f.claims, c.ID, f.model(c), f.tenant(c), c.Replica, clampLimit(int64(c.ReplicaLimit)), min(max(c.Tokens, 0), maxTokens),
-		boolArg(c.Prefill), boolArg(first), taskMillis, key)
+		boolArg(c.Prefill), boolArg(first), taskMillis, lifeMillis, key, c.UnderTask)
 	f.count++
 }
 
@@ -132,25 +132,25 @@ func (c change) args(args []any, now time.Time) []any {
 	switch c.kind {
 	case leaseEnded:
 		return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), back, c.requests, owed,
-			requests, boolArg(claim.Task != nil))
+			requests, boolArg(claim.Task != nil), claim.UnderTask)
 	case firstToken:
 		return append(args, claim.ID, claim.Tenant)
 	case bucketsCorrected:
-		return append(args, claim.Model, claim.Tenant, back)
+		return append(args, claim.Model, claim.Tenant, back, claim.UnderTask)
 	case bucketLevel:
 		return append(args, string(c.bucket.kind), c.bucket.name, c.level.size, c.level.at(now))
 	}
-	var taskMillis int64
+	var taskMillis, lifeMillis int64
 	key := ""
 	if claim.Task != nil {
-		key = claim.Task.Key
+		key, lifeMillis = claim.Task.Key, c.until.Sub(now).Milliseconds()
 		if taskMillis = c.expires.Sub(now).Milliseconds(); taskMillis <= 0 {
 			// the task expired before it was reported: its buckets are still charged
 			taskMillis = -1
 		}
 	}
 	return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), min(max(claim.Tokens, 0), maxTokens),
-		owed, requests, taskMillis, key)
+		owed, requests, taskMillis, lifeMillis, key, claim.UnderTask)
 }
 
 // bucketName names a bucket: 'm' for a model's tokens, 't' for a tenant's tokens, 'r' for its

@@ -25,6 +25,7 @@ const (
 	ResourceRejected     Type = "ResourceRejected"
 	NameClash            Type = "NameClash"
 	NamesRefused         Type = "NamesRefused"
+	RequestsUncounted    Type = "RequestsUncounted"
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
 	MemoryNearLimit      Type = "MemoryNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
@@ -89,6 +90,9 @@ var types = []row{
 	{NamesRefused, Warning, False, false,
 		"A discovered server lists models under names that cannot be used, or too many models. Sluice does not serve these models.",
 		"Give the models other names at the server."},
+	{RequestsUncounted, Warning, False, false,
+		"Requests of before a restart run that do not count against the limits. New requests may exceed these meanwhile.",
+		"It ends with these requests, or when Envoy answers. If it lasts, read Envoy's log in the state directory."},
 	{ConnectionsNearLimit, Warning, False, true,
 		"Clients hold nearly as many connections as Envoy may have.",
 		"Raise the limit of open files (`ulimit -n`, LimitNOFILE), or find the source of the connections."},

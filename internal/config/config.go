@@ -83,6 +83,9 @@ type Config struct {
 	// TaskLease is how long a task from /schedule holds its lease without a call of /renew or
 	// /complete. Default 15m.
 	TaskLease time.Duration `yaml:"task_lease" default:"15m" min:"1s"`
+	// TaskLifetime is how long a task lasts at most, however often it is renewed. After it the task
+	// is not found any more, and its capacity is free. Default 4h.
+	TaskLifetime time.Duration `yaml:"task_lifetime" default:"4h" min:"1s"`
 	// Auth says who may call.
 	Auth Auth `yaml:"auth"`
 	// Tenants are the callers. With auth.mode keys and no tenant, every request is rejected.

@@ -140,6 +140,8 @@ type Rules struct {
 	Tenants map[string]admission.TenantLimits
 	// TaskLease is how long a task lasts without a renewal; 0 means 15 minutes.
 	TaskLease time.Duration
+	// TaskLifetime is how long a task lasts at most, however often it is renewed; 0 means 4 hours.
+	TaskLifetime time.Duration
 	// Moderated reports whether a rule may end the model's answers to the tenant early. nil means
 	// that there are no such rules.
 	Moderated func(model, tenant string) bool
@@ -326,15 +328,15 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	keys := c.keys(r.Key)
 	ticket.findAffinity(c, r)
 	request := admission.Request{
-		Model:    c.model(),
-		Pool:     c.pool,
-		Tenant:   r.Tenant,
-		Priority: r.Priority,
-		Tokens:   ticket.estimate.tokens.total(),
-		Bytes:    r.Bytes,
-		Timeout:  c.patience(r.Timeout),
-		Prefill:  ticket.watch,
-		SlotOnly: r.Task != "",
+		Model:     c.model(),
+		Pool:      c.pool,
+		Tenant:    r.Tenant,
+		Priority:  r.Priority,
+		Tokens:    ticket.estimate.tokens.total(),
+		Bytes:     r.Bytes,
+		Timeout:   c.patience(r.Timeout),
+		Prefill:   ticket.watch,
+		UnderTask: r.Task,
 		Locked: admission.LockedHooks{
 			Allowed: func(model string) bool { return d.serves(model, r.Allowed) },
 			ReserveSlot: func(model string) (admission.Slot, bool) {

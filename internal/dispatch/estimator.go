@@ -36,6 +36,16 @@ func (r *ratio) learn(bytes, tokens int64) {
 	r.tokens = r.tokens*memory + float64(tokens)
 }
 
+// maxSkew bounds how far one response may move a ratio from its default, up or down. Otherwise a
+// client could make its own requests, or those of others, seem to cost what it likes: with runs of
+// spaces in prompts, or with probabilities beside each streamed token.
+const maxSkew = 4
+
+// learnBounded is learn with a number of bytes that is plausible for the tokens.
+func (r *ratio) learnBounded(bytes, tokens int64, initial int64) {
+	r.learn(min(max(bytes, tokens*initial/maxSkew), tokens*initial*maxSkew), tokens)
+}
+
 // maxTenants bounds the tenants whose outputs are learned separately, for each model.
 const maxTenants = 1024
 
@@ -112,30 +122,60 @@ func (l *estimator) promptLocked(bytes int) float64 {
 // Response is what is known of a response that has ended.
 type Response = request.Response
 
-// correct returns the real number of tokens of a request and learns from its response. The engine's
-// count decides; without one, the bytes of the response do. A failed response without a count costs
-// nothing and teaches nothing.
+// maxCounted is more tokens than any response has. A count of an engine beyond it is a mistake.
+const maxCounted = 1 << 40
+
+// plausible returns r without a token count that cannot be true: one below zero, one beyond
+// maxCounted, or one of no tokens at all.
+func plausible(r Response) Response {
+	if r.Prompt < 0 || r.Completion < 0 || r.Prompt > maxCounted || r.Completion > maxCounted || r.Prompt+r.Completion == 0 {
+		r.Known = false
+	}
+	return r
+}
+
+// correct returns the real number of tokens of a request and learns from its response.
 func (l *estimator) correct(r Response, q estimate) int {
-	switch {
-	case r.Failed && !r.Known:
-		return 0
-	case q.tokens.output == 0 && !r.Known:
-		return q.tokens.prompt
+	r = plausible(r)
+	cost := l.cost(r, q)
+	if !r.Known && (r.Failed || q.tokens.output == 0) {
+		return cost
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.learnTTFTLocked(r, q)
-	if !r.Known {
-		r.Prompt, r.Completion = int64(q.tokens.prompt), int64(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
-	} else {
+	completion := r.Completion
+	if r.Known {
 		l.learnLocked(r, q)
+	} else {
+		completion = int64(cost - q.tokens.prompt)
 	}
-	if r.Completion > 0 {
-		each := float64(r.Completion) / float64(q.choices)
+	if completion > 0 {
+		each := float64(completion) / float64(q.choices)
 		l.output.add(each)
 		l.ofLocked(q.tenant).add(each)
 	}
-	return int(r.Prompt + r.Completion)
+	return cost
+}
+
+// cost returns the real number of tokens of a request. The engine's count decides; without one, the
+// bytes of the response do. Of a response that nobody waited for to begin, the estimate stands,
+// because the engine has worked for it. Any other failed response without a count costs nothing.
+func (l *estimator) cost(r Response, q estimate) int {
+	r = plausible(r)
+	switch {
+	case r.Known:
+		return int(r.Prompt + r.Completion)
+	case r.Abandoned:
+		return q.tokens.total()
+	case r.Failed:
+		return 0
+	case q.tokens.output == 0:
+		return q.tokens.prompt
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return q.tokens.prompt + int(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
 }
 
 // bytesLocked returns the bytes per token of a response.
@@ -149,10 +189,10 @@ func (l *estimator) bytesLocked(stream bool) float64 {
 // learnLocked updates the bytes per token from a response whose usage is known.
 func (l *estimator) learnLocked(r Response, q estimate) {
 	if r.Prompt > 0 && q.promptBytes > 0 {
-		l.prompt.learn(int64(q.promptBytes), r.Prompt)
+		l.prompt.learnBounded(int64(q.promptBytes), r.Prompt, bytesPerPromptToken)
 	}
 	if r.Completion > 0 && r.Stream {
-		l.events.learn(r.Bytes, r.Completion)
+		l.events.learnBounded(r.Bytes, r.Completion, bytesPerEvent)
 	} else if r.Completion > 0 {
 		l.plain.learn(r.Bytes, r.Completion)
 	}

@@ -28,6 +28,10 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no free slot now.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
+	case errors.Is(err, admission.ErrUnknownTask):
+		return noSuchTask()
+	case errors.Is(err, admission.ErrTaskBusy):
+		return taskBusy()
 	}
 	return openai.Errorf(openai.CodeNoReplica, "%s is no longer served.", c.title())
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
-	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -68,8 +67,7 @@ func (d *Dispatcher) claimIDs(t *Ticket, r *Request) *openai.Error {
 		return nil
 	}
 	if t.releaseIDs, ok = d.claimTask(r, release); !ok {
-		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
-			Message: "Another request of this task is still running."}
+		return taskBusy()
 	}
 	return nil
 }

@@ -35,6 +35,10 @@ type RecoveredRequest struct {
 	// know the lease. Tokens is what it was charged.
 	Tenant, Lease string
 	Tokens        int
+	// Response describes the response, and BodyBytes is the size of the request's body. Only
+	// EndRecovered reads them.
+	Response  Response
+	BodyBytes int
 }
 
 // recoveredRequest is one request that is counted at its replica.
@@ -84,38 +88,55 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	for range n {
 		one := recoveredRequest{counter: c}
 		if !d.shared { // else the old lease in the shared state still counts
-			lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
-			if err != nil {
-				return
-			}
-			one.lease = lease
+			one.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 		}
 		c.load.Add(1)
 		d.recovered.held[at] = append(d.recovered.held[at], one)
 	}
 }
 
-// IdentifyRecovered assigns an id and a tenant to one of the recovered requests. It does nothing
-// for a request that is identified already or was not counted.
+// IdentifyRecovered assigns an id and a tenant to one of the recovered requests. A request at a
+// known replica that was not counted is counted now: Envoy may not have answered when it was asked
+// how many there are. IdentifyRecovered does nothing for a request that is identified already.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
+	d.identifyLocked(r)
+}
+
+// identifyLocked is IdentifyRecovered for a caller that holds Dispatcher.mu and
+// recoveredRequests.mu.
+func (d *Dispatcher) identifyLocked(r RecoveredRequest) {
 	held := d.recovered.held[r.Location]
 	if slices.ContainsFunc(held, func(one recoveredRequest) bool { return one.request == r.Request }) {
 		return
 	}
 	i := slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" })
 	if i < 0 {
-		return
+		id, ok := d.replicaAt(r.Location)
+		if !ok {
+			return
+		}
+		d.recoverLocked(r.Location, d.counterLocked(r.Model, id), 1)
+		held = d.recovered.held[r.Location]
+		i = len(held) - 1
 	}
-	lease, err := d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, ID: r.Lease, Tokens: r.Tokens})
-	if err != nil {
-		return
-	}
-	if before := held[i].lease; before != nil {
+	before := held[i].lease
+	held[i].lease, held[i].request = d.recoverLease(r), r.Request
+	if before != nil {
 		before.Release()
 	}
-	held[i].lease, held[i].request = lease, r.Request
+}
+
+// recoverLease returns the lease of an identified request. The buckets of a gateway without shared
+// state have forgotten what the request was charged.
+func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
+	if !d.shared {
+		r.Tokens = 0
+	}
+	return d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, ID: r.Lease, Tokens: r.Tokens})
 }
 
 // LimitRecovered sets how many recovered requests may remain at some locations, and releases the
@@ -136,32 +157,65 @@ func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 		if _, known := most[at]; most != nil && !known {
 			continue
 		}
-		for d.endOne(at, func(held []recoveredRequest) int {
-			if len(held) <= most[at] {
-				return -1
-			}
-			// Unidentified requests first: the access log will report the end of the others.
-			return max(slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" }), 0)
-		}) {
+		for ended := true; ended; {
+			_, ended = d.endOne(at, func(held []recoveredRequest) int {
+				if len(held) <= most[at] {
+					return -1
+				}
+				// Unidentified requests first: the access log will report the end of the others.
+				return max(slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" }), 0)
+			})
 		}
 	}
 }
 
-// EndRecovered releases the recovered request, which has ended.
+// EndRecovered releases the recovered request, which has ended. It charges the model and the tenant
+// what the request has cost, also if it was never counted.
 func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
+	lease := d.endIdentified(r)
+	if lease == nil {
+		lease = d.recoverLease(r)
+		lease.Release()
+	}
+	if r.Tenant != "" { // else the entry comes from a version that did not tell whose request it was
+		lease.Correct(d.costOf(r))
+	}
+}
+
+// endIdentified releases the recovered request and returns its lease. It returns nil if the request
+// was not counted.
+func (d *Dispatcher) endIdentified(r RecoveredRequest) *admission.Lease {
+	d.mu.Lock()
 	d.recovered.mu.Lock()
-	if n := d.recovered.unlocated[r.Location]; n > 0 {
+	n := d.recovered.unlocated[r.Location]
+	if n > 0 {
 		if d.recovered.unlocated[r.Location]--; n == 1 {
 			delete(d.recovered.unlocated, r.Location)
 		}
-		d.recovered.mu.Unlock()
-		return
+	} else {
+		d.identifyLocked(r)
 	}
 	d.recovered.mu.Unlock()
-	d.IdentifyRecovered(r)
-	d.endOne(r.Location, func(held []recoveredRequest) int {
+	d.mu.Unlock()
+	if n > 0 {
+		return nil
+	}
+	one, _ := d.endOne(r.Location, func(held []recoveredRequest) int {
 		return slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == r.Request })
 	})
+	return one.lease
+}
+
+// costOf returns what a recovered request has cost. Its estimate of before the restart is gone, so
+// the size of its body stands for its prompt.
+func (d *Dispatcher) costOf(r RecoveredRequest) int {
+	d.mu.Lock()
+	l := d.estimators[r.Model]
+	d.mu.Unlock()
+	if l == nil {
+		l = new(estimator)
+	}
+	return l.cost(r.Response, l.estimate(&Request{Tenant: r.Tenant, PromptBytes: r.BodyBytes}))
 }
 
 // ObserveRecovered applies an entry of Envoy's access log to the recovered requests: it identifies
@@ -172,7 +226,8 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	}
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
-		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens}
+		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
+		Response: e.Response(), BodyBytes: int(e.BytesIn)}
 	if e.Interim {
 		d.IdentifyRecovered(r)
 		return
@@ -180,17 +235,17 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	d.EndRecovered(r)
 }
 
-// endOne ends one request at a location. which returns the index of that request; endOne returns
-// false if the index is negative.
-func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) bool {
+// endOne ends one request at a location and returns it. which returns the index of that request;
+// endOne returns false if the index is negative.
+func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) (one recoveredRequest, ok bool) {
 	d.recovered.mu.Lock()
 	held := d.recovered.held[at]
 	i := which(held)
 	if i < 0 {
 		d.recovered.mu.Unlock()
-		return false
+		return one, false
 	}
-	one := held[i]
+	one = held[i]
 	if held = slices.Delete(held, i, i+1); len(held) == 0 {
 		delete(d.recovered.held, at)
 	} else {
@@ -202,7 +257,7 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) boo
 		one.lease.Release()
 	}
 	d.wakeOthers(one.counter, "")
-	return true
+	return one, true
 }
 
 // RecoveredCount returns the number of recovered requests that still run: the counted ones, and

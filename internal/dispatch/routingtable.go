@@ -24,9 +24,9 @@ type routingTable struct {
 	moderated func(model, tenant string) bool
 	special   bool
 	// taskPool is the pool of tasks that name neither a pool nor a model. taskLease is how long a
-	// task lasts.
-	taskPool  string
-	taskLease time.Duration
+	// task lasts without a renewal, taskLifetime how long at most.
+	taskPool                string
+	taskLease, taskLifetime time.Duration
 }
 
 // everyModel is the pool of all models if no pool is configured. No configured pool can have this
@@ -80,7 +80,7 @@ func (d *Dispatcher) rebuildLocked() {
 // nextTableLocked returns the next table, with the model routes of the old one.
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
-		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease,
+		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease, taskLifetime: d.rules.TaskLifetime,
 		moderated: d.rules.Moderated, special: d.special}
 	if w.routes == nil {
 		w.routes = map[string]*modelRoute{}

@@ -70,7 +70,7 @@ func (w *routingTable) allows(ask admission.TaskRequest, model string) bool {
 // caller calls the model elsewhere.
 func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
-		Lease: w.taskLease, MaxWait: r.MaxWait}
+		Lease: w.taskLease, Lifetime: w.taskLifetime, MaxWait: r.MaxWait}
 	switch {
 	case r.Model != "" && r.Pool != "":
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
@@ -122,19 +122,38 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 	return openai.Errorf(openai.CodeModelNotFound, "The models of %s%s are no longer configured.", ask.Pool, ask.Model)
 }
 
-// Complete ends a task and corrects its charge to the actual tokens; a negative actual means that
-// they are not known. It returns false if the tenant has no such task.
-func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, actual int) (bool, *openai.Error) {
-	return taskExists(d.admission.Complete(ctx, tenant, id, actual))
+// Complete ends a task and corrects its charge to the tokens that its caller declares, but not
+// below what its requests have used. Below 0 means that the caller does not know. It returns false
+// if the tenant has no such task.
+func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, declared int) (bool, *openai.Error) {
+	return taskExists(d.admission.Complete(ctx, tenant, id, declared))
 }
 
-// Renew extends the lease of a task and returns its new length. It returns false if the tenant has
-// no such task.
+// Renew extends the lease of a task and returns its new length, which is shorter than
+// Rules.TaskLease at the end of the task's lifetime. It returns false if the tenant has no such
+// task.
 func (d *Dispatcher) Renew(ctx context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
 	lease := d.table.Load().taskLease
-	_, err := d.admission.Renew(ctx, tenant, id, lease)
+	task, err := d.admission.Renew(ctx, tenant, id, lease)
+	if left := time.Until(task.Expires); left < lease-renewalDelay {
+		lease = max(left, 0)
+	}
 	ok, fault := taskExists(err)
 	return lease, ok, fault
+}
+
+// renewalDelay is more than a renewal takes. A lease that is shorter by more is a shorter lease.
+const renewalDelay = time.Second
+
+// noSuchTask is the error for a request under a task that does not exist, or of another tenant.
+func noSuchTask() *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.TaskID, Message: "There is no such task."}
+}
+
+// taskBusy is the error for a second request of a task at once.
+func taskBusy() *openai.Error {
+	return &openai.Error{Code: openai.CodeRequestIDConflict, Param: headers.TaskID,
+		Message: "Another request of this task is still running."}
 }
 
 // taskExists turns an error of admission about a task into an answer: the task exists, it does not,
@@ -161,7 +180,7 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 	if ok, fault := taskExists(err); fault != nil {
 		return c, fault
 	} else if !ok {
-		return c, &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.TaskID, Message: "There is no such task."}
+		return c, noSuchTask()
 	}
 	for _, t := range c.members {
 		if t.Name == task.Model {

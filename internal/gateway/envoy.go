@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -135,16 +136,19 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	if e.process == nil {
 		return nil
 	}
-	for _, r := range e.dir.Records() {
-		if r.Name == envoy.RecordName {
-			return nil
-		}
+	if e.runsAlready() {
+		return nil
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	return l.Close()
+}
+
+// runsAlready reports whether the state directory has an Envoy of an earlier run.
+func (e *envoyLink) runsAlready() bool {
+	return slices.ContainsFunc(e.dir.Records(), func(r process.Record) bool { return r.Name == envoy.RecordName })
 }
 
 // maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.

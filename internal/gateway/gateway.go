@@ -51,6 +51,8 @@ type Gateway struct {
 	options Options
 	log     *zap.Logger
 	started time.Time
+	// uncounted says that requests of an earlier run may run that nobody has counted.
+	uncounted atomic.Bool
 	// self is the path of this program, for the guard and for replicas of the simulated engine.
 	self string
 	dir  *process.Dir

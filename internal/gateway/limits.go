@@ -109,7 +109,7 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		Models:    make(map[string]dispatch.Policy, len(c.Models)),
 		Pools:     make(map[string][]string, len(c.Pools)),
 		Tenants:   make(map[string]admission.TenantLimits, len(c.Tenants)),
-		TaskLease: c.TaskLease,
+		TaskLease: c.TaskLease, TaskLifetime: c.TaskLifetime,
 		Moderated: moderated(c),
 	}
 	for name, m := range k.fleet.Snapshot().Models {

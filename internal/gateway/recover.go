@@ -2,20 +2,27 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // recoverRequests counts the requests of an earlier run that Envoy still serves, so that they count
 // for their replicas and for the limits of their models. The access log reports the end of each
-// one.
+// one. If Envoy does not answer, the log counts them too: it names each running request every 10 s.
 func (g *Gateway) recoverRequests(ctx context.Context) {
-	g.dispatcher.Recover(g.activeRequests(ctx))
+	active, err := g.activeRequests(ctx)
+	if err != nil && g.envoy.runsAlready() {
+		g.uncounted.Store(true)
+		g.log.Warn("requests of the earlier run not counted yet, Envoy did not answer", zap.Error(err))
+	}
+	g.dispatcher.Recover(active)
 	if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced > 0 {
 		g.log.Info("requests of the earlier run recovered",
 			zap.Int("requests", counted), zap.Int("at_replicas_not_known_yet", unplaced))
@@ -38,8 +45,12 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 	last := g.started.Add(maxDuration(g.config()) + time.Minute)
 	var before map[dispatch.Location]int
 	idle := false // Envoy had no request a second ago
+	answers := 0  // how often Envoy has said how many requests it has
 	for {
-		if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced == 0 {
+		if answers >= roundOfLog && g.uncounted.CompareAndSwap(true, false) {
+			g.log.Info("requests of the earlier run counted from the access log")
+		}
+		if counted, unplaced := g.dispatcher.RecoveredCount(); counted+unplaced == 0 && !g.uncounted.Load() {
 			return nil
 		}
 		select {
@@ -53,8 +64,30 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 		if idle || time.Now().After(last) {
 			g.dispatcher.LimitRecovered(nil)
 		}
-		before, idle = g.activeRequests(ctx), g.envoyIsIdle(ctx)
+		var err error
+		if before, err = g.activeRequests(ctx); err == nil {
+			answers++
+		}
+		idle = g.envoyIsIdle(ctx)
 	}
+}
+
+// roundOfLog is after how many answers of Envoy, one each second, the access log has named every
+// request that ran when Envoy answered again. Envoy logs a running request every 10 s.
+const roundOfLog = 12
+
+// recoveryConditions tells of requests of the earlier run that count against no limit.
+func (g *Gateway) recoveryConditions() []condition.Condition {
+	_, unplaced := g.dispatcher.RecoveredCount()
+	switch {
+	case g.uncounted.Load():
+		return []condition.Condition{condition.Fault(condition.RequestsUncounted, "", "EnvoySilent",
+			"Envoy did not say which requests of the earlier run it still carries. Each of them counts as soon as the access log names it.")}
+	case unplaced > 0:
+		return []condition.Condition{condition.Fault(condition.RequestsUncounted, "", "ReplicaUnknown",
+			fmt.Sprintf("%d requests of the earlier run are at replicas that this gateway does not know. They take no slot there.", unplaced))}
+	}
+	return nil
 }
 
 // envoyTimeout is the timeout of a request to Envoy's admin interface.
@@ -69,14 +102,14 @@ func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 	return err == nil && n == 0
 }
 
-// activeRequests counts the requests of Envoy at each replica. It returns nil when Envoy does not
-// answer.
-func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Location]int {
+// activeRequests counts the requests of Envoy at each replica. It returns nil and an error when
+// Envoy does not answer.
+func (g *Gateway) activeRequests(ctx context.Context) (map[dispatch.Location]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()
 	clusters, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.ActiveRequests(ctx)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	counts := map[dispatch.Location]int{}
 	for cluster, endpoints := range clusters {
@@ -87,5 +120,5 @@ func (g *Gateway) activeRequests(ctx context.Context) map[dispatch.Location]int 
 			}
 		}
 	}
-	return counts
+	return counts, nil
 }

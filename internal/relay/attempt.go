@@ -162,8 +162,15 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 func (f *failover) response() dispatch.Response {
 	u := f.result.Usage
 	failed := f.bytesRead == 0 || f.answer != nil && f.answer.Status >= http.StatusBadRequest
-	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Prompt: u.Prompt, Completion: u.Completion,
+	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Abandoned: failed && f.isAbandoned(), Prompt: u.Prompt, Completion: u.Completion,
 		Cached: u.Cached, Known: u.Known, TTFT: f.prefill}
+}
+
+// isAbandoned reports whether no replica has begun to answer when the client left, cancelled the
+// call, or the call's time was over.
+func (f *failover) isAbandoned() bool {
+	cause := context.Cause(f.gen.ctx)
+	return f.bytesRead == 0 && (errors.Is(cause, errLeft) || errors.Is(cause, errCancelled) || errors.Is(cause, errTimeout) || errors.Is(cause, errTooLong))
 }
 
 // attempt is one try at one replica.

@@ -140,10 +140,16 @@ func (e *Entry) answeredByEngine() bool {
 	return e.Status < 400 || e.FirstByte > 0 || e.Details == "via_upstream"
 }
 
-// response is what the entry tells of a native request's response.
-func (e *Entry) response() Response {
+// abandoned says that a replica had the request and had not begun to answer when the client left or
+// the request's time was over.
+func (e *Entry) abandoned() bool {
+	return e.Upstream != "" && e.FirstByte == 0 && !e.answeredByEngine() && hasAnyFlag(e.Flags, "DC", "DR", "DPE", "UT", "SI", "UMSDR", "DT")
+}
+
+// Response is what the entry tells of a native request's response.
+func (e *Entry) Response() Response {
 	return Response{
-		Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400,
+		Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400, Abandoned: e.abandoned(),
 		Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Cached: e.Usage.Cached, Known: e.Usage.Known,
 		TTFT: e.ttft(),
 	}

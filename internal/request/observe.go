@@ -74,7 +74,7 @@ func (s *Store) observeRequest(e *Entry) {
 	hold, q, ended := s.addLocked(e)
 	s.mu.Unlock()
 	if hold != nil {
-		hold.Correct(e.response())
+		hold.Correct(e.Response())
 	}
 	if ended {
 		s.finish(q)

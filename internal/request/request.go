@@ -154,8 +154,9 @@ type Response struct {
 	Bytes int64
 	// Stream says that it came as events.
 	Stream bool
-	// Failed says that the engine gave no answer: an error, or nothing.
-	Failed bool
+	// Failed says that the engine gave no answer: an error, or nothing. Abandoned says that it was
+	// at work on a Failed response when the client left or the time was over.
+	Failed, Abandoned bool
 	// Prompt and Completion are the tokens that the engine counted, if Known.
 	Prompt, Completion int64
 	Known              bool

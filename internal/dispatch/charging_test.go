@@ -1,0 +1,295 @@
+package dispatch
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// limited is a stage with the model m, whose tenant t has these limits.
+func limited(l admission.TenantLimits) stage {
+	s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Second}})
+	s.put("m", replicas("a")...)
+	s.SetRules(Rules{Default: Policy{Limits: admission.Limits{QueueTimeout: time.Second}}, Tenants: map[string]admission.TenantLimits{"t": l}})
+	return s
+}
+
+// schedule admits a task of the tenant t for the model m.
+func (s stage) schedule(t *testing.T, tokens int) string {
+	t.Helper()
+	task, wait, fault := s.Schedule(t.Context(), TaskRequest{Tenant: "t", Model: "m", Tokens: tokens})
+	if fault != nil || wait != 0 {
+		t.Fatal(wait, fault)
+	}
+	return task.ID
+}
+
+// sized is a request of so many bytes of prompt and one token of output.
+func sized(task string, bytes int) *Request {
+	r := newRequest("m", "k")
+	r.Task, r.PromptBytes, r.MaxTokens = task, bytes, 1
+	return r
+}
+
+// serve sends a request and answers it with its estimate as usage. It reports whether it was
+// admitted.
+func (s stage) serve(t *testing.T, r *Request) bool {
+	t.Helper()
+	ticket, fault := s.Dispatch(t.Context(), r)
+	if fault != nil {
+		return false
+	}
+	_, tokens := ticket.Lease()
+	ticket.Release()
+	ticket.Correct(Response{Known: true, Prompt: int64(tokens), Bytes: 4})
+	return true
+}
+
+func (s stage) left(tenant string) admission.Quota { return s.admission.Tenant(tenant).Quota }
+
+func TestX2_ATaskOfOneTokenPassesNoLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(admission.TenantLimits{RequestsPerMinute: 3, TokensPerMinute: 2000})
+		task := s.schedule(t, 1)
+		passed := 0
+		for range 20 {
+			if s.serve(t, sized(task, 1600)) { // 401 tokens
+				passed++
+			}
+		}
+		if passed != 3 {
+			t.Errorf("%d of 20 requests passed 3 requests and 2,000 tokens a minute", passed)
+		}
+		if s.serve(t, sized(task, 200_000)) {
+			t.Error("a request of 50,000 tokens passed 2,000 tokens a minute")
+		}
+		if ok, fault := s.Complete(t.Context(), "t", task, 0); !ok || fault != nil {
+			t.Error(ok, fault)
+		}
+		if got := s.left("t"); got.Tokens.Remaining != 2000-3*401 || got.Requests.Remaining != 0 {
+			t.Errorf("after 3 × 401 tokens and a /complete of 0 are left: %+v", got)
+		}
+	})
+}
+
+func TestX2_AnAliasIsNoWayAroundLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		s.SetRules(Rules{Default: Policy{Limits: admission.Limits{TokensPerMinute: 1000, QueueTimeout: time.Second}}})
+		if !s.serve(t, sized("", 3200)) {
+			t.Fatal("801 of 1,000 tokens were refused")
+		}
+		r := sized("", 3200)
+		r.Model = "m-alias"
+		if s.serve(t, r) {
+			t.Error("the alias has tokens that its model has not")
+		}
+		task, _, fault := s.Schedule(t.Context(), TaskRequest{Tenant: "t", Model: "m-alias", Tokens: 800})
+		if task.ID != "" || fault != nil {
+			t.Error("a task for the alias has tokens that its model has not:", fault)
+		}
+	})
+}
+
+func TestX2_APoolIsNoWayAroundLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := pooled(t, Rules{Default: Policy{Limits: admission.Limits{TokensPerMinute: 1000, QueueTimeout: time.Second}},
+			Tenants: map[string]admission.TenantLimits{"t": {TokensPerMinute: 2500, RequestsPerMinute: 4}}})
+		sent := map[bool]int{}
+		for range 3 {
+			r := sized("", 3200)
+			r.Model = "p"
+			sent[s.serve(t, r)]++
+		}
+		if sent[true] != 2 {
+			t.Errorf("%d requests of 801 tokens went to two models of 1,000 tokens a minute each", sent[true])
+		}
+		if got := s.left("t"); got.Tokens.Remaining != 2500-2*801 || got.Requests.Remaining != 2 {
+			t.Errorf("left: %+v", got)
+		}
+	})
+}
+
+// The engine works for a request whose client leaves before the first byte, or lets its time run
+// out.
+func TestX2_AnAbandonedRequestKeepsItsEstimate(t *testing.T) {
+	entry := func(status int, flags string) Response {
+		e := request.Entry{Status: status, Flags: flags, Upstream: "127.0.0.1:9000", Model: "m", Details: "d"}
+		return e.Response()
+	}
+	for name, test := range map[string]struct {
+		response Response
+		cost     int64
+	}{
+		"the client left":              {entry(0, "DC"), 1001},
+		"the client's time was over":   {entry(408, "UT"), 1001},
+		"the engine refused":           {entry(400, ""), 0},
+		"the engine broke down":        {entry(503, "UC"), 0},
+		"no engine was reached":        {entry(503, "UF"), 0},
+		"a relayed call was abandoned": {Response{Failed: true, Abandoned: true}, 1001},
+		"a relayed call failed":        {Response{Failed: true}, 0},
+		"it left, and usage had come":  {Response{Abandoned: true, Failed: true, Known: true, Prompt: 20}, 20},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := limited(admission.TenantLimits{TokensPerMinute: 10_000})
+			ticket := s.must(t, sized("", 4000))
+			ticket.Correct(test.response)
+			ticket.Release()
+			if cost := 10_000 - s.left("t").Tokens.Remaining; cost != test.cost {
+				t.Errorf("%s: cost %d, want %d", name, cost, test.cost)
+			}
+		})
+	}
+}
+
+func TestX2_UsageThatCannotBeTrueIsIgnored(t *testing.T) {
+	for _, lie := range []Response{
+		{Known: true, Prompt: -5000, Completion: 1}, {Known: true, Completion: -1, Prompt: 1}, {Known: true},
+		{Known: true, Prompt: 1 << 62, Completion: 1 << 62},
+	} {
+		var l estimator
+		q := l.estimate(&Request{Tenant: "t", PromptBytes: 4000})
+		lie.Bytes, lie.Stream = 18_000, true
+		if cost := l.correct(lie, q); cost != 1100 {
+			t.Errorf("%+v cost %d, its bytes are worth 1,100", lie, cost)
+		}
+	}
+}
+
+// A client can teach the estimator what its own responses cost, so what it teaches is bounded.
+func TestX2_WhatResponsesTeachIsBounded(t *testing.T) {
+	var l estimator
+	spaces := &Request{Tenant: "t", PromptBytes: 1 << 20}
+	for range 1000 { // runs of spaces, and events full of probabilities
+		l.correct(Response{Known: true, Prompt: 10, Completion: 10, Bytes: 1 << 20, Stream: true}, l.estimate(spaces))
+	}
+	if q := l.estimate(&Request{Tenant: "t", PromptBytes: 16_000}); q.tokens.prompt < 1000 {
+		t.Errorf("16,000 bytes are taken for %d tokens", q.tokens.prompt)
+	}
+	if cost := l.cost(Response{Bytes: 72_000, Stream: true}, estimate{tokens: tokenCount{0, 1}}); cost < 100 {
+		t.Errorf("72,000 bytes of events are taken for %d tokens", cost)
+	}
+}
+
+// Whoever names the task of another tenant is told what one is told who names a task that does not
+// exist.
+func TestX2_ATaskOfAnotherTenantDoesNotExist(t *testing.T) {
+	s := limited(admission.TenantLimits{})
+	task := s.schedule(t, 1)
+	running := s.must(t, sized(task, 4)) // so that it is busy
+	defer running.Release()
+	answers := map[string]bool{}
+	for _, id := range []string{task, "tsk_nobodys"} {
+		r := sized(id, 4)
+		r.Tenant = "mallory"
+		_, fault := s.Dispatch(t.Context(), r)
+		ok, renewFault := false, (*openai.Error)(nil)
+		_, ok, renewFault = s.Renew(t.Context(), "mallory", id)
+		done, doneFault := s.Complete(t.Context(), "mallory", id, 0)
+		answers[fmt.Sprint(fault, fault.HTTPStatus(), ok, renewFault, done, doneFault)] = true
+	}
+	if len(answers) != 1 {
+		t.Errorf("two answers: %v", answers)
+	}
+	if ok, _ := s.Complete(t.Context(), "t", task, 1); !ok {
+		t.Error("its owner does not find it any more")
+	}
+	if _, fault := s.Dispatch(t.Context(), sized(task, 4)); fault == nil || fault.Param != headers.TaskID {
+		t.Errorf("a request under a completed task: %v", fault)
+	}
+}
+
+func TestX2_RenewalsEndWithTheLifetime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		s.SetRules(Rules{TaskLease: time.Minute, TaskLifetime: 100 * time.Second})
+		task := s.schedule(t, 1)
+		time.Sleep(50 * time.Second)
+		if lease, ok, _ := s.Renew(t.Context(), "t", task); !ok || lease != 50*time.Second {
+			t.Errorf("renewed for %v, its lifetime has 50 s left", lease)
+		}
+		time.Sleep(49 * time.Second)
+		if ticket, fault := s.Dispatch(t.Context(), sized(task, 4)); fault != nil {
+			t.Error(fault)
+		} else {
+			ticket.Release()
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if _, ok, _ := s.Renew(t.Context(), "t", task); ok {
+			t.Error("renewed after its lifetime")
+		}
+		if v, _ := s.View("m"); v.InFlight != 0 {
+			t.Errorf("%d in flight", v.InFlight)
+		}
+	})
+}
+
+// What ran before a restart is charged when Envoy's access log tells what it was.
+func TestX19_RecoveredRequestsAreCharged(t *testing.T) {
+	s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+	at := "127.0.0.1:9000"
+	s.Recover(map[Location]int{{"m", at}: 1})
+	entry := request.Entry{Log: headers.LogRequests, Model: "m", Upstream: at, RequestID: "1", Status: 200, BytesIn: 4000,
+		Metadata: map[string]string{headers.MetadataTenant: "t", headers.MetadataTokens: "500"}}
+	entry.Usage = request.Usage{Known: true, Prompt: 3000, Completion: 4000}
+	s.ObserveRecovered(&entry)
+	if left := s.left("t").Tokens.Remaining; left < 93_000 || left > 93_100 {
+		t.Errorf("%d tokens are left of 100,000 after a request of 7,000", left)
+	}
+	entry.RequestID, entry.Usage, entry.BytesOut, entry.Streamed = "2", request.Usage{}, 180_000, true
+	s.ObserveRecovered(&entry) // it was never counted
+	if left := s.left("t").Tokens.Remaining; left < 90_900 || left > 91_200 {
+		t.Errorf("%d tokens are left after a stream of 1,000 events to a prompt of 1,000", left)
+	}
+	if counted, unlocated := s.RecoveredCount(); counted+unlocated != 0 {
+		t.Errorf("%d and %d are still counted", counted, unlocated)
+	}
+	if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A request that could not be counted at the start is counted as soon as the access log tells of
+// it.
+func TestX19_UncountedRequestsAreCountedWhenTheLogTells(t *testing.T) {
+	s := limited(admission.TenantLimits{MaxConcurrent: 1})
+	entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
+		Metadata: map[string]string{headers.MetadataTenant: "t"}}
+	s.Recover(nil) // Envoy did not answer
+	for range 3 {
+		s.ObserveRecovered(&entry)
+	}
+	if v, _ := s.View("m"); v.InFlight != 1 || v.Loads["a"] != 1 {
+		t.Errorf("%+v", v)
+	}
+	if _, fault := s.Dispatch(t.Context(), newRequest("m", "k")); fault == nil || fault.Code != openai.CodeRateLimited {
+		t.Errorf("a second request of a tenant that may have one: %v", fault)
+	}
+	entry.Interim, entry.Status = false, 200
+	s.ObserveRecovered(&entry)
+	ticket := s.must(t, newRequest("m", "k"))
+	ticket.Release()
+}
+
+// A model whose limits are not known yet counts its recovered requests all the same.
+func TestX19_NoRecoveredRequestIsForgotten(t *testing.T) {
+	c := admission.New(admission.Config{})
+	lease := c.RecoverRequest(admission.RecoveredRequest{Model: "later"})
+	c.SetLimits("later", admission.Limits{MaxConcurrent: 1})
+	if n := c.Stats("later").InFlight; n != 1 {
+		t.Errorf("%d in flight", n)
+	}
+	lease.Release()
+	if n := c.Stats("later").InFlight; n != 0 {
+		t.Errorf("%d in flight", n)
+	}
+}
