@@ -10,6 +10,7 @@ package engines
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/netip"
 	"time"
 )
@@ -100,6 +101,9 @@ type Replica struct {
 	// launcher has hidden the secrets in it (package redact), because operators and custom
 	// resources show it.
 	Reason string
+	// CloseDelimited says that the launcher has seen the replica end a response by closing its
+	// connection, as HTTP/1.0 does: see IsCloseDelimited.
+	CloseDelimited bool
 	// Slots is the number of requests that the engine works on at once. 0 means unknown.
 	Slots int
 	// Since is when the replica entered State.
@@ -111,6 +115,12 @@ type Replica struct {
 	// GPUs are the UUIDs of its devices, separated by commas as in CUDA_VISIBLE_DEVICES. It is
 	// empty if the replica was given none.
 	GPUs string
+}
+
+// IsCloseDelimited reports whether only the end of the connection ends the body of a response (RFC
+// 9112, section 6.3), so that a cut looks like an end. The request was not a HEAD.
+func IsCloseDelimited(r *http.Response) bool {
+	return r.ContentLength < 0 && len(r.TransferEncoding) == 0 && r.ProtoMajor == 1 && !r.Uncompressed
 }
 
 // Group returns the name of the replica's Transport, or "" for plain HTTP.

@@ -26,6 +26,7 @@ const (
 	// streams of a changed listener when the drain time is over.
 	defaultDrainTime    = 31 * time.Minute
 	defaultReplaceDrain = 30 * time.Second
+	defaultHangTimeout  = 30 * time.Second
 
 	// minBackoff and maxBackoff bound the time between the end of an Envoy and its next start.
 	minBackoff = 100 * time.Millisecond
@@ -55,6 +56,13 @@ type Config struct {
 	// ReplaceDrain is how long Run waits for the requests of an adopted Envoy that differs from
 	// this Config before Run replaces the Envoy. 0 means 30 s.
 	ReplaceDrain time.Duration
+	// Probe asks whether the Envoy answers clients, at its listener. An error means that it does
+	// not. It is called only while the admin interface does not answer. nil: the admin interface
+	// alone counts.
+	Probe func(context.Context) error
+	// HangTimeout is how long neither the admin interface nor Probe may answer before the Envoy is
+	// ended and another one started. 0 means 30 s; below 0 it is never ended.
+	HangTimeout time.Duration
 	// Concurrency is the number of Envoy's worker threads. 0 means one for each hardware thread.
 	Concurrency int
 	// Log receives the starts, ends and states of the Envoy. nil discards them. (Envoy's own log is
@@ -90,6 +98,11 @@ type Status struct {
 	// Reason says why the Envoy is not live. If it is live, Reason says how the previous one ended,
 	// with its last log lines.
 	Reason string
+	// SilentSince is when the admin interface answered last, if it does not answer now and did not
+	// for silentAfter. It is zero while the admin interface answers.
+	SilentSince time.Time
+	// Hung means that Probe fails too. It is false while SilentSince is zero.
+	Hung bool
 }
 
 // Envoy supervises one Envoy process. Its methods are safe for concurrent use. Lock order:
@@ -120,6 +133,9 @@ func New(c Config) *Envoy {
 	if c.ReplaceDrain <= 0 {
 		c.ReplaceDrain = defaultReplaceDrain
 	}
+	if c.HangTimeout == 0 {
+		c.HangTimeout = defaultHangTimeout
+	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
@@ -143,7 +159,8 @@ func (e *Envoy) Status() Status {
 // Whenever the Envoy ends, Run starts it again after a back-off.
 //
 // Run returns an error if there is no usable binary, or if Envoy refuses the bootstrap; the error
-// then has Envoy's own words. Run returns nil when ctx ends, which leaves the process running, and
+// then has Envoy's own words. An Envoy that cannot be started for another reason, such as a full
+// disk, is tried again. Run returns nil when ctx ends, which leaves the process running, and
 // after Stop.
 func (e *Envoy) Run(ctx context.Context) error {
 	l, err := e.prepareLaunch(ctx)
@@ -166,10 +183,23 @@ func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
 	if err != nil || adopted {
 		return err
 	}
+	if err := l.writeBootstrap(); err != nil {
+		e.startFailed(err) // supervise tries again
+		return nil
+	}
 	if err := l.validate(ctx); err != nil {
 		return err
 	}
-	return e.start(l)
+	if err := e.start(l); err != nil {
+		e.startFailed(err)
+	}
+	return nil
+}
+
+// startFailed logs and shows why no Envoy could be started.
+func (e *Envoy) startFailed(err error) {
+	e.log.Error("envoy start failed", zap.Error(err))
+	e.updateStatus(func(s *Status) { s.State, s.PID, s.Reason = StateDown, 0, err.Error() })
 }
 
 // supervise watches the process and starts a new one when it ends, until ctx ends or Stop is
@@ -178,7 +208,8 @@ func (e *Envoy) supervise(ctx context.Context, l launchSpec) {
 	backoff := minBackoff
 	for {
 		started := time.Now()
-		if p := e.currentProcess(); p != nil {
+		p := e.currentProcess()
+		if p != nil {
 			e.watch(ctx, p)
 		}
 		if ctx.Err() != nil || e.isStopped() {
@@ -191,10 +222,11 @@ func (e *Envoy) supervise(ctx context.Context, l launchSpec) {
 			return
 		}
 		backoff = min(2*backoff, maxBackoff)
-		e.updateStatus(func(s *Status) { s.Restarts++ })
+		if p != nil {
+			e.updateStatus(func(s *Status) { s.Restarts++ })
+		}
 		if err := e.start(l); err != nil {
-			e.log.Error("envoy start failed", zap.Error(err))
-			e.updateStatus(func(s *Status) { s.Reason = err.Error() })
+			e.startFailed(err)
 		}
 	}
 }
@@ -207,6 +239,9 @@ func (e *Envoy) start(l launchSpec) error {
 		return nil
 	}
 	e.proc = nil
+	if err := l.writeBootstrap(); err != nil {
+		return err
+	}
 	p, err := e.cfg.Dir.Start(process.Spec{
 		Name:    RecordName,
 		Purpose: RecordName,
@@ -224,9 +259,11 @@ func (e *Envoy) start(l launchSpec) error {
 	return nil
 }
 
-// watch updates the status until the process ends, ctx ends, or Stop is called.
+// watch updates the status until the process ends, ctx ends, or Stop is called. It ends a process
+// that hangs.
 func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 	poll := minPoll
+	dog := newWatchdog()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -240,7 +277,11 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 			return
 		case <-timer.C:
 		}
-		if e.refreshState(ctx) == StateLive {
+		state := e.refreshState(ctx, &dog)
+		if dog.bites(e.cfg.HangTimeout) && ctx.Err() == nil {
+			e.endHung(ctx, p)
+		}
+		if state == StateLive {
 			poll = livePoll
 		} else {
 			poll = min(2*poll, maxPoll)
@@ -249,11 +290,22 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 	}
 }
 
-// refreshState asks Envoy for its state, stores the state in the status and returns it.
-func (e *Envoy) refreshState(ctx context.Context) State {
+// refreshState asks Envoy for its state, stores the state in the status and returns it. When the
+// admin interface does not answer, it asks the listener: an Envoy that was live stays live while
+// its listener answers.
+func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
 	reported, err := e.admin.ServerState(ctx)
+	listener := err
+	if err != nil {
+		listener = e.probe(ctx)
+	}
+	if ctx.Err() == nil {
+		dog.observe(err, listener)
+	}
 	state, reason := StateStarting, "envoy has no configuration yet"
 	switch {
+	case err != nil && listener == nil && e.Status().State == StateLive:
+		state = StateLive
 	case err != nil:
 		reason = err.Error()
 	case reported == serverLive:
@@ -269,7 +321,7 @@ func (e *Envoy) refreshState(ctx context.Context) State {
 		if s.State != state {
 			e.log.Info("envoy state changed", zap.String("state", string(state)), zap.Int("pid", s.PID))
 		}
-		s.State = state
+		s.State, s.SilentSince, s.Hung = state, dog.silentSince(), dog.hung()
 		if state != StateLive {
 			s.Reason = reason
 		}

@@ -34,8 +34,9 @@ const validateTimeout = 30 * time.Second
 // adopted.
 type launchSpec struct {
 	command []string
-	// bootstrapFile is the path of the bootstrap.
+	// bootstrapFile is the path of the bootstrap, bootstrap its content.
 	bootstrapFile string
+	bootstrap     []byte
 	version       string
 	// digest is a hash of the arguments and of the bootstrap without its budget. The budget depends
 	// on the machine, and a running Envoy keeps the budget that it was started with.
@@ -45,8 +46,7 @@ type launchSpec struct {
 	budget      Budget
 }
 
-// prepareLaunch writes the bootstrap into the state directory and returns what to run. Overwriting
-// the file is safe while an Envoy runs, since Envoy reads the file only at its start.
+// prepareLaunch returns what to run. It writes nothing.
 func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	version, err := Version(ctx, e.cfg.Binary)
 	if err != nil {
@@ -57,9 +57,6 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		return launchSpec{}, err
 	}
 	file := filepath.Join(e.cfg.Dir.Path(), "envoy.json")
-	if err := writeFile(file, bootstrap); err != nil {
-		return launchSpec{}, fmt.Errorf("envoy bootstrap: %w", err)
-	}
 	args := e.arguments(file)
 	digest, err := launchDigest(e.cfg.Bootstrap, args)
 	if err != nil {
@@ -68,6 +65,7 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	return launchSpec{
 		command:       append([]string{e.cfg.Binary}, args...),
 		bootstrapFile: file,
+		bootstrap:     bootstrap,
 		version:       version,
 		digest:        digest,
 		adminSocket:   e.cfg.Bootstrap.AdminSocket,
@@ -134,6 +132,26 @@ func (l launchSpec) difference(meta map[string]string) string {
 	return ""
 }
 
+// writeBootstrap writes the bootstrap into the state directory, unless it is there already. This is
+// safe while an Envoy runs, since Envoy reads the file only at its start.
+func (l launchSpec) writeBootstrap() error {
+	if found, err := os.ReadFile(l.bootstrapFile); err == nil && bytes.Equal(found, l.bootstrap) {
+		return nil
+	}
+	if err := writeFile(l.bootstrapFile, l.bootstrap); err != nil {
+		return fmt.Errorf("envoy bootstrap: %w", err)
+	}
+	return nil
+}
+
+// check writes the bootstrap and lets Envoy itself check it.
+func (l launchSpec) check(ctx context.Context) error {
+	if err := l.writeBootstrap(); err != nil {
+		return err
+	}
+	return l.validate(ctx)
+}
+
 // validate lets Envoy itself check the bootstrap.
 func (l launchSpec) validate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
@@ -190,7 +208,8 @@ func trimLogPrefix(s string) string {
 }
 
 // adopt takes over the Envoy of the state directory if its launchSpec is l. An Envoy that differs
-// is drained and ended, and adopt returns false.
+// is drained and ended, and adopt returns false. An Envoy that differs and whose successor could
+// not be started, because its bootstrap cannot be written or is refused, is taken over too.
 func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
 	p, ok := e.cfg.Dir.Adopt(RecordName)
 	if !ok {
@@ -205,6 +224,12 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
 	if reason == "" {
 		e.setAdopted(p)
 		e.log.Info("envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
+		return true, nil
+	}
+	if err := l.check(ctx); err != nil {
+		e.setAdopted(p)
+		e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
+			zap.String("difference", reason), zap.Error(err))
 		return true, nil
 	}
 	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),

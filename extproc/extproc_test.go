@@ -198,6 +198,11 @@ func TestDecided(t *testing.T) {
 			if got["x-envoy-max-retries"] != fmt.Sprint(max(strings.Count(got[headers.Endpoint], ","), 1)) {
 				t.Errorf("retries %s for %s", got["x-envoy-max-retries"], got[headers.Endpoint])
 			}
+			if strings.Contains(got[headers.Endpoint], ",") != (got["x-envoy-retriable-status-codes"] == "429") {
+				t.Errorf("retries on %q, %q for %s", got["x-envoy-retry-on"], got["x-envoy-retriable-status-codes"], got[headers.Endpoint])
+			}
+			delete(got, "x-envoy-retry-on")
+			delete(got, "x-envoy-retriable-status-codes")
 			delete(got, "x-envoy-max-retries")
 			delete(got, headers.Cluster)
 			delete(got, headers.Endpoint)
@@ -235,7 +240,7 @@ func TestRefusedWithTheBody(t *testing.T) {
 	}{
 		{"not JSON", `{`, "", openai.CodeInvalidRequest},
 		{"unknown model", `{"model":"x"}`, "", openai.CodeModelNotFound},
-		{"forbidden model", `{"model":"other"}`, "", openai.CodeForbiddenModel},
+		{"forbidden model", `{"model":"other"}`, "", openai.CodeModelNotFound},
 		{"timeout is no number", `{"model":"m"}`, "x-sluice-timeout-ms: soon", openai.CodeInvalidRequest},
 		{"two timeouts", `{"model":"m","timeout_ms":5}`, "x-sluice-timeout-ms: 6", openai.CodeInvalidRequest},
 		{"two ids", `{"model":"m","request_id":"a"}`, "idempotency-key: b", openai.CodeInvalidRequest},

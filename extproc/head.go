@@ -108,6 +108,9 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 	if fault := openai.CheckEncoding(r.contentEncoding); fault != nil {
 		return fault
 	}
+	if fault := openai.CheckContentType(endpoint, r.contentType); fault != nil {
+		return fault
+	}
 	if n := r.length(); n > maxBody {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.", n, maxBody)
 	}

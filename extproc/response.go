@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -38,9 +39,12 @@ type departure struct {
 // cluster and the replicas; Envoy's route matches on them. The body is changed only if it has
 // options of Sluice or an alias for the model.
 func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from departure) *extproc.ProcessingResponse {
-	set := make([]*core.HeaderValueOption, 0, 10)
+	set := make([]*core.HeaderValueOption, 0, 12)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
+	if t.HasFallback() {
+		set = append(set, retryHeaders[t.FailOver&failover.EveryBit]...)
+	}
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}
@@ -63,6 +67,21 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
 		RequestBody: &extproc.BodyResponse{Response: common}}}
 }
+
+// retryHeaders has, for each set of statuses, the headers that make Envoy try the next replica
+// after one of them. The headers are shared by all answers and never changed.
+var retryHeaders = func() (all [failover.EveryBit + 1][]*core.HeaderValueOption) {
+	for set := range all {
+		retryOn, codes := failover.Statuses(set).Envoy()
+		if retryOn != "" {
+			all[set] = append(all[set], header("x-envoy-retry-on", retryOn))
+		}
+		if codes != "" {
+			all[set] = append(all[set], header("x-envoy-retriable-status-codes", codes))
+		}
+	}
+	return all
+}()
 
 // appendTimeout appends the timeout of the response: the shortest of the model's limit, the
 // client's MaxDuration and the client's Timeout. Envoy counts the timeout from now. The client's

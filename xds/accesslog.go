@@ -26,14 +26,35 @@ const (
 func requestLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogRequests)
 	common.BufferFlushInterval = durationpb.New(logFlushInterval)
-	return []*accesslog.AccessLog{grpcLog(common, nil)}
+	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common}, nil)}
 }
 
 // attemptLog configures the log of attempts.
 func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
-	return []*accesslog.AccessLog{grpcLog(common, failedOrRetried())}
+	filters := []*accesslog.AccessLogFilter{failedOrRetried(), answeredAtLeast(429), celFilter(closeDelimited)}
+	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
+		CommonConfig: common, AdditionalResponseHeadersToLog: []string{"content-length", "transfer-encoding", "retry-after"},
+	}, &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_OrFilter{
+		OrFilter: &accesslog.OrFilter{Filters: filters},
+	}})}
+}
+
+// closeDelimited matches responses of replicas that only the end of the connection ends. There is
+// no code yet when Envoy logs that an attempt has a connection. Envoy keeps a copy of the replica's
+// own headers for this log; elsewhere it removes transfer-encoding.
+const closeDelimited = `response.code >= 200 && !("content-length" in response.headers) && !("transfer-encoding" in response.headers) && ` +
+	`xds.cluster_name.startsWith("model/")`
+
+// answeredAtLeast matches answers with this status or a greater one.
+func answeredAtLeast(status uint32) *accesslog.AccessLogFilter {
+	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_StatusCodeFilter{
+		StatusCodeFilter: &accesslog.StatusCodeFilter{Comparison: &accesslog.ComparisonFilter{
+			Op:    accesslog.ComparisonFilter_GE,
+			Value: &core.RuntimeUInt32{DefaultValue: status, RuntimeKey: "sluice.logged_status"}, // nobody sets the key
+		}},
+	}}
 }
 
 // failedOrRetried matches the attempts that the gateway must know of at once: those that failed and
@@ -73,11 +94,11 @@ func valueTag(name, format string) *tag.CustomTag {
 }
 
 // grpcLog wraps a configuration. It logs only what the filter matches; nil matches everything.
-func grpcLog(common *grpclog.CommonGrpcAccessLogConfig, only *accesslog.AccessLogFilter) *accesslog.AccessLog {
+func grpcLog(log *grpclog.HttpGrpcAccessLogConfig, only *accesslog.AccessLogFilter) *accesslog.AccessLog {
 	return &accesslog.AccessLog{
 		Name:       "envoy.access_loggers.http_grpc",
 		Filter:     only,
-		ConfigType: &accesslog.AccessLog_TypedConfig{TypedConfig: mustPack(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common})},
+		ConfigType: &accesslog.AccessLog_TypedConfig{TypedConfig: mustPack(log)},
 	}
 }
 

@@ -13,15 +13,12 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 const (
-	// retryOn lists the failures after which Envoy tries the next replica, as long as no response
-	// headers have come. It has reset and not only reset-before-request, because an engine that
-	// closes a connection at the moment of its reuse has read the request's first bytes.
-	retryOn = "connect-failure,refused-stream,reset"
 	// retries is the number of retries, unless ext_proc sets another in x-envoy-max-retries. Each
 	// retry goes to the next replica of the list.
 	retries = 3
@@ -152,10 +149,14 @@ func gatewayOnlyHeaders() []string {
 	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
 }
 
-// retryPolicy makes Envoy follow the list of replicas that ext_proc has written.
+// retryPolicy makes Envoy follow the list of replicas that ext_proc has written. failover.RetryOn
+// lists the failures after which Envoy tries the next replica, as long as no response headers have
+// come. It has reset and not only reset-before-request, because an engine that closes a connection
+// at the moment of its reuse has read the request's first bytes. The statuses after which Envoy
+// tries the next replica come with each request, from ext_proc: a list of one replica has none.
 func retryPolicy() *route.RetryPolicy {
 	return &route.RetryPolicy{
-		RetryOn:    retryOn,
+		RetryOn:    failover.RetryOn(),
 		NumRetries: wrapperspb.UInt32(retries),
 		RetryBackOff: &route.RetryPolicy_RetryBackOff{
 			BaseInterval: durationpb.New(retryBackOff), MaxInterval: durationpb.New(retryBackOffMax),

@@ -59,7 +59,7 @@ func loggedRequest(t *testing.T, g *gateway) {
 		t.Errorf("response %v", r)
 	}
 	if n := len(g.log.of(headers.LogAttempts, got.Header.Get(headers.RequestID))); n != 0 {
-		t.Errorf("a request without a retry has %d entries in the log of attempts", n)
+		t.Errorf("a request without a retry has %d entries in the log of attempts: %v", n, g.log.of(headers.LogAttempts, got.Header.Get(headers.RequestID)))
 	}
 }
 

@@ -46,7 +46,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logLevel, "log-level", "info", "debug, info, warn or error")
 	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
 	root.AddCommand(
-		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newKeysCommand(),
+		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newKeysCommand(), newAdminCommand(),
 		newRestartCommand(), newNodeCommand(&g), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
 	)
 	return root

@@ -11,7 +11,7 @@ import (
 )
 
 func newRestartCommand() *cobra.Command {
-	var file string
+	var file, tokenFile string
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "restart -c FILE",
@@ -22,13 +22,18 @@ func newRestartCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			token, err := adminToken(tokenFile)
+			if err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return gateway.Restart(ctx, c)
+			return gateway.Restart(ctx, c, token)
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")
 	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until the gateway is ready again")
+	addAdminTokenFlag(c, &tokenFile)
 	_ = c.MarkFlagRequired("config")
 	return c
 }

@@ -33,6 +33,8 @@ type checkResult struct {
 type modelList struct {
 	names   []string
 	refused RefusedNames
+	// closeDelimited says that the server has ended the response by closing its connection.
+	closeDelimited bool
 }
 
 // Limits for a server's list of models: bytes, and number of models.
@@ -94,7 +96,9 @@ func (c modelClient) fetchModels(ctx context.Context, url string) (list modelLis
 	case resp.StatusCode != http.StatusOK:
 		return list, statusError(resp.StatusCode)
 	}
-	return parseModels(io.LimitReader(resp.Body, maxListBytes))
+	list, err = parseModels(io.LimitReader(resp.Body, maxListBytes))
+	list.closeDelimited = engines.IsCloseDelimited(resp)
+	return list, err
 }
 
 // parseModels parses {"data":[{"id":…}]}, which is OpenAI's format, or an array of such models.

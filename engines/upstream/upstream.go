@@ -314,7 +314,7 @@ func (l *Launcher) Faults() map[string]string {
 
 func (s *server) replica(model string) engines.Replica {
 	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
-		Launcher: engines.Upstream, Since: s.since, Reason: s.fault}
+		Launcher: engines.Upstream, Since: s.since, Reason: s.fault, CloseDelimited: s.list.closeDelimited}
 	switch {
 	case !s.checked:
 		r.State = engines.Starting

@@ -5,12 +5,16 @@
 // page is plain HTML, CSS and JavaScript that is embedded in the binary. It reads the same JSON API
 // as other clients.
 //
-// There is no login, so the listener is on a loopback address unless the operator configures
-// another. The type guard protects the API from hostile web pages in the operator's browser.
+// Access says who may use the listener. Without it, everybody who reaches the listener is an
+// operator, so the configuration then allows only a loopback address. The type guard protects the
+// API from hostile web pages in the operator's browser. Every call that may change something gives
+// a line in the log.
 package admin
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -72,7 +76,13 @@ type Config struct {
 	Reload func(context.Context) error
 	// Metrics serves /metrics.
 	Metrics http.Handler
-	// Log receives failed reloads. If Log is nil, they are not logged.
+	// Access returns who may use the listener. If Access or its result is nil, everybody may change
+	// everything.
+	Access func() *Access
+	// SessionKey signs the cookies of logins. If it is empty, New makes one, and logins end with
+	// the process.
+	SessionKey []byte
+	// Log receives failed reloads, and the audit lines. If Log is nil, they are not logged.
 	Log *zap.Logger
 }
 
@@ -81,16 +91,49 @@ func New(c Config) http.Handler {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	h := &handler{Config: c, guard: newGuard(c.Listen)}
-	h.routes = h.table()
+	if len(c.SessionKey) == 0 {
+		c.SessionKey = make([]byte, sha256.Size)
+		_, _ = rand.Read(c.SessionKey) // crypto/rand never fails
+	}
+	h := &handler{Config: c, guard: newGuard(c.Listen), strangers: strangersLog(c.Log)}
+	h.routes, h.open = h.table(), map[string]bool{"/healthz": true, "/readyz": true, loginPath: true, sessionPath: true}
+	for path := range pageFiles() {
+		h.open[path] = true
+	}
 	return h
 }
 
-// handler implements the admin listener. routes holds the endpoints with a fixed path.
+// NewHealth returns the handler of a listener that serves only /healthz, /readyz and /metrics, to
+// everybody. It uses Listen, NotReady and Metrics of c.
+func NewHealth(c Config) http.Handler {
+	c.Access, c.Log = nil, zap.NewNop()
+	h := &handler{Config: c, guard: newGuard(c.Listen)}
+	h.routes = map[string]route{"/healthz": {http.MethodGet: h.healthz}, "/readyz": {http.MethodGet: h.readyz}}
+	if h.Metrics != nil {
+		h.routes["/metrics"] = route{http.MethodGet: h.Metrics.ServeHTTP}
+	}
+	h.onlyFixed = true
+	return h
+}
+
+// The paths of a login, its end, and the question who is logged in.
+const (
+	loginPath   = "/api/v1/login"
+	logoutPath  = "/api/v1/logout"
+	sessionPath = "/api/v1/session"
+)
+
+// handler implements the admin listener.
 type handler struct {
 	Config
-	guard  *guard
-	routes map[string]route
+	guard *guard
+	// routes holds the endpoints with a fixed path. onlyFixed: there are no others.
+	routes    map[string]route
+	onlyFixed bool
+	// open holds the paths that need no authentication.
+	open map[string]bool
+	// strangers logs the calls without valid credentials.
+	strangers *zap.Logger
 }
 
 // route holds the handlers of one path by HTTP method. The handler of GET also serves HEAD.
@@ -113,6 +156,9 @@ func (h *handler) table() map[string]route {
 		"/api/v1/status":   {http.MethodGet: h.status},
 		"/api/v1/models":   {http.MethodGet: h.models},
 		"/api/v1/replicas": {http.MethodGet: h.replicas},
+		sessionPath:        {http.MethodGet: h.session},
+		loginPath:          {http.MethodPost: h.login},
+		logoutPath:         {http.MethodPost: h.logout},
 	}
 	for path, file := range pageFiles() {
 		routes[path] = route{http.MethodGet: file.ServeHTTP}
@@ -153,6 +199,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, notFound("Unknown admin URL."))
 		return
 	}
+	caller, fault := h.admit(r)
+	if fault != nil {
+		h.refuse(w, r, caller, fault)
+		return
+	}
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -164,13 +215,34 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Message: "This URL allows only the methods " + route.allowed() + "."})
 		return
 	}
-	serve(w, r)
+	if r = withAudit(r, caller); isRead(r) {
+		serve(w, r)
+		return
+	}
+	h.audited(serve, w, r)
+}
+
+// admit returns who has sent the request, or the error to answer it with. The caller of an open
+// path has no name.
+func (h *handler) admit(r *http.Request) (caller, *openai.Error) {
+	if h.open[r.URL.EscapedPath()] {
+		return caller{}, nil
+	}
+	c, fault := h.authenticate(r)
+	if fault == nil && r.URL.EscapedPath() != logoutPath {
+		fault = c.authorize(r)
+	}
+	return c, fault
 }
 
 // find returns the route of an escaped path. The path is escaped because the name of a model or a
 // tenant may contain slashes. http.ServeMux is not used because it would change some names when it
 // cleans the path.
 func (h *handler) find(path string) (route, bool) {
+	if h.onlyFixed {
+		r, ok := h.routes[path]
+		return r, ok
+	}
 	if rest, ok := strings.CutPrefix(path, "/api/v1/models/"); ok {
 		return h.findModel(rest)
 	}

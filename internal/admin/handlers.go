@@ -191,6 +191,9 @@ func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelS
 }
 
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+	a := auditOf(r)
+	a.old = h.Status().Config.Hash
+	defer func() { a.new = h.Status().Config.Hash }()
 	if err := h.Reload(r.Context()); err != nil {
 		h.Log.Warn("reload by the admin listener failed", zap.Error(err))
 		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})

@@ -180,13 +180,28 @@ func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
 		return ""
 	})
 	if fault == nil {
+		a := auditOf(r)
+		a.old = only(values, changes)
 		fault = h.PatchLimits(r.Context(), s.key, changes)
+		after, _, _ := h.lookupLimits(s.key)
+		a.new = only(after, changes)
 	}
 	if fault != nil {
 		writeError(w, fault)
 		return
 	}
 	writeJSON(w, http.StatusOK, s.view())
+}
+
+// only returns the values of the limits that changes names.
+func only(values map[string]int64, changes map[string]*int64) map[string]int64 {
+	named := map[string]int64{}
+	for name := range changes {
+		if v, ok := values[name]; ok {
+			named[name] = v
+		}
+	}
+	return named
 }
 
 // parsePatch reads a JSON object of whole numbers and nulls in which no field occurs twice. refuse

@@ -15,6 +15,7 @@ func pageFiles() map[string]http.Handler {
 		"/":            {"index.html", "text/html; charset=utf-8"},
 		"/app.js":      {"app.js", "text/javascript; charset=utf-8"},
 		"/view.js":     {"view.js", "text/javascript; charset=utf-8"},
+		"/login.js":    {"login.js", "text/javascript; charset=utf-8"},
 		"/limits.js":   {"limits.js", "text/javascript; charset=utf-8"},
 		"/tables.js":   {"tables.js", "text/javascript; charset=utf-8"},
 		"/style.css":   {"style.css", "text/css; charset=utf-8"},

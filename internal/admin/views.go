@@ -40,6 +40,9 @@ type ReplicaLoad struct {
 	// Max is the greatest number of concurrent requests of the replica. 0 means that no limit is
 	// known.
 	Max int
+	// CloseDelimited says that the replica ends responses by closing their connections, so that all
+	// requests of its model are managed.
+	CloseDelimited bool
 }
 
 // Tenant is the state of a tenant. It contains neither keys nor their hashes.
@@ -152,6 +155,8 @@ type Nack struct {
 type ConfigStatus struct {
 	// Path is the path of the file. It is empty when there is no file.
 	Path string
+	// Hash is the SHA-256 of the content in force, in hex. Audit lines name it.
+	Hash string
 	// LoadedAt is when the configuration in force was read.
 	LoadedAt time.Time
 	// Faults are the faults of a newer file that was refused, one sentence each.
@@ -283,6 +288,8 @@ type replicaView struct {
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
 	GPUs     []string   `json:"gpus"`
+	// CloseDelimited is ReplicaLoad.CloseDelimited.
+	CloseDelimited bool `json:"close_delimited"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -310,6 +317,8 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Since:    orNull(r.Since),
 		Restarts: r.Restarts,
 		GPUs:     orEmpty(r.Devices()),
+
+		CloseDelimited: load.CloseDelimited,
 	}
 }
 

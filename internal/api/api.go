@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -83,14 +82,8 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name, shown, ok := c.resolve(r.PathValue("id"))
-	if ok && !c.Allowed(r.Header.Get(headers.Tenant), name) {
-		fail(w, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-			Message: "This API key names not use the model `" + name + "`."})
-		return
-	}
-	if !ok {
-		fail(w, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
-			Message: "The model `" + strings.ToValidUTF8(r.PathValue("id"), "?") + "` does not exist."})
+	if !ok || !c.Allowed(r.Header.Get(headers.Tenant), name) {
+		fail(w, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}
 	writeJSON(w, 200, c.card(shown))

@@ -29,6 +29,9 @@ func readObject(w http.ResponseWriter, r *http.Request, known map[string]fieldPa
 	if fault := openai.CheckEncoding(r.Header.Get("content-encoding")); fault != nil {
 		return fault
 	}
+	if fault := openai.CheckCharset(r.Header.Get("content-type")); fault != nil {
+		return fault
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body is larger than %d bytes.", maxBody)

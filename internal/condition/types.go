@@ -14,6 +14,7 @@ const (
 	ReplicaFailed        Type = "ReplicaFailed"
 	ReplicaSuspended     Type = "ReplicaSuspended"
 	ReplicaPending       Type = "ReplicaPending"
+	CloseDelimited       Type = "CloseDelimited"
 	UpstreamUnreachable  Type = "UpstreamUnreachable"
 	NodeLost             Type = "NodeLost"
 	RedisUnavailable     Type = "RedisUnavailable"
@@ -59,6 +60,9 @@ var types = []row{
 	{ReplicaPending, Warning, False, false,
 		"The model has replicas that fit on no node.",
 		"Add a node, lower the model's resources, or lower its minimum of replicas."},
+	{CloseDelimited, Info, False, false,
+		"The replica ends responses by closing their connections. All requests of its model are managed, because only the relay notices a cut.",
+		"Have the engine, or the proxy in front of it, answer by HTTP/1.1 with Content-Length or in chunks."},
 	{UpstreamUnreachable, Warning, False, false,
 		"A server of `upstreams` does not answer its health check.",
 		"Check that the server runs and that its address in the file is right."},

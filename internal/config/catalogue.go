@@ -168,5 +168,6 @@ func DiscoveredModel() Model {
 	k := &checker{decoder: d}
 	k.checkRouting(nil, &m.Routing)
 	k.checkUnhealthyOn(nil, &m)
+	k.setFailOverOn(nil, &m)
 	return m
 }

@@ -5,28 +5,39 @@ import (
 	"strings"
 )
 
-// checkListeners checks the addresses that Sluice and Envoy listen on. With auth.mode none they
-// must all be on loopback.
+// checkListeners checks the addresses that Sluice and Envoy listen on. With auth.mode none, listen
+// must be on loopback. Without admin_auth, admin must be.
 func (k *checker) checkListeners() {
 	listen, ok := k.checkAddress(path{"listen"}, &k.config.Listen)
 	admin, ok2 := k.checkAddress(path{"admin"}, &k.config.Admin)
-	k.checkControl(listen, admin)
-	k.checkPeers(listen, admin)
+	health := k.checkHealth(listen, admin)
+	k.checkControl(listen, admin, health)
+	k.checkPeers(listen, admin, health)
+	k.checkAdminAuth(admin)
 	if !ok || !ok2 {
 		return
 	}
 	if overlap(listen, admin) {
 		k.faultf(path{"admin"}, "%s is also the address of listen (%s): choose another port", admin, listen)
 	}
-	if k.config.Auth.Mode != AuthNone {
-		return
+	if k.config.Auth.Mode == AuthNone && !listen.Addr().IsLoopback() {
+		k.faultf(path{"auth", "mode"}, "none admits everybody, so listen must be on loopback, and is %s: set listen: 127.0.0.1:%d, or mode: keys",
+			listen, listen.Port())
 	}
-	for name, address := range map[string]netip.AddrPort{"listen": listen, "admin": admin} {
-		if !address.Addr().IsLoopback() {
-			k.faultf(path{"auth", "mode"}, "none admits everybody, so every listener must be on loopback, and %s is %s: set %s: 127.0.0.1:%d, or mode: keys",
-				name, address, name, address.Port())
-		}
+}
+
+// checkHealth checks the address of /healthz, /readyz and /metrics, and returns it if there is one.
+// others are the other listeners; an invalid one is ignored.
+func (k *checker) checkHealth(others ...netip.AddrPort) netip.AddrPort {
+	at := path{"health"}
+	if k.config.Health == "" {
+		return netip.AddrPort{}
 	}
+	address, ok := k.checkAddress(at, &k.config.Health)
+	if ok {
+		k.checkOverlap(at, address, others)
+	}
+	return address
 }
 
 // overlap tells whether two listeners cannot exist together: they have the same port, and the same

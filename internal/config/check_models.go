@@ -17,6 +17,7 @@ func (k *checker) checkModels() []named {
 		k.checkRouting(at.field("routing"), &m.Routing)
 		k.checkStream(at.field("stream"), m)
 		k.checkUnhealthyOn(at, m)
+		k.setFailOverOn(at, m)
 		k.checkWait(at.field("cold_start_timeout"), m.ColdStartTimeout)
 		k.checkWait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
 		switch m.Launcher {
@@ -80,7 +81,7 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 // checkUnservedModel checks a model with launcher none: Sluice admits tasks for it and serves no
 // requests.
 func (k *checker) checkUnservedModel(at path, m *Model) {
-	for _, field := range append(launchFields(), "upstreams", "cold_start_timeout", "unhealthy_on", "routing", "stream") {
+	for _, field := range append(launchFields(), "upstreams", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream") {
 		k.rejectSet(at.field(field), "launcher: none")
 	}
 	for _, field := range []string{"max_per_replica", "max_prefill_per_replica"} {
@@ -100,6 +101,13 @@ func (k *checker) rejectSet(at path, with string) {
 func launchFields() []string {
 	return []string{"engine", "version", "source", "cluster", "replicas", "resources", "gpu_resource", "placement", "evict", "variables",
 		"env", "env_from", "secrets", "cooldown"}
+}
+
+// setFailOverOn sets the default of fail_over_on.
+func (k *checker) setFailOverOn(at path, m *Model) {
+	if m.Launcher != engines.None && !k.isSet(at.field("fail_over_on")) {
+		m.FailOverOn = []StatusClass{Status429, Status503, Status5xx}
+	}
 }
 
 // checkUnhealthyOn checks the failures that make a replica unhealthy, and sets the default that

@@ -37,7 +37,7 @@ func (k *checker) checkKeys(at path, tenant *Tenant) []named {
 			where = field
 		}
 		key.Hash = strings.ToLower(key.Hash)
-		if k.checkKeyHash(where, key.Hash) {
+		if k.checkHash(where, key.Hash, "sluice keys new") {
 			hashes = append(hashes, named{key.Hash, where})
 		}
 	}
@@ -56,12 +56,12 @@ func (k *checker) checkKeyPriority(at path, key *Key, tenant Priority) {
 	}
 }
 
-// checkKeyHash checks the form of a key's hash. The text may be a key itself, so no message repeats
-// it.
-func (k *checker) checkKeyHash(at path, hash string) bool {
+// checkHash checks the form of the hash of a key, which command prints. The text may be a key
+// itself, so no message repeats it.
+func (k *checker) checkHash(at path, hash, command string) bool {
 	digits, ok := strings.CutPrefix(hash, "sha256:")
 	if !ok || len(digits) != 64 || strings.Trim(digits, "0123456789abcdef") != "" {
-		k.faultf(at, "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself")
+		k.faultf(at, "must be sha256: and 64 hex digits, the hash that `%s` prints, never a key itself", command)
 		return false
 	}
 	return true

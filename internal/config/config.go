@@ -33,6 +33,12 @@ type Config struct {
 	// Admin is the host:port of the operator's page and API, of /metrics, /healthz and /readyz.
 	// Default 127.0.0.1:9090.
 	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true"`
+	// AdminAuth says who may use the admin listener. Default: absent, everybody who reaches it may
+	// change everything; admin must then be on loopback.
+	AdminAuth *AdminAuth `yaml:"admin_auth"`
+	// Health is the host:port of a further listener that serves only /healthz, /readyz and
+	// /metrics, to everybody. Default: empty, there is none.
+	Health string `yaml:"health" restart:"true"`
 	// MaxBody is the size of the largest request body that is accepted. Default 32MiB.
 	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" restart:"true"`
 	// MaxHeaders is the greatest number of headers of a request. A request with more gets 431.
@@ -141,14 +147,14 @@ type AuthMode string
 const (
 	// AuthKeys admits a caller that presents the key of a tenant.
 	AuthKeys AuthMode = "keys"
-	// AuthNone admits every caller. It is allowed only when all listeners are on loopback.
+	// AuthNone admits every caller. It is allowed only when listen is on loopback.
 	AuthNone AuthMode = "none"
 )
 
 // Auth says who may call.
 type Auth struct {
 	// Mode is keys (callers need the key of a tenant) or none (everybody may call; rejected unless
-	// every listener is on loopback). Default keys.
+	// listen is on loopback). Default keys.
 	Mode AuthMode `yaml:"mode" default:"keys" oneof:"keys,none"`
 }
 

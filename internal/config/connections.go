@@ -52,12 +52,15 @@ type Upload struct {
 	PerTenant int `yaml:"per_tenant" min:"0" max:"1000000"`
 }
 
-// Envoy bounds what Envoy may use.
+// Envoy bounds what Envoy may use, and how long it may hang.
 type Envoy struct {
 	// Memory is the size of the heap that Envoy must not exceed. At 95 % of it, Envoy refuses
 	// requests with 503. An adopted Envoy keeps its size. Default 0: a quarter of the memory of the
 	// machine or of the container, at least 256MiB.
 	Memory Size `yaml:"memory"`
+	// HangTimeout is how long Envoy may answer neither on its admin interface nor on listen before
+	// Sluice ends it and starts another one. 0s means never. Default 30s.
+	HangTimeout time.Duration `yaml:"hang_timeout" default:"30s" min:"0s"`
 }
 
 // parseNetwork parses an address or a network in CIDR notation.

@@ -24,6 +24,9 @@ func parsed(t *testing.T, file string) *Config {
 	return c
 }
 
+// allStatuses is the default of fail_over_on.
+var allStatuses = []StatusClass{Status429, Status503, Status5xx}
+
 // TestDefaults checks the defaults of a file with one model, one tenant and one engine.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
@@ -45,6 +48,7 @@ func TestDefaults(t *testing.T) {
 		MaxHeaders:    100, MaxHeaderBytes: 60 << 10,
 		Connections:   Connections{FirstRequest: 10 * time.Second},
 		Upload:        Upload{MinRate: 32 << 10, Grace: 10 * time.Second},
+		Envoy:         Envoy{HangTimeout: 30 * time.Second},
 		DrainTimeout:  30 * time.Second,
 		OrphanGrace:   time.Minute,
 		ReplicaHeader: true,
@@ -61,7 +65,7 @@ func TestDefaults(t *testing.T) {
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
 			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-			UnhealthyOn: []Failure{FailConnect, Fail5xx},
+			UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
@@ -91,7 +95,7 @@ func TestEveryField(t *testing.T) {
 		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second, MaxHeaders: 50, MaxHeaderBytes: 8 << 10,
 		Connections: Connections{Max: 900, PerSource: 100, TrustedProxies: []string{"10.0.0.5", "fd00::/8"}, FirstRequest: 5 * time.Second},
 		Upload:      Upload{MinRate: 1 << 10, Grace: 5 * time.Second, MaxBytes: 64 << 20, PerTenant: 16},
-		Envoy:       Envoy{Memory: 512 << 20},
+		Envoy:       Envoy{Memory: 512 << 20, HangTimeout: time.Minute},
 		StateDir:    filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Control: "127.0.0.1:82", Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
 		TaskLease: time.Minute, TaskLifetime: 2 * time.Minute, Auth: Auth{Mode: AuthNone},
 		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},
@@ -115,21 +119,21 @@ func TestEveryField(t *testing.T) {
 			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 2},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
-				UnhealthyOn: []Failure{FailConnect, Fail503},
-				Variables:   map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
+				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429},
+				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: streamWith(StreamNative, time.Hour)},
 			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
 				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
-				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503},
-				Routing:     Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
-				Admission:   Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
+				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
+				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
+				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
 			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
 				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
-				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx},
+				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},

@@ -88,6 +88,12 @@ type Model struct {
 	// The last replica of a model always stays in rotation. Default: all of them for launcher
 	// upstream, [connect, 5xx] for a launched model.
 	UnhealthyOn []Failure `yaml:"unhealthy_on" oneof:"connect,reset,5xx,503"`
+	// FailOverOn lists the statuses of a replica after which the request is sent to another replica
+	// of the model, unless its client has received a part of an answer. 429: too many requests.
+	// 503: the status that engines answer when they are busy. 5xx: a status from 500 to 599 except
+	// 503. Without any, the client receives each status. A broken connection always counts.
+	// Default: all.
+	FailOverOn []StatusClass `yaml:"fail_over_on" oneof:"429,503,5xx"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
 	// Admission says when a request may start.
@@ -160,6 +166,19 @@ const (
 	Fail5xx Failure = "5xx"
 	// Fail503 is a response with status 503.
 	Fail503 Failure = "503"
+)
+
+// StatusClass is a kind of HTTP statuses.
+type StatusClass string
+
+// The kinds of FailOverOn.
+const (
+	// Status429 is status 429.
+	Status429 StatusClass = "429"
+	// Status503 is status 503.
+	Status503 StatusClass = "503"
+	// Status5xx is a status from 500 to 599 except 503.
+	Status5xx StatusClass = "5xx"
 )
 
 // PerReplica is a number of requests, or 0 for "auto".

@@ -60,10 +60,10 @@ func listenerCases() []ruleCase {
 		{"admin is listen", "listen: 127.0.0.1:9090", []string{"1: admin: 127.0.0.1:9090 is also the address of listen (127.0.0.1:9090): choose another port"}},
 		{"none on loopback", "listen: 127.0.0.1:1\nauth: {mode: none}", nil},
 		{"none on loopback, IPv6", "listen: '[::1]:1'\nauth: {mode: none}", nil},
-		{"none on the default", "auth: {mode: none}", []string{"1: auth.mode: none admits everybody, so every listener must be on loopback, " +
-			"and listen is 0.0.0.0:8080: set listen: 127.0.0.1:8080, or mode: keys"}},
-		{"none with admin outside", "listen: 127.0.0.1:1\nadmin: 10.0.0.1:2\nauth: {mode: none}", []string{"3: auth.mode: none admits everybody, " +
-			"so every listener must be on loopback, and admin is 10.0.0.1:2: set admin: 127.0.0.1:2, or mode: keys"}},
+		{"none on the default", "auth: {mode: none}", []string{"1: auth.mode: none admits everybody, so listen must be on loopback, " +
+			"and is 0.0.0.0:8080: set listen: 127.0.0.1:8080, or mode: keys"}},
+		{"none with admin outside", "listen: 127.0.0.1:1\nadmin: 10.0.0.1:2\nauth: {mode: none}", []string{"2: admin: 10.0.0.1:2 can be reached from other machines, " +
+			"so it needs admin_auth: make a token with `sluice admin token NAME`, or set admin: 127.0.0.1:2"}},
 		{"size too small", "max_body: 5B", []string{"1: max_body: must be at least 1KiB, is 5B"}},
 		{"drain at once", "drain_timeout: 0s", nil},
 	}

@@ -25,12 +25,8 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 		return w.resolvePool(r, pool)
 	}
 	m, ok := w.snapshot.Resolve(r.Model)
-	if !ok {
-		return choice{}, &openai.Error{Code: openai.CodeModelNotFound, Param: "model",
-			Message: "The model `" + clip(r.Model) + "` does not exist."}
-	}
-	if fault := mayUse(r.Allowed, "model", m.Name); fault != nil {
-		return choice{}, fault
+	if !ok || !mayUse(r.Allowed, m.Name) {
+		return choice{}, openai.ModelNotFound("model", r.Model)
 	}
 	t := w.routes[m.Name]
 	switch {
@@ -43,40 +39,35 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	return choice{members: []*modelRoute{t}}, nil
 }
 
-// mayUse returns an error if the name is not allowed. what is the kind of name, "model" or "pool",
-// which is also the field of the request.
-func mayUse(allowed func(string) bool, what, name string) *openai.Error {
-	if allowed == nil || allowed(name) {
-		return nil
-	}
-	return &openai.Error{Code: openai.CodeForbiddenModel, Param: what,
-		Message: "This API key may not use the " + what + " `" + name + "`."}
-}
+// mayUse reports whether the model or pool of this name is allowed; nil allows all.
+func mayUse(allowed func(string) bool, name string) bool { return allowed == nil || allowed(name) }
 
-// resolvePool returns the models of a pool that the request may go to.
+// resolvePool returns the models of a pool that the request may go to. A model that its tenant may
+// not use counts as one that does not exist.
 func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai.Error) {
-	if fault := mayUse(r.Allowed, "model", r.Model); fault != nil {
-		return choice{}, fault
-	}
+	usable := false
 	c := choice{pool: r.Model}
-	forbidden, served := true, false
+	served, elsewhere := false, false
 	for _, name := range models {
-		t, ok := w.routes[name]
-		if !ok || r.Allowed != nil && !r.Allowed(name) {
+		if !mayUse(r.Allowed, name) {
 			continue
 		}
-		forbidden, served = false, served || t.Launcher != engines.None
+		usable = true
+		t, ok := w.routes[name]
+		if !ok {
+			continue
+		}
+		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
 		if t.serves() {
 			c.members = append(c.members, t)
 		}
 	}
 	switch {
+	case !usable || !mayUse(r.Allowed, r.Model):
+		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
-	case forbidden:
-		return choice{}, &openai.Error{Code: openai.CodeForbiddenModel, Param: "model",
-			Message: "This API key may not use any model of the pool `" + r.Model + "`."}
-	case !served:
+	case elsewhere && !served:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
 			Message: "The models of the pool `" + r.Model + "` are served elsewhere: Sluice only admits tasks for them, by POST /schedule."}
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -66,6 +67,9 @@ type Policy struct {
 	// UnhealthyOn are the failures that take a replica out of rotation. 0 means all failures for an
 	// upstream, and Connect and FiveHundreds for a launched replica.
 	UnhealthyOn Failure
+	// FailOver are the statuses of a replica after which another one is tried; 0 means all of
+	// package failover.
+	FailOver failover.Statuses
 	// Way decides which way the model's requests take.
 	Way WayPolicy
 	// Limits of the model.
@@ -116,6 +120,9 @@ type Dispatcher struct {
 	routable map[string]map[string]netip.AddrPort
 	// suspensions by replica id; guarded by mu
 	suspensions map[string]*suspension
+	// closeDelimited has the replicas that end responses by closing their connections, by id;
+	// guarded by mu
+	closeDelimited map[string]process
 	// counters by replica id. They are kept while the fleet has the replica or a ticket holds a
 	// slot on it; guarded by mu
 	counters map[string]*counter
@@ -172,6 +179,8 @@ func New(c Config) *Dispatcher {
 		unpickable:  map[string]string{},
 		cursors:     map[string]*atomic.Uint64{},
 		estimators:  map[string]*estimator{},
+
+		closeDelimited: map[string]process{},
 	}
 	d.special = d.rules.special()
 	d.table.Store(&routingTable{snapshot: &engines.Snapshot{}})

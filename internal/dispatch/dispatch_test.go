@@ -250,7 +250,7 @@ func TestFaults(t *testing.T) {
 		after   time.Duration
 	}{
 		{"unknown model", engines.Ready, Request{Model: "x"}, openai.CodeModelNotFound, 0},
-		{"forbidden model", engines.Ready, Request{Model: "m", Allowed: forbid}, openai.CodeForbiddenModel, 0},
+		{"forbidden model", engines.Ready, Request{Model: "m", Allowed: forbid}, openai.CodeModelNotFound, 0},
 		{"unknown before forbidden", engines.Ready, Request{Model: "x", Allowed: forbid}, openai.CodeModelNotFound, 0},
 		{"no replica at all", "", Request{Model: "m"}, openai.CodeNoReplica, 0},
 		{"starting and never ready", engines.Starting, Request{Model: "m"}, openai.CodeColdStartTimeout, 10 * time.Minute},

@@ -16,7 +16,7 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 	var refused *admission.Refused
 	switch {
 	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client disconnected."}
+		return &openai.Error{Code: openai.CodeCancelled, Message: "The client disconnected."}
 	case errors.As(err, &refused):
 		return explainRefusal(c.name(), refused)
 	case errors.Is(err, admission.ErrNeverFits):

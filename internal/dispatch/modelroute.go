@@ -22,6 +22,8 @@ type modelRoute struct {
 	strategy *strategy
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
+	// closeDelimited says that one of the replicas ends responses by closing their connections.
+	closeDelimited bool
 	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool
 	cursor    *atomic.Uint64
@@ -90,6 +92,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	for i, r := range healthy {
 		ids[i] = r.ID
 		t.replicas = append(t.replicas, d.replicaLocked(t.policy, r, now))
+		t.closeDelimited = t.closeDelimited || t.replicas[i].closeDelimited
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
@@ -113,7 +116,7 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 func (d *Dispatcher) replicaLocked(p Policy, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
-		node: firstNode(r.ID), since: c.setPickable(r.Address, now), counter: c}
+		closeDelimited: d.isCloseDelimitedLocked(r), node: firstNode(r.ID), since: c.setPickable(r.Address, now), counter: c}
 }
 
 // clusterOf returns the Envoy cluster of the replica.

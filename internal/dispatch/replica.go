@@ -14,6 +14,8 @@ type replica struct {
 	node        uint64 // position on the hash ring, see firstNode
 	limit       int    // of concurrent requests; 0: no limit
 	maxPrefill  int    // 0: no bound
+	// closeDelimited says that the replica ends responses by closing their connections.
+	closeDelimited bool
 	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
 	*counter
@@ -26,7 +28,7 @@ type counter struct {
 	prefill atomic.Int64
 	served  atomic.Uint64
 	// fullUntil is the time until which the replica counts as full, because other gateways use all
-	// its slots. It is in Unix nanoseconds.
+	// its slots or because it rests after a 429. It is in Unix nanoseconds.
 	fullUntil atomic.Int64
 	// rounds counts the share of round robin's rounds that the replica got while it warmed up, in
 	// parts of wholeRound.
@@ -77,11 +79,22 @@ func (c *counter) setPickable(address netip.AddrPort, now time.Time) time.Time {
 // fullFor is how long a replica that other gateways have filled is not picked.
 const fullFor = 100 * time.Millisecond
 
-// markFull records that other gateways use all slots of the replica.
-func (d *Dispatcher) markFull(r replica) {
+// markFull records that the replica gets no new request for a while, because other gateways use all
+// its slots or because it wants no more.
+func (d *Dispatcher) markFull(r replica, wait time.Duration) {
 	now := time.Now()
-	if before := r.fullUntil.Swap(now.Add(fullFor).UnixNano()); before < now.UnixNano() {
-		d.retryWhenFree(r, fullFor)
+	for until := now.Add(wait).UnixNano(); ; {
+		before := r.fullUntil.Load()
+		if before >= until {
+			return
+		}
+		if !r.fullUntil.CompareAndSwap(before, until) {
+			continue
+		}
+		if before < now.UnixNano() { // else retryWhenFree is under way
+			d.retryWhenFree(r, wait)
+		}
+		return
 	}
 }
 

@@ -24,7 +24,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			ticket.setSlot(t, i, t.list(key, i, loads))
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}
 			if d := ticket.dispatcher; d.shared {
-				slot.OnFull = func() { d.markFull(r) }
+				slot.OnFull = func() { d.markFull(r, fullFor) }
 			}
 			return slot, true
 		}

@@ -20,7 +20,8 @@ type routingTable struct {
 	pools, admissionPools map[string][]string
 	// tenants holds the limits of the tenants that have any.
 	tenants map[string]admission.TenantLimits
-	// moderated is Rules.Moderated, special says what Rules.special says.
+	// moderated is Rules.Moderated. special says what Rules.special says, or that a replica ends
+	// responses by closing their connections.
 	moderated func(model, tenant string) bool
 	special   bool
 	// taskPool is the pool of tasks that name neither a pool nor a model. taskLease is how long a
@@ -61,6 +62,9 @@ func (d *Dispatcher) rebuildLocked() {
 		if before := old.routes[name]; before == nil || before.policy.Limits != t.policy.Limits {
 			d.admission.SetLimits(name, t.policy.Limits)
 		}
+	}
+	for _, t := range w.routes {
+		w.special = w.special || t.closeDelimited
 	}
 	d.poolsLocked(old, w)
 	d.table.Store(w)

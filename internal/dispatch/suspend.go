@@ -47,17 +47,16 @@ func Answered(status int) Failure {
 }
 
 // FailureOf returns the failure of the replica in an entry of Envoy's access log, and the reason in
-// words; 0 if there is none. Entries of the log of attempts report broken connections, for each
-// replica that was tried and without delay. Entries of the log of requests report answers.
+// words; 0 if there is none. The log of attempts has an entry for each replica that was tried.
 func FailureOf(e *request.Entry) (kind Failure, reason string) {
 	switch {
-	case e.Log == headers.LogRequests && !e.Interim && e.Details == "via_upstream":
-		return Answered(e.Status), "answered " + strconv.Itoa(e.Status)
-	case e.Moved():
+	case e.Log != headers.LogAttempts || e.Interim:
 		return 0, ""
-	case e.Log == headers.LogAttempts && e.HasFlag("UF"):
+	case Answered(e.Status) != 0:
+		return Answered(e.Status), "answered " + strconv.Itoa(e.Status)
+	case e.HasFlag("UF"):
 		return Connect, "refused a connection"
-	case e.Log == headers.LogAttempts && (e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE")):
+	case e.HasFlag("UC") || e.HasFlag("UR") || e.HasFlag("UPE"):
 		return Reset, "broke a response off"
 	}
 	return 0, ""

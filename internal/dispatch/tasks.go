@@ -76,29 +76,21 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
 	case r.Model != "":
 		m, ok := w.snapshot.Resolve(r.Model)
-		if !ok {
-			return ask, &openai.Error{Code: openai.CodeModelNotFound, Param: "model", Message: "The model `" + clip(r.Model) + "` does not exist."}
+		if !ok || !mayUse(r.Allowed, m.Name) {
+			return ask, openai.ModelNotFound("model", r.Model)
 		}
 		ask.Model = m.Name
-		return ask, mayUse(r.Allowed, "model", m.Name)
+		return ask, nil
 	}
 	ask.Pool = r.Pool
 	models, ok := w.pools[r.Pool]
 	if r.Pool == "" {
 		ask.Pool, models = w.taskPool, w.admissionPools[w.taskPool]
-	} else if !ok {
-		return ask, &openai.Error{Code: openai.CodeModelNotFound, Param: "pool", Message: "The pool `" + clip(r.Pool) + "` does not exist."}
+	} else if !ok || !mayUse(r.Allowed, r.Pool) {
+		return ask, openai.ModelNotFound("pool", r.Pool)
 	}
-	if r.Pool != "" {
-		if fault := mayUse(r.Allowed, "pool", r.Pool); fault != nil {
-			return ask, fault
-		}
-	}
-	switch {
-	case len(models) == 0:
-		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model to schedule a task for. Configure one.")
-	case r.Allowed != nil && !slices.ContainsFunc(models, r.Allowed):
-		return ask, openai.Errorf(openai.CodeForbiddenModel, "This API key may not use any of these models.")
+	if !slices.ContainsFunc(models, func(name string) bool { return mayUse(r.Allowed, name) }) {
+		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model to schedule a task for, or this API key may use none.")
 	}
 	return ask, nil
 }
@@ -108,7 +100,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 	var refused *admission.Refused
 	switch {
 	case ctx.Err() != nil:
-		return &openai.Error{Code: openai.CodeRequestTimeout, Status: 499, Message: "The client disconnected."}
+		return &openai.Error{Code: openai.CodeCancelled, Message: "The client disconnected."}
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens",
 			Message: "The task needs more tokens than any model or its tenant may use in a minute. It can never be admitted: lower estimated_tokens."}

@@ -84,7 +84,7 @@ func TestAPoolKeepsToWhatTheTenantMay(t *testing.T) {
 		}
 	}
 	for _, r := range []*Request{may("a", "b"), may("p")} {
-		if _, fault := s.Dispatch(t.Context(), r); fault == nil || fault.Code != openai.CodeForbiddenModel {
+		if _, fault := s.Dispatch(t.Context(), r); fault == nil || fault.Code != openai.CodeModelNotFound {
 			t.Errorf("got %v", fault)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/failover"
 )
 
 // Ticket is the lease and the slot of a request that may go to its replica. It holds them until
@@ -19,6 +20,8 @@ type Ticket struct {
 	Served string
 	// MaxDuration bounds the response; 0 means that the route of Envoy bounds it.
 	MaxDuration time.Duration
+	// FailOver are the statuses of a replica after which the next one is tried.
+	FailOver failover.Statuses
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
@@ -61,6 +64,7 @@ const measureEvery = 16
 func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
+	t.FailOver = t.route.policy.FailOver
 	if t.Served = t.Model; slices.Contains(t.route.Adapters, asked) {
 		t.Served = asked
 	}
@@ -100,6 +104,9 @@ func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota())
 // justifies one retry. With more retries than endpoints, Envoy would pick replicas by itself,
 // including full ones.
 func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) }
+
+// HasFallback reports whether Endpoints has more than the picked replica.
+func (t *Ticket) HasFallback() bool { return strings.Contains(t.endpoints, ",") }
 
 // Replica returns the id of the replica that the slot is on.
 func (t *Ticket) Replica() string {

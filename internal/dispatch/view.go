@@ -55,6 +55,9 @@ type ReplicaView struct {
 	Prefill int
 	// Served counts the requests that the replica was given.
 	Served uint64
+	// CloseDelimited says that the replica ends responses by closing their connections, so that all
+	// requests of its model are managed.
+	CloseDelimited bool
 }
 
 // Replica returns the traffic of one replica of a model. It is zero for a replica that may not be
@@ -63,7 +66,8 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Prefill: int(r.prefill.Load()), Served: r.served.Load()}
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Prefill: int(r.prefill.Load()), Served: r.served.Load(),
+					CloseDelimited: r.closeDelimited}
 			}
 		}
 	}

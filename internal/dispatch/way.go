@@ -78,6 +78,8 @@ type wayQuestion struct {
 	policy WayPolicy
 	// moderated says that a rule may end the model's answers to the tenant early.
 	moderated bool
+	// closeDelimited says that a replica of the model ends responses by closing their connections.
+	closeDelimited bool
 	// cold says that a replica has to be started for the request. slow says that the first token
 	// usually takes longer than the model's patience.
 	cold, slow bool
@@ -106,6 +108,8 @@ var wayRules = []wayRule{
 	// Only the relay can call such replicas.
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
+	// Only the relay notices that a response was cut which only the end of its connection ends.
+	{always: true, applies: func(q *wayQuestion) bool { return q.closeDelimited }},
 	// No answer may bypass moderation, streamed or not. An answer without text has nothing to
 	// moderate.
 	{always: true, applies: func(q *wayQuestion) bool { return q.moderated && !q.Endpoint.NoOutput() }},
@@ -178,7 +182,7 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 	}
 	for i, m := range c.members {
 		policy := m.policy.Way
-		q := wayQuestion{Request: r, policy: policy, cold: cold, slow: ttft > policy.patience(),
+		q := wayQuestion{Request: r, policy: policy, cold: cold, slow: ttft > policy.patience(), closeDelimited: m.closeDelimited,
 			moderated: table.moderated != nil && table.moderated(m.Name, r.Tenant)}
 		one := decision{patience: policy.patience()}
 		one.way, one.waits = q.decide()

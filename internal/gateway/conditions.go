@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
@@ -72,8 +73,8 @@ func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
 	return false
 }
 
-// replicaConditions lists the replicas that have failed or get no requests, and the models whose
-// replicas fit on no node.
+// replicaConditions lists the replicas that have failed, get no requests or answer without a
+// length, and the models whose replicas fit on no node.
 func (g *Gateway) replicaConditions() []condition.Condition {
 	var all []condition.Condition
 	for name, m := range g.fleet.Snapshot().Models {
@@ -91,6 +92,10 @@ func (g *Gateway) replicaConditions() []condition.Condition {
 	for id, why := range g.dispatcher.Suspended() {
 		all = append(all, condition.Fault(condition.ReplicaSuspended, id, "RequestsFailed",
 			fmt.Sprintf("Replica %s gets no requests for a while: it %s.", id, sentence(why))))
+	}
+	for id, models := range g.dispatcher.CloseDelimited() {
+		all = append(all, condition.Fault(condition.CloseDelimited, id, "NoLength",
+			fmt.Sprintf("Replica %s ends responses by closing their connections, so all requests of %s are managed.", id, strings.Join(models, ", "))))
 	}
 	return all
 }
@@ -138,13 +143,7 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 func (g *Gateway) envoyConditions() []condition.Condition {
 	var all []condition.Condition
 	if g.envoy.process != nil {
-		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
-			c := condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
-			if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
-				c.Reason, c.Severity = "Starting", condition.Info
-			}
-			all = append(all, c)
-		}
+		all = envoyProcessConditions(g.envoy.process.Status())
 	}
 	x := g.envoy.server.Status()
 	if g.envoy.process == nil && !x.Connected {
@@ -157,6 +156,28 @@ func (g *Gateway) envoyConditions() []condition.Condition {
 			fmt.Sprintf("Envoy refused the %s %s: %s.", n.Type, n.Resource, sentence(n.Message))))
 	}
 	return all
+}
+
+// envoyProcessConditions tells whether the Envoy that this gateway runs is live and answers.
+func envoyProcessConditions(s envoy.Status) []condition.Condition {
+	var c condition.Condition
+	silence := time.Since(s.SilentSince).Round(time.Second)
+	switch {
+	case s.Hung:
+		c = condition.Fault(condition.EnvoyUnresponsive, "", "Hung", fmt.Sprintf(
+			"Envoy (pid %d) has answered neither on its admin interface for %s nor on its listener. It is ended and started again after envoy.hang_timeout.", s.PID, silence))
+	case !s.SilentSince.IsZero():
+		c = condition.Fault(condition.EnvoyUnresponsive, "", "AdminSilent", fmt.Sprintf(
+			"Envoy (pid %d) has not answered on its admin interface for %s. Its listener answers, so Sluice leaves it alone.", s.PID, silence))
+	case s.State == envoy.StateLive:
+		return nil
+	default:
+		c = condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
+		if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
+			c.Reason, c.Severity = "Starting", condition.Info
+		}
+	}
+	return []condition.Condition{c}
 }
 
 // fileConditions tells whether the newest file is in force.

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/extproc"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
@@ -68,14 +69,18 @@ type Gateway struct {
 	// draining is true from the beginning of drain on.
 	draining atomic.Bool
 
-	settings  settings
-	watcher   *config.Watcher
-	limits    *limitKeeper
+	settings settings
+	watcher  *config.Watcher
+	limits   *limitKeeper
+	// access says who may use the admin listener. It holds nil while everybody may.
+	access    atomic.Pointer[admin.Access]
 	launchers *launchers
 	envoy     *envoyLink
 	// guard is nil when someone else runs Envoy.
 	guard   *connections.Guard
 	streams *streams
+	// adopted says that processes of an earlier run were there at the start. start sets it.
+	adopted bool
 	// parts run under the configuration, see configParts.
 	parts []part
 	// exec replaces this process by the program at its path, see execSelf.
@@ -162,7 +167,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
 
 	if !g.await(ctx, running, signals) {
-		err := g.drain(c.DrainTimeout)
+		err := g.stop(ctx, c.DrainTimeout)
 		end()
 		return errors.Join(err, group.Wait())
 	}
@@ -188,6 +193,7 @@ func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*s
 	if err := g.envoy.checkListen(ctx, c.Listen); err != nil {
 		return nil, err
 	}
+	g.adopted = len(g.dir.Records()) > 0
 	g.launchers.adoptLocal(c)
 	if err := g.admission.RecoverTasks(); err != nil {
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))
@@ -222,7 +228,7 @@ func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*s
 // components lists what runs until its context ends: everything that keeps the gateway up to date.
 func (g *Gateway) components(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.dispatcher.Run, g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run,
+		g.dispatcher.Run, g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)

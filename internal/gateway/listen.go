@@ -24,10 +24,13 @@ import (
 // and grpc, which are unix sockets in the state directory. Operators use admin.
 type sockets struct {
 	control, api, relay, grpc, admin net.Listener
+	// health is nil without the field health of the file.
+	health net.Listener
 
 	controlServer, grpcServer *grpc.Server
 	relayServer               *http1.Server
 	apiServer, adminServer    *http.Server
+	healthServer              *http.Server
 }
 
 // listen opens all listeners and makes their servers. serve starts the servers.
@@ -36,6 +39,11 @@ func (g *Gateway) listen() (*sockets, error) {
 	var err error
 	if s.admin, err = net.Listen("tcp", g.options.Config.Admin); err != nil {
 		return nil, fmt.Errorf("admin: %w", err)
+	}
+	if address := g.options.Config.Health; address != "" {
+		if s.health, err = net.Listen("tcp", address); err != nil {
+			return nil, errors.Join(fmt.Errorf("health: %w", err), s.close())
+		}
 	}
 	for _, socket := range []struct {
 		listener *net.Listener
@@ -56,7 +64,10 @@ func (g *Gateway) listen() (*sockets, error) {
 		Handler:           api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolNames, Tasks: tasks{g.dispatcher, g.auth}}),
 		ReadHeaderTimeout: time.Minute,
 	}
-	s.adminServer = &http.Server{Handler: admin.New(g.adminConfig()), ReadHeaderTimeout: 10 * time.Second}
+	c := g.adminConfig()
+	s.adminServer = &http.Server{Handler: admin.New(c), ReadHeaderTimeout: 10 * time.Second}
+	c.Listen = g.options.Config.Health
+	s.healthServer = &http.Server{Handler: admin.NewHealth(c), ReadHeaderTimeout: 10 * time.Second}
 	return &s, nil
 }
 
@@ -127,11 +138,14 @@ func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
 	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
 	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
+	if s.health != nil {
+		group.Go(func() error { return serveHTTP(s.healthServer, s.health) })
+	}
 	group.Go(func() error {
 		<-ctx.Done()
 		s.controlServer.Stop()
 		s.grpcServer.Stop()
-		return errors.Join(s.apiServer.Close(), s.relayServer.Close(), s.adminServer.Close())
+		return errors.Join(s.apiServer.Close(), s.relayServer.Close(), s.adminServer.Close(), s.healthServer.Close())
 	})
 }
 
@@ -162,7 +176,7 @@ func (s *sockets) shutdown(patience time.Duration) {
 // close closes the listeners that are open.
 func (s *sockets) close() error {
 	var failed []error
-	for _, l := range []net.Listener{s.control, s.api, s.relay, s.grpc, s.admin} {
+	for _, l := range []net.Listener{s.control, s.api, s.relay, s.grpc, s.admin, s.health} {
 		if l != nil {
 			failed = append(failed, l.Close())
 		}

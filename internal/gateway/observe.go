@@ -39,6 +39,12 @@ func (g *Gateway) observe(e request.Entry) {
 	if kind, reason := dispatch.FailureOf(&e); kind != 0 && e.Replica != "" {
 		g.failed(e.Replica, kind, reason)
 	}
+	if dispatch.ClosesOf(&e) {
+		g.dispatcher.LearnCloseDelimited(e.Model, e.Replica)
+	}
+	if dispatch.RestOf(&e) {
+		g.dispatcher.Rest(e.Replica, e.RetryAfter)
+	}
 }
 
 // failed reports that a request has failed because of its replica. The dispatcher and, if it can

@@ -14,8 +14,8 @@ import (
 )
 
 // Restart signals the gateway that holds the state directory and waits until its successor is
-// ready.
-func Restart(ctx context.Context, c *config.Config) error {
+// ready. token is a token of the file's admin_auth. It is empty if there is none.
+func Restart(ctx context.Context, c *config.Config, token string) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -27,7 +27,8 @@ func Restart(ctx context.Context, c *config.Config) error {
 	case !errors.As(err, &claimed):
 		return err
 	}
-	before, err := startedAt(ctx, c.Admin)
+	admin := adminClient{c.Admin, token}
+	before, err := admin.startedAt(ctx)
 	if err != nil {
 		return err
 	}
@@ -37,7 +38,7 @@ func Restart(ctx context.Context, c *config.Config) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if now, err := startedAt(ctx, c.Admin); err == nil && now.After(before) && ready(ctx, c.Admin) {
+		if now, err := admin.startedAt(ctx); err == nil && now.After(before) && admin.ready(ctx) {
 			return nil
 		}
 		select {
@@ -48,22 +49,32 @@ func Restart(ctx context.Context, c *config.Config) error {
 	}
 }
 
-// startedAt asks the admin listener when the gateway's process started.
-func startedAt(ctx context.Context, admin string) (time.Time, error) {
+// adminClient calls the admin listener.
+type adminClient struct {
+	// address is its host:port. token is empty if there is none.
+	address, token string
+}
+
+// startedAt asks when the gateway's process started.
+func (c adminClient) startedAt(ctx context.Context) (time.Time, error) {
 	var status struct {
 		Started time.Time `json:"started"`
 	}
-	resp, err := adminGet(ctx, admin, "/api/v1/status")
+	resp, err := c.get(ctx, "/api/v1/status")
 	if err != nil {
 		return time.Time{}, err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return time.Time{}, fmt.Errorf("the admin listener at %s answered %s: give a token of admin_auth by --admin-token-file or SLUICE_ADMIN_TOKEN",
+			c.address, resp.Status)
+	}
 	return status.Started, json.NewDecoder(resp.Body).Decode(&status)
 }
 
-// ready asks the admin listener whether the gateway can serve requests.
-func ready(ctx context.Context, admin string) bool {
-	resp, err := adminGet(ctx, admin, "/readyz")
+// ready asks whether the gateway can serve requests.
+func (c adminClient) ready(ctx context.Context) bool {
+	resp, err := c.get(ctx, "/readyz")
 	if err != nil {
 		return false
 	}
@@ -71,10 +82,14 @@ func ready(ctx context.Context, admin string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-func adminGet(ctx context.Context, admin, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+path, nil)
+// get sends a GET.
+func (c adminClient) get(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.address+path, nil)
 	if err != nil {
 		return nil, err
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	return http.DefaultClient.Do(req)
 }

@@ -99,6 +99,7 @@ func (g *Gateway) applyLocked(c *config.Config) error {
 func (g *Gateway) configParts() []part {
 	return []part{
 		{"authentication", g.prepareAuth},
+		{"admin access", g.prepareAccess},
 		{"configuration", func(c *config.Config) (func() error, error) {
 			return done(func() { g.settings.current.Store(c) }), nil
 		}},

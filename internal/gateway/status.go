@@ -34,6 +34,8 @@ func (g *Gateway) adminConfig() admin.Config {
 		Pick:        g.pick,
 		Reload:      func(context.Context) error { return g.watcher.Reload() },
 		Metrics:     g.metrics.Handler(),
+		Access:      g.access.Load,
+		SessionKey:  g.sessionKey(),
 		Log:         g.log,
 	}
 }
@@ -47,7 +49,7 @@ func (g *Gateway) status() admin.Status {
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.limits.status(),
-		Config:  admin.ConfigStatus{Path: file.Path, LoadedAt: file.LoadedAt, Faults: file.Messages(), NeedsRestart: file.NeedsRestart},
+		Config:  admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), NeedsRestart: file.NeedsRestart},
 	}
 	if x.LastNack != nil {
 		last := admin.Nack(*x.LastNack)
@@ -117,7 +119,7 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 // replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
-	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit}
+	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, CloseDelimited: l.CloseDelimited}
 }
 
 // tenants returns the tenants of the file. When auth.mode is none, the list also has the tenant

@@ -52,7 +52,8 @@ func (g *Gateway) makeStreams() error {
 	}
 	replicaHeader := func() bool { return g.config().ReplicaHeader }
 	parts := relay.Config{
-		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
+		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Rest: g.dispatcher.Rest,
+		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
 		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log,
 	}
 	if s.tracer != nil {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
@@ -13,6 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -51,6 +53,14 @@ func keys(t config.Tenant, priority config.Priority) []string {
 	return hashes
 }
 
+// hangTimeout returns envoy.Config.HangTimeout.
+func hangTimeout(c *config.Config) time.Duration {
+	if c.Envoy.HangTimeout == 0 {
+		return -1 // never
+	}
+	return c.Envoy.HangTimeout
+}
+
 // modelNames replaces aliases by the names of their models.
 func modelNames(c *config.Config, names []string) []string {
 	resolved := make([]string, len(names))
@@ -76,6 +86,7 @@ func policy(m config.Model) dispatch.Policy {
 		MaxDuration:          m.Stream.MaxDuration,
 		SlowStart:            m.Routing.SlowStart,
 		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
+		FailOver:             failOver(m.FailOverOn),
 		Way:                  wayPolicy(m),
 	}
 }
@@ -87,6 +98,17 @@ func unhealthyOn(list []config.Failure) dispatch.Failure {
 	var all dispatch.Failure
 	for _, f := range list {
 		all |= bits[f]
+	}
+	return all
+}
+
+// failOver returns the set of the listed statuses.
+func failOver(list []config.StatusClass) failover.Statuses {
+	bits := map[config.StatusClass]failover.Statuses{config.Status429: failover.OnTooMany, config.Status503: failover.OnUnavailable,
+		config.Status5xx: failover.OnServerError}
+	all := failover.NoStatus
+	for _, s := range list {
+		all |= bits[s]
 	}
 	return all
 }

@@ -13,7 +13,6 @@ type Code string
 const (
 	CodeInvalidRequest     Code = "invalid_request"
 	CodeInvalidAPIKey      Code = "invalid_api_key"
-	CodeForbiddenModel     Code = "forbidden_model"
 	CodeModelNotFound      Code = "model_not_found"
 	CodeStreamNotFound     Code = "stream_not_found"
 	CodeRequestTimeout     Code = "request_timeout"
@@ -50,8 +49,7 @@ var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
 	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
-	{CodeForbiddenModel, 403, "The tenant may not use this model."},
-	{CodeModelNotFound, 404, "No model has this name."},
+	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},
 	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
 	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended, or its body arrived too slowly (`upload.min_rate`)."},
 	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},
@@ -94,6 +92,22 @@ func (c Code) info() *CodeInfo {
 		}
 	}
 	return nil
+}
+
+// CodeOfStatus returns the code of an engine's error that has none of its own, by its HTTP status.
+// An engine that refuses Sluice's credentials has failed; the client's key is good.
+func CodeOfStatus(status int) Code {
+	switch {
+	case status == 408 || status == 504:
+		return CodeUpstreamTimeout
+	case status == 413:
+		return CodeRequestTooLarge
+	case status == 429:
+		return CodeRateLimited
+	case status == 401, status == 403, status == 407, status >= 500:
+		return CodeUpstreamError
+	}
+	return CodeInvalidRequest
 }
 
 // TypeOf returns OpenAI's coarse class of an error with the given HTTP status.

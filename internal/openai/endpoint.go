@@ -1,6 +1,9 @@
 package openai
 
-import "strings"
+import (
+	"mime"
+	"strings"
+)
 
 // Endpoint is an inference endpoint of the API.
 type Endpoint uint8
@@ -90,18 +93,39 @@ func CheckEncoding(contentEncoding string) *Error {
 	return unsupported("The request body must not be encoded: send it without Content-Encoding.")
 }
 
-// checkContentType compares the media type with the one that the endpoint accepts. Parameters are
-// allowed.
-func checkContentType(e Endpoint, contentType string) *Error {
+// CheckContentType compares the media type with the one that the endpoint accepts, and refuses a
+// text in another encoding than UTF-8. The fault has status 415. Scan checks the same; a caller
+// that has the headers before the body need not wait for the body.
+func CheckContentType(e Endpoint, contentType string) *Error {
 	want := "application/json"
 	if e.form() {
 		want = "multipart/form-data"
 	}
 	media, _, _ := strings.Cut(contentType, ";")
-	if media == want || strings.EqualFold(strings.Trim(media, " \t"), want) {
+	if media != want && !strings.EqualFold(strings.Trim(media, " \t"), want) {
+		return unsupported("The Content-Type of this request must be " + want + ".")
+	}
+	return CheckCharset(contentType)
+}
+
+// CheckCharset refuses a Content-Type that names another charset than UTF-8, or names it in a way
+// that readers could understand differently. The engine might read another text than Sluice has
+// read. The fault has status 415.
+func CheckCharset(contentType string) *Error {
+	_, parameters, found := strings.Cut(contentType, ";")
+	if !found || !strings.Contains(strings.ToLower(parameters), "charset") {
 		return nil
 	}
-	return unsupported("The Content-Type of this request must be " + want + ".")
+	_, values, err := mime.ParseMediaType(contentType)
+	if err == nil && isUTF8(values["charset"]) {
+		return nil
+	}
+	return unsupported("The charset in the Content-Type must be utf-8.")
+}
+
+// isUTF8 reports whether a charset is UTF-8. Some clients leave out the hyphen.
+func isUTF8(charset string) bool {
+	return strings.EqualFold(charset, "utf-8") || strings.EqualFold(charset, "utf8")
 }
 
 func unsupported(message string) *Error {

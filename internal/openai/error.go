@@ -1,10 +1,12 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -18,6 +20,8 @@ type Error struct {
 	// Status overrides the code's own status, for the few cases where one code has several (405,
 	// 415). 0: the code's.
 	Status int
+	// EngineType is the type of an engine's own error, in its words; empty: TypeOf the status.
+	EngineType string
 	// RetryAfter is when a retry makes sense. 0 on a retryable error means 1 s.
 	RetryAfter time.Duration
 	// Header has further headers for the answer, such as x-ratelimit-*; nil: none.
@@ -27,6 +31,18 @@ type Error struct {
 // Errorf returns an Error with a formatted message.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// ModelNotFound returns the one answer for a model or pool that does not exist and for one that the
+// caller may not use, so that nobody learns which names exist. param is the field that holds the
+// name, "model" or "pool". name is what the client sent: never the name behind an alias.
+func ModelNotFound(param, name string) *Error {
+	const longest = 200
+	if len(name) > longest {
+		name = name[:longest] + "…"
+	}
+	return &Error{Code: CodeModelNotFound, Param: param,
+		Message: "The " + param + " `" + strings.ToValidUTF8(name, "?") + "` does not exist, or this API key may not use it."}
 }
 
 // Error implements error.
@@ -68,8 +84,20 @@ func (e *Error) retryAfter() time.Duration {
 	return e.RetryAfter
 }
 
-// Type returns OpenAI's coarse class of the error.
-func (e *Error) Type() string { return TypeOf(e.HTTPStatus()) }
+// ParseRetryAfter reads the value of a Retry-After header: seconds, or a date (RFC 9110, 10.2.3).
+// It is 0 for a date in the past and for what is neither. The result is at most a day.
+func ParseRetryAfter(value string, now time.Time) time.Duration {
+	var after time.Duration
+	if seconds, err := strconv.ParseUint(value, 10, 32); err == nil {
+		after = time.Duration(seconds) * time.Second
+	} else if date, err := http.ParseTime(value); err == nil {
+		after = date.Sub(now)
+	}
+	return min(max(after, 0), 24*time.Hour)
+}
+
+// Type returns OpenAI's coarse class of the error, or the engine's own word for it.
+func (e *Error) Type() string { return cmp.Or(e.EngineType, TypeOf(e.HTTPStatus())) }
 
 // errorObject is the error as clients see it.
 type errorObject struct {

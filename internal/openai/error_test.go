@@ -19,7 +19,6 @@ func TestErrorStatus(t *testing.T) {
 	}{
 		{CodeInvalidRequest, 400, "invalid_request_error", false},
 		{CodeInvalidAPIKey, 401, "authentication_error", false},
-		{CodeForbiddenModel, 403, "permission_error", false},
 		{CodeModelNotFound, 404, "invalid_request_error", false},
 		{CodeRequestTimeout, 408, "invalid_request_error", true},
 		{CodeRequestIDConflict, 409, "invalid_request_error", false},
@@ -91,6 +90,25 @@ func TestModelList(t *testing.T) {
 	} {
 		if got, err := json.Marshal(list); err != nil || string(got) != want {
 			t.Errorf("%s, %v; want %s", got, err, want)
+		}
+	}
+}
+
+func TestR9_ParseRetryAfter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2030, 5, 4, 3, 2, 1, 0, time.UTC)
+	for value, want := range map[string]time.Duration{
+		"": 0, "0": 0, "7": 7 * time.Second, "-1": 0, "soon": 0, "1.5": 0, "99999999999999": 0, "999999999": 24 * time.Hour,
+		"Sat, 04 May 2030 03:02:31 GMT": 30 * time.Second, "Sat, 04 May 2030 03:02:00 GMT": 0,
+	} {
+		if got := ParseRetryAfter(value, now); got != want {
+			t.Errorf("%q: %v, want %v", value, got, want)
+		}
+	}
+	for status, want := range map[int]Code{400: CodeInvalidRequest, 401: CodeUpstreamError, 404: CodeInvalidRequest, 408: CodeUpstreamTimeout,
+		413: CodeRequestTooLarge, 422: CodeInvalidRequest, 429: CodeRateLimited, 500: CodeUpstreamError, 503: CodeUpstreamError, 504: CodeUpstreamTimeout} {
+		if got := CodeOfStatus(status); got != want {
+			t.Errorf("%d: %s, want %s", status, got, want)
 		}
 	}
 }

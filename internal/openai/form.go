@@ -123,6 +123,9 @@ func (f *formScanner) part(start, i int) (next int) {
 			Message: "A part of the form is named like " + known + " but for its case; engines may take it for that."}
 		return next
 	}
+	if value := content[:length-2]; string(name) == "_charset_" && !isUTF8(string(value)) { // RFC 7578, 4.6
+		return f.fail("is in another charset than utf-8", i)
+	}
 	id := partField(name)
 	f.field(id, content[:length-2], isFile)
 	if id == fieldModel {
@@ -187,19 +190,14 @@ func (f *formScanner) boolean(id field, value []byte) bool {
 }
 
 func (f *formScanner) integer(id field, value []byte, limit int64) int64 {
-	for _, c := range value {
-		if c < '0' || c > '9' {
-			value = nil
-			break
-		}
-	}
-	if len(value) == 0 {
-		f.fault = id.invalid("must be an integer of 0 or more")
+	// A number as in JSON, though a form may have zeros in front.
+	if len(value) == 0 || value[0] < '0' || value[0] > '9' || len(bytes.Trim(value, "0123456789.eE+-")) > 0 {
+		f.fault = id.invalid(mustBeInteger(0))
 		return 0
 	}
-	n, ok := decimal(value, limit)
-	if !ok {
-		f.fault = id.invalid("is too large")
+	n, what := wholeNumber(value, 0, limit)
+	if what != "" {
+		f.fault = id.invalid(what)
 	}
 	return n
 }

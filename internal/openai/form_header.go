@@ -8,7 +8,7 @@ import (
 // partName reads the header of a form's part. It returns the name of the part, whether the part is
 // a file, and what is wrong with the header; empty: nothing.
 func partName(header []byte) (name []byte, isFile bool, fault string) {
-	found := false
+	found, charset := false, ""
 	for more := true; more; {
 		var line []byte
 		line, header, more = bytes.Cut(header, []byte("\r\n"))
@@ -24,6 +24,8 @@ func partName(header []byte) (name []byte, isFile bool, fault string) {
 			if name, isFile, found = disposition(value); !found {
 				return nil, false, "has a part with a bad Content-Disposition"
 			}
+		case "content-type":
+			charset = string(value)
 		case "content-transfer-encoding":
 			switch strings.ToLower(string(value)) {
 			case "7bit", "8bit", "binary":
@@ -34,6 +36,9 @@ func partName(header []byte) (name []byte, isFile bool, fault string) {
 	}
 	if !found {
 		return nil, false, "has a part without a Content-Disposition"
+	}
+	if !isFile && CheckCharset(charset) != nil {
+		return nil, false, "has a part in another charset than utf-8"
 	}
 	return name, isFile, ""
 }

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"math"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -78,17 +78,15 @@ func depthOf(valid []byte) (deepest int) {
 	}
 }
 
-var wholeNumber = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
-
-func naiveInteger(raw json.RawMessage, limit int64) (int64, bool) {
+func naiveInteger(raw json.RawMessage, least, limit int64) (int64, bool) {
 	if string(raw) == "null" {
 		return 0, true
 	}
-	if !wholeNumber.Match(raw) {
+	var n float64
+	if raw[0] == '"' || json.Unmarshal(raw, &n) != nil {
 		return 0, false
 	}
-	n, err := strconv.ParseInt(string(raw), 10, 64)
-	return n, err == nil && n <= limit
+	return int64(n), n == math.Floor(n) && n >= float64(least) && n <= float64(limit)
 }
 
 func naiveBool(raw json.RawMessage) (value, ok bool) {
@@ -126,6 +124,9 @@ func naiveScan(e Endpoint, body []byte) (r Request, ok bool) {
 		}
 		seen[m.name] = true
 	}
+	if r.MaxTokens == math.MaxInt {
+		r.MaxTokens = 0
+	}
 	return r, seen["model"]
 }
 
@@ -145,11 +146,11 @@ func (r *Request) naiveField(m member) (ok bool) {
 		r.RequestID, ok = naiveName(m.value)
 		return ok
 	case "timeout_ms":
-		n, ok = naiveInteger(m.value, 86400000)
+		n, ok = naiveInteger(m.value, 0, 86400000)
 		r.Timeout = time.Duration(n) * time.Millisecond
 		return ok
 	case "max_duration_ms":
-		n, ok = naiveInteger(m.value, 86400000)
+		n, ok = naiveInteger(m.value, 0, 86400000)
 		r.MaxDuration = time.Duration(n) * time.Millisecond
 		return ok
 	}
@@ -158,11 +159,13 @@ func (r *Request) naiveField(m member) (ok bool) {
 	}
 	switch m.name {
 	case "max_tokens", "max_completion_tokens", "max_output_tokens":
-		n, ok = naiveInteger(m.value, 1<<31-1)
-		r.MaxTokens = max(r.MaxTokens, int(n))
+		n, ok = naiveInteger(m.value, -1, 1<<31-1)
+		if r.MaxTokens = max(r.MaxTokens, int(n)); n == -1 {
+			r.MaxTokens = math.MaxInt
+		}
 		return ok
 	case "n":
-		n, ok = naiveInteger(m.value, 1<<31-1)
+		n, ok = naiveInteger(m.value, 0, 1<<31-1)
 		r.Choices = int(n)
 		return ok
 	case "stream_options":

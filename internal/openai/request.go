@@ -21,7 +21,7 @@ type Request struct {
 	// stream (stream_options.include_usage; stream_include_usage for audio).
 	IncludeUsage bool
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
-	// max_completion_tokens and max_output_tokens. 0: no bound given.
+	// max_completion_tokens and max_output_tokens. 0: no bound given, or one of them is -1.
 	MaxTokens int
 	// Choices is how many answers are generated (n). 0: not given, which means 1.
 	Choices int
@@ -62,7 +62,7 @@ const (
 // The fault has code invalid_request and status 400, or 415 for a Content-Type that the endpoint
 // does not accept. A body over 1 GiB has code request_too_large.
 func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
-	if fault := checkContentType(e, contentType); fault != nil {
+	if fault := CheckContentType(e, contentType); fault != nil {
 		return Request{}, fault
 	}
 	if len(body) > maxSize {

@@ -2,6 +2,10 @@ package openai
 
 import (
 	"bytes"
+	"encoding/json"
+	"math"
+	"reflect"
+	"strconv"
 
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
@@ -16,6 +20,8 @@ type scanner struct {
 	fault      *Error
 	req        Request
 	mediaBytes int // bytes of content parts that are not text
+	// unbounded says that one of the bounds of the output is noLimit.
+	unbounded bool
 }
 
 // scanJSON reads a JSON body.
@@ -45,6 +51,9 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 		return Request{}, s.fault
 	}
 	s.req.promptBytes = len(body) - s.mediaBytes
+	if s.unbounded {
+		s.req.MaxTokens = 0 // engines differ in which of several bounds they obey
+	}
 	return s.req, nil
 }
 
@@ -141,9 +150,11 @@ func (s *scanner) field(f field) {
 	case fieldStreamOptions:
 		s.streamOptions()
 	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens:
-		r.MaxTokens = max(r.MaxTokens, int(s.integer(f, maxCount)))
+		n := int(s.integer(f, noLimit, maxCount))
+		s.unbounded = s.unbounded || n == noLimit
+		r.MaxTokens = max(r.MaxTokens, n)
 	case fieldChoices:
-		r.Choices = int(s.integer(f, maxCount))
+		r.Choices = int(s.integer(f, 0, maxCount))
 	case fieldMessages:
 		s.messages()
 	case fieldInput:
@@ -155,9 +166,9 @@ func (s *scanner) field(f field) {
 			r.RequestID, _ = s.name(f, maxRequestID)
 		}
 	case fieldTimeout:
-		r.Timeout = millis(s.integer(f, maxMillis))
+		r.Timeout = millis(s.integer(f, 0, maxMillis))
 	case fieldMaxDuration:
-		r.MaxDuration = millis(s.integer(f, maxMillis))
+		r.MaxDuration = millis(s.integer(f, 0, maxMillis))
 	default:
 		s.json.Skip()
 	}
@@ -201,29 +212,74 @@ func (s *scanner) boolean(f field) bool {
 	return value
 }
 
-// integer reads a number of digits alone, at most limit, or null, which is 0. Fractions and
-// exponents are refused also where the value would be whole: engines differ in whether they accept
-// them.
-func (s *scanner) integer(f field, limit int64) int64 {
+// integer reads a whole number from least to limit, or null, which is 0.
+func (s *scanner) integer(f field, least, limit int64) int64 {
 	if s.json.Null() {
 		return 0
 	}
-	if c := s.json.Kind(); c < '0' || c > '9' {
-		s.invalid(f, "must be an integer of 0 or more")
+	if c := s.json.Kind(); c != '-' && (c < '0' || c > '9') {
+		s.invalid(f, mustBeInteger(least))
 		return 0
 	}
 	at := s.json.Value()
-	digits := s.body[at.From:at.To]
-	if bytes.ContainsAny(digits, ".eE") {
-		s.fail(f.invalid("must be an integer of 0 or more"))
-		return 0
-	}
-	n, ok := decimal(digits, limit)
-	if !ok {
-		s.fail(f.invalid("is too large"))
+	n, what := wholeNumber(s.body[at.From:at.To], least, limit)
+	if what != "" {
+		s.fail(f.invalid(what))
 	}
 	return n
 }
+
+// noLimit is the bound of the output by which clients of llama.cpp say that there is none.
+const noLimit = -1
+
+// mustBeInteger says what a field of integers from least must be.
+func mustBeInteger(least int64) string {
+	if least == noLimit {
+		return "must be an integer of 0 or more, or -1 for no limit"
+	}
+	return "must be an integer of 0 or more"
+}
+
+// wholeNumber returns the value of a JSON number from least, 0 or noLimit, to limit. what says why
+// the number is none, and is empty for a good one. A fraction or an exponent is accepted if the
+// value is whole, because clients whose numbers are all floats send 1.0. limit must be less than
+// 1<<53.
+func wholeNumber(number []byte, least, limit int64) (n int64, what string) {
+	if !bytes.ContainsAny(number, "-.eE") {
+		n, ok := decimal(number, limit)
+		if !ok {
+			return 0, "is too large"
+		}
+		return n, ""
+	}
+	value, err := strconv.ParseFloat(string(number), 64) // an overflow is infinite
+	switch {
+	case value > float64(limit):
+		return 0, "is too large"
+	case err != nil, value != math.Trunc(value), value < float64(least):
+		return 0, mustBeInteger(least)
+	}
+	return int64(value), ""
+}
+
+// Integer is an integer of a message in JSON. It accepts 1.0 as Scan does.
+type Integer int64
+
+// UnmarshalJSON implements json.Unmarshaler. A null changes nothing.
+func (i *Integer) UnmarshalJSON(text []byte) error {
+	var value float64
+	if err := json.Unmarshal(text, &value); err != nil || string(text) == "null" {
+		return err
+	}
+	if value != math.Trunc(value) || math.Abs(value) > maxExact {
+		return &json.UnmarshalTypeError{Value: "number " + string(text), Type: reflect.TypeFor[Integer]()}
+	}
+	*i = Integer(value)
+	return nil
+}
+
+// maxExact is the largest integer up to which a float64 holds every integer.
+const maxExact = 1 << 53
 
 // decimal returns the value of digits, if it is at most limit.
 func decimal(digits []byte, limit int64) (n int64, ok bool) {

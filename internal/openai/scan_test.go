@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,10 +108,14 @@ func TestScanFaults(t *testing.T) {
 		{`{"model":"m","stream_options":[]}`, "stream_options", "stream_options must be an object."},
 		{`{"model":"m","stream_options":{"include_usage":1}}`, "stream_options.include_usage",
 			"stream_options.include_usage must be a boolean."},
-		{`{"model":"m","max_tokens":-1}`, "max_tokens", "max_tokens must be an integer of 0 or more."},
-		{`{"model":"m","max_tokens":1.0}`, "max_tokens", "max_tokens must be an integer of 0 or more."},
-		{`{"model":"m","max_tokens":1e3}`, "max_tokens", "max_tokens must be an integer of 0 or more."},
-		{`{"model":"m","max_tokens":"1"}`, "max_tokens", "max_tokens must be an integer of 0 or more."},
+		{`{"model":"m","max_tokens":-2}`, "max_tokens", "max_tokens must be an integer of 0 or more, or -1 for no limit."},
+		{`{"model":"m","max_tokens":1.5}`, "max_tokens", "max_tokens must be an integer of 0 or more, or -1 for no limit."},
+		{`{"model":"m","max_tokens":-0.5}`, "max_tokens", "max_tokens must be an integer of 0 or more, or -1 for no limit."},
+		{`{"model":"m","max_tokens":1e400}`, "max_tokens", "max_tokens is too large."},
+		{`{"model":"m","max_tokens":1e-1}`, "max_tokens", "max_tokens must be an integer of 0 or more, or -1 for no limit."},
+		{`{"model":"m","max_tokens":"1"}`, "max_tokens", "max_tokens must be an integer of 0 or more, or -1 for no limit."},
+		{`{"model":"m","n":-1}`, "n", "n must be an integer of 0 or more."},
+		{`{"model":"m","n":1.5}`, "n", "n must be an integer of 0 or more."},
 		{`{"model":"m","max_completion_tokens":2147483648}`, "max_completion_tokens", "max_completion_tokens is too large."},
 		{`{"model":"m","max_output_tokens":18446744073709551617}`, "max_output_tokens", "max_output_tokens is too large."},
 		{`{"model":"m","n":true}`, "n", "n must be an integer of 0 or more."},
@@ -219,5 +224,37 @@ func TestAllocations(t *testing.T) {
 	})
 	if got > most {
 		t.Errorf("%v allocations; want at most %d", got, most)
+	}
+}
+
+// TestX14_WholeNumbers: numbers that clients send and engines accept are accepted.
+func TestX14_WholeNumbers(t *testing.T) {
+	t.Parallel()
+	for fields, want := range map[string]Request{
+		`"max_tokens":-1`: {}, `"max_tokens":-1.0`: {}, `"max_tokens":-1e0`: {}, `"max_tokens":0`: {}, `"max_tokens":-0.0`: {},
+		`"max_tokens":1.0`: {MaxTokens: 1}, `"max_tokens":1e3`: {MaxTokens: 1000}, `"max_tokens":1.5E1`: {MaxTokens: 15},
+		`"max_completion_tokens":20.000`: {MaxTokens: 20}, `"max_output_tokens":2147483647.0`: {MaxTokens: 2147483647},
+		`"max_tokens":5,"max_completion_tokens":-1`: {}, `"max_tokens":-1,"max_completion_tokens":5`: {},
+		`"n":2.0`: {Choices: 2}, `"timeout_ms":1500.0`: {Timeout: 1500 * time.Millisecond}, `"max_duration_ms":2e3`: {MaxDuration: 2 * time.Second},
+	} {
+		r, fault := Scan(Chat, jsonType, []byte(`{"model":"m",`+fields+`}`))
+		if fault != nil {
+			t.Errorf("%s: %s", fields, fault.Message)
+		}
+		got := Request{MaxTokens: r.MaxTokens, Choices: r.Choices, Timeout: r.Timeout, MaxDuration: r.MaxDuration}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", fields, got, want)
+		}
+	}
+	for value, want := range map[string]time.Duration{"1500": 1500, "1500.0": 1500, "1.5e3": 1500, "007": 7} {
+		r, fault := Scan(Transcriptions, formType, []byte(formOf(`"model"=w`, `"timeout_ms"=`+value)))
+		if fault != nil || r.Timeout != want*time.Millisecond {
+			t.Errorf("form %s: %v, %v", value, r.Timeout, fault)
+		}
+	}
+	for _, value := range []string{"inf", "nan", "0x10", "1_000", "+1", ".5", "-1", "1e", "1 "} {
+		if _, fault := Scan(Transcriptions, formType, []byte(formOf(`"model"=w`, `"timeout_ms"=`+value))); fault == nil {
+			t.Errorf("form %s is accepted", value)
+		}
 	}
 }

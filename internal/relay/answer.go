@@ -2,13 +2,13 @@ package relay
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
 	"io"
-	"mime"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -32,30 +32,87 @@ func (a *attempt) readAnswer(response *http.Response) (reason string) {
 	var body bytes.Buffer
 	n, err := body.ReadFrom(io.LimitReader(response.Body, maxAnswerBytes+1))
 	f.bytesRead += n
-	if err == nil && isTruncated(response, body.Bytes()) {
-		err = io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		return a.fail(err)
-	}
 	if n > maxAnswerBytes {
 		f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is larger than %d bytes.", maxAnswerBytes)
 		return ""
 	}
+	if err != nil {
+		return a.fail(incomplete(err))
+	}
 	answer := &Answer{Status: response.StatusCode, Header: response.Header, Body: body.Bytes()}
-	if kind := dispatch.Answered(answer.Status); kind != 0 {
-		a.gen.relay.config.Failed(a.replica.ID, kind, "answered "+strconv.Itoa(answer.Status))
-		f.refusal = answer
-		return reason5xx
+	a.reportStatus(answer)
+	if reason = f.ticket.FailOver.Reason(answer.Status); reason != "" {
+		answer.normalizeError()
+		f.refusal, f.refusedBy = answer, a.replica.ID
+		return reason
 	}
 	if answer.Status < http.StatusMultipleChoices {
+		if err := a.gen.call.checkAnswer(mediaType(response.Header), answer.Body); err != nil {
+			return a.fail(err)
+		}
 		if fault := a.processAnswer(answer); fault != nil {
 			f.result.Fault = fault
 			return ""
 		}
 	}
+	answer.normalizeError()
 	f.answer, f.result.Answered = answer, true
 	return ""
+}
+
+// reportStatus reports an answer that says that the replica has failed or has too much to do.
+func (a *attempt) reportStatus(answer *Answer) {
+	config, id := &a.gen.relay.config, a.replica.ID
+	if kind := dispatch.Answered(answer.Status); kind != 0 {
+		config.Failed(id, kind, "answered "+strconv.Itoa(answer.Status))
+	}
+	if after := openai.ParseRetryAfter(answer.Header.Get("retry-after"), time.Now()); dispatch.WantsRest(answer.Status, after) {
+		config.Rest(id, after)
+	}
+}
+
+// maxForeignError bounds the text of an engine's error that is passed on although it is not in a
+// form that Sluice knows, in bytes.
+const maxForeignError = 2 << 10
+
+// engineError returns what the engine says of its failure. A code or a type that the engine does
+// not give follows from the status.
+func (a *Answer) engineError() *openai.Error {
+	said := openai.ParseEngineError(a.Body)
+	e := &openai.Error{Code: openai.Code(said.Code), Message: said.Message, Param: said.Param, Status: a.Status, EngineType: said.Type,
+		RetryAfter: max(said.RetryAfter, openai.ParseRetryAfter(a.Header.Get("retry-after"), time.Now()))}
+	if e.Code == "" {
+		e.Code = openai.CodeOfStatus(a.Status)
+	}
+	if e.Message == "" {
+		e.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
+		if text := bytes.TrimSpace(a.Body); len(text) > 0 && len(text) <= maxForeignError && utf8.Valid(text) {
+			e.Message = strings.TrimSuffix(e.Message, ".") + ": " + string(text)
+		}
+	}
+	return e
+}
+
+// normalizeError brings an engine's error into the form of the API, unless it has that form and a
+// code already. The status and the engine's message stay.
+func (a *Answer) normalizeError() {
+	if a.Status < http.StatusBadRequest || hasErrorForm(a.Body) {
+		return
+	}
+	a.Body = a.engineError().Body()
+	a.Header = a.Header.Clone()
+	a.Header.Set("content-type", "application/json")
+}
+
+// hasErrorForm reports whether a body is an error in the form of the API, with a code.
+func hasErrorForm(body []byte) bool {
+	var read struct {
+		Error *struct {
+			Message string `json:"message"`
+			Code    string `json:"code"`
+		} `json:"error"`
+	}
+	return json.Unmarshal(body, &read) == nil && read.Error != nil && read.Error.Message != "" && read.Error.Code != ""
 }
 
 // processAnswer reads the usage from a successful answer, translates the answer from the dialect of
@@ -82,42 +139,4 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 		}
 	}
 	return nil
-}
-
-// decompress replaces the body of a response that is compressed although no compression was asked
-// for.
-func decompress(r *http.Response) error {
-	if !strings.EqualFold(r.Header.Get("content-encoding"), "gzip") {
-		return nil
-	}
-	plain, err := gzip.NewReader(r.Body)
-	if err != nil {
-		return err
-	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{plain, r.Body}
-	r.Header.Del("content-encoding")
-	return nil
-}
-
-// isEventStream reports whether the response is a stream of server-sent events.
-func isEventStream(r *http.Response) bool {
-	return r.StatusCode == http.StatusOK && mediaType(r) == "text/event-stream"
-}
-
-// isTruncated reports whether a successful answer is not whole, however its connection has ended:
-// it claims to be JSON and is not.
-func isTruncated(r *http.Response, body []byte) bool {
-	return r.StatusCode == http.StatusOK && mediaType(r) == "application/json" && !json.Valid(body)
-}
-
-// mediaType returns the media type of a response, without parameters. Empty: there is no valid one.
-func mediaType(r *http.Response) string {
-	media, _, err := mime.ParseMediaType(r.Header.Get("content-type"))
-	if err != nil {
-		return ""
-	}
-	return media
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
@@ -47,11 +48,12 @@ type failover struct {
 	result Result
 	// answer is the response of an engine that is no stream. nil: there is none.
 	answer *Answer
-	// refusal is the answer of a replica that has refused. It is passed on if no other replica
-	// answers.
-	refusal *Answer
-	// lastEvents are the events of a replica that has reported an error before its first token.
-	// They are passed on if no other replica answers.
+	// refusal is the last answer of a replica that has refused, and refusedBy its id. It is passed
+	// on if no other replica answers.
+	refusal   *Answer
+	refusedBy string
+	// lastEvents are the events of the last replica that has reported an error before its first
+	// token. They are passed on if no other replica answers and none has refused.
 	lastEvents []byte
 	// bytesRead counts the bytes of all responses.
 	bytesRead int64
@@ -107,11 +109,13 @@ func (f *failover) run() (preempted bool) {
 	return false
 }
 
-// giveUp passes the refusal of the last replica on, or says that no replica has answered.
+// giveUp passes on the last answer of a replica that has refused, or says that no replica has
+// answered.
 func (f *failover) giveUp() {
 	switch {
 	case f.refusal != nil:
-		f.answer, f.result.Answered = f.refusal, true
+		f.answer, f.result.Answered, f.result.Fault, f.result.Replica = f.refusal, true, nil, f.refusedBy
+		f.gen.status.update(func(r *Result) { r.Replica = f.refusedBy })
 	case f.lastEvents != nil:
 		f.gen.publishOwn(f.lastEvents)
 		f.result.Answered, f.result.Told, f.result.Cause = true, true, causeEngine
@@ -127,6 +131,7 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 	defer cancel(nil)
 	a := &attempt{gen: f.gen, failover: f, replica: replica, ctx: ctx, cancel: cancel, sent: time.Now()}
 	a.stream = engineStream{gen: f.gen, failover: f, attempt: a}
+	a.stream.tracker.Choices = f.gen.call.Scan.Choices
 	if f.preemption != nil {
 		f.preemption.setAttempt(func() { a.abandon(errPreempted) })
 	}
@@ -134,7 +139,7 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 		a.firstTokenTimer = time.AfterFunc(d, func() { a.abandon(errNoFirstToken) })
 		defer a.firstTokenTimer.Stop()
 	}
-	f.result.Fault, f.refusal, f.lastEvents = nil, nil, nil
+	f.result.Fault = nil
 	request, fault := f.newRequest(ctx, replica)
 	if fault != nil {
 		f.result.Fault = fault
@@ -151,7 +156,10 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 	if err := decompress(response); err != nil {
 		return a.fail(err)
 	}
-	if isEventStream(response) {
+	if a.stream.closeDelimited = engines.IsCloseDelimited(response); a.stream.closeDelimited {
+		f.gen.relay.config.CloseDelimited(f.ticket.Model, replica.ID)
+	}
+	if f.gen.call.isEventStream(response) {
 		f.isStream = true
 		return a.stream.read(response.Body)
 	}
@@ -252,6 +260,9 @@ func (a *attempt) fail(err error) (reason string) {
 		return ""
 	}
 	f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not be reached or closed the connection, and no other replica could answer.")
+	if unusable := new(unusableError); errors.As(err, &unusable) {
+		f.result.Fault = unusable.fault
+	}
 	failed := a.gen.relay.config.Failed
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {

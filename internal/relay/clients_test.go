@@ -239,23 +239,29 @@ func TestAnswerWithoutLengthIsCut(t *testing.T) {
 		conn.(*net.TCPConn).CloseWrite()
 	})})
 	status, text := h.sendAndRead(strings.Replace(hello, `"stream":true,`, "", 1))
-	if status != 502 || !strings.Contains(text, "upstream_error") || len(h.failures) == 0 {
+	if status != 502 || !strings.Contains(text, "upstream_truncated") || len(h.failures) == 0 {
 		t.Errorf("%d %s, %v", status, text, h.failures)
 	}
 }
 
-// What an engine says to a request for a stream without one: passed as it is while that can be,
-// else an error that clients see as one.
+// What an engine says to a request for a stream without one: passed with its status while that can
+// be, else an error that clients see as one. An error without a code gets one.
 func TestAnswerInPlaceOfAStream(t *testing.T) {
+	const refused = `"type":"invalid_request_error","code":"invalid_request","param":null`
 	for _, c := range []struct {
-		status     int
-		body, want string
+		status           int
+		body, pass, want string
+		told             int
 	}{
-		{400, `{"error":{"message":"too long","code":400}}`, `data: {"error":{"message":"too long","code":400}}`},
-		{422, `{"detail":"no"}`, `The engine answered with status 422: {\"detail\":\"no\"}","type":"invalid_request_error","code":"upstream_error","param":null,"retryable":false}}`},
-		{503, `busy`, `"retryable":true,"retry_after_ms":1000}}`},
-		{200, `{"choices":[]}`, `The engine answered with status 200 and no stream.`},
-		{204, ``, `The engine answered with status 204 and no stream.`},
+		{400, `{"error":{"message":"too long","code":400}}`, `{"error":{"message":"too long",` + refused + `}}`,
+			`data: {"error":{"message":"too long",` + refused + `,"retryable":false}}`, 400},
+		{400, `{"error":{"message":"long","code":"own"}}`, `{"error":{"message":"long","code":"own"}}`, `"message":"long","type":"invalid_request_error","code":"own"`, 400},
+		{422, `{"detail":"no"}`, `{"error":{"message":"no",` + refused + `}}`, `"message":"no",` + refused + `,"retryable":false}}`, 422},
+		{503, `busy`, `{"error":{"message":"The engine answered with status 503: busy","type":"server_error","code":"upstream_error","param":null}}`,
+			`"retryable":true,"retry_after_ms":1000}}`, 503},
+		{200, `{"choices":[]}`, `{"choices":[]}`, `The engine answered with status 200 and no stream.`, 200},
+		{204, ``, ``,
+			`"code":"upstream_truncated"`, 502},
 	} {
 		heard := make(chan struct{}, 1)
 		heard <- struct{}{}
@@ -268,7 +274,7 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		r := h.send(hello)
 		text, err := io.ReadAll(r.Body)
 		r.Body.Close()
-		if err != nil || r.StatusCode != c.status || string(text) != c.body {
+		if err != nil || r.StatusCode != c.told || c.told != 502 && string(text) != c.pass {
 			t.Errorf("%d: %v %d %v %s", c.status, err, r.StatusCode, r.Header, text)
 		}
 		scan, _ := openai.Scan(openai.Chat, "application/json", []byte(hello))

@@ -64,6 +64,9 @@ type engineStream struct {
 	sentDone bool
 	// cutInEvent says that the response broke off within an event.
 	cutInEvent bool
+	// closeDelimited says that only the end of the connection ends the response, so that a cut
+	// looks like an end.
+	closeDelimited bool
 	// finished says that no more is read of the response.
 	finished bool
 	// stopCause is why no more events are wanted. nil: they are.
@@ -90,7 +93,6 @@ var (
 
 // read publishes the events of the response until it ends. The reason is as for failover.try.
 func (s *engineStream) read(body io.Reader) (reason string) {
-	s.tracker.Choices = s.gen.call.Scan.Choices
 	if s.failover.rules != nil {
 		s.filter = s.failover.rules.NewFilter()
 		s.filter.Model = s.failover.ticket.Model

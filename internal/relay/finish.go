@@ -49,10 +49,10 @@ func (s *engineStream) setFault(cause string, fault *openai.Error) {
 }
 
 // outcome returns how the stream ended, by the events in it. The events of some endpoints do not
-// tell their end; there the end of the response counts.
+// tell their end; there the end of the response counts, unless it was that of the connection.
 func (s *engineStream) outcome(err error) sse.Outcome {
 	outcome := s.tracker.Outcome()
-	whole := err == io.EOF && !s.cutInEvent //nolint:errorlint // a body ends with io.EOF itself
+	whole := err == io.EOF && !s.cutInEvent && !s.closeDelimited //nolint:errorlint // a body ends with io.EOF itself
 	if outcome == sse.Truncated && !s.gen.call.Scan.Endpoint.Generates() && s.started && whole {
 		return sse.Complete
 	}

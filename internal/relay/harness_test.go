@@ -43,6 +43,9 @@ type harness struct {
 	retries []string
 	// failures are the failures that a replica was blamed for.
 	failures []string
+	// rests are the replicas that had too much to do, with their Retry-After. closing are those
+	// that ended a response by closing their connection.
+	rests, closing []string
 }
 
 // options configure a harness.
@@ -94,6 +97,14 @@ func newHarness(t testing.TB, o options) *harness {
 	}, Failed: func(replica string, _ dispatch.Failure, reason string) {
 		h.mu.Lock()
 		h.failures = append(h.failures, replica+" "+reason)
+		h.mu.Unlock()
+	}, Rest: func(replica string, after time.Duration) {
+		h.mu.Lock()
+		h.rests = append(h.rests, fmt.Sprint(replica, " ", after))
+		h.mu.Unlock()
+	}, CloseDelimited: func(_, replica string) {
+		h.mu.Lock()
+		h.closing = append(h.closing, replica)
 		h.mu.Unlock()
 	}})
 	h.relay.SetRules(&Rules{Models: map[string]Policy{"m": o.policy}, Moderation: o.rules})

@@ -1,15 +1,11 @@
 package relay
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
@@ -20,9 +16,6 @@ import (
 const (
 	// maxWriteBytes bounds what is gathered for one write to a client, in bytes.
 	maxWriteBytes = 32 << 10
-	// maxForeignError bounds an error of an engine that is passed on although it is not in the form
-	// of the API, in bytes.
-	maxForeignError = 2 << 10
 	// patientWriteTimeout is the write timeout of a patient call that another gateway has
 	// forwarded. That gateway ends a call whose own client accepts nothing for too long.
 	patientWriteTimeout = 10 * time.Minute
@@ -126,24 +119,13 @@ func (s *httpSink) Answer(a *Answer) error {
 	return nil
 }
 
-// eventData returns the data of an error event that stands for the answer: the engine's own error
-// if there is one, else a description of the answer. A successful answer becomes an error too,
-// because a client that was promised chunks cannot read it.
+// eventData returns the data of an error event that stands for the answer. A successful answer
+// becomes an error too, because a client that was promised chunks cannot read it.
 func (a *Answer) eventData() []byte {
-	var engine struct{ Error json.RawMessage }
-	var compact bytes.Buffer
-	if a.Status >= http.StatusBadRequest && json.Unmarshal(a.Body, &engine) == nil && bytes.HasPrefix(engine.Error, []byte("{")) &&
-		json.Compact(&compact, a.Body) == nil {
-		return compact.Bytes()
-	}
 	if a.Status < http.StatusBadRequest {
 		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status).EventData()
 	}
-	e := openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d.", a.Status)
-	if text := bytes.TrimSpace(a.Body); len(text) > 0 && len(text) <= maxForeignError && utf8.Valid(text) {
-		e.Message = fmt.Sprintf("The engine answered with status %d: %s", a.Status, text)
-	}
-	e.Status = a.Status // the status says whether another try may help
+	e := a.engineError()
 	return e.EventData()
 }
 

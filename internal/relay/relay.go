@@ -20,6 +20,12 @@ type Config struct {
 	Handoff *dispatch.Handoff
 	// Failed is called when a request has failed on the side of a replica. nil: nobody is told.
 	Failed func(replica string, kind dispatch.Failure, reason string)
+	// Rest is called when a replica has too much to do, with the Retry-After of its answer; 0: it
+	// gave none. nil: nobody is told.
+	Rest func(replica string, retryAfter time.Duration)
+	// CloseDelimited is called when a replica ends a response by closing its connection. nil:
+	// nobody is told.
+	CloseDelimited func(model, replica string)
 	// Retried is called when a call is tried again, with one of the reasons that the metrics name.
 	// nil: nobody is told.
 	Retried func(reason string)
@@ -81,6 +87,12 @@ func New(c Config) *Relay {
 	}
 	if c.Failed == nil {
 		c.Failed = func(string, dispatch.Failure, string) {}
+	}
+	if c.Rest == nil {
+		c.Rest = func(string, time.Duration) {}
+	}
+	if c.CloseDelimited == nil {
+		c.CloseDelimited = func(string, string) {}
 	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = time.Minute

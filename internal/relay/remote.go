@@ -45,7 +45,7 @@ func (r *remoteResponse) Header() http.Header {
 // WriteHeader implements http.ResponseWriter.
 func (r *remoteResponse) WriteHeader(status int) {
 	if r.status == 0 && status >= http.StatusOK {
-		r.status, r.isStream = status, isEventStream(&http.Response{StatusCode: status, Header: r.Header()})
+		r.status, r.isStream = status, status == http.StatusOK && mediaType(r.Header()) == "text/event-stream"
 	}
 }
 

@@ -3,27 +3,21 @@ package request
 import (
 	"strings"
 
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// Reasons of a retry: what an attempt failed by.
+// Reasons of a retry: what an attempt failed by. Package failover says what each means.
 const (
-	// ReasonConnect: the replica did not accept the connection.
-	ReasonConnect = "connect"
-	// ReasonReset: the replica dropped the request before its response had begun.
-	ReasonReset = "reset"
-	// Reason5xx: the replica answered with a status of 500 or more.
-	Reason5xx = "5xx"
-	// ReasonTTFTTimeout: the replica had not begun its response in the time that one attempt has.
-	ReasonTTFTTimeout = "ttft_timeout"
-	// ReasonPreempted: nothing has failed; a more urgent request preempted this one in its prefill.
-	ReasonPreempted = "preempted"
+	ReasonConnect     = failover.Connect
+	ReasonReset       = failover.Reset
+	Reason5xx         = failover.ServerError
+	ReasonTTFTTimeout = failover.TTFTTimeout
+	ReasonPreempted   = failover.Preempted
 )
 
 // Reasons returns the list of them.
-func Reasons() []string {
-	return []string{ReasonConnect, ReasonReset, Reason5xx, ReasonTTFTTimeout, ReasonPreempted}
-}
+func Reasons() []string { return failover.Reasons() }
 
 // Causes of a disconnect: who ended a streamed response before its end.
 const (

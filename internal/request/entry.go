@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
@@ -73,6 +74,11 @@ type Entry struct {
 	// LastByte is from Start to the last byte received from the upstream; 0 when the response did
 	// not end.
 	LastByte time.Duration
+	// RetryAfter is when the replica wants the next request, by its header Retry-After; 0: it does
+	// not say. CloseDelimited says that the replica has answered without a length, so that only the
+	// end of its connection ends the response. Only LogAttempts has the two.
+	RetryAfter     time.Duration
+	CloseDelimited bool
 	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte
 	// received from it; 0 when the response did not end.
 	UpstreamDuration time.Duration
@@ -88,10 +94,8 @@ func (e *Entry) FailedAttempt() string {
 	switch {
 	case e.Log != headers.LogAttempts || e.Interim:
 		return ""
-	case e.Status >= 500:
-		return Reason5xx
 	case e.Status != 0:
-		return ""
+		return failover.ReasonOf(e.Status)
 	case e.HasFlag("UF"):
 		return ReasonConnect
 	case hasAnyFlag(e.Flags, "UC", "UR", "UPE"):

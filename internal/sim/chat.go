@@ -2,6 +2,8 @@ package sim
 
 import (
 	"encoding/json"
+	"fmt"
+	"math"
 	"strings"
 	"time"
 )
@@ -58,12 +60,31 @@ type sampling struct {
 		IncludeUsage    bool `json:"include_usage"`
 		ContinuousUsage bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
-	N         *int   `json:"n"`
-	MaxTokens *int   `json:"max_tokens"`
-	MinTokens int    `json:"min_tokens"`
+	N         *whole `json:"n"`
+	MaxTokens *whole `json:"max_tokens"`
+	MinTokens whole  `json:"min_tokens"`
 	IgnoreEOS bool   `json:"ignore_eos"`
 	Seed      *int64 `json:"seed"`
 }
+
+// whole is an integer of a request. It accepts 1.0, as the engines' JSON readers do.
+type whole int
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *whole) UnmarshalJSON(text []byte) error {
+	var value float64
+	if err := json.Unmarshal(text, &value); err != nil {
+		return err
+	}
+	if value != math.Trunc(value) || math.Abs(value) > math.MaxInt32 {
+		return fmt.Errorf("%s is not an integer", text)
+	}
+	*w = whole(value)
+	return nil
+}
+
+// noLimit is the max_tokens of an answer without a limit. llama.cpp accepts it, and vLLM does not.
+const noLimit = -1
 
 // choices returns n; 1 if it is absent.
 func (s *sampling) choices() (int, error) {
@@ -73,20 +94,20 @@ func (s *sampling) choices() (int, error) {
 	if *s.N < 1 || *s.N > maxChoices {
 		return 0, badRequest("n", "n must be at least 1 and at most %d, got %d.", maxChoices, *s.N)
 	}
-	return *s.N, nil
+	return int(*s.N), nil
 }
 
 // limits returns the limits on the answer. maxTokens is max_tokens, under whichever name the API
 // gives it; nil if absent.
-func (s *sampling) limits(maxTokens *int) (limits, error) {
-	l := limits{min: max(s.MinTokens, 0), ignoreEOS: s.IgnoreEOS}
-	if maxTokens == nil {
+func (s *sampling) limits(maxTokens *whole) (limits, error) {
+	l := limits{min: max(int(s.MinTokens), 0), ignoreEOS: s.IgnoreEOS}
+	if maxTokens == nil || *maxTokens == noLimit {
 		return l, nil
 	}
 	if *maxTokens < 1 {
 		return l, badRequest("max_tokens", "max_tokens must be at least 1, got %d.", *maxTokens)
 	}
-	l.max = *maxTokens
+	l.max = int(*maxTokens)
 	if l.min > l.max {
 		return l, badRequest("min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", l.max, l.min)
 	}
@@ -105,7 +126,7 @@ func (s *sampling) seed() int64 {
 type chatRequest struct {
 	sampling
 	Messages            []message       `json:"messages"`
-	MaxCompletionTokens *int            `json:"max_completion_tokens"`
+	MaxCompletionTokens *whole          `json:"max_completion_tokens"`
 	Tools               []tool          `json:"tools"`
 	ToolChoice          json.RawMessage `json:"tool_choice"`
 	ParallelToolCalls   *bool           `json:"parallel_tool_calls"`

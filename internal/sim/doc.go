@@ -29,6 +29,7 @@
 // response that is not streamed breaks in the middle of its body, whatever N is.
 //
 //	status=503              this status with an error body, at once
+//	status=429:7            the same with this Retry-After in seconds; 0: none
 //	hang  hang=2s           no response headers, for that long or until the client disconnects
 //	reset-before-headers    the connection is reset before the first byte of a response
 //	exit  exit=N            the process exits with code 1: before the headers, or after N events.
@@ -42,6 +43,14 @@
 //	huge=N                  the event after the first N is padded by 1 MiB
 //	duplicate  duplicate=N  every event, or the one after the first N, is sent twice
 //	gzip                    the body is compressed although the client did not ask for it
+//	close                   the response has no length: only the end of its connection ends it
+//	early-close             the connection is closed before the first byte of a response
+//	length=N                the Content-Length is N bytes too large; with a negative N too small
+//	garbage                 other bytes follow the response
+//	type=text/html          the response has this Content-Type
+//	1xx                     interim responses without end, and no response
+//	endless-header          a header without end
+//	gzip-bomb               1 MiB that unpacks to 1 GiB, although the client did not ask for it
 //	unhealthy               GET /health answers 503, all other requests work (not by header)
 //	none                    no fault, whatever the process-wide fault is
 //

@@ -135,6 +135,8 @@ type handler struct {
 	body io.Writer
 	// compressor compresses the body for the fault gzip; otherwise it is nil.
 	compressor *gzip.Writer
+	// raw writes the response for the faults that net/http would not commit; otherwise it is nil.
+	raw *rawWriter
 	// eventCount is the number of events sent so far.
 	eventCount int
 }
@@ -159,6 +161,10 @@ func (e *Engine) handle(handle func(*handler) error) http.Handler {
 		h := &handler{engine: e, w: w, r: r, requestBody: body}
 		err = h.run(handle)
 		done(outcome(r.Context(), err, h.fault))
+		if h.raw != nil {
+			h.raw.close(err == nil)
+			return
+		}
 		if errors.Is(err, errCutConnection) {
 			panic(http.ErrAbortHandler) // closes the connection inside the body
 		}

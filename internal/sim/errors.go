@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 )
 
 // apiError is an error in vLLM's form. An empty kind is vLLM's answer to a wrong key, which has a
@@ -12,6 +13,8 @@ type apiError struct {
 	kind    string
 	message string
 	param   string
+	// retryAfter is the Retry-After in seconds. 0: the engine's own, -1: none.
+	retryAfter int
 }
 
 // Error implements error.
@@ -39,8 +42,12 @@ func (e *apiError) body() []byte {
 // writeTo sends the error as a response.
 func (e *apiError) writeTo(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
-	if e.status == http.StatusServiceUnavailable || e.status == http.StatusTooManyRequests {
-		w.Header().Set("Retry-After", "1")
+	after := e.retryAfter
+	if after == 0 && (e.status == http.StatusServiceUnavailable || e.status == http.StatusTooManyRequests) {
+		after = 1
+	}
+	if after > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(after))
 	}
 	w.WriteHeader(e.status)
 	_, _ = w.Write(e.body())

@@ -23,8 +23,11 @@ type faultPart struct {
 	kind faultKind
 	// afterEvents is the number of events before the fault takes effect; -1 if it is not given.
 	afterEvents int
-	// status is the HTTP status of faultStatus.
-	status int
+	// status is the HTTP status of faultStatus. retryAfter is that of apiError.
+	status, retryAfter int
+	// number is the value of faultLength, in bytes. text is that of faultType.
+	number int
+	text   string
 	// pause is the length of a pause. 0 lasts until the client disconnects.
 	pause time.Duration
 }
@@ -48,6 +51,15 @@ const (
 	faultGzip      faultKind = "gzip"
 	faultUnhealthy faultKind = "unhealthy"
 	faultNone      faultKind = "none"
+
+	faultClose         faultKind = "close"
+	faultEarlyClose    faultKind = "early-close"
+	faultLength        faultKind = "length"
+	faultGarbage       faultKind = "garbage"
+	faultType          faultKind = "type"
+	faultInformational faultKind = "1xx"
+	faultEndlessHeader faultKind = "endless-header"
+	faultGzipBomb      faultKind = "gzip-bomb"
 )
 
 // argumentKind says what may follow the "=" of a fault.
@@ -60,7 +72,9 @@ const (
 	argEventsPause                 // a number of events and, after a colon, an optional duration
 	argPauseOptional               // a duration; 0 if omitted
 	argPause                       // a duration
-	argStatus                      // an HTTP status from 400 to 599
+	argStatus                      // an HTTP status from 400 to 599 and, after a colon, an optional number of seconds
+	argNumber                      // a number other than 0
+	argText                        // a text
 )
 
 // argumentOf returns the kind of argument of a fault. The second result is false for an unknown
@@ -79,7 +93,12 @@ func argumentOf(k faultKind) (argumentKind, bool) {
 		return argEventsOptional, true
 	case faultCut, faultEOF, faultError, faultMalformed, faultHuge:
 		return argEvents, true
-	case faultReset, faultGzip, faultUnhealthy, faultNone:
+	case faultLength:
+		return argNumber, true
+	case faultType:
+		return argText, true
+	case faultReset, faultGzip, faultUnhealthy, faultNone, faultClose, faultEarlyClose, faultGarbage, faultInformational, faultEndlessHeader,
+		faultGzipBomb:
 		return argNone, true
 	}
 	return 0, false
@@ -115,8 +134,14 @@ func parseFaultPart(part string) (faultPart, error) {
 	var err error
 	switch {
 	case arg == argStatus:
-		if m.status, err = strconv.Atoi(value); err != nil || m.status < 400 || m.status > 599 {
-			return m, fmt.Errorf("fault %s needs a status from 400 to 599, is %q: write it as in status=503", name, value)
+		err = m.parseStatus(value)
+	case arg == argNumber:
+		if m.number, err = strconv.Atoi(value); err != nil || m.number == 0 {
+			err = fmt.Errorf("fault %s needs a number of bytes other than 0, is %q: write it as in length=-10", name, value)
+		}
+	case arg == argText:
+		if m.text = value; value == "" {
+			err = fmt.Errorf("fault %s needs a value: write it as in type=text/html", name)
 		}
 	case arg == argEvents && !given:
 		m.afterEvents = 0
@@ -131,6 +156,24 @@ func parseFaultPart(part string) (faultPart, error) {
 		m.pause, err = parsePause(name, value)
 	}
 	return m, err
+}
+
+// parseStatus parses a status and its Retry-After.
+func (m *faultPart) parseStatus(value string) (err error) {
+	status, after, waits := strings.Cut(value, ":")
+	if m.status, err = strconv.Atoi(status); err != nil || m.status < 400 || m.status > 599 {
+		return fmt.Errorf("fault status needs a status from 400 to 599, is %q: write it as in status=503", status)
+	}
+	if !waits {
+		return nil
+	}
+	if m.retryAfter, err = strconv.Atoi(after); err != nil || m.retryAfter < 0 {
+		return fmt.Errorf("fault status needs a number of seconds after the colon, is %q: write it as in status=429:7", after)
+	}
+	if m.retryAfter == 0 {
+		m.retryAfter = -1
+	}
+	return nil
 }
 
 // parseEvents parses a number of events.

@@ -35,6 +35,12 @@ func TestParseFault(t *testing.T) {
 		"slow=50ms, eof=2":     {{kind: faultSlow, afterEvents: -1, pause: 50 * time.Millisecond}, {kind: faultEOF, afterEvents: 2}},
 		"duplicate":            {{kind: faultDuplicate, afterEvents: -1}},
 		"gzip,unhealthy":       {{kind: faultGzip, afterEvents: -1}, {kind: faultUnhealthy, afterEvents: -1}},
+		"status=429:7":         {{kind: faultStatus, afterEvents: -1, status: 429, retryAfter: 7}},
+		"status=429:0":         {{kind: faultStatus, afterEvents: -1, status: 429, retryAfter: -1}},
+		"close,cut=1":          {{kind: faultClose, afterEvents: -1}, {kind: faultCut, afterEvents: 1}},
+		"length=-7":            {{kind: faultLength, afterEvents: -1, number: -7}},
+		"type=text/html":       {{kind: faultType, afterEvents: -1, text: "text/html"}},
+		"1xx,gzip-bomb":        {{kind: faultInformational, afterEvents: -1}, {kind: faultGzipBomb, afterEvents: -1}},
 		"reset-before-headers": {{kind: faultReset, afterEvents: -1}},
 	} {
 		f, err := ParseFault(text)
@@ -44,7 +50,8 @@ func TestParseFault(t *testing.T) {
 	}
 	for _, text := range []string{
 		"explode", "status", "status=200", "status=999", "cut=-1", "cut=x", "stall", "stall=:1s", "stall=1:", "stall=1:-2s",
-		"slow", "slow=0s", "gzip=1", "cut=1,", ",", "exit=", "none=1",
+		"slow", "slow=0s", "gzip=1", "cut=1,", ",", "exit=", "none=1", "status=429:x", "status=429:-1",
+		"length", "length=0", "length=x", "type", "type=", "close=1",
 	} {
 		if f, err := ParseFault(text); err == nil {
 			t.Errorf("%q was parsed as %+v, want an error", text, f)

@@ -70,7 +70,7 @@ func chatRequestOf(start *llmv1.StartRequest) (*chatRequest, error) {
 	if start.GetModel() != "" {
 		req.Model = start.GetModel()
 	}
-	if limit := int(start.GetMaxTokens()); limit != 0 {
+	if limit := whole(start.GetMaxTokens()); limit != 0 {
 		req.MaxTokens = &limit
 	}
 	return req, nil

@@ -26,10 +26,16 @@ func (h *handler) injectBeforeHeaders() error {
 	if _, ok := h.fault.find(faultReset); ok {
 		return h.resetConnection()
 	}
-	if m, ok := h.fault.find(faultStatus); ok {
-		return &apiError{status: m.status, kind: "InternalServerError", message: "simulated fault"}
+	if err := h.injectEndlessHead(); err != nil {
+		return err
 	}
-	return nil
+	if m, ok := h.fault.find(faultStatus); ok {
+		return &apiError{status: m.status, kind: "InternalServerError", message: "simulated fault", retryAfter: m.retryAfter}
+	}
+	if h.has(faultGzipBomb) {
+		return h.sendGzipBomb()
+	}
+	return h.injectRawResponse()
 }
 
 // resetConnection closes the connection so that the kernel sends RST instead of FIN.

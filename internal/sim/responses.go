@@ -12,7 +12,7 @@ type responsesRequest struct {
 	Model              string          `json:"model"`
 	Input              items           `json:"input"`
 	Instructions       *string         `json:"instructions"`
-	MaxOutputTokens    *int            `json:"max_output_tokens"`
+	MaxOutputTokens    *whole          `json:"max_output_tokens"`
 	Stream             bool            `json:"stream"`
 	Tools              []tool          `json:"tools"`
 	ToolChoice         json.RawMessage `json:"tool_choice"`
@@ -110,8 +110,8 @@ func (h *handler) checkResponses(req *responsesRequest) (question, limits, error
 			message: "Response with id '" + req.PreviousResponseID + "' not found.",
 		}
 	}
-	if req.MaxOutputTokens != nil {
-		if bounds.max = *req.MaxOutputTokens; bounds.max < 1 {
+	if req.MaxOutputTokens != nil && *req.MaxOutputTokens != noLimit {
+		if bounds.max = int(*req.MaxOutputTokens); bounds.max < 1 {
 			return question{}, bounds, badRequest("max_output_tokens", "max_output_tokens must be at least 1, got %d.", bounds.max)
 		}
 	}

@@ -11,6 +11,9 @@ import (
 // writeHeaders sends the headers of a successful response.
 func (h *handler) writeHeaders(contentType string) {
 	header := h.w.Header()
+	if m, ok := h.fault.find(faultType); ok {
+		contentType = m.text
+	}
 	header.Set("Content-Type", contentType)
 	h.body = h.w
 	if _, ok := h.fault.find(faultGzip); ok {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
@@ -147,7 +148,8 @@ func TestAttemptRecords(t *testing.T) {
 		{"garbled", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, nil), request.ReasonReset, false},
 		{"cut after its headers", record(end, &datav3.ResponseFlags{UpstreamProtocolError: true}, wrapperspb.UInt32(200)), "", false},
 		{"answered an error", record(end, nil, wrapperspb.UInt32(503)), request.Reason5xx, false},
-		{"refused it", record(end, nil, wrapperspb.UInt32(429)), "", false},
+		{"refused it", record(end, nil, wrapperspb.UInt32(429)), failover.TooMany, false},
+		{"refused a bad request", record(end, nil, wrapperspb.UInt32(422)), "", false},
 		{"did not begin in time", record(end, &datav3.ResponseFlags{UpstreamRequestTimeout: true}, nil), request.ReasonTTFTTimeout, false},
 		{"taken over", record(ready, nil, nil), "", true},
 		{"end of the one that took over", record(end, nil, wrapperspb.UInt32(200)), "", false},

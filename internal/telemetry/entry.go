@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
@@ -51,6 +52,11 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	if log == headers.LogRequests && !e.Interim {
 		e.Usage = usage(common.GetMetadata())
 	}
+	if log == headers.LogAttempts && !e.Interim {
+		told := response.GetResponseHeaders()
+		e.RetryAfter = openai.ParseRetryAfter(told["retry-after"], time.Now())
+		e.CloseDelimited = isCloseDelimited(e.Status, told)
+	}
 	if start := common.GetStartTime(); start != nil {
 		e.Start = start.AsTime()
 	}
@@ -62,6 +68,14 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 		e.UpstreamDuration = max(0, e.LastByte-common.GetTimeToFirstUpstreamTxByte().AsDuration())
 	}
 	return e
+}
+
+// isCloseDelimited reports whether only the end of the connection ends a response with this status
+// and these headers (RFC 9112, section 6.3). Responses to HEAD do not come here.
+func isCloseDelimited(status int, told map[string]string) bool {
+	_, hasLength := told["content-length"]
+	_, isEncoded := told["transfer-encoding"]
+	return status >= 200 && status != 204 && status != 304 && !hasLength && !isEncoded
 }
 
 // tag reads a custom tag. Envoy writes a dash for what it does not know.

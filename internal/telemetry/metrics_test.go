@@ -107,6 +107,7 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_tenant_queued{tenant="acme"} 1`,
 		`sluice_tenant_running{tenant="acme"} 3`,
 		`sluice_xds_nacks_total 3`,
+		`stream_retries_total{reason="429"} 0`,
 		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
 		`stream_retries_total{reason="preempted"} 0`,
@@ -197,6 +198,7 @@ func TestRecordCounts(t *testing.T) {
 	got := scrape(t, m, "stream_retries_total", "sluice_requests_total")
 	want := []string{
 		`sluice_requests_total{code="200",model="chat",source="engine"} 1`,
+		`stream_retries_total{reason="429"} 0`,
 		`stream_retries_total{reason="5xx"} 0`,
 		`stream_retries_total{reason="connect"} 1`,
 		`stream_retries_total{reason="preempted"} 0`,

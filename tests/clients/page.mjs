@@ -6,7 +6,8 @@
 // API_KEY, the script sends them itself, to EXPECT_MODEL. Without API_URL another client must send
 // requests meanwhile. EXPECT_MODEL and EXPECT_REPLICA may be lists separated by commas. The script
 // prints "ok page", or one line about a fault and exits with 1. EDIT_MODEL and EDIT_TENANT name a model
-// and a tenant: the script changes one of their limits on the page and restores the file's value. More
+// and a tenant: the script changes one of their limits on the page and restores the file's value. With
+// ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. More
 // settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 15000),
 // SCREENSHOT (a .png to write at the end), NODE_MODULES (the directory of playwright-core, default
 // .tools/node/node_modules of this repository).
@@ -14,7 +15,7 @@ import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
 const {
-  ADMIN_URL, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
+  ADMIN_URL, ADMIN_TOKEN, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
 } = process.env;
 const timeout = Number(process.env.TIMEOUT ?? 15_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -98,7 +99,8 @@ async function checkPick(page) {
 }
 
 async function limitsOf(kind, name) {
-  const answer = await fetch(`${ADMIN_URL}/api/v1/${kind}/${encodeURIComponent(name)}/limits`);
+  const headers = ADMIN_TOKEN ? { authorization: `Bearer ${ADMIN_TOKEN}` } : {};
+  const answer = await fetch(`${ADMIN_URL}/api/v1/${kind}/${encodeURIComponent(name)}/limits`, { headers });
   expect(answer.ok, `the limits of ${name}: ${answer.status}`);
   return answer.json();
 }
@@ -139,6 +141,33 @@ async function checkEdit(page, kind, name, field) {
   expect(JSON.stringify(after) === JSON.stringify(before), `back to the file's: ${JSON.stringify(after)}`);
 }
 
+// logIn: the page shows nothing but the login until it gets a token that is right. The cookie is not
+// the token, and no script can read it.
+async function logIn(page) {
+  const form = page.locator('#login');
+  await form.waitFor({ timeout });
+  expect(await page.locator('#main').isHidden(), 'the page shows its tables to strangers');
+  for (const token of ['wrong', ADMIN_TOKEN]) {
+    await form.locator('input').fill(token);
+    await page.keyboard.press('Enter');
+    if (token === 'wrong') await page.locator('#login-fault').waitFor({ timeout });
+  }
+  await form.waitFor({ state: 'hidden', timeout });
+  faults.splice(0, faults.length, ...faults.filter((f) => !/status of 401/.test(f))); // of the wrong token
+  const [cookie, ...others] = await page.context().cookies();
+  expect(others.length === 0 && cookie.httpOnly && cookie.sameSite === 'Strict', `the cookie: ${JSON.stringify([cookie, ...others])}`);
+  expect(!JSON.stringify(cookie).includes(ADMIN_TOKEN), 'the cookie holds the token');
+  expect(await page.evaluate(() => document.cookie === '' && localStorage.length === 0), 'scripts can read the login');
+}
+
+// logOut: the page shows the login again, and nothing else.
+async function logOut(page) {
+  await page.getByRole('button', { name: 'Log out' }).click();
+  await page.locator('#login').waitFor({ timeout });
+  expect(await page.locator('#main').isHidden(), 'the page shows its tables after the end of the login');
+  expect((await page.context().cookies()).length === 0, 'the cookie stays after the end of the login');
+}
+
 // checkNarrow: the page is not wider than the screen of a telephone.
 async function checkNarrow(page) {
   await page.setViewportSize({ width: 390, height: 844 });
@@ -148,6 +177,7 @@ async function checkNarrow(page) {
 
 async function check(browser) {
   const page = await open(browser);
+  if (ADMIN_TOKEN) await logIn(page);
   for (const name of list(EXPECT_MODEL)) await shows(page, row('model', name), name);
   for (const id of list(EXPECT_REPLICA)) await shows(page, row('replica', id), id, 'ready');
   await checkLive(page);
@@ -156,6 +186,7 @@ async function check(browser) {
   if (EDIT_TENANT) await checkEdit(page, 'tenants', EDIT_TENANT, 'requests_per_minute');
   if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
   await checkNarrow(page);
+  if (ADMIN_TOKEN) await logOut(page);
   expect(faults.length === 0, faults.join('\n'));
 }
 

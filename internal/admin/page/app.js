@@ -2,6 +2,7 @@
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
 import { models, tenants, replicas, nodes, requests } from './tables.js';
+import { session, showLogin } from './login.js';
 
 const $ = (id) => document.getElementById(id);
 const pollInterval = 1000; // ms between two polls
@@ -17,6 +18,7 @@ const samples = [];
 /** Returns the parsed answer of the API, and the server's time in ms. */
 async function get(path) {
   const answer = await fetch(path, { signal: AbortSignal.timeout(pollTimeout), headers: { accept: 'application/json' } });
+  if (answer.status === 401) showLogin();
   if (!answer.ok) throw new Error(await errorMessage(answer));
   return [await answer.json(), Date.parse(answer.headers.get('date')) || Date.now()];
 }
@@ -73,7 +75,7 @@ function cards(w) {
   text($('config-path'), c.path || 'none');
   text($('config-loaded'), c.loaded_at ? `${ago(c.loaded_at, w.now)} ago` : '–');
   attr($('config-loaded'), 'title', c.loaded_at && new Date(c.loaded_at).toLocaleString());
-  $('reload').hidden = !c.path;
+  $('reload').hidden = !c.path || document.body.dataset.role === 'viewer';
 }
 
 /** Shows the state that gateways share, if one is configured. */
@@ -200,7 +202,7 @@ function connection(error) {
 }
 
 async function tick() {
-  if (!paused && !document.hidden) {
+  if (!paused && !document.hidden && (await session())) {
     try {
       last = await poll();
       connection(null);

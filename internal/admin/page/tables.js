@@ -159,7 +159,7 @@ function updateReplica(row, r, maxLoad, now) {
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
-  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`].filter(Boolean).join(', '));
+  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', '));
   text(p.since, ago(r.since, now));
 }
 

@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -93,21 +94,11 @@ func refusalError(a *relay.Answer) *pb.Error {
 	if engineError.Message == "" {
 		engineError.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
 	}
-	if engineError.Type == "" {
-		engineError.Type = openai.TypeOf(a.Status)
-	}
-	like := openai.Error{Status: a.Status, RetryAfter: parseRetryAfter(a.Header)}
+	engineError.Type = cmp.Or(engineError.Type, openai.TypeOf(a.Status))
+	engineError.Code = cmp.Or(engineError.Code, string(openai.CodeOfStatus(a.Status)))
+	like := openai.Error{Status: a.Status, RetryAfter: openai.ParseRetryAfter(a.Header.Get("retry-after"), time.Now())}
 	return &pb.Error{
 		Code: int32(a.Status), Message: engineError.Message, Type: engineError.Type, Param: engineError.Param, Name: engineError.Code,
 		Retryable: like.Retryable(), RetryAfterMs: like.RetryAfterMillis(),
 	}
-}
-
-// parseRetryAfter reads the header Retry-After in seconds. A date counts as 0.
-func parseRetryAfter(h http.Header) time.Duration {
-	seconds, err := strconv.ParseInt(h.Get("Retry-After"), 10, 32)
-	if err != nil || seconds < 0 {
-		return 0
-	}
-	return time.Duration(seconds) * time.Second
 }

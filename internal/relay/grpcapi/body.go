@@ -66,6 +66,9 @@ func (m *members) text(name, value string) {
 	}
 }
 
+// noLimit is the max_tokens by which clients say that there is no limit, as if they gave none.
+const noLimit = -1
+
 // numbers writes the numbers of start.
 func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 	if start.Temperature != nil {
@@ -80,6 +83,7 @@ func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 		value int32
 	}{{"max_tokens", start.GetMaxTokens()}, {"timeout_ms", start.GetTimeoutMs()}} {
 		switch {
+		case n.value == noLimit && n.name == "max_tokens":
 		case n.value < 0:
 			return invalid(n.name, n.name+" must not be negative.")
 		case n.value > 0:

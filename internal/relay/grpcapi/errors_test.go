@@ -34,7 +34,7 @@ func TestRefusedRequests(t *testing.T) {
 		"no object":        {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`[]`)}, codes.InvalidArgument},
 		"no JSON":          {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1`)}, codes.InvalidArgument},
 		"more than JSON":   {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"a":1}}`)}, codes.InvalidArgument},
-		"negative tokens":  {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, MaxTokens: -1}, codes.InvalidArgument},
+		"negative tokens":  {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, MaxTokens: -2}, codes.InvalidArgument},
 		"negative time":    {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, TimeoutMs: -1}, codes.InvalidArgument},
 		"unknown priority": {as(t.Context(), "x-sluice-priority", "urgent"), hello, codes.InvalidArgument},
 		"request id too long": {as(t.Context()), &pb.StartRequest{Model: "m", Messages: []string{"a"}, RequestId: strings.Repeat("r", 300)},
@@ -51,7 +51,7 @@ func TestRefusedRequests(t *testing.T) {
 func TestFaults(t *testing.T) {
 	statuses := map[openai.Code]codes.Code{
 		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeInvalidAPIKey: codes.Unauthenticated,
-		openai.CodeForbiddenModel: codes.PermissionDenied, openai.CodeModelNotFound: codes.NotFound,
+		openai.CodeModelNotFound:  codes.NotFound,
 		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,
 		openai.CodeRequestIDConflict: codes.AlreadyExists, openai.CodeRequestTooLarge: codes.ResourceExhausted,
 		openai.CodeRateLimited: codes.ResourceExhausted, openai.CodeQueueFull: codes.ResourceExhausted,
@@ -59,7 +59,7 @@ func TestFaults(t *testing.T) {
 		openai.CodeQueueTimeout: codes.Unavailable, openai.CodeNoReplica: codes.Unavailable,
 		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
 		openai.CodeUpstreamTimeout: codes.DeadlineExceeded, openai.CodeCancelled: codes.Canceled,
-		openai.CodeStreamNotFound: codes.NotFound,
+		openai.CodeStreamNotFound: codes.NotFound, openai.CodeHeadersTooLarge: codes.InvalidArgument,
 	}
 	for _, row := range openai.Codes() {
 		if _, ok := statuses[row.Code]; !ok {
@@ -100,16 +100,20 @@ func TestEngineAnswers(t *testing.T) {
 			}
 		}
 	}
+	const invalid = "invalid_request_error"
 	for body, want := range map[string]*pb.Error{
 		`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`: {
 			Message: "too long", Type: "BadRequestError", Param: "messages"},
-		`{"error":{"message":"m","code":"context_length_exceeded"}}`: {Message: "m", Type: "invalid_request_error", Name: "context_length_exceeded"},
-		`{"error":"Unauthorized"}`:                                   {Message: "Unauthorized", Type: "invalid_request_error"},
+		`{"error":{"message":"m","code":"context_length_exceeded"}}`: {Message: "m", Type: invalid, Name: "context_length_exceeded"},
+		`{"error":"Unauthorized"}`:                                   {Message: "Unauthorized", Type: invalid},
 		`{"object":"error","message":"old","type":"t"}`:              {Message: "old", Type: "t"},
-		`{"detail":"Not Found"}`:                                     {Message: "Not Found", Type: "invalid_request_error"},
-		`{"detail":[{"msg":"x"}]}`:                                   {Message: `[{"msg":"x"}]`, Type: "invalid_request_error"},
-		`<html>`:                                                     {Message: "The engine answered with status 422.", Type: "invalid_request_error"},
+		`{"detail":"Not Found"}`:                                     {Message: "Not Found", Type: invalid},
+		`{"detail":[{"msg":"x"}]}`:                                   {Message: `[{"msg":"x"}]`, Type: invalid},
+		`<html>`:                                                     {Message: "The engine answered with status 422.", Type: invalid},
 	} {
+		if want.Name == "" {
+			want.Name = "invalid_request" // an error without a code gets one
+		}
 		list, trailer, err := listen(as(t.Context()), client(t, answer(422, body)), hello)
 		e, _ := pb.ErrorOf(err)
 		want.Code = 422

@@ -163,6 +163,9 @@ func newWorkerError(e *pb.Error) *workerError {
 	if e.GetType() == "" {
 		e.Type = openai.TypeOf(int(e.GetCode()))
 	}
+	if e.GetName() == "" {
+		e.Name = string(openai.CodeOfStatus(int(e.GetCode())))
+	}
 	return &workerError{e}
 }
 
@@ -195,10 +198,18 @@ func (c *call) outcome(err error) error {
 		return newWorkerError(e)
 	case c.hasDeadline() && status.Code(err) == codes.DeadlineExceeded:
 		return context.DeadlineExceeded // the worker's clock is ahead of this machine's
-	case e == nil || !c.statusReceived.Load():
+	case e == nil || !c.statusReceived.Load() || isFromLibrary(err):
 		return c.worker.unansweredError(err)
 	}
 	return newWorkerError(e)
+}
+
+// isFromLibrary reports whether grpc-go has made the status of an error, for a message that cannot
+// be decoded or is too large. The worker's own status may have come by then. The text of such a
+// status tells a client nothing, and its code, ResourceExhausted, would mean that the worker is
+// busy.
+func isFromLibrary(err error) bool {
+	return strings.HasPrefix(status.Convert(err).Message(), "grpc: ")
 }
 
 // hasDeadline reports whether the call has a deadline.

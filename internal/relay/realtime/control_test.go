@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		{`{"type":"start","model":"m","messages":[{}],"params":{"stream":false}}`, "invalid_request", "params.stream"},
 		{`{"type":"start","model":"m","messages":[{}],"params":{"n":2}}`, "invalid_request", "params.n"},
 		{`{"type":"start","model":"m","messages":[{}],"params":{"Stream":false}}`, "invalid_request", "stream"},
-		{`{"type":"start","model":"m","messages":[{}],"params":{"max_tokens":-1}}`, "invalid_request", "max_tokens"},
+		{`{"type":"start","model":"m","messages":[{}],"params":{"max_tokens":-2}}`, "invalid_request", "max_tokens"},
 		{`{"type":"start","model":"m","messages":[{"a":"` + strings.Repeat("x", 300) + `"}]}`, "request_too_large", ""},
 		{`{"type":"start","model":"m","messages":[{}],"request_id":"` + strings.Repeat("x", 257) + `"}`, "invalid_request", "request_id"},
 		{`{"type":"pause"}`, "invalid_request", ""},

@@ -21,11 +21,11 @@ type message struct {
 	Message  json.RawMessage            `json:"message"`
 	Params   map[string]json.RawMessage `json:"params"`
 	Tools    json.RawMessage            `json:"tools"`
-	Credit   *int64                     `json:"credit"`
+	Credit   *openai.Integer            `json:"credit"`
 
 	ToolCallID string          `json:"tool_call_id"`
 	Content    json.RawMessage `json:"content"`
-	Tokens     int64           `json:"tokens"`
+	Tokens     openai.Integer  `json:"tokens"`
 }
 
 // Types of messages from the client.

@@ -145,7 +145,7 @@ func (s *session) execute(m *message) *openai.Error {
 	case typeToolCancel:
 		return s.answerToolCall(m.ToolCallID, json.RawMessage(cancelledCall))
 	case typeCredit:
-		if s.gate == nil || !s.gate.addCredit(m.Tokens) {
+		if s.gate == nil || !s.gate.addCredit(int64(m.Tokens)) {
 			return invalid("", "No credit is counted: the start gave none.")
 		}
 	}
@@ -178,7 +178,7 @@ func (s *session) start(m *message) *openai.Error {
 	if m.Message != nil {
 		s.keptMessages--
 	}
-	s.conversation, s.awaitingTools, s.gate = next, nil, newGate(m.Credit)
+	s.conversation, s.awaitingTools, s.gate = next, nil, newGate((*int64)(m.Credit))
 	s.startTurn(id, call)
 	return nil
 }

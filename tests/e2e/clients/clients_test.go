@@ -64,7 +64,24 @@ models:
 
 func TestE2E_E4_AdminPageInChromium(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
+	checkPage(t, harness.Start(t, harness.SlowSims))
+}
+
+// The page asks for a token, and works with the cookie of a login.
+func TestE2E_X12_LoginOnThePage(t *testing.T) {
+	t.Parallel()
+	key := authz.NewKey()
+	g := harness.Prepare(t, harness.SlowSims+"\nadmin_auth: {tokens: [{name: ops, role: operator, hash: \""+key.Hash+"\"}]}\n")
+	g.AdminToken = key.Secret
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	checkPage(t, g)
+}
+
+// checkPage opens the operator's page in Chromium while clients send requests.
+func checkPage(t *testing.T, g *harness.Gateway) {
+	t.Helper()
 	testutil.Tool(t, "node/node_modules/playwright-core")
 	stop := make(chan struct{})
 	defer close(stop)
@@ -79,7 +96,7 @@ func TestE2E_E4_AdminPageInChromium(t *testing.T) {
 		}
 	}()
 	harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/page.mjs")}, map[string]string{
-		"ADMIN_URL": g.Admin, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2", "EDIT_MODEL": "chat",
+		"ADMIN_URL": g.Admin, "ADMIN_TOKEN": g.AdminToken, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2", "EDIT_MODEL": "chat",
 		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),
 	})
 }

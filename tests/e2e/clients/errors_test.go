@@ -105,7 +105,7 @@ tenants:
 		{"no key", "/v1/chat/completions", "", 401, "invalid_api_key"},
 		{"wrong key", "/v1/chat/completions", "sk-wrong", 401, "invalid_api_key"},
 		{"good key", "/v1/chat/completions", all.Secret, 200, ""},
-		{"not this model", "/v1/chat/completions", some.Secret, 403, "forbidden_model"},
+		{"not this model", "/v1/chat/completions", some.Secret, 404, "model_not_found"},
 		{"unknown paths tell nothing to strangers", "/v1/nothing", "", 401, "invalid_api_key"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

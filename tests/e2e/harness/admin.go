@@ -49,7 +49,14 @@ func (g *Gateway) Get(path string, into any) {
 
 // TryGet is Get for tests that expect errors: it returns the error.
 func (g *Gateway) TryGet(path string, into any) error {
-	r, err := http.Get(g.Admin + path)
+	req, err := http.NewRequest(http.MethodGet, g.Admin+path, nil)
+	if err != nil {
+		return err
+	}
+	if g.AdminToken != "" {
+		req.Header.Set("Authorization", "Bearer "+g.AdminToken)
+	}
+	r, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
 	}

@@ -30,6 +30,7 @@ func (g *Gateway) RunCommand(args ...string) (string, error) {
 type Gateway struct {
 	T           *testing.T
 	URL, Admin  string        // Envoy's listener and the admin listener, as http://127.0.0.1:port
+	AdminToken  string        // for the admin listener; empty when it needs none
 	Dir, Config string        // the state directory, and the path of the configuration
 	Command     []string      // the program's arguments
 	Files       int           // the limit of open files of the program; 0: that of the test

@@ -2,6 +2,8 @@ package lifecycle
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,5 +53,106 @@ models:
 	}
 	if checked != 4 {
 		t.Errorf("%d processes beside the gateway, want Envoy, the guard and two engines", checked)
+	}
+}
+
+// adminToken makes a token with the command and returns it with the lines for the file.
+func adminToken(t *testing.T, g *harness.Gateway, name, role string) (token, hash string) {
+	t.Helper()
+	out, err := g.RunCommand("admin", "token", name, "--role", role)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	_, rest, _ := strings.Cut(out, "token (shown only once): ")
+	token, rest, _ = strings.Cut(rest, "\n")
+	_, rest, _ = strings.Cut(rest, `hash: "`)
+	hash, _, _ = strings.Cut(rest, `"`)
+	return token, hash
+}
+
+// call sends a request to the admin listener and returns the status and the body.
+func call(t *testing.T, g *harness.Gateway, method, path, body, token string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequest(method, g.Admin+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+// The admin listener is refused off loopback without admin_auth. With it, strangers see nothing,
+// viewers read, operators change, and sluice restart needs a token.
+func TestE2E_X12_AdminAuthentication(t *testing.T) {
+	t.Parallel()
+	g := harness.Prepare(t, harness.OneSim)
+	operator, hash := adminToken(t, g, "ops", "operator")
+	viewer, viewerHash := adminToken(t, g, "board", "viewer")
+	health := fmt.Sprint("127.0.0.1:", harness.FreePort(t))
+	g.Configure(harness.OneSim + fmt.Sprintf("\nhealth: %s\nadmin_auth:\n  tokens:\n    - {name: ops, role: operator, hash: %q}\n    - {name: board, role: viewer, hash: %q}\n",
+		health, hash, viewerHash))
+	open := filepath.Join(filepath.Dir(g.Config), "open.yaml")
+	if err := os.WriteFile(open, []byte("state_dir: state\n\nadmin: 0.0.0.0:9090\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := g.RunCommand("check", "-c", open); err == nil || !strings.Contains(out, "open.yaml:3: admin: 0.0.0.0:9090 can be reached from other machines") {
+		t.Errorf("an open listener off loopback: %v, %s", err, out)
+	}
+	t.Cleanup(g.Stop)
+	g.AdminToken = viewer
+	g.Launch()
+	g.AwaitReady()
+	const limits = "/api/v1/models/chat/limits"
+	for _, c := range []struct {
+		method, path, token string
+		status              int
+	}{
+		{"GET", "/api/v1/models", "", 401}, {"GET", "/metrics", "", 401}, {"PATCH", limits, "", 401}, {"GET", "/", "", 200},
+		{"GET", "/api/v1/models", viewer, 200}, {"PATCH", limits, viewer, 403}, {"PATCH", limits, operator, 200},
+	} {
+		if status, body := call(t, g, c.method, c.path, `{"max_concurrent_requests":5}`, c.token); status != c.status {
+			t.Errorf("%s %s: %d, want %d: %s", c.method, c.path, status, c.status, body)
+		}
+	}
+	for path, want := range map[string]int{"/readyz": 200, "/metrics": 200, "/api/v1/models": 404} {
+		answer, err := http.Get("http://" + health + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("%s of the health listener: %d, want %d", path, answer.StatusCode, want)
+		}
+	}
+	log := g.LogText()
+	for _, want := range []string{"admin call done", `"who": "ops"`, `"old": {"max_concurrent_requests":0}`, `"new": {"max_concurrent_requests":5}`, "admin call refused", `"who": "board"`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %s", want)
+		}
+	}
+	if strings.Contains(log, operator) || strings.Contains(log, viewer) {
+		t.Error("the log has a token")
+	}
+	if out, err := g.RunCommand("restart", "-c", g.Config); err == nil || !strings.Contains(out, "--admin-token-file") {
+		t.Errorf("restart without a token: %v, %s", err, out)
+	}
+	file := filepath.Join(filepath.Dir(g.Config), "token")
+	if err := os.WriteFile(file, []byte(viewer+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := g.RunCommand("restart", "-c", g.Config, "--admin-token-file", file); err != nil {
+		t.Errorf("restart with a token: %v, %s", err, out)
 	}
 }

@@ -14,92 +14,69 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// findBreak has the conversation's replica answer 500 until another one has the conversation for
-// tens of seconds, and returns both. That takes two failures: after the first the replica is asked
-// for its health, and believed.
-func findBreak(g *harness.Gateway, conversation string) (before, after string) {
+// setFault makes a simulated replica have a fault until its process ends.
+func setFault(g *harness.Gateway, replica, fault string) {
 	g.T.Helper()
-	served := func(headers ...string) *harness.Answer {
-		return g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, conversation), headers...)
+	r, err := http.Post("http://"+g.Replicas()[replica].Address+"/sim/fault", "application/json", strings.NewReader(`{"fault":"`+fault+`"}`))
+	if err != nil {
+		g.T.Fatal(err)
 	}
-	before = served().Header.Get("X-Sluice-Replica")
-	fail := func() {
-		if a := served("X-Sim-Fault: status=500"); a.StatusCode != 500 || a.Header.Get("X-Sluice-Replica") != before {
-			g.T.Fatalf("a request that was to fail at %s: %s %v", before, a, a.Header)
-		}
-	}
-	fail()
-	harness.Eventually(g.T, before+" is believed to be well", func() error {
-		for line := range strings.Lines(g.LogText()) {
-			if strings.Contains(line, "suspected replica found healthy") && strings.Contains(line, `"`+before+`"`) {
-				return nil
-			}
-		}
-		return fmt.Errorf("it was not asked, or not heard")
-	})
-	harness.Eventually(g.T, before+" has the conversation again", func() error {
-		if now := served().Header.Get("X-Sluice-Replica"); now != before {
-			return fmt.Errorf("%s has it", now)
-		}
-		return nil
-	})
-	fail()
-	harness.Eventually(g.T, before+" is out", func() error {
-		a := served()
-		if a.StatusCode != 200 {
-			g.T.Fatalf("nothing was to fail: %s", a)
-		}
-		if after = a.Header.Get("X-Sluice-Replica"); after == before {
-			return fmt.Errorf("it still has the conversation")
-		}
-		return nil
-	})
-	return before, after
+	r.Body.Close()
 }
 
 // TestE2E_N5_AReplicaThatFailsIsSpared: launched replicas whose answers are 500 get no requests for
-// a while, but for the last. The operator sees which and why; a process that takes the place of a
-// failing one starts with a clean slate.
+// a while, but for the last. Until then another replica answers. The operator sees which and why; a
+// process that takes the place of a failing one starts with a clean slate.
 func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
-	at := func() string {
-		a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"))
-		if a.StatusCode != 200 {
-			t.Fatal(a)
-		}
-		return a.Header.Get("X-Sluice-Replica")
+	g := harness.Start(t, harness.SlowSims+"    routing: {strategy: round_robin}\n")
+	g.AwaitReplicas("chat", 3)
+	send := func() *harness.Answer {
+		return g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"))
 	}
-	a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "X-Sim-Fault: status=503")
-	if a.StatusCode != 503 || a.Header.Get("X-Sluice-Replica") != at() {
-		t.Errorf("an engine that has enough to do lost its conversation: %s", a)
+	for _, id := range []string{"chat-0", "chat-1"} {
+		setFault(g, id, "status=500")
+		// After the first failure the replica is asked for its health, and believed. After the
+		// second it is spared.
+		harness.Eventually(t, id+" is out", func() error {
+			if a := send(); a.StatusCode != 200 {
+				t.Fatalf("another replica was to answer: %s", a)
+			}
+			before := g.Generations(id)
+			for range 6 {
+				send()
+			}
+			if n := g.Generations(id) - before; n > 0 {
+				return fmt.Errorf("it got %d requests", n)
+			}
+			return nil
+		})
 	}
-	first, second := findBreak(g, "Hello")
-	if _, third := findBreak(g, "Hello"); third == first || third == second {
-		t.Errorf("%s, then %s, then %s", first, second, third)
-	}
-	last := at()
-	for range 3 {
-		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "X-Sim-Fault: status=500"); a.Header.Get("X-Sluice-Replica") != last {
-			t.Errorf("the last one is out: %v", a.Header)
-		}
-	}
-	if now := at(); now != last {
-		t.Errorf("the last one is out: %s serves, not %s", now, last)
-	}
-	for _, id := range []string{first, second} {
+	for _, id := range []string{"chat-0", "chat-1"} {
 		if c := g.AwaitCondition(condition.ReplicaSuspended, id); !strings.Contains(c.Message, "answered 500") {
 			t.Errorf("the operator is not told why %s gets no requests: %+v", id, c)
 		}
 	}
-	syscall.Kill(g.Replicas()[first].PID, syscall.SIGKILL)
-	harness.Eventually(t, "the new process has conversations", func() error { // the old one stays where its cache is now
-		prompt := fmt.Sprint("Hello ", time.Now())
-		if now := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, prompt)).Header.Get("X-Sluice-Replica"); now != first {
+	syscall.Kill(g.Replicas()["chat-0"].PID, syscall.SIGKILL)
+	harness.Eventually(t, "the new process gets requests", func() error {
+		if now := send().Header.Get("X-Sluice-Replica"); now != "chat-0" {
 			return fmt.Errorf("%s has this one", now)
 		}
 		return nil
 	})
+}
+
+// TestE2E_N5_TheLastReplicaIsNotSpared: a model's last replica gets requests whatever it answers.
+func TestE2E_N5_TheLastReplicaIsNotSpared(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.OneSim)
+	g.AwaitReplicas("chat", 1)
+	setFault(g, "chat-0", "status=500")
+	for range 5 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello")); a.StatusCode != 500 || a.Header.Get("X-Sluice-Replica") != "chat-0" {
+			t.Errorf("the last one is out: %s %v", a, a.Header)
+		}
+	}
 }
 
 // faultyUpstream is an upstream that answers every chat with a status.
@@ -136,6 +113,7 @@ func TestE2E_T4_UnhealthyOn(t *testing.T) {
     launcher: upstream
     upstreams: [%s, %s]
     unhealthy_on: ["503"]
+    fail_over_on: []
     routing: {strategy: round_robin, slow_start: 0s}
 `
 	g := harness.Start(t, "models:"+fmt.Sprintf(text, "own", own.url, other.url)+fmt.Sprintf(text, "x", shared.url, beside.url)+

@@ -248,6 +248,7 @@ models:
 func TestE2E_T4_UnhealthyOn5xx(t *testing.T) {
 	t.Parallel()
 	var sick atomic.Bool
+	var failed atomic.Int64
 	sick.Store(true)
 	well := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if !harness.ServeModelList(w, r, "m") {
@@ -259,16 +260,18 @@ func TestE2E_T4_UnhealthyOn5xx(t *testing.T) {
 			return
 		}
 		if sick.Load() {
+			failed.Add(1)
 			w.WriteHeader(500)
 			return
 		}
 		fmt.Fprint(w, "fine")
 	})
 	g := harness.Start(t, fmt.Sprintf("upstreams: [%s, %s]\n", well, ill))
-	failed := 0
 	for i := range 100 {
-		if a := g.Post("/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"%d"}`, i)); a.StatusCode == 500 {
-			failed++
+		if a := g.Post("/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"%d"}`, i)); a.StatusCode != 200 {
+			t.Errorf("the other server was to answer: %s", a)
+		}
+		if sick.Load() && failed.Load() > 0 {
 			harness.Eventually(t, "out", func() error {
 				if r := g.Replicas()[strings.TrimPrefix(ill, "http://")]; r.State != "failed" {
 					return fmt.Errorf("%+v", r)
@@ -278,8 +281,8 @@ func TestE2E_T4_UnhealthyOn5xx(t *testing.T) {
 			sick.Store(false) // the next look, which is good, brings it back
 		}
 	}
-	if failed != 1 {
-		t.Errorf("%d requests failed; after the first the server should have been out", failed)
+	if n := failed.Load(); n != 1 {
+		t.Errorf("%d requests failed; after the first the server should have been out", n)
 	}
 	harness.Eventually(t, "back", func() error {
 		if r := g.Replicas()[strings.TrimPrefix(ill, "http://")]; r.State != "ready" {

@@ -1,0 +1,44 @@
+package gateway
+
+import (
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+// A file that moves the admin listener to loopback and drops admin_auth does not open the listener
+// that is still on another address.
+func TestX12_AccessStaysUntilTheListenerMoves(t *testing.T) {
+	t.Parallel()
+	token := &config.AdminAuth{Tokens: []config.AdminToken{{Name: "ops", Role: config.AdminOperator,
+		Hash: "sha256:0000000000000000000000000000000000000000000000000000000000000001"}}}
+	guarded := &config.Config{Admin: "0.0.0.0:9090", AdminAuth: token}
+	for name, c := range map[string]struct {
+		first, next *config.Config
+		open        bool
+	}{
+		"moved and open":   {guarded, &config.Config{Admin: "127.0.0.1:9090"}, false},
+		"open on loopback": {&config.Config{Admin: "127.0.0.1:9090", AdminAuth: token}, &config.Config{Admin: "127.0.0.1:9090"}, true},
+		"always open":      {&config.Config{Admin: "127.0.0.1:9090"}, &config.Config{Admin: "127.0.0.1:9090"}, true},
+		"still guarded":    {guarded, guarded, false},
+	} {
+		g := &Gateway{options: Options{Config: c.first}}
+		for _, next := range []*config.Config{c.first, c.next} {
+			commit, err := g.prepareAccess(next)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		access := g.access.Load()
+		if (access == nil) != c.open {
+			t.Errorf("%s: %+v", name, access)
+		}
+		if access != nil && (access.Tokens[0].Name != "ops" || access.Tokens[0].Role != admin.Operator || access.Tokens[0].Hash[31] != 1) {
+			t.Errorf("%s: %+v", name, access.Tokens)
+		}
+	}
+}

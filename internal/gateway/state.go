@@ -1,0 +1,53 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
+)
+
+const (
+	// stateCheckInterval is how often watchState tries to write in the state directory.
+	stateCheckInterval = 5 * time.Second
+	// stateRetryInterval is the same while nothing can be written.
+	stateRetryInterval = time.Second
+)
+
+// watchState tells by a condition whether the state directory can be written, until ctx ends. The
+// gateway serves without it: only tasks and the starts of processes need it.
+func (g *Gateway) watchState(ctx context.Context) error {
+	for {
+		wait := stateCheckInterval
+		if err := g.dir.CheckWritable(); err != nil {
+			wait = stateRetryInterval
+			g.conditions.Set(condition.StateNotWritable, "", "WriteFailed", fmt.Sprintf(
+				"Nothing can be written in the state directory: %v. /schedule refuses tasks, and no process can be started.", err))
+		} else {
+			g.conditions.Clear(condition.StateNotWritable, "")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// stop ends a gateway that was told to stop, which ctx tells, or of which a component has failed.
+//
+// A gateway that has failed does not end what serves clients. It leaves Envoy and replicas to the
+// next start, which adopts them, or to the guard. It ends only what it has started by itself and
+// nobody has used yet. A temporary state directory has no next start, so its processes are ended.
+func (g *Gateway) stop(ctx context.Context, timeout time.Duration) error {
+	served := g.adopted || g.envoy.server.Status().Configured
+	if ctx.Err() != nil || !served || g.options.Temporary {
+		return g.drain(timeout)
+	}
+	g.log.Error("gateway ends, Envoy and replicas are left for the next start",
+		zap.Duration("ended_by_the_guard_after", g.options.Config.OrphanGrace))
+	return nil
+}

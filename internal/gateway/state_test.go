@@ -1,0 +1,130 @@
+package gateway
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+// conditionOf returns the condition of a type that is about the whole gateway.
+func conditionOf(g *Gateway, kind condition.Type) condition.Condition {
+	for _, c := range g.conditions.List() {
+		if c.Type == kind && c.Subject == "" {
+			return c
+		}
+	}
+	return condition.Condition{}
+}
+
+// A start that fails ends what it has started, and nothing that was there before. Before, it took
+// the way of a clean stop, which ended both.
+func TestX5_AFailedStartLeavesWhatItHasAdopted(t *testing.T) {
+	t.Parallel()
+	for _, adopted := range []bool{true, false} {
+		path := t.TempDir()
+		dir := claimed(t, path)
+		pid := 0
+		if adopted {
+			p, err := dir.Start(process.Spec{Name: "earlier", Purpose: "test", Command: []string{"sleep", "1000"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid = p.PID()
+		}
+		c := configOf(t, path, "acme", "old", "5")
+		g, err := New(dir, Options{Config: c, Version: "test", Log: zap.NewNop(), Envoy: "/no/such/envoy"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "/no/such/envoy") {
+			t.Errorf("Run = %v, want the fault of the component", err)
+		}
+		if adopted && !alive(pid) {
+			t.Error("a start that failed ended a process of an earlier run")
+		}
+		if !adopted && len(dir.Records()) > 0 {
+			t.Errorf("a start that failed left %v", dir.Records())
+		}
+		if err := dir.EndAll(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The condition tells that nothing can be written, and is over when writing works again.
+func TestX5_StateNotWritable(t *testing.T) {
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
+			t.Fatalf("nothing can be mounted: %v", err)
+		}
+		t.Skipf("nothing can be mounted, so a state directory that cannot be written is not tested here: %v", err)
+	}
+	if err := unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		go g.watchState(t.Context()) //nolint:errcheck // nil
+		synctest.Wait()
+		c := conditionOf(g, condition.StateNotWritable)
+		if c.Status != condition.True || !strings.Contains(c.Message, "read-only") || !strings.Contains(c.Message, path) {
+			t.Errorf("condition %+v while nothing can be written", c)
+		}
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(stateRetryInterval)
+		synctest.Wait()
+		if c := conditionOf(g, condition.StateNotWritable); c.Status != condition.False {
+			t.Errorf("condition %+v although writing works again", c)
+		}
+	})
+}
+
+func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	since := time.Now().Add(-12 * time.Second)
+	for _, test := range []struct {
+		status envoy.Status
+		reason string
+		says   string
+	}{
+		{envoy.Status{State: envoy.StateLive}, "", ""},
+		{envoy.Status{State: envoy.StateStarting, PID: 7}, "Starting", "Envoy is starting"},
+		{envoy.Status{State: envoy.StateDown, Reason: "no space left on device"}, "NotLive", "no space left on device"},
+		{envoy.Status{State: envoy.StateLive, PID: 7, SilentSince: since}, "AdminSilent", "(pid 7) has not answered on its admin interface for 12s"},
+		{envoy.Status{State: envoy.StateStarting, PID: 7, SilentSince: since, Hung: true}, "Hung", "for 12s nor on its listener"},
+	} {
+		got := envoyProcessConditions(test.status)
+		if test.reason == "" {
+			if len(got) > 0 {
+				t.Errorf("%+v: %+v", test.status, got)
+			}
+			continue
+		}
+		if len(got) != 1 || got[0].Reason != test.reason || !strings.Contains(got[0].Message, test.says) {
+			t.Errorf("%+v: %+v, want %s", test.status, got, test.reason)
+		}
+	}
+}
+
+func TestDialAddress(t *testing.T) {
+	t.Parallel()
+	for listen, want := range map[string]string{
+		"0.0.0.0:80": "127.0.0.1:80", ":80": "127.0.0.1:80", "[::]:80": "[::1]:80", "10.0.0.1:80": "10.0.0.1:80", "localhost:80": "localhost:80",
+	} {
+		if got := dialAddress(listen); got != want {
+			t.Errorf("%s is reached at %s, want %s", listen, got, want)
+		}
+	}
+}

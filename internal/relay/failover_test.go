@@ -1,0 +1,146 @@
+package relay
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/sim"
+)
+
+// plainHello is hello for an answer that is no stream.
+var plainHello = strings.Replace(hello, `"stream":true,`, "", 1)
+
+// faultFirst serves a simulated engine that has the fault for the first n requests.
+func faultFirst(fault string, n int64) http.Handler {
+	engine, served := sim.New(sim.Config{Models: []string{"m"}}), new(atomic.Int64)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if served.Add(1) <= n {
+			r.Header.Set(sim.FaultHeader, fault)
+		}
+		engine.ServeHTTP(w, r)
+	})
+}
+
+// Whatever an engine does in place of an answer, another replica answers and the client sees
+// nothing of it. In brackets stands what the client is told if all replicas do it.
+func TestX6_R9_AnotherReplicaAnswers(t *testing.T) {
+	for fault, c := range map[string]struct {
+		reason, code string
+		// status is that of the client if all replicas fail. streams and plain say for which
+		// requests the engine fails.
+		status         int
+		streams, plain bool
+	}{
+		"status=429":           {"429", "rate_limited", 429, true, true},
+		"status=503":           {reason5xx, "upstream_error", 503, true, true},
+		"status=500":           {reason5xx, "upstream_error", 500, true, true},
+		"reset-before-headers": {reasonReset, "upstream_error", 502, true, true},
+		"early-close":          {reasonReset, "upstream_error", 502, true, true},
+		"1xx":                  {reasonReset, "upstream_error", 502, true, true},
+		"endless-header":       {reasonReset, "upstream_error", 502, true, true},
+		"cut=0":                {reasonReset, "upstream_truncated", 502, false, true},
+		"eof=0":                {reasonReset, "upstream_truncated", 502, false, true},
+		"close,cut=0":          {reasonReset, "upstream_truncated", 502, false, true},
+		"close,cut=1":          {reasonReset, "upstream_error", 502, true, false}, // before the first token
+		"length=5":             {reasonReset, "upstream_truncated", 502, false, true},
+		"length=-5":            {reasonReset, "upstream_truncated", 502, false, true},
+		"close,garbage":        {reasonReset, "upstream_truncated", 502, false, true},
+		"gzip,cut=0":           {reasonReset, "upstream_truncated", 502, false, true},
+		"type=text/html,eof=0": {reasonReset, "upstream_error", 502, false, true},
+	} {
+		for body, applies := range map[string]bool{hello: c.streams, plainHello: c.plain} {
+			if !applies {
+				continue
+			}
+			h := newHarness(t, options{replicas: 2, handler: faultFirst(fault, 1)})
+			status, text := h.sendAndRead(body)
+			if status != 200 || body == hello && endingOf(text) != "whole" || body != hello && !strings.Contains(text, `"finish_reason":"length"`) {
+				t.Errorf("%s: %d %s", fault, status, text)
+			}
+			if r := h.result(1); len(h.retries) != 1 || h.retries[0] != c.reason || r.Attempts != 2 || r.Fault != nil {
+				t.Errorf("%s: retries %v, %+v", fault, h.retries, r)
+			}
+			h = newHarness(t, options{replicas: 2, handler: faultFirst(fault, 9)})
+			if status, text := h.sendAndRead(body); status != c.status || !strings.Contains(text, `"code":"`+c.code+`"`) {
+				t.Errorf("%s everywhere: %d %s", fault, status, text)
+			}
+		}
+	}
+}
+
+// Answers that look odd and are whole reach the client.
+func TestX6_WholeAnswersPass(t *testing.T) {
+	for _, fault := range []string{"close", "gzip", "type=text/plain", "type=application/problem+json", "close,type=text/plain", "garbage"} {
+		for _, body := range []string{hello, plainHello} {
+			if body == hello && (fault == "garbage" || strings.Contains(fault, "json")) {
+				continue // the one needs a Content-Length, the other says that it is no stream
+			}
+			h := newHarness(t, options{replicas: 2, handler: faultFirst(fault, 1)})
+			status, text := h.sendAndRead(body)
+			if status != 200 || body == hello && endingOf(text) != "whole" || len(h.retries) > 0 {
+				t.Errorf("%s: %d %s, retries %v", fault, status, text, h.retries)
+			}
+			if learned := len(h.closing) > 0; learned != strings.Contains(fault, "close") {
+				t.Errorf("%s: closing %v", fault, h.closing)
+			}
+		}
+	}
+}
+
+// A stream that was cut after its first token ends with an error, however the cut looks.
+func TestX6_CutAfterTheFirstToken(t *testing.T) {
+	for _, fault := range []string{"cut=4", "eof=4", "close,cut=4", "close,eof=4", "gzip,cut=4"} {
+		h := newHarness(t, options{replicas: 2, handler: faultFirst(fault, 1)})
+		status, text := h.sendAndRead(hello)
+		if status != 200 || endingOf(text) != "error" || !strings.Contains(text, "upstream_truncated") || strings.Contains(text, "[DONE]") {
+			t.Errorf("%s: %d %s", fault, status, text)
+		}
+	}
+}
+
+// What a small answer unpacks to is bounded.
+func TestX6_GzipBomb(t *testing.T) {
+	h := newHarness(t, options{replicas: 2, handler: faultFirst("gzip-bomb", 1)})
+	status, text := h.sendAndRead(plainHello)
+	if status != 502 || !strings.Contains(text, "larger than") {
+		t.Errorf("%d %s", status, text)
+	}
+}
+
+// When no replica takes the request, the client gets the engine's answer with its Retry-After, also
+// when the last replica was not reached.
+func TestR9_TheEnginesAnswerIsPassedOn(t *testing.T) {
+	engine, first := sim.New(sim.Config{Models: []string{"m"}}), new(atomic.Value)
+	h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set(sim.FaultHeader, "reset-before-headers")
+		if first.CompareAndSwap(nil, r.Host); first.Load() == r.Host {
+			r.Header.Set(sim.FaultHeader, "status=429:7")
+		}
+		engine.ServeHTTP(w, r)
+	})})
+	for _, body := range []string{hello, plainHello} {
+		r := h.send(body)
+		r.Body.Close()
+		if r.StatusCode != 429 || r.Header.Get("Retry-After") != "7" || r.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%d %v", r.StatusCode, r.Header)
+		}
+	}
+	if r := h.result(1); r.Fault != nil || !r.Answered {
+		t.Errorf("%+v", r)
+	}
+	if len(h.rests) != 2 || !strings.HasSuffix(h.rests[0], " 7s") {
+		t.Errorf("rests: %v", h.rests)
+	}
+}
+
+// A timeout ends all choices that the client has asked for, also when the engine has sent nothing.
+func TestX6_TimeoutEndsEveryChoice(t *testing.T) {
+	h := newHarness(t, options{handler: faultFirst("hang", 1)})
+	body := strings.Replace(hello, `"stream":true`, `"stream":true,"n":3,"timeout_ms":30`, 1)
+	_, text := h.sendAndRead(body)
+	if n := strings.Count(text, `"finish_reason":"length"`); n != 3 {
+		t.Errorf("%d of 3 choices have ended: %s", n, text)
+	}
+}

@@ -1,0 +1,188 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// mount mounts something at a path until the test ends or the returned func is called. A test that
+// needs mounts is skipped where they are not possible, except in CI.
+func mount(t *testing.T, source, path, kind string, flags uintptr, options string) (unmount func()) {
+	t.Helper()
+	if err := unix.Mount(source, path, kind, flags, options); err != nil {
+		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
+			t.Fatalf("nothing can be mounted: %v", err)
+		}
+		t.Skipf("nothing can be mounted, so this state of the disk is not tested here: %v", err)
+	}
+	mounted := true
+	unmount = func() {
+		if mounted {
+			mounted = false
+			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(unmount)
+	return unmount
+}
+
+// schedule asks for a task and checks the status of the answer.
+func schedule(g *harness.Gateway, status int) *harness.Answer {
+	g.T.Helper()
+	a := g.Post("/schedule", `{"model": "chat", "estimated_tokens": 10}`)
+	if a.StatusCode != status {
+		g.T.Errorf("/schedule: %s, want status %d", a, status)
+	}
+	return a
+}
+
+// The state directory is full, the gateway is killed, and the next one adopts Envoy, the replicas
+// and the streams. It tells what is wrong, and serves all but tasks. Before, it ended everything.
+func TestE2E_X5_FullStateDirectory(t *testing.T) {
+	g := harness.Prepare(t, harness.SlowSims)
+	if err := os.Mkdir(g.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mount(t, "none", g.Dir, "tmpfs", 0, "size=4m,mode=0700")
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	before := processIDs(g)
+	running := g.OpenStreams(30, 400)
+	schedule(g, 200)
+	filler := filepath.Join(g.Dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 8<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the file system is not full: %v", err)
+	}
+	if c := g.AwaitCondition(condition.StateNotWritable, ""); !strings.Contains(c.Message, "of 4194304 bytes") {
+		t.Errorf("the condition does not say how full the disk is: %s", c.Message)
+	}
+	g.Kill()
+	g.Launch()
+	g.AwaitReady()
+	mustHaveAdopted(g, before)
+	g.AwaitCondition(condition.StateNotWritable, "")
+	harness.Eventually(t, "no task is recorded any more", func() error { // the last block of the journal may have room
+		if a := g.Post("/schedule", `{"model": "chat", "estimated_tokens": 10}`); a.StatusCode == 200 {
+			return errors.New(a.String())
+		}
+		return nil
+	})
+	if a := schedule(g, 503); a.Code() != "gateway_unavailable" || a.Header.Get("Retry-After") == "" {
+		t.Errorf("/schedule on a full disk: %s, headers %v", a, a.Header)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	g.AwaitNoCondition(condition.StateNotWritable)
+	schedule(g, 200)
+	running.Wait()
+	mustHaveAdopted(g, before)
+}
+
+// On a read-only file system no gateway starts, and what runs goes on until there is one.
+func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
+	g := harness.Start(t, harness.SlowSims)
+	before := processIDs(g)
+	running := g.OpenStreams(30, 400)
+	g.Kill()
+	unmount := mount(t, g.Dir, g.Dir, "", unix.MS_BIND, "")
+	if err := unix.Mount("", g.Dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	g.Launch()
+	<-g.Exited
+	if text := g.LogText(); g.Process.ProcessState.ExitCode() != 1 || !strings.Contains(text, "read-only file system") {
+		t.Errorf("the start exited with %d and said:\n%s", g.Process.ProcessState.ExitCode(), text)
+	}
+	for name, pid := range before {
+		if err := syscall.Kill(pid, 0); err != nil {
+			t.Errorf("%s was ended: %v", name, err)
+		}
+	}
+	unmount()
+	g.Launch()
+	g.AwaitReady()
+	mustHaveAdopted(g, before)
+	running.Wait()
+}
+
+// A directory that other users may change is refused with what to do.
+func TestE2E_X13_StateDirectoryOfOthersIsRefused(t *testing.T) {
+	t.Parallel()
+	g := harness.Prepare(t, harness.OneSim)
+	if err := errors.Join(os.Mkdir(g.Dir, 0o700), os.Chmod(g.Dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := g.RunCommand(g.Command...)
+	if err == nil || !strings.Contains(out, "chmod 700 "+g.Dir) {
+		t.Errorf("the start exited with %v and said:\n%s", err, out)
+	}
+}
+
+// All files of the state directory are damaged, one after the other, each before a start. Every
+// start adopts Envoy, the replicas and the streams.
+func TestE2E_X13_DamagedStateDirectory(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims)
+	before := processIDs(g)
+	running := g.OpenStreams(30, 1200)
+	schedule(g, 200)
+	for _, name := range []string{"id", "claim.lock", "guard.lock", "envoy.json", "tasks.jsonl", "limits.json",
+		"processes/envoy.json", "processes/envoy.json.copy", "processes/replica%2Fchat-0.json"} {
+		g.Kill()
+		file := filepath.Join(g.Dir, name)
+		text, err := os.ReadFile(file)
+		if err != nil && name != "limits.json" {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, text[:len(text)/2], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g.Launch()
+		g.AwaitReady()
+		mustHaveAdopted(g, before)
+		if t.Failed() {
+			t.Fatalf("after %s was damaged", name)
+		}
+	}
+	if kept, _ := filepath.Glob(filepath.Join(g.Dir, "tasks.jsonl.damaged-*")); len(kept) != 1 {
+		t.Errorf("damaged journals: %v", kept)
+	}
+	running.Wait()
+	g.AwaitIdle("chat")
+}
+
+// An Envoy that is stopped answers nothing. It is told and replaced, and the replicas stay.
+func TestE2E_X13_StoppedEnvoyIsReplaced(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "envoy: {hang_timeout: 1s}"+harness.SlowSims)
+	before := processIDs(g)
+	if err := syscall.Kill(before["envoy"], syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	g.AwaitCondition(condition.EnvoyUnresponsive, "")
+	harness.Eventually(t, "another Envoy runs", func() error {
+		if after := processIDs(g); after["envoy"] == 0 || after["envoy"] == before["envoy"] || after["chat-0"] != before["chat-0"] {
+			return fmt.Errorf("before %v, after %v", before, after)
+		}
+		return nil
+	})
+	g.AwaitReady()
+	g.AwaitNoCondition(condition.EnvoyUnresponsive)
+	if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, "new")); a.StatusCode != 200 {
+		t.Errorf("after the replacement: %s", a)
+	}
+}
