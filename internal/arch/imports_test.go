@@ -37,7 +37,8 @@ var allowed = map[string]string{
 	"internal/relay/queue":      "internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/replay":     "internal/relay/queue internal/openai/sse",
 	"internal/openai/delta":     "internal/openai/jsonscan",
-	"internal/relay/moderation": "internal/openai/delta internal/openai/jsonscan",
+	"internal/openai/leaves":    "internal/openai/jsonscan",
+	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/openai internal/request internal/http1 " +
 		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/openai internal/relay internal/openai/delta internal/openai/sse",

@@ -110,9 +110,8 @@ var wayRules = []wayRule{
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
 	// Only the relay notices that a response was cut which only the end of its connection ends.
 	{always: true, applies: func(q *wayQuestion) bool { return q.closeDelimited }},
-	// No answer may bypass moderation, streamed or not. An answer without text has nothing to
-	// moderate.
-	{always: true, applies: func(q *wayQuestion) bool { return q.moderated && !q.Endpoint.NoOutput() }},
+	// No answer may bypass moderation, streamed or not, of any endpoint.
+	{always: true, applies: func(q *wayQuestion) bool { return q.moderated }},
 	// The operator demands it, even if the request asks for what only the relay can do.
 	{way: native, applies: func(q *wayQuestion) bool { return q.policy.Mode == ModeNative }},
 	// A request with a client's request id can be joined and resumed, streamed or not; only the

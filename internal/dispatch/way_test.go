@@ -36,7 +36,7 @@ func TestWayRules(t *testing.T) {
 		"moderated":                    {wayQuestion{Request: plain, moderated: true}, managed, false},
 		"moderated, native":            {wayQuestion{Request: stream, policy: WayPolicy{Mode: ModeNative}, moderated: true}, managed, false},
 		"moderated, cold":              {wayQuestion{Request: stream, moderated: true, cold: true}, managed, true},
-		"moderated, no text":           {wayQuestion{Request: embedding, moderated: true}, native, false},
+		"moderated, no text":           {wayQuestion{Request: embedding, moderated: true}, managed, false},
 		"native, asks for more":        {wayQuestion{Request: named, policy: WayPolicy{Mode: ModeNative}, cold: true}, native, false},
 		"named":                        {wayQuestion{Request: named}, managed, false},
 		"named, no stream, cold":       {wayQuestion{Request: &Request{ID: "a"}, cold: true}, managed, true},

@@ -13,6 +13,7 @@ type Code string
 const (
 	CodeInvalidRequest     Code = "invalid_request"
 	CodeInvalidAPIKey      Code = "invalid_api_key"
+	CodeContentFilter      Code = "content_filter"
 	CodeModelNotFound      Code = "model_not_found"
 	CodeStreamNotFound     Code = "stream_not_found"
 	CodeRequestTimeout     Code = "request_timeout"
@@ -49,6 +50,7 @@ var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
 	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
+	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},
 	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},
 	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
 	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended, or its body arrived too slowly (`upload.min_rate`)."},

@@ -78,6 +78,9 @@ func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e =
 // Chunked reports whether the endpoint's streams are chunks with choices.
 func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
 
+// Transcribes reports whether the endpoint turns speech into text. Its answers may be plain text.
+func (e Endpoint) Transcribes() bool { return e.form() }
+
 // NoOutput reports whether the answer holds no generated text, so that the estimate of a request is
 // its prompt alone.
 func (e Endpoint) NoOutput() bool { return e == Embeddings || e == Rerank || e == Score }

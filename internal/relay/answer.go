@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
-	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
 // maxAnswerBytes bounds an answer that is no stream, in bytes. Such an answer is held in memory.
@@ -41,6 +40,9 @@ func (a *attempt) readAnswer(response *http.Response) (reason string) {
 	}
 	answer := &Answer{Status: response.StatusCode, Header: response.Header, Body: body.Bytes()}
 	a.reportStatus(answer)
+	if answer.Status >= http.StatusMultipleChoices && f.rules != nil {
+		a.moderateRefusal(answer)
+	}
 	if reason = f.ticket.FailOver.Reason(answer.Status); reason != "" {
 		answer.normalizeError()
 		f.refusal, f.refusedBy = answer, a.replica.ID
@@ -131,12 +133,8 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 		u := chunk.Usage
 		f.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}
-	if f.rules != nil && !a.gen.call.Scan.Endpoint.NoOutput() {
-		body, verdict := f.rules.CheckAnswer(a.gen.ctx, answer.Body)
-		a.stream.logUnanswered(verdict)
-		if verdict.Action == moderation.Block {
-			answer.Body, f.result.Cause, f.result.Finish = body, causeModeration, finishFiltered
-		}
+	if f.rules != nil {
+		return a.moderateAnswer(answer)
 	}
 	return nil
 }

@@ -117,8 +117,7 @@ func (f *failover) giveUp() {
 		f.answer, f.result.Answered, f.result.Fault, f.result.Replica = f.refusal, true, nil, f.refusedBy
 		f.gen.status.update(func(r *Result) { r.Replica = f.refusedBy })
 	case f.lastEvents != nil:
-		f.gen.publishOwn(f.lastEvents)
-		f.result.Answered, f.result.Told, f.result.Cause = true, true, causeEngine
+		f.publishLastEvents()
 	case f.result.Fault == nil:
 		f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "No replica of the model could answer.")
 	}
@@ -158,6 +157,10 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 	}
 	if a.stream.closeDelimited = engines.IsCloseDelimited(response); a.stream.closeDelimited {
 		f.gen.relay.config.CloseDelimited(f.ticket.Model, replica.ID)
+	}
+	if fault := f.checkForm(response); fault != nil {
+		f.result.Fault = fault
+		return ""
 	}
 	if f.gen.call.isEventStream(response) {
 		f.isStream = true

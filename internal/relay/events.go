@@ -1,14 +1,11 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"io"
 	"slices"
 	"sync"
 	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
@@ -57,6 +54,8 @@ type engineStream struct {
 	held []byte
 	// withheld are events that a rule keeps back, because it has to see more or has blocked them.
 	withheld eventList
+	// judged counts the events that have left withheld.
+	judged int64
 
 	// started says that events are published as they come and no other replica can take over.
 	started bool
@@ -84,6 +83,7 @@ type engineStream struct {
 // Reasons for engineStream.stopCause, beside the causes of a generation's context.
 var (
 	errBlocked   = errors.New("a moderation rule has blocked the stream")
+	errUnjudged  = errors.New("the engine has sent an event that the moderation rules cannot read")
 	errMalformed = errors.New("the engine has sent an event that is not JSON")
 	errAbandoned = errors.New("the attempt was abandoned for another one")
 	errReported  = errors.New("the engine has reported an error in an event")
@@ -144,7 +144,7 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.cutInEvent = true
 		return // a client that follows the standard would ignore it
 	case e.IsComment():
-		if s.started && s.withheld.len() == 0 {
+		if s.started && s.filter == nil { // rules do not read comments
 			s.publish(e)
 		}
 		return
@@ -230,57 +230,6 @@ func (s *engineStream) start() {
 		s.moderate(e, false)
 		return s.stopCause == nil
 	})
-}
-
-// moderate applies the moderation rules to an event and publishes what they allow. last says that
-// the answer ends with this event: the rules must judge the whole answer before the client learns
-// that it has ended.
-func (s *engineStream) moderate(e *sse.Event, last bool) {
-	if s.filter == nil {
-		s.publish(e)
-		return
-	}
-	ctx := s.attempt.ctx
-	s.gen.broadcast.Flush() // the service of a rule may take its time
-	verdict := s.filter.Check(ctx, e.Data)
-	s.logUnanswered(verdict)
-	if last && verdict.Action != moderation.Block {
-		verdict = s.filter.Finish(ctx)
-		s.logUnanswered(verdict)
-	}
-	switch {
-	case verdict.Action == moderation.Block && verdict.Err != nil && ctx.Err() != nil:
-		// The context has ended the question, no rule has blocked the stream. An event that was not
-		// judged must not be published, and the client is told the cause of the context.
-		s.stopCause = context.Cause(ctx)
-		s.withheld, s.filter = eventList{}, nil
-	case verdict.Action == moderation.Block:
-		s.withheld.add(e.Raw)
-		s.stopCause = errBlocked
-	case verdict.Action == moderation.Hold:
-		s.withheld.add(e.Raw)
-		s.publishWithheld(verdict.Keep)
-	default:
-		s.publishWithheld(0)
-		s.publish(e)
-	}
-}
-
-// logUnanswered logs that the service of a rule has given no answer.
-func (s *engineStream) logUnanswered(v moderation.Verdict) {
-	if v.Err != nil && s.attempt.ctx.Err() == nil {
-		s.gen.relay.config.Log.Warn("moderation service gave no answer", zap.String("rule", v.Rule), zap.Error(v.Err))
-	}
-}
-
-// publishWithheld publishes the withheld events, except the last keep of them.
-func (s *engineStream) publishWithheld(keep int) {
-	if n := s.withheld.len() - keep; n > 0 {
-		eachEvent(s.withheld.removeFirst(n), func(e *sse.Event) bool {
-			s.publish(e)
-			return s.stopCause == nil
-		})
-	}
 }
 
 // publish gives an event to all subscribers. When they have gone, or the only one was too slow, it

@@ -20,6 +20,9 @@ func (g *generation) publishOwn(raw []byte) {
 func (s *engineStream) publishFinal(reason string) {
 	scan, result := &s.gen.call.Scan, &s.failover.result
 	id := identityOf(s.firstTokenData, s.failover.ticket.Model)
+	if rules := s.failover.rules; rules != nil && !(rules.Allows([]byte(id.id)) && rules.Allows([]byte(id.model))) {
+		id = identityOf(nil, s.failover.ticket.Model)
+	}
 	switch scan.Endpoint {
 	case openai.Responses:
 		result.Finish = reason
@@ -49,7 +52,7 @@ func (s *engineStream) publishFinal(reason string) {
 }
 
 // unfinishedChoices returns the indexes of the choices whose end the client has not received: those
-// that go on, and those whose end is withheld.
+// that go on, and those whose end is withheld. A choice that a rule has ended may have its end.
 func (s *engineStream) unfinishedChoices() []int {
 	indexes := s.tracker.Unfinished()
 	var c sse.Chunk
@@ -62,6 +65,9 @@ func (s *engineStream) unfinishedChoices() []int {
 		}
 		return true
 	})
+	if s.filter != nil {
+		indexes = slices.DeleteFunc(indexes, s.filter.HasTold)
+	}
 	slices.Sort(indexes)
 	return indexes
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
-	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
 // Finish reasons of choices that Sluice itself ends.
@@ -75,24 +74,6 @@ func (s *engineStream) finishComplete() (reason string) {
 	return ""
 }
 
-// finishModeration asks the rules for a verdict on the whole answer, and publishes the withheld
-// events if the rules allow them. It asks even when the time of the call is over, although the
-// service of a rule may take a moment longer.
-func (s *engineStream) finishModeration() (allowed bool) {
-	if s.filter == nil {
-		return true
-	}
-	s.gen.broadcast.Flush() // the service of a rule may take its time
-	verdict := s.filter.Finish(context.WithoutCancel(s.attempt.ctx))
-	s.logUnanswered(verdict)
-	if verdict.Action == moderation.Block {
-		s.stopCause = errBlocked
-		return false
-	}
-	s.publishWithheld(0)
-	return s.stopCause == nil
-}
-
 // finishStopped finishes a stream that the relay has stopped, for stopCause. It publishes events of
 // Sluice's own where they are needed. The reason is as for failover.try.
 func (s *engineStream) finishStopped() (reason string) {
@@ -101,7 +82,11 @@ func (s *engineStream) finishStopped() (reason string) {
 	s.attempt.cancel(cause)
 	switch {
 	case errors.Is(cause, errBlocked):
-		s.failover.result.Cause = causeModeration
+		s.failover.result.Cause, s.failover.result.Finish = causeModeration, finishFiltered
+		if !s.gen.call.Scan.Endpoint.Generates() { // its events cannot say why they end
+			s.failover.result.Fault = filteredFault()
+			return ""
+		}
 		s.publishFinal(finishFiltered)
 		return ""
 	case errors.Is(cause, errReported) && !s.started:
@@ -113,7 +98,7 @@ func (s *engineStream) finishStopped() (reason string) {
 		if s.attempt.isAbandoned() {
 			return s.attempt.fail(nil)
 		}
-	case errors.Is(cause, errStalled), errors.Is(cause, errMalformed), errors.Is(cause, errReported), errors.Is(cause, sse.ErrTooLarge):
+	case errors.Is(cause, errStalled), errors.Is(cause, errMalformed), errors.Is(cause, errUnjudged), errors.Is(cause, errReported), errors.Is(cause, sse.ErrTooLarge):
 	default:
 		s.setFault(causeOf(cause), faultOf(cause))
 		return ""
@@ -137,6 +122,8 @@ func (s *engineStream) reportStop(cause error) {
 		s.setFault(causeTimeout, openai.Errorf(openai.CodeUpstreamTimeout, "The engine stopped in the middle of its answer."))
 	case errors.Is(cause, errMalformed):
 		s.setFault(causeEngine, openai.Errorf(openai.CodeUpstreamError, "The engine sent an event that cannot be read."))
+	case errors.Is(cause, errUnjudged):
+		s.setFault(causeEngine, openai.Errorf(openai.CodeUpstreamError, "The engine sent an event in a form that the moderation rules cannot read."))
 	case errors.Is(cause, sse.ErrTooLarge):
 		s.setFault(causeEngine, openai.Errorf(openai.CodeUpstreamError, "The engine sent an event that is too large."))
 	default:
@@ -171,6 +158,9 @@ func (s *engineStream) finishReported() (reason string) {
 func (s *engineStream) recordUsage() {
 	r := &s.failover.result
 	r.Usage, r.Finish = usageOf(&s.tracker), s.tracker.Finish()
+	if s.filter != nil && (s.filter.AnyEnded() || !s.failover.rules.Allows([]byte(r.Finish))) {
+		r.Finish = finishFiltered
+	}
 	if !s.firstToken.IsZero() {
 		r.Decode = s.lastToken.Sub(s.firstToken)
 	}

@@ -1,10 +1,9 @@
 // Package delta reads the deltas of a model's output: text, reasoning, refusals and fragments of
-// tool calls. Moderation (internal/relay/moderation), the WebSocket (internal/relay/realtime) and
-// the gRPC service (internal/relay/grpcapi) use it.
+// tool calls. The WebSocket (internal/relay/realtime) and the gRPC service
+// (internal/relay/grpcapi) use it.
 //
 // [Reader] reads the data of one event: a chunk of a chat or of a completion, or an event of the
-// Responses API. [Answer] reads the same from an answer that did not stream, and says where each
-// text stands in it.
+// Responses API.
 //
 // A Reader keeps nothing from one event to the next. For the usual event it allocates and copies
 // nothing. Data that is no JSON object, or no known shape, has no deltas.
@@ -49,12 +48,10 @@ type Delta struct {
 
 // Reader reads one event after the other. The zero Reader is ready. It is for one goroutine.
 type Reader struct {
-	deltas     []Delta
-	at         []Span // by delta: where its text stands
-	duplicates []Span // see Ending.Duplicates
-	finished   []int
-	event      event
-	texts      // of the last event
+	deltas   []Delta
+	finished []int
+	event    event
+	texts    // of the last event
 }
 
 // event holds the members of an event of the Responses API until its type is known, which may be
@@ -88,20 +85,18 @@ func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 func (r *Reader) Finished() []int { return r.finished }
 
 func (r *Reader) reset(data []byte) {
-	r.deltas, r.at, r.duplicates, r.finished, r.event = r.deltas[:0], r.at[:0], r.duplicates[:0], r.finished[:0], event{}
+	r.deltas, r.finished, r.event = r.deltas[:0], r.finished[:0], event{}
 	r.texts.reset(data)
 }
 
 // add adds a delta of the text that was read last.
 func (r *Reader) add(kind Kind, text []byte) {
 	if len(text) > 0 {
-		r.push(Delta{Kind: kind, Text: text, Low: r.halves.Low, High: r.halves.High}, r.span)
+		r.push(Delta{Kind: kind, Text: text, Low: r.halves.Low, High: r.halves.High})
 	}
 }
 
-func (r *Reader) push(d Delta, at Span) {
-	r.deltas, r.at = append(r.deltas, d), append(r.at, at)
-}
+func (r *Reader) push(d Delta) { r.deltas = append(r.deltas, d) }
 
 func (r *Reader) members() {
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
@@ -181,8 +176,6 @@ func (r *Reader) delta() {
 			r.calls()
 		case "function_call":
 			r.call(Delta{Kind: ToolCall}, true)
-		case "audio", "reasoning_details":
-			r.duplicates = append(r.duplicates, r.json.Value())
 		default:
 			r.json.Skip()
 		}
@@ -241,18 +234,17 @@ func (r *Reader) call(d Delta, bare bool) {
 		r.json.Skip()
 		return
 	}
-	var at Span
 	if bare {
-		at = r.function(&d)
+		r.function(&d)
 	} else {
-		at = r.toolCall(&d)
+		r.toolCall(&d)
 	}
 	if len(d.Text)+len(d.ID)+len(d.Name) > 0 {
-		r.push(d, at)
+		r.push(d)
 	}
 }
 
-func (r *Reader) toolCall(d *Delta) (arguments Span) {
+func (r *Reader) toolCall(d *Delta) {
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "index":
@@ -260,18 +252,17 @@ func (r *Reader) toolCall(d *Delta) (arguments Span) {
 		case "id":
 			d.ID = r.text()
 		case "function", "custom":
-			arguments = r.function(d)
+			r.function(d)
 		default:
 			r.json.Skip()
 		}
 	}
-	return arguments
 }
 
-func (r *Reader) function(d *Delta) (arguments Span) {
+func (r *Reader) function(d *Delta) {
 	if r.json.Kind() != '{' {
 		r.json.Skip()
-		return arguments
+		return
 	}
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
@@ -279,12 +270,11 @@ func (r *Reader) function(d *Delta) (arguments Span) {
 			d.Name = r.text()
 		case "arguments", "input":
 			d.Text = r.text()
-			d.Low, d.High, arguments = r.halves.Low, r.halves.High, r.span
+			d.Low, d.High = r.halves.Low, r.halves.High
 		default:
 			r.json.Skip()
 		}
 	}
-	return arguments
 }
 
 // item reads an output item. Only the item of a tool call says something that no delta says.
@@ -327,7 +317,7 @@ func (r *Reader) responses() {
 		d := r.event.item
 		if bytes.HasSuffix(r.event.itemType, []byte("_call")) && len(d.ID)+len(d.Name) > 0 {
 			d.Tool = r.event.output
-			r.push(d, r.span)
+			r.push(d)
 		}
 	case "completed", "incomplete", "failed":
 		r.finished = append(r.finished, 0)
@@ -338,6 +328,6 @@ func (r *Reader) responses() {
 func (r *Reader) addEventDelta(kind Kind, tool int) {
 	d := r.event.delta
 	if d.Kind, d.Tool = kind, tool; len(d.Text) > 0 {
-		r.push(d, Span{})
+		r.push(d)
 	}
 }

@@ -2,17 +2,13 @@ package delta
 
 import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 
-// Span is where a value stands in the data that was read.
-type Span = jsonscan.Span
-
 // texts reads the strings of one JSON text.
 type texts struct {
 	json jsonscan.Reader
 	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
 	// valid in the old array.
 	buf []byte
-	// span and halves describe the string that text read last.
-	span   Span
+	// halves describes the string that text read last.
 	halves jsonscan.Halves
 }
 
@@ -27,8 +23,6 @@ func (s *texts) text() []byte {
 	if !ok {
 		return nil
 	}
-	to := s.json.Pos()
-	s.span = Span{From: to - len(raw) - len(`""`), To: to}
 	s.halves = jsonscan.Halves{}
 	if !s.json.Escaped() {
 		return raw

@@ -2,8 +2,12 @@ package moderation
 
 import (
 	"context"
+	"hash/maphash"
+	"slices"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/openai/leaves"
 )
 
 // maxQuestions bounds the questions of one stream that are asked at the same time.
@@ -23,6 +27,9 @@ func (t *text) keepRecent(hooks []*hook, b []byte) {
 		t.recent = append(t.recent[:0], t.recent[unused:]...)
 	}
 	t.recent = append(t.recent, b...)
+	if t.hash != nil {
+		t.hash.Write(b)
+	}
 	t.total += int64(len(b))
 }
 
@@ -35,39 +42,85 @@ type pendingQuestion struct {
 	err     error
 }
 
-// askHooks asks hooks about the texts that have grown enough, at the end about all that have grown.
-// The verdict is Block or Pass.
-func (f *Filter) askHooks(ctx context.Context, final bool) Verdict {
+// askHooks asks hooks about the texts that have grown enough, and about all that have grown and are
+// at their end. It ends the choices that a hook blocks.
+func (f *Filter) askHooks(ctx context.Context, atEnd func(*text) bool) {
 	if len(f.set.hooks) == 0 {
-		return Verdict{}
+		return
 	}
 	var questions []*pendingQuestion
 	for _, t := range f.texts {
+		if t.level > 0 || len(f.ended) > 0 && f.HasEnded(t.choice) {
+			continue
+		}
+		whole := t.path.Class == leaves.Complete
+		if whole && f.wasJudged(t) {
+			continue
+		}
+		final := whole || atEnd(t)
 		for i, h := range f.set.hooks {
-			fresh := t.total - t.asked[i]
-			if fresh >= int64(h.every) || final && fresh > 0 {
-				questions = append(questions, &pendingQuestion{hook: h, text: t, q: question{f.Model, t.questionText(i, h), t.choice, final}})
+			if fresh := t.total - t.asked[i]; fresh >= int64(h.every) || final && fresh > 0 {
+				questions = append(questions, &pendingQuestion{hook: h, text: t, q: question{f.Model, t.questionText(i, h), max(t.choice, 0), final}})
 				t.asked[i] = t.total
 			}
 		}
 	}
 	askAll(ctx, questions)
-	v := Verdict{}
+	f.applyAnswers(questions)
+}
+
+// applyAnswers ends the choices that hooks have blocked.
+func (f *Filter) applyAnswers(questions []*pendingQuestion) {
 	for _, d := range questions {
-		if d.err != nil && v.Err == nil {
-			v.Err = d.err
+		if d.err != nil && f.err == nil {
+			f.err = d.err
 		}
 	}
 	for _, d := range questions {
 		if d.blocked {
-			err := v.Err
-			v = f.block(d.hook.rule, d.text)
-			v.Err = err
-			return v
+			f.endChoice(d.text.choice, d.hook.rule, f.hookCut(d.text))
 		}
 	}
-	return v
 }
+
+// hookCut is the cut of a text that a hook has blocked: before the first event of its choice that
+// was not sent.
+func (f *Filter) hookCut(t *text) cut {
+	c := cut{event: f.event, path: t.path}
+	for _, u := range f.texts {
+		if u.choice == t.choice && u.isHolding() {
+			c.event = min(c.event, u.growths[0].event)
+		}
+	}
+	return c
+}
+
+// wasJudged reports whether the hooks have judged the same text before. The last events of a
+// response repeat what the events before have said.
+func (f *Filter) wasJudged(t *text) bool {
+	if t.total == 0 || t.asked[0] == t.total {
+		return true
+	}
+	sum := maphash.Bytes(f.set.seed, t.recent)
+	if _, ok := f.judged[sum]; ok {
+		return true
+	}
+	for _, u := range f.texts {
+		if u.hash != nil && u.total == t.total && u.hash.Sum64() == sum && !slices.ContainsFunc(u.asked, func(n int64) bool { return n < u.total }) {
+			return true
+		}
+	}
+	if f.judged == nil {
+		f.judged = map[uint64]struct{}{}
+	}
+	if len(f.judged) < maxJudged {
+		f.judged[sum] = struct{}{}
+	}
+	return false
+}
+
+// maxJudged bounds Filter.judged.
+const maxJudged = 1024
 
 // questionText returns what a hook is asked about: the new text, and the window before it from its
 // first complete rune.

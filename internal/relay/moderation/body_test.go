@@ -14,54 +14,57 @@ import (
 
 func TestBody(t *testing.T) {
 	words, digits := literals("secret", "abcdef", "cd"), pattern(`\d+-\d`)
-	for name, test := range map[string]struct{ body, want string }{
+	for name, test := range map[string]struct {
+		body, want string
+		action     moderation.Action
+	}{
 		"chat": {
-			`{"id":"c", "choices":[{"index":0,"message":{"role":"assistant","content":"a \"secret\" x"},"logprobs":{"content":[{"token":"secret"}]},"finish_reason":"stop"}],"usage":{"n":1.50}}`,
-			`{"id":"c", "choices":[{"index":0,"message":{"role":"assistant","content":"a \""},"logprobs":null,"finish_reason":"content_filter"}],"usage":{"n":1.50}}`,
+			body: `{"id":"c", "choices":[{"index":0,"message":{"role":"assistant","content":"a \"secret\" x"},"logprobs":{"content":[{"token":"secret"}]},"finish_reason":"stop"}],"usage":{"n":1.50}}`,
+			want: `{"id":"c", "choices":[{"index":0,"message":{"role":"assistant","content":"a \""},"logprobs":null,"finish_reason":"content_filter"}],"usage":{"n":1.50}}`,
 		},
 		"the other choice stays": {
-			`{"choices":[{"index":0,"message":{"content":"\u00e9 fine"},"finish_reason":"stop"},{"finish_reason":"length","index":1,"message":{"content":"<b> 12-3"}}]}`,
-			`{"choices":[{"index":0,"message":{"content":"\u00e9 fine"},"finish_reason":"stop"},{"finish_reason":"content_filter","index":1,"message":{"content":"<b> "}}]}`,
+			body: `{"choices":[{"index":0,"message":{"content":"\u00e9 fine"},"finish_reason":"stop"},{"finish_reason":"length","index":1,"message":{"content":"<b> 12-3"}}]}`,
+			want: `{"choices":[{"index":0,"message":{"content":"\u00e9 fine"},"finish_reason":"stop"},{"finish_reason":"content_filter","index":1,"message":{"content":"<b> "}}]}`,
 		},
 		"what comes later is empty": {
-			`{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":"{}"}}],"reasoning":"my secret"},"finish_reason":"stop"}]}`,
-			`{"choices":[{"index":0,"message":{"content":"","tool_calls":[{"id":"i","function":{"name":"f","arguments":""}}],"reasoning":"my "},"finish_reason":"content_filter"}]}`,
+			body: `{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":"{}"}}],"reasoning":"my secret"},"finish_reason":"stop"}]}`,
+			want: `{"choices":[{"index":0,"message":{"content":"","tool_calls":[{"id":"","function":{"name":"","arguments":""}}],"reasoning":"my "},"finish_reason":"content_filter"}]}`,
 		},
 		"what came before stays": {
-			`{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":"secret"}}]},"finish_reason":"stop"}]}`,
-			`{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":""}}]},"finish_reason":"content_filter"}]}`,
+			body: `{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":"secret"}}]},"finish_reason":"stop"}]}`,
+			want: `{"choices":[{"index":0,"message":{"content":"x","tool_calls":[{"id":"i","function":{"name":"f","arguments":""}}]},"finish_reason":"content_filter"}]}`,
 		},
 		"one inside another": {
-			`{"choices":[{"message":{"content":"xabcdef"},"finish_reason":null}]}`,
-			`{"choices":[{"message":{"content":"x"},"finish_reason":"content_filter"}]}`,
+			body: `{"choices":[{"message":{"content":"xabcdef"},"finish_reason":null}]}`,
+			want: `{"choices":[{"message":{"content":"x"},"finish_reason":"content_filter"}]}`,
 		},
-		"no finish_reason": {`{"choices":[{"message":{"content":"secret"}}]}`, `{"choices":[{"message":{"content":""},"finish_reason":"content_filter"}]}`},
+		"no finish_reason": {body: `{"choices":[{"message":{"content":"secret"}}]}`, want: `{"choices":[{"message":{"content":""},"finish_reason":"content_filter"}]}`},
 		"completion": {
-			`{"choices":[{"text":"x 12345-6","token_ids":[1,2],"logprobs":{"tokens":["secret"]},"finish_reason":"stop"}]}`,
-			`{"choices":[{"text":"x ","token_ids":[],"logprobs":null,"finish_reason":"content_filter"}]}`,
+			body: `{"choices":[{"text":"x 12345-6","token_ids":[1,2],"logprobs":{"tokens":["secret"]},"finish_reason":"stop"}]}`,
+			want: `{"choices":[{"text":"x ","token_ids":[],"logprobs":null,"finish_reason":"content_filter"}]}`,
 		},
 		"responses": {
-			`{"status":"completed","incomplete_details":null,"output":[{"type":"reasoning","summary":[{"type":"summary_text","text":"hm"}],"encrypted_content":"e"},` +
+			body: `{"status":"completed","incomplete_details":null,"output":[{"type":"reasoning","summary":[{"type":"summary_text","text":"hm"}],"encrypted_content":"e"},` +
 				`{"type":"message","content":[{"type":"output_text","text":"the secret","logprobs":[1]},{"type":"refusal","refusal":"No"}]},` +
 				`{"type":"function_call","name":"f","arguments":"{}"}]}`,
-			`{"status":"incomplete","incomplete_details":{"reason":"content_filter"},"output":[{"type":"reasoning","summary":[{"type":"summary_text","text":"hm"}],"encrypted_content":null},` +
+			want: `{"status":"incomplete","incomplete_details":{"reason":"content_filter"},"output":[{"type":"reasoning","summary":[{"type":"summary_text","text":"hm"}],"encrypted_content":null},` +
 				`{"type":"message","content":[{"type":"output_text","text":"the ","logprobs":[]},{"type":"refusal","refusal":""}]},` +
-				`{"type":"function_call","name":"f","arguments":""}]}`,
+				`{"type":"function_call","name":"","arguments":""}]}`,
 		},
 		"responses, no details": {
-			`{"output":[{"type":"message","content":[{"text":"secret"}]}]}`,
-			`{"output":[{"type":"message","content":[{"text":""}]}],"status":"incomplete","incomplete_details":{"reason":"content_filter"}}`,
+			body: `{"output":[{"type":"message","content":[{"text":"secret"}]}]}`,
+			want: `{"output":[{"type":"message","content":[{"text":""}]}],"status":"incomplete","incomplete_details":{"reason":"content_filter"}}`,
 		},
-		"not text": {`{"choices":[{"message":{"content":null},"finish_reason":"stop"}],"secret":"secret"}`, ""},
-		"fine":     {`{"choices":[{"message":{"content":"sec"},"finish_reason":"stop"},{"message":{"content":"ret"}}]}`, ""},
-		"error":    {`{"error":{"message":"secret"}}`, ""},
-		"no JSON":  {`secret`, ""},
+		"fine":    {body: `{"choices":[{"message":{"content":"sec"},"finish_reason":"stop"},{"message":{"content":"ret"}}]}`},
+		"outside": {body: `{"choices":[{"message":{"content":null},"finish_reason":"stop"}],"note":"secret"}`, action: moderation.Block},
+		"error":   {body: `{"error":{"message":"secret"}}`, action: moderation.Block},
+		"no JSON": {body: `secret`, action: moderation.Refuse},
 	} {
-		got, v := moderation.New([]moderation.Rule{words, digits}).CheckAnswer(t.Context(), []byte(test.body))
-		if blocked := test.want != ""; blocked != (v.Action == moderation.Block) || blocked != (v.Rule != "") {
+		got, v := moderation.New([]moderation.Rule{words, digits}).CheckAnswer(t.Context(), "m", []byte(test.body))
+		if cut := test.want != ""; cut != (v.Action == moderation.Pass && v.Ended) && v.Action != test.action {
 			t.Errorf("%s: %+v", name, v)
 		}
-		if test.want == "" {
+		if test.want == "" && test.action == moderation.Pass {
 			test.want = test.body
 		}
 		if d := cmp.Diff(test.want, string(got)); d != "" {
@@ -73,8 +76,8 @@ func TestBody(t *testing.T) {
 func TestBodyVerdict(t *testing.T) {
 	body := `{"choices":[{"index":4,"message":{"content":"two"}},{"index":5,"message":{"content":"one"}}]}`
 	set := moderation.New([]moderation.Rule{literals("one"), {Name: "second", Literals: []string{"two"}}})
-	_, got := set.CheckAnswer(t.Context(), []byte(body))
-	if d := cmp.Diff(moderation.Verdict{Action: moderation.Block, Rule: "second", Choice: 4}, got); d != "" {
+	_, got := set.CheckAnswer(t.Context(), "m", []byte(body))
+	if d := cmp.Diff(moderation.Verdict{Ended: true, Rule: "second", Choice: 4}, got); d != "" {
 		t.Error(d)
 	}
 }
@@ -90,10 +93,10 @@ func TestBodyProperty(t *testing.T) {
 		for _, part := range split(rnd, text) {
 			r.see(t, event(rnd, part))
 		}
-		if r.last.Action != moderation.Block {
+		if !r.blocked() {
 			r.end(t)
 		}
-		out, v := moderation.New(rules).CheckAnswer(t.Context(), []byte(`{"choices":[{"message":{"content":"`+quoted(text, rnd)+`"}}]}`))
+		out, v := moderation.New(rules).CheckAnswer(t.Context(), "m", []byte(`{"choices":[{"message":{"content":"`+quoted(text, rnd)+`"}}]}`))
 		var answer struct {
 			Choices []struct {
 				Message struct{ Content string }
@@ -103,13 +106,13 @@ func TestBodyProperty(t *testing.T) {
 			t.Fatalf("%s: %v", out, err)
 		}
 		cut := answer.Choices[0].Message.Content
-		if v.Action != r.last.Action || !strings.HasPrefix(text, cut) {
+		if (v.Ended) != r.blocked() || !strings.HasPrefix(text, cut) {
 			t.Fatalf("%q with %q: %q, %+v, streamed %+v", text, rules[0].Literals, cut, v, r.last)
 		}
-		if v.Action == moderation.Block && v.Rule == "words" && len(said(r.sent)) > len(cut) {
+		if v.Rule == "words" && len(said(r.sent)) > len(cut) {
 			t.Fatalf("%q with %q: %q is left, a stream has sent %q", text, rules[0].Literals, cut, said(r.sent))
 		}
-		if newRelay(rules[0]).see(t, event(rnd, cut)).last.Action == moderation.Block {
+		if newRelay(rules[0]).see(t, event(rnd, cut)).blocked() {
 			t.Fatalf("%q with %q: what is left, %q, has a literal", text, rules[0].Literals, cut)
 		}
 	}

@@ -1,11 +1,11 @@
 package moderation
 
 import (
+	"bytes"
 	"context"
-	"unicode/utf16"
-	"unicode/utf8"
+	"encoding/base64"
 
-	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/openai/leaves"
 )
 
 const (
@@ -14,10 +14,8 @@ const (
 	// held to the end because its thought ended with the first letter of a literal. A literal that
 	// is continued after that is still found, but its beginning has been sent.
 	maxIdleEvents = 32
-	// maxTexts bounds the texts of one stream. Further texts are checked as one. A text needs some
-	// hundred bytes, a thread for each state of a pattern and, with hooks, twice their window and
-	// the text that they have not seen.
-	maxTexts = 1024
+	// maxIdleBrief is maxIdleEvents for a text that is seldom continued.
+	maxIdleBrief = 1
 )
 
 // Filter checks the events of one stream. It is for one goroutine.
@@ -25,13 +23,50 @@ type Filter struct {
 	// Model is given to hooks. Empty: none is given.
 	Model string
 
-	set     *Set
-	reader  delta.Reader
-	runs    []*run // of the machines of set, in the same order
-	texts   []*text
-	event   int64 // the number of events so far
-	joined  []byte
+	set    *Set
+	reader leaves.Reader
+	runs   []*run  // of the machines of set, in the same order
+	texts  []*text // that grow
+	byPath []*text // all texts, by the ID of their path
+	alone  text    // for values that stand alone
+	event  int64   // the number of events so far
+	joined []byte
+
+	ended []ending
+	// removed lists what must be removed from events that were not sent yet.
+	removed []removal
 	blocked *Verdict // nil: the stream is not blocked
+	// err is why a hook gave no answer, in the current call.
+	err error
+	// whole says that the only event is an answer that is no stream.
+	whole bool
+	// judged has the hashes of texts that the hooks have judged, when there are hooks.
+	judged map[uint64]struct{}
+}
+
+// ending says where a rule has ended a choice, or everything (leaves.Root).
+type ending struct {
+	choice, rule int
+	cut          cut
+	// told says that Rewrite has told the client of it.
+	told bool
+}
+
+// cut is the place where a text has to end. The path is nil if nothing of the event may be kept.
+type cut struct {
+	event int64
+	path  *leaves.Path
+	// keep is how much of what the event adds to the text may be sent: runes, or bytes.
+	keep    int64
+	inBytes bool
+}
+
+// removal says that an event has values that must be removed: log probabilities of a choice, or
+// values that only name something or cannot be read.
+type removal struct {
+	event  int64
+	tokens bool
+	choice int
 }
 
 // NewFilter returns a filter for one stream.
@@ -40,7 +75,17 @@ func (s *Set) NewFilter() *Filter {
 	for _, m := range s.machines {
 		f.runs = append(f.runs, newRun(m))
 	}
+	f.alone = text{prev: -1, rule: -1, threads: make([][]thread, len(f.runs))}
 	return f
+}
+
+// Skip counts an event that has no data to check, as the end marker. The verdict is Pass or Hold.
+func (f *Filter) Skip() Verdict {
+	if f.blocked != nil {
+		return *f.blocked
+	}
+	f.event++
+	return f.verdict(0)
 }
 
 // Check checks the data of the next event. It blocks while a hook is asked, at most for the hook's
@@ -50,30 +95,20 @@ func (f *Filter) Check(ctx context.Context, data []byte) Verdict {
 		return *f.blocked
 	}
 	f.event++
-	deltas, _ := f.reader.Read(data)
-	for i := range deltas {
-		if len(deltas[i].Text) == 0 {
-			continue
-		}
-		t := f.textOf(&deltas[i])
-		if rule, found := f.addDelta(t, &deltas[i]); found {
-			return f.block(rule, t)
-		}
+	ended := len(f.ended)
+	if !f.reader.Read(data) {
+		f.blocked = &Verdict{Action: Refuse}
+		return *f.blocked
 	}
-	for _, choice := range f.reader.Finished() {
-		if v, found := f.finishChoice(choice); found {
-			return v
-		}
+	for i := range f.reader.Leaves {
+		f.addLeaf(&f.reader.Leaves[i])
 	}
-	v := f.askHooks(ctx, false)
-	if v.Action == Block {
-		return v
+	f.endFinished(ctx)
+	if !f.whole {
+		f.askHooks(ctx, func(*text) bool { return false })
 	}
-	f.releaseIdle(deltas)
-	if v.Keep = f.countHeld(); v.Keep > 0 {
-		v.Action = Hold
-	}
-	return v
+	f.releaseIdle()
+	return f.verdict(ended)
 }
 
 // Finish says at the end of the stream whether the held events may be sent. It asks the hooks about
@@ -82,119 +117,288 @@ func (f *Filter) Finish(ctx context.Context) Verdict {
 	if f.blocked != nil {
 		return *f.blocked
 	}
-	for _, t := range f.texts {
-		if rule, found := f.finishText(t); found {
-			return f.block(rule, t)
-		}
-	}
-	return f.askHooks(ctx, true)
+	ended := len(f.ended)
+	f.endTexts(ctx, func(*text) bool { return true })
+	return f.verdict(ended)
 }
 
-// block returns a verdict that blocks the stream for good.
-func (f *Filter) block(rule int, t *text) Verdict {
-	f.blocked = &Verdict{Action: Block, Rule: f.set.names[rule], Choice: t.choice}
-	f.texts = nil
-	return *f.blocked
-}
+// AnyEnded reports whether a rule has ended any choice.
+func (f *Filter) AnyEnded() bool { return len(f.ended) > 0 }
 
-// textOf returns the text that a delta adds to.
-func (f *Filter) textOf(d *delta.Delta) *text {
-	for _, t := range f.texts {
-		if t.choice == d.Choice && t.kind == d.Kind && t.tool == d.Tool {
-			return t
+// HasEnded reports whether a rule has ended the choice.
+func (f *Filter) HasEnded(choice int) bool {
+	for i := range f.ended {
+		if f.ended[i].choice == choice || f.ended[i].choice == leaves.Root {
+			return true
 		}
 	}
-	if len(f.texts) == maxTexts {
-		return f.texts[maxTexts-1]
+	return false
+}
+
+// HasTold reports whether Rewrite has returned an event that tells the client that a rule has ended
+// the choice.
+func (f *Filter) HasTold(choice int) bool {
+	for i := range f.ended {
+		if f.ended[i].choice == choice {
+			return f.ended[i].told
+		}
 	}
-	t := &text{choice: d.Choice, kind: d.Kind, tool: d.Tool, prev: -1, threads: make([][]thread, len(f.runs)), asked: make([]int64, len(f.set.hooks))}
-	f.texts = append(f.texts, t)
+	return false
+}
+
+// Events returns how many events were checked.
+func (f *Filter) Events() int64 { return f.event }
+
+// verdict returns what has to be done after a call that found before endings.
+func (f *Filter) verdict(before int) Verdict {
+	v := Verdict{Err: f.err}
+	f.err = nil
+	if len(f.ended) > before {
+		e := &f.ended[before]
+		v.Ended, v.Rule, v.Choice = true, f.set.names[e.rule], max(e.choice, 0)
+	}
+	if f.blocked != nil {
+		v.Action = Block
+		*f.blocked = v
+		return v
+	}
+	if v.Keep = f.countHeld(); v.Keep > 0 {
+		v.Action = Hold
+	}
+	return v
+}
+
+// addLeaf judges a string of the current event.
+func (f *Filter) addLeaf(l *leaves.Leaf) {
+	switch l.Path.Class {
+	case leaves.Number:
+		if _, err := base64.StdEncoding.AppendDecode(nil, l.Text); err == nil {
+			return
+		}
+		f.addComplete(l)
+	case leaves.Opaque:
+		f.remove(removal{event: f.event})
+	case leaves.Meta:
+		if f.judgeSame(l) >= 0 {
+			f.remove(removal{event: f.event})
+		}
+	case leaves.Tokens:
+		f.addTokens(l)
+	case leaves.Complete:
+		f.addComplete(l)
+	case leaves.Text, leaves.Brief:
+		f.addText(l)
+	}
+}
+
+// addText adds to a text that grows.
+func (f *Filter) addText(l *leaves.Leaf) {
+	if len(l.Text) == 0 || len(f.ended) > 0 && f.HasEnded(l.Choice) {
+		return
+	}
+	t := f.textOf(l)
+	t.recordGrowth(f.event)
+	t.keepRecent(f.set.hooks, l.Text)
+	found, rule := f.grow(t, l)
+	if rule >= 0 {
+		f.endChoice(t.choice, rule, found.cut())
+		return
+	}
+	literals := f.set.hasLiterals()
+	for u := t; u != nil; u = u.inner {
+		u.trim(literals)
+	}
+}
+
+// grow adds a piece to a text and to its inner texts. It returns the text that a rule forbids, and
+// the rule, which is -1 if there is none.
+func (f *Filter) grow(t *text, l *leaves.Leaf) (found *text, rule int) {
+	if bytes.IndexByte(l.Text, '\\') >= 0 {
+		f.openInner(t)
+	}
+	if rule = f.addPiece(t, l); t.inner == nil {
+		return t, rule
+	}
+	// If rules forbid both texts, the inner one may have to end earlier.
+	inner, innerRule := f.addInner(t, l)
+	if innerRule >= 0 && (rule < 0 || inner.cut().event <= t.cut().event) {
+		return inner, innerRule
+	}
+	return t, rule
+}
+
+// addComplete judges a text that is whole in its event.
+func (f *Filter) addComplete(l *leaves.Leaf) {
+	if !l.Path.IsName && len(f.ended) > 0 && f.HasEnded(l.Choice) {
+		return
+	}
+	rule := f.judge(l.Text)
+	if rule < 0 && bytes.IndexByte(l.Text, '\\') >= 0 {
+		rule = f.judgeInner(l)
+	}
+	if rule >= 0 {
+		f.endChoice(l.Choice, rule, cut{event: f.event})
+		f.dropName(l)
+		return
+	}
+	if len(f.set.hooks) > 0 && !l.Path.IsName {
+		t := f.textOf(l)
+		t.restart()
+		t.recordGrowth(f.event)
+		t.keepRecent(f.set.hooks, l.Text)
+		t.release()
+	}
+}
+
+// dropName makes nothing stay of the current event in a choice that had ended in the event before a
+// forbidden name was found.
+func (f *Filter) dropName(l *leaves.Leaf) {
+	for i := range f.ended {
+		if e := &f.ended[i]; (e.choice == l.Choice || e.choice == leaves.Root) && e.cut.event == f.event {
+			e.cut.path = nil
+		}
+	}
+}
+
+// addTokens adds to log probabilities. They hold no event: what they repeat does. When a rule has
+// applied to them, no more of them is sent.
+func (f *Filter) addTokens(l *leaves.Leaf) {
+	t := f.textOf(l)
+	if t.rule < 0 {
+		_, t.rule = f.grow(t, l)
+		for u := t.inner; u != nil; u = u.inner {
+			u.release()
+		}
+	}
+	if t.rule >= 0 {
+		f.remove(removal{event: f.event, tokens: true, choice: l.Choice})
+	}
+}
+
+// judgeSame judges a value that stands alone, and is mostly the same in each event.
+func (f *Filter) judgeSame(l *leaves.Leaf) (rule int) {
+	t := f.textOf(l)
+	if !bytes.Equal(t.same, l.Text) {
+		t.same = append(t.same[:0], l.Text...)
+		if t.rule = -1; !leaves.IsConstant(l.Text) {
+			t.rule = f.judge(l.Text)
+		}
+	}
+	return t.rule
+}
+
+func (f *Filter) remove(r removal) {
+	for _, has := range f.removed {
+		if has == r {
+			return
+		}
+	}
+	f.removed = append(f.removed, r)
+}
+
+// textOf returns the text of a leaf.
+func (f *Filter) textOf(l *leaves.Leaf) *text {
+	id := l.Path.ID
+	for id >= len(f.byPath) {
+		f.byPath = append(f.byPath, nil)
+	}
+	t := f.byPath[id]
+	if t == nil {
+		t = f.newText(l)
+		f.byPath[id] = t
+		if class := l.Path.Class; class == leaves.Text || class == leaves.Brief || class == leaves.Complete {
+			f.texts = append(f.texts, t)
+		}
+	}
 	return t
 }
 
-// addDelta adds a delta to a text. It returns the rule that forbids the text, if one does.
-func (f *Filter) addDelta(t *text, d *delta.Delta) (rule int, found bool) {
-	t.recordGrowth(f.event, f.set.hasLiterals())
-	t.keepRecent(f.set.hooks, d.Text)
-	b := f.join(t, d)
-	if t.high = d.High; t.high != 0 {
-		b = b[:len(b)-len(replacement)]
+// endChoice ends a choice, or everything.
+func (f *Filter) endChoice(choice, rule int, at cut) {
+	if f.HasEnded(choice) {
+		return
 	}
-	b, rule = f.scan(t, b, t.high != 0)
-	t.half = append(t.half[:0], b...)
-	if rule < 0 {
-		rule = f.patternAtEnd(t, unknownRune)
-	}
-	t.trim()
-	return rule, rule >= 0
-}
-
-// replacement is what a delta has in place of half a surrogate pair.
-const replacement = "\ufffd"
-
-// join returns the bytes that a delta adds, preceded by the incomplete rune that the text ended
-// with.
-func (f *Filter) join(t *text, d *delta.Delta) []byte {
-	rest := d.Text
-	f.joined = append(f.joined[:0], t.half...)
-	switch {
-	case t.high != 0 && d.Low != 0:
-		f.joined = utf8.AppendRune(f.joined, utf16.DecodeRune(t.high, d.Low))
-		rest = rest[len(replacement):]
-	case t.high != 0:
-		f.joined = append(f.joined, replacement...)
-	case len(t.half) == 0:
-		return rest
-	}
-	f.joined = append(f.joined, rest...)
-	return f.joined
-}
-
-// finishChoice ends the texts of a choice, so that they hold no events any longer.
-func (f *Filter) finishChoice(choice int) (v Verdict, found bool) {
+	f.ended = append(f.ended, ending{choice: choice, rule: rule, cut: at})
+	kept := f.texts[:0]
 	for _, t := range f.texts {
-		if t.choice != choice {
+		if t.choice != choice && choice != leaves.Root {
+			kept = append(kept, t)
+		}
+	}
+	clear(f.texts[len(kept):])
+	f.texts = kept
+	if choice == leaves.Root {
+		f.blocked = &Verdict{Action: Block}
+	}
+}
+
+// endFinished ends the texts of the choices that the event has finished, so that they hold no
+// events any longer.
+func (f *Filter) endFinished(ctx context.Context) {
+	if f.reader.Ends {
+		f.endTexts(ctx, func(t *text) bool { return t.choice == leaves.Root })
+	}
+	for i := range f.reader.Choices {
+		if c := &f.reader.Choices[i]; c.Finished {
+			f.endTexts(ctx, func(t *text) bool { return t.choice == c.Index })
+		}
+	}
+}
+
+// endTexts ends the texts that are chosen. They may still grow afterwards.
+func (f *Filter) endTexts(ctx context.Context, chosen func(*text) bool) {
+	for i := 0; i < len(f.texts); i++ {
+		t := f.texts[i]
+		if !chosen(t) || t.path.Class == leaves.Complete {
 			continue
 		}
-		if rule, found := f.finishText(t); found {
-			return f.block(rule, t), true
+		if len(t.escape) > 0 {
+			t.half, t.escape = append(t.half, t.escape...), nil
 		}
-	}
-	return Verdict{}, false
-}
-
-// finishText returns the rule that forbids a text that ends here. The text may still grow
-// afterwards.
-func (f *Filter) finishText(t *text) (rule int, found bool) {
-	if t.high != 0 {
-		t.half, t.high = append(t.half, replacement...), 0
-	}
-	_, rule = f.scan(t, t.half, true)
-	t.half = t.half[:0]
-	if rule < 0 {
-		rule = f.patternAtEnd(t, -1)
-	}
-	t.release()
-	return rule, rule >= 0
-}
-
-// releaseIdle counts for each text that holds events how long it has not grown, and releases the
-// events in the end.
-func (f *Filter) releaseIdle(deltas []delta.Delta) {
-	for _, t := range f.texts {
-		if !t.isHolding() || t.lastEvent() == f.event || !addsText(deltas, t.choice) {
+		if rule := f.end(t); rule >= 0 {
+			f.endChoice(t.choice, rule, f.lastCut(t))
+			i = -1 // f.texts has changed
 			continue
 		}
-		if t.idleEvents++; t.idleEvents >= maxIdleEvents {
+	}
+	f.askHooks(ctx, chosen)
+	for _, t := range f.texts {
+		if chosen(t) {
 			t.release()
 		}
 	}
 }
 
-// addsText reports whether a delta adds text to the choice.
-func addsText(deltas []delta.Delta, choice int) bool {
-	for i := range deltas {
-		if deltas[i].Choice == choice && len(deltas[i].Text) > 0 {
+// lastCut is the cut of a text that a rule forbids at its end.
+func (f *Filter) lastCut(t *text) cut {
+	if len(t.growths) > 0 {
+		return t.cut()
+	}
+	return cut{event: f.event}
+}
+
+// releaseIdle counts for each text that holds events how long it has not grown, and releases the
+// events in the end.
+func (f *Filter) releaseIdle() {
+	for _, t := range f.texts {
+		if !t.isHolding() || t.lastEvent() == f.event || !f.addsText(t.choice) {
+			continue
+		}
+		limit := maxIdleEvents
+		if t.path.Class == leaves.Brief {
+			limit = maxIdleBrief
+		}
+		if t.idleEvents++; t.idleEvents >= limit {
+			t.release()
+		}
+	}
+}
+
+// addsText reports whether the event adds text to the choice.
+func (f *Filter) addsText(choice int) bool {
+	for i := range f.reader.Leaves {
+		l := &f.reader.Leaves[i]
+		if (l.Choice == choice || choice == leaves.Root) && len(l.Text) > 0 && l.Path.Class <= leaves.Brief {
 			return true
 		}
 	}

@@ -74,11 +74,11 @@ func TestHookWindow(t *testing.T) {
 func TestHookBlocks(t *testing.T) {
 	s := newService(t)
 	r := newRelay(s.rule()).see(t, content("0123"), chunk(1, "content", "b"), content("4 bad 56"))
-	if len(r.sent) != 2 || r.last.Action != moderation.Block || r.last.Rule != "hook" {
+	if len(r.sent) != 3 || !r.blocked() || r.last.Rule != "hook" {
 		t.Errorf("%d sent, %+v", len(r.sent), r.last)
 	}
 	r = newRelay(s.rule()).see(t, chunk(2, "content", "bad")).end(t)
-	if d := cmp.Diff(moderation.Verdict{Action: moderation.Block, Rule: "hook", Choice: 2}, r.last); d != "" {
+	if d := cmp.Diff(moderation.Verdict{Ended: true, Rule: "hook", Choice: 2}, r.last); d != "" {
 		t.Errorf("at the end: %s", d)
 	}
 }
@@ -95,9 +95,9 @@ func TestHookTexts(t *testing.T) {
 func TestHookBody(t *testing.T) {
 	s := newService(t)
 	body := `{"model":"m","choices":[{"message":{"content":"fine"},"finish_reason":"stop"},{"message":{"content":"a bad one"},"finish_reason":"stop"}]}`
-	got, v := moderation.New([]moderation.Rule{s.rule()}).CheckAnswer(t.Context(), []byte(body))
+	got, v := moderation.New([]moderation.Rule{s.rule()}).CheckAnswer(t.Context(), "m", []byte(body))
 	want := `{"model":"m","choices":[{"message":{"content":"fine"},"finish_reason":"stop"},{"message":{"content":""},"finish_reason":"content_filter"}]}`
-	if string(got) != want || v.Action != moderation.Block || v.Choice != 1 {
+	if string(got) != want || v.Rule != "hook" || v.Choice != 1 {
 		t.Errorf("%s, %+v", got, v)
 	}
 	if len(s.asked) != 2 || !strings.Contains(strings.Join(s.asked, ""), `{"model":"m","text":"fine","choice":0,"final":true}`) {
@@ -132,11 +132,7 @@ func TestHookFails(t *testing.T) {
 		for _, open := range []bool{false, true} {
 			hook := &moderation.Hook{URL: server.URL + "/?key=hidden", FailOpen: open, Client: server.Client(), Timeout: 200 * time.Millisecond}
 			r := newRelay(moderation.Rule{Name: "hook", Hook: hook}).see(t, content("private")).end(t)
-			want := moderation.Block
-			if open {
-				want = moderation.Pass
-			}
-			if r.last.Action != want || r.last.Err == nil {
+			if r.blocked() == open || r.last.Err == nil {
 				t.Errorf("%s, open %v: %+v", name, open, r.last)
 			} else if text := r.last.Err.Error(); strings.Contains(text, "private") || strings.Contains(text, "hidden") || strings.Contains(text, server.URL) {
 				t.Errorf("%s: the error says %q", name, text)

@@ -55,21 +55,31 @@ type relay struct {
 	filter *moderation.Filter
 	held   []string
 	sent   []string
+	next   int64 // the number of the next event to send
 	last   moderation.Verdict
+	// ended says that a rule has applied.
+	ended bool
 }
 
 func newRelay(rules ...moderation.Rule) *relay {
-	return &relay{filter: moderation.New(rules).NewFilter()}
+	return &relay{filter: moderation.New(rules).NewFilter(), next: 1}
 }
 
-// see gives events to the filter until one is blocked.
+// blocked reports whether a rule has applied, or an event was refused.
+func (r *relay) blocked() bool { return r.ended || r.last.Action == moderation.Refuse }
+
+// see gives events to the filter until everything is blocked.
 func (r *relay) see(t *testing.T, events ...string) *relay {
 	t.Helper()
 	for _, e := range events {
-		if r.last.Action == moderation.Block {
+		if r.last.Action >= moderation.Block {
 			return r
 		}
 		r.held = append(r.held, e)
+		if e == "[DONE]" {
+			r.do(t, r.filter.Skip())
+			continue
+		}
 		r.do(t, r.filter.Check(t.Context(), []byte(e)))
 	}
 	return r
@@ -84,13 +94,20 @@ func (r *relay) end(t *testing.T) *relay {
 func (r *relay) do(t *testing.T, v moderation.Verdict) {
 	t.Helper()
 	r.last = v
+	r.ended = r.ended || v.Ended
 	switch {
-	case v.Action == moderation.Block:
+	case v.Action == moderation.Refuse:
 		r.held = nil
+		return
 	case (v.Action == moderation.Hold) != (v.Keep > 0), v.Keep > len(r.held):
 		t.Fatalf("verdict %+v with %d events held", v, len(r.held))
-	default:
-		n := len(r.held) - v.Keep
-		r.sent, r.held = append(r.sent, r.held[:n]...), r.held[n:]
 	}
+	n := len(r.held) - v.Keep
+	for _, e := range r.held[:n] {
+		if out, send := r.filter.Rewrite(r.next, []byte(e)); send {
+			r.sent = append(r.sent, string(out))
+		}
+		r.next++
+	}
+	r.held = r.held[n:]
 }

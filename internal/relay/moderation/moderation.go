@@ -12,12 +12,19 @@
 //   - A hook is asked about each stretch of text, and the stream waits for its answer. The text
 //     since the last question has been sent.
 //
-// Text, reasoning, refusal and the arguments of each tool call are separate texts, for each choice.
-// A match never spans two texts. Arguments are checked as the JSON text that they are. Rules see
-// what clients see: escapes are undone, and bytes that are not UTF-8 become U+FFFD.
+// Every string of an answer is judged, whatever its name is ([leaves.Reader] finds them). What
+// stands at the same place in several events is one text, and a match never spans two texts. Rules
+// see what clients see: escapes are undone, and bytes that are not UTF-8 become U+FFFD. A text that
+// has escapes of JSON in itself, as the arguments of a tool call have, is also read without them.
+//
+// A rule that applies to a choice ends that choice alone. What the model has said in it before stays:
+// [Filter.Rewrite] cuts the event. A rule that applies outside of all choices ends the answer. Names,
+// echoes of the request and log probabilities that a rule forbids are removed. So is what cannot be
+// read, such as audio. An event or an answer that cannot be read as a whole is refused.
 package moderation
 
 import (
+	"hash/maphash"
 	"net/http"
 	"regexp"
 	"time"
@@ -60,7 +67,8 @@ type Hook struct {
 	Client *http.Client
 }
 
-// Action is what has to be done with an event.
+// Action is what has to be done with an event. Whatever it is, an event is sent as Filter.Rewrite
+// returns it.
 type Action uint8
 
 // The actions.
@@ -69,8 +77,12 @@ const (
 	Pass Action = iota
 	// Hold says that the event must be held, after the events that are held already.
 	Hold
-	// Block says that neither the event nor any held event may be sent, and that the stream ends.
+	// Block says that the stream ends. Of the event, and of the held events, that is sent which
+	// Rewrite leaves.
 	Block
+	// Refuse says that the event cannot be read, that neither it nor any held event may be sent,
+	// and that the stream ends.
+	Refuse
 )
 
 // Verdict is what a filter says about an event.
@@ -79,7 +91,9 @@ type Verdict struct {
 	// Keep is for Hold: how many of the last events must be held, this one included. The events
 	// before them may be sent.
 	Keep int
-	// Rule is the name of the rule that blocks, and Choice the index of the choice that it blocks.
+	// Ended says that a rule has ended a choice. With Pass and Hold the other choices go on. Rule is
+	// the name of the rule, and Choice the index of the choice.
+	Ended  bool
 	Rule   string
 	Choice int
 	// Err says that a hook gave no answer. It holds neither text nor the hook's address. Action
@@ -100,11 +114,12 @@ type Set struct {
 	folded   automaton // of rules that ignore case
 	machines []*machine
 	hooks    []*hook
+	seed     maphash.Seed
 }
 
 // New compiles rules. If several rules apply at the same place, a verdict names the first.
 func New(rules []Rule) *Set {
-	s := &Set{}
+	s := &Set{seed: maphash.MakeSeed()}
 	exact, folded := newTrie(false), newTrie(true)
 	for i, rule := range rules {
 		s.names = append(s.names, rule.Name)

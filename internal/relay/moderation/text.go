@@ -1,16 +1,17 @@
 package moderation
 
 import (
+	"hash/maphash"
+	"unicode/utf16"
 	"unicode/utf8"
 
-	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/openai/leaves"
 )
 
-// text is one text of a stream, as far as it has come.
+// text is one text of an answer, as far as it has come: what stands at one path.
 type text struct {
 	choice int
-	kind   delta.Kind
-	tool   int
+	path   *leaves.Path
 
 	half  []byte // the bytes of an incomplete rune at its end
 	high  rune   // half of a surrogate pair at its end; 0: none
@@ -21,30 +22,68 @@ type text struct {
 	exact, folded int32      // states of the automatons of the set
 	depth         int64      // how many runes at the end may begin a literal
 	threads       [][]thread // of each machine
-	found         *machine   // the pattern that has matched
+	found         *machine   // the pattern that has matched; nil: a literal has
 	start         int64      // where that match began, in bytes
-	growths       []growth   // events that may have to be held, if there are literals
+	growths       []growth   // events that may have to be held
 	idleEvents    int        // events since then that added to other texts of the choice
 
-	recent []byte  // the end of the text, for hooks
-	asked  []int64 // for each hook, how many bytes of the text it has been asked about
-	total  int64   // bytes of the whole text; recent has the last ones
+	// inner is the same text without JSON's escapes, from the first backslash on. nil: there was
+	// none. What the model says can itself be JSON, as the arguments of a tool call are, and a
+	// client reads it. level says how often that was done already.
+	inner *text
+	level int
+	// escape has the beginning of an escape that is not complete. It is used in an inner text.
+	escape []byte
+
+	recent []byte        // the end of the text, for hooks
+	asked  []int64       // for each hook, how many bytes of the text it has been asked about
+	total  int64         // bytes of the whole text; recent has the last ones
+	hash   *maphash.Hash // of the whole text; nil: it is not needed
+
+	// same is the value that was seen last, of a text that is whole in each event. rule is the rule
+	// that forbids it, -1 if none does.
+	same []byte
+	rule int
 }
 
-// growth is an event that has added to a text, and the first rune that may have come with the
-// event.
-type growth struct{ event, rune int64 }
+// growth is an event that has added to a text, with the first rune and the first byte that have
+// surely come with the event.
+type growth struct{ event, rune, byte int64 }
+
+// maxLevel is how many levels of JSON in JSON are read.
+const maxLevel = 2
+
+// newText returns an empty text.
+func (f *Filter) newText(l *leaves.Leaf) *text {
+	t := &text{choice: l.Choice, path: l.Path, prev: -1, rule: -1, threads: make([][]thread, len(f.runs)), asked: make([]int64, len(f.set.hooks))}
+	if len(f.set.hooks) > 0 && l.Path.Class == leaves.Text {
+		t.hash = new(maphash.Hash)
+		t.hash.SetSeed(f.set.seed)
+	}
+	return t
+}
+
+// restart makes the text empty.
+func (t *text) restart() {
+	*t = text{choice: t.choice, path: t.path, prev: -1, rule: -1, threads: t.threads, asked: t.asked, growths: t.growths[:0], half: t.half[:0], same: t.same,
+		recent: t.recent[:0]}
+	for i := range t.threads {
+		t.threads[i] = t.threads[i][:0]
+	}
+	clear(t.asked)
+}
 
 // recordGrowth records that an event adds to the text.
-func (t *text) recordGrowth(event int64, literals bool) {
+func (t *text) recordGrowth(event int64) {
 	t.idleEvents = 0
-	if literals && t.lastEvent() != event {
-		open := len(t.half)
-		if t.high != 0 {
-			open++
-		}
-		t.growths = append(t.growths, growth{event, t.runes + int64(open)})
+	if n := len(t.growths); n > 0 && t.growths[n-1].event == event {
+		return
 	}
+	open := int64(len(t.half))
+	if t.high != 0 || len(t.escape) > 0 {
+		open++
+	}
+	t.growths = append(t.growths, growth{event, t.runes + open, t.bytes + int64(len(t.half))})
 }
 
 // lastEvent returns the last event that may have to be held, 0 if there is none.
@@ -62,8 +101,8 @@ func (t *text) isHolding() bool { return len(t.growths) > 0 }
 func (t *text) release() { t.growths = t.growths[:0] }
 
 // trim releases the events that came before the possible beginning of a literal.
-func (t *text) trim() {
-	if t.depth == 0 && len(t.half) == 0 && t.high == 0 {
+func (t *text) trim(literals bool) {
+	if !literals || t.depth == 0 && len(t.half) == 0 && t.high == 0 && len(t.escape) == 0 {
 		t.release()
 		return
 	}
@@ -72,6 +111,28 @@ func (t *text) trim() {
 		n++
 	}
 	t.growths = append(t.growths[:0], t.growths[n:]...)
+}
+
+// cut returns where the text has to end after a rule was found: before what may be the beginning of
+// a literal, or before the match of a pattern.
+func (t *text) cut() cut {
+	c := cut{path: t.path}
+	if len(t.growths) > 0 {
+		c.event = t.growths[0].event
+	}
+	start := t.runes - t.depth
+	for _, g := range t.growths {
+		switch {
+		case t.found != nil && g.byte <= t.start:
+			c.event, c.keep, c.inBytes = g.event, t.start-g.byte, true
+		case t.found == nil && g.rune <= start:
+			c.event, c.keep = g.event, start-g.rune
+		}
+	}
+	if t.level > 0 {
+		c.keep = 0 // the two texts do not have the same length
+	}
+	return c
 }
 
 // scan reads the runes of b. An incomplete rune at the end is returned as rest, unless the text
@@ -137,4 +198,68 @@ func (f *Filter) patternAtEnd(t *text, next rune) (rule int) {
 		}
 	}
 	return -1
+}
+
+// addPiece adds a piece to a text. It returns the rule that forbids the text, -1 if none does.
+func (f *Filter) addPiece(t *text, l *leaves.Leaf) (rule int) {
+	b, from := f.join(t, l), t.bytes
+	whole := b
+	if t.high = l.High; t.high != 0 {
+		b = b[:len(b)-len(replacement)]
+	}
+	b, rule = f.scan(t, b, t.high != 0)
+	t.half = append(t.half[:0], b...)
+	if rule < 0 {
+		rule = f.patternAtEnd(t, unknownRune)
+	}
+	if rule >= 0 && t.found != nil { // the machine finds the shortest match; a longer one may have begun earlier
+		if loc := t.found.whole.FindIndex(whole); loc != nil {
+			t.start = min(t.start, from+int64(loc[0]))
+		}
+	}
+	return rule
+}
+
+// replacement is what a piece has in place of half a surrogate pair.
+const replacement = "\ufffd"
+
+// join returns the bytes that a piece adds, preceded by the incomplete rune that the text ended
+// with.
+func (f *Filter) join(t *text, l *leaves.Leaf) []byte {
+	rest := l.Text
+	f.joined = append(f.joined[:0], t.half...)
+	switch {
+	case t.high != 0 && l.Low != 0:
+		f.joined = utf8.AppendRune(f.joined, utf16.DecodeRune(t.high, l.Low))
+		rest = rest[len(replacement):]
+	case t.high != 0:
+		f.joined = append(f.joined, replacement...)
+	case len(t.half) == 0:
+		return rest
+	}
+	f.joined = append(f.joined, rest...)
+	return f.joined
+}
+
+// end returns the rule that forbids a text that ends here. The text may still grow afterwards.
+func (f *Filter) end(t *text) (rule int) {
+	if t.high != 0 {
+		t.half, t.high = append(t.half, replacement...), 0
+	}
+	_, rule = f.scan(t, t.half, true)
+	t.half = t.half[:0]
+	if rule < 0 {
+		rule = f.patternAtEnd(t, -1)
+	}
+	return rule
+}
+
+// judge returns the rule that forbids a value that stands alone, -1 if there is none.
+func (f *Filter) judge(value []byte) (rule int) {
+	f.alone.restart()
+	_, rule = f.scan(&f.alone, value, true)
+	if rule < 0 {
+		rule = f.patternAtEnd(&f.alone, -1)
+	}
+	return rule
 }
