@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Moderation is one rule about forbidden content of answers. An answer that breaks the rule ends
-// with finish_reason content_filter, and its generation is cancelled.
+// Moderation is one rule about forbidden content of answers. Every string of an answer is judged,
+// at every endpoint. A choice that breaks the rule ends with finish_reason content_filter; an
+// answer without choices is refused with 403 content_filter. What the rule cannot read is 502.
 type Moderation struct {
 	// Name is the name of the rule in logs and metrics.
 	Name string `yaml:"name" required:"true"`

@@ -16,15 +16,16 @@
 //	generation.go  the generation: one goroutine that waits for a ticket and runs attempts
 //	attempt.go     failover over the replicas of a ticket; an attempt is committed or abandoned
 //	events.go      reading the engine's events: held until the first token, moderated, published
+//	moderate.go    what moderation rules let pass of an event
 //	subscriber.go  the handler's goroutine: events that had to wait, heartbeats, the end
 //	sink.go        what a protocol implements to write to its clients
 //	httpsink.go    the Sink that writes an HTTP response
 //	finish.go      how a stream ends, and what the client is told
 //
 // Beside the way: call.go (the request), named.go (request ids: join, restart, expire),
-// replica.go (the request to a replica), answer.go (answers that are no stream), status.go (what
-// heartbeats say), finalevents.go (events that Sluice itself adds), forward.go and remote.go
-// (calls that a remote gateway carries), causes.go (why streams end).
+// replica.go (the request to a replica), answer.go and moderateanswer.go (answers that are no
+// stream), status.go (what heartbeats say), finalevents.go (events that Sluice itself adds),
+// forward.go and remote.go (calls that a remote gateway carries), causes.go (why streams end).
 //
 // The packages below: replay delivers events to subscribers, queue holds them for one subscriber,
 // moderation judges them.

@@ -10,12 +10,12 @@ import (
 //
 // If a rule applies to a text of a choice, the text is cut before the match (all of it is cut if a
 // hook blocks it). The later texts of the choice become empty, its log probabilities and the like
-// are removed, and its finish_reason becomes content_filter. A response of the Responses API becomes
-// incomplete for that reason. Other choices and all other bytes do not change.
+// are removed, and its finish_reason becomes content_filter. A response of the Responses API
+// becomes incomplete for that reason. Other choices and all other bytes do not change.
 //
-// The verdict is Pass, with Ended if a rule has ended a choice or a response. It is Block
-// if a rule applies to another answer, which has no place to say so, and Refuse if the answer cannot
-// be read. Of these two nothing may be sent.
+// The verdict is Pass, with Ended if a rule has ended a choice or a response. It is Block if a rule
+// applies to another answer, which has no place to say so, and Refuse if the answer cannot be read.
+// Of these two nothing may be sent.
 func (s *Set) CheckAnswer(ctx context.Context, model string, body []byte) (rewritten []byte, v Verdict) {
 	f := s.NewFilter()
 	f.Model, f.whole = model, true
@@ -62,8 +62,8 @@ func (s *Set) CheckText(ctx context.Context, model string, body []byte) Verdict 
 	return v
 }
 
-// Allows reports whether literals and patterns allow a value that stands alone. Constants of the API
-// are allowed.
+// Allows reports whether literals and patterns allow a value that stands alone. Constants of the
+// API are allowed.
 func (s *Set) Allows(value []byte) bool {
 	return leaves.IsConstant(value) || s.NewFilter().judge(value) < 0
 }

@@ -250,8 +250,8 @@ func (e *editor) remove() {
 	}
 }
 
-// quote returns a text as a JSON string. Bytes that are not UTF-8 stay, because they can be a part of
-// a character.
+// quote returns a text as a JSON string. Bytes that are not UTF-8 stay, because they can be a part
+// of a character.
 func quote(text []byte) string {
 	b := []byte{'"'}
 	for _, c := range text {

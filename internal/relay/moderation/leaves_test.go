@@ -137,8 +137,8 @@ var shapes = []string{
 	`{"type":"transcript.text.delta","delta":"%[1]s"}`,
 }
 
-// FuzzLeaves splits texts into pieces in any way, writes the pieces with any escapes at any place of
-// an answer, and puts what was sent together again, as clients do. No text has the literal.
+// FuzzLeaves splits texts into pieces in any way, writes the pieces with any escapes at any place
+// of an answer, and puts what was sent together again, as clients do. No text has the literal.
 func FuzzLeaves(f *testing.F) {
 	f.Add("a secret text", "secret", uint64(1), false)
 	f.Add(`{"q":"\u0073ecret"}`, "secret", uint64(2), true)

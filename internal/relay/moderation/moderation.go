@@ -17,10 +17,11 @@
 // see what clients see: escapes are undone, and bytes that are not UTF-8 become U+FFFD. A text that
 // has escapes of JSON in itself, as the arguments of a tool call have, is also read without them.
 //
-// A rule that applies to a choice ends that choice alone. What the model has said in it before stays:
-// [Filter.Rewrite] cuts the event. A rule that applies outside of all choices ends the answer. Names,
-// echoes of the request and log probabilities that a rule forbids are removed. So is what cannot be
-// read, such as audio. An event or an answer that cannot be read as a whole is refused.
+// A rule that applies to a choice ends that choice alone. What the model has said in it before
+// stays: [Filter.Rewrite] cuts the event. A rule that applies outside of all choices ends the
+// answer. Names, echoes of the request and log probabilities that a rule forbids are removed. So is
+// what cannot be read, such as audio. An event or an answer that cannot be read as a whole is
+// refused.
 package moderation
 
 import (
@@ -91,8 +92,8 @@ type Verdict struct {
 	// Keep is for Hold: how many of the last events must be held, this one included. The events
 	// before them may be sent.
 	Keep int
-	// Ended says that a rule has ended a choice. With Pass and Hold the other choices go on. Rule is
-	// the name of the rule, and Choice the index of the choice.
+	// Ended says that a rule has ended a choice. With Pass and Hold the other choices go on. Rule
+	// is the name of the rule, and Choice the index of the choice.
 	Ended  bool
 	Rule   string
 	Choice int
