@@ -103,7 +103,7 @@ type Replica struct {
 	Reason string
 	// CloseDelimited says that the launcher has seen the replica end a response by closing its
 	// connection, as HTTP/1.0 does: see IsCloseDelimited.
-	CloseDelimited bool
+	CloseDelimited bool `json:",omitempty"`
 	// Slots is the number of requests that the engine works on at once. 0 means unknown.
 	Slots int
 	// Since is when the replica entered State.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-gateway/sluice/engines/join"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
@@ -34,7 +35,7 @@ func newNodeCommand(g *globals) *cobra.Command {
 		Short: "Run replicas on this machine for a gateway on another machine",
 		Long: `Run replicas on this machine for a gateway on another machine.
 
-A node that joins for the first time needs the token that "sluice node token" prints on the
+A node that joins for the first time needs the token that "sluice node token NAME" prints on the
 gateway's machine. Later the node uses the certificate that the gateway has issued. Give the token
 by --token-file or by the variable ` + tokenVariable + `: every user of this machine can read a command line.
 
@@ -64,16 +65,25 @@ installed now.`,
 
 func newNodeTokenCommand() *cobra.Command {
 	var file string
+	var request join.TokenRequest
 	c := &cobra.Command{
-		Use:   "token -c FILE",
-		Short: "Print the token with which nodes join the gateway of this file",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:   "token NAME -c FILE",
+		Short: "Make a token with which one node joins the gateway of this file by this name",
+		Long: `Make a token with which one node joins the gateway of this file by this name.
+
+The token admits one machine, once, until it expires. The name then belongs to that machine, which
+needs no token to reconnect. With --replace the token gives the name of a machine to another one.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := config.Load(file)
 			if err != nil {
 				return err
 			}
-			token, err := gateway.JoinToken(c)
+			request.Node = args[0]
+			if request.Expires <= 0 {
+				return fmt.Errorf("--expires is %s: it must be more than 0s", request.Expires)
+			}
+			token, err := gateway.JoinToken(c, request)
 			if err != nil {
 				return err
 			}
@@ -82,6 +92,8 @@ func newNodeTokenCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the gateway's configuration file")
+	c.Flags().DurationVar(&request.Expires, "expires", 24*time.Hour, "how long the token is valid")
+	c.Flags().BoolVar(&request.Replace, "replace", false, "give the name of a machine that has joined to another one")
 	_ = c.MarkFlagRequired("config")
 	return c
 }

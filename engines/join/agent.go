@@ -158,8 +158,8 @@ func (a *Agent) loadIdentity() error {
 		return nil
 	}
 	if a.token == nil {
-		return fmt.Errorf("node %s has not joined and has no token: `sluice node token` prints one at the gateway",
-			a.config.Name)
+		return fmt.Errorf("node %s has not joined and has no token: `sluice node token %s` makes one at the gateway",
+			a.config.Name, a.config.Name)
 	}
 	a.key, err = newKey()
 	return err

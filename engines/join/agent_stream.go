@@ -120,7 +120,7 @@ func (a *Agent) connect(ctx context.Context) error {
 	}
 	err = a.runStream(ctx, conn)
 	if code := status.Code(err); (code == codes.PermissionDenied || code == codes.Unauthenticated) && a.token != nil {
-		// Another machine holds the node's name. The token can claim the name again.
+		// Another machine holds the node's name. A token that replaces it can claim the name again.
 		a.setIdentity(nil)
 	}
 	return err

@@ -3,10 +3,15 @@
 //
 // A node always connects to the gateway, never the other way round. A node joins once, with a
 // token. The token contains a hash of the gateway's authority, by which the node recognises the
-// gateway, and a secret, by which the gateway accepts the node. The gateway signs a certificate for
-// the node's name. From then on both sides authenticate by mTLS, and one gRPC stream carries all
-// messages. Every message replaces the state before it: the node reports its whole inventory and
-// all its replicas, and the gateway sends the whole assignment and the requests of all replicas.
+// gateway, and a secret, by which the gateway accepts the node. A token admits one machine by one
+// name, once, and expires. The gateway signs a certificate for the node's name and key, and from
+// then on the name belongs to that key.
+//
+// After that both sides authenticate by mTLS, and one gRPC stream carries all messages. Every
+// message replaces the state before it: the node reports its whole inventory and all its replicas,
+// and the gateway sends the whole assignment and the requests of all replicas. The gateway believes
+// a node only the replicas that it has assigned to the node, at the address that the node connects
+// from or at one that the configuration lists.
 //
 // The agent's local.Launcher runs the replicas as processes. They belong to the agent's state
 // directory and keep running while the agent or the gateway restarts:

@@ -3,9 +3,11 @@ package join
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -40,7 +42,7 @@ func TestJoin(t *testing.T) {
 		t.Error("the gateway does not log that a node joined")
 	}
 	for _, path := range []string{
-		filepath.Join(g.config.Dir, "ca.pem"), filepath.Join(g.config.Dir, "token"), filepath.Join(g.config.Dir, "nodes.json"), a.store.identityPath(),
+		filepath.Join(g.config.Dir, "ca.pem"), tokenPath(g.config.Dir, a.token.secret), filepath.Join(g.config.Dir, "nodes.json"), a.store.identityPath(),
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s has %v, %v, want mode 0600", path, info, err)
@@ -56,9 +58,6 @@ func TestJoin(t *testing.T) {
 	plan.Token = ""
 	plan.run(t, nil)
 	g.waitConnected("gpu-2")
-	if again := g.token(); again != g.token() || again == "" {
-		t.Error("two calls of Token return different tokens")
-	}
 }
 
 func TestWrongToken(t *testing.T) {
@@ -83,10 +82,10 @@ func TestTokenRemoved(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, time.Minute)
 	plan := g.agentPlan("n", "127.0.0.1", nodeDir(t))
-	if err := os.Remove(filepath.Join(g.config.Dir, "token")); err != nil {
+	if err := os.RemoveAll(tokensPath(g.config.Dir)); err != nil {
 		t.Fatal(err)
 	}
-	if isSecretValid(g.config.Dir, "") {
+	if _, ok := readToken(g.config.Dir, "", time.Now()); ok {
 		t.Error("an empty secret is valid after the token was removed")
 	}
 	old := plan.run(t, nil)
@@ -94,7 +93,7 @@ func TestTokenRemoved(t *testing.T) {
 		t.Error("a removed token was accepted")
 	}
 	old.stop()
-	plan.Token = g.token()
+	plan.Token = g.token("n")
 	plan.run(t, nil)
 	g.waitConnected("n")
 }
@@ -121,7 +120,7 @@ func TestAnotherGateway(t *testing.T) {
 		t.Errorf("the other gateway knows %v", nodes)
 	}
 	// With the other gateway's token the node joins the other gateway.
-	plan.Token = other.token()
+	plan.Token = other.token("n")
 	plan.run(t, nil)
 	other.waitConnected("n")
 }
@@ -163,7 +162,7 @@ func TestExpiredCertificate(t *testing.T) {
 	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, "its certificate was valid until") })
 	a.stop()
 	// The node joins again with a token.
-	plan.Token = g.token()
+	plan.Token = g.token("n")
 	plan.run(t, nil)
 	g.waitConnected("n")
 }
@@ -186,26 +185,39 @@ func TestRenewal(t *testing.T) {
 	g.waitConnected("n")
 }
 
-func TestNameTaken(t *testing.T) {
+// A name belongs to the machine that has joined by it, connected or not, until a token that
+// replaces the machine is used.
+func TestX9_NameBelongsToItsMachine(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t, time.Minute)
+	g := newGateway(t, 200*time.Millisecond)
 	first := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
 	g.waitConnected("n")
-	second := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	eventually(t, "the second node logs the conflict", func() bool { return hasLogged(second.logs, "another node is connected as") })
+	if _, err := Token(g.config.Dir, TokenRequest{Node: "n"}); err == nil || !strings.Contains(err.Error(), "--replace") {
+		t.Errorf("a token for a name that is taken: %v", err)
+	}
+	// A token that was made before the first machine joined, or stolen from it, does not help.
+	late := g.agentPlan("n", "127.0.0.1", nodeDir(t))
+	late.Token = g.tokenFor(tokenRecord{Node: "n", Expires: time.Now().Add(time.Hour)})
+	second := late.run(t, nil)
+	eventually(t, "the second node logs the conflict", func() bool { return hasLogged(second.logs, "another machine has joined as") })
 	if n := g.server.Nodes()[0]; !n.hasReported() {
 		t.Error("the first node is no longer connected")
 	}
-	if err := first.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	// Nor does the silence of the first machine.
 	first.stop()
-	second.stop()
-	// Once the first node has been silent for LostAfter, another machine may claim the name.
+	eventually(t, "the first node is lost", func() bool { node, ok := g.server.Nodes()[0].Node(); return ok && node.Lost })
+	tries := len(second.logs.All())
+	eventually(t, "the second node tries again", func() bool { return len(second.logs.All()) > tries+1 })
 	g.stop()
-	g.config.LostAfter = 200 * time.Millisecond
 	g.start()
-	g.agentPlan("n", "127.0.0.1", second.config.Dir.Path()).run(t, nil)
+	tries = len(second.logs.All())
+	eventually(t, "the second node tries after a restart of the gateway", func() bool { return len(second.logs.All()) > tries+1 })
+	if node, ok := g.server.Nodes()[0].Node(); ok && !node.Lost {
+		t.Errorf("the second machine has taken the name: %+v", node)
+	}
+	second.stop()
+	late.Token = g.token("n")
+	late.run(t, nil)
 	g.waitConnected("n")
 	// The first machine's certificate is then rejected.
 	i, err := first.store.identity()
@@ -215,6 +227,56 @@ func TestNameTaken(t *testing.T) {
 	if err := callRun(t, g, i, &report{Hello: &hello{Protocol: protocol}}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("the gateway answers the first machine with %v", err)
 	}
+}
+
+// A token is good for one machine, one name and some time.
+func TestX9_TokensAreBound(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	plan := g.agentPlan("n", "127.0.0.1", nodeDir(t))
+	plan.run(t, nil)
+	g.waitConnected("n")
+	soon := time.Now().Add(time.Hour)
+	for name, c := range map[string]struct{ node, token, want string }{
+		"used":           {"n", plan.Token, "another machine has used this token"},
+		"another name":   {"m", g.token("o"), `the token is for the name "o"`},
+		"expired":        {"m", g.tokenFor(tokenRecord{Node: "m", Expires: time.Now().Add(-time.Second)}), "wrong or has expired"},
+		"the own node's": {"own", g.tokenFor(tokenRecord{Node: "own", Expires: soon}), "the name of the gateway's own node"},
+	} {
+		p := agentPlan{Gateway: g.address, Token: c.token, Name: c.node, Address: "127.0.0.1", Dir: nodeDir(t)}
+		if err := p.run(t, nil).waitEnd(t); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: Run = %v, want %q", name, err, c.want)
+		}
+	}
+	if nodes := g.server.Nodes(); len(nodes) != 1 {
+		t.Errorf("the gateway knows %d nodes, want one", len(nodes))
+	}
+	// The answer to a machine may be lost, so it may use its token again.
+	again := g.agentPlan("p", "127.0.0.1", nodeDir(t))
+	a := again.run(t, nil)
+	g.waitConnected("p")
+	a.setIdentity(nil)
+	if _, err := a.ensureIdentity(t.Context()); err != nil {
+		t.Errorf("the same machine uses its token again: %v", err)
+	}
+	if _, err := Token(g.config.Dir, TokenRequest{Node: "a/b"}); err == nil {
+		t.Error("a token for a name that no node can have")
+	}
+	g.token("q")
+	if left, _ := filepath.Glob(filepath.Join(tokensPath(g.config.Dir), "*.json")); len(left) != 5 {
+		t.Errorf("%d tokens are stored, want those of n, o, own, p and q: the expired one is removed", len(left))
+	}
+}
+
+// tokenFor stores a token with this record.
+func (g *gateway) tokenFor(r tokenRecord) string {
+	g.t.Helper()
+	authority := sha256.Sum256(g.server.authority.certificate.Raw)
+	secret := base64.RawURLEncoding.EncodeToString([]byte(rand.Text() + rand.Text())[:secretBytes])
+	if err := r.save(g.config.Dir, secret); err != nil {
+		g.t.Fatal(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(authority[:]) + "." + secret
 }
 
 func TestNewerStreamWins(t *testing.T) {

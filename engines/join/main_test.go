@@ -103,8 +103,11 @@ func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
 	core, logs := observer.New(zap.DebugLevel)
 	g.logs = logs
 	g.config = ServerConfig{
-		Dir: t.TempDir(), InFlight: g.requests, LostAfter: lostAfter, DrainSettle: 20 * time.Millisecond, Log: zap.New(core),
+		OwnName: func() string { return "own" },
+		Dir:     t.TempDir(), InFlight: g.requests, LostAfter: lostAfter, DrainSettle: 20 * time.Millisecond, Log: zap.New(core),
 		Labels: func(node string) []string { return []string{"label-of-" + node} },
+		// The nodes of the tests listen on addresses of their own, and connect from 127.0.0.1.
+		Addresses: func(string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} },
 		Changed: func() {
 			g.mu.Lock()
 			defer g.mu.Unlock()
@@ -163,9 +166,10 @@ func (g *gateway) changeCount() int {
 	return g.changes
 }
 
-func (g *gateway) token() string {
+// token makes a token for the name, which may replace the machine that has it.
+func (g *gateway) token(name string) string {
 	g.t.Helper()
-	token, err := Token(g.config.Dir)
+	token, err := Token(g.config.Dir, TokenRequest{Node: name, Replace: true})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -302,7 +306,7 @@ type agent struct {
 }
 
 func (g *gateway) agentPlan(name, address, dir string) agentPlan {
-	return agentPlan{Gateway: g.address, Token: g.token(), Name: name, Address: address, Dir: dir}
+	return agentPlan{Gateway: g.address, Token: g.token(name), Name: name, Address: address, Dir: dir}
 }
 
 // run starts an agent. change may modify its configuration.

@@ -96,7 +96,7 @@ func TestCheckName(t *testing.T) {
 
 func TestParseToken(t *testing.T) {
 	t.Parallel()
-	text, err := Token(t.TempDir())
+	text, err := Token(t.TempDir(), TokenRequest{Node: "n"})
 	if err != nil {
 		t.Fatal(err)
 	}

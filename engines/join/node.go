@@ -3,6 +3,8 @@ package join
 import (
 	"crypto/ecdsa"
 	"fmt"
+	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -51,6 +53,11 @@ type Node struct {
 	assignment  assignment
 	isAssigned  bool
 	assignedIDs map[string]bool
+	// known holds the ids of the replicas that were assigned to the node in this run, or were when
+	// the gateway stopped. The fleet does not see any other that the node reports.
+	known map[string]bool
+	// peer is the address that the node last connected from.
+	peer netip.Addr
 	// redactors holds the result of redactorsOf for the assignment.
 	redactors map[string]*redact.Redactor
 	revision  uint64
@@ -64,7 +71,7 @@ type Node struct {
 }
 
 func newNode(s *Server, name string) *Node {
-	return &Node{server: s, name: name, unassignedSince: map[string]time.Time{}, hidden: map[string]bool{}}
+	return &Node{server: s, name: name, unassignedSince: map[string]time.Time{}, hidden: map[string]bool{}, known: map[string]bool{}}
 }
 
 // Name returns the name under which the node joined.
@@ -119,6 +126,8 @@ func (n *Node) stop(drain time.Duration) {
 func (n *Node) assignLocked(a assignment) {
 	n.assignment, n.isAssigned, n.assignedIDs = a, true, assignedIDs(a.Models)
 	n.redactors = redactorsOf(a.Models)
+	maps.Copy(n.known, n.assignedIDs)
+	signal(n.server.unsaved)
 	n.revision++
 	n.publishLocked()
 	if n.session != nil {
@@ -159,26 +168,56 @@ func (n *Node) restartSilence() {
 func (n *Node) record() nodeRecord {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return nodeRecord{Name: n.name, Key: n.key, LastSeen: n.lastSeen}
+	return nodeRecord{Name: n.name, Key: n.key, LastSeen: n.lastSeen, Replicas: n.recordedIDsLocked()}
 }
 
-// claimName binds the node's name to a key. It fails if a node with another key is connected or was
-// heard within LostAfter.
-func (n *Node) claimName(key *ecdsa.PublicKey) error {
+// recordedIDsLocked returns the ids of the replicas that the node may report after a restart of the
+// gateway: those that are assigned, and those that the node still stops. It is never nil.
+func (n *Node) recordedIDsLocked() []string {
+	ids := n.known
+	if n.isAssigned {
+		ids = maps.Clone(n.assignedIDs)
+		for _, r := range n.reported {
+			if n.known[r.ID] {
+				ids[r.ID] = true
+			}
+		}
+	}
+	list := slices.AppendSeq([]string{}, maps.Keys(ids))
+	slices.Sort(list)
+	return list
+}
+
+// claimName binds the node's name to a key. It fails if the name belongs to another key, unless
+// replace says that the name changes its owner. A session of the previous owner then ends.
+func (n *Node) claimName(key *ecdsa.PublicKey, replace bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	hash := keyHash(key)
-	now := time.Now()
-	alive := n.session != nil || now.Sub(n.lastHeard) < n.server.config.LostAfter
-	if n.key != "" && n.key != hash && alive {
+	if n.key != "" && n.key != hash && !replace {
 		return status.Errorf(codes.AlreadyExists,
-			"another node is connected as %q: start this node with another --name", n.name)
+			"another machine has joined as %q: start this node with another --name, or make a token with `sluice node token --replace %s`", n.name, n.name)
 	}
 	if n.key != hash {
+		n.disownLocked()
 		n.isNewMachine = true
 	}
+	now := time.Now()
 	n.key, n.lastSeen, n.lastHeard = hash, now, now
 	return nil
+}
+
+// disownLocked forgets what the machine that owned the name has reported. n.mu is held.
+func (n *Node) disownLocked() {
+	if n.session != nil {
+		n.session.end(errReplaced)
+		n.session = nil
+	}
+	n.reported, n.known = nil, maps.Clone(n.assignedIDs)
+	if n.known == nil {
+		n.known = map[string]bool{}
+	}
+	n.publishLocked()
 }
 
 // checkKey returns an error if the name is bound to another key. If the name is not bound, because
@@ -214,7 +253,7 @@ func (n *Node) openSession(s *session, key *ecdsa.PublicKey) error {
 	if n.session != nil {
 		n.session.end(errReplaced)
 	}
-	n.session, n.lastHeard, n.lastSeen = s, time.Now(), time.Now()
+	n.session, n.peer, n.lastHeard, n.lastSeen = s, s.peer, time.Now(), time.Now()
 	return nil
 }
 
@@ -303,11 +342,12 @@ func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
 	n.reported = s.acceptReplicas(p.Replicas)
 	present := map[string]bool{}
 	// If the node was lost, or has not reported in this run, other nodes may run its replicas by
-	// now. A new machine may run replicas of another gateway.
+	// now. A new machine may run replicas of another gateway. A replica that was never assigned to
+	// the node is the node's own invention.
 	doubtful := n.isNewMachine || n.isAssigned && (n.lost || !n.hasReportedOnce)
 	for _, r := range n.reported {
 		present[r.ID] = true
-		if doubtful && !n.assignedIDs[r.ID] {
+		if (doubtful || !n.known[r.ID]) && !n.assignedIDs[r.ID] {
 			n.hidden[r.ID] = true
 		}
 	}
@@ -358,6 +398,9 @@ func (n *Node) visibleReplicasLocked() []engines.Replica {
 		switch {
 		case n.hidden[r.ID], n.lost && unassigned:
 			continue
+		case !n.mayListenLocked(r.Address):
+			r = asFailed(r, fmt.Sprintf("the node reports it at %s and connects from %s: start the node with --address %s, or list the address in nodes",
+				r.Address.Addr(), n.peer, n.peer))
 		case n.lost:
 			r = asFailed(r, fmt.Sprintf("node %s does not answer", n.name))
 			r.Since = n.lostAt.UTC()
@@ -367,6 +410,23 @@ func (n *Node) visibleReplicasLocked() []engines.Replica {
 		shown = append(shown, r)
 	}
 	return shown
+}
+
+// mayListenLocked reports whether a replica of the node may be at the address: at the one that the
+// node connects from, or at one that the configuration lists for the node. Otherwise a node could
+// have the gateway send requests to any machine that the gateway reaches. A replica without an
+// address gets no requests.
+func (n *Node) mayListenLocked(address netip.AddrPort) bool {
+	ip := address.Addr().Unmap()
+	contains := func(p netip.Prefix) bool { return p.Contains(ip) }
+	return !address.IsValid() || ip == n.peer || slices.ContainsFunc(n.server.config.Addresses(n.name), contains)
+}
+
+// republish reports the node's replicas to the fleet again.
+func (n *Node) republish() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.publishLocked()
 }
 
 // asFailed returns r in state failed, without process and address, so that no request is sent to

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/sha256"
 	"crypto/x509"
@@ -9,12 +10,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
+
+	"go.uber.org/zap"
 )
 
-// forgetAfter is how long the gateway keeps the record of a node that does not connect.
+// forgetAfter is how long the gateway lists a node that does not connect.
 const forgetAfter = 30 * 24 * time.Hour
 
 // nodeRecord is what the gateway stores about a node in nodes.json.
@@ -24,45 +30,92 @@ type nodeRecord struct {
 	Key string `json:"key"`
 	// LastSeen is when the node last joined, connected or disconnected.
 	LastSeen time.Time `json:"seen"`
+	// Replicas are the ids of the replicas that are assigned to the node, or that it still stops.
+	// After a restart of the gateway the node is believed no others.
+	Replicas []string `json:"replicas"`
 }
 
-func (s *Server) nodesPath() string { return filepath.Join(s.config.Dir, "nodes.json") }
+func recordsPath(dir string) string { return filepath.Join(dir, "nodes.json") }
 
-func (s *Server) readNodes() error {
-	data, err := os.ReadFile(s.nodesPath())
+// readRecords reads the records of nodes. Without a file there are none.
+func readRecords(dir string) ([]nodeRecord, error) {
+	data, err := os.ReadFile(recordsPath(dir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	} else if err != nil {
-		return err
+		return nil, err
 	}
 	var list []nodeRecord
 	if err := json.Unmarshal(data, &list); err != nil {
-		return fmt.Errorf("%s is damaged: remove it, the nodes reconnect by themselves: %w", s.nodesPath(), err)
+		return nil, fmt.Errorf("%s is damaged: remove it, the nodes reconnect by themselves: %w", recordsPath(dir), err)
 	}
-	for _, k := range list {
-		if checkName(k.Name) == nil && time.Since(k.LastSeen) < forgetAfter {
-			n := s.nodeByName(k.Name)
-			n.key, n.lastSeen = k.Key, k.LastSeen
+	return list, nil
+}
+
+// isOwned reports whether a machine has joined by the name.
+func isOwned(dir, name string) (bool, error) {
+	list, err := readRecords(dir)
+	return slices.ContainsFunc(list, func(r nodeRecord) bool { return r.Name == name && r.Key != "" }), err
+}
+
+// readNodes adds the nodes that have joined in earlier runs. A node that was not seen for
+// forgetAfter is not listed, but its name stays its own while its certificate may be valid.
+func (s *Server) readNodes() error {
+	list, err := readRecords(s.config.Dir)
+	for _, r := range list {
+		switch away := time.Since(r.LastSeen); {
+		case checkName(r.Name) != nil || away > certificateLifetime+forgetAfter:
+		case away > forgetAfter:
+			s.absent[r.Name] = r
+		default:
+			n := s.nodeByName(r.Name)
+			n.key, n.lastSeen = r.Key, r.LastSeen
+			for _, id := range r.Replicas {
+				n.known[id] = true
+			}
 		}
 	}
-	return nil
+	return err
+}
+
+// keepSaved writes the records after each change of an assignment, until ctx ends. It does so in a
+// goroutine of its own, because a slow disk may block.
+func (s *Server) keepSaved(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.unsaved:
+			s.trySaveNodes()
+		}
+	}
+}
+
+// trySaveNodes writes the records and logs a failure.
+func (s *Server) trySaveNodes() {
+	if err := s.saveNodes(); err != nil {
+		s.config.Log.Error("records of nodes not saved", zap.Error(err))
+	}
 }
 
 // saveNodes writes the records of all nodes whose key is known.
 func (s *Server) saveNodes() error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
-	list := []nodeRecord{}
+	s.mu.Lock()
+	list := slices.Collect(maps.Values(s.absent))
+	s.mu.Unlock()
 	for _, n := range s.Nodes() {
 		if k := n.record(); k.Key != "" {
 			list = append(list, k)
 		}
 	}
+	slices.SortFunc(list, func(a, b nodeRecord) int { return strings.Compare(a.Name, b.Name) })
 	data, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeFile(s.nodesPath(), append(data, '\n'))
+	return writeFile(recordsPath(s.config.Dir), append(data, '\n'))
 }
 
 // keyHash returns the SHA-256 of a public key in hexadecimal digits.

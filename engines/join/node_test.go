@@ -25,6 +25,9 @@ func newTestNode(t *testing.T) (*Node, *session, *engines.Fleet) {
 		t.Fatal(err)
 	}
 	n := s.nodeByName("n")
+	for _, id := range []string{"chat-0", "chat-1", "chat-8"} {
+		n.known[id] = true // as if an earlier run had assigned them
+	}
 	return n, openTestSession(t, n), fleet
 }
 
@@ -37,7 +40,7 @@ func openTestSession(t *testing.T, n *Node) *session {
 	n.mu.Lock()
 	n.key = keyHash(&key.PublicKey)
 	n.mu.Unlock()
-	ses := &session{node: n, end: func(error) {}, wakeup: make(chan struct{}, 1)}
+	ses := &session{node: n, end: func(error) {}, wakeup: make(chan struct{}, 1), peer: netip.MustParseAddr("10.0.0.2")}
 	if err := n.openSession(ses, &key.PublicKey); err != nil {
 		t.Fatal(err)
 	}
@@ -172,6 +175,120 @@ func TestAcceptReplicas(t *testing.T) {
 	long := changed(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
 	if got := ses.acceptReplicas([]engines.Replica{long})[0].Reason; len(got) > maxReasonBytes {
 		t.Errorf("a reason has %d bytes, more than the limit", len(got))
+	}
+}
+
+// A replica is where its node is, or where the file says that the node's replicas may be.
+func TestX9_AddressesOfReplicas(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t) // it connects from 10.0.0.2
+	listed := []netip.Prefix{}
+	n.server.config.Addresses = func(string) []netip.Prefix { return listed }
+	n.Set([]local.Model{model("chat", 0)})
+	for address, want := range map[string]engines.State{
+		"10.0.0.2:80": engines.Ready, "[::ffff:10.0.0.2]:80": engines.Ready, "10.0.0.3:80": engines.Failed,
+		"169.254.169.254:80": engines.Failed, "127.0.0.1:9090": engines.Failed, "[::1]:9090": engines.Failed,
+	} {
+		p := readyReplicas("chat-0")
+		p.Replicas[0].Address = netip.MustParseAddrPort(address)
+		n.applyReport(ses, &report{Replicas: p})
+		r := fleet.Snapshot().Models["chat"].Replicas[0]
+		if r.State != want || (r.State == engines.Failed) == r.Address.IsValid() {
+			t.Errorf("%s: %+v, want %s", address, r, want)
+		}
+		if want == engines.Failed && !strings.Contains(r.Reason, "connects from 10.0.0.2") {
+			t.Errorf("%s: the reason is %q", address, r.Reason)
+		}
+	}
+	p := readyReplicas("chat-0")
+	p.Replicas[0].Address = netip.MustParseAddrPort("192.0.2.7:80")
+	n.applyReport(ses, &report{Replicas: p})
+	listed = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	n.server.Republish()
+	if got := fleetStates(fleet); got != "chat-0 ready" {
+		t.Errorf("at an address that is listed now: %s", got)
+	}
+	listed = nil
+	n.server.Republish()
+	if got := fleetStates(fleet); got != "chat-0 failed" {
+		t.Errorf("at an address that is not listed any more: %s", got)
+	}
+}
+
+// A node that invents replicas draws no requests: neither while it is connected, nor after a
+// restart of the gateway, which knows from its records what it had assigned.
+func TestX9_OnlyRecordedAssignments(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t)
+	clear(n.known)
+	n.Set([]local.Model{model("chat", 0)})
+	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0")})
+	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0", "chat-1", "embed-0")})
+	if got := fleetStates(fleet); got != "chat-0 ready" {
+		t.Errorf("with replicas that nobody has assigned: %s", got)
+	}
+	n.server.trySaveNodes()
+	restarted := func() (*Node, *engines.Fleet) {
+		fleet := engines.NewFleet()
+		fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}}})
+		s, err := NewServer(ServerConfig{Dir: n.server.config.Dir, Fleet: fleet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.nodeByName("n"), fleet
+	}
+	after, fleet := restarted()
+	after.applyReport(openTestSession(t, after), &report{Replicas: readyReplicas("chat-0", "chat-1")})
+	if got := fleetStates(fleet); got != "chat-0 ready" {
+		t.Errorf("after a restart: %s", got)
+	}
+	// A replica that is no longer assigned stays known until it has stopped.
+	n.Set([]local.Model{model("chat")})
+	n.server.trySaveNodes()
+	after, fleet = restarted()
+	after.applyReport(openTestSession(t, after), &report{Replicas: readyReplicas("chat-0", "chat-1")})
+	if got := fleetStates(fleet); got != "chat-0 ready" {
+		t.Errorf("after a restart, while it drains: %s", got)
+	}
+	n.applyReport(ses, &report{Replicas: readyReplicas()})
+	n.server.trySaveNodes()
+	after, fleet = restarted()
+	after.applyReport(openTestSession(t, after), &report{Replicas: readyReplicas("chat-0")})
+	if got := fleetStates(fleet); got != "" {
+		t.Errorf("after a restart, when it has stopped: %s", got)
+	}
+}
+
+// A name stays its machine's own while the certificate of the machine may be valid, although the
+// node is listed no more.
+func TestX9_AbsentNodesKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	n, _, _ := newTestNode(t)
+	n.lastSeen = time.Now().Add(-2 * forgetAfter)
+	for range 2 { // the record is kept, too
+		n.server.trySaveNodes()
+		s, err := NewServer(ServerConfig{Dir: n.server.config.Dir, Fleet: engines.NewFleet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nodes := s.Nodes(); len(nodes) != 0 {
+			t.Fatalf("%d nodes are listed", len(nodes))
+		}
+		s.trySaveNodes()
+	}
+	s, err := NewServer(ServerConfig{Dir: n.server.config.Dir, Fleet: engines.NewFleet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := newKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.nodeByName("n").claimName(&key.PublicKey, false); err == nil {
+		t.Error("another machine has taken the name of one that is away")
+	}
+	if _, err := Token(n.server.config.Dir, TokenRequest{Node: "n"}); err == nil {
+		t.Error("a token for the name of a machine that is away")
 	}
 }
 

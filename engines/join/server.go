@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ const (
 
 // ServerConfig is the configuration of a Server. Dir and Fleet are required.
 type ServerConfig struct {
-	// Dir is the folder of the authority, the token and the records of nodes. It is created if it
+	// Dir is the folder of the authority, the tokens and the records of nodes. It is created if it
 	// is missing.
 	Dir string
 	// Fleet gets the replicas of each node under the source "node/<name>".
@@ -57,6 +58,12 @@ type ServerConfig struct {
 	Changed func()
 	// Labels returns the labels of a node from the configuration file. Nil means no labels.
 	Labels func(node string) []string
+	// Addresses returns the addresses at which replicas of a node may listen, besides the one that
+	// the node connects from. Nil means no others.
+	Addresses func(node string) []netip.Prefix
+	// OwnName returns the name of the gateway's own node, by which no machine may join. Nil means
+	// that there is none.
+	OwnName func() string
 	// Log receives the server's log. Nil means no log.
 	Log *zap.Logger
 }
@@ -73,6 +80,12 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	}
 	if c.InFlight == nil {
 		c.InFlight = func(string) int { return 0 }
+	}
+	if c.Addresses == nil {
+		c.Addresses = func(string) []netip.Prefix { return nil }
+	}
+	if c.OwnName == nil {
+		c.OwnName = func() string { return "" }
 	}
 	setDefault(&c.LostAfter, lostAfter)
 	setDefault(&c.DrainTimeout, drainTimeout)
@@ -92,11 +105,17 @@ type Server struct {
 	mu sync.Mutex
 	// nodes holds the nodes by name. Guarded by mu.
 	nodes map[string]*Node
+	// absent holds the records of nodes that have not been seen for long, by name. Guarded by mu.
+	absent map[string]nodeRecord
 	// changed is closed and replaced when a node has changed. Guarded by mu.
 	changed chan struct{}
 	// stopped is true once Serve has returned, so that no node can be reached. Guarded by mu.
 	stopped bool
 
+	// unsaved tells keepSaved that an assignment has changed. Its capacity is 1.
+	unsaved chan struct{}
+	// tokenMu is held while a token is redeemed, so that two machines cannot use the same.
+	tokenMu sync.Mutex
 	// saveMu is held while the records of nodes are written.
 	saveMu sync.Mutex
 	// streamLoops counts the goroutines of streams, which may outlive their RPC for a moment.
@@ -114,7 +133,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 		return nil, fmt.Errorf("authority of nodes: %w", err)
 	}
 	s := &Server{config: c, authority: ca, serverCertificate: &serverCertificate{authority: ca},
-		nodes: map[string]*Node{}, changed: make(chan struct{}),
+		nodes: map[string]*Node{}, absent: map[string]nodeRecord{}, changed: make(chan struct{}), unsaved: make(chan struct{}, 1),
 		rejectSlots: make(chan struct{}, maxWrongTokens), rejectLock: make(chan struct{}, 1)}
 	if err := s.readNodes(); err != nil {
 		return nil, fmt.Errorf("records of nodes: %w", err)
@@ -140,11 +159,13 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	var beside sync.WaitGroup
 	beside.Go(func() { s.watchSilence(ctx) })
+	beside.Go(func() { s.keepSaved(ctx) })
 	beside.Go(func() { <-ctx.Done(); server.Stop() })
 	err := server.Serve(l)
 	cancel()
 	beside.Wait()
 	s.streamLoops.Wait()
+	s.trySaveNodes()
 	s.mu.Lock()
 	s.stopped = true
 	s.mu.Unlock()
@@ -204,6 +225,8 @@ func (s *Server) nodeByName(name string) *Node {
 	n, ok := s.nodes[name]
 	if !ok {
 		n = newNode(s, name)
+		n.key, n.lastSeen = s.absent[name].Key, s.absent[name].LastSeen
+		delete(s.absent, name)
 		s.nodes[name] = n
 	}
 	return n
@@ -279,21 +302,61 @@ func namesWithReplicas(nodes []*Node) []string {
 
 // join implements the RPC Join.
 func (s *Server) join(ctx context.Context, r *joinRequest) (*certificates, error) {
-	if !isSecretValid(s.config.Dir, r.Secret) {
+	if _, ok := readToken(s.config.Dir, r.Secret, time.Now()); !ok {
 		return nil, s.rejectToken(ctx)
 	}
 	name, key, err := parseSigningRequest(r.Request)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := s.nodeByName(name).claimName(key); err != nil {
+	if err := s.checkOwnName(name); err != nil {
 		return nil, err
 	}
-	if err := s.saveNodes(); err != nil {
-		s.config.Log.Error("records of nodes not saved", zap.Error(err))
+	token, err := s.redeem(r.Secret, name, keyHash(key))
+	if err != nil {
+		return nil, err
 	}
+	if err := s.nodeByName(name).claimName(key, token.Replace); err != nil {
+		return nil, err
+	}
+	s.trySaveNodes()
 	s.config.Log.Info("node joined", zap.String("node", name), zap.String("from", peerAddress(ctx)))
 	return s.certify(name, key)
+}
+
+// redeem marks a token as used by the machine with this key. It fails if the token is for another
+// name, if another machine has used it, or if the mark cannot be stored.
+func (s *Server) redeem(secret, name, key string) (tokenRecord, error) {
+	s.tokenMu.Lock()
+	defer s.tokenMu.Unlock()
+	r, ok := readToken(s.config.Dir, secret, time.Now())
+	switch {
+	case !ok:
+		return r, errWrongToken()
+	case r.Node != name:
+		return r, status.Errorf(codes.Unauthenticated,
+			"the token is for the name %q: start the node with --name %s, or make a token with `sluice node token %s`", r.Node, r.Node, name)
+	case r.UsedBy != "" && r.UsedBy != key:
+		return r, status.Errorf(codes.Unauthenticated,
+			"another machine has used this token: make a new one with `sluice node token --replace %s`", name)
+	case r.UsedBy == key:
+		return r, nil
+	}
+	r.UsedBy = key
+	if err := r.save(s.config.Dir, secret); err != nil {
+		s.config.Log.Error("use of a join token not stored", zap.String("node", name), zap.Error(err))
+		return r, status.Error(codes.Internal, "the gateway could not store that the token was used: see its log")
+	}
+	return r, nil
+}
+
+// checkOwnName returns an error if the name is that of the gateway's own node.
+func (s *Server) checkOwnName(name string) error {
+	if own := s.config.OwnName(); own != "" && name == own {
+		return status.Errorf(codes.Unauthenticated,
+			"%q is the name of the gateway's own node: start this node with another --name", name)
+	}
+	return nil
 }
 
 // renew implements the RPC Renew.
@@ -344,8 +407,19 @@ func (s *Server) rejectToken(ctx context.Context) error {
 	case <-time.After(wrongTokenPause):
 	case <-ctx.Done():
 	}
+	return errWrongToken()
+}
+
+func errWrongToken() error {
 	return status.Error(codes.Unauthenticated,
-		"the token is wrong: `sluice node token` prints the right one at the gateway")
+		"the token is wrong or has expired: `sluice node token NAME` makes one at the gateway")
+}
+
+// Republish shows the replicas of all nodes again, because Addresses may return others than before.
+func (s *Server) Republish() {
+	for _, n := range s.Nodes() {
+		n.republish()
+	}
 }
 
 func errNoCertificate() error {
@@ -361,6 +435,15 @@ func isRemote(ctx context.Context) bool {
 	from, ok := p.Addr.(*net.TCPAddr)
 	to, okTo := p.LocalAddr.(*net.TCPAddr)
 	return ok && okTo && !from.IP.IsLoopback() && !from.IP.Equal(to.IP)
+}
+
+// peerIP returns the IP address that a call comes from. It is the zero Addr if it is unknown.
+func peerIP(ctx context.Context) netip.Addr {
+	address, err := netip.ParseAddrPort(peerAddress(ctx))
+	if err != nil {
+		return netip.Addr{}
+	}
+	return address.Addr().Unmap().WithZone("")
 }
 
 // peerAddress returns the IP address and port that a call comes from.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -52,6 +51,8 @@ type session struct {
 	// isRemote is true if the node runs on another machine than the gateway. A loopback address in
 	// its reports would then mean the gateway's machine.
 	isRemote bool
+	// peer is the address that the node connects from.
+	peer netip.Addr
 
 	// hasReported is true once the node has reported its replicas in this session. Guarded by
 	// node.mu.
@@ -74,6 +75,9 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	if !ok {
 		return errNoCertificate()
 	}
+	if err := s.checkOwnName(name); err != nil {
+		return err
+	}
 	var first report
 	if err := stream.RecvMsg(&first); err != nil {
 		return err
@@ -84,7 +88,7 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	ses := &session{node: s.nodeByName(name), stream: stream, end: end, wakeup: make(chan struct{}, 1),
-		clockSkew: clockSkewOf(first.Hello), isRemote: isRemote(stream.Context())}
+		clockSkew: clockSkewOf(first.Hello), isRemote: isRemote(stream.Context()), peer: peerIP(stream.Context())}
 	if err := ses.node.openSession(ses, key); err != nil {
 		return err
 	}
@@ -93,9 +97,7 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	s.streamLoops.Go(func() { end(ses.receive(&first)) })
 	s.streamLoops.Go(func() { end(ses.send(ctx)) })
 	// The records are saved after the goroutines have started, because a slow disk may block.
-	if err := s.saveNodes(); err != nil {
-		s.config.Log.Error("records of nodes not saved", zap.Error(err))
-	}
+	s.trySaveNodes()
 	<-ctx.Done()
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, io.EOF) {
 		return cause
@@ -203,8 +205,8 @@ func (ses *session) settledSequence(now time.Time) uint64 {
 // node must not set overwritten and without secrets. node.mu is held.
 //
 // A replica is dropped if its id does not belong to its model. A replica becomes failed if it
-// reports an unknown state, no usable address, or a loopback address from another machine. Any
-// other address is accepted: the gateway does not check that it belongs to the node.
+// reports an unknown state, no usable address, or a loopback address from another machine.
+// Node.checkAddressLocked checks that the address belongs to the node.
 func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 	seen := map[string]bool{}
 	var good []engines.Replica

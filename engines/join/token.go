@@ -3,48 +3,120 @@ package join
 import (
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // secretBytes is the length of a token's secret in bytes.
 const secretBytes = 32
 
-// Token returns the token that a node needs to join. dir is ServerConfig.Dir; Token creates what is
-// missing there.
+// defaultTokenLifetime is TokenRequest.Expires if the request does not set it.
+const defaultTokenLifetime = 24 * time.Hour
+
+// TokenRequest says what a token is for.
+type TokenRequest struct {
+	// Node is the name of the node that the token admits.
+	Node string
+	// Expires is how long the token is valid. 0 means 24 h.
+	Expires time.Duration
+	// Replace lets the token take the name from the machine that has joined by it.
+	Replace bool
+}
+
+// tokenRecord is what the gateway stores about a token, in a file whose name is the hash of the
+// token's secret. The secret itself is stored nowhere.
+type tokenRecord struct {
+	Node    string    `json:"node"`
+	Expires time.Time `json:"expires"`
+	Replace bool      `json:"replace,omitempty"`
+	// UsedBy is the hash of the key of the machine that has used the token. Only this machine may
+	// use it again, because the answer of the gateway may have been lost.
+	UsedBy string `json:"used_by,omitempty"`
+}
+
+// Token makes a token by which one machine may join by a name, once. dir is ServerConfig.Dir; Token
+// creates what is missing there. It fails for a name that a machine has joined by, unless the
+// request says Replace.
 //
 // The token consists of a hash and a secret. By the hash of the gateway's authority the node
-// recognises the gateway. By the secret the gateway accepts the node. The secret stays valid until
-// the file "token" is removed. The next call then creates another secret, which is valid at once.
-// Nodes that have joined need no token.
-func Token(dir string) (string, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// recognises the gateway. By the secret the gateway accepts the node. A node that has joined needs
+// no token: it has a key and a certificate of its own.
+func Token(dir string, r TokenRequest) (string, error) {
+	if err := checkName(r.Node); err != nil {
+		return "", fmt.Errorf("token: %w", err)
+	}
+	if err := os.MkdirAll(tokensPath(dir), 0o700); err != nil {
 		return "", fmt.Errorf("token: %w", err)
 	}
 	ca, err := openAuthority(dir)
 	if err != nil {
 		return "", fmt.Errorf("token: %w", err)
 	}
-	secret, err := readOrCreate(tokenPath(dir), makeSecret)
-	if err != nil {
+	if owned, err := isOwned(dir, r.Node); err != nil {
+		return "", fmt.Errorf("token: %w", err)
+	} else if owned && !r.Replace {
+		return "", fmt.Errorf("token: a machine has joined as %s and needs no further token: "+
+			"add --replace to give its name to another machine", r.Node)
+	}
+	removeExpiredTokens(dir, time.Now())
+	raw := make([]byte, secretBytes)
+	_, _ = rand.Read(raw) // crypto/rand never fails.
+	secret := base64.RawURLEncoding.EncodeToString(raw)
+	setDefault(&r.Expires, defaultTokenLifetime)
+	record := tokenRecord{Node: r.Node, Expires: time.Now().Add(r.Expires).UTC(), Replace: r.Replace}
+	if err := record.save(dir, secret); err != nil {
 		return "", fmt.Errorf("token: %w", err)
 	}
 	hash := sha256.Sum256(ca.certificate.Raw)
-	return base64.RawURLEncoding.EncodeToString(hash[:]) + "." + strings.TrimSpace(string(secret)), nil
+	return base64.RawURLEncoding.EncodeToString(hash[:]) + "." + secret, nil
 }
 
-func tokenPath(dir string) string { return filepath.Join(dir, "token") }
+func tokensPath(dir string) string { return filepath.Join(dir, "tokens") }
 
-func makeSecret() ([]byte, error) {
-	secret := make([]byte, secretBytes)
-	_, _ = rand.Read(secret) // crypto/rand never fails.
-	return []byte(base64.RawURLEncoding.EncodeToString(secret) + "\n"), nil
+// tokenPath returns the path of the record of a token. The hash in it makes the look-up safe
+// against guessing by time.
+func tokenPath(dir, secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return filepath.Join(tokensPath(dir), hex.EncodeToString(sum[:])+".json")
+}
+
+func (r tokenRecord) save(dir, secret string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return writeFile(tokenPath(dir, secret), data)
+}
+
+// readToken reads the record of a token. The bool is false for a secret that is unknown or has
+// expired, and for a record that cannot be read.
+func readToken(dir, secret string, now time.Time) (tokenRecord, bool) {
+	var r tokenRecord
+	data, err := os.ReadFile(tokenPath(dir, secret))
+	if err != nil || json.Unmarshal(data, &r) != nil {
+		return r, false
+	}
+	return r, now.Before(r.Expires)
+}
+
+// removeExpiredTokens removes the records of tokens that have expired. Errors are ignored: such a
+// token is refused anyway.
+func removeExpiredTokens(dir string, now time.Time) {
+	files, _ := filepath.Glob(filepath.Join(tokensPath(dir), "*.json"))
+	for _, file := range files {
+		var r tokenRecord
+		if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &r) == nil && !now.Before(r.Expires) {
+			_ = os.Remove(file)
+		}
+	}
 }
 
 // token is a parsed join token.
@@ -60,23 +132,11 @@ func parseToken(text string) (token, error) {
 	decoded, err := base64.RawURLEncoding.DecodeString(hash)
 	raw, errSecret := base64.RawURLEncoding.DecodeString(secret)
 	if err != nil || errSecret != nil || len(decoded) != sha256.Size || len(raw) != secretBytes {
-		return t, errors.New("the join token is malformed: `sluice node token` prints a valid one at the gateway")
+		return t, errors.New("the join token is malformed: `sluice node token NAME` makes a valid one at the gateway")
 	}
 	copy(t.authority[:], decoded)
 	t.secret = secret
 	return t, nil
-}
-
-// isSecretValid compares the secret with the file "token" in constant time. If the file is missing
-// or empty, every secret is wrong.
-func isSecretValid(dir, secret string) bool {
-	stored, err := os.ReadFile(tokenPath(dir))
-	want := strings.TrimSpace(string(stored))
-	if err != nil || want == "" {
-		return false
-	}
-	a, b := sha256.Sum256([]byte(want)), sha256.Sum256([]byte(secret))
-	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
 // readOrCreate reads a file and creates it with content if it is missing. If two processes create

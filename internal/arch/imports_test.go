@@ -66,7 +66,7 @@ var allowed = map[string]string{
 	"xds":                      "engines internal/failover internal/headers internal/routes",
 	"envoy":                    "internal/headers internal/process",
 	"extproc":                  "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
-	"cmd/sluice": "authz engines/kubernetes envoy examples internal/config internal/gateway internal/process " +
+	"cmd/sluice": "authz engines/join engines/kubernetes envoy examples internal/config internal/gateway internal/process " +
 		"internal/sim internal/telemetry",
 	"internal/gateway":     "*",
 	"examples":             "",

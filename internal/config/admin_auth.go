@@ -94,18 +94,27 @@ func (k *checker) checkTrustedHeader(at path, h *TrustedHeader) {
 	if len(h.From) == 0 && k.isSet(at.field("from")) && k.valid(at.field("from")) {
 		k.faultf(at.field("from"), "must name the addresses of the proxy, is empty")
 	}
-	for i, text := range h.From {
-		where := at.field("from").item(i)
+	h.Proxies = k.checkRanges(at.field("from"), h.From)
+}
+
+// checkRanges parses IP addresses and ranges, which are trusted. A range of all addresses is a
+// fault.
+func (k *checker) checkRanges(at path, texts []string) []netip.Prefix {
+	var ranges []netip.Prefix
+	for i, text := range texts {
+		where := at.item(i)
 		prefix, err := parseRange(text)
 		switch {
-		case err != nil && k.valid(where):
+		case !k.valid(where):
+		case err != nil:
 			k.faultf(where, "%s", err)
-		case err == nil && prefix.Bits() == 0:
-			k.faultf(where, "%s is every address, so everybody could set the header: name the addresses of the proxy", prefix)
+		case prefix.Bits() == 0:
+			k.faultf(where, "%s is every address, so everybody would be trusted: name fewer addresses", prefix)
 		default:
-			h.Proxies = append(h.Proxies, prefix)
+			ranges = append(ranges, prefix)
 		}
 	}
+	return ranges
 }
 
 // parseRange parses an IP address or a range of addresses.

@@ -28,10 +28,10 @@ func TestX12_AdminAuth(t *testing.T) {
 			"4: admin_auth.tokens[ops].hash: the same token is on line 3, at admin_auth.tokens[ops].hash: remove one of them",
 			"4: admin_auth.tokens[ops].name: ops is already used by admin_auth.tokens[ops].name on line 3: choose another name"}},
 		{"everybody is the proxy", "admin_auth: {trusted_header: {name: x-user, from: [0.0.0.0/0, 10.0.0.1/8, proxy, '::/0']}}", []string{
-			"1: admin_auth.trusted_header.from[0]: 0.0.0.0/0 is every address, so everybody could set the header: name the addresses of the proxy",
+			"1: admin_auth.trusted_header.from[0]: 0.0.0.0/0 is every address, so everybody would be trusted: name fewer addresses",
 			"1: admin_auth.trusted_header.from[1]: must be an IP address or a range such as 10.0.0.0/8, is 10.0.0.1/8",
 			"1: admin_auth.trusted_header.from[2]: must be an IP address or a range such as 10.0.0.0/8, is proxy",
-			"1: admin_auth.trusted_header.from[3]: ::/0 is every address, so everybody could set the header: name the addresses of the proxy"}},
+			"1: admin_auth.trusted_header.from[3]: ::/0 is every address, so everybody would be trusted: name fewer addresses"}},
 		{"no proxy", "admin_auth: {trusted_header: {name: x user, from: []}}", []string{
 			"1: admin_auth.trusted_header.from: must name the addresses of the proxy, is empty",
 			`1: admin_auth.trusted_header.name: must be the name of a header, such as x-forwarded-user, is "x user"`}},

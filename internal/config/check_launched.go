@@ -37,13 +37,14 @@ func (k *checker) nodeLabels() []string {
 // checkNodes checks the names and labels of nodes.
 func (k *checker) checkNodes() {
 	var names []named
-	for i, n := range k.config.Nodes {
-		at := path{"nodes"}.item(i)
+	for i := range k.config.Nodes {
+		n, at := &k.config.Nodes[i], path{"nodes"}.item(i)
 		names = append(names, named{n.Name, at.field("name")})
 		k.checkName(at.field("name"), n.Name)
 		for j, label := range n.Labels {
 			k.checkName(at.field("labels").item(j), label)
 		}
+		n.Ranges = k.checkRanges(at.field("addresses"), n.Addresses)
 	}
 	k.checkUnique(names)
 }

@@ -18,6 +18,7 @@
 package config
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -64,8 +65,8 @@ type Config struct {
 	// user without a home.
 	StateDir string `yaml:"state_dir" restart:"true"`
 	// Control is the host:port on which further nodes join (sluice node --join), over TLS with
-	// certificates that Sluice makes itself. The command sluice node token prints the token that
-	// admits a node. Default: empty, no node can join.
+	// certificates that Sluice makes itself. The command sluice node token NAME makes a token that
+	// admits one node, once. Default: empty, no node can join.
 	Control string `yaml:"control" restart:"true"`
 	// OrphanGrace is how long Envoy and the replicas run on after Sluice died, if no new Sluice
 	// process adopts them. Default 60s.
@@ -164,6 +165,13 @@ type Node struct {
 	Name string `yaml:"name" required:"true"`
 	// Labels are the labels that a model may require in cluster.
 	Labels []string `yaml:"labels"`
+	// Addresses are the addresses at which replicas of a node that joined may listen, besides the
+	// one that the node connects from: IP addresses, or ranges such as 10.0.0.0/24. They are needed
+	// when a node connects through NAT, or has several addresses.
+	Addresses []string `yaml:"addresses"`
+
+	// Ranges is Addresses as ranges.
+	Ranges []netip.Prefix `yaml:"-"`
 }
 
 // Kubernetes says how a cluster is used.

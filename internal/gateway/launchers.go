@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -73,7 +74,8 @@ func (g *Gateway) makeLaunchers() error {
 		var err error
 		l.joined, err = join.NewServer(join.ServerConfig{
 			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.Load,
-			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Trigger, Labels: l.labels, Log: g.log,
+			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Trigger, Labels: l.labels, Addresses: l.addresses,
+			OwnName: func() string { return l.local.Node().Name }, Log: g.log,
 		})
 		if err != nil {
 			return err
@@ -119,6 +121,9 @@ func (l *launchers) prepare(c *config.Config) (func() error, error) {
 		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it
 		l.scaler.Set(bounds)
 		l.apply()
+		if l.joined != nil {
+			l.joined.Republish() // with the addresses of nodes that c lists
+		}
 		return nil
 	}, nil
 }
@@ -188,8 +193,14 @@ func (l *launchers) stop(ctx context.Context) error {
 // joinDir returns the directory, within a state directory, of the data about nodes that join.
 func joinDir(state string) string { return filepath.Join(state, "join") }
 
-// JoinToken returns the token by which nodes join the gateway of this configuration.
-func JoinToken(c *config.Config) (string, error) { return join.Token(joinDir(c.StateDir)) }
+// JoinToken makes a token by which one node joins the gateway of this configuration. It must be
+// called on the gateway's machine.
+func JoinToken(c *config.Config, r join.TokenRequest) (string, error) {
+	if own, err := os.Hostname(); err == nil && r.Node == own {
+		return "", fmt.Errorf("%s is the name of the gateway's own node: choose another name, and give it to the node by --name", own)
+	}
+	return join.Token(joinDir(c.StateDir), r)
+}
 
 // ownNode is the gateway's own machine, as one of the nodes that replicas are placed on.
 type ownNode struct {
@@ -209,6 +220,16 @@ func (l *launchers) labels(node string) []string {
 	for _, n := range l.config().Nodes {
 		if n.Name == node {
 			return n.Labels
+		}
+	}
+	return nil
+}
+
+// addresses returns the addresses that the configuration lists for the replicas of a node.
+func (l *launchers) addresses(node string) []netip.Prefix {
+	for _, n := range l.config().Nodes {
+		if n.Name == node {
+			return n.Ranges
 		}
 	}
 	return nil

@@ -48,14 +48,20 @@ func startBeforeNodes(g *harness.Gateway) {
 	g.AwaitAdmin()
 }
 
-// joinToken returns the token with which nodes join the gateway.
-func joinToken(g *harness.Gateway) string {
+// joinToken makes a token with which a node joins the gateway by this name.
+func joinToken(g *harness.Gateway, name string) string {
 	g.T.Helper()
-	out, err := exec.Command(harness.Program(), "node", "token", "-c", g.Config).Output()
+	out, err := exec.Command(harness.Program(), "node", "token", name, "-c", g.Config).Output()
 	if err != nil {
 		g.T.Fatal(err)
 	}
 	return strings.TrimSpace(string(out))
+}
+
+// joinNewNode makes a token for a node and starts the node.
+func joinNewNode(g *harness.Gateway, control, name string) *joinedNode {
+	g.T.Helper()
+	return joinNode(g.T, control, joinToken(g, name), name)
 }
 
 // joinNode starts a node that joins the gateway at the control address.
@@ -145,9 +151,12 @@ func hostname(t *testing.T) string {
 	return name
 }
 
-// modelOnNodes is a configuration with the nodes gpu-1 and gpu-2 and the simulated model chat.
+// modelOnNodes is a configuration with the nodes gpu-1 and gpu-2 and the simulated model chat. The
+// nodes connect from 127.0.0.1, and their replicas have other loopback addresses.
 const modelOnNodes = `
-nodes: [{name: gpu-1, labels: [h100]}, {name: gpu-2, labels: [h100]}]
+nodes:
+  - {name: gpu-1, labels: [h100], addresses: [127.0.0.0/8]}
+  - {name: gpu-2, labels: [h100], addresses: [127.0.0.0/8]}
 models:
   - name: chat
     engine: sim
@@ -164,9 +173,8 @@ func TestE2E_N4_HostsJoinAndRunReplicas(t *testing.T) {
 	at, line := controlAddress(t)
 	g := harness.Prepare(t, line+fmt.Sprintf(modelOnNodes, 3, 3, mostCPUs(), "0s", ""))
 	startBeforeNodes(g)
-	token := joinToken(g)
-	joinNode(t, at, token, "gpu-1")
-	joinNode(t, at, token, "gpu-2")
+	joinNewNode(g, at, "gpu-1")
+	joinNewNode(g, at, "gpu-2")
 	awaitReplicasOn(g, map[string]int{hostname(t): 1, "gpu-1": 1, "gpu-2": 1})
 	g.AwaitReady()
 	served := map[string]bool{}
@@ -180,6 +188,7 @@ func TestE2E_N4_HostsJoinAndRunReplicas(t *testing.T) {
 	if len(served) != 3 {
 		t.Errorf("served by %v", served)
 	}
+	token := joinToken(g, "gpu-3")
 	wrong := joinNode(t, at, token[:len(token)-4]+"AAAA", "gpu-3")
 	harness.Eventually(t, "a wrong token is refused", func() error {
 		if log := wrong.LogText(); !strings.Contains(log, "token") {
@@ -205,9 +214,8 @@ func TestE2E_N4_ALabelKeepsAModelOnItsHosts(t *testing.T) {
 		}
 		return nil
 	})
-	token := joinToken(g)
-	joinNode(t, at, token, "plain")
-	joinNode(t, at, token, "gpu-1")
+	joinNewNode(g, at, "plain")
+	joinNewNode(g, at, "gpu-1")
 	awaitReplicasOn(g, map[string]int{"gpu-1": 1})
 }
 
@@ -218,9 +226,8 @@ func TestE2E_N4_N5_AHostIsLost(t *testing.T) {
 	at, line := controlAddress(t)
 	g := harness.Prepare(t, line)
 	startBeforeNodes(g)
-	token := joinToken(g)
-	joinNode(t, at, token, "gpu-1")
-	second := joinNode(t, at, token, "gpu-2")
+	joinNewNode(g, at, "gpu-1")
+	second := joinNewNode(g, at, "gpu-2")
 	awaitNodes(g, "gpu-1", "gpu-2")
 	g.Configure(line + fmt.Sprintf(modelOnNodes, 4, 4, "0.2", "2ms", "cluster: h100"))
 	awaitReplicasOn(g, map[string]int{"gpu-1": 2, "gpu-2": 2})
@@ -260,7 +267,7 @@ func TestE2E_N4_ReplicasOfAHostOutliveAgentAndGateway(t *testing.T) {
 	at, line := controlAddress(t)
 	g := harness.Prepare(t, line+fmt.Sprintf(modelOnNodes, 2, 2, "0.2", "20ms", "cluster: h100"))
 	startBeforeNodes(g)
-	h := joinNode(t, at, joinToken(g), "gpu-1")
+	h := joinNewNode(g, at, "gpu-1")
 	before := awaitReplicasOn(g, map[string]int{"gpu-1": 2})
 	g.AwaitReady()
 	var streams sync.WaitGroup
@@ -304,7 +311,7 @@ func TestE2E_N4_AHostIsLateAfterARestart(t *testing.T) {
 	at, line := controlAddress(t)
 	g := harness.Prepare(t, line+fmt.Sprintf(modelOnNodes, 0, 2, "0.2", "0s", "cluster: h100"))
 	startBeforeNodes(g)
-	h := joinNode(t, at, joinToken(g), "gpu-1")
+	h := joinNewNode(g, at, "gpu-1")
 	awaitNodes(g, "gpu-1")
 	ask := func() {
 		t.Helper()
@@ -338,7 +345,7 @@ func TestE2E_N4_ACleanStopEndsReplicasOnAllHosts(t *testing.T) {
 	g := harness.Prepare(t, line+fmt.Sprintf(modelOnNodes, 2, 2, "0.2", "0s", "cluster: h100"))
 	g.Launch()
 	g.AwaitAdmin()
-	h := joinNode(t, at, joinToken(g), "gpu-1")
+	h := joinNewNode(g, at, "gpu-1")
 	awaitReplicasOn(g, map[string]int{"gpu-1": 2})
 	g.Stop()
 	for _, command := range h.Processes() {
