@@ -17,6 +17,7 @@ import (
 func newUpCommand(g *globals) *cobra.Command {
 	var file, binary string
 	var upstreams []string
+	var force bool
 	c := &cobra.Command{
 		Use:   "up [-c FILE] [--upstream URL]...",
 		Short: "Run the gateway, its own Envoy and the replicas on this machine",
@@ -31,6 +32,7 @@ it discovers on these servers. Without both it runs the simulated models of the 
 				return err
 			}
 			defer cleanUp()
+			o.Force = force
 			if o.Envoy, err = envoy.Find(binary); err != nil {
 				return err
 			}
@@ -40,12 +42,19 @@ it discovers on these servers. Without both it runs the simulated models of the 
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
 	c.Flags().StringArrayVar(&upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
 	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
+	addForceFlag(c, &force)
 	c.MarkFlagsMutuallyExclusive("config", "upstream")
 	return c
 }
 
+// addForceFlag adds the flag that sets gateway.Options.Force.
+func addForceFlag(c *cobra.Command, force *bool) {
+	c.Flags().BoolVar(force, "force", false, "start although the file has none of the models whose replicas run, and end them")
+}
+
 func newServeCommand(g *globals) *cobra.Command {
 	var file string
+	var force bool
 	c := &cobra.Command{
 		Use:   "serve -c FILE",
 		Short: "Run the gateway beside an Envoy that someone else runs (see bootstrap)",
@@ -55,10 +64,11 @@ func newServeCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), g, gateway.Options{Config: c})
+			return run(cmd.Context(), g, gateway.Options{Config: c, Force: force})
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
+	addForceFlag(c, &force)
 	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
 	return c
 }

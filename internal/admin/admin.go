@@ -72,8 +72,9 @@ type Config struct {
 	PatchLimits func(ctx context.Context, key string, changes map[string]*int64) *openai.Error
 	// Pick returns the replica that a request with this cache key would go to. The model exists.
 	Pick func(model, key string) (Pick, *openai.Error)
-	// Reload reads the configuration file again. Its error lists the faults of the file.
-	Reload func(context.Context) error
+	// Reload reads the configuration file again. force puts a file in force that is held back until
+	// an operator confirms it. The error lists the faults of the file.
+	Reload func(ctx context.Context, force bool) error
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Access returns who may use the listener. If Access or its result is nil, everybody may change

@@ -55,7 +55,7 @@ func newConfig() Config {
 				Version: "1.2.3", Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
 				Envoy:  EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2},
 				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
-				Config: ConfigStatus{Path: "/etc/sluice.yaml", Hash: "f00d", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, NeedsRestart: []string{"listen"}},
+				Config: ConfigStatus{Path: "/etc/sluice.yaml", Hash: "f00d", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, Held: true, NeedsRestart: []string{"listen"}},
 				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
 			}
 		},
@@ -99,7 +99,7 @@ func newConfig() Config {
 			return Pick{Position: 1<<63 + 1, First: "chat-1", Picked: "chat-0",
 				Order: []PickReplica{{ID: "chat-1"}, {ID: "chat-0", Load: 4, Candidate: true}}}, nil
 		},
-		Reload:  func(context.Context) error { return nil },
+		Reload:  func(context.Context, bool) error { return nil },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "sluice_queued 0\n") }),
 	}
 }
@@ -200,7 +200,7 @@ func TestStatus(t *testing.T) {
 		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":""},
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
-		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"],"needs_restart":["listen"]},
+		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"],"held":true,"needs_restart":["listen"]},
 		"shared":{"configured":true,"up":false,"mode":"alone","gateways":3,"since":"2030-05-04T12:00:00Z","last_error":"dial tcp"}}`)
 	if diff := cmp.Diff(want, any(got)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -263,17 +263,27 @@ func TestModelState(t *testing.T) {
 func TestReload(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
+		body   string
+		force  bool
 		err    error
 		status int
 		want   string
 	}{
-		{nil, 200, `{"reloaded":true}`},
-		{errors.New("sluice.yaml:3: no"), 422, `{"error":{"message":"sluice.yaml:3: no","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"", false, nil, 200, `{"reloaded":true}`},
+		{"{}", false, nil, 200, `{"reloaded":true}`},
+		{`{"force":true}`, true, nil, 200, `{"reloaded":true}`},
+		{`{"force":"yes"}`, false, nil, 400, `{"error":{"message":"The body must be {} or {\"force\": true}.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"{}", false, errors.New("sluice.yaml:3: no"), 422, `{"error":{"message":"sluice.yaml:3: no","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 	} {
 		cfg := newConfig()
-		cfg.Reload = func(context.Context) error { return c.err }
+		cfg.Reload = func(_ context.Context, force bool) error {
+			if force != c.force {
+				t.Errorf("%s: forced %t", c.body, force)
+			}
+			return c.err
+		}
 		w := httptest.NewRecorder()
-		r := httptest.NewRequest("POST", "/api/v1/reload", strings.NewReader("{}"))
+		r := httptest.NewRequest("POST", "/api/v1/reload", strings.NewReader(c.body))
 		r.Host = "localhost"
 		r.Header.Set("Content-Type", "application/json; charset=utf-8")
 		New(cfg).ServeHTTP(w, r)

@@ -92,7 +92,7 @@ func TestMethods(t *testing.T) {
 	} {
 		cfg := newConfig()
 		calls := 0
-		cfg.Reload = func(context.Context) error { calls++; return nil }
+		cfg.Reload = func(context.Context, bool) error { calls++; return nil }
 		cfg.PatchLimits = func(context.Context, string, map[string]*int64) *openai.Error { calls++; return nil }
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(c.method, c.path, strings.NewReader(`{"weight":1}`))

@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"net/http"
@@ -58,6 +60,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Path     string     `json:"path"`
 		LoadedAt *time.Time `json:"loaded_at"`
 		Faults   []string   `json:"faults"`
+		Held     bool       `json:"held"`
 
 		NeedsRestart []string `json:"needs_restart"`
 	}
@@ -83,7 +86,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Reasons: reasons,
 		Envoy:   s.Envoy,
 		XDS:     s.XDS,
-		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults), orEmpty(s.Config.NeedsRestart)},
+		Config:  configView{s.Config.Path, orNull(s.Config.LoadedAt), orEmpty(s.Config.Faults), s.Config.Held, orEmpty(s.Config.NeedsRestart)},
 		Shared:  sharedView{s.Shared, orNull(s.Shared.Since)},
 	})
 }
@@ -190,11 +193,25 @@ func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelS
 	}{m.Name, fmt.Sprintf("%016x", pick.Position), pick.First, pick.Picked, orEmpty(pick.Order)})
 }
 
+// maxReload is the size of the largest body of a reload in bytes.
+const maxReload = 1024
+
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+	var options struct {
+		Force bool `json:"force"`
+	}
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReload))
+	if err == nil && len(data) > 0 {
+		err = json.Unmarshal(data, &options)
+	}
+	if err != nil {
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, `The body must be {} or {"force": true}.`))
+		return
+	}
 	a := auditOf(r)
 	a.old = h.Status().Config.Hash
 	defer func() { a.new = h.Status().Config.Hash }()
-	if err := h.Reload(r.Context()); err != nil {
+	if err := h.Reload(r.Context(), options.Force); err != nil {
 		h.Log.Warn("reload by the admin listener failed", zap.Error(err))
 		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
 		return

@@ -161,6 +161,8 @@ type ConfigStatus struct {
 	LoadedAt time.Time
 	// Faults are the faults of a newer file that was refused, one sentence each.
 	Faults []string
+	// Held tells that the newer file is held back until an operator forces it. Faults says why.
+	Held bool
 	// NeedsRestart names the fields whose new values take effect at the next start.
 	NeedsRestart []string
 }

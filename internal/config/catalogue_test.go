@@ -91,9 +91,9 @@ func TestDiscoveredModel(t *testing.T) {
 
 func TestNeedsRestart(t *testing.T) {
 	t.Parallel()
-	old := parsed(t, "")
+	old := parsed(t, "{}")
 	for file, want := range map[string][]string{
-		"":                                 nil,
+		"{}":                               nil,
 		"listen: 127.0.0.1:1":              {"listen"},
 		"admin: 127.0.0.1:1":               {"admin"},
 		"state_dir: /s":                    {"state_dir"},
@@ -116,7 +116,7 @@ func TestNeedsRestart(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]int{
-		"": 2,
+		"{}": 2,
 		"upstreams: [http://h]\ntenants: [{name: a}]":                                          0,
 		"upstreams: [http://h]\ntenants: [{name: a}]\nlisten: 127.0.0.1:1\nauth: {mode: none}": 1,
 	} {

@@ -98,12 +98,18 @@ func hashOf(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// parseDocument parses the YAML. It returns nil for an empty document and after a syntax error.
+// emptyFile is the fault of a file without any field. Such a file is a mistake: an editor or a disk
+// has lost the content.
+const emptyFile = "the file is empty: write the fields of the configuration, or {} for the defaults alone"
+
+// parseDocument parses the YAML. It returns nil after a fault.
 func (d *decoder) parseDocument(data []byte) *yaml.Node {
 	var document, second yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	switch err := decoder.Decode(&document); {
 	case errors.Is(err, io.EOF):
+		d.incomplete = true
+		d.faultOnLine(1, nil, emptyFile)
 		return nil
 	case err != nil:
 		d.reportSyntax(err)
@@ -114,10 +120,13 @@ func (d *decoder) parseDocument(data []byte) *yaml.Node {
 	} else if !errors.Is(err, io.EOF) {
 		d.reportSyntax(err)
 	}
-	if root := document.Content[0]; root.ShortTag() != "!!null" {
-		return root
+	root := document.Content[0]
+	if root.ShortTag() == "!!null" {
+		d.incomplete = true
+		d.faultOnLine(root.Line, nil, emptyFile)
+		return nil
 	}
-	return nil
+	return root
 }
 
 // reportSyntax adds a fault for an error of the YAML parser, which writes the line into its text.

@@ -195,9 +195,9 @@ func TestAliasesAreBounded(t *testing.T) {
 	}
 }
 
-func TestEmptyFileIsComplete(t *testing.T) {
+func TestFileWithoutFieldsIsComplete(t *testing.T) {
 	t.Parallel()
-	c := parsed(t, "")
+	c := parsed(t, "{}")
 	if c.Listen != "0.0.0.0:8080" || c.File != "" || len(c.Models) != 0 {
 		t.Errorf("%+v", c)
 	}

@@ -150,7 +150,7 @@ func TestObjectsAtFault(t *testing.T) {
 
 func TestWithoutObjectsNothingChanges(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{fileOfObjects, "auth: {mode: keys}", ""} {
+	for _, file := range []string{fileOfObjects, "auth: {mode: keys}", "{}"} {
 		c, err := Parse("f.yaml", []byte(file))
 		if err != nil {
 			t.Fatal(err)

@@ -30,8 +30,11 @@ func ruleCases() []ruleCase {
 // yamlCases are the cases about the form of the file.
 func yamlCases() []ruleCase {
 	return []ruleCase{
-		{"empty", "", nil},
-		{"only comments", "# nothing\n---\n", nil},
+		{"no field", "{}", nil},
+		{"empty", "", []string{"1: " + emptyFile}},
+		{"white space", "\n\n", []string{"1: " + emptyFile}},
+		{"only comments", "# nothing\n---\n", []string{"3: " + emptyFile}},
+		{"nothing", "~", []string{"1: " + emptyFile}},
 		{"null", "models:\ntenants: ~\n", nil},
 		{"syntax", "a: b\n  c: d", []string{"2: not valid YAML: mapping values are not allowed in this context"}},
 		{"two documents", "admin: 127.0.0.1:1\n---\nadmin: 127.0.0.1:2", []string{"2: a second document begins here, and a file may hold only one: remove it"}},

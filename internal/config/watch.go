@@ -17,6 +17,10 @@ type WatcherConfig struct {
 	// old configuration stays in force and Status shows the error as a fault. Apply must not call
 	// Reload. nil: every new configuration is accepted.
 	Apply func(next *Config) error
+	// Confirm says why a new configuration needs the word of an operator before it is put in force:
+	// a sentence without a full stop. "" means that it does not. nil: none does. It is asked about
+	// every new configuration that is not forced.
+	Confirm func(next *Config) string
 	// OnFault is called with the Faults of the file, once for each content that is rejected. nil:
 	// only Status shows the faults.
 	OnFault func(error)
@@ -59,6 +63,9 @@ type Status struct {
 	LoadedAt time.Time `json:"loaded_at"`
 	// Faults are the faults of the file's content, if that content was rejected.
 	Faults Faults `json:"faults,omitempty"`
+	// Held tells that the file has no fault of its own and is held back until it is forced. Faults
+	// says why.
+	Held bool `json:"held,omitempty"`
 	// NeedsRestart names the fields in force whose new values take effect only when Sluice is
 	// restarted.
 	NeedsRestart []string `json:"needs_restart,omitempty"`
@@ -111,12 +118,13 @@ func (w *Watcher) poll() {
 	settled := id == w.lastRead
 	w.lastRead = id
 	if settled && id != w.lastDecided {
-		_ = w.decideLocked(data, err) // the faults are in Status
+		_ = w.decideLocked(data, err, false) // the faults are in Status
 	}
 }
 
-// Reload reads the file now, as for SIGHUP, and loads its content at once. The error is Faults.
-func (w *Watcher) Reload() error {
+// Reload reads the file now, as for SIGHUP, and loads its content at once. force means that an
+// operator has confirmed what Confirm asks. The error is Faults.
+func (w *Watcher) Reload(force bool) error {
 	if w.config.Current.File == "" {
 		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: restart Sluice with --config"}}
 	}
@@ -124,7 +132,7 @@ func (w *Watcher) Reload() error {
 	defer w.reloadMu.Unlock()
 	data, err := read(w.config.Current.File)
 	w.lastRead = contentID(data, err)
-	return w.decideLocked(data, err)
+	return w.decideLocked(data, err, force)
 }
 
 // contentID identifies a content by its hash, or the reason why there is none.
@@ -137,14 +145,14 @@ func contentID(data []byte, err error) string {
 
 // decideLocked puts the last read content in force, or rejects it and reports its faults.
 // w.reloadMu is held.
-func (w *Watcher) decideLocked(data []byte, readErr error) error {
+func (w *Watcher) decideLocked(data []byte, readErr error, force bool) error {
 	w.lastDecided = w.lastRead
-	faults := w.loadLocked(data, readErr)
+	faults, held := w.loadLocked(data, readErr, force)
 	if len(faults) == 0 {
 		return nil
 	}
 	w.mu.Lock()
-	w.status.Faults = faults
+	w.status.Faults, w.status.Held = faults, held
 	w.mu.Unlock()
 	if w.config.OnFault != nil {
 		w.config.OnFault(faults)
@@ -153,31 +161,47 @@ func (w *Watcher) decideLocked(data []byte, readErr error) error {
 }
 
 // loadLocked parses a content and puts it in force. If it is the content in force, loadLocked only
-// clears the faults. w.reloadMu is held.
-func (w *Watcher) loadLocked(data []byte, readErr error) Faults {
+// clears the faults. held tells that only the word of an operator is missing. w.reloadMu is held.
+func (w *Watcher) loadLocked(data []byte, readErr error, force bool) (faults Faults, held bool) {
 	file := w.config.Current.File
 	if readErr != nil {
-		return unreadableFile(file, readErr)
+		return unreadableFile(file, readErr), false
 	}
 	next, faults := parse(file, data)
 	if len(faults) > 0 {
-		return faults
+		return faults, false
 	}
 	next.File = file
-	if next.Hash != w.Current().Hash && w.config.Apply != nil {
-		if err := w.config.Apply(next); err != nil {
-			return Faults{{File: file, Message: err.Error()}}
+	if next.Hash != w.Current().Hash {
+		if reason := w.reasonToAsk(next); reason != "" && !force {
+			return Faults{{File: file, Message: reason + confirmation}}, true
+		}
+		if w.config.Apply != nil {
+			if err := w.config.Apply(next); err != nil {
+				return Faults{{File: file, Message: err.Error()}}, false
+			}
 		}
 	}
 	w.setCurrent(next)
-	return nil
+	return nil, false
+}
+
+// confirmation tells what an operator does about a file that is held back.
+const confirmation = "; the file is held back: correct it, or confirm it with `sluice reload --force` or on the page"
+
+// reasonToAsk says why next needs confirmation. It is empty if next does not.
+func (w *Watcher) reasonToAsk(next *Config) string {
+	if w.config.Confirm == nil {
+		return ""
+	}
+	return w.config.Confirm(next)
 }
 
 // setCurrent makes next the configuration in force and clears the faults.
 func (w *Watcher) setCurrent(next *Config) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.status.Faults = nil
+	w.status.Faults, w.status.Held = nil, false
 	if w.current.Hash == next.Hash {
 		return
 	}

@@ -191,18 +191,18 @@ func TestWatcherReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, oneModel)
 		w.run()
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
 		w.expect("nothing changed", nil, nil)
 		w.write(twoModels)
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
 		w.expect("at once", []int{2}, nil)
 		w.write(wrong)
 		var faults Faults
-		if err := w.Reload(); !errors.As(err, &faults) || len(faults) != 1 {
+		if err := w.Reload(false); !errors.As(err, &faults) || len(faults) != 1 {
 			t.Errorf("reload of a bad file: %v", err)
 		}
 		w.polls(3)
@@ -225,7 +225,7 @@ func TestWatcherApplyFails(t *testing.T) {
 			t.Errorf("in force: %d models, %v", len(w.Current().Models), w.Status().Faults)
 		}
 		w.refuseWith(nil)
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
 		w.expect("asked again", []int{2}, []string{" no room"})
@@ -237,11 +237,11 @@ func TestO2_WatcherNamesWhatNeedsARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, oneModel)
 		w.write(oneModel + "admin: 127.0.0.1:9999\n")
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Fatal(err)
 		}
 		w.write(twoModels + "admin: 127.0.0.1:9999\n")
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"admin"}, w.Status().NeedsRestart); diff != "" {
@@ -251,7 +251,7 @@ func TestO2_WatcherNamesWhatNeedsARestart(t *testing.T) {
 			t.Errorf("a change that waits for a restart is shown as a fault of the file: %q", messages)
 		}
 		w.write(twoModels)
-		if err := w.Reload(); err != nil {
+		if err := w.Reload(false); err != nil {
 			t.Fatal(err)
 		}
 		if fields := w.Status().NeedsRestart; len(fields) > 0 {
@@ -262,8 +262,8 @@ func TestO2_WatcherNamesWhatNeedsARestart(t *testing.T) {
 
 func TestWatcherWithoutAFile(t *testing.T) {
 	t.Parallel()
-	w := NewWatcher(WatcherConfig{Current: parsed(t, "")})
-	if err := w.Reload(); err == nil {
+	w := NewWatcher(WatcherConfig{Current: parsed(t, "{}")})
+	if err := w.Reload(false); err == nil {
 		t.Error("Reload succeeded without a file")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -274,4 +274,45 @@ func TestWatcherWithoutAFile(t *testing.T) {
 	if status := w.Status(); status.Path != "" || len(status.Faults) > 0 {
 		t.Errorf("%+v", status)
 	}
+}
+
+// TestX10_WatcherHoldsBackWhatMustBeConfirmed: a content that needs confirmation changes nothing,
+// however often it is read, until it is forced. A faulty content cannot be forced.
+func TestX10_WatcherHoldsBackWhatMustBeConfirmed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, twoModels)
+		w.config.Confirm = func(next *Config) string {
+			if len(next.Models) == 0 {
+				return "it removes every model"
+			}
+			return ""
+		}
+		w.run()
+		w.write("models: []\n")
+		w.polls(3)
+		held := " it removes every model" + confirmation
+		w.expect("held back", nil, []string{held})
+		if s := w.Status(); !s.Held || len(s.Faults) != 1 || len(w.Current().Models) != 2 {
+			t.Errorf("held back: %+v", s)
+		}
+		if err := w.Reload(false); err == nil {
+			t.Error("a reload put it in force without a word")
+		}
+		w.write("")
+		if err := w.Reload(true); err == nil || !strings.Contains(err.Error(), ":1: the file is empty") {
+			t.Errorf("an empty file was forced: %v", err)
+		}
+		if w.Status().Held {
+			t.Error("a faulty file counts as held back")
+		}
+		w.write("models: []\n")
+		if err := w.Reload(true); err != nil {
+			t.Fatal(err)
+		}
+		w.expect("forced", []int{0}, []string{held, held, "1: " + emptyFile})
+		if s := w.Status(); s.Held || len(s.Faults) > 0 {
+			t.Errorf("forced: %+v", s)
+		}
+	})
 }

@@ -185,7 +185,11 @@ func (g *Gateway) fileConditions() []condition.Condition {
 	var all []condition.Condition
 	s := g.watcher.Status()
 	if len(s.Faults) > 0 {
-		all = append(all, condition.Fault(condition.ConfigRejected, "", "Faults", s.Faults.Error()+"."))
+		reason := "Faults"
+		if s.Held {
+			reason = "Held"
+		}
+		all = append(all, condition.Fault(condition.ConfigRejected, "", reason, s.Faults.Error()+"."))
 	}
 	if len(s.NeedsRestart) > 0 {
 		all = append(all, condition.Fault(condition.RestartRequired, "", "FieldsChanged",

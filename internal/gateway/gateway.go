@@ -40,6 +40,9 @@ type Options struct {
 	Config *config.Config
 	// Envoy is the path of the Envoy binary to run. It is empty when someone else runs Envoy.
 	Envoy string
+	// Force starts the gateway although the configuration has none of the models whose replicas an
+	// earlier run has left, which ends them.
+	Force bool
 	// Temporary tells that the state directory was created for this run alone.
 	Temporary bool
 	// Version is the version of this program, for the admin API and the metrics.
@@ -136,7 +139,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen, Requests: g.requests, Log: g.log,
 	})
-	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, OnFault: func(err error) {
+	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)
 		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
 	}})
@@ -191,6 +194,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*sockets, error) {
 	c := g.options.Config
 	if err := g.envoy.checkListen(ctx, c.Listen); err != nil {
+		return nil, err
+	}
+	if err := g.checkFound(c); err != nil {
 		return nil, err
 	}
 	g.adopted = len(g.dir.Records()) > 0

@@ -258,14 +258,14 @@ func TestRunReloadsTheFile(t *testing.T) {
 	runs(t, g)
 	eventually(t, "tenant acme is known", func() bool { _, ok := g.auth.Tenant("acme"); return ok })
 	write("other")
-	if err := g.watcher.Reload(); err != nil {
+	if err := g.watcher.Reload(false); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := g.auth.Tenant("other"); !ok {
 		t.Error("the changed file is not in force")
 	}
 	write("")
-	if err := g.watcher.Reload(); err == nil {
+	if err := g.watcher.Reload(false); err == nil {
 		t.Error("a faulty file was reloaded without an error")
 	}
 	if _, ok := g.auth.Tenant("other"); !ok {

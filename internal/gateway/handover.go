@@ -38,7 +38,7 @@ func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) 
 				return true
 			}
 			g.log.Info("configuration reload requested")
-			if err := g.watcher.Reload(); err != nil {
+			if err := g.watcher.Reload(false); err != nil {
 				g.log.Error("configuration refused, the one in force stays", zap.Error(err))
 			}
 		}

@@ -32,7 +32,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Limits:      g.limits.lookup,
 		PatchLimits: g.limits.patch,
 		Pick:        g.pick,
-		Reload:      func(context.Context) error { return g.watcher.Reload() },
+		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
 		Metrics:     g.metrics.Handler(),
 		Access:      g.access.Load,
 		SessionKey:  g.sessionKey(),
@@ -49,7 +49,7 @@ func (g *Gateway) status() admin.Status {
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.limits.status(),
-		Config:  admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), NeedsRestart: file.NeedsRestart},
+		Config:  admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), Held: file.Held, NeedsRestart: file.NeedsRestart},
 	}
 	if x.LastNack != nil {
 		last := admin.Nack(*x.LastNack)

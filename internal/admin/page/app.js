@@ -71,11 +71,12 @@ function cards(w) {
 
   const c = s.config;
   const faults = c.faults.length;
-  chip($('config-state'), faults === 0 ? 'in force' : faults === 1 ? '1 fault' : `${faults} faults`, faults === 0 ? 'ok' : 'bad');
+  chip($('config-state'), c.held ? 'held back' : faults === 0 ? 'in force' : faults === 1 ? '1 fault' : `${faults} faults`, faults === 0 ? 'ok' : 'bad');
   text($('config-path'), c.path || 'none');
   text($('config-loaded'), c.loaded_at ? `${ago(c.loaded_at, w.now)} ago` : '–');
   attr($('config-loaded'), 'title', c.loaded_at && new Date(c.loaded_at).toLocaleString());
   $('reload').hidden = !c.path || document.body.dataset.role === 'viewer';
+  $('reload-force').hidden = !c.held || $('reload').hidden;
 }
 
 /** Shows the state that gateways share, if one is configured. */
@@ -214,13 +215,14 @@ async function tick() {
   setTimeout(tick, pollInterval);
 }
 
-async function reload() {
-  const button = $('reload');
+/** Has Sluice read the file again. force confirms a file that Sluice holds back, because it would remove everything. */
+async function reload(force) {
+  const button = $(force ? 'reload-force' : 'reload');
   const result = $('reload-result');
   button.disabled = true;
   try {
-    const answer = await fetch('/api/v1/reload', { method: 'POST', headers: { 'content-type': 'application/json' }, body: '{}' });
-    text(result, answer.ok ? 'Loaded.' : 'Refused: the file has faults.');
+    const answer = await fetch('/api/v1/reload', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ force }) });
+    text(result, answer.ok ? 'Loaded.' : 'Refused: see what needs attention.');
   } catch {
     text(result, 'Sluice did not answer.');
   }
@@ -251,7 +253,8 @@ function limitsChanged({ detail: { kind, name, limits } }) {
 
 document.addEventListener('limits', limitsChanged);
 $('pause').addEventListener('click', pause);
-$('reload').addEventListener('click', reload);
+$('reload').addEventListener('click', () => reload(false));
+$('reload-force').addEventListener('click', () => reload(true));
 $('ring-form').addEventListener('submit', pickForKey);
 for (const id of ['replicas-filter', 'requests-filter', 'requests-kind']) $(id).addEventListener('input', filtered);
 tick();
