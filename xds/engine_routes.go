@@ -67,12 +67,13 @@ func engineRoute(c Config) *route.Route {
 			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
 		}},
 		// Sluice's own headers are removed after the pick, see engineProtocol.
-		RequestHeadersToRemove: gatewayOnlyHeaders(),
+		RequestHeadersToRemove: headers.Late(),
 		ResponseHeadersToAdd:   []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceEngine)},
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
+	r.TypedPerFilterConfig[customResponseName] = mustPack(refuseUnasked())
 	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = []string{headers.Replica}
@@ -108,7 +109,7 @@ func relayRoute(name string, c Config) *route.Route {
 		Name:                   name,
 		Match:                  inferenceMatch(headerPresent(headers.Handoff)),
 		Action:                 unlimited(headers.RelayCluster),
-		RequestHeadersToRemove: gatewayOnlyHeaders(),
+		RequestHeadersToRemove: headers.Late(),
 		ResponseHeadersToAdd:   rateLimitHeaders(),
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
@@ -141,12 +142,6 @@ func rateLimitHeaders() []*core.HeaderValueOption {
 		all = append(all, setHeader(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
 	}
 	return all
-}
-
-// gatewayOnlyHeaders are the headers of a client that only ext_proc may read, its API key among
-// them.
-func gatewayOnlyHeaders() []string {
-	return []string{"authorization", "x-api-key", "api-key", "proxy-authorization", "expect", headers.IdempotencyKey}
 }
 
 // retryPolicy makes Envoy follow the list of replicas that ext_proc has written. failover.RetryOn

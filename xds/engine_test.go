@@ -59,6 +59,20 @@ func silentEngine(t testing.TB) net.Addr {
 	})
 }
 
+// switchingEngine answers every request with a 101 that nobody has asked for, and what could be the
+// answer to a later request of another client.
+func switchingEngine(t testing.TB) net.Addr {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, r *http.Request) {
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer c.Close()
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil") //nolint:errcheck // the client sees
+	})
+}
+
 // droppingEngine closes every connection after n bytes of a request.
 func droppingEngine(t testing.TB, n int64) net.Addr {
 	t.Helper()

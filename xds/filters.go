@@ -6,6 +6,7 @@ import (
 	mutation "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	bodylimit "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/body_size_limit/v3"
+	customresponse "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/custom_response/v3"
 	extauthz "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	router "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
@@ -44,6 +45,7 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 		httpFilter(onDemandName, onDemandFilter()),
 		httpFilter(extAuthzName, extAuthzFilter()),
 		httpFilter(bodyLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(routes.MaxSmallBody)}),
+		httpFilter(customResponseName, &customresponse.CustomResponse{}),
 		httpFilter("envoy.filters.http.router", &router.Router{
 			SuppressEnvoyHeaders: true,
 			UpstreamLog:          attemptLog(),

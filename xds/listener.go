@@ -104,7 +104,7 @@ func setIdentity(m *hcm.HttpConnectionManager) {
 	m.GenerateRequestId = wrapperspb.Bool(true)
 	m.AlwaysSetRequestIdInResponse = true
 	remove := []*mutation.HeaderMutation{removePrefix("x-envoy-")}
-	for _, name := range headers.Internal() {
+	for _, name := range headers.Early() {
 		remove = append(remove, removeHeader(name))
 	}
 	m.EarlyHeaderMutationExtensions = []*core.TypedExtensionConfig{

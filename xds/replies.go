@@ -68,6 +68,10 @@ func replies() []reply {
 			message: "no replica of the model is ready",
 		},
 		{
+			when: detailsAre(unaskedDetails), status: 502, code: "upstream_error", kind: "server_error", retry: true,
+			message: "the engine has switched to another protocol, which the request did not ask for",
+		},
+		{
 			when: detailsBegin("upstream_reset_before_response_started"), status: 502, code: "upstream_error", kind: "server_error", retry: true,
 			message: "the engine could not be reached or closed the connection, and no other replica could answer",
 		},

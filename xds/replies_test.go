@@ -15,6 +15,7 @@ func ownReplies(t *testing.T, g *gateway) {
 	g.settle(t, "r-dead", replica("r-dead-0", dead))
 	g.settle(t, "r-silent", replica("r-silent-0", silent))
 	g.settle(t, "r-dropping", replica("r-dropping-0", dropping))
+	g.settle(t, "r-switching", replica("r-switching-0", switchingEngine(t)))
 	decided := func(model string, more ...string) []string {
 		return append([]string{"x-test-cluster", "model/" + model, "x-test-list", "192.0.2.1:1"}, more...)
 	}
@@ -33,6 +34,8 @@ func ownReplies(t *testing.T, g *gateway) {
 		{"no replica", post(decided("r-empty")...), 503, "no_replica"},
 		{"refused", post(decided("r-dead")...), 502, "upstream_error"},
 		{"dropped", post(decided("r-dropping")...), 502, "upstream_error"},
+		{"unasked 101", post(decided("r-switching")...), 502, "upstream_error"},
+		{"unasked 101, streamed", post(decided("r-switching", "x-test-stream", "1")...), 502, "upstream_error"},
 		{"timeout", post(decided("r-silent", "x-test-timeout", "50")...), 504, "upstream_timeout"},
 		{"client's timeout", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1")...), 408, "request_timeout"},
 		{"client's timeout, streamed", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1", "x-test-stream", "1")...), 408, "request_timeout"},

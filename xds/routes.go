@@ -54,7 +54,7 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
-		ResponseHeadersToRemove: []string{"server"},
+		ResponseHeadersToRemove: headers.StrippedFromEngines(),
 		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),
 	}
@@ -77,7 +77,7 @@ func tableRoute(row routes.Route) *route.Route {
 		Action:               tableAction(row),
 		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceHeader(row.Backend)},
 	}
-	off := []string{extProcName, onDemandName}
+	off := []string{extProcName, onDemandName, customResponseName}
 	if row.Auth == routes.NoAuth {
 		off = append(off, extAuthzName)
 	}
@@ -173,7 +173,7 @@ func connectRoute() *route.Route {
 		Name:                 routes.Connect,
 		Match:                &route.RouteMatch{PathSpecifier: &route.RouteMatch_ConnectMatcher_{ConnectMatcher: &route.RouteMatch_ConnectMatcher{}}},
 		Action:               &route.Route_DirectResponse{DirectResponse: &route.DirectResponseAction{Status: 405}},
-		TypedPerFilterConfig: disabled(extProcName, onDemandName, extAuthzName, bodyLimitName),
+		TypedPerFilterConfig: disabled(extProcName, onDemandName, extAuthzName, bodyLimitName, customResponseName),
 	}
 }
 

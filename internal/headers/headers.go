@@ -152,7 +152,8 @@ func (l Limits) Exceeded(count, bytes int) string {
 // new connection.
 const SourceKey = "source"
 
-// Internal lists the headers that Envoy removes from the requests of clients.
+// Internal lists the headers that only Sluice may set. Envoy removes them from the requests of
+// clients, with those of FromClients.
 func Internal() []string {
 	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Handoff, Forwarded, Patient,
 		Observe, Usage}

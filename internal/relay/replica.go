@@ -186,9 +186,9 @@ func forwardedHeaders(from http.Header) http.Header {
 // so that it is not passed on.
 func isHopByHop(lower string) bool {
 	switch lower {
-	case "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "expect",
-		"authorization", "x-api-key", "api-key", "proxy-authorization", "accept-encoding", headers.IdempotencyKey, "last-event-id":
+	case "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "accept-encoding",
+		"last-event-id":
 		return true
 	}
-	return false
+	return headers.IsStripped(lower)
 }

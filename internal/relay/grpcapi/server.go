@@ -124,7 +124,7 @@ func first(md metadata.MD, name string) string {
 func forwardedHeaders(md metadata.MD) http.Header {
 	to := make(http.Header, len(md))
 	for name, values := range md {
-		if isHopByHop(name) || isCredential(name) || strings.HasPrefix(name, "x-sluice-") || strings.HasPrefix(name, "x-envoy-") ||
+		if isHopByHop(name) || headers.IsStripped(name) || strings.HasPrefix(name, "x-sluice-") || strings.HasPrefix(name, "x-envoy-") ||
 			strings.HasPrefix(name, headers.Endpoint) {
 			continue
 		}
@@ -133,15 +133,6 @@ func forwardedHeaders(md metadata.MD) http.Header {
 		}
 	}
 	return to
-}
-
-// isCredential reports whether a header, in lower case, holds a credential.
-func isCredential(name string) bool {
-	switch name {
-	case "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key":
-		return true
-	}
-	return false
 }
 
 // isHopByHop reports whether a header, in lower case, belongs to one connection or one protocol.

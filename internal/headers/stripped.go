@@ -1,0 +1,127 @@
+package headers
+
+import "slices"
+
+// Stripped is a header that does not cross the gateway.
+type Stripped struct {
+	// Name of the header, in lower case.
+	Name string
+	// Why says what the header does, in a phrase that begins with a verb.
+	Why string
+	// Late says that Sluice reads the header of a client first. Envoy removes all others before any
+	// part of the gateway sees the request.
+	Late bool
+}
+
+// Reasons that several headers have.
+const (
+	otherRequest = "names another path or method than the one that was authorized"
+	otherClient  = "claims an address or name that a server may trust"
+	credential   = "holds a credential of the client, which is for the gateway alone"
+	otherServer  = "makes a proxy in front of the gateway serve something else"
+	browserState = "changes what a browser keeps for the gateway's own name"
+)
+
+// fromClients is the table of the headers of clients that engines never get, beside those of
+// Internal, the prefix x-envoy- and names with an underscore. The headers that the configuration
+// sets for an upstream are added after it.
+var fromClients = []Stripped{
+	{"x-original-url", otherRequest, false},
+	{"x-original-uri", otherRequest, false},
+	{"x-original-path", otherRequest, false},
+	{"x-original-method", otherRequest, false},
+	{"x-rewrite-url", otherRequest, false},
+	{"x-forwarded-uri", otherRequest, false},
+	{"x-forwarded-path", otherRequest, false},
+	{"x-forwarded-prefix", otherRequest, false},
+	{"x-forwarded-method", otherRequest, false},
+	{"x-http-method-override", otherRequest, false},
+	{"x-http-method", otherRequest, false},
+	{"x-method-override", otherRequest, false},
+	{"x-forwarded-host", otherClient, false},
+	{"x-forwarded-port", otherClient, false},
+	{"x-forwarded-server", otherClient, false},
+	{"x-forwarded-user", otherClient, false},
+	{"x-forwarded-email", otherClient, false},
+	{"x-remote-user", otherClient, false},
+	{"x-real-ip", otherClient, false},
+	{"x-client-ip", otherClient, false},
+	{"x-cluster-client-ip", otherClient, false},
+	{"true-client-ip", otherClient, false},
+	{"forwarded", otherClient, false},
+	{"proxy", "sets the variable HTTP_PROXY of servers that use CGI", false},
+	{"cookie", credential, false},
+	{"cookie2", credential, false},
+	{"x-auth-token", credential, false},
+	{"x-access-token", credential, false},
+	{"x-goog-api-key", credential, false},
+	{"x-amz-security-token", credential, false},
+	{"proxy-authorization", credential, true},
+	{"authorization", credential, true},
+	{"x-api-key", credential, true},
+	{"api-key", credential, true},
+	{IdempotencyKey, "is an option for the gateway", true},
+	{"expect", "asks for an answer that Envoy has given already", true},
+}
+
+// fromEngines is the table of the headers of engines that clients never get.
+var fromEngines = []Stripped{
+	{"server", "tells which engine serves", false},
+	{"set-cookie", browserState, false},
+	{"set-cookie2", browserState, false},
+	{"clear-site-data", browserState, false},
+	{"strict-transport-security", browserState, false},
+	{"public-key-pins", browserState, false},
+	{"service-worker-allowed", browserState, false},
+	{"nel", browserState, false},
+	{"report-to", browserState, false},
+	{"reporting-endpoints", browserState, false},
+	{"alt-svc", "sends clients to another server than the gateway", false},
+	{"x-accel-redirect", otherServer, false},
+	{"x-sendfile", otherServer, false},
+	{"x-lighttpd-send-file", otherServer, false},
+	{"x-reproxy-url", otherServer, false},
+}
+
+// FromClients returns the table of the headers of clients that engines never get.
+func FromClients() []Stripped { return slices.Clone(fromClients) }
+
+// FromEngines returns the table of the headers of engines that clients never get.
+func FromEngines() []Stripped { return slices.Clone(fromEngines) }
+
+// Early lists the headers that Envoy removes from the requests of clients before any part of the
+// gateway sees them.
+func Early() []string {
+	early := Internal()
+	for _, h := range fromClients {
+		if !h.Late {
+			early = append(early, h.Name)
+		}
+	}
+	return early
+}
+
+// Late lists the headers of clients that the gateway reads and engines never get.
+func Late() []string {
+	var late []string
+	for _, h := range fromClients {
+		if h.Late {
+			late = append(late, h.Name)
+		}
+	}
+	return late
+}
+
+// StrippedFromEngines lists the headers of engines that clients never get.
+func StrippedFromEngines() []string {
+	var all []string
+	for _, h := range fromEngines {
+		all = append(all, h.Name)
+	}
+	return all
+}
+
+// IsStripped reports whether engines never get a header of a client. name is in lower case.
+func IsStripped(name string) bool {
+	return slices.ContainsFunc(fromClients, func(h Stripped) bool { return h.Name == name })
+}

@@ -1,0 +1,82 @@
+package headers
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write docs/headers.md")
+
+// TestX14_StrippedTables checks what the rest of the gateway relies on.
+func TestX14_StrippedTables(t *testing.T) {
+	for _, table := range [][]Stripped{FromClients(), FromEngines()} {
+		seen := map[string]bool{}
+		for _, h := range table {
+			if h.Name != strings.ToLower(h.Name) || strings.ContainsAny(h.Name, "_: ") || h.Why == "" || seen[h.Name] {
+				t.Errorf("bad row %+v", h)
+			}
+			seen[h.Name] = true
+		}
+	}
+	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key"} {
+		if !IsStripped(name) || slices.Contains(Early(), name) == slices.Contains(Late(), name) {
+			t.Errorf("%s reaches engines", name)
+		}
+	}
+	for _, name := range []string{"content-type", "accept", "traceparent", "user-agent", "x-forwarded-for", "openai-organization"} {
+		if IsStripped(name) {
+			t.Errorf("%s does not reach engines", name)
+		}
+	}
+	if !slices.Contains(StrippedFromEngines(), "set-cookie") {
+		t.Error("set-cookie reaches clients")
+	}
+}
+
+// TestX14_StrippedDocument holds docs/headers.md to the tables.
+func TestX14_StrippedDocument(t *testing.T) {
+	const path = "../../docs/headers.md"
+	if *update {
+		if err := os.WriteFile(path, document(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(document()), string(got)); diff != "" {
+		t.Errorf("docs/headers.md is out of date; run go test ./internal/headers -update (-want +got):\n%s", diff)
+	}
+}
+
+// document returns the text of docs/headers.md.
+func document() []byte {
+	var b bytes.Buffer
+	b.WriteString("# Headers that do not cross the gateway\n\n" +
+		"This page is generated from `internal/headers/stripped.go` (`go test ./internal/headers -update`).\n\n" +
+		"## Of clients\n\nEngines never get these headers of a client, nor any header whose name has an underscore or begins with\n" +
+		"`x-envoy-` or `x-sluice-`. The headers that the file sets for an upstream are added afterwards, so they may have\n" +
+		"these names. The address of the client is in `x-forwarded-for`, to which Envoy adds it.\n\n" +
+		"| header | why | read by the gateway |\n| --- | --- | --- |\n")
+	for _, h := range FromClients() {
+		read := "no"
+		if h.Late {
+			read = "yes"
+		}
+		fmt.Fprintf(&b, "| `%s` | It %s. | %s |\n", h.Name, h.Why, read)
+	}
+	b.WriteString("\n## Of engines\n\nClients never get these headers of an engine. A response with status 101 that nobody has asked for becomes a 502.\n\n" +
+		"| header | why |\n| --- | --- |\n")
+	for _, h := range FromEngines() {
+		fmt.Fprintf(&b, "| `%s` | It %s. |\n", h.Name, h.Why)
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,116 @@
+package routing
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// ways are bodies of requests that take each way to a replica.
+var ways = map[string]string{
+	"native":          `{"model":"m","messages":[]}`,
+	"native stream":   `{"model":"m","messages":[],"stream":true}`,
+	"managed":         `{"model":"m","messages":[],"request_id":"a"}`,
+	"managed stream":  `{"model":"m","messages":[],"stream":true,"timeout_ms":60000}`,
+	"managed and key": `{"model":"keyed","messages":[],"request_id":"b"}`,
+	"native and key":  `{"model":"keyed","messages":[]}`,
+}
+
+// TestE2E_X14_HeadersStopAtTheGateway: headers that name another request, claim another client or
+// hold credentials reach no engine; headers that act on browsers and proxies reach no client.
+func TestE2E_X14_HeadersStopAtTheGateway(t *testing.T) {
+	var got atomic.Pointer[http.Header]
+	engine := func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "m", "keyed") {
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		got.Store(&r.Header)
+		for _, h := range headers.FromEngines() {
+			w.Header().Set(h.Name, "evil")
+		}
+		w.Header().Set("X-Of-The-Engine", "kept")
+		if strings.Contains(string(body), "stream") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+			return
+		}
+		io.WriteString(w, `{"choices":[]}`)
+	}
+	t.Setenv("SLUICE_TEST_HEADER_KEY", "the-files-key")
+	g := harness.Start(t, `
+models:
+  - {name: m, launcher: upstream, upstreams: [`+harness.StartUpstream(t, engine)+`]}
+  - {name: keyed, launcher: upstream, upstreams: [{url: `+harness.StartUpstream(t, engine)+`, api_key_env: SLUICE_TEST_HEADER_KEY, headers: {cookie: of-the-file}}]}
+`)
+	sent := []string{"X-Of-The-Client: kept", "x_original_url: /admin"}
+	for _, h := range headers.FromClients() {
+		// The first two have effects of their own, and the last means the same as x-api-key.
+		if h.Name != headers.IdempotencyKey && h.Name != "expect" && h.Name != "api-key" {
+			sent = append(sent, h.Name+": evil")
+		}
+	}
+	for name, body := range ways {
+		a := g.Post(harness.ChatPath, body, sent...)
+		if a.StatusCode != 200 {
+			t.Fatalf("%s: %s", name, a)
+		}
+		keyed := strings.Contains(body, "keyed")
+		for _, h := range headers.FromClients() {
+			want := ""
+			switch {
+			case keyed && h.Name == "authorization":
+				want = "Bearer the-files-key"
+			case keyed && h.Name == "cookie":
+				want = "of-the-file"
+			}
+			if value := got.Load().Get(h.Name); value != want {
+				t.Errorf("%s: the engine gets %s: %q, want %q", name, h.Name, value, want)
+			}
+		}
+		if h := *got.Load(); h.Get("x-of-the-client") != "kept" || h.Get("x_original_url") != "" || h.Get("x-sluice-cluster") != "" {
+			t.Errorf("%s: the engine gets %v", name, h)
+		}
+		for _, h := range headers.FromEngines() {
+			if value := a.Header.Get(h.Name); value != "" {
+				t.Errorf("%s: the client gets %s: %s", name, h.Name, value)
+			}
+		}
+		g.Post(harness.ChatPath, body, "api-key: evil")
+		if value := got.Load().Get("api-key"); value != "" {
+			t.Errorf("%s: the engine gets api-key: %q", name, value)
+		}
+		if !strings.Contains(name, "stream") && a.Header.Get("x-of-the-engine") != "kept" {
+			t.Errorf("%s: the client gets %v", name, a.Header)
+		}
+	}
+}
+
+// TestE2E_X14_UnaskedProtocolSwitch: a 101 that nobody has asked for becomes a 502, and what follows
+// it on the connection reaches nobody.
+func TestE2E_X14_UnaskedProtocolSwitch(t *testing.T) {
+	t.Parallel()
+	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "m", "keyed") {
+			return
+		}
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer c.Close()
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+	})
+	g := harness.Start(t, "upstreams: ["+url+"]\n")
+	for name, body := range ways {
+		a := g.Post(harness.ChatPath, body)
+		if a.StatusCode != 502 || a.Code() != "upstream_error" || strings.Contains(string(a.Content), "evil") {
+			t.Errorf("%s: %s", name, a)
+		}
+	}
+}
