@@ -123,7 +123,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		conditions: condition.New(o.Log),
 	}
 	g.settings.file = o.Config
-	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, KnownModel: g.knownModel})
+	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	if err := g.makeAdmission(); err != nil {
 		return nil, err
 	}

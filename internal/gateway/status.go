@@ -190,6 +190,22 @@ func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
 	return p, nil
 }
 
+// names returns the models, replicas and tenants that exist now.
+func (g *Gateway) names() telemetry.Names {
+	all := telemetry.Names{Models: map[string]bool{}, Upstreams: map[string]bool{}, Tenants: map[string]bool{}}
+	for name, m := range g.fleet.Snapshot().Models {
+		all.Models[name] = true
+		for i := range m.Replicas {
+			r := &m.Replicas[i]
+			all.Upstreams[r.ID], all.Upstreams[r.Address.String()] = true, true
+		}
+	}
+	for _, t := range g.config().Tenants {
+		all.Tenants[t.Name] = true
+	}
+	return all
+}
+
 // gauges returns the values of the gauges. It is called at every scrape.
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()

@@ -73,6 +73,13 @@ func (g *gapGauge) estimated(model string, gap time.Duration, gaps int64) {
 	w[i].estimated[gapClass(gap)] += gaps
 }
 
+// forget drops the gaps of a model.
+func (g *gapGauge) forget(model string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.windows, model)
+}
+
 // slotLocked returns the window of the model and the index of the current slot.
 func (g *gapGauge) slotLocked(model string) (w *gapWindow, i int64) {
 	w = g.windows[model]

@@ -1,9 +1,6 @@
 package telemetry
 
 import (
-	"strings"
-	"sync"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
@@ -132,41 +129,6 @@ func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
 		sums[label] = sum
 	}
 	return sums
-}
-
-// labelSet bounds the values of a label. The first max values are admitted, in the order of their
-// first use.
-type labelSet struct {
-	max int
-
-	mu sync.RWMutex
-	// admitted values; guarded by mu
-	admitted map[string]struct{}
-}
-
-// admit returns value if it is admitted, and Other if not. Invalid UTF-8 is never a label, because
-// Prometheus panics on it.
-func (s *labelSet) admit(value string) string {
-	value = strings.ToValidUTF8(value, "?")
-	s.mu.RLock()
-	_, ok := s.admitted[value]
-	s.mu.RUnlock()
-	if ok {
-		return value
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.admitted[value]; ok {
-		return value
-	}
-	if len(s.admitted) >= s.max {
-		return Other
-	}
-	if s.admitted == nil {
-		s.admitted = make(map[string]struct{})
-	}
-	s.admitted[value] = struct{}{}
-	return value
 }
 
 // maxConditions bounds the conditions that one scrape reports, because subjects are names of

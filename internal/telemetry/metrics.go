@@ -3,6 +3,8 @@ package telemetry
 import (
 	"net/http"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,8 +27,12 @@ type MetricsConfig struct {
 	// because clients choose them. KnownModel is called once or twice for every request. If it is
 	// nil, every name is known.
 	KnownModel func(name string) bool
-	// MaxModels and MaxUpstreams bound the values of the labels model and upstream during the life
-	// of the process. Further values are counted as "other". 0 means 500 and 1000.
+	// Names returns the names that exist now. It is called at every scrape, and at most once a
+	// second when a bound is reached. The series of a name that has gone are in one more scrape,
+	// and are then deleted. If it is nil, no series is ever deleted.
+	Names func() Names
+	// MaxModels and MaxUpstreams bound the values of the labels model and upstream at one time.
+	// Further values are counted as "other". 0 means 500 and 1000.
 	MaxModels, MaxUpstreams int
 }
 
@@ -98,8 +104,16 @@ type Metrics struct {
 	tenants   labelSet
 	reasons   labelSet
 	gauges    func() Gauges
+	names     func() Names
 	version   string
 	registry  *prometheus.Registry
+	// vectors are all metrics with labels.
+	vectors []vector
+	// sweeping is held to delete series, and for reading to add to series by a label of a labelSet,
+	// so that no series outlives its label.
+	sweeping sync.RWMutex
+	// swept is when sweepIfFull has swept, in nanoseconds since 1970.
+	swept atomic.Int64
 
 	requests    *prometheus.CounterVec
 	duration    *prometheus.HistogramVec
@@ -148,6 +162,7 @@ func NewMetrics(c MetricsConfig) *Metrics {
 	m := &Metrics{
 		known:     c.KnownModel,
 		gauges:    c.Gauges,
+		names:     c.Names,
 		version:   c.Version,
 		registry:  prometheus.NewRegistry(),
 		models:    labelSet{max: c.MaxModels},
@@ -157,8 +172,13 @@ func NewMetrics(c MetricsConfig) *Metrics {
 	}
 	m.makeVectors()
 	m.streams = newStreamMetrics(m.registry)
-	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries,
-		m.disconnects, m.reloads, newGaugeCollector(m), collectors.NewGoCollector(),
+	m.vectors = append(m.vectors, m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries, m.disconnects,
+		m.reloads)
+	for _, v := range m.vectors {
+		m.registry.MustRegister(v)
+	}
+	m.vectors = append(m.vectors, m.streams.vectors()...)
+	m.registry.MustRegister(newGaugeCollector(m), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.startAtZero()
 	return m
@@ -210,7 +230,11 @@ func (m *Metrics) startAtZero() {
 
 // Handler serves the metrics in Prometheus' text format.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	scrape := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.sweep(true)
+		scrape.ServeHTTP(w, r)
+	})
 }
 
 // Waited records the time that a request waited before it was sent to a replica.
@@ -248,6 +272,14 @@ func (m *Metrics) Finished(q request.Summary) {
 	if m == nil {
 		return
 	}
+	m.count(&q)
+	m.sweepIfFull()
+}
+
+// count adds a request that has ended to the series of its model and its replica.
+func (m *Metrics) count(q *request.Summary) {
+	m.sweeping.RLock()
+	defer m.sweeping.RUnlock()
 	model := m.model(q.Model)
 	m.requests.WithLabelValues(model, statusLabel(q.Status), q.Source).Inc()
 	m.duration.WithLabelValues(model).Observe(q.Duration.Seconds())
@@ -255,12 +287,12 @@ func (m *Metrics) Finished(q request.Summary) {
 		if q.FirstByte > 0 {
 			m.firstByte.WithLabelValues(model).Observe(q.FirstByte.Seconds())
 		}
-		if upstream := upstreamOf(&q); upstream != "" && q.UpstreamDuration > 0 {
+		if upstream := upstreamOf(q); upstream != "" && q.UpstreamDuration > 0 {
 			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
 		}
 	}
-	m.countTokens(model, &q)
-	if s := streamOf(&q); s.TTFT > 0 {
+	m.countTokens(model, q)
+	if s := streamOf(q); s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
 	}

@@ -91,6 +91,11 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 	return f
 }
 
+// vectors returns the metrics with labels.
+func (f *streamMetrics) vectors() []vector {
+	return []vector{f.ttft, f.cached, f.rate, f.perToken, f.batch}
+}
+
 // Gap counts the time between two tokens of a managed stream. While a model has such gaps, only
 // they determine its stream_inter_token_p95_seconds. The relay may report a random share of the
 // streams only.

@@ -91,8 +91,8 @@ models:
 	}
 }
 
-// TestE2E_X14_UnaskedProtocolSwitch: a 101 that nobody has asked for becomes a 502, and what follows
-// it on the connection reaches nobody.
+// TestE2E_X14_UnaskedProtocolSwitch: a 101 that nobody has asked for becomes a 502, and what
+// follows it on the connection reaches nobody.
 func TestE2E_X14_UnaskedProtocolSwitch(t *testing.T) {
 	t.Parallel()
 	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
