@@ -385,7 +385,7 @@ func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 func (c *Controller) tenant(name string) *tenant {
 	t := c.tenants[name]
 	if t == nil {
-		t = &tenant{name: name}
+		t = &tenant{name: name, tokens: bucket{deep: true}}
 		c.tenants[name] = t
 	}
 	return t

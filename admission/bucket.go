@@ -12,6 +12,9 @@ type bucket struct {
 	level int64
 	// updatedAt is the time of level.
 	updatedAt time.Time
+	// deep lets the debt be as large as what the bucket gains in maxDebtMinutes. Other buckets owe
+	// at most what they hold.
+	deep bool
 }
 
 const (
@@ -19,18 +22,31 @@ const (
 	// maxTokens keeps a full bucket, a debt of the same size and a correction of both within an
 	// int64.
 	maxTokens = (1<<63 - 1) / unitsPerToken / 4
+	// maxDebtMinutes bounds the debt of a deep bucket. A tenant whose answer was larger than its
+	// estimate waits until it is paid, but no longer than this.
+	maxDebtMinutes = 60
 	// maxWaitMinutes is what a longer wait counts as.
 	maxWaitMinutes = 1 << 20
 )
 
 func (b *bucket) size() int64 { return b.perMinute * unitsPerToken }
 
+// maxDebt is the largest debt, in tokens.
+func (b *bucket) maxDebt() int64 {
+	if !b.deep {
+		return b.perMinute
+	}
+	return max(b.perMinute, min(maxDebtMinutes*b.perMinute, maxTokens))
+}
+
+func (b *bucket) lowest() int64 { return -b.maxDebt() * unitsPerToken }
+
 // resize changes the limit. A bucket that had no limit starts full.
 func (b *bucket) resize(perMinute int, now time.Time) {
 	unlimited := b.perMinute == 0
 	b.refill(now)
 	b.perMinute = int64(min(max(perMinute, 0), maxTokens))
-	b.level = min(b.level, b.size())
+	b.level = min(max(b.level, b.lowest()), b.size())
 	if unlimited {
 		b.level, b.updatedAt = b.size(), now
 	}
@@ -39,9 +55,14 @@ func (b *bucket) resize(perMinute int, now time.Time) {
 // refill brings level up to now. A clock that stands still or goes back changes nothing.
 func (b *bucket) refill(now time.Time) {
 	elapsed := now.Sub(b.updatedAt)
-	if elapsed >= time.Minute {
-		b.level, b.updatedAt = b.size(), now
-		return
+	if minutes := int64(elapsed / time.Minute); minutes > 0 {
+		if minutes > b.maxDebt()/max(b.perMinute, 1) {
+			b.level, b.updatedAt = b.size(), now
+			return
+		}
+		b.level = min(b.size(), b.level+minutes*b.size())
+		b.updatedAt = b.updatedAt.Add(time.Duration(minutes) * time.Minute)
+		elapsed -= time.Duration(minutes) * time.Minute
 	}
 	// updatedAt moves by whole microseconds, so the rest of a microsecond counts at the next call.
 	if whole := elapsed.Microseconds(); whole > 0 {
@@ -73,11 +94,11 @@ func (b *bucket) wait(tokens int64, now time.Time) time.Duration {
 	return time.Duration(minutes)*time.Minute + time.Duration(micros)*time.Microsecond + b.updatedAt.Sub(now)
 }
 
-// correct gives tokens back, or takes more if the number is negative. The debt is at most one full
-// bucket.
+// correct gives tokens back, or takes more if the number is negative. The debt is at most maxDebt.
 func (b *bucket) correct(tokens int64) {
-	tokens = min(max(tokens, -2*b.perMinute), 2*b.perMinute)
-	b.level = min(max(b.level+tokens*unitsPerToken, -b.size()), b.size())
+	most := b.perMinute + b.maxDebt()
+	tokens = min(max(tokens, -most), most)
+	b.level = min(max(b.level+tokens*unitsPerToken, b.lowest()), b.size())
 }
 
 // tokens is the level in tokens; -1 without a limit.
@@ -90,9 +111,9 @@ func (b *bucket) tokens(now time.Time) float64 {
 }
 
 // charge takes tokens. They may be missing if other gateways have granted them; the debt is at most
-// one full bucket.
+// maxDebt.
 func (b *bucket) charge(tokens int64) {
 	if b.perMinute > 0 {
-		b.level = max(b.level-tokens*unitsPerToken, -b.size())
+		b.level = max(b.level-tokens*unitsPerToken, b.lowest())
 	}
 }

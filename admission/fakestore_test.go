@@ -3,6 +3,7 @@ package admission_test
 import (
 	"context"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,8 +32,8 @@ type fakeAccount struct {
 
 // fakeBucket is a bucket in fractions of a token.
 type fakeBucket struct {
-	size, left float64
-	at         time.Time
+	size, left, debt float64
+	at               time.Time
 }
 
 func newFakeStore() *fakeStore {
@@ -65,7 +66,10 @@ func (s *fakeStore) newShared() *fakeShared {
 func (s *fakeStore) bucketLocked(name string, perMinute int) *fakeBucket {
 	b := s.buckets[name]
 	if b == nil || b.size != float64(perMinute) {
-		b = &fakeBucket{size: float64(perMinute), left: float64(perMinute), at: time.Now()}
+		b = &fakeBucket{size: float64(perMinute), left: float64(perMinute), debt: 1, at: time.Now()}
+		if strings.HasPrefix(name, "tenant ") {
+			b.debt = 60
+		}
 		s.buckets[name] = b
 	}
 	now := time.Now()
@@ -84,7 +88,7 @@ func (b *fakeBucket) wait(n float64) time.Duration {
 
 func (b *fakeBucket) charge(n float64) {
 	if b.size > 0 {
-		b.left = math.Max(math.Min(b.left-n, b.size), -b.size)
+		b.left = math.Max(math.Min(b.left-n, b.size), -b.debt*b.size)
 	}
 }
 

@@ -229,7 +229,8 @@ func (l *Lease) FirstToken() bool {
 }
 
 // Correct replaces the estimate by what the request has really cost: the buckets of its model and
-// its tenant get back the difference, or are charged it, down to a debt of one full bucket. Only
+// its tenant get back the difference, or are charged it. The model's bucket owes one full bucket at
+// most, so that a tenant cannot close the model to others. The tenant's own owes up to 60. Only
 // the first call counts. A cost below 0 is unknown and changes nothing. Correct may be called
 // before Release or after. A preempted lease costs nothing, whatever Correct is told.
 func (l *Lease) Correct(actual int) {

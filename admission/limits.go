@@ -35,7 +35,8 @@ type TenantLimits struct {
 	// Weight is the tenant's share of a model beside other tenants of its band. 0 or less means 1.
 	Weight int
 	// RequestsPerMinute and TokensPerMinute are the sizes of buckets that are full at first. 0 or
-	// less means no limit.
+	// less means no limit. Answers that were larger than their estimates put the tokens in debt, of
+	// up to 60 full buckets.
 	RequestsPerMinute, TokensPerMinute int
 	// MaxConcurrent bounds the tenant's requests that run or wait. 0 or less means no limit.
 	MaxConcurrent int

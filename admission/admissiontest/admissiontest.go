@@ -63,6 +63,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"X2 a task has a lifetime":               taskLifetime,
 		"X2 requests of a task count as prefill": taskPrefill,
 		"X2 an unused request costs nothing":     taskRequestUnused,
+		"X2 a debt is its tenant's":              tenantDebt,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -194,7 +194,7 @@ func (s *Store) renewLeases() {
 		}
 	}
 	for name, l := range s.levels {
-		if now.Sub(l.seen) >= 2*refillTime {
+		if l.at(now) >= l.size {
 			delete(s.levels, name)
 		}
 	}

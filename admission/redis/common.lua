@@ -68,13 +68,19 @@ local function model(name)
   return m
 end
 
+-- max_debt returns the largest debt of a bucket. Those of a tenant's tokens are deep, as in process.
+local function max_debt(b)
+  if not b.deep then return b.size end
+  return math.max(b.size, math.min(60 * b.size, 38430716820))
+end
+
 local function refill(b)
   local elapsed = now - b.at
   if elapsed <= 0 then return end
   b.at = now
   local minutes = floor(elapsed / UNITS)
   local rest = elapsed - minutes * UNITS
-  if minutes >= 3 then -- the debt of a bucket is at most its size
+  if minutes >= 62 then -- no debt lasts longer than 60 minutes
     b.tokens, b.units = b.size, 0
     return
   end
@@ -91,19 +97,20 @@ local function resize(b, limit)
   if b.size == limit then return end
   if b.size then
     if b.tokens >= limit then b.tokens, b.units = limit, 0 end
-    if b.tokens < -limit then b.tokens, b.units = -limit, 0 end
   else
     b.tokens, b.units, b.at = limit, 0, now
   end
   b.size, b.dirty = limit, true
+  local lowest = -max_debt(b)
+  if b.tokens < lowest then b.tokens, b.units = lowest, 0 end
 end
 
 -- bucket returns a bucket of a row. limit is its size now; nil means the size that it had. A new
 -- bucket is full. Without a size, the result is nil.
-local function bucket(r, what, limit)
+local function bucket(r, what, limit, deep)
   local b = r.buckets[what]
   if not b then
-    b = { size = r[what .. '_limit'], tokens = r[what], units = r[what .. '_units'], at = r[what .. '_at'] }
+    b = { deep = deep, size = r[what .. '_limit'], tokens = r[what], units = r[what .. '_units'], at = r[what .. '_at'] }
     if b.size then refill(b) end
     r.buckets[what] = b
   end
@@ -112,7 +119,7 @@ local function bucket(r, what, limit)
 end
 
 local function model_bucket(name, limit) return bucket(model(name), 'tokens', limit) end
-local function token_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'tokens', limit) end
+local function token_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'tokens', limit, true) end
 local function request_bucket(tenant, limit) return bucket(row(P .. 'tenant_runtime:' .. tenant, TENANT_FIELDS), 'requests', limit) end
 
 -- wait returns the time until the bucket has so many tokens, if nobody else is charged.
@@ -124,12 +131,13 @@ local function wait(b, need)
   return minutes * UNITS + ceil(((missing - minutes * b.size) * UNITS - b.units) / b.size)
 end
 
--- give puts tokens back. A negative number charges them, down to a debt of the bucket's size.
+-- give puts tokens back. A negative number charges them, down to the largest debt.
 local function give(b, tokens)
   if not b or tokens == 0 then return end
   b.tokens, b.dirty = b.tokens + tokens, true
   if b.tokens >= b.size then b.tokens, b.units = b.size, 0 end
-  if b.tokens < -b.size then b.tokens, b.units = -b.size, 0 end
+  local lowest = -max_debt(b)
+  if b.tokens < lowest then b.tokens, b.units = lowest, 0 end
 end
 
 local function adjust(model_name, tenant, tokens, requests)

@@ -27,8 +27,8 @@ type oracleLease struct {
 	expires int64 // ms
 }
 
-// oracleBucket counts 60-millionths of a token.
-type oracleBucket struct{ size, units, at int64 }
+// oracleBucket counts 60-millionths of a token. debt is the largest one, in buckets.
+type oracleBucket struct{ size, units, at, debt int64 }
 
 const oracleUnit = 60_000_000
 
@@ -38,7 +38,10 @@ func (o *oracle) bucket(kind byte, name string, size int64) *oracleBucket {
 		if size <= 0 {
 			return nil
 		}
-		b = &oracleBucket{size, size * oracleUnit, o.now}
+		b = &oracleBucket{size, size * oracleUnit, o.now, 1}
+		if kind == 't' {
+			b.debt = 60
+		}
 		o.buckets[bucketName{kind, name}] = b
 	}
 	if elapsed := o.now - b.at; elapsed > 0 {
@@ -47,14 +50,14 @@ func (o *oracle) bucket(kind byte, name string, size int64) *oracleBucket {
 	}
 	if size > 0 {
 		b.size = size
-		b.units = max(min(b.units, size*oracleUnit), -size*oracleUnit)
+		b.units = max(min(b.units, size*oracleUnit), -b.debt*size*oracleUnit)
 	}
 	return b
 }
 
 func (b *oracleBucket) give(tokens int64) {
 	if b != nil {
-		b.units = max(min(b.units+tokens*oracleUnit, b.size*oracleUnit), -b.size*oracleUnit)
+		b.units = max(min(b.units+tokens*oracleUnit, b.size*oracleUnit), -b.debt*b.size*oracleUnit)
 	}
 }
 

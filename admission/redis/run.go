@@ -229,7 +229,7 @@ func (s *Store) restoreLevelsLocked() {
 	var first []change
 	now := time.Now()
 	for name, l := range s.levels {
-		if now.Sub(l.seen) < 2*refillTime {
+		if l.at(now) < l.size {
 			first = append(first, change{kind: bucketLevel, bucket: name, level: l})
 		}
 	}

@@ -168,9 +168,5 @@ type level struct {
 
 // at returns how full the bucket is now, if nobody else was charged.
 func (l level) at(now time.Time) int64 {
-	elapsed := now.Sub(l.seen)
-	if elapsed >= 2*refillTime {
-		return l.size
-	}
-	return min(l.size, l.tokens+int64(float64(l.size)*elapsed.Minutes()))
+	return min(l.size, l.tokens+int64(float64(l.size)*now.Sub(l.seen).Minutes()))
 }
