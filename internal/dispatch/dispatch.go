@@ -306,7 +306,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),
 		MaxTokens:   scan.MaxTokens,
-		Choices:     scan.Choices,
+		Choices:     scan.Generations(),
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Endpoint:    scan.Endpoint,
 		Stream:      scan.Stream,

@@ -19,10 +19,11 @@ const (
 	fieldMaxCompletionTokens
 	fieldMaxOutputTokens
 	fieldChoices
+	fieldBestOf
 	fieldMessages
 	fieldInput
 	fieldInstructions
-	fieldPrompt // of forms
+	fieldPrompt // of forms and of completions
 	fieldRequestID
 	fieldTimeout
 	fieldMaxDuration
@@ -64,6 +65,10 @@ func jsonField(e Endpoint, name []byte) field {
 		return fieldMaxOutputTokens
 	case "n":
 		return fieldChoices
+	case "best_of":
+		return fieldBestOf
+	case "prompt":
+		return only(fieldPrompt, e == Completions)
 	case "messages":
 		return only(fieldMessages, e == Chat)
 	case "input":
@@ -128,6 +133,8 @@ func (f field) String() string {
 		return "max_output_tokens"
 	case fieldChoices:
 		return "n"
+	case fieldBestOf:
+		return "best_of"
 	case fieldMessages:
 		return "messages"
 	case fieldInput:

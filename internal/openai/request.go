@@ -39,6 +39,8 @@ type Request struct {
 	// form's part.
 	modelAt     jsonscan.Span
 	promptBytes int       // see PromptBytes
+	bestOf      int       // best_of; 0: not given
+	prompts     int       // of a completion with a list of prompts; 0: one
 	messages    []message // those that a prefix key may include, in the body's order
 	// cuts is what Strip removes, in the body's order: one range for each option of Sluice's own.
 	cuts     [3]jsonscan.Span
@@ -79,6 +81,15 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 // of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
 // the file of an audio request.
 func (r *Request) PromptBytes() int { return r.promptBytes }
+
+// maxGenerations bounds Generations. More answers than that fit no limit anyway.
+const maxGenerations = 1 << 20
+
+// Generations returns how many answers the engine generates: n or best_of, whichever is more, for
+// each prompt. It is at least 1 and at most 1,048,576.
+func (r *Request) Generations() int {
+	return min(max(r.Choices, r.bestOf, 1)*max(r.prompts, 1), maxGenerations)
+}
 
 // Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from
 // the body that was scanned. The body itself is not changed. Everything else stays byte for byte,

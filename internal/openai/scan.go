@@ -155,6 +155,10 @@ func (s *scanner) field(f field) {
 		r.MaxTokens = max(r.MaxTokens, n)
 	case fieldChoices:
 		r.Choices = int(s.integer(f, 0, maxCount))
+	case fieldBestOf:
+		r.bestOf = int(s.integer(f, 0, maxCount))
+	case fieldPrompt:
+		s.prompts()
 	case fieldMessages:
 		s.messages()
 	case fieldInput:
@@ -289,6 +293,20 @@ func decimal(digits []byte, limit int64) (n int64, ok bool) {
 		}
 	}
 	return n, true
+}
+
+// prompts counts the prompts of a completion: each string and each list of tokens in a list is one.
+func (s *scanner) prompts() {
+	if s.json.Kind() != '[' {
+		s.json.Skip()
+		return
+	}
+	for more := s.json.Open('['); more; more = s.json.More('[') {
+		if c := s.json.Kind(); c == '"' || c == '[' {
+			s.req.prompts++
+		}
+		s.json.Skip()
+	}
 }
 
 // streamOptions reads the options of a stream: an object or null.
