@@ -112,10 +112,10 @@ func get(h http.Handler, path string) *httptest.ResponseRecorder {
 	return w
 }
 
-const chatLimits = `{"weight":2,"max_concurrent_requests":64,"max_tokens_per_minute":600000,"max_per_replica":8,"max_queue":1000,
+const chatLimits = `{"weight":2,"max_concurrent_requests":64,"max_tokens_per_minute":600000,"max_per_replica":8,"max_prefill_per_replica":0,"max_queue":1000,
 	"queue_timeout":"1m","patched":[],"file":{}}`
 
-const noLimits = `{"weight":0,"max_concurrent_requests":0,"max_tokens_per_minute":0,"max_per_replica":0,"max_queue":0,
+const noLimits = `{"weight":0,"max_concurrent_requests":0,"max_tokens_per_minute":0,"max_per_replica":0,"max_prefill_per_replica":0,"max_queue":0,
 	"queue_timeout":"0s","patched":[],"file":{}}`
 
 const acmeLimits = `{"weight":3,"requests_per_minute":600,"tokens_per_minute":5,"max_concurrent_streams":6,"max_prefill":8,

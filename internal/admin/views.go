@@ -27,6 +27,7 @@ type Limits struct {
 	MaxConcurrentRequests int           `json:"max_concurrent_requests"`
 	MaxTokensPerMinute    int           `json:"max_tokens_per_minute"`
 	MaxPerReplica         int           `json:"max_per_replica"`
+	MaxPrefillPerReplica  int           `json:"max_prefill_per_replica"`
 	MaxQueue              int           `json:"max_queue"`
 	QueueTimeout          time.Duration `json:"-"`
 }

@@ -110,6 +110,7 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 			MaxConcurrentRequests: v.Policy.Limits.MaxConcurrent,
 			MaxTokensPerMinute:    v.Policy.Limits.TokensPerMinute,
 			MaxPerReplica:         v.Policy.MaxPerReplica,
+			MaxPrefillPerReplica:  v.Policy.MaxPrefillPerReplica,
 			MaxQueue:              v.Policy.Limits.MaxQueue,
 			QueueTimeout:          v.Policy.Limits.QueueTimeout,
 		},

@@ -142,7 +142,11 @@ func TestLimitTableInTheAPI(t *testing.T) {
 		admission.ModelScope: "/api/v1/models/m/limits", admission.TenantScope: "/api/v1/tenants/t/limits",
 	}
 	for scope, path := range paths {
-		for _, l := range admission.LimitTable(scope) {
+		rows := admission.LimitTable(scope)
+		if scope == admission.ModelScope { // a model shows the limits of its replicas
+			rows = append(rows, admission.LimitTable(admission.ReplicaScope)...)
+		}
+		for _, l := range rows {
 			handler := adminHandler(scope)
 			var shown map[string]any
 			if err := json.Unmarshal(call(handler, http.MethodGet, path, "").Body.Bytes(), &shown); err != nil {
@@ -197,7 +201,8 @@ func TestLimitTableOnThePage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range append(admission.LimitTable(admission.ModelScope), admission.LimitTable(admission.TenantScope)...) {
+	rows := append(admission.LimitTable(admission.ModelScope), admission.LimitTable(admission.TenantScope)...)
+	for _, l := range append(rows, admission.LimitTable(admission.ReplicaScope)...) {
 		if l.Patchable && !strings.Contains(string(page), "'"+l.Name+"'") {
 			t.Errorf("internal/admin/page/limits.js has no row for %s", l.Name)
 		}

@@ -43,6 +43,7 @@ function parts(kind, limits) {
     if (some && (value > least || limits.patched.includes(field))) all.push(part(value ? some(number(value)) : none, limits, field, least));
   }
   if (limits.max_per_replica) all.push({ words: `${number(limits.max_per_replica)} per replica` });
+  if (limits.max_prefill_per_replica) all.push({ words: `${number(limits.max_prefill_per_replica)} in prefill per replica` });
   if (limits.max_queue) all.push({ words: `queue ${number(limits.max_queue)} for ${limits.queue_timeout}` });
   if (limits.max_queue_bytes) all.push({ words: `${bytes(limits.max_queue_bytes)} queued` });
   return all;
