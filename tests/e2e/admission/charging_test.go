@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/coder/websocket/wsjson"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -211,5 +213,47 @@ func TestE2E_X19_AStreamOfBeforeARestartIsCharged(t *testing.T) {
 		}
 		return nil
 	})
+	g.AwaitIdle("chat")
+}
+
+// An Envoy that does not answer at the start leaves no request uncounted for ever: a condition says
+// that some may be, and the access log counts them.
+func TestE2E_X19_ASilentEnvoyLeavesNothingUncounted(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims)
+	stream, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 2500, "Hello"))
+	if err != nil || stream.StatusCode != 200 {
+		t.Fatal(stream, err)
+	}
+	defer stream.Body.Close()
+	if _, err := io.ReadFull(stream.Body, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	g.Kill()
+	var stopped []int
+	for pid, command := range g.Processes() {
+		if strings.Contains(command, "envoy") {
+			syscall.Kill(pid, syscall.SIGSTOP)
+			stopped = append(stopped, pid)
+		}
+	}
+	g.Launch()
+	if c := g.AwaitCondition(condition.RequestsUncounted, ""); c.Reason != "EnvoySilent" {
+		t.Errorf("%+v, %d processes are stopped", c, len(stopped))
+	}
+	if n := g.Model("chat").InFlight; n != 0 {
+		t.Errorf("%d in flight, Envoy was asked in vain", n)
+	}
+	for _, pid := range stopped {
+		syscall.Kill(pid, syscall.SIGCONT)
+	}
+	harness.Eventually(t, "the stream is counted", func() error {
+		if n := g.Model("chat").InFlight; n != 1 {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	g.AwaitNoCondition(condition.RequestsUncounted)
+	stream.Body.Close()
 	g.AwaitIdle("chat")
 }
