@@ -51,9 +51,11 @@ func ownClusters(c Config) (map[string]*Resource, error) {
 		}
 		message := ownCluster(cluster.name, cluster.socket, cluster.protocol)
 		if cluster.name == headers.RelayCluster && c.MaxRelay > 0 {
-			message.CircuitBreakers.Thresholds[0].MaxConnections = wrapperspb.UInt32(uint32(c.MaxRelay))
-			// A request that waits for a connection would wait for the end of a stream.
-			message.CircuitBreakers.Thresholds[0].MaxPendingRequests = wrapperspb.UInt32(1)
+			limit := message.CircuitBreakers.Thresholds[0]
+			limit.MaxConnections = wrapperspb.UInt32(uint32(c.MaxRelay))
+			// A request is pending while its connection is made, and so are many in a burst. When
+			// there are no connections left, the pending ones wait for the end of a stream.
+			limit.MaxPendingRequests = wrapperspb.UInt32(uint32(c.MaxRelay+1) / 2)
 		}
 		var err error
 		if own[cluster.name], err = newResource(cluster.name, message); err != nil {

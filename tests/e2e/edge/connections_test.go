@@ -15,8 +15,15 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// small is a configuration with one simulated replica, for a gateway with few files.
-const small = harness.OneSim
+// small is a configuration with one simulated replica. Each token takes 10 ms.
+const small = `
+models:
+  - name: chat
+    engine: sim
+    task: text-generation
+    admission: {max_per_replica: 4096}
+    variables: {prefill_rate: 0, token_interval: 10ms, batch_slowdown: 0, max_num_seqs: 4096}
+`
 
 // flood opens connections and sends no byte on them. It opens new ones for those that the gateway
 // closes, until the test ends or stop is called.
@@ -105,6 +112,7 @@ func survives(t *testing.T, g *harness.Gateway, start func()) {
 	t.Helper()
 	connected := newClient(t)
 	harness.Eventually(t, "a request before the flood", func() error { return ask(connected, g) })
+	running := g.OpenStreams(5, 1000)
 	start()
 	if c := g.AwaitCondition(condition.ConnectionsNearLimit, ""); !strings.Contains(c.Message, "connections; 127.") {
 		t.Errorf("the condition lacks its numbers: %+v", c)
@@ -121,6 +129,7 @@ func survives(t *testing.T, g *harness.Gateway, start func()) {
 	if !strings.Contains(g.EnvoyAdmin("/server_info"), "LIVE") {
 		t.Error("Envoy's admin interface does not answer in the flood")
 	}
+	running.Wait() // they are whole, although Envoy's filters have changed meanwhile
 	if text := g.AdminText("/metrics"); !strings.Contains(text, `sluice_budget_limit{budget="connections"} 437`) {
 		t.Error("the metrics do not tell how many connections there may be")
 	}
