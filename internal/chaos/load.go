@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -33,6 +34,8 @@ type load struct {
 	// sent counts the small requests, lost those without a response, by reason.
 	sent int
 	lost map[string]int
+	// early counts the streams that failed before the fault, by reason.
+	early map[string]int
 	// broken counts the small requests whose response had begun and was not whole.
 	broken int
 	// lastLost is when a request was lost the last time, slowest the longest time of one that was
@@ -53,7 +56,7 @@ type streamCount struct {
 }
 
 func newLoad(w *world, texts *texts) *load {
-	l := &load{world: w, texts: texts, lost: map[string]int{}, streams: map[string]*streamCount{}}
+	l := &load{world: w, texts: texts, lost: map[string]int{}, early: map[string]int{}, streams: map[string]*streamCount{}}
 	for _, k := range kinds {
 		l.streams[k.name] = &streamCount{reasons: map[string]int{}}
 	}
@@ -100,7 +103,7 @@ func (l *load) streamEnded(s *stream, err error) {
 	defer l.mu.Unlock()
 	if l.from.IsZero() {
 		if err != nil {
-			l.from, l.lost["before the fault: "+reason(err)] = time.Now(), 1
+			l.early[reason(err)]++
 		}
 		return
 	}
@@ -195,6 +198,11 @@ func (l *load) awaitSteady(ctx context.Context) error {
 		good := time.Since(l.goodSince)
 		l.mu.Unlock()
 		if good > 3*time.Second {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if len(l.early) > 0 {
+				fmt.Fprintln(os.Stderr, "streams that failed before the fault:", counts(l.early))
+			}
 			return nil
 		}
 		if !sleep(ctx, 100*time.Millisecond) {

@@ -28,6 +28,7 @@ const (
 	NamesRefused         Type = "NamesRefused"
 	RequestsUncounted    Type = "RequestsUncounted"
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
+	FilesNearLimit       Type = "FilesNearLimit"
 	MemoryNearLimit      Type = "MemoryNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
 )
@@ -100,6 +101,9 @@ var types = []row{
 	{ConnectionsNearLimit, Warning, False, true,
 		"Clients hold nearly as many connections as Envoy may have.",
 		"Raise the limit of open files (`ulimit -n`, LimitNOFILE), or find the source of the connections."},
+	{FilesNearLimit, Warning, False, true,
+		"The gateway has nearly as many files and connections open as it may.",
+		"Raise the limit of open files (`ulimit -n`, LimitNOFILE)."},
 	{MemoryNearLimit, Warning, False, true,
 		"The gateway uses nearly as much memory as it may.",
 		"Raise the memory limit of the gateway, or lower its limits of buffered bytes."},

@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 // watchConditions adds the sources of the conditions that can be read from the parts at any time.
@@ -16,7 +17,7 @@ func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions,
-		g.edgeConditions, g.recoveryConditions,
+		g.edgeConditions, g.fileLimitConditions, g.recoveryConditions,
 	} {
 		g.conditions.AddSource(source)
 	}
@@ -222,4 +223,18 @@ func (g *Gateway) kubernetesConditions() []condition.Condition {
 		all = append(all, g.launchers.resources.conditions()...)
 	}
 	return all
+}
+
+// filesNearLimit is the share of its descriptors from which on the gateway's descriptors are a
+// condition.
+const filesNearLimit = 0.8
+
+// fileLimitConditions tells whether the gateway itself has nearly no descriptors left.
+func (g *Gateway) fileLimitConditions() []condition.Condition {
+	open, limit := process.OpenFiles(), process.FileLimit()
+	if limit == 0 || float64(open) < filesNearLimit*float64(limit) {
+		return nil
+	}
+	return []condition.Condition{condition.Fault(condition.FilesNearLimit, "", "NearLimit",
+		fmt.Sprintf("The gateway has %d of %d files open.", open, limit))}
 }

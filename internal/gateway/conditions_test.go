@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"syscall"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 func TestO1_ModelCondition(t *testing.T) {
@@ -32,5 +34,28 @@ func TestO1_ModelCondition(t *testing.T) {
 		if got.Status != c.status || got.Severity != c.severity || got.Reason != c.reason {
 			t.Errorf("%d of %d usable, %v: %+v", c.usable, c.needed, c.states, got)
 		}
+	}
+}
+
+// TestB10_FilesNearLimit: a gateway with hardly a descriptor left says so, and goes back to normal.
+func TestB10_FilesNearLimit(t *testing.T) {
+	g := new(Gateway)
+	if all := g.fileLimitConditions(); len(all) > 0 {
+		t.Fatalf("before: %+v", all)
+	}
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	low := syscall.Rlimit{Cur: uint64(process.OpenFiles() + 2), Max: before.Max}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	all := g.fileLimitConditions()
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 1 || all[0].Type != condition.FilesNearLimit || all[0].Status != condition.True {
+		t.Errorf("with a low limit: %+v", all)
 	}
 }

@@ -144,10 +144,14 @@ func (e *envoyLink) watchHeap(ctx context.Context) error {
 	}
 }
 
-// edgeBudgets returns the budgets of connections, of uploads and of Envoy's memory.
+// edgeBudgets returns the budgets of connections, of uploads, of the gateway's files and of Envoy's
+// memory.
 func (g *Gateway) edgeBudgets() []telemetry.BudgetGauges {
 	up := g.decisions.UploadStats()
-	all := []telemetry.BudgetGauges{{Name: "upload_bytes", Used: up.Bytes, Limit: up.Limit, Refused: up.Refused + up.Late}}
+	all := []telemetry.BudgetGauges{
+		{Name: "upload_bytes", Used: up.Bytes, Limit: up.Limit, Refused: up.Refused + up.Late},
+		{Name: "files", Used: int64(process.OpenFiles()), Limit: int64(process.FileLimit())},
+	}
 	if g.guard == nil {
 		return all
 	}
