@@ -341,6 +341,7 @@ func (n *Node) applyReport(s *session, r *report) bool {
 func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
 	n.reported = s.acceptReplicas(p.Replicas)
 	present := map[string]bool{}
+	var invented []string
 	// If the node was lost, or has not reported in this run, other nodes may run its replicas by
 	// now. A new machine may run replicas of another gateway. A replica that was never assigned to
 	// the node is the node's own invention.
@@ -350,6 +351,14 @@ func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
 		if (doubtful || !n.known[r.ID]) && !n.assignedIDs[r.ID] {
 			n.hidden[r.ID] = true
 		}
+		if !n.known[r.ID] {
+			invented = append(invented, r.ID)
+		}
+	}
+	if len(invented) > 0 && !s.warned {
+		s.warned = true
+		n.server.config.Log.Warn("node reports replicas that were not assigned to it, they get no requests",
+			zap.String("node", n.name), zap.Int("replicas", len(invented)), zap.String("first", invented[0]))
 	}
 	for id := range n.hidden {
 		if !present[id] {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
@@ -220,12 +222,18 @@ func TestX9_AddressesOfReplicas(t *testing.T) {
 func TestX9_OnlyRecordedAssignments(t *testing.T) {
 	t.Parallel()
 	n, ses, fleet := newTestNode(t)
+	core, logs := observer.New(zap.WarnLevel)
+	n.server.config.Log = zap.New(core)
 	clear(n.known)
 	n.Set([]local.Model{model("chat", 0)})
 	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0")})
 	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0", "chat-1", "embed-0")})
 	if got := fleetStates(fleet); got != "chat-0 ready" {
 		t.Errorf("with replicas that nobody has assigned: %s", got)
+	}
+	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0", "chat-7")})
+	if logs.Len() != 1 || logs.All()[0].ContextMap()["first"] != "chat-1" {
+		t.Errorf("the log has %v, want one line", logs.All())
 	}
 	n.server.trySaveNodes()
 	restarted := func() (*Node, *engines.Fleet) {

@@ -54,6 +54,9 @@ type session struct {
 	// peer is the address that the node connects from.
 	peer netip.Addr
 
+	// warned is true once the log has a line about replicas that nobody has assigned to the node.
+	// Guarded by node.mu.
+	warned bool
 	// hasReported is true once the node has reported its replicas in this session. Guarded by
 	// node.mu.
 	hasReported bool

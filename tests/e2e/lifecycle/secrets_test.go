@@ -1,6 +1,8 @@
 package lifecycle
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -155,4 +159,73 @@ func TestE2E_X12_AdminAuthentication(t *testing.T) {
 	if out, err := g.RunCommand("restart", "-c", g.Config, "--admin-token-file", file); err != nil {
 		t.Errorf("restart with a token: %v, %s", err, out)
 	}
+}
+
+// What an engine logs while it starts reaches the API, the log and heartbeats without its secrets,
+// and heartbeats only of tenants that may read it.
+func TestE2E_X15_SecretsInLinesOfEngines(t *testing.T) {
+	t.Parallel()
+	curious, other := authz.NewKey(), authz.NewKey()
+	g := harness.Prepare(t, `
+auth: {mode: keys}
+tenants:
+  - {name: curious, keys: ["`+curious.Hash+`"], engine_log: true}
+  - {name: other, keys: ["`+other.Hash+`"]}
+engines:
+  - name: talkative
+    versions:
+      - version: "1"
+        tasks: [text-generation]
+        command: [sh, -c, 'echo "loading with $OPAQUE and api_key=hunter22 from 10.9.8.7"; exec sleep 1000']
+models:
+  - name: chat
+    engine: talkative
+    env_from: {files: [opaque.env]}
+    stream: {mode: managed, heartbeat: 300ms}
+`)
+	if err := os.WriteFile(filepath.Join(filepath.Dir(g.Config), "opaque.env"), []byte("OPAQUE=very-secret-value\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitAdmin()
+	const shown = "loading with … and api_key=… from 10.9.8.7"
+	harness.Eventually(t, "the replica shows the line", func() error {
+		if r := g.Replicas()["chat-0"]; r.Reason != shown {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+	for key, want := range map[string]bool{curious.Secret: true, other.Secret: false} {
+		line := firstHeartbeat(t, g, key)
+		if strings.Contains(line, "starting") != true || strings.Contains(line, shown) != want {
+			t.Errorf("a heartbeat is %q, want the line: %v", line, want)
+		}
+	}
+	for what, text := range map[string]string{"log": g.LogText(), "status": g.AdminText("/api/v1/status"), "list of conditions": g.AdminText("/api/v1/conditions")} {
+		if strings.Contains(text, "very-secret-value") || strings.Contains(text, "hunter22") {
+			t.Errorf("the %s has a secret: %s", what, text)
+		}
+	}
+}
+
+// firstHeartbeat sends a request that waits for a replica, and returns the first heartbeat that
+// says so.
+func firstHeartbeat(t *testing.T, g *harness.Gateway, key string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	defer cancel()
+	answer, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 5, "hello"), "Authorization: Bearer "+key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	for lines.Scan() {
+		if line := lines.Text(); strings.HasPrefix(line, ":") && strings.Contains(line, "starting") {
+			return line
+		}
+	}
+	t.Fatalf("the stream ends without a heartbeat: %d, %v", answer.StatusCode, lines.Err())
+	return ""
 }
