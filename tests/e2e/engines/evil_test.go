@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,7 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// sims is a configuration with the models m and strict, of two simulated replicas, and one, of one.
+// sims is a configuration with the models m, worker (by gRPC) and strict, of two simulated replicas, and one, of one.
 // unhealthy_on keeps a failing replica in rotation.
 const sims = `
 models:
@@ -19,6 +20,15 @@ models:
     task: text-generation
     engine: sim
     launcher: local
+    replicas: {min: 2, max: 2}
+    variables: {prefill_rate: 0, token_interval: 0s}
+    unhealthy_on: ["503"]
+    routing: {strategy: round_robin}
+  - name: worker
+    task: text-generation
+    engine: sim
+    launcher: local
+    protocol: grpc
     replicas: {min: 2, max: 2}
     variables: {prefill_rate: 0, token_interval: 0s}
     unhealthy_on: ["503"]
@@ -292,4 +302,84 @@ func TestE2E_X6_EvilAnswers(t *testing.T) {
 		t.Errorf("afterwards: %s", a)
 	}
 	g.AwaitIdle("one")
+}
+
+// TestE2E_R9_GRPCEngines: engines that speak gRPC follow the same rule, and their errors have the
+// same form.
+func TestE2E_R9_GRPCEngines(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, sims)
+	g.AwaitReplicas("worker", 2)
+	for _, fault := range []string{"status=500", "reset-before-headers", "error=0", "status=429"} {
+		setFault(g, "worker-0", fault)
+		for i := range 8 {
+			a := g.Post(harness.ChatPath, harness.ChatBody("worker", i%2 == 0, 5, "Hello"))
+			if a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != "worker-1" {
+				t.Errorf("%s: %s %v", fault, a, a.Header)
+			}
+		}
+	}
+	for _, replica := range []string{"worker-0", "worker-1"} {
+		setFault(g, replica, "status=429")
+	}
+	for _, stream := range []bool{true, false} {
+		a := g.Post(harness.ChatPath, harness.ChatBody("worker", stream, 5, "Hello"))
+		if a.StatusCode != 429 || a.Code() != "rate_limited" || a.Header.Get("Retry-After") != "1" || !strings.Contains(string(a.Content), "simulated fault") {
+			t.Errorf("stream %v: %s %v", stream, a, a.Header)
+		}
+	}
+}
+
+// TestE2E_X6_EvilAnswersOnTheNativeWay: what Envoy can see ends as an error there too. The client
+// never gets a clean 200 with a part of an answer, and a request that hangs ends with its client.
+func TestE2E_X6_EvilAnswersOnTheNativeWay(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, sims)
+	g.AwaitReplicas("one", 1)
+	for _, fault := range []string{"endless-header", "early-close", "length=9", "cut=0", "gzip,cut=0"} {
+		setFault(g, "one-0", fault)
+		a, err := g.TryPost(t.Context(), harness.ChatPath, harness.ChatBody("one", false, 5, "Hello"))
+		if err == nil && a.StatusCode < 500 {
+			t.Errorf("%s: %s", fault, a)
+		}
+	}
+	setFault(g, "one-0", "1xx")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := g.TryPost(ctx, harness.ChatPath, harness.ChatBody("one", false, 5, "Hello"))
+		ended <- err
+	}()
+	harness.Eventually(t, "it runs", func() error {
+		if m := g.Model("one"); m.InFlight != 1 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("interim responses became an answer")
+	}
+	g.AwaitIdle("one")
+}
+
+// TestE2E_R9_EnginesSeeNoRetryHeaders: what tells Envoy when to try again does not reach an engine.
+func TestE2E_R9_EnginesSeeNoRetryHeaders(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 10)
+	upstream := func() string {
+		return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			if !harness.ServeModelList(w, r, "m") {
+				seen <- r.Header
+				fmt.Fprint(w, "{}")
+			}
+		})
+	}
+	g := harness.Start(t, fmt.Sprintf("upstreams: [%s, %s]\n", upstream(), upstream()))
+	g.Post(harness.ChatPath, harness.ChatBody("m", false, 5, "Hello"))
+	for name := range <-seen {
+		if lower := strings.ToLower(name); strings.HasPrefix(lower, "x-envoy-retr") || lower == "x-envoy-max-retries" || strings.HasPrefix(lower, "x-sluice-") {
+			t.Errorf("the engine sees %s", name)
+		}
+	}
 }
