@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// sims is a configuration with the models m, worker (by gRPC) and strict, of two simulated replicas, and one, of one.
-// unhealthy_on keeps a failing replica in rotation.
+// sims is a configuration with the models m, worker (by gRPC) and strict, of two simulated
+// replicas, and one, of one. unhealthy_on keeps a failing replica in rotation.
 const sims = `
 models:
   - name: m
