@@ -26,11 +26,9 @@ type envoyLink struct {
 	log   *zap.Logger
 	dir   *process.Dir
 	fleet *engines.Fleet
-	// first is the configuration that the gateway was started with. Its listener holds until the
+	// committed is the configuration that Envoy is told. The listener of its first holds until the
 	// next start, whatever the file says later.
-	first *config.Config
-	// config returns the configuration in force.
-	config func() *config.Config
+	committed
 	server *xds.Server
 	// process is nil when someone else runs Envoy.
 	process *envoy.Envoy
@@ -51,7 +49,7 @@ type envoyLink struct {
 
 func (g *Gateway) makeEnvoy() {
 	g.envoy = &envoyLink{
-		log: g.log, dir: g.dir, fleet: g.fleet, first: g.options.Config, config: g.config,
+		log: g.log, dir: g.dir, fleet: g.fleet, committed: committed{first: g.options.Config},
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
@@ -90,7 +88,10 @@ func (e *envoyLink) prepare(c *config.Config) (func() error, error) {
 	if _, err := none.Rebuild(e.resourceConfig(c), new(engines.Snapshot)); err != nil {
 		return nil, err
 	}
-	return e.push, nil
+	return func() error {
+		e.current.Store(c)
+		return e.push()
+	}, nil
 }
 
 // resourceConfig returns what Envoy's configuration contains besides the fleet.

@@ -35,8 +35,7 @@ type launchers struct {
 	fleet      *engines.Fleet
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
-	// config returns the configuration in force.
-	config func() *config.Config
+	committed
 
 	scaler   *scale.Scaler
 	local    *local.Launcher
@@ -58,7 +57,7 @@ type launchers struct {
 func (g *Gateway) makeLaunchers() error {
 	c := g.options.Config
 	l := &launchers{
-		log: g.log, self: g.self, fleet: g.fleet, admission: g.admission, dispatcher: g.dispatcher, config: g.config,
+		log: g.log, self: g.self, fleet: g.fleet, admission: g.admission, dispatcher: g.dispatcher, committed: committed{first: c},
 	}
 	l.scaler = scale.New(scale.Config{Load: l.load, Apply: l.apply, Log: g.log})
 	l.local = local.New(local.Config{
@@ -118,6 +117,7 @@ func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	bounds, servers := scales(c), upstreams(c)
 	return func() error {
 		l.resources.commit(c)
+		l.current.Store(c)
 		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it
 		l.scaler.Set(bounds)
 		l.apply()

@@ -28,8 +28,7 @@ type limitKeeper struct {
 	log        *zap.Logger
 	fleet      *engines.Fleet
 	dispatcher *dispatch.Dispatcher
-	// config returns the configuration in force.
-	config func() *config.Config
+	committed
 	// shared is the state in Redis; nil without Redis.
 	shared *redis.Store
 	// overrides joins the limits of the file with those set at run time.
@@ -52,7 +51,7 @@ func (g *Gateway) makeAdmission() error {
 	rand.Read(id) // it never fails
 	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(id),
 		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
-	k := &limitKeeper{log: g.log, fleet: g.fleet, config: g.config}
+	k := &limitKeeper{log: g.log, fleet: g.fleet, committed: committed{first: c}}
 	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
 	if c.Redis != "" {
 		store, err := redis.New(redis.Config{URL: c.Redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
@@ -165,6 +164,12 @@ func limitsFault(key string, err error) *openai.Error {
 
 // limitsTimeout bounds how long a change waits for the store of the overrides.
 const limitsTimeout = 2 * time.Second
+
+// commit puts the limits of c in force.
+func (k *limitKeeper) commit(c *config.Config) {
+	k.current.Store(c)
+	k.sync()
+}
 
 // sync hands the limits of the configuration in force to overrides, and puts the result in force.
 // When the store of the overrides cannot be reached, the limits of the file and the overrides that

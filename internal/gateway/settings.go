@@ -21,6 +21,23 @@ type settings struct {
 	current atomic.Pointer[config.Config]
 }
 
+// committed is the configuration that one part runs under. Only the commit of that part stores it.
+// A part that reads it, and not the configuration in force, never runs under a configuration that a
+// later part refuses: during a commit the parts may differ.
+type committed struct {
+	// first is the configuration until the first commit.
+	first   *config.Config
+	current atomic.Pointer[config.Config]
+}
+
+// config returns the configuration of the part.
+func (m *committed) config() *config.Config {
+	if c := m.current.Load(); c != nil {
+		return c
+	}
+	return m.first
+}
+
 // config returns the configuration in force. Before the first was applied, that is the one which
 // the gateway was started with.
 func (g *Gateway) config() *config.Config {
@@ -94,8 +111,9 @@ func (g *Gateway) applyLocked(c *config.Config) error {
 }
 
 // configParts lists the parts that run under a configuration, in the order in which they take a new
-// one. Who may call and what is limited comes first, what Envoy serves comes last: Envoy must never
-// serve a model for which the other parts have no rules.
+// one. Who may call and what is limited comes before what Envoy serves: Envoy must never serve a
+// model for which the other parts have no rules. The launchers come last, because they cannot take
+// back the end of a replica when a later part refuses.
 func (g *Gateway) configParts() []part {
 	return []part{
 		{"authentication", g.prepareAuth},
@@ -109,14 +127,14 @@ func (g *Gateway) configParts() []part {
 		}},
 		{"limits", func(c *config.Config) (func() error, error) {
 			rules := g.limits.rules(c)
-			return done(g.limits.sync), rules.Check()
+			return done(func() { g.limits.commit(c) }), rules.Check()
 		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)
 			return done(func() { g.streams.relay.SetRules(rules) }), nil
 		}},
-		{"launchers", g.launchers.prepare},
 		{"Envoy", g.envoy.prepare},
+		{"launchers", g.launchers.prepare},
 	}
 }
 
