@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -16,11 +15,11 @@ type UploadLimits struct {
 	// and n/MinRate. A body of unknown length counts as the longest that is allowed. 0 means that
 	// a body may take any time.
 	MinRate int64
-	// Grace is the time that each body may take in any case. A request also waits so long at most
-	// until its body fits into MaxBytes.
+	// Grace is the time that each body may take in any case.
 	Grace time.Duration
 	// MaxBytes is the greatest sum of the bodies. One tenant may have three quarters of it. A body
-	// always fits when there is no other. 0 means no limit.
+	// always fits when there is no other. A body of unknown length counts as the longest that is
+	// allowed, but at most as a sixteenth of MaxBytes. 0 means no limit.
 	MaxBytes int64
 	// PerTenant is the greatest number of bodies of one tenant. 0 means no limit.
 	PerTenant int
@@ -44,6 +43,9 @@ const (
 	uploadSweep = 500 * time.Millisecond
 	// tenantShare is the part of MaxBytes that one tenant may have, in quarters.
 	tenantShare = 3
+	// unknownShare is the part of MaxBytes that a body of unknown length counts as at most. Nobody
+	// sees how much of it has come. Most such bodies are short.
+	unknownShare = 16
 )
 
 // uploads has the bodies that Envoy is receiving.
@@ -58,14 +60,11 @@ type uploads struct {
 	stats   UploadStats
 	// first and last are the ends of the list of bodies. Guarded by mu.
 	first, last *upload
-	// freed is closed and replaced when bytes have become free. It is nil while nobody waits.
-	// Guarded by mu.
-	freed chan struct{}
 	// sweeping means that a timer will look for late bodies. Guarded by mu.
 	sweeping bool
 }
 
-// tenantUploads are the bodies of one tenant, with those that wait until they fit.
+// tenantUploads are the bodies of one tenant.
 type tenantUploads struct {
 	count int
 	bytes int64
@@ -76,11 +75,13 @@ type upload struct {
 	// name is the name of the tenant. length is the length of the body, or -1 if it is unknown.
 	name   string
 	length int64
-	// hold is called before the body has to wait until it fits. expire answers the client of a late
-	// body. It may run until end has returned. Both are called without lock.
-	hold, expire func()
+	// expire answers the client of a late body. It is called without lock, and may run until end
+	// has returned.
+	expire func()
 
-	tenant     *tenantUploads
+	tenant *tenantUploads
+	// bytes is what the body counts as.
+	bytes      int64
 	deadline   time.Time
 	prev, next *upload
 	// open means that the body is in the list.
@@ -93,10 +94,16 @@ func newUploads(l UploadLimits, maxBody int64) *uploads {
 	return &uploads{UploadLimits: l, maxBody: maxBody, tenants: map[string]*tenantUploads{}, stats: UploadStats{Limit: l.MaxBytes}}
 }
 
-// begin adds a body. If the body does not fit, begin waits.
-func (u *uploads) begin(ctx context.Context, up *upload) *openai.Error {
-	if up.length < 0 {
+// begin adds a body, or returns an error for its client. A body that does not fit cannot wait,
+// since Envoy would receive it while ext_proc keeps its headers.
+func (u *uploads) begin(up *upload) *openai.Error {
+	unknown := up.length < 0
+	if unknown {
 		up.length = u.maxBody
+	}
+	up.bytes = up.length
+	if unknown && u.MaxBytes > 0 {
+		up.bytes = min(up.length, u.MaxBytes/unknownShare)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -109,10 +116,8 @@ func (u *uploads) begin(ctx context.Context, up *upload) *openai.Error {
 		u.stats.Refused++
 		return openai.Errorf(openai.CodeRateLimited, "The tenant sends the bodies of %d requests already, as many as it may.", t.count)
 	}
-	t.count++
 	up.tenant = t
-	if !u.fitsLocked(up) && !u.awaitLocked(ctx, up) {
-		t.count--
+	if !u.fitsLocked(up) {
 		u.stats.Refused++
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway receives as many bytes of other requests as it may.")
 	}
@@ -137,44 +142,15 @@ func (u *uploads) fitsLocked(up *upload) bool {
 		return true
 	}
 	own := up.tenant.bytes
-	return u.stats.Bytes+up.length <= u.MaxBytes && (own == 0 || own+up.length <= u.MaxBytes/4*tenantShare)
-}
-
-// awaitLocked waits until a body fits. It returns false if that takes longer than Grace or the
-// client has left. u.mu is held, but not while it waits.
-func (u *uploads) awaitLocked(ctx context.Context, up *upload) bool {
-	timer := time.NewTimer(u.Grace)
-	defer timer.Stop()
-	for held := false; !u.fitsLocked(up); held = true {
-		if u.freed == nil {
-			u.freed = make(chan struct{})
-		}
-		freed := u.freed
-		u.mu.Unlock()
-		if !held {
-			up.hold()
-		}
-		timely := true
-		select {
-		case <-freed:
-		case <-timer.C:
-			timely = false
-		case <-ctx.Done():
-			timely = false
-		}
-		u.mu.Lock()
-		if !timely {
-			return false
-		}
-	}
-	return true
+	return u.stats.Bytes+up.bytes <= u.MaxBytes && (own == 0 || own+up.bytes <= u.MaxBytes/4*tenantShare)
 }
 
 // appendLocked adds a body to the list and makes sure that it is looked at. u.mu is held.
 func (u *uploads) appendLocked(up *upload) {
-	up.tenant.bytes += up.length
-	u.stats.Bytes += up.length
+	up.tenant.count++
+	up.tenant.bytes += up.bytes
 	u.stats.Count++
+	u.stats.Bytes += up.bytes
 	up.open, up.prev = true, u.last
 	if u.last == nil {
 		u.first = up
@@ -222,13 +198,9 @@ func (u *uploads) removeLocked(up *upload) {
 	}
 	up.prev, up.next, up.open = nil, nil, false
 	up.tenant.count--
-	up.tenant.bytes -= up.length
-	u.stats.Bytes -= up.length
+	up.tenant.bytes -= up.bytes
+	u.stats.Bytes -= up.bytes
 	u.stats.Count--
-	if u.freed != nil {
-		close(u.freed)
-		u.freed = nil
-	}
 }
 
 // sweep answers the clients of late bodies.
@@ -259,8 +231,8 @@ func (up *upload) answerLate() {
 
 // beginUpload has the body of the request counted.
 func (x *exchange) beginUpload() *openai.Error {
-	x.upload = upload{name: x.tenant.Name, length: x.head.length(), hold: x.extendTimeout, expire: x.answerLate}
-	fault := x.server.uploads.begin(x.envoy.Context(), &x.upload)
+	x.upload = upload{name: x.tenant.Name, length: x.head.length(), expire: x.answerLate}
+	fault := x.server.uploads.begin(&x.upload)
 	x.uploading = fault == nil
 	return fault
 }

@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +13,7 @@ import (
 // testUpload returns a body of a tenant. late counts the answers to its client.
 func testUpload(tenant string, length int64) (up *upload, late *atomic.Int64) {
 	late = new(atomic.Int64)
-	return &upload{name: tenant, length: length, hold: func() {}, expire: func() { late.Add(1) }}, late
+	return &upload{name: tenant, length: length, expire: func() { late.Add(1) }}, late
 }
 
 func TestX7_ALateBodyIsAnsweredOnce(t *testing.T) {
@@ -24,7 +23,7 @@ func TestX7_ALateBodyIsAnsweredOnce(t *testing.T) {
 		unknown, unknownLate := testUpload("a", -1)
 		timely, timelyLate := testUpload("b", 100)
 		for _, up := range []*upload{short, unknown, timely} {
-			if fault := u.begin(t.Context(), up); fault != nil {
+			if fault := u.begin(up); fault != nil {
 				t.Fatal(fault)
 			}
 		}
@@ -52,60 +51,50 @@ func TestX7_BodiesOfATenant(t *testing.T) {
 		var all []*upload
 		for range most {
 			up, _ := testUpload(tenant, 1)
-			if fault := u.begin(t.Context(), up); fault != nil {
+			if fault := u.begin(up); fault != nil {
 				t.Fatal(fault)
 			}
 			all = append(all, up)
 		}
 		one, _ := testUpload(tenant, 1)
-		if fault := u.begin(t.Context(), one); fault == nil || fault.Code != openai.CodeRateLimited {
+		if fault := u.begin(one); fault == nil || fault.Code != openai.CodeRateLimited {
 			t.Errorf("%s may have more than %d: %v", tenant, most, fault)
 		}
 		u.end(all[0])
-		if fault := u.begin(t.Context(), one); fault != nil {
+		if fault := u.begin(one); fault != nil {
 			t.Errorf("%s: %v", tenant, fault)
 		}
 	}
 }
 
-func TestX7_ABodyWaitsUntilItFits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		u := newUploads(UploadLimits{MaxBytes: 100, Grace: 10 * time.Second}, 1000)
-		first, _ := testUpload("a", 60)
-		if fault := u.begin(t.Context(), first); fault != nil {
-			t.Fatal(fault)
+func TestX7_BytesOfBodies(t *testing.T) {
+	u := newUploads(UploadLimits{MaxBytes: 160}, 100)
+	for _, test := range []struct {
+		tenant string
+		length int64
+		fits   bool
+	}{
+		{"a", 100, true},
+		{"a", 21, false}, // three quarters for one tenant
+		{"a", 20, true},
+		{"b", 41, false},
+		{"b", 30, true},
+		{"b", -1, true}, // a sixteenth
+		{"b", 1, false},
+	} {
+		up, _ := testUpload(test.tenant, test.length)
+		if fault := u.begin(up); (fault == nil) != test.fits || fault != nil && fault.Code != openai.CodeGatewayUnavailable {
+			t.Errorf("%d bytes of %s: %v", test.length, test.tenant, fault)
 		}
-		other, _ := testUpload("b", 30)
-		if fault := u.begin(t.Context(), other); fault != nil {
-			t.Fatal(fault)
-		}
-		var held atomic.Int64
-		result := make(chan *openai.Error, 1)
-		begin := func(ctx context.Context, length int64) {
-			up, _ := testUpload("a", length)
-			up.hold = func() { held.Add(1) }
-			go func() { result <- u.begin(ctx, up) }()
-			synctest.Wait()
-		}
-		begin(t.Context(), 16) // it would fit but for the share of its tenant
-		u.end(first)
-		if fault := <-result; fault != nil || held.Load() != 1 {
-			t.Errorf("%v after %d holds", fault, held.Load())
-		}
-		begin(t.Context(), 60)
-		if fault := <-result; fault == nil || fault.Code != openai.CodeGatewayUnavailable {
-			t.Errorf("a body that did not fit in time: %v", fault)
-		}
-		ctx, leave := context.WithCancel(t.Context())
-		begin(ctx, 60)
-		leave()
-		if fault := <-result; fault == nil {
-			t.Error("a client that has left counts")
-		}
-		if s := u.status(); s.Bytes != 46 || s.Count != 2 {
-			t.Errorf("%+v", s)
-		}
-	})
+	}
+	if s := u.status(); s.Bytes != 160 || s.Count != 4 || s.Refused != 3 {
+		t.Errorf("%+v", s)
+	}
+	u = newUploads(UploadLimits{MaxBytes: 10}, 100)
+	alone, _ := testUpload("a", 100)
+	if fault := u.begin(alone); fault != nil {
+		t.Errorf("a body that is alone: %v", fault)
+	}
 }
 
 // TestX7_ManyBodies checks that nothing is left after bodies that come, end and are late at the
@@ -117,7 +106,7 @@ func TestX7_ManyBodies(t *testing.T) {
 		for i := range 200 {
 			all.Go(func() {
 				up, late := testUpload(string(rune('a'+i%7)), int64(i*5))
-				if u.begin(t.Context(), up) != nil {
+				if u.begin(up) != nil {
 					return
 				}
 				time.Sleep(time.Duration(i) * 20 * time.Millisecond)

@@ -37,14 +37,14 @@ func (c Connections) Trusted() []netip.Prefix {
 // complete.
 type Upload struct {
 	// MinRate is the lowest rate of a body, in bytes per second. A body that takes longer than
-	// grace and its length divided by min_rate gets 408. A body of unknown length counts as
-	// max_body. 0 allows any rate. Default 32KiB.
+	// grace and its length divided by min_rate gets 408. A body of unknown length may take as
+	// long as one of max_body. 0 allows any rate. Default 32KiB.
 	MinRate Size `yaml:"min_rate" default:"32KiB"`
 	// Grace is the time that each body may take in any case. Default 10s.
 	Grace time.Duration `yaml:"grace" default:"10s" min:"1s"`
-	// MaxBytes is the greatest sum of the bodies that arrive at a time. A request above it waits
-	// for at most grace, then it gets 503. One tenant may have three quarters of it. Default 0: a
-	// quarter of Envoy's memory.
+	// MaxBytes is the greatest sum of the bodies that arrive at a time. A request above it gets
+	// 503. One tenant may have three quarters of it. A body of unknown length counts as max_body,
+	// but at most as a sixteenth of max_bytes. Default 0: a quarter of Envoy's memory.
 	MaxBytes Size `yaml:"max_bytes"`
 	// PerTenant is the greatest number of bodies of one tenant that arrive at a time. A request
 	// above it gets 429. A tenant has never more of them than its max_concurrent_streams. Default

@@ -171,7 +171,13 @@ func (g *Gateway) edgeConditions() []condition.Condition {
 	if g.guard == nil {
 		return all
 	}
-	if s := g.guard.Status(); s.Near() {
+	s := g.guard.Status()
+	if s.Err != nil {
+		c := condition.Fault(condition.ConnectionsNearLimit, "", "NotCounted",
+			fmt.Sprintf("The connections of clients cannot be counted: %v. No source is kept from taking all of them.", s.Err))
+		c.Status = condition.Unknown
+		all = append(all, c)
+	} else if s.Near() {
 		all = append(all, condition.Fault(condition.ConnectionsNearLimit, "", "NearLimit",
 			fmt.Sprintf("Clients hold %d of %d connections; %s holds %d of them.", s.Open, s.Limit, s.Source, s.Most)))
 	}
