@@ -1,11 +1,13 @@
 package dispatch
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -124,5 +126,19 @@ func TestX6_ClosesOf(t *testing.T) {
 	own.Model = ""
 	if !ClosesOf(&e) || ClosesOf(&own) || ClosesOf(&request.Entry{Model: "m", Replica: "a"}) {
 		t.Error("ClosesOf")
+	}
+}
+
+// A client that disconnects while its request waits is told of no timeout of its own.
+func TestADisconnectIsNoTimeout(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{MaxPerReplica: 1})
+	s.put("m", replicas("a")...)
+	s.must(t, newRequest("m", "k"))
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newRequest("m", "k")
+	r.OnWait = cancel
+	if _, fault := s.Dispatch(ctx, r); fault == nil || fault.Code != openai.CodeCancelled || fault.HTTPStatus() != 499 {
+		t.Errorf("%v", fault)
 	}
 }
