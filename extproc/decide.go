@@ -23,6 +23,11 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 	} else {
 		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, r)
 	}
+	if fault != nil && x.server.successor.Load() != nil {
+		x.moved = true // this process dispatches no more
+		return nil
+	}
+	x.decided, x.first = true, nil
 	switch {
 	case managed != nil:
 		return x.offer(scan, managed)

@@ -83,6 +83,8 @@ type Server struct {
 	uploads  *uploads
 	// open counts the exchanges of requests.
 	open atomic.Int64
+	// successor serves the exchanges that are not decided yet. It is nil before Retire.
+	successor atomic.Pointer[extproc.ExternalProcessorClient]
 }
 
 // New returns a Server with the defaults of Config filled in.
@@ -120,8 +122,14 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 		if err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
-		out := x.answer(in)
-		if out == nil {
+		var out *extproc.ProcessingResponse
+		if x.moved = s.successor.Load() != nil && !x.decided; !x.moved {
+			out = x.answer(in)
+		}
+		switch {
+		case x.moved:
+			return x.passOn(in)
+		case out == nil:
 			return nil
 		}
 		if err := x.send(out); err != nil {
@@ -165,12 +173,17 @@ type exchange struct {
 	// record is created when the headers have been accepted. It is nil before, and after close.
 	record *request.Record
 	fault  *openai.Error
+	// first is the message with the request's headers until the request is decided, for passOn.
+	// moved says that the successor serves the exchange.
+	first          *extproc.ProcessingRequest
+	decided, moved bool
 }
 
 // answer returns the answer to one message. nil ends the exchange.
 func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResponse {
 	switch m := in.Request.(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
+		x.first = in
 		return x.headers(m.RequestHeaders)
 	case *extproc.ProcessingRequest_RequestBody:
 		return x.body(m.RequestBody.GetBody())

@@ -47,6 +47,10 @@ type Config struct {
 	NearLimit bool
 	// MaxRelay is the greatest number of connections to the relay. 0 means no limit.
 	MaxRelay int
+	// Instance names the process that listens on the two sockets. When it changes, Envoy opens new
+	// connections there, and keeps the old ones only for the requests that they have. It may be
+	// empty.
+	Instance string
 }
 
 // The defaults of Config.

@@ -11,6 +11,7 @@ import (
 	upstreamhttp "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -49,7 +50,7 @@ func ownClusters(c Config) (map[string]*Resource, error) {
 		if cluster.socket == "" {
 			continue
 		}
-		message := ownCluster(cluster.name, cluster.socket, cluster.protocol)
+		message := ownCluster(cluster.name, cluster.socket, cluster.protocol, c.Instance)
 		if cluster.name == headers.RelayCluster && c.MaxRelay > 0 {
 			limit := message.CircuitBreakers.Thresholds[0]
 			limit.MaxConnections = wrapperspb.UInt32(uint32(c.MaxRelay))
@@ -65,11 +66,13 @@ func ownClusters(c Config) (map[string]*Resource, error) {
 	return own, nil
 }
 
-// ownCluster returns a cluster with one endpoint, a unix socket.
-func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions) *cluster.Cluster {
+// ownCluster returns a cluster with one endpoint, a unix socket. Its metadata have the instance
+// alone: Envoy replaces a cluster that has changed, which drains its connections.
+func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions, instance string) *cluster.Cluster {
 	host := &endpointv3.Endpoint{Address: &core.Address{Address: &core.Address_Pipe{Pipe: &core.Pipe{Path: socket}}}}
 	return &cluster.Cluster{
 		Name:                          name,
+		Metadata:                      instanceMetadata(instance),
 		ClusterDiscoveryType:          &cluster.Cluster_Type{Type: cluster.Cluster_STATIC},
 		ConnectTimeout:                durationpb.New(ownConnectTimeout),
 		CircuitBreakers:               unlimitedBreakers(),
@@ -82,6 +85,15 @@ func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions)
 			}}}},
 		},
 	}
+}
+
+// instanceMetadata returns metadata with the instance; nil if it is empty.
+func instanceMetadata(instance string) *core.Metadata {
+	if instance == "" {
+		return nil
+	}
+	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {
+		Fields: map[string]*structpb.Value{"instance": structpb.NewStringValue(instance)}}}}
 }
 
 // relayProtocol is HTTP/1.1, which gives each stream a connection of its own and carries WebSockets

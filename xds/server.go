@@ -58,6 +58,10 @@ type Server struct {
 	// would remove its listener after an answer without one.
 	ready chan struct{}
 
+	// retired ends with Retire.
+	retired context.Context
+	retire  context.CancelFunc
+
 	mu sync.Mutex
 	// resources is what Envoy should have. It is nil until the first Set. Guarded by mu.
 	resources *Resources
@@ -116,6 +120,7 @@ func NewServer(c ServerConfig) *Server {
 		log: c.Log, onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
 		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acked: map[string]*Resource{},
 	}
+	s.retired, s.retire = context.WithCancel(context.Background())
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -218,7 +223,9 @@ func (s *Server) Status() Status {
 
 // DeltaAggregatedResources implements the discovery service.
 func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	ctx := wire.Context()
+	ctx, cancel := context.WithCancel(wire.Context())
+	defer cancel()
+	defer context.AfterFunc(s.retired, cancel)()
 	select {
 	case <-s.ready:
 	case <-ctx.Done():
@@ -229,6 +236,10 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 	defer s.removeStream(st)
 	return st.run(ctx)
 }
+
+// Retire ends all streams, and every later one at once: another process tells Envoy what it should
+// have from now on. Envoy connects again.
+func (s *Server) Retire() { s.retire() }
 
 // addStream makes st the newest stream.
 func (s *Server) addStream(st *stream) {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/gateway"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
@@ -22,6 +23,7 @@ func main() {
 	// drains.
 	context.AfterFunc(ctx, stop)
 	if err := newCommand().ExecuteContext(ctx); err != nil {
+		gateway.ReportFailedStart(err)
 		fmt.Fprintln(os.Stderr, "sluice:", err)
 		os.Exit(1)
 	}

@@ -15,8 +15,13 @@ func newRestartCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "restart -c FILE",
-		Short: "Restart a running gateway for an upgrade, while its Envoy, replicas and streams go on",
-		Args:  cobra.NoArgs,
+		Short: "Upgrade a running gateway: start the installed binary beside it, while all streams go on",
+		Long: `Start the installed binary beside the running gateway and have it take over.
+
+The new process adopts Envoy and the replicas. The old one carries on the managed streams, WebSockets
+and gRPC calls that it has, at most for upgrade_timeout. If the new process does not start, the old one
+goes on, and this command fails with the reason.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := config.Load(file)
 			if err != nil {
@@ -28,7 +33,7 @@ func newRestartCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return gateway.Restart(ctx, c, token)
+			return gateway.Restart(ctx, c, token, cmd.OutOrStdout())
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")

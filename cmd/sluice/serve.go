@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,12 +32,15 @@ it discovers on these servers. Without both it runs the simulated models of the 
 			if err != nil {
 				return err
 			}
-			defer cleanUp()
 			o.Force = force
-			if o.Envoy, err = envoy.Find(binary); err != nil {
-				return err
+			if o.Envoy, err = envoy.Find(binary); err == nil {
+				err = run(cmd.Context(), g, o)
 			}
-			return run(cmd.Context(), g, o)
+			if errors.Is(err, gateway.ErrHandedOver) { // the gateway goes on in its state directory
+				return nil
+			}
+			cleanUp()
+			return err
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
@@ -64,7 +68,10 @@ func newServeCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), g, gateway.Options{Config: c, Force: force})
+			if err := run(cmd.Context(), g, gateway.Options{Config: c, Force: force}); !errors.Is(err, gateway.ErrHandedOver) {
+				return err
+			}
+			return nil
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")

@@ -64,10 +64,16 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 
 		NeedsRestart []string `json:"needs_restart"`
 	}
+	type upgradeView struct {
+		Failed       string        `json:"failed"`
+		FailedAt     *time.Time    `json:"failed_at"`
+		Predecessors []Predecessor `json:"predecessors"`
+	}
 	s, reasons := h.Status(), h.reasons()
 	s.XDS.Refused = orEmpty(s.XDS.Refused)
 	writeJSON(w, http.StatusOK, struct {
 		Version string      `json:"version"`
+		PID     int         `json:"pid"`
 		Listen  string      `json:"listen"`
 		Started *time.Time  `json:"started"`
 		UptimeS float64     `json:"uptime_s"`
@@ -77,7 +83,10 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		XDS     XDSStatus   `json:"xds"`
 		Config  configView  `json:"config"`
 		Shared  sharedView  `json:"shared"`
+		Upgrade upgradeView `json:"upgrade"`
 	}{
+		PID:     s.PID,
+		Upgrade: upgradeView{s.Upgrade.Failed, orNull(s.Upgrade.FailedAt), orEmpty(s.Upgrade.Predecessors)},
 		Version: s.Version,
 		Listen:  s.Listen,
 		Started: orNull(s.Started),

@@ -111,8 +111,11 @@ type PickReplica struct {
 type Status struct {
 	// Version is the version of Sluice.
 	Version string
-	// Started is when this process started.
+	// PID is the process id, and Started is when this process started.
+	PID     int
 	Started time.Time
+	// Upgrade tells of restarts for an upgrade.
+	Upgrade UpgradeStatus
 	// Listen is the host:port on which clients reach the API.
 	Listen string
 	Envoy  EnvoyStatus
@@ -132,6 +135,23 @@ type EnvoyStatus struct {
 	Restarts int    `json:"restarts"`
 	// Reason is why Envoy is not live, with its last log line if there is one.
 	Reason string `json:"reason"`
+}
+
+// UpgradeStatus tells of the processes that ran before a restart, and of restarts that failed.
+type UpgradeStatus struct {
+	// Failed says why the last restart has failed, and FailedAt when; empty: none has.
+	Failed   string
+	FailedAt time.Time
+	// Predecessors are the earlier processes that still carry streams.
+	Predecessors []Predecessor
+}
+
+// Predecessor is an earlier process of the gateway that still carries streams.
+type Predecessor struct {
+	PID     int    `json:"pid"`
+	Version string `json:"version"`
+	// Requests is the number of requests that it holds.
+	Requests int `json:"requests"`
 }
 
 // XDSStatus tells which configuration Envoy has accepted and refused.

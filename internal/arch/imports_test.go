@@ -20,6 +20,7 @@ var allowed = map[string]string{
 	"internal/template":         "",
 	"internal/testutil":         "",
 	"internal/scale":            "",
+	"internal/carry":            "internal/dispatch internal/headers internal/openai",
 	"internal/condition":        "",
 	"internal/redact":           "",
 	"internal/chaos":            "api/llm/v1",
@@ -79,7 +80,7 @@ var allowed = map[string]string{
 	"tests/e2e/edge":       "internal/condition",
 	"tests/e2e/engines":    "internal/condition",
 	"tests/e2e/kubernetes": "internal/condition",
-	"tests/e2e/lifecycle":  "internal/condition",
+	"tests/e2e/lifecycle":  "api/llm/v1 internal/condition",
 	"tests/e2e/nodes":      "internal/condition",
 	"tests/e2e/routing":    "internal/condition",
 	"tests/e2e/streams":    "internal/condition",
@@ -95,7 +96,7 @@ var confined = map[string]string{
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",
 	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers",
-	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/streams xds",
+	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/lifecycle tests/e2e/streams xds",
 	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
 }
 

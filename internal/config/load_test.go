@@ -46,10 +46,10 @@ func TestDefaults(t *testing.T) {
 		MaxBody:       32 << 20,
 		MaxQueueBytes: 1 << 30,
 		MaxHeaders:    100, MaxHeaderBytes: 60 << 10,
-		Connections:   Connections{FirstRequest: 10 * time.Second},
-		Upload:        Upload{MinRate: 32 << 10, Grace: 10 * time.Second},
-		Envoy:         Envoy{HangTimeout: 30 * time.Second},
-		DrainTimeout:  30 * time.Second,
+		Connections:  Connections{FirstRequest: 10 * time.Second},
+		Upload:       Upload{MinRate: 32 << 10, Grace: 10 * time.Second},
+		Envoy:        Envoy{HangTimeout: 30 * time.Second},
+		DrainTimeout: 30 * time.Second, UpgradeTimeout: time.Hour,
 		OrphanGrace:   time.Minute,
 		ReplicaHeader: true,
 		LogRequests:   true,
@@ -92,7 +92,7 @@ func TestEveryField(t *testing.T) {
 	schema := map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{
 		"dtype": map[string]any{"enum": []any{"auto", "half"}, "default": "auto"}}}
 	want := &Config{
-		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second, MaxHeaders: 50, MaxHeaderBytes: 8 << 10,
+		Listen: "127.0.0.1:80", Admin: "[::1]:81", MaxBody: 1 << 20, MaxQueueBytes: 2e6, DrainTimeout: time.Second, UpgradeTimeout: 2 * time.Hour, MaxHeaders: 50, MaxHeaderBytes: 8 << 10,
 		Connections: Connections{Max: 900, PerSource: 100, TrustedProxies: []string{"10.0.0.5", "fd00::/8"}, FirstRequest: 5 * time.Second},
 		Upload:      Upload{MinRate: 1 << 10, Grace: 5 * time.Second, MaxBytes: 64 << 20, PerTenant: 16},
 		Envoy:       Envoy{Memory: 512 << 20, HangTimeout: time.Minute},

@@ -12,8 +12,9 @@
 // requests never see the same load. The pick runs inside admission, under the one lock of
 // admission.Controller, so a request leaves its queue only with a slot.
 //
-// Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, Ticket.mu. The locks of
-// the estimator and of the prefix index come last, and no other lock is taken under them.
+// Lock order: Dispatcher.mu, recoveredRequests.mu, admission.Controller.mu, heldTickets.mu,
+// Ticket.mu. The locks of the estimator and of the prefix index come last, and no other lock is
+// taken under them.
 //
 // Dispatcher.mu is held by SetRules, SetRoutable, Failed, EndSuspension, and each rebuild of the
 // routing table, all of which call admission. Controller.mu is held when admission calls the hooks
@@ -103,6 +104,10 @@ type Dispatcher struct {
 	ids idClaims
 	// recovered holds the requests that still run from before a restart
 	recovered recoveredRequests
+	// held lists the tickets that are held
+	held heldTickets
+	// retired says that another process dispatches from now on
+	retired atomic.Bool
 	// nextWoken rotates the models in wakeOthers when a slot was freed that none of them had
 	nextWoken atomic.Uint64
 
@@ -327,11 +332,28 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 	return ticket, fault
 }
 
+// Retire refuses every request from now on, and those that wait, because another process dispatches
+// them. Tickets stay until they are released.
+func (d *Dispatcher) Retire() {
+	d.retired.Store(true)
+	d.admission.Close()
+}
+
+// Retired reports whether Retire was called.
+func (d *Dispatcher) Retired() bool { return d.retired.Load() }
+
+// retiredFault is what a request is refused with after Retire. The caller passes the request on to
+// the other process, so no client reads it.
+func retiredFault() *openai.Error {
+	return openai.Errorf(openai.CodeGatewayUnavailable, "Another process of the gateway serves this request.")
+}
+
 // admissionRequest makes the request to admission. Admission calls ReserveSlot, which picks, when
 // all other limits allow the request. ReserveSlot reads the newest routing table, because several
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
+	ticket.slotOnly = r.Task != ""
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)

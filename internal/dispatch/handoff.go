@@ -3,6 +3,7 @@ package dispatch
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,7 +49,10 @@ func (o *Offer) Claimed() <-chan struct{} { return o.claimed }
 // gives Envoy a token in a header, and Envoy sends it to the relay with the request. Claim and
 // Cancel may race: the first one wins. The zero value is ready to use.
 type Handoff struct {
-	offers sync.Map // token → *Offer
+	// Process names the process of this Handoff in its tokens, see ProcessOf. It does not change
+	// after the first Offer.
+	Process string
+	offers  sync.Map // token → *Offer
 }
 
 // Offer keeps o until Claim or Cancel, and returns its token. The token is a secret, because the
@@ -56,13 +60,22 @@ type Handoff struct {
 func (h *Handoff) Offer(o *Offer) (token string) {
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
-	token = hex.EncodeToString(random[:])
+	token = h.Process + tokenMark + hex.EncodeToString(random[:])
 	o.claimed = make(chan struct{})
 	if o.Done == nil {
 		o.Done = func() {}
 	}
 	h.offers.Store(token, o)
 	return token
+}
+
+// tokenMark separates the process from the secret in a token.
+const tokenMark = "."
+
+// ProcessOf returns the name of the process that has made the offer of a token; empty: it has none.
+func ProcessOf(token string) string {
+	process, _, _ := strings.Cut(token, tokenMark)
+	return process
 }
 
 // Claim returns the offer of the token, once. False means that the token is unknown, or that the

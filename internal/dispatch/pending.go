@@ -24,6 +24,9 @@ type Pending struct {
 // is not nil: the ticket of an admitted request, the Pending of a request that must wait, or the
 // error of a refused one. ctx is the client's; Begin reads only whether and why it has ended.
 func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, *openai.Error) {
+	if d.retired.Load() {
+		return nil, nil, retiredFault()
+	}
 	table := d.table.Load()
 	c, fault := table.resolve(r)
 	if fault != nil {

@@ -260,6 +260,20 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) (on
 	return one, true
 }
 
+// RecoveredAt returns the number of recovered requests that still run, by their location.
+func (d *Dispatcher) RecoveredAt() map[Location]int {
+	d.recovered.mu.Lock()
+	defer d.recovered.mu.Unlock()
+	all := maps.Clone(d.recovered.unlocated)
+	if all == nil {
+		all = map[Location]int{}
+	}
+	for at, held := range d.recovered.held {
+		all[at] += len(held)
+	}
+	return all
+}
+
 // RecoveredCount returns the number of recovered requests that still run: the counted ones, and
 // those at locations without a known replica.
 func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {

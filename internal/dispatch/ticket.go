@@ -41,6 +41,11 @@ type Ticket struct {
 	hasConversation bool
 	estimate        estimate
 	estimator       *estimator
+	// slotOnly says that the request belongs to a task, which has the lease.
+	slotOnly bool
+	// next, previous and listed belong to Dispatcher.held.
+	next, previous *Ticket
+	listed         bool
 
 	mu sync.Mutex
 	// route and replicaIndex say on which replica the slot is; guarded by mu
@@ -72,6 +77,7 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
 	t.recordAffinity(t.route, t.route.replicas[t.replicaIndex].counter)
+	t.dispatcher.held.add(t)
 }
 
 // Cluster returns the Envoy cluster of the picked replica and of all others in Endpoints.
@@ -211,6 +217,7 @@ func (t *Ticket) Moved(address string) {
 	route, to := t.route, t.route.replicas[t.replicaIndex].counter
 	t.mu.Unlock()
 	if to != from {
+		t.dispatcher.held.moved(t)
 		t.recordAffinity(route, to)
 		t.dispatcher.wakeOthers(from, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
@@ -228,6 +235,7 @@ func (t *Ticket) Release() {
 	replica, preempted := t.route.replicas[t.replicaIndex].counter, t.preempted
 	t.mu.Unlock()
 
+	t.dispatcher.held.remove(t)
 	t.releaseIDs()
 	t.releaseSlot()
 	if preempted {
@@ -246,7 +254,9 @@ func (t *Ticket) Correct(r Response) {
 	t.corrected = true
 	t.mu.Unlock()
 	if !already {
-		t.lease.Correct(t.estimator.correct(r, t.estimate))
+		tokens := t.estimator.correct(r, t.estimate)
+		t.dispatcher.held.corrected(t, tokens)
+		t.lease.Correct(tokens)
 	}
 }
 

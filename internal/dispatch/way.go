@@ -220,6 +220,9 @@ type Managed struct {
 // the relay; or the error of a refused request. The caller must not change r afterwards, since a
 // request that is handed off may still wait with it.
 func (d *Dispatcher) DispatchOrHandOff(ctx context.Context, r *Request) (*Ticket, *Managed, *openai.Error) {
+	if d.retired.Load() {
+		return nil, nil, retiredFault()
+	}
 	came, how := time.Now(), d.way(r)
 	if how.way == managed {
 		return nil, &Managed{ClientWaits: how.waits}, nil

@@ -26,6 +26,8 @@ type envoyLink struct {
 	log   *zap.Logger
 	dir   *process.Dir
 	fleet *engines.Fleet
+	// instance is Gateway.instance.
+	instance string
 	// committed is the configuration that Envoy is told. The listener of its first holds until the
 	// next start, whatever the file says later.
 	committed
@@ -49,7 +51,7 @@ type envoyLink struct {
 
 func (g *Gateway) makeEnvoy() {
 	g.envoy = &envoyLink{
-		log: g.log, dir: g.dir, fleet: g.fleet, committed: committed{first: g.options.Config},
+		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, committed: committed{first: g.options.Config},
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
@@ -99,7 +101,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 	return xds.Config{
 		Listen: e.first.Listen, MaxBody: int64(e.first.MaxBody),
 		MaxDuration: maxDuration(c), HideReplica: !c.ReplicaHeader,
-		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir),
+		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir), Instance: e.instance,
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
 		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit,

@@ -9,7 +9,10 @@ package gateway
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -18,18 +21,19 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -80,14 +84,34 @@ type Gateway struct {
 	launchers *launchers
 	envoy     *envoyLink
 	// guard is nil when someone else runs Envoy.
-	guard   *connections.Guard
-	streams *streams
+	guard     *connections.Guard
+	streams   *streams
+	accessLog telemetry.AccessLog
 	// adopted says that processes of an earlier run were there at the start. start sets it.
 	adopted bool
 	// parts run under the configuration, see configParts.
 	parts []part
-	// exec replaces this process by the program at its path, see execSelf.
-	exec func(extraEnv ...string) error
+
+	// managing runs what one process at a time may do: what changes replicas, Envoy, and the state
+	// directory. serving runs the rest. A retired process only serves.
+	managing, serving *scope
+	sockets           *sockets
+
+	// startNext starts the successor of a hand-over: startSuccessor, unless a test replaces it.
+	startNext func(context.Context) (*successor, error)
+	// first is the process that the supervisor of the gateway knows. instance is random.
+	first    int
+	instance string
+	// carried counts what predecessors hold; predecessors runs its server.
+	carried      *carry.Server
+	predecessors *scope
+	// upgrade says what became of the last hand-over.
+	upgrade upgradeState
+	// link, successorRelay and drainOrders are for a retired process. successorRelay has the
+	// successor answer what Envoy has sent to this process by mistake; nil: there is none.
+	link           *carry.Link
+	successorRelay atomic.Pointer[relay.Forwarder]
+	drainOrders    chan time.Duration
 }
 
 // Run makes a gateway in the state directory of its configuration and runs it until ctx ends or the
@@ -96,22 +120,32 @@ func Run(ctx context.Context, o Options) error {
 	if err := process.RaiseFileLimit(); err != nil {
 		o.Log.Warn("limit of open files not raised", zap.Error(err))
 	}
+	from, err := inheritedTakeOver()
+	if err != nil {
+		return err
+	}
 	dir, err := process.Open(o.Config.StateDir, o.Log)
-	if err != nil {
-		return err
+	if err == nil && from == nil {
+		if err = dir.Claim(ctx); err == nil {
+			defer dir.Release() //nolint:errcheck // the process ends anyway
+		}
 	}
-	if err := dir.Claim(ctx); err != nil {
-		return err
+	var g *Gateway
+	if err == nil {
+		g, err = New(dir, o)
 	}
-	defer dir.Release() //nolint:errcheck // the process ends anyway
-	g, err := New(dir, o)
-	if err != nil {
-		return err
+	switch {
+	case err == nil && from == nil:
+		return g.Run(ctx)
+	case err == nil:
+		return g.takeOver(ctx, from)
+	case from != nil:
+		from.fail(err)
 	}
-	return g.Run(ctx)
+	return err
 }
 
-// New makes a gateway in a claimed state directory. It starts nothing.
+// New makes a gateway. It starts nothing.
 func New(dir *process.Dir, o Options) (*Gateway, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -120,8 +154,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: request.NewStore(0),
-		conditions: condition.New(o.Log),
+		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), drainOrders: make(chan time.Duration, 1),
 	}
+	g.accessLog.OnEntry = g.observe
 	g.settings.file = o.Config
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	if err := g.makeAdmission(); err != nil {
@@ -144,60 +179,65 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
 	}})
 	g.watchConditions()
-	g.parts, g.exec = g.configParts(), execSelf
+	g.startNext = g.startSuccessor
+	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
 	return g, nil
 }
 
-// Run starts the parts in the order of their dependencies. It first adopts existing processes, so
+// newInstance returns a random name for one Gateway.
+func newInstance() string {
+	var random [4]byte
+	rand.Read(random[:]) //nolint:errcheck // never fails
+	return hex.EncodeToString(random[:])
+}
+
+// Run runs the gateway in its state directory, which this process has claimed. It returns when the
+// gateway has drained; in a process that was started first also when a later process has. The error
+// is ErrHandedOver when another process serves the gateway.
+func (g *Gateway) Run(ctx context.Context) error { return g.run(ctx, nil) }
+
+// run starts the parts in the order of their dependencies. It first adopts existing processes, so
 // that Envoy's first configuration is complete. It then opens the listeners, and then starts the
-// components that keep the parts up to date. Run returns when the gateway has drained. After a
-// hand-over it does not return.
-func (g *Gateway) Run(ctx context.Context) error {
-	// Signals are caught from here to the end, so that an early or a late one does not kill the
-	// process.
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP, handOverSignal)
-	defer signal.Stop(signals)
+// components that keep the parts up to date. from is the hand-over that started this gateway; nil:
+// there was none.
+func (g *Gateway) run(ctx context.Context, from *takeOver) error {
+	// Signals are caught from here to the end of the process, so that an early or a late one does
+	// not kill it.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGHUP, handOverSignal, process.StopSignal)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	// The parts run on after ctx has ended, because drain needs them.
-	running, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	group, running := errgroup.WithContext(running)
-	sockets, err := g.start(ctx, running, group)
-	if err != nil {
+	g.managing, g.serving, g.predecessors = newScope(ctx), newScope(ctx), newScope(ctx)
+	defer g.managing.end()
+	defer g.serving.end()
+	defer g.predecessors.end()
+	if err := g.start(ctx, from); err != nil {
 		return err
 	}
 	c := g.options.Config
 	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
-
-	if !g.await(ctx, running, signals) {
-		err := g.stop(ctx, c.DrainTimeout)
-		end()
-		return errors.Join(err, group.Wait())
+	for g.await(ctx, signals, stop) {
+		s, err := g.handOver(ctx)
+		if err == nil {
+			return g.carryOn(ctx, signals, s)
+		}
+		g.upgrade.fail(err)
+		g.log.Error("new process did not start, this one goes on", zap.Error(err))
 	}
-	g.streams.stop(handOverPatience)
-	sockets.shutdown(handOverPatience)
-	end()
-	err = group.Wait()
-	if err != nil {
-		g.log.Error("component failed during hand-over", zap.Error(err))
-	}
-	if ctx.Err() == nil {
-		err = errors.Join(err, g.replaceSelf())
-	}
-	// The gateway was stopped during the hand-over, or the hand-over has failed. All processes are
-	// stopped.
-	return errors.Join(err, g.drain(c.DrainTimeout))
+	err := g.stop(ctx, c.DrainTimeout)
+	return errors.Join(err, g.managing.stop(), g.serving.stop(), g.predecessors.stop())
 }
 
-// start adopts what exists, opens the listeners and starts all components in group. It returns when
-// all have been started.
-func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*sockets, error) {
+// start adopts what exists, opens the listeners and starts all components. It returns when all have
+// been started.
+func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	c := g.options.Config
 	if err := g.envoy.checkListen(ctx, c.Listen); err != nil {
-		return nil, err
+		return err
 	}
 	if err := g.checkFound(c); err != nil {
-		return nil, err
+		return err
 	}
 	g.adopted = len(g.dir.Records()) > 0
 	g.launchers.adoptLocal(c)
@@ -205,36 +245,61 @@ func (g *Gateway) start(ctx, running context.Context, group *errgroup.Group) (*s
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))
 	}
 	if err := g.applyFirst(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := g.launchers.serveNodes(running, group); err != nil {
-		return nil, err
+	if err := g.launchers.serveNodes(g.managing.ctx, g.managing.Group); err != nil {
+		return err
 	}
-	g.launchers.watchKubernetes(running, group)
+	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
 	if err := g.envoy.push(); err != nil {
-		return nil, err
+		return err
 	}
-	g.recoverRequests(ctx)
-	sockets, err := g.listen()
-	if err != nil {
-		return nil, err
+	if err := g.countEarlierRequests(ctx, from); err != nil {
+		return err
+	}
+	var inherited map[string]net.Listener
+	if from != nil {
+		inherited = from.listeners
+	}
+	var err error
+	if g.sockets, err = g.listen(inherited); err != nil {
+		return err
 	}
 	guard := guardCommand(g.self, g.dir.Path(), c.OrphanGrace)
 	if err := g.dir.StartGuard(guard); err != nil { // before any process that would need the guard
-		return nil, errors.Join(err, sockets.close())
+		return errors.Join(err, g.sockets.close())
 	}
-	sockets.serve(running, group)
-	for _, component := range g.components(guard) {
-		group.Go(func() error { return component(running) })
+	g.sockets.serve(g.serving)
+	g.managing.run(g.managers(guard))
+	g.serving.run(g.servants())
+	if from != nil {
+		from.closeUnused(g.sockets)
+		return from.conn.send(handOverMessage{Serving: true})
 	}
-	return sockets, nil
+	return nil
 }
 
-// components lists what runs until its context ends: everything that keeps the gateway up to date.
-func (g *Gateway) components(guard []string) []func(context.Context) error {
+// countEarlierRequests counts the requests that Envoy or earlier processes still carry.
+func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) error {
+	l, err := listenUnix(carrySocket(g.dir))
+	if err != nil {
+		return err
+	}
+	g.predecessors.Go(func() error { return g.carried.Serve(g.predecessors.ctx, l) })
+	if from == nil {
+		g.recoverRequests(ctx)
+		return nil
+	}
+	from.recover(g.dispatcher)
+	return from.awaitPredecessors(ctx, g)
+}
+
+// managers lists what only one process at a time may run: what changes replicas, Envoy and the
+// state directory.
+func (g *Gateway) managers(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.dispatcher.Run, g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState,
+		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)
@@ -242,8 +307,27 @@ func (g *Gateway) components(guard []string) []func(context.Context) error {
 	if g.guard != nil {
 		all = append(all, g.guard.Run)
 	}
+	return all
+}
+
+// servants lists what requests need as long as one runs.
+func (g *Gateway) servants() []func(context.Context) error {
+	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst}
 	all = append(all, g.limits.components()...)
 	return append(all, g.streams.components()...)
+}
+
+// watchFirst ends this process when the process that its supervisor knows has been killed: the
+// supervisor then starts another one, which adopts everything.
+func (g *Gateway) watchFirst(context.Context) error {
+	if g.first != os.Getpid() {
+		go func() {
+			process.AwaitEnd(g.first)
+			g.log.Error("first process of the gateway was killed, ending this one too", zap.Int("pid", g.first))
+			os.Exit(1)
+		}()
+	}
+	return nil
 }
 
 // followFleet tells Envoy of every change of the fleet until ctx ends. When other models were
@@ -278,6 +362,7 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
 	defer hurry(ctx, g.dir, g.log)()
+	g.carried.Drain(timeout)
 	stopStreams := g.streams.drain(timeout)
 	failed := g.envoy.stop(ctx, timeout)
 	stopStreams()

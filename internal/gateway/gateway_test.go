@@ -3,18 +3,20 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -170,70 +172,88 @@ func pidOf(g *Gateway, model string) int {
 	return 0
 }
 
-func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+// alive reports whether a process runs. One that has ended and that nobody has reaped does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return err == nil && !strings.HasPrefix(state, "Z")
+}
 
-// A hand-over leaves the replicas running. The next gateway on the directory adopts them, and a
-// clean stop ends them.
-func TestHandOverKeepsReplicasAndTheNextGatewayAdoptsThem(t *testing.T) {
-	path := t.TempDir()
-	dir := claimed(t, path)
-	c := parse(t, path, `
+// oneReplica is a model with one replica.
+const oneReplica = `
 auth: {mode: none}
 models: [{name: chat, task: text-generation, engine: sim, replicas: {min: 1, max: 1}}]
-`)
-	first := newGateway(t, dir, c)
-	handedOver := make(chan struct{})
-	first.exec = func(...string) error {
-		close(handedOver)
-		runtime.Goexit() // exec does not return
-		return nil
-	}
-	runs(t, first)
-	eventually(t, "the replica is ready", func() bool { return pidOf(first, "chat") != 0 })
-	pid := pidOf(first, "chat")
+`
+
+// handOverOf starts a gateway with a ready replica and tells it to hand over. startNext starts its
+// successor.
+func handOverOf(t *testing.T, startNext func(ctx context.Context, g *Gateway) (*successor, error)) (g *Gateway, replica int, stop func(), returned <-chan error) {
+	t.Helper()
+	path := t.TempDir()
+	g = newGateway(t, claimed(t, path), parse(t, path, oneReplica))
+	g.startNext = func(ctx context.Context) (*successor, error) { return startNext(ctx, g) }
+	stop, returned = runs(t, g)
+	eventually(t, "the replica is ready", func() bool { return pidOf(g, "chat") != 0 })
+	replica = pidOf(g, "chat")
 	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
 		t.Fatal(err)
 	}
-	<-handedOver
-	if !alive(pid) {
-		t.Fatal("the hand-over ended the replica")
-	}
+	return g, replica, stop, returned
+}
 
-	second := newGateway(t, dir, c)
-	stop, returned := runs(t, second)
-	eventually(t, "the next gateway has a ready replica", func() bool { return pidOf(second, "chat") != 0 })
-	if now := pidOf(second, "chat"); now != pid {
-		t.Errorf("the replica has pid %d after the hand-over, want %d", now, pid)
+// A hand-over leaves the replicas running. The successor adopts them, and a clean stop ends them.
+func TestX20_TheSuccessorAdoptsTheReplicas(t *testing.T) {
+	g, replica, stop, returned := handOverOf(t, func(ctx context.Context, g *Gateway) (*successor, error) { return g.startInProcess(ctx) })
+	eventually(t, "the successor serves", func() bool { return g.dispatcher.Retired() })
+	if !alive(replica) {
+		t.Fatal("the hand-over ended the replica")
 	}
 	stop()
 	if err := <-returned; err != nil {
 		t.Error(err)
 	}
-	if alive(pid) {
+	if alive(replica) {
 		t.Error("the replica outlives a clean stop")
 	}
 }
 
-// When the hand-over fails, the gateway leaves nothing behind.
-func TestFailedHandOverDrains(t *testing.T) {
-	path := t.TempDir()
-	c := parse(t, path, `
-auth: {mode: none}
-models: [{name: chat, task: text-generation, engine: sim, replicas: {min: 1, max: 1}}]
-`)
-	g := newGateway(t, claimed(t, path), c)
-	g.exec = func(...string) error { return errors.New("no such file") }
-	_, returned := runs(t, g)
-	eventually(t, "the replica is ready", func() bool { return pidOf(g, "chat") != 0 })
-	pid := pidOf(g, "chat")
-	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
-		t.Fatal(err)
+// When the new process does not start, the old one goes on with everything and says why.
+func TestX20_AProcessThatDoesNotStartChangesNothing(t *testing.T) {
+	g, replica, stop, returned := handOverOf(t, func(context.Context, *Gateway) (*successor, error) { return nil, errors.New("no such file") })
+	eventually(t, "the hand-over has failed", func() bool { return g.status().Upgrade.Failed == "no such file" })
+	if g.dispatcher.Retired() || !alive(replica) || pidOf(g, "chat") != replica || g.dir.Holder() != os.Getpid() {
+		t.Error("the gateway has not gone on as before")
 	}
-	if err := <-returned; err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("Run returned %v, want the fault of the hand-over", err)
+	stop()
+	if err := <-returned; err != nil || alive(replica) {
+		t.Errorf("the stop: %v, replica alive: %v", err, alive(replica))
 	}
-	if alive(pid) {
-		t.Error("the replica outlives a gateway that could not hand over")
+}
+
+// A new process that fails after it was told to take over is replaced by the old one.
+func TestX20_AProcessThatFailsLateIsReplaced(t *testing.T) {
+	g, replica, stop, returned := handOverOf(t, func(context.Context, *Gateway) (*successor, error) {
+		ours, theirs := net.Pipe()
+		go func() { // it prepares, and dies when it should take over
+			c := newHandOverConn(theirs)
+			c.receive(time.Minute)
+			c.send(handOverMessage{Prepared: &carry.Process{}})
+			c.receive(time.Minute)
+			c.send(handOverMessage{Failed: "out of memory"})
+			c.Close()
+		}()
+		return &successor{conn: newHandOverConn(ours), end: func() error { return ours.Close() }}, nil
+	})
+	eventually(t, "a Gateway of this process has taken over", func() bool { return g.dispatcher.Retired() })
+	if failed, _ := g.upgrade.last(); !strings.Contains(failed, "out of memory") {
+		t.Errorf("the reason is %q", failed)
+	}
+	if !alive(replica) || g.dir.Holder() != os.Getpid() {
+		t.Error("the gateway has not gone on")
+	}
+	stop()
+	if err := <-returned; err != nil || alive(replica) {
+		t.Errorf("the stop: %v, replica alive: %v", err, alive(replica))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -14,8 +15,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// handOverSignal makes a gateway leave its Envoy and its replicas running and replace itself by the
-// binary that is now at its path.
+// handOverSignal makes a gateway start the binary that is now at its path beside itself and leave
+// its Envoy and its replicas to it. The agent of a node replaces itself.
 const handOverSignal = syscall.SIGUSR2
 
 // StateDirVariable is the environment variable that carries a temporary state directory over a
@@ -23,36 +24,58 @@ const handOverSignal = syscall.SIGUSR2
 const StateDirVariable = "SLUICE_STATE_DIR"
 
 // await blocks until the gateway must stop or hand over, and reports whether it must hand over. On
-// SIGHUP it reads the file again.
-func (g *Gateway) await(ctx, running context.Context, signals <-chan os.Signal) (handOver bool) {
+// SIGHUP it reads the file again. stop ends ctx, for a signal to stop.
+func (g *Gateway) await(ctx context.Context, signals <-chan os.Signal, stop func()) (handOver bool) {
 	for {
+		var failed error
 		select {
 		case <-ctx.Done():
 			return false
-		case <-running.Done():
-			g.log.Error("component failed, shutting down", zap.Error(context.Cause(running)))
-			return false
+		case <-g.managing.ctx.Done():
+			failed = context.Cause(g.managing.ctx)
+		case <-g.serving.ctx.Done():
+			failed = context.Cause(g.serving.ctx)
 		case s := <-signals:
-			if s == handOverSignal {
-				g.log.Info("hand-over started")
+			switch s {
+			case handOverSignal:
 				return true
+			case process.StopSignal:
+				stop()
+				return false
 			}
 			g.log.Info("configuration reload requested")
 			if err := g.watcher.Reload(false); err != nil {
 				g.log.Error("configuration refused, the one in force stays", zap.Error(err))
 			}
 		}
+		if failed != nil {
+			g.log.Error("component failed, shutting down", zap.Error(failed))
+			return false
+		}
 	}
 }
 
-// replaceSelf executes the binary that is now at this program's path, in this process: the pid
-// stays the same. It returns only when that fails. The exec closes this program's files, and with
-// them its claim of the state directory.
-func (g *Gateway) replaceSelf() error {
-	if g.options.Temporary {
-		return g.exec(StateDirVariable + "=" + g.dir.Path())
-	}
-	return g.exec()
+// upgradeState says what became of the last hand-over of a process. The zero value says that there
+// was none.
+type upgradeState struct {
+	mu sync.Mutex
+	// failed and at say why and when the last hand-over has failed; guarded by mu
+	failed string
+	at     time.Time
+}
+
+// fail records that a hand-over has failed.
+func (u *upgradeState) fail(why error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.failed, u.at = why.Error(), time.Now()
+}
+
+// last returns why and when the last hand-over has failed; empty: none has.
+func (u *upgradeState) last() (failed string, at time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.failed, u.at
 }
 
 // execSelf executes this program's path in this process with its arguments, its environment and the

@@ -7,50 +7,98 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
+	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/http1"
+	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/routes"
-	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
 // sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay
-// and grpc, which are unix sockets in the state directory. Operators use admin.
+// and grpc, which are unix sockets in the state directory. Operators use admin. Earlier processes
+// of this gateway use kin, and carried is the way to this process once it is such a process.
 type sockets struct {
-	control, api, relay, grpc, admin net.Listener
+	control, relay, grpc net.Listener
+	api, admin           *httpSocket
 	// health is nil without the field health of the file.
-	health net.Listener
+	health       *httpSocket
+	kin, carried *httpSocket
 
 	controlServer, grpcServer *grpc.Server
 	relayServer               *http1.Server
-	apiServer, adminServer    *http.Server
-	healthServer              *http.Server
+	// grpcDone is closed when the last gRPC call of a retired process has ended.
+	grpcDone chan struct{}
 }
 
-// listen opens all listeners and makes their servers. serve starts the servers.
-func (g *Gateway) listen() (*sockets, error) {
+// httpSocket is a listener with a net/http server.
+type httpSocket struct {
+	listener net.Listener
+	// address is that of the configuration; empty for a unix socket.
+	address string
+	server  *http.Server
+	gate    *gate
+	// connections is the number of open connections.
+	connections atomic.Int64
+}
+
+// newHTTPSocket makes a server of the handler on a listener.
+func newHTTPSocket(l net.Listener, h http.Handler, headerTimeout time.Duration) *httpSocket {
+	s := &httpSocket{listener: l, gate: &gate{handler: h}}
+	s.server = &http.Server{Handler: s.gate, ReadHeaderTimeout: headerTimeout, ConnState: func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			s.connections.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			s.connections.Add(-1)
+		}
+	}}
+	return s
+}
+
+// listen opens the listeners for Envoy and operators and makes their servers. inherited are the
+// listeners of a predecessor by their addresses; nil: there are none. serve starts the servers.
+func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	var s sockets
 	var err error
-	if s.admin, err = net.Listen("tcp", g.options.Config.Admin); err != nil {
-		return nil, fmt.Errorf("admin: %w", err)
+	c := g.adminConfig()
+	if s.admin, err = listenOperators("admin", c.Listen, admin.New(c), inherited); err != nil {
+		return nil, err
 	}
-	if address := g.options.Config.Health; address != "" {
-		if s.health, err = net.Listen("tcp", address); err != nil {
-			return nil, errors.Join(fmt.Errorf("health: %w", err), s.close())
+	if c.Listen = g.options.Config.Health; c.Listen != "" {
+		if s.health, err = listenOperators("health", c.Listen, admin.NewHealth(c), inherited); err != nil {
+			return nil, errors.Join(err, s.close())
 		}
+	}
+	tenants, maxBody := g.auth.Tenant, int64(g.options.Config.MaxBody)
+	models := api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolNames, Tasks: tasks{g.dispatcher, g.auth}})
+	for _, socket := range []struct {
+		socket  **httpSocket
+		path    string
+		handler http.Handler
+	}{
+		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.streams.relay.Handler())},
+		{&s.kin, kinSocket(g.dir), g.streams.relay.PeerHandler(tenants, maxBody)},
+		{&s.api, bootstrap(g.dir).APISocket, models},
+	} {
+		l, err := listenUnix(socket.path)
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		*socket.socket = newHTTPSocket(l, socket.handler, time.Minute)
 	}
 	for _, socket := range []struct {
 		listener *net.Listener
 		path     string
 	}{
-		{&s.control, bootstrap(g.dir).ControlSocket}, {&s.api, bootstrap(g.dir).APISocket},
-		{&s.relay, relaySocket(g.dir)}, {&s.grpc, grpcSocket(g.dir)},
+		{&s.relay, relaySocket(g.dir)}, {&s.grpc, grpcSocket(g.dir)}, {&s.control, bootstrap(g.dir).ControlSocket},
 	} {
 		if *socket.listener, err = listenUnix(socket.path); err != nil {
 			return nil, errors.Join(err, s.close())
@@ -59,25 +107,54 @@ func (g *Gateway) listen() (*sockets, error) {
 	s.controlServer = g.controlServer()
 	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody) + messageOverhead))
 	g.streams.grpc.Register(s.grpcServer)
-	s.relayServer = g.relayServer()
-	s.apiServer = &http.Server{
-		Handler:           api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolNames, Tasks: tasks{g.dispatcher, g.auth}}),
-		ReadHeaderTimeout: time.Minute,
-	}
-	c := g.adminConfig()
-	s.adminServer = &http.Server{Handler: admin.New(c), ReadHeaderTimeout: 10 * time.Second}
-	c.Listen = g.options.Config.Health
-	s.healthServer = &http.Server{Handler: admin.NewHealth(c), ReadHeaderTimeout: 10 * time.Second}
+	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
 	return &s, nil
 }
 
-// listenUnix listens on a socket of the state directory, in the place of one that an earlier run
-// left. This process holds the directory's claim, so no other process listens there.
+// listenOperators listens on a TCP address, or uses the listener of a predecessor there.
+func listenOperators(name, address string, h http.Handler, inherited map[string]net.Listener) (*httpSocket, error) {
+	l := inherited[address]
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", address); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	s := newHTTPSocket(l, h, 10*time.Second)
+	s.address = address
+	return s, nil
+}
+
+// listenUnix listens on a socket of the state directory. It takes the path of a process that has
+// listened there before in one step, so that there is always one that listens. The connections of
+// that process stay.
 func listenUnix(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	temporary := path + ".new"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: temporary})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // the path may belong to a successor by then
+	if err := os.Rename(temporary, path); err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(temporary))
+	}
+	return l, nil
+}
+
+// Sockets between the processes of a gateway.
+
+// carrySocket is where the newest process counts what its predecessors hold.
+func carrySocket(dir *process.Dir) string { return dir.Socket("carry.sock") }
+
+// kinSocket is where the newest process carries calls of its predecessors.
+func kinSocket(dir *process.Dir) string { return dir.Socket("kin.sock") }
+
+// carriedSocket is where one process answers for the streams that it carries.
+func carriedSocket(dir *process.Dir, instance string) string {
+	return dir.Socket("carried-" + instance + ".sock")
 }
 
 // Sizes of the control connection in bytes. A request body crosses it in one message.
@@ -98,7 +175,7 @@ func (g *Gateway) controlServer() *grpc.Server {
 		g.guard.Register(s)
 	}
 	(&authz.Server{Authenticator: g.auth, MaxHeaders: headerLimits(g.options.Config)}).Register(s)
-	(&telemetry.AccessLog{OnEntry: g.observe}).Register(s)
+	g.accessLog.Register(s)
 	return s
 }
 
@@ -112,11 +189,13 @@ func (g *Gateway) relayServer() *http1.Server {
 	isRealtime := func(r *http.Request) bool { return r.URL.Path == routes.RealtimePath }
 	streams := g.streams.relay.Handler()
 	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if isRealtime(r) {
-			g.streams.realtime.ServeHTTP(w, r)
+		if !isRealtime(r) {
+			streams.ServeHTTP(w, r)
 			return
 		}
-		streams.ServeHTTP(w, r)
+		if g.successorRelay.Load() == nil || !g.elsewhere(w, r) {
+			g.streams.realtime.ServeHTTP(w, r)
+		}
 	})
 	return &http1.Server{
 		Handler: streams, Own: func(r *http.Request) bool { return !isRealtime(r) },
@@ -131,22 +210,24 @@ func (g *Gateway) allowed(tenant, model string) bool {
 	return ok && t.Allows(model)
 }
 
-// serve runs all servers in group until ctx ends.
-func (s *sockets) serve(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return serveGRPC(s.controlServer, s.control) })
-	group.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
-	group.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
-	group.Go(func() error { return serveHTTP(s.apiServer, s.api) })
-	group.Go(func() error { return serveHTTP(s.adminServer, s.admin) })
-	if s.health != nil {
-		group.Go(func() error { return serveHTTP(s.healthServer, s.health) })
+// serve runs all servers in the scope until it ends.
+func (s *sockets) serve(in *scope) {
+	in.Go(func() error { return serveGRPC(s.controlServer, s.control) })
+	in.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
+	in.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
+	for _, h := range s.http() {
+		in.Go(func() error { return serveHTTP(h.server, h.listener) })
 	}
-	group.Go(func() error {
-		<-ctx.Done()
-		s.controlServer.Stop()
-		s.grpcServer.Stop()
-		return errors.Join(s.apiServer.Close(), s.relayServer.Close(), s.adminServer.Close(), s.healthServer.Close())
+	in.Go(func() error {
+		<-in.ctx.Done()
+		s.stop()
+		return nil
 	})
+}
+
+// http lists the open sockets that have a net/http server.
+func (s *sockets) http() []*httpSocket {
+	return slices.DeleteFunc([]*httpSocket{s.api, s.admin, s.health, s.kin, s.carried}, func(h *httpSocket) bool { return h == nil })
 }
 
 // serveGRPC serves until the server is stopped, which is no error.
@@ -157,29 +238,107 @@ func serveGRPC(s *grpc.Server, l net.Listener) error {
 	return nil
 }
 
-// serveHTTP serves until the server is closed, which is no error.
+// serveHTTP serves until the server or its listener is closed, which is no error.
 func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil
 }
 
-// shutdown gives the last bytes to clients of managed streams patience to reach Envoy. What has not
-// left by then is cut.
-func (s *sockets) shutdown(patience time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_ = s.relayServer.Shutdown(ctx) // its error says that patience was too short
+// adminPatience is how long requests of operators may take after a hand-over.
+const adminPatience = 5 * time.Second
+
+// retire ends accepting, because a successor listens at the same paths. Envoy is told to open new
+// connections; those that it has are served until it closes them. Only the way of the successor to
+// this process stays open.
+func (s *sockets) retire() {
+	go s.controlServer.GracefulStop()
+	go func() {
+		s.grpcServer.GracefulStop()
+		close(s.grpcDone)
+	}()
+	s.relayServer.StopAccepting()
+	s.api.listener.Close()
+	s.kin.listener.Close()
+	for _, operators := range s.operators() {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), adminPatience)
+			defer cancel()
+			_ = operators.server.Shutdown(ctx) // what takes longer is closed by stop
+		}()
+	}
+}
+
+// operators lists the sockets for operators, which have TCP addresses.
+func (s *sockets) operators() []*httpSocket {
+	if s.health == nil {
+		return []*httpSocket{s.admin}
+	}
+	return []*httpSocket{s.admin, s.health}
+}
+
+// busy reports whether a call of gRPC runs after retire.
+func (s *sockets) busy() bool {
+	select {
+	case <-s.grpcDone:
+		return false
+	default:
+		return true
+	}
+}
+
+// connected reports whether Envoy has a connection on which it may still send a request.
+func (s *sockets) connected() bool {
+	return s.relayServer.Connections() > 0 || s.api.connections.Load() > 0
+}
+
+// stop closes everything at once.
+func (s *sockets) stop() {
+	s.controlServer.Stop()
+	s.grpcServer.Stop()
+	_ = s.relayServer.Close() // there is nothing to do about a connection that does not close
+	for _, h := range s.http() {
+		_ = h.server.Close()
+	}
+}
+
+// operatorFiles returns copies of the listeners for operators, for a successor. The caller closes
+// them.
+func (s *sockets) operatorFiles() ([]*os.File, error) {
+	var files []*os.File
+	for _, h := range s.operators() {
+		l, ok := h.listener.(*net.TCPListener)
+		if !ok {
+			return nil, errors.Join(errors.New("a listener for operators is not TCP"), closeFiles(files))
+		}
+		file, err := l.File()
+		if err != nil {
+			return nil, errors.Join(err, closeFiles(files))
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func closeFiles(files []*os.File) error {
+	var failed []error
+	for _, f := range files {
+		failed = append(failed, f.Close())
+	}
+	return errors.Join(failed...)
 }
 
 // close closes the listeners that are open.
 func (s *sockets) close() error {
 	var failed []error
-	for _, l := range []net.Listener{s.control, s.api, s.relay, s.grpc, s.admin, s.health} {
+	for _, l := range []net.Listener{s.control, s.relay, s.grpc} {
 		if l != nil {
 			failed = append(failed, l.Close())
 		}
+	}
+	for _, h := range s.http() {
+		failed = append(failed, h.listener.Close())
 	}
 	return errors.Join(failed...)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"syscall"
 	"time"
@@ -13,9 +14,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// Restart signals the gateway that holds the state directory and waits until its successor is
-// ready. token is a token of the file's admin_auth. It is empty if there is none.
-func Restart(ctx context.Context, c *config.Config, token string) error {
+// Restart tells the gateway that holds the state directory to hand over, waits until its successor
+// is ready, and prints what has changed to out. token is a token of the file's admin_auth. It is
+// empty if there is none. The error says why the old process goes on.
+func Restart(ctx context.Context, c *config.Config, token string, out io.Writer) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -28,7 +30,7 @@ func Restart(ctx context.Context, c *config.Config, token string) error {
 		return err
 	}
 	admin := adminClient{c.Admin, token}
-	before, err := admin.startedAt(ctx)
+	before, err := admin.process(ctx)
 	if err != nil {
 		return err
 	}
@@ -38,8 +40,13 @@ func Restart(ctx context.Context, c *config.Config, token string) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if now, err := admin.startedAt(ctx); err == nil && now.After(before) && admin.ready(ctx) {
-			return nil
+		now, err := admin.process(ctx)
+		switch {
+		case err != nil: // the listener changes hands
+		case now.Started.After(before.Started) && admin.ready(ctx):
+			return now.report(out, before)
+		case now.Upgrade.At.After(before.Upgrade.At):
+			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
 		}
 		select {
 		case <-ctx.Done():
@@ -55,21 +62,54 @@ type adminClient struct {
 	address, token string
 }
 
-// startedAt asks when the gateway's process started.
-func (c adminClient) startedAt(ctx context.Context) (time.Time, error) {
-	var status struct {
-		Started time.Time `json:"started"`
+// runningProcess is what the admin API says of the process that serves the gateway.
+type runningProcess struct {
+	Version string    `json:"version"`
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	Envoy   struct {
+		PID     int  `json:"pid"`
+		Adopted bool `json:"adopted"`
+	} `json:"envoy"`
+	Upgrade struct {
+		Failed       string    `json:"failed"`
+		At           time.Time `json:"failed_at"`
+		Predecessors []struct {
+			PID      int    `json:"pid"`
+			Version  string `json:"version"`
+			Requests int    `json:"requests"`
+		} `json:"predecessors"`
+	} `json:"upgrade"`
+}
+
+// String names the process to an operator.
+func (p runningProcess) String() string { return fmt.Sprintf("%s (pid %d)", p.Version, p.PID) }
+
+// report prints what a restart has changed.
+func (p runningProcess) report(out io.Writer, before runningProcess) error {
+	text := fmt.Sprintf("restarted: %s → %s\n", before, p)
+	if p.Envoy.Adopted {
+		text += fmt.Sprintf("adopted: Envoy (pid %d)\n", p.Envoy.PID)
 	}
+	for _, old := range p.Upgrade.Predecessors {
+		text += fmt.Sprintf("carried on: %d requests by %s (pid %d), until they end\n", old.Requests, old.Version, old.PID)
+	}
+	_, err := io.WriteString(out, text)
+	return err
+}
+
+// process asks which process serves the gateway.
+func (c adminClient) process(ctx context.Context) (p runningProcess, err error) {
 	resp, err := c.get(ctx, "/api/v1/status")
 	if err != nil {
-		return time.Time{}, err
+		return p, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return time.Time{}, fmt.Errorf("the admin listener at %s answered %s: give a token of admin_auth by --admin-token-file or SLUICE_ADMIN_TOKEN",
+		return p, fmt.Errorf("the admin listener at %s answered %s: give a token of admin_auth by --admin-token-file or SLUICE_ADMIN_TOKEN",
 			c.address, resp.Status)
 	}
-	return status.Started, json.NewDecoder(resp.Body).Decode(&status)
+	return p, json.NewDecoder(resp.Body).Decode(&p)
 }
 
 // ready asks whether the gateway can serve requests.

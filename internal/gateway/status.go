@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
@@ -44,7 +45,9 @@ func (g *Gateway) status() admin.Status {
 	x, file := g.envoy.server.Status(), g.watcher.Status()
 	s := admin.Status{
 		Version: g.options.Version,
+		PID:     os.Getpid(),
 		Started: g.started,
+		Upgrade: g.upgradeStatus(),
 		Listen:  g.options.Config.Listen,
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
@@ -95,6 +98,16 @@ func needed(m *engines.ModelSnapshot, least int) int {
 		}
 	}
 	return n
+}
+
+// upgradeStatus tells of the processes before this one.
+func (g *Gateway) upgradeStatus() admin.UpgradeStatus {
+	var s admin.UpgradeStatus
+	s.Failed, s.FailedAt = g.upgrade.last()
+	for _, p := range g.carried.Predecessors() {
+		s.Predecessors = append(s.Predecessors, admin.Predecessor{PID: p.PID, Version: p.Version, Requests: p.Requests})
+	}
+	return s
 }
 
 // modelLoad returns the load of a model and its limits in force.

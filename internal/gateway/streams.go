@@ -59,9 +59,8 @@ func (g *Gateway) makeStreams() error {
 	if s.tracer != nil {
 		parts.StartTrace = s.startTrace
 	}
-	if s.peers != nil {
-		parts.Peers = s.peers
-	}
+	parts.Peers, parts.Elsewhere = s.kin(g), g.elsewhere
+	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
 		Generator: s.relay, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
@@ -69,6 +68,15 @@ func (g *Gateway) makeStreams() error {
 	}
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Tenant, ReplicaHeader: replicaHeader}
 	return nil
+}
+
+// kin returns the other processes of this gateway together with the remote gateways.
+func (s *streams) kin(g *Gateway) *kin {
+	all := &kin{gateway: g}
+	if s.peers != nil {
+		all.remote = s.peers
+	}
+	return all
 }
 
 // startTrace starts the trace of a managed stream. It returns nil if the stream is not traced.
@@ -126,18 +134,6 @@ func collectorHeaders(text string) map[string]string {
 		}
 	}
 	return all
-}
-
-// handOverPatience is how long clients have to read that the gateway hands over.
-const handOverPatience = 2 * time.Second
-
-// stop ends all managed streams with a notice that the gateway stops. It returns when all clients
-// have the notice, or after patience.
-func (s *streams) stop(patience time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	s.realtime.Close(ctx)
-	s.relay.Close(ctx)
 }
 
 // stopNotice is how long before the end of a drain the clients of managed streams get a notice.

@@ -56,6 +56,8 @@ type Server struct {
 	MaxHeaderBytes int
 
 	closing atomic.Bool
+	// retired says that no connection is accepted any more, see StopAccepting.
+	retired atomic.Bool
 
 	mu        sync.Mutex
 	listeners map[net.Listener]struct{}
@@ -81,7 +83,7 @@ func (s *Server) Serve(l net.Listener) error {
 		case err == nil:
 			pause = 0
 			s.serveConn(rwc)
-		case s.closing.Load():
+		case s.closing.Load(), s.retired.Load():
 			return http.ErrServerClosed
 		case !isTransient(err):
 			return err
@@ -115,7 +117,7 @@ func (s *Server) log() *zap.Logger {
 func (s *Server) registerListener(l net.Listener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Load() {
+	if s.ending() {
 		return false
 	}
 	if s.base == nil {
@@ -196,6 +198,28 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		}
 	}
 }
+
+// StopAccepting closes the listeners and leaves all connections open, those without a request too:
+// the peer may be about to use them. A connection ends after its next response, or when the peer
+// closes it.
+func (s *Server) StopAccepting() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired.Store(true)
+	for l := range s.listeners {
+		l.Close()
+	}
+}
+
+// Connections returns the number of open connections, without those that Other serves.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// ending reports whether a connection ends after its response.
+func (s *Server) ending() bool { return s.closing.Load() || s.retired.Load() }
 
 // Close closes all connections but hijacked ones. It does not wait for handlers.
 func (s *Server) Close() error {

@@ -92,7 +92,9 @@ func callOfOffer(o *dispatch.Offer) *Call {
 func (c *Call) isNamed() bool { return c.Scan.RequestID != "" }
 
 // key returns the tenant and the request id of a named call.
-func (c *Call) key() replay.Key { return replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID} }
+func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) }
+
+func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
 
 // fingerprint returns a hash of the path and the body. It tells apart two requests with the same
 // request id.

@@ -33,9 +33,23 @@ func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call
 	}
 }
 
-// forwardCall has the remote gateway owner carry a call, over HTTP, and gives its response to the
-// sink. If the client cancels the call, the remote gateway cancels it for all clients.
-func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sink) {
+// remote is what carries a call over HTTP: a remote gateway, or the successor of this process.
+type remote struct {
+	forward Forwarder
+	// counts says that it counts the usage of the call itself.
+	counts bool
+}
+
+// remoteGateway returns the remote gateway with this name.
+func (r *Relay) remoteGateway(owner string) remote {
+	return remote{counts: true, forward: func(w http.ResponseWriter, req *http.Request) *openai.Error {
+		return r.config.Peers.Forward(w, req, owner)
+	}}
+}
+
+// forwardCall has a remote carry a call and gives its response to the sink. If the client cancels
+// the call, the remote cancels it for all clients.
+func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) {
 	defer r.delayClose()()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -49,7 +63,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sin
 	}
 	request.Header.Set("content-type", "application/json")
 	response := &remoteResponse{sink: sink, tracker: sse.Tracker{Choices: c.Scan.Choices}}
-	fault := r.config.Peers.Forward(response, setCall(request, c), owner)
+	fault := to.forward(response, setCall(request, c))
 	result := Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica)}
 	var clientFault *openai.Error
 	switch why := errors.Join(response.err, context.Cause(ctx)); {
@@ -64,18 +78,20 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, owner string, sink Sin
 		release := r.delayClose()
 		go func() {
 			defer release()
-			r.cancelRemote(c, owner)
+			r.cancelRemote(c, to)
 		}()
 	}
 	_ = sink.Finish(result) // the call is over anyway
 	if c.Entry != nil {
-		result.Usage = Usage{} // the remote gateway counts it
+		if to.counts {
+			result.Usage = Usage{}
+		}
 		c.Entry.SetOutcome(result)
 	}
 }
 
-// cancelRemote cancels a call that a remote gateway carries, for all clients that share it.
-func (r *Relay) cancelRemote(c *Call, owner string) {
+// cancelRemote cancels a call that a remote carries, for all clients that share it.
+func (r *Relay) cancelRemote(c *Call, to remote) {
 	ctx, cancel := context.WithTimeout(r.ctx, remoteCancelTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, routes.StreamsPath+url.PathEscape(c.Scan.RequestID)+"/cancel", nil)
@@ -83,7 +99,7 @@ func (r *Relay) cancelRemote(c *Call, owner string) {
 		panic(err)
 	}
 	request.Header.Set(headers.Tenant, c.Tenant.Name)
-	_ = r.config.Peers.Forward(&remoteResponse{}, request, owner) // Forward logs failures
+	_ = to.forward(&remoteResponse{}, request) // it logs failures
 }
 
 // setCall sets the body of a request to that of the call, and the headers from which a remote
@@ -97,6 +113,9 @@ func setCall(request *http.Request, c *Call) *http.Request {
 	}
 	if c.Scan.Timeout > 0 {
 		request.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
+	}
+	if c.Task != "" {
+		request.Header.Set(headers.TaskID, c.Task)
 	}
 	if c.Patient {
 		request.Header.Set(headers.Patient, "1")
@@ -154,5 +173,5 @@ func callOfPeer(req *http.Request, tenant func(string) (*authz.Tenant, bool), ma
 	}
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
 		Path: req.URL.RequestURI(), Header: forwardedHeaders(req.Header), Body: body, Scan: scan, Received: time.Now(),
-		Patient: req.Header.Get(headers.Patient) != ""}, nil
+		Task: req.Header.Get(headers.TaskID), Patient: req.Header.Get(headers.Patient) != ""}, nil
 }

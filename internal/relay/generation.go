@@ -48,6 +48,9 @@ type generation struct {
 	answer   *Answer
 	done     chan struct{}
 	result   Result
+	// moved says that the call waited in vain, because the successor carries it now. It is set
+	// before done is closed.
+	moved bool
 
 	status generationStatus
 	// leaveTimer ends a named generation some time after its last subscriber has gone. nil: it has
@@ -104,7 +107,11 @@ func (g *generation) run() {
 	}
 	defer close(g.done)
 	g.result, g.answer = g.work()
-	g.dropPrompt()
+	if g.moved {
+		g.giveUpID()
+	} else {
+		g.dropPrompt()
+	}
 	g.cancel(nil)
 	if g.trace != nil && g.call.isNamed() {
 		g.trace.End(g.result) // the trace of a call without a name ends with its subscriber
@@ -127,6 +134,7 @@ func (g *generation) work() (Result, *Answer) {
 	for {
 		ticket, preemption, fault := g.dispatch()
 		if fault != nil {
+			g.moved = g.relay.isRetired() && g.ctx.Err() == nil
 			return Result{Fault: g.refusal(fault), Attempts: g.attempts}, nil
 		}
 		f := g.newFailover(ticket, preemption)

@@ -47,7 +47,9 @@ func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	offer, ok := r.config.Handoff.Claim(req.Header.Get(headers.Handoff))
 	if !ok {
-		writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+		if !r.isElsewhere(w, req) {
+			writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+		}
 		return
 	}
 	defer offer.Done() // also when the answer of a remote gateway is cut, which is a panic
@@ -109,7 +111,7 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		call.Entry = record
 	}
 	if owner, mine := r.claimID(ctx, &call); !mine {
-		r.forwardCall(ctx, &call, owner, sink)
+		r.forwardCall(ctx, &call, r.remoteGateway(owner), sink)
 		return
 	}
 	r.carry(ctx, &call, nil, subscription{sink: sink, after: noEvent})
@@ -130,7 +132,11 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		r.refuse(c, how.sink, Result{Fault: fault})
 		return
 	}
-	result := g.subscribe(ctx, how)
+	result, moved := g.subscribe(ctx, how)
+	if moved {
+		r.forwardMoved(ctx, c, g, how.sink)
+		return
+	}
 	if started && g.trace != nil && !c.isNamed() {
 		g.trace.End(result)
 	}
@@ -197,7 +203,10 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		writeError(w, fault)
 		return
 	}
-	g.subscribe(req.Context(), subscription{sink: r.newHTTPSink(w, g.call), after: after})
+	sink := r.newHTTPSink(w, g.call)
+	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
+		r.forwardMoved(req.Context(), &Call{}, g, sink)
+	}
 }
 
 // serveRemoteStream has the remote gateway answer that has the request id.
@@ -210,7 +219,9 @@ func (r *Relay) serveRemoteStream(w http.ResponseWriter, req *http.Request, key 
 			return
 		}
 	}
-	writeError(w, notFoundFault())
+	if !r.isElsewhere(w, req) {
+		writeError(w, notFoundFault())
+	}
 }
 
 // parseAfter returns the number of the last event that the client has seen, or noEvent.

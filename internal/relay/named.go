@@ -72,6 +72,9 @@ func (g *generation) mayRestart() bool {
 // generation that its client has left for that long is forgotten at once, and so is every
 // generation when the gateway stops.
 func (g *generation) expire() {
+	if g.moved {
+		return // giveUpID has done it
+	}
 	r, key := g.relay, g.call.key()
 	if g.policy.Resume == 0 || r.ctx.Err() != nil || errors.Is(context.Cause(g.ctx), errLeft) {
 		r.named.Forget(key, g)
@@ -84,13 +87,22 @@ func (g *generation) expire() {
 	}
 }
 
+// giveUpID forgets a generation whose call the successor carries. It does so before the clients
+// learn of it, who then start the call there.
+func (g *generation) giveUpID() {
+	if g.call.isNamed() {
+		g.relay.named.Forget(g.call.key(), g)
+		g.relay.releaseID(g.call.key(), g)
+	}
+}
+
 // claimLease is how long a request id stays ours without renewal. Package peers renews it in time.
 const claimLease = time.Minute
 
 // claimID claims the call's request id among the gateways. mine is false when the gateway owner
 // runs the request.
 func (r *Relay) claimID(ctx context.Context, c *Call) (owner string, mine bool) {
-	if !c.isNamed() || r.config.Peers == nil {
+	if !c.isNamed() || r.config.Peers == nil || r.isRetired() { // the successor claims it
 		return "", true
 	}
 	if _, ok := r.named.Find(c.key()); ok {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,10 @@ type Config struct {
 	// (empty: none) and the time at which the request came. It returns nil for a call that is not
 	// traced. nil: no call is.
 	StartTrace func(a request.Arrival, traceparent string, received time.Time) Trace
+	// Elsewhere answers a request that Envoy has sent to this process although another process of
+	// this gateway has made its offer or has its stream. It returns false, and has written nothing,
+	// if there is no such process. nil: there is none.
+	Elsewhere func(w http.ResponseWriter, r *http.Request) bool
 	// Requests makes the records of the calls that come by Generate. An offer of ext_proc has its
 	// record already. nil: no records are made.
 	Requests *request.Store
@@ -69,6 +74,10 @@ type Relay struct {
 	// mu guards closed. It is locked around running.Add, so that nothing is added after Close.
 	mu     sync.Mutex
 	closed bool
+	// carrying counts what running waits for, for Busy.
+	carrying atomic.Int64
+	// successor carries the calls that do not run yet. It is nil before Retire.
+	successor atomic.Pointer[Forwarder]
 }
 
 // New returns a Relay without rules.
@@ -134,7 +143,11 @@ func (r *Relay) delayClose() (release func()) {
 		return func() {}
 	}
 	r.running.Add(1)
-	return r.running.Done
+	r.carrying.Add(1)
+	return func() {
+		r.carrying.Add(-1)
+		r.running.Done()
+	}
 }
 
 // start runs a generation in a goroutine of its own. After Close the generation is over at once,
@@ -142,7 +155,11 @@ func (r *Relay) delayClose() (release func()) {
 func (r *Relay) start(g *generation) {
 	r.mu.Lock()
 	if !r.closed {
-		r.running.Go(g.run)
+		r.carrying.Add(1)
+		r.running.Go(func() {
+			defer r.carrying.Add(-1)
+			g.run()
+		})
 		r.mu.Unlock()
 		return
 	}

@@ -45,19 +45,22 @@ type subscriber struct {
 	unflushed bool
 	// lastFlush is when events were flushed last.
 	lastFlush time.Time
+	// moved says that the generation has ended because the successor carries the call now.
+	moved bool
 	// flushes counts the flushes of events, for the trace.
 	flushes int64
 }
 
 // subscribe writes the events of the generation to a sink until either ends. It returns how the
-// call has ended for this sink. ctx ends when the client has left.
-func (g *generation) subscribe(ctx context.Context, how subscription) Result {
+// call has ended for this sink, or that the call has moved to the successor (Relay.Retire) before
+// the sink had an event. ctx ends when the client has left.
+func (g *generation) subscribe(ctx context.Context, how subscription) (result Result, moved bool) {
 	defer g.relay.delayClose()()
 	events, err := g.broadcast.Subscribe(how.after)
 	if err != nil {
 		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
 		_ = how.sink.Finish(Result{Fault: fault}) // the generation goes on for others
-		return Result{Fault: fault}
+		return Result{Fault: fault}, false
 	}
 	defer events.Unsubscribe()
 	s := &subscriber{gen: g, events: events, sink: how.sink}
@@ -68,7 +71,8 @@ func (g *generation) subscribe(ctx context.Context, how subscription) Result {
 		s.inline = inline
 		events.SetInlineWriter(s)
 	}
-	return s.run(ctx, how.foreseen)
+	result = s.run(ctx, how.foreseen)
+	return result, s.moved
 }
 
 // Append implements replay.InlineWriter.
@@ -180,6 +184,9 @@ func (s *subscriber) writeEvents() (result Result, finished bool, err error) {
 			return Result{}, false, nil // run writes the answer
 		}
 		result = s.finalResult()
+		if s.moved = s.gen.moved; s.moved {
+			return result, true, nil
+		}
 		_ = s.sink.Finish(result) // the generation has ended already
 		s.recordFlush()
 		return result, true, nil

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"errors"
 	"io"
+	"sync/atomic"
 
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/grpc"
@@ -21,7 +22,14 @@ type AccessLog struct {
 	// OnEntry is called for every HTTP record, concurrently for several streams, in order within a
 	// stream. It blocks its stream and must be fast. nil means that records are discarded.
 	OnEntry func(request.Entry)
+
+	// retired says that another process receives the log, see Retire.
+	retired atomic.Bool
 }
+
+// Retire ends each stream after its next message, so that Envoy opens it again at the process that
+// has replaced this one.
+func (a *AccessLog) Retire() { a.retired.Store(true) }
 
 // Register adds the service to a gRPC server.
 func (a *AccessLog) Register(r grpc.ServiceRegistrar) { alsv3.RegisterAccessLogServiceServer(r, a) }
@@ -40,11 +48,13 @@ func (a *AccessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessL
 		if id := in.GetIdentifier(); id != nil { // the first message of a stream only
 			log = id.GetLogName()
 		}
-		if a.OnEntry == nil {
-			continue
+		if a.OnEntry != nil {
+			for _, record := range in.GetHttpLogs().GetLogEntry() {
+				a.OnEntry(newEntry(log, record))
+			}
 		}
-		for _, record := range in.GetHttpLogs().GetLogEntry() {
-			a.OnEntry(newEntry(log, record))
+		if a.retired.Load() {
+			return stream.SendAndClose(&alsv3.StreamAccessLogsResponse{})
 		}
 	}
 }

@@ -116,6 +116,8 @@ type Peers struct {
 	// address is the address in this gateway's record. Empty: there is no record, because Serve has
 	// not begun or Run has ended.
 	address string
+	// listener is what Serve listens on. nil: Serve has not begun.
+	listener net.Listener
 	// claims are the claims of this gateway by their keys.
 	claims map[string]*claim
 	// records are the records of other gateways that have not expired.

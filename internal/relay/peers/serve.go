@@ -50,13 +50,14 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 			return errors.Join(fmt.Errorf("peers: %w", err), l.Close())
 		}
 	}
+	p.setListener(l)
 	server := &http.Server{
 		Handler: p.authenticate(h), ReadHeaderTimeout: headerTimeout, IdleTimeout: serverIdleTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    debugLogger(p.cfg.Log),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(tls.NewListener(l, p.serverTLS())) }()
+	go func() { ended <- p.serveListeners(server, l) }()
 	p.setAddress(address)
 	select {
 	case err := <-ended:
@@ -73,6 +74,53 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 		err = errors.Join(err, why)
 	}
 	return err
+}
+
+// serveListeners serves on l, and after Move on the listener that has taken its place.
+func (p *Peers) serveListeners(server *http.Server, l net.Listener) error {
+	for {
+		err := server.Serve(tls.NewListener(l, p.serverTLS()))
+		next := p.currentListener()
+		if next == l || errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		l = next
+	}
+}
+
+// Move makes this gateway listen at another port of the same host, which the kernel picks, and
+// frees Config.Listen for the process that replaces this one. Requests that run go on. Move does
+// nothing before Serve.
+func (p *Peers) Move(ctx context.Context) error {
+	before := p.currentListener()
+	if before == nil {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(p.ownAddress())
+	if err != nil {
+		return fmt.Errorf("peers: %w", err)
+	}
+	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return fmt.Errorf("peers: %w", err)
+	}
+	p.setListener(l)
+	p.setAddress(l.Addr().String())
+	return before.Close()
+}
+
+// setListener sets the listener that Serve serves on.
+func (p *Peers) setListener(l net.Listener) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listener = l
+}
+
+// currentListener returns the listener that Serve serves on. It is nil before Serve.
+func (p *Peers) currentListener() net.Listener {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.listener
 }
 
 // authenticate checks for each request that its gateway still has a record, because a connection

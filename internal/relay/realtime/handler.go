@@ -113,6 +113,13 @@ func (h *Handler) Close(ctx context.Context) {
 	closedBefore(gone, time.After(closeTimeout))
 }
 
+// Busy reports whether a socket is open.
+func (h *Handler) Busy() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.sessions) > 0
+}
+
 // closedBefore reports whether all sockets were closed before the time was over.
 func closedBefore[T any](gone <-chan struct{}, late <-chan T) bool {
 	select {

@@ -1,0 +1,107 @@
+package carry
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// forwardedBy is the value of headers.Forwarded on requests between processes of one gateway.
+const forwardedBy = "process"
+
+// Forwarder returns a func that has another process of this gateway answer a request, over the
+// network and at the address at which it listens ("unix" and a path, or "tcp" and a host:port). The
+// error says that the process does not answer; nil: a response was written. A response that breaks
+// off ends in a panic with http.ErrAbortHandler, as in httputil.ReverseProxy. The other process
+// does not forward the request again.
+func Forwarder(network, address string, log *zap.Logger) func(http.ResponseWriter, *http.Request) *openai.Error {
+	transport := newTransport(network, address)
+	return func(w http.ResponseWriter, r *http.Request) *openai.Error {
+		var failed error
+		proxy := &httputil.ReverseProxy{
+			Rewrite: func(pr *httputil.ProxyRequest) {
+				pr.SetURL(&url.URL{Scheme: "http", Host: "sluice"})
+				pr.Out.Host = pr.In.Host
+				pr.Out.URL.RawQuery = pr.In.URL.RawQuery
+				pr.Out.Header.Set(headers.Forwarded, forwardedBy)
+			},
+			Transport: transport, FlushInterval: -1,
+			ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },
+		}
+		proxy.ServeHTTP(w, r)
+		if failed == nil || r.Context().Err() != nil {
+			return nil
+		}
+		log.Warn("request not forwarded, the other process does not answer", zap.String("address", address), zap.Error(failed))
+		return openai.Errorf(openai.CodeGatewayUnavailable, "The process of the gateway that has this request does not answer.")
+	}
+}
+
+// newTransport returns a transport to one address. It opens a connection for each request, so that
+// a request always reaches the newest process that listens at a path.
+func newTransport(network, address string) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		},
+		DisableKeepAlives: true, DisableCompression: true,
+	}
+}
+
+// ownsPath is the path at which a predecessor says whether it has a request id.
+const ownsPath = "/owns"
+
+// askTimeout bounds the question whether a predecessor has a request id.
+const askTimeout = time.Second
+
+// Handler returns the handler of a predecessor's own socket: it says which request ids the process
+// has (owns), and gives all other requests to streams.
+func Handler(owns func(tenant, id string) bool, streams http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != ownsPath {
+			streams.ServeHTTP(w, r)
+			return
+		}
+		q := r.URL.Query()
+		if !owns(q.Get("tenant"), q.Get("id")) {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	})
+}
+
+// Find returns the predecessor that has the request id.
+func (s *Server) Find(ctx context.Context, tenant, id string) (Process, bool) {
+	for _, p := range s.Predecessors() {
+		if p.owns(ctx, tenant, id) {
+			return p.Process, true
+		}
+	}
+	return Process{}, false
+}
+
+// owns asks a predecessor whether it has the request id. One that does not answer has not.
+func (p Process) owns(ctx context.Context, tenant, id string) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	question := url.URL{Scheme: "http", Host: "sluice", Path: ownsPath, RawQuery: url.Values{"tenant": {tenant}, "id": {id}}.Encode()}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, question.String(), nil)
+	if err != nil {
+		return false
+	}
+	answer, err := newTransport("unix", p.Socket).RoundTrip(r)
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	_, _ = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode == http.StatusOK
+}

@@ -1,0 +1,183 @@
+package carry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+)
+
+const (
+	// reconnectPause is the time between two attempts to reach the successor.
+	reconnectPause = 20 * time.Millisecond
+	// writeTimeout is how long the successor may take to read what it is told.
+	writeTimeout = 10 * time.Second
+)
+
+// Link tells the successor what this process holds. It is the watcher of the dispatcher's tickets.
+// NewLink makes it, and Run connects it.
+type Link struct {
+	socket string
+	self   Process
+	drain  func(time.Duration)
+	log    *zap.Logger
+	// changed wakes the goroutine that writes. It has room for one element.
+	changed chan struct{}
+
+	mu sync.Mutex
+	// refs are the numbers of the tickets that are held, held what is told of them; guarded by mu
+	refs map[*dispatch.Ticket]uint64
+	held map[uint64]dispatch.HeldRequest
+	last uint64
+	// unsent are the messages that the successor has not been sent yet; guarded by mu
+	unsent []message
+}
+
+var _ dispatch.TicketWatcher = (*Link)(nil)
+
+// NewLink returns a Link to the process that listens on the socket. drain is called when that
+// process says that the gateway stops; it must be quick.
+func NewLink(socket string, self Process, drain func(time.Duration), log *zap.Logger) *Link {
+	return &Link{socket: socket, self: self, drain: drain, log: log, changed: make(chan struct{}, 1),
+		refs: map[*dispatch.Ticket]uint64{}, held: map[uint64]dispatch.HeldRequest{}}
+}
+
+// Holds implements dispatch.TicketWatcher.
+func (l *Link) Holds(t *dispatch.Ticket, r dispatch.HeldRequest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ref, ok := l.refs[t]
+	if !ok {
+		l.last++
+		ref = l.last
+		l.refs[t] = ref
+	}
+	l.held[ref] = r
+	l.sendLocked(message{Hold: newHold(ref, r)})
+}
+
+// Corrected implements dispatch.TicketWatcher.
+func (l *Link) Corrected(t *dispatch.Ticket, tokens int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ref, ok := l.refs[t]; ok {
+		l.sendLocked(message{Correct: &correction{ref, tokens}})
+	}
+}
+
+// Released implements dispatch.TicketWatcher.
+func (l *Link) Released(t *dispatch.Ticket) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ref, ok := l.refs[t]; ok {
+		delete(l.refs, t)
+		delete(l.held, ref)
+		l.sendLocked(message{Release: ref})
+	}
+}
+
+// sendLocked queues a message. l.mu is held.
+func (l *Link) sendLocked(m message) {
+	l.unsent = append(l.unsent, m)
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the successor informed until ctx ends. It connects again whenever the connection ends,
+// which happens when the successor is replaced or is gone. Run returns nil.
+func (l *Link) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", l.socket)
+		if err == nil {
+			err = l.serve(ctx, conn)
+		}
+		if ctx.Err() == nil {
+			l.log.Debug("successor not connected", zap.Error(err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(reconnectPause):
+		}
+	}
+	return nil
+}
+
+// serve tells the successor everything over one connection, and then what changes.
+func (l *Link) serve(ctx context.Context, conn net.Conn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer conn.Close()
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer conn.Close() // before the wait for the reader
+	reader.Go(func() {
+		defer cancel()
+		l.readOrders(conn)
+	})
+	out := json.NewEncoder(conn)
+	for all := l.everything(); ; all = l.takeUnsent() {
+		for i := range all {
+			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+				return err
+			}
+			if err := out.Encode(&all[i]); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return errors.New("the connection has ended")
+		case <-l.changed:
+		}
+	}
+}
+
+// readOrders does what the successor says until the connection ends.
+func (l *Link) readOrders(conn net.Conn) {
+	in := json.NewDecoder(conn)
+	for {
+		var o order
+		if in.Decode(&o) != nil {
+			return
+		}
+		if o.Drain != nil {
+			l.drain(*o.Drain)
+		}
+	}
+}
+
+// everything returns what a successor must be told that knows nothing yet.
+func (l *Link) everything() []message {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsent = nil
+	all := []message{{Hello: &l.self}}
+	for ref, r := range l.held {
+		all = append(all, message{Hold: newHold(ref, r)})
+	}
+	return append(all, message{Synced: true})
+}
+
+func (l *Link) takeUnsent() []message {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.unsent
+	l.unsent = nil
+	return all
+}
+
+// Held returns the number of requests that this process holds.
+func (l *Link) Held() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
+}

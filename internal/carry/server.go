@@ -1,0 +1,206 @@
+package carry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+)
+
+// Server counts what the predecessors of this process hold.
+type Server struct {
+	dispatcher *dispatch.Dispatcher
+	log        *zap.Logger
+
+	mu sync.Mutex
+	// predecessors are connected now; guarded by mu
+	predecessors map[*predecessor]struct{}
+	// synced is closed and replaced when a predecessor has told everything; guarded by mu
+	synced chan struct{}
+	// stopAt is when all streams must have ended; the zero value means that the gateway does not
+	// stop. Guarded by mu.
+	stopAt time.Time
+}
+
+// predecessor is the connection of one predecessor.
+type predecessor struct {
+	conn net.Conn
+	// process, held and synced are guarded by Server.mu. held is changed by the connection's
+	// goroutine alone.
+	process Process
+	held    map[uint64]*dispatch.CarriedRequest
+	synced  bool
+}
+
+// Predecessor is a predecessor as operators see it.
+type Predecessor struct {
+	Process
+	// Requests is the number of requests that it holds.
+	Requests int
+}
+
+// NewServer returns a Server without predecessors.
+func NewServer(d *dispatch.Dispatcher, log *zap.Logger) *Server {
+	return &Server{dispatcher: d, log: log, predecessors: map[*predecessor]struct{}{}, synced: make(chan struct{})}
+}
+
+// Serve accepts predecessors on l until ctx ends. Then it closes l and all connections, so that
+// the predecessors connect to the next process, and frees what they hold. Serve returns nil, or why
+// accepting has failed.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	defer l.Close()
+	var connections sync.WaitGroup
+	defer connections.Wait()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case err == nil:
+			connections.Go(func() { s.serve(ctx, conn) })
+		case ctx.Err() != nil:
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// serve counts what one predecessor holds until its connection ends.
+func (s *Server) serve(ctx context.Context, conn net.Conn) {
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	p := &predecessor{conn: conn, held: map[uint64]*dispatch.CarriedRequest{}}
+	s.mu.Lock()
+	s.predecessors[p] = struct{}{}
+	stopAt := s.stopAt
+	s.mu.Unlock()
+	if !stopAt.IsZero() {
+		p.drain(time.Until(stopAt))
+	}
+	in := json.NewDecoder(conn)
+	for {
+		var m message
+		if err := in.Decode(&m); err != nil {
+			break
+		}
+		s.handle(p, &m)
+	}
+	conn.Close()
+	s.mu.Lock()
+	delete(s.predecessors, p)
+	s.mu.Unlock()
+	if ctx.Err() != nil {
+		return // this process is being replaced in its turn: the successor counts them
+	}
+	for _, r := range p.held {
+		r.Release()
+	}
+	s.log.Info("earlier process disconnected", zap.Int("pid", p.process.PID), zap.Int("requests", len(p.held)))
+}
+
+// handle applies a message. Only the goroutine of the predecessor's connection calls it.
+func (s *Server) handle(p *predecessor, m *message) {
+	switch {
+	case m.Hello != nil:
+		s.mu.Lock()
+		p.process = *m.Hello
+		s.mu.Unlock()
+	case m.Hold != nil:
+		s.replace(p, m.Hold.Ref, s.dispatcher.Carry(m.Hold.request()))
+	case m.Correct != nil:
+		if r := p.held[m.Correct.Ref]; r != nil {
+			r.Correct(m.Correct.Tokens)
+		}
+	case m.Release != 0:
+		s.replace(p, m.Release, nil)
+	case m.Synced:
+		s.mu.Lock()
+		p.synced = true
+		close(s.synced)
+		s.synced = make(chan struct{})
+		s.mu.Unlock()
+		s.log.Info("earlier process carries its streams on", zap.Int("pid", p.process.PID),
+			zap.String("version", p.process.Version), zap.Int("requests", len(p.held)))
+	}
+}
+
+// replace sets what counts for a request of a predecessor, and releases what counted before. nil
+// means that nothing counts any more.
+func (s *Server) replace(p *predecessor, ref uint64, r *dispatch.CarriedRequest) {
+	s.mu.Lock()
+	before := p.held[ref]
+	if r != nil {
+		p.held[ref] = r
+	} else {
+		delete(p.held, ref)
+	}
+	s.mu.Unlock()
+	if before != nil {
+		before.Release()
+	}
+}
+
+// Await waits until n predecessors have told everything that they hold. It fails when ctx ends
+// before.
+func (s *Server) Await(ctx context.Context, n int) error {
+	for {
+		s.mu.Lock()
+		known, changed := 0, s.synced
+		for p := range s.predecessors {
+			if p.synced {
+				known++
+			}
+		}
+		s.mu.Unlock()
+		if known >= n {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.New("an earlier process has not told what it holds")
+		case <-changed:
+		}
+	}
+}
+
+// Predecessors lists the predecessors that are connected, the oldest first.
+func (s *Server) Predecessors() []Predecessor {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Predecessor
+	for p := range s.predecessors {
+		if p.synced {
+			all = append(all, Predecessor{p.process, len(p.held)})
+		}
+	}
+	slices.SortFunc(all, func(a, b Predecessor) int { return a.Started.Compare(b.Started) })
+	return all
+}
+
+// Drain tells all predecessors that their streams must have ended within timeout, because the
+// gateway stops.
+func (s *Server) Drain(timeout time.Duration) {
+	s.mu.Lock()
+	s.stopAt = time.Now().Add(timeout)
+	var all []*predecessor
+	for p := range s.predecessors {
+		all = append(all, p)
+	}
+	s.mu.Unlock()
+	for _, p := range all {
+		p.drain(timeout)
+	}
+}
+
+// drain tells the predecessor to drain. A predecessor that is gone needs no telling.
+func (p *predecessor) drain(timeout time.Duration) {
+	timeout = max(timeout, 0)
+	_ = p.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = json.NewEncoder(p.conn).Encode(order{Drain: &timeout})
+}

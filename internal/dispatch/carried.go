@@ -1,0 +1,54 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/sluice-gateway/sluice/admission"
+)
+
+// CarriedRequest is a request that an earlier process still carries. It counts here for its
+// replica, its model and its tenant until Release. With shared state only the replica counts,
+// because the earlier process keeps its leases there.
+type CarriedRequest struct {
+	dispatcher *Dispatcher
+	// model and counter say where the slot is.
+	model   string
+	counter *counter
+	// lease is nil with shared state and for a request of a task.
+	lease *admission.Lease
+	once  sync.Once
+}
+
+// Carry counts a request that an earlier process carries, even beyond the limits.
+func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
+	c := &CarriedRequest{dispatcher: d, model: r.Model}
+	d.mu.Lock()
+	c.counter = d.counterLocked(r.Model, r.Replica)
+	c.counter.load.Add(1)
+	d.mu.Unlock()
+	if d.shared || r.SlotOnly {
+		return c
+	}
+	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, Tokens: r.Tokens})
+	return c
+}
+
+// Correct corrects the charge of the request to its real cost in tokens; negative: it is not known.
+func (c *CarriedRequest) Correct(tokens int) {
+	if c.lease != nil {
+		c.lease.Correct(tokens)
+	}
+}
+
+// Release frees the slot and the lease. Only the first call has an effect.
+func (c *CarriedRequest) Release() {
+	c.once.Do(func() {
+		c.counter.load.Add(-1)
+		c.dispatcher.wakeOthers(c.counter, c.model)
+		if c.lease != nil {
+			c.lease.Release() // admits the next waiter of the model
+			return
+		}
+		c.dispatcher.admission.RetryWaiters(c.model)
+	})
+}

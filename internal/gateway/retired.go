@@ -1,0 +1,227 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gateway/sluice/internal/carry"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/relay"
+)
+
+// ErrHandedOver is the error of Run in a process whose successor serves: the process ends, and the
+// gateway goes on.
+var ErrHandedOver = errors.New("another process serves the gateway")
+
+const (
+	// busyInterval is how often a retired process looks whether it still carries something.
+	busyInterval = 50 * time.Millisecond
+	// idleConnections is how long Envoy may keep a connection to a retired process without a
+	// request. Its own time-outs are shorter.
+	idleConnections = 40 * time.Second
+	// settleTime is how long a retired process stays at least: Envoy may still send a request on a
+	// connection before it knows that it should open a new one.
+	settleTime = time.Second
+)
+
+// retire leaves everything to the successor but the streams that this process carries. Requests
+// that wait, and later ones that Envoy still sends here, go to the successor.
+func (g *Gateway) retire() error {
+	toSuccessor, err := grpc.NewClient("unix:"+bootstrap(g.dir).ControlSocket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead)))
+	if err != nil {
+		return err
+	}
+	g.decisions.Retire(toSuccessor)
+	g.streams.relay.Retire(carry.Forwarder("unix", kinSocket(g.dir), g.log))
+	g.dispatcher.Retire()
+	g.sockets.api.gate.move(carry.Forwarder("unix", bootstrap(g.dir).APISocket, g.log))
+	g.sockets.admin.gate.move(carry.Forwarder("tcp", g.options.Config.Admin, g.log))
+	g.envoy.server.Retire()
+	g.accessLog.Retire()
+	g.sockets.retire()
+	return nil
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// elsewhere implements relay.Config.Elsewhere: a retired process sends Envoy's request to its
+// successor, and a successor sends it to the predecessor that has made its offer.
+func (g *Gateway) elsewhere(w http.ResponseWriter, r *http.Request) bool {
+	if r.Header.Get(headers.Forwarded) != "" {
+		return false
+	}
+	forward := g.successorRelay.Load()
+	if forward == nil {
+		made := dispatch.ProcessOf(r.Header.Get(headers.Handoff))
+		for _, p := range g.carried.Predecessors() {
+			if made != "" && p.Instance == made {
+				forward = ptr(relay.Forwarder(carry.Forwarder("unix", p.Socket, g.log)))
+			}
+		}
+	}
+	if forward == nil {
+		return false
+	}
+	if fault := (*forward)(w, r); fault != nil {
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		fault.Answer(w)
+	}
+	return true
+}
+
+// orderDrain makes a retired process end its streams within the time. It does not block.
+func (g *Gateway) orderDrain(timeout time.Duration) {
+	select {
+	case g.drainOrders <- timeout:
+	default: // an order waits already
+	}
+}
+
+// carryOn carries the streams of this process to their end, at most for upgrade_timeout, and then
+// stops. The process that was started first stays as the follower of the gateway.
+func (g *Gateway) carryOn(ctx context.Context, signals <-chan os.Signal, s *successor) error {
+	defer s.conn.Close()
+	isFirst := g.first == os.Getpid() && s.result == nil
+	g.log.Info("new process serves, this one carries its streams to their end",
+		zap.Int("requests", g.link.Held()), zap.Duration("at_most", g.config().UpgradeTimeout))
+	stopping := g.awaitIdle(ctx, signals, isFirst)
+	g.log.Info("last stream has ended")
+	g.sockets.stop()
+	if err := g.serving.stop(); err != nil {
+		g.log.Error("component failed after the hand-over", zap.Error(err))
+	}
+	_ = os.Remove(carriedSocket(g.dir, g.instance))
+	switch {
+	case s.result != nil:
+		return <-s.result
+	case isFirst:
+		return g.dir.Follow(stopping)
+	}
+	return ErrHandedOver
+}
+
+// awaitIdle waits until nothing is carried any more. pass says that signals are for the gateway,
+// which is another process: stopping reports whether it was told to stop.
+func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass bool) (stopping bool) {
+	late := time.NewTimer(g.config().UpgradeTimeout)
+	defer late.Stop()
+	tick := time.NewTicker(busyInterval)
+	defer tick.Stop()
+	retired, stop := time.Now(), ctx.Done()
+	end := func() {} // waits for the clients of a drain
+	defer func() { end() }()
+	second := make(chan os.Signal, 1)
+	var over <-chan time.Time
+	drain := func(timeout time.Duration) {
+		if over == nil {
+			over, end = time.After(timeout+handOverPatience), g.streams.drain(timeout)
+		}
+	}
+	for g.isBusy(time.Since(retired)) {
+		select {
+		case <-tick.C:
+		case <-over:
+			return stopping
+		case <-late.C:
+			g.log.Warn("streams ended, because upgrade_timeout is over")
+			drain(handOverPatience)
+		case timeout := <-g.drainOrders:
+			drain(timeout)
+		case <-stop:
+			if stop = nil; !pass {
+				drain(g.options.Config.DrainTimeout)
+				continue
+			}
+			stopping = true
+			signal.Notify(second, syscall.SIGTERM, syscall.SIGINT)
+			g.dir.Forward(process.StopSignal)
+		case <-second:
+			g.dir.Forward(unix.SIGTERM)
+		case received := <-signals:
+			if pass {
+				g.dir.Forward(received.(unix.Signal))
+			}
+		}
+	}
+	return stopping
+}
+
+// isBusy reports whether this process still carries something, or whether Envoy may still use one
+// of its connections. retired is how long ago the successor began to serve.
+func (g *Gateway) isBusy(retired time.Duration) bool {
+	if retired < settleTime {
+		return true
+	}
+	return g.streams.relay.Busy() || g.streams.realtime.Busy() || g.decisions.Busy() || g.sockets.busy() ||
+		retired < idleConnections && g.sockets.connected()
+}
+
+// kin are the other processes of this gateway and the remote gateways, as the relay sees them: both
+// may have a client's request id.
+type kin struct {
+	gateway *Gateway
+	// remote is nil when this gateway does not reach others.
+	remote relay.Peers
+}
+
+// processOwner is what the owner's name begins with that is a predecessor's socket.
+const processOwner = "process:"
+
+// Claim implements relay.Peers.
+func (k *kin) Claim(ctx context.Context, tenant, id string, ttl time.Duration) (owner string, mine bool, err error) {
+	if p, ok := k.gateway.carried.Find(ctx, tenant, id); ok {
+		return processOwner + p.Socket, false, nil
+	}
+	if k.remote == nil {
+		return "", true, nil
+	}
+	return k.remote.Claim(ctx, tenant, id, ttl)
+}
+
+// Find implements relay.Peers.
+func (k *kin) Find(ctx context.Context, tenant, id string) (owner string, ok bool, err error) {
+	if p, ok := k.gateway.carried.Find(ctx, tenant, id); ok {
+		return processOwner + p.Socket, true, nil
+	}
+	if k.remote == nil {
+		return "", false, nil
+	}
+	return k.remote.Find(ctx, tenant, id)
+}
+
+// Keep implements relay.Peers.
+func (k *kin) Keep(tenant, id string) {
+	if k.remote != nil {
+		k.remote.Keep(tenant, id)
+	}
+}
+
+// Forward implements relay.Peers.
+func (k *kin) Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error {
+	if socket, ok := strings.CutPrefix(owner, processOwner); ok {
+		return carry.Forwarder("unix", socket, k.gateway.log)(w, r)
+	}
+	return k.remote.Forward(w, r, owner)
+}
+
+// Release implements relay.Peers.
+func (k *kin) Release(ctx context.Context, tenant, id string) {
+	if k.remote != nil {
+		k.remote.Release(ctx, tenant, id)
+	}
+}

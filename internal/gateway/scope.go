@@ -1,0 +1,35 @@
+package gateway
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// scope is a group of goroutines that end together.
+type scope struct {
+	*errgroup.Group
+	// ctx ends with stop, or when a goroutine has failed.
+	ctx context.Context
+	end context.CancelFunc
+}
+
+// newScope returns a scope that does not end with ctx.
+func newScope(ctx context.Context) *scope {
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	group, ctx := errgroup.WithContext(ctx)
+	return &scope{group, ctx, end}
+}
+
+// run runs components in the scope.
+func (s *scope) run(components []func(context.Context) error) {
+	for _, component := range components {
+		s.Go(func() error { return component(s.ctx) })
+	}
+}
+
+// stop ends the scope, waits for its goroutines, and returns the first error of one.
+func (s *scope) stop() error {
+	s.end()
+	return s.Wait()
+}

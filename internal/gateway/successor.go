@@ -1,0 +1,393 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/carry"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/relay"
+)
+
+const (
+	// prepareTimeout is how long a successor may take to read its configuration.
+	prepareTimeout = 30 * time.Second
+	// takeTimeout is how long a successor may take to adopt what runs. Meanwhile this process goes
+	// on serving, with the fleet as it was.
+	takeTimeout = 60 * time.Second
+	// handOverPatience is how long a message of a hand-over may take, and how long clients have to
+	// read that their stream ends.
+	handOverPatience = 2 * time.Second
+	// retakePause is the time before this process tries again to replace a failed successor.
+	retakePause = time.Second
+)
+
+// Environment variables of a successor. The process removes them when it has read them.
+const (
+	// takeOverVariable is the number of the file descriptor of the hand-over's connection. The
+	// listeners for operators follow it, see helloMessage.
+	takeOverVariable = "SLUICE_TAKE_OVER"
+)
+
+// successor is what takes over from this Gateway: another process, or another Gateway in this
+// process.
+type successor struct {
+	conn *handOverConn
+	// end ends it and returns when it has ended, with the reason if there is one.
+	end func() error
+	// result receives how a Gateway in this process has ended. It is nil for another process.
+	result chan error
+}
+
+// handOver has a new process of the installed binary take over. On an error nothing has changed.
+// Once the new process has been told to take over, there is no way back: if it fails then, a new
+// Gateway in this process takes over.
+func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
+	g.log.Info("hand-over started")
+	s, err := g.startNext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.prepare(ctx, g); err != nil {
+		return nil, errors.Join(err, s.end())
+	}
+	if err := g.pause(); err != nil {
+		g.log.Error("component failed during hand-over", zap.Error(err))
+	}
+	err = g.giveOver(s)
+	for err != nil {
+		if s != nil {
+			err = errors.Join(err, s.end())
+		}
+		g.log.Error("new process did not take over, this one takes its place", zap.Error(err))
+		g.upgrade.fail(err)
+		if s, err = g.startInProcess(ctx); err == nil {
+			err = s.prepare(ctx, g)
+		}
+		if err == nil {
+			err = g.giveOver(s)
+		}
+		if err != nil {
+			time.Sleep(retakePause)
+		}
+	}
+	return s, nil
+}
+
+// startSuccessor starts the binary that is now at this program's path, with the arguments and the
+// environment of this process, a connection for the hand-over and the listeners for operators.
+func (g *Gateway) startSuccessor(context.Context) (*successor, error) {
+	path, err := exec.LookPath(os.Args[0])
+	if err != nil {
+		return nil, fmt.Errorf("hand over: %w", err)
+	}
+	listeners, err := g.sockets.operatorFiles()
+	if err != nil {
+		return nil, fmt.Errorf("hand over: %w", err)
+	}
+	defer closeFiles(listeners) //nolint:errcheck // the child has copies
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, fmt.Errorf("hand over: %w", err)
+	}
+	defer theirs.Close()
+	if g.first == os.Getpid() {
+		if err := process.AdoptOrphans(); err != nil {
+			g.log.Warn("orphaned processes not adopted, the exit status of a later gateway may be lost", zap.Error(err))
+		}
+	}
+	cmd := exec.Command(path, os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), takeOverVariable+"=3")
+	if g.options.Temporary {
+		cmd.Env = append(cmd.Env, StateDirVariable+"="+g.dir.Path())
+	}
+	cmd.ExtraFiles = append([]*os.File{theirs}, listeners...)
+	// A group of its own: Ctrl-C in a terminal reaches the first process, which passes it on.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("hand over: start %s: %w", path, err), ours.Close())
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	return &successor{conn: newHandOverConn(ours), end: func() error {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = ours.Close()
+		if err := <-ended; err != nil && cmd.ProcessState.Exited() {
+			return fmt.Errorf("the new process ended: %w", err)
+		}
+		return nil
+	}}, nil
+}
+
+// socketPair returns a connection to a file that a child process can get.
+func socketPair() (ours net.Conn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	own := os.NewFile(uintptr(fds[0]), "hand-over")
+	defer own.Close()
+	theirs = os.NewFile(uintptr(fds[1]), "hand-over")
+	if ours, err = net.FileConn(own); err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return ours, theirs, nil
+}
+
+// startInProcess makes a Gateway in this process that takes over with the configuration in force.
+func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
+	dir, err := process.Open(g.dir.Path(), g.log)
+	if err != nil {
+		return nil, err
+	}
+	listeners, err := g.sockets.operatorFiles()
+	if err != nil {
+		return nil, err
+	}
+	options := g.options
+	options.Config = g.config()
+	next, err := New(dir, options)
+	if err != nil {
+		return nil, errors.Join(err, closeFiles(listeners))
+	}
+	next.first = g.first
+	ours, theirs := net.Pipe()
+	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}
+	result, ended := make(chan error, 1), make(chan error, 1)
+	taking, cancel := context.WithCancel(ctx)
+	go func() {
+		err := next.takeOver(taking, from)
+		ended <- err
+		result <- err
+	}()
+	return &successor{conn: newHandOverConn(ours), result: result, end: func() error {
+		cancel()
+		_ = ours.Close()
+		return <-ended
+	}}, nil
+}
+
+// prepare greets the successor and waits until it can take over.
+func (s *successor) prepare(ctx context.Context, g *Gateway) error {
+	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
+	defer stop()
+	hello := &helloMessage{Process: g.describe(), StateDir: g.dir.Path(), First: g.first}
+	for _, h := range g.sockets.operators() {
+		hello.Listeners = append(hello.Listeners, h.address)
+	}
+	if err := s.conn.send(handOverMessage{Hello: hello}); err != nil {
+		return err
+	}
+	m, err := s.conn.receive(prepareTimeout)
+	switch {
+	case err != nil:
+		return err
+	case m.Prepared == nil:
+		return errors.New("the new process does not know how to take over")
+	}
+	g.log.Info("new process prepared", zap.Int("pid", m.Prepared.PID), zap.String("version", m.Prepared.Version))
+	return nil
+}
+
+// pause stops managing: the replicas, Envoy's process, the file, the guard, discovery. Requests
+// are served on, with the fleet as it is. Then it releases the claim.
+func (g *Gateway) pause() error {
+	g.sockets.api.gate.hold()
+	g.sockets.admin.gate.hold()
+	err := g.managing.stop()
+	if g.streams.peers != nil {
+		err = errors.Join(err, g.streams.peers.Move(context.Background()))
+	}
+	return errors.Join(err, g.dir.Release())
+}
+
+// giveOver has the successor take over, tells it what this process holds, and retires. On an error
+// this process still serves.
+func (g *Gateway) giveOver(s *successor) (err error) {
+	if err := s.conn.send(handOverMessage{Take: g.handed()}); err != nil {
+		return err
+	}
+	if _, err := s.conn.receive(takeTimeout); err != nil { // Listening
+		return err
+	}
+	if err := g.predecessors.stop(); err != nil { // they connect to the successor now
+		return err
+	}
+	linking, unlink := context.WithCancel(g.serving.ctx)
+	defer func() {
+		if err != nil {
+			g.dispatcher.WatchTickets(nil)
+			g.successorRelay.Store(nil)
+			unlink()
+		}
+	}()
+	g.successorRelay.Store(ptr(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
+	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
+	g.dispatcher.WatchTickets(link)
+	g.serving.Go(func() error { return link.Run(linking) })
+	if _, err := s.conn.receive(takeTimeout); err != nil { // Serving
+		return err
+	}
+	g.link = link
+	return g.retire()
+}
+
+// handed is what the successor must know beside the state directory.
+func (g *Gateway) handed() *takeMessage {
+	m := &takeMessage{Predecessors: 1 + len(g.carried.Predecessors())}
+	for at, n := range g.dispatcher.RecoveredAt() {
+		m.Recovered = append(m.Recovered, recoveredAt{at.Model, at.Address, n})
+	}
+	return m
+}
+
+// describe describes this process to the others of its gateway.
+func (g *Gateway) describe() carry.Process {
+	return carry.Process{PID: os.Getpid(), Version: g.options.Version, Started: g.started, Instance: g.instance, Socket: carriedSocket(g.dir, g.instance)}
+}
+
+// takeOver is the hand-over as the successor sees it.
+type takeOver struct {
+	conn *handOverConn
+	// files returns the n file descriptors of listeners that the predecessor passes on.
+	files func(n int) []*os.File
+	// listeners are those by their addresses.
+	listeners map[string]net.Listener
+	take      takeMessage
+}
+
+// inheritedTakeOver returns the hand-over that this process was started for. nil: it was started by
+// someone else.
+func inheritedTakeOver() (*takeOver, error) {
+	fd, err := strconv.Atoi(os.Getenv(takeOverVariable))
+	if err != nil {
+		return nil, nil //nolint:nilerr // the variable is not set
+	}
+	if err := os.Unsetenv(takeOverVariable); err != nil { // child processes must not inherit it
+		return nil, err
+	}
+	connection := os.NewFile(uintptr(fd), "hand-over")
+	defer connection.Close()
+	conn, err := net.FileConn(connection)
+	if err != nil {
+		return nil, fmt.Errorf("take over: %w", err)
+	}
+	return &takeOver{conn: newHandOverConn(conn), files: func(n int) (all []*os.File) {
+		for i := range n {
+			all = append(all, os.NewFile(uintptr(fd+1+i), "listener"))
+		}
+		return all
+	}}, nil
+}
+
+// inherit makes listeners of the file descriptors that the predecessor passes on.
+func (t *takeOver) inherit(addresses []string) error {
+	t.listeners = map[string]net.Listener{}
+	files := t.files(len(addresses))
+	defer closeFiles(files) //nolint:errcheck // the listeners are copies
+	for i, address := range addresses {
+		l, err := net.FileListener(files[i])
+		if err != nil {
+			return fmt.Errorf("take over: listener %s: %w", address, err)
+		}
+		t.listeners[address] = l
+	}
+	return nil
+}
+
+// closeUnused closes the listeners at addresses that the configuration does not have any more.
+func (t *takeOver) closeUnused(s *sockets) {
+	for _, h := range s.operators() {
+		delete(t.listeners, h.address)
+	}
+	for _, l := range t.listeners {
+		l.Close()
+	}
+}
+
+// ReportFailedStart tells the process that has started this one for a hand-over why it could not
+// start. It does nothing in a process that was started otherwise, or once Run has begun.
+func ReportFailedStart(why error) {
+	if t, err := inheritedTakeOver(); t != nil && err == nil {
+		t.fail(why)
+	}
+}
+
+// fail tells the predecessor why this process does not take over.
+func (t *takeOver) fail(why error) {
+	_ = t.conn.send(handOverMessage{Failed: why.Error()}) // the predecessor also sees that this process ends
+	t.conn.Close()
+}
+
+// takeOver takes over from the predecessor and then runs the gateway. It claims the directory
+// when the predecessor has released it.
+func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
+	defer func() {
+		if err != nil {
+			from.fail(err)
+		}
+	}()
+	m, err := from.conn.receive(prepareTimeout)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	if m.Hello == nil || m.Hello.StateDir != g.dir.Path() {
+		return errors.New("take over: the configuration names another state_dir than before: stop the gateway and start it again")
+	}
+	g.first = m.Hello.First
+	if err := from.inherit(m.Hello.Listeners); err != nil {
+		return err
+	}
+	self := g.describe()
+	if err := from.conn.send(handOverMessage{Prepared: &self}); err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	if m, err = from.conn.receive(0); err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	if m.Take == nil {
+		return errors.New("take over: the running process does not hand over")
+	}
+	from.take = *m.Take
+	if err := g.dir.Claim(ctx); err != nil {
+		return err
+	}
+	defer g.dir.Release() //nolint:errcheck // the process ends anyway
+	return g.run(ctx, from)
+}
+
+// recover counts what the predecessor had recovered itself.
+func (t *takeOver) recover(d *dispatch.Dispatcher) {
+	running := map[dispatch.Location]int{}
+	for _, r := range t.take.Recovered {
+		running[dispatch.Location{Model: r.Model, Address: r.Address}] = r.Requests
+	}
+	d.Recover(running)
+}
+
+// awaitPredecessors tells the predecessor that its requests can be counted here, and waits until
+// all predecessors have told theirs. One that does not is counted when it comes.
+func (t *takeOver) awaitPredecessors(ctx context.Context, g *Gateway) error {
+	if err := t.conn.send(handOverMessage{Listening: true}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, handOverPatience)
+	defer cancel()
+	if err := g.carried.Await(ctx, t.take.Predecessors); err != nil {
+		g.log.Warn("requests of earlier processes are counted late", zap.Error(err))
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// StopSignal asks a gateway to stop, like SIGTERM. Unlike a second SIGTERM, a second StopSignal
+// changes nothing. So a gateway may get it from its follower and SIGTERM from a supervisor that
+// signals all processes.
+const StopSignal = unix.SIGUSR1
+
+// followInterval is how often the follower looks which process has the claim.
+const followInterval = 50 * time.Millisecond
+
+// Holder returns the process id of the gateway that has claimed the directory. It is 0 while no
+// process has.
+func (d *Dir) Holder() int {
+	lock, err := openLock(d.claimPath())
+	if err != nil {
+		return 0
+	}
+	defer lock.close()
+	if held, err := lock.heldByOther(); !held || err != nil {
+		return 0
+	}
+	if h := lock.readHolder(); h.Role == roleGateway {
+		return h.PID
+	}
+	return 0
+}
+
+// AdoptOrphans makes this process the parent of all its descendants whose own parent has ended, so
+// that Follow learns how the gateway has ended (PR_SET_CHILD_SUBREAPER, prctl(2)).
+func AdoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// AwaitEnd blocks until the process with this id has ended.
+func AwaitEnd(pid int) {
+	id, err := identify(pid)
+	if err != nil {
+		return
+	}
+	if w, ok := newExitWatch(id); ok {
+		w.wait()
+	}
+}
+
+// Forward sends a signal to the gateway that has claimed the directory. No gateway means that there
+// is nothing to stop or to change.
+func (d *Dir) Forward(s unix.Signal) {
+	if pid := d.Holder(); pid != 0 && pid != os.Getpid() {
+		_ = unix.Kill(pid, s) // it may have ended this moment
+	}
+}
+
+// Follow stands for the gateway of the directory, which is another process, until it has ended: it
+// passes signals on to it and reaps processes. The supervisor of this process so sees one process
+// from the first start to the end, however often the gateway is restarted. stopping says that the
+// gateway was told to stop before. The error says how the gateway has ended, unless it has stopped
+// cleanly.
+func (d *Dir) Follow(stopping bool) error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGUSR2, StopSignal)
+	defer signal.Stop(signals)
+	tick := time.NewTicker(followInterval)
+	defer tick.Stop()
+	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}}
+	for {
+		select {
+		case s := <-signals:
+			stopping = d.pass(s.(unix.Signal), stopping)
+		case <-tick.C:
+			if ended, err := f.look(); ended {
+				return err
+			}
+		}
+	}
+}
+
+// pass passes a signal on to the gateway. It returns whether the gateway was told to stop.
+func (d *Dir) pass(s unix.Signal, stopping bool) bool {
+	switch {
+	case s == unix.SIGTERM || s == unix.SIGINT:
+		if !stopping {
+			s = StopSignal
+		}
+		d.Forward(s)
+		return true
+	case s == StopSignal:
+		d.Forward(s)
+		return true
+	}
+	d.Forward(s)
+	return stopping
+}
+
+// follower is the state of Follow.
+type follower struct {
+	dir *Dir
+	// pid is the process that had the claim last.
+	pid int
+	// statuses are those of the children that were reaped and may be the gateway.
+	statuses map[int]unix.WaitStatus
+}
+
+// look reaps children and reports whether the gateway has ended.
+func (f *follower) look() (ended bool, err error) {
+	f.reap()
+	if now := f.dir.Holder(); now != 0 {
+		f.pid = now
+		clear(f.statuses)
+		return false, nil
+	}
+	if s, ok := readStat(f.pid); ok && !s.dead() {
+		return false, nil // it gives the claim to another process, or is about to end
+	}
+	f.reap()
+	status, known := f.statuses[f.pid]
+	switch {
+	case known && status.Exited() && status.ExitStatus() == 0, !known && f.dir.releasedCleanly():
+		return true, nil
+	case known && status.Signaled():
+		return true, fmt.Errorf("the gateway with pid %d ended: signal %v", f.pid, status.Signal())
+	case known:
+		return true, fmt.Errorf("the gateway with pid %d ended: exit status %d", f.pid, status.ExitStatus())
+	}
+	return true, fmt.Errorf("the gateway with pid %d ended without releasing its state directory", f.pid)
+}
+
+// reap reaps all children that have ended.
+func (f *follower) reap() {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if pid <= 0 || err != nil {
+			return
+		}
+		f.statuses[pid] = status
+	}
+}
+
+// releasedCleanly reports whether the last holder of the claim has released it. One that was killed
+// leaves its name.
+func (d *Dir) releasedCleanly() bool {
+	s, err := os.Stat(d.claimPath())
+	return err == nil && s.Size() == 0
+}
