@@ -351,6 +351,9 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 	if err := from.inherit(m.Hello.Listeners); err != nil {
 		return err
 	}
+	if err := g.checkFound(g.options.Config); err != nil {
+		return err
+	}
 	self := g.describe()
 	if err := from.conn.send(handOverMessage{Prepared: &self}); err != nil {
 		return fmt.Errorf("take over: %w", err)
