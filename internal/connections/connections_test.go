@@ -246,3 +246,49 @@ func TestX1_RunStops(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestX1_FullIsFull checks that an Envoy which allows more than the file does now is held to the
+// file's number.
+func TestX1_FullIsFull(t *testing.T) {
+	t.Parallel()
+	limit := 100
+	g := newTestGuard(t, Config{Limit: func() int { return limit }})
+	g.count(0, map[netip.Addr]int{anna: 60, bert: 5})
+	limit = 65
+	g.count(time.Second, map[netip.Addr]int{anna: 60, bert: 5})
+	if n := g.admitted(bert, 1); n != 0 || !g.modes[0].AskSource {
+		t.Errorf("%d admitted above the limit, modes %v", n, g.modes)
+	}
+}
+
+// BenchmarkCount measures a count of few and of many connections.
+func BenchmarkCount(b *testing.B) {
+	for _, clients := range []int{1, 4000} {
+		b.Run(fmt.Sprint(clients), func(b *testing.B) { benchmarkCount(b, clients) })
+	}
+}
+
+func benchmarkCount(b *testing.B, clients int) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	for range clients {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		accepted, err := l.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer accepted.Close()
+	}
+	for b.Loop() {
+		if _, err := Count(l.Addr().(*net.TCPAddr).AddrPort()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

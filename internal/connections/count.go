@@ -37,11 +37,13 @@ func Count(listen netip.AddrPort) (map[netip.Addr]int, error) {
 		return nil, fmt.Errorf("sock_diag: %w", err)
 	}
 	sources := map[netip.Addr]int{}
-	// A listener on [::] has the connections of IPv4 clients as IPv6 sockets.
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		if err := dump(fd, family, listen, sources); err != nil && !(family == unix.AF_INET6 && errors.Is(err, unix.ENOENT)) {
-			return nil, fmt.Errorf("sock_diag: %w", err)
-		}
+	// A listener on [::] has the connections of IPv4 clients as IPv6 sockets, so one dump has all.
+	family := byte(unix.AF_INET6)
+	if listen.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	if err := dump(fd, family, listen, sources); err != nil {
+		return nil, fmt.Errorf("sock_diag: %w", err)
 	}
 	return sources, nil
 }
