@@ -206,7 +206,11 @@ func TestDecided(t *testing.T) {
 			delete(got, "x-envoy-max-retries")
 			delete(got, headers.Cluster)
 			delete(got, headers.Endpoint)
-			delete(got, headers.Usage)                         // some requests have it, so that the estimator learns
+			if usage := got[headers.Usage] == "1"; usage != (got["accept-encoding"] == "identity") {
+				t.Errorf("usage is read: %v, accept-encoding %q", usage, got["accept-encoding"])
+			}
+			delete(got, headers.Usage) // some requests have it, so that the estimator learns
+			delete(got, "accept-encoding")
 			if got["x-envoy-upstream-rq-timeout-ms"] == "69" { // a millisecond has passed
 				got["x-envoy-upstream-rq-timeout-ms"] = "70"
 			}

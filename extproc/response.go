@@ -15,6 +15,13 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
+// plainEncoding takes a client's wish for compression off a request whose usage Envoy is to read:
+// Envoy cannot read a compressed response, and its bytes would be too cheap. It must not be changed.
+var plainEncoding = &core.HeaderValueOption{
+	Header:       &core.HeaderValue{Key: "accept-encoding", RawValue: []byte("identity")},
+	AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS,
+}
+
 // These answers are the same for every request. They must not be changed.
 var (
 	continueHeaders = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
@@ -39,7 +46,7 @@ type departure struct {
 // cluster and the replicas; Envoy's route matches on them. The body is changed only if it has
 // options of Sluice or an alias for the model.
 func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from departure) *extproc.ProcessingResponse {
-	set := make([]*core.HeaderValueOption, 0, 12)
+	set := make([]*core.HeaderValueOption, 0, 13)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
 	if t.HasFallback() {
@@ -52,7 +59,7 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 		set = append(set, header(headers.Observe, "1"))
 	}
 	if t.Measured() {
-		set = append(set, header(headers.Usage, "1"))
+		set = append(set, header(headers.Usage, "1"), plainEncoding)
 	}
 	if from.traceparent != "" {
 		set = append(set, header("traceparent", from.traceparent))

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -256,4 +257,40 @@ func TestE2E_X19_ASilentEnvoyLeavesNothingUncounted(t *testing.T) {
 	g.AwaitNoCondition(condition.RequestsUncounted)
 	stream.Body.Close()
 	g.AwaitIdle("chat")
+}
+
+// A client that asks for a compressed answer does not hide what the answer has cost.
+func TestE2E_X2_CompressionHidesNoUsage(t *testing.T) {
+	t.Parallel()
+	encodings := make(chan string, 1000)
+	up := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "chat") {
+			return
+		}
+		encodings <- r.Header.Get("Accept-Encoding")
+		w.Header().Set("Content-Type", "application/json")
+		var out io.Writer = w
+		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			w.Header().Set("Content-Encoding", "gzip")
+			packed := gzip.NewWriter(w)
+			defer packed.Close()
+			out = packed
+		}
+		io.WriteString(out, `{"choices":[{"message":{"content":"ok"}}],"usage":{"prompt_tokens":10,"completion_tokens":30000,"total_tokens":30010}}`)
+	})
+	tenants, key := tenantsOf(map[string]string{"limited": ", limits: {tokens_per_minute: 100000}"})
+	g := harness.Start(t, tenants+fmt.Sprintf("\nmodels: [{name: chat, launcher: upstream, upstreams: [%s]}]\n", up))
+	if a := g.Post("/v1/chat/completions", chatOf(10, ""), key["limited"], "Accept-Encoding: gzip"); a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	if got := <-encodings; got != "identity" {
+		t.Errorf("the engine was asked for %q", got)
+	}
+	harness.Eventually(t, "the answer is charged", func() error {
+		left := remainingTokens(t, g.Post("/v1/chat/completions", chatOf(10, `,"n":1`), key["limited"]))
+		if left > 75_000 {
+			return fmt.Errorf("%d tokens are left of 100,000 after an answer of 30,000", left)
+		}
+		return nil
+	})
 }
