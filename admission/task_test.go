@@ -138,7 +138,7 @@ func TestJournal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := newJournalController(t, path)
 		before.SetLimits("chat", Limits{MaxConcurrent: 5})
-		keyed := before.scheduleTask(TaskRequest{Tenant: "acme", Key: "k", Lease: time.Hour, Tokens: 7})
+		keyed := before.scheduleTask(TaskRequest{Tenant: "acme", Key: "k", Lease: time.Hour, Tokens: 7, Lifetime: 2 * time.Hour})
 		renewed := before.scheduleTask(TaskRequest{Lease: time.Minute})
 		short := before.scheduleTask(TaskRequest{Lease: time.Minute})
 		ended := before.scheduleTask(TaskRequest{Lease: time.Hour})
@@ -168,6 +168,9 @@ func TestJournal(t *testing.T) {
 		}
 		if again := after.scheduleTask(TaskRequest{Tenant: "acme", Key: "k"}); again.ID != keyed.ID || again.Tokens != 7 || !again.Expires.Equal(keyed.Expires) {
 			t.Errorf("the key finds %+v, want %+v", again, keyed)
+		}
+		if long, err := after.Renew(t.Context(), "acme", keyed.ID, 5*time.Hour); err != nil || !long.Expires.Equal(keyed.Until) {
+			t.Errorf("renewed until %v (%v), its lifetime of before the restart ends at %v", long.Expires, err, keyed.Until)
 		}
 		if err := after.Complete(t.Context(), "acme", keyed.ID, 7); err != nil {
 			t.Error(err)

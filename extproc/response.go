@@ -15,8 +15,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// plainEncoding takes a client's wish for compression off a request whose usage Envoy is to read:
-// Envoy cannot read a compressed response, and its bytes would be too cheap. It must not be changed.
+// plainEncoding takes a client's wish for compression off a request whose usage Envoy is to read.
+// Envoy cannot read a compressed response, and its bytes would be too cheap. plainEncoding must not
+// be changed.
 var plainEncoding = &core.HeaderValueOption{
 	Header:       &core.HeaderValue{Key: "accept-encoding", RawValue: []byte("identity")},
 	AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS,

@@ -293,3 +293,17 @@ func TestX19_NoRecoveredRequestIsForgotten(t *testing.T) {
 		t.Errorf("%d in flight", n)
 	}
 }
+
+func TestX2_ImagesAreNotFree(t *testing.T) {
+	var l estimator
+	r := &Request{Tenant: "t", PromptBytes: 400, MediaParts: 10}
+	if q := l.estimate(r); q.tokens.prompt < 5000 {
+		t.Errorf("ten images are taken for %d tokens", q.tokens.prompt)
+	}
+	for range 1000 {
+		l.correct(Response{Known: true, Prompt: 50_000, Completion: 1}, l.estimate(r))
+	}
+	if q := l.estimate(&Request{Tenant: "t", PromptBytes: 400}); q.tokens.prompt != 100 {
+		t.Errorf("images have taught that 400 bytes of text are %d tokens", q.tokens.prompt)
+	}
+}

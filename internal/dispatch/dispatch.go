@@ -255,8 +255,9 @@ type Request struct {
 	Task string
 	// PromptBytes, MaxTokens and Choices are the input of the estimate. MaxTokens 0 means that the
 	// client set no bound, Choices 0 means one answer. NoOutput says that the answer has no text.
-	PromptBytes, MaxTokens, Choices int
-	NoOutput                        bool
+	// MediaParts are the images, sounds and files of the prompt, which PromptBytes does not count.
+	PromptBytes, MediaParts, MaxTokens, Choices int
+	NoOutput                                    bool
 	// Endpoint and Stream say what the client asked for.
 	Endpoint openai.Endpoint
 	Stream   bool
@@ -310,6 +311,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		ID:          scan.RequestID,
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),
+		MediaParts:  scan.MediaParts(),
 		MaxTokens:   scan.MaxTokens,
 		Choices:     scan.Generations(),
 		NoOutput:    scan.Endpoint.NoOutput(),

@@ -14,6 +14,8 @@ const (
 	bytesPerToken       = 4
 	bytesPerEvent       = 180
 	expectedOutput      = 256
+	// tokensPerMedia is what an image, a sound or a file is taken for.
+	tokensPerMedia = 512
 )
 
 // memory is the weight of earlier observations against a new one: about the last 100 requests
@@ -99,7 +101,10 @@ func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
-	q.tokens.prompt = int(l.promptLocked(r.PromptBytes) + 0.5)
+	q.tokens.prompt = int(l.promptLocked(r.PromptBytes)+0.5) + r.MediaParts*tokensPerMedia
+	if r.MediaParts > 0 {
+		q.promptBytes = 0 // the prompt teaches nothing about text
+	}
 	if r.NoOutput {
 		return q
 	}

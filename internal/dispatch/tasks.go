@@ -137,6 +137,9 @@ func (d *Dispatcher) Renew(ctx context.Context, tenant, id string) (time.Duratio
 // renewalDelay is more than a renewal takes. A lease that is shorter by more is a shorter lease.
 const renewalDelay = time.Second
 
+// maxTaskID is longer than any id of a task, in bytes. Longer ids need not be looked up.
+const maxTaskID = 64
+
 // noSuchTask is the error for a request under a task that does not exist, or of another tenant.
 func noSuchTask() *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: headers.TaskID, Message: "There is no such task."}
@@ -165,6 +168,9 @@ func taskExists(err error) (bool, *openai.Error) {
 // chooseByTask narrows the choice to the model that the request's task was admitted to. It also
 // extends the lease of the task.
 func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice, r *Request) (choice, *openai.Error) {
+	if len(r.Task) > maxTaskID {
+		return c, noSuchTask()
+	}
 	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
 	if errors.Is(err, admission.ErrNotRecorded) {
 		err = nil // the lease holds; only a restart of this gateway would shorten it

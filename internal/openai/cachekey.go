@@ -77,7 +77,7 @@ func (k *keyHash) addParts(t text) {
 	r := jsonscan.Reader{RequireUTF8: true} // as in Scan, which has validated the body
 	count, size := 0, 0
 	for more := k.open(&r, t); more; more = r.More('[') {
-		part := partText(&r)
+		part, _ := partText(&r)
 		size += k.size(part)
 		if count < len(known) {
 			known[count] = part
@@ -93,7 +93,7 @@ func (k *keyHash) addParts(t text) {
 	}
 	n := 0
 	for more := k.open(&r, t); more; more = r.More('[') {
-		if part := partText(&r); n >= len(known) {
+		if part, _ := partText(&r); n >= len(known) {
 			k.write(part)
 		}
 		n++

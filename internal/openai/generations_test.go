@@ -25,3 +25,26 @@ func TestX2_Generations(t *testing.T) {
 		t.Errorf("best_of of text: %v", fault)
 	}
 }
+
+// Text does not become free by the type of its part, and an image is not free.
+func TestX2_WhatAPromptHolds(t *testing.T) {
+	t.Parallel()
+	for part, want := range map[string]struct{ bytes, media int }{
+		`{"type":"text","text":"hello"}`:                                   {5, 0},
+		`{"type":"refusal","refusal":"hello hello"}`:                       {11, 0},
+		`{"type":"custom","text":"hello hello"}`:                           {11, 0},
+		`"hello"`:                                                          {5, 0},
+		`{"type":"image_url","image_url":{"url":"https://example.com/x"}}`: {0, 1},
+		`{"image_url":{"url":"data:image/png;base64,AAAA"}}`:               {0, 1},
+		`{"type":"input_audio","input_audio":{"data":"AAAA"}}`:             {0, 1},
+	} {
+		body := `{"model":"m","messages":[{"role":"user","content":[` + part + `]}]}`
+		r, fault := Scan(Chat, "application/json", []byte(body))
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		if got := r.PromptBytes() - len(body) + len(part); r.MediaParts() != want.media || (got < want.bytes) || want.media > 0 && got != 0 {
+			t.Errorf("%s: %d bytes and %d media, want %+v", part, got, r.MediaParts(), want)
+		}
+	}
+}

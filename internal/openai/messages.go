@@ -128,8 +128,9 @@ func (s *scanner) content() text {
 	case '[':
 		start := s.json.Pos()
 		for more := s.json.Open('['); more; more = s.json.More('[') {
-			if part := partText(&s.json); part.form == formRaw {
+			if part, media := partText(&s.json); media {
 				s.mediaBytes += int(part.end - part.start)
+				s.req.mediaParts++
 			}
 		}
 		return textAt(start, s.json.Pos(), formParts)
@@ -138,23 +139,19 @@ func (s *scanner) content() text {
 }
 
 // partText reads one part of a content list: the text of a part that is text, the JSON of any
-// other.
-func partText(r *jsonscan.Reader) text {
+// other. media says that the part is no text for the model: it has no type, or one of media. A part
+// of an unknown type may be text in a field that is not known here.
+func partText(r *jsonscan.Reader) (t text, media bool) {
 	if r.Kind() != '{' {
-		return rawText(r)
+		return rawText(r), false
 	}
 	start := r.Pos()
-	var t text
-	isText := false
+	isText, media := false, true
 	for more := r.Open('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "type":
-			switch string(wordText(r)) {
-			case "text", "input_text", "output_text":
-				isText = true
-			default:
-				isText = false
-			}
+			word := string(wordText(r))
+			isText, media = isTextType(word), isMediaType(word)
 		case "text":
 			t = stringText(r)
 		default:
@@ -162,9 +159,23 @@ func partText(r *jsonscan.Reader) text {
 		}
 	}
 	if isText && t.form != formNone {
-		return t
+		return t, false
 	}
-	return textAt(start, r.Pos(), formRaw)
+	return textAt(start, r.Pos(), formRaw), media
+}
+
+func isTextType(word string) bool {
+	return word == "text" || word == "input_text" || word == "output_text"
+}
+
+// isMediaType reports whether parts of this type are images, sounds, videos or files.
+func isMediaType(word string) bool {
+	switch word {
+	case "image_url", "input_image", "image", "image_pil", "image_embeds", "input_audio", "audio_url", "audio", "audio_embeds",
+		"video_url", "video", "input_video", "file", "input_file", "document":
+		return true
+	}
+	return false
 }
 
 // stringText reads any value and returns where the text of a string stands. Any other value has

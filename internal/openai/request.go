@@ -39,6 +39,7 @@ type Request struct {
 	// form's part.
 	modelAt     jsonscan.Span
 	promptBytes int       // see PromptBytes
+	mediaParts  int       // see MediaParts
 	bestOf      int       // best_of; 0: not given
 	prompts     int       // of a completion with a list of prompts; 0: one
 	messages    []message // those that a prefix key may include, in the body's order
@@ -81,6 +82,9 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 // of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
 // the file of an audio request.
 func (r *Request) PromptBytes() int { return r.promptBytes }
+
+// MediaParts returns how many parts of messages are not text: images, audio, files.
+func (r *Request) MediaParts() int { return r.mediaParts }
 
 // maxGenerations bounds Generations. More answers than that fit no limit anyway.
 const maxGenerations = 1 << 20
