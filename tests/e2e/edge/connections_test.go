@@ -199,3 +199,32 @@ func isTimeout(err error) bool {
 	timeout, ok := err.(net.Error)
 	return ok && timeout.Timeout()
 }
+
+// TestE2E_X1_IdleTimeShrinks: connections that have had requests are closed soon when nearly all
+// connections are in use. The limit of the file is in force.
+func TestE2E_X1_IdleTimeShrinks(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "connections: {max: 20}\n"+small)
+	if err := wantMetric(g, `sluice_budget_limit{budget="connections"} 20`); err != nil {
+		t.Error(err)
+	}
+	var idle []net.Conn
+	for range 17 {
+		c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, c)
+	}
+	for _, c := range idle {
+		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		if _, err := io.Copy(io.Discard, c); isTimeout(err) {
+			t.Error("a connection is open after a minute, although connections are scarce")
+		}
+	}
+	harness.Eventually(t, "a request afterwards", func() error { return ask(newClient(t), g) })
+}
