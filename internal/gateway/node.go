@@ -98,6 +98,7 @@ func (n *node) run(ctx context.Context) error {
 	if err := n.dir.StartGuard(guard); err != nil { // before any process starts that it would have to stop
 		return err
 	}
+	adopted := len(n.dir.Records()) > 0
 	// The parts run on after ctx has ended, because drain needs them.
 	parts, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -112,6 +113,10 @@ func (n *node) run(ctx context.Context) error {
 		end()
 		return errors.Join(err, group.Wait())
 	case <-parts.Done():
+		if adopted { // as in Gateway.stop
+			n.log.Error("node ends, replicas are left for the next start", zap.Duration("ended_by_the_guard_after", n.flags.OrphanGrace))
+			return group.Wait()
+		}
 		return errors.Join(group.Wait(), n.drain())
 	case <-handOver:
 	}
