@@ -3,53 +3,124 @@ package relay
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
-// maxAnswerBytes bounds an answer that is no stream, in bytes. Such an answer is held in memory.
-const maxAnswerBytes = 64 << 20
+// defaultMaxAnswer is the default of Config.MaxAnswer.
+const defaultMaxAnswer = 64 << 20
 
 // Answer is a response of an engine that is no stream.
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   []byte
+
+	// memory is the reservation for Body. nil: there is none. released says that it was given back.
+	memory   *memory.Hold
+	released atomic.Bool
+}
+
+// release gives the reservation of the answer back. Any goroutine may call it, more than once. nil:
+// there is no answer.
+func (a *Answer) release() {
+	if a != nil && a.released.CompareAndSwap(false, true) {
+		a.memory.Release()
+	}
 }
 
 // readAnswer reads a response that is no stream. The reason is as for failover.try.
 func (a *attempt) readAnswer(response *http.Response) (reason string) {
+	config := &a.gen.relay.config
+	hold := config.Memory.Hold(memory.Answers)
+	body, err := readWhole(response, &hold, config.MaxAnswer)
+	a.failover.bytesRead += int64(len(body))
+	answer := &Answer{Status: response.StatusCode, Header: response.Header, Body: body, memory: &hold}
+	switch {
+	case errors.Is(err, errAnswerTooLarge):
+		a.failover.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is larger than %d bytes.", config.MaxAnswer)
+	case errors.Is(err, errNoMemory):
+		a.failover.result.Fault = memoryFault(config.Memory)
+	case err != nil:
+		reason = a.fail(incomplete(err))
+	default:
+		reason = a.useAnswer(answer)
+	}
+	if answer != a.failover.answer && answer != a.failover.refusal {
+		answer.release()
+	}
+	return reason
+}
+
+// Why an answer is not read to its end.
+var (
+	errAnswerTooLarge = errors.New("the engine's answer is too large")
+	errNoMemory       = errors.New("the budget for memory has no room for the engine's answer")
+)
+
+const (
+	// firstRead is the first size of the buffer of an answer, in bytes, if the engine does not tell
+	// the answer's size. maxHint bounds what an engine may tell.
+	firstRead = 8 << 10
+	maxHint   = 1 << 20
+)
+
+// readWhole reads a body of at most this size. It reserves the memory before it uses it.
+func readWhole(response *http.Response, hold *memory.Hold, most int64) ([]byte, error) {
+	size := int64(firstRead)
+	if n := response.ContentLength; n > 0 {
+		size = min(n+1, maxHint)
+	}
+	var body []byte
+	for {
+		if len(body) == cap(body) {
+			size = max(size, min(2*int64(cap(body)), most+1))
+			if !hold.Resize(int64(cap(body)) + size) { // both buffers exist for a moment
+				return body, errNoMemory
+			}
+			body = append(make([]byte, 0, size), body...)
+			hold.Resize(size)
+		}
+		n, err := response.Body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case int64(len(body)) > most:
+			return body, errAnswerTooLarge
+		case err == io.EOF: //nolint:errorlint // a body ends with io.EOF itself
+			return body, nil
+		case err != nil:
+			return body, err
+		}
+	}
+}
+
+// useAnswer decides what becomes of an answer that was read to its end. The reason is as for
+// failover.try.
+func (a *attempt) useAnswer(answer *Answer) (reason string) {
 	f := a.failover
-	var body bytes.Buffer
-	n, err := body.ReadFrom(io.LimitReader(response.Body, maxAnswerBytes+1))
-	f.bytesRead += n
-	if n > maxAnswerBytes {
-		f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is larger than %d bytes.", maxAnswerBytes)
-		return ""
-	}
-	if err != nil {
-		return a.fail(incomplete(err))
-	}
-	answer := &Answer{Status: response.StatusCode, Header: response.Header, Body: body.Bytes()}
 	a.reportStatus(answer)
 	if answer.Status >= http.StatusMultipleChoices && f.rules != nil {
 		a.moderateRefusal(answer)
 	}
 	if reason = f.ticket.FailOver.Reason(answer.Status); reason != "" {
 		answer.normalizeError()
+		f.refusal.release()
 		f.refusal, f.refusedBy = answer, a.replica.ID
 		return reason
 	}
 	if answer.Status < http.StatusMultipleChoices {
-		if err := a.gen.call.checkAnswer(mediaType(response.Header), answer.Body); err != nil {
+		if err := a.gen.call.checkAnswer(mediaType(answer.Header), answer.Body); err != nil {
 			return a.fail(err)
 		}
 		if fault := a.processAnswer(answer); fault != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -45,6 +46,9 @@ type Call struct {
 	OnConnection bool
 	// Entry is told what becomes of the call. nil: nobody is.
 	Entry Entry
+
+	// memory is the reservation for Body. nil: there is none.
+	memory *memory.Hold
 }
 
 // CallParams are what a call is made of that did not come through ext_proc: a request on a

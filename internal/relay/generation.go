@@ -3,10 +3,12 @@ package relay
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay/queue"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
@@ -51,6 +53,8 @@ type generation struct {
 	// moved says that the call waited in vain, because the successor carries it now. It is set
 	// before done is closed.
 	moved bool
+	// forgotten says that nobody can find a named generation any more, although it runs.
+	forgotten atomic.Bool
 
 	status generationStatus
 	// leaveTimer ends a named generation some time after its last subscriber has gone. nil: it has
@@ -68,7 +72,7 @@ func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
 	if pending != nil {
 		g.status.wait = pending.Progress()
 	}
-	limits := replay.Limits{}
+	limits := replay.Limits{Queue: queue.Limits{Memory: r.config.Memory}}
 	if c.isNamed() {
 		limits.LogBytes = replayLogBytes
 	}
@@ -109,6 +113,7 @@ func (g *generation) run() {
 	g.result, g.answer = g.work()
 	if g.moved {
 		g.giveUpID()
+		g.call.memory.Release() // the successor reserves for the call now
 	} else {
 		g.dropPrompt()
 	}
@@ -139,6 +144,9 @@ func (g *generation) work() (Result, *Answer) {
 		}
 		f := g.newFailover(ticket, preemption)
 		preempted := f.run()
+		if f.refusal != f.answer {
+			f.refusal.release()
+		}
 		if !preempted {
 			ticket.Correct(f.response()) // a preempted attempt is not charged, and nothing is learned from it
 		}
@@ -213,6 +221,19 @@ func (g *generation) refusal(fault *openai.Error) *openai.Error {
 // the answer streams.
 func (g *generation) dropPrompt() {
 	g.call.Body, g.call.Header, g.request.Key, g.request.Keys = nil, nil, nil, nil
+	g.call.memory.Release()
+}
+
+// release gives back what the generation has reserved for clients that come back, when none can
+// find it any more.
+func (g *generation) release() {
+	g.broadcast.Release()
+	g.forgotten.Store(true)
+	select {
+	case <-g.done:
+		g.answer.release()
+	default: // expire does it
+	}
 }
 
 // onIdle is called when the last subscriber has gone, and when one has come back. A generation

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 	"github.com/sluice-gateway/sluice/internal/routes"
@@ -56,7 +58,13 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	c := callOfOffer(offer)
 	c.Header = forwardedHeaders(req.Header)
 	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
+	if fault := r.reserve(req.Context(), c, c.Scan.Size); fault != nil {
+		cancelPending(offer.Pending)
+		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		return
+	}
 	if c.Body, ok = readBody(w, req, c.Scan.Size); !ok {
+		c.memory.Release()
 		cancelPending(offer.Pending)
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
 		return
@@ -88,6 +96,7 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 		c.Path = withoutAfter(c.Path)
 	}
 	if fault != nil {
+		c.memory.Release()
 		cancelPending(pending)
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
 		return
@@ -95,6 +104,7 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 	if owner, mine := r.claimID(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
 		cancelPending(pending)
 		r.forwardRequest(w, req, c, owner)
+		c.memory.Release()
 		return
 	}
 	r.carry(req.Context(), c, pending, subscription{sink: r.newHTTPSink(w, c), after: after, foreseen: c.Foreseen})
@@ -110,8 +120,13 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		defer record.Close(nil)
 		call.Entry = record
 	}
+	if fault := r.reserve(ctx, &call, len(call.Body)); fault != nil {
+		r.refuse(&call, sink, Result{Fault: fault})
+		return
+	}
 	if owner, mine := r.claimID(ctx, &call); !mine {
 		r.forwardCall(ctx, &call, r.remoteGateway(owner), sink)
+		call.memory.Release()
 		return
 	}
 	r.carry(ctx, &call, nil, subscription{sink: sink, after: noEvent})
@@ -123,6 +138,7 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 	g, started, fault := r.startOrJoin(c, pending, how.after)
 	if !started {
 		cancelPending(pending)
+		c.memory.Release()
 	}
 	c.Body, c.Header = nil, nil
 	if fault != nil {
@@ -133,6 +149,9 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		return
 	}
 	result, moved := g.subscribe(ctx, how)
+	if started && !c.isNamed() {
+		g.release()
+	}
 	if moved {
 		r.forwardMoved(ctx, c, g, how.sink)
 		return
@@ -146,6 +165,31 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 	if c.Entry != nil {
 		c.Entry.SetOutcome(result)
 	}
+}
+
+// reserve reserves the memory for the body of a call, which has this size. A body that does not fit
+// waits a little, because others end.
+func (r *Relay) reserve(ctx context.Context, c *Call, size int) *openai.Error {
+	if r.config.Memory == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.config.MemoryWait)
+	defer cancel()
+	hold := r.config.Memory.Hold(memory.Requests)
+	if !hold.Await(ctx, int64(size)) {
+		return memoryFault(r.config.Memory)
+	}
+	c.memory = &hold
+	return nil
+}
+
+// memoryRetryAfter is when a client that was refused for want of memory may try again.
+const memoryRetryAfter = 5 * time.Second
+
+// memoryFault is what a client is told whose request or answer does not fit into the budget.
+func memoryFault(b *memory.Budget) *openai.Error {
+	return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: memoryRetryAfter,
+		Message: fmt.Sprintf("The gateway has no memory left for this request: %d of %d MiB are in use.", b.Total()>>20, b.Limit()>>20)}
 }
 
 // refuse ends a call for which there is no generation.

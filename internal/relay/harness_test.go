@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
@@ -61,6 +62,9 @@ type options struct {
 	handler http.Handler
 	// write is Config.WriteTimeout.
 	write time.Duration
+	// memory is Config.Memory, and maxAnswer Config.MaxAnswer.
+	memory    *memory.Budget
+	maxAnswer int64
 }
 
 func newHarness(t testing.TB, o options) *harness {
@@ -90,7 +94,7 @@ func newHarness(t testing.TB, o options) *harness {
 	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission,
 		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin}})
 	h.dispatcher.SetRoutable("model/m", routable)
-	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Retried: func(reason string) {
+	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Memory: o.memory, MemoryWait: 50 * time.Millisecond, MaxAnswer: o.maxAnswer, Retried: func(reason string) {
 		h.mu.Lock()
 		h.retries = append(h.retries, reason)
 		h.mu.Unlock()

@@ -76,6 +76,9 @@ func (g *generation) expire() {
 		return // giveUpID has done it
 	}
 	r, key := g.relay, g.call.key()
+	if g.forgotten.Load() {
+		g.answer.release()
+	}
 	if g.policy.Resume == 0 || r.ctx.Err() != nil || errors.Is(context.Cause(g.ctx), errLeft) {
 		r.named.Forget(key, g)
 		r.releaseID(key, g)

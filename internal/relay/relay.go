@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -49,6 +50,13 @@ type Config struct {
 	Requests *request.Store
 	// ReplicaHeader reports whether responses name their replica in a header. nil: they do.
 	ReplicaHeader func() bool
+	// Memory is the budget for everything that the relay keeps: the bodies of requests, whole
+	// answers, events for clients that read slowly or come back. nil: there is no budget.
+	Memory *memory.Budget
+	// MemoryWait is how long a request waits for memory before it is refused. 0: 5 s.
+	MemoryWait time.Duration
+	// MaxAnswer is the greatest size of an answer that is no stream, in bytes. 0: 64 MiB.
+	MaxAnswer int64
 	// WriteTimeout is how long a client may take for one write, of at most about 32 KiB, before it
 	// counts as gone. 0: one minute.
 	WriteTimeout time.Duration
@@ -109,7 +117,14 @@ func New(c Config) *Relay {
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }
 	}
+	if c.MemoryWait == 0 {
+		c.MemoryWait = 5 * time.Second
+	}
+	if c.MaxAnswer == 0 {
+		c.MaxAnswer = defaultMaxAnswer
+	}
 	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
+	r.named.OnForget((*generation).release)
 	r.rules.Store(&Rules{})
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	return r

@@ -56,7 +56,7 @@ func (r *remoteResponse) Write(b []byte) (int, error) {
 	case r.err != nil:
 		return 0, r.err
 	case r.sink == nil:
-	case !r.isStream && len(r.body)+len(b) > maxAnswerBytes:
+	case !r.isStream && len(r.body)+len(b) > defaultMaxAnswer:
 		r.err = errors.New("the answer of the remote gateway is too large")
 		return 0, r.err
 	case !r.isStream:

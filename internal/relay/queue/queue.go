@@ -21,6 +21,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
@@ -49,6 +50,9 @@ type Limits struct {
 	// MaxBytes is the memory, in bytes, from which on the queue refuses further events. One event
 	// may exceed it, and an empty queue accepts an event of any size. 0: DefaultMaxBytes.
 	MaxBytes int
+	// Memory is the budget that the bytes of waiting events are reserved from. A queue that it
+	// refuses is full. nil: there is no budget.
+	Memory *memory.Budget
 }
 
 // Queue is a bounded queue of events with one producer and one consumer. It copies the events that
@@ -63,6 +67,7 @@ type Queue struct {
 	head  int    // the index of the oldest event in slots
 	n     int    // the number of events that wait
 	held  int    // bytes of memory, see Bytes
+	hold  memory.Hold
 	free  [][]byte
 	next  uint64  // the number of the next event
 	merge *merger // nil until events are merged
@@ -105,7 +110,7 @@ func New(l Limits) *Queue {
 	if l.MaxBytes == 0 {
 		l.MaxBytes = DefaultMaxBytes
 	}
-	return &Queue{limits: l, ready: make(chan struct{}, 1)}
+	return &Queue{limits: l, ready: make(chan struct{}, 1), hold: l.Memory.Hold(memory.Queues)}
 }
 
 // Push adds a copy of an event. The error is ErrTooSlow when the queue is full; the queue is then
@@ -117,6 +122,10 @@ func (q *Queue) Push(e *sse.Event) error {
 		return q.err
 	}
 	if q.n > 0 && q.held > q.limits.MaxBytes {
+		q.dropLocked(ErrTooSlow)
+		return ErrTooSlow
+	}
+	if !q.hold.Resize(int64(q.held + len(e.Raw))) {
 		q.dropLocked(ErrTooSlow)
 		return ErrTooSlow
 	}
@@ -167,6 +176,7 @@ func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {
 	if q.n == 0 {
 		q.shrinkLocked()
 	}
+	q.hold.Resize(int64(q.held))
 	return dst, item, nil
 }
 
@@ -224,6 +234,7 @@ func (q *Queue) dropLocked(err error) {
 	}
 	q.slots, q.free, q.merge = nil, nil, nil
 	q.head, q.n, q.held = 0, 0, 0
+	q.hold.Release()
 	q.Wake()
 }
 

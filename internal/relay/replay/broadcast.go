@@ -24,6 +24,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/queue"
 )
@@ -41,7 +42,8 @@ var (
 
 // Limits bound a [Broadcast]. The zero value has no replay log and the default queue.
 type Limits struct {
-	// Queue bounds the events that wait for each subscriber.
+	// Queue bounds the events that wait for each subscriber. Its budget is also that of the replay
+	// log.
 	Queue queue.Limits
 	// LogBytes bounds the replay log, in bytes; the oldest events are dropped first. An event
 	// counts with its own bytes plus 24. The log uses up to a third more memory than that, and a
@@ -83,7 +85,7 @@ type Broadcast struct {
 func NewBroadcast(l Limits) *Broadcast {
 	b := &Broadcast{limits: l.Queue, room: make(chan struct{}, 1), noSubscriber: ErrNoSubscriber}
 	if l.LogBytes > 0 {
-		b.log = &replayLog{maxBytes: l.LogBytes}
+		b.log = &replayLog{maxBytes: l.LogBytes, hold: l.Queue.Memory.Hold(memory.Replays)}
 		return b
 	}
 	b.unclaimed = newSubscriber(b)
@@ -206,6 +208,17 @@ func (b *Broadcast) Close(err error) {
 	b.err = err
 	for _, s := range b.subscribers {
 		s.queue.Close(err)
+	}
+}
+
+// Release gives the reservation of the replay log back to the budget. Call it when nobody can find
+// the broadcast any more, so that its memory is free soon. The log itself stays as long as the
+// broadcast, for subscribers that have just found it.
+func (b *Broadcast) Release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.log != nil {
+		b.log.release()
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"slices"
 	"unsafe"
+
+	"github.com/sluice-gateway/sluice/internal/memory"
 )
 
 // blockBytes is the size of the blocks that events are copied into, in bytes. A larger block would
@@ -23,6 +25,8 @@ type replayLog struct {
 	bytes int
 	// block has room for the next events.
 	block []byte
+	// hold is the reservation of bytes. A log that gets no more keeps fewer events.
+	hold memory.Hold
 }
 
 // entryBytes is what an entry counts of maxBytes.
@@ -35,7 +39,7 @@ func (l *replayLog) add(raw []byte) {
 	l.entries = append(l.entries, entry)
 	l.bytes += entryBytes(entry)
 	n := 0
-	for ; l.bytes > l.maxBytes; n++ {
+	for ; l.bytes > l.maxBytes || !l.hold.Resize(int64(l.bytes)); n++ {
 		l.bytes -= entryBytes(l.entries[n])
 	}
 	clear(l.entries[:n])
@@ -59,3 +63,9 @@ func (l *replayLog) copy(raw []byte) []byte {
 
 // from returns the entries from the given number on. The number must be first or greater.
 func (l *replayLog) from(number uint64) [][]byte { return slices.Clone(l.entries[number-l.first:]) }
+
+// release gives the reservation back, and reserves no more.
+func (l *replayLog) release() {
+	l.hold.Release()
+	l.hold = memory.Hold{}
+}

@@ -34,7 +34,8 @@ type Key struct {
 // that have ended and can still be replayed. V is a pointer to a generation, or another value that
 // no two generations share. Any goroutine may call the methods.
 type Registry[V comparable] struct {
-	max int
+	max      int
+	onForget func(V)
 
 	mu      sync.Mutex
 	entries map[Key]*registryEntry[V]
@@ -58,6 +59,11 @@ func NewRegistry[V comparable](c RegistryConfig) *Registry[V] {
 	}
 	return &Registry[V]{max: c.Max, entries: map[Key]*registryEntry[V]{}}
 }
+
+// OnForget sets a function that is called with each generation that is forgotten. It is called with
+// the lock held, so it must be quick and must not use the registry. Call OnForget before the
+// registry is used.
+func (r *Registry[V]) OnForget(fn func(V)) { r.onForget = fn }
 
 // Claim returns the generation with the key k. If there is none it creates one, and fresh is true.
 // When several goroutines claim the same key at the same time, one of them creates it. sum is a
@@ -137,6 +143,9 @@ func (r *Registry[V]) Len() int {
 }
 
 func (r *Registry[V]) forgetLocked(e *registryEntry[V]) {
+	if r.onForget != nil {
+		r.onForget(e.value)
+	}
 	r.unexpireLocked(e)
 	delete(r.entries, e.key)
 }

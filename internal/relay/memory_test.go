@@ -1,0 +1,142 @@
+package relay
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/memory"
+)
+
+// awaitMemory waits until nothing of the budget is in use.
+func (h *harness) awaitMemory(b *memory.Budget) {
+	h.t.Helper()
+	for end := time.Now().Add(20 * time.Second); b.Total() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			h.t.Fatalf("%d bytes are still in use: requests %d, answers %d, queues %d, replays %d", b.Total(),
+				b.Used(memory.Requests), b.Used(memory.Answers), b.Used(memory.Queues), b.Used(memory.Replays))
+		}
+	}
+}
+
+// endlessAnswer is an engine whose JSON never ends. It records the most that was in use.
+func endlessAnswer(b *memory.Budget, most *atomic.Int64) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("content-type", "application/json")
+		io.WriteString(w, `{"choices":[{"message":{"content":"`)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(bytes.Repeat([]byte("x"), 64<<10)); err != nil {
+				return
+			}
+			for n := b.Total(); n > most.Load(); {
+				most.Store(n)
+			}
+		}
+	})
+}
+
+// TestX7_EndlessAnswers shows that endless answers of named requests are bounded each and in all,
+// and that everything is given back.
+func TestX7_EndlessAnswers(t *testing.T) {
+	b, most := memory.NewBudget(24<<20), new(atomic.Int64)
+	h := newHarness(t, options{handler: endlessAnswer(b, most), memory: b, maxAnswer: 8 << 20, policy: Policy{Resume: 10 * time.Millisecond}})
+	whole := strings.Replace(hello, `"stream":true,`, "", 1)
+	var all sync.WaitGroup
+	for i := range 10 {
+		all.Go(func() {
+			status, text := h.sendAndRead(whole, fmt.Sprint("id: r", i))
+			if status != 502 && status != 503 || !strings.Contains(text, "larger than") && !strings.Contains(text, "no memory left") {
+				t.Errorf("%d %s", status, text)
+			}
+		})
+	}
+	all.Wait()
+	h.awaitMemory(b)
+	if most.Load() > 24<<20 || most.Load() < 8<<20 {
+		t.Errorf("%d bytes were in use", most.Load())
+	}
+}
+
+// TestX7_BodiesWait shows that a request whose body does not fit waits, and is then refused so that
+// its client tries again.
+func TestX7_BodiesWait(t *testing.T) {
+	b := memory.NewBudget(4 << 20)
+	h := newHarness(t, options{memory: b})
+	if !b.Reserve(memory.Requests, 4<<20-10) {
+		t.Fatal("the budget is full")
+	}
+	r := h.send(hello)
+	text, _ := io.ReadAll(r.Body)
+	r.Body.Close()
+	if r.StatusCode != 503 || r.Header.Get("retry-after") == "" || !strings.Contains(string(text), "no memory left") {
+		t.Errorf("%d %v %s", r.StatusCode, r.Header, text)
+	}
+	b.Release(memory.Requests, 4<<20-10)
+	if status, text := h.sendAndRead(hello); status != 200 || endingOf(text) != "whole" {
+		t.Errorf("%d %s", status, text)
+	}
+	h.awaitMemory(b)
+}
+
+// TestX7_ReplaysGiveWay shows that the events for clients that come back use no more than their
+// share, and that the streams themselves go on without them.
+func TestX7_ReplaysGiveWay(t *testing.T) {
+	b := memory.NewBudget(64 << 10)
+	text := strings.Repeat("y", 1000)
+	events := []string{roleEvent}
+	for range 100 {
+		events = append(events, tokenEvent(text))
+	}
+	h := newHarness(t, options{handler: engineThatSends(append(events, finishEvent("", "stop"), doneEvent)...), memory: b, policy: Policy{Resume: 200 * time.Millisecond}})
+	for i := range 3 {
+		_, all := h.sendAndRead(hello, fmt.Sprint("id: s", i))
+		if words, marks := contentOf(all); len(words) != 100*1000 || marks != 1 {
+			t.Errorf("%d bytes, %d end markers", len(words), marks)
+		}
+	}
+	if used := b.Used(memory.Replays); used == 0 || used > 32<<10 {
+		t.Errorf("%d bytes are kept", used)
+	}
+	h.awaitMemory(b)
+}
+
+// TestX7_NothingIsLeft shows that each way a call can end gives back what it has reserved.
+func TestX7_NothingIsLeft(t *testing.T) {
+	whole := strings.Replace(hello, `"stream":true,`, "", 1)
+	refusing := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, strings.Repeat("no ", 9000), 500) })
+	answering := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("content-type", "application/json")
+		io.WriteString(w, `{"choices":[{"message":{"content":"`+strings.Repeat("x", 100_000)+`"}}]}`)
+	})
+	for name, o := range map[string]options{
+		"refusals": {handler: refusing, replicas: 3},
+		"answers":  {handler: answering},
+		"no JSON":  {handler: engineThatSends("{")},
+		"hangs":    {handler: engineThatHangs(roleEvent)},
+		"blocked":  {handler: answering, rules: literalRule("xxx")},
+	} {
+		b := memory.NewBudget(64 << 20)
+		o.memory, o.policy = b, Policy{Resume: time.Millisecond}
+		h := newHarness(t, o)
+		for i, more := range []string{"", "id: a", "id: a", "id: b"} {
+			body := []string{hello, whole}[i%2]
+			if name == "hangs" {
+				body = helloWith(`"timeout_ms":50`)
+			}
+			if more == "" {
+				h.sendAndRead(body)
+				continue
+			}
+			h.sendAndRead(body, more)
+		}
+		h.awaitMemory(b)
+		h.waitIdle()
+	}
+}
