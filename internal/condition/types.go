@@ -30,6 +30,7 @@ const (
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
 	FilesNearLimit       Type = "FilesNearLimit"
 	MemoryNearLimit      Type = "MemoryNearLimit"
+	SocketsNearLimit     Type = "SocketsNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
 )
 
@@ -107,6 +108,9 @@ var types = []row{
 	{MemoryNearLimit, Warning, False, true,
 		"The gateway uses nearly as much memory as it may.",
 		"Raise the memory limit of the gateway, or lower its limits of buffered bytes."},
+	{SocketsNearLimit, Warning, False, true,
+		"Clients hold nearly as many WebSockets as the gateway may have.",
+		"Raise `realtime.max_sockets`, or lower `realtime.per_tenant` or `realtime.idle`."},
 	{StateNotWritable, Error, False, true,
 		"The state directory cannot be written. Running requests and replicas go on.",
 		"Free space on its file system, or give the gateway the right to write there."},

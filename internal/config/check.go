@@ -25,6 +25,7 @@ func check(d *decoder, c *Config) {
 	k := &checker{decoder: d, config: c, versionValid: map[string]bool{}}
 	k.checkListeners()
 	k.checkConnections()
+	k.checkMemory()
 	k.setStateDir()
 	k.checkEngines()
 	k.checkRegistries()

@@ -55,6 +55,10 @@ type Config struct {
 	Connections Connections `yaml:"connections" restart:"true"`
 	// Upload bounds the bodies of requests while they arrive.
 	Upload Upload `yaml:"upload" restart:"true"`
+	// Memory bounds the memory of the gateway's own process. Envoy and replicas do not count.
+	Memory Memory `yaml:"memory" restart:"true"`
+	// Realtime bounds the WebSockets of /v1/realtime.
+	Realtime Realtime `yaml:"realtime"`
 	// Envoy bounds what Envoy may use.
 	Envoy Envoy `yaml:"envoy" restart:"true"`
 	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.

@@ -17,7 +17,7 @@ func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions,
-		g.edgeConditions, g.fileLimitConditions, g.recoveryConditions,
+		g.edgeConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions,
 	} {
 		g.conditions.AddSource(source)
 	}

@@ -87,6 +87,7 @@ type Gateway struct {
 	guard     *connections.Guard
 	streams   *streams
 	accessLog telemetry.AccessLog
+	memory    processMemory
 	// adopted says that processes of an earlier run were there at the start. start sets it.
 	adopted bool
 	// parts run under the configuration, see configParts.
@@ -166,6 +167,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.makeEnvoy()
+	g.makeMemory()
 	if err := g.makeStreams(); err != nil {
 		return nil, err
 	}
@@ -312,7 +314,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 
 // servants lists what requests need as long as one runs.
 func (g *Gateway) servants() []func(context.Context) error {
-	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst}
+	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst, g.memory.monitor.Run}
 	all = append(all, g.limits.components()...)
 	return append(all, g.streams.components()...)
 }

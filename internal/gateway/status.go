@@ -224,7 +224,7 @@ func (g *Gateway) names() telemetry.Names {
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
 	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Conditions: g.conditions.List()}
-	all.Budgets = g.edgeBudgets()
+	all.Budgets = append(g.edgeBudgets(), g.memoryBudgets()...)
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)
 		states := map[string]int{}

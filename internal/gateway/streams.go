@@ -54,7 +54,7 @@ func (g *Gateway) makeStreams() error {
 	parts := relay.Config{
 		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Rest: g.dispatcher.Rest,
 		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.metrics.Retried, Gap: g.metrics.Gap,
-		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log,
+		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log, Memory: g.memory.budget, MaxAnswer: g.memory.maxAnswer,
 	}
 	if s.tracer != nil {
 		parts.StartTrace = s.startTrace
@@ -64,7 +64,9 @@ func (g *Gateway) makeStreams() error {
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
 		Generator: s.relay, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
-		Heartbeat: shortestHeartbeat(c), Log: g.log,
+		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget,
+		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
+		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
 	}
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Tenant, ReplicaHeader: replicaHeader}
 	return nil

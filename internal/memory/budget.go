@@ -1,6 +1,6 @@
 // Package memory bounds the memory of the gateway: a [Budget] of bytes for everything that the
-// relay keeps for clients and engines, and the soft limit of the process's own heap. The packages
-// internal/relay and below reserve from the budget; internal/gateway makes it and watches it.
+// relay keeps for clients and engines, and the soft limit of the process's own heap. The package
+// internal/gateway uses it to make and watch the budget, and internal/relay reserves from it.
 package memory
 
 import (
@@ -75,6 +75,9 @@ func (b *Budget) Limit() int64 {
 	return b.limit.Load()
 }
 
+// LimitOf returns how many bytes may be in use when a kind reserves. 0: any number.
+func (b *Budget) LimitOf(k Kind) int64 { return b.Limit() / 100 * kindTable[k].share }
+
 // Used returns how many bytes are in use for a kind.
 func (b *Budget) Used(k Kind) int64 {
 	if b == nil {
@@ -114,7 +117,7 @@ func (b *Budget) Reserve(k Kind, n int64) bool {
 func (b *Budget) reserve(k Kind, n int64) bool {
 	limit := b.limit.Load()
 	total := b.total.Add(n)
-	if limit > 0 && total > limit/100*kindTable[k].share {
+	if limit > 0 && total > b.LimitOf(k) {
 		b.total.Add(-n)
 		return false
 	}

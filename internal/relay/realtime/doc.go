@@ -81,6 +81,7 @@
 //   - 1009: a message over Limits.Message.
 //   - 1011: an internal error of the gateway.
 //   - 1013: too many sockets are open, in all or of the tenant. A later attempt may succeed.
+//   - 4408: no turn ran and the client sent no message for Limits.Idle.
 //
 // The server pings a client from which it has received nothing for Handler.Heartbeat, and drops a
 // client that does not answer. The engine of a client that is gone or dropped is free at once.

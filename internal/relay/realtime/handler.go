@@ -3,11 +3,13 @@ package realtime
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
@@ -36,6 +38,11 @@ type Handler struct {
 	// client may hold up a turn before it gets a heartbeat. 0: 15 s.
 	Heartbeat time.Duration
 	Limits    Limits
+	// Memory is the budget that conversations are kept from. nil: there is none.
+	Memory *memory.Budget
+	// TenantSockets returns the greatest number of open sockets of a tenant. nil:
+	// Limits.SocketsPerTenant.
+	TenantSockets func(tenant string) int
 	// CheckOrigin refuses browsers on pages of other hosts. It is for gateways without keys: a page
 	// cannot know a key, but it can open a socket to every address that its reader can reach.
 	CheckOrigin bool
@@ -48,6 +55,8 @@ type Handler struct {
 	tenants  map[string]int // the number of sockets of each tenant
 	closing  bool
 	running  sync.WaitGroup
+	// refused counts the sockets that were one too many.
+	refused atomic.Uint64
 }
 
 // Limits bound what one client can hold. Zero values mean the defaults.
@@ -64,6 +73,9 @@ type Limits struct {
 	// Sockets is the greatest number of open sockets, SocketsPerTenant that of one tenant. 0:
 	// 10,000 and 1,000.
 	Sockets, SocketsPerTenant int
+	// Idle is how long a socket may be open without a turn and without a message of its client.
+	// 0: for ever.
+	Idle time.Duration
 }
 
 func (l Limits) withDefaults() Limits {
@@ -139,19 +151,54 @@ func (h *Handler) each(do func(*session)) {
 	}
 }
 
-// addSession adds a session. ok is false when the gateway stops. full says that there is one
-// session too many.
-func (h *Handler) addSession(s *session) (full, ok bool) {
+// Sockets is how many sockets are open.
+type Sockets struct {
+	Open, Limit int
+	// Tenant has the most of them, and Most is how many.
+	Tenant string
+	Most   int
+	// Refused counts the sockets that were one too many.
+	Refused uint64
+}
+
+// Sockets returns how many sockets are open.
+func (h *Handler) Sockets() Sockets {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := Sockets{Open: len(h.sessions), Limit: h.Limits.withDefaults().Sockets, Refused: h.refused.Load()}
+	for name, n := range h.tenants {
+		if n > s.Most || n == s.Most && name < s.Tenant {
+			s.Tenant, s.Most = name, n
+		}
+	}
+	return s
+}
+
+// addSession adds a session. ok is false when the gateway stops. full says why there is one session
+// too many; nil: there is not.
+func (h *Handler) addSession(s *session) (full *closeReason, ok bool) {
 	limits := h.Limits.withDefaults()
+	perTenant := limits.SocketsPerTenant
+	if h.TenantSockets != nil {
+		perTenant = h.TenantSockets(s.tenant)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closing {
-		return false, false
+		return nil, false
 	}
 	if h.sessions == nil {
 		h.sessions, h.tenants = map[*session]struct{}{}, map[string]int{}
 	}
-	full = len(h.sessions) >= limits.Sockets || h.tenants[s.tenant] >= limits.SocketsPerTenant
+	switch {
+	case len(h.sessions) >= limits.Sockets:
+		full = closeFull
+	case h.tenants[s.tenant] >= perTenant:
+		full = closeTenantFull
+	}
+	if full != nil {
+		h.refused.Add(1)
+	}
 	h.sessions[s] = struct{}{}
 	h.tenants[s.tenant]++
 	h.running.Add(1)

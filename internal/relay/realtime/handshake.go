@@ -55,8 +55,8 @@ func (h *Handler) accept(w http.ResponseWriter, r *http.Request) (*session, *ope
 		return nil, nil
 	}
 	s.socket.attach(conn)
-	if full {
-		s.socket.stop(closeFull)
+	if full != nil {
+		s.socket.stop(full)
 	}
 	return s, nil
 }

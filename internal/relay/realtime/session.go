@@ -9,12 +9,16 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 // chatPath is the endpoint of the turns.
 const chatPath = "/v1/chat/completions"
+
+// memoryRetryAfter is when a client may try again whose conversation did not fit into the budget.
+const memoryRetryAfter = 5 * time.Second
 
 // session is the conversation over one socket. One goroutine, in run, owns it. Other goroutines
 // send and receive, and run the turn.
@@ -39,6 +43,8 @@ type session struct {
 	drained     sync.Once
 
 	conversation conversation
+	// memory is the reservation for the conversation.
+	memory memory.Hold
 	// turn is the running turn. nil: none runs. turnDone receives it when its call has ended.
 	turn         *turn
 	turnDone     chan *turn
@@ -63,6 +69,7 @@ func newSession(h *Handler, r *http.Request) *session {
 			s.traceHeader[name] = values
 		}
 	}
+	s.memory = h.Memory.Hold(memory.Requests)
 	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
 	s.socket = newSocket(s.limits)
 	s.turnCtx, s.cancelTurns = context.WithCancelCause(s.socket.ctx)
@@ -88,6 +95,7 @@ func (s *session) run() *closeReason {
 	s.socket.pings.Wait()
 	<-s.socket.closed
 	s.cancelTurns(nil)
+	s.memory.Release()
 	return s.socket.closeReason()
 }
 
@@ -96,14 +104,21 @@ func (s *session) serve(messages <-chan []byte) {
 	tick := time.NewTicker(s.heartbeat)
 	defer tick.Stop()
 	draining := s.draining
+	idle, restart := newIdleTimer(s.limits.Idle)
 	for {
 		select {
 		case <-s.socket.ctx.Done():
 			return
 		case data := <-messages:
 			s.handle(data)
+			restart()
 		case t := <-s.turnDone:
 			s.finishTurn(t)
+			restart()
+		case <-idle:
+			if s.turn == nil {
+				s.socket.stop(closeIdle)
+			}
 		case <-tick.C:
 			s.socket.ping(s.heartbeat)
 		case <-draining:
@@ -113,6 +128,15 @@ func (s *session) serve(messages <-chan []byte) {
 			s.socket.stop(closeStopping)
 		}
 	}
+}
+
+// newIdleTimer returns a channel that receives after this time without a call of restart. 0: never.
+func newIdleTimer(limit time.Duration) (idle <-chan time.Time, restart func()) {
+	if limit <= 0 {
+		return nil, func() {}
+	}
+	timer := time.NewTimer(limit) // the garbage collector stops it
+	return timer.C, func() { timer.Reset(limit) }
 }
 
 // handle handles a message. A message with an error changes nothing, and the client is told.
@@ -165,6 +189,10 @@ func (s *session) start(m *message) *openai.Error {
 	next, fault := s.conversation.with(m)
 	if fault != nil {
 		return fault
+	}
+	if !s.memory.Resize(int64(next.size)) {
+		return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: memoryRetryAfter,
+			Message: "The gateway has no memory left for this conversation."}
 	}
 	id := m.RequestID
 	if id == "" {
@@ -318,6 +346,7 @@ func (s *session) addAnswer(t *turn, finish string) []*toolCall {
 	}
 	s.conversation.tooLarge = s.conversation.tooLarge || t.tooLarge
 	s.conversation, _ = s.conversation.measure() // the next start reports that it is too large
+	s.memory.Resize(int64(s.conversation.size))  // the next start reports that there is no room
 	s.keptMessages = len(s.conversation.messages)
 	return t.answer.calls
 }

@@ -43,8 +43,15 @@ var (
 	closeTenant   = &closeReason{code: websocket.StatusPolicyViolation, reason: "the key, or its tenant, is not known any more"}
 	closeTooBig   = &closeReason{code: websocket.StatusMessageTooBig, reason: "the message is too large"}
 	closeInternal = &closeReason{code: websocket.StatusInternalError, reason: "a fault of the gateway"}
-	closeFull     = &closeReason{code: websocket.StatusTryAgainLater, reason: "too many sockets are open"}
+	closeFull     = &closeReason{code: websocket.StatusTryAgainLater, reason: "too many sockets are open at the gateway"}
+	// closeTenantFull and closeIdle protect the other tenants.
+	closeTenantFull = &closeReason{code: websocket.StatusTryAgainLater, reason: "the tenant has too many sockets open"}
+	closeIdle       = &closeReason{code: statusIdle, reason: "the socket was idle for too long"}
 )
+
+// statusIdle closes an idle socket. It is a private code (RFC 6455, section 7.4.2), after HTTP's
+// 408.
+const statusIdle websocket.StatusCode = 4408
 
 // socket sends and receives messages until it is stopped.
 type socket struct {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
@@ -229,6 +230,59 @@ func TestTooManySockets(t *testing.T) {
 		}
 		if websocket.CloseStatus(err) != websocket.StatusTryAgainLater || time.Now().After(deadline) {
 			t.Fatalf("got %s %v", m.raw, err)
+		}
+	}
+}
+
+// TestX7_IdleSockets shows that a socket without a turn and without a message is closed, and that
+// one that is used stays.
+func TestX7_IdleSockets(t *testing.T) {
+	g := newGateway(t, func(h *Handler) { h.Limits.Idle = 50 * time.Millisecond })
+	idle, used := g.dial(t), g.dial(t)
+	used.send(hello)
+	turn := g.engine.next(t)
+	if code := idle.closed(); code != statusIdle {
+		t.Errorf("closed with %d", code)
+	}
+	turn.finish("stop")
+	used.final("stop")
+	if code := used.closed(); code != statusIdle {
+		t.Errorf("closed with %d", code)
+	}
+}
+
+// TestX7_SocketsOfTenant shows that a tenant has its own number of sockets, that others are not
+// affected, and that both are counted.
+func TestX7_SocketsOfTenant(t *testing.T) {
+	b := memory.NewBudget(1 << 20)
+	g := newGateway(t, func(h *Handler) {
+		h.Memory = b
+		h.TenantSockets = func(name string) int { return map[string]int{"acme": 2}[name] }
+	})
+	first := g.dial(t)
+	g.dial(t)
+	if code := g.dial(t).closed(); code != websocket.StatusTryAgainLater {
+		t.Errorf("closed with %d", code)
+	}
+	if s := g.Handler.Sockets(); s.Open < 2 || s.Limit != 10_000 || s.Tenant != "acme" || s.Refused != 1 {
+		t.Errorf("%+v", s)
+	}
+	if !b.Reserve(memory.Requests, 1<<20-100) {
+		t.Fatal("the budget is full")
+	}
+	first.send(hello)
+	first.fault("gateway_unavailable")
+	b.Release(memory.Requests, 1<<20-100)
+	first.send(hello)
+	g.engine.next(t).finish("stop")
+	first.final("stop")
+	if b.Used(memory.Requests) == 0 {
+		t.Error("the conversation is not counted")
+	}
+	first.conn.Close(websocket.StatusNormalClosure, "")
+	for end := time.Now().Add(patience); b.Total() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes are still in use", b.Total())
 		}
 	}
 }
