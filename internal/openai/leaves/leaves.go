@@ -10,7 +10,8 @@
 //   - Any other element that is an object with an index is named by that index.
 //   - Elements without an index are one place: clients put their texts one behind the other.
 //   - An event with a "type" at its top, as those of the Responses API, is named by the type and by
-//     the indexes and the item at its top.
+//     the indexes at its top, or by its item if it has no output_index. Some engines give an item
+//     another id in each event. The choices of such an event are those of an event without a type.
 //
 // What the reader knows about names only says what a string is for (see [Class]). A name that it
 // does not know holds text.
@@ -140,8 +141,9 @@ func (r *Reader) Read(data []byte) bool {
 	if r.typed == nil && r.hasKey() && !r.bad { // read again, now by the event's type
 		typed := r.typedRoot(data)
 		r.reset(data)
-		r.typed, r.Ends = typed, r.ends
-		r.object(typed)
+		if r.typed, r.Ends, r.bad = typed, r.ends, typed == nil; !r.bad {
+			r.object(typed)
+		}
 	}
 	if !r.json.Valid() || r.bad {
 		r.Leaves, r.Choices = r.Leaves[:0], r.Choices[:0]
@@ -190,7 +192,11 @@ func (r *Reader) object(p *Path) {
 			r.json.Skip()
 			continue
 		}
-		c := r.child(p, name, kind)
+		parent := p
+		if p == r.typed && string(name) == "choices" {
+			parent = &r.root
+		}
+		c := r.child(parent, name, kind)
 		if c == nil || c.seen == serial || c.twin != nil && c.twin.seen == serial {
 			r.fail()
 			return
@@ -394,7 +400,7 @@ func (r *Reader) keyPart(p *Path) {
 func (r *Reader) hasKey() bool { return len(r.key) > 0 }
 
 // typedRoot returns the root of an event with a type. Its name is made of the type, the indexes and
-// the item of the event.
+// the item of the event. nil: an index is no integer, or there are too many roots.
 func (r *Reader) typedRoot(data []byte) *Path {
 	js := &r.json
 	js.Reset(data)
@@ -412,14 +418,27 @@ func (r *Reader) typedRoot(data []byte) *Path {
 		}
 	}
 	r.key = append(r.key[:0], typ...)
-	for _, at := range parts {
-		r.key = append(append(r.key, ' '), data[at.From:at.To]...)
-	}
-	p := r.typedChild(r.key, typ)
-	if p == nil {
-		r.bad = true
-		return &r.root
+	for i, at := range parts {
+		part := data[at.From:at.To]
+		switch isItem := keyNames[i] == itemName; {
+		case isItem && parts[0] != (jsonscan.Span{}):
+			part = nil
+		case !isItem && !isIndex(part):
+			return nil
+		}
+		r.key = append(append(r.key, ' '), part...)
 	}
 	r.ends = isLast(typ)
-	return p
+	return r.typedChild(r.key, typ)
+}
+
+// isIndex reports whether the value of an index at the top of an event has only one form, so that
+// all readers take it for the same: an integer, or nothing.
+func isIndex(value []byte) bool {
+	for i, c := range value {
+		if (c < '0' || c > '9') && (i > 0 || c != '-') {
+			return string(value) == "null"
+		}
+	}
+	return string(value) != "-0"
 }

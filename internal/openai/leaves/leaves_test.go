@@ -75,6 +75,11 @@ func TestPaths(t *testing.T) {
 		"events":          {`{"delta":"x","type":"a.delta","output_index":1}`, `{"type":"a.delta","output_index":1,"delta":"y"}`, true},
 		"other item":      {`{"delta":"x","type":"a.delta","output_index":1}`, `{"type":"a.delta","output_index":2,"delta":"y"}`, false},
 		"other type":      {`{"delta":"x","type":"a.delta"}`, `{"type":"b.delta","delta":"y"}`, false},
+		"another id":      {`{"type":"a.delta","output_index":0,"item_id":"i","delta":"x"}`, `{"type":"a.delta","output_index":0,"item_id":"j","delta":"y"}`, true},
+		"only an id":      {`{"type":"a.delta","item_id":"i","delta":"x"}`, `{"type":"a.delta","item_id":"j","delta":"y"}`, false},
+		"negative index":  {`{"type":"a.delta","output_index":-1,"delta":"x"}`, `{"type":"a.delta","output_index":-1,"delta":"y"}`, true},
+		"typed choices":   {`{"type":"a","choices":[{"index":0,"delta":{"content":"x"}}]}`, `{"choices":[{"delta":{"content":"y"}}],"type":"b"}`, true},
+		"choices, a type": {`{"choices":[{"index":0,"delta":{"content":"x"}}]}`, `{"type":"b","choices":[{"delta":{"content":"y"}}]}`, true},
 	} {
 		var r leaves.Reader
 		if path := func(data string) *leaves.Path {
@@ -100,7 +105,8 @@ func TestUnreadable(t *testing.T) {
 	}
 	for _, data := range []string{``, `x`, `[]`, `"x"`, `{"choices":[{"delta":{"content":"x"}}]`, `{"a":1}x`, `{"choices":[{"index":"0"}]}`,
 		`{"choices":[{"index":0,"index":1}]}`, `{"choices":[{"delta":{"content":"a","content":"b"}}]}`, `{"choices":[],"choices":[]}`,
-		`{"delta":"a","type":"x","type":"y"}`, `{` + strings.Join(many, ",") + `}`} {
+		`{"delta":"a","type":"x","type":"y"}`, `{"delta":"a","type":"x","output_index":0.0}`, `{"delta":"a","type":"x","output_index":"0"}`,
+		`{"delta":"a","type":"x","content_index":-0}`, `{"choices":[],"type":"x","choices":[]}`, `{` + strings.Join(many, ",") + `}`} {
 		var r leaves.Reader
 		if r.Read([]byte(data)) || len(r.Leaves) > 0 {
 			t.Errorf("%.100s was read", data)

@@ -16,8 +16,11 @@ const (
 	rulesItems               // the items of an answer that is no text: embeddings, ranks, scores
 )
 
-// keyNames are the members at the top of a typed event that belong to its name.
-var keyNames = [...]string{"output_index", "content_index", "summary_index", "index", "item_id"}
+// keyNames are the members at the top of a typed event that belong to its name. An event that has
+// the first one needs no item.
+var keyNames = [...]string{"output_index", "content_index", "summary_index", "index", itemName}
+
+const itemName = "item_id"
 
 // The names that are known. The tables only read them.
 var (
