@@ -63,16 +63,17 @@ const ownsPath = "/owns"
 // askTimeout bounds the question whether a predecessor has a request id.
 const askTimeout = time.Second
 
-// Handler returns the handler of a predecessor's own socket: it says which request ids the process
-// has (owns), and gives all other requests to streams.
-func Handler(owns func(tenant, id string) bool, streams http.Handler) http.Handler {
+// Handler returns the handler of a predecessor's own socket. It says which request ids the process
+// has (owns). Requests with an offer of this process go to offered, all others to calls.
+func Handler(owns func(tenant, id string) bool, offered, calls http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != ownsPath {
-			streams.ServeHTTP(w, r)
-			return
-		}
 		q := r.URL.Query()
-		if !owns(q.Get("tenant"), q.Get("id")) {
+		switch {
+		case r.Header.Get(headers.Handoff) != "":
+			offered.ServeHTTP(w, r)
+		case r.URL.Path != ownsPath:
+			calls.ServeHTTP(w, r)
+		case !owns(q.Get("tenant"), q.Get("id")):
 			w.WriteHeader(http.StatusNotFound)
 		}
 	})

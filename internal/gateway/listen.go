@@ -77,15 +77,15 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 			return nil, errors.Join(err, s.close())
 		}
 	}
-	tenants, maxBody := g.auth.Tenant, int64(g.options.Config.MaxBody)
+	calls := g.streams.relay.PeerHandler(g.auth.Tenant, int64(g.options.Config.MaxBody))
 	models := api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolNames, Tasks: tasks{g.dispatcher, g.auth}})
 	for _, socket := range []struct {
 		socket  **httpSocket
 		path    string
 		handler http.Handler
 	}{
-		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.streams.relay.Handler())},
-		{&s.kin, kinSocket(g.dir), g.streams.relay.PeerHandler(tenants, maxBody)},
+		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.streams.relay.Handler(), calls)},
+		{&s.kin, kinSocket(g.dir), calls},
 		{&s.api, bootstrap(g.dir).APISocket, models},
 	} {
 		l, err := listenUnix(socket.path)

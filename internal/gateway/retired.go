@@ -110,7 +110,7 @@ func (g *Gateway) carryOn(ctx context.Context, signals <-chan os.Signal, s *succ
 	case s.result != nil:
 		return <-s.result
 	case isFirst:
-		return g.dir.Follow(stopping)
+		return g.dir.Follow(stopping, s.state)
 	}
 	return ErrHandedOver
 }
@@ -132,7 +132,7 @@ func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass 
 			over, end = time.After(timeout+handOverPatience), g.streams.drain(timeout)
 		}
 	}
-	for g.isBusy(time.Since(retired)) {
+	for g.carries() || over == nil && g.mayBeAsked(time.Since(retired)) {
 		select {
 		case <-tick.C:
 		case <-over:
@@ -161,14 +161,15 @@ func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass 
 	return stopping
 }
 
-// isBusy reports whether this process still carries something, or whether Envoy may still use one
-// of its connections. retired is how long ago the successor began to serve.
-func (g *Gateway) isBusy(retired time.Duration) bool {
-	if retired < settleTime {
-		return true
-	}
-	return g.streams.relay.Busy() || g.streams.realtime.Busy() || g.decisions.Busy() || g.sockets.busy() ||
-		retired < idleConnections && g.sockets.connected()
+// carries reports whether this process carries something.
+func (g *Gateway) carries() bool {
+	return g.streams.relay.Carries() || g.streams.realtime.Busy() || g.decisions.Busy() || g.sockets.busy()
+}
+
+// mayBeAsked reports whether a client may come back to a stream of this process, or Envoy may still
+// use one of its connections. retired is how long ago the successor began to serve.
+func (g *Gateway) mayBeAsked(retired time.Duration) bool {
+	return retired < settleTime || g.streams.relay.Keeps() || retired < idleConnections && g.sockets.connected()
 }
 
 // kin are the other processes of this gateway and the remote gateways, as the relay sees them: both

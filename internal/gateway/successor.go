@@ -48,6 +48,8 @@ type successor struct {
 	end func() error
 	// result receives how a Gateway in this process has ended. It is nil for another process.
 	result chan error
+	// state returns how the other process has ended; nil: it runs, or the id is not its own.
+	state func(pid int) *os.ProcessState
 }
 
 // handOver has a new process of the installed binary take over. On an error nothing has changed.
@@ -120,16 +122,35 @@ func (g *Gateway) startSuccessor(context.Context) (*successor, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("hand over: start %s: %w", path, err), ours.Close())
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	return &successor{conn: newHandOverConn(ours), end: func() error {
+	return newChild(cmd, ours), nil
+}
+
+// newChild returns the successor that runs as cmd.
+func newChild(cmd *exec.Cmd, conn net.Conn) *successor {
+	var failed error
+	ended := make(chan struct{})
+	go func() {
+		failed = cmd.Wait()
+		close(ended)
+	}()
+	return &successor{conn: newHandOverConn(conn), end: func() error {
 		_ = cmd.Process.Kill() // it may have ended by itself
-		_ = ours.Close()
-		if err := <-ended; err != nil && cmd.ProcessState.Exited() {
-			return fmt.Errorf("the new process ended: %w", err)
+		_ = conn.Close()
+		<-ended
+		if failed != nil && cmd.ProcessState.Exited() {
+			return fmt.Errorf("the new process ended: %w", failed)
 		}
 		return nil
-	}}, nil
+	}, state: func(pid int) *os.ProcessState {
+		select {
+		case <-ended:
+			if pid == cmd.ProcessState.Pid() {
+				return cmd.ProcessState
+			}
+		default:
+		}
+		return nil
+	}}
 }
 
 // socketPair returns a connection to a file that a child process can get.

@@ -1,10 +1,12 @@
 package process
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,20 +21,26 @@ const StopSignal = unix.SIGUSR1
 const followInterval = 50 * time.Millisecond
 
 // Holder returns the process id of the gateway that has claimed the directory. It is 0 while no
-// process has.
+// process has, and when the claim does not say which.
 func (d *Dir) Holder() int {
+	pid, _ := d.holder()
+	return pid
+}
+
+// holder returns the same as Holder, and whether the directory is claimed.
+func (d *Dir) holder() (pid int, claimed bool) {
 	lock, err := openLock(d.claimPath())
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	defer lock.close()
 	if held, err := lock.heldByOther(); !held || err != nil {
-		return 0
+		return 0, false
 	}
 	if h := lock.readHolder(); h.Role == roleGateway {
-		return h.PID
+		pid = h.PID
 	}
-	return 0
+	return pid, true
 }
 
 // AdoptOrphans makes this process the parent of all its descendants whose own parent has ended, so
@@ -63,13 +71,16 @@ func (d *Dir) Forward(s unix.Signal) {
 // from the first start to the end, however often the gateway is restarted. stopping says that the
 // gateway was told to stop before. The error says how the gateway has ended, unless it has stopped
 // cleanly.
-func (d *Dir) Follow(stopping bool) error {
+//
+// reaped returns how a child has ended that someone else in this process waits for; nil: it runs,
+// or it is none of these.
+func (d *Dir) Follow(stopping bool, reaped func(pid int) *os.ProcessState) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGUSR2, StopSignal)
 	defer signal.Stop(signals)
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
-	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}}
+	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}, reaped: reaped}
 	for {
 		select {
 		case s := <-signals:
@@ -106,14 +117,17 @@ type follower struct {
 	pid int
 	// statuses are those of the children that were reaped and may be the gateway.
 	statuses map[int]unix.WaitStatus
+	reaped   func(pid int) *os.ProcessState
 }
 
 // look reaps children and reports whether the gateway has ended.
 func (f *follower) look() (ended bool, err error) {
 	f.reap()
-	if now := f.dir.Holder(); now != 0 {
-		f.pid = now
-		clear(f.statuses)
+	if pid, claimed := f.dir.holder(); claimed {
+		if pid != 0 {
+			f.pid = pid
+			clear(f.statuses)
+		}
 		return false, nil
 	}
 	if s, ok := readStat(f.pid); ok && !s.dead() {
@@ -121,6 +135,11 @@ func (f *follower) look() (ended bool, err error) {
 	}
 	f.reap()
 	status, known := f.statuses[f.pid]
+	if state := f.reaped(f.pid); state != nil {
+		if s, ok := state.Sys().(syscall.WaitStatus); ok {
+			status, known = unix.WaitStatus(s), true
+		}
+	}
 	switch {
 	case known && status.Exited() && status.ExitStatus() == 0, !known && f.dir.releasedCleanly():
 		return true, nil
@@ -150,6 +169,7 @@ func (f *follower) reap() {
 // releasedCleanly reports whether the last holder of the claim has released it. One that was killed
 // leaves its name.
 func (d *Dir) releasedCleanly() bool {
-	s, err := os.Stat(d.claimPath())
-	return err == nil && s.Size() == 0
+	data, err := os.ReadFile(d.claimPath())
+	var h lockHolder
+	return err == nil && json.Unmarshal(data, &h) == nil && h.PID == 0
 }

@@ -19,8 +19,11 @@ func (r *Relay) Retire(to Forwarder) { r.successor.Store(&to) }
 // isRetired reports whether Retire was called.
 func (r *Relay) isRetired() bool { return r.successor.Load() != nil }
 
-// Busy reports whether the relay still carries a call, or keeps one that a client may resume.
-func (r *Relay) Busy() bool { return r.carrying.Load() > 0 || r.named.Len() > 0 }
+// Carries reports whether the relay carries a call.
+func (r *Relay) Carries() bool { return r.carrying.Load() > 0 }
+
+// Keeps reports whether the relay keeps a call that a client may resume.
+func (r *Relay) Keeps() bool { return r.named.Len() > 0 }
 
 // Owns reports whether a call of the tenant with this request id is carried or kept here.
 func (r *Relay) Owns(tenant, id string) bool {

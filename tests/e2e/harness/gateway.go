@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -32,6 +33,7 @@ type Gateway struct {
 	URL, Admin  string        // Envoy's listener and the admin listener, as http://127.0.0.1:port
 	AdminToken  string        // for the admin listener; empty when it needs none
 	Dir, Config string        // the state directory, and the path of the configuration
+	Binary      string        // the path of the program; empty: Program()
 	Command     []string      // the program's arguments
 	Files       int           // the limit of open files of the program; 0: that of the test
 	Process     *exec.Cmd     // the process that Launch started last
@@ -91,7 +93,7 @@ func (g *Gateway) Configure(config string) {
 // Launch starts the program with g.Command. It does not wait.
 func (g *Gateway) Launch() {
 	g.T.Helper()
-	g.Process = exec.Command(Program(), g.Command...)
+	g.Process = exec.Command(cmp.Or(g.Binary, Program()), g.Command...)
 	if g.Files > 0 {
 		limited := []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, g.Files), Program()}
 		g.Process = exec.Command("/bin/sh", append(limited, g.Command...)...)

@@ -1,0 +1,266 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// A stream with a request id that runs at the old process is found by a resume, by a repeated start
+// and by a cancel, after two restarts.
+func TestE2E_X20_StreamsAreFoundAtTheOldProcess(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, strings.Replace(upgradeModels, "{mode: managed}", "{mode: managed, resume: 10s}", 1))
+	body := func(id string, tokens int) string {
+		return strings.Replace(harness.ChatBody("managed", true, tokens, "found"), "{", `{"request_id":"`+id+`",`, 1)
+	}
+	left, leave := context.WithCancel(t.Context())
+	r, err := g.Open(left, harness.ChatPath, body("kept", 400))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(r.Body, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	cancelled, err := g.Open(t.Context(), harness.ChatPath, body("cancelled", 100_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cancelled.Body.Close()
+	restart(g)
+	leave()
+	restart(g)
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+"/v1/streams/cancelled/cancel", nil)
+	if a := g.Do(harness.Client, req); a.StatusCode != 200 {
+		t.Errorf("the cancel: %s", a)
+	}
+	if rest, err := io.ReadAll(cancelled.Body); err != nil || !strings.Contains(string(rest), "cancelled") {
+		t.Errorf("the cancelled stream ends with %.200s, %v", rest[max(0, len(rest)-200):], err)
+	}
+	var whole [2]string
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		a, err := g.TryPost(context.Background(), harness.ChatPath, body("kept", 400))
+		if err == nil {
+			err = harness.CheckWholeStream(a.Content)
+		}
+		if err != nil {
+			t.Errorf("the repeated start: %v", err)
+			return
+		}
+		whole[0] = string(a.Content)
+	})
+	resumed := g.Fetch("/v1/streams/kept", "Last-Event-ID: 5")
+	reading.Wait()
+	if err := harness.CheckWholeStream(resumed.Content); err != nil || resumed.StatusCode != 200 {
+		t.Fatalf("the resume: %v %.300s", err, resumed)
+	}
+	if _, rest, ok := strings.Cut(whole[0], "id: 6\n"); !ok || !strings.HasSuffix(string(resumed.Content), rest) {
+		t.Error("the resumed stream is not the rest of the repeated one")
+	}
+	if a := g.Fetch("/v1/streams/nobody"); a.Code() != "stream_not_found" {
+		t.Errorf("an unknown id: %s", a)
+	}
+}
+
+// The requests of a tenant at old processes count for its limits until they end.
+func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
+	t.Parallel()
+	keys, tenants := harness.TenantKeys("acme")
+	tenants = strings.Replace(tenants, "name: acme,", "name: acme, limits: {max_concurrent_streams: 2},", 1)
+	g := harness.Start(t, "\nauth: {mode: keys}\n"+tenants+upgradeModels)
+	key := "Authorization: Bearer " + keys["acme"]
+	var streams []*http.Response
+	for _, model := range []string{"chat", "managed"} {
+		r, err := g.Open(t.Context(), harness.ChatPath, harness.ChatBody(model, true, 300, "count"), key)
+		if err != nil || r.StatusCode != 200 {
+			t.Fatal(r, err)
+		}
+		defer r.Body.Close()
+		streams = append(streams, r)
+	}
+	for range 2 {
+		restart(g)
+		if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "more"), key); a.StatusCode != 429 {
+			t.Errorf("a third stream: %s", a)
+		}
+	}
+	for _, r := range streams {
+		b, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = harness.CheckWholeStream(b)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	g.AwaitIdle("chat")
+	g.AwaitIdle("managed")
+	if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "more"), key); a.StatusCode != 200 {
+		t.Errorf("after the streams: %s", a)
+	}
+}
+
+// Requests of all ways that wait in a queue are answered, although the process that they wait in is
+// replaced twice.
+func TestE2E_X20_WaitingRequestsMove(t *testing.T) {
+	t.Parallel()
+	limit := "    admission: {max_concurrent_requests: 1, queue_timeout: 60s}\n"
+	g := harness.Start(t, strings.ReplaceAll(upgradeModels, "    stream:", limit+"    stream:"))
+	var running sync.WaitGroup
+	ask := func(what, body string) {
+		running.Go(func() {
+			a, err := g.TryPost(context.Background(), harness.ChatPath, body)
+			if err == nil && a.StatusCode != 200 {
+				err = errors.New(a.String())
+			}
+			if err == nil && strings.Contains(body, `"stream":true`) {
+				err = harness.CheckWholeStream(a.Content)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
+	}
+	for _, model := range []string{"chat", "managed"} {
+		first := make(chan struct{})
+		running.Go(func() {
+			r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody(model, true, 250, "first"))
+			close(first)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer r.Body.Close()
+			if b, err := io.ReadAll(r.Body); err != nil || harness.CheckWholeStream(b) != nil {
+				t.Errorf("the stream that the others wait for: %v", err)
+			}
+		})
+		<-first
+		for i := range 3 {
+			ask(fmt.Sprint(model, " answer ", i), harness.ChatBody(model, false, 3, "waits"))
+			ask(fmt.Sprint(model, " stream ", i), harness.ChatBody(model, true, 3, "waits"))
+			if model == "chat" {
+				continue // Envoy alone cannot join requests
+			}
+			named := strings.Replace(harness.ChatBody(model, true, 3, "waits"), "{", fmt.Sprintf(`{"request_id":"%s-%d",`, model, i), 1)
+			ask(fmt.Sprint(model, " named ", i), named)
+			ask(fmt.Sprint(model, " joins ", i), named)
+		}
+	}
+	harness.Eventually(t, "they wait", func() error {
+		if a, b := g.Model("chat"), g.Model("managed"); a.Queued < 6 || b.Queued < 9 {
+			return fmt.Errorf("%d and %d", a.Queued, b.Queued)
+		}
+		return nil
+	})
+	restart(g)
+	restart(g)
+	running.Wait()
+	g.AwaitIdle("chat")
+	g.AwaitIdle("managed")
+}
+
+// A binary that does not start changes nothing: the command says why, and the old process goes on.
+func TestE2E_X20_ABrokenBinaryChangesNothing(t *testing.T) {
+	t.Parallel()
+	g := harness.Prepare(t, upgradeModels)
+	g.Binary = filepath.Join(filepath.Dir(g.Dir), "sluice")
+	install := func(content []byte) {
+		t.Helper()
+		if err := os.WriteFile(g.Binary+".new", content, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(g.Binary+".new", g.Binary); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good, err := os.ReadFile(harness.Program())
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(good)
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	before := processIDs(g)
+	l := &load{Gateway: g, tokens: 250, texts: map[string]string{}}
+	l.run("managed stream", 3, func(_ int, begun func()) (string, error) { return l.stream("managed", "", begun) })
+	l.begun.Wait()
+	small := startFlow(g, 2)
+	for content, reason := range map[string]string{
+		"#!/bin/sh\nexit 3\n":                  "exit status 3",
+		"not a program":                        "exec format error",
+		"#!/bin/sh\necho '{}' >&3; exec cat\n": "does not know how to take over",
+	} {
+		install([]byte(content))
+		if out, err := g.RunCommand("restart", "-c", g.Config); err == nil || !strings.Contains(out, reason) {
+			t.Errorf("%q: the command printed %q, want %q", content, out, reason)
+		}
+		if s := upgradeOf(g); s.PID != g.Process.Process.Pid || !strings.Contains(s.Upgrade.Failed, reason) {
+			t.Errorf("%q: %+v", content, s)
+		}
+	}
+	install(good)
+	restart(g)
+	small.stop()
+	l.running.Wait()
+	mustHaveAdopted(g, before)
+}
+
+// SIGTERM after a restart reaches the gateway by its first process. Streams at the old and at the
+// new process end in time, and nothing is left.
+func TestE2E_X20_SIGTERMDrainsAllProcesses(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, upgradeModels)
+	l := &load{Gateway: g, tokens: 200, texts: map[string]string{}}
+	l.run("old stream", 4, func(_ int, begun func()) (string, error) { return l.stream("managed", "", begun) })
+	l.begun.Wait()
+	restart(g)
+	l.run("new stream", 4, func(_ int, begun func()) (string, error) { return l.stream("managed", "", begun) })
+	l.begun.Wait()
+	g.Signal(syscall.SIGTERM)
+	l.running.Wait()
+	<-g.Exited
+	if code := g.Process.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// A WebSocket goes on over a restart, and its next turn is a request to the new process. When the
+// first process is killed, the gateway is gone, and the next start adopts what is left.
+func TestE2E_X20_ThePidOfTheStartStandsForTheGateway(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, upgradeModels)
+	before := processIDs(g)
+	l := &load{Gateway: g, tokens: 20, texts: map[string]string{}}
+	ws := g.Realtime("")
+	for range 3 {
+		if _, err := l.turn(ws, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		restart(g)
+	}
+	ws.CloseNow()
+	l.tokens = 400
+	l.run("native stream", 5, func(_ int, begun func()) (string, error) { return l.stream("chat", "", begun) })
+	l.begun.Wait()
+	restart(g)
+	g.Kill()
+	g.Launch()
+	g.AwaitReady()
+	mustHaveAdopted(g, before)
+	l.running.Wait()
+	g.AwaitIdle("chat")
+	awaitOneGateway(g)
+}
