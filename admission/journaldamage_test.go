@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // journalOf writes a journal with three tasks and returns its content and the tasks.
@@ -147,22 +147,13 @@ func FuzzTaskJournal(f *testing.F) {
 // and is recorded as soon as there is room.
 func TestX5_JournalOnAFullDisk(t *testing.T) {
 	folder := t.TempDir()
-	if err := unix.Mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"); err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatalf("no file system can be mounted: %v", err)
-		}
-		t.Skipf("no file system can be mounted, so a full disk is not tested here: %v", err)
-	}
-	defer unix.Unmount(folder, unix.MNT_DETACH) //nolint:errcheck // the folder stays empty
+	testutil.SmallDisk(t, folder, "64k")
 	path := filepath.Join(folder, "tasks.jsonl")
 	text, tasks := journalOf(t)
-	filler := filepath.Join(folder, "filler")
 	if err := os.WriteFile(path, append(text, strings.Repeat("\n", 4096-len(text))...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the file system is not full: %v", err)
-	}
+	free := testutil.FillDisk(t, folder)
 	c := New(Config{TaskJournal: path})
 	c.SetLimits("chat", Limits{})
 	if err := c.RecoverTasks(); !errors.Is(err, ErrNotRecorded) {
@@ -180,9 +171,7 @@ func TestX5_JournalOnAFullDisk(t *testing.T) {
 	if n := c.Stats("chat").InFlight; n != 3 {
 		t.Errorf("%d leases after a refused task, want 3", n)
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	task, _, err := c.Schedule(t.Context(), TaskRequest{Model: "chat", Tenant: "acme", Lease: time.Hour})
 	if err != nil {
 		t.Fatalf("with room again: %v", err)

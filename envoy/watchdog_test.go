@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // An Envoy is ended when neither admin interface nor listener has answered for the timeout, without
@@ -162,31 +162,6 @@ func TestX13_EnvoyWithoutAdminInterfaceIsKept(t *testing.T) {
 	})
 }
 
-// readOnly makes the state directory read-only for new files until the test ends or back is called.
-func (b *testbed) readOnly(t *testing.T) (back func()) {
-	t.Helper()
-	if err := unix.Mount(b.path, b.path, "", unix.MS_BIND, ""); err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatalf("nothing can be mounted: %v", err)
-		}
-		t.Skipf("nothing can be mounted, so a state directory that cannot be written is not tested here: %v", err)
-	}
-	mounted := true
-	back = func() {
-		if mounted {
-			mounted = false
-			if err := unix.Unmount(b.path, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	t.Cleanup(back)
-	if err := unix.Mount("", b.path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
-	return back
-}
-
 // An Envoy is adopted although nothing can be written. One that differs is kept while its successor
 // cannot be started. Before, both were drained and ended.
 func TestX5_EnvoyIsAdoptedWithoutWriting(t *testing.T) {
@@ -194,7 +169,7 @@ func TestX5_EnvoyIsAdoptedWithoutWriting(t *testing.T) {
 	first, stop := b.live(t)
 	pid := first.Status().PID
 	b.restart(t, stop)
-	back := b.readOnly(t)
+	back := testutil.ReadOnly(t, b.path)
 	second, stop := b.live(t)
 	if s := second.Status(); s.PID != pid || !s.Adopted {
 		t.Errorf("status %+v, want the adopted Envoy %d", s, pid)
@@ -226,7 +201,7 @@ func TestX5_EnvoyIsAdoptedWithoutWriting(t *testing.T) {
 // An Envoy that cannot be started because nothing can be written is tried again.
 func TestX5_EnvoyIsStartedAsSoonAsItCanBe(t *testing.T) {
 	b := newTestbed(t)
-	back := b.readOnly(t)
+	back := testutil.ReadOnly(t, b.path)
 	e, _ := b.run(t)
 	eventually(t, func() error {
 		if s := e.Status(); s.State != StateDown || !strings.Contains(s.Reason, "read-only") {

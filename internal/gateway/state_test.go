@@ -1,18 +1,17 @@
 package gateway
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // conditionOf returns the condition of a type that is about the whole gateway.
@@ -64,15 +63,7 @@ func TestX5_AFailedStartLeavesWhatItHasAdopted(t *testing.T) {
 func TestX5_StateNotWritable(t *testing.T) {
 	path := t.TempDir()
 	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
-	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatalf("nothing can be mounted: %v", err)
-		}
-		t.Skipf("nothing can be mounted, so a state directory that cannot be written is not tested here: %v", err)
-	}
-	if err := unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	writable := testutil.ReadOnly(t, path)
 	synctest.Test(t, func(t *testing.T) {
 		go g.watchState(t.Context()) //nolint:errcheck // nil
 		synctest.Wait()
@@ -80,9 +71,7 @@ func TestX5_StateNotWritable(t *testing.T) {
 		if c.Status != condition.True || !strings.Contains(c.Message, "read-only") || !strings.Contains(c.Message, path) {
 			t.Errorf("condition %+v while nothing can be written", c)
 		}
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
+		writable()
 		time.Sleep(stateRetryInterval)
 		synctest.Wait()
 		if c := conditionOf(g, condition.StateNotWritable); c.Status != condition.False {

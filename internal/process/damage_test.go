@@ -1,11 +1,15 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +17,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // survivors is a state directory with two live processes, and a stranger that is none of them.
@@ -132,15 +138,20 @@ func TestX13_DamagedFilesEndNothing(t *testing.T) {
 	}
 }
 
+// FuzzDamagedStateDirectory writes garbage somewhere into a file and cuts the file somewhere.
 func FuzzDamagedStateDirectory(f *testing.F) {
 	s := newSurvivors(f)
-	var names []string
-	for file, text := range s.files {
-		names = append(names, file)
-		f.Add(uint8(len(names)-1), text)
+	names := slices.Sorted(maps.Keys(s.files))
+	for i := range names {
+		f.Add(uint8(i), uint16(0), []byte{}, uint16(0))
+		f.Add(uint8(i), uint16(100), []byte(`"pid": 1,`), uint16(math.MaxUint16))
+		f.Add(uint8(i), uint16(3), []byte("\x00\n{}[]\""), uint16(math.MaxUint16))
 	}
-	f.Fuzz(func(t *testing.T, which uint8, content []byte) {
-		s.start(t, names[int(which)%len(names)], content)
+	f.Fuzz(func(t *testing.T, which uint8, at uint16, garbage []byte, length uint16) {
+		file := names[int(which)%len(names)]
+		content := bytes.Clone(s.files[file])
+		copy(content[min(int(at), len(content)):], garbage)
+		s.start(t, file, content[:min(int(length), len(content))])
 	})
 }
 
@@ -215,17 +226,7 @@ func TestX13_StateDirectoryOfOthersIsRefused(t *testing.T) {
 func fullDir(t *testing.T) (path string, pid int, free func()) {
 	t.Helper()
 	path = t.TempDir()
-	if err := unix.Mount("none", path, "tmpfs", 0, "size=256k,mode=0700"); err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatalf("no file system can be mounted: %v", err)
-		}
-		t.Skipf("no file system can be mounted, so a full disk is not tested here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	testutil.SmallDisk(t, path, "256k")
 	d, err := Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -244,15 +245,7 @@ func fullDir(t *testing.T) (path string, pid int, free func()) {
 	if err := d.Release(); err != nil {
 		t.Fatal(err)
 	}
-	filler := filepath.Join(path, "filler")
-	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the file system is not full: %v", err)
-	}
-	return path, p.PID(), func() {
-		if err := os.Remove(filler); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return path, p.PID(), testutil.FillDisk(t, path)
 }
 
 // A full state directory is claimed and its processes are adopted. The error of a write has the
@@ -299,13 +292,7 @@ func TestX5_FullDirectoryIsClaimed(t *testing.T) {
 func TestX5_ReadOnlyDirectoryEndsNothing(t *testing.T) {
 	path, pid, free := fullDir(t)
 	free()
-	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Unmount(path, unix.MNT_DETACH) //nolint:errcheck // the other mount reports it
-	if err := unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	testutil.ReadOnly(t, path)
 	d, err := Open(path, nil)
 	if err != nil {
 		t.Fatal(err)

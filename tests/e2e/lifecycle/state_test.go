@@ -9,34 +9,10 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
-
-// mount mounts something at a path until the test ends or the returned func is called. A test that
-// needs mounts is skipped where they are not possible, except in CI.
-func mount(t *testing.T, source, path, kind string, flags uintptr, options string) (unmount func()) {
-	t.Helper()
-	if err := unix.Mount(source, path, kind, flags, options); err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatalf("nothing can be mounted: %v", err)
-		}
-		t.Skipf("nothing can be mounted, so this state of the disk is not tested here: %v", err)
-	}
-	mounted := true
-	unmount = func() {
-		if mounted {
-			mounted = false
-			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	t.Cleanup(unmount)
-	return unmount
-}
 
 // schedule asks for a task and checks the status of the answer.
 func schedule(g *harness.Gateway, status int) *harness.Answer {
@@ -55,17 +31,14 @@ func TestE2E_X5_FullStateDirectory(t *testing.T) {
 	if err := os.Mkdir(g.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	mount(t, "none", g.Dir, "tmpfs", 0, "size=4m,mode=0700")
+	testutil.SmallDisk(t, g.Dir, "4m")
 	t.Cleanup(g.Stop)
 	g.Launch()
 	g.AwaitReady()
 	before := processIDs(g)
 	running := g.OpenStreams(30, 400)
 	schedule(g, 200)
-	filler := filepath.Join(g.Dir, "filler")
-	if err := os.WriteFile(filler, make([]byte, 8<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the file system is not full: %v", err)
-	}
+	free := testutil.FillDisk(t, g.Dir)
 	if c := g.AwaitCondition(condition.StateNotWritable, ""); !strings.Contains(c.Message, "of 4194304 bytes") {
 		t.Errorf("the condition does not say how full the disk is: %s", c.Message)
 	}
@@ -83,9 +56,7 @@ func TestE2E_X5_FullStateDirectory(t *testing.T) {
 	if a := schedule(g, 503); a.Code() != "gateway_unavailable" || a.Header.Get("Retry-After") == "" {
 		t.Errorf("/schedule on a full disk: %s, headers %v", a, a.Header)
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	g.AwaitNoCondition(condition.StateNotWritable)
 	schedule(g, 200)
 	running.Wait()
@@ -98,10 +69,7 @@ func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
 	before := processIDs(g)
 	running := g.OpenStreams(30, 400)
 	g.Kill()
-	unmount := mount(t, g.Dir, g.Dir, "", unix.MS_BIND, "")
-	if err := unix.Mount("", g.Dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	writable := testutil.ReadOnly(t, g.Dir)
 	g.Launch()
 	<-g.Exited
 	if text := g.LogText(); g.Process.ProcessState.ExitCode() != 1 || !strings.Contains(text, "read-only file system") {
@@ -112,7 +80,7 @@ func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
 			t.Errorf("%s was ended: %v", name, err)
 		}
 	}
-	unmount()
+	writable()
 	g.Launch()
 	g.AwaitReady()
 	mustHaveAdopted(g, before)
