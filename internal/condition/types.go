@@ -22,6 +22,7 @@ const (
 	EnvoyRejectedConfig  Type = "EnvoyRejectedConfig"
 	ConfigRejected       Type = "ConfigRejected"
 	RestartRequired      Type = "RestartRequired"
+	UpgradeFailed        Type = "UpgradeFailed"
 	KubernetesFault      Type = "KubernetesFault"
 	ResourceRejected     Type = "ResourceRejected"
 	NameClash            Type = "NameClash"
@@ -86,6 +87,9 @@ var types = []row{
 	{RestartRequired, Info, False, true,
 		"Fields of the file have new values that take effect at the next start.",
 		"Run `sluice restart`."},
+	{UpgradeFailed, Warning, False, true,
+		"The last restart for an upgrade has failed. The process before it goes on with everything.",
+		"Correct what the message names, and run `sluice restart` again."},
 	{KubernetesFault, Error, False, false,
 		"A Kubernetes cluster does not answer, or a model cannot be launched there.", ""},
 	{ResourceRejected, Error, False, false,

@@ -17,10 +17,20 @@ func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions,
-		g.edgeConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions,
+		g.edgeConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
 	} {
 		g.conditions.AddSource(source)
 	}
+}
+
+// upgradeConditions tells whether the last restart for an upgrade has failed.
+func (g *Gateway) upgradeConditions() []condition.Condition {
+	failed, at := g.upgrade.last()
+	if failed == "" {
+		return []condition.Condition{condition.OK(condition.UpgradeFailed, "", "AsExpected", "")}
+	}
+	return []condition.Condition{condition.Fault(condition.UpgradeFailed, "", "NewProcessFailed",
+		fmt.Sprintf("The restart at %s has failed: %s.", at.Format(time.RFC3339), failed))}
 }
 
 // modelConditions tells for each model whether it has the replicas that it needs now.

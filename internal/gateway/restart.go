@@ -45,10 +45,10 @@ func Restart(ctx context.Context, c *config.Config, token string, out io.Writer)
 		now, err := admin.process(ctx)
 		switch {
 		case err != nil: // the listener changes hands
-		case now.Started.After(before.Started) && admin.ready(ctx):
-			return now.report(out, before)
 		case now.Upgrade.At.After(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
+		case now.Started.After(before.Started) && admin.ready(ctx):
+			return now.report(out, before)
 		}
 		select {
 		case <-ctx.Done():

@@ -185,6 +185,7 @@ func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
 		return nil, errors.Join(err, closeFiles(listeners))
 	}
 	next.first = g.first
+	next.upgrade.failed, next.upgrade.at = g.upgrade.last()
 	ours, theirs := net.Pipe()
 	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}
 	result, ended := make(chan error, 1), make(chan error, 1)

@@ -1,0 +1,197 @@
+package carry
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newDispatcher returns a dispatcher of a process with one model and one replica.
+func newDispatcher() *dispatch.Dispatcher {
+	fleet, address := engines.NewFleet(), netip.MustParseAddrPort("127.0.0.1:1")
+	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m"}},
+		Replicas: []engines.Replica{{ID: "m-0", Model: "m", State: engines.Ready, Slots: 8, Address: address}}})
+	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{})})
+	d.SetRoutable("model/m", map[string]netip.AddrPort{"m-0": address})
+	return d
+}
+
+// holdOne makes the process of d hold one more request.
+func holdOne(t *testing.T, d *dispatch.Dispatcher) *dispatch.Ticket {
+	t.Helper()
+	ticket, fault := d.Dispatch(t.Context(), &dispatch.Request{Model: "m", Tenant: "acme", Endpoint: openai.Chat,
+		Key: func(int) uint64 { return 1 }})
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	return ticket
+}
+
+// serve runs the successor of a test at the path until stop is called.
+func serve(t *testing.T, d *dispatch.Dispatcher, path string) (s *Server, stop func()) {
+	t.Helper()
+	s = NewServer(d, zap.NewNop())
+	os.Remove(path) // the one before
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		ended <- nil
+	}
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// link connects the process of d to the path until unlink is called. Orders to drain arrive at the
+// channel.
+func link(t *testing.T, d *dispatch.Dispatcher, path string) (drain chan time.Duration, unlink func()) {
+	t.Helper()
+	drain = make(chan time.Duration, 1)
+	l := NewLink(path, Process{PID: os.Getpid(), Version: "old", Instance: "a"}, func(d time.Duration) { drain <- d }, zap.NewNop())
+	d.WatchTickets(l)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	unlink = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		ended <- nil
+	}
+	t.Cleanup(unlink)
+	return drain, unlink
+}
+
+// counts waits until so many requests count at the successor, for the model and for the replica.
+func counts(t *testing.T, d *dispatch.Dispatcher, n int) {
+	t.Helper()
+	testutil.Eventually(t, "the requests count", func() bool {
+		v, _ := d.View("m")
+		return v.InFlight == n && d.Load("m-0") == n
+	})
+}
+
+// What the predecessor holds counts at its successor until it is released, also at the successor of
+// that one, and no longer than the predecessor lives.
+func TestX20_HeldRequestsCountAtTheSuccessor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "carry.sock")
+	old, next, last := newDispatcher(), newDispatcher(), newDispatcher()
+	first := holdOne(t, old)
+	server, stop := serve(t, next, path)
+	_, unlink := link(t, old, path)
+	if err := server.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	counts(t, next, 1)
+	second := holdOne(t, old) // while the successor starts
+	third := holdOne(t, old)
+	counts(t, next, 3)
+	if all := server.Predecessors(); len(all) != 1 || all[0].Version != "old" || all[0].Requests != 3 {
+		t.Errorf("%+v", all)
+	}
+	first.Release()
+	counts(t, next, 2)
+	stop()
+	if n := next.Load("m-0"); n != 2 {
+		t.Errorf("a replaced successor counts %d requests, want 2", n)
+	}
+	serve(t, last, path)
+	counts(t, last, 2)
+	second.Release()
+	counts(t, last, 1)
+	unlink() // the process ends
+	counts(t, last, 0)
+	third.Release()
+}
+
+// A successor that stops tells its predecessors, also those that connect later.
+func TestX20_PredecessorsDrain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "carry.sock")
+	server, _ := serve(t, newDispatcher(), path)
+	drain, _ := link(t, newDispatcher(), path)
+	if err := server.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	server.Drain(time.Minute)
+	if d := <-drain; d != time.Minute {
+		t.Errorf("told to drain within %v", d)
+	}
+	late, _ := link(t, newDispatcher(), path)
+	if d := <-late; d > time.Minute {
+		t.Errorf("told to drain within %v", d)
+	}
+}
+
+// The process that has a request id is found, and answers.
+func TestX20_TheOwnerOfARequestIDIsFound(t *testing.T) {
+	dir := t.TempDir()
+	server, _ := serve(t, newDispatcher(), filepath.Join(dir, "carry.sock"))
+	owns := func(tenant, id string) bool { return tenant == "acme" && id == "x&y" }
+	answer := func(text string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte(text + r.URL.RequestURI())) })
+	}
+	own := &http.Server{Handler: Handler(owns, answer("offered "), answer("called ")), ReadHeaderTimeout: time.Minute}
+	l, err := net.Listen("unix", filepath.Join(dir, "own.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go own.Serve(l)
+	t.Cleanup(func() { own.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = NewLink(filepath.Join(dir, "carry.sock"), Process{Socket: l.Addr().String()}, nil, zap.NewNop()).Run(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	if err := server.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := server.Find(t.Context(), "acme", "other"); ok {
+		t.Error("an id that nobody has was found")
+	}
+	p, ok := server.Find(t.Context(), "acme", "x&y")
+	if !ok {
+		t.Fatal("the id was not found")
+	}
+	for token, want := range map[string]string{"": "called /v1/streams/x%2Fy?after=2", "a.1": "offered /v1/streams/x%2Fy?after=2"} {
+		r := httptest.NewRequest(http.MethodGet, "/v1/streams/x%2Fy?after=2", nil)
+		if token != "" {
+			r.Header.Set("x-sluice-ticket", token)
+		}
+		w := httptest.NewRecorder()
+		if fault := Forwarder("unix", p.Socket, zap.NewNop())(w, r); fault != nil || w.Body.String() != want {
+			t.Errorf("%q: %v, want %q", w.Body, fault, want)
+		}
+	}
+	gone := Forwarder("unix", filepath.Join(dir, "gone.sock"), zap.NewNop())
+	if fault := gone(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)); fault == nil || fault.Code != openai.CodeGatewayUnavailable {
+		t.Errorf("a process that is gone: %v", fault)
+	}
+}
