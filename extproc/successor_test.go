@@ -1,0 +1,80 @@
+package extproc
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// serveGRPC serves a server on a unix socket and returns a connection to it.
+func serveGRPC(t *testing.T, s *Server) *grpc.ClientConn {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	s.Register(server)
+	go server.Serve(l)
+	t.Cleanup(server.Stop)
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// When a process retires, the exchanges that are not decided move to its successor: one that waits,
+// one whose body is still to come, and new ones. The decided ones stay.
+func TestX20_UndecidedExchangesMove(t *testing.T) {
+	s, d := newServer(t, nil)
+	next, nextDispatcher := newServer(t, nil)
+	var running []*envoy
+	for range 2 {
+		e := open(t, s)
+		e.headers(key)
+		e.body(`{"model":"m"}`)
+		running = append(running, e)
+	}
+	waits, early := open(t, s), open(t, s)
+	waits.headers(key)
+	if a := waits.body(`{"model":"m"}`); a.GetOverrideMessageTimeout() == nil {
+		t.Fatalf("the request does not wait: %v", a)
+	}
+	early.headers(key)
+
+	s.Retire(serveGRPC(t, next))
+	d.Retire()
+	if a := <-waits.toEnvoy; a.GetRequestBody() == nil {
+		t.Errorf("the request that waited got %v", a)
+	}
+	if a := early.body(`{"model":"m"}`); a.GetRequestBody() == nil {
+		t.Errorf("the request whose body was to come got %v", a)
+	}
+	late := open(t, s)
+	if a := late.headers("authorization: Bearer wrong"); a.GetImmediateResponse().GetStatus().GetCode() != 401 {
+		t.Errorf("a new request with a wrong key got %v", a)
+	}
+	until(t, "the two moved requests run at the successor", func() bool {
+		v, _ := nextDispatcher.View("m")
+		return v.InFlight == 2
+	})
+	if v, _ := d.View("m"); v.InFlight != 2 || v.Queued != 0 || !s.Busy() {
+		t.Errorf("the decided requests have not stayed: %+v", v)
+	}
+	waits.reset() // its client leaves
+	until(t, "its slot at the successor is free", func() bool {
+		v, _ := nextDispatcher.View("m")
+		return v.InFlight == 1
+	})
+	running[0].reset()
+	until(t, "the slot of a request that stayed is free", func() bool {
+		v, _ := d.View("m")
+		return v.InFlight == 1
+	})
+}
