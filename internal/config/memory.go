@@ -38,7 +38,7 @@ func (c *Config) Sockets(tenant string) int {
 	}
 	for i := range c.Tenants {
 		if t := &c.Tenants[i]; t.Name == tenant && t.Limits.MaxConcurrentStreams > 0 {
-			return max(perStream*int(t.Limits.MaxConcurrentStreams), least)
+			return max(perStream*t.Limits.MaxConcurrentStreams, least)
 		}
 	}
 	return most

@@ -98,7 +98,8 @@ func (s *engineStream) finishStopped() (reason string) {
 		if s.attempt.isAbandoned() {
 			return s.attempt.fail(nil)
 		}
-	case errors.Is(cause, errStalled), errors.Is(cause, errMalformed), errors.Is(cause, errUnjudged), errors.Is(cause, errReported), errors.Is(cause, sse.ErrTooLarge):
+	case errors.Is(cause, errStalled), errors.Is(cause, errMalformed), errors.Is(cause, errUnjudged), errors.Is(cause, errReported),
+		errors.Is(cause, sse.ErrTooLarge):
 	default:
 		s.setFault(causeOf(cause), faultOf(cause))
 		return ""

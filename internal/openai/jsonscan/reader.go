@@ -34,6 +34,10 @@ func (r *Reader) Reset(data []byte) { *r = Reader{RequireUTF8: r.RequireUTF8, da
 // Seek moves the reader to the offset of a value. The depth is counted from there.
 func (r *Reader) Seek(offset int) { r.pos, r.depth = offset, 0 }
 
+// SeekMember moves the reader to the offset of a member of the outermost container. The text before
+// must have been read, if only in another text that begins with the same bytes.
+func (r *Reader) SeekMember(offset int) { r.pos, r.depth = offset, 1 }
+
 // Pos returns the offset behind the value that was read last. After Kind it is the offset of the
 // next value, after Open and More the offset of the next member.
 func (r *Reader) Pos() int { return r.pos }

@@ -101,6 +101,10 @@ type Response struct {
 
 // Reader reads objects. The zero Reader is ready. It is for one goroutine.
 type Reader struct {
+	// Full makes Read return all strings. Without it, Read may leave out those of class Meta that
+	// stand before the choices, if they are the same as in the event before.
+	Full bool
+
 	// Leaves are the strings of the object. The texts of each choice are in the order in which a
 	// stream has them: thoughts, text, refusal, tool calls.
 	Leaves []Leaf
@@ -114,20 +118,25 @@ type Reader struct {
 	// HasUsage reports whether the object tells the usage of tokens.
 	HasUsage bool
 
-	json       jsonscan.Reader
-	buf        []byte // strings that had escapes; a string stays valid when buf grows
-	key        []byte
-	root       Path
-	typedRoots []*Path
-	lastTyped  int   // the index of the typed root that was found last
-	typed      *Path // the root of a typed event; nil: the event has no type, or none was seen yet
-	paths      int
-	objects    uint32 // counts objects, to find members that one of them has twice
-	choice     int
-	bad        bool
-	ends       bool
-	response   Response
-	output     bool
+	data []byte
+	// prefix is what the last events began with, up to the choices. It has Meta strings only.
+	// prefixPaths are its members.
+	prefix      []byte
+	prefixPaths []*Path
+	json        jsonscan.Reader
+	buf         []byte // strings that had escapes; a string stays valid when buf grows
+	key         []byte
+	root        Path
+	typedRoots  []*Path
+	lastTyped   int   // the index of the typed root that was found last
+	typed       *Path // the root of a typed event; nil: the event has no type, or none was seen yet
+	paths       int
+	objects     uint32 // counts objects, to find members that one of them has twice
+	choice      int
+	bad         bool
+	ends        bool
+	response    Response
+	output      bool
 }
 
 // Read reads an object. It returns false if the data is no JSON object, or is unreadable.
@@ -137,7 +146,7 @@ func (r *Reader) Read(data []byte) bool {
 		return false
 	}
 	r.root.rules, r.root.index = rulesRoot, root
-	r.object(&r.root)
+	r.top(data)
 	if r.typed == nil && r.hasKey() && !r.bad { // read again, now by the event's type
 		typed := r.typedRoot(data)
 		r.reset(data)
@@ -160,6 +169,7 @@ func (r *Reader) Read(data []byte) bool {
 func (r *Reader) reset(data []byte) {
 	r.Leaves, r.Choices, r.Spares, r.Ends, r.Response, r.HasUsage = r.Leaves[:0], r.Choices[:0], r.Spares[:0], false, nil, false
 	r.buf, r.key, r.typed, r.choice, r.bad, r.response, r.output = r.buf[:0], r.key[:0], nil, Root, false, Response{}, false
+	r.data = data
 	r.json.Reset(data)
 }
 
@@ -180,10 +190,50 @@ func (r *Reader) fail() {
 	r.json.Stop()
 }
 
+// top reads the object itself. Engines begin every event of a stream with the same bytes: those are
+// compared instead of read.
+func (r *Reader) top(data []byte) {
+	if r.Full || len(r.prefix) == 0 || !bytes.HasPrefix(data, r.prefix) {
+		r.prefix = r.prefix[:0]
+		r.object(&r.root)
+		return
+	}
+	r.objects++
+	for _, p := range r.prefixPaths {
+		p.seen = r.objects
+	}
+	r.json.SeekMember(len(r.prefix))
+	r.members(&r.root, true)
+}
+
+// recordPrefix records what stands before the choices, which begin at the offset at.
+func (r *Reader) recordPrefix(at int) {
+	if r.Full || len(r.prefix) > 0 || r.HasUsage || len(r.key)+len(r.Spares) > 0 {
+		return
+	}
+	for i := range r.Leaves {
+		if r.Leaves[i].Path.Class != Meta {
+			return
+		}
+	}
+	r.prefix, r.prefixPaths = append(r.prefix, r.data[:at]...), r.prefixPaths[:0]
+	for _, c := range r.root.children {
+		if c.seen == r.objects {
+			r.prefixPaths = append(r.prefixPaths, c)
+		}
+	}
+}
+
 func (r *Reader) object(p *Path) {
 	r.objects++
+	r.members(p, r.json.Open('{'))
+}
+
+// members reads the members of an object. more says that there is one.
+func (r *Reader) members(p *Path, more bool) {
 	serial := r.objects
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for ; more; more = r.json.More('{') {
+		at := r.json.Pos()
 		name, kind := r.json.Name(), r.json.Kind()
 		if p.rules == rulesTokens && kind != '"' && !isContainer(kind) {
 			if !knownNames[string(name)] { // log probabilities can have the tokens as names
@@ -200,6 +250,9 @@ func (r *Reader) object(p *Path) {
 		if c == nil || c.seen == serial || c.twin != nil && c.twin.seen == serial {
 			r.fail()
 			return
+		}
+		if c.role == roleChoices && p == &r.root {
+			r.recordPrefix(at)
 		}
 		c.seen = serial
 		r.member(c)

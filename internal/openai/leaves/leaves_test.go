@@ -114,6 +114,35 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// Events that begin alike are read alike, except that the names before the choices come once.
+func TestSameBeginning(t *testing.T) {
+	begin := `{"id":"c","created":1,"model":"m","choices":[`
+	var r, full leaves.Reader
+	full.Full = true
+	for _, data := range []string{begin + `{"index":0,"delta":{"content":"a"}}]}`, begin + `{"index":0,"delta":{"content":"b"}}],"note":"n"}`,
+		strings.Replace(begin, `"c"`, `"d"`, 1) + `{"delta":{"content":"c"}}]}`, begin + `{"delta":{"content":"d"}}],"usage":{}}`, begin + `]}`, `{"id":"c"}`,
+		`{"choices":[{"delta":{"content":"e"}}],"id":"c"}`, begin + `{"delta":{"content":"f"}}]}`} {
+		if !r.Read([]byte(data)) || !full.Read([]byte(data)) {
+			t.Fatalf("%s was not read", data)
+		}
+		if len(r.Choices) != len(full.Choices) || r.HasUsage != full.HasUsage {
+			t.Errorf("%s: %+v, want %+v", data, r.Choices, full.Choices)
+		}
+		want := said(&full)
+		if len(r.Leaves) < len(full.Leaves) {
+			want = want[len(full.Leaves)-len(r.Leaves):]
+		}
+		if d := cmp.Diff(strings.Join(want, "|"), strings.Join(said(&r), "|")); d != "" {
+			t.Errorf("%s: %s", data, d)
+		}
+	}
+	for _, data := range []string{begin + `],"id":"x"}`, begin + `],"choices":[]}`, begin + `]`, begin} {
+		if r.Read([]byte(data)) {
+			t.Errorf("%s was read", data)
+		}
+	}
+}
+
 // What is known of a place is found where it stands.
 func TestPlaces(t *testing.T) {
 	data := `{"choices":[{"index":3,"delta":{"content":"x"},"logprobs":[1],"token_ids":null,"finish_reason":"stop"}],"usage":{}}`

@@ -191,16 +191,16 @@ func (p *Path) describeTop(c *Path) {
 	}
 }
 
-// output makes c something that the model says, as a part of p.
-func (c *Path) output(p *Path) {
-	c.rules, c.rank, c.Class = rulesOutput, rankItem, Text
-	if p.Class == Complete {
-		c.Class = Complete
+// output makes p something that the model says, as a part of its parent.
+func (p *Path) output(parent *Path) {
+	p.rules, p.rank, p.Class = rulesOutput, rankItem, Text
+	if parent.Class == Complete {
+		p.Class = Complete
 	}
 }
 
-// tokens makes c log probabilities, or what else repeats a text.
-func (c *Path) tokens() { c.role, c.rules, c.Class, c.rank = roleSpare, rulesTokens, Tokens, rankLast }
+// tokens makes p log probabilities, or what else repeats a text.
+func (p *Path) tokens() { p.role, p.rules, p.Class, p.rank = roleSpare, rulesTokens, Tokens, rankLast }
 
 // describeChoiceMember describes a member of a choice.
 func describeChoiceMember(c *Path) {

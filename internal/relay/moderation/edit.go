@@ -26,7 +26,11 @@ func (f *Filter) Rewrite(event int64, data []byte) (rewritten []byte, send bool)
 	if root != nil && (event > root.cut.event || event == root.cut.event && (root.cut.path == nil || root.cut.keep == 0) && !f.whole) {
 		return nil, false
 	}
-	if !f.reader.Read(data) {
+	full := f.reader.Full
+	f.reader.Full = true
+	readable := f.reader.Read(data)
+	f.reader.Full = full
+	if !readable {
 		return data, f.whole || root == nil && isEndMarker(data)
 	}
 	if root != nil && len(f.reader.Choices) > 0 { // a rule has ended them before it has judged them

@@ -180,6 +180,7 @@ func (f *Filter) addLeaf(l *leaves.Leaf) {
 		f.remove(removal{event: f.event})
 	case leaves.Meta:
 		if f.judgeSame(l) >= 0 {
+			f.reader.Full = true // it must be removed from every event
 			f.remove(removal{event: f.event})
 		}
 	case leaves.Tokens:

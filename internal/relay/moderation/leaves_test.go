@@ -122,6 +122,8 @@ func TestHookRepetition(t *testing.T) {
 var shapes = []string{
 	`{"choices":[{"index":%[2]d,"delta":{"content":"%[1]s"},"finish_reason":null}]}`,
 	`{"choices":[{"delta":{"reasoning_content":"%[1]s"},"index":%[2]d}]}`,
+	`{"id":"c","model":"m","choices":[{"index":%[2]d,"delta":{"content":"%[1]s"}}]}`,
+	`{"id":"c","model":"%[1]s","choices":[{"index":%[2]d,"delta":{"content":""}}]}`,
 	`{"choices":[{"index":%[2]d,"delta":{"content":[{"type":"text","text":"%[1]s"}]}}]}`,
 	`{"choices":[{"index":%[2]d,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"%[1]s"}}]}}]}`,
 	`{"choices":[{"index":%[2]d,"delta":{"tool_calls":[{"id":"x","index":0,"function":{"name":"%[1]s"}}]}}]}`,
@@ -137,6 +139,9 @@ var shapes = []string{
 	`{"type":"transcript.text.delta","delta":"%[1]s"}`,
 }
 
+// unknownEvent is a type of an event that the API does not have.
+const unknownEvent = "response.anything"
+
 // FuzzLeaves splits texts into pieces in any way, writes the pieces with any escapes at any place
 // of an answer, and puts what was sent together again, as clients do. No text has the literal.
 func FuzzLeaves(f *testing.F) {
@@ -146,7 +151,7 @@ func FuzzLeaves(f *testing.F) {
 	f.Add("aabaab", "aab", uint64(4), true)
 	f.Fuzz(func(t *testing.T, said, literal string, seed uint64, ignoreCase bool) {
 		literal = string([]rune(literal))
-		if literal == "" || len(literal) > 20 || len(said) > 500 || strings.Contains("response.anything", literal) || strings.ContainsAny(literal, `\x"`+"\ufffd") {
+		if literal == "" || len(literal) > 20 || len(said) > 500 || strings.Contains(unknownEvent, literal) || strings.ContainsAny(literal, `\x"`+"\ufffd") {
 			return
 		}
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -235,7 +240,10 @@ func join(texts map[string]string, at string, v any) {
 		}
 	case map[string]any:
 		for name, e := range v {
-			if name != "type" && name != "id" && name != "finish_reason" { // they are the same in every event
+			if text, ok := e.(string); ok && name != "type" && name != "finish_reason" {
+				texts[at+"."+name+" alone "+text] = text
+			}
+			if name != "type" && name != "id" && name != "model" && name != "finish_reason" { // they are the same in every event
 				join(texts, at+"."+name, e)
 			}
 		}
