@@ -166,3 +166,46 @@ func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
 		t.Errorf("%d generations in all, want 3", n)
 	}
 }
+
+// A gateway that is restarted keeps its streams, and they are found there: by a client that comes
+// back to it, and by one that comes back to another gateway.
+func TestE2E_X20_RestartAmongGateways(t *testing.T) {
+	t.Parallel()
+	_, gateways := twoGateways(t)
+	a, b := gateways[0], gateways[1]
+	body := withFields(harness.ChatBody("m", true, 400, "across"), `"request_id":"y"`)
+	r, err := a.Open(context.Background(), harness.ChatPath, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	head := make([]byte, 1500) // more than the events up to the one that is resumed after
+	if _, err := io.ReadFull(r.Body, head); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := a.RunCommand("restart", "-c", a.Config); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var resumed [2]*harness.Answer
+	var reading sync.WaitGroup
+	for i, g := range gateways {
+		reading.Go(func() { resumed[i] = resume(g, "y", "2") })
+	}
+	whole, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole = append(head, whole...)
+	reading.Wait()
+	if err := harness.CheckWholeStream(whole); err != nil {
+		t.Error(err)
+	}
+	at := bytes.Index(whole, []byte("id: 3\n"))
+	for i, answer := range resumed {
+		if at < 0 || !bytes.Equal(plainStream(answer.Content), plainStream(whole[at:])) {
+			t.Errorf("resumed at gateway %d: %.300s", i, answer)
+		}
+	}
+	a.AwaitIdle("m")
+	b.AwaitIdle("m")
+}
