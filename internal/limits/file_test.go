@@ -142,3 +142,40 @@ func TestFileIsLocked(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestX13_FileDamagedAtEveryByte: whatever byte is damaged and wherever the file is cut, the start
+// after it has limits: the overrides, or those of the configuration once the file is put aside.
+func TestX13_FileDamagedAtEveryByte(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "limits.json")
+	file := map[string]Values{"model/a": {"weight": 3}}
+	first := New(Config{Backend: File(path)})
+	sync1(t, first, file)
+	patch(t, first, "model/a", changeOf("max_concurrent_requests", int64Ptr(4)))
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(what string, i int, content []byte) {
+		t.Helper()
+		folder := t.TempDir()
+		damaged := filepath.Join(folder, "limits.json")
+		if err := os.WriteFile(damaged, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := New(Config{Backend: File(damaged)})
+		fault := o.Sync(t.Context(), file)
+		if e, ok := o.Get("model/a"); !ok || e.Values == nil {
+			t.Errorf("%s byte %d: model a has no limits: %v", what, i, fault)
+		}
+		if kept, err := os.ReadFile(damaged + ".bad"); fault != nil && (err != nil || string(kept) != string(content)) {
+			t.Errorf("%s byte %d: %v, and the file was not kept: %v", what, i, fault, err)
+		}
+	}
+	for i := range text {
+		start("cut at", i, text[:i])
+		damaged := append([]byte{}, text...)
+		damaged[i] ^= 1 << (i % 8)
+		start("damaged", i, damaged)
+	}
+}
