@@ -30,10 +30,13 @@ const (
 	// apiIdleTimeout must be shorter than the idle timeout of Sluice's HTTP server. Otherwise Envoy
 	// may reuse a connection that the server is closing.
 	apiIdleTimeout = 30 * time.Second
-	// maxAPIConnections bounds the connections to the API's socket. Its answers are quick, so more
-	// requests wait for a connection. Otherwise the streams of one HTTP/2 client could take all
-	// descriptors, and Envoy ends itself when it cannot open a socket.
-	maxAPIConnections = 64
+	// leastAPIConnections is the smallest bound of the connections to the API's socket: once for
+	// calls of /schedule, which may wait, and once for the others. Further calls wait for a
+	// connection. Without a bound the streams of one HTTP/2 client could take all descriptors, and
+	// Envoy ends itself when it cannot open a socket.
+	leastAPIConnections = 64
+	// apiShare is the part of the clients' connections that the bound is, when that is more.
+	apiShare = 8
 	// reconnectFirst and reconnectLast bound the back-off of the xDS stream. Envoy's defaults, 500
 	// ms to 30 s, would delay the configuration after a restart of Sluice.
 	reconnectFirst = 50 * time.Millisecond
@@ -93,7 +96,7 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if err != nil {
 		return nil, err
 	}
-	api, err := apiCluster(c.APISocket)
+	api, err := apiCluster(c.APISocket, c.Budget)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +166,7 @@ func controlCluster(socket string) (*clusterv3.Cluster, error) {
 }
 
 // apiCluster leads to the HTTP listener of package internal/api.
-func apiCluster(socket string) (*clusterv3.Cluster, error) {
+func apiCluster(socket string, b Budget) (*clusterv3.Cluster, error) {
 	cluster, err := staticCluster(headers.APICluster, socket, &httpv3.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: durationpb.New(apiIdleTimeout)},
 		UpstreamProtocolOptions: explicit(&httpv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -176,7 +179,7 @@ func apiCluster(socket string) (*clusterv3.Cluster, error) {
 		return nil, err
 	}
 	for _, t := range cluster.GetCircuitBreakers().GetThresholds() {
-		t.MaxConnections = wrapperspb.UInt32(maxAPIConnections)
+		t.MaxConnections = wrapperspb.UInt32(uint32(max(leastAPIConnections, b.Connections/apiShare)))
 	}
 	return cluster, nil
 }

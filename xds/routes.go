@@ -119,6 +119,10 @@ func tableMatch(row routes.Route) *route.RouteMatch {
 // of time to the backend; a gRPC client's deadline is one of them.
 func tableAction(row routes.Route) *route.Route_Route {
 	action := unlimited(row.Backend.Cluster())
+	if row.Backend == routes.API && row.Name != routes.Schedule {
+		// A priority has its own connections, so calls of /schedule that wait keep no others off.
+		action.Route.Priority = core.RoutingPriority_HIGH
+	}
 	if row.Timeout > 0 {
 		action.Route.Timeout = durationpb.New(row.Timeout)
 		action.Route.IdleTimeout = nil

@@ -43,7 +43,7 @@ func New(c Config) http.Handler {
 		c.handleTasks(mux)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r)) })
-	return mux
+	return timed(mux)
 }
 
 // methodNotAllowed returns the error of a request that no handler takes.

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -35,6 +37,9 @@ func readObject(w http.ResponseWriter, r *http.Request, known map[string]fieldPa
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body is larger than %d bytes.", maxBody)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return openai.Errorf(openai.CodeRequestTimeout, "The body of the request did not arrive in time.")
 	}
 	if err != nil {
 		return openai.Errorf(openai.CodeInvalidRequest, "The request body could not be read.")
@@ -166,4 +171,41 @@ func count(to **int64, limit int64) fieldParser {
 		*to = &n
 		return ""
 	}
+}
+
+// bodyTime is how long a body may take. Each call that is being received keeps one of the
+// connections that Envoy may open to the API, also on paths that need no key.
+const bodyTime = 10 * time.Second
+
+// timed gives the bodies of a handler's requests bodyTime. The server also reads what the handler
+// has left of a body, within the same time.
+func timed(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		connection := http.NewResponseController(w)
+		// A recorder of a test has no deadlines.
+		if connection.SetReadDeadline(time.Now().Add(bodyTime)) == nil {
+			r.Body = &timedBody{r.Body, connection}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// timedBody is a body with a deadline. It lifts the deadline at its end: a read of the connection
+// that fails while the handler works would end the request.
+type timedBody struct {
+	io.ReadCloser
+	connection *http.ResponseController
+}
+
+// Read implements io.Reader.
+func (b *timedBody) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	if err == io.EOF {
+		_ = b.connection.SetReadDeadline(time.Time{}) // an error means that the caller has left
+	}
+	return n, err
 }
