@@ -54,6 +54,8 @@ type inquiry struct {
 	// fewerTokensMayPass lets waiters pass that need fewer, because that waiter has left.
 	lackingTokens      int64
 	fewerTokensMayPass bool
+	// nobodyPasses says that a waiter that passed the hold was denied, too.
+	nobodyPasses bool
 	// backoff is for reasons that end at an unknown time.
 	backoff backoff
 	// remoteLeases is the number of leases of other gateways, as last seen.
@@ -68,8 +70,28 @@ func (i *inquiry) isHeld(w *waiter, now time.Time) bool {
 // answer the first counts.
 func (i *inquiry) hold(reason Reason, band int, now time.Time, wait time.Duration) bool {
 	if i.heldReason == Granted || band > i.heldBand || !now.Before(i.heldUntil) || i.fewerTokensMayPass && reason == ModelTokens {
-		i.heldReason, i.heldBand, i.heldUntil, i.fewerTokensMayPass = reason, band, now.Add(wait), false
+		i.heldReason, i.heldBand, i.heldUntil, i.fewerTokensMayPass, i.nobodyPasses = reason, band, now.Add(wait), false, false
 		return true
+	}
+	return false
+}
+
+// holdAll holds back all waiters, also those that may pass a hold. It is for a waiter that has
+// passed the hold and was denied for another reason. It would otherwise be asked about again and
+// again, without a pause.
+func (i *inquiry) holdAll(reason Reason, now time.Time) {
+	i.heldReason, i.heldBand, i.heldUntil = reason, bands-1, now.Add(i.backoff.next())
+	i.fewerTokensMayPass, i.nobodyPasses = false, true
+}
+
+// passedHold reports whether a waiter that was denied for the model or its replica may be asked
+// about again at once, although no event has changed anything.
+func (i *inquiry) passedHold(w *waiter, r Reason, now time.Time) bool {
+	switch r {
+	case ModelConcurrency, ModelTokens:
+		return !i.isHeld(w, now)
+	case ReplicaFull:
+		return w.slot.OnFull == nil && !i.isHeld(w, now)
 	}
 	return false
 }
@@ -110,10 +132,12 @@ func (i *inquiry) outdated(n int, g *gate) bool {
 // mayPass reports whether the hold is only for requests that need more tokens than a, or a lease
 // that a does not need.
 func (i *inquiry) mayPass(a *arrival) bool {
-	switch i.heldReason {
-	case ModelConcurrency:
+	switch {
+	case i.nobodyPasses:
+		return false
+	case i.heldReason == ModelConcurrency:
 		return !a.needsLease()
-	case ModelTokens:
+	case i.heldReason == ModelTokens:
 		return i.fewerTokensMayPass && a.needTokens < i.lackingTokens || !a.needsLease() && a.needTokens == 0
 	}
 	return false

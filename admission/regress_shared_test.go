@@ -44,6 +44,45 @@ func TestSharedTokensOfOneThatLeft(t *testing.T) {
 	})
 }
 
+// TestSharedPassingIsNotEndless: a waiter passes another one that has left, because it needs fewer
+// tokens, and is denied for the model's concurrency. It is asked about again after a pause, not at
+// once and for ever.
+func TestSharedPassingIsNotEndless(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store, limits := newFakeStore(), admission.Limits{TokensPerMinute: 6000, MaxConcurrent: 2}
+		s, other := newTestGateway(t, store, limits), newTestGateway(t, store, limits)
+		s.wantAdmitted(s.start(t.Context(), admission.Request{Tokens: 3000}), time.Millisecond)
+		ctx, leave := context.WithCancel(t.Context())
+		large := s.start(ctx, admission.Request{Tokens: 6000, Priority: admission.Interactive})
+		s.wantWaiting(large)
+		small := s.start(t.Context(), admission.Request{Tokens: 10, Priority: admission.Interactive})
+		s.wantWaiting(large, small)
+		last := other.start(t.Context(), admission.Request{Tokens: 5})
+		other.wantAdmitted(last, 10*time.Millisecond)
+		s.change(func() { s.delay, s.asked = 0, nil })
+		s.change(func() {
+			s.beforeAnswer = func() {
+				s.change(func() {
+					if len(s.asked) > 100 {
+						s.delay = time.Second // ends the loop, so that the test can fail
+					}
+				})
+			}
+		})
+		leave()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s.change(func() {
+			if n := len(s.asked); n < 2 || n > 20 {
+				t.Errorf("asked %d times in a second, want a few times", n)
+			}
+		})
+		last.state().lease.Release()
+		s.wantAdmitted(small, 300*time.Millisecond)
+	})
+}
+
 // TestSharedAnswerOfOldLimits: limits change during an inquiry. A denial for the old limits holds
 // back nobody.
 func TestSharedAnswerOfOldLimits(t *testing.T) {

@@ -202,6 +202,10 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 				continue
 			}
 		}
+		if g.inquiry.passedHold(w, v.Reason, now) {
+			g.inquiry.holdAll(v.Reason, now)
+			g.blockedOnTokens = nil
+		}
 		if v.Reason != Stale {
 			w.staleVerdicts = 0
 		}
