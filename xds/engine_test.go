@@ -63,13 +63,19 @@ func silentEngine(t testing.TB) net.Addr {
 // answer to a later request of another client.
 func switchingEngine(t testing.TB) net.Addr {
 	t.Helper()
-	return serve(t, func(w http.ResponseWriter, r *http.Request) {
+	return rawEngine(t, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+}
+
+// rawEngine writes the text as its answer to a request, and closes the connection.
+func rawEngine(t testing.TB, text string) net.Addr {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		c, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			panic(err)
 		}
 		defer c.Close()
-		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil") //nolint:errcheck // the client sees
+		io.WriteString(c, text) //nolint:errcheck // the client sees
 	})
 }
 

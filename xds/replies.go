@@ -72,7 +72,9 @@ func replies() []reply {
 			message: "the engine has switched to another protocol, which the request did not ask for",
 		},
 		{
-			when: detailsBegin("upstream_reset_before_response_started"), status: 502, code: "upstream_error", kind: "server_error", retry: true,
+			// An engine may send interim responses (1xx) and then close the connection.
+			when:   detailsBegin("upstream_reset_before_response_started") + " || " + detailsBegin("upstream_reset_after_response_started"),
+			status: 502, code: "upstream_error", kind: "server_error", retry: true,
 			message: "the engine could not be reached or closed the connection, and no other replica could answer",
 		},
 		{
@@ -105,7 +107,8 @@ func replies() []reply {
 
 // noAnswer matches all cases in which a cluster did not answer.
 func noAnswer() string {
-	return "(" + detailsAre("no_healthy_upstream", "response_timeout") + " || " + detailsBegin("upstream_reset_before_response_started") + ")"
+	return "(" + detailsAre("no_healthy_upstream", "response_timeout") + " || " + detailsBegin("upstream_reset_before_response_started") +
+		" || " + detailsBegin("upstream_reset_after_response_started") + ")"
 }
 
 // malformed is the reply to an invalid request.

@@ -16,6 +16,7 @@ func ownReplies(t *testing.T, g *gateway) {
 	g.settle(t, "r-silent", replica("r-silent-0", silent))
 	g.settle(t, "r-dropping", replica("r-dropping-0", dropping))
 	g.settle(t, "r-switching", replica("r-switching-0", switchingEngine(t)))
+	g.settle(t, "r-interim", replica("r-interim-0", rawEngine(t, "HTTP/1.1 102 Processing\r\n\r\n")))
 	decided := func(model string, more ...string) []string {
 		return append([]string{"x-test-cluster", "model/" + model, "x-test-list", "192.0.2.1:1"}, more...)
 	}
@@ -34,6 +35,7 @@ func ownReplies(t *testing.T, g *gateway) {
 		{"no replica", post(decided("r-empty")...), 503, "no_replica"},
 		{"refused", post(decided("r-dead")...), 502, "upstream_error"},
 		{"dropped", post(decided("r-dropping")...), 502, "upstream_error"},
+		{"dropped after 1xx", post(decided("r-interim")...), 502, "upstream_error"},
 		{"unasked 101", post(decided("r-switching")...), 502, "upstream_error"},
 		{"unasked 101, streamed", post(decided("r-switching", "x-test-stream", "1")...), 502, "upstream_error"},
 		{"timeout", post(decided("r-silent", "x-test-timeout", "50")...), 504, "upstream_timeout"},

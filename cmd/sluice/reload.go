@@ -31,7 +31,7 @@ tenant, or every model that has replicas: --force confirms such a file.`,
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")
-	c.Flags().BoolVar(&force, "force", false, "put the file in force although it removes every tenant or every model that has replicas")
+	c.Flags().BoolVar(&force, "force", false, "put the file in force although it removes every tenant, every model that has replicas, or every moderation rule")
 	addAdminTokenFlag(c, &tokenFile)
 	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
 	return c

@@ -10,12 +10,21 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
-// mustConfirm says why a new file needs the word of an operator: it would shut out every tenant, or
-// end every model that serves. Such a file is more often one that an editor or a full disk has cut
-// than one that is meant. "" means that it needs none. It is the watcher's Confirm.
+// mustConfirm says why a new file needs the word of an operator: it would shut out every tenant,
+// end every model that serves, or judge no answer any more. Such a file is more often one that an
+// editor or a full disk has cut than one that is meant. "" means that it needs none. It is the
+// watcher's Confirm.
 func (g *Gateway) mustConfirm(next *config.Config) string {
 	var reasons []string
-	if old := g.watcher.Current().Tenants; len(old) > 0 && len(next.Tenants) == 0 && next.Auth.Mode != config.AuthNone {
+	current := g.watcher.Current()
+	if rules := current.Moderation; len(rules) > 0 && len(next.Moderation) == 0 {
+		names := make([]string, len(rules))
+		for i := range rules {
+			names[i] = rules[i].Name
+		}
+		reasons = append(reasons, "every moderation rule ("+few(names)+")")
+	}
+	if old := current.Tenants; len(old) > 0 && len(next.Tenants) == 0 && next.Auth.Mode != config.AuthNone {
 		names := make([]string, len(old))
 		for i, t := range old {
 			names[i] = t.Name

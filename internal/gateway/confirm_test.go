@@ -15,14 +15,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// A file that removes every tenant, or every model that has replicas, needs confirmation. All other
+// A file that removes every tenant, every model that has replicas, or every moderation rule, needs
+// confirmation. All other
 // changes do not.
 func TestX10_WhatMustBeConfirmed(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()
 	const models = "models: [{name: a, engine: sim, task: embedding}, {name: b, launcher: none}, {name: c, engine: sim, task: embedding}]\n"
 	tenants := `tenants: [{name: acme, keys: ["` + authz.HashKey("acme") + `"]}]` + "\n"
-	g := newGateway(t, claimed(t, path), parse(t, path, models+tenants))
+	const rules = "moderation: [{name: secrets, literals: [swordfish]}]\n"
+	g := newGateway(t, claimed(t, path), parse(t, path, models+tenants+rules))
 	if err := g.applyFirst(); err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +47,12 @@ func TestX10_WhatMustBeConfirmed(t *testing.T) {
 		"no tenant":          {models, "every tenant (acme)"},
 		"no model":           {tenants, "every model that has replicas (a, c, llama)"},
 		"only one without":   {"models: [{name: b, launcher: none}]\n" + tenants, "every model that has replicas (a, c, llama)"},
-		"nothing":            {"{}", "every tenant (acme) and every model that has replicas (a, c, llama)"},
+		"no rule":            {models + tenants, "every moderation rule (secrets)"},
+		"nothing":            {"{}", "every moderation rule (secrets) and every tenant (acme) and every model that has replicas (a, c, llama)"},
 	} {
+		if name != "no rule" && name != "nothing" {
+			test.file += rules
+		}
 		next, err := config.Parse("sluice.yaml", []byte(test.file))
 		if err != nil {
 			t.Fatal(err)
