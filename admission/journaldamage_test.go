@@ -38,7 +38,7 @@ func journalOf(t testing.TB) (text []byte, tasks []Task) {
 
 // recovered starts a Controller with a journal of this content. It returns the files of the folder
 // by name.
-func recovered(t testing.TB, content []byte) (c *Controller, fault error, files map[string]string) {
+func recovered(t testing.TB, content []byte) (c *Controller, files map[string]string, fault error) {
 	t.Helper()
 	folder := t.TempDir()
 	path := filepath.Join(folder, "tasks.jsonl")
@@ -60,7 +60,7 @@ func recovered(t testing.TB, content []byte) (c *Controller, fault error, files 
 		}
 		files[entry.Name()] = string(text)
 	}
-	return c, fault, files
+	return c, files, fault
 }
 
 // known counts the tasks that hold their leases. Each must be as it was.
@@ -89,7 +89,7 @@ func TestX13_DamagedJournalIsKept(t *testing.T) {
 	text, tasks := journalOf(t)
 	lines := strings.SplitAfter(string(text), "\n")
 	damaged := lines[0] + "\x00\x00\x00\n" + lines[2]
-	c, fault, files := recovered(t, []byte(damaged))
+	c, files, fault := recovered(t, []byte(damaged))
 	if n := known(t, c, tasks); n != 2 {
 		t.Errorf("%d tasks are back, want those of the two good lines", n)
 	}
@@ -105,7 +105,7 @@ func TestX13_DamagedJournalIsKept(t *testing.T) {
 	if kept == "" || !strings.Contains(fault.Error(), kept) {
 		t.Errorf("the damaged file was not kept, or %v does not name it: %v", fault, files)
 	}
-	again, fault, _ := recovered(t, []byte(files["tasks.jsonl"]))
+	again, _, fault := recovered(t, []byte(files["tasks.jsonl"]))
 	if n := known(t, again, tasks); n != 2 || fault != nil {
 		t.Errorf("after the next start %d tasks are back: %v", n, fault)
 	}
@@ -119,11 +119,11 @@ func TestX13_JournalDamagedAtEveryByte(t *testing.T) {
 	for i := range text {
 		damaged := append([]byte{}, text...)
 		damaged[i] ^= 1 << (i % 8)
-		c, fault, _ := recovered(t, damaged)
+		c, _, fault := recovered(t, damaged)
 		if n := known(t, c, tasks); n < 2 && damaged[i] != '\n' && text[i] != '\n' || n < 3 && fault == nil {
 			t.Errorf("byte %d: %d tasks are back, error %v", i, n, fault)
 		}
-		c, fault, _ = recovered(t, text[:i])
+		c, _, fault = recovered(t, text[:i])
 		whole := strings.Count(string(text[:i]), "\n")
 		if n := known(t, c, tasks); n < whole || n > whole+1 || n == whole && i > 0 && text[i-1] != '\n' && fault == nil {
 			t.Errorf("cut at byte %d: %d tasks are back of %d whole lines, error %v", i, n, whole, fault)

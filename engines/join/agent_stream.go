@@ -114,7 +114,7 @@ func (a *Agent) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() // The stream has ended, so a failure to close is harmless.
+	defer conn.Close() //nolint:errcheck // the stream has ended, so a failure to close is harmless
 	if needsRenewal(i.certificate, time.Now()) {
 		a.renew(ctx, conn, i)
 	}
@@ -160,7 +160,7 @@ func (a *Agent) ensureIdentity(ctx context.Context) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() // The call has ended, so a failure to close is harmless.
+	defer conn.Close() //nolint:errcheck // the call has ended, so a failure to close is harmless
 	request, err := makeSigningRequest(a.config.Name, a.key)
 	if err != nil {
 		return nil, err

@@ -154,7 +154,7 @@ func readOrCreate(path string, content func() ([]byte, error)) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.Remove(temporary) // A file that could not be removed is ignored.
+	defer os.Remove(temporary) //nolint:errcheck // a file that could not be removed is ignored
 	if err := os.Link(temporary, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// stopRetryMin and stopRetryMax bound the pauses between attempts to stop a process that does
-	// not end.
-	stopRetryMin = time.Second
-	stopRetryMax = time.Minute
+	// firstStopRetry and longestStopRetry bound the pauses between attempts to stop a process that
+	// does not end.
+	firstStopRetry   = time.Second
+	longestStopRetry = time.Minute
 )
 
 // stopSignal tells a runner to stop its replica. The table requests the stop and may cancel it; the
@@ -126,7 +126,7 @@ func (r *runner) drain(ctx context.Context, atMost time.Duration) {
 // before that. A process that hangs in a system call of a driver survives even SIGKILL and keeps
 // its GPU and port, so no other replica may get them.
 func (r *runner) stopUntilGone(ctx context.Context, state engines.State) bool {
-	for pause := stopRetryMin; ; pause = min(2*pause, stopRetryMax) {
+	for pause := firstStopRetry; ; pause = min(2*pause, longestStopRetry) {
 		err := r.stopProcess(ctx)
 		if err == nil {
 			return true

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -42,7 +43,7 @@ func TestPackageComments(t *testing.T) {
 func packageComment(t *testing.T, p goPackage) string {
 	files := p.GoFiles
 	if len(files) == 0 {
-		files = append(p.TestGoFiles, p.XTestGoFiles...)
+		files = slices.Concat(p.TestGoFiles, p.XTestGoFiles)
 	}
 	var longest string
 	for _, name := range files {

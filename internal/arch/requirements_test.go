@@ -26,7 +26,7 @@ var (
 	// its underscores.
 	requirementID = regexp.MustCompile(`^[NWSPTEBXRO][1-9][0-9]?$`)
 	// requirementLine is a line of the page that states a requirement: its id and its text.
-	requirementLine = regexp.MustCompile("^- \\*\\*([A-Z][0-9]+)\\*\\* (.+)$")
+	requirementLine = regexp.MustCompile(`^- \*\*([A-Z][0-9]+)\*\* (.+)$`)
 	// testLine is a line of the page that names one test of the requirement above it.
 	testLine = regexp.MustCompile("^  - `(Test[A-Za-z0-9_]+)`$")
 )

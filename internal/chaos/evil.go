@@ -76,7 +76,7 @@ func (e *evilEngine) serve(c net.Conn) {
 			return
 		}
 		if r.Method == http.MethodGet {
-			if _, err := fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(listOfModels), listOfModels); err != nil {
+			if !write(c, answerHead+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(listOfModels), listOfModels)) {
 				return
 			}
 			continue
@@ -86,6 +86,9 @@ func (e *evilEngine) serve(c net.Conn) {
 		return
 	}
 }
+
+// answerHead is the beginning of an answer in JSON.
+const answerHead = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 const listOfModels = `{"object":"list","data":[{"id":"evil","object":"model"}]}`
 
@@ -103,22 +106,22 @@ func evilWays() []func(*evilEngine, net.Conn) {
 		},
 		func(*evilEngine, net.Conn) {}, // an early close
 		func(_ *evilEngine, c net.Conn) { // a length that is wrong
-			write(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{\"choices\":[")
+			write(c, answerHead+"Content-Length: 5000\r\n\r\n{\"choices\":[")
 		},
 		func(_ *evilEngine, c net.Conn) { // a body without a length that breaks off
-			write(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{\"choices\":[{\"index\":0,")
+			write(c, answerHead+"Connection: close\r\n\r\n{\"choices\":[{\"index\":0,")
 		},
 		func(_ *evilEngine, c net.Conn) { // an event without end
 			write(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"")
 			forever(c, strings.Repeat("waves ", 1000))
 		},
 		func(_ *evilEngine, c net.Conn) { // a JSON document without end
-			write(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+			write(c, answerHead+"Transfer-Encoding: chunked\r\n\r\n")
 			forever(c, "1000\r\n"+strings.Repeat("[", 4096)+"\r\n")
 		},
 		func(e *evilEngine, c net.Conn) { // a small body that becomes large
 			bomb := e.makeBomb()
-			write(c, fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", len(bomb), bomb))
+			write(c, answerHead+fmt.Sprintf("Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", len(bomb), bomb))
 		},
 	}
 }

@@ -30,16 +30,16 @@ type fault struct {
 }
 
 var faults = []fault{
-	{name: "none", about: "none (for comparison)", run: func(ctx context.Context, w *world) error { return held(ctx, w) }},
+	{name: "none", about: "none (for comparison)", run: held},
 	{name: "gateway-kill", about: "gateway: `kill -9`, a new one after 1 s", run: killGateway},
-	{name: "gateway-stop", about: "gateway: SIGSTOP, SIGCONT after the hold time", run: func(ctx context.Context, w *world) error { return pause(ctx, w, w.gateway.pid()) }},
+	{name: "gateway-stop", about: "gateway: SIGSTOP, SIGCONT after the hold time", run: stopGateway},
 	{name: "gateway-restart", about: "gateway: `sluice restart`", run: restartGateway},
-	{name: "envoy-kill", about: "Envoy: `kill -9`", run: onEnvoy(func(_ context.Context, _ *world, pid int) error { return syscall.Kill(pid, syscall.SIGKILL) })},
+	{name: "envoy-kill", about: "Envoy: `kill -9`", run: onEnvoy(kill)},
 	{name: "envoy-stop", about: "Envoy: SIGSTOP, SIGCONT after the hold time", run: onEnvoy(pause)},
-	{name: "replica-kill", about: "a replica of each model: `kill -9`", run: onReplicas(func(_ context.Context, _ *world, pid int) error { return syscall.Kill(pid, syscall.SIGKILL) })},
+	{name: "replica-kill", about: "a replica of each model: `kill -9`", run: onReplicas(kill)},
 	{name: "replica-stop", about: "a replica of the small model: SIGSTOP, SIGCONT after the hold time", run: stopReplica},
 	{name: "redis-kill", about: "Redis: `kill -9`, a new empty one after the hold time", run: killRedis},
-	{name: "redis-stop", about: "Redis: SIGSTOP, SIGCONT after the hold time", run: func(ctx context.Context, w *world) error { return pause(ctx, w, w.redis.pid()) }},
+	{name: "redis-stop", about: "Redis: SIGSTOP, SIGCONT after the hold time", run: stopRedis},
 	{name: "redis-clock", about: "Redis: its clock jumps an hour ahead, then back", fakeClock: true, run: jumpClock},
 	{name: "disk-full", about: "state directory full, and the gateway is killed and started there", disk: "tmpfs", run: fillDisk},
 	{name: "disk-slow", about: "state directory: every write waits (frozen file system)", disk: "ext4", run: freezeDisk},
@@ -86,6 +86,12 @@ func pause(ctx context.Context, w *world, pid int) error {
 	}
 	return err
 }
+
+func kill(_ context.Context, _ *world, pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+
+func stopGateway(ctx context.Context, w *world) error { return pause(ctx, w, w.gateway.pid()) }
+
+func stopRedis(ctx context.Context, w *world) error { return pause(ctx, w, w.redis.pid()) }
 
 func killGateway(ctx context.Context, w *world) error {
 	if err := w.gateway.kill(); err != nil {

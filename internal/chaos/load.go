@@ -25,12 +25,12 @@ type load struct {
 	opening     context.Context
 	stopOpening context.CancelFunc
 	clients     sync.WaitGroup
+	// tasks is the client of the batch API.
+	tasks http.Client
 
 	mu sync.Mutex
 	// from is when the fault began. What ended before it does not count.
 	from time.Time
-	// live counts the running streams whose response has begun.
-	live int
 	// sent counts the small requests, lost those without a response, by reason.
 	sent int
 	lost map[string]int

@@ -52,16 +52,20 @@ func main() {
 	flag.DurationVar(&o.soak, "soak", 0, "run mixed traffic without faults for that long instead, and plot the resources")
 	flag.BoolVar(&o.keep, "keep", false, "keep the files of each world")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	run := chaos
-	if o.soak > 0 {
-		run = soak
-	}
-	if err := run(ctx, o); err != nil {
+	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
 		os.Exit(1)
 	}
+}
+
+// run runs what the options say until it is done or the program is interrupted.
+func run(o options) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if o.soak > 0 {
+		return soak(ctx, o)
+	}
+	return chaos(ctx, o)
 }
 
 // chaos runs the selected faults, one world after the other, and prints and writes the table. It

@@ -21,12 +21,11 @@ import (
 // startMixed adds the traffic of a soak that is neither a stream nor a small request: clients that
 // disconnect, WebSockets, gRPC calls and tasks, two of each per second.
 func (l *load) startMixed() {
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
 	for name, once := range map[string]func(context.Context, int) error{
 		"disconnect": l.disconnect,
 		"websocket":  l.webSocket,
 		"grpc":       l.grpcCall,
-		"task":       func(ctx context.Context, _ int) error { return l.task(ctx, client) },
+		"task":       l.task,
 	} {
 		l.clients.Go(func() {
 			for n := 0; sleep(l.opening, 500*time.Millisecond); n++ {
@@ -87,7 +86,7 @@ func (l *load) grpcCall(ctx context.Context, _ int) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer conn.Close() //nolint:errcheck // the call has ended
 	answer, err := llmv1.NewInferenceClient(conn).Stream(ctx, &llmv1.StartRequest{Model: "managed", Messages: []string{"Hello"}, MaxTokens: 5})
 	if err != nil {
 		return err
@@ -102,13 +101,13 @@ func (l *load) grpcCall(ctx context.Context, _ int) error {
 }
 
 // task is admitted a task, works for a moment, and completes it.
-func (l *load) task(ctx context.Context, client *http.Client) error {
+func (l *load) task(ctx context.Context, _ int) error {
 	var decision struct {
 		Wait *int   `json:"wait_for_ms"`
 		Task string `json:"task_id"`
 	}
 	for {
-		if err := l.post(ctx, client, "/schedule", `{"model":"small","estimated_tokens":50}`, &decision); err != nil {
+		if err := l.post(ctx, "/schedule", `{"model":"small","estimated_tokens":50}`, &decision); err != nil {
 			return err
 		}
 		if decision.Task != "" {
@@ -117,17 +116,17 @@ func (l *load) task(ctx context.Context, client *http.Client) error {
 		sleep(ctx, time.Duration(*decision.Wait)*time.Millisecond)
 	}
 	sleep(ctx, 100*time.Millisecond)
-	return l.post(ctx, client, "/complete", fmt.Sprintf(`{"task_id":%q,"actual_tokens":40}`, decision.Task), nil)
+	return l.post(ctx, "/complete", fmt.Sprintf(`{"task_id":%q,"actual_tokens":40}`, decision.Task), nil)
 }
 
 // post sends a JSON body and reads a JSON answer, unless answer is nil.
-func (l *load) post(ctx context.Context, client *http.Client, path, text string, answer any) error {
+func (l *load) post(ctx context.Context, path, text string, answer any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, l.world.url+path, strings.NewReader(text))
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
+	resp, err := l.tasks.Do(req)
 	if err != nil {
 		return err
 	}

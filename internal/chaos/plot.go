@@ -18,7 +18,8 @@ func plot(samples []sample, report string) string {
 	var b strings.Builder
 	lines := strings.Split(report, "\n")
 	height := len(series)*(panelHeight+topMargin+14) + 20
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n", panelWidth+leftMargin+20, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n",
+		panelWidth+leftMargin+20, height)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/>`+"\n")
 	for i := range series {
 		fmt.Fprintf(&b, `<g transform="translate(%d %d)">`+"\n", leftMargin, i*(panelHeight+topMargin+14)+topMargin)

@@ -280,7 +280,7 @@ func (w *world) envoyPID(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if answer.Envoy.PID == 0 {
-		return 0, errors.New("Envoy does not run")
+		return 0, errors.New("no Envoy runs")
 	}
 	return answer.Envoy.PID, nil
 }

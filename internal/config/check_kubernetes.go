@@ -56,7 +56,8 @@ func (k *checker) checkKubernetesModel(at path, m *Model) {
 func (k *checker) checkKubernetesGPU(at path, m *Model) {
 	if m.Resources != nil && m.Resources.GPU > 0 && m.Resources.GPU < 1 && m.GPUResource == "" && k.valid(at) {
 		k.faultf(at,
-			"must be a whole number with launcher: kubernetes, is %v: for a share of a GPU name a shared resource in gpu_resource, such as nvidia.com/gpu.shared",
+			"must be a whole number with launcher: kubernetes, is %v: for a share of a GPU "+
+				"name a shared resource in gpu_resource, such as nvidia.com/gpu.shared",
 			m.Resources.GPU)
 	}
 }

@@ -89,6 +89,6 @@ func (k *checker) checkConnections() {
 	}
 	const least = 64 << 20
 	if m := k.config.Envoy.Memory; m != 0 && m < least+2*k.config.MaxBody {
-		k.faultf(path{"envoy", "memory"}, "must be at least 64MiB and twice max_body (%s), is %s: an Envoy with less refuses every request", k.config.MaxBody, m)
+		k.faultf(path{"envoy", "memory"}, "must be at least 64MiB and twice max_body (%s), is %s: Envoy with less refuses all requests", k.config.MaxBody, m)
 	}
 }

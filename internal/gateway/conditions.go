@@ -176,7 +176,8 @@ func envoyProcessConditions(s envoy.Status) []condition.Condition {
 	switch {
 	case s.Hung:
 		c = condition.Fault(condition.EnvoyUnresponsive, "", "Hung", fmt.Sprintf(
-			"Envoy (pid %d) has answered neither on its admin interface for %s nor on its listener. It is ended and started again after envoy.hang_timeout.", s.PID, silence))
+			"Envoy (pid %d) has answered neither on its admin interface for %s nor on its listener. "+
+				"It is ended and started again after envoy.hang_timeout.", s.PID, silence))
 	case !s.SilentSince.IsZero():
 		c = condition.Fault(condition.EnvoyUnresponsive, "", "AdminSilent", fmt.Sprintf(
 			"Envoy (pid %d) has not answered on its admin interface for %s. Its listener answers, so Sluice leaves it alone.", s.PID, silence))

@@ -174,7 +174,8 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(extproc.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
-		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen, Requests: g.requests, Log: g.log,
+		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
+		Requests: g.requests, Log: g.log,
 	})
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)

@@ -202,7 +202,7 @@ func (k *limitKeeper) enforce() {
 	streams := map[string]int{}
 	for name, l := range rules.Tenants {
 		if l.MaxConcurrent > 0 {
-			streams[name] = int(l.MaxConcurrent)
+			streams[name] = l.MaxConcurrent
 		}
 	}
 	k.streams.Store(&streams)

@@ -92,7 +92,8 @@ func (g *Gateway) memoryConditions() []condition.Condition {
 	if used, limit := b.Total(), b.Limit(); limit > 0 && float64(used) >= memoryNearLimit*float64(limit) {
 		all = append(all, condition.Fault(condition.MemoryNearLimit, "relay", "NearLimit",
 			fmt.Sprintf("Managed requests keep %s of %s (memory.relay): bodies %s, answers %s, events for slow clients %s, "+
-				"events for clients that come back %s.", mebibytes(used), mebibytes(limit), mebibytes(b.Used(memory.Requests)), mebibytes(b.Used(memory.Answers)),
+				"events for clients that come back %s.", mebibytes(used), mebibytes(limit), mebibytes(b.Used(memory.Requests)),
+				mebibytes(b.Used(memory.Answers)),
 				mebibytes(b.Used(memory.Queues)), mebibytes(b.Used(memory.Replays)))))
 	}
 	if s := g.streams.realtime.Sockets(); float64(s.Open) >= memoryNearLimit*float64(s.Limit) {

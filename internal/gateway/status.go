@@ -52,7 +52,8 @@ func (g *Gateway) status() admin.Status {
 		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.limits.status(),
-		Config:  admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), Held: file.Held, NeedsRestart: file.NeedsRestart},
+		Config: admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), Held: file.Held,
+			NeedsRestart: file.NeedsRestart},
 	}
 	if x.LastNack != nil {
 		last := admin.Nack(*x.LastNack)

@@ -95,14 +95,14 @@ func (d *Dir) Follow(stopping bool, reaped func(pid int) *os.ProcessState) error
 
 // pass passes a signal on to the gateway. It returns whether the gateway was told to stop.
 func (d *Dir) pass(s unix.Signal, stopping bool) bool {
-	switch {
-	case s == unix.SIGTERM || s == unix.SIGINT:
+	switch s {
+	case unix.SIGTERM, unix.SIGINT:
 		if !stopping {
 			s = StopSignal
 		}
 		d.Forward(s)
 		return true
-	case s == StopSignal:
+	case StopSignal:
 		d.Forward(s)
 		return true
 	}

@@ -99,7 +99,8 @@ func (d *Dir) spawnGuardLocked(args []string, lock *lockFile) error {
 			return err
 		}
 		if !id.alive() || time.Now().After(deadline) {
-			return errors.New("the guard did not lock its file; its log ends: " + strings.Join(tail(logPath, tailOptions{from: end, lines: exitReasonLines}), " | "))
+			lines := tail(logPath, tailOptions{from: end, lines: exitReasonLines})
+			return errors.New("the guard did not lock its file; its log ends: " + strings.Join(lines, " | "))
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, claimPollInterval)

@@ -65,7 +65,7 @@ func checkPrivate(path string) error {
 			path, st.Uid, os.Geteuid(), os.Geteuid(), path)
 	}
 	if mode := fs.FileMode(st.Mode).Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%s has mode %04o, so other users can make Sluice end processes: `chmod 700 %s`, or name a directory in state_dir that does not exist yet",
+		return fmt.Errorf("%s has mode %04o, so other users can make Sluice end processes: `chmod 700 %s`, or name a new directory in state_dir",
 			path, mode, path)
 	}
 	return nil

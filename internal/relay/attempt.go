@@ -173,7 +173,8 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 func (f *failover) response() dispatch.Response {
 	u := f.result.Usage
 	failed := f.bytesRead == 0 || f.answer != nil && f.answer.Status >= http.StatusBadRequest
-	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Abandoned: failed && f.isAbandoned(), Prompt: u.Prompt, Completion: u.Completion,
+	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Abandoned: failed && f.isAbandoned(),
+		Prompt: u.Prompt, Completion: u.Completion,
 		Cached: u.Cached, Known: u.Known, TTFT: f.prefill}
 }
 

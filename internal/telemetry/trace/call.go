@@ -73,7 +73,8 @@ func (t *Tracer) Start(b request.Arrival, header string, received time.Time) *Ca
 		return nil
 	}
 	c := &Call{tracer: t, traceparent: render(own), recorded: recorded{
-		own: own, client: client, began: received, id: b.ID, clientID: b.ClientID, path: b.Path, tenant: b.Tenant, model: b.Model, stream: b.Stream, managed: true,
+		own: own, client: client, began: received, id: b.ID, clientID: b.ClientID, path: b.Path, tenant: b.Tenant, model: b.Model,
+		stream: b.Stream, managed: true,
 	}}
 	c.recorded.enter(phase{name: phaseQueue, began: received})
 	return c

@@ -114,7 +114,8 @@ func (r *recorded) attributes(operation string) []attribute.KeyValue {
 		key   attribute.Key
 		value string
 	}{
-		{semconv.GenAIRequestModelKey, r.model}, {semconv.GenAIResponseModelKey, cmp.Or(c.Model, r.decided)}, {tenant, r.tenant}, {clientID, r.clientID}, {replica, c.Replica},
+		{semconv.GenAIRequestModelKey, r.model}, {semconv.GenAIResponseModelKey, cmp.Or(c.Model, r.decided)}, {tenant, r.tenant},
+		{clientID, r.clientID}, {replica, c.Replica},
 		{disconnected, c.Cause},
 	} {
 		if word.value != "" {

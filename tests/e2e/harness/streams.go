@@ -22,7 +22,6 @@ type Streams struct {
 
 // OpenStreams opens n streams of that many tokens each, of the model chat. It returns when each
 // stream has its first byte.
-
 func (g *Gateway) OpenStreams(n, tokens int) *Streams {
 	s := &Streams{t: g.T}
 	s.begun.Add(n)
