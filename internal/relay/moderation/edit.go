@@ -248,7 +248,7 @@ func (e *editor) remove() {
 		switch l := &f.reader.Leaves[i]; {
 		case l.Path.Class == leaves.Opaque:
 			e.edits = append(e.edits, edit{l.At, "null"})
-		case l.Path.Class == leaves.Meta && !leaves.IsConstant(l.Text) && f.judge(l.Text) >= 0:
+		case l.Path.Class == leaves.Meta && !leaves.IsConstant(l.Text) && f.judgeAlone(l) >= 0:
 			e.edits = append(e.edits, edit{l.At, `""`})
 		}
 	}

@@ -233,11 +233,7 @@ func (f *Filter) addComplete(l *leaves.Leaf) {
 	if !l.Path.IsName && len(f.ended) > 0 && f.HasEnded(l.Choice) {
 		return
 	}
-	rule := f.judge(l.Text)
-	if rule < 0 && bytes.IndexByte(l.Text, '\\') >= 0 {
-		rule = f.judgeInner(l)
-	}
-	if rule >= 0 {
+	if rule := f.judgeAlone(l); rule >= 0 {
 		f.endChoice(l.Choice, rule, cut{event: f.event})
 		f.dropName(l)
 		return
@@ -249,6 +245,15 @@ func (f *Filter) addComplete(l *leaves.Leaf) {
 		t.keepRecent(f.set.hooks, l.Text)
 		t.release()
 	}
+}
+
+// judgeAlone returns the rule that forbids a leaf that stands alone, with or without its escapes,
+// or -1.
+func (f *Filter) judgeAlone(l *leaves.Leaf) (rule int) {
+	if rule = f.judge(l.Text); rule >= 0 || bytes.IndexByte(l.Text, '\\') < 0 {
+		return rule
+	}
+	return f.judgeInner(l)
 }
 
 // dropName makes nothing stay of the current event in a choice that had ended in the event before a
@@ -282,7 +287,7 @@ func (f *Filter) judgeSame(l *leaves.Leaf) (rule int) {
 	if !bytes.Equal(t.same, l.Text) {
 		t.same = append(t.same[:0], l.Text...)
 		if t.rule = -1; !leaves.IsConstant(l.Text) {
-			t.rule = f.judge(l.Text)
+			t.rule = f.judgeAlone(l)
 		}
 	}
 	return t.rule

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -112,12 +113,30 @@ func (g *Gateway) Launch() {
 	}(g.Process, g.Exited)
 }
 
-// Signal sends a signal to the program, and to none of the processes that it started.
+// Signal sends a signal to the program, and to none of the processes that it started. After SIGSTOP
+// it waits until all threads of the program have stopped, which takes a while on a busy machine.
 func (g *Gateway) Signal(s syscall.Signal) {
 	g.T.Helper()
 	if err := g.Process.Process.Signal(s); err != nil {
 		g.T.Fatal(err)
 	}
+	if s != syscall.SIGSTOP {
+		return
+	}
+	Eventually(g.T, "the program has stopped", func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", g.Process.Process.Pid))
+		for _, thread := range threads {
+			text, err := os.ReadFile(thread)
+			if err != nil {
+				return err
+			}
+			// The state follows the name of the program, which is in parentheses.
+			if i := bytes.LastIndexByte(text, ')'); !bytes.HasPrefix(text[i+1:], []byte(" T")) {
+				return fmt.Errorf("%s: %s", thread, text)
+			}
+		}
+		return err
+	})
 }
 
 // Kill kills the program with SIGKILL and waits until it has exited. The processes that it started
