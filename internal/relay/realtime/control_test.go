@@ -175,12 +175,16 @@ func TestPause(t *testing.T) {
 	}
 	c.send(`{"type":"resume"}`)
 	c.send(`{"type":"resume"}`)
+	c.send(`{"type":"?"}`)
 	if err := within(t, held); err != nil {
 		t.Fatal(err)
 	}
+	var text string
+	for m := c.expectAny(); m.Type != "error"; m = c.expectAny() { // both have been read
+		text += m.Delta
+	}
 	r.say("b")
 	r.finish("stop")
-	var text string
 	for m := c.expectAny(); m.Type != "final"; m = c.expectAny() {
 		text += m.Delta
 	}
