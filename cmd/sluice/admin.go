@@ -40,20 +40,30 @@ admin_auth:
 	return admin
 }
 
-// addAdminTokenFlag adds the flag by which a command gets the token for the admin listener.
-func addAdminTokenFlag(c *cobra.Command, file *string) {
-	c.Flags().StringVar(file, "admin-token-file", "", "file with a token of admin_auth (default: the variable "+adminTokenVariable+")")
+// adminAccess is what a command needs to reach the admin listener of a running gateway: the file of
+// the gateway, and a token.
+type adminAccess struct{ file, tokenFile string }
+
+// addFlags adds the flags of both.
+func (a *adminAccess) addFlags(c *cobra.Command) {
+	c.Flags().StringVarP(&a.file, "config", "c", "", "the configuration file of the running gateway")
+	c.Flags().StringVar(&a.tokenFile, "admin-token-file", "", "file with a token of admin_auth (default: the variable "+adminTokenVariable+")")
+	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
 }
 
-// adminToken returns the token for the admin listener, from the file or from the environment
-// variable. It is empty if there is none.
-func adminToken(file string) (string, error) {
-	if file == "" {
-		return os.Getenv(adminTokenVariable), nil
-	}
-	data, err := os.ReadFile(file)
+// load returns the configuration of the file, and the token from its file or from the environment
+// variable. The token is empty if there is none.
+func (a *adminAccess) load() (*config.Config, string, error) {
+	c, err := config.Load(a.file)
 	if err != nil {
-		return "", fmt.Errorf("--admin-token-file: %w", err)
+		return nil, "", err
 	}
-	return strings.TrimSpace(string(data)), nil
+	if a.tokenFile == "" {
+		return c, os.Getenv(adminTokenVariable), nil
+	}
+	data, err := os.ReadFile(a.tokenFile)
+	if err != nil {
+		return nil, "", fmt.Errorf("--admin-token-file: %w", err)
+	}
+	return c, strings.TrimSpace(string(data)), nil
 }

@@ -3,12 +3,11 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 func newReloadCommand() *cobra.Command {
-	var file, tokenFile string
+	var access adminAccess
 	var force bool
 	c := &cobra.Command{
 		Use:   "reload -c FILE [--force]",
@@ -16,23 +15,17 @@ func newReloadCommand() *cobra.Command {
 		Long: `Have a running gateway read its configuration file now.
 
 A gateway reads its file by itself when it changes. It holds a file back that would remove every
-tenant, or every model that has replicas: --force confirms such a file.`,
+tenant, every model that has replicas, or every moderation rule: --force confirms such a file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := config.Load(file)
-			if err != nil {
-				return err
-			}
-			token, err := adminToken(tokenFile)
+			c, token, err := access.load()
 			if err != nil {
 				return err
 			}
 			return gateway.Reload(cmd.Context(), c, token, force)
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")
 	c.Flags().BoolVar(&force, "force", false, "put the file in force although it removes every tenant, every model that has replicas, or every moderation rule")
-	addAdminTokenFlag(c, &tokenFile)
-	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
+	access.addFlags(c)
 	return c
 }

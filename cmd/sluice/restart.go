@@ -6,12 +6,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 func newRestartCommand() *cobra.Command {
-	var file, tokenFile string
+	var access adminAccess
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "restart -c FILE",
@@ -23,11 +22,7 @@ and gRPC calls that it has, at most for upgrade_timeout. If the new process does
 goes on, and this command fails with the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := config.Load(file)
-			if err != nil {
-				return err
-			}
-			token, err := adminToken(tokenFile)
+			c, token, err := access.load()
 			if err != nil {
 				return err
 			}
@@ -36,9 +31,7 @@ goes on, and this command fails with the reason.`,
 			return gateway.Restart(ctx, c, token, cmd.OutOrStdout())
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file of the running gateway")
 	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until the gateway is ready again")
-	addAdminTokenFlag(c, &tokenFile)
-	_ = c.MarkFlagRequired("config")
+	access.addFlags(c)
 	return c
 }

@@ -25,6 +25,7 @@ type world struct {
 	// url is the API, admin the admin listener.
 	url, admin string
 	redis      *child
+	redisPort  int
 	gateway    *child
 	evil       *evilEngine
 	// mounted tells that the state directory is a file system of its own.
@@ -45,6 +46,7 @@ func newWorld(o options, f fault) (*world, error) {
 	if err != nil {
 		return w, err
 	}
+	w.redisPort = ports[2]
 	w.url, w.admin = fmt.Sprint("http://127.0.0.1:", ports[0]), fmt.Sprint("http://127.0.0.1:", ports[1])
 	if err := os.Mkdir(w.path("state"), 0o700); err != nil {
 		return w, err
@@ -60,17 +62,17 @@ func newWorld(o options, f fault) (*world, error) {
 		return w, err
 	}
 	w.redis = &child{name: "redis", log: w.path("redis.log"), env: clock,
-		command: []string{"redis-server", "--port", fmt.Sprint(ports[2]), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no"}}
+		command: []string{"redis-server", "--port", fmt.Sprint(w.redisPort), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no"}}
 	if err := os.WriteFile(w.path("clock"), []byte("0"), 0o600); err != nil {
 		return w, err
 	}
 	if err := w.redis.start(); err != nil {
 		return w, err
 	}
-	if err := awaitTCP(fmt.Sprint("127.0.0.1:", ports[2])); err != nil {
+	if err := awaitTCP(fmt.Sprint("127.0.0.1:", w.redisPort)); err != nil {
 		return w, err
 	}
-	if err := w.writeConfig(ports[2]); err != nil {
+	if err := w.writeConfig(); err != nil {
 		return w, err
 	}
 	w.gateway = &child{name: "gateway", log: w.path("gateway.log"), command: []string{o.sluice, "up", "-c", w.path("sluice.yaml"), "--envoy", o.envoy}}
@@ -132,8 +134,8 @@ models:
 %s`
 
 // writeConfig writes the configuration file with w.models.
-func (w *world) writeConfig(redisPort int) error {
-	text := fmt.Sprintf(config, strings.TrimPrefix(w.url, "http://"), strings.TrimPrefix(w.admin, "http://"), w.path("state"), redisPort,
+func (w *world) writeConfig() error {
+	text := fmt.Sprintf(config, strings.TrimPrefix(w.url, "http://"), strings.TrimPrefix(w.admin, "http://"), w.path("state"), w.redisPort,
 		w.evil.url(), w.models)
 	if err := os.WriteFile(w.path("sluice.yaml.new"), []byte(text), 0o600); err != nil {
 		return err
@@ -143,16 +145,8 @@ func (w *world) writeConfig(redisPort int) error {
 
 // rewriteConfig writes the configuration file with other further models.
 func (w *world) rewriteConfig(models string) error {
-	old, err := os.ReadFile(w.path("sluice.yaml"))
-	if err != nil {
-		return err
-	}
-	text := strings.TrimSuffix(string(old), w.models) + models
 	w.models = models
-	if err := os.WriteFile(w.path("sluice.yaml.new"), []byte(text), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(w.path("sluice.yaml.new"), w.path("sluice.yaml"))
+	return w.writeConfig()
 }
 
 // close ends all processes and removes the files.

@@ -2,27 +2,41 @@ package condition
 
 import (
 	"flag"
-	"os"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = flag.Bool("update", false, "write docs/conditions.md")
 
 func TestDocument(t *testing.T) {
-	const path = "../../docs/conditions.md"
-	if *update {
-		if err := os.WriteFile(path, []byte(Document()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	testutil.Golden(t, "../../docs/conditions.md", document(), *update)
+}
+
+// document returns the text of docs/conditions.md: a table of all types.
+func document() string {
+	var b strings.Builder
+	b.WriteString(`# Conditions
+
+A condition is a named state of the gateway. ` + "`GET /api/v1/conditions`" + ` of the admin listener lists all conditions, those that need
+attention first. The page shows them, and the metric ` + "`sluice_condition{type,subject}`" + ` is 1 for each condition that needs attention and
+0 for the others. ` + "`/readyz`" + ` is another matter: it only says whether this gateway can take requests.
+
+This page is generated from ` + "`internal/condition/types.go`" + ` (` + "`go test ./internal/condition -update`" + `).
+
+| type | severity | normal status | what it means when the status differs | what to do |
+| --- | --- | --- | --- | --- |
+`)
+	for _, r := range types {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.kind, r.severity, r.normal, r.meaning, r.action)
 	}
-	if have, _ := os.ReadFile(path); string(have) != Document() {
-		t.Errorf("%s is not what the code says: run go test ./internal/condition -update", path)
-	}
+	return b.String()
 }
 
 // TestEachTypeIsOneRow: a type has one row, a meaning, and a normal status.

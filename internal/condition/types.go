@@ -1,10 +1,5 @@
 package condition
 
-import (
-	"fmt"
-	"strings"
-)
-
 // Type is the kind of a condition, a row of the table of types.
 type Type string
 
@@ -128,24 +123,4 @@ func rowOf(t Type) *row {
 		}
 	}
 	panic("condition type without a row: " + string(t))
-}
-
-// Document returns docs/conditions.md: a table of all types.
-func Document() string {
-	var b strings.Builder
-	b.WriteString(`# Conditions
-
-A condition is a named state of the gateway. ` + "`GET /api/v1/conditions`" + ` of the admin listener lists all conditions, those that need
-attention first. The page shows them, and the metric ` + "`sluice_condition{type,subject}`" + ` is 1 for each condition that needs attention and
-0 for the others. ` + "`/readyz`" + ` is another matter: it only says whether this gateway can take requests.
-
-This page is generated from ` + "`internal/condition/types.go`" + ` (` + "`go test ./internal/condition -update`" + `).
-
-| type | severity | normal status | what it means when the status differs | what to do |
-| --- | --- | --- | --- | --- |
-`)
-	for _, r := range types {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.kind, r.severity, r.normal, r.meaning, r.action)
-	}
-	return b.String()
 }

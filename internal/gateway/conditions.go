@@ -236,14 +236,10 @@ func (g *Gateway) kubernetesConditions() []condition.Condition {
 	return all
 }
 
-// filesNearLimit is the share of its descriptors from which on the gateway's descriptors are a
-// condition.
-const filesNearLimit = 0.8
-
 // fileLimitConditions tells whether the gateway itself has nearly no descriptors left.
 func (g *Gateway) fileLimitConditions() []condition.Condition {
 	open, limit := process.OpenFiles(), process.FileLimit()
-	if limit == 0 || float64(open) < filesNearLimit*float64(limit) {
+	if !isNearLimit(int64(open), int64(limit)) {
 		return nil
 	}
 	return []condition.Condition{condition.Fault(condition.FilesNearLimit, "", "NearLimit",

@@ -26,9 +26,9 @@ const (
 	memoryShare = 4
 	// leastMemory suffices for Envoy and for uploads of some 100 MiB.
 	leastMemory = 256 << 20
-	// memoryNearLimit is the share of a budget of bytes from which on the budget is a condition.
-	memoryNearLimit = 0.8
-	heapInterval    = 2 * time.Second
+	// nearLimit is the share of a budget from which on its use is a condition.
+	nearLimit    = 0.8
+	heapInterval = 2 * time.Second
 )
 
 // envoyBudget returns what an Envoy that is started now may use.
@@ -164,7 +164,7 @@ func (g *Gateway) edgeBudgets() []telemetry.BudgetGauges {
 // edgeConditions tells whether a budget of edgeBudgets is nearly used up.
 func (g *Gateway) edgeConditions() []condition.Condition {
 	var all []condition.Condition
-	if up := g.decisions.UploadStats(); up.Limit > 0 && float64(up.Bytes) >= memoryNearLimit*float64(up.Limit) {
+	if up := g.decisions.UploadStats(); isNearLimit(up.Bytes, up.Limit) {
 		all = append(all, condition.Fault(condition.MemoryNearLimit, "uploads", "NearLimit",
 			fmt.Sprintf("Clients send %d bodies of %s; there may be %s of them.", up.Count, mebibytes(up.Bytes), mebibytes(up.Limit))))
 	}
@@ -182,11 +182,16 @@ func (g *Gateway) edgeConditions() []condition.Condition {
 			fmt.Sprintf("Clients hold %d of %d connections; %s holds %d of them.", s.Open, s.Limit, s.Source, s.Most)))
 	}
 	heap, limit := g.envoy.heap.Load(), g.envoy.budget().Memory
-	if limit > 0 && float64(heap) >= memoryNearLimit*float64(limit) {
+	if isNearLimit(heap, limit) {
 		all = append(all, condition.Fault(condition.MemoryNearLimit, "envoy", "NearLimit",
 			fmt.Sprintf("Envoy uses %s of %s of memory.", mebibytes(heap), mebibytes(limit))))
 	}
 	return all
+}
+
+// isNearLimit reports whether nearly all of a budget is used. A limit of 0 is none.
+func isNearLimit(used, limit int64) bool {
+	return limit > 0 && float64(used) >= nearLimit*float64(limit)
 }
 
 // mebibytes formats a number of bytes for people.

@@ -31,10 +31,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case to != nil:
 			w.Header().Set("connection", "close") // the next request finds the successor by itself
-			if fault := to(w, r); fault != nil {
-				w.Header().Set(headers.Source, headers.SourceGateway)
-				fault.Answer(w)
-			}
+			forward(to, w, r)
 			return
 		case changed == nil || reads:
 			g.handler.ServeHTTP(w, r)
@@ -65,5 +62,13 @@ func (g *gate) move(to relay.Forwarder) {
 	if g.changed != nil {
 		close(g.changed)
 		g.changed = nil
+	}
+}
+
+// forward has another process answer the request. If it cannot, this gateway's error is the answer.
+func forward(to relay.Forwarder, w http.ResponseWriter, r *http.Request) {
+	if fault := to(w, r); fault != nil {
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		fault.Answer(w)
 	}
 }

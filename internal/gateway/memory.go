@@ -89,14 +89,13 @@ func (g *Gateway) memoryConditions() []condition.Condition {
 			fmt.Sprintf("The gateway uses %s of %s of memory.", mebibytes(used), mebibytes(limit))))
 	}
 	b := g.memory.budget
-	if used, limit := b.Total(), b.Limit(); limit > 0 && float64(used) >= memoryNearLimit*float64(limit) {
+	if used, limit := b.Total(), b.Limit(); isNearLimit(used, limit) {
 		all = append(all, condition.Fault(condition.MemoryNearLimit, "relay", "NearLimit",
 			fmt.Sprintf("Managed requests keep %s of %s (memory.relay): bodies %s, answers %s, events for slow clients %s, "+
 				"events for clients that come back %s.", mebibytes(used), mebibytes(limit), mebibytes(b.Used(memory.Requests)),
-				mebibytes(b.Used(memory.Answers)),
-				mebibytes(b.Used(memory.Queues)), mebibytes(b.Used(memory.Replays)))))
+				mebibytes(b.Used(memory.Answers)), mebibytes(b.Used(memory.Queues)), mebibytes(b.Used(memory.Replays)))))
 	}
-	if s := g.streams.realtime.Sockets(); float64(s.Open) >= memoryNearLimit*float64(s.Limit) {
+	if s := g.streams.realtime.Sockets(); isNearLimit(int64(s.Open), int64(s.Limit)) {
 		all = append(all, condition.Fault(condition.SocketsNearLimit, "", "NearLimit",
 			fmt.Sprintf("Clients hold %d of %d WebSockets; tenant %s holds %d of them.", s.Open, s.Limit, s.Tenant, s.Most)))
 	}

@@ -24,15 +24,7 @@ func Reload(ctx context.Context, c *config.Config, token string, force bool) err
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+dialAddress(c.Admin)+"/api/v1/reload", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := adminClient{c.Admin, token}.do(ctx, http.MethodPost, "/api/v1/reload", bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("no gateway answers at admin (%s): %w", c.Admin, err)
 	}

@@ -60,7 +60,7 @@ func Restart(ctx context.Context, c *config.Config, token string, out io.Writer)
 
 // adminClient calls the admin listener.
 type adminClient struct {
-	// address is its host:port. token is empty if there is none.
+	// address is what it listens on, host:port. token is empty if there is none.
 	address, token string
 }
 
@@ -102,7 +102,7 @@ func (p runningProcess) report(out io.Writer, before runningProcess) error {
 
 // process asks which process serves the gateway.
 func (c adminClient) process(ctx context.Context) (p runningProcess, err error) {
-	resp, err := c.get(ctx, "/api/v1/status")
+	resp, err := c.do(ctx, http.MethodGet, "/api/v1/status", nil)
 	if err != nil {
 		return p, err
 	}
@@ -116,7 +116,7 @@ func (c adminClient) process(ctx context.Context) (p runningProcess, err error) 
 
 // ready asks whether the gateway can serve requests.
 func (c adminClient) ready(ctx context.Context) bool {
-	resp, err := c.get(ctx, "/readyz")
+	resp, err := c.do(ctx, http.MethodGet, "/readyz", nil)
 	if err != nil {
 		return false
 	}
@@ -124,11 +124,14 @@ func (c adminClient) ready(ctx context.Context) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// get sends a GET.
-func (c adminClient) get(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.address+path, nil)
+// do sends a request. A body is JSON; nil: there is none.
+func (c adminClient) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+dialAddress(c.address)+path, body)
 	if err != nil {
 		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)

@@ -57,30 +57,26 @@ func (g *Gateway) retire() error {
 	return nil
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // elsewhere implements relay.Config.Elsewhere: a retired process sends Envoy's request to its
 // successor, and a successor sends it to the predecessor that has made its offer.
 func (g *Gateway) elsewhere(w http.ResponseWriter, r *http.Request) bool {
 	if r.Header.Get(headers.Forwarded) != "" {
 		return false
 	}
-	forward := g.successorRelay.Load()
-	if forward == nil {
-		made := dispatch.ProcessOf(r.Header.Get(headers.Handoff))
+	var to relay.Forwarder
+	if successor := g.successorRelay.Load(); successor != nil {
+		to = *successor
+	} else if made := dispatch.ProcessOf(r.Header.Get(headers.Handoff)); made != "" {
 		for _, p := range g.carried.Predecessors() {
-			if made != "" && p.Instance == made {
-				forward = ptr(relay.Forwarder(carry.Forwarder("unix", p.Socket, g.log)))
+			if p.Instance == made {
+				to = carry.Forwarder("unix", p.Socket, g.log)
 			}
 		}
 	}
-	if forward == nil {
+	if to == nil {
 		return false
 	}
-	if fault := (*forward)(w, r); fault != nil {
-		w.Header().Set(headers.Source, headers.SourceGateway)
-		fault.Answer(w)
-	}
+	forward(to, w, r)
 	return true
 }
 

@@ -256,7 +256,7 @@ func (g *Gateway) giveOver(s *successor) (err error) {
 			unlink()
 		}
 	}()
-	g.successorRelay.Store(ptr(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
+	g.successorRelay.Store(new(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	g.dispatcher.WatchTickets(link)
 	g.serving.Go(func() error { return link.Run(linking) })

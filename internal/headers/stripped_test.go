@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = flag.Bool("update", false, "write docs/headers.md")
@@ -42,19 +41,7 @@ func TestX14_StrippedTables(t *testing.T) {
 
 // TestX14_StrippedDocument holds docs/headers.md to the tables.
 func TestX14_StrippedDocument(t *testing.T) {
-	const path = "../../docs/headers.md"
-	if *update {
-		if err := os.WriteFile(path, document(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(document()), string(got)); diff != "" {
-		t.Errorf("docs/headers.md is out of date; run go test ./internal/headers -update (-want +got):\n%s", diff)
-	}
+	testutil.Golden(t, "../../docs/headers.md", string(document()), *update)
 }
 
 // document returns the text of docs/headers.md.

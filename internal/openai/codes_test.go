@@ -8,12 +8,13 @@ import (
 	"go/parser"
 	"go/token"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = flag.Bool("update", false, "write docs/errors.md")
@@ -71,19 +72,7 @@ func declaredCodes(t *testing.T) (declared []string) {
 
 // TestDocument holds docs/errors.md to the table.
 func TestDocument(t *testing.T) {
-	const path = "../../docs/errors.md"
-	if *update {
-		if err := os.WriteFile(path, document(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(document()), string(got)); diff != "" {
-		t.Errorf("docs/errors.md is out of date; run the test with -update (-want +got):\n%s", diff)
-	}
+	testutil.Golden(t, "../../docs/errors.md", string(document()), *update)
 }
 
 // document returns the text of docs/errors.md.

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"net/http/httptest"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,12 +11,12 @@ import (
 	"time"
 
 	envoyroute "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/api"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/routes"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/xds"
 )
 
@@ -132,20 +131,7 @@ func TestAPIServesItsRoutes(t *testing.T) {
 }
 
 func TestRoutesAreDocumented(t *testing.T) {
-	const path = "../../docs/routes.md"
-	want := document()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("run the test with -update: %v", err)
-	}
-	if d := cmp.Diff(want, string(got)); d != "" {
-		t.Errorf("docs/routes.md is out of date; run the test with -update (-want +got):\n%s", d)
-	}
+	testutil.Golden(t, "../../docs/routes.md", document(), *update)
 }
 
 // document is the text of docs/routes.md.
