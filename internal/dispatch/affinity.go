@@ -34,14 +34,14 @@ const (
 type prefixIndex struct {
 	mu sync.Mutex
 	// entries is the table; used counts the entries that were ever set; guarded by mu
-	entries []prefix
+	entries []beginning
 	used    int
 	// latest is the time of the last find; guarded by mu
 	latest time.Time
 }
 
-// prefix is one beginning of a conversation. An entry without a replica is empty.
-type prefix struct {
+// beginning is one beginning of a conversation. An entry without a replica is empty.
+type beginning struct {
 	key     uint64
 	replica *counter
 	// asked is when the entry was last set or found, in Unix nanoseconds
@@ -49,13 +49,13 @@ type prefix struct {
 }
 
 // setLocked returns the set that the key belongs to.
-func (p *prefixIndex) setLocked(key uint64) []prefix {
+func (p *prefixIndex) setLocked(key uint64) []beginning {
 	sets := uint64(len(p.entries) / ways)
 	at := int(key&(sets-1)) * ways
 	return p.entries[at : at+ways]
 }
 
-func (x *prefix) isLiveAt(now int64) bool {
+func (x *beginning) isLiveAt(now int64) bool {
 	return x.replica != nil && now-x.asked < int64(affinityTTL)
 }
 
@@ -87,10 +87,10 @@ func (p *prefixIndex) put(key uint64, c *counter) {
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
 		p.growLocked()
 	}
-	p.putLocked(prefix{key, c, p.latest.UnixNano()})
+	p.putLocked(beginning{key, c, p.latest.UnixNano()})
 }
 
-func (p *prefixIndex) putLocked(x prefix) {
+func (p *prefixIndex) putLocked(x beginning) {
 	set := p.setLocked(x.key)
 	entry := &set[0]
 	for i := range set {
@@ -120,7 +120,7 @@ func (p *prefixIndex) growLocked() {
 	if 4*live >= size {
 		size *= 2
 	}
-	p.entries, p.used = make([]prefix, size), 0
+	p.entries, p.used = make([]beginning, size), 0
 	for i := range old {
 		if old[i].isLiveAt(now) {
 			p.putLocked(old[i])

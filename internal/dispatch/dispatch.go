@@ -90,6 +90,9 @@ type Config struct {
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this
 	// process.
 	Shared bool
+	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
+	// block. It may be nil.
+	OnPlaced func(Placement)
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
