@@ -89,6 +89,7 @@ var allowed = map[string]string{
 	"tests/e2e/streams":    "internal/condition",
 	"tests/e2e/harness":    "authz internal/condition internal/testutil",
 	"internal/bench":       "*",
+	"internal/bench/trace": "",
 }
 
 // confined lists which packages may import a technology. The key is the beginning of an import
