@@ -57,6 +57,12 @@ func (r *Ring) Pick(key uint64, loads []int, b Bound) int {
 	}
 }
 
+// Allows reports whether a replica with this load is within the bound. total is the load of all
+// candidates without the new request.
+func (b Bound) Allows(load, total, candidates int) bool {
+	return load < b.maxLoad(total, candidates)
+}
+
 // maxLoad is the largest load that a replica may have with the new request added.
 func (b Bound) maxLoad(total, candidates int) int {
 	factor := b.Factor

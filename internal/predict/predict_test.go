@@ -1,0 +1,213 @@
+package predict
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/ringhash"
+)
+
+// start is when virtual time begins.
+var start = time.Unix(1_000_000, 0)
+
+// engine computes prompts one after the other.
+type engine struct {
+	base, perToken float64
+	free           time.Time
+}
+
+// run gives a prompt to the engine and returns when its first token comes.
+func (e *engine) run(now time.Time, tokens float64) time.Time {
+	if e.free.Before(now) {
+		e.free = now
+	}
+	e.free = e.free.Add(time.Duration(tokens * e.perToken * float64(time.Second)))
+	return e.free.Add(time.Duration(e.base * float64(time.Second)))
+}
+
+// TestB1_RatesAreLearned gives a replica requests whose first tokens are reported late, as for
+// native streams, and compares predictions with what happens.
+func TestB1_RatesAreLearned(t *testing.T) {
+	for name, wrong := range map[string]float64{"right": 1, "guess three times too slow": 1. / 3, "guess three times too fast": 3} {
+		t.Run(name, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, 2))
+			e := &engine{base: 0.03, perToken: 1. / 3000}
+			m := NewModel(PrefillRate(3000 * wrong))
+			r := NewReplica(m)
+			type running struct {
+				work Work
+				ttft time.Duration
+				end  time.Time
+			}
+			var live []running
+			now, errors, n := start, 0.0, 0
+			for i := range 600 {
+				now = now.Add(time.Duration(random.ExpFloat64() * 0.9 * float64(time.Second)))
+				for k := 0; k < len(live); {
+					if live[k].end.After(now) {
+						k++
+						continue
+					}
+					live[k].work.End(live[k].end, Outcome{TTFT: live[k].ttft, Uncached: -1})
+					live = append(live[:k], live[k+1:]...)
+				}
+				tokens := math.Exp(random.NormFloat64()) * 1000
+				w := r.Begin(now, len(live), tokens)
+				first := e.run(now, tokens)
+				live = append(live, running{w, first.Sub(now), first.Add(5 * time.Second)})
+				if i >= 200 {
+					real := first.Sub(now).Seconds()
+					errors += math.Abs(w.TTFT.Seconds()-real) / real
+					n++
+				}
+			}
+			if mean := errors / float64(n); mean > 0.15 {
+				t.Errorf("predictions are wrong by %.0f %% in the mean", 100*mean)
+			}
+			if rate := 1 / r.Rates().Token; rate < 2000 || rate > 4500 {
+				t.Errorf("learned %.0f tokens a second of 3000", rate)
+			}
+		})
+	}
+}
+
+// TestB1_RatesReturnToTheGuess: old samples fade.
+func TestB1_RatesReturnToTheGuess(t *testing.T) {
+	guess := PrefillRate(8000)
+	var f fit
+	now, current := start, guess
+	for range 100 {
+		now = now.Add(100 * time.Millisecond)
+		f.learn(Sample{Tokens: 2000, Seconds: 4}, current, now)
+		current = f.rates(guess)
+	}
+	if got := current.seconds(2000, 0); got < 3.5 {
+		t.Fatalf("learned %.2f s, want about 4", got)
+	}
+	f.decay(now.Add(5 * time.Hour))
+	if got, want := f.rates(guess).seconds(2000, 0), guess.seconds(2000, 0); math.Abs(got-want) > 0.01 {
+		t.Errorf("after hours without news: %.3f s, want the guess of %.3f s", got, want)
+	}
+}
+
+// TestB1_WhatDecodesCost: requests that generate make prompts slower.
+func TestB1_WhatDecodesCost(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	guess := PrefillRate(5000)
+	var f fit
+	now, current := start, guess
+	for range 300 {
+		now = now.Add(100 * time.Millisecond)
+		s := Sample{Tokens: 100 + 4000*random.Float64(), Decodes: float64(random.IntN(40))}
+		s.Seconds = 0.02 + s.Tokens*(1./4000+s.Decodes/100_000)
+		f.learn(s, current, now)
+		current = f.rates(guess)
+	}
+	for _, decodes := range []float64{0, 10, 40} {
+		want := 0.02 + 2000*(1./4000+decodes/100_000)
+		if got := current.seconds(2000, decodes); math.Abs(got-want) > 0.1*want {
+			t.Errorf("beside %.0f: %.3f s, want %.3f s", decodes, got, want)
+		}
+	}
+}
+
+func TestB1_WaitingDrains(t *testing.T) {
+	r := NewReplica(NewModel(PrefillRate(1000)))
+	a := r.Begin(start, 0, 1000)
+	b := r.Begin(start, 1, 500)
+	expect := func(what string, now time.Time, want float64) {
+		t.Helper()
+		if got := r.Waiting(now); math.Abs(got-want) > 1 {
+			t.Errorf("%s: %.0f tokens wait, want %.0f", what, got, want)
+		}
+	}
+	if b.Waiting != 1000 {
+		t.Errorf("the second request waits for %.0f tokens", b.Waiting)
+	}
+	expect("at once", start, 1500)
+	expect("after half a second", start.Add(500*time.Millisecond), 1000)
+	a.FirstToken(start.Add(500 * time.Millisecond))
+	expect("after the first token of the first", start.Add(500*time.Millisecond), 500)
+	b.End(start.Add(600*time.Millisecond), Outcome{Uncached: -1})
+	expect("after both", start.Add(600*time.Millisecond), 0)
+	a.FirstToken(start.Add(time.Second))
+	b.End(start.Add(time.Second), Outcome{Uncached: -1})
+	if r.pending != 0 || r.unconfirmed != 0 {
+		t.Errorf("left: %.0f tokens, %d requests", r.pending, r.unconfirmed)
+	}
+}
+
+func TestB1_OtherGatewaysCount(t *testing.T) {
+	r := NewReplica(NewModel(PrefillRate(1000)))
+	r.SetRemote(start, "a", 700)
+	r.SetRemote(start, "b", 300)
+	if got := r.Predict(start, 0, 500).Waiting; got != 1000 {
+		t.Errorf("%.0f tokens wait, want 1000", got)
+	}
+	if got := r.Waiting(start); got != 0 {
+		t.Errorf("%.0f tokens of this gateway wait, want none", got)
+	}
+	r.SetRemote(start, "a", 0)
+	r.SetForeign(50, 2)
+	if got := r.Predict(start, 0, 500).Waiting; got != 350 {
+		t.Errorf("%.0f tokens wait, want 350", got)
+	}
+}
+
+func TestB1_Choose(t *testing.T) {
+	ids := []string{"a", "b", "c"}
+	ring := ringhash.New(ids, 0)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	first := ring.Order(7)[0]
+	for _, c := range []struct {
+		name       string
+		candidates [3]Candidate
+		session    int
+		want       int
+		why        Reason
+	}{
+		{"the fastest", [3]Candidate{{ms(100), 0, 0}, {ms(50), 0, 0}, {ms(100), 4, 0}}, -1, 1, Fastest},
+		{"not an excluded one", [3]Candidate{{ms(100), 0, 0}, {ms(50), 0, -1}, {ms(300), 0, 0}}, -1, 0, Fastest},
+		{"about as fast, and cached", [3]Candidate{{ms(100), 64, 3}, {ms(97), 0, 0}, {ms(97), 0, 0}}, -1, 0, Cached},
+		{"cached, but too busy", [3]Candidate{{ms(100), 64, 30}, {ms(97), 32, 0}, {ms(97), 0, 0}}, -1, 1, Cached},
+		{"the ring", [3]Candidate{{ms(10), 0, 0}, {ms(10), 0, 0}, {ms(10), 0, 0}}, -1, first, Ring},
+		{"the session", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(55), 0, 0}}, 2, 2, Session},
+		{"a session that is too slow", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(75), 0, 0}}, 2, 1, Cached},
+		{"a session on a full replica", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(10), 0, -1}}, 2, 1, Cached},
+		{"none", [3]Candidate{{ms(10), 0, -1}, {ms(10), 0, -1}, {ms(10), 0, -1}}, 0, -1, ""},
+	} {
+		choice := Choice{Ring: ring, Key: 7, Bound: ringhash.Bound{Floor: 8}, Session: c.session}
+		if got, why := choice.Choose(c.candidates[:], make([]int, 3)); got != c.want || why != c.why {
+			t.Errorf("%s: got %d (%s), want %d (%s)", c.name, got, why, c.want, c.why)
+		}
+	}
+}
+
+// BenchmarkPredict is the prediction for each of 1,000 replicas.
+func BenchmarkPredict(b *testing.B) {
+	m := NewModel(PrefillRate(5000))
+	replicas := make([]*Replica, 1000)
+	for i := range replicas {
+		replicas[i] = NewReplica(m)
+		replicas[i].Begin(start, 0, 1000)
+	}
+	now := start
+	for b.Loop() {
+		now = now.Add(time.Microsecond)
+		for _, r := range replicas {
+			r.Predict(now, 3, 500)
+		}
+	}
+}
+
+func BenchmarkLearn(b *testing.B) {
+	r := NewReplica(NewModel(PrefillRate(5000)))
+	now := start
+	for b.Loop() {
+		now = now.Add(time.Millisecond)
+		w := r.Begin(now, 3, 500)
+		w.FirstToken(now.Add(50 * time.Millisecond))
+	}
+}

@@ -1,0 +1,265 @@
+// Package predict predicts the time to the first token of a request at each replica of a model, and
+// chooses the replica with the least. internal/dispatch calls it for each pick.
+//
+// The prediction has three parts: the uncached tokens that wait at the replica, those of the
+// request itself, and the rates of the replica. What waits is known from what the replica was
+// given: a virtual queue drains at the learned rate, and each first token corrects it. Rates are
+// learned from first tokens, per replica, with the model's rates as the guess.
+//
+// No function reads a clock, so that a simulation can run the same code in virtual time.
+package predict
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+func halfTo(passed time.Duration) float64 {
+	return math.Exp2(-float64(passed) / float64(halfLife))
+}
+
+// Model holds what the replicas of a model have in common. Its methods are safe for concurrent use.
+type Model struct {
+	mu sync.Mutex
+	// fit and guess give the rates; guarded by mu
+	fit   fit
+	guess Rates
+	rates Rates
+}
+
+// NewModel returns a model of which the guess alone is known.
+func NewModel(guess Rates) *Model { return &Model{guess: guess, rates: guess} }
+
+// SetGuess replaces the guess.
+func (m *Model) SetGuess(guess Rates) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.guess != guess {
+		m.guess = guess
+		m.rates = m.fit.rates(guess)
+	}
+}
+
+// Rates returns the rates of the usual replica.
+func (m *Model) Rates() Rates {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rates
+}
+
+func (m *Model) learn(s Sample, now time.Time) Rates {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fit.learn(s, m.rates, now)
+	m.rates = m.fit.rates(m.guess)
+	return m.rates
+}
+
+// Replica is the prefill queue of one replica. Its methods are safe for concurrent use, and call
+// nothing that locks but its Model.
+type Replica struct {
+	model *Model
+
+	mu    sync.Mutex
+	fit   fit
+	rates Rates
+	// waiting are the uncached tokens of this gateway's requests that the replica has not computed
+	// yet, as far as is known, and remote those of other gateways. Both are as of at; guarded by mu
+	waiting, remote float64
+	at              time.Time
+	// pending are the uncached tokens, and unconfirmed the number, of the requests without a known
+	// first token. waiting is never more than pending; guarded by mu
+	pending     float64
+	unconfirmed int
+	// added are all tokens that were ever added, to tell which came after a request; guarded by mu
+	added float64
+	// decodes is the number of generating requests at the last Begin; guarded by mu
+	decodes float64
+	// gateways has the tokens of each other gateway; guarded by mu
+	gateways map[string]float64
+	// foreignTokens and foreignRunning are work that no gateway has sent; guarded by mu
+	foreignTokens, foreignRunning float64
+}
+
+// NewReplica returns an idle replica with the rates of the model.
+func NewReplica(m *Model) *Replica { return &Replica{model: m, rates: m.Rates()} }
+
+// Prediction is what is expected of a request at a replica.
+type Prediction struct {
+	// TTFT is the expected time to the first token.
+	TTFT time.Duration
+	// Waiting are the uncached tokens that the replica computes before the request's own.
+	Waiting float64
+	// Rate is the number of tokens that the replica computes a second.
+	Rate float64
+}
+
+// advanceLocked drains the queue up to now.
+func (r *Replica) advanceLocked(now time.Time) {
+	passed := now.Sub(r.at)
+	if passed <= 0 {
+		return
+	}
+	r.at = now
+	total := r.waiting + r.remote
+	if total <= 0 {
+		return
+	}
+	left := max(0, 1-passed.Seconds()/(total*r.rates.perToken(r.decodes)))
+	r.waiting, r.remote = r.waiting*left, r.remote*left
+}
+
+// Predict predicts the first token of a request of so many uncached tokens, when load requests are
+// at the replica.
+func (r *Replica) Predict(now time.Time, load int, uncached float64) Prediction {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.advanceLocked(now)
+	return r.predictLocked(load, uncached)
+}
+
+func (r *Replica) predictLocked(load int, uncached float64) Prediction {
+	decodes, waiting := r.decodesLocked(load), r.waiting+r.remote+r.foreignTokens
+	seconds := min(r.rates.seconds(waiting+uncached, decodes), longest)
+	return Prediction{
+		TTFT:    time.Duration(seconds * float64(time.Second)),
+		Waiting: waiting,
+		Rate:    1 / r.rates.perToken(decodes),
+	}
+}
+
+// decodesLocked returns how many of the requests at the replica generate: those that do not wait.
+func (r *Replica) decodesLocked(load int) float64 {
+	waiting := 0.0
+	if r.pending > 0 {
+		waiting = float64(r.unconfirmed) * r.waiting / r.pending
+	}
+	return max(float64(load)-waiting, 0) + r.foreignRunning
+}
+
+// Waiting returns the uncached tokens of this gateway's requests that the replica has yet to
+// compute.
+func (r *Replica) Waiting(now time.Time) float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.advanceLocked(now)
+	return r.waiting
+}
+
+// Rates returns the learned rates.
+func (r *Replica) Rates() Rates {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rates
+}
+
+// SetRemote sets the tokens that wait at the replica for another gateway's requests. 0 forgets the
+// gateway.
+func (r *Replica) SetRemote(now time.Time, gateway string, tokens float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.advanceLocked(now)
+	if tokens > 0 {
+		if r.gateways == nil {
+			r.gateways = map[string]float64{}
+		}
+		r.gateways[gateway] = tokens
+	} else {
+		delete(r.gateways, gateway)
+	}
+	r.remote = 0
+	for _, n := range r.gateways {
+		r.remote += n
+	}
+}
+
+// SetForeign sets the work that no gateway has sent to the replica: tokens that wait, and requests
+// that run.
+func (r *Replica) SetForeign(tokens, running float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.foreignTokens, r.foreignRunning = max(tokens, 0), max(running, 0)
+}
+
+// Work is one request at a replica, from Begin to End. The zero value is no request. One goroutine
+// at a time may use it.
+type Work struct {
+	// Prediction is what was predicted when the request was given to the replica.
+	Prediction
+	// Uncached are the request's own tokens that the replica had to compute.
+	Uncached float64
+
+	replica *Replica
+	began   time.Time
+	decodes float64
+	// mark is Replica.added after the request.
+	mark float64
+	// computed says that the first token is known.
+	computed bool
+}
+
+// Begin gives a request to the replica. The caller calls End when the request has ended.
+func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
+	uncached = max(uncached, 1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.advanceLocked(now)
+	w := Work{Prediction: r.predictLocked(load, uncached), Uncached: uncached, replica: r, began: now}
+	w.decodes = r.decodesLocked(load)
+	r.decodes = w.decodes
+	r.added += uncached
+	w.mark = r.added
+	r.waiting += uncached
+	r.pending += uncached
+	r.unconfirmed++
+	return w
+}
+
+// FirstToken reports that the request has its first token now. Only the first call has an effect.
+func (w *Work) FirstToken(now time.Time) { w.confirm(now, now.Sub(w.began), w.Uncached) }
+
+// Outcome is what is known of a request that has ended.
+type Outcome struct {
+	// TTFT is how long the first token took, counted from Begin; 0 means not known.
+	TTFT time.Duration
+	// Uncached are the tokens that the replica really had to compute; negative means not known.
+	Uncached float64
+}
+
+// End reports that the request has ended. Only the first call of FirstToken and End has an effect.
+func (w *Work) End(now time.Time, o Outcome) {
+	if o.Uncached < 0 {
+		o.Uncached = w.Uncached
+	}
+	w.confirm(now, o.TTFT, o.Uncached)
+}
+
+// confirm removes the request from the queue, and learns from how long it took, unless took is 0.
+func (w *Work) confirm(now time.Time, took time.Duration, uncached float64) {
+	r := w.replica
+	if r == nil || w.computed {
+		return
+	}
+	w.computed = true
+	s := Sample{Tokens: w.Waiting + uncached, Decodes: w.decodes, Seconds: took.Seconds()}
+	r.mu.Lock()
+	r.advanceLocked(now)
+	r.pending = max(r.pending-w.Uncached, 0)
+	if r.unconfirmed--; r.unconfirmed == 0 {
+		r.pending = 0 // without the errors of the sums
+	}
+	r.waiting = min(r.waiting, r.pending)
+	if took > 0 { // what the replica was given before is computed, too
+		r.waiting = min(r.waiting, max(r.added-w.mark, 0))
+	}
+	r.mu.Unlock()
+	if took <= 0 {
+		return
+	}
+	guess := r.model.learn(s, now)
+	r.mu.Lock()
+	r.fit.learn(s, r.rates, now)
+	r.rates = r.fit.rates(guess)
+	r.mu.Unlock()
+}
