@@ -21,6 +21,7 @@ type requestHead struct {
 	contentEncoding  string
 	contentLength    string
 	requestID        string // the client's own id of the request
+	sessionID        string
 	timeout          string
 	priority         string
 	task             string
@@ -73,6 +74,8 @@ func (r *requestHead) field(name string) *string {
 		return &r.contentLength
 	case headers.IdempotencyKey:
 		return &r.requestID
+	case headers.SessionID:
+		return &r.sessionID
 	case headers.Timeout:
 		return &r.timeout
 	case headers.Priority:
@@ -154,7 +157,7 @@ func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
 		}
 		scan.Timeout = timeout
 	}
-	return nil
+	return scan.SetSessionID(headers.SessionID, r.sessionID)
 }
 
 // invalid returns the error for a parameter or header with an invalid value.

@@ -253,6 +253,8 @@ type Request struct {
 	Key func(userMessages int) uint64
 	// ID is the client's own request id; empty when it gave none.
 	ID string
+	// Session names the session that the request belongs to, within its tenant. Empty means none.
+	Session string
 	// Task is the id of the task that the request belongs to and that was admitted before; empty
 	// means none.
 	Task string
@@ -312,6 +314,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
 		Keys:        func(most int) []uint64 { return scan.PrefixKeys(body, most) },
 		ID:          scan.RequestID,
+		Session:     scan.Session(),
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),
 		MediaParts:  scan.MediaParts(),

@@ -59,6 +59,8 @@ type Ticket struct {
 	preempted bool
 	// endpoints is the list for Envoy, see Endpoints
 	endpoints string
+	// prediction is what was expected at the pick; guarded by mu
+	prediction Prediction
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is asked for

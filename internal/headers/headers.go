@@ -94,6 +94,8 @@ const (
 const (
 	// IdempotencyKey means the same as the field request_id of the body.
 	IdempotencyKey = "idempotency-key"
+	// SessionID names the session that the request belongs to. Engines get it, too.
+	SessionID = "x-session-id"
 	// Timeout means the same as the field timeout_ms of the body.
 	Timeout = "x-sluice-timeout-ms"
 	// Priority is the priority that the client asks for: interactive, default or batch. Behind

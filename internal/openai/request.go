@@ -28,6 +28,12 @@ type Request struct {
 	// RequestID is the client's own name for the request (request_id): at most 256 bytes without
 	// control characters. Empty: none.
 	RequestID string
+	// SessionID is the session that a header of the request names, see SetSessionID. Empty: none.
+	SessionID string
+	// PreviousResponseID is the response that the request continues (previous_response_id).
+	// PromptCacheKey names the beginning that the prompt shares with others (prompt_cache_key).
+	// Empty: none.
+	PreviousResponseID, PromptCacheKey string
 	// Timeout bounds the whole request (timeout_ms), at most 24 h. 0: none.
 	Timeout time.Duration
 	// MaxDuration bounds the stream (max_duration_ms), at most 24 h. 0: none.

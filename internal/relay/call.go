@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
@@ -79,6 +80,9 @@ func NewCall(p CallParams) (*Call, *openai.Error) {
 	}
 	priority, fault := p.Tenant.PriorityOf(p.Priority)
 	if fault != nil {
+		return nil, fault
+	}
+	if fault := scan.SetSessionID(headers.SessionID, p.Header.Get(headers.SessionID)); fault != nil {
 		return nil, fault
 	}
 	return &Call{RequestID: p.RequestID, Tenant: p.Tenant, Priority: dispatch.PriorityOf(priority), Path: p.Path, Header: p.Header,

@@ -111,6 +111,9 @@ func setCall(request *http.Request, c *Call) *http.Request {
 	if c.isNamed() {
 		request.Header.Set(headers.IdempotencyKey, c.Scan.RequestID)
 	}
+	if c.Scan.SessionID != "" {
+		request.Header.Set(headers.SessionID, c.Scan.SessionID)
+	}
 	if c.Scan.Timeout > 0 {
 		request.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
 	}
@@ -167,6 +170,9 @@ func callOfPeer(req *http.Request, tenant func(string) (*authz.Tenant, bool), ma
 	}
 	if id := req.Header.Get(headers.IdempotencyKey); id != "" {
 		scan.RequestID = id
+	}
+	if fault := scan.SetSessionID(headers.SessionID, req.Header.Get(headers.SessionID)); fault != nil {
+		return nil, fault
 	}
 	if ms, err := strconv.ParseInt(req.Header.Get(headers.Timeout), 10, 64); err == nil && ms > 0 {
 		scan.Timeout = time.Duration(ms) * time.Millisecond
