@@ -18,11 +18,14 @@ func observing(ctx context.Context) bool {
 	return len(role) == 1 && role[0] == headers.RoleObserver
 }
 
-// observe waits for the first bytes of the response's body, reports the first token to the
-// request's ticket, and ends the exchange. After that end Envoy sends no further bytes. An observer
-// expects no answer, so observe must not send any.
+// maxObserved bounds how much of a response is read for its id, in bytes.
+const maxObserved = 64 << 10
+
+// observe waits for the first bytes of the response's body, reports the first token and the id of
+// the response to the request's ticket, and ends the exchange. After that end Envoy sends no
+// further bytes. An observer expects no answer, so observe must not send any.
 func (s *Server) observe(stream extproc.ExternalProcessor_ProcessServer) error {
-	id := ""
+	id, begin := "", []byte(nil)
 	for {
 		in, err := stream.Recv()
 		if err != nil {
@@ -34,8 +37,10 @@ func (s *Server) observe(stream extproc.ExternalProcessor_ProcessServer) error {
 		if len(in.GetResponseBody().GetBody()) == 0 {
 			continue
 		}
-		s.Requests.FirstToken(id)
-		return nil
+		begin = append(begin, in.GetResponseBody().GetBody()...)
+		if !s.Requests.FirstToken(id, begin) || len(begin) >= maxObserved {
+			return nil
+		}
 	}
 }
 

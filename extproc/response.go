@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// plainEncoding takes a client's wish for compression off a request whose usage Envoy is to read.
-// Envoy cannot read a compressed response, and its bytes would be too cheap. plainEncoding must not
-// be changed.
+// plainEncoding takes a client's wish for compression off a request whose usage Envoy is to read,
+// or the id of whose response. Neither can be read in a compressed response, and its bytes would be
+// too cheap. plainEncoding must not be changed.
 var plainEncoding = &core.HeaderValueOption{
 	Header:       &core.HeaderValue{Key: "accept-encoding", RawValue: []byte("identity")},
 	AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS,
@@ -56,11 +56,14 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}
-	if t.Watched() {
+	if t.Watched() || t.WantsResponseID() {
 		set = append(set, header(headers.Observe, "1"))
 	}
 	if t.Measured() {
-		set = append(set, header(headers.Usage, "1"), plainEncoding)
+		set = append(set, header(headers.Usage, "1"))
+	}
+	if t.Measured() || t.WantsResponseID() {
+		set = append(set, plainEncoding)
 	}
 	if from.traceparent != "" {
 		set = append(set, header("traceparent", from.traceparent))

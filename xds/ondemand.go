@@ -72,8 +72,8 @@ func createFilters(filters ...*core.TypedExtensionConfig) *match.Matcher_OnMatch
 
 // observer is a second ext_proc. It reports the first bytes of a response's body and does not delay
 // the response, because Envoy does not wait for an answer. Sluice ends the exchange after the first
-// message, so that Envoy sends no later chunk. A failure of the exchange has no effect on the
-// request.
+// message, or when it has the id of a response, so that Envoy sends no later chunk. A failure of
+// the exchange has no effect on the request.
 //
 // If Sluice hangs without dying when a first token arrives, the response continues until Envoy's
 // buffer for the exchange is full, which is after 64 KiB or more. It then stalls until Sluice

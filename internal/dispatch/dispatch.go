@@ -361,7 +361,7 @@ func retiredFault() *openai.Error {
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.slotOnly = r.Task != ""
+	ticket.slotOnly, ticket.wantsResponseID = r.Task != "", r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)

@@ -30,6 +30,8 @@ type Ticket struct {
 	// watch says that FirstToken will be called. measure says that the engine's own token count is
 	// wanted.
 	watch, measure bool
+	// wantsResponseID says that LearnResponse will be called.
+	wantsResponseID bool
 	// preemptible says that Request.Preempt may be called.
 	preemptible bool
 	// affinities are the replicas that have served the beginning of the conversation, at most one

@@ -34,7 +34,8 @@ const (
 	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
 	// again.
 	Forwarded = "x-sluice-forwarded"
-	// Observe is "1" on requests whose first token Envoy reports to Sluice at once.
+	// Observe is "1" on requests whose first token Envoy reports to Sluice at once. Sluice also
+	// reads the ids of responses there.
 	Observe = "x-sluice-observe"
 	// Usage is "1" on requests whose token usage Envoy reads from the response.
 	Usage = "x-sluice-usage"

@@ -127,6 +127,9 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 			f.result.Fault = fault
 			return ""
 		}
+		if f.ticket.WantsResponseID() {
+			f.ticket.LearnResponse(openai.ResponseID(answer.Body))
+		}
 	}
 	answer.normalizeError()
 	f.answer, f.result.Answered = answer, true

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 	"github.com/sluice-gateway/sluice/internal/relay/queue"
@@ -76,6 +77,8 @@ type engineStream struct {
 	// firstTokenData is the beginning of the data of the event with the first token. Events that
 	// Sluice itself adds copy their id, model and time from it.
 	firstTokenData []byte
+	// responseID is the id of the response, if a request may continue it. Empty: it has not come.
+	responseID string
 	// observesGaps says that the times between the tokens are observed.
 	observesGaps bool
 }
@@ -155,6 +158,9 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		return
 	}
 	s.timers.hasEvents = true
+	if !s.started && s.responseID == "" && s.failover.ticket.WantsResponseID() {
+		s.responseID = openai.ResponseID(e.Raw)
+	}
 	if chunk.Token || !endpoint.Generates() { // any event of another endpoint is a part of the answer
 		s.recordToken(e)
 	}
@@ -224,6 +230,9 @@ func (s *engineStream) start() {
 		return
 	}
 	s.started = true
+	if s.responseID != "" {
+		s.failover.ticket.LearnResponse(s.responseID)
+	}
 	held := s.held
 	s.held = nil
 	eachEvent(held, func(e *sse.Event) bool {

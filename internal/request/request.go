@@ -174,6 +174,10 @@ type Hold interface {
 	Moved(address string)
 	// FirstToken tells that the response has begun. False: it is too late for that.
 	FirstToken() bool
+	// WantsResponseID reports whether LearnResponse is to be called.
+	WantsResponseID() bool
+	// LearnResponse tells the id of the response, by which a later request may continue it.
+	LearnResponse(id string)
 	// Correct corrects the charge of the request to its real usage. Only the first call counts,
 	// before or after Release.
 	Correct(Response)

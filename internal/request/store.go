@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // Store keeps the requests that run and the last that have ended. Make it with NewStore. Its
@@ -87,11 +89,12 @@ func (s *Store) Begin(a Arrival) *Record {
 	return r
 }
 
-// FirstToken tells that the response of a native request has begun. An id that is not known is
-// ignored.
-func (s *Store) FirstToken(id string) {
+// FirstToken tells that the response of a native request has begun with these bytes. It returns
+// true if the request wants the id of the response, which the bytes do not have. The caller may
+// then call again with a longer beginning. An id that is not known is ignored.
+func (s *Store) FirstToken(id string, begin []byte) (wantsMore bool) {
 	if s == nil {
-		return
+		return false
 	}
 	s.mu.Lock()
 	var hold Hold
@@ -99,9 +102,19 @@ func (s *Store) FirstToken(id string) {
 		hold = r.hold
 	}
 	s.mu.Unlock()
-	if hold != nil {
-		hold.FirstToken()
+	if hold == nil {
+		return false
 	}
+	hold.FirstToken()
+	if !hold.WantsResponseID() {
+		return false
+	}
+	response := openai.ResponseID(begin)
+	if response == "" {
+		return true
+	}
+	hold.LearnResponse(response)
+	return false
 }
 
 // List returns the running requests and then the finished ones, each newest first and each at most

@@ -310,12 +310,16 @@ type hold struct {
 	moved                 []string
 	corrected             []Response
 	firstTokens, released int
+	// response is the id of the response. nil: nobody wants it.
+	response *string
 }
 
-func (h *hold) Moved(address string) { h.moved = append(h.moved, address) }
-func (h *hold) FirstToken() bool     { h.firstTokens++; return true }
-func (h *hold) Correct(r Response)   { h.corrected = append(h.corrected, r) }
-func (h *hold) Release()             { h.released++ }
+func (h *hold) Moved(address string)    { h.moved = append(h.moved, address) }
+func (h *hold) FirstToken() bool        { h.firstTokens++; return true }
+func (h *hold) WantsResponseID() bool   { return h.response != nil }
+func (h *hold) LearnResponse(id string) { *h.response = id }
+func (h *hold) Correct(r Response)      { h.corrected = append(h.corrected, r) }
+func (h *hold) Release()                { h.released++ }
 
 // The hold of a native request is told what the access log and ext_proc tell of the request, and is
 // released once, whatever comes first.
@@ -334,8 +338,8 @@ func TestHold(t *testing.T) {
 		r := s.Begin(Arrival{ID: "a", Stream: true})
 		r.SetNative(h, "chat", "chat-0", 0)
 		s.Observe(moved)
-		s.FirstToken("a")
-		s.FirstToken("nobody's")
+		s.FirstToken("a", nil)
+		s.FirstToken("nobody's", nil)
 		for _, step := range steps {
 			step(s, r)
 		}
