@@ -22,6 +22,8 @@ type simFlags struct {
 	model  string
 	served []string
 	fault  string
+	// cacheTokens is 0 for no limit and -1 for the default.
+	cacheTokens int
 }
 
 // newSimCommand returns "sluice sim", a simulated engine for the quick start, for demonstrations
@@ -53,7 +55,10 @@ a prefix cache and a queue. It fails on request: send the header x-sim-fault, or
 	f.Float64Var(&config.PrefillRate, "prefill-rate", 8000, "prompt tokens prefilled per second; 0 is no limit")
 	f.DurationVar(&config.TokenInterval, "token-interval", 20*time.Millisecond, "time per output token at batch size 1; 0 is none")
 	f.Float64Var(&config.BatchSlowdown, "batch-slowdown", 0.01, "share by which each further running request slows down a token")
-	f.IntVar(&config.CacheTokens, "cache-tokens", sim.DefaultCacheTokens, "size of the prefix cache; 0 is none")
+	f.Float64Var(&config.PrefillSlowdown, "prefill-slowdown", 0, "share by which each decoding request lengthens a prefill")
+	f.IntVar(&config.MaxBatchedTokens, "max-num-batched-tokens", sim.DefaultBatchTokens, "tokens in the prefill queue beyond which further sequences wait")
+	f.IntVar(&flags.cacheTokens, "cache-tokens", -1,
+		"GPU memory in tokens, for running sequences and the prefix cache; 0 is no limit and no prefix cache;\n-1 is 131072, or 512 for each of --max-num-seqs if that is more")
 	f.DurationVar(&config.LoadTime, "load-time", 0, "time until /health answers 200")
 	f.IntVar(&config.EmbeddingDim, "embedding-dim", sim.DefaultEmbeddingDim, "length of embedding vectors")
 	f.Uint64Var(&config.Seed, "seed", 0, "seed of the answers")
@@ -65,14 +70,17 @@ a prefix cache and a queue. It fails on request: send the header x-sim-fault, or
 
 // runSim serves until the command's context is cancelled or SIGTERM or SIGINT arrives.
 func runSim(cmd *cobra.Command, flags *simFlags, config sim.Config) error {
-	if config.MaxNumSeqs < 1 || config.EmbeddingDim < 1 {
-		return errors.New("--max-num-seqs and --embedding-dim must be at least 1")
+	if config.MaxNumSeqs < 1 || config.EmbeddingDim < 1 || config.MaxBatchedTokens < 1 {
+		return errors.New("--max-num-seqs, --max-num-batched-tokens and --embedding-dim must be at least 1")
 	}
-	if config.PrefillRate < 0 || config.TokenInterval < 0 || config.BatchSlowdown < 0 || config.LoadTime < 0 {
-		return errors.New("--prefill-rate, --token-interval, --batch-slowdown and --load-time must not be negative")
+	if min(config.PrefillRate, config.PrefillSlowdown, config.BatchSlowdown) < 0 || min(config.TokenInterval, config.LoadTime) < 0 {
+		return errors.New("--prefill-rate, --prefill-slowdown, --token-interval, --batch-slowdown and --load-time must not be negative")
 	}
-	if config.CacheTokens == 0 { // for sim.Config zero is the default
+	switch config.CacheTokens = flags.cacheTokens; flags.cacheTokens { // for sim.Config zero is the default
+	case 0:
 		config.CacheTokens = -1
+	case -1:
+		config.CacheTokens = 0
 	}
 	if config.KeepRequests == 0 {
 		config.KeepRequests = -1

@@ -21,7 +21,7 @@ func BenchmarkStream(b *testing.B) {
 
 // BenchmarkStep measures one step of 2,000 decoding sequences.
 func BenchmarkStep(b *testing.B) {
-	e := New(Config{MaxNumSeqs: 2000, TokenInterval: time.Hour})
+	e := New(Config{MaxNumSeqs: 2000, TokenInterval: time.Hour, CacheTokens: -1})
 	list := make([]*sequence, 2000)
 	for i := range list {
 		list[i] = &sequence{limit: 1 << 40, changed: make(chan struct{}, 1)}

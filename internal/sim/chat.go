@@ -65,6 +65,7 @@ type sampling struct {
 	MinTokens whole  `json:"min_tokens"`
 	IgnoreEOS bool   `json:"ignore_eos"`
 	Seed      *int64 `json:"seed"`
+	CacheSalt string `json:"cache_salt"`
 }
 
 // whole is an integer of a request. It accepts 1.0, as the engines' JSON readers do.
@@ -136,7 +137,7 @@ type chatRequest struct {
 // promptOf returns the prompt of a conversation, as a chat template would write it. The prompt ends
 // where the answer begins. So the next prompt of the conversation begins with this prompt and its
 // answer.
-func promptOf(tools []tool, messages []message) prompt {
+func promptOf(salt string, tools []tool, messages []message) prompt {
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|tools|>\n")
@@ -152,7 +153,7 @@ func promptOf(tools []tool, messages []message) prompt {
 		b.WriteByte('\n')
 	}
 	b.WriteString("<|assistant|>\n")
-	return textPrompt(b.String())
+	return saltedPrompt(salt, b.String())
 }
 
 // questionOf returns the question that a conversation asks.
@@ -181,7 +182,7 @@ func (h *handler) chat() error {
 		return err
 	}
 	id := h.newID("chatcmpl-")
-	g := h.generate([]prompt{promptOf(req.Tools, req.Messages)}, answers)
+	g := h.generate([]prompt{promptOf(req.CacheSalt, req.Tools, req.Messages)}, answers)
 	defer g.close()
 	if req.Stream {
 		return newChatStream(h, g, &req.sampling, id).run()

@@ -10,10 +10,14 @@ const (
 	DefaultModel        = "sim"
 	DefaultMaxNumSeqs   = 256
 	DefaultCacheTokens  = 131072
+	DefaultBatchTokens  = 8192
 	DefaultEmbeddingDim = 384
 	DefaultKeepAlive    = 5 * time.Second
 	DefaultKeepRequests = 256
 )
+
+// tokensPerSequence is the GPU memory for each sequence of a batch that is larger than the default.
+const tokensPerSequence = 512
 
 // Config is the configuration of an Engine. The zero value is an engine that serves the model "sim"
 // as fast as possible.
@@ -38,8 +42,15 @@ type Config struct {
 	// BatchSlowdown is the share of TokenInterval by which each further decoding request lengthens
 	// a step. 0: none.
 	BatchSlowdown float64
-	// CacheTokens is the capacity of the prefix cache in tokens. vllm:kv_cache_usage_perc is
-	// relative to it. 0: DefaultCacheTokens; negative: no prefix cache.
+	// PrefillSlowdown is the share by which each decoding request lengthens a prefill. 0: none.
+	PrefillSlowdown float64
+	// MaxBatchedTokens is the number of uncached tokens in the prefill queue at which further
+	// requests wait without a slot, as in vLLM's scheduler. 0: DefaultBatchTokens.
+	MaxBatchedTokens int
+	// CacheTokens is the capacity of the GPU memory in tokens, in blocks of 16. Running requests
+	// hold blocks; the others are the prefix cache. A request waits until there is memory for its
+	// prompt. 0: DefaultCacheTokens, or 512 for each of MaxNumSeqs if that is more; negative: no
+	// limit and no prefix cache.
 	CacheTokens int
 	// LoadTime is the time after New during which the engine answers 503 to every request,
 	// including /health.
@@ -71,7 +82,8 @@ func (c Config) withDefaults() Config {
 		c.Models = []string{DefaultModel}
 	}
 	c.MaxNumSeqs = cmp.Or(c.MaxNumSeqs, DefaultMaxNumSeqs)
-	c.CacheTokens = cmp.Or(c.CacheTokens, DefaultCacheTokens)
+	c.MaxBatchedTokens = cmp.Or(c.MaxBatchedTokens, DefaultBatchTokens)
+	c.CacheTokens = cmp.Or(c.CacheTokens, max(DefaultCacheTokens, c.MaxNumSeqs*tokensPerSequence))
 	c.EmbeddingDim = cmp.Or(c.EmbeddingDim, DefaultEmbeddingDim)
 	c.KeepAlive = cmp.Or(c.KeepAlive, DefaultKeepAlive)
 	c.KeepRequests = cmp.Or(c.KeepRequests, DefaultKeepRequests)

@@ -4,15 +4,26 @@
 //
 // # Time
 //
-// An accepted request gets its response headers at once. It then waits for one of MaxNumSeqs slots.
-// The engine prefills one request after the other, with PrefillRate tokens per second; tokens found
-// in the prefix cache cost nothing. All prefilled requests decode together: each step gives every
-// running request one token and lasts
+// An accepted request gets its response headers at once, and the first event of a stream with its
+// first token. It waits for one of MaxNumSeqs slots, for room in the prefill queue
+// (MaxBatchedTokens), and for memory. The engine prefills one request after the other, with
+// PrefillRate tokens per second, lengthened by PrefillSlowdown for each decoding request. Tokens
+// found in the prefix cache cost nothing. All prefilled requests decode together: each step gives
+// every running request one token and lasts
 //
 //	TokenInterval × (1 + BatchSlowdown × (decoding − 1))
 //
 // A client that disconnects frees its slot at once. With all speeds at zero, every answer is
 // complete immediately.
+//
+// # Memory
+//
+// The memory has CacheTokens tokens, in blocks of 16. A running request holds the blocks of its
+// prompt and of its answer. A finished request leaves its full blocks as the prefix cache, where
+// the least recently used block of no running request is overwritten first. A prompt skips the full
+// blocks that are in memory, but never its last token, and cache_salt keeps prompts apart. When
+// running requests need more memory than there is, the one that was admitted last goes back into
+// the queue (a preemption). The tests with the tag vllm compare all this with vLLM.
 //
 // # Content
 //

@@ -52,6 +52,7 @@ func (h *handler) generate(prompts []prompt, answers []answer) *generation {
 			limit:     answers[i].limit,
 			changed:   g.changed,
 			truncated: answers[i].finish == "length",
+			text:      answers[i].nextTurnText,
 		}
 		g.choices[i] = &choice{sequence: sequences[i], answer: &answers[i]}
 	}
@@ -119,7 +120,6 @@ func (g *generation) finishIfComplete(n int, to sink) (bool, error) {
 		return false, nil
 	}
 	ch.closed = true
-	g.cacheAnswer(ch)
 	return true, to.finish(n)
 }
 
@@ -143,7 +143,6 @@ func (g *generation) wait(ctx context.Context) error {
 			}
 		}
 		ch.sent = ch.answer.limit
-		g.cacheAnswer(ch)
 	}
 	return nil
 }
@@ -155,14 +154,6 @@ func (g *generation) waitForChange(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-}
-
-// cacheAnswer adds the answer to the prefix cache, because the next prompt of the conversation
-// repeats it.
-func (g *generation) cacheAnswer(ch *choice) {
-	if ch.answer.limit > 0 {
-		g.scheduler.cacheBlocks(ch.sequence.prompt.blocksWith(ch.answer.nextTurnText()))
 	}
 }
 

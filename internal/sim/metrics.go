@@ -17,7 +17,7 @@ type metrics struct {
 	cacheQueries, cacheHits          prometheus.Counter
 	promptTokens, generatedTokens    prometheus.Counter
 	finishedByStop, finishedByLength prometheus.Counter
-	aborted                          prometheus.Counter
+	aborted, preemptions             prometheus.Counter
 	firstToken, perToken             prometheus.Observer
 	total, queue                     prometheus.Observer
 	prefill, decode                  prometheus.Observer
@@ -51,7 +51,7 @@ func newMetrics(c Config, load func() loadSnapshot) *metrics {
 	m.cacheHits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
 	m.promptTokens = counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.")
 	m.generatedTokens = counter("vllm:generation_tokens_total", "Number of generation tokens processed.")
-	counter("vllm:num_preemptions_total", "Cumulative number of preemptions from the engine.")
+	m.preemptions = counter("vllm:num_preemptions_total", "Cumulative number of preemptions from the engine.")
 	success := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total",
 		Help: "Count of successfully processed requests."}, []string{"finished_reason"})
 	reg.MustRegister(success)

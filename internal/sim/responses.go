@@ -18,6 +18,7 @@ type responsesRequest struct {
 	ToolChoice         json.RawMessage `json:"tool_choice"`
 	ParallelToolCalls  *bool           `json:"parallel_tool_calls"`
 	PreviousResponseID string          `json:"previous_response_id"`
+	CacheSalt          string          `json:"cache_salt"`
 	Metadata           json.RawMessage `json:"metadata"`
 	Text               struct {
 		Format *format `json:"format"`
@@ -83,7 +84,7 @@ func (h *handler) responses() error {
 	if req.Instructions != nil {
 		messages = append([]message{{Role: "system", Content: content(*req.Instructions)}}, messages...)
 	}
-	g := h.generate([]prompt{promptOf(req.Tools, messages)}, h.engine.answers(q, 1, bounds))
+	g := h.generate([]prompt{promptOf(req.CacheSalt, req.Tools, messages)}, h.engine.answers(q, 1, bounds))
 	defer g.close()
 	r := &response{handler: h, req: &req, generation: g, id: h.newID("resp_"), created: time.Now().Unix()}
 	if req.Stream {

@@ -29,8 +29,11 @@ type sequence struct {
 	// produced is the number of tokens generated so far.
 	produced atomic.Int64
 	// cached is the number of prompt tokens found in the prefix cache. It is valid once prefilled
-	// is true.
+	// is true. A preemption does not change it.
 	cached int
+	// text returns the first n tokens of the answer, as the next prompt of the conversation repeats
+	// them. nil: the next prompt does not.
+	text func(n int) string
 
 	// state and the fields below are guarded by scheduler.mu.
 	state sequenceState
@@ -39,6 +42,12 @@ type sequence struct {
 	arrivedAt, admittedAt, firstTokenAt time.Time
 	// slot is the index of the sequence in scheduler.decoding, while the sequence decodes.
 	slot int
+	// admission is the number of the admission that gave the sequence its slot.
+	admission int
+	// blocks are the blocks of memory that the sequence holds, and skipped the tokens in those that
+	// it has found there. The prefill does not compute skipped tokens.
+	blocks  []*block
+	skipped int
 }
 
 // sequenceState is the state of a sequence in the scheduler.
@@ -69,15 +78,16 @@ func (q *sequence) notify() {
 type scheduler struct {
 	// slots is the number of sequences that run at the same time.
 	slots int
-	// prefillRate is the number of prefilled tokens per second. 0: no limit.
-	prefillRate float64
+	// prefillRate is the number of prefilled tokens per second. 0: no limit. Each sequence that
+	// decodes lengthens a prefill by prefillSlowdown × its length.
+	prefillRate, prefillSlowdown float64
+	// batchTokens is the number of tokens in the prefill queue at which no further sequence gets a
+	// slot.
+	batchTokens int
 	// interval is the length of a step with one sequence. Each further sequence lengthens the step
 	// by slowdown × interval.
 	interval time.Duration
 	slowdown float64
-	// kvTokens is the capacity of the simulated GPU memory in tokens, for kvUsage alone: it does
-	// not limit the batch.
-	kvTokens int
 	metrics  *metrics
 
 	// mu guards the fields below.
@@ -87,18 +97,21 @@ type scheduler struct {
 	// prefilling are the sequences with a slot that are not prefilled, in order of admission. The
 	// first is being prefilled.
 	prefilling []*sequence
-	// prefillEndAt is the time at which the first of prefilling is prefilled. It is zero if its
-	// prefill has not started.
-	prefillEndAt time.Time
+	// prefillStartAt and prefillEndAt are the times between which the first of prefilling is
+	// prefilled. prefillEndAt is zero if its prefill has not started.
+	prefillStartAt, prefillEndAt time.Time
+	// queuedTokens is the number of tokens that the prefills of prefilling compute.
+	queuedTokens int
 	// decoding are the sequences that get a token with each step.
 	decoding []*sequence
 	// nextStepAt is the time at which the current step ends, and stepDuration the length of this
 	// step.
 	nextStepAt   time.Time
 	stepDuration time.Duration
-	// heldTokens is the number of tokens of all sequences with a slot.
-	heldTokens int
-	cache      *prefixCache
+	// admissions counts the sequences that have got a slot.
+	admissions int
+	// memory is nil if it has no limit and keeps nothing.
+	memory *blockPool
 	// timer calls onTimer at timerAt, which is zero if the timer is not set.
 	timer   *time.Timer
 	timerAt time.Time
@@ -106,15 +119,19 @@ type scheduler struct {
 
 // newScheduler returns an idle scheduler that records into m.
 func newScheduler(c Config, m *metrics) *scheduler {
-	return &scheduler{
-		slots:       max(c.MaxNumSeqs, 1),
-		prefillRate: c.PrefillRate,
-		interval:    c.TokenInterval,
-		slowdown:    c.BatchSlowdown,
-		kvTokens:    max(c.CacheTokens, 0),
-		metrics:     m,
-		cache:       newPrefixCache(c.CacheTokens),
+	s := &scheduler{
+		slots:           max(c.MaxNumSeqs, 1),
+		prefillRate:     c.PrefillRate,
+		prefillSlowdown: c.PrefillSlowdown,
+		batchTokens:     c.MaxBatchedTokens,
+		interval:        c.TokenInterval,
+		slowdown:        c.BatchSlowdown,
+		metrics:         m,
 	}
+	if c.CacheTokens > 0 {
+		s.memory = newBlockPool(c.CacheTokens)
+	}
+	return s
 }
 
 // submit enqueues new sequences.
@@ -135,25 +152,18 @@ func (s *scheduler) cancel(sequences []*sequence) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, q := range sequences {
-		s.cancelLocked(q)
+		s.cancelLocked(q, now)
 	}
 	s.advanceLocked(now)
 }
 
 // cancelLocked ends one sequence, unless it is complete.
-func (s *scheduler) cancelLocked(q *sequence) {
+func (s *scheduler) cancelLocked(q *sequence, now time.Time) {
 	switch q.state {
 	case stateWaiting:
 		s.waiting = remove(s.waiting, q)
-	case statePrefilling:
-		if s.prefilling[0] == q {
-			s.prefillEndAt = time.Time{}
-		}
-		s.prefilling = remove(s.prefilling, q)
-		s.heldTokens -= q.prompt.tokens
-	case stateDecoding:
-		s.removeDecodingLocked(q)
-		s.heldTokens -= q.prompt.tokens + int(q.produced.Load())
+	case statePrefilling, stateDecoding:
+		s.leaveSlotLocked(q, now)
 	default:
 		return
 	}
@@ -161,18 +171,13 @@ func (s *scheduler) cancelLocked(q *sequence) {
 	s.metrics.aborted.Inc()
 }
 
-// cacheBlocks adds blocks to the prefix cache.
-func (s *scheduler) cacheBlocks(blocks []uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cache.add(blocks)
-}
-
 // clearCache empties the prefix cache.
 func (s *scheduler) clearCache() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cache.clear()
+	if s.memory != nil {
+		s.memory.clear()
+	}
 }
 
 // loadSnapshot is the load of the scheduler at one moment.
@@ -188,9 +193,9 @@ type loadSnapshot struct {
 func (s *scheduler) snapshot() loadSnapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := loadSnapshot{running: s.runningLocked(), waiting: len(s.waiting), cachedTokens: s.cache.tokens()}
-	if s.kvTokens > 0 {
-		l.kvUsage = min(float64(s.heldTokens)/float64(s.kvTokens), 1)
+	l := loadSnapshot{running: s.runningLocked(), waiting: len(s.waiting)}
+	if s.memory != nil {
+		l.cachedTokens, l.kvUsage = s.memory.findableTokens(), s.memory.usage()
 	}
 	return l
 }
@@ -232,46 +237,58 @@ func (s *scheduler) advanceLocked(now time.Time) {
 	}
 }
 
-// admitLocked gives free slots to waiting sequences and starts the next prefill.
+// admitLocked gives free slots to waiting sequences and starts the next prefill. As in vLLM, a
+// sequence waits until the prefill queue leaves room in a step, and until there is memory.
 func (s *scheduler) admitLocked(at time.Time) {
-	for len(s.waiting) > 0 && s.runningLocked() < s.slots {
+	for len(s.waiting) > 0 && s.runningLocked() < s.slots && s.queuedTokens < s.batchTokens {
 		q := s.waiting[0]
+		if !s.reserveLocked(q) {
+			break
+		}
 		s.waiting = slices.Delete(s.waiting, 0, 1)
-		q.state, q.admittedAt = statePrefilling, at
+		s.admissions++
+		q.state, q.admission = statePrefilling, s.admissions
+		if q.admittedAt.IsZero() {
+			q.admittedAt, q.cached = at, q.skipped
+		}
 		s.prefilling = append(s.prefilling, q)
-		s.heldTokens += q.prompt.tokens
+		s.queuedTokens += q.tokens() - q.skipped
 	}
-	if len(s.prefilling) == 0 || !s.prefillEndAt.IsZero() {
-		return
-	}
-	q := s.prefilling[0]
-	q.cached = s.cache.match(q.prompt)
-	s.prefillEndAt = at
-	if s.prefillRate > 0 {
-		seconds := float64(q.prompt.tokens-q.cached) / s.prefillRate
-		s.prefillEndAt = at.Add(time.Duration(seconds * float64(time.Second)))
+	if len(s.prefilling) > 0 && s.prefillEndAt.IsZero() {
+		s.prefillStartAt = at
+		s.prefillEndAt = at.Add(s.prefillDuration(s.prefilling[0]))
 	}
 }
 
-// endPrefillLocked ends the prefill of the first sequence, which also yields its first token. The
+// prefillDuration returns the length of a prefill beside the present batch.
+func (s *scheduler) prefillDuration(q *sequence) time.Duration {
+	if s.prefillRate <= 0 {
+		return 0
+	}
+	seconds := float64(q.tokens()-q.skipped) / s.prefillRate * (1 + s.prefillSlowdown*float64(len(s.decoding)))
+	return time.Duration(seconds * float64(time.Second))
+}
+
+// endPrefillLocked ends the prefill of the first sequence, which also yields its next token. The
 // sequence then decodes, or is complete.
 func (s *scheduler) endPrefillLocked(at time.Time) {
 	q := s.prefilling[0]
 	s.prefilling = slices.Delete(s.prefilling, 0, 1)
 	s.prefillEndAt = time.Time{}
-	s.cache.add(q.prompt.blocks)
-	q.firstTokenAt = at
-	s.metrics.observePrefill(q, at)
-
-	first := min(q.limit, 1)
-	if s.interval <= 0 {
-		first = q.limit
+	s.queuedTokens -= q.tokens() - q.skipped
+	before := int(q.produced.Load())
+	if before == 0 { // else the prefill repeats what was lost by a preemption
+		q.firstTokenAt = at
+		s.metrics.observePrefill(q, at)
 	}
-	s.heldTokens += first
-	s.metrics.generatedTokens.Add(float64(first))
-	q.produced.Store(int64(first))
+	after := min(q.limit, before+1)
+	if s.interval <= 0 {
+		after = q.limit
+	}
+	s.metrics.generatedTokens.Add(float64(after - before))
+	q.produced.Store(int64(after))
 	q.prefilled.Store(true)
-	if first == q.limit {
+	if after == q.limit {
 		s.finishLocked(q, at)
 		return
 	}
@@ -282,12 +299,12 @@ func (s *scheduler) endPrefillLocked(at time.Time) {
 		s.nextStepAt = at.Add(s.stepDuration)
 	}
 	q.notify()
+	s.growLocked(at)
 }
 
 // stepLocked gives every decoding sequence its next token.
 func (s *scheduler) stepLocked(at time.Time) {
 	s.metrics.observeStep(len(s.decoding), s.stepDuration)
-	s.heldTokens += len(s.decoding)
 	for i := len(s.decoding) - 1; i >= 0; i-- { // backwards, because removal moves the last sequence to the index of the removed one
 		q := s.decoding[i]
 		if int(q.produced.Add(1)) < q.limit {
@@ -297,6 +314,7 @@ func (s *scheduler) stepLocked(at time.Time) {
 		s.removeDecodingLocked(q)
 		s.finishLocked(q, at)
 	}
+	s.growLocked(at)
 	s.stepDuration = s.nextStepDuration()
 	s.nextStepAt = at.Add(s.stepDuration)
 }
@@ -310,7 +328,14 @@ func (s *scheduler) nextStepDuration() time.Duration {
 // finishLocked ends a sequence that is complete.
 func (s *scheduler) finishLocked(q *sequence, at time.Time) {
 	q.state = stateDone
-	s.heldTokens -= q.prompt.tokens + q.limit
+	computed := q.tokens()
+	if q.limit > 0 {
+		computed-- // the last token is never read by the engine
+	}
+	if s.memory != nil && s.interval <= 0 { // all tokens were generated at once, without growLocked
+		q.blocks = append(q.blocks, s.memory.allocate(blocksFor(computed)-len(q.blocks))...)
+	}
+	s.freeLocked(q, computed)
 	s.metrics.observeFinish(q, at)
 	q.notify()
 }

@@ -128,14 +128,14 @@ func TestSlotsAndQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := millisecondConfig
-		c.MaxNumSeqs, c.CacheTokens = 2, 1000
+		c.MaxNumSeqs, c.CacheTokens = 2, 1600
 		b := newTestScheduler(c)
 		var all []*sequence
 		for range 4 {
 			all = append(all, b.add(prompt{tokens: 10}, 2))
 		}
 		if l := b.snapshot(); l.running != 2 || l.waiting != 2 || l.kvUsage != 0.02 {
-			t.Errorf("load is %+v, want 2 running, 2 waiting, 20 of 1000 tokens", l)
+			t.Errorf("load is %+v, want 2 running, 2 waiting, 2 of 100 blocks", l)
 		}
 		compareTimes(t, "first", b.tokenTimes(all[0]), []int{10, 20})
 		// The second sequence joined while a step ran, so it got its second token with that step.

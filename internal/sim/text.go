@@ -54,9 +54,12 @@ func (a *answer) token(i int) piece {
 }
 
 // text returns the text of the answer, without tool calls.
-func (a *answer) text() string {
+func (a *answer) text() string { return a.firstText(a.limit) }
+
+// firstText returns the text of the first n tokens of the answer, without tool calls.
+func (a *answer) firstText(n int) string {
 	var b strings.Builder
-	for i := range a.limit {
+	for i := range n {
 		if p := a.token(i); p.call == 0 {
 			b.WriteString(p.text)
 		}
@@ -64,13 +67,13 @@ func (a *answer) text() string {
 	return b.String()
 }
 
-// nextTurnText returns the text of the answer that the prompt of the next turn repeats. It returns
-// "" for an answer with tool calls, whose form in the next prompt is not known.
-func (a *answer) nextTurnText() string {
+// nextTurnText returns the text of the first n tokens that the prompt of the next turn repeats. It
+// returns "" for an answer with tool calls, whose form in the next prompt is not known.
+func (a *answer) nextTurnText(n int) string {
 	if len(a.calls) > 0 {
 		return ""
 	}
-	return a.text()
+	return a.firstText(n)
 }
 
 // generatedCalls returns the tool calls as far as they were generated.

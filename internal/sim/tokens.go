@@ -91,6 +91,8 @@ func tokenize(text string) []string {
 // prompt is what the engine keeps of an input: its length in tokens and the hashes of its full
 // blocks. Each hash also covers everything before its block, so equal hashes mean equal prefixes.
 type prompt struct {
+	// root is what the first block follows. Prompts with different roots share no block.
+	root uint64
 	// tokens is the length in tokens.
 	tokens int
 	// blocks are the hashes of the full blocks.
@@ -100,10 +102,22 @@ type prompt struct {
 }
 
 // textPrompt returns the prompt of a text.
-func textPrompt(text string) prompt {
-	var p prompt
+func textPrompt(text string) prompt { return saltedPrompt("", text) }
+
+// saltedPrompt returns the prompt of a text that shares blocks only with prompts of the same salt:
+// cache_salt of vLLM.
+func saltedPrompt(salt, text string) prompt {
+	p := prompt{root: rootOf(salt)}
 	p.add(text)
 	return p
+}
+
+// rootOf returns the root of prompts with a salt.
+func rootOf(salt string) uint64 {
+	if salt == "" {
+		return 0
+	}
+	return xxhash.Sum64String(salt)
 }
 
 // add extends the prompt by text, which follows the last full block.
@@ -121,8 +135,8 @@ func (p *prompt) add(text string) {
 }
 
 // idPrompt returns the prompt of an input that is already token ids.
-func idPrompt(ids []int64) prompt {
-	p := prompt{tokens: len(ids)}
+func idPrompt(salt string, ids []int64) prompt {
+	p := prompt{root: rootOf(salt), tokens: len(ids)}
 	var raw [blockSize * 8]byte
 	for ; len(ids) >= blockSize; ids = ids[blockSize:] {
 		for i, id := range ids[:blockSize] {
@@ -136,15 +150,15 @@ func idPrompt(ids []int64) prompt {
 // blocksWith returns the blocks of the prompt followed by the generated text output. The prompt of
 // the next turn of a conversation begins with them.
 func (p prompt) blocksWith(output string) []uint64 {
-	longer := prompt{tokens: p.tokens - p.tokens%blockSize, blocks: p.blocks[:len(p.blocks):len(p.blocks)]}
+	longer := prompt{root: p.root, tokens: p.tokens - p.tokens%blockSize, blocks: p.blocks[:len(p.blocks):len(p.blocks)]}
 	longer.add(p.tail + output)
 	return longer.blocks
 }
 
-// lastBlock returns the hash of the last full block; 0 if there is none.
+// lastBlock returns the hash of the last full block; the root if there is none.
 func (p prompt) lastBlock() uint64 {
 	if len(p.blocks) == 0 {
-		return 0
+		return p.root
 	}
 	return p.blocks[len(p.blocks)-1]
 }

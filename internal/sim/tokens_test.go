@@ -68,64 +68,18 @@ func TestBlocksDependOnAllBefore(t *testing.T) {
 		t.Error("equal blocks behind different ones have equal hashes")
 	}
 	ids := make([]int64, 2*blockSize)
-	p := idPrompt(ids)
+	p := idPrompt("", ids)
 	ids[0] = 1
-	if q := idPrompt(ids); p.tokens != 32 || p.blocks[0] == q.blocks[0] || p.blocks[1] == q.blocks[1] {
+	if q := idPrompt("", ids); p.tokens != 32 || p.blocks[0] == q.blocks[0] || p.blocks[1] == q.blocks[1] {
 		t.Error("a changed token id changes no hash")
+	}
+	one, two := saltedPrompt("one", same), saltedPrompt("two", same)
+	if one.blocks[0] == two.blocks[0] || one.blocksWith(same)[1] == two.blocksWith(same)[1] {
+		t.Error("prompts with different salts share blocks")
 	}
 }
 
 // distinctPrompt returns a prompt of blocks that depend on word.
 func distinctPrompt(word string, blocks int) prompt {
 	return textPrompt(strings.Repeat(" "+word, blocks*blockSize))
-}
-
-func TestCacheMatch(t *testing.T) {
-	t.Parallel()
-	c := newPrefixCache(100 * blockSize)
-	p := distinctPrompt("sea", 3)
-	if got := c.match(p); got != 0 {
-		t.Errorf("empty cache: %d tokens", got)
-	}
-	c.add(p.blocks)
-	if got, want := c.match(p), 2*blockSize; got != want {
-		t.Errorf("the same prompt again: %d tokens cached, want %d: its last token must be computed", got, want)
-	}
-	if got, want := c.match(distinctPrompt("sea", 4)), 3*blockSize; got != want {
-		t.Errorf("a longer prompt: %d tokens cached, want %d", got, want)
-	}
-	if got := c.match(distinctPrompt("hill", 3)); got != 0 {
-		t.Errorf("another prompt: %d tokens cached", got)
-	}
-	if got := c.match(prompt{}); got != 0 {
-		t.Errorf("no prompt: %d tokens cached", got)
-	}
-}
-
-func TestCacheEviction(t *testing.T) {
-	t.Parallel()
-	c := newPrefixCache(4 * blockSize)
-	old, young := distinctPrompt("old", 2), distinctPrompt("young", 2)
-	c.add(old.blocks)
-	c.add(young.blocks)
-	c.match(distinctPrompt("old", 3)) // used again, so now "young" is the older
-	c.add(distinctPrompt("new", 1).blocks)
-	if got, want := c.match(distinctPrompt("old", 3)), 2*blockSize; got != want {
-		t.Errorf("what was used last: %d tokens left, want %d", got, want)
-	}
-	if got, want := c.match(distinctPrompt("young", 3)), blockSize; got != want {
-		t.Errorf("what was used longest ago: %d tokens left, want %d: its end leaves first", got, want)
-	}
-	if got, want := c.tokens(), 4*blockSize; got != want {
-		t.Errorf("%d tokens cached, want %d", got, want)
-	}
-	c.add(distinctPrompt("huge", 50).blocks)
-	if got, want := c.match(distinctPrompt("huge", 50)), 4*blockSize; got != want || c.tokens() != want {
-		t.Errorf("a prompt larger than the cache: %d of %d tokens, want %d", got, c.tokens(), want)
-	}
-	none := newPrefixCache(-1)
-	none.add(old.blocks)
-	if got := none.match(old); got != 0 {
-		t.Errorf("no cache: %d tokens", got)
-	}
 }
