@@ -8,7 +8,20 @@
 //
 // Lengths are bytes of text, because the gateway has no tokenizer. An image, a sound or a file
 // counts 2,048.
+//
+// All indexes of a process share a Budget, 64 MiB by default: room for 1,048,576 beginnings on
+// replicas. An index allocates as it fills. When the budget is used up, a new beginning replaces
+// the oldest of a replica.
+//
+// The order of reading: chain.go and builder.go (a prompt becomes a chain), index.go (what an Index
+// promises), record.go, match.go, then the storage: budget.go, table.go, holders.go, lru.go.
 package prefix
+
+import (
+	"math/bits"
+
+	"github.com/cespare/xxhash/v2"
+)
 
 // Block is one beginning of a prompt.
 type Block struct {
@@ -28,4 +41,60 @@ type Chain struct {
 	Ends []Block
 	// Bytes is the length of the whole prompt.
 	Bytes int
+}
+
+// Sizes of beginnings, in bytes of text.
+const (
+	step     = 64      // between fixed lengths up to fine
+	fine     = 1 << 10 // from here on there are 16 fixed lengths in each doubling
+	maxBytes = 1 << 30 // what follows is not in the chain
+	// MediaBytes is the length that an image, a sound or a file counts.
+	MediaBytes = 2048
+	// maxEnds is how many ends of messages a chain has.
+	maxEnds = 16
+	// maxBlocks is how many fixed lengths there are up to maxBytes: 16 up to fine, and 16 in each
+	// of 20 doublings.
+	maxBlocks = 16 + 16*20
+)
+
+// stepAt returns the distance from a fixed length to the next one.
+func stepAt(length uint32) uint32 {
+	if length < fine {
+		return step
+	}
+	return 1 << (bits.Len32(length) - 5)
+}
+
+// weight returns how many bytes of a replica's cache a beginning adds to the ones before it. Fixed
+// lengths add the distance from the fixed length before. The end of a message adds nothing, because
+// the fixed lengths beside it count its text, except when it is shorter than all of them.
+func weight(end uint32) int {
+	if end < step {
+		return int(end)
+	}
+	if before := stepAt(end - 1); end%before == 0 {
+		return int(before)
+	}
+	return 0
+}
+
+// Reroot makes the chain one of another namespace, such as that of a LoRA adapter: it shares no
+// beginning with chains of other names. The empty name changes nothing. Reroot changes the blocks
+// in place.
+func (c *Chain) Reroot(name string) {
+	if name == "" {
+		return
+	}
+	root := xxhash.Sum64String(name)
+	for _, blocks := range [][]Block{c.Blocks, c.Ends} {
+		for i := range blocks {
+			blocks[i].Hash = mix(blocks[i].Hash, root)
+		}
+	}
+}
+
+// mix spreads the bits of two numbers over one.
+func mix(a, b uint64) uint64 {
+	high, low := bits.Mul64(a^0x9e3779b97f4a7c15, b^0xd1b54a32d192ed03)
+	return high ^ low
 }
