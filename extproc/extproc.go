@@ -263,6 +263,7 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 func (x *exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Ticket) *extproc.ProcessingResponse {
 	waited := time.Since(x.scanned)
 	x.record.SetNative(t, t.Model, t.Replica(), waited)
+	x.record.SetPrediction(t.Prediction())
 	answer := nativeAnswer(t, scan, body, departure{waited, x.traceparent()})
 	answer.DynamicMetadata = x.server.metadata.of(x.tenant.Name, t)
 	return answer

@@ -1,35 +1,20 @@
 package dispatch
 
-import "time"
+import "github.com/sluice-gateway/sluice/internal/request"
 
-// Prediction is what dispatch expected of a request when it picked the replica. The zero value says
-// that dispatch expected nothing, as for requests of the other strategies.
-type Prediction struct {
-	// TTFT is the expected time from the pick to the first token; 0 means not known.
-	TTFT time.Duration
-	// MatchedTokens are the tokens of the prompt that the replica was expected to have in its
-	// cache. Known says that MatchedTokens was estimated; it may be 0 then.
-	MatchedTokens int
-	Known         bool
-	// Moved says why the request left the replica that had served its session or the longest
-	// beginning of its prompt. Empty means that the request did not leave it.
-	Moved Move
-}
+// Prediction is what dispatch expected of a request when it picked the replica.
+type Prediction = request.Prediction
 
-// Move says why a request left the replica that had served its session or the longest beginning of
-// its prompt.
-type Move string
-
-// The reasons of moves.
+// The reasons for which a request leaves its replica, see Prediction.Moved.
 const (
 	// moveLoad: the replica was over the bound of loads, or another promised a sooner first token.
-	moveLoad Move = "load"
+	moveLoad = "load"
 	// moveFull: the replica had no free slot.
-	moveFull Move = "full"
+	moveFull = "full"
 	// moveReplicaGone: the replica may not be picked any more.
-	moveReplicaGone Move = "replica_gone"
+	moveReplicaGone = "replica_gone"
 	// moveEvicted: the replica was expected to have lost the beginning from its cache.
-	moveEvicted Move = "evicted"
+	moveEvicted = "evicted"
 )
 
 // Prediction returns what dispatch expected of the request when it picked the replica.

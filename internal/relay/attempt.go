@@ -73,6 +73,7 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 	g.status.admitted(f.result, t.Quota())
 	if g.call.Entry != nil {
 		g.call.Entry.SetDispatched(t.Model, t.Replica(), f.result.Held)
+		g.call.Entry.SetPrediction(t.Prediction())
 	}
 	if g.trace != nil {
 		replica := g.relay.config.Dispatcher.Replica(t.Model, t.Replica())

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
@@ -141,6 +142,7 @@ var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 
 // SetDispatched, SetTrace and SetOutcome implement Entry.
 func (h *harness) SetDispatched(string, string, time.Duration) {}
+func (h *harness) SetPrediction(request.Prediction)            {}
 func (h *harness) SetTrace(string, string)                     {}
 func (h *harness) SetOutcome(r Result) {
 	h.mu.Lock()

@@ -81,6 +81,16 @@ func (r *Record) SetNative(hold Hold, model, replica string, waited time.Duratio
 	}
 }
 
+// SetPrediction implements Follower.
+func (r *Record) SetPrediction(p Prediction) {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.summary.Prediction = p
+}
+
 // SetTrace implements Follower.
 func (r *Record) SetTrace(own, client string) {
 	if r == nil || own == "" {

@@ -96,6 +96,8 @@ type Summary struct {
 	// CachedKnown.
 	CachedTokens int64
 	CachedKnown  bool
+	// Prediction is what was expected of the request when it was dispatched last.
+	Prediction Prediction
 	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in
 	// native streams.
 	FinishReason string
@@ -147,6 +149,22 @@ func (q *Summary) IsProbe() bool { return isProbe(q.Path, q.Status) }
 
 func isProbe(path string, status int) bool { return path == "/health" && status == 200 }
 
+// Prediction is what the dispatcher expected of a request when it picked the replica. The zero
+// value says that it expected nothing, as for models whose routing does not predict.
+type Prediction struct {
+	// TTFT is the expected time from the pick to the first token; 0 means not known.
+	TTFT time.Duration
+	// MatchedTokens are the tokens of the prompt that the replica was expected to have in its
+	// cache; 0 unless Known.
+	MatchedTokens int
+	Known         bool
+	// Reason is a word for why the replica won, such as "cached"; empty if nothing is known.
+	Reason string
+	// Moved is a word for why the request left the replica that had served its session or the
+	// longest beginning of its prompt, such as "load"; empty if it did not leave one.
+	Moved string
+}
+
 // Response is what is known of a response that has ended: it corrects what the request was charged,
 // and teaches the dispatcher's estimates.
 type Response struct {
@@ -190,6 +208,8 @@ type Follower interface {
 	// SetDispatched tells that the request leaves for this replica of this model (by its own name,
 	// not an alias) after it has waited so long.
 	SetDispatched(model, replica string, waited time.Duration)
+	// SetPrediction tells what is expected of the request that SetDispatched told of.
+	SetPrediction(p Prediction)
 	// SetTrace tells the traceparent of the request's own span, and the one that its client sent.
 	SetTrace(own, client string)
 	// SetOutcome tells how the request has ended.

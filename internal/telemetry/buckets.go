@@ -27,6 +27,11 @@ func rateBuckets() []float64 {
 	return []float64{1, 2.5, 5, 10, 20, 28.57, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000}
 }
 
+// ratioBuckets suit a measured value divided by a predicted one.
+func ratioBuckets() []float64 {
+	return []float64{0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10}
+}
+
 // batchBuckets suit requests on one replica: engines take 256 or 1024 at most unless they are told
 // otherwise.
 func batchBuckets() []float64 {

@@ -126,6 +126,7 @@ type Metrics struct {
 	disconnects *prometheus.CounterVec
 	reloads     *prometheus.CounterVec
 	streams     *streamMetrics
+	routes      *routeMetrics
 }
 
 // Other is the label value for all values beyond the cap of a label.
@@ -171,13 +172,13 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		reasons:   labelSet{max: maxReasons},
 	}
 	m.makeVectors()
-	m.streams = newStreamMetrics(m.registry)
+	m.streams, m.routes = newStreamMetrics(m.registry), newRouteMetrics(m.registry)
 	m.vectors = append(m.vectors, m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries, m.disconnects,
 		m.reloads)
 	for _, v := range m.vectors {
 		m.registry.MustRegister(v)
 	}
-	m.vectors = append(m.vectors, m.streams.vectors()...)
+	m.vectors = append(append(m.vectors, m.streams.vectors()...), m.routes.vectors()...)
 	m.registry.MustRegister(newGaugeCollector(m), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.startAtZero()
@@ -292,7 +293,9 @@ func (m *Metrics) count(q *request.Summary) {
 		}
 	}
 	m.countTokens(model, q)
-	if s := streamOf(q); s.TTFT > 0 {
+	s := streamOf(q)
+	m.routes.observe(model, q, s)
+	if s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
 	}
