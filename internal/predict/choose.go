@@ -1,6 +1,7 @@
 package predict
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluice-gateway/sluice/ringhash"
@@ -8,8 +9,11 @@ import (
 
 // Candidate is a replica as Choose sees it.
 type Candidate struct {
-	// TTFT is the predicted time to the first token.
-	TTFT time.Duration
+	// TTFT is the predicted time to the first token, Own the part of it in which the replica
+	// computes the request's own tokens.
+	TTFT, Own time.Duration
+	// Queued is the number of requests whose tokens the replica has yet to compute.
+	Queued float64
 	// Matched is the length of the request's beginning that the replica has in its cache.
 	Matched int32
 	// Load is the number of requests at the replica. A negative load excludes it.
@@ -31,10 +35,17 @@ const (
 	Ring Reason = "ring"
 )
 
-// Predicted times within tieShare and tieSlack of the least count as equal. A session may cost
-// sessionShare and sessionSlack more than the least.
+// queueWeight is the second part of what a request costs those that come after it. The more
+// requests wait, the more will have to wait for its own tokens. So these count once more for each
+// request that waits at the usual replica, and queueWeight times for each that waits at the replica
+// itself. The second part sends long prompts to where few requests wait, out of the way of short
+// ones. Without requests that wait, the cost is the time to the first token.
+const queueWeight = 0.1
+
+// Costs within tieShare and tieSlack of the least count as equal. A session may cost sessionShare
+// and sessionSlack more than the least.
 const (
-	tieShare     = 0.05
+	tieShare     = 0.02
 	tieSlack     = 5 * time.Millisecond
 	sessionShare = 0.25
 	sessionSlack = 50 * time.Millisecond
@@ -53,44 +64,32 @@ type Choice struct {
 }
 
 // Choose returns the index of the replica that shall serve the request, and why; -1 if all are
-// excluded. The least predicted time wins. Of those that are about equal, the one with most of the
-// beginning in its cache wins, if its load is within the bound. Otherwise the ring decides, so that
-// several gateways agree and requests that have nothing in common spread.
+// excluded. The least cost wins: the predicted time to the first token, and what the request costs
+// others. Of the costs that are about equal, the replica with most of the beginning in its cache
+// wins, if its load is within the bound. Otherwise the ring decides, so that several gateways agree
+// and requests that have nothing in common spread.
 //
 // loads is storage of the length of candidates.
 func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
-	best := time.Duration(-1)
-	total, free := 0, 0
-	for i := range candidates {
-		if candidates[i].Load < 0 {
-			continue
-		}
-		free++
-		total += candidates[i].Load
-		if best < 0 || candidates[i].TTFT < best {
-			best = candidates[i].TTFT
-		}
-	}
-	if free == 0 {
+	f := survey(candidates)
+	if f.count == 0 {
 		return -1, ""
 	}
-	if s := c.Session; s >= 0 && candidates[s].Load >= 0 && candidates[s].TTFT <= within(best, sessionShare, sessionSlack) {
+	if s := c.Session; s >= 0 && candidates[s].Load >= 0 && f.cost(&candidates[s]) <= within(f.least, sessionShare, sessionSlack) {
 		return s, Session
 	}
-	limit := within(best, tieShare, tieSlack)
-	tied, last := 0, -1
-	cached := -1
+	limit := within(f.least, tieShare, tieSlack)
+	tied, last, cached := 0, -1, -1
 	for i := range candidates {
 		x := &candidates[i]
 		loads[i] = -1
-		if x.Load < 0 || x.TTFT > limit {
+		if x.Load < 0 || f.cost(x) > limit {
 			continue
 		}
 		loads[i] = x.Load
 		tied++
 		last = i
-		if x.Matched > 0 && c.Bound.Allows(x.Load, total, free) && (cached < 0 || x.Matched > candidates[cached].Matched ||
-			x.Matched == candidates[cached].Matched && x.TTFT < candidates[cached].TTFT) {
+		if x.Matched > 0 && c.Bound.Allows(x.Load, f.total, f.count) && (cached < 0 || x.holdsMore(&candidates[cached])) {
 			cached = i
 		}
 	}
@@ -101,6 +100,45 @@ func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
 		return cached, Cached
 	}
 	return c.Ring.Pick(c.Key, loads, c.Bound), Ring
+}
+
+// overview is what Choose knows of the replicas that are not excluded.
+type overview struct {
+	// count is their number, total the sum of their loads.
+	count, total int
+	// queued is the mean number of requests that wait there.
+	queued float64
+	// least is the least cost.
+	least time.Duration
+}
+
+func survey(candidates []Candidate) (f overview) {
+	for i := range candidates {
+		if x := &candidates[i]; x.Load >= 0 {
+			f.count++
+			f.total += x.Load
+			f.queued += x.Queued
+		}
+	}
+	f.queued /= float64(max(f.count, 1))
+	f.least = math.MaxInt64
+	for i := range candidates {
+		if x := &candidates[i]; x.Load >= 0 {
+			f.least = min(f.least, f.cost(x))
+		}
+	}
+	return f
+}
+
+// cost returns what a request costs at the replica.
+func (f *overview) cost(x *Candidate) time.Duration {
+	return x.TTFT + time.Duration(float64(x.Own)*(f.queued+queueWeight*x.Queued))
+}
+
+// holdsMore reports whether the replica has more of the request's beginning than y, or has as much
+// and is faster.
+func (x *Candidate) holdsMore(y *Candidate) bool {
+	return x.Matched > y.Matched || x.Matched == y.Matched && x.TTFT < y.TTFT
 }
 
 func within(best time.Duration, share float64, slack time.Duration) time.Duration {

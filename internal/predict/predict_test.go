@@ -3,6 +3,7 @@ package predict
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -73,6 +74,42 @@ func TestB1_RatesAreLearned(t *testing.T) {
 	}
 }
 
+// TestB1_AWrongGuessEndsWithTheQueue overloads a replica whose guess is wrong, so that most of each
+// time is waiting that nobody has seen. The rates and the queue must be right soon after.
+func TestB1_AWrongGuessEndsWithTheQueue(t *testing.T) {
+	for _, wrong := range []float64{1. / 4, 4} {
+		random := rand.New(rand.NewPCG(5, 6))
+		e := &engine{perToken: 1. / 4000}
+		r := NewReplica(NewModel(PrefillRate(4000 * wrong)))
+		type running struct {
+			work       Work
+			first, end time.Time
+		}
+		var live []running
+		now := start
+		for range 100 {
+			now = now.Add(time.Duration(random.ExpFloat64() * 0.2 * float64(time.Second)))
+			live = slices.DeleteFunc(live, func(x running) bool {
+				if x.end.After(now) {
+					return false
+				}
+				x.work.End(x.end, Outcome{TTFT: x.first.Sub(x.work.began), Uncached: -1})
+				return true
+			})
+			tokens := math.Exp(random.NormFloat64()) * 1000
+			w := r.Begin(now, len(live), tokens)
+			first := e.run(now, tokens)
+			live = append(live, running{w, first, first.Add(time.Duration(random.ExpFloat64() * 10 * float64(time.Second)))})
+		}
+		if got := r.Predict(now, len(live), 1000).Rate; got < 3200 || got > 4800 {
+			t.Errorf("guess × %v: learned %.0f tokens a second of 4000", wrong, got)
+		}
+		if got, want := r.Waiting(now)/4000, e.free.Sub(now).Seconds(); math.Abs(got-want) > 0.2*want {
+			t.Errorf("guess × %v: the queue is believed to last %.1f s, and lasts %.1f s", wrong, got, want)
+		}
+	}
+}
+
 // TestB1_RatesReturnToTheGuess: old samples fade.
 func TestB1_RatesReturnToTheGuess(t *testing.T) {
 	guess := PrefillRate(8000)
@@ -127,11 +164,20 @@ func TestB1_WaitingDrains(t *testing.T) {
 		t.Errorf("the second request waits for %.0f tokens", b.Waiting)
 	}
 	expect("at once", start, 1500)
+	queued := func(what string, want float64) {
+		t.Helper()
+		if got := r.Predict(r.at, 0, 1).Queued; got != want {
+			t.Errorf("%s: %.1f requests wait, want %.0f", what, got, want)
+		}
+	}
+	queued("at once", 2)
 	expect("after half a second", start.Add(500*time.Millisecond), 1000)
 	a.FirstToken(start.Add(500 * time.Millisecond))
 	expect("after the first token of the first", start.Add(500*time.Millisecond), 500)
+	queued("after the first token of the first", 1)
 	b.End(start.Add(600*time.Millisecond), Outcome{Uncached: -1})
 	expect("after both", start.Add(600*time.Millisecond), 0)
+	queued("after both", 0)
 	a.FirstToken(start.Add(time.Second))
 	b.End(start.Add(time.Second), Outcome{Uncached: -1})
 	if r.pending != 0 || r.unconfirmed != 0 {
@@ -168,20 +214,44 @@ func TestB1_Choose(t *testing.T) {
 		want       int
 		why        Reason
 	}{
-		{"the fastest", [3]Candidate{{ms(100), 0, 0}, {ms(50), 0, 0}, {ms(100), 4, 0}}, -1, 1, Fastest},
-		{"not an excluded one", [3]Candidate{{ms(100), 0, 0}, {ms(50), 0, -1}, {ms(300), 0, 0}}, -1, 0, Fastest},
-		{"about as fast, and cached", [3]Candidate{{ms(100), 64, 3}, {ms(97), 0, 0}, {ms(97), 0, 0}}, -1, 0, Cached},
-		{"cached, but too busy", [3]Candidate{{ms(100), 64, 30}, {ms(97), 32, 0}, {ms(97), 0, 0}}, -1, 1, Cached},
-		{"the ring", [3]Candidate{{ms(10), 0, 0}, {ms(10), 0, 0}, {ms(10), 0, 0}}, -1, first, Ring},
-		{"the session", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(55), 0, 0}}, 2, 2, Session},
-		{"a session that is too slow", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(75), 0, 0}}, 2, 1, Cached},
-		{"a session on a full replica", [3]Candidate{{ms(10), 0, 0}, {ms(10), 900, 0}, {ms(10), 0, -1}}, 2, 1, Cached},
-		{"none", [3]Candidate{{ms(10), 0, -1}, {ms(10), 0, -1}, {ms(10), 0, -1}}, 0, -1, ""},
+		{"the fastest", [3]Candidate{{TTFT: ms(100), Matched: 0, Load: 0}, {TTFT: ms(50), Matched: 0, Load: 0}, {TTFT: ms(100), Matched: 4, Load: 0}}, -1, 1, Fastest},
+		{"not an excluded one", [3]Candidate{{TTFT: ms(100), Matched: 0, Load: 0}, {TTFT: ms(50), Matched: 0, Load: -1}, {TTFT: ms(300), Matched: 0, Load: 0}}, -1, 0, Fastest},
+		{"about as fast, and cached", [3]Candidate{{TTFT: ms(100), Matched: 64, Load: 3}, {TTFT: ms(97), Matched: 0, Load: 0}, {TTFT: ms(97), Matched: 0, Load: 0}}, -1, 0, Cached},
+		{"cached, but too busy", [3]Candidate{{TTFT: ms(100), Matched: 64, Load: 30}, {TTFT: ms(97), Matched: 32, Load: 0}, {TTFT: ms(97), Matched: 0, Load: 0}}, -1, 1, Cached},
+		{"the ring", [3]Candidate{{TTFT: ms(10), Matched: 0, Load: 0}, {TTFT: ms(10), Matched: 0, Load: 0}, {TTFT: ms(10), Matched: 0, Load: 0}}, -1, first, Ring},
+		{"the session", [3]Candidate{{TTFT: ms(10), Matched: 0, Load: 0}, {TTFT: ms(10), Matched: 900, Load: 0}, {TTFT: ms(55), Matched: 0, Load: 0}}, 2, 2, Session},
+		{"a session that is too slow", [3]Candidate{{TTFT: ms(10), Matched: 0, Load: 0}, {TTFT: ms(10), Matched: 900, Load: 0}, {TTFT: ms(75), Matched: 0, Load: 0}}, 2, 1, Cached},
+		{"a session on a full replica", [3]Candidate{{TTFT: ms(10), Matched: 0, Load: 0}, {TTFT: ms(10), Matched: 900, Load: 0}, {TTFT: ms(10), Matched: 0, Load: -1}}, 2, 1, Cached},
+		{"none", [3]Candidate{{TTFT: ms(10), Matched: 0, Load: -1}, {TTFT: ms(10), Matched: 0, Load: -1}, {TTFT: ms(10), Matched: 0, Load: -1}}, 0, -1, ""},
 	} {
 		choice := Choice{Ring: ring, Key: 7, Bound: ringhash.Bound{Floor: 8}, Session: c.session}
 		if got, why := choice.Choose(c.candidates[:], make([]int, 3)); got != c.want || why != c.why {
 			t.Errorf("%s: got %d (%s), want %d (%s)", c.name, got, why, c.want, c.why)
 		}
+	}
+}
+
+// TestB1_OwnTokensDelayOthers: while requests wait, a request prefers the replica that has its
+// beginning, and a long one keeps away from where many wait.
+func TestB1_OwnTokensDelayOthers(t *testing.T) {
+	ring := ringhash.New([]string{"a", "b"}, 0)
+	choose := func(candidates ...Candidate) int {
+		i, _ := Choice{Ring: ring, Session: -1}.Choose(candidates, make([]int, 2))
+		return i
+	}
+	cached := Candidate{TTFT: 500 * time.Millisecond, Own: 100 * time.Millisecond}
+	uncached := Candidate{TTFT: 400 * time.Millisecond, Own: 400 * time.Millisecond}
+	if got := choose(cached, uncached); got != 1 {
+		t.Error("nobody waits: the slower replica was chosen")
+	}
+	cached.Queued, uncached.Queued = 2, 1
+	if got := choose(cached, uncached); got != 0 {
+		t.Error("others wait: the replica that has to compute more was chosen")
+	}
+	many := Candidate{TTFT: 1000 * time.Millisecond, Own: 500 * time.Millisecond, Queued: 9}
+	few := Candidate{TTFT: 1100 * time.Millisecond, Own: 500 * time.Millisecond, Queued: 1}
+	if got := choose(many, few); got != 1 {
+		t.Error("the long prompt went where many wait")
 	}
 }
 

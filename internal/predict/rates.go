@@ -51,6 +51,8 @@ type Sample struct {
 	Decodes float64
 	// Seconds is how long the first token took.
 	Seconds float64
+	// Doubt is the share of Tokens that is a guess.
+	Doubt float64
 }
 
 const (
@@ -129,7 +131,8 @@ func (f *fit) scale(by float64) {
 
 // add adds a sample to the sums. Its error counts relative to so many seconds.
 func (f *fit) add(s Sample, y, relativeTo float64) {
-	weight := 1 / ((relativeTo + precision) * (relativeTo + precision))
+	certain := 1 - s.Doubt
+	weight := certain * certain / ((relativeTo + precision) * (relativeTo + precision))
 	x := [3]float64{1, s.Tokens, s.Tokens * s.Decodes}
 	for i := range x {
 		for j := range x {

@@ -11,6 +11,7 @@ package predict
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -56,6 +57,27 @@ func (m *Model) learn(s Sample, now time.Time) Rates {
 	return m.rates
 }
 
+// firstToken is a first token of the past.
+type firstToken struct {
+	at time.Time
+	// mark is Replica.added after its request.
+	mark float64
+}
+
+// firstTokens are the latest first tokens, in no order.
+type firstTokens [16]firstToken
+
+// add replaces the one of the earliest request.
+func (x *firstTokens) add(f firstToken) {
+	earliest := 0
+	for i := range x {
+		if x[i].mark < x[earliest].mark {
+			earliest = i
+		}
+	}
+	x[earliest] = f
+}
+
 // Replica is the prefill queue of one replica. Its methods are safe for concurrent use, and call
 // nothing that locks but its Model.
 type Replica struct {
@@ -72,10 +94,15 @@ type Replica struct {
 	// first token. waiting is never more than pending; guarded by mu
 	pending     float64
 	unconfirmed int
-	// added are all tokens that were ever added, to tell which came after a request; guarded by mu
+	// added are all tokens that were ever added, to tell which came after a request. queue has
+	// added after each request that waits or is computed, in order; guarded by mu
 	added float64
-	// decodes is the number of generating requests at the last Begin; guarded by mu
-	decodes float64
+	queue []float64
+	// recent are the latest first tokens; guarded by mu
+	recent firstTokens
+	// decodes is the number of generating requests at the last Begin, usual the decayed mean of
+	// the uncached tokens of a request; guarded by mu
+	decodes, usual float64
 	// gateways has the tokens of each other gateway; guarded by mu
 	gateways map[string]float64
 	// foreignTokens and foreignRunning are work that no gateway has sent; guarded by mu
@@ -87,8 +114,12 @@ func NewReplica(m *Model) *Replica { return &Replica{model: m, rates: m.Rates()}
 
 // Prediction is what is expected of a request at a replica.
 type Prediction struct {
-	// TTFT is the expected time to the first token.
-	TTFT time.Duration
+	// TTFT is the expected time to the first token. Own is the part of it in which the replica
+	// computes the request's own tokens.
+	TTFT, Own time.Duration
+	// Queued is the number of requests whose tokens the replica has yet to compute. Those of other
+	// gateways are estimated from their tokens.
+	Queued float64
 	// Waiting are the uncached tokens that the replica computes before the request's own.
 	Waiting float64
 	// Rate is the number of tokens that the replica computes a second.
@@ -108,6 +139,17 @@ func (r *Replica) advanceLocked(now time.Time) {
 	}
 	left := max(0, 1-passed.Seconds()/(total*r.rates.perToken(r.decodes)))
 	r.waiting, r.remote = r.waiting*left, r.remote*left
+	r.shortenLocked()
+}
+
+// shortenLocked removes the requests from the queue whose tokens have been computed.
+func (r *Replica) shortenLocked() {
+	const rounding = 0.5 // tokens
+	n := 0
+	for n < len(r.queue) && r.queue[n] <= r.added-r.waiting+rounding {
+		n++
+	}
+	r.queue = slices.Delete(r.queue, 0, n)
 }
 
 // Predict predicts the first token of a request of so many uncached tokens, when load requests are
@@ -121,21 +163,32 @@ func (r *Replica) Predict(now time.Time, load int, uncached float64) Prediction 
 
 func (r *Replica) predictLocked(load int, uncached float64) Prediction {
 	decodes, waiting := r.decodesLocked(load), r.waiting+r.remote+r.foreignTokens
-	seconds := min(r.rates.seconds(waiting+uncached, decodes), longest)
+	seconds, perToken := r.rates.seconds(waiting+uncached, decodes), r.rates.perToken(decodes)
 	return Prediction{
-		TTFT:    time.Duration(seconds * float64(time.Second)),
+		TTFT:    duration(seconds),
+		Own:     duration(uncached * perToken),
+		Queued:  r.queuedLocked(),
 		Waiting: waiting,
-		Rate:    1 / r.rates.perToken(decodes),
+		Rate:    1 / perToken,
 	}
+}
+
+// queuedLocked returns the number of requests that wait or are computed.
+func (r *Replica) queuedLocked() float64 {
+	queued := float64(len(r.queue))
+	if r.usual > 0 {
+		queued += (r.remote + r.foreignTokens) / r.usual
+	}
+	return queued
+}
+
+func duration(seconds float64) time.Duration {
+	return time.Duration(min(seconds, longest) * float64(time.Second))
 }
 
 // decodesLocked returns how many of the requests at the replica generate: those that do not wait.
 func (r *Replica) decodesLocked(load int) float64 {
-	waiting := 0.0
-	if r.pending > 0 {
-		waiting = float64(r.unconfirmed) * r.waiting / r.pending
-	}
-	return max(float64(load)-waiting, 0) + r.foreignRunning
+	return max(float64(load-len(r.queue)), 0) + r.foreignRunning
 }
 
 // Waiting returns the uncached tokens of this gateway's requests that the replica has yet to
@@ -210,6 +263,11 @@ func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	r.decodes = w.decodes
 	r.added += uncached
 	w.mark = r.added
+	r.queue = append(r.queue, r.added)
+	if r.usual == 0 {
+		r.usual = uncached
+	}
+	r.usual = uncached + memory*(r.usual-uncached)
 	r.waiting += uncached
 	r.pending += uncached
 	r.unconfirmed++
@@ -235,6 +293,33 @@ func (w *Work) End(now time.Time, o Outcome) {
 	w.confirm(now, o.TTFT, o.Uncached)
 }
 
+// correctLocked corrects the queue after a first token. What the replica was given before that
+// request was computed then, and since then no more than the rate allows.
+func (r *Replica) correctLocked(f firstToken, now time.Time) {
+	left := r.added - f.mark
+	computed := now.Sub(f.at).Seconds() / r.rates.perToken(r.decodes)
+	r.waiting = min(max(r.waiting, left-computed, 0), left, r.pending)
+}
+
+// waitedLocked returns the tokens that the request waited for, as far as is known after its first
+// token: what was predicted, corrected by the first tokens of other requests. At least sure of them
+// are certain.
+func (r *Replica) waitedLocked(w *Work) (waited, sure float64) {
+	waited = w.Waiting
+	before, perToken := w.mark-w.Uncached, r.rates.perToken(w.decodes)
+	for _, f := range r.recent {
+		switch ago := w.began.Sub(f.at).Seconds(); {
+		case f.mark > before || f.mark == 0:
+		case ago >= 0: // the other was computed when the request came
+			waited = min(waited, before-f.mark)
+		default: // the other was computed while the request waited
+			sure = max(sure, before-f.mark)
+			waited = min(waited, before-f.mark-ago/perToken)
+		}
+	}
+	return max(waited, sure), sure
+}
+
 // confirm removes the request from the queue, and learns from how long it took, unless took is 0.
 func (w *Work) confirm(now time.Time, took time.Duration, uncached float64) {
 	r := w.replica
@@ -250,9 +335,14 @@ func (w *Work) confirm(now time.Time, took time.Duration, uncached float64) {
 		r.pending = 0 // without the errors of the sums
 	}
 	r.waiting = min(r.waiting, r.pending)
-	if took > 0 { // what the replica was given before is computed, too
-		r.waiting = min(r.waiting, max(r.added-w.mark, 0))
+	if took > 0 {
+		first := firstToken{at: w.began.Add(took), mark: w.mark}
+		waited, sure := r.waitedLocked(w)
+		s.Tokens, s.Doubt = uncached+waited, (waited-sure)/(uncached+waited)
+		r.correctLocked(first, now)
+		r.recent.add(first)
 	}
+	r.shortenLocked()
 	r.mu.Unlock()
 	if took <= 0 {
 		return
