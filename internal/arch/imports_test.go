@@ -58,6 +58,7 @@ var allowed = map[string]string{
 	"internal/prefix":          "",
 	"internal/predict":         "ringhash",
 	"internal/process":         "internal/redact internal/seal",
+	"internal/routesync":       "internal/dispatch internal/prefix",
 	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai",
 	"internal/config":          "engines",
@@ -99,7 +100,7 @@ var confined = map[string]string{
 	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom internal/kubetest",
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",
-	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers",
+	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers internal/routesync",
 	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/lifecycle tests/e2e/streams xds",
 	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
 }
