@@ -79,6 +79,8 @@ type Gateway struct {
 	settings settings
 	watcher  *config.Watcher
 	limits   *limitKeeper
+	// routing is nil without Redis.
+	routing *remoteRouting
 	// access says who may use the admin listener. It holds nil while everybody may.
 	access    atomic.Pointer[admin.Access]
 	launchers *launchers
@@ -317,6 +319,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 func (g *Gateway) servants() []func(context.Context) error {
 	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst, g.memory.monitor.Run}
 	all = append(all, g.limits.components()...)
+	all = append(all, g.routing.components()...)
 	return append(all, g.streams.components()...)
 }
 

@@ -65,10 +65,10 @@ func (g *Gateway) makeAdmission() error {
 	g.admission = admission.New(a)
 	// The policies come with the first configuration that is put in force.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
-		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil})
+		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced()})
 	k.dispatcher = g.dispatcher
 	g.limits = k
-	return nil
+	return g.makeRemoteRouting()
 }
 
 // leaseMargin is how long the leases of a gateway that died outlive the replicas that it started.

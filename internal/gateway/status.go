@@ -249,5 +249,6 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		s := g.limits.shared.Status()
 		all.Shared = &telemetry.SharedGauges{Up: s.Up, Gateways: s.Gateways, Errors: uint64(s.Errors)}
 	}
+	all.Routing = g.routing.gauges()
 	return all
 }

@@ -44,7 +44,8 @@ const (
 
 // The kinds of messages.
 const (
-	// kindAll has all waiting tokens of the sender, kindChanged those that have changed; 0 for none.
+	// kindAll has all waiting tokens of the sender, kindChanged those that have changed. 0 means
+	// none.
 	kindAll     byte = 1
 	kindChanged byte = 2
 	// kindPlacements has placements.

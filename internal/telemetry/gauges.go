@@ -13,6 +13,7 @@ type gaugeCollector struct {
 	inFlight, queued, replicas, nacks, build *prometheus.Desc
 	running, waiting                         *prometheus.Desc // per tenant
 	up, gateways, errors                     *prometheus.Desc // of the shared state
+	messages, placements, sentBytes          *prometheus.Desc // of what gateways tell each other
 	gpuMemory                                *prometheus.Desc
 	condition, modelReady                    *prometheus.Desc
 	used, limit, refused                     *prometheus.Desc // of budgets
@@ -35,6 +36,10 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		gateways: desc("sluice_gateways", "Gateways that share their state and are known to be alive, including this one."),
 		errors:   desc("sluice_shared_errors_total", "Calls to the Redis of the shared state that failed or timed out."),
 
+		messages:   desc("sluice_route_messages_total", "Messages for routing between this gateway and the others, by result: sent, failed, received, ignored.", "result"),
+		placements: desc("sluice_route_placements_total", "Placements of prompts in these messages, by result: sent, received, dropped.", "result"),
+		sentBytes:  desc("sluice_route_sent_bytes_total", "Size of the messages for routing that this gateway has sent."),
+
 		condition:  desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.", "type", "subject"),
 		modelReady: desc("sluice_model_ready", "1 while the model has the replicas that it needs now, else 0.", "model"),
 
@@ -49,6 +54,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
+		c.messages, c.placements, c.sentBytes,
 		c.condition, c.modelReady, c.used, c.limit, c.refused} {
 		out <- d
 	}
@@ -95,6 +101,24 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.gateways, float64(s.Gateways))
 		out <- prometheus.MustNewConstMetric(c.errors, prometheus.CounterValue, float64(s.Errors))
 	}
+	c.collectRouting(g.Routing, out)
+}
+
+// collectRouting reports what gateways have told each other for routing.
+func (c *gaugeCollector) collectRouting(g *RoutingGauges, out chan<- prometheus.Metric) {
+	if g == nil {
+		return
+	}
+	count := func(d *prometheus.Desc, n uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	for result, n := range g.Messages {
+		count(c.messages, n, result)
+	}
+	for result, n := range g.Placements {
+		count(c.placements, n, result)
+	}
+	count(c.sentBytes, g.SentBytes)
 }
 
 // tenantsByLabel sums the tenants that share the label Other because there are more tenants than

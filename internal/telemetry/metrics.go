@@ -47,6 +47,8 @@ type Gauges struct {
 	// Shared is the state that several gateways share. It is nil for a gateway without shared
 	// state.
 	Shared *SharedGauges
+	// Routing is what gateways have told each other for routing. It is nil without Redis.
+	Routing *RoutingGauges
 	// Conditions are the conditions of the gateway.
 	Conditions []condition.Condition
 	// Budgets are what the gateway may use at most.
@@ -84,6 +86,14 @@ type SharedGauges struct {
 	Gateways int
 	// Errors counts the calls to the state that failed or timed out.
 	Errors uint64
+}
+
+// RoutingGauges counts what gateways have told each other for routing.
+type RoutingGauges struct {
+	// Messages are by result: sent, failed, received, and ignored. Placements are by result: sent,
+	// received, and dropped.
+	Messages, Placements map[string]uint64
+	SentBytes            uint64
 }
 
 // ModelGauges is the state of one model.

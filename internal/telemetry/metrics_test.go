@@ -80,7 +80,8 @@ func TestMetricsOfEvents(t *testing.T) {
 		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Models: []ModelGauges{
 			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
 		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
-			GPUs: []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
+			Routing: &RoutingGauges{Messages: map[string]uint64{"sent": 6}, Placements: map[string]uint64{"dropped": 7}, SentBytes: 8},
+			GPUs:    []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
 	}})
 	m.Waited(20 * time.Millisecond)
 	m.Retried(request.ReasonConnect)
@@ -89,7 +90,8 @@ func TestMetricsOfEvents(t *testing.T) {
 	m.ConfigReloaded(false)
 	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
 		"sluice_xds_nacks_total", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
-		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes")
+		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes",
+		"sluice_route_messages_total", "sluice_route_placements_total", "sluice_route_sent_bytes_total")
 	want := []string{
 		`scheduler_wait_time_seconds_count{phase="prefill"} 1`,
 		`sluice_build_info{envoy="1.40.0",version="1.2.3"} 1`,
@@ -102,6 +104,9 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_queued{model="chat"} 2`,
 		`sluice_replicas{model="chat",state="failed"} 1`,
 		`sluice_replicas{model="chat",state="ready"} 2`,
+		`sluice_route_messages_total{result="sent"} 6`,
+		`sluice_route_placements_total{result="dropped"} 7`,
+		`sluice_route_sent_bytes_total 8`,
 		`sluice_shared_errors_total 5`,
 		`sluice_shared_up 1`,
 		`sluice_tenant_queued{tenant="acme"} 1`,
