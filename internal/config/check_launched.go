@@ -56,6 +56,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 		k.faultf(where, "has no effect with launcher: %s; remove it, or set launcher: upstream", m.Launcher)
 	}
 	k.checkReplicas(at.field("replicas"), &m.Replicas)
+	k.checkScaleTarget(at, m)
 	k.checkResources(at, m)
 	k.checkEnv(at.field("env"), m.Env)
 	version, ok := k.resolveVersion(at, m)

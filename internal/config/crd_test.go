@@ -196,6 +196,10 @@ func modelCRD(t *testing.T) object {
 	replicas["x-kubernetes-validations"] = []any{
 		rule("!has(self.max) || self.max >= (has(self.min) ? self.min : 1)", ".max", "must be at least min, which is 1 by default"),
 	}
+	target := properties["scale"].(object)["properties"].(object)["target"].(object)
+	target["x-kubernetes-validations"] = []any{
+		rule("has(self.running) != has(self.ttft)", ".running", "must have one of running and ttft"),
+	}
 	status := statusSchema()
 	maps.Copy(status["properties"].(object), object{
 		"phase": object{"type": "string", "enum": []any{"Pending", "Starting", "Ready", "Draining", "Failed", "Idle"},

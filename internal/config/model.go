@@ -49,6 +49,9 @@ type Model struct {
 	// Replicas says how many replicas a launched model has. It is zero for launcher upstream, where
 	// each server is one replica, and for launcher none.
 	Replicas Replicas `yaml:"replicas"`
+	// Scale says when a launched model gets more replicas than replicas.min. Default: when requests
+	// wait in the gateway.
+	Scale Scale `yaml:"scale"`
 	// Resources are the resources of the node that each replica of a launched model uses. A replica
 	// that does not fit waits. With resources, a replica sees only the GPUs that were assigned to
 	// it. Default: absent, resources are not counted and replicas see all GPUs that Sluice sees.
