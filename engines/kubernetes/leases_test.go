@@ -23,11 +23,11 @@ func TestPeers(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
 	p := &peers{lifetime: 30 * time.Second}
-	const busy = `{"models":{"m":{"running":2,"queued":3,"admitted":9}},"pods":{"p":2}}`
+	const busy = `{"models":{"m":{"running":2,"queued":3,"admitted":9,"predicted":{"requests":1,"ttft":4,"prefill":2}}},"pods":{"p":2}}`
 	waiting := p.update([]*coordinationv1.Lease{
 		// The clock of "a" is behind.
 		lease("self", "1", busy, start), lease("a", "1", busy, start.Add(-4*time.Minute)),
-		lease("b", "1", `{"models":{"m":{"running":1}}}`, start), lease("old", "1", busy, start.Add(-time.Hour)), lease("odd", "1", "{", start),
+		lease("b", "1", `{"models":{"m":{"running":1,"predicted":{"requests":2,"ttft":1,"prefill":1}}}}`, start), lease("old", "1", busy, start.Add(-time.Hour)), lease("odd", "1", "{", start),
 	}, "self", start)
 	if !slices.Contains(waiting, "m") {
 		t.Error("the new waiting requests are not returned")
@@ -38,7 +38,7 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%d gateways are live, want %d: %s", len(p.live()), live, diff)
 		}
 	}
-	want(Load{Running: 3, Queued: 3, Admitted: 9}, 3)
+	want(Load{Running: 3, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 3, TTFT: 5, Prefill: 3}}, 3)
 	// b renews its lease, a does not. After 30 s by the test's clock a is dead, whatever its own
 	// clock says.
 	version := 1
@@ -53,7 +53,7 @@ func TestPeers(t *testing.T) {
 		t.Errorf("%v is returned as waiting again", waiting)
 	}
 	see(29*time.Second, "2")
-	want(Load{Running: 7, Queued: 3, Admitted: 9}, 2)
+	want(Load{Running: 7, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 2)
 	see(31*time.Second, "2")
 	want(Load{Running: 5}, 1)
 	see(42*time.Second, "2")
@@ -71,7 +71,7 @@ func TestPeers(t *testing.T) {
 	}
 	// A gateway that renews its lease again is live at once.
 	p.update([]*coordinationv1.Lease{lease("self", "new", "", start), lease("old", "2", busy, start)}, "self", start.Add(303*time.Second))
-	want(Load{Running: 2, Queued: 3, Admitted: 9}, 1)
+	want(Load{Running: 2, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 1)
 }
 
 // No gateway becomes dead while renewals cannot be seen: the API was stopped, its watch stood

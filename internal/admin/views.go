@@ -17,6 +17,18 @@ type ModelLoad struct {
 	// QueuedBytes is the total length of the bodies of the waiting requests.
 	QueuedBytes int64
 	Limits      Limits
+	// Scaled is the last change of the number of replicas that the model should have. Nil means
+	// that it never changed.
+	Scaled *Scaled
+}
+
+// Scaled is a change of the number of replicas that a model should have.
+type Scaled struct {
+	From int `json:"from"`
+	To   int `json:"to"`
+	// Reason is one of those in docs/scaling.md.
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
 }
 
 // Limits are the limits of a model, under their names in the file. 0 means no limit. A
@@ -220,6 +232,8 @@ type modelView struct {
 	QueuedBytes int64      `json:"queued_bytes"`
 	Weight      int        `json:"weight"`
 	Limits      limitsView `json:"limits"`
+	// Scaled is absent until the number of replicas has changed.
+	Scaled *Scaled `json:"scaled,omitempty"`
 }
 
 // tenantView shows a tenant.
@@ -265,6 +279,7 @@ func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
 		QueuedBytes: load.QueuedBytes,
 		Weight:      limits.Weight,
 		Limits:      limits,
+		Scaled:      load.Scaled,
 	}
 }
 

@@ -122,7 +122,7 @@ func TestEveryField(t *testing.T) {
 		Models: []Model{
 			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 3},
-				Scale: Scale{Target: ScaleTarget{Running: 4}},
+				Scale:     Scale{Target: ScaleTarget{Running: 4}},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
 				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429},
 				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -67,6 +68,8 @@ type estimator struct {
 	outputs map[string]*average
 	// ttft predicts the time to the first token; guarded by mu
 	ttft prediction
+	// recent has the predictions of recent picks. It has a lock of its own.
+	recent predict.Recent
 	// prefixIndex has a lock of its own.
 	prefixIndex prefixIndex
 }

@@ -1,7 +1,10 @@
 package dispatch
 
 import (
+	"time"
+
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // View is the traffic of one model, for operators.
@@ -15,6 +18,11 @@ type View struct {
 	// PerReplica is how many requests each replica serves at once, also before it is ready; 0 means
 	// no limit or not known.
 	PerReplica int
+	// Ready is the number of replicas that may be picked.
+	Ready int
+	// Predicted is what was predicted for the first tokens of recent requests. It is zero with a
+	// strategy that predicts nothing.
+	Predicted predict.Flow
 }
 
 // View returns the traffic of a model; false means that there is no such model.
@@ -25,7 +33,7 @@ func (d *Dispatcher) View(model string) (View, bool) {
 		return View{}, false
 	}
 	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load()}
-	v.PerReplica = t.policy.MaxPerReplica
+	v.PerReplica, v.Ready, v.Predicted = t.policy.MaxPerReplica, len(t.replicas), t.estimator.recent.Flow(time.Now())
 	for i := range t.source.Replicas {
 		v.PerReplica = limit(t.policy, &t.source.Replicas[i])
 	}

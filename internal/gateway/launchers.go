@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +58,7 @@ func (g *Gateway) makeLaunchers() error {
 	l := &launchers{
 		log: g.log, self: g.self, fleet: g.fleet, admission: g.admission, dispatcher: g.dispatcher, committed: committed{first: c},
 	}
-	l.scaler = scale.New(scale.Config{Load: l.load, Apply: l.apply, Log: g.log})
+	l.scaler = scale.New(scale.Config{Load: l.load, Apply: l.applyScaled, Log: g.log})
 	l.local = local.New(local.Config{
 		Dir: g.dir, Fleet: g.fleet, Log: g.log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
 		OnHealthy: g.dispatcher.EndSuspension, Inventory: local.NewInventory(),
@@ -324,66 +323,6 @@ func (l *launchers) awaitPods(ctx context.Context) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-}
-
-// idleModels lists the local models that no request uses and that have more replicas than their
-// least number.
-func (l *launchers) idleModels() []string {
-	return slices.DeleteFunc(l.scaler.IdleModels(), func(model string) bool {
-		m := l.fleet.Snapshot().Models[model]
-		return m == nil || m.Launcher != engines.Local
-	})
-}
-
-// evict stops one replica of each of these models, unless a request has come for the model.
-func (l *launchers) evict(models []string) {
-	changed := false
-	for _, model := range models {
-		changed = l.scaler.Evict(model) || changed
-	}
-	if changed {
-		l.apply()
-	}
-}
-
-// demand reports that a request waits for a model.
-func (l *launchers) demand(model string) {
-	l.scaler.ReportDemand(model)
-	if l.kubernetes != nil {
-		l.kubernetes.PublishLoad()
-	}
-}
-
-// load is the load of a model at all gateways that launch it together.
-func (l *launchers) load(model string) scale.Load {
-	own := l.ownLoad(model)
-	if l.kubernetes != nil {
-		others := l.kubernetes.OthersLoad(model)
-		own.Running, own.Queued, own.Admitted = own.Running+others.Running, own.Queued+others.Queued, own.Admitted+others.Admitted
-	}
-	return own
-}
-
-// ownLoad is the load of a model at this gateway. A request that waits for a pool counts for each
-// of the pool's models.
-func (l *launchers) ownLoad(model string) scale.Load {
-	v, _ := l.dispatcher.View(model)
-	load := scale.Load{
-		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
-		MaxRunning: v.Policy.Limits.MaxConcurrent,
-	}
-	for _, p := range l.config().Pools {
-		if slices.Contains(p.Models, model) {
-			load.Queued += l.admission.PoolStats(p.Name).Queued
-		}
-	}
-	return load
-}
-
-// reportedLoad returns ownLoad in the form that is reported to the other gateways.
-func (l *launchers) reportedLoad(model string) kubernetes.Load {
-	own := l.ownLoad(model)
-	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted}
 }
 
 // podModels are the models that are launched on Kubernetes.

@@ -118,6 +118,7 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 		return admin.ModelLoad{}
 	}
 	return admin.ModelLoad{
+		Scaled:   g.launchers.lastScaled(model),
 		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
 		Limits: admin.Limits{
 			Weight:                v.Policy.Limits.Weight,
@@ -232,7 +233,8 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		for _, r := range m.Replicas {
 			states[string(r.State)]++
 		}
-		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states})
+		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states,
+			Launched: m.Launcher == engines.Local || m.Launcher == engines.Kubernetes, Desired: m.Desired})
 	}
 	for _, t := range g.config().Tenants {
 		now := g.admission.Tenant(t.Name)

@@ -260,7 +260,12 @@ func scales(c *config.Config) map[string]scale.Model {
 	all := map[string]scale.Model{}
 	for _, m := range c.Models {
 		if m.Launched() {
-			all[m.Name] = scale.Model{Min: m.Replicas.Min, Max: m.Replicas.Max, Cooldown: m.Cooldown}
+			version, launch := c.Launch(m)
+			all[m.Name] = scale.Model{
+				Min: m.Replicas.Min, Max: m.Replicas.Max, Cooldown: m.Cooldown,
+				PerReplica: version.Slots.Count(version.Complete(launch.Task, launch.Variables)),
+				Target:     scale.Target(m.Scale.Target),
+			}
 		}
 	}
 	return all

@@ -44,13 +44,13 @@ func TestEvictTakesOnlyIdleReplicas(t *testing.T) {
 	if !s.Evict("idle") || s.Desired("idle") != 1 || !s.Evict("idle") || s.Desired("idle") != 0 || s.Evict("idle") {
 		t.Errorf("%d of idle are left", s.Desired("idle"))
 	}
-	s.update(time.Now(), true)
+	s.Update(time.Now())
 	if s.Desired("idle") != 0 {
 		t.Error("what it did before it was evicted brought it back")
 	}
 	set("idle", Load{Queued: 1, Admitted: 7})
 	s.ReportDemand("idle")
-	s.update(time.Now(), false)
+	s.Update(time.Now())
 	if s.Desired("idle") != 1 {
 		t.Error("a request did not bring it back")
 	}
@@ -68,7 +68,7 @@ func TestLongestIdleModelComesFirst(t *testing.T) {
 		s.Set(models)
 		for _, name := range []string{"c", "a", "b"} {
 			set(name, Load{})
-			s.update(time.Now(), true)
+			s.Update(time.Now())
 			time.Sleep(time.Minute)
 		}
 		set("d", Load{}) // The model was not updated since.

@@ -5,10 +5,13 @@
 // hundred requests for a model without replicas set the number to one.
 //
 // A number rises at once: when requests wait, it becomes what the running and waiting requests
-// need. For a model without replicas it becomes one, because the replica may tell how many requests
-// it handles at once. A number falls late: when fewer replicas were enough during the whole
-// cooldown, and to zero when there was no request for that time. Load that changes faster than the
-// cooldown therefore changes nothing.
+// need. As long as nobody knows how many requests a replica handles at once, and none is ready to
+// tell, it becomes one. A model with a Target also rises before requests wait (target.go). A number
+// falls late: when fewer replicas were enough during the whole cooldown, and to zero when there was
+// no request for that time. Load that changes faster than the cooldown therefore changes nothing.
+//
+// Nothing counts how many replicas start. What a load needs is a number of replicas in all, and it
+// stays the same while replicas start.
 package scale
 
 import (
@@ -29,6 +32,11 @@ type Model struct {
 	// Cooldown is how long fewer replicas must be enough before the number falls. 0 means 5
 	// minutes.
 	Cooldown time.Duration
+	// PerReplica is how many requests one replica handles at once, as far as is known before one
+	// runs. Load.PerReplica overrides it. 0 means unknown.
+	PerReplica int
+	// Target adds replicas before requests wait. The zero value does not.
+	Target Target
 }
 
 // Load is the work that a model has at one moment.
@@ -42,6 +50,10 @@ type Load struct {
 	PerReplica int
 	// MaxRunning is the model's own limit of running requests. 0 means no limit.
 	MaxRunning int
+	// Ready is the number of replicas that are ready.
+	Ready int
+	// Predicted is what was predicted for the first tokens of the requests that arrive now.
+	Predicted Predicted
 }
 
 // Config is the configuration of a Scaler. Load and Apply are required.
@@ -50,8 +62,8 @@ type Config struct {
 	Load func(model string) Load
 	// Apply is called without a lock when a number has changed. It reads the numbers with Desired.
 	Apply func()
-	// Interval is the time between two updates of all models. 0 means 30 s. A model with a shorter
-	// cooldown is updated twice per cooldown.
+	// Interval is the time between two updates of a model. 0 means 30 s. A model with a shorter
+	// cooldown is updated twice per cooldown, a model with a Target each second.
 	Interval time.Duration
 	// Log receives the changes. Nil means no log.
 	Log *zap.Logger
@@ -65,6 +77,8 @@ const (
 	// recheckDelay is the time after a change until the next update. A new replica may then tell
 	// how many requests it handles at once.
 	recheckDelay = time.Second
+	// targetInterval is the time between two updates of a model with a Target.
+	targetInterval = time.Second
 	// unknownPerReplica replaces an unknown Load.PerReplica.
 	unknownPerReplica = 8
 )
@@ -81,20 +95,6 @@ type Scaler struct {
 	models map[string]*modelState
 	// found holds the numbers from Adopt of models that Set has not named yet. Guarded by mu.
 	found map[string]int
-}
-
-// modelState is the state of one model. Scaler.mu guards it.
-type modelState struct {
-	Model
-	desired int
-	// hasDemand is true if a request waits and the model was not updated since.
-	hasDemand bool
-	// admitted is Load.Admitted at the last update.
-	admitted uint64
-	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
-	// not. peak is the largest number that was needed since.
-	belowSince time.Time
-	peak       int
 }
 
 // New returns a Scaler without models. It starts nothing.
@@ -117,7 +117,7 @@ func (s *Scaler) Adopt(found map[string]int) {
 	defer s.mu.Unlock()
 	for name, n := range found {
 		if st := s.models[name]; st != nil {
-			st.desired = min(max(st.desired, n), st.Max)
+			st.change(min(max(st.desired, n), st.Max), Found, time.Now())
 		} else {
 			s.found[name] = n
 		}
@@ -175,8 +175,8 @@ func (s *Scaler) Evict(model string) bool {
 	if st == nil || st.desired <= st.Min || load.Running+load.Queued > 0 {
 		return false
 	}
-	st.desired--
-	st.admitted, st.belowSince, st.peak = load.Admitted, time.Time{}, 0
+	st.change(st.desired-1, Evicted, time.Now())
+	st.admitted = load.Admitted
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
@@ -196,8 +196,10 @@ func (s *Scaler) Set(models map[string]Model) {
 			m.Cooldown = defaultCooldown
 		}
 		m.Max = max(m.Max, m.Min)
-		st.Model = m
-		st.desired = min(max(st.desired, m.Min), m.Max)
+		st.Model, st.due = m, time.Time{}
+		if n := min(max(st.desired, m.Min), m.Max); n != st.desired {
+			st.change(n, Bounds, time.Now())
+		}
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *modelState) bool { _, ok := models[name]; return !ok })
 	signal(s.modelsSignal)
@@ -234,66 +236,70 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run updates a model when a request waits for it, and all models every Interval, until ctx ends.
+// Run updates a model when a request waits for it, and each model every Interval, until ctx ends.
 // It then returns nil.
 func (s *Scaler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		all := true
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.demandSignal:
-			all = false
 		case <-s.modelsSignal:
 		case <-timer.C:
 		}
-		changed, next := s.update(time.Now(), all)
+		now := time.Now()
+		changed, next := s.Update(now)
 		if changed {
 			s.config.Apply()
 		}
-		if all || changed {
-			timer.Reset(next)
-		}
+		timer.Reset(next.Sub(now))
 	}
 }
 
-// update updates the numbers of all models, or of those with demand. It returns whether a number
-// has changed, and when to update all models again.
-func (s *Scaler) update(now time.Time, all bool) (changed bool, next time.Duration) {
-	next = s.config.Interval
-	for _, name := range s.takeDue(all) {
+// Update updates the models that are due at now and those with demand. It returns whether a number
+// has changed, and when the next model is due. Run calls it; a simulation calls it instead of Run,
+// with times of its own.
+func (s *Scaler) Update(now time.Time) (changed bool, next time.Time) {
+	for _, name := range s.takeDue(now) {
 		load := s.config.Load(name) // Load takes other locks, so mu is not held.
-		s.mu.Lock()
-		st := s.models[name]
-		if st == nil {
-			s.mu.Unlock()
-			continue
-		}
-		before := st.desired
-		st.apply(load, now)
-		after := st.desired
-		if st.Min < st.Max {
-			next = min(next, max(st.Cooldown/2, minInterval))
-		}
-		s.mu.Unlock()
-		if after != before {
-			changed, next = true, min(next, recheckDelay)
-			s.config.Log.Info("model scaled", zap.String("model", name), zap.Int("from", before), zap.Int("to", after),
-				zap.Int("running", load.Running), zap.Int("queued", load.Queued))
+		if c, ok := s.updateModel(name, load, now); ok {
+			changed = true
+			s.config.Log.Info("model scaled", zap.String("model", name), zap.Int("from", c.From), zap.Int("to", c.To), zap.String("reason", string(c.Reason)),
+				zap.Int("running", load.Running), zap.Int("queued", load.Queued), zap.Duration("predicted_ttft", load.Predicted.mean()))
 		}
 	}
-	return changed, next
+	return changed, s.nextDue(now)
+}
+
+// updateModel updates one model, and returns the change if its number has changed.
+func (s *Scaler) updateModel(name string, load Load, now time.Time) (Change, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.models[name]
+	if st == nil {
+		return Change{}, false
+	}
+	before := st.desired
+	st.apply(load, now)
+	st.due = now.Add(st.interval(s.config.Interval))
+	if st.desired == before {
+		return Change{}, false
+	}
+	if recheck := now.Add(recheckDelay); recheck.Before(st.due) {
+		st.due = recheck
+	}
+	return st.last, true
 }
 
 // takeDue returns the names of the models to update, sorted, and clears their hasDemand.
-func (s *Scaler) takeDue(all bool) []string {
+func (s *Scaler) takeDue(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for name, st := range s.models {
-		if all || st.hasDemand {
+		if st.hasDemand || !st.due.After(now) {
 			names = append(names, name)
 		}
 		st.hasDemand = false
@@ -302,41 +308,15 @@ func (s *Scaler) takeDue(all bool) []string {
 	return names
 }
 
-// apply changes the desired number for the load.
-func (st *modelState) apply(l Load, now time.Time) {
-	need := st.needed(l)
-	st.admitted = l.Admitted
-	if need >= st.desired {
-		st.desired, st.belowSince, st.peak = need, time.Time{}, 0
-		return
+// nextDue returns when the next model is due, at most Interval from now.
+func (s *Scaler) nextDue(now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := now.Add(s.config.Interval)
+	for _, st := range s.models {
+		if st.due.Before(next) {
+			next = st.due
+		}
 	}
-	if st.peak = max(st.peak, need); st.belowSince.IsZero() {
-		st.belowSince = now
-	}
-	if now.Sub(st.belowSince) >= st.Cooldown {
-		st.desired, st.belowSince, st.peak = st.peak, time.Time{}, 0
-	}
-}
-
-// needed returns how many replicas the load needs now.
-func (st *modelState) needed(l Load) int {
-	per := l.PerReplica
-	if per <= 0 {
-		per = unknownPerReplica
-	}
-	busy := l.Running + l.Queued
-	if l.MaxRunning > 0 {
-		busy = min(busy, max(l.MaxRunning, l.Running))
-	}
-	need := (busy + per - 1) / per
-	if l.PerReplica <= 0 && st.desired == 0 {
-		need = min(need, 1) // The first replica may tell how many requests it handles.
-	}
-	if l.Queued == 0 {
-		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
-	}
-	if need == 0 && l.Admitted != st.admitted {
-		need = min(1, st.desired) // A request has come and gone since the last update.
-	}
-	return min(max(need, st.Min), st.Max)
+	return next
 }

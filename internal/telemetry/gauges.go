@@ -15,7 +15,7 @@ type gaugeCollector struct {
 	up, gateways, errors                     *prometheus.Desc // of the shared state
 	messages, placements, sentBytes          *prometheus.Desc // of what gateways tell each other
 	gpuMemory                                *prometheus.Desc
-	condition, modelReady                    *prometheus.Desc
+	condition, modelReady, desired           *prometheus.Desc
 	used, limit, refused                     *prometheus.Desc // of budgets
 }
 
@@ -41,6 +41,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		sentBytes:  desc("sluice_route_sent_bytes_total", "Size of the messages for routing that this gateway has sent."),
 
 		condition:  desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.", "type", "subject"),
+		desired:    desc("sluice_model_desired_replicas", "Replicas that the scaling wants the model to have.", "model"),
 		modelReady: desc("sluice_model_ready", "1 while the model has the replicas that it needs now, else 0.", "model"),
 
 		used:    desc("sluice_budget_used", "What is in use of a budget of the gateway: connections, or bytes.", "budget"),
@@ -55,7 +56,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
-		c.condition, c.modelReady, c.used, c.limit, c.refused} {
+		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused} {
 		out <- d
 	}
 }
@@ -74,6 +75,9 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	for name, m := range c.byLabel(g.Models) {
 		gauge(c.inFlight, float64(m.InFlight), name)
 		gauge(c.queued, float64(m.Queued), name)
+		if m.Launched {
+			gauge(c.desired, float64(m.Desired), name)
+		}
 		for state, n := range m.Replicas {
 			gauge(c.replicas, float64(n), name, state)
 		}
@@ -147,6 +151,7 @@ func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
 		}
 		sum.InFlight += m.InFlight
 		sum.Queued += m.Queued
+		sum.Launched, sum.Desired = sum.Launched || m.Launched, sum.Desired+m.Desired
 		for state, n := range m.Replicas {
 			sum.Replicas[state] += n
 		}

@@ -103,6 +103,9 @@ type ModelGauges struct {
 	InFlight, Queued int
 	// Replicas counts the replicas by state.
 	Replicas map[string]int
+	// Launched tells that the gateway starts the model's replicas. Desired is how many it wants.
+	Launched bool
+	Desired  int
 }
 
 // Metrics are Sluice's Prometheus metrics, on a registry of their own. Make them with NewMetrics.

@@ -91,6 +91,12 @@ type Model struct {
 	Name, State             string
 	Replicas, Ready, Queued int
 	InFlight                int `json:"in_flight"`
+	Desired                 int
+	// Scaled is the last change of Desired.
+	Scaled struct {
+		From, To int
+		Reason   string
+	}
 }
 
 // Model returns the model of that name. It returns the zero Model if the gateway has none.

@@ -1,0 +1,89 @@
+package gateway
+
+import (
+	"slices"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/scale"
+)
+
+// idleModels lists the local models that no request uses and that have more replicas than their
+// least number.
+func (l *launchers) idleModels() []string {
+	return slices.DeleteFunc(l.scaler.IdleModels(), func(model string) bool {
+		m := l.fleet.Snapshot().Models[model]
+		return m == nil || m.Launcher != engines.Local
+	})
+}
+
+// evict stops one replica of each of these models, unless a request has come for the model.
+func (l *launchers) evict(models []string) {
+	changed := false
+	for _, model := range models {
+		changed = l.scaler.Evict(model) || changed
+	}
+	if changed {
+		l.apply()
+	}
+}
+
+// demand reports that a request waits for a model.
+func (l *launchers) demand(model string) {
+	l.scaler.ReportDemand(model)
+	if l.kubernetes != nil {
+		l.kubernetes.PublishLoad()
+	}
+}
+
+// applyScaled applies numbers of replicas that the scaler has changed. A leader elsewhere that
+// starts the pods learns at once what load has changed them.
+func (l *launchers) applyScaled() {
+	l.apply()
+	if l.kubernetes != nil {
+		l.kubernetes.PublishLoad()
+	}
+}
+
+// lastScaled returns the last change of the model's number of replicas; nil if it never changed.
+func (l *launchers) lastScaled(model string) *admin.Scaled {
+	c := l.scaler.LastChange(model)
+	if c.At.IsZero() {
+		return nil
+	}
+	return &admin.Scaled{From: c.From, To: c.To, Reason: string(c.Reason), At: c.At}
+}
+
+// load is the load of a model at all gateways that launch it together.
+func (l *launchers) load(model string) scale.Load {
+	own := l.ownLoad(model)
+	if l.kubernetes != nil {
+		others := l.kubernetes.OthersLoad(model)
+		own.Running, own.Queued, own.Admitted = own.Running+others.Running, own.Queued+others.Queued, own.Admitted+others.Admitted
+		own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
+	}
+	return own
+}
+
+// ownLoad is the load of a model at this gateway. A request that waits for a pool counts for each
+// of the pool's models.
+func (l *launchers) ownLoad(model string) scale.Load {
+	v, _ := l.dispatcher.View(model)
+	load := scale.Load{
+		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
+		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Predicted: scale.Predicted(v.Predicted),
+	}
+	for _, p := range l.config().Pools {
+		if slices.Contains(p.Models, model) {
+			load.Queued += l.admission.PoolStats(p.Name).Queued
+		}
+	}
+	return load
+}
+
+// reportedLoad returns ownLoad in the form that is reported to the other gateways.
+func (l *launchers) reportedLoad(model string) kubernetes.Load {
+	own := l.ownLoad(model)
+	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Predicted: kubernetes.Predicted(own.Predicted)}
+}

@@ -1,0 +1,104 @@
+package scale
+
+import (
+	"cmp"
+	"time"
+)
+
+// modelState is the state of one model. Scaler.mu guards it.
+type modelState struct {
+	Model
+	desired int
+	// last is the last change of desired.
+	last Change
+	// due is when the model is updated again. The zero time means at once.
+	due time.Time
+	// hasDemand is true if a request waits and the model was not updated since.
+	hasDemand bool
+	// admitted is Load.Admitted at the last update.
+	admitted uint64
+	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
+	// not. peak is the largest number that was needed since.
+	belowSince time.Time
+	peak       int
+}
+
+// interval returns the time between two updates of the model.
+func (st *modelState) interval(usual time.Duration) time.Duration {
+	if st.Min == st.Max {
+		return usual
+	}
+	if st.Target != (Target{}) {
+		usual = min(usual, targetInterval)
+	}
+	return min(usual, max(st.Cooldown/2, minInterval))
+}
+
+// apply changes the desired number for the load.
+func (st *modelState) apply(l Load, now time.Time) {
+	need, reason := st.needed(l, 1)
+	// Fewer replicas must hold the target with a margin, or the next request would start one again.
+	keep, _ := st.needed(l, keepShare)
+	st.admitted = l.Admitted
+	switch {
+	case need > st.desired:
+		st.change(need, reason, now)
+		return
+	case keep >= st.desired:
+		st.belowSince, st.peak = time.Time{}, 0
+		return
+	}
+	if st.peak = max(st.peak, keep); st.belowSince.IsZero() {
+		st.belowSince = now
+	}
+	if now.Sub(st.belowSince) >= st.Cooldown {
+		if reason = FewerEnough; st.peak == 0 {
+			reason = Idle
+		}
+		st.change(st.peak, reason, now)
+	}
+}
+
+// change sets the desired number and keeps why.
+func (st *modelState) change(to int, reason Reason, now time.Time) {
+	if to != st.desired {
+		st.last = Change{From: st.desired, To: to, Reason: reason, At: now}
+	}
+	st.desired, st.belowSince, st.peak = to, time.Time{}, 0
+}
+
+// needed returns how many replicas the load needs now, and what needs them. share is the share of
+// the Target that counts as the target.
+func (st *modelState) needed(l Load, share float64) (int, Reason) {
+	need, reason := st.neededByQueue(l), RequestsWait
+	if n, r := st.neededByTarget(l, share); n > need {
+		need, reason = n, r
+	}
+	return min(max(need, st.Min), st.Max), reason
+}
+
+// busy returns how many of the model's requests replicas could serve at once.
+func (l Load) busy() int {
+	n := l.Running + l.Queued
+	if l.MaxRunning > 0 {
+		n = min(n, max(l.MaxRunning, l.Running))
+	}
+	return n
+}
+
+// neededByQueue returns how many replicas the waiting requests need.
+func (st *modelState) neededByQueue(l Load) int {
+	known := cmp.Or(max(l.PerReplica, 0), st.PerReplica)
+	per := cmp.Or(known, unknownPerReplica)
+	need := (l.busy() + per - 1) / per
+	if known == 0 && l.Ready == 0 {
+		need = min(need, 1) // The first replica may tell how many requests it handles.
+	}
+	if l.Queued == 0 {
+		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
+	}
+	if need == 0 && l.Admitted != st.admitted {
+		need = min(1, st.desired) // A request has come and gone since the last update.
+	}
+	return need
+}

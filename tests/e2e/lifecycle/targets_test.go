@@ -1,0 +1,61 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// TestE2E_U7_RunningTargetStartsAReplicaBeforeTheQueue: a replica has slots left, and the fifth
+// request of a target of four starts the second replica. When all have ended, it goes.
+func TestE2E_U7_RunningTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 1, max: 3}
+    scale: {target: {running: 4}}
+    cooldown: 1s
+    variables: {prefill_rate: 0, token_interval: 20ms, batch_slowdown: 0, max_num_seqs: 64}
+`)
+	g.AwaitReplicas("m", 1)
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	var streams sync.WaitGroup
+	begin := func(n int) {
+		for range n {
+			r, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("m", true, 100_000, "Hello"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			streams.Go(func() { defer r.Body.Close(); <-ctx.Done() })
+		}
+	}
+	begin(4)
+	if m := g.Model("m"); m.InFlight != 4 || m.Desired != 1 {
+		t.Errorf("four requests: %+v", m)
+	}
+	begin(1)
+	harness.Eventually(t, "a second replica", func() error {
+		if m := g.Model("m"); m.Ready != 2 || m.InFlight != 5 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	if m := g.Model("m"); m.Scaled.From != 1 || m.Scaled.To != 2 || m.Scaled.Reason != "running_target" {
+		t.Errorf("the reason is %+v", m.Scaled)
+	}
+	if n := metricSum(g, "sluice_model_desired_replicas"); n != 2 {
+		t.Errorf("the metric says that %v replicas are desired", n)
+	}
+	leave()
+	streams.Wait()
+	g.AwaitReplicas("m", 1)
+	if m := g.Model("m"); m.Scaled.To != 1 || m.Scaled.Reason != "fewer_enough" {
+		t.Errorf("the reason is %+v", m.Scaled)
+	}
+}
