@@ -141,4 +141,6 @@ func (c caller) authorize(r *http.Request) *openai.Error {
 }
 
 // isRead reports whether a request changes nothing.
-func isRead(r *http.Request) bool { return r.Method == http.MethodGet || r.Method == http.MethodHead }
+func isRead(r *http.Request) bool {
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodPost && isPick(r.URL.EscapedPath())
+}

@@ -70,8 +70,8 @@ type Config struct {
 	// restores the value of the file. Error.Param names the field at fault. Once PatchLimits has
 	// returned, Limits returns the new values. If PatchLimits is nil, limits cannot be changed.
 	PatchLimits func(ctx context.Context, key string, changes map[string]*int64) *openai.Error
-	// Pick returns the replica that a request with this cache key would go to. The model exists.
-	Pick func(model, key string) (Pick, *openai.Error)
+	// Pick returns the replica that a request would go to. The model exists. Pick changes nothing.
+	Pick func(model string, q PickQuestion) (Pick, *openai.Error)
 	// Reload reads the configuration file again. force puts a file in force that is held back until
 	// an operator confirms it. The error lists the faults of the file.
 	Reload func(ctx context.Context, force bool) error
@@ -122,6 +122,12 @@ const (
 	loginPath   = "/api/v1/login"
 	logoutPath  = "/api/v1/logout"
 	sessionPath = "/api/v1/session"
+)
+
+// The paths of one model begin with modelsPath. Where a request would go is at pickSuffix.
+const (
+	modelsPath = "/api/v1/models/"
+	pickSuffix = "/pick"
 )
 
 // handler implements the admin listener.
@@ -244,7 +250,7 @@ func (h *handler) find(path string) (route, bool) {
 		r, ok := h.routes[path]
 		return r, ok
 	}
-	if rest, ok := strings.CutPrefix(path, "/api/v1/models/"); ok {
+	if rest, ok := strings.CutPrefix(path, modelsPath); ok {
 		return h.findModel(rest)
 	}
 	if rest, ok := strings.CutPrefix(path, "/api/v1/tenants/"); ok {
@@ -265,8 +271,11 @@ func (h *handler) findModel(rest string) (route, bool) {
 			return h.ofModel(name, func(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) { serve(w, r, h.modelSubject(m)) })
 		}), true
 	}
-	if name, ok := strings.CutSuffix(rest, "/pick"); ok && h.Pick != nil {
-		return route{http.MethodGet: h.ofModel(name, h.pick)}, true
+	if name, ok := strings.CutSuffix(rest, pickSuffix); ok && h.Pick != nil {
+		return route{http.MethodGet: h.ofModel(name, h.pick), http.MethodPost: h.ofModel(name, h.pickBody)}, true
+	}
+	if name, ok := strings.CutSuffix(rest, "/routing"); ok && h.Pick != nil {
+		return route{http.MethodGet: h.ofModel(name, h.routing)}, true
 	}
 	return nil, false
 }

@@ -93,12 +93,13 @@ func newConfig() Config {
 		Pools: func() []Pool {
 			return []Pool{{Name: "auto", Models: []string{"chat", "empty"}, Queued: 2}, {Name: "none"}}
 		},
-		Pick: func(model, key string) (Pick, *openai.Error) {
-			if key == "bad" {
+		Pick: func(model string, q PickQuestion) (Pick, *openai.Error) {
+			if q.Key == "bad" {
 				return Pick{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", model)
 			}
-			return Pick{Position: 1<<63 + 1, First: "chat-1", Picked: "chat-0",
-				Order: []PickReplica{{ID: "chat-1"}, {ID: "chat-0", Load: 4, Candidate: true}}}, nil
+			return Pick{Position: 1<<63 + 1, Picked: "chat-0", Reason: "cached", PromptTokens: 100, Replicas: []PickReplica{
+				{ID: "chat-1", UncachedTokens: 100},
+				{ID: "chat-0", Load: 4, Candidate: true, MatchedTokens: 64, UncachedTokens: 36, WaitingTokens: 500, Rate: 6000, Predicted: 90 * time.Millisecond}}}, nil
 		},
 		Reload:  func(context.Context, bool) error { return nil },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "sluice_queued 0\n") }),
@@ -121,6 +122,13 @@ const noLimits = `{"weight":0,"max_concurrent_requests":0,"max_tokens_per_minute
 
 const acmeLimits = `{"weight":3,"requests_per_minute":600,"tokens_per_minute":5,"max_concurrent_streams":6,"max_prefill":8,
 	"max_queue_bytes":1099511627776,"patched":[],"file":{}}`
+
+const chatPick = `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0","reason":"cached",
+	"why":"chat-0 is about as fast as any other replica, and has most of the prompt in its cache: 64 of 100 tokens.","prompt_tokens":100,
+	"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}],
+	"replicas":[
+		{"id":"chat-1","load":0,"candidate":false,"matched_tokens":0,"uncached_tokens":100,"waiting_tokens":0,"rate":0,"predicted_ms":0,"in_ring_order":0},
+		{"id":"chat-0","load":4,"candidate":true,"matched_tokens":64,"uncached_tokens":36,"waiting_tokens":500,"rate":6000,"predicted_ms":90,"in_ring_order":1}]}`
 
 func TestAPI(t *testing.T) {
 	t.Parallel()
@@ -167,10 +175,8 @@ func TestAPI(t *testing.T) {
 		{"/api/v1/models/default/limits", 200, chatLimits},
 		{"/api/v1/models/org/a%3Cb%3E/limits/limits", 200, noLimits},
 		{"/api/v1/models/org%2Fa%3Cb%3E%2Flimits/limits", 200, noLimits},
-		{"/api/v1/models/chat/pick?key=hello", 200, `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0",
-			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
-		{"/api/v1/models/chat/pick?key=", 200, `{"model":"chat","position":"8000000000000001","first":"chat-1","picked":"chat-0",
-			"order":[{"id":"chat-1","load":0,"candidate":false},{"id":"chat-0","load":4,"candidate":true}]}`},
+		{"/api/v1/models/chat/pick?key=hello", 200, chatPick},
+		{"/api/v1/models/chat/pick?key=", 200, chatPick},
 		{"/api/v1/models/chat/pick", 400, `{"error":{"message":"The query parameter key is missing: name a cache key with ?key=…","type":"invalid_request_error","code":"invalid_request","param":"key"}}`},
 		{"/api/v1/models/chat/pick?key=bad", 503, "{\"error\":{\"message\":\"The model `chat` has no replica.\",\"type\":\"server_error\",\"code\":\"no_replica\",\"param\":null}}"},
 		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},

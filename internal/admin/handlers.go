@@ -182,26 +182,6 @@ func (h *handler) pools(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]Pool{"pools": pools})
 }
 
-func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
-	query := r.URL.Query()
-	if !query.Has("key") {
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "key", Message: "The query parameter key is missing: name a cache key with ?key=…"})
-		return
-	}
-	pick, fault := h.Pick(m.Name, query.Get("key"))
-	if fault != nil {
-		writeError(w, fault)
-		return
-	}
-	writeJSON(w, http.StatusOK, struct {
-		Model    string        `json:"model"`
-		Position string        `json:"position"` // hexadecimal, because a JSON number cannot hold every uint64
-		First    string        `json:"first"`
-		Picked   string        `json:"picked"`
-		Order    []PickReplica `json:"order"`
-	}{m.Name, fmt.Sprintf("%016x", pick.Position), pick.First, pick.Picked, orEmpty(pick.Order)})
-}
-
 // maxReload is the size of the largest body of a reload in bytes.
 const maxReload = 1024
 

@@ -98,27 +98,6 @@ type Pool struct {
 	Queued int `json:"queued"`
 }
 
-// Pick tells which replica a request with a given cache key would go to.
-type Pick struct {
-	// Position is the key's position on the ring.
-	Position uint64
-	// First is the replica that owns the position. Its load is not considered.
-	First string
-	// Picked is the replica that would be picked now. It is empty if no replica can be picked.
-	Picked string
-	// Order lists all replicas of the ring, in the order in which they are tried.
-	Order []PickReplica
-}
-
-// PickReplica is one replica in the order of a Pick.
-type PickReplica struct {
-	ID   string `json:"id"`
-	Load int    `json:"load"`
-	// Candidate is false for a replica that cannot be picked: it is full, or Envoy does not know it
-	// yet.
-	Candidate bool `json:"candidate"`
-}
-
 // Status is the status of the gateway.
 type Status struct {
 	// Version is the version of Sluice.

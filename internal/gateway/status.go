@@ -10,9 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
-	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
-	"github.com/sluice-gateway/sluice/ringhash"
 )
 
 // adminConfig returns the funcs from which the admin listener reads. Each func reads the current
@@ -188,22 +186,6 @@ func (k *limitKeeper) status() admin.SharedStatus {
 	}
 	s := k.shared.Status()
 	return admin.SharedStatus{Configured: true, Up: s.Up, Mode: s.Mode, Gateways: s.Gateways, Since: s.Since, LastError: s.LastError}
-}
-
-// pick explains to which replica of a model a request with the key would go.
-func (g *Gateway) pick(model, key string) (admin.Pick, *openai.Error) {
-	r, ok := g.dispatcher.Explain(model, ringhash.Key([]byte(key)))
-	if !ok {
-		return admin.Pick{}, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", model)
-	}
-	p := admin.Pick{Position: r.Key, Picked: r.Picked}
-	for i, c := range r.Order {
-		if i == 0 {
-			p.First = c.ID
-		}
-		p.Order = append(p.Order, admin.PickReplica{ID: c.ID, Load: c.Load, Candidate: c.Free})
-	}
-	return p, nil
 }
 
 // names returns the models, replicas and tenants that exist now.

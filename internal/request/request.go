@@ -6,6 +6,8 @@ package request
 import (
 	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // State is where a request is in its life.
@@ -133,6 +135,13 @@ func (q *Summary) Usage() Usage {
 func (q *Summary) setUsage(u Usage) {
 	q.PromptTokens, q.CompletionTokens, q.UsageKnown = u.Prompt, u.Completion, u.Known
 	q.CachedTokens, q.CachedKnown = u.Cached, u.CachedKnown
+}
+
+// FirstTokenAfterPick returns the time from the pick of the replica to the first token, as it was
+// predicted and as it was. It is known for streams whose first replica has answered.
+func (q *Summary) FirstTokenAfterPick() (predicted, took time.Duration, ok bool) {
+	predicted, took = q.Prediction.TTFT, q.FirstByte-q.Waited
+	return predicted, took, q.Stream && q.Source == headers.SourceEngine && q.Attempts <= 1 && q.FirstByte > 0 && predicted > 0 && took > 0
 }
 
 // TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not

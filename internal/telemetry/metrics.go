@@ -306,9 +306,8 @@ func (m *Metrics) count(q *request.Summary) {
 		}
 	}
 	m.countTokens(model, q)
-	s := streamOf(q)
-	m.routes.observe(model, q, s)
-	if s.TTFT > 0 {
+	m.routes.observe(model, q)
+	if s := streamOf(q); s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
 	}

@@ -47,8 +47,8 @@ func (f *routeMetrics) vectors() []vector {
 	return []vector{f.predicted, f.real, f.ratio, f.prompt, f.matched, f.cached, f.picks, f.moves}
 }
 
-// observe counts a request that has ended under the label of its model. s is its stream, or zero.
-func (f *routeMetrics) observe(model string, q *request.Summary, s stream) {
+// observe counts a request that has ended under the label of its model.
+func (f *routeMetrics) observe(model string, q *request.Summary) {
 	p := &q.Prediction
 	if p.Reason != "" {
 		f.picks.WithLabelValues(model, p.Reason).Inc()
@@ -61,9 +61,9 @@ func (f *routeMetrics) observe(model string, q *request.Summary, s stream) {
 		f.matched.WithLabelValues(model).Add(float64(min(int64(p.MatchedTokens), q.PromptTokens)))
 		f.cached.WithLabelValues(model).Add(float64(q.CachedTokens))
 	}
-	if took := s.TTFT - s.Held; p.TTFT > 0 && s.TTFT > 0 && took > 0 && q.Attempts <= 1 {
-		f.predicted.WithLabelValues(model).Observe(p.TTFT.Seconds())
+	if predicted, took, ok := q.FirstTokenAfterPick(); ok {
+		f.predicted.WithLabelValues(model).Observe(predicted.Seconds())
 		f.real.WithLabelValues(model).Observe(took.Seconds())
-		f.ratio.WithLabelValues(model).Observe(took.Seconds() / p.TTFT.Seconds())
+		f.ratio.WithLabelValues(model).Observe(took.Seconds() / predicted.Seconds())
 	}
 }
