@@ -30,7 +30,7 @@ func (r *Request) CacheKey(body []byte, userMessages int) uint64 {
 	k.digest.Reset()
 	texts := 0
 	for _, m := range r.messages {
-		if m.role == roleSystem {
+		if m.keyed && m.role == roleSystem {
 			k.add(m.text)
 			texts++
 		}
@@ -39,7 +39,7 @@ func (r *Request) CacheKey(body []byte, userMessages int) uint64 {
 		if userMessages <= 0 {
 			break
 		}
-		if m.role == roleUser {
+		if m.keyed && m.role == roleUser {
 			k.add(m.text)
 			texts++
 			userMessages--

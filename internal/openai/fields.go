@@ -27,10 +27,16 @@ const (
 	fieldRequestID
 	fieldTimeout
 	fieldMaxDuration
+	// What follows is read for routing alone.
+	fieldTools
+	fieldFunctions
+	fieldPromptCacheKey
+	fieldPreviousResponse
+	fieldCacheSalt
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
-func (f field) own() bool { return f >= fieldRequestID }
+func (f field) own() bool { return f >= fieldRequestID && f <= fieldMaxDuration }
 
 // commonField returns the field of a name that all endpoints have, in JSON and in forms.
 func commonField(name []byte) field {
@@ -75,6 +81,16 @@ func jsonField(e Endpoint, name []byte) field {
 		return only(fieldInput, e == Responses)
 	case "instructions":
 		return only(fieldInstructions, e == Responses)
+	case "tools":
+		return only(fieldTools, e != Completions)
+	case "functions":
+		return only(fieldFunctions, e == Chat)
+	case "prompt_cache_key":
+		return fieldPromptCacheKey
+	case "previous_response_id":
+		return only(fieldPreviousResponse, e == Responses)
+	case "cache_salt":
+		return fieldCacheSalt
 	}
 	return fieldOther
 }
@@ -92,7 +108,7 @@ func partField(name []byte) field {
 
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
 // and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
-// obey a value that Scan has never checked.
+// obey a value that Scan has never checked. Fields that are read for routing alone do not count.
 func disguised(name []byte) (known string, found bool) {
 	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
 		return "", false // lower case: spelled as it is read
@@ -149,6 +165,16 @@ func (f field) String() string {
 		return "timeout_ms"
 	case fieldMaxDuration:
 		return "max_duration_ms"
+	case fieldTools:
+		return "tools"
+	case fieldFunctions:
+		return "functions"
+	case fieldPromptCacheKey:
+		return "prompt_cache_key"
+	case fieldPreviousResponse:
+		return "previous_response_id"
+	case fieldCacheSalt:
+		return "cache_salt"
 	}
 	return ""
 }

@@ -24,6 +24,10 @@ var seeds = []string{
 	`{"model":"é€😀 a longer text, so that eight bytes at once are tried","x":"` + "\x7f" + `"}`,
 	`{"model":"m","x":01}`, `{"model":"m","x":"\q"}`, `{"model":"m"}}`, "{\"model\":\"\xff\"}", `[`, ``, `{"model":1}`,
 	`{"model":"m","x":[[[[[[{"a":[{}]}]]]]]],"stream":null,"stream_options":null}`,
+	`{"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"1"}],"name":null},{"role":"tool","tool_call_id":"1","content":"c"}],"tools":[{}]}`,
+	`{"model":"m","input":[{"type":"function_call","name":"f"}],"previous_response_id":"r","prompt_cache_key":"k","cache_salt":"s"}`,
+	`{"model":"m","prompt":["a",[1,2],3],"functions":[]}`, `{"model":"m","prompt":[1,2,3]}`, `{"model":"m","prompt":"p
+","cache_salt":null}`,
 }
 
 func addSeeds(f *testing.F) {
@@ -102,7 +106,8 @@ func checkKey(t *testing.T, e Endpoint, body []byte) {
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	pieces := []string{`{`, `}`, `[`, `]`, `,`, `:`, `"`, `\`, ` `, `"model":"m",`, `"role":"user",`, `"content":["a"],`, `"content":"b\n",`, `null`,
-		`"request_id":"i",`, `,"timeout_ms":1`, `\u0061`, `\ud83d`, `é`, `€`, "\xe2", "\x01", `0`, `-1`, `1e5`, `"text":"x",`, `{"role":"system"},`, `true`}
+		`"request_id":"i",`, `,"timeout_ms":1`, `\u0061`, `\ud83d`, `é`, `€`, "\xe2", "\x01", `0`, `-1`, `1e5`, `"text":"x",`, `{"role":"system"},`, `true`, `"tools":[1],`, `"cache_salt":"s",`,
+		`"prompt_cache_key":"k",`, `"previous_response_id":7,`, `"tool_calls":[],`, `"type":"image_url",`}
 	rng := rand.New(rand.NewPCG(7, 8))
 	taken := 0
 	for range 20000 {
@@ -116,6 +121,7 @@ func TestMutants(t *testing.T) {
 			taken++
 			checkStrip(t, e, body)
 			checkKey(t, e, body)
+			checkChain(t, e, body)
 		}
 	}
 	if taken < 1000 { // else nothing was tested

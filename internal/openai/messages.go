@@ -2,11 +2,28 @@ package openai
 
 import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 
-// message is a message that a prefix key may include.
+// message is a piece of the prompt: a message, a field of a message, the tools.
 type message struct {
 	text
 	role role
+	lane lane
+	// keyed says that cache keys may include the message.
+	keyed bool
 }
+
+// lane says where a piece stands in the order in which the model reads them.
+type lane uint8
+
+const (
+	laneMessages     lane = iota // in the body's order, behind all others
+	laneField                    // of the message before it, beside its content
+	laneTools                    // before all others
+	laneInstructions             // of a response, before its messages
+)
+
+// maxMessages is how many messages of a request are kept one by one, so that a small body of many
+// messages uses little memory.
+const maxMessages = 4096
 
 // text is where a message's text stands in the body. The zero text is none.
 type text struct {
@@ -14,13 +31,15 @@ type text struct {
 	form       form
 }
 
-// role is the role of a message, as far as prefix keys distinguish it.
+// role is the role of a message, as far as chains and cache keys distinguish it.
 type role uint8
 
 const (
 	roleOther  role = iota
 	roleSystem      // system or developer
 	roleUser
+	roleAssistant
+	roleTool // tool or function
 )
 
 // form says how the text stands in the body.
@@ -41,31 +60,57 @@ func (s *scanner) messages() {
 		s.json.Skip()
 		return
 	}
+	count := 0
 	for more := s.json.Open('['); more; more = s.json.More('[') {
-		s.message()
+		if count == maxMessages {
+			s.req.rest, s.req.restAt = textAt(s.json.Pos(), s.json.Pos(), formRaw), len(s.req.messages)
+		}
+		s.message(count < maxMessages)
+		count++
+	}
+	if count > maxMessages {
+		s.req.rest.end = uint32(s.json.Pos())
 	}
 }
 
 // message reads a message: an object with a role and a content. Of a field that is there twice the
-// last one counts, as in all parsers that accept it at all.
-func (s *scanner) message() {
+// last one counts, as in all parsers that accept it at all. An item without a role, such as a call
+// of a function in the input of a response, is kept as it stands. If not all is to be kept, message
+// keeps what cache keys need.
+func (s *scanner) message(all bool) {
 	if s.json.Kind() != '{' {
 		s.json.Skip()
 		return
 	}
 	var m message
+	var fields [6]text
+	count, item, start := 0, true, s.json.Pos()
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
 		switch string(s.json.Name()) {
 		case "role":
-			m.role = s.role()
+			m.role, item = s.role(), false
 		case "content":
 			m.text = s.content()
+		case "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning":
+			if at := rawText(&s.json); count < len(fields) && s.body[at.start] != 'n' {
+				fields[count] = at
+				count++
+			}
 		default:
 			s.json.Skip()
 		}
 	}
-	if m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat {
+	m.keyed = m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat
+	if item {
+		m.text, count = textAt(start, s.json.Pos(), formRaw), 0
+	}
+	if all || m.keyed {
 		s.keep(m)
+	}
+	for _, at := range fields[:count] {
+		if all {
+			s.keep(message{text: at, lane: laneField})
+		}
 	}
 }
 
@@ -76,13 +121,20 @@ func (s *scanner) input() {
 		s.messages()
 		return
 	}
-	s.keep(message{text: s.content(), role: roleUser})
+	s.keep(message{text: s.content(), role: roleUser, keyed: true})
 }
 
 // instructions reads the instructions of a response, which are its system prompt.
 func (s *scanner) instructions() {
 	if t := s.content(); t.form != formNone {
-		s.keep(message{text: t, role: roleSystem})
+		s.keep(message{text: t, role: roleSystem, lane: laneInstructions, keyed: true})
+	}
+}
+
+// tools reads the tools that the model may call. They are kept as they stand.
+func (s *scanner) tools() {
+	if !s.json.Null() {
+		s.keep(message{text: rawText(&s.json), lane: laneTools})
 	}
 }
 
@@ -100,6 +152,10 @@ func (s *scanner) role() role {
 		return roleSystem
 	case "user":
 		return roleUser
+	case "assistant":
+		return roleAssistant
+	case "tool", "function":
+		return roleTool
 	}
 	return roleOther
 }

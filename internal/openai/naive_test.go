@@ -178,6 +178,14 @@ func (r *Request) naiveField(m member) (ok bool) {
 			}
 		}
 		return isObject || string(m.value) == "null"
+	case "prompt_cache_key":
+		if key, ok := naiveName(m.value); ok {
+			r.PromptCacheKey = key
+		}
+	case "previous_response_id":
+		if id, ok := naiveName(m.value); ok && r.Endpoint == Responses {
+			r.PreviousResponseID = id
+		}
 	}
 	return true
 }

@@ -10,7 +10,7 @@ func (r *Request) PrefixKeys(body []byte, limit int) []uint64 {
 	r.mustBe(body)
 	users := 0
 	for _, m := range r.messages {
-		if m.role == roleUser {
+		if m.keyed && m.role == roleUser {
 			users++
 		}
 	}
@@ -21,12 +21,12 @@ func (r *Request) PrefixKeys(body []byte, limit int) []uint64 {
 	k := keyHash{body: body}
 	k.digest.Reset()
 	for _, m := range r.messages {
-		if m.role == roleSystem {
+		if m.keyed && m.role == roleSystem {
 			k.add(m.text)
 		}
 	}
 	for _, m := range r.messages {
-		if m.role != roleUser {
+		if !m.keyed || m.role != roleUser {
 			continue
 		}
 		k.add(m.text)

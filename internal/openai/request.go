@@ -10,7 +10,8 @@ import (
 )
 
 // Request is what routing needs to know of a request. It does not hold the body: only copies of the
-// short texts below, and 12 bytes for each message that a prefix key may include. It may be copied.
+// short texts below, and 12 bytes for each message of the first 4,096 and for each later one that a
+// cache key may include. It may be copied.
 type Request struct {
 	Endpoint Endpoint
 	// Model is the model asked for; never empty, at most 256 bytes, without control characters.
@@ -32,7 +33,8 @@ type Request struct {
 	SessionID string
 	// PreviousResponseID is the response that the request continues (previous_response_id).
 	// PromptCacheKey names the beginning that the prompt shares with others (prompt_cache_key).
-	// Empty: none.
+	// Both are at most 256 bytes without control characters. Empty: none, or one that is not such a
+	// string, which the engine may refuse.
 	PreviousResponseID, PromptCacheKey string
 	// Timeout bounds the whole request (timeout_ms), at most 24 h. 0: none.
 	Timeout time.Duration
@@ -48,7 +50,13 @@ type Request struct {
 	mediaParts  int       // see MediaParts
 	bestOf      int       // best_of; 0: not given
 	prompts     int       // of a completion with a list of prompts; 0: one
-	messages    []message // those that a prefix key may include, in the body's order
+	messages    []message // what the prompt consists of, in the body's order
+	// rest is where the messages stand that chains have as one text, and restAt their index in
+	// messages. A rest of formNone is none.
+	rest   text
+	restAt int
+	// salt and previous are where cache_salt and previous_response_id stand.
+	salt, previous text
 	// cuts is what Strip removes, in the body's order: one range for each option of Sluice's own.
 	cuts     [3]jsonscan.Span
 	cutCount int

@@ -174,8 +174,47 @@ func (s *scanner) field(f field) {
 	case fieldMaxDuration:
 		r.MaxDuration = millis(s.integer(f, 0, maxMillis))
 	default:
+		s.hint(f)
+	}
+}
+
+// hint reads the value of a field that is read for routing alone. No value is a fault: engines
+// decide which they accept.
+func (s *scanner) hint(f field) {
+	r := &s.req
+	switch f {
+	case fieldTools, fieldFunctions:
+		s.tools()
+	case fieldPromptCacheKey:
+		r.PromptCacheKey = s.optionalName()
+	case fieldPreviousResponse:
+		if !s.json.Null() {
+			r.previous.start = uint32(s.json.Pos())
+			r.PreviousResponseID = s.optionalName()
+			r.previous.end = uint32(s.json.Pos())
+		}
+	case fieldCacheSalt:
+		if !s.json.Null() {
+			r.salt = rawText(&s.json)
+		}
+	default:
 		s.json.Skip()
 	}
+}
+
+// optionalName reads any value. It returns a good name, and nothing for every other value.
+func (s *scanner) optionalName() string {
+	raw, _ := s.json.RawText()
+	if s.json.Escaped() && len(raw) <= 6*maxRequestID { // an escape takes at most six bytes for one
+		var halves jsonscan.Halves
+		if raw, halves = jsonscan.Unescape(nil, raw); halves.Any {
+			return ""
+		}
+	}
+	if checkName(raw, maxRequestID) != "" {
+		return ""
+	}
+	return string(raw)
 }
 
 // name reads a short string that names something. at is where it stands, with its quotes.
@@ -295,18 +334,33 @@ func decimal(digits []byte, limit int64) (n int64, ok bool) {
 	return n, true
 }
 
-// prompts counts the prompts of a completion: each string and each list of tokens in a list is one.
+// prompts reads the prompt of a completion: a string, a list of tokens, or a list of prompts, of
+// which each string and each list of tokens is one. The first one is kept.
 func (s *scanner) prompts() {
 	if s.json.Kind() != '[' {
-		s.json.Skip()
+		s.keep(message{text: stringText(&s.json)})
 		return
 	}
+	var first text
+	start := s.json.Pos()
 	for more := s.json.Open('['); more; more = s.json.More('[') {
-		if c := s.json.Kind(); c == '"' || c == '[' {
-			s.req.prompts++
+		c := s.json.Kind()
+		if c != '"' && c != '[' {
+			s.json.Skip()
+			continue
 		}
-		s.json.Skip()
+		if s.req.prompts++; s.req.prompts > 1 {
+			s.json.Skip()
+		} else if c == '"' {
+			first = stringText(&s.json)
+		} else {
+			first = rawText(&s.json)
+		}
 	}
+	if s.req.prompts == 0 {
+		first = textAt(start, s.json.Pos(), formRaw)
+	}
+	s.keep(message{text: first})
 }
 
 // streamOptions reads the options of a stream: an object or null.

@@ -11,7 +11,7 @@ type Mark byte
 
 // The marks. Each is a byte that UTF-8 does not contain, so no text can imitate one.
 const (
-	MarkRoot      Mark = 0xf5 + iota // a namespace: the salt of a cache, an earlier response
+	MarkRoot      Mark = 0xf5 + iota // a namespace, such as the salt of a cache
 	MarkTools                        // the tools that the model may call
 	MarkSystem                       // a message of the system or the developer, instructions
 	MarkUser                         // a message of the user
@@ -52,10 +52,11 @@ func (b *Builder) Mark(m Mark) {
 	_, _ = b.digest.Write(mark[:]) // never fails
 }
 
-// Root writes a name of the namespace that the prompt belongs to. It comes before all texts, and
-// counts no length.
-func (b *Builder) Root(name []byte) {
+// Root writes the namespace that the prompt belongs to: its kind and its name. Roots come before
+// all texts, and count no length.
+func (b *Builder) Root(kind string, name []byte) {
 	b.Mark(MarkRoot)
+	_, _ = b.digest.WriteString(kind)
 	b.number(uint64(len(name)))
 	_, _ = b.digest.Write(name)
 }

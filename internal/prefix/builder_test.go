@@ -84,7 +84,7 @@ func TestB1_NamespacesShareNothing(t *testing.T) {
 		var b Builder
 		b.Reset()
 		if root != "" {
-			b.Root([]byte(root))
+			b.Root("salt", []byte(root))
 		}
 		b.Mark(m)
 		b.Text(text)
