@@ -21,6 +21,7 @@ func sim() Engine {
 				"0: no limit and no prefix cache; by default 131072, or 512 for each of max_num_seqs if that is more"),
 			"prefill_slowdown":       number0("share by which each decoding request lengthens a prefill"),
 			"max_num_batched_tokens": integer(1, "tokens in the prefill queue beyond which further requests wait inside the engine"),
+			"block_size":             integer(1, "tokens in a block of GPU memory; by default 16"),
 			"load_time":              duration("how long the engine pretends to load before it is ready, such as 3s"),
 			"embedding_dim":          integer(1, "length of embedding vectors"),
 			"name":                   text("name of the engine in its answers; by default its model and port"),

@@ -57,6 +57,7 @@ a prefix cache and a queue. It fails on request: send the header x-sim-fault, or
 	f.Float64Var(&config.BatchSlowdown, "batch-slowdown", 0.01, "share by which each further running request slows down a token")
 	f.Float64Var(&config.PrefillSlowdown, "prefill-slowdown", 0, "share by which each decoding request lengthens a prefill")
 	f.IntVar(&config.MaxBatchedTokens, "max-num-batched-tokens", sim.DefaultBatchTokens, "tokens in the prefill queue beyond which further sequences wait")
+	f.IntVar(&config.BlockSize, "block-size", sim.DefaultBlockSize, "tokens in a block of GPU memory")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", -1,
 		"GPU memory in tokens, for running sequences and the prefix cache; 0 is no limit and no prefix cache;\n-1 is 131072, or 512 for each of --max-num-seqs if that is more")
 	f.DurationVar(&config.LoadTime, "load-time", 0, "time until /health answers 200")
@@ -70,8 +71,8 @@ a prefix cache and a queue. It fails on request: send the header x-sim-fault, or
 
 // runSim serves until the command's context is cancelled or SIGTERM or SIGINT arrives.
 func runSim(cmd *cobra.Command, flags *simFlags, config sim.Config) error {
-	if config.MaxNumSeqs < 1 || config.EmbeddingDim < 1 || config.MaxBatchedTokens < 1 {
-		return errors.New("--max-num-seqs, --max-num-batched-tokens and --embedding-dim must be at least 1")
+	if min(config.MaxNumSeqs, config.EmbeddingDim, config.MaxBatchedTokens, config.BlockSize) < 1 {
+		return errors.New("--max-num-seqs, --max-num-batched-tokens, --block-size and --embedding-dim must be at least 1")
 	}
 	if min(config.PrefillRate, config.PrefillSlowdown, config.BatchSlowdown) < 0 || min(config.TokenInterval, config.LoadTime) < 0 {
 		return errors.New("--prefill-rate, --prefill-slowdown, --token-interval, --batch-slowdown and --load-time must not be negative")

@@ -1,6 +1,6 @@
 package sim
 
-// block is one block of the simulated GPU memory: the keys and values of blockSize tokens.
+// block is one block of the simulated GPU memory: the keys and values of some tokens.
 type block struct {
 	// hash identifies the tokens of the block and all tokens before it. It is valid if hashed is
 	// true. Only a hashed block can be found again.
@@ -21,6 +21,8 @@ type block struct {
 // no sequence holds stays cached until its memory is needed: the least recently used goes first. A
 // blockPool is not safe for concurrent use.
 type blockPool struct {
+	// blockSize is the number of tokens in a block.
+	blockSize int
 	// capacity is the number of blocks, and unused the number of those that are free and hold
 	// nothing.
 	capacity, unused int
@@ -34,11 +36,14 @@ type blockPool struct {
 }
 
 // newBlockPool returns an empty pool with a capacity in tokens.
-func newBlockPool(tokens int) *blockPool {
-	p := &blockPool{capacity: tokens / blockSize, unused: tokens / blockSize, byHash: map[uint64]*block{}}
+func newBlockPool(tokens, blockSize int) *blockPool {
+	p := &blockPool{blockSize: blockSize, capacity: tokens / blockSize, unused: tokens / blockSize, byHash: map[uint64]*block{}}
 	p.lru.older, p.lru.newer = &p.lru, &p.lru
 	return p
 }
+
+// blocksFor returns the number of blocks that so many tokens take.
+func (p *blockPool) blocksFor(tokens int) int { return (tokens + p.blockSize - 1) / p.blockSize }
 
 // match returns the blocks that are in memory already, from the first hash on without a gap.
 func (p *blockPool) match(hashes []uint64) []*block {
@@ -171,7 +176,7 @@ func (p *blockPool) clear() {
 }
 
 // findableTokens returns the number of tokens in blocks that a new sequence can find.
-func (p *blockPool) findableTokens() int { return len(p.byHash) * blockSize }
+func (p *blockPool) findableTokens() int { return len(p.byHash) * p.blockSize }
 
 // usage returns the share of the memory that sequences hold, from 0 to 1.
 func (p *blockPool) usage() float64 {

@@ -134,10 +134,13 @@ type chatRequest struct {
 	ResponseFormat      *format         `json:"response_format"`
 }
 
+// newPrompt returns a prompt without a token.
+func (h *handler) newPrompt(salt string) prompt { return newPrompt(h.engine.config.BlockSize, salt) }
+
 // promptOf returns the prompt of a conversation, as a chat template would write it. The prompt ends
 // where the answer begins. So the next prompt of the conversation begins with this prompt and its
 // answer.
-func promptOf(salt string, tools []tool, messages []message) prompt {
+func (h *handler) promptOf(salt string, tools []tool, messages []message) prompt {
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|tools|>\n")
@@ -153,7 +156,7 @@ func promptOf(salt string, tools []tool, messages []message) prompt {
 		b.WriteByte('\n')
 	}
 	b.WriteString("<|assistant|>\n")
-	return saltedPrompt(salt, b.String())
+	return h.newPrompt(salt).withText(b.String())
 }
 
 // questionOf returns the question that a conversation asks.
@@ -182,7 +185,7 @@ func (h *handler) chat() error {
 		return err
 	}
 	id := h.newID("chatcmpl-")
-	g := h.generate([]prompt{promptOf(req.CacheSalt, req.Tools, req.Messages)}, answers)
+	g := h.generate([]prompt{h.promptOf(req.CacheSalt, req.Tools, req.Messages)}, answers)
 	defer g.close()
 	if req.Stream {
 		return newChatStream(h, g, &req.sampling, id).run()

@@ -38,14 +38,14 @@ func (in *input) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// prompts returns the prompts of all inputs, with a salt.
-func (in *input) prompts(salt string) []prompt {
+// prompts returns the prompts of all inputs, which begin with a prompt without a token.
+func (in *input) prompts(empty prompt) []prompt {
 	list := make([]prompt, 0, len(in.rawTexts)+len(in.ids))
 	for _, text := range in.rawTexts {
-		list = append(list, saltedPrompt(salt, text))
+		list = append(list, empty.withText(text))
 	}
 	for _, ids := range in.ids {
-		list = append(list, idPrompt(salt, ids))
+		list = append(list, empty.withIDs(ids))
 	}
 	return list
 }
@@ -74,7 +74,7 @@ func (h *handler) completions() error {
 		return err
 	}
 	id := h.newID("cmpl-")
-	g := h.generate(req.Prompt.prompts(req.CacheSalt), answers)
+	g := h.generate(req.Prompt.prompts(h.newPrompt(req.CacheSalt)), answers)
 	defer g.close()
 	if req.Stream {
 		s := &completionStream{handler: h, generation: g, options: &req.sampling, head: chunkHead(id, "text_completion", h.modelName())}

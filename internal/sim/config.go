@@ -11,6 +11,7 @@ const (
 	DefaultMaxNumSeqs   = 256
 	DefaultCacheTokens  = 131072
 	DefaultBatchTokens  = 8192
+	DefaultBlockSize    = 16
 	DefaultEmbeddingDim = 384
 	DefaultKeepAlive    = 5 * time.Second
 	DefaultKeepRequests = 256
@@ -47,7 +48,9 @@ type Config struct {
 	// MaxBatchedTokens is the number of uncached tokens in the prefill queue at which further
 	// requests wait without a slot, as in vLLM's scheduler. 0: DefaultBatchTokens.
 	MaxBatchedTokens int
-	// CacheTokens is the capacity of the GPU memory in tokens, in blocks of 16. Running requests
+	// BlockSize is the number of tokens in a block of memory. 0: DefaultBlockSize.
+	BlockSize int
+	// CacheTokens is the capacity of the GPU memory in tokens, in whole blocks. Running requests
 	// hold blocks; the others are the prefix cache. A request waits until there is memory for its
 	// prompt. 0: DefaultCacheTokens, or 512 for each of MaxNumSeqs if that is more; negative: no
 	// limit and no prefix cache.
@@ -82,6 +85,7 @@ func (c Config) withDefaults() Config {
 		c.Models = []string{DefaultModel}
 	}
 	c.MaxNumSeqs = cmp.Or(c.MaxNumSeqs, DefaultMaxNumSeqs)
+	c.BlockSize = cmp.Or(c.BlockSize, DefaultBlockSize)
 	c.MaxBatchedTokens = cmp.Or(c.MaxBatchedTokens, DefaultBatchTokens)
 	c.CacheTokens = cmp.Or(c.CacheTokens, max(DefaultCacheTokens, c.MaxNumSeqs*tokensPerSequence))
 	c.EmbeddingDim = cmp.Or(c.EmbeddingDim, DefaultEmbeddingDim)

@@ -18,7 +18,7 @@
 //
 // # Memory
 //
-// The memory has CacheTokens tokens, in blocks of 16. A running request holds the blocks of its
+// The memory has CacheTokens tokens, in blocks of BlockSize. A running request holds the blocks of its
 // prompt and of its answer. A finished request leaves its full blocks as the prefix cache, where
 // the least recently used block of no running request is overwritten first. A prompt skips the full
 // blocks that are in memory, but never its last token, and cache_salt keeps prompts apart. When

@@ -33,7 +33,7 @@ func (h *handler) embeddings() error {
 	if err != nil {
 		return err
 	}
-	u, err := h.prefill(req.Input.prompts(""))
+	u, err := h.prefill(req.Input.prompts(h.newPrompt("")))
 	if err != nil {
 		return err
 	}

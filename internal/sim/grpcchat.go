@@ -39,7 +39,7 @@ func (h *handler) inference() error {
 	if err := h.startGRPC(); err != nil {
 		return err
 	}
-	g := h.generate([]prompt{promptOf(req.CacheSalt, req.Tools, req.Messages)}, answers)
+	g := h.generate([]prompt{h.promptOf(req.CacheSalt, req.Tools, req.Messages)}, answers)
 	defer g.close()
 	s := &inferenceStream{handler: h, generation: g, id: start.GetRequestId(), finishReasons: make([]string, len(answers))}
 	if s.id == "" {

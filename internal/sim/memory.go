@@ -2,9 +2,6 @@ package sim
 
 import "time"
 
-// blocksFor returns the number of blocks that so many tokens take.
-func blocksFor(tokens int) int { return (tokens + blockSize - 1) / blockSize }
-
 // reserveLocked gives a sequence the memory for its prompt, and for the tokens that it has
 // generated before a preemption. It returns false if other sequences hold too much. A sequence that
 // runs alone gets what there is: the part beyond the memory costs nothing and is never cached.
@@ -16,14 +13,14 @@ func (s *scheduler) reserveLocked(q *sequence) bool {
 	}
 	hashes := q.hashes()
 	// The last token is always computed, because the next token comes from its output.
-	found := s.memory.match(hashes[:min(len(hashes), max(tokens-1, 0)/blockSize)])
-	fresh := blocksFor(tokens) - len(found)
+	found := s.memory.match(hashes[:min(len(hashes), max(tokens-1, 0)/s.memory.blockSize)])
+	fresh := s.memory.blocksFor(tokens) - len(found)
 	if !s.memory.fits(found, fresh) && s.runningLocked() > 0 {
 		return false
 	}
 	s.memory.hold(found)
 	q.blocks = append(found, s.memory.allocate(fresh)...)
-	q.skipped = len(found) * blockSize
+	q.skipped = len(found) * s.memory.blockSize
 	// As in vLLM, the next sequence that is admitted already finds these blocks. Its prefill comes
 	// after the prefill of this sequence.
 	for i := range min(len(hashes), len(q.blocks)) {
@@ -40,7 +37,7 @@ func (s *scheduler) growLocked(at time.Time) {
 	}
 	for i := 0; i < len(s.decoding); i++ {
 		q := s.decoding[i]
-		for q.state == stateDecoding && len(q.blocks)*blockSize < q.tokens() {
+		for q.state == stateDecoding && len(q.blocks)*s.memory.blockSize < q.tokens() {
 			more := s.memory.allocate(1)
 			q.blocks = append(q.blocks, more...)
 			if len(more) == 0 && !s.preemptLocked(at) {
@@ -108,7 +105,7 @@ func (s *scheduler) freeLocked(q *sequence, computed int) {
 		return
 	}
 	hashes := q.hashes()
-	full := min(len(hashes), computed/blockSize, len(q.blocks))
+	full := min(len(hashes), computed/s.memory.blockSize, len(q.blocks))
 	for i, b := range q.blocks {
 		switch {
 		case i < full:
@@ -131,7 +128,7 @@ func (q *sequence) hashes() []uint64 {
 		return q.prompt.blocks
 	}
 	if q.blocks != nil { // an answer may be far longer than the memory
-		produced = min(produced, max(len(q.blocks)*blockSize-q.prompt.tokens, 0)+1)
+		produced = min(produced, max(len(q.blocks)*q.prompt.blockSize-q.prompt.tokens, 0)+1)
 	}
 	return q.prompt.blocksWith(q.text(produced))
 }

@@ -66,9 +66,9 @@ func registerCacheConfig(reg prometheus.Registerer, c Config) {
 		Name: "vllm:cache_config_info",
 		Help: "Information of the LLMEngine CacheConfig",
 		ConstLabels: prometheus.Labels{
-			"block_size":            strconv.Itoa(blockSize),
+			"block_size":            strconv.Itoa(c.BlockSize),
 			"enable_prefix_caching": strconv.FormatBool(c.CacheTokens > 0),
-			"num_gpu_blocks":        strconv.Itoa(max(c.CacheTokens, 0) / blockSize),
+			"num_gpu_blocks":        strconv.Itoa(max(c.CacheTokens, 0) / c.BlockSize),
 		},
 	})
 	info.Set(1)

@@ -84,7 +84,7 @@ func (h *handler) responses() error {
 	if req.Instructions != nil {
 		messages = append([]message{{Role: "system", Content: content(*req.Instructions)}}, messages...)
 	}
-	g := h.generate([]prompt{promptOf(req.CacheSalt, req.Tools, messages)}, h.engine.answers(q, 1, bounds))
+	g := h.generate([]prompt{h.promptOf(req.CacheSalt, req.Tools, messages)}, h.engine.answers(q, 1, bounds))
 	defer g.close()
 	r := &response{handler: h, req: &req, generation: g, id: h.newID("resp_"), created: time.Now().Unix()}
 	if req.Stream {

@@ -129,7 +129,7 @@ func newScheduler(c Config, m *metrics) *scheduler {
 		metrics:         m,
 	}
 	if c.CacheTokens > 0 {
-		s.memory = newBlockPool(c.CacheTokens)
+		s.memory = newBlockPool(c.CacheTokens, c.BlockSize)
 	}
 	return s
 }
@@ -333,7 +333,7 @@ func (s *scheduler) finishLocked(q *sequence, at time.Time) {
 		computed-- // the last token is never read by the engine
 	}
 	if s.memory != nil && s.interval <= 0 { // all tokens were generated at once, without growLocked
-		q.blocks = append(q.blocks, s.memory.allocate(blocksFor(computed)-len(q.blocks))...)
+		q.blocks = append(q.blocks, s.memory.allocate(s.memory.blocksFor(computed)-len(q.blocks))...)
 	}
 	s.freeLocked(q, computed)
 	s.metrics.observeFinish(q, at)

@@ -78,10 +78,10 @@ func firstNonEmpty(lists ...texts) []text {
 
 // pairs returns the inputs of a cross-encoder: each right text after its left text, or after the
 // only left text.
-func pairs(left, right []text) []prompt {
+func (h *handler) pairs(left, right []text) []prompt {
 	list := make([]prompt, len(right))
 	for i := range right {
-		list[i] = textPrompt(string(left[min(i, len(left)-1)]) + "\n" + string(right[i]))
+		list[i] = h.newPrompt("").withText(string(left[min(i, len(left)-1)]) + "\n" + string(right[i]))
 	}
 	return list
 }
@@ -99,7 +99,7 @@ func (h *handler) score() error {
 	if err != nil {
 		return err
 	}
-	u, err := h.prefill(pairs(left, right))
+	u, err := h.prefill(h.pairs(left, right))
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (h *handler) rerank() error {
 	if len(req.Documents) == 0 {
 		return badRequest("documents", "At least one document is required")
 	}
-	u, err := h.prefill(pairs([]text{req.Query}, req.Documents))
+	u, err := h.prefill(h.pairs([]text{req.Query}, req.Documents))
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// blockSize is the number of tokens in one block of the prefix cache: vLLM's default.
-const blockSize = 16
-
 const (
 	maxWord  = 8 // bytes of a word in one token, without its leading space
 	maxSpace = 8 // bytes of white space in one token
@@ -91,6 +88,8 @@ func tokenize(text string) []string {
 // prompt is what the engine keeps of an input: its length in tokens and the hashes of its full
 // blocks. Each hash also covers everything before its block, so equal hashes mean equal prefixes.
 type prompt struct {
+	// blockSize is the number of tokens in a block.
+	blockSize int
 	// root is what the first block follows. Prompts with different roots share no block.
 	root uint64
 	// tokens is the length in tokens.
@@ -101,13 +100,14 @@ type prompt struct {
 	tail string
 }
 
-// textPrompt returns the prompt of a text.
-func textPrompt(text string) prompt { return saltedPrompt("", text) }
+// newPrompt returns a prompt without a token, for blocks of so many tokens. Prompts share blocks
+// only with prompts of the same salt: cache_salt of vLLM.
+func newPrompt(blockSize int, salt string) prompt {
+	return prompt{blockSize: blockSize, root: rootOf(salt)}
+}
 
-// saltedPrompt returns the prompt of a text that shares blocks only with prompts of the same salt:
-// cache_salt of vLLM.
-func saltedPrompt(salt, text string) prompt {
-	p := prompt{root: rootOf(salt)}
+// withText returns the prompt, which must have no token, followed by a text.
+func (p prompt) withText(text string) prompt {
 	p.add(text)
 	return p
 }
@@ -126,7 +126,7 @@ func (p *prompt) add(text string) {
 	for i := 0; i < len(text); {
 		i += nextToken(text[i:])
 		p.tokens++
-		if p.tokens%blockSize == 0 {
+		if p.tokens%p.blockSize == 0 {
 			p.blocks = append(p.blocks, hashBlock(p.lastBlock(), text[start:i]))
 			start = i
 		}
@@ -134,15 +134,15 @@ func (p *prompt) add(text string) {
 	p.tail = text[start:]
 }
 
-// idPrompt returns the prompt of an input that is already token ids.
-func idPrompt(salt string, ids []int64) prompt {
-	p := prompt{root: rootOf(salt), tokens: len(ids)}
-	var raw [blockSize * 8]byte
-	for ; len(ids) >= blockSize; ids = ids[blockSize:] {
-		for i, id := range ids[:blockSize] {
+// withIDs returns the prompt, which must have no token, followed by token ids.
+func (p prompt) withIDs(ids []int64) prompt {
+	p.tokens = len(ids)
+	raw := make([]byte, p.blockSize*8)
+	for ; len(ids) >= p.blockSize; ids = ids[p.blockSize:] {
+		for i, id := range ids[:p.blockSize] {
 			binary.LittleEndian.PutUint64(raw[i*8:], uint64(id))
 		}
-		p.blocks = append(p.blocks, hashBlock(p.lastBlock(), string(raw[:])))
+		p.blocks = append(p.blocks, hashBlock(p.lastBlock(), string(raw)))
 	}
 	return p
 }
@@ -150,7 +150,7 @@ func idPrompt(salt string, ids []int64) prompt {
 // blocksWith returns the blocks of the prompt followed by the generated text output. The prompt of
 // the next turn of a conversation begins with them.
 func (p prompt) blocksWith(output string) []uint64 {
-	longer := prompt{root: p.root, tokens: p.tokens - p.tokens%blockSize, blocks: p.blocks[:len(p.blocks):len(p.blocks)]}
+	longer := prompt{blockSize: p.blockSize, root: p.root, tokens: p.tokens - p.tokens%p.blockSize, blocks: p.blocks[:len(p.blocks):len(p.blocks)]}
 	longer.add(p.tail + output)
 	return longer.blocks
 }

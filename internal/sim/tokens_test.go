@@ -9,6 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// blockSize is the number of tokens in a block of the tests.
+const blockSize = DefaultBlockSize
+
+// textPrompt returns the prompt of a text.
+func textPrompt(text string) prompt { return newPrompt(blockSize, "").withText(text) }
+
 func TestTokenize(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
@@ -68,12 +74,12 @@ func TestBlocksDependOnAllBefore(t *testing.T) {
 		t.Error("equal blocks behind different ones have equal hashes")
 	}
 	ids := make([]int64, 2*blockSize)
-	p := idPrompt("", ids)
+	p := newPrompt(blockSize, "").withIDs(ids)
 	ids[0] = 1
-	if q := idPrompt("", ids); p.tokens != 32 || p.blocks[0] == q.blocks[0] || p.blocks[1] == q.blocks[1] {
+	if q := newPrompt(blockSize, "").withIDs(ids); p.tokens != 32 || p.blocks[0] == q.blocks[0] || p.blocks[1] == q.blocks[1] {
 		t.Error("a changed token id changes no hash")
 	}
-	one, two := saltedPrompt("one", same), saltedPrompt("two", same)
+	one, two := newPrompt(blockSize, "one").withText(same), newPrompt(blockSize, "two").withText(same)
 	if one.blocks[0] == two.blocks[0] || one.blocksWith(same)[1] == two.blocksWith(same)[1] {
 		t.Error("prompts with different salts share blocks")
 	}
