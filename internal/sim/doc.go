@@ -18,12 +18,12 @@
 //
 // # Memory
 //
-// The memory has CacheTokens tokens, in blocks of BlockSize. A running request holds the blocks of its
-// prompt and of its answer. A finished request leaves its full blocks as the prefix cache, where
-// the least recently used block of no running request is overwritten first. A prompt skips the full
-// blocks that are in memory, but never its last token, and cache_salt keeps prompts apart. When
-// running requests need more memory than there is, the one that was admitted last goes back into
-// the queue (a preemption). The tests with the tag vllm compare all this with vLLM.
+// The memory has CacheTokens tokens, in blocks of BlockSize. A running request holds the blocks of
+// its prompt and of its answer. A finished request leaves its full blocks as the prefix cache. Of
+// the blocks that no running request holds, the least recently used is overwritten first. A prompt
+// skips the full blocks that are in memory, but never its last token. cache_salt keeps prompts
+// apart. When running requests need more memory than there is, the one that was admitted last goes
+// back into the queue (a preemption). The tests with the tag vllm compare all this with vLLM.
 //
 // # Content
 //

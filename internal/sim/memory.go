@@ -124,7 +124,7 @@ func (q *sequence) tokens() int { return q.prompt.tokens + int(q.produced.Load()
 // hashes returns the hashes of the full blocks of the prompt and of the answer so far.
 func (q *sequence) hashes() []uint64 {
 	produced := int(q.produced.Load())
-	if produced == 0 || q.text == nil {
+	if produced == 0 || q.text == nil || q.prompt.blockSize == 0 {
 		return q.prompt.blocks
 	}
 	if q.blocks != nil { // an answer may be far longer than the memory

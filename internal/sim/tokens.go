@@ -88,7 +88,7 @@ func tokenize(text string) []string {
 // prompt is what the engine keeps of an input: its length in tokens and the hashes of its full
 // blocks. Each hash also covers everything before its block, so equal hashes mean equal prefixes.
 type prompt struct {
-	// blockSize is the number of tokens in a block.
+	// blockSize is the number of tokens in a block. 0: the prompt is never cached.
 	blockSize int
 	// root is what the first block follows. Prompts with different roots share no block.
 	root uint64

@@ -54,8 +54,8 @@ func awaitReplicas(g *harness.Gateway, model string, n int) {
 	})
 }
 
-// TestE2E_B1_VLLM_TheSimulatedCacheIsVLLMs sends the same prompts to vLLM and to a simulated engine,
-// whose caches are too small for all of them. After each, both have found the same number of tokens.
+// TestE2E_B1_VLLM_TheSimulatedCacheIsVLLMs sends the same prompts to vLLM and to a simulated
+// engine, whose caches are too small for all of them. Both must find the same tokens of each.
 func TestE2E_B1_VLLM_TheSimulatedCacheIsVLLMs(t *testing.T) {
 	g, vllm, sim := startTwins(t, "0s")
 	random := rand.New(rand.NewPCG(14, 3))
@@ -82,14 +82,14 @@ func TestE2E_B1_VLLM_TheSimulatedCacheIsVLLMs(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"} {
-		if v, s := gauge(t, vllm, name), gauge(t, sim, name); v != s {
+		if v, s := harness.EngineMetric(t, vllm, name), harness.EngineMetric(t, sim, name); v != s {
 			t.Errorf("%s: vLLM %v, simulated %v", name, v, s)
 		}
 	}
-	if hits := gauge(t, vllm, "vllm:prefix_cache_hits_total"); int(hits) != cached || cached == 0 {
+	if hits := harness.EngineMetric(t, vllm, "vllm:prefix_cache_hits_total"); int(hits) != cached || cached == 0 {
 		t.Errorf("%v hits and %d cached tokens in the answers", hits, cached)
 	}
-	t.Logf("%d of %v tokens were cached", cached, gauge(t, vllm, "vllm:prefix_cache_queries_total"))
+	t.Logf("%d of %v tokens were cached", cached, harness.EngineMetric(t, vllm, "vllm:prefix_cache_queries_total"))
 }
 
 // letters returns a text of 2n tokens that depends on a seed. Each byte is a token of both engines.
@@ -160,8 +160,8 @@ type cacheUsage struct {
 	} `json:"prompt_tokens_details"`
 }
 
-// TestE2E_B1_VLLM_HeadersComeBeforeTheFirstToken: both engines answer a stream with its headers while
-// the request still waits for a slot, and send the first event with the first token.
+// TestE2E_B1_VLLM_HeadersComeBeforeTheFirstToken: both engines answer a stream with its headers
+// while the request still waits for a slot, and send the first event with the first token.
 func TestE2E_B1_VLLM_HeadersComeBeforeTheFirstToken(t *testing.T) {
 	_, vllm, sim := startTwins(t, "10ms")
 	for address, model := range map[string]string{vllm: "tiny", sim: "twin"} {
@@ -171,9 +171,12 @@ func TestE2E_B1_VLLM_HeadersComeBeforeTheFirstToken(t *testing.T) {
 		}
 		waiting := openStream(t, address, model, 1) // its headers are here
 		defer waiting.Body.Close()
-		if n := gauge(t, address, "vllm:num_requests_waiting"); n != 1 {
-			t.Errorf("%s: %v requests wait after the headers of the ninth", model, n)
-		}
+		harness.Eventually(t, "the ninth waits, after its headers", func() error {
+			if n := harness.EngineMetric(t, address, "vllm:num_requests_waiting"); n != 1 {
+				return fmt.Errorf("%s: %v requests wait", model, n)
+			}
+			return nil
+		})
 		first := bufio.NewReader(waiting.Body)
 		for _, r := range running {
 			r.Body.Close()

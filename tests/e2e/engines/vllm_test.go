@@ -107,29 +107,6 @@ func awaitGone(g *harness.Gateway, model string) {
 	})
 }
 
-// gauge returns the sum of the series of that name in a replica's own metrics.
-func gauge(t *testing.T, address, name string) float64 {
-	t.Helper()
-	r, err := http.Get("http://" + address + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	sum, found := 0.0, false
-	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
-		var value float64
-		if rest, ok := strings.CutPrefix(lines.Text(), name+"{"); ok {
-			if _, err := fmt.Sscan(rest[strings.LastIndex(rest, " ")+1:], &value); err == nil {
-				sum, found = sum+value, true
-			}
-		}
-	}
-	if !found {
-		t.Fatalf("%s does not tell %s", address, name)
-	}
-	return sum
-}
-
 // chatOf returns the body of a chat with temperature 0. A streamed chat asks for its usage.
 func chatOf(model string, stream bool, tokens int, messages ...string) string {
 	extra := `{"temperature":0,`
@@ -192,18 +169,18 @@ func checkCancel(t *testing.T, g *harness.Gateway) {
 		t.Fatal(err)
 	}
 	address := g.Replicas()["tiny-0"].Address
-	if n := gauge(t, address, "vllm:num_requests_running"); n != 1 {
+	if n := harness.EngineMetric(t, address, "vllm:num_requests_running"); n != 1 {
 		t.Errorf("%v requests run while one streams", n)
 	}
-	before := gauge(t, address, "vllm:generation_tokens_total")
+	before := harness.EngineMetric(t, address, "vllm:generation_tokens_total")
 	leave()
 	eventuallyFor(t, "the engine works on nothing", func() error {
-		if n := gauge(t, address, "vllm:num_requests_running"); n != 0 {
+		if n := harness.EngineMetric(t, address, "vllm:num_requests_running"); n != 0 {
 			return fmt.Errorf("%v requests", n)
 		}
 		return nil
 	})
-	if n := gauge(t, address, "vllm:generation_tokens_total"); n >= 3900 {
+	if n := harness.EngineMetric(t, address, "vllm:generation_tokens_total"); n >= 3900 {
 		t.Errorf("it has generated %v tokens after %v at the time of leaving: the whole story", n, before)
 	}
 	g.AwaitIdle("tiny")
@@ -336,7 +313,7 @@ func hitRate(g *harness.Gateway, mark string) (share float64, moved int) {
 	total := func(name string) float64 {
 		sum := 0.0
 		for _, r := range g.Replicas() {
-			sum += gauge(g.T, r.Address, name)
+			sum += harness.EngineMetric(g.T, r.Address, name)
 		}
 		return sum
 	}

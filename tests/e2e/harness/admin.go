@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +10,9 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
 )
@@ -229,6 +233,45 @@ func (g *Gateway) Generations(replica string) int {
 		g.T.Fatal(err)
 	}
 	return bytes.Count(b, []byte(`"/v1/chat/completions"`))
+}
+
+// Metric returns the value of a series of the gateway's metrics, and 0 if there is no such
+// series. The name includes the labels.
+func (g *Gateway) Metric(name string) float64 {
+	g.T.Helper()
+	for line := range strings.Lines(g.AdminText("/metrics")) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				g.T.Fatal(err)
+			}
+			return f
+		}
+	}
+	return 0
+}
+
+// EngineMetric returns the sum of the series of that name in the engine's own metrics.
+func EngineMetric(t testing.TB, address, name string) float64 {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	sum, found := 0.0, false
+	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
+		var value float64
+		if rest, ok := strings.CutPrefix(lines.Text(), name+"{"); ok {
+			if _, err := fmt.Sscan(rest[strings.LastIndex(rest, " ")+1:], &value); err == nil {
+				sum, found = sum+value, true
+			}
+		}
+	}
+	if !found {
+		t.Fatalf("%s does not tell %s", address, name)
+	}
+	return sum
 }
 
 // AwaitReplicas waits until the model has exactly n replicas, in any state.

@@ -11,7 +11,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -106,22 +105,6 @@ func awaitLine(g *harness.Gateway, id string) (line requestLine) {
 		return nil
 	})
 	return line
-}
-
-// metricValue returns the value of a series of the gateway's metrics, and 0 if there is no such
-// series. The name includes the labels.
-func metricValue(g *harness.Gateway, name string) float64 {
-	g.T.Helper()
-	for line := range strings.Lines(g.AdminText("/metrics")) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				g.T.Fatal(err)
-			}
-			return f
-		}
-	}
-	return 0
 }
 
 // watchedStream is a stream as its client saw it.
@@ -236,9 +219,9 @@ func compareFigures(g *harness.Gateway, mode string, streams, tokens int) error 
 		}
 		told = append(told, *line.TTFT)
 	}
-	p95 := 1000 * metricValue(g, `stream_inter_token_p95_seconds{model="m"}`)
-	ttft := 1000 * metricValue(g, `stream_ttft_seconds_sum{model="m",route="`+routeOf(mode)+`"}`) / float64(streams)
-	gap := 1000 * float64(streams) / metricValue(g, `stream_tokens_per_second_sum{model="m",phase="decode"}`)
+	p95 := 1000 * g.Metric(`stream_inter_token_p95_seconds{model="m"}`)
+	ttft := 1000 * g.Metric(`stream_ttft_seconds_sum{model="m",route="`+routeOf(mode)+`"}`) / float64(streams)
+	gap := 1000 * float64(streams) / g.Metric(`stream_tokens_per_second_sum{model="m",phase="decode"}`)
 	g.T.Logf("to the first token: median %.3f ms at the client, %.3f ms reported", quantile(ttfts, 0.5), quantile(told, 0.5))
 	g.T.Logf("between tokens: 95th percentile of streams %.3f ms at the client, %.3f ms reported; of single gaps %.3f ms",
 		quantile(means, 0.95), p95, quantile(gaps, 0.95))
@@ -270,16 +253,16 @@ func checkCounts(g *harness.Gateway, mode string, streams float64) {
 		`scheduler_wait_time_seconds_count{phase="prefill"}`:                 streams + 1,
 		`stream_disconnects_total{cause="client"}`:                           0,
 	} {
-		if got := metricValue(g, name); got != want {
+		if got := g.Metric(name); got != want {
 			g.T.Errorf("%s is %v, want %v", name, got, want)
 		}
 	}
-	cold := metricValue(g, `sluice_ttft_seconds_sum{cached="false",model="m"}`) / streams
-	if warm := metricValue(g, `sluice_ttft_seconds_sum{cached="true",model="m"}`); warm > cold {
+	cold := g.Metric(`sluice_ttft_seconds_sum{cached="false",model="m"}`) / streams
+	if warm := g.Metric(`sluice_ttft_seconds_sum{cached="true",model="m"}`); warm > cold {
 		g.T.Errorf("cached %.3f s to the first token, cold %.3f s", warm, cold)
 	}
 	// The engine takes in 1000 tokens of a prompt in a second.
-	if rate := metricValue(g, `stream_tokens_per_second_sum{model="m",phase="prefill"}`) / (streams + 1); rate > 1000 || rate < 10 {
+	if rate := g.Metric(`stream_tokens_per_second_sum{model="m",phase="prefill"}`) / (streams + 1); rate > 1000 || rate < 10 {
 		g.T.Errorf("%.0f tokens a second in prefill", rate)
 	}
 }
@@ -313,7 +296,7 @@ func TestE2E_S12_EndsAreCountedOnceByTheirCause(t *testing.T) {
 		return nil
 	})
 	for name, n := range want {
-		if got := metricValue(g, name); got != n {
+		if got := g.Metric(name); got != n {
 			t.Errorf("%s is %v, want %v", name, got, n)
 		}
 	}

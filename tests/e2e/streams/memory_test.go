@@ -76,7 +76,7 @@ models:
 // bytesInUse returns the gateway's heap and stacks in use, in bytes.
 func bytesInUse(g *harness.Gateway) float64 {
 	g.T.Helper()
-	return metricValue(g, "go_memstats_heap_inuse_bytes") + metricValue(g, "go_memstats_stack_inuse_bytes")
+	return g.Metric("go_memstats_heap_inuse_bytes") + g.Metric("go_memstats_stack_inuse_bytes")
 }
 
 // residentBytes returns a line of the gateway's /proc/PID/status in bytes. VmRSS is the resident

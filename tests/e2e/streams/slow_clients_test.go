@@ -243,7 +243,7 @@ models:
 	fast.Wait()
 	tooSlow(g, t)
 	harness.Eventually(t, "the stream that was given up is counted", func() error {
-		if n := metricValue(g, `stream_disconnects_total{cause="slow_client"}`); n != 1 {
+		if n := g.Metric(`stream_disconnects_total{cause="slow_client"}`); n != 1 {
 			return fmt.Errorf("%v times", n)
 		}
 		return nil

@@ -85,7 +85,7 @@ func TestE2E_S4_S8_S13_NothingIsLeftOfAStorm(t *testing.T) {
 	t.Logf("SLUICE_STREAM_SEED=%d", s.seed)
 	s.run(0, runs/4)
 	s.awaitQuiet(t)
-	before := metricValue(s.Gateway, "go_goroutines")
+	before := s.Metric("go_goroutines")
 	s.run(uint64(runs), runs-runs/4)
 	s.awaitQuiet(t)
 	t.Logf("%d whole, %d with an error; %v", s.whole.Load(), s.broken.Load(), s.ends)
@@ -95,7 +95,7 @@ func TestE2E_S4_S8_S13_NothingIsLeftOfAStorm(t *testing.T) {
 	// Connections that Envoy keeps to the relay cost one each, and it keeps as many as there were
 	// clients at most.
 	harness.Eventually(t, "no goroutine is left", func() error {
-		if n := metricValue(s.Gateway, "go_goroutines"); n > before+20 {
+		if n := s.Metric("go_goroutines"); n > before+20 {
 			return fmt.Errorf("%v, and %v after a quarter of the storm", n, before)
 		}
 		return nil
@@ -429,7 +429,7 @@ func (s *storm) awaitQuiet(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{"running", "queued"} {
-		if n := metricValue(s.Gateway, `sluice_tenant_`+name+`{tenant="anyone"}`); n != 0 {
+		if n := s.Metric(`sluice_tenant_`+name+`{tenant="anyone"}`); n != 0 {
 			t.Errorf("the tenant still has %v %s", n, name)
 		}
 	}
