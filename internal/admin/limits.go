@@ -100,7 +100,7 @@ func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 	return subject{
 		key:   "model/" + m.Name,
 		view:  func() any { return h.viewLimits(m.Name, h.modelLoad(m.Name).Limits) },
-		fixed: []string{"max_per_replica", "max_prefill_per_replica", "max_queue", "queue_timeout"},
+		fixed: []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica", "max_queue", "queue_timeout"},
 	}
 }
 

@@ -35,13 +35,15 @@ type Scaled struct {
 // MaxPerReplica of 0 means the engine's own limit.
 type Limits struct {
 	// Weight is the model's share in its pools.
-	Weight                int           `json:"weight"`
-	MaxConcurrentRequests int           `json:"max_concurrent_requests"`
-	MaxTokensPerMinute    int           `json:"max_tokens_per_minute"`
-	MaxPerReplica         int           `json:"max_per_replica"`
-	MaxPrefillPerReplica  int           `json:"max_prefill_per_replica"`
-	MaxQueue              int           `json:"max_queue"`
-	QueueTimeout          time.Duration `json:"-"`
+	Weight                int `json:"weight"`
+	MaxConcurrentRequests int `json:"max_concurrent_requests"`
+	MaxTokensPerMinute    int `json:"max_tokens_per_minute"`
+	MaxPerReplica         int `json:"max_per_replica"`
+	MaxPrefillPerReplica  int `json:"max_prefill_per_replica"`
+	// MaxPrefillTokensPerReplica is absent if there is no such limit.
+	MaxPrefillTokensPerReplica int           `json:"max_prefill_tokens_per_replica,omitempty"`
+	MaxQueue                   int           `json:"max_queue"`
+	QueueTimeout               time.Duration `json:"-"`
 }
 
 // ReplicaLoad is the load of a replica.

@@ -84,7 +84,7 @@ func (k *checker) checkUnservedModel(at path, m *Model) {
 	for _, field := range append(launchFields(), "upstreams", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream") {
 		k.rejectSet(at.field(field), "launcher: none")
 	}
-	for _, field := range []string{"max_per_replica", "max_prefill_per_replica"} {
+	for _, field := range []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica"} {
 		k.rejectSet(at.field("admission").field(field), "launcher: none")
 	}
 	m.Replicas = Replicas{}

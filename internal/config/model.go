@@ -205,6 +205,10 @@ type Admission struct {
 	// MaxPrefillPerReplica is the largest number of requests of one replica that have no token yet.
 	// A request above it waits. Default 0: no limit.
 	MaxPrefillPerReplica int `yaml:"max_prefill_per_replica" min:"0"`
+	// MaxPrefillTokensPerReplica is the largest number of uncached prompt tokens that one replica
+	// may have to compute. A request above it waits. A longer prompt goes to a replica that has
+	// nothing to compute. Default 0: no limit.
+	MaxPrefillTokensPerReplica int `yaml:"max_prefill_tokens_per_replica" min:"0"`
 	// MaxQueue is the largest number of waiting requests. A request above it is rejected with
 	// queue_full. Default 1000.
 	MaxQueue int `yaml:"max_queue" default:"1000" min:"1"`

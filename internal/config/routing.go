@@ -10,8 +10,8 @@ type Strategy string
 const (
 	// CHWBL is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
 	CHWBL Strategy = "chwbl"
-	// Prefix is CHWBL with a load floor: a replica with fewer requests never counts as busy. Within
-	// the bound, it prefers the replica that has served the beginning of the conversation.
+	// Prefix gives a request to the replica with the least predicted time to the first token. The
+	// prediction knows what waits at each replica and what its cache has of the prompt.
 	Prefix Strategy = "prefix"
 	// RoundRobin gives requests to the replicas in rotation.
 	RoundRobin Strategy = "round_robin"
@@ -22,9 +22,9 @@ const (
 
 // Routing says which replica gets a request.
 type Routing struct {
-	// Strategy is prefix (consistent hashing with bounded loads, in which a replica with fewer than
-	// load_floor requests never counts as busy), chwbl (the same with load_floor 0), round_robin or
-	// least_connections. Default prefix.
+	// Strategy is prefix (the least predicted time to the first token, from what waits at each
+	// replica and what its cache has of the prompt), chwbl (consistent hashing with bounded loads),
+	// round_robin or least_connections. Default prefix.
 	Strategy Strategy `yaml:"strategy" default:"prefix"`
 	// VirtualNodesPerReplica is the number of points of each replica on the hash ring. Default 100.
 	VirtualNodesPerReplica int `yaml:"virtual_nodes_per_replica" default:"100" min:"1"`
@@ -32,7 +32,8 @@ type Routing struct {
 	// replica on the ring is tried. Default 1.25.
 	LoadFactor float64 `yaml:"load_factor" default:"1.25" min:"1"`
 	// LoadFloor is the number of requests that a replica may always have, whatever the average load
-	// is. Default 8 for prefix, 0 for chwbl.
+	// is. With prefix, load_factor and load_floor only decide among replicas that are about as
+	// fast. Default 8 for prefix, 0 for chwbl.
 	LoadFloor int `yaml:"load_floor" min:"0"`
 	// SlowStart is how long a replica that joins other replicas of its model gets less than its
 	// share of the requests. The share rises during this time. 0 gives it the full share at once.

@@ -1,16 +1,15 @@
 package dispatch
 
 import (
-	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/prefix"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
@@ -36,9 +35,11 @@ func chat(t testing.TB, users ...string) *Request {
 	if fault != nil {
 		t.Fatal(fault)
 	}
-	return &Request{Model: "m", Tenant: "t", Key: func(n int) uint64 { return scan.CacheKey(body, n) },
-		Keys: func(most int) []uint64 { return scan.PrefixKeys(body, most) }}
+	return NewRequest(Caller{Tenant: &authz.Tenant{Name: "t", Models: []string{"*"}}}, &scan, body)
 }
+
+// turnsBack is how many turns a test goes back at most.
+const turnsBack = 8
 
 // messages are the user messages of a conversation up to a turn.
 func messages(conversation, turns int) []string {
@@ -56,7 +57,7 @@ func eight() []engines.Replica { return replicas("a", "b", "c", "d", "e", "f", "
 func (s stage) returns(t *testing.T, change func(*Request)) (returned, turns int, used map[string]int) {
 	at, used := map[int]string{}, map[string]int{}
 	var last *Ticket
-	for turn := 1; turn <= levels+2; turn++ {
+	for turn := 1; turn <= turnsBack+2; turn++ {
 		for conversation := range 16 {
 			r := chat(t, messages(conversation, turn)...)
 			change(r)
@@ -83,7 +84,7 @@ func TestConversationsAreRemembered(t *testing.T) {
 	s := newStage(policy)
 	s.put("m", eight()...)
 	returned, turns, used := s.returns(t, func(*Request) {})
-	if returned != turns || turns != 16*(levels+1) {
+	if returned != turns || turns != 16*(turnsBack+1) {
 		t.Errorf("%d of %d turns came back", returned, turns)
 	}
 	if len(used) < 5 {
@@ -91,13 +92,15 @@ func TestConversationsAreRemembered(t *testing.T) {
 	}
 	s = newStage(policy)
 	s.put("m", eight()...)
-	if returned, turns, _ = s.returns(t, func(r *Request) { r.Keys = nil }); returned == turns {
+	if returned, turns, _ = s.returns(t, func(r *Request) { r.Chain = nil }); returned == turns {
 		t.Error("the ring alone keeps them all, so this test shows nothing")
 	}
 	policy.Strategy = CHWBL
 	s = newStage(policy)
 	s.put("m", eight()...)
-	if _, _, _ = s.returns(t, func(r *Request) { r.Keys = func(int) []uint64 { t.Error("chwbl has a memory"); return nil } }); t.Failed() {
+	if _, _, _ = s.returns(t, func(r *Request) {
+		r.Chain = func() prefix.Chain { t.Error("chwbl reads prompts"); return prefix.Chain{} }
+	}); t.Failed() {
 		return
 	}
 }
@@ -113,7 +116,9 @@ func TestRememberedWithinTheBound(t *testing.T) {
 		var tickets []*Ticket
 		for n := range 100 {
 			tickets = append(tickets, s.must(t, chat(t, messages(1, 2)...)))
-			most := max(floor, int(ringhash.DefaultFactor*float64(n+1)/8+1e-9), 6)
+			// The bound decides among replicas that are about as fast. One that is faster may
+			// exceed it a little.
+			most := max(floor, int(ringhash.DefaultFactor*float64(n+1)/8+1e-9), 6) + 8
 			for _, id := range strings.Fields("a b c d e f g h") {
 				if load := s.Load(id); load > most {
 					t.Fatalf("floor %d: %s has %d of %d, bound %d", floor, id, load, n+1, most)
@@ -190,87 +195,5 @@ func TestOtherWaysOfAConversation(t *testing.T) {
 	}
 	if stranger := s.must(t, chat(t, "two")); stranger.Replica() != start {
 		t.Errorf("one with the same system prompt went to %s: not by the ring", stranger.Replica())
-	}
-}
-
-// What nobody asks for is forgotten, and there is an end to what is remembered.
-func TestMemoryIsBounded(t *testing.T) {
-	var p prefixIndex
-	now := time.Unix(1e9, 0)
-	a, b := new(counter), new(counter)
-	find := func(keys ...uint64) *counter { return p.find(keys, now) }
-	if find(1, 2) != nil {
-		t.Fatal("found what was never put")
-	}
-	p.put(1, a)
-	p.put(2, b)
-	if find(1, 2) != a || find(3, 2) != b {
-		t.Error("the longest known beginning counts")
-	}
-	now = now.Add(affinityTTL - 1)
-	if find(1) != a {
-		t.Error("forgotten too soon")
-	}
-	now = now.Add(1)
-	if find(2) != nil || find(1) != a {
-		t.Error("what was asked for stays, and nothing else")
-	}
-	if now = now.Add(affinityTTL); find(1) != nil {
-		t.Error("an old one is still known")
-	}
-	hash := func(n uint64) uint64 { return ringhash.Key(binary.BigEndian.AppendUint64(nil, n)) }
-	for n := range uint64(3 * maxEntries) {
-		now = now.Add(time.Microsecond)
-		find()
-		p.put(hash(n), a)
-		if n == 10_000 && (len(p.entries) < 20_000 || len(p.entries) > 40_000) {
-			t.Errorf("%d entries for 10,000", len(p.entries))
-		}
-	}
-	found, old := 0, 0
-	for n := range uint64(3 * maxEntries) {
-		if find(hash(n)) == nil {
-			continue
-		}
-		if found++; n < maxEntries {
-			old++
-		}
-	}
-	if len(p.entries) != maxEntries || found < maxEntries*9/10 || old > maxEntries/20 {
-		t.Errorf("%d found, %d of them old, in %d entries", found, old, len(p.entries))
-	}
-	now = now.Add(affinityTTL)
-	find()
-	p.used, p.entries = maxEntries/4, p.entries[:maxEntries/2]
-	if p.put(1, a); len(p.entries) != maxEntries/2 || find(1) != a {
-		t.Errorf("%d entries after all was forgotten", len(p.entries))
-	}
-}
-
-// BenchmarkRemembered is a dispatch whose conversation is known by the turn before, and one whose
-// is not, without the making of keys.
-func BenchmarkRemembered(b *testing.B) {
-	s := newStage(Policy{LoadFloor: 8})
-	s.put("m", eight()...)
-	for name, levels := range map[string]int{"known": 2, "unknown of 1": 1, "unknown of 8": 8} {
-		b.Run(name, func(b *testing.B) {
-			keys, next := make([]uint64, levels), uint64(1)
-			r := newRequest("m", "k")
-			r.Keys = func(int) []uint64 {
-				for i := range keys {
-					keys[i] = next + uint64(levels-i)<<40
-				}
-				if name == "known" {
-					keys[1] = next - 1 + 2<<40
-				}
-				next++
-				return keys
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				ticket, _ := s.Dispatch(context.Background(), r)
-				ticket.Release()
-			}
-		})
 	}
 }

@@ -123,7 +123,9 @@ func (c choice) patience(own time.Duration) time.Duration {
 // watched reports whether the first token of the request has to be reported, because a limit on
 // prefill applies.
 func (c choice) watched(tenant admission.TenantLimits) bool {
-	return tenant.MaxPrefill > 0 || c.any(func(t *modelRoute) bool { return t.policy.MaxPrefillPerReplica > 0 })
+	return tenant.MaxPrefill > 0 || c.any(func(t *modelRoute) bool {
+		return t.policy.MaxPrefillPerReplica > 0 || t.policy.MaxPrefillTokensPerReplica > 0
+	})
 }
 
 // cacheKeys are the keys of a request on the hash rings of its models. They are computed before the

@@ -36,6 +36,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/predict"
+	"github.com/sluice-gateway/sluice/internal/prefix"
 )
 
 // Policy is how requests for one model are admitted and routed.
@@ -62,6 +64,12 @@ type Policy struct {
 	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 means
 	// that the route of Envoy bounds it.
 	MaxDuration time.Duration
+	// MaxPrefillTokensPerReplica bounds the uncached tokens of prompts that one replica has yet to
+	// compute; 0 means no bound. A longer prompt goes to a replica that has nothing to compute.
+	MaxPrefillTokensPerReplica int
+	// PrefillRate is a guess of how many tokens of prompts a replica computes in a second, until
+	// first tokens have taught better; 0 means that there is none.
+	PrefillRate float64
 	// SlowStart is how long the load of a new replica counts as higher than it is, while other
 	// replicas serve; 0 means not at all.
 	SlowStart time.Duration
@@ -101,6 +109,11 @@ type Dispatcher struct {
 	admission *admission.Controller
 	shared    bool
 	demand    func(model string)
+	onPlaced  func(Placement)
+	// indexes bounds the memory of all prefix indexes
+	indexes *prefix.Budget
+	// rates are those of replicas of unknown models
+	rates *predict.Model
 	// table is the routing table in force
 	table atomic.Pointer[routingTable]
 	// ids are the request ids and tasks that are in use now.
@@ -179,6 +192,9 @@ func New(c Config) *Dispatcher {
 		admission:   c.Admission,
 		shared:      c.Shared,
 		demand:      c.Demand,
+		onPlaced:    c.OnPlaced,
+		indexes:     prefix.NewBudget(indexBytes),
+		rates:       predict.NewModel(predict.DefaultRates),
 		rules:       Rules{Default: c.Default, Models: c.Models},
 		dirty:       map[string]struct{}{},
 		routable:    map[string]map[string]netip.AddrPort{},
@@ -273,10 +289,8 @@ type Request struct {
 	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
-	// Keys returns the keys over all user messages of a conversation, over all but the last, and so
-	// on. It returns at most most keys, and none if there is no user message. nil means that the
-	// request is not a conversation.
-	Keys func(most int) []uint64
+	// Chain returns the beginnings of the prompt. nil means that they are not known.
+	Chain func() prefix.Chain
 	// Watch lets another goroutine read what the request waits for; nil means that none does.
 	Watch *Wait
 	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill.
@@ -304,7 +318,7 @@ type Caller struct {
 }
 
 // NewRequest builds a Request from the scan of its body. The request keeps scan and body alive
-// until its Key and Keys are nil.
+// until its Key and Chain are nil.
 func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	return &Request{
 		Model:       scan.Model,
@@ -312,7 +326,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Priority:    c.Priority,
 		Allowed:     c.Tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
-		Keys:        func(most int) []uint64 { return scan.PrefixKeys(body, most) },
+		Chain:       func() prefix.Chain { return scan.Chain(body) },
 		ID:          scan.RequestID,
 		Session:     scan.Session(),
 		Task:        c.Task,
@@ -361,11 +375,12 @@ func retiredFault() *openai.Error {
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.slotOnly, ticket.wantsResponseID = r.Task != "", r.Endpoint == openai.Responses
+	ticket.slotOnly = r.Task != ""
+	ticket.wantsResponseID = r.Endpoint == openai.Responses && c.any((*modelRoute).isCacheAware)
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)
-	ticket.findAffinity(c, r)
+	ticket.prompt = c.promptOf(r, ticket.estimate.tokens.prompt)
 	request := admission.Request{
 		Model:     c.model(),
 		Pool:      c.pool,

@@ -497,14 +497,14 @@ func TestExplain(t *testing.T) {
 	s.put("m", replicas("a", "b", "c")...)
 	for key := range 10 {
 		r := newRequest("m", fmt.Sprint(key))
-		told, ok := s.Explain("m-alias", r.Key(0))
+		told, ok := s.Explain("m-alias", Question{Key: r.Key(0)})
 		ticket := s.must(t, r)
 		if !ok || told.Picked != ticket.Replica() || told.Order[0].ID != told.Picked || len(told.Order) != 3 {
 			t.Errorf("told %+v, got %s", told, ticket.Replica())
 		}
 		ticket.Release()
 	}
-	if _, ok := s.Explain("x", 0); ok {
+	if _, ok := s.Explain("x", Question{}); ok {
 		t.Error("explained a model that is not")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/internal/predict"
+	"github.com/sluice-gateway/sluice/internal/prefix"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -70,8 +71,15 @@ type estimator struct {
 	ttft prediction
 	// recent has the predictions of recent picks. It has a lock of its own.
 	recent predict.Recent
-	// prefixIndex has a lock of its own.
-	prefixIndex prefixIndex
+	// sessions and index say which replica has served a session and has the beginning of a prompt,
+	// rates how fast replicas are. Each has a lock of its own. index and rates are never nil.
+	sessions sessionTable
+	index    *prefix.Index
+	rates    *predict.Model
+	// slots are the replicas in the index, by id; guarded by Dispatcher.mu
+	slots map[string]*indexSlot
+	// reportsCached says that the engine has told of cached tokens. Until then 0 means nothing.
+	reportsCached atomic.Bool
 }
 
 // average is an average that decays with each new value. The zero value has no values.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
@@ -40,6 +41,9 @@ type modelRoute struct {
 	warmAt  time.Time
 }
 
+// isAdapter reports whether the name is that of an adapter of the model.
+func (t *modelRoute) isAdapter(name string) bool { return slices.Contains(t.Adapters, name) }
+
 // cold reports whether a request has to wait until a replica has been started.
 func (t *modelRoute) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
 
@@ -71,6 +75,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
 	t.strategy = strategyOf(t.policy.Strategy)
 	t.cursor, t.estimator = d.cursorLocked(m.Name)
+	t.estimator.rates.SetGuess(predict.PrefillRate(t.policy.PrefillRate))
 	failed := 0
 	var known []*engines.Replica
 	for i := range m.Replicas {
@@ -91,12 +96,13 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	ids := make([]string, len(healthy))
 	for i, r := range healthy {
 		ids[i] = r.ID
-		t.replicas = append(t.replicas, d.replicaLocked(t.policy, r, now))
+		t.replicas = append(t.replicas, d.replicaLocked(t.policy, t.estimator, r, now))
 		t.closeDelimited = t.closeDelimited || t.replicas[i].closeDelimited
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
 	t.mayServe = t.mayServe || m.Desired > 0 || t.elastic
+	t.estimator.dropSlotsLocked(m)
 	t.startWarming(now)
 	if old != nil && old.policy.VirtualNodes == t.policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {
 		t.ring = old.ring // a new ring costs 100 MD5 sums per replica
@@ -113,10 +119,11 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 }
 
 // replicaLocked returns the replica as model routes hold it.
-func (d *Dispatcher) replicaLocked(p Policy, r *engines.Replica, now time.Time) replica {
+func (d *Dispatcher) replicaLocked(p Policy, own *estimator, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
+	since := c.setPickable(r.Address, now)
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
-		closeDelimited: d.isCloseDelimitedLocked(r), node: firstNode(r.ID), since: c.setPickable(r.Address, now), counter: c}
+		closeDelimited: d.isCloseDelimitedLocked(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 
 // clusterOf returns the Envoy cluster of the replica.

@@ -1,44 +1,238 @@
 package dispatch
 
 import (
+	"slices"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/internal/prefix"
 )
 
-// EngineNews is what an engine says of its own load. 0 means that it does not say.
-type EngineNews struct {
-	// Running and Waiting are numbers of requests.
-	Running, Waiting int
-	// KVUsage is the used share of the key-value cache, from 0 to 1.
-	KVUsage float64
-	// CacheTokens is how many tokens the prefix cache can hold.
-	CacheTokens int
-	// PrefillRate is how many tokens a second the engine has lately computed of prompts.
-	PrefillRate float64
-	// Engine is the name of the engine in the catalogue, if the news reveal it.
-	Engine string
-	// At is when the engine said so.
-	At time.Time
+const (
+	// indexBytes bounds the memory of all prefix indexes.
+	indexBytes = 64 << 20
+	// defaultCacheTokens is how many tokens the cache of a replica is taken to hold until its
+	// engine tells. An index that is too large costs little, one that is too small costs much.
+	defaultCacheTokens = 1 << 20
+)
+
+// newEstimator returns an estimator that has learned nothing.
+func newEstimator(b *prefix.Budget) *estimator {
+	return &estimator{index: prefix.NewIndex(b), rates: predict.NewModel(predict.DefaultRates), slots: map[string]*indexSlot{}}
 }
 
-// SetEngineNews tells what the engine of a replica says. News of an unknown replica are ignored.
-func (d *Dispatcher) SetEngineNews(replica string, n EngineNews) {}
+// close releases the memory of the index.
+func (l *estimator) close() {
+	for _, s := range l.slots {
+		l.index.Release(s.slot)
+	}
+}
+
+// indexSlot is a replica in the prefix index of a model.
+type indexSlot struct {
+	slot int
+	// process and since identify the run of the engine, whose cache was empty at its start.
+	process process
+	since   time.Time
+	// cacheTokens is the capacity that the slot was given.
+	cacheTokens int
+}
+
+// slotLocked returns the slot of a pickable replica in the prefix index. The index forgets what a
+// replica had before a restart. A server that someone else runs may have been restarted whenever it
+// was not pickable. Dispatcher.mu is held.
+func (l *estimator) slotLocked(r *engines.Replica, c *counter, since time.Time) int {
+	s := l.slots[r.ID]
+	if s == nil {
+		s = &indexSlot{slot: l.index.Slot(l.cacheBytes(defaultCacheTokens)), process: processOf(r), since: since}
+		l.slots[r.ID] = s
+	}
+	if s.process != processOf(r) || r.Launcher == engines.Upstream && !s.since.Equal(since) {
+		l.index.Forget(s.slot)
+	}
+	s.process, s.since = processOf(r), since
+	if news := c.news.Load(); news != nil {
+		l.resizeLocked(s, news.CacheTokens)
+	}
+	return s.slot
+}
+
+// resizeLocked sets how many tokens the cache of a replica holds; 0 means not known.
+func (l *estimator) resizeLocked(s *indexSlot, tokens int) {
+	if tokens > 0 && tokens != s.cacheTokens {
+		s.cacheTokens = tokens
+		l.index.SetCapacity(s.slot, l.cacheBytes(tokens))
+	}
+}
+
+// cacheBytes returns how many bytes of text so many tokens are.
+func (l *estimator) cacheBytes(tokens int) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int(float64(tokens) * l.prompt.of(bytesPerPromptToken))
+}
+
+// dropSlotsLocked forgets the replicas that the model does not have any more.
+func (l *estimator) dropSlotsLocked(m *engines.ModelSnapshot) {
+	if len(l.slots) <= len(m.Replicas) {
+		return
+	}
+	for id, s := range l.slots {
+		if !slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id }) {
+			l.index.Release(s.slot)
+			delete(l.slots, id)
+		}
+	}
+}
 
 // Placement says that a replica was given a prompt, and so will have it in its cache.
 type Placement struct {
 	Model, Replica string
-	Chain          prefix.Chain
-	// Session identifies the session of the request; 0 means none.
+	// Chain has the beginnings of the prompt. It must not be changed.
+	Chain prefix.Chain
+	// Session identifies the session of the request; 0 means none. History are the tokens of the
+	// session that its next request does not repeat.
 	Session uint64
+	History uint32
 }
 
-// Place records a placement of another gateway.
-func (d *Dispatcher) Place(p Placement) {}
+// placeLocked records that the replica of the ticket has the prompt and serves the session from now
+// on, and tells other gateways. Ticket.mu is held.
+func (t *Ticket) placeLocked() {
+	if !t.route.isCacheAware() {
+		return
+	}
+	r := &t.route.replicas[t.replicaIndex]
+	p := Placement{Model: t.route.Name, Replica: r.id, Chain: t.prompt.chain, Session: t.prompt.session}
+	if p.Chain.Bytes == 0 && p.Session == 0 {
+		return
+	}
+	if p.Chain.Bytes > 0 {
+		t.route.estimator.index.Record(r.slot, &p.Chain)
+	}
+	if p.Session != 0 {
+		t.route.estimator.sessions.put(p.Session, r.counter, 0, time.Now())
+	}
+	if t.dispatcher.onPlaced != nil {
+		t.dispatcher.onPlaced(p)
+	}
+}
 
-// WaitingTokens returns, by replica, the uncached tokens of this gateway's requests that have no
-// first token yet.
-func (d *Dispatcher) WaitingTokens() map[string]int64 { return nil }
+// unplaceLocked records that the replica of the ticket does not get the prompt after all. Ticket.mu
+// is held.
+func (t *Ticket) unplaceLocked() {
+	if t.route.isCacheAware() && t.prompt.chain.Bytes > 0 {
+		t.route.estimator.index.Drop(t.route.replicas[t.replicaIndex].slot, &t.prompt.chain, int(t.matched))
+	}
+}
 
-// SetRemoteWaiting sets the waiting tokens of another gateway by replica. nil forgets the gateway.
-func (d *Dispatcher) SetRemoteWaiting(gateway string, tokens map[string]int64) {}
+// moveWorkLocked moves the request to the queue of the replica that has taken it over. Ticket.mu is
+// held.
+func (t *Ticket) moveWorkLocked() {
+	now := time.Now()
+	t.work.Leave(now)
+	r := &t.route.replicas[t.replicaIndex]
+	t.work = r.queue.Begin(now, int(r.load.Load())-1, t.prompt.tokens)
+}
+
+// learnLocked learns from a response that has ended: how long its first token took, and how much of
+// the prompt was really cached. Ticket.mu is held.
+func (t *Ticket) learnLocked(r Response) {
+	now, l := time.Now(), t.estimator
+	outcome := predict.Outcome{TTFT: r.TTFT, Uncached: -1}
+	if r.Cached > 0 && !l.reportsCached.Load() {
+		l.reportsCached.Store(true)
+	}
+	told := r.Known && r.Prompt > 0 && l.reportsCached.Load()
+	if told {
+		outcome.Uncached = float64(max(r.Prompt-r.Cached, 1))
+	}
+	t.work.End(now, outcome)
+	if told && t.prompt.chain.Bytes > 0 && t.route.isCacheAware() {
+		cached := float64(t.prompt.chain.Bytes) * float64(min(r.Cached, r.Prompt)) / float64(r.Prompt)
+		l.index.Correct(t.route.replicas[t.replicaIndex].slot, int(t.matched), int(cached))
+	}
+	if t.response != 0 && r.Known {
+		t.placeSessionLocked(t.response, int(r.Prompt+r.Completion))
+	}
+}
+
+// Place records a placement of another gateway. A placement at an unknown replica is ignored.
+func (d *Dispatcher) Place(p Placement) {
+	t, ok := d.table.Load().routes[p.Model]
+	if !ok || !t.isCacheAware() {
+		return
+	}
+	for i := range t.replicas {
+		r := &t.replicas[i]
+		if r.id != p.Replica {
+			continue
+		}
+		if len(p.Chain.Blocks)+len(p.Chain.Ends) > 0 {
+			t.estimator.index.Record(r.slot, &p.Chain)
+		}
+		if p.Session != 0 {
+			t.estimator.sessions.put(p.Session, r.counter, p.History, time.Now())
+		}
+		return
+	}
+}
+
+// WaitingTokens returns, by replica, the uncached tokens of this gateway's requests that the
+// replica has yet to compute. Replicas without any are not in it.
+func (d *Dispatcher) WaitingTokens() map[string]int64 {
+	now, waiting := time.Now(), map[string]int64{}
+	for _, t := range d.table.Load().routes {
+		for i := range t.replicas {
+			r := &t.replicas[i]
+			if n := int64(r.queue.Waiting(now)); n > 0 {
+				waiting[r.id] = n
+			}
+		}
+	}
+	return waiting
+}
+
+// SetRemoteWaiting sets the waiting tokens of another gateway by replica. Replicas that are not in
+// the map have none; nil forgets the gateway.
+func (d *Dispatcher) SetRemoteWaiting(gateway string, tokens map[string]int64) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, c := range d.counters {
+		c.queue.SetRemote(now, gateway, float64(tokens[id]))
+	}
+}
+
+// capPrefill excludes the replicas that would have more tokens to compute than
+// MaxPrefillTokensPerReplica. A timer wakes the waiters when the first of them has computed enough,
+// because no event tells of it.
+func (t *modelRoute) capPrefill(p *pickInput, now time.Time, d *Dispatcher) {
+	most := float64(t.policy.MaxPrefillTokensPerReplica)
+	if most <= 0 {
+		return
+	}
+	for i := range t.replicas {
+		r, f := &t.replicas[i], p.forecasts
+		waiting := f.predictions[i].Waiting
+		if p.loads[i] < 0 || waiting < 1 || waiting+f.uncached[i] <= most {
+			continue
+		}
+		p.loads[i], f.candidates[i].Load = -1, -1
+		excess := min(waiting, waiting+f.uncached[i]-most)
+		d.retryWhenComputed(r.counter, time.Duration(excess/f.predictions[i].Rate*float64(time.Second)))
+	}
+}
+
+// retryWhenComputed wakes the waiters of a replica's models after a while. One timer per replica
+// runs at a time.
+func (d *Dispatcher) retryWhenComputed(c *counter, after time.Duration) {
+	if !c.tokensTimer.CompareAndSwap(false, true) {
+		return
+	}
+	time.AfterFunc(max(after, time.Millisecond), func() {
+		c.tokensTimer.Store(false)
+		d.wakeOthers(c, "")
+	})
+}

@@ -26,8 +26,3 @@ func (t *Ticket) Prediction() Prediction {
 
 // WantsResponseID reports whether LearnResponse is to be called.
 func (t *Ticket) WantsResponseID() bool { return t.wantsResponseID }
-
-// LearnResponse tells the id of the response that the replica of the ticket gives, so that a
-// request which continues the response finds the replica. It may be called more than once, and
-// after Release. An empty id is ignored.
-func (t *Ticket) LearnResponse(id string) {}

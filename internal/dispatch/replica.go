@@ -5,19 +5,22 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // replica is a replica of one model route.
 type replica struct {
 	id, address string
 	cluster     string // the Envoy cluster
-	node        uint64 // position on the hash ring, see firstNode
 	limit       int    // of concurrent requests; 0: no limit
 	maxPrefill  int    // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool
 	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
+	// slot is the replica's slot in the prefix index of the model.
+	slot int
 	*counter
 }
 
@@ -36,6 +39,13 @@ type counter struct {
 	// usedBy is the sorted list of the models that the replica may be picked for now. The slice is
 	// never changed.
 	usedBy atomic.Pointer[[]string]
+	// queue has the prompts that the replica has yet to compute. It is never nil.
+	queue *predict.Replica
+	// tokensTimer says that a timer will wake the waiters when the replica has fewer tokens to
+	// compute.
+	tokensTimer atomic.Bool
+	// news is what the engine said last; nil: nothing.
+	news atomic.Pointer[EngineNews]
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu
 	since   time.Time
 	address netip.AddrPort

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 )
@@ -13,15 +14,21 @@ const fallbacks = 3
 // if no replica has a free slot.
 func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) {
 	var space [32]int
-	affine := t.affineReplica(ticket)
+	f := forecastsPool.Get().(*forecasts)
+	defer forecastsPool.Put(f)
 	for {
-		loads := t.loads(space[:0])
-		i := t.pick(pickInput{key: key, affine: affine, loads: loads, now: t.warmUpTime()})
+		now := time.Now()
+		p := pickInput{key: key, loads: t.loads(space[:0]), now: t.warmUpTime(), forecasts: f}
+		t.forecast(f, &ticket.prompt, p.loads, now)
+		t.capPrefill(&p, now, ticket.dispatcher)
+		i := t.pick(&p)
 		if i < 0 {
 			return admission.Slot{}, false
 		}
 		if r := t.replicas[i]; r.acquire(ticket.watch) {
-			ticket.setSlot(t, i, t.list(key, i, loads))
+			load := int(r.load.Load()) - 1
+			expected := t.prediction(&p, &ticket.prompt, i)
+			ticket.setSlot(t, i, t.list(key, i, p.loads), r.queue.Begin(now, load, f.uncached[i]), expected, f.matched[i])
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}
 			if d := ticket.dispatcher; d.shared {
 				slot.OnFull = func() { d.markFull(r, fullFor) }
@@ -31,6 +38,18 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 		// Another model that shares the replica acquired the slot first. Pick again with the new
 		// load.
 	}
+}
+
+// prediction returns what is expected of a request that goes to replica i.
+func (t *modelRoute) prediction(p *pickInput, q *prompt, i int) Prediction {
+	f := p.forecasts
+	expected := Prediction{TTFT: f.predictions[i].TTFT, Reason: string(p.why)}
+	if t.isCacheAware() && q.chain.Bytes > 0 {
+		expected.Known = true
+		expected.MatchedTokens = int(q.matchedTokens(f.matched[i]))
+		expected.Moved = t.moved(f, p.loads, i)
+	}
+	return expected
 }
 
 // loads appends the current load of each replica to into. -1 stands for a replica without a free

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // routingTable is everything that a pick reads. It is immutable except for the counters of its
@@ -76,6 +77,7 @@ func (d *Dispatcher) rebuildLocked() {
 		}
 		d.admission.Remove(name)
 		delete(d.cursors, name)
+		d.estimators[name].close()
 		delete(d.estimators, name)
 	}
 	d.dropCountersLocked(w.snapshot)
@@ -187,7 +189,11 @@ func (d *Dispatcher) updateUsersLocked(model string, before, after *modelRoute) 
 func (d *Dispatcher) counterLocked(model, id string) *counter {
 	c := d.counters[id]
 	if c == nil {
-		c = new(counter)
+		rates := d.rates
+		if own := d.estimators[model]; own != nil {
+			rates = own.rates
+		}
+		c = &counter{queue: predict.NewReplica(rates)}
 		d.counters[id] = c
 		d.unpickable[id] = model // until addModel
 	}
@@ -214,7 +220,7 @@ func named(s *engines.Snapshot, model, id string) bool {
 // cursorLocked returns the cursor and the estimator of a model, which outlive routing tables.
 func (d *Dispatcher) cursorLocked(model string) (*atomic.Uint64, *estimator) {
 	if d.cursors[model] == nil {
-		d.cursors[model], d.estimators[model] = new(atomic.Uint64), new(estimator)
+		d.cursors[model], d.estimators[model] = new(atomic.Uint64), newEstimator(d.indexes)
 	}
 	return d.cursors[model], d.estimators[model]
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
@@ -13,8 +14,9 @@ type Strategy string
 
 // The strategies of a model's routing.
 const (
-	// Prefix keeps a conversation on its replica: consistent hashing with bounded loads and a floor
-	// under the bound. A policy that names no strategy has it.
+	// Prefix picks the replica with the least predicted time to the first token (package predict),
+	// which depends on what waits there and on what its cache has of the prompt. A policy that
+	// names no strategy has it.
 	Prefix Strategy = "prefix"
 	// CHWBL is consistent hashing with bounded loads and nothing else.
 	CHWBL Strategy = "chwbl"
@@ -29,11 +31,11 @@ const (
 type strategy struct {
 	name Strategy
 	// pick returns the index of a replica whose load is not negative; -1: there is none.
-	pick func(t *modelRoute, p pickInput) int
+	pick func(t *modelRoute, p *pickInput) int
 	// peek is pick without any effect on later picks; nil: pick has none.
-	peek func(t *modelRoute, p pickInput) int
-	// affinity says that conversations stay at the replica that has served their beginning.
-	affinity bool
+	peek func(t *modelRoute, p *pickInput) int
+	// cacheAware says that pick reads what the caches of the replicas hold.
+	cacheAware bool
 	// slowStart says that pick itself holds back the replicas that warm up. If it is false, their
 	// loads are raised before the pick.
 	slowStart bool
@@ -43,20 +45,21 @@ type strategy struct {
 type pickInput struct {
 	// key is the request's position on the hash ring.
 	key uint64
-	// affine is the index of the replica that has served the beginning of the conversation; -1
-	// means none.
-	affine int
 	// loads of the replicas, in the order of modelRoute.replicas; -1 stands for a full replica. A
 	// pick may change them.
 	loads []int
 	// now is zero while no replica warms up.
 	now time.Time
+	// forecasts is what the replicas are expected to do with the request.
+	forecasts *forecasts
+	// why is set by a strategy that is cache-aware.
+	why predict.Reason
 }
 
 // strategies is the table of all strategies. To add one, add a row, and a row to the table of
 // internal/config. The table is never changed.
 var strategies = []strategy{
-	{name: Prefix, pick: (*modelRoute).pickPrefix, affinity: true},
+	{name: Prefix, pick: (*modelRoute).pickPrefix, cacheAware: true, slowStart: true},
 	{name: CHWBL, pick: (*modelRoute).pickCHWBL},
 	{name: RoundRobin, pick: (*modelRoute).pickRoundRobin, peek: (*modelRoute).peekRoundRobin, slowStart: true},
 	{name: LeastConnections, pick: (*modelRoute).pickLeast},
@@ -103,7 +106,7 @@ func (r *Rules) Check() error {
 
 // pick returns the index of a replica whose load is not negative; -1 means that there is none. It
 // picks no replica if the strategy does not exist; Rules.Check refuses such rules.
-func (t *modelRoute) pick(p pickInput) int {
+func (t *modelRoute) pick(p *pickInput) int {
 	if t.strategy == nil {
 		return -1
 	}
@@ -114,39 +117,41 @@ func (t *modelRoute) pick(p pickInput) int {
 }
 
 // peek is pick without any effect on later picks.
-func (t *modelRoute) peek(key uint64, loads []int) int {
-	p := pickInput{key: key, affine: -1, loads: loads, now: t.warmUpTime()}
+func (t *modelRoute) peek(p *pickInput) int {
 	if t.strategy != nil && t.strategy.peek != nil {
 		return t.strategy.peek(t, p)
 	}
 	return t.pick(p)
 }
 
-// pickPrefix picks the replica that has served the beginning of the conversation, if that replica
-// is within the bound of loads. Otherwise it picks by the request's own key.
-func (t *modelRoute) pickPrefix(p pickInput) int {
-	bound := ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}
-	if p.affine >= 0 && t.ring.Pick(t.replicas[p.affine].node, p.loads, bound) == p.affine {
-		return p.affine
+// pickPrefix picks the replica with the least predicted time to the first token.
+func (t *modelRoute) pickPrefix(p *pickInput) int {
+	if !p.now.IsZero() {
+		t.raiseWarming(p)
 	}
-	return t.ring.Pick(p.key, p.loads, bound)
+	f := p.forecasts
+	choice := predict.Choice{Ring: t.ring, Key: p.key, Session: f.session,
+		Bound: ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}}
+	picked, why := choice.Choose(f.candidates, f.ties)
+	p.why = why
+	return picked
 }
 
 // pickCHWBL picks by consistent hashing with bounded loads.
-func (t *modelRoute) pickCHWBL(p pickInput) int {
+func (t *modelRoute) pickCHWBL(p *pickInput) int {
 	return t.ring.Pick(p.key, p.loads, ringhash.Bound{Factor: t.policy.LoadFactor})
 }
 
 // pickRoundRobin picks the next replica with a free slot. It skips a replica that warms up in some
 // rounds, unless no other replica is free.
-func (t *modelRoute) pickRoundRobin(p pickInput) int {
+func (t *modelRoute) pickRoundRobin(p *pickInput) int {
 	n := uint64(len(p.loads))
 	return t.nextInRound(p, func(uint64) int { return int((t.cursor.Add(1) - 1) % n) },
 		func(i int) func(step uint64) uint64 { return t.replicas[i].rounds.Add })
 }
 
 // peekRoundRobin returns what pickRoundRobin would pick, without moving the cursor.
-func (t *modelRoute) peekRoundRobin(p pickInput) int {
+func (t *modelRoute) peekRoundRobin(p *pickInput) int {
 	n := uint64(len(p.loads))
 	return t.nextInRound(p, func(step uint64) int { return int((t.cursor.Load() + step) % n) },
 		func(i int) func(step uint64) uint64 {
@@ -156,7 +161,7 @@ func (t *modelRoute) peekRoundRobin(p pickInput) int {
 
 // nextInRound returns the first replica in the order of next that is free and not skipped. add(i)
 // adds to the counter.rounds of replica i and returns the sum.
-func (t *modelRoute) nextInRound(p pickInput, next func(step uint64) int, add func(i int) func(step uint64) uint64) int {
+func (t *modelRoute) nextInRound(p *pickInput, next func(step uint64) int, add func(i int) func(step uint64) uint64) int {
 	spare := -1
 	warming := !p.now.IsZero() && t.anyWarm(p.now)
 	for step := range p.loads {
@@ -173,7 +178,7 @@ func (t *modelRoute) nextInRound(p pickInput, next func(step uint64) int, add fu
 }
 
 // pickLeast picks the replica with the fewest requests.
-func (t *modelRoute) pickLeast(p pickInput) int {
+func (t *modelRoute) pickLeast(p *pickInput) int {
 	best := -1
 	for i, load := range p.loads {
 		if load < 0 {

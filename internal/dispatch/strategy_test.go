@@ -3,6 +3,7 @@ package dispatch
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // Each strategy of the table picks a free replica, and peeks at the one that it picks next.
@@ -11,9 +12,10 @@ func TestEachStrategyPeeksAndPicks(t *testing.T) {
 		s := newStage(Policy{Strategy: name, MaxPerReplica: 1})
 		s.put("m", replicas("a", "b")...)
 		route := s.table.Load().routes["m"]
+		peek := func() int { return peekAt(route, 1) }
 		for range 2 {
-			next := route.peek(1, route.loads(nil))
-			if again := route.peek(1, route.loads(nil)); next < 0 || again != next {
+			next := peek()
+			if again := peek(); next < 0 || again != next {
 				t.Fatalf("%q: peeked at %d, then at %d", name, next, again)
 			}
 			r := newRequest("m", "k")
@@ -22,10 +24,17 @@ func TestEachStrategyPeeksAndPicks(t *testing.T) {
 				t.Errorf("%q: picked %s after a look at %s", name, ticket.Replica(), route.replicas[next].id)
 			}
 		}
-		if i := route.peek(1, route.loads(nil)); i >= 0 {
+		if i := peek(); i >= 0 {
 			t.Errorf("%q: picks %d although both are full", name, i)
 		}
 	}
+}
+
+// peekAt returns the replica that a request with this key would get now.
+func peekAt(t *modelRoute, key uint64) int {
+	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), forecasts: new(forecasts)}
+	t.forecast(p.forecasts, &prompt{}, p.loads, time.Now())
+	return t.peek(&p)
 }
 
 // An unknown strategy is refused, and picks nothing if it was not checked.
@@ -40,7 +49,7 @@ func TestUnknownStrategy(t *testing.T) {
 	}
 	s := newStage(Policy{Strategy: "prefixx"})
 	s.put("m", replicas("a")...)
-	if i := s.table.Load().routes["m"].peek(1, []int{0}); i >= 0 {
+	if i := peekAt(s.table.Load().routes["m"], 1); i >= 0 {
 		t.Errorf("picks %d", i)
 	}
 }

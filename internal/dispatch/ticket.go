@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/failover"
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // Ticket is the lease and the slot of a request that may go to its replica. It holds them until
@@ -34,15 +35,9 @@ type Ticket struct {
 	wantsResponseID bool
 	// preemptible says that Request.Preempt may be called.
 	preemptible bool
-	// affinities are the replicas that have served the beginning of the conversation, at most one
-	// per model. affinitySpace is storage for the first. conversation is the key of the
-	// conversation up to its last user message; it is valid if hasConversation.
-	affinities      []affinity
-	affinitySpace   [1]affinity
-	conversation    uint64
-	hasConversation bool
-	estimate        estimate
-	estimator       *estimator
+	prompt      prompt
+	estimate    estimate
+	estimator   *estimator
 	// slotOnly says that the request belongs to a task, which has the lease.
 	slotOnly bool
 	// next, previous and listed belong to Dispatcher.held.
@@ -61,8 +56,15 @@ type Ticket struct {
 	preempted bool
 	// endpoints is the list for Envoy, see Endpoints
 	endpoints string
-	// prediction is what was expected at the pick; guarded by mu
+	// work is the request in the queue of its replica, prediction what was expected at the pick;
+	// guarded by mu
+	work       predict.Work
 	prediction Prediction
+	// matched is how many bytes of the prompt the replica was expected to have; guarded by mu
+	matched int32
+	// response is the session of requests that continue the response; 0: its id is not known.
+	// Guarded by mu.
+	response uint64
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is asked for
@@ -74,13 +76,16 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.FailOver = t.route.policy.FailOver
-	if t.Served = t.Model; slices.Contains(t.route.Adapters, asked) {
+	if t.Served = t.Model; t.route.isAdapter(asked) {
 		t.Served = asked
 	}
 	t.measure = t.route.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
-	t.recordAffinity(t.route, t.route.replicas[t.replicaIndex].counter)
+	t.mu.Lock()
+	t.placeLocked()
+	t.estimator.observePredicted(time.Now(), t.work.TTFT, t.work.Own)
+	t.mu.Unlock()
 	t.dispatcher.held.add(t)
 }
 
@@ -132,12 +137,13 @@ func (t *Ticket) Age() time.Duration {
 	return time.Since(t.route.replicas[t.replicaIndex].since)
 }
 
-// setSlot records the pick; its slot is already acquired. Admission calls it with Controller.mu
-// held.
-func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string) {
+// setSlot records the pick; its slot is already acquired, and work is the request in the replica's
+// queue. Admission calls it with Controller.mu held.
+func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, work predict.Work, expected Prediction, matched int32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
+	t.work, t.prediction, t.matched = work, expected, matched
 }
 
 // releaseSlot releases the slot on the replica. Further calls do nothing.
@@ -147,6 +153,7 @@ func (t *Ticket) releaseSlot() {
 	if t.held {
 		t.held = false
 		t.endPrefillLocked()
+		t.work.Leave(time.Now())
 		t.route.replicas[t.replicaIndex].load.Add(-1)
 	}
 }
@@ -181,6 +188,7 @@ func (t *Ticket) FirstToken() bool {
 		return false
 	}
 	t.mu.Lock()
+	t.work.FirstToken(time.Now())
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
 	if was {
@@ -214,15 +222,17 @@ func (t *Ticket) Moved(address string) {
 				r.prefill.Add(1)
 			}
 			t.route.replicas[t.replicaIndex].load.Add(-1)
+			t.unplaceLocked()
 			t.replicaIndex = i
+			t.moveWorkLocked()
+			t.placeLocked()
 			break
 		}
 	}
-	route, to := t.route, t.route.replicas[t.replicaIndex].counter
+	to := t.route.replicas[t.replicaIndex].counter
 	t.mu.Unlock()
 	if to != from {
 		t.dispatcher.held.moved(t)
-		t.recordAffinity(route, to)
 		t.dispatcher.wakeOthers(from, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
@@ -256,6 +266,9 @@ func (t *Ticket) Correct(r Response) {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
+	if !already {
+		t.learnLocked(plausible(r))
+	}
 	t.mu.Unlock()
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)

@@ -164,8 +164,8 @@ func TestExplainMovesNothing(t *testing.T) {
 		s := warmStage(t, Policy{Strategy: RoundRobin, SlowStart: slow}, 0)
 		time.Sleep(slow / 2)
 		for range 20 {
-			told, _ := s.Explain("m", 0)
-			s.Explain("m", 0)
+			told, _ := s.Explain("m", Question{})
+			s.Explain("m", Question{})
 			if got := s.must(t, newRequest("m", "k")).Replica(); got != told.Picked {
 				t.Errorf("told %s, picked %s", told.Picked, got)
 			}

@@ -119,13 +119,14 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 		Scaled:   g.launchers.lastScaled(model),
 		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
 		Limits: admin.Limits{
-			Weight:                v.Policy.Limits.Weight,
-			MaxConcurrentRequests: v.Policy.Limits.MaxConcurrent,
-			MaxTokensPerMinute:    v.Policy.Limits.TokensPerMinute,
-			MaxPerReplica:         v.Policy.MaxPerReplica,
-			MaxPrefillPerReplica:  v.Policy.MaxPrefillPerReplica,
-			MaxQueue:              v.Policy.Limits.MaxQueue,
-			QueueTimeout:          v.Policy.Limits.QueueTimeout,
+			Weight:                     v.Policy.Limits.Weight,
+			MaxConcurrentRequests:      v.Policy.Limits.MaxConcurrent,
+			MaxTokensPerMinute:         v.Policy.Limits.TokensPerMinute,
+			MaxPerReplica:              v.Policy.MaxPerReplica,
+			MaxPrefillPerReplica:       v.Policy.MaxPrefillPerReplica,
+			MaxPrefillTokensPerReplica: v.Policy.MaxPrefillTokensPerReplica,
+			MaxQueue:                   v.Policy.Limits.MaxQueue,
+			QueueTimeout:               v.Policy.Limits.QueueTimeout,
 		},
 	}
 }

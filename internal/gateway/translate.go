@@ -82,12 +82,14 @@ func policy(m config.Model) dispatch.Policy {
 		UserMessages:         m.Routing.MaxUserMessagesForCache,
 		MaxPerReplica:        int(m.Admission.MaxPerReplica),
 		MaxPrefillPerReplica: m.Admission.MaxPrefillPerReplica,
-		ColdStart:            m.ColdStartTimeout,
-		MaxDuration:          m.Stream.MaxDuration,
-		SlowStart:            m.Routing.SlowStart,
-		UnhealthyOn:          unhealthyOn(m.UnhealthyOn),
-		FailOver:             failOver(m.FailOverOn),
-		Way:                  wayPolicy(m),
+
+		MaxPrefillTokensPerReplica: m.Admission.MaxPrefillTokensPerReplica,
+		ColdStart:                  m.ColdStartTimeout,
+		MaxDuration:                m.Stream.MaxDuration,
+		SlowStart:                  m.Routing.SlowStart,
+		UnhealthyOn:                unhealthyOn(m.UnhealthyOn),
+		FailOver:                   failOver(m.FailOverOn),
+		Way:                        wayPolicy(m),
 	}
 }
 

@@ -235,8 +235,15 @@ func (r *Replica) SetForeign(tokens, running float64) {
 	r.foreignTokens, r.foreignRunning = max(tokens, 0), max(running, 0)
 }
 
-// Work is one request at a replica, from Begin to End. The zero value is no request. One goroutine
-// at a time may use it.
+// Foreign returns the waiting tokens that no gateway has sent.
+func (r *Replica) Foreign() float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.foreignTokens
+}
+
+// Work is one request at a replica, from Begin to End or Leave. The zero value is no request. One
+// goroutine at a time may use it.
 type Work struct {
 	// Prediction is what was predicted when the request was given to the replica.
 	Prediction
@@ -248,11 +255,13 @@ type Work struct {
 	decodes float64
 	// mark is Replica.added after the request.
 	mark float64
-	// computed says that the first token is known.
-	computed bool
+	// left says that the request is not in the queue any more, learned that its first token has
+	// taught.
+	left, learned bool
 }
 
-// Begin gives a request to the replica. The caller calls End when the request has ended.
+// Begin gives a request to the replica. The caller calls Leave or End when the request
+// has ended.
 func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	uncached = max(uncached, 1)
 	r.mu.Lock()
@@ -274,9 +283,6 @@ func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	return w
 }
 
-// FirstToken reports that the request has its first token now. Only the first call has an effect.
-func (w *Work) FirstToken(now time.Time) { w.confirm(now, now.Sub(w.began), w.Uncached) }
-
 // Outcome is what is known of a request that has ended.
 type Outcome struct {
 	// TTFT is how long the first token took, counted from Begin; 0 means not known.
@@ -285,12 +291,72 @@ type Outcome struct {
 	Uncached float64
 }
 
-// End reports that the request has ended. Only the first call of FirstToken and End has an effect.
+// FirstToken reports that the request has its first token now.
+func (w *Work) FirstToken(now time.Time) {
+	w.End(now, Outcome{TTFT: now.Sub(w.began), Uncached: w.Uncached})
+}
+
+// Leave reports that the request is no longer at the replica.
+func (w *Work) Leave(now time.Time) {
+	if w.replica == nil || w.left {
+		return
+	}
+	w.replica.mu.Lock()
+	defer w.replica.mu.Unlock()
+	w.leaveLocked(now)
+}
+
+// leaveLocked removes the request from the queue. The lock is that of the replica.
+func (w *Work) leaveLocked(now time.Time) {
+	r := w.replica
+	r.advanceLocked(now)
+	if w.left {
+		return
+	}
+	w.left = true
+	r.pending = max(r.pending-w.Uncached, 0)
+	if r.unconfirmed--; r.unconfirmed == 0 {
+		r.pending = 0 // without the errors of the sums
+	}
+	r.waiting = min(r.waiting, r.pending)
+	r.shortenLocked()
+}
+
+// End reports what is known of a request that has ended, also after Leave. The first token teaches
+// once: after FirstToken or another End with a time nothing more is learned.
 func (w *Work) End(now time.Time, o Outcome) {
+	if w.replica == nil || w.learned {
+		return
+	}
+	if o.TTFT <= 0 {
+		w.Leave(now)
+		return
+	}
+	w.learned = true
+	s := w.observe(now, o)
+	guess := w.replica.model.learn(s, now)
+	r := w.replica
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fit.learn(s, r.rates, now)
+	r.rates = r.fit.rates(guess)
+}
+
+// observe corrects the queue by the first token of the request, and returns the sample that it is.
+func (w *Work) observe(now time.Time, o Outcome) Sample {
 	if o.Uncached < 0 {
 		o.Uncached = w.Uncached
 	}
-	w.confirm(now, o.TTFT, o.Uncached)
+	r := w.replica
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.leaveLocked(now)
+	first := firstToken{at: w.began.Add(o.TTFT), mark: w.mark}
+	waited, sure := r.waitedLocked(w)
+	r.correctLocked(first, now)
+	r.recent.add(first)
+	r.shortenLocked()
+	return Sample{Tokens: o.Uncached + waited, Doubt: (waited - sure) / max(o.Uncached+waited, 1), Decodes: w.decodes, Seconds: o.TTFT.Seconds()}
 }
 
 // correctLocked corrects the queue after a first token. What the replica was given before that
@@ -318,38 +384,4 @@ func (r *Replica) waitedLocked(w *Work) (waited, sure float64) {
 		}
 	}
 	return max(waited, sure), sure
-}
-
-// confirm removes the request from the queue, and learns from how long it took, unless took is 0.
-func (w *Work) confirm(now time.Time, took time.Duration, uncached float64) {
-	r := w.replica
-	if r == nil || w.computed {
-		return
-	}
-	w.computed = true
-	s := Sample{Tokens: w.Waiting + uncached, Decodes: w.decodes, Seconds: took.Seconds()}
-	r.mu.Lock()
-	r.advanceLocked(now)
-	r.pending = max(r.pending-w.Uncached, 0)
-	if r.unconfirmed--; r.unconfirmed == 0 {
-		r.pending = 0 // without the errors of the sums
-	}
-	r.waiting = min(r.waiting, r.pending)
-	if took > 0 {
-		first := firstToken{at: w.began.Add(took), mark: w.mark}
-		waited, sure := r.waitedLocked(w)
-		s.Tokens, s.Doubt = uncached+waited, (waited-sure)/(uncached+waited)
-		r.correctLocked(first, now)
-		r.recent.add(first)
-	}
-	r.shortenLocked()
-	r.mu.Unlock()
-	if took <= 0 {
-		return
-	}
-	guess := r.model.learn(s, now)
-	r.mu.Lock()
-	r.fit.learn(s, r.rates, now)
-	r.rates = r.fit.rates(guess)
-	r.mu.Unlock()
 }

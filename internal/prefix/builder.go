@@ -38,16 +38,22 @@ type Builder struct {
 	blocks [maxBlocks]Block
 	ends   [maxEnds]Block // a ring: end number n is at n % maxEnds
 	ended  int
+	// start is Chain.Start, valid once started.
+	start   uint32
+	started bool
 }
 
 // Reset starts another chain.
 func (b *Builder) Reset() {
 	b.digest.Reset()
-	b.length, b.next, b.full, b.count, b.ended = 0, step, false, 0, 0
+	b.length, b.next, b.full, b.count, b.ended, b.started = 0, step, false, 0, 0, false
 }
 
 // Mark writes what stands before a message.
 func (b *Builder) Mark(m Mark) {
+	if !b.started && m >= MarkUser && m <= MarkOther {
+		b.start, b.started = b.length, true
+	}
 	mark := [1]byte{byte(m)}
 	_, _ = b.digest.Write(mark[:]) // never fails
 }
@@ -134,5 +140,9 @@ func (b *Builder) Chain() Chain {
 	for i := range ends {
 		all[b.count+i] = b.ends[(b.ended-1-i)%maxEnds]
 	}
-	return Chain{Blocks: all[:b.count:b.count], Ends: all[b.count:], Bytes: int(b.length)}
+	start := b.length
+	if b.started {
+		start = b.start
+	}
+	return Chain{Blocks: all[:b.count:b.count], Ends: all[b.count:], Bytes: int(b.length), Start: int(start)}
 }

@@ -41,6 +41,9 @@ type Chain struct {
 	Ends []Block
 	// Bytes is the length of the whole prompt.
 	Bytes int
+	// Start is the length of what comes before the first message that is not the system's: tools
+	// and instructions, which many conversations share.
+	Start int
 }
 
 // Sizes of beginnings, in bytes of text.

@@ -101,6 +101,40 @@ func (x *Index) evictLocked(slot int) bool {
 	if n == 0 {
 		return false
 	}
+	x.forget(r, slot, n)
+	return true
+}
+
+// Drop forgets the beginnings of a prompt that are longer than kept, because the replica did not
+// get the prompt after all.
+func (x *Index) Drop(slot int, c *Chain, kept int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r := x.replicaLocked(slot)
+	if r == nil {
+		return
+	}
+	for _, blocks := range [...][]Block{c.Blocks, c.Ends} {
+		for _, b := range blocks {
+			if int(b.End) > kept && x.has(b.Hash, slot) {
+				x.forget(r, slot, x.findEntry(x.find(b.Hash), slot))
+			}
+		}
+	}
+}
+
+// has reports whether a replica has a beginning.
+func (x *Index) has(hash uint64, slot int) bool {
+	number := x.find(hash)
+	if number == 0 {
+		return false
+	}
+	bits := x.word(x.budget.groups.at(number), slot/64)
+	return bits != nil && *bits&(1<<(slot%64)) != 0
+}
+
+// forget removes the entry n of a replica.
+func (x *Index) forget(r *replica, slot int, n uint32) {
 	group := x.budget.entries.at(n).group
 	r.bytes -= weight(x.budget.groups.at(group).end)
 	r.entries--
@@ -109,7 +143,6 @@ func (x *Index) evictLocked(slot int) bool {
 	x.entries.remove(n)
 	x.drop(group, slot)
 	x.budget.entries.put(n)
-	return true
 }
 
 // makeRoomLocked evicts one beginning for a new one of a replica, because the budget is used up:

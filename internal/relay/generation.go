@@ -220,7 +220,7 @@ func (g *generation) refusal(fault *openai.Error) *openai.Error {
 // dropPrompt drops what only a further attempt would need, so that a long prompt is not held while
 // the answer streams.
 func (g *generation) dropPrompt() {
-	g.call.Body, g.call.Header, g.request.Key, g.request.Keys = nil, nil, nil, nil
+	g.call.Body, g.call.Header, g.request.Key, g.request.Chain = nil, nil, nil, nil
 	g.call.memory.Release()
 }
 

@@ -44,6 +44,9 @@ function parts(kind, limits) {
   }
   if (limits.max_per_replica) all.push({ words: `${number(limits.max_per_replica)} per replica` });
   if (limits.max_prefill_per_replica) all.push({ words: `${number(limits.max_prefill_per_replica)} in prefill per replica` });
+  if (limits.max_prefill_tokens_per_replica) {
+    all.push({ words: `${number(limits.max_prefill_tokens_per_replica)} uncached prompt tokens per replica` });
+  }
   if (limits.max_queue) all.push({ words: `queue ${number(limits.max_queue)} for ${limits.queue_timeout}` });
   if (limits.max_queue_bytes) all.push({ words: `${bytes(limits.max_queue_bytes)} queued` });
   return all;
