@@ -42,7 +42,7 @@ func (r *Ring) Pick(key uint64, loads []int, b Bound) int {
 	if candidates == 0 {
 		return -1
 	}
-	maxLoad := b.maxLoad(total, candidates) - 1
+	maxLoad := b.MaxLoad(total, candidates) - 1
 	if minLoad > maxLoad {
 		// All are over the bound, so the bound decides nothing: the first candidate wins.
 		maxLoad = math.MaxInt
@@ -57,14 +57,9 @@ func (r *Ring) Pick(key uint64, loads []int, b Bound) int {
 	}
 }
 
-// Allows reports whether a replica with this load is within the bound. total is the load of all
-// candidates without the new request.
-func (b Bound) Allows(load, total, candidates int) bool {
-	return load < b.maxLoad(total, candidates)
-}
-
-// maxLoad is the largest load that a replica may have with the new request added.
-func (b Bound) maxLoad(total, candidates int) int {
+// MaxLoad returns the largest load that a replica may have with the new request added. total is the
+// load of all candidates without it.
+func (b Bound) MaxLoad(total, candidates int) int {
 	factor := b.Factor
 	if !(factor > 0) { // also for NaN
 		factor = DefaultFactor

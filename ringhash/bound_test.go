@@ -74,7 +74,7 @@ func TestPickOnEmptyRing(t *testing.T) {
 // TestDecimalFactor: 1.15 is not a binary number, but 100 × 1.15 / 5 must be 23.
 func TestDecimalFactor(t *testing.T) {
 	t.Parallel()
-	if got := (Bound{Factor: 1.15}).maxLoad(99, 5); got != 23 {
+	if got := (Bound{Factor: 1.15}).MaxLoad(99, 5); got != 23 {
 		t.Errorf("most = %d, want 23", got)
 	}
 }

@@ -42,6 +42,10 @@ const (
 // ones. Without requests that wait, the cost is the time to the first token.
 const queueWeight = 0.1
 
+// crowdCost is what each request costs beyond the bound of loads. A crowd at one replica gets its
+// tokens late, although prompts that are in the cache wait for nothing.
+const crowdCost = 10 * time.Millisecond
+
 // Costs within tieShare and tieSlack of the least count as equal. A session may cost sessionShare
 // and sessionSlack more than the least.
 const (
@@ -64,14 +68,14 @@ type Choice struct {
 }
 
 // Choose returns the index of the replica that shall serve the request, and why; -1 if all are
-// excluded. The least cost wins: the predicted time to the first token, and what the request costs
-// others. Of the costs that are about equal, the replica with most of the beginning in its cache
-// wins, if its load is within the bound. Otherwise the ring decides, so that several gateways agree
-// and requests that have nothing in common spread.
+// excluded. The least cost wins: the predicted time to the first token, what the request costs
+// others, and whether the replica is crowded. Of the costs that are about equal, the replica with
+// most of the beginning in its cache wins, if its load is within the bound. Otherwise the ring
+// decides, so that several gateways agree and requests that have nothing in common spread.
 //
 // loads is storage of the length of candidates.
 func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
-	f := survey(candidates)
+	f := c.survey(candidates)
 	if f.count == 0 {
 		return -1, ""
 	}
@@ -89,7 +93,7 @@ func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
 		loads[i] = x.Load
 		tied++
 		last = i
-		if x.Matched > 0 && c.Bound.Allows(x.Load, f.total, f.count) && (cached < 0 || x.holdsMore(&candidates[cached])) {
+		if x.Matched > 0 && x.Load < f.maxLoad && (cached < 0 || x.holdsMore(&candidates[cached])) {
 			cached = i
 		}
 	}
@@ -104,23 +108,25 @@ func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
 
 // overview is what Choose knows of the replicas that are not excluded.
 type overview struct {
-	// count is their number, total the sum of their loads.
-	count, total int
+	// count is their number, maxLoad the bound of their loads.
+	count, maxLoad int
 	// queued is the mean number of requests that wait there.
 	queued float64
 	// least is the least cost.
 	least time.Duration
 }
 
-func survey(candidates []Candidate) (f overview) {
+func (c Choice) survey(candidates []Candidate) (f overview) {
+	total := 0
 	for i := range candidates {
 		if x := &candidates[i]; x.Load >= 0 {
 			f.count++
-			f.total += x.Load
+			total += x.Load
 			f.queued += x.Queued
 		}
 	}
 	f.queued /= float64(max(f.count, 1))
+	f.maxLoad = c.Bound.MaxLoad(total, max(f.count, 1))
 	f.least = math.MaxInt64
 	for i := range candidates {
 		if x := &candidates[i]; x.Load >= 0 {
@@ -132,7 +138,8 @@ func survey(candidates []Candidate) (f overview) {
 
 // cost returns what a request costs at the replica.
 func (f *overview) cost(x *Candidate) time.Duration {
-	return x.TTFT + time.Duration(float64(x.Own)*(f.queued+queueWeight*x.Queued))
+	crowd := time.Duration(max(x.Load+1-f.maxLoad, 0)) * crowdCost
+	return x.TTFT + crowd + time.Duration(float64(x.Own)*(f.queued+queueWeight*x.Queued))
 }
 
 // holdsMore reports whether the replica has more of the request's beginning than y, or has as much
