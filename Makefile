@@ -17,7 +17,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test test-vllm vet lint bench chaos soak soak-hour fuzz envoy tools clean
+.PHONY: build run test test-vllm vet lint bench bench-scaling chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
@@ -53,6 +53,11 @@ lint:
 bench: envoy build
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
 	go run ./internal/bench
+
+# bench-scaling replays a recorded hour under several rules of scaling, in virtual time, and writes the
+# tables of docs/scaling.md.
+bench-scaling:
+	go run ./internal/bench/scaling -out docs/scaling.md
 
 # soak runs the tests with random faults RUNS times. A failure prints the SEED that repeats it.
 RUNS ?= 10000

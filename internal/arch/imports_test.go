@@ -91,6 +91,7 @@ var allowed = map[string]string{
 	"tests/e2e/harness":      "authz internal/condition internal/testutil",
 	"internal/bench":         "*",
 	"internal/bench/trace":   "",
+	"internal/bench/scaling": "internal/bench/report internal/bench/trace internal/predict internal/scale",
 	"internal/bench/report":  "",
 	"internal/bench/routing": "ringhash internal/bench/report internal/bench/trace internal/predict internal/prefix",
 }

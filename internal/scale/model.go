@@ -21,6 +21,11 @@ type modelState struct {
 	// not. peak is the largest number that was needed since.
 	belowSince time.Time
 	peak       int
+	// patience is by how much the cooldown is longer because fewer replicas were not enough after
+	// the last falls. 0 stands for 1.
+	patience int
+	// fell is when the number fell for want of load.
+	fell time.Time
 }
 
 // interval returns the time between two updates of the model.
@@ -42,6 +47,7 @@ func (st *modelState) apply(l Load, now time.Time) {
 	st.admitted = l.Admitted
 	switch {
 	case need > st.desired:
+		st.learnPatience(now)
 		st.change(need, reason, now)
 		return
 	case keep >= st.desired:
@@ -51,12 +57,35 @@ func (st *modelState) apply(l Load, now time.Time) {
 	if st.peak = max(st.peak, keep); st.belowSince.IsZero() {
 		st.belowSince = now
 	}
-	if now.Sub(st.belowSince) >= st.Cooldown {
+	cooldown := st.Cooldown
+	if l.busy() > 0 {
+		cooldown *= time.Duration(max(st.patience, 1))
+	}
+	if now.Sub(st.belowSince) >= cooldown {
 		if reason = FewerEnough; st.peak == 0 {
 			reason = Idle
 		}
 		st.change(st.peak, reason, now)
+		st.fell = now
 	}
+}
+
+// maxPatience bounds patience.
+const maxPatience = 4
+
+// learnPatience is called when the number rises. If it fell shortly before, the next fall takes
+// twice as long. Otherwise the load has changed, and the next fall takes one cooldown.
+func (st *modelState) learnPatience(now time.Time) {
+	if st.fell.IsZero() {
+		return
+	}
+	patience := max(st.patience, 1)
+	if now.Sub(st.fell) < st.Cooldown*time.Duration(patience) {
+		st.patience = min(2*patience, maxPatience)
+	} else {
+		st.patience = 1
+	}
+	st.fell = time.Time{}
 }
 
 // change sets the desired number and keeps why.

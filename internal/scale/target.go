@@ -46,7 +46,7 @@ const (
 	// take longer than the target alone would ask for any number of replicas.
 	leastWait = 0.25
 	// drainTime is the time in which added replicas shall have worked off what waits.
-	drainTime = 30.0
+	drainTime = 60.0
 	// maxBusy is the share of the time that prefill may keep replicas busy.
 	maxBusy = 0.97
 	// waitVariance is half of 1 plus the squared variation of prefill times, in the formula of

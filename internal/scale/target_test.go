@@ -172,3 +172,35 @@ func TestU7_TargetsAreUpdatedEachSecond(t *testing.T) {
 		t.Errorf("updates in a minute: %v", updates)
 	}
 }
+
+// A model that needs two replicas whenever it has one, and one whenever it has two, is tried with
+// one more and more rarely. When it is idle, that delays nothing.
+func TestU7_WrongFallsBecomeRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTestScaler(t, Model{Min: 0, Max: 4, Cooldown: time.Minute, Target: Target{Running: 10}})
+		follow := func(d time.Duration) {
+			for range d / time.Second {
+				w.set(map[int]Load{0: {Running: 1}, 1: {Running: 11}, 2: {Running: 7}}[w.Desired("m")])
+				time.Sleep(time.Second)
+			}
+		}
+		follow(2 * time.Hour)
+		if falls := len(w.applied) / 2; falls < 20 || falls > 35 {
+			t.Errorf("%d falls in two hours, want one each four minutes", falls)
+		}
+		for w.Desired("m") < 2 {
+			follow(time.Second)
+		}
+		w.set(Load{})
+		time.Sleep(62 * time.Second)
+		w.want(t, 0)
+		// After a quiet hour the load is another one: one cooldown is enough again.
+		time.Sleep(time.Hour)
+		w.set(Load{Running: 11, PerReplica: 20})
+		time.Sleep(2 * time.Second)
+		w.want(t, 2)
+		w.set(Load{Running: 5, PerReplica: 20})
+		time.Sleep(62 * time.Second)
+		w.want(t, 1)
+	})
+}
