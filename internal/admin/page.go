@@ -17,6 +17,7 @@ func pageFiles() map[string]http.Handler {
 		"/view.js":     {"view.js", "text/javascript; charset=utf-8"},
 		"/login.js":    {"login.js", "text/javascript; charset=utf-8"},
 		"/limits.js":   {"limits.js", "text/javascript; charset=utf-8"},
+		"/routing.js":  {"routing.js", "text/javascript; charset=utf-8"},
 		"/tables.js":   {"tables.js", "text/javascript; charset=utf-8"},
 		"/style.css":   {"style.css", "text/css; charset=utf-8"},
 		"/favicon.svg": {"favicon.svg", "image/svg+xml"},

@@ -1,7 +1,8 @@
 // The page's poll loop: it reads the JSON API once a second and shows the answers.
 
-import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, span, ago, clock } from './view.js';
+import { el, text, attr, list, chip, tone, number, span, ago } from './view.js';
 import { models, tenants, replicas, nodes, requests } from './tables.js';
+import { routedModel, routing } from './routing.js';
 import { session, showLogin } from './login.js';
 
 const $ = (id) => document.getElementById(id);
@@ -31,6 +32,15 @@ async function errorMessage(answer) {
   }
 }
 
+/** Reads the routing of a model. null: there is no such model, or it cannot be read now. */
+async function routingOf(model) {
+  try {
+    return model === '' ? null : (await get(`/api/v1/models/${encodeURIComponent(model)}/routing`))[0];
+  } catch {
+    return null;
+  }
+}
+
 /** Reads everything that the page shows. */
 async function poll() {
   const [[status, now], [m], [t], [r], [n], [c], [q]] = await Promise.all([
@@ -38,7 +48,8 @@ async function poll() {
     get('/api/v1/conditions'),
     get(`/api/v1/requests?limit=${shownRequests}`),
   ]);
-  return { status, now, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, conditions: c.conditions, requests: q.requests, running: q.running };
+  const routed = await routingOf(routedModel(m.models));
+  return { status, now, routed, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, conditions: c.conditions, requests: q.requests, running: q.running };
 }
 
 // The cards
@@ -139,42 +150,6 @@ function attention(w) {
   document.title = all.length === 0 ? 'Sluice' : `(${all.length}) Sluice`;
 }
 
-// The replica that a cache key is routed to
-
-async function pickForKey(event) {
-  event.preventDefault();
-  const model = $('ring-model').value;
-  const result = $('ring-result');
-  try {
-    const [pick] = await get(`/api/v1/models/${encodeURIComponent(model)}/pick?key=${encodeURIComponent($('ring-key').value)}`);
-    result.replaceChildren(...ring(pick));
-  } catch (e) {
-    result.replaceChildren(el('p', { text: e.message }));
-  }
-}
-
-function ring(pick) {
-  const maxLoad = Math.max(0, ...pick.order.map((r) => r.load));
-  const order = pick.order.map((r) => {
-    const notes = [r.id === pick.first && 'owns the key', r.id === pick.picked && 'would be picked now', !r.candidate && 'cannot be picked now'];
-    const load = makeLoad();
-    setLoad(load, r.load, 0, maxLoad);
-    const item = el('li', {}, el('span', { class: 'name', text: r.id }), load,
-      el('span', { class: 'sub', text: notes.filter(Boolean).join(' · ') || '\u00a0' }));
-    attr(item, 'data-picked', r.id === pick.picked ? '' : null);
-    attr(item, 'data-out', r.candidate ? null : '');
-    return item;
-  });
-  return [
-    el('p', { class: 'muted' }, 'Position ', el('span', { class: 'mono', text: pick.position }), ', then around the ring:'),
-    el('ol', { class: 'ring' }, ...order),
-  ];
-}
-
-function ringModels(all) {
-  list($('ring-model'), all, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }), () => {});
-}
-
 // The poll loop
 
 function show(w) {
@@ -185,7 +160,7 @@ function show(w) {
   replicas(w.replicas, w.now);
   nodes(w.nodes);
   requests(w.requests, w.running);
-  ringModels(w.models);
+  routing(w.routed);
   text($('updated'), `updated ${new Date().toLocaleTimeString('en-GB')}`);
 }
 
@@ -255,6 +230,6 @@ document.addEventListener('limits', limitsChanged);
 $('pause').addEventListener('click', pause);
 $('reload').addEventListener('click', () => reload(false));
 $('reload-force').addEventListener('click', () => reload(true));
-$('ring-form').addEventListener('submit', pickForKey);
+$('ring-model').addEventListener('change', async () => routing(await routingOf($('ring-model').value)));
 for (const id of ['replicas-filter', 'requests-filter', 'requests-kind']) $(id).addEventListener('input', filtered);
 tick();
