@@ -53,6 +53,12 @@ func (x *Index) word(g *group, word int) *uint64 {
 	return nil
 }
 
+// holds reports whether a slot is in a group.
+func (x *Index) holds(number uint32, slot int) bool {
+	bits := x.word(x.budget.groups.at(number), slot/64)
+	return bits != nil && *bits&(1<<(slot%64)) != 0
+}
+
 // hold adds a slot to a group that it is not in. It reports false when there is no memory.
 func (x *Index) hold(g *group, slot int) bool {
 	bit := uint64(1) << (slot % 64)

@@ -11,79 +11,103 @@ func (x *Index) Record(slot int, c *Chain) {
 	if r == nil {
 		return
 	}
+	w := recording{Index: x, slot: slot, replica: r}
 	// The shortest beginning becomes the newest entry, and each longer one follows behind it.
-	var newer uint32
 	ends := c.Ends
 	for blocks := c.Blocks; len(blocks)+len(ends) > 0; {
-		var next *Block
+		var known bool
 		if n := len(ends); n > 0 && (len(blocks) == 0 || ends[n-1].End < blocks[0].End) {
-			next, ends = &ends[n-1], ends[:n-1]
+			known = w.record(ends[n-1], false)
+			ends = ends[:n-1]
 		} else {
-			next, blocks = &blocks[0], blocks[1:]
+			known = w.record(blocks[0], true)
+			blocks = blocks[1:]
 		}
-		n := x.touch(slot, next, newer)
-		for n == 0 {
-			if !x.makeRoomLocked(slot, newer) {
-				x.fitLocked(r, slot)
-				return
-			}
-			n = x.touch(slot, next, newer)
+		if !known {
+			break
 		}
-		newer = n
 	}
 	x.fitLocked(r, slot)
 }
 
-// touch makes a beginning the one used right before newer; 0: the last of all. It returns the
-// entry's number, and 0 when there is no memory for a new one.
-func (x *Index) touch(slot int, b *Block, newer uint32) uint32 {
-	r := &x.replicas[slot]
-	number := x.find(b.Hash)
-	if number != 0 {
-		bits := x.word(x.budget.groups.at(number), slot/64)
-		if bits != nil && *bits&(1<<(slot%64)) != 0 {
-			n := x.findEntry(number, slot)
-			if n != newer && x.budget.entries.at(n).newer != newer {
-				x.unlink(r, n)
-				x.linkAfter(r, n, newer)
-			}
-			return n
-		}
-	}
-	n := x.budget.entries.get()
-	if n == 0 {
-		return 0
-	}
-	if number = x.joinGroup(number, slot, b); number == 0 {
-		x.budget.entries.put(n)
-		return 0
-	}
-	e := x.budget.entries.at(n)
-	e.group, e.slot = number, uint32(slot)
-	x.entries.add(n)
-	x.linkAfter(r, n, newer)
-	r.entries++
-	r.bytes += weight(b.End)
-	x.held.Add(1)
-	return n
+// recording is one call of Record.
+type recording struct {
+	*Index
+	*replica
+	slot  int
+	newer uint32 // the entry of the beginning before; 0: none
+	last  uint64 // its hash
+	// fresh says that no replica has what follows: none has a shorter beginning of fixed length.
+	fresh bool
 }
 
-// joinGroup adds a slot to the group of a beginning; 0: a new group. It returns the group's number,
-// and 0 when there is no memory.
-func (x *Index) joinGroup(number uint32, slot int, b *Block) uint32 {
+// record makes a beginning the one used right before the last one. fixed says that its length is a
+// fixed one. It reports false when there is no memory for it.
+func (w *recording) record(b Block, fixed bool) bool {
+	if w.newer != 0 && b.Hash == w.last {
+		return true // a message that ends at a fixed length
+	}
+	n, isNew := w.touch(b)
+	for n == 0 {
+		if !w.makeRoomLocked(w.slot, w.newer) {
+			return false
+		}
+		n, isNew = w.touch(b)
+	}
+	w.newer, w.last = n, b.Hash
+	w.fresh = w.fresh || fixed && isNew
+	return true
+}
+
+// touch returns the number of the beginning's entry, and 0 when there is no memory for a new one.
+// isNew reports that no replica had the beginning.
+func (w *recording) touch(b Block) (n uint32, isNew bool) {
+	number := uint32(0)
+	if !w.fresh {
+		number = w.find(b.Hash)
+	}
+	if number != 0 && w.holds(number, w.slot) {
+		n = w.findEntry(number, w.slot)
+		if n != w.newer && w.budget.entries.at(n).newer != w.newer {
+			w.unlink(w.replica, n)
+			w.linkAfter(w.replica, n, w.newer)
+		}
+		return n, false
+	}
+	if n = w.budget.entries.get(); n == 0 {
+		return 0, false
+	}
+	isNew = number == 0
+	if number = w.joinGroup(number, b); number == 0 {
+		w.budget.entries.put(n)
+		return 0, false
+	}
+	e := w.budget.entries.at(n)
+	e.group, e.slot = number, uint32(w.slot)
+	w.Index.entries.add(n)
+	w.linkAfter(w.replica, n, w.newer)
+	w.replica.entries++
+	w.replica.bytes += weight(w.budget.groups.at(number).end) // b.End, if the chain is a good one
+	w.held.Add(1)
+	return n, isNew
+}
+
+// joinGroup adds the slot to the group of a beginning; 0: a new group. It returns the group's
+// number, and 0 when there is no memory.
+func (w *recording) joinGroup(number uint32, b Block) uint32 {
 	if number != 0 {
-		if !x.hold(x.budget.groups.at(number), slot) {
+		if !w.hold(w.budget.groups.at(number), w.slot) {
 			return 0
 		}
 		return number
 	}
-	if number = x.budget.groups.get(); number == 0 {
+	if number = w.budget.groups.get(); number == 0 {
 		return 0
 	}
-	g := x.budget.groups.at(number)
+	g := w.budget.groups.at(number)
 	g.hash, g.end = b.Hash, b.End
-	x.hold(g, slot) // the first slot needs no spill
-	x.groups.add(number)
+	w.hold(g, w.slot) // the first slot needs no spill
+	w.groups.add(number)
 	return number
 }
 

@@ -1,0 +1,297 @@
+package prefix
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// check holds everything that an index stores against everything else.
+func check(t *testing.T, x *Index) {
+	t.Helper()
+	entries, slots := 0, map[uint32]int{}
+	for slot := range x.replicas {
+		r := &x.replicas[slot]
+		count, bytes, newer := 0, 0, uint32(0)
+		for n := r.newest; n != 0; n = x.budget.entries.at(n).older {
+			e := x.budget.entries.at(n)
+			if int(e.slot) != slot || e.newer != newer || x.findEntry(e.group, slot) != n || !x.holds(e.group, slot) {
+				t.Fatalf("entry %d of slot %d is %+v", n, slot, e)
+			}
+			slots[e.group]++
+			count, bytes, newer = count+1, bytes+weight(x.budget.groups.at(e.group).end), n
+		}
+		if r.oldest != newer || r.entries != count || r.bytes != bytes || r.bytes > r.limit() && r.inUse {
+			t.Fatalf("slot %d is %+v; %d entries of %d bytes are linked, the oldest is %d", slot, r, count, bytes, newer)
+		}
+		entries += count
+	}
+	if int(x.held.Load()) != entries || int(x.entries.nodes) != entries || int(x.groups.nodes) != len(slots) {
+		t.Fatalf("%d entries and %d groups are linked; counted are %d, %d and %d",
+			entries, len(slots), x.held.Load(), x.entries.nodes, x.groups.nodes)
+	}
+	for number, n := range slots {
+		g := x.budget.groups.at(number)
+		holders := bits.OnesCount64(g.bits)
+		for s := g.more; s != 0; s = x.budget.spills.at(s).next {
+			holders += bits.OnesCount64(x.budget.spills.at(s).bits)
+		}
+		if int(g.count) != n || holders != n {
+			t.Fatalf("group %d is %+v of %d holders, %d entries are in it", number, g, holders, n)
+		}
+	}
+}
+
+// small budgets: each index stays whole and within the budget, and what a replica has is still the
+// shorter beginnings of what it was given.
+func TestB1_BudgetIsKept(t *testing.T) {
+	for seed := range uint64(12) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		b := NewBudget(bytesPerEntry * (1 + rng.IntN(2000)))
+		indexes := []*Index{NewIndex(b), NewIndex(b)}
+		for range 1 + rng.IntN([]int{4, 200}[seed%2]) {
+			indexes[0].Slot(0)
+			indexes[1].Slot(0)
+		}
+		p := prompts{rng: rng}
+		for range 400 {
+			x := indexes[rng.IntN(2)]
+			c := p.next()
+			slot := rng.IntN(x.Slots())
+			x.Record(slot, &c)
+			if held := indexes[0].Stats().Entries + indexes[1].Stats().Entries; held > b.Entries() {
+				t.Fatalf("%d entries, the budget is %d", held, b.Entries())
+			}
+			matched := make([]int32, x.Slots())
+			x.Match(&c, matched)
+			if b.Entries() > 100*2*x.Slots() && int(matched[slot]) != c.Bytes {
+				t.Fatalf("the replica has %d of %d bytes that it was given just now", matched[slot], c.Bytes)
+			}
+			for i, end := range matched {
+				if want := (&naiveReplica{order: order(x, i)}).match(c); end != want {
+					t.Fatalf("replica %d matches %d bytes, want %d", i, end, want)
+				}
+			}
+		}
+		check(t, indexes[0])
+		check(t, indexes[1])
+	}
+}
+
+// When the budget is used up, a replica that has nothing gets its share: from another replica, and
+// from the index of another model.
+func TestB1_BudgetIsShared(t *testing.T) {
+	b := NewBudget(bytesPerEntry * 1000)
+	first, second := NewIndex(b), NewIndex(b)
+	fillUp := func(x *Index, slot int) {
+		for i := range 200 {
+			c := conversation(i, 0, 4096)
+			x.Record(slot, &c)
+		}
+	}
+	fillUp(first, first.Slot(0))
+	if got := first.Stats().Entries; got != 1000 {
+		t.Fatalf("one replica has %d entries of 1000", got)
+	}
+	fillUp(first, first.Slot(0))
+	if a, b := first.Replica(0).Entries, first.Replica(1).Entries; a+b != 1000 || a < 480 || a > 520 {
+		t.Errorf("two replicas of a model have %d and %d entries", a, b)
+	}
+	fillUp(second, second.Slot(0))
+	if a, b := first.Stats().Entries, second.Stats().Entries; a+b != 1000 || b < 320 || b > 350 {
+		t.Errorf("two replicas have %d entries, one of another model has %d", a, b)
+	}
+	second.Release(0)
+	fillUp(first, 0)
+	if got := first.Stats().Entries; got != 1000 {
+		t.Errorf("the model that is left has %d entries of 1000", got)
+	}
+}
+
+// A chain from elsewhere may be anything.
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte("0123456789"), uint16(3))
+	f.Add(binary.LittleEndian.AppendUint64(nil, 1<<40), uint16(100))
+	f.Fuzz(func(t *testing.T, data []byte, memory uint16) {
+		x := NewIndex(NewBudget(int(memory) * bytesPerEntry))
+		for range 130 {
+			x.Slot(1 + len(data))
+		}
+		matched := make([]int32, x.Slots())
+		for len(data) > 4 {
+			var c Chain
+			slot := int(data[0]) - 1
+			fixed, ends := int(data[1]%16), int(data[2]%16)
+			data = data[3:]
+			for i := 0; i < fixed+ends && i < len(data); i++ {
+				block := Block{Hash: uint64(data[i] % 32), End: uint32(data[i]) * uint32(data[len(data)-1-i])}
+				if i < fixed {
+					c.Blocks = append(c.Blocks, block)
+				} else {
+					c.Ends = append(c.Ends, block)
+				}
+			}
+			data = data[min(fixed+ends, len(data)):]
+			x.Record(slot, &c)
+			x.Match(&c, matched)
+		}
+		check(t, x)
+	})
+}
+
+// The table has between one bucket for each node and one for two, whatever comes and goes.
+func TestB1_TableGrowsAndShrinks(t *testing.T) {
+	x := NewIndex(nil)
+	slot := x.Slot(1 << 30)
+	most := uint32(0)
+	for i := range 300 {
+		c := conversation(i, 0, 64<<10)
+		x.Record(slot, &c)
+		most = max(most, x.groups.size)
+		if n := x.groups; n.nodes > 2*n.size || n.nodes < n.size-1 || int(n.size) > len(n.chunks)*chunkSize {
+			t.Fatalf("%d nodes, %d buckets, %d chunks", n.nodes, n.size, len(n.chunks))
+		}
+	}
+	check(t, x)
+	x.Forget(slot)
+	check(t, x)
+	if n := x.groups; most < 10*chunkSize || n.size != 1 || len(n.chunks) > 2 {
+		t.Errorf("%d buckets at most, then %d in %d chunks", most, n.size, len(n.chunks))
+	}
+}
+
+// The capacity shrinks when an engine has less than predicted, and comes back.
+func TestB1_CapacityFollowsTheEngine(t *testing.T) {
+	x := NewIndex(nil)
+	slot := x.Slot(100_000)
+	for i := range 20 {
+		c := conversation(i, 0, 10_000)
+		x.Record(slot, &c)
+	}
+	for _, c := range []struct {
+		times, predicted, cached int
+		least, most              int // of the capacity
+	}{
+		{times: 10, predicted: 0, cached: 0, least: 100_000, most: 100_000},
+		{times: 10, predicted: 10_000, cached: 10_000, least: 100_000, most: 100_000},
+		{times: 10, predicted: 10_000, cached: 9_000, least: 100_000, most: 100_000}, // within the tolerance
+		{times: 10, predicted: 1_000, cached: 0, least: 100_000, most: 100_000},
+		{times: 22, predicted: 10_000, cached: 5_000, least: 48_000, most: 51_000},
+		{times: 64, predicted: 10_000, cached: 10_000, least: 73_000, most: 76_000},
+		{times: 10, predicted: 0, cached: 2_000, least: 76_000, most: 80_000},
+		{times: 1000, predicted: 10_000, cached: 12_000, least: 100_000, most: 100_000},
+	} {
+		for range c.times {
+			x.Correct(slot, c.predicted, c.cached)
+		}
+		got := x.Replica(slot)
+		if got.Capacity < c.least || got.Capacity > c.most || got.Bytes > got.Capacity {
+			t.Errorf("after %+v: %+v", c, got)
+		}
+	}
+}
+
+// A method ignores a slot that is not in use.
+func TestB1_UnknownSlots(t *testing.T) {
+	x := NewIndex(nil)
+	x.Slot(0)
+	x.Release(x.Slot(0))
+	c := conversation(1, 100, 1000)
+	for _, slot := range []int{-1, 1, 2, 1 << 20} {
+		x.Record(slot, &c)
+		x.Correct(slot, 1, 1)
+		x.SetCapacity(slot, 1)
+		x.Forget(slot)
+		x.Release(slot)
+		if got := x.Replica(slot); got != (ReplicaStats{}) {
+			t.Errorf("slot %d: %+v", slot, got)
+		}
+	}
+	x.Match(&c, nil)
+	if got := x.Stats(); got != (Stats{Replicas: 1}) || x.Slots() != 2 {
+		t.Errorf("%+v, %d slots", got, x.Slots())
+	}
+}
+
+// All methods may be called at the same time, on indexes that share a budget. Run with -race.
+func TestB1_ManyGoroutines(t *testing.T) {
+	b := NewBudget(bytesPerEntry * 3000)
+	indexes := []*Index{NewIndex(b), NewIndex(b), NewIndex(b)}
+	for _, x := range indexes {
+		for range 100 {
+			x.Slot(1 << 20)
+		}
+	}
+	var wg sync.WaitGroup
+	for seed := range uint64(6) {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, 3))
+			p := prompts{rng: rng}
+			for range 200 {
+				x := indexes[rng.IntN(len(indexes))]
+				c, slot := p.next(), rng.IntN(100)
+				matched := make([]int32, x.Slots())
+				x.Match(&c, matched)
+				x.Record(slot, &c)
+				switch rng.IntN(40) {
+				case 0:
+					x.Forget(slot)
+				case 1:
+					x.Release(slot)
+					x.Slot(1 << 20)
+				case 2:
+					x.Correct(slot, 1<<14, 0)
+				case 3:
+					x.SetCapacity(slot, 1<<rng.IntN(20))
+				}
+				x.Stats()
+			}
+		})
+	}
+	wg.Wait()
+	for _, x := range indexes {
+		check(t, x)
+	}
+}
+
+// A shared beginning on 1,000 replicas, and one replica with more.
+func TestB1_ThousandReplicas(t *testing.T) {
+	x := NewIndex(nil)
+	system := strings.Repeat("s", 4096)
+	common := chainOf(system)
+	for range 1000 {
+		x.Record(x.Slot(0), &common)
+	}
+	next := chainOf(system, strings.Repeat("q", 5000))
+	x.Record(777, &next)
+	matched := make([]int32, x.Slots())
+	x.Match(&next, matched)
+	want := make([]int32, 1000)
+	for i := range want {
+		want[i] = 4096
+	}
+	want[777] = 9096
+	if !slices.Equal(matched, want) {
+		t.Errorf("matched %v", matched)
+	}
+	check(t, x)
+}
+
+// 1,000 replicas stay within the default budget, whatever they have.
+func TestB1_MemoryOfAThousandReplicas(t *testing.T) {
+	for name, all := range map[string]bool{"own prompts": false, "common prompts": true} {
+		before := heap()
+		x := NewIndex(NewBudget(0))
+		fill(x, all)
+		if used := heap() - before; used > DefaultBudget {
+			t.Errorf("%s: %d bytes", name, used)
+		}
+		if got := x.Stats().Entries; got < x.budget.Entries()*9/10 {
+			t.Errorf("%s: only %d of %d entries are used", name, got, x.budget.Entries())
+		}
+	}
+}
