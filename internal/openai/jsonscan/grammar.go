@@ -155,7 +155,7 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 			if n == 0 {
 				return r.fail(BadEscape, i), false
 			}
-			i += n
+			i = denseEscapes(b, i+n)
 			escaped = true
 		case c < 0x20:
 			return r.fail(ControlCharacter, i), false

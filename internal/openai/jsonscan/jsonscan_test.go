@@ -59,6 +59,9 @@ var texts = []string{
 	`0`, `-0`, `1e9`, `12.50`,
 	``, ` `, `{`, `}`, `[1,]`, `{"a"}`, `{"a":}`, `{"a":1,}`, `{a:1}`, `[1 2]`, `01`, `1.`, `.5`, `-`, `1e`, `+1`, `nul`,
 	`nulll`, `"`, `"\`, `"\x"`, `"\u12g4"`, "\"a\nb\"", "\"1234567\x1f\"", `[}`, `{]`, `{"a":1]`, `1 2`, "\x00", "1\x00",
+	`"` + strings.Repeat(`a \"word\" and one more\n#!`, 20) + `"`, `"` + strings.Repeat(`\\`, 70) + `"`, `"` + strings.Repeat(`\\`, 70) + `\"`,
+	`"` + strings.Repeat(`a\\`, 70) + "\x01" + strings.Repeat(`a\n`, 70) + `"`, `"` + strings.Repeat(`é\\`, 70) + `\x` + strings.Repeat(`a\n`, 70) + `"`,
+	`"` + strings.Repeat(`a\n`, 70) + "\xff" + strings.Repeat(`a\n`, 70) + `"`,
 	"\v1", `"a"b`, "{\x01}", "{\"a\":\x01}", "[,1]", "[1\x02]", strings.Repeat("[", 200) + strings.Repeat("]", 200),
 }
 

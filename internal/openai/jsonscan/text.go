@@ -83,6 +83,44 @@ func plainBytes(b []byte, i int) int {
 	return i
 }
 
+// shortEscapes are the bytes that make an escape of two bytes with the backslash before.
+var shortEscapes = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// denseEscapes skips plain ASCII and short escapes from i. It reads blocks of 64 bytes, because to
+// search for each escape of many takes twice as long. It stops behind a block without an escape,
+// before the last block of the text, and before anything else: the caller must read on.
+func denseEscapes(b []byte, i int) int {
+	const block = 64
+	for len(b)-i > block {
+		c := b[i : i+block : i+block]
+		m := marks(c) | marks(c[8:])<<8 | marks(c[16:])<<16 | marks(c[24:])<<24 |
+			marks(c[32:])<<32 | marks(c[40:])<<40 | marks(c[48:])<<48 | marks(c[56:])<<56
+		if m == 0 {
+			return i + block
+		}
+		next := i + block
+		for ; m != 0; m &= m - 1 {
+			at := bits.TrailingZeros64(m)
+			switch {
+			case c[at] == '\\' && shortEscapes[b[i+at+1]]:
+				m &^= 2 << at // the second byte of the escape
+				if at == block-1 {
+					next++
+				}
+			case c[at] < 0x20 || c[at] == '"' || c[at] == '\\' || c[at] >= utf8.RuneSelf:
+				return i + at
+			}
+		}
+		i = next
+	}
+	return i
+}
+
+// marks returns the bytes that special marks in the first eight bytes of b, one bit for each.
+func marks(b []byte) uint64 {
+	return (special(binary.LittleEndian.Uint64(b)) & high >> 7) * 0x0102040810204080 >> 56
+}
+
 // beyondASCII skips the characters beyond ASCII that start at i. It returns the offset of the first
 // ASCII byte, or ^offset of a byte that is not UTF-8.
 func beyondASCII(b []byte, i int) int {
