@@ -30,10 +30,11 @@ func sim() Engine {
 		}),
 		Command: []string{"{{.Sluice}}", "sim", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			"--model", "{{or .Model .Name}}", "--served-model-name", "{{.Name}}", "{{.Flags}}"},
-		Image:  "sluice:latest", // the image that examples/kubernetes makes
-		Ready:  Probe{Path: "/health", Every: 100 * time.Millisecond},
-		Health: Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:  Slots{Variable: "max_num_seqs", Default: slots},
+		Image:   "sluice:latest", // the image that examples/kubernetes makes
+		Ready:   Probe{Path: "/health", Every: 100 * time.Millisecond},
+		Health:  Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:   Slots{Variable: "max_num_seqs", Default: slots},
+		Metrics: vllmMetrics(), PrefillRate: 10_000,
 	}}}
 }
 

@@ -45,28 +45,17 @@ type Version struct {
 	Health Probe
 	// Slots says how many requests a replica works on at once.
 	Slots Slots
-	// Metrics says where a replica reports how busy it is.
+	// Metrics says where a replica tells of its load and its cache.
 	Metrics Metrics
+	// PrefillRate is a guess of how many prompt tokens a second a replica computes. It holds until
+	// Sluice has measured the rate. 0 means unknown.
+	PrefillRate float64
 	// Protocol is what replicas speak: "http" or empty for OpenAI's API, "grpc" for
 	// llm.v1.Inference. Probes are HTTP in any case.
 	Protocol string
 	// RerankAPI is how replicas rerank: "openai" or empty for POST /v1/rerank, "tei" for POST
 	// /rerank of text-embeddings-inference.
 	RerankAPI string
-}
-
-// Metrics names the gauges of a replica that say how busy it is, in the text format of Prometheus.
-// If a gauge has several series, their sum counts. An empty name means that the engine lacks the
-// gauge.
-type Metrics struct {
-	// Path is a path on the replica's own port, such as /metrics or /health.
-	Path string
-	// Running is the number of requests that the engine works on.
-	Running string
-	// Waiting is the number of requests that wait inside the engine.
-	Waiting string
-	// KVUsage is the used share of the key-value cache, from 0 to 1.
-	KVUsage string
 }
 
 // Probe is an HTTP GET that a healthy engine answers with 2xx.

@@ -38,13 +38,6 @@ func (v Version) checkEnv() []Fault {
 	return faults
 }
 
-func (m Metrics) check() []Fault {
-	if m.Running+m.Waiting+m.KVUsage == "" && m.Path == "" || strings.HasPrefix(m.Path, "/") {
-		return nil
-	}
-	return []Fault{{Path: []string{"metrics", "path"}, Reason: "must begin with /"}}
-}
-
 func (p Probe) check(name string) []Fault {
 	var faults []Fault
 	if !strings.HasPrefix(p.Path, "/") {

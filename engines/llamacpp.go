@@ -30,8 +30,18 @@ func llamaServer() Version {
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "parallel", Default: 4},
-		Metrics:    Metrics{Path: "/metrics", Running: "llamacpp:requests_processing", Waiting: "llamacpp:requests_deferred"},
+		Metrics:    llamaServerMetrics(), PrefillRate: 1000,
 	}
+}
+
+// llamaServerMetrics: the cache is the context of all slots. With kv_unified the slots share one
+// context, so the product is too large then. The cache of prompts in memory (cache_ram) comes on
+// top of it.
+func llamaServerMetrics() Metrics {
+	return Metrics{Path: "/metrics", Running: "llamacpp:requests_processing", Waiting: "llamacpp:requests_deferred",
+		CacheTokens:   "/props#total_slots*default_generation_settings.n_ctx",
+		CachedTokens:  "llamacpp:prompt_tokens_cached_total",
+		PrefillTokens: "llamacpp:prompt_tokens_total", PrefillSeconds: "llamacpp:prompt_seconds_total"}
 }
 
 func llamaCppVariables() map[string]any {

@@ -34,9 +34,19 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 		Ready:      Probe{Path: "/health_generate", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_running_requests"},
-		Metrics: Metrics{Path: "/metrics", Running: "sglang:num_running_reqs", Waiting: "sglang:num_queue_reqs",
-			KVUsage: "sglang:token_usage"},
+		Metrics:    sglangMetrics(), PrefillRate: 8000,
 	}
+}
+
+// sglangMetrics are the names of all versions. The gauge of the cache's size came after 0.4.10, and
+// so did the counters of prefill, of which the second needs SGLang's device timer.
+func sglangMetrics() Metrics {
+	return Metrics{Path: "/metrics", Running: "sglang:num_running_reqs", Waiting: "sglang:num_queue_reqs",
+		KVUsage:        "sglang:token_usage",
+		CacheTokens:    "sglang:max_total_num_tokens or /get_server_info#max_total_num_tokens",
+		CachedTokens:   "sglang:cached_tokens_total",
+		PrefillTokens:  `sglang:realtime_tokens_total{mode="prefill_compute"}`,
+		PrefillSeconds: `sglang:forward_execution_seconds_total{category="extend"}`}
 }
 
 // sglangModel are the variables of the model and its loading.

@@ -45,7 +45,7 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_concurrent_requests", Default: 512},
-		Metrics:    Metrics{Path: "/metrics", Waiting: "te_queue_size"},
+		Metrics:    Metrics{Path: "/metrics", Waiting: "te_queue_size"}, PrefillRate: 20_000,
 	}
 }
 

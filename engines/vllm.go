@@ -14,7 +14,6 @@ import "time"
 // A LoRA adapter is a further name on the same server; see Model.Adapters.
 func vllm() Engine {
 	oldest := vllmVersion("0.8", "v0.8.5", vllm08())
-	oldest.Metrics.KVUsage = "vllm:gpu_cache_usage_perc" // the other name came between 0.8.5 and 0.11.0
 	oldest.TaskVariables = map[Task]map[string]any{
 		Embedding: {"task": "embed"}, Rerank: {"task": "score"}, Transcription: {"task": "transcription"},
 	}
@@ -42,9 +41,20 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		Ready:      Probe{Path: "/health", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_num_seqs", Default: 256},
-		Metrics: Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting",
-			KVUsage: "vllm:kv_cache_usage_perc"},
+		Metrics:    vllmMetrics(), PrefillRate: 8000,
 	}
+}
+
+// vllmMetrics are the names of all versions. The prefix gpu_ went between 0.8.5 and 0.11.0.
+// kv_cache_size_tokens is exact for models with several kinds of attention; it came between 0.11.0
+// and 0.32.0, as did request_prefill_kv_computed_tokens. The two histograms of prefill are observed
+// when a request ends. Series of several data-parallel engines add up.
+func vllmMetrics() Metrics {
+	return Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting",
+		KVUsage:       "vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc",
+		CacheTokens:   "vllm:cache_config_info{kv_cache_size_tokens} or vllm:cache_config_info{num_gpu_blocks,block_size}",
+		CachedTokens:  "vllm:prompt_tokens_cached_total or vllm:prefix_cache_hits_total or vllm:gpu_prefix_cache_hits_total",
+		PrefillTokens: "vllm:request_prefill_kv_computed_tokens_sum", PrefillSeconds: "vllm:request_prefill_time_seconds_sum"}
 }
 
 // allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It

@@ -80,11 +80,7 @@ func (c modelClient) fetchModels(ctx context.Context, url string) (list modelLis
 		return list, err
 	}
 	req.Host = hostHeader(c.base)
-	if c.transport != nil {
-		for _, h := range c.transport.Headers {
-			req.Header.Set(h.Name, h.Value)
-		}
-	}
+	c.transport.SetHeaders(req.Header)
 	resp, err := c.Do(req)
 	if err != nil {
 		return list, withoutURL(err)

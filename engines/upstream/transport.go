@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"maps"
 	"net"
@@ -10,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -91,23 +89,7 @@ func (l *Launcher) clientFor(t *engines.Transport) *http.Client {
 	if t == nil || t.TLS == nil {
 		return l.Client
 	}
-	// The configuration file may allow it.
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: t.TLS.Unchecked}
-	if t.TLS.CA != "" {
-		config.RootCAs = x509.NewCertPool()
-		config.RootCAs.AppendCertsFromPEM([]byte(t.TLS.CA))
-	}
-	return newClient(config)
-}
-
-// newClient returns a client that follows no redirects, which could disclose a server's key to
-// another server.
-func newClient(config *tls.Config) *http.Client {
-	return &http.Client{
-		Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
-			TLSClientConfig: config},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	return engines.NewClient(t)
 }
 
 // certificateError replaces the error of a rejected certificate by a readable one.

@@ -103,7 +103,7 @@ func New(c Config) *Launcher {
 		c.Timeout = 5 * time.Second
 	}
 	if c.Client == nil {
-		c.Client = newClient(nil)
+		c.Client = engines.NewClient(nil)
 	}
 	return &Launcher{Config: c, checkSignal: make(chan struct{}, 1), servers: map[string]*server{}}
 }

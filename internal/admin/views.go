@@ -58,6 +58,30 @@ type ReplicaLoad struct {
 	// CloseDelimited says that the replica ends responses by closing their connections, so that all
 	// requests of its model are managed.
 	CloseDelimited bool
+	// Engine is what the replica's engine says of itself; nil: it has not been asked.
+	Engine *EngineNews
+}
+
+// EngineNews is what the engine of a replica says of itself. A nil number is one that it does not
+// tell.
+type EngineNews struct {
+	// Name is the name of the engine in the catalogue. It is empty if it is not known.
+	Name string `json:"name"`
+	// Running and Waiting are numbers of requests, those that others have sent included.
+	Running *int `json:"running"`
+	Waiting *int `json:"waiting"`
+	// KVUsage is the used share of the key-value cache, from 0 to 1.
+	KVUsage *float64 `json:"kv_usage"`
+	// CacheTokens is how many tokens the prefix cache can hold. CachedTokens counts the prompt
+	// tokens that the engine has found in it since its start.
+	CacheTokens  *int   `json:"cache_tokens"`
+	CachedTokens *int64 `json:"cached_tokens"`
+	// PrefillRate is how many prompt tokens a second the engine has lately computed.
+	PrefillRate *float64 `json:"prefill_rate"`
+	// AgeSeconds is how long ago the engine said so. It is nil if it has said nothing yet.
+	AgeSeconds *float64 `json:"age_s"`
+	// Fault says why the last question had no answer. It is empty if it had one.
+	Fault string `json:"fault"`
 }
 
 // Tenant is the state of a tenant. It contains neither keys nor their hashes.
@@ -309,6 +333,8 @@ type replicaView struct {
 	GPUs     []string   `json:"gpus"`
 	// CloseDelimited is ReplicaLoad.CloseDelimited.
 	CloseDelimited bool `json:"close_delimited"`
+	// Engine is ReplicaLoad.Engine.
+	Engine *EngineNews `json:"engine"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -338,6 +364,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		GPUs:     orEmpty(r.Devices()),
 
 		CloseDelimited: load.CloseDelimited,
+		Engine:         load.Engine,
 	}
 }
 

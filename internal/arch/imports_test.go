@@ -33,6 +33,7 @@ var allowed = map[string]string{
 	"engines/kubernetes":        "engines internal/redact internal/template",
 	"engines/kubernetes/custom": "engines/kubernetes",
 	"engines/upstream":          "engines",
+	"engines/news":              "engines",
 	"internal/openai/jsonscan":  "",
 	"internal/openai/sse":       "internal/openai/jsonscan",
 	"internal/relay/queue":      "internal/memory internal/openai/jsonscan internal/openai/sse",
@@ -106,6 +107,7 @@ var confined = map[string]string{
 	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers internal/routesync",
 	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/lifecycle tests/e2e/streams xds",
 	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
+	"github.com/prometheus/common":           "engines/news",
 }
 
 func TestImports(t *testing.T) {

@@ -66,6 +66,7 @@ func (v EngineVersion) definition() engines.Version {
 		Health:        engines.Probe(v.Health),
 		Slots:         engines.Slots(v.Slots),
 		Metrics:       engines.Metrics(v.Metrics),
+		PrefillRate:   v.PrefillRate,
 		Protocol:      string(v.Protocol),
 		RerankAPI:     string(v.RerankAPI),
 	}

@@ -51,8 +51,11 @@ type EngineVersion struct {
 	Health HealthProbe `yaml:"health"`
 	// Slots says how many requests a replica works on at the same time.
 	Slots Slots `yaml:"slots"`
-	// Metrics says where a replica reports its load.
+	// Metrics says where a replica tells of its load and its cache.
 	Metrics Metrics `yaml:"metrics"`
+	// PrefillRate is a guess of how many prompt tokens a second a replica computes. It holds until
+	// Sluice has measured the rate. Default 0: unknown.
+	PrefillRate float64 `yaml:"prefill_rate" min:"0"`
 	// Protocol is the protocol of the replicas: http (OpenAI's API) or grpc (llm.v1.Inference, see
 	// examples/grpc). Probes always use HTTP. Default http.
 	Protocol Protocol `yaml:"protocol" oneof:"http,grpc"`
@@ -94,17 +97,30 @@ type FlagStyle struct {
 	Lists engines.ListStyle `yaml:"lists" oneof:"commas,arguments"`
 }
 
-// Metrics names the gauges of a replica that report its load, in the text format of Prometheus.
+// Metrics says where a replica tells of its load and its cache. Sluice reads it every two seconds.
+// A figure is the name of a series in the text format of Prometheus, whose values add up. Braces
+// choose series by a label (mode="x"), or name labels whose product is the value
+// (blocks,block_size). A path with # names fields of a JSON document, such as
+// /props#total_slots*settings.n_ctx, which is read once a minute. Alternatives have " or " between.
+// Default: empty, the engine does not tell.
 type Metrics struct {
-	// Path is the HTTP path of the metrics on the replica's port. Default: empty, the gauges are
-	// not read.
+	// Path is the HTTP path of the metrics on the replica's port. Default: empty, no metrics are
+	// read.
 	Path string `yaml:"path"`
-	// Running is the name of the gauge of running requests.
+	// Running is the number of running requests.
 	Running string `yaml:"running"`
-	// Waiting is the name of the gauge of requests that wait inside the engine.
+	// Waiting is the number of requests that wait inside the engine.
 	Waiting string `yaml:"waiting"`
-	// KVUsage is the name of the gauge of the used share of the key-value cache, from 0 to 1.
+	// KVUsage is the used share of the key-value cache, from 0 to 1.
 	KVUsage string `yaml:"kv_usage"`
+	// CacheTokens is how many tokens the prefix cache can hold.
+	CacheTokens string `yaml:"cache_tokens"`
+	// CachedTokens is the counter of prompt tokens that were found in the cache.
+	CachedTokens string `yaml:"cached_tokens"`
+	// PrefillTokens is the counter of prompt tokens that were computed.
+	PrefillTokens string `yaml:"prefill_tokens"`
+	// PrefillSeconds is the counter of the time in which they were computed, in seconds.
+	PrefillSeconds string `yaml:"prefill_seconds"`
 }
 
 // ReadyProbe is the HTTP GET that tells when a starting replica may serve.

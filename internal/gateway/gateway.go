@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/news"
 	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/carry"
@@ -73,6 +74,8 @@ type Gateway struct {
 	requests   *request.Store
 	metrics    *telemetry.Metrics
 	conditions *condition.Registry
+	// news asks the replicas how busy their engines are.
+	news *news.Reader
 	// draining is true from the beginning of drain on.
 	draining atomic.Bool
 
@@ -165,6 +168,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := g.makeAdmission(); err != nil {
 		return nil, err
 	}
+	g.news = news.New(news.Config{Fleet: g.fleet, Tell: g.tellNews})
 	if err := g.makeLaunchers(); err != nil {
 		return nil, err
 	}
@@ -304,7 +308,7 @@ func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) erro
 // state directory.
 func (g *Gateway) managers(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState,
+		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/news"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
@@ -56,4 +57,12 @@ func (g *Gateway) failed(replica string, kind dispatch.Failure, reason string) {
 	case engines.Local:
 		g.launchers.local.Suspect(replica)
 	}
+}
+
+// tellNews tells the dispatcher what the engine of a replica says.
+func (g *Gateway) tellNews(replica string, n news.News) {
+	g.dispatcher.SetEngineNews(replica, dispatch.EngineNews{
+		Running: max(0, n.Running), Waiting: max(0, n.Waiting), KVUsage: max(0, n.KVUsage), CacheTokens: n.CacheTokens,
+		PrefillRate: n.PrefillRate, Engine: n.Engine, At: n.At,
+	})
 }

@@ -133,6 +133,10 @@ func (g *Gateway) configParts() []part {
 			rules := streamRules(c)
 			return done(func() { g.streams.relay.SetRules(rules) }), nil
 		}},
+		{"engine news", func(c *config.Config) (func() error, error) {
+			known := knownEngines(c)
+			return done(func() { g.news.Set(known) }), nil
+		}},
 		{"Envoy", g.envoy.prepare},
 		{"launchers", g.launchers.prepare},
 	}

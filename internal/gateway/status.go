@@ -3,7 +3,9 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
+	"time"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
@@ -134,7 +136,30 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 // replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
-	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, CloseDelimited: l.CloseDelimited}
+	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, CloseDelimited: l.CloseDelimited, Engine: g.engineNews(r.ID)}
+}
+
+// engineNews returns what the engine of a replica says of itself; nil if it has not been asked.
+func (g *Gateway) engineNews(replica string) *admin.EngineNews {
+	n, ok := g.news.News(replica)
+	if !ok {
+		return nil
+	}
+	age := math.Round(10*time.Since(n.At).Seconds()) / 10
+	return &admin.EngineNews{
+		Name: n.Engine, Running: told(n.Running, n.Running >= 0), Waiting: told(n.Waiting, n.Waiting >= 0),
+		KVUsage: told(n.KVUsage, n.KVUsage >= 0), CacheTokens: told(n.CacheTokens, n.CacheTokens > 0),
+		CachedTokens: told(n.CachedTokens, n.CachedTokens >= 0), PrefillRate: told(math.Round(n.PrefillRate), n.PrefillRate > 0),
+		AgeSeconds: told(age, !n.At.IsZero()), Fault: n.Fault,
+	}
+}
+
+// told returns a pointer to the value, or nil if it is not known.
+func told[T any](value T, known bool) *T {
+	if !known {
+		return nil
+	}
+	return &value
 }
 
 // tenants returns the tenants of the file. When auth.mode is none, the list also has the tenant
@@ -215,6 +240,9 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		states := map[string]int{}
 		for _, r := range m.Replicas {
 			states[string(r.State)]++
+			if n, ok := g.news.News(r.ID); ok {
+				all.Engines = append(all.Engines, telemetry.EngineGauges{Model: name, Replica: r.ID, Running: n.Running, Waiting: n.Waiting, KVUsage: n.KVUsage})
+			}
 		}
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states,
 			Launched: m.Launcher == engines.Local || m.Launcher == engines.Kubernetes, Desired: m.Desired})

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/engines/news"
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -293,4 +294,22 @@ func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.O
 		DrainTimeout: m.Stream.MaxDuration,
 		Owner:        owner,
 	}
+}
+
+// knownEngines returns the engines of the models that Sluice launches, and all engines that a
+// server of upstreams may turn out to be.
+func knownEngines(c *config.Config) news.Known {
+	known := news.Known{Models: map[string]news.Engine{}}
+	for _, m := range c.Models {
+		if m.Launched() {
+			version, _ := c.Launch(m)
+			known.Models[m.Name] = news.Engine{Name: m.Engine, Metrics: version.Metrics}
+		}
+	}
+	for _, e := range c.Catalogue() {
+		for _, v := range e.Versions {
+			known.Engines = append(known.Engines, news.Engine{Name: e.Name, Metrics: v.Metrics})
+		}
+	}
+	return known
 }

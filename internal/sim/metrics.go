@@ -15,13 +15,15 @@ type metrics struct {
 	registry *prometheus.Registry
 
 	cacheQueries, cacheHits          prometheus.Counter
-	promptTokens, generatedTokens    prometheus.Counter
+	promptTokens, cachedTokens       prometheus.Counter
+	generatedTokens                  prometheus.Counter
 	finishedByStop, finishedByLength prometheus.Counter
 	aborted, preemptions             prometheus.Counter
 	firstToken, perToken             prometheus.Observer
 	total, queue                     prometheus.Observer
 	prefill, decode                  prometheus.Observer
-	promptSize, outSize              prometheus.Observer
+	promptSize, computedSize         prometheus.Observer
+	outSize                          prometheus.Observer
 }
 
 // newMetrics registers all metrics. load is called at every scrape.
@@ -50,6 +52,7 @@ func newMetrics(c Config, load func() loadSnapshot) *metrics {
 	m.cacheQueries = counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.")
 	m.cacheHits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
 	m.promptTokens = counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.")
+	m.cachedTokens = counter("vllm:prompt_tokens_cached_total", "Number of cached prompt tokens (local + external).")
 	m.generatedTokens = counter("vllm:generation_tokens_total", "Number of generation tokens processed.")
 	m.preemptions = counter("vllm:num_preemptions_total", "Cumulative number of preemptions from the engine.")
 	success := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total",
@@ -69,6 +72,7 @@ func registerCacheConfig(reg prometheus.Registerer, c Config) {
 			"block_size":            strconv.Itoa(c.BlockSize),
 			"enable_prefix_caching": strconv.FormatBool(c.CacheTokens > 0),
 			"num_gpu_blocks":        strconv.Itoa(max(c.CacheTokens, 0) / c.BlockSize),
+			"kv_cache_size_tokens":  strconv.Itoa(max(c.CacheTokens, 0) / c.BlockSize * c.BlockSize),
 		},
 	})
 	info.Set(1)
@@ -93,6 +97,8 @@ func (m *metrics) registerHistograms(reg prometheus.Registerer) {
 	m.prefill = histogram("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", whole)
 	m.decode = histogram("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", whole)
 	m.promptSize = histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", size)
+	m.computedSize = histogram("vllm:request_prefill_kv_computed_tokens",
+		"Histogram of new KV tokens computed during prefill (excluding cached tokens).", size)
 	m.outSize = histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", size)
 }
 
@@ -101,6 +107,8 @@ func (m *metrics) observePrefill(q *sequence, at time.Time) {
 	m.cacheQueries.Add(float64(q.prompt.tokens))
 	m.cacheHits.Add(float64(q.cached))
 	m.promptTokens.Add(float64(q.prompt.tokens))
+	m.cachedTokens.Add(float64(q.cached))
+	m.computedSize.Observe(float64(q.prompt.tokens - q.cached))
 	m.promptSize.Observe(float64(q.prompt.tokens))
 	m.queue.Observe(q.admittedAt.Sub(q.arrivedAt).Seconds())
 	m.prefill.Observe(at.Sub(q.admittedAt).Seconds())

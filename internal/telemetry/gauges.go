@@ -17,6 +17,7 @@ type gaugeCollector struct {
 	gpuMemory                                *prometheus.Desc
 	condition, modelReady, desired           *prometheus.Desc
 	used, limit, refused                     *prometheus.Desc // of budgets
+	engine                                   engineDescs
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -48,6 +49,12 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		limit:   desc("sluice_budget_limit", "The size of a budget of the gateway: connections, or bytes.", "budget"),
 		refused: desc("sluice_budget_refused_total", "Connections or requests that Sluice refused because they did not fit into a budget.", "budget"),
 
+		engine: engineDescs{
+			running: desc("sluice_engine_running", "Requests that the engine of a replica works on, as it says itself.", "model", "replica"),
+			waiting: desc("sluice_engine_waiting", "Requests that wait inside the engine of a replica, as it says itself.", "model", "replica"),
+			kvUsage: desc("sluice_engine_kv_usage", "Used share of the key-value cache of a replica, from 0 to 1, as it says itself.", "model", "replica"),
+		},
+
 		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
 }
@@ -56,7 +63,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
-		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused} {
+		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused,
+		c.engine.running, c.engine.waiting, c.engine.kvUsage} {
 		out <- d
 	}
 }
@@ -87,6 +95,7 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.waiting, float64(t.Queued), name)
 	}
 	c.collectConditions(g.Conditions, gauge)
+	c.collectEngines(g.Engines, gauge)
 	for _, b := range g.Budgets {
 		gauge(c.used, float64(b.Used), b.Name)
 		gauge(c.limit, float64(b.Limit), b.Name)
@@ -175,5 +184,30 @@ func (c *gaugeCollector) collectConditions(all []condition.Condition, gauge func
 		if one.Type == condition.ModelReady {
 			gauge(c.modelReady, 1-attention, one.Subject)
 		}
+	}
+}
+
+// engineDescs are the gauges of engines, per replica.
+type engineDescs struct{ running, waiting, kvUsage *prometheus.Desc }
+
+// maxEngines bounds the engines that one scrape reports, because a server may list many models.
+const maxEngines = 2000
+
+// collectEngines reports what engines say of themselves. Models beyond the cap of labels are left
+// out, because a sum over replicas of several models would say nothing.
+func (c *gaugeCollector) collectEngines(all []EngineGauges, gauge func(*prometheus.Desc, float64, ...string)) {
+	for _, e := range all[:min(len(all), maxEngines)] {
+		model := c.metrics.models.admit(e.Model)
+		if model == Other {
+			continue
+		}
+		tell := func(d *prometheus.Desc, value float64) {
+			if value >= 0 {
+				gauge(d, value, model, e.Replica)
+			}
+		}
+		tell(c.engine.running, float64(e.Running))
+		tell(c.engine.waiting, float64(e.Waiting))
+		tell(c.engine.kvUsage, e.KVUsage)
 	}
 }

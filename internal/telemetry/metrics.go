@@ -55,6 +55,8 @@ type Gauges struct {
 	Budgets []BudgetGauges
 	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
+	// Engines are what the engines of replicas say of themselves.
+	Engines []EngineGauges
 }
 
 // BudgetGauges is one budget and what is used of it: connections, or bytes.
@@ -70,6 +72,15 @@ type GPUGauges struct {
 	UUID string
 	// Total and Used are in bytes. Used includes all processes.
 	Total, Used int64
+}
+
+// EngineGauges is what the engine of a replica says of itself. A negative number is not told.
+type EngineGauges struct {
+	Model, Replica string
+	// Running and Waiting are numbers of requests, whoever has sent them.
+	Running, Waiting int
+	// KVUsage is the used share of the key-value cache, from 0 to 1.
+	KVUsage float64
 }
 
 // TenantGauges is the state of one tenant.

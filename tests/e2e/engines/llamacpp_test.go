@@ -106,6 +106,40 @@ func TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest(t *testing.T) {
 	}
 }
 
+// TestE2E_U10_LlamaServerTellsItsLoad: what a real engine says of itself arrives in the API, and a
+// prompt that it has in its cache is counted. The same server is recognised by a gateway that did
+// not start it.
+func TestE2E_U10_LlamaServerTellsItsLoad(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+registries:
+  - {name: local, kind: directory, path: `+tinyModels(t)+`}
+models:
+  - name: chat
+    task: text-generation
+    engine: llama-cpp
+    source: {registry: local, name: tiny.gguf}
+    replicas: {min: 1, max: 1}
+    variables: {parallel: 2, ctx_size: 2048, threads: 1}
+`)
+	g.AwaitReplicas("chat", 1)
+	told := func(n harness.EngineNews) bool { return n.Running != nil && n.Waiting != nil && n.CacheTokens != nil }
+	if n := g.AwaitEngineNews("chat-0", told); n.Name != "llama-cpp" || *n.CacheTokens != 2048 {
+		t.Errorf("%s with a cache of %d tokens, want llama-cpp with 2 slots of 1,024", n.Name, *n.CacheTokens)
+	}
+	for range 2 {
+		if err := askChat(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.AwaitEngineNews("chat-0", func(n harness.EngineNews) bool { return n.CachedTokens != nil && *n.CachedTokens > 0 })
+	address := g.Replicas()["chat-0"].Address
+	finder := harness.Start(t, "upstreams: ['http://"+address+"']\n")
+	if n := finder.AwaitEngineNews(address, told); n.Name != "llama-cpp" || *n.CacheTokens != 2048 {
+		t.Errorf("%s with a cache of %d tokens", n.Name, *n.CacheTokens)
+	}
+}
+
 // usage is the usage that an engine reports for a request.
 type usage struct {
 	Prompt     int `json:"prompt_tokens"`

@@ -76,6 +76,36 @@ type Replica struct {
 	ID, Model, State, Address, Reason, Node string
 	PID                                     int
 	InFlight                                int `json:"in_flight"`
+	// Engine is nil while the engine has not been asked.
+	Engine *EngineNews
+}
+
+// EngineNews is what the engine of a replica says of itself. A nil number is one that it does not
+// tell.
+type EngineNews struct {
+	Name, Fault      string
+	Running, Waiting *int
+	KVUsage          *float64 `json:"kv_usage"`
+	CacheTokens      *int     `json:"cache_tokens"`
+	CachedTokens     *int     `json:"cached_tokens"`
+	PrefillRate      *float64 `json:"prefill_rate"`
+	AgeSeconds       *float64 `json:"age_s"`
+}
+
+// AwaitEngineNews waits until the engine of a replica has said what ok accepts.
+func (g *Gateway) AwaitEngineNews(replica string, ok func(n EngineNews) bool) EngineNews {
+	g.T.Helper()
+	var last EngineNews
+	Eventually(g.T, "news of the engine of "+replica, func() error {
+		n := g.Replicas()[replica].Engine
+		if n == nil || n.AgeSeconds == nil || !ok(*n) {
+			text, _ := json.Marshal(n)
+			return fmt.Errorf("%s", text)
+		}
+		last = *n
+		return nil
+	})
+	return last
 }
 
 // Replicas returns all replicas by their ids.

@@ -53,17 +53,29 @@ func (s *SerialUpstream) Served() []string {
 }
 
 // StartUpstream starts an HTTP server that stands for an engine which someone else runs. It returns
-// the URL of the server. The server runs until the test ends.
+// the URL of the server. The server runs until the test ends. It has no metrics: the handler is not
+// asked for them.
 func StartUpstream(t *testing.T, handler http.HandlerFunc) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{Handler: handler}
+	s := &http.Server{Handler: withoutMetrics(handler)}
 	go s.Serve(l)
 	t.Cleanup(func() { s.Close() })
 	return "http://" + l.Addr().String()
+}
+
+// withoutMetrics answers 404 to gateways that ask a handler how busy it is.
+func withoutMetrics(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/metrics") {
+			http.NotFound(w, r)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // ServeModelList answers r with the list of models and returns true if r asks for that list.

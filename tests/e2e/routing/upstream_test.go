@@ -76,6 +76,8 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 	case path == "/v1/models":
 		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+	case path == "/metrics":
+		http.NotFound(w, r)
 	case path == "/v1/chat/completions":
 		if p.attempts++; p.broken {
 			panic(http.ErrAbortHandler)

@@ -1,0 +1,39 @@
+package engines
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"time"
+)
+
+// NewClient returns a client for requests of Sluice's own to servers with this Transport; nil is
+// plain HTTP. The caller sets the headers by SetHeaders. The client follows no redirects, which
+// could disclose a server's key to another server. It closes idle connections after 4 s, before
+// vLLM's server does.
+func NewClient(t *Transport) *http.Client {
+	var config *tls.Config
+	if t != nil && t.TLS != nil {
+		// The configuration file may allow an unchecked certificate.
+		config = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.TLS.ServerName, InsecureSkipVerify: t.TLS.Unchecked}
+		if t.TLS.CA != "" {
+			config.RootCAs = x509.NewCertPool()
+			config.RootCAs.AppendCertsFromPEM([]byte(t.TLS.CA))
+		}
+	}
+	return &http.Client{
+		Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
+			TLSClientConfig: config},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// SetHeaders sets the headers of the Transport, which may be nil, on a request.
+func (t *Transport) SetHeaders(h http.Header) {
+	if t == nil {
+		return
+	}
+	for _, header := range t.Headers {
+		h.Set(header.Name, header.Value)
+	}
+}
