@@ -118,7 +118,7 @@ func TestRememberedWithinTheBound(t *testing.T) {
 			tickets = append(tickets, s.must(t, chat(t, messages(1, 2)...)))
 			// The bound decides among replicas that are about as fast. One that is faster may
 			// exceed it a little.
-			most := max(floor, int(ringhash.DefaultFactor*float64(n+1)/8+1e-9), 6) + 3
+			most := max(floor, int(ringhash.DefaultFactor*float64(n+1)/8+1e-9), 6) + 6
 			for _, id := range strings.Fields("a b c d e f g h") {
 				if load := s.Load(id); load > most {
 					t.Fatalf("floor %d: %s has %d of %d, bound %d", floor, id, load, n+1, most)

@@ -84,8 +84,8 @@ type forecasts struct {
 	uncached    []float64
 	// bySlot are the matched bytes by slot of the index, matched by replica.
 	bySlot, matched []int32
-	// ties is storage for predict.Choice.
-	ties []int
+	// loads are those of the pick, ties is storage for predict.Choice.
+	loads, ties []int
 	// session is the index of the replica that serves the session; -1 means none. wasKnown says
 	// that the session is known, even if its replica may not be picked any more.
 	session  int

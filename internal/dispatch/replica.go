@@ -121,7 +121,7 @@ func (d *Dispatcher) retryWhenFree(r replica, after time.Duration) {
 
 // acquire takes one slot of the replica. It returns false if a limit is reached. A watched request
 // counts as prefill until its first token.
-func (r replica) acquire(watched bool) bool {
+func (r *replica) acquire(watched bool) bool {
 	if watched && !raise(&r.prefill, r.maxPrefill) {
 		return false
 	}
@@ -149,7 +149,7 @@ func raise(n *atomic.Int64, limit int) bool {
 }
 
 // full reports whether the replica has no free slot at this load.
-func (r replica) full(load int64) bool {
+func (r *replica) full(load int64) bool {
 	if until := r.fullUntil.Load(); until != 0 && time.Now().UnixNano() < until {
 		return true
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // fallbacks bounds how many replicas Envoy may retry on beside the picked one.
@@ -13,22 +14,23 @@ const fallbacks = 3
 // reserve picks a replica, acquires a slot on it and records both in the ticket. It returns false
 // if no replica has a free slot.
 func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) {
-	var space [32]int
 	f := forecastsPool.Get().(*forecasts)
 	defer forecastsPool.Put(f)
 	for {
 		now := time.Now()
-		p := pickInput{key: key, loads: t.loads(space[:0]), now: t.warmUpTime(), forecasts: f}
-		t.forecast(f, &ticket.prompt, p.loads, now)
-		t.capPrefill(&p, now, ticket.dispatcher)
+		f.loads = t.loads(f.loads[:0])
+		p := pickInput{key: key, loads: f.loads, now: t.warmUpTime(), forecasts: f}
+		if t.forecasts() {
+			t.forecast(f, &ticket.prompt, p.loads, now)
+			t.capPrefill(&p, now, ticket.dispatcher)
+		}
 		i := t.pick(&p)
 		if i < 0 {
 			return admission.Slot{}, false
 		}
 		if r := t.replicas[i]; r.acquire(ticket.watch) {
-			load := int(r.load.Load()) - 1
-			expected := t.prediction(&p, &ticket.prompt, i)
-			ticket.setSlot(t, i, t.list(key, i, p.loads), r.queue.Begin(now, load, f.uncached[i]), expected, f.matched[i])
+			expected := t.expect(&p, &ticket.prompt, i, now)
+			ticket.setSlot(t, i, t.list(key, i, p.loads), expected)
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}
 			if d := ticket.dispatcher; d.shared {
 				slot.OnFull = func() { d.markFull(r, fullFor) }
@@ -40,22 +42,40 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 	}
 }
 
-// prediction returns what is expected of a request that goes to replica i.
-func (t *modelRoute) prediction(p *pickInput, q *prompt, i int) Prediction {
-	f := p.forecasts
-	expected := Prediction{TTFT: f.predictions[i].TTFT, Reason: string(p.why)}
-	if t.isCacheAware() && q.chain.Bytes > 0 {
-		expected.Known = true
-		expected.MatchedTokens = int(q.matchedTokens(f.matched[i]))
-		expected.Moved = t.moved(f, p.loads, i)
+// expectation is what is expected of a request that goes to its replica.
+type expectation struct {
+	Prediction
+	work    predict.Work
+	matched int32
+}
+
+// expect puts a request into the queue of replica i and returns what is expected of it.
+func (t *modelRoute) expect(p *pickInput, q *prompt, i int, now time.Time) (e expectation) {
+	f, uncached := p.forecasts, q.tokens
+	if t.forecasts() {
+		uncached, e.matched = f.uncached[i], f.matched[i]
 	}
-	return expected
+	r := &t.replicas[i]
+	e.work = r.queue.Begin(now, int(r.load.Load())-1, uncached)
+	e.Prediction = Prediction{TTFT: e.work.TTFT, Reason: string(p.why)}
+	if t.isCacheAware() && q.chain.Bytes > 0 {
+		e.Known = true
+		e.MatchedTokens = int(q.matchedTokens(e.matched))
+		e.Moved = t.moved(f, p.loads, i)
+	}
+	return e
+}
+
+// forecasts reports whether a pick needs a forecast of every replica.
+func (t *modelRoute) forecasts() bool {
+	return t.strategy != nil && t.strategy.cacheAware || t.policy.MaxPrefillTokensPerReplica > 0
 }
 
 // loads appends the current load of each replica to into. -1 stands for a replica without a free
 // slot.
 func (t *modelRoute) loads(into []int) []int {
-	for _, r := range t.replicas {
+	for i := range t.replicas {
+		r := &t.replicas[i]
 		n := r.load.Load()
 		if r.full(n) {
 			n = -1

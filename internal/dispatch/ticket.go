@@ -137,13 +137,13 @@ func (t *Ticket) Age() time.Duration {
 	return time.Since(t.route.replicas[t.replicaIndex].since)
 }
 
-// setSlot records the pick; its slot is already acquired, and work is the request in the replica's
+// setSlot records the pick; its slot is already acquired, and the request is in the replica's
 // queue. Admission calls it with Controller.mu held.
-func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, work predict.Work, expected Prediction, matched int32) {
+func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, expected expectation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
-	t.work, t.prediction, t.matched = work, expected, matched
+	t.work, t.prediction, t.matched = expected.work, expected.Prediction, expected.matched
 }
 
 // releaseSlot releases the slot on the replica. Further calls do nothing.

@@ -175,11 +175,7 @@ func (r *Replica) predictLocked(load int, uncached float64) Prediction {
 
 // queuedLocked returns the number of requests that wait or are computed.
 func (r *Replica) queuedLocked() float64 {
-	queued := float64(len(r.queue))
-	if r.usual > 0 {
-		queued += (r.remote + r.foreignTokens) / r.usual
-	}
-	return queued
+	return float64(len(r.queue)) + (r.remote+r.foreignTokens)/max(r.usual, minTokens)
 }
 
 func duration(seconds float64) time.Duration {
