@@ -307,3 +307,25 @@ func TestB1_AdaptersShareNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestB1_DiscoveredModels are routed by least connections until their engine is known (T2).
+func TestB1_DiscoveredModels(t *testing.T) {
+	s := newStage(Policy{})
+	list := replicas("a", "b")
+	s.put("m", list...)
+	m := engines.Model{Name: "m", Launcher: engines.Upstream, Discovered: true}
+	s.fleet.Set("test-m", engines.Part{Models: []engines.Model{m}, Replicas: list})
+	s.rebuild()
+	strategy := func() Strategy { v, _ := s.View("m"); return v.Policy.Strategy }
+	if got := strategy(); got != LeastConnections {
+		t.Errorf("before the engine is known: %q", got)
+	}
+	s.SetEngineNews("b", EngineNews{Engine: "vllm", PrefillRate: 900, CacheTokens: 5000})
+	if got := strategy(); got != "" {
+		t.Errorf("when the engine is known: %q", got)
+	}
+	told, _ := s.Explain("m", Question{Request: ask(t, nil, "hi")})
+	if told.Order[0].Rate < 899 || told.Order[0].Rate > 901 {
+		t.Errorf("the rate is %v, and the engine told 900", told.Order[0].Rate)
+	}
+}

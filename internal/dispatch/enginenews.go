@@ -1,6 +1,11 @@
 package dispatch
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/predict"
+)
 
 // EngineNews is what an engine says of its own load. 0 means that it does not say.
 type EngineNews struct {
@@ -18,6 +23,39 @@ type EngineNews struct {
 	At time.Time
 }
 
+// applyNewsLocked learns what the engine of a replica says of itself. Dispatcher.mu is held.
+func (l *estimator) applyNewsLocked(replica string, n *EngineNews) {
+	if s := l.slots[replica]; s != nil {
+		l.resizeLocked(s, n.CacheTokens)
+	}
+	if n.PrefillRate > 0 {
+		l.toldRate = n.PrefillRate
+		l.rates.SetGuess(predict.PrefillRate(n.PrefillRate))
+	}
+}
+
+// recognizedLocked reports whether the engine of a discovered model is known from its news.
+// Dispatcher.mu is held.
+func (d *Dispatcher) recognizedLocked(m *engines.ModelSnapshot) bool {
+	for i := range m.Replicas {
+		if c := d.counters[m.Replicas[i].ID]; c != nil {
+			if news := c.news.Load(); news != nil && news.Engine != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// unknownEngine returns the strategy for servers of which nothing is known. Whether they cache
+// prompts is not known either, so LeastConnections replaces Prefix.
+func unknownEngine(s Strategy) Strategy {
+	if s == Prefix || s == "" {
+		return LeastConnections
+	}
+	return s
+}
+
 // usualUncached is how many uncached tokens a request of unknown length is taken to have.
 const usualUncached = 512
 
@@ -32,15 +70,17 @@ func (d *Dispatcher) SetEngineNews(replica string, n EngineNews) {
 	if c == nil {
 		return
 	}
-	c.news.Store(&n)
+	before := c.news.Swap(&n)
 	for _, model := range c.models() {
-		own := d.estimators[model]
-		if own == nil {
-			continue
+		if own := d.estimators[model]; own != nil {
+			own.applyNewsLocked(replica, &n)
 		}
-		if s := own.slots[replica]; s != nil {
-			own.resizeLocked(s, n.CacheTokens)
+		if before == nil || before.Engine != n.Engine {
+			d.dirty[model] = struct{}{}
 		}
+	}
+	if len(d.dirty) > 0 {
+		d.rebuildLocked()
 	}
 	now := time.Now()
 	waiting := c.queue.Predict(now, int(c.load.Load()), 0).Waiting - c.queue.Foreign()

@@ -76,6 +76,8 @@ type estimator struct {
 	sessions sessionTable
 	index    *prefix.Index
 	rates    *predict.Model
+	// toldRate is the rate that an engine has told; 0: none has. Guarded by Dispatcher.mu.
+	toldRate float64
 	// slots are the replicas in the index, by id; guarded by Dispatcher.mu
 	slots map[string]*indexSlot
 	// reportsCached says that the engine has told of cached tokens. Until then 0 means nothing.

@@ -73,9 +73,14 @@ func (t *modelRoute) patience(own time.Duration) time.Duration {
 func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *modelRoute {
 	now := time.Now()
 	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
+	if m.Discovered && !d.recognizedLocked(m) {
+		t.policy.Strategy = unknownEngine(t.policy.Strategy)
+	}
 	t.strategy = strategyOf(t.policy.Strategy)
 	t.cursor, t.estimator = d.cursorLocked(m.Name)
-	t.estimator.rates.SetGuess(predict.PrefillRate(t.policy.PrefillRate))
+	if t.estimator.toldRate == 0 {
+		t.estimator.rates.SetGuess(predict.PrefillRate(t.policy.PrefillRate))
+	}
 	failed := 0
 	var known []*engines.Replica
 	for i := range m.Replicas {

@@ -117,7 +117,10 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		}
 	}
 	for _, m := range c.Models {
-		r.Models[m.Name] = k.withOverrides(m.Name, policy(m))
+		own := policy(m)
+		version, _ := c.Launch(m)
+		own.PrefillRate = version.PrefillRate
+		r.Models[m.Name] = k.withOverrides(m.Name, own)
 	}
 	for _, p := range c.Pools {
 		r.Pools[p.Name] = p.Models

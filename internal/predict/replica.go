@@ -13,6 +13,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,8 @@ type Model struct {
 	fit   fit
 	guess Rates
 	rates Rates
+	// version counts the changes of rates.
+	version atomic.Uint64
 }
 
 // NewModel returns a model of which the guess alone is known.
@@ -39,6 +42,7 @@ func (m *Model) SetGuess(guess Rates) {
 	if m.guess != guess {
 		m.guess = guess
 		m.rates = m.fit.rates(guess)
+		m.version.Add(1)
 	}
 }
 
@@ -54,6 +58,7 @@ func (m *Model) learn(s Sample, now time.Time) Rates {
 	defer m.mu.Unlock()
 	m.fit.learn(s, m.rates, now)
 	m.rates = m.fit.rates(m.guess)
+	m.version.Add(1)
 	return m.rates
 }
 
@@ -86,6 +91,9 @@ type Replica struct {
 	mu    sync.Mutex
 	fit   fit
 	rates Rates
+	// version is that of the model's rates, which the replica has until its own first sample;
+	// guarded by mu
+	version uint64
 	// waiting are the uncached tokens of this gateway's requests that the replica has not computed
 	// yet, as far as is known, and remote those of other gateways. Both are as of at; guarded by mu
 	waiting, remote float64
@@ -162,6 +170,11 @@ func (r *Replica) Predict(now time.Time, load int, uncached float64) Prediction 
 }
 
 func (r *Replica) predictLocked(load int, uncached float64) Prediction {
+	if r.fit.samples == 0 {
+		if v := r.model.version.Load(); v != r.version {
+			r.version, r.rates = v, r.model.Rates()
+		}
+	}
 	decodes, waiting := r.decodesLocked(load), r.waiting+r.remote+r.foreignTokens
 	seconds, perToken := r.rates.seconds(waiting+uncached, decodes), r.rates.perToken(decodes)
 	return Prediction{
