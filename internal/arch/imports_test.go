@@ -74,6 +74,9 @@ var allowed = map[string]string{
 	"extproc":                  "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines/join engines/kubernetes envoy examples internal/config internal/gateway internal/process " +
 		"internal/sim internal/telemetry",
+	"internal/bench/local":        "",
+	"internal/bench/routingenvoy": "internal/bench/local internal/bench/report internal/bench/trace",
+
 	"internal/gateway":       "*",
 	"examples":               "",
 	"examples/airflow":       "",

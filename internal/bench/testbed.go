@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,9 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/bench/local"
 )
 
 // testbed is three simulated engines and the two proxies in front of them.
@@ -40,7 +39,7 @@ func newTestbed(o options) (*testbed, error) {
 	// The engines have no timing of their own. Requests set the speed of their responses by the
 	// fault header.
 	for i := range engineCount {
-		port, err := freePort()
+		port, err := local.FreePort()
 		if err != nil {
 			return b, err
 		}
@@ -51,7 +50,7 @@ func newTestbed(o options) (*testbed, error) {
 		}
 	}
 	for _, a := range b.addresses {
-		if err := waitForOK("http://" + a + "/health"); err != nil {
+		if err := local.WaitForOK("http://" + a + "/health"); err != nil {
 			return b, err
 		}
 	}
@@ -92,7 +91,7 @@ func (b *testbed) start(name string, env []string, command ...string) (int, erro
 
 // startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
 func (b *testbed) startPlainEnvoy() (*proxy, error) {
-	port, err := freePort()
+	port, err := local.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +110,7 @@ func (b *testbed) startPlainEnvoy() (*proxy, error) {
 		return nil, err
 	}
 	c := newProxy(port, pid, 0)
-	return c, waitForOK(c.url + "/health")
+	return c, local.WaitForOK(c.url + "/health")
 }
 
 // plainEnvoyConfig is the configuration of the plain Envoy, as one would write it by hand. Its
@@ -142,11 +141,11 @@ static_resources:
 // startSluice runs Sluice with its own Envoy in front of engines, with all its functions: keys,
 // admission, routing, access log.
 func (b *testbed) startSluice(name string, env, addresses []string) (*proxy, error) {
-	port, err := freePort()
+	port, err := local.FreePort()
 	if err != nil {
 		return nil, err
 	}
-	adminPort, err := freePort()
+	adminPort, err := local.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +160,7 @@ func (b *testbed) startSluice(name string, env, addresses []string) (*proxy, err
 		return nil, err
 	}
 	admin := fmt.Sprint("http://127.0.0.1:", adminPort)
-	if err := waitForOK(admin + "/readyz"); err != nil {
+	if err := local.WaitForOK(admin + "/readyz"); err != nil {
 		return nil, err
 	}
 	resp, err := http.Get(admin + "/api/v1/status")
@@ -221,28 +220,4 @@ models:
 func newProxy(port, envoy, gateway int) *proxy {
 	return &proxy{url: fmt.Sprint("http://127.0.0.1:", port), envoyPID: envoy, gatewayPID: gateway, client: &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true}}}
-}
-
-// freePort returns a port that is free now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
-}
-
-// waitForOK waits until the URL answers 200, up to 30 s.
-func waitForOK(url string) error {
-	for range 600 {
-		if resp, err := http.Get(url); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	return errors.New(url + " did not answer 200 within 30 s")
 }

@@ -1,0 +1,34 @@
+// Package local finds ports of this machine and waits for servers on it. The programs under
+// internal/bench use it, which start what they measure.
+package local
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"time"
+)
+
+// FreePort returns a port that is free now.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// WaitForOK waits until the URL answers 200, up to 30 s.
+func WaitForOK(url string) error {
+	for range 600 {
+		if resp, err := http.Get(url); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return errors.New(url + " did not answer 200 within 30 s")
+}
