@@ -295,3 +295,8 @@ func TestB1_MemoryOfAThousandReplicas(t *testing.T) {
 		}
 	}
 }
+// A prompt shorter than the first block is looked for while the model has no replica yet.
+func TestB1_MatchWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	NewIndex(NewBudget(1<<20)).Match(&Chain{Ends: []Block{{Hash: 2, End: 5}}, Bytes: 5}, nil)
+}

@@ -12,6 +12,9 @@ func (x *Index) Match(c *Chain, matched []int32) {
 	clear(matched)
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if len(x.done) == 0 {
+		return // no replica ever had a slot
+	}
 	clear(x.done)
 	m := matching{index: x, matched: matched}
 	number, everyone := x.deepest(c.Blocks, 0), 0
