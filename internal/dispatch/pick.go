@@ -13,6 +13,9 @@ type Question struct {
 	Key uint64
 	// Request is the whole request; nil means that only its key is known.
 	Request *Request
+	// PromptTokens is the length of a prompt that no replica has in its cache. It is only read if
+	// Request is nil.
+	PromptTokens int
 }
 
 // Routing explains a pick.
@@ -54,7 +57,7 @@ func (d *Dispatcher) Explain(model string, q Question) (Routing, bool) {
 		return Routing{}, false
 	}
 	t := w.routes[m.Name]
-	key, about := q.Key, prompt{}
+	key, about := q.Key, prompt{tokens: float64(q.PromptTokens)}
 	if r := q.Request; r != nil {
 		about = choice{members: []*modelRoute{t}}.promptOf(r, t.estimator.estimate(r).tokens.prompt)
 		key = r.Key(t.policy.UserMessages)

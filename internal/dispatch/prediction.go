@@ -13,8 +13,6 @@ const (
 	moveFull = "full"
 	// moveReplicaGone: the replica may not be picked any more.
 	moveReplicaGone = "replica_gone"
-	// moveEvicted: the replica was expected to have lost the beginning from its cache.
-	moveEvicted = "evicted"
 )
 
 // Prediction returns what dispatch expected of the request when it picked the replica.

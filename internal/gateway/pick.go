@@ -10,9 +10,9 @@ import (
 
 // pick explains to which replica of a model a request would go.
 func (g *Gateway) pick(model string, q admin.PickQuestion) (admin.Pick, *openai.Error) {
-	question := dispatch.Question{Key: ringhash.Key([]byte(q.Key))}
+	question := dispatch.Question{Key: ringhash.Key([]byte(q.Key)), PromptTokens: q.PromptTokens}
 	if q.Request != nil {
-		question.Request = dispatch.NewRequest(dispatch.Caller{Tenant: &authz.Tenant{}}, q.Request, q.Body)
+		question.Request = dispatch.NewRequest(dispatch.Caller{Tenant: &authz.Tenant{Name: q.Tenant}}, q.Request, q.Body)
 	}
 	r, ok := g.dispatcher.Explain(model, question)
 	if !ok {

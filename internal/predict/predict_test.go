@@ -110,6 +110,25 @@ func TestB1_AWrongGuessEndsWithTheQueue(t *testing.T) {
 	}
 }
 
+// TestB1_AReplicaWithoutRequestsFollowsTheModel: what one replica teaches holds for a replica that
+// has had no request, too. Otherwise the first replica that turns out faster than the guess would
+// get every request.
+func TestB1_AReplicaWithoutRequestsFollowsTheModel(t *testing.T) {
+	m := NewModel(DefaultRates)
+	busy, idle := NewReplica(m), NewReplica(m)
+	now := start
+	for range 100 {
+		w := busy.Begin(now, 0, 100)
+		now = now.Add(2 * time.Millisecond)
+		w.FirstToken(now)
+		now = now.Add(time.Second)
+	}
+	one, other := busy.Predict(now, 0, 100), idle.Predict(now, 0, 100)
+	if other.TTFT > within(one.TTFT, tieShare, tieSlack) {
+		t.Errorf("the replica with requests: %v, the one without: %v", one.TTFT, other.TTFT)
+	}
+}
+
 // TestB1_RatesReturnToTheGuess: old samples fade.
 func TestB1_RatesReturnToTheGuess(t *testing.T) {
 	guess := PrefillRate(8000)

@@ -33,8 +33,8 @@ func newRouteMetrics(r prometheus.Registerer) *routeMetrics {
 			"Requests by the reason for which their replica won: fastest, cached, session or ring. Models whose routing does not predict have none.",
 			"model", "reason"),
 		moves: counter("sluice_route_moves_total",
-			"Requests that left the replica that had served their session or the longest beginning of their prompt, by reason: load, full, "+
-				"replica_gone or evicted.", "model", "reason"),
+			"Requests that left the replica that had served their session or the longest beginning of their prompt, by reason: load, full or "+
+				"replica_gone.", "model", "reason"),
 	}
 	for _, v := range f.vectors() {
 		r.MustRegister(v)

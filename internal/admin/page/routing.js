@@ -69,7 +69,7 @@ function recentWords(r) {
   return parts.length > 1 ? parts.join(' ') : `${number(r.requests)} ended, none of which told what it found in the cache.`;
 }
 
-const moveWords = { load: 'for another that was sooner', full: 'because it was full', replica_gone: 'because it was gone', evicted: 'because it had forgotten them' };
+const moveWords = { load: 'for another that was sooner', full: 'because it was full', replica_gone: 'because it was gone' };
 
 // The replica that a request would go to
 
