@@ -46,7 +46,22 @@ func check(t *testing.T, x *Index) {
 	}
 }
 
-// small budgets: each index stays whole and within the budget, and what a replica has is still the
+// checkGood is check for an index that was given good chains alone: no beginning is there twice.
+func checkGood(t *testing.T, x *Index) {
+	t.Helper()
+	check(t, x)
+	for slot := range x.replicas {
+		seen := map[uint64]bool{}
+		for _, b := range order(x, slot) {
+			if seen[b.Hash] {
+				t.Fatalf("slot %d has the beginning of %d bytes twice", slot, b.End)
+			}
+			seen[b.Hash] = true
+		}
+	}
+}
+
+// Small budgets: each index stays whole and within the budget, and what a replica has is still the
 // shorter beginnings of what it was given.
 func TestB1_BudgetIsKept(t *testing.T) {
 	for seed := range uint64(12) {
@@ -77,8 +92,8 @@ func TestB1_BudgetIsKept(t *testing.T) {
 				}
 			}
 		}
-		check(t, indexes[0])
-		check(t, indexes[1])
+		checkGood(t, indexes[0])
+		checkGood(t, indexes[1])
 	}
 }
 
@@ -109,6 +124,93 @@ func TestB1_BudgetIsShared(t *testing.T) {
 	fillUp(first, 0)
 	if got := first.Stats().Entries; got != 1000 {
 		t.Errorf("the model that is left has %d entries of 1000", got)
+	}
+}
+
+// A prompt that a replica did not get after all leaves what it shares with others.
+func TestB1_DroppedPromptsLeaveNoGaps(t *testing.T) {
+	x := NewIndex(nil)
+	slot := x.Slot(0)
+	matched := make([]int32, 1)
+	record := func(c Chain) (kept int) {
+		x.Match(&c, matched)
+		x.Record(slot, &c)
+		return int(matched[0])
+	}
+	left := func(c Chain) int {
+		x.Match(&c, matched)
+		return int(matched[0])
+	}
+	common, own, more := strings.Repeat("s", 1000), strings.Repeat("o", 3000), strings.Repeat("m", 500)
+	record(chainOf(common, "first"))
+	second := chainOf(common, own)
+	kept := record(second)
+	if x.Drop(slot, &second, kept); kept != 1000 || left(second) != 1000 {
+		t.Errorf("%d bytes were known, and %d after the prompt was dropped", kept, left(second))
+	}
+	kept = record(second)
+	next := chainOf(common, own+more)
+	record(next)
+	if x.Drop(slot, &second, kept); left(next) != 4500 {
+		t.Errorf("%d bytes of a later prompt are known after an earlier one was dropped", left(next))
+	}
+	kept = record(second)
+	next = chainOf(common, own, more)
+	record(next)
+	if x.Drop(slot, &second, kept); left(next) != 4500 {
+		t.Errorf("%d bytes of the next turn are known after the turn before was dropped", left(next))
+	}
+	checkGood(t, x)
+
+	for seed := range uint64(10) {
+		rng := rand.New(rand.NewPCG(seed, 4))
+		x, p := NewIndex(nil), prompts{rng: rng}
+		for range 3 {
+			x.Slot(1 << (10 + rng.IntN(8)))
+		}
+		type given struct {
+			chain      Chain
+			slot, kept int
+		}
+		var all []given
+		for range 300 {
+			g := given{chain: p.next(), slot: rng.IntN(3)}
+			matched := make([]int32, 3)
+			x.Match(&g.chain, matched)
+			g.kept = int(matched[g.slot])
+			x.Record(g.slot, &g.chain)
+			all = append(all, g)
+			if rng.IntN(3) == 0 {
+				g := all[max(0, len(all)-1-rng.IntN(4))]
+				x.Drop(g.slot, &g.chain, g.kept)
+			}
+			c := p.next()
+			x.Match(&c, matched)
+			for i, end := range matched {
+				if want := (&naiveReplica{order: order(x, i)}).match(c); end != want {
+					t.Fatalf("replica %d matches %d bytes, want %d", i, end, want)
+				}
+			}
+		}
+		checkGood(t, x)
+	}
+}
+
+// The ends of early messages are not in the chain of a long conversation, and a short one has them.
+func TestB1_EndsOfEarlyMessages(t *testing.T) {
+	x := NewIndex(nil)
+	slot := x.Slot(0)
+	var messages []string
+	for range 40 {
+		messages = append(messages, strings.Repeat("m", 100))
+	}
+	long, short := chainOf(messages...), chainOf(messages[:10]...)
+	x.Record(slot, &long)
+	x.Record(slot, &short)
+	checkGood(t, x)
+	matched := make([]int32, 1)
+	if x.Match(&short, matched); matched[0] != 1000 {
+		t.Errorf("matched %d bytes", matched[0])
 	}
 }
 
@@ -254,7 +356,7 @@ func TestB1_ManyGoroutines(t *testing.T) {
 	}
 	wg.Wait()
 	for _, x := range indexes {
-		check(t, x)
+		checkGood(t, x)
 	}
 }
 

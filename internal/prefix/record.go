@@ -130,7 +130,8 @@ func (x *Index) evictLocked(slot int) bool {
 }
 
 // Drop forgets the beginnings of a prompt that are longer than kept, because the replica did not
-// get the prompt after all.
+// get the prompt after all. kept is what Match said before Record. A beginning that another prompt
+// has used since stays, and so do all shorter ones.
 func (x *Index) Drop(slot int, c *Chain, kept int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -138,23 +139,37 @@ func (x *Index) Drop(slot int, c *Chain, kept int) {
 	if r == nil {
 		return
 	}
-	for _, blocks := range [...][]Block{c.Blocks, c.Ends} {
-		for _, b := range blocks {
-			if int(b.End) > kept && x.has(b.Hash, slot) {
-				x.forget(r, slot, x.findEntry(x.find(b.Hash), slot))
-			}
+	first, next := true, uint32(0)
+	ends := c.Ends
+	for blocks := c.Blocks; len(blocks)+len(ends) > 0; {
+		var b Block
+		if n := len(blocks); n > 0 && (len(ends) == 0 || blocks[n-1].End > ends[0].End) {
+			b, blocks = blocks[n-1], blocks[:n-1]
+		} else {
+			b, ends = ends[0], ends[1:]
 		}
+		number := x.find(b.Hash)
+		switch {
+		case int(b.End) <= kept:
+			return
+		case number == 0 || !x.holds(number, slot):
+			continue // evicted, or the same as the one before
+		}
+		n := x.findEntry(number, slot)
+		e := x.budget.entries.at(n)
+		// Record has put each beginning right behind the next shorter one. What a later prompt has
+		// used has its own longer beginnings behind it.
+		if !first && n != next || first && x.end(e.older) > b.End {
+			return
+		}
+		first, next = false, e.newer
+		x.forget(r, slot, n)
 	}
 }
 
-// has reports whether a replica has a beginning.
-func (x *Index) has(hash uint64, slot int) bool {
-	number := x.find(hash)
-	if number == 0 {
-		return false
-	}
-	bits := x.word(x.budget.groups.at(number), slot/64)
-	return bits != nil && *bits&(1<<(slot%64)) != 0
+// end returns the length of an entry's beginning, and 0 for no entry.
+func (x *Index) end(n uint32) uint32 {
+	return x.budget.groups.at(x.budget.entries.at(n).group).end
 }
 
 // forget removes the entry n of a replica.
