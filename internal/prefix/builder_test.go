@@ -37,6 +37,15 @@ func TestB1_FixedLengths(t *testing.T) {
 	}
 }
 
+// A fixed length weighs the distance from the one before. Other ends are beside them.
+func TestB1_Weights(t *testing.T) {
+	for end, want := range map[uint32]int{1: 1, 63: 63, 64: 64, 65: 0, 1024: 64, 1088: 64, 2048: 64, 2112: 0, 2176: 128, 4352: 256, 4480: 0} {
+		if got := weight(end); got != want {
+			t.Errorf("%d weighs %d, want %d", end, got, want)
+		}
+	}
+}
+
 func ends(blocks []Block) (list []uint32) {
 	for _, b := range blocks {
 		list = append(list, b.End)
@@ -193,5 +202,26 @@ func TestB1_TheLongestPrompt(t *testing.T) {
 	c := b.Chain()
 	if c.Bytes != maxBytes || len(c.Blocks) != maxBlocks || c.Blocks[maxBlocks-1].End != maxBytes {
 		t.Errorf("%d blocks of %d bytes, the last %+v", len(c.Blocks), c.Bytes, c.Blocks[len(c.Blocks)-1])
+	}
+}
+
+// A chain says how long the tools and the instructions are.
+func TestB1_StartOfTheConversation(t *testing.T) {
+	for _, c := range []struct {
+		marks []Mark // of a message of 100 bytes each
+		want  int
+	}{
+		{nil, 0}, {[]Mark{MarkUser}, 0}, {[]Mark{MarkTools, MarkSystem, MarkUser, MarkSystem}, 200}, {[]Mark{MarkSystem}, 100},
+		{[]Mark{MarkSystem, MarkAssistant}, 100}, {[]Mark{MarkOther}, 0}, {[]Mark{MarkTools, MarkField, MarkTool}, 200},
+	} {
+		var b Builder
+		b.Reset()
+		for _, m := range c.marks {
+			b.Mark(m)
+			b.Text(make([]byte, 100))
+		}
+		if got := b.Chain().Start; got != c.want {
+			t.Errorf("%v: the conversation starts at %d, want %d", c.marks, got, c.want)
+		}
 	}
 }

@@ -38,7 +38,10 @@ func check(t *testing.T, x *Index) {
 		g := x.budget.groups.at(number)
 		holders := bits.OnesCount64(g.bits)
 		for s := g.more; s != 0; s = x.budget.spills.at(s).next {
-			holders += bits.OnesCount64(x.budget.spills.at(s).bits)
+			n := bits.OnesCount64(x.budget.spills.at(s).bits)
+			if holders += n; n == 0 {
+				t.Fatalf("spill %d is empty", s)
+			}
 		}
 		if int(g.count) != n || holders != n {
 			t.Fatalf("group %d is %+v of %d holders, %d entries are in it", number, g, holders, n)
@@ -59,6 +62,15 @@ func checkGood(t *testing.T, x *Index) {
 			seen[b.Hash] = true
 		}
 	}
+}
+
+// lost returns how many nodes of an arena were given and are not free now.
+func lost[T any, P node[T]](a *arena[T, P]) int {
+	given := int(a.last)
+	for n := a.free; n != 0; n = *a.at(n).link() {
+		given--
+	}
+	return given
 }
 
 // Small budgets: each index stays whole and within the budget, and what a replica has is still the
@@ -92,8 +104,15 @@ func TestB1_BudgetIsKept(t *testing.T) {
 				}
 			}
 		}
-		checkGood(t, indexes[0])
-		checkGood(t, indexes[1])
+		for _, x := range indexes {
+			checkGood(t, x)
+			for slot := range x.Slots() {
+				x.Release(slot)
+			}
+		}
+		if lost(&b.entries) != 0 || lost(&b.groups) != 0 || lost(&b.spills) != 0 || len(b.indexes) != 0 || b.slots.Load() != 0 {
+			t.Fatalf("%d entries, %d groups and %d spills are lost", lost(&b.entries), lost(&b.groups), lost(&b.spills))
+		}
 	}
 }
 
@@ -157,8 +176,8 @@ func TestB1_DroppedPromptsLeaveNoGaps(t *testing.T) {
 	kept = record(second)
 	next = chainOf(common, own, more)
 	record(next)
-	if x.Drop(slot, &second, kept); left(next) != 4500 {
-		t.Errorf("%d bytes of the next turn are known after the turn before was dropped", left(next))
+	if x.Drop(slot, &second, kept); left(next) != 4500 || left(second) != 4000 {
+		t.Errorf("%d bytes of the next turn and %d of the dropped one are known", left(next), left(second))
 	}
 	checkGood(t, x)
 
@@ -240,6 +259,7 @@ func FuzzRecord(f *testing.F) {
 			data = data[min(fixed+ends, len(data)):]
 			x.Record(slot, &c)
 			x.Match(&c, matched)
+			x.Drop(slot-len(data)%2, &c, len(data))
 		}
 		check(t, x)
 	})
