@@ -206,33 +206,17 @@ func (d *Dispatcher) SetRemoteWaiting(gateway string, tokens map[string]int64) {
 }
 
 // capPrefill excludes the replicas that would have more tokens to compute than
-// MaxPrefillTokensPerReplica. A timer wakes the waiters when the first of them has computed enough,
-// because no event tells of it.
-func (t *modelRoute) capPrefill(p *pickInput, now time.Time, d *Dispatcher) {
+// MaxPrefillTokensPerReplica. All first tokens are reported while there is such a bound, so what a
+// replica has yet to compute is known, and each first token makes the waiters retry.
+func (t *modelRoute) capPrefill(p *pickInput) {
 	most := float64(t.policy.MaxPrefillTokensPerReplica)
 	if most <= 0 {
 		return
 	}
 	for i := range t.replicas {
-		r, f := &t.replicas[i], p.forecasts
-		waiting := f.predictions[i].Waiting
-		if p.loads[i] < 0 || waiting < 1 || waiting+f.uncached[i] <= most {
-			continue
+		pending := t.replicas[i].queue.Pending()
+		if p.loads[i] >= 0 && pending > 0 && pending+p.forecasts.uncached[i] > most {
+			p.loads[i], p.forecasts.candidates[i].Load = -1, -1
 		}
-		p.loads[i], f.candidates[i].Load = -1, -1
-		excess := min(waiting, waiting+f.uncached[i]-most)
-		d.retryWhenComputed(r.counter, time.Duration(excess/f.predictions[i].Rate*float64(time.Second)))
 	}
-}
-
-// retryWhenComputed wakes the waiters of a replica's models after a while. One timer per replica
-// runs at a time.
-func (d *Dispatcher) retryWhenComputed(c *counter, after time.Duration) {
-	if !c.tokensTimer.CompareAndSwap(false, true) {
-		return
-	}
-	time.AfterFunc(max(after, time.Millisecond), func() {
-		c.tokensTimer.Store(false)
-		d.wakeOthers(c, "")
-	})
 }

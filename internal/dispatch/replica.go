@@ -41,9 +41,6 @@ type counter struct {
 	usedBy atomic.Pointer[[]string]
 	// queue has the prompts that the replica has yet to compute. It is never nil.
 	queue *predict.Replica
-	// tokensTimer says that a timer will wake the waiters when the replica has fewer tokens to
-	// compute.
-	tokensTimer atomic.Bool
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu

@@ -22,7 +22,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 		p := pickInput{key: key, loads: f.loads, now: t.warmUpTime(), forecasts: f}
 		if t.forecasts() {
 			t.forecast(f, &ticket.prompt, p.loads, now)
-			t.capPrefill(&p, now, ticket.dispatcher)
+			t.capPrefill(&p)
 		}
 		i := t.pick(&p)
 		if i < 0 {

@@ -209,6 +209,13 @@ func (r *Replica) Waiting(now time.Time) float64 {
 	return r.waiting
 }
 
+// Pending returns the uncached tokens of this gateway's requests that have no known first token.
+func (r *Replica) Pending() float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending
+}
+
 // Rates returns the learned rates.
 func (r *Replica) Rates() Rates {
 	r.mu.Lock()
