@@ -159,7 +159,7 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 		case w.state == stateDecided:
 		case head == w && g.waiterCount() == 1 && !a.Preempted: // reserveDirectly has just tried it
 			g.blockHead(c, w, now)
-		case head == w || headMayHaveChanged:
+		case head == w || headMayHaveChanged || head.holdsOut():
 			c.admitWaiters(g, now)
 		}
 	}

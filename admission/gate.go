@@ -266,6 +266,9 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 		if w == nil || !g.reserve(&w.arrival, now) {
 			passing := g.reservePassing(w, now)
 			if passing == nil {
+				passing = g.reserveBehind(w, now)
+			}
+			if passing == nil {
 				g.blockHead(c, w, now)
 				return
 			}
@@ -291,6 +294,37 @@ func (g *gate) reservePassing(head *waiter, now time.Time) *waiter {
 	}
 	for _, w := range g.queue.underTasks {
 		if w != head && !w.tenant.isAtLimit(&w.arrival) && g.reserve(&w.arrival, now) {
+			return w
+		}
+	}
+	return nil
+}
+
+// maxBehind bounds how many waiters are tried in place of a head that holds out.
+const maxBehind = 16
+
+// holdsOut reports whether the waiter waits for a better replica than those that have a slot.
+func (w *waiter) holdsOut() bool {
+	return w != nil && w.Locked.HoldsOut != nil && w.Locked.HoldsOut()
+}
+
+// reserveBehind reserves a slot for a waiter behind a head that holds out, and returns that waiter
+// or nil. The oldest of the head's band is tried first.
+func (g *gate) reserveBehind(head *waiter, now time.Time) *waiter {
+	return g.behind(head, func(w *waiter) bool { return g.reserve(&w.arrival, now) })
+}
+
+// behind returns the first waiter behind a head that holds out for which try returns true, or nil.
+func (g *gate) behind(head *waiter, try func(*waiter) bool) *waiter {
+	if !head.holdsOut() {
+		return nil
+	}
+	tried := 0
+	for w := g.queue.bands[head.band].arrivals.first; w != nil && tried < maxBehind; w = w.links[arrivalOrder].next {
+		if w == head || w.state != stateQueued || w.tenant.isAtLimit(&w.arrival) {
+			continue
+		}
+		if tried++; try(w) {
 			return w
 		}
 	}

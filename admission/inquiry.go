@@ -277,9 +277,15 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 			return batch, g.inquiry.heldUntil.Sub(now)
 		}
 		if w.Locked.ReserveSlot != nil {
-			if w.slot, w.hasSlot = w.Locked.ReserveSlot(g.model); !w.hasSlot {
-				c.preemptFor(g, w, true)
-				break
+			if !w.reserveSlot(g) {
+				behind := g.behind(w, func(b *waiter) bool { return b.Locked.ReserveSlot != nil && !g.isHeld(b, now) && b.reserveSlot(g) })
+				if behind == nil {
+					if !w.holdsOut() {
+						c.preemptFor(g, w, true)
+					}
+					break
+				}
+				w, from = behind, nil
 			}
 		}
 		if w.state != stateReturned {
@@ -290,6 +296,12 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 		batch = append(batch, w)
 	}
 	return batch, 0
+}
+
+// reserveSlot reserves a slot for the waiter, and reports whether it found one.
+func (w *waiter) reserveSlot(g *gate) bool {
+	w.slot, w.hasSlot = w.Locked.ReserveSlot(g.model)
+	return w.hasSlot
 }
 
 // unheldPassing is reservePassing for an inquiry. head is held back, or nil.

@@ -104,7 +104,7 @@ func (g *gate) mayPreemptFor(w *waiter) bool {
 // it lacks a lease or a slot and one less lease is enough.
 func (c *Controller) preemptIfBlocked(g *gate, w *waiter, now time.Time) {
 	switch {
-	case !g.mayPreemptFor(w):
+	case !g.mayPreemptFor(w) || w.holdsOut():
 	case g.closed || w.waitFor(&g.usage.bucket, now) > 0:
 	case !w.needsLease() || g.usage.hasFreeLease():
 		c.preemptFor(g, w, true)

@@ -40,6 +40,10 @@ type LockedHooks struct {
 	// something has changed: a lease was released, another waiter left, or RetryWaiters was called.
 	// nil means that the request needs no slot.
 	ReserveSlot func(model string) (Slot, bool)
+	// HoldsOut reports whether the last ReserveSlot found a free slot and did not take it, because
+	// a better replica will soon have one. Others may pass such a waiter. The request must call
+	// RetryWaiters when it will wait no longer. nil means that the request takes any slot.
+	HoldsOut func() bool
 	// WouldFreeSlot reports whether another request would find a slot if this one gave back its
 	// own. The Controller asks it of a preemption candidate, and only while the request holds a
 	// lease. nil means yes.

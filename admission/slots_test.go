@@ -159,3 +159,40 @@ func TestPlacePanics(t *testing.T) {
 		d.wantAdmitted(d.startTokens(0), 0)
 	})
 }
+
+// TestB1_OthersPassAHeadThatHoldsOut: a head that waits for a better slot holds nobody up, neither
+// those that wait nor those that come.
+func TestB1_OthersPassAHeadThatHoldsOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{})
+		s := newSlotCounter(1)
+		var out atomic.Bool
+		out.Store(true)
+		picky := s.request()
+		any := picky.Locked.ReserveSlot
+		picky.Locked.ReserveSlot = func(model string) (Slot, bool) {
+			if out.Load() {
+				return Slot{}, false
+			}
+			return any(model)
+		}
+		picky.Locked.HoldsOut = out.Load
+		head := d.start(t.Context(), picky)
+		d.wantWaiting(head)
+		second := d.start(t.Context(), s.request())
+		d.wantAdmitted(second, 0)
+		third := d.start(t.Context(), s.request())
+		d.wantWaiting(head, third)
+		time.Sleep(time.Second)
+		s.free.Add(1)
+		second.release()
+		d.wantAdmitted(third, time.Second)
+		d.wantWaiting(head)
+		out.Store(false)
+		s.free.Add(1)
+		third.release()
+		d.wantAdmitted(head, time.Second)
+		head.release()
+	})
+}

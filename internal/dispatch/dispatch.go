@@ -400,6 +400,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 				}
 				return now.reserve(keys.of(now.policy.UserMessages), ticket)
 			},
+			HoldsOut: func() bool { return ticket.holdsOut },
 		},
 		Unlocked: admission.UnlockedHooks{
 			OnWait:      func() { d.reportWait(c, r) },

@@ -41,6 +41,8 @@ type counter struct {
 	usedBy atomic.Pointer[[]string]
 	// queue has the prompts that the replica has yet to compute. It is never nil.
 	queue *predict.Replica
+	// slotTime is how long a request usually holds a slot.
+	slotTime usualTime
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu

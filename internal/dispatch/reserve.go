@@ -25,7 +25,8 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			t.capPrefill(&p)
 		}
 		i := t.pick(&p)
-		if i < 0 {
+		ticket.holdsOut = i >= 0 && t.holdOut(&p, i, ticket, now)
+		if i < 0 || ticket.holdsOut {
 			return admission.Slot{}, false
 		}
 		if r := t.replicas[i]; r.acquire(ticket.watch) {
@@ -47,6 +48,7 @@ type expectation struct {
 	Prediction
 	work    predict.Work
 	matched int32
+	at      time.Time
 }
 
 // expect puts a request into the queue of replica i and returns what is expected of it.
@@ -56,6 +58,7 @@ func (t *modelRoute) expect(p *pickInput, q *prompt, i int, now time.Time) (e ex
 		uncached, e.matched = f.uncached[i], f.matched[i]
 	}
 	r := &t.replicas[i]
+	e.at = now
 	e.work = r.queue.Begin(now, int(r.load.Load())-1, uncached)
 	e.Prediction = Prediction{TTFT: e.work.TTFT, Reason: string(p.why)}
 	if t.isCacheAware() && q.chain.Bytes > 0 {

@@ -40,6 +40,10 @@ type Ticket struct {
 	estimator   *estimator
 	// slotOnly says that the request belongs to a task, which has the lease.
 	slotOnly bool
+	// holdsOut says that the request waits for a better replica than those that are free, holdUntil
+	// for how long; guarded by admission.Controller.mu
+	holdsOut  bool
+	holdUntil time.Time
 	// next, previous and listed belong to Dispatcher.held.
 	next, previous *Ticket
 	listed         bool
@@ -60,6 +64,8 @@ type Ticket struct {
 	// guarded by mu
 	work       predict.Work
 	prediction Prediction
+	// reservedAt is when the slot was acquired; guarded by mu
+	reservedAt time.Time
 	// matched is how many bytes of the prompt the replica was expected to have; guarded by mu
 	matched int32
 	// response is the session of requests that continue the response; 0: its id is not known.
@@ -143,7 +149,7 @@ func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
-	t.work, t.prediction, t.matched = expected.work, expected.Prediction, expected.matched
+	t.work, t.prediction, t.matched, t.reservedAt = expected.work, expected.Prediction, expected.matched, expected.at
 }
 
 // releaseSlot releases the slot on the replica. Further calls do nothing.
@@ -153,7 +159,9 @@ func (t *Ticket) releaseSlot() {
 	if t.held {
 		t.held = false
 		t.endPrefillLocked()
-		t.work.Leave(time.Now())
+		now := time.Now()
+		t.work.Leave(now)
+		t.route.replicas[t.replicaIndex].slotTime.observe(now.Sub(t.reservedAt))
 		t.route.replicas[t.replicaIndex].load.Add(-1)
 	}
 }
