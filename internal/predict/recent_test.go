@@ -35,3 +35,13 @@ func TestU7_RecentFlow(t *testing.T) {
 		t.Errorf("time that goes back brought %v back", f)
 	}
 }
+
+func BenchmarkRecentAdd(b *testing.B) {
+	var r Recent
+	now := time.Unix(1e9, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		now = now.Add(time.Millisecond)
+		r.Add(now, time.Second, time.Second/2)
+	}
+}

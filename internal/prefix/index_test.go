@@ -417,6 +417,7 @@ func TestB1_MemoryOfAThousandReplicas(t *testing.T) {
 		}
 	}
 }
+
 // A prompt shorter than the first block is looked for while the model has no replica yet.
 func TestB1_MatchWithoutReplicas(t *testing.T) {
 	t.Parallel()

@@ -77,7 +77,7 @@ func (st *modelState) neededByTarget(l Load, share float64) (int, Reason) {
 // drainTime.
 func (st *modelState) neededForTTFT(l Load, target float64) int {
 	p := l.Predicted
-	if p.Requests <= 0 {
+	if p.Requests <= 0 || l.busy() == 0 { // the predictions are of requests that have ended
 		return 0
 	}
 	prefill := p.Prefill / p.Requests

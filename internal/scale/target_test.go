@@ -107,8 +107,8 @@ func TestU7_TTFTTargetWaitsForColdStarts(t *testing.T) {
 		if n := w.Desired("m"); n < 4 || n > 6 || len(w.applied) > changes+1 {
 			t.Errorf("%d replicas after %d changes", n, len(w.applied)-changes)
 		}
-		w.set(Load{Ready: 5})
-		time.Sleep(10 * time.Minute)
+		w.set(Load{Ready: 5, Predicted: flow(3, 0.2, 1)}) // of requests that have ended
+		time.Sleep(2 * time.Minute)
 		w.want(t, 1)
 	})
 }
@@ -128,8 +128,8 @@ func TestU7_NeedGrowsWithTheLoad(t *testing.T) {
 	st := &modelState{Model: Model{Max: 1000}, desired: 1}
 	last := 0
 	for rate := 0.1; rate < 100; rate *= 1.1 {
-		need := st.neededForTTFT(Load{Ready: 1, Predicted: flow(rate, 0, 0.5)}, 1)
-		strict := st.neededForTTFT(Load{Ready: 1, Predicted: flow(rate, 0, 0.5)}, keepShare)
+		need := st.neededForTTFT(Load{Running: 1, Ready: 1, Predicted: flow(rate, 0, 0.5)}, 1)
+		strict := st.neededForTTFT(Load{Running: 1, Ready: 1, Predicted: flow(rate, 0, 0.5)}, keepShare)
 		if need < last || strict < need || float64(need) < rate/2 || float64(need) > rate/2*1.3+3 {
 			t.Errorf("%.1f requests a second of half a second: %d replicas, %d for the stricter target, %d before", rate, need, strict, last)
 		}

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -58,4 +59,52 @@ func TestE2E_U7_RunningTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
 	if m := g.Model("m"); m.Scaled.To != 1 || m.Scaled.Reason != "fewer_enough" {
 		t.Errorf("the reason is %+v", m.Scaled)
 	}
+}
+
+// TestE2E_U7_TTFTTargetStartsAReplicaBeforeTheQueue: prompts come faster than one replica computes
+// them. It has slots for all of them, and the times that are predicted start the second replica.
+// Without requests it goes, and the last one too.
+func TestE2E_U7_TTFTTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 0, max: 2}
+    scale: {target: {ttft: 300ms}}
+    cooldown: 1s
+    variables: {prefill_rate: 2000, token_interval: 1ms, batch_slowdown: 0, max_num_seqs: 64}
+`)
+	if a := g.Post("/v1/chat/completions", harness.ChatBody("m", true, 1, "Hello")); a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	if m := g.Model("m"); m.Desired != 1 || m.Scaled.Reason != "requests_wait" {
+		t.Errorf("after a cold request: %+v", m)
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	var callers sync.WaitGroup
+	for i := range 8 {
+		callers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				prompt := fmt.Sprintf("%d %d %s", i, n, strings.Repeat("word ", 400))
+				if a, err := g.TryPost(ctx, "/v1/chat/completions", harness.ChatBody("m", true, 1, prompt)); ctx.Err() == nil && (err != nil || a.StatusCode != 200) {
+					t.Errorf("%v %v", a, err)
+					return
+				}
+			}
+		})
+	}
+	harness.Eventually(t, "a second replica", func() error {
+		if m := g.Model("m"); m.Ready != 2 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	if m := g.Model("m"); m.Scaled.From != 1 || m.Scaled.To != 2 || m.Scaled.Reason != "ttft_target" {
+		t.Errorf("the reason is %+v", m.Scaled)
+	}
+	leave()
+	callers.Wait()
+	g.AwaitReplicas("m", 0)
 }
