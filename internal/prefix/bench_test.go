@@ -120,8 +120,14 @@ func fill(x *Index, all bool) {
 	for range replicas {
 		x.Slot(0)
 	}
+	rng := rand.New(rand.NewPCG(1, 5))
+	c := conversation(0, 200, 20<<10)
 	for i := 0; x.Stats().Entries < x.budget.Entries() && i < 1<<20; i++ {
-		c := conversation(i, 200, 20<<10)
+		for _, blocks := range [][]Block{c.Blocks, c.Ends} {
+			for i := range blocks {
+				blocks[i].Hash = rng.Uint64() // another prompt of the same length
+			}
+		}
 		if !all {
 			x.Record(i%replicas, &c)
 			continue
