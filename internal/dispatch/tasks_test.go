@@ -265,7 +265,7 @@ func TestTheFirstAnswersTeachWhatRequestsCost(t *testing.T) {
 		l.correct(Response{Known: true, Completion: 1}, l.estimate(&Request{Tenant: string(rune(i))}))
 	}
 	if n := len(l.outputs); n > maxTenants {
-		t.Errorf("%d tenants are affinityTTL", n)
+		t.Errorf("%d tenants are remembered", n)
 	}
 }
 
