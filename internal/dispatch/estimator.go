@@ -76,6 +76,8 @@ type estimator struct {
 	sessions sessionTable
 	index    *prefix.Index
 	rates    *predict.Model
+	// hot has the beginnings that requests wait for. It has a lock of its own.
+	hot predict.Hot
 	// toldRate is the rate that an engine has told; 0: none has. Guarded by Dispatcher.mu.
 	toldRate float64
 	// slots are the replicas in the index, by id; guarded by Dispatcher.mu

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -91,6 +92,10 @@ type forecasts struct {
 	session  int
 	wasKnown bool
 	history  uint32
+	// beginning is the hash of the longest beginning of the prompt that a replica has; 0 means
+	// none. at is the time of the forecast.
+	beginning uint64
+	at        time.Time
 }
 
 // forecastsPool has storage for picks. A pick needs it for a microsecond.
@@ -109,6 +114,7 @@ func (t *modelRoute) forecast(f *forecasts, p *prompt, loads []int, now time.Tim
 	n := len(t.replicas)
 	f.candidates, f.predictions = resized(f.candidates, n), resized(f.predictions, n)
 	f.uncached, f.matched, f.ties = resized(f.uncached, n), resized(f.matched, n), resized(f.ties, n)
+	f.at = now
 	t.match(f, p, now)
 	for i := range t.replicas {
 		r := &t.replicas[i]
@@ -125,15 +131,16 @@ func (t *modelRoute) forecast(f *forecasts, p *prompt, loads []int, now time.Tim
 
 // match sets what each replica has of the prompt, and which replica serves the session.
 func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
-	f.session, f.wasKnown, f.history = -1, false, 0
+	f.session, f.wasKnown, f.history, f.beginning = -1, false, 0, 0
 	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session == 0 {
 		clear(f.matched)
 		return
 	}
 	f.bySlot = resized(f.bySlot, t.estimator.index.Slots())
 	clear(f.bySlot)
-	if p.chain.Bytes > 0 {
+	if p.chain.Bytes > 0 && len(f.bySlot) > 0 {
 		t.estimator.index.Match(&p.chain, f.bySlot)
+		f.beginning = p.chain.HashAt(slices.Max(f.bySlot))
 	}
 	var known session
 	if p.session != 0 {

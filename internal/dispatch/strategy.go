@@ -59,7 +59,7 @@ type pickInput struct {
 // strategies is the table of all strategies. To add one, add a row, and a row to the table of
 // internal/config. The table is never changed.
 var strategies = []strategy{
-	{name: Prefix, pick: (*modelRoute).pickPrefix, cacheAware: true, slowStart: true},
+	{name: Prefix, pick: (*modelRoute).pickPrefix, peek: (*modelRoute).peekPrefix, cacheAware: true, slowStart: true},
 	{name: CHWBL, pick: (*modelRoute).pickCHWBL},
 	{name: RoundRobin, pick: (*modelRoute).pickRoundRobin, peek: (*modelRoute).peekRoundRobin, slowStart: true},
 	{name: LeastConnections, pick: (*modelRoute).pickLeast},
@@ -125,13 +125,20 @@ func (t *modelRoute) peek(p *pickInput) int {
 }
 
 // pickPrefix picks the replica with the least predicted time to the first token.
-func (t *modelRoute) pickPrefix(p *pickInput) int {
+func (t *modelRoute) pickPrefix(p *pickInput) int { return t.choose(p, false) }
+
+// peekPrefix returns what pickPrefix would pick.
+func (t *modelRoute) peekPrefix(p *pickInput) int { return t.choose(p, true) }
+
+// choose picks for pickPrefix and peekPrefix.
+func (t *modelRoute) choose(p *pickInput, peek bool) int {
 	if !p.now.IsZero() {
 		t.raiseWarming(p)
 	}
 	f := p.forecasts
 	choice := predict.Choice{Ring: t.ring, Key: p.key, Session: f.session,
-		Bound: ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor}}
+		Bound: ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor},
+		Hot:   &t.estimator.hot, Beginning: f.beginning, Now: f.at, Peek: peek}
 	picked, why := choice.Choose(f.candidates, f.ties)
 	p.why = why
 	return picked

@@ -65,6 +65,14 @@ type Choice struct {
 	// Session is the index of the replica that serves the session of the request; negative means
 	// none.
 	Session int
+	// Hot remembers the beginnings that requests wait for; nil: they are not looked at. Beginning
+	// is the hash of the longest beginning of the request that a replica has; 0: there is none.
+	// Now is the time of the choice.
+	Hot       *Hot
+	Beginning uint64
+	Now       time.Time
+	// Peek says that Hot does not learn from the choice.
+	Peek bool
 }
 
 // Choose returns the index of the replica that shall serve the request, and why; -1 if all are
@@ -79,6 +87,15 @@ func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
 	if f.count == 0 {
 		return -1, ""
 	}
+	chosen, why := c.among(candidates, loads, &f)
+	if c.Hot != nil && c.Beginning != 0 && !c.Peek {
+		c.remember(&f, &candidates[chosen])
+	}
+	return chosen, why
+}
+
+// among returns the choice among candidates of which one at least is not excluded.
+func (c Choice) among(candidates []Candidate, loads []int, f *overview) (int, Reason) {
 	if s := c.Session; s >= 0 && candidates[s].Load >= 0 && f.cost(&candidates[s]) <= within(f.least, sessionShare, sessionSlack) {
 		return s, Session
 	}
@@ -106,20 +123,37 @@ func (c Choice) Choose(candidates []Candidate, loads []int) (int, Reason) {
 	return c.Ring.Pick(c.Key, loads, c.Bound), Ring
 }
 
+// remember tells Hot what the request waits for its beginning, or that its replica computes the
+// beginning once more.
+func (c Choice) remember(f *overview, x *Candidate) {
+	switch again, waits := f.again(x), f.full(x)-f.everywhere; {
+	case again > 0 && f.waited > 0:
+		c.Hot.forget(c.Beginning)
+	case again <= 0 && waits > 0:
+		c.Hot.add(c.Beginning, c.Now, waits)
+	}
+}
+
 // overview is what Choose knows of the replicas that are not excluded.
 type overview struct {
 	// count is their number, maxLoad the bound of their loads.
 	count, maxLoad int
 	// queued is the mean number of requests that wait there.
 	queued float64
-	// least is the least cost.
-	least time.Duration
+	// own is the least time in which a replica computes the request's own tokens.
+	own time.Duration
+	// waited is what requests with the same beginning have waited for it.
+	waited time.Duration
+	// least is the least cost. everywhere is what it would be if all replicas had the beginning.
+	least, everywhere time.Duration
 }
 
 func (c Choice) survey(candidates []Candidate) (f overview) {
 	total := 0
+	f.own, f.least, f.everywhere = math.MaxInt64, math.MaxInt64, math.MaxInt64
 	for i := range candidates {
 		if x := &candidates[i]; x.Load >= 0 {
+			f.own = min(f.own, x.Own)
 			f.count++
 			total += x.Load
 			f.queued += x.Queued
@@ -127,20 +161,35 @@ func (c Choice) survey(candidates []Candidate) (f overview) {
 	}
 	f.queued /= float64(max(f.count, 1))
 	f.maxLoad = c.Bound.MaxLoad(total, max(f.count, 1))
-	f.least = math.MaxInt64
+	if c.Hot != nil && c.Beginning != 0 {
+		f.waited = c.Hot.waited(c.Beginning, c.Now)
+	}
 	for i := range candidates {
 		if x := &candidates[i]; x.Load >= 0 {
 			f.least = min(f.least, f.cost(x))
+			f.everywhere = min(f.everywhere, f.full(x)-f.again(x))
 		}
 	}
 	return f
 }
 
-// cost returns what a request costs at the replica.
-func (f *overview) cost(x *Candidate) time.Duration {
+// cost returns what a request costs at the replica. What others have waited for its beginning is
+// what it may cost more to compute the beginning once more.
+func (f *overview) cost(x *Candidate) time.Duration { return f.full(x) - min(f.waited, f.again(x)) }
+
+// full returns what a request costs at the replica by itself.
+func (f *overview) full(x *Candidate) time.Duration {
 	crowd := time.Duration(max(x.Load+1-f.maxLoad, 0)) * crowdCost
-	return x.TTFT + crowd + time.Duration(float64(x.Own)*(f.queued+queueWeight*x.Queued))
+	return x.TTFT + crowd + time.Duration(float64(x.Own)*f.delays(x))
 }
+
+// again returns how much of the cost is for what another replica has in its cache.
+func (f *overview) again(x *Candidate) time.Duration {
+	return time.Duration(float64(x.Own-f.own) * (1 + f.delays(x)))
+}
+
+// delays returns how many other requests the own tokens of a request delay.
+func (f *overview) delays(x *Candidate) float64 { return f.queued + queueWeight*x.Queued }
 
 // holdsMore reports whether the replica has more of the request's beginning than y, or has as much
 // and is faster.

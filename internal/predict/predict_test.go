@@ -274,6 +274,72 @@ func TestB1_OwnTokensDelayOthers(t *testing.T) {
 	}
 }
 
+// TestB1_HotBeginningsAreCopied: requests with one beginning come to two replicas. One replica has
+// the beginning. Each request is right to wait for it, until they have waited as long as the other
+// replica needs to compute it.
+func TestB1_HotBeginningsAreCopied(t *testing.T) {
+	second := time.Second
+	choice := Choice{Ring: ringhash.New([]string{"a", "b"}, 0), Bound: ringhash.Bound{Floor: 8}, Session: -1, Hot: new(Hot), Beginning: 7, Now: start}
+	busy := []Candidate{{TTFT: second / 2, Own: second / 10, Matched: 64}, {TTFT: second, Own: second}}
+	pick := func(c Choice) int {
+		i, _ := c.Choose(busy, make([]int, 2))
+		return i
+	}
+	waited := 0
+	for ; pick(choice) == 0; waited++ {
+		if waited > 10 {
+			t.Fatal("the hot beginning stays where it is")
+		}
+	}
+	// Each waits 0.4 s longer than if both had the beginning. When two have waited, it may cost
+	// the third 0.8 s more to compute the beginning.
+	if waited != 2 {
+		t.Errorf("%d requests waited before the beginning was copied, want 2", waited)
+	}
+	if got := pick(choice); got != 0 {
+		t.Error("the beginning was copied once more at once")
+	}
+	pick(choice)
+	later := choice
+	later.Now = start.Add(10 * time.Minute)
+	if got := pick(later); got != 0 {
+		t.Error("what was waited long ago still counts")
+	}
+	peek := choice
+	peek.Hot, peek.Peek = new(Hot), true
+	for range 10 {
+		if pick(peek) != 0 {
+			t.Fatal("a peek counts as a request that waits")
+		}
+	}
+	other := choice
+	other.Beginning = 8
+	for range 2 {
+		if pick(other) != 0 {
+			t.Error("requests with another beginning have not waited")
+		}
+	}
+}
+
+// TestB1_SamplesKnowWhatIsDoubtful: what a request waited for is put right by the first tokens of
+// others, and doubtful as far as these do not tell.
+func TestB1_SamplesKnowWhatIsDoubtful(t *testing.T) {
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	r := NewReplica(NewModel(PrefillRate(10))) // a guess a hundred times too slow
+	a, b := r.Begin(at(0), 0, 1000), r.Begin(at(0.5), 1, 1000)
+	c := r.Begin(at(2.5), 2, 1000)
+	if s := b.observe(at(5), Outcome{TTFT: 1500 * time.Millisecond, Uncached: -1}); s.Doubt < 0.4 {
+		t.Errorf("nobody knows what was computed before b came, and the doubt is %.2f", s.Doubt)
+	}
+	// The first token of b came at 2 s, so c waited for nothing.
+	if s := c.observe(at(5), Outcome{TTFT: time.Second, Uncached: -1}); s.Tokens != 1000 || s.Doubt != 0 {
+		t.Errorf("c waited for nothing, and the sample has %.0f tokens, doubt %.2f", s.Tokens, s.Doubt)
+	}
+	if s := a.observe(at(5), Outcome{TTFT: time.Second, Uncached: -1}); s.Tokens != 1000 || s.Doubt != 0 {
+		t.Errorf("a waited for nothing, and the sample has %.0f tokens, doubt %.2f", s.Tokens, s.Doubt)
+	}
+}
+
 // BenchmarkPredict is the prediction for each of 1,000 replicas.
 func BenchmarkPredict(b *testing.B) {
 	m := NewModel(PrefillRate(5000))

@@ -55,7 +55,15 @@ type Sample struct {
 	Doubt float64
 }
 
+// weight is how much the sample counts.
+func (s *Sample) weight() float64 {
+	certain := max(1-s.Doubt, leastCertain)
+	return certain * certain
+}
+
 const (
+	// leastCertain is the share of its tokens that is taken to be certain of any sample.
+	leastCertain = 0.05
 	// memory is the weight of earlier samples against a new one: about the last 100 decide.
 	memory = 0.99
 	// halfLife is the time after which samples weigh half. Without news the rates so return to the
@@ -99,14 +107,10 @@ func (f *fit) learn(s Sample, current Rates, now time.Time) {
 		y = min(y, outlierFactor*expected+outlierSlack)
 	}
 	f.samples++
-	f.count, f.tokens, f.seconds = f.count*memory+1, f.tokens*memory+s.Tokens, f.seconds*memory+y
-	for i := range f.xx {
-		for j := range f.xx {
-			f.xx[i][j] *= memory
-		}
-		f.xy[i] *= memory
-	}
-	f.add(s, y, y)
+	weight := s.weight()
+	f.scale(1 - (1-memory)*weight) // a doubtful sample must not push out a good one
+	f.count, f.tokens, f.seconds = f.count+weight, f.tokens+weight*s.Tokens, f.seconds+weight*y
+	f.add(s, y, max(y, expected))
 }
 
 // decay lowers the weight of all samples with the time since the last call.
@@ -131,8 +135,7 @@ func (f *fit) scale(by float64) {
 
 // add adds a sample to the sums. Its error counts relative to so many seconds.
 func (f *fit) add(s Sample, y, relativeTo float64) {
-	certain := 1 - s.Doubt
-	weight := certain * certain / ((relativeTo + precision) * (relativeTo + precision))
+	weight := s.weight() / ((relativeTo + precision) * (relativeTo + precision))
 	x := [3]float64{1, s.Tokens, s.Tokens * s.Decodes}
 	for i := range x {
 		for j := range x {

@@ -70,7 +70,7 @@ type firstToken struct {
 }
 
 // firstTokens are the latest first tokens, in no order.
-type firstTokens [16]firstToken
+type firstTokens [64]firstToken
 
 // add replaces the one of the earliest request.
 func (x *firstTokens) add(f firstToken) {
@@ -269,8 +269,9 @@ type Work struct {
 	replica *Replica
 	began   time.Time
 	decodes float64
-	// mark is Replica.added after the request.
-	mark float64
+	// mark is Replica.added after the request. ahead are the tokens before the request of which
+	// it was not known whether they had been computed, others what waited for other gateways.
+	mark, ahead, others float64
 	// left says that the request is not in the queue any more, learned that its first token has
 	// taught.
 	left, learned bool
@@ -284,7 +285,7 @@ func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	defer r.mu.Unlock()
 	r.advanceLocked(now)
 	w := Work{Prediction: r.predictLocked(load, uncached), Uncached: uncached, replica: r, began: now}
-	w.decodes = r.decodesLocked(load)
+	w.decodes, w.ahead, w.others = r.decodesLocked(load), r.pending, r.remote+r.foreignTokens
 	r.decodes = w.decodes
 	r.added += uncached
 	w.mark = r.added
@@ -368,11 +369,12 @@ func (w *Work) observe(now time.Time, o Outcome) Sample {
 	defer r.mu.Unlock()
 	w.leaveLocked(now)
 	first := firstToken{at: w.began.Add(o.TTFT), mark: w.mark}
-	waited, sure := r.waitedLocked(w)
+	waited, doubt := r.waitedLocked(w)
 	r.correctLocked(first, now)
 	r.recent.add(first)
 	r.shortenLocked()
-	return Sample{Tokens: o.Uncached + waited, Doubt: (waited - sure) / max(o.Uncached+waited, 1), Decodes: w.decodes, Seconds: o.TTFT.Seconds()}
+	tokens := max(o.Uncached+waited, 1)
+	return Sample{Tokens: tokens, Doubt: min(doubt/tokens, 1), Decodes: w.decodes, Seconds: o.TTFT.Seconds()}
 }
 
 // correctLocked corrects the queue after a first token. What the replica was given before that
@@ -384,20 +386,20 @@ func (r *Replica) correctLocked(f firstToken, now time.Time) {
 }
 
 // waitedLocked returns the tokens that the request waited for, as far as is known after its first
-// token: what was predicted, corrected by the first tokens of other requests. At least sure of them
-// are certain.
-func (r *Replica) waitedLocked(w *Work) (waited, sure float64) {
-	waited = w.Waiting
-	before, perToken := w.mark-w.Uncached, r.rates.perToken(w.decodes)
+// token, and how many of them are in doubt. What was predicted is corrected by the first tokens of
+// other requests.
+func (r *Replica) waitedLocked(w *Work) (waited, doubt float64) {
+	before, least, most := w.mark-w.Uncached, 0.0, w.ahead
+	guess, perToken := w.Waiting-w.others, r.rates.perToken(w.decodes)
 	for _, f := range r.recent {
 		switch ago := w.began.Sub(f.at).Seconds(); {
 		case f.mark > before || f.mark == 0:
 		case ago >= 0: // the other was computed when the request came
-			waited = min(waited, before-f.mark)
+			most = min(most, before-f.mark)
 		default: // the other was computed while the request waited
-			sure = max(sure, before-f.mark)
-			waited = min(waited, before-f.mark-ago/perToken)
+			least = max(least, before-f.mark)
+			guess = min(guess, before-f.mark-ago/perToken)
 		}
 	}
-	return max(waited, sure), sure
+	return max(min(guess, most), least) + w.others, max(most-least, 0) + w.others
 }

@@ -225,3 +225,16 @@ func TestB1_StartOfTheConversation(t *testing.T) {
 		}
 	}
 }
+
+func TestB1_HashAt(t *testing.T) {
+	var b Builder
+	b.Reset()
+	b.Mark(MarkUser)
+	b.Text(make([]byte, 100))
+	c := b.Chain()
+	for end, want := range map[int32]uint64{0: 0, 64: c.Blocks[0].Hash, 100: c.Ends[0].Hash, 128: 0} {
+		if got := c.HashAt(end); got != want {
+			t.Errorf("the hash at %d is %x, want %x", end, got, want)
+		}
+	}
+}

@@ -18,7 +18,9 @@
 package prefix
 
 import (
+	"cmp"
 	"math/bits"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -94,6 +96,20 @@ func (c *Chain) Reroot(name string) {
 			blocks[i].Hash = mix(blocks[i].Hash, root)
 		}
 	}
+}
+
+// HashAt returns the hash of the beginning that ends there, as Match reports it; 0: there is none.
+func (c *Chain) HashAt(end int32) uint64 {
+	i, found := slices.BinarySearchFunc(c.Blocks, uint32(end), func(b Block, end uint32) int { return cmp.Compare(b.End, end) })
+	if found {
+		return c.Blocks[i].Hash
+	}
+	for _, b := range c.Ends {
+		if b.End == uint32(end) {
+			return b.Hash
+		}
+	}
+	return 0
 }
 
 // mix spreads the bits of two numbers over one.
