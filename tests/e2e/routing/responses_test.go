@@ -63,7 +63,7 @@ func (s *responseStore) add(previous string) (id string, ok bool) {
 }
 
 // TestE2E_B2_ResponsesAreContinued: a request with previous_response_id goes to the replica that
-// has the response, natively and managed, streamed or not.
+// has the response, natively and managed, streamed or not. The prompts have nothing in common.
 func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"native", "managed"} {
@@ -78,18 +78,7 @@ func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 			g.AwaitReplicas("m", 4)
 			at := map[string]int{}
 			for conversation := range 16 {
-				previous, home := "", ""
-				for turn := range 5 {
-					a := continueResponse(g, fmt.Sprint("topic ", conversation), previous, turn%2 == 0)
-					if home == "" {
-						home = a.Header.Get("X-Sluice-Replica")
-						at[home]++
-					}
-					if now := a.Header.Get("X-Sluice-Replica"); a.StatusCode != 200 || now != home {
-						t.Fatalf("turn %d of conversation %d went to %s and not to %s: %s", turn, conversation, now, home, a)
-					}
-					previous = responseID(t, a)
-				}
+				at[converse(g, fmt.Sprint("topic ", conversation), mode)]++
 			}
 			if len(at) < 2 {
 				t.Errorf("all conversations are at one replica, so this test shows nothing: %v", at)
@@ -98,14 +87,34 @@ func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 	}
 }
 
-func continueResponse(g *harness.Gateway, topic, previous string, stream bool) *harness.Answer {
+// converse continues a response four times and returns the replica that served all five requests.
+// With the mode managed each request has an id of the client, so that it is managed even if it does
+// not stream.
+func converse(g *harness.Gateway, topic, mode string) (home string) {
 	g.T.Helper()
-	body := map[string]any{"model": "m", "instructions": strings.Repeat(topic+" ", 20), "input": "And then?", "stream": stream}
-	if previous != "" {
-		body["previous_response_id"] = previous
+	previous := ""
+	for turn := range 5 {
+		name := fmt.Sprint(topic, " of turn ", turn)
+		body := map[string]any{"model": "m", "instructions": strings.Repeat(name+" ", 20), "input": "And then?", "stream": turn%2 == 0}
+		headers := []string{"Accept-Encoding: gzip"}
+		if mode == "managed" {
+			headers = append(headers, "Idempotency-Key: "+name)
+		}
+		if previous != "" {
+			body["previous_response_id"] = previous
+		}
+		b, _ := json.Marshal(body)
+		a := g.Post("/v1/responses", string(b), headers...)
+		now := a.Header.Get("X-Sluice-Replica")
+		if turn == 0 {
+			home = now
+		}
+		if a.StatusCode != 200 || now != home {
+			g.T.Fatalf("turn %d of %s went to %s and not to %s: %s", turn, topic, now, home, a)
+		}
+		previous = responseID(g.T, a)
 	}
-	b, _ := json.Marshal(body)
-	return g.Post("/v1/responses", string(b), "Accept-Encoding: gzip")
+	return home
 }
 
 // responseID returns the id of the response in an answer.
