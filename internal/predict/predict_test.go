@@ -204,6 +204,39 @@ func TestB1_WaitingDrains(t *testing.T) {
 	}
 }
 
+// TestB1_IdleReplicas are predicted like others: by the rates in force, and not when they have
+// something to compute.
+func TestB1_IdleReplicas(t *testing.T) {
+	m := NewModel(PrefillRate(1000))
+	r := NewReplica(m)
+	expect := func(what string, now time.Time, want time.Duration) {
+		t.Helper()
+		for range 2 { // the second may read without the lock
+			if got := r.Predict(now, 0, 1000).TTFT; got < want-want/50 || got > want+want/50 {
+				t.Errorf("%s: %v, want %v", what, got, want)
+			}
+		}
+	}
+	expect("idle", start, 1020*time.Millisecond)
+	m.SetGuess(PrefillRate(2000))
+	expect("another guess", start, 520*time.Millisecond)
+	w := r.Begin(start, 0, 2000)
+	expect("behind a request", start, 1520*time.Millisecond)
+	w.Leave(start)
+	expect("idle again", start, 520*time.Millisecond)
+	r.SetRemote(start, "g", 2000)
+	expect("behind another gateway", start, 1520*time.Millisecond)
+	expect("later", start.Add(time.Second), 520*time.Millisecond)
+	r.SetForeign(2000, 0)
+	expect("behind somebody else", start.Add(time.Second), 1520*time.Millisecond)
+	r.SetForeign(0, 0)
+	w = r.Begin(start.Add(time.Second), 0, 1000)
+	w.FirstToken(start.Add(5 * time.Second))
+	if got := r.Predict(start.Add(5*time.Second), 0, 1000).TTFT; got < time.Second {
+		t.Errorf("after a slow first token: %v", got)
+	}
+}
+
 func TestB1_OtherGatewaysCount(t *testing.T) {
 	r := NewReplica(NewModel(PrefillRate(1000)))
 	r.SetRemote(start, "a", 700)

@@ -87,6 +87,8 @@ func (x *firstTokens) add(f firstToken) {
 // nothing that locks but its Model.
 type Replica struct {
 	model *Model
+	// idle is what Predict needs to know of a replica that has nothing to compute.
+	idle idleReplica
 
 	mu    sync.Mutex
 	fit   fit
@@ -119,6 +121,42 @@ type Replica struct {
 
 // NewReplica returns an idle replica with the rates of the model.
 func NewReplica(m *Model) *Replica { return &Replica{model: m, rates: m.Rates()} }
+
+// idleReplica has the rates of a replica that has nothing to compute. Predict reads them without a
+// lock, because a pick asks about all replicas and most of them are idle.
+type idleReplica struct {
+	// valid says that the replica is idle. own says that the rates are the replica's own; otherwise
+	// they are those of the model in this version.
+	valid, own atomic.Bool
+	version    atomic.Uint64
+	// base, token and decode are the bits of Rates.
+	base, token, decode atomic.Uint64
+}
+
+// publishLocked makes the rates readable without the lock if the replica has nothing to compute.
+func (r *Replica) publishLocked() {
+	if len(r.queue) > 0 || r.waiting+r.remote+r.foreignTokens+r.foreignRunning > 0 {
+		r.idle.valid.Store(false)
+		return
+	}
+	r.idle.base.Store(math.Float64bits(r.rates.Base))
+	r.idle.token.Store(math.Float64bits(r.rates.Token))
+	r.idle.decode.Store(math.Float64bits(r.rates.Decode))
+	r.idle.own.Store(r.fit.samples > 0)
+	r.idle.version.Store(r.version)
+	r.idle.valid.Store(true)
+}
+
+// ratesIfIdle returns the rates of a replica that has nothing to compute; false means that it may
+// have something. A change that is under way may mix old and new rates.
+func (r *Replica) ratesIfIdle() (Rates, bool) {
+	i := &r.idle
+	if !i.valid.Load() || !i.own.Load() && i.version.Load() != r.model.version.Load() {
+		return Rates{}, false
+	}
+	return Rates{Base: math.Float64frombits(i.base.Load()), Token: math.Float64frombits(i.token.Load()),
+		Decode: math.Float64frombits(i.decode.Load())}, true
+}
 
 // Prediction is what is expected of a request at a replica.
 type Prediction struct {
@@ -163,10 +201,29 @@ func (r *Replica) shortenLocked() {
 // Predict predicts the first token of a request of so many uncached tokens, when load requests are
 // at the replica.
 func (r *Replica) Predict(now time.Time, load int, uncached float64) Prediction {
+	if rates, idle := r.ratesIfIdle(); idle {
+		return rates.predict(0, uncached, float64(load))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.advanceLocked(now)
-	return r.predictLocked(load, uncached)
+	p := r.predictLocked(load, uncached)
+	if len(r.queue) == 0 {
+		r.publishLocked()
+	}
+	return p
+}
+
+// predict returns the prediction of a request of so many uncached tokens, when waiting tokens are
+// computed before and so many requests generate.
+func (r Rates) predict(waiting, uncached, decodes float64) Prediction {
+	perToken := r.perToken(decodes)
+	return Prediction{
+		TTFT:    duration(r.Base + (waiting+uncached)*perToken),
+		Own:     duration(uncached * perToken),
+		Waiting: waiting,
+		Rate:    1 / perToken,
+	}
 }
 
 func (r *Replica) predictLocked(load int, uncached float64) Prediction {
@@ -175,15 +232,9 @@ func (r *Replica) predictLocked(load int, uncached float64) Prediction {
 			r.version, r.rates = v, r.model.Rates()
 		}
 	}
-	decodes, waiting := r.decodesLocked(load), r.waiting+r.remote+r.foreignTokens
-	seconds, perToken := r.rates.seconds(waiting+uncached, decodes), r.rates.perToken(decodes)
-	return Prediction{
-		TTFT:    duration(seconds),
-		Own:     duration(uncached * perToken),
-		Queued:  r.queuedLocked(),
-		Waiting: waiting,
-		Rate:    1 / perToken,
-	}
+	p := r.rates.predict(r.waiting+r.remote+r.foreignTokens, uncached, r.decodesLocked(load))
+	p.Queued = r.queuedLocked()
+	return p
 }
 
 // queuedLocked returns the number of requests that wait or are computed.
@@ -228,6 +279,7 @@ func (r *Replica) Rates() Rates {
 func (r *Replica) SetRemote(now time.Time, gateway string, tokens float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.publishLocked()
 	r.advanceLocked(now)
 	if tokens > 0 {
 		if r.gateways == nil {
@@ -248,6 +300,7 @@ func (r *Replica) SetRemote(now time.Time, gateway string, tokens float64) {
 func (r *Replica) SetForeign(tokens, running float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.publishLocked()
 	r.foreignTokens, r.foreignRunning = max(tokens, 0), max(running, 0)
 }
 
@@ -283,6 +336,7 @@ func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	uncached = max(uncached, 1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.publishLocked()
 	r.advanceLocked(now)
 	w := Work{Prediction: r.predictLocked(load, uncached), Uncached: uncached, replica: r, began: now}
 	w.decodes, w.ahead, w.others = r.decodesLocked(load), r.pending, r.remote+r.foreignTokens
@@ -357,6 +411,7 @@ func (w *Work) End(now time.Time, o Outcome) {
 	defer r.mu.Unlock()
 	r.fit.learn(s, r.rates, now)
 	r.rates = r.fit.rates(guess)
+	r.publishLocked()
 }
 
 // observe corrects the queue by the first token of the request, and returns the sample that it is.
