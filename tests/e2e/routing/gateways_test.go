@@ -100,8 +100,8 @@ func ask(g *harness.Gateway, message string, fields ...string) (replica string, 
 	return a.Header.Get("X-Sluice-Replica"), answer.Usage.Details.Cached, answer.Usage.Prompt
 }
 
-// askFirst asks a first question about documents from to to-1 and returns which replica has answered
-// for each document.
+// askFirst asks a first question about documents from to to-1. It returns the replica that has
+// answered for each document.
 func askFirst(g *harness.Gateway, from, to int) map[int]string {
 	g.T.Helper()
 	at := map[int]string{}
@@ -123,9 +123,9 @@ func wantFollow(g *harness.Gateway, first map[int]string) {
 	}
 }
 
-// What one gateway has sent to a replica, another one finds there. The first gateway has only two of
-// the three engines, so without the news the second one would send a third of the documents to the
-// other engine.
+// What one gateway has sent to a replica, another one finds there. The first gateway has only two
+// of the three engines, so without the news the second one would send a third of the documents to
+// the other engine.
 func TestE2E_B1_TwoGatewaysKnowWhatEachHasCached(t *testing.T) {
 	t.Parallel()
 	const documents = 12
