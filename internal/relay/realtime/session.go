@@ -31,10 +31,10 @@ type session struct {
 	priority  string
 	// id is Envoy's id of the handshake.
 	id string
-	// traceHeader has the headers of the handshake that every turn gets: the trace that it belongs
-	// to.
-	traceHeader http.Header
-	socket      *socket
+	// turnHeader has the headers of the handshake that every turn gets: the trace and the session
+	// that it belongs to.
+	turnHeader http.Header
+	socket     *socket
 
 	// turnCtx is the parent of the contexts of turns. It ends with the socket, or by cancelTurn.
 	turnCtx     context.Context
@@ -62,11 +62,11 @@ func newSession(h *Handler, r *http.Request) *session {
 	s := &session{
 		handler: h, limits: h.Limits.withDefaults(), heartbeat: orDefault(h.Heartbeat, 15*time.Second),
 		tenant: r.Header.Get(headers.Tenant), key: r.Header.Get(headers.Key), priority: r.Header.Get(headers.Priority), id: r.Header.Get(headers.RequestID),
-		traceHeader: http.Header{}, draining: make(chan struct{}), turnDone: make(chan *turn, 1),
+		turnHeader: http.Header{}, draining: make(chan struct{}), turnDone: make(chan *turn, 1),
 	}
-	for _, name := range []string{"Traceparent", "Tracestate"} {
+	for _, name := range []string{"Traceparent", "Tracestate", http.CanonicalHeaderKey(headers.SessionID)} {
 		if values := r.Header[name]; values != nil {
-			s.traceHeader[name] = values
+			s.turnHeader[name] = values
 		}
 	}
 	s.memory = h.Memory.Hold(memory.Requests)
@@ -224,7 +224,7 @@ func (s *session) newCall(next conversation, requestID string) (*relay.Call, *op
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
 	call, fault := relay.NewCall(relay.CallParams{Tenant: tenant, Priority: s.priority, Path: chatPath, Body: next.body(requestID),
-		Header: s.traceHeader, RequestID: s.nextID(), Received: time.Now()})
+		Header: s.turnHeader, RequestID: s.nextID(), Received: time.Now()})
 	if fault != nil {
 		return nil, fault
 	}

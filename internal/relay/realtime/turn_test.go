@@ -65,6 +65,21 @@ func TestATurn(t *testing.T) {
 	}
 }
 
+// Every turn of a WebSocket belongs to the session that its handshake names.
+func TestB2_SessionOfAWebSocket(t *testing.T) {
+	g := newGateway(t, nil)
+	header := handshake()
+	header.Set(headers.SessionID, "chat-7")
+	c := g.dialWith(t, g.url, &websocket.DialOptions{HTTPHeader: header})
+	c.send(hello)
+	r := g.engine.next(t)
+	if got := r.call.Scan.Session(); got != "header:chat-7" {
+		t.Errorf("the session is %q", got)
+	}
+	r.finish("stop")
+	c.final("stop")
+}
+
 func TestTheConversationGoesOn(t *testing.T) {
 	g := newGateway(t, nil)
 	c := g.dialWith(t, g.url+"?model=m", nil)
