@@ -62,8 +62,12 @@ func (s *Sample) weight() float64 {
 }
 
 const (
-	// leastCertain is the share of its tokens that is taken to be certain of any sample.
+	// leastCertain is the share of a sample's tokens that always counts as certain.
 	leastCertain = 0.05
+	// trustInModel is the trust of a replica in what all replicas of its model have taught. With
+	// less, replicas that are equal look different at first, and with more, one that is slower is
+	// recognised late. The model itself trusts its guess once.
+	trustInModel, trustInGuess = 4, 1
 	// memory is the weight of earlier samples against a new one: about the last 100 decide.
 	memory = 0.99
 	// halfLife is the time after which samples weigh half. Without news the rates so return to the
@@ -110,7 +114,7 @@ func (f *fit) learn(s Sample, current Rates, now time.Time) {
 	weight := s.weight()
 	f.scale(1 - (1-memory)*weight) // a doubtful sample must not push out a good one
 	f.count, f.tokens, f.seconds = f.count+weight, f.tokens+weight*s.Tokens, f.seconds+weight*y
-	f.add(s, y, max(y, expected))
+	f.add(s, y, max(y, expected), weight)
 }
 
 // decay lowers the weight of all samples with the time since the last call.
@@ -133,9 +137,9 @@ func (f *fit) scale(by float64) {
 	f.count, f.tokens, f.seconds = f.count*by, f.tokens*by, f.seconds*by
 }
 
-// add adds a sample to the sums. Its error counts relative to so many seconds.
-func (f *fit) add(s Sample, y, relativeTo float64) {
-	weight := s.weight() / ((relativeTo + precision) * (relativeTo + precision))
+// add adds a sample of y seconds to the sums. Its error counts relative to so many seconds.
+func (f *fit) add(s Sample, y, relativeTo, weight float64) {
+	weight /= (relativeTo + precision) * (relativeTo + precision)
 	x := [3]float64{1, s.Tokens, s.Tokens * s.Decodes}
 	for i := range x {
 		for j := range x {
@@ -145,8 +149,9 @@ func (f *fit) add(s Sample, y, relativeTo float64) {
 	}
 }
 
-// rates returns what was learned, beside the guess.
-func (f *fit) rates(guess Rates) Rates {
+// rates returns what was learned, beside the guess. Each of the samples that stand for the guess
+// counts as often as trust says.
+func (f *fit) rates(guess Rates, trust float64) Rates {
 	g := *f
 	tokens, seconds := float64(minTokens), 0.0
 	if f.count > 0 {
@@ -154,7 +159,7 @@ func (f *fit) rates(guess Rates) Rates {
 	}
 	for _, s := range [...]Sample{{}, {Tokens: tokens}, {Tokens: tokens, Decodes: usualDecodes}} {
 		y := guess.seconds(s.Tokens, s.Decodes)
-		g.add(s, y, max(y, seconds))
+		g.add(s, y, max(y, seconds), trust)
 	}
 	x := g.solve([3]bool{true, true, true})
 	return Rates{Base: x[0], Token: max(x[1], 0), Decode: x[2]}

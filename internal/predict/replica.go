@@ -41,7 +41,7 @@ func (m *Model) SetGuess(guess Rates) {
 	defer m.mu.Unlock()
 	if m.guess != guess {
 		m.guess = guess
-		m.rates = m.fit.rates(guess)
+		m.rates = m.fit.rates(guess, trustInGuess)
 		m.version.Add(1)
 	}
 }
@@ -57,7 +57,7 @@ func (m *Model) learn(s Sample, now time.Time) Rates {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fit.learn(s, m.rates, now)
-	m.rates = m.fit.rates(m.guess)
+	m.rates = m.fit.rates(m.guess, trustInGuess)
 	m.version.Add(1)
 	return m.rates
 }
@@ -410,7 +410,7 @@ func (w *Work) End(now time.Time, o Outcome) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fit.learn(s, r.rates, now)
-	r.rates = r.fit.rates(guess)
+	r.rates = r.fit.rates(guess, trustInModel)
 	r.publishLocked()
 }
 
