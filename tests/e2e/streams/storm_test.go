@@ -429,7 +429,7 @@ func (s *storm) awaitQuiet(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{"running", "queued"} {
-		if n := s.Metric(`sluice_tenant_`+name+`{tenant="anyone"}`); n != 0 {
+		if n := s.Metric(`sluice_tenant_` + name + `{tenant="anyone"}`); n != 0 {
 			t.Errorf("the tenant still has %v %s", n, name)
 		}
 	}
