@@ -204,3 +204,34 @@ func openStream(t *testing.T, address, model string, tokens int) *http.Response 
 	}
 	return r
 }
+
+// TestE2E_B1_VLLM_TwoReplicasCacheAsPredicted: conversations before two vLLMs stay where their
+// turns were, and vLLM's own counter of cached tokens rises by what the gateway has predicted.
+func TestE2E_B1_VLLM_TwoReplicasCacheAsPredicted(t *testing.T) {
+	g := harness.Prepare(t, registry(vllmModels(t))+"models:"+
+		vllmModel("tiny", "text-generation", "llama", "min: 2, max: 2", ", max_model_len: 4096, enable_prompt_tokens_details: true")+
+		"    admission: {max_tokens_per_minute: 1000000000}\n")
+	t.Cleanup(g.Stop)
+	g.Launch()
+	awaitReplicas(g, "tiny", 2)
+	hits := func() (sum float64) {
+		for _, r := range g.Replicas() {
+			sum += harness.EngineMetric(t, r.Address, "vllm:prefix_cache_hits_total")
+		}
+		return sum
+	}
+	const prompts, matched = `sluice_route_prompt_tokens_total{model="tiny"}`, `sluice_route_matched_tokens_total{model="tiny"}`
+	before := hits()
+	share, moved := hitRate(g, "m")
+	harness.Eventually(t, "all requests are counted", func() error {
+		if n := g.Metric(prompts); n < conversations*turns*30 {
+			return fmt.Errorf("%v tokens", n)
+		}
+		return nil
+	})
+	predicted, real := g.Metric(matched), hits()-before
+	t.Logf("%.2f of the tokens were cached; %v were predicted, %v found; %d conversations moved", share, predicted, real, moved)
+	if moved > 0 || predicted < 0.9*real || predicted > 1.1*real || share < 0.5 {
+		t.Errorf("%.2f of the tokens were cached; %v were predicted, %v found; %d conversations moved", share, predicted, real, moved)
+	}
+}
