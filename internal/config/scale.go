@@ -39,8 +39,8 @@ func (k *checker) checkScaleTarget(at path, m *Model) {
 	case most > 0 && target.Running > most:
 		k.faultf(running, "must be at most admission.max_per_replica, which is %d, is %d", most, target.Running)
 	case target.TTFT > 0 && m.Routing.Strategy != Prefix && k.valid(at.field("routing").field("strategy")):
-		k.faultf(ttft, "needs routing.strategy: prefix, is %s: only prefix predicts the time to the first token; set the strategy, or a target of running requests",
-			m.Routing.Strategy)
+		k.faultf(ttft, "needs routing.strategy: prefix, is %s: only prefix predicts the time to the first token; "+
+			"set the strategy, or a target of running requests", m.Routing.Strategy)
 	case m.Replicas.Max == m.Replicas.Min && k.valid(at.field("replicas").field("max")) && k.valid(at.field("replicas").field("min")):
 		k.faultf(where, "has no effect while replicas.max is replicas.min, which is %d: set a larger replicas.max", m.Replicas.Min)
 	}

@@ -107,7 +107,8 @@ func tables(recorded []trace.Request) string {
 	for _, w := range workloads() {
 		requests := w.arrive(recorded)
 		fmt.Fprintf(&b, "\n**%s** (%.0f minutes)\n\n", strings.ToUpper(w.name[:1])+w.name[1:], requests[len(requests)-1].At.Minutes())
-		b.WriteString("| rule | time above 6 s | mean ttft, s | p90 ttft, s | replica-hours | replicas, mean | changes |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+		b.WriteString("| rule | time above 6 s | mean ttft, s | p90 ttft, s | replica-hours | replicas, mean | changes |\n")
+		b.WriteString("| --- | --- | --- | --- | --- | --- | --- |\n")
 		for _, r := range rules() {
 			o := simulate(requests, r)
 			fmt.Fprintf(&b, "| %s | %.1f %% | %.1f | %.1f | %.1f | %.1f | %d |\n", r.name, 100*o.above, o.mean.Seconds(), o.p90.Seconds(), o.hours,
