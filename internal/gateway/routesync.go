@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
@@ -18,6 +19,8 @@ type remoteRouting struct {
 	sync  *routesync.Sync
 	redis io.Closer
 	fleet *engines.Fleet
+	// pickable reports whether the replicas may be picked.
+	pickable func() bool
 	// local is what private knows of the fleet.
 	local atomic.Pointer[localReplicas]
 }
@@ -48,7 +51,7 @@ func (g *Gateway) makeRemoteRouting() error {
 	if err != nil {
 		return err
 	}
-	r := &remoteRouting{redis: client, fleet: g.fleet}
+	r := &remoteRouting{redis: client, fleet: g.fleet, pickable: g.allPickable}
 	r.sync = routesync.New(routesync.Config{Redis: client, Router: g.dispatcher, Private: r.private, Log: g.log})
 	g.routing = r
 	return nil
@@ -59,9 +62,53 @@ func (r *remoteRouting) components() []func(context.Context) error {
 	if r == nil {
 		return nil
 	}
-	return []func(context.Context) error{func(ctx context.Context) error {
-		return errors.Join(r.sync.Run(ctx), r.redis.Close())
-	}}
+	return []func(context.Context) error{r.run}
+}
+
+const (
+	// pickableInterval is how often run looks whether replicas may be picked. pickableLimit is how
+	// long it waits for that.
+	pickableInterval = 50 * time.Millisecond
+	pickableLimit    = 10 * time.Second
+)
+
+// run shares until ctx ends. It begins when the replicas may be picked: the other gateways tell
+// their latest placements as soon as they hear this one, and the dispatcher ignores placements on
+// replicas that it may not pick.
+func (r *remoteRouting) run(ctx context.Context) error {
+	tick := time.NewTicker(pickableInterval)
+	defer tick.Stop()
+	late := time.After(pickableLimit)
+	for waiting := true; waiting && !r.pickable(); {
+		select {
+		case <-ctx.Done():
+			return r.redis.Close()
+		case <-late:
+			waiting = false
+		case <-tick.C:
+		}
+	}
+	return errors.Join(r.sync.Run(ctx), r.redis.Close())
+}
+
+// allPickable reports whether Envoy has its configuration, and the dispatcher may pick each replica
+// that the fleet calls ready.
+func (g *Gateway) allPickable() bool {
+	if !g.envoy.server.Status().Configured {
+		return false
+	}
+	for name, m := range g.fleet.Snapshot().Models {
+		ready := 0
+		for i := range m.Replicas {
+			if m.Replicas[i].State == engines.Ready {
+				ready++
+			}
+		}
+		if v, _ := g.dispatcher.View(name); v.Ready < ready {
+			return false
+		}
+	}
+	return true
 }
 
 // private reports whether the gateway runs the replica itself. Other gateways have replicas of the

@@ -21,7 +21,7 @@ func startEngines(t *testing.T, n int) []string {
 	t.Helper()
 	g := harness.Start(t, fmt.Sprintf(`
 models:
-  - {name: m, engine: sim, launcher: local, replicas: {min: %d, max: %d}, variables: {prefill_rate: 20000, token_interval: 0s}}
+  - {name: m, engine: sim, launcher: local, replicas: {min: %d, max: %d}, variables: {prefill_rate: 20000, token_interval: 10ms}}
 `, n, n))
 	g.AwaitReplicas("m", n)
 	var urls []string
@@ -37,7 +37,7 @@ func sharing(redis *redistest.Server, engines ...string) string {
 redis: %s
 orphan_grace: 2s
 models:
-  - {name: m, launcher: upstream, upstreams: ["%s"], admission: {max_per_replica: 100}}
+  - {name: m, launcher: upstream, upstreams: ["%s"], stream: {mode: managed}, admission: {max_per_replica: 100}}
 `, redistest.URL(redis), strings.Join(engines, `", "`))
 }
 
@@ -176,6 +176,28 @@ func TestE2E_B1_B2_FourGatewaysKnowPromptsAndSessions(t *testing.T) {
 			t.Errorf("session %d left %s for %s", n, sessions[n], at)
 		}
 	}
+}
+
+// The process of before tells the new one what it has placed, as long as it carries something.
+func TestE2E_B1_ARestartedGatewayKnowsWhatIsCached(t *testing.T) {
+	t.Parallel()
+	const documents = 12
+	engines, redis := startEngines(t, 3), redistest.Start(t)
+	g := harness.Start(t, sharing(redis, engines[1:]...))
+	g.AwaitSharedState(true, 1)
+	first := askFirst(g, 0, documents)
+	stream, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("m", true, 10_000, "A long story"), "x-request-id: story")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Body.Close()
+	g.Configure(sharing(redis, engines...))
+	g.AwaitReplicas("m", 3)
+	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	awaitPlacements(g, documents)
+	wantFollow(g, first)
 }
 
 // holder is an engine that answers at once, except prompts with the word "hold", which it holds.
