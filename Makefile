@@ -17,7 +17,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test test-vllm vet lint bench bench-scaling bench-routing chaos soak soak-hour fuzz envoy tools clean
+.PHONY: build run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
@@ -59,9 +59,14 @@ bench: envoy build
 bench-scaling:
 	go run ./internal/bench/scaling -out docs/scaling.md
 
-# bench-routing replays a recorded hour of a chat service through a real Envoy and eight simulated
-# engines, with each strategy of routing. It takes a quarter of an hour.
-bench-routing: envoy build
+# bench-routing compares rules of routing over a recorded hour of a chat service. bench-routing-virtual
+# does so in virtual time, with many fleets and worst cases, in a minute. bench-routing-envoy replays
+# the hour through a real Envoy and eight simulated engines, with each strategy of routing. It takes a
+# quarter of an hour.
+bench-routing: bench-routing-virtual bench-routing-envoy
+bench-routing-virtual:
+	go run ./internal/bench/routing -docs docs
+bench-routing-envoy: envoy build
 	go run ./internal/bench/routingenvoy -check -out docs/routing.md -plot docs/routing-envoy.svg
 
 # soak runs the tests with random faults RUNS times. A failure prints the SEED that repeats it.

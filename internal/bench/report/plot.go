@@ -81,7 +81,7 @@ func (p *Panel) draw(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, `<text y="-8" xml:space="preserve">%s</text>`+"\n", html.EscapeString(p.Title))
 	fmt.Fprintf(b, `<rect width="%d" height="%d" fill="none" stroke="#ccc"/>`+"\n", panelWidth, height)
-	fmt.Fprintf(b, `<text x="-6" y="10" text-anchor="end">%.0f</text><text x="-6" y="%d" text-anchor="end">0</text>`+"\n", top, height)
+	fmt.Fprintf(b, `<text x="-6" y="10" text-anchor="end">%s</text><text x="-6" y="%d" text-anchor="end">0</text>`+"\n", number(top), height)
 	fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="end" fill="#666">%s</text>`+"\n", panelWidth, height+12, html.EscapeString(p.End))
 	for i, l := range p.Lines {
 		var points []string
@@ -95,6 +95,14 @@ func (p *Panel) draw(b *strings.Builder) {
 			p.drawName(b, i, colour)
 		}
 	}
+}
+
+// number writes the value at the upper edge.
+func number(top float64) string {
+	if top < 10 {
+		return fmt.Sprintf("%.2g", top)
+	}
+	return fmt.Sprintf("%.0f", top)
 }
 
 // drawName draws the name of line i below the panel.
