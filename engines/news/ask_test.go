@@ -131,6 +131,24 @@ func TestU10_PrefillRate(t *testing.T) {
 	}
 }
 
+// TestU10_PrefillRateOfAnEngine: only the series with the right labels count.
+func TestU10_PrefillRateOfAnEngine(t *testing.T) {
+	t.Parallel()
+	texts := map[string]string{"/metrics": recorded(t, "sglang-0.5.prom")}
+	r := New(Config{Fleet: engines.NewFleet()})
+	r.Set(Known{Engines: catalogue()})
+	a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, texts)})
+	texts["/metrics"] = strings.NewReplacer(
+		`{mode="prefill_compute",model_name="chat",tp_rank="0"} 10000.0`, `{mode="prefill_compute",model_name="chat",tp_rank="0"} 16000.0`,
+		`{mode="decode",model_name="chat",tp_rank="0"} 999.0`, `{mode="decode",model_name="chat",tp_rank="0"} 5000.0`,
+		`{category="extend",model_name="chat",tp_rank="0"} 2.0`, `{category="extend",model_name="chat",tp_rank="0"} 3.0`,
+		`{category="decode",model_name="chat",tp_rank="0"} 70.0`, `{category="decode",model_name="chat",tp_rank="0"} 170.0`,
+	).Replace(texts["/metrics"])
+	if r.ask(context.Background(), a); a.news.PrefillRate != 6000 {
+		t.Errorf("%v tokens a second, want 6,000 tokens in a second", a.news.PrefillRate)
+	}
+}
+
 // TestU10_OnlyKnownEngines: a server without metrics, or with those of something else, has no news.
 func TestU10_OnlyKnownEngines(t *testing.T) {
 	t.Parallel()

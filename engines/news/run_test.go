@@ -217,8 +217,29 @@ func TestU10_FollowsTheFleet(t *testing.T) {
 		}
 		change(func([]engines.Replica) { part.Replicas = nil })
 		time.Sleep(time.Second)
-		if len(r.news) != 0 {
-			t.Errorf("news of replicas that have gone: %v", r.news)
+		for i := range 3 {
+			if n, ok := r.News(fmt.Sprint(i)); ok {
+				t.Errorf("replica %d has gone and has news: %+v", i, n)
+			}
+		}
+	})
+}
+
+// TestU10_ALateAnswer: a replica that leaves the fleet while it is asked has no news afterwards.
+func TestU10_ALateAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, part := fleetOf(1)
+		f := &fakeServers{took: 900 * time.Millisecond}
+		r := newFakeReader(f, Config{Fleet: fleet})
+		defer start(r)()
+		for f.count(address(0).String()) == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		fleet.Set("test", engines.Part{Models: part.Models})
+		time.Sleep(time.Minute)
+		if n, ok := r.News("0"); ok || f.count(address(0).String()) != 1 {
+			t.Errorf("%+v after %d questions", n, f.count(address(0).String()))
 		}
 	})
 }

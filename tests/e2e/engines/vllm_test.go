@@ -215,6 +215,29 @@ func checkAdapter(t *testing.T, g *harness.Gateway, base string) {
 	}
 }
 
+// TestE2E_VLLM_U10_TellsItsLoad: what vLLM says of itself arrives at the gateway that started it,
+// and at one that has it as an upstream and recognises it.
+func TestE2E_VLLM_U10_TellsItsLoad(t *testing.T) {
+	tiny := vllmModel("tiny", "text-generation", "llama", "min: 0, max: 1", ", max_model_len: 1024")
+	g := harness.Start(t, registry(vllmModels(t))+"models:"+strings.Replace(tiny, "cooldown: 1s", "cooldown: 10m", 1))
+	for range 2 {
+		if err := ask(g, "/v1/chat/completions", chatOf("tiny", false, 4, strings.Repeat("many words ", 40)), new(any)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := g.Replicas()["tiny-0"].Address
+	finder := harness.Start(t, "upstreams: ['http://"+address+"']\n")
+	told := func(n harness.EngineNews) bool {
+		return n.Name == "vllm" && n.Running != nil && n.Waiting != nil && n.KVUsage != nil && n.CacheTokens != nil && n.CachedTokens != nil
+	}
+	for replica, gateway := range map[string]*harness.Gateway{"tiny-0": g, address: finder} {
+		n := gateway.AwaitEngineNews(replica, func(n harness.EngineNews) bool { return told(n) && *n.CachedTokens > 0 })
+		if *n.CacheTokens < 100_000 || *n.CacheTokens > 100_000_000 {
+			t.Errorf("%s has a cache of %d tokens in a gibibyte", replica, *n.CacheTokens)
+		}
+	}
+}
+
 func TestE2E_VLLM_N1_P3_EmbeddingsFromZero(t *testing.T) {
 	g := harness.Start(t, registry(vllmModels(t))+"models:"+vllmModel("embed", "embedding", "llama", "min: 0, max: 1", ", max_model_len: 1024"))
 	if err := askEmbeddings(g); err != nil {
