@@ -251,6 +251,9 @@ func (x *exchange) body(body []byte) *extproc.ProcessingResponse {
 	if fault == nil {
 		fault = r.mergeOptions(&scan)
 	}
+	if fault == nil {
+		fault = x.server.Dispatcher.SetModel(&scan, x.tenant)
+	}
 	if fault != nil {
 		return x.refuse(fault)
 	}

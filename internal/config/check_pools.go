@@ -48,6 +48,16 @@ func (k *checker) checkPoolModel(at path, model string, models, pools []string) 
 	return false
 }
 
+// checkDefaultModel checks that the default model exists, as far as Sluice can know.
+func (k *checker) checkDefaultModel(at path) {
+	name := k.config.DefaultModel
+	known := append(k.modelNames(), k.poolNames()...)
+	if name == "" || !k.valid(at) || k.discoversModels() || slices.Contains(known, name) {
+		return
+	}
+	k.faultf(at, "there is no model %s; %s", quoted(name), suggest(name, known))
+}
+
 // poolNames returns the names of all pools.
 func (k *checker) poolNames() []string {
 	var names []string

@@ -118,6 +118,10 @@ type Config struct {
 	Kubernetes *Kubernetes `yaml:"kubernetes" restart:"true"`
 	// Models are the models that clients may request.
 	Models []Model `yaml:"models"`
+	// DefaultModel is the name or alias of the model or pool that serves requests which name no
+	// model, if their tenant may use it. Default: empty, and then a request may leave its model out
+	// only if its tenant can call one model alone and no pool.
+	DefaultModel string `yaml:"default_model"`
 	// Upstreams are servers that someone else runs, such as http://10.0.0.7:8000. Sluice asks each
 	// server for its models and offers them to clients.
 	Upstreams []Upstream `yaml:"upstreams"`

@@ -122,6 +122,10 @@ func poolCases() []ruleCase {
 	const none = "models: [{name: a, launcher: none"
 	cases := []ruleCase{
 		{"only admitted", none + ", aliases: [b], task: rerank, admission: {weight: 2, max_queue: 5, queue_timeout: 1s}}]", nil},
+		{"R5: default model", none + ", aliases: [b]}]\ndefault_model: b", nil},
+		{"R5: default pool", none + "}]\npools: [{name: p, models: [a]}]\ndefault_model: p", nil},
+		{"R5: default model to be discovered", "default_model: b\nupstreams: [http://h:1]", nil},
+		{"R5: no such default model", "models: [{name: chat, launcher: none}]\ndefault_model: chad", []string{"2: default_model: there is no model chad; did you mean chat?"}},
 		{"pool", sims + ", aliases: [b]}]\npools: [{name: p, models: [b]}]", nil},
 		{"pool of what is discovered", "upstreams: [http://h]\npools: [{name: p, models: [b, org/c]}]", nil},
 		{"pool of itself where models are discovered", "upstreams: [http://h]\npools: [{name: p, models: [p]}]",

@@ -164,6 +164,9 @@ type Rules struct {
 	// neither a pool nor a model; empty means all models.
 	Pools     map[string][]string
 	FirstPool string
+	// DefaultModel is the model, alias or pool of requests that name none; empty means that there
+	// is none.
+	DefaultModel string
 	// Tenants holds the limits of the tenants that have any.
 	Tenants map[string]admission.TenantLimits
 	// TaskLease is how long a task lasts without a renewal; 0 means 15 minutes.

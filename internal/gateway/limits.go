@@ -109,7 +109,7 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		Pools:     make(map[string][]string, len(c.Pools)),
 		Tenants:   make(map[string]admission.TenantLimits, len(c.Tenants)),
 		TaskLease: c.TaskLease, TaskLifetime: c.TaskLifetime,
-		Moderated: moderated(c),
+		Moderated: moderated(c), DefaultModel: c.DefaultModel,
 	}
 	for name, m := range k.fleet.Snapshot().Models {
 		if m.Discovered {

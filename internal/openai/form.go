@@ -36,11 +36,8 @@ func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return Request{}, fault
 	}
 	f := formScanner{body: body, dash: []byte("--" + boundary)}
-	f.req.Endpoint, f.req.Size = e, len(body)
+	f.req.Endpoint, f.req.Size, f.req.delimiter = e, len(body), uint32(len(f.dash))
 	f.parts()
-	if f.fault == nil && f.req.Model == "" {
-		f.fault = fieldModel.invalid("is missing")
-	}
 	if f.fault != nil {
 		return Request{}, f.fault
 	}

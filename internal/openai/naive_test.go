@@ -127,7 +127,7 @@ func naiveScan(e Endpoint, body []byte) (r Request, ok bool) {
 	if r.MaxTokens == math.MaxInt {
 		r.MaxTokens = 0
 	}
-	return r, seen["model"]
+	return r, true
 }
 
 func (r *Request) naiveField(m member) (ok bool) {

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -14,7 +15,8 @@ import (
 // cache key may include. It may be copied.
 type Request struct {
 	Endpoint Endpoint
-	// Model is the model asked for; never empty, at most 256 bytes, without control characters.
+	// Model is the model asked for: at most 256 bytes, without control characters. Empty: the body
+	// names none, and SetModel must name one before the request is dispatched.
 	Model string
 	// Stream asks for the answer as server-sent events.
 	Stream bool
@@ -45,12 +47,17 @@ type Request struct {
 
 	// modelAt is where the model's name stands: a JSON string with its quotes, or the content of a
 	// form's part.
-	modelAt     jsonscan.Span
-	promptBytes int       // see PromptBytes
-	mediaParts  int       // see MediaParts
-	bestOf      int       // best_of; 0: not given
-	prompts     int       // of a completion with a list of prompts; 0: one
-	messages    []message // what the prompt consists of, in the body's order
+	modelAt jsonscan.Span
+	// insertAt is where Rewrite inserts the model that the body does not name: in JSON behind the
+	// first brace, in a form at its beginning. empty says that no other field stays in the JSON.
+	// delimiter is the length of a form's delimiters.
+	insertAt, delimiter uint32
+	empty               bool
+	promptBytes         int       // see PromptBytes
+	mediaParts          int       // see MediaParts
+	bestOf              int       // best_of; 0: not given
+	prompts             int       // of a completion with a list of prompts; 0: one
+	messages            []message // what the prompt consists of, in the body's order
 	// rest is where the messages stand that chains have as one text, and restAt their index in
 	// messages. A rest of formNone is none.
 	rest   text
@@ -131,30 +138,57 @@ func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 	return append(stripped, body[from:]...), true
 }
 
+// SetModel names the model of a request whose body names none.
+func (r *Request) SetModel(name string) { r.Model = name }
+
+// namesModel reports whether the body names a model.
+func (r *Request) namesModel() bool { return r.modelAt != jsonscan.Span{} }
+
 // Rewrite is Strip, and replaces the model's name by another one, because the engine knows the
-// model by its own name and not by an alias. A model that is the one asked for changes nothing.
+// model by its own name and not by an alias. It inserts the model if the body names none. A model
+// that the body names already changes nothing.
 func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed bool) {
-	if model == r.Model {
+	if model == r.Model && r.namesModel() {
 		return r.Strip(body)
 	}
 	r.mustBe(body)
-	name := []byte(model)
-	if !r.Endpoint.form() {
-		name, _ = json.Marshal(model) // a string always marshals
+	named, name := r.modelAt, r.modelText(body, model)
+	if !r.namesModel() {
+		named = jsonscan.Span{From: int(r.insertAt), To: int(r.insertAt)}
 	}
 	rewritten = make([]byte, 0, len(body)+len(name))
 	from := 0
 	edits := slices.Clone(r.cuts[:r.cutCount])
-	edits = append(edits, r.modelAt)
-	slices.SortFunc(edits, func(a, b jsonscan.Span) int { return a.From - b.From })
+	edits = append(edits, named)
+	slices.SortFunc(edits, func(a, b jsonscan.Span) int { return cmp.Or(a.From-b.From, a.To-b.To) })
 	for _, e := range edits {
 		rewritten = append(rewritten, body[from:e.From]...)
-		if e == r.modelAt {
+		if e == named {
 			rewritten = append(rewritten, name...)
 		}
 		from = e.To
 	}
 	return append(rewritten, body[from:]...), true
+}
+
+// modelText returns what Rewrite writes for the model: its name, or the whole field if the body has
+// none.
+func (r *Request) modelText(body []byte, model string) []byte {
+	if r.Endpoint.form() {
+		if r.namesModel() {
+			return []byte(model)
+		}
+		return []byte(string(body[:r.delimiter]) + "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n" + model + "\r\n")
+	}
+	name, _ := json.Marshal(model) // a string always marshals
+	if r.namesModel() {
+		return name
+	}
+	field := append([]byte(`"model":`), name...)
+	if !r.empty {
+		field = append(field, ',')
+	}
+	return field
 }
 
 // mustBe stops a caller that passes another body than the one that was scanned: the offsets would

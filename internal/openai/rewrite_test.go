@@ -45,3 +45,49 @@ func TestRewriteForm(t *testing.T) {
 		t.Errorf("%s\nwant %s", strings.ReplaceAll(string(got), "\r\n", "|"), strings.ReplaceAll(want, "\r\n", "|"))
 	}
 }
+
+// A body without a model gets the one that SetModel names, and stays JSON whatever else it has.
+func TestR5_RewriteNamesTheModel(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]string{
+		`{}`:                                      `{"model":"m"}`,
+		` { } `:                                   ` {"model":"m" } `,
+		`{"messages":[{"model":"x"}]}`:            `{"model":"m","messages":[{"model":"x"}]}`,
+		"{\n  \"n\": 1\n}":                        "{\"model\":\"m\",\n  \"n\": 1\n}",
+		`{"request_id":"a"}`:                      `{"model":"m"}`,
+		`{ "request_id":"a" , "timeout_ms":5 }`:   `{"model":"m"}`,
+		`{"request_id":"a","n":1}`:                `{"model":"m","n":1}`,
+		`{"n":1,"request_id":"a"}`:                `{"model":"m","n":1}`,
+		`{"timeout_ms":5,"n":1,"request_id":"a"}`: `{"model":"m","n":1}`,
+	} {
+		r := mustScan(t, Chat, body)
+		if r.Model != "" {
+			t.Errorf("%s: model %q", body, r.Model)
+		}
+		r.SetModel("m")
+		got, changed := r.Rewrite([]byte(body), "m")
+		if !changed || string(got) != want {
+			t.Errorf("%s became %s, want %s", body, got, want)
+		}
+		if again := mustScan(t, Chat, string(got)); again.Model != "m" {
+			t.Errorf("%s names %q", got, again.Model)
+		}
+	}
+}
+
+func TestR5_RewriteNamesTheModelOfAForm(t *testing.T) {
+	t.Parallel()
+	body := "--b\r\nContent-Disposition: form-data; name=\"request_id\"\r\n\r\na\r\n" +
+		"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nx\r\n--b--\r\n"
+	const form = "multipart/form-data; boundary=b"
+	r, fault := Scan(Transcriptions, form, []byte(body))
+	if fault != nil || r.Model != "" {
+		t.Fatal(r.Model, fault)
+	}
+	r.SetModel("whisper")
+	got, _ := r.Rewrite([]byte(body), "whisper")
+	again, fault := Scan(Transcriptions, form, got)
+	if fault != nil || again.Model != "whisper" || again.RequestID != "" || !strings.Contains(string(got), `filename="a"`) {
+		t.Errorf("%q, %v", got, fault)
+	}
+}

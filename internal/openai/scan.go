@@ -44,9 +44,6 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 	if s.fault == nil && !s.json.Valid() {
 		s.fault = jsonFault(s.json.Fault())
 	}
-	if s.fault == nil && s.req.Model == "" {
-		s.fault = fieldModel.invalid("is missing")
-	}
 	if s.fault != nil {
 		return Request{}, s.fault
 	}
@@ -88,11 +85,13 @@ func (s *scanner) invalid(f field, what string) {
 
 // fields reads the members of the body's object. It records what Strip has to remove for each
 // option of Sluice's own: the member and, if another member stays before it, what separates the
-// two; if not, what separates the member from the next one. One member always stays, the model.
+// two; if not, what separates the member from the next one. If no member stays, Strip removes all
+// that is between the braces.
 func (s *scanner) fields() {
 	var buffer [32][]byte
 	names := buffer[:0]
-	stays, end := false, 0 // of the members so far: whether one stays, where the last one ends
+	s.req.insertAt = uint32(s.json.Pos()) + 1 // behind the brace
+	stays, end := false, 0                    // of the members so far: whether one stays, where the last one ends
 	for more := s.json.Open('{'); more; {
 		start := s.json.Pos()
 		name := s.json.Name()
@@ -113,6 +112,10 @@ func (s *scanner) fields() {
 		default:
 			s.req.remove(start, s.json.Pos())
 		}
+	}
+	if s.req.empty = !stays; s.req.empty && s.req.cutCount > 0 {
+		s.req.cutCount = 0
+		s.req.remove(int(s.req.insertAt), s.json.Pos()-1)
 	}
 }
 

@@ -96,7 +96,7 @@ func checkStrip(t *testing.T, e Endpoint, body []byte) {
 	for _, c := range r.cuts[:r.cutCount] {
 		gone := string(bytes.TrimSpace(body[c.From:c.To]))
 		gone = strings.TrimSuffix(strings.TrimPrefix(gone, ","), ",")
-		if list, ok := members([]byte("{" + gone + "}")); !ok || len(list) != 1 {
+		if list, ok := members([]byte("{" + gone + "}")); !ok || len(list) != 1 && !r.empty {
 			t.Fatalf("%q lost %q", body, body[c.From:c.To])
 		}
 		head, tail := string(got[:min(c.From, len(got))]), string(body[:c.From])

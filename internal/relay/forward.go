@@ -142,6 +142,9 @@ func priorityName(c *Call) string {
 func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxBody int64) http.Handler {
 	return r.routes(func(w http.ResponseWriter, req *http.Request) {
 		c, fault := callOfPeer(req, tenant, maxBody)
+		if fault == nil {
+			fault = r.config.Dispatcher.SetModel(&c.Scan, c.Tenant)
+		}
 		if fault != nil {
 			writeError(w, fault)
 			return

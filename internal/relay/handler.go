@@ -115,12 +115,16 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 // the client has left.
 func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 	call := *c
+	fault := r.config.Dispatcher.SetModel(&call.Scan, call.Tenant)
 	if call.Entry == nil && r.config.Requests != nil {
 		record := r.config.Requests.Begin(call.arrival())
 		defer record.Close(nil)
 		call.Entry = record
 	}
-	if fault := r.reserve(ctx, &call, len(call.Body)); fault != nil {
+	if fault == nil {
+		fault = r.reserve(ctx, &call, len(call.Body))
+	}
+	if fault != nil {
 		r.refuse(&call, sink, Result{Fault: fault})
 		return
 	}

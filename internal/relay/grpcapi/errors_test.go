@@ -26,7 +26,6 @@ func TestRefusedRequests(t *testing.T) {
 		want  codes.Code
 	}{
 		"no tenant":        {t.Context(), hello, codes.Unauthenticated},
-		"no model":         {as(t.Context()), &pb.StartRequest{Messages: []string{"a"}}, codes.InvalidArgument},
 		"no messages":      {as(t.Context()), &pb.StartRequest{Model: "m"}, codes.InvalidArgument},
 		"two ways":         {as(t.Context()), &pb.StartRequest{Messages: []string{"a"}, Request: []byte(`{"model":"m"}`)}, codes.InvalidArgument},
 		"twice":            {as(t.Context()), &pb.StartRequest{Model: "m", Request: []byte(`{"model":"m","messages":[]}`)}, codes.InvalidArgument},

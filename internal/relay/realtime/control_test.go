@@ -34,7 +34,6 @@ func TestRefusals(t *testing.T) {
 		{`{"type":"start","model":"m","messages":["hi"]}`, "invalid_request", "messages"},
 		{`{"type":"start","model":"m","message":"hi"}`, "invalid_request", "message"},
 		{`{"type":"start","model":"m","message":{},"messages":[{}]}`, "invalid_request", "message"},
-		{`{"type":"start","messages":[{}]}`, "invalid_request", "model"},
 		{`{"type":"start","model":"m","messages":[{}],"tools":{}}`, "invalid_request", "tools"},
 		{`{"type":"start","model":"m","messages":[{}],"credit":-1}`, "invalid_request", "credit"},
 		{`{"type":"start","model":"m","messages":[{}],"credit":1.5}`, "invalid_request", "credit"},
@@ -325,4 +324,17 @@ func TestAnswersAreBounded(t *testing.T) {
 	if text := len(turn.answer.text); !turn.tooLarge || text > 5 {
 		t.Errorf("%d bytes kept, lost %v", text, turn.tooLarge)
 	}
+}
+
+// TestR5_StartWithoutAModel: the request of the turn names none, and the relay names one.
+func TestR5_StartWithoutAModel(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"start","request_id":"abc","messages":[{}]}`)
+	r := g.engine.next(t)
+	if r.call.Scan.Model != "" || strings.Contains(string(r.call.Body), "model") {
+		t.Errorf("model %q, body %s", r.call.Scan.Model, r.call.Body)
+	}
+	r.finish("stop")
+	c.final("stop")
 }

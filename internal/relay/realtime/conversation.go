@@ -39,9 +39,6 @@ func (c conversation) with(m *message) (conversation, *openai.Error) {
 	case m.Message != nil:
 		c.messages = append(slices.Clip(c.messages), m.Message)
 	}
-	if c.model == "" {
-		return c, invalid("model", "model is missing.")
-	}
 	if len(c.messages) == 0 {
 		return c, invalid("messages", "messages is missing: there is no conversation that could go on.")
 	}
@@ -111,9 +108,11 @@ func tooLarge() *openai.Error {
 
 // body returns the request for the next turn. Without a request id nobody can join the turn.
 func (c conversation) body(requestID string) []byte {
-	b := append(make([]byte, 0, c.size+256), `{"model":`...)
-	b = append(b, encode(c.model)...)
-	b = append(b, `,"messages":[`...)
+	b := append(make([]byte, 0, c.size+256), '{')
+	if c.model != "" { // else the relay names the model of the request
+		b = append(append(append(b, `"model":`...), encode(c.model)...), ',')
+	}
+	b = append(b, `"messages":[`...)
 	for i, m := range c.messages {
 		if i > 0 {
 			b = append(b, ',')
