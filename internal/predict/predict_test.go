@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -397,5 +398,20 @@ func BenchmarkLearn(b *testing.B) {
 		now = now.Add(time.Millisecond)
 		w := r.Begin(now, 3, 500)
 		w.FirstToken(now.Add(50 * time.Millisecond))
+	}
+}
+
+// BenchmarkChoose is the choice among 1,000 replicas.
+func BenchmarkChoose(b *testing.B) {
+	ids := make([]string, 1000)
+	candidates := make([]Candidate, len(ids))
+	for i := range ids {
+		ids[i] = strconv.Itoa(i)
+		candidates[i] = Candidate{TTFT: time.Duration(i%97+1) * time.Millisecond, Own: time.Millisecond, Queued: float64(i % 5), Load: i % 7}
+	}
+	c := Choice{Ring: ringhash.New(ids, 0), Session: -1, Hot: new(Hot), Beginning: 7, Now: start}
+	loads := make([]int, len(ids))
+	for b.Loop() {
+		c.Choose(candidates, loads)
 	}
 }
