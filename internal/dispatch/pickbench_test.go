@@ -11,18 +11,23 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// BenchmarkPick is a whole dispatch and its end, by strategy, for chats of 1 KB and 64 KB.
+// BenchmarkPick is a whole dispatch and its end, by strategy, for chats of 1 KB and 64 KB: always the
+// same one, or one after the other that share their first 512 bytes.
 func BenchmarkPick(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 10} {
 		for _, n := range []int{8, 1000} {
-			for _, strategy := range []Strategy{LeastConnections, CHWBL, Prefix} {
-				b.Run(fmt.Sprintf("%d KB/%d replicas/%s", size>>10, n, strategy), func(b *testing.B) { benchmarkPick(b, size, n, strategy) })
+			for _, prompts := range []string{"same", "new"} {
+				for _, strategy := range []Strategy{LeastConnections, CHWBL, Prefix} {
+					b.Run(fmt.Sprintf("%d KB/%d replicas/%s/%s", size>>10, n, prompts, strategy), func(b *testing.B) {
+						benchmarkPick(b, size, n, prompts == "new", strategy)
+					})
+				}
 			}
 		}
 	}
 }
 
-func benchmarkPick(b *testing.B, size, replicas int, strategy Strategy) {
+func benchmarkPick(b *testing.B, size, replicas int, fresh bool, strategy Strategy) {
 	s := newStage(Policy{Strategy: strategy, LoadFloor: 8, UserMessages: 2})
 	list := make([]engines.Replica, replicas)
 	for i := range list {
@@ -32,7 +37,11 @@ func benchmarkPick(b *testing.B, size, replicas int, strategy Strategy) {
 	body := []byte(`{"model":"m","messages":[{"role":"system","content":"` + strings.Repeat("Be terse. ", 20) + `"},{"role":"user","content":"` +
 		strings.Repeat("some text ", (size-250)/10) + `"}]}`)
 	caller := Caller{Tenant: &authz.Tenant{Name: "t", Models: []string{"*"}}}
+	count, at := 0, 512
 	once := func() {
+		if count++; fresh {
+			copy(body[at:], fmt.Sprintf("%8d", count))
+		}
 		scan, fault := openai.Scan(openai.Chat, "application/json", body)
 		if fault != nil {
 			b.Fatal(fault)
