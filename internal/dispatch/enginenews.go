@@ -84,5 +84,5 @@ func (d *Dispatcher) SetEngineNews(replica string, n EngineNews) {
 	}
 	now := time.Now()
 	waiting := c.queue.Predict(now, int(c.load.Load()), 0).Waiting - c.queue.Foreign()
-	c.queue.SetForeign(float64(n.Waiting*usualUncached)-waiting, float64(n.Running-int(c.load.Load())))
+	c.queue.SetForeign(now, float64(n.Waiting*usualUncached)-waiting, float64(n.Running-int(c.load.Load())))
 }

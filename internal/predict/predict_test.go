@@ -228,12 +228,12 @@ func TestB1_IdleReplicas(t *testing.T) {
 	r.SetRemote(start, "g", 2000)
 	expect("behind another gateway", start, 1520*time.Millisecond)
 	expect("later", start.Add(time.Second), 520*time.Millisecond)
-	r.SetForeign(2000, 0)
+	r.SetForeign(start.Add(time.Second), 2000, 0)
 	expect("behind somebody else", start.Add(time.Second), 1520*time.Millisecond)
-	r.SetForeign(0, 0)
-	w = r.Begin(start.Add(time.Second), 0, 1000)
-	w.FirstToken(start.Add(5 * time.Second))
-	if got := r.Predict(start.Add(5*time.Second), 0, 1000).TTFT; got < time.Second {
+	expect("long after the last news", start.Add(time.Minute), 520*time.Millisecond)
+	w = r.Begin(start.Add(time.Minute), 0, 1000)
+	w.FirstToken(start.Add(time.Minute + 4*time.Second))
+	if got := r.Predict(start.Add(time.Minute+4*time.Second), 0, 1000).TTFT; got < time.Second {
 		t.Errorf("after a slow first token: %v", got)
 	}
 }
@@ -249,7 +249,7 @@ func TestB1_OtherGatewaysCount(t *testing.T) {
 		t.Errorf("%.0f tokens of this gateway wait, want none", got)
 	}
 	r.SetRemote(start, "a", 0)
-	r.SetForeign(50, 2)
+	r.SetForeign(start, 50, 2)
 	if got := r.Predict(start, 0, 500).Waiting; got != 350 {
 		t.Errorf("%.0f tokens wait, want 350", got)
 	}

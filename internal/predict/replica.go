@@ -115,8 +115,10 @@ type Replica struct {
 	decodes, usual float64
 	// gateways has the tokens of each other gateway; guarded by mu
 	gateways map[string]float64
-	// foreignTokens and foreignRunning are work that no gateway has sent; guarded by mu
+	// foreignTokens and foreignRunning are work that no gateway has sent, as of foreignAt; guarded
+	// by mu
 	foreignTokens, foreignRunning float64
+	foreignAt                     time.Time
 }
 
 // NewReplica returns an idle replica with the rates of the model.
@@ -174,6 +176,9 @@ type Prediction struct {
 
 // advanceLocked drains the queue up to now.
 func (r *Replica) advanceLocked(now time.Time) {
+	if now.Sub(r.foreignAt) > foreignFor {
+		r.foreignTokens, r.foreignRunning = 0, 0
+	}
 	passed := now.Sub(r.at)
 	if passed <= 0 {
 		return
@@ -295,13 +300,16 @@ func (r *Replica) SetRemote(now time.Time, gateway string, tokens float64) {
 	}
 }
 
+// foreignFor is how long the word of an engine about work of others holds.
+const foreignFor = 15 * time.Second
+
 // SetForeign sets the work that no gateway has sent to the replica: tokens that wait, and requests
-// that run.
-func (r *Replica) SetForeign(tokens, running float64) {
+// that run. It is forgotten after 15 s.
+func (r *Replica) SetForeign(now time.Time, tokens, running float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer r.publishLocked()
-	r.foreignTokens, r.foreignRunning = max(tokens, 0), max(running, 0)
+	r.foreignTokens, r.foreignRunning, r.foreignAt = max(tokens, 0), max(running, 0), now
 }
 
 // Foreign returns the waiting tokens that no gateway has sent.
