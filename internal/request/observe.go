@@ -115,7 +115,7 @@ func (r *Record) joinLocked(e *Entry) Summary {
 	}
 	q.Cause = q.DisconnectCause()
 	if r.closed {
-		r.store.forgetLocked(r)
+		r.store.endLocked(r)
 	}
 	switch {
 	case r.element == nil:

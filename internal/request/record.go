@@ -28,6 +28,8 @@ type Record struct {
 	element *list.Element
 	// hold is what a native request holds; nil once it was released and its charge corrected.
 	hold Hold
+	// unnamed says that the id of the response is wanted and has not come.
+	unnamed bool
 	// dispatched: it was sent to a replica. closed: Close was called, at closedAt. logged: Envoy's
 	// final entry has come. The request is done with the first of the latter two.
 	dispatched, closed, logged bool
@@ -71,6 +73,7 @@ func (r *Record) SetNative(hold Hold, model, replica string, waited time.Duratio
 	}
 	r.store.mu.Lock()
 	r.dispatched, r.hold = true, hold
+	r.unnamed = hold != nil && hold.WantsResponseID()
 	r.summary.Model, r.summary.Replica, r.summary.Waited = model, replica, waited
 	if r.summary.State == Queued {
 		r.summary.State = Streaming
@@ -171,7 +174,7 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 		q, ended = r.joinHeldLocked()
 		return hold, q, ended
 	case r.logged:
-		r.store.forgetLocked(r)
+		r.store.endLocked(r)
 	default:
 		r.summary.Duration = now.Sub(r.summary.Started)
 		r.store.finishLocked(r)

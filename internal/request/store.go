@@ -24,7 +24,8 @@ type Store struct {
 	finished []*Record
 	next     int
 	// late has requests, oldest first, that were pushed out of finished before Envoy's log entry
-	// for them came. They stay in byID for lateNews, so that the entry still corrects their charge;
+	// for them came, and those that have ended before the id of their response came. They stay in
+	// byID for lateNews, so that the entry still corrects their charge, and the id is learned;
 	// guarded by mu.
 	late []*Record
 	// swept is when requests that nobody hears of any more were last looked for; guarded by mu.
@@ -114,6 +115,11 @@ func (s *Store) FirstToken(id string, begin []byte) (wantsMore bool) {
 		return true
 	}
 	hold.LearnResponse(response)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.byID[id]; r != nil {
+		r.unnamed = false
+	}
 	return false
 }
 
@@ -157,19 +163,36 @@ func (s *Store) finishLocked(r *Record) {
 	s.next = (s.next + 1) % len(s.finished)
 }
 
-// evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
-// log entry may still correct its charge.
-func (s *Store) evictLocked(r *Record) {
-	if r.hold == nil || r.logged {
+// endLocked ends the joining of a request of which the log entry and Close have come. The id of a
+// short response may come after both.
+func (s *Store) endLocked(r *Record) {
+	if r.unnamed {
+		s.awaitLocked(r)
+	} else {
 		s.forgetLocked(r)
-		return
 	}
+}
+
+// awaitLocked keeps a request in byID for lateNews.
+func (s *Store) awaitLocked(r *Record) {
 	now := time.Now()
 	s.late = append(s.late, r)
 	for len(s.late) > 0 && now.Sub(s.late[0].closedAt) > lateNews {
 		s.forgetLocked(s.late[0])
 		s.late[0] = nil
 		s.late = s.late[1:]
+	}
+}
+
+// evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
+// log entry may still correct its charge.
+func (s *Store) evictLocked(r *Record) {
+	switch {
+	case r.unnamed && r.logged: // endLocked has it
+	case r.hold == nil || r.logged:
+		s.forgetLocked(r)
+	default:
+		s.awaitLocked(r)
 	}
 }
 

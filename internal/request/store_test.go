@@ -359,6 +359,34 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// The id of a short response is learned although its log entry and its end came first.
+func TestB2_LateIDOfAResponse(t *testing.T) {
+	t.Parallel()
+	end := func(_ *Store, r *Record) { r.Close(nil) }
+	entry := func(s *Store, _ *Record) { s.Observe(final("a")) }
+	for name, steps := range map[string][]func(*Store, *Record){
+		"the entry is last": {end, entry}, "the end is last": {entry, end},
+	} {
+		s, id := NewStore(1), ""
+		r := s.Begin(Arrival{ID: "a"})
+		r.SetNative(&hold{response: &id}, "chat", "chat-0", 0)
+		for _, step := range steps {
+			step(s, r)
+		}
+		for n := range 3 { // others push it out of the list
+			other := s.Begin(Arrival{ID: fmt.Sprint(n)})
+			other.SetNative(new(hold), "chat", "chat-0", 0)
+			other.Close(nil)
+		}
+		if more := s.FirstToken("a", []byte(`{"object":"response",`)); !more || id != "" {
+			t.Errorf("%s: the id is %q, and more is wanted: %t", name, id, more)
+		}
+		if more := s.FirstToken("a", []byte(`{"object":"response","id":"resp_1"`)); more || id != "resp_1" {
+			t.Errorf("%s: the id is %q, and more is wanted: %t", name, id, more)
+		}
+	}
+}
+
 // News of a request that comes late still corrects its charge, however many have ended since; but
 // not for ever.
 func TestLateNews(t *testing.T) {

@@ -113,8 +113,30 @@ func converse(g *harness.Gateway, topic, mode string) (home string) {
 			g.T.Fatalf("turn %d of %s went to %s and not to %s: %s", turn, topic, now, home, a)
 		}
 		previous = responseID(g.T, a)
+		if mode == "native" {
+			awaitSession(g, previous)
+		}
 	}
 	return home
+}
+
+// awaitSession waits until the gateway would continue the response where it is. Of a native
+// response the gateway learns while the client reads it.
+func awaitSession(g *harness.Gateway, previous string) {
+	g.T.Helper()
+	body := fmt.Sprintf(`{"model":"m","input":"And then?","previous_response_id":%q}`, previous)
+	harness.Eventually(g.T, "the response is known", func() error {
+		answer, err := http.Post(g.Admin+"/api/v1/models/m/pick?tenant=anyone", "application/json", strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		var p picked
+		if err := json.NewDecoder(answer.Body).Decode(&p); err != nil || p.Reason != "session" {
+			return fmt.Errorf("%v: %s", err, p.Why)
+		}
+		return nil
+	})
 }
 
 // responseID returns the id of the response in an answer.
