@@ -233,8 +233,8 @@ func TestB2_Sessions(t *testing.T) {
 	}
 }
 
-// TestB2_PreviousResponse: a request that continues a response goes to its replica, also when that
-// replica has to compute something first, because the others lack the whole conversation.
+// TestB2_PreviousResponse: a request that continues a response goes to its replica, however long
+// that replica has to compute before, and waits for a slot there.
 func TestB2_PreviousResponse(t *testing.T) {
 	s := newStage(Policy{LoadFloor: 8, PrefillRate: 5000})
 	s.put("m", eight()...)
@@ -247,7 +247,7 @@ func TestB2_PreviousResponse(t *testing.T) {
 	first.FirstToken()
 	first.Correct(Response{Known: true, Prompt: 25_000, Completion: 100})
 	first.Release()
-	s.SetRemoteWaiting("g2", map[string]int64{home: 5_000}) // a second
+	s.SetRemoteWaiting("g2", map[string]int64{home: 500_000})
 	next := func(id string) *Request {
 		return scanned(t, openai.Responses, map[string]any{"model": "m", "input": "and now?", "previous_response_id": id})
 	}
@@ -256,6 +256,26 @@ func TestB2_PreviousResponse(t *testing.T) {
 	}
 	if told, _ := s.Explain("m", Question{Request: next("resp_2")}); told.Reason == "session" {
 		t.Error("an unknown response has a replica")
+	}
+	s.SetRules(Rules{Default: Policy{LoadFloor: 8, MaxPerReplica: 1}})
+	busy := s.must(t, next("resp_1"))
+	waits := make(chan *Ticket)
+	go func() {
+		ticket, _ := s.Dispatch(t.Context(), next("resp_1"))
+		waits <- ticket
+	}()
+	for {
+		if v, _ := s.View("m"); v.Queued == 1 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if at := s.answer(t, ask(t, nil, "hi")); at == home {
+		t.Errorf("another request went to %s, which is full", at)
+	}
+	busy.Release()
+	if ticket := <-waits; ticket.Replica() != home {
+		t.Errorf("the request that waited went to %s", ticket.Replica())
 	}
 }
 

@@ -274,6 +274,8 @@ type Request struct {
 	ID string
 	// Session names the session that the request belongs to, within its tenant. Empty means none.
 	Session string
+	// Previous names the session of the response that the request continues. Empty means none.
+	Previous string
 	// Task is the id of the task that the request belongs to and that was admitted before; empty
 	// means none.
 	Task string
@@ -332,6 +334,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Chain:       func() prefix.Chain { return scan.Chain(body) },
 		ID:          scan.RequestID,
 		Session:     scan.Session(),
+		Previous:    scan.Previous(),
 		Task:        c.Task,
 		PromptBytes: scan.PromptBytes(),
 		MediaParts:  scan.MediaParts(),

@@ -17,8 +17,9 @@ type prompt struct {
 	chain prefix.Chain
 	// tokens is the estimated length of the prompt.
 	tokens float64
-	// session is the key of the request's session; 0 means none.
-	session uint64
+	// session is the key of the request's session, previous that of the response which the request
+	// continues; 0 means none.
+	session, previous uint64
 }
 
 // uncached returns how many tokens of the prompt a replica has to compute that has so many bytes of
@@ -57,7 +58,7 @@ func (c choice) promptOf(r *Request, tokens int) prompt {
 	if !c.any((*modelRoute).isCacheAware) {
 		return p
 	}
-	p.session = sessionKey(r.Tenant, r.Session)
+	p.session, p.previous = sessionKey(r.Tenant, r.Session), sessionKey(r.Tenant, r.Previous)
 	if r.Chain == nil {
 		return p
 	}
@@ -91,7 +92,10 @@ type forecasts struct {
 	// that the session is known, even if its replica may not be picked any more.
 	session  int
 	wasKnown bool
-	history  uint32
+	// pinned says that no other replica can serve the request, because it continues a response that
+	// only this one has.
+	pinned  bool
+	history uint32
 	// beginning is the hash of the longest beginning of the prompt that a replica has; 0 means
 	// none. at is the time of the forecast.
 	beginning uint64
@@ -131,8 +135,8 @@ func (t *modelRoute) forecast(f *forecasts, p *prompt, loads []int, now time.Tim
 
 // match sets what each replica has of the prompt, and which replica serves the session.
 func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
-	f.session, f.wasKnown, f.history, f.beginning = -1, false, 0, 0
-	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session == 0 {
+	f.session, f.wasKnown, f.pinned, f.history, f.beginning = -1, false, false, 0, 0
+	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session == 0 && p.previous == 0 {
 		clear(f.matched)
 		return
 	}
@@ -143,9 +147,12 @@ func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
 		f.beginning = p.chain.HashAt(slices.Max(f.bySlot))
 	}
 	var known session
-	if p.session != 0 {
+	if p.previous != 0 {
+		known, f.pinned = t.estimator.sessions.find(p.previous, now)
+		f.wasKnown, f.history = f.pinned, known.history
+	}
+	if p.session != 0 && !f.wasKnown {
 		known, f.wasKnown = t.estimator.sessions.find(p.session, now)
-		f.history = known.history
 	}
 	for i := range t.replicas {
 		r := &t.replicas[i]

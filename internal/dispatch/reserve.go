@@ -25,7 +25,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			t.capPrefill(&p)
 		}
 		i := t.pick(&p)
-		ticket.holdsOut = i >= 0 && t.holdOut(&p, i, ticket, now)
+		ticket.holdsOut = p.mustWait || i >= 0 && t.holdOut(&p, i, ticket, now)
 		if i < 0 || ticket.holdsOut {
 			return admission.Slot{}, false
 		}

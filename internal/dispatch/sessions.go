@@ -11,9 +11,11 @@ import (
 
 // A client may name the session of a request. With Strategy Prefix a model remembers which replica
 // has served each session, and Choose prefers that replica as long as it is not much slower than
-// the fastest. A session that is named by the response which the request continues also has a
-// history: the tokens of that conversation, which are not in the request. Every other replica has
-// to compute them.
+// the fastest.
+//
+// A request that continues an earlier response goes to the replica which has given that response,
+// because engines keep their responses to themselves. It waits for a slot there. Only when that
+// replica is gone another one is picked, which has to compute the whole conversation.
 
 const (
 	// sessionTTL is how long a session is kept after its last request.

@@ -52,8 +52,10 @@ type pickInput struct {
 	now time.Time
 	// forecasts is what the replicas are expected to do with the request.
 	forecasts *forecasts
-	// why is set by a strategy that is cache-aware.
-	why predict.Reason
+	// why is set by a strategy that is cache-aware. mustWait says that the only replica which can
+	// serve the request is full.
+	why      predict.Reason
+	mustWait bool
 }
 
 // strategies is the table of all strategies. To add one, add a row, and a row to the table of
@@ -132,6 +134,12 @@ func (t *modelRoute) peekPrefix(p *pickInput) int { return t.choose(p, true) }
 
 // choose picks for pickPrefix and peekPrefix.
 func (t *modelRoute) choose(p *pickInput, peek bool) int {
+	if home := p.forecasts.session; p.forecasts.pinned && home >= 0 {
+		if p.why, p.mustWait = predict.Session, p.loads[home] < 0; p.mustWait {
+			return -1
+		}
+		return home
+	}
 	if !p.now.IsZero() {
 		t.raiseWarming(p)
 	}

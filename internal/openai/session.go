@@ -23,6 +23,14 @@ func (r *Request) Session() string {
 	return ""
 }
 
+// Previous returns the name of the session of the response that the request continues; empty: none.
+func (r *Request) Previous() string {
+	if r.PreviousResponseID == "" {
+		return ""
+	}
+	return ResponseSession(r.PreviousResponseID)
+}
+
 // ResponseSession returns the name of the session of a request that continues the response with
 // this id.
 func ResponseSession(id string) string { return sessionResponse + id }
