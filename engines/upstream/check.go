@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,19 +97,16 @@ func (c modelClient) fetchModels(ctx context.Context, url string) (list modelLis
 }
 
 // parseModels parses {"data":[{"id":…}]}, which is OpenAI's format, or an array of such models.
-// Some servers return "models" and "name" instead. Models without a name are left out.
+// Some servers return "models" and "name" instead. An item without a name is skipped by itself and
+// counted in the list's refused names.
 func parseModels(r io.Reader) (list modelList, err error) {
-	type model struct {
-		ID   string `json:"id"`
-		Name string `json:"name"`
-	}
 	body, err := io.ReadAll(r)
 	if err != nil {
 		return list, withoutURL(err)
 	}
 	var listed struct {
-		Data   []model `json:"data"`
-		Models []model `json:"models"`
+		Data   []json.RawMessage `json:"data"`
+		Models []json.RawMessage `json:"models"`
 	}
 	if err := json.Unmarshal(body, &listed); err != nil {
 		if json.Unmarshal(body, &listed.Data) != nil {
@@ -121,18 +117,44 @@ func parseModels(r io.Reader) (list modelList, err error) {
 		listed.Data = listed.Models
 	}
 	var names []string
-	for _, m := range listed.Data {
-		names = append(names, cmp.Or(m.ID, m.Name))
+	var skipped RefusedNames
+	for _, item := range listed.Data {
+		if name := itemName(item); name != "" {
+			names = append(names, name)
+		} else {
+			skipped.skip(item)
+		}
 	}
-	return newModelList(names), nil
+	list = newModelList(names)
+	list.refused.Malformed, list.refused.FirstMalformed = skipped.Malformed, skipped.FirstMalformed
+	return list, nil
 }
 
-// newModelList separates the names that models can have from the others. It changes names.
+// itemName returns the name of the model in one item of a list: its id, or else its name. It
+// returns "" for an item that has neither as a text.
+func itemName(item json.RawMessage) string {
+	var fields struct {
+		ID   json.RawMessage `json:"id"`
+		Name json.RawMessage `json:"name"`
+	}
+	if json.Unmarshal(item, &fields) != nil {
+		return ""
+	}
+	for _, field := range []json.RawMessage{fields.ID, fields.Name} {
+		var name string
+		if json.Unmarshal(field, &name) == nil && name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// newModelList separates the names that models can have from the others. It changes names. None of
+// them is empty.
 func newModelList(names []string) (list modelList) {
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		switch {
-		case name == "":
 		case !engines.ValidName(name):
 			list.refused.refuse(name)
 		case len(list.names) == maxModels:

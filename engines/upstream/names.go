@@ -46,7 +46,8 @@ func (c Clash) Message() string {
 	return fmt.Sprintf("%s %s, which is %s. %s no requests for it.", list, c.Name, c.Owner, get)
 }
 
-// RefusedNames are names in a server's list that no model can have.
+// RefusedNames are what a server lists and Sluice does not serve: names that no model can have, and
+// items without a name.
 type RefusedNames struct {
 	// Server is the URL of the server.
 	Server string
@@ -55,10 +56,19 @@ type RefusedNames struct {
 	Count int
 	// Beyond counts the models that were not read because the list is too long.
 	Beyond int
+	// Malformed counts the items of the list that name no model. FirstMalformed is the first of
+	// them, quoted and shortened.
+	Malformed      int
+	FirstMalformed string
 }
 
 // any reports whether there is something to tell.
-func (r RefusedNames) any() bool { return r.Count > 0 || r.Beyond > 0 }
+func (r RefusedNames) any() bool { return r.Count > 0 || r.Beyond > 0 || r.Malformed > 0 }
+
+// equal reports whether both say the same of one server.
+func (r RefusedNames) equal(o RefusedNames) bool {
+	return r.Count == o.Count && r.Beyond == o.Beyond && r.Malformed == o.Malformed && r.FirstMalformed == o.FirstMalformed && slices.Equal(r.Names, o.Names)
+}
 
 // Message says which names were refused.
 func (r RefusedNames) Message() string {
@@ -74,6 +84,13 @@ func (r RefusedNames) Message() string {
 	if r.Beyond > 0 {
 		text = append(text, fmt.Sprintf("The server %s lists %d models more than the limit of %d. They are not served.", r.Server, r.Beyond, maxModels))
 	}
+	if r.Malformed > 0 {
+		items := "an item that names no model and is skipped"
+		if r.Malformed > 1 {
+			items = fmt.Sprintf("%d items that name no model and are skipped, first of all", r.Malformed)
+		}
+		text = append(text, fmt.Sprintf("The server %s lists %s: %s.", r.Server, items, r.FirstMalformed))
+	}
 	return strings.Join(text, " ")
 }
 
@@ -86,13 +103,24 @@ const (
 // refuse counts a name that cannot be used.
 func (r *RefusedNames) refuse(name string) {
 	r.Count++
-	if len(r.Names) == maxShownNames {
-		return
+	if len(r.Names) < maxShownNames {
+		r.Names = append(r.Names, strconv.Quote(shortened(name)))
 	}
-	if len(name) > maxShownLength {
-		name = strings.ToValidUTF8(name[:maxShownLength], "") + "…"
+}
+
+// skip counts an item that names no model.
+func (r *RefusedNames) skip(item []byte) {
+	if r.Malformed++; r.Malformed == 1 {
+		r.FirstMalformed = strconv.Quote(shortened(string(item)))
 	}
-	r.Names = append(r.Names, strconv.Quote(name))
+}
+
+// shortened returns the beginning of a text of a server, for messages.
+func shortened(text string) string {
+	if len(text) > maxShownLength {
+		return strings.ToValidUTF8(text[:maxShownLength], "") + "…"
+	}
+	return text
 }
 
 // Clashes returns the names that servers list although the configuration gives them to something
@@ -116,6 +144,24 @@ func (l *Launcher) RefusedNames() []RefusedNames {
 		}
 	}
 	return all
+}
+
+// Idle returns the URLs of the healthy servers that are asked for their models and list none that
+// can be served, sorted. Servers to which the file assigns a model are not among them.
+func (l *Launcher) Idle() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var urls []string
+	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
+		s := l.servers[url]
+		if s.discovered == nil || !s.checked || s.fault != "" || len(s.list.names) > 0 {
+			continue
+		}
+		if models, _ := l.servedLocked(s); len(models) == 0 {
+			urls = append(urls, url)
+		}
+	}
+	return urls
 }
 
 // discovered returns the entry of a server whose own models are to be served; nil for others.

@@ -250,7 +250,7 @@ func (l *Launcher) isLastLocked(s *server) bool {
 func (l *Launcher) setListLocked(s *server, list modelList) {
 	before := s.list.refused
 	s.list = list
-	if now := list.refused; now.any() && (now.Count != before.Count || now.Beyond != before.Beyond || !slices.Equal(now.Names, before.Names)) {
+	if now := list.refused; now.any() && !now.equal(before) {
 		now.Server = s.url
 		l.Log.Warn("discovered names refused", zap.String("replica", s.id), zap.String("reason", now.Message()))
 	}

@@ -192,6 +192,7 @@ func TestParse(t *testing.T) {
 		{"nameless", `{"data":[{"id":""},{}]}`, nil, false},
 		{"bad names", `{"data":[{"id":"/models/x"},{"id":"a"},{"id":"a b"}]}`, []string{"a", "refused", `"/models/x"`, `"a b"`}, false},
 		{"name too long", `{"data":[{"id":"` + strings.Repeat("x", 201) + `"}]}`, []string{"refused", `"` + strings.Repeat("x", 60) + `…"`}, false},
+		{"item of another form", `{"data":[{"id":7},{"id":"a"},null,"x",[],{"id":{},"name":"b"},{"id":"c","name":1}]}`, []string{"a", "b", "c"}, false},
 		{"not JSON", `<html>`, nil, true},
 		{"empty", ``, nil, true},
 	} {

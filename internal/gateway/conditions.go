@@ -119,12 +119,17 @@ func sentence(reason string) string {
 	return strings.TrimSuffix(reason, ".")
 }
 
-// upstreamConditions lists the servers of the file that do not answer their health check.
+// upstreamConditions lists the servers of the file that do not answer their health check, or that
+// list no models.
 func (g *Gateway) upstreamConditions() []condition.Condition {
 	var all []condition.Condition
 	for url, why := range g.launchers.upstream.Faults() {
 		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, "HealthCheckFailed",
 			fmt.Sprintf("Upstream %s gets no requests: %s.", url, sentence(why))))
+	}
+	for _, url := range g.launchers.upstream.Idle() {
+		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, "NoModels",
+			fmt.Sprintf("Upstream %s gets no requests: its list of models has none that can be served.", url)))
 	}
 	return all
 }

@@ -1,0 +1,41 @@
+package routing
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// startListing starts an upstream whose list of models is the text.
+func startListing(t *testing.T, list string) string {
+	return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/models") {
+			io.WriteString(w, list)
+			return
+		}
+		io.WriteString(w, `{"choices":[{"text":"ok"}]}`)
+	})
+}
+
+// TestE2E_U17_MalformedItemsAreSkipped: a server whose list has a malformed item serves its other
+// models, and conditions tell of the item and of a server that lists nothing.
+func TestE2E_U17_MalformedItemsAreSkipped(t *testing.T) {
+	t.Parallel()
+	odd := startListing(t, `{"data":[{"id":7},{"id":"good"}]}`)
+	empty := startListing(t, `{"data":[]}`)
+	g := harness.Start(t, fmt.Sprintf("upstreams: [%s, %s]\n", odd, empty))
+	if a := g.Post("/v1/completions", `{"model":"good","prompt":"x"}`); a.StatusCode != 200 {
+		t.Errorf("the good model of the list: %s", a)
+	}
+	if c := g.AwaitCondition(condition.NamesRefused, odd); !strings.Contains(c.Message, "lists an item that names no model and is skipped") {
+		t.Errorf("the operator is told %q", c.Message)
+	}
+	if c := g.AwaitCondition(condition.UpstreamUnreachable, empty); c.Reason != "NoModels" {
+		t.Errorf("the operator is told %+v", c)
+	}
+}
