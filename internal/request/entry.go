@@ -159,10 +159,13 @@ func (e *Entry) Response() Response {
 	}
 }
 
+// responsesPath is where the Responses API is. Its streams begin with events that have no token.
+const responsesPath = "/v1/responses"
+
 // ttft is the time from when a streamed request left for its replica to the first byte of the
 // response; 0 when it is not known.
 func (e *Entry) ttft() time.Duration {
-	if !e.Streamed || e.UpstreamDuration == 0 || e.FirstByte == 0 {
+	if !e.Streamed || e.UpstreamDuration == 0 || e.FirstByte == 0 || e.Path == responsesPath {
 		return 0
 	}
 	return max(0, e.FirstByte-(e.LastByte-e.UpstreamDuration))

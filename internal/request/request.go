@@ -141,7 +141,8 @@ func (q *Summary) setUsage(u Usage) {
 // predicted and as it was. It is known for streams whose first replica has answered.
 func (q *Summary) FirstTokenAfterPick() (predicted, took time.Duration, ok bool) {
 	predicted, took = q.Prediction.TTFT, q.FirstByte-q.Waited
-	return predicted, took, q.Stream && q.Source == headers.SourceEngine && q.Attempts <= 1 && q.FirstByte > 0 && predicted > 0 && took > 0
+	seen := q.Route == RouteManaged || q.Path != responsesPath
+	return predicted, took, seen && q.Stream && q.Source == headers.SourceEngine && q.Attempts <= 1 && q.FirstByte > 0 && predicted > 0 && took > 0
 }
 
 // TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"bytes"
 	"container/list"
 	"sync"
 	"time"
@@ -91,36 +92,47 @@ func (s *Store) Begin(a Arrival) *Record {
 }
 
 // FirstToken tells that the response of a native request has begun with these bytes. It returns
-// true if the request wants the id of the response, which the bytes do not have. The caller may
-// then call again with a longer beginning. An id that is not known is ignored.
+// true if the request wants the id of the response or its first token, and the bytes do not have
+// both. The caller may then call again with a longer beginning. An id that is not known is ignored.
 func (s *Store) FirstToken(id string, begin []byte) (wantsMore bool) {
 	if s == nil {
 		return false
 	}
 	s.mu.Lock()
 	var hold Hold
+	ended, stream := false, false
 	if r := s.byID[id]; r != nil {
-		hold = r.hold
+		hold, ended, stream = r.hold, r.closed, r.summary.Stream
 	}
 	s.mu.Unlock()
 	if hold == nil {
 		return false
 	}
-	hold.FirstToken()
 	if !hold.WantsResponseID() {
+		hold.FirstToken()
 		return false
+	}
+	// A response of the Responses API begins long before its first token, or is whole.
+	hasToken := bytes.Contains(begin, []byte(`.delta"`))
+	if hasToken && stream && !ended {
+		hold.FirstToken()
 	}
 	response := openai.ResponseID(begin)
 	if response == "" {
 		return true
 	}
 	hold.LearnResponse(response)
+	s.setNamed(id)
+	return stream && !hasToken
+}
+
+// setNamed records that the id of a response is known.
+func (s *Store) setNamed(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.byID[id]; r != nil {
 		r.unnamed = false
 	}
-	return false
 }
 
 // List returns the running requests and then the finished ones, each newest first and each at most

@@ -368,8 +368,8 @@ func TestB2_LateIDOfAResponse(t *testing.T) {
 		"the entry is last": {end, entry}, "the end is last": {entry, end},
 	} {
 		s, id := NewStore(1), ""
-		r := s.Begin(Arrival{ID: "a"})
-		r.SetNative(&hold{response: &id}, "chat", "chat-0", 0)
+		r, h := s.Begin(Arrival{ID: "a", Stream: true}), &hold{response: &id}
+		r.SetNative(h, "chat", "chat-0", 0)
 		for _, step := range steps {
 			step(s, r)
 		}
@@ -381,8 +381,35 @@ func TestB2_LateIDOfAResponse(t *testing.T) {
 		if more := s.FirstToken("a", []byte(`{"object":"response",`)); !more || id != "" {
 			t.Errorf("%s: the id is %q, and more is wanted: %t", name, id, more)
 		}
-		if more := s.FirstToken("a", []byte(`{"object":"response","id":"resp_1"`)); more || id != "resp_1" {
-			t.Errorf("%s: the id is %q, and more is wanted: %t", name, id, more)
+		if s.FirstToken("a", []byte(`{"object":"response","id":"resp_1"`)); id != "resp_1" {
+			t.Errorf("%s: the id is %q", name, id)
+		}
+		if h.firstTokens > 0 {
+			t.Errorf("%s: the end of the response was told as its first token", name)
+		}
+	}
+}
+
+// The first bytes of a response of the Responses API are not its first token: a stream begins with
+// events about the response, and another response comes as a whole. The time of a first token
+// teaches the prediction.
+func TestB1_FirstTokenOfAResponse(t *testing.T) {
+	t.Parallel()
+	const created = "data: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\"}}\n\n"
+	const token = "data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n"
+	for _, test := range []struct {
+		stream bool
+		begin  string
+		tokens int
+		more   bool
+	}{
+		{true, created, 0, true}, {true, created + token, 1, false}, {false, `{"id":"resp_1"`, 0, false},
+	} {
+		s, id := NewStore(1), ""
+		h := &hold{response: &id}
+		s.Begin(Arrival{ID: "a", Stream: test.stream}).SetNative(h, "chat", "chat-0", 0)
+		if more := s.FirstToken("a", []byte(test.begin)); more != test.more || h.firstTokens != test.tokens || id != "resp_1" {
+			t.Errorf("%q: told of %d first tokens, more is wanted: %t, and the id is %q", test.begin, h.firstTokens, more, id)
 		}
 	}
 }
