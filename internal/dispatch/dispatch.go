@@ -398,7 +398,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Prefill:   ticket.watch,
 		UnderTask: r.Task,
 		Locked: admission.LockedHooks{
-			Allowed: func(model string) bool { return d.serves(model, r.Allowed) },
+			Allowed: func(model string) bool { return d.serves(model, r) },
 			ReserveSlot: func(model string) (admission.Slot, bool) {
 				now, ok := d.table.Load().routes[model]
 				if !ok {
@@ -439,9 +439,9 @@ func (d *Dispatcher) reportWait(c choice, r *Request) {
 // serves reports whether a request that waits for a pool may go to this model of the pool. It reads
 // the newest routing table, because the model may have gained its first replica or lost its last
 // one.
-func (d *Dispatcher) serves(model string, allowed func(string) bool) bool {
+func (d *Dispatcher) serves(model string, r *Request) bool {
 	t, ok := d.table.Load().routes[model]
-	return ok && t.serves() && (allowed == nil || allowed(model))
+	return ok && t.serves() && isCapable(&t.Model, r.Endpoint) && mayUse(r.Allowed, model)
 }
 
 // tenant returns the limits of a tenant.

@@ -97,7 +97,7 @@ func (g *generation) startTrace() {
 // policyOf returns the policy of the model that the call names, or of the first model of a pool.
 func (r *Relay) policyOf(c *Call) Policy {
 	rules := r.rules.Load()
-	f := r.config.Dispatcher.Forecast(&dispatch.Request{Model: c.Scan.Model, Tenant: c.Tenant.Name, Allowed: c.Tenant.Allows})
+	f := r.config.Dispatcher.Forecast(&dispatch.Request{Model: c.Scan.Model, Endpoint: c.Scan.Endpoint, Tenant: c.Tenant.Name, Allowed: c.Tenant.Allows})
 	if len(f.Models) > 0 {
 		return rules.policy(f.Models[0])
 	}

@@ -48,7 +48,7 @@ func TestE2E_X4_SideDoors(t *testing.T) {
 	})
 	g := harness.Start(t, `
 models:
-  - {name: m, task: text-generation, launcher: upstream, upstreams: ["`+upstream+`"]}
+  - {name: m, launcher: upstream, upstreams: ["`+upstream+`"]}
 moderation:
   - {name: words, literals: [secret]}
 `)
