@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"time"
 )
 
@@ -88,6 +89,9 @@ type Replica struct {
 	Address netip.AddrPort
 	// Host is the Host header of requests to an upstream. Empty leaves the client's.
 	Host string
+	// ServedModel is the name under which the server knows the model, and under which it is asked
+	// for it. Empty means the model's own name.
+	ServedModel string `json:",omitempty"`
 	// Transport is nil if the replica is called by plain HTTP and nothing is added to requests.
 	Transport *Transport
 	// Launcher is what made the replica.
@@ -123,12 +127,18 @@ func IsCloseDelimited(r *http.Response) bool {
 	return r.ContentLength < 0 && len(r.TransferEncoding) == 0 && r.ProtoMajor == 1 && !r.Uncompressed
 }
 
-// Group returns the name of the replica's Transport, or "" for plain HTTP.
+// Group returns the name of the replicas of a model that are called in the same way: the name of
+// the Transport and, after an equals sign, the ServedModel. It is "" for plain HTTP and the model's
+// own name. Envoy retries a request inside its group only, because the body has one name.
 func (r Replica) Group() string {
-	if r.Transport == nil {
-		return ""
+	group := ""
+	if r.Transport != nil {
+		group = r.Transport.Group
 	}
-	return r.Transport.Group
+	if r.ServedModel != "" {
+		group += "=" + url.PathEscape(r.ServedModel)
+	}
+	return group
 }
 
 // Transport says how servers are called for which plain HTTP is not enough. Replicas with different
@@ -136,7 +146,7 @@ func (r Replica) Group() string {
 // immutable, holds secrets, and prints only its group.
 type Transport struct {
 	// Group is a name for all replicas with the same Transport. It reveals no secret, and contains
-	// no #.
+	// no # and no =.
 	Group string
 	// TLS is nil for servers without TLS.
 	TLS *TLS

@@ -39,8 +39,8 @@ type Model struct {
 	Endpoints *Resource
 	// Replicas are the ids of the replicas in Endpoints, in the same order.
 	Replicas []string
-	// Groups are the replicas with transport settings of their own, by the name of the group. Each
-	// group has a cluster of its own. nil means that there are none.
+	// Groups are the replicas with transport settings or a model name of their own, by the name
+	// of the group. Each group has a cluster of its own. nil means that there are none.
 	Groups map[string]*Model
 
 	// members and faults are what the model was built from. Groups have none.
@@ -59,21 +59,23 @@ type endpoint struct {
 	ready     bool
 	host      string
 	transport *engines.Transport
+	// group is the replica's Group.
+	group string
 }
 
 // isCurrent reports whether e still describes the replica.
 func (e *endpoint) isCurrent(r *engines.Replica, ready bool) bool {
-	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && (!ready || e.host == r.Host && e.address == unmapAddress(r.Address))
+	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && e.group == r.Group() && (!ready || e.host == r.Host && e.address == unmapAddress(r.Address))
 }
 
 // newEndpoint returns the endpoint of a replica. It returns false if the replica does not matter to
 // Envoy.
 func newEndpoint(r *engines.Replica) (endpoint, bool) {
-	e := endpoint{id: r.ID, ready: r.State == engines.Ready, transport: r.Transport}
+	e := endpoint{id: r.ID, ready: r.State == engines.Ready, transport: r.Transport, group: r.Group()}
 	if e.ready {
 		e.address, e.host = unmapAddress(r.Address), r.Host
 	}
-	return e, e.ready || e.transport != nil
+	return e, e.ready || e.group != ""
 }
 
 // Resources is the complete configuration of Envoy. It is immutable.
@@ -231,8 +233,7 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	for i := range s.Replicas {
 		if e, ok := newEndpoint(&s.Replicas[i]); ok {
 			members = append(members, e)
-			name := s.Replicas[i].Group()
-			groups[name] = append(groups[name], e)
+			groups[e.group] = append(groups[e.group], e)
 		}
 	}
 	m, err := buildGroup(s.Name, groups[""], old)
@@ -263,16 +264,12 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 	return m, nil
 }
 
-// buildGroup builds the cluster of the replicas of a model that share transport settings, and their
-// endpoints.
+// buildGroup builds the cluster of the replicas of a model that share transport settings and the
+// model's name, and their endpoints.
 func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
-	m := &Model{}
+	m, group := &Model{}, ""
 	if len(members) > 0 {
-		m.transport = members[0].transport
-	}
-	group := ""
-	if m.transport != nil {
-		group = m.transport.Group
+		m.transport, group = members[0].transport, members[0].group
 	}
 	name := headers.GroupCluster(model, group)
 	var err error
@@ -304,7 +301,7 @@ func (m *Model) isCurrent(s *engines.ModelSnapshot) bool {
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
 		ready := r.State == engines.Ready
-		if !ready && r.Transport == nil {
+		if !ready && r.Group() == "" {
 			continue
 		}
 		if n == len(m.members) || !m.members[n].isCurrent(r, ready) {

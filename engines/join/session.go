@@ -218,7 +218,7 @@ func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 			continue
 		}
 		seen[r.ID] = true
-		r.Node, r.Launcher, r.Transport, r.Host = ses.node.name, engines.Local, nil, ""
+		r.Node, r.Launcher, r.Transport, r.Host, r.ServedModel = ses.node.name, engines.Local, nil, "", ""
 		r.Since = r.Since.Add(ses.clockSkew).UTC()
 		r.Reason = ses.node.redactors[r.Model].Text(boundText(r.Reason))
 		if ses.isRemote && r.Address.Addr().Unmap().IsLoopback() {

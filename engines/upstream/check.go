@@ -30,7 +30,9 @@ type checkResult struct {
 
 // modelList is a server's list of models. names are sorted. refused has no Server.
 type modelList struct {
-	names   []string
+	names []string
+	// listed are the names of all items, sorted.
+	listed  []string
 	refused RefusedNames
 	// closeDelimited says that the server has ended the response by closing its connection.
 	closeDelimited bool
@@ -149,11 +151,12 @@ func itemName(item json.RawMessage) string {
 	return ""
 }
 
-// newModelList separates the names that models can have from the others. It changes names. None of
-// them is empty.
+// newModelList separates the names that models can have from the others. It keeps and changes
+// names. None of them is empty.
 func newModelList(names []string) (list modelList) {
 	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
+	list.listed = slices.Compact(names)
+	for _, name := range list.listed {
 		switch {
 		case !engines.ValidName(name):
 			list.refused.refuse(name)

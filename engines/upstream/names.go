@@ -146,6 +146,45 @@ func (l *Launcher) RefusedNames() []RefusedNames {
 	return all
 }
 
+// Unlisted is a name that the configuration gives a model on a server, and that the server does not
+// list.
+type Unlisted struct{ Model, Name, Server string }
+
+// Message says what the server does not list.
+func (u Unlisted) Message() string {
+	return fmt.Sprintf("The server %s does not list %s, which is the name of the model %s there.", u.Server, strconv.Quote(u.Name), u.Model)
+}
+
+// Unlisted returns the names of models that healthy servers do not list, in the order of the
+// configuration. Only names that the configuration gives for a server are looked for.
+func (l *Launcher) Unlisted() []Unlisted {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []Unlisted
+	for _, m := range l.desired.Models {
+		for _, url := range slices.Sorted(maps.Keys(m.Names)) {
+			s := l.servers[url]
+			if s == nil || !s.checked || s.fault != "" {
+				continue
+			}
+			if _, listed := slices.BinarySearch(s.list.listed, m.Names[url]); !listed {
+				all = append(all, Unlisted{m.Name, m.Names[url], url})
+			}
+		}
+	}
+	return all
+}
+
+// nameOn returns the name that the configuration gives a model on a server; "" if it gives none.
+func (d Desired) nameOn(model, url string) string {
+	for i := range d.Models {
+		if d.Models[i].Name == model {
+			return d.Models[i].Names[url]
+		}
+	}
+	return ""
+}
+
 // Idle returns the URLs of the healthy servers that are asked for their models and list none that
 // can be served, sorted. Servers to which the file assigns a model are not among them.
 func (l *Launcher) Idle() []string {

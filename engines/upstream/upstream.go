@@ -45,6 +45,8 @@ type Config struct {
 type Model struct {
 	engines.Model
 	URLs []string
+	// Names are the model's names on servers that know it by another name, by URL.
+	Names map[string]string
 }
 
 // Desired is the wanted set of models and servers.
@@ -289,7 +291,7 @@ func (l *Launcher) publishLocked() {
 				known[name] = true
 				part.Models = append(part.Models, engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true})
 			}
-			part.Replicas = append(part.Replicas, s.replica(name))
+			part.Replicas = append(part.Replicas, s.replica(name, l.desired.nameOn(name, url)))
 		}
 		for _, name := range clashing {
 			clashes[name] = append(clashes[name], s.id)
@@ -312,8 +314,10 @@ func (l *Launcher) Faults() map[string]string {
 	return all
 }
 
-func (s *server) replica(model string) engines.Replica {
-	r := engines.Replica{ID: s.id, Model: model, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
+// replica returns the server as a replica of the model, which it knows as served; "" is the model's
+// own name.
+func (s *server) replica(model, served string) engines.Replica {
+	r := engines.Replica{ID: s.id, Model: model, ServedModel: served, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
 		Launcher: engines.Upstream, Since: s.since, Reason: s.fault, CloseDelimited: s.list.closeDelimited}
 	switch {
 	case !s.checked:

@@ -22,6 +22,7 @@ const (
 	ResourceRejected     Type = "ResourceRejected"
 	NameClash            Type = "NameClash"
 	NamesRefused         Type = "NamesRefused"
+	ModelNotListed       Type = "ModelNotListed"
 	RequestsUncounted    Type = "RequestsUncounted"
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
 	FilesNearLimit       Type = "FilesNearLimit"
@@ -95,6 +96,9 @@ var types = []row{
 	{NamesRefused, Warning, False, false,
 		"A discovered server lists models under names that cannot be used, items without a name, or too many models. Sluice serves the other models.",
 		"Correct the names at the server."},
+	{ModelNotListed, Warning, False, false,
+		"A server does not list a model under the name that the file gives for it there. The server gets requests for the model all the same.",
+		"Correct `model` at that entry of the model's `upstreams`, or the name at the server."},
 	{RequestsUncounted, Warning, False, false,
 		"Requests of before a restart run that do not count against the limits. New requests may exceed these meanwhile.",
 		"It ends with these requests, or when Envoy answers. If it lasts, read Envoy's log in the state directory."},

@@ -37,6 +37,9 @@ func check(d *decoder, c *Config) {
 	k.checkTenants()
 	k.checkModeration()
 	k.checkTracing()
+	for i := range c.Upstreams {
+		k.rejectSet(path{"upstreams"}.item(i).field("model"), "the upstreams of the file")
+	}
 	k.checkUpstreams(path{"upstreams"}, c.Upstreams)
 }
 

@@ -44,10 +44,10 @@ func (k *checker) checkUpstreams(at path, list []Upstream) {
 	}
 }
 
-// isSameServer reports whether both entries call the server in the same way. Join is not about the
-// server: it says what the models that the server lists are for this entry.
+// isSameServer reports whether both entries call the server in the same way. Join and Model are not
+// about the server: they say what its models are for this entry.
 func (u knownUpstream) isSameServer(other Upstream) bool {
-	other.Join = u.Join
+	other.Join, other.Model = u.Join, u.Model
 	return reflect.DeepEqual(u.Upstream, other)
 }
 

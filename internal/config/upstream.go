@@ -8,7 +8,9 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -19,6 +21,10 @@ type Upstream struct {
 	// URL is the URL of the server: http:// or https://, host, port, and the path of its API with
 	// or without /v1, such as https://api.example.com/openai/v1. It holds no user and no password.
 	URL string `yaml:"url" required:"true"`
+	// Model is the name under which this server knows the model, such as Qwen/Qwen2.5-7B-Instruct.
+	// Requests to the server have it in their bodies. A request is not tried again at a server with
+	// another name. It is for the upstreams of a model. Default: the model's own name.
+	Model string `yaml:"model"`
 	// APIKeyEnv is the name of the environment variable that holds the server's key. The key is
 	// sent as "Authorization: Bearer …" with every request. Default: empty, no key is sent.
 	APIKeyEnv string `yaml:"api_key_env"`
@@ -42,6 +48,21 @@ type Upstream struct {
 	RequestHeaders map[string]string `yaml:"-"`
 	// CA is the content of CAFile.
 	CA string `yaml:"-"`
+}
+
+// maxServedModel is the length of the longest name of a model on a server, in bytes.
+const maxServedModel = 500
+
+// servedModelFault says why name cannot be the name of a model on a server; empty when it can.
+func servedModelFault(name string) string {
+	control := func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }
+	switch {
+	case name == "" || strings.TrimSpace(name) != name || strings.ContainsFunc(name, control):
+		return "must be the model's name on this server, without control characters and without spaces at its ends"
+	case len(name) > maxServedModel:
+		return "is longer than " + strconv.Itoa(maxServedModel) + " bytes"
+	}
+	return ""
 }
 
 // decodeUpstream reads an Upstream: a mapping, or the URL alone.

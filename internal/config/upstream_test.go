@@ -72,7 +72,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
 		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
-			"1: upstreams[0].api_key: unknown field; known are url, api_key_env, headers, ca_file, insecure_skip_verify, join"}},
+			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{
@@ -105,6 +105,10 @@ func TestUpstreamFaults(t *testing.T) {
 			"1: upstreams[4]: must be a URL such as http://10.0.0.5:8000")},
 		{"one server twice", "upstreams: [https://h/a, https://h:443/a/v1, http://h:443/a, https://h/b]", []string{
 			"1: upstreams[1]: the same server is on line 1, at upstreams[0]: remove one of them", "1: upstreams[2]: the same server is on line 1, at upstreams[0]: remove one of them"}},
+		{"name for a discovered server", "upstreams: [{url: http://h, model: x}]", []string{
+			"1: upstreams[0].model: has no effect with the upstreams of the file; remove it"}},
+		{"name of a model that none can be", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, model: \" x\"}]}]", []string{
+			"1: models[a].upstreams[0].model: must be the model's name on this server, without control characters and without spaces at its ends"}},
 		{"join for a server of a model", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, join: true}]}]", []string{
 			"1: models[a].upstreams[0].join: has no effect with the upstreams of a model; remove it"}},
 		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, headers: {x: secret}}]}", []string{
@@ -133,5 +137,17 @@ func TestX3_JoinIsOfTheEntry(t *testing.T) {
 	want := []string{"2: upstreams[0]: the same server is on line 1, at models[a].upstreams[0], with other settings: give it the same ones here"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestU4_ModelIsOfTheEntry: two models may know one server's models by different names, and a name
+// may be one that no model of the file could have.
+func TestU4_ModelIsOfTheEntry(t *testing.T) {
+	c := parsed(t, "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, model: /models/x y}]}, "+
+		"{name: b, launcher: upstream, upstreams: [{url: http://h, model: other}]}]\nupstreams: [http://h]")
+	for i, want := range []string{"/models/x y", "other"} {
+		if got := c.Models[i].Upstreams[0].Model; got != want {
+			t.Errorf("model %d is %q there, want %q", i, got, want)
+		}
 	}
 }

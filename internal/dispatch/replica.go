@@ -13,8 +13,10 @@ import (
 type replica struct {
 	id, address string
 	cluster     string // the Envoy cluster
-	limit       int    // of concurrent requests; 0: no limit
-	maxPrefill  int    // 0: no bound
+	// servedModel is the name of the model there. All replicas of a cluster have the same.
+	servedModel string
+	limit       int // of concurrent requests; 0: no limit
+	maxPrefill  int // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool
 	// since is when the replica became pickable. Slow start counts from then.

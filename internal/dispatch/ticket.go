@@ -16,8 +16,9 @@ import (
 type Ticket struct {
 	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
-	// Served is the name of the model in the request to the engine: the model's name, or that of
-	// the adapter that the client asked for.
+	// Served is the name of the model in the request to the engine: the model's name on the
+	// picked replica and on all others in Endpoints, or that of the adapter that the client asked
+	// for.
 	Served string
 	// MaxDuration bounds the response; 0 means that the route of Envoy bounds it.
 	MaxDuration time.Duration
@@ -82,7 +83,7 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.FailOver = t.route.policy.FailOver
-	if t.Served = t.Model; t.route.isAdapter(asked) {
+	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(asked) {
 		t.Served = asked
 	}
 	t.measure = t.route.policy.Limits.TokensPerMinute > 0 ||

@@ -17,6 +17,9 @@ func (g *Gateway) nameConditions() []condition.Condition {
 	for _, r := range g.launchers.upstream.RefusedNames() {
 		all = append(all, condition.Fault(condition.NamesRefused, r.Server, "InvalidNames", r.Message()))
 	}
+	for _, u := range g.launchers.upstream.Unlisted() {
+		all = append(all, condition.Fault(condition.ModelNotListed, u.Model+" at "+u.Server, "NotListed", u.Message()))
+	}
 	return append(all, g.launchers.resources.nameConditions()...)
 }
 

@@ -193,7 +193,7 @@ func upstreams(c *config.Config) upstream.Desired {
 	access(d.Access, c.Upstreams)
 	for _, m := range c.Models {
 		if m.Launcher == engines.Upstream {
-			d.Models = append(d.Models, upstream.Model{Model: describe(m), URLs: urls(m.Upstreams)})
+			d.Models = append(d.Models, upstream.Model{Model: describe(m), URLs: urls(m.Upstreams), Names: servedNames(m)})
 			access(d.Access, m.Upstreams)
 		}
 	}
@@ -217,6 +217,21 @@ func reservedNames(c *config.Config) map[string]upstream.Reserved {
 		all[p.Name] = upstream.Reserved{Owner: "a pool of the configuration"}
 	}
 	return all
+}
+
+// servedNames returns the names of a model on servers that know it by another one, by URL.
+func servedNames(m config.Model) map[string]string {
+	var names map[string]string
+	for _, s := range m.Upstreams {
+		if s.Model == "" {
+			continue
+		}
+		if names == nil {
+			names = map[string]string{}
+		}
+		names[s.URL] = s.Model
+	}
+	return names
 }
 
 func urls(servers []config.Upstream) []string {
