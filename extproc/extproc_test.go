@@ -181,7 +181,7 @@ func TestDecided(t *testing.T) {
 		{"plain", `{"model":"m"}`, "", nil, map[string]string{"x-envoy-upstream-rq-timeout-ms": "60000"}},
 		{"streamed", `{"model":"m","stream":true}`, "", nil, map[string]string{headers.Stream: "1", "x-envoy-upstream-rq-timeout-ms": "60000"}},
 		{"own options", `{"model":"m","max_duration_ms":5000}`, `{"model":"m"}`, nil,
-			map[string]string{"content-length": "13", "x-envoy-upstream-rq-timeout-ms": "5000"}},
+			map[string]string{"content-length": "13", headers.ClientTimeout: "1", "x-envoy-upstream-rq-timeout-ms": "5000"}},
 		{"timeout by header", `{"model":"m"}`, "", []string{"x-sluice-timeout-ms: 70"},
 			map[string]string{headers.ClientTimeout: "1", "x-envoy-upstream-rq-timeout-ms": "70"}},
 	} {

@@ -100,7 +100,7 @@ var retryHeaders = func() (all [failover.EveryBit + 1][]*core.HeaderValueOption)
 func appendTimeout(set []*core.HeaderValueOption, model time.Duration, scan *openai.Request, waited time.Duration) []*core.HeaderValueOption {
 	shortest, isClients := model, false
 	if d := scan.MaxDuration - waited; scan.MaxDuration > 0 && (shortest == 0 || d < shortest) {
-		shortest = d
+		shortest, isClients = d, true
 	}
 	if d := scan.Timeout - waited; scan.Timeout > 0 && (shortest == 0 || d < shortest) {
 		shortest, isClients = d, true
@@ -122,6 +122,9 @@ func immediate(e *openai.Error) *extproc.ProcessingResponse {
 	set = append(set, header("content-type", "application/json"), header(headers.Source, headers.SourceGateway))
 	if s := e.RetryAfterSeconds(); s != "" {
 		set = append(set, header("retry-after", s))
+	}
+	if e.MustNotRepeat() {
+		set = append(set, header(headers.ShouldRetry, "false"))
 	}
 	for name, value := range e.Header {
 		set = append(set, header(name, value))

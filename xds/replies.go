@@ -164,6 +164,9 @@ func (r reply) mapper() *hcm.ResponseMapper {
 	if r.retry {
 		m.HeadersToAdd = append(m.HeadersToAdd, setHeader("retry-after", retryAfter))
 	}
+	if r.status == 408 { // OpenAI's clients would repeat the request
+		m.HeadersToAdd = append(m.HeadersToAdd, setHeader(headers.ShouldRetry, "false"))
+	}
 	return m
 }
 

@@ -84,7 +84,9 @@ func document() []byte {
 		"Every error is `{\"error\":{\"message\",\"type\",\"code\",\"param\"}}`. In a stream that has started it is an\n" +
 		"event, with `retryable` and `retry_after_ms` beside those. A retryable error has a `Retry-After` header,\n" +
 		"of 1 second if nothing better is known. The header `x-sluice-source` says whether the gateway or the\n" +
-		"engine answered. Over gRPC the status follows from the HTTP status, and `llm.v1.Error` holds the rest.\n\n" +
+		"engine answered. Over gRPC the status follows from the HTTP status, and `llm.v1.Error` holds the rest.\n" +
+		"Errors of status 408 and 409 have `x-should-retry: false`: OpenAI's clients would repeat the request by\n" +
+		"themselves, and generate all of it again or meet the same conflict.\n\n" +
 		"| status | code | type | retryable | meaning |\n| --- | --- | --- | --- | --- |\n")
 	for _, row := range Codes() {
 		retryable := "no"

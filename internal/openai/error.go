@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// shouldRetry is headers.ShouldRetry, which this package may not import.
+const shouldRetry = "x-should-retry"
+
 // Error is the one error type that clients see, over every protocol. Its text must never hold a
 // key, a prompt or a completion.
 type Error struct {
@@ -75,6 +78,14 @@ func (e *Error) RetryAfterSeconds() string {
 		return ""
 	}
 	return strconv.FormatInt(int64((e.retryAfter()+time.Second-1)/time.Second), 10)
+}
+
+// MustNotRepeat reports whether a client must not repeat the request by itself, which OpenAI's do
+// after 408 and 409: the client's own timeout ended the request, or its request id is in use. A
+// repeated request would generate all of it again, or meet the same conflict.
+func (e *Error) MustNotRepeat() bool {
+	status := e.HTTPStatus()
+	return status == http.StatusRequestTimeout || status == http.StatusConflict
 }
 
 func (e *Error) retryAfter() time.Duration {
@@ -146,6 +157,9 @@ func (e *Error) Answer(w http.ResponseWriter) {
 	}
 	if s := e.RetryAfterSeconds(); s != "" {
 		h.Set("retry-after", s)
+	}
+	if e.MustNotRepeat() {
+		h.Set(shouldRetry, "false")
 	}
 	h.Set("content-type", "application/json")
 	h.Set("content-length", strconv.Itoa(len(body)))

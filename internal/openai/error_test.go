@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"errors"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -109,6 +110,22 @@ func TestR9_ParseRetryAfter(t *testing.T) {
 		413: CodeRequestTooLarge, 422: CodeInvalidRequest, 429: CodeRateLimited, 500: CodeUpstreamError, 503: CodeUpstreamError, 504: CodeUpstreamTimeout} {
 		if got := CodeOfStatus(status); got != want {
 			t.Errorf("%d: %s, want %s", status, got, want)
+		}
+	}
+}
+
+// TestR6_ShouldRetry: clients must not repeat by themselves what their own timeout has ended, and
+// may repeat what failed on the side of the gateway.
+func TestR6_ShouldRetry(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[Code]string{
+		CodeRequestTimeout: "false", CodeClientTooSlow: "false", CodeRequestIDConflict: "false",
+		CodeRateLimited: "", CodeNoReplica: "", CodeUpstreamError: "", CodeInvalidRequest: "",
+	} {
+		w := httptest.NewRecorder()
+		(&Error{Code: code}).Answer(w)
+		if got := w.Header().Get("x-should-retry"); got != want {
+			t.Errorf("%s: x-should-retry %q, want %q", code, got, want)
 		}
 	}
 }

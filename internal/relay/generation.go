@@ -172,7 +172,11 @@ func (g *generation) startDeadlines() (stop func()) {
 		}
 	}
 	start(g.call.Scan.Timeout, errTimeout)
-	start(g.call.Scan.MaxDuration, errTooLong)
+	tooLong := errTooLong
+	if !g.call.Scan.Stream { // a stream ends with what it has; another answer has nothing
+		tooLong = errTimeout
+	}
+	start(g.call.Scan.MaxDuration, tooLong)
 	return func() {
 		for _, t := range timers {
 			t.Stop()

@@ -29,6 +29,7 @@ models:
     task: embedding
     engine: sim
     launcher: local
+  - {name: speech, task: transcription, engine: sim}
   - name: busy
     launcher: upstream
     upstreams: [`+harness.StartHeldUpstream(t).URL+`]
@@ -47,7 +48,7 @@ models:
 		return nil
 	})
 	settings := map[string]string{
-		"BASE_URL": g.URL + "/v1", "MODEL": "chat", "EMBED_MODEL": "embed", "BUSY_MODEL": "busy", "API_KEY": key.Secret,
+		"BASE_URL": g.URL + "/v1", "MODEL": "chat", "EMBED_MODEL": "embed", "AUDIO_MODEL": "speech", "BUSY_MODEL": "busy", "API_KEY": key.Secret,
 		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),
 	}
 	t.Run("python", func(t *testing.T) {
