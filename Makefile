@@ -7,7 +7,9 @@ RACE ?= -race
 # The tests with real Envoys and whole gateways measure time, so they run without the race detector.
 # Their packages run one after another (-p 1), because the tests of one package already run in parallel.
 E2E = $(shell go list ./... | grep /tests/e2e/)
-UNIT = $(shell go list ./... | grep -v /tests/e2e/)
+# The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
+VIRTUAL = $(shell go list ./... | grep /internal/bench/)
+UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
 # FUZZTIME is how long each fuzz target runs, BENCHTIME how long each benchmark runs.
 FUZZTIME ?= 20s
 BENCHTIME ?= 1s
@@ -32,6 +34,7 @@ run: envoy build
 # test runs all tests, with a real Envoy, a real llama.cpp, the official clients and a real browser.
 test: tools vet
 	go test $(RACE) -vet=off -timeout 10m $(UNIT)
+	go test -vet=off $(VIRTUAL)
 	# Once more with net/http in the place of internal/http1, which tells a fault of ours from one of Envoy's.
 	SLUICE_HTTP1=std go test -vet=off ./internal/relay
 	go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)

@@ -210,8 +210,8 @@ func TestU10_ServersAreCalledAsTheirTransportSays(t *testing.T) {
 // TestU10_BadMetrics: whatever a server answers is a fault with a reason, or a number in bounds.
 func TestU10_BadMetrics(t *testing.T) {
 	t.Parallel()
-	r := New(Config{Fleet: engines.NewFleet(), Timeout: 200 * time.Millisecond})
-	r.Set(Known{Engines: catalogue()})
+	patient := New(Config{Fleet: engines.NewFleet(), Timeout: time.Minute})
+	patient.Set(Known{Engines: catalogue()})
 	hang := make(chan struct{})
 	defer close(hang)
 	for _, tt := range []struct {
@@ -240,6 +240,11 @@ func TestU10_BadMetrics(t *testing.T) {
 			}
 			w.Write([]byte(tt.page)) //nolint:errcheck // the client may leave
 		}))
+		r := patient
+		if tt.page == "hang" {
+			r = New(Config{Fleet: engines.NewFleet(), Timeout: 200 * time.Millisecond})
+			r.Set(Known{Engines: catalogue()})
+		}
 		a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: addressOf(s)})
 		s.Close()
 		if !strings.Contains(a.news.Fault, tt.fault) || (tt.fault == "") != (a.news.Fault == "") {
