@@ -24,6 +24,7 @@ type requestHead struct {
 	sessionID        string
 	timeout          string
 	priority         string
+	heartbeat        string
 	task             string
 	traceparent      string
 	// repeated is the name of a header that the client sent more than once. Such a request is
@@ -82,6 +83,8 @@ func (r *requestHead) field(name string) *string {
 		return &r.priority
 	case headers.TaskID:
 		return &r.task
+	case headers.Heartbeat:
+		return &r.heartbeat
 	}
 	return nil
 }
@@ -107,6 +110,9 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 	}
 	if len(r.task) > maxRequestID {
 		return invalid(headers.TaskID, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")
+	}
+	if h := r.heartbeat; h != "" && h != headers.HeartbeatChunk && h != headers.HeartbeatComment {
+		return invalid(headers.Heartbeat, "must be "+headers.HeartbeatChunk+" or "+headers.HeartbeatComment)
 	}
 	if fault := openai.CheckEncoding(r.contentEncoding); fault != nil {
 		return fault

@@ -95,3 +95,16 @@ func TestB2_NativeResponsesAreObserved(t *testing.T) {
 		}
 	}
 }
+
+func TestR11_BadHeartbeatIsRefused(t *testing.T) {
+	s, _ := newServer(t, nil)
+	e := open(t, s)
+	refused := e.headers(key, "x-sluice-heartbeat: loud").GetImmediateResponse()
+	if refused.GetStatus().GetCode() != 400 || !strings.Contains(string(refused.GetBody()), "must be chunk or comment") {
+		t.Errorf("the answer is %v: %s", refused.GetStatus(), refused.GetBody())
+	}
+	e = open(t, s)
+	if e.headers(key, "x-sluice-heartbeat: comment").GetImmediateResponse() != nil {
+		t.Error("comment is refused")
+	}
+}

@@ -51,12 +51,13 @@ func methodNotAllowed(r *http.Request) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
 }
 
-// list answers with the models and pools that the tenant may use.
+// list answers with the models and pools that the tenant may call. A model that is served elsewhere
+// cannot be called: it is for /schedule alone.
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	tenant := r.Header.Get(headers.Tenant)
 	var names []string
 	for name, m := range c.Fleet.Snapshot().Models {
-		if c.Allowed(tenant, name) {
+		if m.Launcher != engines.None && c.Allowed(tenant, name) {
 			names = append(append(names, name), m.Adapters...)
 		}
 	}

@@ -31,8 +31,9 @@ func TestAPI(t *testing.T) {
 		body                 string
 	}{
 		{"GET", "/health", "", 200, `{"status":"ok"}`},
-		{"GET", "/v1/models", "all", 200, `{"object":"list","data":[` + auto + `,` + elsewhere + `,` + big + `,` + small + `]}`},
+		{"GET", "/v1/models", "all", 200, `{"object":"list","data":[` + auto + `,` + big + `,` + small + `]}`},
 		{"GET", "/v1/models/auto", "all", 200, auto},
+		{"GET", "/v1/models/elsewhere", "all", 200, elsewhere},
 		{"GET", "/v1/models/auto", "some", 404, "model_not_found"},
 		{"GET", "/v1/models", "some", 200, `{"object":"list","data":[` + small + `]}`},
 		{"GET", "/v1/models", "", 200, `{"object":"list","data":[]}`},

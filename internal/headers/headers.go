@@ -107,11 +107,13 @@ const (
 	Priority = "x-sluice-priority"
 	// TaskID is the id of a task of the batch API that the request belongs to.
 	TaskID = "x-sluice-task-id"
-	// Heartbeat is the form of the heartbeats of a managed stream: HeartbeatChunk, or anything else
-	// for comments.
+	// Heartbeat is the form of the heartbeats of a managed stream: HeartbeatChunk, or
+	// HeartbeatComment, which is the default. A request with another form is refused.
 	Heartbeat = "x-sluice-heartbeat"
 	// HeartbeatChunk asks for chunks without content, for clients that cannot read comments.
 	HeartbeatChunk = "chunk"
+	// HeartbeatComment asks for comments.
+	HeartbeatComment = "comment"
 )
 
 // The Envoy clusters that lead to Sluice itself, and one that leads nowhere.

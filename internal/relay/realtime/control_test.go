@@ -338,3 +338,25 @@ func TestR5_StartWithoutAModel(t *testing.T) {
 	r.finish("stop")
 	c.final("stop")
 }
+
+// TestR11_ABadModelIsNotKept: the turn after one that has failed because of its model has the model
+// of before.
+func TestR11_ABadModelIsNotKept(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(hello)
+	r := g.engine.next(t)
+	r.say("a")
+	c.tokens("a")
+	r.finish("stop")
+	c.final("stop")
+	c.send(`{"type":"start","model":"bad","message":{}}`)
+	g.engine.next(t).end(relay.Result{Fault: openai.ModelNotFound("model", "bad")})
+	c.fault("model_not_found")
+	c.send(`{"type":"start","message":{}}`)
+	if r = g.engine.next(t); r.call.Scan.Model != "m" {
+		t.Errorf("the next turn has model %q", r.call.Scan.Model)
+	}
+	r.finish("stop")
+	c.final("stop")
+}

@@ -51,6 +51,9 @@ type session struct {
 	turnsStarted int
 	// keptMessages is how many messages of the conversation stay if the turn fails.
 	keptMessages int
+	// keptModel is the model of the conversation before the running turn. It comes back if the turn
+	// fails because of its model.
+	keptModel string
 	// awaitingTools is the turn whose tool calls wait for answers. nil: there is none.
 	awaitingTools *turn
 	// gate is that of the last start message.
@@ -202,7 +205,7 @@ func (s *session) start(m *message) *openai.Error {
 	if fault != nil {
 		return fault
 	}
-	s.keptMessages = len(next.messages)
+	s.keptMessages, s.keptModel = len(next.messages), s.conversation.model
 	if m.Message != nil {
 		s.keptMessages--
 	}
@@ -308,7 +311,9 @@ func (s *session) finishTurn(t *turn) {
 	t.cancel(nil)
 	s.gate.setPaused(false)
 	if fault != nil {
-		s.removePrompt()
+		if s.removePrompt(); fault.Param == "model" {
+			s.conversation.model = s.keptModel
+		}
 		s.socket.send(newError(t.id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
 		if broken {
 			s.socket.stop(closeInternal)
@@ -379,7 +384,7 @@ func (s *session) continueAfterTools(t *turn) *openai.Error {
 	if fault != nil {
 		return fault
 	}
-	s.conversation, s.awaitingTools, s.keptMessages = next, nil, len(next.messages)
+	s.conversation, s.awaitingTools, s.keptMessages, s.keptModel = next, nil, len(next.messages), next.model
 	s.startTurn(t.id, call)
 	return nil
 }
