@@ -92,6 +92,8 @@ type server struct {
 	since time.Time
 	// checked is true once a check has ended.
 	checked bool
+	// health is the server's health for each model that has failed there.
+	health map[string]modelHealth
 	// failedAt is when a request to the server last failed.
 	failedAt time.Time
 }
@@ -210,41 +212,15 @@ func (l *Launcher) applyResult(s *server, seen checkResult) {
 	case seen.err == nil:
 		l.setListLocked(s, seen.list)
 		l.setFaultLocked(s, "")
-	case seen.inconclusive && s.checked && s.fault == "" && l.isLastLocked(s):
-		return // The server may only be too busy to answer, and it is the last one of a model.
+		l.recoverLocked(s)
+	case seen.inconclusive && s.checked && s.fault == "" && l.isLastOfAnyLocked(s):
+		// The server may only be too busy to answer, and it is the last one of a model.
+		l.failLocked(s, "", seen.err.Error())
 	default:
 		l.setFaultLocked(s, seen.err.Error())
 	}
 	s.checked = true
 	l.publishLocked()
-}
-
-// RecordFailure records that a request to the replica failed: there was no connection, or the
-// response had a status of 500 or above. The server gets no more requests until its next successful
-// check. The last healthy server of a model keeps getting requests.
-func (l *Launcher) RecordFailure(replica, what string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, s := range l.servers {
-		if s.id == replica && s.fault == "" && !l.isLastLocked(s) {
-			s.failedAt = time.Now()
-			l.setFaultLocked(s, what)
-			l.publishLocked()
-			return
-		}
-	}
-}
-
-// isLastLocked reports whether s is the last healthy server of a model. l.mu must be held.
-func (l *Launcher) isLastLocked(s *server) bool {
-	models, _ := l.servedLocked(s)
-	for _, o := range l.servers {
-		if o != s && o.fault == "" && o.checked {
-			others, _ := l.servedLocked(o)
-			models = slices.DeleteFunc(models, func(name string) bool { return slices.Contains(others, name) })
-		}
-	}
-	return len(models) > 0
 }
 
 // setListLocked replaces the server's list of models and logs names that are newly refused. l.mu
@@ -301,28 +277,21 @@ func (l *Launcher) publishLocked() {
 	l.Fleet.Set(Source, part)
 }
 
-// Faults returns why servers fail their health check, by URL.
-func (l *Launcher) Faults() map[string]string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := map[string]string{}
-	for url, s := range l.servers {
-		if s.checked && s.fault != "" {
-			all[url] = s.fault
-		}
-	}
-	return all
-}
-
 // replica returns the server as a replica of the model, which it knows as served; "" is the model's
 // own name.
 func (s *server) replica(model, served string) engines.Replica {
 	r := engines.Replica{ID: s.id, Model: model, ServedModel: served, Address: s.address, Host: hostHeader(s.url), Transport: s.transport,
 		Launcher: engines.Upstream, Since: s.since, Reason: s.fault, CloseDelimited: s.list.closeDelimited}
+	if h := s.health[model]; s.fault == "" {
+		r.Reason = h.fault
+		if h.since.After(r.Since) {
+			r.Since = h.since
+		}
+	}
 	switch {
 	case !s.checked:
 		r.State = engines.Starting
-	case s.fault == "":
+	case r.Reason == "":
 		r.State = engines.Ready
 	default:
 		r.State = engines.Failed

@@ -129,11 +129,11 @@ func TestHealth(t *testing.T) {
 	a.status.Store(http.StatusOK)
 	l.CheckOnce(t.Context())
 
-	l.RecordFailure(a.id(), "answered 500")
+	l.RecordFailure(a.id(), "chat", "answered 500")
 	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Failed, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 	l.CheckOnce(t.Context())
-	l.RecordFailure(b.id(), "answered 500") // It is the last server of only-b.
+	l.RecordFailure(b.id(), "only-b", "answered 500") // It is the last server of only-b.
 	expectStates(t, fleet, map[string]states{
 		"chat": {a.id(): engines.Ready, b.id(): engines.Ready}, "only-b": {b.id(): engines.Ready}})
 

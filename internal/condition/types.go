@@ -63,7 +63,7 @@ var types = []row{
 		"The replica ends responses by closing their connections. All requests of its model are managed, because only the relay notices a cut.",
 		"Have the engine, or the proxy in front of it, answer by HTTP/1.1 with Content-Length or in chunks."},
 	{UpstreamUnreachable, Warning, False, false,
-		"A server of `upstreams` does not answer its health check, or its list of models has none that can be served.",
+		"A server of `upstreams` does not answer its health check, fails requests for a model, or its list of models has none that can be served.",
 		"Check that the server runs, that its address in the file is right, and that it serves a model."},
 	{NodeLost, Error, False, false,
 		"A node that has joined does not answer. Its replicas are started on other nodes that have free resources.",

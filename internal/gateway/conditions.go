@@ -119,13 +119,17 @@ func sentence(reason string) string {
 	return strings.TrimSuffix(reason, ".")
 }
 
-// upstreamConditions lists the servers of the file that do not answer their health check, or that
-// list no models.
+// upstreamConditions lists the servers of the file that do not answer their health check, fail for
+// a model, or list no models.
 func (g *Gateway) upstreamConditions() []condition.Condition {
 	var all []condition.Condition
-	for url, why := range g.launchers.upstream.Faults() {
-		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, "HealthCheckFailed",
-			fmt.Sprintf("Upstream %s gets no requests: %s.", url, sentence(why))))
+	for url, f := range g.launchers.upstream.Faults() {
+		reason, requests := "HealthCheckFailed", "requests"
+		if len(f.Models) > 0 {
+			reason, requests = "RequestsFailed", "requests for "+strings.Join(f.Models, ", ")
+		}
+		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, reason,
+			fmt.Sprintf("Upstream %s gets no %s: %s.", url, requests, sentence(f.Reason))))
 	}
 	for _, url := range g.launchers.upstream.Idle() {
 		all = append(all, condition.Fault(condition.UpstreamUnreachable, url, "NoModels",

@@ -38,7 +38,7 @@ func (g *Gateway) observe(e request.Entry) {
 		g.dispatcher.ObserveRecovered(&e)
 	}
 	if kind, reason := dispatch.FailureOf(&e); kind != 0 && e.Replica != "" {
-		g.failed(e.Replica, kind, reason)
+		g.failed(e.Model, e.Replica, kind, reason)
 	}
 	if dispatch.ClosesOf(&e) {
 		g.dispatcher.LearnCloseDelimited(e.Model, e.Replica)
@@ -50,10 +50,15 @@ func (g *Gateway) observe(e request.Entry) {
 
 // failed reports that a request has failed because of its replica. The dispatcher and, if it can
 // check the replica, the replica's launcher learn of the failure.
-func (g *Gateway) failed(replica string, kind dispatch.Failure, reason string) {
+//
+// A server that refuses a connection fails for all of its models, otherwise for the model alone.
+func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason string) {
 	switch g.dispatcher.Failed(replica, kind, reason) {
 	case engines.Upstream:
-		g.launchers.upstream.RecordFailure(replica, reason)
+		if kind == dispatch.Connect {
+			model = ""
+		}
+		g.launchers.upstream.RecordFailure(replica, model, reason)
 	case engines.Local:
 		g.launchers.local.Suspect(replica)
 	}

@@ -140,7 +140,7 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 func (a *attempt) reportStatus(answer *Answer) {
 	config, id := &a.gen.relay.config, a.replica.ID
 	if kind := dispatch.Answered(answer.Status); kind != 0 {
-		config.Failed(id, kind, "answered "+strconv.Itoa(answer.Status))
+		config.Failed(a.failover.ticket.Model, id, kind, "answered "+strconv.Itoa(answer.Status))
 	}
 	if after := openai.ParseRetryAfter(answer.Header.Get("retry-after"), time.Now()); dispatch.WantsRest(answer.Status, after) {
 		config.Rest(id, after)

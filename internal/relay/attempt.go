@@ -271,9 +271,9 @@ func (a *attempt) fail(err error) (reason string) {
 	failed := a.gen.relay.config.Failed
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		failed(a.replica.ID, dispatch.Connect, "refused a connection")
+		failed(f.ticket.Model, a.replica.ID, dispatch.Connect, "refused a connection")
 		return reasonConnect
 	}
-	failed(a.replica.ID, dispatch.Reset, "broke a response off")
+	failed(f.ticket.Model, a.replica.ID, dispatch.Reset, "broke a response off")
 	return reasonReset
 }

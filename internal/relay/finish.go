@@ -37,7 +37,7 @@ func (s *engineStream) finish(err error) (reason string) {
 	case !s.finishModeration():
 		return s.finishStopped()
 	}
-	s.gen.relay.config.Failed(s.attempt.replica.ID, dispatch.Reset, "broke a response off")
+	s.gen.relay.config.Failed(s.failover.ticket.Model, s.attempt.replica.ID, dispatch.Reset, "broke a response off")
 	s.setFault(causeEngine, openai.Errorf(openai.CodeUpstreamTruncated, "The engine's answer ended before it was whole."))
 	return ""
 }

@@ -99,7 +99,7 @@ func newHarness(t testing.TB, o options) *harness {
 		h.mu.Lock()
 		h.retries = append(h.retries, reason)
 		h.mu.Unlock()
-	}, Failed: func(replica string, _ dispatch.Failure, reason string) {
+	}, Failed: func(_, replica string, _ dispatch.Failure, reason string) {
 		h.mu.Lock()
 		h.failures = append(h.failures, replica+" "+reason)
 		h.mu.Unlock()

@@ -21,7 +21,7 @@ type Config struct {
 	// Handoff holds the requests that ext_proc offers. nil: a new one, to which nobody offers any.
 	Handoff *dispatch.Handoff
 	// Failed is called when a request has failed on the side of a replica. nil: nobody is told.
-	Failed func(replica string, kind dispatch.Failure, reason string)
+	Failed func(model, replica string, kind dispatch.Failure, reason string)
 	// Rest is called when a replica has too much to do, with the Retry-After of its answer; 0: it
 	// gave none. nil: nobody is told.
 	Rest func(replica string, retryAfter time.Duration)
@@ -103,7 +103,7 @@ func New(c Config) *Relay {
 		c.Retried = func(string) {}
 	}
 	if c.Failed == nil {
-		c.Failed = func(string, dispatch.Failure, string) {}
+		c.Failed = func(string, string, dispatch.Failure, string) {}
 	}
 	if c.Rest == nil {
 		c.Rest = func(string, time.Duration) {}

@@ -145,11 +145,16 @@ func TestE2E_T4_UnhealthyOn(t *testing.T) {
 	fails("own", own, 503)
 	out(own)
 	fails("x", shared, 500)
-	out(shared)
+	harness.Eventually(t, shared.id()+" is out of x", func() error {
+		if m := g.Model("x"); m.Ready != 1 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
 	shared.status.Store(200)
 	own.status.Store(200)
 	harness.Eventually(t, "a good look brings them back", func() error {
-		if all := g.Replicas(); all[own.id()].State != "ready" || all[shared.id()].State != "ready" {
+		if all := g.Replicas(); all[own.id()].State != "ready" || g.Model("x").Ready != 2 {
 			return fmt.Errorf("%+v", all)
 		}
 		return nil
