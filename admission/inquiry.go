@@ -276,17 +276,12 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 			c.preemptIfHeld(g, w)
 			return batch, g.inquiry.heldUntil.Sub(now)
 		}
-		if w.Locked.ReserveSlot != nil {
-			if !w.reserveSlot(g) {
-				behind := g.behind(w, func(b *waiter) bool { return b.Locked.ReserveSlot != nil && !g.isHeld(b, now) && b.reserveSlot(g) })
-				if behind == nil {
-					if !w.holdsOut() {
-						c.preemptFor(g, w, true)
-					}
-					break
-				}
-				w, from = behind, nil
-			}
+		next := c.reserveNext(g, w, now)
+		if next == nil {
+			break
+		}
+		if next != w {
+			w, from = next, nil
 		}
 		if w.state != stateReturned {
 			g.recordAdmission(w, from)
@@ -296,6 +291,19 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 		batch = append(batch, w)
 	}
 	return batch, 0
+}
+
+// reserveNext returns the head if it has a slot now or needs none, a waiter behind it that has one
+// if the head holds out, or nil.
+func (c *Controller) reserveNext(g *gate, head *waiter, now time.Time) *waiter {
+	if head.Locked.ReserveSlot == nil || head.reserveSlot(g) {
+		return head
+	}
+	if !head.holdsOut() {
+		c.preemptFor(g, head, true)
+		return nil
+	}
+	return g.behind(head, func(w *waiter) bool { return w.Locked.ReserveSlot != nil && !g.isHeld(w, now) && w.reserveSlot(g) })
 }
 
 // reserveSlot reserves a slot for the waiter, and reports whether it found one.

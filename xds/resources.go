@@ -65,7 +65,8 @@ type endpoint struct {
 
 // isCurrent reports whether e still describes the replica.
 func (e *endpoint) isCurrent(r *engines.Replica, ready bool) bool {
-	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && e.group == r.Group() && (!ready || e.host == r.Host && e.address == unmapAddress(r.Address))
+	return e.id == r.ID && e.ready == ready && e.transport == r.Transport && e.group == r.Group() &&
+		(!ready || e.host == r.Host && e.address == unmapAddress(r.Address))
 }
 
 // newEndpoint returns the endpoint of a replica. It returns false if the replica does not matter to

@@ -59,7 +59,8 @@ a prefix cache and a queue. It fails on request: send the header x-sim-fault, or
 	f.IntVar(&config.MaxBatchedTokens, "max-num-batched-tokens", sim.DefaultBatchTokens, "tokens in the prefill queue beyond which further sequences wait")
 	f.IntVar(&config.BlockSize, "block-size", sim.DefaultBlockSize, "tokens in a block of GPU memory")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", -1,
-		"GPU memory in tokens, for running sequences and the prefix cache; 0 is no limit and no prefix cache;\n-1 is 131072, or 512 for each of --max-num-seqs if that is more")
+		"GPU memory in tokens, for running sequences and the prefix cache; 0 is no limit and no prefix cache;\n"+
+			"-1 is 131072, or 512 for each of --max-num-seqs if that is more")
 	f.DurationVar(&config.LoadTime, "load-time", 0, "time until /health answers 200")
 	f.IntVar(&config.EmbeddingDim, "embedding-dim", sim.DefaultEmbeddingDim, "length of embedding vectors")
 	f.Uint64Var(&config.Seed, "seed", 0, "seed of the answers")

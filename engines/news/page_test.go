@@ -57,7 +57,7 @@ func longPage(tb testing.TB, size int) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	text := []byte(vllm)
+	text := vllm
 	for i := 0; len(text) < size; i++ {
 		text = fmt.Appendf(text, `vllm:e2e_request_latency_seconds_bucket{engine="0",le="%d.0",model_name="chat"} 12345.0`+"\n", i)
 	}

@@ -221,7 +221,8 @@ func endpointOf(path string, body []byte) (openai.Endpoint, *openai.Error) {
 		if endpoint, ok := openai.EndpointOf(path); ok {
 			return endpoint, nil
 		}
-		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: "path", Message: fmt.Sprintf("path is %q: it must be a path such as /v1/chat/completions.", path)}
+		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: "path",
+			Message: fmt.Sprintf("path is %q: it must be a path such as /v1/chat/completions.", path)}
 	}
 	var has struct{ Messages, Prompt, Input json.RawMessage }
 	_ = json.Unmarshal(body, &has) // Scan says what is wrong with the body

@@ -31,7 +31,7 @@ func TestU10_MetricsOfTheFilesEngines(t *testing.T) {
 		"{path: /metrics, waiting: 'a{b=c}'}":       `6: engines[own].versions[1].metrics.waiting: the label must be name or name="value", is "b=c"`,
 		"{cache_tokens: /props}":                    `6: engines[own].versions[1].metrics.cache_tokens: the path must be followed by # and a field of the JSON document, is "/props"`,
 		"{cache_tokens: '/props#a..b'}":             `6: engines[own].versions[1].metrics.cache_tokens: the field must be names with dots between them, is "a..b"`,
-		"{path: /metrics, runing: a}":               `6: engines[own].versions[1].metrics.runing: unknown field; did you mean running?`,
+		"{path: /metrics, ruming: a}":               `6: engines[own].versions[1].metrics.ruming: unknown field; did you mean running?`,
 		"{path: /metrics, prefill_seconds: 'a or'}": `6: engines[own].versions[1].metrics.prefill_seconds: must be the name of a series, with labels in braces if needed, or a path with # and a field, is "a or"`,
 	} {
 		if d := cmp.Diff([]string{fault}, faultsOf(t, engineWith(metrics))); d != "" {

@@ -128,7 +128,8 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 func (d *Dispatcher) replicaLocked(p Policy, own *estimator, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	since := c.setPickable(r.Address, now)
-	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r), servedModel: cmp.Or(r.ServedModel, r.Model), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
+	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
+		servedModel: cmp.Or(r.ServedModel, r.Model), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
 		closeDelimited: d.isCloseDelimitedLocked(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 

@@ -241,7 +241,8 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		for _, r := range m.Replicas {
 			states[string(r.State)]++
 			if n, ok := g.news.News(r.ID); ok {
-				all.Engines = append(all.Engines, telemetry.EngineGauges{Model: name, Replica: r.ID, Running: n.Running, Waiting: n.Waiting, KVUsage: n.KVUsage})
+				all.Engines = append(all.Engines, telemetry.EngineGauges{Model: name, Replica: r.ID,
+					Running: n.Running, Waiting: n.Waiting, KVUsage: n.KVUsage})
 			}
 		}
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states,

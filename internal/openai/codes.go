@@ -50,7 +50,7 @@ type CodeInfo struct {
 var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
-	{CodeModelNotCapable, 400, "The `task` of the model is another one than the endpoint serves, such as embeddings of a model that generates text. No replica is started."},
+	{CodeModelNotCapable, 400, "The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started."},
 	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
 	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},
 	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},

@@ -44,7 +44,8 @@ func (o *outbox) add(p dispatch.Placement, now time.Time) {
 	e := &o.ring[o.added%uint64(len(o.ring))]
 	blocks, ends := e.Chain.Blocks[:0], e.Chain.Ends[:0]
 	e.Placement, e.at = p, now
-	e.Chain.Blocks, e.Chain.Ends = append(blocks, p.Chain.Blocks...), append(ends, p.Chain.Ends...)
+	blocks, ends = append(blocks, p.Chain.Blocks...), append(ends, p.Chain.Ends...)
+	e.Chain.Blocks, e.Chain.Ends = blocks, ends
 	o.added++
 }
 

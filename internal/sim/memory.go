@@ -1,6 +1,9 @@
 package sim
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // reserveLocked gives a sequence the memory for its prompt, and for the tokens that it has
 // generated before a preemption. It returns false if other sequences hold too much. A sequence that
@@ -19,7 +22,7 @@ func (s *scheduler) reserveLocked(q *sequence) bool {
 		return false
 	}
 	s.memory.hold(found)
-	q.blocks = append(found, s.memory.allocate(fresh)...)
+	q.blocks = slices.Concat(found, s.memory.allocate(fresh))
 	q.skipped = len(found) * s.memory.blockSize
 	// As in vLLM, the next sequence that is admitted already finds these blocks. Its prefill comes
 	// after the prefill of this sequence.
@@ -73,10 +76,9 @@ func (s *scheduler) preemptLocked(at time.Time) bool {
 // leaveSlotLocked removes a sequence from those that prefill or decode, and frees its memory.
 func (s *scheduler) leaveSlotLocked(q *sequence, at time.Time) {
 	computed := q.tokens() - 1 // the token generated last has not been read by the engine
-	switch {
-	case q.state == stateDecoding:
+	if q.state == stateDecoding {
 		s.removeDecodingLocked(q)
-	default:
+	} else {
 		computed = q.skipped
 		if s.prefilling[0] == q {
 			computed += s.prefilledTokensLocked(at)

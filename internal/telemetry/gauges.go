@@ -37,7 +37,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		gateways: desc("sluice_gateways", "Gateways that share their state and are known to be alive, including this one."),
 		errors:   desc("sluice_shared_errors_total", "Calls to the Redis of the shared state that failed or timed out."),
 
-		messages:   desc("sluice_route_messages_total", "Messages for routing between this gateway and the others, by result: sent, failed, received, ignored.", "result"),
+		messages: desc("sluice_route_messages_total",
+			"Messages for routing between this gateway and the others, by result: sent, failed, received, ignored.", "result"),
 		placements: desc("sluice_route_placements_total", "Placements of prompts in these messages, by result: sent, received, dropped.", "result"),
 		sentBytes:  desc("sluice_route_sent_bytes_total", "Size of the messages for routing that this gateway has sent."),
 

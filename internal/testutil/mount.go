@@ -14,7 +14,7 @@ import (
 // ends.
 func SmallDisk(t testing.TB, dir, size string) {
 	t.Helper()
-	mount(t, "none", dir, "tmpfs", 0, "size="+size+",mode=0700")
+	mount(t, dir, filesystem{source: "none", kind: "tmpfs", options: "size=" + size + ",mode=0700"})
 }
 
 // FillDisk writes a file that takes the last free byte of the file system of a directory. free
@@ -45,18 +45,25 @@ func FillDisk(t testing.TB, dir string) (free func()) {
 // on, until the test ends or writable is called. Open files stay writable.
 func ReadOnly(t testing.TB, dir string) (writable func()) {
 	t.Helper()
-	writable = mount(t, dir, dir, "", unix.MS_BIND, "")
+	writable = mount(t, dir, filesystem{source: dir, flags: unix.MS_BIND})
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
 	return writable
 }
 
-// mount mounts something until the test ends or unmount is called. Where nothing can be mounted, it
-// skips the test, or fails it in a run of the continuous integration.
-func mount(t testing.TB, source, target, kind string, flags uintptr, options string) (unmount func()) {
+// filesystem is what mount mounts, in the words of mount(2).
+type filesystem struct {
+	source, kind string
+	flags        uintptr
+	options      string
+}
+
+// mount mounts a file system until the test ends or unmount is called. Where nothing can be
+// mounted, it skips the test, or fails it in a run of the continuous integration.
+func mount(t testing.TB, target string, f filesystem) (unmount func()) {
 	t.Helper()
-	if err := unix.Mount(source, target, kind, flags, options); err != nil {
+	if err := unix.Mount(f.source, target, f.kind, f.flags, f.options); err != nil {
 		message := "nothing can be mounted here, so this state of a disk is not tested (run as root): " + err.Error()
 		if inCI() {
 			t.Fatal(message)

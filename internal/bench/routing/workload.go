@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+
 	"github.com/sluice-gateway/sluice/internal/bench/trace"
 	"github.com/sluice-gateway/sluice/internal/prefix"
 )

@@ -52,8 +52,9 @@ func main() {
 	flag.BoolVar(&o.check, "check", false, "fail unless prefix is as much better as docs/routing.md says")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
+	err := run(ctx, o)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "routingenvoy:", err)
 		os.Exit(1)
 	}
@@ -109,5 +110,5 @@ func measure(ctx context.Context, o options, strategy string, work []request) (r
 	if err != nil {
 		return result{}, err
 	}
-	return summarize(o, strategy, work, answers, predicted), nil
+	return summarize(o, strategy, replayed{work, answers}, predicted), nil
 }

@@ -31,8 +31,15 @@ type result struct {
 // They are 0 for a strategy that predicts nothing.
 type predictions struct{ predicted, real, ratio float64 }
 
+// replayed are the requests of a replay with their answers.
+type replayed struct {
+	work    []request
+	answers []answer
+}
+
 // summarize returns the result of a replay.
-func summarize(o options, strategy string, work []request, answers []answer, p predictions) result {
+func summarize(o options, strategy string, done replayed, p predictions) result {
+	work, answers := done.work, done.answers
 	p.predicted, p.real = p.predicted*o.speed, p.real*o.speed
 	r := result{strategy: strategy, predictions: p}
 	var late []float64
@@ -99,16 +106,18 @@ func (r *result) line() string {
 // document returns the section of docs/routing.md.
 func document(o options, requests int, all []result) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests of the trace through one gateway with its Envoy, %d simulated engines, each with a memory of %d tokens. All tokens are divided by %d, "+
-		"and time runs %g times as fast; the times of the table are multiplied by that again.\n\n", requests, engines, o.cache, tokenScale, o.speed)
-	b.WriteString("| strategy | first token: mean, s | p50 | p90 | p99 | cached | follow-ups moved | busiest / average | sender late, p99 | predicted p50 | real p50 | real / predicted, p50 |\n")
+	fmt.Fprintf(&b, "%d requests of the trace through one gateway with its Envoy, %d simulated engines, each with a memory of %d tokens. "+
+		"All tokens are divided by %d, and time runs %g times as fast; the times of the table are multiplied by that again.\n\n", requests, engines, o.cache, tokenScale, o.speed)
+	b.WriteString("| strategy | first token: mean, s | p50 | p90 | p99 | cached | follow-ups moved | busiest / average | " +
+		"sender late, p99 | predicted p50 | real p50 | real / predicted, p50 |\n")
 	b.WriteString("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for i := range all {
 		b.WriteString(all[i].line() + "\n")
 	}
 	fmt.Fprintf(&b, "\nMeasured by `%s`.", command(o))
 	if o.plot != "" {
-		b.WriteString(" The plot shows the share of requests that had their first token after so many seconds.\n\n![first tokens through Envoy](routing-envoy.svg)")
+		b.WriteString(" The plot shows the share of requests that had their first token after so many seconds.\n\n" +
+			"![first tokens through Envoy](routing-envoy.svg)")
 	}
 	b.WriteString("\n")
 	return b.String()
