@@ -24,7 +24,7 @@ const (
 var (
 	// requirementID is the form of an id. It is a whole part of a test's name: a name is cut at
 	// its underscores.
-	requirementID = regexp.MustCompile(`^[NWSPTEBXRO][1-9][0-9]?$`)
+	requirementID = regexp.MustCompile(`^[NWSPTEBXURO][1-9][0-9]?$`)
 	// requirementLine is a line of the page that states a requirement: its id and its text.
 	requirementLine = regexp.MustCompile(`^- \*\*([A-Z][0-9]+)\*\* (.+)$`)
 	// testLine is a line of the page that names one test of the requirement above it.
