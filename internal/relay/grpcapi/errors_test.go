@@ -49,7 +49,8 @@ func TestRefusedRequests(t *testing.T) {
 
 func TestFaults(t *testing.T) {
 	statuses := map[openai.Code]codes.Code{
-		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeInvalidAPIKey: codes.Unauthenticated,
+		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeModelNotCapable: codes.InvalidArgument,
+		openai.CodeInvalidAPIKey:  codes.Unauthenticated,
 		openai.CodeContentFilter:  codes.PermissionDenied,
 		openai.CodeModelNotFound:  codes.NotFound,
 		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,
