@@ -133,7 +133,7 @@ func TestB1_AReplicaWithoutRequestsFollowsTheModel(t *testing.T) {
 // TestB1_RatesReturnToTheGuess: old samples fade.
 func TestB1_RatesReturnToTheGuess(t *testing.T) {
 	guess := PrefillRate(8000)
-	var f fit
+	f := fit{halfLife: halfLife}
 	now, current := start, guess
 	for range 100 {
 		now = now.Add(100 * time.Millisecond)
@@ -146,6 +146,33 @@ func TestB1_RatesReturnToTheGuess(t *testing.T) {
 	f.decay(now.Add(5 * time.Hour))
 	if got, want := f.rates(guess, 1).seconds(2000, 0), guess.seconds(2000, 0); math.Abs(got-want) > 0.01 {
 		t.Errorf("after hours without news: %.3f s, want the guess of %.3f s", got, want)
+	}
+}
+
+// TestB1_ASlowStartIsForgiven: a replica whose first answers were slow is believed to be slow, gets
+// no requests, and is trusted again after some minutes.
+func TestB1_ASlowStartIsForgiven(t *testing.T) {
+	m := NewModel(PrefillRate(5000))
+	slow, other := NewReplica(m), NewReplica(m)
+	now := start
+	for range 50 {
+		now = now.Add(time.Second)
+		w := other.Begin(now, 0, 1000)
+		w.FirstToken(now.Add(220 * time.Millisecond))
+	}
+	for range 3 {
+		now = now.Add(10 * time.Second)
+		w := slow.Begin(now, 0, 1000)
+		w.FirstToken(now.Add(8 * time.Second))
+	}
+	if got := slow.Predict(now, 0, 1000).TTFT; got < time.Second {
+		t.Fatalf("three slow answers teach nothing: %v", got)
+	}
+	later := now.Add(8 * time.Minute)
+	for range 2 { // the second may read without the lock
+		if got := slow.Predict(later, 0, 1000).TTFT; got > 400*time.Millisecond {
+			t.Errorf("after eight minutes without news: %v", got)
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package predict
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Rates say how long an engine takes for a prompt. The zero value is an engine that takes no time.
 //
@@ -70,9 +73,11 @@ const (
 	trustInModel, trustInGuess = 4, 1
 	// memory is the weight of earlier samples against a new one: about the last 100 decide.
 	memory = 0.99
-	// halfLife is the time after which samples weigh half. Without news the rates so return to the
-	// guess.
-	halfLife = 10 * time.Minute
+	// halfLife is the time after which the samples of a model weigh half, and replicaHalfLife that
+	// of one replica. Without news the rates so return to the guess. The second is short, because a
+	// replica that is believed to be slow gets no requests, and so could never show that it is not.
+	halfLife        = 10 * time.Minute
+	replicaHalfLife = time.Minute
 	// The guess counts as three samples: of no tokens, of the usual number but at least minTokens,
 	// and of that beside usualDecodes running requests.
 	minTokens    = 256
@@ -98,6 +103,8 @@ type fit struct {
 	// count, tokens and seconds are decayed sums over the samples. samples counts all.
 	count, tokens, seconds float64
 	samples                int
+	// halfLife is the time after which samples weigh half; 0 means never.
+	halfLife time.Duration
 	// at is when the sums were last decayed.
 	at time.Time
 }
@@ -119,8 +126,8 @@ func (f *fit) learn(s Sample, current Rates, now time.Time) {
 
 // decay lowers the weight of all samples with the time since the last call.
 func (f *fit) decay(now time.Time) {
-	if passed := now.Sub(f.at); !f.at.IsZero() && passed > time.Second {
-		f.scale(halfTo(passed))
+	if passed := now.Sub(f.at); !f.at.IsZero() && passed > time.Second && f.halfLife > 0 {
+		f.scale(math.Exp2(-float64(passed) / float64(f.halfLife)))
 	} else if !f.at.IsZero() {
 		return
 	}

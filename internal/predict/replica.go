@@ -17,10 +17,6 @@ import (
 	"time"
 )
 
-func halfTo(passed time.Duration) float64 {
-	return math.Exp2(-float64(passed) / float64(halfLife))
-}
-
 // Model holds what the replicas of a model have in common. Its methods are safe for concurrent use.
 type Model struct {
 	mu sync.Mutex
@@ -33,7 +29,9 @@ type Model struct {
 }
 
 // NewModel returns a model of which the guess alone is known.
-func NewModel(guess Rates) *Model { return &Model{guess: guess, rates: guess} }
+func NewModel(guess Rates) *Model {
+	return &Model{guess: guess, rates: guess, fit: fit{halfLife: halfLife}}
+}
 
 // SetGuess replaces the guess.
 func (m *Model) SetGuess(guess Rates) {
@@ -96,6 +94,8 @@ type Replica struct {
 	// version is that of the model's rates, which the replica has until its own first sample;
 	// guarded by mu
 	version uint64
+	// refreshed is when the rates were computed last; guarded by mu
+	refreshed time.Time
 	// waiting are the uncached tokens of this gateway's requests that the replica has not computed
 	// yet, as far as is known, and remote those of other gateways. Both are as of at; guarded by mu
 	waiting, remote float64
@@ -122,7 +122,13 @@ type Replica struct {
 }
 
 // NewReplica returns an idle replica with the rates of the model.
-func NewReplica(m *Model) *Replica { return &Replica{model: m, rates: m.Rates()} }
+func NewReplica(m *Model) *Replica {
+	return &Replica{model: m, rates: m.Rates(), fit: fit{halfLife: replicaHalfLife}}
+}
+
+// refreshEvery is how often the rates of a replica without new samples are computed again, because
+// its samples fade.
+const refreshEvery = 5 * time.Second
 
 // idleReplica has the rates of a replica that has nothing to compute. Predict reads them without a
 // lock, because a pick asks about all replicas and most of them are idle.
@@ -131,6 +137,8 @@ type idleReplica struct {
 	// they are those of the model in this version.
 	valid, own atomic.Bool
 	version    atomic.Uint64
+	// until is when the rates have to be computed again, in Unix nanoseconds.
+	until atomic.Int64
 	// base, token and decode are the bits of Rates.
 	base, token, decode atomic.Uint64
 }
@@ -146,14 +154,20 @@ func (r *Replica) publishLocked() {
 	r.idle.decode.Store(math.Float64bits(r.rates.Decode))
 	r.idle.own.Store(r.fit.samples > 0)
 	r.idle.version.Store(r.version)
+	r.idle.until.Store(r.refreshed.Add(refreshEvery).UnixNano())
 	r.idle.valid.Store(true)
 }
 
 // ratesIfIdle returns the rates of a replica that has nothing to compute; false means that it may
 // have something. A change that is under way may mix old and new rates.
-func (r *Replica) ratesIfIdle() (Rates, bool) {
+func (r *Replica) ratesIfIdle(now time.Time) (Rates, bool) {
 	i := &r.idle
-	if !i.valid.Load() || !i.own.Load() && i.version.Load() != r.model.version.Load() {
+	switch {
+	case !i.valid.Load():
+		return Rates{}, false
+	case i.own.Load() && now.UnixNano() >= i.until.Load():
+		return Rates{}, false
+	case !i.own.Load() && i.version.Load() != r.model.version.Load():
 		return Rates{}, false
 	}
 	return Rates{Base: math.Float64frombits(i.base.Load()), Token: math.Float64frombits(i.token.Load()),
@@ -176,6 +190,7 @@ type Prediction struct {
 
 // advanceLocked drains the queue up to now.
 func (r *Replica) advanceLocked(now time.Time) {
+	r.refreshLocked(now)
 	if now.Sub(r.foreignAt) > foreignFor {
 		r.foreignTokens, r.foreignRunning = 0, 0
 	}
@@ -193,6 +208,17 @@ func (r *Replica) advanceLocked(now time.Time) {
 	r.shortenLocked()
 }
 
+// refreshLocked computes the rates again if that was long ago. Without new samples they return to
+// those of the model.
+func (r *Replica) refreshLocked(now time.Time) {
+	if r.fit.samples == 0 || now.Sub(r.refreshed) < refreshEvery {
+		return
+	}
+	r.refreshed = now
+	r.fit.decay(now)
+	r.rates = r.fit.rates(r.model.Rates(), trustInModel)
+}
+
 // shortenLocked removes the requests from the queue whose tokens have been computed.
 func (r *Replica) shortenLocked() {
 	const rounding = 0.5 // tokens
@@ -206,7 +232,7 @@ func (r *Replica) shortenLocked() {
 // Predict predicts the first token of a request of so many uncached tokens, when load requests are
 // at the replica.
 func (r *Replica) Predict(now time.Time, load int, uncached float64) Prediction {
-	if rates, idle := r.ratesIfIdle(); idle {
+	if rates, idle := r.ratesIfIdle(now); idle {
 		return rates.predict(0, uncached, float64(load))
 	}
 	r.mu.Lock()
@@ -418,7 +444,7 @@ func (w *Work) End(now time.Time, o Outcome) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fit.learn(s, r.rates, now)
-	r.rates = r.fit.rates(guess, trustInModel)
+	r.rates, r.refreshed = r.fit.rates(guess, trustInModel), now
 	r.publishLocked()
 }
 

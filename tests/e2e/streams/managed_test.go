@@ -226,6 +226,7 @@ models:
     launcher: local
     replicas: {min: 2, max: 2}
     variables: {prefill_rate: 0, token_interval: 1ms}
+    routing: {strategy: round_robin}
     stream: {mode: managed, ttft_timeout: 1s, stall_timeout: 500ms, heartbeat: 200ms}
 `)
 	for fault, code := range map[string]string{"cut=4": "upstream_truncated", "eof=4": "upstream_truncated", "stall=4": "upstream_timeout"} {
