@@ -108,14 +108,24 @@ func (t *Ticket) placeLocked() {
 	if p.Chain.Bytes == 0 && p.Session == 0 {
 		return
 	}
-	if p.Chain.Bytes > 0 {
-		t.route.estimator.index.Record(r.slot, &p.Chain)
-	}
-	if p.Session != 0 {
-		t.route.estimator.sessions.put(p.Session, r.counter, 0, time.Now())
-	}
+	t.place(r, p)
+}
+
+// place records a placement at a replica of the ticket's route, and tells other gateways.
+func (t *Ticket) place(r *replica, p Placement) {
+	t.route.record(r, &p)
 	if t.dispatcher.onPlaced != nil {
 		t.dispatcher.onPlaced(p)
+	}
+}
+
+// record remembers a placement at a replica of the route.
+func (t *modelRoute) record(r *replica, p *Placement) {
+	if len(p.Chain.Blocks)+len(p.Chain.Ends) > 0 {
+		t.estimator.index.Record(r.slot, &p.Chain)
+	}
+	if p.Session != 0 {
+		t.estimator.sessions.put(p.Session, r.counter, p.History, time.Now())
 	}
 }
 
@@ -169,12 +179,7 @@ func (d *Dispatcher) Place(p Placement) {
 		if r.id != p.Replica {
 			continue
 		}
-		if len(p.Chain.Blocks)+len(p.Chain.Ends) > 0 {
-			t.estimator.index.Record(r.slot, &p.Chain)
-		}
-		if p.Session != 0 {
-			t.estimator.sessions.put(p.Session, r.counter, p.History, time.Now())
-		}
+		t.record(r, &p)
 		return
 	}
 }

@@ -11,7 +11,7 @@ func TestU7_ViewHasThePredictions(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})
 	s.put("m", replicas("a", "b")...)
-	s.table.Load().routes["m"].estimator.observePredicted(time.Now(), 3*time.Second, time.Second)
+	s.table.Load().routes["m"].estimator.recent.Add(time.Now(), 3*time.Second, time.Second)
 	s.put("m", replicas("a", "b", "c")...)
 	v, _ := s.View("m")
 	if v.Ready != 3 {

@@ -162,8 +162,5 @@ func (t *Ticket) placeSessionLocked(key uint64, history int) {
 		return
 	}
 	r := &t.route.replicas[t.replicaIndex]
-	t.route.estimator.sessions.put(key, r.counter, uint32(history), time.Now())
-	if told := t.dispatcher.onPlaced; told != nil {
-		told(Placement{Model: t.route.Name, Replica: r.id, Session: key, History: uint32(history)})
-	}
+	t.place(r, Placement{Model: t.route.Name, Replica: r.id, Session: key, History: uint32(history)})
 }

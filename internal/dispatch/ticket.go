@@ -91,7 +91,7 @@ func (t *Ticket) granted(lease *admission.Lease, asked string) {
 		t.estimator.asked.Add(1)%measureEvery == 1
 	t.mu.Lock()
 	t.placeLocked()
-	t.estimator.observePredicted(time.Now(), t.work.TTFT, t.work.Own)
+	t.estimator.recent.Add(time.Now(), t.work.TTFT, t.work.Own)
 	t.mu.Unlock()
 	t.dispatcher.held.add(t)
 }

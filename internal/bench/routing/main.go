@@ -27,7 +27,7 @@ func main() {
 }
 
 func run(file, docs string) error {
-	requests, err := read(file)
+	requests, err := trace.Open(file)
 	if err != nil {
 		return err
 	}
@@ -46,11 +46,4 @@ func run(file, docs string) error {
 		}
 	}
 	return report.WriteSection(filepath.Join(docs, "routing.md"), "virtual time", s.document())
-}
-
-func read(file string) ([]trace.Request, error) {
-	if file == "" {
-		return trace.Conversation()
-	}
-	return trace.Open(file)
 }

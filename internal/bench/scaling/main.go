@@ -28,10 +28,7 @@ func main() {
 }
 
 func run(path, out string) error {
-	requests, err := trace.Conversation()
-	if path != "" {
-		requests, err = trace.Open(path)
-	}
+	requests, err := trace.Open(path)
 	if err != nil {
 		return err
 	}

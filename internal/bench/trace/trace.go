@@ -36,8 +36,11 @@ var conversation []byte
 // Conversation returns an hour of a chat service: the trace that README.md describes.
 func Conversation() ([]Request, error) { return Read(bytes.NewReader(conversation)) }
 
-// Open reads the trace in a file, as Read does.
+// Open reads the trace in a file, as Read does. An empty path stands for Conversation.
 func Open(path string) ([]Request, error) {
+	if path == "" {
+		return Conversation()
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
