@@ -78,8 +78,8 @@ type cluster struct {
 	needsRoomSince map[string]time.Time
 }
 
-// wanted is a model with its Deployment. If manifest is nil, the model is faulty and its existing
-// objects stay untouched.
+// wanted is a model with its Deployment. If manifest is nil, the model is faulty or frozen and its
+// existing objects stay untouched.
 type wanted struct {
 	Model
 	manifest *appsv1.Deployment

@@ -242,6 +242,9 @@ func (l *Launcher) recordOutcome(faults, unreachable map[string]string, where ma
 // manifestOf renders the model's Deployment, or returns the one that was rendered before if nothing
 // relevant has changed.
 func (l *Launcher) manifestOf(m Model) *renderedModel {
+	if m.Frozen {
+		return &renderedModel{source: m, wanted: wanted{Model: m}}
+	}
 	made := l.manifests[m.Name]
 	if made == nil || !made.source.hasSameManifest(m) {
 		d, err := l.install.manifest(m)
@@ -326,8 +329,10 @@ func (l *Launcher) publish() {
 	all := false
 	part := engines.Part{}
 	for _, m := range wanted {
-		m.Launcher = engines.Kubernetes
-		part.Models = append(part.Models, m.Model)
+		if !m.Frozen {
+			m.Launcher = engines.Kubernetes
+			part.Models = append(part.Models, m.Model)
+		}
 	}
 	for _, c := range l.allClusters() {
 		replicas, shown := c.snapshot()

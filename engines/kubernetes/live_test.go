@@ -145,6 +145,28 @@ func TestDrainTimeout(t *testing.T) {
 	waitUntil(t, "gone with a request that never ends", func() bool { return g.IsGone("m", "") })
 }
 
+// TestU15_AFrozenModelStaysAsItIs: nothing says how the model should be, so its pods stay and are
+// neither scaled nor replaced.
+func TestU15_AFrozenModelStaysAsItIs(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	g.Set([]Model{engine("m", 1), engine("other", 1)})
+	ids := g.waitReady("m", 1)
+	g.waitReady("other", 1)
+	g.Set([]Model{{Model: engines.Model{Name: "m"}, Frozen: true}})
+	g.waitReplicas("other", "the other model ends", func(all []engines.Replica) bool { return len(all) == 0 })
+	if out := s.Kubectl(t, "get", "pod", ids[0], "-n", s.namespace, "-o", "jsonpath={.metadata.annotations}"); strings.Contains(out, annotationDraining) {
+		t.Errorf("the pod drains: %s", out)
+	}
+	if faults := g.Status().Faults; len(faults) > 0 {
+		t.Errorf("faults: %v", faults)
+	}
+	g.Set([]Model{engine("m", 1)})
+	if again := g.waitReady("m", 1); !slices.Equal(again, ids) {
+		t.Errorf("the pod was %v and is %v", ids, again)
+	}
+}
+
 // While the pod template changes, the desired number of pods serves, there is at most one pod more,
 // and only new pods are left.
 func TestTemplateChange(t *testing.T) {

@@ -42,6 +42,9 @@ type Model struct {
 	// DrainTimeout is how long a draining pod may take to finish its requests. 0 means
 	// Config.DrainTimeout.
 	DrainTimeout time.Duration
+	// Frozen keeps all objects of the model as they are, because nothing says how they should be.
+	// Only Name and Owner count then, and the fleet is told of the pods alone.
+	Frozen bool
 	// Owner is the custom resource in the home namespace that describes the model, or nil. It owns
 	// the model's Deployments in the home namespace only.
 	Owner *Owner

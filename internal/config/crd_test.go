@@ -360,6 +360,8 @@ func statusSchema() object {
 	return object{"type": "object", "description": "The state of the object, written by the gateways.", "properties": object{
 		"observedGeneration": object{"type": "integer", "format": "int64", "description": "Generation of the spec that the status describes."},
 		"message":            object{"type": "string", "description": "Why the spec is rejected, or what the replicas wait for."},
+		"acceptedSpec": object{"type": "string",
+			"description": "The last spec that was accepted, as JSON. It stays in force while a later spec is refused."},
 		"conditions": object{"type": "array", "items": condition, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"},
 			"description": "Accepted: the spec has no fault and is in force. Ready: a replica serves."},
 	}}

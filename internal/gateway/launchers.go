@@ -325,7 +325,7 @@ func (l *launchers) awaitPods(ctx context.Context) {
 	}
 }
 
-// podModels are the models that are launched on Kubernetes.
+// podModels are the models that are launched on Kubernetes, and those whose pods stay.
 func (l *launchers) podModels(c *config.Config) []kubernetes.Model {
 	var models []kubernetes.Model
 	for _, m := range c.Models {
@@ -333,5 +333,5 @@ func (l *launchers) podModels(c *config.Config) []kubernetes.Model {
 			models = append(models, podModel(c, m, l.scaler.Desired(m.Name), l.resources.owner(m.Name)))
 		}
 	}
-	return models
+	return append(models, l.resources.held()...)
 }

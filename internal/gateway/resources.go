@@ -66,6 +66,29 @@ type verdict struct {
 	refused string
 	// frozen says that an earlier spec of the object stays in force, because this one was refused.
 	frozen bool
+	// held says that the earlier spec was refused, too, for example because its engine was deleted.
+	// The model cannot be served then, but its pods stay.
+	held bool
+}
+
+// consequence says what a refused object means for what runs. It begins with a space, or is empty.
+func (v *verdict) consequence() string {
+	switch {
+	case v.frozen:
+		return " The spec that was accepted last stays in force."
+	case v.held:
+		return " The spec that was accepted last is refused, too. Its pods stay, but serve no requests."
+	}
+	return ""
+}
+
+// lastAccepted returns the spec of the object that was accepted last, or nothing. accepted are the
+// specs that this process has accepted, by uid.
+func (v *verdict) lastAccepted(accepted map[string][]byte) []byte {
+	if spec, ok := accepted[v.UID]; ok {
+		return spec
+	}
+	return v.Accepted
 }
 
 func newCustomResources(l *launchers, access kubernetes.Access, namespace string, reapply func() error) *customResources {
@@ -104,7 +127,8 @@ func (r *customResources) apply() {
 }
 
 // merge adds the objects to the file, except those that are being deleted. A refused object stays
-// as it was accepted last, as far as this process knows, because a typo must not stop replicas.
+// as it was accepted last, because a typo must not stop replicas. This process knows the accepted
+// spec, or the status of the object tells it after a restart.
 func (r *customResources) merge(file *config.Config) (*config.Config, error) {
 	if r == nil {
 		return file, nil
@@ -125,7 +149,7 @@ func (r *customResources) merge(file *config.Config) (*config.Config, error) {
 	for _, f := range refused {
 		v := &all[indices[f.Object]]
 		v.refused = faultText(f.Faults)
-		if spec, ok := accepted[v.UID]; ok {
+		if spec := v.lastAccepted(accepted); len(spec) > 0 {
 			items[f.Object].Spec, v.frozen, frozen = spec, true, true
 		}
 	}
@@ -133,7 +157,7 @@ func (r *customResources) merge(file *config.Config) (*config.Config, error) {
 		merged, refused, err = file.WithObjects(items)
 		for _, f := range refused {
 			v := &all[indices[f.Object]]
-			v.frozen, v.refused = false, cmp.Or(v.refused, faultText(f.Faults))
+			v.frozen, v.held, v.refused = false, v.frozen, cmp.Or(v.refused, faultText(f.Faults))
 		}
 	}
 	if err != nil {
@@ -151,12 +175,15 @@ func newVerdicts(c *config.Config, all []verdict, accepted map[string][]byte) *v
 	result := &verdicts{config: c, objects: all, owners: map[string]*kubernetes.Owner{}, accepted: map[string][]byte{}}
 	for i := range all {
 		v := &all[i]
-		spec := v.Spec
-		if v.frozen {
-			spec = accepted[v.UID]
+		spec, last := v.Spec, v.lastAccepted(accepted)
+		if v.frozen || v.held {
+			spec = last
 		}
 		if v.Kind == custom.Model {
 			v.model = objectModel(v.Name, spec)
+		}
+		if len(last) > 0 {
+			result.accepted[v.UID] = last
 		}
 		if v.Deleting || v.refused != "" && !v.frozen {
 			continue
@@ -273,7 +300,31 @@ func (r *customResources) goneModels() []string {
 	return names
 }
 
-// problems says which objects are not in force, and why.
+// held lists the models whose pods stay although no spec of their objects can be in force. A model
+// whose name belongs to another is not among them.
+func (r *customResources) held() []kubernetes.Model {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.inForce.config == nil {
+		return nil
+	}
+	var all []kubernetes.Model
+	reserved := reservedNames(r.inForce.config)
+	for _, v := range r.inForce.objects {
+		if _, taken := reserved[v.model]; v.held && v.model != "" && !taken {
+			all = append(all, kubernetes.Model{
+				Model: engines.Model{Name: v.model}, Frozen: true,
+				Owner: &kubernetes.Owner{APIVersion: v.APIVersion, Kind: string(v.Kind), Name: v.Name, UID: v.UID},
+			})
+		}
+	}
+	return all
+}
+
+// conditions says which objects are not in force, and why.
 func (r *customResources) conditions() []condition.Condition {
 	var all []condition.Condition
 	if why := r.watcher.Errors(); why != "" {
@@ -287,7 +338,7 @@ func (r *customResources) conditions() []condition.Condition {
 	for _, v := range r.inForce.objects {
 		if v.refused != "" {
 			all = append(all, condition.Fault(condition.ResourceRejected, string(v.Kind)+"/"+v.Name, "Refused",
-				fmt.Sprintf("%s %s is refused: %s.", v.Kind, v.Name, sentence(v.refused))))
+				fmt.Sprintf("%s %s is refused: %s.%s", v.Kind, v.Name, sentence(v.refused), v.consequence())))
 		}
 	}
 	return all
@@ -305,7 +356,7 @@ func (r *customResources) statuses() []custom.Status {
 		case v.Deleting:
 			s.Phase, s.Message = "Draining", "its requests end, then its replicas"
 		case v.refused != "" && !v.frozen:
-			s.Phase, s.Accepted, s.Message = "Failed", false, v.refused
+			s.Phase, s.Accepted, s.Message = "Failed", false, v.refused+v.consequence()
 		case v.Kind == custom.Engine:
 			s.Phase = "Ready"
 		case pods.Faults[v.model] != "":
@@ -319,6 +370,7 @@ func (r *customResources) statuses() []custom.Status {
 		if v.frozen {
 			s.Accepted, s.Message = false, "the spec before this one stays in force: "+v.refused
 		}
+		s.InForce = r.inForce.accepted[v.UID]
 		all = append(all, s)
 	}
 	return all

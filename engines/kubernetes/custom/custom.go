@@ -64,6 +64,9 @@ type Object struct {
 	Generation int64
 	// Spec is the spec as a JSON object. It is {} if there is none.
 	Spec []byte
+	// Accepted is the spec that a gateway accepted last, as the status tells it, in the form of
+	// Spec. It is empty if no spec was accepted yet.
+	Accepted []byte
 	// Deleting is true if the object was deleted. It disappears when its finalizers are removed.
 	Deleting bool
 }
@@ -84,6 +87,9 @@ type Status struct {
 	Accepted bool
 	// Message tells operators why the object is not accepted or what its replicas wait for.
 	Message string
+	// InForce is the spec that is in force: this one, or the last one that was accepted. It is
+	// stored in the status for gateways that start later. Empty leaves what is stored.
+	InForce []byte
 }
 
 // Config is the configuration of a Watcher.

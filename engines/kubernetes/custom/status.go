@@ -14,6 +14,10 @@ const (
 	conditionReady    = "Ready"
 )
 
+// fieldAcceptedSpec is the field of the status with Object.Accepted. It is a text, because a merge
+// patch of an object would keep the fields that the new spec lacks.
+const fieldAcceptedSpec = "acceptedSpec"
+
 // maxMessageBytes limits messages.
 const maxMessageBytes = 4096
 
@@ -25,6 +29,9 @@ func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 		"observedGeneration": s.Generation,
 		"message":            optionalText(s.Message),
 		"conditions":         s.conditions(before, now),
+	}
+	if len(s.InForce) > 0 {
+		fields[fieldAcceptedSpec] = string(s.InForce)
 	}
 	if s.Kind == Model {
 		fields["phase"] = optionalText(s.Phase)

@@ -48,6 +48,7 @@ func TestEveryDifferenceIsWritten(t *testing.T) {
 		"desired":    func(s *Status) { s.Desired++ },
 		"accepted":   func(s *Status) { s.Accepted = false },
 		"message":    func(s *Status) { s.Message = "" },
+		"in force":   func(s *Status) { s.InForce = []byte(`{"engine":"sim"}`) },
 	} {
 		s := current()
 		change(&s)
@@ -112,5 +113,28 @@ func TestLongMessagesAreCut(t *testing.T) {
 	}
 	if s := strings.Repeat("x", maxMessageBytes); truncate(s) != s {
 		t.Error("a message that fits is cut")
+	}
+}
+
+// TestU15_TheAcceptedSpecIsInTheStatus: the spec that is in force can be read back as it was. A
+// status without one keeps what is stored.
+func TestU15_TheAcceptedSpecIsInTheStatus(t *testing.T) {
+	t.Parallel()
+	const spec = `{"engine":"sim","variables":{"b":1,"a":null}}`
+	s := current()
+	s.InForce = []byte(spec)
+	fields := s.patchFor(statusOf(t, written), time.Now())
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "a"}, "status": fields})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := (&store{kind: Model}).parse(object(t, string(patch)))
+	if string(read.Accepted) != spec {
+		t.Errorf("read back as %s", read.Accepted)
+	}
+	s.InForce = nil
+	status, _ := read.raw.Object["status"].(map[string]any)
+	if fields := s.patchFor(status, time.Now()); fields != nil {
+		t.Errorf("writes %v", fields)
 	}
 }

@@ -155,9 +155,10 @@ func (s *store) parse(raw *unstructured.Unstructured) entry {
 			spec = text
 		}
 	}
+	accepted, _, _ := unstructured.NestedString(raw.Object, "status", fieldAcceptedSpec)
 	return entry{raw: raw, Object: Object{
 		Kind: s.kind, APIVersion: Group + "/" + Version, Name: raw.GetName(), Namespace: raw.GetNamespace(), UID: string(raw.GetUID()),
-		Generation: raw.GetGeneration(), Spec: spec, Deleting: raw.GetDeletionTimestamp() != nil,
+		Generation: raw.GetGeneration(), Spec: spec, Accepted: []byte(accepted), Deleting: raw.GetDeletionTimestamp() != nil,
 	}}
 }
 
@@ -193,9 +194,9 @@ func (s *store) all() ([]Object, bool) {
 	return objects, complete
 }
 
-// isSameObject reports whether OnChange need not be called for the difference of two objects.
+// isSameObject reports whether OnChange need not be called for the difference of two objects. The
+// accepted spec differs only after a gateway's own write.
 func isSameObject(a, b Object) bool {
 	spec := bytes.Equal(a.Spec, b.Spec)
-	a.Spec, b.Spec = nil, nil
 	return spec && a.Kind == b.Kind && a.Name == b.Name && a.UID == b.UID && a.Generation == b.Generation && a.Deleting == b.Deleting
 }
