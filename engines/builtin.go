@@ -9,6 +9,8 @@ import (
 // vLLM's where vLLM has such flags.
 func sim() Engine {
 	const slots = 256
+	metrics := vllmMetrics()
+	metrics.Slots = "sim:max_num_seqs"
 	return Engine{Name: "sim", Versions: []Version{{
 		Version: "1",
 		Tasks:   []Task{TextGeneration, Embedding, Rerank, Transcription},
@@ -34,7 +36,7 @@ func sim() Engine {
 		Ready:   Probe{Path: "/health", Every: 100 * time.Millisecond},
 		Health:  Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:   Slots{Variable: "max_num_seqs", Default: slots},
-		Metrics: vllmMetrics(), PrefillRate: 10_000,
+		Metrics: metrics, PrefillRate: 10_000,
 	}}}
 }
 

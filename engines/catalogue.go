@@ -73,6 +73,9 @@ type Slots struct {
 	Variable string
 	// Default holds if the variable is absent or not a positive number. 0 means unknown.
 	Default int
+	// Usual is the number of a server that someone else runs and that does not tell its own. 0
+	// means Default.
+	Usual int
 }
 
 // Count returns the number of slots of a replica with these variables. 0 means unknown.

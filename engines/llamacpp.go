@@ -36,12 +36,13 @@ func llamaServer() Version {
 
 // llamaServerMetrics: the cache is the context of all slots. With kv_unified the slots share one
 // context, so the product is too large then. The cache of prompts in memory (cache_ram) comes on
-// top of it.
+// top of it. The server has metrics only with --metrics, and /props always.
 func llamaServerMetrics() Metrics {
 	return Metrics{Path: "/metrics", Running: "llamacpp:requests_processing", Waiting: "llamacpp:requests_deferred",
 		CacheTokens:   "/props#total_slots*default_generation_settings.n_ctx",
 		CachedTokens:  "llamacpp:prompt_tokens_cached_total",
-		PrefillTokens: "llamacpp:prompt_tokens_total", PrefillSeconds: "llamacpp:prompt_seconds_total"}
+		PrefillTokens: "llamacpp:prompt_tokens_total", PrefillSeconds: "llamacpp:prompt_seconds_total",
+		Slots: "/props#total_slots", Sign: "/props#total_slots"}
 }
 
 func llamaCppVariables() map[string]any {

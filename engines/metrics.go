@@ -25,6 +25,12 @@ type Metrics struct {
 	// PrefillTokens counts the prompt tokens that the engine has computed since its start, without
 	// those of CachedTokens. PrefillSeconds is the time that it has spent on them, in seconds.
 	PrefillTokens, PrefillSeconds string
+	// Slots is the number of requests that the engine works on at once.
+	Slots string
+	// Sign is no figure: it names fields of JSON documents in the same form. A server that has one
+	// of the fields, with any value but null, is of this engine. Sign counts for a server whose
+	// metrics reveal no engine.
+	Sign string
 }
 
 // figures returns the figures by their names in the file.
@@ -32,6 +38,7 @@ func (m Metrics) figures() []struct{ field, text string } {
 	return []struct{ field, text string }{
 		{"running", m.Running}, {"waiting", m.Waiting}, {"kv_usage", m.KVUsage}, {"cache_tokens", m.CacheTokens},
 		{"cached_tokens", m.CachedTokens}, {"prefill_tokens", m.PrefillTokens}, {"prefill_seconds", m.PrefillSeconds},
+		{"slots", m.Slots},
 	}
 }
 
@@ -49,7 +56,8 @@ type Place struct {
 	// Without factors, it is the series' own value.
 	Factors []string
 	// Document is the path of a JSON document on the replica's port. The value is the product of
-	// Fields, each the names on the way to a number.
+	// Fields, each the names on the way to a number. A list on the way stands for the sum over its
+	// items.
 	Document string
 	Fields   [][]string
 }
@@ -69,6 +77,7 @@ var (
 //	tokens_total{mode="compute"}            of those series that have the label
 //	cache_config_info{blocks,block_size}    the product of two labels that hold numbers
 //	/props#total_slots*settings.n_ctx       the product of two fields of a JSON document
+//	/info#states.slots                      the sum over the items, if states is a list
 //	kv_usage or gpu_usage                   the first one that the replica has
 func ParseFigure(text string) (Figure, error) {
 	var figure Figure
@@ -146,5 +155,22 @@ func (m Metrics) check() []Fault {
 	if needsPath && !strings.HasPrefix(m.Path, "/") {
 		faults = append(faults, Fault{Path: []string{"metrics", "path"}, Reason: "must begin with /"})
 	}
+	if err := m.checkSign(); err != nil {
+		faults = append(faults, Fault{Path: []string{"metrics", "sign"}, Reason: err.Error()})
+	}
 	return faults
+}
+
+// checkSign returns what is wrong with the sign.
+func (m Metrics) checkSign() error {
+	if m.Sign == "" {
+		return nil
+	}
+	sign, err := ParseFigure(m.Sign)
+	for _, place := range sign {
+		if place.Document == "" {
+			return fmt.Errorf("must be a path with # and a field of its JSON document, is %q", m.Sign)
+		}
+	}
+	return err
 }

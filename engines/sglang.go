@@ -7,7 +7,7 @@ import "time"
 //
 // /health and /health_generate both wait for a token, so either takes up to a second. They answer
 // 503 until the server has warmed up. Without max_running_requests the engine computes how many
-// requests fit into its cache, which Sluice cannot know. Reranking needs the settings that the
+// requests fit into its cache, and tells it when it runs. Reranking needs the settings that the
 // model's page names, often disable_radix_cache and attention_backend.
 func sglang() Engine {
 	return Engine{Name: "sglang", Versions: []Version{
@@ -33,20 +33,25 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 		Kubernetes: keepsFromHub(hubCache),
 		Ready:      Probe{Path: "/health_generate", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:      Slots{Variable: "max_running_requests"},
+		Slots:      Slots{Variable: "max_running_requests", Usual: 128},
 		Metrics:    sglangMetrics(), PrefillRate: 8000,
 	}
 }
 
 // sglangMetrics are the names of all versions. The gauge of the cache's size came after 0.4.10, and
-// so did the counters of prefill, of which the second needs SGLang's device timer.
+// so did the counters of prefill, of which the second needs SGLang's device timer. The server has
+// metrics only with --enable-metrics, and /get_server_info always; newer releases call it
+// /server_info too. Each data-parallel engine there says how many requests it works on.
 func sglangMetrics() Metrics {
 	return Metrics{Path: "/metrics", Running: "sglang:num_running_reqs", Waiting: "sglang:num_queue_reqs",
 		KVUsage:        "sglang:token_usage",
 		CacheTokens:    "sglang:max_total_num_tokens or /get_server_info#max_total_num_tokens",
 		CachedTokens:   "sglang:cached_tokens_total",
 		PrefillTokens:  `sglang:realtime_tokens_total{mode="prefill_compute"}`,
-		PrefillSeconds: `sglang:forward_execution_seconds_total{category="extend"}`}
+		PrefillSeconds: `sglang:forward_execution_seconds_total{category="extend"}`,
+		Slots: "/get_server_info#internal_states.effective_max_running_requests_per_dp or " +
+			"/server_info#internal_states.effective_max_running_requests_per_dp or /get_server_info#max_running_requests",
+		Sign: "/get_server_info#internal_states or /server_info#internal_states"}
 }
 
 // sglangModel are the variables of the model and its loading.

@@ -5,7 +5,7 @@ import "time"
 // tei is Hugging Face's text-embeddings-inference, checked against 1.7.4, 1.8.3 and 1.9.3. It
 // listens after the model has answered a first request. It rejects requests above
 // max_concurrent_requests (429). It serves the model under any name. It reports how many requests
-// wait, but not how many it works on.
+// wait and how many it takes, but not how many it works on.
 //
 // Embeddings are on /v1/embeddings as usual. Reranking is on /rerank with another body; see
 // RerankAPI.
@@ -45,8 +45,13 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_concurrent_requests", Default: 512},
-		Metrics:    Metrics{Path: "/metrics", Waiting: "te_queue_size"}, PrefillRate: 20_000,
+		Metrics:    teiMetrics(), PrefillRate: 20_000,
 	}
+}
+
+func teiMetrics() Metrics {
+	const slots = "/info#max_concurrent_requests"
+	return Metrics{Path: "/metrics", Waiting: "te_queue_size", Slots: slots, Sign: slots}
 }
 
 func teiVariables() map[string]any {

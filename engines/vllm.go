@@ -48,7 +48,8 @@ func vllmVersion(name, release string, own map[string]any) Version {
 // vllmMetrics are the names of all versions. The prefix gpu_ went between 0.8.5 and 0.11.0.
 // kv_cache_size_tokens is exact for models with several kinds of attention; it came between 0.11.0
 // and 0.32.0, as did request_prefill_kv_computed_tokens. The two histograms of prefill are observed
-// when a request ends. Series of several data-parallel engines add up.
+// when a request ends. Series of several data-parallel engines add up. No metric tells
+// max_num_seqs.
 func vllmMetrics() Metrics {
 	return Metrics{Path: "/metrics", Running: "vllm:num_requests_running", Waiting: "vllm:num_requests_waiting",
 		KVUsage:       "vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc",

@@ -18,17 +18,22 @@ import (
 func newUpCommand(g *globals) *cobra.Command {
 	var file, binary string
 	var upstreams []string
+	var slots int
 	var force bool
 	c := &cobra.Command{
-		Use:   "up [-c FILE] [--upstream URL]...",
+		Use:   "up [-c FILE] [--upstream URL]... [--slots N]",
 		Short: "Run the gateway, its own Envoy and the replicas on this machine",
 		Long: `Run the gateway, its own Envoy and the replicas on this machine.
 
 With -c FILE the gateway runs the models of the file. With --upstream URL it serves the models that
-it discovers on these servers. Without both it runs the simulated models of the quick start.`,
+it discovers on these servers. Each server gets as many requests at once as it says, or as --slots
+says. Without both it runs the simulated models of the quick start.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o, cleanUp, err := upOptions(file, upstreams)
+			if slots != 0 && len(upstreams) == 0 {
+				return errors.New("--slots is for the servers of --upstream, and there is none: in a file set slots at the server")
+			}
+			o, cleanUp, err := upOptions(file, upstreams, slots)
 			if err != nil {
 				return err
 			}
@@ -45,6 +50,7 @@ it discovers on these servers. Without both it runs the simulated models of the 
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
 	c.Flags().StringArrayVar(&upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
+	c.Flags().IntVar(&slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
 	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
 	addForceFlag(c, &force)
 	c.MarkFlagsMutuallyExclusive("config", "upstream")
@@ -116,14 +122,14 @@ func run(ctx context.Context, g *globals, o gateway.Options) error {
 }
 
 // upOptions reads the configuration file. Without a file it creates a configuration for the
-// upstreams or, if there are none, for the quick start. Such a configuration has a temporary state
-// directory, which cleanUp removes.
-func upOptions(file string, upstreams []string) (o gateway.Options, cleanUp func(), err error) {
+// upstreams with these slots or, if there are none, for the quick start. Such a configuration has a
+// temporary state directory, which cleanUp removes.
+func upOptions(file string, upstreams []string, slots int) (o gateway.Options, cleanUp func(), err error) {
 	if file != "" {
 		c, err := config.Load(file)
 		return gateway.Options{Config: c}, func() {}, err
 	}
-	c, err := config.ForUpstreams(upstreams)
+	c, err := config.ForUpstreams(upstreams, slots)
 	if len(upstreams) == 0 {
 		c, err = config.Parse("quick start", examples.Quickstart)
 	}

@@ -19,9 +19,11 @@ type asked struct {
 	client  *http.Client
 	// recognised is the recipe of a server that somebody else runs; nil: it is not known yet.
 	recognised *recipe
-	documents  map[string]document
-	prefill    prefillRate
-	news       News
+	// bySign says that a document has revealed the engine, whose metrics the server does not show.
+	bySign    bool
+	documents map[string]document
+	prefill   prefillRate
+	news      News
 	// failures counts the questions in a row that had no answer. absent says that the last one
 	// found no metrics that Sluice knows.
 	failures int
@@ -57,10 +59,14 @@ func (r *Reader) tryToAsk(ctx context.Context, a *asked) error {
 		return r.askEngine(ctx, a, b.models[a.replica.Model])
 	}
 	if a.recognised != nil {
-		if err := r.askEngine(ctx, a, a.recognised); !errors.Is(err, errAbsent) {
+		ask := r.askEngine
+		if a.bySign {
+			ask = r.askBySign
+		}
+		if err := ask(ctx, a, a.recognised); !errors.Is(err, errAbsent) {
 			return err
 		}
-		a.recognised = nil // another server has taken its place
+		a.recognised, a.bySign, a.news = nil, false, silence() // another server has taken its place
 	}
 	for _, path := range b.paths {
 		p, err := r.fetchPage(ctx, a, path, b.wanted)
@@ -71,6 +77,24 @@ func (r *Reader) tryToAsk(ctx context.Context, a *asked) error {
 		}
 		if a.recognised = b.recognise(path, p); a.recognised != nil {
 			r.apply(ctx, a, a.recognised, p)
+			return nil
+		}
+	}
+	for _, p := range b.signed {
+		if err := r.askBySign(ctx, a, p); !errors.Is(err, errAbsent) {
+			a.recognised, a.bySign = p, true
+			return err
+		}
+	}
+	return errAbsent
+}
+
+// askBySign asks a replica that shows no metrics for its documents. The error is errAbsent if the
+// replica does not have the sign of the recipe.
+func (r *Reader) askBySign(ctx context.Context, a *asked, recipe *recipe) error {
+	for _, place := range recipe.sign {
+		if d := r.document(ctx, a, place.Document); hasField(d.value, place.Fields[0]) {
+			r.apply(ctx, a, recipe, nil)
 			return nil
 		}
 	}
@@ -119,6 +143,7 @@ func (r *Reader) apply(ctx context.Context, a *asked, recipe *recipe, p page) {
 	}
 	n := silence()
 	n.Engine, n.At = recipe.engine, a.news.At
+	n.Slots, n.UsualSlots = int(values[slots]), recipe.usualSlots
 	if found[running] > 0 {
 		n.Running = int(values[running])
 	}
@@ -144,31 +169,40 @@ func silence() News { return News{Running: -1, Waiting: -1, KVUsage: -1, CachedT
 // maxNumber bounds what an engine may say, so that sums over replicas do not overflow.
 const maxNumber = 1e15
 
-// documentValue returns the value of a place in a document, and 1 if there is a value. The document
-// is fetched if it was not for Pause. One that could not be fetched is fetched again sooner.
+// documentValue returns the value of a place in a document, and 1 if there is a value.
 func (r *Reader) documentValue(ctx context.Context, a *asked, place engines.Place) (value float64, found int) {
-	d, ok := a.documents[place.Document]
-	if now := time.Now(); !ok || !now.Before(d.next) {
-		d.next = now.Add(r.Pause)
-		var read any
-		err := r.fetch(ctx, a, place.Document, func(body io.Reader) (err error) {
-			read, err = readDocument(body)
-			return err
-		})
-		if err == nil || errors.Is(err, errAbsent) {
-			d.value = read
-		} else {
-			d.next = now.Add(min(5*r.Interval, r.Pause))
-		}
-		if a.documents == nil {
-			a.documents = map[string]document{}
-		}
-		a.documents[place.Document] = d
-	}
-	if v, ok := product(d.value, place.Fields); ok {
+	if v, ok := product(r.document(ctx, a, place.Document).value, place.Fields); ok {
 		return v, 1
 	}
 	return 0, 0
+}
+
+// document returns the document at the path. It is fetched if it was not for Pause. One that could
+// not be fetched is fetched again sooner, and one that the replica does not have much later.
+func (r *Reader) document(ctx context.Context, a *asked, path string) document {
+	d, ok := a.documents[path]
+	now := time.Now()
+	if ok && now.Before(d.next) {
+		return d
+	}
+	var read any
+	err := r.fetch(ctx, a, path, func(body io.Reader) (err error) {
+		read, err = readDocument(body)
+		return err
+	})
+	switch {
+	case err == nil:
+		d = document{read, now.Add(r.Pause)}
+	case errors.Is(err, errAbsent):
+		d = document{nil, now.Add(10 * r.Pause)}
+	default:
+		d.next = now.Add(min(5*r.Interval, r.Pause))
+	}
+	if a.documents == nil {
+		a.documents = map[string]document{}
+	}
+	a.documents[path] = d
+	return d
 }
 
 // fetchPage fetches the wanted series of the metrics at path.

@@ -23,7 +23,7 @@ func catalogue() []Engine {
 	var all []Engine
 	for _, e := range engines.Builtin() {
 		for _, v := range e.Versions {
-			all = append(all, Engine{e.Name, v.Metrics})
+			all = append(all, Engine{e.Name, v.Metrics, max(v.Slots.Usual, v.Slots.Default)})
 		}
 	}
 	return all
@@ -75,16 +75,16 @@ func TestU10_WhatEnginesTell(t *testing.T) {
 		want                  News
 	}{
 		{"vllm", "0.33", "vllm-0.32.prom", nil,
-			News{Running: 7, Waiting: 2, KVUsage: 0.5, CacheTokens: 20480, CachedTokens: 960}},
+			News{Running: 7, Waiting: 2, KVUsage: 0.5, CacheTokens: 20480, CachedTokens: 960, UsualSlots: 256}},
 		{"vllm", "0.8", "vllm-0.8.prom", nil,
-			News{Running: 1, Waiting: 0, KVUsage: 0.5, CacheTokens: 16000, CachedTokens: 64}},
+			News{Running: 1, Waiting: 0, KVUsage: 0.5, CacheTokens: 16000, CachedTokens: 64, UsualSlots: 256}},
 		{"sglang", "0.5.23", "sglang-0.5.prom", nil,
-			News{Running: 5, Waiting: 1, KVUsage: 0.28, CacheTokens: 471258, CachedTokens: 3168}},
-		{"sglang", "0.4.10", "sglang-0.4.prom", map[string]string{"/get_server_info": `{"max_total_num_tokens": 8000, "version": "0.4.10"}`},
-			News{Running: 5, Waiting: 1, KVUsage: 0.28, CacheTokens: 8000, CachedTokens: 3168}},
+			News{Running: 5, Waiting: 1, KVUsage: 0.28, CacheTokens: 471258, CachedTokens: 3168, UsualSlots: 128}},
+		{"sglang", "0.4.10", "sglang-0.4.prom", map[string]string{"/get_server_info": `{"max_total_num_tokens": 8000, "max_running_requests": 48, "version": "0.4.10"}`},
+			News{Running: 5, Waiting: 1, KVUsage: 0.28, CacheTokens: 8000, CachedTokens: 3168, Slots: 48, UsualSlots: 128}},
 		{"llama-cpp", "0.5", "llama-server.prom", map[string]string{"/props": `{"default_generation_settings": {"n_ctx": 1024}, "total_slots": 2}`},
-			News{Running: 2, Waiting: 3, KVUsage: -1, CacheTokens: 2048, CachedTokens: 34}},
-		{"tei", "1.9", "tei.prom", nil, News{Running: -1, Waiting: 7, KVUsage: -1, CachedTokens: -1}},
+			News{Running: 2, Waiting: 3, KVUsage: -1, CacheTokens: 2048, CachedTokens: 34, Slots: 2, UsualSlots: 4}},
+		{"tei", "1.9", "tei.prom", nil, News{Running: -1, Waiting: 7, KVUsage: -1, CachedTokens: -1, UsualSlots: 512}},
 	} {
 		t.Run(tt.page, func(t *testing.T) {
 			t.Parallel()
@@ -97,7 +97,7 @@ func TestU10_WhatEnginesTell(t *testing.T) {
 				t.Fatal("no such version")
 			}
 			r := New(Config{Fleet: engines.NewFleet()})
-			r.Set(Known{Models: map[string]Engine{"chat": {tt.engine, version.Metrics}}, Engines: catalogue()})
+			r.Set(Known{Models: map[string]Engine{"chat": {Name: tt.engine, Metrics: version.Metrics, UsualSlots: tt.want.UsualSlots}}, Engines: catalogue()})
 			tt.want.Engine = tt.engine
 			for _, launcher := range []engines.Launcher{engines.Local, engines.Upstream} {
 				a := askOnce(t, r, engines.Replica{ID: "a", Model: "chat", Address: server(t, texts), Launcher: launcher})
@@ -223,11 +223,11 @@ func TestU10_BadMetrics(t *testing.T) {
 		{"no number", "vllm:num_requests_running one\n", "/metrics does not have the text format of Prometheus", silence()},
 		{"hangs", "hang", "no answer in time", silence()},
 		{"not finite", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc 7\n", "",
-			News{Engine: "vllm", Running: -1, Waiting: -1, KVUsage: 1, CachedTokens: -1}},
+			News{Engine: "vllm", UsualSlots: 256, Running: -1, Waiting: -1, KVUsage: 1, CachedTokens: -1}},
 		{"out of range", "vllm:num_requests_running -5\nvllm:num_requests_waiting 1e300\n", "",
-			News{Engine: "vllm", Running: 0, Waiting: maxNumber, KVUsage: -1, CachedTokens: -1}},
+			News{Engine: "vllm", UsualSlots: 256, Running: 0, Waiting: maxNumber, KVUsage: -1, CachedTokens: -1}},
 		{"no numbers in labels", "vllm:num_requests_running 2\n" + `vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1` + "\n", "",
-			News{Engine: "vllm", Running: 2, Waiting: -1, KVUsage: -1, CachedTokens: -1}},
+			News{Engine: "vllm", UsualSlots: 256, Running: 2, Waiting: -1, KVUsage: -1, CachedTokens: -1}},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if tt.page == "hang" {

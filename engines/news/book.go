@@ -15,15 +15,20 @@ type book struct {
 	known  []*recipe
 	paths  []string
 	wanted map[string]bool
+	// signed are the recipes of all engines that have a sign.
+	signed []*recipe
 }
 
 // recipe is how an engine is asked. It is immutable.
 type recipe struct {
 	engine, path string
+	usualSlots   int
 	// figures are in the order of the constants below. An empty one is not told.
 	figures [figureCount]engines.Figure
 	// wanted are the names of all series of the figures.
 	wanted map[string]bool
+	// sign has the documents' fields that reveal the engine.
+	sign engines.Figure
 }
 
 // The figures of a recipe.
@@ -35,6 +40,7 @@ const (
 	cachedTokens
 	prefillTokens
 	prefillSeconds
+	slots
 	figureCount
 )
 
@@ -57,6 +63,9 @@ func newBook(k Known) *book {
 	}
 	for _, e := range k.Engines {
 		p := of(e)
+		if len(p.sign) > 0 && !slices.Contains(b.signed, p) {
+			b.signed = append(b.signed, p)
+		}
 		if p.path == "" || len(p.wanted) == 0 || slices.Contains(b.known, p) {
 			continue
 		}
@@ -75,9 +84,10 @@ func newBook(k Known) *book {
 // the catalogue has refused them before.
 func newRecipe(e Engine) *recipe {
 	m := e.Metrics
-	p := &recipe{engine: e.Name, path: m.Path, wanted: map[string]bool{}}
+	p := &recipe{engine: e.Name, path: m.Path, usualSlots: e.UsualSlots, wanted: map[string]bool{}}
+	p.sign, _ = engines.ParseFigure(m.Sign)
 	for i, text := range [figureCount]string{running: m.Running, waiting: m.Waiting, kvUsage: m.KVUsage, cacheTokens: m.CacheTokens,
-		cachedTokens: m.CachedTokens, prefillTokens: m.PrefillTokens, prefillSeconds: m.PrefillSeconds} {
+		cachedTokens: m.CachedTokens, prefillTokens: m.PrefillTokens, prefillSeconds: m.PrefillSeconds, slots: m.Slots} {
 		if figure, err := engines.ParseFigure(text); err == nil {
 			p.figures[i] = figure
 		}

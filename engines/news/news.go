@@ -3,8 +3,8 @@
 //
 // The Reader follows the fleet, whatever has launched a replica. What to ask for is data of the
 // catalogue (engines.Metrics). The engine of a server that somebody else runs is recognised by the
-// names of its metrics. An engine that tells nothing has no news, and Sluice works on what it sees
-// itself.
+// names of its metrics, or by a document that only this engine has. An engine that tells nothing
+// has no news, and Sluice works on what it sees itself.
 //
 // Read news.go (what is told), run.go (when which replica is asked), ask.go (one replica is asked),
 // page.go (metrics and documents) and book.go (what to ask for).
@@ -37,6 +37,10 @@ type News struct {
 	// on a prompt. It is measured per request, so prompts that are computed side by side make it
 	// smaller than what the engine computes in all. 0 means not told, or no prompt so far.
 	PrefillRate float64
+	// Slots is how many requests the engine works on at once. 0 means not told.
+	Slots int
+	// UsualSlots is the number that the catalogue gives for engines of this kind. 0 means none.
+	UsualSlots int
 	// At is when the engine said so. It is zero if it has said nothing yet.
 	At time.Time
 	// Fault says why the last question had no answer. It is empty if it had one. The other fields
@@ -47,14 +51,16 @@ type News struct {
 // Config is the configuration of a Reader. Fleet is required.
 type Config struct {
 	Fleet *engines.Fleet
-	// Tell is called with the news of a replica after each answer, from the goroutine of Run. It
-	// must not block. Nil: News is the only way to the news.
+	// Tell is called with the news of a replica after each answer, from the goroutine of Run. It is
+	// also called for a replica whose engine is not known, or not known any more; Engine is then
+	// empty. It must not block. Nil: News is the only way to the news.
 	Tell func(replica string, n News)
 	// Interval is the time between two questions to a replica, which is varied by a tenth. 0 means
 	// 2 s.
 	Interval time.Duration
 	// Pause is the longest time until a replica is asked again that gives no answer, and the time
-	// until one is asked again that has no metrics. Documents are read again after it. 0 means 1 m.
+	// until one is asked again that has no metrics. Documents are read again after it, and those
+	// that a replica does not have after ten times as long. 0 means 1 m.
 	Pause time.Duration
 	// Timeout is the longest time of a request. 0 means 1 s.
 	Timeout time.Duration
@@ -66,6 +72,8 @@ type Config struct {
 type Engine struct {
 	Name    string
 	Metrics engines.Metrics
+	// UsualSlots is News.UsualSlots of its servers.
+	UsualSlots int
 }
 
 // Known says which engines there are.
@@ -73,7 +81,8 @@ type Known struct {
 	// Models are the engines of the models that Sluice launches, by model.
 	Models map[string]Engine
 	// Engines are all engines that a server may turn out to be. If the metrics fit several, the one
-	// with the most figures counts, and of those the last.
+	// with the most figures counts, and of those the last. A server whose metrics fit none is the
+	// first whose sign it has.
 	Engines []Engine
 }
 
@@ -126,7 +135,7 @@ func (r *Reader) publish(replica string, n News) {
 	r.mu.Lock()
 	r.news[replica] = n
 	r.mu.Unlock()
-	if n.Fault == "" && !n.At.IsZero() && r.Tell != nil {
+	if (n.Fault == "" && !n.At.IsZero() || n.Engine == "") && r.Tell != nil {
 		r.Tell(replica, n)
 	}
 }

@@ -139,19 +139,47 @@ func readDocument(body io.Reader) (any, error) {
 func product(document any, fields [][]string) (float64, bool) {
 	product := 1.0
 	for _, names := range fields {
-		value := document
-		for _, name := range names {
-			object, ok := value.(map[string]any)
-			if !ok {
-				return 0, false
-			}
-			value = object[name]
-		}
-		v, ok := value.(float64)
+		v, ok := number(document, names)
 		if !ok {
 			return 0, false
 		}
 		product *= v
 	}
 	return product, finite(product)
+}
+
+// number returns the number at the end of the names. A list on the way is the sum over its items.
+func number(value any, names []string) (float64, bool) {
+	if list, ok := value.([]any); ok {
+		sum := 0.0
+		for _, item := range list {
+			v, ok := number(item, names)
+			if !ok {
+				return 0, false
+			}
+			sum += v
+		}
+		return sum, len(list) > 0
+	}
+	if len(names) == 0 {
+		v, ok := value.(float64)
+		return v, ok
+	}
+	object, ok := value.(map[string]any)
+	if !ok {
+		return 0, false
+	}
+	return number(object[names[0]], names[1:])
+}
+
+// hasField reports whether a document has a field, with any value but null.
+func hasField(value any, names []string) bool {
+	for _, name := range names {
+		object, ok := value.(map[string]any)
+		if !ok {
+			return false
+		}
+		value = object[name]
+	}
+	return value != nil
 }

@@ -97,7 +97,7 @@ func (r *rounds) finish(t *target) {
 func (r *rounds) wait(t *target) time.Duration {
 	wait := r.Interval
 	switch {
-	case t.absent:
+	case t.absent || t.bySign && t.failures == 0: // documents alone are not read more often
 		wait = r.Pause
 	case t.failures > 0:
 		wait = min(r.Interval<<min(t.failures, 10), r.Pause)

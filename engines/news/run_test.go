@@ -22,7 +22,8 @@ type fakeServers struct {
 	status map[string]int
 	// took is how long an answer takes.
 	took time.Duration
-	// asked counts the requests by host. now and most count those at the same time.
+	// asked counts the requests for metrics by host. now and most count all requests at the same
+	// time.
 	asked     map[string]int
 	now, most int
 }
@@ -30,7 +31,9 @@ type fakeServers struct {
 // RoundTrip implements http.RoundTripper.
 func (f *fakeServers) RoundTrip(q *http.Request) (*http.Response, error) {
 	f.mu.Lock()
-	f.asked[q.URL.Host]++
+	if q.URL.Path == "/metrics" {
+		f.asked[q.URL.Host]++
+	}
 	f.now++
 	f.most = max(f.most, f.now)
 	status := f.status[q.URL.Host]

@@ -59,6 +59,15 @@ type Desired struct {
 	Reserved map[string]Reserved
 	// Access tells how to call a server, by URL. Most servers need none.
 	Access map[string]Access
+	// Settings are what the configuration says of a server, by URL.
+	Settings map[string]Settings
+}
+
+// Settings are what the configuration says of one server.
+type Settings struct {
+	// Slots is how many requests the server works on at once. 0 means that the configuration does
+	// not say.
+	Slots int
 }
 
 // Launcher checks servers and reports them to the fleet. Its methods may be called from any
@@ -267,7 +276,9 @@ func (l *Launcher) publishLocked() {
 				known[name] = true
 				part.Models = append(part.Models, engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true})
 			}
-			part.Replicas = append(part.Replicas, s.replica(name, l.desired.nameOn(name, url)))
+			r := s.replica(name, l.desired.nameOn(name, url))
+			r.Slots = l.desired.Settings[url].Slots
+			part.Replicas = append(part.Replicas, r)
 		}
 		for _, name := range clashing {
 			clashes[name] = append(clashes[name], s.id)

@@ -55,6 +55,9 @@ type ReplicaLoad struct {
 	// Max is the greatest number of concurrent requests of the replica. 0 means that no limit is
 	// known.
 	Max int
+	// MaxFrom is where Max comes from: max_per_replica, slots, engine, catalogue, unknown, or empty
+	// for no limit.
+	MaxFrom string
 	// CloseDelimited says that the replica ends responses by closing their connections, so that all
 	// requests of its model are managed.
 	CloseDelimited bool
@@ -78,6 +81,8 @@ type EngineNews struct {
 	CachedTokens *int64 `json:"cached_tokens"`
 	// PrefillRate is how many prompt tokens a second the engine has lately computed.
 	PrefillRate *float64 `json:"prefill_rate"`
+	// Slots is how many requests the engine works on at once.
+	Slots *int `json:"slots"`
 	// AgeSeconds is how long ago the engine said so. It is nil if it has said nothing yet.
 	AgeSeconds *float64 `json:"age_s"`
 	// Fault says why the last question had no answer. It is empty if it had one.
@@ -322,6 +327,7 @@ type replicaView struct {
 	Address  string     `json:"address"`
 	InFlight int        `json:"in_flight"`
 	Max      int        `json:"max"`
+	MaxFrom  string     `json:"max_from"`
 	Served   uint64     `json:"served"`
 	Launcher string     `json:"launcher"`
 	PID      int        `json:"pid,omitempty"`
@@ -353,6 +359,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Address:  address,
 		InFlight: load.InFlight,
 		Max:      load.Max,
+		MaxFrom:  load.MaxFrom,
 		Served:   load.Served,
 		Launcher: string(r.Launcher),
 		PID:      r.PID,

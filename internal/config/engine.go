@@ -101,8 +101,9 @@ type FlagStyle struct {
 // A figure is the name of a series in the text format of Prometheus, whose values add up. Braces
 // choose series by a label (mode="x"), or name labels whose product is the value
 // (blocks,block_size). A path with # names fields of a JSON document, such as
-// /props#total_slots*settings.n_ctx, which is read once a minute. Alternatives have " or " between.
-// Default: empty, the engine does not tell.
+// /props#total_slots*settings.n_ctx, which is read once a minute. A list on the way to a field is
+// the sum over its items. Alternatives have " or " between. Default: empty, the engine does not
+// tell.
 type Metrics struct {
 	// Path is the HTTP path of the metrics on the replica's port. Default: empty, no metrics are
 	// read.
@@ -121,6 +122,12 @@ type Metrics struct {
 	PrefillTokens string `yaml:"prefill_tokens"`
 	// PrefillSeconds is the counter of the time in which they were computed, in seconds.
 	PrefillSeconds string `yaml:"prefill_seconds"`
+	// Slots is the number of requests that the engine works on at the same time.
+	Slots string `yaml:"slots"`
+	// Sign names fields of JSON documents, such as /api/version#version. A server of upstreams that
+	// has one of them is recognised as this engine, unless its metrics reveal an engine. Default:
+	// empty.
+	Sign string `yaml:"sign"`
 }
 
 // ReadyProbe is the HTTP GET that tells when a starting replica may serve.
@@ -147,6 +154,9 @@ type Slots struct {
 	// Default is the number of requests when the variable is not set. Default 0: unknown, and
 	// treated as 1.
 	Default int `yaml:"default" min:"0"`
+	// Usual is the number of requests of a server of upstreams that is recognised as this engine
+	// and does not tell its number. Default 0: the same as default.
+	Usual int `yaml:"usual" min:"0"`
 }
 
 // RegistryKind says what the names of a registry's models are.

@@ -141,14 +141,22 @@ func (d *decoder) reportSyntax(err error) {
 }
 
 // ForUpstreams returns the configuration of a gateway in front of running servers, whose models are
-// discovered. It needs no keys and listens on loopback only (127.0.0.1:8080). The error is Faults
-// about the URLs.
-func ForUpstreams(urls []string) (*Config, error) {
+// discovered. Each server has these slots; 0 asks it. The gateway needs no keys and listens on
+// loopback only (127.0.0.1:8080). The error is Faults about the URLs and the slots.
+func ForUpstreams(urls []string, slots int) (*Config, error) {
 	const name = "--upstream"
+	var servers []any
+	for _, url := range urls {
+		if slots == 0 {
+			servers = append(servers, url)
+		} else {
+			servers = append(servers, map[string]any{"url": url, "slots": slots})
+		}
+	}
 	data, err := yaml.Marshal(map[string]any{
 		"listen":    "127.0.0.1:8080",
 		"auth":      map[string]any{"mode": AuthNone},
-		"upstreams": urls,
+		"upstreams": servers,
 	})
 	if err != nil {
 		return nil, Faults{{File: name, Message: err.Error()}}

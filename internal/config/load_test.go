@@ -210,7 +210,7 @@ func TestFileWithoutFieldsIsComplete(t *testing.T) {
 
 func TestForUpstreams(t *testing.T) {
 	t.Parallel()
-	c, err := ForUpstreams([]string{"http://h:1/v1", "http://10.0.0.1"})
+	c, err := ForUpstreams([]string{"http://h:1/v1", "http://10.0.0.1"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,9 +220,21 @@ func TestForUpstreams(t *testing.T) {
 	if diff := cmp.Diff([]Upstream{{URL: "http://h:1"}, {URL: "http://10.0.0.1:80"}}, c.Upstreams); diff != "" {
 		t.Error(diff)
 	}
-	if c, err := ForUpstreams([]string{"http://h:1", "h:2"}); c != nil || err == nil ||
+	if c, err := ForUpstreams([]string{"http://h:1", "h:2"}, 0); c != nil || err == nil ||
 		err.Error() != "--upstream: [1]: must be a URL such as http://10.0.0.5:8000" {
 		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// TestU1_SlotsOfTheCommandLine hold for each server of the command line.
+func TestU1_SlotsOfTheCommandLine(t *testing.T) {
+	t.Parallel()
+	c, err := ForUpstreams([]string{"http://h:1", "http://h:2"}, 8)
+	if err != nil || len(c.Upstreams) != 2 || c.Upstreams[0].Slots != 8 || c.Upstreams[1].Slots != 8 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, err := ForUpstreams([]string{"http://h:1"}, -1); err == nil || err.Error() != "--upstream: [0].slots: must be at least 0, is -1" {
+		t.Error(err)
 	}
 }
 

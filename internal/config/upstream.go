@@ -42,6 +42,10 @@ type Upstream struct {
 	// beside the model's own replicas. Without it, such a model is a clash and the server gets no
 	// requests for it. It is for the list upstreams at the top of the file. Default false.
 	Join bool `yaml:"join"`
+	// Slots is how many requests the server works on at the same time, over all its models. Further
+	// requests wait in the gateway. Default 0: Sluice asks the server. One that does not tell gets
+	// the usual number of its engine, and 1 if its engine is not known.
+	Slots int `yaml:"slots" min:"0" max:"1000000"`
 
 	// RequestHeaders are Headers with the environment variables filled in, and the authorization
 	// header made of APIKeyEnv, by names in lower case. They contain secrets. nil: none.

@@ -147,6 +147,8 @@ type Dispatcher struct {
 	// counters by replica id. They are kept while the fleet has the replica or a ticket holds a
 	// slot on it; guarded by mu
 	counters map[string]*counter
+	// earlyNews are the news of replicas of the fleet that have no counter yet, by replica id.
+	earlyNews map[string]*EngineNews
 	// unpickable maps the ids of those counters whose replica may not be picked to the model that
 	// the replica had last; guarded by mu
 	unpickable map[string]string
@@ -203,6 +205,7 @@ func New(c Config) *Dispatcher {
 		routable:    map[string]map[string]netip.AddrPort{},
 		suspensions: map[string]*suspension{},
 		counters:    map[string]*counter{},
+		earlyNews:   map[string]*EngineNews{},
 		unpickable:  map[string]string{},
 		cursors:     map[string]*atomic.Uint64{},
 		estimators:  map[string]*estimator{},

@@ -19,6 +19,9 @@ type EngineNews struct {
 	PrefillRate float64
 	// Engine is the name of the engine in the catalogue, if the news reveal it.
 	Engine string
+	// Slots is how many requests the engine works on at once, and UsualSlots how many an engine of
+	// this kind usually does.
+	Slots, UsualSlots int
 	// At is when the engine said so.
 	At time.Time
 }
@@ -31,6 +34,36 @@ func (l *estimator) applyNewsLocked(replica string, n *EngineNews) {
 	if n.PrefillRate > 0 {
 		l.toldRate = n.PrefillRate
 		l.rates.SetGuess(predict.PrefillRate(n.PrefillRate))
+	}
+}
+
+// sameEngine reports whether nothing has changed that is part of a route. before may be nil.
+func (n *EngineNews) sameEngine(before *EngineNews) bool {
+	if before == nil {
+		before = &EngineNews{}
+	}
+	return n.Engine == before.Engine && n.Slots == before.Slots && n.UsualSlots == before.UsualSlots
+}
+
+// takeEarlyNewsLocked gives a new counter the news that came before it. Dispatcher.mu is held.
+func (d *Dispatcher) takeEarlyNewsLocked(id string, c *counter) {
+	if n := d.earlyNews[id]; n != nil {
+		c.news.Store(n)
+		delete(d.earlyNews, id)
+	}
+}
+
+// dropEarlyNewsLocked drops the early news of replicas that the fleet does not have any more.
+// Dispatcher.mu is held.
+func (d *Dispatcher) dropEarlyNewsLocked(s *engines.Snapshot) {
+	for id := range d.earlyNews {
+		gone := true
+		for model := range s.Models {
+			gone = gone && !named(s, model, id)
+		}
+		if gone {
+			delete(d.earlyNews, id)
+		}
 	}
 }
 
@@ -59,7 +92,8 @@ func unknownEngine(s Strategy) Strategy {
 // usualUncached is how many uncached tokens a request of unknown length is taken to have.
 const usualUncached = 512
 
-// SetEngineNews tells what the engine of a replica says. News of an unknown replica are ignored.
+// SetEngineNews tells what the engine of a replica says. News of a replica that Envoy does not know
+// yet are kept until it does.
 //
 // Requests that the engine has and that no gateway has sent come from someone else. They count as
 // waiting tokens and as running requests of the replica.
@@ -68,6 +102,7 @@ func (d *Dispatcher) SetEngineNews(replica string, n EngineNews) {
 	defer d.mu.Unlock()
 	c := d.counters[replica]
 	if c == nil {
+		d.earlyNews[replica] = &n
 		return
 	}
 	before := c.news.Swap(&n)
@@ -75,7 +110,7 @@ func (d *Dispatcher) SetEngineNews(replica string, n EngineNews) {
 		if own := d.estimators[model]; own != nil {
 			own.applyNewsLocked(replica, &n)
 		}
-		if before == nil || before.Engine != n.Engine {
+		if !n.sameEngine(before) {
 			d.dirty[model] = struct{}{}
 		}
 	}

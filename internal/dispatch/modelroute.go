@@ -128,8 +128,9 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 func (d *Dispatcher) replicaLocked(p Policy, own *estimator, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	since := c.setPickable(r.Address, now)
+	most, from := limit(p, r, c.news.Load())
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
-		servedModel: cmp.Or(r.ServedModel, r.Model), limit: limit(p, r), maxPrefill: p.MaxPrefillPerReplica,
+		servedModel: cmp.Or(r.ServedModel, r.Model), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
 		closeDelimited: d.isCloseDelimitedLocked(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 
@@ -139,15 +140,40 @@ func clusterOf(r *engines.Replica) string { return headers.GroupCluster(r.Model,
 // plain returns a with an IPv4-mapped IPv6 address as an IPv4 address.
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// limit returns how many requests one replica takes at once; 0 means no limit.
-func limit(p Policy, r *engines.Replica) int {
+// LimitFrom says where the number of requests comes from that a replica takes at once.
+type LimitFrom string
+
+// The sources of a limit, in the order in which they count.
+const (
+	// LimitSet is admission.max_per_replica of the model.
+	LimitSet LimitFrom = "max_per_replica"
+	// LimitSlots is the number of slots that the replica was started with, or that the file gives
+	// for the server.
+	LimitSlots LimitFrom = "slots"
+	// LimitEngine is what the engine says.
+	LimitEngine LimitFrom = "engine"
+	// LimitUsual is what an engine of the kind usually takes.
+	LimitUsual LimitFrom = "catalogue"
+	// LimitUnknown is the one request of a server that nobody knows.
+	LimitUnknown LimitFrom = "unknown"
+	// LimitNone is no limit.
+	LimitNone LimitFrom = ""
+)
+
+// limit returns how many requests one replica takes at once, and where the number comes from. 0
+// means no limit. The news may be nil.
+func limit(p Policy, r *engines.Replica, n *EngineNews) (int, LimitFrom) {
 	switch {
 	case p.MaxPerReplica > 0:
-		return p.MaxPerReplica
+		return p.MaxPerReplica, LimitSet
 	case r.Slots > 0:
-		return r.Slots
-	case r.Launcher == engines.Upstream:
-		return 1
+		return r.Slots, LimitSlots
+	case n != nil && n.Slots > 0:
+		return n.Slots, LimitEngine
+	case r.Launcher != engines.Upstream:
+		return 0, LimitNone
+	case n != nil && n.UsualSlots > 0:
+		return n.UsualSlots, LimitUsual
 	}
-	return 0
+	return 1, LimitUnknown
 }

@@ -16,6 +16,7 @@ type replica struct {
 	// servedModel is the name of the model there. All replicas of a cluster have the same.
 	servedModel string
 	limit       int // of concurrent requests; 0: no limit
+	limitFrom   LimitFrom
 	maxPrefill  int // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool

@@ -196,6 +196,7 @@ func (d *Dispatcher) counterLocked(model, id string) *counter {
 			rates = own.rates
 		}
 		c = &counter{queue: predict.NewReplica(rates)}
+		d.takeEarlyNewsLocked(id, c)
 		d.counters[id] = c
 		d.unpickable[id] = model // until addModel
 	}
@@ -212,6 +213,7 @@ func (d *Dispatcher) dropCountersLocked(s *engines.Snapshot) {
 			delete(d.unpickable, id)
 		}
 	}
+	d.dropEarlyNewsLocked(s)
 }
 
 func named(s *engines.Snapshot, model, id string) bool {

@@ -35,7 +35,7 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load()}
 	v.PerReplica, v.Ready, v.Predicted = t.policy.MaxPerReplica, len(t.replicas), t.estimator.recent.Flow(time.Now())
 	for i := range t.source.Replicas {
-		v.PerReplica = limit(t.policy, &t.source.Replicas[i])
+		v.PerReplica, _ = limit(t.policy, &t.source.Replicas[i], nil)
 	}
 	for _, r := range t.replicas {
 		v.Loads[r.id] = int(r.load.Load())
@@ -58,6 +58,8 @@ func (d *Dispatcher) Load(replica string) int {
 type ReplicaView struct {
 	// Load is the number of requests on the replica. Limit is its limit; 0 means none.
 	Load, Limit int
+	// LimitFrom is where Limit comes from.
+	LimitFrom LimitFrom
 	// Prefill counts the requests in Load that are known to have no token yet. Only requests under
 	// a limit on prefill are known.
 	Prefill int
@@ -74,7 +76,7 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, Prefill: int(r.prefill.Load()), Served: r.served.Load(),
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()), Served: r.served.Load(),
 					CloseDelimited: r.closeDelimited}
 			}
 		}

@@ -68,6 +68,6 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 func (g *Gateway) tellNews(replica string, n news.News) {
 	g.dispatcher.SetEngineNews(replica, dispatch.EngineNews{
 		Running: max(0, n.Running), Waiting: max(0, n.Waiting), KVUsage: max(0, n.KVUsage), CacheTokens: n.CacheTokens,
-		PrefillRate: n.PrefillRate, Engine: n.Engine, At: n.At,
+		PrefillRate: n.PrefillRate, Engine: n.Engine, Slots: n.Slots, UsualSlots: n.UsualSlots, At: n.At,
 	})
 }

@@ -136,7 +136,8 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 // replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
-	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, CloseDelimited: l.CloseDelimited, Engine: g.engineNews(r.ID)}
+	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, MaxFrom: string(l.LimitFrom), CloseDelimited: l.CloseDelimited,
+		Engine: g.engineNews(r.ID)}
 }
 
 // engineNews returns what the engine of a replica says of itself; nil if it has not been asked.
@@ -150,7 +151,7 @@ func (g *Gateway) engineNews(replica string) *admin.EngineNews {
 		Name: n.Engine, Running: told(n.Running, n.Running >= 0), Waiting: told(n.Waiting, n.Waiting >= 0),
 		KVUsage: told(n.KVUsage, n.KVUsage >= 0), CacheTokens: told(n.CacheTokens, n.CacheTokens > 0),
 		CachedTokens: told(n.CachedTokens, n.CachedTokens >= 0), PrefillRate: told(math.Round(n.PrefillRate), n.PrefillRate > 0),
-		AgeSeconds: told(age, !n.At.IsZero()), Fault: n.Fault,
+		Slots: told(n.Slots, n.Slots > 0), AgeSeconds: told(age, !n.At.IsZero()), Fault: n.Fault,
 	}
 }
 

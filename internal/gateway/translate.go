@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -186,15 +187,15 @@ func needs(m config.Model) *engines.Resources {
 }
 
 func upstreams(c *config.Config) upstream.Desired {
-	d := upstream.Desired{Reserved: reservedNames(c), Access: map[string]upstream.Access{}}
+	d := upstream.Desired{Reserved: reservedNames(c), Access: map[string]upstream.Access{}, Settings: map[string]upstream.Settings{}}
 	for _, s := range c.Upstreams {
 		d.Discover = append(d.Discover, upstream.Discovered{URL: s.URL, Join: s.Join})
 	}
-	access(d.Access, c.Upstreams)
+	describeServers(&d, c.Upstreams)
 	for _, m := range c.Models {
 		if m.Launcher == engines.Upstream {
 			d.Models = append(d.Models, upstream.Model{Model: describe(m), URLs: urls(m.Upstreams), Names: servedNames(m)})
-			access(d.Access, m.Upstreams)
+			describeServers(&d, m.Upstreams)
 		}
 	}
 	return d
@@ -242,11 +243,12 @@ func urls(servers []config.Upstream) []string {
 	return all
 }
 
-// access sets the access data of the servers in all, by URL. The check of the configuration
-// guarantees that a URL has the same access data everywhere.
-func access(all map[string]upstream.Access, servers []config.Upstream) {
+// describeServers sets how the servers are called and what is known of them, by URL. The check of
+// the configuration guarantees that a URL has the same settings everywhere.
+func describeServers(d *upstream.Desired, servers []config.Upstream) {
 	for _, s := range servers {
-		all[s.URL] = upstream.Access{Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
+		d.Access[s.URL] = upstream.Access{Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
+		d.Settings[s.URL] = upstream.Settings{Slots: s.Slots}
 	}
 }
 
@@ -323,7 +325,8 @@ func knownEngines(c *config.Config) news.Known {
 	}
 	for _, e := range c.Catalogue() {
 		for _, v := range e.Versions {
-			known.Engines = append(known.Engines, news.Engine{Name: e.Name, Metrics: v.Metrics})
+			known.Engines = append(known.Engines,
+				news.Engine{Name: e.Name, Metrics: v.Metrics, UsualSlots: cmp.Or(v.Slots.Usual, v.Slots.Default)})
 		}
 	}
 	return known

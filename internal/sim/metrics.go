@@ -42,6 +42,8 @@ func newMetrics(c Config, load func() loadSnapshot) *metrics {
 		func(l loadSnapshot) float64 { return float64(l.waiting) })
 	gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.",
 		func(l loadSnapshot) float64 { return l.kvUsage })
+	gauge("sim:max_num_seqs", "Number of requests that are worked on at once.",
+		func(loadSnapshot) float64 { return float64(c.MaxNumSeqs) })
 	registerCacheConfig(reg, c)
 
 	counter := func(name, help string) prometheus.Counter {

@@ -159,9 +159,16 @@ function updateReplica(row, r, maxLoad, now) {
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
-  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', '));
+  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.launcher === 'upstream' && limitFrom[r.max_from],
+    r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', '));
   text(p.since, ago(r.since, now));
 }
+
+/** Says where the limit of a server comes from that someone else runs. */
+const limitFrom = {
+  max_per_replica: 'limit from max_per_replica', slots: 'limit from slots in the file', engine: 'limit told by the engine',
+  catalogue: 'usual limit of its engine', unknown: 'one request at a time: engine unknown',
+};
 
 function lastLine(s) {
   return s.trimEnd().split('\n').at(-1);

@@ -76,6 +76,9 @@ type Replica struct {
 	ID, Model, State, Address, Reason, Node string
 	PID                                     int
 	InFlight                                int `json:"in_flight"`
+	// Max is how many requests the replica takes at once, and MaxFrom where the number comes from.
+	Max     int
+	MaxFrom string `json:"max_from"`
 	// Engine is nil while the engine has not been asked.
 	Engine *EngineNews
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,10 +68,17 @@ func StartUpstream(t *testing.T, handler http.HandlerFunc) string {
 	return "http://" + l.Addr().String()
 }
 
+// AsksForEngine reports whether a gateway asks a server how busy it is, or what engine it is.
+func AsksForEngine(r *http.Request) bool {
+	isQuestion := func(path string) bool { return strings.HasSuffix(r.URL.Path, path) }
+	return r.Method == http.MethodGet &&
+		slices.ContainsFunc([]string{"/metrics", "/props", "/info", "/get_server_info", "/server_info", "/api/version"}, isQuestion)
+}
+
 // withoutMetrics answers 404 to gateways that ask a handler how busy it is.
 func withoutMetrics(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/metrics") {
+		if AsksForEngine(r) {
 			http.NotFound(w, r)
 			return
 		}

@@ -76,7 +76,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 	case path == "/v1/models":
 		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
-	case path == "/metrics":
+	case harness.AsksForEngine(r):
 		http.NotFound(w, r)
 	case path == "/v1/chat/completions":
 		if p.attempts++; p.broken {

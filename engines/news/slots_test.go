@@ -1,0 +1,63 @@
+package news
+
+import (
+	"context"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// TestU1_ServersWithoutMetricsTellTheirSlots: a server that shows no metrics is recognised by a
+// document, and tells how many requests it works on as far as its engine does. The documents are
+// those of real servers, shortened.
+func TestU1_ServersWithoutMetricsTellTheirSlots(t *testing.T) {
+	t.Parallel()
+	const sglang = `{"tp_size":1,"max_running_requests":null,"internal_states":[{"effective_max_running_requests_per_dp":48},
+		{"effective_max_running_requests_per_dp":52}],"version":"0.5.18"}`
+	for name, tt := range map[string]struct {
+		texts        map[string]string
+		engine       string
+		slots, usual int
+	}{
+		"llama-server": {map[string]string{"/props": `{"default_generation_settings":{"n_ctx":4096},"total_slots":4,"model_path":"m.gguf"}`}, "llama-cpp", 4, 4},
+		"TEI": {map[string]string{"/info": `{"model_id":"BAAI/bge-m3","model_type":{"embedding":{"pooling":"cls"}},"max_concurrent_requests":768,
+			"max_batch_tokens":16384,"version":"1.9.3"}`}, "tei", 768, 512},
+		"SGLang":         {map[string]string{"/get_server_info": sglang}, "sglang", 100, 128},
+		"SGLang, newer":  {map[string]string{"/server_info": sglang}, "sglang", 100, 128},
+		"SGLang, silent": {map[string]string{"/get_server_info": `{"internal_states":[{"last_gen_throughput":1.5}]}`}, "sglang", 0, 128},
+		"Ollama":         {map[string]string{"/api/version": `{"version":"0.12.6"}`}, "ollama", 0, 1},
+		"null":           {map[string]string{"/api/version": `{"version":null}`, "/props": `{"total_slots":null}`}, "", 0, 0},
+		"another":        {map[string]string{"/info": `{"name":"x"}`, "/props": `[]`, "/metrics": "nginx_up 1\n"}, "", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := New(Config{Fleet: engines.NewFleet()})
+			r.Set(Known{Engines: catalogue()})
+			a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, tt.texts)})
+			for _, when := range []string{"first", "again"} {
+				if n := a.news; n.Engine != tt.engine || n.Slots != tt.slots || n.UsualSlots != tt.usual || (n.Fault == "") != (tt.engine != "") || n.Running != -1 {
+					t.Errorf("%s: %+v", when, n)
+				}
+				r.ask(context.Background(), a)
+			}
+		})
+	}
+}
+
+// TestU1_ReplacedServersAreForgotten: the slots of a server do not hold for another one at the same
+// address, and the listener hears of it.
+func TestU1_ReplacedServersAreForgotten(t *testing.T) {
+	t.Parallel()
+	texts := map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")}
+	var told []string
+	r := New(Config{Fleet: engines.NewFleet(), Tell: func(_ string, n News) { told = append(told, n.Engine) }})
+	r.Set(Known{Engines: catalogue()})
+	a := askOnce(t, r, engines.Replica{ID: "a", Launcher: engines.Upstream, Address: server(t, texts)})
+	r.publish("a", a.news)
+	delete(texts, "/metrics")
+	r.ask(context.Background(), a)
+	r.publish("a", a.news)
+	if len(told) != 2 || told[0] != "vllm" || told[1] != "" || a.news.UsualSlots != 0 {
+		t.Errorf("told %q, then %+v", told, a.news)
+	}
+}
