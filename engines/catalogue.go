@@ -35,6 +35,12 @@ type Version struct {
 	Env map[string]string
 	// Image is the container image with the program. The local launcher does not use it.
 	Image string
+	// Release is the release in the name of Image, such as 0.11.0. A model that names another
+	// release gets the image of that one. Empty: Image is for all releases.
+	Release string `json:",omitempty"`
+	// Owned are names of arguments that belong to Sluice, besides those in Command: a model must
+	// not pass them. Each begins with a dash.
+	Owned []string `json:",omitempty"`
 	// Kubernetes is a template over Launch that makes YAML of a Deployment, or a part of one. It is
 	// merged over the usual Deployment as a strategic merge patch; see RenderKubernetes. The
 	// engine's container is named "engine". Empty changes nothing.
@@ -111,19 +117,11 @@ func Builtin() []Engine {
 	return []Engine{sim(), vllm(), sglang(), llamaCpp(), ollama(), tei(), fasterWhisper()}
 }
 
-// Find finds a version of an engine in a catalogue. An empty version means the engine's last.
+// Find finds the table for a release of an engine in a catalogue; see Engine.Resolve.
 func Find(catalogue []Engine, engine, version string) (Version, bool) {
 	for _, e := range catalogue {
-		if e.Name != engine || len(e.Versions) == 0 {
-			continue
-		}
-		if version == "" {
-			return e.Versions[len(e.Versions)-1], true
-		}
-		for _, v := range e.Versions {
-			if v.Version == version {
-				return v, true
-			}
+		if e.Name == engine {
+			return e.Resolve(version)
 		}
 	}
 	return Version{}, false

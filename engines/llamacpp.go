@@ -25,6 +25,8 @@ func llamaServer() Version {
 		},
 		Command: []string{"llama-server", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			source, "{{.Model}}", "--alias", "{{.Name}}", "{{.Flags}}"},
+		Owned: []string{"-m", "--mu", "--model-url", "--dr", "--docker-repo", "--hf", "--hfr", "-a", "--api-prefix",
+			"--api-key", "--api-key-file", "--ssl-key-file", "--ssl-cert-file", "--reuse-port", "--models-dir", "--models-preset"},
 		Image:      "ghcr.io/ggml-org/llama.cpp:server",
 		Kubernetes: llamaServerPod,
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
@@ -114,8 +116,10 @@ func llamaCppPython() Version {
 		TaskVariables: map[Task]map[string]any{Embedding: {"embedding": true}},
 		Command: []string{"python3", "-m", "llama_cpp.server", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			`{{if eq .Registry "huggingface"}}--hf_model_repo_id{{else}}--model{{end}}`, "{{.Model}}", "--model_alias", "{{.Name}}", "{{.Flags}}"},
-		Flags:      FlagStyle{Underscores: true, BooleanValues: true, Lists: ListArguments},
-		Env:        map[string]string{"HOST": "{{.Host}}", "PORT": "{{.Port}}"}, // whatever they are here, they would win over the flags
+		Flags: FlagStyle{Underscores: true, BooleanValues: true, Lists: ListArguments},
+		Env:   map[string]string{"HOST": "{{.Host}}", "PORT": "{{.Port}}"}, // whatever they are here, they would win over the flags
+		Owned: []string{"--config-file", "--api-key", "--root-path", "--ssl-keyfile", "--ssl-certfile",
+			"--hf-model-repo-id", "--model-alias"},
 		Image:      "ghcr.io/abetlen/llama-cpp-python:latest",
 		Kubernetes: keepsFromHub(hubCache),
 		Ready:      Probe{Path: "/v1/models", Every: 500 * time.Millisecond},

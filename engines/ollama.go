@@ -54,7 +54,8 @@ kill $server
 wait $server || :
 trap - EXIT
 export OLLAMA_HOST=$own
-exec ollama serve`
+shift 4
+exec ollama serve "$@"`
 
 func ollamaVersion(name, tag string, own map[string]any) Version {
 	return Version{
@@ -64,6 +65,7 @@ func ollamaVersion(name, tag string, own map[string]any) Version {
 		Command:    []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
 		Env:        ollamaEnv(),
 		Image:      "ollama/ollama:" + tag,
+		Release:    tag,
 		Kubernetes: keeps("/root/.ollama"), // what is imported from a directory goes there too
 		Ready:      Probe{Path: "/api/version", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/api/version", Every: 10 * time.Second},

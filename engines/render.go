@@ -29,6 +29,9 @@ type Launch struct {
 	GPUs int
 	// Sluice is the path of the program that runs, for engines that are part of it.
 	Sluice string
+	// Args are arguments of the model's own. Render passes them on as they are, after the flags of
+	// the variables. nil: none.
+	Args []string `json:",omitempty"`
 	// Variables are the model's own. Render adds the schema's defaults and the task's variables.
 	Variables map[string]any
 }
@@ -52,7 +55,8 @@ func launchFields() []string {
 // Each element of Command is a template over l; package internal/template says what a template may
 // hold. An element that is {{.Flags}} and nothing else becomes the flags of all variables that no
 // other element and no entry of Env names as {{.Variables.x}}, in the order of their names and in
-// the version's FlagStyle. It is an error if a template names a variable that neither the model nor
+// the version's FlagStyle. The arguments of Launch.Args follow them, or end a command without
+// {{.Flags}}. It is an error if a template names a variable that neither the model nor
 // a default sets, or {{.Model}} for a model without a source.
 func (v Version) Render(l Launch) ([]string, error) {
 	if len(v.Command) == 0 {
@@ -75,11 +79,14 @@ func (v Version) Render(l Launch) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	flags, err := v.Flags.flags(l.Variables, slices.Concat(parsed.variables, env))
+	var flags []string
+	if slices.Contains(parsed.arguments, nil) {
+		flags, err = v.Flags.flags(l.Variables, slices.Concat(parsed.variables, env))
+	}
 	if err != nil {
 		return nil, err
 	}
-	return parsed.execute(l, flags)
+	return parsed.execute(l, slices.Concat(flags, l.Args))
 }
 
 // Source reports whether the command names {{.Model}}, and whether it requires a source.
@@ -148,7 +155,7 @@ func variablesOf(t *template.Template) []string {
 	return names
 }
 
-// execute returns the command line. flags stand for {{.Flags}}.
+// execute returns the command line. flags stand for {{.Flags}}, or end a command without it.
 func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	var line []string
 	data := l.data()
@@ -165,6 +172,9 @@ func (c *command) execute(l Launch, flags []string) ([]string, error) {
 	}
 	if len(line) == 0 || line[0] == "" {
 		return nil, errors.New("command[0]: the program is empty")
+	}
+	if !slices.Contains(c.arguments, nil) {
+		line = append(line, flags...)
 	}
 	return line, nil
 }

@@ -1,6 +1,9 @@
 package engines
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // sglang is SGLang's server, in the releases at which flags changed that matter here. It was
 // checked against the wheels of 0.4.10.post2, 0.5.5 and 0.5.23.
@@ -30,12 +33,21 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
 		Flags:      FlagStyle{Lists: ListArguments},
 		Image:      "lmsysorg/sglang:" + release,
+		Release:    strings.TrimPrefix(release, "v"),
+		Owned:      sglangOwned(),
 		Kubernetes: keepsFromHub(hubCache),
 		Ready:      Probe{Path: "/health_generate", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_running_requests", Usual: 128},
 		Metrics:    sglangMetrics(), PrefillRate: 8000,
 	}
+}
+
+// sglangOwned are further flags by which a replica could not be reached as Sluice expects, or not
+// under its name. --config reads flags from a file, these among them.
+func sglangOwned() []string {
+	return []string{"--model", "--config", "--api-key", "--admin-api-key", "--fastapi-root-path",
+		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password", "--enable-ssl-refresh", "--grpc-mode"}
 }
 
 // sglangMetrics are the names of all versions. The gauge of the cache's size came after 0.4.10, and

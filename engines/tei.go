@@ -40,6 +40,7 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 		RerankAPI:  "tei",
 		Schema:     variables(merged(teiVariables(), own)),
 		Command:    append(append(command, served...), "{{.Flags}}"),
+		Owned:      []string{"-p", "--api-key"},
 		Image:      teiImage + tag,
 		Kubernetes: teiPod(name),
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},

@@ -139,7 +139,7 @@ func (v Version) collect(e *jsonschema.ValidationError) []Fault {
 		for _, name := range k.Properties {
 			fault := Fault{Path: at(name), Reason: "unknown"}
 			if len(e.InstanceLocation) == 0 {
-				fault.Known = slices.Sorted(maps.Keys(v.properties()))
+				fault = v.unknown(name)
 			}
 			faults = append(faults, fault)
 		}
@@ -159,6 +159,14 @@ func (v Version) collect(e *jsonschema.ValidationError) []Fault {
 		faults = append(faults, v.collect(cause)...)
 	}
 	return faults
+}
+
+// unknown is the fault of a variable that the schema lacks.
+func (v Version) unknown(name string) Fault {
+	if flag := "--" + strings.ReplaceAll(name, "_", "-"); slices.Contains(v.ownedFlags(), flag) {
+		return Fault{Path: []string{name}, Reason: v.refusal(flag)}
+	}
+	return Fault{Path: []string{name}, Reason: "unknown", Known: slices.Sorted(maps.Keys(v.properties()))}
 }
 
 // alternatives says why none of several schemas fits.

@@ -1,6 +1,9 @@
 package engines
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // vllm is vLLM's OpenAI server, in the releases at which flags changed that matter here. A release
 // between two of them takes the flags of the lower one, except for those that the descriptions of
@@ -37,12 +40,21 @@ func vllmVersion(name, release string, own map[string]any) Version {
 			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
 		Flags:      FlagStyle{Lists: ListArguments},
 		Image:      "vllm/vllm-openai:" + release,
+		Release:    strings.TrimPrefix(release, "v"),
+		Owned:      vllmOwned(),
 		Kubernetes: keepsFromHub(hubCache),
 		Ready:      Probe{Path: "/health", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_num_seqs", Default: 256},
 		Metrics:    vllmMetrics(), PrefillRate: 8000,
 	}
+}
+
+// vllmOwned are further flags by which a replica could not be reached as Sluice expects, or not
+// under its name. --config reads flags from a file, these among them.
+func vllmOwned() []string {
+	return []string{"--model", "--model-tag", "--uds", "--config", "--root-path", "--api-key", "--headless",
+		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers", "--enable-ssl-refresh", "--grpc"}
 }
 
 // vllmMetrics are the names of all versions. The prefix gpu_ went between 0.8.5 and 0.11.0.

@@ -2,6 +2,7 @@ package engines
 
 import (
 	"maps"
+	"strings"
 	"time"
 )
 
@@ -80,7 +81,9 @@ func whisperVersion(name, tag string, own map[string]any, ownEnv map[string]stri
 		Schema:     variables(merged(whisperVariables(), own)),
 		Command:    []string{"uvicorn", "--factory", "speaches.main:create_app"},
 		Env:        env,
+		Owned:      []string{"--host", "--port", "--uds", "--fd", "--ssl-keyfile", "--ssl-certfile", "--root-path"},
 		Image:      "ghcr.io/speaches-ai/speaches:" + tag,
+		Release:    strings.TrimSuffix(tag, "-cuda"),
 		Kubernetes: keeps("/home/ubuntu/.cache/huggingface/hub"), // the image's user is ubuntu
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},

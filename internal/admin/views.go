@@ -63,6 +63,8 @@ type ReplicaLoad struct {
 	CloseDelimited bool
 	// Engine is what the replica's engine says of itself; nil: it has not been asked.
 	Engine *EngineNews
+	// Command is the command line of a launched replica, quoted for a shell and without secrets.
+	Command string
 }
 
 // EngineNews is what the engine of a replica says of itself. A nil number is one that it does not
@@ -341,6 +343,8 @@ type replicaView struct {
 	CloseDelimited bool `json:"close_delimited"`
 	// Engine is ReplicaLoad.Engine.
 	Engine *EngineNews `json:"engine"`
+	// Command is ReplicaLoad.Command.
+	Command string `json:"command,omitempty"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -372,6 +376,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 
 		CloseDelimited: load.CloseDelimited,
 		Engine:         load.Engine,
+		Command:        load.Command,
 	}
 }
 

@@ -23,6 +23,7 @@ const (
 	NameClash            Type = "NameClash"
 	NamesRefused         Type = "NamesRefused"
 	ModelNotListed       Type = "ModelNotListed"
+	VersionNotListed     Type = "VersionNotListed"
 	RequestsUncounted    Type = "RequestsUncounted"
 	ConnectionsNearLimit Type = "ConnectionsNearLimit"
 	FilesNearLimit       Type = "FilesNearLimit"
@@ -99,6 +100,9 @@ var types = []row{
 	{ModelNotListed, Warning, False, false,
 		"A server does not list a model under the name that the file gives for it there. The server gets requests for the model all the same.",
 		"Correct `model` at that entry of the model's `upstreams`, or the name at the server."},
+	{VersionNotListed, Info, False, false,
+		"The file names a release of an engine that the catalogue does not list. The model has the variables of the newest version below it.",
+		"Pass flags that are newer than that version in `args`, or define the version under `engines`."},
 	{RequestsUncounted, Warning, False, false,
 		"Requests of before a restart run that do not count against the limits. New requests may exceed these meanwhile.",
 		"It ends with these requests, or when Envoy answers. If it lasts, read Envoy's log in the state directory."},

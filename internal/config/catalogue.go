@@ -121,7 +121,7 @@ func (c *Config) Launch(m Model) (engines.Version, engines.Launch) {
 
 // launch returns what the replicas of a launched model are started with.
 func (c *Config) launch(m Model) engines.Launch {
-	l := engines.Launch{Name: m.Name, Task: m.Task, Variables: m.Variables}
+	l := engines.Launch{Name: m.Name, Task: m.Task, Args: m.Args, Variables: m.Variables}
 	if m.Resources != nil {
 		l.GPUs = m.Resources.Needs().Devices()
 	}

@@ -68,6 +68,9 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	before := len(k.faults)
 	k.checkModelSource(at.field("source"), m, version)
 	k.checkVariables(at.field("variables"), m, version)
+	for _, fault := range version.CheckArgs(m.Args) {
+		k.faultf(at.field("args").below([]any{}, fault.Path), "%s", fault.Reason)
+	}
 	if before < len(k.faults) || !k.valid(at.field("source")) {
 		return version, false
 	}
@@ -82,11 +85,11 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 }
 
 // engineTitle returns the engine and version of a model for messages.
-func engineTitle(m *Model) string { return m.Engine + " " + m.Version }
+func engineTitle(m *Model) string { return m.Engine + " " + m.Table }
 
-// resolveVersion finds the model's engine version and writes its name into the model. The second
-// result is false when there is no such version or when the version itself has a fault, which is
-// reported where it is defined.
+// resolveVersion finds the model's engine version and writes its name into the model's Table. The
+// second result is false when there is no such version or when the version itself has a fault,
+// which is reported where it is defined.
 func (k *checker) resolveVersion(at path, m *Model) (engines.Version, bool) {
 	where := at.field("engine")
 	catalogue := k.config.ownCatalogue
@@ -108,17 +111,17 @@ func (k *checker) resolveVersion(at path, m *Model) (engines.Version, bool) {
 		k.faultf(where, "there is no engine %s; %s", quoted(m.Engine), suggest(m.Engine, known))
 		return engines.Version{}, false
 	}
-	version, ok := engines.Find(catalogue, m.Engine, m.Version)
+	version, ok := catalogue[i].Resolve(m.Version)
 	if !ok {
 		var versions []string
 		for _, v := range catalogue[i].Versions {
 			versions = append(versions, v.Version)
 		}
-		k.faultf(at.field("version"), "engine %s has no version %s; %s", m.Engine, quoted(m.Version), suggest(m.Version, versions))
+		k.faultf(at.field("version"), "engine %s has no version at or below %s; there are %s", m.Engine, quoted(m.Version), strings.Join(versions, ", "))
 		return version, false
 	}
-	m.Version = version.Version
-	key := m.Engine + " " + m.Version
+	m.Version, m.Table = cmp.Or(m.Version, version.Version), version.Version
+	key := m.Engine + " " + m.Table
 	valid, checked := k.versionValid[key]
 	if !checked {
 		valid = len(version.Check()) == 0

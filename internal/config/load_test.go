@@ -64,7 +64,7 @@ func TestDefaults(t *testing.T) {
 			Ready:  ReadyProbe{Path: "/health", Every: 500 * time.Millisecond},
 			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
 		Models: []Model{{
-			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
+			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Table: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
 			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
 			UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
@@ -120,7 +120,7 @@ func TestEveryField(t *testing.T) {
 		Nodes:      []Node{{Name: "gpu-1", Labels: []string{"h100", "rack-1"}}},
 		Kubernetes: &Kubernetes{Kubeconfig: filepath.Join(here, "kube"), Context: "prod", Namespace: "llm", Name: "own"},
 		Models: []Model{
-			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10",
+			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10", Table: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 3},
 				Scale:     Scale{Target: ScaleTarget{Running: 4}},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
@@ -135,7 +135,7 @@ func TestEveryField(t *testing.T) {
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
-			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
+			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Table: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
 				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
 				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,

@@ -23,7 +23,8 @@ type Model struct {
 	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription"`
 	// Engine is the name of the engine of a launched model: a built-in one or one from engines.
 	Engine string `yaml:"engine"`
-	// Version is the version of the engine. Default: the last one.
+	// Version is the release of the engine, such as 0.11.2. It has the variables of the newest
+	// version of the catalogue at or below it, here 0.11. Default: the last version.
 	Version string `yaml:"version"`
 	// Source says where a launched model comes from. It is required when the engine's command uses
 	// {{.Model}}.
@@ -68,6 +69,10 @@ type Model struct {
 	Evict Evict `yaml:"evict" default:"never" oneof:"never,idle"`
 	// Variables are the variables of the engine, checked against its schema.
 	Variables map[string]any `yaml:"variables"`
+	// Args are arguments of a launched model's engine. They are passed on as they are, each as one
+	// argument and after the flags of variables, and are not checked. Arguments that decide how
+	// Sluice reaches a replica are refused. Default: none.
+	Args []string `yaml:"args"`
 	// Env is added to the environment of a launched model's replicas. Of the environment of Sluice
 	// they get only what docs/secrets.md lists.
 	Env map[string]string `yaml:"env"`
@@ -104,6 +109,9 @@ type Model struct {
 	// Stream says how responses are delivered.
 	Stream Stream `yaml:"stream"`
 
+	// Table is the version of the catalogue that Version resolves to. It is empty for a model that
+	// is not launched.
+	Table string `yaml:"-"`
 	// SecretEnv holds the variables that EnvFrom of the model and of its engine version name, with
 	// their values. They are secrets. nil: none.
 	SecretEnv map[string]string `yaml:"-"`

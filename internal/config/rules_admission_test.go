@@ -146,7 +146,7 @@ func poolCases() []ruleCase {
 			[]string{"2: pools[*].name: must be a name: a letter or digit, then letters, digits and _ - . / : @ +, at most 200 characters, is *"}},
 		{"tenant of a pool", "tenants: [{name: t, models: [p]}]\n" + sims + "}]\npools: [{name: p, models: [a]}]", nil},
 	}
-	for _, given := range []string{"engine: sim", "version: '1'", "source: {name: org/x}", "replicas: {min: 1}", "variables: {seed: 1}",
+	for _, given := range []string{"engine: sim", "version: '1'", "source: {name: org/x}", "replicas: {min: 1}", "variables: {seed: 1}", "args: [-x]",
 		"env: {A: b}", "upstreams: [http://h]", "routing: {strategy: round_robin}", "stream: {mode: native}", "cold_start_timeout: 1m",
 		"admission: {max_per_replica: auto}", "admission: {max_prefill_per_replica: 0}"} {
 		field, value, _ := strings.Cut(given, ": ")

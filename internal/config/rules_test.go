@@ -102,7 +102,9 @@ func modelCases() []ruleCase {
 			"1: models[a].aliases[2]: a is already used by models[a].name on line 1: choose another name"}},
 		{"no engine", "models: [{name: a}]", []string{"1: models[a].engine: required with launcher: local, and missing; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"}},
 		{"unknown engine", "models: [{name: a, engine: llamacpp}]", []string{"1: models[a].engine: there is no engine llamacpp; did you mean llama-cpp?"}},
-		{"unknown version", sims + ", version: '7.5'}]", []string{"1: models[a].version: engine sim has no version 7.5; known are 1"}},
+		{"newer version", sims + ", version: '7.5'}]", nil},
+		{"older version", sims + ", version: '0.5'}]", []string{"1: models[a].version: engine sim has no version at or below 0.5; there are 1"}},
+		{"version without a number", sims + ", version: main}]", []string{"1: models[a].version: engine sim has no version at or below main; there are 1"}},
 		{"the first task", "models: [{name: a, engine: sim}]", nil},
 		{"another task", "models: [{name: a, engine: llama-cpp, task: transcription}]", []string{
 			"1: models[a].source: required, and missing: the command of engine llama-cpp 0.5 uses {{.Model}}",

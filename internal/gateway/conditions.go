@@ -16,7 +16,7 @@ import (
 func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
-		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions,
+		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.nameConditions, g.versionConditions,
 		g.edgeConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
 	} {
 		g.conditions.AddSource(source)
@@ -107,6 +107,20 @@ func (g *Gateway) replicaConditions() []condition.Condition {
 	for id, models := range g.dispatcher.CloseDelimited() {
 		all = append(all, condition.Fault(condition.CloseDelimited, id, "NoLength",
 			fmt.Sprintf("Replica %s ends responses by closing their connections, so all requests of %s are managed.", id, strings.Join(models, ", "))))
+	}
+	return all
+}
+
+// versionConditions lists the launched models whose engine version is another than the file names.
+func (g *Gateway) versionConditions() []condition.Condition {
+	var all []condition.Condition
+	c := g.config()
+	for _, m := range c.Models {
+		version, _ := c.Launch(m)
+		if asked := strings.TrimPrefix(m.Version, "v"); m.Launched() && asked != m.Table && asked != version.Release {
+			all = append(all, condition.Fault(condition.VersionNotListed, m.Name, "OlderVersionUsed",
+				fmt.Sprintf("Model %s names %s %s. The newest version at or below it in the catalogue is %s.", m.Name, m.Engine, m.Version, m.Table)))
+		}
 	}
 	return all
 }

@@ -137,7 +137,7 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
 	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, MaxFrom: string(l.LimitFrom), CloseDelimited: l.CloseDelimited,
-		Engine: g.engineNews(r.ID)}
+		Engine: g.engineNews(r.ID), Command: replicaCommand(g.config(), g.self, r)}
 }
 
 // engineNews returns what the engine of a replica says of itself; nil if it has not been asked.

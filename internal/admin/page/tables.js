@@ -159,8 +159,9 @@ function updateReplica(row, r, maxLoad, now) {
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
-  clipped(p.runs, [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.launcher === 'upstream' && limitFrom[r.max_from],
-    r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', '));
+  const runs = [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.launcher === 'upstream' && limitFrom[r.max_from],
+    r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', ');
+  clipped(p.runs, runs, [runs, r.command].filter(Boolean).join('\n'));
   text(p.since, ago(r.since, now));
 }
 

@@ -1,0 +1,65 @@
+package gateway
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/redact"
+)
+
+// replicaCommand returns the command line that the configuration gives a launched replica at its
+// address, quoted for a shell and without secrets. self is the path of this program. The result is
+// empty for a replica without an address, and for one of a model that is not launched.
+func replicaCommand(c *config.Config, self string, r engines.Replica) string {
+	i := slices.IndexFunc(c.Models, func(m config.Model) bool { return m.Name == r.Model })
+	if i < 0 || !c.Models[i].Launched() || !r.Address.IsValid() {
+		return ""
+	}
+	m := c.Models[i]
+	version, launch := c.Launch(m)
+	launch.Sluice, launch.Host, launch.Port = self, r.Address.Addr().String(), int(r.Address.Port())
+	if m.Launcher == engines.Kubernetes {
+		launch.Sluice, launch.Host = "sluice", "0.0.0.0"
+	}
+	words, err := version.Render(launch)
+	if err != nil {
+		return ""
+	}
+	return shownCommand(words, redact.ForEnvironment(localEnv(m), slices.Sorted(maps.Keys(m.SecretEnv))))
+}
+
+// shownCommand quotes a command line for a shell. It hides the value of a flag whose name says that
+// it is a secret, and what hidden hides.
+func shownCommand(words []string, hidden *redact.Redactor) string {
+	shown := make([]string, len(words))
+	secret := false // the word before is the name of a secret
+	for i, word := range words {
+		isFlag := strings.HasPrefix(word, "-")
+		name, _, hasValue := strings.Cut(word, "=")
+		switch {
+		case secret && !isFlag:
+			word = redact.Hidden
+		case isFlag && hasValue && redact.NamesSecret(name):
+			word = name + "=" + redact.Hidden
+		default:
+			word = hidden.Text(word)
+		}
+		secret = isFlag && !hasValue && redact.NamesSecret(name)
+		shown[i] = shellQuoted(word)
+	}
+	return strings.Join(shown, " ")
+}
+
+// shellQuoted quotes a word for a POSIX shell if it needs quotes.
+func shellQuoted(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("@%+=:,./_-"+redact.Hidden, r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
