@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -56,7 +57,7 @@ type agentPlan struct{ Gateway, Token, Name, Address, Dir string }
 
 func (p agentPlan) config(dir *process.Dir) AgentConfig {
 	return AgentConfig{Gateway: p.Gateway, Token: p.Token, Name: p.Name, Address: netip.MustParseAddr(p.Address), Dir: dir, Self: os.Args[0],
-		Launcher: local.Config{DrainSettle: 10 * time.Millisecond, BackOff: local.BackOff{First: 20 * time.Millisecond}}}
+		Launcher: local.Config{DrainSettle: 10 * time.Millisecond, BackOff: supervise.BackOff{First: 20 * time.Millisecond}}}
 }
 
 // runTestAgent runs an agent until the process is killed.

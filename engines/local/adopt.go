@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -112,8 +113,8 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 // answer in time counts as busy.
 func (r *runner) probeAdopted() {
 	m := r.model.Load()
-	got, text := r.launcher.prober.probe(context.Background(), r.replica.Address, m.Version.Ready.Path)
-	if got == healthy || got == busy && r.served {
+	got, text := r.launcher.prober.Probe(context.Background(), r.replica.Address, m.Version.Ready.Path)
+	if got == supervise.Healthy || got == supervise.Busy && r.served {
 		r.replica.State, r.readySince, r.served = engines.Ready, time.Now(), true
 		return
 	}

@@ -7,31 +7,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
-
-// BackOff says how long a replica that failed waits for its next start.
-type BackOff struct {
-	// First is the pause after the first failure. It doubles after each further failure. 0 means 1
-	// s.
-	First time.Duration
-	// Max is the longest pause. 0 means 300 s.
-	Max time.Duration
-	// Reset is how long a replica must have been ready for its earlier failures to be forgotten. 0
-	// means 60 s.
-	Reset time.Duration
-}
-
-// after returns the pause after this number of failures in a row.
-func (b BackOff) after(failures int) time.Duration {
-	pause := min(b.First, b.Max)
-	for range failures - 1 {
-		if pause *= 2; pause >= b.Max {
-			return b.Max
-		}
-	}
-	return pause
-}
 
 // Config configures a Launcher. Dir and Fleet are required.
 type Config struct {
@@ -58,7 +36,7 @@ type Config struct {
 	ReadEvery time.Duration
 
 	// BackOff is the pause between a failure of a replica and its next start.
-	BackOff BackOff
+	BackOff supervise.BackOff
 	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops. 0
 	// means 30 s.
 	DrainTimeout time.Duration
@@ -82,13 +60,11 @@ func (c Config) withDefaults() Config {
 	if c.Inventory == nil {
 		c.Inventory = cpuInventory{}
 	}
+	c.BackOff = c.BackOff.WithDefaults()
 	for _, d := range []struct {
 		value    *time.Duration
 		standard time.Duration
 	}{
-		{&c.BackOff.First, time.Second},
-		{&c.BackOff.Max, 300 * time.Second},
-		{&c.BackOff.Reset, time.Minute},
 		{&c.DrainTimeout, 30 * time.Second},
 		{&c.DrainSettle, time.Second},
 		{&c.StopGrace, 10 * time.Second},

@@ -3,12 +3,12 @@ package local
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 )
 
 // exitReason says how the process ended. Before it was ready, the end of its log tells why. What it
@@ -41,18 +41,7 @@ func (r *runner) limitsExceeded() bool { return r.cgroup != "" && outOfMemory(r.
 // lostPort reports whether the engine ended because another program had taken its port.
 func (r *runner) lostPort(reason string) bool {
 	ended := r.process != nil && r.process.ExitStatus() != ""
-	return ended && !r.served && (saysInUse(reason) || occupied(r.replica.Address))
-}
-
-// saysInUse reports whether the text is an error about an address in use.
-func saysInUse(reason string) bool {
-	reason = strings.ToLower(reason)
-	for _, words := range []string{"address already in use", "address in use", "eaddrinuse"} {
-		if strings.Contains(reason, words) {
-			return true
-		}
-	}
-	return false
+	return ended && !r.served && (supervise.SaysInUse(reason) || occupied(r.replica.Address))
 }
 
 // pause returns how long to wait before the next start.
@@ -67,5 +56,5 @@ func (r *runner) pause(reason string) time.Duration {
 		return 0
 	}
 	r.failures++
-	return b.after(r.failures)
+	return b.After(r.failures)
 }

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -62,7 +63,7 @@ type Model struct {
 // Launcher keeps the desired replicas running. Set, Run and Stop may be called from any goroutine.
 type Launcher struct {
 	config     Config
-	prober     *prober
+	prober     *supervise.Prober
 	ports      *ports
 	startLocks *startLocks
 	events     chan event
@@ -102,7 +103,7 @@ func New(c Config) *Launcher {
 	c = c.withDefaults()
 	return &Launcher{
 		config:     c,
-		prober:     newProber(c.ProbeTimeout),
+		prober:     supervise.NewProber(c.ProbeTimeout),
 		ports:      newPorts(c.Address),
 		startLocks: newStartLocks(),
 		events:     make(chan event),

@@ -1,9 +1,7 @@
 package local
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -16,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 )
 
 func TestReplicasStart(t *testing.T) {
@@ -97,7 +96,7 @@ func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
 	c := w.config()
-	c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
+	c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
@@ -143,21 +142,6 @@ func TestBackOffGrows(t *testing.T) {
 	}
 }
 
-func TestBackOffAfter(t *testing.T) {
-	t.Parallel()
-	b := Config{}.withDefaults().BackOff
-	for failures, want := range map[int]time.Duration{
-		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 9: 256 * time.Second, 10: 300 * time.Second, 1000: 300 * time.Second,
-	} {
-		if got := b.after(failures); got != want {
-			t.Errorf("after %d failures = %v, want %v", failures, got, want)
-		}
-	}
-	if got := (BackOff{First: time.Hour, Max: time.Minute}).after(1); got != time.Minute {
-		t.Errorf("the longest pause is exceeded: %v", got)
-	}
-}
-
 func TestBackOffIsReset(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
@@ -188,7 +172,7 @@ func TestNeverReady(t *testing.T) {
 			w := newFixture(t)
 			w.tell(what)
 			c := w.config()
-			c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
+			c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
 			c.ProbeTimeout = 100 * time.Millisecond
 			l := New(c)
 			m := w.model("chat", 1)
@@ -211,7 +195,7 @@ func TestLostPortIsNoFailure(t *testing.T) {
 	w := newFixture(t)
 	w.tell("collide")
 	c := w.config()
-	c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
+	c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
@@ -310,9 +294,6 @@ func TestProbe(t *testing.T) {
 	r := w.awaitReady("chat", 1)[0]
 	w.tell("deaf")
 	w.eventually("it fails", func() bool { return w.replica(r.ID).State == engines.Failed })
-	if got := classify(&net.OpError{Err: errors.New("reset")}); got != unhealthy {
-		t.Errorf("an unknown fault is %v", got)
-	}
 }
 
 func TestCommandThatCannotBeRendered(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -142,7 +143,7 @@ func (w *fixture) crash(stop func()) {
 func (w *fixture) config() Config {
 	return Config{
 		Dir: w.dir, Fleet: w.fleet, InFlight: w.load,
-		BackOff:     BackOff{First: 20 * time.Millisecond, Max: 400 * time.Millisecond, Reset: time.Hour},
+		BackOff:     supervise.BackOff{First: 20 * time.Millisecond, Max: 400 * time.Millisecond, Reset: time.Hour},
 		DrainSettle: 10 * time.Millisecond,
 	}
 }

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -34,9 +34,6 @@ const (
 	// maxPortRetries is how often a replica that lost its port to another program is started again
 	// without back-off.
 	maxPortRetries = 3
-	// maxBadProbes is how many failed probes in a row make a replica fail. A refused connection
-	// makes it fail at once.
-	maxBadProbes = 3
 	// exitGrace is how long a process that refuses connections may take to end, because its exit
 	// status says more.
 	exitGrace = 100 * time.Millisecond
@@ -242,11 +239,11 @@ func (r *runner) awaitReady(alive context.Context) string {
 	defer progress.Stop()
 	for {
 		got, text := r.probeReady(alive, m.Version.Ready.Path, progress.C)
-		if got == healthy || alive.Err() != nil {
+		if got == supervise.Healthy || alive.Err() != nil {
 			return ""
 		}
 		if time.Now().After(deadline) {
-			return withLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(maxBadProbes))
+			return supervise.WithLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(supervise.MaxBadProbes))
 		}
 		next := time.NewTimer(m.readyInterval())
 		for due := false; !due; {
@@ -264,11 +261,11 @@ func (r *runner) awaitReady(alive context.Context) string {
 }
 
 // probeReady probes once. It reports progress while the engine takes its time to answer.
-func (r *runner) probeReady(alive context.Context, path string, progress <-chan time.Time) (got probeResult, text string) {
+func (r *runner) probeReady(alive context.Context, path string, progress <-chan time.Time) (got supervise.Result, text string) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		got, text = r.launcher.prober.probe(alive, r.replica.Address, path)
+		got, text = r.launcher.prober.Probe(alive, r.replica.Address, path)
 	}()
 	for {
 		select {
@@ -310,21 +307,21 @@ func (r *runner) serve(alive context.Context) string {
 			return ""
 		}
 		r.renew()
-		got, text := r.launcher.prober.probe(alive, r.replica.Address, r.model.Load().Version.Health.Path)
+		got, text := r.launcher.prober.Probe(alive, r.replica.Address, r.model.Load().Version.Health.Path)
 		switch {
 		case alive.Err() != nil:
 			return ""
-		case got == refused:
+		case got == supervise.Refused:
 			if wait(alive, exitGrace); alive.Err() != nil {
 				return ""
 			}
 			return text
-		case got == healthy, got == busy && r.mayBeBusy():
+		case got == supervise.Healthy, got == supervise.Busy && r.mayBeBusy():
 			bad = 0
 			r.reportHealthy(suspected)
 		default:
-			if bad++; bad == maxBadProbes {
-				return fmt.Sprintf("%d times in a row: %s", maxBadProbes, text)
+			if bad++; bad == supervise.MaxBadProbes {
+				return fmt.Sprintf("%d times in a row: %s", supervise.MaxBadProbes, text)
 			}
 		}
 	}
@@ -375,12 +372,4 @@ func wait(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
-}
-
-// withLog appends the last log lines to a reason.
-func withLog(text string, lines []string) string {
-	if len(lines) == 0 {
-		return text
-	}
-	return text + "; its log ends: " + strings.Join(lines, " | ")
 }

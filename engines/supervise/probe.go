@@ -1,4 +1,7 @@
-package local
+// Package supervise is what the launchers that keep servers running have in common: probes, the
+// pause between two starts, and what the log of a server says. The packages engines/local and
+// engines/ray use it.
+package supervise
 
 import (
 	"context"
@@ -12,27 +15,32 @@ import (
 	"time"
 )
 
-// probeResult is what the answer to a probe means.
-type probeResult int
+// Result is what the answer to a probe means.
+type Result int
 
+// The results of a probe.
 const (
-	healthy probeResult = iota
-	// unhealthy: the engine answers, but not as it should.
-	unhealthy
-	// busy: the engine does not answer in time, or answers 503. Under load this is no fault.
-	busy
-	// refused: no process listens.
-	refused
+	Healthy Result = iota
+	// Unhealthy: the engine answers, but not as it should.
+	Unhealthy
+	// Busy: the engine does not answer in time, or answers 503. Under load this is no fault.
+	Busy
+	// Refused: no process listens.
+	Refused
 )
+
+// MaxBadProbes is how many failed probes in a row make a replica fail.
+const MaxBadProbes = 3
 
 // maxProbeBody is how many bytes of an answer's body are read.
 const maxProbeBody = 4 << 10
 
-// prober probes engines by HTTP.
-type prober struct{ client *http.Client }
+// Prober probes engines by HTTP. Its methods may be called from any goroutine.
+type Prober struct{ client *http.Client }
 
-func newProber(timeout time.Duration) *prober {
-	return &prober{client: &http.Client{
+// NewProber returns a Prober that waits for an answer as long as timeout.
+func NewProber(timeout time.Duration) *Prober {
+	return &Prober{client: &http.Client{
 		Timeout: timeout,
 		// No proxy from the environment, and no connection that an engine has closed in the
 		// meantime.
@@ -41,14 +49,14 @@ func newProber(timeout time.Duration) *prober {
 	}}
 }
 
-// probe probes once and says what was wrong. Without a path it only connects.
-func (p *prober) probe(ctx context.Context, address netip.AddrPort, path string) (probeResult, string) {
+// Probe probes once and says what was wrong. Without a path it only connects.
+func (p *Prober) Probe(ctx context.Context, address netip.AddrPort, path string) (Result, string) {
 	if path == "" {
 		return p.connect(ctx, address)
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address.String()+path, nil)
 	if err != nil {
-		return unhealthy, fmt.Sprintf("probe %s: %v", path, err)
+		return Unhealthy, fmt.Sprintf("probe %s: %v", path, err)
 	}
 	response, err := p.client.Do(request)
 	if err != nil {
@@ -59,33 +67,33 @@ func (p *prober) probe(ctx context.Context, address netip.AddrPort, path string)
 	text := fmt.Sprintf("probe %s answers %d", path, response.StatusCode)
 	switch {
 	case response.StatusCode/100 == 2:
-		return healthy, ""
+		return Healthy, ""
 	case response.StatusCode == http.StatusServiceUnavailable:
-		return busy, text
+		return Busy, text
 	}
-	return unhealthy, text
+	return Unhealthy, text
 }
 
-func (p *prober) connect(ctx context.Context, address netip.AddrPort) (probeResult, string) {
+func (p *Prober) connect(ctx context.Context, address netip.AddrPort) (Result, string) {
 	dialer := net.Dialer{Timeout: p.client.Timeout}
 	conn, err := dialer.DialContext(ctx, "tcp", address.String())
 	if err != nil {
 		return classify(err), fmt.Sprintf("probe: %v", cause(err))
 	}
 	_ = conn.Close()
-	return healthy, ""
+	return Healthy, ""
 }
 
 // classify returns what a failed probe means.
-func classify(err error) probeResult {
+func classify(err error) Result {
 	var slow net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return refused
+		return Refused
 	case errors.As(err, &slow) && slow.Timeout():
-		return busy
+		return Busy
 	}
-	return unhealthy
+	return Unhealthy
 }
 
 // cause returns the error without the address and the method, which change with every start.
