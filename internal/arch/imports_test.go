@@ -40,11 +40,12 @@ var allowed = map[string]string{
 	"internal/relay/queue":      "internal/memory internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/replay":     "internal/memory internal/relay/queue internal/openai/sse",
 	"internal/openai/delta":     "internal/openai/jsonscan",
+	"internal/openai/lifecycle": "internal/openai/jsonscan",
 	"internal/memory":           "",
 	"internal/openai/leaves":    "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/memory internal/openai internal/request internal/http1 " +
-		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/sse",
+		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/lifecycle internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
@@ -48,6 +49,8 @@ type engineStream struct {
 
 	scanner sse.Scanner
 	tracker sse.Tracker
+	// response follows what the client receives of a stream of the Responses API.
+	response followedResponse
 
 	// filter applies the moderation rules. nil: there are none.
 	filter *moderation.Filter
@@ -104,6 +107,8 @@ func (s *engineStream) read(body io.Reader) (reason string) {
 	small := smallBuffers.Get().(*[smallRead]byte)
 	defer smallBuffers.Put(small)
 	defer s.timers.pause()
+	s.response.memory = s.gen.relay.config.Memory.Hold(memory.Replays)
+	defer s.response.memory.Release()
 	buffer := small[:]
 	for s.stopCause == nil {
 		s.timers.start(s)
@@ -249,6 +254,9 @@ func (s *engineStream) publish(e *sse.Event) {
 		s.gen.status.update(func(r *Result) { r.Answered = true })
 	}
 	s.sentDone = s.sentDone || e.IsDone()
+	if s.gen.call.Scan.Endpoint == openai.Responses {
+		s.response.follow(e)
+	}
 	if err := s.gen.broadcast.Publish(e); err != nil {
 		s.stopCause = errLeft
 		if errors.Is(err, queue.ErrTooSlow) {

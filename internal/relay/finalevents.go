@@ -19,15 +19,16 @@ func (g *generation) publishOwn(raw []byte) {
 // reason, then come the usage so far and the end marker.
 func (s *engineStream) publishFinal(reason string) {
 	scan, result := &s.gen.call.Scan, &s.failover.result
+	if scan.Endpoint == openai.Responses {
+		result.Finish = reason
+		s.publishIncomplete(reason)
+		return
+	}
 	id := identityOf(s.firstTokenData, s.failover.ticket.Model)
 	if rules := s.failover.rules; rules != nil && !(rules.Allows([]byte(id.id)) && rules.Allows([]byte(id.model))) {
 		id = identityOf(nil, s.failover.ticket.Model)
 	}
 	switch scan.Endpoint {
-	case openai.Responses:
-		result.Finish = reason
-		s.gen.publishOwn(appendIncomplete(nil, id, reason, result.Usage))
-		return
 	case openai.Completions:
 		id.object = "text_completion"
 	case openai.Chat:
@@ -100,13 +101,9 @@ func identityOf(data []byte, model string) responseIdentity {
 	var read struct {
 		ID, Object, Model string
 		Created           int64
-		Response          struct{ ID string }
 	}
 	_ = json.Unmarshal(data, &read) // members that were cut off are made up too
 	k := responseIdentity{id: read.ID, object: read.Object, model: read.Model, created: read.Created}
-	if k.id == "" {
-		k.id = read.Response.ID
-	}
 	if k.id == "" {
 		k.id = "sluice-" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	}
@@ -168,22 +165,4 @@ func (k responseIdentity) emptyChunk() []byte {
 		return k.chunk([]finalChoice{{Text: new(string)}}, nil)
 	}
 	return k.chunk([]finalChoice{{Delta: &struct{}{}}}, nil)
-}
-
-// appendIncomplete appends the event that ends a stream of the Responses API early. The events
-// before have the text that was generated.
-func appendIncomplete(dst []byte, k responseIdentity, reason string, u Usage) []byte {
-	why := "max_output_tokens"
-	if reason == finishFiltered {
-		why = finishFiltered
-	}
-	b, err := json.Marshal(map[string]any{"type": "response.incomplete", "response": map[string]any{
-		"id": k.id, "object": "response", "created_at": k.created, "model": k.model, "status": "incomplete",
-		"incomplete_details": map[string]string{"reason": why}, "output": []any{},
-		"usage": map[string]int64{"input_tokens": u.Prompt, "output_tokens": u.Completion, "total_tokens": u.Prompt + u.Completion},
-	}})
-	if err != nil { // strings and numbers always marshal
-		panic(err)
-	}
-	return sse.AppendData(append(dst, "event: response.incomplete\n"...), b)
 }

@@ -25,6 +25,15 @@ func (s *engineStream) finish(err error) (reason string) {
 	if cause := context.Cause(s.attempt.ctx); s.stopCause == nil && cause != nil && !s.tracker.Done() {
 		s.stopCause = cause
 	}
+	reason = s.finishBy(err)
+	if s.started && reason == "" && s.failover.result.Fault != nil && !s.failover.result.Told && s.gen.call.Scan.Endpoint == openai.Responses {
+		s.publishFailed()
+	}
+	return reason
+}
+
+// finishBy finishes the stream by why it has ended, see finish.
+func (s *engineStream) finishBy(err error) (reason string) {
 	switch {
 	case s.attempt.isAbandoned(), errors.Is(s.stopCause, errMalformed) && !s.started:
 		return s.attempt.fail(err)
