@@ -210,6 +210,22 @@ func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 	}
 }
 
+// RefuseWaiters refuses with err the requests that wait for the model alone. Those that wait for a
+// pool stay.
+func (c *Controller) RefuseWaiters(model string, err error) {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	g, ok := c.gates[model]
+	if !ok {
+		return
+	}
+	for _, w := range g.queue.allWaiters() {
+		if w.homeQueue == &g.queue {
+			c.refuse(w, err)
+		}
+	}
+}
+
 // Remove forgets the model. Its waiters fail with ErrRemoved, later requests with ErrUnknownModel.
 // Its leases can still be released. If the model comes back before that, they count again.
 func (c *Controller) Remove(model string) {

@@ -105,6 +105,15 @@ type Replica struct {
 	// launcher has hidden the secrets in it (package redact), because operators and custom
 	// resources show it.
 	Reason string
+	// FailedStarts is how many starts in a row have ended before the replica was ready.
+	FailedStarts int `json:",omitempty"`
+	// Failure is the class of the last failure. It is empty once the replica has been ready again.
+	Failure FailureClass `json:",omitempty"`
+	// NextStart is when a failed replica is started again. It is zero if that is not known.
+	NextStart time.Time `json:",omitzero"`
+	// LoadTime is how long the replica took from its last start until it was ready. 0 means that it
+	// is not known.
+	LoadTime time.Duration `json:",omitempty"`
 	// CloseDelimited says that the launcher has seen the replica end a response by closing its
 	// connection, as HTTP/1.0 does: see IsCloseDelimited.
 	CloseDelimited bool `json:",omitempty"`

@@ -168,6 +168,7 @@ func (p *peers) load(model string) Load {
 		sum.Running += l.Running
 		sum.Queued += l.Queued
 		sum.Admitted += l.Admitted
+		sum.Refused += l.Refused
 		sum.Predicted.Requests += l.Predicted.Requests
 		sum.Predicted.TTFT += l.Predicted.TTFT
 		sum.Predicted.Prefill += l.Predicted.Prefill

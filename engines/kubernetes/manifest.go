@@ -66,7 +66,7 @@ const (
 	// probeTimeoutSeconds is long, because an engine answers late during a large prefill.
 	probeTimeoutSeconds = 10
 	// defaultStartTimeout is the default of Model.StartTimeout.
-	defaultStartTimeout = 10 * time.Minute
+	defaultStartTimeout = 30 * time.Minute
 	// maxLabelLength is the limit of Kubernetes.
 	maxLabelLength = 63
 	// maxSlugLength keeps names readable.

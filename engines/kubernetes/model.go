@@ -37,7 +37,7 @@ type Model struct {
 	// Volumes are claims that are mounted for reading.
 	Volumes []Volume
 	// StartTimeout is how long the engine may take to become ready before it is restarted. 0 means
-	// 10 minutes.
+	// 30 minutes.
 	StartTimeout time.Duration
 	// DrainTimeout is how long a draining pod may take to finish its requests. 0 means
 	// Config.DrainTimeout.
@@ -75,6 +75,8 @@ type Load struct {
 	Queued  int `json:"queued,omitempty"`
 	// Admitted counts all requests that were ever admitted.
 	Admitted uint64 `json:"admitted,omitempty"`
+	// Refused counts all requests that were ever refused at once because no replica was ready.
+	Refused uint64 `json:"refused,omitempty"`
 	// Predicted is what the gateway predicted for the first tokens of recent requests.
 	Predicted Predicted `json:"predicted,omitzero"`
 }

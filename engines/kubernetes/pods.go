@@ -105,6 +105,7 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 	if r.State == engines.Ready && !r.Address.IsValid() {
 		r.State, r.Reason = engines.Starting, "ready, but its address cannot be read"
 	}
+	describeStarts(&r, engine)
 	return r
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -65,6 +66,9 @@ func deletedPod(p *corev1.Pod) {
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(at(95)), new(int64(35))
 }
 
+// aboutStarts are the fields that describeStarts sets.
+var aboutStarts = cmpopts.IgnoreFields(engines.Replica{}, "FailedStarts", "Failure", "NextStart", "LoadTime")
+
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	address := netip.MustParseAddrPort("10.0.0.1:8000")
@@ -113,7 +117,7 @@ func TestReplicas(t *testing.T) {
 			engines.Replica{State: engines.Starting, Node: "n1", Since: at(30).Time, Reason: "ready, but its address cannot be read"}},
 	} {
 		tt.want.ID, tt.want.Model, tt.want.Launcher, tt.want.Slots = "chat-1-x", "Org/chat", engines.Kubernetes, 8
-		if diff := cmp.Diff(tt.want, replicaOf(tt.pod), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(tt.want, replicaOf(tt.pod), aboutStarts, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
@@ -155,6 +159,44 @@ func TestReadPod(t *testing.T) {
 		tt.want.name, tt.want.created = "chat-1-x", at(10).Time
 		if diff := cmp.Diff(tt.want, readPod(tt.pod), cmp.AllowUnexported(pod{})); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}
+
+// TestU9_FailedStartsOfAPod: the ends of a pod's engine count as failed starts until it is ready,
+// unless it has run for long.
+func TestU9_FailedStartsOfAPod(t *testing.T) {
+	t.Parallel()
+	ended := termination(137, "OOMKilled")
+	ended.StartedAt = at(35)
+	long := termination(1, "Error")
+	long.StartedAt, long.FinishedAt = at(40), at(4000)
+	crashing := func(end *corev1.ContainerStateTerminated) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			withIP(p)
+			withEngine(corev1.ContainerStatus{RestartCount: 2, LastTerminationState: corev1.ContainerState{Terminated: end},
+				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}})(p)
+		}
+	}
+	running := func(p *corev1.Pod) {
+		crashing(ended)(p)
+		p.Status.ContainerStatuses[1].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(50)}}
+	}
+	for name, tt := range map[string]struct {
+		pod    *corev1.Pod
+		starts int
+		class  engines.FailureClass
+		next   time.Time
+		load   time.Duration
+	}{
+		"between two starts": {newPod(crashing(ended)), 3, engines.OutOfMemory, at(80).Time, 0},
+		"during a start":     {newPod(running), 2, engines.OutOfMemory, time.Time{}, 0},
+		"after a long run":   {newPod(crashing(long)), 0, "", time.Time{}, 0},
+		"ready":              {newPod(ready), 0, "", time.Time{}, 10 * time.Second},
+	} {
+		got := replicaOf(tt.pod)
+		if got.FailedStarts != tt.starts || got.Failure != tt.class || !got.NextStart.Equal(tt.next) || got.LoadTime != tt.load {
+			t.Errorf("%s: %d %s %v %v, want %d %s %v %v", name, got.FailedStarts, got.Failure, got.NextStart, got.LoadTime, tt.starts, tt.class, tt.next, tt.load)
 		}
 	}
 }

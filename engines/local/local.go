@@ -53,8 +53,11 @@ type Model struct {
 	Cluster string
 	// EvictIdle: if a replica fits nowhere, replicas of models that nobody uses are evicted for it.
 	EvictIdle bool
-	// StartTimeout is how long a replica may take from its start until it is ready. 0 means 10 min.
+	// StartTimeout is how long a replica may take from its start until it is ready. 0 means 30 min.
 	StartTimeout time.Duration
+	// StartStall is how long a replica may load without a new line in its log and without reading
+	// or writing data. 0 means 5 min.
+	StartStall time.Duration `json:",omitempty"`
 	// DrainTimeout is how long a replica that is stopped while the gateway runs may take to finish
 	// its requests: as long as a response may take. 0 means Config.DrainTimeout.
 	DrainTimeout time.Duration

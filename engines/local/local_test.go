@@ -39,7 +39,7 @@ func TestReplicasStart(t *testing.T) {
 		}
 		seen[got[i].PID] = true
 	}
-	volatile := cmpopts.IgnoreFields(engines.Replica{}, "PID", "Address", "Since")
+	volatile := cmpopts.IgnoreFields(engines.Replica{}, "PID", "Address", "Since", "LoadTime")
 	if diff := cmp.Diff(want, got, volatile, cmpopts.EquateComparable()); diff != "" {
 		t.Errorf("replicas (-want +got):\n%s", diff)
 	}

@@ -41,6 +41,8 @@ func TestMain(m *testing.M) {
 //	broken   answers 500
 //	hang     does not answer
 //	deaf     stops listening, but lives on
+//	chatty   logs a line ten times a second
+//	reads    reads a file for four seconds, then writes "has read"
 func playEngine(address, folder string) {
 	told := func(what string) bool {
 		_, all := os.Stat(filepath.Join(folder, what))
@@ -63,6 +65,12 @@ func playEngine(address, folder string) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	if told("chatty") {
+		go chat()
+	}
+	if told("reads") {
+		go read(folder)
+	}
 	go func() {
 		for !told("deaf") {
 			time.Sleep(5 * time.Millisecond)
@@ -80,6 +88,28 @@ func playEngine(address, folder string) {
 		}
 	}))
 	stay()
+}
+
+// chat logs a line ten times a second.
+func chat() {
+	for n := 0; ; n++ {
+		fmt.Printf("loaded %d %%\n", n)
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// read reads a file again and again for four seconds, then writes the file "has read".
+func read(folder string) {
+	file := filepath.Join(folder, "weights")
+	_ = os.WriteFile(file, make([]byte, 1<<20), 0o600)
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		_, _ = os.ReadFile(file)
+	}
+	_ = os.WriteFile(filepath.Join(folder, "has read"), nil, 0o600)
+	for {
+		_, _ = os.ReadFile(file)
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // stay blocks for ever. It does not use select{}, which Go reports as a deadlock in a program

@@ -17,7 +17,9 @@ import (
 
 const (
 	// defaultStartTimeout is Model.StartTimeout if the model does not set it.
-	defaultStartTimeout = 10 * time.Minute
+	defaultStartTimeout = 30 * time.Minute
+	// defaultStartStall is Model.StartStall if the model does not set it.
+	defaultStartStall = 5 * time.Minute
 	// defaultReadyInterval and defaultHealthInterval are the intervals between probes if the engine
 	// does not set them.
 	defaultReadyInterval  = 500 * time.Millisecond
@@ -125,6 +127,7 @@ func (m Model) slots() int {
 }
 
 func (m Model) startTimeout() time.Duration { return orDefault(m.StartTimeout, defaultStartTimeout) }
+func (m Model) startStall() time.Duration   { return orDefault(m.StartStall, defaultStartStall) }
 func (m Model) readyInterval() time.Duration {
 	return orDefault(m.Version.Ready.Every, defaultReadyInterval)
 }

@@ -80,6 +80,8 @@ type runner struct {
 	suspectedAt time.Time
 	// starts counts the processes so far, including those of earlier runs of the gateway.
 	starts int
+	// startedAt is when the process was started; zero for an adopted one.
+	startedAt time.Time
 }
 
 // newRunner returns a runner that has not started.
@@ -195,7 +197,9 @@ func (r *runner) start() error {
 		return err
 	}
 	r.replica.PID, r.replica.Restarts, r.replica.Slots = r.process.PID(), r.starts, m.slots()
+	r.replica.NextStart = time.Time{}
 	r.starts++
+	r.startedAt = time.Now()
 	return nil
 }
 
@@ -234,7 +238,7 @@ func (r *runner) renew() {
 // what is wrong.
 func (r *runner) awaitReady(alive context.Context) string {
 	m := r.model.Load()
-	deadline := time.Now().Add(m.startTimeout())
+	load := newLoading(r.process, m)
 	progress := time.NewTicker(progressInterval)
 	defer progress.Stop()
 	for {
@@ -242,8 +246,8 @@ func (r *runner) awaitReady(alive context.Context) string {
 		if got == supervise.Healthy || alive.Err() != nil {
 			return ""
 		}
-		if time.Now().After(deadline) {
-			return supervise.WithLog(fmt.Sprintf("not ready after %v: %s", m.startTimeout(), text), r.process.Tail(supervise.MaxBadProbes))
+		if fault := load.fault(time.Now()); fault != "" {
+			return supervise.WithLog(fault+": "+text, r.process.Tail(supervise.MaxBadProbes))
 		}
 		next := time.NewTimer(m.readyInterval())
 		for due := false; !due; {
@@ -291,6 +295,10 @@ func (r *runner) reportProgress(alive context.Context) {
 
 func (r *runner) becomeReady() {
 	r.readySince, r.served = time.Now(), true
+	r.replica.FailedStarts, r.replica.Failure = 0, ""
+	if !r.startedAt.IsZero() {
+		r.replica.LoadTime = r.readySince.Sub(r.startedAt)
+	}
 	r.launcher.startLocks.unlock(r.id)
 	if err := r.process.SetMeta(metaReady, "true"); err != nil {
 		r.launcher.config.Log.Warn("recording of a ready replica failed", zap.String("replica", r.id), zap.Error(err))

@@ -339,6 +339,11 @@ type replicaView struct {
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
 	GPUs     []string   `json:"gpus"`
+	// FailedStarts is how many starts in a row have failed, Failure the kind of the last fault, and
+	// NextStart when the replica is started again.
+	FailedStarts int        `json:"failed_starts"`
+	Failure      string     `json:"failure"`
+	NextStart    *time.Time `json:"next_start"`
 	// CloseDelimited is ReplicaLoad.CloseDelimited.
 	CloseDelimited bool `json:"close_delimited"`
 	// Engine is ReplicaLoad.Engine.
@@ -373,6 +378,10 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Since:    orNull(r.Since),
 		Restarts: r.Restarts,
 		GPUs:     orEmpty(r.Devices()),
+
+		FailedStarts: r.FailedStarts,
+		Failure:      string(r.Failure),
+		NextStart:    orNull(r.NextStart),
 
 		CloseDelimited: load.CloseDelimited,
 		Engine:         load.Engine,

@@ -18,7 +18,7 @@ func (k *checker) checkModels() []named {
 		k.checkStream(at.field("stream"), m)
 		k.checkUnhealthyOn(at, m)
 		k.setFailOverOn(at, m)
-		k.checkWait(at.field("cold_start_timeout"), m.ColdStartTimeout)
+		k.checkColdStart(at, m)
 		k.checkWait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
 		switch m.Launcher {
 		case engines.Local:
@@ -86,7 +86,7 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 // checkUnservedModel checks a model with launcher none: Sluice admits tasks for it and serves no
 // requests.
 func (k *checker) checkUnservedModel(at path, m *Model) {
-	for _, field := range append(launchFields(), "upstreams", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream") {
+	for _, field := range append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream") {
 		k.rejectSet(at.field(field), "launcher: none")
 	}
 	for _, field := range []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica"} {

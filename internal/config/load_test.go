@@ -24,6 +24,9 @@ func parsed(t *testing.T, file string) *Config {
 	return c
 }
 
+// defaultColdStart is what a model has that sets none of it.
+var defaultColdStart = ColdStart{Wait: 10 * time.Minute, LoadTimeout: 30 * time.Minute, Stall: 5 * time.Minute}
+
 // allStatuses is the default of fail_over_on.
 var allStatuses = []StatusClass{Status429, Status503, Status5xx}
 
@@ -66,7 +69,7 @@ func TestDefaults(t *testing.T) {
 		Models: []Model{{
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Table: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
-			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 			UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 				MaxUserMessagesForCache: 2},
@@ -125,25 +128,25 @@ func TestEveryField(t *testing.T) {
 				Scale:     Scale{Target: ScaleTarget{Running: 4}},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Placement: Pack, Evict: EvictIdle,
 				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429},
-				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStartTimeout: time.Minute,
+				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStart: ColdStart{Wait: time.Minute, LoadTimeout: 30 * time.Minute, Stall: 5 * time.Minute}, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: streamWith(StreamNative, time.Hour)},
 			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
-				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
 			{Name: "pods", Task: engines.TextGeneration, Engine: "own", Version: "0.10", Table: "0.10", Source: &Source{Registry: "volume", Name: "b.gguf"},
 				Launcher: engines.Kubernetes, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "other/llm-2", Replicas: Replicas{Min: 1, Max: 1}, Resources: &Resources{GPU: 0.5},
 				GPUResource: "nvidia.com/gpu.shared", Placement: Spread, Evict: EvictNever, Secrets: map[string]string{"HF_TOKEN": "hf/token"},
-				Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute, UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
+				Cooldown: 5 * time.Minute, ColdStart: defaultColdStart, UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    streamWith(StreamAuto, 30*time.Minute)},
-			{Name: "elsewhere", Launcher: engines.None, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStartTimeout: 10 * time.Minute,
+			{Name: "elsewhere", Launcher: engines.None, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 				Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
 					MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},

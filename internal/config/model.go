@@ -87,9 +87,10 @@ type Model struct {
 	// It is also how long a model must have had no request before its last replica is stopped.
 	// Default 5m.
 	Cooldown time.Duration `yaml:"cooldown" default:"5m" min:"100ms"`
-	// ColdStartTimeout is how long a starting replica may take to become ready. It is also how long
-	// a request waits for the first replica. At most 55m. Default 10m.
-	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" default:"10m" min:"1s"`
+	// ColdStart says how long requests wait for the first replica, and how long an engine may load.
+	ColdStart ColdStart `yaml:"cold_start"`
+	// ColdStartTimeout is another name of cold_start.wait. Default: not set.
+	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" min:"1s"`
 	// UnhealthyOn lists the failures that take a replica out of rotation until a probe succeeds.
 	// connect: it accepts no connection. reset: it breaks a connection that carries a request. 5xx:
 	// a status from 500 to 599 except 503. 503: the status that engines answer when they are busy.

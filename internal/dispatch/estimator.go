@@ -58,6 +58,12 @@ const maxTenants = 1024
 type estimator struct {
 	// asked counts the granted requests. One in measureEvery is measured.
 	asked atomic.Uint64
+	// refused counts the requests that were refused because no replica was ready and none of them
+	// waits.
+	refused atomic.Uint64
+	// loadTime is how long a replica took lately from its start until it was ready, in nanoseconds;
+	// 0 means that it is not known.
+	loadTime atomic.Int64
 
 	mu sync.Mutex
 	// prompt, plain and events are the bytes per token of a request's text, of a plain response,

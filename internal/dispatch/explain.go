@@ -24,6 +24,8 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 			Message: "The request needs more tokens than " + c.name() + " or its tenant may use in a minute. Send a shorter prompt or a lower max_tokens."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
+	case errors.Is(err, errKeepsFailing):
+		return d.table.Load().refresh(c).keepsFailing(c.title(), time.Now())
 	case errors.Is(err, admission.ErrClosed):
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no free slot now.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
@@ -94,7 +96,8 @@ func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 || t.cold() }):
 		return openai.Errorf(openai.CodeNoReplica, "No replica of %s is ready.", c.name())
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }):
-		return openai.Errorf(openai.CodeColdStartTimeout, "No replica of %s became ready in time.", c.name())
+		return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: now.startsIn(time.Now()),
+			Message: "No replica of " + c.name() + " became ready in time. The start goes on."}
 	}
 	return openai.Errorf(openai.CodeQueueTimeout, "%s stayed busy for too long.", c.title())
 }

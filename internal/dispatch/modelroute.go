@@ -34,6 +34,9 @@ type modelRoute struct {
 	mayServe bool
 	// starting says that a replica starts for the first time.
 	starting bool
+	// failing is a replica that keeps failing to start. It is nil unless the model has no pickable
+	// replica and none that may still start well.
+	failing *engines.Replica
 	// elastic says that the launcher starts one more replica when requests wait.
 	elastic bool
 	// warming says that some replica may be in its slow start. All are warm at warmAt. The first
@@ -49,6 +52,9 @@ func (t *modelRoute) isAdapter(name string) bool { return slices.Contains(t.Adap
 func (t *modelRoute) cold() bool { return len(t.replicas) == 0 && (t.starting || t.elastic) }
 
 const defaultColdStart = 10 * time.Minute
+
+// NoWait is the Policy.ColdStart of a model whose requests do not wait for a first replica.
+const NoWait time.Duration = -1
 
 // patience returns how long a request may wait: the model's limit, at most the client's own
 // timeout. own is 0 if the client has none.
@@ -108,6 +114,8 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
 	t.mayServe = t.mayServe || m.Desired > 0 || t.elastic
+	t.failing = failingReplica(m)
+	t.estimator.learnLoadTime(m)
 	t.estimator.dropSlotsLocked(m)
 	t.startWarming(now)
 	if old != nil && old.policy.VirtualNodes == t.policy.VirtualNodes && slices.Equal(old.ring.IDs(), ids) {

@@ -32,6 +32,9 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 	if fault != nil {
 		return nil, nil, fault
 	}
+	if fault := d.refuseCold(c); fault != nil {
+		return nil, nil, fault
+	}
 	if r.Task != "" {
 		if c, fault = d.chooseByTask(ctx, table, c, r); fault != nil {
 			return nil, nil, fault

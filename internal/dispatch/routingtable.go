@@ -73,8 +73,11 @@ func (d *Dispatcher) rebuildLocked() {
 	d.table.Store(w)
 	d.locateRecoveredLocked()
 	for name := range changed {
-		if w.routes[name] != nil {
+		if t := w.routes[name]; t != nil {
 			d.admission.RetryWaiters(name)
+			if t.failing != nil {
+				d.admission.RefuseWaiters(name, errKeepsFailing)
+			}
 			continue
 		}
 		d.admission.Remove(name)

@@ -15,6 +15,8 @@ type View struct {
 	Loads map[string]int
 	// Admitted counts the requests that were ever sent to a replica.
 	Admitted uint64
+	// Refused counts the requests that were refused at once because no replica was ready.
+	Refused uint64
 	// PerReplica is how many requests each replica serves at once, also before it is ready; 0 means
 	// no limit or not known.
 	PerReplica int
@@ -32,7 +34,8 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	if !ok {
 		return View{}, false
 	}
-	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load()}
+	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load(),
+		Refused: t.estimator.refused.Load()}
 	v.PerReplica, v.Ready, v.Predicted = t.policy.MaxPerReplica, len(t.replicas), t.estimator.recent.Flow(time.Now())
 	for i := range t.source.Replicas {
 		v.PerReplica, _ = limit(t.policy, &t.source.Replicas[i], nil)

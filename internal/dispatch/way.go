@@ -175,7 +175,7 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 	if fault != nil {
 		return decision{}
 	}
-	cold, ttft := c.starts(), time.Duration(0)
+	cold, ttft := c.starts() && !c.refusesCold(), time.Duration(0)
 	if r.Stream {
 		ttft = c.firstToken(r.PromptBytes)
 	}

@@ -60,7 +60,8 @@ func (l *launchers) load(model string) scale.Load {
 	own := l.ownLoad(model)
 	if l.kubernetes != nil {
 		others := l.kubernetes.OthersLoad(model)
-		own.Running, own.Queued, own.Admitted = own.Running+others.Running, own.Queued+others.Queued, own.Admitted+others.Admitted
+		own.Running, own.Queued = own.Running+others.Running, own.Queued+others.Queued
+		own.Admitted, own.Refused = own.Admitted+others.Admitted, own.Refused+others.Refused
 		own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
 	}
 	return own
@@ -71,7 +72,7 @@ func (l *launchers) load(model string) scale.Load {
 func (l *launchers) ownLoad(model string) scale.Load {
 	v, _ := l.dispatcher.View(model)
 	load := scale.Load{
-		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, PerReplica: v.PerReplica,
+		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, Refused: v.Refused, PerReplica: v.PerReplica,
 		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Predicted: scale.Predicted(v.Predicted),
 	}
 	for _, p := range l.config().Pools {
@@ -85,5 +86,6 @@ func (l *launchers) ownLoad(model string) scale.Load {
 // reportedLoad returns ownLoad in the form that is reported to the other gateways.
 func (l *launchers) reportedLoad(model string) kubernetes.Load {
 	own := l.ownLoad(model)
-	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Predicted: kubernetes.Predicted(own.Predicted)}
+	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Refused: own.Refused,
+		Predicted: kubernetes.Predicted(own.Predicted)}
 }

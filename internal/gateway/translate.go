@@ -86,13 +86,21 @@ func policy(m config.Model) dispatch.Policy {
 		MaxPrefillPerReplica: m.Admission.MaxPrefillPerReplica,
 
 		MaxPrefillTokensPerReplica: m.Admission.MaxPrefillTokensPerReplica,
-		ColdStart:                  m.ColdStartTimeout,
+		ColdStart:                  coldStartWait(m.ColdStart.Wait),
 		MaxDuration:                m.Stream.MaxDuration,
 		SlowStart:                  m.Routing.SlowStart,
 		UnhealthyOn:                unhealthyOn(m.UnhealthyOn),
 		FailOver:                   failOver(m.FailOverOn),
 		Way:                        wayPolicy(m),
 	}
+}
+
+// coldStartWait returns Policy.ColdStart of a wait in the file, where 0 means not to wait.
+func coldStartWait(wait time.Duration) time.Duration {
+	if wait == 0 {
+		return dispatch.NoWait
+	}
+	return wait
 }
 
 // unhealthyOn returns the set of the listed failures.
@@ -135,7 +143,8 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 			Placement:    local.Placement(m.Placement),
 			Cluster:      m.Cluster,
 			EvictIdle:    m.Evict == config.EvictIdle,
-			StartTimeout: m.ColdStartTimeout,
+			StartTimeout: m.ColdStart.LoadTimeout,
+			StartStall:   m.ColdStart.Stall,
 			DrainTimeout: m.Stream.MaxDuration,
 		})
 	}
@@ -307,7 +316,7 @@ func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.O
 		Placement:    string(m.Placement),
 		Cluster:      m.Cluster,
 		Volumes:      podVolumes(c, m),
-		StartTimeout: m.ColdStartTimeout,
+		StartTimeout: m.ColdStart.LoadTimeout,
 		DrainTimeout: m.Stream.MaxDuration,
 		Owner:        owner,
 	}

@@ -30,6 +30,7 @@ const (
 	CodeQueueTimeout       Code = "queue_timeout"
 	CodeNoReplica          Code = "no_replica"
 	CodeColdStartTimeout   Code = "cold_start_timeout"
+	CodeReplicaFailed      Code = "replica_failed"
 	CodeGatewayUnavailable Code = "gateway_unavailable"
 	CodeUpstreamTimeout    Code = "upstream_timeout"
 )
@@ -67,7 +68,8 @@ var codes = [...]CodeInfo{
 	{CodeUpstreamTruncated, 502, "The answer of the replica ended before it was whole."},
 	{CodeQueueTimeout, 503, "The request waited for longer than `queue_timeout`."},
 	{CodeNoReplica, 503, "The model has no replica that is ready."},
-	{CodeColdStartTimeout, 503, "No replica of the model became ready in time."},
+	{CodeColdStartTimeout, 503, "No replica of the model became ready in time (`cold_start.wait`). The start goes on, and `Retry-After` tells when to ask again."},
+	{CodeReplicaFailed, 503, "The replicas of the model fail to start. The message has the kind of fault, `Retry-After` the next start."},
 	{CodeGatewayUnavailable, 503, "The gateway is starting or stopping, a part of it does not answer, or it has no room for the request (docs/budgets.md)."},
 	{CodeUpstreamTimeout, 504, "The replica did not answer in time."},
 }

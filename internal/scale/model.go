@@ -17,6 +17,9 @@ type modelState struct {
 	hasDemand bool
 	// admitted is Load.Admitted at the last update.
 	admitted uint64
+	// refused is Load.Refused at the last update; known says that there was one.
+	refused uint64
+	known   bool
 	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
 	// not. peak is the largest number that was needed since.
 	belowSince time.Time
@@ -44,7 +47,7 @@ func (st *modelState) apply(l Load, now time.Time) {
 	need, reason := st.needed(l, 1)
 	// Fewer replicas must hold the target with a margin, or the next request would start one again.
 	keep, _ := st.needed(l, keepShare)
-	st.admitted = l.Admitted
+	st.admitted, st.refused, st.known = l.Admitted, l.Refused, true
 	switch {
 	case need > st.desired:
 		st.learnPatience(now)
@@ -125,6 +128,9 @@ func (st *modelState) neededByQueue(l Load) int {
 	}
 	if l.Queued == 0 {
 		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
+	}
+	if need == 0 && st.known && l.Refused > st.refused {
+		need = 1 // A request that did not wait wants a replica.
 	}
 	if need == 0 && l.Admitted != st.admitted {
 		need = min(1, st.desired) // A request has come and gone since the last update.

@@ -46,6 +46,9 @@ type Load struct {
 	// Admitted counts all requests that were ever admitted. It reveals requests that began and
 	// ended between two updates.
 	Admitted uint64
+	// Refused counts all requests that were ever refused at once because no replica was ready. It
+	// reveals requests that want a replica and do not wait for it.
+	Refused uint64
 	// PerReplica is how many requests one replica handles at once. 0 means unknown.
 	PerReplica int
 	// MaxRunning is the model's own limit of running requests. 0 means no limit.

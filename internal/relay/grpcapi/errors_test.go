@@ -58,7 +58,7 @@ func TestFaults(t *testing.T) {
 		openai.CodeRateLimited: codes.ResourceExhausted, openai.CodeQueueFull: codes.ResourceExhausted,
 		openai.CodeUpstreamError: codes.Unavailable, openai.CodeUpstreamTruncated: codes.Unavailable,
 		openai.CodeQueueTimeout: codes.Unavailable, openai.CodeNoReplica: codes.Unavailable,
-		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
+		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeReplicaFailed: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
 		openai.CodeUpstreamTimeout: codes.DeadlineExceeded, openai.CodeCancelled: codes.Canceled,
 		openai.CodeStreamNotFound: codes.NotFound, openai.CodeHeadersTooLarge: codes.InvalidArgument,
 	}

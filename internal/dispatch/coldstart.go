@@ -1,0 +1,141 @@
+package dispatch
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// errKeepsFailing refuses the requests that wait for a model whose replicas keep failing to start.
+var errKeepsFailing = errors.New("dispatch: the replicas keep failing to start")
+
+const (
+	// maxFailedStarts is how many failed starts in a row clients wait through. One may be chance.
+	maxFailedStarts = 2
+	// unknownStart is how long a start is taken to last before any has been seen.
+	unknownStart = 5 * time.Second
+	// maxNextLook bounds the time until the next look at a start that takes longer than usual.
+	maxNextLook = 30 * time.Second
+	// maxStartsIn bounds the Retry-After of a start.
+	maxStartsIn = 10 * time.Minute
+)
+
+// failingReplica returns the replica that is started again soonest, if all replicas of the model
+// keep failing to start. Otherwise it returns nil.
+func failingReplica(m *engines.ModelSnapshot) *engines.Replica {
+	var failing *engines.Replica
+	for i := range m.Replicas {
+		r := &m.Replicas[i]
+		switch {
+		case r.State == engines.Draining || r.State == engines.Stopped:
+		case r.State == engines.Ready || r.FailedStarts < maxFailedStarts:
+			return nil
+		case failing == nil || r.NextStart.Before(failing.NextStart):
+			failing = r
+		}
+	}
+	return failing
+}
+
+// refuseCold refuses a request at once if no replica is ready and it is not to wait for one:
+// because the replicas keep failing to start, or because of NoWait. The scaler learns of the
+// request, so the start begins or goes on. It returns nil for every other request.
+func (d *Dispatcher) refuseCold(c choice) *openai.Error {
+	if !c.refusesCold() {
+		return nil
+	}
+	for _, t := range c.members {
+		t.estimator.refused.Add(1)
+		if d.demand != nil {
+			d.demand(t.Name)
+		}
+	}
+	now := time.Now()
+	if fault := c.keepsFailing(c.title(), now); fault != nil {
+		return fault
+	}
+	return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: c.startsIn(now),
+		Message: "No replica of " + c.name() + " is ready. One is being started."}
+}
+
+// refusesCold reports whether all models of the choice refuse requests at once now.
+func (c choice) refusesCold() bool {
+	return !c.any(func(t *modelRoute) bool { return !t.refusesCold() })
+}
+
+// refusesCold reports whether requests for the model are refused at once now.
+func (t *modelRoute) refusesCold() bool {
+	return len(t.replicas) == 0 && (t.failing != nil || t.cold() && t.policy.ColdStart == NoWait)
+}
+
+// keepsFailing returns the error of a model or pool whose replicas all keep failing to start. It
+// returns nil if there is no such replica.
+func (c choice) keepsFailing(title string, now time.Time) *openai.Error {
+	var failing *engines.Replica
+	for _, t := range c.members {
+		if t.failing != nil && (failing == nil || t.failing.NextStart.Before(failing.NextStart)) {
+			failing = t.failing
+		}
+	}
+	if failing == nil {
+		return nil
+	}
+	text := title + " cannot be started: " + failing.Failure.Meaning() + "."
+	wait := failing.NextStart.Sub(now)
+	if wait <= 0 { // the start goes on, or nobody knows when the next one is
+		wait = c.startsIn(now)
+	} else {
+		text += " The next start is in " + wait.Round(time.Second).String() + "."
+	}
+	return &openai.Error{Code: openai.CodeReplicaFailed, Message: text, RetryAfter: max(wait, time.Second)}
+}
+
+// startsIn returns after which time a replica may be ready; see modelRoute.startsIn. For a pool it
+// is the soonest of its models.
+func (c choice) startsIn(now time.Time) time.Duration {
+	soonest := maxStartsIn
+	for _, t := range c.members {
+		if t.mayServe {
+			soonest = min(soonest, t.startsIn(now))
+		}
+	}
+	return max(soonest, time.Second)
+}
+
+// startsIn returns what is left of the usual time of a start. A start that takes longer, or the
+// first one, is looked at again after as long as it has taken so far.
+func (t *modelRoute) startsIn(now time.Time) time.Duration {
+	usual := time.Duration(t.estimator.loadTime.Load())
+	soonest := time.Duration(0)
+	for i := range t.source.Replicas {
+		r := &t.source.Replicas[i]
+		if r.State != engines.Starting {
+			continue
+		}
+		elapsed := now.Sub(r.Since)
+		left := usual - elapsed
+		if left <= 0 {
+			left = min(elapsed, maxNextLook)
+		}
+		if soonest == 0 || left < soonest {
+			soonest = left
+		}
+	}
+	return cmp.Or(soonest, usual, unknownStart)
+}
+
+// learnLoadTime learns the time of a start from the replica that became ready last.
+func (e *estimator) learnLoadTime(m *engines.ModelSnapshot) {
+	var last *engines.Replica
+	for i := range m.Replicas {
+		if r := &m.Replicas[i]; r.State == engines.Ready && r.LoadTime > 0 && (last == nil || r.Since.After(last.Since)) {
+			last = r
+		}
+	}
+	if last != nil {
+		e.loadTime.Store(int64(last.LoadTime))
+	}
+}

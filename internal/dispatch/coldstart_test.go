@@ -1,0 +1,102 @@
+package dispatch
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// wantRefusal dispatches a request and wants this refusal at once.
+func (s *stage) wantRefusal(t *testing.T, code openai.Code, after time.Duration, text string) {
+	t.Helper()
+	began := time.Now()
+	_, fault := s.Dispatch(t.Context(), newRequest("m", "k"))
+	if fault == nil || fault.Code != code || fault.RetryAfter != after || !strings.Contains(fault.Message, text) {
+		t.Errorf("got %+v, want %s after %v with %q", fault, code, after, text)
+	}
+	if took := time.Since(began); took != 0 {
+		t.Errorf("it was refused after %v, want at once", took)
+	}
+}
+
+// TestU8_NoWait: a request for a cold model is refused at once, the scaler learns of it, and the
+// Retry-After is what is left of the start.
+func TestU8_NoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{ColdStart: NoWait})
+		demanded := 0
+		s.demand = func(string) { demanded++ }
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Since: time.Now()})
+		s.wantRefusal(t, openai.CodeColdStartTimeout, unknownStart, "is being started")
+		if v, _ := s.View("m"); v.Refused != 1 || demanded != 1 || v.Queued != 0 {
+			t.Errorf("%d refused, %d demanded, %d queued; want 1, 1, 0", v.Refused, demanded, v.Queued)
+		}
+		ready := replicas("a")[0]
+		ready.LoadTime = 40 * time.Second
+		s.put("m", ready)
+		s.must(t, newRequest("m", "k")).Release()
+
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Since: time.Now()})
+		time.Sleep(15 * time.Second)
+		s.wantRefusal(t, openai.CodeColdStartTimeout, 25*time.Second, "is being started")
+		time.Sleep(25 * time.Second)
+		s.wantRefusal(t, openai.CodeColdStartTimeout, 30*time.Second, "is being started") // slower than usual
+	})
+}
+
+// TestR13_RetryAfterOfAColdStart: a request that has waited for a start is told what is left of it.
+func TestR13_RetryAfterOfAColdStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{ColdStart: 10 * time.Second})
+		ready := replicas("a")[0]
+		ready.LoadTime = time.Minute
+		s.put("m", ready)
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Since: time.Now()})
+		_, fault := s.Dispatch(t.Context(), newRequest("m", "k"))
+		if fault == nil || fault.Code != openai.CodeColdStartTimeout || fault.RetryAfter != 50*time.Second {
+			t.Errorf("got %+v, want cold_start_timeout after 50s", fault)
+		}
+	})
+}
+
+// TestU9_ACrashLoop: clients wait through one failed start. After the second one those that wait
+// and those that come are answered at once, with the kind of fault and the next start.
+func TestU9_ACrashLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		failed := func(starts int) engines.Replica {
+			return engines.Replica{ID: "a", State: engines.Failed, FailedStarts: starts, Failure: engines.GPUOutOfMemory, NextStart: time.Now().Add(12 * time.Second)}
+		}
+		s.put("m", failed(1))
+		waited := make(chan *openai.Error)
+		go func() {
+			_, fault := s.Dispatch(t.Context(), newRequest("m", "k"))
+			waited <- fault
+		}()
+		synctest.Wait()
+		if v, _ := s.View("m"); v.Queued != 1 {
+			t.Fatalf("%d wait after one failed start, want 1", v.Queued)
+		}
+		s.put("m", failed(2))
+		if fault := <-waited; fault == nil || fault.Code != openai.CodeReplicaFailed || fault.RetryAfter != 12*time.Second {
+			t.Errorf("the one that waited got %+v", fault)
+		}
+		s.wantRefusal(t, openai.CodeReplicaFailed, 12*time.Second, "too little GPU memory. The next start is in 12s.")
+
+		again := failed(2)
+		again.State, again.NextStart, again.Since = engines.Starting, time.Time{}, time.Now()
+		s.put("m", again)
+		s.wantRefusal(t, openai.CodeReplicaFailed, unknownStart, "too little GPU memory.")
+
+		s.put("m", again, engines.Replica{ID: "b", State: engines.Starting})
+		if r, pending, fault := s.Begin(t.Context(), newRequest("m", "k")); pending == nil {
+			t.Errorf("with a replica that may still start well: %v %v, want it to wait", r, fault)
+		} else {
+			pending.Cancel()
+		}
+	})
+}
