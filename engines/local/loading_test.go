@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/supervise"
 )
 
 // TestU8_Stall: an engine that shows no progress is given up after StartStall, long before
@@ -22,7 +23,7 @@ func TestU8_Stall(t *testing.T) {
 			w.tell("loading")
 			w.tell(what)
 			c := w.config()
-			c.BackOff = BackOff{First: time.Hour, Max: time.Hour}
+			c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
 			l := New(c)
 			m := w.model("chat", 1)
 			m.StartTimeout, m.StartStall = time.Hour, 1500*time.Millisecond
@@ -57,7 +58,7 @@ func TestU9_FailedStarts(t *testing.T) {
 	w := newFixture(t)
 	w.tell("exit")
 	c := w.config()
-	c.BackOff = BackOff{First: time.Millisecond, Max: time.Millisecond}
+	c.BackOff = supervise.BackOff{First: time.Millisecond, Max: time.Millisecond}
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
