@@ -13,7 +13,8 @@ func sim() Engine {
 	metrics.Slots = "sim:max_num_seqs"
 	return Engine{Name: "sim", Versions: []Version{{
 		Version: "1",
-		Tasks:   []Task{TextGeneration, Embedding, Rerank, Transcription},
+		Tasks:   []Task{TextGeneration, Embedding, Rerank, Transcription, Speech, ImageGeneration},
+		Routes:  tokenizes(),
 		Schema: variables(map[string]any{
 			"max_num_seqs":   withDefault(slots, integer(1, "requests worked on at once; more wait inside the engine")),
 			"prefill_rate":   number0("prompt tokens a second that are taken in when they are not cached; 0: no limit"),
@@ -39,6 +40,9 @@ func sim() Engine {
 		Metrics: metrics, PrefillRate: 10_000,
 	}}}
 }
+
+// tokenizes returns the routes of an engine that tokenizes and detokenizes texts.
+func tokenizes() []string { return []string{"/tokenize", "/detokenize"} }
 
 // variables returns a schema of exactly these variables.
 func variables(properties map[string]any) map[string]any {

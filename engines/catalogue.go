@@ -62,6 +62,10 @@ type Version struct {
 	// RerankAPI is how replicas rerank: "openai" or empty for POST /v1/rerank, "tei" for POST
 	// /rerank of text-embeddings-inference.
 	RerankAPI string
+	// Routes are the routes that replicas have, of those that only some engines have: /tokenize and
+	// /detokenize. nil means that they are not known. The bodies of these routes are the engine's
+	// own. No launcher needs them.
+	Routes []string `json:"-"`
 }
 
 // Probe is an HTTP GET that a healthy engine answers with 2xx.

@@ -25,6 +25,9 @@ const (
 	Embedding      Task = "embedding"
 	Rerank         Task = "rerank"
 	Transcription  Task = "transcription"
+	// Speech is text to speech.
+	Speech          Task = "speech"
+	ImageGeneration Task = "image-generation"
 )
 
 // Launcher names how the replicas of a model come to be.

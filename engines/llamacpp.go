@@ -18,6 +18,7 @@ func llamaServer() Version {
 	return Version{
 		Version: "0.5",
 		Tasks:   []Task{TextGeneration, Embedding, Rerank},
+		Routes:  tokenizes(),
 		Schema:  variables(llamaCppVariables()),
 		TaskVariables: map[Task]map[string]any{
 			Embedding: {"embeddings": true},
@@ -112,6 +113,7 @@ func llamaCppPython() Version {
 	return Version{
 		Version:       "python-0.3",
 		Tasks:         []Task{TextGeneration, Embedding},
+		Routes:        []string{}, // it tokenizes below /extras
 		Schema:        variables(llamaCppPythonVariables()),
 		TaskVariables: map[Task]map[string]any{Embedding: {"embedding": true}},
 		Command: []string{"python3", "-m", "llama_cpp.server", "--host", "{{.Host}}", "--port", "{{.Port}}",

@@ -61,6 +61,7 @@ func ollamaVersion(name, tag string, own map[string]any) Version {
 	return Version{
 		Version:    name,
 		Tasks:      []Task{TextGeneration, Embedding},
+		Routes:     []string{},
 		Schema:     variables(merged(ollamaVariables(), own)),
 		Command:    []string{"sh", "-c", ollamaScript, "ollama", "{{.Name}}", "{{.Registry}}", "{{if .Model}}{{.Model}}{{end}}", "{{.Port}}"},
 		Env:        ollamaEnv(),

@@ -13,8 +13,10 @@ import (
 // requests fit into its cache, and tells it when it runs. Reranking needs the settings that the
 // model's page names, often disable_radix_cache and attention_backend.
 func sglang() Engine {
+	oldest := sglangVersion("0.4.10", "v0.4.10.post2", sglang0410())
+	oldest.Routes = []string{}
 	return Engine{Name: "sglang", Versions: []Version{
-		sglangVersion("0.4.10", "v0.4.10.post2", sglang0410()),
+		oldest,
 		sglangVersion("0.5.5", "v0.5.5", sglang055()),
 		sglangVersion("0.5.23", "v0.5.23", sglang0523(), Transcription),
 	}}
@@ -24,6 +26,7 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 	return Version{
 		Version: name,
 		Tasks:   append([]Task{TextGeneration, Embedding, Rerank}, more...),
+		Routes:  tokenizes(),
 		Schema:  variables(merged(sglangModel(), sglangWork(), sglangServing(), own)),
 		TaskVariables: map[Task]map[string]any{
 			Embedding: {"is_embedding": true},

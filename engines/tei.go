@@ -37,6 +37,7 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 	return Version{
 		Version:    name,
 		Tasks:      []Task{Embedding, Rerank},
+		Routes:     []string{"/tokenize"}, // the other one is /decode
 		RerankAPI:  "tei",
 		Schema:     variables(merged(teiVariables(), own)),
 		Command:    append(append(command, served...), "{{.Flags}}"),

@@ -34,6 +34,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 	return Version{
 		Version:       name,
 		Tasks:         []Task{TextGeneration, Embedding, Rerank, Transcription},
+		Routes:        tokenizes(),
 		Schema:        variables(merged(vllmModel(), vllmWork(), vllmServing(), own)),
 		TaskVariables: map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}},
 		Command: []string{"vllm", "serve", "{{.Model}}", "--host", "{{.Host}}", "--port", "{{.Port}}",

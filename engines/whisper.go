@@ -15,7 +15,9 @@ import (
 // loads the weights into memory. They stay there, because stt_model_ttl is -1 by default here. It
 // has no metrics that say how busy it is.
 func fasterWhisper() Engine {
-	return Engine{Name: "faster-whisper", Versions: []Version{whisper07(), whisper08(), whisper09()}}
+	old := whisper07()
+	old.Tasks = []Task{Transcription} // it prepares a model of speech to text only
+	return Engine{Name: "faster-whisper", Versions: []Version{old, whisper08(), whisper09()}}
 }
 
 // whisper07 downloads a model at its first request.
@@ -77,7 +79,8 @@ func whisperVersion(name, tag string, own map[string]any, ownEnv map[string]stri
 	maps.Copy(env, ownEnv)
 	return Version{
 		Version:    name,
-		Tasks:      []Task{Transcription},
+		Tasks:      []Task{Transcription, Speech},
+		Routes:     []string{},
 		Schema:     variables(merged(whisperVariables(), own)),
 		Command:    []string{"uvicorn", "--factory", "speaches.main:create_app"},
 		Env:        env,

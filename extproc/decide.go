@@ -44,12 +44,12 @@ func (x *exchange) decide(scan *openai.Request, body []byte) *extproc.Processing
 func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.ProcessingResponse {
 	record := x.record // the callback must not use x, which ends before the relay is done
 	offer := &dispatch.Offer{
-		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.path, Scan: *scan, Task: x.head.task,
+		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
 	}
 	x.token = x.server.Handoff.Offer(offer)
 	x.claimed = offer.Claimed()
-	set := []*core.HeaderValueOption{header(headers.Handoff, x.token)}
+	set := x.head.appendPath([]*core.HeaderValueOption{header(headers.Handoff, x.token)})
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}

@@ -267,7 +267,7 @@ func (x *exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	waited := time.Since(x.scanned)
 	x.record.SetNative(t, t.Model, t.Replica(), waited)
 	x.record.SetPrediction(t.Prediction())
-	answer := nativeAnswer(t, scan, body, departure{waited, x.traceparent()})
+	answer := nativeAnswer(t, scan, body, departure{waited, x.traceparent(), x.head.appendPath(nil)})
 	answer.DynamicMetadata = x.server.metadata.of(x.tenant.Name, t)
 	return answer
 }

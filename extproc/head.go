@@ -16,17 +16,19 @@ import (
 type requestHead struct {
 	id, method, path string
 	endpoint         openai.Endpoint
-	credentials      authz.Credentials
-	contentType      string
-	contentEncoding  string
-	contentLength    string
-	requestID        string // the client's own id of the request
-	sessionID        string
-	timeout          string
-	priority         string
-	heartbeat        string
-	task             string
-	traceparent      string
+	// enginePath is the path as engines know it: the client may have used an alias.
+	enginePath      string
+	credentials     authz.Credentials
+	contentType     string
+	contentEncoding string
+	contentLength   string
+	requestID       string // the client's own id of the request
+	sessionID       string
+	timeout         string
+	priority        string
+	heartbeat       string
+	task            string
+	traceparent     string
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
@@ -103,7 +105,7 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404,
 			Message: "Unknown request URL: " + r.method + " " + strings.ToValidUTF8(path, "?")}
 	}
-	r.endpoint = endpoint
+	r.endpoint, r.enginePath = endpoint, endpoint.EnginePath(r.path)
 	if r.method != "POST" {
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405,
 			Message: "This URL takes POST requests only."}
@@ -124,6 +126,14 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.", n, maxBody)
 	}
 	return nil
+}
+
+// appendPath appends the path for the engine if the client has used another one.
+func (r *requestHead) appendPath(set []*core.HeaderValueOption) []*core.HeaderValueOption {
+	if r.enginePath == r.path {
+		return set
+	}
+	return append(set, header(":path", r.enginePath))
 }
 
 // length returns the declared length of the body, or -1 if there is none.

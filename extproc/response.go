@@ -41,13 +41,15 @@ func overrideTimeout(d time.Duration) *extproc.ProcessingResponse {
 type departure struct {
 	waited      time.Duration
 	traceparent string
+	// path has the header with the path for the engine, if the client has used another path.
+	path []*core.HeaderValueOption
 }
 
 // nativeAnswer returns the answer with which Envoy sends the request to a replica. Headers name the
 // cluster and the replicas; Envoy's route matches on them. The body is changed only if it has
 // options of Sluice or an alias for the model.
 func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from departure) *extproc.ProcessingResponse {
-	set := make([]*core.HeaderValueOption, 0, 13)
+	set := append(make([]*core.HeaderValueOption, 0, 14), from.path...)
 	set = append(set, header(headers.Cluster, t.Cluster()), header(headers.Endpoint, t.Endpoints()),
 		header("x-envoy-max-retries", strconv.Itoa(t.Retries())))
 	if t.HasFallback() {

@@ -1,8 +1,6 @@
 package xds
 
 import (
-	"regexp"
-	"strings"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -117,19 +115,19 @@ func relayRoute(name string, c Config) *route.Route {
 	}
 }
 
+// enginePath matches the paths that replicas answer, and more. A list of them would exceed Envoy's
+// limit on a regular expression. ext_proc has refused all others and has replaced aliases.
+const enginePath = "/[a-z0-9_/]+"
+
 // inferenceMatch matches requests to the paths that replicas answer, if they have the decided
 // header.
 func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
-	const prefix = "/v1/"
-	var methods, paths []string
+	var methods []string
 	for _, row := range routes.Of(routes.Replica) {
 		methods = row.Methods
-		paths = append(paths, regexp.QuoteMeta(strings.TrimPrefix(row.Path, prefix)))
 	}
 	return &route.RouteMatch{
-		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{
-			Regex: prefix + "(" + strings.Join(paths, "|") + ")",
-		}},
+		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: enginePath}},
 		Headers: []*route.HeaderMatcher{methodIsOneOf(methods), decided},
 	}
 }

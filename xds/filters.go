@@ -77,9 +77,9 @@ func extProcFilter(c Config) *extproc.ExternalProcessor {
 		MaxMessageTimeout: durationpb.New(c.HoldTimeout),
 		MutationRules: &mutation.HeaderMutationRules{
 			// x-envoy-upstream-rq-timeout-ms and x-envoy-max-retries set the limits of a request.
+			// ext_proc also replaces an alias of a path by the path that engines know. By default
+			// it may change no other header that routes depend on.
 			AllowEnvoy: wrapperspb.Bool(true),
-			// The path determines the policy, so ext_proc may not change it.
-			DisallowSystem: wrapperspb.Bool(true),
 		},
 		// The access log contains the dynamic metadata that ext_proc sets. A restarted gateway
 		// reads it there.

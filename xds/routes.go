@@ -65,8 +65,20 @@ func tableRoutes(b routes.Backend) []*route.Route {
 	var all []*route.Route
 	for _, row := range routes.Of(b) {
 		all = append(all, tableRoute(row))
+		for _, alias := range row.Aliases {
+			all = append(all, aliasRoute(row, alias))
+		}
 	}
 	return all
+}
+
+// aliasRoute builds the route of an alias of a row. The backend sees the row's own path.
+func aliasRoute(row routes.Route, alias string) *route.Route {
+	path := row.Path
+	row.Path = alias
+	r := tableRoute(row)
+	r.GetRoute().PrefixRewrite = path
+	return r
 }
 
 // tableRoute builds the route of one row of the table. ext_proc has no part in such a route.

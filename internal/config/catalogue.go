@@ -69,7 +69,20 @@ func (v EngineVersion) definition() engines.Version {
 		PrefillRate:   v.PrefillRate,
 		Protocol:      string(v.Protocol),
 		RerankAPI:     string(v.RerankAPI),
+		Routes:        v.routeNames(),
 	}
+}
+
+// routeNames returns the routes in the form of the catalogue.
+func (v EngineVersion) routeNames() []string {
+	if v.Routes == nil {
+		return nil
+	}
+	names := make([]string, 0, len(v.Routes))
+	for _, r := range v.Routes {
+		names = append(names, string(r))
+	}
+	return names
 }
 
 // CheckKubernetes calls check for every engine version of the file and returns the faults of field

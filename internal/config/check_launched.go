@@ -65,6 +65,9 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	}
 	k.checkTask(at.field("task"), m, version)
 	m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, Protocol(version.Protocol)), cmp.Or(m.RerankAPI, RerankAPI(version.RerankAPI))
+	if m.Routes == nil {
+		m.Routes = routesOf(version.Routes)
+	}
 	before := len(k.faults)
 	k.checkModelSource(at.field("source"), m, version)
 	k.checkVariables(at.field("variables"), m, version)

@@ -62,6 +62,43 @@ type EngineVersion struct {
 	// RerankAPI is the rerank API of the replicas: openai (POST /v1/rerank) or tei (POST /rerank of
 	// text-embeddings-inference). Default openai.
 	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
+	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
+	// and /detokenize. A request to another one of them is refused. Default: not known, requests to
+	// all of them are passed on.
+	Routes []Route `yaml:"routes"`
+}
+
+// Route is the path of a route that only some engines have.
+type Route string
+
+// The routes that only some engines have.
+const (
+	RouteTokenize   Route = "/tokenize"
+	RouteDetokenize Route = "/detokenize"
+)
+
+// OptionalRoutes returns the routes that only some engines have.
+func OptionalRoutes() []Route { return []Route{RouteTokenize, RouteDetokenize} }
+
+// allowedValues implements enumerated.
+func (Route) allowedValues() []string {
+	var all []string
+	for _, r := range OptionalRoutes() {
+		all = append(all, string(r))
+	}
+	return all
+}
+
+// routesOf returns the routes of an engine of the catalogue.
+func routesOf(names []string) []Route {
+	if names == nil {
+		return nil
+	}
+	routes := make([]Route, 0, len(names))
+	for _, name := range names {
+		routes = append(routes, Route(name))
+	}
+	return routes
 }
 
 // Protocol is the protocol that replicas speak.

@@ -20,7 +20,7 @@ type Model struct {
 	Adapters []string `yaml:"adapters"`
 	// Task is the task of the model. Default: the first task that its engine serves; unknown for
 	// launcher upstream.
-	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription"`
+	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription,speech,image-generation"`
 	// Engine is the name of the engine of a launched model: a built-in one or one from engines.
 	Engine string `yaml:"engine"`
 	// Version is the release of the engine, such as 0.11.2. It has the variables of the newest
@@ -44,6 +44,10 @@ type Model struct {
 	// RerankAPI is the rerank API of the replicas: openai (POST /v1/rerank) or tei (POST /rerank of
 	// text-embeddings-inference). Default: the engine's; openai for launcher upstream.
 	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
+	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
+	// and /detokenize. A request to another one of them is refused. Default: the engine's; for
+	// launcher upstream not known, requests to all of them are passed on.
+	Routes []Route `yaml:"routes"`
 	// Upstreams are the servers of a model with launcher upstream, each by its base URL
 	// (http://host:port, with or without /v1) or as a mapping.
 	Upstreams []Upstream `yaml:"upstreams"`

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -11,15 +12,18 @@ import (
 func TestU18_EndpointsByTask(t *testing.T) {
 	t.Parallel()
 	for task, want := range map[engines.Task]string{
-		engines.TextGeneration: "chat completions responses ",
-		engines.Embedding:      "embeddings rerank score ",
-		engines.Rerank:         "rerank score ",
-		engines.Transcription:  "transcriptions translations ",
-		"":                     "chat completions responses embeddings rerank score transcriptions translations ",
+		engines.TextGeneration:  "chat completions responses tokenize detokenize ",
+		engines.Embedding:       "embeddings rerank score tokenize detokenize ",
+		engines.Rerank:          "rerank score tokenize detokenize ",
+		engines.Transcription:   "transcriptions translations tokenize detokenize ",
+		engines.Speech:          "speech tokenize detokenize ",
+		engines.ImageGeneration: "images image_edits image_variations tokenize detokenize ",
+		"": "chat completions responses embeddings rerank score transcriptions translations speech images image_edits image_variations " +
+			"tokenize detokenize ",
 	} {
 		var got string
-		for e := openai.Chat; e <= openai.Translations; e++ {
-			if isCapable(&engines.Model{Task: task}, e) {
+		for e := openai.Endpoint(0); e.String() != "unknown"; e++ {
+			if hasTask(&engines.Model{Task: task}, e) {
 				got += e.String() + " "
 			}
 		}
@@ -56,5 +60,55 @@ func TestU18_NotCapable(t *testing.T) {
 		t.Errorf("a pool with a capable model: %v", fault)
 	} else {
 		ticket.Release()
+	}
+}
+
+// TestR12_EngineWithoutTheRoute: a request for a route that the engine lacks is refused by name.
+func TestR12_EngineWithoutTheRoute(t *testing.T) {
+	t.Parallel()
+	var lacks openai.EndpointSet
+	lacks.Add(openai.Detokenize)
+	s := newStage(Policy{Lacks: lacks})
+	s.put("chat", replicas("chat-0")...)
+	s.rebuild()
+	for endpoint, want := range map[openai.Endpoint]openai.Code{openai.Tokenize: "", openai.Detokenize: openai.CodeModelNotCapable} {
+		r := newRequest("chat", "k")
+		r.Endpoint = endpoint
+		ticket, fault := s.Dispatch(t.Context(), r)
+		if fault != nil && fault.Code != want || fault == nil && want != "" {
+			t.Errorf("%s: %v, want %q", endpoint, fault, want)
+		}
+		if fault != nil && !strings.Contains(fault.Message, "has no route /detokenize") {
+			t.Errorf("the error says: %s", fault.Message)
+		}
+		if ticket != nil {
+			ticket.Release()
+		}
+	}
+}
+
+// TestR12_CostOfMedia: tokenizing costs nothing. Speech and images cost their estimate, whatever
+// the size of the answer, unless the engine reports its usage.
+func TestR12_CostOfMedia(t *testing.T) {
+	t.Parallel()
+	var e estimator
+	free := e.estimate(&Request{Tenant: "a", PromptBytes: 4000, Free: true, NoOutput: true})
+	image := e.estimate(&Request{Tenant: "a", PromptBytes: 400, MediaOutput: 2048, Choices: 2})
+	for name, c := range map[string]struct {
+		of   estimate
+		r    Response
+		want int
+	}{
+		"tokenize":          {free, Response{Bytes: 5000}, 0},
+		"images":            {image, Response{Bytes: 5 << 20}, 2148},
+		"images with usage": {image, Response{Bytes: 5 << 20, Known: true, Prompt: 50, Completion: 1000}, 1050},
+		"failed":            {image, Response{Failed: true}, 0},
+	} {
+		if got := e.correct(c.r, c.of); got != c.want {
+			t.Errorf("%s: %d tokens, want %d", name, got, c.want)
+		}
+	}
+	if text := e.estimate(&Request{Tenant: "a", PromptBytes: 4000}); text.tokens != (tokenCount{1000, expectedOutput}) {
+		t.Errorf("images have taught about texts: %+v", text.tokens)
 	}
 }

@@ -33,8 +33,8 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	case m.Launcher == engines.None:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
 			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
-	case !isCapable(&m.Model, r.Endpoint):
-		return choice{}, notCapable("The model `"+m.Name+"`", r.Endpoint)
+	case !t.isCapable(r.Endpoint):
+		return choice{}, t.notCapable("The model `"+m.Name+"`", r.Endpoint)
 	case !t.serves():
 		return choice{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", m.Name)
 	}
@@ -47,7 +47,8 @@ func mayUse(allowed func(string) bool, name string) bool { return allowed == nil
 // resolvePool returns the models of a pool that the request may go to. A model that its tenant may
 // not use counts as one that does not exist.
 func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai.Error) {
-	usable, incapable := false, false
+	usable := false
+	var incapable *modelRoute
 	c := choice{pool: r.Model}
 	served, elsewhere := false, false
 	for _, name := range models {
@@ -59,8 +60,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		if !ok {
 			continue
 		}
-		if t.Launcher != engines.None && !isCapable(&t.Model, r.Endpoint) {
-			incapable = true
+		if t.Launcher != engines.None && !t.isCapable(r.Endpoint) {
+			incapable = t
 			continue
 		}
 		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
@@ -73,8 +74,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
-	case incapable && !served:
-		return choice{}, notCapable("The pool `"+r.Model+"`", r.Endpoint)
+	case incapable != nil && !served:
+		return choice{}, incapable.notCapable("The pool `"+r.Model+"`", r.Endpoint)
 	case elsewhere && !served:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
 			Message: "The models of the pool `" + r.Model + "` are served elsewhere: Sluice only admits tasks for them, by POST /schedule."}

@@ -82,6 +82,8 @@ type Policy struct {
 	FailOver failover.Statuses
 	// Way decides which way the model's requests take.
 	Way WayPolicy
+	// Lacks are the endpoints that the model's engine does not have although its task is theirs.
+	Lacks openai.EndpointSet
 	// Limits of the model.
 	Limits admission.Limits
 }
@@ -288,6 +290,10 @@ type Request struct {
 	// MediaParts are the images, sounds and files of the prompt, which PromptBytes does not count.
 	PromptBytes, MediaParts, MaxTokens, Choices int
 	NoOutput                                    bool
+	// Free says that the model computes nothing for the request. MediaOutput is what an answer of
+	// speech or images counts as, in tokens; 0 means that the answer is text.
+	Free        bool
+	MediaOutput int
 	// Endpoint and Stream say what the client asked for.
 	Endpoint openai.Endpoint
 	Stream   bool
@@ -345,6 +351,8 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		MaxTokens:   scan.MaxTokens,
 		Choices:     scan.Generations(),
 		NoOutput:    scan.Endpoint.NoOutput(),
+		Free:        scan.Endpoint.Free(),
+		MediaOutput: scan.MediaOutput(),
 		Endpoint:    scan.Endpoint,
 		Stream:      scan.Stream,
 		Bytes:       scan.Size,
@@ -445,7 +453,7 @@ func (d *Dispatcher) reportWait(c choice, r *Request) {
 // one.
 func (d *Dispatcher) serves(model string, r *Request) bool {
 	t, ok := d.table.Load().routes[model]
-	return ok && t.serves() && isCapable(&t.Model, r.Endpoint) && mayUse(r.Allowed, model)
+	return ok && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, model)
 }
 
 // tenant returns the limits of a tenant.

@@ -114,6 +114,9 @@ type estimate struct {
 	tenant               string
 	promptBytes, choices int
 	tokens               tokenCount
+	// fixed says that the estimate stands unless the engine reports its usage, and teaches nothing:
+	// the bytes of the answer are no text.
+	fixed bool
 }
 
 // estimate estimates the tokens of a request. The prompt follows from its bytes and the model's
@@ -121,12 +124,19 @@ type estimate struct {
 func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1)}
+	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1), fixed: r.Free || r.MediaOutput > 0}
+	if r.Free {
+		return q
+	}
 	q.tokens.prompt = int(l.promptLocked(r.PromptBytes)+0.5) + r.MediaParts*tokensPerMedia
 	if r.MediaParts > 0 {
 		q.promptBytes = 0 // the prompt teaches nothing about text
 	}
 	if r.NoOutput {
+		return q
+	}
+	if r.MediaOutput > 0 {
+		q.tokens.output = r.MediaOutput
 		return q
 	}
 	usual := l.output.of(expectedOutput)
@@ -164,7 +174,7 @@ func plausible(r Response) Response {
 func (l *estimator) correct(r Response, q estimate) int {
 	r = plausible(r)
 	cost := l.cost(r, q)
-	if !r.Known && (r.Failed || q.tokens.output == 0) {
+	if q.fixed || !r.Known && (r.Failed || q.tokens.output == 0) {
 		return cost
 	}
 	l.mu.Lock()
@@ -196,8 +206,8 @@ func (l *estimator) cost(r Response, q estimate) int {
 		return q.tokens.total()
 	case r.Failed:
 		return 0
-	case q.tokens.output == 0:
-		return q.tokens.prompt
+	case q.tokens.output == 0, q.fixed:
+		return q.tokens.total()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

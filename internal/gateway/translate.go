@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/limits"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
@@ -92,6 +93,7 @@ func policy(m config.Model) dispatch.Policy {
 		UnhealthyOn:                unhealthyOn(m.UnhealthyOn),
 		FailOver:                   failOver(m.FailOverOn),
 		Way:                        wayPolicy(m),
+		Lacks:                      lacks(m.Routes),
 	}
 }
 
@@ -101,6 +103,17 @@ func coldStartWait(wait time.Duration) time.Duration {
 		return dispatch.NoWait
 	}
 	return wait
+}
+
+// lacks returns the endpoints that replicas with these routes do not have, of those that only some
+// engines have. nil means that the routes of the replicas are not known.
+func lacks(routes []config.Route) (set openai.EndpointSet) {
+	for _, path := range config.OptionalRoutes() {
+		if e, ok := openai.EndpointOf(string(path)); ok && routes != nil && !slices.Contains(routes, path) {
+			set.Add(e)
+		}
+	}
+	return set
 }
 
 // unhealthyOn returns the set of the listed failures.

@@ -10,67 +10,96 @@ type Endpoint uint8
 
 // The endpoints, and the paths they are served at.
 const (
-	Chat           Endpoint = iota // /v1/chat/completions
-	Completions                    // /v1/completions
-	Responses                      // /v1/responses
-	Embeddings                     // /v1/embeddings
-	Rerank                         // /v1/rerank
-	Score                          // /v1/score
-	Transcriptions                 // /v1/audio/transcriptions
-	Translations                   // /v1/audio/translations
+	Chat            Endpoint = iota // /v1/chat/completions
+	Completions                     // /v1/completions
+	Responses                       // /v1/responses
+	Embeddings                      // /v1/embeddings
+	Rerank                          // /v1/rerank
+	Score                           // /v1/score
+	Transcriptions                  // /v1/audio/transcriptions
+	Translations                    // /v1/audio/translations
+	Speech                          // /v1/audio/speech
+	Images                          // /v1/images/generations
+	ImageEdits                      // /v1/images/edits
+	ImageVariations                 // /v1/images/variations
+	Tokenize                        // /tokenize
+	Detokenize                      // /detokenize
 )
 
-// EndpointOf returns the endpoint of a request's path. A query string is ignored; apart from it the
-// path must be exact.
+// endpoints has the short name of each endpoint, as in a log line or a metric's label, and the path
+// at which engines serve it.
+var endpoints = [...]struct{ name, path string }{
+	Chat:            {"chat", "/v1/chat/completions"},
+	Completions:     {"completions", "/v1/completions"},
+	Responses:       {"responses", "/v1/responses"},
+	Embeddings:      {"embeddings", "/v1/embeddings"},
+	Rerank:          {"rerank", "/v1/rerank"},
+	Score:           {"score", "/v1/score"},
+	Transcriptions:  {"transcriptions", "/v1/audio/transcriptions"},
+	Translations:    {"translations", "/v1/audio/translations"},
+	Speech:          {"speech", "/v1/audio/speech"},
+	Images:          {"images", "/v1/images/generations"},
+	ImageEdits:      {"image_edits", "/v1/images/edits"},
+	ImageVariations: {"image_variations", "/v1/images/variations"},
+	Tokenize:        {"tokenize", "/tokenize"},
+	Detokenize:      {"detokenize", "/detokenize"},
+}
+
+// byPath has the endpoint of each path: that of the engines, and the aliases that clients may use.
+// Every path below /v1 has an alias without it.
+var byPath = func() map[string]Endpoint {
+	all := map[string]Endpoint{"/v2/rerank": Rerank}
+	for e, data := range endpoints {
+		all[data.path] = Endpoint(e)
+		if short, ok := strings.CutPrefix(data.path, "/v1"); ok {
+			all[short] = Endpoint(e)
+		} else {
+			all["/v1"+data.path] = Endpoint(e)
+		}
+	}
+	return all
+}()
+
+// EndpointOf returns the endpoint of a request's path, which may be an alias. A query string is
+// ignored; apart from it the path must be exact.
 func EndpointOf(path string) (Endpoint, bool) {
 	path, _, _ = strings.Cut(path, "?")
-	switch path {
-	case "/v1/chat/completions":
-		return Chat, true
-	case "/v1/completions":
-		return Completions, true
-	case "/v1/responses":
-		return Responses, true
-	case "/v1/embeddings":
-		return Embeddings, true
-	case "/v1/rerank":
-		return Rerank, true
-	case "/v1/score":
-		return Score, true
-	case "/v1/audio/transcriptions":
-		return Transcriptions, true
-	case "/v1/audio/translations":
-		return Translations, true
-	}
-	return 0, false
+	e, ok := byPath[path]
+	return e, ok
 }
+
+// Path returns the path at which engines serve the endpoint.
+func (e Endpoint) Path() string { return endpoints[e].path }
+
+// EnginePath returns a client's path of the endpoint, with its query, as engines know it.
+func (e Endpoint) EnginePath(path string) string {
+	alias, _, _ := strings.Cut(path, "?")
+	if alias == e.Path() {
+		return path
+	}
+	return e.Path() + path[len(alias):]
+}
+
+// EndpointSet is a set of endpoints. The zero value is empty.
+type EndpointSet uint32
+
+// Has reports whether e is in the set.
+func (s EndpointSet) Has(e Endpoint) bool { return s&(1<<e) != 0 }
+
+// Add adds e to the set.
+func (s *EndpointSet) Add(e Endpoint) { *s |= 1 << e }
 
 // String returns the endpoint's short name, as in a log line or a metric's label.
 func (e Endpoint) String() string {
-	switch e {
-	case Chat:
-		return "chat"
-	case Completions:
-		return "completions"
-	case Responses:
-		return "responses"
-	case Embeddings:
-		return "embeddings"
-	case Rerank:
-		return "rerank"
-	case Score:
-		return "score"
-	case Transcriptions:
-		return "transcriptions"
-	case Translations:
-		return "translations"
+	if int(e) < len(endpoints) {
+		return endpoints[e].name
 	}
 	return "unknown"
 }
 
 // form reports whether the endpoint accepts a form, because a file comes with the request. All
 // others accept JSON.
-func (e Endpoint) form() bool { return e == Transcriptions || e == Translations }
+func (e Endpoint) form() bool { return e.Transcribes() || e == ImageEdits || e == ImageVariations }
 
 // Generates reports whether the endpoint generates text, so that the options which bound it apply.
 func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e == Responses }
@@ -79,11 +108,20 @@ func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e =
 func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
 
 // Transcribes reports whether the endpoint turns speech into text. Its answers may be plain text.
-func (e Endpoint) Transcribes() bool { return e.form() }
+func (e Endpoint) Transcribes() bool { return e == Transcriptions || e == Translations }
 
-// NoOutput reports whether the answer holds no generated text, so that the estimate of a request is
-// its prompt alone.
-func (e Endpoint) NoOutput() bool { return e == Embeddings || e == Rerank || e == Score }
+// Draws reports whether the endpoint makes images.
+func (e Endpoint) Draws() bool { return e == Images || e == ImageEdits || e == ImageVariations }
+
+// NoOutput reports whether the answer holds nothing that was generated, so that the estimate of a
+// request is its prompt alone.
+func (e Endpoint) NoOutput() bool {
+	return e == Embeddings || e == Rerank || e == Score || e.Free()
+}
+
+// Free reports whether the model computes nothing for the answer, so that a request costs no
+// tokens.
+func (e Endpoint) Free() bool { return e == Tokenize || e == Detokenize }
 
 // CheckEncoding refuses a request whose body is encoded (gzip and the like). Sluice cannot route a
 // body that it cannot read, and a small body may unpack to a huge one. An empty value and

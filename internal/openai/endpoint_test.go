@@ -13,6 +13,12 @@ func TestEndpointOf(t *testing.T) {
 		"/v1/score":                   Score,
 		"/v1/audio/transcriptions":    Transcriptions,
 		"/v1/audio/translations":      Translations,
+		"/v1/audio/speech":            Speech,
+		"/v1/images/generations":      Images,
+		"/v1/images/edits":            ImageEdits,
+		"/v1/images/variations":       ImageVariations,
+		"/tokenize":                   Tokenize,
+		"/detokenize":                 Detokenize,
 		"/v1/chat/completions?":       Chat,
 		"/v1/embeddings?api=1&x=/v1/": Embeddings,
 	}
@@ -24,17 +30,39 @@ func TestEndpointOf(t *testing.T) {
 		}
 		names[got.String()] = true
 	}
-	if len(names) != 8 || names["unknown"] {
+	if len(names) != len(endpoints) || names["unknown"] {
 		t.Errorf("names of the endpoints: %v", names)
 	}
 	for _, path := range []string{"", "/", "/v1", "/v1/models", "/v1/chat/completions/", "/V1/chat/completions",
-		"//v1/chat/completions", "/v1/chat/completions#x", "/v1/chat%2Fcompletions", "v1/completions", "?/v1/completions"} {
+		"//v1/chat/completions", "/v1/chat/completions#x", "/v1/chat%2Fcompletions", "v1/completions", "?/v1/completions", "/v2/completions", "/v1/v1/completions"} {
 		if got, ok := EndpointOf(path); ok {
 			t.Errorf("EndpointOf(%q) = %v; want none", path, got)
 		}
 	}
 	if s := Endpoint(200).String(); s != "unknown" {
 		t.Errorf("an endpoint that is none is called %q", s)
+	}
+}
+
+// TestR12_Aliases: clients may leave out /v1, and engines see the path that they know.
+func TestR12_Aliases(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]string{
+		"/chat/completions":       "/v1/chat/completions",
+		"/chat/completions?a=/b":  "/v1/chat/completions?a=/b",
+		"/v1/chat/completions?a":  "/v1/chat/completions?a",
+		"/rerank":                 "/v1/rerank",
+		"/v2/rerank":              "/v1/rerank",
+		"/v1/tokenize":            "/tokenize",
+		"/tokenize":               "/tokenize",
+		"/audio/speech":           "/v1/audio/speech",
+		"/images/generations":     "/v1/images/generations",
+		"/v1/images/generations?": "/v1/images/generations?",
+	} {
+		e, ok := EndpointOf(path)
+		if got := e.EnginePath(path); !ok || got != want {
+			t.Errorf("%s is served as %s (known %t), want %s", path, got, ok, want)
+		}
 	}
 }
 

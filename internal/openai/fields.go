@@ -33,6 +33,7 @@ const (
 	fieldPromptCacheKey
 	fieldPreviousResponse
 	fieldCacheSalt
+	fieldSize // of images
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -57,9 +58,31 @@ func commonField(name []byte) field {
 
 // jsonField returns the field of a name in a JSON body.
 func jsonField(e Endpoint, name []byte) field {
-	if f := commonField(name); f != fieldOther || !e.Generates() {
+	f := commonField(name)
+	switch {
+	case f != fieldOther:
 		return f
+	case e.Draws():
+		return imageField(name)
+	case e.Generates():
+		return textField(e, name)
 	}
+	return fieldOther
+}
+
+// imageField returns the field of a name in a request for images, as JSON or as a form.
+func imageField(name []byte) field {
+	switch string(name) {
+	case "n":
+		return fieldChoices
+	case "size":
+		return fieldSize
+	}
+	return fieldOther
+}
+
+// textField returns the field of a name in a request for text.
+func textField(e Endpoint, name []byte) field {
 	switch string(name) {
 	case "stream_options":
 		return fieldStreamOptions
@@ -96,14 +119,17 @@ func jsonField(e Endpoint, name []byte) field {
 }
 
 // partField returns the field of a name in a form.
-func partField(name []byte) field {
+func partField(e Endpoint, name []byte) field {
 	switch string(name) {
 	case "stream_include_usage":
 		return fieldStreamUsage
 	case "prompt":
 		return fieldPrompt
 	}
-	return commonField(name)
+	if f := commonField(name); f != fieldOther || !e.Draws() {
+		return f
+	}
+	return imageField(name)
 }
 
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
@@ -175,6 +201,8 @@ func (f field) String() string {
 		return "previous_response_id"
 	case fieldCacheSalt:
 		return "cache_salt"
+	case fieldSize:
+		return "size"
 	}
 	return ""
 }

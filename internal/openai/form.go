@@ -29,7 +29,7 @@ type formScanner struct {
 	fault *Error
 }
 
-// scanForm reads the body of an audio request.
+// scanForm reads the body of a request with a file.
 func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	boundary, fault := boundaryOf(contentType)
 	if fault != nil {
@@ -123,7 +123,7 @@ func (f *formScanner) part(start, i int) (next int) {
 	if value := content[:length-2]; string(name) == "_charset_" && !isUTF8(string(value)) { // RFC 7578, 4.6
 		return f.fail("is in another charset than utf-8", i)
 	}
-	id := partField(name)
+	id := partField(f.req.Endpoint, name)
 	f.field(id, content[:length-2], isFile)
 	if id == fieldModel {
 		f.req.modelAt = jsonscan.Span{From: i, To: next - 2}
@@ -164,6 +164,10 @@ func (f *formScanner) field(id field, value []byte, isFile bool) {
 		r.MaxDuration = millis(f.integer(id, value, maxMillis))
 	case fieldPrompt:
 		r.promptBytes = len(value)
+	case fieldChoices:
+		r.Choices = int(f.integer(id, value, maxCount))
+	case fieldSize:
+		r.imageTokens = imageTokens(value)
 	}
 }
 

@@ -57,6 +57,7 @@ type Request struct {
 	mediaParts          int       // see MediaParts
 	bestOf              int       // best_of; 0: not given
 	prompts             int       // of a completion with a list of prompts; 0: one
+	imageTokens         int       // of one image by its size; 0: no good size given
 	messages            []message // what the prompt consists of, in the body's order
 	// rest is where the messages stand that chains have as one text, and restAt their index in
 	// messages. A rest of formNone is none.

@@ -200,6 +200,8 @@ func (s *scanner) hint(f field) {
 		if !s.json.Null() {
 			r.salt = rawText(&s.json)
 		}
+	case fieldSize:
+		r.imageTokens = imageTokens(wordText(&s.json))
 	default:
 		s.json.Skip()
 	}

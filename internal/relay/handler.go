@@ -37,12 +37,18 @@ func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 		switch {
 		case strings.HasPrefix(req.URL.Path, routes.StreamsPath):
 			r.serveStreams(w, req)
-		case strings.HasPrefix(req.URL.Path, "/v1/"):
+		case strings.HasPrefix(req.URL.Path, "/v1/"), isEndpoint(req.URL.Path):
 			inference(w, req)
 		default:
 			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
 		}
 	})
+}
+
+// isEndpoint reports whether replicas answer requests to the path.
+func isEndpoint(path string) bool {
+	_, ok := openai.EndpointOf(path)
+	return ok
 }
 
 // serveInference serves a request that ext_proc has offered.

@@ -145,9 +145,11 @@ const (
 type Route struct {
 	// Name is the name in Envoy's access log. Several rows may share a name.
 	Name string
-	// Path and Match say which requests belong to the route.
-	Path  string
-	Match Match
+	// Path and Match say which requests belong to the route. Aliases are further paths of it. The
+	// backend sees Path in their place.
+	Path    string
+	Aliases []string
+	Match   Match
 	// Methods are the methods that Envoy accepts on the path; nil means all of them. Where it is
 	// nil, the backend refuses the methods that it does not know and names those that it does.
 	Methods []string
@@ -165,10 +167,16 @@ type Route struct {
 	Purpose string
 }
 
-// inference returns the row of a path that replicas answer.
-func inference(path, purpose string) Route {
+// inference returns the row of a path that replicas answer. Its aliases are the path without /v1,
+// or with it if the engines' path has none, and those that are given.
+func inference(path, purpose string, aliases ...string) Route {
+	other, ok := strings.CutPrefix(path, "/v1")
+	if !ok {
+		other = "/v1" + path
+	}
 	return Route{
-		Name: Engine, Path: path, Methods: []string{"POST"}, Protocol: HTTP, Backend: Replica, Auth: ByExtProc, Purpose: purpose,
+		Name: Engine, Path: path, Aliases: append([]string{other}, aliases...), Methods: []string{"POST"}, Protocol: HTTP, Backend: Replica,
+		Auth: ByExtProc, Purpose: purpose,
 	}
 }
 
@@ -178,10 +186,16 @@ var table = []Route{
 	inference("/v1/completions", "text completions"),
 	inference("/v1/responses", "responses"),
 	inference("/v1/embeddings", "embeddings"),
-	inference("/v1/rerank", "ranks documents for a query"),
+	inference("/v1/rerank", "ranks documents for a query", "/v2/rerank"),
 	inference("/v1/score", "scores pairs of texts"),
 	inference("/v1/audio/transcriptions", "speech to text"),
 	inference("/v1/audio/translations", "speech to English text"),
+	inference("/v1/audio/speech", "text to speech"),
+	inference("/v1/images/generations", "images from a text"),
+	inference("/v1/images/edits", "images from images and a text"),
+	inference("/v1/images/variations", "images from an image"),
+	inference("/tokenize", "the tokens of a text"),
+	inference("/detokenize", "the text of tokens"),
 	{
 		Name: Realtime, Path: RealtimePath, Protocol: WebSocket, Backend: RelayHandlers, Auth: ByExtAuthz,
 		Purpose: "conversations over a WebSocket",
@@ -195,7 +209,7 @@ var table = []Route{
 		Purpose: "llm.v1.Inference",
 	},
 	{
-		Name: Models, Path: ModelsPath, Match: Subtree, Methods: []string{"GET", "HEAD"}, Protocol: HTTP, Backend: API, Auth: ByExtAuthz,
+		Name: Models, Path: ModelsPath, Aliases: []string{"/models"}, Match: Subtree, Methods: []string{"GET", "HEAD"}, Protocol: HTTP, Backend: API, Auth: ByExtAuthz,
 		Timeout: apiTimeout, Purpose: "lists the models that the caller may use",
 	},
 	{

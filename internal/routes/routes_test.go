@@ -28,10 +28,12 @@ func TestTableIsConsistent(t *testing.T) {
 		if row.Name == "" || row.Path == "" || row.Protocol == "" || row.Backend == "" || row.Auth == "" || row.Purpose == "" {
 			t.Errorf("the row of %q lacks a column: %+v", row.Path, row)
 		}
-		if seen[row.Path] {
-			t.Errorf("%s has two rows", row.Path)
+		for _, path := range append([]string{row.Path}, row.Aliases...) {
+			if seen[path] {
+				t.Errorf("%s is there twice", path)
+			}
+			seen[path] = true
 		}
-		seen[row.Path] = true
 		if (row.Backend.Cluster() == "") != (row.Backend == routes.Replica) {
 			t.Errorf("%s: backend %q has the cluster %q", row.Path, row.Backend, row.Backend.Cluster())
 		}
@@ -97,6 +99,11 @@ func TestEveryInferencePathIsAnEndpoint(t *testing.T) {
 			t.Errorf("package openai knows no endpoint for %s", row.Path)
 		}
 		found[e] = true
+		for _, alias := range row.Aliases {
+			if known, ok := openai.EndpointOf(alias); !ok || known != e || known.EnginePath(alias) != row.Path {
+				t.Errorf("package openai takes the alias %s of %s for %s (known %t)", alias, row.Path, known, ok)
+			}
+		}
 	}
 	for e := openai.Endpoint(0); e.String() != "unknown"; e++ {
 		if !found[e] {
@@ -142,7 +149,8 @@ func document() string {
 What Envoy serves to clients. This page is generated from ` + "`internal/routes`" + ` by
 ` + "`go test ./internal/routes -update`" + `.
 
-A path that ends with ` + "`…`" + ` stands for everything below it. A request to any other path gets 404. Where
+A path that ends with ` + "`…`" + ` stands for everything below it. The first path of a row is the one that
+the server of the route sees; the others mean the same. A request to any other path gets 404. Where
 all methods are routed, Sluice refuses those that it does not know. "File" means that the limit is in
 the configuration file.
 
@@ -164,20 +172,41 @@ the configuration file.
 		if row.Backend == routes.Replica {
 			body, timeout = "file", "file"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s | %s |\n",
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n",
 			shownPath(row), row.Purpose, methods, row.Protocol, row.Auth, row.Backend, body, timeout)
 	}
+	b.WriteString(`
+A replica gets a request only if the task of its model is the one of the route: ` + "`text-generation`, `embedding`,\n`rerank`, `transcription`, `speech`, `image-generation`" + `. Models of every task may have ` + "`/tokenize` and\n`/detokenize`" + `. The bodies of these two are those of the engine, with a ` + "`model`" + ` for Sluice. Which engines have
+them is data of the catalogue, and ` + "`routes`" + ` of a model overrides it. Other requests get 400 ` + "`model_not_capable`" + `.
+
+Limits of tokens charge a request by an estimate, and by the usage that the engine reports when there is one:
+
+| answer | tokens of the estimate besides the prompt |
+| --- | --- |
+| text | what the tenant's answers usually have, at most the request's own bound |
+| vectors, scores | none |
+| ` + "`/tokenize`, `/detokenize`" + ` | none, and the prompt counts nothing |
+| speech | 3 for each byte of the request: about 50 for a second of speech |
+| images | 1,024 for each image (` + "`n`" + `) of 1024×1024, in proportion to the area that ` + "`size`" + ` names |
+
+An answer of speech or images without usage costs its estimate, whatever its size in bytes.
+`)
 	return b.String()
 }
 
 func shownPath(row routes.Route) string {
-	switch row.Match {
-	case routes.Subtree:
-		return row.Path + "`, `" + row.Path + "/…"
-	case routes.Below:
-		return row.Path + "…"
+	var shown []string
+	for _, path := range append([]string{row.Path}, row.Aliases...) {
+		switch row.Match {
+		case routes.Exact:
+			shown = append(shown, path)
+		case routes.Subtree:
+			shown = append(shown, path, path+"/…")
+		case routes.Below:
+			shown = append(shown, path+"…")
+		}
 	}
-	return row.Path
+	return "`" + strings.Join(shown, "`, `") + "`"
 }
 
 func TestIsStreamed(t *testing.T) {

@@ -29,7 +29,7 @@ type Config struct {
 	// Name is the name of the engine in its answers. Empty: a name made of its first model and its
 	// port.
 	Name string
-	// APIKey is the bearer token that every path below /v1 requires. Empty: no key is required.
+	// APIKey is the bearer token that every path for clients requires. Empty: no key is required.
 	APIKey string
 
 	// MaxNumSeqs is the number of sequences that run at the same time; more wait. A request with n

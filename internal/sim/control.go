@@ -155,7 +155,7 @@ type faultSetting struct {
 	Fault string `json:"fault"`
 	// Times is the number of requests that the fault applies to. 0: all, until the next setting.
 	Times int `json:"times"`
-	// Path is the prefix of the paths that the fault applies to. Empty: all paths below /v1.
+	// Path is the prefix of the paths that the fault applies to. Empty: all paths for clients.
 	Path string `json:"path"`
 }
 

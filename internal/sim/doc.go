@@ -35,8 +35,8 @@
 // # Faults
 //
 // The request header x-sim-fault, the field Config.Fault, or POST /sim/fault
-// {"fault":"cut=3","times":1} inject faults into requests below /v1. The header overrides the other
-// two. Several faults are joined by commas. N counts server-sent events, including [DONE]. A
+// {"fault":"cut=3","times":1} inject faults into requests of clients. The header overrides the
+// other two. Several faults are joined by commas. N counts server-sent events, including [DONE]. A
 // response that is not streamed breaks in the middle of its body, whatever N is.
 //
 //	status=503              this status with an error body, at once
@@ -67,7 +67,7 @@
 //
 // # Inspection
 //
-// GET /sim/requests returns the last requests below /v1, oldest first, each with the length and
+// GET /sim/requests returns the last requests of clients, oldest first, each with the length and
 // SHA-256 of its raw body and some of its headers (of credentials only the names). DELETE
 // /sim/requests removes them. GET /sim/state returns what is running and waiting. GET /metrics has
 // gauges, counters and histograms under vLLM's names. POST /reset_prefix_cache empties the prefix

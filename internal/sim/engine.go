@@ -36,6 +36,7 @@ type Engine struct {
 	scheduler  *scheduler
 	metrics    *metrics
 	requestLog *requestLog
+	vocabulary vocabulary
 	// filler are the tokens that extend an answer that is too short.
 	filler []string
 
@@ -72,6 +73,12 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.Handle("POST /v1/score", e.handle((*handler).score))
 	mux.Handle("POST /v1/audio/transcriptions", e.handle((*handler).transcribe))
 	mux.Handle("POST /v1/audio/translations", e.handle((*handler).translate))
+	mux.Handle("POST /v1/audio/speech", e.handle((*handler).speak))
+	mux.Handle("POST /v1/images/generations", e.handle((*handler).draw))
+	mux.Handle("POST /v1/images/edits", e.handle((*handler).redraw))
+	mux.Handle("POST /v1/images/variations", e.handle((*handler).redraw))
+	mux.Handle("POST /tokenize", e.handle((*handler).tokenize))
+	mux.Handle("POST /detokenize", e.handle((*handler).detokenize))
 	mux.Handle("POST "+llmv1.Inference_Stream_FullMethodName, e.handleGRPC((*handler).inference))
 	mux.HandleFunc("GET /health", e.handleHealth)
 	mux.Handle("GET /metrics", e.metrics.handler())
@@ -122,7 +129,7 @@ func (e *Engine) Run(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-// handler handles one request below /v1. It holds the request and the state of its response.
+// handler handles one request of a client. It holds the request and the state of its response.
 type handler struct {
 	engine      *Engine
 	w           http.ResponseWriter
@@ -147,7 +154,7 @@ var (
 	errResponseEnded = errors.New("the fault ended the response")
 )
 
-// handle wraps a handler of a path below /v1. It logs the request, injects faults, and checks the
+// handle wraps a handler of a path for clients. It logs the request, injects faults, and checks the
 // key and that the engine has loaded.
 func (e *Engine) handle(handle func(*handler) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

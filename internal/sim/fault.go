@@ -240,7 +240,7 @@ type activeFault struct {
 	Fault
 	// remaining is the number of requests that the fault still applies to. 0: all.
 	remaining int
-	// pathPrefix limits the fault to paths with this prefix. Empty: all paths below /v1.
+	// pathPrefix limits the fault to paths with this prefix. Empty: all paths for clients.
 	pathPrefix string
 }
 
