@@ -23,6 +23,8 @@ var allowed = map[string]string{
 	"internal/carry":            "internal/dispatch internal/headers internal/openai",
 	"internal/condition":        "",
 	"internal/redact":           "",
+	"internal/weights":          "",
+	"internal/weights/hubtest":  "",
 	"internal/chaos":            "api/llm/v1 internal/bench/report",
 	"internal/backlog":          "admission",
 	"engines":                   "internal/template",

@@ -1,0 +1,120 @@
+package weights
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Progress says how far a fetch is.
+type Progress struct {
+	// Done and Total are bytes of the files. Done includes what was there already.
+	Done, Total int64
+	// Rate is what has arrived in a second, over the last rateWindow reports, in bytes.
+	Rate int64
+}
+
+// String returns a line for people.
+func (p Progress) String() string {
+	text := fmt.Sprintf("fetching weights: %s of %s", FormatBytes(p.Done), FormatBytes(p.Total))
+	if p.Total > 0 {
+		text += fmt.Sprintf(" (%d %%)", 100*p.Done/p.Total)
+	}
+	if p.Rate > 0 {
+		left := time.Duration(float64(p.Total-p.Done) / float64(p.Rate) * float64(time.Second))
+		text += fmt.Sprintf(", %s/s, %v left", FormatBytes(p.Rate), left.Round(time.Second))
+	}
+	return text
+}
+
+// FormatBytes writes a number of bytes with its unit, such as 1.2 GiB.
+func FormatBytes(n int64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/(1<<10), 0
+	for value >= 1000 && unit < 3 {
+		value, unit = value/(1<<10), unit+1
+	}
+	return fmt.Sprintf("%.1f %s", value, []string{"KiB", "MiB", "GiB", "TiB"}[unit])
+}
+
+// rateWindow is the number of reports over which the rate is an average.
+const rateWindow = 10
+
+// meter adds up what the downloads of one fetch have done.
+type meter struct {
+	total    int64
+	counters []counter
+}
+
+// counter is what one download has done. Its methods may be called from any goroutine.
+type counter struct {
+	// done is how many bytes of the file are there.
+	done atomic.Int64
+	// arrived is how many bytes have come while this fetch ran, for the rate. It also counts what
+	// another process fetched meanwhile.
+	arrived atomic.Int64
+}
+
+// found sets the number of bytes that are there already.
+func (c *counter) found(n int64) { c.done.Store(n) }
+
+// add counts bytes that have arrived.
+func (c *counter) add(n int64) {
+	c.done.Add(n)
+	c.arrived.Add(n)
+}
+
+// see sets the number of bytes that another process or fetch has brought.
+func (c *counter) see(n int64) {
+	if before := c.done.Swap(n); before > 0 && n > before {
+		c.arrived.Add(n - before)
+	}
+}
+
+func newMeter(files []File) *meter {
+	return &meter{total: totalSize(files), counters: make([]counter, len(files))}
+}
+
+func (m *meter) counter(i int) *counter { return &m.counters[i] }
+
+func (m *meter) sum() (done, arrived int64) {
+	for i := range m.counters {
+		done += m.counters[i].done.Load()
+		arrived += m.counters[i].arrived.Load()
+	}
+	return done, arrived
+}
+
+// run reports at once, every so often, and once more when stop is called. stop waits until no
+// report runs.
+func (m *meter) run(every time.Duration, report func(Progress)) (stop func()) {
+	if report == nil {
+		return func() {}
+	}
+	quit := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		var last []int64 // what had arrived at the last reports
+		for {
+			done, arrived := m.sum()
+			last = append(last, arrived)
+			last = last[max(0, len(last)-rateWindow-1):]
+			p := Progress{Done: min(done, m.total), Total: m.total}
+			if n := len(last) - 1; n > 0 {
+				p.Rate = int64(float64(last[n]-last[0]) / (float64(n) * every.Seconds()))
+			}
+			report(p)
+			select {
+			case <-quit:
+				return
+			case <-ticker.C:
+			}
+		}
+	})
+	return func() { close(quit); running.Wait() }
+}
