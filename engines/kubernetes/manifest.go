@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/podpatch"
 )
 
 // Labels of the installation's objects. The launcher never touches an object that lacks the first
@@ -53,7 +54,7 @@ const (
 
 const (
 	// engineContainer is the name of the engine's container.
-	engineContainer = "engine"
+	engineContainer = podpatch.EngineContainer
 	// enginePort is the port of the engine. Every pod has its own address.
 	enginePort = 8000
 	// defaultGPUResource is the resource name of GPUs.
@@ -94,6 +95,11 @@ func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 	merged, err := override(base, m.Version, m.launch())
 	if err != nil {
 		return nil, err
+	}
+	for _, patch := range m.Patches {
+		if merged.Spec.Template, err = podpatch.Apply(merged.Spec.Template, patch); err != nil {
+			return nil, err
+		}
 	}
 	if err := checkContainer(merged); err != nil {
 		return nil, err

@@ -36,6 +36,9 @@ type Model struct {
 	Cluster string
 	// Volumes are claims that are mounted for reading.
 	Volumes []Volume
+	// Patches are strategic merge patches over the template of the pods, applied in this order
+	// after that of Version. Package podpatch has checked them.
+	Patches []map[string]any
 	// StartTimeout is how long the engine may take to become ready before it is restarted. 0 means
 	// 30 minutes.
 	StartTimeout time.Duration

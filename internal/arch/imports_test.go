@@ -33,7 +33,8 @@ var allowed = map[string]string{
 	"engines/supervise":         "",
 	"engines/nodes":             "engines engines/local engines/placement",
 	"engines/join":              "engines engines/local engines/supervise internal/process internal/redact",
-	"engines/kubernetes":        "engines internal/redact internal/template",
+	"engines/podpatch":          "",
+	"engines/kubernetes":        "engines engines/podpatch internal/redact internal/template",
 	"engines/kubernetes/custom": "engines/kubernetes",
 	"engines/upstream":          "engines",
 	"engines/news":              "engines",
@@ -66,7 +67,7 @@ var allowed = map[string]string{
 	"internal/routesync":       "internal/dispatch internal/prefix",
 	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai",
-	"internal/config":          "engines",
+	"internal/config":          "engines engines/podpatch",
 	"internal/telemetry":       "internal/condition internal/headers internal/openai internal/request internal/routes",
 	"internal/telemetry/trace": "internal/request",
 	"internal/dispatch":        "ringhash admission authz engines internal/failover internal/headers internal/openai internal/predict internal/prefix internal/request",
@@ -108,7 +109,7 @@ var allowed = map[string]string{
 // path.
 var confined = map[string]string{
 	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/connections internal/telemetry",
-	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom internal/kubetest",
+	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom engines/podpatch internal/kubetest",
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",
 	"github.com/redis/go-redis":              "admission/redis internal/redistest internal/relay/peers internal/routesync",

@@ -50,27 +50,19 @@ func withVersion(versions []engines.Version, v engines.Version) []engines.Versio
 	return versions
 }
 
-// definition returns the version in the form of the catalogue.
+// definition returns the version in the form of the catalogue. What the file cannot say is that of
+// the built-in version.
 func (v EngineVersion) definition() engines.Version {
-	return engines.Version{
-		Version:       v.Version,
-		Tasks:         v.Tasks,
-		Schema:        v.Schema,
-		TaskVariables: v.TaskVariables,
-		Command:       v.Command,
-		Flags:         engines.FlagStyle(v.Flags),
-		Env:           v.Env,
-		Image:         v.Image,
-		Kubernetes:    v.Kubernetes,
-		Ready:         engines.Probe(v.Ready),
-		Health:        engines.Probe(v.Health),
-		Slots:         engines.Slots(v.Slots),
-		Metrics:       engines.Metrics(v.Metrics),
-		PrefillRate:   v.PrefillRate,
-		Protocol:      string(v.Protocol),
-		RerankAPI:     string(v.RerankAPI),
-		Routes:        v.routeNames(),
-	}
+	d := v.Base
+	d.Version = v.Version
+	d.Tasks, d.Schema, d.TaskVariables = v.Tasks, v.Schema, v.TaskVariables
+	d.Command, d.Flags, d.Env = v.Command, engines.FlagStyle(v.Flags), v.Env
+	d.Image, d.Kubernetes = v.Image, v.Kubernetes
+	d.Ready, d.Health = engines.Probe(v.Ready), engines.Probe(v.Health)
+	d.Slots, d.Metrics, d.PrefillRate = engines.Slots(v.Slots), engines.Metrics(v.Metrics), v.PrefillRate
+	d.Protocol, d.RerankAPI = string(v.Protocol), string(v.RerankAPI)
+	d.Routes = v.routeNames()
+	return d
 }
 
 // routeNames returns the routes in the form of the catalogue.

@@ -17,10 +17,12 @@ engines:
   - name: sim
     versions:
       - {version: "1", tasks: [rerank], command: [mine]}
+  - name: own
+    versions:
+      - {version: "1", tasks: [embedding], command: [own]}
       - {version: "2", tasks: [rerank], command: [newer], ready: {path: /up, every: 1s}, health: {path: /ok}, slots: {default: 3}, image: i}
-  - {name: own, versions: [{version: a, tasks: [embedding], command: [own]}]}
 models:
-  - {name: m, engine: sim}
+  - {name: m, engine: own}
 `)
 	var got []string
 	for _, e := range c.Catalogue() {
@@ -30,11 +32,11 @@ models:
 			}
 		}
 	}
-	want := []string{"sim 1 mine", "sim 2 newer", "own a own"}
+	want := []string{"sim 1 mine", "own 1 own", "own 2 newer"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	v, ok := engines.Find(c.Catalogue(), "sim", c.Models[0].Version)
+	v, ok := engines.Find(c.Catalogue(), "own", c.Models[0].Version)
 	if !ok || v.Version != "2" {
 		t.Fatalf("a model without a version got %q, want the last", v.Version)
 	}

@@ -31,6 +31,7 @@ func check(d *decoder, c *Config) {
 	k.checkRegistries()
 	k.checkNodes()
 	k.checkKubernetes()
+	k.checkProfiles()
 	k.checkUnique(append(k.checkModels(), k.checkPools()...))
 	k.checkDefaultModel(path{"default_model"})
 	k.checkRedis(path{"redis"}, c.Redis)

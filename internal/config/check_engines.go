@@ -19,6 +19,7 @@ func (k *checker) checkEngines() {
 		if len(engine.Versions) == 0 && k.isSet(at.field("versions")) && k.valid(at.field("versions")) {
 			k.faultf(at.field("versions"), "must have at least one version, is empty")
 		}
+		k.inheritVersions(at.field("versions"), engine.Name, engine.Versions)
 		k.checkVersions(at.field("versions"), engine.Versions)
 		if _, isObject := k.objects[at.key()]; isObject {
 			for j := range engine.Versions {

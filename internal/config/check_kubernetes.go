@@ -40,6 +40,7 @@ func (k *checker) checkKubernetesModel(at path, m *Model) {
 		k.faultf(at.field("launcher"),
 			"kubernetes needs the section kubernetes at the top of the file: add kubernetes: {} to use the cluster that kubectl uses")
 	}
+	k.applyProfiles(at, m)
 	k.rejectSet(at.field("evict"), "launcher: kubernetes, which has priority classes for that")
 	if _, namespace, ok := strings.Cut(m.Cluster, "/"); ok {
 		k.checkNamespace(at.field("cluster"), namespace)

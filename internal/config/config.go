@@ -105,7 +105,7 @@ type Config struct {
 	// Tenants are the callers. With auth.mode keys and no tenant, every request is rejected.
 	Tenants []Tenant `yaml:"tenants"`
 	// Engines are added to the built-in engines. A version replaces the built-in version of the
-	// same engine and name.
+	// same engine and name, and inherits from it what it does not set.
 	Engines []Engine `yaml:"engines"`
 	// Registries are the places that models are loaded from. The registry huggingface always
 	// exists.
@@ -116,6 +116,9 @@ type Config struct {
 	// also read from custom resources. Default: absent; custom resources are not read, and no model
 	// can have launcher kubernetes.
 	Kubernetes *Kubernetes `yaml:"kubernetes" restart:"true"`
+	// Profiles are resources and patches of pods, each under a name, for models with launcher
+	// kubernetes.
+	Profiles []Profile `yaml:"profiles"`
 	// Models are the models that clients may request.
 	Models []Model `yaml:"models"`
 	// DefaultModel is the name or alias of the model or pool that serves requests which name no

@@ -15,11 +15,14 @@ type Engine struct {
 }
 
 // EngineVersion is one version of an engine: its tasks, and how a replica is started and observed.
+// A version of a built-in engine inherits every field that it does not set from the built-in
+// version of the same name, else from the newest one below it, else from the last one.
 type EngineVersion struct {
 	// Version is the name that models give in version.
 	Version string `yaml:"version" required:"true"`
-	// Tasks are the tasks that the version can serve.
-	Tasks []engines.Task `yaml:"tasks" required:"true" oneof:"text-generation,embedding,rerank,transcription"`
+	// Tasks are the tasks that the version can serve. It is required for engines that are not
+	// built in, as is command.
+	Tasks []engines.Task `yaml:"tasks" oneof:"text-generation,embedding,rerank,transcription"`
 	// Schema is the JSON Schema of the variables. The defaults in it are filled in. Default: any
 	// variable is allowed.
 	Schema map[string]any `yaml:"schema"`
@@ -29,7 +32,7 @@ type EngineVersion struct {
 	// Command is the program and its arguments. Each is a Go template that may use .Name .Model
 	// .Registry .Task .Host .Port .GPUs .Sluice and .Variables.x. The argument {{.Flags}} is
 	// replaced by all variables as --flags.
-	Command []string `yaml:"command" required:"true"`
+	Command []string `yaml:"command"`
 	// Flags says how {{.Flags}} writes the variables. Default: --name with dashes for underscores,
 	// the value as the next argument, the items of a list joined by commas, true as the flag alone.
 	Flags FlagStyle `yaml:"flags"`
@@ -66,6 +69,10 @@ type EngineVersion struct {
 	// and /detokenize. A request to another one of them is refused. Default: not known, requests to
 	// all of them are passed on.
 	Routes []Route `yaml:"routes"`
+
+	// Base is the built-in version that the version inherits from. It is zero if the engine is not
+	// a built-in one.
+	Base engines.Version `yaml:"-"`
 }
 
 // Route is the path of a route that only some engines have.

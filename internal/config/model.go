@@ -87,6 +87,14 @@ type Model struct {
 	// Secrets are entries of the environment that come from Secrets of the replica's namespace on
 	// Kubernetes, each as secret/key.
 	Secrets map[string]string `yaml:"secrets"`
+	// Profiles are the names of profiles for Kubernetes. The model gets their resources and patches
+	// of the pod. A later one overrides an earlier one. Default: none.
+	Profiles []string `yaml:"profiles"`
+	// Pod is a strategic merge patch over the template of the pods on Kubernetes, after the patches
+	// of the engine version and of the profiles: {metadata: {labels, annotations}, spec: {…}}. The
+	// container of the engine is called engine. Fields that Sluice sets are refused. Default:
+	// empty.
+	Pod map[string]any `yaml:"pod"`
 	// Cooldown is how long a launched model must have needed fewer replicas before one is stopped.
 	// It is also how long a model must have had no request before its last replica is stopped.
 	// Default 5m.
@@ -117,6 +125,8 @@ type Model struct {
 	// Table is the version of the catalogue that Version resolves to. It is empty for a model that
 	// is not launched.
 	Table string `yaml:"-"`
+	// PodPatches are the patches of the profiles and of Pod, in the order in which they apply.
+	PodPatches []map[string]any `yaml:"-"`
 	// SecretEnv holds the variables that EnvFrom of the model and of its engine version name, with
 	// their values. They are secrets. nil: none.
 	SecretEnv map[string]string `yaml:"-"`

@@ -329,6 +329,7 @@ func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.O
 		Placement:    string(m.Placement),
 		Cluster:      m.Cluster,
 		Volumes:      podVolumes(c, m),
+		Patches:      m.PodPatches,
 		StartTimeout: m.ColdStart.LoadTimeout,
 		DrainTimeout: m.Stream.MaxDuration,
 		Owner:        owner,

@@ -1,0 +1,51 @@
+package config
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// TestU13_VersionsInherit: a version of a built-in engine has what the built-in one has, except for
+// the fields that the file sets.
+func TestU13_VersionsInherit(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, `
+engines:
+  - name: vllm
+    versions:
+      - {version: "0.11", image: registry.example.com/vllm:mine}
+      - {version: "0.9.5", image: "older:1"}
+      - {version: nightly, ready: {every: 3s}, tasks: [embedding], kubernetes: ""}
+`)
+	base, _ := engines.Find(engines.Builtin(), "vllm", "0.11")
+	got, _ := engines.Find(c.Catalogue(), "vllm", "0.11")
+	base.Image = "registry.example.com/vllm:mine"
+	if d := cmp.Diff(base, got); d != "" {
+		t.Errorf("0.11: %s", d)
+	}
+	if got, _ = engines.Find(c.Catalogue(), "vllm", "0.9.5"); got.Schema["properties"].(map[string]any)["max_seq_len_to_capture"] == nil {
+		t.Errorf("0.9.5 does not inherit from 0.8: %v", got.Schema)
+	}
+	base, _ = engines.Find(engines.Builtin(), "vllm", "")
+	got, _ = engines.Find(c.Catalogue(), "vllm", "nightly")
+	base.Version, base.Tasks, base.Kubernetes, base.Ready.Every = "nightly", []engines.Task{engines.Embedding}, "", 3*time.Second
+	base.TaskVariables = map[engines.Task]map[string]any{engines.Embedding: base.TaskVariables[engines.Embedding]}
+	if d := cmp.Diff(base, got); d != "" {
+		t.Errorf("nightly: %s", d)
+	}
+}
+
+func TestU13_OtherEnginesInheritNothing(t *testing.T) {
+	t.Parallel()
+	_, faults := parsedIn(t, t.TempDir(), "engines:\n  - name: own\n    versions:\n      - {version: 1, image: i}\n")
+	for _, want := range []string{"f:4: engines[own].versions[1].tasks: required, and missing", "f:4: engines[own].versions[1].command: required, and missing"} {
+		if !strings.Contains(faults, want) {
+			t.Errorf("faults %q lack %q", faults, want)
+		}
+	}
+}
