@@ -17,6 +17,32 @@ type Discovered struct {
 	URL string
 	// Join makes the server a replica of each joinable model of the configuration that it lists.
 	Join bool
+	// Models are patterns of the models that are served, in which * stands for any characters. With
+	// none, all are served.
+	Models []string
+}
+
+// serves reports whether a model of the server is to be served.
+func (d *Discovered) serves(model string) bool {
+	return len(d.Models) == 0 || slices.ContainsFunc(d.Models, func(pattern string) bool { return matches(pattern, model) })
+}
+
+// matches reports whether a name matches a pattern, in which * stands for any characters.
+func matches(pattern, name string) bool {
+	parts := strings.Split(pattern, "*")
+	last := len(parts) - 1
+	name, ok := strings.CutPrefix(name, parts[0])
+	if !ok || last == 0 {
+		return ok && name == ""
+	}
+	for _, part := range parts[1:last] {
+		_, rest, found := strings.Cut(name, part)
+		if !found {
+			return false
+		}
+		name = rest
+	}
+	return strings.HasSuffix(name, parts[last])
 }
 
 // Reserved says what a name of the configuration belongs to. A server cannot take such a name by
@@ -229,7 +255,7 @@ func (l *Launcher) servedLocked(s *server) (models, clashing []string) {
 	for _, name := range s.list.names {
 		reserved, ok := l.desired.Reserved[name]
 		switch {
-		case slices.Contains(models[:assigned], name):
+		case slices.Contains(models[:assigned], name) || !s.discovered.serves(name):
 		case !ok || s.discovered.Join && reserved.Joinable:
 			models = append(models, name)
 		default:

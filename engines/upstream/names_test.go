@@ -138,3 +138,43 @@ func TestX3_Messages(t *testing.T) {
 		}
 	}
 }
+
+// TestU17_ModelsAreFiltered: a server serves those of its models that the patterns name.
+func TestU17_ModelsAreFiltered(t *testing.T) {
+	a := newTestServer(t, "/v1/models", "Qwen/Qwen2.5-7B", "qwen-small", "llama", "qwen/embed", "remote")
+	d := Desired{Discover: []Discovered{{URL: a.URL, Models: []string{"qwen*", "*/*2.5*", "remote"}}}, Reserved: map[string]Reserved{"remote": {Owner: "a pool"}}}
+	l, fleet := newTestLauncher(t, d)
+	l.CheckOnce(t.Context())
+	expectStates(t, fleet, map[string]states{"Qwen/Qwen2.5-7B": {a.id(): engines.Ready}, "qwen-small": {a.id(): engines.Ready}, "qwen/embed": {a.id(): engines.Ready}})
+	if len(clashesOf(l)) != 1 {
+		t.Errorf("clashes: %v", l.Clashes())
+	}
+	d.Discover[0].Models = []string{"llama"}
+	l.Set(Desired{Discover: d.Discover})
+	expectStates(t, fleet, map[string]states{"llama": {a.id(): engines.Ready}})
+}
+
+func TestU17_Patterns(t *testing.T) {
+	for pattern, names := range map[string][2][]string{
+		"a":      {{"a"}, {"", "ab", "ba"}},
+		"*":      {{"", "a", "a/b"}, nil},
+		"a*":     {{"a", "ab/c"}, {"ba"}},
+		"*a":     {{"a", "b/a"}, {"ab"}},
+		"a*b*c":  {{"abc", "axbxc", "abbcc"}, {"acb", "ab", "ac"}},
+		"ab*bc":  {{"abbc", "ab/bc"}, {"abc"}},
+		"*7B*":   {{"x-7B-y", "7B"}, {"7b"}},
+		"a**b":   {{"ab", "axb"}, {"a"}},
+		"a*b*ab": {{"abab", "axbyab"}, {"ab", "aab"}},
+	} {
+		for _, name := range names[0] {
+			if !matches(pattern, name) {
+				t.Errorf("%s does not match %q", pattern, name)
+			}
+		}
+		for _, name := range names[1] {
+			if matches(pattern, name) {
+				t.Errorf("%s matches %q", pattern, name)
+			}
+		}
+	}
+}

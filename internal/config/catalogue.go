@@ -2,7 +2,6 @@ package config
 
 import (
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -161,19 +160,4 @@ func (c *Config) registryNames() []string {
 		names = append(names, r.Name)
 	}
 	return names
-}
-
-// DiscoveredModel returns the settings of a model that was discovered on an upstream and is not in
-// the file: the defaults.
-func DiscoveredModel() Model {
-	var m Model
-	d := newDecoder("")
-	d.decodeStruct(nil, reflect.ValueOf(&m).Elem(), nil)
-	m.Launcher = engines.Upstream
-	m.Replicas, m.Protocol, m.RerankAPI = Replicas{}, ProtocolHTTP, RerankOpenAI
-	k := &checker{decoder: d}
-	k.checkRouting(nil, &m.Routing)
-	k.checkUnhealthyOn(nil, &m)
-	k.setFailOverOn(nil, &m)
-	return m
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,11 +84,36 @@ models:
 
 func TestDiscoveredModel(t *testing.T) {
 	t.Parallel()
-	c := parsed(t, "models: [{name: a, launcher: upstream, upstreams: [http://h:1]}]")
-	want := c.Models[0]
-	want.Name, want.Upstreams = "", nil
-	if diff := cmp.Diff(want, DiscoveredModel()); diff != "" {
-		t.Errorf("a discovered model is not as one that is named and has nothing set: %s", diff)
+	for _, settings := range []string{"", ", routing: {strategy: chwbl, load_factor: 2}, admission: {max_concurrent_requests: 9, max_per_replica: 3}, " +
+		"stream: {heartbeat: 1s}, unhealthy_on: [connect], fail_over_on: [429]"} {
+		c := parsed(t, "models: [{name: a, launcher: upstream, upstreams: [http://h:1]"+settings+"}]\n"+
+			"discovered: {"+strings.TrimPrefix(settings, ", ")+"}")
+		want := c.Models[0]
+		want.Name, want.Upstreams = "", nil
+		if diff := cmp.Diff(want, c.DiscoveredModel()); diff != "" || c.Discovered.StrategySet != (settings != "") {
+			t.Errorf("a discovered model is not as one that is named and has the same set: %s", diff)
+		}
+	}
+}
+
+// TestU17_FaultsOfDiscoveredSettings: the settings of discovered models are checked as those of
+// models, and the patterns of names too.
+func TestU17_FaultsOfDiscoveredSettings(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]string{
+		"discovered: {routing: {strategy: chwbl, load_floor: 3}}": "1: discovered.routing.load_floor: must be 0 with strategy: chwbl, is 3: " +
+			"this strategy has no load floor; for one set strategy: prefix",
+		"discovered: {stream: {mode: native, resume: 1s}}":      "1: discovered.stream.resume: has no effect with mode: native; remove it",
+		"discovered: {admission: {queue_timeout: 1h}}":          "1: discovered.admission.queue_timeout: must be at most 55m0s, is 1h0m0s: Envoy holds a request for an hour at most",
+		"discovered: {unhealthy_on: []}":                        "1: discovered.unhealthy_on: must name at least one of connect, reset, 5xx, 503, is empty",
+		"discovered: {slots: 3}":                                "1: discovered.slots: unknown field; known are routing, admission, stream, unhealthy_on, fail_over_on",
+		"upstreams: [{url: http://h, models: ['a b', 'q*/*']}]": `1: upstreams[0].models[0]: must be a name, in which * stands for any characters, is "a b"`,
+		"models: [{name: a, launcher: upstream, upstreams: [{url: http://h, models: [a]}]}]": "1: models[a].upstreams[0].models: " +
+			"has no effect with the upstreams of a model; remove it",
+	} {
+		if got := faultsOf(t, file); len(got) != 1 || got[0] != want {
+			t.Errorf("%s: %q, want %q", file, got, want)
+		}
 	}
 }
 

@@ -42,6 +42,7 @@ func check(d *decoder, c *Config) {
 		k.rejectSet(path{"upstreams"}.item(i).field("model"), "the upstreams of the file")
 	}
 	k.checkUpstreams(path{"upstreams"}, c.Upstreams)
+	k.checkDiscovered(path{"discovered"}, &c.Discovered)
 }
 
 // absolutePath makes a path of the file absolute. ~/ is the user's home; a relative path counts

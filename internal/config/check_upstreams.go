@@ -44,10 +44,10 @@ func (k *checker) checkUpstreams(at path, list []Upstream) {
 	}
 }
 
-// isSameServer reports whether both entries call the server in the same way. Join and Model are not
-// about the server: they say what its models are for this entry.
+// isSameServer reports whether both entries call the server in the same way. Join, Model and Models
+// are not about the server: they say what its models are for this entry.
 func (u knownUpstream) isSameServer(other Upstream) bool {
-	other.Join, other.Model = u.Join, u.Model
+	other.Join, other.Model, other.Models = u.Join, u.Model, u.Models
 	return reflect.DeepEqual(u.Upstream, other)
 }
 
@@ -71,6 +71,7 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 	} else if u.InsecureSkipVerify {
 		k.rejectSet(at.field("ca_file"), "insecure_skip_verify: true")
 	}
+	k.checkModelPatterns(at.field("models"), u.Models)
 	k.loadCA(at.field("ca_file"), u)
 	k.resolveHeaders(at, u)
 	return before == len(k.faults)

@@ -128,6 +128,8 @@ type Config struct {
 	// Upstreams are servers that someone else runs, such as http://10.0.0.7:8000. Sluice asks each
 	// server for its models and offers them to clients.
 	Upstreams []Upstream `yaml:"upstreams"`
+	// Discovered has the settings of the models that are discovered on upstreams.
+	Discovered Discovered `yaml:"discovered"`
 	// Moderation is the list of rules that end answers with forbidden content.
 	Moderation []Moderation `yaml:"moderation"`
 	// Tracing sends spans of requests to a collector. Default: absent, no spans are sent.

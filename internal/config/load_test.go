@@ -77,6 +77,12 @@ func TestDefaults(t *testing.T) {
 			Admission: Admission{Weight: 1, MaxPerReplica: 0, MaxQueue: 1000, QueueTimeout: time.Minute},
 			Stream:    streamWith(StreamAuto, 30*time.Minute),
 		}},
+		Discovered: Discovered{
+			Routing: Routing{Strategy: Prefix, VirtualNodesPerReplica: 100, LoadFactor: 1.25, LoadFloor: 8, SlowStart: 10 * time.Second,
+				MaxUserMessagesForCache: 2},
+			Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute),
+			UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
+		},
 	}
 	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
 		t.Error(diff)
@@ -153,9 +159,14 @@ func TestEveryField(t *testing.T) {
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    streamWith(StreamAuto, 30*time.Minute)},
 		},
-		Upstreams: []Upstream{{URL: "http://[::1]:8000"}},
-		Pools:     []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
-		File:      "testdata/full.yaml",
+		Upstreams: []Upstream{{URL: "http://[::1]:8000", Slots: 8, Models: []string{"qwen*", "chat"}}},
+		Discovered: Discovered{
+			Routing:   Routing{Strategy: LeastConnections, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Second, MaxUserMessagesForCache: 2},
+			Admission: Admission{Weight: 2, MaxPerReplica: 3, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamNative, time.Hour),
+			UnhealthyOn: []Failure{FailConnect}, FailOverOn: []StatusClass{Status503}, StrategySet: true,
+		},
+		Pools: []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
+		File:  "testdata/full.yaml",
 	}
 	if diff := cmp.Diff(want, c, ignorePrivate); diff != "" {
 		t.Error(diff)

@@ -42,6 +42,9 @@ type Upstream struct {
 	// beside the model's own replicas. Without it, such a model is a clash and the server gets no
 	// requests for it. It is for the list upstreams at the top of the file. Default false.
 	Join bool `yaml:"join"`
+	// Models says which of the server's models are discovered: names, in which * stands for any
+	// characters, such as qwen*. It is for the list upstreams at the top of the file. Default: all.
+	Models []string `yaml:"models"`
 	// Slots is how many requests the server works on at the same time, over all its models. Further
 	// requests wait in the gateway. Default 0: Sluice asks the server. One that does not tell gets
 	// the usual number of its engine, and 1 if its engine is not known.

@@ -72,7 +72,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
 		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
-			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, slots"}},
+			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{

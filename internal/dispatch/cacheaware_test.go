@@ -351,3 +351,15 @@ func TestB1_DiscoveredModels(t *testing.T) {
 		t.Errorf("the rate is %v, and the engine told 900", told.Order[0].Rate)
 	}
 }
+
+// TestU17_AStrategyOfTheFileHolds for discovered models whose engine is not known.
+func TestU17_AStrategyOfTheFileHolds(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{Strategy: Prefix, KeepStrategy: true})
+	m := engines.Model{Name: "m", Launcher: engines.Upstream, Discovered: true}
+	s.fleet.Set("test-m", engines.Part{Models: []engines.Model{m}, Replicas: replicas("a")})
+	s.rebuild()
+	if v, _ := s.View("m"); v.Policy.Strategy != Prefix {
+		t.Errorf("strategy %q", v.Policy.Strategy)
+	}
+}

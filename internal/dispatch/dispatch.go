@@ -44,6 +44,9 @@ import (
 type Policy struct {
 	// Strategy defaults to Prefix.
 	Strategy Strategy
+	// KeepStrategy keeps the strategy for a discovered model whose engine is not known. Otherwise
+	// LeastConnections replaces Prefix then.
+	KeepStrategy bool
 	// VirtualNodes is the number of points of each replica on the hash ring; 0 means 100.
 	VirtualNodes int
 	// LoadFactor bounds a replica's load relative to the average; 0 means 1.25.

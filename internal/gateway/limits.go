@@ -83,13 +83,12 @@ func (k *limitKeeper) components() []func(context.Context) error {
 }
 
 // fileLimits returns the limits that the file gives to models and tenants, by the keys of
-// overrides. Discovered models are there too, without a limit, so that overrides accepts limits for
-// them.
+// overrides. Discovered models are there too, with the limits that the file gives them all.
 func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 	all := map[string]limits.Values{}
 	for name, m := range k.fleet.Snapshot().Models {
 		if m.Discovered {
-			all[limits.ModelKey(name)] = nil
+			all[limits.ModelKey(name)] = limits.FromFile(admission.ModelScope, c.Discovered.Admission).Patchable(admission.ModelScope)
 		}
 	}
 	for _, m := range c.Models {
@@ -104,7 +103,7 @@ func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 // rules returns the rules of the file with the limits in force.
 func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 	r := dispatch.Rules{
-		Default:   policy(config.DiscoveredModel()),
+		Default:   discoveredPolicy(c),
 		Models:    make(map[string]dispatch.Policy, len(c.Models)),
 		Pools:     make(map[string][]string, len(c.Pools)),
 		Tenants:   make(map[string]admission.TenantLimits, len(c.Tenants)),
@@ -132,6 +131,13 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		r.Tenants[t.Name] = k.tenant(t)
 	}
 	return r
+}
+
+// discoveredPolicy returns the policy of a model that the file does not have.
+func discoveredPolicy(c *config.Config) dispatch.Policy {
+	p := policy(c.DiscoveredModel())
+	p.KeepStrategy = c.Discovered.StrategySet
+	return p
 }
 
 // withOverrides returns the policy of a model with the limits in force.

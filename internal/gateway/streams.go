@@ -104,7 +104,7 @@ func (s *streams) components() []func(context.Context) error {
 // shortestHeartbeat is the shortest heartbeat interval of all models. A WebSocket uses it, because
 // its requests may go to any model.
 func shortestHeartbeat(c *config.Config) time.Duration {
-	d := config.DiscoveredModel().Stream.Heartbeat
+	d := c.Discovered.Stream.Heartbeat
 	for _, m := range c.Models {
 		d = min(d, m.Stream.Heartbeat)
 	}
@@ -190,7 +190,7 @@ func (s *streams) servePeers(ctx context.Context) error {
 
 // streamRules are the rules of managed streams.
 func streamRules(c *config.Config) *relay.Rules {
-	rules := &relay.Rules{Default: streamPolicy(config.DiscoveredModel()), Models: map[string]relay.Policy{}}
+	rules := &relay.Rules{Default: streamPolicy(c.DiscoveredModel()), Models: map[string]relay.Policy{}}
 	for _, m := range c.Models {
 		rules.Models[m.Name] = streamPolicy(m)
 	}

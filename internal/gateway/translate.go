@@ -211,7 +211,7 @@ func needs(m config.Model) *engines.Resources {
 func upstreams(c *config.Config) upstream.Desired {
 	d := upstream.Desired{Reserved: reservedNames(c), Access: map[string]upstream.Access{}, Settings: map[string]upstream.Settings{}}
 	for _, s := range c.Upstreams {
-		d.Discover = append(d.Discover, upstream.Discovered{URL: s.URL, Join: s.Join})
+		d.Discover = append(d.Discover, upstream.Discovered{URL: s.URL, Join: s.Join, Models: s.Models})
 	}
 	describeServers(&d, c.Upstreams)
 	for _, m := range c.Models {
