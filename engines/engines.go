@@ -56,6 +56,8 @@ type Model struct {
 	Adapters []string
 	// Task is empty if it is not known, as for a discovered model.
 	Task Task
+	// ContextLength is how many tokens prompt and answer may have together; 0: not known.
+	ContextLength int
 	// Launcher is how the model's replicas come to be.
 	Launcher Launcher
 	// Discovered models were found on an upstream and are not in the configuration.

@@ -22,8 +22,8 @@ type Config struct {
 	Fleet *engines.Fleet
 	// Allowed reports whether the tenant of this name may use the model or pool of this name.
 	Allowed func(tenant, model string) bool
-	// Pools returns the names of the pools. nil means that there are no pools.
-	Pools func() []string
+	// Pools returns the names of the pools and their models. nil means that there are no pools.
+	Pools func() map[string][]string
 	// Created is the time of creation that all models show.
 	Created time.Time
 	// Tasks is what the batch API works on. nil means that there is no batch API.
@@ -55,14 +55,19 @@ func methodNotAllowed(r *http.Request) *openai.Error {
 // cannot be called: it is for /schedule alone.
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	tenant := r.Header.Get(headers.Tenant)
+	models := c.Fleet.Snapshot().Models
+	canCall := func(name string) bool {
+		m := models[name]
+		return m != nil && m.Launcher != engines.None && c.Allowed(tenant, name)
+	}
 	var names []string
-	for name, m := range c.Fleet.Snapshot().Models {
-		if m.Launcher != engines.None && c.Allowed(tenant, name) {
+	for name, m := range models {
+		if canCall(name) {
 			names = append(append(names, name), m.Adapters...)
 		}
 	}
-	for _, name := range c.pools() {
-		if c.Allowed(tenant, name) {
+	for name, members := range c.pools() {
+		if c.Allowed(tenant, name) && slices.ContainsFunc(members, canCall) {
 			names = append(names, name)
 		}
 	}
@@ -94,7 +99,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 // the id in the answer. Pools and adapters are shown like models, because clients can name them
 // like models.
 func (c Config) resolve(id string) (name, shown string, ok bool) {
-	if slices.Contains(c.pools(), id) {
+	if _, ok := c.pools()[id]; ok {
 		return id, id, true
 	}
 	m, ok := c.Fleet.Snapshot().Resolve(id)
@@ -107,17 +112,56 @@ func (c Config) resolve(id string) (name, shown string, ok bool) {
 	return m.Name, m.Name, true
 }
 
-// pools returns the names of the pools.
-func (c Config) pools() []string {
+// pools returns the names of the pools and their models.
+func (c Config) pools() map[string][]string {
 	if c.Pools == nil {
 		return nil
 	}
 	return c.Pools()
 }
 
-// card returns the entry of a model or pool in the list of models.
+// card returns the entry of a model, an adapter or a pool in the list of models. A pool has no task
+// and no state of its own.
 func (c Config) card(name string) openai.ModelCard {
-	return openai.NewModelCard(name, "sluice", c.Created)
+	card := openai.NewModelCard(name, "sluice", c.Created)
+	if _, isPool := c.pools()[name]; isPool {
+		return card
+	}
+	if m, ok := c.Fleet.Snapshot().Resolve(name); ok {
+		card.Task, card.ContextLength, card.State = string(m.Task), m.ContextLength, stateOf(m)
+	}
+	return card
+}
+
+// States of a model in the list of models.
+const (
+	// stateReady: a replica serves at once.
+	stateReady = "ready"
+	// stateStarting: a replica is being started. stateCold: a request starts one.
+	stateStarting, stateCold = "starting", "cold"
+	// stateFailed: every replica has failed. stateUnavailable: there is none, and no request starts
+	// one.
+	stateFailed, stateUnavailable = "failed", "unavailable"
+)
+
+// stateOf returns the state of a model. It is empty for a model that is served elsewhere.
+func stateOf(m *engines.ModelSnapshot) string {
+	has := func(states ...engines.State) bool {
+		return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return slices.Contains(states, r.State) })
+	}
+	switch {
+	case m.Launcher == engines.None:
+		return ""
+	case has(engines.Ready):
+		return stateReady
+	case has(engines.Starting, engines.Pending):
+		return stateStarting
+	case has(engines.Failed):
+		return stateFailed
+	case m.Launcher != engines.Upstream && m.Desired == 0 && m.MaxReplicas > 0:
+		return stateCold
+	}
+	return stateUnavailable
 }
 
 // fail writes an error.

@@ -11,18 +11,23 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-func TestAPI(t *testing.T) {
+func TestR11_ListOfModels(t *testing.T) {
 	fleet := engines.NewFleet()
-	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "org/big"}, {Name: "small", Aliases: []string{"tiny"}},
-		{Name: "elsewhere", Launcher: engines.None}}})
+	fleet.Set("test", engines.Part{Models: []engines.Model{
+		{Name: "org/big", Task: engines.TextGeneration, ContextLength: 4096, Launcher: engines.Local, MaxReplicas: 1},
+		{Name: "small", Aliases: []string{"tiny"}, Launcher: engines.Upstream},
+		{Name: "elsewhere", Launcher: engines.None},
+	}, Replicas: []engines.Replica{{ID: "small-0", Model: "small", State: engines.Ready}}})
 	h := api.New(api.Config{
 		Fleet:   fleet,
 		Allowed: func(tenant, model string) bool { return tenant == "all" || tenant == "some" && model == "small" },
-		Pools:   func() []string { return []string{"auto", "small"} },
+		Pools: func() map[string][]string {
+			return map[string][]string{"auto": {"elsewhere", "small"}, "tasks": {"elsewhere"}}
+		},
 		Created: time.Unix(1700000000, 0),
 	})
-	const small = `{"id":"small","object":"model","created":1700000000,"owned_by":"sluice"}`
-	const big = `{"id":"org/big","object":"model","created":1700000000,"owned_by":"sluice"}`
+	const small = `{"id":"small","object":"model","created":1700000000,"owned_by":"sluice","state":"ready"}`
+	const big = `{"id":"org/big","object":"model","created":1700000000,"owned_by":"sluice","task":"text-generation","context_length":4096,"state":"cold"}`
 	const elsewhere = `{"id":"elsewhere","object":"model","created":1700000000,"owned_by":"sluice"}`
 	const auto = `{"id":"auto","object":"model","created":1700000000,"owned_by":"sluice"}`
 	for _, c := range []struct {
@@ -56,5 +61,31 @@ func TestAPI(t *testing.T) {
 				t.Errorf("headers %v", w.Header())
 			}
 		})
+	}
+}
+
+func TestR11_StateOfAModel(t *testing.T) {
+	for want, m := range map[string]struct {
+		model    engines.Model
+		replicas []engines.State
+	}{
+		"ready":       {engines.Model{Launcher: engines.Local}, []engines.State{engines.Failed, engines.Ready}},
+		"starting":    {engines.Model{Launcher: engines.Local}, []engines.State{engines.Failed, engines.Starting}},
+		"failed":      {engines.Model{Launcher: engines.Upstream}, []engines.State{engines.Failed}},
+		"cold":        {engines.Model{Launcher: engines.Local, MaxReplicas: 1}, nil},
+		"unavailable": {engines.Model{Launcher: engines.Upstream}, nil},
+	} {
+		fleet := engines.NewFleet()
+		m.model.Name = "m"
+		part := engines.Part{Models: []engines.Model{m.model}}
+		for i, s := range m.replicas {
+			part.Replicas = append(part.Replicas, engines.Replica{ID: string(rune('a' + i)), Model: "m", State: s})
+		}
+		fleet.Set("test", part)
+		w := httptest.NewRecorder()
+		api.New(api.Config{Fleet: fleet, Allowed: func(string, string) bool { return true }}).ServeHTTP(w, httptest.NewRequest("GET", "/v1/models/m", nil))
+		if !strings.Contains(w.Body.String(), `"state":"`+want+`"`) {
+			t.Errorf("%s: %s", want, w.Body)
+		}
 	}
 }

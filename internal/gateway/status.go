@@ -197,13 +197,13 @@ func (g *Gateway) poolViews() []admin.Pool {
 	return list
 }
 
-// poolNames returns the names of the pools that a client may ask for.
-func (g *Gateway) poolNames() []string {
-	var names []string
+// poolModels returns the models of each pool that a client may ask for.
+func (g *Gateway) poolModels() map[string][]string {
+	pools := map[string][]string{}
 	for _, p := range g.config().Pools {
-		names = append(names, p.Name)
+		pools[p.Name] = p.Models
 	}
-	return names
+	return pools
 }
 
 // status returns the status of the state in Redis. It is zero without Redis.

@@ -15,6 +15,12 @@ type ModelCard struct {
 	// Created is in seconds since 1970.
 	Created int64  `json:"created"`
 	OwnedBy string `json:"owned_by"`
+	// Task is the work that the model does; empty: not known.
+	Task string `json:"task,omitempty"`
+	// ContextLength is how many tokens prompt and answer may have together; 0: not known.
+	ContextLength int `json:"context_length,omitempty"`
+	// State says whether a request would be served at once; see internal/api. Empty: not known.
+	State string `json:"state,omitempty"`
 }
 
 // NewModelList returns a list. A list without cards is rendered as an empty list, not as null.

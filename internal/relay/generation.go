@@ -221,6 +221,18 @@ func (g *generation) refusal(fault *openai.Error) *openai.Error {
 	}
 }
 
+// isReceived reports whether nothing is left for a client that has seen the events up to number
+// after: the stream has ended, and no error is still to be told.
+func (g *generation) isReceived(after int64) bool {
+	select {
+	case <-g.done:
+	default:
+		return false
+	}
+	told := g.result.Fault == nil || g.result.Told
+	return after != noEvent && g.answer == nil && told && g.broadcast.NextNumber() == uint64(after+1)
+}
+
 // dropPrompt drops what only a further attempt would need, so that a long prompt is not held while
 // the answer streams.
 func (g *generation) dropPrompt() {

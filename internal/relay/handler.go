@@ -257,6 +257,11 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		writeError(w, fault)
 		return
 	}
+	if g.isReceived(after) {
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		w.WriteHeader(http.StatusNoContent) // an EventSource stops to connect again
+		return
+	}
 	sink := r.newHTTPSink(w, g.call)
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, sink)

@@ -20,13 +20,19 @@ const (
 
 // NewLogger returns a logger that writes to stderr. Level is debug, info, warn or error (empty:
 // info), format is FormatJSON or FormatConsole (empty: FormatConsole). It drops no lines. Anything
-// else is an error that lists what is allowed.
+// else is an error that lists what is allowed. Lines of Go's standard log go to the logger from
+// then on, as warnings: libraries write there what they can tell nobody.
 func NewLogger(level, format string) (*zap.Logger, error) {
 	terminal := false
 	if st, err := os.Stderr.Stat(); err == nil {
 		terminal = st.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == ""
 	}
-	return newLogger(level, format, terminal, zapcore.Lock(os.Stderr))
+	log, err := newLogger(level, format, terminal, zapcore.Lock(os.Stderr))
+	if err != nil {
+		return nil, err
+	}
+	_, err = zap.RedirectStdLogAt(log, zapcore.WarnLevel)
+	return log, err
 }
 
 func newLogger(level, format string, colour bool, w zapcore.WriteSyncer) (*zap.Logger, error) {

@@ -3,6 +3,9 @@ package telemetry
 import (
 	"bytes"
 	"encoding/json"
+	"log"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -63,5 +66,26 @@ func TestLoggerRefuses(t *testing.T) {
 		if _, err := NewLogger(c.level, c.format); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("NewLogger(%q, %q): got %v, want an error that lists %q", c.level, c.format, err, c.want)
 		}
+	}
+}
+
+// What libraries write to Go's standard log is a line of the log as any other.
+func TestR11_StandardLog(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	stderr, flags, writer := os.Stderr, log.Flags(), log.Writer()
+	defer func() { os.Stderr = stderr; log.SetFlags(flags); log.SetOutput(writer) }()
+	os.Stderr = file
+	if _, err := NewLogger("", FormatJSON); err != nil {
+		t.Fatal(err)
+	}
+	log.Print("http: something odd")
+	var line struct{ Level, Msg string }
+	text, err := os.ReadFile(file.Name())
+	if err != nil || json.Unmarshal(text, &line) != nil || line.Level != "warn" || line.Msg != "http: something odd" {
+		t.Errorf("%v: %s", err, text)
 	}
 }
