@@ -68,6 +68,7 @@ var allowed = map[string]string{
 	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai",
 	"internal/config":          "engines engines/podpatch",
+	"internal/migrate":         "authz engines",
 	"internal/telemetry":       "internal/condition internal/headers internal/openai internal/request internal/routes",
 	"internal/telemetry/trace": "internal/request",
 	"internal/dispatch":        "ringhash admission authz engines internal/failover internal/headers internal/openai internal/predict internal/prefix internal/request",
@@ -77,7 +78,7 @@ var allowed = map[string]string{
 	"xds":                      "engines internal/failover internal/headers internal/routes",
 	"envoy":                    "internal/headers internal/process",
 	"extproc":                  "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
-	"cmd/sluice": "authz engines/join engines/kubernetes envoy examples internal/config internal/gateway internal/process " +
+	"cmd/sluice": "authz engines/join engines/kubernetes envoy examples internal/config internal/gateway internal/migrate internal/process " +
 		"internal/sim internal/telemetry",
 	"internal/bench/local":        "",
 	"internal/bench/routingenvoy": "internal/bench/local internal/bench/report internal/bench/trace",

@@ -1,0 +1,4 @@
+package migrate
+
+// SplitWords is splitWords, for tests.
+var SplitWords = splitWords

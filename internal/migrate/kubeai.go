@@ -1,0 +1,240 @@
+package migrate
+
+import (
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// isKubeAIModel reports whether a document is a Model object of KubeAI.
+func isKubeAIModel(s source) bool {
+	version, _ := s["apiVersion"].(string)
+	return strings.HasPrefix(version, "kubeai.org/") && s["kind"] == "Model"
+}
+
+// isList reports whether a document is a list of objects of KubeAI, as kubectl get -o yaml prints.
+func isList(s source) bool {
+	items, _ := s["items"].([]any)
+	if len(items) == 0 {
+		return false
+	}
+	first, _ := items[0].(map[string]any)
+	return isKubeAIModel(first)
+}
+
+// engineOf and taskOf are Sluice's words for those of KubeAI.
+var (
+	engineOf = map[string]string{"VLLM": "vllm", "OLlama": "ollama", "FasterWhisper": "faster-whisper", "Infinity": "tei"}
+	taskOf   = map[string]string{"TextGeneration": "text-generation", "TextEmbedding": "embedding", "Reranking": "rerank", "SpeechToText": "transcription"}
+)
+
+// byHand are fields of a Model whose counterpart is not a field of a model.
+var byHand = []struct{ name, todo string }{
+	{"envFrom", "write each entry under secrets as secret/key"},
+	{"cacheProfile", "give the registry a claim"},
+	{"files", "mount them by pod"},
+}
+
+// convertKubeAI converts Model objects of KubeAI to models with launcher kubernetes.
+func convertKubeAI(o *output, documents []source) {
+	for _, document := range documents {
+		switch {
+		case isKubeAIModel(document):
+			kubeAIModel(o, document)
+		case isList(document):
+			for _, m := range document.mappings("items") {
+				if isKubeAIModel(m) {
+					kubeAIModel(o, m)
+				}
+			}
+		default:
+			o.note("an object of kind %v: not converted here", document["kind"])
+		}
+	}
+	o.settings.set("kubernetes", flow())
+	o.note("KubeAI needs no API keys: make one by sluice keys new --tenant main here, and write its hash under tenants")
+}
+
+// kubeAIModel converts one Model.
+func kubeAIModel(o *output, object source) {
+	it, spec := newItem(), object.mapping("spec")
+	name := object.mapping("metadata").text("name")
+	engine, address := spec.text("engine"), spec.text("url")
+	if repository, ok := strings.CutPrefix(address, "hf://"); ok && engine == "FasterWhisper" {
+		it.set("name", repository) // the engine loads what its model is called
+		it.set("aliases", []string{name})
+	} else {
+		it.set("name", name)
+	}
+	if features := spec.list("features"); len(features) > 0 {
+		it.set("task", taskOf[features[0]])
+		if len(features) > 1 {
+			it.note("features %v: a model has one task here", features)
+		}
+	}
+	if engine == "Infinity" {
+		it.note("the engine was Infinity: the model runs on text-embeddings-inference here")
+	}
+	it.set("engine", engineOf[engine])
+	it.set("launcher", "kubernetes")
+	if engine != "FasterWhisper" {
+		kubeAISource(o, it, address)
+	} else if !strings.HasPrefix(address, "hf://") {
+		it.note("the weights were at %s: this engine loads the repository of Hugging Face that the model's name says here", address)
+	}
+	kubeAIResources(it, spec.text("resourceProfile"))
+	kubeAIReplicas(it, spec)
+	kubeAIAdapters(it, spec.mappings("adapters"))
+	if args := ownArgs(it, spec.list("args")); len(args) > 0 {
+		it.set("args", args)
+	}
+	if env := spec.mapping("env"); len(env) > 0 {
+		it.set("env", map[string]any(env))
+	}
+	kubeAIRouting(it, spec.mapping("loadBalancing"))
+	kubeAIPod(it, spec)
+	for _, field := range byHand {
+		if v := spec.take(field.name); v != nil {
+			it.note("%s %v: %s here", field.name, v, field.todo)
+		}
+	}
+	spec.drop("owner")
+	it.noteRest("", spec)
+	o.models = append(o.models, it)
+}
+
+// kubeAISource sets where the weights are.
+func kubeAISource(o *output, it *item, address string) {
+	address, _, _ = strings.Cut(address, "?")
+	scheme, rest, _ := strings.Cut(address, "://")
+	switch scheme {
+	case "hf", "ollama":
+		it.set("source", flow("name", rest))
+	case "pvc":
+		claim, folder, _ := strings.Cut(rest, "/")
+		registry := flow("name", claim, "kind", "directory", "path", "/"+claim, "claim", claim)
+		o.registries = append(o.registries, registry)
+		if folder == "" {
+			folder = "."
+			it.note("the weights lie at the top of the claim: name their folder or file here")
+		}
+		it.set("source", flow("registry", claim, "name", folder))
+	default:
+		it.note("the weights were at %s: put them into a claim, and name its registry in source here", address)
+	}
+}
+
+// kubeAIResources sets the resources of a profile such as nvidia-gpu-l4:2.
+func kubeAIResources(it *item, profile string) {
+	name, count, _ := strings.Cut(profile, ":")
+	n, err := strconv.ParseFloat(count, 64)
+	switch {
+	case profile == "":
+	case err != nil:
+		it.note("resourceProfile %s: set resources here", profile)
+	case strings.HasPrefix(name, "cpu"):
+		it.set("resources", flow("cpu", n))
+	default:
+		it.set("resources", flow("gpu", n))
+		it.note("resourceProfile %s: choose its nodes by pod or profiles here", name)
+	}
+}
+
+// kubeAIReplicas sets how many replicas there are, and when.
+func kubeAIReplicas(it *item, spec source) {
+	least, _ := spec.number("minReplicas")
+	most, bounded := spec.number("maxReplicas")
+	fixed, isFixed := spec.number("replicas")
+	disabled := spec.flag("autoscalingDisabled")
+	target, hasTarget := spec.number("targetRequests")
+	delay, hasDelay := spec.number("scaleDownDelaySeconds")
+	if disabled && isFixed {
+		least, most, bounded = fixed, fixed, true
+	}
+	if !bounded {
+		most = max(least, 1)
+		it.note("maxReplicas was not set: set replicas.max here")
+	}
+	it.set("replicas", flow("min", int64(least), "max", int64(max(most, 1))))
+	if !hasTarget {
+		target = 100
+	}
+	if most > least && !disabled {
+		it.set("scale", flow("target", flow("running", int64(target))))
+	}
+	if !hasDelay {
+		delay = 30
+	}
+	it.set("cooldown", seconds(max(delay, 1)))
+}
+
+// kubeAIPod sets what a model says of its pods.
+func kubeAIPod(it *item, spec source) {
+	pod := flow()
+	if class := spec.text("priorityClassName"); class != "" {
+		pod.set("priorityClassName", class)
+	}
+	if image := spec.text("image"); image != "" {
+		container := flow("name", "engine", "image", image)
+		pod.set("containers", &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{container.node}})
+	}
+	if len(pod.node.Content) > 0 {
+		it.set("pod", flow("spec", pod))
+	}
+}
+
+// kubeAIAdapters sets the LoRA adapters of a model on vLLM.
+func kubeAIAdapters(it *item, adapters []source) {
+	var names, modules []string
+	for _, a := range adapters {
+		name, address := a.text("name"), a.text("url")
+		names = append(names, name)
+		modules = append(modules, name+"="+strings.TrimPrefix(address, "hf://"))
+		if !strings.HasPrefix(address, "hf://") {
+			it.note("adapter %s at %s: mount it, and write its path into lora_modules here", name, address)
+		}
+	}
+	if len(names) > 0 {
+		it.set("adapters", names)
+		it.set("variables", flow("enable_lora", true, "lora_modules", modules))
+		it.note("clients of KubeAI name an adapter model_adapter; here they name the adapter alone")
+	}
+}
+
+// kubeAIRouting sets which replica gets a request.
+func kubeAIRouting(it *item, s source) {
+	hash := s.mapping("prefixHash")
+	switch s.text("strategy") {
+	case "LeastLoad":
+		it.set("routing", flow("strategy", "least_connections"))
+	case "PrefixHash":
+		routing := flow("strategy", "chwbl")
+		if n, ok := hash.number("meanLoadFactor"); ok {
+			routing.set("load_factor", n/100)
+		}
+		if n, ok := hash.number("replication"); ok {
+			routing.set("virtual_nodes_per_replica", int64(n))
+		}
+		it.set("routing", routing)
+		it.note("PrefixHash is chwbl here; the default, prefix, predicts the first token and is usually better")
+	}
+	hash.drop("prefixCharLength")
+}
+
+// ownArgs returns the arguments that may be passed on: those that Sluice sets itself are left out.
+func ownArgs(it *item, args []string) (left []string) {
+	for i := 0; i < len(args); i++ {
+		name, _, joined := strings.Cut(args[i], "=")
+		switch name {
+		case "--port", "--host", "--served-model-name", "--model", "--api-key":
+			it.note("argument %s: Sluice sets it itself here", name)
+			if !joined && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+				i++
+			}
+			continue
+		}
+		left = append(left, args[i])
+	}
+	return left
+}

@@ -1,0 +1,310 @@
+package migrate
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gateway/sluice/authz"
+)
+
+// compatible are LiteLLM's providers whose servers speak OpenAI's API, with the address of those
+// that have one of their own.
+var compatible = map[string]string{
+	"openai": "https://api.openai.com", "text-completion-openai": "https://api.openai.com",
+	"hosted_vllm": "", "vllm": "", "custom_openai": "", "openai_like": "", "llamafile": "", "lm_studio": "",
+	"xinference": "", "litellm_proxy": "", "infinity": "", "docker_model_runner": "",
+	"ollama": "http://127.0.0.1:11434", "ollama_chat": "http://127.0.0.1:11434",
+	"groq": "https://api.groq.com/openai", "together_ai": "https://api.together.xyz", "deepseek": "https://api.deepseek.com",
+	"mistral": "https://api.mistral.ai", "openrouter": "https://openrouter.ai/api", "fireworks_ai": "https://api.fireworks.ai/inference",
+	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai", "deepinfra": "https://api.deepinfra.com/v1/openai",
+	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
+}
+
+// noKey are values that stand for no key.
+var noKey = []string{"", "none", "empty", "not-needed", "fake-key", "dummy", "sk-no-key-required", "no-key"}
+
+// environmentReference is how LiteLLM names an environment variable.
+const environmentReference = "os.environ/"
+
+// convertLiteLLM converts a config.yaml of LiteLLM.
+func convertLiteLLM(o *output, file source) {
+	groups := newLiteLLMGroups(o)
+	for _, deployment := range file.mappings("model_list") {
+		groups.add(deployment)
+	}
+	router, settings := file.mapping("router_settings"), file.mapping("litellm_settings")
+	groups.alias(router.take("model_group_alias"))
+	groups.alias(settings.take("model_alias_map"))
+	groups.finish()
+	liteLLMRouter(o, router)
+	liteLLMKeys(o, file.mapping("general_settings"))
+	settings.drop("drop_params", "set_verbose", "json_logs", "num_retries", "telemetry")
+	if timeout, ok := settings.number("request_timeout"); ok {
+		o.note("litellm_settings.request_timeout %v: set stream.max_duration of each model here", timeout)
+	}
+	for _, s := range []source{router, settings} {
+		for _, key := range []string{"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "default_fallbacks"} {
+			if v := s.take(key); v != nil {
+				o.note("%s %v: a request goes to other replicas of its model here, and to other models only by a pool", key, v)
+			}
+		}
+	}
+	o.noteRest("litellm_settings.", settings)
+	o.noteRest("router_settings.", router)
+	if len(file.mapping("environment_variables")) > 0 {
+		o.note("environment_variables: set them in the environment of Sluice here")
+	}
+	o.noteRest("", file)
+}
+
+// liteLLMGroups collects the deployments of each model name.
+type liteLLMGroups struct {
+	out    *output
+	names  []string
+	models map[string]*liteLLMModel
+}
+
+// liteLLMModel is a model with the servers that serve it.
+type liteLLMModel struct {
+	item      *item
+	upstreams []*item
+	aliases   []string
+	task      string
+	tokens    float64
+	parallel  float64
+}
+
+func newLiteLLMGroups(o *output) *liteLLMGroups {
+	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}}
+}
+
+// add adds one entry of model_list.
+func (g *liteLLMGroups) add(deployment source) {
+	name := deployment.text("model_name")
+	p := deployment.mapping("litellm_params")
+	provider, served, found := strings.Cut(p.text("model"), "/")
+	if !found {
+		provider, served = "openai", provider
+	}
+	if custom := p.text("custom_llm_provider"); custom != "" {
+		provider = custom
+	}
+	base, known := compatible[provider]
+	if own := p.text("api_base"); own != "" {
+		base = own
+	}
+	if own := p.text("base_url"); own != "" {
+		base = own
+	}
+	if !known || base == "" {
+		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
+		return
+	}
+	upstream, warning := liteLLMUpstream(name, base, provider, p)
+	if strings.Contains(name, "*") {
+		if warning != "" {
+			upstream.note("%s", warning)
+		}
+		upstream.note("%s: Sluice finds the models of this server by itself here", name)
+		g.out.upstreams = append(g.out.upstreams, upstream)
+		return
+	}
+	m := g.model(name)
+	if warning != "" {
+		m.item.note("%s", warning)
+	}
+	if served != name && served != "" {
+		upstream.set("model", served)
+	}
+	m.upstreams = append(m.upstreams, upstream)
+	m.describe(p, deployment.mapping("model_info"))
+}
+
+// model returns the model of this name.
+func (g *liteLLMGroups) model(name string) *liteLLMModel {
+	m := g.models[name]
+	if m == nil {
+		m = &liteLLMModel{item: newItem()}
+		valid, changed := validName(name)
+		if changed {
+			m.item.note("the name was %q, which cannot be a name here", name)
+		}
+		m.item.set("name", valid)
+		g.models[name], g.names = m, append(g.names, name)
+	}
+	return m
+}
+
+// tasksOfModes are the tasks of model_info.mode.
+var tasksOfModes = map[string]string{"chat": "text-generation", "completion": "text-generation", "responses": "text-generation", "embedding": "embedding",
+	"rerank": "rerank", "audio_transcription": "transcription"}
+
+// describe takes over what a deployment says beside its address.
+func (m *liteLLMModel) describe(p, info source) {
+	if mode := info.text("mode"); mode != "" {
+		if m.task = tasksOfModes[mode]; m.task == "" {
+			m.item.note("mode %s: no task here", mode)
+		}
+	}
+	if n, ok := p.number("tpm"); ok {
+		m.tokens += n
+	}
+	if n, ok := p.number("max_parallel_requests"); ok {
+		m.parallel += n
+	}
+	if v := p.text("rpm"); v != "" {
+		m.item.note("rpm %s: requests are limited per tenant here, by limits.requests_per_minute", v)
+	}
+	for _, key := range []string{"weight", "order"} {
+		if v := p.text(key); v != "" {
+			m.item.note("%s %s of a deployment: no counterpart here, requests go where the first token is soonest", key, v)
+		}
+	}
+	for _, key := range []string{"timeout", "stream_timeout"} {
+		if v := p.text(key); v != "" {
+			m.item.note("%s %s: see stream.max_duration, ttft_timeout and stall_timeout here", key, v)
+		}
+	}
+	info.drop("id", "base_model", "supports_vision", "supports_function_calling", "max_tokens", "max_input_tokens", "max_output_tokens", "db_model")
+	m.item.noteRest("litellm_params.", p)
+	m.item.noteRest("model_info.", info)
+}
+
+// alias takes over a mapping of aliases to model names.
+func (g *liteLLMGroups) alias(aliases any) {
+	all, _ := aliases.(map[string]any)
+	for _, alias := range source(all).rest() {
+		target := fmt.Sprint(all[alias])
+		if group, ok := all[alias].(map[string]any); ok {
+			target = fmt.Sprint(group["model"])
+		}
+		if m := g.models[target]; m != nil {
+			m.aliases = append(m.aliases, alias)
+		} else {
+			g.out.note("alias %s of %s: that model is not in the file here", alias, target)
+		}
+	}
+}
+
+// finish writes the models.
+func (g *liteLLMGroups) finish() {
+	for _, name := range g.names {
+		m := g.models[name]
+		if len(m.aliases) > 0 {
+			m.item.set("aliases", m.aliases)
+		}
+		if m.task != "" {
+			m.item.set("task", m.task)
+		}
+		m.item.set("launcher", "upstream")
+		list := &yaml.Node{Kind: yaml.SequenceNode}
+		for _, u := range m.upstreams {
+			list.Content = append(list.Content, u.node)
+		}
+		m.item.set("upstreams", list)
+		limits := flow()
+		if m.tokens > 0 {
+			limits.set("max_tokens_per_minute", int64(m.tokens))
+		}
+		if m.parallel > 0 {
+			limits.set("max_concurrent_requests", int64(m.parallel))
+		}
+		if len(limits.node.Content) > 0 {
+			m.item.set("admission", limits)
+		}
+		g.out.models = append(g.out.models, m.item)
+	}
+}
+
+// liteLLMUpstream returns a server. warning says what has to be done by hand for it.
+func liteLLMUpstream(name, base, provider string, p source) (upstream *item, warning string) {
+	upstream = newItem()
+	address, from := liteLLMValue(base)
+	if from != "" {
+		warning = "the address was in $" + from + ": write it here"
+		address = "http://" + strings.ToLower(strings.ReplaceAll(from, "_", "-")) + ":8000"
+	}
+	address = strings.TrimSuffix(strings.TrimSuffix(address, "/"), "/v1")
+	if provider == "ollama" || provider == "ollama_chat" {
+		address = strings.TrimSuffix(address, "/api")
+	}
+	upstream.set("url", address)
+	key, variable := liteLLMValue(p.text("api_key"))
+	switch {
+	case variable != "":
+		upstream.set("api_key_env", variable)
+	case !slices.Contains(noKey, strings.ToLower(key)):
+		variable = variableName(name) + "_API_KEY"
+		upstream.set("api_key_env", variable)
+		warning = "the key was in the file: put it into $" + variable + " here"
+	}
+	if headers := p.mapping("extra_headers"); len(headers) > 0 {
+		upstream.set("headers", map[string]any(headers))
+	}
+	return upstream, warning
+}
+
+// liteLLMValue returns a value of LiteLLM, or the name of the environment variable that has it.
+func liteLLMValue(v string) (value, variable string) {
+	if name, ok := strings.CutPrefix(v, environmentReference); ok {
+		return "", name
+	}
+	return v, ""
+}
+
+// variableName returns the name of an environment variable for a model.
+func variableName(model string) string {
+	return strings.Trim(strings.ToUpper(regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(model, "_")), "_")
+}
+
+// liteLLMRouter takes over router_settings.
+func liteLLMRouter(o *output, router source) {
+	if strategy := router.text("routing_strategy"); strategy != "" {
+		o.note("routing_strategy %s: the default here is prefix, which keeps conversations with their cache; routing.strategy of a model has others", strategy)
+	}
+	router.drop("num_retries", "retry_after", "allowed_fails", "cooldown_time", "enable_pre_call_checks")
+	if timeout, ok := router.number("timeout"); ok {
+		o.note("router_settings.timeout %v: set stream.max_duration of each model here", timeout)
+	}
+	host, fromHost := liteLLMValue(router.text("redis_host"))
+	port, fromPort := liteLLMValue(router.text("redis_port"))
+	password, fromPassword := liteLLMValue(router.text("redis_password"))
+	switch {
+	case host == "" && fromHost == "":
+	case fromHost+fromPort+fromPassword != "" || password != "":
+		o.note("redis_host, redis_port, redis_password: write redis: redis://user:password@host:6379/0 here")
+	default:
+		if port == "" {
+			port = "6379"
+		}
+		o.settings.set("redis", "redis://"+host+":"+port+"/0")
+	}
+}
+
+// liteLLMKeys takes over the key of general_settings.
+func liteLLMKeys(o *output, general source) {
+	key, variable := liteLLMValue(general.text("master_key"))
+	tenant := newItem()
+	switch {
+	case variable != "":
+		o.note("the master key was in $%s: make a key by sluice keys new --tenant main here, and write its hash under tenants", variable)
+		o.settings.set("auth", flow("mode", "keys"))
+	case key != "":
+		tenant.note("the hash of the master key, so that it stays valid; give each caller a key of its own here")
+		tenant.set("name", "main")
+		tenant.set("keys", []string{authz.HashKey(key)})
+		o.tenants = append(o.tenants, tenant)
+	default:
+		o.note("no master_key: Sluice listens on loopback only until tenants have keys here")
+		o.settings.set("listen", "127.0.0.1:8080")
+		o.settings.set("auth", flow("mode", "none"))
+	}
+	if general.text("database_url") != "" || general.flag("store_model_in_db") {
+		o.note("database_url: keys, teams and models that are only in the database are not in this file here")
+	}
+	o.noteRest("general_settings.", general)
+}

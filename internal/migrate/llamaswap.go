@@ -1,0 +1,362 @@
+package migrate
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gateway/sluice/authz"
+)
+
+const (
+	// llamaSwapTimeout is llama-swap's default of healthCheckTimeout.
+	llamaSwapTimeout = 120
+	// maxCommand bounds a command while macros are replaced in it, in bytes.
+	maxCommand = 1 << 20
+	// forever is the cooldown of a model that is never stopped for want of requests.
+	forever = "8760h"
+)
+
+// llamaSwap converts one config.yaml of llama-swap.
+type llamaSwap struct {
+	out     *output
+	macros  map[string]string
+	timeout float64
+	ttl     float64
+	preload []string
+	// folders are the registries by their path.
+	folders map[string]string
+}
+
+// convertLlamaSwap converts a config.yaml of llama-swap.
+func convertLlamaSwap(o *output, file source) {
+	c := &llamaSwap{out: o, macros: macrosOf(file.mapping("macros")), timeout: llamaSwapTimeout, folders: map[string]string{}}
+	if n, ok := file.number("healthCheckTimeout"); ok {
+		c.timeout = n
+	}
+	c.ttl, _ = file.number("globalTTL")
+	hooks := file.mapping("hooks")
+	startup := hooks.mapping("on_startup")
+	c.preload = startup.list("preload")
+	models := file.mapping("models")
+	for _, name := range models.rest() {
+		c.model(name, models.mapping(name))
+	}
+	c.peers(file.mapping("peers"))
+	c.selectors(file.mapping("selectors"))
+	c.keys(file.list("apiKeys"))
+	if len(file.mapping("groups"))+len(file.mapping("routing")) > 0 || len(o.models) > 1 {
+		o.note("llama-swap runs one model, or one group, at a time. Models run side by side here, and an idle one makes room (evict: idle) " +
+			"if resources say what each needs: set resources.memory or resources.gpu of each model here")
+	}
+	file.drop("startPort", "logLevel", "logTimeFormat", "logToStdout", "metricsMaxInMemory", "captureBuffer", "ui", "performance", "sendLoadingState",
+		"includeAliasesInList", "unloadTimeout")
+	o.noteRest("hooks.", hooks)
+	o.noteRest("", file)
+}
+
+// macrosOf returns macros by name.
+func macrosOf(s source) map[string]string {
+	macros := map[string]string{}
+	for _, name := range s.rest() {
+		macros[name] = s.text(name)
+	}
+	return macros
+}
+
+var reference = regexp.MustCompile(`\$\{[^}]+\}`)
+
+// expand replaces the macros in a text, those of the model before the global ones. Unknown macros
+// stay.
+func (c *llamaSwap) expand(text, model string, own map[string]string) string {
+	for range 8 { // a macro may use others
+		next := reference.ReplaceAllStringFunc(text, func(r string) string {
+			name := r[2 : len(r)-1]
+			switch {
+			case name == "PORT":
+				return "{{.Port}}"
+			case name == "MODEL_ID":
+				return model
+			case own[name] != "":
+				return own[name]
+			case c.macros[name] != "":
+				return c.macros[name]
+			}
+			if variable, ok := strings.CutPrefix(name, "env."); ok && os.Getenv(variable) != "" {
+				return os.Getenv(variable)
+			}
+			return r
+		})
+		if next == text || len(next) > maxCommand {
+			break
+		}
+		text = next
+	}
+	return text
+}
+
+// model converts one model.
+func (c *llamaSwap) model(name string, s source) {
+	it := newItem()
+	valid, changed := validName(name)
+	if changed {
+		it.note("the name was %q, which cannot be a name here", name)
+	}
+	it.set("name", valid)
+	if aliases := s.list("aliases"); len(aliases) > 0 {
+		it.set("aliases", aliases)
+	}
+	own := macrosOf(s.mapping("macros"))
+	command := splitWords(c.expand(s.text("cmd"), name, own))
+	proxy := c.expand(s.text("proxy"), name, own)
+	check := s.text("checkEndpoint")
+	if len(command) == 0 {
+		it.note("cmd is missing: write here how the model is started")
+	}
+	command = withPort(command, proxy)
+	if left := reference.FindString(strings.Join(command, " ")); left != "" {
+		it.note("%s has no value: write it here", left)
+	}
+	if isLlamaServer(command) && (check == "" || check == "/health") {
+		c.builtIn(it, command)
+	} else {
+		c.ownEngine(it, valid, command, check)
+	}
+	c.lifetime(it, name, s)
+	if env := environmentOf(s.list("env")); len(env) > 0 {
+		it.set("env", env)
+	}
+	if n, ok := s.number("concurrencyLimit"); ok && n > 0 {
+		it.set("admission", flow("max_per_replica", int64(n)))
+	}
+	if served := s.text("useModelName"); served != "" {
+		it.note("useModelName %s: the engine is asked by %s here; let it know that name", served, valid)
+	}
+	if stop := s.text("cmdStop"); stop != "" {
+		it.note("cmdStop %s: replicas are ended by SIGTERM here", stop)
+	}
+	s.drop("name", "description", "metadata", "sendLoadingState", "unloadTimeout", "unlisted")
+	it.noteRest("", s)
+	c.out.models = append(c.out.models, it)
+}
+
+// lifetime sets when replicas are started and stopped.
+func (c *llamaSwap) lifetime(it *item, name string, s source) {
+	least := 0
+	if slices.Contains(c.preload, name) {
+		least = 1
+	}
+	it.set("replicas", flow("min", least, "max", 1))
+	it.set("evict", "idle")
+	ttl, ok := s.number("ttl")
+	if !ok {
+		ttl = c.ttl
+	}
+	if ttl > 0 {
+		it.set("cooldown", seconds(ttl))
+	} else {
+		it.set("cooldown", forever)
+	}
+	it.set("cold_start", flow("wait", seconds(c.timeout), "load_timeout", seconds(c.timeout)))
+}
+
+func seconds(n float64) string { return (time.Duration(n) * time.Second).String() }
+
+// environmentOf returns the variables of a list of NAME=VALUE.
+func environmentOf(list []string) map[string]string {
+	env := map[string]string{}
+	for _, entry := range list {
+		if name, value, ok := strings.Cut(entry, "="); ok {
+			env[name] = value
+		}
+	}
+	return env
+}
+
+// withPort replaces a fixed port by the one that Sluice chooses, if the command has none.
+func withPort(command []string, proxy string) []string {
+	if slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, "{{.Port}}") }) {
+		return command
+	}
+	u, err := url.Parse(proxy)
+	if err != nil || u.Port() == "" {
+		return command
+	}
+	for i, word := range command {
+		if name, value, ok := strings.Cut(word, "="); ok && value == u.Port() {
+			command[i] = name + "={{.Port}}"
+		} else if rest, ok := strings.CutPrefix(word, u.Port()); ok && (rest == "" || strings.HasPrefix(rest, ":")) {
+			command[i] = "{{.Port}}" + rest
+		}
+	}
+	return command
+}
+
+func isLlamaServer(command []string) bool {
+	return len(command) > 0 && path.Base(command[0]) == "llama-server" && modelOf(command) != ""
+}
+
+// modelOf returns what a command of llama-server loads.
+func modelOf(command []string) string {
+	for i, word := range command {
+		name, value, joined := strings.Cut(word, "=")
+		if slices.Contains([]string{"-m", "--model", "-hf", "-hfr", "--hf-repo"}, name) {
+			if joined {
+				return value
+			}
+			if i+1 < len(command) {
+				return command[i+1]
+			}
+		}
+	}
+	return ""
+}
+
+// builtIn uses the built-in engine llama-cpp for a command of llama-server.
+func (c *llamaSwap) builtIn(it *item, command []string) {
+	task, args := "text-generation", []string(nil)
+	for i := 1; i < len(command); i++ {
+		name, value, joined := strings.Cut(command[i], "=")
+		next := func() string {
+			if joined {
+				return value
+			}
+			if i++; i < len(command) {
+				return command[i]
+			}
+			return ""
+		}
+		switch name {
+		case "-m", "--model":
+			c.file(it, next())
+		case "-hf", "-hfr", "--hf-repo":
+			it.set("source", flow("name", next()))
+		case "--port", "--host", "-a", "--alias":
+			next()
+		case "--metrics", "--slots":
+		case "--embedding", "--embeddings":
+			task = "embedding"
+		case "--rerank", "--reranking":
+			task = "rerank"
+		default:
+			args = append(args, command[i])
+		}
+	}
+	it.set("task", task)
+	it.set("engine", "llama-cpp")
+	if program := command[0]; program != "llama-server" {
+		it.note("the program was %s: put its folder into $PATH here", program)
+	}
+	if len(args) > 0 {
+		it.set("args", args)
+	}
+}
+
+// file names a file of weights by its folder, which becomes a registry.
+func (c *llamaSwap) file(it *item, file string) {
+	folder := path.Dir(file)
+	name, known := c.folders[folder]
+	if !known {
+		name = fmt.Sprintf("folder-%d", len(c.folders)+1)
+		c.folders[folder] = name
+		registry := flow("name", name, "kind", "directory", "path", folder)
+		c.out.registries = append(c.out.registries, registry)
+	}
+	it.set("source", flow("registry", name, "name", path.Base(file)))
+}
+
+// ownEngine makes an engine of a command.
+func (c *llamaSwap) ownEngine(it *item, name string, command []string, check string) {
+	engine := newItem()
+	engine.set("name", name)
+	version := newItem()
+	version.set("version", "1")
+	version.set("tasks", []string{"text-generation"})
+	version.set("command", command)
+	switch check {
+	case "none":
+	case "":
+		version.set("ready", flow("path", "/health"))
+	default:
+		version.set("ready", flow("path", check))
+	}
+	engine.set("versions", &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{version.node}})
+	c.out.engines = append(c.out.engines, engine)
+	it.set("task", "text-generation")
+	it.set("engine", name)
+	it.note("the task is a guess: correct it and that of its engine here, and set slots of the engine")
+}
+
+// peers converts the servers that llama-swap passes requests on to.
+func (c *llamaSwap) peers(s source) {
+	for _, name := range s.rest() {
+		peer := s.mapping(name)
+		address, key := strings.TrimSuffix(strings.TrimSuffix(peer.text("proxy"), "/"), "/v1"), peer.text("apiKey")
+		for _, model := range peer.list("models") {
+			it := newItem()
+			valid, _ := validName(model)
+			it.set("name", valid)
+			it.set("launcher", "upstream")
+			upstream := flow("url", address)
+			if valid != model {
+				upstream.set("model", model)
+			}
+			if variable, ok := strings.CutPrefix(strings.TrimSuffix(key, "}"), "${env."); ok {
+				upstream.set("api_key_env", variable)
+			} else if key != "" {
+				upstream.set("api_key_env", variableName(name)+"_API_KEY")
+				it.note("the key was in the file: put it into $%s_API_KEY here", variableName(name))
+			}
+			it.set("upstreams", &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{upstream.node}})
+			c.out.models = append(c.out.models, it)
+		}
+		c.out.noteRest("peers."+name+".", peer)
+	}
+}
+
+// selectors converts names that stand for one of several models to pools.
+func (c *llamaSwap) selectors(s source) {
+	for _, name := range s.rest() {
+		selector := s.mapping(name)
+		pool := newItem()
+		valid, _ := validName(name)
+		pool.set("name", valid)
+		pool.set("models", selector.list("targets"))
+		if strategy := selector.text("strategy"); strategy != "" {
+			pool.note("strategy %s: a request of a pool goes to the model that is free first here", strategy)
+		}
+		c.out.pools = append(c.out.pools, pool)
+	}
+}
+
+// keys converts the API keys to those of one tenant.
+func (c *llamaSwap) keys(keys []string) {
+	if len(keys) == 0 {
+		c.out.note("no apiKeys: Sluice listens on loopback only until tenants have keys here")
+		c.out.settings.set("listen", "127.0.0.1:8080")
+		c.out.settings.set("auth", flow("mode", "none"))
+		return
+	}
+	tenant := newItem()
+	tenant.set("name", "main")
+	var hashes []string
+	for _, key := range keys {
+		expanded := c.expand(key, "", nil)
+		if reference.MatchString(expanded) {
+			tenant.note("the key %s is not set in this environment: add its hash here", key)
+			continue
+		}
+		hashes = append(hashes, authz.HashKey(expanded))
+	}
+	if len(hashes) > 0 {
+		tenant.set("keys", hashes)
+	}
+	c.out.tenants = append(c.out.tenants, tenant)
+}

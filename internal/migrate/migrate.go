@@ -1,0 +1,128 @@
+// Package migrate turns the configuration of another gateway into a file of Sluice: the config.yaml
+// of LiteLLM or of llama-swap, or the Model objects of KubeAI. The command sluice import prints it.
+//
+// Nothing is lost in silence. A field without a counterpart becomes a comment at the place where it
+// belongs. The result is a beginning: sluice check tells what it lacks on this machine.
+package migrate
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Kind is the gateway that a configuration is for.
+type Kind string
+
+// The kinds.
+const (
+	LiteLLM   Kind = "litellm"
+	LlamaSwap Kind = "llama-swap"
+	KubeAI    Kind = "kubeai"
+)
+
+// Kinds returns all kinds.
+func Kinds() []Kind { return []Kind{LiteLLM, LlamaSwap, KubeAI} }
+
+// ErrUnknownKind means that a file looks like none of the known configurations.
+var ErrUnknownKind = errors.New("the file is no configuration of LiteLLM, llama-swap or KubeAI, as far as its fields tell")
+
+// File is a file of Sluice in the making.
+type File struct {
+	// Text is the file. It is YAML.
+	Text string
+	// Open is the number of comments about what has no counterpart or has to be done by hand.
+	Open int
+}
+
+// Convert converts the text of a configuration. An empty kind is found out by the fields of the
+// file. The error says where the text is not valid YAML, that its kind is not known, or that it has
+// no model.
+func Convert(kind Kind, text []byte) (File, error) {
+	documents, err := read(text)
+	if err != nil {
+		return File{}, err
+	}
+	if kind == "" {
+		if kind, err = detect(documents); err != nil {
+			return File{}, err
+		}
+	}
+	out := newOutput()
+	switch kind {
+	case LiteLLM:
+		convertLiteLLM(out, documents[0])
+	case LlamaSwap:
+		convertLlamaSwap(out, documents[0])
+	case KubeAI:
+		convertKubeAI(out, documents)
+	default:
+		return File{}, fmt.Errorf("unknown kind %q: use one of %v", kind, Kinds())
+	}
+	if out.isEmpty() {
+		return File{}, fmt.Errorf("the file has no model as %s names them", kind)
+	}
+	return out.file(kind)
+}
+
+// read returns the mappings of all documents of a YAML text.
+func read(text []byte) ([]source, error) {
+	var documents []source
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	for {
+		var values map[string]any
+		err := decoder.Decode(&values)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		}
+		if len(values) > 0 {
+			documents = append(documents, source(values))
+		}
+	}
+	if len(documents) == 0 {
+		return nil, errors.New("the file is empty")
+	}
+	return documents, nil
+}
+
+// detect finds the kind by fields that only one kind has.
+func detect(documents []source) (Kind, error) {
+	if slices.ContainsFunc(documents, isKubeAIModel) || slices.ContainsFunc(documents, isList) {
+		return KubeAI, nil
+	}
+	first := documents[0]
+	if _, ok := first["model_list"].([]any); ok {
+		return LiteLLM, nil
+	}
+	if _, ok := first["models"].(map[string]any); ok {
+		return LlamaSwap, nil
+	}
+	return "", ErrUnknownKind
+}
+
+// validName returns name in a form that Sluice accepts, and whether it had to be changed.
+func validName(name string) (valid string, changed bool) {
+	if engines.ValidName(name) {
+		return name, false
+	}
+	valid = strings.Trim(strings.Map(func(r rune) rune {
+		if engines.ValidName(string(r)) || strings.ContainsRune("._:/-", r) {
+			return r
+		}
+		return '-'
+	}, name), "._:/-")
+	if !engines.ValidName(valid) {
+		valid = "model"
+	}
+	return valid, true
+}

@@ -1,0 +1,108 @@
+package migrate_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/migrate"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+var update = flag.Bool("update", false, "write the files *.golden in testdata")
+
+// input returns a configuration in testdata. FOLDER in it stands for folder.
+func input(t *testing.T, name, folder string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(strings.ReplaceAll(string(text), "FOLDER", folder))
+}
+
+// TestImport: each configuration becomes a file that Sluice accepts, with a comment for all that
+// has no counterpart.
+func TestImport(t *testing.T) {
+	t.Setenv("OPENAI_API_KEY", "x")
+	t.Setenv("LLAMA_70B_API_KEY", "x")
+	folder := t.TempDir()
+	for _, name := range []string{"coder.gguf", "embed.gguf"} {
+		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range migrate.Kinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			file, err := migrate.Convert("", input(t, string(kind), folder))
+			if err != nil {
+				t.Fatal(err)
+			}
+			testutil.Golden(t, filepath.Join("testdata", string(kind)+".golden"), strings.ReplaceAll(file.Text, folder, "FOLDER"), *update)
+			if _, err := config.Parse("testdata/f", []byte(file.Text)); err != nil {
+				t.Errorf("Sluice refuses it: %v", err)
+			}
+			if n := strings.Count(file.Text, " here"); file.Open == 0 || n < file.Open {
+				t.Errorf("%d comments of %d are in the text", n, file.Open)
+			}
+		})
+	}
+}
+
+func TestSplitWords(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]string{
+		"":                           nil,
+		"a  b\tc\n":                  {"a", "b", "c"},
+		"a 'b c' \"d 'e'\" f\\ g":    {"a", "b c", "d 'e'", "f g"},
+		"a \\\n  b\n# no\n  # no\nc": {"a", "b", "c"},
+		`--json '{"a": "\n"}' ''`:    {"--json", `{"a": "\n"}`, ""},
+		`x="y z"`:                    {"x=y z"},
+	} {
+		if diff := cmp.Diff(want, migrate.SplitWords(text)); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+func TestWhatCannotBeImported(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		kind        migrate.Kind
+		text, fault string
+	}{
+		"empty":          {"", "", "the file is empty"},
+		"no YAML":        {"", "a: b: c", "not valid YAML: mapping values are not allowed in this context"},
+		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
+		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},
+		"no models":      {"", "model_list: []", "the file has no model as litellm names them"},
+		"a wrong kind":   {migrate.KubeAI, "model_list: []", "the file has no model as kubeai names them"},
+		"no kind":        {"nginx", "model_list: []", `unknown kind "nginx": use one of [litellm llama-swap kubeai]`},
+	} {
+		_, err := migrate.Convert(tt.kind, []byte(tt.text))
+		if err == nil || !strings.Contains(err.Error(), tt.fault) {
+			t.Errorf("%s: %v, want %q", name, err, tt.fault)
+		}
+	}
+}
+
+// FuzzConvert: no text makes Convert panic.
+func FuzzConvert(f *testing.F) {
+	for _, kind := range migrate.Kinds() {
+		text, err := os.ReadFile(filepath.Join("testdata", string(kind)+".yaml"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, kind := range append(migrate.Kinds(), "") {
+			_, _ = migrate.Convert(kind, text)
+		}
+	})
+}

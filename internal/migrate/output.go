@@ -1,0 +1,123 @@
+package migrate
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// output is the file that is written: settings at the top, then the lists.
+type output struct {
+	settings                                    *item
+	registries, engines, tenants, models, pools []*item
+	upstreams                                   []*item
+	notes                                       []string
+}
+
+func newOutput() *output { return &output{settings: newItem()} }
+
+// note adds a comment to the head of the file.
+func (o *output) note(format string, args ...any) {
+	o.notes = append(o.notes, fmt.Sprintf(format, args...))
+}
+
+// noteRest notes the fields of a mapping that are left.
+func (o *output) noteRest(where string, s source) {
+	for _, key := range s.rest() {
+		o.note("%s%s: no counterpart here", where, key)
+	}
+}
+
+func (o *output) isEmpty() bool { return len(o.models)+len(o.upstreams) == 0 }
+
+// file returns the finished file.
+func (o *output) file(kind Kind) (File, error) {
+	root := o.settings
+	open := len(o.notes)
+	for _, list := range []struct {
+		key   string
+		items []*item
+	}{{"registries", o.registries}, {"engines", o.engines}, {"tenants", o.tenants}, {"models", o.models}, {"pools", o.pools}, {"upstreams", o.upstreams}} {
+		if len(list.items) == 0 {
+			continue
+		}
+		sequence := &yaml.Node{Kind: yaml.SequenceNode}
+		for _, item := range list.items {
+			open += len(item.notes)
+			item.node.HeadComment = strings.Join(item.notes, "\n")
+			sequence.Content = append(sequence.Content, item.node)
+		}
+		root.set(list.key, sequence)
+	}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "# Made by sluice import from a configuration of %s. Comments with \"here\" name what has to be done by hand.\n", kind)
+	for _, note := range o.notes {
+		fmt.Fprintf(&text, "# %s\n", strings.ReplaceAll(note, "\n", " "))
+	}
+	text.WriteByte('\n')
+	encoder := yaml.NewEncoder(&text)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(root.node); err != nil {
+		return File{}, err
+	}
+	return File{Text: text.String(), Open: open}, nil
+}
+
+// item is a mapping of the file, with comments above it.
+type item struct {
+	node  *yaml.Node
+	notes []string
+}
+
+func newItem() *item { return &item{node: &yaml.Node{Kind: yaml.MappingNode}} }
+
+// note adds a comment above the mapping.
+func (i *item) note(format string, args ...any) {
+	i.notes = append(i.notes, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
+}
+
+// noteRest notes the fields of a mapping that are left.
+func (i *item) noteRest(where string, s source) {
+	for _, key := range s.rest() {
+		i.note("%s%s: no counterpart here", where, key)
+	}
+}
+
+// set adds a field. value is a *yaml.Node or *item, or what yaml can encode. Short lists and
+// mappings are written on one line.
+func (i *item) set(key string, value any) {
+	node, ok := value.(*yaml.Node)
+	if it, isItem := value.(*item); isItem {
+		node, ok = it.node, true
+	}
+	if !ok {
+		node = new(yaml.Node)
+		_ = node.Encode(value) // texts, numbers, and lists and maps of them: they always encode
+		if node.Kind != yaml.ScalarNode {
+			node.Style = yaml.FlowStyle
+		}
+	}
+	i.node.Content = append(i.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key}, node)
+}
+
+// get returns the value of a field, or nil.
+func (i *item) get(key string) *yaml.Node {
+	for k := 0; k+1 < len(i.node.Content); k += 2 {
+		if i.node.Content[k].Value == key {
+			return i.node.Content[k+1]
+		}
+	}
+	return nil
+}
+
+// flow returns a mapping on one line.
+func flow(pairs ...any) *item {
+	it := newItem()
+	for k := 0; k+1 < len(pairs); k += 2 {
+		it.set(pairs[k].(string), pairs[k+1])
+	}
+	it.node.Style = yaml.FlowStyle
+	return it
+}
