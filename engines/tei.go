@@ -52,8 +52,7 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 }
 
 func teiMetrics() Metrics {
-	const slots = "/info#max_concurrent_requests"
-	return Metrics{Path: "/metrics", Waiting: "te_queue_size", Slots: slots, Sign: slots}
+	return Metrics{Path: "/metrics", Waiting: "te_queue_size", Slots: "/info#max_concurrent_requests", Sign: "/info#model_type"}
 }
 
 func teiVariables() map[string]any {

@@ -27,6 +27,7 @@ func TestU1_ServersWithoutMetricsTellTheirSlots(t *testing.T) {
 		"SGLang, silent": {map[string]string{"/get_server_info": `{"internal_states":[{"last_gen_throughput":1.5}]}`}, "sglang", 0, 128},
 		"Ollama":         {map[string]string{"/api/version": `{"version":"0.12.6"}`}, "ollama", 0, 1},
 		"null":           {map[string]string{"/api/version": `{"version":null}`, "/props": `{"total_slots":null}`}, "", 0, 0},
+		"TGI":            {map[string]string{"/info": `{"model_id":"x","model_pipeline_tag":"text-generation","max_concurrent_requests":128}`}, "", 0, 0},
 		"another":        {map[string]string{"/info": `{"name":"x"}`, "/props": `[]`, "/metrics": "nginx_up 1\n"}, "", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -21,8 +21,9 @@ import (
 type checkResult struct {
 	startedAt time.Time
 	address   netip.AddrPort
-	list      modelList
-	err       error
+	// list is the server's list of models; nil means that the check has not found it out.
+	list *modelList
+	err  error
 	// inconclusive is true if err does not prove that the server is down: it may have been too busy
 	// to answer in time, or its name could not be resolved.
 	inconclusive bool
@@ -34,7 +35,10 @@ type modelList struct {
 	// listed are the names of all items, sorted.
 	listed  []string
 	refused RefusedNames
-	// closeDelimited says that the server has ended the response by closing its connection.
+	// absent says that the server has no list of models. names are then those that it told of
+	// elsewhere.
+	absent bool
+	// closeDelimited says that the server has ended a response by closing its connection.
 	closeDelimited bool
 }
 
@@ -44,55 +48,115 @@ const (
 	maxModels    = 1000
 )
 
-// modelClient fetches the list of models from one server.
-type modelClient struct {
+// question is what one check asks a server.
+type question struct {
 	*http.Client
 	base      string
 	transport *engines.Transport
+	// healthPath is the path of the server's probe. It is empty if the configuration names none.
+	healthPath string
+	// discover says that the server's own models are to be served.
+	discover bool
 }
 
-// check resolves the server's host name and fetches its models.
-func (l *Launcher) check(ctx context.Context, c modelClient) checkResult {
+// check resolves the server's host name, and finds out whether the server is alive and which models
+// it has.
+func (l *Launcher) check(ctx context.Context, q question) checkResult {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	s := checkResult{startedAt: time.Now()}
-	if s.address, s.err = resolve(ctx, c.base); s.err != nil {
+	if s.address, s.err = resolve(ctx, q.base); s.err != nil {
 		s.inconclusive = true // The name server may be the cause.
 		return s
 	}
-	s.list, s.err = c.fetchModels(ctx, baseURL(c.base)+"/v1/models")
-	var status *notFound
-	if errors.As(s.err, &status) {
-		s.list, s.err = c.fetchModels(ctx, baseURL(c.base)+"/models")
-	}
+	s.list, s.err = q.ask(ctx)
 	s.inconclusive = errors.Is(s.err, errTimeout)
 	return s
 }
 
-// notFound is the error of a server that does not know the path.
-type notFound struct{ code int }
+// ask finds out whether the server is alive and which models it has. The list shows both, unless
+// the configuration names a probe.
+func (q question) ask(ctx context.Context) (*modelList, error) {
+	if q.healthPath != "" {
+		if _, err := q.probe(ctx, q.healthPath); err != nil {
+			return nil, err
+		}
+	}
+	list, err := q.fetchList(ctx)
+	switch {
+	case err == nil:
+		return &list, nil
+	case isNotFound(err):
+		return q.askWithoutList(ctx)
+	case q.healthPath != "":
+		return nil, nil // The probe has succeeded, and a list may come the next time.
+	}
+	return nil, err
+}
 
-func (e *notFound) Error() string { return statusError(e.code).Error() }
+// fetchList returns the server's list of models.
+func (q question) fetchList(ctx context.Context) (modelList, error) {
+	list, err := q.fetchModels(ctx, "/v1/models")
+	if isNotFound(err) {
+		list, err = q.fetchModels(ctx, "/models")
+	}
+	return list, err
+}
 
-// fetchModels returns the list of models at url.
-func (c modelClient) fetchModels(ctx context.Context, url string) (list modelList, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+// statusError is the error of an answer whose status is not from 200 to 299. what is the name of
+// the path in the message.
+type statusError struct {
+	what string
+	code int
+}
+
+func (e statusError) Error() string {
+	message := fmt.Sprintf("%s answered %d", e.what, e.code)
+	if e.code == http.StatusUnauthorized || e.code == http.StatusForbidden {
+		message += ": check the key that the gateway sends"
+	}
+	return message
+}
+
+// isNotFound reports whether err is that of a server which does not know the path.
+func isNotFound(err error) bool {
+	var s statusError
+	return errors.As(err, &s) && (s.code == http.StatusNotFound || s.code == http.StatusMethodNotAllowed || s.code == http.StatusNotImplemented)
+}
+
+// isRedirect reports whether err is that of an answer with a status from 300 to 399.
+func isRedirect(err error) bool {
+	var s statusError
+	return errors.As(err, &s) && s.code >= 300 && s.code < 400
+}
+
+// get sends a GET for the path below the server's base URL. An answer without success is an error,
+// which calls the path what. The caller closes the body.
+func (q question) get(ctx context.Context, path, what string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, baseURL(q.base)+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Host = hostHeader(q.base)
+	q.transport.SetHeaders(req.Header)
+	resp, err := q.Do(req)
+	if err != nil {
+		return nil, withoutURL(err)
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	resp.Body.Close() //nolint:errcheck // nothing of it was read
+	return nil, statusError{what, resp.StatusCode}
+}
+
+// fetchModels returns the list of models at the path.
+func (q question) fetchModels(ctx context.Context, path string) (list modelList, err error) {
+	resp, err := q.get(ctx, path, "its list of models")
 	if err != nil {
 		return list, err
 	}
-	req.Host = hostHeader(c.base)
-	c.transport.SetHeaders(req.Header)
-	resp, err := c.Do(req)
-	if err != nil {
-		return list, withoutURL(err)
-	}
 	defer resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
-		return list, &notFound{resp.StatusCode}
-	case resp.StatusCode != http.StatusOK:
-		return list, statusError(resp.StatusCode)
-	}
 	list, err = parseModels(io.LimitReader(resp.Body, maxListBytes))
 	list.closeDelimited = engines.IsCloseDelimited(resp)
 	return list, err
@@ -169,7 +233,7 @@ func newModelList(names []string) (list modelList) {
 	return list
 }
 
-var errTimeout = errors.New("its list of models did not come in time")
+var errTimeout = errors.New("it did not answer in time")
 
 // withoutURL removes the URL from an error of net/http, because the replica's id contains it.
 func withoutURL(err error) error {

@@ -190,7 +190,7 @@ func (l *Launcher) Unlisted() []Unlisted {
 	for _, m := range l.desired.Models {
 		for _, url := range slices.Sorted(maps.Keys(m.Names)) {
 			s := l.servers[url]
-			if s == nil || !s.checked || s.fault != "" {
+			if s == nil || !s.checked || s.fault != "" || s.list.absent {
 				continue
 			}
 			if _, listed := slices.BinarySearch(s.list.listed, m.Names[url]); !listed {

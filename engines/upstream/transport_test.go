@@ -129,7 +129,7 @@ func TestChangedKeyIsCheckedFirst(t *testing.T) {
 	l.Set(desired("wrong"))
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
 	// The result of a check that began earlier.
-	l.applyResult(before, checkResult{list: modelList{names: []string{"other"}}})
+	l.applyResult(before, checkResult{list: &modelList{names: []string{"other"}}})
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Starting}})
 	l.CheckOnce(t.Context())
 	expectStates(t, fleet, map[string]states{"chat": {id: engines.Failed}})

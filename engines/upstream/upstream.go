@@ -4,6 +4,7 @@
 // The Launcher checks every server every ten seconds. A check fetches the server's list of models
 // from GET /v1/models or GET /models. The list shows that the server is alive and which models it
 // serves. The models of a server that is listed under upstreams appear and disappear with the list.
+// A server without a list is probed (probe.go), and so is one whose probe the configuration names.
 //
 // Names of the configuration belong to the configuration (names.go). A model that it defines is
 // served by the servers that it names for the model, and by discovered servers that may join. Any
@@ -13,7 +14,6 @@ package upstream
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"net/netip"
@@ -68,6 +68,9 @@ type Settings struct {
 	// Slots is how many requests the server works on at once. 0 means that the configuration does
 	// not say.
 	Slots int
+	// HealthPath is the path of a GET that the healthy server answers with a status from 200 to
+	// 399. Empty means its list of models or, if it has none, /health, /info or /.
+	HealthPath string
 }
 
 // Launcher checks servers and reports them to the fleet. Its methods may be called from any
@@ -189,20 +192,27 @@ func (l *Launcher) CheckOnce(ctx context.Context) { l.checkAll(ctx) }
 // checkAll checks all servers concurrently. It returns after the slowest check, which takes at most
 // Timeout.
 func (l *Launcher) checkAll(ctx context.Context) {
-	l.mu.Lock()
-	servers := slices.Collect(maps.Values(l.servers))
-	l.mu.Unlock()
 	var looks sync.WaitGroup
-	for _, s := range servers {
+	for s, q := range l.questions() {
 		looks.Go(func() {
-			// These fields never change.
-			seen := l.check(ctx, modelClient{s.client, s.url, s.transport})
+			seen := l.check(ctx, q)
 			if ctx.Err() == nil {
 				l.applyResult(s, seen)
 			}
 		})
 	}
 	looks.Wait()
+}
+
+// questions returns what each server is to be asked.
+func (l *Launcher) questions() map[*server]question {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[*server]question{}
+	for _, s := range l.servers {
+		all[s] = question{Client: s.client, base: s.url, transport: s.transport, healthPath: l.desired.Settings[s.url].HealthPath, discover: s.discovered != nil}
+	}
+	return all
 }
 
 // applyResult applies the result of a check.
@@ -219,7 +229,9 @@ func (l *Launcher) applyResult(s *server, seen checkResult) {
 	case seen.err == nil && seen.startedAt.Before(s.failedAt):
 		return // The check began before a request failed there.
 	case seen.err == nil:
-		l.setListLocked(s, seen.list)
+		if seen.list != nil {
+			l.setListLocked(s, *seen.list)
+		}
 		l.setFaultLocked(s, "")
 		l.recoverLocked(s)
 	case seen.inconclusive && s.checked && s.fault == "" && l.isLastOfAnyLocked(s):
@@ -311,10 +323,3 @@ func (s *server) replica(model, served string) engines.Replica {
 }
 
 var errNoAddress = errors.New("the host name has no address")
-
-func statusError(code int) error {
-	if code == http.StatusUnauthorized || code == http.StatusForbidden {
-		return fmt.Errorf("its list of models answered %d: check the key that the gateway sends", code)
-	}
-	return fmt.Errorf("its list of models answered %d", code)
-}

@@ -72,9 +72,17 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 		k.rejectSet(at.field("ca_file"), "insecure_skip_verify: true")
 	}
 	k.checkModelPatterns(at.field("models"), u.Models)
+	k.checkProbePath(at.field("health").field("path"), u.Health.Path)
 	k.loadCA(at.field("ca_file"), u)
 	k.resolveHeaders(at, u)
 	return before == len(k.faults)
+}
+
+// checkProbePath checks the path of a server's probe.
+func (k *checker) checkProbePath(at path, text string) {
+	if _, err := url.ParseRequestURI(text); k.isSet(at) && k.valid(at) && (err != nil || text[0] != '/' || strings.ContainsAny(text, " #")) {
+		k.faultf(at, "must be a path that begins with /, such as /health, is %s", quoted(text))
+	}
 }
 
 // normalizeURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.

@@ -159,7 +159,7 @@ func TestEveryField(t *testing.T) {
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    streamWith(StreamAuto, 30*time.Minute)},
 		},
-		Upstreams: []Upstream{{URL: "http://[::1]:8000", Slots: 8, Models: []string{"qwen*", "chat"}}},
+		Upstreams: []Upstream{{URL: "http://[::1]:8000", Slots: 8, Models: []string{"qwen*", "chat"}, Health: UpstreamHealth{Path: "/live"}}},
 		Discovered: Discovered{
 			Routing:   Routing{Strategy: LeastConnections, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Second, MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 2, MaxPerReplica: 3, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamNative, time.Hour),

@@ -49,12 +49,22 @@ type Upstream struct {
 	// requests wait in the gateway. Default 0: Sluice asks the server. One that does not tell gets
 	// the usual number of its engine, and 1 if its engine is not known.
 	Slots int `yaml:"slots" min:"0" max:"1000000"`
+	// Health says how Sluice finds out that the server is alive.
+	Health UpstreamHealth `yaml:"health"`
 
 	// RequestHeaders are Headers with the environment variables filled in, and the authorization
 	// header made of APIKeyEnv, by names in lower case. They contain secrets. nil: none.
 	RequestHeaders map[string]string `yaml:"-"`
 	// CA is the content of CAFile.
 	CA string `yaml:"-"`
+}
+
+// UpstreamHealth says how Sluice finds out that a server is alive. It asks every ten seconds.
+type UpstreamHealth struct {
+	// Path is the path of a GET that the healthy server answers with a status from 200 to 399, such
+	// as /healthz. It counts from the path of url, without /v1. Default: the list of models; for a
+	// server that has none, the first of /health, /info and / that it has.
+	Path string `yaml:"path"`
 }
 
 // maxServedModel is the length of the longest name of a model on a server, in bytes.

@@ -72,7 +72,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
 		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
-			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots"}},
+			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, health"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{
@@ -109,6 +109,9 @@ func TestUpstreamFaults(t *testing.T) {
 			"1: upstreams[0].model: has no effect with the upstreams of the file; remove it"}},
 		{"name of a model that none can be", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, model: \" x\"}]}]", []string{
 			"1: models[a].upstreams[0].model: must be the model's name on this server, without control characters and without spaces at its ends"}},
+		{"paths of probes", "upstreams:\n- {url: http://h:1, health: {path: health}}\n- {url: http://h:2, health: {path: '/a b'}}\n- {url: http://h:3, health: {path: '/ok?deep=1'}}", []string{
+			"2: upstreams[0].health.path: must be a path that begins with /, such as /health, is health",
+			`3: upstreams[1].health.path: must be a path that begins with /, such as /health, is "/a b"`}},
 		{"join for a server of a model", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, join: true}]}]", []string{
 			"1: models[a].upstreams[0].join: has no effect with the upstreams of a model; remove it"}},
 		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, headers: {x: secret}}]}", []string{

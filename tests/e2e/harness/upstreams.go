@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -73,6 +74,26 @@ func AsksForEngine(r *http.Request) bool {
 	isQuestion := func(path string) bool { return strings.HasSuffix(r.URL.Path, path) }
 	return r.Method == http.MethodGet &&
 		slices.ContainsFunc([]string{"/metrics", "/props", "/info", "/get_server_info", "/server_info", "/api/version"}, isQuestion)
+}
+
+// StartEngine starts a server that answers a GET by the texts, by path, and each POST with the path
+// in a JSON object. It returns the URL of the server, which runs until the test ends.
+func StartEngine(t *testing.T, texts map[string]string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, ok := texts[r.URL.Path]
+		switch {
+		case r.Method == http.MethodPost:
+			io.Copy(io.Discard, r.Body)
+			fmt.Fprintf(w, `{"data":[{"path":%q}]}`, r.URL.Path)
+		case ok:
+			io.WriteString(w, text)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
 }
 
 // withoutMetrics answers 404 to gateways that ask a handler how busy it is.
