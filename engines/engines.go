@@ -110,6 +110,8 @@ type Replica struct {
 	// launcher has hidden the secrets in it (package redact), because operators and custom
 	// resources show it.
 	Reason string
+	// Fetch is how far the weights have been fetched. It is zero if Sluice does not fetch any now.
+	Fetch Fetch `json:",omitzero"`
 	// FailedStarts is how many starts in a row have ended before the replica was ready.
 	FailedStarts int `json:",omitempty"`
 	// Failure is the class of the last failure. It is empty once the replica has been ready again.
@@ -133,6 +135,13 @@ type Replica struct {
 	// GPUs are the UUIDs of its devices, separated by commas as in CUDA_VISIBLE_DEVICES. It is
 	// empty if the replica was given none.
 	GPUs string
+}
+
+// Fetch says how far the weights of a replica have been fetched, in bytes.
+type Fetch struct {
+	Done, Total int64
+	// Rate is what arrives in a second.
+	Rate int64
 }
 
 // IsCloseDelimited reports whether only the end of the connection ends the body of a response (RFC

@@ -30,6 +30,7 @@ var failureSigns = []struct {
 	text  string
 	class FailureClass
 }{
+	{"weights not fetched", NoWeights},
 	{"cuda out of memory", GPUOutOfMemory},
 	{"hip out of memory", GPUOutOfMemory},
 	{"cudamalloc failed: out of memory", GPUOutOfMemory},

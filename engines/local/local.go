@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // source is the launcher's name in the fleet.
@@ -39,6 +40,11 @@ type Model struct {
 	Version engines.Version
 	// Launch is what the command is rendered with. The launcher sets Host and Port.
 	Launch engines.Launch
+	// Weights is what the launcher fetches before it starts a replica. The command then gets the
+	// path of what was fetched as the model, in the place of the id in Launch. nil: nothing is
+	// fetched. A node of an older release does not know the field, and there the engine fetches by
+	// the id.
+	Weights *weights.Source `json:",omitempty"`
 	// Env is added to what engines get of the launcher's own environment, and overrides it.
 	Env map[string]string
 	// SecretEnv lists the names in Env whose values are hidden in the log lines of the replicas.
@@ -70,6 +76,7 @@ type Launcher struct {
 	ports      *ports
 	startLocks *startLocks
 	events     chan event
+	fetcher    weights.Fetcher
 	// limits gives processes their limits of CPU and memory.
 	limits *cgroups
 	// suspected maps the id of a replica whose runner runs to the runner's channel; see Suspect.

@@ -113,6 +113,9 @@ func (m Model) fingerprint(address netip.Addr) string {
 	if m.Resources != nil {
 		identity = append(identity, *m.Resources)
 	}
+	if w := m.Weights; w != nil {
+		identity = append(identity, []string{w.Repository, w.Revision, w.File, w.Endpoint, w.CacheDir})
+	}
 	if address != loopback() { // the command need not contain the address
 		identity = append(identity, address.String())
 	}

@@ -67,6 +67,10 @@ type runner struct {
 	process *process.Process
 	// readySince is when the process became ready; zero while it is not.
 	readySince time.Time
+	// weights is the path of the fetched weights; empty if the model fetches none.
+	weights string
+	// fetchLoggedAt is when the progress of the fetch was last logged.
+	fetchLoggedAt time.Time
 	// cgroup is the directory of the process's own cgroup; empty if it has none.
 	cgroup string
 	// served: the process has been ready, maybe in an earlier run of the gateway, so it may have
@@ -133,6 +137,9 @@ func (r *runner) keepRunning(ctx context.Context, s *stopRequest) {
 // returns why the replica failed. If ctx has ended, the result means nothing.
 func (r *runner) runProcess(running context.Context) string {
 	if r.process == nil {
+		if fault := r.fetchWeights(running); fault != "" {
+			return fault
+		}
 		if r.awaitStartLock(running); running.Err() != nil {
 			return ""
 		}
@@ -174,11 +181,12 @@ func (r *runner) start() error {
 	}
 	defer listener.Close()
 	r.replica.Address = address
-	command, err := m.render(address)
+	fetched := m.withWeights(r.weights)
+	command, err := fetched.render(address)
 	if err != nil {
 		return err
 	}
-	env, err := m.environment(address)
+	env, err := fetched.environment(address)
 	if err != nil {
 		return err
 	}

@@ -244,6 +244,8 @@ type modelView struct {
 	QueuedBytes int64      `json:"queued_bytes"`
 	Weight      int        `json:"weight"`
 	Limits      limitsView `json:"limits"`
+	// Fetching is how far the weights of a replica have been fetched. It is absent while none are.
+	Fetching *fetchView `json:"fetching,omitempty"`
 	// Scaled is absent until the number of replicas has changed.
 	Scaled *Scaled `json:"scaled,omitempty"`
 }
@@ -291,8 +293,34 @@ func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
 		QueuedBytes: load.QueuedBytes,
 		Weight:      limits.Weight,
 		Limits:      limits,
+		Fetching:    modelFetch(m),
 		Scaled:      load.Scaled,
 	}
+}
+
+// fetchView shows how far weights have been fetched, in bytes.
+type fetchView struct {
+	Done      int64 `json:"done"`
+	Total     int64 `json:"total"`
+	PerSecond int64 `json:"per_second"`
+}
+
+// viewFetch returns nil if nothing is fetched.
+func viewFetch(f engines.Fetch) *fetchView {
+	if f.Total == 0 {
+		return nil
+	}
+	return &fetchView{f.Done, f.Total, f.Rate}
+}
+
+// modelFetch shows the fetch of the first replica that has one. The replicas of a node share it.
+func modelFetch(m *engines.ModelSnapshot) *fetchView {
+	for i := range m.Replicas {
+		if v := viewFetch(m.Replicas[i].Fetch); v != nil {
+			return v
+		}
+	}
+	return nil
 }
 
 // modelState sums up the states of a model's replicas in one word: ready, degraded (fewer are ready
@@ -339,6 +367,8 @@ type replicaView struct {
 	Since    *time.Time `json:"since"`
 	Restarts int        `json:"restarts"`
 	GPUs     []string   `json:"gpus"`
+	// Fetching is how far the weights have been fetched. It is absent while none are.
+	Fetching *fetchView `json:"fetching,omitempty"`
 	// FailedStarts is how many starts in a row have failed, Failure the kind of the last fault, and
 	// NextStart when the replica is started again.
 	FailedStarts int        `json:"failed_starts"`
@@ -379,6 +409,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		Restarts: r.Restarts,
 		GPUs:     orEmpty(r.Devices()),
 
+		Fetching:     viewFetch(r.Fetch),
 		FailedStarts: r.FailedStarts,
 		Failure:      string(r.Failure),
 		NextStart:    orNull(r.NextStart),

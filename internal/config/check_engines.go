@@ -66,6 +66,7 @@ func (k *checker) checkRegistries() {
 		names = append(names, named{registry.Name, at.field("name")})
 		k.checkName(at.field("name"), registry.Name)
 		where := at.field("path")
+		k.checkFetch(at, registry)
 		switch {
 		case !k.valid(where):
 		case registry.Kind == HuggingFace && registry.Path != "":
@@ -106,6 +107,7 @@ func (k *checker) checkSource(at path, m *Model) {
 	if s.Name == "" || !k.valid(where) {
 		return
 	}
+	k.checkFetchedSource(at, m, registry)
 	if registry.Kind == HuggingFace {
 		if strings.ContainsAny(s.Name, " \t\r\n\\") || strings.HasPrefix(s.Name, "/") || strings.HasPrefix(s.Name, "-") {
 			k.faultf(where, "must be an id such as org/name, is %s", quoted(s.Name))

@@ -208,7 +208,8 @@ type RegistryKind string
 
 // The kinds of registries.
 const (
-	// HuggingFace is a registry whose model names are ids that the engine resolves itself.
+	// HuggingFace is a registry whose model names are ids of repositories. The engine resolves
+	// them, or Sluice fetches them.
 	HuggingFace RegistryKind = "huggingface"
 	// Directory is a registry whose model names are paths below its own path.
 	Directory RegistryKind = "directory"
@@ -218,14 +219,32 @@ const (
 type Registry struct {
 	// Name is the name that models give in source.registry.
 	Name string `yaml:"name" required:"true"`
-	// Kind is huggingface (model names are ids, passed to the engine unchanged) or directory (model
-	// names are paths below path).
+	// Kind is huggingface (model names are ids, which the engine gets unchanged unless fetch is
+	// true) or directory (model names are paths below path).
 	Kind RegistryKind `yaml:"kind" required:"true" oneof:"huggingface,directory"`
 	// Path is the path of a directory registry. A relative path counts from the folder of the file.
 	Path string `yaml:"path"`
 	// Claim is the PersistentVolumeClaim that holds the directory on Kubernetes. It is mounted
 	// read-only at path. With a claim, path need not exist on this node.
 	Claim string `yaml:"claim"`
+	// Fetch makes Sluice fetch the weights of a huggingface registry, for models with launcher
+	// local. The engine gets the path of what was fetched. A node fetches once for all its
+	// replicas, goes on after a break and checks what it got. Clients and operators see how far it
+	// is. Default false: the engine gets the id and fetches for itself.
+	Fetch bool `yaml:"fetch"`
+	// CacheDir is the directory on each node in which fetched weights are kept, in the layout of
+	// the hub's own cache. A relative path counts from the folder of the file. Default:
+	// $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub, each as on that node.
+	CacheDir string `yaml:"cache_dir"`
+	// Endpoint is the URL of the hub, or of a mirror with the same API. Default: $HF_ENDPOINT, else
+	// https://huggingface.co.
+	Endpoint string `yaml:"endpoint"`
+	// TokenEnv is the name of the variable in Sluice's own environment that holds the token for the
+	// hub. The token is sent to the endpoint alone. Default HF_TOKEN, which need not be set.
+	TokenEnv string `yaml:"token_env"`
+
+	// Token is the value of the variable that TokenEnv names. It is a secret. Empty: none is sent.
+	Token string `yaml:"-"`
 }
 
 // Source says where a model comes from.
@@ -235,4 +254,12 @@ type Source struct {
 	// Name is the name of the model in the registry: an id, or a path below the registry's
 	// directory that must exist.
 	Name string `yaml:"name" required:"true"`
+	// Revision is the branch, tag or commit of the repository. It needs a registry with fetch. What
+	// a branch was when it was fetched is kept. Default main.
+	Revision string `yaml:"revision"`
+	// File is the file of the repository to load, by its path there. It needs a registry with
+	// fetch. For one part of a GGUF file that was split, all parts are fetched. Default: for
+	// engines that load GGUF the file of the repository with Q4_K_M, or the next best; else the
+	// whole directory.
+	File string `yaml:"file"`
 }

@@ -19,20 +19,31 @@ type Wait struct {
 	handle admission.WaitHandle
 }
 
-// Progress returns what the request waits for. position is its position in the queue, from 1; 0
-// means that the request does not wait or that the position is not known. starting says that a
-// replica is being started for the request. note is then the last line that this replica logged, of
-// at most 200 bytes. It may name addresses of the fleet, so only some tenants may read it; see
-// authz.Tenant.
-func (w *Wait) Progress(d *Dispatcher) (position int, starting bool, note string) {
+// WaitProgress is what a request waits for.
+type WaitProgress struct {
+	// Position is the position in the queue, from 1. 0 means that the request does not wait or that
+	// the position is not known.
+	Position int
+	// Starting says that a replica is being started for the request.
+	Starting bool
+	// Note says how far that replica is, in at most 200 bytes: what of its weights has been
+	// fetched, or the last line that it logged.
+	Note string
+	// Public says that every tenant may read Note. A line of a log may name addresses of the fleet,
+	// so only some tenants may read it; see authz.Tenant.
+	Public bool
+}
+
+// Progress returns what the request waits for.
+func (w *Wait) Progress(d *Dispatcher) WaitProgress {
 	w.mu.Lock()
 	c := d.table.Load().refresh(w.choice)
 	w.mu.Unlock()
-	position = d.admission.Position(&w.handle)
-	if starting = len(c.members) > 0 && c.starts(); starting {
-		note = c.note()
+	p := WaitProgress{Position: d.admission.Position(&w.handle)}
+	if p.Starting = len(c.members) > 0 && c.starts(); p.Starting {
+		p.Note, p.Public = c.note()
 	}
-	return position, starting, note
+	return p
 }
 
 // open prepares w for a request that is about to ask for admission.
@@ -43,14 +54,15 @@ func (w *Wait) open(c choice) *admission.WaitHandle {
 	return &w.handle
 }
 
-// note returns the last line of the first replica of the choice that starts.
-func (c choice) note() string {
+// note returns how far the first replica of the choice is that starts, and whether every tenant may
+// read it.
+func (c choice) note() (note string, public bool) {
 	for _, t := range c.members {
 		for i := range t.source.Replicas {
 			if r := &t.source.Replicas[i]; r.Reason != "" && (r.State == engines.Starting || r.State == engines.Pending) {
-				return clip(strings.Join(strings.Fields(r.Reason), " "))
+				return clip(strings.Join(strings.Fields(r.Reason), " ")), r.Fetch.Total > 0
 			}
 		}
 	}
-	return ""
+	return "", false
 }

@@ -28,8 +28,8 @@ func (s stage) watched(ctx context.Context, priority admission.Priority) *Wait {
 func (s stage) wantPlace(t *testing.T, w *Wait, position int) {
 	t.Helper()
 	synctest.Wait()
-	if got, starting, note := w.Progress(s.Dispatcher); got != position || starting || note != "" {
-		t.Errorf("position %d, starting %v, %q, want %d", got, starting, note, position)
+	if got := w.Progress(s.Dispatcher); got != (WaitProgress{Position: position}) {
+		t.Errorf("%+v, want position %d", got, position)
 	}
 }
 
@@ -58,13 +58,29 @@ func TestWhatARequestWaitsFor(t *testing.T) {
 		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Reason: reason})
 		ctx, cancel := context.WithCancel(t.Context())
 		w := s.watched(ctx, admission.Default)
-		position, starting, note := w.Progress(s.Dispatcher)
-		if position != 1 || !starting || !strings.HasPrefix(note, "loading: 3 of 7 shards é") || len(note) > 200 || !strings.HasSuffix(note, "é…") {
-			t.Errorf("%d, %v, %q", position, starting, note)
+		p := w.Progress(s.Dispatcher)
+		if p.Position != 1 || !p.Starting || p.Public || !strings.HasPrefix(p.Note, "loading: 3 of 7 shards é") || len(p.Note) > 200 || !strings.HasSuffix(p.Note, "é…") {
+			t.Errorf("%+v", p)
 		}
 		s.put("m", engines.Replica{ID: "a"})
 		s.rebuild()
 		s.wantPlace(t, w, 0)
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// TestU19_EveryTenantSeesTheFetch: how far the weights are fetched names nothing of the fleet.
+func TestU19_EveryTenantSeesTheFetch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Reason: "fetching weights: 1.0 GiB of 4.0 GiB", Fetch: engines.Fetch{Done: 1 << 30, Total: 4 << 30}})
+		ctx, cancel := context.WithCancel(t.Context())
+		w := s.watched(ctx, admission.Default)
+		if got, want := w.Progress(s.Dispatcher), (WaitProgress{1, true, "fetching weights: 1.0 GiB of 4.0 GiB", true}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
 		cancel()
 		synctest.Wait()
 	})

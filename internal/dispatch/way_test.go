@@ -118,7 +118,7 @@ func TestWaitIsHandedOff(t *testing.T) {
 	if m == nil || m.Pending == nil || !m.ClientWaits {
 		t.Fatalf("%+v, %v", m, fault)
 	}
-	if at, _, _ := m.Pending.Progress().Progress(s.Dispatcher); at != 1 {
+	if at := m.Pending.Progress().Progress(s.Dispatcher).Position; at != 1 {
 		t.Errorf("position %d", at)
 	}
 	first.Release()

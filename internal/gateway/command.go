@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -23,6 +24,9 @@ func replicaCommand(c *config.Config, self string, r engines.Replica) string {
 	launch.Sluice, launch.Host, launch.Port = self, r.Address.Addr().String(), int(r.Address.Port())
 	if m.Launcher == engines.Kubernetes {
 		launch.Sluice, launch.Host = "sluice", "0.0.0.0"
+	}
+	if m.Launcher == engines.Local && c.Weights(m) != nil { // the path is known where the replica runs
+		launch.Registry, launch.Model = "directory", path.Join(m.Source.Name, m.Source.File)
 	}
 	words, err := version.Render(launch)
 	if err != nil {

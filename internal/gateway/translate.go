@@ -150,6 +150,7 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 			Model:        describeLaunched(m, desired(m.Name)),
 			Version:      version,
 			Launch:       launch,
+			Weights:      c.Weights(m),
 			Env:          localEnv(m),
 			SecretEnv:    slices.Sorted(maps.Keys(m.SecretEnv)),
 			Resources:    needs(m),

@@ -31,8 +31,9 @@ type Progress struct {
 	Position int
 	// Waited is the time since the call was received.
 	Waited time.Duration
-	// Note is the last line that the starting replica has logged, without a line break. Empty:
-	// there is none, or the tenant may not read it.
+	// Note says how much of the weights has been fetched, or is the last line that the starting
+	// replica has logged, without a line break. Empty: there is none, or the tenant may not read
+	// it.
 	Note string
 }
 
@@ -127,12 +128,12 @@ func (g *generation) progress() Progress {
 	wait := s.wait
 	s.mu.Unlock()
 	if p.Phase == Queued && wait != nil {
-		var starting bool
-		if p.Position, starting, p.Note = wait.Progress(g.relay.config.Dispatcher); starting {
+		w := wait.Progress(g.relay.config.Dispatcher)
+		if p.Position = w.Position; w.Starting {
 			p.Phase = Starting
 		}
-		if !g.call.Tenant.EngineLog {
-			p.Note = ""
+		if w.Public || g.call.Tenant.EngineLog {
+			p.Note = w.Note
 		}
 	}
 	return p

@@ -24,7 +24,7 @@ func openCache(s Source) (*cache, error) {
 	if !ValidRepository(s.Repository) {
 		return nil, fmt.Errorf("%q is no id of a repository: want ORG/NAME", s.Repository)
 	}
-	if !validPath(s.revision()) {
+	if !ValidPath(s.revision()) {
 		return nil, fmt.Errorf("%q is no revision", s.revision())
 	}
 	dir, err := s.cacheDir()

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,7 @@ type download struct {
 	file    File
 	commit  string
 	count   *counter
+	working *atomic.Int32
 }
 
 // run fetches the file, unless the blob is there. Another fetch of the same blob is waited for.
@@ -57,6 +59,8 @@ func (d *download) run(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	d.working.Add(1)
+	defer d.working.Add(-1)
 	if isComplete(blob, d.file.Size) { // by the fetch that held the lock
 		d.count.found(d.file.Size)
 		return nil

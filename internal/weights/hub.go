@@ -42,10 +42,12 @@ func ValidRepository(id string) bool {
 type client struct {
 	endpoint, token string
 	http            http.Client
+	// close closes the connections.
+	close func()
 }
 
 // newTransport returns the default of Fetcher.Transport.
-func newTransport() http.RoundTripper {
+func newTransport() *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = headerTimeout
 	return t
@@ -54,10 +56,11 @@ func newTransport() http.RoundTripper {
 // client returns the client for a source.
 func (f *Fetcher) client(s Source) *client {
 	c := &client{endpoint: s.endpoint(), token: s.Token}
+	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
-		f.once.Do(func() { f.own = newTransport() })
-		transport = f.own
+		own := newTransport()
+		transport, c.close = own, own.CloseIdleConnections
 	}
 	c.http = http.Client{Transport: &authorized{c.endpoint, s.Token, transport}, CheckRedirect: checkRedirect}
 	return c
@@ -187,6 +190,12 @@ func (f *Fetcher) List(ctx context.Context, s Source) (*Listing, error) {
 		return nil, fmt.Errorf("%q is no id of a repository: want ORG/NAME", s.Repository)
 	}
 	hub := f.client(s)
+	defer hub.close()
+	return f.list(ctx, hub, s)
+}
+
+// list is List by a client.
+func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, error) {
 	var told struct {
 		SHA  string `json:"sha"`
 		Task string `json:"pipeline_tag"`
@@ -231,7 +240,7 @@ func (s sibling) file() (File, bool) {
 			f.Size = s.LFS.Size
 		}
 	}
-	return f, validPath(s.Name)
+	return f, ValidPath(s.Name)
 }
 
 // getJSON reads the JSON that the hub answers.
@@ -258,19 +267,18 @@ func (c *client) address(repository, commit, path string) string {
 
 // describe completes the files of the selection whose size or hash the listing of the hub lacks, as
 // it does with some mirrors. It changes the listing too.
-func (f *Fetcher) describe(ctx context.Context, s Source, l *Listing, selection Selection) error {
-	hub := f.client(s)
+func (f *Fetcher) describe(ctx context.Context, hub *client, l *Listing, selection Selection) error {
 	for i := range selection.Files {
 		file := &selection.Files[i]
 		if file.Hash == "" {
-			err := f.retry(ctx, func() error { return hub.describe(ctx, hub.address(s.Repository, l.Commit, file.Path), file) })
+			err := f.retry(ctx, func() error { return hub.describe(ctx, hub.address(l.Repository, l.Commit, file.Path), file) })
 			if err != nil {
-				return fmt.Errorf("%s of repository %s: %w", file.Path, s.Repository, err)
+				return fmt.Errorf("%s of repository %s: %w", file.Path, l.Repository, err)
 			}
 			l.set(*file)
 		}
 		if !commitForm.MatchString(file.Hash) && !hashForm.MatchString(file.Hash) || file.Size < 0 {
-			return fmt.Errorf("%s of repository %s: the hub tells no checksum and size", file.Path, s.Repository)
+			return fmt.Errorf("%s of repository %s: the hub tells no checksum and size", file.Path, l.Repository)
 		}
 	}
 	return nil

@@ -219,7 +219,7 @@ func (l *Listing) directory() []File {
 	return files
 }
 
-// validPath reports whether the path of a file stays in the repository.
-func validPath(name string) bool {
+// ValidPath reports whether the path of a file, or a revision, stays in its folder.
+func ValidPath(name string) bool {
 	return filepath.IsLocal(name) && !strings.Contains(name, "\\") && path.Clean(name) == name
 }

@@ -82,8 +82,8 @@ func TestU19_PathsStayInTheRepository(t *testing.T) {
 	for path, ok := range map[string]bool{
 		"a/b.gguf": true, "../b": false, "/b": false, "a/../../b": false, "a//b": false, "": false, `a\b`: false, "a/./b": false,
 	} {
-		if validPath(path) != ok {
-			t.Errorf("validPath(%q) = %v", path, !ok)
+		if ValidPath(path) != ok {
+			t.Errorf("ValidPath(%q) = %v", path, !ok)
 		}
 	}
 	for id, ok := range map[string]bool{

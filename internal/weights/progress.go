@@ -11,6 +11,8 @@ import (
 type Progress struct {
 	// Done and Total are bytes of the files. Done includes what was there already.
 	Done, Total int64
+	// Waiting says that another fetch, maybe of another process, does all the work that is left.
+	Waiting bool
 	// Rate is what has arrived in a second, over the last rateWindow reports, in bytes.
 	Rate int64
 }
@@ -47,6 +49,8 @@ const rateWindow = 10
 type meter struct {
 	total    int64
 	counters []counter
+	// working counts the downloads that request or check content.
+	working atomic.Int32
 }
 
 // counter is what one download has done. Its methods may be called from any goroutine.
@@ -104,7 +108,7 @@ func (m *meter) run(every time.Duration, report func(Progress)) (stop func()) {
 			done, arrived := m.sum()
 			last = append(last, arrived)
 			last = last[max(0, len(last)-rateWindow-1):]
-			p := Progress{Done: min(done, m.total), Total: m.total}
+			p := Progress{Done: min(done, m.total), Total: m.total, Waiting: m.working.Load() == 0}
 			if n := len(last) - 1; n > 0 {
 				p.Rate = int64(float64(last[n]-last[0]) / (float64(n) * every.Seconds()))
 			}

@@ -24,7 +24,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -98,10 +97,6 @@ type Fetcher struct {
 	// Stall is how long a transfer may stand still before it is broken off and resumed. 0 means 1
 	// min.
 	Stall time.Duration
-
-	// own is the default of Transport; once makes it.
-	own  http.RoundTripper
-	once sync.Once
 }
 
 func (f *Fetcher) parallel() int        { return cmp.Or(f.Parallel, 4) }
@@ -121,7 +116,9 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 	if path, ok := cache.complete(s); ok {
 		return path, nil
 	}
-	listing, err := f.List(ctx, s)
+	hub := f.client(s)
+	defer hub.close()
+	listing, err := f.list(ctx, hub, s)
 	if err != nil {
 		return "", err
 	}
@@ -129,20 +126,20 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 	if err != nil {
 		return "", err
 	}
-	if err := f.describe(ctx, s, listing, selection); err != nil {
+	if err := f.describe(ctx, hub, listing, selection); err != nil {
 		return "", err
 	}
 	if err := cache.record(s, listing); err != nil {
 		return "", err
 	}
-	if err := f.fetchAll(ctx, s, cache, selection, report); err != nil {
+	if err := f.fetchAll(ctx, hub, cache, selection, report); err != nil {
 		return "", fmt.Errorf("weights of %s: %w", s.Repository, err)
 	}
 	return cache.path(listing.Commit, selection), nil
 }
 
 // fetchAll fetches the missing files of the selection, and links them into the snapshot.
-func (f *Fetcher) fetchAll(ctx context.Context, s Source, c *cache, selection Selection, report func(Progress)) error {
+func (f *Fetcher) fetchAll(ctx context.Context, hub *client, c *cache, selection Selection, report func(Progress)) error {
 	if err := c.checkSpace(selection.Files); err != nil {
 		return err
 	}
@@ -151,10 +148,9 @@ func (f *Fetcher) fetchAll(ctx context.Context, s Source, c *cache, selection Se
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(f.parallel())
-	hub := f.client(s)
 	for i, file := range selection.Files {
 		group.Go(func() error {
-			d := download{fetcher: f, hub: hub, cache: c, file: file, commit: selection.commit, count: meter.counter(i)}
+			d := download{fetcher: f, hub: hub, cache: c, file: file, commit: selection.commit, count: meter.counter(i), working: &meter.working}
 			if err := d.run(ctx); err != nil {
 				return fmt.Errorf("%s: %w", file.Path, err)
 			}

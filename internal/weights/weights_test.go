@@ -258,12 +258,16 @@ func TestU19_OneFetchForMany(t *testing.T) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	half := map[int]bool{} // who has seen half of the file
+	working := 0           // how many of them do not wait for another
 	for i := range 8 {
 		all.Go(func() {
 			path, err := fetcher().Fetch(t.Context(), s, func(p weights.Progress) {
 				mu.Lock()
 				defer mu.Unlock()
 				if p.Done == 1<<19 && !half[i] {
+					if !p.Waiting {
+						working++
+					}
 					if half[i] = true; len(half) == 8 {
 						close(hold)
 					}
@@ -277,6 +281,9 @@ func TestU19_OneFetchForMany(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if working != 1 {
+		t.Errorf("%d of the fetches work, and seven should wait", working)
+	}
 	if want := []string{ggufFile + " 0"}; !slices.Equal(hub.Requests(), want) {
 		t.Errorf("requests %q, want %q", hub.Requests(), want)
 	}

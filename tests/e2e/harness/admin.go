@@ -81,7 +81,12 @@ type Replica struct {
 	MaxFrom string `json:"max_from"`
 	// Engine is nil while the engine has not been asked.
 	Engine *EngineNews
+	// Fetching is nil while no weights are fetched.
+	Fetching *Fetching
 }
+
+// Fetching is how far weights have been fetched, in bytes.
+type Fetching struct{ Done, Total int64 }
 
 // EngineNews is what the engine of a replica says of itself. A nil number is one that it does not
 // tell.
@@ -129,6 +134,8 @@ type Model struct {
 	Replicas, Ready, Queued int
 	InFlight                int `json:"in_flight"`
 	Desired                 int
+	// Fetching is that of a replica.
+	Fetching *Fetching
 	// Scaled is the last change of Desired.
 	Scaled struct {
 		From, To int
