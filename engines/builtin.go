@@ -37,6 +37,7 @@ func sim() Engine {
 		Ready:   Probe{Path: "/health", Every: 100 * time.Millisecond},
 		Health:  Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:   Slots{Variable: "max_num_seqs", Default: slots},
+		Usage:   UsageContinuous,
 		Metrics: metrics, PrefillRate: 10_000,
 	}}}
 }

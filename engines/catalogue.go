@@ -62,6 +62,9 @@ type Version struct {
 	// RerankAPI is how replicas rerank: "openai" or empty for POST /v1/rerank, "tei" for POST
 	// /rerank of text-embeddings-inference.
 	RerankAPI string
+	// Usage says which counts of tokens replicas tell in a stream when they are asked for them.
+	// Empty: not known, so that they are not asked.
+	Usage UsageReports
 	// Routes are the routes that replicas have, of those that only some engines have: /tokenize and
 	// /detokenize. nil means that they are not known. The bodies of these routes are the engine's
 	// own. No launcher needs them.
@@ -75,6 +78,19 @@ type Probe struct {
 	// Every is the interval between two probes.
 	Every time.Duration
 }
+
+// UsageReports says which counts of tokens an engine tells in a stream when it is asked.
+type UsageReports string
+
+// What engines tell.
+const (
+	// UsageUnknown: nobody knows.
+	UsageUnknown UsageReports = ""
+	// UsageFinal: one event at the end of the stream (stream_options.include_usage).
+	UsageFinal UsageReports = "final"
+	// UsageContinuous: each event too (stream_options.continuous_usage_stats).
+	UsageContinuous UsageReports = "continuous"
+)
 
 // Slots says how many requests a replica works on at once. Further requests wait inside the engine,
 // where Sluice cannot schedule them.

@@ -33,6 +33,7 @@ func llamaServer() Version {
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "parallel", Default: 4},
+		Usage:      UsageFinal,
 		Metrics:    llamaServerMetrics(), PrefillRate: 1000,
 	}
 }

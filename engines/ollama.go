@@ -71,6 +71,7 @@ func ollamaVersion(name, tag string, own map[string]any) Version {
 		Ready:      Probe{Path: "/api/version", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/api/version", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "num_parallel", Default: 1},
+		Usage:      UsageFinal,
 		Metrics:    Metrics{Sign: "/api/version#version"}, // it tells nothing of its load
 	}
 }

@@ -42,6 +42,7 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 		Ready:      Probe{Path: "/health_generate", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_running_requests", Usual: 128},
+		Usage:      UsageContinuous,
 		Metrics:    sglangMetrics(), PrefillRate: 8000,
 	}
 }

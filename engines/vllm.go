@@ -47,6 +47,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		Ready:      Probe{Path: "/health", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_num_seqs", Default: 256},
+		Usage:      UsageContinuous,
 		Metrics:    vllmMetrics(), PrefillRate: 8000,
 	}
 }

@@ -443,7 +443,9 @@ type requestView struct {
 	FinishReason string `json:"finish_reason"`
 	// TokensOut counts the output tokens, as far as they are known. TraceID is the id of the trace
 	// that the request belongs to.
-	TokensOut   int64      `json:"tokens_out"`
+	TokensOut int64 `json:"tokens_out"`
+	// Estimated says that the engine has not counted TokensOut.
+	Estimated   bool       `json:"estimated"`
 	TraceID     string     `json:"trace_id"`
 	Flags       string     `json:"flags"`
 	Details     string     `json:"details"`
@@ -475,6 +477,7 @@ func viewRequest(q request.Summary) requestView {
 		Cause:           q.Cause,
 		FinishReason:    q.FinishReason,
 		TokensOut:       q.CompletionTokens,
+		Estimated:       q.CompletionTokens > 0 && !q.UsageKnown,
 		TraceID:         q.TraceID(),
 		Flags:           q.Flags,
 		Details:         q.Details,

@@ -59,7 +59,7 @@ func (v EngineVersion) definition() engines.Version {
 	d.Image, d.Kubernetes = v.Image, v.Kubernetes
 	d.Ready, d.Health = engines.Probe(v.Ready), engines.Probe(v.Health)
 	d.Slots, d.Metrics, d.PrefillRate = engines.Slots(v.Slots), engines.Metrics(v.Metrics), v.PrefillRate
-	d.Protocol, d.RerankAPI = string(v.Protocol), string(v.RerankAPI)
+	d.Protocol, d.RerankAPI, d.Usage = string(v.Protocol), string(v.RerankAPI), v.Usage
 	d.Routes = v.routeNames()
 	return d
 }

@@ -65,6 +65,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	}
 	k.checkTask(at.field("task"), m, version)
 	m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, Protocol(version.Protocol)), cmp.Or(m.RerankAPI, RerankAPI(version.RerankAPI))
+	m.Usage = version.Usage
 	if m.Routes == nil {
 		m.Routes = routesOf(version.Routes)
 	}

@@ -65,6 +65,10 @@ type EngineVersion struct {
 	// RerankAPI is the rerank API of the replicas: openai (POST /v1/rerank) or tei (POST /rerank of
 	// text-embeddings-inference). Default openai.
 	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
+	// Usage is which counts of tokens the replicas tell in a stream when they are asked: final
+	// (stream_options.include_usage) or continuous (continuous_usage_stats too). Managed streams
+	// ask for them. Default: not known, they are not asked.
+	Usage engines.UsageReports `yaml:"usage" oneof:"final,continuous"`
 	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
 	// and /detokenize. A request to another one of them is refused. Default: not known, requests to
 	// all of them are passed on.

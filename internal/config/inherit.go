@@ -74,6 +74,7 @@ func versionOf(v engines.Version) EngineVersion {
 		PrefillRate:   v.PrefillRate,
 		Protocol:      Protocol(v.Protocol),
 		RerankAPI:     RerankAPI(v.RerankAPI),
+		Usage:         v.Usage,
 		Routes:        routesOf(v.Routes),
 	}
 }

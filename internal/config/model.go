@@ -44,6 +44,8 @@ type Model struct {
 	// RerankAPI is the rerank API of the replicas: openai (POST /v1/rerank) or tei (POST /rerank of
 	// text-embeddings-inference). Default: the engine's; openai for launcher upstream.
 	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
+	// Usage is which counts of tokens the replicas tell, by the catalogue.
+	Usage engines.UsageReports `yaml:"-"`
 	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
 	// and /detokenize. A request to another one of them is refused. Default: the engine's; for
 	// launcher upstream not known, requests to all of them are passed on.
@@ -288,8 +290,9 @@ type Stream struct {
 	// StallTimeout is the longest time between two events of an engine after the first token. After
 	// it, the stream ends with an error. Default 0: no limit.
 	StallTimeout time.Duration `yaml:"stall_timeout" min:"0s"`
-	// InjectUsage asks the engine for the token usage of every stream. A client that did not ask
-	// for usage does not receive the event. Default false.
+	// InjectUsage makes every stream managed and asks its engine for the token usage. Engines of
+	// which the catalogue says that they tell it are asked in every managed stream anyway. A client
+	// that did not ask for usage does not receive it. Default false.
 	InjectUsage bool `yaml:"inject_usage"`
 	// Sample is the share of the streams, from 0 to 1, that mode auto makes managed only to measure
 	// the times between their tokens. Default 0.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -221,8 +222,11 @@ func streamPolicy(m config.Model) relay.Policy {
 	s := m.Stream
 	p := relay.Policy{
 		Heartbeat: s.Heartbeat, EmptyChunks: s.HeartbeatAs == config.HeartbeatChunk, Resume: s.Resume,
-		TTFTTimeout: s.TTFTTimeout, StallTimeout: s.StallTimeout, InjectUsage: s.InjectUsage, Sample: s.Sample,
+		TTFTTimeout: s.TTFTTimeout, StallTimeout: s.StallTimeout, Usage: m.Usage, Sample: s.Sample,
 		GRPC: m.Protocol == config.ProtocolGRPC,
+	}
+	if p.Usage == engines.UsageUnknown && s.InjectUsage {
+		p.Usage = engines.UsageFinal
 	}
 	if m.RerankAPI == config.RerankTEI {
 		p.Rerank = relay.RerankTEI

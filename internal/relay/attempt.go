@@ -55,6 +55,8 @@ type failover struct {
 	// lastEvents are the events of the last replica that has reported an error before its first
 	// token. They are passed on if no other replica answers and none has refused.
 	lastEvents []byte
+	// hidesUsage says that the relay has asked for the usage in each event and the client has not.
+	hidesUsage bool
 	// bytesRead counts the bytes of all responses.
 	bytesRead int64
 	// isStream says that a replica has answered with a stream.

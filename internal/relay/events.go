@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
@@ -173,6 +174,9 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		return
 	}
 	last := e.IsDone() || chunk.Last || finishesChoice(chunk)
+	if s.failover.hidesUsage && len(chunk.Choices) > 0 && chunk.UsageAt.To > 0 {
+		e.ReplaceData(chunk.UsageAt.From, chunk.UsageAt.To, "null") // as OpenAI writes it
+	}
 	if !s.started && !last && len(s.held)+len(e.Raw) <= maxHeldBytes {
 		s.held = sse.AppendRaw(s.held, e.Raw)
 	} else if s.start(); s.stopCause == nil {
@@ -192,7 +196,7 @@ func finishesChoice(chunk *sse.Chunk) bool {
 // client has not. Such an event is not published.
 func (s *engineStream) isInjectedUsage(c *sse.Chunk) bool {
 	scan := &s.gen.call.Scan
-	return s.failover.policy.InjectUsage && !scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && !c.Error && scan.Endpoint.Chunked()
+	return s.failover.policy.Usage != engines.UsageUnknown && !scan.IncludeUsage && c.HasUsage && len(c.Choices) == 0 && !c.Error && scan.Endpoint.Chunked()
 }
 
 // recordToken records that the event e has a token. The first token commits the attempt and starts

@@ -76,15 +76,15 @@ func (s *engineStream) unfinishedChoices() []int {
 // bytesPerToken is an estimate of the bytes of one token of a prompt.
 const bytesPerToken = 4
 
-// usageSoFar returns what the stream has used so far. The prompt's tokens are estimated if the
-// engine has not reported them.
+// usageSoFar returns what the stream has used so far. It is an estimate if the engine has not
+// counted all of it: the prompt by its bytes, the answer by its events.
 func (s *engineStream) usageSoFar() *tokenCount {
-	prompt, completion := s.failover.result.Usage.Prompt, s.failover.result.Usage.Completion
+	usage := s.failover.result.Usage
+	prompt, completion := usage.Prompt, usage.Completion
 	if prompt == 0 {
 		prompt = int64(s.gen.call.Scan.PromptBytes() / bytesPerToken)
 	}
-	completion = max(completion, s.tracker.Tokens())
-	return &tokenCount{prompt, completion, prompt + completion}
+	return &tokenCount{Prompt: prompt, Completion: completion, Total: prompt + completion, Estimated: !usage.Known}
 }
 
 // responseIdentity is what all chunks of one response have in common.
@@ -138,6 +138,8 @@ type tokenCount struct {
 	Prompt     int64 `json:"prompt_tokens"`
 	Completion int64 `json:"completion_tokens"`
 	Total      int64 `json:"total_tokens"`
+	// Estimated says that the engine has not counted them.
+	Estimated bool `json:"estimated,omitempty"`
 }
 
 // chunk returns the data of a chunk. u may be nil.

@@ -180,7 +180,7 @@ func (s *engineStream) recordUsage() {
 func usageOf(t *sse.Tracker) Usage {
 	u, known := t.Usage()
 	if !known {
-		u.Completion = t.Tokens()
+		u.Completion = max(u.Completion, t.Tokens())
 	}
 	return Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: known}
 }

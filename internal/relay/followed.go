@@ -75,10 +75,13 @@ type responseUsage struct {
 		Reasoning int64 `json:"reasoning_tokens"`
 	} `json:"output_tokens_details"`
 	Total int64 `json:"total_tokens"`
+	// Estimated says that the engine has not counted them.
+	Estimated bool `json:"estimated,omitempty"`
 }
 
 // responseUsageOf returns a usage in the form of the Responses API.
 func responseUsageOf(u *tokenCount, cached int64) (r responseUsage) {
-	r.Input, r.Output, r.Total, r.InputDetails.Cached = u.Prompt, u.Completion, u.Total, cached
+	r.Input, r.Output, r.Total = u.Prompt, u.Completion, u.Total
+	r.InputDetails.Cached, r.Estimated = cached, u.Estimated
 	return r
 }

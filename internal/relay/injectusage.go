@@ -3,17 +3,31 @@ package relay
 import (
 	"bytes"
 	"slices"
+	"strings"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// injectUsage adds stream_options.include_usage to the body of a request. Other options of the
-// client stay. A body that has include_usage itself is returned as it is.
-func injectUsage(body []byte) []byte {
+// Options of a stream, as the members of stream_options are named.
+const (
+	includeUsage    = `"include_usage":true`
+	continuousUsage = `"continuous_usage_stats":true`
+)
+
+// askForUsage adds what the engine tells of its usage to the stream_options of a body. asked says
+// that the client has asked for the usage at the end itself. continuous reports that the usage of
+// each event was asked for and that the client has not asked for it.
+//
+// A client that refuses the usage gets its will, and so does one with options of another form.
+func askForUsage(body []byte, reports engines.UsageReports, asked bool) (changed []byte, continuous bool) {
+	if reports == engines.UsageUnknown {
+		return body, false
+	}
 	var r jsonscan.Reader
 	r.Reset(body)
 	if !r.Open('{') {
-		return body
+		return body, false
 	}
 	first := r.Pos()
 	for more := true; more; more = r.More('{') {
@@ -22,24 +36,41 @@ func injectUsage(body []byte) []byte {
 			continue
 		}
 		if r.Kind() != '{' {
-			return body // null, or something that the engine refuses
+			return body, false // null, or something that the engine refuses
 		}
 		at := r.Pos()
 		r.Skip()
 		options := body[at:r.Pos()]
-		if bytes.Contains(options, []byte(`include_usage`)) {
-			return body
+		added := missingOptions(options, reports, asked)
+		if added == "" {
+			return body, false
 		}
-		comma := []byte{','}
-		if isEmptyObject(options) {
-			comma = nil
+		continuous = strings.Contains(added, continuousUsage)
+		if !isEmptyObject(options) {
+			added += ","
 		}
-		return slices.Concat(body[:at+1], []byte(`"include_usage":true`), comma, body[at+1:])
+		return slices.Concat(body[:at+1], []byte(added), body[at+1:]), continuous
 	}
 	if !r.Valid() {
-		return body
+		return body, false
 	}
-	return slices.Concat(body[:first], []byte(`"stream_options":{"include_usage":true},`), body[first:])
+	added := missingOptions(nil, reports, false)
+	return slices.Concat(body[:first], []byte(`"stream_options":{`+added+`},`), body[first:]), strings.Contains(added, continuousUsage)
+}
+
+// missingOptions returns the members to add to the options of a client.
+func missingOptions(options []byte, reports engines.UsageReports, asked bool) string {
+	var added []string
+	switch has := bytes.Contains(options, []byte("include_usage")); {
+	case has && !asked:
+		return ""
+	case !has:
+		added = append(added, includeUsage)
+	}
+	if reports == engines.UsageContinuous && !bytes.Contains(options, []byte("continuous_usage_stats")) {
+		added = append(added, continuousUsage)
+	}
+	return strings.Join(added, ",")
 }
 
 func isEmptyObject(object []byte) bool { return len(bytes.Trim(object, "{} \t\r\n")) == 0 }

@@ -109,8 +109,8 @@ func newClient(t *engines.Transport) *http1.Transport {
 func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*http.Request, *openai.Error) {
 	call := f.gen.call
 	body, _ := call.Scan.Rewrite(call.Body, f.ticket.Served)
-	if f.policy.InjectUsage && call.Scan.Stream && !call.Scan.IncludeUsage && call.Scan.Endpoint.Chunked() {
-		body = injectUsage(body)
+	if call.Scan.Stream && call.Scan.Endpoint.Chunked() {
+		body, f.hidesUsage = askForUsage(body, f.policy.Usage, call.Scan.IncludeUsage)
 	}
 	path, query, _ := strings.Cut(call.Path, "?")
 	if f.policy.Rerank == RerankTEI && call.Scan.Endpoint == openai.Rerank {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
@@ -25,9 +26,9 @@ type Policy struct {
 	// StallTimeout is the longest time between two events of an engine after the first token.
 	// 0: there is no limit.
 	StallTimeout time.Duration
-	// InjectUsage says that the engine is asked for the token usage of every stream. A client that
-	// has not asked for the usage does not get it.
-	InjectUsage bool
+	// Usage says which counts of tokens the engine is asked for in every stream. A client gets
+	// those that it has asked for itself.
+	Usage engines.UsageReports
 	// Sample is the share of streams that are managed only to observe the times between their
 	// tokens, from 0 to 1. If it is greater than 0, every managed stream is observed.
 	Sample float64

@@ -28,9 +28,9 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 // Times are in milliseconds, from Envoy's receipt of the request. Unknown values are omitted: the
 // time to the first token without a stream, and tokens that the engine did not count or that were
 // not read. For a managed stream without an engine's count, tokens_out is the number of events with
-// a part of the answer, and tokens_in is missing. tpot_ms is the mean time per output token after
-// the first. client_request_id is the client's own id of the request; it is missing if the client
-// gave none. finish_reason is always there, and empty for a native stream.
+// a part of the answer, estimated is true, and tokens_in is missing. tpot_ms is the mean time per
+// output token after the first. client_request_id is the client's own id of the request; it is
+// missing if the client gave none. finish_reason is always there, and empty for a native stream.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return
@@ -68,6 +68,9 @@ func appendTokens(fields []zap.Field, q *request.Summary) []zap.Field {
 	}
 	if q.UsageKnown || q.CompletionTokens > 0 {
 		fields = append(fields, zap.Int64("tokens_out", q.CompletionTokens))
+	}
+	if !q.UsageKnown && q.CompletionTokens > 0 {
+		fields = append(fields, zap.Bool("estimated", true))
 	}
 	if q.CachedKnown {
 		fields = append(fields, zap.Int64("cached_tokens", q.CachedTokens))

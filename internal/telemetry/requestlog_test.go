@@ -111,7 +111,7 @@ func TestRequestLogOfManaged(t *testing.T) {
 	delete(got, "time")
 	want := map[string]any{"level": "info", "logger": "request", "msg": "finished", "request_id": "a", "tenant": "acme", "model": "chat",
 		"replica": "chat-1", "route": "managed", "status": 200.0, "code": "", "stream": true, "queued_ms": 400.0, "ttft_ms": 1000.0,
-		"duration_ms": 3000.0, "tokens_out": 41.0, "tpot_ms": 50.0, "cause": "slow_client", "trace_id": "0af7651916cd43dd8448eb211c80319c",
+		"duration_ms": 3000.0, "tokens_out": 41.0, "estimated": true, "tpot_ms": 50.0, "cause": "slow_client", "trace_id": "0af7651916cd43dd8448eb211c80319c",
 		"finish_reason": "stop", "retries": 1.0, "bytes": 2000.0}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

@@ -44,6 +44,8 @@ type Chunk struct {
 	Last     bool
 	HasUsage bool
 	Usage    Usage
+	// UsageAt is where the usage of a chunk stands in the data. The zero Span: it has none.
+	UsageAt jsonscan.Span
 	// Choices are the choices that the chunk says something of.
 	Choices []Choice
 
@@ -80,7 +82,10 @@ func (c *Chunk) members() {
 		case "choices":
 			c.choices()
 		case "usage":
+			r.Kind() // moves to the value
+			c.UsageAt.From = r.Pos()
 			c.usage()
+			c.UsageAt.To = r.Pos()
 		case "type":
 			c.eventType = r.Text()
 		case "delta":

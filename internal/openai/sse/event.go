@@ -42,6 +42,18 @@ func (e *Event) IsDone() bool {
 // be replaced in place.
 func (e *Event) IsPlain() bool { return e.plain }
 
+// ReplaceData replaces the bytes from offset from to offset to of the data by a text that is not
+// longer. It does so in place, in the bytes of the scanner. Data of several lines stays as it is.
+func (e *Event) ReplaceData(from, to int, with string) {
+	if e.dataLines != 1 || len(with) > to-from {
+		return
+	}
+	start, size := cap(e.Raw)-cap(e.Data), len(e.Data)-(to-from)+len(with)
+	copy(e.Data[from:], with)
+	e.Raw = append(e.Raw[:start+from+len(with)], e.Raw[start+to:]...)
+	e.Data = e.Raw[start : start+size]
+}
+
 // bom is the byte order mark. It may stand at the start of a stream, and means nothing.
 const bom = "\ufeff"
 

@@ -39,14 +39,16 @@ type Tracker struct {
 	usage    Usage
 	hasUsage bool
 	events   int64 // with output of the model
-	finish   string
-	state    []choiceState // by index
-	open     int           // choices that are not finished
-	closed   int
-	hasOdd   bool // there was an index that is not kept
-	done     bool
-	failed   bool
-	cut      bool
+	// counted is how many of events there were when the engine last reported its usage.
+	counted int64
+	finish  string
+	state   []choiceState // by index
+	open    int           // choices that are not finished
+	closed  int
+	hasOdd  bool // there was an index that is not kept
+	done    bool
+	failed  bool
+	cut     bool
 }
 
 type choiceState uint8
@@ -83,7 +85,7 @@ func (t *Tracker) record(c *Chunk) {
 		t.events++
 	}
 	if c.HasUsage {
-		t.hasUsage = true
+		t.hasUsage, t.counted = true, t.events
 		t.usage.Prompt = max(t.usage.Prompt, c.Usage.Prompt)
 		t.usage.Completion = max(t.usage.Completion, c.Usage.Completion)
 		t.usage.Cached = max(t.usage.Cached, c.Usage.Cached)
@@ -150,8 +152,10 @@ func (t *Tracker) Unfinished() []int {
 func (t *Tracker) Done() bool { return t.done }
 
 // Usage returns the largest usage that an event has reported, because engines count up. ok is false
-// if no event has reported one.
-func (t *Tracker) Usage() (usage Usage, ok bool) { return t.usage, t.hasUsage }
+// if no event has reported one, or if output of the model has come after the last report.
+func (t *Tracker) Usage() (usage Usage, ok bool) {
+	return t.usage, t.hasUsage && t.counted == t.events
+}
 
 // Tokens returns how many events carried output of the model: about the number of tokens, for an
 // engine that reports no usage.
