@@ -97,6 +97,33 @@ func TestE2E_P4_ManyColdRequestsStartEachModelOnce(t *testing.T) {
 	}
 }
 
+// TestE2E_P4_OneReplicaForManyColdRequests: a model that may have several replicas starts one for
+// as many requests as one replica works on, and more only for more.
+func TestE2E_P4_OneReplicaForManyColdRequests(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 0, max: 4}
+    variables: {load_time: 1s, max_num_seqs: 32, prefill_rate: 0, token_interval: 0s}
+`)
+	var callers sync.WaitGroup
+	for i := range 30 {
+		callers.Go(func() {
+			a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody("m", i%2 == 0, 3, fmt.Sprint("question ", i)))
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	callers.Wait()
+	if n := strings.Count(g.LogText(), `"state": "starting"`); n != 1 {
+		t.Errorf("%d replicas were started for 30 requests", n)
+	}
+}
+
 func TestE2E_P4_AModelThatDoesNotStartInTime(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, `models:
