@@ -101,6 +101,7 @@ tools: envoy
 	@scripts/clients.sh
 	@scripts/llama-server.sh
 	@scripts/kubetest.sh
+	@scripts/ray.sh
 
 # clean keeps .tools, which takes long to build.
 clean:

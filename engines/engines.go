@@ -39,6 +39,8 @@ const (
 	Local Launcher = "local"
 	// Kubernetes replicas are pods of Deployments.
 	Kubernetes Launcher = "kubernetes"
+	// Ray replicas are jobs of a Ray cluster.
+	Ray Launcher = "ray"
 	// Upstream replicas are servers that Sluice does not start.
 	Upstream Launcher = "upstream"
 	// None is for a model without replicas. Sluice only admits its requests; they are served

@@ -19,6 +19,7 @@ const (
 	RestartRequired      Type = "RestartRequired"
 	UpgradeFailed        Type = "UpgradeFailed"
 	KubernetesFault      Type = "KubernetesFault"
+	RayFault             Type = "RayFault"
 	ResourceRejected     Type = "ResourceRejected"
 	NameClash            Type = "NameClash"
 	NamesRefused         Type = "NamesRefused"
@@ -89,6 +90,8 @@ var types = []row{
 		"Correct what the message names, and run `sluice restart` again."},
 	{KubernetesFault, Error, False, false,
 		"A Kubernetes cluster does not answer, or a model cannot be launched there.", ""},
+	{RayFault, Error, False, false,
+		"Ray does not answer, or another gateway starts jobs of the same installation. Replicas that answer stay in use.", ""},
 	{ResourceRejected, Error, False, false,
 		"A custom resource has faults, or custom resources cannot be read.", ""},
 	{NameClash, Warning, False, false,

@@ -109,7 +109,7 @@ func (m Model) OtherNames() []string { return slices.Concat(m.Aliases, m.Adapter
 
 // Launched tells whether Sluice launches the replicas of the model.
 func (m Model) Launched() bool {
-	return m.Launcher == engines.Local || m.Launcher == engines.Kubernetes
+	return m.Launcher == engines.Local || m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray
 }
 
 // Launch returns the engine version of a launched model, and what its replicas are started with.

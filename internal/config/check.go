@@ -32,6 +32,7 @@ func check(d *decoder, c *Config) {
 	k.checkNodes()
 	k.checkKubernetes()
 	k.checkProfiles()
+	k.checkRay()
 	k.checkUnique(append(k.checkModels(), k.checkPools()...))
 	k.checkDefaultModel(path{"default_model"})
 	k.checkRedis(path{"redis"}, c.Redis)

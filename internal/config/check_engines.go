@@ -125,6 +125,9 @@ func (k *checker) checkSource(at path, m *Model) {
 		}
 		return
 	}
+	if m.Launcher == engines.Ray {
+		return // the directory is on Ray's nodes
+	}
 	if _, err := os.Stat(filepath.Join(registry.Path, s.Name)); err != nil && k.registryPathValid(s.Registry) {
 		k.faultf(where, "does not exist in the registry's directory: %s", reasonOf(err))
 	}

@@ -25,6 +25,8 @@ func (k *checker) checkModels() []named {
 			k.checkLocalModel(at, m)
 		case engines.Kubernetes:
 			k.checkKubernetesModel(at, m)
+		case engines.Ray:
+			k.checkRayModel(at, m)
 		case engines.Upstream:
 			k.checkUpstreamModel(at, m)
 		case engines.None:

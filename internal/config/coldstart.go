@@ -15,7 +15,7 @@ type ColdStart struct {
 	LoadTimeout time.Duration `yaml:"load_timeout" default:"30m" min:"1s"`
 	// Stall is how long a replica on a node may load without a sign of progress: a new line in its
 	// log, or data that it has read or written. It is then stopped and started again. On Kubernetes
-	// only load_timeout counts. Default 5m.
+	// and Ray only load_timeout counts. Default 5m.
 	Stall time.Duration `yaml:"stall" default:"5m" min:"1s"`
 }
 

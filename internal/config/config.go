@@ -119,6 +119,9 @@ type Config struct {
 	// Profiles are resources and patches of pods, each under a name, for models with launcher
 	// kubernetes.
 	Profiles []Profile `yaml:"profiles"`
+	// Ray says which Ray cluster runs the models with launcher ray. Default: absent, and no model
+	// can have that launcher.
+	Ray *Ray `yaml:"ray" restart:"true"`
 	// Models are the models that clients may request.
 	Models []Model `yaml:"models"`
 	// DefaultModel is the name or alias of the model or pool that serves requests which name no

@@ -129,6 +129,7 @@ func TestEveryField(t *testing.T) {
 			{Name: "volume", Kind: Directory, Path: "/weights", Claim: "weights"}},
 		Nodes:      []Node{{Name: "gpu-1", Labels: []string{"h100", "rack-1"}}},
 		Kubernetes: &Kubernetes{Kubeconfig: filepath.Join(here, "kube"), Context: "prod", Namespace: "llm", Name: "own"},
+		Ray:        &Ray{Address: "http://head:8265", Name: "own", Ports: "30000-30999", FirstPort: 30000, LastPort: 30999},
 		Models: []Model{
 			{Name: "chat", Aliases: []string{"default"}, Adapters: []string{"chat-sql"}, Task: engines.TextGeneration, Engine: "own", Version: "0.10", Table: "0.10",
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 3},

@@ -30,13 +30,14 @@ type Model struct {
 	// {{.Model}}.
 	Source *Source `yaml:"source"`
 	// Launcher says how replicas are started. local starts processes on this node and on those that
-	// joined. kubernetes starts pods. upstream uses servers that someone else runs. none has no
-	// replicas: /schedule admits tasks for the model, which are done elsewhere. Default local; in a
-	// custom resource kubernetes.
-	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,kubernetes,upstream,none"`
+	// joined. kubernetes starts pods. ray starts jobs of a Ray cluster. upstream uses servers that
+	// someone else runs. none has no replicas: /schedule admits tasks for the model, which are done
+	// elsewhere. Default local; in a custom resource kubernetes.
+	Launcher engines.Launcher `yaml:"launcher" default:"local" oneof:"local,kubernetes,ray,upstream,none"`
 	// Cluster says where replicas are launched. For launcher local it is a label that the node must
 	// have, one of those in nodes. For launcher kubernetes it is context/namespace, context or
-	// /namespace. Default: any node; the context and namespace of the section kubernetes.
+	// /namespace. For launcher ray it is a custom resource that the node must have. Default: any
+	// node; the context and namespace of the section kubernetes.
 	Cluster string `yaml:"cluster"`
 	// Protocol is the protocol of the replicas: http (OpenAI's API) or grpc (llm.v1.Inference, see
 	// examples/grpc). Default: the engine's; http for launcher upstream.

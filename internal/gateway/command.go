@@ -22,7 +22,7 @@ func replicaCommand(c *config.Config, self string, r engines.Replica) string {
 	m := c.Models[i]
 	version, launch := c.Launch(m)
 	launch.Sluice, launch.Host, launch.Port = self, r.Address.Addr().String(), int(r.Address.Port())
-	if m.Launcher == engines.Kubernetes {
+	if m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray {
 		launch.Sluice, launch.Host = "sluice", "0.0.0.0"
 	}
 	if m.Launcher == engines.Local && c.Weights(m) != nil { // the path is known where the replica runs
@@ -52,18 +52,7 @@ func shownCommand(words []string, hidden *redact.Redactor) string {
 			word = hidden.Text(word)
 		}
 		secret = isFlag && !hasValue && redact.NamesSecret(name)
-		shown[i] = shellQuoted(word)
+		shown[i] = engines.ShellQuoted(word)
 	}
 	return strings.Join(shown, " ")
-}
-
-// shellQuoted quotes a word for a POSIX shell if it needs quotes.
-func shellQuoted(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("@%+=:,./_-"+redact.Hidden, r)
-	}
-	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

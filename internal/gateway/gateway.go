@@ -260,6 +260,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 		return err
 	}
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
+	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err

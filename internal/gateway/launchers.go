@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/engines/nodes"
+	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -44,6 +45,8 @@ type launchers struct {
 	joined *join.Server
 	// kubernetes is nil when the configuration does not use Kubernetes.
 	kubernetes *kubernetes.Launcher
+	// ray is nil when the configuration does not use Ray.
+	ray *ray.Launcher
 	// resources is nil without custom resources.
 	resources *customResources
 
@@ -81,6 +84,9 @@ func (g *Gateway) makeLaunchers() error {
 	}
 	if c.Kubernetes != nil {
 		l.makeKubernetes(*c.Kubernetes, g.reapply)
+	}
+	if c.Ray != nil {
+		l.makeRay(*c.Ray, c.StateDir)
 	}
 	g.launchers = l
 	return nil
@@ -136,6 +142,9 @@ func (l *launchers) apply() {
 	complete := l.resources.known()
 	c := l.config()
 	l.nodes.Set(localModels(c, l.self, l.scaler.Desired))
+	if l.ray != nil {
+		l.ray.Set(rayModels(c, l.scaler.Desired))
+	}
 	switch {
 	case l.kubernetes == nil:
 	case complete:
@@ -161,11 +170,11 @@ func (l *launchers) adoptLocal(c *config.Config) {
 	l.local.Adopt(models)
 }
 
-// firstReportTimeout bounds the wait for the first reports of upstreams, nodes and Kubernetes.
+// firstReportTimeout bounds the wait for the first reports of upstreams, nodes, Kubernetes and Ray.
 const firstReportTimeout = 2 * time.Second
 
-// awaitFirstReports waits up to firstReportTimeout for the first reports of upstreams, nodes and
-// Kubernetes, so that Envoy's first configuration is as complete as possible.
+// awaitFirstReports waits up to firstReportTimeout for the first reports of upstreams, nodes,
+// Kubernetes and Ray, so that Envoy's first configuration is as complete as possible.
 func (l *launchers) awaitFirstReports(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstReportTimeout)
 	defer cancel()
@@ -173,6 +182,7 @@ func (l *launchers) awaitFirstReports(ctx context.Context) {
 	waiting.Go(func() { l.upstream.CheckOnce(ctx) })
 	waiting.Go(func() { l.awaitNodes(ctx) })
 	waiting.Go(func() { l.awaitPods(ctx) })
+	waiting.Go(func() { l.awaitRay(ctx) })
 	waiting.Wait()
 }
 

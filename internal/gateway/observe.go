@@ -61,6 +61,8 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 		g.launchers.upstream.RecordFailure(replica, model, reason)
 	case engines.Local:
 		g.launchers.local.Suspect(replica)
+	case engines.Ray:
+		g.launchers.ray.Suspect(replica)
 	}
 }
 

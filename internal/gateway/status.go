@@ -247,7 +247,7 @@ func (g *Gateway) gauges() telemetry.Gauges {
 			}
 		}
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states,
-			Launched: m.Launcher == engines.Local || m.Launcher == engines.Kubernetes, Desired: m.Desired})
+			Launched: m.Launcher == engines.Local || m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray, Desired: m.Desired})
 	}
 	for _, t := range g.config().Tenants {
 		now := g.admission.Tenant(t.Name)
