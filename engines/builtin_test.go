@@ -116,16 +116,32 @@ func rendered(t *testing.T, version Version, launch Launch) ([]string, map[strin
 	return command, env
 }
 
-// knownFlags returns the flags and environment variables that a version of an engine knows, by
-// testdata/flags.
+// knownFlags returns the flags and environment variables that a version of an engine knows: those
+// of its table, or of testdata/flags if it has none.
 func knownFlags(t *testing.T, engine, version string) []string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata/flags", engine+"-"+version+".txt"))
-	if err != nil {
-		t.Fatal(err)
+	if !hasTable(engine, version) {
+		data, err := os.ReadFile(filepath.Join("testdata/flags", engine+"-"+version+".txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, list, _ := strings.Cut(string(data), "\n") // the first line says where the list is from
+		return strings.Fields(list)
 	}
-	_, list, _ := strings.Cut(string(data), "\n") // the first line says where the list is from
-	return strings.Fields(list)
+	known := []string{"AUTO_TRUNCATE"} // every flag of TEI is an environment variable, too
+	for _, row := range table(engine, version) {
+		flag := strings.ReplaceAll(row.name, "_", "-")
+		known = append(known, row.env, "--"+flag)
+		if row.kind == "switch" {
+			known = append(known, "--no-"+flag)
+		}
+	}
+	return known
+}
+
+func hasTable(engine, version string) bool {
+	_, err := tables.Open("variables/" + engine + "-" + version + ".tsv")
+	return err == nil
 }
 
 // Every variable of every engine becomes a flag or an environment variable that the engine knows,
@@ -187,19 +203,30 @@ func sample(schema map[string]any) any {
 	if _, ok := schema["anyOf"]; ok {
 		return 1
 	}
-	switch schema["type"] {
+	kind := schema["type"]
+	if kinds, ok := kind.([]any); ok {
+		kind = kinds[0]
+	}
+	switch kind {
 	case "boolean":
 		return schema["default"] != true
 	case "integer":
 		least, _ := schema["minimum"].(int)
+		if more, ok := schema["exclusiveMinimum"].(int); ok {
+			least = more + 1
+		}
 		if least == schema["default"] {
 			return least + 1
 		}
 		return least
 	case "number":
-		return 0.5
+		least, _ := schema["minimum"].(int)
+		return float64(least) + 0.5
 	case "array":
-		return []any{sample(schema["items"].(map[string]any))}
+		if items, ok := schema["items"].(map[string]any); ok {
+			return []any{sample(items)}
+		}
+		return []any{"x"}
 	case "object":
 		return map[string]any{"a": 1}
 	}
@@ -216,7 +243,7 @@ func TestBuiltinVariablesAreChecked(t *testing.T) {
 		want                  string
 	}{
 		{"vllm", "0.33", "gpu_memory_utilization", 90, "gpu_memory_utilization: must be at most 1, is 90 (share of the GPU's memory for weights, activations and cache)"},
-		{"vllm", "0.33", "max_lora_rank", 12, "max_lora_rank: must be one of 8, 16, 32, 64, 128, 256, 320, 512 (largest rank of a LoRA adapter)"},
+		{"vllm", "0.33", "max_lora_rank", 12, "max_lora_rank: must be one of 1, 8, 16, 32, 64, 128, 256, 320, 512 (largest rank of a LoRA adapter)"},
 		{"vllm", "0.33", "tensor_parallel_size", "2", "tensor_parallel_size: must be integer, is string (GPUs that share each layer; all of the replica when nothing is said)"},
 		{"sglang", "0.4.10", "schedule_policy", "priority", "schedule_policy: must be one of lpm, random, fcfs, dfs-weight (which waiting request is next)"},
 		{"ollama", "0.32", "kv_cache_type", "q2", "kv_cache_type: must be one of f16, q8_0, q4_0 (type of the cache; needs flash attention)"},

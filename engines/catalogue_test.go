@@ -1,14 +1,11 @@
 package engines
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestBuiltinDefinitionsAreSound(t *testing.T) {
@@ -73,23 +70,6 @@ func TestSlotsCount(t *testing.T) {
 	}
 	if got := (Slots{}).Count(map[string]any{"parallel": 8}); got != 0 {
 		t.Errorf("no slot variable: %d slots, want 0 for unknown", got)
-	}
-}
-
-// TestLlamaCppVariablesAreItsFlags checks that every variable of llama-cpp is a flag of the real
-// llama-server.
-func TestLlamaCppVariablesAreItsFlags(t *testing.T) {
-	t.Parallel()
-	binary := testutil.Tool(t, "llama-server")
-	help, err := exec.Command(binary, "--help").CombinedOutput()
-	if err != nil {
-		t.Fatal(err)
-	}
-	words := strings.FieldsFunc(string(help), func(r rune) bool { return strings.ContainsRune(" ,\n", r) })
-	for name := range llamaCppVariables() {
-		if flag := "--" + strings.ReplaceAll(name, "_", "-"); !slices.Contains(words, flag) {
-			t.Errorf("llama-server has no %s", flag)
-		}
 	}
 }
 

@@ -17,6 +17,10 @@ func (v Version) RenderEnv(l Launch) (map[string]string, error) {
 	given := v.Complete(l.Task, l.Variables)
 	l.Variables = map[string]any{}
 	for name, value := range given {
+		value, err := asJSONText(value, v.properties()[name])
+		if err != nil {
+			return nil, fmt.Errorf("variables.%s: %w", name, err)
+		}
 		text, err := printable(value)
 		if err != nil {
 			return nil, fmt.Errorf("variables.%s: %w", name, err)

@@ -34,20 +34,27 @@ const (
 )
 
 // flags formats variables as command line flags, in the order of their names. It leaves out the
-// variables in except.
+// variables in except. schema holds the schemas of the variables that the version knows.
 //
 // In the usual style a name becomes --name, with dashes for underscores. true becomes the flag
-// alone; false and null become no flag. (A flag that turns something off is a variable of its own,
-// such as no_webui.) Numbers and strings follow as the next argument, a list as its items joined by
+// alone. false becomes the flag --no-name if there is such a variable, else no flag; null becomes
+// no flag. Numbers and strings follow as the next argument, a list as its items joined by
 // commas, an object as JSON. A list may hold numbers and strings. A string with a comma in it is an
-// error, because the engine would read two items.
-func (s FlagStyle) flags(variables map[string]any, except []string) ([]string, error) {
+// error, because the engine would read two items. Variables that the schema calls JSON are JSON.
+func (s FlagStyle) flags(variables, schema map[string]any, except []string) ([]string, error) {
 	var flags []string
 	for _, name := range slices.Sorted(maps.Keys(variables)) {
 		if slices.Contains(except, name) {
 			continue
 		}
-		words, err := s.flag(name, variables[name])
+		value, err := asJSONText(variables[name], schema[name])
+		if err != nil {
+			return nil, fmt.Errorf("variables.%s: %w", name, err)
+		}
+		if negative := "no_" + name; value == false && schema[negative] != nil {
+			name, value = negative, true
+		}
+		words, err := s.flag(name, value)
 		if err != nil {
 			return nil, fmt.Errorf("variables.%s: %w", name, err)
 		}
@@ -81,6 +88,20 @@ func (s FlagStyle) flag(name string, value any) ([]string, error) {
 	}
 	text, err := argument(value)
 	return []string{flag, text}, err
+}
+
+// asJSONText returns the JSON of a list or object whose schema says that it is written so, and any
+// other value as it is.
+func asJSONText(value, schema any) (any, error) {
+	keywords, _ := schema.(map[string]any)
+	switch value.(type) {
+	case []any, map[string]any:
+		if keywords[asJSON] == jsonMedia {
+			text, err := json.Marshal(value)
+			return string(text), err
+		}
+	}
+	return value, nil
 }
 
 // argument formats a value as one argument, or as the value of an environment variable.

@@ -5,7 +5,7 @@ import "time"
 // llamaCpp is llama.cpp behind an HTTP server: its own in C++, and the one in Python that comes
 // with its binding.
 func llamaCpp() Engine {
-	return Engine{Name: "llama-cpp", Versions: []Version{llamaCppPython(), llamaServer()}}
+	return Engine{Name: "llama-cpp", Versions: []Version{llamaCppPython(), llamaServer().withTable("llama-cpp")}}
 }
 
 // llamaServer is llama-server, checked against 0.5.0-dev as vendored in llama-cpp-python 0.3.36. By

@@ -22,7 +22,7 @@ func ollama() Engine {
 	current.Env["OLLAMA_NO_CLOUD"] = "{{.Variables.no_cloud}}"
 	current.Env["OLLAMA_IGPU_ENABLE"] = "{{.Variables.igpu_enable}}"
 	current.Tasks = append(current.Tasks, Transcription) // came between 0.12.11 and 0.24.0
-	return Engine{Name: "ollama", Versions: []Version{old, current}}
+	return Engine{Name: "ollama", Versions: []Version{old.withTable("ollama"), current.withTable("ollama")}}
 }
 
 // ollamaScript gets the model and gives it the name that clients ask for, through a server that
@@ -67,7 +67,8 @@ func ollamaVersion(name, tag string, own map[string]any) Version {
 		Env:        ollamaEnv(),
 		Image:      "ollama/ollama:" + tag,
 		Release:    tag,
-		Kubernetes: keeps("/root/.ollama"), // what is imported from a directory goes there too
+		Owned:      []string{"--host", "--auth", "--editor"}, // in the environment; the last is of the client
+		Kubernetes: keeps("/root/.ollama"),                   // what is imported from a directory goes there too
 		Ready:      Probe{Path: "/api/version", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/api/version", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "num_parallel", Default: 1},

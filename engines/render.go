@@ -81,7 +81,7 @@ func (v Version) Render(l Launch) ([]string, error) {
 	}
 	var flags []string
 	if slices.Contains(parsed.arguments, nil) {
-		flags, err = v.Flags.flags(l.Variables, slices.Concat(parsed.variables, env))
+		flags, err = v.Flags.flags(l.Variables, v.properties(), slices.Concat(parsed.variables, env))
 	}
 	if err != nil {
 		return nil, err

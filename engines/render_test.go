@@ -178,11 +178,11 @@ func TestFlagStyles(t *testing.T) {
 		}
 	}
 	for _, style := range []FlagStyle{{}, {Lists: ListCommas}} {
-		if got, err := style.flags(variables, nil); err == nil {
+		if got, err := style.flags(variables, nil, nil); err == nil {
 			t.Errorf("%+v: an item with a comma became %q", style, got)
 		}
 	}
-	if got, err := (FlagStyle{Lists: ListArguments}).flags(map[string]any{"x": []any{true}}, nil); err == nil {
+	if got, err := (FlagStyle{Lists: ListArguments}).flags(map[string]any{"x": []any{true}}, nil, nil); err == nil {
 		t.Errorf("a list of booleans became %q", got)
 	}
 }

@@ -16,9 +16,9 @@ func sglang() Engine {
 	oldest := sglangVersion("0.4.10", "v0.4.10.post2", sglang0410())
 	oldest.Routes = []string{}
 	return Engine{Name: "sglang", Versions: []Version{
-		oldest,
-		sglangVersion("0.5.5", "v0.5.5", sglang055()),
-		sglangVersion("0.5.23", "v0.5.23", sglang0523(), Transcription),
+		oldest.withTable("sglang"),
+		sglangVersion("0.5.5", "v0.5.5", sglang055()).withTable("sglang"),
+		sglangVersion("0.5.23", "v0.5.23", sglang0523(), Transcription).withTable("sglang"),
 	}}
 }
 

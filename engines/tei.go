@@ -15,9 +15,9 @@ func tei() Engine {
 	dense := map[string]any{"dense_path": text("path of the Dense module in the model's repository; since 1.8")}
 	truncates := map[string]any{"auto_truncate": flag("cut texts that are too long; the default since 1.9")}
 	return Engine{Name: "tei", Versions: []Version{
-		teiVersion("1.7", "1.7", noServedName, truncates),
-		teiVersion("1.8", "1.8", noServedName, merged(truncates, dense)),
-		teiSince19(teiVersion("1.9", "cuda-1.9", served, merged(truncates, dense))),
+		teiVersion("1.7", "1.7", noServedName, truncates).withTable("tei"),
+		teiVersion("1.8", "1.8", noServedName, merged(truncates, dense)).withTable("tei"),
+		teiSince19(teiVersion("1.9", "cuda-1.9", served, merged(truncates, dense))).withTable("tei"),
 	}}
 }
 

@@ -52,7 +52,7 @@ func (v Version) properties() map[string]any {
 func (v Version) CheckVariables(t Task, given map[string]any) []Fault {
 	all := v.Complete(t, given)
 	faults := checkNames(all)
-	schema, err := compile(v.Schema)
+	schema, err := compile(v.schemaOf(all))
 	if err != nil {
 		return append(faults, Fault{Reason: "cannot be checked: " + err.Error()})
 	}
@@ -70,6 +70,51 @@ func (v Version) CheckVariables(t Task, given map[string]any) []Fault {
 		return cmp.Or(slices.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
 	})
 	return faults
+}
+
+// schemaOf returns a schema that says of these variables what the version's own says of them. It is
+// the version's schema without the properties of other variables, because compiling all of an
+// engine takes milliseconds.
+func (v Version) schemaOf(variables map[string]any) map[string]any {
+	if len(v.properties()) == 0 {
+		return v.Schema
+	}
+	for keyword := range v.Schema {
+		if !slices.Contains([]string{"type", "properties", "additionalProperties", "required"}, keyword) {
+			return v.Schema // a keyword that may refer to any property
+		}
+	}
+	small := maps.Clone(v.Schema)
+	properties := map[string]any{}
+	for name := range variables {
+		if property, ok := v.properties()[name]; ok {
+			properties[name] = property
+		}
+	}
+	if strings.Contains(fmt.Sprint(properties), "$") {
+		return v.Schema // a reference to another property, perhaps
+	}
+	small["properties"] = properties
+	return small
+}
+
+// ForReplicas returns the version as a launcher needs it for replicas with these variables: the
+// schema has only variables that are given or have a default. Joined nodes are sent no more.
+func (v Version) ForReplicas(given map[string]any) Version {
+	kept := map[string]any{}
+	for name, property := range v.properties() {
+		keywords, _ := property.(map[string]any)
+		_, hasDefault := keywords["default"]
+		_, isGiven := given[name]
+		_, isOpposite := given[strings.TrimPrefix(name, "no_")]
+		if hasDefault || isGiven || isOpposite {
+			kept[name] = property
+		}
+	}
+	if v.Schema != nil {
+		v.Schema = map[string]any{"type": "object", "properties": kept}
+	}
+	return v
 }
 
 // meaning returns the schema's description of the variable at the head of a path. It is added to

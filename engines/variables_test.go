@@ -28,7 +28,7 @@ func TestFlags(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := FlagStyle{}.flags(map[string]any{"some_name": tt.value}, nil)
+			got, err := FlagStyle{}.flags(map[string]any{"some_name": tt.value}, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +38,7 @@ func TestFlags(t *testing.T) {
 		})
 	}
 	for _, bad := range []any{[]any{"a,b"}, []any{true}, []any{[]any{1}}, struct{}{}} {
-		if got, err := (FlagStyle{}).flags(map[string]any{"x": bad}, nil); err == nil || !strings.HasPrefix(err.Error(), "variables.x: ") {
+		if got, err := (FlagStyle{}).flags(map[string]any{"x": bad}, nil, nil); err == nil || !strings.HasPrefix(err.Error(), "variables.x: ") {
 			t.Errorf("%v: flags %v, error %v", bad, got, err)
 		}
 	}

@@ -7,8 +7,9 @@ import (
 
 // vllm is vLLM's OpenAI server, in the releases at which flags changed that matter here. A release
 // between two of them takes the flags of the lower one, except for those that the descriptions of
-// the variables name. It was checked against the source packages of 0.8.5, 0.11.0 and 0.33.0, and
-// against 0.10.0, 0.13.0, 0.17.1 and 0.24.0 for when flags came and went.
+// the variables name. The variables of 0.32 and 0.33 are complete. 0.8 and 0.11 were checked
+// against the source packages of 0.8.5 and 0.11.0, and against 0.10.0, 0.13.0, 0.17.1 and 0.24.0
+// for when flags came and went.
 //
 // vLLM serves under --served-model-name only, and listens after the model is loaded. /health asks
 // whether its engine is alive. Without max_num_seqs it works on 256 requests at once, or 1,024 on
@@ -23,7 +24,8 @@ func vllm() Engine {
 	return Engine{Name: "vllm", Versions: []Version{
 		oldest,
 		vllmVersion("0.11", "v0.11.0", vllm011()),
-		vllmVersion("0.33", "v0.33.0", vllm033()),
+		vllmVersion("0.32", "v0.32.0", vllm033()).withTable("vllm"),
+		vllmVersion("0.33", "v0.33.0", vllm033()).withTable("vllm"),
 	}}
 }
 

@@ -17,7 +17,8 @@ import (
 func fasterWhisper() Engine {
 	old := whisper07()
 	old.Tasks = []Task{Transcription} // it prepares a model of speech to text only
-	return Engine{Name: "faster-whisper", Versions: []Version{old, whisper08(), whisper09()}}
+	return Engine{Name: "faster-whisper", Versions: []Version{
+		old.withTable("faster-whisper"), whisper08().withTable("faster-whisper"), whisper09().withTable("faster-whisper")}}
 }
 
 // whisper07 downloads a model at its first request.
@@ -84,7 +85,7 @@ func whisperVersion(name, tag string, own map[string]any, ownEnv map[string]stri
 		Schema:     variables(merged(whisperVariables(), own)),
 		Command:    []string{"uvicorn", "--factory", "speaches.main:create_app"},
 		Env:        env,
-		Owned:      []string{"--host", "--port", "--uds", "--fd", "--ssl-keyfile", "--ssl-certfile", "--root-path"},
+		Owned:      []string{"--host", "--port", "--api-key", "--model", "--preload-models", "--uds", "--fd", "--ssl-keyfile", "--ssl-certfile", "--root-path"},
 		Image:      "ghcr.io/speaches-ai/speaches:" + tag,
 		Release:    strings.TrimSuffix(tag, "-cuda"),
 		Kubernetes: keeps("/home/ubuntu/.cache/huggingface/hub"), // the image's user is ubuntu

@@ -148,7 +148,7 @@ func localModels(c *config.Config, self string, desired func(model string) int) 
 		launch.Sluice = self
 		models = append(models, local.Model{
 			Model:        describeLaunched(m, desired(m.Name)),
-			Version:      version,
+			Version:      version.ForReplicas(launch.Variables),
 			Launch:       launch,
 			Weights:      c.Weights(m),
 			Env:          localEnv(m),
