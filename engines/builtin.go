@@ -33,6 +33,7 @@ func sim() Engine {
 		}),
 		Command: []string{"{{.Sluice}}", "sim", "--host", "{{.Host}}", "--port", "{{.Port}}",
 			"--model", "{{or .Model .Name}}", "--served-model-name", "{{.Name}}", "{{.Flags}}"},
+		PodHost: "::",
 		Image:   "sluice:latest", // the image that examples/kubernetes makes
 		Ready:   Probe{Path: "/health", Every: 100 * time.Millisecond},
 		Health:  Probe{Path: "/health", Every: 10 * time.Second},

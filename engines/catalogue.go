@@ -45,6 +45,10 @@ type Version struct {
 	// merged over the usual Deployment as a strategic merge patch; see RenderKubernetes. The
 	// engine's container is named "engine". Empty changes nothing.
 	Kubernetes string
+	// PodHost is the Launch.Host of a pod: an address that stands for all of the pod's addresses,
+	// of both families if the engine can, or $(POD_IP), the pod's first address. Empty means
+	// 0.0.0.0, which is IPv4 alone.
+	PodHost string `json:",omitempty"`
 	// Ready tells when a starting replica may serve: at its first 2xx answer.
 	Ready Probe
 	// Health tells whether a ready replica still serves.

@@ -30,6 +30,7 @@ func llamaServer() Version {
 			"--api-key", "--api-key-file", "--ssl-key-file", "--ssl-cert-file", "--reuse-port", "--models-dir", "--models-preset"},
 		Image:      "ghcr.io/ggml-org/llama.cpp:server",
 		Kubernetes: llamaServerPod,
+		PodHost:    "::", // httplib turns IPV6_V6ONLY off
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "parallel", Default: 4},
@@ -125,6 +126,7 @@ func llamaCppPython() Version {
 			"--hf-model-repo-id", "--model-alias"},
 		Image:      "ghcr.io/abetlen/llama-cpp-python:latest",
 		Kubernetes: keepsFromHub(hubCache),
+		PodHost:    podAddress,
 		Ready:      Probe{Path: "/v1/models", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/openapi.json", Every: 10 * time.Second},
 		Slots:      Slots{Default: 1},

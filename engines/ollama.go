@@ -69,6 +69,7 @@ func ollamaVersion(name, tag string, own map[string]any) Version {
 		Release:    tag,
 		Owned:      []string{"--host", "--auth", "--editor"}, // in the environment; the last is of the client
 		Kubernetes: keeps("/root/.ollama"),                   // what is imported from a directory goes there too
+		PodHost:    "[::]",
 		Ready:      Probe{Path: "/api/version", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/api/version", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "num_parallel", Default: 1},

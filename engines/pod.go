@@ -28,6 +28,26 @@ func keepsFromHub(path string) string {
 // the images of vLLM, SGLang, llama.cpp and llama-cpp-python.
 const hubCache = "/root/.cache/huggingface"
 
+// podAddress is the PodHost of engines that listen on one family only. Kubernetes replaces it.
+const podAddress = "$(POD_IP)"
+
+// sglangPod keeps the probes of /health from generating a token (http_server.py of SGLang). Without
+// it, an idle server computes one for each probe. SGLang's watchdog ends a server that hangs.
+func sglangPod() string {
+	return `
+spec:
+  template:
+    spec:
+      containers:
+      - name: engine
+        env: [{name: SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION, value: "false"}]
+        {{- if eq .Registry "huggingface"}}
+        volumeMounts: [{name: downloads, mountPath: ` + hubCache + `}]
+      volumes: [{name: downloads, emptyDir: {}}]
+        {{- end}}
+`
+}
+
 // llamaServerPod sets PATH, because the images of llama.cpp have their programs in /app, and picks
 // the image for GPUs if there are any (.devops and docs/docker.md of llama.cpp).
 const llamaServerPod = `

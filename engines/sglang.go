@@ -38,7 +38,8 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 		Image:      "lmsysorg/sglang:" + release,
 		Release:    strings.TrimPrefix(release, "v"),
 		Owned:      sglangOwned(),
-		Kubernetes: keepsFromHub(hubCache),
+		Kubernetes: sglangPod(),
+		PodHost:    podAddress, // with ::, asyncio listens on IPv6 alone
 		Ready:      Probe{Path: "/health_generate", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_running_requests", Usual: 128},

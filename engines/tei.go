@@ -44,6 +44,7 @@ func teiVersion(name, tag string, served []string, own map[string]any) Version {
 		Owned:      []string{"-p", "--api-key"},
 		Image:      teiImage + tag,
 		Kubernetes: teiPod(name),
+		PodHost:    "::",
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_concurrent_requests", Default: 512},

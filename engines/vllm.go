@@ -46,6 +46,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		Release:    strings.TrimPrefix(release, "v"),
 		Owned:      vllmOwned(),
 		Kubernetes: keepsFromHub(hubCache),
+		PodHost:    "::", // its socket is for both families (create_server_socket)
 		Ready:      Probe{Path: "/health", Every: time.Second},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "max_num_seqs", Default: 256},

@@ -89,6 +89,7 @@ func whisperVersion(name, tag string, own map[string]any, ownEnv map[string]stri
 		Image:      "ghcr.io/speaches-ai/speaches:" + tag,
 		Release:    strings.TrimSuffix(tag, "-cuda"),
 		Kubernetes: keeps("/home/ubuntu/.cache/huggingface/hub"), // the image's user is ubuntu
+		PodHost:    podAddress,
 		Ready:      Probe{Path: "/health", Every: 500 * time.Millisecond},
 		Health:     Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:      Slots{Variable: "num_workers", Default: 1},

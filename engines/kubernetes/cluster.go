@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -45,6 +46,7 @@ type cluster struct {
 	setCount func() uint64
 
 	deployments *watchStore[*appsv1.Deployment]
+	budgets     *watchStore[*policyv1.PodDisruptionBudget]
 	pods        *watchStore[*corev1.Pod]
 	leases      *watchStore[*coordinationv1.Lease]
 	peers       *peers
@@ -76,6 +78,8 @@ type cluster struct {
 	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
 	// uses it.
 	needsRoomSince map[string]time.Time
+	// applied holds what this gateway has applied last, by Deployment. Only reconcileLoop uses it.
+	applied map[string]appliedDeployment
 }
 
 // wanted is a model with its Deployment. If manifest is nil, the model is faulty or frozen and its
@@ -108,8 +112,10 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 		Config: c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
+		applied: map[string]appliedDeployment{},
 	}
 	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
+	k.budgets = newWatchStore[*policyv1.PodDisruptionBudget](k.onWatchEvent("poddisruptionbudgets"))
 	k.pods = newWatchStore[*corev1.Pod](k.onWatchEvent("pods"))
 	k.leases = newWatchStore[*coordinationv1.Lease](k.onWatchEvent("leases"))
 	k.ownLease = &gatewayLease{
@@ -170,6 +176,10 @@ func (c *cluster) run(ctx context.Context) {
 			w.client, w.kind = c.client.AppsV1().RESTClient(), &appsv1.Deployment{}
 			watchObjects(ctx, w, c.deployments, c.failure("watch deployments"))
 		},
+		"poddisruptionbudgets": func(w watchTarget) {
+			w.client, w.kind = c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}
+			watchObjects(ctx, w, c.budgets, c.failure("watch poddisruptionbudgets"))
+		},
 		"pods": func(w watchTarget) {
 			w.client, w.kind = c.client.CoreV1().RESTClient(), &corev1.Pod{}
 			watchObjects(ctx, w, c.pods, c.failure("watch pods"))
@@ -205,7 +215,8 @@ func selector(labels map[string]string) string {
 	return strings.Join(terms, ",")
 }
 
-// synced reports whether all kinds were listed once. It stays true while the API is unreachable.
+// synced reports whether all kinds were listed once that tell of replicas. It stays true while the
+// API is unreachable.
 func (c *cluster) synced() bool {
 	return c.deployments.hasSynced() && c.pods.hasSynced() && c.leases.hasSynced()
 }
@@ -257,8 +268,8 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 	c.mu.Unlock()
 	next := map[string]podDrain{}
 	for _, p := range pods {
-		mark := p.Annotations[annotationDraining]
-		if mark == "" || p.DeletionTimestamp != nil {
+		mark := drainMark(p)
+		if mark == "" {
 			continue
 		}
 		d := before[p.Name]

@@ -19,5 +19,10 @@
 // Until the last step the leader can undo the removal. A Deployment's pod template never changes:
 // another template is another Deployment, which grows while the old one shrinks.
 //
+// Others may delete a pod, too, for example by an eviction. A deleted pod serves for up to an hour
+// more, but the gateways stop sending requests to it. When no gateway has requests there, the
+// leader shortens the pod's grace period (ending.go). A PodDisruptionBudget for each model lets one
+// pod be evicted at a time (budget.go). What somebody changes or deletes is put back (repair.go).
+//
 // While the API server is unreachable, the gateways keep the replicas that they know.
 package kubernetes

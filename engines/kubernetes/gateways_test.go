@@ -218,7 +218,8 @@ kind: Role
 metadata: {name: gateway}
 rules:
   - {apiGroups: [apps], resources: [deployments], verbs: [list, watch, create, patch, delete]}
-  - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch]}
+  - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch, delete]}
+  - {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [list, watch, create, patch, delete]}
   - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, delete]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

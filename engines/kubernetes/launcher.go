@@ -402,6 +402,13 @@ func (l *Launcher) IsGone(model, uid string) bool {
 	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.isGone(model) })
 }
 
+// Selector returns the label selector of the model's pods, of all its Deployments.
+func (l *Launcher) Selector(model string) string {
+	labels := l.install.labels()
+	labels[labelModel] = hashPrefix(model, 16)
+	return selector(labels)
+}
+
 // Status returns the launcher's state for the operator.
 func (l *Launcher) Status() Status {
 	l.mu.Lock()

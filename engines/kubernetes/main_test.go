@@ -218,6 +218,13 @@ func (g *gateway) waitReady(model string, n int) []string {
 	return idsIn(all, engines.Ready)
 }
 
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // objects returns the names of the Deployments, ReplicaSets and pods in the namespace.
 func (s *testNamespace) objects() []string {
 	s.t.Helper()

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -57,13 +58,19 @@ const (
 	engineContainer = podpatch.EngineContainer
 	// enginePort is the port of the engine. Every pod has its own address.
 	enginePort = 8000
+	// defaultHost is the address on which engines listen that name none.
+	defaultHost = "0.0.0.0"
 	// defaultGPUResource is the resource name of GPUs.
 	defaultGPUResource = "nvidia.com/gpu"
-	// preStopSeconds is how long a deleted pod continues to serve, in seconds. Services of other
-	// parties may still send requests to it.
-	preStopSeconds = 5
+	// preStopSeconds is how long a deleted pod continues to serve, in seconds, for example after an
+	// eviction. It is the longest time for which Envoy holds a request. The leader ends the pod as
+	// soon as it has no requests; see endPods.
+	preStopSeconds = 3600
 	// stopGraceSeconds is how long the engine then has to stop, in seconds.
 	stopGraceSeconds = 30
+	// restartGraceSeconds is how long an engine that has failed its probe may take to end, in
+	// seconds. The hook before the stop counts.
+	restartGraceSeconds = 10
 	// probeTimeoutSeconds is long, because an engine answers late during a large prefill.
 	probeTimeoutSeconds = 10
 	// defaultStartTimeout is the default of Model.StartTimeout.
@@ -111,7 +118,7 @@ func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 // launch returns the values for the templates of the engine version.
 func (m Model) launch() engines.Launch {
 	l := m.Launch
-	l.Host, l.Port, l.Sluice = "0.0.0.0", enginePort, "sluice"
+	l.Host, l.Port, l.Sluice = cmp.Or(m.Version.PodHost, defaultHost), enginePort, "sluice"
 	if m.Resources != nil {
 		l.GPUs = m.Resources.Devices()
 	}
@@ -234,7 +241,7 @@ func (m Model) container() (corev1.Container, error) {
 		return corev1.Container{}, err
 	}
 	for i, argument := range command {
-		command[i] = escapeDollars(argument)
+		command[i] = m.escapeDollars(argument)
 	}
 	env, err := m.environment()
 	if err != nil {
@@ -246,13 +253,15 @@ func (m Model) container() (corev1.Container, error) {
 		Resources: m.requirements(),
 		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: preStopSeconds}}},
 	}
-	if c.ReadinessProbe = probe(m.Version.Ready, time.Second); c.ReadinessProbe != nil {
-		c.StartupProbe = c.ReadinessProbe.DeepCopy()
+	c.ReadinessProbe = probe(readiness(m.Version), time.Second)
+	if c.StartupProbe = probe(m.Version.Ready, time.Second); c.StartupProbe != nil {
 		start := orDefault(m.StartTimeout, defaultStartTimeout).Seconds()
+		c.StartupProbe.TerminationGracePeriodSeconds = new(int64(restartGraceSeconds))
 		c.StartupProbe.FailureThreshold = int32(max(1, math.Ceil(start/float64(c.StartupProbe.PeriodSeconds))))
 	}
 	if c.LivenessProbe = probe(m.Version.Health, 10*time.Second); c.LivenessProbe != nil {
 		c.LivenessProbe.TimeoutSeconds = 2 * probeTimeoutSeconds
+		c.LivenessProbe.TerminationGracePeriodSeconds = new(int64(restartGraceSeconds))
 	}
 	return c, nil
 }
@@ -265,10 +274,10 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 		return nil, err
 	}
 	for name, value := range values {
-		values[name] = escapeDollars(value)
+		values[name] = m.escapeDollars(value)
 	}
 	for name, value := range m.Env {
-		values[name] = strings.ReplaceAll(escapeDollars(value), "$$(POD_IP)", "$(POD_IP)")
+		values[name] = strings.ReplaceAll(strings.ReplaceAll(value, "$", "$$"), "$"+podIP, podIP)
 	}
 	env := []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -285,13 +294,28 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 	return env, nil
 }
 
+// podIP is what Kubernetes replaces by the pod's address.
+const podIP = "$(POD_IP)"
+
 // escapeDollars keeps Kubernetes from expanding $(NAME), which a process on a node would see
-// literally.
-func escapeDollars(text string) string { return strings.ReplaceAll(text, "$", "$$") }
+// literally. It does not escape podIP if the engine is to listen there.
+func (m Model) escapeDollars(text string) string {
+	text = strings.ReplaceAll(text, "$", "$$")
+	if m.Version.PodHost == podIP {
+		text = strings.ReplaceAll(text, "$"+podIP, podIP)
+	}
+	return text
+}
 
 // slots returns how many requests a replica handles at once. 0 means unknown.
 func (m Model) slots() int {
 	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
+}
+
+// readiness returns the probe of a replica that has started. What tells that an engine is warm may
+// cost it a token or wait behind requests; what tells that it is healthy does not.
+func readiness(v engines.Version) engines.Probe {
+	return engines.Probe{Path: cmp.Or(v.Health.Path, v.Ready.Path), Every: v.Ready.Every}
 }
 
 // probe returns nil if the engine has no path for the probe.

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,5 +263,55 @@ func TestLocationOf(t *testing.T) {
 		if got := locationOf(named, home); got != want {
 			t.Errorf("%q: %v, want %v", named, got, want)
 		}
+	}
+}
+
+// TestU16_ProbesCostNothing: what is asked again and again is not what makes an idle engine work.
+// An engine that has failed a probe ends soon, although a deleted pod may go on for long.
+func TestU16_ProbesCostNothing(t *testing.T) {
+	version, _ := engines.Find(engines.Builtin(), "sglang", "")
+	m := Model{Model: engines.Model{Name: "m"}, Version: version, Launch: engines.Launch{Name: "m", Model: "o/m", Registry: "huggingface", Task: engines.TextGeneration}}
+	d, err := install{name: "sluice"}.manifest(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := d.Spec.Template.Spec.Containers[0]
+	if c.StartupProbe.HTTPGet.Path != "/health_generate" || c.ReadinessProbe.HTTPGet.Path != "/health" || c.LivenessProbe.HTTPGet.Path != "/health" {
+		t.Errorf("probes: %v %v %v", c.StartupProbe, c.ReadinessProbe, c.LivenessProbe)
+	}
+	if i := slices.IndexFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION" }); i < 0 || c.Env[i].Value != "false" {
+		t.Errorf("/health generates a token: %v", c.Env)
+	}
+	for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe} {
+		if p.TerminationGracePeriodSeconds == nil || *p.TerminationGracePeriodSeconds > 30 {
+			t.Errorf("an engine that hangs ends after %v s", p.TerminationGracePeriodSeconds)
+		}
+	}
+}
+
+// TestU16_WhereEnginesListen: on all addresses of both families where the engine can, else on the
+// pod's own address.
+func TestU16_WhereEnginesListen(t *testing.T) {
+	for engine, want := range map[string]string{"sim": "::", "vllm": "::", "sglang": "$(POD_IP)", "llama-cpp": "::", "tei": "::"} {
+		version, _ := engines.Find(engines.Builtin(), engine, "")
+		m := Model{Model: engines.Model{Name: "m"}, Version: version,
+			Launch: engines.Launch{Name: "m", Model: "o/m", Registry: "huggingface", Task: version.Tasks[0], Variables: map[string]any{}}}
+		d, err := install{name: "sluice"}.manifest(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		command := d.Spec.Template.Spec.Containers[0].Command
+		i := slices.IndexFunc(command, func(s string) bool { return s == "--host" || s == "--hostname" })
+		if i < 0 || command[i+1] != want {
+			t.Errorf("%s listens as %v, want %s", engine, command, want)
+		}
+	}
+	version, _ := engines.Find(engines.Builtin(), "ollama", "")
+	d, err := install{name: "sluice"}.manifest(Model{Model: engines.Model{Name: "m"}, Version: version, Launch: engines.Launch{Name: "m", Task: engines.TextGeneration}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if env := d.Spec.Template.Spec.Containers[0].Env; !slices.Contains(env, corev1.EnvVar{Name: "OLLAMA_HOST", Value: "[::]:8000"}) {
+		t.Errorf("ollama: %v", env)
 	}
 }

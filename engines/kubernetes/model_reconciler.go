@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -57,7 +58,11 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 			return true, fmt.Errorf("%s %s%s: %w", a.kind, a.deployment, podSuffix(a), err)
 		}
 	}
-	return soon || needsRoom, r.updateMetadata(ctx)
+	if err := errors.Join(r.updateMetadata(ctx), r.applyBudget(ctx)); err != nil {
+		return true, err
+	}
+	again, err := r.repair(ctx)
+	return soon || needsRoom || again, err
 }
 
 // podSuffix returns ", pod NAME" if the action concerns a pod, else "".
@@ -105,9 +110,10 @@ func (r modelReconciler) create(ctx context.Context, count int) error {
 	d := r.model.manifest.DeepCopy()
 	d.Namespace, d.Spec.Replicas = r.cluster.location.namespace, new(int32(count))
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
-	made, err := r.cluster.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{})
+	made, err := r.cluster.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{FieldManager: fieldManager})
 	if err == nil {
 		r.cluster.deployments.recordWrite(made, "", time.Now())
+		r.cluster.applied[made.Name] = appliedDeployment{uid: made.UID, generation: made.Generation}
 	}
 	return err
 }
@@ -130,9 +136,10 @@ func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch
 	if err != nil {
 		return err
 	}
-	changed, err := r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+	changed, err := r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
 	if err == nil {
 		r.cluster.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+		r.cluster.keepApplied(d, changed)
 	}
 	return err
 }
@@ -167,7 +174,7 @@ func (r modelReconciler) annotate(ctx context.Context, a action, annotations map
 		if err != nil {
 			return err
 		}
-		changed, err := r.cluster.client.CoreV1().Pods(r.cluster.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{})
+		changed, err := r.cluster.client.CoreV1().Pods(r.cluster.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
 		if err == nil {
 			r.cluster.pods.recordWrite(changed, p.ResourceVersion, time.Now())
 			signal(r.cluster.observeSignal)
@@ -192,6 +199,11 @@ func (r modelReconciler) undrain(ctx context.Context, a action) error {
 	return r.annotate(ctx, a, map[string]any{annotationDraining: nil, annotationCost: nil})
 }
 
+// sameOwner reports whether two references are to the same object.
+func sameOwner(a, b metav1.OwnerReference) bool {
+	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind
+}
+
 // updateMetadata updates the annotations and the owner of the current Deployment, which its name
 // does not depend on.
 func (r modelReconciler) updateMetadata(ctx context.Context) error {
@@ -208,7 +220,6 @@ func (r modelReconciler) updateMetadata(ctx context.Context) error {
 			meta["annotations"] = want.Annotations
 		}
 	}
-	sameOwner := func(a, b metav1.OwnerReference) bool { return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind }
 	if !slices.EqualFunc(d.OwnerReferences, want.OwnerReferences, sameOwner) {
 		meta["ownerReferences"] = want.OwnerReferences
 	}

@@ -22,7 +22,7 @@ func Check(v engines.Version) error {
 		return nil
 	}
 	l := engines.Launch{
-		Name: "model", Model: "org/model", Registry: "huggingface", Host: "0.0.0.0", Port: enginePort, GPUs: 1, Sluice: "sluice",
+		Name: "model", Model: "org/model", Registry: "huggingface", Host: defaultHost, Port: enginePort, GPUs: 1, Sluice: "sluice",
 		Variables: map[string]any{},
 	}
 	if len(v.Tasks) > 0 {

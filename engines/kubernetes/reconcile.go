@@ -67,13 +67,16 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	models, frozen, partial := c.modelsByHash()
 	pods := c.podsByDeployment(now)
 	deployments := map[string][]*appsv1.Deployment{} // by model hash
+	names := map[string]bool{}
 	for _, d := range c.deployments.list(now) {
+		names[d.Name] = true
 		hash := d.Labels[labelModel]
 		deployments[hash] = append(deployments[hash], d)
 		if _, known := models[hash]; !known && !frozen[hash] && !partial {
 			models[hash] = wanted{}
 		}
 	}
+	maps.DeleteFunc(c.applied, func(name string, _ appliedDeployment) bool { return !names[name] })
 	writeErrors := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
 		r := modelReconciler{cluster: c, model: models[hash], deployments: deployments[hash], pods: pods, now: now}
@@ -85,7 +88,9 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		}
 	}
 	c.setWriteErrors(writeErrors)
-	return soon, errors.Join(errs...)
+	ending, err := c.endPods(ctx, deployments, now)
+	errs = append(errs, err, c.removeBudgets(ctx, models, deployments, frozen, partial))
+	return soon || ending, errors.Join(errs...)
 }
 
 // setWriteErrors replaces the errors of this gateway's last writes.
@@ -126,11 +131,7 @@ func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
 func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
 	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
 		deleting: d.DeletionTimestamp != nil}
-	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
-	if err != nil {
-		timeout = c.DrainTimeout
-	}
-	others := c.peers.live()
+	timeout, others := c.drainTimeoutOf(d), c.peers.live()
 	for _, object := range pods[d.Name] {
 		if object.Annotations[annotationMade] != d.Spec.Template.Annotations[annotationMade] {
 			continue
@@ -144,6 +145,15 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 		read.pods = append(read.pods, p)
 	}
 	return read
+}
+
+// drainTimeoutOf returns how long the pods of a Deployment may drain.
+func (c *cluster) drainTimeoutOf(d *appsv1.Deployment) time.Duration {
+	timeout, err := time.ParseDuration(d.Annotations[annotationDrain])
+	if err != nil {
+		return c.DrainTimeout
+	}
+	return timeout
 }
 
 func specReplicas(d *appsv1.Deployment) int {
@@ -163,9 +173,13 @@ func (c *cluster) setDrainResult(p *pod, others []peer, timeout time.Duration, n
 	if p.draining == "" || own.annotation != p.draining {
 		return
 	}
-	all := own.done && !slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[p.name] != p.draining })
-	p.drained = all || now.Sub(own.since) >= timeout
+	p.drained = isDrained(p.name, own, others) || now.Sub(own.since) >= timeout
 	p.markUnsettled = p.marked && (own.markedSince.IsZero() || now.Sub(own.markedSince) < markSettle)
+}
+
+// isDrained reports whether all gateways are done with a draining pod.
+func isDrained(pod string, own podDrain, others []peer) bool {
+	return own.done && !slices.ContainsFunc(others, func(o peer) bool { return o.record.Drained[pod] != own.annotation })
 }
 
 // ignoreNotFound returns nil if the object does not exist.

@@ -12,7 +12,7 @@ func ownedFields() map[string]string {
 	return map[string]string{
 		"restartPolicy":                 "the pods of a Deployment are always restarted: remove it",
 		"nodeName":                      "the scheduler chooses the node: use nodeSelector or affinity",
-		"terminationGracePeriodSeconds": "it follows from stream.max_duration and drain_timeout: set those",
+		"terminationGracePeriodSeconds": "a deleted pod ends when its requests have ended: see stream.max_duration",
 		"ephemeralContainers":           "they cannot be in the template of a pod: remove them",
 	}
 }

@@ -172,9 +172,11 @@ func unstructural(s object, at string) []string {
 
 // crdSchema returns the schema inside a custom resource definition.
 func crdSchema(crd object) object {
-	version := crd["spec"].(object)["versions"].([]any)[0].(object)
-	return version["schema"].(object)["openAPIV3Schema"].(object)
+	return crdVersion(crd)["schema"].(object)["openAPIV3Schema"].(object)
 }
+
+// crdVersion returns the only version of a custom resource definition.
+func crdVersion(crd object) object { return crd["spec"].(object)["versions"].([]any)[0].(object) }
 
 // modelCRD generates the definition of InferenceModel.
 func modelCRD(t *testing.T) object {
@@ -208,12 +210,17 @@ func modelCRD(t *testing.T) object {
 		"ready":         count("Number of replicas that serve."),
 		"desired":       count("Number of replicas that the scaling wants."),
 		"replicasReady": object{"type": "string", "description": "ready/desired"},
+		"selector":      object{"type": "string", "description": "The label selector of the pods, for the scale subresource."},
 	})
 	columns := []any{
 		column("Engine", ".spec.engine", 0), column("Version", ".spec.version", 0), column("Phase", ".status.phase", 0),
 		column("Ready", ".status.replicasReady", 0), age(), column("Message", ".status.message", 1),
 	}
-	return crd("InferenceModel", []any{"im"}, resourceSchema("A model that clients request: an item of models.", spec, status), columns)
+	model := crd("InferenceModel", []any{"im"}, resourceSchema("A model that clients request: an item of models.", spec, status), columns)
+	crdVersion(model)["subresources"].(object)["scale"] = object{ // what kubectl scale and a HorizontalPodAutoscaler set and read
+		"specReplicasPath": ".spec.replicas.min", "statusReplicasPath": ".status.replicas", "labelSelectorPath": ".status.selector",
+	}
+	return model
 }
 
 // engineCRD generates the definition of Engine.

@@ -48,6 +48,9 @@ type EngineVersion struct {
 	// merge patch). It is a Go template as in command that renders YAML. The container of the
 	// engine is called engine.
 	Kubernetes string `yaml:"kubernetes"`
+	// PodHost is what .Host is in a pod on Kubernetes: :: for engines that then accept both IPv4
+	// and IPv6, or $(POD_IP), the first address of the pod. Default 0.0.0.0, which is IPv4 alone.
+	PodHost string `yaml:"pod_host"`
 	// Ready is the probe that tells when a starting replica may serve: with the first 2xx answer.
 	Ready ReadyProbe `yaml:"ready"`
 	// Health is the probe that tells whether a ready replica can still serve.

@@ -67,6 +67,7 @@ func versionOf(v engines.Version) EngineVersion {
 		Env:           v.Env,
 		Image:         v.Image,
 		Kubernetes:    v.Kubernetes,
+		PodHost:       v.PodHost,
 		Ready:         ReadyProbe(v.Ready),
 		Health:        HealthProbe(v.Health),
 		Slots:         Slots(v.Slots),

@@ -371,6 +371,9 @@ func (r *customResources) statuses() []custom.Status {
 			s.Accepted, s.Message = false, "the spec before this one stays in force: "+v.refused
 		}
 		s.InForce = r.inForce.accepted[v.UID]
+		if m := fleet.Models[v.model]; m != nil && m.Launcher == engines.Kubernetes {
+			s.Selector = r.kubernetes.Selector(v.model)
+		}
 		all = append(all, s)
 	}
 	return all

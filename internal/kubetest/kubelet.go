@@ -43,6 +43,7 @@ type pod struct {
 	cancel   context.CancelFunc // kills everything at once, because the pod no longer exists
 	stopping chan struct{}      // closed when the pod shall stop gracefully
 	grace    time.Duration      // for stopping; set before stopping is closed
+	hurry    chan time.Duration // receives a shorter grace period while the pod stops; its capacity is 1
 }
 
 func (k *kubelet) wait() { k.running.Wait() }
@@ -78,9 +79,22 @@ func (k *kubelet) apply(ctx context.Context, object *corev1.Pod, event watch.Eve
 		k.running.Go(func() { p.report.run(mine) })
 		k.running.Go(func() { p.run(mine) })
 	}
-	if seconds := object.DeletionGracePeriodSeconds; seconds != nil && !p.isStopping() {
-		p.grace = time.Duration(*seconds) * time.Second
+	if seconds := object.DeletionGracePeriodSeconds; seconds != nil {
+		p.stop(time.Duration(*seconds) * time.Second)
+	}
+}
+
+// stop stops the pod gracefully. A later call may only shorten the grace period.
+func (p *pod) stop(grace time.Duration) {
+	switch {
+	case !p.isStopping():
+		p.grace = grace
 		close(p.stopping)
+	case grace < p.grace:
+		select {
+		case p.hurry <- grace:
+		default:
+		}
 	}
 }
 
@@ -98,7 +112,7 @@ func (n *Node) newPod(object *corev1.Pod) *pod {
 	p := &pod{
 		node: n, object: object, container: &object.Spec.Containers[0], ip: n.cluster.subnet.next(),
 		dir:      filepath.Join(n.cluster.dir, "pods", object.Namespace, object.Name),
-		stopping: make(chan struct{}),
+		stopping: make(chan struct{}), hurry: make(chan time.Duration, 1),
 	}
 	for i, c := range object.Spec.Containers {
 		if c.Name == "engine" {
@@ -214,7 +228,7 @@ func (p *pod) runOnce(ctx context.Context, c command, restarts int32) *corev1.Co
 	select {
 	case <-running.done:
 	case <-sick:
-		p.stopGracefully(ctx, running, time.Duration(*p.object.Spec.TerminationGracePeriodSeconds)*time.Second)
+		p.stopGracefully(ctx, running, p.restartGrace())
 	case <-p.stopping:
 		stop()
 		probes.Wait() // From here on no probe reports the container as ready.
@@ -231,14 +245,46 @@ func (p *pod) runOnce(ctx context.Context, c command, restarts int32) *corev1.Co
 // stopGracefully waits for the preStop hook, sends SIGTERM and waits for the rest of the grace
 // period. The caller then sends SIGKILL.
 func (p *pod) stopGracefully(ctx context.Context, running *process, grace time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, grace)
-	defer cancel()
 	if l := p.container.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.Sleep != nil {
-		// In a real cluster, endpoints elsewhere need this sleep. Tests wait for a part of it only.
-		running.wait(ctx, min(time.Second, time.Duration(l.PreStop.Sleep.Seconds)*time.Second))
+		grace -= p.sleepBeforeStop(ctx, running, min(grace, time.Duration(l.PreStop.Sleep.Seconds)*time.Second))
 	}
 	running.terminate()
-	running.wait(ctx, grace)
+	running.wait(ctx, max(grace, minGrace))
+}
+
+// restartGrace returns how long a container that has failed a probe has to end.
+func (p *pod) restartGrace() time.Duration {
+	seconds := *p.object.Spec.TerminationGracePeriodSeconds
+	for _, probe := range []*corev1.Probe{p.container.StartupProbe, p.container.LivenessProbe} {
+		if probe != nil && probe.TerminationGracePeriodSeconds != nil {
+			seconds = *probe.TerminationGracePeriodSeconds
+		}
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// minGrace is how long a process has at least between SIGTERM and SIGKILL, as with a real kubelet.
+const minGrace = 2 * time.Second
+
+// sleepBeforeStop waits for the hook before the stop and returns the part of the grace period that
+// it took. Of a sleep of less than a minute, for which endpoints elsewhere are the reason, tests
+// wait for a part only. When the grace period is shortened, a real kubelet begins again with the
+// rest, and so does this one.
+func (p *pod) sleepBeforeStop(ctx context.Context, running *process, d time.Duration) time.Duration {
+	if d < time.Minute {
+		running.wait(ctx, min(time.Second, d))
+		return min(time.Second, d)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-running.done:
+	case <-ctx.Done():
+	case <-timer.C:
+	case grace := <-p.hurry:
+		running.wait(ctx, min(time.Second, grace))
+	}
+	return d
 }
 
 // termination returns the status of a run that has ended.

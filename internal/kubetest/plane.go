@@ -27,7 +27,7 @@ import (
 // controllers are the controllers that workloads need. There is none for the health of nodes,
 // because the stand-in kubelet renews no leases. There is none for EndpointSlices, because it
 // rejects loopback addresses.
-const controllers = "deployment-controller,replicaset-controller,statefulset-controller,job-controller,endpoints-controller," +
+const controllers = "deployment-controller,replicaset-controller,disruption-controller,statefulset-controller,job-controller,endpoints-controller," +
 	"garbage-collector-controller,pod-garbage-collector-controller,namespace-controller,serviceaccount-controller," +
 	"root-ca-certificate-publisher-controller"
 

@@ -83,6 +83,9 @@ type Status struct {
 	// Replicas counts the existing replicas, Ready the ready ones, Desired the wanted ones. They
 	// are 0 for an Engine.
 	Replicas, Ready, Desired int
+	// Selector is the label selector of the pods of an InferenceModel. Empty means that it has
+	// none.
+	Selector string
 	// Accepted is true if the spec is valid and in use. Otherwise Message tells why not.
 	Accepted bool
 	// Message tells operators why the object is not accepted or what its replicas wait for.

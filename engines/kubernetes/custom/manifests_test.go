@@ -87,8 +87,8 @@ func TestInvalidObjectsAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, which does not name %s", spec, err, want)
 		}
 	}
-	if err := c.TryApply(t, ns, engine("e", "{versions: [{version: '1', tasks: [rerank]}]}")); err == nil || !strings.Contains(err.Error(), "command") {
-		t.Errorf("an engine without a command: %v", err)
+	if err := c.TryApply(t, ns, engine("e", "{versions: [{tasks: [rerank]}]}")); err == nil || !strings.Contains(err.Error(), "version") {
+		t.Errorf("a version without a name: %v", err)
 	}
 	// These are all forms that the configuration file allows.
 	c.Apply(t, ns, model("a", `{engine: sim, resources: {memory: 1024, cpu: 0.5, gpu: 1}, admission: {max_per_replica: 3}, unhealthy_on: [503, connect]}`)+

@@ -36,6 +36,7 @@ func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 	if s.Kind == Model {
 		fields["phase"] = optionalText(s.Phase)
 		fields["replicas"], fields["ready"], fields["desired"] = int64(s.Replicas), int64(s.Ready), int64(s.Desired)
+		fields["selector"] = optionalText(s.Selector)
 		fields["replicasReady"] = strconv.Itoa(s.Ready) + "/" + strconv.Itoa(s.Desired)
 	}
 	for name, value := range fields {

@@ -48,6 +48,7 @@ func TestEveryDifferenceIsWritten(t *testing.T) {
 		"desired":    func(s *Status) { s.Desired++ },
 		"accepted":   func(s *Status) { s.Accepted = false },
 		"message":    func(s *Status) { s.Message = "" },
+		"selector":   func(s *Status) { s.Selector = "a=b" },
 		"in force":   func(s *Status) { s.InForce = []byte(`{"engine":"sim"}`) },
 	} {
 		s := current()
@@ -65,7 +66,7 @@ func TestConditions(t *testing.T) {
 	s := current()
 	s.Generation, s.Phase, s.Ready, s.Message = 4, "Starting", 0, "pulling"
 	fields := s.patchFor(statusOf(t, written), now)
-	want := statusOf(t, `{"observedGeneration": 4, "message": "pulling", "phase": "Starting", "replicas": 2, "ready": 0, "desired": 2, "replicasReady": "0/2",
+	want := statusOf(t, `{"observedGeneration": 4, "selector": null, "message": "pulling", "phase": "Starting", "replicas": 2, "ready": 0, "desired": 2, "replicasReady": "0/2",
 		"conditions": [
 			{"type": "Foreign", "status": "Unknown", "reason": "Who", "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"},
 			{"type": "Accepted", "status": "True", "reason": "Valid", "message": "", "observedGeneration": 4, "lastTransitionTime": "2024-01-01T00:00:00Z"},

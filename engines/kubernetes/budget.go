@@ -1,0 +1,100 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// fieldManager is the name under which Sluice owns fields of objects.
+const fieldManager = "sluice"
+
+// budget returns the PodDisruptionBudget of a model: at most one of its pods is evicted at a time.
+// A pod that does not serve may always be evicted.
+func (in install) budget(m wanted) *policyv1.PodDisruptionBudget {
+	own := in.labels()
+	own[labelModel] = hashPrefix(m.Name, 16)
+	tail := "-" + hashPrefix(m.Name, 6)
+	name := in.name + "-" + slug(m.Name, min(maxSlugLength, maxLabelLength-len(in.name)-1-len(tail))) + tail
+	return &policyv1.PodDisruptionBudget{
+		TypeMeta: metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: own, Annotations: map[string]string{annotationModel: m.Name}, OwnerReferences: m.manifest.OwnerReferences,
+		},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: own},
+			UnhealthyPodEvictionPolicy: new(policyv1.AlwaysAllow),
+		},
+	}
+}
+
+// applyBudget makes the model's budget as it should be, if it is not.
+func (r modelReconciler) applyBudget(ctx context.Context) error {
+	c := r.cluster
+	if r.model.manifest == nil || !c.budgets.hasSynced() {
+		return nil
+	}
+	want := c.budget(r.model)
+	for _, b := range c.budgets.list(r.now) {
+		labelled := labels.SelectorFromSet(want.Labels).Matches(labels.Set(b.Labels))
+		if b.Name == want.Name && labelled && reflect.DeepEqual(b.Spec, want.Spec) && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
+			return nil
+		}
+	}
+	data, err := json.Marshal(want)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	made, err := c.client.PolicyV1().PodDisruptionBudgets(c.location.namespace).Patch(ctx, want.Name, types.ApplyPatchType, data,
+		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
+	if err == nil {
+		c.budgets.recordWrite(made, replacedVersion(c.budgets, want.Name, r.now), time.Now())
+		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))
+	}
+	return err
+}
+
+// replacedVersion returns the resource version of the object in the store, or "" if there is none.
+func replacedVersion[T metav1.Object](s *watchStore[T], name string, now time.Time) string {
+	for _, item := range s.list(now) {
+		if item.GetName() == name {
+			return item.GetResourceVersion()
+		}
+	}
+	return ""
+}
+
+// removeBudgets deletes the budgets of models that are neither wanted nor have Deployments.
+func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, deployments map[string][]*appsv1.Deployment, frozen map[string]bool, partial bool) error {
+	var errs []error
+	for _, b := range c.budgets.list(time.Now()) {
+		hash := b.Labels[labelModel]
+		if models[hash].manifest != nil || frozen[hash] || partial || len(deployments[hash]) > 0 || b.DeletionTimestamp != nil {
+			continue
+		}
+		if !c.isLeader() || ctx.Err() != nil {
+			break
+		}
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		err := c.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
+		cancel()
+		if !apierrors.IsConflict(err) {
+			errs = append(errs, ignoreNotFound(err))
+		}
+	}
+	return errors.Join(errs...)
+}

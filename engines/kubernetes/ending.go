@@ -1,0 +1,75 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// endGraceSeconds is the grace period of a deleted pod without requests, in seconds. The kubelet
+// runs the hook before the stop again within it, and then stops the engine.
+const endGraceSeconds = 5
+
+// drainMark returns what gateways write into their leases when they are done with a pod: the
+// draining annotation, or a text for a deleted pod. It is empty for a pod that is wanted.
+func drainMark(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "deleted " + string(p.UID)
+	}
+	return p.Annotations[annotationDraining]
+}
+
+// endPods ends the deleted pods that have no requests any more. Without it, they would serve for
+// the whole grace period, which is as long as a request may take. It does not matter who has
+// deleted a pod: the ReplicaSet, an eviction, or an operator. ending is true while a deleted pod
+// still has requests.
+func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.Deployment, now time.Time) (ending bool, err error) {
+	var errs []error
+	timeouts := map[string]time.Duration{}
+	for _, all := range deployments {
+		for _, d := range all {
+			timeouts[d.Name] = c.drainTimeoutOf(d)
+		}
+	}
+	others := c.peers.live()
+	for _, p := range c.pods.list(now) {
+		if p.DeletionTimestamp == nil || p.DeletionGracePeriodSeconds == nil || *p.DeletionGracePeriodSeconds <= endGraceSeconds {
+			continue
+		}
+		ending = true
+		timeout, ok := timeouts[p.Labels[labelDeployment]]
+		if !ok {
+			timeout = c.DrainTimeout
+		}
+		c.mu.Lock()
+		own := c.drains[p.Name]
+		c.mu.Unlock()
+		known := own.annotation == drainMark(p)
+		if !readPod(p).marked && !(known && (isDrained(p.Name, own, others) || now.Sub(own.since) >= timeout)) {
+			continue
+		}
+		if !c.isLeader() || ctx.Err() != nil {
+			break
+		}
+		errs = append(errs, c.endPod(ctx, p))
+	}
+	return ending, errors.Join(errs...)
+}
+
+// endPod shortens the grace period of a deleted pod.
+func (c *cluster) endPod(ctx context.Context, p *corev1.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := c.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64(endGraceSeconds)), Preconditions: &metav1.Preconditions{UID: &p.UID},
+	})
+	if err == nil {
+		c.Log.Info("deleted pod ended", zap.String("pod", p.Name))
+	}
+	return ignoreNotFound(err)
+}

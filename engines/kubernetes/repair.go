@@ -1,0 +1,103 @@
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"time"
+
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// repairInterval is the shortest time between two repairs of a Deployment, so that Sluice does not
+// fight with another program that writes the same fields.
+const repairInterval = 10 * time.Second
+
+// appliedDeployment is the version of a Deployment that has the spec which Sluice wants. The API
+// counts the generation when the spec changes, whoever changes it.
+type appliedDeployment struct {
+	uid        types.UID
+	generation int64
+	// repaired is when the last repair changed something. The zero time means never.
+	repaired time.Time
+}
+
+// keepApplied remembers that a write of Sluice changed a Deployment from one version to another, if
+// the former had the spec that Sluice wants.
+func (c *cluster) keepApplied(from, to *appsv1.Deployment) {
+	if a := c.applied[from.Name]; a.uid == from.UID && a.generation == from.Generation {
+		a.generation = to.Generation
+		c.applied[from.Name] = a
+	}
+}
+
+// repair applies the current Deployment again if somebody else may have changed its spec. Fields
+// that Sluice does not set belong to whoever has set them. again is true if a repair is due later.
+func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
+	if r.model.manifest == nil {
+		return false, nil
+	}
+	c, d := r.cluster, r.deployment(r.model.manifest.Name)
+	if d == nil || d.DeletionTimestamp != nil {
+		return false, nil
+	}
+	before := c.applied[d.Name]
+	switch {
+	case before.uid == d.UID && before.generation == d.Generation:
+		return false, nil
+	case before.uid == d.UID && r.now.Sub(before.repaired) < repairInterval:
+		return true, nil
+	}
+	data, err := appliedFields(r.model.manifest, d)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	changed, err := c.client.AppsV1().Deployments(d.Namespace).Patch(ctx, d.Name, types.ApplyPatchType, data,
+		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return true, nil // The watch will deliver the newer version.
+	}
+	if err != nil {
+		return true, err
+	}
+	c.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+	after := appliedDeployment{uid: changed.UID, generation: changed.Generation}
+	if changed.Generation != d.Generation {
+		after.repaired = r.now
+		c.Log.Warn("Deployment repaired, because somebody else had changed it", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+	}
+	c.applied[d.Name] = after
+	return false, nil
+}
+
+// appliedFields returns the fields of the current Deployment that Sluice owns, for the version that
+// exists. The number of replicas is that of the existing one: the plan changes it.
+func appliedFields(want, existing *appsv1.Deployment) ([]byte, error) {
+	d := want.DeepCopy()
+	d.Spec.Replicas = existing.Spec.Replicas
+	made := cmp.Or(existing.Spec.Template.Annotations[annotationMade], rand.Text())
+	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: made})
+	text, err := json.Marshal(d.Spec)
+	if err != nil {
+		return nil, err
+	}
+	var spec map[string]any
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, err
+	}
+	spec["paused"] = false
+	return json.Marshal(map[string]any{
+		"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec,
+		"metadata": map[string]any{
+			"name": existing.Name, "namespace": existing.Namespace, "uid": existing.UID, "resourceVersion": existing.ResourceVersion,
+			"labels": d.Labels, "annotations": d.Annotations,
+		},
+	})
+}
