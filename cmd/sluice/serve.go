@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,46 +16,87 @@ import (
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
+// upFlags are the flags of `sluice up`.
+type upFlags struct {
+	file, binary string
+	upstreams    []string
+	slots        int
+	force        bool
+	models       modelFlags
+}
+
 func newUpCommand(g *globals) *cobra.Command {
-	var file, binary string
-	var upstreams []string
-	var slots int
-	var force bool
+	var flags upFlags
 	c := &cobra.Command{
-		Use:   "up [-c FILE] [--upstream URL]... [--slots N]",
+		Use:   "up [hf:ORG/NAME[:FILE] | ollama:NAME]... [-c FILE] [--upstream URL]... [--slots N]",
 		Short: "Run the gateway, its own Envoy and the replicas on this machine",
 		Long: `Run the gateway, its own Envoy and the replicas on this machine.
 
+With hf:ORG/NAME it runs a model of Hugging Face, with ollama:NAME one of Ollama's library. It
+chooses the engine by what this machine has and the files by what fits, says what it chose, and
+fetches the weights. FILE is a file of the repository or the name of a quantisation, such as Q8_0.
+
 With -c FILE the gateway runs the models of the file. With --upstream URL it serves the models that
 it discovers on these servers. Each server gets as many requests at once as it says, or as --slots
-says. Without both it runs the simulated models of the quick start.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if slots != 0 && len(upstreams) == 0 {
-				return errors.New("--slots is for the servers of --upstream, and there is none: in a file set slots at the server")
-			}
-			o, cleanUp, err := upOptions(file, upstreams, slots)
-			if err != nil {
-				return err
-			}
-			o.Force = force
-			if o.Envoy, err = envoy.Find(binary); err == nil {
-				err = run(cmd.Context(), g, o)
-			}
-			if errors.Is(err, gateway.ErrHandedOver) { // the gateway goes on in its state directory
-				return nil
-			}
-			cleanUp()
-			return err
-		},
+says. Without all of these it runs the simulated models of the quick start.`,
+		RunE: func(cmd *cobra.Command, models []string) error { return up(cmd, g, flags, models) },
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
-	c.Flags().StringArrayVar(&upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
-	c.Flags().IntVar(&slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
-	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
-	addForceFlag(c, &force)
+	f := c.Flags()
+	f.StringVarP(&flags.file, "config", "c", "", "the configuration file")
+	f.StringArrayVar(&flags.upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
+	f.IntVar(&flags.slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
+	f.StringVar(&flags.binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
+	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients of the models hf:… and ollama:…, on loopback")
+	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page for the models hf:… and ollama:…, on loopback")
+	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")
+	addForceFlag(c, &flags.force)
 	c.MarkFlagsMutuallyExclusive("config", "upstream")
 	return c
+}
+
+// check returns an error if flags do not belong together.
+func (f upFlags) check(cmd *cobra.Command, models []string) error {
+	if f.slots != 0 && len(f.upstreams) == 0 {
+		return errors.New("--slots is for the servers of --upstream, and there is none: in a file set slots at the server")
+	}
+	if len(models) > 0 && (f.file != "" || len(f.upstreams) > 0) {
+		return errors.New("models on the command line go with neither -c nor --upstream: put all of them into a file (--print writes one)")
+	}
+	for _, name := range []string{"listen", "admin", "print"} {
+		if len(models) == 0 && cmd.Flags().Changed(name) {
+			return fmt.Errorf("--%s is for models on the command line, and there is none: in a file set listen and admin", name)
+		}
+	}
+	return nil
+}
+
+// up runs `sluice up`.
+func up(cmd *cobra.Command, g *globals, flags upFlags, models []string) error {
+	if err := flags.check(cmd, models); err != nil {
+		return err
+	}
+	if flags.models.print {
+		file, err := modelsFile(cmd.Context(), cmd.ErrOrStderr(), models, flags.models)
+		if err == nil {
+			_, err = cmd.OutOrStdout().Write(file)
+		}
+		return err
+	}
+	binary, err := envoy.Find(flags.binary) // before it asks a hub
+	if err != nil {
+		return err
+	}
+	o, cleanUp, err := upOptions(cmd, flags, models)
+	if err != nil {
+		return err
+	}
+	o.Force, o.Envoy = flags.force, binary
+	err = run(cmd.Context(), g, o)
+	if errors.Is(err, gateway.ErrHandedOver) { // the gateway goes on in its state directory
+		return nil
+	}
+	cleanUp()
+	return err
 }
 
 // addForceFlag adds the flag that sets gateway.Options.Force.
@@ -121,16 +163,20 @@ func run(ctx context.Context, g *globals, o gateway.Options) error {
 	return gateway.Run(ctx, o)
 }
 
-// upOptions reads the configuration file. Without a file it creates a configuration for the
-// upstreams with these slots or, if there are none, for the quick start. Such a configuration has a
-// temporary state directory, which cleanUp removes.
-func upOptions(file string, upstreams []string, slots int) (o gateway.Options, cleanUp func(), err error) {
-	if file != "" {
-		c, err := config.Load(file)
+// upOptions reads the configuration file. Without a file it creates a configuration for the models
+// of the command line, for the upstreams or, if there are neither, for the quick start. Such a
+// configuration has a temporary state directory, which cleanUp removes.
+func upOptions(cmd *cobra.Command, flags upFlags, models []string) (o gateway.Options, cleanUp func(), err error) {
+	var c *config.Config
+	switch {
+	case flags.file != "":
+		c, err := config.Load(flags.file)
 		return gateway.Options{Config: c}, func() {}, err
-	}
-	c, err := config.ForUpstreams(upstreams, slots)
-	if len(upstreams) == 0 {
+	case len(models) > 0:
+		c, err = modelsConfig(cmd.Context(), cmd.OutOrStdout(), models, flags.models)
+	case len(flags.upstreams) > 0:
+		c, err = config.ForUpstreams(flags.upstreams, flags.slots)
+	default:
 		c, err = config.Parse("quick start", examples.Quickstart)
 	}
 	if err != nil {

@@ -24,6 +24,7 @@ var allowed = map[string]string{
 	"internal/carry":            "internal/dispatch internal/headers internal/openai",
 	"internal/condition":        "",
 	"internal/redact":           "",
+	"internal/fit":              "engines internal/weights",
 	"internal/weights":          "",
 	"internal/weights/hubtest":  "",
 	"internal/chaos":            "api/llm/v1 internal/bench/report",
@@ -80,8 +81,8 @@ var allowed = map[string]string{
 	"xds":                      "engines internal/failover internal/headers internal/routes",
 	"envoy":                    "internal/headers internal/process",
 	"extproc":                  "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
-	"cmd/sluice": "authz engines/join engines/kubernetes envoy examples internal/config internal/gateway internal/migrate internal/process " +
-		"internal/sim internal/telemetry",
+	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/config internal/fit internal/gateway internal/migrate " +
+		"internal/process internal/sim internal/telemetry internal/weights",
 	"internal/bench/local":        "",
 	"internal/bench/routingenvoy": "internal/bench/local internal/bench/report internal/bench/trace",
 

@@ -64,17 +64,36 @@ func (c *cache) commit(revision string) string {
 	return ""
 }
 
-// complete returns the path of what an engine loads, if all of it is in the cache.
-func (c *cache) complete(s Source) (string, bool) {
+// Cached returns what the hub said of the revision when something of it was fetched last. It
+// returns false if nothing was. The hub is not asked.
+func Cached(s Source) (*Listing, bool) {
+	c, err := openCache(s)
+	if err != nil {
+		return nil, false
+	}
+	return c.listing(s)
+}
+
+func (c *cache) listing(s Source) (*Listing, bool) {
 	commit := c.commit(s.revision())
 	data, err := os.ReadFile(c.listingPath(commit))
 	if err != nil {
-		return "", false
+		return nil, false
 	}
 	var l Listing
 	if json.Unmarshal(data, &l) != nil || l.Commit != commit {
+		return nil, false
+	}
+	return &l, true
+}
+
+// complete returns the path of what an engine loads, if all of it is in the cache.
+func (c *cache) complete(s Source) (string, bool) {
+	l, ok := c.listing(s)
+	if !ok {
 		return "", false
 	}
+	commit := l.Commit
 	selection, err := l.Select(s)
 	if err != nil {
 		return "", false

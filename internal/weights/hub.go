@@ -200,7 +200,8 @@ func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, er
 		SHA  string `json:"sha"`
 		Task string `json:"pipeline_tag"`
 		GGUF struct {
-			Architecture string `json:"architecture"`
+			Architecture  string `json:"architecture"`
+			ContextLength int    `json:"context_length"`
 		} `json:"gguf"`
 		Siblings []sibling `json:"siblings"`
 	}
@@ -211,7 +212,7 @@ func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, er
 	if !commitForm.MatchString(told.SHA) {
 		return nil, fmt.Errorf("repository %s: the hub names no commit for revision %s", s.Repository, s.revision())
 	}
-	l := &Listing{Repository: s.Repository, Commit: told.SHA, Task: told.Task, Architecture: told.GGUF.Architecture}
+	l := &Listing{Repository: s.Repository, Commit: told.SHA, Task: told.Task, Architecture: told.GGUF.Architecture, ContextLength: told.GGUF.ContextLength}
 	for _, entry := range told.Siblings {
 		if file, ok := entry.file(); ok {
 			l.Files = append(l.Files, file)

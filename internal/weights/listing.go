@@ -20,7 +20,10 @@ type Listing struct {
 	// Architecture is the architecture of a GGUF file in the repository, such as llama. It is empty
 	// if the hub tells none.
 	Architecture string `json:",omitempty"`
-	Files        []File
+	// ContextLength is how many tokens of context a GGUF file in the repository was trained with. 0
+	// means unknown.
+	ContextLength int `json:",omitempty"`
+	Files         []File
 }
 
 // File is one file of a repository.

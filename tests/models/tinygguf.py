@@ -1,8 +1,9 @@
-"""tinygguf.py OUT.gguf [rerank]: writes a llama model with random weights (half a megabyte) for tests of a real engine.
+"""tinygguf.py OUT.gguf [rerank | embed]: writes a llama model with random weights (half a megabyte) for tests of a real engine.
 
 The model generates random ASCII text up to its token limit. Its tokens are single bytes, so that the tokens of prompts and
 answers can be counted by hand. With `rerank` the script writes a Qwen3 model with a classifier head for yes and no, as the
-rerankers of that family have. Without such a head, llama.cpp returns uninitialised memory as scores.
+rerankers of that family have. Without such a head, llama.cpp returns uninitialised memory as scores. With `embed` the model says
+how its vectors are pooled, as models for embeddings do.
 """
 import sys
 
@@ -97,13 +98,15 @@ def tensors(rerank):
         yield block + "ffn_down.weight", steady(DIM, FFN)
 
 
-def main(path, rerank=False):
+def main(path, rerank=False, embed=False):
     arch = "qwen3" if rerank else "llama"
     w = gguf.GGUFWriter(path, arch)
     add_shape(w)
     add_tokenizer(w)
     if rerank:
         w.add_array(f"{arch}.classifier.output_labels", LABELS)
+    if embed:
+        w.add_pooling_type(gguf.PoolingType.MEAN)
     for name, weights in tensors(rerank):
         w.add_tensor(name, weights)
     w.write_header_to_file()
@@ -113,4 +116,4 @@ def main(path, rerank=False):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "rerank" in sys.argv[2:])
+    main(sys.argv[1], "rerank" in sys.argv[2:], "embed" in sys.argv[2:])

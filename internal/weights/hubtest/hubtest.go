@@ -48,8 +48,9 @@ type Repository struct {
 	Commit string
 	// Task is the pipeline_tag.
 	Task string
-	// Architecture is that of the GGUF files.
-	Architecture string
+	// Architecture and ContextLength are those of the GGUF files.
+	Architecture  string
+	ContextLength int
 	// Token is what a request needs to see the repository. Empty: none.
 	Token string
 	// Gated repositories are listed, but their content needs the token.
@@ -210,7 +211,7 @@ func (h *Hub) serveListing(w http.ResponseWriter, r *http.Request, name, revisio
 		answer["pipeline_tag"] = repo.Task
 	}
 	if repo.Architecture != "" {
-		answer["gguf"] = map[string]any{"architecture": repo.Architecture}
+		answer["gguf"] = map[string]any{"architecture": repo.Architecture, "context_length": repo.ContextLength}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer)

@@ -15,12 +15,13 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// tinyModels makes the models of random weights: tiny.gguf, and rank.gguf that reranks.
+// tinyModels makes the models of random weights: tiny.gguf, rank.gguf that reranks, and embed.gguf
+// that says how it pools.
 func tinyModels(t *testing.T) string {
 	t.Helper()
 	testutil.Tool(t, "llama-server") // found by PATH
 	folder := t.TempDir()
-	for _, arguments := range [][]string{{"tiny.gguf"}, {"rank.gguf", "rerank"}} {
+	for _, arguments := range [][]string{{"tiny.gguf"}, {"rank.gguf", "rerank"}, {"embed.gguf", "embed"}} {
 		arguments[0] = filepath.Join(folder, arguments[0])
 		generator := append([]string{filepath.Join(testutil.Root(), "tests/models/tinygguf.py")}, arguments...)
 		if out, err := exec.Command(testutil.Tool(t, "venv/bin/python"), generator...).CombinedOutput(); err != nil {
