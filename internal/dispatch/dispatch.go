@@ -397,7 +397,7 @@ func retiredFault() *openai.Error {
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
 	ticket.slotOnly = r.Task != ""
-	ticket.wantsResponseID = r.Endpoint == openai.Responses && c.any((*modelRoute).isCacheAware)
+	ticket.wantsResponseID = r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	keys := c.keys(r.Key)

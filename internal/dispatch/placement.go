@@ -171,8 +171,11 @@ func (t *Ticket) learnLocked(r Response) {
 // Place records a placement of another gateway. A placement at an unknown replica is ignored.
 func (d *Dispatcher) Place(p Placement) {
 	t, ok := d.table.Load().routes[p.Model]
-	if !ok || !t.isCacheAware() {
+	if !ok {
 		return
+	}
+	if !t.isCacheAware() {
+		p.Chain = prefix.Chain{}
 	}
 	for i := range t.replicas {
 		r := &t.replicas[i]

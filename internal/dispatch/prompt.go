@@ -54,11 +54,11 @@ const longStart = 512
 
 // promptOf returns the prompt of a request that may go to the models of the choice.
 func (c choice) promptOf(r *Request, tokens int) prompt {
-	p := prompt{tokens: float64(tokens)}
+	p := prompt{tokens: float64(tokens), previous: sessionKey(r.Tenant, r.Previous)}
 	if !c.any((*modelRoute).isCacheAware) {
 		return p
 	}
-	p.session, p.previous = sessionKey(r.Tenant, r.Session), sessionKey(r.Tenant, r.Previous)
+	p.session = sessionKey(r.Tenant, r.Session)
 	if r.Chain == nil {
 		return p
 	}
@@ -138,6 +138,7 @@ func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
 	f.session, f.wasKnown, f.pinned, f.history, f.beginning = -1, false, false, 0, 0
 	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session == 0 && p.previous == 0 {
 		clear(f.matched)
+		t.findPrevious(f, p, now)
 		return
 	}
 	f.bySlot = resized(f.bySlot, t.estimator.index.Slots())
@@ -164,6 +165,21 @@ func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
 			f.session = i
 		}
 	}
+}
+
+// findPrevious sets which replica has the response that the request continues. Only that replica
+// can serve the request, whatever the strategy of the model is.
+func (t *modelRoute) findPrevious(f *forecasts, p *prompt, now time.Time) {
+	f.session, f.pinned = -1, false
+	if p.previous == 0 {
+		return
+	}
+	known, ok := t.estimator.sessions.find(p.previous, now)
+	if !ok {
+		return
+	}
+	f.pinned = true
+	f.session = slices.IndexFunc(t.replicas, func(r replica) bool { return r.counter == known.replica })
 }
 
 // raiseWarming raises the loads and the predicted times of the replicas that warm up: their caches

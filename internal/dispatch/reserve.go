@@ -23,6 +23,8 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 		if t.forecasts() {
 			t.forecast(f, &ticket.prompt, p.loads, now)
 			t.capPrefill(&p)
+		} else {
+			t.findPrevious(f, &ticket.prompt, now)
 		}
 		i := t.pick(&p)
 		ticket.holdsOut = p.mustWait || i >= 0 && t.holdOut(&p, i, ticket, now)

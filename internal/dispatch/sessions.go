@@ -13,9 +13,10 @@ import (
 // has served each session, and Choose prefers that replica as long as it is not much slower than
 // the fastest.
 //
-// A request that continues an earlier response goes to the replica which has given that response,
-// because engines keep their responses to themselves. It waits for a slot there. Only when that
-// replica is gone another one is picked, which has to compute the whole conversation.
+// With every strategy, a request that continues an earlier response goes to the replica which has
+// given that response, because engines keep their responses to themselves. It waits for a slot
+// there. Only when that replica is gone another one is picked, which has to compute the whole
+// conversation.
 
 const (
 	// sessionTTL is how long a session is kept after its last request.
@@ -148,7 +149,7 @@ func sessionKey(tenant, name string) uint64 {
 func (t *Ticket) LearnResponse(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if id == "" || !t.route.isCacheAware() {
+	if id == "" {
 		return
 	}
 	t.response = sessionKey(t.estimate.tenant, openai.ResponseSession(id))

@@ -52,7 +52,8 @@ type pickInput struct {
 	now time.Time
 	// forecasts is what the replicas are expected to do with the request.
 	forecasts *forecasts
-	// why is set by a strategy that is cache-aware. mustWait says that the only replica which can
+	// why is set by a strategy that is cache-aware, and for a request that continues a response.
+	// mustWait says that the only replica which can
 	// serve the request is full.
 	why      predict.Reason
 	mustWait bool
@@ -112,6 +113,9 @@ func (t *modelRoute) pick(p *pickInput) int {
 	if t.strategy == nil {
 		return -1
 	}
+	if home, ok := p.pinned(); ok {
+		return home
+	}
 	if !p.now.IsZero() && !t.strategy.slowStart {
 		t.raiseWarmingLoads(p.loads, p.now)
 	}
@@ -120,10 +124,26 @@ func (t *modelRoute) pick(p *pickInput) int {
 
 // peek is pick without any effect on later picks.
 func (t *modelRoute) peek(p *pickInput) int {
+	if home, ok := p.pinned(); ok {
+		return home
+	}
 	if t.strategy != nil && t.strategy.peek != nil {
 		return t.strategy.peek(t, p)
 	}
 	return t.pick(p)
+}
+
+// pinned returns the replica that has the response which the request continues; -1: that replica is
+// full. ok is false if any replica can serve the request.
+func (p *pickInput) pinned() (home int, ok bool) {
+	if p.forecasts == nil || !p.forecasts.pinned || p.forecasts.session < 0 {
+		return -1, false
+	}
+	home = p.forecasts.session
+	if p.why, p.mustWait = predict.Session, p.loads[home] < 0; p.mustWait {
+		return -1, true
+	}
+	return home, true
 }
 
 // pickPrefix picks the replica with the least predicted time to the first token.
@@ -134,12 +154,6 @@ func (t *modelRoute) peekPrefix(p *pickInput) int { return t.choose(p, true) }
 
 // choose picks for pickPrefix and peekPrefix.
 func (t *modelRoute) choose(p *pickInput, peek bool) int {
-	if home := p.forecasts.session; p.forecasts.pinned && home >= 0 {
-		if p.why, p.mustWait = predict.Session, p.loads[home] < 0; p.mustWait {
-			return -1
-		}
-		return home
-	}
 	if !p.now.IsZero() {
 		t.raiseWarming(p)
 	}

@@ -17,6 +17,7 @@ const (
 	CodeContentFilter      Code = "content_filter"
 	CodeModelNotFound      Code = "model_not_found"
 	CodeStreamNotFound     Code = "stream_not_found"
+	CodeResponseNotFound   Code = "response_not_found"
 	CodeRequestTimeout     Code = "request_timeout"
 	CodeClientTooSlow      Code = "client_too_slow"
 	CodeRequestIDConflict  Code = "request_id_conflict"
@@ -55,6 +56,7 @@ var codes = [...]CodeInfo{
 	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
 	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},
 	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},
+	{CodeResponseNotFound, 404, "The tenant has no stored response with this id, or the gateway does not know any more which replica has it."},
 	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
 	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended, or its body arrived too slowly (`upload.min_rate`)."},
 	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},

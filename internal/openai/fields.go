@@ -34,6 +34,8 @@ const (
 	fieldPreviousResponse
 	fieldCacheSalt
 	fieldSize // of images
+	// fieldConversation is refused.
+	fieldConversation
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -114,6 +116,8 @@ func textField(e Endpoint, name []byte) field {
 		return only(fieldPreviousResponse, e == Responses)
 	case "cache_salt":
 		return fieldCacheSalt
+	case "conversation":
+		return only(fieldConversation, e == Responses)
 	}
 	return fieldOther
 }
@@ -191,6 +195,8 @@ func (f field) String() string {
 		return "timeout_ms"
 	case fieldMaxDuration:
 		return "max_duration_ms"
+	case fieldConversation:
+		return "conversation"
 	case fieldTools:
 		return "tools"
 	case fieldFunctions:

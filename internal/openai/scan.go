@@ -176,6 +176,10 @@ func (s *scanner) field(f field) {
 		r.Timeout = millis(s.integer(f, 0, maxMillis))
 	case fieldMaxDuration:
 		r.MaxDuration = millis(s.integer(f, 0, maxMillis))
+	case fieldConversation:
+		if !s.json.Null() {
+			s.invalid(f, "is not served here: no engine shares its conversations, so use previous_response_id")
+		}
 	default:
 		s.hint(f)
 	}

@@ -37,6 +37,8 @@ func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 		switch {
 		case strings.HasPrefix(req.URL.Path, routes.StreamsPath):
 			r.serveStreams(w, req)
+		case strings.HasPrefix(req.URL.Path, routes.StoredPath):
+			r.serveStored(w, req)
 		case strings.HasPrefix(req.URL.Path, "/v1/"), isEndpoint(req.URL.Path):
 			inference(w, req)
 		default:

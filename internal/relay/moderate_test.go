@@ -105,6 +105,7 @@ var moderatedRoutes = map[string]struct {
 	routes.RealtimePath:        {because: "its turns are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
 	routes.GRPCPath:            {because: "its calls are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
 	routes.StreamsPath:         {because: "it replays what was published: TestX4_ResumedStream"},
+	routes.StoredPath:          {because: "responses of models with rules are not read again: TestR7_StoredResponses"},
 	routes.ModelsPath:          {because: "no engine answers it"},
 	routes.HealthPath:          {because: "no engine answers it"},
 	routes.SchedulePath:        {because: "no engine answers it"},

@@ -120,18 +120,7 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 		}
 		f.rerank, path, body = rerank, teiRerankPath, rerank.tei()
 	}
-	url := "http://"
-	if t := replica.Transport; t != nil {
-		path = t.Prefix + path
-		if t.TLS != nil {
-			url = "https://"
-		}
-	}
-	url += replica.Address + path
-	if query != "" {
-		url += "?" + query
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, urlOf(replica, path, query), bytes.NewReader(body))
 	if err != nil {
 		return nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
 	}
@@ -142,6 +131,31 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 	return request, nil
 }
 
+// urlOf returns the URL of a path at a replica.
+func urlOf(replica dispatch.Upstream, path, query string) string {
+	scheme := "http://"
+	if t := replica.Transport; t != nil {
+		path = t.Prefix + path
+		if t.TLS != nil {
+			scheme = "https://"
+		}
+	}
+	if query != "" {
+		path += "?" + query
+	}
+	return scheme + replica.Address + path
+}
+
+// setReplicaHeaders sets the headers that a replica gets in every request.
+func setReplicaHeaders(header http.Header, replica dispatch.Upstream) {
+	if t := replica.Transport; t != nil {
+		for _, h := range t.Headers {
+			header.Set(h.Name, h.Value)
+		}
+	}
+	header.Set("accept-encoding", "identity")
+}
+
 // newHeader returns the headers of the request to a replica.
 func (f *failover) newHeader(replica dispatch.Upstream) http.Header {
 	call := f.gen.call
@@ -149,12 +163,7 @@ func (f *failover) newHeader(replica dispatch.Upstream) http.Header {
 	if header == nil {
 		header = http.Header{}
 	}
-	if t := replica.Transport; t != nil {
-		for _, h := range t.Headers {
-			header.Set(h.Name, h.Value)
-		}
-	}
-	header.Set("accept-encoding", "identity")
+	setReplicaHeaders(header, replica)
 	if header.Get("content-type") == "" {
 		header.Set("content-type", "application/json")
 	}

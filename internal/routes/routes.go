@@ -36,7 +36,9 @@ const (
 	Tasks    = "tasks"
 	Realtime = "realtime"
 	Streams  = "streams"
-	GRPC     = "grpc"
+	// StoredResponses is the name of the route to responses that a replica keeps.
+	StoredResponses = "stored_responses"
+	GRPC            = "grpc"
 )
 
 // IsStreamed reports whether requests on the route of this name ask for a streamed response.
@@ -51,7 +53,9 @@ const (
 	RenewPath    = "/renew"
 	RealtimePath = "/v1/realtime"
 	StreamsPath  = "/v1/streams/"
-	GRPCPath     = "/llm.v1.Inference"
+	// StoredPath is the path of the responses that replicas keep.
+	StoredPath = "/v1/responses/"
+	GRPCPath   = "/llm.v1.Inference"
 )
 
 // StreamID returns the client's id of a stream from an escaped path of the route Streams:
@@ -203,6 +207,10 @@ var table = []Route{
 	{
 		Name: Streams, Path: StreamsPath, Match: Below, Protocol: HTTP, Backend: RelayHandlers, Auth: ByExtAuthz, SmallBody: true,
 		Purpose: "resumes and cancels streams by their request id",
+	},
+	{
+		Name: StoredResponses, Path: StoredPath, Match: Below, Protocol: HTTP, Backend: RelayHandlers, Auth: ByExtAuthz, SmallBody: true,
+		Purpose: "reads, cancels and deletes responses that their replica keeps",
 	},
 	{
 		Name: GRPC, Path: GRPCPath, Match: Subtree, Protocol: OverGRPC, Backend: GRPCService, Auth: ByExtAuthz,

@@ -24,6 +24,10 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if harness.ServeModelList(w, r, "m") {
 		return
 	}
+	if r.Method != http.MethodPost || strings.HasSuffix(r.URL.Path, "/cancel") {
+		s.serveStored(w, r)
+		return
+	}
 	var body struct {
 		Stream     bool   `json:"stream"`
 		PreviousID string `json:"previous_response_id"`
@@ -49,6 +53,23 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// serveStored answers with the name of the server, if it has the response.
+func (s *responseStore) serveStored(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, sub, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/responses/"), "/")
+	w.Header().Set("content-type", "application/json")
+	if !s.known[id] {
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprintf(w, `{"error":{"message":"%s has no such response","type":"invalid_request_error","code":null,"param":null}}`, s.name)
+		return
+	}
+	if r.Method == http.MethodDelete {
+		delete(s.known, id)
+	}
+	fmt.Fprintf(w, `{"id":%q,"server":%q,"did":%q}`, id, s.name, strings.TrimSpace(r.Method+" "+sub+" "+r.URL.RawQuery))
+}
+
 // add adds a response that continues an earlier one; empty: none. It returns the id of the new one;
 // false: there is no such earlier one.
 func (s *responseStore) add(previous string) (id string, ok bool) {
@@ -69,12 +90,7 @@ func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 	for _, mode := range []string{"native", "managed"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			config := "models:\n  - name: m\n    launcher: upstream\n    stream: {mode: " + mode + "}\n    admission: {max_per_replica: 16}\n    routing: {strategy: prefix}\n    upstreams:\n"
-			for n := range 4 {
-				s := &responseStore{known: map[string]bool{}, name: fmt.Sprint("s", n)}
-				config += fmt.Sprintf("      - {url: %q}\n", harness.StartUpstream(t, s.ServeHTTP))
-			}
-			g := harness.Start(t, config)
+			g := harness.Start(t, responseStores(t, mode, "prefix"))
 			g.AwaitReplicas("m", 4)
 			at := map[string]int{}
 			for conversation := range 16 {
@@ -85,6 +101,17 @@ func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 			}
 		})
 	}
+}
+
+// responseStores returns the configuration of a model with four servers that keep their responses.
+func responseStores(t *testing.T, mode, strategy string) (config string) {
+	config = "models:\n  - name: m\n    launcher: upstream\n    stream: {mode: " + mode + "}\n    admission: {max_per_replica: 16}\n" +
+		"    routing: {strategy: " + strategy + "}\n    upstreams:\n"
+	for n := range 4 {
+		s := &responseStore{known: map[string]bool{}, name: fmt.Sprint("s", n)}
+		config += fmt.Sprintf("      - {url: %q}\n", harness.StartUpstream(t, s.ServeHTTP))
+	}
+	return config
 }
 
 // converse continues a response four times and returns the replica that served all five requests.

@@ -1,0 +1,48 @@
+package dispatch
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// A request that continues a response goes to its replica with every strategy, also when another
+// gateway has told of the response. The holder of a response is known to its tenant alone.
+func TestR7_PreviousResponseWithEveryStrategy(t *testing.T) {
+	for _, strategy := range Strategies() {
+		s := newStage(Policy{Strategy: strategy, LoadFloor: 8})
+		s.put("m", eight()...)
+		make := func(id string) *Request {
+			return scanned(t, openai.Responses, map[string]any{"model": "m", "input": "and now?", "previous_response_id": id})
+		}
+		homes := map[string]int{}
+		for n := range 8 {
+			first := s.must(t, scanned(t, openai.Responses, map[string]any{"model": "m", "input": words(fmt.Sprint("topic", n), 100)}))
+			home, id := first.Replica(), fmt.Sprint("resp_", n)
+			homes[home]++
+			first.LearnResponse(id)
+			first.Release()
+			for range 3 {
+				if at := s.answer(t, make(id)); at != home {
+					t.Errorf("%s: the next request went to %s, not to %s", strategy, at, home)
+				}
+			}
+			tenant := make(id).Tenant
+			if model, holder, ok := s.Holder(tenant, id); !ok || model != "m" || holder.ID != home || holder.Address == "" {
+				t.Errorf("%s: the holder is %s %+v", strategy, model, holder)
+			}
+			if _, _, ok := s.Holder("stranger", id); ok {
+				t.Errorf("%s: another tenant is told of the holder", strategy)
+			}
+		}
+		if len(homes) < 2 {
+			t.Errorf("%s: all responses are at one replica, so this test shows nothing", strategy)
+		}
+		told := make("resp_told")
+		s.Place(Placement{Model: "m", Replica: "b", Session: sessionKey(told.Tenant, told.Previous)})
+		if at := s.answer(t, told); at != "b" {
+			t.Errorf("%s: a response of which another gateway has told was looked for at %s", strategy, at)
+		}
+	}
+}

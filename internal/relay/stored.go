@@ -1,0 +1,113 @@
+package relay
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
+)
+
+// storedMethods are the methods of the paths below routes.StoredPath, by what follows the id.
+var storedMethods = map[string][]string{
+	"":             {http.MethodGet, http.MethodDelete},
+	"/cancel":      {http.MethodPost},
+	"/input_items": {http.MethodGet},
+}
+
+// serveStored serves /v1/responses/{id}, /cancel and /input_items: it has the replica answer that
+// has given the response. Such a request takes no slot and is not charged.
+func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
+	rest := strings.TrimPrefix(req.URL.EscapedPath(), routes.StoredPath)
+	escaped, sub, _ := strings.Cut(rest, "/")
+	if sub != "" {
+		sub = "/" + sub
+	}
+	id, err := url.PathUnescape(escaped)
+	methods, ok := storedMethods[sub]
+	switch {
+	case err != nil || !ok || openai.CheckRequestID("response_id", id) != nil || id == "":
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
+		return
+	case !slices.Contains(methods, req.Method):
+		w.Header().Set("allow", strings.Join(methods, ", "))
+		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
+			Message: "This URL takes " + strings.Join(methods, " and ") + " requests only."})
+		return
+	}
+	tenant := req.Header.Get(headers.Tenant)
+	model, replica, ok := r.config.Dispatcher.Holder(tenant, id)
+	rules := r.rules.Load()
+	switch {
+	case !ok:
+		writeError(w, &openai.Error{Code: openai.CodeResponseNotFound, Param: "response_id",
+			Message: "There is no stored response with this id, or the gateway does not know any more which replica has it."})
+	case rules.policy(model).GRPC:
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The engine of the model %s stores no responses.", model))
+	case rules.Moderated(model, tenant):
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "Moderation rules apply to the model %s, so its stored responses are not served.", model))
+	default:
+		r.passStored(w, req, rest, replica)
+	}
+}
+
+// passStored passes a request for a stored response on to a replica, and its answer to the client.
+func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string, replica dispatch.Upstream) {
+	defer r.delayClose()()
+	ctx, cancel := context.WithCancelCause(req.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(r.ctx, func() { cancel(errClosing) })()
+	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // a cancel has no body that means anything
+	request, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
+	if err != nil { // the path and the address were parsed before
+		writeError(w, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
+		return
+	}
+	request.Header = forwardedHeaders(req.Header)
+	setReplicaHeaders(request.Header, replica)
+	if replica.Host != "" {
+		request.Host = replica.Host
+	}
+	response, err := r.send(request, replica, Policy{})
+	if err != nil {
+		writeError(w, openai.Errorf(openai.CodeUpstreamError, "The engine that has the response could not be reached."))
+		return
+	}
+	defer response.Body.Close()
+	h := w.Header()
+	for name, values := range response.Header {
+		if lower := strings.ToLower(name); !isHopByHop(lower) && lower != "server" && lower != headers.Source && lower != headers.Replica {
+			h[name] = values
+		}
+	}
+	h.Set(headers.Source, headers.SourceEngine)
+	if r.config.ReplicaHeader() {
+		h.Set(headers.Replica, replica.ID)
+	}
+	w.WriteHeader(response.StatusCode)
+	if !copyFlushed(w, response.Body) {
+		panic(http.ErrAbortHandler) // so that the client sees that the answer is not whole
+	}
+}
+
+// copyFlushed copies a body and sends each piece at once, because the body may be a stream. It
+// reports whether the body was whole.
+func copyFlushed(w http.ResponseWriter, body io.Reader) (whole bool) {
+	controller, buffer := http.NewResponseController(w), make([]byte, largeRead)
+	for {
+		n, err := body.Read(buffer)
+		if _, failed := w.Write(buffer[:n]); failed != nil {
+			return true // the client has left
+		}
+		_ = controller.Flush() // as above
+		if err != nil {
+			return err == io.EOF //nolint:errorlint // a body ends with io.EOF itself
+		}
+	}
+}

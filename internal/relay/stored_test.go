@@ -1,0 +1,48 @@
+package relay
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// A stored response is read at the replica that has given it, by its tenant alone. A model with
+// moderation rules serves none, because nothing would moderate it.
+func TestR7_StoredResponses(t *testing.T) {
+	for _, rules := range [][]Moderation{nil, literalRule("secret")} {
+		h := newHarness(t, options{replicas: 2, rules: rules, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			io.WriteString(w, `{"id":"resp_1","object":"response","asked":"`+r.Method+" "+r.URL.Path+`","tenant":"`+r.Header.Get(headers.Tenant)+`"}`)
+		})})
+		if status, text := h.post("/v1/responses"); status != 200 {
+			t.Fatalf("%d %s", status, text)
+		}
+		want, status := `"asked":"GET /v1/responses/resp_1","tenant":""`, 200
+		if rules != nil {
+			want, status = "Moderation rules apply", 400
+		}
+		h.getStored("acme", status, want)
+		h.getStored("stranger", 404, `"code":"response_not_found"`)
+	}
+}
+
+// getStored asks for the stored response of a tenant.
+func (h *harness) getStored(tenant string, status int, want string) {
+	h.t.Helper()
+	request, err := http.NewRequestWithContext(h.t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	request.Header.Set(headers.Tenant, tenant)
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if text, err := io.ReadAll(response.Body); err != nil || response.StatusCode != status || !strings.Contains(string(text), want) {
+		h.t.Errorf("%s: %v %d %s", tenant, err, response.StatusCode, text)
+	}
+}
