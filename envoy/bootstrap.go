@@ -107,7 +107,7 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	return &bootstrapv3.Bootstrap{
 		Node:             &corev3.Node{Id: cmp.Or(c.NodeID, "sluice"), Cluster: cmp.Or(c.Cluster, "sluice")},
 		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{control, api}},
-		DynamicResources: dynamicResources(),
+		DynamicResources: dynamicResources(headers.ControlCluster),
 		Admin: &bootstrapv3.Admin{
 			Address:               pipe(c.AdminSocket, 0o600),
 			IgnoreGlobalConnLimit: true,
@@ -116,15 +116,15 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	}, nil
 }
 
-// dynamicResources makes Envoy ask for clusters and listeners over one delta ADS stream.
-func dynamicResources() *bootstrapv3.Bootstrap_DynamicResources {
+// dynamicResources makes Envoy ask a cluster for clusters and listeners over one delta ADS stream.
+func dynamicResources(cluster string) *bootstrapv3.Bootstrap_DynamicResources {
 	return &bootstrapv3.Bootstrap_DynamicResources{
 		AdsConfig: &corev3.ApiConfigSource{
 			ApiType:             corev3.ApiConfigSource_DELTA_GRPC,
 			TransportApiVersion: corev3.ApiVersion_V3,
 			GrpcServices: []*corev3.GrpcService{{
 				TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{
-					ClusterName: headers.ControlCluster,
+					ClusterName: cluster,
 					RetryPolicy: &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
 						BaseInterval: durationpb.New(reconnectFirst),
 						MaxInterval:  durationpb.New(reconnectLast),

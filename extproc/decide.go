@@ -1,10 +1,13 @@
 package extproc
 
 import (
+	"cmp"
+
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -52,6 +55,9 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 	set := x.head.appendPath([]*core.HeaderValueOption{header(headers.Handoff, x.token)})
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
+	}
+	if _, gateway, ok := elsewhere.Peer(x.envoy.Context()); ok { // only this gateway has the offer
+		set = append(set, header(headers.Endpoint, cmp.Or(x.server.Advertise, gateway)))
 	}
 	return &extproc.ProcessingResponse{
 		DynamicMetadata: x.server.metadata.ofTenant(x.tenant.Name),

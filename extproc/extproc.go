@@ -59,6 +59,9 @@ type Config struct {
 	// MaxOpen returns the greatest number of requests that wait or run at engines. Each may take a
 	// socket of Envoy, which ends itself when it cannot open one. 0 means no limit; nil as well.
 	MaxOpen func() int
+	// Advertise is the IP address and port at which Envoys of other hosts reach this gateway.
+	// Empty: the address to which an Envoy has connected.
+	Advertise string
 	// Hold is the longest time that a request may wait in an exchange. Envoy's max_message_timeout
 	// must not be shorter. 0 means 1 hour, the longest that Envoy allows.
 	Hold time.Duration

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -89,6 +90,8 @@ type client struct {
 	got    chan *discovery.DeltaDiscoveryResponse
 	hangUp context.CancelFunc
 	named  bool
+	// metadata are those of the node.
+	metadata *structpb.Struct
 }
 
 func (s *served) connect(t testing.TB) *client {
@@ -118,7 +121,7 @@ func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
 	c.t.Helper()
 	if !c.named {
 		c.named = true
-		request.Node = &core.Node{Id: "node", UserAgentVersionType: &core.Node_UserAgentBuildVersion{
+		request.Node = &core.Node{Id: "node", Metadata: c.metadata, UserAgentVersionType: &core.Node_UserAgentBuildVersion{
 			UserAgentBuildVersion: &core.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}},
 		}}
 	}

@@ -47,10 +47,16 @@ type Config struct {
 	NearLimit bool
 	// MaxRelay is the greatest number of connections to the relay. 0 means no limit.
 	MaxRelay int
+	// Elsewhere says how Envoys of other hosts reach the gateways. The zero value: they cannot.
+	Elsewhere Elsewhere
 	// Instance names the process that listens on the two sockets. When it changes, Envoy opens new
 	// connections there, and keeps the old ones only for the requests that they have. It may be
 	// empty.
 	Instance string
+
+	// node is the Envoy of another host that the resources are for. The zero value: they are for
+	// the Envoy of this host.
+	node node
 }
 
 // The defaults of Config.
@@ -105,7 +111,7 @@ func (c Config) check() error {
 	if c.FirstRequest < 0 {
 		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))
 	}
-	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket))
+	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), c.checkElsewhere())
 }
 
 // checkSocket refuses the path of a unix socket that Envoy cannot use. Empty is allowed.

@@ -43,7 +43,7 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 	return []*hcm.HttpFilter{
 		httpFilter(extProcName, extProcFilter(c)),
 		httpFilter(onDemandName, onDemandFilter()),
-		httpFilter(extAuthzName, extAuthzFilter()),
+		httpFilter(extAuthzName, extAuthzFilter(c)),
 		httpFilter(bodyLimitName, &bodylimit.BodySizeLimit{MaxRequestBytes: wrapperspb.UInt64(routes.MaxSmallBody)}),
 		httpFilter(customResponseName, &customresponse.CustomResponse{}),
 		httpFilter("envoy.filters.http.router", &router.Router{
@@ -63,7 +63,7 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 // ext_proc did not decide lacks the header for routing and becomes a 503.
 func extProcFilter(c Config) *extproc.ExternalProcessor {
 	return &extproc.ExternalProcessor{
-		GrpcService:      controlService(0),
+		GrpcService:      decisionService(c, 0),
 		FailureModeAllow: true,
 		ProcessingMode: &extproc.ProcessingMode{
 			RequestHeaderMode:   extproc.ProcessingMode_SEND,
@@ -91,9 +91,9 @@ func extProcFilter(c Config) *extproc.ExternalProcessor {
 
 // extAuthzFilter authenticates requests on the routes that ext_proc does not decide. It fails
 // closed. The headers of the answer, such as the tenant, are set on the request.
-func extAuthzFilter() *extauthz.ExtAuthz {
+func extAuthzFilter(c Config) *extauthz.ExtAuthz {
 	return &extauthz.ExtAuthz{
-		Services:            &extauthz.ExtAuthz_GrpcService{GrpcService: controlService(controlTimeout)},
+		Services:            &extauthz.ExtAuthz_GrpcService{GrpcService: decisionService(c, controlTimeout)},
 		TransportApiVersion: core.ApiVersion_V3,
 		StatusOnError:       &httpstatus.HttpStatus{Code: httpstatus.StatusCode_ServiceUnavailable},
 		ValidateMutations:   true,

@@ -89,6 +89,7 @@ func (r *Resources) find(k resourceKind, name string) *Resource {
 		if m := r.byCluster[name]; m != nil {
 			return m.Endpoints
 		}
+		return r.ownEndpoints[name]
 	}
 	return nil
 }
@@ -110,10 +111,9 @@ func (r *Resources) all(k resourceKind) map[string]struct{} {
 			n.put(k, name)
 		}
 	}
-	if k == clusterKind {
-		for name := range r.Own {
-			n.put(k, name)
-		}
+	own := map[resourceKind]map[string]*Resource{clusterKind: r.Own, endpointKind: r.ownEndpoints}
+	for name := range own[k] {
+		n.put(k, name)
 	}
 	return n[k]
 }

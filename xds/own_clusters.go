@@ -39,6 +39,9 @@ const (
 // bootstrap. They come by xDS, so that an Envoy that an older Sluice started gets them too. They
 // depend only on the Config.
 func ownClusters(c Config) (map[string]*Resource, error) {
+	if c.node != (node{}) {
+		return gatewayClusters(c)
+	}
 	own := map[string]*Resource{}
 	for _, cluster := range []struct {
 		name, socket string

@@ -95,6 +95,8 @@ type Resources struct {
 	Faults []Fault
 
 	config Config
+	// ownEndpoints are the endpoints of Own by cluster. They are nil for the Envoy of this host.
+	ownEndpoints map[string]*Resource
 	// snapshot is the fleet that the resources were built from.
 	snapshot *engines.Snapshot
 	// byCluster has each Model, and each group, by the name of its cluster and endpoints.
@@ -219,6 +221,11 @@ func (r *Resources) buildStatic() error {
 	}
 	if r.Own, err = ownClusters(c); err != nil {
 		return fmt.Errorf("xds: %w", err)
+	}
+	if c.node != (node{}) {
+		if r.ownEndpoints, err = gatewayEndpoints(c); err != nil {
+			return fmt.Errorf("xds: %w", err)
+		}
 	}
 	return nil
 }

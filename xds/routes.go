@@ -39,12 +39,12 @@ const (
 func routeConfiguration(c Config) *route.RouteConfiguration {
 	var all []*route.Route
 	if c.RelaySocket != "" {
-		all = slices.Concat(relayRoutes(c), tableRoutes(routes.RelayHandlers))
+		all = slices.Concat(relayRoutes(c), tableRoutes(c, routes.RelayHandlers))
 	}
 	if c.GRPCSocket != "" {
-		all = append(all, tableRoutes(routes.GRPCService)...)
+		all = append(all, tableRoutes(c, routes.GRPCService)...)
 	}
-	all = slices.Concat(all, engineRoutes(c), tableRoutes(routes.API), []*route.Route{connectRoute(), undecidedRoute(c)})
+	all = slices.Concat(all, engineRoutes(c), tableRoutes(c, routes.API), []*route.Route{connectRoute(), undecidedRoute(c)})
 	return &route.RouteConfiguration{
 		Name: resourceName,
 		VirtualHosts: []*route.VirtualHost{{
@@ -61,13 +61,17 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 }
 
 // tableRoutes builds the routes of what Sluice answers itself through one backend.
-func tableRoutes(b routes.Backend) []*route.Route {
+func tableRoutes(c Config, b routes.Backend) []*route.Route {
 	var all []*route.Route
 	for _, row := range routes.Of(b) {
-		all = append(all, tableRoute(row))
+		more := []*route.Route{tableRoute(row)}
 		for _, alias := range row.Aliases {
-			all = append(all, aliasRoute(row, alias))
+			more = append(more, aliasRoute(row, alias))
 		}
+		for _, r := range more {
+			r.GetRoute().RetryPolicy = gatewayRetries(c)
+		}
+		all = append(all, more...)
 	}
 	return all
 }

@@ -3,7 +3,6 @@ package xds
 import (
 	"cmp"
 	"context"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,8 +11,6 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-
-	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // ServerConfig holds the parameters of a Server. The zero value is valid.
@@ -23,7 +20,8 @@ type ServerConfig struct {
 	// OnAck is called when Envoy has acknowledged a change of the replicas of a model's cluster.
 	// replicas are the ids and addresses of all replicas that Envoy has there. It is nil when Envoy
 	// no longer has the cluster, or has no endpoints of it. A request that is routed to a replica
-	// before Envoy has acknowledged it fails.
+	// before Envoy has acknowledged it fails. With several Envoys, replicas are what all of them
+	// have.
 	//
 	// The calls are sequential. OnAck must return quickly, must not call the Server, and must not
 	// change the map. nil means no calls.
@@ -38,11 +36,12 @@ const defaultLinger = 2 * time.Second
 
 // Server serves Resources to Envoy by the delta form of the aggregated discovery service.
 //
-// It is written for one Envoy and does two things that general servers leave to their users. It
-// knows which replicas Envoy really has, from Envoy's acknowledgements and from what a reconnecting
-// Envoy reports. And it sends the endpoints again after a cluster that changed, since Envoy warms
-// such a cluster and would otherwise wait for them. A change costs the work for the resources that
-// changed and a comparison for each model (BenchmarkScale).
+// It serves the Envoy of this host, and Envoys of other hosts, which have clusters over TLS instead
+// of unix sockets. It does two things that general servers leave to their users. It knows which
+// replicas every Envoy really has, from their acknowledgements and from what a reconnecting Envoy
+// reports (acks.go). And it sends the endpoints again after a cluster that changed, since Envoy
+// warms such a cluster and would otherwise wait for them. A change costs the work for the resources
+// that changed and a comparison for each model (BenchmarkScale).
 //
 // Envoy refuses a response as a whole. The Server then sends its resources again one by one. Envoy
 // keeps its old version of the one bad resource, and all others take effect.
@@ -70,22 +69,24 @@ type Server struct {
 	lingering [kindCount]map[string]*time.Timer
 	// streams are the open streams. Guarded by mu.
 	streams map[*stream]struct{}
-	// newestStream is the stream that was opened last, open or closed. Only its Envoy counts for
-	// the status and for OnAck. Guarded by mu.
+	// newestStream is the stream of the Envoy of this host that was opened last, open or closed. If
+	// there never was one, it is the last of another host. The status is about its Envoy. Guarded
+	// by mu.
 	newestStream *stream
 	// status is the current Status without Connected. Guarded by mu.
 	status Status
 
 	// ackMu is held while OnAck runs.
 	ackMu sync.Mutex
-	// acked is the last argument of OnAck for each cluster. Guarded by ackMu.
-	acked map[string]*Resource
+	// acks say what each Envoy has. Guarded by ackMu.
+	acks acks
 }
 
 // Status describes the connection to Envoy to an operator.
 type Status struct {
-	// Connected means that an Envoy has a stream open.
+	// Connected means that an Envoy has a stream open, and Envoys how many have.
 	Connected bool
+	Envoys    int
 	// NodeID and EnvoyVersion are what Envoy reports about itself.
 	NodeID       string
 	EnvoyVersion string
@@ -118,7 +119,7 @@ type Nack struct {
 func NewServer(c ServerConfig) *Server {
 	s := &Server{
 		log: c.Log, onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
-		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acked: map[string]*Resource{},
+		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acks: newAcks(),
 	}
 	s.retired, s.retire = context.WithCancel(context.Background())
 	if s.log == nil {
@@ -216,7 +217,7 @@ func (s *Server) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := s.status
-	status.Connected = len(s.streams) > 0
+	status.Connected, status.Envoys = len(s.streams) > 0, len(s.streams)
 	status.Refused = slices.Clone(status.Refused)
 	return status
 }
@@ -232,6 +233,9 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 		return context.Cause(ctx)
 	}
 	st := newStream(s, wire)
+	if st.remote = remoteOf(wire.Context()); st.remote != nil {
+		s.log.Info("Envoy of another host connected", zap.String("address", st.remote.peer))
+	}
 	s.addStream(st)
 	defer s.removeStream(st)
 	return st.run(ctx)
@@ -241,23 +245,30 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 // have from now on. Envoy connects again.
 func (s *Server) Retire() { s.retire() }
 
-// addStream makes st the newest stream.
+// addStream adds an open stream. The Envoy of this host may have broken off an earlier one.
 func (s *Server) addStream(st *stream) {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[st] = struct{}{}
-	s.newestStream = st
-	s.status.Configured = false
-	s.status.Refused = nil
+	s.acks.add(st)
+	if st.remote == nil || s.newestStream == nil || s.newestStream.remote != nil {
+		s.newestStream = st
+		s.status.Configured = false
+		s.status.Refused = nil
+	}
 }
 
 // removeStream forgets a stream that has ended.
 func (s *Server) removeStream(st *stream) {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.streams, st)
+	s.mu.Unlock()
+	s.acks.end(st)
+	s.tellAllLocked()
 }
 
 // resourcesAndChanges returns the resources and the names that changed since the last call for this
@@ -284,54 +295,4 @@ func (s *Server) updateStatus(st *stream, change func(*Status)) {
 	if s.newestStream == st {
 		change(&s.status)
 	}
-}
-
-// reportAcked calls OnAck if the endpoints that the stream's Envoy has of a model's cluster
-// changed. nil means that it has none.
-func (s *Server) reportAcked(st *stream, cluster string, endpoints *Resource) {
-	if _, ok := headers.ClusterModel(cluster); !ok {
-		return
-	}
-	s.ackMu.Lock()
-	defer s.ackMu.Unlock()
-	s.mu.Lock()
-	stale := s.newestStream != st
-	s.mu.Unlock()
-	if stale {
-		return
-	}
-	before := s.acked[cluster]
-	switch {
-	case endpoints == nil && before == nil:
-	case endpoints == nil:
-		delete(s.acked, cluster)
-		s.onAck(cluster, nil)
-	default:
-		s.acked[cluster] = endpoints
-		if before == nil || !maps.Equal(before.replicas, endpoints.replicas) {
-			s.onAck(cluster, endpoints.replicas)
-		}
-	}
-}
-
-// resourceOfVersion returns the resource that a reconnecting Envoy reports to have. It is current
-// if the version matches, or the last acknowledged one. For any other version the result has no
-// content.
-func (s *Server) resourceOfVersion(current *Resource, name, version string) *Resource {
-	if current != nil && current.Version == version {
-		return current
-	}
-	s.ackMu.Lock()
-	defer s.ackMu.Unlock()
-	if acked := s.acked[name]; acked != nil && acked.Version == version {
-		return acked
-	}
-	return &Resource{Name: name, Version: version}
-}
-
-// ackedClusters lists the clusters for which OnAck was called with replicas.
-func (s *Server) ackedClusters() []string {
-	s.ackMu.Lock()
-	defer s.ackMu.Unlock()
-	return slices.Collect(maps.Keys(s.acked))
 }

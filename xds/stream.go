@@ -21,7 +21,16 @@ type stream struct {
 	// changed are the names that changed since the last flush. Guarded by Server.mu.
 	changed nameSet
 
+	// remote is nil for the Envoy of this host.
+	remote *remote
+	// acked are the endpoints that Envoy has, by cluster. counts tells that only what this Envoy
+	// has, too, may be picked. Guarded by Server.ackMu.
+	acked  map[string]*Resource
+	counts bool
+
 	subscriptions [kindCount]*subscription
+	// complete tells that Envoy has acknowledged a whole configuration on this stream.
+	complete bool
 	// warming are the clusters that were sent before Envoy subscribed to endpoints. Envoy rebuilds
 	// them and needs their endpoints again, even those that it has from an earlier stream.
 	warming map[string]struct{}
@@ -29,7 +38,7 @@ type stream struct {
 }
 
 func newStream(s *Server, wire discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) *stream {
-	return &stream{server: s, wire: wire, wake: make(chan struct{}, 1), warming: map[string]struct{}{}}
+	return &stream{server: s, wire: wire, wake: make(chan struct{}, 1), acked: map[string]*Resource{}, warming: map[string]struct{}{}}
 }
 
 // signal wakes the goroutine in run.
@@ -62,7 +71,9 @@ func (st *stream) run(ctx context.Context) error {
 	for {
 		select {
 		case request := <-requests:
-			st.handleRequest(request)
+			if err := st.handleRequest(request); err != nil {
+				return err
+			}
 		case <-st.wake:
 		case <-ended:
 			return nil
@@ -72,23 +83,42 @@ func (st *stream) run(ctx context.Context) error {
 		if err := st.flush(); err != nil {
 			return fmt.Errorf("xds: sending to Envoy: %w", err)
 		}
+		st.countWhenComplete()
 	}
 }
 
+// countWhenComplete counts the Envoy once it has everything that it was first sent.
+func (st *stream) countWhenComplete() {
+	if st.complete || !st.hasAcked(listenerKind) || !st.hasAcked(routeKind) {
+		return
+	}
+	for _, k := range []resourceKind{clusterKind, endpointKind} {
+		if sub := st.subscriptions[k]; sub != nil && len(sub.pending) > 0 {
+			return
+		}
+	}
+	st.complete = true
+	st.server.count(st)
+}
+
 // handleRequest handles a request: the answer to a response, a change of the subscription, or both.
-func (st *stream) handleRequest(request *discovery.DeltaDiscoveryRequest) {
+//
+// An error ends the stream: the node is not set up as sluice bootstrap says.
+func (st *stream) handleRequest(request *discovery.DeltaDiscoveryRequest) error {
 	if node := request.GetNode(); node != nil {
 		st.server.updateStatus(st, func(s *Status) { s.NodeID, s.EnvoyVersion = node.GetId(), versionOf(node) })
+		if err := st.remote.setNode(node); err != nil {
+			return err
+		}
 	}
 	k, ok := kindOf(request.GetTypeUrl())
 	if !ok {
 		st.server.log.Warn("Envoy asked for an unknown type of resource", zap.String("type", request.GetTypeUrl()))
-		return
+		return nil
 	}
 	sub := st.subscriptions[k]
 	if sub == nil {
-		st.subscribe(k, request)
-		return
+		return st.subscribe(k, request)
 	}
 	if nonce := request.GetResponseNonce(); nonce != "" {
 		st.handleAnswer(k, nonce, request.GetErrorDetail())
@@ -96,6 +126,7 @@ func (st *stream) handleRequest(request *discovery.DeltaDiscoveryRequest) {
 	for _, name := range sub.update(request) {
 		st.reportAcked(k, name)
 	}
+	return nil
 }
 
 // versionOf returns the version of the Envoy.
@@ -106,8 +137,11 @@ func versionOf(node *core.Node) string {
 
 // subscribe handles the first request for a kind, in which a reconnecting Envoy reports which
 // resources it has.
-func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryRequest) {
-	resources := st.server.currentResources()
+func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryRequest) error {
+	resources, _, err := st.remote.view(st.server.currentResources())
+	if err != nil {
+		return err
+	}
 	sub := newSubscription(request)
 	st.subscriptions[k] = sub
 	if sub.wildcard {
@@ -126,18 +160,24 @@ func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryReq
 	if k == endpointKind || k == clusterKind && len(sub.acked) == 0 {
 		// Now the endpoints of this Envoy are known. Endpoints that an earlier stream reported and
 		// this Envoy does not have are withdrawn.
-		for _, cluster := range st.server.ackedClusters() {
+		for _, cluster := range st.server.toldClusters() {
 			st.server.reportAcked(st, cluster, st.ackedEndpoints(cluster))
 		}
 	}
 	for name := range sub.acked {
 		st.reportAcked(k, name)
 	}
+	return nil
 }
 
 // flush sends the resources that Envoy wants and does not have, kind by kind.
 func (st *stream) flush() error {
 	resources, changed := st.server.resourcesAndChanges(st)
+	resources, own, err := st.remote.view(resources)
+	if err != nil {
+		return err
+	}
+	changed.add(own)
 	for k := range kindCount {
 		sub := st.subscriptions[k]
 		if sub == nil {

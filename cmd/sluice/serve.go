@@ -128,30 +128,6 @@ func newServeCommand(g *globals) *cobra.Command {
 	return c
 }
 
-func newBootstrapCommand() *cobra.Command {
-	var file string
-	c := &cobra.Command{
-		Use:   "bootstrap -c FILE",
-		Short: "Print the bootstrap for an Envoy that someone else runs beside `sluice serve`",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := config.Load(file)
-			if err != nil {
-				return err
-			}
-			b, err := gateway.Bootstrap(c)
-			if err != nil {
-				return err
-			}
-			_, err = cmd.OutOrStdout().Write(b)
-			return err
-		},
-	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
-	_ = c.MarkFlagRequired("config")
-	return c
-}
-
 // run runs a gateway with the logger that the flags configure.
 func run(ctx context.Context, g *globals, o gateway.Options) error {
 	log, err := g.logger()

@@ -59,6 +59,8 @@ var allowed = map[string]string{
 	"internal/kubetest":        "internal/testutil",
 	"authz":                    "internal/headers internal/openai internal/routes",
 	"internal/connections":     "internal/headers",
+	"internal/control":         "internal/headers",
+	"internal/elsewhere":       "",
 	"internal/headers":         "",
 	"internal/http1":           "",
 	"internal/failover":        "",
@@ -78,9 +80,9 @@ var allowed = map[string]string{
 	"internal/request":         "internal/failover internal/headers internal/openai",
 	"internal/api":             "engines internal/headers internal/openai internal/routes",
 	"internal/admin":           "engines internal/condition internal/headers internal/openai internal/request",
-	"xds":                      "engines internal/failover internal/headers internal/routes",
-	"envoy":                    "internal/headers internal/process",
-	"extproc":                  "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
+	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/routes",
+	"envoy":                    "internal/elsewhere internal/headers internal/process",
+	"extproc":                  "admission authz internal/dispatch internal/elsewhere internal/failover internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/config internal/fit internal/gateway internal/migrate " +
 		"internal/process internal/sim internal/telemetry internal/weights",
 	"internal/bench/local":        "",
@@ -112,7 +114,7 @@ var allowed = map[string]string{
 // confined lists which packages may import a technology. The key is the beginning of an import
 // path.
 var confined = map[string]string{
-	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/connections internal/telemetry",
+	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/connections internal/elsewhere internal/telemetry",
 	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom engines/podpatch internal/kubetest",
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",

@@ -46,18 +46,6 @@ func overlap(a, b netip.AddrPort) bool {
 	return a.Port() == b.Port() && (a.Addr() == b.Addr() || a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
 }
 
-// checkControl checks the address that nodes join on. others are the other listeners; an invalid
-// one is ignored.
-func (k *checker) checkControl(others ...netip.AddrPort) {
-	at := path{"control"}
-	if k.config.Control == "" {
-		return
-	}
-	if control, ok := k.checkAddress(at, &k.config.Control); ok {
-		k.checkOverlap(at, control, others)
-	}
-}
-
 // checkPeers checks the address that other gateways reach this one by. others are the other
 // listeners; an invalid one is ignored.
 func (k *checker) checkPeers(others ...netip.AddrPort) {

@@ -71,10 +71,9 @@ type Config struct {
 	// home. Default $XDG_STATE_HOME/sluice, else ~/.local/state/sluice, and /var/lib/sluice for a
 	// user without a home.
 	StateDir string `yaml:"state_dir" restart:"true"`
-	// Control is the host:port on which further nodes join (sluice node --join), over TLS with
-	// certificates that Sluice makes itself. The command sluice node token NAME makes a token that
-	// admits one node, once. Default: empty, no node can join.
-	Control string `yaml:"control" restart:"true"`
+	// Control says where nodes and Envoys of other hosts reach the gateway. An address alone is its
+	// field nodes. Default: empty, none can.
+	Control Control `yaml:"control" restart:"true"`
 	// OrphanGrace is how long Envoy and the replicas run on after Sluice died, if no new Sluice
 	// process adopts them. Default 60s.
 	OrphanGrace time.Duration `yaml:"orphan_grace" default:"60s" min:"1s" restart:"true"`

@@ -110,7 +110,7 @@ func TestEveryField(t *testing.T) {
 		Envoy:       Envoy{Memory: 512 << 20, HangTimeout: time.Minute},
 		Memory:      Memory{Limit: 1 << 30, Relay: 256 << 20, MaxAnswer: 32 << 20},
 		Realtime:    Realtime{MaxSockets: 500, PerTenant: 20, Idle: 5 * time.Minute},
-		StateDir:    filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Control: "127.0.0.1:82", Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
+		StateDir:    filepath.Join(here, "state"), OrphanGrace: 90 * time.Second, Control: Control{Nodes: "127.0.0.1:82"}, Redis: "rediss://sluice:pass@10.0.0.9:6380/2",
 		TaskLease: time.Minute, TaskLifetime: 2 * time.Minute, Auth: Auth{Mode: AuthNone},
 		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},
 			Models: []string{"chat", "any"}, Weight: 3, Priority: Interactive, Limits: TenantLimits{RequestsPerMinute: 600,

@@ -30,6 +30,10 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 			d.decodeUpstream(n, upstream, at)
 			return
 		}
+		if control, ok := v.Addr().Interface().(*Control); ok {
+			d.decodeControl(n, control, at)
+			return
+		}
 		d.decodeStruct(n, v, at)
 	case reflect.Slice:
 		d.decodeList(n, v, at, r)

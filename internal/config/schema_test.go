@@ -199,7 +199,7 @@ func (w schemaWriter) structure(t reflect.Type) object {
 // value returns the schema of a field of type t.
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
-	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream]():
+	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream](), reflect.TypeFor[Control]():
 		return object{"anyOf": []any{object{"type": "string"}, w.structure(t)}}
 	case reflect.TypeFor[time.Duration]():
 		return object{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}

@@ -180,7 +180,8 @@ func (g *Gateway) envoyConditions() []condition.Condition {
 		all = envoyProcessConditions(g.envoy.process.Status())
 	}
 	x := g.envoy.server.Status()
-	if g.envoy.process == nil && !x.Connected {
+	// Envoys of other hosts may all be at another gateway.
+	if g.envoy.process == nil && !x.Connected && g.options.Config.Control.Listen == "" {
 		c := condition.Fault(condition.EnvoyUnresponsive, "", "NotConnected", "No Envoy is connected to this gateway, and someone else runs it.")
 		c.Status = condition.Unknown
 		all = append(all, c)

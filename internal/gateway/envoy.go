@@ -42,6 +42,10 @@ type envoyLink struct {
 	// requests is Requests of the budget of the running Envoy, for the path of a request.
 	requests atomic.Int64
 
+	// gateways are the addresses of all gateways, as xds.Elsewhere has them; nil before the first
+	// lookup.
+	gateways atomic.Pointer[string]
+
 	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
 	// replaces a newer one.
 	pushing sync.Mutex
@@ -70,10 +74,14 @@ func (g *Gateway) makeEnvoy() {
 
 // components lists what runs until its context ends.
 func (e *envoyLink) components() []func(context.Context) error {
-	if e.process == nil {
-		return nil
+	var all []func(context.Context) error
+	if e.process != nil {
+		all = append(all, e.process.Run, e.watchHeap)
 	}
-	return []func(context.Context) error{e.process.Run, e.watchHeap}
+	if e.first.Control.Listen != "" {
+		all = append(all, e.followGateways)
+	}
+	return all
 }
 
 // stop drains and ends Envoy, if the gateway runs it.
@@ -104,7 +112,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir), Instance: e.instance,
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
-		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit,
+		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit, Elsewhere: e.envoysElsewhere(),
 	}
 }
 

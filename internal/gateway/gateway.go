@@ -173,6 +173,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.makeEnvoy()
+	g.accessLog.Elsewhere = g.envoy.hasLeft
 	g.makeMemory()
 	if err := g.makeStreams(); err != nil {
 		return nil, err
@@ -181,7 +182,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.decisions = extproc.New(extproc.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
-		Requests: g.requests, Log: g.log,
+		Requests: g.requests, Log: g.log, Advertise: o.Config.Control.Advertise,
 	})
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)
@@ -262,6 +263,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
+	g.envoy.resolveGateways(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err
 	}

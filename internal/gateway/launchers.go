@@ -71,7 +71,7 @@ func (g *Gateway) makeLaunchers() error {
 		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Joined: l.joinedNodes, InFlight: g.dispatcher.Load,
 		Idle: l.idleModels, Evict: l.evict, Log: g.log,
 	})
-	if c.Control != "" {
+	if c.Control.Nodes != "" {
 		var err error
 		l.joined, err = join.NewServer(join.ServerConfig{
 			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.Load,
@@ -305,7 +305,7 @@ func (l *launchers) serveNodes(ctx context.Context, group *errgroup.Group) error
 	if l.joined == nil {
 		return nil
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control.Nodes)
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}

@@ -31,6 +31,8 @@ type sockets struct {
 	// health is nil without the field health of the file.
 	health       *httpSocket
 	kin, carried *httpSocket
+	// remote is for Envoys of other hosts. It is nil without control.listen.
+	remote *remoteSocket
 
 	controlServer, grpcServer *grpc.Server
 	relayServer               *http1.Server
@@ -104,8 +106,11 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 			return nil, errors.Join(err, s.close())
 		}
 	}
+	if s.remote, err = g.listenElsewhere(inherited, models, g.relayHandler()); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	s.controlServer = g.controlServer()
-	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody) + messageOverhead))
+	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
 	return &s, nil
@@ -168,6 +173,7 @@ func (g *Gateway) controlServer() *grpc.Server {
 	s := grpc.NewServer(
 		grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
+		grpc.KeepaliveEnforcementPolicy(pings()),
 	)
 	g.envoy.server.Register(s)
 	g.decisions.Register(s)
@@ -185,10 +191,21 @@ const relayIdle = 2 * time.Minute
 // relayServer serves the managed streams and the WebSockets that Envoy forwards. It does not bound
 // their duration: the relay does, by the model's stream.max_duration.
 func (g *Gateway) relayServer() *http1.Server {
+	return &http1.Server{
+		Handler: g.streams.relay.Handler(), Own: func(r *http.Request) bool { return !isRealtime(r) },
+		Other:             &http.Server{Handler: g.relayHandler(), ReadHeaderTimeout: time.Minute},
+		ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
+	}
+}
+
+// isRealtime reports whether a request is for the WebSocket.
+func isRealtime(r *http.Request) bool { return r.URL.Path == routes.RealtimePath }
+
+// relayHandler serves the managed streams and the WebSockets.
+func (g *Gateway) relayHandler() http.Handler {
 	// A ServeMux would clean the path, and a request id in a path may have any form.
-	isRealtime := func(r *http.Request) bool { return r.URL.Path == routes.RealtimePath }
 	streams := g.streams.relay.Handler()
-	all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isRealtime(r) {
 			streams.ServeHTTP(w, r)
 			return
@@ -197,11 +214,6 @@ func (g *Gateway) relayServer() *http1.Server {
 			g.streams.realtime.ServeHTTP(w, r)
 		}
 	})
-	return &http1.Server{
-		Handler: streams, Own: func(r *http.Request) bool { return !isRealtime(r) },
-		Other:             &http.Server{Handler: all, ReadHeaderTimeout: time.Minute},
-		ReadHeaderTimeout: time.Minute, IdleTimeout: relayIdle, Log: g.log,
-	}
 }
 
 // allowed reports whether a tenant may use a model.
@@ -215,6 +227,7 @@ func (s *sockets) serve(in *scope) {
 	in.Go(func() error { return serveGRPC(s.controlServer, s.control) })
 	in.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
 	in.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
+	s.serveElsewhere(in)
 	for _, h := range s.http() {
 		in.Go(func() error { return serveHTTP(h.server, h.listener) })
 	}
@@ -227,12 +240,13 @@ func (s *sockets) serve(in *scope) {
 
 // http lists the open sockets that have a net/http server.
 func (s *sockets) http() []*httpSocket {
-	return slices.DeleteFunc([]*httpSocket{s.api, s.admin, s.health, s.kin, s.carried}, func(h *httpSocket) bool { return h == nil })
+	all := append([]*httpSocket{s.api, s.admin, s.health, s.kin, s.carried}, s.remote.http()...)
+	return slices.DeleteFunc(all, func(h *httpSocket) bool { return h == nil })
 }
 
-// serveGRPC serves until the server is stopped, which is no error.
+// serveGRPC serves until the server is stopped or its listener is closed, which is no error.
 func serveGRPC(s *grpc.Server, l net.Listener) error {
-	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil
@@ -261,6 +275,7 @@ func (s *sockets) retire() {
 	s.relayServer.StopAccepting()
 	s.api.listener.Close()
 	s.kin.listener.Close()
+	s.remote.retire()
 	for _, operators := range s.operators() {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), adminPatience)
@@ -290,7 +305,7 @@ func (s *sockets) busy() bool {
 
 // connected reports whether Envoy has a connection on which it may still send a request.
 func (s *sockets) connected() bool {
-	return s.relayServer.Connections() > 0 || s.api.connections.Load() > 0
+	return s.relayServer.Connections() > 0 || s.api.connections.Load() > 0 || s.remote.connected()
 }
 
 // stop closes everything at once.
@@ -298,19 +313,40 @@ func (s *sockets) stop() {
 	s.controlServer.Stop()
 	s.grpcServer.Stop()
 	_ = s.relayServer.Close() // there is nothing to do about a connection that does not close
+	if s.remote != nil {
+		_ = s.remote.Close()
+	}
 	for _, h := range s.http() {
 		_ = h.server.Close()
 	}
 }
 
-// operatorFiles returns copies of the listeners for operators, for a successor. The caller closes
-// them.
-func (s *sockets) operatorFiles() ([]*os.File, error) {
-	var files []*os.File
+// shared is a listener that a successor goes on with.
+type shared struct {
+	// address is that of the configuration.
+	address  string
+	listener net.Listener
+}
+
+// shared lists the listeners that have TCP addresses.
+func (s *sockets) shared() []shared {
+	var all []shared
 	for _, h := range s.operators() {
-		l, ok := h.listener.(*net.TCPListener)
+		all = append(all, shared{h.address, h.listener})
+	}
+	if s.remote != nil {
+		all = append(all, shared{s.remote.address, s.remote.TCP()})
+	}
+	return all
+}
+
+// sharedFiles returns copies of the listeners for a successor. The caller closes them.
+func (s *sockets) sharedFiles() ([]*os.File, error) {
+	var files []*os.File
+	for _, one := range s.shared() {
+		l, ok := one.listener.(*net.TCPListener)
 		if !ok {
-			return nil, errors.Join(errors.New("a listener for operators is not TCP"), closeFiles(files))
+			return nil, errors.Join(fmt.Errorf("the listener at %s is not TCP", one.address), closeFiles(files))
 		}
 		file, err := l.File()
 		if err != nil {
@@ -339,6 +375,9 @@ func (s *sockets) close() error {
 	}
 	for _, h := range s.http() {
 		failed = append(failed, h.listener.Close())
+	}
+	if s.remote != nil {
+		failed = append(failed, s.remote.Close())
 	}
 	return errors.Join(failed...)
 }

@@ -82,7 +82,8 @@ func (g *Gateway) notReady() []string {
 			missing = append(missing, fmt.Sprintf("Envoy is %s: %s", s.State, s.Reason))
 		}
 	}
-	if x := g.envoy.server.Status(); !x.Configured {
+	alone := g.envoy.process == nil && g.options.Config.Control.Listen != "" // Envoys of other hosts come and go
+	if x := g.envoy.server.Status(); !x.Configured && !alone {
 		missing = append(missing, "Envoy has not accepted its listener")
 	}
 	return missing
@@ -234,7 +235,7 @@ func (g *Gateway) names() telemetry.Names {
 // gauges returns the values of the gauges. It is called at every scrape.
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
-	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Conditions: g.conditions.List()}
+	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Envoys: x.Envoys, Conditions: g.conditions.List()}
 	all.Budgets = append(g.edgeBudgets(), g.memoryBudgets()...)
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)

@@ -88,13 +88,14 @@ func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 }
 
 // startSuccessor starts the binary that is now at this program's path, with the arguments and the
-// environment of this process, a connection for the hand-over and the listeners for operators.
+// environment of this process, a connection for the hand-over and the listeners with TCP
+// addresses.
 func (g *Gateway) startSuccessor(context.Context) (*successor, error) {
 	path, err := exec.LookPath(os.Args[0])
 	if err != nil {
 		return nil, fmt.Errorf("hand over: %w", err)
 	}
-	listeners, err := g.sockets.operatorFiles()
+	listeners, err := g.sockets.sharedFiles()
 	if err != nil {
 		return nil, fmt.Errorf("hand over: %w", err)
 	}
@@ -174,7 +175,7 @@ func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
 	if err != nil {
 		return nil, err
 	}
-	listeners, err := g.sockets.operatorFiles()
+	listeners, err := g.sockets.sharedFiles()
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +208,7 @@ func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
 	hello := &helloMessage{Process: g.describe(), StateDir: g.dir.Path(), First: g.first}
-	for _, h := range g.sockets.operators() {
+	for _, h := range g.sockets.shared() {
 		hello.Listeners = append(hello.Listeners, h.address)
 	}
 	if err := s.conn.send(handOverMessage{Hello: hello}); err != nil {
@@ -332,7 +333,7 @@ func (t *takeOver) inherit(addresses []string) error {
 
 // closeUnused closes the listeners at addresses that the configuration does not have any more.
 func (t *takeOver) closeUnused(s *sockets) {
-	for _, h := range s.operators() {
+	for _, h := range s.shared() {
 		delete(t.listeners, h.address)
 	}
 	for _, l := range t.listeners {

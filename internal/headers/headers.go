@@ -131,6 +131,33 @@ const (
 	// UndecidedCluster does not exist in Envoy. A request that ext_proc has not decided is routed
 	// to it and becomes a 503.
 	UndecidedCluster = "sluice_undecided"
+	// GatewaysCluster leads an Envoy of another host to any gateway, for xDS. The gateway that
+	// answers then gives it the other clusters.
+	GatewaysCluster = "sluice_gateways"
+)
+
+// The application protocols (ALPN) by which an Envoy of another host names the service that it
+// wants on the port of control.listen.
+const (
+	// ALPNControl is what ControlCluster leads to.
+	ALPNControl = "h2"
+	// ALPNAPI is what APICluster leads to.
+	ALPNAPI = "sluice-api"
+	// ALPNRelay is what RelayCluster leads to.
+	ALPNRelay = "sluice-relay"
+	// ALPNGRPC is what GRPCCluster leads to.
+	ALPNGRPC = "sluice-grpc"
+)
+
+// The fields of the metadata of a node by which an Envoy of another host says how it is set up, in
+// the namespace Metadata.
+const (
+	// NodeCertificate and NodeAuthority are the paths of the files of SDS with its certificate and
+	// with the authorities that it trusts.
+	NodeCertificate = "certificate"
+	NodeAuthority   = "authority"
+	// NodeListen is the address on which it serves clients. Absent: the gateway's listen.
+	NodeListen = "listen"
 )
 
 // Limits bound the headers of a client's request.

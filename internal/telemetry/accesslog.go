@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync/atomic"
@@ -22,6 +23,11 @@ type AccessLog struct {
 	// OnEntry is called for every HTTP record, concurrently for several streams, in order within a
 	// stream. It blocks its stream and must be fast. nil means that records are discarded.
 	OnEntry func(request.Entry)
+
+	// Elsewhere reports whether another gateway configures the Envoy at the other end. The stream
+	// then ends after its next message, so that Envoy opens it again at that gateway, which alone
+	// knows the requests. nil means never.
+	Elsewhere func(stream context.Context) bool
 
 	// retired says that another process receives the log, see Retire.
 	retired atomic.Bool
@@ -53,7 +59,7 @@ func (a *AccessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessL
 				a.OnEntry(newEntry(log, record))
 			}
 		}
-		if a.retired.Load() {
+		if a.retired.Load() || a.Elsewhere != nil && a.Elsewhere(stream.Context()) {
 			return stream.SendAndClose(&alsv3.StreamAccessLogsResponse{})
 		}
 	}

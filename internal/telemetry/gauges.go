@@ -9,15 +9,15 @@ import (
 // gaugeCollector reads all gauges at each scrape. No gauge is counted up and down, so none can
 // drift.
 type gaugeCollector struct {
-	metrics                                  *Metrics
-	inFlight, queued, replicas, nacks, build *prometheus.Desc
-	running, waiting                         *prometheus.Desc // per tenant
-	up, gateways, errors                     *prometheus.Desc // of the shared state
-	messages, placements, sentBytes          *prometheus.Desc // of what gateways tell each other
-	gpuMemory                                *prometheus.Desc
-	condition, modelReady, desired           *prometheus.Desc
-	used, limit, refused                     *prometheus.Desc // of budgets
-	engine                                   engineDescs
+	metrics                                          *Metrics
+	inFlight, queued, replicas, nacks, envoys, build *prometheus.Desc
+	running, waiting                                 *prometheus.Desc // per tenant
+	up, gateways, errors                             *prometheus.Desc // of the shared state
+	messages, placements, sentBytes                  *prometheus.Desc // of what gateways tell each other
+	gpuMemory                                        *prometheus.Desc
+	condition, modelReady, desired                   *prometheus.Desc
+	used, limit, refused                             *prometheus.Desc // of budgets
+	engine                                           engineDescs
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -30,6 +30,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now, by model.", "model"),
 		replicas: desc("sluice_replicas", "Replicas now, by model and state.", "model", "state"),
 		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy has refused."),
+		envoys:   desc("sluice_envoys", "Envoys that get their configuration from this gateway."),
 		build:    desc("sluice_build_info", "Always 1. The labels hold the versions of Sluice and of Envoy.", "version", "envoy"),
 		running:  desc("sluice_tenant_running", "Admitted requests and tasks of the tenant that have not ended.", "tenant"),
 		waiting:  desc("sluice_tenant_queued", "Requests and tasks of the tenant that wait now.", "tenant"),
@@ -62,7 +63,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
 		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused,
 		c.engine.running, c.engine.waiting, c.engine.kvUsage} {
@@ -81,6 +82,7 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(c.build, 1, c.metrics.version, g.Envoy)
 	out <- prometheus.MustNewConstMetric(c.nacks, prometheus.CounterValue, float64(g.XDSNacks))
+	out <- prometheus.MustNewConstMetric(c.envoys, prometheus.GaugeValue, float64(g.Envoys))
 	for name, m := range c.byLabel(g.Models) {
 		gauge(c.inFlight, float64(m.InFlight), name)
 		gauge(c.queued, float64(m.Queued), name)

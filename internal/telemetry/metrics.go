@@ -42,8 +42,10 @@ type Gauges struct {
 	Envoy string
 	// XDSNacks counts the configurations that Envoy has rejected since Sluice started.
 	XDSNacks uint64
-	Models   []ModelGauges
-	Tenants  []TenantGauges
+	// Envoys is how many Envoys get their configuration from this gateway.
+	Envoys  int
+	Models  []ModelGauges
+	Tenants []TenantGauges
 	// Shared is the state that several gateways share. It is nil for a gateway without shared
 	// state.
 	Shared *SharedGauges

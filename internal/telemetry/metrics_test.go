@@ -77,7 +77,7 @@ func TestMetricsOfFinished(t *testing.T) {
 func TestMetricsOfEvents(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{Version: "1.2.3", Gauges: func() Gauges {
-		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Models: []ModelGauges{
+		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Envoys: 2, Models: []ModelGauges{
 			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
 		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
 			Routing: &RoutingGauges{Messages: map[string]uint64{"sent": 6}, Placements: map[string]uint64{"dropped": 7}, SentBytes: 8},
@@ -89,7 +89,7 @@ func TestMetricsOfEvents(t *testing.T) {
 	m.ConfigReloaded(false)
 	m.ConfigReloaded(false)
 	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
-		"sluice_xds_nacks_total", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
+		"sluice_xds_nacks_total", "sluice_envoys", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
 		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes",
 		"sluice_route_messages_total", "sluice_route_placements_total", "sluice_route_sent_bytes_total")
 	want := []string{
@@ -97,7 +97,7 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_build_info{envoy="1.40.0",version="1.2.3"} 1`,
 		`sluice_config_reloads_total{result="failure"} 2`,
 		`sluice_config_reloads_total{result="success"} 1`,
-		`sluice_gateways 2`,
+		`sluice_envoys 2`, `sluice_gateways 2`,
 		`sluice_gpu_memory_bytes{kind="total",uuid="GPU-a"} 80`,
 		`sluice_gpu_memory_bytes{kind="used",uuid="GPU-a"} 7`,
 		`sluice_in_flight{model="chat"} 4`,

@@ -1,0 +1,193 @@
+package control
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// served is a listener whose services answer HTTP with their names.
+type served struct {
+	*Listener
+	dir       string
+	authority *testutil.Authority
+}
+
+func serve(t *testing.T, change func(*Files)) *served {
+	t.Helper()
+	s := &served{dir: t.TempDir(), authority: testutil.NewAuthority(t, "authority")}
+	s.authority.Issue(t, s.dir, "server", "gateway.example")
+	s.authority.Write(t, filepath.Join(s.dir, "ca.crt"))
+	files := Files{Cert: filepath.Join(s.dir, "server.crt"), Key: filepath.Join(s.dir, "server.key"), ClientCA: filepath.Join(s.dir, "ca.crt")}
+	if change != nil {
+		change(&files)
+	}
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Listener, err = New(tcp, files, zaptest.NewLogger(t, zaptest.Level(zap.ErrorLevel))); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run() }()
+	var servers []*http.Server
+	for _, name := range services() {
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, name) })}
+		servers = append(servers, server)
+		go server.Serve(s.Service(name)) //nolint:errcheck // ends with Close
+	}
+	t.Cleanup(func() {
+		s.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		for _, server := range servers {
+			server.Close()
+		}
+	})
+	return s
+}
+
+// client returns the configuration of a client with a certificate of the authority for the names;
+// without a certificate if a is nil.
+func (s *served) client(t *testing.T, a *testutil.Authority, protocol string, names ...string) *tls.Config {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &tls.Config{ServerName: "gateway.example", RootCAs: x509.NewCertPool()}
+	c.RootCAs.AppendCertsFromPEM(text)
+	if protocol != "" {
+		c.NextProtos = []string{protocol}
+	}
+	if a == nil {
+		return c
+	}
+	a.Issue(t, s.dir, "client", names...)
+	pair, err := tls.LoadX509KeyPair(filepath.Join(s.dir, "client.crt"), filepath.Join(s.dir, "client.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Certificates = []tls.Certificate{pair}
+	return c
+}
+
+// ask returns which service answers a client.
+func (s *served) ask(c *tls.Config) (string, error) {
+	conn, err := tls.Dial("tcp", s.Addr().String(), c)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(conn)
+	if len(b) == 0 {
+		return "", fmt.Errorf("no answer: %w", err)
+	}
+	_, name, _ := strings.Cut(string(b), "\r\n\r\n")
+	return name, nil
+}
+
+func TestU16_TheProtocolNamesTheService(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	for protocol, want := range map[string]string{
+		"": headers.ALPNControl, headers.ALPNControl: headers.ALPNControl, headers.ALPNAPI: headers.ALPNAPI,
+		headers.ALPNRelay: headers.ALPNRelay, headers.ALPNGRPC: headers.ALPNGRPC,
+	} {
+		if got, err := s.ask(s.client(t, s.authority, protocol, "envoy")); got != want || err != nil {
+			t.Errorf("protocol %q: %q, %v", protocol, got, err)
+		}
+	}
+	if got, err := s.ask(s.client(t, s.authority, "sluice-admin", "envoy")); err == nil {
+		t.Errorf("an unknown protocol is answered by %q", got)
+	}
+}
+
+func TestU16_WhoIsLetIn(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(f *Files) { f.Allowed = []string{"envoy.example", "spiffe://cluster/envoy"} })
+	stranger := testutil.NewAuthority(t, "authority")
+	for name, test := range map[string]struct {
+		authority *testutil.Authority
+		names     []string
+		want      bool
+	}{
+		"nobody":                             {},
+		"another authority of the same name": {stranger, []string{"envoy.example"}, false},
+		"another name":                       {s.authority, []string{"web.example"}, false},
+		"no name":                            {s.authority, nil, false},
+		"the name":                           {s.authority, []string{"web.example", "envoy.example"}, true},
+		"the URI":                            {s.authority, []string{"spiffe://cluster/envoy"}, true},
+	} {
+		if got, err := s.ask(s.client(t, test.authority, headers.ALPNRelay, test.names...)); (err == nil) != test.want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	open := serve(t, func(f *Files) { f.ClientCA = "" })
+	if _, err := open.ask(open.client(t, nil, "")); err != nil {
+		t.Errorf("without client_ca: %v", err)
+	}
+}
+
+func TestU16_CertificatesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	c := s.certificates
+	before := c.get(time.Now())
+	next := testutil.NewAuthority(t, "next")
+	later := func() *tls.Config { return c.get(c.checked.Add(recheck)) }
+	if later() != before {
+		t.Error("read again without a change")
+	}
+	next.Issue(t, s.dir, "server", "gateway.example")
+	if err := os.Remove(filepath.Join(s.dir, "server.key")); err != nil {
+		t.Fatal(err)
+	}
+	if later() != before {
+		t.Error("half a certificate is in force")
+	}
+	next.Issue(t, s.dir, "server", "gateway.example")
+	next.Write(t, filepath.Join(s.dir, "ca.crt"))
+	if c.get(c.checked.Add(recheck/2)) != before {
+		t.Error("looked at again too soon")
+	}
+	now := later()
+	if now == before || later() != now {
+		t.Fatal("not read again once")
+	}
+	if got, err := s.ask(s.client(t, next, "", "envoy")); err != nil {
+		t.Errorf("the new authority: %q, %v", got, err)
+	}
+	if got, err := s.ask(s.client(t, s.authority, "", "envoy")); err == nil {
+		t.Errorf("the old authority is answered by %q", got)
+	}
+}
+
+func TestU16_NoCertificates(t *testing.T) {
+	t.Parallel()
+	if _, err := New(nil, Files{Cert: "none", Key: "none"}, nil); err == nil {
+		t.Error("a listener without certificates")
+	}
+}

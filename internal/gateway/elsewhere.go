@@ -1,0 +1,177 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/control"
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/xds"
+)
+
+// remoteSocket is the listener of Envoys of other hosts, with the servers that only they use. The
+// gRPC servers of sockets serve both kinds of Envoys.
+type remoteSocket struct {
+	*control.Listener
+	// address is that of the configuration.
+	address    string
+	api, relay *httpSocket
+}
+
+// controlKeepAlive finds within half a minute that the host of an Envoy has vanished, so that what
+// it has not acknowledged keeps no replica from the other Envoys any more.
+var controlKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// listenElsewhere opens the listener of Envoys of other hosts, or uses that of a predecessor. It
+// returns nil if the configuration has none.
+func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay http.Handler) (*remoteSocket, error) {
+	c := g.options.Config.Control
+	if c.Listen == "" {
+		return nil, nil
+	}
+	tcp := inherited[c.Listen]
+	if tcp == nil {
+		var err error
+		l := net.ListenConfig{KeepAliveConfig: controlKeepAlive}
+		if tcp, err = l.Listen(context.Background(), "tcp", c.Listen); err != nil {
+			return nil, fmt.Errorf("control: %w", err)
+		}
+	}
+	files := control.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA, Allowed: c.Allowed}
+	l, err := control.New(tcp, files, g.log)
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
+	}
+	return &remoteSocket{Listener: l, address: c.Listen,
+		api:   newHTTPSocket(l.Service(headers.ALPNAPI), api, time.Minute),
+		relay: newHTTPSocket(l.Service(headers.ALPNRelay), relay, time.Minute),
+	}, nil
+}
+
+// serveElsewhere runs the servers for Envoys of other hosts in the scope until it ends.
+func (s *sockets) serveElsewhere(in *scope) {
+	if s.remote == nil {
+		return
+	}
+	in.Go(s.remote.Run)
+	in.Go(func() error { return serveGRPC(s.controlServer, s.remote.Service(headers.ALPNControl)) })
+	in.Go(func() error { return serveGRPC(s.grpcServer, s.remote.Service(headers.ALPNGRPC)) })
+}
+
+// http lists the servers that are net/http's.
+func (r *remoteSocket) http() []*httpSocket {
+	if r == nil {
+		return nil
+	}
+	return []*httpSocket{r.api, r.relay}
+}
+
+// retire ends accepting, because a successor has the same listener.
+func (r *remoteSocket) retire() {
+	if r == nil {
+		return
+	}
+	for _, h := range r.http() {
+		h.server.SetKeepAlivesEnabled(false) // Envoy opens a new connection for its next request
+	}
+	_ = r.Close() // there is nothing to do about it
+}
+
+// connected reports whether an Envoy has a connection on which it may still send a request.
+func (r *remoteSocket) connected() bool {
+	return r != nil && r.api.connections.Load()+r.relay.connections.Load() > 0
+}
+
+// envoysElsewhere returns what Envoys of other hosts are told about the gateways.
+func (e *envoyLink) envoysElsewhere() xds.Elsewhere {
+	c := e.first.Control
+	if c.Listen == "" {
+		return xds.Elsewhere{}
+	}
+	gateways := ""
+	if known := e.gateways.Load(); known != nil {
+		gateways = *known
+	}
+	return xds.Elsewhere{Gateways: gateways, ServerName: c.ServerName, Advertise: c.Advertise}
+}
+
+// resolveInterval is how often the names of the gateways are looked up.
+const resolveInterval = 5 * time.Second
+
+// followGateways tells Envoys of other hosts of every change of the addresses of the gateways,
+// until ctx ends.
+func (e *envoyLink) followGateways(ctx context.Context) error {
+	tick := time.NewTicker(resolveInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if e.resolveGateways(ctx) {
+			if err := e.push(); err != nil {
+				e.log.Error("Envoys were not told of the gateways", zap.Error(err))
+			}
+		}
+	}
+}
+
+// resolveGateways looks the gateways up and reports whether there are others than before. When a
+// name cannot be resolved, nothing changes.
+func (e *envoyLink) resolveGateways(ctx context.Context) (changed bool) {
+	ctx, cancel := context.WithTimeout(ctx, resolveInterval)
+	defer cancel()
+	var all []string
+	for _, address := range e.first.Control.Addresses {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil { // the check of the configuration has refused such an address
+			continue
+		}
+		found, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			e.log.Warn("address of the gateways not resolved", zap.String("address", address), zap.Error(err))
+			return false
+		}
+		for _, ip := range found {
+			all = append(all, net.JoinHostPort(ip, port))
+		}
+	}
+	slices.Sort(all)
+	now := strings.Join(slices.Compact(all), ",")
+	before := e.gateways.Swap(&now)
+	return before == nil || *before != now
+}
+
+// BootstrapElsewhere returns the files that an Envoy of another host starts with.
+func BootstrapElsewhere(c *config.Config, e envoy.ElsewhereConfig) (envoy.ElsewhereFiles, error) {
+	e.Addresses, e.ServerName = c.Control.Addresses, c.Control.ServerName
+	return envoy.BootstrapElsewhere(e)
+}
+
+// pings lets Envoys of other hosts look each second whether the gateway is still there.
+func pings() keepalive.EnforcementPolicy {
+	return keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}
+}
+
+// hasLeft reports whether the Envoy of a stream is configured by another gateway.
+func (e *envoyLink) hasLeft(stream context.Context) bool {
+	address, _, ok := elsewhere.Peer(stream)
+	if !ok {
+		return false
+	}
+	host, _, err := net.SplitHostPort(address)
+	return err == nil && e.server.HasLeft(host)
+}

@@ -1,0 +1,228 @@
+package xds
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// acks are what Envoys have acknowledged, on the streams whose Envoys matter. A replica may be
+// picked when each Envoy that counts has it: a request may come through any of them.
+//
+// An Envoy counts when it has acknowledged a whole configuration. An Envoy that starts, or that
+// comes from another gateway, would otherwise take replicas away from all others for a moment. The
+// newest Envoy of this host always counts, even while its stream is broken, since it goes on with
+// what it has. An Envoy of another host that breaks off has gone to another gateway. The last one
+// counts until another one comes.
+type acks struct {
+	// local is the newest stream of the Envoy of this host, open or closed; nil: there was none.
+	local *stream
+	// remote are the open streams of Envoys of other hosts. last is the first of them, or the last
+	// one that has ended.
+	remote map[*stream]struct{}
+	last   *stream
+	// left says when the last stream from a host has ended. It lacks hosts with an open one.
+	left map[string]time.Time
+	// told is the last argument of OnAck by cluster, if that was not nil.
+	told map[string]map[string]netip.AddrPort
+}
+
+func newAcks() acks {
+	return acks{remote: map[*stream]struct{}{}, left: map[string]time.Time{}, told: map[string]map[string]netip.AddrPort{}}
+}
+
+// add adds an open stream. Until Envoy reports what it has, a stream that takes the place of
+// another one has what that one had.
+func (a *acks) add(st *stream) {
+	before := a.last
+	switch {
+	case st.remote == nil:
+		before, a.local = a.local, st
+	case len(a.remote) == 0:
+		a.last = st
+		fallthrough
+	default:
+		a.remote[st] = struct{}{}
+		delete(a.left, st.remote.host())
+	}
+	if before != nil && (st == a.local || st == a.last) {
+		st.acked = maps.Clone(before.acked)
+	}
+}
+
+// end forgets a stream that has ended.
+func (a *acks) end(st *stream) {
+	if st.remote == nil {
+		return
+	}
+	delete(a.remote, st)
+	if len(a.remote) == 0 {
+		a.last = st
+	}
+	if host := st.remote.host(); !a.serves(host) {
+		a.left[host] = time.Now()
+	}
+	maps.DeleteFunc(a.left, func(_ string, at time.Time) bool { return time.Since(at) > forgetAfter })
+}
+
+// forgetAfter is how long it is known that a host has left.
+const forgetAfter = time.Hour
+
+// serves reports whether an Envoy of a host has an open stream.
+func (a *acks) serves(host string) bool {
+	for st := range a.remote {
+		if st.remote.host() == host {
+			return true
+		}
+	}
+	return false
+}
+
+// settled is how long an Envoy may take to open its next stream, here or at another gateway.
+const settled = 2 * time.Second
+
+// HasLeft reports whether the Envoys of another host, an IP address, were configured by this server
+// and now are by none or by that of another gateway.
+func (s *Server) HasLeft(host string) bool {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	at, left := s.acks.left[host]
+	return left && time.Since(at) > settled
+}
+
+// counted returns the streams whose Envoys count.
+func (a *acks) counted() []*stream {
+	var all []*stream
+	for st := range a.remote {
+		if st.counts {
+			all = append(all, st)
+		}
+	}
+	if a.local != nil {
+		return append(all, a.local)
+	}
+	if len(all) == 0 && a.last != nil {
+		return []*stream{a.last}
+	}
+	return all
+}
+
+// common returns the replicas of a cluster that every Envoy has at the same address. nil means that
+// one of them has no endpoints of the cluster, or that there is no Envoy.
+func (a *acks) common(cluster string) map[string]netip.AddrPort {
+	var common map[string]netip.AddrPort
+	for i, st := range a.counted() {
+		endpoints := st.acked[cluster]
+		switch {
+		case endpoints == nil:
+			return nil
+		case i == 0:
+			common = nonNil(endpoints.replicas)
+		default:
+			common = commonReplicas(common, endpoints.replicas)
+		}
+	}
+	return common
+}
+
+// nonNil returns m, or an empty map.
+func nonNil(m map[string]netip.AddrPort) map[string]netip.AddrPort {
+	if m == nil {
+		return map[string]netip.AddrPort{}
+	}
+	return m
+}
+
+// commonReplicas returns what is in both maps.
+func commonReplicas(a, b map[string]netip.AddrPort) map[string]netip.AddrPort {
+	if maps.Equal(a, b) {
+		return a
+	}
+	common := map[string]netip.AddrPort{}
+	for id, address := range a {
+		if b[id] == address {
+			common[id] = address
+		}
+	}
+	return common
+}
+
+// count has the Envoy of a stream count from now on.
+func (s *Server) count(st *stream) {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	st.counts = true
+	s.tellAllLocked()
+}
+
+// reportAcked records the endpoints that the stream's Envoy has of a model's cluster, and calls
+// OnAck if that changes which replicas may be picked. nil means that it has none.
+func (s *Server) reportAcked(st *stream, cluster string, endpoints *Resource) {
+	if _, ok := headers.ClusterModel(cluster); !ok {
+		return
+	}
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	if endpoints == nil {
+		delete(st.acked, cluster)
+	} else {
+		st.acked[cluster] = endpoints
+	}
+	s.tellLocked(cluster)
+}
+
+// tellLocked calls OnAck if other replicas of a cluster may be picked than before. ackMu is held.
+func (s *Server) tellLocked(cluster string) {
+	before, known := s.acks.told[cluster]
+	now := s.acks.common(cluster)
+	switch {
+	case now == nil && !known, now != nil && known && maps.Equal(before, now):
+		return
+	case now == nil:
+		delete(s.acks.told, cluster)
+	default:
+		s.acks.told[cluster] = now
+	}
+	s.onAck(cluster, now)
+}
+
+// tellAllLocked calls OnAck for every cluster of which other replicas may be picked than before.
+// ackMu is held.
+func (s *Server) tellAllLocked() {
+	clusters := maps.Clone(s.acks.told)
+	for _, st := range s.acks.counted() {
+		for name := range st.acked {
+			clusters[name] = nil
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(clusters)) {
+		s.tellLocked(name)
+	}
+}
+
+// resourceOfVersion returns the resource that a reconnecting Envoy reports to have. It is current
+// if the version matches, or one that an Envoy has acknowledged. For any other version the result
+// has no content.
+func (s *Server) resourceOfVersion(current *Resource, name, version string) *Resource {
+	if current != nil && current.Version == version {
+		return current
+	}
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	for _, st := range s.acks.counted() {
+		if acked := st.acked[name]; acked != nil && acked.Version == version {
+			return acked
+		}
+	}
+	return &Resource{Name: name, Version: version}
+}
+
+// toldClusters lists the clusters for which OnAck was called with replicas.
+func (s *Server) toldClusters() []string {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	return slices.Collect(maps.Keys(s.acks.told))
+}
