@@ -47,7 +47,7 @@ func (v Version) ownedBy(argument string) string {
 	if short := strings.TrimLeft(name, "-"); len(short) > 1 {
 		name = "--" + strings.ReplaceAll(short, "_", "-")
 	}
-	owned := v.ownedFlags()
+	owned := slices.Concat(v.ownedFlags(), v.GPU.flags())
 	if slices.Contains(owned, name) {
 		return name
 	}

@@ -287,9 +287,12 @@ func TestBuiltinUseAllGPUs(t *testing.T) {
 				variables map[string]any
 				want      []string
 			}{
-				{0, nil, []string{"1"}},
+				{0, nil, nil},
 				{4, nil, []string{"4"}},
-				{4, map[string]any{"tensor_parallel_size": 2}, []string{"4", "2"}},
+				{4, map[string]any{"tensor_parallel_size": 2}, []string{"2"}},
+				{4, map[string]any{"pipeline_parallel_size": 2}, []string{"2"}},
+				{8, map[string]any{"pipeline_parallel_size": 2, "data_parallel_size": 2}, []string{"2"}},
+				{4, map[string]any{"nnodes": 2}, nil},
 			} {
 				launch := launchOf(TextGeneration)
 				launch.GPUs, launch.Variables = tt.gpus, tt.variables

@@ -38,6 +38,8 @@ type Version struct {
 	// Release is the release in the name of Image, such as 0.11.0. A model that names another
 	// release gets the image of that one. Empty: Image is for all releases.
 	Release string `json:",omitempty"`
+	// GPU says by which variables the engine is told its GPUs.
+	GPU GPUUse `json:",omitzero"`
 	// Owned are names of arguments that belong to Sluice, besides those in Command: a model must
 	// not pass them. Each begins with a dash.
 	Owned []string `json:",omitempty"`

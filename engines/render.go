@@ -27,6 +27,8 @@ type Launch struct {
 	// GPUs is the number of devices that the replica sees: 1 for a share, 0 if its model asks for
 	// none.
 	GPUs int
+	// GPUShare is the share of its one GPU that a replica may use, less than 1. 0: all of its GPUs.
+	GPUShare float64 `json:",omitzero"`
 	// Sluice is the path of the program that runs, for engines that are part of it.
 	Sluice string
 	// Args are arguments of the model's own. Render passes them on as they are, after the flags of
@@ -62,7 +64,7 @@ func (v Version) Render(l Launch) ([]string, error) {
 	if len(v.Command) == 0 {
 		return nil, errors.New("the engine version has no command")
 	}
-	l.Variables = v.Complete(l.Task, l.Variables)
+	l.Variables = v.withGPUs(l, v.Complete(l.Task, l.Variables))
 	parsed, err := parseCommand(v.Command)
 	if err != nil {
 		return nil, err

@@ -78,12 +78,12 @@ func TestTemplatesAreTheStandardOnes(t *testing.T) {
 }
 
 // TestDataHasTheFieldsOfLaunch checks that templates may name each field of Launch, except for the
-// arguments, which are passed on as they are.
+// arguments, which are passed on as they are, and the share, which is told by variables.
 func TestDataHasTheFieldsOfLaunch(t *testing.T) {
 	t.Parallel()
 	var fields []string
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Launch]()) {
-		if field.Name != "Args" {
+		if field.Name != "Args" && field.Name != "GPUShare" {
 			fields = append(fields, field.Name)
 		}
 	}

@@ -40,11 +40,13 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		Schema:        variables(merged(vllmModel(), vllmWork(), vllmServing(), own)),
 		TaskVariables: map[Task]map[string]any{Embedding: {"runner": "pooling"}, Rerank: {"runner": "pooling"}},
 		Command: []string{"vllm", "serve", "{{.Model}}", "--host", "{{.Host}}", "--port", "{{.Port}}",
-			"--served-model-name", "{{.Name}}", "--tensor-parallel-size", allGPUs, "{{.Flags}}"},
-		Flags:      FlagStyle{Lists: ListArguments},
-		Image:      "vllm/vllm-openai:" + release,
-		Release:    strings.TrimPrefix(release, "v"),
-		Owned:      vllmOwned(),
+			"--served-model-name", "{{.Name}}", "{{.Flags}}"},
+		Flags:   FlagStyle{Lists: ListArguments},
+		Image:   "vllm/vllm-openai:" + release,
+		Release: strings.TrimPrefix(release, "v"),
+		Owned:   vllmOwned(),
+		GPU: GPUUse{Memory: "gpu_memory_utilization", Elsewhere: []string{"nnodes", "data_parallel_size_local", "data_parallel_external_lb"},
+			Parallel: [][]string{{"tensor_parallel_size"}, {"pipeline_parallel_size"}, {"prefill_context_parallel_size"}, {"data_parallel_size"}}},
 		Kubernetes: keepsFromHub(hubCache),
 		PodHost:    "::", // its socket is for both families (create_server_socket)
 		Ready:      Probe{Path: "/health", Every: time.Second},
@@ -74,10 +76,6 @@ func vllmMetrics() Metrics {
 		CachedTokens:  "vllm:prompt_tokens_cached_total or vllm:prefix_cache_hits_total or vllm:gpu_prefix_cache_hits_total",
 		PrefillTokens: "vllm:request_prefill_kv_computed_tokens_sum", PrefillSeconds: "vllm:request_prefill_time_seconds_sum"}
 }
-
-// allGPUs is a degree of parallelism over all devices of the replica, and 1 without any. It
-// precedes the variables, because what a variable says later on the command line wins.
-const allGPUs = "{{or .GPUs 1}}"
 
 // vllmModel are the variables of the model and its loading.
 func vllmModel() map[string]any {

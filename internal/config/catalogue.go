@@ -128,6 +128,9 @@ func (c *Config) launch(m Model) engines.Launch {
 	l := engines.Launch{Name: m.Name, Task: m.Task, Args: m.Args, Variables: m.Variables}
 	if m.Resources != nil {
 		l.GPUs = m.Resources.Needs().Devices()
+		if share := m.Resources.GPU; share < 1 {
+			l.GPUShare = share
+		}
 	}
 	if m.Source == nil {
 		return l

@@ -72,6 +72,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	before := len(k.faults)
 	k.checkModelSource(at.field("source"), m, version)
 	k.checkVariables(at.field("variables"), m, version)
+	k.checkGPUs(at.field("variables"), m, version)
 	for _, fault := range version.CheckArgs(m.Args) {
 		k.faultf(at.field("args").below([]any{}, fault.Path), "%s", fault.Reason)
 	}

@@ -33,6 +33,16 @@ func (k *checker) checkResources(at path, m *Model) {
 	}
 }
 
+// checkGPUs checks the variables by which an engine is told its GPUs against the resources.
+func (k *checker) checkGPUs(at path, m *Model, version engines.Version) {
+	launch := k.config.launch(*m)
+	for _, fault := range version.CheckGPUs(launch.GPUs, launch.GPUShare, m.Variables) {
+		if where := at.below(m.Variables, fault.Path); k.valid(where) {
+			k.faultf(where, "%s", fault.Reason)
+		}
+	}
+}
+
 // minGPUShare is the smallest share of a GPU. Sums of smaller shares could not be told from 1
 // exactly.
 const minGPUShare = 0.001

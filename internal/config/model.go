@@ -155,8 +155,8 @@ type Resources struct {
 	Memory Size `yaml:"memory"`
 	// GPU is a number of GPUs. A whole number reserves GPUs for the replica alone; a replica with
 	// several GPUs works on all of them (tensor parallelism). A number below 1 is a share of one
-	// GPU. Replicas that share a GPU each see its whole memory, so their engines must be told which
-	// part of the memory they may use. At most 64. Default 0: none.
+	// GPU. Replicas that share a GPU each see its whole memory. vllm and sglang are told their
+	// share of it; other engines must be told by variables. At most 64. Default 0: none.
 	GPU float64 `yaml:"gpu" min:"0"`
 }
 

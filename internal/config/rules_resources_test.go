@@ -1,6 +1,9 @@
 package config
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // resourceCases are the cases about resources and placement.
 func resourceCases() []ruleCase {
@@ -35,6 +38,24 @@ func TestGPUsOfALaunch(t *testing.T) {
 			"models: [{name: a, engine: e"+resources+"}]")
 		if _, launch := c.Launch(c.Models[0]); launch.GPUs != want {
 			t.Errorf("%q: %d GPUs, want %d", resources, launch.GPUs, want)
+		}
+	}
+}
+
+// Variables that contradict the resources are faults on their own lines.
+func TestU12_VariablesThatContradictTheResources(t *testing.T) {
+	t.Parallel()
+	const head = "models:\n- name: a\n  engine: vllm\n  source: {name: org/x}\n"
+	for text, want := range map[string]string{
+		head + "  resources: {gpu: 0.5}\n  variables:\n    gpu_memory_utilization: 0.9\n": "f:7: models[a].variables.gpu_memory_utilization: must be at most 0.5",
+		head + "  resources: {gpu: 2}\n  variables: {tensor_parallel_size: 4}\n":          "f:6: models[a].variables.tensor_parallel_size: tensor_parallel_size is 4 and must be 2",
+		head + "  resources: {gpu: 2}\n  args: [--tensor-parallel-size, '4']\n":           "f:6: models[a].args[0]: --tensor-parallel-size is set by Sluice",
+		head + "  resources: {gpu: 0.5}\n":                                                "",
+		head + "  variables: {tensor_parallel_size: 4}\n":                                 "",
+	} {
+		_, err := Parse("f", []byte(text))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)) {
+			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestU11_TheCommandIsShownWithoutSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := engines.Replica{ID: "chat-0", Model: "chat", Address: netip.MustParseAddrPort("127.0.0.1:9001")}
-	const want = `vllm serve org/model --host 127.0.0.1 --port 9001 --served-model-name chat --tensor-parallel-size 1 --max-num-seqs 8 ` +
+	const want = `vllm serve org/model --host 127.0.0.1 --port 9001 --served-model-name chat --max-num-seqs 8 ` +
 		`--hf-token … --x-key=… 'it'\''s' '$HOME' '' prefix-… --api-timeout 3`
 	if diff := cmp.Diff(want, replicaCommand(c, "sluice", r)); diff != "" {
 		t.Error(diff)
