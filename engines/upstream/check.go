@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -53,6 +51,8 @@ type question struct {
 	*http.Client
 	base      string
 	transport *engines.Transport
+	// address is the address of the server. If it is not valid, check looks it up.
+	address netip.AddrPort
 	// healthPath is the path of the server's probe. It is empty if the configuration names none.
 	healthPath string
 	// discover says that the server's own models are to be served.
@@ -65,10 +65,15 @@ func (l *Launcher) check(ctx context.Context, q question) checkResult {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	s := checkResult{startedAt: time.Now()}
-	if s.address, s.err = resolve(ctx, q.base); s.err != nil {
-		s.inconclusive = true // The name server may be the cause.
-		return s
+	if !q.address.IsValid() {
+		addresses, err := l.lookUp(ctx, q.base)
+		if err != nil {
+			s.err, s.inconclusive = err, true // The name server may be the cause.
+			return s
+		}
+		q.address = addresses[0]
 	}
+	s.address = q.address
 	s.list, s.err = q.ask(ctx)
 	s.inconclusive = errors.Is(s.err, errTimeout)
 	return s
@@ -130,10 +135,21 @@ func isRedirect(err error) bool {
 	return errors.As(err, &s) && s.code >= 300 && s.code < 400
 }
 
+// requestBase is the base URL of requests: with the address, which Envoy will call too, in the
+// place of the host name.
+func (q question) requestBase() string {
+	u, err := url.Parse(baseURL(q.base))
+	if err != nil {
+		return q.base // The request reports the error.
+	}
+	u.Host = q.address.String()
+	return u.String()
+}
+
 // get sends a GET for the path below the server's base URL. An answer without success is an error,
 // which calls the path what. The caller closes the body.
 func (q question) get(ctx context.Context, path, what string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, baseURL(q.base)+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, q.requestBase()+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -245,37 +261,4 @@ func withoutURL(err error) error {
 		return certificateError(wrapped.Err)
 	}
 	return err
-}
-
-// resolve returns the address of the server, because Envoy's endpoints must be addresses. It
-// prefers IPv4 and then the lowest address, so the result is stable while the name's addresses are.
-func resolve(ctx context.Context, base string) (netip.AddrPort, error) {
-	host, portText, err := net.SplitHostPort(hostPort(base))
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	port, err := strconv.ParseUint(portText, 10, 16)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("port %s: %w", portText, err)
-	}
-	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	if len(addresses) == 0 {
-		return netip.AddrPort{}, errNoAddress
-	}
-	for i := range addresses {
-		addresses[i] = addresses[i].Unmap()
-	}
-	slices.SortFunc(addresses, func(a, b netip.Addr) int {
-		if a.Is4() != b.Is4() {
-			if a.Is4() {
-				return -1
-			}
-			return 1
-		}
-		return a.Compare(b)
-	})
-	return netip.AddrPortFrom(addresses[0], uint16(port)), nil
 }

@@ -88,20 +88,21 @@ func (l *Launcher) isLastOfAnyLocked(s *server) bool {
 	return slices.ContainsFunc(models, func(name string) bool { return l.isLastLocked(s, name) })
 }
 
-// Faults returns why servers get no requests, by URL.
+// Faults returns why servers get no requests, by the keys of the servers: their URLs, with the
+// address if a URL has several.
 func (l *Launcher) Faults() map[string]Fault {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := map[string]Fault{}
-	for url, s := range l.servers {
+	for key, s := range l.servers {
 		if s.checked && s.fault != "" {
-			all[url] = Fault{Reason: s.fault}
+			all[key] = Fault{Reason: s.fault}
 			continue
 		}
 		served, _ := l.servedLocked(s)
 		for _, name := range slices.Sorted(maps.Keys(s.health)) {
 			if h := s.health[name]; h.fault != "" && slices.Contains(served, name) {
-				all[url] = Fault{Models: append(all[url].Models, name), Reason: h.fault}
+				all[key] = Fault{Models: append(all[key].Models, name), Reason: h.fault}
 			}
 		}
 	}

@@ -75,7 +75,7 @@ func (c Clash) Message() string {
 // RefusedNames are what a server lists and Sluice does not serve: names that no model can have, and
 // items without a name.
 type RefusedNames struct {
-	// Server is the URL of the server.
+	// Server is the key of the server: its URL, with the address if the URL has several.
 	Server string
 	// Names holds the first of the names, quoted and shortened. Count counts all of them.
 	Names []string
@@ -162,10 +162,10 @@ func (l *Launcher) RefusedNames() []RefusedNames {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []RefusedNames
-	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
-		if s := l.servers[url]; s.discovered != nil && s.list.refused.any() {
+	for _, key := range slices.Sorted(maps.Keys(l.servers)) {
+		if s := l.servers[key]; s.discovered != nil && s.list.refused.any() {
 			refused := s.list.refused
-			refused.Server = s.url
+			refused.Server = key
 			all = append(all, refused)
 		}
 	}
@@ -187,14 +187,16 @@ func (l *Launcher) Unlisted() []Unlisted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []Unlisted
+	servers := l.byURLLocked()
 	for _, m := range l.desired.Models {
 		for _, url := range slices.Sorted(maps.Keys(m.Names)) {
-			s := l.servers[url]
-			if s == nil || !s.checked || s.fault != "" || s.list.absent {
-				continue
-			}
-			if _, listed := slices.BinarySearch(s.list.listed, m.Names[url]); !listed {
-				all = append(all, Unlisted{m.Name, m.Names[url], url})
+			for _, s := range servers[url] {
+				if !s.checked || s.fault != "" || s.list.absent {
+					continue
+				}
+				if _, listed := slices.BinarySearch(s.list.listed, m.Names[url]); !listed {
+					all = append(all, Unlisted{m.Name, m.Names[url], s.key})
+				}
 			}
 		}
 	}
@@ -211,22 +213,22 @@ func (d Desired) nameOn(model, url string) string {
 	return ""
 }
 
-// Idle returns the URLs of the healthy servers that are asked for their models and list none that
+// Idle returns the keys of the healthy servers that are asked for their models and list none that
 // can be served, sorted. Servers to which the file assigns a model are not among them.
 func (l *Launcher) Idle() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var urls []string
-	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
-		s := l.servers[url]
+	var keys []string
+	for _, key := range slices.Sorted(maps.Keys(l.servers)) {
+		s := l.servers[key]
 		if s.discovered == nil || !s.checked || s.fault != "" || len(s.list.names) > 0 {
 			continue
 		}
 		if models, _ := l.servedLocked(s); len(models) == 0 {
-			urls = append(urls, url)
+			keys = append(keys, key)
 		}
 	}
-	return urls
+	return keys
 }
 
 // discovered returns the entry of a server whose own models are to be served; nil for others.

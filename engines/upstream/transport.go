@@ -52,16 +52,17 @@ func isSameTransport(a, b *engines.Transport) bool {
 	return a.Prefix == b.Prefix && slices.Equal(a.Headers, b.Headers) && (a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
 }
 
-// transportsLocked returns the transport of every URL. A URL keeps its transport if nothing has
-// changed. Otherwise it gets the equal transport of another server, or a new one. The group of a
-// transport is named after its first member and keeps that name. l.mu must be held.
-func (l *Launcher) transportsLocked(d Desired) map[string]*engines.Transport {
+// transportsOf returns the transport of every URL. present are the servers until now, by URL. A URL
+// keeps its transport if nothing has changed. Otherwise it gets the equal transport of another
+// server, or a new one. The group of a transport is named after its first member and keeps that
+// name.
+func transportsOf(d Desired, present map[string][]*server) map[string]*engines.Transport {
 	all, changed := map[string]*engines.Transport{}, map[string]*engines.Transport{}
 	groups := map[string]*engines.Transport{}
 	for _, url := range d.urls() {
 		t := d.Access[url].transport(url)
-		if s := l.servers[url]; t != nil && s != nil && isSameTransport(t, s.transport) {
-			all[url], groups[s.transport.Group] = s.transport, s.transport
+		if s := present[url]; t != nil && len(s) > 0 && isSameTransport(t, s[0].transport) {
+			all[url], groups[s[0].transport.Group] = s[0].transport, s[0].transport
 		} else if t != nil {
 			changed[url] = t
 		}

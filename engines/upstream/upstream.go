@@ -5,6 +5,7 @@
 // from GET /v1/models or GET /models. The list shows that the server is alive and which models it
 // serves. The models of a server that is listed under upstreams appear and disappear with the list.
 // A server without a list is probed (probe.go), and so is one whose probe the configuration names.
+// A host name with several addresses can stand for several servers (addresses.go).
 //
 // Names of the configuration belong to the configuration (names.go). A model that it defines is
 // served by the servers that it names for the model, and by discovered servers that may join. Any
@@ -13,8 +14,8 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -39,6 +40,8 @@ type Config struct {
 	Timeout time.Duration
 	// Client sends the requests of checks. Nil means a client that follows no redirects.
 	Client *http.Client
+	// Resolver looks up host names. Nil means net.DefaultResolver.
+	Resolver *net.Resolver
 }
 
 // Model is a model that the configuration file defines, with its servers.
@@ -71,6 +74,9 @@ type Settings struct {
 	// HealthPath is the path of a GET that the healthy server answers with a status from 200 to
 	// 399. Empty means its list of models or, if it has none, /health, /info or /.
 	HealthPath string
+	// ResolveAll makes each address of the URL's host name a server of its own. Otherwise the first
+	// address is the server.
+	ResolveAll bool
 }
 
 // Launcher checks servers and reports them to the fleet. Its methods may be called from any
@@ -81,7 +87,7 @@ type Launcher struct {
 	checkSignal chan struct{}
 
 	mu sync.Mutex
-	// desired is the argument of the last Set. servers holds the servers by URL. Guarded by mu.
+	// desired is the argument of the last Set. servers holds the servers by key. Guarded by mu.
 	desired Desired
 	servers map[string]*server
 	// clashes are those of the last report to the fleet. A new slice replaces them. Guarded by mu.
@@ -91,7 +97,11 @@ type Launcher struct {
 // server is the state of one upstream server. Launcher.mu guards the fields from address on; the
 // other fields never change.
 type server struct {
-	url, id   string
+	// url is the server's URL, and id its id as a replica. key is its name in messages: the URL,
+	// with the address if the URL has several.
+	url, id, key string
+	// pinned is the address if the URL has several. Otherwise each check looks the address up.
+	pinned    netip.AddrPort
 	transport *engines.Transport
 	client    *http.Client
 	address   netip.AddrPort
@@ -110,6 +120,17 @@ type server struct {
 	failedAt time.Time
 }
 
+// newServer returns a server that is not checked yet. An address that is not valid stands for the
+// one that each check looks up.
+func newServer(url string, pinned netip.AddrPort) *server {
+	s := &server{url: url, id: replicaID(url), key: url, pinned: pinned, address: pinned, since: time.Now()}
+	if pinned.IsValid() {
+		s.id += "@" + pinned.Addr().String()
+		s.key += " at " + pinned.Addr().String()
+	}
+	return s
+}
+
 // New returns a Launcher. It starts nothing.
 func New(c Config) *Launcher {
 	if c.Interval == 0 {
@@ -121,6 +142,9 @@ func New(c Config) *Launcher {
 	if c.Client == nil {
 		c.Client = engines.NewClient(nil)
 	}
+	if c.Resolver == nil {
+		c.Resolver = net.DefaultResolver
+	}
 	return &Launcher{Config: c, checkSignal: make(chan struct{}, 1), servers: map[string]*server{}}
 }
 
@@ -129,21 +153,21 @@ func New(c Config) *Launcher {
 func (l *Launcher) Set(d Desired) {
 	l.mu.Lock()
 	l.desired = d
-	wanted := map[string]bool{}
-	transports := l.transportsLocked(d)
+	known := l.byURLLocked()
+	transports := transportsOf(d, known)
+	l.servers = map[string]*server{}
 	for _, url := range d.urls() {
-		wanted[url] = true
-		s, t := l.servers[url], transports[url]
-		if s != nil && s.transport == t {
+		t := transports[url]
+		for _, s := range carryOver(url, known[url], d.Settings[url].ResolveAll) {
+			if s.client == nil || s.transport != t {
+				list := s.list
+				s = newServer(url, s.pinned)
+				s.transport, s.client, s.list = t, l.clientFor(t), list // It keeps its models until it is checked.
+			}
 			s.discovered = d.discovered(url)
-			continue
-		}
-		l.servers[url] = &server{url: url, id: replicaID(url), transport: t, client: l.clientFor(t), discovered: d.discovered(url), since: time.Now()}
-		if s != nil {
-			l.servers[url].list = s.list // The server keeps its models until it is checked.
+			l.servers[s.key] = s
 		}
 	}
-	maps.DeleteFunc(l.servers, func(url string, _ *server) bool { return !wanted[url] })
 	l.publishLocked()
 	l.mu.Unlock()
 	l.requestCheck()
@@ -189,9 +213,10 @@ func (l *Launcher) Run(ctx context.Context) error {
 // models.
 func (l *Launcher) CheckOnce(ctx context.Context) { l.checkAll(ctx) }
 
-// checkAll checks all servers concurrently. It returns after the slowest check, which takes at most
-// Timeout.
+// checkAll looks up the host names that are followed, and checks all servers concurrently. It
+// returns after the slowest check. Lookups and checks take at most Timeout each.
 func (l *Launcher) checkAll(ctx context.Context) {
+	l.followNames(ctx)
 	var looks sync.WaitGroup
 	for s, q := range l.questions() {
 		looks.Go(func() {
@@ -210,7 +235,7 @@ func (l *Launcher) questions() map[*server]question {
 	defer l.mu.Unlock()
 	all := map[*server]question{}
 	for _, s := range l.servers {
-		all[s] = question{Client: s.client, base: s.url, transport: s.transport, healthPath: l.desired.Settings[s.url].HealthPath, discover: s.discovered != nil}
+		all[s] = question{Client: s.client, base: s.url, transport: s.transport, address: s.pinned, healthPath: l.desired.Settings[s.url].HealthPath, discover: s.discovered != nil}
 	}
 	return all
 }
@@ -219,7 +244,7 @@ func (l *Launcher) questions() map[*server]question {
 func (l *Launcher) applyResult(s *server, seen checkResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.servers[s.url] != s {
+	if l.servers[s.key] != s {
 		return // The server is no longer wanted, or its access has changed.
 	}
 	if seen.address.IsValid() {
@@ -250,7 +275,7 @@ func (l *Launcher) setListLocked(s *server, list modelList) {
 	before := s.list.refused
 	s.list = list
 	if now := list.refused; now.any() && !now.equal(before) {
-		now.Server = s.url
+		now.Server = s.key
 		l.Log.Warn("discovered names refused", zap.String("replica", s.id), zap.String("reason", now.Message()))
 	}
 }
@@ -280,16 +305,16 @@ func (l *Launcher) publishLocked() {
 		known[m.Name] = true
 		part.Models = append(part.Models, m.Model)
 	}
-	for _, url := range slices.Sorted(maps.Keys(l.servers)) {
-		s := l.servers[url]
+	for _, key := range slices.Sorted(maps.Keys(l.servers)) {
+		s := l.servers[key]
 		models, clashing := l.servedLocked(s)
 		for _, name := range models {
 			if !known[name] {
 				known[name] = true
 				part.Models = append(part.Models, engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true})
 			}
-			r := s.replica(name, l.desired.nameOn(name, url))
-			r.Slots = l.desired.Settings[url].Slots
+			r := s.replica(name, l.desired.nameOn(name, s.url))
+			r.Slots = l.desired.Settings[s.url].Slots
 			part.Replicas = append(part.Replicas, r)
 		}
 		for _, name := range clashing {
@@ -321,5 +346,3 @@ func (s *server) replica(model, served string) engines.Replica {
 	}
 	return r
 }
-
-var errNoAddress = errors.New("the host name has no address")

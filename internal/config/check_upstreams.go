@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"net/url"
@@ -71,6 +72,7 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 	} else if u.InsecureSkipVerify {
 		k.rejectSet(at.field("ca_file"), "insecure_skip_verify: true")
 	}
+	u.Resolve = cmp.Or(u.Resolve, ResolveFirst)
 	k.checkModelPatterns(at.field("models"), u.Models)
 	k.checkProbePath(at.field("health").field("path"), u.Health.Path)
 	k.loadCA(at.field("ca_file"), u)

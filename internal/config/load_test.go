@@ -141,8 +141,8 @@ func TestEveryField(t *testing.T) {
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: streamWith(StreamNative, time.Hour)},
-			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000"}, {URL: "http://gpu-1:80"},
-				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
+			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000", Resolve: ResolveFirst}, {URL: "http://gpu-1:80", Resolve: ResolveFirst},
+				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true, Resolve: ResolveFirst}}, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},
 				Admission: Admission{Weight: 1, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamAuto, 30*time.Minute)},
@@ -160,7 +160,7 @@ func TestEveryField(t *testing.T) {
 				Admission: Admission{Weight: 1, MaxConcurrentRequests: 5, MaxQueue: 1000, QueueTimeout: time.Minute},
 				Stream:    streamWith(StreamAuto, 30*time.Minute)},
 		},
-		Upstreams: []Upstream{{URL: "http://[::1]:8000", Slots: 8, Models: []string{"qwen*", "chat"}, Health: UpstreamHealth{Path: "/live"}}},
+		Upstreams: []Upstream{{URL: "http://[::1]:8000", Slots: 8, Models: []string{"qwen*", "chat"}, Resolve: ResolveAll, Health: UpstreamHealth{Path: "/live"}}},
 		Discovered: Discovered{
 			Routing:   Routing{Strategy: LeastConnections, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Second, MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 2, MaxPerReplica: 3, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamNative, time.Hour),
@@ -233,7 +233,7 @@ func TestForUpstreams(t *testing.T) {
 	if c.Listen != "127.0.0.1:8080" || c.Auth.Mode != AuthNone || c.File != "" || len(c.Warnings()) > 0 {
 		t.Errorf("%+v, warnings %q", c, c.Warnings())
 	}
-	if diff := cmp.Diff([]Upstream{{URL: "http://h:1"}, {URL: "http://10.0.0.1:80"}}, c.Upstreams); diff != "" {
+	if diff := cmp.Diff([]Upstream{{URL: "http://h:1", Resolve: ResolveFirst}, {URL: "http://10.0.0.1:80", Resolve: ResolveFirst}}, c.Upstreams); diff != "" {
 		t.Error(diff)
 	}
 	if c, err := ForUpstreams([]string{"http://h:1", "h:2"}, 0); c != nil || err == nil ||

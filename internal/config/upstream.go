@@ -49,6 +49,10 @@ type Upstream struct {
 	// requests wait in the gateway. Default 0: Sluice asks the server. One that does not tell gets
 	// the usual number of its engine, and 1 if its engine is not known.
 	Slots int `yaml:"slots" min:"0" max:"1000000"`
+	// Resolve is first (the first address of the URL's host name is the server) or all (each
+	// address is a server of its own, such as the pods of a headless Service). With all, the
+	// addresses are followed. All of them have the same settings. Default first.
+	Resolve Resolve `yaml:"resolve" oneof:"first,all"`
 	// Health says how Sluice finds out that the server is alive.
 	Health UpstreamHealth `yaml:"health"`
 
@@ -58,6 +62,17 @@ type Upstream struct {
 	// CA is the content of CAFile.
 	CA string `yaml:"-"`
 }
+
+// Resolve says which addresses of a host name are servers.
+type Resolve string
+
+// The values of Resolve.
+const (
+	// ResolveFirst makes the first address the server.
+	ResolveFirst Resolve = "first"
+	// ResolveAll makes each address a server of its own.
+	ResolveAll Resolve = "all"
+)
 
 // UpstreamHealth says how Sluice finds out that a server is alive. It asks every ten seconds.
 type UpstreamHealth struct {

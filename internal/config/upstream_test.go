@@ -35,17 +35,17 @@ models:
 upstreams: [{url: http://h/v1}, https://h/openai2]
 `)
 	want := []Upstream{
-		{URL: "http://h:80"},
-		{URL: "https://h:443/openai", APIKeyEnv: "SLUICE_TEST_KEY", CAFile: file, CA: ca,
+		{URL: "http://h:80", Resolve: ResolveFirst},
+		{URL: "https://h:443/openai", Resolve: ResolveFirst, APIKeyEnv: "SLUICE_TEST_KEY", CAFile: file, CA: ca,
 			Headers:        map[string]string{"X-Org": "${SLUICE_TEST_ORG}-${SLUICE_TEST_ORG}", "X-Literal": "$5 {off} 100%"},
 			RequestHeaders: map[string]string{"authorization": "Bearer sk-1", "x-org": "org-org", "x-literal": "$5 {off} 100%"}},
-		{URL: "https://[::1]:8443", InsecureSkipVerify: true, Headers: map[string]string{"Api-Key": "${SLUICE_TEST_KEY}"},
+		{URL: "https://[::1]:8443", Resolve: ResolveFirst, InsecureSkipVerify: true, Headers: map[string]string{"Api-Key": "${SLUICE_TEST_KEY}"},
 			RequestHeaders: map[string]string{"api-key": "sk-1"}},
 	}
 	if d := cmp.Diff(want, c.Models[0].Upstreams); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]Upstream{{URL: "http://h:80"}, {URL: "https://h:443/openai2"}}, c.Upstreams); d != "" {
+	if d := cmp.Diff([]Upstream{{URL: "http://h:80", Resolve: ResolveFirst}, {URL: "https://h:443/openai2", Resolve: ResolveFirst}}, c.Upstreams); d != "" {
 		t.Error(d)
 	}
 	if got := strings.Join(c.Warnings(), "\n"); !strings.Contains(got, "https://[::1]:8443 has insecure_skip_verify") || strings.Contains(got, "sk-1") {
@@ -72,7 +72,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
 		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
-			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, health"}},
+			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, resolve, health"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{
