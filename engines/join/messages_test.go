@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // fullMessages returns an order and a report that have a value in every field.
@@ -27,6 +28,7 @@ func fullMessages() (order, report) {
 		Ready: engines.Probe{Path: "/r", Every: time.Second}, Health: engines.Probe{Path: "/h", Every: time.Minute},
 		Slots: engines.Slots{Variable: "n", Default: 4}}
 	m.Launch.Variables = map[string]any{"whole": 8192, "part": 0.9, "huge": uint64(1) << 63, "list": []any{1, "two"}, "on": true, "text": "1e3"}
+	m.Weights = &weights.Source{Repository: "org/name", Revision: "v1", File: "a.gguf", GGUF: true, Endpoint: "https://hub", CacheDir: "/cache", Token: "t"}
 	m.Resources = &engines.Resources{CPU: 1.5, Memory: 1 << 34, GPU: 0.5}
 	m.Placement, m.Cluster, m.EvictIdle = local.Pack, "fast", true
 	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute},
@@ -37,7 +39,7 @@ func fullMessages() (order, report) {
 			GPUs: []engines.GPU{{UUID: "GPU-1", Name: "H100", Index: 1, MIG: true, MemoryTotal: 3, MemoryUsed: 2}}},
 		Replicas: &replicaSnapshot{Sequence: 7, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,
 			Address: netip.MustParseAddrPort("10.0.0.2:80"), PID: 5, Reason: "r", Slots: 4, Since: at, Restarts: 2, GPUs: "GPU-1",
-			Resources: engines.Resources{GPU: 1}}}}}
+			Resources: engines.Resources{GPU: 1}, Fetch: engines.Fetch{Done: 1, Total: 3, Rate: 2}}}}}
 	return o, r
 }
 

@@ -150,12 +150,12 @@ func TestAPI(t *testing.T) {
 			{"name":"org/a<b>/limits","aliases":[],"task":"","launcher":"upstream","discovered":true,"state":"ready","desired":0,
 			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `}]}`},
 		{"/api/v1/replicas", 200, `{"replicas":[
-			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"served":100,"launcher":"local",
+			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"max_from":"","served":100,"launcher":"local",
 			 "pid":77,"node":"here","reason":"","since":"2030-05-04T12:00:00Z","restarts":1,"gpus":["GPU-a","GPU-b"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,
-			 "engine":{"name":"vllm","running":3,"waiting":0,"kv_usage":0.5,"cache_tokens":16000,"cached_tokens":null,"prefill_rate":null,"age_s":1.5,"fault":""}},
-			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"served":0,"launcher":"local",
+			 "engine":{"name":"vllm","running":3,"waiting":0,"kv_usage":0.5,"cache_tokens":16000,"cached_tokens":null,"prefill_rate":null,"slots":null,"age_s":1.5,"fault":""}},
+			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"max_from":"","served":0,"launcher":"local",
 			 "node":"here","reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,"engine":null},
-			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"served":0,
+			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"max_from":"","served":0,
 			 "launcher":"upstream","node":"","reason":"","since":null,"restarts":0,"gpus":[],"failed_starts":0,"failure":"","next_start":null,"close_delimited":true,"engine":null}]}`},
 		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
 			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},

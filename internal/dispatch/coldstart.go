@@ -105,8 +105,9 @@ func (c choice) startsIn(now time.Time) time.Duration {
 	return max(soonest, time.Second)
 }
 
-// startsIn returns what is left of the usual time of a start. A start that takes longer, or the
-// first one, is looked at again after as long as it has taken so far.
+// startsIn returns what is left of the usual time of a start, and of the fetch of its weights. A
+// start that takes longer, or the first one, is looked at again after as long as it has taken so
+// far.
 func (t *modelRoute) startsIn(now time.Time) time.Duration {
 	usual := time.Duration(t.estimator.loadTime.Load())
 	soonest := time.Duration(0)
@@ -117,7 +118,10 @@ func (t *modelRoute) startsIn(now time.Time) time.Duration {
 		}
 		elapsed := now.Sub(r.Since)
 		left := usual - elapsed
-		if left <= 0 {
+		switch {
+		case r.Fetch.Rate > 0: // the start begins when the weights are there
+			left = fetchEnds(r.Fetch) + usual
+		case left <= 0:
 			left = min(elapsed, maxNextLook)
 		}
 		if soonest == 0 || left < soonest {
@@ -125,6 +129,12 @@ func (t *modelRoute) startsIn(now time.Time) time.Duration {
 		}
 	}
 	return cmp.Or(soonest, usual, unknownStart)
+}
+
+// fetchEnds returns how long a fetch still takes at its rate, at most maxStartsIn.
+func fetchEnds(f engines.Fetch) time.Duration {
+	seconds := float64(f.Total-f.Done) / float64(f.Rate)
+	return time.Duration(min(seconds, maxStartsIn.Seconds()) * float64(time.Second))
 }
 
 // learnLoadTime learns the time of a start from the replica that became ready last.

@@ -100,3 +100,21 @@ func TestU9_ACrashLoop(t *testing.T) {
 		}
 	})
 }
+
+// TestU19_RetryAfterOfAFetch: the start begins when the weights are there.
+func TestU19_RetryAfterOfAFetch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{ColdStart: NoWait})
+		ready := replicas("a")[0]
+		ready.LoadTime = 40 * time.Second
+		s.put("m", ready)
+		for fetch, want := range map[engines.Fetch]time.Duration{
+			{Done: 1000, Total: 3000, Rate: 100}: time.Minute,
+			{Done: 0, Total: 1 << 50, Rate: 1}:   maxStartsIn,
+			{Done: 0, Total: 1 << 30}:            40 * time.Second,
+		} {
+			s.put("m", engines.Replica{ID: "a", State: engines.Starting, Since: time.Now(), Fetch: fetch})
+			s.wantRefusal(t, openai.CodeColdStartTimeout, want, "is being started")
+		}
+	})
+}
