@@ -51,6 +51,9 @@ type Version struct {
 	// of both families if the engine can, or $(POD_IP), the pod's first address. Empty means
 	// 0.0.0.0, which is IPv4 alone.
 	PodHost string `json:",omitempty"`
+	// RayVariables are variables by which one replica spreads over several nodes of a Ray cluster.
+	// A model's own variables override them. nil means that the engine cannot.
+	RayVariables map[string]any
 	// Ready tells when a starting replica may serve: at its first 2xx answer.
 	Ready Probe
 	// Health tells whether a ready replica still serves.

@@ -49,11 +49,14 @@ func vllmVersion(name, release string, own map[string]any) Version {
 			Parallel: [][]string{{"tensor_parallel_size"}, {"pipeline_parallel_size"}, {"prefill_context_parallel_size"}, {"data_parallel_size"}}},
 		Kubernetes: keepsFromHub(hubCache),
 		PodHost:    "::", // its socket is for both families (create_server_socket)
-		Ready:      Probe{Path: "/health", Every: time.Second},
-		Health:     Probe{Path: "/health", Every: 10 * time.Second},
-		Slots:      Slots{Variable: "max_num_seqs", Default: 256},
-		Usage:      UsageContinuous,
-		Metrics:    vllmMetrics(), PrefillRate: 8000,
+		// Its driver asks Ray for a placement group with the GPUs of all workers, the first on its
+		// own node (vllm/v1/executor/ray_utils.py).
+		RayVariables: map[string]any{"distributed_executor_backend": "ray"},
+		Ready:        Probe{Path: "/health", Every: time.Second},
+		Health:       Probe{Path: "/health", Every: 10 * time.Second},
+		Slots:        Slots{Variable: "max_num_seqs", Default: 256},
+		Usage:        UsageContinuous,
+		Metrics:      vllmMetrics(), PrefillRate: 8000,
 	}
 }
 

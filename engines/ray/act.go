@@ -206,7 +206,7 @@ func (l *Launcher) submitLocked(m desiredModel, k key) []step {
 	var err error
 	var job submission
 	if meta.port, err = l.freePortLocked(r.meta.port); err == nil {
-		job, err = m.newJob(meta)
+		job, err = m.newJob(meta, m.driverNode(l.nodes))
 	}
 	if err != nil {
 		r.ended = true
@@ -228,6 +228,25 @@ func (l *Launcher) submitLocked(m desiredModel, k key) []step {
 		}
 		return err
 	}}}
+}
+
+// driverNode returns the address of the node for the job of a replica that must spread over several
+// nodes: the node with the most GPUs among those that the model may use. It is empty if one node
+// has enough GPUs, if none has any, or if the engine cannot spread.
+func (m Model) driverNode(nodes []rayNode) string {
+	if m.Resources == nil || m.Version.RayVariables == nil {
+		return ""
+	}
+	address, most := "", 0.0
+	for _, n := range nodes {
+		if gpus := n.Resources["GPU"]; n.isAlive() && gpus > most && (m.Cluster == "" || n.Resources[m.Cluster] > 0) {
+			address, most = n.IP, gpus
+		}
+	}
+	if m.Resources.GPU <= most {
+		return ""
+	}
+	return address
 }
 
 // freePortLocked returns a port that no replica has. It does not return the port to avoid, which

@@ -112,6 +112,8 @@ type Launcher struct {
 	// nil before that. Guarded by mu.
 	setCount        uint64
 	setsBeforeFound *uint64
+	// nodes are the nodes of the cluster at the last reading. Guarded by mu.
+	nodes []rayNode
 	// replicas are all replicas that exist or are wanted. Guarded by mu.
 	replicas map[key]*replica
 	// roomMade counts the replicas that were drained to make room for a revision of a model.

@@ -102,7 +102,7 @@ func TestN4_ReplicasAreJobsOfRay(t *testing.T) {
 	g.await("m/chat", "they are gone", func(all []engines.Replica) bool { return len(all) == 0 })
 	testutil.Eventually(t, "their jobs are deleted", func() bool {
 		jobs := f.Jobs()
-		return len(jobs) == 1 && jobs[0].ID == "m-chat-9-foreign" && jobs[0].Status == statusRunning
+		return len(jobs) == 1 && jobs[0].ID == "m-chat-9-foreign" && jobs[0].Status != "STOPPED"
 	})
 }
 

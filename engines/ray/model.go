@@ -51,6 +51,14 @@ const (
 	presence = 0.001
 )
 
+// spread returns the model for a replica whose engine asks Ray itself for GPUs on several nodes.
+func (m Model) spread() Model {
+	variables := maps.Clone(m.Version.RayVariables)
+	maps.Copy(variables, m.Launch.Variables)
+	m.Launch.Variables = variables
+	return m
+}
+
 // launchAt returns what a replica is rendered with that listens on the port.
 func (m Model) launchAt(port int) engines.Launch {
 	l := m.Launch
@@ -109,8 +117,12 @@ func (m Model) redactor() *redact.Redactor { return redact.ForEnvironment(m.Env,
 // replicaID returns the id of a model's replica. It is stable over restarts.
 func replicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
-// newJob returns the job of one more start of a replica.
-func (m Model) newJob(meta metadata) (submission, error) {
+// newJob returns the job of one more start of a replica. driver is the address of the node for the
+// job of a replica that spreads over several nodes. It is empty for one that fits on a node.
+func (m Model) newJob(meta metadata, driver string) (submission, error) {
+	if driver != "" {
+		m = m.spread()
+	}
 	command, err := m.entrypoint(meta.port)
 	if err != nil {
 		return submission{}, err
@@ -126,7 +138,9 @@ func (m Model) newJob(meta metadata) (submission, error) {
 	if r := m.Resources; r != nil {
 		s.CPUs, s.GPUs, s.Memory = r.CPU, r.GPU, r.Memory
 	}
-	if m.Cluster != "" {
+	if driver != "" {
+		s.GPUs, s.Resources = 0, map[string]float64{"node:" + driver: presence} // the engine reserves the GPUs
+	} else if m.Cluster != "" {
 		s.Resources = map[string]float64{m.Cluster: presence}
 	}
 	if s.CPUs == 0 && s.GPUs == 0 && s.Memory == 0 && s.Resources == nil {

@@ -80,6 +80,7 @@ func (l *Launcher) observe(ctx context.Context, jobs []rayJob, nodes []rayNode) 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.nodes = nodes
 	newest := l.newestLocked(jobs)
 	for k, j := range newest {
 		l.observeJobLocked(ctx, k, j, byID)

@@ -51,6 +51,10 @@ type EngineVersion struct {
 	// PodHost is what .Host is in a pod on Kubernetes: :: for engines that then accept both IPv4
 	// and IPv6, or $(POD_IP), the first address of the pod. Default 0.0.0.0, which is IPv4 alone.
 	PodHost string `yaml:"pod_host"`
+	// RayVariables are variables by which one replica with launcher ray spreads over several nodes,
+	// if it needs more GPUs than any node has. The variables of the model override them. Default:
+	// empty, the engine cannot spread.
+	RayVariables map[string]any `yaml:"ray_variables"`
 	// Ready is the probe that tells when a starting replica may serve: with the first 2xx answer.
 	Ready ReadyProbe `yaml:"ready"`
 	// Health is the probe that tells whether a ready replica can still serve.

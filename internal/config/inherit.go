@@ -68,6 +68,7 @@ func versionOf(v engines.Version) EngineVersion {
 		Image:         v.Image,
 		Kubernetes:    v.Kubernetes,
 		PodHost:       v.PodHost,
+		RayVariables:  v.RayVariables,
 		Ready:         ReadyProbe(v.Ready),
 		Health:        HealthProbe(v.Health),
 		Slots:         Slots(v.Slots),

@@ -195,7 +195,7 @@ func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 		c.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, c.env
+	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = log, log, c.env, c.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		c.t.Fatal(err)
